@@ -1,0 +1,74 @@
+"""svexport: PyTorch to TensorRT through ONNX, exact and proven.
+
+>>> import svexport
+>>> report = svexport.export(model, (images,), "model.onnx", opset=11)
+>>> print(report)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from svexport import ops
+from svexport._version import __version__
+from svexport.errors import (
+    BackendNotAvailableError,
+    ExportError,
+    PluginBuildError,
+    SvexportError,
+    UnsupportedError,
+    VerificationError,
+)
+
+if TYPE_CHECKING:
+    from svexport.exporter.export import export
+    from svexport.exporter.record import record
+    from svexport.exporter.report import ExportReport
+    from svexport.graph.bodies import lower
+    from svexport.parity import Parity
+    from svexport.runtime.compare import Comparison, compare
+    from svexport.runtime.session import load
+
+__all__ = [
+    "BackendNotAvailableError",
+    "Comparison",
+    "ExportError",
+    "ExportReport",
+    "Parity",
+    "PluginBuildError",
+    "SvexportError",
+    "UnsupportedError",
+    "VerificationError",
+    "__version__",
+    "compare",
+    "export",
+    "load",
+    "lower",
+    "ops",
+    "record",
+]
+
+# Imported on first use: they need onnx, which costs as much time to import as svexport may take.
+_LAZY = {
+    "Comparison": "svexport.runtime.compare",
+    "ExportReport": "svexport.exporter.report",
+    "Parity": "svexport.parity",
+    "compare": "svexport.runtime.compare",
+    "export": "svexport.exporter.export",
+    "load": "svexport.runtime.session",
+    "lower": "svexport.graph.bodies",
+    "record": "svexport.exporter.record",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'svexport' has no attribute {name!r}")
+    value = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -1,0 +1,188 @@
+"""A model seen as tensors in, tensors out: flattening of arguments and results, with stable names."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svexport.errors import ExportError
+
+__all__ = ["MODEL_ATTRIBUTE", "FlatModel", "bind"]
+
+MODEL_ATTRIBUTE = "_svexport_model"
+"""Where :class:`FlatModel` keeps the user's model; the prefix is taken off every name in the exported file."""
+
+
+def bind(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None) -> inspect.BoundArguments:
+    """Arguments bound to the parameters of the model's ``forward``.
+
+    Args:
+        model: the model to be called.
+        args: a tuple of positional arguments (a last dict of parameter names is taken as keywords, as torch.onnx does), a
+            dict of keyword arguments, or a single argument.
+        kwargs: further keyword arguments.
+
+    Raises:
+        ExportError: if they do not fit the signature.
+    """
+    signature = _signature(model)
+    names = list(signature.parameters)
+    keywords = dict(kwargs or {})
+    positional = args if isinstance(args, tuple) else (args,)
+    last = positional[-1] if positional else None
+    unbound = set(names[len(positional) - 1 :])
+    if isinstance(last, dict) and last and unbound.issuperset(last):
+        positional, keywords = positional[:-1], {**last, **keywords}
+    try:
+        return signature.bind(*positional, **keywords)
+    except TypeError as error:
+        given = [_describe(a) for a in positional] + [f"{k}={_describe(v)}" for k, v in keywords.items()]
+        raise ExportError(
+            f"the arguments do not fit {type(model).__name__}.forward{signature}: {error}.\n"
+            f"Got ({', '.join(given)}). Give a tuple with one entry per parameter, or a dict by parameter name"
+        ) from error
+
+
+def _signature(model: nn.Module) -> inspect.Signature:
+    if not isinstance(model, torch.jit.ScriptModule):
+        return inspect.signature(model.forward)
+    parameters = []
+    for argument in model.forward.schema.arguments[1:]:  # without self
+        default = argument.default_value if argument.has_default_value() else inspect.Parameter.empty
+        parameters.append(inspect.Parameter(argument.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default))
+    return inspect.Signature(parameters)
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, (list, tuple)):
+        return f"{type(value).__name__} of {len(value)}"
+    return type(value).__name__
+
+
+def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every leaf of nested dicts, lists, tuples, named tuples and dataclasses, with the keys that lead to it."""
+    items: Iterable[tuple[str, Any]]
+    if isinstance(value, Mapping):
+        items = ((str(k), v) for k, v in value.items())
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        items = zip(value._fields, value, strict=True)
+    elif isinstance(value, (list, tuple)):
+        items = ((str(i), v) for i, v in enumerate(value))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        items = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+    else:
+        yield path, value
+        return
+    for key, item in items:
+        yield from leaves(item, (*path, key))
+
+
+def rebuild(value: Any, replace: Callable[[Tensor], Tensor]) -> Any:
+    """The same structure with every tensor replaced, in the order of :func:`leaves`."""
+    if isinstance(value, Tensor):
+        return replace(value)
+    if isinstance(value, Mapping):
+        items = {k: rebuild(v, replace) for k, v in value.items()}
+        return items if type(value) is dict else type(value)(items)  # type: ignore[call-arg]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(rebuild(v, replace) for v in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(rebuild(v, replace) for v in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: rebuild(getattr(value, f.name), replace) for f in dataclasses.fields(value)}
+        return dataclasses.replace(value, **fields)
+    return value
+
+
+class _Results:
+    """Kept apart from the module: torch.export undoes what a forward assigns to it."""
+
+    names: list[str] = []  # noqa: RUF012 - replaced, never mutated
+
+
+class FlatModel(nn.Module):
+    """The user's model as ``forward(*tensors) -> tuple of tensors``: what both exporters trace.
+
+    Non-tensor arguments are constants of the file.
+
+    Args:
+        model: the user's model, not changed.
+        bound: its arguments, from :func:`bind`.
+        dtype: if given, floating-point inputs are cast to it on entry.
+
+    Attributes:
+        tensors: the tensors among the arguments, in order.
+        input_names: a name for each, from the parameter names: ``image``, ``features_0``.
+        output_names: likewise of the results, from dict keys and positions: ``boxes``, ``output_1``; filled by a forward.
+    """
+
+    def __init__(self, model: nn.Module, bound: inspect.BoundArguments, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.add_module(MODEL_ATTRIBUTE, model)
+        self.training = model.training
+        self._bound = bound
+        self._dtype = dtype
+        parameters = bound.signature.parameters
+        self.input_paths: list[tuple[str, ...]] = []
+        self.tensors: list[Tensor] = []
+        for path, leaf in leaves(dict(bound.arguments)):
+            if isinstance(leaf, Tensor):
+                keywords = parameters[path[0]].kind is inspect.Parameter.VAR_KEYWORD
+                self.input_paths.append(path[1:] if keywords else path)
+                self.tensors.append(leaf)
+        self.input_names = unique("_".join(path) for path in self.input_paths)
+        self._results = _Results()
+
+    @property
+    def output_names(self) -> list[str]:
+        return self._results.names
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        rest = iter(tensors)
+
+        def take(_: Tensor) -> Tensor:
+            tensor = next(rest)
+            return tensor.to(self._dtype) if self._dtype is not None and tensor.is_floating_point() else tensor
+
+        arguments = rebuild(dict(self._bound.arguments), take)
+        call = inspect.BoundArguments(self._bound.signature, arguments)  # type: ignore[arg-type]
+        result = getattr(self, MODEL_ATTRIBUTE)(*call.args, **call.kwargs)
+        names, outputs = [], []
+        for path, leaf in leaves(result):
+            if isinstance(leaf, Tensor):
+                positional = not path or path[0].isdigit()
+                names.append("_".join(("output", *path) if positional else path))
+                outputs.append(leaf)
+            elif leaf is not None and not isinstance(leaf, (bool, int, float, str)):
+                raise ExportError(
+                    f"{type(getattr(self, MODEL_ATTRIBUTE)).__name__} returned a {type(leaf).__name__}"
+                    f"{' at ' + '.'.join(path) if path else ''}; expected tensors in dicts, lists, tuples or dataclasses"
+                )
+        if not outputs:
+            raise ExportError(
+                f"{type(getattr(self, MODEL_ATTRIBUTE)).__name__} returned {_describe(result)} without any tensor; "
+                "expected at least one tensor, alone or in dicts, lists, tuples or dataclasses"
+            )
+        self._results.names = unique(names, taken=self.input_names)
+        return tuple(outputs)
+
+
+def unique(names: Iterable[str], taken: Sequence[str] = ()) -> list[str]:
+    """The names, made valid and told apart: a repeated one (or one in ``taken``) gets a number."""
+    used = set(taken)
+    result = []
+    for name in names:
+        candidate, count = name, 1
+        while candidate in used:
+            count += 1
+            candidate = f"{name}_{count}"
+        used.add(candidate)
+        result.append(candidate)
+    return result

@@ -1,0 +1,95 @@
+"""From an exporter's file to ours: the user's names, the source line of each svexport node, no leftovers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+from onnx import helper
+
+from svexport.exporter.arguments import MODEL_ATTRIBUTE
+from svexport.exporter.source import user_frame
+from svexport.exporter.torchscript import SOURCE_ATTRIBUTE
+from svexport.graph.nodes import graphs
+from svexport.ops._op import DOMAIN
+
+__all__ = ["clean"]
+
+_STACK_TRACE, _NAMESPACE = "pkg.torch.onnx.stack_trace", "namespace"
+
+
+def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequence[str]) -> None:
+    """Takes the wrapper module out of every name, names inputs and outputs, and leaves of the exporters' metadata only
+    each svexport node's source line (``doc_string``) and each node's module (``namespace``), in place."""
+    _rename_outputs(model.graph, output_names)
+    for graph in graphs(model.graph):
+        for node in graph.node:
+            node.name = _without_wrapper(node.name)
+            node.input[:] = map(_without_wrapper, node.input)
+            node.output[:] = map(_without_wrapper, node.output)
+            _clean_node(node)
+        for value in (*graph.initializer, *graph.value_info, *graph.input, *graph.output):
+            value.name = _without_wrapper(value.name)
+            del value.metadata_props[:]
+        for value in (*graph.initializer, *graph.value_info):
+            value.doc_string = ""
+        del graph.metadata_props[:]
+    for given, name in zip(model.graph.input, input_names, strict=True):
+        if given.name != name:
+            _rename(model.graph, given.name, name)
+    del model.metadata_props[:]
+
+
+def _without_wrapper(name: str) -> str:
+    return name.replace(f"/{MODEL_ATTRIBUTE}/", "/").removeprefix(f"{MODEL_ATTRIBUTE}.")
+
+
+def _clean_node(node: onnx.NodeProto) -> None:
+    properties = {p.key: p.value for p in node.metadata_props}
+    del node.metadata_props[:]
+    if _NAMESPACE in properties:
+        # ": FlatModel/_svexport_model: pkg.Net/_svexport_model.conv: torch.nn.Conv2d/...": without its first module
+        modules = properties[_NAMESPACE].replace(f"{MODEL_ATTRIBUTE}.", "").split(f"/{MODEL_ATTRIBUTE}: ", 1)
+        node.metadata_props.add(key=_NAMESPACE, value=f": {modules[1]}" if len(modules) == 2 else modules[0])
+    node.doc_string = ""
+    if node.domain != DOMAIN:
+        return
+    node.doc_string = user_frame(properties.get(_STACK_TRACE, ""))
+    for index, attribute in enumerate(node.attribute):
+        if attribute.name == SOURCE_ATTRIBUTE:
+            node.doc_string = attribute.s.decode()
+            del node.attribute[index]
+            break
+
+
+def _rename_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
+    """Gives the graph's outputs their names; one that is an input, a constant or returned twice gets an Identity."""
+    fixed = {value.name for value in (*graph.input, *graph.initializer)}
+    olds = [output.name for output in graph.output]
+    inner = {n for node in graph.node for n in node.output} - set(olds)
+    for name in inner.intersection(names):  # a value that is no output has that name already
+        _rename(graph, name, f"{name}_inner")
+    named: dict[str, str] = {}
+    for old, output, name in zip(olds, graph.output, names, strict=True):
+        if old in fixed or old in named:
+            source = named.get(old, old)
+            graph.node.append(helper.make_node("Identity", [source], [name], name=f"Identity_{name}"))
+        else:
+            named[old] = name
+        output.name = name
+    for old, name in named.items():
+        _rename(graph, old, f"{name}\0")  # in two steps: an old name may be another output's new one
+    for name in named.values():
+        _rename(graph, f"{name}\0", name)
+
+
+def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
+    """Renames a value wherever it is produced or used, nested graphs included; the outermost outputs keep theirs."""
+    for one in graphs(graph):
+        for node in one.node:
+            node.input[:] = [new if name == old else name for name in node.input]
+            node.output[:] = [new if name == old else name for name in node.output]
+        outputs = () if one is graph else one.output
+        for value in (*one.input, *outputs, *one.initializer, *one.value_info):
+            if value.name == old:
+                value.name = new

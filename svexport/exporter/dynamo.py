@@ -1,0 +1,168 @@
+"""Opset 18 to 23: the torch.export based exporter, with our translations in its table."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svexport.errors import ExportError
+from svexport.exporter.source import user_frame
+from svexport.graph.nodes import PLUGIN_ATTRIBUTES
+from svexport.ops._op import DOMAIN, Op
+from svexport.symbolic import SYMBOLICS, Symbolic
+from svexport.symbolic._symbolic import TensorInfo
+
+__all__ = ["export", "translations"]
+
+
+def export(
+    model: nn.Module,
+    tensors: Sequence[Tensor],
+    path: Path,
+    opset: int,
+    input_names: Sequence[str],
+    dynamic_axes: Mapping[str, Mapping[int, str]],
+) -> None:
+    """Writes ``model(*tensors)`` to ``path``; raises :class:`ExportError` naming the operator and its source line."""
+    shapes = None
+    if dynamic_axes:
+        # Axes of one name share one size, as they do in the file.
+        shapes = {"tensors": tuple(dict(dynamic_axes.get(name, {})) for name in input_names)}
+    with _quiet():
+        try:
+            program = torch.onnx.export(
+                model,
+                tuple(tensors),
+                dynamo=True,
+                opset_version=opset,
+                input_names=list(input_names),
+                dynamic_shapes=shapes,
+                custom_translation_table=translations(),
+                verbose=False,
+            )
+        except torch.onnx.OnnxExporterError as error:
+            raise _failure(opset, error) from error
+    program.save(str(path))
+
+
+def translations() -> dict[Any, Callable[..., Any]]:
+    """``custom_translation_table`` for torch.onnx.export: our operators, and the aten functions they replace."""
+    table: dict[Any, Callable[..., Any]] = {}
+    for symbolic in SYMBOLICS.values():
+        table[symbolic.op.torch_op] = _translation(symbolic)
+        for name, convert in symbolic.aten.items():
+            packet = getattr(torch.ops.aten, name)
+            for overload in packet.overloads():
+                table[getattr(packet, overload)] = _translation(symbolic, convert)
+    return table
+
+
+def _translation(
+    symbolic: Symbolic, convert: Callable[..., Sequence[Any] | None] | None = None
+) -> Callable[..., Any]:
+    from onnxscript import values
+
+    op = symbolic.op
+    domain = values.Opset(DOMAIN, 1)
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        arguments: Sequence[Any] | None = args
+        if convert is not None:
+            arguments = convert(*(_info(a) for a in args), **{k: _info(v) for k, v in kwargs.items()})
+            if arguments is None:
+                raise ExportError(f"{op.node_type} cannot take over this call at opset 18 and later")
+        inputs: list[Any] = []
+        attributes: dict[str, Any] = {}
+        for argument, value in zip(op.arguments, arguments, strict=True):
+            if argument.kind == "tensors":
+                inputs += [_value(t) for t in value]
+            elif argument.is_tensor:
+                inputs.append(_value(value))
+            elif argument.kind in ("int", "float"):
+                attributes[argument.name] = (float if argument.kind == "float" else int)(value)
+            else:
+                number = float if argument.kind == "floats" else int
+                attributes[argument.name] = [number(v) for v in value]
+        while inputs and inputs[-1] is None:
+            inputs.pop()
+        attributes |= PLUGIN_ATTRIBUTES
+        return values.Op(domain, op.node_type, _schema(op))(*inputs, **attributes)
+
+    return function
+
+
+def _info(value: Any) -> Any:
+    """The exporter's tensors as :class:`TensorInfo`, lists of them too; anything else as it is."""
+    if isinstance(value, (list, tuple)):
+        return [_info(v) for v in value]
+    if not hasattr(value, "producer") or not hasattr(value, "shape"):
+        return value
+    shape = value.shape
+    return TensorInfo(value, None if shape is None else tuple(d if isinstance(d, int) else None for d in shape))
+
+
+def _value(value: Any) -> Any:
+    return value.value if isinstance(value, TensorInfo) else value
+
+
+def _schema(op: Op) -> Any:
+    from onnx import defs
+
+    schema = defs.OpSchema
+    kinds = {"int": schema.AttrType.INT, "float": schema.AttrType.FLOAT, "ints": schema.AttrType.INTS}
+    kinds["floats"] = schema.AttrType.FLOATS
+    attributes = [schema.Attribute(a.name, kinds[a.kind], "") for a in op.attributes]
+    attributes += [schema.Attribute(name, schema.AttrType.STRING, "") for name in PLUGIN_ATTRIBUTES]
+    tensors = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor(double)", "tensor(int8)", "tensor(uint8)"]
+    tensors += ["tensor(int32)", "tensor(int64)", "tensor(bool)"]
+    variadic = schema.FormalParameterOption.Variadic
+    return schema(
+        op.node_type,
+        DOMAIN,
+        1,
+        inputs=[schema.FormalParameter("inputs", "T", param_option=variadic, is_homogeneous=False)],
+        outputs=[schema.FormalParameter(f"output_{i}", "T") for i in range(op.num_outputs)],
+        type_constraints=[("T", tensors, "")],
+        attributes=attributes,
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's remarks on packages that are not installed and decompositions it skipped."""
+    logger = logging.getLogger("torch.onnx._internal.exporter")
+    registration = logging.getLogger("torch.onnx._internal.exporter._registration")
+    levels = [(log, log.level) for log in (logger, registration)]
+    for log, _ in levels:
+        log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for log, level in levels:
+            log.setLevel(level)
+
+
+def _failure(opset: int, error: BaseException) -> ExportError:
+    """The root cause of the exporter's chain of errors, with the user's source line where one is known."""
+    chain = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    for one in reversed(chain):
+        if isinstance(one, ExportError):
+            return one
+    text = "\n".join(str(one) for one in chain)
+    frame = user_frame(text)
+    reason = str(chain[-1]).strip().splitlines()
+    return ExportError(
+        f"cannot be exported at opset {opset}: {reason[0] if reason else type(chain[-1]).__name__}"
+        + (f"\n  at {frame}" if frame else "")
+        + "\n  replace the function by supported ones, or try opset=17 (another exporter)"
+    )

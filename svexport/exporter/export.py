@@ -1,0 +1,432 @@
+"""``svexport.export``: a torch model in, a proven ONNX file out."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import tempfile
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from svexport._version import __version__
+from svexport.errors import ExportError
+from svexport.exporter import dynamo, torchscript
+from svexport.exporter.arguments import FlatModel, bind
+from svexport.exporter.clean import clean
+from svexport.exporter.record import recorded
+from svexport.exporter.report import ExportReport, NodeSource
+from svexport.exporter.source import is_library
+from svexport.exporter.targets import Target
+from svexport.exporter.verify import verify as verify_file
+from svexport.logging import logger
+from svexport.parity import Parity
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["export"]
+
+OPSETS = range(9, 24)
+FIRST_DYNAMO_OPSET = 18
+"""The TorchScript exporter is reliable up to 17; the dynamo exporter writes nothing below 18."""
+
+MAX_PROTOBUF_BYTES = 2**31 - 2**20
+"""Larger models keep their weights in a file beside the ``.onnx``: protobuf ends at 2 GiB."""
+
+_lock = threading.RLock()  # the exporters' registries are global
+
+
+def export(
+    model: nn.Module,
+    args: Any = None,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    opset: int = 11,
+    plugins: bool | Collection[str] = True,
+    target: str | None = None,
+    dtype: torch.dtype | None = None,
+    dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = None,
+    dynamic_axes: Mapping[str, Any] | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    verify: bool = True,
+    rtol: float = 1e-3,
+    atol: float = 1e-4,
+) -> ExportReport:
+    """Exports a torch model to ONNX and proves the file against torch in ONNX Runtime.
+
+    The model needs no edits: ``torch.einsum``, ``F.grid_sample`` and the like become svexport nodes, also inside scripted
+    submodules. It is exported in eval mode and is left as it was.
+
+    Args:
+        model: any ``nn.Module``, scripted modules included.
+        args: what ``forward`` is called with: a tuple, a dict by parameter name, or a single argument; tensors may be nested
+            in lists, tuples, dicts and dataclasses, everything else becomes a constant of the file. Default:
+            ``model.example_inputs``, ``model.example_input_array``, or the last forward seen by ``svexport.record(model)``.
+        path: of the file to write; default: the class name, ``./Model.onnx``. Weights of models above 2 GiB go beside it
+            (``<name>.onnx.data``).
+        opset: 9 to 23; the file has exactly that one.
+        plugins: True keeps every svexport node, with its body attached as a local function; False lowers all of them to
+            standard ONNX; a list of op names keeps those.
+        target: a TensorRT version (``"8.6"``) the file is for. Files for versions below 10.12 carry no bodies, and ops that
+            TensorRT runs natively (einsum) are lowered. The file is verified all the same, before its bodies are taken off.
+        dtype: ``torch.float16`` (or bfloat16) exports a strongly typed model of that type; inputs keep theirs.
+        dynamic_shapes: by parameter name (nested like the argument) or input name, ``{"x": {0: "batch"}}``, or a tuple in
+            the order of the arguments. Axes of one name have one size.
+        dynamic_axes: the same, as ``torch.onnx.export`` spells it: ``{"x": {0: "batch"}}`` or ``{"x": [0]}``.
+        input_names: default: the parameter names of ``forward`` (``features_0`` for nested ones).
+        output_names: default: dict keys and positions of the result (``boxes``, ``output_0``; a single one is ``output``).
+        verify: run the file in ONNX Runtime on ``args``, on random inputs and with other dynamic sizes, and compare.
+        rtol: relative tolerance of verification.
+        atol: absolute tolerance of verification. For half models both are raised to what the type can resolve.
+
+    Returns:
+        An :class:`ExportReport`.
+
+    Raises:
+        ExportError: what cannot be exported, with the operator and the source line where they are known.
+        VerificationError: the file differs from torch. No file is written, an older one of that name stays as it was.
+    """
+    started = time.perf_counter()
+    if not isinstance(model, nn.Module):
+        raise ExportError(f"expected a torch.nn.Module, got {type(model).__name__}; wrap functions in a module")
+    if not isinstance(opset, int) or opset not in OPSETS:
+        raise ExportError(f"opset must be an integer from {OPSETS.start} to {OPSETS.stop - 1}, got {opset!r}")
+    platform = None if target is None else Target.parse(target)
+    if platform is not None and not platform.opsets[0] <= opset <= platform.opsets[1]:
+        raise ExportError(
+            f"{platform} parses opset {platform.opsets[0]} to {platform.opsets[1]}, got opset={opset}; "
+            f"use opset={min(opset, platform.opsets[1])}"
+        )
+    if dtype not in (None, torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        raise ExportError(f"dtype must be a floating-point torch.dtype or None, got {dtype!r}")
+    path = Path(f"{type(model).__name__}.onnx" if path is None else path)
+    if path.is_dir():
+        raise ExportError(f"expected the path of a file, got the folder {path}; add a file name")
+
+    positional, keywords = _arguments(model, args)
+    exported = model if dtype is None else copy.deepcopy(model).to(dtype)
+    with _lock, _eval_mode(exported), torch.no_grad():
+        flat = FlatModel(exported, bind(exported, positional, keywords), dtype)
+        if not flat.tensors:
+            raise ExportError(f"{type(model).__name__} got no tensor among its arguments; a file needs at least one input")
+        names = _names("input_names", input_names, flat.input_names)
+        axes = _dynamic_axes(flat, names, dynamic_shapes, dynamic_axes)
+        notes: list[str] = []
+        with _beside(path) as folder:
+            file = folder / path.name
+            tensors = [t.detach() for t in flat.tensors]
+            with _collected_warnings(notes):
+                exporter = torchscript if opset < FIRST_DYNAMO_OPSET else dynamo
+                exporter.export(flat, _traceable(tensors, names, axes), file, opset, names, axes)
+            traced = time.perf_counter()
+            result_names = _names("output_names", output_names, flat.output_names)
+
+            done = _finish(file, opset, plugins, platform, names, result_names)
+            finished = time.perf_counter()
+            results: list[Parity] = []
+            if verify:
+                tolerances = _tolerances(dtype, rtol, atol)
+                results = verify_file(
+                    flat, file, tensors, result_names, input_names=names, dynamic_axes=axes, **tolerances
+                )
+            if platform is not None and not platform.bodies:
+                _strip_file(file)
+            elif platform is not None and done.ambiguous:
+                # Its parser looks bodies up by type alone and would take the wrong one where it lacks the plugin.
+                _strip_file(file, done.ambiguous)
+                notes.append(f"{', '.join(sorted(done.ambiguous))} carry no bodies: {platform} needs their plugins")
+            verified = time.perf_counter()
+            size = sum(f.stat().st_size for f in folder.iterdir())
+            _move(folder, path)
+    seconds = {"trace": traced - started, "bodies": finished - traced}
+    if verify:
+        seconds["verify"] = verified - finished
+    logger.info("exported {} to {}", type(model).__name__, path)
+    return ExportReport(
+        path=path,
+        model=type(model).__name__,
+        target=None if platform is None else str(platform),
+        bytes=size,
+        parity=results,
+        seconds=seconds,
+        svexport_nodes=done.svexport_nodes,
+        notes=notes,
+        **done.facts,
+    )
+
+
+def _arguments(model: nn.Module, args: Any) -> tuple[Any, dict[str, Any]]:
+    if args is not None:
+        return args, {}
+    for attribute in ("example_inputs", "example_input_array"):  # ours, Lightning's
+        found = getattr(model, attribute, None)
+        if found is not None:
+            return found() if callable(found) else found, {}
+    last = recorded(model)
+    if last is None:
+        raise ExportError(
+            f"{type(model).__name__} came without arguments to trace it with. Give them, "
+            "svexport.export(model, (images,)), or set model.example_inputs = (images,), or run one forward under "
+            "svexport.record: `with svexport.record(model): model(images)`"
+        )
+    return last
+
+
+@contextmanager
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode without calling train()/eval(), which models override; each module gets its own flag back."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _names(option: str, given: Sequence[str] | None, derived: list[str]) -> list[str]:
+    if given is None:
+        return derived
+    if len(given) != len(derived) or len(set(given)) != len(given):
+        raise ExportError(
+            f"{option} expects {len(derived)} different names ({', '.join(derived)} are the default), got {list(given)!r}"
+        )
+    return list(given)
+
+
+def _dynamic_axes(
+    flat: FlatModel, names: Sequence[str], shapes: Any, axes: Mapping[str, Any] | None
+) -> dict[str, dict[int, str]]:
+    """Both spellings as ``{input name: {axis: symbol}}``.
+
+    Raises:
+        ExportError: on an unknown input or an axis it does not have.
+    """
+    if shapes is not None and axes is not None:
+        raise ExportError("give dynamic_shapes or dynamic_axes, not both")
+    given = shapes if shapes is not None else axes
+    if given is None:
+        return {}
+    paths = flat.input_paths
+    if not isinstance(given, Mapping):
+        order = list(dict.fromkeys(path[0] for path in paths))
+        if not isinstance(given, (tuple, list)) or len(given) != len(order):
+            raise ExportError(
+                f"dynamic_shapes expects a dict by name or a tuple of {len(order)} entries ({', '.join(order)}), got {given!r}"
+            )
+        given = dict(zip(order, given, strict=True))
+    known = {path[0] for path in paths} | set(names)
+    unknown = set(given) - known
+    if unknown and axes is None:  # dynamic_axes may name outputs too, whose sizes follow
+        raise ExportError(f"dynamic_shapes names {sorted(unknown)}; the inputs are {', '.join(names)}")
+    result: dict[str, dict[int, str]] = {}
+    for name, path, tensor in zip(names, paths, flat.tensors, strict=True):
+        spec = given.get(name) if name in given else _follow(given, path)
+        found = {}
+        for axis, size in _axes(spec):
+            if not isinstance(axis, int) or not -tensor.dim() <= axis < tensor.dim():
+                raise ExportError(f"dynamic_shapes: {name} has {tensor.dim()} dimensions, axis {axis!r} is none of them")
+            axis %= tensor.dim()
+            symbol = size if isinstance(size, str) else getattr(size, "__name__", None)
+            if isinstance(size, int) and not isinstance(size, bool):
+                continue  # static
+            found[axis] = symbol if isinstance(symbol, str) and symbol.isidentifier() else f"{name}_dim_{axis}"
+        if found:
+            result[name] = found
+    return result
+
+
+def _follow(spec: Any, path: Sequence[str]) -> Any:
+    for key in path:
+        if isinstance(spec, Mapping):
+            spec = spec.get(key, spec.get(int(key)) if key.isdigit() else None)
+        elif isinstance(spec, (list, tuple)) and key.isdigit() and int(key) < len(spec):
+            spec = spec[int(key)]
+        else:
+            return None
+    return spec
+
+
+def _axes(spec: Any) -> Iterator[tuple[Any, Any]]:
+    """(axis, size) pairs of one tensor's entry: a dict, a list of axes, or a list of one size per axis."""
+    if isinstance(spec, Mapping):
+        yield from ((axis, size) for axis, size in spec.items() if size is not None)
+    elif isinstance(spec, (list, tuple)):
+        if all(isinstance(axis, int) for axis in spec):
+            yield from ((axis, "") for axis in spec)
+        else:
+            yield from ((axis, size) for axis, size in enumerate(spec) if size is not None)
+
+
+def _traceable(
+    tensors: Sequence[Tensor], names: Sequence[str], axes: Mapping[str, Mapping[int, str]]
+) -> list[Tensor]:
+    """The inputs to trace with: dynamic sizes of 0 and 1 become 2, for both exporters take those as static."""
+    result = []
+    for name, tensor in zip(names, tensors, strict=True):
+        for axis in axes.get(name, {}):
+            if tensor.shape[axis] == 1:
+                tensor = torch.cat([tensor, tensor], dim=axis)
+            elif tensor.shape[axis] == 0:
+                tensor = tensor.new_zeros([2 if i == axis else s for i, s in enumerate(tensor.shape)])
+        result.append(tensor)
+    return result
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A temporary folder next to the file, so that the finished one can be renamed into place."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    except OSError as error:
+        raise ExportError(f"cannot write {path}: {error.strerror or error}; choose a writable folder") from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _move(folder: Path, path: Path) -> None:
+    try:
+        for file in sorted(folder.iterdir(), key=lambda f: f.name == path.name):  # the .onnx last, after its data
+            os.replace(file, path.parent / file.name)
+    except OSError as error:
+        raise ExportError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _collected_warnings(notes: list[str]) -> Iterator[None]:
+    """The tracers' warnings about the model become notes of the report; those about themselves are dropped."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        yield
+    for warning in caught:
+        if issubclass(warning.category, torch.jit.TracerWarning) and not is_library(warning.filename):
+            first = str(warning.message).split(". ")[0].split("\n")[0]
+            note = f"{os.path.relpath(warning.filename)}:{warning.lineno}: {first}"
+            if note not in notes:
+                notes.append(note)
+
+
+def _tolerances(dtype: torch.dtype | None, rtol: float, atol: float) -> dict[str, float]:
+    if dtype in (torch.float16, torch.bfloat16):
+        resolution = 16 * torch.finfo(dtype).eps
+        return {"rtol": max(rtol, resolution), "atol": max(atol, resolution)}
+    return {"rtol": rtol, "atol": atol}
+
+
+@dataclass(frozen=True)
+class _Finished:
+    """What :func:`_finish` learned of the file, besides writing it."""
+
+    svexport_nodes: list[NodeSource]
+    facts: dict[str, Any]  # of the report, by field
+    ambiguous: set[str]  # node types with several bodies
+
+
+def _finish(
+    file: Path,
+    opset: int,
+    plugins: bool | Collection[str],
+    target: Target | None,
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+) -> _Finished:
+    """From what the exporter wrote to what the user asked for: names, sources, bodies, IR version; saved and checked."""
+    import onnx
+
+    from svexport.graph.bodies import attach, lower_in_place, node_types
+    from svexport.graph.nodes import opset_of, svexport_nodes
+    from svexport.ops._op import OPS
+
+    model = onnx.load(str(file))
+    if opset_of(model) != opset:
+        raise ExportError(f"the exporter wrote opset {opset_of(model)} where {opset} was asked for; try another opset")
+    clean(model, input_names, output_names)
+    traced = _counts(model)
+
+    every_type = node_types(None)
+    keep = every_type if plugins is True else node_types(plugins) if plugins else set()
+    if target is not None:
+        keep = keep - {op.node_type for op in OPS.values() if not op.plugin}
+    nodes = [NodeSource(n.name, n.op_type, n.doc_string, n.op_type not in keep) for n in svexport_nodes(model)]
+    model.ir_version = 8 if opset < 20 else 10  # ONNX Runtime refuses newer ones than it knows
+    lower_in_place(model, every_type - keep)
+    attach(model)
+    model.producer_name, model.producer_version = "svexport", __version__
+    model.graph.name = "svexport"
+    model.doc_string = ""
+    save(model, file)
+    try:
+        onnx.checker.check_model(str(file), full_check=True)
+    except Exception as error:
+        raise ExportError(f"the exported file is not valid ONNX: {error}") from error
+
+    bodies = {(f.name, f.overload): [n.op_type for n in f.node if n.op_type != "Constant"] for f in model.functions}
+    lowered = Counter({kind: count for kind, count in _counts(model).items() if kind not in every_type})
+    for node in svexport_nodes(model):
+        lowered.update(bodies[node.op_type, node.overload])
+    facts = {
+        "opset": opset_of(model),
+        "ir_version": model.ir_version,
+        "inputs": {i.name: _describe(i) for i in model.graph.input},
+        "outputs": {o.name: _describe(o) for o in model.graph.output},
+        "nodes": _counts(model),
+        "traced_nodes": traced,
+        "lowered_nodes": dict(lowered),
+    }
+    return _Finished(nodes, facts, {f.name for f in model.functions if f.overload})
+
+
+def _counts(model: onnx.ModelProto) -> dict[str, int]:
+    """Nodes by type, nested graphs included, constants left out."""
+    from svexport.graph.nodes import graphs
+
+    return dict(Counter(n.op_type for g in graphs(model.graph) for n in g.node if n.op_type != "Constant"))
+
+
+def _describe(info: onnx.ValueInfoProto) -> str:
+    from svexport.symbolic._builder import dtype_name
+
+    tensor = info.type.tensor_type
+    dims = ", ".join(d.dim_param or (str(d.dim_value) if d.HasField("dim_value") else "?") for d in tensor.shape.dim)
+    return f"{dtype_name(tensor.elem_type)}[{dims}]"
+
+
+def _strip_file(file: Path, node_types: Collection[str] | None = None) -> None:
+    import onnx
+
+    from svexport.graph.bodies import strip
+
+    model = onnx.load(str(file))
+    strip(model, node_types)
+    save(model, file)
+
+
+def save(model: onnx.ModelProto, file: Path) -> None:
+    """Writes a model, its weights beside it where they do not fit into one protobuf. ``model`` keeps its weights."""
+    import onnx
+
+    for data in file.parent.glob("*"):  # what the exporter left, loaded by now
+        data.unlink()
+    size = sum(len(t.raw_data) for t in model.graph.initializer)
+    if size < MAX_PROTOBUF_BYTES:
+        file.write_bytes(model.SerializeToString())
+        return
+    outside = onnx.ModelProto()
+    outside.CopyFrom(model)
+    onnx.save(outside, str(file), save_as_external_data=True, location=f"{file.name}.data", size_threshold=1024)

@@ -1,0 +1,48 @@
+"""Remembering the arguments of a model's last forward, so that an export needs none."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import nn
+
+__all__ = ["Recorder", "record", "recorded"]
+
+_last: weakref.WeakKeyDictionary[nn.Module, tuple[tuple, dict[str, Any]]] = weakref.WeakKeyDictionary()
+
+
+class Recorder:
+    """What :func:`record` returns: keeps recording until :meth:`remove`, or until the end of its ``with`` block."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._handle = model.register_forward_pre_hook(_remember, with_kwargs=True)
+
+    def remove(self) -> None:
+        """Stops recording; what was recorded stays available to :func:`svexport.export`."""
+        self._handle.remove()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def record(model: nn.Module) -> Recorder:
+    """Remembers the arguments of each forward of ``model`` for a later ``svexport.export(model)``.
+
+    >>> with svexport.record(model):
+    ...     model(images)
+    >>> svexport.export(model, opset=11)
+    """
+    return Recorder(model)
+
+
+def recorded(model: nn.Module) -> tuple[tuple, dict[str, Any]] | None:
+    """Positional and keyword arguments of the last recorded forward."""
+    return _last.get(model)
+
+
+def _remember(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    _last[model] = (args, kwargs)

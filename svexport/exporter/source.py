@@ -1,0 +1,44 @@
+"""Where in the user's source a traced operator came from."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+from pathlib import Path
+
+import torch
+
+__all__ = ["is_library", "user_frame"]
+
+# "path(12): forward" in traced graphs; 'File "path", line 12, in forward' in torch.export and scripted code.
+_FRAME = re.compile(r'^\s*(?:File "(?P<file>[^"]+)", line (?P<no>\d+)(?:, in (?P<in>\S+))?|(?P<path>.+?)\((?P<line>\d+)\): (?P<func>\S+))')
+_LIBRARIES = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parent.parent) + os.sep)
+
+
+def is_library(path: str) -> bool:
+    """Whether a source file belongs to torch or svexport, or is no file."""
+    return path.startswith(("<", *_LIBRARIES))
+
+
+def user_frame(trace: str) -> str:
+    """The innermost frame of a stack trace outside torch and svexport: ``model.py:12 in forward: z = einsum(...)``.
+
+    Empty where the trace names none. Paths below the working directory are relative to it.
+    """
+    frames = []
+    innermost_first = True
+    for line in trace.splitlines():
+        match = _FRAME.match(line)
+        if match is None:
+            continue
+        innermost_first = match["path"] is not None  # torch.export prints as Python does, innermost last
+        frames.append((match["file"] or match["path"], int(match["no"] or match["line"]), match["in"] or match["func"]))
+    for path, number, function in frames if innermost_first else reversed(frames):
+        if is_library(path):
+            continue
+        code = linecache.getline(path, number).strip()
+        relative = os.path.relpath(path)
+        shown = path if relative.startswith("..") else relative
+        return f"{shown}:{number}" + (f" in {function}" if function else "") + (f": {code}" if code else "")
+    return ""

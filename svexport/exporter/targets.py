@@ -1,0 +1,46 @@
+"""TensorRT versions as export targets: which opsets they parse and whether bodies may stand beside plugins."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from svexport.errors import ExportError
+
+__all__ = ["Target"]
+
+# (first version, lowest opset, highest opset), from the release notes and docs/operators.md of onnx-tensorrt.
+_OPSETS = [((8, 2), 9, 13), ((8, 4), 9, 17), ((10, 0), 9, 20), ((10, 16), 9, 24), ((11, 0), 9, 24)]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A TensorRT version.
+
+    Attributes:
+        version: (major, minor).
+        opsets: lowest and highest opset its parser knows.
+        bodies: whether the parser asks for a plugin before it looks at local functions (10.12 on). Before, a body would
+            shadow the plugin, so files for those versions carry none.
+    """
+
+    version: tuple[int, int]
+    opsets: tuple[int, int]
+    bodies: bool
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """``"8.6"``, ``"10.12"``, ``"11"``.
+
+        Raises:
+            ExportError: on anything that is no TensorRT version from 8.2 on.
+        """
+        match = re.fullmatch(r"(\d+)(?:\.(\d+))?(?:\.\d+)*", str(text))
+        version = (int(match[1]), int(match[2] or 0)) if match else (0, 0)
+        known = [entry for entry in _OPSETS if entry[0] <= version]
+        if not known:
+            raise ExportError(f'target expects a TensorRT version from "8.2" on, such as "8.6" or "10.12"; got {text!r}')
+        return cls(version, known[-1][1:], version >= (10, 12))
+
+    def __str__(self) -> str:
+        return f"TensorRT {self.version[0]}.{self.version[1]}"

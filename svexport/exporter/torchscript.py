@@ -1,0 +1,224 @@
+"""Opset 9 to 17: the TorchScript exporter, with our symbolics in its registry for the length of one export."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.onnx import symbolic_helper
+
+from svexport.errors import ExportError
+from svexport.exporter.source import user_frame
+from svexport.graph.nodes import PLUGIN_ATTRIBUTES
+from svexport.ops._op import DOMAIN, Argument, Op, as_tuple
+from svexport.symbolic import SYMBOLICS, Symbolic
+from svexport.symbolic._symbolic import TensorInfo
+
+try:
+    from torch.onnx._internal.torchscript_exporter.registration import registry
+except ImportError:  # torch < 2.9
+    from torch.onnx._internal.registration import registry  # type: ignore[import-not-found, no-redef]
+
+__all__ = ["SOURCE_ATTRIBUTE", "export", "registered"]
+
+SOURCE_ATTRIBUTE = "svexport_source"
+"""Carries the user's source line through the exporter; taken off again when the file is read back."""
+
+
+def export(
+    model: nn.Module,
+    tensors: Sequence[Tensor],
+    path: Path,
+    opset: int,
+    input_names: Sequence[str],
+    dynamic_axes: Mapping[str, Mapping[int, str]],
+) -> None:
+    """Writes ``model(*tensors)`` to ``path``; raises :class:`ExportError` naming the operator and its source line."""
+    traced: nn.Module = model
+    if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
+        # The exporter's own tracer refuses scripted submodules; torch.jit.trace takes them in.
+        traced = torch.jit.trace(model, tuple(tensors), check_trace=False)
+    with registered():
+        try:
+            torch.onnx.export(
+                traced,
+                tuple(tensors),
+                str(path),
+                dynamo=False,
+                opset_version=opset,
+                input_names=list(input_names),
+                dynamic_axes={name: dict(axes) for name, axes in dynamic_axes.items()},
+            )
+        except torch.onnx.errors.UnsupportedOperatorError as error:
+            raise _unsupported(model, tensors, opset, error) from error
+
+
+@contextmanager
+def registered() -> Iterator[None]:
+    """Our symbolics in torch.onnx's registry: those of ``torch.ops.svexport``, and of the aten functions they replace.
+
+    The registry is left exactly as it was, also after an error.
+    """
+    functions: dict[str, Callable[..., Any]] = {}
+    for symbolic in SYMBOLICS.values():
+        functions[f"{DOMAIN}::{symbolic.op.name}"] = _symbolic_function(symbolic)
+        for name, convert in symbolic.aten.items():
+            functions[f"aten::{name}"] = _symbolic_function(symbolic, name, convert)
+    groups = registry._registry
+    before = {name: dict(groups[name]._functions._overrides) if name in groups else None for name in functions}
+    try:
+        for name, function in functions.items():
+            # At every opset: a built-in of a later opset would win over a custom one of an earlier.
+            for opset in range(9, 18):
+                registry.register(name, opset, function, custom=True)
+        yield
+    finally:
+        for name, overrides in before.items():
+            if overrides is None:
+                groups.pop(name, None)
+                continue
+            for opset in range(9, 18):
+                groups[name]._functions.remove_override(opset)
+            for opset, function in overrides.items():
+                groups[name]._functions.override(opset, function)
+
+
+def _symbolic_function(
+    symbolic: Symbolic, aten: str | None = None, convert: Callable[..., Sequence[Any] | None] | None = None
+) -> Callable[..., Any]:
+    """The function torch.onnx calls for each node of that kind."""
+    builtin = registry.get_function_group(f"aten::{aten}") if aten else None
+    builtin_functions = dict(builtin._functions._merged) if builtin else {}
+
+    def function(g: Any, *values: torch._C.Value) -> Any:
+        if convert is None:
+            arguments: Sequence[Any] | None = [
+                _read(value, argument.kind) for value, argument in zip(values, symbolic.op.arguments, strict=True)
+            ]
+        else:
+            schema = torch._C.parse_schema(g.original_node.schema())
+            read = [_read(v, _kind(str(a.type))) for v, a in zip(values, schema.arguments, strict=False)]
+            arguments = convert(*read)
+            if arguments is None:
+                usable = [opset for opset in builtin_functions if opset <= g.opset]
+                if not usable:
+                    raise torch.onnx.errors.UnsupportedOperatorError(f"aten::{aten}", g.opset, None)
+                return builtin_functions[max(usable)](g, *values)
+        return _emit(g, symbolic.op, arguments)
+
+    return function
+
+
+def _kind(jit_type: str) -> str:
+    return {"Tensor": "tensor", "Optional[Tensor]": "tensor", "List[Tensor]": "tensors"}.get(jit_type, "constant")
+
+
+def _read(value: torch._C.Value, kind: str) -> Any:
+    """A traced value as an argument: :class:`TensorInfo`, a list of them, or a Python constant."""
+    if kind == "tensors":
+        return [_read(v, "tensor") for v in symbolic_helper._unpack_list(value)]
+    node = value.node()
+    if node.mustBeNone():
+        return None
+    if kind == "tensor":
+        sizes = value.type().varyingSizes() if isinstance(value.type(), torch._C.TensorType) else None
+        return TensorInfo(value, None if sizes is None else tuple(sizes))
+    if node.kind() == "prim::ListConstruct":
+        return [_read(v, "constant") for v in node.inputs()]
+    if node.kind() == "onnx::Constant":
+        constant = symbolic_helper._node_get(node, "value")
+        return constant.tolist() if isinstance(constant, Tensor) else constant
+    if node.kind() == "prim::Constant":
+        return node.output().toIValue()
+    raise ExportError(
+        f"expected a constant, got a value computed by {node.kind()}: "
+        f"{user_frame(node.sourceRange()) or 'unknown source'}; make it a Python number of the model"
+    )
+
+
+def _emit(g: Any, op: Op, arguments: Sequence[Any]) -> Any:
+    """The svexport node, with types on its outputs so that later symbolics find them."""
+    inputs: list[Any] = []
+    attributes: dict[str, Any] = {}
+    for argument, value in zip(op.arguments, arguments, strict=True):
+        if argument.kind == "tensors":
+            inputs += [t.value for t in value]
+        elif argument.is_tensor:
+            inputs.append(g.op("prim::Constant") if value is None else value.value)
+        else:
+            attributes[f"{argument.name}_{'f' if argument.kind.startswith('float') else 'i'}"] = _plain(argument, value)
+    attributes |= {f"{name}_s": text for name, text in PLUGIN_ATTRIBUTES.items()}
+    attributes[f"{SOURCE_ATTRIBUTE}_s"] = user_frame(g.original_node.sourceRange())
+    outputs = g.op(f"{DOMAIN}::{op.node_type}", *inputs, outputs=op.num_outputs, **attributes)
+    types = _output_types(op, arguments)
+    for output, type_ in zip((outputs,) if op.num_outputs == 1 else outputs, types, strict=True):
+        if type_ is not None:
+            output.setType(type_)
+    return outputs
+
+
+def _plain(argument: Argument, value: Any) -> Any:
+    convert = float if argument.kind.startswith("float") else int
+    return convert(value) if argument.kind in ("int", "float") else [convert(v) for v in value]
+
+
+def _output_types(op: Op, arguments: Sequence[Any]) -> list[torch._C.TensorType | None]:
+    """Output types from the op's fake, run twice on meta tensors: a size that changes with a dynamic one is dynamic."""
+    unknown: list[torch._C.TensorType | None] = [None] * op.num_outputs
+    runs = []
+    for primes in ((1009, 1013, 1019, 1021, 1031), (2003, 2011, 2017, 2027, 2029)):
+        sizes: dict[int, int] = {}
+        fresh = itertools.cycle(primes)
+
+        def meta(info: TensorInfo) -> Tensor:
+            type_ = info.value.type()
+            symbols = type_.symbolic_sizes()  # negative: the identity of a dynamic size
+            shape = [s if s >= 0 else sizes.setdefault(s, next(fresh)) for s in symbols]  # noqa: B023
+            return torch.empty(shape, dtype=type_.dtype(), device="meta")
+
+        try:
+            args = [
+                [meta(t) for t in value]
+                if argument.kind == "tensors"
+                else meta(value)
+                if argument.is_tensor and value is not None
+                else value
+                for argument, value in zip(op.arguments, arguments, strict=True)
+            ]
+            runs.append(as_tuple(op(*args)))
+        except (RuntimeError, TypeError, AttributeError, ValueError, IndexError):
+            return unknown  # types not known to the exporter, or sizes that do not fit the ones tried
+    types: list[torch._C.TensorType | None] = []
+    for first, second in zip(*runs, strict=True):
+        shape = [a if a == b else None for a, b in zip(first.shape, second.shape, strict=True)]
+        type_ = torch._C.TensorType.create_from_tensor(torch.empty(0, dtype=first.dtype))
+        types.append(type_.with_sizes(shape))
+    return types
+
+
+def _unsupported(model: nn.Module, tensors: Sequence[Tensor], opset: int, error: Exception) -> ExportError:
+    """The exporter's error with the source line, found by tracing once more."""
+    message = str(error)
+    name = message.split("'")[1] if "'" in message else ""
+    where: list[str] = []
+    try:
+        graph = torch.jit.trace(model, tuple(tensors), check_trace=False).inlined_graph
+        for node in graph.findAllNodes(name, recurse=True):
+            frame = user_frame(node.sourceRange())
+            if frame and frame not in where:
+                where.append(frame)
+    except Exception:  # noqa: BLE001 - only the source line would be lost
+        pass
+    at = "".join(f"\n  at {frame}" for frame in where[:5])
+    needs = message.rsplit("added in version ", 1)
+    advice = (
+        f"export with opset={needs[1].split(',')[0]} or later"
+        if len(needs) == 2
+        else "replace it by supported functions, or try opset=18 or later (another exporter)"
+    )
+    return ExportError(f"operator {name or message} cannot be exported at opset {opset}{at}\n  {advice}")

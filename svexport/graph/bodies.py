@@ -1,0 +1,238 @@
+"""Bodies in a model: lowering nodes to them, attaching them as local functions, stripping them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import helper
+
+from svexport.errors import UnsupportedError
+from svexport.graph.nodes import arguments_of, graphs, opset_of, svexport_nodes, symbolic_of
+from svexport.graph.types import types_of
+from svexport.ops._op import DOMAIN, OPS, Op
+from svexport.symbolic._builder import Builder, Value
+
+__all__ = ["attach", "lower", "node_types", "strip"]
+
+
+def lower(model: onnx.ModelProto | str | Path, ops: Collection[str] | None = None) -> onnx.ModelProto:
+    """Replaces svexport nodes by their bodies: standard ONNX, at the model's own opset.
+
+    Args:
+        model: an ONNX model or the path of one; it is not changed.
+        ops: names of the ops to lower (``["grid_sample"]``); None lowers every one.
+
+    Returns:
+        A new model. Without svexport nodes left it imports the default domain only.
+
+    Raises:
+        UnsupportedError: on an unknown op, or a node whose input data types and ranks cannot be inferred.
+    """
+    if isinstance(model, onnx.ModelProto):
+        lowered = onnx.ModelProto()
+        lowered.CopyFrom(model)
+    else:
+        lowered = onnx.load(str(model))
+    lower_in_place(lowered, node_types(ops))
+    return lowered
+
+
+def node_types(ops: Collection[str] | None) -> set[str]:
+    """The node types of the named ops, of all ops for None.
+
+    Raises:
+        UnsupportedError: on a name that is no op.
+    """
+    unknown = sorted(set(ops or ()) - OPS.keys())
+    if unknown:
+        raise UnsupportedError(f"expected names of ops ({', '.join(sorted(OPS))}), got {', '.join(map(repr, unknown))}")
+    return {op.node_type for name, op in OPS.items() if ops is None or name in ops}
+
+
+def lower_in_place(model: onnx.ModelProto, types_to_lower: Collection[str]) -> None:
+    """:func:`lower` for a model that may be changed."""
+    nodes = [n for n in svexport_nodes(model) if n.op_type in types_to_lower]
+    if not nodes:
+        _drop_unused(model)
+        return
+    types = _complete_types(model)
+    opset = opset_of(model)
+    constants: dict[tuple, str] = {}
+    for graph in graphs(model.graph):
+        if not any(n.domain == DOMAIN and n.op_type in types_to_lower for n in graph.node):
+            continue
+        result: list[onnx.NodeProto] = []
+        for node in graph.node:
+            if node.domain != DOMAIN or node.op_type not in types_to_lower:
+                result.append(node)
+                continue
+            builder = _build(node, types, opset, prefix=f"{node.name or node.output[0]}/")
+            names: dict[str, str] = {}
+            for name, tensor in builder.constants.items():
+                key = (tensor.data_type, tuple(tensor.dims), tensor.raw_data)
+                if key not in constants:
+                    constants[key] = name
+                    model.graph.initializer.append(tensor)  # of the outermost graph: visible in all of them
+                names[name] = constants[key]
+            for inner in builder.nodes:
+                inner.input[:] = [names.get(name, name) for name in inner.input]
+                inner.doc_string = node.doc_string
+                result.append(inner)
+        del graph.node[:]
+        graph.node.extend(result)
+    _drop_unused(model)
+
+
+def attach(model: onnx.ModelProto) -> None:
+    """Gives every svexport node its body as a model-local function, in place.
+
+    Nodes of one op share a body where one body serves them all; it is then specialised by all that is static in common.
+    Where they need different ones (two einsum equations, say), each further body is an overload of the function
+    (ONNX IR 10) and the node names it. ONNX Runtime honours overloads; TensorRT's parser looks bodies up by op_type alone.
+
+    Raises:
+        UnsupportedError: on an unknown op, or a node whose input data types and ranks cannot be inferred.
+    """
+    strip(model)
+    nodes = list(svexport_nodes(model))
+    if not nodes:
+        return
+    _attach(model, nodes, _complete_types(model))
+
+
+def strip(model: onnx.ModelProto, node_types: Collection[str] | None = None) -> None:
+    """Removes the bodies (of the given node types only, if given), in place; the nodes stay."""
+    for node in svexport_nodes(model):
+        if node_types is None or node.op_type in node_types:
+            node.ClearField("overload")
+    functions = [f for f in model.functions if f.domain != DOMAIN or f.name not in (node_types or (f.name,))]
+    del model.functions[:]
+    model.functions.extend(functions)
+
+
+def _attach(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], types: dict[str, Value]) -> None:
+    opset = opset_of(model)
+    by_type: dict[str, list[onnx.NodeProto]] = {}
+    for node in nodes:
+        by_type.setdefault(node.op_type, []).append(node)
+    for same in by_type.values():
+        functions = [_function(node, types, opset) for node in same]
+        if len({f.SerializeToString(deterministic=True) for f in functions}) > 1:
+            general = [_function(node, {n: _general(v) for n, v in types.items()}, opset) for node in same]
+            if len({f.SerializeToString(deterministic=True) for f in general}) == 1:
+                functions = general
+        overloads: dict[bytes, str] = {}
+        for node, function in zip(same, functions, strict=True):
+            key = function.SerializeToString(deterministic=True)
+            if key not in overloads:
+                overloads[key] = str(len(overloads)) if overloads else ""
+                function.overload = overloads[key]
+                model.functions.append(function)
+            node.overload = overloads[key]
+        if len(overloads) > 1:
+            model.ir_version = max(model.ir_version, 10)  # the first with overloads
+
+
+def _general(value: Value) -> Value:
+    """The value without its static sizes, but for those that broadcast."""
+    return replace(value, shape=value.shape and tuple(1 if size == 1 else None for size in value.shape))
+
+
+def _function(node: onnx.NodeProto, types: dict[str, Value], opset: int) -> onnx.FunctionProto:
+    """The body of a node as a function; equal bodies give equal functions."""
+    op = symbolic_of(node).op
+    inputs = _input_names(op, len(node.input))
+    renamed = onnx.NodeProto()
+    renamed.CopyFrom(node)
+    renamed.input[:] = [new if old else "" for new, old in zip(inputs, node.input, strict=True)]
+    renamed.output[:] = [f"output_{i}" for i in range(len(node.output))]
+    types = {new: replace(types[old], name=new) for new, old in zip(inputs, node.input, strict=True) if old in types}
+    builder = _build(renamed, types, opset)
+    constants = [helper.make_node("Constant", [], [name], value=t) for name, t in builder.constants.items()]
+    return helper.make_function(
+        DOMAIN,
+        op.node_type,
+        inputs,
+        list(renamed.output),
+        constants + builder.nodes,
+        [helper.make_opsetid("", opset)],
+        attributes=[a.name for a in node.attribute],
+        doc_string=f"Standard-ONNX body of the svexport op {op.name}.",
+    )
+
+
+def _input_names(op: Op, count: int) -> list[str]:
+    tensors = [a for a in op.arguments if a.is_tensor]
+    names: list[str] = []
+    for argument in tensors:
+        if argument.kind == "tensors":
+            names += [f"{argument.name}_{i}" for i in range(count - len(tensors) + 1)]
+        else:
+            names.append(argument.name)
+    return names[:count]
+
+
+def _build(node: onnx.NodeProto, types: dict[str, Value], opset: int, prefix: str = "") -> Builder:
+    """A node's body, producing the node's own outputs."""
+    symbolic = symbolic_of(node)
+    builder = Builder(opset, prefix)
+    outputs = symbolic.build(builder, arguments_of(node, symbolic.op, types))
+    produced = {name for inner in builder.nodes for name in inner.output}
+    renames: dict[str, str] = {}
+    for value, name in zip(outputs, node.output, strict=False):  # trailing outputs may be unused
+        if not name:
+            continue
+        if value.name in produced and value.name not in renames:
+            renames[value.name] = name
+        else:  # an input or constant returned as it is, or one value returned twice
+            builder.nodes.append(helper.make_node("Identity", [value.name], [name], name=f"{prefix}Identity_{name}"))
+    for inner in builder.nodes:
+        inner.input[:] = [renames.get(name, name) for name in inner.input]
+        inner.output[:] = [renames.get(name, name) for name in inner.output]
+    return builder
+
+
+def _typed(node: onnx.NodeProto, types: dict[str, Value]) -> bool:
+    return all(name in types and types[name].shape is not None for name in node.input if name)
+
+
+def _complete_types(model: onnx.ModelProto) -> dict[str, Value]:
+    """Types of at least every svexport node's inputs, inferred through the bodies where the file does not state them."""
+    types = types_of(model)
+    nodes = list(svexport_nodes(model))
+    missing = [n for n in nodes if not _typed(n, types)]
+    while missing:
+        trial = onnx.ModelProto()
+        trial.CopyFrom(model)
+        strip(trial)
+        _attach(trial, [n for n in svexport_nodes(trial) if _typed(n, types)], types)
+        found = types_of(onnx.shape_inference.infer_shapes(trial))
+        types = {**found, **types}
+        still = [n for n in missing if not _typed(n, types)]
+        if len(still) == len(missing):
+            node = still[0]
+            unknown = [name for name in node.input if name and (name not in types or types[name].shape is None)]
+            raise UnsupportedError(
+                f"the data type and rank of {', '.join(map(repr, unknown))}, input of {node.name!r} "
+                f"(svexport::{node.op_type}), cannot be inferred; export the model with svexport.export, which records "
+                "them, or add them as value_info"
+            )
+        missing = still
+    return types
+
+
+def _drop_unused(model: onnx.ModelProto) -> None:
+    """Functions and domain imports that no node refers to any more."""
+    used = {(n.op_type, n.overload) for n in svexport_nodes(model)}
+    functions = [f for f in model.functions if f.domain != DOMAIN or (f.name, f.overload) in used]
+    if len(functions) != len(model.functions):
+        del model.functions[:]
+        model.functions.extend(functions)
+    if not used:
+        imports = [entry for entry in model.opset_import if entry.domain != DOMAIN]
+        del model.opset_import[:]
+        model.opset_import.extend(imports)

@@ -1,0 +1,130 @@
+"""Reading and writing svexport nodes, and walking a model's graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import onnx
+from onnx import AttributeProto, helper
+
+from svexport.errors import UnsupportedError
+from svexport.ops._op import DOMAIN, Op
+from svexport.symbolic import SYMBOLICS
+from svexport.symbolic._builder import Value
+from svexport.symbolic._symbolic import Symbolic
+
+__all__ = [
+    "graphs",
+    "is_svexport",
+    "opset_of",
+    "set_attributes",
+    "svexport_nodes",
+    "symbolic_of",
+]
+
+PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": "1"}
+"""On every node: what TensorRT's parser looks a plugin creator up by."""
+
+
+def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graph and every graph nested in its nodes (If, Loop, Scan), outermost first."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                yield from graphs(attribute.g)
+            elif attribute.type == AttributeProto.GRAPHS:
+                for nested in attribute.graphs:
+                    yield from graphs(nested)
+
+
+def is_svexport(node: onnx.NodeProto) -> bool:
+    return node.domain == DOMAIN and node.op_type in SYMBOLICS
+
+
+def svexport_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Every svexport node of a model, nested graphs included."""
+    for graph in graphs(model.graph):
+        for node in graph.node:
+            if node.domain == DOMAIN:
+                yield node
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The opset of the default domain.
+
+    Raises:
+        UnsupportedError: if the model imports none.
+    """
+    for entry in model.opset_import:
+        if entry.domain in ("", "ai.onnx"):
+            return entry.version
+    raise UnsupportedError("expected a model that imports the default ONNX domain; this one imports none")
+
+
+def symbolic_of(node: onnx.NodeProto) -> Symbolic:
+    """The symbolic of a node.
+
+    Raises:
+        UnsupportedError: if this svexport has no op of that name.
+    """
+    if node.op_type not in SYMBOLICS:
+        raise UnsupportedError(
+            f"node {node.name!r} is svexport::{node.op_type}, which this svexport does not have "
+            f"(it has {', '.join(sorted(SYMBOLICS))}); the file was written by a newer svexport: upgrade it"
+        )
+    return SYMBOLICS[node.op_type]
+
+
+def set_attributes(node: onnx.NodeProto, op: Op, values: Sequence[Any]) -> None:
+    """Writes all attributes of a node, in schema order, then the plugin's: none is left to a default."""
+    del node.attribute[:]
+    for argument, value in zip(op.attributes, values, strict=True):
+        if argument.kind == "int":
+            attribute = helper.make_attribute(argument.name, int(value))
+        elif argument.kind == "float":
+            attribute = helper.make_attribute(argument.name, float(value))
+        else:
+            convert, kind = (
+                (int, AttributeProto.INTS) if argument.kind == "ints" else (float, AttributeProto.FLOATS)
+            )
+            attribute = helper.make_attribute(argument.name, [convert(v) for v in value], attr_type=kind)
+        node.attribute.append(attribute)
+    for name, text in PLUGIN_ATTRIBUTES.items():
+        node.attribute.append(helper.make_attribute(name, text))
+
+
+def arguments_of(node: onnx.NodeProto, op: Op, types: dict[str, Value]) -> list[Any]:
+    """A node's inputs (typed) and attributes as the op's arguments, in schema order.
+
+    Raises:
+        UnsupportedError: on a missing attribute or a wrong number of inputs.
+    """
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    tensors = [a for a in op.arguments if a.is_tensor]
+    fixed = sum(a.kind == "tensor" for a in tensors)
+    required = sum(a.kind == "tensor" and not a.optional for a in tensors)
+    has_list = fixed < len(tensors)
+    if len(node.input) < required or (len(node.input) > fixed and not has_list):
+        raise UnsupportedError(
+            f"node {node.name!r} (svexport::{node.op_type}) expects "
+            f"{required if required == fixed else f'{required} to {fixed}'}{' or more' if has_list else ''} inputs, "
+            f"got {len(node.input)}"
+        )
+    names = iter(node.input)
+    arguments: list[Any] = []
+    for argument in op.arguments:
+        if argument.kind == "tensors":
+            arguments.append([types.get(name, Value(name)) for _ in range(len(node.input) - fixed) for name in [next(names)]])
+        elif argument.kind == "tensor":
+            name = next(names, "")
+            arguments.append(types.get(name, Value(name)) if name else None)
+        elif argument.name not in attributes:
+            raise UnsupportedError(
+                f"node {node.name!r} (svexport::{node.op_type}) lacks the attribute {argument.name!r}; "
+                f"it should have {', '.join(a.name for a in op.attributes)}"
+            )
+        else:
+            arguments.append(attributes[argument.name])
+    return arguments

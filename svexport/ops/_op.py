@@ -1,0 +1,240 @@
+"""The definition of an op: one object from which everything else about it follows.
+
+From an :class:`Op` come the torch operator (``torch.ops.svexport.<name>``: schema, fake, autograd), the ONNX node
+(``svexport::Sv<Name>``: attributes by name and type) and the tests that hold all of them to the same reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["DOMAIN", "OPS", "Argument", "Op", "tracing"]
+
+DOMAIN = "svexport"
+OPS: dict[str, Op] = {}
+"""Every op by name, filled as the files of ``svexport.ops`` are imported."""
+
+_library = torch.library.Library(DOMAIN, "FRAGMENT")
+
+
+def tracing() -> bool:
+    """Whether the caller runs under torch.compile, torch.export or the TorchScript exporter.
+
+    An op whose eager path is a plain torch composition (no dispatcher detour) still has to appear as one operator there.
+    """
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.onnx.is_in_onnx_export()
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of an op's schema.
+
+    Attributes:
+        name: as in the torch schema; an attribute keeps this name on the ONNX node.
+        kind: ``"tensor"``, ``"tensors"`` (a list), ``"int"``, ``"float"``, ``"ints"`` or ``"floats"``. A ``bool`` is an
+            ``int``: TensorRT plugin fields know no other.
+        optional: a ``Tensor?`` that may be absent.
+    """
+
+    name: str
+    kind: str
+    optional: bool = False
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.kind in ("tensor", "tensors")
+
+
+# A torch string cannot be an attribute: TensorRT hands strings to plugins with their trailing NUL.
+_KINDS = {
+    "Tensor": "tensor",
+    "Optional[Tensor]": "tensor",
+    "List[Tensor]": "tensors",
+    "int": "int",
+    "bool": "int",
+    "float": "float",
+    "List[int]": "ints",
+    "List[bool]": "ints",
+    "List[float]": "floats",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """One operator, defined once.
+
+    Args:
+        name: snake_case, the same in every folder: ``grid_sample``.
+        schema: torch schema without the name, ``"(Tensor input, Tensor grid, int mode) -> Tensor"``. Its tensors are the
+            node's inputs, everything else its attributes.
+        reference: the pure-torch definition, on any device and in float64 too. Its outputs never alias its inputs.
+        samples: called with ``make(*shape) -> Tensor`` (random normal, of the dtype and device under test), yields
+            argument tuples for the torch operator: the shapes every shared test runs on.
+        implementation: a faster equal of ``reference`` where torch already has one; used for eager forward and backward.
+        fake: output metadata; by default the reference itself, run on fake tensors.
+        plugin: whether TensorRT runs the node as a plugin; if not, a file written for a TensorRT target carries the body
+            in its place (einsum, whose body is native MatMuls).
+    """
+
+    name: str
+    schema: str
+    reference: Callable[..., Any]
+    samples: Callable[[Callable[..., Tensor]], Iterable[tuple]]
+    implementation: Callable[..., Any] | None = None
+    fake: Callable[..., Any] | None = None
+    plugin: bool = True
+    _parsed: Any = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_parsed", torch._C.parse_schema(f"{DOMAIN}::{self.name}{self.schema}"))
+        OPS[self.name] = self
+        _register(self)
+
+    @property
+    def node_type(self) -> str:
+        """The ONNX op_type and TensorRT plugin name: ``SvGridSample``."""
+        return "Sv" + "".join(part.capitalize() for part in self.name.split("_"))
+
+    @cached_property
+    def arguments(self) -> tuple[Argument, ...]:
+        return tuple(
+            Argument(a.name, _KINDS[str(a.type)], str(a.type).startswith("Optional")) for a in self._parsed.arguments
+        )
+
+    @property
+    def attributes(self) -> tuple[Argument, ...]:
+        """The arguments that travel as node attributes."""
+        return tuple(a for a in self.arguments if not a.is_tensor)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self._parsed.returns)
+
+    @cached_property
+    def torch_op(self) -> Any:
+        """The torch operator overload, ``torch.ops.svexport.<name>.default``."""
+        return getattr(getattr(torch.ops, DOMAIN), self.name).default
+
+    def __call__(self, *args: Any) -> Any:
+        return self.torch_op(*args)
+
+
+def as_tuple(outputs: Any) -> tuple[Tensor, ...]:
+    """An op's outputs as a tuple, also where there is only one."""
+    return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+
+
+def _register(op: Op) -> None:
+    """Registers forward, fake and autograd; the backward is an operator of its own, derived from the reference."""
+    forward = op.implementation or op.reference
+    backward_name = f"{op.name}_backward"
+    arguments = op.schema[op.schema.index("(") + 1 : op.schema.rindex(") ->")]
+
+    _library.define(f"{op.name}{op.schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(op.name, forward, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{DOMAIN}::{op.name}", op.fake or op.reference, lib=_library)
+
+    def backward_implementation(grads: Sequence[Tensor], *args: Any) -> list[Tensor]:
+        args, needs = args[:-1], args[-1]
+        with torch.enable_grad():
+            tensors = [t.detach().requires_grad_(n) for t, n in zip(_tensors(op, args), needs, strict=True)]
+            gradients = _vjp(forward, _with_tensors(op, args, tensors), grads, tensors, needs)
+        # A fresh contiguous tensor each: outputs of an operator may alias neither its inputs nor one another.
+        return [g.clone(memory_format=torch.contiguous_format) for g in gradients]
+
+    def backward_fake(grads: Sequence[Tensor], *args: Any) -> list[Tensor]:
+        args, needs = args[:-1], args[-1]
+        tensors = zip(_tensors(op, args), needs, strict=True)
+        return [torch.empty_like(t, memory_format=torch.contiguous_format) for t, n in tensors if n]
+
+    _library.define(f"{backward_name}(Tensor[] grads, {arguments}, bool[] needs_grad) -> Tensor[]")
+    _library.impl(backward_name, backward_implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{DOMAIN}::{backward_name}", backward_fake, lib=_library)
+
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        ctx.save_for_backward(*_tensors(op, inputs))
+        # Everything but the tensors, which are put back in backward.
+        ctx.args = tuple(
+            None if a.kind == "tensor" else [None] * len(v) if a.kind == "tensors" else v
+            for a, v in zip(op.arguments, inputs, strict=True)
+        )
+        ctx.present = tuple(v is not None for v in inputs)
+
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        tensors = list(ctx.saved_tensors)
+        args = _with_tensors(op, ctx.args, tensors, ctx.present)
+        needs: list[bool] = []
+        for argument, need, value in zip(op.arguments, ctx.needs_input_grad, args, strict=True):
+            if argument.kind == "tensors":
+                needs += list(need) if isinstance(need, (list, tuple)) else [bool(need)] * len(value)
+            elif argument.is_tensor and value is not None:
+                needs.append(bool(need))
+        if torch.is_grad_enabled():  # create_graph=True: differentiable again, through the reference
+            gradients = _vjp(op.reference, args, grads, tensors, needs, create_graph=True)
+        else:
+            gradients = getattr(getattr(torch.ops, DOMAIN), backward_name)(list(grads), *args, needs)
+        found = iter(gradients)
+        flat = iter([next(found) if need else None for need in needs])
+        result: list[Any] = []
+        for argument, value in zip(op.arguments, args, strict=True):
+            if argument.kind == "tensors":
+                result.append([next(flat) for _ in value])
+            else:
+                result.append(next(flat) if argument.is_tensor and value is not None else None)
+        return tuple(result)
+
+    torch.library.register_autograd(f"{DOMAIN}::{op.name}", backward, setup_context=setup_context, lib=_library)
+
+
+def _tensors(op: Op, args: Sequence[Any]) -> list[Tensor]:
+    """The tensors among an op's arguments, lists flattened, absent ones left out."""
+    tensors: list[Tensor] = []
+    for argument, value in zip(op.arguments, args, strict=True):
+        if argument.kind == "tensors":
+            tensors += value
+        elif argument.is_tensor and value is not None:
+            tensors.append(value)
+    return tensors
+
+
+def _with_tensors(
+    op: Op, args: Sequence[Any], tensors: Sequence[Tensor], present: Sequence[bool] | None = None
+) -> tuple[Any, ...]:
+    """The inverse of :func:`_tensors`: ``args`` with its tensors replaced by ``tensors``, in order."""
+    present = [value is not None for value in args] if present is None else present
+    rest = iter(tensors)
+    return tuple(
+        value
+        if not argument.is_tensor
+        else [next(rest) for _ in value]
+        if argument.kind == "tensors"
+        else next(rest)
+        if there
+        else None
+        for argument, value, there in zip(op.arguments, args, present, strict=True)
+    )
+
+
+def _vjp(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    grads: Sequence[Tensor],
+    tensors: Sequence[Tensor],
+    needs: Sequence[bool],
+    create_graph: bool = False,
+) -> list[Tensor]:
+    """Gradients of ``function(*args)`` for the tensors that need one, zeros where it does not depend on them."""
+    pairs = [(o, g) for o, g in zip(as_tuple(function(*args)), grads, strict=True) if o.requires_grad]
+    wanted = [t for t, need in zip(tensors, needs, strict=True) if need]
+    if not pairs:
+        return [torch.zeros_like(t) for t in wanted]
+    outputs, grads = zip(*pairs, strict=True)
+    return list(
+        torch.autograd.grad(outputs, wanted, grads, create_graph=create_graph, allow_unused=True, materialize_grads=True)
+    )

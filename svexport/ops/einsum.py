@@ -1,0 +1,724 @@
+"""Einsum as matrix products: an equation becomes a plan of Transpose, Reshape, MatMul, Mul and ReduceSum steps.
+
+A plan is pure data. Two executors run it: the one at the end of this file with torch operators, and the op's body with
+ONNX nodes (``svexport/symbolic/einsum.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import permutations, product
+from string import ascii_letters, ascii_uppercase
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from svexport.ops._op import Op, tracing
+
+__all__ = ["Einsum", "EinsumPlan", "einsum"]
+
+Labels: TypeAlias = tuple[int, ...]
+Shape: TypeAlias = "tuple[int | None, ...]"
+
+# ------------------------------------------------------------------ equation -> labels
+
+
+@lru_cache(maxsize=4096)
+def parse(equation: str, ranks: tuple[int, ...]) -> tuple[Labels, tuple[int, ...]]:
+    """Canonical integer form of an equation for operands of the given ranks.
+
+    Returns:
+        ``labels``, those of every operand and then of the output, concatenated and numbered by first appearance, the
+        dimensions of an ellipsis as labels of their own; and ``ranks`` with the output's rank appended.
+
+    Raises:
+        RuntimeError: if the equation is malformed or does not fit the ranks.
+    """
+    inputs, arrow, output = equation.partition("->")
+    terms = inputs.split(",")
+    if len(terms) != len(ranks):
+        raise RuntimeError(
+            f"einsum(): expected one operand for each of the {len(terms)} comma-separated terms of {equation!r}, "
+            f"got {len(ranks)}"
+        )
+    subscripts = [_subscripts(term, equation, f"operand {i}") for i, term in enumerate(terms)]
+    operands: list[tuple[str, ...]] = []
+    covered = 0  # dimensions under the longest ellipsis; the shorter ones are aligned to its right end
+    for i, (names, rank) in enumerate(zip(subscripts, ranks, strict=True)):
+        missing = rank - len(names) + ("..." in names)
+        if missing < 0 or (missing and "..." not in names):
+            raise RuntimeError(
+                f"einsum(): expected operand {i} of {equation!r} to have {'at least ' if '...' in names else ''}"
+                f"{rank - missing} dimensions, one for each subscript, got {rank}; "
+                "add or remove subscripts, or let an ellipsis (...) stand for the rest"
+            )
+        covered = max(covered, missing) if "..." in names else covered
+        operands.append(_expand(names, missing))
+
+    counts = Counter(name for names in operands for name in names if name in ascii_letters)
+    if arrow:
+        names = _subscripts(output, equation, "the output")
+        for name, count in Counter(names).items():
+            if name != "..." and (count > 1 or name not in counts):
+                fault = f"appears {count} times there" if count > 1 else "appears in no operand"
+                raise RuntimeError(
+                    f"einsum(): expected output subscripts of {equation!r} to be distinct subscripts of the operands, "
+                    f"but {name!r} {fault}"
+                )
+    else:
+        names = ("...", *(name for name in sorted(counts) if counts[name] == 1))  # upper case first, as torch has it
+    operands.append(_expand(names, covered))
+
+    numbers: dict[str, int] = {}
+    labels = tuple(numbers.setdefault(name, len(numbers)) for names in operands for name in names)
+    return labels, tuple(len(names) for names in operands)
+
+
+def _subscripts(term: str, equation: str, where: str) -> tuple[str, ...]:
+    """``"b...ij"`` -> ``("b", "...", "i", "j")``."""
+    names = []
+    rest = term
+    while rest := rest.lstrip(" "):
+        name = "..." if rest.startswith("...") else rest[0]
+        if name not in ascii_letters and (name != "..." or "..." in names):
+            raise RuntimeError(
+                f"einsum(): expected subscripts in [a-zA-Z] and at most one ellipsis (...) for {where} of {equation!r}, "
+                f"got {name!r} in {term!r}"
+            )
+        names.append(name)
+        rest = rest[len(name) :]
+    return tuple(names)
+
+
+def _expand(names: Iterable[str], covered: int) -> tuple[str, ...]:
+    """Names the dimensions of an ellipsis, from its right end: ``("...", "i")`` -> ``(".2", ".1", "i")``."""
+    ellipsis = [f".{i}" for i in range(covered, 0, -1)]
+    return tuple(part for name in names for part in (ellipsis if name == "..." else [name]))
+
+
+def _subscript(number: Any) -> str:
+    """A subscript of the sublist form: 0..25 are A..Z, 26..51 are a..z."""
+    if number is Ellipsis:
+        return "..."
+    if not 0 <= number < 52:
+        raise ValueError(f"einsum(): expected subscripts of a sublist in the range [0, 52), got {number}")
+    return ascii_uppercase[number] if number < 26 else ascii_letters[number - 26]
+
+
+# ------------------------------------------------------------------ the plan
+
+
+@dataclass(frozen=True, slots=True)
+class Diagonal:
+    """Dimensions ``dim`` and ``dim + 1`` of value ``x`` become one."""
+
+    x: int
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceSum:
+    """Sum over ``axes``; integers become int64, as in torch."""
+
+    x: int
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transpose:
+    """The dimensions of ``x`` in the order ``perm``.
+
+    ``store``, if not empty, is the order in which a copy is best laid out in memory, for executors whose tensors have
+    strides: the innermost dimension stays innermost, which copies several times faster, and the product that follows reads
+    a transposed matrix as well.
+    """
+
+    x: int
+    perm: tuple[int, ...]
+    store: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reshape:
+    """To one dimension per group of labels: the product of their sizes, 1 for an empty group."""
+
+    x: int
+    groups: tuple[Labels, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MatMul:
+    """``x @ y`` over the last two dimensions, the others broadcast; then summed over the dimensions ``summed``, if any."""
+
+    x: int
+    y: int
+    summed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mul:
+    """``x * y``, broadcast."""
+
+    x: int
+    y: int
+
+
+Step: TypeAlias = "Diagonal | ReduceSum | Transpose | Reshape | MatMul | Mul"
+
+
+@dataclass(frozen=True)
+class EinsumPlan:
+    """How to compute an einsum, for any executor.
+
+    Values are numbered: the operands first, then the result of each step. Every value is used once; the last one is the
+    output.
+
+    Attributes:
+        steps: in order of execution. No Transpose merely moves dimensions of size 1.
+        sizes: of every label, None where it is dynamic.
+        sources: the (operand, dimension) that has the size of a label.
+    """
+
+    steps: tuple[Step, ...]
+    sizes: Shape
+    sources: tuple[tuple[int, int], ...]
+
+    @property
+    def transposes(self) -> int:
+        """How many steps move data without computing anything."""
+        return sum(isinstance(step, Transpose) for step in self.steps)
+
+
+@lru_cache(maxsize=4096)
+def plan(labels: Labels, ranks: tuple[int, ...], shapes: tuple[Shape, ...]) -> EinsumPlan:
+    """Plans an einsum given in canonical form (see :func:`parse`).
+
+    Args:
+        shapes: of the operands; None is a dynamic size, taken not to be broadcast.
+
+    Raises:
+        RuntimeError: if the sizes of a label contradict each other.
+    """
+    *operands, output = split(labels, ranks)
+    sizes, sources = _label_sizes(operands, shapes)
+    planner = _Planner(sizes, len(operands))
+    alone = len(operands) == 1
+
+    # A dimension of size 1 is no dimension at all: it broadcasts, or Reshape puts it back at the end. Only the sum of a
+    # single operand keeps it, for the dtype that torch gives to sums.
+    values = [
+        _Value(i, tuple(() if s == 1 and (not alone or l in output) else (l,) for l, s in zip(operand, shape, strict=True)))
+        for i, (operand, shape) in enumerate(zip(operands, shapes, strict=True))
+    ]
+    values = [planner.diagonal(value) for value in values]
+    holders = Counter(label for value in values for label in value.labels)
+    kept = {label for label, count in holders.items() if count > 1}.union(output)
+    values = [planner.reduce(value, kept) for value in values]
+
+    groups = tuple((label,) if label in holders else () for label in output)
+    order = _flatten(groups)
+    for chosen in _path([value.labels for value in values], order, planner.sizes):
+        first, *rest = [values[i] for i in chosen]
+        values = [value for i, value in enumerate(values) if i not in chosen]
+        for i, second in enumerate(rest, 1):
+            others = [*values, *rest[i:]]
+            kept = set(order).union(*(value.labels for value in others))
+            first = planner.contract(first, second, kept, None if others else order)
+        values.append(first)
+    planner.arrange(values[0], groups)
+    return EinsumPlan(tuple(planner.steps), sizes, sources)
+
+
+def split(labels: Sequence[int], ranks: Sequence[int]) -> list[Labels]:
+    """The labels of every operand and of the output."""
+    rest = iter(labels)
+    return [tuple(next(rest) for _ in range(rank)) for rank in ranks]
+
+
+def _label_sizes(
+    operands: Sequence[Labels], shapes: Sequence[Shape]
+) -> tuple[Shape, tuple[tuple[int, int], ...]]:
+    """The broadcast size of every label, and a dimension that has it."""
+    sizes: dict[int, int | None] = {}
+    sources: dict[int, tuple[int, int]] = {}
+    for i, (operand, shape) in enumerate(zip(operands, shapes, strict=True)):
+        seen: dict[int, int | None] = {}
+        for dim, (label, size) in enumerate(zip(operand, shape, strict=True)):
+            if None not in (size, twin := seen.setdefault(label, size)) and size != twin:
+                raise RuntimeError(
+                    f"einsum(): expected the dimensions of operand {i} that share a subscript (a diagonal) to have one "
+                    f"size, got {twin} and {size} in shape {shape}"
+                )
+            known = sizes.setdefault(label, 1)
+            if known in (1, None) and size != 1 and (known == 1 or size is not None):
+                sizes[label], sources[label] = size, (i, dim)
+            elif size not in (1, None, known):
+                raise RuntimeError(
+                    f"einsum(): expected sizes of one subscript to be equal or 1, got {size} in dimension {dim} of operand "
+                    f"{i}, of shape {shape}, and {known} in dimension {sources[label][1]} of operand {sources[label][0]}, "
+                    f"of shape {shapes[sources[label][0]]}"
+                )
+            sources.setdefault(label, (i, dim))
+    return tuple(sizes[label] for label in range(len(sizes))), tuple(sources[label] for label in range(len(sizes)))
+
+
+def _path(terms: Sequence[Labels], output: Labels, sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Which operands to contract, in order; the result of each contraction goes to the end."""
+    if len(terms) < 3:
+        return [(0, 1)] * (len(terms) - 1)
+    import opt_einsum
+
+    symbols = ["".join(map(opt_einsum.get_symbol, term)) for term in (*terms, output)]
+    shapes = [tuple(sizes[label] for label in term) for term in terms]
+    path, _ = opt_einsum.contract_path(",".join(symbols[:-1]) + "->" + symbols[-1], *shapes, shapes=True)
+    return path
+
+
+def _flatten(groups: Iterable[Iterable[int]]) -> Labels:
+    return tuple(label for group in groups for label in group)
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A value under planning: each of its dimensions holds a group of labels, an empty one has size 1."""
+
+    index: int
+    dims: tuple[Labels, ...]
+
+    @property
+    def labels(self) -> Labels:
+        return _flatten(self.dims)
+
+
+class _Planner:
+    """Appends steps; ``sizes`` are those used for costs."""
+
+    _NOMINAL = 32  # for a dynamic size
+
+    def __init__(self, sizes: Shape, operands: int) -> None:
+        self.steps: list[Step] = []
+        self.sizes = [self._NOMINAL if size is None else max(size, 1) for size in sizes]
+        self.operands = operands
+
+    def add(self, step: Step, dims: Iterable[Labels]) -> _Value:
+        self.steps.append(step)
+        return _Value(self.operands + len(self.steps) - 1, tuple(dims))
+
+    def diagonal(self, value: _Value) -> _Value:
+        """Merges dimensions of the same label."""
+        for label in dict.fromkeys(value.labels):
+            while value.dims.count((label,)) > 1:
+                first = value.dims.index((label,))
+                second = value.dims.index((label,), first + 1)
+                if second > first + 1:
+                    others = (i for i in range(first + 1, len(value.dims)) if i != second)
+                    value = self.permute(value, (*range(first + 1), second, *others))
+                value = self.add(Diagonal(value.index, first), value.dims[:first] + value.dims[first + 1 :])
+        return value
+
+    def reduce(self, value: _Value, kept: set[int]) -> _Value:
+        """Sums over every label that nothing else needs."""
+        axes = tuple(i for i, dim in enumerate(value.dims) if not kept.issuperset(dim))
+        if not axes:
+            return value
+        return self.add(ReduceSum(value.index, axes), (d for i, d in enumerate(value.dims) if i not in axes))
+
+    def permute(self, value: _Value, perm: tuple[int, ...], store: tuple[int, ...] = ()) -> _Value:
+        return self.add(Transpose(value.index, perm, store), (value.dims[i] for i in perm))
+
+    def reshape(self, value: _Value, groups: tuple[Labels, ...]) -> _Value:
+        return value if value.dims == groups else self.add(Reshape(value.index, groups), groups)
+
+    def arrange(self, value: _Value, groups: tuple[Labels, ...], store: Labels = ()) -> _Value:
+        """Transposes and reshapes ``value`` until its dimensions are ``groups``; for ``store`` see :class:`Transpose`."""
+        order = _flatten(groups)
+        if value.labels != order:
+            if any(_scattered(dim, order) for dim in value.dims):
+                value = self.reshape(value, tuple((label,) for label in value.labels))
+            value = self.permute(value, _permutation(value.dims, order), store and _permutation(value.dims, store))
+        return self.reshape(value, groups)
+
+    def contract(self, x: _Value, y: _Value, kept: set[int], output: Labels | None) -> _Value:
+        """Multiplies two values and sums over what is not ``kept``; tends to the order ``output`` if that is given."""
+        if kept.issuperset(set(x.labels).intersection(y.labels)):
+            return self.multiply(x, y, output)
+        gemm = _best_gemm(x.labels, y.labels, kept, output, self.sizes)
+        if gemm.swapped:
+            x, y = y, x
+        x = self.matrix(x, gemm.batch, gemm.rows, gemm.inner)
+        y = self.matrix(y, gemm.batch, gemm.inner, gemm.columns)
+        summed = tuple(i for i, label in enumerate(gemm.batch) if label not in kept)
+        batch = ((label,) for label in gemm.batch if label in kept)
+        return self.add(MatMul(x.index, y.index, summed), (*batch, gemm.rows, gemm.columns))
+
+    def matrix(self, value: _Value, batch: Labels, rows: Labels, columns: Labels) -> _Value:
+        """``value`` as a batch of matrices."""
+        lead = tuple((label,) if label in value.labels else () for label in batch)
+        while lead and not lead[0]:
+            lead = lead[1:]
+        if rows and columns and value.labels == (*_flatten(lead), *columns, *rows):
+            # Transposed as a last step, where runtimes make it part of the product.
+            value = self.arrange(value, (*lead, columns, rows))
+            return self.permute(value, (*range(len(lead)), len(lead) + 1, len(lead)))
+        store: Labels = ()
+        groups = (_flatten(lead), rows, columns)
+        if columns and rows[-1:] == value.labels[-1:] and any(_scattered(group, value.labels) for group in groups):
+            store = (*groups[0], *columns, *rows)
+        return self.arrange(value, (*lead, rows, columns), store)
+
+    def multiply(self, x: _Value, y: _Value, output: Labels | None) -> _Value:
+        """The product of values of which no label is summed over."""
+
+        def moved(order: Labels) -> int:
+            parts = [(v.labels, tuple(label for label in order if label in v.labels)) for v in (x, y)]
+            parts.append((order, output or order))
+            return sum(_size(before, self.sizes) for before, after in parts if before != after)
+
+        orders = [_merge(x.labels, y.labels), _merge(y.labels, x.labels)]
+        order = min([output, *orders] if output else orders, key=moved)
+        operands = []
+        for value in (x, y):
+            groups = [(label,) if label in value.labels else () for label in order]
+            while groups and not groups[0]:
+                del groups[0]
+            operands.append(self.arrange(value, tuple(groups)))
+        return self.add(Mul(operands[0].index, operands[1].index), ((label,) for label in order))
+
+
+def _scattered(group: Labels, order: Labels) -> bool:
+    """Whether ``group`` is no run of ``order``."""
+    return bool(group) and group != order[order.index(group[0]) :][: len(group)]
+
+
+def _permutation(dims: Sequence[Labels], order: Labels) -> tuple[int, ...]:
+    """That puts the labels of ``dims`` in ``order``, empty dimensions first."""
+    return tuple(sorted(range(len(dims)), key=lambda i: order.index(dims[i][0]) if dims[i] else -1))
+
+
+# ------------------------------------------------------------------ the search for the best matrix product
+
+# Costs, in elements read or written once. Ratios rather than truths: they hold roughly on CPUs and GPUs alike.
+_MOVE = 2.5  # a Transpose: read, write, and one of them strided
+_SWAP = 0.25  # a Transpose of the last two dimensions before a product, which most runtimes absorb
+_FLOPS = 32  # multiply-adds in the time of one element
+_TILE = 8  # a product is computed in tiles: small dimensions waste what they do not fill
+_LAUNCH = 256  # for each matrix of a batch
+
+
+@dataclass(frozen=True, slots=True)
+class _Gemm:
+    """``batch`` dimensions of ``(rows, inner) @ (inner, columns)``, of the operands in order or swapped.
+
+    A free label of one operand may be in ``batch``: the other operand is broadcast. So may a contracted one: it is summed
+    after the product.
+    """
+
+    swapped: bool
+    batch: Labels
+    rows: Labels
+    columns: Labels
+    inner: Labels
+
+
+def _best_gemm(x: Labels, y: Labels, kept: set[int], output: Labels | None, label_sizes: Sequence[int]) -> _Gemm:
+    """The cheapest way to compute a pair as a batched matrix product."""
+    orders = _fuse([order for order in (x, y, output) if order is not None], kept)
+    sizes = {atom: _size(atom, label_sizes) for order in orders for atom in order}
+    size = lambda atoms: math.prod(sizes[atom] for atom in atoms)  # noqa: E731
+    largest = max(size(orders[0]), size(orders[1]))
+    best, best_cost = None, math.inf
+
+    for swapped in (False, True):
+        left, right = (orders[1], orders[0]) if swapped else orders[:2]
+        target = orders[2] if output is not None else ()
+        shared = {atom for atom in left if atom in right}
+        contracted = {atom for atom in shared if not kept.issuperset(atom)}
+        for rows, columns, inner in product(
+            _tails(set(left) - shared, left, target),
+            _tails(set(right) - shared, right, target),
+            _tails(contracted, left, right),
+        ):
+            if not inner:
+                continue
+            batch = {*left, *right} - rows - columns - inner
+            summed = batch & contracted
+            b, m, n, k = size(batch), size(rows), size(columns), size(inner)
+            if summed and b * m * n > largest:
+                continue
+            cost = b * (m * k + k * n + m * n + _tiled(m) * _tiled(n) * _tiled(k) / _FLOPS + _LAUNCH)
+            if summed:
+                cost += b * m * n + b * m * n / size(summed)
+            for operand, matrix in ((left, m * k), (right, k * n)):
+                if 0 < len(batch.intersection(operand)) < len(batch):  # no single stride: torch copies what it expands
+                    cost += 2 * b * matrix
+            if cost >= best_cost:
+                continue
+            for bs, ms, ns, ks in product(
+                _orders(batch, left, right, target),
+                _orders(rows, left, target),
+                _orders(columns, right, target),
+                _orders(inner, left, right),
+            ):
+                total = cost + _moved(left, bs, ms, ks) * size(left) + _moved(right, bs, ks, ns) * size(right)
+                if target and target != tuple(atom for atom in bs if atom not in summed) + ms + ns:
+                    total += _MOVE * size(target)
+                if total < best_cost:
+                    best_cost = total
+                    best = _Gemm(swapped, *map(_flatten, (bs, ms, ns, ks)))
+    assert best is not None
+    return best
+
+
+_Atom: TypeAlias = Labels
+_Atoms: TypeAlias = "tuple[_Atom, ...]"
+
+
+def _fuse(orders: Sequence[Labels], kept: set[int]) -> list[_Atoms]:
+    """Makes one atom of labels that stand side by side wherever they appear."""
+    after = [dict(zip(order, order[1:], strict=False)) for order in orders]
+
+    def follows(a: int, b: int) -> bool:
+        return (a in kept) == (b in kept) and all(
+            following.get(a) == b for following, order in zip(after, orders, strict=True) if a in order or b in order
+        )
+
+    fused = []
+    for order in orders:
+        atoms: list[_Atom] = []
+        for label in order:
+            if atoms and follows(atoms[-1][-1], label):
+                atoms[-1] += (label,)
+            else:
+                atoms.append((label,))
+        fused.append(tuple(atoms))
+    return fused
+
+
+def _tails(atoms: set[_Atom], *orders: _Atoms) -> set[frozenset[_Atom]]:
+    """Subsets worth a matrix dimension: what is left when the first atoms of an order go to the batch."""
+    ordered = [[atom for atom in order if atom in atoms] for order in orders]
+    return {frozenset(order[i:]) for order in ordered for i in range(len(order) + 1)} | {frozenset(atoms)}
+
+
+def _orders(atoms: Iterable[_Atom], *orders: _Atoms) -> set[_Atoms]:
+    """Orders of ``atoms`` in which some tensor already has them; those a tensor lacks come where another has them."""
+    chosen = [tuple(atom for atom in order if atom in atoms) for order in orders]
+    merged = set()
+    for first, *rest in permutations(chosen):
+        for order in rest:
+            first = _merge(first, order)
+        merged.add(first)
+    return merged
+
+
+def _merge(first: tuple, second: tuple) -> tuple:
+    """``first`` with the elements that only ``second`` has, each after its predecessor there."""
+    merged, at = list(first), 0
+    for element in second:
+        if element in merged:
+            at = merged.index(element) + 1
+        else:
+            merged.insert(at, element)
+            at += 1
+    return tuple(merged)
+
+
+def _moved(operand: _Atoms, batch: _Atoms, rows: _Atoms, columns: _Atoms) -> float:
+    """The cost per element of turning ``operand`` into a batch of matrices."""
+    lead = tuple(atom for atom in batch if atom in operand)
+    if operand == lead + rows + columns:
+        return 0
+    return _SWAP if operand == lead + columns + rows else _MOVE
+
+
+def _tiled(size: int) -> int:
+    return -(-size // _TILE) * _TILE
+
+
+def _size(labels: Iterable[int], sizes: Sequence[int]) -> int:
+    return math.prod(sizes[label] for label in labels)
+
+
+# ------------------------------------------------------------------ running a plan with torch
+
+Program: TypeAlias = "tuple[tuple[Callable[..., Tensor], tuple[int, ...], tuple], ...]"
+"""A plan bound to sizes: (function, values, further arguments) for every step."""
+
+
+def bind(plan: EinsumPlan, sizes: Sequence[int]) -> Program:
+    """Prepares a plan for tensors whose labels have the given sizes."""
+    return tuple(_bind_step(step, sizes) for step in plan.steps)
+
+
+def _bind_step(step: Step, sizes: Sequence[int]) -> tuple[Callable[..., Tensor], tuple[int, ...], tuple]:
+    match step:
+        case Diagonal(x, dim):
+            return _diagonal, (x,), (dim,)
+        case ReduceSum(x, axes):
+            return torch.sum, (x,), (axes,)
+        case Transpose(x, perm, ()):
+            return torch.permute, (x,), (perm,)
+        case Transpose(x, perm, store):
+            return _permute_stored, (x,), (store, tuple(store.index(i) for i in perm))
+        case Reshape(x, groups):
+            return torch.reshape, (x,), (tuple(_size(group, sizes) for group in groups),)
+        case MatMul(x, y, summed):
+            return _matmul, (x, y), (summed,)
+        case Mul(x, y):
+            return torch.mul, (x, y), ()
+
+
+def _diagonal(x: Tensor, dim: int) -> Tensor:
+    return x.diagonal(0, dim, dim + 1).movedim(-1, dim)
+
+
+def _permute_stored(x: Tensor, store: tuple[int, ...], view: tuple[int, ...]) -> Tensor:
+    return x.permute(store).contiguous().permute(view)
+
+
+def _matmul(x: Tensor, y: Tensor, summed: tuple[int, ...]) -> Tensor:
+    # Beside a plain matrix, torch.matmul would fold the batch into the rows, which copies a transposed operand.
+    while x.dim() < y.dim():
+        x = x[None]
+    while y.dim() < x.dim():
+        y = y[None]
+    if not summed:
+        return torch.matmul(x, y)
+    if len(summed) == 1 and x.dim() <= 4 and 0 < x.shape[summed[0]] <= _UNROLL:
+        return _sum_of_products(x.unbind(summed[0]), y.unbind(summed[0]))
+    return torch.matmul(x, y).sum(summed, dtype=x.dtype)
+
+
+_UNROLL = 8
+
+
+def _sum_of_products(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
+    """The sum of a few products of matrices or of batches of them, which may broadcast, in no more memory than one."""
+    output = torch.matmul(xs[0], ys[0])
+    batch = output.shape[:-2]
+    accumulate = Tensor.baddbmm_ if batch else Tensor.addmm_
+    for x, y in zip(xs[1:], ys[1:], strict=True):
+        accumulate(output, x.expand(*batch, -1, -1), y.expand(*batch, -1, -1))
+    return output
+
+
+def run(program: Program, operands: Sequence[Tensor]) -> Tensor:
+    """Runs a bound plan. Plain torch operators: autograd, vmap and every device and dtype come with them."""
+    values: list[Any] = list(operands)
+    for function, inputs, arguments in program:
+        tensors = [values[i] for i in inputs]
+        for i in inputs:
+            values[i] = None  # used once: an intermediate result is freed as soon as the next one exists
+        values.append(function(*tensors, *arguments))
+    return values[-1]
+
+
+@lru_cache(maxsize=4096)
+def _program(equation: str, *shapes: tuple[int, ...]) -> Program:
+    chosen = plan(*parse(equation, tuple(map(len, shapes))), shapes)
+    return bind(chosen, chosen.sizes)  # type: ignore[arg-type]  # all of them known
+
+
+# ------------------------------------------------------------------ the op
+
+
+def reference(operands: Sequence[Tensor], labels: Sequence[int], ranks: Sequence[int]) -> Tensor:
+    # Sizes stay symbolic under torch.export; the layout of the output must not depend on them, so it is contiguous.
+    shapes = tuple(tuple(s if isinstance(s, int) else None for s in x.shape) for x in operands)
+    chosen = plan(tuple(labels), tuple(ranks), shapes)
+    output = run(bind(chosen, [operands[i].shape[dim] for i, dim in chosen.sources]), operands)
+    if all(isinstance(step, Diagonal | Reshape | Transpose) for step in chosen.steps):
+        return output.clone(memory_format=torch.contiguous_format)  # a view of an operand so far
+    return output.contiguous()
+
+
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+    for equation, *shapes in [
+        ("nctw,cd->ndtw", (2, 3, 5, 4), (3, 6)),
+        ("nkctv,kvw->nctw", (2, 3, 4, 5, 7), (3, 7, 7)),
+        ("nkctv,kcvw->nctw", (2, 3, 4, 5, 7), (3, 4, 7, 7)),
+        ("bhnm,bdhm->bdhn", (2, 3, 5, 4), (2, 6, 3, 4)),
+        ("...ij,...jk", (2, 1, 3, 4), (5, 4, 2)),
+        ("iji->j", (3, 4, 3)),
+        ("ij->ji", (3, 4)),
+        ("bn,anm,bm->ba", (2, 5), (3, 5, 4), (2, 4)),
+        ("i,j->ij", (3,), (1,)),
+    ]:
+        operands = [make(*shape) for shape in shapes]
+        labels, ranks = parse(equation, tuple(map(len, shapes)))
+        yield operands, list(labels), list(ranks)
+
+
+OP = Op(
+    name="einsum",
+    schema="(Tensor[] operands, int[] labels, int[] ranks) -> Tensor",
+    reference=reference,
+    samples=samples,
+    plugin=False,
+)
+
+
+def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
+    """``torch.einsum`` by matrix products: no broadcast product larger than the output is ever made.
+
+    Everything ``torch.einsum`` accepts: ``einsum("bij,bjk->bik", x, y)`` with ellipsis, repeated subscripts (diagonals),
+    implicit output, any number of operands (also as one list) and broadcasting of dimensions of size 1; and the sublist
+    form ``einsum(x, [0, 1], y, [1, 2], [0, 2])``. Source: https://docs.pytorch.org/docs/stable/generated/torch.einsum.html
+
+    Shape:
+        - operands: as the equation says, one dimension for each subscript
+        - output: one dimension for each output subscript; like that of ``torch.einsum`` it may be a view of a single
+          operand, or not contiguous
+
+    Any dtype and device that ``torch.einsum`` supports; the output has the dtype it would have there.
+
+    Raises:
+        RuntimeError: if the equation is malformed, or does not fit the operands.
+        ValueError: if there is no operand, or a sublist holds a number outside ``[0, 52)``.
+        TypeError: if the equation is no string or an operand no tensor.
+    """
+    if isinstance(equation, Tensor):
+        return einsum(*_from_sublists(equation, *operands))
+    if len(operands) == 1 and isinstance(operands[0], list | tuple):
+        operands = tuple(operands[0])
+    if not operands:
+        raise ValueError(
+            "einsum(): expected an equation and at least one operand, or at least one operand and its list of subscripts"
+        )
+    if not isinstance(equation, str) or not all(isinstance(x, Tensor) for x in operands):
+        kinds = ", ".join(type(x).__name__ for x in (equation, *operands))
+        raise TypeError(f"einsum(): expected a string and tensors, or tensors and lists of subscripts; got {kinds}")
+    if tracing():
+        labels, ranks = parse(equation, tuple(x.dim() for x in operands))
+        if labels:  # scalars alone need no node, which could not hold an empty attribute
+            return OP(list(operands), list(labels), list(ranks))
+    return run(_program(equation, *[x.shape for x in operands]), operands)
+
+
+def _from_sublists(*arguments: Any) -> tuple[Any, ...]:
+    """``x, [0, 1], y, [1, 2], [0, 2]`` -> ``"AB,BC->AC", x, y``."""
+    if len(arguments) == 1:
+        return ("",)
+    equation = ",".join("".join(map(_subscript, sublist)) for sublist in arguments[1::2])
+    if len(arguments) % 2 == 0:
+        return equation, *arguments[::2]
+    return equation + "->" + "".join(map(_subscript, arguments[-1])), *arguments[:-1:2]
+
+
+class Einsum(nn.Module):
+    """Module form of :func:`einsum` for one equation."""
+
+    def __init__(self, equation: str) -> None:
+        super().__init__()
+        self.equation = equation
+
+    def forward(self, *operands: Tensor) -> Tensor:
+        return einsum(self.equation, *operands)
+
+    def extra_repr(self) -> str:
+        return repr(self.equation)

@@ -1,0 +1,90 @@
+"""Numeric comparison of one tensor with its reference: what verify and compare both report."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Parity", "parity"]
+
+HISTOGRAM_RANGE = (-12, 4)
+"""Decades of absolute error covered by :attr:`Parity.histogram`; its first bin also holds the exact zeros."""
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How close ``actual`` is to ``expected``.
+
+    Attributes:
+        name: of the output (or layer).
+        run: which inputs: ``"given"``, ``"random"``, ...
+        shape: of both.
+        dtype: of the expected tensor.
+        max_abs: largest absolute difference (inf where one is NaN and the other is not).
+        max_rel: largest absolute difference over ``max(|expected|, atol)``.
+        cosine: cosine similarity of the two, flattened (1 for two zero tensors).
+        mismatched: number of elements outside ``atol + rtol * |expected|``.
+        histogram: counts of absolute errors per decade, from 1e-12 (and below) to 1e4.
+    """
+
+    name: str
+    run: str
+    shape: tuple[int, ...]
+    dtype: str
+    max_abs: float
+    max_rel: float
+    cosine: float
+    mismatched: int
+    histogram: tuple[int, ...] = field(repr=False)
+
+    @property
+    def ok(self) -> bool:
+        return self.mismatched == 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "ok": self.ok}
+
+
+def parity(
+    name: str, expected: Tensor, actual: Tensor, *, run: str = "given", rtol: float = 1e-3, atol: float = 1e-4
+) -> Parity:
+    """Compares two tensors element by element, in float64; NaN equals NaN, an infinity equals itself.
+
+    Tensors of different shapes or data types never agree: every element counts as mismatched.
+    """
+    low, high = HISTOGRAM_RANGE
+    bins = high - low
+    shape, dtype = tuple(expected.shape), str(expected.dtype).removeprefix("torch.")
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        found = f"{name} (came as {str(actual.dtype).removeprefix('torch.')}{list(actual.shape)})"
+        count = max(expected.numel(), actual.numel(), 1)
+        return Parity(found, run, shape, dtype, math.inf, math.inf, 0.0, count, (0,) * bins)
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    e, a = expected.detach().cpu().to(wide).flatten(), actual.detach().cpu().to(wide).flatten()
+    if not e.numel():
+        return Parity(name, run, shape, dtype, 0.0, 0.0, 1.0, 0, (0,) * bins)
+    same = (e == a) | (e.isnan() & a.isnan())
+    error = torch.where(same, 0.0, (e - a).abs())
+    error = torch.where(error.isnan(), math.inf, error)
+    magnitude = torch.where(e.isfinite(), e.abs(), 0.0)
+    mismatched = int((error > atol + rtol * magnitude).sum())
+    both = e.isfinite() & a.isfinite()
+    dot = (e[both].conj() * a[both]).sum().abs()
+    norms = e[both].abs().square().sum().sqrt() * a[both].abs().square().sum().sqrt()
+    cosine = float(dot / norms) if norms > 0 else float(bool((error == 0).all()))
+    decades = error.clamp(10.0**low, 10.0**high * 0.999).log10().floor().long() - low
+    return Parity(
+        name=name,
+        run=run,
+        shape=shape,
+        dtype=dtype,
+        max_abs=float(error.max()),
+        max_rel=float((error / magnitude.clamp(min=atol or torch.finfo(torch.float32).tiny)).max()),
+        cosine=cosine,
+        mismatched=mismatched,
+        histogram=tuple(torch.bincount(decades.clamp(0, bins - 1), minlength=bins).tolist()),
+    )

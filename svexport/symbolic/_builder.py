@@ -1,0 +1,294 @@
+"""A small graph builder: bodies are written once against it and come out right at every opset from 9 to 23."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+__all__ = ["FLOAT_TYPES", "Builder", "Dim", "Value", "dtype_name"]
+
+FLOAT_TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of the graph under construction.
+
+    Attributes:
+        name: unique in its graph; ``""`` stands for an absent optional input.
+        dtype: a ``TensorProto`` data type, or None where it is not known.
+        shape: sizes, None for a dynamic dimension; None as a whole where even the rank is not known.
+    """
+
+    name: str
+    dtype: int | None = None
+    shape: tuple[int | None, ...] | None = None
+
+    @property
+    def rank(self) -> int:
+        if self.shape is None:
+            raise ValueError(f"the rank of {self.name!r} is not known")
+        return len(self.shape)
+
+
+Dim: TypeAlias = "int | Value"
+"""A size: a Python int where it is static, otherwise an int64 tensor of shape (1,) computed by the graph."""
+
+
+class Builder:
+    """Collects the nodes of a body.
+
+    ``op`` adds any standard node; the other methods exist where opsets differ or where a static result can be folded.
+    Constants are kept apart (``constants``) so that a lowered model gets initializers and a function ``Constant`` nodes.
+
+    Args:
+        opset: of the default domain; the body is valid in a model of exactly that opset.
+        prefix: put before every name, for bodies that are inlined into a larger graph.
+    """
+
+    def __init__(self, opset: int, prefix: str = "") -> None:
+        self.opset = opset
+        self.prefix = prefix
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[str, TensorProto] = {}
+        self._constant_names: dict[tuple, Value] = {}
+        self._dims: dict[tuple[str, int], Value] = {}
+        self._counts: dict[str, int] = {}
+
+    # ------------------------------------------------------------------ nodes
+
+    def _name(self, stem: str) -> str:
+        count = self._counts[stem] = self._counts.get(stem, -1) + 1
+        return f"{self.prefix}{stem}_{count}"
+
+    def ops(
+        self, op_type: str, *inputs: Value | np.ndarray | None, outputs: int, **attributes: Any
+    ) -> tuple[Value, ...]:
+        """Adds a node with several outputs. Arrays become constants, None an absent input."""
+        names = ["" if x is None else self.value(x).name for x in inputs]
+        while names and not names[-1]:
+            names.pop()
+        name = self._name(op_type)
+        results = [name if outputs == 1 else f"{name}_{i}" for i in range(outputs)]
+        attributes = {key: value for key, value in attributes.items() if value is not None}
+        self.nodes.append(helper.make_node(op_type, names, results, name=name, **attributes))
+        return tuple(Value(result) for result in results)
+
+    def op(
+        self,
+        op_type: str,
+        *inputs: Value | np.ndarray | None,
+        dtype: int | None = None,
+        shape: Sequence[int | None] | None = None,
+        **attributes: Any,
+    ) -> Value:
+        """Adds a node with one output, of the given dtype (default: that of the first input) and shape (default: unknown)."""
+        result = self.ops(op_type, *inputs, outputs=1, **attributes)[0]
+        if dtype is None and inputs and isinstance(inputs[0], Value):
+            dtype = inputs[0].dtype
+        return replace(result, dtype=dtype, shape=None if shape is None else tuple(shape))
+
+    def value(self, x: Value | np.ndarray) -> Value:
+        return x if isinstance(x, Value) else self.constant(x)
+
+    def constant(self, array: Any, dtype: int | None = None) -> Value:
+        """A constant tensor, shared with every equal one. ``dtype`` (a ``TensorProto`` type) converts, bfloat16 too."""
+        array = np.asarray(array)
+        if dtype is not None:
+            array = array.astype(helper.tensor_dtype_to_np_dtype(dtype))
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constant_names:
+            name = self._name("const")
+            self.constants[name] = numpy_helper.from_array(array, name)
+            self._constant_names[key] = Value(name, self.constants[name].data_type, array.shape)
+        return self._constant_names[key]
+
+    def like(self, number: float, x: Value) -> Value:
+        """A scalar constant of the dtype of ``x``."""
+        if x.dtype is None:
+            raise ValueError(f"the dtype of {x.name!r} is not known")
+        return self.constant(number, x.dtype)
+
+    def ints(self, *values: int) -> Value:
+        """A 1-D int64 constant."""
+        return self.constant(np.array(values, np.int64))
+
+    # ------------------------------------------------------------------ sizes
+
+    def dim(self, x: Value, axis: int) -> Dim:
+        """The size of a dimension: an int where it is static, otherwise read at run time (once per value and axis)."""
+        if axis < 0:
+            axis += x.rank
+        if x.shape is not None and (size := x.shape[axis]) is not None:
+            return size
+        key = (x.name, axis)
+        if key not in self._dims:
+            if (x.name, -1) not in self._dims:
+                self._dims[x.name, -1] = self.op("Shape", x, dtype=TensorProto.INT64)
+            self._dims[key] = self.op("Gather", self._dims[x.name, -1], self.ints(axis), axis=0, shape=(1,))
+        return self._dims[key]
+
+    def product(self, *dims: Dim) -> Dim:
+        """The product of sizes; static factors are folded."""
+        static = math.prod(d for d in dims if isinstance(d, int))
+        result: Dim | None = None
+        for d in dims:
+            if isinstance(d, Value):
+                result = d if result is None else self.op("Mul", result, d, shape=(1,))
+        if result is None or static == 1:
+            return static if result is None else result
+        return self.op("Mul", result, self.ints(static), shape=(1,))
+
+    def shape(self, *dims: Dim) -> Value:
+        """A 1-D int64 tensor of the given sizes, constant where all are static."""
+        if all(isinstance(d, int) for d in dims):
+            return self.ints(*dims)  # type: ignore[arg-type]
+        parts = [self.ints(d) if isinstance(d, int) else d for d in dims]
+        if len(parts) == 1:
+            return parts[0]
+        return self.op("Concat", *parts, axis=0, dtype=TensorProto.INT64, shape=(len(parts),))
+
+    # ------------------------------------------------------------------ layout
+
+    def reshape(self, x: Value, *dims: Dim) -> Value:
+        """Reshape to sizes of which any number may be dynamic; zero sizes are real zeros (never "copy")."""
+        shape = tuple(d if isinstance(d, int) else None for d in dims)
+        if x.shape == shape and None not in shape:
+            return x
+        dynamic = [i for i, d in enumerate(dims) if isinstance(d, Value)]
+        zero = 0 in dims
+        if len(dynamic) == 1 and not zero:
+            target = self.ints(*(-1 if isinstance(d, Value) else d for d in dims))
+        else:
+            target = self.shape(*dims)
+        if not dynamic and not zero:
+            return self.op("Reshape", x, target, shape=shape)
+        if self.opset >= 14 and (zero or len(dynamic) > 1):
+            return self.op("Reshape", x, target, allowzero=1, shape=shape)
+        if zero:  # before opset 14 a zero means "copy", but an empty tensor may be made anew
+            if x.dtype is None:
+                raise ValueError(f"the dtype of {x.name!r} is not known")
+            fill = numpy_helper.from_array(np.zeros(1, helper.tensor_dtype_to_np_dtype(x.dtype)))
+            return self.op("ConstantOfShape", target, value=fill, dtype=x.dtype, shape=shape)
+        return self.op("Reshape", x, target, shape=shape)
+
+    def transpose(self, x: Value, perm: Sequence[int]) -> Value:
+        """Transpose; the identity adds no node."""
+        perm = list(perm)
+        if perm == list(range(len(perm))):
+            return x
+        shape = None if x.shape is None else [x.shape[i] for i in perm]
+        return self.op("Transpose", x, perm=perm, shape=shape)
+
+    def unsqueeze(self, x: Value, *axes: int) -> Value:
+        """Unsqueeze at the given axes of the result."""
+        shape = None
+        if x.shape is not None:
+            rank = len(x.shape) + len(axes)
+            axes = tuple(sorted(a % rank for a in axes))
+            sizes = iter(x.shape)
+            shape = tuple(1 if i in axes else next(sizes) for i in range(rank))
+        if self.opset >= 13:
+            return self.op("Unsqueeze", x, self.ints(*axes), shape=shape)
+        return self.op("Unsqueeze", x, axes=list(axes), shape=shape)
+
+    def squeeze(self, x: Value, *axes: int) -> Value:
+        shape = None
+        if x.shape is not None:
+            axes = tuple(a % x.rank for a in axes)
+            shape = tuple(s for i, s in enumerate(x.shape) if i not in axes)
+        if self.opset >= 13:
+            return self.op("Squeeze", x, self.ints(*axes), shape=shape)
+        return self.op("Squeeze", x, axes=list(axes), shape=shape)
+
+    def slice(self, x: Value, axis: int, start: int, end: int, step: int = 1) -> Value:
+        """One axis of ``x``, from ``start`` to ``end`` (clamped as Python does)."""
+        shape = None
+        if x.shape is not None:
+            axis %= x.rank
+            sizes = list(x.shape)
+            size = sizes[axis]
+            sizes[axis] = None if size is None else len(range(size)[start:end:step])
+            shape = tuple(sizes)
+        if self.opset >= 10:
+            steps = () if step == 1 else (self.ints(step),)
+            return self.op("Slice", x, self.ints(start), self.ints(end), self.ints(axis), *steps, shape=shape)
+        if step != 1:
+            raise ValueError("Slice has no steps before opset 10")
+        return self.op("Slice", x, axes=[axis], starts=[start], ends=[end], shape=shape)
+
+    def split(self, x: Value, axis: int, sizes: Sequence[int]) -> tuple[Value, ...]:
+        """Split into parts of the given sizes."""
+        if self.opset >= 13:
+            parts = self.ops("Split", x, self.ints(*sizes), outputs=len(sizes), axis=axis)
+        else:
+            parts = self.ops("Split", x, outputs=len(sizes), axis=axis, split=list(sizes))
+        if x.shape is None:
+            return tuple(replace(p, dtype=x.dtype) for p in parts)
+        axis %= x.rank
+        return tuple(
+            replace(p, dtype=x.dtype, shape=(*x.shape[:axis], size, *x.shape[axis + 1 :]))
+            for p, size in zip(parts, sizes, strict=True)
+        )
+
+    def concat(self, values: Sequence[Value], axis: int) -> Value:
+        return values[0] if len(values) == 1 else self.op("Concat", *values, axis=axis)
+
+    # ------------------------------------------------------------------ arithmetic
+
+    def cast(self, x: Value, dtype: int) -> Value:
+        """Cast; to the dtype it already has adds no node."""
+        return x if x.dtype == dtype else self.op("Cast", x, to=dtype, dtype=dtype, shape=x.shape)
+
+    def reduce(self, op_type: str, x: Value, axes: Sequence[int], keepdims: bool = False) -> Value:
+        """ReduceSum, ReduceMax, ReduceMean, ...: the axes became an input at opset 13 (ReduceSum) or 18 (the others)."""
+        shape = None
+        if x.shape is not None:
+            axes = [a % x.rank for a in axes]
+            shape = tuple(
+                1 if i in axes else s for i, s in enumerate(x.shape) if keepdims or i not in axes
+            )
+        if not axes:
+            return x
+        if self.opset >= (13 if op_type == "ReduceSum" else 18):
+            return self.op(op_type, x, self.ints(*axes), keepdims=int(keepdims), shape=shape)
+        return self.op(op_type, x, axes=list(axes), keepdims=int(keepdims), shape=shape)
+
+    def reduce_sum(self, x: Value, axes: Sequence[int], keepdims: bool = False) -> Value:
+        return self.reduce("ReduceSum", x, axes, keepdims)
+
+    def clip(self, x: Value, low: float | Value | None, high: float | Value | None) -> Value:
+        """Clamp between scalars. NaN stays NaN or becomes a bound, depending on the runtime: mask it before indexing."""
+        if self.opset >= 11 and (self.opset >= 12 or x.dtype in FLOAT_TYPES):
+            bounds = [b if b is None or isinstance(b, Value) else self.like(b, x) for b in (low, high)]
+            return self.op("Clip", x, *bounds, shape=x.shape)
+        if x.dtype == TensorProto.FLOAT and not isinstance(low, Value) and not isinstance(high, Value):
+            return self.op("Clip", x, min=low, max=high, shape=x.shape)
+        for op_type, bound in (("Max", low), ("Min", high)):
+            if bound is not None:
+                x = self.op(op_type, x, bound if isinstance(bound, Value) else self.like(bound, x), shape=x.shape)
+        return x
+
+    def arange(self, size: Dim) -> Value:
+        """``0, 1, ..., size - 1`` as int64, at opset 9 too (Range came with 11)."""
+        if isinstance(size, int):
+            return self.constant(np.arange(size, dtype=np.int64))
+        if self.opset >= 11:
+            zero, one = (self.constant(np.array(i, np.int64)) for i in (0, 1))
+            return self.op("Range", zero, self.squeeze(size, 0), one, dtype=TensorProto.INT64, shape=(None,))
+        one = numpy_helper.from_array(np.ones(1, np.int64))
+        ones = self.op("ConstantOfShape", size, value=one, dtype=TensorProto.INT64)
+        positions = self.op("NonZero", ones, dtype=TensorProto.INT64, shape=(1, None))
+        return self.squeeze(positions, 0)
+
+
+def dtype_name(dtype: int | None) -> str:
+    """torch's name of a ``TensorProto`` data type, as used in messages: ``float32`` for FLOAT."""
+    name = "unknown" if dtype is None else TensorProto.DataType.Name(dtype).lower()
+    return {"float": "float32", "double": "float64"}.get(name, name)

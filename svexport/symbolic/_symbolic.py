@@ -1,0 +1,55 @@
+"""What an op has to say to ONNX: its body, and the aten functions of unedited models that mean the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from svexport.ops._op import Op
+from svexport.symbolic._builder import Builder, Value
+
+__all__ = ["SYMBOLICS", "Symbolic", "TensorInfo"]
+
+SYMBOLICS: dict[str, Symbolic] = {}
+"""Every symbolic by node type (``SvGridSample``), filled as the files of ``svexport.symbolic`` are imported."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor met while tracing, the same for both exporters.
+
+    Attributes:
+        value: the exporter's own object, put back into the node's inputs.
+        shape: sizes with None for dynamic ones; None where the rank is not known.
+    """
+
+    value: Any
+    shape: tuple[int | None, ...] | None
+
+
+@dataclass
+class Symbolic:
+    """The ONNX side of an op.
+
+    Args:
+        op: whose node this is.
+        body: ``body(builder, *arguments) -> Value | tuple[Value, ...]``: the standard-ONNX definition, called with the
+            op's arguments in schema order, tensors as :class:`Value`, lists as lists, attributes as int/float/list. It
+            must be right for any dimension that is None, and is specialised by every dimension that is known.
+        aten: aten function name (``"grid_sampler"``) -> ``convert(*arguments) -> op arguments | None``, called with that
+            function's arguments (tensors as :class:`TensorInfo`, the rest as Python values). None leaves the call to the
+            exporter's own conversion.
+    """
+
+    op: Op
+    body: Callable[..., Any]
+    aten: dict[str, Callable[..., Sequence[Any] | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        SYMBOLICS[self.op.node_type] = self
+
+    def build(self, builder: Builder, arguments: Sequence[Any]) -> tuple[Value, ...]:
+        """Runs the body; one :class:`Value` per output of the op."""
+        outputs = self.body(builder, *arguments)
+        return (outputs,) if isinstance(outputs, Value) else tuple(outputs)

@@ -1,0 +1,69 @@
+"""Shared by the tests: one-node models of an op, run in ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from onnx import helper
+
+from svexport.graph import attach, lower
+from svexport.graph.nodes import set_attributes
+from svexport.ops._op import Op
+
+OPSETS = (9, 11, 13, 16, 17, 18, 20, 23)
+
+
+def op_model(op: Op, args: Sequence[Any], opset: int, *, lowered: bool = True, dynamic: bool = False) -> onnx.ModelProto:
+    """A model of one node of ``op``, for arguments of the torch operator: its body lowered or attached.
+
+    ``dynamic`` leaves every dimension of the inputs open.
+    """
+    tensors: list[torch.Tensor] = []
+    attributes = []
+    for argument, value in zip(op.arguments, args, strict=True):
+        if argument.kind == "tensors":
+            tensors += value
+        elif argument.is_tensor:
+            tensors += [value]
+        else:
+            attributes.append(value)
+    expected = op(*args)
+    expected = [expected] if isinstance(expected, torch.Tensor) else list(expected)
+
+    def info(name: str, tensor: torch.Tensor) -> onnx.ValueInfoProto:
+        shape = [f"{name}_{i}" for i in range(tensor.dim())] if dynamic else list(tensor.shape)
+        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(tensor.numpy().dtype), shape)
+
+    inputs = [info(f"x{i}", t) for i, t in enumerate(tensors) if t is not None]
+    outputs = [info(f"y{i}", t) for i, t in enumerate(expected)]
+    names = ["" if t is None else f"x{i}" for i, t in enumerate(tensors)]
+    node = helper.make_node(op.node_type, names, [o.name for o in outputs], name="node", domain="svexport")
+    set_attributes(node, op, attributes)
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid("svexport", 1)]
+    model = helper.make_model(helper.make_graph([node], "graph", inputs, outputs), opset_imports=imports)
+    model.ir_version = 8 if opset < 20 else 10
+    if lowered:
+        return lower(model)
+    attach(model)
+    return model
+
+
+def run_model(model: onnx.ModelProto, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Checks a model and runs it in ONNX Runtime; inputs in the order of the graph's."""
+    onnx.checker.check_model(model, full_check=True)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    feeds = {i.name: np.ascontiguousarray(t.detach().numpy()) for i, t in zip(session.get_inputs(), tensors, strict=True)}
+    return [torch.from_numpy(y) for y in session.run(None, feeds)]
+
+
+def run_op(op: Op, args: Sequence[Any], opset: int, **options: Any) -> list[torch.Tensor]:
+    """The op's outputs as its body computes them in ONNX Runtime."""
+    flat = [t for value in args for t in (value if isinstance(value, (list, tuple)) else [value])]
+    return run_model(op_model(op, args, opset, **options), [t for t in flat if isinstance(t, torch.Tensor)])
