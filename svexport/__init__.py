@@ -10,7 +10,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from svexport import ops
 from svexport._version import __version__
 from svexport.errors import (
     BackendNotAvailableError,
@@ -22,6 +21,7 @@ from svexport.errors import (
 )
 
 if TYPE_CHECKING:
+    from svexport import ops
     from svexport.exporter.export import export
     from svexport.exporter.record import record
     from svexport.exporter.report import ExportReport
@@ -49,7 +49,8 @@ __all__ = [
     "record",
 ]
 
-# Imported on first use: they need onnx, which costs as much time to import as svexport may take.
+# Imported on first use: onnx costs as much time to import as svexport may take, and the command line has to answer
+# `--help` without torch and `doctor` even where it is missing.
 _LAZY = {
     "Comparison": "svexport.runtime.compare",
     "ExportReport": "svexport.exporter.report",
@@ -63,12 +64,12 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in _LAZY and name != "ops":
         raise AttributeError(f"module 'svexport' has no attribute {name!r}")
-    value = getattr(import_module(_LAZY[name]), name)
+    value = import_module("svexport.ops") if name == "ops" else getattr(import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_LAZY, "ops"})

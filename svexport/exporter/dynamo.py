@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from torch import Tensor, nn
 
 from svexport.errors import ExportError
 from svexport.exporter.source import user_frame
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
+from svexport.logging import logger
 from svexport.ops._op import DOMAIN, Op
 from svexport.symbolic import SYMBOLICS, Symbolic
 from svexport.symbolic._symbolic import TensorInfo
@@ -44,11 +46,28 @@ def export(
                 input_names=list(input_names),
                 dynamic_shapes=shapes,
                 custom_translation_table=translations(),
+                optimize=False,
                 verbose=False,
             )
         except torch.onnx.OnnxExporterError as error:
             raise _failure(opset, error) from error
+        _save_optimized(program, path)
+
+
+def _save_optimized(program: torch.onnx.ONNXProgram, path: Path) -> None:
+    """Saves the program as the exporter's optimizer leaves it, or as it was where that makes it invalid.
+
+    onnxscript 0.7 breaks some graphs: two equal ``clamp(0, 1)`` of one tensor lose the node that both share.
+    """
+    plain = path.with_name("plain.onnx")
+    program.save(str(plain))
+    program.optimize()
     program.save(str(path))
+    try:
+        onnx.checker.check_model(str(path))
+    except onnx.checker.ValidationError as error:
+        logger.warning("kept the graph as traced: the optimizer broke it ({})", str(error).splitlines()[0])
+        plain.replace(path)
 
 
 def translations() -> dict[Any, Callable[..., Any]]:

@@ -121,6 +121,7 @@ def export(
         flat = FlatModel(exported, bind(exported, positional, keywords), dtype)
         if not flat.tensors:
             raise ExportError(f"{type(model).__name__} got no tensor among its arguments; a file needs at least one input")
+        _check_devices(flat)
         names = _names("input_names", input_names, flat.input_names)
         axes = _dynamic_axes(flat, names, dynamic_shapes, dynamic_axes)
         notes: list[str] = []
@@ -137,9 +138,9 @@ def export(
             finished = time.perf_counter()
             results: list[Parity] = []
             if verify:
-                tolerances = _tolerances(dtype, rtol, atol)
+                rtol, atol = _tolerances(dtype, rtol, atol)
                 results = verify_file(
-                    flat, file, tensors, result_names, input_names=names, dynamic_axes=axes, **tolerances
+                    flat, file, tensors, names, result_names, dynamic_axes=axes, rtol=rtol, atol=atol, notes=notes
                 )
             if platform is not None and not platform.bodies:
                 _strip_file(file)
@@ -182,6 +183,16 @@ def _arguments(model: nn.Module, args: Any) -> tuple[Any, dict[str, Any]]:
             "svexport.record: `with svexport.record(model): model(images)`"
         )
     return last
+
+
+def _check_devices(flat: FlatModel) -> None:
+    held = {str(t.device) for t in (*flat.parameters(), *flat.buffers())}
+    given = {str(t.device) for t in flat.tensors}
+    if len(held) == 1 and held != given:
+        raise ExportError(
+            f"the model is on {', '.join(held)}, its inputs on {', '.join(sorted(given))}; move one to the other, "
+            f"model.cpu() for instance"
+        )
 
 
 @contextmanager
@@ -300,6 +311,13 @@ def _beside(path: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def write(model: onnx.ModelProto, path: Path) -> None:
+    """Writes a model beside its place and moves it there: a file of that name is whole at any time."""
+    with _beside(path) as folder:
+        save(model, folder / path.name)
+        _move(folder, path)
+
+
 def _move(folder: Path, path: Path) -> None:
     try:
         for file in sorted(folder.iterdir(), key=lambda f: f.name == path.name):  # the .onnx last, after its data
@@ -322,11 +340,11 @@ def _collected_warnings(notes: list[str]) -> Iterator[None]:
                 notes.append(note)
 
 
-def _tolerances(dtype: torch.dtype | None, rtol: float, atol: float) -> dict[str, float]:
-    if dtype in (torch.float16, torch.bfloat16):
-        resolution = 16 * torch.finfo(dtype).eps
-        return {"rtol": max(rtol, resolution), "atol": max(atol, resolution)}
-    return {"rtol": rtol, "atol": atol}
+def _tolerances(dtype: torch.dtype | None, rtol: float, atol: float) -> tuple[float, float]:
+    if dtype not in (torch.float16, torch.bfloat16):
+        return rtol, atol
+    resolution = 16 * torch.finfo(dtype).eps
+    return max(rtol, resolution), max(atol, resolution)
 
 
 @dataclass(frozen=True)
@@ -349,7 +367,7 @@ def _finish(
     """From what the exporter wrote to what the user asked for: names, sources, bodies, IR version; saved and checked."""
     import onnx
 
-    from svexport.graph.bodies import attach, lower_in_place, node_types
+    from svexport.graph.bodies import attach, lower, lower_in_place, node_types
     from svexport.graph.nodes import opset_of, svexport_nodes
     from svexport.ops._op import OPS
 
@@ -366,6 +384,7 @@ def _finish(
     nodes = [NodeSource(n.name, n.op_type, n.doc_string, n.op_type not in keep) for n in svexport_nodes(model)]
     model.ir_version = 8 if opset < 20 else 10  # ONNX Runtime refuses newer ones than it knows
     lower_in_place(model, every_type - keep)
+    lowered = _counts(model) if not keep else _counts(lower(model))
     attach(model)
     model.producer_name, model.producer_version = "svexport", __version__
     model.graph.name = "svexport"
@@ -376,10 +395,6 @@ def _finish(
     except Exception as error:
         raise ExportError(f"the exported file is not valid ONNX: {error}") from error
 
-    bodies = {(f.name, f.overload): [n.op_type for n in f.node if n.op_type != "Constant"] for f in model.functions}
-    lowered = Counter({kind: count for kind, count in _counts(model).items() if kind not in every_type})
-    for node in svexport_nodes(model):
-        lowered.update(bodies[node.op_type, node.overload])
     facts = {
         "opset": opset_of(model),
         "ir_version": model.ir_version,
@@ -387,7 +402,7 @@ def _finish(
         "outputs": {o.name: _describe(o) for o in model.graph.output},
         "nodes": _counts(model),
         "traced_nodes": traced,
-        "lowered_nodes": dict(lowered),
+        "lowered_nodes": lowered,
     }
     return _Finished(nodes, facts, {f.name for f in model.functions if f.overload})
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from svexport.errors import VerificationError
 from svexport.parity import Parity, parity
@@ -15,17 +17,21 @@ __all__ = ["random_like", "verify"]
 
 
 def verify(
-    reference: Callable[..., Sequence[Tensor]],
+    model: nn.Module,
     path: Path,
     tensors: Sequence[Tensor],
+    input_names: Sequence[str],
     output_names: Sequence[str],
     *,
-    input_names: Sequence[str] = (),
-    dynamic_axes: Mapping[str, Mapping[int, str]] | None = None,
+    dynamic_axes: Mapping[str, Mapping[int, str]],
     rtol: float,
     atol: float,
+    notes: list[str],
 ) -> list[Parity]:
     """Compares every output on the given inputs, on random ones, and with every dynamic size changed.
+
+    Random inputs may hit what a model was never meant for. Where float32 torch itself is then further from float64 torch
+    than the tolerance, a file cannot do better: that distance is added to the tolerance, and noted.
 
     Raises:
         VerificationError: if any output differs, the worst one named.
@@ -34,16 +40,24 @@ def verify(
 
     engine = OnnxEngine(path, device="cpu")
     results: list[Parity] = []
-    for run, inputs in _runs(tensors, input_names, dynamic_axes or {}):
+    for run, inputs in _runs(tensors, input_names, dynamic_axes):
         try:
-            expected = reference(*inputs)
-        except Exception:
+            expected = model(*inputs)
+        except Exception as error:  # noqa: BLE001 - whatever a model raises on sizes it does not take
             if run in ("given", "random"):
                 raise
-            continue  # the model itself does not take these sizes
+            notes.append(f"not verified with {run}: the model itself fails there ({type(error).__name__}: {error})")
+            continue
         actual = engine.run([t.detach().cpu() for t in inputs])
-        for name, e, a in zip(output_names, expected, actual, strict=True):
-            results.append(parity(name, e, a, run=run, rtol=rtol, atol=atol))
+        pairs = list(zip(output_names, expected, actual, strict=True))
+        found = [parity(name, e, a, run=run, rtol=rtol, atol=atol) for name, e, a in pairs]
+        if run != "given" and not all(p.ok for p in found):
+            gaps = _float64_gaps(model, inputs, expected)
+            for index, ((name, e, a), gap) in enumerate(zip(pairs, gaps, strict=True)):
+                if not found[index].ok and 0 < gap < math.inf:
+                    found[index] = parity(name, e, a, run=run, rtol=rtol, atol=atol + 4 * gap)
+                    notes.append(f"{name} on {run} inputs: torch itself differs by {gap:.1e} between float32 and float64")
+        results += found
     failed = sorted((p for p in results if not p.ok), key=lambda p: p.max_rel, reverse=True)
     if failed:
         worst = failed[0]
@@ -58,6 +72,16 @@ def verify(
             failed,
         )
     return results
+
+
+def _float64_gaps(model: nn.Module, inputs: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
+    """Per output, how far torch is from itself in float64; 0 where that cannot be told."""
+    try:
+        precise = copy.deepcopy(model).double()(*(t.double() if t.is_floating_point() else t for t in inputs))
+    except Exception:  # noqa: BLE001 - a model tied to one dtype; the plain tolerance stands
+        return [0.0] * len(expected)
+    gaps = [(p.double() - e.double()).abs().nan_to_num(0.0) for p, e in zip(precise, expected, strict=True)]
+    return [float(g.max()) if g.numel() else 0.0 for g in gaps]
 
 
 def _runs(

@@ -407,7 +407,8 @@ _MOVE = 2.5  # a Transpose: read, write, and one of them strided
 _SWAP = 0.25  # a Transpose of the last two dimensions before a product, which most runtimes absorb
 _FLOPS = 32  # multiply-adds in the time of one element
 _TILE = 8  # a product is computed in tiles: small dimensions waste what they do not fill
-_LAUNCH = 256  # for each matrix of a batch
+_LAUNCH = 64  # for each matrix of a batch
+_STEP = 4096  # for a Transpose, or a sum after the product, whatever its size
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,7 +453,7 @@ def _best_gemm(x: Labels, y: Labels, kept: set[int], output: Labels | None, labe
                 continue
             cost = b * (m * k + k * n + m * n + _tiled(m) * _tiled(n) * _tiled(k) / _FLOPS + _LAUNCH)
             if summed:
-                cost += b * m * n + b * m * n / size(summed)
+                cost += b * m * n + b * m * n / size(summed) + _STEP
             for operand, matrix in ((left, m * k), (right, k * n)):
                 if 0 < len(batch.intersection(operand)) < len(batch):  # no single stride: torch copies what it expands
                     cost += 2 * b * matrix
@@ -464,9 +465,9 @@ def _best_gemm(x: Labels, y: Labels, kept: set[int], output: Labels | None, labe
                 _orders(columns, right, target),
                 _orders(inner, left, right),
             ):
-                total = cost + _moved(left, bs, ms, ks) * size(left) + _moved(right, bs, ks, ns) * size(right)
+                total = cost + _move(left, bs, ms, ks, size) + _move(right, bs, ks, ns, size)
                 if target and target != tuple(atom for atom in bs if atom not in summed) + ms + ns:
-                    total += _MOVE * size(target)
+                    total += _MOVE * size(target) + _STEP
                 if total < best_cost:
                     best_cost = total
                     best = _Gemm(swapped, *map(_flatten, (bs, ms, ns, ks)))
@@ -528,12 +529,12 @@ def _merge(first: tuple, second: tuple) -> tuple:
     return tuple(merged)
 
 
-def _moved(operand: _Atoms, batch: _Atoms, rows: _Atoms, columns: _Atoms) -> float:
-    """The cost per element of turning ``operand`` into a batch of matrices."""
+def _move(operand: _Atoms, batch: _Atoms, rows: _Atoms, columns: _Atoms, size: Callable[[_Atoms], int]) -> float:
+    """The cost of turning ``operand`` into a batch of matrices."""
     lead = tuple(atom for atom in batch if atom in operand)
     if operand == lead + rows + columns:
         return 0
-    return _SWAP if operand == lead + columns + rows else _MOVE
+    return (_SWAP if operand == lead + columns + rows else _MOVE) * size(operand) + _STEP
 
 
 def _tiled(size: int) -> int:

@@ -23,10 +23,13 @@ def body(b: Builder, operands: Sequence[Value], labels: Sequence[int], ranks: Se
         b.dim(values[operand], dim) if size is None else size
         for size, (operand, dim) in zip(chosen.sizes, chosen.sources, strict=True)
     ]
+    output = split(labels, ranks)[-1]
+    shape = tuple(chosen.sizes[label] for label in output)
+    if 0 in chosen.sizes:  # a sum over nothing; ONNX Runtime broadcasts no empty batch of matrices
+        return b.op("Expand", b.like(0, values[0]), b.shape(*(sizes[label] for label in output)), shape=shape)
     for step in chosen.steps:
         values.append(_node(b, step, values, sizes))
-    output = values[-1] if chosen.steps else b.op("Identity", values[0])
-    return replace(output, shape=tuple(chosen.sizes[label] for label in split(labels, ranks)[-1]))
+    return replace(values[-1], shape=shape)
 
 
 def _node(b: Builder, step: Step, values: Sequence[Value], sizes: Sequence[Dim]) -> Value:

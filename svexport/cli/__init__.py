@@ -1,0 +1,137 @@
+"""The command line: ``svexport demo | export | compare | lower | doctor``.
+
+Each command is a file with ``add_arguments(parser)`` and ``run(options) -> Outcome``. It imports torch and the rest inside
+``run``, so that ``--help`` and usage errors answer at once, and ``doctor`` also where nothing else is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from svexport._version import __version__
+from svexport.errors import SvexportError, VerificationError
+
+__all__ = ["Outcome", "main"]
+
+COMMANDS = ("demo", "export", "compare", "lower", "doctor")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command came to.
+
+    Attributes:
+        ok: whether it succeeded: exit code 0, else 1.
+        data: the facts, as ``--json`` prints them.
+        shown: the same for people: rich renderables.
+    """
+
+    ok: bool
+    data: Mapping[str, Any]
+    shown: Sequence[Any] = field(default_factory=list)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit code: 0 success, 1 failure, 2 wrong usage."""
+    options = _parser().parse_args(argv)
+    stdout = sys.stdout
+    # With --json, whatever else prints (a model's own code, say) must not get between the braces.
+    with _logging(options.verbose), redirect_stdout(sys.stderr) if options.json else nullcontext():
+        try:
+            outcome = options.run(options)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
+        except Exception as error:  # noqa: BLE001 - a command line answers in one message, not in a traceback
+            outcome = _failed(error, options)
+    if options.json:
+        print(json.dumps(_plain({"ok": outcome.ok, **outcome.data}), indent=2, allow_nan=False), file=stdout)
+    elif outcome.shown:
+        from rich.console import Console
+
+        console = Console(file=stdout, highlight=False)
+        if not console.is_terminal:  # a pipe has no width to fit into
+            console.width = max(console.width, 160)
+        for renderable in outcome.shown:
+            console.print(renderable, soft_wrap=isinstance(renderable, str), markup=False)
+    return 0 if outcome.ok else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    # On both sides of the command; SUPPRESS keeps the command's default from undoing what stood before it.
+    common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    common.add_argument("--json", action="store_true", help="print one JSON object on stdout, nothing else")
+    common.add_argument("--verbose", action="store_true", help="log on stderr what happens, and tracebacks of errors")
+    parser = argparse.ArgumentParser(
+        "svexport", description="PyTorch to TensorRT through ONNX, exact and proven.", parents=[common]
+    )
+    parser.set_defaults(json=False, verbose=False)
+    parser.add_argument("--version", action="version", version=f"svexport {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        module = import_module(f"svexport.cli.{name}")
+        summary, _, more = module.__doc__.partition("\n\n")
+        command = commands.add_parser(
+            name,
+            help=summary[0].lower() + summary[1:].rstrip("."),
+            description=summary,
+            epilog=more,
+            parents=[common],
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return parser
+
+
+@contextmanager
+def _logging(verbose: bool) -> Iterator[None]:
+    from svexport.logging import logger
+
+    logger.configure(
+        handlers=[
+            {
+                "sink": lambda message: print(message, end="", file=sys.stderr),
+                "level": "DEBUG" if verbose else "WARNING",
+                "format": "{level: <8}{message}",
+            }
+        ]
+    )
+    logger.enable("svexport")
+    try:
+        yield
+    finally:
+        logger.disable("svexport")
+
+
+def _failed(error: Exception, options: argparse.Namespace) -> Outcome:
+    if options.verbose:
+        traceback.print_exception(error)
+    message = str(error)
+    if isinstance(error, ModuleNotFoundError):
+        message += "; `svexport doctor` says what to install"
+    elif not isinstance(error, (SvexportError, OSError)):
+        message = f"{type(error).__name__}: {error} (--verbose shows the traceback)"
+    print(f"svexport {options.command}: error: {message}", file=sys.stderr)
+    data: dict[str, Any] = {"type": type(error).__name__, "message": message}
+    if isinstance(error, VerificationError):
+        data["parity"] = [p.to_dict() for p in error.parity]
+    return Outcome(False, {"error": data})
+
+
+def _plain(value: Any) -> Any:
+    """With null for infinities and NaN, which JSON does not have."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

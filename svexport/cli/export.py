@@ -1,0 +1,83 @@
+"""Export a model to ONNX and prove the file against torch.
+
+examples:
+  svexport export models.resnet:ResNet --input x=1x3x224x224 -o resnet.onnx
+  svexport export head.py:build --weights head.pt --inputs sample.npz --target 8.6 --dtype float16 --report head.html
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from svexport.cli import Outcome, _model
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _model.add_arguments(parser)
+    parser.add_argument("-o", "--output", metavar="FILE", help="file to write (default: the class name, ./Model.onnx)")
+    parser.add_argument("--opset", type=int, default=11, metavar="N", help="9 to 23 (default: 11)")
+    parser.add_argument(
+        "--plugins",
+        type=_plugins,
+        default=True,
+        metavar="all|none|OP,OP",
+        help="svexport nodes to keep; the others are lowered to standard ONNX (default: all)",
+    )
+    parser.add_argument("--target", metavar="VERSION", help="TensorRT version the file is for, such as 8.6")
+    parser.add_argument("--dtype", choices=("float16", "bfloat16", "float32", "float64"), help="type of the exported model")
+    parser.add_argument(
+        "--dynamic", type=_dynamic, action="append", default=[], metavar="NAME:AXIS=SYMBOL", help="a dynamic size"
+    )
+    parser.add_argument("--no-verify", action="store_true", help="do not compare the file with torch")
+    parser.add_argument("--rtol", type=float, default=1e-3, help="relative tolerance (default: 1e-3)")
+    parser.add_argument("--atol", type=float, default=1e-4, help="absolute tolerance (default: 1e-4)")
+    parser.add_argument("--report", metavar="FILE.html", help="write the report as a page")
+
+
+def run(options: argparse.Namespace) -> Outcome:
+    import torch
+
+    import svexport
+
+    model, args = _model.load(options)
+    dynamic: dict[str, dict[int, str]] = {}
+    for name, axis, symbol in options.dynamic:
+        dynamic.setdefault(name, {})[axis] = symbol
+    report = svexport.export(
+        model,
+        args,
+        options.output,
+        opset=options.opset,
+        plugins=options.plugins,
+        target=options.target,
+        dtype=getattr(torch, options.dtype) if options.dtype else None,
+        dynamic_shapes=dynamic or None,
+        verify=not options.no_verify,
+        rtol=options.rtol,
+        atol=options.atol,
+    )
+    if options.report:
+        report.to_html(options.report)
+    return Outcome(True, report.to_dict(), [*report.tables(), *(f"note: {note}" for note in report.notes)])
+
+
+def _plugins(text: str) -> bool | list[str]:
+    if text in ("all", "none"):
+        return text == "all"
+    return op_names(text)
+
+
+def op_names(text: str) -> list[str]:
+    """``grid_sample,einsum``."""
+    names = text.split(",")
+    if not all(re.fullmatch(r"[a-z]\w*", name) for name in names):
+        raise argparse.ArgumentTypeError(f"expected names of ops joined by commas, such as grid_sample,einsum; got {text!r}")
+    return names
+
+
+def _dynamic(text: str) -> tuple[str, int, str]:
+    match = re.fullmatch(r"(?P<name>\w+):(?P<axis>-?\d+)=(?P<symbol>[^\W\d]\w*)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"expected NAME:AXIS=SYMBOL, such as image:0=batch; got {text!r}")
+    return match["name"], int(match["axis"]), match["symbol"]

@@ -1,0 +1,53 @@
+"""Replace svexport nodes of an ONNX file by their bodies: standard ONNX for any runtime.
+
+examples:
+  svexport lower detr3d.onnx -o detr3d-standard.onnx
+  svexport lower detr3d.onnx -o detr3d-einsum.onnx --ops einsum
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from pathlib import Path
+
+from svexport.cli import Outcome
+from svexport.cli.export import op_names
+from svexport.errors import SvexportError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("input", metavar="IN.onnx", type=Path)
+    parser.add_argument("-o", "--output", metavar="OUT.onnx", type=Path, required=True, help="may be IN.onnx")
+    parser.add_argument("--ops", type=op_names, metavar="OP,OP", help="ops to lower (default: every one)")
+
+
+def run(options: argparse.Namespace) -> Outcome:
+    if not options.input.is_file():
+        raise SvexportError(f"no such file: {options.input}")
+    import onnx
+
+    from svexport.exporter.export import write
+    from svexport.graph.bodies import lower
+    from svexport.graph.nodes import opset_of, svexport_nodes
+
+    try:
+        model = onnx.load(str(options.input))
+        onnx.checker.check_model(model)
+    except Exception as error:
+        raise SvexportError(f"{options.input} is not a valid ONNX file: {error}") from error
+    lowered = lower(model, options.ops)
+    write(lowered, options.output)
+
+    before, after = (Counter(node.op_type for node in svexport_nodes(m)) for m in (model, lowered))
+    data = {
+        "input": str(options.input),
+        "output": str(options.output),
+        "opset": opset_of(lowered),
+        "lowered": dict(before - after),
+        "kept": dict(after),
+        "nodes": len(lowered.graph.node),
+    }
+    gone = ", ".join(f"{count} {kind}" for kind, count in (before - after).items()) or "nothing: it has no such nodes"
+    left = ", ".join(f"{count} {kind}" for kind, count in after.items()) or "no svexport nodes left"
+    return Outcome(True, data, [f"{options.output}: lowered {gone}; {left}, opset {data['opset']}, {data['nodes']} nodes"])

@@ -1,0 +1,478 @@
+"""What export promises for odd models and bad input: the result or the error text, and nothing else touched."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+from collections import namedtuple
+
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import svexport
+from svexport.exporter import export as export_module
+from svexport.exporter.torchscript import registry
+
+BOTH_EXPORTERS = pytest.mark.parametrize("opset", [11, 18])
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("nchw,nchw->nc", self.drop(self.norm(self.conv(x))), self.conv(x))
+
+
+X = (torch.randn(2, 3, 6, 7),)
+
+
+def registry_state() -> dict:
+    return {
+        name: (dict(group._functions._base), dict(group._functions._overrides), dict(group._functions._merged))
+        for name, group in registry._registry.items()
+    }
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def test_bare_call_takes_example_inputs_and_class_name(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = Small()
+    model.example_inputs = X
+    report = svexport.export(model, opset=11)
+    assert (tmp_path / "Small.onnx").is_file()
+    assert report.path.name == "Small.onnx"
+    assert report.verified
+
+
+def test_bare_call_takes_lightning_example_input_array(tmp_path) -> None:
+    model = Small()
+    model.example_input_array = X[0]
+    assert svexport.export(model, path=tmp_path / "m.onnx").verified
+
+
+def test_bare_call_takes_recorded_arguments(tmp_path) -> None:
+    class Masked(nn.Module):
+        def forward(self, x: Tensor, *, mask: Tensor, scale: float = 1.0) -> Tensor:
+            return x * mask * scale
+
+    model = Masked()
+    with svexport.record(model):
+        model(torch.randn(3, 4), mask=torch.rand(3, 4) > 0.5, scale=3.0)
+    hooks = len(model._forward_pre_hooks)
+    report = svexport.export(model, path=tmp_path / "m.onnx")
+    assert list(report.inputs) == ["x", "mask"]
+    assert hooks == 0
+
+
+def test_without_arguments_the_error_says_how_to_give_them(tmp_path) -> None:
+    with pytest.raises(svexport.ExportError, match=r"example_inputs = .* or run one forward under svexport.record"):
+        svexport.export(Small(), path=tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), r"missing a required argument: 'x'"),
+        ((X[0], X[0]), r"too many positional arguments"),
+        ({"y": X[0]}, r"."),
+        ((3,), r"no tensor among its arguments|."),
+    ],
+)
+def test_wrong_arity(args, message, tmp_path) -> None:
+    with pytest.raises((svexport.ExportError, AttributeError, TypeError), match=message):
+        svexport.export(Small(), args, tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_wrong_arity_shows_signature_and_what_came(tmp_path) -> None:
+    with pytest.raises(svexport.ExportError, match=r"Small\.forward\(x: .*Got \(float32\[2, 3, 6, 7\], float32") as info:
+        svexport.export(Small(), (X[0], X[0]), tmp_path / "m.onnx")
+    assert "Give a tuple with one entry per parameter" in str(info.value)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [(X[0], X[0]), {"a": X[0], "b": X[0]}, (X[0], {"b": X[0]})],
+    ids=["tuple", "dict", "last dict"],
+)
+def test_spellings_of_arguments(args, tmp_path) -> None:
+    class Two(nn.Module):
+        def forward(self, a: Tensor, b: Tensor, c: bool = True) -> Tensor:
+            return a - b * 2 if c else a
+
+    assert list(svexport.export(Two(), args, tmp_path / "m.onnx").inputs) == ["a", "b"]
+
+
+@BOTH_EXPORTERS
+def test_nested_arguments_and_results(opset, tmp_path) -> None:
+    Pair = namedtuple("Pair", "first second")
+
+    @dataclasses.dataclass
+    class Result:
+        boxes: Tensor
+        extra: dict
+
+    class Nested(nn.Module):
+        def forward(self, features: list, meta: dict, flag: bool = False):
+            total = features[0] + features[1] * meta["scale"]
+            pair = Pair(total, features[1] * 2)
+            return {"result": Result(total * 3, {"n": None, "k": [total * 4, 7]}), "pair": pair, "same": total}
+
+    features, meta = [torch.randn(2, 3), torch.randn(2, 3)], {"scale": torch.randn(2, 1)}
+    report = svexport.export(Nested(), (features, meta), tmp_path / "m.onnx", opset=opset)
+    assert list(report.inputs) == ["features_0", "features_1", "meta_scale"]
+    assert list(report.outputs) == ["result_boxes", "result_extra_k_0", "pair_first", "pair_second", "same"]
+    engine = svexport.load(report.path)
+    got = dict(zip(engine.output_names, engine(*features, meta["scale"]), strict=True))
+    total = features[0] + features[1] * meta["scale"]
+    torch.testing.assert_close(got["result_extra_k_0"], total * 4)
+    torch.testing.assert_close(got["pair_first"], total)
+    torch.testing.assert_close(got["same"], total)
+
+
+@BOTH_EXPORTERS
+def test_names_of_tuples_and_given_names(opset, tmp_path) -> None:
+    class Tuples(nn.Module):
+        def forward(self, x: Tensor):
+            return x, (x * 2, [x * 3]), x
+
+    report = svexport.export(Tuples(), X, tmp_path / "m.onnx", opset=opset)
+    assert list(report.outputs) == ["output_0", "output_1_0", "output_1_1_0", "output_2"]
+    names = ["a", "b", "c", "d"]
+    report = svexport.export(Tuples(), X, tmp_path / "m.onnx", opset=opset, input_names=["image"], output_names=names)
+    assert list(report.inputs) == ["image"]
+    assert list(report.outputs) == names
+    file = onnx.load(report.path)
+    assert [o.name for o in file.graph.output] == names
+    with pytest.raises(svexport.ExportError, match=r"output_names expects 4 different names .* got \['a'\]"):
+        svexport.export(Tuples(), X, tmp_path / "m.onnx", opset=opset, output_names=["a"])
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+@pytest.mark.parametrize(("result", "message"), [(None, "without any tensor"), ({1, 2}, "returned a set")])
+def test_results_without_tensors(result, message, opset, tmp_path) -> None:
+    class Nothing(nn.Module):
+        def forward(self, x: Tensor):
+            return result
+
+    with pytest.raises(svexport.ExportError, match=message):
+        svexport.export(Nothing(), X, tmp_path / "m.onnx", opset=opset)
+    assert not list(tmp_path.iterdir())
+
+
+def test_not_a_module(tmp_path) -> None:
+    with pytest.raises(svexport.ExportError, match="expected a torch.nn.Module, got function"):
+        svexport.export(lambda x: x, X, tmp_path / "m.onnx")
+
+
+# ---------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize("opset", [8, 24, 0, -1, "11", 11.5])
+def test_unsupported_opset(opset, tmp_path) -> None:
+    with pytest.raises(svexport.ExportError, match="opset must be an integer from 9 to 23, got"):
+        svexport.export(Small(), X, tmp_path / "m.onnx", opset=opset)
+
+
+def test_unknown_plugin(tmp_path) -> None:
+    with pytest.raises(svexport.UnsupportedError, match=r"expected names of ops \(.*einsum.*\), got 'gridsample'"):
+        svexport.export(Small(), X, tmp_path / "m.onnx", plugins=["gridsample"])
+
+
+@pytest.mark.parametrize(("target", "message"), [("7.0", '"8.2" on'), ("x", "got 'x'"), ("8.6", "opset 9 to 17")])
+def test_bad_target(target, message, tmp_path) -> None:
+    with pytest.raises(svexport.ExportError, match=message):
+        svexport.export(Small(), X, tmp_path / "m.onnx", opset=18, target=target)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"y": {0: "n"}}, r"names \['y'\]; the inputs are x"),
+        ({"x": {9: "n"}}, "x has 4 dimensions, axis 9"),
+        (({0: "n"}, {0: "n"}), "tuple of 1 entries"),
+        (3, "expects a dict by name"),
+    ],
+)
+def test_bad_dynamic_shapes(shapes, message, tmp_path) -> None:
+    with pytest.raises(svexport.ExportError, match=message):
+        svexport.export(Small(), X, tmp_path / "m.onnx", dynamic_shapes=shapes)
+
+
+@BOTH_EXPORTERS
+@pytest.mark.parametrize(
+    "shapes",
+    [{"x": {0: "n"}}, ({0: "n"},), {"x": ["n", None, None, None]}, {"x": {0: torch.export.Dim("n")}}, {"x": {-4: "n"}}],
+)
+def test_spellings_of_dynamic_shapes(shapes, opset, tmp_path) -> None:
+    report = svexport.export(Small(), X, tmp_path / "m.onnx", opset=opset, dynamic_shapes=shapes)
+    assert report.inputs["x"] == "float32[n, 3, 6, 7]"
+
+
+@BOTH_EXPORTERS
+def test_dynamic_axes(opset, tmp_path) -> None:
+    axes = {"x": [0], "output": {0: "n"}}  # torch.onnx.export's spelling; outputs may be named too
+    report = svexport.export(Small(), X, tmp_path / "m.onnx", opset=opset, dynamic_axes=axes)
+    assert report.inputs["x"] == "float32[x_dim_0, 3, 6, 7]"
+    assert svexport.load(report.path)(torch.randn(5, 3, 6, 7)).shape == (5, 4)
+
+
+@BOTH_EXPORTERS
+def test_half_model(opset, tmp_path) -> None:
+    model = Small()
+    before = {k: v.dtype for k, v in model.state_dict().items()}
+    report = svexport.export(model, X, tmp_path / "m.onnx", opset=opset, dtype=torch.float16)
+    assert report.inputs["x"].startswith("float32")  # inputs stay as given
+    assert report.outputs["output"].startswith("float16")
+    file = onnx.load(report.path)
+    assert {t.data_type for t in file.graph.initializer if t.name.endswith("weight")} <= {onnx.TensorProto.FLOAT16}
+    assert report.verified
+    assert before == {k: v.dtype for k, v in model.state_dict().items()}
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_unwritable_path(tmp_path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("x")
+    with pytest.raises(svexport.ExportError, match=r"cannot write .*; choose a writable folder"):
+        svexport.export(Small(), X, blocker / "m.onnx")
+    with pytest.raises(svexport.ExportError, match="expected the path of a file, got the folder"):
+        svexport.export(Small(), X, tmp_path)
+
+
+def test_folders_are_made(tmp_path) -> None:
+    assert svexport.export(Small(), X, tmp_path / "a" / "b" / "m.onnx").path.is_file()
+
+
+@BOTH_EXPORTERS
+def test_verification_error_names_the_worst_output_and_leaves_no_file(opset, tmp_path) -> None:
+    class Random(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            self.calls += 1
+            return {"good": x * 2, "bad": x * 2 + 0.01 * self.calls}
+
+    old = tmp_path / "m.onnx"
+    old.write_text("an older file")
+    with pytest.raises(svexport.VerificationError, match="output 'bad' differs by up to 0.0") as info:
+        svexport.export(Random(), X, old, opset=opset)
+    assert {p.name for p in info.value.parity} == {"bad"}
+    assert old.read_text() == "an older file"
+    assert os.listdir(tmp_path) == ["m.onnx"]
+    assert not svexport.export(Random(), X, tmp_path / "n.onnx", opset=opset, verify=False).verified
+
+
+@BOTH_EXPORTERS
+def test_large_models_keep_their_weights_beside_the_file(opset, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(export_module, "MAX_PROTOBUF_BYTES", 1000)
+    model = nn.Sequential(nn.Linear(64, 32), Small_head())
+    report = svexport.export(model, (torch.randn(2, 64),), tmp_path / "big.onnx", opset=opset)
+    assert sorted(os.listdir(tmp_path)) == ["big.onnx", "big.onnx.data"]
+    assert report.verified
+    x = torch.randn(2, 64)
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    for name in ("big.onnx", "big.onnx.data"):
+        os.rename(tmp_path / name, moved / name)
+    torch.testing.assert_close(svexport.load(moved / "big.onnx")(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+class Small_head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(32, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("nc,cd->nd", x, self.weight)
+
+
+# ---------------------------------------------------------------- models
+
+
+class Unsupported(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        return torch.linalg.svdvals(y)
+
+
+@BOTH_EXPORTERS
+def test_operator_that_cannot_be_exported_is_named_with_its_source(opset, tmp_path) -> None:
+    with pytest.raises(svexport.ExportError, match=r"(?s)svd.*at .*test_contract\.py:\d+ in forward: return torch\.linalg"):
+        svexport.export(Unsupported(), (torch.randn(3, 3),), tmp_path / "m.onnx", opset=opset)
+    assert not list(tmp_path.iterdir())
+
+
+@BOTH_EXPORTERS
+def test_everything_is_as_before(opset, tmp_path) -> None:
+    """Mode, hooks, parameters, buffers and torch.onnx's registry, after success and after failure."""
+    model = Small().train()
+    model.norm.eval()
+    calls: list[int] = []
+    model.conv.register_forward_hook(lambda *_: calls.append(1))
+    state = copy.deepcopy(model.state_dict())
+    registered = registry_state()
+    attributes = set(vars(model))
+
+    svexport.export(model, X, tmp_path / "m.onnx", opset=opset)
+    assert calls  # hooks run during tracing, as in any forward
+    with pytest.raises(svexport.ExportError):
+        svexport.export(nn.Sequential(model, Unsupported()), X, tmp_path / "n.onnx", opset=opset)
+
+    assert [m.training for m in (model, model.conv, model.norm, model.drop)] == [True, True, False, True]
+    assert len(model.conv._forward_hooks) == 1
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    assert set(vars(model)) == attributes
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(value, state[key], rtol=0, atol=0)
+    assert registry_state() == registered
+    assert torch.is_grad_enabled()
+
+
+def test_registrations_of_the_user_survive(tmp_path) -> None:
+    def mine(g, *args):
+        raise AssertionError("ours is used during svexport.export")
+
+    torch.onnx.register_custom_op_symbolic("aten::einsum", mine, 13)
+    try:
+        svexport.export(Small(), X, tmp_path / "m.onnx", opset=13)
+        assert registry.get_function_group("aten::einsum").get(13) is mine
+    finally:
+        torch.onnx.unregister_custom_op_symbolic("aten::einsum", 13)
+
+
+@BOTH_EXPORTERS
+def test_train_mode_is_exported_in_eval(opset, tmp_path) -> None:
+    model = Small().train()
+    report = svexport.export(model, X, tmp_path / "m.onnx", opset=opset)
+    assert "Dropout" not in report.nodes
+    assert model.training
+    expected = model.eval()(*X)
+    torch.testing.assert_close(svexport.load(report.path)(*X), expected, rtol=1e-4, atol=1e-4)
+
+
+@BOTH_EXPORTERS
+def test_inputs_that_need_grad(opset, tmp_path) -> None:
+    x = X[0].clone().requires_grad_()
+    assert svexport.export(Small(), (x,), tmp_path / "m.onnx", opset=opset).verified
+    assert x.requires_grad
+    assert x.grad is None
+
+
+@BOTH_EXPORTERS
+def test_shared_parameters_are_stored_once(opset, tmp_path) -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(96, 96)
+            self.b = nn.Linear(96, 96)
+            self.b.weight = self.a.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x).relu())
+
+    report = svexport.export(Shared(), (torch.randn(2, 96),), tmp_path / "m.onnx", opset=opset)
+    file = onnx.load(report.path)
+    assert sum(list(t.dims) == [96, 96] for t in file.graph.initializer) == 1
+
+
+def test_parameter_names_are_the_models_own(tmp_path) -> None:
+    for opset in (11, 18):
+        model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1))
+        file = onnx.load(svexport.export(model, X, tmp_path / "m.onnx", opset=opset).path)
+        assert {"0.weight", "0.bias", "2.weight", "2.bias"} <= {t.name for t in file.graph.initializer}
+        assert "_svexport_model" not in str(file)
+
+
+@pytest.mark.gpu
+@BOTH_EXPORTERS
+def test_model_on_gpu(opset, tmp_path) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    report = svexport.export(Small().cuda(), (X[0].cuda(),), tmp_path / "m.onnx", opset=opset)
+    assert report.verified
+
+
+def test_inputs_on_another_device_than_the_model(tmp_path) -> None:
+    model = Small().to("meta")
+    with pytest.raises(svexport.ExportError, match=r"model is on meta, its inputs on cpu"):
+        svexport.export(model, X, tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("opset", [11, 13, 17])
+def test_scripted_submodules(opset, tmp_path) -> None:
+    class Loop(nn.Module):
+        def forward(self, x: Tensor, w: Tensor) -> Tensor:
+            if x.size(0) > 1:
+                x = x + 1
+            return torch.einsum("nc,cd->nd", x, w)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.jit.script(Loop())
+            self.w = nn.Parameter(torch.randn(5, 6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x * 2, self.w)
+
+    model = Outer()
+    report = svexport.export(model, (torch.randn(3, 5),), tmp_path / "m.onnx", opset=opset)
+    assert report.traced_nodes["SvEinsum"] == 1
+
+
+def test_scripted_model(tmp_path) -> None:
+    class Sample(nn.Module):
+        def forward(self, x: Tensor, grid: Tensor) -> Tensor:
+            return F.grid_sample(x, grid, align_corners=False)
+
+    model = torch.jit.script(Sample())
+    args = (torch.randn(1, 2, 5, 6), torch.rand(1, 3, 4, 2))
+    report = svexport.export(model, args, tmp_path / "m.onnx", opset=11)
+    assert report.traced_nodes["SvGridSample"] == 1
+
+
+def test_svexport_ops_used_directly(tmp_path) -> None:
+    class Direct(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sample = svexport.ops.BilinearSample()
+
+        def forward(self, x: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
+            return self.sample(svexport.ops.einsum("nchw,cd->ndhw", x, x[0, :, :2, 0]), grid)
+
+    args = (torch.randn(1, 3, 5, 6), torch.rand(1, 3, 4, 2) * 5)
+    for opset in (9, 11, 17, 18):
+        report = svexport.export(Direct(), args, tmp_path / "m.onnx", opset=opset)
+        assert set(report.traced_nodes) >= {"SvBilinearSample", "SvEinsum"}
+
+
+def test_report(tmp_path) -> None:
+    import json
+
+    report = svexport.export(Small(), X, tmp_path / "m.onnx", opset=11)
+    text = str(report)
+    for expected in ("Small -> m.onnx: verified", "opset / IR", "11 / 8", "SvEinsum", "max abs", "test_contract.py"):
+        assert expected in text
+    values = json.loads(json.dumps(report.to_dict()))
+    assert values["verified"] is True
+    assert values["opset"] == 11
+    assert values["lowered_nodes"].get("SvEinsum") is None
+    assert values["traced_nodes"]["SvEinsum"] == 1
+    report.to_html(tmp_path / "r.html")
+    assert "<svg" in (tmp_path / "r.html").read_text() or "<img" in (tmp_path / "r.html").read_text()

@@ -1,0 +1,174 @@
+"""Every opset, both values of plugins: the file has that opset, is valid, and equals torch."""
+
+from __future__ import annotations
+
+import itertools
+
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+from examples import stgcn
+from onnx import helper
+from torch import Tensor, nn
+
+import svexport
+from svexport.ops._op import OPS
+from tests.support import OPSETS
+
+
+class Einsums(nn.Module):
+    """The einsum calls of unedited models, by every way to spell them."""
+
+    def forward(self, x: Tensor, a: Tensor, w: Tensor) -> dict[str, Tensor]:
+        from torch import einsum
+
+        return {
+            "graph_conv": torch.einsum("nkctv,kvw->nctw", (x, a)),
+            "linear": einsum("nkctv,cd->ndtkv", x, w),
+            "trace": torch.einsum("kvv->k", a),
+            "outer": torch.einsum("kvw,cd->kcd", a, w),
+            "implicit": torch.einsum("cd,ed", w, w),
+            "ellipsis": torch.einsum("...tv,kvw->...tw", x, a[:1]),
+            "three": torch.einsum("nkctv,kvw,cd->ndtw", x, a, w),
+        }
+
+
+class GridSamples(nn.Module):
+    """All modes, paddings and alignments of ``F.grid_sample``."""
+
+    def forward(self, image: Tensor, grid: Tensor, volume: Tensor, points: Tensor) -> dict[str, Tensor]:
+        outputs = {}
+        for mode, padding, align in itertools.product(
+            ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection"), (False, True)
+        ):
+            name = f"{mode}_{padding}_{'corners' if align else 'centres'}"
+            outputs[name] = F.grid_sample(image, grid, mode, padding, align)
+            if mode != "bicubic":
+                outputs[f"volume_{name}"] = F.grid_sample(volume, points, mode, padding, align)
+        return outputs
+
+
+def example(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    if name == "einsum":
+        return Einsums(), (torch.randn(2, 3, 4, 5, 7), torch.randn(3, 7, 7), torch.randn(4, 6))
+    if name == "grid_sample":
+        image, grid = torch.randn(2, 3, 5, 7), torch.rand(2, 4, 3, 2) * 2.6 - 1.3
+        return GridSamples(), (image, grid, torch.randn(2, 2, 3, 4, 5), torch.rand(2, 2, 3, 2, 3) * 2.6 - 1.3)
+    model = stgcn.model()
+    return model, (torch.randn(1, 3, 24, 25, 2),)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("plugins", [True, False])
+@pytest.mark.parametrize("name", ["einsum", "grid_sample", "stgcn"])
+def test_export(name: str, plugins: bool, opset: int, tmp_path) -> None:
+    torch.manual_seed(opset)
+    model, args = example(name)
+    report = svexport.export(model, args, tmp_path / "model.onnx", opset=opset, plugins=plugins)
+    file = onnx.load(report.path)
+    onnx.checker.check_model(file, full_check=True)
+    assert report.verified
+    assert report.max_abs < 1e-4
+    assert {entry.domain: entry.version for entry in file.opset_import}[""] == opset
+    for node in (*file.graph.node, *(n for f in file.functions for n in f.node)):
+        assert node.op_type != "Einsum"
+        assert node.op_type != "GridSample" or 16 <= opset < 20
+
+    # Independently of the exporter's own verification: the engine against a fresh torch forward.
+    engine = svexport.load(report.path)
+    with torch.no_grad():
+        expected = model.eval()(*args)
+    actual = engine(*args)
+    expected = list(expected.values()) if isinstance(expected, dict) else [expected]
+    actual = [actual] if isinstance(actual, Tensor) else list(actual)
+    for e, a in zip(expected, actual, strict=True):
+        torch.testing.assert_close(a, e, rtol=0, atol=1e-4)
+
+    nodes = [n for n in file.graph.node if n.domain == "svexport"]
+    expected_type = "SvGridSample" if name == "grid_sample" else "SvEinsum"
+    assert report.traced_nodes[expected_type] > 0
+    assert all(n.lowered is not plugins for n in report.svexport_nodes)
+    if not plugins:
+        assert not nodes
+        assert not file.functions
+        assert [entry.domain for entry in file.opset_import] == [""]
+        return
+    assert {n.op_type for n in nodes} == {expected_type}
+    functions = {(f.name, f.overload) for f in file.functions}
+    op = next(op for op in OPS.values() if op.node_type == expected_type)
+    for node in nodes:
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        assert set(attributes) == {a.name for a in op.attributes} | {"plugin_namespace", "plugin_version"}
+        assert attributes["plugin_namespace"] == b"svexport"
+        assert attributes["plugin_version"] == b"1"
+        assert (node.op_type, node.overload) in functions
+
+
+@pytest.mark.parametrize("opset", [9, 11, 17, 18, 20])
+@pytest.mark.parametrize("plugins", [True, False])
+def test_dynamic_shapes(plugins: bool, opset: int, tmp_path) -> None:
+    class Both(nn.Module):
+        def forward(self, x: Tensor, grid: Tensor, w: Tensor) -> Tensor:
+            return torch.einsum("nchw,cd->nhwd", F.grid_sample(x, grid, align_corners=False), w)
+
+    args = (torch.randn(1, 3, 8, 9), torch.rand(1, 4, 5, 2) * 2 - 1, torch.randn(3, 6))
+    shapes = {"x": {0: "batch", 2: "height"}, "grid": {0: "batch", 1: "rows"}}
+    report = svexport.export(
+        Both(), args, tmp_path / "m.onnx", opset=opset, plugins=plugins, dynamic_shapes=shapes
+    )
+    assert any("batch=2" in p.run for p in report.parity)
+    engine = svexport.load(report.path)
+    for n, h, rows in [(1, 8, 4), (3, 11, 1), (5, 1, 7)]:
+        x, grid = torch.randn(n, 3, h, 9), torch.rand(n, rows, 5, 2) * 2.4 - 1.2
+        torch.testing.assert_close(engine(x, grid, args[2]), Both()(x, grid, args[2]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("plugins", [["grid_sample"], ["einsum"], [], ["einsum", "grid_sample"]])
+def test_plugins_as_a_list(plugins: list[str], tmp_path) -> None:
+    class Both(nn.Module):
+        def forward(self, x: Tensor, grid: Tensor) -> Tensor:
+            return torch.einsum("nchw,ncij->nhwij", F.grid_sample(x, grid, align_corners=True), x)
+
+    args = (torch.randn(1, 3, 5, 6), torch.rand(1, 4, 5, 2) * 2 - 1)
+    report = svexport.export(Both(), args, tmp_path / "m.onnx", plugins=plugins)
+    kept = {n.op_type for n in onnx.load(report.path).graph.node if n.domain == "svexport"}
+    assert kept == {OPS[name].node_type for name in plugins}
+
+
+def test_several_bodies_of_one_op_are_overloads(tmp_path) -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.einsum("ij,jk->ik", x, x) - torch.einsum("ij,jk->ki", x, x)
+
+    x = torch.randn(4, 4)
+    report = svexport.export(Two(), (x,), tmp_path / "m.onnx", opset=11)
+    file = onnx.load(report.path)
+    assert len(file.functions) == 2
+    assert file.ir_version == 10
+    torch.testing.assert_close(svexport.load(report.path)(x), x @ x - (x @ x).t())
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_where_nodes_came_from(opset: int, tmp_path) -> None:
+    report = svexport.export(Einsums(), example("einsum")[1], tmp_path / "m.onnx", opset=opset)
+    sources = [n.source for n in report.svexport_nodes]
+    assert all("test_opsets.py:" in source and "in forward" in source for source in sources)
+    assert any('torch.einsum("kvv->k", a)' in source for source in sources)
+    assert any('einsum("nkctv,cd->ndtkv", x, w)' in source for source in sources)
+
+
+@pytest.mark.parametrize(
+    ("target", "opset", "bodies"), [("8.4", 11, False), ("8.6", 17, False), ("10.0", 18, False), ("10.12", 11, True)]
+)
+def test_target(target: str, opset: int, bodies: bool, tmp_path) -> None:
+    class Both(nn.Module):
+        def forward(self, x: Tensor, grid: Tensor) -> Tensor:
+            return torch.einsum("nchw->nc", F.grid_sample(x, grid, align_corners=True))
+
+    args = (torch.randn(1, 3, 5, 6), torch.rand(1, 4, 5, 2) * 2 - 1)
+    report = svexport.export(Both(), args, tmp_path / "m.onnx", opset=opset, target=target)
+    file = onnx.load(report.path)
+    assert report.verified
+    assert bool(file.functions) is bodies
+    assert {n.op_type for n in file.graph.node if n.domain == "svexport"} == {"SvGridSample"}  # einsum runs natively

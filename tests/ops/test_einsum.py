@@ -1,0 +1,454 @@
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from svexport.ops.einsum import OP, Einsum, MatMul, Mul, ReduceSum, einsum, parse, plan, samples, split
+from tests.support import OPSETS, op_model, run_op
+
+SEED_EQUATIONS = {  # at the shapes of their networks: (equation, shapes, data transposes allowed)
+    "channels": ("nctw,cd->ndtw", ((64, 64, 300, 25), (64, 128)), 1),
+    "graph": ("nkctv,kvw->nctw", ((64, 3, 64, 300, 25), (3, 25, 25)), 1),
+    "graph-per-channel": ("nkctv,kcvw->nctw", ((64, 3, 64, 300, 25), (3, 64, 25, 25)), 1),
+    "attention": ("bhnm,bdhm->bdhn", ((2, 8, 512, 512), (2, 32, 8, 512)), 2),
+}
+
+quiet = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
+
+
+@st.composite
+def problems(draw: Callable[..., Any], broadcast: bool = True, smallest: int = 0) -> tuple[str, list[tuple[int, ...]]]:
+    """A valid equation and shapes: ellipsis, diagonals, traces, outer products, broadcasting, implicit outputs."""
+    sizes = dict(zip("ijkBaZ", draw(st.permutations([smallest, 1, 2, 3, 4, 5])), strict=True))
+    if draw(st.integers(0, 3)):  # mostly without empty dimensions, whose results are all alike
+        sizes = {name: max(size, 1) for name, size in sizes.items()}
+    hidden = draw(st.lists(st.sampled_from([1, 2, 3]), max_size=2))  # under the ellipsis
+    terms, shapes = [], []
+    for _ in range(draw(st.integers(1, 4))):
+        names = draw(st.lists(st.sampled_from("ijkBaZ"), max_size=4))
+        ones = {name for name in names if broadcast and draw(st.integers(0, 7)) == 0}
+        dims = [(name, (1 if name in ones else sizes[name],)) for name in names]
+        if hidden and draw(st.booleans()):
+            covered = hidden[draw(st.integers(0, len(hidden))) :]
+            covered = [1 if broadcast and draw(st.integers(0, 5)) == 0 else size for size in covered]
+            dims.insert(draw(st.integers(0, len(dims))), ("...", tuple(covered)))
+        terms.append("".join(name for name, _ in dims))
+        shapes.append(tuple(size for _, part in dims for size in part))
+    equation = (", " if draw(st.booleans()) else ",").join(terms)
+    if draw(st.booleans()):
+        names = sorted(set("".join(terms)) - set(", ."))
+        output = draw(st.lists(st.sampled_from(names), unique=True)) if names else []
+        if draw(st.booleans()):
+            output.insert(draw(st.integers(0, len(output))), "...")
+        equation += "->" + "".join(output)
+    return equation, shapes
+
+
+def make(shapes: Any, dtype: torch.dtype = torch.float64, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    if dtype.is_floating_point or dtype.is_complex:
+        return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+    return [torch.randint(0, 2 if dtype == torch.bool else 5, shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def canonical(equation: str, shapes: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return parse(equation, tuple(map(len, shapes)))
+
+
+def rebatched(shapes: tuple[tuple[int, ...], ...], batch: int | None) -> tuple[tuple[int | None, ...], ...]:
+    """Shapes of one of the seed equations with another size of its first label."""
+    old = shapes[0][0]
+    return tuple((batch, *shape[1:]) if len(shape) > 2 and shape[0] == old else shape for shape in shapes)
+
+
+def outcome(function: Callable[..., Tensor], *args: Any) -> Tensor | type[Exception]:
+    try:
+        return function(*args)
+    except Exception as error:
+        return type(error)
+
+
+# ------------------------------------------------------------------ equal to torch.einsum
+
+
+@settings(quiet, max_examples=2000)
+@given(problems())
+def test_equals_torch_in_values_and_gradients(problem: tuple[str, list[tuple[int, ...]]]) -> None:
+    equation, shapes = problem
+    ours, theirs = ([x.requires_grad_() for x in make(shapes)] for _ in range(2))
+    actual, expected = einsum(equation, *ours), torch.einsum(equation, *theirs)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+    weights = make([expected.shape], seed=1)[0]
+    actual_grads = torch.autograd.grad(actual, ours, weights, materialize_grads=True)
+    expected_grads = torch.autograd.grad(expected, theirs, weights, materialize_grads=True)
+    torch.testing.assert_close(actual_grads, expected_grads, rtol=1e-10, atol=1e-10)
+
+
+@settings(quiet, max_examples=1000)
+@given(
+    st.text(alphabet="iijjkB.,->  1", max_size=9) | st.from_regex(r"i?j?(\.\.\.)?k?,?j?k?(\.\.\.)?(->i?k?i?(\.\.\.)?)?", fullmatch=True),
+    st.lists(st.lists(st.sampled_from([1, 2, 3]), max_size=3), min_size=1, max_size=2),
+)
+def test_accepts_and_refuses_what_torch_does(equation: str, shapes: list[list[int]]) -> None:
+    operands = make(shapes)
+    actual, expected = outcome(einsum, equation, *operands), outcome(torch.einsum, equation, *operands)
+    torch.testing.assert_close(actual, expected) if isinstance(expected, Tensor) else None
+    assert type(actual) is type(expected)
+    assert isinstance(expected, Tensor) or actual is expected
+
+
+X, Y = make([(2, 3), (3, 4)])
+
+
+@pytest.mark.parametrize(
+    ("args", "match"),
+    [
+        (("ij,jk", X), r"one operand for each of the 2 .* got 1"),
+        (("ij", X, Y), r"one operand for each of the 1 .* got 2"),
+        (("i1", X), r"\[a-zA-Z\].* operand 0 of 'i1', got '1'"),
+        (("é", X), r"got 'é'"),
+        (("..j", X), r"operand 0 of '..j', got '.'"),
+        (("...j...", X), r"at most one ellipsis"),
+        (("ij->...i...", X), r"at most one ellipsis .* the output"),
+        (("ij->i->j", X), r"for the output .* got '-'"),
+        (("ij>j", X), r"got '>'"),
+        (("ij->i,j", X), r"got ','"),
+        (("i", X), r"operand 0 of 'i' to have 1 dimensions.* got 2"),
+        (("ijk", X), r"to have 3 dimensions.* got 2"),
+        (("ijk...", X), r"to have at least 3 dimensions.* got 2"),
+        (("ij->k", X), r"'k' appears in no operand"),
+        (("ij->ii", X), r"'i' appears 2 times there"),
+        (("ii", X), r"operand 0 .*diagonal.* got 2 and 3"),
+        (("ii", X[:1]), r"got 1 and 3"),
+        (("ij,jk->ik", X, Y.T), r"got 4 in dimension 0 of operand 1.* 3 in dimension 1 of operand 0"),
+        (("...,...", X[0], Y[0]), r"got 4 in dimension 0 of operand 1"),
+        (("ij",), r"at least one operand"),
+        (("ij", []), r"at least one operand"),
+        ((X,), r"at least one operand"),
+        ((X, [0, 52]), r"range \[0, 52\), got 52"),
+        ((X, [0, -1]), r"range \[0, 52\), got -1"),
+        ((3, X), r"expected a string and tensors.* got int, Tensor"),
+        ((None, X), r"got NoneType, Tensor"),
+        (("ij", 3), r"got str, int"),
+        (("ij", [X], X), r"got str, list, Tensor"),
+        ((X, ["a"]), ""),
+        ((X, 0), ""),
+    ],
+)
+def test_errors_are_those_of_torch_and_say_what_to_do(args: tuple, match: str) -> None:
+    expected = outcome(torch.einsum, *args)
+    assert isinstance(expected, type)
+    with pytest.raises(expected, match=match):
+        einsum(*args)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (X, [0, 1], Y, [1, 2], [0, 2]),
+        (X, [0, 1], Y, [1, 2]),
+        (X, [27, 1], Y, [1, 0]),  # implicit output: upper case first
+        (X, [..., 0], [0, ...]),
+        (X, (0, True), ()),
+        ("ij,jk", [X, Y]),
+        ("ij,jk", (X, Y)),
+        (" i j , j k -> k i ", X, Y),
+        ("bA", X),
+        ("i->i ...", X[0]),
+    ],
+)
+def test_call_forms(args: tuple) -> None:
+    torch.testing.assert_close(einsum(*args), torch.einsum(*args))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.int32, torch.uint8, torch.bool, torch.complex64, torch.complex128, torch.float16, torch.bfloat16],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("ij->i", [(2, 3)]),
+        ("ij->i", [(2, 1)]),
+        ("ij->ji", [(2, 3)]),
+        ("ii->i", [(3, 3)]),
+        ("ii", [(3, 3)]),
+        ("i,i", [(3,), (3,)]),
+        ("ij,jk->ik", [(2, 3), (3, 4)]),
+        ("ij,jk->ik", [(2, 1), (1, 4)]),
+        ("ij,ij->ij", [(2, 3), (2, 3)]),
+        ("ijx,ij->ij", [(2, 3, 2), (2, 3)]),
+        ("ijx,jk->ik", [(2, 3, 2), (3, 4)]),
+        ("ij,jk,kl->il", [(2, 3), (3, 4), (4, 2)]),
+        ("nkctv,kvw->nctw", [(2, 3, 4, 5, 7), (3, 7, 7)]),
+        ("nkctv,kcvw->nctw", [(2, 3, 4, 5, 7), (3, 4, 7, 7)]),
+    ],
+)
+def test_data_types(equation: str, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> None:
+    operands = make(shapes, dtype)
+    actual, expected = outcome(einsum, equation, *operands), outcome(torch.einsum, equation, *operands)
+    if isinstance(expected, type):
+        assert actual is expected
+        return
+    assert isinstance(actual, Tensor)
+    assert actual.dtype == expected.dtype
+    if dtype.is_floating_point:  # the sum may be rounded on its way: to a few units in the last place of its terms
+        exact = torch.einsum(equation, *[x.double() for x in operands])
+        magnitude = torch.einsum(equation, *[x.double().abs() for x in operands])
+        assert ((actual.double() - exact).abs() <= 2 * torch.finfo(dtype).eps * magnitude).all()
+    else:
+        torch.testing.assert_close(actual, expected)
+
+
+def test_mixed_data_types_promote_only_where_torch_promotes() -> None:
+    x, y = X.float(), X
+    assert einsum("ij,ij->ij", x, y).dtype == torch.float64
+    with pytest.raises(RuntimeError):
+        einsum("ij,ij->i", x, y)
+
+
+@pytest.mark.parametrize("name", SEED_EQUATIONS)
+def test_operands_that_are_not_contiguous(name: str) -> None:
+    equation, shapes, _ = SEED_EQUATIONS[name]
+    small = [tuple(min(size, 5) for size in shape) for shape in shapes]
+    operands = [x.mT[..., ::2, :] for x in make([(*s[:-2], s[-1], 2 * s[-2]) for s in small])]
+    assert not any(x.is_contiguous() for x in operands)
+    torch.testing.assert_close(einsum(equation, *operands), torch.einsum(equation, *operands))
+    expanded = [torch.ones((), dtype=torch.float64).expand(shape) for shape in small]
+    torch.testing.assert_close(einsum(equation, *expanded), torch.einsum(equation, *expanded))
+
+
+GRADCHECKED = [
+    ("nctw,cd->ndtw", [(2, 3, 2, 2), (3, 4)]),
+    ("nkctv,kvw->nctw", [(2, 3, 2, 2, 3), (3, 3, 2)]),
+    ("nkctv,kcvw->nctw", [(2, 2, 2, 2, 3), (2, 2, 3, 2)]),
+    ("bhnm,bdhm->bdhn", [(2, 2, 3, 2), (2, 3, 2, 2)]),
+    ("iji,jk,...k->...j", [(2, 3, 2), (3, 2), (2, 1, 2)]),
+]
+
+
+@pytest.mark.parametrize(("equation", "shapes"), GRADCHECKED)
+def test_gradcheck(equation: str, shapes: list[tuple[int, ...]]) -> None:
+    operands = [x.requires_grad_() for x in make(shapes)]
+    assert torch.autograd.gradcheck(lambda *xs: einsum(equation, *xs), operands)
+    assert torch.autograd.gradgradcheck(lambda *xs: einsum(equation, *xs), operands)
+    labels, ranks = canonical(equation, shapes)
+    assert torch.autograd.gradcheck(lambda *xs: OP(list(xs), labels, ranks), operands)
+
+
+def test_vmap_and_forward_mode() -> None:
+    x, y, tangent = make([(4, 2, 3, 5, 2, 3), (3, 3, 2), (2, 3, 5, 2, 3)])
+    function = lambda x: einsum("nkctv,kvw->nctw", x, y)  # noqa: E731
+    torch.testing.assert_close(torch.vmap(function)(x), torch.stack([function(item) for item in x]))
+    _, actual = torch.func.jvp(function, (x[0],), (tangent,))
+    torch.testing.assert_close(actual, function(tangent))  # linear in x
+
+
+def test_module() -> None:
+    module = Einsum("ij,jk->ik")
+    torch.testing.assert_close(module(X, Y), X @ Y)
+    assert not module.state_dict()
+    assert "ij,jk->ik" in repr(module)
+
+
+# ------------------------------------------------------------------ the plan
+
+
+@pytest.mark.parametrize("batch", [None, 1, 64])
+@pytest.mark.parametrize("name", SEED_EQUATIONS)
+def test_few_data_transposes(name: str, batch: int | None) -> None:
+    equation, shapes, allowed = SEED_EQUATIONS[name]
+    chosen = plan(*canonical(equation, shapes), rebatched(shapes, batch))
+    assert chosen.transposes <= allowed
+    assert sum(isinstance(step, MatMul) for step in chosen.steps) == 1
+
+
+@settings(quiet, max_examples=300)
+@given(problems())
+def test_products_are_never_expanded_to_be_summed(problem: tuple[str, list[tuple[int, ...]]]) -> None:
+    equation, shapes = problem
+    labels, ranks = canonical(equation, shapes)
+    chosen = plan(labels, ranks, tuple(shapes))
+    products = [i for i, step in enumerate(chosen.steps) if isinstance(step, MatMul | Mul)]
+    assert len(products) == len(shapes) - 1
+    if products:  # sums of single operands come first, the others are those of matrix products
+        assert not any(isinstance(step, ReduceSum) for step in chosen.steps[products[0] :])
+
+
+def test_a_sum_left_out_of_the_product_stays_small() -> None:
+    # The sum over k may follow the product of matrices as long as the product is no larger than an operand.
+    for w, summed in ((25, True), (400, False)):
+        shapes = ((8, 3, 64, 300, 25), (3, 25, w))
+        steps = plan(*canonical("nkctv,kvw->nctw", shapes), shapes).steps
+        assert [bool(step.summed) for step in steps if isinstance(step, MatMul)] == [summed]
+
+
+def test_labels_are_canonical() -> None:
+    assert parse("Zb...,...b->...Z", (4, 2)) == ((0, 1, 2, 3, 3, 1, 2, 3, 0), (4, 2, 3))
+    assert parse("ba", (2,)) == parse("yx->xy", (2,)) == ((0, 1, 1, 0), (2, 2))
+    assert split((0, 1, 1, 2, 0, 2), (2, 2, 2)) == [(0, 1), (1, 2), (0, 2)]
+
+
+class PeakMemory(TorchDispatchMode):
+    """Bytes held by the results of operators while it is active: ``peak``, beyond what was there before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **kwargs or {})
+        for tensor in output if isinstance(output, list | tuple) else [output]:
+            storage = tensor.untyped_storage()
+            inputs = {x.untyped_storage().data_ptr() for x in args if isinstance(x, Tensor)}
+            if storage.data_ptr() not in self.known | inputs:
+                self.known.add(storage.data_ptr())
+                self.live += storage.nbytes()
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self.free, storage.data_ptr(), storage.nbytes())
+        return output
+
+    def free(self, pointer: int, size: int) -> None:
+        self.known.discard(pointer)
+        self.live -= size
+
+
+@pytest.mark.parametrize("name", SEED_EQUATIONS)
+def test_peak_memory(name: str) -> None:
+    equation, shapes, _ = SEED_EQUATIONS[name]
+    operands = make(rebatched(shapes, 4), torch.float32)
+    gc.collect()
+    with torch.no_grad(), PeakMemory() as memory:
+        output = einsum(equation, *operands)
+    held = sum(x.nbytes for x in operands)
+    copy = max(x.nbytes for x in operands)
+    assert memory.peak >= output.nbytes  # it did count
+    assert held + memory.peak <= 1.1 * (held + output.nbytes + copy)
+
+
+def test_intermediate_results_are_freed() -> None:
+    operands = make([(100, 100)] * 8)
+    with torch.no_grad(), PeakMemory() as memory:
+        einsum("ij,ji,ij,ji,ij,ji,ij,ji->ij", *operands)
+    assert memory.peak <= 5 * operands[0].nbytes  # of seven products: the first four, and one more at a time
+
+
+# ------------------------------------------------------------------ the torch operator
+
+
+def sample_cases() -> list[tuple]:
+    return list(samples(lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))))
+
+
+@pytest.mark.parametrize("args", sample_cases(), ids=lambda args: f"{args[1]}".replace(" ", ""))
+def test_opcheck(args: tuple) -> None:
+    operands, labels, ranks = args
+    torch.library.opcheck(OP.torch_op, args)
+    torch.library.opcheck(OP.torch_op, ([x.clone().requires_grad_() for x in operands], labels, ranks))
+
+
+def test_operator_never_aliases_its_operands() -> None:
+    for equation in ("ij->ij", "ij->ji", "ij->"):
+        output = OP([X], *canonical(equation, [X.shape]))
+        assert output.untyped_storage().data_ptr() != X.untyped_storage().data_ptr()
+        assert output.is_contiguous()
+
+
+def test_compile_and_export_keep_one_operator() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return einsum("...ij,jk->...ki", x, y) * 2
+
+    x, y = make([(2, 3, 4), (4, 5)])
+    expected = torch.einsum("...ij,jk->...ki", x, y) * 2
+    compiled = torch.compile(Model(), fullgraph=True, backend="aot_eager")
+    leaves = [t.clone().requires_grad_() for t in (x, y)]
+    actual = compiled(*leaves)
+    torch.testing.assert_close(actual, expected)
+    actual.sum().backward()
+    (torch.einsum("...ij,jk->...ki", *(others := [t.clone().requires_grad_() for t in (x, y)])) * 2).sum().backward()
+    torch.testing.assert_close([t.grad for t in leaves], [t.grad for t in others])
+
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(Model(), (x, y), dynamic_shapes=({0: batch}, None))
+    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    assert targets.count(OP.torch_op) == 1
+    wider = torch.cat([x, x, x])
+    torch.testing.assert_close(program.module()(wider, y), torch.einsum("...ij,jk->...ki", wider, y) * 2)
+
+
+# ------------------------------------------------------------------ the body
+
+
+def check_body(equation: str, shapes: Any, opset: int, dtype: torch.dtype, **options: Any) -> None:
+    assume(all(shapes))
+    operands = make(shapes, dtype)
+    labels, ranks = canonical(equation, shapes)
+    args = (operands, list(labels), list(ranks))
+    (actual,) = run_op(OP, args, opset, **options)
+    exact = torch.einsum(equation, *[x.double() for x in operands])
+    magnitude = torch.einsum(equation, *[x.double().abs() for x in operands])
+    assert actual.shape == exact.shape
+    assert actual.dtype == dtype
+    steps = 4 + math.log2(max(magnitude.numel(), 2))
+    tolerance = steps * torch.finfo(dtype).eps * magnitude + torch.finfo(dtype).tiny
+    assert ((actual.double() - exact).abs() <= tolerance).all()
+
+
+@settings(quiet, max_examples=300)
+@given(problems(), st.sampled_from(OPSETS), st.sampled_from([torch.float32, torch.float32, torch.float16]), st.booleans())
+def test_body_with_static_shapes(problem: Any, opset: int, dtype: torch.dtype, lowered: bool) -> None:
+    check_body(*problem, opset, dtype, lowered=lowered or opset < 11)
+
+
+@settings(quiet, max_examples=200)
+@given(problems(broadcast=False, smallest=1), st.sampled_from(OPSETS))
+def test_body_with_dynamic_shapes(problem: Any, opset: int) -> None:
+    check_body(*problem, opset, torch.float32, dynamic=True)
+
+
+@pytest.mark.parametrize("opset", [opset for opset in OPSETS if opset >= 14])  # before, Reshape knows no size 0
+@pytest.mark.parametrize("name", SEED_EQUATIONS)
+def test_body_with_an_empty_dynamic_batch(name: str, opset: int) -> None:
+    equation, shapes, _ = SEED_EQUATIONS[name]
+    small = [tuple(min(size, 5) for size in shape) for shape in rebatched(shapes, 0)]
+    check_body(equation, small, opset, torch.float32, dynamic=True)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("name", SEED_EQUATIONS)
+def test_body_has_matrix_products_only(name: str, opset: int) -> None:
+    equation, shapes, allowed = SEED_EQUATIONS[name]
+    small = [tuple(min(size, 5) for size in shape) for shape in shapes]
+    labels, ranks = canonical(equation, small)
+    model = op_model(OP, (make(small, torch.float32), list(labels), list(ranks)), opset)
+    kinds = [node.op_type for node in model.graph.node]
+    assert kinds.count("MatMul") == 1
+    assert kinds.count("Transpose") <= allowed
+    assert set(kinds) <= {"MatMul", "Transpose", "Reshape", "ReduceSum"}
+
+
+def test_body_of_integers_and_booleans() -> None:
+    x, y = make([(3, 4), (4, 3)], torch.int32)
+    for equation, operands in (("ij->i", [x]), ("ij,jk->ik", [x, y]), ("ij->ji", [x])):
+        args = (operands, *canonical(equation, [t.shape for t in operands]))
+        torch.testing.assert_close(run_op(OP, args, 13)[0], torch.einsum(equation, *operands))
+    x, y = make([(3, 4), (4,)], torch.bool)
+    torch.testing.assert_close(run_op(OP, ([x, y], *canonical("ij,j->ji", [x.shape, y.shape])), 13)[0], (x & y).T)

@@ -1,0 +1,195 @@
+"""What holds for every op, on the samples of its definition: nothing here names an op."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import svexport
+from svexport.graph.nodes import svexport_nodes
+from svexport.ops._op import OPS, Op, as_tuple
+from svexport.symbolic import SYMBOLICS
+from tests.support import OPSETS, op_model, run_op
+
+ROOT = Path(svexport.__file__).parent
+
+
+def samples(op: Op, dtype: torch.dtype, seed: int) -> list[tuple]:
+    generator = torch.Generator().manual_seed(seed)
+    return list(op.samples(lambda *shape: torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype)))
+
+
+def cases() -> Iterator:
+    for name, op in OPS.items():
+        for index in range(len(samples(op, torch.float64, 0))):
+            yield pytest.param(op, index, id=f"{name}-{index}")
+
+
+every_op = pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+every_sample = pytest.mark.parametrize(("op", "index"), list(cases()))
+
+
+def flat(args: tuple) -> list[Tensor]:
+    return [t for a in args for t in (a if isinstance(a, list) else [a]) if isinstance(t, Tensor)]
+
+
+def with_grad(args: tuple) -> tuple:
+    def one(value):
+        if isinstance(value, list):
+            return [one(v) for v in value]
+        return value.clone().requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return tuple(map(one, args))
+
+
+@every_op
+def test_files_are_where_the_name_says(op: Op) -> None:
+    for folder in ("ops", "symbolic"):
+        assert (ROOT / folder / f"{op.name}.py").is_file()
+    assert Path(inspect.getfile(op.reference)).stem == op.name
+    assert (Path(__file__).parent / f"test_{op.name}.py").is_file()
+    assert SYMBOLICS[op.node_type].op is op
+    assert callable(getattr(svexport.ops, op.name))
+
+
+@every_op
+def test_attributes_are_numbers(op: Op) -> None:
+    """A TensorRT string attribute arrives with its trailing NUL: enumerations are ints."""
+    assert {a.kind for a in op.attributes} <= {"int", "float", "ints", "floats"}
+
+
+@every_sample
+def test_opcheck(op: Op, index: int) -> None:
+    torch.library.opcheck(op.torch_op, with_grad(samples(op, torch.float32, 1)[index]))
+
+
+@every_sample
+def test_gradcheck(op: Op, index: int) -> None:
+    args = with_grad(samples(op, torch.float64, 2)[index])
+    inputs = [t for t in flat(args) if t.requires_grad]
+    if not any(o.requires_grad for o in as_tuple(op(*args))):
+        return  # integer results
+
+    def function(*tensors: Tensor) -> tuple[Tensor, ...]:
+        rest = iter(tensors)
+        call = [
+            [next(rest) if t.requires_grad else t for t in a]
+            if isinstance(a, list)
+            else next(rest)
+            if isinstance(a, Tensor) and a.requires_grad
+            else a
+            for a in args
+        ]
+        return tuple(o for o in as_tuple(op(*call)) if o.requires_grad)
+
+    assert torch.autograd.gradcheck(function, inputs)
+
+
+@every_sample
+def test_implementation_is_the_reference(op: Op, index: int) -> None:
+    args = samples(op, torch.float64, 3)[index]
+    for actual, expected in zip(as_tuple(op(*args)), as_tuple(op.reference(*args)), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+@every_sample
+def test_half_is_close_to_float64(op: Op, index: int) -> None:
+    for dtype, tolerance in ((torch.float16, 1e-2), (torch.bfloat16, 8e-2)):
+        args = samples(op, dtype, 4)[index]
+        precise = [
+            [t.double() if t.is_floating_point() else t for t in a]
+            if isinstance(a, list)
+            else a.double()
+            if isinstance(a, Tensor) and a.is_floating_point()
+            else a
+            for a in args
+        ]
+        for actual, expected in zip(as_tuple(op(*args)), as_tuple(op.reference(*precise)), strict=True):
+            scale = float(expected.abs().max()) if expected.numel() else 1.0
+            torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=tolerance * max(scale, 1))
+
+
+@every_sample
+def test_non_contiguous_and_channels_last(op: Op, index: int) -> None:
+    args = samples(op, torch.float32, 5)[index]
+
+    def strided(value):
+        if isinstance(value, list):
+            return [strided(v) for v in value]
+        if not isinstance(value, Tensor) or not value.dim():
+            return value
+        return torch.stack([value, value + 1], dim=-1)[..., 0]
+
+    def last(value):
+        if isinstance(value, list):
+            return [last(v) for v in value]
+        if not isinstance(value, Tensor) or value.dim() != 4:
+            return value
+        return value.to(memory_format=torch.channels_last)
+
+    expected = as_tuple(op(*args))
+    for change in (strided, last):
+        for actual, e in zip(as_tuple(op(*map(change, args))), expected, strict=True):
+            torch.testing.assert_close(actual, e, rtol=1e-5, atol=1e-5)
+
+
+@every_op
+def test_compile_in_one_graph(op: Op) -> None:
+    """Forward and backward under torch.compile(fullgraph=True)."""
+    args = with_grad(samples(op, torch.float32, 6)[0])
+
+    def loss(*a) -> Tensor:
+        return sum(o.float().square().sum() for o in as_tuple(op(*a)))
+
+    expected = loss(*args)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(*args)
+    torch.testing.assert_close(compiled, expected)
+    if expected.requires_grad:
+        inputs = [t for t in flat(args) if t.requires_grad]
+        wanted = torch.autograd.grad(expected, inputs, allow_unused=True)
+        for actual, e in zip(torch.autograd.grad(compiled, inputs, allow_unused=True), wanted, strict=True):
+            torch.testing.assert_close(actual, e)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@every_op
+def test_body_is_the_reference(op: Op, opset: int) -> None:
+    """In ONNX Runtime: lowered and attached, static and dynamic, for every sample."""
+    for index, args in enumerate(samples(op, torch.float32, opset)):
+        expected = as_tuple(op(*args))
+        for lowered, dynamic in ((True, False), (True, True), (False, False), (False, True)):
+            got = run_op(op, args, opset, lowered=lowered, dynamic=dynamic)
+            for actual, e in zip(got, expected, strict=True):
+                torch.testing.assert_close(
+                    actual,
+                    e,
+                    rtol=1e-5,
+                    atol=1e-5,
+                    msg=lambda m: f"sample {index}, {lowered=}, {dynamic=}: {m}",  # noqa: B023
+                )
+
+
+@pytest.mark.parametrize("opset", [9, 11, 17, 20])
+@every_op
+def test_body_in_half(op: Op, opset: int) -> None:
+    for args in samples(op, torch.float16, opset):
+        for actual, expected in zip(run_op(op, args, opset), as_tuple(op(*args)), strict=True):
+            assert actual.dtype == expected.dtype
+            torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@every_op
+def test_lowered_body_is_standard_onnx(op: Op, opset: int) -> None:
+    for args in samples(op, torch.float32, 7):
+        model = op_model(op, args, opset, lowered=True)
+        assert not list(svexport_nodes(model))
+        assert [entry.domain for entry in model.opset_import] == [""]
+        types = {n.op_type for n in model.graph.node}
+        assert "Einsum" not in types
+        assert "GridSample" not in types or 16 <= opset < 20
