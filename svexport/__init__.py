@@ -64,9 +64,11 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY and name != "ops":
+    if name == "ops":
+        return import_module("svexport.ops")
+    if name not in _LAZY:
         raise AttributeError(f"module 'svexport' has no attribute {name!r}")
-    value = import_module("svexport.ops") if name == "ops" else getattr(import_module(_LAZY[name]), name)
+    value = getattr(import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
 

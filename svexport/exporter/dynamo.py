@@ -75,6 +75,8 @@ def translations() -> dict[Any, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = {}
     for symbolic in SYMBOLICS.values():
         table[symbolic.op.torch_op] = _translation(symbolic)
+        if symbolic.until is not None:  # an opset the TorchScript exporter covers
+            continue
         for name, convert in symbolic.aten.items():
             packet = getattr(torch.ops.aten, name)
             for overload in packet.overloads():

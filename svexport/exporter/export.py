@@ -379,8 +379,7 @@ def _finish(
 
     every_type = node_types(None)
     keep = every_type if plugins is True else node_types(plugins) if plugins else set()
-    if target is not None:
-        keep = keep - {op.node_type for op in OPS.values() if not op.plugin}
+    keep = keep - {op.node_type for op in OPS.values() if op.inline or (target is not None and not op.plugin)}
     nodes = [NodeSource(n.name, n.op_type, n.doc_string, n.op_type not in keep) for n in svexport_nodes(model)]
     model.ir_version = 8 if opset < 20 else 10  # ONNX Runtime refuses newer ones than it knows
     lower_in_place(model, every_type - keep)

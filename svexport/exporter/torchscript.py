@@ -26,6 +26,7 @@ except ImportError:  # torch < 2.9
 
 __all__ = ["SOURCE_ATTRIBUTE", "export", "registered"]
 
+LAST_OPSET = 17
 SOURCE_ATTRIBUTE = "svexport_source"
 """Carries the user's source line through the exporter; taken off again when the file is read back."""
 
@@ -64,17 +65,18 @@ def registered() -> Iterator[None]:
 
     The registry is left exactly as it was, also after an error.
     """
-    functions: dict[str, Callable[..., Any]] = {}
+    functions: dict[str, tuple[Callable[..., Any], int]] = {}  # with the last opset each is for
     for symbolic in SYMBOLICS.values():
-        functions[f"{DOMAIN}::{symbolic.op.name}"] = _symbolic_function(symbolic)
+        functions[f"{DOMAIN}::{symbolic.op.name}"] = (_symbolic_function(symbolic), LAST_OPSET)
         for name, convert in symbolic.aten.items():
-            functions[f"aten::{name}"] = _symbolic_function(symbolic, name, convert)
+            last = LAST_OPSET if symbolic.until is None else min(symbolic.until, LAST_OPSET)
+            functions[f"aten::{name}"] = (_symbolic_function(symbolic, name, convert), last)
     groups = registry._registry
     before = {name: dict(groups[name]._functions._overrides) if name in groups else None for name in functions}
     try:
-        for name, function in functions.items():
+        for name, (function, last) in functions.items():
             # At every opset: a built-in of a later opset would win over a custom one of an earlier.
-            for opset in range(9, 18):
+            for opset in range(9, last + 1):
                 registry.register(name, opset, function, custom=True)
         yield
     finally:
@@ -82,7 +84,7 @@ def registered() -> Iterator[None]:
             if overrides is None:
                 groups.pop(name, None)
                 continue
-            for opset in range(9, 18):
+            for opset in range(9, LAST_OPSET + 1):
                 groups[name]._functions.remove_override(opset)
             for opset, function in overrides.items():
                 groups[name]._functions.override(opset, function)

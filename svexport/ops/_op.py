@@ -80,6 +80,8 @@ class Op:
         fake: output metadata; by default the reference itself, run on fake tensors.
         plugin: whether TensorRT runs the node as a plugin; if not, a file written for a TensorRT target carries the body
             in its place (einsum, whose body is native MatMuls).
+        inline: whether every file carries the body in place of the node: functions that are no plugin's business, missing
+            from the exporters at old opsets only (unflatten, say).
     """
 
     name: str
@@ -89,6 +91,7 @@ class Op:
     implementation: Callable[..., Any] | None = None
     fake: Callable[..., Any] | None = None
     plugin: bool = True
+    inline: bool = False
     _parsed: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

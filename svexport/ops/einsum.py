@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import permutations, product
+from itertools import pairwise, permutations, product
 from string import ascii_letters, ascii_uppercase
 from typing import Any, TypeAlias
 
@@ -87,8 +87,8 @@ def _subscripts(term: str, equation: str, where: str) -> tuple[str, ...]:
         name = "..." if rest.startswith("...") else rest[0]
         if name not in ascii_letters and (name != "..." or "..." in names):
             raise RuntimeError(
-                f"einsum(): expected subscripts in [a-zA-Z] and at most one ellipsis (...) for {where} of {equation!r}, "
-                f"got {name!r} in {term!r}"
+                f"einsum(): expected subscripts in [a-zA-Z] and at most one ellipsis (...) for {where} of "
+                f"{equation!r}, got {name!r} in {term!r}"
             )
         names.append(name)
         rest = rest[len(name) :]
@@ -134,8 +134,8 @@ class Transpose:
     """The dimensions of ``x`` in the order ``perm``.
 
     ``store``, if not empty, is the order in which a copy is best laid out in memory, for executors whose tensors have
-    strides: the innermost dimension stays innermost, which copies several times faster, and the product that follows reads
-    a transposed matrix as well.
+    strides: the innermost dimension stays innermost, which copies several times faster, and the product that follows
+    reads a transposed matrix just as well.
     """
 
     x: int
@@ -153,7 +153,7 @@ class Reshape:
 
 @dataclass(frozen=True, slots=True)
 class MatMul:
-    """``x @ y`` over the last two dimensions, the others broadcast; then summed over the dimensions ``summed``, if any."""
+    """``x @ y`` over the last two dimensions, the others broadcast; then summed over its dimensions ``summed``."""
 
     x: int
     y: int
@@ -211,11 +211,10 @@ def plan(labels: Labels, ranks: tuple[int, ...], shapes: tuple[Shape, ...]) -> E
 
     # A dimension of size 1 is no dimension at all: it broadcasts, or Reshape puts it back at the end. Only the sum of a
     # single operand keeps it, for the dtype that torch gives to sums.
-    values = [
-        _Value(i, tuple(() if s == 1 and (not alone or l in output) else (l,) for l, s in zip(operand, shape, strict=True)))
-        for i, (operand, shape) in enumerate(zip(operands, shapes, strict=True))
-    ]
-    values = [planner.diagonal(value) for value in values]
+    values = []
+    for i, (operand, shape) in enumerate(zip(operands, shapes, strict=True)):
+        dims = [(l,) if s != 1 or (alone and l not in output) else () for l, s in zip(operand, shape, strict=True)]
+        values.append(planner.diagonal(_Value(i, tuple(dims))))
     holders = Counter(label for value in values for label in value.labels)
     kept = {label for label, count in holders.items() if count > 1}.union(output)
     values = [planner.reduce(value, kept) for value in values]
@@ -240,9 +239,7 @@ def split(labels: Sequence[int], ranks: Sequence[int]) -> list[Labels]:
     return [tuple(next(rest) for _ in range(rank)) for rank in ranks]
 
 
-def _label_sizes(
-    operands: Sequence[Labels], shapes: Sequence[Shape]
-) -> tuple[Shape, tuple[tuple[int, int], ...]]:
+def _label_sizes(operands: Sequence[Labels], shapes: Sequence[Shape]) -> tuple[Shape, tuple[tuple[int, int], ...]]:
     """The broadcast size of every label, and a dimension that has it."""
     sizes: dict[int, int | None] = {}
     sources: dict[int, tuple[int, int]] = {}
@@ -252,16 +249,17 @@ def _label_sizes(
             if None not in (size, twin := seen.setdefault(label, size)) and size != twin:
                 raise RuntimeError(
                     f"einsum(): expected the dimensions of operand {i} that share a subscript (a diagonal) to have one "
-                    f"size, got {twin} and {size} in shape {shape}"
+                    f"size, got {twin} and {size} in shape {tuple(shape)}"
                 )
             known = sizes.setdefault(label, 1)
             if known in (1, None) and size != 1 and (known == 1 or size is not None):
                 sizes[label], sources[label] = size, (i, dim)
             elif size not in (1, None, known):
+                other, other_dim = sources[label]
                 raise RuntimeError(
-                    f"einsum(): expected sizes of one subscript to be equal or 1, got {size} in dimension {dim} of operand "
-                    f"{i}, of shape {shape}, and {known} in dimension {sources[label][1]} of operand {sources[label][0]}, "
-                    f"of shape {shapes[sources[label][0]]}"
+                    f"einsum(): expected the sizes of one subscript to be equal or 1, got {known} in dimension "
+                    f"{other_dim} of operand {other} of shape {tuple(shapes[other])}, and {size} in dimension {dim} of "
+                    f"operand {i} of shape {tuple(shape)}"
                 )
             sources.setdefault(label, (i, dim))
     return tuple(sizes[label] for label in range(len(sizes))), tuple(sources[label] for label in range(len(sizes)))
@@ -335,7 +333,7 @@ class _Planner:
         return value if value.dims == groups else self.add(Reshape(value.index, groups), groups)
 
     def arrange(self, value: _Value, groups: tuple[Labels, ...], store: Labels = ()) -> _Value:
-        """Transposes and reshapes ``value`` until its dimensions are ``groups``; for ``store`` see :class:`Transpose`."""
+        """Transposes and reshapes ``value`` into the dimensions ``groups``; for ``store`` see :class:`Transpose`."""
         order = _flatten(groups)
         if value.labels != order:
             if any(_scattered(dim, order) for dim in value.dims):
@@ -415,8 +413,8 @@ _STEP = 4096  # for a Transpose, or a sum after the product, whatever its size
 class _Gemm:
     """``batch`` dimensions of ``(rows, inner) @ (inner, columns)``, of the operands in order or swapped.
 
-    A free label of one operand may be in ``batch``: the other operand is broadcast. So may a contracted one: it is summed
-    after the product.
+    A free label of one operand may be in ``batch``: the other operand is broadcast. So may a contracted one: it is
+    summed over after the product.
     """
 
     swapped: bool
@@ -430,7 +428,10 @@ def _best_gemm(x: Labels, y: Labels, kept: set[int], output: Labels | None, labe
     """The cheapest way to compute a pair as a batched matrix product."""
     orders = _fuse([order for order in (x, y, output) if order is not None], kept)
     sizes = {atom: _size(atom, label_sizes) for order in orders for atom in order}
-    size = lambda atoms: math.prod(sizes[atom] for atom in atoms)  # noqa: E731
+
+    def size(atoms: Iterable[_Atom]) -> int:
+        return math.prod(sizes[atom] for atom in atoms)
+
     largest = max(size(orders[0]), size(orders[1]))
     best, best_cost = None, math.inf
 
@@ -481,7 +482,7 @@ _Atoms: TypeAlias = "tuple[_Atom, ...]"
 
 def _fuse(orders: Sequence[Labels], kept: set[int]) -> list[_Atoms]:
     """Makes one atom of labels that stand side by side wherever they appear."""
-    after = [dict(zip(order, order[1:], strict=False)) for order in orders]
+    after = [dict(pairwise(order)) for order in orders]
 
     def follows(a: int, b: int) -> bool:
         return (a in kept) == (b in kept) and all(
@@ -667,9 +668,10 @@ OP = Op(
 def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
     """``torch.einsum`` by matrix products: no broadcast product larger than the output is ever made.
 
-    Everything ``torch.einsum`` accepts: ``einsum("bij,bjk->bik", x, y)`` with ellipsis, repeated subscripts (diagonals),
-    implicit output, any number of operands (also as one list) and broadcasting of dimensions of size 1; and the sublist
-    form ``einsum(x, [0, 1], y, [1, 2], [0, 2])``. Source: https://docs.pytorch.org/docs/stable/generated/torch.einsum.html
+    Everything ``torch.einsum`` accepts: ``einsum("bij,bjk->bik", x, y)`` with ellipsis, repeated subscripts
+    (diagonals), implicit output, any number of operands (also as one list) and broadcasting of dimensions of size 1; and
+    the sublist form ``einsum(x, [0, 1], y, [1, 2], [0, 2])``.
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.einsum.html
 
     Shape:
         - operands: as the equation says, one dimension for each subscript
@@ -689,7 +691,7 @@ def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
         operands = tuple(operands[0])
     if not operands:
         raise ValueError(
-            "einsum(): expected an equation and at least one operand, or at least one operand and its list of subscripts"
+            "einsum(): expected an equation and at least one operand, or operands each with its list of subscripts"
         )
     if not isinstance(equation, str) or not all(isinstance(x, Tensor) for x in operands):
         kinds = ", ".join(type(x).__name__ for x in (equation, *operands))

@@ -40,11 +40,14 @@ class Symbolic:
         aten: aten function name (``"grid_sampler"``) -> ``convert(*arguments) -> op arguments | None``, called with that
             function's arguments (tensors as :class:`TensorInfo`, the rest as Python values). None leaves the call to the
             exporter's own conversion.
+        until: the last opset at which the aten functions are taken over; from the next one on the exporter's own conversion
+            is right. None: at every opset.
     """
 
     op: Op
     body: Callable[..., Any]
     aten: dict[str, Callable[..., Sequence[Any] | None]] = field(default_factory=dict)
+    until: int | None = None
 
     def __post_init__(self) -> None:
         SYMBOLICS[self.op.node_type] = self

@@ -79,7 +79,7 @@ def rebatched(shapes: tuple[tuple[int, ...], ...], batch: int | None) -> tuple[t
 def outcome(function: Callable[..., Tensor], *args: Any) -> Tensor | type[Exception]:
     try:
         return function(*args)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, both have to raise it
         return type(error)
 
 
@@ -101,7 +101,8 @@ def test_equals_torch_in_values_and_gradients(problem: tuple[str, list[tuple[int
 
 @settings(quiet, max_examples=1000)
 @given(
-    st.text(alphabet="iijjkB.,->  1", max_size=9) | st.from_regex(r"i?j?(\.\.\.)?k?,?j?k?(\.\.\.)?(->i?k?i?(\.\.\.)?)?", fullmatch=True),
+    st.text(alphabet="iijjkB.,->  1", max_size=9)
+    | st.from_regex(r"i?j?(\.\.\.)?k?,?j?k?(\.\.\.)?(->i?k?i?(\.\.\.)?)?", fullmatch=True),
     st.lists(st.lists(st.sampled_from([1, 2, 3]), max_size=3), min_size=1, max_size=2),
 )
 def test_accepts_and_refuses_what_torch_does(equation: str, shapes: list[list[int]]) -> None:
@@ -135,8 +136,8 @@ X, Y = make([(2, 3), (3, 4)])
         (("ij->ii", X), r"'i' appears 2 times there"),
         (("ii", X), r"operand 0 .*diagonal.* got 2 and 3"),
         (("ii", X[:1]), r"got 1 and 3"),
-        (("ij,jk->ik", X, Y.T), r"got 4 in dimension 0 of operand 1.* 3 in dimension 1 of operand 0"),
-        (("...,...", X[0], Y[0]), r"got 4 in dimension 0 of operand 1"),
+        (("ij,jk->ik", X, Y.T), r"got 3 in dimension 1 of operand 0 .* 4 in dimension 0 of operand 1"),
+        (("...,...", X[0], Y[0]), r"got 3 in .* 4 in dimension 0 of operand 1"),
         (("ij",), r"at least one operand"),
         (("ij", []), r"at least one operand"),
         ((X,), r"at least one operand"),
@@ -353,11 +354,9 @@ def test_intermediate_results_are_freed() -> None:
 # ------------------------------------------------------------------ the torch operator
 
 
-def sample_cases() -> list[tuple]:
-    return list(samples(lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))))
-
-
-@pytest.mark.parametrize("args", sample_cases(), ids=lambda args: f"{args[1]}".replace(" ", ""))
+@pytest.mark.parametrize(
+    "args", samples(lambda *shape: make([shape])[0]), ids=lambda args: f"{args[1]}".replace(" ", "")
+)
 def test_opcheck(args: tuple) -> None:
     operands, labels, ranks = args
     torch.library.opcheck(OP.torch_op, args)
@@ -413,23 +412,15 @@ def check_body(equation: str, shapes: Any, opset: int, dtype: torch.dtype, **opt
 
 
 @settings(quiet, max_examples=300)
-@given(problems(), st.sampled_from(OPSETS), st.sampled_from([torch.float32, torch.float32, torch.float16]), st.booleans())
+@given(problems(), st.sampled_from(OPSETS), st.sampled_from([torch.float32, torch.float16]), st.booleans())
 def test_body_with_static_shapes(problem: Any, opset: int, dtype: torch.dtype, lowered: bool) -> None:
-    check_body(*problem, opset, dtype, lowered=lowered or opset < 11)
+    check_body(*problem, opset, dtype, lowered=lowered)
 
 
 @settings(quiet, max_examples=200)
 @given(problems(broadcast=False, smallest=1), st.sampled_from(OPSETS))
 def test_body_with_dynamic_shapes(problem: Any, opset: int) -> None:
     check_body(*problem, opset, torch.float32, dynamic=True)
-
-
-@pytest.mark.parametrize("opset", [opset for opset in OPSETS if opset >= 14])  # before, Reshape knows no size 0
-@pytest.mark.parametrize("name", SEED_EQUATIONS)
-def test_body_with_an_empty_dynamic_batch(name: str, opset: int) -> None:
-    equation, shapes, _ = SEED_EQUATIONS[name]
-    small = [tuple(min(size, 5) for size in shape) for shape in rebatched(shapes, 0)]
-    check_body(equation, small, opset, torch.float32, dynamic=True)
 
 
 @pytest.mark.parametrize("opset", OPSETS)
