@@ -7,7 +7,7 @@ CUDA kernels are compiled on first use on a CUDA device, or ahead of time when t
 import os
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 
 def extension() -> dict:
@@ -26,4 +26,9 @@ def extension() -> dict:
     }
 
 
-setup(**extension())
+# The examples are one folder of the checkout and installed as svexport.examples: `svexport demo` runs them.
+setup(
+    packages=[*find_packages(include=["svexport*"]), "svexport.examples"],
+    package_dir={"svexport.examples": "examples"},
+    **extension(),
+)

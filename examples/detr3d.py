@@ -339,6 +339,10 @@ def _as_if_trained(net: DETR3D) -> None:
     query_pos += missing @ torch.linalg.pinv(net.reference_points.weight).T  # the least change that starts them there
 
 
+QUICK = {"config": "small"}
+"""Arguments of :func:`model` for a quick try."""
+
+
 def model(config: str = "detr3d", *, batch: int = 1, seed: int = 0, **overrides: Any) -> DETR3D:
     """The head in evaluation mode, with ``example_inputs``: features and the surround rig.
 

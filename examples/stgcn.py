@@ -267,6 +267,10 @@ def _as_if_trained(net: STGCN, clips: Tensor) -> None:
         norm.momentum = 0.1
 
 
+QUICK = {"frames": 32}
+"""Arguments of :func:`model` for a quick try."""
+
+
 def model(
     layout: str = "ntu-rgb+d", *, frames: int | None = None, people: int = 2, seed: int = 0, **overrides: Any
 ) -> STGCN:

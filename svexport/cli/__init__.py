@@ -1,7 +1,7 @@
 """The command line: ``svexport demo | export | compare | lower | doctor``.
 
-Each command is a file with ``add_arguments(parser)`` and ``run(options) -> Outcome``. It imports torch and the rest inside
-``run``, so that ``--help`` and usage errors answer at once, and ``doctor`` also where nothing else is installed.
+Each command is a file with ``add_arguments(parser)`` and ``run(options) -> Outcome``. It imports torch and the rest
+inside ``run``: ``--help`` and usage errors answer at once, and ``doctor`` also where nothing else is installed.
 """
 
 from __future__ import annotations
@@ -55,14 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             outcome = _failed(error, options)
     if options.json:
         print(json.dumps(_plain({"ok": outcome.ok, **outcome.data}), indent=2, allow_nan=False), file=stdout)
-    elif outcome.shown:
-        from rich.console import Console
-
-        console = Console(file=stdout, highlight=False)
-        if not console.is_terminal:  # a pipe has no width to fit into
-            console.width = max(console.width, 160)
-        for renderable in outcome.shown:
-            console.print(renderable, soft_wrap=isinstance(renderable, str), markup=False)
+    else:
+        _show(outcome)
     return 0 if outcome.ok else 1
 
 
@@ -93,10 +87,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _show(outcome: Outcome) -> None:
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError:  # only `doctor` gets here without rich, and has plain lines then
+        print(*outcome.shown, sep="\n")
+        return
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:  # a pipe has no width to fit into
+        console.width = max(console.width, 160)
+    for renderable in outcome.shown:
+        console.print(renderable, soft_wrap=isinstance(renderable, str))
+
+
 @contextmanager
 def _logging(verbose: bool) -> Iterator[None]:
-    from svexport.logging import logger
-
+    try:
+        from svexport.logging import logger
+    except ModuleNotFoundError:  # `doctor` is what tells so
+        yield
+        return
     logger.configure(
         handlers=[
             {

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         type=_input_spec,
-        help="a random argument of forward, by parameter name (NAME_0, NAME_1, ... where it is a list); may be repeated",
+        help="a random argument of forward, by parameter name (NAME_0, NAME_1 for a list); may be repeated",
     )
     parser.add_argument(
         "--inputs", metavar="FILE", help=".npz or .pt with the arguments of forward; default: model.example_inputs"
@@ -95,7 +95,8 @@ def load_file(path: Path) -> ModuleType:
         sys.path.insert(0, folder)
     name = f"svexport_file_{path.stem}"  # not the stem alone: a file may be called like a library
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # it ends in .py
+    assert spec is not None  # for the file ends in .py
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and torch.jit look their module up
     with _blaming(f"importing {path}"):
@@ -189,7 +190,7 @@ def _blaming(what: str) -> Iterator[None]:
         yield
     except (Exception, SystemExit) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        exited = ": the file runs a program when imported; guard it with `if __name__ == \"__main__\"`"
+        exited = ': the file runs a program when imported; guard it with `if __name__ == "__main__"`'
         raise ExportError(
             f"{what} raised {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
             + (exited if isinstance(error, SystemExit) else "; --verbose shows the traceback")
@@ -257,7 +258,7 @@ def _random(spec: InputSpec, generator: Any) -> Tensor:
 
 
 def _by_parameter(given: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Arguments by name, where ``features_0``, ``features_1`` become the list ``features``, as an exported file calls it."""
+    """Arguments by name; ``features_0``, ``features_1``, as exported files call them, become the list ``features``."""
     parameters = inspect.signature(model.forward).parameters
     arguments: dict[str, Any] = {}
     lists: dict[str, dict[int, Any]] = {}

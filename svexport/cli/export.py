@@ -12,6 +12,8 @@ import re
 
 from svexport.cli import Outcome, _model
 
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _model.add_arguments(parser)
@@ -25,9 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="svexport nodes to keep; the others are lowered to standard ONNX (default: all)",
     )
     parser.add_argument("--target", metavar="VERSION", help="TensorRT version the file is for, such as 8.6")
-    parser.add_argument("--dtype", choices=("float16", "bfloat16", "float32", "float64"), help="type of the exported model")
+    parser.add_argument("--dtype", choices=DTYPES, help="of the exported model; inputs keep theirs")
     parser.add_argument(
-        "--dynamic", type=_dynamic, action="append", default=[], metavar="NAME:AXIS=SYMBOL", help="a dynamic size"
+        "--dynamic",
+        type=_dynamic,
+        action="append",
+        default=[],
+        metavar="NAME:AXIS=SYMBOL",
+        help="a size of an input that may change, such as image:0=batch; may be repeated",
     )
     parser.add_argument("--no-verify", action="store_true", help="do not compare the file with torch")
     parser.add_argument("--rtol", type=float, default=1e-3, help="relative tolerance (default: 1e-3)")
@@ -72,7 +79,7 @@ def op_names(text: str) -> list[str]:
     """``grid_sample,einsum``."""
     names = text.split(",")
     if not all(re.fullmatch(r"[a-z]\w*", name) for name in names):
-        raise argparse.ArgumentTypeError(f"expected names of ops joined by commas, such as grid_sample,einsum; got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected names of ops such as grid_sample,einsum; got {text!r}")
     return names
 
 

@@ -32,8 +32,8 @@ def run(options: argparse.Namespace) -> Outcome:
     from svexport.graph.nodes import opset_of, svexport_nodes
 
     try:
+        onnx.checker.check_model(str(options.input))  # of a path: it may be larger than a protobuf
         model = onnx.load(str(options.input))
-        onnx.checker.check_model(model)
     except Exception as error:
         raise SvexportError(f"{options.input} is not a valid ONNX file: {error}") from error
     lowered = lower(model, options.ops)
@@ -50,4 +50,5 @@ def run(options: argparse.Namespace) -> Outcome:
     }
     gone = ", ".join(f"{count} {kind}" for kind, count in (before - after).items()) or "nothing: it has no such nodes"
     left = ", ".join(f"{count} {kind}" for kind, count in after.items()) or "no svexport nodes left"
-    return Outcome(True, data, [f"{options.output}: lowered {gone}; {left}, opset {data['opset']}, {data['nodes']} nodes"])
+    line = f"{options.output}: lowered {gone}; {left}, opset {data['opset']}, {data['nodes']} nodes"
+    return Outcome(True, data, [line])

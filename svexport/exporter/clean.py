@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import onnx
@@ -10,7 +11,7 @@ from onnx import helper
 from svexport.exporter.arguments import MODEL_ATTRIBUTE
 from svexport.exporter.source import user_frame
 from svexport.exporter.torchscript import SOURCE_ATTRIBUTE
-from svexport.graph.nodes import graphs
+from svexport.graph.nodes import graphs, set_attributes, symbolic_of
 from svexport.ops._op import DOMAIN
 
 __all__ = ["clean"]
@@ -41,7 +42,8 @@ def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequ
 
 
 def _without_wrapper(name: str) -> str:
-    return name.replace(f"/{MODEL_ATTRIBUTE}/", "/").removeprefix(f"{MODEL_ATTRIBUTE}.")
+    # As a scope "/_svexport_model/conv", of a Sequential "/_svexport_model.0"; as a prefix "_svexport_model.conv.weight".
+    return re.sub(rf"(^|/)(?:{MODEL_ATTRIBUTE}[./])+", r"\1", name)
 
 
 def _clean_node(node: onnx.NodeProto) -> None:
@@ -55,11 +57,11 @@ def _clean_node(node: onnx.NodeProto) -> None:
     if node.domain != DOMAIN:
         return
     node.doc_string = user_frame(properties.get(_STACK_TRACE, ""))
-    for index, attribute in enumerate(node.attribute):
-        if attribute.name == SOURCE_ATTRIBUTE:
-            node.doc_string = attribute.s.decode()
-            del node.attribute[index]
-            break
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    if SOURCE_ATTRIBUTE in attributes:
+        node.doc_string = attributes[SOURCE_ATTRIBUTE].decode()
+    op = symbolic_of(node).op
+    set_attributes(node, op, [attributes.get(a.name, []) for a in op.attributes])  # the exporters drop empty lists
 
 
 def _rename_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:

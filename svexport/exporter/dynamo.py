@@ -50,7 +50,7 @@ def export(
                 verbose=False,
             )
         except torch.onnx.OnnxExporterError as error:
-            raise _failure(opset, error) from error
+            raise _failure(model, tensors, opset, error) from error
         _save_optimized(program, path)
 
 
@@ -80,12 +80,13 @@ def translations() -> dict[Any, Callable[..., Any]]:
         for name, convert in symbolic.aten.items():
             packet = getattr(torch.ops.aten, name)
             for overload in packet.overloads():
-                table[getattr(packet, overload)] = _translation(symbolic, convert)
+                target = getattr(packet, overload)
+                table[target] = _translation(symbolic, convert, target._schema.arguments)
     return table
 
 
 def _translation(
-    symbolic: Symbolic, convert: Callable[..., Sequence[Any] | None] | None = None
+    symbolic: Symbolic, convert: Callable[..., Sequence[Any] | None] | None = None, schema: Sequence[Any] = ()
 ) -> Callable[..., Any]:
     from onnxscript import values
 
@@ -95,7 +96,8 @@ def _translation(
     def function(*args: Any, **kwargs: Any) -> Any:
         arguments: Sequence[Any] | None = args
         if convert is not None:
-            arguments = convert(*(_info(a) for a in args), **{k: _info(v) for k, v in kwargs.items()})
+            rest = schema[len(args) :]  # all of them by position, as the TorchScript exporter gives them
+            arguments = convert(*map(_info, args), *(_info(kwargs.get(a.name, a.default_value)) for a in rest))
             if arguments is None:
                 raise ExportError(f"{op.node_type} cannot take over this call at opset 18 and later")
         inputs: list[Any] = []
@@ -107,7 +109,7 @@ def _translation(
                 inputs.append(_value(value))
             elif argument.kind in ("int", "float"):
                 attributes[argument.name] = (float if argument.kind == "float" else int)(value)
-            else:
+            elif value:  # an empty list has no type; it is written when the file is cleaned
                 number = float if argument.kind == "floats" else int
                 attributes[argument.name] = [number(v) for v in value]
         while inputs and inputs[-1] is None:
@@ -138,7 +140,7 @@ def _schema(op: Op) -> Any:
     schema = defs.OpSchema
     kinds = {"int": schema.AttrType.INT, "float": schema.AttrType.FLOAT, "ints": schema.AttrType.INTS}
     kinds["floats"] = schema.AttrType.FLOATS
-    attributes = [schema.Attribute(a.name, kinds[a.kind], "") for a in op.attributes]
+    attributes = [schema.Attribute(a.name, kinds[a.kind], "", required=False) for a in op.attributes]
     attributes += [schema.Attribute(name, schema.AttrType.STRING, "") for name in PLUGIN_ATTRIBUTES]
     tensors = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor(double)", "tensor(int8)", "tensor(uint8)"]
     tensors += ["tensor(int32)", "tensor(int64)", "tensor(bool)"]
@@ -169,9 +171,9 @@ def _quiet() -> Iterator[None]:
             log.setLevel(level)
 
 
-def _failure(opset: int, error: BaseException) -> ExportError:
+def _failure(model: nn.Module, tensors: Sequence[Tensor], opset: int, error: BaseException) -> ExportError:
     """The root cause of the exporter's chain of errors, with the user's source line where one is known."""
-    chain = []
+    chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
         chain.append(cause)
@@ -179,11 +181,24 @@ def _failure(opset: int, error: BaseException) -> ExportError:
     for one in reversed(chain):
         if isinstance(one, ExportError):
             return one
-    text = "\n".join(str(one) for one in chain)
-    frame = user_frame(text)
+    text = "\n".join(map(str, chain))
+    where = user_frame(text) or _source_of(text, model, tensors)
     reason = str(chain[-1]).strip().splitlines()
     return ExportError(
         f"cannot be exported at opset {opset}: {reason[0] if reason else type(chain[-1]).__name__}"
-        + (f"\n  at {frame}" if frame else "")
+        + (f"\n  at {where}" if where else "")
         + "\n  replace the function by supported ones, or try opset=17 (another exporter)"
     )
+
+
+def _source_of(text: str, model: nn.Module, tensors: Sequence[Tensor]) -> str:
+    """The source line of the operator that an error message names, found by tracing once more."""
+    try:
+        program = torch.export.export(model, tuple(tensors), strict=False)
+        nodes = [*program.graph.nodes, *program.run_decompositions().graph.nodes]
+    except Exception:  # noqa: BLE001 - only the source line would be lost
+        return ""
+    for node in nodes:
+        if node.op == "call_function" and (f"%{node.name} " in text or f"'{node.target}'".rsplit(".", 1)[0] in text):
+            return user_frame(node.meta.get("stack_trace") or "")
+    return ""

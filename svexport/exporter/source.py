@@ -13,12 +13,14 @@ __all__ = ["is_library", "user_frame"]
 
 # "path(12): forward" in traced graphs; 'File "path", line 12, in forward' in torch.export and scripted code.
 _FRAME = re.compile(r'^\s*(?:File "(?P<file>[^"]+)", line (?P<no>\d+)(?:, in (?P<in>\S+))?|(?P<path>.+?)\((?P<line>\d+)\): (?P<func>\S+))')
-_LIBRARIES = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parent.parent) + os.sep)
+_PACKAGE = Path(__file__).parent.parent
+_LIBRARIES = (str(Path(torch.__file__).parent) + os.sep, str(_PACKAGE) + os.sep)
+_EXAMPLES = str(_PACKAGE / "examples") + os.sep  # where an installed svexport has them; user code all the same
 
 
 def is_library(path: str) -> bool:
     """Whether a source file belongs to torch or svexport, or is no file."""
-    return path.startswith(("<", *_LIBRARIES))
+    return path.startswith(("<", *_LIBRARIES)) and not path.startswith(_EXAMPLES)
 
 
 def user_frame(trace: str) -> str:

@@ -152,7 +152,7 @@ def _emit(g: Any, op: Op, arguments: Sequence[Any]) -> Any:
             inputs += [t.value for t in value]
         elif argument.is_tensor:
             inputs.append(g.op("prim::Constant") if value is None else value.value)
-        else:
+        elif not isinstance(value, (list, tuple)) or value:  # which has no type; written when the file is cleaned
             attributes[f"{argument.name}_{'f' if argument.kind.startswith('float') else 'i'}"] = _plain(argument, value)
     attributes |= {f"{name}_s": text for name, text in PLUGIN_ATTRIBUTES.items()}
     attributes[f"{SOURCE_ATTRIBUTE}_s"] = user_frame(g.original_node.sourceRange())

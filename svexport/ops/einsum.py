@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, permutations, product
@@ -409,6 +409,10 @@ _LAUNCH = 64  # for each matrix of a batch
 _STEP = 4096  # for a Transpose, or a sum after the product, whatever its size
 
 
+_Atom: TypeAlias = Labels  # fused labels, see _fuse
+_Atoms: TypeAlias = tuple[_Atom, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class _Gemm:
     """``batch`` dimensions of ``(rows, inner) @ (inner, columns)``, of the operands in order or swapped.
@@ -476,10 +480,6 @@ def _best_gemm(x: Labels, y: Labels, kept: set[int], output: Labels | None, labe
     return best
 
 
-_Atom: TypeAlias = Labels
-_Atoms: TypeAlias = "tuple[_Atom, ...]"
-
-
 def _fuse(orders: Sequence[Labels], kept: set[int]) -> list[_Atoms]:
     """Makes one atom of labels that stand side by side wherever they appear."""
     after = [dict(pairwise(order)) for order in orders]
@@ -501,14 +501,16 @@ def _fuse(orders: Sequence[Labels], kept: set[int]) -> list[_Atoms]:
     return fused
 
 
-def _tails(atoms: set[_Atom], *orders: _Atoms) -> set[frozenset[_Atom]]:
+def _tails(atoms: Set[_Atom], *orders: _Atoms) -> set[frozenset[_Atom]]:
     """Subsets worth a matrix dimension: what is left when the first atoms of an order go to the batch."""
     ordered = [[atom for atom in order if atom in atoms] for order in orders]
-    return {frozenset(order[i:]) for order in ordered for i in range(len(order) + 1)} | {frozenset(atoms)}
+    return {frozenset(order[i:]) for order in ordered for i in range(len(order) + 1)}
 
 
-def _orders(atoms: Iterable[_Atom], *orders: _Atoms) -> set[_Atoms]:
+def _orders(atoms: Set[_Atom], *orders: _Atoms) -> set[_Atoms]:
     """Orders of ``atoms`` in which some tensor already has them; those a tensor lacks come where another has them."""
+    if len(atoms) < 2:
+        return {tuple(atoms)}
     chosen = [tuple(atom for atom in order if atom in atoms) for order in orders]
     merged = set()
     for first, *rest in permutations(chosen):
@@ -552,9 +554,9 @@ Program: TypeAlias = "tuple[tuple[Callable[..., Tensor], tuple[int, ...], tuple]
 """A plan bound to sizes: (function, values, further arguments) for every step."""
 
 
-def bind(plan: EinsumPlan, sizes: Sequence[int]) -> Program:
+def bind(chosen: EinsumPlan, sizes: Sequence[int]) -> Program:
     """Prepares a plan for tensors whose labels have the given sizes."""
-    return tuple(_bind_step(step, sizes) for step in plan.steps)
+    return tuple(_bind_step(step, sizes) for step in chosen.steps)
 
 
 def _bind_step(step: Step, sizes: Sequence[int]) -> tuple[Callable[..., Tensor], tuple[int, ...], tuple]:
@@ -591,9 +593,11 @@ def _matmul(x: Tensor, y: Tensor, summed: tuple[int, ...]) -> Tensor:
         y = y[None]
     if not summed:
         return torch.matmul(x, y)
-    if len(summed) == 1 and x.dim() <= 4 and 0 < x.shape[summed[0]] <= _UNROLL:
+    count = x.shape[summed[0]]
+    if len(summed) == 1 and x.dim() <= 4 and isinstance(count, int) and 0 < count <= _UNROLL:
         return _sum_of_products(x.unbind(summed[0]), y.unbind(summed[0]))
-    return torch.matmul(x, y).sum(summed, dtype=x.dtype)
+    products = torch.matmul(x, y)
+    return products.sum(summed, dtype=products.dtype)
 
 
 _UNROLL = 8
@@ -604,8 +608,10 @@ def _sum_of_products(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
     output = torch.matmul(xs[0], ys[0])
     batch = output.shape[:-2]
     accumulate = Tensor.baddbmm_ if batch else Tensor.addmm_
-    for x, y in zip(xs[1:], ys[1:], strict=True):
-        accumulate(output, x.expand(*batch, -1, -1), y.expand(*batch, -1, -1))
+    for pair in zip(xs[1:], ys[1:], strict=True):
+        # Autocast casts the operands of matmul, not those of a product in place.
+        x, y = (operand.to(output.dtype).expand(*batch, -1, -1) for operand in pair)
+        accumulate(output, x, y)
     return output
 
 
@@ -666,11 +672,11 @@ OP = Op(
 
 
 def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
-    """``torch.einsum`` by matrix products: no broadcast product larger than the output is ever made.
+    """``torch.einsum`` by matrix products: nothing larger than the operands and the output is ever made.
 
     Everything ``torch.einsum`` accepts: ``einsum("bij,bjk->bik", x, y)`` with ellipsis, repeated subscripts
-    (diagonals), implicit output, any number of operands (also as one list) and broadcasting of dimensions of size 1; and
-    the sublist form ``einsum(x, [0, 1], y, [1, 2], [0, 2])``.
+    (diagonals), implicit output, any number of operands (also as one list) and broadcasting of dimensions of size 1;
+    and the sublist form ``einsum(x, [0, 1], y, [1, 2], [0, 2])``.
     Source: https://docs.pytorch.org/docs/stable/generated/torch.einsum.html
 
     Shape:
@@ -697,9 +703,9 @@ def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
         kinds = ", ".join(type(x).__name__ for x in (equation, *operands))
         raise TypeError(f"einsum(): expected a string and tensors, or tensors and lists of subscripts; got {kinds}")
     if tracing():
-        labels, ranks = parse(equation, tuple(x.dim() for x in operands))
+        labels, ranks = parse.__wrapped__(equation, tuple(x.dim() for x in operands))  # torch.compile warns of caches
         if labels:  # scalars alone need no node, which could not hold an empty attribute
-            return OP(list(operands), list(labels), list(ranks))
+            return torch.ops.svexport.einsum(list(operands), labels, ranks)
     return run(_program(equation, *[x.shape for x in operands]), operands)
 
 

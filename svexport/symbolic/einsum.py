@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
-from svexport.ops.einsum import OP, Diagonal, MatMul, Mul, ReduceSum, Reshape, Step, Transpose, parse, plan, split
+from svexport.errors import ExportError
+from svexport.ops.einsum import (
+    OP,
+    Diagonal,
+    EinsumPlan,
+    MatMul,
+    Mul,
+    ReduceSum,
+    Reshape,
+    Step,
+    Transpose,
+    parse,
+    plan,
+    split,
+)
 from svexport.symbolic._builder import FLOAT_TYPES, Builder, Dim, Value
 from svexport.symbolic._symbolic import Symbolic, TensorInfo
 
@@ -19,30 +33,36 @@ __all__: list[str] = []
 def body(b: Builder, operands: Sequence[Value], labels: Sequence[int], ranks: Sequence[int]) -> Value:
     values = [replace(x, shape=x.shape or (None,) * rank) for x, rank in zip(operands, ranks, strict=False)]
     chosen = plan(tuple(labels), tuple(ranks), tuple(x.shape or () for x in values))
-    sizes: list[Dim] = [
-        b.dim(values[operand], dim) if size is None else size
-        for size, (operand, dim) in zip(chosen.sizes, chosen.sources, strict=True)
-    ]
+
+    def size(label: int) -> Dim:
+        operand, dim = chosen.sources[label]
+        known = chosen.sizes[label]
+        return b.dim(values[operand], dim) if known is None else known
+
     output = split(labels, ranks)[-1]
     shape = tuple(chosen.sizes[label] for label in output)
     if 0 in chosen.sizes:  # a sum over nothing; ONNX Runtime broadcasts no empty batch of matrices
-        return b.op("Expand", b.like(0, values[0]), b.shape(*(sizes[label] for label in output)), shape=shape)
+        return b.op("Expand", b.like(0, values[0]), b.shape(*map(size, output)), shape=shape)
     for step in chosen.steps:
-        values.append(_node(b, step, values, sizes))
+        values.append(_node(b, step, values, chosen, size))
     return replace(values[-1], shape=shape)
 
 
-def _node(b: Builder, step: Step, values: Sequence[Value], sizes: Sequence[Dim]) -> Value:
+def _node(b: Builder, step: Step, values: Sequence[Value], chosen: EinsumPlan, size: Callable[[int], Dim]) -> Value:
     match step:
         case Diagonal(x, dim):
             return _diagonal(b, values[x], dim)
         case ReduceSum(x, axes):
-            known_float = values[x].dtype is None or values[x].dtype in FLOAT_TYPES
-            return b.reduce_sum(values[x] if known_float else b.cast(values[x], TensorProto.INT64), axes)
+            integers = values[x].dtype is not None and values[x].dtype not in FLOAT_TYPES
+            return b.reduce_sum(b.cast(values[x], TensorProto.INT64) if integers else values[x], axes)
         case Transpose(x, perm):
             return b.transpose(values[x], perm)
         case Reshape(x, groups):
-            return b.reshape(values[x], *(b.product(*(sizes[label] for label in group)) for group in groups))
+            dynamic = [group for group in groups if any(chosen.sizes[label] is None for label in group)]
+            if len(dynamic) == 1:  # inferred, so that no size is read at run time
+                dims = [-1 if group in dynamic else b.product(*map(size, group)) for group in groups]
+                return b.op("Reshape", values[x], b.shape(*dims))
+            return b.reshape(values[x], *(b.product(*map(size, group)) for group in groups))
         case MatMul(x, y, summed):
             return b.reduce_sum(b.op("MatMul", values[x], values[y]), summed)
         case Mul(x, y):
@@ -62,12 +82,18 @@ def _diagonal(b: Builder, x: Value, dim: int) -> Value:
     return b.op("Gather", flat, index, axis=dim, shape=shape)
 
 
-def convert(equation: str, operands: Sequence[TensorInfo], *_: Any) -> tuple[Any, ...] | None:
+def convert(equation: str, operands: Sequence[TensorInfo], *_: Any) -> tuple[Any, ...]:
     """``aten::einsum``; its contraction path is chosen anew."""
-    if any(x.shape is None for x in operands):
-        return None
-    labels, ranks = parse(equation, tuple(len(x.shape or ()) for x in operands))
-    return (operands, labels, ranks) if labels else None  # scalars alone: an attribute cannot be empty
+    terms = equation.replace(" ", "").partition("->")[0].split(",")
+    ranks = []
+    for operand, term in zip(operands, terms, strict=True):
+        if operand.shape is None and "..." in term:  # a result of scripted code; there the equation has to tell the rank
+            raise ExportError(
+                f"einsum({equation!r}): the rank of an operand is not known where it is traced; write its dimensions out "
+                "instead of the ellipsis"
+            )
+        ranks.append(len(term) if operand.shape is None else len(operand.shape))
+    return operands, *parse(equation, tuple(ranks))
 
 
 Symbolic(OP, body, aten={"einsum": convert})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from svexport.ops.einsum import OP, Einsum, MatMul, Mul, ReduceSum, einsum, parse, plan, samples, split
+from svexport.ops.einsum import OP, Einsum, MatMul, Mul, ReduceSum, einsum, parse, plan, split
 from tests.support import OPSETS, op_model, run_op
 
 SEED_EQUATIONS = {  # at the shapes of their networks: (equation, shapes, data transposes allowed)
@@ -147,11 +147,11 @@ X, Y = make([(2, 3), (3, 4)])
         ((None, X), r"got NoneType, Tensor"),
         (("ij", 3), r"got str, int"),
         (("ij", [X], X), r"got str, list, Tensor"),
-        ((X, ["a"]), ""),
-        ((X, 0), ""),
+        ((X, ["a"]), None),
+        ((X, 0), None),
     ],
 )
-def test_errors_are_those_of_torch_and_say_what_to_do(args: tuple, match: str) -> None:
+def test_errors_are_those_of_torch_and_say_what_to_do(args: tuple, match: str | None) -> None:
     expected = outcome(torch.einsum, *args)
     assert isinstance(expected, type)
     with pytest.raises(expected, match=match):
@@ -253,6 +253,18 @@ def test_gradcheck(equation: str, shapes: list[tuple[int, ...]]) -> None:
     assert torch.autograd.gradcheck(lambda *xs: OP(list(xs), labels, ranks), operands)
 
 
+def test_autocast() -> None:
+    for equation, shapes in (
+        ("nkctv,kvw->nctw", [(2, 3, 4, 5, 7), (3, 7, 7)]),
+        ("nkctv,kcvw->nctw", [(2, 3, 4, 5, 7), (3, 4, 7, 7)]),
+    ):
+        operands = make(shapes, torch.float32)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            actual, expected = einsum(equation, *operands), torch.einsum(equation, *operands)
+        assert actual.dtype == expected.dtype == torch.bfloat16
+        torch.testing.assert_close(actual, expected, rtol=0.05, atol=0.1)
+
+
 def test_vmap_and_forward_mode() -> None:
     x, y, tangent = make([(4, 2, 3, 5, 2, 3), (3, 3, 2), (2, 3, 5, 2, 3)])
     function = lambda x: einsum("nkctv,kvw->nctw", x, y)  # noqa: E731
@@ -352,15 +364,6 @@ def test_intermediate_results_are_freed() -> None:
 
 
 # ------------------------------------------------------------------ the torch operator
-
-
-@pytest.mark.parametrize(
-    "args", samples(lambda *shape: make([shape])[0]), ids=lambda args: f"{args[1]}".replace(" ", "")
-)
-def test_opcheck(args: tuple) -> None:
-    operands, labels, ranks = args
-    torch.library.opcheck(OP.torch_op, args)
-    torch.library.opcheck(OP.torch_op, ([x.clone().requires_grad_() for x in operands], labels, ranks))
 
 
 def test_operator_never_aliases_its_operands() -> None:

@@ -1,0 +1,50 @@
+# Everything runs in .venv, which the first target that needs it creates. Another Python: make test PYTHON=python3.12
+# Another package index, or the small CPU build of torch: pip's own variables, such as
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format clean
+
+help:  ## show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY)  ## export the example models and prove every file; pictures in build/demo/report.html
+	$(BIN)/svexport demo $(ARGS)
+
+# One torch thread per test process: two processes of two threads each would only wait for one another.
+test: $(READY)  ## run the tests; ARGS="-k einsum" selects
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)
+
+check: $(READY)  ## lint, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)  ## format, and fix what the linter can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove what was built, .venv too
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find svexport tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): requirements-dev.txt pyproject.toml setup.py
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "make: no $(PYTHON) on PATH. Install Python 3.11 or later, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; \
+	  exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: $$($(PYTHON) --version) is too old for the pinned dependencies." \
+	       "Name Python 3.11 or later: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; \
+	  exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { \
+	  rm -rf $(VENV); \
+	  echo "make: $(PYTHON) cannot create virtual environments. On Debian and Ubuntu: sudo apt-get install python3-venv" >&2; \
+	  exit 1; }
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -e .
+	@touch $@

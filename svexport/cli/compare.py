@@ -1,0 +1,34 @@
+"""Compare an exported file with its torch model, output by output or layer by layer.
+
+examples:
+  svexport compare models.resnet:ResNet resnet.onnx --input x=1x3x224x224
+  svexport compare head.py:build head.onnx --weights head.pt --inputs sample.npz --layers --html head.html
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from svexport.cli import Outcome, _model
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _model.add_arguments(parser)
+    parser.add_argument("file", metavar="FILE.onnx", help="the exported model")
+    parser.add_argument("--layers", action="store_true", help="also compare inside: the first layer that differs")
+    parser.add_argument("--rtol", type=float, default=1e-3, help="relative tolerance (default: 1e-3)")
+    parser.add_argument("--atol", type=float, default=1e-4, help="absolute tolerance (default: 1e-4)")
+    parser.add_argument("--html", metavar="FILE.html", help="write the comparison as a page")
+
+
+def run(options: argparse.Namespace) -> Outcome:
+    import svexport
+
+    model, args = _model.load(options)
+    engine = svexport.load(options.file)
+    comparison = svexport.compare(
+        model, engine, args, layers=options.layers or None, rtol=options.rtol, atol=options.atol
+    )
+    if options.html:
+        comparison.to_html(options.html)
+    return Outcome(comparison.ok, comparison.to_dict(), comparison.tables())

@@ -1,0 +1,129 @@
+"""Export the example models, unedited, and prove every file against torch.
+
+Writes <model>-opset<N>.onnx and report.html. Exit code 0 only if every file is verified.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from svexport.cli import Outcome, _model
+from svexport.errors import SvexportError
+
+if TYPE_CHECKING:
+    from svexport.exporter.report import ExportReport
+
+PACKAGE = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One model at one opset: its report, or what went wrong."""
+
+    model: str
+    opset: int
+    seconds: float
+    report: ExportReport | None = None
+    error: str = ""
+
+    @property
+    def verified(self) -> bool:
+        return self.report is not None and self.report.verified
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    folder = Path("build/demo")
+    parser.add_argument("-o", "--output", type=Path, default=folder, metavar="FOLDER", help=f"default: {folder}")
+    parser.add_argument("--opset", type=int, nargs="+", default=[11, 17], metavar="N", help="default: 11 17")
+    parser.add_argument("--model", nargs="+", metavar="NAME", help="which ones (default: every one)")
+    parser.add_argument("--quick", action="store_true", help="the small configuration of each model")
+
+
+def run(options: argparse.Namespace) -> Outcome:
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    files = examples(options.model)
+    runs: list[Run] = []
+    console = Console(stderr=True)
+    columns = SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=len(files) * len(options.opset))
+        for name, file in files.items():
+            for opset in options.opset:
+                progress.update(task, description=f"{name}, opset {opset}")
+                runs.append(_export(name, file, opset, options))
+                progress.advance(task)
+    page = options.output / "report.html"
+    # PAGE
+    ok = all(r.verified for r in runs)
+    return Outcome(ok, {"report": str(page), "runs": [_facts(r) for r in runs]}, _shown(runs, page))
+
+
+def examples(names: list[str] | None = None) -> dict[str, Path]:
+    """The examples that have a ``model()``, by name: in the installed package, or beside it in a checkout.
+
+    Raises:
+        SvexportError: if there are none, or none of a given name.
+    """
+    folder = next((f for f in (PACKAGE / "examples", PACKAGE.parent / "examples") if f.is_dir()), None)
+    if folder is None:
+        raise SvexportError(f"the examples are not in {PACKAGE} and not in {PACKAGE.parent}; reinstall svexport")
+    found = {f.stem: f for f in sorted(folder.glob("*.py")) if "\ndef model(" in f.read_text(encoding="utf-8")}
+    unknown = sorted(set(names or ()) - found.keys())
+    if unknown or not found:
+        wanted = ", ".join(unknown) or "with a model()"
+        raise SvexportError(f"no example {wanted} in {folder}; there are {', '.join(found) or 'none'}")
+    return {name: found[name] for name in names} if names else found
+
+
+def _export(name: str, file: Path, opset: int, options: argparse.Namespace) -> Run:
+    import svexport
+
+    started = time.perf_counter()
+    report, error = None, ""
+    try:
+        module = _model.load_file(file)
+        model = module.model(**(getattr(module, "QUICK", {}) if options.quick else {}))
+        report = svexport.export(model, path=options.output / f"{name}-opset{opset}.onnx", opset=opset)
+    except Exception as failure:  # noqa: BLE001 - the other models are still worth showing
+        error = str(failure) if isinstance(failure, SvexportError) else f"{type(failure).__name__}: {failure}"
+    return Run(name, opset, time.perf_counter() - started, report, error)
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    report = None if run.report is None else run.report.to_dict()
+    facts = {"model": run.model, "opset": run.opset, "seconds": run.seconds, "verified": run.verified}
+    return {**facts, "report": report, "error": run.error or None}
+
+
+def _shown(runs: list[Run], page: Path) -> list[Any]:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD)
+    numbers = ("opset", "nodes", "max abs error", "seconds")
+    for column in ("model", "opset", "file", "nodes", "svexport nodes", "max abs error", "verified", "seconds"):
+        table.add_column(column, justify="right" if column in numbers else "left")
+    for r in runs:
+        mark = Text("yes", "green") if r.verified else Text("NO", "bold red")
+        start, end = (r.model, str(r.opset)), f"{r.seconds:.1f}"
+        if r.report is None:
+            table.add_row(*start, "", "", "", "", mark, end)
+        else:
+            nodes = (str(sum(r.report.nodes.values())), ours(r.report), f"{r.report.max_abs:.1e}")
+            table.add_row(*start, Text(str(r.report.path)), *nodes, mark, end)
+    failures = [Text(f"{r.model}, opset {r.opset}: {r.error}", "red") for r in runs if r.error]
+    return [table, *failures, f"report: {page}"]
+
+
+def ours(report: ExportReport) -> str:
+    """``SvEinsum 4, SvGridSample 24``."""
+    counts = Counter(node.type for node in report.svexport_nodes)
+    return ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items()))

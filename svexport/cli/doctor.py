@@ -1,0 +1,227 @@
+"""Show what is installed and usable here, what it enables, and what to install next.
+
+Exit code 0 if the core works: torch, onnx, onnxscript and ONNX Runtime, shown by exporting and running a small model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from svexport._version import __version__
+from svexport.cli import Outcome
+
+CORE = {"torch": "everything", "onnx": "everything", "onnxscript": "opset 18 to 23", "onnxruntime": "verify, compare"}
+SMALL = ("numpy", "opt_einsum", "loguru", "rich")
+"""Required too, but worth a row only where they fail."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row: a thing that may be there.
+
+    Attributes:
+        name: of it.
+        state: ``"ok"``, ``"missing"`` (nothing there) or ``"broken"`` (there, but it does not work).
+        detail: version and place, or what went wrong.
+        enables: what of svexport needs it.
+        install: how to get it, where it is not ok.
+        required: whether svexport does nothing without it.
+    """
+
+    name: str
+    state: str
+    detail: str
+    enables: str
+    install: str = ""
+    required: bool = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    pass
+
+
+def run(options: argparse.Namespace) -> Outcome:
+    python = Check("Python", "ok", f"{platform.python_version()}, {sys.executable}", "everything", required=True)
+    core = [_package(name, enables, name, required=True) for name, enables in CORE.items()]
+    small = [_package(name, "everything", name, required=True) for name in SMALL]
+    checks = [
+        python,
+        *core,
+        *(check for check in small if check.state != "ok"),
+        _exporter("TorchScript exporter", 11, "opset 9 to 17"),
+        _exporter("dynamo exporter", 18, "opset 18 to 23"),
+        _gpu(),
+        _nvcc(),
+        _compiler(),
+        _package("tensorrt", "later: building and running engines", _tensorrt_wheel()),
+        _headers(),
+        _package("torch_tensorrt", "later: comparison with torch.compile in TensorRT", "torch-tensorrt"),
+        Check("plugin library", "missing", f"not part of svexport {__version__}", "later: svexport nodes in engines"),
+        _package("matplotlib", "pictures in reports", "matplotlib"),
+    ]
+    ok = all(check.state == "ok" for check in checks if check.required)
+    return Outcome(ok, {"version": __version__, "checks": [asdict(c) for c in checks]}, _shown(checks, ok))
+
+
+def _package(name: str, enables: str, requirement: str, required: bool = False) -> Check:
+    """A Python package, imported: being installed is not yet being usable."""
+    install = f"pip install {requirement}"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            return Check(name, "missing", "not installed", enables, install, required)
+        return Check(name, "broken", _first_line(error), enables, f"pip install {error.name}", required)
+    except Exception as error:  # noqa: BLE001 - a missing shared object, an ABI mismatch, ...
+        again = f"pip install --force-reinstall {requirement}"
+        return Check(name, "broken", _first_line(error), enables, again, required)
+    detail = str(getattr(module, "__version__", "unknown version"))
+    if name == "torch":
+        detail += f", built for CUDA {module.version.cuda}" if module.version.cuda else ", built for the CPU"
+    if name == "onnxruntime":
+        detail += ": " + ", ".join(p.removesuffix("ExecutionProvider") for p in module.get_available_providers())
+    return Check(name, "ok", detail, enables, "", required)
+
+
+def _exporter(name: str, opset: int, enables: str) -> Check:
+    """An exporter, by using it: a small model, exported and verified."""
+    try:
+        import torch
+
+        import svexport
+
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+        with tempfile.TemporaryDirectory() as folder:
+            svexport.export(model, (torch.randn(1, 3, 8, 8),), Path(folder) / "doctor.onnx", opset=opset)
+    except Exception as error:  # noqa: BLE001
+        install = f"pip install {error.name}" if isinstance(error, ModuleNotFoundError) else 'pip install "torch>=2.6"'
+        return Check(name, "broken", _first_line(error), enables, install, required=True)
+    return Check(name, "ok", f"exported and verified a model at opset {opset}", enables, required=True)
+
+
+def _gpu() -> Check:
+    enables = "later: engines, CUDA kernels"
+    try:
+        import torch
+    except Exception as error:  # noqa: BLE001
+        return Check("GPU", "missing", f"not known: {_first_line(error)}", enables, "pip install torch")
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        return Check("GPU", "ok", f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}", enables)
+    if shutil.which("nvidia-smi") and torch.version.cuda is None:
+        again = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
+        return Check("GPU", "broken", "a driver, but torch is built for the CPU", enables, again)
+    return Check("GPU", "missing", "torch sees no CUDA device", enables, "a machine with an NVIDIA GPU and its driver")
+
+
+def _nvcc() -> Check:
+    enables = "later: building CUDA kernels and plugins"
+    roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    found = shutil.which("nvcc") or next(
+        (path for root in roots if root and (path := shutil.which("nvcc", path=str(Path(root) / "bin")))), None
+    )
+    wanted = _cuda()
+    package = f"cuda-toolkit-{wanted.replace('.', '-')}" if wanted else "nvidia-cuda-toolkit"
+    install = f"sudo apt-get install {package}"
+    if found is None:
+        return Check("nvcc", "missing", "not on PATH, not in CUDA_HOME", enables, install)
+    release = re.search(r"release ([\d.]+)", _output(found, "--version"))
+    if release is None:
+        return Check("nvcc", "broken", f"{found} does not tell its version", enables, install)
+    if wanted and release[1].split(".")[0] != wanted.split(".")[0]:
+        return Check("nvcc", "broken", f"{release[1]}, {found}: torch is built for CUDA {wanted}", enables, install)
+    return Check("nvcc", "ok", f"{release[1]}, {found}", enables)
+
+
+def _compiler() -> Check:
+    enables = "later: building CUDA kernels and plugins"
+    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        if name and (found := shutil.which(name)):
+            return Check("C++ compiler", "ok", f"{_output(found, '--version').partition(chr(10))[0]}, {found}", enables)
+    return Check("C++ compiler", "missing", "no c++, g++ or clang++ on PATH", enables, "sudo apt-get install g++")
+
+
+def _headers() -> Check:
+    enables = "later: the C++ plugin library"
+    root = os.environ.get("TENSORRT_ROOT")
+    install = "unpack TensorRT's tar from developer.nvidia.com/tensorrt, then export TENSORRT_ROOT=/path/to/TensorRT"
+    system = Path("/usr/include") / f"{platform.machine()}-linux-gnu"
+    for folder in [Path(root) / "include"] if root else [system, Path("/usr/include")]:
+        if (folder / "NvInfer.h").is_file():
+            return Check("TensorRT headers", "ok", f"{_headers_version(folder)}, {folder}", enables)
+    detail = f"no NvInfer.h in TENSORRT_ROOT={root}/include" if root else "TENSORRT_ROOT is not set"
+    return Check("TensorRT headers", "broken" if root else "missing", detail, enables, install)
+
+
+def _headers_version(folder: Path) -> str:
+    """``10.12.0``; the numbers are spelled NV_TENSORRT_MAJOR, or TRT_MAJOR_ENTERPRISE and an alias of that."""
+    file = folder / "NvInferVersion.h"
+    text = file.read_text(errors="replace") if file.is_file() else ""
+    found = dict(re.findall(r"#define \w+_(MAJOR|MINOR|PATCH)\w* (\d+)", text))
+    return ".".join(found.get(part, "?") for part in ("MAJOR", "MINOR", "PATCH"))
+
+
+def _cuda() -> str | None:
+    """The CUDA version torch is built for."""
+    try:
+        import torch
+    except Exception:  # noqa: BLE001
+        return None
+    return torch.version.cuda
+
+
+def _tensorrt_wheel() -> str:
+    cuda = _cuda()
+    return f"tensorrt-cu{cuda.split('.')[0]}" if cuda else "tensorrt"
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _shown(checks: list[Check], ok: bool) -> list[Any]:
+    verdict = "svexport works here" if ok else "svexport does not work here yet: a part of the core is missing"
+    if any(check.name == "rich" for check in checks):
+        return [
+            *(f"{c.name}: {c.state}, {c.detail}" + (f"; {c.install}" if c.install else "") for c in checks),
+            verdict,
+        ]
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    marks = {"ok": Text("ok", "green"), "missing": Text("missing", "yellow"), "broken": Text("broken", "bold red")}
+    table = Table("", "state", "what was found", "enables", box=box.SIMPLE_HEAD)
+    for check in checks:
+        name = Text(check.name, "bold" if check.required else "")
+        table.add_row(name, marks[check.state], Text(check.detail), Text(check.enables))
+    shown: list[Any] = [table]
+    wanted = [c for c in checks if c.state != "ok" and c.install]
+    if wanted:
+        commands = Table("to install next", "with", box=box.SIMPLE_HEAD)
+        for check in sorted(wanted, key=lambda c: not c.required):
+            commands.add_row(Text(check.name), Text(check.install))
+        shown.append(commands)
+    later = f"later: what svexport {__version__} does not do yet"
+    return [*shown, later, Text(verdict, "bold green" if ok else "bold red")]

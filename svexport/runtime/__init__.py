@@ -1,0 +1,6 @@
+"""Engines: anything that runs an exported model on torch tensors."""
+
+from svexport.runtime.engine import Engine, EngineError, TensorSpec
+from svexport.runtime.session import OnnxEngine, load
+
+__all__ = ["Engine", "EngineError", "OnnxEngine", "TensorSpec", "load"]

@@ -1,0 +1,148 @@
+"""What all engines share: typed inputs and outputs, and a call that checks its arguments before anything runs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from svexport.errors import SvexportError
+
+__all__ = ["Engine", "EngineError", "TensorSpec"]
+
+
+class EngineError(SvexportError):
+    """A file that cannot be loaded as an engine, inputs that do not fit an engine, or a run that failed."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output of an engine; ``str`` shows it as ``float32[batch, 3, ?, 224]``.
+
+    Attributes:
+        name: in the file.
+        dtype: of the tensor.
+        shape: an int for a static size, a str for a dynamic one, None for a dynamic one without a name; None in place
+            of the tuple for an unknown rank.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int | str | None, ...] | None
+
+    def accepts(self, shape: Sequence[int]) -> bool:
+        """Whether a tensor of that shape fits: same rank, same static sizes."""
+        if self.shape is None:
+            return True
+        sizes = zip(self.shape, shape, strict=False)
+        return len(shape) == len(self.shape) and all(want == got or not isinstance(want, int) for want, got in sizes)
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return f"{_short(self.dtype)}[...]"
+        return f"{_short(self.dtype)}[{', '.join('?' if size is None else str(size) for size in self.shape)}]"
+
+
+class Engine(ABC):
+    """Runs an exported model on torch tensors. Any number of threads may call one engine.
+
+    Attributes:
+        path: the file it was loaded from; None for a model given in memory.
+        device: where it runs and where its outputs are; inputs on another device are copied there.
+        inputs: what it takes, in order.
+        outputs: what it returns, in order.
+    """
+
+    path: Path | None
+    device: torch.device
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    @property
+    def input_names(self) -> list[str]:
+        return [spec.name for spec in self.inputs]
+
+    @property
+    def output_names(self) -> list[str]:
+        return [spec.name for spec in self.outputs]
+
+    def __call__(self, /, *tensors: Tensor, **named: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Runs the model on tensors given in order, by input name, or both.
+
+        Returns:
+            A tensor if the model has one output, else a tuple of them; on :attr:`device`, without gradients.
+
+        Raises:
+            EngineError: if number, names, data types or shapes do not fit :attr:`inputs`, or the run fails.
+        """
+        outputs = self.run(self._in_order(tensors, named))
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Runs the model on one tensor per input, in order; always returns a list.
+
+        Raises:
+            EngineError: as calling the engine does.
+        """
+        if len(tensors) != len(self.inputs):
+            raise EngineError(f"{self} expects {len(self.inputs)} inputs, got {len(tensors)}. {self._signature()}")
+        for spec, tensor in zip(self.inputs, tensors, strict=True):
+            self._check(spec, tensor)
+        return self._run(tensors)
+
+    @abstractmethod
+    def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """:meth:`run` on tensors that fit."""
+
+    def _in_order(self, tensors: Sequence[Tensor], named: dict[str, Tensor]) -> list[Tensor]:
+        names = self.input_names
+        unknown = [name for name in named if name not in names]
+        if unknown:
+            raise EngineError(f"{self} has no input named {', '.join(map(repr, unknown))}. {self._signature()}")
+        twice = [name for name in names[: len(tensors)] if name in named]
+        if twice:
+            raise EngineError(f"{self} got {', '.join(map(repr, twice))} twice: by position and by name")
+        missing = [name for name in names[len(tensors) :] if name not in named]
+        if missing:
+            raise EngineError(f"{self} lacks the input {', '.join(map(repr, missing))}. {self._signature()}")
+        return [*tensors, *(named[name] for name in names[len(tensors) :])]
+
+    def _check(self, spec: TensorSpec, tensor: Any) -> None:
+        if not isinstance(tensor, Tensor):
+            advice = "; use torch.from_numpy" if type(tensor).__module__ == "numpy" else ""
+            raise EngineError(f"{self} expects torch tensors, got {type(tensor).__name__} for {spec.name!r}{advice}")
+        wrong = None
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+            kind = "a meta" if tensor.is_meta else "a quantized" if tensor.is_quantized else "a sparse"
+            wrong = f"{kind} tensor; pass a dense one that has values"
+        elif tensor.dtype != spec.dtype:
+            wrong = f"{_describe(tensor)}; convert it with .to(torch.{_short(spec.dtype)})"
+        elif not spec.accepts(tensor.shape):
+            fixed = spec.shape is not None and len(spec.shape) == tensor.dim()
+            wrong = _describe(tensor)
+            wrong += "; export the model with dynamic_shapes to run other sizes" if fixed else "; the rank differs"
+        if wrong:
+            raise EngineError(f"{self}: input {spec.name!r} expects {spec}, got {wrong}")
+
+    def _signature(self) -> str:
+        return "Its inputs are " + (", ".join(f"{spec.name}: {spec}" for spec in self.inputs) or "none")
+
+    def __str__(self) -> str:
+        return self.path.name if self.path else "the model"
+
+    def __repr__(self) -> str:
+        inputs, outputs = (", ".join(f"{s.name}: {s}" for s in specs) for specs in (self.inputs, self.outputs))
+        return f"{type(self).__name__}({self}, {self.device}, ({inputs}) -> ({outputs}))"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{_short(tensor.dtype)}{list(tensor.shape)}"

@@ -1,0 +1,273 @@
+"""ONNX Runtime as an engine on torch tensors."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from svexport.errors import BackendNotAvailableError, SvexportError, UnsupportedError
+from svexport.runtime.engine import Engine, EngineError, TensorSpec
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["OnnxEngine", "load"]
+
+# torch's data type and ONNX's number for each type that ONNX Runtime and torch exchange without a copy.
+_TYPES: dict[str, tuple[torch.dtype, int]] = {
+    "tensor(float)": (torch.float32, 1),
+    "tensor(uint8)": (torch.uint8, 2),
+    "tensor(int8)": (torch.int8, 3),
+    "tensor(uint16)": (torch.uint16, 4),
+    "tensor(int16)": (torch.int16, 5),
+    "tensor(int32)": (torch.int32, 6),
+    "tensor(int64)": (torch.int64, 7),
+    "tensor(bool)": (torch.bool, 9),
+    "tensor(float16)": (torch.float16, 10),
+    "tensor(double)": (torch.float64, 11),
+    "tensor(uint32)": (torch.uint32, 12),
+    "tensor(uint64)": (torch.uint64, 13),
+    "tensor(bfloat16)": (torch.bfloat16, 16),
+}
+_ELEMENT = dict(_TYPES.values())
+_FATAL = 4  # ONNX Runtime's severity: everything below arrives as an exception
+
+
+def load(path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> Engine:
+    """Loads an exported model: ``.onnx`` runs in ONNX Runtime, ``.engine`` and ``.plan`` in TensorRT.
+
+    >>> engine = svexport.load("model.onnx")
+    >>> boxes, scores = engine(images)
+
+    Args:
+        path: of the file. External data stays beside it; svexport nodes without bodies are lowered in memory.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; default: CUDA if ONNX Runtime and torch both have it, else CPU.
+
+    Raises:
+        EngineError: if the file is missing, malformed or of another kind.
+        UnsupportedError: if it needs what the engine does not have, such as string inputs or an unknown op.
+        BackendNotAvailableError: if the runtime it needs is not installed.
+    """
+    suffix = Path(path).suffix.lower() if isinstance(path, (str, os.PathLike)) else None
+    if suffix == ".onnx":
+        return OnnxEngine(path, device=device)
+    if suffix in (".engine", ".plan"):
+        if importlib.util.find_spec("tensorrt") is None:
+            raise BackendNotAvailableError(
+                f"{path} is a TensorRT engine and TensorRT is not installed; install the version it was built with "
+                "(pip install tensorrt), or load the .onnx file it was built from"
+            )
+        raise UnsupportedError(
+            f"{path} is a TensorRT engine, which this svexport does not run yet; load the .onnx file it was built from"
+        )
+    given = f"a {type(path).__name__}" if suffix is None else str(path)
+    raise EngineError(f"expected the path of a .onnx, .engine or .plan file, got {given}")
+
+
+class OnnxEngine(Engine):
+    """An ONNX model in ONNX Runtime.
+
+    Contiguous inputs on the engine's device are read where they are, and outputs are ONNX Runtime's own memory handed
+    to torch: neither is copied. svexport nodes that come without a body are lowered in memory first.
+
+    A model file is data, never code: no pickle, no custom libraries, external data only from the file's own folder.
+    It may still ask for as much time and memory as it likes when it is run.
+
+    Args:
+        model: the path of a file, or a model in memory, which must stay as it is while the engine is used.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; default: CUDA if ONNX Runtime and torch both have it, else CPU.
+        data_folder: where the external data of a model in memory lies.
+
+    Raises:
+        EngineError: if the file is missing, malformed or of another kind.
+        UnsupportedError: on inputs or outputs that torch has no tensors for, or a node of a newer svexport.
+        BackendNotAvailableError: if ONNX Runtime is not installed, or has no CUDA when asked for it.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | onnx.ModelProto,
+        *,
+        device: str | torch.device | None = None,
+        data_folder: str | os.PathLike[str] | None = None,
+    ) -> None:
+        onnxruntime = _onnxruntime()
+        self.path = None
+        if isinstance(model, (str, os.PathLike)):
+            self.path = Path(model)
+            model = self.path.absolute()  # model() reads it again, from wherever the process is by then
+            data_folder = model.parent
+        self._source: Path | onnx.ModelProto = model  # type: ignore[assignment]
+        self._folder = data_folder
+        self.device = _device(onnxruntime, device)
+        loaded = _read(self._source)
+        runnable = _with_bodies(loaded, str(self))
+        try:
+            if self.path is not None and runnable is loaded:
+                source: str | bytes = str(self._source)  # lets ONNX Runtime map the file
+            else:
+                source = runnable.SerializeToString()
+            self._session = _session(onnxruntime, source, self.device, self._folder)
+            declared = (*loaded.graph.input, *loaded.graph.output)
+            ranked = {value.name for value in declared if value.type.tensor_type.HasField("shape")}
+            self.inputs = tuple(_spec(value, value.name in ranked) for value in self._session.get_inputs())
+            self.outputs = tuple(_spec(value, value.name in ranked) for value in self._session.get_outputs())
+        except SvexportError:
+            raise
+        except Exception as error:  # ONNX Runtime's, protobuf's, UnicodeDecodeError of a damaged name, ...
+            raise EngineError(
+                f"ONNX Runtime cannot load {self}: {_reason(error)}\n  If the file was damaged or cut short, export or "
+                "copy it again; onnx.checker.check_model(path, full_check=True) tells more"
+            ) from error
+        if self.device.type == "cuda" and "CUDAExecutionProvider" not in self._session.get_providers():
+            if device is not None:
+                raise BackendNotAvailableError(
+                    "ONNX Runtime has CUDA but cannot start it, usually for want of the CUDA and cuDNN libraries it "
+                    "needs: https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html. "
+                    'Install those, or give device="cpu"'
+                )
+            self.device = torch.device("cpu")
+
+    def model(self) -> onnx.ModelProto:
+        """The model that runs, read anew: external data left in its files, nodes without a body lowered."""
+        return _with_bodies(_read(self._source), str(self))
+
+    def with_outputs(self, names: Iterable[str]) -> OnnxEngine:
+        """An engine of the same model that also returns values from inside its graph, after the outputs it already has.
+
+        Raises:
+            EngineError: on a name that no node of the (outermost) graph computes.
+        """
+        import onnx
+
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model())
+        computed = {name for node in model.graph.node for name in node.output}
+        present = {output.name for output in model.graph.output}
+        for name in dict.fromkeys(names):
+            if name not in computed:
+                raise EngineError(f"{self} computes no value named {name!r}")
+            if name not in present:
+                model.graph.output.append(onnx.ValueInfoProto(name=name))  # its type follows from the nodes
+        return OnnxEngine(model, device=self.device, data_folder=self._folder)
+
+    def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        place = (self.device.type, self.device.index or 0)
+        # Held until the run is over: the binding has no more than their addresses.
+        ready = [tensor.detach().to(self.device).resolve_neg().contiguous() for tensor in tensors]
+        binding = self._session.io_binding()  # one per call, for threads
+        for spec, tensor in zip(self.inputs, ready, strict=True):
+            binding.bind_input(spec.name, *place, _ELEMENT[spec.dtype], list(tensor.shape), tensor.data_ptr())
+        for spec in self.outputs:
+            binding.bind_output(spec.name, *place)
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()  # ONNX Runtime computes on a stream of its own
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:
+            given = ", ".join(f"{s.name}: {list(t.shape)}" for s, t in zip(self.inputs, ready, strict=True))
+            raise EngineError(f"{self} failed in ONNX Runtime on {given}: {_reason(error)}") from error
+        values = binding.get_outputs_as_ortvaluevector()
+        # By index: iterating ends in a C++ exception, which takes 80 us. The view: DLPack turns bool into uint8.
+        return [torch.from_dlpack(values[i].to_dlpack()).view(spec.dtype) for i, spec in enumerate(self.outputs)]
+
+
+def _onnxruntime() -> Any:
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime
+    except ImportError as error:
+        raise BackendNotAvailableError(
+            f"running ONNX files needs ONNX Runtime ({error}); install it with: pip install onnx onnxruntime"
+        ) from error
+    return onnxruntime
+
+
+def _device(onnxruntime: Any, requested: str | torch.device | None) -> torch.device:
+    providers = onnxruntime.get_available_providers()
+    has_cuda = "CUDAExecutionProvider" in providers and torch.cuda.is_available()
+    try:
+        device = torch.device(("cuda" if has_cuda else "cpu") if requested is None else requested)
+    except (RuntimeError, TypeError) as error:
+        raise EngineError(f'device expects "cpu", "cuda" or "cuda:1", got {requested!r}') from error
+    if device.type not in ("cpu", "cuda"):
+        raise UnsupportedError(f'ONNX files run on "cpu" or "cuda", not on {requested!r}')
+    if device.type == "cuda" and not has_cuda:
+        raise BackendNotAvailableError(
+            f"{str(device)!r} needs ONNX Runtime and torch with CUDA; here ONNX Runtime has {', '.join(providers)} and "
+            f"torch sees {torch.cuda.device_count()} GPUs. pip install onnxruntime-gpu in place of onnxruntime, "
+            'or give device="cpu"'
+        )
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _read(source: Path | onnx.ModelProto) -> onnx.ModelProto:
+    """The model without its external data."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    if isinstance(source, onnx.ModelProto):
+        return source
+    if not isinstance(source, Path):
+        raise EngineError(f"expected the path of an ONNX file or an onnx.ModelProto, got {type(source).__name__}")
+    try:
+        model = onnx.load_model_from_string(source.read_bytes())
+    except OSError as error:
+        raise EngineError(f"cannot read {source}: {error.strerror or error}; check the path") from error
+    except DecodeError as error:
+        raise EngineError(f"{source} is not an ONNX file, or it was cut short; export or copy it again") from error
+    if not model.HasField("graph"):
+        raise EngineError(f"{source} holds no ONNX graph ({source.stat().st_size} bytes); export or copy it again")
+    return model
+
+
+def _with_bodies(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """The model itself if every svexport node in it has a body, else a lowered copy."""
+    from svexport.graph import lower
+    from svexport.graph.nodes import svexport_nodes
+
+    bodies = {(f.domain, f.name, f.overload) for f in model.functions}
+    if all((node.domain, node.op_type, node.overload) in bodies for node in svexport_nodes(model)):
+        return model
+    try:
+        return lower(model)
+    except SvexportError:
+        raise
+    except Exception as error:  # a damaged file fails anywhere
+        raise EngineError(f"the svexport nodes of {name} cannot be lowered: {error}; export it again") from error
+
+
+def _session(onnxruntime: Any, source: str | bytes, device: torch.device, folder: str | os.PathLike[str] | None) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _FATAL
+    options.use_deterministic_compute = True
+    if isinstance(source, bytes) and folder is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.fspath(folder))
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if device.type == "cuda":
+        providers.insert(0, ("CUDAExecutionProvider", {"device_id": str(device.index)}))
+    # Without its fallback, which prints to stdout and tries the same once more.
+    return onnxruntime.InferenceSession(source, options, providers=providers, enable_fallback=0)
+
+
+def _spec(value: Any, ranked: bool) -> TensorSpec:
+    if value.type not in _TYPES:
+        raise UnsupportedError(f"{value.name!r} is a {value.type}; engines exchange {', '.join(_TYPES)}")
+    dtype, _ = _TYPES[value.type]
+    if not ranked and not value.shape:  # ONNX Runtime shows an unknown rank as it shows a scalar
+        return TensorSpec(value.name, dtype, None)
+    return TensorSpec(value.name, dtype, tuple(None if isinstance(s, int) and s < 0 else s for s in value.shape))
+
+
+def _reason(error: Exception) -> str:
+    """ONNX Runtime's innermost message, without the prefix ``[ONNXRuntimeError] : 1 : FAIL : ``."""
+    return re.split(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", str(error))[-1].strip() or type(error).__name__
