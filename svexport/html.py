@@ -6,9 +6,9 @@ import io
 import math
 import os
 import re
-import tempfile
+import secrets
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
@@ -21,7 +21,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["drawing", "error_figure", "fragment", "layer_figure", "node_figure", "note", "page", "section", "table", "write"]
+__all__ = [
+    "drawing",
+    "error_figure",
+    "fragment",
+    "layer_figure",
+    "node_figure",
+    "note",
+    "page",
+    "picture",
+    "section",
+    "table",
+    "write",
+]
 
 _STYLE = """
 .svexport { color-scheme: light dark; --ink: #1b1f24; --soft: #667080; --line: #d9dee5; --good: #1a7f4b; --bad: #c62f3b;
@@ -47,7 +59,7 @@ body.svexport { background: Canvas; max-width: 64rem; margin: 2.5rem auto; paddi
 
 
 def page(title: str, *body: str) -> str:
-    """A whole page, without scripts and without anything loaded from elsewhere; ``body`` is HTML, ``title`` plain text."""
+    """A whole page, without scripts and anything loaded from elsewhere; ``body`` is HTML, ``title`` plain text."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -81,14 +93,15 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], *, marked: Coll
 
     def cell(tag: str, value: Any, column: int) -> str:
         kind = {"ok": "ok", "FAIL": "fail"}.get(str(value), "number" if numeric[column : column + 1] == [True] else "")
-        return f"<{tag}{f' class={kind!r}' if kind else ''}>{escape(str(value))}</{tag}>"
+        return f"<{tag}{f' class={kind}' if kind else ''}>{escape(str(value))}</{tag}>"
 
-    head = "".join(cell("th", header, i) for i, header in enumerate(headers))
     lines = []
+    if headers:
+        lines.append(f"<tr>{''.join(cell('th', header, i) for i, header in enumerate(headers))}</tr>")
     for index, row in enumerate(rows):
         cells = "".join(cell("td", value, i) for i, value in enumerate(row))
         lines.append(f"<tr{' class=marked' if index in marked else ''}>{cells}</tr>")
-    return f'<div class="scroll"><table>\n<tr>{head}</tr>\n' + "\n".join(lines) + "\n</table></div>"
+    return '<div class="scroll"><table>\n' + "\n".join(lines) + "\n</table></div>"
 
 
 def _is_number(value: Any) -> bool:
@@ -102,25 +115,14 @@ def write(path: str | os.PathLike[str], text: str) -> None:
         SvexportError: if it cannot be written.
     """
     path = Path(path)
+    beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, beside = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(beside, 0o666 & ~_umask())  # mkstemp's files are private
-            os.replace(beside, path)
-        except BaseException:
-            os.unlink(beside)
-            raise
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
     except OSError as error:
+        beside.unlink(missing_ok=True)
         raise SvexportError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 # Pictures. Text and axes are drawn in _INK, which becomes the page's own text colour.
@@ -161,6 +163,122 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def errors(parities: Sequence[Parity], atol: float) -> str:
-    """:func:`error_figure` as SVG for a page; a note where matplotlib is missing."""
-    return _picture("Absolute errors of each output", error_figure, parities, atol)
+def picture(description: str, draw: Callable[..., Figure], *args: Any) -> str:
+    """``draw(*args)`` as SVG inside a page; without matplotlib, a line that says so."""
+    try:
+        with drawing():
+            stream = io.StringIO()
+            draw(*args).savefig(stream, format="svg", transparent=True, bbox_inches="tight", pad_inches=0.05)
+    except ImportError:
+        return note(f"{description}: not drawn, because matplotlib is not installed (pip install matplotlib)")
+    svg = stream.getvalue()
+    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' id="[\w.]+_\d+"', "", svg)  # names that would repeat on a page; those referred to are hashes
+    svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(description)}"', 1)
+    return re.sub(r"\n\s*", "\n", svg).strip()
+
+
+def error_figure(parities: Sequence[Parity], atol: float) -> Figure:
+    """How many elements of each output are how far off: one row per output, its runs added up, the worst eight.
+
+    Bars right of the tolerance line are red where the output failed, amber where ``rtol`` lets them pass.
+    """
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(p.name for p in parities))
+    worst = {name: max(p.max_rel for p in parities if p.name == name) for name in names}
+    shown = sorted(sorted(names, key=lambda name: -worst[name])[:8], key=names.index)
+    low, high = HISTOGRAM_RANGE
+    figure = Figure(figsize=(9, 0.6 + 1.05 * len(shown)), layout="constrained")
+    rows: list[Axes] = list(figure.subplots(len(shown), squeeze=False, sharex=True)[:, 0]) if shown else []
+    for axes, name in zip(rows, shown, strict=True):
+        runs = [p for p in parities if p.name == name]
+        counts = [sum(column) for column in zip(*(p.histogram for p in runs), strict=True)]
+        ok = all(p.ok for p in runs)
+        beyond = _WARN if ok else _BAD
+        edges = range(low, high)
+        colours = [_AFTER if 10.0**edge < atol * 0.999 else beyond for edge in edges]
+        axes.bar([edge + 0.5 for edge in edges], counts, width=0.86, color=colours)
+        axes.set_yscale("log")
+        axes.set_ylim(0.5, 3 * max(10, *counts))
+        top = 10 ** int(math.log10(max(10, *counts)))
+        axes.set_yticks([1, top], ["1", f"{top:,}"])
+        axes.set_xlim(low, high)
+        ticks = range(low, high + 1, 2)
+        axes.set_xticks(ticks, ["0", *(f"1e{decade}" for decade in ticks[1:])])  # the first bin holds the zeros
+        axes.grid(axis="y", color=_FAINT, alpha=0.25, linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.set_title(_cut(name), loc="left")
+        largest = max(p.max_abs for p in runs)
+        verdict = f"max {largest:.1e}" if largest else "exact"
+        axes.set_title(verdict if ok else f"{verdict}, outside tolerance", loc="right", color=_INK if ok else _BAD)
+        if atol > 0:
+            axes.axvline(math.log10(atol), color=_INK, linewidth=1, linestyle=(0, (4, 3)))
+    if shown:
+        rows[-1].set_xlabel(f"absolute error (dashed: atol {atol:g})" + _more(len(names) - len(shown)))
+        figure.supylabel("elements", fontsize=10)
+    return figure
+
+
+def node_figure(
+    before: Mapping[str, int], after: Mapping[str, int], labels: tuple[str, str] = ("before", "after")
+) -> Figure:
+    """Two counts of nodes by type side by side: the sixteen most frequent types, the rest added up."""
+    from matplotlib.figure import Figure
+
+    kinds = sorted({*before, *after}, key=lambda kind: (-max(before.get(kind, 0), after.get(kind, 0)), kind))
+    rest = kinds[16:] if len(kinds) > 17 else []
+    kinds = kinds[: len(kinds) - len(rest)]
+    names = [_cut(kind) for kind in kinds] + [f"{len(rest)} other types"] * bool(rest)
+    figure = Figure(figsize=(9, 0.9 + 0.36 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    for counts, label, colour, offset in zip((before, after), labels, (_BEFORE, _AFTER), (-0.19, 0.19), strict=True):
+        values = [counts.get(kind, 0) for kind in kinds] + [sum(counts.get(kind, 0) for kind in rest)] * bool(rest)
+        places = [index + offset for index in range(len(names))]
+        bars = axes.barh(places, values, height=0.36, color=colour, label=f"{label}: {sum(counts.values())} nodes")
+        axes.bar_label(bars, [str(value) if value else "" for value in values], padding=3, fontsize=9, color=_INK)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.xaxis.set_visible(False)
+    axes.spines["bottom"].set_visible(False)
+    axes.margins(x=0.06, y=0.02)
+    axes.legend(loc="lower right")
+    return figure
+
+
+def layer_figure(layers: Sequence[Parity], atol: float) -> Figure:
+    """The largest error of each layer in order of execution; red outside the tolerance, the first of those named."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(9, 2.8), layout="constrained")
+    axes: Axes = figure.subplots()
+    heights = [min(max(p.max_abs, _FLOOR), 1e12) for p in layers]
+    axes.plot(heights, color=_FAINT, linewidth=1, zorder=1)
+    axes.scatter(range(len(layers)), heights, s=16, color=[_AFTER if p.ok else _BAD for p in layers], zorder=2)
+    first = next((index for index, p in enumerate(layers) if not p.ok), None)
+    if first is not None:
+        axes.axvline(first, color=_BAD, linewidth=1, alpha=0.5, zorder=0)
+        align = "right" if first > 0.6 * len(layers) else "left"
+        name = f" {_cut(layers[first].name)} "
+        axes.text(first, 0.93, name, transform=axes.get_xaxis_transform(), ha=align, color=_BAD)
+    axes.set_yscale("log")
+    axes.set_ylim(min(heights) / 3, max(*heights, atol, _FLOOR) * 30)
+    if atol > 0:
+        axes.axhline(atol, color=_INK, linewidth=1, linestyle=(0, (4, 3)))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e"))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y", color=_FAINT, alpha=0.25, linewidth=0.6)
+    axes.set_xlabel(f"layers in order of execution (dashed: atol {atol:g})")
+    axes.set_ylabel("largest absolute error")
+    return figure
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= 60 else f"…{name[-59:]}"
+
+
+def _more(count: int) -> str:
+    return f"; {count} more outputs, all closer" if count > 0 else ""

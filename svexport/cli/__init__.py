@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,8 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code: 0 success, 1 failure, 2 wrong usage."""
     options = _parser().parse_args(argv)
     stdout = sys.stdout
-    # With --json, whatever else prints (a model's own code, say) must not get between the braces.
-    with _logging(options.verbose), redirect_stdout(sys.stderr) if options.json else nullcontext():
+    with _logging(options.verbose), _stdout_to_stderr() if options.json else nullcontext():
         try:
             outcome = options.run(options)
         except KeyboardInterrupt:
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
         module = import_module(f"svexport.cli.{name}")
-        summary, _, more = module.__doc__.partition("\n\n")
+        summary, _, more = (module.__doc__ or "").partition("\n\n")
         command = commands.add_parser(
             name,
             help=summary[0].lower() + summary[1:].rstrip("."),
@@ -98,6 +98,20 @@ def _show(outcome: Outcome) -> None:
         console.width = max(console.width, 160)
     for renderable in outcome.shown:
         console.print(renderable, soft_wrap=isinstance(renderable, str))
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """For what else may print: a model's own code, and libraries in C++. None of it may get between the braces."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import argparse
 import time
 from collections import Counter
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ def run(options: argparse.Namespace) -> Outcome:
                 runs.append(_export(name, file, opset, options))
                 progress.advance(task)
     page = options.output / "report.html"
-    # PAGE
+    _write_page(runs, page)
     ok = all(r.verified for r in runs)
     return Outcome(ok, {"report": str(page), "runs": [_facts(r) for r in runs]}, _shown(runs, page))
 
@@ -113,17 +114,32 @@ def _shown(runs: list[Run], page: Path) -> list[Any]:
         table.add_column(column, justify="right" if column in numbers else "left")
     for r in runs:
         mark = Text("yes", "green") if r.verified else Text("NO", "bold red")
-        start, end = (r.model, str(r.opset)), f"{r.seconds:.1f}"
-        if r.report is None:
-            table.add_row(*start, "", "", "", "", mark, end)
-        else:
-            nodes = (str(sum(r.report.nodes.values())), ours(r.report), f"{r.report.max_abs:.1e}")
-            table.add_row(*start, Text(str(r.report.path)), *nodes, mark, end)
+        table.add_row(r.model, str(r.opset), *map(Text, _numbers(r)), mark, f"{r.seconds:.1f}")
     failures = [Text(f"{r.model}, opset {r.opset}: {r.error}", "red") for r in runs if r.error]
     return [table, *failures, f"report: {page}"]
 
 
-def ours(report: ExportReport) -> str:
-    """``SvEinsum 4, SvGridSample 24``."""
-    counts = Counter(node.type for node in report.svexport_nodes)
-    return ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items()))
+def _write_page(runs: list[Run], page: Path) -> None:
+    """One page: the summary, then each report in full."""
+    from svexport import html
+
+    rows = [(r.model, r.opset, *_numbers(r), "ok" if r.verified else "FAIL", f"{r.seconds:.1f}") for r in runs]
+    body = [html.table(("model", "opset", "file", "nodes", "svexport nodes", "max abs error", "", "seconds"), rows)]
+    for r in runs:
+        pieces = [f'<p class="fail">{escape(r.error)}</p>'] if r.report is None else r.report.html_body()
+        body.append(
+            f'<article style="margin-top: 4rem">\n<h1>{escape(r.model)} at opset {r.opset}</h1>\n'
+            + "\n".join(pieces)
+            + "\n</article>"
+        )
+    passed = sum(r.verified for r in runs)
+    html.write(page, html.page(f"svexport demo: {passed} of {len(runs)} files verified", *body))
+
+
+def _numbers(run: Run) -> tuple[str, str, str, str]:
+    """File, nodes, svexport nodes (``SvEinsum 4, SvGridSample 24``) and largest error; blanks without a file."""
+    if run.report is None:
+        return "", "", "", ""
+    counts = Counter(node.type for node in run.report.svexport_nodes)
+    ours = ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items()))
+    return str(run.report.path), str(sum(run.report.nodes.values())), ours, f"{run.report.max_abs:.1e}"

@@ -161,6 +161,8 @@ def export(
         target=None if platform is None else str(platform),
         bytes=size,
         parity=results,
+        rtol=rtol,
+        atol=atol,
         seconds=seconds,
         svexport_nodes=done.svexport_nodes,
         notes=notes,

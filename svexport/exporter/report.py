@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
+from svexport import html
 from svexport.parity import Parity
 
 __all__ = ["ExportReport", "NodeSource"]
@@ -48,6 +52,8 @@ class ExportReport:
         lowered_nodes: nodes by type with every svexport node lowered: what a runtime without plugins executes.
         svexport_nodes: each svexport node, with the user's source line.
         parity: one entry per output and run; empty with ``verify=False``.
+        rtol: relative tolerance it was held to.
+        atol: absolute tolerance.
         seconds: wall time of each stage.
         notes: remarks, such as what the tracer warned of.
     """
@@ -65,6 +71,8 @@ class ExportReport:
     lowered_nodes: Mapping[str, int]
     svexport_nodes: list[NodeSource]
     parity: list[Parity]
+    rtol: float
+    atol: float
     seconds: Mapping[str, float]
     notes: list[str] = field(default_factory=list)
 
@@ -106,25 +114,80 @@ class ExportReport:
         state = "verified" if self.verified else "not verified"
         title = f"{self.model} -> {self.path.name}: {state}"
         summary = Table(title=title, box=box.SIMPLE_HEAD, show_header=False, title_justify="left", title_style="bold")
-        summary.add_row("opset / IR", f"{self.opset} / {self.ir_version}" + (f", for {self.target}" if self.target else ""))
-        summary.add_row("file", Text(f"{self.path}, {self.bytes / 1e6:.2f} MB"))
-        for label, values in (("inputs", self.inputs), ("outputs", self.outputs)):
-            summary.add_row(label, Text(", ".join(f"{name} {kind}" for name, kind in values.items())))
-        summary.add_row("nodes", ", ".join(f"{kind} {count}" for kind, count in sorted_counts(self.nodes).items()))
-        summary.add_row("seconds", ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in self.seconds.items()))
+        for fact in self._facts():
+            summary.add_row(*map(Text, fact))
         tables = [summary]
-        if self.svexport_nodes:
-            nodes = Table("svexport node", "type", "in the file", "source", box=box.SIMPLE_HEAD)
-            for node in self.svexport_nodes:
-                nodes.add_row(*map(Text, (node.name, node.type, "lowered" if node.lowered else "node", node.source)))
-            tables.append(nodes)
-        if self.parity:
-            rows = Table("output", "inputs", "shape", "max abs", "max rel", "cosine", "", box=box.SIMPLE_HEAD)
-            for p in self.parity:
-                numbers = (f"{p.max_abs:.2e}", f"{p.max_rel:.2e}", f"{p.cosine:.8f}", "ok" if p.ok else "FAIL")
-                rows.add_row(*map(Text, (p.name, p.run, str(list(p.shape)), *numbers)))
-            tables.append(rows)
+        for rows in (self._node_rows(), self._parity_rows()):
+            if rows:
+                table = Table(*rows[0], box=box.SIMPLE_HEAD)
+                for row in rows[1:]:
+                    table.add_row(*map(Text, row))
+                tables.append(table)
         return tables
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Writes the report as one page, its pictures inside.
+
+        Raises:
+            SvexportError: if it cannot be written.
+        """
+        html.write(path, html.page(f"{self.model} at opset {self.opset}", *self.html_body()))
+
+    def _repr_html_(self) -> str:
+        return html.fragment(*self.html_body())
+
+    def html_body(self) -> list[str]:
+        """The report as pieces of a page: verdict, parity, nodes, details."""
+        verdict = "Not compared with torch (verify=False)"
+        parity = []
+        if self.parity:
+            outputs, runs = (list(dict.fromkeys(getattr(p, key) for p in self.parity)) for key in ("name", "run"))
+            verdict = "Verified" if self.verified else "Not verified"
+            verdict += f": {len(outputs)} output{'s' * (len(outputs) > 1)} on {' and '.join(runs)} inputs"
+            verdict += f", largest absolute error {self.max_abs:.1e}"
+            header, *rows = self._parity_rows()
+            picture = html.picture("errors of each output", html.error_figure, self.parity, self.atol)
+            parity = [html.section("Parity with torch", picture, html.table(header, rows))]
+        counts = self.traced_nodes, self.lowered_nodes, ("as traced", "lowered to standard ONNX")
+        nodes = [html.picture("nodes by type", html.node_figure, *counts)]
+        if self.svexport_nodes:
+            header, *rows = self._node_rows()
+            lines = Counter(row[1:] for row in rows)  # a line of the source makes one node per layer
+            nodes.append(html.table(("count", *header[1:]), [(count, *line) for line, count in lines.items()]))
+            nodes.append(f"<details><summary>each by name</summary>\n{html.table(header, rows)}\n</details>")
+        return [
+            f'<p class="{"ok" if self.verified else "fail"}">{escape(verdict)}</p>',
+            *parity,
+            html.section("Nodes", *nodes),
+            html.section("Details", html.table((), self._facts())),
+            *([html.section("Notes", *map(html.note, self.notes))] if self.notes else []),
+        ]
+
+    def _facts(self) -> list[tuple[str, str]]:
+        platform = f", for {self.target}" if self.target else ""
+        facts = [
+            ("opset / IR", f"{self.opset} / {self.ir_version}{platform}"),
+            ("file", f"{self.path}, {self.bytes / 1e6:.2f} MB"),
+            ("inputs", ", ".join(f"{name} {kind}" for name, kind in self.inputs.items())),
+            ("outputs", ", ".join(f"{name} {kind}" for name, kind in self.outputs.items())),
+            ("nodes", ", ".join(f"{kind} {count}" for kind, count in sorted_counts(self.nodes).items())),
+        ]
+        if self.parity:
+            facts.append(("tolerances", f"rtol {self.rtol:g}, atol {self.atol:g}"))
+        return [*facts, ("seconds", ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in self.seconds.items()))]
+
+    def _node_rows(self) -> list[tuple[str, ...]]:
+        """A header and a row for each svexport node; nothing without them."""
+        rows = [(n.name, n.type, "lowered" if n.lowered else "node", n.source) for n in self.svexport_nodes]
+        return [("svexport node", "type", "in the file", "source"), *rows] if rows else []
+
+    def _parity_rows(self) -> list[tuple[str, ...]]:
+        """A header and a row for each comparison; nothing without them."""
+        rows = []
+        for p in self.parity:
+            numbers = f"{p.max_abs:.2e}", f"{p.max_rel:.2e}", f"{p.cosine:.8f}"
+            rows.append((p.name, p.run, str(list(p.shape)), *numbers, "ok" if p.ok else "FAIL"))
+        return [("output", "inputs", "shape", "max abs", "max rel", "cosine", ""), *rows] if rows else []
 
 
 def sorted_counts(counts: Mapping[str, int]) -> dict[str, int]:

@@ -44,7 +44,7 @@ def export(
     if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
         # The exporter's own tracer refuses scripted submodules; torch.jit.trace takes them in.
         traced = torch.jit.trace(model, tuple(tensors), check_trace=False)
-    with registered():
+    with registered(), _without_dump():
         try:
             torch.onnx.export(
                 traced,
@@ -57,6 +57,17 @@ def export(
             )
         except torch.onnx.errors.UnsupportedOperatorError as error:
             raise _unsupported(model, tensors, opset, error) from error
+
+
+@contextmanager
+def _without_dump() -> Iterator[None]:
+    """Keeps the exporter from printing its whole graph before an error: its own switch for that is always on."""
+    log = torch._C._jit_onnx_log
+    torch._C._jit_onnx_log = lambda *_: None
+    try:
+        yield
+    finally:
+        torch._C._jit_onnx_log = log
 
 
 @contextmanager

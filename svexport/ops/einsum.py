@@ -195,18 +195,19 @@ class EinsumPlan:
 
 
 @lru_cache(maxsize=4096)
-def plan(labels: Labels, ranks: tuple[int, ...], shapes: tuple[Shape, ...]) -> EinsumPlan:
+def plan(labels: Labels, ranks: tuple[int, ...], shapes: tuple[Shape, ...], training: bool = False) -> EinsumPlan:
     """Plans an einsum given in canonical form (see :func:`parse`).
 
     Args:
         shapes: of the operands; None is a dynamic size, taken not to be broadcast.
+        training: leaves every sum to the products. A sum after a product saves a copy, but its gradient needs more.
 
     Raises:
         RuntimeError: if the sizes of a label contradict each other.
     """
     *operands, output = split(labels, ranks)
     sizes, sources = _label_sizes(operands, shapes)
-    planner = _Planner(sizes, len(operands))
+    planner = _Planner(sizes, len(operands), training)
     alone = len(operands) == 1
 
     # A dimension of size 1 is no dimension at all: it broadcasts, or Reshape puts it back at the end. Only the sum of a
@@ -298,10 +299,11 @@ class _Planner:
 
     _NOMINAL = 32  # for a dynamic size
 
-    def __init__(self, sizes: Shape, operands: int) -> None:
+    def __init__(self, sizes: Shape, operands: int, training: bool) -> None:
         self.steps: list[Step] = []
         self.sizes = [self._NOMINAL if size is None else max(size, 1) for size in sizes]
         self.operands = operands
+        self.training = training
 
     def add(self, step: Step, dims: Iterable[Labels]) -> _Value:
         self.steps.append(step)
@@ -345,7 +347,7 @@ class _Planner:
         """Multiplies two values and sums over what is not ``kept``; tends to the order ``output`` if that is given."""
         if kept.issuperset(set(x.labels).intersection(y.labels)):
             return self.multiply(x, y, output)
-        gemm = _best_gemm(x.labels, y.labels, kept, output, self.sizes)
+        gemm = _best_gemm(x.labels, y.labels, kept, output, self.sizes, self.training)
         if gemm.swapped:
             x, y = y, x
         x = self.matrix(x, gemm.batch, gemm.rows, gemm.inner)
@@ -428,7 +430,9 @@ class _Gemm:
     inner: Labels
 
 
-def _best_gemm(x: Labels, y: Labels, kept: set[int], output: Labels | None, label_sizes: Sequence[int]) -> _Gemm:
+def _best_gemm(
+    x: Labels, y: Labels, kept: set[int], output: Labels | None, label_sizes: Sequence[int], training: bool
+) -> _Gemm:
     """The cheapest way to compute a pair as a batched matrix product."""
     orders = _fuse([order for order in (x, y, output) if order is not None], kept)
     sizes = {atom: _size(atom, label_sizes) for order in orders for atom in order}
@@ -454,7 +458,7 @@ def _best_gemm(x: Labels, y: Labels, kept: set[int], output: Labels | None, labe
             batch = {*left, *right} - rows - columns - inner
             summed = batch & contracted
             b, m, n, k = size(batch), size(rows), size(columns), size(inner)
-            if summed and b * m * n > largest:
+            if summed and (training or b * m * n > largest):
                 continue
             cost = b * (m * k + k * n + m * n + _tiled(m) * _tiled(n) * _tiled(k) / _FLOPS + _LAUNCH)
             if summed:
@@ -586,32 +590,36 @@ def _permute_stored(x: Tensor, store: tuple[int, ...], view: tuple[int, ...]) ->
 
 
 def _matmul(x: Tensor, y: Tensor, summed: tuple[int, ...]) -> Tensor:
-    # Beside a plain matrix, torch.matmul would fold the batch into the rows, which copies a transposed operand.
     while x.dim() < y.dim():
         x = x[None]
     while y.dim() < x.dim():
         y = y[None]
-    if not summed:
-        return torch.matmul(x, y)
-    count = x.shape[summed[0]]
-    if len(summed) == 1 and x.dim() <= 4 and isinstance(count, int) and 0 < count <= _UNROLL:
+    if x.dim() == 2:
+        return torch.mm(x, y)
+    # Not torch.matmul: where the batch of one operand broadcasts, it may copy the other to fold it into the rows.
+    batch = tuple(b if a == 1 else a for a, b in zip(x.shape[:-2], y.shape[:-2], strict=True))
+    if x.shape[:-2] != y.shape[:-2]:
+        x, y = x.expand(*batch, -1, -1), y.expand(*batch, -1, -1)
+    if len(summed) == 1 and len(batch) <= 2 and isinstance(count := batch[summed[0]], int) and 0 < count <= _UNROLL:
         return _sum_of_products(x.unbind(summed[0]), y.unbind(summed[0]))
-    products = torch.matmul(x, y)
-    return products.sum(summed, dtype=products.dtype)
+    product = torch.bmm(_flat(x), _flat(y)) if len(batch) > 1 else torch.bmm(x, y)
+    product = product.view(*batch, *product.shape[1:])
+    return product.sum(summed, dtype=product.dtype) if summed else product
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
 
 
 _UNROLL = 8
 
 
 def _sum_of_products(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
-    """The sum of a few products of matrices or of batches of them, which may broadcast, in no more memory than one."""
-    output = torch.matmul(xs[0], ys[0])
-    batch = output.shape[:-2]
-    accumulate = Tensor.baddbmm_ if batch else Tensor.addmm_
-    for pair in zip(xs[1:], ys[1:], strict=True):
-        # Autocast casts the operands of matmul, not those of a product in place.
-        x, y = (operand.to(output.dtype).expand(*batch, -1, -1) for operand in pair)
-        accumulate(output, x, y)
+    """The sum of a few products of matrices or of batches of them, in no more memory than one takes."""
+    multiply, accumulate = (torch.mm, Tensor.addmm_) if xs[0].dim() == 2 else (torch.bmm, Tensor.baddbmm_)
+    output = multiply(xs[0], ys[0])
+    for x, y in zip(xs[1:], ys[1:], strict=True):
+        accumulate(output, x.to(output.dtype), y.to(output.dtype))  # autocast does not convert for products in place
     return output
 
 
@@ -627,9 +635,13 @@ def run(program: Program, operands: Sequence[Tensor]) -> Tensor:
 
 
 @lru_cache(maxsize=4096)
-def _program(equation: str, *shapes: tuple[int, ...]) -> Program:
-    chosen = plan(*parse(equation, tuple(map(len, shapes))), shapes)
+def _program(equation: str, training: bool, *shapes: tuple[int, ...]) -> Program:
+    chosen = plan(*parse(equation, tuple(map(len, shapes))), shapes, training)
     return bind(chosen, chosen.sizes)  # type: ignore[arg-type]  # all of them known
+
+
+def _training(operands: Sequence[Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in operands)
 
 
 # ------------------------------------------------------------------ the op
@@ -638,7 +650,7 @@ def _program(equation: str, *shapes: tuple[int, ...]) -> Program:
 def reference(operands: Sequence[Tensor], labels: Sequence[int], ranks: Sequence[int]) -> Tensor:
     # Sizes stay symbolic under torch.export; the layout of the output must not depend on them, so it is contiguous.
     shapes = tuple(tuple(s if isinstance(s, int) else None for s in x.shape) for x in operands)
-    chosen = plan(tuple(labels), tuple(ranks), shapes)
+    chosen = plan(tuple(labels), tuple(ranks), shapes, _training(operands))
     output = run(bind(chosen, [operands[i].shape[dim] for i, dim in chosen.sources]), operands)
     if all(isinstance(step, Diagonal | Reshape | Transpose) for step in chosen.steps):
         return output.clone(memory_format=torch.contiguous_format)  # a view of an operand so far
@@ -706,7 +718,7 @@ def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
         labels, ranks = parse.__wrapped__(equation, tuple(x.dim() for x in operands))  # torch.compile warns of caches
         if labels:  # scalars alone need no node, which could not hold an empty attribute
             return torch.ops.svexport.einsum(list(operands), labels, ranks)
-    return run(_program(equation, *[x.shape for x in operands]), operands)
+    return run(_program(equation, _training(operands), *[x.shape for x in operands]), operands)
 
 
 def _from_sublists(*arguments: Any) -> tuple[Any, ...]:

@@ -1,0 +1,57 @@
+"""``SvLayerNorm``: the body is ONNX LayerNormalization from opset 17 on, its definition before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from svexport.ops.layer_norm import OP
+from svexport.symbolic._builder import Builder, Value
+from svexport.symbolic._symbolic import Symbolic, TensorInfo
+
+__all__ = ["normalize"]
+
+
+def body(
+    b: Builder, x: Value, normalized_shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float
+) -> Value:
+    if weight is None and b.opset >= 17:  # the node wants one
+        weight = b.constant(np.ones(normalized_shape), x.dtype)
+    return normalize(b, x, len(normalized_shape), weight, bias, eps)
+
+
+def normalize(b: Builder, x: Value, dims: int, weight: Value | None, bias: Value | None, eps: float) -> Value:
+    """Layer norm of ``x`` over its last ``dims`` dimensions, in float32 at least; the result has the dtype of ``x``."""
+    if b.opset >= 17 and x.dtype != TensorProto.DOUBLE:  # which the node would normalise in float32
+        inputs = [v and b.cast(v, x.dtype) for v in (x, weight, bias)]
+        return b.op("LayerNormalization", *inputs, axis=-dims, epsilon=eps, shape=x.shape)
+    # Exactly these nodes: ONNX Runtime and TensorRT know the pattern and run it as one kernel.
+    precise = TensorProto.DOUBLE if x.dtype == TensorProto.DOUBLE else TensorProto.FLOAT
+    y = b.cast(x, precise)
+    axes = range(-dims, 0)
+    centred = b.op("Sub", y, b.reduce("ReduceMean", y, axes, keepdims=True), shape=x.shape)
+    variance = b.reduce("ReduceMean", b.op("Pow", centred, b.like(2, y), shape=x.shape), axes, keepdims=True)
+    y = b.op("Div", centred, b.op("Sqrt", b.op("Add", variance, b.like(eps, y))), shape=x.shape)
+    if weight is not None:
+        y = b.op("Mul", y, b.cast(weight, precise), shape=x.shape)
+    if bias is not None:
+        y = b.op("Add", y, b.cast(bias, precise), shape=x.shape)
+    return b.cast(y, x.dtype)
+
+
+def convert(
+    input: TensorInfo,
+    normalized_shape: Sequence[int],
+    weight: TensorInfo | None,
+    bias: TensorInfo | None,
+    eps: float,
+    *_: Any,
+) -> tuple[Any, ...] | None:
+    """``aten::layer_norm``, whose last argument chooses a kernel."""
+    return None if input.shape is None else (input, normalized_shape, weight, bias, eps)
+
+
+Symbolic(OP, body, aten={"layer_norm": convert}, until=16)
