@@ -1,6 +1,6 @@
 """``svexport.ops.einsum`` beside ``torch.einsum``: values, and values with gradients.
 
-The four equations of skeleton and attention networks at their sizes, the batch reduced to what a CPU does in milliseconds.
+The four equations of skeleton and attention networks at their sizes, the batch reduced to fit a CPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def backward(function: Callable[..., Tensor], equation: str, operands: list[Tens
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, default=1, help="one, so that no other process is waited for")
     parser.add_argument("--seconds", type=float, default=3.0, help="per equation and side")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -9,12 +9,13 @@ import re
 import secrets
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from svexport.errors import SvexportError
+from svexport.ops._op import OPS
 from svexport.parity import HISTOGRAM_RANGE, Parity
 
 if TYPE_CHECKING:
@@ -121,7 +122,8 @@ def write(path: str | os.PathLike[str], text: str) -> None:
         beside.write_text(text, encoding="utf-8")
         os.replace(beside, path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
         raise SvexportError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
 
 
@@ -224,10 +226,11 @@ def error_figure(parities: Sequence[Parity], atol: float) -> Figure:
 def node_figure(
     before: Mapping[str, int], after: Mapping[str, int], labels: tuple[str, str] = ("before", "after")
 ) -> Figure:
-    """Two counts of nodes by type side by side: the sixteen most frequent types, the rest added up."""
+    """Two counts of nodes by type side by side: ours, the most frequent others to make sixteen, the rest added up."""
     from matplotlib.figure import Figure
 
-    kinds = sorted({*before, *after}, key=lambda kind: (-max(before.get(kind, 0), after.get(kind, 0)), kind))
+    ours = {op.node_type for op in OPS.values()}
+    kinds = sorted({*before, *after}, key=lambda k: (k not in ours, -max(before.get(k, 0), after.get(k, 0)), k))
     rest = kinds[16:] if len(kinds) > 17 else []
     kinds = kinds[: len(kinds) - len(rest)]
     names = [_cut(kind) for kind in kinds] + [f"{len(rest)} other types"] * bool(rest)
@@ -244,7 +247,7 @@ def node_figure(
     axes.xaxis.set_visible(False)
     axes.spines["bottom"].set_visible(False)
     axes.margins(x=0.06, y=0.02)
-    axes.legend(loc="lower right")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0, ncols=2)
     return figure
 
 

@@ -59,7 +59,7 @@ def run_model(model: onnx.ModelProto, tensors: Sequence[torch.Tensor]) -> list[t
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    feeds = {i.name: np.ascontiguousarray(t.detach().numpy()) for i, t in zip(session.get_inputs(), tensors, strict=True)}
+    feeds = {i.name: t.detach().contiguous().numpy() for i, t in zip(session.get_inputs(), tensors, strict=True)}
     return [torch.from_numpy(y) for y in session.run(None, feeds)]
 
 

@@ -43,7 +43,7 @@ class Outcome:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code: 0 success, 1 failure, 2 wrong usage."""
-    options = _parser().parse_args(argv)
+    options = _parser().parse_args(argv, argparse.Namespace(json=False, verbose=False))
     stdout = sys.stdout
     with _logging(options.verbose), _stdout_to_stderr() if options.json else nullcontext():
         try:
@@ -61,14 +61,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    # On both sides of the command; SUPPRESS keeps the command's default from undoing what stood before it.
-    common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
-    common.add_argument("--json", action="store_true", help="print one JSON object on stdout, nothing else")
-    common.add_argument("--verbose", action="store_true", help="log on stderr what happens, and tracebacks of errors")
+    # On either side of the command; without defaults, which on its right would undo what stood on its left.
+    common = argparse.ArgumentParser(add_help=False)
+    for flag, meaning in (
+        ("--json", "print one JSON object on stdout, nothing else"),
+        ("--verbose", "log on stderr what happens, and tracebacks of errors"),
+    ):
+        common.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=meaning)
     parser = argparse.ArgumentParser(
         "svexport", description="PyTorch to TensorRT through ONNX, exact and proven.", parents=[common]
     )
-    parser.set_defaults(json=False, verbose=False)
     parser.add_argument("--version", action="version", version=f"svexport {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:

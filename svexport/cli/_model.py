@@ -61,15 +61,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load(options: argparse.Namespace) -> tuple[nn.Module, Any]:
-    """The model, and the arguments of its forward; None where none were given.
+    """The model, and the arguments of its forward: the given ones, else its own.
 
     Raises:
         ExportError: naming what could not be found or read.
     """
     import torch
 
-    torch.manual_seed(options.seed)  # the same random weights in every command
-    model = _load_model(*options.model)
+    source, name = options.model
+    model = _load_model(source, name, options.seed)
     if options.weights is not None:
         _load_weights(model, Path(options.weights))
     given = None if options.inputs is None else _read_inputs(Path(options.inputs))
@@ -83,7 +83,15 @@ def load(options: argparse.Namespace) -> tuple[nn.Module, Any]:
         given = {**(given or {}), **{spec.name: _random(spec, generator) for spec in options.input}}
     if isinstance(given, Mapping):
         given = _by_parameter(given, model)
-    return model, given
+        parameters = inspect.signature(model.forward).parameters
+        unknown = given.keys() - parameters.keys()
+        # A file may hold the one dict that forward takes; what a command line names is a parameter.
+        if unknown and options.input and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters.values()):
+            raise ExportError(
+                f"{type(model).__name__}.forward has no parameter {', '.join(sorted(unknown))}; "
+                f"it has {', '.join(parameters)}"
+            )
+    return model, _own_inputs(model) if given is None else given
 
 
 def load_file(path: Path) -> ModuleType:
@@ -128,9 +136,11 @@ def _input_spec(text: str) -> InputSpec:
     return InputSpec(match["name"], tuple(map(int, match["shape"].split("x"))), dtype)
 
 
-def _load_model(source: str, name: str) -> nn.Module:
+def _load_model(source: str, name: str, seed: int) -> nn.Module:
+    import torch
     from torch import nn
 
+    torch.manual_seed(seed)  # a model without a checkpoint has the same weights in every command
     found: Any = load_file(Path(source)) if source.endswith(".py") else _import(source)
     for part in name.split("."):
         if not hasattr(found, part):
@@ -151,6 +161,7 @@ def _load_model(source: str, name: str) -> nn.Module:
     except ValueError:
         pass  # a builtin without a signature
     with _blaming(f"calling {what}()"):
+        torch.manual_seed(seed)  # again: the import may have drawn, or not have happened
         model = found()
     if not isinstance(model, nn.Module):
         raise ExportError(f"{what}() returned a {type(model).__name__}; expected an nn.Module")
@@ -255,6 +266,19 @@ def _random(spec: InputSpec, generator: Any) -> Tensor:
     if dtype.is_floating_point:
         return torch.randn(spec.shape, generator=generator).to(dtype)
     return torch.randint(2, spec.shape, generator=generator).to(dtype)  # in the range of nearly any index
+
+
+def _own_inputs(model: nn.Module) -> Any:
+    from svexport.exporter.export import _arguments
+
+    try:
+        positional, keywords = _arguments(model, None)
+    except ExportError as error:
+        raise ExportError(
+            f"{type(model).__name__} came without inputs; give them, --input NAME=1x3x224x224 for random ones or "
+            "--inputs FILE.npz, or set model.example_inputs = (images,)"
+        ) from error
+    return (*positional, keywords) if keywords else positional
 
 
 def _by_parameter(given: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:

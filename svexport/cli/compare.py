@@ -31,4 +31,6 @@ def run(options: argparse.Namespace) -> Outcome:
     )
     if options.html:
         comparison.to_html(options.html)
-    return Outcome(comparison.ok, comparison.to_dict(), comparison.tables())
+    return Outcome(
+        comparison.ok, comparison.to_dict(), [*comparison.tables(), *(f"note: {note}" for note in comparison.notes)]
+    )

@@ -84,6 +84,8 @@ def examples(names: list[str] | None = None) -> dict[str, Path]:
 
 
 def _export(name: str, file: Path, opset: int, options: argparse.Namespace) -> Run:
+    import torch
+
     import svexport
 
     started = time.perf_counter()
@@ -91,6 +93,7 @@ def _export(name: str, file: Path, opset: int, options: argparse.Namespace) -> R
     try:
         module = _model.load_file(file)
         model = module.model(**(getattr(module, "QUICK", {}) if options.quick else {}))
+        torch.manual_seed(0)  # verification draws inputs: the same numbers in every demo
         report = svexport.export(model, path=options.output / f"{name}-opset{opset}.onnx", opset=opset)
     except Exception as failure:  # noqa: BLE001 - the other models are still worth showing
         error = str(failure) if isinstance(failure, SvexportError) else f"{type(failure).__name__}: {failure}"
@@ -116,7 +119,7 @@ def _shown(runs: list[Run], page: Path) -> list[Any]:
         mark = Text("yes", "green") if r.verified else Text("NO", "bold red")
         table.add_row(r.model, str(r.opset), *map(Text, _numbers(r)), mark, f"{r.seconds:.1f}")
     failures = [Text(f"{r.model}, opset {r.opset}: {r.error}", "red") for r in runs if r.error]
-    return [table, *failures, f"report: {page}"]
+    return [table, *failures, f"The files and {page.name}, all of the above with pictures, are in {page.parent}"]
 
 
 def _write_page(runs: list[Run], page: Path) -> None:
@@ -142,4 +145,4 @@ def _numbers(run: Run) -> tuple[str, str, str, str]:
         return "", "", "", ""
     counts = Counter(node.type for node in run.report.svexport_nodes)
     ours = ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items()))
-    return str(run.report.path), str(sum(run.report.nodes.values())), ours, f"{run.report.max_abs:.1e}"
+    return run.report.path.name, str(sum(run.report.nodes.values())), ours, f"{run.report.max_abs:.1e}"

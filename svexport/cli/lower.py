@@ -25,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Outcome:
     if not options.input.is_file():
         raise SvexportError(f"no such file: {options.input}")
+    if options.output.is_dir():
+        raise SvexportError(f"expected the path of a file, got the folder {options.output}; add a file name")
     import onnx
 
     from svexport.exporter.export import write

@@ -18,7 +18,7 @@ from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.logging import logger
 from svexport.ops._op import DOMAIN, Op
 from svexport.symbolic import SYMBOLICS, Symbolic
-from svexport.symbolic._symbolic import TensorInfo
+from svexport.symbolic._symbolic import TensorInfo, without_computed
 
 __all__ = ["export", "translations"]
 
@@ -77,9 +77,13 @@ def translations() -> dict[Any, Callable[..., Any]]:
         table[symbolic.op.torch_op] = _translation(symbolic)
         if symbolic.until is not None:  # an opset the TorchScript exporter covers
             continue
-        for name, convert in symbolic.aten.items():
-            packet = getattr(torch.ops.aten, name)
-            for overload in packet.overloads():
+        for key, convert in symbolic.aten.items():
+            name, _, only = key.partition(".")
+            library, _, function = qualified(name).partition("::")
+            packet = getattr(getattr(torch.ops, library), function, None)
+            if packet is None:  # a library that is not imported
+                continue
+            for overload in [only] if only else packet.overloads():
                 target = getattr(packet, overload)
                 table[target] = _translation(symbolic, convert, target._schema.arguments)
     return table
@@ -88,7 +92,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
 def _translation(
     symbolic: Symbolic, convert: Callable[..., Sequence[Any] | None] | None = None, schema: Sequence[Any] = ()
 ) -> Callable[..., Any]:
-    from onnxscript import values
+    from onnxscript import opset18, values
 
     op = symbolic.op
     domain = values.Opset(DOMAIN, 1)
@@ -101,8 +105,11 @@ def _translation(
             if arguments is None:
                 raise ExportError(f"{op.node_type} cannot take over this call at opset 18 and later")
         inputs: list[Any] = []
+        computed: list[Any] = []
         attributes: dict[str, Any] = {}
         for argument, value in zip(op.arguments, arguments, strict=True):
+            if argument.symbolic:
+                value = without_computed(_info(value), computed)
             if argument.kind == "tensors":
                 inputs += [_value(t) for t in value]
             elif argument.is_tensor:
@@ -112,10 +119,11 @@ def _translation(
             elif value:  # an empty list has no type; it is written when the file is cleaned
                 number = float if argument.kind == "floats" else int
                 attributes[argument.name] = [number(v) for v in value]
-        while inputs and inputs[-1] is None:
+        while inputs and inputs[-1] is None and not computed:
             inputs.pop()
+        inputs += [opset18.Reshape(size, opset18.Constant(value_ints=[1])) for size in computed]
         attributes |= PLUGIN_ATTRIBUTES
-        return values.Op(domain, op.node_type, _schema(op))(*inputs, **attributes)
+        return values.Op(domain, op.node_type, _schema(op, len(inputs)))(*inputs, **attributes)
 
     return function
 
@@ -134,7 +142,7 @@ def _value(value: Any) -> Any:
     return value.value if isinstance(value, TensorInfo) else value
 
 
-def _schema(op: Op) -> Any:
+def _schema(op: Op, num_inputs: int) -> Any:
     from onnx import defs
 
     schema = defs.OpSchema
@@ -144,12 +152,12 @@ def _schema(op: Op) -> Any:
     attributes += [schema.Attribute(name, schema.AttrType.STRING, "") for name in PLUGIN_ATTRIBUTES]
     tensors = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor(double)", "tensor(int8)", "tensor(uint8)"]
     tensors += ["tensor(int32)", "tensor(int64)", "tensor(bool)"]
-    variadic = schema.FormalParameterOption.Variadic
+    optional = schema.FormalParameterOption.Optional  # a variadic input could not be absent
     return schema(
         op.node_type,
         DOMAIN,
         1,
-        inputs=[schema.FormalParameter("inputs", "T", param_option=variadic, is_homogeneous=False)],
+        inputs=[schema.FormalParameter(f"input_{i}", "T", param_option=optional) for i in range(num_inputs)],
         outputs=[schema.FormalParameter(f"output_{i}", "T") for i in range(op.num_outputs)],
         type_constraints=[("T", tensors, "")],
         attributes=attributes,

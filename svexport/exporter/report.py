@@ -112,8 +112,8 @@ class ExportReport:
         from rich.text import Text
 
         state = "verified" if self.verified else "not verified"
-        title = f"{self.model} -> {self.path.name}: {state}"
-        summary = Table(title=title, box=box.SIMPLE_HEAD, show_header=False, title_justify="left", title_style="bold")
+        title = Text(f"{self.model} -> {self.path.name}: {state}", "bold")
+        summary = Table(title=title, box=box.SIMPLE_HEAD, show_header=False, title_justify="left")
         for fact in self._facts():
             summary.add_row(*map(Text, fact))
         tables = [summary]
@@ -143,7 +143,7 @@ class ExportReport:
         if self.parity:
             outputs, runs = (list(dict.fromkeys(getattr(p, key) for p in self.parity)) for key in ("name", "run"))
             verdict = "Verified" if self.verified else "Not verified"
-            verdict += f": {len(outputs)} output{'s' * (len(outputs) > 1)} on {' and '.join(runs)} inputs"
+            verdict += f": {len(outputs)} output{'s' * (len(outputs) > 1)} on {', '.join(runs)} inputs"
             verdict += f", largest absolute error {self.max_abs:.1e}"
             header, *rows = self._parity_rows()
             picture = html.picture("errors of each output", html.error_figure, self.parity, self.atol)

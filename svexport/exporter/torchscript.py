@@ -17,7 +17,7 @@ from svexport.exporter.source import user_frame
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.ops._op import DOMAIN, Argument, Op, as_tuple
 from svexport.symbolic import SYMBOLICS, Symbolic
-from svexport.symbolic._symbolic import TensorInfo
+from svexport.symbolic._symbolic import TensorInfo, without_computed
 
 try:
     from torch.onnx._internal.torchscript_exporter.registration import registry
@@ -79,9 +79,9 @@ def registered() -> Iterator[None]:
     functions: dict[str, tuple[Callable[..., Any], int]] = {}  # with the last opset each is for
     for symbolic in SYMBOLICS.values():
         functions[f"{DOMAIN}::{symbolic.op.name}"] = (_symbolic_function(symbolic), LAST_OPSET)
-        for name, convert in symbolic.aten.items():
+        for name in {name.partition(".")[0] for name in symbolic.aten}:
             last = LAST_OPSET if symbolic.until is None else min(symbolic.until, LAST_OPSET)
-            functions[f"aten::{name}"] = (_symbolic_function(symbolic, name, convert), last)
+            functions[qualified(name)] = (_symbolic_function(symbolic, name), last)
     groups = registry._registry
     before = {name: dict(groups[name]._functions._overrides) if name in groups else None for name in functions}
     try:
@@ -101,38 +101,47 @@ def registered() -> Iterator[None]:
                 groups[name]._functions.override(opset, function)
 
 
-def _symbolic_function(
-    symbolic: Symbolic, aten: str | None = None, convert: Callable[..., Sequence[Any] | None] | None = None
-) -> Callable[..., Any]:
-    """The function torch.onnx calls for each node of that kind."""
-    builtin = registry.get_function_group(f"aten::{aten}") if aten else None
+def _symbolic_function(symbolic: Symbolic, aten: str | None = None) -> Callable[..., Any]:
+    """The function torch.onnx calls for each node of that kind: the op's own, or that of an aten function."""
+    builtin = registry.get_function_group(qualified(aten)) if aten else None
     builtin_functions = dict(builtin._functions._merged) if builtin else {}
 
     def function(g: Any, *values: torch._C.Value) -> Any:
-        if convert is None:
+        if aten is None:
             arguments: Sequence[Any] | None = [
                 _read(value, argument.kind) for value, argument in zip(values, symbolic.op.arguments, strict=True)
             ]
         else:
-            schema = torch._C.parse_schema(g.original_node.schema())
-            read = [_read(v, _kind(str(a.type))) for v, a in zip(values, schema.arguments, strict=False)]
-            arguments = convert(*read)
+            schema = _schema(g.original_node)
+            convert = symbolic.aten.get(aten) or symbolic.aten.get(f"{aten}.{schema.overload_name}")
+            arguments = convert and convert(*map(_read, values, _kinds(schema)))
             if arguments is None:
                 usable = [opset for opset in builtin_functions if opset <= g.opset]
                 if not usable:
-                    raise torch.onnx.errors.UnsupportedOperatorError(f"aten::{aten}", g.opset, None)
+                    raise torch.onnx.errors.UnsupportedOperatorError(qualified(aten), g.opset, None)
                 return builtin_functions[max(usable)](g, *values)
         return _emit(g, symbolic.op, arguments)
 
     return function
 
 
-def _kind(jit_type: str) -> str:
-    return {"Tensor": "tensor", "Optional[Tensor]": "tensor", "List[Tensor]": "tensors"}.get(jit_type, "constant")
+def _schema(node: torch._C.Node) -> Any:
+    """The schema of an aten node."""
+    if (schema := node.schema()) != "(no schema)":
+        schemas = [torch._C.parse_schema(schema)]
+    else:  # the exporter has made tensors of its lists of numbers
+        schemas = torch._C._jit_get_schemas_for_operator(node.kind())
+    return next(s for s in schemas if len(s.arguments) == node.inputsSize())
+
+
+def _kinds(schema: Any) -> list[str]:
+    """What each argument of an aten function is: ``"tensor"``, ``"tensors"`` or ``"constant"``."""
+    kinds = {"Tensor": "tensor", "Optional[Tensor]": "tensor", "List[Tensor]": "tensors"}
+    return [kinds.get(str(a.type), "constant") for a in schema.arguments]
 
 
 def _read(value: torch._C.Value, kind: str) -> Any:
-    """A traced value as an argument: :class:`TensorInfo`, a list of them, or a Python constant."""
+    """A traced value as an argument: a Python constant, :class:`TensorInfo` (numbers the model computes too), or a list."""
     if kind == "tensors":
         return [_read(v, "tensor") for v in symbolic_helper._unpack_list(value)]
     node = value.node()
@@ -148,27 +157,28 @@ def _read(value: torch._C.Value, kind: str) -> Any:
         return constant.tolist() if isinstance(constant, Tensor) else constant
     if node.kind() == "prim::Constant":
         return node.output().toIValue()
-    raise ExportError(
-        f"expected a constant, got a value computed by {node.kind()}: "
-        f"{user_frame(node.sourceRange()) or 'unknown source'}; make it a Python number of the model"
-    )
+    return TensorInfo(value, ())
 
 
 def _emit(g: Any, op: Op, arguments: Sequence[Any]) -> Any:
     """The svexport node, with types on its outputs so that later symbolics find them."""
     inputs: list[Any] = []
+    computed: list[Any] = []
     attributes: dict[str, Any] = {}
     for argument, value in zip(op.arguments, arguments, strict=True):
+        if argument.symbolic:
+            value = without_computed(value, computed)
         if argument.kind == "tensors":
             inputs += [t.value for t in value]
         elif argument.is_tensor:
-            inputs.append(g.op("prim::Constant") if value is None else value.value)
+            inputs.append(symbolic_helper._optional_input_placeholder_tensor(g) if value is None else value.value)
         elif not isinstance(value, (list, tuple)) or value:  # which has no type; written when the file is cleaned
             attributes[f"{argument.name}_{'f' if argument.kind.startswith('float') else 'i'}"] = _plain(argument, value)
+    inputs += [symbolic_helper._reshape_helper(g, size, g.op("Constant", value_t=torch.tensor([1]))) for size in computed]
     attributes |= {f"{name}_s": text for name, text in PLUGIN_ATTRIBUTES.items()}
     attributes[f"{SOURCE_ATTRIBUTE}_s"] = user_frame(g.original_node.sourceRange())
     outputs = g.op(f"{DOMAIN}::{op.node_type}", *inputs, outputs=op.num_outputs, **attributes)
-    types = _output_types(op, arguments)
+    types = _output_types(op, arguments, g.original_node)
     for output, type_ in zip((outputs,) if op.num_outputs == 1 else outputs, types, strict=True):
         if type_ is not None:
             output.setType(type_)
@@ -176,13 +186,22 @@ def _emit(g: Any, op: Op, arguments: Sequence[Any]) -> Any:
 
 
 def _plain(argument: Argument, value: Any) -> Any:
-    convert = float if argument.kind.startswith("float") else int
-    return convert(value) if argument.kind in ("int", "float") else [convert(v) for v in value]
+    if isinstance(value, (list, tuple)):
+        return [_plain(argument, v) for v in value]
+    if isinstance(value, TensorInfo):
+        node = value.value.node()
+        raise ExportError(
+            f"expected a constant, got a value computed by {node.kind()}: "
+            f"{user_frame(node.sourceRange()) or 'unknown source'}; make it a Python number of the model"
+        )
+    return float(value) if argument.kind.startswith("float") else int(value)
 
 
-def _output_types(op: Op, arguments: Sequence[Any]) -> list[torch._C.TensorType | None]:
-    """Output types from the op's fake, run twice on meta tensors: a size that changes with a dynamic one is dynamic."""
-    unknown: list[torch._C.TensorType | None] = [None] * op.num_outputs
+def _output_types(op: Op, arguments: Sequence[Any], node: torch._C.Node) -> list[torch._C.TensorType | None]:
+    """Output types from the op's fake, run twice on meta tensors: a size that changes with a dynamic one is dynamic.
+
+    Where the fake does not take the sizes tried, all of them are dynamic, and type and rank are those traced for ``node``.
+    """
     runs = []
     for primes in ((1009, 1013, 1019, 1021, 1031), (2003, 2011, 2017, 2027, 2029)):
         sizes: dict[int, int] = {}
@@ -200,18 +219,27 @@ def _output_types(op: Op, arguments: Sequence[Any]) -> list[torch._C.TensorType 
                 if argument.kind == "tensors"
                 else meta(value)
                 if argument.is_tensor and value is not None
+                else [next(fresh) if isinstance(v, TensorInfo) else v for v in value]
+                if isinstance(value, (list, tuple))
+                else next(fresh)
+                if isinstance(value, TensorInfo)
                 else value
                 for argument, value in zip(op.arguments, arguments, strict=True)
             ]
             runs.append(as_tuple(op(*args)))
         except (RuntimeError, TypeError, AttributeError, ValueError, IndexError):
-            return unknown  # types not known to the exporter, or sizes that do not fit the ones tried
+            return [_of_any_size(output.type()) for output in node.outputs()]
     types: list[torch._C.TensorType | None] = []
     for first, second in zip(*runs, strict=True):
         shape = [a if a == b else None for a, b in zip(first.shape, second.shape, strict=True)]
         type_ = torch._C.TensorType.create_from_tensor(torch.empty(0, dtype=first.dtype))
         types.append(type_.with_sizes(shape))
     return types
+
+
+def _of_any_size(type_: Any) -> torch._C.TensorType | None:
+    rank = type_.dim() if isinstance(type_, torch._C.TensorType) else None
+    return None if rank is None else type_.with_sizes([None] * rank)
 
 
 def _unsupported(model: nn.Module, tensors: Sequence[Tensor], opset: int, error: Exception) -> ExportError:

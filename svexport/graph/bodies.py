@@ -173,7 +173,7 @@ def _input_names(op: Op, count: int) -> list[str]:
             names += [f"{argument.name}_{i}" for i in range(count - len(tensors) + 1)]
         else:
             names.append(argument.name)
-    return names[:count]
+    return names[:count] + [f"size_{i}" for i in range(count - len(names))]
 
 
 def _build(node: onnx.NodeProto, types: dict[str, Value], opset: int, prefix: str = "") -> Builder:

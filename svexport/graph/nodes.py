@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import onnx
-from onnx import AttributeProto, helper
+from onnx import AttributeProto, TensorProto, helper
 
 from svexport.errors import UnsupportedError
 from svexport.ops._op import DOMAIN, Op
 from svexport.symbolic import SYMBOLICS
 from svexport.symbolic._builder import Value
-from svexport.symbolic._symbolic import Symbolic
+from svexport.symbolic._symbolic import COMPUTED, Symbolic
 
 __all__ = [
     "graphs",
@@ -106,17 +108,21 @@ def arguments_of(node: onnx.NodeProto, op: Op, types: dict[str, Value]) -> list[
     fixed = sum(a.kind == "tensor" for a in tensors)
     required = sum(a.kind == "tensor" and not a.optional for a in tensors)
     has_list = fixed < len(tensors)
-    if len(node.input) < required or (len(node.input) > fixed and not has_list):
+    symbolic = [np.ravel(attributes[a.name]).tolist() for a in op.attributes if a.symbolic and a.name in attributes]
+    computed = sum(sizes.count(COMPUTED) for sizes in symbolic)
+    inputs = len(node.input) - computed
+    if inputs < required or (inputs > fixed and not has_list):
         raise UnsupportedError(
             f"node {node.name!r} (svexport::{node.op_type}) expects "
             f"{required if required == fixed else f'{required} to {fixed}'}{' or more' if has_list else ''} inputs, "
-            f"got {len(node.input)}"
+            f"got {inputs}"
         )
-    names = iter(node.input)
+    names = iter(node.input[:inputs])
+    sizes = (replace(types.get(name, Value(name)), dtype=TensorProto.INT64, shape=(1,)) for name in node.input[inputs:])
     arguments: list[Any] = []
     for argument in op.arguments:
         if argument.kind == "tensors":
-            arguments.append([types.get(name, Value(name)) for _ in range(len(node.input) - fixed) for name in [next(names)]])
+            arguments.append([types.get(name, Value(name)) for _ in range(inputs - fixed) for name in [next(names)]])
         elif argument.kind == "tensor":
             name = next(names, "")
             arguments.append(types.get(name, Value(name)) if name else None)
@@ -125,6 +131,10 @@ def arguments_of(node: onnx.NodeProto, op: Op, types: dict[str, Value]) -> list[
                 f"node {node.name!r} (svexport::{node.op_type}) lacks the attribute {argument.name!r}; "
                 f"it should have {', '.join(a.name for a in op.attributes)}"
             )
-        else:
+        elif not argument.symbolic:
             arguments.append(attributes[argument.name])
+        elif argument.kind == "int":
+            arguments.append(next(sizes) if attributes[argument.name] == COMPUTED else attributes[argument.name])
+        else:
+            arguments.append([next(sizes) if size == COMPUTED else size for size in attributes[argument.name]])
     return arguments

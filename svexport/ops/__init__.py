@@ -2,16 +2,57 @@
 
 from svexport.ops.add_bias_residual_layer_norm import AddBiasResidualLayerNorm, add_bias_residual_layer_norm
 from svexport.ops.bilinear_sample import BilinearSample, bilinear_sample
+from svexport.ops.camera_sample import CameraSample, camera_sample
+from svexport.ops.deform_conv2d import DeformConv2d, deform_conv2d
+from svexport.ops.dequantize import dequantize
 from svexport.ops.einsum import Einsum, einsum
+from svexport.ops.fast_sigmoid import FastSigmoid, FastTanh, fast_sigmoid, fast_tanh
+from svexport.ops.from_chw32 import from_chw32
+from svexport.ops.grid_sample import GridSample, grid_sample
+from svexport.ops.inverse import Inverse, inverse
+from svexport.ops.inverse_ex import inverse_ex
 from svexport.ops.layer_norm import LayerNorm, layer_norm
+from svexport.ops.ms_deform_attn import MultiScaleDeformableAttention, ms_deform_attn
+from svexport.ops.quantize import quantize
+from svexport.ops.sigmoid_gt import sigmoid_gt
+from svexport.ops.solve import Solve, solve
+from svexport.ops.solve_ex import solve_ex
+from svexport.ops.space_to_depth import Focus, SpaceToDepth, space_to_depth
+from svexport.ops.to_chw32 import to_chw32
 
 __all__ = [
     "AddBiasResidualLayerNorm",
     "BilinearSample",
+    "CameraSample",
+    "DeformConv2d",
     "Einsum",
+    "FastSigmoid",
+    "FastTanh",
+    "Focus",
+    "GridSample",
+    "Inverse",
     "LayerNorm",
+    "MultiScaleDeformableAttention",
+    "Solve",
+    "SpaceToDepth",
     "add_bias_residual_layer_norm",
     "bilinear_sample",
+    "camera_sample",
+    "deform_conv2d",
+    "dequantize",
     "einsum",
+    "fast_sigmoid",
+    "fast_tanh",
+    "from_chw32",
+    "grid_sample",
+    "inverse",
+    "inverse_ex",
     "layer_norm",
+    "ms_deform_attn",
+    "quantize",
+    "sigmoid_gt",
+    "solve",
+    "solve_ex",
+    "space_to_depth",
+    "to_chw32",
 ]

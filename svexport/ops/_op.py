@@ -40,11 +40,14 @@ class Argument:
         kind: ``"tensor"``, ``"tensors"`` (a list), ``"int"``, ``"float"``, ``"ints"`` or ``"floats"``. A ``bool`` is an
             ``int``: TensorRT plugin fields know no other.
         optional: a ``Tensor?`` that may be absent.
+        symbolic: a ``SymInt`` or ``SymInt[]``, sizes that the model may compute: those travel as inputs of the node, after
+            its tensors, and the body gets them as tensors of shape (1,).
     """
 
     name: str
     kind: str
     optional: bool = False
+    symbolic: bool = False
 
     @property
     def is_tensor(self) -> bool:
@@ -107,7 +110,10 @@ class Op:
     @cached_property
     def arguments(self) -> tuple[Argument, ...]:
         return tuple(
-            Argument(a.name, _KINDS[str(a.type)], str(a.type).startswith("Optional")) for a in self._parsed.arguments
+            Argument(
+                a.name, _KINDS[str(a.type)], str(a.type).startswith("Optional"), a.real_type.str().startswith("SymInt")
+            )
+            for a in self._parsed.arguments
         )
 
     @property

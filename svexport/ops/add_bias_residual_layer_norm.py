@@ -61,18 +61,19 @@ def add_bias_residual_layer_norm(
     Shape:
         - x, residual, extra: ``(*, D)``, floating point
         - bias, weight, norm_bias: ``(D,)``
-        - y, s: ``(*, D)``, the dtype of ``x``. Half is summed and normalised in float32: ``y`` comes from the sum before it
-          is rounded to ``s``.
+        - y, s: ``(*, D)``, the dtype of ``x``. Half is summed and normalised in float32; the rounding of ``s`` does not
+          enter ``y``.
 
     Raises:
         ValueError: on shapes other than these.
     """
     vectors = all(v.shape == x.shape[-1:] for v in (bias, weight, norm_bias))
     if not x.dim() or not vectors or residual.shape != x.shape or (extra is not None and extra.shape != x.shape):
-        given = dict(x=x, bias=bias, residual=residual, weight=weight, norm_bias=norm_bias, extra=extra)
+        given = {"x": x, "bias": bias, "residual": residual, "weight": weight, "norm_bias": norm_bias, "extra": extra}
         shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in given.items() if t is not None)
         raise ValueError(
-            f"add_bias_residual_layer_norm expects x, residual, extra (*, D) and bias, weight, norm_bias (D,); got {shapes}"
+            "add_bias_residual_layer_norm expects x, residual, extra (*, D) and bias, weight, norm_bias (D,); "
+            f"got {shapes}"
         )
     return OP(x, bias, residual, weight, norm_bias, eps, extra)
 
@@ -94,7 +95,7 @@ class AddBiasResidualLayerNorm(nn.LayerNorm):
     ) -> None:
         super().__init__(normalized_shape, eps, device=device, dtype=dtype)
         if len(self.normalized_shape) != 1:
-            raise ValueError(f"AddBiasResidualLayerNorm expects one dimension to normalise, got {self.normalized_shape}")
+            raise ValueError(f"AddBiasResidualLayerNorm normalises one dimension, got {self.normalized_shape}")
 
     def forward(  # type: ignore[override]
         self, x: Tensor, bias: Tensor, residual: Tensor, extra: Tensor | None = None

@@ -600,8 +600,12 @@ def _matmul(x: Tensor, y: Tensor, summed: tuple[int, ...]) -> Tensor:
     batch = tuple(b if a == 1 else a for a, b in zip(x.shape[:-2], y.shape[:-2], strict=True))
     if x.shape[:-2] != y.shape[:-2]:
         x, y = x.expand(*batch, -1, -1), y.expand(*batch, -1, -1)
-    if len(summed) == 1 and len(batch) <= 2 and isinstance(count := batch[summed[0]], int) and 0 < count <= _UNROLL:
-        return _sum_of_products(x.unbind(summed[0]), y.unbind(summed[0]))
+    static = isinstance(x.numel() + y.numel(), int)  # no decision may depend on a symbolic size
+    if static and len(summed) == 1 and 0 < batch[summed[0]] <= _UNROLL:
+        if len(batch) <= 2:
+            return _sum_of_products(x.unbind(summed[0]), y.unbind(summed[0]))
+        if summed[0] > 0 and _in_parts(x, batch[0]):
+            return torch.stack([_matmul(*pair, (summed[0] - 1,)) for pair in zip(x.unbind(), y.unbind(), strict=True)])
     product = torch.bmm(_flat(x), _flat(y)) if len(batch) > 1 else torch.bmm(x, y)
     product = product.view(*batch, *product.shape[1:])
     return product.sum(summed, dtype=product.dtype) if summed else product
@@ -611,7 +615,12 @@ def _flat(x: Tensor) -> Tensor:
     return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
 
 
-_UNROLL = 8
+def _in_parts(x: Tensor, parts: int) -> bool:
+    """Whether to multiply one part of a batch after the other: one CPU thread then finds the products in its cache."""
+    return x.device.type == "cpu" and torch.get_num_threads() == 1 and x.numel() >= max(parts, 1) * 2**16
+
+
+_UNROLL = 8  # up to so many products are added up one after the other, into one result
 
 
 def _sum_of_products(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
@@ -716,8 +725,7 @@ def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
         raise TypeError(f"einsum(): expected a string and tensors, or tensors and lists of subscripts; got {kinds}")
     if tracing():
         labels, ranks = parse.__wrapped__(equation, tuple(x.dim() for x in operands))  # torch.compile warns of caches
-        if labels:  # scalars alone need no node, which could not hold an empty attribute
-            return torch.ops.svexport.einsum(list(operands), labels, ranks)
+        return torch.ops.svexport.einsum(list(operands), labels, ranks)
     return run(_program(equation, _training(operands), *[x.shape for x in operands]), operands)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import io
 import os
-import sys
-import weakref
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,18 +17,16 @@ from torch import Tensor, nn
 
 from svexport import html
 from svexport.errors import SvexportError, UnsupportedError
-from svexport.exporter.arguments import MODEL_ATTRIBUTE, FlatModel, bind, leaves
+from svexport.exporter.arguments import FlatModel, bind
 from svexport.parity import Parity, parity
 from svexport.runtime.engine import Engine
+from svexport.runtime.layers import Inside, OnnxLayers, TorchLayers, compare_layers, converted
 from svexport.runtime.session import OnnxEngine, load
 
 if TYPE_CHECKING:
     import onnx
 
 __all__ = ["Comparison", "compare"]
-
-CHUNK_BYTES = 2**30
-"""Layers are compared in groups whose outputs take about this much memory; each group runs both sides once more."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class Comparison:
 
     @property
     def worst(self) -> Parity:
-        """The output furthest off: one outside the tolerances if there is any, of those with the largest ``max_rel``."""
+        """The output furthest off: by ``max_rel``, of those outside the tolerances if there are any."""
         return max(self.outputs, key=lambda p: (not p.ok, p.max_rel))
 
     @property
@@ -91,24 +88,27 @@ class Comparison:
             console.print(table)
         for note in self.notes:
             console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
-        return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        return "\n".join(line.rstrip() for line in lines).rstrip()
 
     def tables(self) -> list[Any]:
-        """The comparison as rich tables."""
+        """The comparison as rich renderables: a line and tables."""
         from rich import box
         from rich.table import Table
         from rich.text import Text
 
-        title = f"{self.model} and {self.engine}: {self._verdict()}"
-        tables = []
+        tables: list[Any] = [Text(f"{self.model} and {self.engine}: {self._verdict()}", "bold")]
         for kind, parities in (("output", self.outputs), ("layer", self.layers)):
             if not parities:
                 continue
-            table = Table(*_HEADER(kind), box=box.SIMPLE_HEAD, title=None if tables else Text(title, "bold"))
-            table.title_justify = "left"
+            table = Table(box=box.SIMPLE_HEAD)
+            for header in _header(kind):
+                table.add_column(header, overflow="fold", no_wrap=header != kind)
             for p in parities:
+                *cells, verdict = _row(p)
                 first = p is self.first
-                table.add_row(*map(Text, (*_row(p), "<- begins here" if first else "")), style="bold red" if first else "")
+                cells.append(f"{verdict} <- first" if first else verdict)
+                table.add_row(*map(Text, cells), style="bold red" if first else "")
             tables.append(table)
         return tables
 
@@ -127,18 +127,18 @@ class Comparison:
         """The comparison as pieces of a page: verdict, outputs, layers, notes."""
         failed = [i for i, p in enumerate(self.outputs) if not p.ok]
         body = [
-            f'<p class="{"ok" if self.ok else "fail"}">{html.escape(self._verdict().capitalize())}</p>',
+            f'<p class="{"ok" if self.ok else "fail"}">{escape(self._verdict().capitalize())}</p>',
             html.section(
                 "Outputs",
                 html.picture("errors of each output", html.error_figure, self.outputs, self.atol),
-                html.table(_HEADER("output"), [(*_row(p), "") for p in self.outputs], marked=failed),
+                html.table(_header("output"), [_row(p) for p in self.outputs], marked=failed),
             ),
         ]
         if self.layers:
-            rows = [(*_row(p), "error begins here" if p is self.first else "") for p in self.layers]
-            marked = [i for i, p in enumerate(self.layers) if p is self.first]
+            first = [i for i, p in enumerate(self.layers) if p is self.first]
             picture = html.picture("errors layer by layer", html.layer_figure, self.layers, self.atol)
-            body.append(html.section("Layers", picture, html.table(_HEADER("layer"), rows, marked=marked)))
+            rows = html.table(_header("layer"), [_row(p) for p in self.layers], marked=first)
+            body.append(html.section("Layers", picture, rows))
         if self.notes:
             body.append(html.section("Notes", *map(html.note, self.notes)))
         return body
@@ -151,8 +151,8 @@ class Comparison:
         return f"{failed} of {len(self.outputs)} outputs differ (rtol {self.rtol:g}, atol {self.atol:g}){begins}"
 
 
-def _HEADER(kind: str) -> tuple[str, ...]:
-    return (kind, "shape", "type", "max abs", "max rel", "cosine", "outside", "", "")
+def _header(kind: str) -> tuple[str, ...]:
+    return (kind, "shape", "type", "max abs", "max rel", "cosine", "outside", "")
 
 
 def _row(p: Parity) -> tuple[str, ...]:
@@ -171,8 +171,9 @@ def compare(
 ) -> Comparison:
     """Runs a torch model and an engine on the same inputs and compares what comes out.
 
-    The model runs in eval mode without gradients and is left as it was. Where the engine's floating-point or integer type
-    is another than torch's (a half file beside a float model), values are converted, and noted, before they are compared.
+    The model runs in eval mode without gradients and is left as it was. Where the engine's floating-point or integer
+    type is another than torch's (a half file beside a float model), values are converted, and noted, before they are
+    compared.
 
     Args:
         model: the torch model.
@@ -197,33 +198,106 @@ def compare(
     if not isinstance(model, nn.Module):
         raise SvexportError(f"expected a torch.nn.Module first and then the engine, got {type(model).__name__}")
     wanted = _wanted(model, layers)
-    other = _other(engine, model, args)
-    inside = isinstance(other, (OnnxEngine, FlatModel))
-    if wanted and not inside:
-        raise UnsupportedError(f"layers needs an ONNX engine or a second torch model, got {_title(engine)}")
+    bound = bind(model, args)
+    flat = FlatModel(model, bound)
+    tensors = [t.detach() for t in flat.tensors]
+    other = _other(engine, bound, args)
+    title = str(other) if isinstance(other, Engine) else getattr(engine, "__name__", type(engine).__name__)
     notes: list[str] = []
-    with _eval_mode(model), _eval_mode(other) if isinstance(other, FlatModel) else nullcontext(), torch.no_grad():
-        flat = FlatModel(model, bind(model, args))
-        tensors = [t.detach() for t in flat.tensors]
-        expected = flat(*_fresh(tensors))
+    with _eval_mode(model), _eval_mode(other) if isinstance(other, nn.Module) else nullcontext(), torch.no_grad():
+        expected = flat(*(t.clone() for t in tensors))  # a model may work on its inputs in place
+        inside: Inside | None = None
         if isinstance(other, Engine):
             feeds = _feeds(other, flat.input_names, tensors, notes)
-            actual, names = other.run(feeds), other.output_names
+            actual = other.run(feeds)
+            if layers and isinstance(other, OnnxEngine):
+                inside = OnnxLayers(other, feeds)
         else:
-            actual, names = list(other(*_fresh(tensors))), other.output_names
-        if len(actual) != len(expected):
-            raise SvexportError(
-                f"{type(model).__name__} returns {len(expected)} tensors ({', '.join(flat.output_names)}), "
-                f"{_title(engine)} returns {len(actual)} ({', '.join(names)}); compare a model with its own export"
-            )
-        if set(names) == set(flat.output_names):
-            actual = [actual[names.index(name)] for name in flat.output_names]
+            actual = other(*(t.clone() for t in tensors))
+            if layers and isinstance(engine, nn.Module):
+                inside = TorchLayers(other, tensors)
+        if layers and inside is None:
+            raise UnsupportedError(f"layers needs an ONNX engine or a second torch model, which {title} is not")
         outputs = []
-        for name, e, a in zip(flat.output_names, expected, actual, strict=True):
-            outputs.append(parity(name, e, _converted(name, e, a, notes), rtol=rtol, atol=atol))
+        for name, e, a in _paired(flat.output_names, expected, other.output_names, actual, title):
+            if a.dtype != e.dtype:
+                notes.append(f"output {name} is {_short(a.dtype)}, {_short(e.dtype)} in torch")
+            outputs.append(parity(name, e, converted(e, a), rtol=rtol, atol=atol))
         found: list[Parity] = []
-        if wanted:
-            calls = _record(flat, _fresh(tensors))
-            inner = _OnnxLayers(other, feeds, calls) if isinstance(other, OnnxEngine) else _TorchLayers(other, tensors, calls)
-            found = _compare_layers(flat, tensors, calls, inner, wanted, rtol, atol, notes)
-    return Comparison(type(model).__name__, _title(engine), rtol, atol, outputs, found, notes)
+        if inside is not None:
+            found = compare_layers(flat, tensors, inside, wanted, rtol=rtol, atol=atol, notes=notes)
+    return Comparison(type(model).__name__, title, rtol, atol, outputs, found, notes)
+
+
+def _wanted(model: nn.Module, layers: bool | Collection[str] | None) -> list[str] | None:
+    """Names of the submodules to compare; None for all (or none at all)."""
+    if layers is None or isinstance(layers, bool):
+        return None
+    names = [name for name, _ in model.named_modules() if name]
+    wanted = [layers] if isinstance(layers, str) else list(layers)
+    for name in wanted:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=3)
+            hint = f"; did you mean {' or '.join(close)}?" if close else "; model.named_modules() lists them"
+            raise SvexportError(f"{type(model).__name__} has no submodule {name!r}{hint}")
+    return wanted
+
+
+def _other(engine: Any, bound: inspect.BoundArguments, args: Any) -> Engine | FlatModel:
+    """The engine, or a torch model or function as a flat model."""
+    if isinstance(engine, Engine):
+        return engine
+    if isinstance(engine, (str, os.PathLike)):
+        return load(engine)
+    if isinstance(engine, nn.Module):
+        return FlatModel(engine, bind(engine, args))
+    if callable(engine):
+        function = _Function(engine)
+        return FlatModel(function, bind(function, bound.args, bound.kwargs))
+    return OnnxEngine(engine)  # a model in memory; it says what it expects
+
+
+class _Function(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+
+def _feeds(engine: Engine, names: Sequence[str], tensors: Sequence[Tensor], notes: list[str]) -> list[Tensor]:
+    """The model's inputs as the engine takes them: by name, else by position; of its floating-point type."""
+    by_name = dict(zip(names, tensors, strict=True))
+    if set(engine.input_names).issubset(names):  # the exporter may have dropped an unused one
+        tensors = [by_name[name] for name in engine.input_names]
+    elif len(engine.inputs) != len(tensors):
+        raise SvexportError(
+            f"{engine} takes {len(engine.inputs)} inputs ({', '.join(engine.input_names)}), "
+            f"the model {len(tensors)} ({', '.join(names)}); compare a model with its own export"
+        )
+    feeds = []
+    for spec, tensor in zip(engine.inputs, tensors, strict=True):
+        if tensor.dtype != spec.dtype and tensor.is_floating_point() and spec.dtype.is_floating_point:
+            notes.append(f"input {spec.name} is {_short(spec.dtype)}, {_short(tensor.dtype)} in torch")
+            tensor = tensor.to(spec.dtype)
+        feeds.append(tensor)
+    return feeds
+
+
+def _paired(
+    names: Sequence[str], expected: Sequence[Tensor], others: Sequence[str], actual: Sequence[Tensor], title: str
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Outputs of both, by name if all names agree, else by position."""
+    if len(actual) != len(expected):
+        raise SvexportError(
+            f"torch returns {len(expected)} tensors ({', '.join(names)}), {title} returns {len(actual)} "
+            f"({', '.join(others)}); compare a model with its own export"
+        )
+    by_name = dict(zip(others, actual, strict=True))
+    for name, e, a in zip(names, expected, actual, strict=True):
+        yield name, e, by_name[name] if set(names) == set(others) else a
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

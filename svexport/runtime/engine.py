@@ -117,9 +117,8 @@ class Engine(ABC):
             advice = "; use torch.from_numpy" if type(tensor).__module__ == "numpy" else ""
             raise EngineError(f"{self} expects torch tensors, got {type(tensor).__name__} for {spec.name!r}{advice}")
         wrong = None
-        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
-            kind = "a meta" if tensor.is_meta else "a quantized" if tensor.is_quantized else "a sparse"
-            wrong = f"{kind} tensor; pass a dense one that has values"
+        if tensor.layout != torch.strided or tensor.is_meta:
+            wrong = f"a {'meta' if tensor.is_meta else 'sparse'} tensor; pass a dense one that has values"
         elif tensor.dtype != spec.dtype:
             wrong = f"{_describe(tensor)}; convert it with .to(torch.{_short(spec.dtype)})"
         elif not spec.accepts(tensor.shape):

@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -124,21 +124,264 @@ def _scope_name(name: str) -> str:
 
 @dataclass
 class Layer:
-    """One row of a comparison: a module's output and the values that may hold it.
+    """A module's output on one side and the values that may hold it on the other.
 
     Attributes:
-        name: of the module, or of two where the exporter folded one into the other: ``conv+bn``.
-        modules: the same, one by one.
-        calls: whose output the values should equal: the module's own or, where a later module may have been folded into
-            it, that one's.
-        names: for each of ``calls``.
-        values: names of candidates in the file.
+        expected: calls whose output it should be, by what to name the layer then: the module's own and, where the
+            exporter may have folded a later module into it, that one's as ``conv+bn``.
+        modules: all modules in question.
+        values: candidates, as the other side names them.
         certain: False where the exporter changed the weights without a trace of why.
     """
 
-    name: str
+    expected: dict[str, int]
     modules: set[str]
-    calls: list[int]
-    names: list[str] = field(default_factory=list)
-    values: list[str] = field(default_factory=list)
+    values: list[Any]
     certain: bool = True
+
+
+class Inside(Protocol):
+    """The other side of a comparison."""
+
+    def layers(self, calls: Sequence[Call]) -> list[Layer]:
+        """The calls it has values for, in order of execution."""
+
+    def fetch(self, layers: Sequence[Layer]) -> list[list[Tensor]]:
+        """The values of each layer's candidates."""
+
+
+def compare_layers(
+    flat: FlatModel,
+    tensors: Sequence[Tensor],
+    inside: Inside,
+    wanted: Collection[str] | None,
+    *,
+    rtol: float,
+    atol: float,
+    notes: list[str],
+) -> list[Parity]:
+    """One entry per output of each module (or wanted module) that can be compared; the others are noted."""
+    calls = record(flat, tensors)
+    layers = [layer for layer in inside.layers(calls) if wanted is None or layer.modules.intersection(wanted)]
+    found: list[Parity] = []
+    compared: set[str] = set()
+    for group in _groups(layers, calls):
+        kept = record(flat, tensors, keep={index for layer in group for index in layer.expected.values()})
+        for layer, values in zip(group, inside.fetch(group), strict=True):
+            results = _compare(layer, kept, values, rtol, atol)
+            found += results
+            compared |= layer.modules if results else set()
+    called = dict.fromkeys(call.module for call in calls if not call.identity)
+    missing = [name for name in called if name not in compared and (wanted is None or name in wanted)]
+    for names, reason in (
+        (missing, "the other side has no value that is theirs alone"),
+        ([name for name in wanted or () if name not in {call.module for call in calls}], "never called"),
+    ):
+        if names:
+            shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+            notes.append(f"not compared: {shown} ({reason})")
+    return found
+
+
+def _groups(layers: Sequence[Layer], calls: Sequence[Call]) -> Iterator[list[Layer]]:
+    """The layers in groups of about CHUNK_BYTES, with a progress bar on a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("comparing layers", total=len(layers))
+        group: list[Layer] = []
+        size = 0
+        for layer in layers:
+            needs = sum(calls[index].bytes for index in layer.expected.values())
+            if group and size + needs > CHUNK_BYTES:
+                yield group
+                progress.advance(task, len(group))
+                group, size = [], 0
+            group.append(layer)
+            size += needs
+        if group:
+            yield group
+
+
+def _compare(layer: Layer, calls: Sequence[Call], values: Sequence[Tensor], rtol: float, atol: float) -> list[Parity]:
+    results: list[Parity] = []
+    for name, index in layer.expected.items():
+        outputs = calls[index].outputs
+        pairs = _pair(outputs, values)
+        results = []
+        for number, (output, value) in enumerate(zip(outputs, pairs, strict=True)):
+            if value is not None:
+                label = f"{name}[{number}]" if len(outputs) > 1 else name
+                results.append(parity(label, output, converted(output, value), rtol=rtol, atol=atol))
+        if results and all(p.ok for p in results):
+            return results
+    return results if layer.certain else []
+
+
+def _pair(outputs: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor | None]:
+    """For each output the value of its shape: the last one, or for several outputs of one shape the closest."""
+    left = list(values)
+    pairs: list[Tensor | None] = []
+    for output in outputs:
+        fitting = [index for index, value in enumerate(left) if value.shape == output.shape]
+        if sum(other.shape == output.shape for other in outputs) > 1:
+            fitting.sort(key=lambda index: -parity("", output, converted(output, left[index])).max_abs)
+        pairs.append(left.pop(fitting[-1]) if fitting else None)
+    return pairs
+
+
+def converted(expected: Tensor, actual: Tensor) -> Tensor:
+    """``actual`` in the data type of ``expected`` where both are floating point or both integers."""
+    floats = expected.is_floating_point() and actual.is_floating_point()
+    integers = not any(t.is_floating_point() or t.is_complex() or t.dtype == torch.bool for t in (expected, actual))
+    return actual.to(expected.dtype) if floats or integers else actual
+
+
+def _numbered(calls: Sequence[Call]) -> list[str]:
+    """The calls' modules, numbered where one is called several times: ``head (2)``."""
+    total = Counter(call.module for call in calls)
+    seen: Counter[str] = Counter()
+    names = []
+    for call in calls:
+        seen[call.module] += 1
+        names.append(f"{call.module} ({seen[call.module]})" if total[call.module] > 1 else call.module)
+    return names
+
+
+class TorchLayers:
+    """The inside of a second torch model: submodules of the same name."""
+
+    def __init__(self, flat: FlatModel, tensors: Sequence[Tensor]) -> None:
+        self._flat = flat
+        self._tensors = tensors
+        self._indices = {name: index for index, name in enumerate(_numbered(record(flat, tensors)))}
+
+    def layers(self, calls: Sequence[Call]) -> list[Layer]:
+        return [
+            Layer({name: index}, {calls[index].module}, [self._indices[name]])
+            for index, name in enumerate(_numbered(calls))
+            if name in self._indices
+        ]
+
+    def fetch(self, layers: Sequence[Layer]) -> list[list[Tensor]]:
+        calls = record(self._flat, self._tensors, keep={index for layer in layers for index in layer.values})
+        return [calls[index].outputs for layer in layers for index in layer.values]
+
+
+class OnnxLayers:
+    """The inside of an ONNX file: values that nodes of a module compute and nodes of others use."""
+
+    def __init__(self, engine: OnnxEngine, feeds: Sequence[Tensor]) -> None:
+        self._engine = engine
+        self._feeds = feeds
+
+    def layers(self, calls: Sequence[Call]) -> list[Layer]:
+        graph = self._engine.model().graph
+        nodes = _nodes_of(graph, calls)
+        names = _numbered(calls)
+        users = _users(graph)
+        outputs = {output.name for output in graph.output}
+        found = []
+        absorbed: set[int] = set()  # calls folded into an earlier one
+        explained: set[int] = set()  # nodes that do their work too
+        for index, call in enumerate(calls):
+            own = set(nodes.get(index, ()))
+            values: list[str] = []
+            last = -1
+            for number in sorted(own):
+                node = graph.node[number]
+                leaving = [v for v in node.output if v and (v in outputs or users[v] - own)]
+                if leaving and "Sequence" not in node.op_type and "Optional" not in node.op_type:
+                    values += leaving
+                    last = number
+            if not values:
+                continue
+            modules, expected = {call.module}, {names[index]: index}
+            # The TorchScript exporter folds a BatchNorm into the Conv before it, whose weights are new then.
+            node = graph.node[last]
+            renamed = node.op_type == "Conv" and node.input[1].startswith("onnx::")
+            later = next((i for i, c in enumerate(calls) if index in c.follows and _vanished(nodes, calls, i)), None)
+            if renamed and later is not None:
+                absorbed.add(later)
+                explained.add(last)
+                expected[_together(names[index], names[later])] = later
+                modules.add(calls[later].module)
+            # The dynamo exporter folds the Conv into the BatchNorm after it.
+            earlier = next((i for i in call.follows if i not in absorbed and _vanished(nodes, calls, i)), None)
+            if call.leaf and earlier is not None:
+                expected = {_together(names[earlier], names[index]): index}
+                modules.add(calls[earlier].module)
+            found.append(Layer(expected, modules, values, certain=not renamed or last in explained))
+        return found
+
+    def fetch(self, layers: Sequence[Layer]) -> list[list[Tensor]]:
+        probe = self._engine.with_outputs(value for layer in layers for value in layer.values)
+        values = dict(zip(probe.output_names, probe.run(self._feeds), strict=True))
+        return [[values[name] for name in layer.values] for layer in layers]
+
+
+def _vanished(nodes: dict[int, list[int]], calls: Sequence[Call], index: int) -> bool:
+    """Whether a module computes something and the file has no node of it."""
+    return nodes.get(index) == [] and not calls[index].identity
+
+
+def _together(first: str, second: str) -> str:
+    return f"{first}+{second.rsplit('.', 1)[-1]}"
+
+
+def _nodes_of(graph: onnx.GraphProto, calls: Sequence[Call]) -> dict[int, list[int]]:
+    """The nodes of each call, those of its submodules among them; calls that cannot be told apart are left out."""
+    named = any(_namespace(node) for node in graph.node)  # by the dynamo exporter, else by the scopes in node names
+    known: dict[str, list[int]] = defaultdict(list)
+    for index, call in enumerate(calls):
+        known[call.module if named else call.scope].append(index)
+    found: dict[str, list[int]] = {key: [] for key in known}
+    for number, node in enumerate(graph.node):
+        if node.op_type != "Constant":  # calls of one module share them
+            for key in _namespace(node) if named else _scopes(node.name, known):
+                if key in found:
+                    found[key].append(number)
+    nodes: dict[int, list[int]] = {}
+    for key, indices in known.items():
+        length, rest = divmod(len(found[key]), len(indices))
+        runs = [found[key][i * length : (i + 1) * length] for i in range(len(indices))]
+        kinds = {tuple(graph.node[number].op_type for number in run) for run in runs}
+        if not rest and len(kinds) == 1:
+            nodes |= dict(zip(indices, runs, strict=True))
+    return nodes
+
+
+def _namespace(node: onnx.NodeProto) -> list[str]:
+    """Modules of ``": pkg.Net/blocks.0: pkg.Block/blocks.0.conv: torch.nn.Conv2d/conv2d: aten.conv2d.default"``."""
+    for entry in node.metadata_props:
+        if entry.key == "namespace":
+            names = [part.split(": ")[0] for part in entry.value.split("/")[:-1]]
+            return [name.removeprefix(MODEL_ATTRIBUTE).removeprefix(".") for name in names if name]
+    return []
+
+
+def _scopes(name: str, known: Collection[str]) -> Iterator[str]:
+    """Scopes of ``/blocks.0/conv_1/Conv_3`` from the outermost; ``_1`` tells the second call of a module."""
+    scope = ""
+    for part in name.removeprefix(f"/{MODEL_ATTRIBUTE}").split("/")[1:-1]:
+        again = re.fullmatch(r"(.+)_\d+", part)
+        if f"{scope}/{part}" not in known and again:
+            part = again[1]
+        scope = f"{scope}/{part}"
+        if scope not in known:
+            return
+        yield scope
+
+
+def _users(graph: onnx.GraphProto) -> dict[str, set[int]]:
+    """Which nodes use each value, themselves or in a nested graph."""
+    from svexport.graph.nodes import graphs
+
+    users: dict[str, set[int]] = defaultdict(set)
+    for number, node in enumerate(graph.node):
+        nested = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+        inner = [n for one in nested for g in graphs(one) for n in g.node]
+        for name in (name for n in (node, *inner) for name in n.input):
+            users[name].add(number)
+    return users

@@ -148,7 +148,7 @@ class OnnxEngine(Engine):
         import onnx
 
         model = onnx.ModelProto()
-        model.CopyFrom(self.model())
+        model.CopyFrom(self.model())  # which may be the caller's
         computed = {name for node in model.graph.node for name in node.output}
         present = {output.name for output in model.graph.output}
         for name in dict.fromkeys(names):
@@ -233,12 +233,15 @@ def _read(source: Path | onnx.ModelProto) -> onnx.ModelProto:
 def _with_bodies(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     """The model itself if every svexport node in it has a body, else a lowered copy."""
     from svexport.graph import lower
-    from svexport.graph.nodes import svexport_nodes
+    from svexport.graph.nodes import svexport_nodes, symbolic_of
 
     bodies = {(f.domain, f.name, f.overload) for f in model.functions}
-    if all((node.domain, node.op_type, node.overload) in bodies for node in svexport_nodes(model)):
+    bare = [node for node in svexport_nodes(model) if (node.domain, node.op_type, node.overload) not in bodies]
+    if not bare:
         return model
     try:
+        for node in bare:
+            symbolic_of(node)  # raises on an unknown op
         return lower(model)
     except SvexportError:
         raise

@@ -242,9 +242,13 @@ class Builder:
 
     # ------------------------------------------------------------------ arithmetic
 
-    def cast(self, x: Value, dtype: int) -> Value:
+    def cast(self, x: Value, dtype: int | None) -> Value:
         """Cast; to the dtype it already has adds no node."""
-        return x if x.dtype == dtype else self.op("Cast", x, to=dtype, dtype=dtype, shape=x.shape)
+        if x.dtype == dtype:
+            return x
+        if dtype is None:
+            raise ValueError(f"the dtype to cast {x.name!r} to is not known")
+        return self.op("Cast", x, to=dtype, dtype=dtype, shape=x.shape)
 
     def reduce(self, op_type: str, x: Value, axes: Sequence[int], keepdims: bool = False) -> Value:
         """ReduceSum, ReduceMax, ReduceMean, ...: the axes became an input at opset 13 (ReduceSum) or 18 (the others)."""

@@ -9,10 +9,13 @@ from typing import Any
 from svexport.ops._op import Op
 from svexport.symbolic._builder import Builder, Value
 
-__all__ = ["SYMBOLICS", "Symbolic", "TensorInfo"]
+__all__ = ["COMPUTED", "SYMBOLICS", "Symbolic", "TensorInfo", "qualified", "without_computed"]
 
 SYMBOLICS: dict[str, Symbolic] = {}
 """Every symbolic by node type (``SvGridSample``), filled as the files of ``svexport.symbolic`` are imported."""
+
+COMPUTED = -(2**31)
+"""In an attribute of sizes: one that the model computes. It is an input of the node, after the tensors."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,21 @@ class TensorInfo:
     shape: tuple[int | None, ...] | None
 
 
+def without_computed(sizes: Any, computed: list[Any]) -> Any:
+    """A size or a list of them with :data:`COMPUTED` for those that the model computes, which join ``computed``."""
+    if isinstance(sizes, (list, tuple)):
+        return [without_computed(size, computed) for size in sizes]
+    if not isinstance(sizes, TensorInfo):
+        return sizes
+    computed.append(sizes.value)
+    return COMPUTED
+
+
+def qualified(name: str) -> str:
+    """The name of an operator with its library: ``"aten::einsum"`` for ``"einsum"``."""
+    return name if "::" in name else f"aten::{name}"
+
+
 @dataclass
 class Symbolic:
     """The ONNX side of an op.
@@ -37,9 +55,10 @@ class Symbolic:
         body: ``body(builder, *arguments) -> Value | tuple[Value, ...]``: the standard-ONNX definition, called with the
             op's arguments in schema order, tensors as :class:`Value`, lists as lists, attributes as int/float/list. It
             must be right for any dimension that is None, and is specialised by every dimension that is known.
-        aten: aten function name (``"grid_sampler"``) -> ``convert(*arguments) -> op arguments | None``, called with that
-            function's arguments (tensors as :class:`TensorInfo`, the rest as Python values). None leaves the call to the
-            exporter's own conversion.
+        aten: aten function name, with its overload if one alone is meant (``"grid_sampler"``, ``"scatter.reduce"``), or the
+            qualified name of another library's operator (``"torchvision::deform_conv2d"``, where that is imported) ->
+            ``convert(*arguments) -> op arguments | None``, called with that function's arguments (tensors as
+            :class:`TensorInfo`, the rest as Python values). None leaves the call to the exporter's own conversion.
         until: the last opset at which the aten functions are taken over; from the next one on the exporter's own conversion
             is right. None: at every opset.
     """

@@ -87,10 +87,10 @@ def convert(equation: str, operands: Sequence[TensorInfo], *_: Any) -> tuple[Any
     terms = equation.replace(" ", "").partition("->")[0].split(",")
     ranks = []
     for operand, term in zip(operands, terms, strict=True):
-        if operand.shape is None and "..." in term:  # a result of scripted code; there the equation has to tell the rank
+        if operand.shape is None and "..." in term:  # out of scripted code, where only the equation can tell the rank
             raise ExportError(
-                f"einsum({equation!r}): the rank of an operand is not known where it is traced; write its dimensions out "
-                "instead of the ellipsis"
+                f"einsum({equation!r}): the rank of an operand is not known where it is traced; write its dimensions "
+                "out instead of the ellipsis"
             )
         ranks.append(len(term) if operand.shape is None else len(operand.shape))
     return operands, *parse(equation, tuple(ranks))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,15 +26,17 @@ def body(
 
 def normalize(b: Builder, x: Value, dims: int, weight: Value | None, bias: Value | None, eps: float) -> Value:
     """Layer norm of ``x`` over its last ``dims`` dimensions, in float32 at least; the result has the dtype of ``x``."""
-    if b.opset >= 17 and x.dtype != TensorProto.DOUBLE:  # which the node would normalise in float32
+    double = x.dtype == TensorProto.DOUBLE  # which the node would normalise in float32
+    if b.opset >= 17 and not double:
         inputs = [v and b.cast(v, x.dtype) for v in (x, weight, bias)]
         return b.op("LayerNormalization", *inputs, axis=-dims, epsilon=eps, shape=x.shape)
-    # Exactly these nodes: ONNX Runtime and TensorRT know the pattern and run it as one kernel.
-    precise = TensorProto.DOUBLE if x.dtype == TensorProto.DOUBLE else TensorProto.FLOAT
+    precise = TensorProto.DOUBLE if double else TensorProto.FLOAT
     y = b.cast(x, precise)
     axes = range(-dims, 0)
     centred = b.op("Sub", y, b.reduce("ReduceMean", y, axes, keepdims=True), shape=x.shape)
-    variance = b.reduce("ReduceMean", b.op("Pow", centred, b.like(2, y), shape=x.shape), axes, keepdims=True)
+    # ONNX Runtime and TensorRT make one kernel of the pattern with Pow; of float64, ONNX Runtime makes one without eps.
+    power = b.op("Mul", centred, centred) if double else b.op("Pow", centred, b.like(2, y))
+    variance = b.reduce("ReduceMean", replace(power, shape=x.shape), axes, keepdims=True)
     y = b.op("Div", centred, b.op("Sqrt", b.op("Add", variance, b.like(eps, y))), shape=x.shape)
     if weight is not None:
         y = b.op("Mul", y, b.cast(weight, precise), shape=x.shape)
@@ -44,14 +47,17 @@ def normalize(b: Builder, x: Value, dims: int, weight: Value | None, bias: Value
 
 def convert(
     input: TensorInfo,
-    normalized_shape: Sequence[int],
+    normalized_shape: Sequence[int | TensorInfo],
     weight: TensorInfo | None,
     bias: TensorInfo | None,
     eps: float,
     *_: Any,
 ) -> tuple[Any, ...] | None:
-    """``aten::layer_norm``, whose last argument chooses a kernel."""
-    return None if input.shape is None else (input, normalized_shape, weight, bias, eps)
+    """``aten::layer_norm``, whose last argument chooses a kernel; ``(x.shape[-1],)`` comes as computed sizes."""
+    if input.shape is None:
+        return None
+    sizes = input.shape[-len(normalized_shape) :]
+    return input, [s if known is None else known for s, known in zip(normalized_shape, sizes)], weight, bias, eps
 
 
 Symbolic(OP, body, aten={"layer_norm": convert}, until=16)

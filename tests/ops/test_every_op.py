@@ -110,7 +110,7 @@ def test_half_is_close_to_float64(op: Op, index: int) -> None:
             for a in args
         ]
         for actual, expected in zip(as_tuple(op(*args)), as_tuple(op.reference(*precise)), strict=True):
-            scale = float(expected.abs().max()) if expected.numel() else 1.0
+            scale = float(expected.double().abs().max()) if expected.numel() else 1.0
             torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=tolerance * max(scale, 1))
 
 

@@ -1,0 +1,148 @@
+"""What is known of the tensors of each graph in a model: types, constants, names in use."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
+
+from svexport.graph.nodes import graphs, opset_of
+
+__all__ = ["Scope", "scopes"]
+
+_LARGE = 2**16  # bytes; larger initializers are not copied for shape inference
+
+
+@dataclass
+class Scope:
+    """One graph of a model, with what it sees of the graphs around it.
+
+    Attributes:
+        graph: the graph itself.
+        opset: of the default domain.
+        ir_version: of the model.
+        infos: types by name, as stated by the file or inferred.
+        constants: initializers and ``Constant`` nodes by name; not those that a caller may override or that lie in
+            another file.
+        taken: every name of the model.
+    """
+
+    graph: onnx.GraphProto
+    opset: int
+    ir_version: int
+    infos: MutableMapping[str, onnx.TypeProto.Tensor]
+    constants: MutableMapping[str, TensorProto]
+    taken: set[str]
+    _added: dict[tuple, str] = field(default_factory=dict)
+
+    def shape(self, name: str) -> tuple[int | None, ...] | None:
+        """Sizes, None for a dynamic one; None where the rank is not known."""
+        info = self.infos.get(name)
+        if info is None or not info.HasField("shape"):
+            return None
+        return tuple([d.dim_value if d.HasField("dim_value") else None for d in info.shape.dim])
+
+    def array(self, name: str) -> np.ndarray | None:
+        """The value of a constant, None for any other tensor."""
+        return numpy_helper.to_array(self.constants[name]) if name in self.constants else None
+
+    def fresh(self, stem: str) -> str:
+        """A name that nothing in the model has yet."""
+        name, count = stem, 0
+        while name in self.taken:
+            name, count = f"{stem}_{count}", count + 1
+        self.taken.add(name)
+        return name
+
+    def constant(self, array: np.ndarray, stem: str) -> str:
+        """The name of a constant of this value, added to the graph unless an equal one was."""
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._added:
+            name = self._added[key] = self.fresh(stem)
+            tensor = numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
+            if self.ir_version >= 4:
+                self.graph.initializer.append(tensor)
+            else:  # where an initializer has to be an input as well
+                self.graph.node.insert(0, helper.make_node("Constant", [], [name], value=tensor))
+            self.constants[name] = tensor
+        return self._added[key]
+
+    @cached_property
+    def captured(self) -> dict[int, set[str]]:
+        """Names that the graphs nested in a node use, by the node's index."""
+        return {i: used for i, node in enumerate(self.graph.node) if (used := _used_inside(node))}
+
+
+def scopes(model: onnx.ModelProto) -> Iterator[Scope]:
+    """A scope for every graph of a model, innermost first."""
+    taken = {model.graph.name}
+    for graph in graphs(model.graph):
+        for node in graph.node:
+            taken.update(node.output)
+        taken.update(value.name for value in (*graph.input, *graph.initializer))
+    outermost = Scope(model.graph, opset_of(model), model.ir_version, {}, {}, taken)
+    yield from _inner_scopes(outermost, _inferred(model))
+
+
+def _inner_scopes(scope: Scope, inferred: onnx.GraphProto) -> Iterator[Scope]:
+    for value in (*inferred.input, *inferred.value_info, *inferred.output):
+        scope.infos[value.name] = value.type.tensor_type
+    tensors = [(t.name, t) for t in scope.graph.initializer]
+    for node in scope.graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            tensors.append((node.output[0], node.attribute[0].t))
+    overridable = {value.name for value in scope.graph.input}
+    for name, tensor in tensors:
+        scope.infos[name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims).tensor_type
+        if name not in overridable and _is_plain(tensor):
+            scope.constants[name] = tensor
+    for node, same in zip(scope.graph.node, inferred.node, strict=True):
+        for inner, inferred_inner in zip(_graphs_of(node), _graphs_of(same), strict=True):
+            infos, constants = ChainMap({}, scope.infos), ChainMap({}, scope.constants)
+            child = Scope(inner, scope.opset, scope.ir_version, infos, constants, scope.taken)
+            yield from _inner_scopes(child, inferred_inner)
+    yield scope
+
+
+def _is_plain(tensor: TensorProto) -> bool:
+    """Whether numpy can rearrange it: here in whole, of whole bytes."""
+    types = tensor.data_type <= TensorProto.BFLOAT16 and tensor.data_type != TensorProto.STRING
+    return types and tensor.data_location != TensorProto.EXTERNAL
+
+
+def _graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _used_inside(node: onnx.NodeProto) -> set[str]:
+    used: set[str] = set()
+    for inner in (g for outer in _graphs_of(node) for g in graphs(outer)):
+        used.update(name for n in inner.node for name in n.input)
+        used.update(output.name for output in inner.output)
+    return used
+
+
+def _inferred(model: onnx.ModelProto) -> onnx.GraphProto:
+    """The graph with its types inferred, without its large weights."""
+    light = onnx.ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import)
+    light.functions.extend(model.functions)
+    graph = light.graph
+    graph.node.extend(model.graph.node)
+    graph.input.extend(model.graph.input)
+    graph.output.extend(model.graph.output)
+    graph.value_info.extend(model.graph.value_info)
+    given = {value.name for value in graph.input}
+    for tensor in model.graph.initializer:
+        if tensor.ByteSize() <= _LARGE:
+            graph.initializer.append(tensor)
+        elif tensor.name not in given:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    return onnx.shape_inference.infer_shapes(light).graph

@@ -1,0 +1,314 @@
+"""What the cameras see at points in space: projection, sampling of every feature level, weighted sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from svexport.ops._bilinear import corners
+from svexport.ops._op import Op
+
+__all__ = ["ACTIVATIONS", "OUTSIDE", "CameraSample", "camera_sample"]
+
+ACTIVATIONS = ("sigmoid", "softmax")
+"""Of the weights; on the node the index of one."""
+
+OUTSIDE = -1.0  # where unseen points are put, in image widths: no pixel of any level is near
+
+
+def _project(
+    reference_points: Tensor,
+    lidar2img: Tensor,
+    offsets: Tensor,
+    points: int,
+    image_size: Sequence[int],
+    pc_range: Sequence[float],
+    depth_eps: float,
+    in_image: bool,
+    uv_clamp: Sequence[float],
+) -> tuple[Tensor, Tensor]:
+    """u and v of every point in every camera, 0 to 1 across the image: ``(B, Q, points, cams)`` each."""
+    batch, queries, _ = reference_points.shape
+    cams = lidar2img.shape[1]
+    precise = torch.promote_types(reference_points.dtype, lidar2img.dtype)
+    precise = torch.promote_types(torch.promote_types(precise, offsets.dtype), torch.float32)
+    axes = zip(reference_points.to(precise).unbind(-1), pc_range[:3], pc_range[3:], strict=True)
+    place = torch.stack([x * (high - low) + low for x, low, high in axes], dim=-1)  # (B, Q, 3), metres
+    place = (place[:, :, None] + offsets.to(precise)).expand(batch, queries, points, 3)
+
+    # No matrix product: it might run in TF32 or, under autocast, in half, and be off by pixels.
+    rows = lidar2img.to(precise)[:, :, :3].transpose(1, 2).reshape(batch, 1, 1, 3 * cams, 4)
+    image = (place[..., None, :] * rows[..., :3]).sum(-1) + rows[..., 3]  # (B, Q, points, 3*cams)
+    x, y, depth = image.unflatten(-1, (3, cams)).unbind(-2)
+    seen = depth > depth_eps
+    depth = depth.clamp(min=depth_eps)
+    u, v = x / depth / image_size[1], y / depth / image_size[0]
+    for t in (u, v):
+        # The test of -1 < 2t - 1 < 1, as the decoders do it: not quite 0 < t < 1 in floating point. False for NaN.
+        seen = seen & (((2 * t - 1) > -1) & ((2 * t - 1) < 1) if in_image else ~t.isnan())
+    if not in_image:
+        u, v = u.clamp(*uv_clamp), v.clamp(*uv_clamp)
+    return torch.where(seen, u, OUTSIDE), torch.where(seen, v, OUTSIDE)
+
+
+def _activate(weights: Tensor, activation: int, dtype: torch.dtype) -> Tensor:
+    weights = weights.to(dtype)
+    if ACTIVATIONS[activation] == "sigmoid":
+        return weights.sigmoid()
+    return weights.flatten(2, 4).softmax(2).view(weights.shape)
+
+
+def reference(
+    features: Sequence[Tensor],
+    reference_points: Tensor,
+    lidar2img: Tensor,
+    weights: Tensor,
+    offsets: Tensor,
+    image_size: Sequence[int],
+    pc_range: Sequence[float],
+    depth_eps: float,
+    in_image: bool,
+    uv_clamp: Sequence[float],
+    activation: int,
+) -> Tensor:
+    batch, queries, cams, points, _, groups = weights.shape
+    u, v = _project(
+        reference_points, lidar2img, offsets, points, image_size, pc_range, depth_eps, in_image, uv_clamp
+    )
+    channels = features[0].shape[2]
+    precise = torch.promote_types(features[0].dtype, u.dtype)
+    weights = _activate(weights, activation, precise).transpose(2, 3)  # (B, Q, points, cams, L, G)
+    image = torch.arange(batch * cams, device=u.device).view(batch, 1, 1, cams)
+    output = weights.new_zeros(batch, queries, groups, channels // groups)
+    for level, feature in enumerate(features):
+        height, width = feature.shape[3:]
+        table = feature.to(precise).permute(0, 1, 3, 4, 2).reshape(batch * cams * height * width, channels)
+        start = image * (height * width)
+        sampled = torch.stack(
+            [
+                table[start + j * width + i] * (a * b)[..., None]
+                for j, a in corners(v.to(precise) * height - 0.5, height)
+                for i, b in corners(u.to(precise) * width - 0.5, width)
+            ]
+        ).sum(0)  # (B, Q, points, cams, C)
+        sampled = torch.where(sampled.isnan(), 0, sampled).unflatten(-1, (groups, channels // groups))
+        output = output + (sampled * weights[..., level, :, None]).sum((2, 3))
+    return output.flatten(2).to(features[0].dtype)
+
+
+def implementation(
+    features: Sequence[Tensor],
+    reference_points: Tensor,
+    lidar2img: Tensor,
+    weights: Tensor,
+    offsets: Tensor,
+    image_size: Sequence[int],
+    pc_range: Sequence[float],
+    depth_eps: float,
+    in_image: bool,
+    uv_clamp: Sequence[float],
+    activation: int,
+) -> Tensor:
+    batch, queries, cams, points, _, groups = weights.shape
+    uv = _project(reference_points, lidar2img, offsets, points, image_size, pc_range, depth_eps, in_image, uv_clamp)
+    channels = features[0].shape[2]
+    precise = torch.promote_types(features[0].dtype, uv[0].dtype)
+    grid = (2 * torch.stack(uv, dim=-1) - 1).to(precise)  # (B, Q, points, cams, 2)
+    grid = grid.permute(0, 3, 1, 2, 4).reshape(batch * cams, queries, points, 2)
+    weights = _activate(weights, activation, precise).permute(4, 0, 2, 5, 1, 3)  # (L, B, cams, G, Q, points)
+    output = weights.new_zeros(batch, groups, channels // groups, queries)
+    for level, feature in enumerate(features):
+        sampled = F.grid_sample(feature.to(precise).flatten(0, 1), grid, padding_mode="zeros", align_corners=False)
+        sampled = sampled.nan_to_num(0.0, math.inf, -math.inf)
+        sampled = sampled.view(batch, cams, groups, channels // groups, queries, points)
+        output = output + (sampled * weights[level, :, :, :, None]).sum((1, 5))
+    return output.flatten(1, 2).transpose(1, 2).to(features[0].dtype).contiguous()
+
+
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+    """Cameras at the origin, spread around the vertical axis, x right, y down, z ahead."""
+    pc_range = (-8.0, -8.0, -2.0, 8.0, 8.0, 2.0)
+    for batch, queries, cams, points, groups, channels, levels, clamp, activation in [
+        (2, 7, 4, 1, 1, 3, [(5, 7), (3, 2)], None, 0),
+        (1, 5, 6, 3, 2, 4, [(4, 11)], None, 1),
+        (2, 3, 2, 2, 1, 2, [(1, 1), (2, 3), (1, 5)], (-1.0, 2.0), 0),
+    ]:
+        angles = torch.arange(cams) * (2 * math.pi / cams)
+        lidar2img = torch.zeros(cams, 4, 4)
+        lidar2img[:, 0, 0], lidar2img[:, 0, 1] = angles.sin(), -angles.cos()
+        lidar2img[:, 1, 2] = -1
+        lidar2img[:, 2, 0], lidar2img[:, 2, 1] = angles.cos(), angles.sin()
+        lidar2img[:, 3, 3] = 1
+        intrinsics = torch.eye(4)
+        intrinsics[:2, 2] = torch.tensor([24.0, 16.0])
+        intrinsics[0, 0] = intrinsics[1, 1] = 20
+        lidar2img = (intrinsics @ lidar2img).to(make(0)) + make(batch, cams, 4, 4) * 0.05
+        yield (
+            [make(batch, cams, channels, *size) for size in levels],
+            make(batch, queries, 3).sigmoid(),
+            lidar2img,
+            make(batch, queries, cams, points, len(levels), groups),
+            make(batch, queries, points, 3) if points > 1 else make(1, 1, 1, 3) * 0,
+            (32, 48),
+            pc_range,
+            1e-5 if clamp is None else 1e-2,
+            clamp is None,
+            clamp or (0.0, 1.0),
+            activation,
+        )
+
+
+OP = Op(
+    name="camera_sample",
+    schema="(Tensor[] features, Tensor reference_points, Tensor lidar2img, Tensor weights, Tensor offsets, "
+    "int[] image_size, float[] pc_range, float depth_eps, bool in_image, float[] uv_clamp, int activation) -> Tensor",
+    reference=reference,
+    implementation=implementation,
+    samples=samples,
+)
+
+
+def camera_sample(
+    features: Sequence[Tensor],
+    reference_points: Tensor,
+    lidar2img: Tensor,
+    weights: Tensor,
+    *,
+    image_size: Sequence[int],
+    pc_range: Sequence[float],
+    depth_eps: float = 1e-5,
+    uv_clamp: tuple[float, float] | None = None,
+    activation: str = "sigmoid",
+    offsets: Tensor | None = None,
+) -> Tensor:
+    """Samples the feature maps of several cameras where points in space appear in them, and sums with learned weights.
+
+    The feature sampling of DETR3D (Y. Wang et al., CoRL 2021, https://arxiv.org/abs/2110.06922, section 3.2), and with
+    offsets, several points, softmax and groups that of Sparse4D and its successors
+    (X. Lin et al., https://arxiv.org/abs/2211.10581):
+
+    1. ``p = reference_points * (max - min) + min + offsets`` in metres; ``c = lidar2img @ (p, 1)`` for every camera;
+    2. ``u = c.x / max(c.z, depth_eps) / width`` and ``v`` likewise with the height; a point counts where
+       ``c.z > depth_eps`` and ``-1 < 2u-1 < 1`` and ``-1 < 2v-1 < 1``. With ``uv_clamp`` u and v are clamped instead, and
+       only the depth decides;
+    3. every level is read there as by ``torch.nn.functional.grid_sample(padding_mode="zeros", align_corners=False)``:
+       zeros beyond the border, so that values fade there;
+    4. samples that do not count or are NaN (of a camera that is dead or has no calibration) become 0, are multiplied by
+       the activated weights and summed over cameras, points and levels.
+
+    Shape:
+        - features: L of ``(B, cams, C, H_l, W_l)``
+        - reference_points: ``(B, Q, 3)``, in [0, 1] of the range
+        - lidar2img: ``(B, cams, 4, 4)``: LiDAR metres to ``(u * depth, v * depth, depth, 1)``, u and v in pixels
+        - weights: ``(B, Q, cams, points, L)``, or ``(B, Q, cams, points, L, G)`` for G groups of C/G channels each; before
+          activation
+        - offsets: ``(B, Q, points, 3)``, metres; without them all points are the reference point
+        - output: ``(B, Q, C)``, the dtype of ``features``
+
+    Projection and coordinates are computed in float32 at least, also for half inputs.
+
+    Args:
+        image_size: (height, width) of the images, in the pixels of ``lidar2img``.
+        pc_range: ``(x, y, z)`` minimum, then maximum, in metres.
+        depth_eps: the least depth that counts, in metres.
+        uv_clamp: bounds of u and v, in image sizes: ``(-1, 2)``. Default: the test of step 2.
+        activation: ``"sigmoid"``, or ``"softmax"``: over cameras, points and levels jointly, in each group.
+
+    Raises:
+        ValueError: on shapes other than these, or an unknown activation.
+    """
+    levels = len(features)
+    shapes = [("reference_points", reference_points), ("lidar2img", lidar2img), ("weights", weights)]
+    shapes += [(f"features[{i}]", feature) for i, feature in enumerate(features)]
+    shapes += [("offsets", offsets)] if offsets is not None else []
+    got = ", ".join(f"{name} {tuple(t.shape)}" for name, t in shapes)
+    if weights.dim() == 5:
+        weights = weights[..., None]
+    if weights.dim() != 6 or weights.shape[4] != levels or levels == 0:
+        raise ValueError(f"camera_sample expects weights (B, Q, cams, points, L[, G]) for {levels} features; got {got}")
+    batch, queries, cams, points, _, groups = weights.shape
+    channels = features[0].shape[2] if features[0].dim() == 5 else -1
+    if any(f.dim() != 5 or f.shape[:3] != (batch, cams, channels) or 0 in f.shape[3:] for f in features):
+        raise ValueError(f"camera_sample expects features of shape ({batch}, {cams}, C, H, W), one C for all; got {got}")
+    if channels % groups:
+        raise ValueError(f"camera_sample expects the {groups} groups of the weights to divide the channels; got {got}")
+    if reference_points.shape != (batch, queries, 3) or lidar2img.shape != (batch, cams, 4, 4):
+        raise ValueError(
+            f"camera_sample expects reference_points ({batch}, {queries}, 3) and lidar2img ({batch}, {cams}, 4, 4); "
+            f"got {got}"
+        )
+    if offsets is None:
+        # Zeros rather than an absent input, which TensorRT's parser does not know.
+        offsets = reference_points.new_zeros(1, 1, 1, 3)
+    elif offsets.shape != (batch, queries, points, 3):
+        raise ValueError(f"camera_sample expects offsets ({batch}, {queries}, {points}, 3); got {got}")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"camera_sample expects activation {' or '.join(map(repr, ACTIVATIONS))}, got {activation!r}")
+    if len(image_size) != 2 or len(pc_range) != 6 or (uv_clamp is not None and len(uv_clamp) != 2):
+        raise ValueError(
+            "camera_sample expects image_size (height, width), pc_range of 6 numbers and uv_clamp None or (low, high); "
+            f"got {image_size}, {pc_range} and {uv_clamp}"
+        )
+    return OP(
+        list(features),
+        reference_points,
+        lidar2img,
+        weights,
+        offsets,
+        list(image_size),
+        list(pc_range),
+        depth_eps,
+        uv_clamp is None,
+        (0.0, 1.0) if uv_clamp is None else uv_clamp,
+        ACTIVATIONS.index(activation),
+    )
+
+
+class CameraSample(nn.Module):
+    """Module form of :func:`camera_sample`; it holds the options and has no parameters."""
+
+    def __init__(
+        self,
+        image_size: Sequence[int],
+        pc_range: Sequence[float],
+        depth_eps: float = 1e-5,
+        uv_clamp: tuple[float, float] | None = None,
+        activation: str = "sigmoid",
+    ) -> None:
+        super().__init__()
+        self.image_size = tuple(image_size)
+        self.pc_range = tuple(pc_range)
+        self.depth_eps = depth_eps
+        self.uv_clamp = uv_clamp
+        self.activation = activation
+
+    def forward(
+        self,
+        features: Sequence[Tensor],
+        reference_points: Tensor,
+        lidar2img: Tensor,
+        weights: Tensor,
+        offsets: Tensor | None = None,
+    ) -> Tensor:
+        return camera_sample(
+            features,
+            reference_points,
+            lidar2img,
+            weights,
+            image_size=self.image_size,
+            pc_range=self.pc_range,
+            depth_eps=self.depth_eps,
+            uv_clamp=self.uv_clamp,
+            activation=self.activation,
+            offsets=offsets,
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"image_size={self.image_size}, pc_range={self.pc_range}, depth_eps={self.depth_eps}, "
+            f"uv_clamp={self.uv_clamp}, activation={self.activation!r}"
+        )

@@ -1,0 +1,261 @@
+"""Deformable convolution: every tap of the kernel reads where a learned offset moves it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.utils import _pair
+
+from svexport.ops._bilinear import corners
+from svexport.ops._op import Op
+
+__all__ = ["DeformConv2d", "deform_conv2d"]
+
+
+def _taps(
+    offset: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    offset_groups: int,
+) -> tuple[Tensor, Tensor]:
+    """Where the taps read, in pixels: y and x, ``(N, offset_groups, kH*kW, oH, oW)`` each, in float32 at least."""
+    moves = offset.to(torch.promote_types(offset.dtype, torch.float32))
+    moves = moves.reshape(offset.shape[0], offset_groups, kernel[0] * kernel[1], 2, *offset.shape[2:])
+    tap = torch.arange(moves.shape[2], device=offset.device)[:, None, None]
+    row = torch.arange(moves.shape[4], device=offset.device)[:, None]
+    column = torch.arange(moves.shape[5], device=offset.device)
+    y = moves[:, :, :, 0] + (tap // kernel[1] * dilation[0] + row * stride[0] - padding[0])
+    x = moves[:, :, :, 1] + (tap % kernel[1] * dilation[1] + column * stride[1] - padding[1])
+    return y, x
+
+
+def _convolve(columns: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, groups: int) -> Tensor:
+    """What the taps read, ``(N, offset_groups, C/offset_groups, kH*kW, oH, oW)``, times the kernel: ``(N, O, oH, oW)``."""
+    n, offset_groups, _, taps, height, width = columns.shape
+    if mask is not None:
+        columns = columns * mask.to(columns.dtype).view(n, offset_groups, 1, taps, height, width)
+    outputs, terms = weight.shape[0], weight.shape[1] * taps
+    matrix = weight.to(columns.dtype).reshape(groups, outputs // groups, terms)
+    output = (matrix @ columns.reshape(n, groups, terms, height * width)).view(n, outputs, height, width)
+    return output if bias is None else output + bias.to(columns.dtype)[:, None, None]
+
+
+def reference(
+    input: Tensor,
+    offset: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    offset_groups: int,
+) -> Tensor:
+    n, channels, height, width = input.shape
+    y, x = _taps(offset, weight.shape[2:], stride, padding, dilation, offset_groups)
+    pixels = input.to(torch.promote_types(input.dtype, y.dtype))
+    pixels = pixels.reshape(n, offset_groups, channels // offset_groups, height * width)
+
+    def corner(index: Tensor, weight: Tensor) -> Tensor:  # (N, offset_groups, C/offset_groups, kH*kW*oH*oW)
+        index = index.flatten(2)[:, :, None].expand(-1, -1, pixels.shape[2], -1)
+        return pixels.gather(3, index) * weight.flatten(2)[:, :, None]
+
+    columns = torch.stack(
+        [corner(j * width + i, v * w) for j, v in corners(y, height) for i, w in corners(x, width)]
+    ).sum(0)
+    return _convolve(columns.unflatten(3, y.shape[2:]), weight, bias, mask, groups).to(input.dtype)
+
+
+def implementation(
+    input: Tensor,
+    offset: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    offset_groups: int,
+) -> Tensor:
+    n, channels, height, width = input.shape
+    y, x = _taps(offset, weight.shape[2:], stride, padding, dilation, offset_groups)
+    # In images of a power of two grid_sample's normalised coordinates are exact for whole pixels, so that offsets of 0,
+    # with which training begins, have the gradient of the upper neighbour here too.
+    wide, high = (1 << (size - 1).bit_length() for size in (width, height))
+    pixels = F.pad(input.to(torch.promote_types(input.dtype, y.dtype)), (0, wide - width, 0, high - height))
+    grid = torch.stack(((2 * x + 1) / wide - 1, (2 * y + 1) / high - 1), dim=-1)
+    grid = torch.where(grid.abs() < 2, grid, 2)  # outside: NaN as well
+    columns = F.grid_sample(
+        pixels.reshape(n * offset_groups, channels // offset_groups, high, wide),
+        grid.to(pixels.dtype).flatten(0, 1).flatten(1, 2),  # (N*offset_groups, kH*kW*oH, oW, 2)
+        padding_mode="zeros",
+        align_corners=False,
+    )
+    columns = columns.reshape(n, offset_groups, channels // offset_groups, *y.shape[2:])
+    return _convolve(columns, weight, bias, mask, groups).to(input.dtype)
+
+
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+    for n, (channels, out), size, kernel, stride, padding, dilation, groups, offset_groups, modulated, biased in [
+        (2, (4, 6), (5, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1, 1, True, True),
+        (1, (4, 2), (11, 5), (3, 2), (2, 1), (2, 0), (1, 2), 2, 4, True, False),
+        (3, (6, 6), (1, 3), (1, 1), (1, 2), (0, 1), (1, 1), 3, 2, False, True),
+        (2, (2, 4), (6, 4), (2, 3), (2, 3), (1, 2), (3, 1), 2, 1, False, False),
+    ]:
+        height, width = _output_size(size, kernel, stride, padding, dilation)
+        taps = offset_groups * math.prod(kernel)
+        yield (
+            make(n, channels, *size),
+            make(n, 2 * taps, height, width) * 2,
+            make(out, channels // groups, *kernel),
+            make(out) if biased else None,
+            make(n, taps, height, width).sigmoid() if modulated else None,
+            stride,
+            padding,
+            dilation,
+            groups,
+            offset_groups,
+        )
+
+
+def _output_size(
+    size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> list[int]:
+    return [
+        (s + 2 * p - d * (k - 1) - 1) // step + 1
+        for s, k, step, p, d in zip(size, kernel, stride, padding, dilation, strict=True)
+    ]
+
+
+OP = Op(
+    name="deform_conv2d",
+    schema="(Tensor input, Tensor offset, Tensor weight, Tensor? bias, Tensor? mask, int[] stride, int[] padding, "
+    "int[] dilation, int groups, int offset_groups) -> Tensor",
+    reference=reference,
+    implementation=implementation,
+    samples=samples,
+)
+
+
+def deform_conv2d(
+    input: Tensor,
+    offset: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | tuple[int, int] = 1,
+    padding: int | tuple[int, int] = 0,
+    dilation: int | tuple[int, int] = 1,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """``torchvision.ops.deform_conv2d``: deformable convolution, with ``mask`` version 2.
+
+    J. Dai et al., *Deformable Convolutional Networks*, ICCV 2017, https://arxiv.org/abs/1703.06211; X. Zhu et al.,
+    *Deformable ConvNets v2*, CVPR 2019, https://arxiv.org/abs/1811.11168.
+
+    Shape:
+        - input: ``(N, C, H, W)``
+        - offset: ``(N, 2*offset_groups*kH*kW, oH, oW)``, pixels: (y, x) of every tap. Kept in float32 at least, also for
+          half inputs.
+        - weight: ``(O, C/groups, kH, kW)``
+        - bias: ``(O,)``
+        - mask: ``(N, offset_groups*kH*kW, oH, oW)``, factors of what the taps read
+        - output: ``(N, O, oH, oW)``, the dtype of ``input``; oH and oW as for ``torch.nn.functional.conv2d``
+
+    The numbers of groups and of offset groups follow from the shapes. Taps read bilinearly, zero outside the image, and
+    zero where an offset is NaN.
+
+    Raises:
+        ValueError: on shapes other than these.
+    """
+    stride, padding, dilation = _pair(stride), _pair(padding), _pair(dilation)
+    shapes = ", ".join(
+        f"{name} {tuple(t.shape)}"
+        for name, t in (("input", input), ("offset", offset), ("weight", weight), ("bias", bias), ("mask", mask))
+        if t is not None
+    )
+    if input.dim() != 4 or offset.dim() != 4 or weight.dim() != 4 or 0 in (input.shape[2], input.shape[3]):
+        raise ValueError(f"deform_conv2d expects input, offset and weight of 4 dimensions, none of input empty; got {shapes}")
+    (n, channels), kernel = input.shape[:2], tuple(weight.shape[2:])
+    taps = kernel[0] * kernel[1]
+    groups, offset_groups = channels // max(weight.shape[1], 1), offset.shape[1] // (2 * taps)
+    size = tuple(_output_size(input.shape[2:], kernel, stride, padding, dilation))
+    if groups * weight.shape[1] != channels or groups == 0 or weight.shape[0] % groups:
+        raise ValueError(f"deform_conv2d expects weight (O, C/groups, kH, kW), groups a divisor of O and C; got {shapes}")
+    if offset_groups == 0 or channels % offset_groups or offset.shape != (n, 2 * offset_groups * taps, *size):
+        raise ValueError(
+            f"deform_conv2d expects offset (N, 2*offset_groups*kH*kW, oH, oW), offset_groups a divisor of C and "
+            f"(oH, oW) = {size}; got {shapes}"
+        )
+    if mask is not None and mask.shape != (n, offset_groups * taps, *size):
+        raise ValueError(f"deform_conv2d expects mask {(n, offset_groups * taps, *size)}; got {shapes}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"deform_conv2d expects bias ({weight.shape[0]},); got {shapes}")
+    if mask is not None and bias is None:
+        # TensorRT's parser knows no absent input before one that is there.
+        bias = weight.new_zeros(weight.shape[0])
+    return OP(input, offset, weight, bias, mask, stride, padding, dilation, groups, offset_groups)
+
+
+class DeformConv2d(nn.Module):
+    """``torchvision.ops.DeformConv2d``: the same constructor, parameters and initialisation.
+
+    Raises:
+        ValueError: if ``groups`` does not divide ``in_channels`` and ``out_channels``.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] = 0,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if in_channels % groups or out_channels % groups:
+            raise ValueError(
+                f"expected groups to divide in_channels and out_channels, got groups={groups}, "
+                f"in_channels={in_channels}, out_channels={out_channels}"
+            )
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.kernel_size = _pair(kernel_size)
+        self.stride = _pair(stride)
+        self.padding = _pair(padding)
+        self.dilation = _pair(dilation)
+        self.groups = groups
+        self.weight = nn.Parameter(torch.empty(out_channels, in_channels // groups, *self.kernel_size))
+        if bias:
+            self.bias = nn.Parameter(torch.empty(out_channels))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As ``torch.nn.Conv2d``."""
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            fan_in, _ = nn.init._calculate_fan_in_and_fan_out(self.weight)
+            bound = 1 / math.sqrt(fan_in)
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, input: Tensor, offset: Tensor, mask: Tensor | None = None) -> Tensor:
+        """See :func:`deform_conv2d` for the shapes."""
+        return deform_conv2d(input, offset, self.weight, self.bias, self.stride, self.padding, self.dilation, mask)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"padding={self.padding}, dilation={self.dilation}, groups={self.groups}, bias={self.bias is not None}"
+        )

@@ -1,0 +1,74 @@
+"""The inverse of symmetric int8 quantization."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from svexport.ops._op import Op
+from svexport.ops.quantize import bind_scale, step_like
+
+__all__ = ["dequantize"]
+
+DTYPES = {1: torch.float32, 10: torch.float16, 11: torch.float64, 16: torch.bfloat16}
+"""By their ONNX numbers (``TensorProto.DataType``), which the node carries."""
+
+
+def reference(q: Tensor, scale: float, scales: Tensor | None, axis: int, dtype: int) -> Tensor:
+    result = DTYPES[dtype]
+    precise = torch.promote_types(result, torch.float32)
+    return (q.to(precise) * step_like(q, scale, scales, axis, precise)).to(result)
+
+
+def fake(q: Tensor, scale: float, scales: Tensor | None, axis: int, dtype: int) -> Tensor:
+    return torch.empty_like(q, dtype=DTYPES[dtype])
+
+
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+    def integers(*shape: int) -> Tensor:
+        return (make(*shape) * 50).clamp(-128, 127).to(torch.int8)
+
+    number = {dtype: number for number, dtype in DTYPES.items()}[make(1).dtype]
+    yield integers(2, 3, 5, 7), 0.02, None, 0, number
+    yield integers(2, 5, 3), 1.0, make(5), 1, number
+    yield integers(4, 3), 1.0, make(3), 1, number
+    yield integers(3, 1), 1.0, make(), 0, number
+    yield integers(0, 4), 1.0, make(4), 1, number
+    yield integers(), 0.1, None, 0, number
+
+
+OP = Op(
+    name="dequantize",
+    schema="(Tensor q, float scale, Tensor? scales, int axis, int dtype) -> Tensor",
+    reference=reference,
+    samples=samples,
+    fake=fake,
+    plugin=False,
+)
+
+
+def dequantize(q: Tensor, scale: float | Tensor, dtype: torch.dtype = torch.float32, axis: int = 1) -> Tensor:
+    """``q * scale``: what :func:`svexport.ops.quantize` stored, to within half a step.
+
+    That is ONNX DequantizeLinear with zero point 0
+    (https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html). A tensor ``scale`` has a gradient.
+
+    Args:
+        q: ``(*)``, int8.
+        scale: a positive number, an attribute of the node; or a tensor: of one element, or ``(q.shape[axis],)``.
+        dtype: of the result; half is multiplied in float32.
+        axis: of ``q``, for a scale of several elements.
+
+    Returns:
+        ``dtype``, the shape of ``q``.
+
+    Raises:
+        ValueError: on a scale that is not positive and finite or does not fit ``q``.
+        TypeError: if ``q`` is not int8 or ``dtype`` not floating point.
+    """
+    numbers = [number for number, known in DTYPES.items() if known == dtype]
+    if q.dtype != torch.int8 or not numbers:
+        raise TypeError(f"dequantize expects an int8 tensor and a floating-point dtype, got {q.dtype} and {dtype}")
+    return OP(q, *bind_scale("dequantize", q, scale, axis), numbers[0])

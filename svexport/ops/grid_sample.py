@@ -1,0 +1,238 @@
+"""``F.grid_sample``: an image sampled at normalised coordinates. ONNX has it from opset 16 on, 5-D from 20 on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from svexport.ops._op import Op
+
+__all__ = ["GridSample", "grid_sample"]
+
+# As in ATen.
+BILINEAR, NEAREST, BICUBIC = 0, 1, 2
+ZEROS, BORDER, REFLECTION = 0, 1, 2
+_MODES = {"bilinear": BILINEAR, "nearest": NEAREST, "bicubic": BICUBIC}
+_PADDINGS = {"zeros": ZEROS, "border": BORDER, "reflection": REFLECTION}
+
+# A tap of one axis: its index, inside of the image; where it really is inside (None: everywhere); its weight (None: 1).
+_Tap = tuple[Tensor, "Tensor | None", "Tensor | None"]
+
+
+def reference(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
+    sizes = input.shape[2:]
+    precise = torch.promote_types(input.dtype, torch.float32)
+    x_first = grid.to(torch.promote_types(grid.dtype, torch.float32)).unbind(-1)  # (N, *out) each
+    axes = [  # of the image, in its order
+        _taps(x, size, interpolation_mode, padding_mode, align_corners, len(sizes))
+        for x, size in zip(reversed(x_first), sizes)
+    ]
+    pixels = input.flatten(2).to(precise)  # (N, C, pixels)
+    strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+    output = pixels.new_zeros(())
+    for taps in itertools.product(*axes):
+        index = torch.stack([index * stride for (index, _, _), stride in zip(taps, strides)]).sum(0)
+        tap = pixels.gather(2, index.flatten(1)[:, None].expand(-1, pixels.shape[1], -1))
+        tap = tap.unflatten(2, grid.shape[1:-1])  # (N, C, *out)
+        for _, inside, _ in taps:
+            if inside is not None:
+                tap = torch.where(inside[:, None], tap, 0)
+        weight = math.prod(weight for _, _, weight in taps if weight is not None)
+        output = output + tap * (weight[:, None].to(precise) if isinstance(weight, Tensor) else weight)
+    return output.to(input.dtype)
+
+
+def _taps(x: Tensor, size: int, mode: int, padding: int, align_corners: bool, axes: int) -> list[_Tap]:
+    """The pixels along one axis that a point is made of, in the order of ATen's arithmetic.
+
+    NaN is what it is to ATen's CPU kernels, too. A 5-D image ends where one axis is NaN: its last pixel, or zero. In 4-D,
+    border and reflection take the first pixel and zeros give NaN, but for the nearest pixel zero; bicubic gives NaN.
+    """
+    last = size - 1
+    # x = -1 and 1 are the centres of the outer pixels, or else their far edges.
+    x = (x + 1) * (last / 2) if align_corners else (x + 1) * (size / 2) - 0.5
+
+    def reflect(x: Tensor) -> Tensor:
+        edge, period = (0.0, 2 * last) if align_corners else (0.5, 2 * size)
+        x = (x + edge).abs()
+        x = x - (x / max(period, 1)).trunc() * period
+        return torch.minimum(x, period - x) - edge
+
+    def clip(x: Tensor) -> Tensor:
+        if axes == 3:
+            x = torch.where(x < last, x, last)
+            return torch.where(x > 0, x, 0)
+        x = torch.where(x > 0, x, 0)
+        return torch.where(x < last, x, last)
+
+    def tap(x: Tensor, weight: Tensor | None) -> _Tap:
+        if mode == BICUBIC and padding != ZEROS:
+            return clip(reflect(x) if padding == REFLECTION else x).long(), None, weight
+        inside = (x >= 0) & (x <= last)
+        return torch.where(inside, x, 0).long(), inside, weight
+
+    if mode == BICUBIC:
+        first = x.floor()
+        weights = _cubic_weights(x - first)
+        return [tap(first + step, weight) for step, weight in zip((-1, 0, 1, 2), weights)]
+    if padding == REFLECTION:
+        x = reflect(x)
+    if padding != ZEROS:
+        x = clip(x)
+    elif axes == 3:
+        x = torch.where(x > -2, x, -2)  # NaN: outside
+        x = torch.where(x < size + 1, x, size + 1)
+    if mode == NEAREST:
+        return [tap(x.round(), None)]
+    first = x.floor()
+    return [tap(first, 1 - (x - first)), tap(first + 1, x - first)]
+
+
+def _cubic_weights(t: Tensor) -> list[Tensor]:
+    """Cubic convolution with a = -0.75: the weights of the pixels at -1, 0, 1 and 2 from the one before the point."""
+    a = -0.75
+
+    def near(x: Tensor) -> Tensor:
+        return ((a + 2) * x - (a + 3)) * x * x + 1
+
+    def far(x: Tensor) -> Tensor:
+        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+
+    return [far(t + 1), near(t), near(1 - t), far(2 - t)]
+
+
+def implementation(
+    input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Tensor:
+    # Half in float32: ATen's CPU kernels would round coordinates to half, 3 pixels off in an image 3000 wide.
+    precise = torch.promote_types(input.dtype, torch.float32)
+    output = torch.grid_sampler(input.to(precise), grid.to(precise), interpolation_mode, padding_mode, align_corners)
+    return output.to(input.dtype)
+
+
+def fake(input: Tensor, grid: Tensor, *_: object) -> Tensor:
+    return input.new_empty((*input.shape[:2], *grid.shape[1:-1]))
+
+
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+    def at(shape: tuple[int, ...], out: tuple[int, ...], align_corners: bool) -> tuple[Tensor, Tensor]:
+        """An image, and a grid around it away from the middles and edges of pixels, where gradients jump."""
+        sizes = make(1).new_tensor(shape[:1:-1])
+        grid = make(shape[0], *out, len(out))
+        pixel = (grid * sizes).floor() + 0.1 + 0.3 * make(*grid.shape).sigmoid()
+        return make(*shape), 2 * pixel / (sizes - 1) - 1 if align_corners else (2 * pixel + 1) / sizes - 1
+
+    for mode, padding, align_corners, shape, out in [
+        (BILINEAR, ZEROS, False, (2, 3, 5, 7), (3, 2)),
+        (BILINEAR, BORDER, True, (1, 1, 2, 11), (1, 5)),
+        (BILINEAR, REFLECTION, False, (2, 2, 3, 4), (2, 3)),
+        (NEAREST, ZEROS, True, (2, 1, 3, 5), (4, 1)),
+        (NEAREST, REFLECTION, False, (1, 3, 4, 3), (2, 2)),
+        (BICUBIC, ZEROS, False, (2, 1, 5, 4), (2, 2)),
+        (BICUBIC, REFLECTION, True, (1, 2, 3, 5), (1, 3)),
+        (BILINEAR, ZEROS, True, (2, 1, 2, 3, 4), (1, 2, 3)),
+        (BILINEAR, REFLECTION, False, (1, 2, 3, 2, 5), (2, 1, 2)),
+        (NEAREST, BORDER, False, (1, 2, 2, 4, 3), (1, 3, 1)),
+    ]:
+        yield *at(shape, out, align_corners), mode, padding, align_corners
+
+
+OP = Op(
+    name="grid_sample",
+    schema="(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor",
+    reference=reference,
+    samples=samples,
+    implementation=implementation,
+    fake=fake,
+)
+
+
+def grid_sample(
+    input: Tensor,
+    grid: Tensor,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool | None = None,
+) -> Tensor:
+    """``torch.nn.functional.grid_sample``, which in half keeps its coordinates and sums in float32.
+
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.grid_sample.html
+
+    Shape:
+        - input: ``(N, C, H, W)`` or ``(N, C, D, H, W)``, floating point
+        - grid: ``(N, gH, gW, 2)`` or ``(N, gD, gH, gW, 3)``, coordinates ``(x, y[, z])``, -1 to 1 across the image; the
+          dtype of ``input``, or float32 beside a half input
+        - output: ``(N, C, gH, gW)`` or ``(N, C, gD, gH, gW)``, the dtype of ``input``
+
+    Args:
+        mode: ``"bilinear"`` (trilinear in 5-D), ``"nearest"`` or, in 4-D, ``"bicubic"``.
+        padding_mode: ``"zeros"``, ``"border"`` or ``"reflection"``: what lies outside of the image.
+        align_corners: whether -1 and 1 are the centres of the outer pixels, or their far edges. None warns: False.
+
+    Raises:
+        ValueError: on an unknown ``mode`` or ``padding_mode``.
+        RuntimeError: on shapes, dtypes or devices other than these.
+    """
+    for name, value, known in (("mode", mode, _MODES), ("padding_mode", padding_mode, _PADDINGS)):
+        if value not in known:
+            raise ValueError(f"grid_sample expects {name} to be one of {', '.join(map(repr, known))}; got {value!r}")
+    if align_corners is None:
+        warnings.warn(
+            "grid_sample takes align_corners=None for False, as torch does since 1.3; say False or True", stacklevel=2
+        )
+    if torch.is_autocast_enabled(input.device.type):  # to one dtype, as torch does
+        dtype = torch.promote_types(input.dtype, grid.dtype)
+        if input.device.type == "cpu":
+            dtype = torch.promote_types(dtype, torch.float32)
+        input, grid = input.to(dtype), grid.to(dtype)
+    _check(input, grid, mode)
+    return OP(input, grid, _MODES[mode], _PADDINGS[padding_mode], bool(align_corners))
+
+
+def _check(input: Tensor, grid: Tensor, mode: str) -> None:
+    got = f"got input {tuple(input.shape)} and grid {tuple(grid.shape)}"
+    if input.dim() not in (4, 5) or grid.dim() != input.dim():
+        raise RuntimeError(
+            f"grid_sample expects input (N, C, H, W) with grid (N, gH, gW, 2), or input (N, C, D, H, W) with grid "
+            f"(N, gD, gH, gW, 3); {got}"
+        )
+    if grid.shape[-1] != input.dim() - 2 or grid.shape[0] != input.shape[0]:
+        raise RuntimeError(
+            f"grid_sample expects the grid of a {input.dim()}-D input to have its batch size and {input.dim() - 2} "
+            f"coordinates in the last dimension; {got}"
+        )
+    if 0 in input.shape[2:]:
+        raise RuntimeError(f"grid_sample expects an input with at least one pixel; {got}")
+    if mode == "bicubic" and input.dim() != 4:
+        raise RuntimeError(f"grid_sample has mode 'bicubic' for 4-D input only; {got}; use 'bilinear' or 'nearest'")
+    if input.device != grid.device:
+        raise RuntimeError(
+            f"grid_sample expects input and grid on one device; got {input.device} and {grid.device}; move one by .to()"
+        )
+    if not input.is_floating_point():
+        raise NotImplementedError(f"grid_sample expects a floating-point input; got {input.dtype}; convert it first")
+    half = input.dtype in (torch.float16, torch.bfloat16)
+    if grid.dtype != input.dtype and not (half and grid.dtype == torch.float32):
+        raise RuntimeError(
+            f"grid_sample expects the grid in {input.dtype}{' or torch.float32' if half else ''}, as its input is "
+            f"{input.dtype}; got {grid.dtype}; convert one with .to()"
+        )
+
+
+class GridSample(nn.Module):
+    """Module form of :func:`grid_sample`; it has no parameters."""
+
+    def __init__(self, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None) -> None:
+        super().__init__()
+        self.mode, self.padding_mode, self.align_corners = mode, padding_mode, align_corners
+
+    def extra_repr(self) -> str:
+        return f"mode={self.mode!r}, padding_mode={self.padding_mode!r}, align_corners={self.align_corners}"
+
+    def forward(self, input: Tensor, grid: Tensor) -> Tensor:
+        return grid_sample(input, grid, self.mode, self.padding_mode, self.align_corners)

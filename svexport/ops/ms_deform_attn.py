@@ -1,0 +1,280 @@
+"""Multi-scale deformable attention: every query mixes a few sampled points of every level of a feature pyramid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from svexport.ops._bilinear import corners
+from svexport.ops._op import Op
+
+__all__ = ["MultiScaleDeformableAttention", "ms_deform_attn"]
+
+
+def _attend(
+    weighted_sum: Callable[[Tensor, Tensor, Tensor], Tensor],
+    value: Tensor,
+    spatial_shapes: Tensor,
+    level_start_index: Tensor,
+    sampling_locations: Tensor,
+    attention_weights: Tensor,
+) -> Tensor:
+    """Sizes are read by arithmetic on tensors alone: they may be data of the graph."""
+    n, s, m, d = value.shape
+    queries = sampling_locations.shape[1]
+    precise = torch.promote_types(torch.promote_types(value.dtype, sampling_locations.dtype), torch.float32)
+    height, width = spatial_shapes[:, :, None].unbind(1)  # (L, 1) each
+    x, y = sampling_locations.to(precise).unbind(-1)  # (N, Lq, M, L, P) each
+    columns = corners(x * width - 0.5, width)
+    rows = corners(y * height - 0.5, height)
+
+    # value as a table of rows (n, s, m) of D numbers
+    image = torch.arange(n, device=value.device).view(-1, 1, 1, 1, 1)
+    head = torch.arange(m, device=value.device).view(-1, 1, 1)
+    start = (image * s + level_start_index[:, None]) * m + head  # (N, 1, M, L, 1)
+    attention = attention_weights.to(precise)
+    rows = [(index * (width * m) + start, weight * attention) for index, weight in rows]
+    columns = [(index * m, weight) for index, weight in columns]
+    index = torch.stack([j + i for j, _ in rows for i, _ in columns], dim=-1)  # (N, Lq, M, L, P, 4)
+    weight = torch.stack([v * w for _, v in rows for _, w in columns], dim=-1)
+
+    shape = (n * queries * m, math.prod(index.shape[3:]))
+    output = weighted_sum(value.to(precise).reshape(n * s * m, d), index.view(shape), weight.view(shape))
+    return output.view(n, queries, m * d).to(value.dtype)
+
+
+def _gather_and_multiply(table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+    """``(R, D)``, ``(B, K)``, ``(B, K)`` -> ``(B, D)``: for each of B, the weighted sum of K rows."""
+    return (weight[:, None] @ table[index])[:, 0]
+
+
+def _embedding_bag(table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+    """The same in one pass over the rows, without a copy of each; but differentiable only once."""
+    return F.embedding_bag(index, table, per_sample_weights=weight, mode="sum")
+
+
+def reference(*args: Tensor) -> Tensor:
+    return _attend(_gather_and_multiply, *args)
+
+
+def implementation(*args: Tensor) -> Tensor:
+    value, spatial_shapes = args[:2]
+    if spatial_shapes.is_cpu and int(spatial_shapes.prod(1).sum()) > value.shape[1]:
+        raise ValueError(
+            f"ms_deform_attn: value has {value.shape[1]} rows, fewer than the levels {spatial_shapes.tolist()} "
+            "(height, width) have pixels"
+        )
+    return _attend(_embedding_bag, *args)
+
+
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+    for n, m, d, queries, points, levels in [
+        (2, 3, 5, 7, 2, [(5, 7), (2, 3)]),
+        (1, 8, 4, 1, 4, [(11, 3)]),
+        (3, 1, 1, 2, 1, [(1, 1), (1, 5), (3, 1)]),
+        (2, 2, 3, 0, 2, [(2, 2)]),
+    ]:
+        device = make(0).device
+        shapes = torch.tensor(levels, device=device)
+        sizes = shapes.prod(1)
+        locations = make(n, queries, m, len(levels), points, 2).sigmoid() * 1.3 - 0.15
+        weights = make(n, queries, m, len(levels), points).sigmoid()
+        yield make(n, int(sizes.sum()), m, d), shapes, sizes.cumsum(0) - sizes, locations, weights
+
+
+OP = Op(
+    name="ms_deform_attn",
+    schema="(Tensor value, Tensor spatial_shapes, Tensor level_start_index, Tensor sampling_locations, "
+    "Tensor attention_weights) -> Tensor",
+    reference=reference,
+    implementation=implementation,
+    samples=samples,
+)
+
+
+def ms_deform_attn(
+    value: Tensor,
+    spatial_shapes: Tensor,
+    level_start_index: Tensor,
+    sampling_locations: Tensor,
+    attention_weights: Tensor,
+) -> Tensor:
+    """Multi-scale deformable attention.
+
+    X. Zhu et al., *Deformable DETR*, ICLR 2021, https://arxiv.org/abs/2010.04159, equation 3, after the value
+    projection; the arguments are those of ``mmcv.ops.MultiScaleDeformableAttnFunction``, without ``im2col_step``.
+
+    Shape:
+        - value: ``(N, S, M, D)``: the pixels of all levels, row by row and level after level, for M heads of D channels
+        - spatial_shapes: ``(L, 2)``, integers: (height, width) of the levels
+        - level_start_index: ``(L,)``, integers: where each level starts among the S pixels
+        - sampling_locations: ``(N, Lq, M, L, P, 2)``: (x, y) from 0 to 1 across the image, edge to edge. Kept in float32
+          at least, also for half inputs.
+        - attention_weights: ``(N, Lq, M, L, P)``
+        - output: ``(N, Lq, M*D)``, the dtype of ``value``
+
+    A point is sampled as ``torch.nn.functional.grid_sample(padding_mode="zeros", align_corners=False)`` does, except that
+    a NaN location reads 0.
+
+    Raises:
+        ValueError: on shapes other than these, or (eager, on the CPU) levels larger than ``value``.
+    """
+    n, s, m = value.shape[:3] if value.dim() == 4 else (-1, -1, -1)
+    levels = spatial_shapes.shape[0]
+    if (
+        value.dim() != 4
+        or sampling_locations.dim() != 6
+        or spatial_shapes.shape[1:] != (2,)
+        or level_start_index.shape != (levels,)
+        or sampling_locations.shape[0] != n
+        or sampling_locations.shape[2:4] != (m, levels)
+        or sampling_locations.shape[5] != 2
+        or attention_weights.shape != sampling_locations.shape[:5]
+        or s == 0
+    ):
+        raise ValueError(
+            "ms_deform_attn expects value (N, S, M, D) with S > 0, spatial_shapes (L, 2), level_start_index (L,), "
+            "sampling_locations (N, Lq, M, L, P, 2) and attention_weights (N, Lq, M, L, P); got value "
+            f"{tuple(value.shape)}, spatial_shapes {tuple(spatial_shapes.shape)}, level_start_index "
+            f"{tuple(level_start_index.shape)}, sampling_locations {tuple(sampling_locations.shape)} and "
+            f"attention_weights {tuple(attention_weights.shape)}"
+        )
+    return OP(value, spatial_shapes, level_start_index, sampling_locations, attention_weights)
+
+
+class MultiScaleDeformableAttention(nn.Module):
+    """``mmcv.ops.MultiScaleDeformableAttention``: the same constructor, parameters and initialisation.
+
+    Args:
+        embed_dims: channels C of the queries.
+        num_heads: divides ``embed_dims``.
+        num_levels: of the feature pyramid.
+        num_points: sampled per query, head and level.
+        im2col_step: no effect here, nor on the result anywhere.
+        dropout: of the output, before ``identity`` is added.
+        batch_first: whether query, value and output are ``(N, length, C)``; otherwise ``(length, N, C)``.
+        norm_cfg: no effect, as in mmcv.
+        init_cfg: no effect: :meth:`init_weights` is all there is.
+        value_proj_ratio: channels of the projected value, as a multiple of ``embed_dims``.
+
+    Raises:
+        ValueError: if ``num_heads`` does not divide ``embed_dims`` or the projected value's channels.
+    """
+
+    def __init__(
+        self,
+        embed_dims: int = 256,
+        num_heads: int = 8,
+        num_levels: int = 4,
+        num_points: int = 4,
+        im2col_step: int = 64,
+        dropout: float = 0.1,
+        batch_first: bool = False,
+        norm_cfg: dict[str, Any] | None = None,
+        init_cfg: Any = None,
+        value_proj_ratio: float = 1.0,
+    ) -> None:
+        super().__init__()
+        value_dims = int(embed_dims * value_proj_ratio)
+        if embed_dims % num_heads or value_dims % num_heads:
+            raise ValueError(
+                f"expected num_heads to divide embed_dims and the {value_dims} channels of the projected value, "
+                f"got num_heads={num_heads} and embed_dims={embed_dims}"
+            )
+        self.embed_dims = embed_dims
+        self.num_heads = num_heads
+        self.num_levels = num_levels
+        self.num_points = num_points
+        self.im2col_step = im2col_step
+        self.batch_first = batch_first
+        self.norm_cfg = norm_cfg
+        self.dropout = nn.Dropout(dropout)
+        samples = num_heads * num_levels * num_points
+        self.sampling_offsets = nn.Linear(embed_dims, samples * 2)
+        self.attention_weights = nn.Linear(embed_dims, samples)
+        self.value_proj = nn.Linear(embed_dims, value_dims)
+        self.output_proj = nn.Linear(value_dims, embed_dims)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Every head looks in a direction of its own, its points ever farther; all of them count alike."""
+        angle = torch.arange(self.num_heads) * (2 * math.pi / self.num_heads)
+        direction = torch.stack((angle.cos(), angle.sin()), dim=-1)
+        direction /= direction.abs().amax(dim=-1, keepdim=True)  # onto the unit square
+        distance = torch.arange(1, self.num_points + 1)
+        offsets = direction[:, None, None] * distance[:, None]  # (M, 1, P, 2)
+        nn.init.zeros_(self.sampling_offsets.weight)
+        self.sampling_offsets.bias.copy_(offsets.expand(-1, self.num_levels, -1, -1).flatten())
+        nn.init.zeros_(self.attention_weights.weight)
+        nn.init.zeros_(self.attention_weights.bias)
+        for projection in (self.value_proj, self.output_proj):
+            nn.init.xavier_uniform_(projection.weight)
+            nn.init.zeros_(projection.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        identity: Tensor | None = None,
+        query_pos: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        reference_points: Tensor | None = None,
+        spatial_shapes: Tensor | None = None,
+        level_start_index: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Attends and adds ``identity``.
+
+        Shape:
+            - query, query_pos, identity: ``(Lq, N, C)``, or ``(N, Lq, C)`` with ``batch_first``; identity is query where
+              it is not given
+            - key: not used, nor are ``kwargs``: mmcv's decoder layers pass them
+            - value: ``(S, N, C)`` or ``(N, S, C)``; query where it is not given
+            - key_padding_mask: ``(N, S)``, true where value is padding
+            - reference_points: ``(N, Lq, L, 2)``, (x, y) in [0, 1], or ``(N, Lq, L, 4)``, (x, y, width, height)
+            - spatial_shapes: ``(L, 2)``, level_start_index: ``(L,)``, see :func:`ms_deform_attn`
+            - output: the shape of query
+
+        Raises:
+            ValueError: if reference_points, spatial_shapes or level_start_index is missing, or on shapes other than these.
+        """
+        if reference_points is None or spatial_shapes is None or level_start_index is None:
+            raise ValueError("expected reference_points, spatial_shapes and level_start_index")
+        if reference_points.shape[-1] not in (2, 4):
+            raise ValueError(
+                f"expected reference_points (N, Lq, L, 2) or (N, Lq, L, 4), got {tuple(reference_points.shape)}"
+            )
+        value = query if value is None else value
+        identity = query if identity is None else identity
+        if query_pos is not None:
+            query = query + query_pos
+        if not self.batch_first:
+            query, value = query.transpose(0, 1), value.transpose(0, 1)
+        n, queries, _ = query.shape
+
+        value = self.value_proj(value)
+        if key_padding_mask is not None:
+            value = value.masked_fill(key_padding_mask[..., None], 0.0)
+        value = value.view(n, value.shape[1], self.num_heads, -1)
+        shape = (n, queries, self.num_heads, self.num_levels, self.num_points)
+        offsets = self.sampling_offsets(query).view(*shape, 2)
+        offsets = offsets.to(torch.promote_types(offsets.dtype, torch.float32))
+        weights = self.attention_weights(query).view(*shape[:3], -1).softmax(-1).view(shape)
+
+        centre = reference_points[:, :, None, :, None, :2]
+        if reference_points.shape[-1] == 2:
+            offsets = offsets / spatial_shapes.flip(-1)[:, None]  # pixels of the level
+        else:
+            offsets = offsets / self.num_points * reference_points[:, :, None, :, None, 2:] * 0.5  # parts of the box
+        output = ms_deform_attn(value, spatial_shapes, level_start_index, centre + offsets, weights)
+        output = self.output_proj(output)
+        if not self.batch_first:
+            output = output.transpose(0, 1)
+        return self.dropout(output) + identity

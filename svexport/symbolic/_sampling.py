@@ -1,0 +1,265 @@
+"""What the bodies of the sampling ops share: the taps of every point, gathered from the flattened image and weighted.
+
+Coordinates and weights are laid out ``(N, A, *taps, *out)``: A image axes, x first, then the taps of a point, then the
+points. With the points last, the inner loops of a runtime are long while axes and taps broadcast from constants.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from onnx import TensorProto
+
+from svexport.symbolic._builder import Builder, Dim, Value
+
+__all__ = ["CUBIC", "LINEAR", "NEAREST", "Sampler"]
+
+NEAREST, LINEAR, CUBIC = (0,), (0, 1), (-1, 0, 1, 2)
+"""The taps of a point along one axis, counted from its first pixel: the coordinate, rounded (NEAREST) or floored."""
+
+# Cubic convolution with a = -0.75: the weights of the four taps as polynomials in the fraction, highest power first.
+_CUBIC_WEIGHTS = np.array(
+    [[-0.75, 1.25, -1.25, 0.75], [1.5, -2.25, 1.5, -0.75], [-0.75, 0, 0.75, 0], [0, 1, 0, 0]]
+).reshape(4, 1, 1, 4)
+
+_OUTSIDE = -(2**29)  # in place of an axis's share of an index: the sum is negative whatever the other axes add
+_BOOL, _INT32, _INT64 = TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64
+
+
+class Sampler:
+    """Samples an image ``(N, C, [D,] H, W)`` at points: every sampling method returns ``(N, C, *out)``.
+
+    Indices are int32 and count within one channel, which has less than 2**29 pixels. Whatever the coordinates, NaN
+    included, no index leaves the image, and nothing relies on what a runtime makes of NaN in Min, Max or Clip.
+
+    Args:
+        b: the graph under construction.
+        image: of known rank and data type.
+        out: sizes of the output after ``(N, C)``, as many as the image has axes.
+        taps: NEAREST, LINEAR or CUBIC.
+    """
+
+    def __init__(self, b: Builder, image: Value, out: Sequence[Dim], taps: tuple[int, ...]) -> None:
+        assert image.dtype is not None
+        self.b, self.image, self.out, self.taps = b, image, list(out), taps
+        self.axes = image.rank - 2
+        self.static = _sizes(image)
+        self.image_dtype = image.dtype
+        # Coordinates and sums: float32 for half images too.
+        self.dtype = TensorProto.DOUBLE if image.dtype == TensorProto.DOUBLE else TensorProto.FLOAT
+        # `steps` (A, *taps) lead from a point's first pixel to its taps. The taps of all axes make one dimension, but
+        # cubic ones two, because 4 + 4 positions and weights, combined last, are less work than 16.
+        if taps == CUBIC:
+            self.tap_shape: tuple[int, ...] = (4, 4)
+            self.steps = np.array(CUBIC).reshape(1, 1, 4)
+        else:
+            self.tap_shape = () if taps == NEAREST else (len(taps) ** self.axes,)
+            steps = np.array([*itertools.product(taps, repeat=self.axes)]).T[::-1]  # x varies fastest
+            self.steps = steps.reshape(self.axes, *self.tap_shape)
+
+    # ------------------------------------------------------------------ constants
+
+    def number(self, value: float) -> Value:
+        return self.b.constant(value, self.dtype)
+
+    def spread(self, array: Sequence[float] | np.ndarray, dtype: int | None = None) -> Value:
+        """A constant ``(A,)`` or ``(A, *taps)``, to broadcast with coordinates."""
+        array = np.asarray(array)
+        trailing = 1 + len(self.tap_shape) + self.axes - array.ndim
+        return self.b.constant(array.reshape(1, *array.shape, *[1] * trailing), dtype or self.dtype)
+
+    def size(self, scale: float = 1, offset: float = 0) -> Value:
+        """``scale * size + offset`` of every axis."""
+        if self.static:
+            return self.spread([scale * size + offset for size in self.static])
+        size = self._dynamic([self.b.dim(self.image, -1 - axis) for axis in range(self.axes)], self.dtype)
+        if scale != 1:
+            size = self.op("Mul", size, self.number(scale))
+        return self.op("Add", size, self.number(offset)) if offset else size
+
+    def strides(self, image: Value) -> Value:
+        """How many pixels lie between neighbours along every axis."""
+        if sizes := _sizes(image):
+            return self.spread([math.prod(sizes[:axis]) for axis in range(self.axes)], _INT32)
+        dims = [self.b.dim(image, -1 - axis) for axis in range(self.axes)]
+        return self._dynamic([self.b.product(*dims[:axis]) for axis in range(self.axes)], _INT32)
+
+    def _dynamic(self, dims: Sequence[Dim], dtype: int) -> Value:
+        ones = [1] * (len(self.tap_shape) + self.axes)
+        return self.b.reshape(self.b.cast(self.b.shape(*dims), dtype), 1, self.axes, *ones)
+
+    # ------------------------------------------------------------------ arithmetic
+
+    def op(self, op_type: str, x: Value, *others: Value) -> Value:
+        """An elementwise node."""
+        return self.b.op(op_type, x, *others, dtype=_BOOL if op_type in ("Less", "Greater") else x.dtype)
+
+    def where(self, condition: Value, x: Value, y: Value) -> Value:
+        return self.b.op("Where", condition, x, y, dtype=x.dtype)
+
+    def round(self, x: Value) -> Value:
+        """To the nearest integer, halves to even."""
+        if self.b.opset >= 11:
+            return self.op("Round", x)
+        # So large a number leaves no bits for a fraction. What is larger itself lies outside of any image.
+        large = self.number(1.5 * 2.0 ** (52 if self.dtype == TensorProto.DOUBLE else 23))
+        return self.op("Sub", self.op("Add", x, large), large)
+
+    def clip(self, x: Value, low: Value, high: Value, nan_is_high: bool = False) -> Value:
+        """Clamps to [low, high], NaN to one of them."""
+        if nan_is_high:
+            return self.op("Max", self.where(self.op("Less", x, high), x, high), low)
+        return self.op("Min", self.where(self.op("Greater", x, low), x, low), high)
+
+    def reflect(self, x: Value, quotient: Value, period: Value) -> Value:
+        """The distance of x to the nearest multiple of ``period``, given ``quotient = x / period``."""
+        return self.op("Abs", self.op("Sub", x, self.op("Mul", self.round(quotient), period)))
+
+    def combine(self, op_type: str, x: Value) -> Value:
+        """Adds or multiplies over the axes: ``(N, A, ...)`` -> ``(N, 1, *taps, *out)``."""
+        if op_type == "Add" and self.taps != CUBIC:
+            return self.b.reduce_sum(x, [1], keepdims=True)
+        result, *rest = self.b.split(x, 1, [1] * self.axes)
+        for part in rest:
+            if self.taps == CUBIC:
+                part = self.b.transpose(part, (0, 1, 3, 2, 4, 5))
+            result = self.op(op_type, result, part)
+        return result
+
+    # ------------------------------------------------------------------ sampling
+
+    def coordinates(self, grid: Value) -> Value:
+        """``(N, *out, A)`` -> ``(N, A, 1, .., *out)``."""
+        x = self.b.cast(grid, self.dtype)
+        if self.tap_shape:
+            x = self.b.unsqueeze(x, *range(1, 1 + len(self.tap_shape)))
+        return self.b.transpose(x, (0, x.rank - 1, *range(1, x.rank - 1)))
+
+    def inside(self, x: Value) -> Value:
+        """Samples at coordinates in [0, size - 1]; NEAREST or LINEAR."""
+        if self.taps == NEAREST:
+            return self.finish(self.image, self.tap_index(self.round(x)))
+        first = self.op("Floor", x)
+        if self.static:  # at the far end take the last two pixels, so that both taps exist
+            first = self.op("Min", first, self.spread([max(size - 2, 0) for size in self.static]))
+            return self.finish(self.image, self.first_index(self.image, first), self.op("Sub", x, first))
+        positions = self.op("Min", self.positions(first), self.size(1, -1))
+        return self.finish(self.image, self.tap_index(positions), self.op("Sub", x, first))
+
+    def zeros(self, x: Value) -> Value:
+        """Samples anywhere, zero outside of the image."""
+        first, fraction = self.split(x)
+        # Padding copies the image, a mask passes over the gathered values. Either way a pixel outside is exactly zero,
+        # whatever the one that is read for it, and a weight of NaN remains: masked weights would do neither.
+        if self.static and (self.taps == CUBIC or self.dense):
+            return self.padded("constant", first, fraction)
+        positions = self.positions(first)
+        within = self.b.op(
+            "And", self.op("Greater", positions, self.number(-0.5)), self.op("Less", positions, self.size(1, -0.5))
+        )
+        index, zero = self.tap_index(positions, within), self.b.constant(0, _INT32)
+        outside = self.op("Less", index, zero)
+        return self.finish(self.image, self.where(outside, zero, index), fraction, outside)
+
+    def padded(self, mode: str, first: Value, fraction: Value | None) -> Value:
+        """Samples anywhere in an image, of static sizes, that ONNX's Pad continues: ``mode`` constant or edge."""
+        assert self.image.shape is not None and self.static
+        ring = len(self.taps)  # wide enough for all taps of a point that has none in the image
+        first = self.clip(first, self.number(-1 - self.taps[-1]), self.size(1, -self.taps[0]))
+        pads = 2 * [0, 0, *[ring] * self.axes]
+        shape = [*self.image.shape[:2], *(size + 2 * ring for size in self.static[::-1])]
+        if self.b.opset >= 11:
+            image = self.b.op("Pad", self.image, self.b.ints(*pads), mode=mode, shape=shape)
+        else:
+            image = self.b.op("Pad", self.image, pads=pads, mode=mode, shape=shape)
+        return self.finish(image, self.first_index(image, first, ring), fraction)
+
+    @property
+    def dense(self) -> bool:
+        """Whether the image, of static sizes, is small beside all that is gathered from it."""
+        gathered = self.b.product(*self.tap_shape, *self.out)
+        return isinstance(gathered, int) and math.prod(self.static or ()) <= gathered
+
+    def split(self, x: Value) -> tuple[Value, Value | None]:
+        """First pixels and fractions; the fraction of a coordinate that is not finite is NaN."""
+        if self.taps == NEAREST:
+            return self.round(x), None
+        first = self.op("Floor", x)
+        return first, self.op("Sub", x, first)
+
+    def positions(self, first: Value, offset: float = 0) -> Value:
+        """The taps of every point along every axis, plus ``offset``."""
+        if self.taps == NEAREST:
+            return first
+        return self.op("Add", first, self.spread(self.steps + offset))
+
+    def tap_index(self, positions: Value, within: Value | None = None) -> Value:
+        """The index of every tap, negative where it is not ``within`` along all axes: ``(N, 1, *taps, *out)``."""
+        index = self.op("Mul", self.b.cast(positions, _INT32), self.strides(self.image))
+        if within is not None:  # what Cast made of NaN and infinity goes here
+            index = self.where(within, index, self.b.constant(_OUTSIDE, _INT32))
+        return self.combine("Add", index)
+
+    def first_index(self, image: Value, first: Value, ring: int = 0) -> Value:
+        """The index of every tap, where all exist, by one addition to that of the first: ``(N, C, *taps, *out)``."""
+        assert image.shape is not None
+        index = self.op("Mul", self.b.cast(first, _INT32), self.strides(image))
+        index = self.b.reduce_sum(index, [1], keepdims=True)
+        sizes = _sizes(image) or ()
+        steps = self.steps if self.taps != CUBIC else np.broadcast_arrays(self.steps[0], self.steps[0].T)
+        shifts = sum(
+            (np.minimum(step, size - 1) + ring) * math.prod(sizes[:axis])
+            for axis, (step, size) in enumerate(zip(steps, sizes, strict=True))
+        )
+        channels = 1 if image.shape[1] is None else image.shape[1]
+        shifts = np.broadcast_to(shifts, (1, channels, *self.tap_shape))
+        shifts = shifts.reshape(*shifts.shape, *[1] * self.axes)
+        shape = (None, channels, *self.tap_shape, *[None] * self.axes)
+        return self.b.op("Add", index, self.b.constant(shifts, _INT32), shape=shape)
+
+    def gather(self, image: Value, index: Value) -> Value:
+        """``(N, C, *taps, *out)``, the pixels at ``index``."""
+        b = self.b
+        n, c, *sizes = (b.dim(image, axis) for axis in range(2 + self.axes))
+        points = [*self.tap_shape, *self.out]
+        ones = [1] * len(points)
+        if b.opset < 11:  # no GatherElements yet: from the image as a whole
+            pixels, planes = b.product(*sizes), b.product(n, c)
+            starts = b.op("Mul", b.arange(planes), b.ints(pixels) if isinstance(pixels, int) else pixels)
+            index = b.op("Add", b.cast(index, _INT64), b.reshape(starts, n, c, *ones))
+            return b.op("Gather", b.reshape(image, b.product(planes, pixels)), index, axis=0, dtype=image.dtype)
+        if c != 1 and (index.shape is None or index.shape[1] != c):
+            index = b.op("Expand", index, b.shape(1, c, *ones))
+        planes, index = (b.op("Flatten", x, axis=2) for x in (image, index))  # (N * C, ...)
+        return b.reshape(b.op("GatherElements", planes, index, axis=1), n, c, *points)
+
+    def weights(self, fraction: Value) -> Value:
+        """``(N, 1, *taps, *out)``"""
+        if self.taps == LINEAR:
+            weights = self.op("Mul", fraction, self.spread(2 * self.steps - 1))
+            return self.combine("Mul", self.op("Add", weights, self.spread(1 - self.steps)))
+        weights, *rest = (self.spread(row) for row in _CUBIC_WEIGHTS)
+        for coefficient in rest:
+            weights = self.op("Add", self.op("Mul", fraction, weights), coefficient)
+        return self.combine("Mul", weights)
+
+    def finish(self, image: Value, index: Value, fraction: Value | None = None, outside: Value | None = None) -> Value:
+        """The weighted sum of the taps at ``index``."""
+        pixels = self.gather(image, index)
+        if outside is not None:
+            pixels = self.where(outside, self.b.constant(0, self.image_dtype), pixels)
+        if fraction is None:
+            return pixels
+        weighted = self.op("Mul", self.b.cast(pixels, self.dtype), self.weights(fraction))
+        total = self.b.reduce_sum(weighted, range(2, 2 + len(self.tap_shape)))
+        return self.b.cast(total, self.image_dtype)
+
+
+def _sizes(image: Value) -> tuple[int, ...] | None:
+    """The sizes of an image, x first, where all are static."""
+    assert image.shape is not None
+    sizes = [size for size in image.shape[:1:-1] if size is not None]
+    return tuple(sizes) if len(sizes) == image.rank - 2 else None

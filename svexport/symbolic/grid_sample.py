@@ -1,0 +1,52 @@
+"""``SvGridSample``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from svexport.ops.grid_sample import BICUBIC, BILINEAR, NEAREST, OP, REFLECTION, ZEROS
+from svexport.symbolic import _sampling
+from svexport.symbolic._builder import Builder, Value
+from svexport.symbolic._sampling import Sampler
+from svexport.symbolic._symbolic import Symbolic
+
+__all__: list[str] = []
+
+_TAPS = {BILINEAR: _sampling.LINEAR, NEAREST: _sampling.NEAREST, BICUBIC: _sampling.CUBIC}
+
+
+def body(b: Builder, image: Value, grid: Value, mode: int, padding: int, align_corners: int) -> Value:
+    s = Sampler(b, image, [b.dim(grid, axis) for axis in range(1, grid.rank - 1)], _TAPS[mode])
+    lost = 1 if align_corners else 0  # -1..1 spans the centres of the outer pixels, or else their far edges
+    shifted = s.op("Add", s.coordinates(grid), s.number(1))
+    x = s.op("Mul", shifted, s.size(0.5, -0.5 * lost))  # counted from where the image is reflected
+    if mode != BICUBIC and padding == REFLECTION:
+        x = s.reflect(x, s.op("Mul", shifted, s.number(0.25)), s.size(2, -2 * lost))
+    if not align_corners:
+        x = s.op("Sub", x, s.number(0.5))
+    volume = s.axes == 3  # torch's 5-D kernel takes NaN for a coordinate on the other side
+    if padding == ZEROS:
+        return s.zeros(s.clip(x, s.number(-2), s.size()) if volume else x)
+    if mode != BICUBIC:
+        return s.inside(s.clip(x, s.number(0), s.size(1, -1), nan_is_high=volume))
+    # Bicubic continues the image under the taps, it does not move the point.
+    first, fraction = s.split(x)
+    if padding != REFLECTION and s.static:
+        return s.padded("edge", first, fraction)
+    if padding == REFLECTION:
+        edge = 0 if align_corners else 0.5
+        positions = s.positions(first, edge)
+        period = s.size(2, -2 * lost)
+        positions = s.reflect(positions, s.op("Div", positions, s.op("Max", period, s.number(1))), period)
+        positions = s.op("Sub", positions, s.number(edge)) if edge else positions
+    else:
+        positions = s.positions(first)
+    index = s.tap_index(s.clip(positions, s.number(0), s.size(1, -1)))
+    return s.finish(image, index, fraction)
+
+
+def convert(image: Any, grid: Any, mode: int, padding: int, align_corners: bool) -> list[Any]:
+    return [image, grid, mode, padding, align_corners]
+
+
+Symbolic(OP, body, aten=dict.fromkeys(("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"), convert))

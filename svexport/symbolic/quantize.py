@@ -1,0 +1,52 @@
+"""``SvQuantize``: the body is QuantizeLinear where there is one for the case, its definition otherwise."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from svexport.ops.quantize import OP
+from svexport.symbolic._builder import Builder, Value
+from svexport.symbolic._symbolic import Symbolic
+
+__all__ = ["linear", "native", "step_like"]
+
+
+def step_like(b: Builder, x: Value, scale: float, scales: Value | None, axis: int, dtype: int) -> Value:
+    """The scale as a tensor that broadcasts against ``x``."""
+    if scales is None:
+        return b.constant(scale, dtype)
+    scales = b.cast(scales, dtype)
+    return b.unsqueeze(scales, *range(1, x.rank - axis)) if scales.rank and axis + 1 < x.rank else scales
+
+
+def native(b: Builder, scales: Value | None, dtype: int) -> bool:
+    """Whether QuantizeLinear and DequantizeLinear know the case: float32; one scale, several only from opset 13 on."""
+    known = scales is None or not scales.rank or (b.opset >= 13 and scales.shape != (None,))  # as many zero points
+    return b.opset >= 10 and known and dtype == TensorProto.FLOAT
+
+
+def linear(b: Builder, op_type: str, x: Value, scale: float, scales: Value | None, axis: int, dtype: int) -> Value:
+    """QuantizeLinear or DequantizeLinear with zero point 0 and a result of the given dtype."""
+    step = b.constant(scale, TensorProto.FLOAT) if scales is None else b.cast(scales, TensorProto.FLOAT)
+    zero = b.constant(np.zeros(step.shape or (), np.int8))
+    return b.op(op_type, x, step, zero, axis=axis if step.rank else None, dtype=dtype, shape=x.shape)
+
+
+def body(b: Builder, x: Value, scale: float, scales: Value | None, axis: int, restricted: int) -> Value:
+    precise = TensorProto.DOUBLE if x.dtype == TensorProto.DOUBLE else TensorProto.FLOAT
+    y, step = b.cast(x, precise), step_like(b, x, scale, scales, axis, precise)
+    if native(b, scales, precise):
+        if restricted:  # QuantizeLinear saturates at -128
+            y = b.op("Max", y, b.op("Mul", step, b.like(-127, y)), shape=x.shape)
+        return linear(b, "QuantizeLinear", y, scale, scales, axis, TensorProto.INT8)
+    y = b.clip(b.op("Div", y, step, shape=x.shape), -127.0 if restricted else -128.0, 127.0)
+    if b.opset >= 11:
+        y = b.op("Round", y, shape=x.shape)
+    else:  # beside 1.5 * 2**p the last bit of the type with p bits is worth 1: the addition rounds, half to even
+        large = b.like(1.5 * 2.0 ** (52 if precise == TensorProto.DOUBLE else 23), y)
+        y = b.op("Sub", b.op("Add", y, large, shape=x.shape), large, shape=x.shape)
+    return b.cast(y, TensorProto.INT8)
+
+
+Symbolic(OP, body)

@@ -1,0 +1,26 @@
+"""``SvSigmoidGt``: the body is one comparison with a constant."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from onnx import TensorProto
+
+from svexport.ops.sigmoid_gt import OP, logit_below
+from svexport.symbolic._builder import Builder, Value, dtype_name
+from svexport.symbolic._symbolic import Symbolic
+
+__all__: list[str] = []
+
+
+def body(b: Builder, x: Value, threshold: float) -> Value:
+    def compare(op_type: str, bound: float) -> Value:
+        return b.op(op_type, x, b.like(bound, x), dtype=TensorProto.BOOL, shape=x.shape)
+
+    if threshold < 0:  # all but NaN, which no comparison holds for
+        return b.op("Or", compare("Greater", -math.inf), compare("Less", 0))
+    return compare("Greater", logit_below(threshold, getattr(torch, dtype_name(x.dtype))))
+
+
+Symbolic(OP, body)

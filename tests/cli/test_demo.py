@@ -1,0 +1,141 @@
+"""The demo on stand-ins; the real examples are exported by tests/examples."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from svexport.cli import demo
+from svexport.errors import SvexportError
+
+LINEAR = """
+import torch
+from torch import nn
+
+QUICK = {"width": 2}
+
+
+class Linear(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, 3)
+        self.example_inputs = (torch.linspace(-1, 1, 4 * width).reshape(4, width),)
+
+    def forward(self, x):
+        return torch.einsum("bi,ci->bc", self.linear(x), self.linear(x))
+
+
+def model(width: int = 5) -> nn.Module:
+    torch.manual_seed(0)
+    return Linear(width)
+"""
+NOISE = """
+import torch
+
+
+class Noise(torch.nn.Module):
+    example_inputs = (torch.ones(3),)
+
+    def forward(self, x):
+        return x + torch.rand(3)
+
+
+def model():
+    return Noise()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The examples of an installed package: one model, and a file that has none."""
+    examples = tmp_path / "package" / "examples"
+    examples.mkdir(parents=True)
+    (examples / "linear.py").write_text(LINEAR)
+    (examples / "helper.py").write_text("model = None\n")
+    monkeypatch.setattr(demo, "PACKAGE", tmp_path / "package")
+    monkeypatch.chdir(tmp_path)
+    return examples
+
+
+def test_demo(run, folder, tmp_path):
+    result = run("demo")
+    assert result.code == 0, result.err
+    assert sorted(f.name for f in (tmp_path / "build" / "demo").iterdir()) == [
+        "linear-opset11.onnx",
+        "linear-opset17.onnx",
+        "report.html",
+    ]
+    rows = [line.split() for line in result.out.splitlines() if "linear" in line]
+    assert [row[:2] for row in rows] == [["linear", "11"], ["linear", "17"]]
+    assert all("SvEinsum 1" in " ".join(row) and "yes" in row for row in rows)
+    assert "build/demo/report.html" in result.out
+    assert result.err == ""  # no progress in a pipe
+
+
+def test_page(run, folder):
+    assert run("demo", "-o", "out").code == 0
+    page = (folder.parents[1] / "out" / "report.html").read_text()
+    assert "svexport demo: 2 of 2 files verified" in page
+    for opset in (11, 17):
+        assert f"<h1>linear at opset {opset}</h1>" in page
+    assert page.count("<svg") == 4
+    assert "linear.py:15 in forward: return torch.einsum(" in page
+    order = [page.index(piece) for piece in ("Verified:", "Parity with torch", ">Nodes<", ">Details<")]
+    assert order == sorted(order)
+    assert not re.search(r'(src|href)="http|<script', page)
+
+
+def test_quick_and_json(run, folder):
+    result = run("demo", "--quick", "--opset", "13", "--model", "linear", "-o", "out", "--json")
+    assert result.code == 0, result.err
+    (found,) = result.json["runs"]
+    assert (found["model"], found["opset"], found["verified"], found["error"]) == ("linear", 13, True, None)
+    assert found["report"]["inputs"] == {"x": "float32[4, 2]"}
+    assert result.json["report"] == "out/report.html"
+
+
+def test_failures_are_told_and_the_rest_is_done(run, folder):
+    (folder / "noise.py").write_text(NOISE)
+    (folder / "zero.py").write_text("def helper(): ...\n\ndef model():\n    return 1 / 0\n")
+    result = run("demo", "--opset", "11", "-o", "out")
+    assert result.code == 1
+    assert "noise, opset 11: the exported file does not compute what torch computes" in result.out
+    assert "zero, opset 11: ZeroDivisionError: division by zero" in result.out
+    assert (folder.parents[1] / "out" / "linear-opset11.onnx").is_file()
+    assert not (folder.parents[1] / "out" / "noise-opset11.onnx").exists()
+    page = (folder.parents[1] / "out" / "report.html").read_text()
+    assert "1 of 3 files verified" in page
+    assert "division by zero" in page
+    assert run("demo", "--opset", "11", "-o", "out", "--json").json["runs"][1]["error"].startswith("the exported file")
+
+
+def test_unknown_model(run, folder):
+    result = run("demo", "--model", "linear", "resnet")
+    assert result.code == 1
+    assert f"no example resnet in {folder}; there are linear" in result.err
+
+
+def test_no_examples(run, folder, monkeypatch, tmp_path):
+    monkeypatch.setattr(demo, "PACKAGE", tmp_path / "elsewhere" / "package")
+    result = run("demo")
+    assert result.code == 1
+    assert "reinstall svexport" in result.err
+
+
+def test_the_real_examples_are_found():
+    assert set(demo.examples()) >= {"detr3d", "stgcn"}
+    assert list(demo.examples(["stgcn"])) == ["stgcn"]
+    with pytest.raises(SvexportError, match="no example absent"):
+        demo.examples(["absent"])
+
+
+@pytest.mark.parametrize("name", ["detr3d", "stgcn"])
+def test_quick_configurations_fit(name):
+    from svexport.cli._model import load_file
+
+    module = load_file(demo.examples()[name])
+    model = module.model(**module.QUICK)
+    with torch.no_grad():
+        model(*model.example_inputs)

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+
+import svexport
+from svexport.graph.nodes import svexport_nodes
+
+
+@pytest.fixture
+def file(project, run):
+    assert run("export", "nets:Product", "-o", "product.onnx").code == 0
+    return Path("product.onnx")
+
+
+def test_lower(run, file):
+    before = file.read_bytes()
+    result = run("lower", file, "-o", "standard/product.onnx")
+    assert result.code == 0, result.err
+    assert "lowered 1 SvEinsum; no svexport nodes left, opset 11" in result.out
+    lowered = onnx.load("standard/product.onnx")
+    onnx.checker.check_model(lowered, full_check=True)
+    assert not lowered.functions
+    assert {n.domain for n in lowered.graph.node} == {""}
+    assert file.read_bytes() == before
+    a, b = torch.randn(2, 3), torch.randn(3, 4)
+    torch.testing.assert_close(svexport.load("standard/product.onnx")(a, b), a @ b)
+
+
+def test_lower_in_place_as_json(run, file):
+    result = run("lower", file, "-o", file, "--json")
+    assert result.json["lowered"] == {"SvEinsum": 1}
+    assert result.json["kept"] == {}
+    assert not list(svexport_nodes(onnx.load(str(file))))
+    again = run("lower", file, "-o", file)
+    assert again.code == 0
+    assert "lowered nothing: it has no such nodes" in again.out
+
+
+def test_lower_some(run, file):
+    result = run("lower", file, "-o", "same.onnx", "--ops", "bilinear_sample", "--json")
+    assert result.json["lowered"] == {}
+    assert result.json["kept"] == {"SvEinsum": 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("absent.onnx -o out.onnx", "no such file: absent.onnx"),
+        ("empty.onnx -o out.onnx", "empty.onnx is not a valid ONNX file"),
+        ("text.onnx -o out.onnx", "text.onnx is not a valid ONNX file"),
+        ("cut.onnx -o out.onnx", "cut.onnx is not a valid ONNX file"),
+        ("product.onnx -o out.onnx --ops warp", "expected names of ops"),
+        ("product.onnx -o nets.py/out.onnx", "cannot write nets.py/out.onnx"),
+        ("product.onnx -o .", "expected the path of a file"),
+    ],
+)
+def test_refused(run, file, words, message):
+    Path("empty.onnx").touch()
+    Path("text.onnx").write_text("not a model")
+    Path("cut.onnx").write_bytes(file.read_bytes()[:-100])
+    result = run("lower", *words.split())
+    assert result.code == 1
+    assert message in result.err
+    assert "Traceback" not in result.err
+    assert not Path("out.onnx").exists()
