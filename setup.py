@@ -28,7 +28,7 @@ def extension() -> dict:
 
 # The examples are one folder of the checkout and installed as svexport.examples: `svexport demo` runs them.
 setup(
-    packages=[*find_packages(include=["svexport*"]), "svexport.examples"],
+    packages=[*find_packages(include=["svexport*"]), "svexport.examples", "svexport.examples.data"],
     package_dir={"svexport.examples": "examples"},
     **extension(),
 )

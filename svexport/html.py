@@ -135,8 +135,11 @@ _FLOOR = 10.0 ** HISTOGRAM_RANGE[0]
 
 
 @contextmanager
-def drawing() -> Iterator[None]:
-    """matplotlib's own defaults and our style; figures are made and saved inside. The caller's settings come back."""
+def drawing(salt: str = "") -> Iterator[None]:
+    """matplotlib's own defaults and our style; figures are made and saved inside. The caller's settings come back.
+
+    ``salt`` tells the ids in one SVG from those in others on the same page.
+    """
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -145,6 +148,7 @@ def drawing() -> Iterator[None]:
         matplotlib.rcParams.update(
             {
                 "svg.fonttype": "none",
+                "svg.hashsalt": salt,
                 "text.parse_math": False,
                 "font.size": 10,
                 "text.color": _INK,
@@ -168,9 +172,9 @@ def drawing() -> Iterator[None]:
 def picture(description: str, draw: Callable[..., Figure], *args: Any) -> str:
     """``draw(*args)`` as SVG inside a page; without matplotlib, a line that says so."""
     try:
-        with drawing():
+        with drawing(f"{draw.__name__} {description}"):
             stream = io.StringIO()
-            draw(*args).savefig(stream, format="svg", transparent=True, bbox_inches="tight", pad_inches=0.05)
+            draw(*args).savefig(stream, format="svg", transparent=True, metadata={"Date": None})
     except ImportError:
         return note(f"{description}: not drawn, because matplotlib is not installed (pip install matplotlib)")
     svg = stream.getvalue()
@@ -204,6 +208,7 @@ def error_figure(parities: Sequence[Parity], atol: float) -> Figure:
         axes.bar([edge + 0.5 for edge in edges], counts, width=0.86, color=colours)
         axes.set_yscale("log")
         axes.set_ylim(0.5, 3 * max(10, *counts))
+        axes.minorticks_off()
         top = 10 ** int(math.log10(max(10, *counts)))
         axes.set_yticks([1, top], ["1", f"{top:,}"])
         axes.set_xlim(low, high)
@@ -265,7 +270,7 @@ def layer_figure(layers: Sequence[Parity], atol: float) -> Figure:
     if first is not None:
         axes.axvline(first, color=_BAD, linewidth=1, alpha=0.5, zorder=0)
         align = "right" if first > 0.6 * len(layers) else "left"
-        name = f" {_cut(layers[first].name)} "
+        name = f"\u00a0{_cut(layers[first].name)}\u00a0"
         axes.text(first, 0.93, name, transform=axes.get_xaxis_transform(), ha=align, color=_BAD)
     axes.set_yscale("log")
     axes.set_ylim(min(heights) / 3, max(*heights, atol, _FLOOR) * 30)

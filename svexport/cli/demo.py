@@ -119,7 +119,7 @@ def _shown(runs: list[Run], page: Path) -> list[Any]:
         mark = Text("yes", "green") if r.verified else Text("NO", "bold red")
         table.add_row(r.model, str(r.opset), *map(Text, _numbers(r)), mark, f"{r.seconds:.1f}")
     failures = [Text(f"{r.model}, opset {r.opset}: {r.error}", "red") for r in runs if r.error]
-    return [table, *failures, f"The files and {page.name}, all of the above with pictures, are in {page.parent}"]
+    return [table, *failures, f"files: {page.parent}", f"report: {page}"]
 
 
 def _write_page(runs: list[Run], page: Path) -> None:

@@ -56,6 +56,8 @@ def _clean_node(node: onnx.NodeProto) -> None:
     node.doc_string = ""
     if node.domain != DOMAIN:
         return
+    while node.input and not node.input[-1]:  # absent, which TensorRT's parser would make a null tensor of
+        node.input.pop()
     node.doc_string = user_frame(properties.get(_STACK_TRACE, ""))
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     if SOURCE_ATTRIBUTE in attributes:

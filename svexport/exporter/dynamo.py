@@ -18,7 +18,7 @@ from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.logging import logger
 from svexport.ops._op import DOMAIN, Op
 from svexport.symbolic import SYMBOLICS, Symbolic
-from svexport.symbolic._symbolic import TensorInfo, without_computed
+from svexport.symbolic._symbolic import TensorInfo, qualified, without_computed
 
 __all__ = ["export", "translations"]
 

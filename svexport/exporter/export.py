@@ -263,12 +263,14 @@ def _dynamic_axes(
 
 
 def _follow(spec: Any, path: Sequence[str]) -> Any:
+    """The entry of one tensor in a nested spec. ``{axis: size}`` above it stands for every tensor below."""
     for key in path:
-        if isinstance(spec, Mapping):
+        nested = isinstance(spec, Mapping) and any(isinstance(v, (Mapping, list, tuple)) for v in spec.values())
+        if isinstance(spec, Mapping) and (nested or key in spec):
             spec = spec.get(key, spec.get(int(key)) if key.isdigit() else None)
-        elif isinstance(spec, (list, tuple)) and key.isdigit() and int(key) < len(spec):
-            spec = spec[int(key)]
-        else:
+        elif isinstance(spec, (list, tuple)) and key.isdigit():
+            spec = spec[int(key)] if int(key) < len(spec) else None
+        elif not isinstance(spec, Mapping):
             return None
     return spec
 

@@ -17,7 +17,7 @@ from svexport.exporter.source import user_frame
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.ops._op import DOMAIN, Argument, Op, as_tuple
 from svexport.symbolic import SYMBOLICS, Symbolic
-from svexport.symbolic._symbolic import TensorInfo, without_computed
+from svexport.symbolic._symbolic import TensorInfo, qualified, without_computed
 
 try:
     from torch.onnx._internal.torchscript_exporter.registration import registry
@@ -136,7 +136,7 @@ def _schema(node: torch._C.Node) -> Any:
 
 def _kinds(schema: Any) -> list[str]:
     """What each argument of an aten function is: ``"tensor"``, ``"tensors"`` or ``"constant"``."""
-    kinds = {"Tensor": "tensor", "Optional[Tensor]": "tensor", "List[Tensor]": "tensors"}
+    kinds = {"Tensor": "tensor", "Optional[Tensor]": "tensor", "List[Tensor]": "tensors", "List[Optional[Tensor]]": "tensors"}
     return [kinds.get(str(a.type), "constant") for a in schema.arguments]
 
 

@@ -98,21 +98,21 @@ def _runs(
         for name, tensor in zip(names, tensors, strict=True):
             shape = list(tensor.shape)
             for axis, symbol in dynamic_axes.get(name, {}).items():
-                shape[axis] = sizes.setdefault(symbol, shape[axis] + 1)
+                shape[axis] = sizes.setdefault(symbol, shape[axis] + 1) if shape[axis] else 0
             changed.append(random_like(tensor, shape))
         yield ", ".join(f"{symbol}={size}" for symbol, size in sizes.items()), changed
 
 
 def random_like(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
-    """Fresh values in the range of the given ones: uniform for floating point, drawn from its own for anything else."""
-    shape = tuple(tensor.shape if shape is None else shape)
+    """Fresh values like the given ones, tiled or cut to ``shape``: each changed by about a tenth where floating point (so
+    that what was a projection matrix still is one), drawn from among them for anything else."""
     tensor = tensor.detach()
+    for axis, size in enumerate(tensor.shape if shape is None else shape):
+        tensor = tensor.index_select(axis, torch.arange(size, device=tensor.device) % max(tensor.shape[axis], 1))
     if not tensor.numel():
-        return tensor.new_zeros(shape)
+        return tensor
     if not tensor.is_floating_point():  # indices and masks stay valid
-        return tensor.flatten()[torch.randint(tensor.numel(), shape, device=tensor.device)]
-    finite = tensor[tensor.isfinite()].float()
-    low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 0.0)
-    if low == high:  # a constant says nothing about the range
-        low, high = low - 1.0, high + 1.0
-    return torch.empty(shape, device=tensor.device).uniform_(low, high).to(tensor.dtype)
+        return tensor.flatten()[torch.randint(tensor.numel(), tensor.shape, device=tensor.device)]
+    noise = torch.randn(tensor.shape, dtype=torch.float64, device=tensor.device)
+    # Zeros alone say nothing: any values will do.
+    return (tensor.double() * (1 + 0.1 * noise) if tensor.any() else noise).to(tensor.dtype)

@@ -12,7 +12,7 @@ from onnx import helper
 
 from svexport.errors import UnsupportedError
 from svexport.graph.nodes import arguments_of, graphs, opset_of, svexport_nodes, symbolic_of
-from svexport.graph.types import types_of
+from svexport.graph.types import infer_types, types_of
 from svexport.ops._op import DOMAIN, OPS, Op
 from svexport.symbolic._builder import Builder, Value
 
@@ -210,7 +210,7 @@ def _complete_types(model: onnx.ModelProto) -> dict[str, Value]:
         trial.CopyFrom(model)
         strip(trial)
         _attach(trial, [n for n in svexport_nodes(trial) if _typed(n, types)], types)
-        found = types_of(onnx.shape_inference.infer_shapes(trial))
+        found = infer_types(trial)
         types = {**found, **types}
         still = [n for n in missing if not _typed(n, types)]
         if len(still) == len(missing):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 
 __all__ = ["Network"]
+
+UNLIMITED = 1 << 128
 
 
 class Network:
@@ -26,10 +28,25 @@ class Network:
             self._arcs.append([])
         return self._vertices[key]
 
-    def arc(self, tail: Hashable, head: Hashable, capacity: int) -> None:
-        """Cutting ``tail`` (on the source's side) from ``head`` costs ``capacity``."""
-        u, v = self._vertex(tail), self._vertex(head)
-        for vertex, other, room in ((u, v, capacity), (v, u, 0)):
+    def arc(self, tails: Collection[Hashable], heads: Collection[Hashable], capacity: int) -> None:
+        """Cutting any of ``tails`` (on the source's side) from any of ``heads`` costs ``capacity``, once."""
+        if tails == heads and len(tails) == 2:  # one of two from the other
+            self._arc(*map(self._vertex, tails), capacity, capacity)
+        else:
+            self._arc(self._joined(tails, into=True), self._joined(heads, into=False), capacity)
+
+    def _joined(self, keys: Collection[Hashable], into: bool) -> int:
+        """A vertex for all of them, on the source's side as soon as one is (into it), or only if all are."""
+        vertices = [self._vertex(key) for key in keys]
+        if len(vertices) == 1:
+            return vertices[0]
+        joint = self._vertex(object())
+        for vertex in vertices:
+            self._arc(*((vertex, joint) if into else (joint, vertex)), UNLIMITED)
+        return joint
+
+    def _arc(self, tail: int, head: int, capacity: int, back: int = 0) -> None:
+        for vertex, other, room in ((tail, head, capacity), (head, tail, back)):
             self._arcs[vertex].append(len(self._heads))
             self._heads.append(other)
             self._capacities.append(room)

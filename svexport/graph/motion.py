@@ -55,7 +55,7 @@ def motion_of(node: onnx.NodeProto, scope: Scope) -> Motion | None:
     return motion if motion.rank > 1 else None
 
 
-class _Fixed(Exception):  # noqa: N818 - an outcome, not an error
+class _Fixed(Exception):
     """The node runs on its tensors as they are, and in no other way."""
 
 
@@ -205,9 +205,7 @@ def _pad(n: _Node) -> Motion:
         return replace(motion, edit=lambda frame: {3: np.array(list(map(frame.index, moved)), axes.dtype)})
     pads = n.integers("pads", 1) or []
     before, after = pads[: motion.rank], pads[motion.rank :]
-    return replace(
-        motion, edit=lambda frame: n.edit("pads", 1, [before[i] for i in frame] + [after[i] for i in frame])
-    )
+    return replace(motion, edit=lambda frame: n.edit("pads", 1, [before[i] for i in frame] + [after[i] for i in frame]))
 
 
 def _cumsum(n: _Node) -> Motion:
@@ -272,41 +270,41 @@ def _quantize(n: _Node) -> Motion:
     return _unary(n) if scale in ((), (1,)) else _along(1)(n)
 
 
-_FAMILIES: dict[str, Callable[[_Node], Motion]] = {
-    **dict.fromkeys(
-        "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast CastLike Ceil Celu Clip Cos Cosh Elu Erf Exp Floor Gelu "
-        "HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu Shrink Sigmoid "
-        "Sign Sin Sinh Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu".split(),
-        _unary,
-    ),
-    **dict.fromkeys(
-        "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min "
-        "Mod Mul Or PRelu Pow Sub Sum Where Xor".split(),
-        _elementwise,
-    ),
-    **dict.fromkeys(
-        "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
-        "ReduceSumSquare".split(),
-        _reduce,
-    ),
-    **dict.fromkeys(("ArgMax", "ArgMin"), _arg_reduce),
-    **dict.fromkeys(("Concat", "GatherElements", "ScatterElements"), _all_along),
-    **dict.fromkeys(("DequantizeLinear", "QuantizeLinear"), _quantize),
-    **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), _softmax),
-    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _normalize_trailing),
-    **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "GroupNormalization", "InstanceNormalization"), _keeping(0, 1)),
-    "BatchNormalization": _keeping(1),
-    "CumSum": _cumsum,
-    "Dropout": _dropout,
-    "Expand": _expand,
-    "Gather": _gather,
-    "LpNormalization": _along(-1),
-    "MatMul": _matmul,
-    "Pad": _pad,
-    "Slice": _slice,
-    "Split": _along(0),
-    "Squeeze": _squeeze,
-    "TopK": _along(-1),
-    "Unsqueeze": _unsqueeze,
-    "Tile": _tile,
+_FAMILIES = {
+    op_type: family
+    for op_types, family in [
+        (
+            "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast CastLike Ceil Celu Clip Cos Cosh Elu Erf Exp Floor",
+            _unary,
+        ),
+        (
+            "Gelu HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu",
+            _unary,
+        ),
+        ("Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu", _unary),
+        ("Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less", _elementwise),
+        ("LessOrEqual Max Mean Min Mod Mul Or PRelu Pow Sub Sum Where Xor", _elementwise),
+        ("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum", _reduce),
+        ("ReduceSumSquare", _reduce),
+        ("ArgMax ArgMin", _arg_reduce),
+        ("BatchNormalization", _keeping(1)),
+        ("Concat GatherElements ScatterElements", _all_along),
+        ("CumSum", _cumsum),
+        ("DequantizeLinear QuantizeLinear", _quantize),
+        ("Dropout", _dropout),
+        ("Expand", _expand),
+        ("Gather", _gather),
+        ("GlobalAveragePool GlobalMaxPool GroupNormalization InstanceNormalization", _keeping(0, 1)),
+        ("Hardmax LogSoftmax Softmax", _softmax),
+        ("LayerNormalization RMSNormalization", _normalize_trailing),
+        ("LpNormalization TopK", _along(-1)),
+        ("MatMul", _matmul),
+        ("Pad", _pad),
+        ("Slice", _slice),
+        ("Split", _along(0)),
+        ("Squeeze", _squeeze),
+        ("Tile", _tile),
+        ("Unsqueeze", _unsqueeze),
+    ]
+    for op_type in op_types.split()
 }

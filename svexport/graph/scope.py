@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from svexport.graph.nodes import graphs, opset_of
+from svexport.graph.permutation import Perm
 
-__all__ = ["Scope", "scopes"]
+__all__ = ["Scope", "scopes", "used_inside"]
 
 _LARGE = 2**16  # bytes; larger initializers are not copied for shape inference
 
@@ -47,6 +47,27 @@ class Scope:
             return None
         return tuple([d.dim_value if d.HasField("dim_value") else None for d in info.shape.dim])
 
+    def set_rank(self, name: str, rank: int) -> None:
+        """Notes the rank of a tensor whose shape is not known."""
+        info = onnx.TypeProto.Tensor()
+        if name in self.infos:
+            info.CopyFrom(self.infos[name])
+        info.shape.dim.extend([onnx.TensorShapeProto.Dimension() for _ in range(rank)])
+        self.infos[name] = info
+
+    def itemsize(self, name: str) -> int:
+        """Bytes of an element; those of float32 where the type is not known."""
+        dtype = self.infos[name].elem_type or TensorProto.FLOAT
+        return helper.tensor_dtype_to_np_dtype(dtype).itemsize
+
+    def add_info(self, name: str, source: str, frame: Perm) -> None:
+        """States the type of a transposed tensor in the file."""
+        if not self.infos[source].elem_type:
+            return
+        info = self.graph.value_info.add(name=name).type.tensor_type
+        info.elem_type = self.infos[source].elem_type
+        info.shape.dim.extend([self.infos[source].shape.dim[i] for i in frame])
+
     def array(self, name: str) -> np.ndarray | None:
         """The value of a constant, None for any other tensor."""
         return numpy_helper.to_array(self.constants[name]) if name in self.constants else None
@@ -71,11 +92,6 @@ class Scope:
                 self.graph.node.insert(0, helper.make_node("Constant", [], [name], value=tensor))
             self.constants[name] = tensor
         return self._added[key]
-
-    @cached_property
-    def captured(self) -> dict[int, set[str]]:
-        """Names that the graphs nested in a node use, by the node's index."""
-        return {i: used for i, node in enumerate(self.graph.node) if (used := _used_inside(node))}
 
 
 def scopes(model: onnx.ModelProto) -> Iterator[Scope]:
@@ -103,8 +119,9 @@ def _inner_scopes(scope: Scope, inferred: onnx.GraphProto) -> Iterator[Scope]:
             scope.constants[name] = tensor
     for node, same in zip(scope.graph.node, inferred.node, strict=True):
         for inner, inferred_inner in zip(_graphs_of(node), _graphs_of(same), strict=True):
-            infos, constants = ChainMap({}, scope.infos), ChainMap({}, scope.constants)
-            child = Scope(inner, scope.opset, scope.ir_version, infos, constants, scope.taken)
+            # Not the large constants: a nested graph would get its own transposed copy of them.
+            small = {name: t for name, t in scope.constants.items() if t.ByteSize() <= _LARGE}
+            child = Scope(inner, scope.opset, scope.ir_version, ChainMap({}, scope.infos), small, scope.taken)
             yield from _inner_scopes(child, inferred_inner)
     yield scope
 
@@ -122,7 +139,8 @@ def _graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
 
 
-def _used_inside(node: onnx.NodeProto) -> set[str]:
+def used_inside(node: onnx.NodeProto) -> set[str]:
+    """Names that occur in the graphs nested in a node."""
     used: set[str] = set()
     for inner in (g for outer in _graphs_of(node) for g in graphs(outer)):
         used.update(name for n in inner.node for name in n.input)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import onnx
+import onnx_ir as ir
+from onnxscript import optimizer
 
 from svexport.graph.nodes import graphs
+from svexport.logging import logger
 from svexport.symbolic._builder import Value
 
-__all__ = ["types_of"]
+__all__ = ["infer_types", "types_of"]
 
 
 def types_of(model: onnx.ModelProto) -> dict[str, Value]:
@@ -29,3 +32,26 @@ def types_of(model: onnx.ModelProto) -> dict[str, Value]:
                 tensor = node.attribute[0].t
                 types[node.output[0]] = Value(node.output[0], tensor.data_type, tuple(tensor.dims))
     return types
+
+
+def infer_types(model: onnx.ModelProto) -> dict[str, Value]:
+    """:func:`types_of` with all that shape inference adds, arithmetic on static shapes folded first."""
+    folded = ir.serde.deserialize_model(model)
+    try:
+        optimizer.fold_constants(folded, onnx_shape_inference=True)
+        model = ir.serde.serialize_model(folded)
+    except Exception as error:  # noqa: BLE001 - a library's; without it less may be known
+        logger.debug("constant folding failed, inferring without: {}", error)
+    types = types_of(onnx.shape_inference.infer_shapes(model))
+    for graph in graphs(model.graph):
+        for node in graph.node:
+            if node.op_type != "Reshape" or types.get(node.output[0], _UNKNOWN).shape is not None:
+                continue
+            data, target = (types.get(name, _UNKNOWN) for name in node.input)
+            if data.dtype is not None and target.shape and target.shape[0] is not None:
+                # A computed target tells at least the rank.
+                types[node.output[0]] = Value(node.output[0], data.dtype, (None,) * target.shape[0])
+    return types
+
+
+_UNKNOWN = Value("")

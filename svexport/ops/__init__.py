@@ -1,24 +1,33 @@
 """Ops: functionals with torch's signatures and ``nn.Module`` drop-ins, one file each."""
 
 from svexport.ops.add_bias_residual_layer_norm import AddBiasResidualLayerNorm, add_bias_residual_layer_norm
+from svexport.ops.affine_grid import affine_grid
 from svexport.ops.bilinear_sample import BilinearSample, bilinear_sample
 from svexport.ops.camera_sample import CameraSample, camera_sample
 from svexport.ops.deform_conv2d import DeformConv2d, deform_conv2d
 from svexport.ops.dequantize import dequantize
 from svexport.ops.einsum import Einsum, einsum
 from svexport.ops.fast_sigmoid import FastSigmoid, FastTanh, fast_sigmoid, fast_tanh
+from svexport.ops.fold import fold
 from svexport.ops.from_chw32 import from_chw32
 from svexport.ops.grid_sample import GridSample, grid_sample
+from svexport.ops.index_add import index_add
+from svexport.ops.index_put import index_put
+from svexport.ops.interpolate import interpolate
 from svexport.ops.inverse import Inverse, inverse
 from svexport.ops.inverse_ex import inverse_ex
 from svexport.ops.layer_norm import LayerNorm, layer_norm
 from svexport.ops.ms_deform_attn import MultiScaleDeformableAttention, ms_deform_attn
 from svexport.ops.quantize import quantize
+from svexport.ops.scaled_dot_product_attention import scaled_dot_product_attention
+from svexport.ops.scatter_reduce import scatter_add, scatter_reduce
 from svexport.ops.sigmoid_gt import sigmoid_gt
 from svexport.ops.solve import Solve, solve
 from svexport.ops.solve_ex import solve_ex
 from svexport.ops.space_to_depth import Focus, SpaceToDepth, space_to_depth
 from svexport.ops.to_chw32 import to_chw32
+from svexport.ops.triu import tril, triu
+from svexport.ops.unflatten import unflatten
 
 __all__ = [
     "AddBiasResidualLayerNorm",
@@ -36,6 +45,7 @@ __all__ = [
     "Solve",
     "SpaceToDepth",
     "add_bias_residual_layer_norm",
+    "affine_grid",
     "bilinear_sample",
     "camera_sample",
     "deform_conv2d",
@@ -43,16 +53,26 @@ __all__ = [
     "einsum",
     "fast_sigmoid",
     "fast_tanh",
+    "fold",
     "from_chw32",
     "grid_sample",
+    "index_add",
+    "index_put",
+    "interpolate",
     "inverse",
     "inverse_ex",
     "layer_norm",
     "ms_deform_attn",
     "quantize",
+    "scaled_dot_product_attention",
+    "scatter_add",
+    "scatter_reduce",
     "sigmoid_gt",
     "solve",
     "solve_ex",
     "space_to_depth",
     "to_chw32",
+    "tril",
+    "triu",
+    "unflatten",
 ]

@@ -8,7 +8,7 @@ from torch import Tensor
 __all__ = ["corners"]
 
 
-def corners(x: Tensor, size: Tensor | int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def corners(x: Tensor, size: Tensor | int) -> list[tuple[Tensor, Tensor]]:
     """The two pixels around each coordinate: (index, weight) of the lower and of the upper one.
 
     Both are 0 for a pixel outside ``0 .. size - 1``, and for a NaN coordinate.
@@ -24,4 +24,4 @@ def corners(x: Tensor, size: Tensor | int) -> tuple[tuple[Tensor, Tensor], tuple
         inside = (pixel >= 0) & (pixel < size)
         return torch.where(inside, pixel, 0).long(), torch.where(inside, weight, 0)
 
-    return corner(lower, 1 - fraction), corner(lower + 1, fraction)
+    return [corner(lower, 1 - fraction), corner(lower + 1, fraction)]

@@ -101,6 +101,7 @@ class Op:
         object.__setattr__(self, "_parsed", torch._C.parse_schema(f"{DOMAIN}::{self.name}{self.schema}"))
         OPS[self.name] = self
         _register(self)
+        _ = self.torch_op  # cached before torch.compile can be the first to ask, which would break its graph
 
     @property
     def node_type(self) -> str:

@@ -76,9 +76,7 @@ def reference(
     activation: int,
 ) -> Tensor:
     batch, queries, cams, points, _, groups = weights.shape
-    u, v = _project(
-        reference_points, lidar2img, offsets, points, image_size, pc_range, depth_eps, in_image, uv_clamp
-    )
+    u, v = _project(reference_points, lidar2img, offsets, points, image_size, pc_range, depth_eps, in_image, uv_clamp)
     channels = features[0].shape[2]
     precise = torch.promote_types(features[0].dtype, u.dtype)
     weights = _activate(weights, activation, precise).transpose(2, 3)  # (B, Q, points, cams, L, G)
@@ -193,8 +191,8 @@ def camera_sample(
 
     1. ``p = reference_points * (max - min) + min + offsets`` in metres; ``c = lidar2img @ (p, 1)`` for every camera;
     2. ``u = c.x / max(c.z, depth_eps) / width`` and ``v`` likewise with the height; a point counts where
-       ``c.z > depth_eps`` and ``-1 < 2u-1 < 1`` and ``-1 < 2v-1 < 1``. With ``uv_clamp`` u and v are clamped instead, and
-       only the depth decides;
+       ``c.z > depth_eps`` and ``-1 < 2u-1 < 1`` and ``-1 < 2v-1 < 1``. With ``uv_clamp`` u and v are clamped instead,
+       and only the depth decides;
     3. every level is read there as by ``torch.nn.functional.grid_sample(padding_mode="zeros", align_corners=False)``:
        zeros beyond the border, so that values fade there;
     4. samples that do not count or are NaN (of a camera that is dead or has no calibration) become 0, are multiplied by
@@ -204,8 +202,8 @@ def camera_sample(
         - features: L of ``(B, cams, C, H_l, W_l)``
         - reference_points: ``(B, Q, 3)``, in [0, 1] of the range
         - lidar2img: ``(B, cams, 4, 4)``: LiDAR metres to ``(u * depth, v * depth, depth, 1)``, u and v in pixels
-        - weights: ``(B, Q, cams, points, L)``, or ``(B, Q, cams, points, L, G)`` for G groups of C/G channels each; before
-          activation
+        - weights: ``(B, Q, cams, points, L)``, or ``(B, Q, cams, points, L, G)`` for G groups of C/G channels each;
+          before activation
         - offsets: ``(B, Q, points, 3)``, metres; without them all points are the reference point
         - output: ``(B, Q, C)``, the dtype of ``features``
 
@@ -221,31 +219,26 @@ def camera_sample(
     Raises:
         ValueError: on shapes other than these, or an unknown activation.
     """
-    levels = len(features)
-    shapes = [("reference_points", reference_points), ("lidar2img", lidar2img), ("weights", weights)]
-    shapes += [(f"features[{i}]", feature) for i, feature in enumerate(features)]
-    shapes += [("offsets", offsets)] if offsets is not None else []
-    got = ", ".join(f"{name} {tuple(t.shape)}" for name, t in shapes)
-    if weights.dim() == 5:
-        weights = weights[..., None]
-    if weights.dim() != 6 or weights.shape[4] != levels or levels == 0:
-        raise ValueError(f"camera_sample expects weights (B, Q, cams, points, L[, G]) for {levels} features; got {got}")
-    batch, queries, cams, points, _, groups = weights.shape
-    channels = features[0].shape[2] if features[0].dim() == 5 else -1
+
+    def unexpected(expected: str) -> ValueError:
+        shapes = {f"features[{i}]": feature for i, feature in enumerate(features)}
+        shapes |= {"reference_points": reference_points, "lidar2img": lidar2img, "weights": weights}
+        shapes |= {} if offsets is None else {"offsets": offsets}
+        got = ", ".join(f"{name} {tuple(t.shape)}" for name, t in shapes.items())
+        return ValueError(f"camera_sample expects {expected}; got {got}")
+
+    if weights.dim() not in (5, 6) or weights.shape[4] != len(features) or not features or features[0].dim() != 5:
+        raise unexpected("features (B, cams, C, H, W), L of them, and weights (B, Q, cams, points, L[, G])")
+    batch, queries, cams, points = weights.shape[:4]
+    channels = features[0].shape[2]
     if any(f.dim() != 5 or f.shape[:3] != (batch, cams, channels) or 0 in f.shape[3:] for f in features):
-        raise ValueError(f"camera_sample expects features of shape ({batch}, {cams}, C, H, W), one C for all; got {got}")
-    if channels % groups:
-        raise ValueError(f"camera_sample expects the {groups} groups of the weights to divide the channels; got {got}")
+        raise unexpected(f"features ({batch}, {cams}, {channels}, H, W), none empty")
+    if weights.dim() == 6 and channels % weights.shape[5]:
+        raise unexpected(f"a number of groups, the last dimension of weights, that divides the {channels} channels")
     if reference_points.shape != (batch, queries, 3) or lidar2img.shape != (batch, cams, 4, 4):
-        raise ValueError(
-            f"camera_sample expects reference_points ({batch}, {queries}, 3) and lidar2img ({batch}, {cams}, 4, 4); "
-            f"got {got}"
-        )
-    if offsets is None:
-        # Zeros rather than an absent input, which TensorRT's parser does not know.
-        offsets = reference_points.new_zeros(1, 1, 1, 3)
-    elif offsets.shape != (batch, queries, points, 3):
-        raise ValueError(f"camera_sample expects offsets ({batch}, {queries}, {points}, 3); got {got}")
+        raise unexpected(f"reference_points ({batch}, {queries}, 3) and lidar2img ({batch}, {cams}, 4, 4)")
+    if offsets is not None and offsets.shape != (batch, queries, points, 3):
+        raise unexpected(f"offsets ({batch}, {queries}, {points}, 3)")
     if activation not in ACTIVATIONS:
         raise ValueError(f"camera_sample expects activation {' or '.join(map(repr, ACTIVATIONS))}, got {activation!r}")
     if len(image_size) != 2 or len(pc_range) != 6 or (uv_clamp is not None and len(uv_clamp) != 2):
@@ -257,8 +250,9 @@ def camera_sample(
         list(features),
         reference_points,
         lidar2img,
-        weights,
-        offsets,
+        weights if weights.dim() == 6 else weights[..., None],
+        # zeros rather than an absent input, which TensorRT's parser does not know before one that is there
+        reference_points.new_zeros(1, 1, 1, 3) if offsets is None else offsets,
         list(image_size),
         list(pc_range),
         depth_eps,

@@ -36,7 +36,7 @@ def _taps(
 
 
 def _convolve(columns: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, groups: int) -> Tensor:
-    """What the taps read, ``(N, offset_groups, C/offset_groups, kH*kW, oH, oW)``, times the kernel: ``(N, O, oH, oW)``."""
+    """The kernel on what its taps read, ``(N, offset_groups, C/offset_groups, kH*kW, oH, oW)``: ``(N, O, oH, oW)``."""
     n, offset_groups, _, taps, height, width = columns.shape
     if mask is not None:
         columns = columns * mask.to(columns.dtype).view(n, offset_groups, 1, taps, height, width)
@@ -128,11 +128,12 @@ def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
 
 def _output_size(
     size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> list[int]:
-    return [
+) -> tuple[int, int]:
+    height, width = (
         (s + 2 * p - d * (k - 1) - 1) // step + 1
         for s, k, step, p, d in zip(size, kernel, stride, padding, dilation, strict=True)
-    ]
+    )
+    return height, width
 
 
 OP = Op(
@@ -162,8 +163,8 @@ def deform_conv2d(
 
     Shape:
         - input: ``(N, C, H, W)``
-        - offset: ``(N, 2*offset_groups*kH*kW, oH, oW)``, pixels: (y, x) of every tap. Kept in float32 at least, also for
-          half inputs.
+        - offset: ``(N, 2*offset_groups*kH*kW, oH, oW)``, pixels: (y, x) of every tap. Kept in float32 at least, also
+          for half inputs.
         - weight: ``(O, C/groups, kH, kW)``
         - bias: ``(O,)``
         - mask: ``(N, offset_groups*kH*kW, oH, oW)``, factors of what the taps read
@@ -175,33 +176,34 @@ def deform_conv2d(
     Raises:
         ValueError: on shapes other than these.
     """
-    stride, padding, dilation = _pair(stride), _pair(padding), _pair(dilation)
-    shapes = ", ".join(
-        f"{name} {tuple(t.shape)}"
-        for name, t in (("input", input), ("offset", offset), ("weight", weight), ("bias", bias), ("mask", mask))
-        if t is not None
-    )
-    if input.dim() != 4 or offset.dim() != 4 or weight.dim() != 4 or 0 in (input.shape[2], input.shape[3]):
-        raise ValueError(f"deform_conv2d expects input, offset and weight of 4 dimensions, none of input empty; got {shapes}")
-    (n, channels), kernel = input.shape[:2], tuple(weight.shape[2:])
-    taps = kernel[0] * kernel[1]
-    groups, offset_groups = channels // max(weight.shape[1], 1), offset.shape[1] // (2 * taps)
-    size = tuple(_output_size(input.shape[2:], kernel, stride, padding, dilation))
-    if groups * weight.shape[1] != channels or groups == 0 or weight.shape[0] % groups:
-        raise ValueError(f"deform_conv2d expects weight (O, C/groups, kH, kW), groups a divisor of O and C; got {shapes}")
+    strides, paddings, dilations = _pair(stride), _pair(padding), _pair(dilation)
+
+    def unexpected(expected: str) -> ValueError:
+        tensors = {"input": input, "offset": offset, "weight": weight, "bias": bias, "mask": mask}
+        got = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors.items() if t is not None)
+        return ValueError(f"deform_conv2d expects {expected}; got {got}")
+
+    if input.dim() != 4 or offset.dim() != 4 or weight.dim() != 4 or 0 in input.shape[1:] or 0 in weight.shape:
+        raise unexpected(
+            "input (N, C, H, W), offset (N, 2*offset_groups*kH*kW, oH, oW) and weight (O, C/groups, kH, kW)"
+        )
+    n, channels = input.shape[:2]
+    taps = weight.shape[2] * weight.shape[3]
+    groups, offset_groups = channels // weight.shape[1], offset.shape[1] // (2 * taps)
+    size = _output_size(input.shape[2:], weight.shape[2:], strides, paddings, dilations)
+    if groups * weight.shape[1] != channels or weight.shape[0] % groups:
+        raise unexpected("weight (O, C/groups, kH, kW) for a number of groups that divides O and C")
     if offset_groups == 0 or channels % offset_groups or offset.shape != (n, 2 * offset_groups * taps, *size):
-        raise ValueError(
-            f"deform_conv2d expects offset (N, 2*offset_groups*kH*kW, oH, oW), offset_groups a divisor of C and "
-            f"(oH, oW) = {size}; got {shapes}"
+        raise unexpected(
+            f"offset ({n}, 2*offset_groups*{taps}, {size[0]}, {size[1]}) for a number of offset groups that divides C"
         )
     if mask is not None and mask.shape != (n, offset_groups * taps, *size):
-        raise ValueError(f"deform_conv2d expects mask {(n, offset_groups * taps, *size)}; got {shapes}")
+        raise unexpected(f"mask ({n}, {offset_groups * taps}, {size[0]}, {size[1]})")
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"deform_conv2d expects bias ({weight.shape[0]},); got {shapes}")
-    if mask is not None and bias is None:
-        # TensorRT's parser knows no absent input before one that is there.
+        raise unexpected(f"bias ({weight.shape[0]},)")
+    if mask is not None and bias is None:  # TensorRT's parser knows no absent input before one that is there
         bias = weight.new_zeros(weight.shape[0])
-    return OP(input, offset, weight, bias, mask, stride, padding, dilation, groups, offset_groups)
+    return OP(input, offset, weight, bias, mask, strides, paddings, dilations, groups, offset_groups)
 
 
 class DeformConv2d(nn.Module):

@@ -113,29 +113,27 @@ def ms_deform_attn(
         - value: ``(N, S, M, D)``: the pixels of all levels, row by row and level after level, for M heads of D channels
         - spatial_shapes: ``(L, 2)``, integers: (height, width) of the levels
         - level_start_index: ``(L,)``, integers: where each level starts among the S pixels
-        - sampling_locations: ``(N, Lq, M, L, P, 2)``: (x, y) from 0 to 1 across the image, edge to edge. Kept in float32
-          at least, also for half inputs.
+        - sampling_locations: ``(N, Lq, M, L, P, 2)``: (x, y) from 0 to 1 across the image, edge to edge. Kept in
+          float32 at least, also for half inputs.
         - attention_weights: ``(N, Lq, M, L, P)``
         - output: ``(N, Lq, M*D)``, the dtype of ``value``
 
-    A point is sampled as ``torch.nn.functional.grid_sample(padding_mode="zeros", align_corners=False)`` does, except that
-    a NaN location reads 0.
+    A point is sampled as ``torch.nn.functional.grid_sample(padding_mode="zeros", align_corners=False)`` does, except
+    that a NaN location reads 0.
 
     Raises:
         ValueError: on shapes other than these, or (eager, on the CPU) levels larger than ``value``.
     """
-    n, s, m = value.shape[:3] if value.dim() == 4 else (-1, -1, -1)
-    levels = spatial_shapes.shape[0]
     if (
         value.dim() != 4
         or sampling_locations.dim() != 6
-        or spatial_shapes.shape[1:] != (2,)
-        or level_start_index.shape != (levels,)
-        or sampling_locations.shape[0] != n
-        or sampling_locations.shape[2:4] != (m, levels)
+        or spatial_shapes.shape != (sampling_locations.shape[3], 2)
+        or level_start_index.shape != spatial_shapes.shape[:1]
+        or sampling_locations.shape[0] != value.shape[0]
+        or sampling_locations.shape[2] != value.shape[2]
         or sampling_locations.shape[5] != 2
         or attention_weights.shape != sampling_locations.shape[:5]
-        or s == 0
+        or value.shape[1] == 0
     ):
         raise ValueError(
             "ms_deform_attn expects value (N, S, M, D) with S > 0, spatial_shapes (L, 2), level_start_index (L,), "
@@ -233,8 +231,8 @@ class MultiScaleDeformableAttention(nn.Module):
         """Attends and adds ``identity``.
 
         Shape:
-            - query, query_pos, identity: ``(Lq, N, C)``, or ``(N, Lq, C)`` with ``batch_first``; identity is query where
-              it is not given
+            - query, query_pos, identity: ``(Lq, N, C)``, or ``(N, Lq, C)`` with ``batch_first``; identity is query
+              where it is not given
             - key: not used, nor are ``kwargs``: mmcv's decoder layers pass them
             - value: ``(S, N, C)`` or ``(N, S, C)``; query where it is not given
             - key_padding_mask: ``(N, S)``, true where value is padding
@@ -243,7 +241,7 @@ class MultiScaleDeformableAttention(nn.Module):
             - output: the shape of query
 
         Raises:
-            ValueError: if reference_points, spatial_shapes or level_start_index is missing, or on shapes other than these.
+            ValueError: if reference_points, spatial_shapes or level_start_index is missing, or on other shapes.
         """
         if reference_points is None or spatial_shapes is None or level_start_index is None:
             raise ValueError("expected reference_points, spatial_shapes and level_start_index")

@@ -84,7 +84,7 @@ def quantize(x: Tensor, scale: float | Tensor, axis: int = 1, restricted: bool =
         scale: a positive number, an attribute of the node; or a tensor: of one element, or ``(x.shape[axis],)`` with
             one scale for each index of ``axis``.
         axis: of ``x``, for a scale of several elements.
-        restricted: [-127, 127], symmetric, as TensorRT prefers it for weights; otherwise [-128, 127].
+        restricted: [-127, 127], symmetric, for one more node in ONNX; otherwise [-128, 127].
 
     Returns:
         int8, the shape of ``x``.

@@ -12,7 +12,7 @@ INDEX = TensorProto.INT32
 """The data type of indices."""
 
 
-def corners(b: Builder, x: Value, size: Value) -> tuple[tuple[Value, Value], tuple[Value, Value]]:
+def corners(b: Builder, x: Value, size: Value) -> list[tuple[Value, Value]]:
     """The two pixels around each coordinate: (index, weight) of the lower and of the upper one.
 
     Both are 0 for a pixel outside ``0 .. size - 1``, and for a NaN coordinate.
@@ -32,4 +32,4 @@ def corners(b: Builder, x: Value, size: Value) -> tuple[tuple[Value, Value], tup
         return b.cast(index, INDEX), b.op("Where", inside, weight, zero, dtype=x.dtype, shape=x.shape)
 
     upper = b.op("Add", lower, one, shape=x.shape)
-    return corner(lower, b.op("Sub", one, fraction, shape=x.shape)), corner(upper, fraction)
+    return [corner(lower, b.op("Sub", one, fraction, shape=x.shape)), corner(upper, fraction)]

@@ -145,6 +145,12 @@ class Builder:
             return static if result is None else result
         return self.op("Mul", result, self.ints(static), shape=(1,))
 
+    def quotient(self, size: Dim, divisor: Dim) -> Dim:
+        """``size // divisor``."""
+        if isinstance(size, int) and isinstance(divisor, int):
+            return size // divisor
+        return self.op("Div", self.shape(size), self.shape(divisor), shape=(1,))
+
     def shape(self, *dims: Dim) -> Value:
         """A 1-D int64 tensor of the given sizes, constant where all are static."""
         if all(isinstance(d, int) for d in dims):
@@ -243,11 +249,13 @@ class Builder:
     # ------------------------------------------------------------------ arithmetic
 
     def cast(self, x: Value, dtype: int | None) -> Value:
-        """Cast; to the dtype it already has adds no node."""
+        """Cast; to the dtype it already has, or of a constant, adds no node."""
         if x.dtype == dtype:
             return x
         if dtype is None:
             raise ValueError(f"the dtype to cast {x.name!r} to is not known")
+        if x.name in self.constants:
+            return self.constant(numpy_helper.to_array(self.constants[x.name]), dtype)
         return self.op("Cast", x, to=dtype, dtype=dtype, shape=x.shape)
 
     def reduce(self, op_type: str, x: Value, axes: Sequence[int], keepdims: bool = False) -> Value:
@@ -269,7 +277,7 @@ class Builder:
 
     def clip(self, x: Value, low: float | Value | None, high: float | Value | None) -> Value:
         """Clamp between scalars. NaN stays NaN or becomes a bound, depending on the runtime: mask it before indexing."""
-        if self.opset >= 11 and (self.opset >= 12 or x.dtype in FLOAT_TYPES):
+        if self.opset >= 12 or (self.opset == 11 and x.dtype in (TensorProto.FLOAT, TensorProto.FLOAT16)):
             bounds = [b if b is None or isinstance(b, Value) else self.like(b, x) for b in (low, high)]
             return self.op("Clip", x, *bounds, shape=x.shape)
         if x.dtype == TensorProto.FLOAT and not isinstance(low, Value) and not isinstance(high, Value):

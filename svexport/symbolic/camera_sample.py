@@ -8,7 +8,7 @@ import numpy as np
 from onnx import TensorProto
 
 from svexport.ops.camera_sample import ACTIVATIONS, OP, OUTSIDE
-from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._builder import Builder, Value
 from svexport.symbolic._sampling import LINEAR, Sampler
 from svexport.symbolic._symbolic import Symbolic
 
@@ -35,26 +35,24 @@ def body(
     dtypes = (dtype, reference_points.dtype, lidar2img.dtype, offsets.dtype)
     precise = TensorProto.DOUBLE if TensorProto.DOUBLE in dtypes else TensorProto.FLOAT
     batch, queries, cams, points, levels, groups = (b.dim(weights, axis) for axis in range(6))
-    channels = b.dim(features[0], 2)
-    if isinstance(channels, int) and isinstance(groups, int):
-        per_group: Dim = channels // groups
-    else:
-        per_group = b.op("Div", b.shape(channels), b.shape(groups), shape=(1,))
+    images, channels = b.product(batch, cams), b.dim(features[0], 2)
 
     # (B, Q, points, 3), metres
     low, high = np.split(np.array(pc_range), 2)
     place = b.op("Mul", b.cast(reference_points, precise), b.constant(high - low, precise))
     place = b.unsqueeze(b.op("Add", place, b.constant(low, precise), shape=reference_points.shape), 2)
     place = b.op("Add", place, b.cast(offsets, precise))
-    place = b.op("Expand", place, b.shape(batch, queries, points, 3), shape=(None,) * 4)
+    place = b.op("Expand", place, b.shape(batch, queries, points, 3))
+    place = b.unsqueeze(b.transpose(place, (0, 3, 1, 2)), 1, 2)  # (B, 1, 1, 3, Q, points)
 
     # No MatMul, which TensorRT may run in TF32: that would be off by pixels.
     matrix = b.unsqueeze(b.slice(b.cast(lidar2img, precise), 2, 0, 3), 4, 5)  # (B, cams, 3, 4, 1, 1)
-    image = b.op("Mul", b.slice(matrix, 3, 0, 3), b.unsqueeze(b.transpose(place, (0, 3, 1, 2)), 1, 2), shape=(None,) * 6)
-    image = b.op("Add", b.reduce_sum(image, [3]), b.squeeze(b.slice(matrix, 3, 3, 4), 3), shape=(None,) * 5)
+    image = b.reduce_sum(b.op("Mul", b.slice(matrix, 3, 0, 3), place), [3])
+    image = b.op("Add", image, b.squeeze(b.slice(matrix, 3, 3, 4), 3))
     xy, depth = b.split(image, 2, [2, 1])  # (B, cams, 2 and 1, Q, points)
     seen = b.op("Greater", depth, b.like(depth_eps, depth), dtype=_BOOL)
-    uv = b.op("Div", b.op("Div", xy, b.clip(depth, depth_eps, None)), _column(b, image_size[::-1], precise))
+    uv = b.op("Div", xy, b.clip(depth, depth_eps, None))
+    uv = b.op("Div", uv, b.constant(np.reshape(image_size[::-1], (2, 1, 1)), precise))
     if in_image:
         centred = b.op("Sub", b.op("Mul", uv, b.like(2, uv)), b.like(1, uv))
         for comparison, bound in (("Greater", -1), ("Less", 1)):  # false for NaN
@@ -63,7 +61,7 @@ def body(
         seen = b.op("And", seen, b.op("Not", b.op("IsNaN", uv, dtype=_BOOL)))
         uv = b.clip(uv, *uv_clamp)
     uv = b.op("Where", seen, uv, b.like(OUTSIDE, uv), dtype=precise)
-    uv = b.reshape(uv, b.product(batch, cams), 2, 1, queries, points)
+    uv = b.reshape(uv, images, 2, 1, queries, points)
 
     weights = b.cast(weights, precise)
     if ACTIVATIONS[activation] == "sigmoid":
@@ -75,23 +73,18 @@ def body(
         weights = b.transpose(weights, (5, 0, 3, 2, 1, 4))
     weights = b.unsqueeze(weights, 4)  # (L, B, cams, G, 1, Q, points)
 
-    output: Value | None = None
+    parts = []
     for level, feature in enumerate(features):
-        feature = b.reshape(feature, b.product(batch, cams), channels, b.dim(feature, 3), b.dim(feature, 4))
+        feature = b.reshape(feature, images, channels, b.dim(feature, 3), b.dim(feature, 4))
         sampler = Sampler(b, feature, [queries, points], LINEAR)
-        x = b.op("Sub", b.op("Mul", uv, sampler.size()), b.like(0.5, uv))
+        x = b.op("Sub", b.op("Mul", b.cast(uv, sampler.dtype), sampler.size()), sampler.number(0.5))
         sampled = b.cast(sampler.zeros(x), precise)  # (B*cams, C, Q, points)
         sampled = b.op("Where", b.op("IsNaN", sampled, dtype=_BOOL), b.like(0, sampled), sampled, dtype=precise)
-        sampled = b.reshape(sampled, batch, cams, groups, per_group, queries, points)
-        part = b.op("Mul", sampled, b.squeeze(b.slice(weights, 0, level, level + 1), 0), shape=(None,) * 6)
-        part = b.reduce_sum(part, [1, 5])  # (B, G, C/G, Q)
-        output = part if output is None else b.op("Add", output, part)
-    output = b.transpose(output, (0, 3, 1, 2))
+        sampled = b.reshape(sampled, batch, cams, groups, b.quotient(channels, groups), queries, points)
+        part = b.op("Mul", sampled, b.squeeze(b.slice(weights, 0, level, level + 1), 0))
+        parts.append(b.reduce_sum(part, [1, 5]))  # (B, G, C/G, Q)
+    output = b.transpose(b.op("Sum", *parts), (0, 3, 1, 2))
     return b.cast(b.reshape(output, batch, queries, channels), dtype)
-
-
-def _column(b: Builder, numbers: Sequence[float], dtype: int) -> Value:
-    return b.constant(np.array(numbers).reshape(-1, 1, 1), dtype)
 
 
 Symbolic(OP, body)

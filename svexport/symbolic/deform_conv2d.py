@@ -1,4 +1,4 @@
-"""``SvDeformConv2d``: the body gathers rows, a row being the channels of one pixel, and multiplies them with the kernel."""
+"""``SvDeformConv2d``: the body gathers rows, the channels of a pixel each, and multiplies them with the kernel."""
 
 from __future__ import annotations
 
@@ -54,37 +54,35 @@ def body(
         tap = b.reshape(tap, kernel[axis], *[1] * (4 - axis))
         position = b.op("Add", move, b.op("Add", tap, b.reshape(place, out[axis], *[1] * (1 - axis))))
         positions.append(by_place(position))
-    rows, columns = (
-        corners(b, position, b.reshape(b.cast(b.shape(size), precise), 1))
+    y, x = (
+        corners(b, position, b.cast(b.shape(size), precise))
         for position, size in zip(positions, (height, width), strict=True)
     )
-    if mask is not None:
-        mask = by_place(b.reshape(b.cast(mask, precise), n, offset_groups, taps, *out))
-        rows = tuple((index, b.op("Mul", weight, mask)) for index, weight in rows)
-    row = b.cast(b.shape(width), INDEX)
     start = b.constant(np.arange(blocks).reshape(groups, 1, 1, -1), INDEX)
     if n != 1:
         image = b.op("Mul", b.arange(n), b.shape(b.product(height, width, blocks)))
         start = b.op("Add", start, b.reshape(b.cast(image, INDEX), n, 1, 1, 1, 1))
+    row, column = (b.cast(b.shape(step), INDEX) for step in (b.product(width, blocks), blocks))
+    rows = [(b.op("Add", b.op("Mul", index, row), start), weight) for index, weight in y]
+    columns = [(b.op("Mul", index, column), weight) for index, weight in x]
+    if mask is not None:
+        mask = by_place(b.reshape(b.cast(mask, precise), n, offset_groups, taps, *out))
+        rows = [(index, b.op("Mul", weight, mask)) for index, weight in rows]
 
-    per_block = channels // blocks if isinstance(channels, int) else b.op("Div", channels, b.ints(blocks), shape=(1,))
-    source = b.reshape(
-        b.transpose(b.cast(input, precise), (0, 2, 3, 1)), b.product(n, height, width, blocks), per_block
-    )
+    source = b.transpose(b.cast(input, precise), (0, 2, 3, 1))
+    source = b.reshape(source, b.product(n, height, width, blocks), b.quotient(channels, blocks))
     parts = []
     for j, v in rows:
         for i, w in columns:
-            index = b.op("Mul", b.op("Add", b.op("Mul", j, row), i), b.constant(blocks, INDEX))
-            pixel = b.op("Gather", source, b.op("Add", index, start), axis=0)
-            factor = b.op("Mul", v, w, shape=(None,) * 5)
-            parts.append(b.op("Mul", pixel, b.unsqueeze(factor, 5)))
+            pixel = b.op("Gather", source, b.op("Add", j, i), axis=0)
+            parts.append(b.op("Mul", pixel, b.unsqueeze(b.op("Mul", v, w), 5)))
     read = b.op("Sum", *parts)
 
     # (N, G, oH*oW, taps*C/G) @ (G, taps*C/G, O/G)
-    per_group = outputs // groups if isinstance(outputs, int) else b.op("Div", outputs, b.ints(groups), shape=(1,))
+    terms, per_group = b.product(taps, inputs), b.quotient(outputs, groups)
     matrix = b.reshape(b.cast(weight, precise), groups, per_group, inputs, taps)
-    matrix = b.reshape(b.transpose(matrix, (0, 3, 2, 1)), groups, b.product(taps, inputs), per_group)
-    output = b.op("MatMul", b.reshape(read, n, groups, places, b.product(taps, inputs)), matrix, shape=(None,) * 4)
+    matrix = b.reshape(b.transpose(matrix, (0, 3, 2, 1)), groups, terms, per_group)
+    output = b.op("MatMul", b.reshape(read, n, groups, places, terms), matrix)
     output = b.reshape(b.transpose(output, (0, 1, 3, 2)), n, outputs, *out)
     if bias is not None:
         output = b.op("Add", output, b.reshape(b.cast(bias, precise), outputs, 1, 1))
@@ -120,4 +118,4 @@ def convert(
     return input, offset, weight, bias, mask if use_mask else None, stride, padding, dilation, groups, offset_groups
 
 
-Symbolic(OP, body)
+Symbolic(OP, body, aten={"torchvision::deform_conv2d": convert})

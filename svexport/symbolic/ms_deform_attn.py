@@ -27,8 +27,8 @@ def body(
     samples = b.product(levels, points)
     every = b.product(m, samples)
 
-    # The samples are computed as (N, Lq, M*L*P): what differs between levels and heads lies along the last dimension, in
-    # small tables, and a runtime's inner loops are long.
+    # The samples are computed as (N, Lq, M*L*P): what differs between levels and heads lies along the last dimension,
+    # in small tables, and a runtime's inner loops are long.
     def table(x: Value) -> Value:  # (L, 1) or (M, 1, 1) -> (M*L*P,)
         return b.reshape(b.op("Expand", x, b.shape(m, levels, points)), every)
 
@@ -41,7 +41,7 @@ def body(
         image = b.op("Mul", b.cast(b.arange(n), INDEX), b.cast(b.shape(b.product(s, m)), INDEX))
         start = b.op("Add", start, b.reshape(image, n, 1, 1))  # (N, 1, M*L*P)
 
-    def axis(location: Value, size: Value) -> tuple[tuple[Value, Value], tuple[Value, Value]]:
+    def axis(location: Value, size: Value) -> list[tuple[Value, Value]]:
         size = b.cast(size, precise)
         x = b.op("Sub", b.op("Mul", location, size, shape=location.shape), b.like(0.5, location), shape=location.shape)
         return corners(b, x, size)

@@ -38,7 +38,8 @@ def body(b: Builder, x: Value, scale: float, scales: Value | None, axis: int, re
     y, step = b.cast(x, precise), step_like(b, x, scale, scales, axis, precise)
     if native(b, scales, precise):
         if restricted:  # QuantizeLinear saturates at -128
-            y = b.op("Max", y, b.op("Mul", step, b.like(-127, y)), shape=x.shape)
+            lowest = b.like(-127 * scale, y) if scales is None else b.op("Mul", step, b.like(-127, y))
+            y = b.op("Max", y, lowest, shape=x.shape)
         return linear(b, "QuantizeLinear", y, scale, scales, axis, TensorProto.INT8)
     y = b.clip(b.op("Div", y, step, shape=x.shape), -127.0 if restricted else -128.0, 127.0)
     if b.opset >= 11:

@@ -23,8 +23,8 @@ def body(b: Builder, x: Value, pool: int) -> Value:
     if isinstance(c, int):
         blocks, padding = -(-c // 32), -c % 32
     else:
-        blocks = b.op("Div", b.op("Add", c, b.ints(31)), b.ints(32), shape=(1,))
-        padding = b.op("Sub", b.op("Mul", blocks, b.ints(32)), c, shape=(1,))
+        blocks = b.quotient(b.op("Add", c, b.ints(31), shape=(1,)), 32)
+        padding = b.op("Sub", b.shape(b.product(blocks, 32)), c, shape=(1,))
     if padding != 0:  # not by Pad, which knows no int8 before opset 11
         zeros = b.op("Expand", b.like(0, x), b.shape(n, padding, h, w), dtype=dtype)
         x = b.op("Concat", x, zeros, axis=1)

@@ -9,6 +9,7 @@ import torch
 
 from svexport.cli import demo
 from svexport.errors import SvexportError
+from svexport.exporter.source import is_library
 
 LINEAR = """
 import torch
@@ -122,6 +123,12 @@ def test_no_examples(run, folder, monkeypatch, tmp_path):
     result = run("demo")
     assert result.code == 1
     assert "reinstall svexport" in result.err
+
+
+def test_installed_examples_are_user_code():
+    """Their lines are named in reports, though they lie in svexport's folder."""
+    assert is_library(str(demo.PACKAGE / "ops" / "einsum.py"))
+    assert not is_library(str(demo.PACKAGE / "examples" / "stgcn.py"))
 
 
 def test_the_real_examples_are_found():

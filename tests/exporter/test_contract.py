@@ -220,6 +220,26 @@ def test_spellings_of_dynamic_shapes(shapes, opset, tmp_path) -> None:
 
 
 @BOTH_EXPORTERS
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"features": {0: "n"}},
+        {"features": [{0: "n"}, {0: "n"}]},
+        {"features_0": {0: "n"}, "features_1": {0: "n"}},
+        ([{0: "n"}, {0: "n"}],),
+    ],
+)
+def test_dynamic_shapes_of_a_list(shapes, opset, tmp_path) -> None:
+    class Levels(nn.Module):
+        def forward(self, features: list[Tensor]) -> Tensor:
+            return features[0].sum(1) + features[1].sum(1)
+
+    args = ([torch.randn(2, 3), torch.randn(2, 4)],)
+    report = svexport.export(Levels(), args, tmp_path / "m.onnx", opset=opset, dynamic_shapes=shapes)
+    assert list(report.inputs.values()) == ["float32[n, 3]", "float32[n, 4]"]
+
+
+@BOTH_EXPORTERS
 def test_dynamic_axes(opset, tmp_path) -> None:
     axes = {"x": [0], "output": {0: "n"}}  # torch.onnx.export's spelling; outputs may be named too
     report = svexport.export(Small(), X, tmp_path / "m.onnx", opset=opset, dynamic_axes=axes)

@@ -133,7 +133,9 @@ class Norms(nn.Module):
 @pytest.mark.parametrize("opset", [9, 16, 17, 18])
 def test_export_of_an_unedited_model(opset, tmp_path) -> None:
     torch.manual_seed(0)
-    report = svexport.export(Norms(), (torch.randn(2, 3, 8),), tmp_path / "m.onnx", opset=opset, dynamic_shapes={"x": {0: "n"}})
+    report = svexport.export(
+        Norms(), (torch.randn(2, 3, 8),), tmp_path / "m.onnx", opset=opset, dynamic_shapes={"x": {0: "n"}}
+    )
     assert report.verified
     ours, native = (report.traced_nodes.get(name, 0) for name in ("SvLayerNorm", "LayerNormalization"))
     assert (ours, native) == ((4, 0) if opset < 17 else (0, 4))
@@ -164,7 +166,9 @@ def test_export_of_sizes_read_from_a_dynamic_tensor(opset, tmp_path) -> None:
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             return F.layer_norm(x, x.shape[1:]), F.layer_norm(x, (x.shape[-1],))
 
-    report = svexport.export(Sizes(), (torch.randn(2, 3, 8),), tmp_path / "m.onnx", opset=opset, dynamic_shapes={"x": {0: "n"}})
+    report = svexport.export(
+        Sizes(), (torch.randn(2, 3, 8),), tmp_path / "m.onnx", opset=opset, dynamic_shapes={"x": {0: "n"}}
+    )
     assert report.verified
 
 

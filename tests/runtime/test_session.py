@@ -120,6 +120,7 @@ def layouts() -> dict[str, torch.Tensor]:
         "computed with grad": torch.randn(3, 4, requires_grad=True) * 2,
         "parameter": torch.nn.Parameter(torch.randn(3, 4)),
         "negated view": torch.randn(3, 4, dtype=torch.complex64).conj().imag,
+        "contiguous negated view": torch._neg_view(torch.randn(3, 4)),
         "inference": torch.inference_mode()(lambda: torch.randn(3, 4))(),
     }
 

@@ -1,0 +1,57 @@
+"""Elements added up by index, right for duplicate indices at every opset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from svexport.ops._op import Op
+
+__all__ = ["index_put"]
+
+
+def reference(input: Tensor, indices: Sequence[Tensor], values: Tensor, dims: Sequence[int]) -> Tensor:
+    at = [None] * input.dim()
+    for dim, index in zip(dims, indices):
+        at[dim] = index
+    return torch.index_put(input, at, values, accumulate=True).contiguous()
+
+
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+    i, j = torch.tensor([0, 2, 0, -1, 2]), torch.tensor([1, 1, 1, 0, -3])
+    yield make(3, 4), [i], make(5, 4), [0]
+    yield make(3, 4), [i, j], make(5), [0, 1]
+    yield make(2, 3, 4, 5), [i, j], make(2, 5, 5), [1, 2]
+    yield make(3, 2, 4), [i, j], make(5, 2), [0, 2]
+    yield make(2, 5, 3), [i[:, None], j[:2]], make(1), [1, 2]
+    yield make(3, 4), [i[:0]], make(0, 4), [0]
+
+
+OP = Op(
+    name="index_put",
+    schema="(Tensor input, Tensor[] indices, Tensor values, int[] dims) -> Tensor",
+    reference=reference,
+    samples=samples,
+    plugin=False,
+    inline=True,
+)
+
+
+def index_put(input: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
+    """``torch.index_put``.
+
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.Tensor.index_put_.html
+
+    Shape:
+        - input: any
+        - indices: one for each of the first dimensions of input, None for a whole dimension; integers that broadcast
+          together to ``(*J)``, negative ones from the end
+        - values: broadcasts to ``input[indices]``
+        - output: that of the input
+
+    Below opset 16 a file that accumulates needs memory for a comparison of every index with every place it may point to,
+    and is refused beyond 64 million elements.
+    """
+    return torch.index_put(input, indices, values, accumulate)

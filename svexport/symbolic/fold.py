@@ -1,0 +1,72 @@
+"""``SvFold``: the body is a ConvTranspose that puts the element of each channel at its place in the block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from svexport.ops.fold import OP
+from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._symbolic import Symbolic, TensorInfo
+
+__all__: list[str] = []
+
+
+def body(
+    b: Builder,
+    input: Value,
+    output_size: Sequence[Dim],
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Value:
+    *batch, rows, _ = (b.dim(input, i) for i in range(input.rank))
+    kernel = int(np.prod(kernel_size))
+    channels = rows // kernel if isinstance(rows, int) else b.op("Div", rows, b.ints(kernel), shape=(1,))
+    if 0 in (*batch, channels):
+        empty = b.shape(*batch, channels, *output_size)
+        return b.op("Expand", b.like(0, input), empty, shape=[*input.shape[:-2], None, None, None])
+    spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel_size)]
+    blocks = [_blocks(b, *each) for each in zip(output_size, padding, spans, stride)]
+    images = b.reshape(input, b.product(*batch, channels), kernel, *blocks)
+    # Sizes that the strides do not reach are made up for on the far side, whatever they are where they are dynamic.
+    static = [isinstance(size, int) for size in output_size]
+    far = [
+        size + 2 * p - span - s * (count - 1) if fixed else s - 1
+        for fixed, size, p, span, s, count in zip(static, output_size, padding, spans, stride, blocks)
+    ]
+    pads = [p if fixed else 0 for fixed, p in zip(static, padding)]
+    image = b.op(
+        "ConvTranspose",
+        images,
+        b.constant(np.eye(kernel).reshape(kernel, 1, *kernel_size), input.dtype),
+        kernel_shape=list(kernel_size),
+        dilations=list(dilation),
+        pads=pads * 2,
+        strides=list(stride),
+        output_padding=far,
+    )
+    for axis, (fixed, size, p) in enumerate(zip(static, output_size, padding), 2):
+        if not fixed:
+            image = b.op("Gather", image, b.op("Add", b.arange(size), b.ints(p)), axis=axis)
+    shape = tuple(d if isinstance(d, int) else None for d in (b.product(*batch, channels), 1, *output_size))
+    return b.reshape(replace(image, shape=shape), *batch, channels, *output_size)
+
+
+def _blocks(b: Builder, size: Dim, padding: int, span: int, stride: int) -> Dim:
+    """How many blocks there are along an axis."""
+    if isinstance(size, int):
+        return (size + 2 * padding - span) // stride + 1
+    steps = b.op("Div", b.op("Add", size, b.ints(2 * padding - span)), b.ints(stride))
+    return b.op("Add", steps, b.ints(1), shape=(1,))
+
+
+def convert(input: TensorInfo, output_size: Sequence[int | TensorInfo], *blocks: Sequence[int]) -> tuple | None:
+    """``aten::col2im``."""
+    return None if input.shape is None else (input, output_size, *blocks)
+
+
+Symbolic(OP, body, aten={"col2im": convert})

@@ -1,0 +1,29 @@
+"""``SvIndexAdd``: the body is that of a scatter with the index repeated for every element of a row."""
+
+from __future__ import annotations
+
+from svexport.ops.index_add import OP
+from svexport.symbolic._builder import Builder, Value
+from svexport.symbolic._symbolic import Symbolic, TensorInfo
+from svexport.symbolic.scatter_reduce import scatter
+
+__all__: list[str] = []
+
+
+def body(b: Builder, input: Value, dim: int, index: Value, source: Value, alpha: float) -> Value:
+    dim %= input.rank
+    column = b.reshape(index, *(b.dim(source, i) if i == dim else 1 for i in range(input.rank)))
+    indices = b.op("Expand", column, b.shape(*(b.dim(source, i) for i in range(input.rank))), shape=source.shape)
+    if alpha != 1:
+        source = b.op("Mul", source, b.like(alpha, source), shape=source.shape)
+    return scatter(b, input, dim, indices, source, "sum")
+
+
+def convert(
+    input: TensorInfo, dim: int, index: TensorInfo, source: TensorInfo, alpha: float = 1, *_: None
+) -> tuple | None:
+    """``aten::index_add``."""
+    return (input, dim, index, source, alpha) if input.shape and source.shape else None
+
+
+Symbolic(OP, body, aten={"index_add": convert}, until=17)

@@ -1,0 +1,77 @@
+"""``SvIndexPut``: the body is a scatter into the rows that the indexed dimensions make together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from onnx import TensorProto
+
+from svexport.errors import ExportError
+from svexport.ops.index_put import OP
+from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._symbolic import Symbolic, TensorInfo
+from svexport.symbolic.scatter_reduce import scatter
+
+__all__: list[str] = []
+
+
+def body(b: Builder, input: Value, indices: Sequence[Value], values: Value, dims: Sequence[int]) -> Value:
+    if any(index.dtype == TensorProto.BOOL for index in indices):
+        raise ExportError(
+            f"index_put(accumulate=True) with a mask cannot be exported at opset {b.opset}; add torch.where(mask, values, 0) "
+            "instead, or export with opset=18 or later"
+        )
+    dims = list(dims)
+    rest = [axis for axis in range(input.rank) if axis not in dims]
+    sizes = [b.dim(input, axis) for axis in range(input.rank)]
+
+    # One index into the flattened dimensions, of the shape that the indices broadcast to.
+    place: Value | None = None
+    for dim, index in zip(dims, indices):
+        index = b.cast(index, TensorProto.INT64)
+        size = b.shape(sizes[dim])
+        negative = b.op("Less", index, b.ints(0))
+        index = b.op("Where", negative, b.op("Add", index, size), index, dtype=TensorProto.INT64)
+        place = index if place is None else b.op("Add", b.op("Mul", place, size), index)
+    rank = max(index.rank for index in indices)
+    counted = [b.dim(replace(place, shape=_broadcast(indices)), axis) for axis in range(rank)]
+
+    # The values have the indexed dimensions where the first of them is if they are adjacent, else at the front.
+    front = dims[0] if dims == list(range(dims[0], dims[0] + len(dims))) else 0
+    target: list[Dim] = [sizes[axis] for axis in rest]
+    target[front:front] = counted
+    values = b.op("Expand", values, b.shape(*target))
+    order = [*range(front, front + rank), *range(front), *range(front + rank, len(target))]
+    values = replace(values, shape=tuple(d if isinstance(d, int) else None for d in target))
+
+    row = b.product(*(sizes[axis] for axis in rest))
+    count = b.product(*counted)
+    source = b.reshape(b.transpose(values, order), count, row)
+    shape = tuple(d if isinstance(d, int) else None for d in (count, row))
+    repeated = b.op("Expand", b.reshape(place, count, 1), b.shape(count, row), shape=shape)
+    flat = b.reshape(b.transpose(input, [*dims, *rest]), b.product(*(sizes[dim] for dim in dims)), row)
+    result = scatter(b, flat, 0, repeated, source, "sum")
+    result = b.reshape(result, *(sizes[axis] for axis in (*dims, *rest)))
+    return b.transpose(result, np.argsort([*dims, *rest]).tolist())
+
+
+def _broadcast(indices: Sequence[Value]) -> tuple[int | None, ...]:
+    rank = max(index.rank for index in indices)
+    padded = [(1,) * (rank - index.rank) + index.shape for index in indices]
+    return tuple(next((s for s in sizes if s != 1), 1) for sizes in zip(*padded))
+
+
+def convert(
+    input: TensorInfo, indices: Sequence[TensorInfo | None], values: TensorInfo, accumulate: bool = False, *_: None
+) -> tuple | None:
+    """``aten::index_put``; without accumulation the exporter's own conversion is right."""
+    dims = [dim for dim, index in enumerate(indices) if index is not None]
+    given = [index for index in indices if index is not None]
+    if not accumulate or not input.shape or not given or any(index.shape is None for index in given):
+        return None
+    return input, given, values, dims
+
+
+Symbolic(OP, body, aten={"index_put": convert}, until=17)

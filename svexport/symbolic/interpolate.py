@@ -1,0 +1,106 @@
+"""``SvInterpolate``: the body is ``rows @ input @ columns``; the two matrices are constants where the sizes are static."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from svexport.ops.interpolate import OP
+from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._symbolic import Symbolic, TensorInfo
+
+__all__: list[str] = []
+
+
+def body(
+    b: Builder, input: Value, size: Sequence[Dim], bicubic: bool, align_corners: bool, scales: Sequence[float]
+) -> Value:
+    old = [b.dim(input, 2), b.dim(input, 3)]
+    new = size or [_scaled(b, d, scale) for d, scale in zip(old, scales)]
+    batch, channels = input.shape[:2]
+    shape = (batch, channels, *(d if isinstance(d, int) else None for d in new))
+    if 0 in (batch, channels):
+        return b.op("Expand", b.like(0, input), b.shape(b.dim(input, 0), b.dim(input, 1), *new), shape=shape)
+    rows, columns = (
+        _matrix(b, *each, bicubic, align_corners, input) for each in zip(old, new, scales or (None, None))
+    )
+    return b.op("MatMul", rows, b.op("MatMul", input, b.transpose(columns, [1, 0])), dtype=input.dtype, shape=shape)
+
+
+def _scaled(b: Builder, size: Dim, scale: float) -> Dim:
+    """Truncated, in double as torch does."""
+    if isinstance(size, int):
+        return int(size * scale)
+    product = b.op("Mul", b.cast(size, TensorProto.DOUBLE), b.constant(np.float64(scale)), shape=(1,))
+    return b.cast(product, TensorProto.INT64)
+
+
+def _matrix(
+    b: Builder, old: Dim, new: Dim, scale: float | None, bicubic: bool, align_corners: bool, like: Value
+) -> Value:
+    """``(new, old)``: in each row the filter around the centre of a new pixel, widened by the reduction.
+
+    Source: ``_compute_indices_min_size_weights_aa`` of ATen/native/cpu/UpSampleKernel.cpp.
+    """
+    if isinstance(old, int) and isinstance(new, int):
+        if align_corners:
+            ratio = (old - 1) / (new - 1) if new > 1 else 0.0
+        else:
+            ratio = 1 / scale if scale else old / new
+        centre = ratio * (np.arange(new)[:, None] + 0.5)
+        x = np.abs(np.arange(old) + 0.5 - centre) / max(ratio, 1.0)
+        if bicubic:
+            far = np.where(x < 2, -0.5 * (((x - 5) * x + 8) * x - 4), 0)
+            weights = np.where(x < 1, (1.5 * x - 2.5) * x * x + 1, far)
+        else:
+            weights = np.maximum(1 - x, 0)
+        return b.constant(weights / weights.sum(1, keepdims=True), like.dtype)
+
+    def do(op_type: str, *inputs: Value | float) -> Value:
+        return b.op(op_type, *(x if isinstance(x, Value) else b.constant(x, TensorProto.FLOAT) for x in inputs), dtype=1)
+
+    old_size, new_size = (b.cast(b.shape(d), TensorProto.FLOAT) for d in (old, new))
+    if align_corners:
+        steps = do("Sub", new_size, 1)  # none: the ratio is 0
+        wide = do("Mul", do("Sub", old_size, 1), do("Min", steps, 1))
+        ratio_value = do("Div", wide, do("Max", steps, 1))
+    else:
+        ratio_value = do("Div", 1, b.constant(np.float32([scale]))) if scale else do("Div", old_size, new_size)
+    rows = b.unsqueeze(b.cast(b.arange(new), TensorProto.FLOAT), 1)
+    centre_value = do("Mul", do("Add", rows, 0.5), ratio_value)
+    columns = do("Add", b.cast(b.arange(old), TensorProto.FLOAT), 0.5)
+    x = do("Div", do("Abs", do("Sub", columns, centre_value)), do("Max", ratio_value, 1))
+    if bicubic:
+        far = do("Mul", do("Sub", do("Mul", do("Add", do("Mul", do("Sub", x, 5), x), 8), x), 4), -0.5)
+        far = do("Where", do("Less", x, 2), far, 0)
+        near = do("Add", do("Mul", do("Sub", do("Mul", x, 1.5), 2.5), do("Mul", x, x)), 1)
+        weights = do("Where", do("Less", x, 1), near, far)
+    else:
+        weights = do("Max", do("Sub", 1, x), 0)
+    weights = Value(weights.name, TensorProto.FLOAT, (None, None))
+    return b.cast(b.op("Div", weights, b.reduce_sum(weights, [1], keepdims=True), shape=weights.shape), like.dtype)
+
+
+def convert(
+    bicubic: bool,
+    input: TensorInfo,
+    size: Sequence[int | TensorInfo] | None,
+    align_corners: bool,
+    *scales: Any,
+) -> tuple | None:
+    """``aten::_upsample_bilinear2d_aa`` and ``aten::_upsample_bicubic2d_aa``: with one scale for each axis, or a list."""
+    if input.shape is None:
+        return None
+    scales = scales[0] if len(scales) == 1 else scales
+    return input, size or [], bicubic, align_corners, [] if not scales or None in scales else scales
+
+
+Symbolic(
+    OP,
+    body,
+    aten={"_upsample_bilinear2d_aa": partial(convert, False), "_upsample_bicubic2d_aa": partial(convert, True)},
+)

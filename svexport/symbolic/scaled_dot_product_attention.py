@@ -1,0 +1,109 @@
+"""``SvScaledDotProductAttention``: MatMul, Softmax, MatMul, the pattern that TensorRT fuses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from onnx import TensorProto
+
+from svexport.errors import ExportError
+from svexport.ops.scaled_dot_product_attention import OP
+from svexport.symbolic._builder import Builder, Value
+from svexport.symbolic._symbolic import Symbolic, TensorInfo
+from svexport.symbolic.triu import keep
+
+__all__: list[str] = []
+
+LOWEST = {TensorProto.FLOAT16: -65504.0, TensorProto.DOUBLE: float(np.finfo(np.float64).min)}
+
+
+def body(
+    b: Builder,
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_mask: Value | None,
+    is_causal: bool,
+    scale: Sequence[float],
+    enable_gqa: bool,
+) -> Value:
+    if 0 in (*query.shape[:-1], *key.shape[:-1], value.shape[-1]):
+        shape = [b.dim(query, i) for i in range(query.rank - 1)] + [b.dim(value, -1)]
+        sizes = [d if isinstance(d, int) else None for d in shape]
+        return b.op("Expand", b.like(0, query), b.shape(*shape), shape=sizes)
+    if enable_gqa:
+        key, value = _repeat(b, key, query), _repeat(b, value, query)
+    rank = max(query.rank, key.rank)
+    swapped = b.transpose(key, [*range(key.rank - 2), key.rank - 1, key.rank - 2])
+    scores = b.op("MatMul", b.op("Mul", query, _factor(b, query, scale)), swapped)
+    bias = None
+    if is_causal:
+        bias = _bias(b, keep(b, b.dim(query, -2), b.dim(key, -2), 0, upper=False), query)
+    elif attn_mask is not None:
+        bias = _bias(b, attn_mask, query) if attn_mask.dtype == TensorProto.BOOL else attn_mask
+    if bias is not None:
+        scores = b.op("Add", scores, bias)
+    output = b.op("MatMul", b.op("Softmax", scores, axis=rank - 1), value)
+    if attn_mask is not None:
+        # Where it leaves nothing to attend to, the softmax is NaN. Told from the mask, which may well be constant.
+        most = b.reduce("ReduceMax", bias, [bias.rank - 1], keepdims=True)
+        nothing = b.op("Less", most, b.like(LOWEST.get(query.dtype, float(np.finfo(np.float32).min)), query))
+        output = b.op("Where", nothing, b.like(0, query), output, dtype=query.dtype)
+    return output
+
+
+def _factor(b: Builder, query: Value, scale: Sequence[float]) -> Value:
+    if scale:
+        return b.like(scale[0], query)
+    size = b.dim(query, -1)
+    if isinstance(size, int):
+        return b.like(1 / math.sqrt(size), query)
+    return b.op("Reciprocal", b.op("Sqrt", b.cast(size, query.dtype)))
+
+
+def _bias(b: Builder, mask: Value, query: Value) -> Value:
+    """What a boolean mask adds to the scores."""
+    return b.op("Where", mask, b.like(0, query), b.like(-np.inf, query), dtype=query.dtype, shape=mask.shape)
+
+
+def _repeat(b: Builder, x: Value, query: Value) -> Value:
+    """Each head as often as there are query heads for it."""
+    *batch, heads, length, size = (b.dim(x, i) for i in range(x.rank))
+    wanted = b.dim(query, -3)
+    if isinstance(heads, int) and isinstance(wanted, int):
+        groups = wanted // heads
+    else:
+        groups = b.op("Div", b.shape(wanted), b.shape(heads), shape=(1,))
+    if groups == 1:
+        return x
+    dims = [*batch, heads, groups, length, size]
+    shape = [d if isinstance(d, int) else None for d in dims]
+    repeated = b.op("Expand", b.unsqueeze(x, x.rank - 2), b.shape(*dims), shape=shape)
+    return b.reshape(repeated, *batch, wanted, length, size)
+
+
+def convert(
+    query: TensorInfo,
+    key: TensorInfo,
+    value: TensorInfo,
+    attn_mask: TensorInfo | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool = False,
+) -> tuple | None:
+    """``aten::scaled_dot_product_attention``."""
+    if dropout_p:
+        raise ExportError(
+            f"scaled_dot_product_attention expects dropout_p=0.0 outside of training, got {dropout_p}: torch would draw random "
+            "numbers in every forward; pass dropout_p=self.dropout if self.training else 0.0"
+        )
+    if query.shape is None or key.shape is None or value.shape is None:
+        return None
+    return query, key, value, attn_mask, is_causal, [] if scale is None else [scale], enable_gqa
+
+
+Symbolic(OP, body, aten={"scaled_dot_product_attention": convert})

@@ -1,0 +1,132 @@
+"""``SvScatterReduce``: ScatterElements where it has the reduction, otherwise every index compared with every position."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from svexport.errors import ExportError
+from svexport.ops.scatter_reduce import OP, REDUCTIONS
+from svexport.symbolic._builder import FLOAT_TYPES, Builder, Value
+from svexport.symbolic._symbolic import Symbolic, TensorInfo
+
+__all__ = ["LARGEST", "scatter"]
+
+LARGEST = 2**26
+"""Elements that a comparison of every index with every position may have."""
+
+_ONNX = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
+_REDUCE = {"sum": "ReduceSum", "mean": "ReduceSum", "prod": "ReduceProd", "amax": "ReduceMax", "amin": "ReduceMin"}
+_NATIVE = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT32, TensorProto.INT64)
+
+
+def body(b: Builder, input: Value, dim: int, index: Value, src: Value, reduce: int, include_self: bool) -> Value:
+    return scatter(b, input, dim, index, src, REDUCTIONS[reduce], include_self)
+
+
+def scatter(b: Builder, input: Value, dim: int, index: Value, src: Value, reduce: str, include_self: bool = True) -> Value:
+    """``torch.scatter_reduce``; half types in float32, small integers in int64."""
+    if 0 in (*input.shape, *index.shape):
+        return input
+    dim %= input.rank
+    wide = TensorProto.FLOAT if input.dtype in FLOAT_TYPES else TensorProto.INT64
+    x, src = (b.cast(v, v.dtype if v.dtype in _NATIVE else wide) for v in (input, _cropped(b, src, index)))
+    native = b.opset >= (18 if reduce in ("amax", "amin") else 16)
+    result = (_elements if native else _compared)(b, x, dim, index, src, reduce, include_self)
+    return b.cast(Value(result.name, x.dtype, input.shape), input.dtype)
+
+
+def _cropped(b: Builder, src: Value, index: Value) -> Value:
+    """The part of src that index covers, from the start of each dimension."""
+    for axis in range(index.rank):
+        size = b.dim(index, axis)
+        if isinstance(size, Value):
+            src = b.op("Gather", src, b.arange(size), axis=axis)
+        elif src.shape is None or src.shape[axis] != size:
+            src = b.slice(src, axis, 0, size)
+    return Value(src.name, src.dtype, index.shape)
+
+
+def _neutral(b: Builder, x: Value, reduce: str) -> Value:
+    if reduce in ("amax", "amin"):
+        dtype = helper.tensor_dtype_to_np_dtype(x.dtype)
+        highest = np.inf if x.dtype in FLOAT_TYPES else np.iinfo(dtype).max
+        return b.like(-highest if reduce == "amax" else highest, x)
+    return b.like(int(reduce == "prod"), x)
+
+
+def _mean(b: Builder, total: Value, count: Value) -> Value:
+    """Rounded down where it is an integer; of nothing it is the total."""
+    if total.dtype in FLOAT_TYPES:
+        return b.op("Div", total, count)
+    quotient = b.op("Div", b.cast(total, TensorProto.DOUBLE), b.cast(count, TensorProto.DOUBLE))
+    return b.cast(b.op("Floor", quotient), total.dtype)
+
+
+def _elements(b: Builder, x: Value, dim: int, index: Value, src: Value, reduce: str, include_self: bool) -> Value:
+    def filled(number: Value, like: Value) -> Value:
+        return b.op("Expand", number, b.shape(*(b.dim(like, i) for i in range(like.rank))), shape=like.shape)
+
+    base = x if include_self else b.op("ScatterElements", x, index, filled(_neutral(b, x, reduce), index), axis=dim)
+    result = b.op("ScatterElements", base, index, src, axis=dim, reduction=_ONNX[reduce])
+    if reduce != "mean":
+        return result
+    one = b.like(1, x)
+    first = filled(one, x)
+    if not include_self:  # 0 where an index points to, 1 elsewhere
+        first = b.op("ScatterElements", first, index, filled(b.like(0, x), index), axis=dim)
+    return _mean(b, result, b.op("ScatterElements", first, index, filled(one, index), axis=dim, reduction="add"))
+
+
+def _compared(b: Builder, x: Value, dim: int, index: Value, src: Value, reduce: str, include_self: bool) -> Value:
+    sizes = (*index.shape, x.shape[dim])
+    if None not in sizes and np.prod(sizes, dtype=np.int64) > LARGEST:
+        raise ExportError(
+            f"scattering {index.shape} indices into {x.shape[dim]} positions at opset {b.opset} would compare them all, which "
+            f"takes {np.prod(sizes, dtype=np.int64):,} elements; export with opset={16 if reduce not in ('amax', 'amin') else 18}"
+            " or later"
+        )
+    if any(i is not None and s is not None and i < s for a, (i, s) in enumerate(zip(index.shape, x.shape)) if a != dim):
+        raise ExportError(
+            f"scattering with indices of shape {index.shape} into a part of {x.shape} cannot be exported at opset {b.opset}; "
+            f"slice the tensor first, or export with opset={16 if reduce not in ('amax', 'amin') else 18} or later"
+        )
+    rank = x.rank
+    last = [*(axis for axis in range(rank) if axis != dim), dim]
+    x, index, src = (b.transpose(v, last) for v in (x, index, src))
+    places = b.op(
+        "Equal", b.unsqueeze(index, rank), b.arange(b.dim(x, rank - 1)), dtype=TensorProto.BOOL, shape=(None,) * (rank + 1)
+    )  # (*, J, S)
+    neutral = _neutral(b, x, reduce)
+    parts = b.op("Where", places, b.unsqueeze(src, rank), neutral, dtype=x.dtype, shape=places.shape)
+    count = b.reduce_sum(b.cast(places, x.dtype), [rank - 1])
+    base = x
+    if not include_self:
+        base = b.op("Where", b.op("Less", b.like(0, x), count), neutral, x, dtype=x.dtype, shape=x.shape)
+    # Concat refuses shapes that do not fit, where Add and the like would broadcast.
+    together = b.concat([b.unsqueeze(base, rank - 1), parts], rank - 1)
+    result = b.reduce(_REDUCE[reduce], Value(together.name, x.dtype, parts.shape), [rank - 1])
+    if reduce == "mean":
+        one = b.like(1, x)
+        more = one if include_self else b.op("Where", b.op("Less", b.like(0, x), count), b.like(0, x), one, dtype=x.dtype)
+        result = _mean(b, result, b.op("Add", count, more))
+    return b.transpose(Value(result.name, x.dtype, x.shape), np.argsort(last).tolist())
+
+
+def convert(
+    input: TensorInfo, dim: int, index: TensorInfo, src: TensorInfo, reduce: str = "sum", include_self: bool = True
+) -> tuple | None:
+    """``aten::scatter_reduce``, ``aten::scatter_add``, and ``aten::scatter`` with the older names of reductions."""
+    reduce = {"add": "sum", "multiply": "prod"}.get(reduce, reduce)
+    if not input.shape or not index.shape or not isinstance(src, TensorInfo):
+        return None
+    return input, dim, index, src, REDUCTIONS.index(reduce), include_self
+
+
+Symbolic(
+    OP,
+    body,
+    aten={"scatter_add": convert, "scatter_reduce.two": convert, "scatter.reduce": convert},
+)

@@ -1,0 +1,40 @@
+"""``SvTriu``: the body compares the numbers of rows and columns, once and for all where they are static."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+from onnx import TensorProto
+
+from svexport.ops.triu import OP
+from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._symbolic import Symbolic, TensorInfo
+
+__all__ = ["keep"]
+
+
+def body(b: Builder, input: Value, diagonal: Dim, upper: bool) -> Value:
+    kept = keep(b, b.dim(input, -2), b.dim(input, -1), diagonal, upper)
+    if input.dtype == TensorProto.BOOL:
+        return b.op("And", input, kept, shape=input.shape)
+    return b.op("Where", kept, input, b.like(0, input), dtype=input.dtype, shape=input.shape)
+
+
+def keep(b: Builder, rows: Dim, columns: Dim, diagonal: Dim, upper: bool) -> Value:
+    """Which elements of a matrix belong to the triangle."""
+    if isinstance(rows, int) and isinstance(columns, int) and isinstance(diagonal, int):
+        ones = np.ones((rows, columns), bool)
+        return b.constant(np.triu(ones, diagonal) if upper else np.tril(ones, diagonal))
+    column = b.arange(columns)
+    row = b.unsqueeze(b.op("Add", b.arange(rows), b.shape(diagonal)), 1)
+    outside = b.op("Less", *((column, row) if upper else (row, column)), dtype=TensorProto.BOOL)
+    return b.op("Not", outside, shape=tuple(d if isinstance(d, int) else None for d in (rows, columns)))
+
+
+def convert(upper: bool, input: TensorInfo, diagonal: int | TensorInfo) -> tuple | None:
+    """``aten::triu`` and ``aten::tril``."""
+    return None if input.shape is None else (input, diagonal, upper)
+
+
+Symbolic(OP, body, aten={"triu": partial(convert, True), "tril": partial(convert, False)}, until=13)

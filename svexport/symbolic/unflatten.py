@@ -1,0 +1,34 @@
+"""``SvUnflatten``: the body is one Reshape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from svexport.ops.unflatten import OP
+from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._symbolic import Symbolic, TensorInfo
+
+__all__: list[str] = []
+
+
+def body(b: Builder, input: Value, dim: int, sizes: Sequence[Dim]) -> Value:
+    dims = [b.dim(input, i) for i in range(input.rank)]
+    dim %= input.rank
+    sizes = list(sizes)
+    if -1 in sizes:
+        inferred = sizes.index(-1)
+        sizes.pop(inferred)
+        known = b.product(*sizes)
+        if isinstance(dims[dim], int) and isinstance(known, int):
+            sizes.insert(inferred, dims[dim] // known)
+        else:
+            sizes.insert(inferred, b.op("Div", b.shape(dims[dim]), b.shape(known), shape=(1,)))
+    return b.reshape(input, *dims[:dim], *sizes, *dims[dim + 1 :])
+
+
+def convert(input: TensorInfo, dim: int, sizes: Sequence[int | TensorInfo], *_: None) -> tuple | None:
+    """``aten::unflatten``."""
+    return None if input.shape is None else (input, dim, sizes)
+
+
+Symbolic(OP, body, aten={"unflatten": convert}, until=12)
