@@ -25,7 +25,8 @@ def interleaved(functions: Mapping[str, Callable[[], Any]], seconds: float = 1.0
     """Calls every function in turn, at least ``rounds`` times and for about ``seconds`` each.
 
     Returns:
-        name -> ``{"median": s, "min": s, "runs": n}``. Taking turns keeps what else the machine does from favouring one.
+        name -> ``{"median": s, "min": s, "runs": n}``. Taking turns keeps what else the machine does from favouring
+        one.
     """
     for function in functions.values():
         function()

@@ -1,4 +1,5 @@
-"""``svexport.export(verify=False)`` beside ``torch.onnx.export`` on ST-GCN, and ``import svexport`` beside ``import torch``.
+"""``svexport.export(verify=False)`` beside ``torch.onnx.export`` on ST-GCN, and ``import svexport`` beside ``import
+torch``.
 
 torch's exporter has no einsum below opset 12, so both write opset 13.
 """
@@ -12,10 +13,10 @@ import warnings
 from pathlib import Path
 
 import torch
-from examples import stgcn
 
 import svexport
 from benchmarks._measure import interleaved, write
+from examples import stgcn
 
 _IMPORT = """
 import time

@@ -1,10 +1,10 @@
 """The body of ``grid_sample`` in ONNX Runtime beside other ways to gather the pixels: bilinear, zeros, opset 11.
 
-Every way is the body itself with one method changed: how it gathers (elements of the flattened image, as the body does; rows
-of an NHWC image, by one Gather or four; single pixels by Gather or GatherND), and how it gets the zeros outside (an image
-padded by a ring; a mask on the gathered pixels; a mask on the weights, which is not exact where the image is not finite).
-Beside them ONNX Runtime's own GridSample (opset 16), which is no way out: it differs from torch at NaN, infinite and huge
-coordinates.
+Every way is the body itself with one method changed: how it gathers (elements of the flattened image, as the body does;
+rows of an NHWC image, by one Gather or four; single pixels by Gather or GatherND), and how it gets the zeros outside (a
+ring around the image; a mask on the gathered pixels; a mask on the weights, inexact where the image is not finite). The
+body takes a ring or a mask on the pixels, by the sizes. Beside them ONNX Runtime's own GridSample (opset 16), which
+differs from torch at coordinates that are NaN, infinite or huge.
 """
 
 from __future__ import annotations
@@ -182,26 +182,17 @@ def main() -> None:
         for name, (run, _) in found.items():  # coordinates in float32: 1e-7 of 640 pixels, on noise
             torch.testing.assert_close(torch.from_numpy(run()), expected, rtol=1e-3, atol=1e-3, msg=name)
         timings = interleaved({name: run for name, (run, _) in found.items()}, options.seconds)
-        best = {
-            key: min(t[key] for name, t in timings.items() if name not in ("body", "GridSample"))
-            for key in ("median", "min")
-        }
+        others = [timing for name, timing in timings.items() if name not in ("body", "GridSample")]
+        best = {key: min(timing[key] for timing in others) for key in ("median", "min")}
         print(f"{workload}: {shape} at {points}")
         for name, timing in sorted(timings.items(), key=lambda item: item[1]["min"]):
+            nodes = found[name][1]
             ratios = {f"{key}_ratio": timing[key] / best[key] for key in best}
-            rows.append(
-                {
-                    "workload": workload,
-                    "image": shape,
-                    "points": points,
-                    "name": name,
-                    "nodes": found[name][1],
-                    **timing,
-                    **ratios,
-                }
-            )
+            case = {"workload": workload, "image": shape, "points": points, "name": name, "nodes": nodes}
+            rows.append({**case, **timing, **ratios})
             print(
-                f"  {name:<26} {found[name][1]:3} nodes {timing['median'] * 1e3:8.2f} ms  {ratios['median_ratio']:.2f}x median  {ratios['min_ratio']:.2f}x min"
+                f"  {name:<26} {nodes:3} nodes {timing['median'] * 1e3:8.2f} ms"
+                f"  {ratios['median_ratio']:.2f}x median  {ratios['min_ratio']:.2f}x min"
             )
     print(write("grid-sample-body-cpu", rows))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime
 import torch
@@ -18,7 +17,9 @@ from svexport.ops._op import Op
 OPSETS = (9, 11, 13, 16, 17, 18, 20, 23)
 
 
-def op_model(op: Op, args: Sequence[Any], opset: int, *, lowered: bool = True, dynamic: bool = False) -> onnx.ModelProto:
+def op_model(
+    op: Op, args: Sequence[Any], opset: int, *, lowered: bool = True, dynamic: bool = False
+) -> onnx.ModelProto:
     """A model of one node of ``op``, for arguments of the torch operator: its body lowered or attached.
 
     ``dynamic`` leaves every dimension of the inputs open.

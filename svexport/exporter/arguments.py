@@ -23,8 +23,8 @@ def bind(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None) -
 
     Args:
         model: the model to be called.
-        args: a tuple of positional arguments (a last dict of parameter names is taken as keywords, as torch.onnx does), a
-            dict of keyword arguments, or a single argument.
+        args: a tuple of positional arguments (a last dict of parameter names is taken as keywords, as torch.onnx does),
+            a dict of keyword arguments, or a single argument.
         kwargs: further keyword arguments.
 
     Raises:
@@ -52,7 +52,8 @@ def _signature(model: nn.Module) -> inspect.Signature:
     if not isinstance(model, torch.jit.ScriptModule):
         return inspect.signature(model.forward)
     parameters = []
-    for argument in model.forward.schema.arguments[1:]:  # without self
+    script: Any = model.forward
+    for argument in script.schema.arguments[1:]:  # without self
         default = argument.default_value if argument.has_default_value() else inspect.Parameter.empty
         parameters.append(inspect.Parameter(argument.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default))
     return inspect.Signature(parameters)
@@ -120,7 +121,8 @@ class FlatModel(nn.Module):
     Attributes:
         tensors: the tensors among the arguments, in order.
         input_names: a name for each, from the parameter names: ``image``, ``features_0``.
-        output_names: likewise of the results, from dict keys and positions: ``boxes``, ``output_1``; filled by a forward.
+        output_names: likewise of the results, from dict keys and positions: ``boxes``, ``output_1``; filled by a
+            forward.
     """
 
     def __init__(self, model: nn.Module, bound: inspect.BoundArguments, dtype: torch.dtype | None = None) -> None:
@@ -163,7 +165,8 @@ class FlatModel(nn.Module):
             elif leaf is not None and not isinstance(leaf, (bool, int, float, str)):
                 raise ExportError(
                     f"{type(getattr(self, MODEL_ATTRIBUTE)).__name__} returned a {type(leaf).__name__}"
-                    f"{' at ' + '.'.join(path) if path else ''}; expected tensors in dicts, lists, tuples or dataclasses"
+                    f"{' at ' + '.'.join(path) if path else ''}; "
+                    "expected tensors in dicts, lists, tuples or dataclasses"
                 )
         if not outputs:
             raise ExportError(

@@ -42,7 +42,8 @@ def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequ
 
 
 def _without_wrapper(name: str) -> str:
-    # As a scope "/_svexport_model/conv", of a Sequential "/_svexport_model.0"; as a prefix "_svexport_model.conv.weight".
+    # As a scope "/_svexport_model/conv", of a Sequential "/_svexport_model.0"; as a prefix
+    # "_svexport_model.conv.weight".
     return re.sub(rf"(^|/)(?:{MODEL_ATTRIBUTE}[./])+", r"\1", name)
 
 

@@ -51,6 +51,7 @@ def export(
             )
         except torch.onnx.OnnxExporterError as error:
             raise _failure(model, tensors, opset, error) from error
+        assert program is not None  # it is only for dynamo=False
         _save_optimized(program, path)
 
 
@@ -98,12 +99,13 @@ def _translation(
     domain = values.Opset(DOMAIN, 1)
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        arguments: Sequence[Any] | None = args
+        arguments: Sequence[Any] = args
         if convert is not None:
             rest = schema[len(args) :]  # all of them by position, as the TorchScript exporter gives them
-            arguments = convert(*map(_info, args), *(_info(kwargs.get(a.name, a.default_value)) for a in rest))
-            if arguments is None:
+            converted = convert(*map(_info, args), *(_info(kwargs.get(a.name, a.default_value)) for a in rest))
+            if converted is None:
                 raise ExportError(f"{op.node_type} cannot take over this call at opset 18 and later")
+            arguments = converted
         inputs: list[Any] = []
         computed: list[Any] = []
         attributes: dict[str, Any] = {}
@@ -121,7 +123,7 @@ def _translation(
                 attributes[argument.name] = [number(v) for v in value]
         while inputs and inputs[-1] is None and not computed:
             inputs.pop()
-        inputs += [opset18.Reshape(size, opset18.Constant(value_ints=[1])) for size in computed]
+        inputs += [opset18.Reshape(size, opset18.Constant(value_ints=[1])) for size in computed]  # type: ignore[arg-type]
         attributes |= PLUGIN_ATTRIBUTES
         return values.Op(domain, op.node_type, _schema(op, len(inputs)))(*inputs, **attributes)
 
@@ -150,7 +152,14 @@ def _schema(op: Op, num_inputs: int) -> Any:
     kinds["floats"] = schema.AttrType.FLOATS
     attributes = [schema.Attribute(a.name, kinds[a.kind], "", required=False) for a in op.attributes]
     attributes += [schema.Attribute(name, schema.AttrType.STRING, "") for name in PLUGIN_ATTRIBUTES]
-    tensors = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor(double)", "tensor(int8)", "tensor(uint8)"]
+    tensors = [
+        "tensor(float)",
+        "tensor(float16)",
+        "tensor(bfloat16)",
+        "tensor(double)",
+        "tensor(int8)",
+        "tensor(uint8)",
+    ]
     tensors += ["tensor(int32)", "tensor(int64)", "tensor(bool)"]
     optional = schema.FormalParameterOption.Optional  # a variadic input could not be absent
     return schema(

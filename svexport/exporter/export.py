@@ -71,22 +71,25 @@ def export(
 
     Args:
         model: any ``nn.Module``, scripted modules included.
-        args: what ``forward`` is called with: a tuple, a dict by parameter name, or a single argument; tensors may be nested
-            in lists, tuples, dicts and dataclasses, everything else becomes a constant of the file. Default:
-            ``model.example_inputs``, ``model.example_input_array``, or the last forward seen by ``svexport.record(model)``.
-        path: of the file to write; default: the class name, ``./Model.onnx``. Weights of models above 2 GiB go beside it
-            (``<name>.onnx.data``).
+        args: what ``forward`` is called with: a tuple, a dict by parameter name, or a single argument; tensors may be
+            nested in lists, tuples, dicts and dataclasses, everything else becomes a constant of the file. Default:
+            ``model.example_inputs``, ``model.example_input_array``, or the last forward seen by
+            ``svexport.record(model)``.
+        path: of the file to write; default: the class name, ``./Model.onnx``. Weights of models above 2 GiB go beside
+            it (``<name>.onnx.data``).
         opset: 9 to 23; the file has exactly that one.
         plugins: True keeps every svexport node, with its body attached as a local function; False lowers all of them to
             standard ONNX; a list of op names keeps those.
-        target: a TensorRT version (``"8.6"``) the file is for. Files for versions below 10.12 carry no bodies, and ops that
-            TensorRT runs natively (einsum) are lowered. The file is verified all the same, before its bodies are taken off.
+        target: a TensorRT version (``"8.6"``) the file is for. Files for versions below 10.12 carry no bodies, and ops
+            that TensorRT runs natively (einsum) are lowered. The file is verified all the same, before its bodies are
+            taken off.
         dtype: ``torch.float16`` (or bfloat16) exports a strongly typed model of that type; inputs keep theirs.
-        dynamic_shapes: by parameter name (nested like the argument) or input name, ``{"x": {0: "batch"}}``, or a tuple in
-            the order of the arguments. Axes of one name have one size.
+        dynamic_shapes: by parameter name (nested like the argument) or input name, ``{"x": {0: "batch"}}``, or a tuple
+            in the order of the arguments. Axes of one name have one size.
         dynamic_axes: the same, as ``torch.onnx.export`` spells it: ``{"x": {0: "batch"}}`` or ``{"x": [0]}``.
         input_names: default: the parameter names of ``forward`` (``features_0`` for nested ones).
-        output_names: default: dict keys and positions of the result (``boxes``, ``output_0``; a single one is ``output``).
+        output_names: default: dict keys and positions of the result (``boxes``, ``output_0``; a single one is
+            ``output``).
         verify: run the file in ONNX Runtime on ``args``, on random inputs and with other dynamic sizes, and compare.
         rtol: relative tolerance of verification.
         atol: absolute tolerance of verification. For half models both are raised to what the type can resolve.
@@ -120,7 +123,9 @@ def export(
     with _lock, _eval_mode(exported), torch.no_grad():
         flat = FlatModel(exported, bind(exported, positional, keywords), dtype)
         if not flat.tensors:
-            raise ExportError(f"{type(model).__name__} got no tensor among its arguments; a file needs at least one input")
+            raise ExportError(
+                f"{type(model).__name__} got no tensor among its arguments; a file needs at least one input"
+            )
         _check_devices(flat)
         names = _names("input_names", input_names, flat.input_names)
         axes = _dynamic_axes(flat, names, dynamic_shapes, dynamic_axes)
@@ -215,7 +220,8 @@ def _names(option: str, given: Sequence[str] | None, derived: list[str]) -> list
         return derived
     if len(given) != len(derived) or len(set(given)) != len(given):
         raise ExportError(
-            f"{option} expects {len(derived)} different names ({', '.join(derived)} are the default), got {list(given)!r}"
+            f"{option} expects {len(derived)} different names ({', '.join(derived)} are the default), "
+            f"got {list(given)!r}"
         )
     return list(given)
 
@@ -238,7 +244,8 @@ def _dynamic_axes(
         order = list(dict.fromkeys(path[0] for path in paths))
         if not isinstance(given, (tuple, list)) or len(given) != len(order):
             raise ExportError(
-                f"dynamic_shapes expects a dict by name or a tuple of {len(order)} entries ({', '.join(order)}), got {given!r}"
+                f"dynamic_shapes expects a dict by name or a tuple of {len(order)} entries ({', '.join(order)}), "
+                f"got {given!r}"
             )
         given = dict(zip(order, given, strict=True))
     known = {path[0] for path in paths} | set(names)
@@ -251,7 +258,9 @@ def _dynamic_axes(
         found = {}
         for axis, size in _axes(spec):
             if not isinstance(axis, int) or not -tensor.dim() <= axis < tensor.dim():
-                raise ExportError(f"dynamic_shapes: {name} has {tensor.dim()} dimensions, axis {axis!r} is none of them")
+                raise ExportError(
+                    f"dynamic_shapes: {name} has {tensor.dim()} dimensions, axis {axis!r} is none of them"
+                )
             axis %= tensor.dim()
             symbol = size if isinstance(size, str) else getattr(size, "__name__", None)
             if isinstance(size, int) and not isinstance(size, bool):
@@ -286,9 +295,7 @@ def _axes(spec: Any) -> Iterator[tuple[Any, Any]]:
             yield from ((axis, size) for axis, size in enumerate(spec) if size is not None)
 
 
-def _traceable(
-    tensors: Sequence[Tensor], names: Sequence[str], axes: Mapping[str, Mapping[int, str]]
-) -> list[Tensor]:
+def _traceable(tensors: Sequence[Tensor], names: Sequence[str], axes: Mapping[str, Mapping[int, str]]) -> list[Tensor]:
     """The inputs to trace with: dynamic sizes of 0 and 1 become 2, for both exporters take those as static."""
     result = []
     for name, tensor in zip(names, tensors, strict=True):
@@ -368,7 +375,7 @@ def _finish(
     input_names: Sequence[str],
     output_names: Sequence[str],
 ) -> _Finished:
-    """From what the exporter wrote to what the user asked for: names, sources, bodies, IR version; saved and checked."""
+    """From what the exporter wrote to what was asked for: names, sources, bodies, IR version; saved and checked."""
     import onnx
 
     from svexport.graph.bodies import attach, lower, lower_in_place, node_types

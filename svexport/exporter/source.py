@@ -12,7 +12,10 @@ import torch
 __all__ = ["is_library", "user_frame"]
 
 # "path(12): forward" in traced graphs; 'File "path", line 12, in forward' in torch.export and scripted code.
-_FRAME = re.compile(r'^\s*(?:File "(?P<file>[^"]+)", line (?P<no>\d+)(?:, in (?P<in>\S+))?|(?P<path>.+?)\((?P<line>\d+)\): (?P<func>\S+))')
+_FRAME = re.compile(
+    r'^\s*(?:File "(?P<file>[^"]+)", line (?P<no>\d+)(?:, in (?P<in>\S+))?'
+    r"|(?P<path>.+?)\((?P<line>\d+)\): (?P<func>\S+))"
+)
 _PACKAGE = Path(__file__).parent.parent
 _LIBRARIES = (str(Path(torch.__file__).parent) + os.sep, str(_PACKAGE) + os.sep)
 _EXAMPLES = str(_PACKAGE / "examples") + os.sep  # where an installed svexport has them; user code all the same

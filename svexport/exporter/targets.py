@@ -39,7 +39,9 @@ class Target:
         version = (int(match[1]), int(match[2] or 0)) if match else (0, 0)
         known = [entry for entry in _OPSETS if entry[0] <= version]
         if not known:
-            raise ExportError(f'target expects a TensorRT version from "8.2" on, such as "8.6" or "10.12"; got {text!r}')
+            raise ExportError(
+                f'target expects a TensorRT version from "8.2" on, such as "8.6" or "10.12"; got {text!r}'
+            )
         return cls(version, known[-1][1:], version >= (10, 12))
 
     def __str__(self) -> str:

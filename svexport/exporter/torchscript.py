@@ -108,19 +108,17 @@ def _symbolic_function(symbolic: Symbolic, aten: str | None = None) -> Callable[
 
     def function(g: Any, *values: torch._C.Value) -> Any:
         if aten is None:
-            arguments: Sequence[Any] | None = [
-                _read(value, argument.kind) for value, argument in zip(values, symbolic.op.arguments, strict=True)
-            ]
-        else:
-            schema = _schema(g.original_node)
-            convert = symbolic.aten.get(aten) or symbolic.aten.get(f"{aten}.{schema.overload_name}")
-            arguments = convert and convert(*map(_read, values, _kinds(schema)))
-            if arguments is None:
-                usable = [opset for opset in builtin_functions if opset <= g.opset]
-                if not usable:
-                    raise torch.onnx.errors.UnsupportedOperatorError(qualified(aten), g.opset, None)
-                return builtin_functions[max(usable)](g, *values)
-        return _emit(g, symbolic.op, arguments)
+            kinds = [argument.kind for argument in symbolic.op.arguments]
+            return _emit(g, symbolic.op, list(map(_read, values, kinds)))
+        schema = _schema(g.original_node)
+        convert = symbolic.aten.get(aten) or symbolic.aten.get(f"{aten}.{schema.overload_name}")
+        arguments = convert and convert(*map(_read, values, _kinds(schema)))
+        if arguments is not None:
+            return _emit(g, symbolic.op, arguments)
+        usable = [opset for opset in builtin_functions if opset <= g.opset]
+        if not usable:
+            raise torch.onnx.errors.UnsupportedOperatorError(qualified(aten), g.opset, None)
+        return builtin_functions[max(usable)](g, *values)
 
     return function
 
@@ -136,19 +134,25 @@ def _schema(node: torch._C.Node) -> Any:
 
 def _kinds(schema: Any) -> list[str]:
     """What each argument of an aten function is: ``"tensor"``, ``"tensors"`` or ``"constant"``."""
-    kinds = {"Tensor": "tensor", "Optional[Tensor]": "tensor", "List[Tensor]": "tensors", "List[Optional[Tensor]]": "tensors"}
+    kinds = {
+        "Tensor": "tensor",
+        "Optional[Tensor]": "tensor",
+        "List[Tensor]": "tensors",
+        "List[Optional[Tensor]]": "tensors",
+    }
     return [kinds.get(str(a.type), "constant") for a in schema.arguments]
 
 
 def _read(value: torch._C.Value, kind: str) -> Any:
-    """A traced value as an argument: a Python constant, :class:`TensorInfo` (numbers the model computes too), or a list."""
+    """A traced value as an argument: a Python constant, :class:`TensorInfo` (also of computed numbers), or a list."""
     if kind == "tensors":
         return [_read(v, "tensor") for v in symbolic_helper._unpack_list(value)]
     node = value.node()
     if node.mustBeNone():
         return None
     if kind == "tensor":
-        sizes = value.type().varyingSizes() if isinstance(value.type(), torch._C.TensorType) else None
+        type_: Any = value.type()
+        sizes = type_.varyingSizes() if isinstance(type_, torch._C.TensorType) else None
         return TensorInfo(value, None if sizes is None else tuple(sizes))
     if node.kind() == "prim::ListConstruct":
         return [_read(v, "constant") for v in node.inputs()]
@@ -174,7 +178,9 @@ def _emit(g: Any, op: Op, arguments: Sequence[Any]) -> Any:
             inputs.append(symbolic_helper._optional_input_placeholder_tensor(g) if value is None else value.value)
         elif not isinstance(value, (list, tuple)) or value:  # which has no type; written when the file is cleaned
             attributes[f"{argument.name}_{'f' if argument.kind.startswith('float') else 'i'}"] = _plain(argument, value)
-    inputs += [symbolic_helper._reshape_helper(g, size, g.op("Constant", value_t=torch.tensor([1]))) for size in computed]
+    inputs += [
+        symbolic_helper._reshape_helper(g, size, g.op("Constant", value_t=torch.tensor([1]))) for size in computed
+    ]
     attributes |= {f"{name}_s": text for name, text in PLUGIN_ATTRIBUTES.items()}
     attributes[f"{SOURCE_ATTRIBUTE}_s"] = user_frame(g.original_node.sourceRange())
     outputs = g.op(f"{DOMAIN}::{op.node_type}", *inputs, outputs=op.num_outputs, **attributes)
@@ -200,7 +206,8 @@ def _plain(argument: Argument, value: Any) -> Any:
 def _output_types(op: Op, arguments: Sequence[Any], node: torch._C.Node) -> list[torch._C.TensorType | None]:
     """Output types from the op's fake, run twice on meta tensors: a size that changes with a dynamic one is dynamic.
 
-    Where the fake does not take the sizes tried, all of them are dynamic, and type and rank are those traced for ``node``.
+    Where the fake does not take the sizes tried, all of them are dynamic, and type and rank are those traced for
+    ``node``.
     """
     runs = []
     for primes in ((1009, 1013, 1019, 1021, 1031), (2003, 2011, 2017, 2027, 2029)):

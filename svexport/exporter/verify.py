@@ -30,8 +30,8 @@ def verify(
 ) -> list[Parity]:
     """Compares every output on the given inputs, on random ones, and with every dynamic size changed.
 
-    Random inputs may hit what a model was never meant for. Where float32 torch itself is then further from float64 torch
-    than the tolerance, a file cannot do better: that distance is added to the tolerance, and noted.
+    Random inputs may hit what a model was never meant for. Where float32 torch itself is then further from float64
+    torch than the tolerance, a file cannot do better: that distance is added to the tolerance, and noted.
 
     Raises:
         VerificationError: if any output differs, the worst one named.
@@ -43,7 +43,7 @@ def verify(
     for run, inputs in _runs(tensors, input_names, dynamic_axes):
         try:
             expected = model(*inputs)
-        except Exception as error:  # noqa: BLE001 - whatever a model raises on sizes it does not take
+        except Exception as error:
             if run in ("given", "random"):
                 raise
             notes.append(f"not verified with {run}: the model itself fails there ({type(error).__name__}: {error})")
@@ -56,7 +56,9 @@ def verify(
             for index, ((name, e, a), gap) in enumerate(zip(pairs, gaps, strict=True)):
                 if not found[index].ok and 0 < gap < math.inf:
                     found[index] = parity(name, e, a, run=run, rtol=rtol, atol=atol + 4 * gap)
-                    notes.append(f"{name} on {run} inputs: torch itself differs by {gap:.1e} between float32 and float64")
+                    notes.append(
+                        f"{name} on {run} inputs: torch itself differs by {gap:.1e} between float32 and float64"
+                    )
         results += found
     failed = sorted((p for p in results if not p.ok), key=lambda p: p.max_rel, reverse=True)
     if failed:
@@ -104,8 +106,8 @@ def _runs(
 
 
 def random_like(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
-    """Fresh values like the given ones, tiled or cut to ``shape``: each changed by about a tenth where floating point (so
-    that what was a projection matrix still is one), drawn from among them for anything else."""
+    """Fresh values like the given ones, tiled or cut to ``shape``: each changed by about a tenth where floating point
+    (so that what was a projection matrix still is one), drawn from among them for anything else."""
     tensor = tensor.detach()
     for axis, size in enumerate(tensor.shape if shape is None else shape):
         tensor = tensor.index_select(axis, torch.arange(size, device=tensor.device) % max(tensor.shape[axis], 1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import onnx
 from onnx import helper
@@ -92,7 +91,8 @@ def attach(model: onnx.ModelProto) -> None:
 
     Nodes of one op share a body where one body serves them all; it is then specialised by all that is static in common.
     Where they need different ones (two einsum equations, say), each further body is an overload of the function
-    (ONNX IR 10) and the node names it. ONNX Runtime honours overloads; TensorRT's parser looks bodies up by op_type alone.
+    (ONNX IR 10) and the node names it. ONNX Runtime honours overloads; TensorRT's parser looks bodies up by op_type
+    alone.
 
     Raises:
         UnsupportedError: on an unknown op, or a node whose input data types and ranks cannot be inferred.
@@ -201,7 +201,7 @@ def _typed(node: onnx.NodeProto, types: dict[str, Value]) -> bool:
 
 
 def _complete_types(model: onnx.ModelProto) -> dict[str, Value]:
-    """Types of at least every svexport node's inputs, inferred through the bodies where the file does not state them."""
+    """Types of at least every svexport node's inputs, inferred through the bodies where the file states none."""
     types = types_of(model)
     nodes = list(svexport_nodes(model))
     missing = [n for n in nodes if not _typed(n, types)]

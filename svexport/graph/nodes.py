@@ -88,9 +88,7 @@ def set_attributes(node: onnx.NodeProto, op: Op, values: Sequence[Any]) -> None:
         elif argument.kind == "float":
             attribute = helper.make_attribute(argument.name, float(value))
         else:
-            convert, kind = (
-                (int, AttributeProto.INTS) if argument.kind == "ints" else (float, AttributeProto.FLOATS)
-            )
+            convert, kind = (int, AttributeProto.INTS) if argument.kind == "ints" else (float, AttributeProto.FLOATS)
             attribute = helper.make_attribute(argument.name, [convert(v) for v in value], attr_type=kind)
         node.attribute.append(attribute)
     for name, text in PLUGIN_ATTRIBUTES.items():

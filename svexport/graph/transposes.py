@@ -38,6 +38,9 @@ EFFORT = 10_000
 SMALL_MOVE = 16
 """How far the search goes in large graphs that Transposes pervade."""
 
+MANY = 1 << 64
+"""More than all Transposes, more than all bytes."""
+
 SMALL_BYTES = 2**16
 """Constants up to here are stored once for each frame they are wanted in."""
 
@@ -183,11 +186,7 @@ class _Layout:
 
     def improve(self) -> None:
         """Makes moves until none helps."""
-        uses = sum(len(tensor.uses) for tensor in self.tensors.values()) + 1
-        total = sum(tensor.bytes * len(tensor.uses) for tensor in self.tensors.values()) + 1
-        # Fewest Transposes first, then fewest bytes; or the other way round, where the bytes would grow.
-        aims: list[Callable[[_Tensor], int]] = [lambda t: total + t.bytes, lambda t: 1 + uses * t.bytes]
-        effort = EFFORT + 4 * len(self.motions)  # nodes to visit; from then on moves are small
+        effort = EFFORT + 2 * len(self.motions)  # nodes to visit; from then on moves are small
         least = -effort
         improved = True
         while improved:
@@ -197,7 +196,7 @@ class _Layout:
                     continue
                 move = self._connected(node, frame, max(effort, SMALL_MOVE))
                 effort -= len(move)
-                made = any(self._make(self._best_part(move, aim)) for aim in aims)
+                made = self._make_best(move)
                 for moved, its_frame in move.items():
                     if made:
                         self._tried[moved].clear()
@@ -235,6 +234,15 @@ class _Layout:
                             move[use.node] = its_frame
                             queue.append(use.node)
         return move
+
+    def _make_best(self, move: dict[int, Perm]) -> bool:
+        """Makes the part of a move that is best, if it is better than none."""
+        # Fewest Transposes, then fewest bytes; or the other way round, where the bytes would grow.
+        for aim in (lambda t: MANY + t.bytes, lambda t: 1 + MANY * t.bytes):
+            part = self._best_part(move, aim)
+            if not part or self._make(part):
+                return bool(part)
+        return False
 
     def _best_part(self, move: dict[int, Perm], weight: Callable[[_Tensor], int]) -> dict[int, Perm]:
         """The nodes of a move that had better make it: the source's side of a minimum cut."""

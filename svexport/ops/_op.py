@@ -26,7 +26,8 @@ _library = torch.library.Library(DOMAIN, "FRAGMENT")
 def tracing() -> bool:
     """Whether the caller runs under torch.compile, torch.export or the TorchScript exporter.
 
-    An op whose eager path is a plain torch composition (no dispatcher detour) still has to appear as one operator there.
+    An op whose eager path is a plain torch composition (no dispatcher detour) still has to appear as one operator
+    there.
     """
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.onnx.is_in_onnx_export()
 
@@ -40,8 +41,8 @@ class Argument:
         kind: ``"tensor"``, ``"tensors"`` (a list), ``"int"``, ``"float"``, ``"ints"`` or ``"floats"``. A ``bool`` is an
             ``int``: TensorRT plugin fields know no other.
         optional: a ``Tensor?`` that may be absent.
-        symbolic: a ``SymInt`` or ``SymInt[]``, sizes that the model may compute: those travel as inputs of the node, after
-            its tensors, and the body gets them as tensors of shape (1,).
+        symbolic: a ``SymInt`` or ``SymInt[]``, sizes that the model may compute: those travel as inputs of the node,
+            after its tensors, and the body gets them as tensors of shape (1,).
     """
 
     name: str
@@ -74,17 +75,18 @@ class Op:
 
     Args:
         name: snake_case, the same in every folder: ``grid_sample``.
-        schema: torch schema without the name, ``"(Tensor input, Tensor grid, int mode) -> Tensor"``. Its tensors are the
-            node's inputs, everything else its attributes.
+        schema: torch schema without the name, ``"(Tensor input, Tensor grid, int mode) -> Tensor"``. Its tensors are
+            the node's inputs, everything else its attributes.
         reference: the pure-torch definition, on any device and in float64 too. Its outputs never alias its inputs.
         samples: called with ``make(*shape) -> Tensor`` (random normal, of the dtype and device under test), yields
             argument tuples for the torch operator: the shapes every shared test runs on.
-        implementation: a faster equal of ``reference`` where torch already has one; used for eager forward and backward.
+        implementation: a faster equal of ``reference`` where torch already has one; used for eager forward and
+            backward.
         fake: output metadata; by default the reference itself, run on fake tensors.
-        plugin: whether TensorRT runs the node as a plugin; if not, a file written for a TensorRT target carries the body
-            in its place (einsum, whose body is native MatMuls).
-        inline: whether every file carries the body in place of the node: functions that are no plugin's business, missing
-            from the exporters at old opsets only (unflatten, say).
+        plugin: whether TensorRT runs the node as a plugin; if not, a file written for a TensorRT target carries the
+            body in its place (einsum, whose body is native MatMuls).
+        inline: whether every file carries the body in place of the node: functions that are no plugin's business,
+            missing from the exporters at old opsets only (unflatten, say).
     """
 
     name: str
@@ -246,5 +248,7 @@ def _vjp(
         return [torch.zeros_like(t) for t in wanted]
     outputs, grads = zip(*pairs, strict=True)
     return list(
-        torch.autograd.grad(outputs, wanted, grads, create_graph=create_graph, allow_unused=True, materialize_grads=True)
+        torch.autograd.grad(
+            outputs, wanted, grads, create_graph=create_graph, allow_unused=True, materialize_grads=True
+        )
     )

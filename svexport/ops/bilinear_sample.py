@@ -61,7 +61,8 @@ def bilinear_sample(image: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
         - grid: ``(N, gH, gW, 2)``, pixel coordinates ``(x, y)``; ``(0, 0)`` is the centre of the first pixel. Kept in
           float32 at least, also for half inputs.
         - output: ``(N, C, gH, gW)``, the dtype of ``image``
-        - mask: ``(N, gH, gW, 1)``, the dtype of ``image``: 1 where ``x >= 0 and y >= 0 and x < W-1 and y < H-1``, else 0
+        - mask: ``(N, gH, gW, 1)``, the dtype of ``image``: 1 where ``x >= 0 and y >= 0 and x < W-1 and y < H-1``, else
+            0
           (NaN coordinates included), and ``output`` is 0 there.
 
     Inside the mask it equals ``torch.nn.functional.grid_sample(..., align_corners=True)`` at normalised coordinates.

@@ -48,10 +48,10 @@ def reference(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode
 
 
 def _taps(x: Tensor, size: int, mode: int, padding: int, align_corners: bool, axes: int) -> list[_Tap]:
-    """The pixels along one axis that a point is made of, in the order of ATen's arithmetic.
+    """The pixels along one axis that a point is made of, by the arithmetic of ATen's kernels.
 
-    NaN is what it is to ATen's CPU kernels, too. A 5-D image ends where one axis is NaN: its last pixel, or zero. In 4-D,
-    border and reflection take the first pixel and zeros give NaN, but for the nearest pixel zero; bicubic gives NaN.
+    What becomes of NaN, too, is theirs on a CPU. In 4-D the first pixel, with border and reflection; with zeros NaN, or
+    zero where the nearest pixel is taken; NaN if bicubic. In 5-D the last pixel, or zero.
     """
     last = size - 1
     # x = -1 and 1 are the centres of the outer pixels, or else their far edges.

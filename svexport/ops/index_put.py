@@ -21,12 +21,12 @@ def reference(input: Tensor, indices: Sequence[Tensor], values: Tensor, dims: Se
 
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
     i, j = torch.tensor([0, 2, 0, -1, 2]), torch.tensor([1, 1, 1, 0, -3])
-    yield make(3, 4), [i], make(5, 4), [0]
-    yield make(3, 4), [i, j], make(5), [0, 1]
-    yield make(2, 3, 4, 5), [i, j], make(2, 5, 5), [1, 2]
-    yield make(3, 2, 4), [i, j], make(5, 2), [0, 2]
-    yield make(2, 5, 3), [i[:, None], j[:2]], make(1), [1, 2]
-    yield make(3, 4), [i[:0]], make(0, 4), [0]
+    yield make(3, 4), [i], make(5, 4), (0,)
+    yield make(3, 4), [i, j], make(5), (0, 1)
+    yield make(2, 3, 4, 5), [i, j], make(2, 5, 5), (1, 2)
+    yield make(3, 2, 4), [i, j], make(5, 2), (0, 2)
+    yield make(2, 5, 3), [i[:, None], j[:2]], make(1), (1, 2)
+    yield make(3, 4), [i[:0]], make(0, 4), (0,)
 
 
 OP = Op(

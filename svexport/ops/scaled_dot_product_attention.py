@@ -54,19 +54,19 @@ def implementation(
 
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
     q, k, v = make(2, 4, 3, 5), make(2, 4, 7, 5), make(2, 4, 7, 6)
-    yield q, k, v, None, False, [], False
-    yield q, k, v, None, True, [0.3], False
-    yield q, k, v, make(3, 7), False, [], False
+    yield q, k, v, None, False, (), False
+    yield q, k, v, None, True, (0.3,), False
+    yield q, k, v, make(3, 7), False, (), False
     mask = make(2, 1, 3, 7) > 0
     mask[0, 0, 1] = False  # nothing to attend to
-    yield q, k, v, mask, False, [], False
+    yield q, k, v, mask, False, (), False
     mask = make(2, 4, 1, 7)
     mask[1, 2] = -torch.inf
-    yield q, k, v, mask, False, [], False
-    yield q, make(2, 2, 7, 5), make(2, 2, 7, 5), make(2, 4, 3, 7) > -1, False, [1.0], True
-    yield make(3, 5), make(1, 5), make(1, 2), None, False, [], False
-    yield make(2, 0, 5), make(2, 4, 5), make(2, 4, 3), None, False, [], False
-    yield make(2, 3, 5), make(2, 0, 5), make(2, 0, 3), None, False, [], False
+    yield q, k, v, mask, False, (), False
+    yield q, make(2, 2, 7, 5), make(2, 2, 7, 5), make(2, 4, 3, 7) > -1, False, (1.0,), True
+    yield make(3, 5), make(1, 5), make(1, 2), None, False, (), False
+    yield make(2, 0, 5), make(2, 4, 5), make(2, 4, 3), None, False, (), False
+    yield make(2, 3, 5), make(2, 0, 5), make(2, 0, 3), None, False, (), False
 
 
 OP = Op(

@@ -45,7 +45,8 @@ class Builder:
     """Collects the nodes of a body.
 
     ``op`` adds any standard node; the other methods exist where opsets differ or where a static result can be folded.
-    Constants are kept apart (``constants``) so that a lowered model gets initializers and a function ``Constant`` nodes.
+    Constants are kept apart (``constants``) so that a lowered model gets initializers and a function ``Constant``
+    nodes.
 
     Args:
         opset: of the default domain; the body is valid in a model of exactly that opset.
@@ -88,7 +89,7 @@ class Builder:
         shape: Sequence[int | None] | None = None,
         **attributes: Any,
     ) -> Value:
-        """Adds a node with one output, of the given dtype (default: that of the first input) and shape (default: unknown)."""
+        """Adds a node with one output, of that dtype (default: the first input's) and shape (default: unknown)."""
         result = self.ops(op_type, *inputs, outputs=1, **attributes)[0]
         if dtype is None and inputs and isinstance(inputs[0], Value):
             dtype = inputs[0].dtype
@@ -137,7 +138,7 @@ class Builder:
     def product(self, *dims: Dim) -> Dim:
         """The product of sizes; static factors are folded."""
         static = math.prod(d for d in dims if isinstance(d, int))
-        result: Dim | None = None
+        result: Value | None = None
         for d in dims:
             if isinstance(d, Value):
                 result = d if result is None else self.op("Mul", result, d, shape=(1,))
@@ -259,13 +260,11 @@ class Builder:
         return self.op("Cast", x, to=dtype, dtype=dtype, shape=x.shape)
 
     def reduce(self, op_type: str, x: Value, axes: Sequence[int], keepdims: bool = False) -> Value:
-        """ReduceSum, ReduceMax, ReduceMean, ...: the axes became an input at opset 13 (ReduceSum) or 18 (the others)."""
+        """ReduceSum, ReduceMax, ...: the axes became an input at opset 13 (ReduceSum) or 18 (the others)."""
         shape = None
         if x.shape is not None:
             axes = [a % x.rank for a in axes]
-            shape = tuple(
-                1 if i in axes else s for i, s in enumerate(x.shape) if keepdims or i not in axes
-            )
+            shape = tuple(1 if i in axes else s for i, s in enumerate(x.shape) if keepdims or i not in axes)
         if not axes:
             return x
         if self.opset >= (13 if op_type == "ReduceSum" else 18):
@@ -276,7 +275,7 @@ class Builder:
         return self.reduce("ReduceSum", x, axes, keepdims)
 
     def clip(self, x: Value, low: float | Value | None, high: float | Value | None) -> Value:
-        """Clamp between scalars. NaN stays NaN or becomes a bound, depending on the runtime: mask it before indexing."""
+        """Clamp between scalars. What becomes of NaN depends on the runtime: mask it before indexing."""
         if self.opset >= 12 or (self.opset == 11 and x.dtype in (TensorProto.FLOAT, TensorProto.FLOAT16)):
             bounds = [b if b is None or isinstance(b, Value) else self.like(b, x) for b in (low, high)]
             return self.op("Clip", x, *bounds, shape=x.shape)

@@ -166,7 +166,8 @@ class Sampler:
 
     def padded(self, mode: str, first: Value, fraction: Value | None) -> Value:
         """Samples anywhere in an image, of static sizes, that ONNX's Pad continues: ``mode`` constant or edge."""
-        assert self.image.shape is not None and self.static
+        assert self.image.shape is not None
+        assert self.static
         ring = len(self.taps)  # wide enough for all taps of a point that has none in the image
         first = self.clip(first, self.number(-1 - self.taps[-1]), self.size(1, -self.taps[0]))
         pads = 2 * [0, 0, *[ring] * self.axes]

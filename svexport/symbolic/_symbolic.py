@@ -59,8 +59,8 @@ class Symbolic:
             the qualified name of another library's operator (``"torchvision::deform_conv2d"``, where that is imported)
             -> ``convert(*arguments) -> op arguments | None``, called with that function's arguments (tensors as
             :class:`TensorInfo`, the rest as Python values). None leaves the call to the exporter's own conversion.
-        until: the last opset at which the aten functions are taken over; from the next one on the exporter's own conversion
-            is right. None: at every opset.
+        until: the last opset at which the aten functions are taken over; from the next one on the exporter's own
+            conversion is right. None: at every opset.
     """
 
     op: Op

@@ -1,4 +1,19 @@
-"""``SvGridSample``."""
+"""``SvGridSample``: gathers and weights, at every opset.
+
+A GridSample node would be shorter from opset 16 on (5-D: 20), but none is to be relied on:
+
+* ONNX Runtime's (1.31, CPU, opsets 16 to 20) equals torch at ordinary coordinates only. At NaN, infinity and 1e30 it
+  reads the first pixels of the image with zeros too, and with border at either end; at 1e10 bilinear is zero whatever
+  the padding; bicubic is finite where a coordinate, and so torch, is not.
+* TensorRT silently reads the modes that opset 20 renamed as nearest.
+
+So the body gathers elements of the image as it is: in ONNX Runtime faster than rows of an NHWC copy at any number of
+channels, measured in ``benchmarks/grid_sample_body.py``, and nothing is transposed but the grid.
+
+It equals torch's CPU kernels at NaN and infinite coordinates too, with two limits. A point reflected from beyond 2**24
+pixels, on which those kernels do not agree, gets some pixel of the image. And with border and reflection, a pixel that
+is not finite also reaches points on the edge of the image to which it contributes with weight zero.
+"""
 
 from __future__ import annotations
 

@@ -95,7 +95,9 @@ def test_wrong_arity(args, message, tmp_path) -> None:
 
 
 def test_wrong_arity_shows_signature_and_what_came(tmp_path) -> None:
-    with pytest.raises(svexport.ExportError, match=r"(?s)Small\.forward\(x: .*Got \(float32\[2, 3, 6, 7\], float32") as info:
+    with pytest.raises(
+        svexport.ExportError, match=r"(?s)Small\.forward\(x: .*Got \(float32\[2, 3, 6, 7\], float32"
+    ) as info:
         svexport.export(Small(), (X[0], X[0]), tmp_path / "m.onnx")
     assert "Give a tuple with one entry per parameter" in str(info.value)
 
@@ -171,7 +173,7 @@ def test_results_without_tensors(result, message, opset, tmp_path) -> None:
 
 
 def test_not_a_module(tmp_path) -> None:
-    with pytest.raises(svexport.ExportError, match="expected a torch.nn.Module, got function"):
+    with pytest.raises(svexport.ExportError, match=r"expected a torch\.nn\.Module, got function"):
         svexport.export(lambda x: x, X, tmp_path / "m.onnx")
 
 
@@ -289,7 +291,7 @@ def test_verification_error_names_the_worst_output_and_leaves_no_file(opset, tmp
 
     old = tmp_path / "m.onnx"
     old.write_text("an older file")
-    with pytest.raises(svexport.VerificationError, match="output 'bad' differs by up to 0.0") as info:
+    with pytest.raises(svexport.VerificationError, match=r"output 'bad' differs by up to 0\.0") as info:
         svexport.export(Random(), X, old, opset=opset)
     assert {p.name for p in info.value.parity} == {"bad"}
     assert old.read_text() == "an older file"
@@ -332,7 +334,9 @@ class Unsupported(nn.Module):
 
 @BOTH_EXPORTERS
 def test_operator_that_cannot_be_exported_is_named_with_its_source(opset, tmp_path) -> None:
-    with pytest.raises(svexport.ExportError, match=r"(?s)svd.*at .*test_contract\.py:\d+ in forward: return torch\.linalg"):
+    with pytest.raises(
+        svexport.ExportError, match=r"(?s)svd.*at .*test_contract\.py:\d+ in forward: return torch\.linalg"
+    ):
         svexport.export(Unsupported(), (torch.randn(3, 3),), tmp_path / "m.onnx", opset=opset)
     assert not list(tmp_path.iterdir())
 

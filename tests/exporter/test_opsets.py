@@ -8,11 +8,11 @@ import onnx
 import pytest
 import torch
 import torch.nn.functional as F
-from examples import stgcn
 from onnx import helper
 from torch import Tensor, nn
 
 import svexport
+from examples import stgcn
 from svexport.ops._op import OPS
 from tests.support import OPSETS
 
@@ -114,9 +114,7 @@ def test_dynamic_shapes(plugins: bool, opset: int, tmp_path) -> None:
 
     args = (torch.randn(1, 3, 8, 9), torch.rand(1, 4, 5, 2) * 2 - 1, torch.randn(3, 6))
     shapes = {"x": {0: "batch", 2: "height"}, "grid": {0: "batch", 1: "rows"}}
-    report = svexport.export(
-        Both(), args, tmp_path / "m.onnx", opset=opset, plugins=plugins, dynamic_shapes=shapes
-    )
+    report = svexport.export(Both(), args, tmp_path / "m.onnx", opset=opset, plugins=plugins, dynamic_shapes=shapes)
     assert any("batch=2" in p.run for p in report.parity)
     engine = svexport.load(report.path)
     for n, h, rows in [(1, 8, 4), (3, 11, 1), (5, 1, 7)]:
