@@ -13,7 +13,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from svexport.graph.nodes import graphs, opset_of
 from svexport.graph.permutation import Perm
 
-__all__ = ["Scope", "scopes", "used_inside"]
+__all__ = ["Scope", "drop_unused", "is_standard", "scopes", "used_inside", "used_names"]
 
 _LARGE = 2**16  # bytes; larger initializers are not copied for shape inference
 
@@ -94,6 +94,10 @@ class Scope:
         return self._added[key]
 
 
+def is_standard(node: onnx.NodeProto, op_type: str) -> bool:
+    return node.op_type == op_type and node.domain in ("", "ai.onnx")
+
+
 def scopes(model: onnx.ModelProto) -> Iterator[Scope]:
     """A scope for every graph of a model, innermost first."""
     taken = {model.graph.name}
@@ -146,6 +150,31 @@ def used_inside(node: onnx.NodeProto) -> set[str]:
         used.update(name for n in inner.node for name in n.input)
         used.update(output.name for output in inner.output)
     return used
+
+
+def used_names(graph: onnx.GraphProto) -> set[str]:
+    """Names of all values that a graph uses."""
+    names = {output.name for output in graph.output}
+    for node in graph.node:
+        names.update(node.input, used_inside(node))
+    return names
+
+
+def drop_unused(graph: onnx.GraphProto, before: set[str]) -> None:
+    """Removes what made values that were used before and are not any more, and types of values that are gone."""
+    used = {output.name for output in graph.output}
+    nodes = []
+    for node in reversed(graph.node):
+        if not before.issuperset(node.output) or not used.isdisjoint(node.output):
+            nodes.append(node)
+            used.update(node.input, used_inside(node))
+    tensors = [tensor for tensor in graph.initializer if tensor.name in used or tensor.name not in before]
+    names = {name for node in nodes for name in node.output}.union(value.name for value in (*graph.input, *tensors))
+    infos = [info for info in graph.value_info if info.name in names]
+    for items, kept in ((graph.node, nodes[::-1]), (graph.initializer, tensors), (graph.value_info, infos)):
+        if len(kept) < len(items):
+            del items[:]
+            items.extend(kept)
 
 
 def _inferred(model: onnx.ModelProto) -> onnx.GraphProto:

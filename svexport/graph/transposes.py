@@ -27,7 +27,7 @@ from svexport.graph.cut import Network
 from svexport.graph.motion import Edits, Motion, motion_of
 from svexport.graph.nodes import graphs
 from svexport.graph.permutation import Perm, compose, extend, identity, inverse, restrict
-from svexport.graph.scope import Scope, scopes, used_inside
+from svexport.graph.scope import Scope, drop_unused, is_standard, scopes, used_inside, used_names
 
 __all__ = ["remove_transposes"]
 
@@ -60,10 +60,6 @@ def remove_transposes(model: onnx.ModelProto) -> None:
             layout = _Layout(scope)
             layout.improve()
             _Writer(scope, layout).write()
-
-
-def is_standard(node: onnx.NodeProto, op_type: str) -> bool:
-    return node.op_type == op_type and node.domain in ("", "ai.onnx")
 
 
 class _Use(NamedTuple):
@@ -303,7 +299,7 @@ class _Writer:
 
     def write(self) -> None:
         graph = self.scope.graph
-        used, made = _used(graph), _made(graph)
+        used = used_names(graph)
         nodes = list(graph.node)
         del graph.node[:]
         for index, node in enumerate(nodes):
@@ -323,11 +319,7 @@ class _Writer:
             self._provide(output.name)
         graph.node.extend(self.nodes)
 
-        unused = used - _used(graph)
-        _keep(graph.initializer, lambda tensor: tensor.name not in unused)
-        _keep(graph.node, lambda node: node.op_type != "Constant" or node.output[0] not in unused)
-        gone = unused | (made - _made(graph))
-        _keep(graph.value_info, lambda value: value.name not in gone)
+        drop_unused(graph, used)
 
     def _add(self, op_type: str, inputs: list[str], output: str, **attributes: Any) -> str:
         self.nodes.append(helper.make_node(op_type, inputs, [output], name=output, **attributes))
@@ -453,26 +445,8 @@ class _Writer:
         return name
 
 
-def _used(graph: onnx.GraphProto) -> set[str]:
-    names = {output.name for output in graph.output}
-    for node in graph.node:
-        names.update(node.input, used_inside(node))
-    return names
-
-
-def _made(graph: onnx.GraphProto) -> set[str]:
-    return {name for node in graph.node for name in node.output}
-
-
 def _set_attribute(node: onnx.NodeProto, name: str, value: Any) -> None:
     others = [attribute for attribute in node.attribute if attribute.name != name]
     del node.attribute[:]
     node.attribute.extend([*others, helper.make_attribute(name, value)])
 
-
-def _keep(items: Any, condition: Callable[[Any], bool]) -> None:
-    """Removes the others from a repeated field."""
-    kept = [item for item in items if condition(item)]
-    if len(kept) < len(items):
-        del items[:]
-        items.extend(kept)

@@ -16,7 +16,7 @@ def reference(input: Tensor, indices: Sequence[Tensor], values: Tensor, dims: Se
     at = [None] * input.dim()
     for dim, index in zip(dims, indices):
         at[dim] = index
-    return torch.index_put(input, at, values, accumulate=True).contiguous()
+    return torch.ops.aten.index_put(input, at, values, True).contiguous()  # torch.index_put takes no None
 
 
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:

@@ -23,12 +23,13 @@ def body(
     new = size or [_scaled(b, d, scale) for d, scale in zip(old, scales)]
     batch, channels = input.shape[:2]
     shape = (batch, channels, *(d if isinstance(d, int) else None for d in new))
-    if 0 in (batch, channels):
+    if 0 in (batch, channels):  # ONNX Runtime broadcasts no matrix to an empty batch
         return b.op("Expand", b.like(0, input), b.shape(b.dim(input, 0), b.dim(input, 1), *new), shape=shape)
     rows, columns = (
         _matrix(b, *each, bicubic, align_corners, input) for each in zip(old, new, scales or (None, None))
     )
-    return b.op("MatMul", rows, b.op("MatMul", input, b.transpose(columns, [1, 0])), dtype=input.dtype, shape=shape)
+    wide = b.op("MatMul", input, b.transpose(columns, [1, 0]))
+    return b.op("MatMul", rows, wide, dtype=input.dtype, shape=shape)
 
 
 def _scaled(b: Builder, size: Dim, scale: float) -> Dim:
