@@ -133,17 +133,17 @@ GATHERS = {"elements": Sampler, "rows": Rows, "four rows": FourRows, "single": S
 OUTSIDE = ("padded", "masked", "masked weights")
 
 
-def session(nodes: onnx.NodeProto, image: torch.Tensor, grid: torch.Tensor, threads: int, opset: int) -> Any:
-    """A function that runs the one-node model, the number of its nodes once lowered."""
+def session(
+    node: onnx.NodeProto, image: torch.Tensor, grid: torch.Tensor, threads: int, opset: int
+) -> tuple[Callable[[], np.ndarray], int]:
+    """A function that runs the model of one node, and the number of nodes it has lowered."""
     inputs = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, list(x.shape))
         for name, x in (("image", image), ("grid", grid))
     ]
     output = helper.make_tensor_value_info("output", TensorProto.FLOAT, [*image.shape[:2], *grid.shape[1:3]])
     imports = [helper.make_opsetid("", opset), helper.make_opsetid("svexport", 1)]
-    model = helper.make_model(
-        helper.make_graph([nodes], "graph", inputs, [output]), opset_imports=imports, ir_version=8
-    )
+    model = helper.make_model(helper.make_graph([node], "graph", inputs, [output]), opset_imports=imports, ir_version=8)
     model = lower(model)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads

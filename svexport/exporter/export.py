@@ -204,13 +204,20 @@ def _check_devices(flat: FlatModel) -> None:
 
 @contextmanager
 def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode without calling train()/eval(), which models override; each module gets its own flag back."""
+    """Eval mode without calling train()/eval(), which models override; each module gets its own flag back.
+
+    And without the fast path that ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` have in eval mode: it is one opaque
+    function, and puts zeros at padded positions, where the file has what the layers compute.
+    """
     modes = [(module, module.training) for module in model.modules()]
+    fast_path = torch.backends.mha.get_fastpath_enabled()
     try:
         for module, _ in modes:
             module.training = False
+        torch.backends.mha.set_fastpath_enabled(False)
         yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
         for module, training in modes:
             module.training = training
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,9 @@ def export(
             )
         except torch.onnx.errors.UnsupportedOperatorError as error:
             raise _unsupported(model, tensors, opset, error) from error
+        except (torch.onnx.errors.OnnxExporterError, AssertionError) as error:  # from inside one of the conversions
+            reason = str(error).split("  [Caused by")[0].split("\n")[0] or type(error).__name__
+            raise ExportError(f"cannot be exported at opset {opset}: {reason}\n  try opset=18 or later") from error
 
 
 @contextmanager
@@ -76,6 +80,8 @@ def registered() -> Iterator[None]:
 
     The registry is left exactly as it was, also after an error.
     """
+    for opset in range(9, LAST_OPSET + 1):  # torch.onnx imports its own only when it exports
+        import_module(f"torch.onnx.symbolic_opset{opset}")
     functions: dict[str, tuple[Callable[..., Any], int]] = {}  # with the last opset each is for
     for symbolic in SYMBOLICS.values():
         functions[f"{DOMAIN}::{symbolic.op.name}"] = (_symbolic_function(symbolic), LAST_OPSET)

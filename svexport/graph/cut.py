@@ -31,7 +31,8 @@ class Network:
     def arc(self, tails: Collection[Hashable], heads: Collection[Hashable], capacity: int) -> None:
         """Cutting any of ``tails`` (on the source's side) from any of ``heads`` costs ``capacity``, once."""
         if tails == heads and len(tails) == 2:  # one of two from the other
-            self._arc(*map(self._vertex, tails), capacity, capacity)
+            one, other = map(self._vertex, tails)
+            self._arc(one, other, capacity, capacity)
         else:
             self._arc(self._joined(tails, into=True), self._joined(heads, into=False), capacity)
 

@@ -50,8 +50,8 @@ def prove(
         found = parity(name, expected, actual, run="random", rtol=rtol, atol=atol)
         if not found.ok:
             raise VerificationError(
-                f"the rewrite changed output {found.name!r}: {found.mismatched} elements of {list(found.shape)} differ, by "
-                f"up to {found.max_abs:.3g}",
+                f"the rewrite changed output {found.name!r} of shape {list(found.shape)}: {found.mismatched} elements "
+                f"differ, by up to {found.max_abs:.3g}",
                 [found],
             )
 

@@ -13,9 +13,10 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from svexport.graph.nodes import graphs, opset_of
 from svexport.graph.permutation import Perm
 
-__all__ = ["Scope", "drop_unused", "is_standard", "scopes", "used_inside", "used_names"]
+__all__ = ["Scope", "drop_unused", "is_standard", "light_copy", "scopes", "used_inside", "used_names"]
 
-_LARGE = 2**16  # bytes; larger initializers are not copied for shape inference
+LARGE = 2**16
+"""Bytes from which on a constant is not copied where that can be helped."""
 
 
 @dataclass
@@ -106,7 +107,7 @@ def scopes(model: onnx.ModelProto) -> Iterator[Scope]:
             taken.update(node.output)
         taken.update(value.name for value in (*graph.input, *graph.initializer))
     outermost = Scope(model.graph, opset_of(model), model.ir_version, {}, {}, taken)
-    yield from _inner_scopes(outermost, _inferred(model))
+    yield from _inner_scopes(outermost, onnx.shape_inference.infer_shapes(light_copy(model)).graph)
 
 
 def _inner_scopes(scope: Scope, inferred: onnx.GraphProto) -> Iterator[Scope]:
@@ -124,7 +125,7 @@ def _inner_scopes(scope: Scope, inferred: onnx.GraphProto) -> Iterator[Scope]:
     for node, same in zip(scope.graph.node, inferred.node, strict=True):
         for inner, inferred_inner in zip(_graphs_of(node), _graphs_of(same), strict=True):
             # Not the large constants: a nested graph would get its own transposed copy of them.
-            small = {name: t for name, t in scope.constants.items() if t.ByteSize() <= _LARGE}
+            small = {name: t for name, t in scope.constants.items() if t.ByteSize() <= LARGE}
             child = Scope(inner, scope.opset, scope.ir_version, ChainMap({}, scope.infos), small, scope.taken)
             yield from _inner_scopes(child, inferred_inner)
     yield scope
@@ -177,19 +178,20 @@ def drop_unused(graph: onnx.GraphProto, before: set[str]) -> None:
             items.extend(kept)
 
 
-def _inferred(model: onnx.ModelProto) -> onnx.GraphProto:
-    """The graph with its types inferred, without its large weights."""
+def light_copy(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its large weights as inputs: enough to check it and to infer types."""
     light = onnx.ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import)
     light.functions.extend(model.functions)
     graph = light.graph
+    graph.name = model.graph.name
     graph.node.extend(model.graph.node)
     graph.input.extend(model.graph.input)
     graph.output.extend(model.graph.output)
     graph.value_info.extend(model.graph.value_info)
     given = {value.name for value in graph.input}
     for tensor in model.graph.initializer:
-        if tensor.ByteSize() <= _LARGE:
+        if tensor.ByteSize() <= LARGE:
             graph.initializer.append(tensor)
         elif tensor.name not in given:
             graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    return onnx.shape_inference.infer_shapes(light).graph
+    return light

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
@@ -13,20 +12,26 @@ from svexport.graph.nodes import set_attributes
 from svexport.graph.scope import Scope, drop_unused, is_standard, scopes, used_names
 from svexport.ops._op import DOMAIN
 from svexport.ops.space_to_depth import OP
-from svexport.symbolic._builder import Builder, Value
+from svexport.symbolic._builder import Builder, Dim, Value
 
 __all__ = ["fuse_space_to_depth"]
+
+INT32_MAX = 2**31 - 1
+"""Where exporters let a slice end that goes on to the end."""
+
+ROW_BY_ROW = [(0, 0), (0, 1), (1, 0), (1, 1)]
+COLUMN_BY_COLUMN = [(0, 0), (1, 0), (0, 1), (1, 1)]
 
 
 def fuse_space_to_depth(model: onnx.ModelProto, *, node: bool = False) -> int:
     """Replaces the Concat of four slices of a tensor (even or odd rows, even or odd columns), in place.
 
-    Reshape, Transpose and Reshape take its place, whichever dimensions are sliced, whichever is concatenated and whatever
-    the order of the slices is (one that is neither row by row nor column by column adds a Gather).
+    Reshape, Transpose and Reshape take its place, whichever two dimensions are sliced, whichever other is concatenated and
+    whatever the order of the slices is (one that goes neither row by row nor column by column adds a Gather).
 
     Args:
         model: the model to change.
-        node: whether channels of images ``(N, C, H, W)`` become an ``svexport::SvSpaceToDepth`` instead.
+        node: whether channels of images ``(N, C, H, W)`` come from an ``svexport::SvSpaceToDepth`` instead.
 
     Returns:
         How many were replaced.
@@ -34,25 +39,29 @@ def fuse_space_to_depth(model: onnx.ModelProto, *, node: bool = False) -> int:
     count = 0
     for scope in scopes(model):
         graph = scope.graph
-        producers = {name: producer for producer in graph.node for name in producer.output}
         used = used_names(graph)
-        nodes: list[onnx.NodeProto] = []
-        for concat in list(graph.node):
-            found = _match(concat, producers, scope)
-            nodes += [concat] if found is None else _replacement(concat, found, scope, node)
-            count += found is not None
-        if len(nodes) != len(graph.node):
-            ...
+        producers = {name: producer for producer in graph.node for name in producer.output}
+        found = {i: blocks for i, n in enumerate(graph.node) if (blocks := _match(n, producers, scope)) is not None}
+        if found:
+            nodes: list[onnx.NodeProto] = []
+            for i, concat in enumerate(list(graph.node)):
+                nodes += _nodes(concat.output[0], found[i], scope, node) if i in found else [concat]
+            del graph.node[:]
+            graph.node.extend(nodes)
+            drop_unused(graph, used.union(*(new.output for new in nodes)))
+        count += len(found)
+    if count and node and all(entry.domain != DOMAIN for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     return count
 
 
 class _Blocks(NamedTuple):
-    """Blocks of 2x2 elements along two axes, which become the outer part of another axis, in some order."""
+    """Elements of 2x2 blocks (along two axes) that lie one after another in a third axis."""
 
     source: str
     axes: tuple[int, int]
     axis: int
-    order: tuple[tuple[int, int], ...]  # of the elements of a block
+    order: list[tuple[int, int]]
 
 
 def _match(concat: onnx.NodeProto, producers: Mapping[str, onnx.NodeProto], scope: Scope) -> _Blocks | None:
@@ -60,30 +69,74 @@ def _match(concat: onnx.NodeProto, producers: Mapping[str, onnx.NodeProto], scop
         return None
     slices = [_slices(name, producers, scope) for name in concat.input]
     source, starts = slices[0]
-    axes = tuple(sorted(starts))
     shape = scope.shape(source)
-    if len(axes) != 2 or shape is None or 0 in shape or any(s != source or set(a) != set(axes) for s, a in slices):
+    if (
+        shape is None
+        or 0 in shape
+        or any(other != source or len(s) != 2 or s.keys() != starts.keys() for other, s in slices)
+    ):
         return None
-    order = tuple((starts[axes[0]], starts[axes[1]]) for _, starts in slices)
+    first, second = sorted(starts)
+    order = [(s[first], s[second]) for _, s in slices]
     axis = helper.get_node_attr_value(concat, "axis") % len(shape)
-    if sorted(order) != _ROW_BY_ROW or axis in axes:
+    if sorted(order) != ROW_BY_ROW or axis in (first, second):
         return None
-    return _Blocks(source, (axes[0], axes[1]), axis, order)
-
-
-_ROW_BY_ROW = [(0, 0), (0, 1), (1, 0), (1, 1)]
-_COLUMN_BY_COLUMN = [(0, 0), (1, 0), (0, 1), (1, 1)]
+    return _Blocks(source, (first, second), axis, order)
 
 
 def _slices(name: str, producers: Mapping[str, onnx.NodeProto], scope: Scope) -> tuple[str, dict[int, int]]:
-    """The tensor that every second element is sliced from, and where the slices start, by axis."""
+    """The tensor that a value is every second element of, and the first one of these along each axis sliced."""
     found: dict[int, int] = {}
     while name in producers and is_standard(producers[name], "Slice"):
-        node = producers[name]
-        shape = scope.shape(node.input[0])
-        arrays = [scope.array(each) for each in node.input[1:]]
-        if shape is None or len(arrays) < 4 or any(array is None for array in arrays):
+        source = producers[name].input[0]
+        shape = scope.shape(source)
+        inputs = [array for each in producers[name].input[1:] if (array := scope.array(each)) is not None]
+        if shape is None or not 3 <= len(inputs) == len(producers[name].input) - 1:
             break
-        for start, end, axis, step in zip(*map(np.ravel, arrays), strict=True):
-        ...
+        starts, ends, axes, *steps = (array.ravel().tolist() for array in inputs)
+        here: dict[int, int] = {}
+        for start, end, axis, step in zip(starts, ends, axes, steps[0] if steps else [1] * len(axes), strict=True):
+            size = shape[axis]
+            if end < (INT32_MAX if size is None else size) or (start, step) not in ((0, 1), (0, 2), (1, 2)):
+                return name, found
+            if step == 2:
+                here[axis % len(shape)] = start
+        if found.keys() & here.keys():
+            break
+        found |= here
+        name = source
     return name, found
+
+
+def _nodes(output: str, blocks: _Blocks, scope: Scope, node: bool) -> list[onnx.NodeProto]:
+    """What makes ``output`` in place of the slices and their Concat."""
+    b = Builder(scope.opset, scope.fresh(f"{output}/space_to_depth") + "/")
+    x = Value(blocks.source, scope.infos[blocks.source].elem_type or None, scope.shape(blocks.source))
+    (first, second), axis, order = blocks.axes, blocks.axis, blocks.order
+    sizes = [b.dim(x, i) for i in range(x.rank)]
+    split: list[Dim] = []  # two dimensions for each sliced one
+    at: list[int] = []  # where each dimension is among them
+    for i, size in enumerate(sizes):
+        at.append(len(split))
+        split += [b.quotient(size, 2), 2] if i in blocks.axes else [size]
+    if node and (first, second, axis, x.rank) == (2, 3, 1, 4):
+        packed, natural = b.op(OP.node_type, x, domain=DOMAIN), COLUMN_BY_COLUMN
+        set_attributes(b.nodes[-1], OP, ())
+    else:
+        natural = COLUMN_BY_COLUMN if order == COLUMN_BY_COLUMN else ROW_BY_ROW
+        offsets = [at[first] + 1, at[second] + 1][:: 1 if natural == ROW_BY_ROW else -1]
+        perm = at[:axis] + offsets + at[axis:]
+        packed = b.transpose(b.reshape(x, *split), perm)
+    halves = [split[i] for i in at]
+    outer, inner = halves[:axis], halves[axis + 1 :]
+    if order != natural:
+        packed = b.reshape(packed, *outer, 4, halves[axis], *inner)
+        packed = b.op("Gather", packed, b.ints(*map(natural.index, order)), axis=axis)
+    if b.nodes[-1].domain != DOMAIN:
+        b.reshape(packed, *outer, b.product(4, halves[axis]), *inner)
+
+    names = {name: scope.constant(numpy_helper.to_array(tensor), name) for name, tensor in b.constants.items()}
+    for new in b.nodes:
+        new.input[:] = [names.get(name, name) for name in new.input]
+    b.nodes[-1].output[0] = output
+    return b.nodes

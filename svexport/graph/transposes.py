@@ -27,7 +27,7 @@ from svexport.graph.cut import Network
 from svexport.graph.motion import Edits, Motion, motion_of
 from svexport.graph.nodes import graphs
 from svexport.graph.permutation import Perm, compose, extend, identity, inverse, restrict
-from svexport.graph.scope import Scope, drop_unused, is_standard, scopes, used_inside, used_names
+from svexport.graph.scope import LARGE, Scope, drop_unused, is_standard, scopes, used_inside, used_names
 
 __all__ = ["remove_transposes"]
 
@@ -40,9 +40,6 @@ SMALL_MOVE = 16
 
 MANY = 1 << 64
 """More than all Transposes, more than all bytes."""
-
-SMALL_BYTES = 2**16
-"""Constants up to here are stored once for each frame they are wanted in."""
 
 
 def remove_transposes(model: onnx.ModelProto) -> None:
@@ -90,7 +87,7 @@ class _Tensor:
     uses: list[_Use] = field(default_factory=list)  # the producer's among them
 
     def __post_init__(self) -> None:
-        self.is_free = self.constant and self.bytes <= SMALL_BYTES
+        self.is_free = self.constant and self.bytes <= LARGE
         self.reshapable = 1 in self.shape and 0 not in self.shape and self.shape.count(None) < 2
 
     def order(self, frame: Perm) -> Perm:
@@ -213,7 +210,7 @@ class _Layout:
                                 yield use.node, use.frame_of_node(frame, self.frames)
 
     def _connected(self, node: int, frame: Perm, limit: int) -> dict[int, Perm]:
-        """Frames, starting with the given one, that leave no Transpose between a node and the nearest it is connected to."""
+        """Frames for a node, the given one, and for those around it that leave no Transpose between any of them."""
         move = {node: frame}
         seen: set[tuple[str, Perm]] = set()
         queue = deque([node])
@@ -422,7 +419,7 @@ class _Writer:
         if not axes or ((array := self.scope.array(name)) is not None and array.size == 1):
             return name
         if (name, axes) not in self._unsqueezed:
-            if array is not None and array.nbytes <= SMALL_BYTES:
+            if array is not None and array.nbytes <= LARGE:
                 result = self.scope.constant(np.expand_dims(array, axes), name)
             else:
                 result = self.scope.fresh(f"{name}_unsqueezed")
@@ -449,4 +446,3 @@ def _set_attribute(node: onnx.NodeProto, name: str, value: Any) -> None:
     others = [attribute for attribute in node.attribute if attribute.name != name]
     del node.attribute[:]
     node.attribute.extend([*others, helper.make_attribute(name, value)])
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx
 import onnx_ir as ir
+from onnx import helper
 from onnxscript import optimizer
 
 from svexport.graph.nodes import graphs
@@ -42,16 +43,23 @@ def infer_types(model: onnx.ModelProto) -> dict[str, Value]:
         model = ir.serde.serialize_model(folded)
     except Exception as error:  # noqa: BLE001 - a library's; without it less may be known
         logger.debug("constant folding failed, inferring without: {}", error)
-    types = types_of(onnx.shape_inference.infer_shapes(model))
-    for graph in graphs(model.graph):
-        for node in graph.node:
-            if node.op_type != "Reshape" or types.get(node.output[0], _UNKNOWN).shape is not None:
-                continue
-            data, target = (types.get(name, _UNKNOWN) for name in node.input)
-            if data.dtype is not None and target.shape and target.shape[0] is not None:
-                # A computed target tells at least the rank.
-                types[node.output[0]] = Value(node.output[0], data.dtype, (None,) * target.shape[0])
-    return types
+    reshaped: dict[str, Value] = {}  # by a computed target, which tells at least the rank: enough to infer more
+    while True:
+        model = onnx.shape_inference.infer_shapes(model)
+        types = types_of(model)
+        types |= {name: value for name, value in reshaped.items() if types[name].shape is None}
+        known = len(reshaped)
+        for graph in graphs(model.graph):
+            for node in graph.node:
+                if node.op_type != "Reshape" or types.get(node.output[0], _UNKNOWN).shape is not None:
+                    continue
+                data, target = (types.get(name, _UNKNOWN) for name in node.input)
+                if data.dtype is not None and target.shape and target.shape[0] is not None:
+                    shape = (None,) * target.shape[0]
+                    reshaped[node.output[0]] = Value(node.output[0], data.dtype, shape)
+                    graph.value_info.append(helper.make_tensor_value_info(node.output[0], data.dtype, shape))
+        if len(reshaped) == known:
+            return types
 
 
 _UNKNOWN = Value("")

@@ -97,7 +97,7 @@ def record(flat: FlatModel, tensors: Sequence[Tensor], keep: Collection[int] = (
     handles = []
     try:
         for name, module in getattr(flat, MODEL_ATTRIBUTE).named_modules():
-            if name:
+            if name and not isinstance(module, torch.jit.ScriptModule):  # those take no hooks
                 handles.append(module.register_forward_pre_hook(enter(name), with_kwargs=True))
                 handles.append(module.register_forward_hook(leave(name), with_kwargs=True))
         flat(*(t.clone() for t in tensors))
@@ -175,7 +175,7 @@ def compare_layers(
     missing = [name for name in called if name not in compared and (wanted is None or name in wanted)]
     for names, reason in (
         (missing, "the other side has no value that is theirs alone"),
-        ([name for name in wanted or () if name not in {call.module for call in calls}], "never called"),
+        ([name for name in wanted or () if name not in {call.module for call in calls}], "never called, or scripted"),
     ):
         if names:
             shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

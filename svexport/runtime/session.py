@@ -6,7 +6,6 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterable, Sequence
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from svexport.errors import BackendNotAvailableError, SvexportError, UnsupportedError
 from svexport.runtime.engine import Engine, EngineError, TensorSpec
+from svexport.runtime.guard import guard
 
 if TYPE_CHECKING:
     import onnx
@@ -38,9 +38,6 @@ _TYPES: dict[str, tuple[torch.dtype, int]] = {
     "tensor(bfloat16)": (torch.bfloat16, 16),
 }
 _ELEMENT = dict(_TYPES.values())
-MAX_NODES = 1_000_000
-"""Of a model with its functions unfolded, which is how ONNX Runtime runs them."""
-
 _FATAL = 4  # ONNX Runtime's severity: everything below arrives as an exception
 
 
@@ -113,7 +110,7 @@ class OnnxEngine(Engine):
         self.device = _device(onnxruntime, device)
         loaded = _read(self._source)
         try:
-            _guard(loaded, self._folder)
+            guard(loaded, self._folder)
             runnable = _with_bodies(loaded)
             if self.path is not None and runnable is loaded:
                 source: str | bytes = str(self._source)  # lets ONNX Runtime map the file
@@ -245,44 +242,6 @@ def _with_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in bare:
         symbolic_of(node)  # raises on an unknown op
     return lower(model) if bare else model
-
-
-def _guard(model: onnx.ModelProto, folder: str | os.PathLike[str] | None) -> None:
-    """Refuses what older versions of ONNX Runtime let a file do: read others, recurse, or grow without bound."""
-    from svexport.graph.nodes import graphs
-
-    parts = [graph for root in (model.graph, *model.functions) for graph in graphs(root)]
-    tensors = [t for graph in parts for t in getattr(graph, "initializer", ())]
-    tensors += [t for graph in parts for node in graph.node for a in node.attribute for t in (a.t, *a.tensors)]
-    for tensor in tensors:
-        for entry in tensor.external_data:
-            if entry.key == "location" and not _inside(entry.value, folder):
-                raise EngineError(
-                    f"external data of {tensor.name!r} must lie in the folder of the model, got {entry.value!r}; "
-                    "move it there (onnx.save(..., save_as_external_data=True) writes it so)"
-                    if folder is not None
-                    else f"{tensor.name!r} is external data, of a model in memory; give data_folder or the path of the file"
-                )
-    calls = {
-        (f.domain, f.name, f.overload): [(n.domain, n.op_type, n.overload) for g in graphs(f) for n in g.node]
-        for f in model.functions
-    }
-    nodes: dict[tuple[str, str, str], int] = {}
-    try:
-        for key in TopologicalSorter({key: [c for c in called if c in calls] for key, called in calls.items()}).static_order():
-            nodes[key] = sum(nodes.get(called, 1) for called in calls[key])
-    except CycleError as error:
-        raise EngineError(f"local functions must not be recursive: {' -> '.join(key[1] for key in error.args[1])}") from error
-    total = sum(nodes.get((n.domain, n.op_type, n.overload), 1) for g in graphs(model.graph) for n in g.node)
-    if total > MAX_NODES:
-        raise EngineError(f"its functions unfold to {total:,} nodes; expected at most {MAX_NODES:,}")
-
-
-def _inside(location: str, folder: str | os.PathLike[str] | None) -> bool:
-    """Whether it names a file below the folder, links followed."""
-    if folder is None or Path(location).is_absolute():
-        return False
-    return Path(folder, location).resolve().is_relative_to(Path(folder).resolve())
 
 
 def _session(onnxruntime: Any, source: str | bytes, device: torch.device, folder: str | os.PathLike[str] | None) -> Any:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from svexport.ops.grid_sample import BICUBIC, BILINEAR, NEAREST, OP, REFLECTION, ZEROS
+from svexport.ops.grid_sample import BICUBIC, BILINEAR, BORDER, NEAREST, OP, REFLECTION, ZEROS
 from svexport.symbolic import _sampling
 from svexport.symbolic._builder import Builder, Value
 from svexport.symbolic._sampling import Sampler
@@ -44,18 +44,17 @@ def body(b: Builder, image: Value, grid: Value, mode: int, padding: int, align_c
         return s.zeros(s.clip(x, s.number(-2), s.size()) if volume else x)
     if mode != BICUBIC:
         return s.inside(s.clip(x, s.number(0), s.size(1, -1), nan_is_high=volume))
-    # Bicubic continues the image under the taps, it does not move the point.
+    # Bicubic continues the image under its taps, where others move the point.
     first, fraction = s.split(x)
-    if padding != REFLECTION and s.static:
+    if padding == BORDER and s.static:
         return s.padded("edge", first, fraction)
+    edge = 0.5 if padding == REFLECTION and not align_corners else 0
+    positions = s.positions(first, edge)
     if padding == REFLECTION:
-        edge = 0 if align_corners else 0.5
-        positions = s.positions(first, edge)
         period = s.size(2, -2 * lost)
         positions = s.reflect(positions, s.op("Div", positions, s.op("Max", period, s.number(1))), period)
-        positions = s.op("Sub", positions, s.number(edge)) if edge else positions
-    else:
-        positions = s.positions(first)
+    if edge:
+        positions = s.op("Sub", positions, s.number(edge))
     index = s.tap_index(s.clip(positions, s.number(0), s.size(1, -1)))
     return s.finish(image, index, fraction)
 

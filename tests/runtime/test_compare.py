@@ -193,7 +193,25 @@ def test_a_conv_folded_with_something_that_is_no_module_is_no_error(net, args, f
 def test_chosen_layers(net, args, file):
     comparison = compare(net, file, args, layers=["blocks.1", "stem.1", "unused"])
     assert [p.name for p in comparison.layers] == ["stem.0+1", "blocks.1"]
-    assert comparison.notes == ["not compared: unused (never called)"]
+    assert comparison.notes == ["not compared: unused (never called, or scripted)"]
+
+
+def test_scripted_submodules_are_passed_over():
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scripted = torch.jit.script(nn.ReLU())
+            self.eager = nn.Tanh()
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"b": self.scripted(x) - torch.relu(x) + self.eager(x) - torch.tanh(x) + x + 1, "a": x * 2}
+
+    model = Mixed()
+    comparison = compare(model, copy.deepcopy(model), torch.randn(3), layers=True)
+    assert comparison.ok
+    assert [p.name for p in comparison.layers] == ["eager"]
+    comparison = compare(model, two_outputs("b", "a"), torch.randn(3), layers=["scripted"])
+    assert comparison.notes == ["not compared: scripted (never called, or scripted)"]
 
 
 def test_groups_of_layers_give_the_same(net, args, file, monkeypatch):

@@ -362,10 +362,20 @@ def test_external_data(folder, monkeypatch):
 
 @pytest.mark.parametrize("where", ["path", "memory"])
 @pytest.mark.parametrize("location", ["../secret.bin", "sub/../../secret.bin", "link.bin", "{folder}/../secret.bin"])
-def test_external_data_from_elsewhere_is_refused(folder, location, where):
+@pytest.mark.parametrize("holder", ["initializer", "constant", "function", "branch"])
+def test_external_data_from_elsewhere_is_refused(folder, location, where, holder):
     model = external(location.format(folder=folder))
+    if holder != "initializer":
+        constant = node("Constant", [], ["w"], value=model.graph.initializer.pop())
+        model.graph.node.insert(0, constant)
+    if holder == "function":
+        model.functions.append(helper.make_function("own", "F", [], ["w"], [constant], model.opset_import))
+        del model.graph.node[0]
+    if holder == "branch":
+        branch = helper.make_graph([constant], "branch", [], [value("w", FLOAT, [4])])
+        model.graph.node[0].CopyFrom(node("If", ["x"], ["w"], then_branch=branch, else_branch=branch))
     onnx.save(model, str(folder / "net.onnx"))
-    with pytest.raises(EngineError, match="External data"):
+    with pytest.raises(EngineError, match="external data of 'w' must lie in the folder"):
         OnnxEngine(folder / "net.onnx") if where == "path" else OnnxEngine(model, data_folder=folder)
 
 
@@ -535,20 +545,31 @@ def test_operators_and_types_that_cannot_run(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_bodies_that_call_themselves():
-    body = helper.make_function(
-        "svexport",
-        "SvLoop",
-        ["a"],
-        ["b"],
-        [node("SvLoop", ["a"], ["b"], domain="svexport")],
-        [helper.make_opsetid("", 19), helper.make_opsetid("svexport", 1)],
-    )
-    model = make([node("SvLoop", ["x"], ["y"], domain="svexport")], [value("x", FLOAT, [2])], [value("y", FLOAT, [2])])
-    model.opset_import.append(helper.make_opsetid("svexport", 1))
-    model.functions.append(body)
-    with pytest.raises(EngineError, match="recursive"):
-        OnnxEngine(model)
+def functions(calls: dict[str, list[str]]) -> onnx.ModelProto:
+    """A model that calls the function A; each function calls others, one after the other."""
+    imports = [helper.make_opsetid("", 19), helper.make_opsetid("own", 1)]
+    model = make([node("A", ["x"], ["y"], domain="own")], [value("x", FLOAT, [2])], [value("y", FLOAT, [2])])
+    model.opset_import.append(imports[1])
+    for name, called in calls.items():
+        chain = [f"v{i}" for i in range(len(called) + 1)]
+        domains = ["own" if other in calls else "" for other in called]
+        nodes = [node(c, [chain[i]], [chain[i + 1]], domain=domains[i]) for i, c in enumerate(called)]
+        model.functions.append(helper.make_function("own", name, chain[:1], chain[-1:], nodes, imports))
+    return model
+
+
+def test_functions_that_call_themselves():
+    for calls in ({"A": ["A"]}, {"A": ["B"], "B": ["Neg", "C"], "C": ["B"]}, {"A": ["Neg"], "B": ["B"]}):
+        with pytest.raises(EngineError, match="must not be recursive"):
+            OnnxEngine(functions(calls))
+
+
+def test_functions_that_multiply():
+    doubling = {"A": ["F0", "F0"], **{f"F{i}": [f"F{i + 1}"] * 2 for i in range(40)}, "F40": ["Neg"]}
+    with pytest.raises(EngineError, match="unfolded it has 2,199,023,255,552"):
+        OnnxEngine(functions(doubling))
+    few = {"A": ["B", "B", "Neg"], "B": ["C", "Abs"], "C": ["Neg"]}
+    assert OnnxEngine(functions(few))(torch.tensor([1.0, -2.0])).tolist() == [-1.0, -2.0]
 
 
 def damaged(content: bytes, rng: random.Random) -> bytes:

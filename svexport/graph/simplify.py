@@ -1,0 +1,99 @@
+"""Simplification: what a library does to any graph, then space to depth and Transposes, which are done here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+
+from svexport.graph.nodes import graphs
+from svexport.graph.scope import light_copy
+from svexport.graph.space_to_depth import fuse_space_to_depth
+from svexport.graph.transposes import remove_transposes
+from svexport.logging import logger
+
+__all__ = ["simplify"]
+
+
+def simplify(model: onnx.ModelProto | str | Path, *, plugins: bool = False) -> onnx.ModelProto:
+    """Folds constants, shares equal nodes and initializers and drops unused ones (onnxscript does), makes one space to
+    depth of strided slices, and removes Transposes (:func:`svexport.graph.transposes.remove_transposes`).
+
+    Opset, IR version, names of inputs and outputs, svexport nodes and local functions stay as they are, and no weight is
+    merged into another.
+
+    Args:
+        model: an ONNX model or the path of one; it is not changed.
+        plugins: whether space to depth of images becomes an ``svexport::SvSpaceToDepth``, still without its body, rather
+            than standard nodes.
+
+    Returns:
+        A new model.
+    """
+    simplified = _by_library(model if isinstance(model, onnx.ModelProto) else onnx.load(str(model)))
+    fuse_space_to_depth(simplified, node=plugins)
+    remove_transposes(simplified)
+    return simplified
+
+
+def _by_library(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model as onnxscript simplifies it, or a copy as it was where that makes it invalid.
+
+    Not its rewrite rules: they fuse weights, and some write nodes that old opsets do not have.
+    """
+    import onnx_ir as ir
+    from onnx_ir.passes import common
+    from onnxscript.optimizer import fold_constants
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.functions[:]  # their nodes are to stay nodes
+    try:
+        with _quiet():
+            graph = ir.from_proto(copy)
+            fold_constants(graph, onnx_shape_inference=True)
+            for change in (common.CommonSubexpressionEliminationPass(), common.RemoveUnusedNodesPass()):
+                change(graph)
+            common.DeduplicateInitializersPass()(graph)
+            copy = ir.to_proto(graph)
+        _remove_remarks(copy)
+        copy.functions.extend(model.functions)
+        onnx.checker.check_model(light_copy(copy))
+        if _signature(copy) != _signature(model):
+            raise ValueError("inputs or outputs are not what they were")
+    except Exception as error:  # noqa: BLE001 - whatever becomes of an unusual model, there is one to go on with
+        logger.warning("not simplified by onnxscript: {}", (str(error) or type(error).__name__).splitlines()[0])
+        copy.CopyFrom(model)
+    return copy
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the library's remarks on what it left alone."""
+    loggers = [(log, log.level) for log in map(logging.getLogger, ("onnx_ir", "onnxscript"))]
+    try:
+        for log, _ in loggers:
+            log.setLevel(logging.ERROR)
+        yield
+    finally:
+        for log, level in loggers:
+            log.setLevel(level)
+
+
+def _signature(model: onnx.ModelProto) -> tuple:
+    values = ((value.name, value.type.tensor_type.elem_type) for value in (*model.graph.input, *model.graph.output))
+    versions = ((entry.domain, entry.version) for entry in model.opset_import)
+    return model.ir_version, tuple(versions), tuple(values)
+
+
+def _remove_remarks(model: onnx.ModelProto) -> None:
+    """What the optimizer notes of where a constant came from."""
+    for graph in graphs(model.graph):
+        for item in (*graph.node, *graph.value_info, *graph.initializer, *graph.input, *graph.output):
+            kept = [entry for entry in item.metadata_props if not entry.key.startswith("pkg.onnxscript.")]
+            if len(kept) < len(item.metadata_props):
+                del item.metadata_props[:]
+                item.metadata_props.extend(kept)

@@ -1,0 +1,72 @@
+"""What an untrusted ONNX file must not do to the process that loads it; not every ONNX Runtime sees to that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from svexport.runtime.engine import EngineError
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["MAX_NODES", "guard"]
+
+MAX_NODES = 500_000
+"""Of a model whose functions are unfolded, which is how ONNX Runtime runs them."""
+
+
+def guard(model: onnx.ModelProto, folder: str | os.PathLike[str] | None) -> None:
+    """Checks that external data lies in ``folder`` and that local functions neither recurse nor multiply endlessly.
+
+    Raises:
+        EngineError: otherwise.
+    """
+    from svexport.graph.nodes import graphs
+
+    for tensor in _tensors(model):
+        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), None)
+        if location is not None and not _inside(location, folder):
+            where = "the folder of the model" if folder else "data_folder, which a model in memory needs"
+            raise EngineError(f"the external data of {tensor.name!r} must lie in {where}, got {location!r}")
+
+    calls = {(f.domain, f.name, f.overload): [_key(n) for g in graphs(f) for n in g.node] for f in model.functions}
+    sizes: dict[tuple[str, str, str], int] = {}
+    try:
+        for function in TopologicalSorter(calls).static_order():
+            sizes[function] = sum(sizes[called] for called in calls[function]) if function in calls else 1
+    except CycleError as error:
+        cycle = " -> ".join(key[1] for key in error.args[1])
+        raise EngineError(f"local functions must not be recursive, got {cycle}") from error
+    total = sum(sizes.get(_key(node), 1) for graph in graphs(model.graph) for node in graph.node)
+    if total > MAX_NODES:
+        raise EngineError(f"expected at most {MAX_NODES:,} nodes; with its local functions unfolded it has {total:,}")
+
+
+def _key(node: onnx.NodeProto) -> tuple[str, str, str]:
+    return node.domain, node.op_type, node.overload
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    from svexport.graph.nodes import graphs
+
+    for root in (model.graph, *model.functions):
+        for graph in graphs(root):
+            sparse = []
+            if graph is not root or root is model.graph:  # a function has no initializers, graphs inside it may
+                yield from graph.initializer
+                sparse += graph.sparse_initializer
+            for attribute in (a for node in graph.node for a in node.attribute):
+                yield from (attribute.t, *attribute.tensors)
+                sparse += (attribute.sparse_tensor, *attribute.sparse_tensors)
+            yield from (part for tensor in sparse for part in (tensor.values, tensor.indices))
+
+
+def _inside(location: str, folder: str | os.PathLike[str] | None) -> bool:
+    """Whether it names something below the folder, links followed."""
+    if folder is None or Path(location).is_absolute():
+        return False
+    return Path(folder, location).resolve().is_relative_to(Path(folder).resolve())
