@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from svexport._version import __version__
 from svexport.errors import (
     BackendNotAvailableError,
+    EngineError,
     ExportError,
     PluginBuildError,
     SvexportError,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from svexport import ops
     from svexport.exporter.export import export
     from svexport.exporter.record import record
+    from svexport.exporter.replace import replace
     from svexport.exporter.report import ExportReport
     from svexport.graph.bodies import lower
     from svexport.parity import Parity
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BackendNotAvailableError",
     "Comparison",
+    "EngineError",
     "ExportError",
     "ExportReport",
     "Parity",
@@ -47,6 +50,7 @@ __all__ = [
     "lower",
     "ops",
     "record",
+    "replace",
 ]
 
 # Imported on first use: onnx costs as much time to import as svexport may take, and the command line has to answer
@@ -60,6 +64,7 @@ _LAZY = {
     "load": "svexport.runtime.session",
     "lower": "svexport.graph.bodies",
     "record": "svexport.exporter.record",
+    "replace": "svexport.exporter.replace",
 }
 
 

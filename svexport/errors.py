@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "BackendNotAvailableError",
+    "EngineError",
     "ExportError",
     "PluginBuildError",
     "SvexportError",
@@ -30,6 +31,10 @@ class VerificationError(SvexportError):
     def __init__(self, message: str, parity: list | None = None) -> None:
         super().__init__(message)
         self.parity = parity or []
+
+
+class EngineError(SvexportError):
+    """A file that cannot be loaded as an engine, inputs that do not fit an engine, or a run that failed."""
 
 
 class UnsupportedError(SvexportError):

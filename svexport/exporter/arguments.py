@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from svexport.errors import ExportError
+from svexport.exporter.record import recorded
 
-__all__ = ["MODEL_ATTRIBUTE", "FlatModel", "bind"]
+__all__ = ["MODEL_ATTRIBUTE", "FlatModel", "bind", "example_arguments"]
 
 MODEL_ATTRIBUTE = "_svexport_model"
 """Where :class:`FlatModel` keeps the user's model; the prefix is taken off every name in the exported file."""
+
+
+def example_arguments(model: nn.Module, args: Any) -> tuple[Any, dict[str, Any]] | None:
+    """Positional and keyword arguments to call a model with: those given, its own examples, or the last recorded."""
+    if args is not None:
+        return args, {}
+    for attribute in ("example_inputs", "example_input_array"):  # ours, Lightning's
+        found = getattr(model, attribute, None)
+        if found is not None:
+            return found() if callable(found) else found, {}
+    return recorded(model)
 
 
 def bind(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None) -> inspect.BoundArguments:
@@ -67,8 +82,15 @@ def _describe(value: Any) -> str:
     return type(value).__name__
 
 
-def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every leaf of nested dicts, lists, tuples, named tuples and dataclasses, with the keys that lead to it."""
+def leaves(
+    value: Any, path: tuple[str, ...] = (), seen: set[int] | None = None
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every leaf of nested dicts, lists, tuples, named tuples and dataclasses, with the keys that lead to it.
+
+    Of another object (the key-value cache of a language model, say) the tensors among its attributes, once for each
+    object (``seen`` has their ids); itself where there are none.
+    """
+    seen = set() if seen is None else seen
     items: Iterable[tuple[str, Any]]
     if isinstance(value, Mapping):
         items = ((str(k), v) for k, v in value.items())
@@ -78,28 +100,67 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
         items = ((str(i), v) for i, v in enumerate(value))
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         items = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+    elif _has_attributes(value):
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        inner = [leaf for key, item in vars(value).items() for leaf in leaves(item, (*path, key), seen)]
+        yield from [leaf for leaf in inner if isinstance(leaf[1], Tensor)] or [(path, value)]
+        return
     else:
         yield path, value
         return
     for key, item in items:
-        yield from leaves(item, (*path, key))
+        yield from leaves(item, (*path, key), seen)
 
 
-def rebuild(value: Any, replace: Callable[[Tensor], Tensor]) -> Any:
-    """The same structure with every tensor replaced, in the order of :func:`leaves`."""
+def _has_attributes(value: Any) -> bool:
+    """Whether an object may hold tensors of its own: no tensor, module, class or function."""
+    return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, (Tensor, ModuleType))
+
+
+def rebuild(value: Any, replace: Callable[[Tensor], Tensor], copies: dict[int, Any] | None = None) -> Any:
+    """The same structure with every tensor replaced, in the order of :func:`leaves`; ``copies`` has objects by id."""
+    copies = {} if copies is None else copies
     if isinstance(value, Tensor):
         return replace(value)
     if isinstance(value, Mapping):
-        items = {k: rebuild(v, replace) for k, v in value.items()}
+        items = {k: rebuild(v, replace, copies) for k, v in value.items()}
         return items if type(value) is dict else type(value)(items)  # type: ignore[call-arg]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(rebuild(v, replace) for v in value))
+        return type(value)(*(rebuild(v, replace, copies) for v in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(rebuild(v, replace) for v in value)
+        return type(value)(rebuild(v, replace, copies) for v in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: rebuild(getattr(value, f.name), replace) for f in dataclasses.fields(value)}
+        fields = {f.name: rebuild(getattr(value, f.name), replace, copies) for f in dataclasses.fields(value)}
         return dataclasses.replace(value, **fields)
+    if _has_attributes(value) and any(isinstance(leaf, Tensor) for _, leaf in leaves(value)):
+        if id(value) not in copies:
+            copies[id(value)] = new = copy.copy(value)
+            vars(new).update({k: rebuild(v, replace, copies) for k, v in vars(value).items()})
+        return copies[id(value)]
     return value
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode without calling train()/eval(), which models override; each module gets its own flag back.
+
+    And without the fast path that ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` have in eval mode: it is one
+        opaque
+    function, and puts zeros at padded positions, where the file has what the layers compute.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    try:
+        for module, _ in modes:
+            module.training = False
+        torch.backends.mha.set_fastpath_enabled(False)
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        for module, training in modes:
+            module.training = training
 
 
 class _Results:
@@ -166,12 +227,12 @@ class FlatModel(nn.Module):
                 raise ExportError(
                     f"{type(getattr(self, MODEL_ATTRIBUTE)).__name__} returned a {type(leaf).__name__}"
                     f"{' at ' + '.'.join(path) if path else ''}; "
-                    "expected tensors in dicts, lists, tuples or dataclasses"
+                    "expected tensors in dicts, lists, tuples, dataclasses or attributes"
                 )
         if not outputs:
             raise ExportError(
                 f"{type(getattr(self, MODEL_ATTRIBUTE)).__name__} returned {_describe(result)} without any tensor; "
-                "expected at least one tensor, alone or in dicts, lists, tuples or dataclasses"
+                "expected at least one tensor, alone or in dicts, lists, tuples, dataclasses or attributes"
             )
         self._results.names = unique(names, taken=self.input_names)
         return tuple(outputs)

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from svexport._version import __version__
 from svexport.errors import ExportError
 from svexport.exporter import dynamo, torchscript
-from svexport.exporter.arguments import FlatModel, bind
+from svexport.exporter.arguments import FlatModel, bind, eval_mode, example_arguments
 from svexport.exporter.clean import clean
-from svexport.exporter.record import recorded
 from svexport.exporter.report import ExportReport, NodeSource
 from svexport.exporter.source import is_library
 from svexport.exporter.targets import Target
@@ -66,15 +65,16 @@ def export(
 ) -> ExportReport:
     """Exports a torch model to ONNX and proves the file against torch in ONNX Runtime.
 
-    The model needs no edits: ``torch.einsum``, ``F.grid_sample`` and the like become svexport nodes, also inside scripted
+    The model needs no edits: ``torch.einsum``, ``F.grid_sample`` and the like become svexport nodes, also inside
+        scripted
     submodules. It is exported in eval mode and is left as it was.
 
     Args:
         model: any ``nn.Module``, scripted modules included.
         args: what ``forward`` is called with: a tuple, a dict by parameter name, or a single argument; tensors may be
-            nested in lists, tuples, dicts and dataclasses, everything else becomes a constant of the file. Default:
-            ``model.example_inputs``, ``model.example_input_array``, or the last forward seen by
-            ``svexport.record(model)``.
+            nested in lists, tuples, dicts, dataclasses and the attributes of other objects (a key-value cache, say);
+            everything else becomes a constant of the file. Default: ``model.example_inputs``,
+            ``model.example_input_array``, or the last forward seen by ``svexport.record(model)``.
         path: of the file to write; default: the class name, ``./Model.onnx``. Weights of models above 2 GiB go beside
             it (``<name>.onnx.data``).
         opset: 9 to 23; the file has exactly that one.
@@ -120,7 +120,7 @@ def export(
 
     positional, keywords = _arguments(model, args)
     exported = model if dtype is None else copy.deepcopy(model).to(dtype)
-    with _lock, _eval_mode(exported), torch.no_grad():
+    with _lock, eval_mode(exported), torch.no_grad():
         flat = FlatModel(exported, bind(exported, positional, keywords), dtype)
         if not flat.tensors:
             raise ExportError(
@@ -176,20 +176,14 @@ def export(
 
 
 def _arguments(model: nn.Module, args: Any) -> tuple[Any, dict[str, Any]]:
-    if args is not None:
-        return args, {}
-    for attribute in ("example_inputs", "example_input_array"):  # ours, Lightning's
-        found = getattr(model, attribute, None)
-        if found is not None:
-            return found() if callable(found) else found, {}
-    last = recorded(model)
-    if last is None:
+    found = example_arguments(model, args)
+    if found is None:
         raise ExportError(
             f"{type(model).__name__} came without arguments to trace it with. Give them, "
             "svexport.export(model, (images,)), or set model.example_inputs = (images,), or run one forward under "
             "svexport.record: `with svexport.record(model): model(images)`"
         )
-    return last
+    return found
 
 
 def _check_devices(flat: FlatModel) -> None:
@@ -200,26 +194,6 @@ def _check_devices(flat: FlatModel) -> None:
             f"the model is on {', '.join(held)}, its inputs on {', '.join(sorted(given))}; move one to the other, "
             f"model.cpu() for instance"
         )
-
-
-@contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode without calling train()/eval(), which models override; each module gets its own flag back.
-
-    And without the fast path that ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` have in eval mode: it is one opaque
-    function, and puts zeros at padded positions, where the file has what the layers compute.
-    """
-    modes = [(module, module.training) for module in model.modules()]
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    try:
-        for module, _ in modes:
-            module.training = False
-        torch.backends.mha.set_fastpath_enabled(False)
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
-        for module, training in modes:
-            module.training = training
 
 
 def _names(option: str, given: Sequence[str] | None, derived: list[str]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["Recorder", "record", "recorded"]
+__all__ = ["Recorder", "record", "recorded", "remember"]
 
 _last: weakref.WeakKeyDictionary[nn.Module, tuple[tuple, dict[str, Any]]] = weakref.WeakKeyDictionary()
 
@@ -16,7 +16,7 @@ class Recorder:
     """What :func:`record` returns: keeps recording until :meth:`remove`, or until the end of its ``with`` block."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._handle = model.register_forward_pre_hook(_remember, with_kwargs=True)
+        self._handle = model.register_forward_pre_hook(remember, with_kwargs=True)
 
     def remove(self) -> None:
         """Stops recording; what was recorded stays available to :func:`svexport.export`."""
@@ -44,5 +44,6 @@ def recorded(model: nn.Module) -> tuple[tuple, dict[str, Any]] | None:
     return _last.get(model)
 
 
-def _remember(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+def remember(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Makes these the last recorded arguments of ``model``."""
     _last[model] = (args, kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import os
 import re
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["is_library", "user_frame"]
+__all__ = ["definition", "is_library", "user_frame"]
 
 # "path(12): forward" in traced graphs; 'File "path", line 12, in forward' in torch.export and scripted code.
 _FRAME = re.compile(
@@ -43,7 +44,18 @@ def user_frame(trace: str) -> str:
         if is_library(path):
             continue
         code = linecache.getline(path, number).strip()
-        relative = os.path.relpath(path)
-        shown = path if relative.startswith("..") else relative
-        return f"{shown}:{number}" + (f" in {function}" if function else "") + (f": {code}" if code else "")
+        return f"{_shown(path)}:{number}" + (f" in {function}" if function else "") + (f": {code}" if code else "")
     return ""
+
+
+def definition(kind: type) -> str:
+    """Where a class is defined: ``model.py:12``, or its module where that has no source."""
+    try:
+        return f"{_shown(inspect.getsourcefile(kind) or '')}:{inspect.getsourcelines(kind)[1]}"
+    except (OSError, TypeError):
+        return kind.__module__
+
+
+def _shown(path: str) -> str:
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative

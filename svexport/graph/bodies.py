@@ -80,6 +80,7 @@ def lower_in_place(model: onnx.ModelProto, types_to_lower: Collection[str]) -> N
             for inner in builder.nodes:
                 inner.input[:] = [names.get(name, name) for name in inner.input]
                 inner.doc_string = node.doc_string
+                inner.metadata_props.extend(node.metadata_props)
                 result.append(inner)
         del graph.node[:]
         graph.node.extend(result)

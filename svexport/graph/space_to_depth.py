@@ -26,8 +26,8 @@ COLUMN_BY_COLUMN = [(0, 0), (1, 0), (0, 1), (1, 1)]
 def fuse_space_to_depth(model: onnx.ModelProto, *, node: bool = False) -> int:
     """Replaces the Concat of four slices of a tensor (even or odd rows, even or odd columns), in place.
 
-    Reshape, Transpose and Reshape take its place, whichever two dimensions are sliced, whichever other is concatenated and
-    whatever the order of the slices is (one that goes neither row by row nor column by column adds a Gather).
+    Reshape, Transpose and Reshape take its place, whichever two dimensions are sliced and whichever other concatenated,
+    in any order of the slices (one that goes neither row by row nor column by column adds a Gather).
 
     Args:
         model: the model to change.

@@ -254,9 +254,8 @@ class _Layout:
                 else:
                     staying[now].add(use.node)
                     moving[then].add(use.node)
-            if (
-                not wanted and moving
-            ):  # one copy there is at any rate: only if some stay and some move it is one too many
+            wanted.update(order for order in staying if staying[order] & moving.get(order, set()))
+            if not wanted and staying:  # one copy there is at any rate, a second one if some stay and some move
                 network.arc(moving.pop(then), staying.pop(now), price)
             for order in staying.keys() - wanted:
                 network.arc({"source"}, staying[order], price)

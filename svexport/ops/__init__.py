@@ -3,8 +3,8 @@
 from svexport.ops.add_bias_residual_layer_norm import AddBiasResidualLayerNorm, add_bias_residual_layer_norm
 from svexport.ops.affine_grid import affine_grid
 from svexport.ops.bilinear_sample import BilinearSample, bilinear_sample
-from svexport.ops.camera_sample import CameraSample, camera_sample
-from svexport.ops.deform_conv2d import DeformConv2d, deform_conv2d
+from svexport.ops.camera_sample import CameraSample, Detr3DCrossAtten, camera_sample
+from svexport.ops.deform_conv2d import DeformConv2d, ModulatedDeformConv2dPack, deform_conv2d
 from svexport.ops.dequantize import dequantize
 from svexport.ops.einsum import Einsum, einsum
 from svexport.ops.fast_sigmoid import FastSigmoid, FastTanh, fast_sigmoid, fast_tanh
@@ -17,7 +17,7 @@ from svexport.ops.interpolate import interpolate
 from svexport.ops.inverse import Inverse, inverse
 from svexport.ops.inverse_ex import inverse_ex
 from svexport.ops.layer_norm import LayerNorm, layer_norm
-from svexport.ops.ms_deform_attn import MultiScaleDeformableAttention, ms_deform_attn
+from svexport.ops.ms_deform_attn import MultiScaleDeformableAttention, MultiScaleDeformableSampling, ms_deform_attn
 from svexport.ops.quantize import quantize
 from svexport.ops.scaled_dot_product_attention import scaled_dot_product_attention
 from svexport.ops.scatter_reduce import scatter_add, scatter_reduce
@@ -34,6 +34,7 @@ __all__ = [
     "BilinearSample",
     "CameraSample",
     "DeformConv2d",
+    "Detr3DCrossAtten",
     "Einsum",
     "FastSigmoid",
     "FastTanh",
@@ -41,7 +42,9 @@ __all__ = [
     "GridSample",
     "Inverse",
     "LayerNorm",
+    "ModulatedDeformConv2dPack",
     "MultiScaleDeformableAttention",
+    "MultiScaleDeformableSampling",
     "Solve",
     "SpaceToDepth",
     "add_bias_residual_layer_norm",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from svexport.ops._bilinear import corners
+from svexport.ops._module import DropIn
 from svexport.ops._op import Op
 
-__all__ = ["ACTIVATIONS", "OUTSIDE", "CameraSample", "camera_sample"]
+__all__ = ["ACTIVATIONS", "OUTSIDE", "CameraSample", "Detr3DCrossAtten", "camera_sample"]
 
 ACTIVATIONS = ("sigmoid", "softmax")
 """Of the weights; on the node the index of one."""
@@ -127,6 +129,10 @@ def implementation(
     return output.flatten(1, 2).transpose(1, 2).to(features[0].dtype).contiguous()
 
 
+def fake(features: Sequence[Tensor], reference_points: Tensor, *_: object) -> Tensor:
+    return features[0].new_empty(*reference_points.shape[:2], features[0].shape[2])
+
+
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
     """Cameras at the origin, spread around the vertical axis, x right, y down, z ahead."""
     pc_range = (-8.0, -8.0, -2.0, 8.0, 8.0, 2.0)
@@ -166,6 +172,7 @@ OP = Op(
     "int[] image_size, float[] pc_range, float depth_eps, bool in_image, float[] uv_clamp, int activation) -> Tensor",
     reference=reference,
     implementation=implementation,
+    fake=fake,
     samples=samples,
 )
 
@@ -306,3 +313,108 @@ class CameraSample(nn.Module):
             f"image_size={self.image_size}, pc_range={self.pc_range}, depth_eps={self.depth_eps}, "
             f"uv_clamp={self.uv_clamp}, activation={self.activation!r}"
         )
+
+
+class Detr3DCrossAtten(DropIn, nn.Module):
+    """DETR3D's cross attention by :func:`camera_sample`: the same constructor, parameters and initialisation.
+
+    Source: https://github.com/WangYueFt/detr3d, ``projects/mmdet3d_plugin/models/utils/detr3d_transformer.py``
+
+    Args:
+        embed_dims: channels C of the queries.
+        num_heads: no effect, nor have ``im2col_step``, ``norm_cfg``, ``init_cfg`` and ``batch_first``.
+        num_levels: of the feature pyramid.
+        num_points: weights per camera and level; all of them are of the reference point.
+        num_cams: of the rig.
+        pc_range: ``(x, y, z)`` minimum, then maximum, in metres.
+        dropout: of the output, before the residual is added.
+    """
+
+    replaces = ("Detr3DCrossAtten",)
+    requires = (
+        *("num_levels", "num_points", "num_cams", "pc_range"),
+        *("attention_weights", "output_proj", "position_encoder", "dropout"),
+    )
+
+    def __init__(
+        self,
+        embed_dims: int = 256,
+        num_heads: int = 8,
+        num_levels: int = 4,
+        num_points: int = 5,
+        num_cams: int = 6,
+        im2col_step: int = 64,
+        pc_range: Sequence[float] | None = None,
+        dropout: float = 0.1,
+        norm_cfg: dict[str, Any] | None = None,
+        init_cfg: Any = None,
+        batch_first: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embed_dims, self.num_heads = embed_dims, num_heads
+        self.num_levels, self.num_points, self.num_cams = num_levels, num_points, num_cams
+        self.im2col_step, self.norm_cfg, self.init_cfg, self.batch_first = im2col_step, norm_cfg, init_cfg, batch_first
+        self.pc_range = pc_range
+        self.dropout = nn.Dropout(dropout)
+        self.attention_weights = nn.Linear(embed_dims, num_cams * num_levels * num_points)
+        self.output_proj = nn.Linear(embed_dims, embed_dims)
+        encoder: list[nn.Module] = []
+        for inputs in (3, embed_dims):
+            encoder += [nn.Linear(inputs, embed_dims), nn.LayerNorm(embed_dims), nn.ReLU(inplace=True)]
+        self.position_encoder = nn.Sequential(*encoder)
+        nn.init.zeros_(self.attention_weights.weight)
+        nn.init.zeros_(self.attention_weights.bias)
+        nn.init.xavier_uniform_(self.output_proj.weight)
+        nn.init.zeros_(self.output_proj.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Any,
+        value: Sequence[Tensor],
+        residual: Tensor | None = None,
+        query_pos: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        reference_points: Tensor | None = None,
+        spatial_shapes: Tensor | None = None,
+        level_start_index: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Reads the feature maps ``value`` at the reference points and adds the residual.
+
+        Shape:
+            - query, query_pos, residual: ``(Q, B, C)``; the residual is query where it is not given
+            - value: L of ``(B, cams, C, H_l, W_l)``; key where it is None
+            - reference_points: ``(B, Q, 3)``, in [0, 1] of the range
+            - kwargs: ``img_metas``, for each of the batch a dict of ``lidar2img``, cams of (4, 4), and ``img_shape``,
+              whose first entry is (height, width, ...); what else there is is not used, as in DETR3D
+            - output: ``(Q, B, C)``
+
+        Raises:
+            ValueError: if reference_points or img_metas is missing, or on other shapes.
+        """
+        metas = kwargs.get("img_metas")
+        if reference_points is None or not metas or self.pc_range is None:
+            raise ValueError("expected reference_points, img_metas and a pc_range")
+        value = key if value is None else value
+        residual = query if residual is None else residual
+        query = query if query_pos is None else query + query_pos
+        weights = self.attention_weights(query.transpose(0, 1))  # (B, Q, cams*points*L)
+        lidar2img = torch.stack(
+            [
+                torch.stack([torch.as_tensor(m, dtype=query.dtype, device=query.device) for m in meta["lidar2img"]])
+                for meta in metas
+            ]
+        )
+        output = camera_sample(
+            value,
+            reference_points,
+            lidar2img,
+            weights.unflatten(-1, (self.num_cams, self.num_points, self.num_levels)),
+            image_size=tuple(metas[0]["img_shape"][0][:2]),
+            pc_range=self.pc_range,
+        )
+        x = reference_points.clamp(0, 1)
+        position = self.position_encoder(torch.log(x.clamp(min=1e-5) / (1 - x).clamp(min=1e-5)))
+        output = self.output_proj(output.transpose(0, 1))
+        return self.dropout(output) + residual + position.transpose(0, 1)

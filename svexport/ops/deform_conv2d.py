@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
 from svexport.ops._bilinear import corners
+from svexport.ops._module import DropIn
 from svexport.ops._op import Op
 
-__all__ = ["DeformConv2d", "deform_conv2d"]
+__all__ = ["DeformConv2d", "ModulatedDeformConv2dPack", "deform_conv2d"]
 
 
 def _taps(
@@ -92,7 +94,7 @@ def implementation(
     wide, high = (1 << (size - 1).bit_length() for size in (width, height))
     pixels = F.pad(input.to(torch.promote_types(input.dtype, y.dtype)), (0, wide - width, 0, high - height))
     grid = torch.stack(((2 * x + 1) / wide - 1, (2 * y + 1) / high - 1), dim=-1)
-    grid = torch.where(grid.abs() < 2, grid, 2)  # outside: NaN as well
+    grid = torch.where(grid.abs() <= 2, grid, 2)  # outside: NaN as well
     columns = F.grid_sample(
         pixels.reshape(n * offset_groups, channels // offset_groups, high, wide),
         grid.to(pixels.dtype).flatten(0, 1).flatten(1, 2),  # (N*offset_groups, kH*kW*oH, oW, 2)
@@ -101,6 +103,10 @@ def implementation(
     )
     columns = columns.reshape(n, offset_groups, channels // offset_groups, *y.shape[2:])
     return _convolve(columns, weight, bias, mask, groups).to(input.dtype)
+
+
+def fake(input: Tensor, offset: Tensor, weight: Tensor, *_: object) -> Tensor:
+    return input.new_empty(input.shape[0], weight.shape[0], *offset.shape[2:])
 
 
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
@@ -142,6 +148,7 @@ OP = Op(
     "int[] dilation, int groups, int offset_groups) -> Tensor",
     reference=reference,
     implementation=implementation,
+    fake=fake,
     samples=samples,
 )
 
@@ -206,12 +213,18 @@ def deform_conv2d(
     return OP(input, offset, weight, bias, mask, strides, paddings, dilations, groups, offset_groups)
 
 
-class DeformConv2d(nn.Module):
+class DeformConv2d(DropIn, nn.Module):
     """``torchvision.ops.DeformConv2d``: the same constructor, parameters and initialisation.
 
     Raises:
         ValueError: if ``groups`` does not divide ``in_channels`` and ``out_channels``.
     """
+
+    replaces = ("DeformConv2d",)
+    requires: ClassVar[tuple[str, ...]] = (
+        *("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups"),
+        *("weight", "bias"),
+    )
 
     def __init__(
         self,
@@ -260,4 +273,61 @@ class DeformConv2d(nn.Module):
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
             f"padding={self.padding}, dilation={self.dilation}, groups={self.groups}, bias={self.bias is not None}"
+        )
+
+
+class ModulatedDeformConv2dPack(DeformConv2d):
+    """``mmcv.ops.ModulatedDeformConv2dPack``: version 2, with the convolution that makes offsets and mask.
+
+    Constructor, parameters and initialisation are mmcv's: offsets start at 0 and the mask at 1/2.
+    Source: https://mmcv.readthedocs.io/en/latest/api.html#mmcv.ops.ModulatedDeformConv2dPack
+
+    Shape:
+        - x: ``(N, C, H, W)``
+        - output: ``(N, O, oH, oW)``
+
+    Raises:
+        ValueError: if ``groups`` does not divide ``in_channels`` and ``out_channels``, or ``deform_groups`` does not
+            divide ``in_channels``.
+    """
+
+    replaces = ("ModulatedDeformConv2dPack",)
+    requires = (*DeformConv2d.requires, "conv_offset")
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] = 0,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        deform_groups: int = 1,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias)
+        if in_channels % deform_groups:
+            raise ValueError(
+                f"expected deform_groups to divide in_channels, got deform_groups={deform_groups}, "
+                f"in_channels={in_channels}"
+            )
+        self.deform_groups = deform_groups
+        taps = math.prod(self.kernel_size)
+        self.conv_offset = nn.Conv2d(
+            in_channels, deform_groups * 3 * taps, self.kernel_size, self.stride, self.padding, self.dilation
+        )
+        bound = 1 / math.sqrt(in_channels * taps)
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+        nn.init.zeros_(self.conv_offset.weight)
+        nn.init.zeros_(self.conv_offset.bias)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        moves = self.conv_offset(x)
+        taps = moves.shape[1] // 3
+        offset, mask = moves.split((2 * taps, taps), dim=1)
+        return deform_conv2d(
+            x, offset, self.weight, self.bias, self.stride, self.padding, self.dilation, mask.sigmoid()
         )

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from svexport.ops._module import DropIn
 from svexport.ops._op import Op
 
 __all__ = ["LayerNorm", "layer_norm"]
@@ -77,8 +78,11 @@ def layer_norm(
     return F.layer_norm(input, normalized_shape, weight, bias, eps)
 
 
-class LayerNorm(nn.LayerNorm):
+class LayerNorm(DropIn, nn.LayerNorm):
     """``torch.nn.LayerNorm`` by :func:`layer_norm`: same constructor, parameters and result."""
+
+    replaces = ("torch.nn.modules.normalization.LayerNorm",)
+    requires = ("normalized_shape", "weight", "bias", "eps")
 
     def forward(self, input: Tensor) -> Tensor:
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from svexport.ops._bilinear import corners
+from svexport.ops._module import DropIn
 from svexport.ops._op import Op
 
-__all__ = ["MultiScaleDeformableAttention", "ms_deform_attn"]
+__all__ = ["MultiScaleDeformableAttention", "MultiScaleDeformableSampling", "ms_deform_attn"]
 
 
 def _attend(
@@ -72,6 +73,10 @@ def implementation(*args: Tensor) -> Tensor:
     return _attend(_embedding_bag, *args)
 
 
+def fake(value: Tensor, _shapes: Tensor, _starts: Tensor, sampling_locations: Tensor, *_: object) -> Tensor:
+    return value.new_empty(value.shape[0], sampling_locations.shape[1], value.shape[2] * value.shape[3])
+
+
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
     for n, m, d, queries, points, levels in [
         (2, 3, 5, 7, 2, [(5, 7), (2, 3)]),
@@ -93,6 +98,7 @@ OP = Op(
     "Tensor attention_weights) -> Tensor",
     reference=reference,
     implementation=implementation,
+    fake=fake,
     samples=samples,
 )
 
@@ -145,7 +151,7 @@ def ms_deform_attn(
     return OP(value, spatial_shapes, level_start_index, sampling_locations, attention_weights)
 
 
-class MultiScaleDeformableAttention(nn.Module):
+class MultiScaleDeformableAttention(DropIn, nn.Module):
     """``mmcv.ops.MultiScaleDeformableAttention``: the same constructor, parameters and initialisation.
 
     Args:
@@ -163,6 +169,12 @@ class MultiScaleDeformableAttention(nn.Module):
     Raises:
         ValueError: if ``num_heads`` does not divide ``embed_dims`` or the projected value's channels.
     """
+
+    replaces = ("MultiScaleDeformableAttention",)
+    requires = (
+        *("num_heads", "num_levels", "num_points", "batch_first", "dropout"),
+        *("sampling_offsets", "attention_weights", "value_proj", "output_proj"),
+    )
 
     def __init__(
         self,
@@ -276,3 +288,30 @@ class MultiScaleDeformableAttention(nn.Module):
         if not self.batch_first:
             output = output.transpose(0, 1)
         return self.dropout(output) + identity
+
+
+class MultiScaleDeformableSampling(DropIn, nn.Module):
+    """The parameterless ``MultiScaleDeformableAttention`` of Hugging Face transformers, by :func:`ms_deform_attn`.
+
+    It is the ``attn`` of the attention layers of Deformable DETR, Grounding DINO, RT-DETR, OmDet-Turbo and others.
+    Source: https://github.com/huggingface/transformers/blob/main/src/transformers/models/deformable_detr
+    """
+
+    replaces = ("MultiScaleDeformableAttention",)
+
+    def forward(
+        self,
+        value: Tensor,
+        value_spatial_shapes: Tensor,
+        value_spatial_shapes_list: list[tuple[int, int]],
+        level_start_index: Tensor,
+        sampling_locations: Tensor,
+        attention_weights: Tensor,
+        im2col_step: int,
+    ) -> Tensor:
+        """See :func:`ms_deform_attn` for the shapes; the list of shapes and ``im2col_step`` are not used.
+
+        Raises:
+            ValueError: on other shapes.
+        """
+        return ms_deform_attn(value, value_spatial_shapes, level_start_index, sampling_locations, attention_weights)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from svexport.ops._module import DropIn
 from svexport.ops._op import Op
 
 __all__ = ["Focus", "SpaceToDepth", "space_to_depth"]
@@ -73,7 +74,7 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-class Focus(nn.Module):
+class Focus(DropIn, nn.Module):
     """YOLOX's Focus: :func:`space_to_depth`, then convolution, batch norm and activation.
 
     Constructor and state_dict are those of ``yolox.models.network_blocks.Focus``.
@@ -88,6 +89,9 @@ class Focus(nn.Module):
     Raises:
         ValueError: on another ``act``.
     """
+
+    replaces = ("Focus",)
+    requires = ("conv",)
 
     def __init__(self, in_channels: int, out_channels: int, ksize: int = 1, stride: int = 1, act: str = "silu") -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from svexport import html
 from svexport.errors import SvexportError, UnsupportedError
-from svexport.exporter.arguments import FlatModel, bind
+from svexport.exporter.arguments import FlatModel, bind, eval_mode
 from svexport.parity import Parity, parity
 from svexport.runtime.engine import Engine
 from svexport.runtime.layers import Inside, OnnxLayers, TorchLayers, compare_layers, converted
@@ -193,7 +193,6 @@ def compare(
         UnsupportedError: if ``layers`` is asked of an engine that does not show its insides.
         SvexportError: if the two do not have the same number of outputs, or a layer is not a submodule.
     """
-    from svexport.exporter.export import _eval_mode
 
     if not isinstance(model, nn.Module):
         raise SvexportError(f"expected a torch.nn.Module first and then the engine, got {type(model).__name__}")
@@ -204,7 +203,7 @@ def compare(
     other = _other(engine, bound, args)
     title = str(other) if isinstance(other, Engine) else getattr(engine, "__name__", type(engine).__name__)
     notes: list[str] = []
-    with _eval_mode(model), _eval_mode(other) if isinstance(other, nn.Module) else nullcontext(), torch.no_grad():
+    with eval_mode(model), eval_mode(other) if isinstance(other, nn.Module) else nullcontext(), torch.no_grad():
         expected = flat(*(t.clone() for t in tensors))  # a model may work on its inputs in place
         inside: Inside | None = None
         if isinstance(other, Engine):

@@ -11,13 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from svexport.errors import SvexportError
+from svexport.errors import EngineError
 
-__all__ = ["Engine", "EngineError", "TensorSpec"]
-
-
-class EngineError(SvexportError):
-    """A file that cannot be loaded as an engine, inputs that do not fit an engine, or a run that failed."""
+__all__ = ["Engine", "TensorSpec"]
 
 
 @dataclass(frozen=True)

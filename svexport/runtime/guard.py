@@ -8,7 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from svexport.runtime.engine import EngineError
+from svexport.errors import EngineError
 
 if TYPE_CHECKING:
     import onnx

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from svexport.errors import BackendNotAvailableError, SvexportError, UnsupportedError
-from svexport.runtime.engine import Engine, EngineError, TensorSpec
+from svexport.errors import BackendNotAvailableError, EngineError, SvexportError, UnsupportedError
+from svexport.runtime.engine import Engine, TensorSpec
 from svexport.runtime.guard import guard
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 """What the bodies of the sampling ops share: the taps of every point, gathered from the flattened image and weighted.
 
 Coordinates and weights are laid out ``(N, A, *taps, *out)``: A image axes, x first, then the taps of a point, then the
-points. With the points last, the inner loops of a runtime are long while axes and taps broadcast from constants.
+points. With the points last, the inner loops of a runtime are long while axes and taps broadcast from constants. Cubic
+ones are laid out ``(N, A, y taps, rows, x taps, columns)``, so that one MatMul turns powers into weights.
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ __all__ = ["CUBIC", "LINEAR", "NEAREST", "Sampler"]
 NEAREST, LINEAR, CUBIC = (0,), (0, 1), (-1, 0, 1, 2)
 """The taps of a point along one axis, counted from its first pixel: the coordinate, rounded (NEAREST) or floored."""
 
-# Cubic convolution with a = -0.75: the weights of the four taps as polynomials in the fraction, highest power first.
-_CUBIC_WEIGHTS = np.array(
-    [[-0.75, 1.25, -1.25, 0.75], [1.5, -2.25, 1.5, -0.75], [-0.75, 0, 0.75, 0], [0, 1, 0, 0]]
-).reshape(4, 1, 1, 4)
+# Cubic convolution with a = -0.75: the weight of each of the four taps as a polynomial in the fraction, lowest power
+# first.
+_CUBIC_WEIGHTS = np.array([[0, -0.75, 1.5, -0.75], [1, 0, -2.25, 1.25], [0, 0.75, 1.5, -1.25], [0, 0, -0.75, 0.75]])
 
 _OUTSIDE = -(2**29)  # in place of an axis's share of an index: the sum is negative whatever the other axes add
 _BOOL, _INT32, _INT64 = TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64
@@ -54,7 +54,7 @@ class Sampler:
         # cubic ones two, because 4 + 4 positions and weights, combined last, are less work than 16.
         if taps == CUBIC:
             self.tap_shape: tuple[int, ...] = (4, 4)
-            self.steps = np.array(CUBIC).reshape(1, 1, 4)
+            self.steps = np.array(CUBIC).reshape(1, 1, 1, 4, 1)
         else:
             self.tap_shape = () if taps == NEAREST else (len(taps) ** self.axes,)
             steps = np.array([*itertools.product(taps, repeat=self.axes)]).T[::-1]  # x varies fastest
@@ -80,11 +80,11 @@ class Sampler:
             size = self.op("Mul", size, self.number(scale))
         return self.op("Add", size, self.number(offset)) if offset else size
 
-    def strides(self, image: Value) -> Value:
-        """How many pixels lie between neighbours along every axis."""
-        if sizes := _sizes(image):
+    def strides(self, sizes: Sequence[int] | None = None) -> Value:
+        """How many pixels lie between neighbours along every axis, x first; ``sizes`` if not those of the image."""
+        if sizes := sizes or self.static:
             return self.spread([math.prod(sizes[:axis]) for axis in range(self.axes)], _INT32)
-        dims = [self.b.dim(image, -1 - axis) for axis in range(self.axes)]
+        dims = [self.b.dim(self.image, -1 - axis) for axis in range(self.axes)]
         return self._dynamic([self.b.product(*dims[:axis]) for axis in range(self.axes)], _INT32)
 
     def _dynamic(self, dims: Sequence[Dim], dtype: int) -> Value:
@@ -125,17 +125,17 @@ class Sampler:
         result, *rest = self.b.split(x, 1, [1] * self.axes)
         for part in rest:
             if self.taps == CUBIC:
-                part = self.b.transpose(part, (0, 1, 3, 2, 4, 5))
+                part = self.b.transpose(part, (0, 1, 4, 3, 2, 5))
             result = self.op(op_type, result, part)
         return result
 
     # ------------------------------------------------------------------ sampling
 
     def coordinates(self, grid: Value) -> Value:
-        """``(N, *out, A)`` -> ``(N, A, 1, .., *out)``."""
+        """``(N, *out, A)`` -> ``(N, A, 1, .., *out)``, or ``(N, A, 1, rows, 1, columns)``."""
         x = self.b.cast(grid, self.dtype)
         if self.tap_shape:
-            x = self.b.unsqueeze(x, *range(1, 1 + len(self.tap_shape)))
+            x = self.b.unsqueeze(x, *((1, 3) if self.taps == CUBIC else (1,)))
         return self.b.transpose(x, (0, x.rank - 1, *range(1, x.rank - 1)))
 
     def inside(self, x: Value) -> Value:
@@ -145,7 +145,7 @@ class Sampler:
         first = self.op("Floor", x)
         if self.static:  # at the far end take the last two pixels, so that both taps exist
             first = self.op("Min", first, self.spread([max(size - 2, 0) for size in self.static]))
-            return self.finish(self.image, self.first_index(self.image, first), self.op("Sub", x, first))
+            return self.finish(self.image, self.first_index(self.static, first), self.op("Sub", x, first))
         positions = self.op("Min", self.positions(first), self.size(1, -1))
         return self.finish(self.image, self.tap_index(positions), self.op("Sub", x, first))
 
@@ -168,7 +168,7 @@ class Sampler:
         """Samples anywhere in an image, of static sizes, that ONNX's Pad continues: ``mode`` constant or edge."""
         assert self.image.shape is not None
         assert self.static
-        ring = len(self.taps)  # wide enough for all taps of a point that has none in the image
+        ring = self.ring
         first = self.clip(first, self.number(-1 - self.taps[-1]), self.size(1, -self.taps[0]))
         pads = 2 * [0, 0, *[ring] * self.axes]
         shape = [*self.image.shape[:2], *(size + 2 * ring for size in self.static[::-1])]
@@ -176,7 +176,37 @@ class Sampler:
             image = self.b.op("Pad", self.image, self.b.ints(*pads), mode=mode, shape=shape)
         else:
             image = self.b.op("Pad", self.image, pads=pads, mode=mode, shape=shape)
-        return self.finish(image, self.first_index(image, first, ring), fraction)
+        return self.finish(image, self.first_index([size + 2 * ring for size in self.static], first, ring), fraction)
+
+    def mirrored(self, x: Value, edges: bool) -> Value:
+        """Cubic samples at coordinates in the image, of static sizes, that its mirror images continue.
+
+        Args:
+            x: counted from where the image is mirrored.
+            edges: whether that is at the far edges of its outer pixels; otherwise at their centres.
+        """
+        assert self.static
+        ring = self.ring
+        # Counted from an edge, half a pixel before the first centre, the second of the four taps is that left of x
+        # rounded, and the fraction is half a pixel more than what rounding takes away.
+        first = self.round(x) if edges else self.op("Floor", x)
+        fraction = self.op("Sub", x, first)
+        first = self.clip(first, self.number(0), self.size())
+        mirrors = []
+        for size in self.static:
+            period = 2 * size if edges else max(2 * size - 2, 1)
+            pixels = np.arange(-ring, size + ring) % period
+            mirrors.append(np.minimum(pixels, period - edges - pixels))
+        pixels = (mirrors[1][:, None] * self.static[0] + mirrors[0]).flatten()
+        planes = self.b.op("Flatten", self.image, axis=2, shape=(None, math.prod(self.static)))
+        planes = self.b.op("Gather", planes, self.b.ints(*pixels.tolist()), axis=1, shape=(None, len(pixels)))
+        index = self.first_index([size + 2 * ring for size in self.static], first, ring - edges)
+        return self.finish(planes, index, fraction, start=0.5 if edges else 0)
+
+    @property
+    def ring(self) -> int:
+        """How many pixels around an image hold all taps of a point that has none in it."""
+        return len(self.taps)
 
     @property
     def dense(self) -> bool:
@@ -199,63 +229,87 @@ class Sampler:
 
     def tap_index(self, positions: Value, within: Value | None = None) -> Value:
         """The index of every tap, negative where it is not ``within`` along all axes: ``(N, 1, *taps, *out)``."""
-        index = self.op("Mul", self.b.cast(positions, _INT32), self.strides(self.image))
+        index = self.op("Mul", self.b.cast(positions, _INT32), self.strides())
         if within is not None:  # what Cast made of NaN and infinity goes here
             index = self.where(within, index, self.b.constant(_OUTSIDE, _INT32))
         return self.combine("Add", index)
 
-    def first_index(self, image: Value, first: Value, ring: int = 0) -> Value:
-        """The index of every tap, where all exist, by one addition to that of the first: ``(N, C, *taps, *out)``."""
-        assert image.shape is not None
-        index = self.op("Mul", self.b.cast(first, _INT32), self.strides(image))
+    def first_index(self, sizes: Sequence[int], first: Value, ring: int = 0) -> Value:
+        """The index of every tap, where all exist, by one addition to that of the first: ``(N, C, *taps, *out)``.
+
+        Args:
+            sizes: of the image that the index is for, x first.
+            first: counted from ``ring`` pixels inside of it.
+        """
+        assert self.image.shape is not None
+        index = self.op("Mul", self.b.cast(first, _INT32), self.strides(sizes))
         index = self.b.reduce_sum(index, [1], keepdims=True)
-        sizes = _sizes(image) or ()
-        steps = self.steps if self.taps != CUBIC else np.broadcast_arrays(self.steps[0], self.steps[0].T)
+        if self.taps == CUBIC:
+            steps = [self.steps[0], self.steps[0].swapaxes(0, 2)]
+        else:
+            steps = [step.reshape(*step.shape, *[1] * self.axes) for step in self.steps]
         shifts = sum(
             (np.minimum(step, size - 1) + ring) * math.prod(sizes[:axis])
             for axis, (step, size) in enumerate(zip(steps, sizes, strict=True))
         )
-        channels = 1 if image.shape[1] is None else image.shape[1]
-        shifts = np.broadcast_to(shifts, (1, channels, *self.tap_shape))
-        shifts = shifts.reshape(*shifts.shape, *[1] * self.axes)
-        shape = (None, channels, *self.tap_shape, *[None] * self.axes)
+        channels = 1 if self.image.shape[1] is None else self.image.shape[1]
+        shifts = np.broadcast_to(shifts, (1, channels, *np.shape(shifts)))
+        shape = [None, channels, *(None if size == 1 else size for size in shifts.shape[2:])]
         return self.b.op("Add", index, self.b.constant(shifts, _INT32), shape=shape)
 
     def gather(self, image: Value, index: Value) -> Value:
-        """``(N, C, *taps, *out)``, the pixels at ``index``."""
+        """``(N, C, *taps, *out)``, the pixels at ``index`` of an image or of its planes ``(N * C, pixels)``."""
         b = self.b
-        n, c, *sizes = (b.dim(image, axis) for axis in range(2 + self.axes))
-        points = [*self.tap_shape, *self.out]
+        n, c = (b.dim(self.image, axis) for axis in range(2))
+        points = [4, self.out[0], 4, self.out[1]] if self.taps == CUBIC else [*self.tap_shape, *self.out]
         ones = [1] * len(points)
         if b.opset < 11:  # no GatherElements yet: from the image as a whole
-            pixels, planes = b.product(*sizes), b.product(n, c)
+            axes = range(1, 2) if image.rank == 2 else range(2, image.rank)
+            pixels, planes = b.product(*(b.dim(image, axis) for axis in axes)), b.product(n, c)
             starts = b.op("Mul", b.arange(planes), b.ints(pixels) if isinstance(pixels, int) else pixels)
             index = b.op("Add", b.cast(index, _INT64), b.reshape(starts, n, c, *ones))
             return b.op("Gather", b.reshape(image, b.product(planes, pixels)), index, axis=0, dtype=image.dtype)
         if c != 1 and (index.shape is None or index.shape[1] != c):
             index = b.op("Expand", index, b.shape(1, c, *ones))
-        planes, index = (b.op("Flatten", x, axis=2) for x in (image, index))  # (N * C, ...)
+        planes = image if image.rank == 2 else b.op("Flatten", image, axis=2)  # (N * C, pixels)
+        index = b.op("Flatten", index, axis=2)
         return b.reshape(b.op("GatherElements", planes, index, axis=1), n, c, *points)
 
-    def weights(self, fraction: Value) -> Value:
-        """``(N, 1, *taps, *out)``"""
+    def weights(self, fraction: Value, start: float = 0) -> Value:
+        """``(N, 1, *taps, *out)``; for ``start`` see :meth:`finish`."""
         if self.taps == LINEAR:
             weights = self.op("Mul", fraction, self.spread(2 * self.steps - 1))
             return self.combine("Mul", self.op("Add", weights, self.spread(1 - self.steps)))
-        weights, *rest = (self.spread(row) for row in _CUBIC_WEIGHTS)
-        for coefficient in rest:
-            weights = self.op("Add", self.op("Mul", fraction, weights), coefficient)
+        shift = np.polynomial.Polynomial([start, 1])
+        polynomials = np.array([np.polynomial.Polynomial(row)(shift).coef for row in _CUBIC_WEIGHTS])  # (taps, powers)
+        assert self.image.shape is not None
+        if all(isinstance(size, int) and size for size in (self.image.shape[0], *self.out)):
+            powers = self.op("Pow", fraction, self.b.constant(np.arange(4).reshape(4, 1), self.dtype))
+            # (N, A, 1, rows, taps, columns)
+            weights = self.b.op("MatMul", self.b.constant(polynomials, self.dtype), powers, dtype=self.dtype)
+            return self.combine("Mul", weights)
+        # ONNX Runtime's MatMul does not broadcast beside an empty batch.
+        weights, *rest = (self.b.constant(row.reshape(4, 1), self.dtype) for row in polynomials.T[::-1])
+        for coefficients in rest:
+            weights = self.op("Add", self.op("Mul", fraction, weights), coefficients)
         return self.combine("Mul", weights)
 
-    def finish(self, image: Value, index: Value, fraction: Value | None = None, outside: Value | None = None) -> Value:
-        """The weighted sum of the taps at ``index``."""
+    def finish(
+        self,
+        image: Value,
+        index: Value,
+        fraction: Value | None = None,
+        outside: Value | None = None,
+        start: float = 0,
+    ) -> Value:
+        """The weighted sum of the taps at ``index``; the fraction of a pixel is counted from ``start``."""
         pixels = self.gather(image, index)
         if outside is not None:
             pixels = self.where(outside, self.b.constant(0, self.image_dtype), pixels)
         if fraction is None:
             return pixels
-        weighted = self.op("Mul", self.b.cast(pixels, self.dtype), self.weights(fraction))
-        total = self.b.reduce_sum(weighted, range(2, 2 + len(self.tap_shape)))
+        weighted = self.op("Mul", self.b.cast(pixels, self.dtype), self.weights(fraction, start))
+        total = self.b.reduce_sum(weighted, (2, 4) if self.taps == CUBIC else (2,))
         return self.b.cast(total, self.image_dtype)
 
 

@@ -35,8 +35,11 @@ def body(b: Builder, image: Value, grid: Value, mode: int, padding: int, align_c
     lost = 1 if align_corners else 0  # -1..1 spans the centres of the outer pixels, or else their far edges
     shifted = s.op("Add", s.coordinates(grid), s.number(1))
     x = s.op("Mul", shifted, s.size(0.5, -0.5 * lost))  # counted from where the image is reflected
-    if mode != BICUBIC and padding == REFLECTION:
+    mirrored = mode == BICUBIC and s.static is not None  # then the image is, under the taps of a point within it
+    if padding == REFLECTION and (mode != BICUBIC or mirrored):
         x = s.reflect(x, s.op("Mul", shifted, s.number(0.25)), s.size(2, -2 * lost))
+        if mirrored:
+            return s.mirrored(x, edges=not align_corners)
     if not align_corners:
         x = s.op("Sub", x, s.number(0.5))
     volume = s.axes == 3  # torch's 5-D kernel takes NaN for a coordinate on the other side

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import svexport
@@ -86,33 +86,42 @@ def first(batch_first: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
     return tensors if batch_first else tuple(t.transpose(0, 1) for t in tensors)
 
 
-def multihead_attentions() -> Variants:
+def settings(opset: int, *choices: tuple) -> Iterator[tuple]:
+    """Their full product; for the dynamo exporter, whose time grows with the square of the model, every pair of two."""
+    product = list(itertools.product(*choices))
+    random.Random(0).shuffle(product)
+    seen: set[tuple] = set()
+    for chosen in product:
+        pairs = set(itertools.combinations(enumerate(chosen), 2))
+        if opset < 18 or not pairs <= seen:
+            yield chosen
+        seen |= pairs
+
+
+def multihead_attentions(opset: int) -> Variants:
     model = Variants()
-    for batch_first, attn, pad, weights, self_attention in itertools.product(
-        (True, False), MASKS, (None, "bool", "float"), ("none", "mean", "each"), (True, False)
+    for batch_first, attn, pad, weights, own in settings(
+        opset, (True, False), MASKS, (None, "bool", "float"), ("none", "mean", "each"), (True, False)
     ):
-        if attn is not None and pad is not None and attn.startswith("bool") != (pad == "bool"):
-            continue  # deprecated by torch
+        columns = LENGTH if own else SOURCE
+        options = {
+            "attn_mask": mask(attn, LENGTH, columns),
+            "key_padding_mask": padding(pad, columns),
+            "need_weights": weights != "none",
+            "average_attn_weights": weights == "mean",
+        }
 
-        def call(layer: nn.Module, x: Tensor, memory: Tensor, settings=(attn, pad, weights, self_attention)) -> tuple:
-            attn, pad, weights, self_attention = settings
-            columns = LENGTH if self_attention else SOURCE
-            q, k = first(layer.batch_first, x, x if self_attention else memory)
-            return layer(
-                q,
-                q if self_attention else k,
-                q if self_attention else k,
-                attn_mask=mask(attn, LENGTH, columns),
-                key_padding_mask=padding(pad, columns),
-                need_weights=weights != "none",
-                average_attn_weights=weights == "mean",
-            )
+        def call(layer: nn.Module, x: Tensor, memory: Tensor, own=own, options=options) -> tuple:
+            query, key = first(layer.batch_first, x, x if own else memory)
+            key = query if own else key  # the very same tensor: a condition of the fast path
+            return layer(query, key, key, **options)
 
-        name = f"{batch_first=} {attn=} {pad=} {weights=} {self_attention=}"
+        name = f"{batch_first=} {attn=} {pad=} {weights=} {own=}"
         model.add(name, nn.MultiheadAttention(EMBED, HEADS, batch_first=batch_first), call)
     return model
 
 
+@pytest.mark.filterwarnings("ignore:Support for mismatched")
 @pytest.mark.parametrize("opset", OPSETS)
 def test_multihead_attention(opset: int, tmp_path) -> None:
-    check(multihead_attentions(), opset, tmp_path)
+    check(multihead_attentions(opset), opset, tmp_path)

@@ -131,7 +131,7 @@ def test_is_its_definition(sizes: dict) -> None:
 
 @pytest.mark.parametrize("size", [(5, 7), (8, 3), (1, 1)])
 def test_without_offsets_is_a_convolution(size: tuple) -> None:
-    """Where training starts. From there offsets lead to the pixels on the right and below, and so does their gradient."""
+    """Where training starts. From there offsets lead to the pixels right and below, and so does their gradient."""
     args = case(n=1, size=size, kernel=(3, 3), groups=2, mask=False, dtype=torch.float32)
     expected = F.conv2d(args["input"], args["weight"], args["bias"], padding=1, groups=2)
     args["offset"] = torch.zeros_like(args["offset"], requires_grad=True)
@@ -288,7 +288,7 @@ class Layer(nn.Module):
 def test_export(opset: int, bias: bool, masked: bool, inputs: int, tmp_path) -> None:
     model, path = Layer(bias, masked).eval(), tmp_path / "model.onnx"
     dynamic = {"x": {0: "n", 2: "h", 3: "w"}}
-    svexport.export(model, (torch.randn(2, 4, 9, 7),), path, opset=opset, dynamic_shapes=dynamic, verify=False)
+    svexport.export(model, (torch.randn(2, 4, 9, 7),), path, opset=opset, dynamic_shapes=dynamic)
     exported = onnx.load(path)
     (node,) = svexport_nodes(exported)
     assert (node.op_type, len(node.input)) == ("SvDeformConv2d", inputs)
@@ -337,6 +337,6 @@ def test_export_of_an_unedited_torchvision_model(opset: int, masked: bool, tmp_p
     _torchvision()
     model, path = Unedited(True, masked).eval(), tmp_path / "model.onnx"
     x = torch.randn(2, 4, 9, 7)
-    report = svexport.export(model, (x,), path, opset=opset, verify=False)
+    report = svexport.export(model, (x,), path, opset=opset)
     assert report.nodes["SvDeformConv2d"] == 1
     torch.testing.assert_close(run_model(onnx.load(path), [x])[0], model(x), rtol=1e-4, atol=1e-5)

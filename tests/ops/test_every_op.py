@@ -78,7 +78,7 @@ def test_gradcheck(op: Op, index: int) -> None:
     def function(*tensors: Tensor) -> tuple[Tensor, ...]:
         rest = iter(tensors)
         call = [
-            [next(rest) if t.requires_grad else t for t in a]
+            [next(rest) if isinstance(t, Tensor) and t.requires_grad else t for t in a]
             if isinstance(a, list)
             else next(rest)
             if isinstance(a, Tensor) and a.requires_grad
@@ -102,7 +102,7 @@ def test_half_is_close_to_float64(op: Op, index: int) -> None:
     for dtype, tolerance in ((torch.float16, 1e-2), (torch.bfloat16, 8e-2)):
         args = samples(op, dtype, 4)[index]
         precise = [
-            [t.double() if t.is_floating_point() else t for t in a]
+            [t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for t in a]
             if isinstance(a, list)
             else a.double()
             if isinstance(a, Tensor) and a.is_floating_point()

@@ -310,6 +310,7 @@ def test_export(opset: int, tmp_path) -> None:
     args = (torch.randn(2, 17, 8), torch.rand(2, 17, 2, 2), torch.tensor([[3, 5], [1, 2]]), torch.tensor([0, 15]))
     path = tmp_path / "model.onnx"
     shapes = {"query": {0: "n", 1: "s"}, "points": {0: "n", 1: "s"}}
+    # not verified: random sizes would not fit the random values
     report = svexport.export(model, args, path, opset=opset, dynamic_shapes=shapes, verify=False)
     assert report.nodes["SvMsDeformAttn"] == 1
     # other levels in the same file

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 import svexport
 from svexport.ops.solve import OP, Solve, is_vector, solve
-from tests.support import OPSETS, run_op
 from tests.ops.test_inverse import MATRICES
+from tests.support import OPSETS, run_op
 
 SHAPES = {  # of A and B, and whether A stands on the left
     "matrix": ((2, 4, 4), (2, 4, 3), True),
