@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from loguru import logger
 
-__all__ = ["logger"]
+__all__ = ["logger", "quiet"]
 
 logger.disable("svexport")
+
+
+@contextmanager
+def quiet(*names: str) -> Iterator[None]:
+    """Only errors from the loggers of these names: not what libraries remark on as they work."""
+    levels = [(log, log.level) for log in map(logging.getLogger, names)]
+    for log, _ in levels:
+        log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for log, level in levels:
+            log.setLevel(level)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx
 from onnx import helper
@@ -35,9 +35,9 @@ def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequ
         for value in (*graph.initializer, *graph.value_info):
             value.doc_string = ""
         del graph.metadata_props[:]
-    for given, name in zip(model.graph.input, input_names, strict=True):
-        if given.name != name:
-            _rename(model.graph, given.name, name)
+    _rename(
+        model.graph, {i.name: name for i, name in zip(model.graph.input, input_names, strict=True) if i.name != name}
+    )
     del model.metadata_props[:]
 
 
@@ -72,29 +72,27 @@ def _rename_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
     fixed = {value.name for value in (*graph.input, *graph.initializer)}
     olds = [output.name for output in graph.output]
     inner = {n for node in graph.node for n in node.output} - set(olds)
-    for name in inner.intersection(names):  # a value that is no output has that name already
-        _rename(graph, name, f"{name}_inner")
     named: dict[str, str] = {}
+    copies: list[onnx.NodeProto] = []
     for old, output, name in zip(olds, graph.output, names, strict=True):
         if old in fixed or old in named:
-            source = named.get(old, old)
-            graph.node.append(helper.make_node("Identity", [source], [name], name=f"Identity_{name}"))
+            copies.append(helper.make_node("Identity", [named.get(old, old)], [name], name=f"Identity_{name}"))
         else:
             named[old] = name
         output.name = name
-    for old, name in named.items():
-        _rename(graph, old, f"{name}\0")  # in two steps: an old name may be another output's new one
-    for name in named.values():
-        _rename(graph, f"{name}\0", name)
+    taken = inner.intersection(names)  # by a value that is no output
+    _rename(graph, named | {name: f"{name}_inner" for name in taken})
+    graph.node.extend(copies)
 
 
-def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
-    """Renames a value wherever it is produced or used, nested graphs included; the outermost outputs keep theirs."""
+def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Renames values wherever they are produced or used, nested graphs included; the outermost outputs keep theirs."""
+    if not names:
+        return
     for one in graphs(graph):
         for node in one.node:
-            node.input[:] = [new if name == old else name for name in node.input]
-            node.output[:] = [new if name == old else name for name in node.output]
+            node.input[:] = [names.get(name, name) for name in node.input]
+            node.output[:] = [names.get(name, name) for name in node.output]
         outputs = () if one is graph else one.output
         for value in (*one.input, *outputs, *one.initializer, *one.value_info):
-            if value.name == old:
-                value.name = new
+            value.name = names.get(value.name, value.name)

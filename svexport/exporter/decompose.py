@@ -1,28 +1,33 @@
-"""Functions of torch that an exporter does not know, traced as those they are made of: torch's own decompositions."""
+"""Functions that torch's TorchScript exporter does not know, traced as others that say the same."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
-__all__ = ["decomposable", "decomposed"]
+__all__ = ["DecompositionError", "decomposable", "decomposed"]
+
+
+class DecompositionError(RuntimeError):
+    """A function is not made of others."""
 
 
 def decomposable(name: str) -> bool:
-    """Whether torch has a decomposition of ``aten::outer``, say."""
+    """Whether there is something to trace in place of ``aten::outer``, say."""
     return any(_decomposition(overload) is not None for overload in _overloads(name))
 
 
 @contextmanager
 def decomposed(names: Collection[str]) -> Iterator[None]:
-    """While torch.jit traces, records in place of each function of these names (``aten::outer``) what it is made of.
+    """While torch.jit traces, records in place of each of these functions (``aten::outer``) what it is made of.
 
-    By kernels for the tracer's dispatch key, which sees a call whatever Python it came through. Calls in scripted code are
-    no calls to it and stay.
+    By kernels for the tracer's dispatch key, which get a call whatever Python it came through. Scripted code is not called
+    while it is traced, and keeps its functions.
     """
     if not names:
         yield
@@ -30,10 +35,10 @@ def decomposed(names: Collection[str]) -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of kernels that are replaced
+            warnings.simplefilter("ignore")  # that kernels are replaced
             for overload in (overload for name in names for overload in _overloads(name)):
                 if (function := _decomposition(overload)) is not None:
-                    library.impl(overload, function, "Tracer", allow_override=True)
+                    library.impl(overload, _once(overload, function), "Tracer", allow_override=True)
         yield
     finally:
         library._destroy()  # which puts torch's kernels back
@@ -42,13 +47,44 @@ def decomposed(names: Collection[str]) -> Iterator[None]:
 def _overloads(name: str) -> list[torch._ops.OpOverload]:
     """Every overload of a function and of its in-place form, without those that write to an argument ``out``."""
     namespace, _, function = name.partition("::")
-    packets = [getattr(getattr(torch.ops, namespace), n, None) for n in (function, f"{function}_")]
-    overloads = [getattr(packet, overload) for packet in packets if packet is not None for overload in packet.overloads()]
-    return [o for o in overloads if namespace == "aten" and not any(a.is_out for a in o._schema.arguments)]
+    if namespace != "aten":
+        return []
+    packets = [getattr(torch.ops.aten, n, None) for n in (function, f"{function}_")]
+    overloads = [getattr(p, o) for p in packets if p is not None for o in p.overloads() if _is_function(p, o)]
+    return [o for o in overloads if not any(a.is_out for a in o._schema.arguments)]
+
+
+def _is_function(packet: Any, overload: str) -> bool:
+    """Whether an overload exists outside of scripts too, which have some for numbers."""
+    name = packet._qualified_op_name + ("" if overload == "default" else f".{overload}")
+    return torch._C._dispatch_has_kernel(name)
+
+
+def _once(overload: torch._ops.OpOverload, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with every error of its own told from those of the model. Some are in the end made of themselves."""
+    inside = False
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        nonlocal inside
+        if inside:
+            raise DecompositionError(f"{overload} is made of itself")
+        inside = True
+        try:
+            return function(*args, **kwargs)
+        except DecompositionError:
+            raise
+        except Exception as error:
+            raise DecompositionError(f"{overload} cannot be decomposed: {error}") from error
+        finally:
+            inside = False
+
+    return kernel
 
 
 def _decomposition(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
-    """What stands for the function in a trace: its composition of others in C++, or one of Python's as a graph."""
+    """What to trace in place of a function: of ours, else what torch's C++ calls, else what its Python does."""
+    if overload.name() in _OURS:
+        return _OURS[overload.name()]
     if overload._can_decompose():
         return overload.decompose
     from torch._decomp import decomposition_table
@@ -60,15 +96,22 @@ def _decomposition(overload: torch._ops.OpOverload) -> Callable[..., Any] | None
     def function(*args: Any, **kwargs: Any) -> Any:
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        tracing = torch._C._get_tracing_state()
-        torch._C._set_tracing_state(None)  # which makes tensors of sizes, on which Python code may branch
-        try:
-            graph = make_fx(lambda *tensors: python(*tensors, **kwargs))(*args)
-        finally:
-            torch._C._set_tracing_state(tracing)
+        with _untraced():
+            graph = make_fx(lambda *inputs: python(*inputs, **kwargs))(*args)
         return _Aten(graph).run(*args)
 
     return function
+
+
+@contextmanager
+def _untraced() -> Iterator[None]:
+    """Sizes are numbers in here, on which Python code may branch; the tracer makes tensors of them."""
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)
 
 
 class _Aten(torch.fx.Interpreter):
@@ -76,3 +119,62 @@ class _Aten(torch.fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         return super().call_function(getattr(target, "impl_aten", target), args, kwargs)
+
+
+# ---------------------------------------------------------------- ours: where torch has none, or one of fixed sizes
+
+
+def _adaptive_avg_pool(input: Tensor, output_size: Sequence[int]) -> Tensor:
+    """One matrix product per dimension, whose windows may overlap and differ in size."""
+    with _untraced():
+        sizes = input.shape[-len(output_size) :]
+        means = [_window_means(*pair).to(input) for pair in zip(sizes, output_size, strict=True)]
+    for axis, mean in enumerate(reversed(means), start=1):
+        input = (input.transpose(-1, -axis) @ mean).transpose(-1, -axis)
+    return input
+
+
+def _window_means(size: int, windows: int) -> Tensor:
+    """(size, windows): each column averages the pixels of one window."""
+    index, window = torch.arange(size)[:, None], torch.arange(windows)
+    start, end = window * size // windows, -(-(window + 1) * size // windows)
+    return ((index >= start) & (index < end)) / (end - start)
+
+
+def _median(input: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    values, indices = input.sort(dim)
+    middle = (input.size(dim) - 1) // 2
+    values, indices = values.select(dim, middle), indices.select(dim, middle)
+    return (values.unsqueeze(dim), indices.unsqueeze(dim)) if keepdim else (values, indices)
+
+
+def _repeat_interleave(
+    input: Tensor, repeats: int, dim: int | None = None, *, output_size: int | None = None
+) -> Tensor:
+    if dim is None:
+        input, dim = input.flatten(), 0
+    dim %= input.dim()
+    return (
+        input.unsqueeze(dim + 1)
+        .repeat([repeats if i == dim + 1 else 1 for i in range(input.dim() + 1)])
+        .flatten(dim, dim + 1)
+    )
+
+
+_OURS: dict[str, Callable[..., Any]] = {
+    "aten::_adaptive_avg_pool2d": _adaptive_avg_pool,
+    "aten::_adaptive_avg_pool3d": _adaptive_avg_pool,
+    "aten::acosh": lambda x: (x + (x * x - 1).sqrt()).log(),
+    "aten::asinh": lambda x: x.sign() * (x.abs() + (x * x + 1).sqrt()).log(),
+    "aten::atanh": lambda x: ((1 + x) / (1 - x)).log() / 2,
+    "aten::cosh": lambda x: (x.exp() + (-x).exp()) / 2,
+    "aten::erfc": lambda x: 1 - x.erf(),
+    "aten::expm1": lambda x: x.exp() - 1,
+    "aten::hypot": lambda x, y: (x * x + y * y).sqrt(),
+    "aten::median": lambda x: _median(x.flatten(), 0)[0],
+    "aten::median.dim": _median,
+    "aten::outer": lambda x, y: x.unsqueeze(1) * y,
+    "aten::repeat_interleave.self_int": _repeat_interleave,
+    "aten::sinh": lambda x: (x.exp() - (-x).exp()) / 2,
+    "aten::trunc": lambda x: torch.where(x < 0, x.ceil(), x.floor()),
+}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 from svexport.errors import ExportError
 from svexport.exporter.source import user_frame
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
-from svexport.logging import logger
+from svexport.logging import logger, quiet
 from svexport.ops._op import DOMAIN, Op
 from svexport.symbolic import SYMBOLICS, Symbolic
 from svexport.symbolic._symbolic import TensorInfo, qualified, without_computed
@@ -36,7 +34,7 @@ def export(
     if dynamic_axes:
         # Axes of one name share one size, as they do in the file.
         shapes = {"tensors": tuple(dict(dynamic_axes.get(name, {})) for name in input_names)}
-    with _quiet():
+    with quiet("torch.onnx._internal.exporter", "torch.onnx._internal.exporter._registration"):
         try:
             program = torch.onnx.export(
                 model,
@@ -171,21 +169,6 @@ def _schema(op: Op, num_inputs: int) -> Any:
         type_constraints=[("T", tensors, "")],
         attributes=attributes,
     )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks on packages that are not installed and decompositions it skipped."""
-    logger = logging.getLogger("torch.onnx._internal.exporter")
-    registration = logging.getLogger("torch.onnx._internal.exporter._registration")
-    levels = [(log, log.level) for log in (logger, registration)]
-    for log, _ in levels:
-        log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for log, level in levels:
-            log.setLevel(level)
 
 
 def _failure(model: nn.Module, tensors: Sequence[Tensor], opset: int, error: BaseException) -> ExportError:

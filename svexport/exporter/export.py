@@ -59,6 +59,7 @@ def export(
     dynamic_axes: Mapping[str, Any] | None = None,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
+    simplify: bool = False,
     verify: bool = True,
     rtol: float = 1e-3,
     atol: float = 1e-4,
@@ -90,6 +91,8 @@ def export(
         input_names: default: the parameter names of ``forward`` (``features_0`` for nested ones).
         output_names: default: dict keys and positions of the result (``boxes``, ``output_0``; a single one is
             ``output``).
+        simplify: fold constants, share equal nodes, make one space to depth of strided slices and remove the Transposes
+            that cancel; a note of the report says what that left.
         verify: run the file in ONNX Runtime on ``args``, on random inputs and with other dynamic sizes, and compare.
         rtol: relative tolerance of verification.
         atol: absolute tolerance of verification. For half models both are raised to what the type can resolve.
@@ -139,7 +142,7 @@ def export(
             traced = time.perf_counter()
             result_names = _names("output_names", output_names, flat.output_names)
 
-            done = _finish(file, opset, plugins, platform, names, result_names)
+            done = _finish(file, opset, plugins, platform, names, result_names, simplify, notes)
             finished = time.perf_counter()
             results: list[Parity] = []
             if verify:
@@ -355,12 +358,15 @@ def _finish(
     target: Target | None,
     input_names: Sequence[str],
     output_names: Sequence[str],
+    simplify: bool,
+    notes: list[str],
 ) -> _Finished:
     """From what the exporter wrote to what was asked for: names, sources, bodies, IR version; saved and checked."""
     import onnx
 
     from svexport.graph.bodies import attach, lower, lower_in_place, node_types
     from svexport.graph.nodes import opset_of, svexport_nodes
+    from svexport.graph.simplify import simplify as simplified
     from svexport.ops._op import OPS
 
     model = onnx.load(str(file))
@@ -375,6 +381,13 @@ def _finish(
     nodes = [NodeSource(n.name, n.op_type, n.doc_string, n.op_type not in keep) for n in svexport_nodes(model)]
     model.ir_version = 8 if opset < 20 else 10  # ONNX Runtime refuses newer ones than it knows
     lower_in_place(model, every_type - keep)
+    if simplify:
+        before, model = _counts(model), simplified(model, plugins=OPS["space_to_depth"].node_type in keep)
+        after = _counts(model)
+        notes.append(
+            f"simplify: {sum(before.values())} nodes became {sum(after.values())}, "
+            f"{before.get('Transpose', 0)} Transposes {after.get('Transpose', 0)}"
+        )
     lowered = _counts(model) if not keep else _counts(lower(model))
     attach(model)
     model.producer_name, model.producer_version = "svexport", __version__

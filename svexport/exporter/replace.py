@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -147,7 +147,7 @@ def replace(model: nn.Module, args: Any = None, *, verbose: bool = True) -> nn.M
             ours = ", ".join(dict.fromkeys(map(_op_name, FUNCTIONS)))
             everywhere = "wherever it calls them"
             replacements.append(Replacement("forward", ", ".join(FUNCTIONS), ours, everywhere, *proven(_Proof())))
-        replaced.__class__ = _with_functions(type(replaced))
+        replaced.__class__ = _with_functions(type(replaced))  # type: ignore[arg-type]
         replaced._svexport_functions = tuple(functions)  # type: ignore[assignment]
     replaced.svexport_replacements = replacements  # type: ignore[assignment]
     replaced.svexport_left_alone = left_alone  # type: ignore[assignment]
@@ -253,8 +253,8 @@ class _Replaced:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """By the class it was made from: the copy's own is no attribute of a module, where pickle could find it."""
-        _, (kind, *_), *state = super().__reduce_ex__(protocol)  # type: ignore[misc]
-        return _new, (kind.__mro__[2],), *state
+        _, _, *state = cast(tuple, super().__reduce_ex__(protocol))
+        return _new, (type(self).__mro__[2],), *state
 
 
 @functools.cache
@@ -274,7 +274,7 @@ def _with_functions(base: type[nn.Module]) -> type[nn.Module]:
 
 
 def _new(base: type[nn.Module]) -> nn.Module:
-    cls = _with_functions(base)
+    cls = _with_functions(base)  # type: ignore[arg-type]
     return cls.__new__(cls)
 
 
@@ -348,16 +348,16 @@ def _print(model: str, replacements: list[Replacement], left_alone: list[LeftAlo
         groups: dict[tuple[str, str, str], list[Replacement]] = {}
         for r in replacements:
             groups.setdefault((r.before, r.after, r.source), []).append(r)
-        rows = [
-            (_names([r.name for r in group]), _short(before), after, _short(source), str(sum(r.calls for r in group) or ""))
-            + (min(group, key=lambda r: (r.calls > 0, -r.max_abs)).proof,)
-            for (before, after, source), group in groups.items()
-        ]
+        rows = []
+        for (before, after, source), group in groups.items():
+            worst = min(group, key=lambda r: (r.calls > 0, -r.max_abs))
+            calls = str(sum(r.calls for r in group) or "")
+            rows.append((_names([r.name for r in group]), before, after, _short(source), calls, worst.proof))
         _table(console, f"{model}: replaced", ("", "was", "is", "source", "calls", "proof"), rows)
     else:
         console.print(Text(f"{model}: nothing to replace"))
     if left_alone:
-        rest = [(a.name, _short(a.kind), _short(a.source), a.reason) for a in left_alone]
+        rest = [(a.name, a.kind, _short(a.source), a.reason) for a in left_alone]
         _table(console, f"{model}: left alone", ("", "is", "source", "because"), rest)
     if replacements and (outputs.errors or outputs.fault):
         verdict = outputs.fault or f"max error {outputs.errors[0]:.1e}"
@@ -382,10 +382,5 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _short(text: str) -> str:
-    """A class without its module, a call without its code, a library's file without its folders."""
-    if ": " in text:
-        text = text.partition(": ")[0]
-    _, installed, within = text.rpartition("site-packages/")
-    if installed:
-        return within
-    return text.removeprefix("torch.nn.modules.") if text.startswith("torch.nn.modules.") else text
+    """A call without its code, a library's file without its folders."""
+    return text.partition(": ")[0].rpartition("site-packages/")[2]

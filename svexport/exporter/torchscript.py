@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -14,8 +15,10 @@ from torch import Tensor, nn
 from torch.onnx import symbolic_helper
 
 from svexport.errors import ExportError
+from svexport.exporter.decompose import DecompositionError, decomposable, decomposed
 from svexport.exporter.source import user_frame
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
+from svexport.logging import logger
 from svexport.ops._op import DOMAIN, Argument, Op, as_tuple
 from svexport.symbolic import SYMBOLICS, Symbolic
 from svexport.symbolic._symbolic import TensorInfo, qualified, without_computed
@@ -41,26 +44,52 @@ def export(
     dynamic_axes: Mapping[str, Mapping[int, str]],
 ) -> None:
     """Writes ``model(*tensors)`` to ``path``; raises :class:`ExportError` naming the operator and its source line."""
+    others: list[str] = []
+    while True:
+        try:
+            with registered(), _without_dump(), decomposed(others):
+                return _export(model, tensors, path, opset, input_names, dynamic_axes)
+        except DecompositionError:  # and the error that led to it stands
+            others.pop()
+            break
+        except (torch.onnx.errors.OnnxExporterError, AssertionError) as error:
+            cause = error
+            name = _function_of(error)
+            if name in others or not decomposable(name):
+                break
+        logger.info("{} cannot be exported at opset {}: tracing what it is made of", name, opset)
+        others.append(name)
+    with decomposed(others):
+        raise _failure(model, tensors, opset, cause) from cause
+
+
+def _export(
+    model: nn.Module,
+    tensors: Sequence[Tensor],
+    path: Path,
+    opset: int,
+    input_names: Sequence[str],
+    dynamic_axes: Mapping[str, Mapping[int, str]],
+) -> None:
     traced: nn.Module = model
     if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
         # The exporter's own tracer refuses scripted submodules; torch.jit.trace takes them in.
         traced = torch.jit.trace(model, tuple(tensors), check_trace=False)
-    with registered(), _without_dump():
-        try:
-            torch.onnx.export(
-                traced,
-                tuple(tensors),
-                str(path),
-                dynamo=False,
-                opset_version=opset,
-                input_names=list(input_names),
-                dynamic_axes={name: dict(axes) for name, axes in dynamic_axes.items()},
-            )
-        except torch.onnx.errors.UnsupportedOperatorError as error:
-            raise _unsupported(model, tensors, opset, error) from error
-        except (torch.onnx.errors.OnnxExporterError, AssertionError) as error:  # from inside one of the conversions
-            reason = str(error).split("  [Caused by")[0].split("\n")[0] or type(error).__name__
-            raise ExportError(f"cannot be exported at opset {opset}: {reason}\n  try opset=18 or later") from error
+    torch.onnx.export(
+        traced,
+        tuple(tensors),
+        str(path),
+        dynamo=False,
+        opset_version=opset,
+        input_names=list(input_names),
+        dynamic_axes={name: dict(axes) for name, axes in dynamic_axes.items()},
+    )
+
+
+def _function_of(error: Exception) -> str:
+    """The aten function that an error of the exporter is about (``aten::outer``), empty where that cannot be told."""
+    found = re.search(r"operator '(aten::\w+)'|ONNX export of (?:operator )?(\w+)", str(error))
+    return "" if found is None else found[1] or f"aten::{found[2]}"
 
 
 @contextmanager
@@ -255,9 +284,12 @@ def _of_any_size(type_: Any) -> torch._C.TensorType | None:
     return None if rank is None else type_.with_sizes([None] * rank)
 
 
-def _unsupported(model: nn.Module, tensors: Sequence[Tensor], opset: int, error: Exception) -> ExportError:
+def _failure(model: nn.Module, tensors: Sequence[Tensor], opset: int, error: Exception) -> ExportError:
     """The exporter's error with the source line, found by tracing once more."""
     message = str(error)
+    if not isinstance(error, torch.onnx.errors.UnsupportedOperatorError):  # from inside one of the conversions
+        reason = message.split("  [Caused by")[0].split("\n")[0] or type(error).__name__
+        return ExportError(f"cannot be exported at opset {opset}: {reason}\n  try opset=18 or later")
     name = message.split("'")[1] if "'" in message else ""
     where: list[str] = []
     try:

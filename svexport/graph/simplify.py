@@ -19,16 +19,16 @@ __all__ = ["simplify"]
 
 
 def simplify(model: onnx.ModelProto | str | Path, *, plugins: bool = False) -> onnx.ModelProto:
-    """Folds constants, shares equal nodes and initializers, drops unused ones (all this onnxscript does), makes one space
-    to depth of strided slices, and removes Transposes (:func:`svexport.graph.transposes.remove_transposes`).
+    """Folds constants, shares equal nodes and initializers and drops unused ones (all of which onnxscript does), makes
+    one space to depth of strided slices, and removes Transposes (:mod:`svexport.graph.transposes`).
 
-    Opset, IR version, names of inputs and outputs, svexport nodes and local functions stay as they are, and no weight is
-    merged into another.
+    Opset, IR version, names of inputs and outputs, svexport nodes and local functions stay as they are, and no weight
+    is merged into another.
 
     Args:
         model: an ONNX model or the path of one; it is not changed.
-        plugins: whether space to depth of images becomes an ``svexport::SvSpaceToDepth``, without a body as yet, instead
-            of standard nodes.
+        plugins: whether space to depth of images becomes an ``svexport::SvSpaceToDepth``, without a body as yet,
+            instead of standard nodes.
 
     Returns:
         A new model.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import NamedTuple
 
 import onnx
 from onnx import helper, numpy_helper
 
 from svexport.graph.nodes import set_attributes
+from svexport.graph.permutation import Perm, identity
 from svexport.graph.scope import Scope, drop_unused, is_standard, scopes, used_names
 from svexport.ops._op import DOMAIN
 from svexport.ops.space_to_depth import OP
@@ -56,9 +58,10 @@ def fuse_space_to_depth(model: onnx.ModelProto, *, node: bool = False) -> int:
 
 
 class _Blocks(NamedTuple):
-    """Elements of 2x2 blocks (along two axes) that lie one after another in a third axis."""
+    """Elements of 2x2 blocks (along two axes of the transposed source) that lie one after another in a third axis."""
 
     source: str
+    perm: Perm
     axes: tuple[int, int]
     axis: int
     order: list[tuple[int, int]]
@@ -81,7 +84,11 @@ def _match(concat: onnx.NodeProto, producers: Mapping[str, onnx.NodeProto], scop
     axis = helper.get_node_attr_value(concat, "axis") % len(shape)
     if sorted(order) != ROW_BY_ROW or axis in (first, second):
         return None
-    return _Blocks(source, (first, second), axis, order)
+    perm = identity(len(shape))
+    before = producers.get(source)
+    if before is not None and is_standard(before, "Transpose") and before.attribute and scope.shape(before.input[0]):
+        source, perm = before.input[0], tuple(before.attribute[0].ints)  # the Transpose that there will be does it too
+    return _Blocks(source, perm, (first, second), axis, order)
 
 
 def _slices(name: str, producers: Mapping[str, onnx.NodeProto], scope: Scope) -> tuple[str, dict[int, int]]:
@@ -111,22 +118,21 @@ def _slices(name: str, producers: Mapping[str, onnx.NodeProto], scope: Scope) ->
 def _nodes(output: str, blocks: _Blocks, scope: Scope, node: bool) -> list[onnx.NodeProto]:
     """What makes ``output`` in place of the slices and their Concat."""
     b = Builder(scope.opset, scope.fresh(f"{output}/space_to_depth") + "/")
-    x = Value(blocks.source, scope.infos[blocks.source].elem_type or None, scope.shape(blocks.source))
     (first, second), axis, order = blocks.axes, blocks.axis, blocks.order
-    sizes = [b.dim(x, i) for i in range(x.rank)]
+    x = Value(blocks.source, scope.infos[blocks.source].elem_type or None, scope.shape(blocks.source))
     split: list[Dim] = []  # two dimensions for each sliced one
-    at: list[int] = []  # where each dimension is among them
-    for i, size in enumerate(sizes):
-        at.append(len(split))
+    at = [0] * x.rank  # where each dimension is among them
+    for i, dim in sorted(enumerate(blocks.perm), key=itemgetter(1)):
+        at[i] = len(split)
+        size = b.dim(x, dim)
         split += [b.quotient(size, 2), 2] if i in blocks.axes else [size]
-    if node and (first, second, axis, x.rank) == (2, 3, 1, 4):
+    if node and (blocks.perm, blocks.axes, axis) == ((0, 1, 2, 3), (2, 3), 1):
         packed, natural = b.op(OP.node_type, x, domain=DOMAIN), COLUMN_BY_COLUMN
         set_attributes(b.nodes[-1], OP, ())
     else:
         natural = COLUMN_BY_COLUMN if order == COLUMN_BY_COLUMN else ROW_BY_ROW
         offsets = [at[first] + 1, at[second] + 1][:: 1 if natural == ROW_BY_ROW else -1]
-        perm = at[:axis] + offsets + at[axis:]
-        packed = b.transpose(b.reshape(x, *split), perm)
+        packed = b.transpose(b.reshape(x, *split), at[:axis] + offsets + at[axis:])
     halves = [split[i] for i in at]
     outer, inner = halves[:axis], halves[axis + 1 :]
     if order != natural:

@@ -8,7 +8,7 @@ from onnx import helper
 from onnxscript import optimizer
 
 from svexport.graph.nodes import graphs
-from svexport.logging import logger
+from svexport.logging import logger, quiet
 from svexport.symbolic._builder import Value
 
 __all__ = ["infer_types", "types_of"]
@@ -39,7 +39,8 @@ def infer_types(model: onnx.ModelProto) -> dict[str, Value]:
     """:func:`types_of` with all that shape inference adds, arithmetic on static shapes folded first."""
     folded = ir.serde.deserialize_model(model)
     try:
-        optimizer.fold_constants(folded, onnx_shape_inference=True)
+        with quiet("onnxscript.optimizer"):
+            optimizer.fold_constants(folded, onnx_shape_inference=True)
         model = ir.serde.serialize_model(folded)
     except Exception as error:  # noqa: BLE001 - a library's; without it less may be known
         logger.debug("constant folding failed, inferring without: {}", error)

@@ -56,7 +56,7 @@ class DropIn:
             )
         if "forward" in vars(module):
             return f"expects the forward of a class, got {qualified} with one of its own"
-        expected, got = (inspect.signature(c.forward).parameters for c in (cls, kind))  # type: ignore[attr-defined]
+        expected, got = (inspect.signature(c.forward).parameters for c in (cls, kind))  # type: ignore[union-attr]
         if list(expected) != list(got):
             return f"expects forward({', '.join(expected)}), got {qualified}.forward({', '.join(got)})"
         return ""

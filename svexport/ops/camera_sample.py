@@ -50,8 +50,8 @@ def _project(
     depth = depth.clamp(min=depth_eps)
     u, v = x / depth / image_size[1], y / depth / image_size[0]
     for t in (u, v):
-        # The test of -1 < 2t - 1 < 1, as the decoders do it: not quite 0 < t < 1 in floating point. False for NaN.
-        seen = seen & (((2 * t - 1) > -1) & ((2 * t - 1) < 1) if in_image else ~t.isnan())
+        centred = 2 * t - 1  # tested as decoders do, which is not quite 0 < t < 1 in floating point; false for NaN
+        seen = seen & ((centred > -1) & (centred < 1) if in_image else ~t.isnan())
     if not in_image:
         u, v = u.clamp(*uv_clamp), v.clamp(*uv_clamp)
     return torch.where(seen, u, OUTSIDE), torch.where(seen, v, OUTSIDE)

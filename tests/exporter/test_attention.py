@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import svexport
@@ -16,6 +18,10 @@ import svexport
 OPSETS = [11, 13, 17, 18, 20]
 EMBED, HEADS, BATCH, LENGTH, SOURCE = 8, 2, 2, 3, 5
 MASKS = (None, "bool", "float", "bool 3-D", "float 3-D")
+PADDINGS = (None, "bool", "float")
+ACTIVATIONS = ("relu", "gelu", torch.tanh)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched", "ignore:enable_nested_tensor")
 
 
 def mask(kind: str | None, rows: int, columns: int) -> Tensor | None:
@@ -62,9 +68,9 @@ class Variants(nn.Module):
         return outputs
 
 
-def check(model: Variants, opset: int, folder: Path, dynamic: bool = False) -> None:
-    """The file agrees with torch, fast path and all, also on another batch if that is dynamic."""
-    torch.manual_seed(0)
+def check(model: Variants, opset: int, folder: Path, dynamic: bool = False, visible: slice = slice(None)) -> None:
+    """The file agrees with torch in eval mode, fast path and all; on another batch too if that is dynamic."""
+    torch.manual_seed(opset)
     model.eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.4)
@@ -82,33 +88,33 @@ def check(model: Variants, opset: int, folder: Path, dynamic: bool = False) -> N
             torch.testing.assert_close(a, e, rtol=1e-5, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
 
 
+def settings(product: bool, *choices: tuple) -> Iterator[tuple]:
+    """All combinations, or enough of them that any two settings meet: the time of torch.onnx grows with their square."""
+    combinations = list(itertools.product(*choices))
+    random.Random(0).shuffle(combinations)
+    met: set[tuple] = set()
+    for chosen in combinations:
+        pairs = set(itertools.combinations(enumerate(chosen), 2))
+        if product or not pairs <= met:
+            yield chosen
+        met |= pairs
+
+
 def first(batch_first: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
     return tensors if batch_first else tuple(t.transpose(0, 1) for t in tensors)
 
 
-def settings(opset: int, *choices: tuple) -> Iterator[tuple]:
-    """Their full product; for the dynamo exporter, whose time grows with the square of the model, every pair of two."""
-    product = list(itertools.product(*choices))
-    random.Random(0).shuffle(product)
-    seen: set[tuple] = set()
-    for chosen in product:
-        pairs = set(itertools.combinations(enumerate(chosen), 2))
-        if opset < 18 or not pairs <= seen:
-            yield chosen
-        seen |= pairs
-
-
-def multihead_attentions(opset: int) -> Variants:
+@pytest.mark.parametrize("opset", OPSETS)
+def test_multihead_attention(opset: int, tmp_path) -> None:
     model = Variants()
     for batch_first, attn, pad, weights, own in settings(
-        opset, (True, False), MASKS, (None, "bool", "float"), ("none", "mean", "each"), (True, False)
+        opset == 11, (True, False), MASKS, PADDINGS, (True, False), (True, False)
     ):
         columns = LENGTH if own else SOURCE
         options = {
             "attn_mask": mask(attn, LENGTH, columns),
             "key_padding_mask": padding(pad, columns),
-            "need_weights": weights != "none",
-            "average_attn_weights": weights == "mean",
+            "need_weights": weights,
         }
 
         def call(layer: nn.Module, x: Tensor, memory: Tensor, own=own, options=options) -> tuple:
@@ -118,10 +124,182 @@ def multihead_attentions(opset: int) -> Variants:
 
         name = f"{batch_first=} {attn=} {pad=} {weights=} {own=}"
         model.add(name, nn.MultiheadAttention(EMBED, HEADS, batch_first=batch_first), call)
-    return model
+    check(model, opset, tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore:Support for mismatched")
 @pytest.mark.parametrize("opset", OPSETS)
-def test_multihead_attention(opset: int, tmp_path) -> None:
-    check(multihead_attentions(opset), opset, tmp_path)
+def test_multihead_attention_with_options(opset: int, tmp_path) -> None:
+    """Without biases, with other sizes of keys and values, learned and zero keys, causal, weights of each head, unbatched."""
+    attention = lambda **options: nn.MultiheadAttention(EMBED, HEADS, batch_first=True, **options)  # noqa: E731
+    causal = nn.Transformer.generate_square_subsequent_mask(LENGTH)
+    model = Variants()
+    model.add("no bias", attention(bias=False), lambda m, x, memory: m(x, memory, memory))
+    model.add("add_bias_kv", attention(add_bias_kv=True), lambda m, x, memory: m(x, memory, memory, need_weights=False))
+    model.add("add_zero_attn", attention(add_zero_attn=True), lambda m, x, memory: m(x, memory, memory))
+    sizes = attention(kdim=5, vdim=3)
+    model.add("kdim, vdim", sizes, lambda m, x, memory: m(x, memory[..., :5], memory[..., :3], need_weights=False))
+    model.add(
+        "is_causal", attention(), lambda m, x, _: m(x, x, x, attn_mask=causal, is_causal=True, need_weights=False)
+    )
+    model.add("causal mask", attention(), lambda m, x, _: m(x, x, x, attn_mask=causal))
+    model.add("each head", attention(), lambda m, x, memory: m(x, memory, memory, average_attn_weights=False))
+    model.add("unbatched", attention(), lambda m, x, memory: m(x[0], memory[1], memory[1], need_weights=False))
+    check(model, opset, tmp_path)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_encoder_layer(opset: int, tmp_path) -> None:
+    model = Variants()
+    for batch_first, attn, pad, norm_first, activation in settings(
+        opset == 11, (True, False), MASKS, (None, "bool"), (True, False), ACTIVATIONS
+    ):
+        layer = nn.TransformerEncoderLayer(
+            EMBED, HEADS, 12, activation=activation, batch_first=batch_first, norm_first=norm_first
+        )
+        options = {"src_mask": mask(attn, LENGTH, LENGTH), "src_key_padding_mask": padding(pad, LENGTH)}
+
+        def call(layer: nn.Module, x: Tensor, _: Tensor, batch_first=batch_first, options=options) -> Tensor:
+            return layer(*first(batch_first, x), **options)
+
+        model.add(f"{batch_first=} {attn=} {pad=} {norm_first=} {activation=}", layer, call)
+    check(model, opset, tmp_path)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_decoder_layer(opset: int, tmp_path) -> None:
+    model = Variants()
+    for batch_first, own, cross, own_pad, cross_pad, norm_first, activation in settings(
+        False, (True, False), MASKS, MASKS, (None, "bool"), (None, "bool"), (True, False), ACTIVATIONS
+    ):
+        layer = nn.TransformerDecoderLayer(
+            EMBED, HEADS, 12, activation=activation, batch_first=batch_first, norm_first=norm_first
+        )
+        options = {
+            "tgt_mask": mask(own, LENGTH, LENGTH),
+            "memory_mask": mask(cross, LENGTH, SOURCE),
+            "tgt_key_padding_mask": padding(own_pad, LENGTH),
+            "memory_key_padding_mask": padding(cross_pad, SOURCE),
+        }
+
+        def call(layer: nn.Module, x: Tensor, memory: Tensor, batch_first=batch_first, options=options) -> Tensor:
+            return layer(*first(batch_first, x, memory), **options)
+
+        name = f"{batch_first=} {own=} {cross=} {own_pad=} {cross_pad=} {norm_first=} {activation=}"
+        model.add(name, layer, call)
+    check(model, opset, tmp_path)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_stacks(opset: int, tmp_path) -> None:
+    """Encoders (their fast path makes nested tensors), decoders and whole transformers, with a dynamic batch."""
+    causal = nn.Transformer.generate_square_subsequent_mask(LENGTH)
+    encoder_layer = nn.TransformerEncoderLayer(EMBED, HEADS, 12, batch_first=True)
+    decoder_layer = nn.TransformerDecoderLayer(EMBED, HEADS, 12, batch_first=True, norm_first=True)
+    model = Variants()
+    model.add("encoder", nn.TransformerEncoder(encoder_layer, 2, nn.LayerNorm(EMBED)), lambda m, x, _: m(x))
+    model.add("causal", nn.TransformerEncoder(encoder_layer, 2), lambda m, x, _: m(x, mask=causal, is_causal=True))
+    model.add("detected", nn.TransformerEncoder(encoder_layer, 1), lambda m, x, _: m(x, mask=causal))
+    decoder = nn.TransformerDecoder(decoder_layer, 2, nn.LayerNorm(EMBED))
+    model.add("decoder", decoder, lambda m, x, memory: m(x, memory, tgt_mask=causal, tgt_is_causal=True))
+    for batch_first in (True, False):
+        transformer = nn.Transformer(EMBED, HEADS, 1, 1, 12, batch_first=batch_first)
+        model.add(
+            f"{batch_first=}",
+            transformer,
+            lambda m, x, memory, b=batch_first: m(*first(b, memory, x), tgt_mask=causal, tgt_is_causal=True),
+        )
+    check(model, opset, tmp_path, dynamic=True)
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_padded_positions(opset: int, tmp_path) -> None:
+    """The encoder's fast path puts zeros at padded positions; everywhere else the file agrees with it."""
+    torch.manual_seed(0)
+    hidden = torch.tensor([[False, False, False], [False, True, True]])
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(EMBED, HEADS, 12, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 2)
+
+        def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+            return self.encoder(x, src_key_padding_mask=hidden)
+
+    model, x = Model().eval(), torch.randn(BATCH, LENGTH, EMBED)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nested tensors are a prototype
+        fast = model(x, hidden)
+    assert not fast[hidden].any()
+    report = svexport.export(model, (x, hidden), tmp_path / "m.onnx", opset=opset)
+    assert report.verified
+    assert torch.backends.mha.get_fastpath_enabled()
+    actual = svexport.load(report.path)(x, hidden)
+    torch.testing.assert_close(actual[~hidden], fast[~hidden], rtol=1e-5, atol=1e-5)
+    assert actual[hidden].all()
+    with pytest.raises(svexport.ExportError, match="no tensor"):
+        svexport.export(model, (), tmp_path / "n.onnx", opset=opset)
+    assert torch.backends.mha.get_fastpath_enabled()  # after an error too
+
+
+class ScaledDotProduct(nn.Module):
+    """Every argument of the function."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, added: Tensor, allowed: Tensor) -> dict[str, Tensor]:
+        attend = F.scaled_dot_product_attention
+        heads = q.shape[1]
+        nothing = (torch.arange(LENGTH) > 0)[:, None] & allowed  # leaves the first query nothing
+        return {
+            "plain": attend(q, k, v),
+            "scale": attend(q, k, v, scale=0.7),
+            "negative scale": attend(q, k, v, scale=-0.3),
+            "causal": attend(q, k, v, is_causal=True),
+            "causal, fewer keys": attend(k, q, q, is_causal=True),
+            "added": attend(q, k, v, attn_mask=added),
+            "added for each head": attend(q, k, v, attn_mask=torch.stack([added] * heads) * 2),
+            "allowed": attend(q, k, v, attn_mask=allowed),
+            "nothing allowed": attend(q, k, v, attn_mask=nothing),
+            "nothing added": attend(q, k, v, attn_mask=torch.where(nothing, added, -torch.inf)),
+            "allowed for each head": attend(q, k, v, torch.stack([allowed] * heads), 0.0, False, scale=1.5),
+            "groups": attend(q, k[:, :2], v[:, :2], enable_gqa=True),
+            "groups with a mask": attend(q, k[:, :1], v[:, :1], added, enable_gqa=True, scale=0.2),
+            "groups, causal": attend(q, k[:, :2], v[:, :2], is_causal=True, enable_gqa=True),
+            "three dimensions": attend(q[0], k[0], v[0], attn_mask=allowed),
+            "two dimensions": attend(q[0, 0], k[0, 0], v[0, 0]),
+            "keywords": attend(query=q, key=k, value=v, dropout_p=0.0, is_causal=False),
+        }
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("opset", [9, *OPSETS, 23])
+def test_scaled_dot_product_attention(opset: int, dynamic: bool, tmp_path) -> None:
+    torch.manual_seed(opset)
+
+    def inputs(batch: int, length: int) -> tuple[Tensor, ...]:
+        q, k, v = (torch.randn(batch, 4, size, EMBED) for size in (LENGTH, length, length))
+        hidden = torch.rand(LENGTH, length) < 0.3
+        hidden[:, 0] = False
+        return q, k, v, torch.randn(LENGTH, length).masked_fill(hidden, -torch.inf), ~hidden
+
+    shapes = None
+    if dynamic:
+        shapes = {"q": {0: "n"}, "k": {0: "n", 2: "s"}, "v": {0: "n", 2: "s"}, "added": {1: "s"}, "allowed": {1: "s"}}
+    model, args = ScaledDotProduct(), inputs(2, SOURCE)
+    report = svexport.export(model, args, tmp_path / "m.onnx", opset=opset, dynamic_shapes=shapes)
+    assert report.verified
+    assert not {"Attention", "Trilu", "SvScaledDotProductAttention"} & report.nodes.keys()
+    engine = svexport.load(report.path)
+    for given in (args, inputs(3, 9)) if dynamic else (args,):
+        for (name, e), a in zip(model(*given).items(), engine(*given), strict=True):
+            torch.testing.assert_close(a, e, rtol=1e-5, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_dropout_outside_of_training_is_refused(opset: int, tmp_path) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x, x, x, dropout_p=0.1)
+
+    with pytest.raises(svexport.ExportError, match=r"dropout_p=0\.1"):
+        svexport.export(Model(), (torch.randn(1, 2, 3, 4),), tmp_path / "m.onnx", opset=opset)
+    assert not list(tmp_path.iterdir())

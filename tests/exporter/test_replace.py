@@ -1,0 +1,610 @@
+"""``svexport.replace`` on the examples, and on stand-ins of other packages' modules, written from what they compute."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import einsum, nn
+
+import svexport
+from svexport import ops
+from svexport.cli._model import load_file
+from svexport.exporter.arguments import leaves
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+# ------------------------------------------------------------------ stand-ins
+
+
+def deformed(x, offset, mask, weight, bias, stride, padding, dilation):
+    """Deformable convolution tap by tap."""
+    kernel_h, kernel_w = weight.shape[2:]
+    h, w = x.shape[2:]
+    groups = offset.shape[1] // (2 * kernel_h * kernel_w)
+    offset = offset.unflatten(1, (groups, kernel_h * kernel_w, 2))
+    mask = torch.ones_like(offset[:, :, :, 0]) if mask is None else mask.unflatten(1, offset.shape[1:3])
+    rows = torch.arange(offset.shape[4])[:, None] * stride[0] - padding[0]
+    columns = torch.arange(offset.shape[5]) * stride[1] - padding[1]
+    output = 0.0
+    for tap in range(kernel_h * kernel_w):
+        i, j = divmod(tap, kernel_w)
+        parts = []
+        for group, part in enumerate(x.chunk(groups, dim=1)):
+            v = rows + i * dilation[0] + offset[:, group, tap, 0]
+            u = columns + j * dilation[1] + offset[:, group, tap, 1]
+            grid = torch.stack((2 * u / (w - 1) - 1, 2 * v / (h - 1) - 1), dim=-1)
+            parts.append(F.grid_sample(part, grid, align_corners=True) * mask[:, group, tap, None])
+        output = output + F.conv2d(torch.cat(parts, dim=1), weight[:, :, i, j, None, None])
+    return output if bias is None else output + bias[:, None, None]
+
+
+class DeformConv2d(nn.Module):
+    """torchvision's."""
+
+    def __init__(self, in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1):
+        super().__init__()
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, 1
+        self.kernel_size, self.stride = (kernel_size, kernel_size), (stride, stride)
+        self.padding, self.dilation = (padding, padding), (dilation, dilation)
+        self.weight = nn.Parameter(torch.randn(out_channels, in_channels, kernel_size, kernel_size) * 0.3)
+        self.bias = nn.Parameter(torch.randn(out_channels))
+
+    def forward(self, input, offset, mask=None):
+        return deformed(input, offset, mask, self.weight, self.bias, self.stride, self.padding, self.dilation)
+
+
+class ModulatedDeformConv2dPack(DeformConv2d):
+    """mmcv's."""
+
+    def __init__(self, *args, deform_groups=1, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.deform_groups = deform_groups
+        channels = deform_groups * 3 * math.prod(self.kernel_size)
+        self.conv_offset = nn.Conv2d(self.in_channels, channels, self.kernel_size, self.stride, self.padding)
+
+    def forward(self, x):
+        o1, o2, mask = torch.chunk(self.conv_offset(x), 3, dim=1)
+        offset, mask = torch.cat((o1, o2), dim=1), torch.sigmoid(mask)
+        return deformed(x, offset, mask, self.weight, self.bias, self.stride, self.padding, self.dilation)
+
+
+def sampled(value, shapes, locations, weights):
+    """Multi-scale deformable sampling, one head and level at a time."""
+    n, heads = locations.shape[0], locations.shape[2]
+    maps = value.split([h * w for h, w in shapes], dim=1)
+    outputs = []
+    for head in range(heads):
+        output = 0.0
+        for level, (h, w) in enumerate(shapes):
+            image = maps[level][:, :, head].transpose(1, 2).reshape(n, -1, h, w)
+            found = F.grid_sample(image, 2 * locations[:, :, head, level] - 1, align_corners=False)  # (N, D, Lq, P)
+            output = output + (found * weights[:, None, :, head, level]).sum(-1)
+        outputs.append(output.transpose(1, 2))
+    return torch.cat(outputs, dim=-1)
+
+
+class mmcv:
+    class MultiScaleDeformableAttention(nn.Module):
+        def __init__(self, embed_dims=12, num_heads=3, num_levels=2, num_points=2, batch_first=False):
+            super().__init__()
+            self.embed_dims, self.num_heads, self.num_levels = embed_dims, num_heads, num_levels
+            self.num_points, self.batch_first, self.im2col_step, self.norm_cfg = num_points, batch_first, 64, None
+            self.dropout = nn.Dropout(0.1)
+            self.sampling_offsets = nn.Linear(embed_dims, num_heads * num_levels * num_points * 2)
+            self.attention_weights = nn.Linear(embed_dims, num_heads * num_levels * num_points)
+            self.value_proj = nn.Linear(embed_dims, embed_dims)
+            self.output_proj = nn.Linear(embed_dims, embed_dims)
+
+        def forward(
+            self,
+            query,
+            key=None,
+            value=None,
+            identity=None,
+            query_pos=None,
+            key_padding_mask=None,
+            reference_points=None,
+            spatial_shapes=None,
+            level_start_index=None,
+            **kwargs,
+        ):
+            value = query if value is None else value
+            identity = query if identity is None else identity
+            query = query if query_pos is None else query + query_pos
+            query, value = query.permute(1, 0, 2), value.permute(1, 0, 2)
+            n, queries, _ = query.shape
+            value = self.value_proj(value).view(n, value.shape[1], self.num_heads, -1)
+            shape = n, queries, self.num_heads, self.num_levels, self.num_points
+            offsets = self.sampling_offsets(query).view(*shape, 2)
+            weights = self.attention_weights(query).view(*shape[:3], -1).softmax(-1).view(shape)
+            sizes = torch.stack([spatial_shapes[..., 1], spatial_shapes[..., 0]], -1)
+            locations = reference_points[:, :, None, :, None] + offsets / sizes[None, None, None, :, None]
+            output = self.output_proj(sampled(value, spatial_shapes.tolist(), locations, weights)).permute(1, 0, 2)
+            return self.dropout(output) + identity
+
+
+class transformers:
+    class MultiScaleDeformableAttention(nn.Module):
+        def forward(
+            self,
+            value,
+            value_spatial_shapes,
+            value_spatial_shapes_list,
+            level_start_index,
+            sampling_locations,
+            attention_weights,
+            im2col_step,
+        ):
+            return sampled(value, value_spatial_shapes_list, sampling_locations, attention_weights)
+
+
+class Detr3DCrossAtten(nn.Module):
+    """DETR3D's, one camera and level at a time."""
+
+    def __init__(self, embed_dims=8, num_levels=2, num_points=1, num_cams=2):
+        super().__init__()
+        self.embed_dims, self.num_heads, self.num_levels = embed_dims, 2, num_levels
+        self.num_points, self.num_cams, self.batch_first = num_points, num_cams, False
+        self.pc_range = [-8.0, -8.0, -2.0, 8.0, 8.0, 2.0]
+        self.dropout = nn.Dropout(0.1)
+        self.attention_weights = nn.Linear(embed_dims, num_cams * num_levels * num_points)
+        self.output_proj = nn.Linear(embed_dims, embed_dims)
+        self.position_encoder = nn.Sequential(
+            nn.Linear(3, embed_dims),
+            nn.LayerNorm(embed_dims),
+            nn.ReLU(inplace=True),
+            nn.Linear(embed_dims, embed_dims),
+            nn.LayerNorm(embed_dims),
+            nn.ReLU(inplace=True),
+        )
+
+    def forward(
+        self,
+        query,
+        key,
+        value,
+        residual=None,
+        query_pos=None,
+        key_padding_mask=None,
+        reference_points=None,
+        spatial_shapes=None,
+        level_start_index=None,
+        **kwargs,
+    ):
+        inp_residual = query
+        query = (query if query_pos is None else query + query_pos).permute(1, 0, 2)
+        b, q, _ = query.shape
+        weights = self.attention_weights(query).view(b, q, self.num_cams, self.num_points, self.num_levels).sigmoid()
+        low, high = reference_points.new_tensor(self.pc_range).view(2, 3)
+        place = torch.cat((reference_points * (high - low) + low, torch.ones(b, q, 1)), dim=-1)
+        height, width = kwargs["img_metas"][0]["img_shape"][0][:2]
+        output = 0.0
+        for cam in range(self.num_cams):
+            matrices = np.stack([meta["lidar2img"][cam] for meta in kwargs["img_metas"]])
+            image = place @ reference_points.new_tensor(matrices).transpose(1, 2)
+            depth = image[..., 2:3]
+            uv = image[..., :2] / torch.clamp(depth, min=1e-5) / image.new_tensor([width, height]) * 2 - 1
+            seen = (depth > 1e-5) & ((uv > -1) & (uv < 1)).all(-1, keepdim=True)
+            for level, feature in enumerate(value):
+                found = F.grid_sample(feature[:, cam], uv[:, :, None], align_corners=False)[..., 0].transpose(1, 2)
+                output = output + found * weights[:, :, cam, :, level].sum(-1, keepdim=True) * seen
+        x = reference_points.clamp(0, 1)
+        position = self.position_encoder(torch.log(x.clamp(min=1e-5) / (1 - x).clamp(min=1e-5)))
+        return self.dropout(self.output_proj(output.permute(1, 0, 2))) + inp_residual + position.permute(1, 0, 2)
+
+
+# ------------------------------------------------------------------ models of them
+
+
+class Net(nn.Module):
+    """One module under test behind a convolution, so that gradients go through it."""
+
+    def __init__(self, module, call, *inputs):
+        super().__init__()
+        self.module, self.call, self.scale = module, call, nn.Parameter(torch.tensor(0.9))
+        self.example_inputs = inputs
+
+    def forward(self, x, y=None):
+        return self.call(self.module, x * self.scale, y)
+
+
+def pack():
+    module = ModulatedDeformConv2dPack(4, 6, 3, stride=2, padding=1, deform_groups=2)
+    return Net(module, lambda m, x, _: m(x), torch.randn(2, 4, 9, 7))
+
+
+def torchvision():
+    module = DeformConv2d(3, 5, 3, padding=1, dilation=1)
+    return Net(module, lambda m, x, y: m(x, y), torch.randn(2, 3, 6, 7), torch.randn(2, 18, 6, 7))
+
+
+SHAPES = [(5, 7), (3, 2)]
+
+
+def attention():
+    def call(module, x, y):
+        shapes, start = torch.tensor(SHAPES), torch.tensor([0, 35])
+        return module(x, query_pos=y, reference_points=points, spatial_shapes=shapes, level_start_index=start)
+
+    points = torch.rand(2, 41, 2, 2)
+    return Net(mmcv.MultiScaleDeformableAttention(), call, torch.randn(41, 2, 12), torch.randn(41, 2, 12))
+
+
+def sampling():
+    def call(module, x, y):
+        return module(x, torch.tensor(SHAPES), SHAPES, torch.tensor([0, 35]), y, weights, 64)
+
+    weights = torch.rand(2, 4, 3, 2, 2)
+    value, locations = torch.randn(2, 41, 3, 4), torch.rand(2, 4, 3, 2, 2, 2) * 1.2 - 0.1
+    return Net(transformers.MultiScaleDeformableAttention(), call, value, locations)
+
+
+def cameras(points=1):
+    ahead = np.array([[16.0, -20, 0, 0], [12, 0, -20, 0], [1, 0, 0, 0], [0, 0, 0, 1]])
+    back = ahead * np.array([-1, -1, 1, 1.0])
+    metas = [{"lidar2img": [ahead, back], "img_shape": [(24, 32, 3)] * 2} for _ in range(2)]
+    features = [torch.randn(2, 2, 8, 6, 8), torch.randn(2, 2, 8, 3, 4)]
+
+    def call(module, x, y):
+        return module(x, None, features, query_pos=torch.ones_like(x), reference_points=y, img_metas=metas)
+
+    return Net(Detr3DCrossAtten(num_points=points), call, torch.randn(9, 2, 8), torch.rand(2, 9, 3))
+
+
+def example(name, **arguments):
+    return lambda: load_file(EXAMPLES / f"{name}.py").model(**arguments)
+
+
+MODELS = {
+    "stgcn": (example("stgcn", frames=8), {"torch.einsum": 1}),
+    "detr3d": (
+        example("detr3d", config="small", layers=1, queries=20),
+        {"LayerNorm": 7, "torch.einsum": 3, "torch.nn.functional.grid_sample": 1},
+    ),
+    "yolox_stem": (example("yolox_stem", height=48, width=64), {"Focus": 1}),
+    "deformable_detr": (
+        example("deformable_detr", config="small", layers=1),
+        {"LayerNorm": 2, "torch.nn.functional.grid_sample": 1},
+    ),
+    "multicamera": (
+        example("multicamera", queries=20, layers=1, cameras=2, image_size=(72, 120)),
+        {"LayerNorm": 7, "torch.einsum": 3, "torch.nn.functional.grid_sample": 1},
+    ),
+    "ModulatedDeformConv2dPack": (pack, {"ModulatedDeformConv2dPack": 1}),
+    "DeformConv2d": (torchvision, {"DeformConv2d": 1}),
+    "mmcv": (attention, {"MultiScaleDeformableAttention": 1}),
+    "transformers": (sampling, {"MultiScaleDeformableAttention": 1}),
+    "Detr3DCrossAtten": (cameras, {"Detr3DCrossAtten": 1, "LayerNorm": 2}),
+    "Detr3DCrossAtten, 3 points": (lambda: cameras(3), {"Detr3DCrossAtten": 1, "LayerNorm": 2}),
+}
+
+
+@pytest.fixture(params=MODELS)
+def case(request):
+    torch.manual_seed(0)
+    make, expected = MODELS[request.param]
+    return make(), expected
+
+
+def tensors(outputs):
+    return [leaf for _, leaf in leaves(outputs)]
+
+
+def state_of(model):
+    """What replace could disturb: identities and flags, and values."""
+    hooks = "_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_state_dict_hooks"
+    members = {
+        name: (type(m), m.training, [dict(getattr(m, h)) for h in hooks], [(n, id(c)) for n, c in m.named_children()])
+        for name, m in model.named_modules()
+    }
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    identities = {name: (id(t), t.requires_grad, t.grad) for name, t in held.items()}
+    return (members, identities), {name: t.detach().clone() for name, t in held.items()}
+
+
+def losses(model, inputs):
+    torch.manual_seed(1)  # of dropout
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    found = []
+    for _ in range(3):  # before, after one step and after two
+        loss = sum(output.square().mean() for output in tensors(model(*inputs)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def test_copy_is_the_same_model(case, tmp_path):
+    model, expected = case
+    model.train()
+    model.register_forward_hook(lambda *_: None)
+    before, values = state_of(model)
+    replaced = svexport.replace(model, verbose=False)
+    assert state_of(model)[0] == before
+    torch.testing.assert_close(state_of(model)[1], values, rtol=0, atol=0)
+
+    kinds = [r.before.rpartition(".")[2] if r.name != "forward" else r.before for r in replaced.svexport_replacements]
+    assert {kind: kinds.count(kind) for kind in kinds} == {**dict.fromkeys(kinds, 0), **expected}
+    for r in replaced.svexport_replacements:  # an einsum projects, to pixels times metres: some thousands
+        assert r.calls > 0
+        assert r.max_abs <= (1e-2 if r.before == "torch.einsum" else 1e-5)
+    assert replaced.svexport_left_alone == []
+
+    assert list(replaced.state_dict()) == list(model.state_dict())
+    assert not {id(p) for p in replaced.parameters()} & {id(p) for p in model.parameters()}
+    assert all(m.training for m in replaced.modules())
+    assert len(replaced._forward_hooks) == 1
+    with torch.no_grad():
+        for parameter in replaced.parameters():
+            parameter.add_(1)
+    replaced.load_state_dict(model.state_dict())
+
+    model.eval(), replaced.eval()
+    inputs = model.example_inputs
+    with torch.no_grad():
+        torch.testing.assert_close(tensors(replaced(*inputs)), tensors(model(*inputs)), rtol=1e-5, atol=1e-5)
+    report = svexport.export(replaced, path=tmp_path / "replaced.onnx", opset=11)
+    assert report.verified
+    assert report.svexport_nodes
+
+    ours, theirs = (losses(copy.deepcopy(m), inputs) for m in (replaced, model))
+    assert theirs[2] != theirs[0]
+    assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+# ------------------------------------------------------------------ functions
+
+
+class Functions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x, *, times: int = 2):
+        y = einsum("bij,bjk->bik", x, self.linear(x))
+        inverse = torch.linalg.inv(x) + x.inverse() + torch.inverse(x)
+        return times * (y + inverse + torch.linalg.solve(x, y))
+
+
+def regular(n=2):
+    return torch.randn(n, 3, 3) + 4 * torch.eye(3)
+
+
+def test_functions_are_ops_wherever_they_are_called(monkeypatch):
+    model, x = Functions(), regular()
+    replaced = svexport.replace(model, (x,), verbose=False)
+    names = {r.before: r.source for r in replaced.svexport_replacements}
+    assert set(names) == {
+        "torch.einsum",
+        "torch.linalg.inv",
+        "torch.inverse",
+        "torch.Tensor.inverse",
+        "torch.linalg.solve",
+    }
+    line = Functions.forward.__code__.co_firstlineno
+    assert f"test_replace.py:{line + 1} in forward: y = einsum(" in names["torch.einsum"]
+    with torch.no_grad():
+        graph = torch.export.export(replaced, (x,)).graph
+    called = {str(node.target) for node in graph.nodes if "svexport" in str(node.target)}
+    assert called == {"svexport.einsum.default", "svexport.inverse.default", "svexport.solve.default"}
+    torch.testing.assert_close(replaced(x, times=3), model(x, times=3), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_exported_nodes_are_those_of_the_model(opset, tmp_path):
+    model, x = Functions(), regular()
+    copied = copy.deepcopy(svexport.replace(model, (x,), verbose=False))
+    reports = [svexport.export(m, (x,), tmp_path / f"{i}.onnx", opset=opset) for i, m in enumerate((model, copied))]
+    assert {node.type for node in reports[0].svexport_nodes} == {"SvEinsum", "SvInverse", "SvSolve"}
+    assert reports[0].svexport_nodes == reports[1].svexport_nodes
+    assert reports[0].nodes == reports[1].nodes
+
+
+def test_copies_and_pickles_of_the_copy():
+    replaced = svexport.replace(Functions(), (regular(),), verbose=False)
+    assert type(replaced).__name__ == "Functions"
+    assert isinstance(replaced, Functions)
+    x = regular()
+    for other in (copy.deepcopy(replaced), pickle.loads(pickle.dumps(replaced))):  # noqa: S301 - written here
+        assert type(other) is type(replaced)
+        assert other.svexport_replacements == replaced.svexport_replacements
+        torch.testing.assert_close(other(x), replaced(x), rtol=0, atol=0)
+    again = svexport.replace(replaced, (x,), verbose=False)
+    assert type(again) is type(replaced)
+    assert again.svexport_replacements == []
+    torch.testing.assert_close(again(x), replaced(x), rtol=0, atol=0)
+
+
+def test_copy_compiles():
+    replaced, x = svexport.replace(Functions(), (regular(),), verbose=False), regular()
+    compiled = torch.compile(replaced, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), replaced(x), rtol=1e-5, atol=1e-5)
+
+
+def test_what_an_op_does_not_take_is_left_to_torch():
+    class Out(nn.Module):
+        def forward(self, x):
+            return torch.linalg.inv(x, out=torch.empty_like(x)) + torch.linalg.inv(A=x)
+
+    x = regular()
+    replaced = svexport.replace(Out(), (x,), verbose=False)
+    assert [r.calls for r in replaced.svexport_replacements] == [1]
+    torch.testing.assert_close(replaced(x), 2 * torch.linalg.inv(x), rtol=1e-5, atol=1e-5)
+
+
+# ------------------------------------------------------------------ what is not replaced
+
+
+def test_nothing_to_replace(capsys):
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    replaced = svexport.replace(model, torch.randn(1, 3))
+    assert capsys.readouterr().out == "Sequential: nothing to replace\n"
+    assert type(replaced) is nn.Sequential
+    assert replaced is not model
+    assert replaced.svexport_replacements == replaced.svexport_left_alone == []
+
+
+def test_namesakes_are_left_alone_and_mentioned(capsys):
+    class Focus(nn.Module):
+        """One that weighs its slices."""
+
+        def forward(self, x):
+            return x
+
+    class LayerNorm(nn.LayerNorm):
+        """One for images."""
+
+        def forward(self, input):
+            return super().forward(input.transpose(1, 2)).transpose(1, 2)
+
+    class WithMask(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Identity()
+
+        def forward(self, x, mask):
+            return x
+
+    WithMask.__name__ = "Focus"
+    model = nn.ModuleDict({"focus": Focus(), "norm": LayerNorm(3), "masked": WithMask()})
+    replaced = svexport.replace(model)
+    assert [(a.name, a.kind.rpartition(".")[2]) for a in replaced.svexport_left_alone] == [
+        ("focus", "Focus"),
+        ("norm", "LayerNorm"),
+        ("masked", "WithMask"),
+    ]
+    assert [type(m) for m in replaced.values()] == [type(m) for m in model.values()]
+    reasons = [a.reason for a in replaced.svexport_left_alone]
+    assert "without conv" in reasons[0]
+    assert "expects torch.nn.modules.normalization.LayerNorm" in reasons[1]
+    assert "expects forward(self, x), got" in reasons[2]
+    assert "left alone" in capsys.readouterr().out
+
+
+def test_what_differs_is_left_alone():
+    class Focus(nn.Module):
+        """Its slices are in another order."""
+
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(4, 2, 1)
+
+        def forward(self, x):
+            return self.conv(torch.cat((x[..., ::2, ::2], x[..., ::2, 1::2], x[..., 1::2, ::2], x[..., 1::2, 1::2]), 1))
+
+    model, x = nn.Sequential(Focus()), torch.randn(1, 1, 4, 4)
+    replaced = svexport.replace(model, x, verbose=False)
+    assert "differs by" in replaced.svexport_left_alone[0].reason
+    torch.testing.assert_close(replaced(x), model(x), rtol=0, atol=0)
+
+
+def test_without_inputs_nothing_is_proven(capsys):
+    model = nn.Sequential(nn.LayerNorm(3), Functions())
+    replaced = svexport.replace(model)
+    assert {r.proof for r in replaced.svexport_replacements} == {"not proven: no inputs"}
+    assert "not proven: no inputs" in capsys.readouterr().out
+    x = regular()
+    torch.testing.assert_close(replaced(x), model(x), rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        graph = torch.export.export(replaced, (x,)).graph
+    assert "svexport.inverse" in str(graph)
+
+
+def test_recorded_arguments_prove_and_export(tmp_path):
+    model = Functions()
+    with svexport.record(model):
+        model(regular())
+    replaced = svexport.replace(model, verbose=False)
+    assert all(r.max_abs < 1e-5 for r in replaced.svexport_replacements)
+    assert svexport.export(replaced, path=tmp_path / "model.onnx").verified
+
+
+def test_report(capsys):
+    svexport.replace(MODELS["detr3d"][0]())
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "and 5 more" in printed
+    assert "torch/nn/modules/normalization.py:" in printed
+    assert "examples/detr3d.py:" in printed
+    assert "outputs as a whole: max error" in printed
+
+
+def test_refusals():
+    with pytest.raises(svexport.UnsupportedError, match=r"expected a torch\.nn\.Module, got function"):
+        svexport.replace(lambda x: x)
+    model = nn.Linear(2, 2)
+    model.stream = (i for i in range(3))
+    with pytest.raises(svexport.UnsupportedError, match=r"Linear cannot be copied: .*TypeError"):
+        svexport.replace(model)
+
+
+# ------------------------------------------------------------------ one by one
+
+
+def test_from_module_shares_what_it_holds():
+    norm = nn.LayerNorm(5).eval()
+    norm.register_forward_hook(lambda module, args, output: output + 1)
+    ours = ops.LayerNorm.from_module(norm)
+    assert type(ours) is ops.LayerNorm
+    assert ours.weight is norm.weight
+    assert not ours.training
+    x = torch.randn(2, 5)
+    torch.testing.assert_close(ours(x), norm(x), rtol=0, atol=0)
+    ours.weight = nn.Parameter(torch.zeros(5))
+    ours.register_buffer("more", torch.zeros(1))
+    assert norm.weight.sum() == 5
+    assert list(norm.state_dict()) == ["weight", "bias"]
+
+
+@pytest.mark.parametrize(
+    ("cls", "make"),
+    [
+        (ops.Focus, lambda: load_file(EXAMPLES / "yolox_stem.py").Focus(3, 4)),
+        (ops.ModulatedDeformConv2dPack, lambda: pack().module),
+        (ops.DeformConv2d, lambda: torchvision().module),
+        (ops.MultiScaleDeformableAttention, lambda: attention().module),
+        (ops.MultiScaleDeformableSampling, lambda: sampling().module),
+        (ops.Detr3DCrossAtten, lambda: cameras().module),
+    ],
+)
+def test_from_module_of_every_drop_in(cls, make):
+    module = make()
+    ours = cls.from_module(module)
+    assert type(ours) is cls
+    assert ours.state_dict().keys() == module.state_dict().keys()
+    assert repr(ours)
+    for refused in (nn.Linear(2, 2), nn.LayerNorm(3)):
+        with pytest.raises(
+            svexport.UnsupportedError, match=f"{cls.__name__}.from_module expects {cls.replaces[0]}, got"
+        ):
+            cls.from_module(refused)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (ops.ModulatedDeformConv2dPack(4, 6, 3, 2, 1, deform_groups=2), lambda: pack().module),
+        (ops.Detr3DCrossAtten(8, 2, 2, 1, 2, pc_range=[0.0] * 6), lambda: cameras().module),
+        (ops.MultiScaleDeformableAttention(12, 3, 2, 2), lambda: attention().module),
+    ],
+)
+def test_constructors_make_the_same_parameters(ours, theirs):
+    ours.load_state_dict(theirs().state_dict())
+
+
+def test_transformers():
+    name = "transformers.models.deformable_detr.modeling_deformable_detr"
+    theirs = pytest.importorskip(name).MultiScaleDeformableAttention()
+    net = sampling()
+    x, y = net.example_inputs
+    ours = ops.MultiScaleDeformableSampling.from_module(theirs)
+    torch.testing.assert_close(net.call(ours, x, y), net.call(theirs, x, y), rtol=1e-5, atol=1e-5)
