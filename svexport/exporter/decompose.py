@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,8 +27,8 @@ def decomposable(name: str) -> bool:
 def decomposed(names: Collection[str]) -> Iterator[None]:
     """While torch.jit traces, records in place of each of these functions (``aten::outer``) what it is made of.
 
-    By kernels for the tracer's dispatch key, which get a call whatever Python it came through. Scripted code is not called
-    while it is traced, and keeps its functions.
+    By kernels for the tracer's dispatch key, which get a call whatever Python it came through. Scripted code makes no
+    calls while it is traced, and keeps its functions.
     """
     if not names:
         yield
@@ -61,7 +62,7 @@ def _is_function(packet: Any, overload: str) -> bool:
 
 
 def _once(overload: torch._ops.OpOverload, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with every error of its own told from those of the model. Some are in the end made of themselves."""
+    """The function, with errors of its own. Some are in the end made of themselves."""
     inside = False
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -107,11 +108,11 @@ def _decomposition(overload: torch._ops.OpOverload) -> Callable[..., Any] | None
 def _untraced() -> Iterator[None]:
     """Sizes are numbers in here, on which Python code may branch; the tracer makes tensors of them."""
     state = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        torch._C._set_tracing_state(state)
+        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
 
 class _Aten(torch.fx.Interpreter):
@@ -148,17 +149,44 @@ def _median(input: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Ten
     return (values.unsqueeze(dim), indices.unsqueeze(dim)) if keepdim else (values, indices)
 
 
+def _cumulative(input: Tensor, dim: int, reduce: Callable[..., Tensor], worst: float) -> tuple[Tensor, Tensor]:
+    """``cummax`` and ``cummin`` from all pairs of places; the last of several that are equal."""
+    if not input.is_floating_point():
+        worst = math.copysign(torch.iinfo(input.dtype).max, worst)
+    input = input.transpose(dim, -1).unsqueeze(-2)
+    place = torch.arange(input.size(-1), device=input.device)
+    ahead = place > place.unsqueeze(-1)
+    values = reduce(input.masked_fill(ahead, worst), -1, keepdim=True)
+    indices = place.masked_fill(ahead | (input != values), -1).amax(-1)
+    return values.squeeze(-1).transpose(dim, -1), indices.transpose(dim, -1)
+
+
 def _repeat_interleave(
-    input: Tensor, repeats: int, dim: int | None = None, *, output_size: int | None = None
+    input: Tensor, repeats: int | Tensor, dim: int | None = None, *, output_size: int | None = None
 ) -> Tensor:
+    if isinstance(repeats, Tensor):  # as the tracer has sizes
+        if repeats.numel() != 1:
+            raise DecompositionError("each element repeated a number of times of its own")
+        repeats = repeats.reshape(())
     if dim is None:
         input, dim = input.flatten(), 0
     dim %= input.dim()
-    return (
-        input.unsqueeze(dim + 1)
-        .repeat([repeats if i == dim + 1 else 1 for i in range(input.dim() + 1)])
-        .flatten(dim, dim + 1)
-    )
+    times = [repeats if i == dim + 1 else 1 for i in range(input.dim() + 1)]
+    return input.unsqueeze(dim + 1).repeat(times).flatten(dim, dim + 1)
+
+
+def _logical(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    def bitwise(x: Tensor, y: Tensor) -> Tensor:
+        if x.dtype != torch.bool or y.dtype != torch.bool:
+            raise DecompositionError("ONNX has nothing for the bits of integers before opset 18")
+        return function(x, y)
+
+    return bitwise
+
+
+def _isin(elements: Tensor, test_elements: Tensor, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
+    found = (elements.unsqueeze(-1) == test_elements.flatten()).any(-1)
+    return ~found if invert else found
 
 
 _OURS: dict[str, Callable[..., Any]] = {
@@ -167,13 +195,19 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::acosh": lambda x: (x + (x * x - 1).sqrt()).log(),
     "aten::asinh": lambda x: x.sign() * (x.abs() + (x * x + 1).sqrt()).log(),
     "aten::atanh": lambda x: ((1 + x) / (1 - x)).log() / 2,
+    "aten::bitwise_and.Tensor": _logical(torch.logical_and),
+    "aten::bitwise_xor.Tensor": _logical(torch.logical_xor),
     "aten::cosh": lambda x: (x.exp() + (-x).exp()) / 2,
+    "aten::cummax": lambda x, dim: _cumulative(x, dim, torch.amax, -math.inf),
+    "aten::cummin": lambda x, dim: _cumulative(x, dim, torch.amin, math.inf),
     "aten::erfc": lambda x: 1 - x.erf(),
     "aten::expm1": lambda x: x.exp() - 1,
     "aten::hypot": lambda x, y: (x * x + y * y).sqrt(),
+    "aten::isin.Tensor_Tensor": _isin,
     "aten::median": lambda x: _median(x.flatten(), 0)[0],
     "aten::median.dim": _median,
     "aten::outer": lambda x, y: x.unsqueeze(1) * y,
+    "aten::repeat_interleave.self_Tensor": _repeat_interleave,
     "aten::repeat_interleave.self_int": _repeat_interleave,
     "aten::sinh": lambda x: (x.exp() - (-x).exp()) / 2,
     "aten::trunc": lambda x: torch.where(x < 0, x.ceil(), x.floor()),

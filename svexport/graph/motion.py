@@ -17,7 +17,7 @@ from onnx import helper
 from svexport.graph.permutation import Perm, identity
 from svexport.graph.scope import Scope
 
-__all__ = ["Motion", "motion_of"]
+__all__ = ["FAMILIES", "Motion", "motion_of"]
 
 Edits: TypeAlias = "dict[str | int, Any]"
 """New values of a node's attributes (by name) and constant inputs (by index)."""
@@ -46,10 +46,10 @@ class Motion:
 
 def motion_of(node: onnx.NodeProto, scope: Scope) -> Motion | None:
     """How a node runs in other frames; None if it runs in no other, or if too little is known of it."""
-    if node.domain not in ("", "ai.onnx") or node.op_type not in _FAMILIES:
+    if node.domain not in ("", "ai.onnx") or node.op_type not in FAMILIES:
         return None
     try:
-        motion = _FAMILIES[node.op_type](_Node(node, scope))
+        motion = FAMILIES[node.op_type](_Node(node, scope))
     except _Fixed:
         return None
     return motion if motion.rank > 1 else None
@@ -270,7 +270,7 @@ def _quantize(n: _Node) -> Motion:
     return _unary(n) if scale in ((), (1,)) else _along(1)(n)
 
 
-_FAMILIES = {
+FAMILIES = {
     op_type: family
     for op_types, family in [
         (
@@ -281,7 +281,7 @@ _FAMILIES = {
             "Gelu HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu",
             _unary,
         ),
-        ("Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu", _unary),
+        ("Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Tan Tanh ThresholdedRelu", _unary),
         ("Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less", _elementwise),
         ("LessOrEqual Max Mean Min Mod Mul Or PRelu Pow Sub Sum Where Xor", _elementwise),
         ("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum", _reduce),
@@ -294,7 +294,7 @@ _FAMILIES = {
         ("Dropout", _dropout),
         ("Expand", _expand),
         ("Gather", _gather),
-        ("GlobalAveragePool GlobalMaxPool GroupNormalization InstanceNormalization", _keeping(0, 1)),
+        ("GlobalAveragePool GlobalMaxPool InstanceNormalization", _keeping(0, 1)),
         ("Hardmax LogSoftmax Softmax", _softmax),
         ("LayerNormalization RMSNormalization", _normalize_trailing),
         ("LpNormalization TopK", _along(-1)),

@@ -17,6 +17,7 @@ from svexport.ops.interpolate import interpolate
 from svexport.ops.inverse import Inverse, inverse
 from svexport.ops.inverse_ex import inverse_ex
 from svexport.ops.layer_norm import LayerNorm, layer_norm
+from svexport.ops.max_pool2d import max_pool2d
 from svexport.ops.ms_deform_attn import MultiScaleDeformableAttention, MultiScaleDeformableSampling, ms_deform_attn
 from svexport.ops.quantize import quantize
 from svexport.ops.scaled_dot_product_attention import scaled_dot_product_attention
@@ -28,6 +29,7 @@ from svexport.ops.space_to_depth import Focus, SpaceToDepth, space_to_depth
 from svexport.ops.to_chw32 import to_chw32
 from svexport.ops.triu import tril, triu
 from svexport.ops.unflatten import unflatten
+from svexport.ops.unfold import unfold
 
 __all__ = [
     "AddBiasResidualLayerNorm",
@@ -65,6 +67,7 @@ __all__ = [
     "inverse",
     "inverse_ex",
     "layer_norm",
+    "max_pool2d",
     "ms_deform_attn",
     "quantize",
     "scaled_dot_product_attention",
@@ -78,4 +81,5 @@ __all__ = [
     "tril",
     "triu",
     "unflatten",
+    "unfold",
 ]
