@@ -196,6 +196,7 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::asinh": lambda x: x.sign() * (x.abs() + (x * x + 1).sqrt()).log(),
     "aten::atanh": lambda x: ((1 + x) / (1 - x)).log() / 2,
     "aten::bitwise_and.Tensor": _logical(torch.logical_and),
+    "aten::bitwise_and_.Tensor": _logical(torch.Tensor.logical_and_),
     "aten::bitwise_xor.Tensor": _logical(torch.logical_xor),
     "aten::cosh": lambda x: (x.exp() + (-x).exp()) / 2,
     "aten::cummax": lambda x, dim: _cumulative(x, dim, torch.amax, -math.inf),
