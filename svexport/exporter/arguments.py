@@ -146,18 +146,21 @@ def rebuild(value: Any, replace: Callable[[Tensor], Tensor], copies: dict[int, A
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Eval mode without calling train()/eval(), which models override; each module gets its own flag back.
 
-    And without the fast path that ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` have in eval mode: it is one
-        opaque
-    function, and puts zeros at padded positions, where the file has what the layers compute.
+    And with attention layers of torch.nn as they compute in training. Their fast path is one opaque function, ignores
+    the values of masks that are not boolean and puts zeros at padded positions; and a file should have the mask it was
+    given, not a causal one because the mask looked like that when it was traced.
     """
     modes = [(module, module.training) for module in model.modules()]
     fast_path = torch.backends.mha.get_fastpath_enabled()
+    detect = nn.modules.transformer._detect_is_causal_mask
     try:
         for module, _ in modes:
             module.training = False
         torch.backends.mha.set_fastpath_enabled(False)
+        nn.modules.transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
         yield
     finally:
+        nn.modules.transformer._detect_is_causal_mask = detect
         torch.backends.mha.set_fastpath_enabled(fast_path)
         for module, training in modes:
             module.training = training

@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 import onnx
+import torch
 from onnx import helper
+from torch import Tensor
 
 from svexport.exporter.arguments import MODEL_ATTRIBUTE
 from svexport.exporter.source import user_frame
@@ -14,7 +16,7 @@ from svexport.exporter.torchscript import SOURCE_ATTRIBUTE
 from svexport.graph.nodes import graphs, set_attributes, symbolic_of
 from svexport.ops._op import DOMAIN
 
-__all__ = ["clean"]
+__all__ = ["clean", "keep_inputs"]
 
 _STACK_TRACE, _NAMESPACE = "pkg.torch.onnx.stack_trace", "namespace"
 
@@ -39,6 +41,20 @@ def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequ
         model.graph, {i.name: name for i, name in zip(model.graph.input, input_names, strict=True) if i.name != name}
     )
     del model.metadata_props[:]
+
+
+def keep_inputs(model: onnx.ModelProto, tensors: Mapping[str, Tensor], axes: Mapping[str, Mapping[int, str]]) -> None:
+    """Puts back the inputs that the TorchScript exporter left out because nothing uses them, in place."""
+    present = {value.name: value for value in model.graph.input}
+    if len(present) == len(tensors):
+        return
+    inputs = []
+    for name, tensor in tensors.items():
+        shape = [axes.get(name, {}).get(i, size) for i, size in enumerate(tensor.shape)]
+        kind = int(torch.onnx.JitScalarType.from_dtype(tensor.dtype).onnx_type())
+        inputs.append(present.get(name) or helper.make_tensor_value_info(name, kind, shape))
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
 
 
 def _without_wrapper(name: str) -> str:

@@ -171,7 +171,7 @@ def _repeat_interleave(
     if dim is None:
         input, dim = input.flatten(), 0
     dim %= input.dim()
-    times = [repeats if i == dim + 1 else 1 for i in range(input.dim() + 1)]
+    times: list[Any] = [repeats if i == dim + 1 else 1 for i in range(input.dim() + 1)]
     return input.unsqueeze(dim + 1).repeat(times).flatten(dim, dim + 1)
 
 

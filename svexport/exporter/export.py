@@ -23,7 +23,7 @@ from svexport._version import __version__
 from svexport.errors import ExportError
 from svexport.exporter import dynamo, torchscript
 from svexport.exporter.arguments import FlatModel, bind, eval_mode, example_arguments
-from svexport.exporter.clean import clean
+from svexport.exporter.clean import clean, keep_inputs
 from svexport.exporter.report import ExportReport, NodeSource
 from svexport.exporter.source import is_library
 from svexport.exporter.targets import Target
@@ -142,7 +142,9 @@ def export(
             traced = time.perf_counter()
             result_names = _names("output_names", output_names, flat.output_names)
 
-            done = _finish(file, opset, plugins, platform, names, result_names, simplify, notes)
+            done = _finish(
+                file, opset, plugins, platform, dict(zip(names, tensors)), axes, result_names, simplify, notes
+            )
             finished = time.perf_counter()
             results: list[Parity] = []
             if verify:
@@ -356,7 +358,8 @@ def _finish(
     opset: int,
     plugins: bool | Collection[str],
     target: Target | None,
-    input_names: Sequence[str],
+    inputs: Mapping[str, Tensor],
+    axes: Mapping[str, Mapping[int, str]],
     output_names: Sequence[str],
     simplify: bool,
     notes: list[str],
@@ -372,7 +375,8 @@ def _finish(
     model = onnx.load(str(file))
     if opset_of(model) != opset:
         raise ExportError(f"the exporter wrote opset {opset_of(model)} where {opset} was asked for; try another opset")
-    clean(model, input_names, output_names)
+    keep_inputs(model, inputs, axes)
+    clean(model, list(inputs), output_names)
     traced = _counts(model)
 
     every_type = node_types(None)

@@ -55,9 +55,9 @@ def _by_library(model: onnx.ModelProto) -> onnx.ModelProto:
         with _quiet():
             graph = ir.from_proto(copy)
             fold_constants(graph, onnx_shape_inference=True)
-            for change in (common.CommonSubexpressionEliminationPass(), common.RemoveUnusedNodesPass()):
-                change(graph)
             common.DeduplicateInitializersPass()(graph)
+            common.CommonSubexpressionEliminationPass()(graph)
+            common.RemoveUnusedNodesPass()(graph)
             copy = ir.to_proto(graph)
         _remove_remarks(copy)
         copy.functions.extend(model.functions)

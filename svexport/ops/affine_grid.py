@@ -15,7 +15,7 @@ __all__ = ["affine_grid"]
 
 def reference(theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
     precise = torch.promote_types(theta.dtype, torch.float32)  # half cannot tell more than 2048 columns apart
-    return F.affine_grid(theta.to(precise), size, align_corners).to(theta.dtype).contiguous()
+    return F.affine_grid(theta.to(precise), list(size), align_corners).to(theta.dtype).contiguous()
 
 
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
@@ -49,4 +49,4 @@ def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None =
         ValueError: if theta is not floating point.
         NotImplementedError, RuntimeError: if theta and size do not fit.
     """
-    return F.affine_grid(theta, size, align_corners)
+    return F.affine_grid(theta, list(size), align_corners)

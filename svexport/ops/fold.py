@@ -20,7 +20,7 @@ def reference(
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> Tensor:
-    return F.fold(input, output_size, kernel_size, dilation, padding, stride)
+    return F.fold(input, *map(tuple, (output_size, kernel_size, dilation, padding, stride)))  # type: ignore[arg-type]
 
 
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:

@@ -13,7 +13,7 @@ __all__ = ["index_put"]
 
 
 def reference(input: Tensor, indices: Sequence[Tensor], values: Tensor, dims: Sequence[int]) -> Tensor:
-    at = [None] * input.dim()
+    at: list[Tensor | None] = [None] * input.dim()
     for dim, index in zip(dims, indices):
         at[dim] = index
     return torch.ops.aten.index_put(input, at, values, True).contiguous()  # torch.index_put takes no None
@@ -51,7 +51,7 @@ def index_put(input: Tensor, indices: Sequence[Tensor | None], values: Tensor, a
         - values: broadcasts to ``input[indices]``
         - output: that of the input
 
-    Below opset 16 a file that accumulates needs memory for a comparison of every index with every place it may point to,
-    and is refused beyond 64 million elements.
+    Below opset 16 a file that accumulates needs memory for a comparison of every index with every place it may point
+    to, and is refused beyond 64 million elements.
     """
-    return torch.index_put(input, indices, values, accumulate)
+    return torch.index_put(input, tuple(indices), values, accumulate)  # type: ignore[arg-type]

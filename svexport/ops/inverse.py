@@ -40,15 +40,17 @@ OP = Op(
 def inverse(A: Tensor) -> Tensor:
     """``torch.linalg.inv`` for small matrices; float16 and bfloat16 too, computed in float32.
 
-    In a file it is Gauss-Jordan elimination with partial pivoting and one Newton step, unrolled, in additions and products of
-    single elements: no matrix product, which TensorRT would round to TF32. In float32 the error relative to the norm of the
+    In a file it is Gauss-Jordan elimination with partial pivoting and one Newton step, unrolled, in additions and
+    products of single elements: no matrix product, which TensorRT would round to TF32. In float32 the error relative to
+        the norm of the
     inverse is below 1e-6 for rotations and camera projections, whatever their units, and that of ``torch.linalg.inv``
     (1e-7 times the condition number, 3e-2 at 1e6) for matrices that are ill-conditioned however they are scaled.
     Source: https://docs.pytorch.org/docs/stable/generated/torch.linalg.inv.html
 
     Shape:
         - A: ``(*, n, n)``; n is static and at most 16 in a file
-        - output: ``(*, n, n)``, the dtype of A. Where A is singular it is NaN, where ``torch.linalg.inv`` raises; in a file
+        - output: ``(*, n, n)``, the dtype of A. Where A is singular it is NaN, where ``torch.linalg.inv`` raises; in a
+            file
           it is infinite or NaN there, in some elements at least.
 
     Raises:

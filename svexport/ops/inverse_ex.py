@@ -39,7 +39,8 @@ def inverse_ex(A: Tensor) -> tuple[Tensor, Tensor]:
     Shape:
         - A: ``(*, n, n)``; n is static and at most 16 in a file
         - inverse: ``(*, n, n)``, the dtype of A; NaN where A is singular (in a file infinite or NaN in some elements)
-        - info: ``(*)``, int32: 0 where the inverse exists, otherwise the number of the first pivot that is zero; 1 in a file
+        - info: ``(*)``, int32: 0 where the inverse exists, otherwise the number of the first pivot that is zero; 1 in a
+            file
 
     Raises:
         RuntimeError: if A is not a batch of square matrices.

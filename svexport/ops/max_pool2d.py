@@ -20,7 +20,9 @@ def reference(
     dilation: Sequence[int],
     ceil_mode: bool,
 ) -> Tensor:
-    return F.max_pool2d(input, kernel_size, stride or None, padding, dilation, bool(ceil_mode))
+    return F.max_pool2d(  # type: ignore[call-overload]
+        input, kernel_size, stride or None, padding, dilation, bool(ceil_mode)
+    )
 
 
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
@@ -55,4 +57,4 @@ def max_pool2d(
         - input: ``(C, H, W)`` or ``(N, C, H, W)``
         - output: ``(C, h, w)`` or ``(N, C, h, w)``
     """
-    return F.max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode)
+    return F.max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode)  # type: ignore[arg-type]

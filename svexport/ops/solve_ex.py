@@ -38,7 +38,8 @@ def solve_ex(A: Tensor, B: Tensor, *, left: bool = True) -> tuple[Tensor, Tensor
 
     Shape:
         - A, B, result: as :func:`svexport.ops.solve` has them
-        - info: the batch of A, int32: 0 where A has an inverse, otherwise the number of the first pivot that is zero; 1 in
+        - info: the batch of A, int32: 0 where A has an inverse, otherwise the number of the first pivot that is zero; 1
+            in
           a file
 
     Raises:

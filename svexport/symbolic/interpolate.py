@@ -25,9 +25,7 @@ def body(
     shape = (batch, channels, *(d if isinstance(d, int) else None for d in new))
     if 0 in (batch, channels):  # ONNX Runtime broadcasts no matrix to an empty batch
         return b.op("Expand", b.like(0, input), b.shape(b.dim(input, 0), b.dim(input, 1), *new), shape=shape)
-    rows, columns = (
-        _matrix(b, *each, bicubic, align_corners, input) for each in zip(old, new, scales or (None, None))
-    )
+    rows, columns = (_matrix(b, *each, bicubic, align_corners, input) for each in zip(old, new, scales or (None, None)))
     wide = b.op("MatMul", input, b.transpose(columns, [1, 0]))
     return b.op("MatMul", rows, wide, dtype=input.dtype, shape=shape)
 
@@ -48,21 +46,11 @@ def _matrix(
     Source: ``_compute_indices_min_size_weights_aa`` of ATen/native/cpu/UpSampleKernel.cpp.
     """
     if isinstance(old, int) and isinstance(new, int):
-        if align_corners:
-            ratio = (old - 1) / (new - 1) if new > 1 else 0.0
-        else:
-            ratio = 1 / scale if scale else old / new
-        centre = ratio * (np.arange(new)[:, None] + 0.5)
-        x = np.abs(np.arange(old) + 0.5 - centre) / max(ratio, 1.0)
-        if bicubic:
-            far = np.where(x < 2, -0.5 * (((x - 5) * x + 8) * x - 4), 0)
-            weights = np.where(x < 1, (1.5 * x - 2.5) * x * x + 1, far)
-        else:
-            weights = np.maximum(1 - x, 0)
-        return b.constant(weights / weights.sum(1, keepdims=True), like.dtype)
+        return b.constant(_static_matrix(old, new, scale, bicubic, align_corners), like.dtype)
 
     def do(op_type: str, *inputs: Value | float) -> Value:
-        return b.op(op_type, *(x if isinstance(x, Value) else b.constant(x, TensorProto.FLOAT) for x in inputs), dtype=1)
+        values = (x if isinstance(x, Value) else b.constant(x, TensorProto.FLOAT) for x in inputs)
+        return b.op(op_type, *values, dtype=TensorProto.FLOAT)
 
     old_size, new_size = (b.cast(b.shape(d), TensorProto.FLOAT) for d in (old, new))
     if align_corners:
@@ -70,7 +58,7 @@ def _matrix(
         wide = do("Mul", do("Sub", old_size, 1), do("Min", steps, 1))
         ratio_value = do("Div", wide, do("Max", steps, 1))
     else:
-        ratio_value = do("Div", 1, b.constant(np.float32([scale]))) if scale else do("Div", old_size, new_size)
+        ratio_value = do("Div", 1, b.constant([scale], TensorProto.FLOAT)) if scale else do("Div", old_size, new_size)
     rows = b.unsqueeze(b.cast(b.arange(new), TensorProto.FLOAT), 1)
     centre_value = do("Mul", do("Add", rows, 0.5), ratio_value)
     columns = do("Add", b.cast(b.arange(old), TensorProto.FLOAT), 0.5)
@@ -84,6 +72,22 @@ def _matrix(
         weights = do("Max", do("Sub", 1, x), 0)
     weights = Value(weights.name, TensorProto.FLOAT, (None, None))
     return b.cast(b.op("Div", weights, b.reduce_sum(weights, [1], keepdims=True), shape=weights.shape), like.dtype)
+
+
+def _static_matrix(old: int, new: int, scale: float | None, bicubic: bool, align_corners: bool) -> np.ndarray:
+    """:func:`_matrix` of static sizes."""
+    if align_corners:
+        ratio = (old - 1) / (new - 1) if new > 1 else 0.0
+    else:
+        ratio = 1 / scale if scale else old / new
+    centre = ratio * (np.arange(new)[:, None] + 0.5)
+    x = np.abs(np.arange(old) + 0.5 - centre) / max(ratio, 1.0)
+    if bicubic:
+        far = np.where(x < 2, -0.5 * (((x - 5) * x + 8) * x - 4), 0)
+        weights = np.where(x < 1, (1.5 * x - 2.5) * x * x + 1, far)
+    else:
+        weights = np.maximum(1 - x, 0)
+    return weights / weights.sum(1, keepdims=True)
 
 
 def convert(

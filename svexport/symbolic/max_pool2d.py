@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from svexport.ops.max_pool2d import OP
 from svexport.symbolic._builder import Builder, Value
@@ -20,7 +21,7 @@ def body(
     dilation: Sequence[int],
     ceil_mode: bool,
 ) -> Value:
-    attributes = {
+    attributes: dict[str, Any] = {
         "kernel_shape": list(kernel_size),
         "strides": list(stride or kernel_size),
         "pads": [*padding, *padding],

@@ -16,7 +16,7 @@ from svexport.symbolic.triu import keep
 
 __all__: list[str] = []
 
-LOWEST = {TensorProto.FLOAT16: -65504.0, TensorProto.DOUBLE: float(np.finfo(np.float64).min)}
+LOWEST: dict[int, float] = {TensorProto.FLOAT16: -65504.0, TensorProto.DOUBLE: float(np.finfo(np.float64).min)}
 
 
 def body(
@@ -72,10 +72,7 @@ def _repeat(b: Builder, x: Value, query: Value) -> Value:
     """Each head as often as there are query heads for it."""
     *batch, heads, length, size = (b.dim(x, i) for i in range(x.rank))
     wanted = b.dim(query, -3)
-    if isinstance(heads, int) and isinstance(wanted, int):
-        groups = wanted // heads
-    else:
-        groups = b.op("Div", b.shape(wanted), b.shape(heads), shape=(1,))
+    groups = b.quotient(wanted, heads)
     if groups == 1:
         return x
     dims = [*batch, heads, groups, length, size]

@@ -24,7 +24,9 @@ def body(b: Builder, input: Value, dim: int, index: Value, src: Value, reduce: i
     return scatter(b, input, dim, index, src, REDUCTIONS[reduce], include_self)
 
 
-def scatter(b: Builder, input: Value, dim: int, index: Value, src: Value, reduce: str, include_self: bool = True) -> Value:
+def scatter(
+    b: Builder, input: Value, dim: int, index: Value, src: Value, reduce: str, include_self: bool = True
+) -> Value:
     """``torch.scatter_reduce``; half types in float32, small integers in int64."""
     if 0 in (*input.shape, *index.shape):
         return input
@@ -95,7 +97,11 @@ def _compared(b: Builder, x: Value, dim: int, index: Value, src: Value, reduce: 
     last = [*(axis for axis in range(rank) if axis != dim), dim]
     x, index, src = (b.transpose(v, last) for v in (x, index, src))
     places = b.op(
-        "Equal", b.unsqueeze(index, rank), b.arange(b.dim(x, rank - 1)), dtype=TensorProto.BOOL, shape=(None,) * (rank + 1)
+        "Equal",
+        b.unsqueeze(index, rank),
+        b.arange(b.dim(x, rank - 1)),
+        dtype=TensorProto.BOOL,
+        shape=(None,) * (rank + 1),
     )  # (*, J, S)
     neutral = _neutral(b, x, reduce)
     parts = b.op("Where", places, b.unsqueeze(src, rank), neutral, dtype=x.dtype, shape=places.shape)
@@ -108,7 +114,9 @@ def _compared(b: Builder, x: Value, dim: int, index: Value, src: Value, reduce: 
     result = b.reduce(_REDUCE[reduce], Value(together.name, x.dtype, parts.shape), [rank - 1])
     if reduce == "mean":
         one = b.like(1, x)
-        more = one if include_self else b.op("Where", b.op("Less", b.like(0, x), count), b.like(0, x), one, dtype=x.dtype)
+        more = (
+            one if include_self else b.op("Where", b.op("Less", b.like(0, x), count), b.like(0, x), one, dtype=x.dtype)
+        )
         result = _mean(b, result, b.op("Add", count, more))
     return b.transpose(Value(result.name, x.dtype, x.shape), np.argsort(last).tolist())
 

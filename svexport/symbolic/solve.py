@@ -33,7 +33,9 @@ def _transposed(b: Builder, x: Value) -> Value:
     return b.transpose(x, [*range(x.rank - 2), x.rank - 1, x.rank - 2])
 
 
-def convert(A: TensorInfo, B: TensorInfo, left: bool, *_: bool) -> tuple[TensorInfo, TensorInfo, int, bool, bool] | None:
+def convert(
+    A: TensorInfo, B: TensorInfo, left: bool, *_: bool
+) -> tuple[TensorInfo, TensorInfo, int, bool, bool] | None:
     """``aten::linalg_solve``, and ``aten::linalg_solve_ex`` whose last argument has torch raise errors."""
     if A.shape is None or B.shape is None:
         return None

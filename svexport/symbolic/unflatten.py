@@ -19,10 +19,7 @@ def body(b: Builder, input: Value, dim: int, sizes: Sequence[Dim]) -> Value:
         inferred = sizes.index(-1)
         sizes.pop(inferred)
         known = b.product(*sizes)
-        if isinstance(dims[dim], int) and isinstance(known, int):
-            sizes.insert(inferred, dims[dim] // known)
-        else:
-            sizes.insert(inferred, b.op("Div", b.shape(dims[dim]), b.shape(known), shape=(1,)))
+        sizes.insert(inferred, b.quotient(dims[dim], known))
     return b.reshape(input, *dims[:dim], *sizes, *dims[dim + 1 :])
 
 

@@ -20,7 +20,7 @@ def body(b: Builder, input: Value, dimension: int, size: int, step: int) -> Valu
     if isinstance(length, int):
         count = (length - size) // step + 1
     else:
-        last = b.quotient(b.op("Sub", length, b.ints(size), shape=(1,)), step)
+        last = b.op("Div", b.op("Sub", length, b.ints(size), shape=(1,)), b.ints(step), shape=(1,))
         count = b.op("Add", last, b.ints(1), shape=(1,))
     if step == size and isinstance(count, int):
         kept = input if count * size == length else b.slice(input, dimension, 0, count * size)

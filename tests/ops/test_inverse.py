@@ -137,7 +137,13 @@ class Inverses(nn.Module):
 
     def forward(self, A: Tensor) -> list[Tensor]:
         inverse, info = torch.linalg.inv_ex(A)
-        again = [torch.linalg.inv(A), torch.inverse(A), A.inverse(), A.transpose(1, 2).inverse(), svexport.ops.inverse(A)]
+        again = [
+            torch.linalg.inv(A),
+            torch.inverse(A),
+            A.inverse(),
+            A.transpose(1, 2).inverse(),
+            svexport.ops.inverse(A),
+        ]
         return [*again, inverse, info, torch.linalg.inv_ex(A)[0] * 2]
 
 
