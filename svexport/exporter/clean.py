@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import onnx
 import torch
@@ -51,7 +52,7 @@ def keep_inputs(model: onnx.ModelProto, tensors: Mapping[str, Tensor], axes: Map
     inputs = []
     for name, tensor in tensors.items():
         shape = [axes.get(name, {}).get(i, size) for i, size in enumerate(tensor.shape)]
-        kind = int(torch.onnx.JitScalarType.from_dtype(tensor.dtype).onnx_type())
+        kind: Any = torch.onnx.JitScalarType.from_dtype(tensor.dtype).onnx_type()
         inputs.append(present.get(name) or helper.make_tensor_value_info(name, kind, shape))
     del model.graph.input[:]
     model.graph.input.extend(inputs)

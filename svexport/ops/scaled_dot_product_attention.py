@@ -72,7 +72,8 @@ def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
 OP = Op(
     name="scaled_dot_product_attention",
     schema=(
-        "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal, float[] scale, bool enable_gqa) -> Tensor"
+        "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal, float[] scale, bool enable_gqa)"
+        " -> Tensor"
     ),
     reference=reference,
     samples=samples,

@@ -20,8 +20,8 @@ __all__: list[str] = []
 def body(b: Builder, input: Value, indices: Sequence[Value], values: Value, dims: Sequence[int]) -> Value:
     if any(index.dtype == TensorProto.BOOL for index in indices):
         raise ExportError(
-            f"index_put(accumulate=True) with a mask cannot be exported at opset {b.opset}; add torch.where(mask, values, 0) "
-            "instead, or export with opset=18 or later"
+            f"index_put(accumulate=True) with a mask cannot be exported at opset {b.opset}; "
+            "add torch.where(mask, values, 0) instead, or export with opset=18 or later"
         )
     dims = list(dims)
     rest = [axis for axis in range(input.rank) if axis not in dims]

@@ -1,4 +1,4 @@
-"""``SvInterpolate``: the body is ``rows @ input @ columns``; the two matrices are constants where the sizes are static."""
+"""``SvInterpolate``: the body is ``rows @ input @ columns``, two matrices that are constant where the sizes are."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def convert(
     align_corners: bool,
     *scales: Any,
 ) -> tuple | None:
-    """``aten::_upsample_bilinear2d_aa`` and ``aten::_upsample_bicubic2d_aa``: with one scale for each axis, or a list."""
+    """``aten::_upsample_bilinear2d_aa`` and ``_upsample_bicubic2d_aa``: with one scale for each axis, or a list."""
     if input.shape is None:
         return None
     scales = scales[0] if len(scales) == 1 else scales

@@ -96,7 +96,8 @@ def size_of(A: TensorInfo, name: str) -> int:
     n = next((size for size in (A.shape or ())[-2:] if size is not None), None)
     if n is None or n > LARGEST:
         raise ExportError(
-            f"{name} expects matrices of a static size of at most {LARGEST}, got {'a dynamic one' if n is None else n}; "
+            f"{name} expects matrices of a static size of at most {LARGEST}, "
+            f"got {'a dynamic one' if n is None else n}; "
             "leave their last two dimensions out of dynamic_shapes"
         )
     return n

@@ -94,8 +94,8 @@ def convert(
     """``aten::scaled_dot_product_attention``."""
     if dropout_p:
         raise ExportError(
-            f"scaled_dot_product_attention expects dropout_p=0.0 outside of training, got {dropout_p}: torch would draw random "
-            "numbers in every forward; pass dropout_p=self.dropout if self.training else 0.0"
+            f"scaled_dot_product_attention expects dropout_p=0.0 outside of training, got {dropout_p}: torch would draw "
+            "random numbers in every forward; pass dropout_p=self.dropout if self.training else 0.0"
         )
     if query.shape is None or key.shape is None or value.shape is None:
         return None

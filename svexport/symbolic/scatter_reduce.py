@@ -1,4 +1,4 @@
-"""``SvScatterReduce``: ScatterElements where it has the reduction, otherwise every index compared with every position."""
+"""``SvScatterReduce``: ScatterElements where it has the reduction, otherwise every index beside every position."""
 
 from __future__ import annotations
 
@@ -82,16 +82,16 @@ def _elements(b: Builder, x: Value, dim: int, index: Value, src: Value, reduce: 
 
 def _compared(b: Builder, x: Value, dim: int, index: Value, src: Value, reduce: str, include_self: bool) -> Value:
     sizes = (*index.shape, x.shape[dim])
-    if None not in sizes and np.prod(sizes, dtype=np.int64) > LARGEST:
+    since = 18 if reduce in ("amax", "amin") else 16  # ScatterElements has the reduction
+    if None not in sizes and (elements := int(np.prod(sizes, dtype=np.int64))) > LARGEST:
         raise ExportError(
-            f"scattering {index.shape} indices into {x.shape[dim]} positions at opset {b.opset} would compare them all, which "
-            f"takes {np.prod(sizes, dtype=np.int64):,} elements; export with opset={16 if reduce not in ('amax', 'amin') else 18}"
-            " or later"
+            f"scattering {index.shape} indices into {x.shape[dim]} positions at opset {b.opset} would compare them all, "
+            f"which takes {elements:,} elements; export with opset={since} or later"
         )
     if any(i is not None and s is not None and i < s for a, (i, s) in enumerate(zip(index.shape, x.shape)) if a != dim):
         raise ExportError(
-            f"scattering with indices of shape {index.shape} into a part of {x.shape} cannot be exported at opset {b.opset}; "
-            f"slice the tensor first, or export with opset={16 if reduce not in ('amax', 'amin') else 18} or later"
+            f"scattering with indices of shape {index.shape} into a part of {x.shape} cannot be exported at opset "
+            f"{b.opset}; slice the tensor first, or export with opset={since} or later"
         )
     rank = x.rank
     last = [*(axis for axis in range(rank) if axis != dim), dim]

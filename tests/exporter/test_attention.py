@@ -92,7 +92,7 @@ def check(model: Variants, opset: int, folder: Path, dynamic: bool = False) -> N
 
 
 def settings(product: bool, *choices: tuple) -> Iterator[tuple]:
-    """All combinations, or enough of them that any two settings meet: the time of torch.onnx grows with their square."""
+    """All combinations, or enough that any two settings meet: the time of torch.onnx grows with their square."""
     combinations = list(itertools.product(*choices))
     random.Random(0).shuffle(combinations)
     met: set[tuple] = set()
@@ -132,7 +132,7 @@ def test_multihead_attention(opset: int, tmp_path) -> None:
 
 @pytest.mark.parametrize("opset", OPSETS)
 def test_multihead_attention_with_options(opset: int, tmp_path) -> None:
-    """Without biases, with other sizes of keys and values, learned and zero keys, causal, weights of each head, unbatched."""
+    """Without biases, other sizes of keys and values, learned and zero keys, causal, weights of each head, unbatched."""
     attention = lambda **options: nn.MultiheadAttention(EMBED, HEADS, batch_first=True, **options)  # noqa: E731
     causal = nn.Transformer.generate_square_subsequent_mask(LENGTH)
     model = Variants()
