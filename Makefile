@@ -18,7 +18,7 @@ demo: $(READY)  ## export the example models and prove every file; pictures in b
 
 # One torch thread per test process: two processes of two threads each would only wait for one another.
 test: $(READY)  ## run the tests; ARGS="-k einsum" selects
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 check: $(READY)  ## lint, formatting and types
 	$(BIN)/ruff check .

@@ -39,7 +39,7 @@ def decomposed(names: Collection[str]) -> Iterator[None]:
             warnings.simplefilter("ignore")  # that kernels are replaced
             for overload in (overload for name in names for overload in _overloads(name)):
                 if (function := _decomposition(overload)) is not None:
-                    library.impl(overload, _once(overload, function), "Tracer", allow_override=True)
+                    library.impl(overload, _once(overload, function), "Tracer")
         yield
     finally:
         library._destroy()  # which puts torch's kernels back

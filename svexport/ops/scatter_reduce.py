@@ -1,4 +1,4 @@
-"""Scattering with a reduction, right for duplicate indices at every opset (ScatterElements reduces from 16 or 18 on)."""
+"""Scattering with a reduction, right for duplicate indices at every opset (ScatterElements reduces from 16 or 18)."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def convert(
     """``aten::scaled_dot_product_attention``."""
     if dropout_p:
         raise ExportError(
-            f"scaled_dot_product_attention expects dropout_p=0.0 outside of training, got {dropout_p}: torch would draw "
+            f"scaled_dot_product_attention expects dropout_p=0.0 outside of training, got {dropout_p}: torch draws "
             "random numbers in every forward; pass dropout_p=self.dropout if self.training else 0.0"
         )
     if query.shape is None or key.shape is None or value.shape is None:

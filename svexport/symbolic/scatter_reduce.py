@@ -85,8 +85,8 @@ def _compared(b: Builder, x: Value, dim: int, index: Value, src: Value, reduce: 
     since = 18 if reduce in ("amax", "amin") else 16  # ScatterElements has the reduction
     if None not in sizes and (elements := int(np.prod(sizes, dtype=np.int64))) > LARGEST:
         raise ExportError(
-            f"scattering {index.shape} indices into {x.shape[dim]} positions at opset {b.opset} would compare them all, "
-            f"which takes {elements:,} elements; export with opset={since} or later"
+            f"scattering {index.shape} indices into {x.shape[dim]} positions at opset {b.opset} would compare them "
+            f"all, which takes {elements:,} elements; export with opset={since} or later"
         )
     if any(i is not None and s is not None and i < s for a, (i, s) in enumerate(zip(index.shape, x.shape)) if a != dim):
         raise ExportError(

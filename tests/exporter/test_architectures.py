@@ -23,8 +23,14 @@ PYRAMID = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]}
 SWIN = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "window_size": 4}
 STAGES = ["stage1", "stage2", "stage3", "stage4"]
 DETR = {
-    **{"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4},
-    **{"decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "num_queries": 10},
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "num_queries": 10,
 }
 
 Built = tuple[nn.Module, Any]
@@ -62,8 +68,13 @@ def detr() -> Built:
 def deformable_detr() -> Built:
     """Two stages, boxes refined: proposals from the encoder by topk."""
     config = T.DeformableDetrConfig(
-        **{"use_timm_backbone": False, "backbone": None, "backbone_config": resnet(*STAGES[1:]), **DETR},
-        **{"two_stage": True, "with_box_refine": True, "two_stage_num_proposals": 10},
+        use_timm_backbone=False,
+        backbone=None,
+        backbone_config=resnet(*STAGES[1:]),
+        two_stage=True,
+        with_box_refine=True,
+        two_stage_num_proposals=10,
+        **DETR,
     )
     return T.DeformableDetrForObjectDetection(config), torch.randn(1, 3, 128, 160)
 
@@ -72,8 +83,12 @@ def deformable_detr() -> Built:
 def rt_detr() -> Built:
     config = T.RTDetrConfig(
         backbone_config=T.RTDetrResNetConfig(embedding_size=8, layer_type="basic", out_features=STAGES[1:], **PYRAMID),
-        **{"encoder_hidden_dim": 32, "encoder_in_channels": [16, 24, 32], "decoder_in_channels": [32, 32, 32]},
-        **{"anchor_image_size": None, "num_denoising": 0, **DETR},
+        encoder_hidden_dim=32,
+        encoder_in_channels=[16, 24, 32],
+        decoder_in_channels=[32, 32, 32],
+        anchor_image_size=None,
+        num_denoising=0,
+        **DETR,
     )
     return T.RTDetrForObjectDetection(config), torch.randn(1, 3, 64, 64)
 
@@ -91,8 +106,14 @@ def owl_vit() -> Built:
 def mask2former() -> Built:
     config = T.Mask2FormerConfig(
         backbone_config=T.SwinConfig(depths=[1] * 4, num_heads=[1, 2, 2, 4], out_features=STAGES, **SWIN),
-        **{"feature_size": 32, "mask_feature_size": 32, "hidden_dim": 32, "encoder_feedforward_dim": 64},
-        **{"encoder_layers": 1, "decoder_layers": 3, "num_attention_heads": 4, "dim_feedforward": 64},
+        feature_size=32,
+        mask_feature_size=32,
+        hidden_dim=32,
+        encoder_feedforward_dim=64,
+        encoder_layers=1,
+        decoder_layers=3,
+        num_attention_heads=4,
+        dim_feedforward=64,
         num_queries=10,
     )
     return T.Mask2FormerModel(config), torch.randn(1, 3, 64, 64)
@@ -116,35 +137,39 @@ def upernet() -> Built:
 def segment_anything() -> Built:
     config = T.SamConfig(
         vision_config=T.SamVisionConfig(
-            **{"hidden_size": 32, "output_channels": 16, "num_hidden_layers": 2, "num_attention_heads": 4},
-            **{"image_size": 64, "patch_size": 8, "window_size": 4, "global_attn_indexes": [1], "mlp_dim": 64},
+            hidden_size=32,
+            output_channels=16,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            image_size=64,
+            patch_size=8,
+            window_size=4,
+            global_attn_indexes=[1],
+            mlp_dim=64,
             num_pos_feats=8,
         ),
         prompt_encoder_config=T.SamPromptEncoderConfig(
             hidden_size=16, image_size=64, patch_size=8, mask_input_channels=8
         ),
         mask_decoder_config=T.SamMaskDecoderConfig(
-            **{"hidden_size": 16, "mlp_dim": 32, "num_attention_heads": 2, "num_hidden_layers": 1},
-            iou_head_hidden_dim=16,
+            hidden_size=16, mlp_dim=32, num_attention_heads=2, num_hidden_layers=1, iou_head_hidden_dim=16
         ),
     )
-    points, labels = torch.rand(1, 1, 2, 2) * 64, torch.ones(1, 1, 2, dtype=torch.int64)
-    return T.SamModel(config), {
-        "pixel_values": torch.randn(1, 3, 64, 64),
-        "input_points": points,
-        "input_labels": labels,
-    }
+    points = {"input_points": torch.rand(1, 1, 2, 2) * 64, "input_labels": torch.ones(1, 1, 2, dtype=torch.int64)}
+    return T.SamModel(config), {"pixel_values": torch.randn(1, 3, 64, 64), **points}
 
 
 @architecture()
 def depth_anything() -> Built:
-    backbone = T.Dinov2Config(
-        **{**SMALL, "num_hidden_layers": 4, "mlp_ratio": 2, "image_size": 42, "patch_size": 14},
-        **{"out_features": STAGES, "reshape_hidden_states": False},
-    )
+    sizes = {**SMALL, "num_hidden_layers": 4, "image_size": 42, "patch_size": 14}
+    backbone = T.Dinov2Config(mlp_ratio=2, out_features=STAGES, reshape_hidden_states=False, **sizes)
     config = T.DepthAnythingConfig(
-        **{"backbone_config": backbone, "patch_size": 14, "reassemble_hidden_size": 32},
-        **{"neck_hidden_sizes": [8, 16, 24, 32], "fusion_hidden_size": 16, "head_hidden_size": 8},
+        backbone_config=backbone,
+        patch_size=14,
+        reassemble_hidden_size=32,
+        neck_hidden_sizes=[8, 16, 24, 32],
+        fusion_hidden_size=16,
+        head_hidden_size=8,
     )
     return T.DepthAnythingForDepthEstimation(config), torch.randn(1, 3, 42, 42)
 
@@ -180,8 +205,14 @@ def video_mae() -> Built:
 @architecture()
 def wav2vec2() -> Built:
     config = T.Wav2Vec2Config(
-        **{"vocab_size": 32, "conv_dim": [16, 16], "conv_stride": [5, 2], "conv_kernel": [10, 3], **SMALL},
-        **{"num_feat_extract_layers": 2, "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4},
+        vocab_size=32,
+        conv_dim=[16, 16],
+        conv_stride=[5, 2],
+        conv_kernel=[10, 3],
+        num_feat_extract_layers=2,
+        num_conv_pos_embeddings=8,
+        num_conv_pos_embedding_groups=4,
+        **SMALL,
     )
     return T.Wav2Vec2ForCTC(config), torch.randn(1, 800)
 
@@ -189,8 +220,14 @@ def wav2vec2() -> Built:
 @architecture("SvUnfold")
 def patch_tst() -> Built:
     config = T.PatchTSTConfig(
-        **{"num_input_channels": 2, "context_length": 32, "patch_length": 8, "patch_stride": 6},
-        **{"d_model": 32, "num_attention_heads": 4, "ffn_dim": 64, "num_hidden_layers": 2},
+        num_input_channels=2,
+        context_length=32,
+        patch_length=8,
+        patch_stride=6,
+        d_model=32,
+        num_attention_heads=4,
+        ffn_dim=64,
+        num_hidden_layers=2,
     )
     return T.PatchTSTModel(config), torch.randn(1, 32, 2)
 
@@ -213,9 +250,15 @@ def clip() -> Built:
 @architecture()
 def whisper() -> Built:
     config = T.WhisperConfig(
-        **{"vocab_size": 99, "num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 20},
+        vocab_size=99,
+        num_mel_bins=8,
+        max_source_positions=20,
+        max_target_positions=20,
         **{k: v for k, v in DETR.items() if k != "num_queries"},
-        **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
     )
     return T.WhisperModel(config), {"input_features": torch.randn(1, 8, 40), "decoder_input_ids": ids(1, 4)}
 
@@ -268,7 +311,8 @@ def disk() -> Built:
 def affnet() -> Built:
     """The affine shape of local features, from patches cut out by ``affine_grid`` and ``grid_sample``."""
     frames = torch.tensor([[[[5.0, 0.2, 16.0], [0.1, 4.0, 16.0]]]])
-    return pytest.importorskip("kornia.feature").LAFAffNetShapeEstimator(), (frames, torch.rand(1, 1, 32, 32))
+    model = pytest.importorskip("kornia.feature").LAFAffNetShapeEstimator(pretrained=False)
+    return model, (frames, torch.rand(1, 1, 32, 32))
 
 
 # ----------------------------------------------------------------

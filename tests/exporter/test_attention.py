@@ -19,7 +19,7 @@ OPSETS = [11, 13, 17, 18, 20]
 EMBED, HEADS, BATCH, LENGTH, SOURCE = 8, 2, 2, 3, 5
 MASKS = (None, "bool", "float", "bool 3-D", "float 3-D")
 PADDINGS = (None, "bool", "float")
-ACTIVATIONS = ("relu", "gelu", torch.tanh)
+ACTIVATIONS = ("relu", "gelu")
 
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched", "ignore:enable_nested_tensor")
 
@@ -91,16 +91,16 @@ def check(model: Variants, opset: int, folder: Path, dynamic: bool = False) -> N
                 torch.testing.assert_close(fast[name], e, rtol=1e-5, atol=1e-5)
 
 
-def settings(product: bool, *choices: tuple) -> Iterator[tuple]:
-    """All combinations, or enough that any two settings meet: the time of torch.onnx grows with their square."""
+def settings(together: int, *choices: tuple) -> Iterator[tuple]:
+    """So many combinations that every ``together`` of the choices meet in one: the time of exporters is quadratic in them."""
     combinations = list(itertools.product(*choices))
-    random.Random(0).shuffle(combinations)
+    random.Random(1).shuffle(combinations)
     met: set[tuple] = set()
     for chosen in combinations:
-        pairs = set(itertools.combinations(enumerate(chosen), 2))
-        if product or not pairs <= met:
+        groups = set(itertools.combinations(enumerate(chosen), together))
+        if not groups <= met:
             yield chosen
-        met |= pairs
+        met |= groups
 
 
 def first(batch_first: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -111,7 +111,7 @@ def first(batch_first: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
 def test_multihead_attention(opset: int, tmp_path) -> None:
     model = Variants()
     for batch_first, attn, pad, weights, own in settings(
-        opset == 11, (True, False), MASKS, PADDINGS, (True, False), (True, False)
+        {11: 5, 18: 2}.get(opset, 1), (True, False), MASKS, PADDINGS[: 2 if opset == 11 else 3], (True, False), (True, False)
     ):
         columns = LENGTH if own else SOURCE
         options = {
@@ -130,9 +130,9 @@ def test_multihead_attention(opset: int, tmp_path) -> None:
     check(model, opset, tmp_path)
 
 
-@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("opset", [11, 17, 20])
 def test_multihead_attention_with_options(opset: int, tmp_path) -> None:
-    """Without biases, other sizes of keys and values, learned and zero keys, causal, weights of each head, unbatched."""
+    """Without biases, other sizes of keys and values, learned, zero keys, causal, weights of each head, unbatched."""
     attention = lambda **options: nn.MultiheadAttention(EMBED, HEADS, batch_first=True, **options)  # noqa: E731
     causal = nn.Transformer.generate_square_subsequent_mask(LENGTH)
     model = Variants()
@@ -154,7 +154,7 @@ def test_multihead_attention_with_options(opset: int, tmp_path) -> None:
 def test_encoder_layer(opset: int, tmp_path) -> None:
     model = Variants()
     for batch_first, attn, pad, norm_first, activation in settings(
-        opset == 11, (True, False), MASKS, (None, "bool"), (True, False), ACTIVATIONS
+        5 if opset == 11 else 1, (True, False), MASKS, (None, "bool"), (True, False), ACTIVATIONS
     ):
         layer = nn.TransformerEncoderLayer(
             EMBED, HEADS, 12, activation=activation, batch_first=batch_first, norm_first=norm_first
@@ -172,7 +172,14 @@ def test_encoder_layer(opset: int, tmp_path) -> None:
 def test_decoder_layer(opset: int, tmp_path) -> None:
     model = Variants()
     for batch_first, own, cross, own_pad, cross_pad, norm_first, activation in settings(
-        False, (True, False), MASKS[::2], MASKS[1::2], (None, "bool"), (None, "bool"), (True, False), ACTIVATIONS
+        2 if opset == 11 else 1,
+        (True, False),
+        (None, "bool", "float 3-D"),
+        ("bool 3-D", None, "float"),
+        (None, "bool"),
+        (None, "bool"),
+        (True, False),
+        ACTIVATIONS,
     ):
         layer = nn.TransformerDecoderLayer(
             EMBED, HEADS, 12, activation=activation, batch_first=batch_first, norm_first=norm_first
@@ -192,25 +199,20 @@ def test_decoder_layer(opset: int, tmp_path) -> None:
     check(model, opset, tmp_path)
 
 
-@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("opset", [11, 17, 18])
 def test_stacks(opset: int, tmp_path) -> None:
-    """Encoders (their fast path makes nested tensors), decoders and whole transformers, with a dynamic batch."""
+    """Encoders, decoders and whole transformers, with a dynamic batch."""
     causal = nn.Transformer.generate_square_subsequent_mask(LENGTH)
-    encoder_layer = nn.TransformerEncoderLayer(EMBED, HEADS, 12, batch_first=True)
+    encoder_layer = nn.TransformerEncoderLayer(EMBED, HEADS, 12, activation=torch.tanh, batch_first=True)
     decoder_layer = nn.TransformerDecoderLayer(EMBED, HEADS, 12, batch_first=True, norm_first=True)
     model = Variants()
     model.add("encoder", nn.TransformerEncoder(encoder_layer, 2, nn.LayerNorm(EMBED)), lambda m, x, _: m(x))
-    model.add("causal", nn.TransformerEncoder(encoder_layer, 2), lambda m, x, _: m(x, mask=causal, is_causal=True))
+    model.add("causal", nn.TransformerEncoder(encoder_layer, 1), lambda m, x, _: m(x, mask=causal, is_causal=True))
     model.add("causal mask", nn.TransformerEncoder(encoder_layer, 1), lambda m, x, _: m(x, mask=causal))
-    decoder = nn.TransformerDecoder(decoder_layer, 2, nn.LayerNorm(EMBED))
+    decoder = nn.TransformerDecoder(decoder_layer, 1, nn.LayerNorm(EMBED))
     model.add("decoder", decoder, lambda m, x, memory: m(x, memory, tgt_mask=causal, tgt_is_causal=True))
-    for batch_first in (True, False):
-        transformer = nn.Transformer(EMBED, HEADS, 1, 1, 12, batch_first=batch_first)
-        model.add(
-            f"{batch_first=}",
-            transformer,
-            lambda m, x, memory, b=batch_first: m(*first(b, memory, x), tgt_mask=causal, tgt_is_causal=True),
-        )
+    whole = nn.Transformer(EMBED, HEADS, 1, 1, 12)
+    model.add("whole", whole, lambda m, x, memory: m(*first(False, memory, x), tgt_mask=causal, tgt_is_causal=True))
     check(model, opset, tmp_path, dynamic=True)
 
 
@@ -293,8 +295,7 @@ class ScaledDotProduct(nn.Module):
         }
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("opset", [9, *OPSETS, 23])
+@pytest.mark.parametrize(("opset", "dynamic"), [(9, True), (11, False), (13, True), (17, False), (18, True), (23, True)])
 def test_scaled_dot_product_attention(opset: int, dynamic: bool, tmp_path) -> None:
     torch.manual_seed(opset)
 

@@ -318,11 +318,14 @@ def test_a_transpose_goes_where_it_moves_less() -> None:
     assert transposes(after) == (1, 2 * 3)
 
 
-def test_bytes_do_not_grow_for_fewer_transposes() -> None:
-    # Two small ones before the Expand could be a large one behind it.
-    body = "a = T10(x) y = Relu(a) b = T10(v) c = Sub(a, b) z = Expand(c, s)"
-    after = check(model_of(body, "float[2,3] x, float[2,3] v | int64[3] s = {50,3,2}"))
-    assert transposes(after)[1] <= 12
+def test_neither_number_nor_bytes_grow_for_the_other() -> None:
+    inputs = "float[2,3] x, float[2,3] v | int64[3] s = {50,3,2}, int64 i = {0}, int64 j = {1}, int64 k = {2}"
+    body = "a = T10(x) b = T10(v) c = Expand(a, s) d = Expand(b, s) e = Add(c, d)"
+    # One Transpose would do, behind the Add, where it moves 300 elements.
+    assert transposes(check(model_of(f"{body} y = Relu(e)", inputs))) == (2, 2 * 6)
+    # Behind what is gathered, two would move even less; three are too many.
+    body += " f = Gather<axis=0>(e, i) g = Gather<axis=1>(f, i) h = Unsqueeze<axes=[1]>(g) h2 = Expand(h, l) "
+    assert transposes(check(model_of(f"{body} y = Relu(h)", inputs + ", int64[2] l = {2,1}", 11)))[0] <= 2
 
 
 def test_constants_stay_and_are_stored_once() -> None:
