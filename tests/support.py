@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -10,6 +11,7 @@ import onnxruntime
 import torch
 from onnx import helper
 
+import svexport
 from svexport.graph import attach, lower
 from svexport.graph.nodes import set_attributes
 from svexport.ops._op import Op
@@ -68,3 +70,24 @@ def run_op(op: Op, args: Sequence[Any], opset: int, **options: Any) -> list[torc
     """The op's outputs as its body computes them in ONNX Runtime."""
     flat = [t for value in args for t in (value if isinstance(value, (list, tuple)) else [value])]
     return run_model(op_model(op, args, opset, **options), [t for t in flat if isinstance(t, torch.Tensor)])
+
+
+def check_export(
+    model: torch.nn.Module,
+    folder: Path,
+    opset: int,
+    args: tuple[torch.Tensor, ...],
+    *others: tuple[torch.Tensor, ...],
+    tolerance: float = 1e-5,
+    **options: Any,
+) -> svexport.ExportReport:
+    """Exports an unedited model whose results are in a dict or list, and compares every one on ``args`` and ``others``."""
+    report = svexport.export(model, args, folder / "model.onnx", opset=opset, **options)
+    engine = svexport.load(report.path)
+    for given in (args, *others):
+        expected = model(*given)
+        named = expected if isinstance(expected, dict) else dict(enumerate(expected))
+        outputs = engine(*given)
+        for (name, e), a in zip(named.items(), [outputs] if len(named) == 1 else outputs, strict=True):
+            torch.testing.assert_close(a, e, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
+    return report

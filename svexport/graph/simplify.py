@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
@@ -13,7 +10,7 @@ from svexport.graph.nodes import graphs
 from svexport.graph.scope import light_copy
 from svexport.graph.space_to_depth import fuse_space_to_depth
 from svexport.graph.transposes import remove_transposes
-from svexport.logging import logger
+from svexport.logging import logger, quiet
 
 __all__ = ["simplify"]
 
@@ -52,7 +49,7 @@ def _by_library(model: onnx.ModelProto) -> onnx.ModelProto:
     copy.CopyFrom(model)
     del copy.functions[:]  # their nodes are to stay nodes
     try:
-        with _quiet():
+        with quiet("onnx_ir", "onnxscript"):
             graph = ir.from_proto(copy)
             fold_constants(graph, onnx_shape_inference=True)
             common.DeduplicateInitializersPass()(graph)
@@ -68,19 +65,6 @@ def _by_library(model: onnx.ModelProto) -> onnx.ModelProto:
         logger.warning("not simplified by onnxscript: {}", (str(error) or type(error).__name__).splitlines()[0])
         copy.CopyFrom(model)
     return copy
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the library's remarks on what it left alone."""
-    loggers = [(log, log.level) for log in map(logging.getLogger, ("onnx_ir", "onnxscript"))]
-    try:
-        for log, _ in loggers:
-            log.setLevel(logging.ERROR)
-        yield
-    finally:
-        for log, level in loggers:
-            log.setLevel(level)
 
 
 def _signature(model: onnx.ModelProto) -> tuple:

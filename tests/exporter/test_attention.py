@@ -111,7 +111,12 @@ def first(batch_first: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
 def test_multihead_attention(opset: int, tmp_path) -> None:
     model = Variants()
     for batch_first, attn, pad, weights, own in settings(
-        {11: 5, 18: 2}.get(opset, 1), (True, False), MASKS, PADDINGS[: 2 if opset == 11 else 3], (True, False), (True, False)
+        {11: 5, 18: 2}.get(opset, 1),
+        (True, False),
+        MASKS,
+        PADDINGS[: 2 if opset == 11 else 3],
+        (True, False),
+        (True, False),
     ):
         columns = LENGTH if own else SOURCE
         options = {
@@ -295,7 +300,9 @@ class ScaledDotProduct(nn.Module):
         }
 
 
-@pytest.mark.parametrize(("opset", "dynamic"), [(9, True), (11, False), (13, True), (17, False), (18, True), (23, True)])
+@pytest.mark.parametrize(
+    ("opset", "dynamic"), [(9, True), (11, False), (13, True), (17, False), (18, True), (23, True)]
+)
 def test_scaled_dot_product_attention(opset: int, dynamic: bool, tmp_path) -> None:
     torch.manual_seed(opset)
 

@@ -221,6 +221,11 @@ CASES = {
     "Shape of a transposed tensor": (X, "a = T0231(x) y = Shape(a) b = Relu(a) z = T0312(b)", 0),
     "a part of it": (X, "a = T0231(x) y = Shape<start=1, end=-1>(a) b = Relu(a) z = T0312(b)", 0, 15),
     # what must stay
+    "Dropout that drops": (
+        X + "| float r = {0.0}, bool t = {1}",
+        "a = T0231(x) b = Dropout(a, r, t) y = T0312(b)",
+        2,
+    ),
     "between reshapes": (
         "float[2,3,4] x | int64[3] s = {2,4,3}, int64[2] r = {2,12}",
         "a = Reshape(x, s) b = T021(a) y = Reshape(b, r)",
@@ -231,6 +236,11 @@ CASES = {
     "branches that meet": (
         XW,
         "a = T0231(x) b = Relu(a) c = Mul(b, w) d = T0312(c) e = Add(d, x) y = T0231(e)",
+        1,
+    ),
+    "a frame there is anyway": (
+        "float[4,4,4] x | float[4] w = {1,2,3,4}",
+        "a = T102(x) y = Sub(x, a) b = Add(x, w) z = T102(b)",
         1,
     ),
     "dynamic sizes": (DYNAMIC + "| float[3] w = {1,2,3}", "a = T0231(x) b = Mul(a, w) y = T0312(b)", 0),
@@ -318,14 +328,22 @@ def test_a_transpose_goes_where_it_moves_less() -> None:
     assert transposes(after) == (1, 2 * 3)
 
 
-def test_neither_number_nor_bytes_grow_for_the_other() -> None:
-    inputs = "float[2,3] x, float[2,3] v | int64[3] s = {50,3,2}, int64 i = {0}, int64 j = {1}, int64 k = {2}"
+@pytest.mark.parametrize(
+    ("parts", "number", "elements"),
+    [
+        (0, 2, 20),  # one behind the Add would do, but it would move 500
+        (1, 1, 4),
+        (2, 2, 8),  # as many, behind the parts
+        (3, 2, 20),  # three would move less, but they are more
+    ],
+)
+def test_neither_number_nor_bytes_grow_for_the_other(parts: int, number: int, elements: int) -> None:
+    inputs = "float[2,5] x, float[2,5] v | int64[1] c0 = {0}, int64[1] c1 = {1}, int64[1] c2 = {2}, "
     body = "a = T10(x) b = T10(v) c = Expand(a, s) d = Expand(b, s) e = Add(c, d)"
-    # One Transpose would do, behind the Add, where it moves 300 elements.
-    assert transposes(check(model_of(f"{body} y = Relu(e)", inputs))) == (2, 2 * 6)
-    # Behind what is gathered, two would move even less; three are too many.
-    body += " f = Gather<axis=0>(e, i) g = Gather<axis=1>(f, i) h = Unsqueeze<axes=[1]>(g) h2 = Expand(h, l) "
-    assert transposes(check(model_of(f"{body} y = Relu(h)", inputs + ", int64[2] l = {2,1}", 11)))[0] <= 2
+    for i in range(parts):
+        body += f" p{i} = Gather<axis=0>(e, c{i}) y{i} = Slice(p{i}, c0, c2, c1)"
+    after = check(model_of(body if parts else f"{body} y = Relu(e)", inputs + "int64[3] s = {50,5,2}"))
+    assert transposes(after) == (number, elements)
 
 
 def test_constants_stay_and_are_stored_once() -> None:
@@ -401,6 +419,20 @@ def test_nested_graphs() -> None:
     assert [node.op_type for node in branches["else_branch"].node] == ["Exp", "Relu"]
     assert [node.op_type for node in branches["then_branch"].node] == ["Neg", "Transpose"]
     assert transposes(after)[0] == 2  # and the one for b, which the branch reads as it was
+
+
+def test_nested_graphs_get_no_copy_of_large_constants() -> None:
+    body = """y = If (c) <
+        then_branch = then () => (float[2,300] t) { a = Transpose<perm=[1,0]>(w) t = MatMul(x, a) },
+        else_branch = other () => (float[2,300] t) { t = MatMul(x, w) }
+    >"""
+    model = model_of(body, "float[2,300] x, bool c, float[300,300] w")
+    del model.graph.input[2]
+    weight = np.random.default_rng(0).standard_normal((300, 300)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    after = check(model)
+    assert transposes(after)[0] == 1
+    assert after.ByteSize() < 1.1 * model.ByteSize()
 
 
 def test_unknown_ranks_are_left_alone() -> None:
