@@ -81,7 +81,7 @@ def check_export(
     tolerance: float = 1e-5,
     **options: Any,
 ) -> svexport.ExportReport:
-    """Exports an unedited model whose results are in a dict or list, and compares every one on ``args`` and ``others``."""
+    """Exports an unedited model that returns a dict or list, and compares every result on ``args`` and ``others``."""
     report = svexport.export(model, args, folder / "model.onnx", opset=opset, **options)
     engine = svexport.load(report.path)
     for given in (args, *others):

@@ -213,9 +213,7 @@ def _emit(g: Any, op: Op, arguments: Sequence[Any]) -> Any:
             inputs.append(symbolic_helper._optional_input_placeholder_tensor(g) if value is None else value.value)
         elif not isinstance(value, (list, tuple)) or value:  # which has no type; written when the file is cleaned
             attributes[f"{argument.name}_{'f' if argument.kind.startswith('float') else 'i'}"] = _plain(argument, value)
-    inputs += [
-        symbolic_helper._reshape_helper(g, size, g.op("Constant", value_t=torch.tensor([1]))) for size in computed
-    ]
+    inputs += [_size(g, value) for value in computed]
     attributes |= {f"{name}_s": text for name, text in PLUGIN_ATTRIBUTES.items()}
     attributes[f"{SOURCE_ATTRIBUTE}_s"] = user_frame(g.original_node.sourceRange())
     outputs = g.op(f"{DOMAIN}::{op.node_type}", *inputs, outputs=op.num_outputs, **attributes)
@@ -224,6 +222,14 @@ def _emit(g: Any, op: Op, arguments: Sequence[Any]) -> Any:
         if type_ is not None:
             output.setType(type_)
     return outputs
+
+
+def _size(g: Any, value: Any) -> Any:
+    """A computed size as an int64 tensor of shape (1,); what math.floor returns is a float to the exporter."""
+    kinds = torch.onnx.JitScalarType
+    if kinds.from_value(value, kinds.UNDEFINED) != kinds.INT64:
+        value = g.op("Cast", value, to_i=kinds.INT64.onnx_type())
+    return symbolic_helper._reshape_helper(g, value, g.op("Constant", value_t=torch.tensor([1])))
 
 
 def _plain(argument: Argument, value: Any) -> Any:

@@ -115,8 +115,8 @@ def _inner_scopes(scope: Scope, inferred: onnx.GraphProto) -> Iterator[Scope]:
         scope.infos[value.name] = value.type.tensor_type
     tensors = [(t.name, t) for t in scope.graph.initializer]
     for node in scope.graph.node:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            tensors.append((node.output[0], node.attribute[0].t))
+        if is_standard(node, "Constant") and (tensor := _value(node)) is not None:
+            tensors.append((node.output[0], tensor))
     overridable = {value.name for value in scope.graph.input}
     for name, tensor in tensors:
         scope.infos[name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims).tensor_type
@@ -129,6 +129,17 @@ def _inner_scopes(scope: Scope, inferred: onnx.GraphProto) -> Iterator[Scope]:
             child = Scope(inner, scope.opset, scope.ir_version, ChainMap({}, scope.infos), small, scope.taken)
             yield from _inner_scopes(child, inferred_inner)
     yield scope
+
+
+def _value(node: onnx.NodeProto) -> TensorProto | None:
+    """Of a ``Constant`` node; None for a sparse one or strings."""
+    types = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
+    for attribute in node.attribute:
+        if attribute.name == "value":
+            return attribute.t
+        if attribute.name in types:
+            return numpy_helper.from_array(np.array(helper.get_attribute_value(attribute), types[attribute.name]))
+    return None
 
 
 def _is_plain(tensor: TensorProto) -> bool:
@@ -144,13 +155,11 @@ def _graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
 
 
-def used_inside(node: onnx.NodeProto) -> set[str]:
+def used_inside(node: onnx.NodeProto) -> list[str]:
     """Names that occur in the graphs nested in a node."""
-    used: set[str] = set()
-    for inner in (g for outer in _graphs_of(node) for g in graphs(outer)):
-        used.update(name for n in inner.node for name in n.input)
-        used.update(output.name for output in inner.output)
-    return used
+    inner = [graph for outer in _graphs_of(node) for graph in graphs(outer)]
+    names = [name for graph in inner for each in graph.node for name in each.input]
+    return list(dict.fromkeys(names + [output.name for graph in inner for output in graph.output]))
 
 
 def used_names(graph: onnx.GraphProto) -> set[str]:

@@ -74,10 +74,13 @@ def _signature(model: onnx.ModelProto) -> tuple:
 
 
 def _remove_remarks(model: onnx.ModelProto) -> None:
-    """What the optimizer notes of where a constant came from."""
+    """What the optimizer notes of where a constant came from, and types of which it does not know the rank."""
     for graph in graphs(model.graph):
         for item in (*graph.node, *graph.value_info, *graph.initializer, *graph.input, *graph.output):
             kept = [entry for entry in item.metadata_props if not entry.key.startswith("pkg.onnxscript.")]
             if len(kept) < len(item.metadata_props):
                 del item.metadata_props[:]
                 item.metadata_props.extend(kept)
+        typed = [info for info in graph.value_info if info.type.tensor_type.HasField("shape")]
+        del graph.value_info[:]
+        graph.value_info.extend(typed)

@@ -14,25 +14,26 @@ __all__ = ["interpolate"]
 
 
 def reference(
-    input: Tensor, size: Sequence[int], bicubic: bool, align_corners: bool, scales: Sequence[float]
+    input: Tensor, size: Sequence[int], bicubic: bool, align_corners: bool, scales: Sequence[int]
 ) -> Tensor:
+    factors = [numerator / denominator for numerator, denominator in zip(scales[::2], scales[1::2])]
     function = torch.ops.aten._upsample_bicubic2d_aa if bicubic else torch.ops.aten._upsample_bilinear2d_aa
-    size = size or [int(s * f) for s, f in zip(input.shape[2:], scales)]
+    size = size or [int(s * f) for s, f in zip(input.shape[2:], factors)]
     precise = input.to(torch.promote_types(input.dtype, torch.float32))  # the CPU has no other
-    return function(precise, size, align_corners, *(scales or (None, None))).to(input.dtype).contiguous()
+    return function(precise, size, align_corners, *(factors or (None, None))).to(input.dtype).contiguous()
 
 
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
     for bicubic in (False, True):
         yield make(2, 3, 7, 11), (3, 4), bicubic, False, ()
-        yield make(1, 2, 5, 4), (), bicubic, False, (0.5, 1.3)
+        yield make(1, 2, 5, 4), (), bicubic, False, (1, 2, 13, 10)
         yield make(1, 1, 6, 3), (4, 2), bicubic, True, ()  # not (4, 1): torch repeats the first row then
-        yield make(1, 2, 1, 5), (3, 5), bicubic, False, (2.9, 1.0)
+        yield make(1, 2, 1, 5), (3, 5), bicubic, False, (29, 10, 1, 1)
 
 
 OP = Op(
     name="interpolate",
-    schema="(Tensor input, SymInt[] size, bool bicubic, bool align_corners, float[] scales) -> Tensor",
+    schema="(Tensor input, SymInt[] size, bool bicubic, bool align_corners, int[] scales) -> Tensor",  # fractions: float attributes are not double
     reference=reference,
     samples=samples,
     plugin=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -17,17 +18,18 @@ __all__: list[str] = []
 
 
 def body(
-    b: Builder, input: Value, size: Sequence[Dim], bicubic: bool, align_corners: bool, scales: Sequence[float]
+    b: Builder, input: Value, size: Sequence[Dim], bicubic: bool, align_corners: bool, scales: Sequence[int]
 ) -> Value:
+    factors = [numerator / denominator for numerator, denominator in zip(scales[::2], scales[1::2])]
     old = [b.dim(input, 2), b.dim(input, 3)]
-    new = size or [_scaled(b, d, scale) for d, scale in zip(old, scales)]
+    new = size or [_scaled(b, d, scale) for d, scale in zip(old, factors)]
     batch, channels = input.shape[:2]
     shape = (batch, channels, *(d if isinstance(d, int) else None for d in new))
     if 0 in (batch, channels):  # ONNX Runtime broadcasts no matrix to an empty batch
         return b.op("Expand", b.like(0, input), b.shape(b.dim(input, 0), b.dim(input, 1), *new), shape=shape)
-    rows, columns = (_matrix(b, *each, bicubic, align_corners, input) for each in zip(old, new, scales or (None, None)))
-    wide = b.op("MatMul", input, b.transpose(columns, [1, 0]))
-    return b.op("MatMul", rows, wide, dtype=input.dtype, shape=shape)
+    each = zip(old, new, factors or (None, None), (False, True))
+    rows, columns = (_matrix(b, *sizes, turned, bicubic, align_corners, input) for *sizes, turned in each)
+    return b.op("MatMul", rows, b.op("MatMul", input, columns), dtype=input.dtype, shape=shape)
 
 
 def _scaled(b: Builder, size: Dim, scale: float) -> Dim:
@@ -39,14 +41,22 @@ def _scaled(b: Builder, size: Dim, scale: float) -> Dim:
 
 
 def _matrix(
-    b: Builder, old: Dim, new: Dim, scale: float | None, bicubic: bool, align_corners: bool, like: Value
+    b: Builder,
+    old: Dim,
+    new: Dim,
+    scale: float | None,
+    turned: bool,
+    bicubic: bool,
+    align_corners: bool,
+    like: Value,
 ) -> Value:
-    """``(new, old)``: in each row the filter around the centre of a new pixel, widened by the reduction.
+    """``(new, old)``, or turned: for each new pixel the filter around its centre, widened by the reduction.
 
     Source: ``_compute_indices_min_size_weights_aa`` of ATen/native/cpu/UpSampleKernel.cpp.
     """
     if isinstance(old, int) and isinstance(new, int):
-        return b.constant(_static_matrix(old, new, scale, bicubic, align_corners), like.dtype)
+        matrix = _static_matrix(old, new, scale, bicubic, align_corners)
+        return b.constant(matrix.T if turned else matrix, like.dtype)
 
     def do(op_type: str, *inputs: Value | float) -> Value:
         values = (x if isinstance(x, Value) else b.constant(x, TensorProto.FLOAT) for x in inputs)
@@ -71,7 +81,8 @@ def _matrix(
     else:
         weights = do("Max", do("Sub", 1, x), 0)
     weights = Value(weights.name, TensorProto.FLOAT, (None, None))
-    return b.cast(b.op("Div", weights, b.reduce_sum(weights, [1], keepdims=True), shape=weights.shape), like.dtype)
+    normal = b.op("Div", weights, b.reduce_sum(weights, [1], keepdims=True), shape=weights.shape)
+    return b.cast(b.transpose(normal, [1, 0]) if turned else normal, like.dtype)
 
 
 def _static_matrix(old: int, new: int, scale: float | None, bicubic: bool, align_corners: bool) -> np.ndarray:
@@ -100,8 +111,9 @@ def convert(
     """``aten::_upsample_bilinear2d_aa`` and ``_upsample_bicubic2d_aa``: with one scale for each axis, or a list."""
     if input.shape is None:
         return None
-    scales = scales[0] if len(scales) == 1 else scales
-    return input, size or [], bicubic, align_corners, [] if not scales or None in scales else scales
+    factors = scales[0] or () if len(scales) == 1 else scales
+    fractions = [Fraction(f).limit_denominator(2**31 - 1).as_integer_ratio() for f in factors if f is not None]
+    return input, size or [], bicubic, align_corners, [number for fraction in fractions for number in fraction]
 
 
 Symbolic(

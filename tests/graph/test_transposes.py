@@ -217,6 +217,12 @@ CASES = {
         0,
     ),
     "a Constant node": (X, "c = Constant<value=float[3] {1.0, 2.0, 3.0}>() a = T0231(x) b = Add(a, c) y = T0312(b)", 0),
+    "numbers of a Constant node": (
+        X,
+        "c = Constant<value_floats=[1.0, 2.0, 3.0]>() d = Constant<value_float=2.0>() a = T0231(x) b = Add(a, c) "
+        "e = Mul(b, d) i = Constant<value_ints=[3]>() f = ReduceSum(e, i) y = T0312(f)",
+        0,
+    ),
     # shapes
     "Shape of a transposed tensor": (X, "a = T0231(x) y = Shape(a) b = Relu(a) z = T0312(b)", 0),
     "a part of it": (X, "a = T0231(x) y = Shape<start=1, end=-1>(a) b = Relu(a) z = T0312(b)", 0, 15),

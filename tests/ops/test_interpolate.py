@@ -54,9 +54,9 @@ def test_scale_factors_and_aligned_corners(bicubic: bool) -> None:
     """A given scale is used as it is, though the size was rounded down."""
     x = torch.randn(1, 2, 10, 7)
     cases = [
-        (((), bicubic, False, (0.45, 1.3)), (4, 9), (1 / 0.45, 1 / 1.3)),
+        (((), bicubic, False, (9, 20, 13, 10)), (4, 9), (1 / 0.45, 1 / 1.3)),
         (((4, 9), bicubic, True, ()), (4, 9), (9 / 3, 6 / 8)),
-        (((4, 9), bicubic, True, (0.45, 1.3)), (4, 9), (9 / 3, 6 / 8)),
+        (((4, 9), bicubic, True, (9, 20, 13, 10)), (4, 9), (9 / 3, 6 / 8)),
     ]
     for args, size, ratios in cases:
         expected = explicit(x, size, bicubic, ratios)
@@ -67,17 +67,14 @@ def test_scale_factors_and_aligned_corners(bicubic: bool) -> None:
                 torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(0, 2, 3, 5), (2, 0, 3, 5)])
-def test_empty(shape: tuple[int, ...]) -> None:
-    (actual,) = run_op(OP, (torch.randn(shape), (2, 7), False, False, ()), 11)
-    assert actual.shape == (*shape[:2], 2, 7)
+def test_empty_batch() -> None:
+    (actual,) = run_op(OP, (torch.randn(0, 2, 3, 5), (2, 7), False, False, ()), 11)
+    assert actual.shape == (0, 2, 2, 7)
 
 
 def test_two_products_where_sizes_are_static() -> None:
     model = op_model(OP, (torch.randn(1, 2, 9, 8), (4, 5), True, False, ()), 13)
-    assert [node.op_type for node in model.graph.node] == ["MatMul", "Transpose", "MatMul"][:0] or [
-        node.op_type for node in model.graph.node if node.op_type != "Transpose"
-    ] == ["MatMul", "MatMul"]
+    assert [node.op_type for node in model.graph.node] == ["MatMul", "MatMul"]
 
 
 class Resizes(nn.Module):
@@ -94,7 +91,6 @@ class Resizes(nn.Module):
             "aligned": F.interpolate(x, size=(4, 3), mode="bilinear", antialias=True, align_corners=True),
             "computed": F.interpolate(x, size=half, mode="bicubic", antialias=True),
             "ours": interpolate(x, (5, 9), mode="bilinear", antialias=True),
-            "not antialiased": interpolate(x, (5, 9), mode="nearest"),
         }
 
 
@@ -108,4 +104,10 @@ def test_unedited_models(opset: int, dynamic: bool, tmp_path) -> None:
     )
     assert report.verified
     assert report.nodes["MatMul"] >= 14
-    assert report.nodes.get("Resize", 0) <= 1
+    assert "Resize" not in report.nodes
+
+
+def test_other_modes_are_those_of_torch() -> None:
+    x = torch.randn(1, 2, 5, 6)
+    for options in ({"size": 3}, {"scale_factor": 1.5, "mode": "bilinear", "align_corners": True}):
+        torch.testing.assert_close(interpolate(x, **options), F.interpolate(x, **options))
