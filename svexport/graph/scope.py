@@ -30,7 +30,7 @@ class Scope:
         infos: types by name, as stated by the file or inferred.
         constants: initializers and ``Constant`` nodes by name; not those that a caller may override or that lie in
             another file.
-        taken: every name of the model.
+        taken: every name in the model, of values and of nodes.
     """
 
     graph: onnx.GraphProto
@@ -104,7 +104,7 @@ def scopes(model: onnx.ModelProto) -> Iterator[Scope]:
     taken = {model.graph.name}
     for graph in graphs(model.graph):
         for node in graph.node:
-            taken.update(node.output)
+            taken.update(node.output, [node.name])
         taken.update(value.name for value in (*graph.input, *graph.initializer))
     outermost = Scope(model.graph, opset_of(model), model.ir_version, {}, {}, taken)
     yield from _inner_scopes(outermost, onnx.shape_inference.infer_shapes(light_copy(model)).graph)

@@ -81,6 +81,9 @@ def _remove_remarks(model: onnx.ModelProto) -> None:
             if len(kept) < len(item.metadata_props):
                 del item.metadata_props[:]
                 item.metadata_props.extend(kept)
-        typed = [info for info in graph.value_info if info.type.tensor_type.HasField("shape")]
+        half = ("tensor_type", False)
+        typed = [
+            v for v in graph.value_info if (v.type.WhichOneof("value"), v.type.tensor_type.HasField("shape")) != half
+        ]
         del graph.value_info[:]
         graph.value_info.extend(typed)

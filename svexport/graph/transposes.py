@@ -318,7 +318,8 @@ class _Writer:
         drop_unused(graph, used)
 
     def _add(self, op_type: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        self.nodes.append(helper.make_node(op_type, inputs, [output], name=output, **attributes))
+        name = self.scope.fresh(f"{output}/{op_type}")
+        self.nodes.append(helper.make_node(op_type, inputs, [output], name=name, **attributes))
         return output
 
     def _write_moved(self, index: int, node: onnx.NodeProto) -> None:

@@ -13,9 +13,8 @@ from svexport.ops._op import Op
 __all__ = ["interpolate"]
 
 
-def reference(
-    input: Tensor, size: Sequence[int], bicubic: bool, align_corners: bool, scales: Sequence[int]
-) -> Tensor:
+def reference(input: Tensor, size: Sequence[int], bicubic: bool, align_corners: bool, scales: Sequence[int]) -> Tensor:
+    # Fractions, numerator and denominator of each: a float attribute cannot hold a double.
     factors = [numerator / denominator for numerator, denominator in zip(scales[::2], scales[1::2])]
     function = torch.ops.aten._upsample_bicubic2d_aa if bicubic else torch.ops.aten._upsample_bilinear2d_aa
     size = size or [int(s * f) for s, f in zip(input.shape[2:], factors)]
@@ -33,7 +32,7 @@ def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
 
 OP = Op(
     name="interpolate",
-    schema="(Tensor input, SymInt[] size, bool bicubic, bool align_corners, int[] scales) -> Tensor",  # fractions: float attributes are not double
+    schema="(Tensor input, SymInt[] size, bool bicubic, bool align_corners, int[] scales) -> Tensor",
     reference=reference,
     samples=samples,
     plugin=False,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from onnx import TensorProto
+
 from svexport.ops.index_add import OP
 from svexport.symbolic._builder import Builder, Value
 from svexport.symbolic._symbolic import Symbolic, TensorInfo
@@ -12,7 +14,9 @@ __all__: list[str] = []
 
 def body(b: Builder, input: Value, dim: int, index: Value, source: Value, alpha: float) -> Value:
     dim %= input.rank
-    column = b.reshape(index, *(b.dim(source, i) if i == dim else 1 for i in range(input.rank)))
+    column = b.reshape(
+        b.cast(index, TensorProto.INT64), *(b.dim(source, i) if i == dim else 1 for i in range(input.rank))
+    )
     indices = b.op("Expand", column, b.shape(*(b.dim(source, i) for i in range(input.rank))), shape=source.shape)
     if alpha != 1:
         source = b.op("Mul", source, b.like(alpha, source), shape=source.shape)
@@ -26,4 +30,4 @@ def convert(
     return (input, dim, index, source, alpha) if input.shape and source.shape else None
 
 
-Symbolic(OP, body, aten={"index_add": convert}, until=17)
+Symbolic(OP, body, aten={"index_add": convert})

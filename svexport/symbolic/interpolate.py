@@ -27,8 +27,9 @@ def body(
     shape = (batch, channels, *(d if isinstance(d, int) else None for d in new))
     if 0 in (batch, channels):  # ONNX Runtime broadcasts no matrix to an empty batch
         return b.op("Expand", b.like(0, input), b.shape(b.dim(input, 0), b.dim(input, 1), *new), shape=shape)
-    each = zip(old, new, factors or (None, None), (False, True))
-    rows, columns = (_matrix(b, *sizes, turned, bicubic, align_corners, input) for *sizes, turned in each)
+    scale_h, scale_w = factors or (None, None)
+    rows = _matrix(b, old[0], new[0], scale_h, False, bicubic, align_corners, input)
+    columns = _matrix(b, old[1], new[1], scale_w, True, bicubic, align_corners, input)
     return b.op("MatMul", rows, b.op("MatMul", input, columns), dtype=input.dtype, shape=shape)
 
 
@@ -112,8 +113,16 @@ def convert(
     if input.shape is None:
         return None
     factors = scales[0] or () if len(scales) == 1 else scales
-    fractions = [Fraction(f).limit_denominator(2**31 - 1).as_integer_ratio() for f in factors if f is not None]
-    return input, size or [], bicubic, align_corners, [number for fraction in fractions for number in fraction]
+    numbers = [number for f in factors if f is not None for number in _fraction(f).as_integer_ratio()]
+    return input, size or [], bicubic, align_corners, numbers
+
+
+def _fraction(number: float) -> Fraction:
+    """A double as exactly as an attribute can have it; the TorchScript exporter has made a float of 0.7."""
+    simple = Fraction(number).limit_denominator(1000)
+    if float(np.float32(number)) == number == float(np.float32(float(simple))):
+        return simple
+    return Fraction(number).limit_denominator(2**31 - 1)
 
 
 Symbolic(

@@ -92,7 +92,7 @@ def check(model: Variants, opset: int, folder: Path, dynamic: bool = False) -> N
 
 
 def settings(together: int, *choices: tuple) -> Iterator[tuple]:
-    """So many combinations that every ``together`` of the choices meet in one: exporters take the square of their time."""
+    """So many combinations that every ``together`` of the choices meet in one: exporters take its square in time."""
     combinations = list(itertools.product(*choices))
     random.Random(1).shuffle(combinations)
     met: set[tuple] = set()

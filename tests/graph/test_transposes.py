@@ -59,6 +59,8 @@ def check(model: onnx.ModelProto, *, exact: bool = False, seed: int = 0, sizes=S
     assert [i.SerializeToString() for i in after.graph.input] == [i.SerializeToString() for i in model.graph.input]
     assert [o.name for o in after.graph.output] == [o.name for o in model.graph.output]
     assert (after.opset_import, after.ir_version) == (model.opset_import, model.ir_version)
+    names = [node.name for node in after.graph.node if node.name]
+    assert len(set(names)) == len(names)
     assert all(now <= before for now, before in zip(transposes(after), transposes(model), strict=True))
     prove(model, after, exact=exact, sizes=sizes, seed=seed)
     return after
@@ -555,7 +557,7 @@ class Random:
 
     def add(self, op_type: str, inputs: list[str], *shapes: tuple[int, ...], **attributes: object) -> None:
         names = [f"{op_type.lower()}{len(self.nodes)}_{i}" for i in range(len(shapes))]
-        self.nodes.append(helper.make_node(op_type, inputs, names, **attributes))
+        self.nodes.append(helper.make_node(op_type, inputs, names, names[0], **attributes))
         self.shapes.update(zip(names, shapes, strict=True))
 
     def constant(self, values: object, dtype: type = np.int64) -> str:

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import svexport
+from svexport.ops.index_put import OP, index_put
+from tests.support import OPSETS, check_export, run_op
+
+I, J = torch.tensor([0, 2, 0, -1, 2, 0]), torch.tensor([1, 1, 1, 0, -3, 1])
+
+
+def explicit(x: Tensor, indices: list[Tensor], values: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Adds one element at a time, where indexing puts it."""
+    places = torch.arange(x.numel()).reshape(x.shape)
+    at = [slice(None)] * x.dim()
+    for dim, index in zip(dims, indices, strict=True):
+        at[dim] = index
+    chosen = places[tuple(at)]
+    output = x.flatten().clone()
+    for place, value in zip(chosen.flatten().tolist(), values.expand(chosen.shape).flatten(), strict=True):
+        output[place] += value
+    return output.reshape(x.shape)
+
+
+CASES = [
+    ((3, 4), [I], (6, 4), (0,)),
+    ((3, 4), [I, J], (6,), (0, 1)),
+    ((3, 4), [I, J], (), (0, 1)),
+    ((5, 3, 4), [I, J], (5, 6), (1, 2)),
+    ((5, 3, 4), [I], (6, 4), (1,)),
+    ((3, 2, 4), [I, J], (6, 2), (0, 2)),
+    ((2, 3, 5, 4), [I, J], (6, 2, 5), (1, 3)),
+    ((2, 3, 4), [I[:, None], J[:2]], (6, 1), (1, 2)),
+    ((4, 3), [torch.tensor(-1)], (3,), (0,)),
+    ((6,), [torch.tensor([[1, 5], [1, 1]])], (2, 2), (0,)),
+]
+
+
+@pytest.mark.parametrize(("shape", "indices", "values", "dims"), CASES)
+def test_body(shape: tuple, indices: list, values: tuple, dims: tuple) -> None:
+    torch.manual_seed(0)
+    x, added = torch.randn(shape, dtype=torch.float64), torch.randn(values, dtype=torch.float64)
+    expected = explicit(x, indices, added, dims)
+    torch.testing.assert_close(OP(x, indices, added, dims), expected)
+    for opset, dynamic in itertools.product(OPSETS, (False, True)):
+        (actual,) = run_op(OP, (x.float(), indices, added.float(), dims), opset, dynamic=dynamic)
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+class Voxels(nn.Module):
+    """Points added up in the cells they fall into, as a bird's-eye-view pooling has it."""
+
+    def forward(self, grid: Tensor, row: Tensor, column: Tensor, points: Tensor) -> dict[str, Tensor]:
+        return {
+            "cells": grid.index_put((row, column), points, accumulate=True),
+            "in place": (grid + 1).index_put_((row, column), points, accumulate=True),
+            "rows": grid.index_put((row,), points[:, None], accumulate=True),
+            "per channel": grid.permute(2, 0, 1)
+            .contiguous()
+            .index_put((torch.arange(2)[:, None], row, column), points.t(), accumulate=True),
+            "count": torch.zeros(4, 5, dtype=torch.int64).index_put((row, column), torch.tensor(1), accumulate=True),
+            "ours": index_put(grid, (row, column), points, accumulate=True),
+        }
+
+
+def inputs(count: int) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(count)
+    row, column = torch.randint(4, (count,), generator=generator), torch.randint(5, (count,), generator=generator)
+    row[-1], column[-1] = row[0], column[0]
+    return torch.randn(4, 5, 2), row, column, torch.randn(count, 2)
+
+
+@pytest.mark.parametrize("opset", [9, 11, 13, 16, 17, 18, 20])
+def test_unedited_models(opset: int, tmp_path) -> None:
+    shapes = {name: {0: "m"} for name in ("row", "column", "points")} if opset in (9, 13, 17, 20) else None
+    others = [inputs(9), inputs(2)] if shapes else []
+    assert check_export(Voxels(), tmp_path, opset, inputs(7), *others, dynamic_shapes=shapes).verified
+
+
+@pytest.mark.parametrize("opset", [9, 17])
+def test_indices_of_32_bits(opset: int, tmp_path) -> None:
+    class Model(nn.Module):
+        def forward(self, grid: Tensor, row: Tensor, column: Tensor, points: Tensor) -> list[Tensor]:
+            return [grid.index_put((row.int(), column.int()), points, accumulate=True)]
+
+    check_export(Model(), tmp_path, opset, inputs(7))
+
+
+class Assign(nn.Module):
+    def forward(self, x: Tensor, index: Tensor, values: Tensor) -> list[Tensor]:
+        y = x.clone()
+        y[index] = values
+        y[:, 1] = 5.0
+        return [y]
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_without_accumulation_nothing_changes(opset: int, tmp_path) -> None:
+    args = (torch.randn(4, 3), torch.tensor([2, 0]), torch.randn(2, 3))
+    check_export(Assign(), tmp_path, opset, args)
+
+
+def test_masks_are_refused(tmp_path) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.index_put((x > 0,), torch.tensor(1.0), accumulate=True)
+
+    with pytest.raises(svexport.ExportError, match="mask"):
+        svexport.export(Model(), (torch.randn(3, 4),), tmp_path / "m.onnx", opset=11)
