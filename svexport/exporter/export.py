@@ -139,6 +139,8 @@ def export(
             with _collected_warnings(notes):
                 exporter = torchscript if opset < FIRST_DYNAMO_OPSET else dynamo
                 exporter.export(flat, _traceable(tensors, names, axes), file, opset, names, axes)
+            if not flat.output_names:
+                flat(*tensors)  # torch.export's fallback traces a copy, which alone knows the names then
             traced = time.perf_counter()
             result_names = _names("output_names", output_names, flat.output_names)
 

@@ -61,6 +61,7 @@ def lower_in_place(model: onnx.ModelProto, types_to_lower: Collection[str]) -> N
     types = _complete_types(model)
     opset = opset_of(model)
     constants: dict[tuple, str] = {}
+    used: set[str] = set()
     for graph in graphs(model.graph):
         if not any(n.domain == DOMAIN and n.op_type in types_to_lower for n in graph.node):
             continue
@@ -69,7 +70,11 @@ def lower_in_place(model: onnx.ModelProto, types_to_lower: Collection[str]) -> N
             if node.domain != DOMAIN or node.op_type not in types_to_lower:
                 result.append(node)
                 continue
-            builder = _build(node, types, opset, prefix=f"{node.name or node.output[0]}/")
+            name = node.name or node.output[0]
+            while name in used:  # names of nodes need not be unique, those of constants must
+                name += "_"
+            used.add(name)
+            builder = _build(node, types, opset, prefix=f"{name}/")
             names: dict[str, str] = {}
             for name, tensor in builder.constants.items():
                 key = (tensor.data_type, tuple(tensor.dims), tensor.raw_data)

@@ -283,9 +283,7 @@ class _Writer:
         self.scope = scope
         self.layout = layout
         self.nodes: list[onnx.NodeProto] = []
-        self._copies: dict[str, dict[Perm, str]] = defaultdict(
-            dict
-        )  # names of each tensor by frame, the produced one first
+        self._copies: dict[str, dict[Perm, str]] = defaultdict(dict)  # of a tensor by frame, the produced one first
         self._provided: set[str] = set()
         self._unsqueezed: dict[tuple[str, Perm], str] = {}
         self._transposes: dict[str, onnx.NodeProto] = {}
@@ -352,14 +350,14 @@ class _Writer:
     def _write_shape(self, node: onnx.NodeProto) -> None:
         """The shape of a tensor in the frame it has, reordered."""
         found = self.layout.view(node.input[0])
-        copies = {} if found is None or found[0].constant else self._copies_of(found[0])
-        if found is None or not copies or found[1] in copies:
+        if found is None or found[0].constant or found[1] in self._copies_of(found[0]):
             node.input[0] = self._read(node.input[0])
             self.nodes.append(node)
             return
-        frame, name = next(iter(copies.items()))
+        tensor, via = found
+        frame, name = next(iter(self._copies_of(tensor).items()))
         bounds = {attribute.name: attribute.i for attribute in node.attribute}
-        order = compose(inverse(frame), found[1])[bounds.get("start") : bounds.get("end")]
+        order = compose(inverse(frame), via)[bounds.get("start") : bounds.get("end")]
         shape = self._add("Shape", [name], self.scope.fresh(f"{node.output[0]}_shape"))
         indices = self.scope.constant(np.array(order, np.int64), f"{node.output[0]}_order")
         self._add("Gather", [shape, indices], node.output[0], axis=0)

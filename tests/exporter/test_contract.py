@@ -500,3 +500,15 @@ def test_report(tmp_path) -> None:
     assert values["traced_nodes"]["SvEinsum"] == 1
     report.to_html(tmp_path / "r.html")
     assert "<svg" in (tmp_path / "r.html").read_text() or "<img" in (tmp_path / "r.html").read_text()
+
+
+def test_a_model_that_only_the_fallback_of_torch_export_traces(tmp_path) -> None:
+    class FromTensors(nn.Module):
+        """Python numbers out of a tensor: torch.export needs its jit fallback, which traces a copy of the model."""
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            sizes = torch.tensor([[2, 3], [1, 6]])
+            return {"last": [x.reshape(x.shape[0], int(h), int(w)) * 2 for h, w in sizes][-1]}
+
+    report = svexport.export(FromTensors(), (torch.randn(4, 6),), tmp_path / "m.onnx", opset=18)
+    assert list(report.outputs) == ["last"]

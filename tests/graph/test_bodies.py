@@ -379,3 +379,15 @@ def test_broken_models(change: str, message: str) -> None:
 def test_unknown_ops() -> None:
     with pytest.raises(UnsupportedError, match=r"expected names of ops \(.*einsum, .*\), got 'gelu', 'tanh'"):
         lower(two_ops(), ["tanh", "einsum", "gelu"])
+
+
+def test_nodes_of_one_name_keep_their_own_constants():
+    nodes = [
+        node("sigmoid_gt", ["x"], ["low"], 0.3, name="same"),
+        node("sigmoid_gt", ["x"], ["high"], 0.7, name="same"),
+    ]
+    outputs = [value("low", [3, 5], BOOL), value("high", [3, 5], BOOL)]
+    x = torch.randn(3, 5)
+    low, high = run_model(lower(model_of(nodes, [value("x", [3, 5])], outputs)), [x])
+    assert torch.equal(low, x.sigmoid() > 0.3)
+    assert torch.equal(high, x.sigmoid() > 0.7)

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper, parser
 
@@ -470,6 +470,7 @@ def test_a_model_without_transposes_is_not_touched() -> None:
 # ---------------------------------------------------------------- permutations
 
 
+@settings(deadline=None)
 @given(st.permutations(range(5)), st.permutations(range(5)))
 def test_permutations_are_what_numpy_does(a: list[int], b: list[int]) -> None:
     x = np.arange(2 * 3 * 4 * 5 * 6).reshape(2, 3, 4, 5, 6)
@@ -479,6 +480,7 @@ def test_permutations_are_what_numpy_does(a: list[int], b: list[int]) -> None:
     assert compose(tuple(a), inverse(tuple(a))) == identity(5)
 
 
+@settings(deadline=None)
 @given(st.permutations(range(5)), st.sets(st.integers(0, 4), min_size=1), st.data())
 def test_permutations_of_some_dimensions(a: list[int], chosen: set[int], data: st.DataObject) -> None:
     dims = tuple(sorted(chosen))
@@ -494,6 +496,7 @@ def test_permutations_of_some_dimensions(a: list[int], chosen: set[int], data: s
 # ---------------------------------------------------------------- cuts
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6))
 def test_cuts_are_minimal(seed: int) -> None:
     rng = np.random.default_rng(seed)
