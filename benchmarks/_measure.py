@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,9 +17,77 @@ from typing import Any
 
 import torch
 
-__all__ = ["interleaved", "write"]
+__all__ = ["Workload", "eager_times", "graph_times", "interleaved", "write"]
 
 RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Something that ours and its peers compute, on the GPU.
+
+    Attributes:
+        name: what is computed, on which shapes and types.
+        ours, peers: functions without arguments that a CUDA graph can capture. The first peer is the one to beat.
+        bytes: least device memory traffic: inputs read once, outputs written once.
+        goal: the largest ratio of our time to the first peer's that meets the goal.
+        limit: the longest time of ours that meets the goal, in microseconds.
+        eager: peers that no graph can capture; timed as they are.
+    """
+
+    name: str
+    ours: Callable[[], Any]
+    peers: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    bytes: int = 0
+    goal: float | None = None
+    limit: float | None = None
+    eager: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+
+
+def graph_times(functions: Mapping[str, Callable[[], Any]], replays: int = 100) -> dict[str, dict]:
+    """Times replays of a CUDA graph of one call each, in turn.
+
+    Returns:
+        name -> ``{"median": us, "min": us, "runs": n}``, between events around each replay.
+    """
+    graphs = {}
+    for name, function in functions.items():
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                function()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graphs[name] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[name]):
+            function()
+    return _event_times({name: graph.replay for name, graph in graphs.items()}, replays)
+
+
+def eager_times(functions: Mapping[str, Callable[[], Any]], runs: int = 50) -> dict[str, dict]:
+    """Times plain calls, in turn: launch overhead included, as :func:`graph_times` does for replays."""
+    for function in functions.values():
+        for _ in range(3):
+            function()
+    return _event_times(functions, runs)
+
+
+def _event_times(functions: Mapping[str, Callable[[], Any]], runs: int) -> dict[str, dict]:
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for function in functions.values():
+        for _ in range(3):
+            function()
+    for _ in range(runs):
+        for name, function in functions.items():
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda.synchronize()
+            start.record()
+            function()
+            end.record()
+            end.synchronize()
+            times[name].append(start.elapsed_time(end) * 1e3)
+    return {n: {"median": statistics.median(t), "min": min(t), "runs": len(t)} for n, t in times.items()}
 
 
 def interleaved(functions: Mapping[str, Callable[[], Any]], seconds: float = 1.0, rounds: int = 5) -> dict[str, dict]:
@@ -52,7 +121,7 @@ def write(name: str, rows: Any) -> Path:
         "device": _device(),
         "threads": torch.get_num_threads(),
         "versions": versions,
-        "command": " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "command": " ".join(["python", "-m", _module(), *sys.argv[1:]]),
         "date": date.today().isoformat(),
         "rows": rows,
     }
@@ -60,6 +129,12 @@ def write(name: str, rows: Any) -> Path:
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(record, indent=2) + "\n")
     return path
+
+
+def _module() -> str:
+    """The name this process was started with: ``python -m benchmarks.einsum``."""
+    stem = Path(sys.argv[0]).stem
+    return "benchmarks" if stem == "__main__" else f"benchmarks.{stem}"
 
 
 def _device() -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from svexport.exporter.arguments import MODEL_ATTRIBUTE
 from svexport.exporter.source import user_frame
 from svexport.exporter.torchscript import SOURCE_ATTRIBUTE
-from svexport.graph.nodes import graphs, set_attributes, symbolic_of
+from svexport.graph.nodes import graphs, rename, set_attributes, symbolic_of
 from svexport.ops._op import DOMAIN
 
 __all__ = ["clean", "keep_inputs"]
@@ -38,7 +38,7 @@ def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequ
         for value in (*graph.initializer, *graph.value_info):
             value.doc_string = ""
         del graph.metadata_props[:]
-    _rename(
+    rename(
         model.graph, {i.name: name for i, name in zip(model.graph.input, input_names, strict=True) if i.name != name}
     )
     del model.metadata_props[:]
@@ -98,18 +98,5 @@ def _rename_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
             named[old] = name
         output.name = name
     taken = inner.intersection(names)  # by a value that is no output
-    _rename(graph, named | {name: f"{name}_inner" for name in taken})
+    rename(graph, named | {name: f"{name}_inner" for name in taken})
     graph.node.extend(copies)
-
-
-def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Renames values wherever they are produced or used, nested graphs included; the outermost outputs keep theirs."""
-    if not names:
-        return
-    for one in graphs(graph):
-        for node in one.node:
-            node.input[:] = [names.get(name, name) for name in node.input]
-            node.output[:] = [names.get(name, name) for name in node.output]
-        outputs = () if one is graph else one.output
-        for value in (*one.input, *outputs, *one.initializer, *one.value_info):
-            value.name = names.get(value.name, value.name)

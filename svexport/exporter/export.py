@@ -369,8 +369,9 @@ def _finish(
     """From what the exporter wrote to what was asked for: names, sources, bodies, IR version; saved and checked."""
     import onnx
 
-    from svexport.graph.bodies import attach, lower, lower_in_place, node_types
+    from svexport.graph.bodies import attach, lower, lower_in_place, node_types, state_types
     from svexport.graph.nodes import opset_of, svexport_nodes
+    from svexport.graph.scope import light_copy
     from svexport.graph.simplify import simplify as simplified
     from svexport.ops._op import OPS
 
@@ -386,6 +387,7 @@ def _finish(
     keep = keep - {op.node_type for op in OPS.values() if op.inline or (target is not None and not op.plugin)}
     nodes = [NodeSource(n.name, n.op_type, n.doc_string, n.op_type not in keep) for n in svexport_nodes(model)]
     model.ir_version = 8 if opset < 20 else 10  # ONNX Runtime refuses newer ones than it knows
+    state_types(model)
     lower_in_place(model, every_type - keep)
     if simplify:
         before, model = _counts(model), simplified(model, plugins=OPS["space_to_depth"].node_type in keep)
@@ -394,7 +396,7 @@ def _finish(
             f"simplify: {sum(before.values())} nodes became {sum(after.values())}, "
             f"{before.get('Transpose', 0)} Transposes {after.get('Transpose', 0)}"
         )
-    lowered = _counts(model) if not keep else _counts(lower(model))
+    lowered = _counts(model) if not keep else _counts(lower(light_copy(model)))
     attach(model)
     model.producer_name, model.producer_version = "svexport", __version__
     model.graph.name = "svexport"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -111,18 +111,17 @@ def registered() -> Iterator[None]:
     """
     for opset in range(9, LAST_OPSET + 1):  # torch.onnx imports its own only when it exports
         import_module(f"torch.onnx.symbolic_opset{opset}")
-    functions: dict[str, tuple[Callable[..., Any], int]] = {}  # with the last opset each is for
+    functions: dict[str, Callable[..., Any]] = {}
     for symbolic in SYMBOLICS.values():
-        functions[f"{DOMAIN}::{symbolic.op.name}"] = (_symbolic_function(symbolic), LAST_OPSET)
+        functions[f"{DOMAIN}::{symbolic.op.name}"] = _symbolic_function(symbolic)
         for name in {name.partition(".")[0] for name in symbolic.aten}:
-            last = LAST_OPSET if symbolic.until is None else min(symbolic.until, LAST_OPSET)
-            functions[qualified(name)] = (_symbolic_function(symbolic, name), last)
+            functions[qualified(name)] = _symbolic_function(symbolic, name)
     groups = registry._registry
     before = {name: dict(groups[name]._functions._overrides) if name in groups else None for name in functions}
     try:
-        for name, (function, last) in functions.items():
+        for name, function in functions.items():
             # At every opset: a built-in of a later opset would win over a custom one of an earlier.
-            for opset in range(9, last + 1):
+            for opset in range(9, LAST_OPSET + 1):
                 registry.register(name, opset, function, custom=True)
         yield
     finally:
@@ -145,12 +144,15 @@ def _symbolic_function(symbolic: Symbolic, aten: str | None = None) -> Callable[
         if aten is None:
             kinds = [argument.kind for argument in symbolic.op.arguments]
             return _emit(g, symbolic.op, list(map(_read, values, kinds)))
+        usable = [opset for opset in builtin_functions if opset <= g.opset]
+        if usable and symbolic.until is not None and g.opset > symbolic.until:
+            with suppress(torch.onnx.errors.OnnxExporterError):  # what it refuses is ours all the same
+                return builtin_functions[max(usable)](g, *values)
         schema = _schema(g.original_node)
         convert = symbolic.aten.get(aten) or symbolic.aten.get(f"{aten}.{schema.overload_name}")
         arguments = convert and convert(*map(_read, values, _kinds(schema)))
         if arguments is not None:
             return _emit(g, symbolic.op, arguments)
-        usable = [opset for opset in builtin_functions if opset <= g.opset]
         if not usable:
             raise torch.onnx.errors.UnsupportedOperatorError(qualified(aten), g.opset, None)
         return builtin_functions[max(usable)](g, *values)

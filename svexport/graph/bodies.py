@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,8 @@ import onnx
 from onnx import helper
 
 from svexport.errors import UnsupportedError
-from svexport.graph.nodes import arguments_of, graphs, opset_of, svexport_nodes, symbolic_of
+from svexport.graph.nodes import arguments_of, graphs, opset_of, separate_names, svexport_nodes, symbolic_of
+from svexport.graph.scope import light_copy
 from svexport.graph.types import infer_types, types_of
 from svexport.ops._op import DOMAIN, OPS, Op
 from svexport.symbolic._builder import Builder, Value
@@ -54,20 +55,22 @@ def node_types(ops: Collection[str] | None) -> set[str]:
 
 def lower_in_place(model: onnx.ModelProto, types_to_lower: Collection[str]) -> None:
     """:func:`lower` for a model that may be changed."""
-    nodes = [n for n in svexport_nodes(model) if n.op_type in types_to_lower]
-    if not nodes:
-        _drop_unused(model)
-        return
-    types = _complete_types(model)
+    if any(n.op_type in types_to_lower for n in svexport_nodes(model)):
+        types = _complete_types(model)
+        _lower(model, lambda node: node.op_type in types_to_lower, types)
+    _drop_unused(model)
+
+
+def _lower(model: onnx.ModelProto, chosen: Callable[[onnx.NodeProto], bool], types: Mapping[str, Value]) -> None:
     opset = opset_of(model)
     constants: dict[tuple, str] = {}
     used: set[str] = set()
     for graph in graphs(model.graph):
-        if not any(n.domain == DOMAIN and n.op_type in types_to_lower for n in graph.node):
+        if not any(n.domain == DOMAIN and chosen(n) for n in graph.node):
             continue
         result: list[onnx.NodeProto] = []
         for node in graph.node:
-            if node.domain != DOMAIN or node.op_type not in types_to_lower:
+            if node.domain != DOMAIN or not chosen(node):
                 result.append(node)
                 continue
             name = node.name or node.output[0]
@@ -89,7 +92,6 @@ def lower_in_place(model: onnx.ModelProto, types_to_lower: Collection[str]) -> N
                 result.append(inner)
         del graph.node[:]
         graph.node.extend(result)
-    _drop_unused(model)
 
 
 def attach(model: onnx.ModelProto) -> None:
@@ -120,7 +122,7 @@ def strip(model: onnx.ModelProto, node_types: Collection[str] | None = None) -> 
     model.functions.extend(functions)
 
 
-def _attach(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], types: dict[str, Value]) -> None:
+def _attach(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], types: Mapping[str, Value]) -> None:
     opset = opset_of(model)
     by_type: dict[str, list[onnx.NodeProto]] = {}
     for node in nodes:
@@ -202,26 +204,46 @@ def _build(node: onnx.NodeProto, types: dict[str, Value], opset: int, prefix: st
     return builder
 
 
-def _typed(node: onnx.NodeProto, types: dict[str, Value]) -> bool:
-    return all(name in types and types[name].shape is not None for name in node.input if name)
+def state_types(model: onnx.ModelProto) -> None:
+    """Writes down the types of svexport nodes' inputs (``value_info``) where the file does not state them, in place.
+
+    Raises:
+        UnsupportedError: on a node whose input data types and ranks cannot be inferred.
+    """
+    types = _complete_types(model)
+    stated = types_of(model)
+    untyped = {name for n in svexport_nodes(model) for name in n.input if name and not _known(name, stated)}
+    for graph in graphs(model.graph):
+        made = [name for node in graph.node for name in node.output if name in untyped]
+        infos = [info for info in graph.value_info if info.name not in untyped]
+        infos += [helper.make_tensor_value_info(name, types[name].dtype, types[name].shape) for name in made]
+        if made:
+            del graph.value_info[:]
+            graph.value_info.extend(infos)
+
+
+def _known(name: str, types: Mapping[str, Value]) -> bool:
+    return name in types and types[name].shape is not None
 
 
 def _complete_types(model: onnx.ModelProto) -> dict[str, Value]:
-    """Types of at least every svexport node's inputs, inferred through the bodies where the file states none."""
+    """Types of at least every svexport node's inputs, inferred through the bodies where the file states none.
+
+    They are by name: values of nested graphs get other names where theirs stand elsewhere too.
+    """
+    separate_names(model)
     types = types_of(model)
-    nodes = list(svexport_nodes(model))
-    missing = [n for n in nodes if not _typed(n, types)]
+    typed = lambda node: all(_known(name, types) for name in node.input if name)  # noqa: E731
+    missing = [n for n in svexport_nodes(model) if not typed(n)]
     while missing:
-        trial = onnx.ModelProto()
-        trial.CopyFrom(model)
+        trial = light_copy(model)
         strip(trial)
-        _attach(trial, [n for n in svexport_nodes(trial) if _typed(n, types)], types)
-        found = infer_types(trial)
-        types = {**found, **types}
-        still = [n for n in missing if not _typed(n, types)]
+        _lower(trial, typed, types)
+        types |= {name: value for name, value in infer_types(trial).items() if value.shape is not None}
+        still = [n for n in missing if not typed(n)]
         if len(still) == len(missing):
             node = still[0]
-            unknown = [name for name in node.input if name and (name not in types or types[name].shape is None)]
+            unknown = [name for name in node.input if name and not _known(name, types)]
             raise UnsupportedError(
                 f"the data type and rank of {', '.join(map(repr, unknown))}, input of {node.name!r} "
                 f"(svexport::{node.op_type}), cannot be inferred; export the model with svexport.export, which records "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,8 @@ __all__ = [
     "graphs",
     "is_svexport",
     "opset_of",
+    "rename",
+    "separate_names",
     "set_attributes",
     "svexport_nodes",
     "symbolic_of",
@@ -39,6 +42,43 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
             elif attribute.type == AttributeProto.GRAPHS:
                 for nested in attribute.graphs:
                     yield from graphs(nested)
+
+
+def rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Renames values wherever they are produced or used, nested graphs included; the graph's own outputs keep theirs."""
+    if not names:
+        return
+    for one in graphs(graph):
+        for node in one.node:
+            node.input[:] = [names.get(name, name) for name in node.input]
+            node.output[:] = [names.get(name, name) for name in node.output]
+        outputs = () if one is graph else one.output
+        for value in (*one.input, *outputs, *one.initializer, *one.value_info):
+            value.name = names.get(value.name, value.name)
+
+
+def separate_names(model: onnx.ModelProto) -> None:
+    """Renames values of nested graphs until one name means one value in the whole model, in place.
+
+    Graphs beside each other (the branches of an If) may use a name for a value of their own each.
+    """
+    made = [
+        {value.name for value in (*g.input, *g.initializer)}.union(*(node.output for node in g.node)) - {""}
+        for g in graphs(model.graph)
+    ]
+    taken: set[str] = set().union(*made)
+    if len(taken) == sum(map(len, made)):
+        return
+    met: set[str] = set()
+    for graph, own in zip(graphs(model.graph), made, strict=True):
+        names: dict[str, str] = {}
+        for name in sorted(own & met):
+            names[name] = next(new for i in itertools.count(1) if (new := f"{name}_{i}") not in taken)
+            taken.add(names[name])
+        rename(graph, names)
+        for output in graph.output:
+            output.name = names.get(output.name, output.name)
+        met |= own
 
 
 def is_svexport(node: onnx.NodeProto) -> bool:

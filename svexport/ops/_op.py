@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from svexport.ops import _cuda
+
 __all__ = ["DOMAIN", "OPS", "Argument", "Op", "tracing"]
 
 DOMAIN = "svexport"
@@ -146,10 +148,24 @@ def _register(op: Op) -> None:
     """Registers forward, fake and autograd; the backward is an operator of its own, derived from the reference."""
     forward = op.implementation or op.reference
     backward_name = f"{op.name}_backward"
+
+    def or_kernel(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, until it meets a CUDA tensor: then the CUDA kernels are loaded, which take over from it.
+
+        They leave to it what they are not made for.
+        """
+
+        def run(*args: Any) -> Any:
+            if not _cuda.tried() and any(t.is_cuda for t in _flat(args)) and _cuda.load() and name in _cuda.kernels():
+                return getattr(getattr(torch.ops, DOMAIN), name)(*args)
+            return function(*args)
+
+        return run
+
     arguments = op.schema[op.schema.index("(") + 1 : op.schema.rindex(") ->")]
 
     _library.define(f"{op.name}{op.schema}", tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(op.name, forward, "CompositeExplicitAutograd")
+    _library.impl(op.name, or_kernel(op.name, forward), "CompositeExplicitAutograd")
     torch.library.register_fake(f"{DOMAIN}::{op.name}", op.fake or op.reference, lib=_library)
 
     def backward_implementation(grads: Sequence[Tensor], *args: Any) -> list[Tensor]:
@@ -166,7 +182,7 @@ def _register(op: Op) -> None:
         return [torch.empty_like(t, memory_format=torch.contiguous_format) for t, n in tensors if n]
 
     _library.define(f"{backward_name}(Tensor[] grads, {arguments}, bool[] needs_grad) -> Tensor[]")
-    _library.impl(backward_name, backward_implementation, "CompositeExplicitAutograd")
+    _library.impl(backward_name, or_kernel(backward_name, backward_implementation), "CompositeExplicitAutograd")
     torch.library.register_fake(f"{DOMAIN}::{backward_name}", backward_fake, lib=_library)
 
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
@@ -202,6 +218,11 @@ def _register(op: Op) -> None:
         return tuple(result)
 
     torch.library.register_autograd(f"{DOMAIN}::{op.name}", backward, setup_context=setup_context, lib=_library)
+
+
+def _flat(args: Sequence[Any]) -> list[Tensor]:
+    """The tensors among arguments of any operator, lists flattened."""
+    return [t for a in args for t in (a if isinstance(a, (list, tuple)) else (a,)) if isinstance(t, Tensor)]
 
 
 def _tensors(op: Op, args: Sequence[Any]) -> list[Tensor]:

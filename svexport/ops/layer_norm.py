@@ -46,7 +46,7 @@ def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
 
 OP = Op(
     name="layer_norm",
-    schema="(Tensor input, int[] normalized_shape, Tensor? weight, Tensor? bias, float eps) -> Tensor",
+    schema="(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps) -> Tensor",
     reference=reference,
     samples=samples,
     implementation=F.layer_norm,

@@ -60,7 +60,7 @@ class Symbolic:
             -> ``convert(*arguments) -> op arguments | None``, called with that function's arguments (tensors as
             :class:`TensorInfo`, the rest as Python values). None leaves the call to the exporter's own conversion.
         until: the last opset at which the aten functions are taken over; from the next one on the exporter's own
-            conversion is right. None: at every opset.
+            conversion is right, and only calls that it refuses are still taken over. None: at every opset.
     """
 
     op: Op

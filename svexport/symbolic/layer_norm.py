@@ -10,17 +10,20 @@ import numpy as np
 from onnx import TensorProto
 
 from svexport.ops.layer_norm import OP
-from svexport.symbolic._builder import Builder, Value
+from svexport.symbolic._builder import Builder, Dim, Value
 from svexport.symbolic._symbolic import Symbolic, TensorInfo
 
 __all__ = ["normalize"]
 
 
 def body(
-    b: Builder, x: Value, normalized_shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float
+    b: Builder, x: Value, normalized_shape: Sequence[Dim], weight: Value | None, bias: Value | None, eps: float
 ) -> Value:
     if weight is None and b.opset >= 17:  # the node wants one
-        weight = b.constant(np.ones(normalized_shape), x.dtype)
+        if all(isinstance(size, int) for size in normalized_shape):
+            weight = b.constant(np.ones(normalized_shape), x.dtype)
+        else:
+            weight = b.op("Expand", b.like(1, x), b.shape(*normalized_shape))
     return normalize(b, x, len(normalized_shape), weight, bias, eps)
 
 

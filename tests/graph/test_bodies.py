@@ -6,15 +6,17 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import torch
 import torch.nn.functional as F
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import svexport
 from svexport import UnsupportedError
 from svexport.graph import attach, lower, strip
+from svexport.graph.bodies import state_types
 from svexport.graph.nodes import graphs, set_attributes, svexport_nodes
 from svexport.ops._op import OPS
 from svexport.ops.einsum import parse
@@ -290,14 +292,60 @@ def test_types_are_inferred_through_bodies(opset: int, known: tuple[str, ...]) -
     check(model, F.layer_norm(d, [3], None, bias), given=[x, w, bias])
 
 
-def test_ranks_are_enough() -> None:
+@pytest.mark.parametrize("known", ["ac", "a", ""])
+@pytest.mark.parametrize("opset", [9, 13, 20])
+def test_ranks_behind_dynamic_sizes(opset: int, known: str) -> None:
     inputs = [value("x", ["n", 3, "h", "w"]), value("w", [3, 5]), value("bias", [3])]
-    ranks = [value("a", [None] * 4), value("c", [None] * 4)]
-    model = model_of(chain(), inputs, [value("y", ["n", 20, "p", "q"])], types=ranks)
+    ranks = [value(name, [None] * 4) for name in known]
+    model = model_of(chain(), inputs, [value("y", ["n", 20, "p", "q"])], opset, ranks)
     for shape in ((2, 3, 4, 6), (1, 3, 8, 6)):
         x, w, bias = torch.randn(shape), torch.randn(3, 5), torch.randn(3)
         d = -svexport.ops.space_to_depth(torch.einsum("nchw,cd->ndhw", x, w).relu())
         check(model, F.layer_norm(d, [3], None, bias), given=[x, w, bias])
+
+
+def test_a_type_stated_without_a_shape_hides_none() -> None:
+    untyped = [value(name, None) for name in "abcd"]
+    inputs = [value("x", [2, 3, 4, 6]), value("w", [3, 5]), value("bias", [3])]
+    model = model_of(chain(), inputs, [value("y", [2, 20, 2, 3])], types=untyped)
+    x, w, bias = torch.randn(2, 3, 4, 6), torch.randn(3, 5), torch.randn(3)
+    d = -svexport.ops.space_to_depth(torch.einsum("nchw,cd->ndhw", x, w).relu())
+    check(model, F.layer_norm(d, [3], None, bias), given=[x, w, bias])
+
+
+@pytest.mark.parametrize("stated", [True, False])
+@pytest.mark.parametrize("c", [True, False])
+def test_graphs_beside_each_other_share_names(c: bool, stated: bool) -> None:
+    """The branches of an If have a ``t``, a ``u`` and an ``s`` each, of other types."""
+
+    def branch(name: str, sizes: list[int], equation: str) -> onnx.GraphProto:
+        nodes = [helper.make_node("Reshape", ["x", "s"], ["t"]), einsum(equation, ["t"], "u")]
+        types = [value("t", sizes)] * stated
+        shape = numpy_helper.from_array(np.array(sizes), "s")
+        return helper.make_graph(nodes, name, [], [value("u", [None] * len(sizes))], [shape], value_info=types)
+
+    then, other = branch("then", [1, 2, 3, 4], "nchw->nwhc"), branch("else", [6, 4], "ij->ji")
+    nodes = [helper.make_node("If", ["c"], ["u_1"], then_branch=then, else_branch=other)]
+    nodes.append(helper.make_node("Flatten", ["u_1"], ["y"], axis=0))
+    model = model_of(nodes, [value("x", [24]), value("c", [], BOOL)], [value("y", [1, 24])])
+    x = torch.rand(24)
+    expected = torch.einsum("nchw->nwhc", x.reshape(1, 2, 3, 4)) if c else x.reshape(6, 4).T
+    check(model, expected.reshape(1, 24), given=[x, torch.tensor(c)])
+
+
+@pytest.mark.parametrize("shape", [[2, 3, 4, 6], ["n", 3, "h", "w"]])
+def test_types_written_down_are_enough(shape: list, monkeypatch) -> None:
+    inputs = [value("x", shape), value("w", [3, 5]), value("bias", [3])]
+    model = model_of(chain(), inputs, [value("y", [None] * 4)], types=[value("d", None), value("b", None)])
+    expected = lower(model)
+    state_types(model)
+    assert [info.name for info in model.graph.value_info] == ["b", "d"]
+    monkeypatch.setattr("svexport.graph.bodies.infer_types", None)
+    attach(model)
+    assert [n.op_type for n in lower(model).graph.node] == [n.op_type for n in expected.graph.node]
+    once = model.SerializeToString()
+    state_types(model)
+    assert model.SerializeToString() == once
 
 
 def test_what_cannot_be_inferred_is_named() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import svexport
 from svexport.ops.layer_norm import OP, LayerNorm, layer_norm, reference
-from tests.support import OPSETS, op_model, run_op
+from tests.support import OPSETS, check_export, op_model, run_op
 
 AFFINE = pytest.mark.parametrize(("weight", "bias"), [(True, True), (True, False), (False, True), (False, False)])
 SHAPES = [((2, 3, 7), 1), ((5, 4, 3), 2), ((2, 1, 4, 5), 3), ((11,), 1), ((3, 1), 1), ((13, 17), 1), ((0, 5), 1)]
@@ -160,22 +160,19 @@ def test_export_of_the_op_with_absent_tensors(opset, tmp_path) -> None:
     assert given == ["x-x", "xx", "x"]
 
 
-@pytest.mark.parametrize("opset", [11, 16])
-def test_export_of_sizes_read_from_a_dynamic_tensor(opset, tmp_path) -> None:
+@pytest.mark.parametrize("axes", [{0: "n"}, {0: "n", 1: "h", 2: "d"}])
+@pytest.mark.parametrize("opset", [9, 11, 16, 17, 18])
+@pytest.mark.parametrize("plugins", [True, False])
+def test_export_of_sizes_read_from_a_dynamic_tensor(opset, axes, plugins, tmp_path) -> None:
     class Sizes(nn.Module):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return F.layer_norm(x, x.shape[1:]), F.layer_norm(x, (x.shape[-1],))
+        def forward(self, x: Tensor, w: Tensor) -> list[Tensor]:
+            return [F.layer_norm(x, x.shape[1:]), F.layer_norm(x, (x.shape[-1],)), F.layer_norm(x, w.shape, w, w)]
 
-    report = svexport.export(
-        Sizes(), (torch.randn(2, 3, 8),), tmp_path / "m.onnx", opset=opset, dynamic_shapes={"x": {0: "n"}}
-    )
+    shapes = {"x": axes, "w": {0: "d"}} if 2 in axes else {"x": axes}
+    sizes = [(2, 3, 8), (5, 7, 1) if 2 in axes else (1, 3, 8)]
+    args = [(torch.randn(size), torch.randn(size[-1])) for size in sizes]
+    report = check_export(Sizes(), tmp_path, opset, *args, dynamic_shapes=shapes, plugins=plugins)
     assert report.verified
-
-
-def test_sizes_that_are_dynamic_cannot_be_attributes(tmp_path) -> None:
-    class Sizes(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return F.layer_norm(x, (x.shape[-1],))
-
-    with pytest.raises(svexport.ExportError, match="expected a constant, got a value computed by"):
-        svexport.export(Sizes(), (torch.randn(2, 3),), tmp_path / "m.onnx", opset=11, dynamic_shapes={"x": {1: "d"}})
+    if opset == 17:  # those of constant sizes are still the exporter's own
+        model = nn.LayerNorm(8)
+        assert "SvLayerNorm" not in svexport.export(model, args[0][:1], tmp_path / "m.onnx", opset=17).traced_nodes

@@ -1,0 +1,118 @@
+"""``python -m benchmarks [op …]``: the CUDA kernels beside what a user would have without them.
+
+Every module here with ``workloads()`` is one workload family. Ours and the peers are replayed from CUDA graphs, in turn
+and in one process; ``--eager`` times plain calls too, ``--sweep`` a module's ``sweep()``: many shapes, none of which
+should be slower than the peer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import pkgutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+import benchmarks
+from benchmarks._measure import Workload, eager_times, graph_times, write
+
+
+def modules(names: list[str]) -> Iterator[tuple[str, ModuleType]]:
+    every = [m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not m.name.startswith("_")]
+    if unknown := set(names) - set(every):
+        raise SystemExit(f"expected names among {', '.join(every)}; got {', '.join(sorted(unknown))}")
+    for name in names or every:
+        module = importlib.import_module(f"benchmarks.{name}")
+        if hasattr(module, "workloads"):
+            yield name, module
+
+
+def measure(workload: Workload, replays: int, eager: bool) -> dict:
+    functions = {"ours": workload.ours, **workload.peers}
+    timings = {name: dict(t) for name, t in graph_times(functions, replays).items()}
+    plain = eager_times({**(functions if eager else {}), **workload.eager}) if eager or workload.eager else {}
+    for name, timing in plain.items():
+        timings[f"{name} (eager)" if name in functions else name] = timing
+    row: dict = {"workload": workload.name, "times": timings}
+    ours = timings["ours"]["median"]
+    if workload.bytes:
+        row["bytes"] = workload.bytes
+    if workload.peers:
+        row["peer"] = next(iter(workload.peers))
+        row["ratio"] = ours / timings[row["peer"]]["median"]
+    met = [ours <= limit for limit in [workload.limit] if limit is not None]
+    met += [row["ratio"] <= goal for goal in [workload.goal] if goal is not None]
+    row |= {key: value for key in ("goal", "limit") if (value := getattr(workload, key)) is not None}
+    if met:
+        row["met"] = all(met)
+    return row
+
+
+def is_slower(row: dict) -> bool:
+    """Than the peer, by median and by minimum: two timings of one kernel differ by a percent or two."""
+    if "peer" not in row:
+        return False
+    ours, peer = row["times"]["ours"], row["times"][row["peer"]]
+    return ours["median"] > 1.02 * peer["median"] and ours["min"] > 1.02 * peer["min"]
+
+
+def line(row: dict) -> str:
+    others = "  ".join(f"{n} {t['median']:.1f}" for n, t in row["times"].items() if n != "ours")
+    ratio = f"{row['ratio']:.3f}x" if "ratio" in row else ""
+    goal = f" goal {row['goal']:.3f}" if "goal" in row else ""
+    limit = f" limit {row['limit']:.1f} us" if "limit" in row else ""
+    met = {True: " met", False: " MISSED", None: ""}[row.get("met")]
+    return f"{row['workload']:<64} {row['times']['ours']['median']:9.1f} us {ratio:>8}{goal}{limit}{met}  | {others}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", help="modules of this folder; all that have workloads by default")
+    parser.add_argument("--filter", default="", help="only workloads whose name contains this")
+    parser.add_argument(
+        "--sweep", action="store_true", help="the sweep of shapes; prints those that are slower than the peer"
+    )
+    parser.add_argument("--eager", action="store_true", help="plain calls as well as graph replays")
+    parser.add_argument("--replays", type=int, default=100)
+    parser.add_argument("--out", type=Path, help="where to write the results; default: results/<device>.json")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        print("expected a CUDA GPU, found none: these are benchmarks of CUDA kernels", file=sys.stderr)
+        return 1
+    torch.manual_seed(0)
+    rows, slower = [], 0
+    for name, module in modules(options.names):
+        if options.sweep and not hasattr(module, "sweep"):
+            continue
+        for workload in module.sweep() if options.sweep else module.workloads():
+            if options.filter not in workload.name:
+                continue
+            row = measure(workload, options.replays, options.eager)
+            rows.append({"module": name, **row})
+            late = options.sweep and is_slower(row)
+            slower += late
+            if late or not options.sweep:
+                print(line(row), flush=True)
+            torch.cuda.empty_cache()
+    if options.sweep:
+        ratios = sorted(row["ratio"] for row in rows if "ratio" in row)
+        if ratios:
+            print(
+                f"{len(rows)} shapes, {slower} slower than the peer; ratio median {ratios[len(ratios) // 2]:.2f}, "
+                f"worst {ratios[-1]:.2f}"
+            )
+    if options.out:
+        options.out.write_text(json.dumps(rows, indent=2) + "\n")
+    elif not options.filter:
+        device = torch.cuda.get_device_name().lower().replace(" ", "-")
+        print(write(f"{device}{'-sweep' if options.sweep else ''}", rows))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,65 @@
+// Shared by the kernels: conversions, vectors of elements, dispatch on data types, launch sizes.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <utility>
+
+#include "tensor.h"
+
+namespace svexport {
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_float(int8_t x) { return static_cast<float>(x); }
+
+template <class T>
+__device__ __forceinline__ T from_float(float x);
+template <>
+__device__ __forceinline__ float from_float<float>(float x) { return x; }
+template <>
+__device__ __forceinline__ __half from_float<__half>(float x) { return __float2half_rn(x); }
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+
+// N elements that are loaded and stored in one access of N * sizeof(T) bytes, at most 16.
+template <class T, int N>
+struct alignas(N * sizeof(T)) Vec {
+  static_assert(N * sizeof(T) <= 16, "one access is at most 16 bytes");
+  T at[N];
+};
+
+template <class T, int N>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+template <class T, int N>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
+}
+
+template <class T>
+__host__ __device__ constexpr T ceil_div(T a, T b) {
+  return (a + b - 1) / b;
+}
+
+// Calls f with a null pointer of the element type: dispatch_float(t.dtype, [&](auto* p) { using T = ...; }).
+template <class F>
+cudaError_t dispatch_float(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kFloat32: return f(static_cast<float*>(nullptr));
+    case DType::kFloat16: return f(static_cast<__half*>(nullptr));
+    case DType::kBFloat16: return f(static_cast<__nv_bfloat16*>(nullptr));
+    default: return cudaErrorNotSupported;
+  }
+}
+
+// The element type in such a function: `using T = element_t<decltype(p)>;`
+template <class Pointer>
+using element_t = std::remove_cv_t<std::remove_pointer_t<Pointer>>;
+
+}  // namespace svexport

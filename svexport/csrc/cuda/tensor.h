@@ -1,0 +1,66 @@
+// What every launcher takes and returns. No torch, no TensorRT: the torch operators and the plugins share the launchers.
+//
+// A launcher enqueues on the given stream and returns. It allocates nothing and waits for nothing, so it can be captured
+// in a CUDA graph; scratch memory comes from the caller, who asks the launcher's *_workspace function how much.
+// Empty tensors are fine everywhere. It returns cudaErrorNotSupported, before it enqueues anything, for a combination
+// of data types, ranks or modes that it has no kernel for, and otherwise what the launch returned.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace svexport {
+
+enum class DType : int32_t { kFloat32, kFloat16, kBFloat16, kInt8, kInt32, kInt64, kBool };
+
+constexpr int kMaxRank = 8;
+
+// A strided view of device memory, sizes and strides in elements.
+struct Tensor {
+  void* data = nullptr;  // null: an optional tensor that is absent
+  DType dtype = DType::kFloat32;
+  int32_t rank = 0;
+  int64_t sizes[kMaxRank] = {};
+  int64_t strides[kMaxRank] = {};
+
+  int64_t numel() const {
+    int64_t n = 1;
+    for (int i = 0; i < rank; ++i) n *= sizes[i];
+    return n;
+  }
+
+  // Whether the elements lie in row-major order without gaps; dimensions of size 1 may have any stride.
+  bool contiguous() const {
+    int64_t expected = 1;
+    for (int i = rank - 1; i >= 0; --i) {
+      if (sizes[i] != 1 && strides[i] != expected) return false;
+      expected *= sizes[i];
+    }
+    return true;
+  }
+
+  // Whether data and all strides but that of `axis`, which must be 1, are multiples of `bytes`: vector access along it.
+  bool aligned(int axis, int64_t bytes) const {
+    const int64_t size = item_size();
+    if (reinterpret_cast<uintptr_t>(data) % bytes != 0 || (strides[axis] != 1 && sizes[axis] != 1)) return false;
+    for (int i = 0; i < rank; ++i) {
+      if (i != axis && sizes[i] > 1 && (strides[i] * size) % bytes != 0) return false;
+    }
+    return true;
+  }
+
+  int64_t item_size() const {
+    switch (dtype) {
+      case DType::kFloat32:
+      case DType::kInt32: return 4;
+      case DType::kFloat16:
+      case DType::kBFloat16: return 2;
+      case DType::kInt64: return 8;
+      default: return 1;
+    }
+  }
+};
+
+}  // namespace svexport

@@ -1,0 +1,172 @@
+"""The CUDA kernels of the ops: loaded on first use on a CUDA tensor, compiled before that if need be."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from svexport._version import __version__
+from svexport.errors import PluginBuildError
+
+__all__ = ["FLAGS", "architectures", "kernels", "load", "sources", "tried"]
+
+CSRC = Path(__file__).parents[1] / "csrc"
+FLAGS = {"cxx": ["-O3"], "nvcc": ["-O3", "-lineinfo"]}
+"""For the compilers, whether the extension is built on first use or by setup.py."""
+
+_lock = threading.Lock()
+_loaded: bool | None = None  # None: not tried yet
+
+
+def load() -> bool:
+    """Whether the kernels are there; the first call loads them, or compiles them into a cache and loads them.
+
+    ``SVEXPORT_KERNELS=0`` in the environment does without. If they cannot be compiled, one warning says why and every
+    op runs its reference.
+    """
+    global _loaded
+    if _loaded is None:
+        with _lock:
+            if _loaded is None:
+                _loaded = _try_load()
+    return _loaded
+
+
+def tried() -> bool:
+    """Whether :func:`load` was called, with whatever outcome."""
+    return _loaded is not None
+
+
+def kernels() -> set[str]:
+    """The names of the operators (``grid_sample``, ``grid_sample_backward``, ...) that have a CUDA kernel loaded."""
+    names = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
+    return {name.removeprefix("svexport::") for name in names if name.startswith("svexport::")}
+
+
+def sources() -> list[Path]:
+    """What the extension is compiled from."""
+    return sorted([*CSRC.glob("cuda/*.cu"), *CSRC.glob("torch/*.cpp")])
+
+
+def architectures() -> str:
+    """Everything a distributed build is for, as TORCH_CUDA_ARCH_LIST spells it; compiling on first use takes only what
+    the devices of this machine are."""
+    return (CSRC / "architectures.txt").read_text().strip()
+
+
+def _try_load() -> bool:
+    if os.environ.get("SVEXPORT_KERNELS") == "0":
+        return False
+    spec = importlib.util.find_spec("svexport._C")
+    try:
+        if spec and spec.origin:
+            torch.ops.load_library(spec.origin)
+        else:
+            _load_from_cache()
+    except (PluginBuildError, OSError) as error:
+        warnings.warn(
+            f"svexport runs its ops on CUDA without its kernels, which is correct but slower: {error}", stacklevel=2
+        )
+        return False
+    return True
+
+
+def _load_from_cache() -> None:
+    """Loads the extension in the cache, compiled now unless a process before did."""
+    name = "svexport_kernels"
+    folder = _cache() / _build_key()
+    library = folder / f"{name}.so"
+    if library.is_file():
+        torch.ops.load_library(str(library))
+        return
+    from torch.utils import cpp_extension
+
+    if cpp_extension.CUDA_HOME is None or not shutil.which("nvcc", path=os.path.join(cpp_extension.CUDA_HOME, "bin")):
+        raise PluginBuildError(
+            f"no nvcc was found to compile them; install the CUDA toolkit {torch.version.cuda} or set CUDA_HOME"
+        )
+    if not cpp_extension.is_ninja_available():
+        raise PluginBuildError("no ninja was found to compile them with; pip install ninja")
+    build = folder / f"build-{os.getpid()}"
+    with _one_at_a_time(folder), _progress():
+        if library.is_file():  # by the process that was waited for
+            torch.ops.load_library(str(library))
+            return
+        build.mkdir()
+        try:
+            cpp_extension.load(  # which loads it too
+                name,
+                [str(s) for s in sources()],
+                extra_cflags=FLAGS["cxx"],
+                extra_cuda_cflags=FLAGS["nvcc"],
+                extra_include_paths=[str(CSRC / "cuda")],
+                build_directory=str(build),
+                is_python_module=False,
+                is_standalone=False,
+                verbose=os.environ.get("SVEXPORT_KERNELS") == "verbose",
+            )
+        except RuntimeError as error:
+            raise PluginBuildError(f"they do not compile here ({_first_error(str(error))})") from error
+        os.replace(build / f"{name}.so", library)
+        shutil.rmtree(build, ignore_errors=True)
+
+
+def _build_key() -> str:
+    """Changes with everything that the compiled extension depends on."""
+    digest = hashlib.sha256(repr(FLAGS).encode())
+    for path in sorted(p for p in CSRC.rglob("*") if p.parent.name in ("cuda", "torch")):
+        digest.update(path.name.encode() + path.read_bytes())
+    devices = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+    archs = os.environ.get("TORCH_CUDA_ARCH_LIST") or " ".join(f"{a}.{b}" for a, b in sorted(devices))
+    digest.update(archs.encode())
+    version = re.sub(r"[^\w.]+", "-", f"{__version__}-torch{torch.__version__}-cuda{torch.version.cuda}")
+    return f"{version}-py{sys.version_info[0]}{sys.version_info[1]}-{digest.hexdigest()[:16]}"
+
+
+def _cache() -> Path:
+    given = os.environ.get("SVEXPORT_CACHE")
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "svexport"
+
+
+def _first_error(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines()]
+    return next((line for line in lines if "error" in line.lower() and "Error building" not in line), lines[0])
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Holds a lock of the operating system, which a process that dies leaves free."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        try:
+            import fcntl
+        except ImportError:  # Windows: processes that start at once may compile twice
+            yield
+            return
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """A spinner on a terminal, nothing in a pipe."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status("Compiling svexport's CUDA kernels for this GPU: once, for a minute or two"):
+        yield
