@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME:AXIS=SYMBOL",
         help="a size of an input that may change, such as image:0=batch; may be repeated",
     )
+    parser.add_argument(
+        "--simplify", action="store_true", help="fold constants, share equal nodes and remove Transposes that cancel"
+    )
     parser.add_argument("--no-verify", action="store_true", help="do not compare the file with torch")
     parser.add_argument("--rtol", type=float, default=1e-3, help="relative tolerance (default: 1e-3)")
     parser.add_argument("--atol", type=float, default=1e-4, help="absolute tolerance (default: 1e-4)")
@@ -60,6 +63,7 @@ def run(options: argparse.Namespace) -> Outcome:
         target=options.target,
         dtype=getattr(torch, options.dtype) if options.dtype else None,
         dynamic_shapes=dynamic or None,
+        simplify=options.simplify,
         verify=not options.no_verify,
         rtol=options.rtol,
         atol=options.atol,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -17,7 +17,7 @@ from svexport.exporter.torchscript import SOURCE_ATTRIBUTE
 from svexport.graph.nodes import graphs, rename, set_attributes, symbolic_of
 from svexport.ops._op import DOMAIN
 
-__all__ = ["clean", "keep_inputs"]
+__all__ = ["clean", "keep_inputs", "name_sizes"]
 
 _STACK_TRACE, _NAMESPACE = "pkg.torch.onnx.stack_trace", "namespace"
 
@@ -25,7 +25,6 @@ _STACK_TRACE, _NAMESPACE = "pkg.torch.onnx.stack_trace", "namespace"
 def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequence[str]) -> None:
     """Takes the wrapper module out of every name, names inputs and outputs, and leaves of the exporters' metadata only
     each svexport node's source line (``doc_string``) and each node's module (``namespace``), in place."""
-    _rename_outputs(model.graph, output_names)
     for graph in graphs(model.graph):
         for node in graph.node:
             node.name = _without_wrapper(node.name)
@@ -38,6 +37,7 @@ def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequ
         for value in (*graph.initializer, *graph.value_info):
             value.doc_string = ""
         del graph.metadata_props[:]
+    _rename_outputs(model.graph, output_names)
     rename(
         model.graph, {i.name: name for i, name in zip(model.graph.input, input_names, strict=True) if i.name != name}
     )
@@ -56,6 +56,30 @@ def keep_inputs(model: onnx.ModelProto, tensors: Mapping[str, Tensor], axes: Map
         inputs.append(present.get(name) or helper.make_tensor_value_info(name, kind, shape))
     del model.graph.input[:]
     model.graph.input.extend(inputs)
+
+
+def name_sizes(model: onnx.ModelProto, lowered: onnx.ModelProto, symbols: Collection[str]) -> None:
+    """Names the dynamic sizes of outputs after those of inputs that they equal, or else after the output, in place.
+
+    The TorchScript exporter names them after nodes (``Mul14_dim_0``), now and then different sizes the same. What
+    equals what is inferred on the same model in standard ONNX, ``lowered``, where such names are taken off too.
+    """
+    of_inputs = lambda name: not set(symbols).isdisjoint(re.findall(r"\w+", name))  # noqa: E731 - "2*batch" too
+    for graph in (*graphs(model.graph), *graphs(lowered.graph)):
+        for dim in (dim for value in (*graph.value_info, *graph.output) for dim in _dims(value)):
+            if dim.dim_param and not of_inputs(dim.dim_param):
+                dim.ClearField("dim_param")
+    if all(dim.WhichOneof("value") for output in model.graph.output for dim in _dims(output)):
+        return
+    inferred = onnx.shape_inference.infer_shapes(lowered, data_prop=True)
+    for output, known in zip(model.graph.output, inferred.graph.output, strict=True):
+        for axis, (dim, same) in enumerate(zip(_dims(output), _dims(known), strict=True)):
+            if not dim.WhichOneof("value"):
+                dim.dim_param = same.dim_param if of_inputs(same.dim_param) else f"{output.name}_dim_{axis}"
+
+
+def _dims(value: onnx.ValueInfoProto) -> Sequence[onnx.TensorShapeProto.Dimension]:
+    return value.type.tensor_type.shape.dim
 
 
 def _without_wrapper(name: str) -> str:
@@ -89,14 +113,15 @@ def _rename_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
     fixed = {value.name for value in (*graph.input, *graph.initializer)}
     olds = [output.name for output in graph.output]
     inner = {n for node in graph.node for n in node.output} - set(olds)
-    named: dict[str, str] = {}
-    copies: list[onnx.NodeProto] = []
+    inner.update(tensor.name for tensor in graph.initializer)
+    renames = {name: f"{name}_inner" for name in inner.intersection(names)}  # a value that is no output has the name
+    copied: list[tuple[str, str]] = []
     for old, output, name in zip(olds, graph.output, names, strict=True):
-        if old in fixed or old in named:
-            copies.append(helper.make_node("Identity", [named.get(old, old)], [name], name=f"Identity_{name}"))
+        if old in fixed or old in renames:
+            copied.append((old, name))
         else:
-            named[old] = name
+            renames[old] = name
         output.name = name
-    taken = inner.intersection(names)  # by a value that is no output
-    rename(graph, named | {name: f"{name}_inner" for name in taken})
-    graph.node.extend(copies)
+    rename(graph, renames)
+    for old, name in copied:
+        graph.node.append(helper.make_node("Identity", [renames.get(old, old)], [name], name=f"Identity_{name}"))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from svexport.errors import ExportError
+from svexport.exporter.arguments import MODEL_ATTRIBUTE
 from svexport.exporter.source import user_frame
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.logging import logger, quiet
@@ -184,10 +185,18 @@ def _failure(model: nn.Module, tensors: Sequence[Tensor], opset: int, error: Bas
     text = "\n".join(map(str, chain))
     where = user_frame(text) or _source_of(text, model, tensors)
     reason = str(chain[-1]).strip().splitlines()
+    advice = "replace the function by supported ones, or try opset=17 (another exporter)"
+    scripted = [name for name, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)]
+    if scripted:
+        place = scripted[0].replace(MODEL_ATTRIBUTE, "model", 1)
+        advice = (
+            f"{place} is scripted, which torch.export does not take: put the module it was made of in its place, or "
+            "export with opset=17 or less (another exporter)"
+        )
     return ExportError(
         f"cannot be exported at opset {opset}: {reason[0] if reason else type(chain[-1]).__name__}"
         + (f"\n  at {where}" if where else "")
-        + "\n  replace the function by supported ones, or try opset=17 (another exporter)"
+        + f"\n  {advice}"
     )
 
 

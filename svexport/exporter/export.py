@@ -23,7 +23,7 @@ from svexport._version import __version__
 from svexport.errors import ExportError
 from svexport.exporter import dynamo, torchscript
 from svexport.exporter.arguments import FlatModel, bind, eval_mode, example_arguments
-from svexport.exporter.clean import clean, keep_inputs
+from svexport.exporter.clean import clean, keep_inputs, name_sizes
 from svexport.exporter.report import ExportReport, NodeSource
 from svexport.exporter.source import is_library
 from svexport.exporter.targets import Target
@@ -369,7 +369,7 @@ def _finish(
     """From what the exporter wrote to what was asked for: names, sources, bodies, IR version; saved and checked."""
     import onnx
 
-    from svexport.graph.bodies import attach, lower, lower_in_place, node_types, state_types
+    from svexport.graph.bodies import attach, lower_in_place, node_types, state_types
     from svexport.graph.nodes import opset_of, svexport_nodes
     from svexport.graph.scope import light_copy
     from svexport.graph.simplify import simplify as simplified
@@ -396,7 +396,9 @@ def _finish(
             f"simplify: {sum(before.values())} nodes became {sum(after.values())}, "
             f"{before.get('Transpose', 0)} Transposes {after.get('Transpose', 0)}"
         )
-    lowered = _counts(model) if not keep else _counts(lower(light_copy(model)))
+    lowered = light_copy(model)
+    lower_in_place(lowered, every_type)
+    name_sizes(model, lowered, {symbol for sizes in axes.values() for symbol in sizes.values()})
     attach(model)
     model.producer_name, model.producer_version = "svexport", __version__
     model.graph.name = "svexport"
@@ -414,7 +416,7 @@ def _finish(
         "outputs": {o.name: _describe(o) for o in model.graph.output},
         "nodes": _counts(model),
         "traced_nodes": traced,
-        "lowered_nodes": lowered,
+        "lowered_nodes": _counts(lowered),
     }
     return _Finished(nodes, facts, {f.name for f in model.functions if f.overload})
 

@@ -7,10 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx
-from onnx import helper
+from onnx import AttributeProto, helper
 
 from svexport.errors import UnsupportedError
-from svexport.graph.nodes import arguments_of, graphs, opset_of, separate_names, svexport_nodes, symbolic_of
+from svexport.graph.nodes import (
+    arguments_of,
+    graphs,
+    opset_of,
+    separate_names,
+    svexport_nodes,
+    symbolic_of,
+    weight_attributes,
+)
 from svexport.graph.scope import light_copy
 from svexport.graph.types import infer_types, types_of
 from svexport.ops._op import DOMAIN, OPS, Op
@@ -79,12 +87,14 @@ def _lower(model: onnx.ModelProto, chosen: Callable[[onnx.NodeProto], bool], typ
             used.add(name)
             builder = _build(node, types, opset, prefix=f"{name}/")
             names: dict[str, str] = {}
-            for name, tensor in builder.constants.items():
+            held = {a.name: a.t for a in node.attribute if a.type == AttributeProto.TENSOR}
+            for inner_name, tensor in {**builder.constants, **held}.items():
                 key = (tensor.data_type, tuple(tensor.dims), tensor.raw_data)
                 if key not in constants:
-                    constants[key] = name
+                    constants[key] = inner_name if inner_name in builder.constants else f"{name}/{inner_name}"
                     model.graph.initializer.append(tensor)  # of the outermost graph: visible in all of them
-                names[name] = constants[key]
+                    model.graph.initializer[-1].name = constants[key]
+                names[inner_name] = constants[key]
             for inner in builder.nodes:
                 inner.input[:] = [names.get(name, name) for name in inner.input]
                 inner.doc_string = node.doc_string
@@ -153,7 +163,7 @@ def _general(value: Value) -> Value:
 def _function(node: onnx.NodeProto, types: dict[str, Value], opset: int) -> onnx.FunctionProto:
     """The body of a node as a function; equal bodies give equal functions."""
     op = symbolic_of(node).op
-    inputs = _input_names(op, len(node.input))
+    inputs = _input_names(op, node)
     renamed = onnx.NodeProto()
     renamed.CopyFrom(node)
     renamed.input[:] = [new if old else "" for new, old in zip(inputs, node.input, strict=True)]
@@ -161,6 +171,10 @@ def _function(node: onnx.NodeProto, types: dict[str, Value], opset: int) -> onnx
     types = {new: replace(types[old], name=new) for new, old in zip(inputs, node.input, strict=True) if old in types}
     builder = _build(renamed, types, opset)
     constants = [helper.make_node("Constant", [], [name], value=t) for name, t in builder.constants.items()]
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.TENSOR:
+            constants.append(helper.make_node("Constant", [], [attribute.name]))
+            constants[-1].attribute.add(name="value", type=AttributeProto.TENSOR, ref_attr_name=attribute.name)
     return helper.make_function(
         DOMAIN,
         op.node_type,
@@ -173,15 +187,21 @@ def _function(node: onnx.NodeProto, types: dict[str, Value], opset: int) -> onnx
     )
 
 
-def _input_names(op: Op, count: int) -> list[str]:
+def _input_names(op: Op, node: onnx.NodeProto) -> list[str]:
     tensors = [a for a in op.arguments if a.is_tensor]
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    weights = weight_attributes(op, attributes)
+    if weights:
+        tensors.pop()
+        weights = [] if weights[0] in attributes else weights
+    count = len(node.input) - len(weights)
     names: list[str] = []
     for argument in tensors:
         if argument.kind == "tensors":
             names += [f"{argument.name}_{i}" for i in range(count - len(tensors) + 1)]
         else:
             names.append(argument.name)
-    return names[:count] + [f"size_{i}" for i in range(count - len(names))]
+    return names[:count] + [f"size_{i}" for i in range(count - len(names))] + weights
 
 
 def _build(node: onnx.NodeProto, types: dict[str, Value], opset: int, prefix: str = "") -> Builder:

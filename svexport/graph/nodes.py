@@ -135,6 +135,11 @@ def set_attributes(node: onnx.NodeProto, op: Op, values: Sequence[Any]) -> None:
         node.attribute.append(helper.make_attribute(name, text))
 
 
+def weight_attributes(op: Op, attributes: Mapping[str, Any]) -> list[str]:
+    """What the weights of a node are called as attributes of it; empty for an op that has none."""
+    return [] if op.weight_names is None else [name.replace(".", "_") for name in op.weight_names(attributes)]
+
+
 def arguments_of(node: onnx.NodeProto, op: Op, types: dict[str, Value]) -> list[Any]:
     """A node's inputs (typed) and attributes as the op's arguments, in schema order.
 
@@ -142,13 +147,22 @@ def arguments_of(node: onnx.NodeProto, op: Op, types: dict[str, Value]) -> list[
         UnsupportedError: on a missing attribute or a wrong number of inputs.
     """
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    for argument in op.attributes:
+        if argument.name not in attributes:
+            raise UnsupportedError(
+                f"node {node.name!r} (svexport::{node.op_type}) lacks the attribute {argument.name!r}; "
+                f"it should have {', '.join(a.name for a in op.attributes)}"
+            )
     tensors = [a for a in op.arguments if a.is_tensor]
+    weights = weight_attributes(op, attributes)
+    if weights:
+        tensors.pop()
     fixed = sum(a.kind == "tensor" for a in tensors)
     required = sum(a.kind == "tensor" and not a.optional for a in tensors)
     has_list = fixed < len(tensors)
-    symbolic = [np.ravel(attributes[a.name]).tolist() for a in op.attributes if a.symbolic and a.name in attributes]
-    computed = sum(sizes.count(COMPUTED) for sizes in symbolic)
-    inputs = len(node.input) - computed
+    computed = sum(np.ravel(attributes[a.name]).tolist().count(COMPUTED) for a in op.attributes if a.symbolic)
+    held = bool(weights) and weights[0] in attributes
+    inputs = len(node.input) - computed - (0 if held else len(weights))
     if inputs < required or (inputs > fixed and not has_list):
         raise UnsupportedError(
             f"node {node.name!r} (svexport::{node.op_type}) expects "
@@ -156,19 +170,20 @@ def arguments_of(node: onnx.NodeProto, op: Op, types: dict[str, Value]) -> list[
             f"got {inputs}"
         )
     names = iter(node.input[:inputs])
-    sizes = (replace(types.get(name, Value(name)), dtype=TensorProto.INT64, shape=(1,)) for name in node.input[inputs:])
+    rest = node.input[len(node.input) - computed :]
+    sizes = (replace(types.get(name, Value(name)), dtype=TensorProto.INT64, shape=(1,)) for name in rest)
     arguments: list[Any] = []
     for argument in op.arguments:
-        if argument.kind == "tensors":
+        if argument.is_tensor and argument not in tensors:
+            if held:
+                arguments.append([Value(n, attributes[n].data_type, tuple(attributes[n].dims)) for n in weights])
+            else:
+                arguments.append([types.get(n, Value(n)) for n in node.input[inputs : inputs + len(weights)]])
+        elif argument.kind == "tensors":
             arguments.append([types.get(name, Value(name)) for _ in range(inputs - fixed) for name in [next(names)]])
         elif argument.kind == "tensor":
             name = next(names, "")
             arguments.append(types.get(name, Value(name)) if name else None)
-        elif argument.name not in attributes:
-            raise UnsupportedError(
-                f"node {node.name!r} (svexport::{node.op_type}) lacks the attribute {argument.name!r}; "
-                f"it should have {', '.join(a.name for a in op.attributes)}"
-            )
         elif not argument.symbolic:
             arguments.append(attributes[argument.name])
         elif argument.kind == "int":

@@ -27,6 +27,12 @@ from svexport.ops.solve import Solve, solve
 from svexport.ops.solve_ex import solve_ex
 from svexport.ops.space_to_depth import Focus, SpaceToDepth, space_to_depth
 from svexport.ops.to_chw32 import to_chw32
+from svexport.ops.transformer_decoder import (
+    DecoderOutput,
+    TransformerDecoder,
+    TransformerDecoderConfig,
+    transformer_decoder,
+)
 from svexport.ops.triu import tril, triu
 from svexport.ops.unflatten import unflatten
 from svexport.ops.unfold import unfold
@@ -35,6 +41,7 @@ __all__ = [
     "AddBiasResidualLayerNorm",
     "BilinearSample",
     "CameraSample",
+    "DecoderOutput",
     "DeformConv2d",
     "Detr3DCrossAtten",
     "Einsum",
@@ -49,6 +56,8 @@ __all__ = [
     "MultiScaleDeformableSampling",
     "Solve",
     "SpaceToDepth",
+    "TransformerDecoder",
+    "TransformerDecoderConfig",
     "add_bias_residual_layer_norm",
     "affine_grid",
     "bilinear_sample",
@@ -78,6 +87,7 @@ __all__ = [
     "solve_ex",
     "space_to_depth",
     "to_chw32",
+    "transformer_decoder",
     "tril",
     "triu",
     "unflatten",

@@ -6,7 +6,7 @@ From an :class:`Op` come the torch operator (``torch.ops.svexport.<name>``: sche
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -89,6 +89,8 @@ class Op:
             body in its place (einsum, whose body is native MatMuls).
         inline: whether every file carries the body in place of the node: functions that are no plugin's business,
             missing from the exporters at old opsets only (unflatten, say).
+        weight_names: called with the attributes by name, names the tensors of the schema's last list, the op's weights,
+            as a state_dict does. They are the node's last inputs or, with the dots made underscores, attributes of it.
     """
 
     name: str
@@ -99,6 +101,7 @@ class Op:
     fake: Callable[..., Any] | None = None
     plugin: bool = True
     inline: bool = False
+    weight_names: Callable[[Mapping[str, Any]], list[str]] | None = None
     _parsed: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

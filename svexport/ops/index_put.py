@@ -13,7 +13,7 @@ __all__ = ["index_put"]
 
 
 def reference(input: Tensor, indices: Sequence[Tensor], values: Tensor, dims: Sequence[int]) -> Tensor:
-    at: list[Tensor | None] = [None] * input.dim()
+    at: list[Tensor | None] = [None] * (dims[-1] + 1)
     for dim, index in zip(dims, indices):
         at[dim] = index
     return torch.ops.aten.index_put(input, at, values, True).contiguous()  # torch.index_put takes no None
@@ -47,7 +47,8 @@ def index_put(input: Tensor, indices: Sequence[Tensor | None], values: Tensor, a
     Shape:
         - input: any
         - indices: one for each of the first dimensions of input, None for a whole dimension; integers that broadcast
-          together to ``(*J)``, negative ones from the end
+          together to ``(*J)``, negative ones from the end; a mask stands for the indices of its true elements in as
+          many dimensions as it has
         - values: broadcasts to ``input[indices]``
         - output: that of the input
 

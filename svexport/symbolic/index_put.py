@@ -18,12 +18,7 @@ __all__: list[str] = []
 
 
 def body(b: Builder, input: Value, indices: Sequence[Value], values: Value, dims: Sequence[int]) -> Value:
-    if any(index.dtype == TensorProto.BOOL for index in indices):
-        raise ExportError(
-            f"index_put(accumulate=True) with a mask cannot be exported at opset {b.opset}; "
-            "add torch.where(mask, values, 0) instead, or export with opset=18 or later"
-        )
-    dims = list(dims)
+    dims, indices = _without_masks(b, dims, indices)
     rest = [axis for axis in range(input.rank) if axis not in dims]
     sizes = [b.dim(input, axis) for axis in range(input.rank)]
 
@@ -55,6 +50,25 @@ def body(b: Builder, input: Value, indices: Sequence[Value], values: Value, dims
     result = scatter(b, flat, 0, repeated, source, "sum")
     result = b.reshape(result, *(sizes[axis] for axis in (*dims, *rest)))
     return b.transpose(result, np.argsort([*dims, *rest]).tolist())
+
+
+def _without_masks(b: Builder, positions: Sequence[int], indices: Sequence[Value]) -> tuple[list[int], list[Value]]:
+    """Dimensions and their indices: a mask says where it is true, of as many dimensions as it has."""
+    dims: list[int] = []
+    found: list[Value] = []
+    more = 0
+    for position, index in zip(positions, indices):
+        if index.dtype != TensorProto.BOOL:
+            dims.append(position + more)
+            found.append(index)
+            continue
+        if not index.rank:
+            raise ExportError("index_put with a mask without dimensions cannot be exported; use torch.where")
+        dims += range(position + more, position + more + index.rank)
+        places = b.op("NonZero", index, dtype=TensorProto.INT64, shape=(index.rank, None))
+        found += [b.squeeze(b.slice(places, 0, i, i + 1), 0) for i in range(index.rank)]
+        more += index.rank - 1
+    return dims, found
 
 
 def _broadcast(indices: Sequence[Value]) -> tuple[int | None, ...]:

@@ -30,6 +30,10 @@ def scatter(
     """``torch.scatter_reduce``; half types in float32, small integers in int64."""
     if 0 in (*input.shape, *index.shape):
         return input
+    if () in (input.shape, index.shape, src.shape):  # of one element, as torch has it
+        x, index, src = (b.reshape(v, 1) if v.shape == () else v for v in (input, index, src))
+        result = scatter(b, x, 0, index, src, reduce, include_self)
+        return result if input.shape else b.reshape(result)
     dim %= input.rank
     wide = TensorProto.FLOAT if input.dtype in FLOAT_TYPES else TensorProto.INT64
     x, src = (b.cast(v, v.dtype if v.dtype in _NATIVE else wide) for v in (input, _cropped(b, src, index)))
@@ -126,7 +130,7 @@ def convert(
 ) -> tuple | None:
     """``aten::scatter_reduce``, ``aten::scatter_add``, and ``aten::scatter`` with the older names of reductions."""
     reduce = {"add": "sum", "multiply": "prod"}.get(reduce, reduce)
-    if not input.shape or not index.shape or not isinstance(src, TensorInfo):
+    if input.shape is None or index.shape is None or not isinstance(src, TensorInfo):
         return None
     return input, dim, index, src, REDUCTIONS.index(reduce), include_self
 

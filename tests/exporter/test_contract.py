@@ -471,6 +471,14 @@ def test_scripted_model(tmp_path) -> None:
     assert report.traced_nodes["SvGridSample"] == 1
 
 
+def test_scripted_modules_are_for_the_other_exporter(tmp_path) -> None:
+    for scripted, name in ((nn.Sequential(nn.ReLU(), torch.jit.script(nn.Tanh())), "model.1"), (nn.Tanh(), "model")):
+        model = torch.jit.script(scripted) if name == "model" else scripted
+        with pytest.raises(svexport.ExportError, match=rf"{name} is scripted, .* opset=17 or less"):
+            svexport.export(model, (torch.randn(2, 3),), tmp_path / "m.onnx", opset=18)
+        assert svexport.export(model, (torch.randn(2, 3),), tmp_path / "m.onnx", opset=17).verified
+
+
 def test_svexport_ops_used_directly(tmp_path) -> None:
     class Direct(nn.Module):
         def __init__(self) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import svexport
 from examples import stgcn
 from svexport.ops._op import OPS
-from tests.support import OPSETS
+from tests.support import OPSETS, check_export
 
 
 class Einsums(nn.Module):
@@ -170,3 +170,28 @@ def test_target(target: str, opset: int, bodies: bool, tmp_path) -> None:
     assert report.verified
     assert bool(file.functions) is bodies
     assert {n.op_type for n in file.graph.node if n.domain == "svexport"} == {"SvGridSample"}  # einsum runs natively
+
+
+class FloorDivisions(nn.Module):
+    def forward(self, x: Tensor, i: Tensor, small: Tensor) -> dict[str, Tensor]:
+        return {
+            "number": x // 0.7,
+            "tensor": torch.floor_divide(x, i * 0.9),
+            "integer by number": i // 3,
+            "by a negative one": i // -2,
+            "by tensors": i[:, None] // (i + 2),
+            "mixed": i[:, None] // x.T[:, :1],
+            "32 bits": i.int() // 4 + small // 3,
+            "in place": (i * 3).floor_divide_(4),
+            "size": x.reshape(x.shape[0] // 2, -1),
+        }
+
+
+@pytest.mark.parametrize("opset", [9, 11, 17, 18])
+def test_floor_division_rounds_down(opset: int, tmp_path) -> None:
+    i = torch.tensor([-7, -6, 5, 6, -1])
+    args = (torch.randn(4, 5) * 3, i, i.to(torch.int8))
+    others = (torch.randn(8, 5) * 3, i + 20, i.to(torch.int8) + 9)
+    report = check_export(FloorDivisions(), tmp_path, opset, args, others, dynamic_shapes={"x": {0: "n"}})
+    if opset < 18:
+        assert report.nodes["Less"] == 6  # none for the size

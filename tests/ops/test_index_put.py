@@ -19,7 +19,7 @@ I, J = torch.tensor([0, 2, 0, -1, 2, 0]), torch.tensor([1, 1, 1, 0, -3, 1])
 def explicit(x: Tensor, indices: list[Tensor], values: Tensor, dims: tuple[int, ...]) -> Tensor:
     """Adds one element at a time, where indexing puts it."""
     places = torch.arange(x.numel()).reshape(x.shape)
-    at = [slice(None)] * x.dim()
+    at = [slice(None)] * (max(dims) + 1)
     for dim, index in zip(dims, indices, strict=True):
         at[dim] = index
     chosen = places[tuple(at)]
@@ -40,6 +40,12 @@ CASES = [
     ((2, 3, 4), [I[:, None], J[:2]], (6, 1), (1, 2)),
     ((4, 3), [torch.tensor(-1)], (3,), (0,)),
     ((6,), [torch.tensor([[1, 5], [1, 1]])], (2, 2), (0,)),
+    ((6, 2), [I > 0], (2, 2), (0,)),
+    ((2, 6), [J == 1], (2, 1), (1,)),
+    ((3, 6, 4), [I[:4], J == 1], (), (0, 1)),
+    ((2, 3, 4), [torch.eye(3, 4) > 0], (2, 3), (1,)),
+    ((3, 2, 4, 4), [torch.eye(3, 2) > 0, torch.tensor([1, 3])], (2, 4), (0, 1)),
+    ((3, 4), [torch.zeros(3, 4) > 0], (0,), (0,)),
 ]
 
 
@@ -120,10 +126,14 @@ def test_the_first_export_of_a_process(tmp_path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
-def test_masks_are_refused(tmp_path) -> None:
-    class Model(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.index_put((x > 0,), torch.tensor(1.0), accumulate=True)
+class Masked(nn.Module):
+    def forward(self, x: Tensor) -> list[Tensor]:
+        one = torch.tensor(1.5)
+        rows = x.index_put((x[:, 0] > 0,), x[0], accumulate=True)
+        return [x.index_put((x > 0,), one, accumulate=True), rows, x.index_put((x > 9,), one, accumulate=True)]
 
-    with pytest.raises(svexport.ExportError, match="mask"):
-        svexport.export(Model(), (torch.randn(3, 4),), tmp_path / "m.onnx", opset=11)
+
+@pytest.mark.parametrize("opset", [9, 11, 13, 17, 18])
+def test_masks(opset: int, tmp_path) -> None:
+    others = [(torch.randn(2, 4),), (torch.randn(7, 4),)]
+    check_export(Masked(), tmp_path, opset, (torch.randn(3, 4),), *others, dynamic_shapes={"x": {0: "n"}})

@@ -123,6 +123,24 @@ def test_unedited_models(opset: int, tmp_path) -> None:
     assert "SvScatterReduce" not in report.nodes
 
 
+class Single(nn.Module):
+    """Tensors without dimensions count as of one element."""
+
+    def forward(self, x: Tensor, index: Tensor, src: Tensor) -> dict[str, Tensor]:
+        return {
+            "all": x.scatter_add(0, index, src),
+            "source": x[None].scatter_add(-1, index[None], src),
+            "index": x[None].scatter_reduce(0, index, src, "amax", include_self=False),
+            "input": x.scatter_reduce(0, index[None], src[None], "mean"),
+        }
+
+
+@pytest.mark.parametrize("opset", [9, 11, 16, 18, 20])
+def test_tensors_without_dimensions(opset: int, tmp_path) -> None:
+    args = (torch.randn(()), torch.tensor(0), torch.randn(()))
+    check_export(Single(), tmp_path, opset, args)
+
+
 @pytest.mark.parametrize("opset", [11, 15])
 def test_what_would_take_too_much_is_refused(opset: int, tmp_path) -> None:
     class Model(nn.Module):

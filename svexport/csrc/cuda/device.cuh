@@ -42,10 +42,56 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
+// Device memory whose type is known at run time only: for the few numbers of which a kernel reads many others.
+struct AnyFloat {
+  void* data;
+  DType dtype;  // one of the three float types
+
+  explicit AnyFloat(const Tensor& t) : data(t.data), dtype(t.dtype) {}
+
+  __device__ __forceinline__ float get(int64_t i) const {
+    if (dtype == DType::kFloat32) return static_cast<const float*>(data)[i];
+    if (dtype == DType::kFloat16) return to_float(static_cast<const __half*>(data)[i]);
+    return to_float(static_cast<const __nv_bfloat16*>(data)[i]);
+  }
+  __device__ __forceinline__ void set(int64_t i, float x) const {
+    if (dtype == DType::kFloat32) {
+      static_cast<float*>(data)[i] = x;
+    } else if (dtype == DType::kFloat16) {
+      static_cast<__half*>(data)[i] = from_float<__half>(x);
+    } else {
+      static_cast<__nv_bfloat16*>(data)[i] = from_float<__nv_bfloat16>(x);
+    }
+  }
+};
+
+inline bool is_float(const Tensor& t) {
+  return t.dtype == DType::kFloat32 || t.dtype == DType::kFloat16 || t.dtype == DType::kBFloat16;
+}
+
 template <class T>
 __host__ __device__ constexpr T ceil_div(T a, T b) {
   return (a + b - 1) / b;
 }
+
+// n / d and n % d of numbers below 2^31 by a multiplication.
+struct Divider {
+  uint32_t d, factor, shift;
+
+  explicit Divider(int64_t divisor) : d(static_cast<uint32_t>(divisor)), shift(0) {
+    while ((1ull << shift) < d) ++shift;
+    factor = static_cast<uint32_t>(((1ull << 32) * ((1ull << shift) - d)) / d + 1);
+  }
+  Divider() : Divider(1) {}
+
+  __device__ __forceinline__ uint32_t divide(uint32_t n) const { return (__umulhi(n, factor) + n) >> shift; }
+  // Leaves the quotient in n and returns the remainder.
+  __device__ __forceinline__ uint32_t split(uint32_t& n) const {
+    const uint32_t quotient = divide(n), rest = n - quotient * d;
+    n = quotient;
+    return rest;
+  }
+};
 
 // Calls f with a null pointer of the element type: dispatch_float(t.dtype, [&](auto* p) { using T = ...; }).
 template <class F>

@@ -5,18 +5,34 @@
 namespace svexport {
 namespace {
 
-at::Tensor space_to_depth_torch(const at::Tensor& x) {
+bool fits(const at::Tensor& x) {
+  return has_dtype(x) && x.dim() == 4 && x.size(2) % 2 == 0 && x.size(3) % 2 == 0;
+}
+
+at::Tensor forward(const at::Tensor& x) {
   const c10::cuda::CUDAGuard guard(x.device());
-  if (has_dtype(x)) {
+  if (fits(x)) {
     const auto output = at::empty({x.size(0), 4 * x.size(1), x.size(2) / 2, x.size(3) / 2},
                                   x.options().memory_format(at::MemoryFormat::Contiguous));
     if (done(space_to_depth(view(x), view(output), stream()))) return output;
   }
-  return reference("space_to_depth", space_to_depth_torch, x);
+  return reference("space_to_depth", forward, x);
+}
+
+std::vector<at::Tensor> backward(at::TensorList grads, const at::Tensor& x, c10::List<bool> needs_grad) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  if (fits(x) && needs_grad.get(0)) {
+    const auto gradient = at::empty_like(x, at::MemoryFormat::Contiguous);
+    if (done(depth_to_space(view(grads[0]), view(gradient), stream()))) return {gradient};
+  }
+  return reference("space_to_depth_backward", backward, grads, x, needs_grad);
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(svexport, CUDA, m) { m.impl("space_to_depth", &space_to_depth_torch); }
+TORCH_LIBRARY_IMPL(svexport, CUDA, m) {
+  m.impl("space_to_depth", &forward);
+  m.impl("space_to_depth_backward", &backward);
+}
 
 }  // namespace svexport

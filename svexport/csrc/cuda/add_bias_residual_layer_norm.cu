@@ -1,0 +1,503 @@
+#include "add_bias_residual_layer_norm.h"
+
+#include <algorithm>
+
+#include "device.cuh"
+
+namespace svexport {
+namespace {
+
+constexpr int kWarp = 32;
+
+// Three tensors (*, D) as rows that are walked together: row r starts at r / inner * outer + r % inner * stride.
+struct Rows {
+  const void* data[3];  // x, residual, extra
+  int64_t outer[3], stride[3];
+  int64_t count = 1, inner = 1;
+
+  template <class T>
+  __device__ __forceinline__ const T* at(int i, int64_t row) const {
+    const T* p = static_cast<const T*>(data[i]);
+    if (inner == count) return p + row * stride[i];
+    return p + row / inner * outer[i] + row % inner * stride[i];
+  }
+};
+
+// Whether the tensors can be walked as Rows, which it fills in.
+bool walk(const Tensor& x, const Tensor& residual, const Tensor& extra, Rows& rows) {
+  const Tensor* tensors[] = {&x, &residual, &extra};
+  const int count = extra.data ? 3 : 2;
+  int groups = 0;
+  int64_t sizes[2] = {1, 1}, strides[2][3] = {};
+  for (int i = x.rank - 2; i >= 0; --i) {
+    if (x.sizes[i] == 1) continue;
+    bool joins = groups > 0;
+    for (int k = 0; joins && k < count; ++k) {
+      joins = tensors[k]->strides[i] == strides[groups - 1][k] * sizes[groups - 1];
+    }
+    if (!joins && ++groups > 2) return false;
+    if (!joins) {
+      for (int k = 0; k < count; ++k) strides[groups - 1][k] = tensors[k]->strides[i];
+    }
+    sizes[groups - 1] *= x.sizes[i];
+  }
+  rows.inner = sizes[0];
+  rows.count = sizes[0] * sizes[1];
+  for (int k = 0; k < 3; ++k) {
+    rows.data[k] = tensors[k]->data;
+    rows.stride[k] = strides[0][k];
+    rows.outer[k] = strides[1][k];
+    if (k < count && x.sizes[x.rank - 1] > 1 && tensors[k]->strides[x.rank - 1] != 1) return false;
+  }
+  return true;
+}
+
+struct Forward {
+  Rows rows;
+  AnyFloat bias, weight, norm_bias;
+  void *y, *s;
+  int d;
+  float eps;
+};
+
+struct Backward {
+  Rows rows;
+  AnyFloat bias, weight;
+  const void *dy, *ds;
+  void* dx[3];      // of x, residual, extra; null: not wanted
+  float* partials;  // (blocks, 3, d): of weight, norm_bias, bias; null: none of them wanted
+  int d;
+  float eps;
+};
+
+template <int N, class T>
+__device__ __forceinline__ void load_floats(const T* p, float (&to)[N]) {
+  constexpr int kVector = N * sizeof(T) <= 16 ? N : 16 / sizeof(T);
+#pragma unroll
+  for (int i = 0; i < N; i += kVector) {
+    const auto v = load<T, kVector>(p + i);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) to[i + j] = to_float(v.at[j]);
+  }
+}
+
+template <int N>
+__device__ __forceinline__ void load_floats(const AnyFloat& p, int64_t i, float (&to)[N]) {
+  if (p.dtype == DType::kFloat32) {
+    load_floats(static_cast<const float*>(p.data) + i, to);
+  } else if (p.dtype == DType::kFloat16) {
+    load_floats(static_cast<const __half*>(p.data) + i, to);
+  } else {
+    load_floats(static_cast<const __nv_bfloat16*>(p.data) + i, to);
+  }
+}
+
+template <class T, int N>
+__device__ __forceinline__ void store_floats(T* p, const float* from) {
+  Vec<T, N> v;
+#pragma unroll
+  for (int j = 0; j < N; ++j) v.at[j] = from_float<T>(from[j]);
+  store<T, N>(p, v);
+}
+
+// N elements of s = x + bias + residual (+ extra), in the order of the sum.
+template <class T, int N>
+__device__ __forceinline__ void load_sum(const T* x, const T* residual, const T* extra, const float* bias, int column,
+                                         float* to) {
+  const auto vx = load<T, N>(x + column), vr = load<T, N>(residual + column);
+  Vec<T, N> ve{};
+  if (extra) ve = load<T, N>(extra + column);
+#pragma unroll
+  for (int j = 0; j < N; ++j) to[j] = to_float(vx.at[j]) + bias[j] + to_float(vr.at[j]);
+  if (extra) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) to[j] += to_float(ve.at[j]);
+  }
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int o = kWarp / 2; o; o /= 2) x += __shfl_xor_sync(~0u, x, o);
+  return x;
+}
+
+// The sum over the block, in every thread. `scratch` holds one element per warp; two calls in a row need two of them.
+template <class F>
+__device__ __forceinline__ F block_sum(F x, F* scratch) {
+  x = warp_sum(x);
+  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = x;
+  __syncthreads();
+  F sum = scratch[0];
+  for (int i = 1; i < blockDim.x / kWarp; ++i) sum = sum + scratch[i];
+  return sum;
+}
+
+// One warp per row of at most 32 * N * K columns, which stay in registers. N columns are loaded at once.
+template <class T, int N, int K>
+__global__ void __launch_bounds__(128) forward_warp(const __grid_constant__ Forward a) {
+  constexpr bool kKeep = N * K <= 8;  // bias, weight and norm_bias in registers, for all rows of this warp
+  const int lane = threadIdx.x % kWarp;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * (blockDim.x / kWarp);
+  int64_t row = blockIdx.x * static_cast<int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp;
+
+  auto column = [&](int k) { return (k * kWarp + lane) * N; };
+  float bias[K][N], weight[K][N], norm_bias[K][N];
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    if (!kKeep || column(k) >= a.d) continue;
+    load_floats(a.bias, column(k), bias[k]);
+    load_floats(a.weight, column(k), weight[k]);
+    load_floats(a.norm_bias, column(k), norm_bias[k]);
+  }
+  for (; row < a.rows.count; row += step) {
+    const T *x = a.rows.at<T>(0, row), *residual = a.rows.at<T>(1, row);
+    const T* extra = a.rows.data[2] ? a.rows.at<T>(2, row) : nullptr;
+    float v[K][N], sum = 0;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (column(k) < a.d) {
+        if (!kKeep) load_floats(a.bias, column(k), bias[k]);
+        load_sum<T, N>(x, residual, extra, bias[k], column(k), v[k]);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (column(k) >= a.d) continue;
+      store_floats<T, N>(static_cast<T*>(a.s) + row * a.d + column(k), v[k]);
+#pragma unroll
+      for (int j = 0; j < N; ++j) sum += v[k][j];
+    }
+    const float mean = warp_sum(sum) / a.d;
+    float squares = 0;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (column(k) >= a.d) continue;
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        v[k][j] -= mean;
+        squares += v[k][j] * v[k][j];
+      }
+    }
+    const float scale = rsqrtf(warp_sum(squares) / a.d + a.eps);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (column(k) >= a.d) continue;
+      if (!kKeep) {
+        load_floats(a.weight, column(k), weight[k]);
+        load_floats(a.norm_bias, column(k), norm_bias[k]);
+      }
+#pragma unroll
+      for (int j = 0; j < N; ++j) v[k][j] = v[k][j] * scale * weight[k][j] + norm_bias[k][j];
+      store_floats<T, N>(static_cast<T*>(a.y) + row * a.d + column(k), v[k]);
+    }
+  }
+}
+
+// One block per row of any length. The row stays in shared memory if it fits, and is summed up three times if not.
+template <class T, int N>
+__global__ void __launch_bounds__(512) forward_block(const __grid_constant__ Forward a, bool keep) {
+  extern __shared__ float4 row_memory[];
+  float* kept = reinterpret_cast<float*>(row_memory);
+  __shared__ float scratch[2][kWarp];
+  for (int64_t row = blockIdx.x; row < a.rows.count; row += gridDim.x) {
+    const T *x = a.rows.at<T>(0, row), *residual = a.rows.at<T>(1, row);
+    const T* extra = a.rows.data[2] ? a.rows.at<T>(2, row) : nullptr;
+    T *y = static_cast<T*>(a.y) + row * a.d, *s = static_cast<T*>(a.s) + row * a.d;
+
+    auto sums = [&](int column, float (&v)[N]) {
+      float bias[N];
+      load_floats(a.bias, column, bias);
+      load_sum<T, N>(x, residual, extra, bias, column, v);
+    };
+    auto again = [&](int column, float (&v)[N]) {
+      if (keep) {
+        load_floats(kept + column, v);
+      } else {
+        sums(column, v);
+      }
+    };
+    float v[N], sum = 0;
+    for (int column = threadIdx.x * N; column < a.d; column += blockDim.x * N) {
+      sums(column, v);
+      store_floats<T, N>(s + column, v);
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        sum += v[j];
+        if (keep) kept[column + j] = v[j];
+      }
+    }
+    const float mean = block_sum(sum, scratch[0]) / a.d;
+    float squares = 0;
+    for (int column = threadIdx.x * N; column < a.d; column += blockDim.x * N) {
+      again(column, v);
+#pragma unroll
+      for (int j = 0; j < N; ++j) squares += (v[j] - mean) * (v[j] - mean);
+    }
+    const float scale = rsqrtf(block_sum(squares, scratch[1]) / a.d + a.eps);
+    for (int column = threadIdx.x * N; column < a.d; column += blockDim.x * N) {
+      float weight[N], norm_bias[N];
+      load_floats(a.weight, column, weight);
+      load_floats(a.norm_bias, column, norm_bias);
+      again(column, v);
+#pragma unroll
+      for (int j = 0; j < N; ++j) v[j] = (v[j] - mean) * scale * weight[j] + norm_bias[j];
+      store_floats<T, N>(y + column, v);
+    }
+  }
+}
+
+struct Pair {
+  float a, b;
+};
+__device__ __forceinline__ Pair operator+(Pair x, Pair y) { return {x.a + y.a, x.b + y.b}; }
+__device__ __forceinline__ Pair warp_sum(Pair x) { return {warp_sum(x.a), warp_sum(x.b)}; }
+
+constexpr int kColumns = 8;  // per thread, in the backward kernel
+constexpr int kWarps = 8;    // per block, where a warp does a row
+constexpr int kMaxThreads = 512;
+
+// A warp (blockDim.y of them) or the whole block does one row after another. A thread keeps the same columns all the
+// time, so that it can sum up the gradients of the vectors in registers.
+template <class T, int N, bool kBlock>
+__global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp* kWarps) backward_rows(const __grid_constant__ Backward a) {
+  constexpr int K = kColumns / N;
+  __shared__ Pair scratch[2][kBlock ? kWarp : 1];
+  auto column = [&](int k) { return (k * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * N; };
+  auto row_sum = [&](Pair x, int which) {
+    if constexpr (kBlock) {
+      return block_sum(x, scratch[which]);
+    } else {
+      return warp_sum(x);
+    }
+  };
+  float bias[K][N], weight[K][N], sums[3][K][N] = {};
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    if (column(k) >= a.d) continue;
+    load_floats(a.bias, column(k), bias[k]);
+    load_floats(a.weight, column(k), weight[k]);
+  }
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
+  for (int64_t row = blockIdx.x * static_cast<int64_t>(blockDim.y) + threadIdx.y; row < a.rows.count; row += step) {
+    const T *x = a.rows.at<T>(0, row), *residual = a.rows.at<T>(1, row);
+    const T* extra = a.rows.data[2] ? a.rows.at<T>(2, row) : nullptr;
+    const T *dy = static_cast<const T*>(a.dy) + row * a.d, *ds = static_cast<const T*>(a.ds) + row * a.d;
+    float v[K][N], g[K][N], direct[K][N];  // s, the gradient of y, that of s
+    Pair sum{};                            // of s, of g * weight
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (column(k) >= a.d) continue;
+      load_floats(dy + column(k), g[k]);
+      load_floats(ds + column(k), direct[k]);
+      load_sum<T, N>(x, residual, extra, bias[k], column(k), v[k]);
+#pragma unroll
+      for (int j = 0; j < N; ++j) sum = sum + Pair{v[k][j], g[k][j] * weight[k][j]};
+    }
+    sum = row_sum(sum, 0);
+    const float mean = sum.a / a.d;
+    Pair squares{};  // of s - mean, of (s - mean) * g * weight
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (column(k) >= a.d) continue;
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        v[k][j] -= mean;
+        squares = squares + Pair{v[k][j] * v[k][j], v[k][j] * g[k][j] * weight[k][j]};
+      }
+    }
+    squares = row_sum(squares, 1);
+    const float scale = rsqrtf(squares.a / a.d + a.eps);
+    const float mean_g = sum.b / a.d, mean_gv = squares.b / a.d * scale * scale;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (column(k) >= a.d) continue;
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        sums[0][k][j] += g[k][j] * v[k][j] * scale;
+        sums[1][k][j] += g[k][j];
+        v[k][j] = (g[k][j] * weight[k][j] - mean_g - v[k][j] * mean_gv) * scale + direct[k][j];
+        sums[2][k][j] += v[k][j];
+      }
+#pragma unroll
+      for (int i = 0; i < 3; ++i) {
+        if (a.dx[i]) store_floats<T, N>(static_cast<T*>(a.dx[i]) + row * a.d + column(k), v[k]);
+      }
+    }
+  }
+  if (!a.partials) return;
+  if constexpr (!kBlock) {  // the warps of the block, one after another
+    __shared__ float shared[kWarps][kWarp * kColumns];
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      __syncthreads();
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) shared[threadIdx.y][column(k) + j] = sums[i][k][j];
+      }
+      __syncthreads();
+      for (int c = threadIdx.y * kWarp + threadIdx.x; c < a.d; c += kWarp * kWarps) {
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) sum += shared[w][c];
+        a.partials[(blockIdx.x * 3ll + i) * a.d + c] = sum;
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        if (column(k) < a.d) {
+          store_floats<float, N == 8 ? 4 : N>(a.partials + (blockIdx.x * 3ll + i) * a.d + column(k), sums[i][k]);
+          if (N == 8) store_floats<float, 4>(a.partials + (blockIdx.x * 3ll + i) * a.d + column(k) + 4, sums[i][k] + N - 4);
+        }
+      }
+    }
+  }
+}
+
+// partials: (count, 3 * d) -> its sums over the first dimension, as the gradients of weight, norm_bias and bias.
+__global__ void __launch_bounds__(1024) backward_columns(const float* partials, int count, int d, AnyFloat dweight,
+                                                         AnyFloat dnorm_bias, AnyFloat dbias) {
+  __shared__ float shared[kWarp][kWarp + 1];
+  const int column = blockIdx.x * kWarp + threadIdx.x;
+  float sum = 0;
+  if (column < 3 * d) {
+    for (int i = threadIdx.y; i < count; i += kWarp) sum += partials[i * 3ll * d + column];
+  }
+  shared[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  sum = warp_sum(shared[threadIdx.x][threadIdx.y]);
+  const int i = blockIdx.x * kWarp + threadIdx.y;
+  if (threadIdx.x != 0 || i >= 3 * d) return;
+  const AnyFloat& to = i < d ? dweight : i < 2 * d ? dnorm_bias : dbias;
+  if (to.data) to.set(i % d, sum);
+}
+
+// Whether all of them can be read and written N elements at a time.
+template <class T>
+bool vectorises(const Rows& rows, int d, std::initializer_list<const void*> contiguous,
+                std::initializer_list<AnyFloat> vectors) {
+  constexpr int N = 16 / sizeof(T);
+  auto fits = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+  bool result = d % N == 0;
+  for (int i = 0; i < 3; ++i) {
+    result = result && fits(rows.data[i]);
+    if (rows.data[i]) result = result && rows.stride[i] % N == 0 && rows.outer[i] % N == 0;
+  }
+  for (const void* p : contiguous) result = result && fits(p);
+  for (const AnyFloat& v : vectors) result = result && fits(v.data);
+  return result;
+}
+
+int multiprocessors() {
+  int device = 0, count = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
+template <class T>
+cudaError_t launch_forward(const Forward& a, cudaStream_t stream) {
+  constexpr int N = 16 / sizeof(T);
+  const bool vector = vectorises<T>(a.rows, a.d, {a.y, a.s}, {a.bias, a.weight, a.norm_bias});
+  if (a.d <= 1024) {
+    const int rows = 128 / kWarp;  // per block
+    const int blocks = static_cast<int>(std::min<int64_t>(ceil_div<int64_t>(a.rows.count, rows), 16 * multiprocessors()));
+    const auto kernel = !vector      ? a.d <= 256 ? forward_warp<T, 1, 8> : forward_warp<T, 1, 32>
+                        : a.d <= 256 ? forward_warp<T, N, 8 / N>
+                        : a.d <= 512 ? forward_warp<T, N, 16 / N>
+                                     : forward_warp<T, N, 32 / N>;
+    kernel<<<blocks, 128, 0, stream>>>(a);
+  } else {
+    const int64_t bytes = a.d * static_cast<int64_t>(sizeof(float));
+    const bool keep = bytes <= 40 << 10;
+    const auto kernel = vector ? forward_block<T, N> : forward_block<T, 1>;
+    kernel<<<static_cast<int>(std::min<int64_t>(a.rows.count, 1 << 20)), a.d <= 4096 ? 256 : 512, keep ? bytes : 0,
+             stream>>>(a, keep);
+  }
+  return cudaGetLastError();
+}
+
+// Blocks of backward_rows.
+struct Grid {
+  dim3 threads;
+  int blocks;
+
+  Grid(int64_t rows, int64_t d) {
+    const int lanes = static_cast<int>(ceil_div<int64_t>(d, kColumns * kWarp)) * kWarp;
+    threads = lanes == kWarp ? dim3(kWarp, kWarps) : dim3(lanes);
+    const int resident = multiprocessors() * std::max<int>(1, 512 / static_cast<int>(threads.x * threads.y));
+    blocks = static_cast<int>(std::min<int64_t>(ceil_div<int64_t>(rows, threads.y), resident));
+  }
+};
+
+template <class T>
+cudaError_t launch_backward(const Backward& a, cudaStream_t stream) {
+  constexpr int N = 16 / sizeof(T);
+  const bool vector = vectorises<T>(a.rows, a.d, {a.dy, a.ds, a.dx[0], a.dx[1], a.dx[2]}, {a.bias, a.weight});
+  const Grid grid(a.rows.count, a.d);
+  const auto kernel = grid.threads.x == kWarp ? vector ? backward_rows<T, N, false> : backward_rows<T, 1, false>
+                      : vector                ? backward_rows<T, N, true>
+                                              : backward_rows<T, 1, true>;
+  kernel<<<grid.blocks, grid.threads, 0, stream>>>(a);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+bool add_bias_residual_layer_norm_walks(const Tensor& x, const Tensor& residual, const Tensor& extra) {
+  Rows rows;
+  return walk(x, residual, extra, rows);
+}
+
+cudaError_t add_bias_residual_layer_norm(const Tensor& x, const Tensor& bias, const Tensor& residual,
+                                         const Tensor& weight, const Tensor& norm_bias, float eps, const Tensor& extra,
+                                         const Tensor& y, const Tensor& s, cudaStream_t stream) {
+  Rows rows;
+  if (residual.dtype != x.dtype || (extra.data && extra.dtype != x.dtype) || x.sizes[x.rank - 1] > INT32_MAX / 2 ||
+      !is_float(bias) || !is_float(weight) || !is_float(norm_bias) || !walk(x, residual, extra, rows)) {
+    return cudaErrorNotSupported;
+  }
+  return dispatch_float(x.dtype, [&](auto* p) {
+    if (x.numel() == 0) return cudaSuccess;
+    const auto d = static_cast<int>(x.sizes[x.rank - 1]);
+    return launch_forward<element_t<decltype(p)>>(
+        {rows, AnyFloat(bias), AnyFloat(weight), AnyFloat(norm_bias), y.data, s.data, d, eps}, stream);
+  });
+}
+
+size_t add_bias_residual_layer_norm_backward_workspace(const Tensor& x) {
+  if (x.numel() == 0) return 0;
+  const int64_t d = x.sizes[x.rank - 1];
+  return Grid(x.numel() / d, d).blocks * 3 * d * sizeof(float);
+}
+
+cudaError_t add_bias_residual_layer_norm_backward(const Tensor& dy, const Tensor& ds, const Tensor& x,
+                                                  const Tensor& bias, const Tensor& residual, const Tensor& weight,
+                                                  float eps, const Tensor& extra, const Tensor& dx, const Tensor& dbias,
+                                                  const Tensor& dresidual, const Tensor& dweight,
+                                                  const Tensor& dnorm_bias, const Tensor& dextra, void* workspace,
+                                                  cudaStream_t stream) {
+  Rows rows;
+  if (dy.dtype != x.dtype || ds.dtype != x.dtype || residual.dtype != x.dtype ||
+      (extra.data && extra.dtype != x.dtype) || x.numel() == 0 || x.sizes[x.rank - 1] > kColumns * kMaxThreads ||
+      !is_float(bias) || !is_float(weight) || !walk(x, residual, extra, rows)) {
+    return cudaErrorNotSupported;
+  }
+  const bool columns = dbias.data || dweight.data || dnorm_bias.data;
+  const auto d = static_cast<int>(x.sizes[x.rank - 1]);
+  const Backward a{rows,      AnyFloat(bias), AnyFloat(weight),
+                   dy.data,   ds.data,        {dx.data, dresidual.data, dextra.data},
+                   columns ? static_cast<float*>(workspace) : nullptr,
+                   d,         eps};
+  const cudaError_t status =
+      dispatch_float(x.dtype, [&](auto* p) { return launch_backward<element_t<decltype(p)>>(a, stream); });
+  if (status != cudaSuccess || !columns) return status;
+  backward_columns<<<ceil_div(3 * d, kWarp), dim3(kWarp, kWarp), 0, stream>>>(
+      a.partials, Grid(rows.count, d).blocks, d, AnyFloat(dweight), AnyFloat(dnorm_bias), AnyFloat(dbias));
+  return cudaGetLastError();
+}
+
+}  // namespace svexport

@@ -1,0 +1,57 @@
+// Features of several cameras at points in space, weighted and summed: svexport/ops/camera_sample.py.
+#pragma once
+
+#include "tensor.h"
+
+namespace svexport {
+
+constexpr int kMaxCameraLevels = 8;
+
+// One level of the feature pyramid; the levels of a call may be of different kinds.
+struct CameraLevel {
+  // (B, cams, C, H, W) of the output's type and any strides: NCHW and channels-last are read as they are, fastest if all
+  // are channels-last, 16-byte aligned, and the channels of a group a multiple of 16 bytes.
+  // Or int8 in CHW32: (B, cams, ceil(C/32), H, W, 32), contiguous but for B and cams.
+  Tensor map;
+  float scale = 1;    // what one step of an int8 map is worth, > 0
+  bool pool = false;  // the level is the 2x2 maximum of the map, (H/2, W/2), taken while it is read
+};
+
+struct CameraSampleOptions {
+  double image_size[2];  // height, width
+  double pc_range[6];    // x, y, z from; x, y, z to
+  double depth_eps;
+  bool in_image;         // only points within the image count; otherwise u and v are clamped
+  double uv_clamp[2];    // low, high
+  int32_t activation;    // of weights; 0: sigmoid, 1: softmax over cams, points and levels in each group
+};
+
+// reference_points: (B, Q, 3); lidar2img: (B, cams, 4, 4); any float type and strides
+// weights: (B, Q, cams, points, L, G), any float type; cams, points and levels must collapse into one dimension
+// offsets: (B, Q, points, 3), any float type and strides, or dimensions of 1 that broadcast; null data: none
+// output: (B, Q, C), float32, float16 or bfloat16, any strides
+cudaError_t camera_sample(const CameraLevel* levels, int num_levels, const Tensor& reference_points,
+                          const Tensor& lidar2img, const Tensor& weights, const Tensor& offsets,
+                          const CameraSampleOptions& options, const Tensor& output, cudaStream_t stream);
+
+// Contiguous and of the types of what they belong to; null data: not needed.
+struct CameraSampleGradients {
+  Tensor maps[kMaxCameraLevels];  // (B, cams, C, H, W)
+  Tensor reference_points;        // (B, Q, 3)
+  Tensor lidar2img;               // (B, cams, 4, 4)
+  Tensor weights;                 // (B, Q, cams, points, L, G)
+  Tensor offsets;                 // (B, Q, points, 3), also where the offsets themselves broadcast
+};
+
+// In bytes, for any of the gradients.
+size_t camera_sample_backward_workspace(const CameraLevel* levels, int num_levels, const Tensor& weights);
+
+// For float maps that are not pooled. grad_output: (B, Q, C) of the maps' type, any strides. Every gradient is written
+// whole. deterministic: what goes to one pixel is added in a fixed order; all other sums always are.
+cudaError_t camera_sample_backward(const CameraLevel* levels, int num_levels, const Tensor& reference_points,
+                                   const Tensor& lidar2img, const Tensor& weights, const Tensor& offsets,
+                                   const CameraSampleOptions& options, const Tensor& grad_output,
+                                   const CameraSampleGradients& gradients, bool deterministic, void* workspace,
+                                   cudaStream_t stream);
+
+}  // namespace svexport

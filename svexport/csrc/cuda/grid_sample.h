@@ -1,0 +1,26 @@
+// Sampling of images at normalised coordinates: svexport/ops/grid_sample.py.
+#pragma once
+
+#include "tensor.h"
+
+namespace svexport {
+
+// input: (N, C, H, W) or (N, C, D, H, W), float32, float16 or bfloat16, of any strides. Read natively: NCHW, and
+// channels-last with channels in multiples of 16 bytes (TensorRT's HWC8 for halves); other strides work, slower.
+// grid: (N, gH, gW, 2) or (N, gD, gH, gW, 3), float32, float16 or bfloat16, of any strides.
+// output: (N, C, gH, gW) or (N, C, gD, gH, gW), the type of input; its points must be evenly spaced in memory, as they
+// are in NCHW and channels-last.
+// mode: 0 bilinear, 1 nearest, 2 bicubic (4-D only); padding: 0 zeros, 1 border, 2 reflection.
+cudaError_t grid_sample(const Tensor& input, const Tensor& grid, const Tensor& output, int mode, int padding,
+                        bool align_corners, cudaStream_t stream);
+
+// Scratch memory of grid_sample_backward, in bytes.
+size_t grid_sample_backward_workspace(const Tensor& input, const Tensor& grid, bool input_gradient, bool grid_gradient);
+
+// grad: of the output, of any strides. grad_input, grad_grid: contiguous, of the shape and type of input and grid; data
+// null: not wanted. deterministic: adds up in one order, slower.
+cudaError_t grid_sample_backward(const Tensor& grad, const Tensor& input, const Tensor& grid, const Tensor& grad_input,
+                                 const Tensor& grad_grid, int mode, int padding, bool align_corners, bool deterministic,
+                                 void* workspace, cudaStream_t stream);
+
+}  // namespace svexport

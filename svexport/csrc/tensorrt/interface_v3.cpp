@@ -1,0 +1,144 @@
+// The plugins behind IPluginV3, for TensorRT 10 and later, and what its registry asks a library of plugins for.
+#include <NvInferVersion.h>
+
+#if NV_TENSORRT_MAJOR >= 10
+
+#include <mutex>
+
+#include "interface.h"
+
+namespace svexport::plugin {
+namespace {
+
+using nvinfer1::DynamicPluginTensorDesc;
+
+class LayerV3 final : public nvinfer1::IPluginV3,
+                      public nvinfer1::IPluginV3OneCore,
+                      public nvinfer1::IPluginV3OneBuild,
+                      public nvinfer1::IPluginV3OneRuntime,
+                      private Interface {
+ public:
+  explicit LayerV3(std::unique_ptr<PluginBase> plugin) : Interface(std::move(plugin)) {}
+  LayerV3(const LayerV3& other) : Interface(other) {}
+
+  nvinfer1::IPluginCapability* getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept override {
+    switch (type) {
+      case nvinfer1::PluginCapabilityType::kCORE: return static_cast<nvinfer1::IPluginV3OneCore*>(this);
+      case nvinfer1::PluginCapabilityType::kBUILD: return static_cast<nvinfer1::IPluginV3OneBuild*>(this);
+      case nvinfer1::PluginCapabilityType::kRUNTIME: return static_cast<nvinfer1::IPluginV3OneRuntime*>(this);
+    }
+    return nullptr;
+  }
+
+  nvinfer1::IPluginV3* clone() noexcept override {
+    return guarded<>(plugin_->type(), static_cast<nvinfer1::IPluginV3*>(nullptr),
+                     [&]() -> nvinfer1::IPluginV3* { return new LayerV3(*this); });
+  }
+
+  const char* getPluginName() const noexcept override { return plugin_->type(); }
+  const char* getPluginVersion() const noexcept override { return kVersion; }
+  const char* getPluginNamespace() const noexcept override { return kNamespace; }
+
+  int32_t getNbOutputs() const noexcept override { return plugin_->outputs(); }
+
+  int32_t getOutputDataTypes(DataType* outputs, int32_t count, const DataType* inputs,
+                             int32_t num_inputs) const noexcept override {
+    if (!takes(num_inputs) || count != plugin_->outputs()) return fail("wrong number of inputs or outputs"), 1;
+    for (int i = 0; i < count; ++i) outputs[i] = plugin_->output_type(i, inputs);
+    return 0;
+  }
+
+  int32_t getOutputShapes(const DimsExprs* inputs, int32_t num_inputs, const DimsExprs*, int32_t, DimsExprs* outputs,
+                          int32_t, IExprBuilder& builder) noexcept override {
+    if (const char* why = shapes(inputs, num_inputs, outputs, builder)) return fail(why), 1;
+    return 0;
+  }
+
+  bool supportsFormatCombination(int32_t i, const DynamicPluginTensorDesc* tensors, int32_t num_inputs,
+                                 int32_t) noexcept override {
+    return supports(i, {tensors, num_inputs});
+  }
+
+  int32_t configurePlugin(const DynamicPluginTensorDesc*, int32_t num_inputs, const DynamicPluginTensorDesc*,
+                          int32_t num_outputs) noexcept override {
+    return set_counts(num_inputs, num_outputs) ? 0 : 1;
+  }
+
+  size_t getWorkspaceSize(const DynamicPluginTensorDesc* inputs, int32_t num_inputs,
+                          const DynamicPluginTensorDesc* outputs, int32_t num_outputs) const noexcept override {
+    return guarded(plugin_->type(), size_t{0}, [&] {
+      std::vector<DynamicPluginTensorDesc> all(inputs, inputs + num_inputs);
+      all.insert(all.end(), outputs, outputs + num_outputs);
+      return workspace({all.data(), num_inputs}, [&](int i) { return all[i].max; });
+    });
+  }
+
+  int32_t onShapeChange(const PluginTensorDesc*, int32_t num_inputs, const PluginTensorDesc*,
+                        int32_t num_outputs) noexcept override {
+    return set_counts(num_inputs, num_outputs) ? 0 : 1;
+  }
+
+  int32_t enqueue(const PluginTensorDesc* in, const PluginTensorDesc* out, const void* const* inputs,
+                  void* const* outputs, void* workspace, cudaStream_t stream) noexcept override {
+    return run(in, out, inputs, outputs, workspace, stream);
+  }
+
+  nvinfer1::IPluginV3* attachToContext(nvinfer1::IPluginResourceContext*) noexcept override { return clone(); }
+
+  const PluginFieldCollection* getFieldsToSerialize() noexcept override {
+    return guarded(plugin_->type(), static_cast<const PluginFieldCollection*>(nullptr), [&] {
+      fields_ = plugin_->fields();
+      collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
+      return &collection_;
+    });
+  }
+
+ private:
+  std::vector<nvinfer1::PluginField> fields_;
+  PluginFieldCollection collection_{};
+};
+
+class CreatorV3 final : public nvinfer1::IPluginCreatorV3One {
+ public:
+  explicit CreatorV3(Maker maker) : maker_(maker), type_(maker()->type()), names_(maker) {}
+
+  nvinfer1::IPluginV3* createPlugin(const char*, const PluginFieldCollection* fields,
+                                    nvinfer1::TensorRTPhase) noexcept override {
+    auto plugin = make(maker_, fields);
+    if (!plugin) return nullptr;
+    return guarded(type_, static_cast<nvinfer1::IPluginV3*>(nullptr),
+                   [&]() -> nvinfer1::IPluginV3* { return new LayerV3(std::move(plugin)); });
+  }
+
+  const PluginFieldCollection* getFieldNames() noexcept override { return names_.get(); }
+  const char* getPluginName() const noexcept override { return type_; }
+  const char* getPluginVersion() const noexcept override { return kVersion; }
+  const char* getPluginNamespace() const noexcept override { return kNamespace; }
+
+ private:
+  Maker maker_;
+  const char* type_;
+  FieldNames names_;
+};
+
+}  // namespace
+}  // namespace svexport::plugin
+
+#define SVEXPORT_EXPORT extern "C" __attribute__((visibility("default")))
+
+SVEXPORT_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count) {
+  using namespace svexport::plugin;
+  static const auto creators = [] {
+    std::vector<nvinfer1::IPluginCreatorInterface*> all;
+    for (Maker maker : kMakers) all.push_back(new CreatorV3(maker));  // for as long as the library is loaded
+    return all;
+  }();
+  count = static_cast<int32_t>(creators.size());
+  return creators.data();
+}
+
+SVEXPORT_EXPORT void setLoggerFinder(nvinfer1::ILoggerFinder* finder) {
+  svexport::plugin::set_logger(finder ? finder->findLogger() : nullptr);
+}
+
+#endif

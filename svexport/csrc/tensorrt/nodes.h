@@ -1,0 +1,142 @@
+// The nodes as the definitions of the ops describe them. Written by `python -m svexport.tensorrt.nodes`.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+// SVEXPORT_NODES(X) is X(op, Node) for every node that has a plugin.
+#define SVEXPORT_NODES(X) \
+  X(add_bias_residual_layer_norm, AddBiasResidualLayerNormNode) \
+  X(bilinear_sample, BilinearSampleNode) \
+  X(camera_sample, CameraSampleNode) \
+  X(deform_conv2d, DeformConv2dNode) \
+  X(grid_sample, GridSampleNode) \
+  X(inverse, InverseNode) \
+  X(ms_deform_attn, MsDeformAttnNode) \
+
+namespace svexport::plugin {
+
+// x, bias, residual, weight, norm_bias, extra?
+struct AddBiasResidualLayerNormNode {
+  static constexpr const char* kType = "SvAddBiasResidualLayerNorm";
+  static constexpr int kTensors = 5;
+  static constexpr int kOptional = 1;
+  static constexpr int kLists = 0;
+  static constexpr int kOutputs = 2;
+  float eps{};
+
+  template <class Visitor>
+  void each(Visitor&& visit) {
+    visit("eps", eps);
+  }
+};
+
+// image, grid
+struct BilinearSampleNode {
+  static constexpr const char* kType = "SvBilinearSample";
+  static constexpr int kTensors = 2;
+  static constexpr int kOptional = 0;
+  static constexpr int kLists = 0;
+  static constexpr int kOutputs = 2;
+
+  template <class Visitor>
+  void each(Visitor&&) {
+  }
+};
+
+// features..., reference_points, lidar2img, weights, offsets
+struct CameraSampleNode {
+  static constexpr const char* kType = "SvCameraSample";
+  static constexpr int kTensors = 4;
+  static constexpr int kOptional = 0;
+  static constexpr int kLists = 1;
+  static constexpr int kOutputs = 1;
+  std::vector<int32_t> image_size{};
+  std::vector<float> pc_range{};
+  float depth_eps{};
+  int32_t in_image{};
+  std::vector<float> uv_clamp{};
+  int32_t activation{};
+
+  template <class Visitor>
+  void each(Visitor&& visit) {
+    visit("image_size", image_size);
+    visit("pc_range", pc_range);
+    visit("depth_eps", depth_eps);
+    visit("in_image", in_image);
+    visit("uv_clamp", uv_clamp);
+    visit("activation", activation);
+  }
+};
+
+// input, offset, weight, bias?, mask?
+struct DeformConv2dNode {
+  static constexpr const char* kType = "SvDeformConv2d";
+  static constexpr int kTensors = 3;
+  static constexpr int kOptional = 2;
+  static constexpr int kLists = 0;
+  static constexpr int kOutputs = 1;
+  std::vector<int32_t> stride{};
+  std::vector<int32_t> padding{};
+  std::vector<int32_t> dilation{};
+  int32_t groups{};
+  int32_t offset_groups{};
+
+  template <class Visitor>
+  void each(Visitor&& visit) {
+    visit("stride", stride);
+    visit("padding", padding);
+    visit("dilation", dilation);
+    visit("groups", groups);
+    visit("offset_groups", offset_groups);
+  }
+};
+
+// input, grid
+struct GridSampleNode {
+  static constexpr const char* kType = "SvGridSample";
+  static constexpr int kTensors = 2;
+  static constexpr int kOptional = 0;
+  static constexpr int kLists = 0;
+  static constexpr int kOutputs = 1;
+  int32_t interpolation_mode{};
+  int32_t padding_mode{};
+  int32_t align_corners{};
+
+  template <class Visitor>
+  void each(Visitor&& visit) {
+    visit("interpolation_mode", interpolation_mode);
+    visit("padding_mode", padding_mode);
+    visit("align_corners", align_corners);
+  }
+};
+
+// A
+struct InverseNode {
+  static constexpr const char* kType = "SvInverse";
+  static constexpr int kTensors = 1;
+  static constexpr int kOptional = 0;
+  static constexpr int kLists = 0;
+  static constexpr int kOutputs = 1;
+  int32_t n{};
+
+  template <class Visitor>
+  void each(Visitor&& visit) {
+    visit("n", n);
+  }
+};
+
+// value, spatial_shapes, level_start_index, sampling_locations, attention_weights
+struct MsDeformAttnNode {
+  static constexpr const char* kType = "SvMsDeformAttn";
+  static constexpr int kTensors = 5;
+  static constexpr int kOptional = 0;
+  static constexpr int kLists = 0;
+  static constexpr int kOutputs = 1;
+
+  template <class Visitor>
+  void each(Visitor&&) {
+  }
+};
+
+}  // namespace svexport::plugin

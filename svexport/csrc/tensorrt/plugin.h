@@ -1,0 +1,240 @@
+// What the plugins of all nodes share, whatever the plugin interface of the TensorRT version they are compiled for.
+//
+// A node's plugin is a class derived from Plugin<its struct of nodes.h>. It knows about types, formats, shapes and the
+// launchers of csrc/cuda; interface_v3.cpp puts it behind IPluginV3 (TensorRT 10 and later), interface_v2.cpp behind
+// IPluginV2DynamicExt (8.x). Nothing here links to TensorRT: its headers are enough.
+#pragma once
+
+#include <NvInferRuntime.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "nodes.h"
+#include "tensor.h"
+
+namespace svexport::plugin {
+
+using nvinfer1::DataType;
+using nvinfer1::DimensionOperation;
+using nvinfer1::DimsExprs;
+using nvinfer1::IDimensionExpr;
+using nvinfer1::IExprBuilder;
+using nvinfer1::PluginFieldCollection;
+using nvinfer1::PluginFieldType;
+using nvinfer1::PluginTensorDesc;
+using nvinfer1::TensorFormat;
+
+constexpr char kNamespace[] = "svexport";
+constexpr char kVersion[] = "1";
+
+// Descriptions of a plugin's tensors, inputs first and then outputs, as both interfaces hand them over.
+class Descriptions {
+ public:
+  Descriptions(const PluginTensorDesc* first, int inputs) : Descriptions(first, inputs, sizeof(PluginTensorDesc)) {}
+  Descriptions(const nvinfer1::DynamicPluginTensorDesc* first, int inputs)
+      : Descriptions(&first->desc, inputs, sizeof(nvinfer1::DynamicPluginTensorDesc)) {}
+
+  const PluginTensorDesc& operator[](int i) const {
+    return *reinterpret_cast<const PluginTensorDesc*>(first_ + i * step_);
+  }
+  const PluginTensorDesc& output(int i) const { return (*this)[inputs_ + i]; }
+  int inputs() const { return inputs_; }
+
+ private:
+  Descriptions(const PluginTensorDesc* first, int inputs, size_t step)
+      : first_(reinterpret_cast<const char*>(first)), inputs_(inputs), step_(step) {}
+
+  const char* first_;
+  int inputs_;
+  size_t step_;
+};
+
+// A plugin's tensors at run time. An optional input that is absent has no data.
+struct Tensors {
+  std::vector<Tensor> inputs;
+  std::vector<Tensor> outputs;
+
+  int count() const { return static_cast<int>(inputs.size()); }
+  const Tensor& in(int i) const { return inputs[i]; }
+  // From the end, -1 the last: where a list comes first.
+  const Tensor& last(int i) const { return inputs[inputs.size() + i]; }
+  const Tensor& out(int i) const { return outputs[i]; }
+};
+
+class PluginBase {
+ public:
+  virtual ~PluginBase() = default;
+
+  // What nodes.h says of the node.
+  virtual const char* type() const = 0;
+  virtual int min_inputs() const = 0;
+  virtual int max_inputs() const = 0;
+  virtual int outputs() const = 0;
+
+  virtual std::unique_ptr<PluginBase> clone() const = 0;
+
+  // Fields of the attributes, pointing into them.
+  virtual std::vector<nvinfer1::PluginField> fields() = 0;
+  // Takes the attributes from fields, each exactly once and nothing else. Returns what is wrong, or an empty string.
+  virtual std::string set(const PluginFieldCollection& fields) = 0;
+
+  // What is wrong with the attributes; null if they can be computed with.
+  virtual const char* wrong_attributes() const { return nullptr; }
+  // Sets the shapes of all outputs; returns what is wrong with the ranks of the inputs, or null.
+  virtual const char* shapes(const DimsExprs* inputs, int count, DimsExprs* outputs, IExprBuilder& builder) const = 0;
+  // As far as outputs differ from the first input.
+  virtual DataType output_type(int, const DataType* inputs) const { return inputs[0]; }
+  // Whether the type and format of tensor i are possible, given those of the tensors before it.
+  virtual bool supports(int i, const Descriptions& tensors) const = 0;
+  // What is wrong with the sizes; null if the launcher may be called.
+  virtual const char* wrong_sizes(const Tensors&) const { return nullptr; }
+  virtual size_t workspace(const Tensors&) const { return 0; }
+  virtual cudaError_t run(const Tensors& tensors, void* workspace, cudaStream_t stream) const = 0;
+};
+
+// The attributes one by one; Node is const or not.
+std::string set_field(const nvinfer1::PluginField& field, int32_t& value);
+std::string set_field(const nvinfer1::PluginField& field, float& value);
+std::string set_field(const nvinfer1::PluginField& field, std::vector<int32_t>& value);
+std::string set_field(const nvinfer1::PluginField& field, std::vector<float>& value);
+nvinfer1::PluginField field_of(const char* name, const int32_t& value);
+nvinfer1::PluginField field_of(const char* name, const float& value);
+nvinfer1::PluginField field_of(const char* name, const std::vector<int32_t>& value);
+nvinfer1::PluginField field_of(const char* name, const std::vector<float>& value);
+// The one field of that name; null, and why, if there is none or more than one.
+const nvinfer1::PluginField* find_field(const PluginFieldCollection& fields, const char* name, std::string& why);
+// A field whose name is not among these, null if there is none.
+const nvinfer1::PluginField* unknown_field(const PluginFieldCollection& fields,
+                                           const std::vector<nvinfer1::PluginField>& known);
+
+template <class Derived, class Node>
+class Plugin : public PluginBase {
+ public:
+  const char* type() const override { return Node::kType; }
+  int min_inputs() const override { return Node::kTensors + Node::kLists; }
+  int max_inputs() const override { return Node::kLists ? kMaxInputs : Node::kTensors + Node::kOptional; }
+  int outputs() const override { return Node::kOutputs; }
+
+  std::unique_ptr<PluginBase> clone() const override {
+    return std::make_unique<Derived>(static_cast<const Derived&>(*this));
+  }
+
+  std::vector<nvinfer1::PluginField> fields() override {
+    std::vector<nvinfer1::PluginField> result;
+    node.each([&](const char* name, const auto& value) { result.push_back(field_of(name, value)); });
+    return result;
+  }
+
+  std::string set(const PluginFieldCollection& given) override {
+    std::string why;
+    if (const auto* field = unknown_field(given, fields())) return std::string("unknown attribute ") + field->name;
+    node.each([&](const char* name, auto& value) {
+      if (!why.empty()) return;
+      if (const auto* field = find_field(given, name, why)) why = set_field(*field, value);
+    });
+    return why;
+  }
+
+ protected:
+  static constexpr int kMaxInputs = 4096;
+  Node node;
+};
+
+// Makes the plugin of a node: one function per op, defined in <op>.cpp by SVEXPORT_PLUGIN(op, Class).
+using Maker = std::unique_ptr<PluginBase> (*)();
+#define SVEXPORT_DECLARE(op, Node) std::unique_ptr<PluginBase> make_##op();
+SVEXPORT_NODES(SVEXPORT_DECLARE)
+#undef SVEXPORT_DECLARE
+#define SVEXPORT_PLUGIN(op, Class) \
+  std::unique_ptr<PluginBase> make_##op() { return std::make_unique<Class>(); }
+
+constexpr Maker kMakers[] = {
+#define SVEXPORT_MAKER(op, Node) make_##op,
+    SVEXPORT_NODES(SVEXPORT_MAKER)
+#undef SVEXPORT_MAKER
+};
+constexpr int kNodes = sizeof(kMakers) / sizeof(kMakers[0]);
+
+// A plugin with these attributes; null, and the reason logged, if they are not the node's. Throws nothing.
+std::unique_ptr<PluginBase> make(Maker maker, const PluginFieldCollection* fields) noexcept;
+
+// Types and formats
+
+inline bool is_float(DataType type) {
+#if NV_TENSORRT_MAJOR >= 9
+  if (type == DataType::kBF16) return true;
+#endif
+  return type == DataType::kFLOAT || type == DataType::kHALF;
+}
+
+inline bool is_half(DataType type) { return is_float(type) && type != DataType::kFLOAT; }
+
+inline bool is_index(DataType type) {
+#if NV_TENSORRT_MAJOR >= 9
+  if (type == DataType::kINT64) return true;
+#endif
+  return type == DataType::kINT32;
+}
+
+inline bool is_linear(const PluginTensorDesc& tensor) { return tensor.format == TensorFormat::kLINEAR; }
+
+// Floating point in row-major order, of the type of `like` if that is given.
+inline bool is_linear_float(const PluginTensorDesc& tensor) { return is_linear(tensor) && is_float(tensor.type); }
+inline bool is_linear_float(const PluginTensorDesc& tensor, const PluginTensorDesc& like) {
+  return is_linear(tensor) && tensor.type == like.type;
+}
+
+// The same in float32, or in the type of `other`.
+inline bool is_linear_float32_or(const PluginTensorDesc& tensor, const PluginTensorDesc& other) {
+  return is_linear(tensor) && (tensor.type == DataType::kFLOAT || tensor.type == other.type);
+}
+
+// Floating point that launchers read by strides: row-major, or channels-last, which TensorRT has in half with the
+// channels padded to a multiple of 8, and in float32 without padding.
+inline bool is_strided_float(const PluginTensorDesc& tensor) {
+  return is_linear_float(tensor) || (tensor.format == TensorFormat::kHWC8 && is_half(tensor.type)) ||
+         (tensor.format == TensorFormat::kHWC && tensor.type == DataType::kFLOAT);
+}
+
+// A view of what lies at `data` in the layout that the description tells. The formats in vectors of channels become a
+// tensor of one dimension more: (..., C, H, W) in CHW32 is (..., ceil(C/32), H, W, 32).
+Tensor view(const nvinfer1::Dims& dims, DataType type, TensorFormat format, void* data);
+
+inline Tensor view(const PluginTensorDesc& tensor, const void* data) {
+  return view(tensor.dims, tensor.type, tensor.format, const_cast<void*>(data));
+}
+
+// Shapes
+
+inline const IDimensionExpr* product(const IDimensionExpr* a, const IDimensionExpr* b, IExprBuilder& builder) {
+  return builder.operation(DimensionOperation::kPROD, *a, *b);
+}
+
+inline void set_dims(DimsExprs& shape, std::initializer_list<const IDimensionExpr*> dims) {
+  shape.nbDims = 0;
+  for (const IDimensionExpr* dim : dims) shape.d[shape.nbDims++] = dim;
+}
+
+// Logs an error to TensorRT's logger where there is one, else to stderr.
+void log_error(const char* type, const std::string& message) noexcept;
+void set_logger(nvinfer1::ILogger* logger) noexcept;
+
+// A function that the TensorRT library loaded in this process exports; null if none is, or it has none of that name.
+void* tensorrt_function(const char* name) noexcept;
+
+// Calls f; what it throws is logged and becomes `otherwise`.
+template <class F, class Result>
+Result guarded(const char* type, Result otherwise, F&& f) noexcept {
+  try {
+    return f();
+  } catch (const std::exception& error) {
+    log_error(type, error.what());
+  } catch (...) {
+    log_error(type, "unknown exception");
+  }
+  return otherwise;
+}
+
+}  // namespace svexport::plugin

@@ -1,0 +1,70 @@
+#include "ms_deform_attn.h"
+
+#include "accumulate.h"
+#include "binding.h"
+
+namespace svexport {
+namespace {
+
+at::Tensor ms_deform_attn_torch(const at::Tensor& value, const at::Tensor& spatial_shapes,
+                                const at::Tensor& level_start_index, const at::Tensor& sampling_locations,
+                                const at::Tensor& attention_weights) {
+  const c10::cuda::CUDAGuard guard(value.device());
+  const auto here = [&](const at::Tensor& t) { return has_dtype(t) && t.device() == value.device(); };
+  if (here(value) && here(spatial_shapes) && here(level_start_index) && here(sampling_locations) &&
+      here(attention_weights)) {
+    const auto output =
+        at::empty({value.size(0), sampling_locations.size(1), value.size(2) * value.size(3)},
+                  value.options().memory_format(at::MemoryFormat::Contiguous));
+    if (done(ms_deform_attn(view(value), view(spatial_shapes), view(level_start_index), view(sampling_locations),
+                            view(attention_weights), view(output), stream()))) {
+      return output;
+    }
+  }
+  return reference("ms_deform_attn", ms_deform_attn_torch, value, spatial_shapes, level_start_index, sampling_locations,
+                   attention_weights);
+}
+
+std::vector<at::Tensor> ms_deform_attn_backward_torch(at::TensorList grads, const at::Tensor& value,
+                                                      const at::Tensor& spatial_shapes,
+                                                      const at::Tensor& level_start_index,
+                                                      const at::Tensor& sampling_locations,
+                                                      const at::Tensor& attention_weights,
+                                                      const c10::List<bool>& needs_grad) {
+  const c10::cuda::CUDAGuard guard(value.device());
+  const auto here = [&](const at::Tensor& t) { return has_dtype(t) && t.device() == value.device(); };
+  if (here(grads[0]) && here(value) && here(spatial_shapes) && here(level_start_index) && here(sampling_locations) &&
+      here(attention_weights)) {
+    const auto fresh = [](const at::Tensor& t) { return at::empty_like(t, at::MemoryFormat::Contiguous); };
+    std::optional<Accumulator> grad_value;
+    if (needs_grad[0]) {
+      grad_value.emplace(value.sizes(), value, at::TensorList{grads[0], attention_weights},
+                         static_cast<double>(sampling_locations.numel()));
+    }
+    const auto grad_locations = needs_grad[3] ? fresh(sampling_locations) : at::Tensor(),
+               grad_weights = needs_grad[4] ? fresh(attention_weights) : at::Tensor();
+    if (done(ms_deform_attn_backward(view(grads[0]), view(value), view(spatial_shapes), view(level_start_index),
+                                     view(sampling_locations), view(attention_weights),
+                                     grad_value ? view(grad_value->sums) : Tensor{},
+                                     grad_value ? view(grad_value->scale) : Tensor{}, view(grad_locations),
+                                     view(grad_weights), stream()))) {
+      std::vector<at::Tensor> results;
+      if (grad_value) results.push_back(grad_value->result(value.scalar_type()));
+      for (const auto& t : {grad_locations, grad_weights}) {
+        if (t.defined()) results.push_back(t);
+      }
+      return results;
+    }
+  }
+  return reference("ms_deform_attn_backward", ms_deform_attn_backward_torch, grads, value, spatial_shapes,
+                   level_start_index, sampling_locations, attention_weights, needs_grad);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(svexport, CUDA, m) {
+  m.impl("ms_deform_attn", &ms_deform_attn_torch);
+  m.impl("ms_deform_attn_backward", &ms_deform_attn_backward_torch);
+}
+
+}  // namespace svexport

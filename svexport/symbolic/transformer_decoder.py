@@ -1,0 +1,170 @@
+"""``SvTransformerDecoder``: the body is made of MatMuls and the bodies of the ops that the decoder consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from onnx import TensorProto
+
+from svexport.ops.transformer_decoder import EPS, OP, weight_names
+from svexport.symbolic import add_bias_residual_layer_norm, camera_sample, scaled_dot_product_attention
+from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._symbolic import Symbolic
+from svexport.symbolic.layer_norm import normalize
+
+__all__: list[str] = []
+
+
+def body(
+    b: Builder,
+    query: Value,
+    query_pos: Value,
+    reference_points: Value,
+    features: Sequence[Value],
+    lidar2img: Value,
+    weights: Sequence[Value],
+    num_layers: int,
+    num_heads: int,
+    num_points: int,
+    num_groups: int,
+    image_size: Sequence[int],
+    pc_range: Sequence[float],
+    depth_eps: float,
+    in_image: int,
+    uv_clamp: Sequence[float],
+    activation: int,
+    learned_offsets: int,
+    residual_query_pos: int,
+    pool: int,
+    scales: Sequence[float],
+) -> tuple[Value, Value, Value]:
+    dtype = query.dtype
+    precise = TensorProto.DOUBLE if TensorProto.DOUBLE in (dtype, reference_points.dtype) else TensorProto.FLOAT
+    names = weight_names({"num_layers": num_layers, "learned_offsets": learned_offsets})
+    parameters = dict(zip(names, weights, strict=True))
+    batch, queries = b.dim(query, 0), b.dim(query, 1)
+    cams, channels = b.dim(lidar2img, 1), b.dim(parameters["cls.0.bias"], 0)
+    shape = tuple(d if isinstance(d, int) else None for d in (batch, queries, channels))
+    levels = _levels(b, features, dtype, (batch, cams, channels), pool, scales)
+
+    def linear(name: str, x: Value, bias: bool = True) -> Value:
+        y = _product(b, x, parameters[f"{name}.weight"])
+        return b.op("Add", y, parameters[f"{name}.bias"], shape=y.shape) if bias else y
+
+    def relu(x: Value) -> Value:
+        return b.op("Relu", x, shape=x.shape)
+
+    def norm_relu(name: str, x: Value) -> Value:
+        return relu(normalize(b, x, 1, parameters[f"{name}.weight"], parameters[f"{name}.bias"], EPS))
+
+    def add_norm(last: str, norm: str, x: Value, residual: Value, extra: Value | None = None) -> Value:
+        affine = parameters[f"{norm}.weight"], parameters[f"{norm}.bias"]
+        product, bias = linear(last, x, bias=False), parameters[f"{last}.bias"]
+        return add_bias_residual_layer_norm.body(b, product, bias, residual, *affine, EPS, extra)[0]
+
+    points = b.cast(reference_points, precise)
+    zero = b.constant(np.zeros((1, 1, 1, 3)), precise)
+    view = image_size, pc_range, depth_eps, in_image, uv_clamp, activation
+    for i in range(num_layers):
+        layer = f"layers.{i}"
+        where = b.op("Add", query, query_pos, shape=shape)
+        weight = b.reshape(parameters[f"{layer}.mha.in_proj_weight"], 3, channels, channels)
+        bias = b.reshape(parameters[f"{layer}.mha.in_proj_bias"], 3, channels)
+        projected = []
+        for x, start, end in ((where, 0, 2), (query, 2, 3)):  # q and k, v
+            rows = b.reshape(b.slice(weight, 0, start, end), b.product(end - start, channels), channels)
+            y = b.op(
+                "Add", _product(b, x, rows), b.reshape(b.slice(bias, 0, start, end), b.product(end - start, channels))
+            )
+            y = b.reshape(y, batch, queries, end - start, num_heads, b.quotient(channels, num_heads))
+            y = b.transpose(y, (2, 0, 3, 1, 4))
+            projected += [b.squeeze(b.slice(y, 0, j, j + 1), 0) for j in range(end - start)]  # (B, H, Q, C/H)
+        mixed = scaled_dot_product_attention.body(b, *projected, None, False, (), False)
+        mixed = b.transpose(replace(mixed, shape=projected[0].shape), (0, 2, 1, 3))
+        mixed = b.reshape(mixed, batch, queries, channels)
+        extra = query_pos if residual_query_pos else None
+        query = add_norm(f"{layer}.mha.out_proj", f"{layer}.mha_norm", mixed, query, extra)
+
+        svca = f"{layer}.svca"
+        where = b.op("Add", query, query_pos, shape=shape)
+        logits = linear(f"{svca}.attention_weights", where)
+        logits = b.reshape(logits, batch, queries, cams, num_points, len(levels), num_groups)
+        offsets = zero
+        if learned_offsets:
+            offsets = b.reshape(linear(f"{svca}.sampling_offsets", where), batch, queries, num_points, 3)
+        sampled = b.cast(camera_sample.body(b, levels, points, lidar2img, logits, offsets, *view), dtype)
+        position = b.cast(_inverse_sigmoid(b, points), dtype)
+        for linear_, norm in ((0, 1), (3, 4)):
+            position = linear(f"{svca}.position_encoder.{linear_}", position)
+            position = norm_relu(f"{svca}.position_encoder.{norm}", position)
+        query = add_norm(f"{svca}.output_proj", f"{layer}.svca_norm", sampled, query, position)
+
+        query = add_norm(f"{layer}.ffn.2", f"{layer}.ffn_norm", relu(linear(f"{layer}.ffn.0", query)), query)
+
+        box = relu(linear(f"{layer}.reg.2", relu(linear(f"{layer}.reg.0", query))))
+        box = b.cast(linear(f"{layer}.reg.4", box), precise)
+        offset = b.concat([b.slice(box, 2, 0, 2), b.slice(box, 2, 4, 5)], axis=2)
+        moved = b.op("Add", offset, _inverse_sigmoid(b, points))
+        points = b.op("Sigmoid", moved, shape=points.shape)
+
+    x = query
+    for linear_, norm in ((0, 1), (3, 4)):
+        x = norm_relu(f"cls.{norm}", linear(f"cls.{linear_}", x))
+    low, high = np.split(np.array(pc_range), 2)
+    centre = b.op("Mul", points, b.constant(high - low, precise), shape=points.shape)
+    centre = b.op("Add", centre, b.constant(low, precise), shape=points.shape)
+    places = ((centre, 0, 2), (box, 2, 4), (centre, 2, 3), (box, 5, np.iinfo(np.int64).max))
+    boxes = b.concat([b.slice(t, 2, start, end) for t, start, end in places], axis=2)
+    return linear("cls.6", x), b.cast(boxes, reference_points.dtype), b.cast(points, reference_points.dtype)
+
+
+def _product(b: Builder, x: Value, weight: Value) -> Value:
+    shape = None if x.shape is None or weight.shape is None else (*x.shape[:-1], weight.shape[0])
+    return b.op("MatMul", x, b.transpose(weight, (1, 0)), shape=shape)
+
+
+def _inverse_sigmoid(b: Builder, x: Value) -> Value:
+    x = b.clip(x, 0.0, 1.0)
+    one = b.op("Sub", b.like(1, x), x, dtype=x.dtype, shape=x.shape)
+    ratio = b.op("Div", b.clip(x, EPS, None), b.clip(one, EPS, None), shape=x.shape)
+    return b.op("Log", ratio, shape=x.shape)
+
+
+def _levels(
+    b: Builder,
+    features: Sequence[Value],
+    dtype: int | None,
+    sizes: tuple[Dim, Dim, Dim],
+    pool: int,
+    scales: Sequence[float],
+) -> list[Value]:
+    """The levels as floating point, ``(B, cams, C, H, W)``, and the pooled one."""
+    batch, cams, channels = sizes
+    images = b.product(batch, cams)
+    precise = TensorProto.DOUBLE if dtype == TensorProto.DOUBLE else TensorProto.FLOAT
+    levels = []
+    for feature, scale in zip(features, scales, strict=True):
+        height, width = b.dim(feature, 3), b.dim(feature, 4)
+        if feature.dtype == TensorProto.INT8:
+            padded = b.product(b.dim(feature, 2), 32)
+            feature = b.reshape(b.transpose(feature, (0, 1, 2, 5, 3, 4)), batch, cams, padded, height, width)
+            if padded != channels:
+                feature = b.op("Gather", feature, b.arange(channels), axis=2)
+            # no DequantizeLinear, which ONNX Runtime moves behind the pooling and gets the type of its zero point wrong
+            step = b.constant(np.float32(scale), precise)
+            feature = b.op("Mul", b.cast(feature, precise), step, shape=feature.shape)
+        elif feature.dtype != dtype:
+            feature = b.cast(feature, TensorProto.DOUBLE if TensorProto.DOUBLE in (dtype, feature.dtype) else precise)
+        levels.append(b.reshape(feature, batch, cams, channels, height, width))
+    if pool:
+        last = levels[-1]
+        height, width = (b.quotient(b.dim(last, axis), 2) for axis in (3, 4))
+        image = b.reshape(last, images, channels, b.dim(last, 3), b.dim(last, 4))
+        pooled = b.op("MaxPool", image, kernel_shape=[2, 2], strides=[2, 2])
+        levels.append(b.reshape(pooled, batch, cams, channels, height, width))
+    return levels
+
+
+Symbolic(OP, body)

@@ -1,0 +1,78 @@
+"""What the plugins know of the nodes: ``csrc/tensorrt/nodes.h``, written from the definitions of the ops.
+
+``python -m svexport.tensorrt.nodes`` writes it again, after an op with a plugin has come or changed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import svexport.ops  # noqa: F401 - fills OPS
+from svexport.ops._op import OPS, Op
+
+__all__ = ["HEADER", "header", "plugin_ops"]
+
+HEADER = Path(__file__).parents[1] / "csrc" / "tensorrt" / "nodes.h"
+
+_TYPES = {"int": "int32_t", "float": "float", "ints": "std::vector<int32_t>", "floats": "std::vector<float>"}
+
+
+def plugin_ops() -> list[Op]:
+    """The ops that TensorRT runs as plugins, by name."""
+    return sorted((op for op in OPS.values() if op.plugin and not op.inline), key=lambda op: op.name)
+
+
+def header() -> str:
+    """The text of ``nodes.h``: one struct per node, with its attributes as members."""
+    ops = plugin_ops()
+    lines = [
+        "// The nodes as the definitions of the ops describe them. Written by `python -m svexport.tensorrt.nodes`.",
+        "#pragma once",
+        "",
+        "#include <cstdint>",
+        "#include <vector>",
+        "",
+        "// SVEXPORT_NODES(X) is X(op, Node) for every node that has a plugin.",
+        "#define SVEXPORT_NODES(X) \\",
+        *(f"  X({op.name}, {_struct(op)}) \\" for op in ops),
+        "",
+        "namespace svexport::plugin {",
+        "",
+        *(line for op in ops for line in _definition(op)),
+        "}  // namespace svexport::plugin",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _struct(op: Op) -> str:
+    return op.node_type.removeprefix("Sv") + "Node"
+
+
+def _definition(op: Op) -> list[str]:
+    computed = [a.name for a in op.attributes if a.symbolic]
+    assert not computed, f"{op.name}: a plugin's attributes are fixed, {computed} may be computed by the model"
+    tensors = [a for a in op.arguments if a.is_tensor]
+    members = [f"  {_TYPES[a.kind]} {a.name}{{}};" for a in op.attributes]
+    visits = [f'    visit("{a.name}", {a.name});' for a in op.attributes]
+    return [
+        f"// {', '.join(a.name + {'tensors': '...', 'tensor': '?' * a.optional}[a.kind] for a in tensors)}",
+        f"struct {_struct(op)} {{",
+        f'  static constexpr const char* kType = "{op.node_type}";',
+        f"  static constexpr int kTensors = {sum(a.kind == 'tensor' and not a.optional for a in tensors)};",
+        f"  static constexpr int kOptional = {sum(a.optional for a in tensors)};",
+        f"  static constexpr int kLists = {sum(a.kind == 'tensors' for a in tensors)};",
+        f"  static constexpr int kOutputs = {op.num_outputs};",
+        *members,
+        "",
+        "  template <class Visitor>",
+        f"  void each(Visitor&&{' visit' if visits else ''}) {{",
+        *visits,
+        "  }",
+        "};",
+        "",
+    ]
+
+
+if __name__ == "__main__":
+    HEADER.write_text(header())
