@@ -33,6 +33,7 @@ def modules(names: list[str]) -> Iterator[tuple[str, ModuleType]]:
 
 
 def measure(workload: Workload, replays: int, eager: bool) -> dict:
+    torch.compiler.reset()  # else compiled peers of one source would count as recompiled, and stop being
     functions = {"ours": workload.ours, **workload.peers}
     timings = {name: dict(t) for name, t in graph_times(functions, replays).items()}
     plain = eager_times({**(functions if eager else {}), **workload.eager}) if eager or workload.eager else {}

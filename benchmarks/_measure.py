@@ -62,31 +62,43 @@ def graph_times(functions: Mapping[str, Callable[[], Any]], replays: int = 100) 
         graphs[name] = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graphs[name]):
             function()
-    return _event_times({name: graph.replay for name, graph in graphs.items()}, replays)
-
-
-def eager_times(functions: Mapping[str, Callable[[], Any]], runs: int = 50) -> dict[str, dict]:
-    """Times plain calls, in turn: launch overhead included, as :func:`graph_times` does for replays."""
-    for function in functions.values():
-        for _ in range(3):
-            function()
-    return _event_times(functions, runs)
-
-
-def _event_times(functions: Mapping[str, Callable[[], Any]], runs: int) -> dict[str, dict]:
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for function in functions.values():
-        for _ in range(3):
-            function()
-    for _ in range(runs):
-        for name, function in functions.items():
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda.synchronize()
-            start.record()
-            function()
-            end.record()
-            end.synchronize()
+    for graph in graphs.values():
+        graph.replay()
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for first in range(0, replays, 10):
+        events = []
+        for _ in range(min(10, replays - first)):
+            for name, graph in graphs.items():
+                torch.cuda._sleep(50_000)  # the GPU is kept busy until the replay is queued, which takes the CPU longer
+                events.append((name, *_timed(graph.replay)))
+        torch.cuda.synchronize()
+        for name, start, end in events:
             times[name].append(start.elapsed_time(end) * 1e3)
+    return _summary(times)
+
+
+def eager_times(functions: Mapping[str, Callable[[], Any]], runs: int = 20, calls: int = 5) -> dict[str, dict]:
+    """Times plain calls, several at once and in turn, launches included; the result as of :func:`graph_times`."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for index in range(runs + 2):
+        for name, function in functions.items():
+            torch.cuda.synchronize()
+            start, end = _timed(lambda function=function: [function() for _ in range(calls)])
+            torch.cuda.synchronize()
+            if index >= 2:
+                times[name].append(start.elapsed_time(end) * 1e3 / calls)
+    return _summary(times)
+
+
+def _timed(function: Callable[[], Any]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    function()
+    end.record()
+    return start, end
+
+
+def _summary(times: Mapping[str, list[float]]) -> dict[str, dict]:
     return {n: {"median": statistics.median(t), "min": min(t), "runs": len(t)} for n, t in times.items()}
 
 
@@ -106,7 +118,7 @@ def interleaved(functions: Mapping[str, Callable[[], Any]], seconds: float = 1.0
             begin = time.perf_counter()
             function()
             times[name].append(time.perf_counter() - begin)
-    return {n: {"median": statistics.median(t), "min": min(t), "runs": len(t)} for n, t in times.items()}
+    return _summary(times)
 
 
 def write(name: str, rows: Any) -> Path:

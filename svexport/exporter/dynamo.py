@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import onnx
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError
 from svexport.exporter.arguments import MODEL_ATTRIBUTE
 from svexport.exporter.source import user_frame
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.logging import logger, quiet
-from svexport.ops._op import DOMAIN, Op
+from svexport.ops._op import DOMAIN, OPS, Op
 from svexport.symbolic import SYMBOLICS, Symbolic
 from svexport.symbolic._symbolic import TensorInfo, qualified, without_computed
 
@@ -37,21 +40,35 @@ def export(
         shapes = {"tensors": tuple(dict(dynamic_axes.get(name, {})) for name in input_names)}
     with quiet("torch.onnx._internal.exporter", "torch.onnx._internal.exporter._registration"):
         try:
-            program = torch.onnx.export(
-                model,
-                tuple(tensors),
-                dynamo=True,
-                opset_version=opset,
-                input_names=list(input_names),
-                dynamic_shapes=shapes,
-                custom_translation_table=translations(),
-                optimize=False,
-                verbose=False,
-            )
+            with _OfDynamicSizes() if dynamic_axes else nullcontext():
+                program = torch.onnx.export(
+                    model,
+                    tuple(tensors),
+                    dynamo=True,
+                    opset_version=opset,
+                    input_names=list(input_names),
+                    dynamic_shapes=shapes,
+                    custom_translation_table=translations(),
+                    optimize=False,
+                    verbose=False,
+                )
         except torch.onnx.OnnxExporterError as error:
             raise _failure(model, tensors, opset, error) from error
         assert program is not None  # it is only for dynamo=False
         _save_optimized(program, path)
+
+
+class _OfDynamicSizes(TorchFunctionMode):
+    """Has our operators traced in place of functions that torch.export takes for constant sizes only."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is F.affine_grid:
+            return _affine_grid(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
+    return OPS["affine_grid"](theta, size, bool(align_corners))
 
 
 def _save_optimized(program: torch.onnx.ONNXProgram, path: Path) -> None:

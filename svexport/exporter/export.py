@@ -40,6 +40,8 @@ OPSETS = range(9, 24)
 FIRST_DYNAMO_OPSET = 18
 """The TorchScript exporter is reliable up to 17; the dynamo exporter writes nothing below 18."""
 
+WEIGHTS = ("inputs", "attributes")
+
 MAX_PROTOBUF_BYTES = 2**31 - 2**20
 """Larger models keep their weights in a file beside the ``.onnx``: protobuf ends at 2 GiB."""
 
@@ -60,18 +62,18 @@ def export(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     simplify: bool = False,
+    weights: str = "inputs",
     verify: bool = True,
     rtol: float = 1e-3,
     atol: float = 1e-4,
 ) -> ExportReport:
     """Exports a torch model to ONNX and proves the file against torch in ONNX Runtime.
 
-    The model needs no edits: ``torch.einsum``, ``F.grid_sample`` and the like become svexport nodes, also inside
-        scripted
-    submodules. It is exported in eval mode and is left as it was.
+    The model needs no edits: ``torch.einsum``, ``F.grid_sample`` and the like become svexport nodes, up to opset 17
+    inside scripted submodules too. It is exported in eval mode and is left as it was.
 
     Args:
-        model: any ``nn.Module``, scripted modules included.
+        model: any ``nn.Module``; up to opset 17 it may be scripted or have scripted submodules.
         args: what ``forward`` is called with: a tuple, a dict by parameter name, or a single argument; tensors may be
             nested in lists, tuples, dicts, dataclasses and the attributes of other objects (a key-value cache, say);
             everything else becomes a constant of the file. Default: ``model.example_inputs``,
@@ -93,6 +95,8 @@ def export(
             ``output``).
         simplify: fold constants, share equal nodes, make one space to depth of strided slices and remove the Transposes
             that cancel; a note of the report says what that left.
+        weights: ``"inputs"`` or ``"attributes"``: how those of svexport nodes that have many (the transformer decoder)
+            travel. A TensorRT plugin is created with its attributes, but given its inputs in every inference.
         verify: run the file in ONNX Runtime on ``args``, on random inputs and with other dynamic sizes, and compare.
         rtol: relative tolerance of verification.
         atol: absolute tolerance of verification. For half models both are raised to what the type can resolve.
@@ -117,6 +121,8 @@ def export(
         )
     if dtype not in (None, torch.float32, torch.float16, torch.bfloat16, torch.float64):
         raise ExportError(f"dtype must be a floating-point torch.dtype or None, got {dtype!r}")
+    if weights not in WEIGHTS:
+        raise ExportError(f"weights must be {' or '.join(map(repr, WEIGHTS))}, got {weights!r}")
     path = Path(f"{type(model).__name__}.onnx" if path is None else path)
     if path.is_dir():
         raise ExportError(f"expected the path of a file, got the folder {path}; add a file name")
@@ -145,7 +151,7 @@ def export(
             result_names = _names("output_names", output_names, flat.output_names)
 
             done = _finish(
-                file, opset, plugins, platform, dict(zip(names, tensors)), axes, result_names, simplify, notes
+                file, opset, plugins, platform, dict(zip(names, tensors)), axes, result_names, simplify, weights, notes
             )
             finished = time.perf_counter()
             results: list[Parity] = []
@@ -364,6 +370,7 @@ def _finish(
     axes: Mapping[str, Mapping[int, str]],
     output_names: Sequence[str],
     simplify: bool,
+    weights: str,
     notes: list[str],
 ) -> _Finished:
     """From what the exporter wrote to what was asked for: names, sources, bodies, IR version; saved and checked."""
@@ -373,6 +380,7 @@ def _finish(
     from svexport.graph.nodes import opset_of, svexport_nodes
     from svexport.graph.scope import light_copy
     from svexport.graph.simplify import simplify as simplified
+    from svexport.graph.weights import hold_weights
     from svexport.ops._op import OPS
 
     model = onnx.load(str(file))
@@ -399,6 +407,8 @@ def _finish(
     lowered = light_copy(model)
     lower_in_place(lowered, every_type)
     name_sizes(model, lowered, {symbol for sizes in axes.values() for symbol in sizes.values()})
+    if weights == "attributes":
+        hold_weights(model)
     attach(model)
     model.producer_name, model.producer_version = "svexport", __version__
     model.graph.name = "svexport"

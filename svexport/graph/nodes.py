@@ -45,7 +45,7 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Renames values wherever they are produced or used, nested graphs included; the graph's own outputs keep theirs."""
+    """Renames values where they are produced or used, nested graphs included; the graph's own outputs keep theirs."""
     if not names:
         return
     for one in graphs(graph):

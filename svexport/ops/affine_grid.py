@@ -18,6 +18,10 @@ def reference(theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor
     return F.affine_grid(theta.to(precise), list(size), align_corners).to(theta.dtype).contiguous()
 
 
+def fake(theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
+    return theta.new_empty((size[0], *size[2:], len(size) - 2))
+
+
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
     for align_corners in (False, True):
         yield make(2, 2, 3), (2, 3, 5, 7), align_corners
@@ -29,6 +33,7 @@ OP = Op(
     name="affine_grid",
     schema="(Tensor theta, SymInt[] size, bool align_corners) -> Tensor",
     reference=reference,
+    fake=fake,
     samples=samples,
     plugin=False,
     inline=True,

@@ -69,26 +69,26 @@ def inverse_sigmoid(x: Tensor) -> Tensor:
     return torch.log(x.clamp(min=EPS) / (1 - x).clamp(min=EPS))
 
 
-def update(points: Tensor, product: Tensor, bias: Tensor) -> Tensor:
+def update(logits: Tensor, product: Tensor, bias: Tensor) -> Tensor:
     """Moves points by the centre offsets of the box branch, whose last bias is added in the copy that gathers them.
 
     Shape:
-        - points: ``(B, Q, 3)``, in [0, 1] of the range
+        - logits: ``(B, Q, 3)``, the :func:`inverse_sigmoid` of the points
         - product: ``(B, Q, code_size)``, of the branch's last Linear without its ``bias`` (code_size,)
     """
-    offset = torch.cat([product[..., a:b].to(points) + bias[a:b] for a, b in ((0, 2), (4, 5))], dim=-1)
-    return torch.sigmoid(offset + inverse_sigmoid(points))
+    offset = torch.cat([product[..., a:b].to(logits) + bias[a:b] for a, b in ((0, 2), (4, 5))], dim=-1)
+    return torch.sigmoid(offset + logits)
 
 
 def boxes_of(points: Tensor, product: Tensor, bias: Tensor, pc_range: Sequence[float]) -> Tensor:
     """The box code with its centre in metres, the bias added in the concat that makes it.
 
     Shape:
-        - points, product, bias: as of :func:`update`, the points already moved
+        - points: ``(B, Q, 3)``, moved already
+        - product, bias: as of :func:`update`
         - output: ``(B, Q, code_size)``: cx, cy, w, l, cz, h, ...
     """
-    axes = zip(points.split(1, dim=-1), pc_range[:3], pc_range[3:], strict=True)
-    x, y, z = (t * (high - low) + low for t, low, high in axes)
+    x, y, z = (points[..., i : i + 1] * (pc_range[i + 3] - pc_range[i]) + pc_range[i] for i in range(3))
     sizes, rest = (product[..., a:b].to(points) + bias[a:b] for a, b in ((2, 4), (5, None)))
     return torch.cat((x, y, sizes, z, rest), dim=-1)
 
@@ -150,7 +150,7 @@ def _decode(
         return steps.add_norm(product, bias, residual, *affine, EPS, extra)[0]
 
     def heads(x: Tensor) -> Tensor:
-        return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)  # (B, H, Q, C/H)
+        return x.unflatten(-1, (num_heads, channels // num_heads)).transpose(1, 2)  # (B, H, Q, C/H)
 
     for i in range(num_layers):
         layer = f"layers.{i}"
@@ -158,22 +158,24 @@ def _decode(
             points = points.detach()
         where = query + query_pos
         weight, bias = (parameters[f"{layer}.mha.in_proj_{p}"] for p in ("weight", "bias"))
-        q, k = F.linear(where, weight[: 2 * channels], bias[: 2 * channels]).chunk(2, dim=-1)
+        qk = F.linear(where, weight[: 2 * channels], bias[: 2 * channels])
         v = F.linear(query, weight[2 * channels :], bias[2 * channels :])
-        mixed = steps.attend(heads(q), heads(k), heads(v)).transpose(1, 2).flatten(2)
+        mixed = steps.attend(heads(qk[..., :channels]), heads(qk[..., channels:]), heads(v))
+        mixed = mixed.transpose(1, 2).flatten(2)
         extra = query_pos if residual_query_pos else None
         query = add_norm(f"{layer}.mha.out_proj", f"{layer}.mha_norm", mixed, query, extra)
 
         svca = f"{layer}.svca"
         where = query + query_pos
-        logits = linear(f"{svca}.attention_weights", where).unflatten(-1, (cams, num_points, len(levels), num_groups))
+        scores = linear(f"{svca}.attention_weights", where).unflatten(-1, (cams, num_points, len(levels), num_groups))
         if learned_offsets:
             offsets = linear(f"{svca}.sampling_offsets", where).unflatten(-1, (num_points, 3))
         else:
             offsets = points.new_zeros(1, 1, 1, 3)
         view = (1, 1), pc_range, depth_eps, in_image, uv_clamp, activation
-        sampled = steps.sample(levels, points, lidar2img, logits, offsets, *view).to(query.dtype)
-        position = inverse_sigmoid(points).to(query.dtype)
+        sampled = steps.sample(levels, points, lidar2img, scores, offsets, *view).to(query.dtype)
+        logits = inverse_sigmoid(points)
+        position = logits.to(query.dtype)
         for linear_, norm in ((0, 1), (3, 4)):
             position = linear(f"{svca}.position_encoder.{linear_}", position)
             position = norm_relu(f"{svca}.position_encoder.{norm}", position)
@@ -184,7 +186,7 @@ def _decode(
 
         hidden = linear(f"{layer}.reg.2", linear(f"{layer}.reg.0", query).relu()).relu()
         product, bias = linear(f"{layer}.reg.4", hidden, bias=False), parameters[f"{layer}.reg.4.bias"]
-        points = update(points, product, bias)
+        points = update(logits, product, bias)
 
     x = query
     for linear_, norm in ((0, 1), (3, 4)):
@@ -640,8 +642,8 @@ class TransformerDecoder(nn.Module):
     def _initialize(self) -> None:
         """As DETR3D does: equal attention to all cameras, all classes improbable."""
         for layer in self.layers:
-            for p in layer.parameters():
-                if p.dim() > 1:
+            for name, p in layer.named_parameters():
+                if p.dim() > 1 and not name.startswith("reg."):
                     nn.init.xavier_uniform_(p)
             nn.init.zeros_(layer.svca.attention_weights.weight)
             nn.init.zeros_(layer.svca.attention_weights.bias)
@@ -672,17 +674,22 @@ class TransformerDecoder(nn.Module):
 
     @property
     def example_inputs(self) -> tuple[Tensor, Tensor, Tensor, list[Tensor], Tensor]:
-        """Random inputs of the sizes of the configuration, always the same, and cameras all around."""
+        """Inputs of the sizes of the configuration, the same every time: points around the car, cameras all around.
+
+        The features are smooth and no point is close to a camera, for what is seen of it there would change with the
+        last digit of its place.
+        """
         config, like = self.config, self.cls[-1].bias
         generator = torch.Generator().manual_seed(0)
-
-        def randn(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator).to(like)
-
-        query, query_pos = (randn(1, config.num_queries, config.embed_dims) for _ in range(2))
-        points = torch.rand(1, config.num_queries, 3, generator=generator).to(like)
-        features = [randn(1, config.num_cams, config.embed_dims, *size) for size in config.feature_sizes]
-        return query, query_pos, points, features, rig(config).to(like)[None]
+        query, query_pos = torch.randn(2, 1, config.num_queries, config.embed_dims, generator=generator).to(like)
+        angle, radius, height = torch.rand(3, 1, config.num_queries, generator=generator)
+        angle, radius = 2 * math.pi * angle, 0.06 + 0.42 * radius
+        points = torch.stack((0.5 + radius * angle.cos(), 0.5 + radius * angle.sin(), 0.1 + 0.8 * height), dim=-1)
+        features = []
+        for size in config.feature_sizes:
+            coarse = torch.randn(config.num_cams, config.embed_dims, 6, 10, generator=generator)
+            features.append(F.interpolate(coarse, size, mode="bilinear").to(like)[None])
+        return query, query_pos, points.to(like), features, rig(config).to(like)[None]
 
     def load_detr3d(self, checkpoint: Mapping[str, Any]) -> None:
         """Loads the weights of a DETR3D checkpoint, as mmdetection3d saves it, its head trained ``with_box_refine``.

@@ -39,8 +39,7 @@ def wide(b: Builder, A: Value, n: int) -> Value:
 def eliminate(b: Builder, A: Value) -> Value:
     """The inverse by Gauss-Jordan elimination of ``[A | I]`` with partial pivoting.
 
-    Rows stay where they are: the pivot of a column is chosen among the rows without one, and the rows are ordered at
-        the end.
+    Rows stay where they are: the pivot of a column is chosen among the rows without one. They are ordered at the end.
     """
     rank, n = A.rank, A.shape[-1]
     rows, columns = rank - 2, rank - 1

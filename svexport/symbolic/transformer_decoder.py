@@ -89,13 +89,14 @@ def body(
 
         svca = f"{layer}.svca"
         where = b.op("Add", query, query_pos, shape=shape)
-        logits = linear(f"{svca}.attention_weights", where)
-        logits = b.reshape(logits, batch, queries, cams, num_points, len(levels), num_groups)
+        scores = linear(f"{svca}.attention_weights", where)
+        scores = b.reshape(scores, batch, queries, cams, num_points, len(levels), num_groups)
         offsets = zero
         if learned_offsets:
             offsets = b.reshape(linear(f"{svca}.sampling_offsets", where), batch, queries, num_points, 3)
-        sampled = b.cast(camera_sample.body(b, levels, points, lidar2img, logits, offsets, *view), dtype)
-        position = b.cast(_inverse_sigmoid(b, points), dtype)
+        sampled = b.cast(camera_sample.body(b, levels, points, lidar2img, scores, offsets, *view), dtype)
+        logits = _inverse_sigmoid(b, points)
+        position = b.cast(logits, dtype)
         for linear_, norm in ((0, 1), (3, 4)):
             position = linear(f"{svca}.position_encoder.{linear_}", position)
             position = norm_relu(f"{svca}.position_encoder.{norm}", position)
@@ -106,7 +107,7 @@ def body(
         box = relu(linear(f"{layer}.reg.2", relu(linear(f"{layer}.reg.0", query))))
         box = b.cast(linear(f"{layer}.reg.4", box), precise)
         offset = b.concat([b.slice(box, 2, 0, 2), b.slice(box, 2, 4, 5)], axis=2)
-        moved = b.op("Add", offset, _inverse_sigmoid(b, points))
+        moved = b.op("Add", offset, logits)
         points = b.op("Sigmoid", moved, shape=points.shape)
 
     x = query

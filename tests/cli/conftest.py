@@ -39,6 +39,11 @@ class Product(nn.Module):
         return torch.einsum("ij,jk->ik", a, b)
 
 
+class Turned(Ready):
+    def forward(self, x):
+        return x.permute(0, 2, 3, 1).relu().permute(0, 3, 1, 2)
+
+
 class Pyramid(nn.Module):
     def forward(self, features, scale):
         return sum(f.mean() for f in features) * scale

@@ -55,6 +55,16 @@ def test_plugins(run, project, plugins, nodes):
     assert len(list(svexport_nodes(onnx.load("net.onnx")))) == nodes
 
 
+def test_simplify(run, project):
+    transposes = []
+    for words in ([], ["--simplify"]):
+        result = run("export", "nets:Turned", "--opset", "13", "--json", *words)
+        assert result.code == 0, result.err
+        transposes.append(result.json["nodes"].get("Transpose", 0))
+        assert any(note.startswith("simplify: ") for note in result.json["notes"]) == bool(words)
+    assert transposes == [2, 0]
+
+
 def test_half_for_a_target(run, project):
     result = run("export", "nets:Ready", "-o", "net.onnx", "--dtype", "float16", "--target", "8.6", "--json")
     assert result.code == 0, result.err

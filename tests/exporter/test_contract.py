@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import re
 from collections import namedtuple
 
 import onnx
@@ -247,6 +248,62 @@ def test_dynamic_axes(opset, tmp_path) -> None:
     report = svexport.export(Small(), X, tmp_path / "m.onnx", opset=opset, dynamic_axes=axes)
     assert report.inputs["x"] == "float32[x_dim_0, 3, 6, 7]"
     assert svexport.load(report.path)(torch.randn(5, 3, 6, 7)).shape == (5, 4)
+
+
+@pytest.mark.parametrize("opset", [9, 11, 17, 18])
+def test_dynamic_sizes_of_outputs(opset, tmp_path) -> None:
+    class Sizes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3, stride=2)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {
+                "conv": self.conv(x),
+                "same": x * 2,
+                "turned": x.permute(3, 0, 1, 2),
+                "norm": F.layer_norm(x, x.shape[3:]),
+                "flat": x.flatten(1),
+                "larger": F.interpolate(x, scale_factor=2),
+                "places": (x > 0).nonzero(),
+            }
+
+    shapes = {"x": {0: "batch", 3: "width"}}
+    report = svexport.export(Sizes(), (torch.randn(2, 3, 5, 8),), tmp_path / "m.onnx", opset=opset, dynamic_shapes=shapes)
+    outputs = {name: text.partition("[")[2][:-1].split(", ") for name, text in report.outputs.items()}
+    assert outputs["same"] == outputs["norm"] == ["batch", "3", "5", "width"]
+    assert outputs["turned"] == ["width", "batch", "3", "5"]
+    assert outputs["conv"][:3] == ["batch", "4", "2"]
+    assert outputs["flat"][0] == "batch"
+    assert outputs["places"] == ["places_dim_0", "4"]
+    if opset < 18:  # where the other exporter writes formulas
+        assert outputs["conv"][3] == "conv_dim_3"
+        assert outputs["flat"][1] == "flat_dim_1"
+        assert outputs["larger"][3] == "larger_dim_3"
+    model = onnx.load(report.path)
+    named = {d.dim_param for v in model.graph.value_info for d in v.type.tensor_type.shape.dim}
+    assert all(not name or {"batch", "width"}.intersection(re.findall(r"\w+", name)) for name in named)
+
+
+@BOTH_EXPORTERS
+def test_outputs_named_like_other_values(opset, tmp_path) -> None:
+    """A parameter, an input, a node's value of the exporter's, its folded constant."""
+
+    class Names(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.y = nn.Parameter(torch.randn(3))
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            product = torch.einsum("ni,ij->nj", x, self.linear.weight.t())
+            outputs = {"y": x + self.y, "x": x * 2, "same": x, "parameter": self.y}
+            return outputs | {"linear.weight": x - 1, "t": product, "mul": x - 2, "/Mul_output_0": x - 3}
+
+    report = svexport.export(Names(), (torch.randn(2, 3),), tmp_path / "m.onnx", opset=opset)
+    names = ["y", "x_2", "same", "parameter", "linear.weight", "t", "mul", "/Mul_output_0"]
+    assert list(report.outputs) == names
+    assert report.verified
 
 
 @BOTH_EXPORTERS

@@ -159,13 +159,14 @@ def test_compile_in_one_graph(op: Op) -> None:
             torch.testing.assert_close(actual, e)
 
 
-@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("opset", range(9, 24))
 @every_op
 def test_body_is_the_reference(op: Op, opset: int) -> None:
-    """In ONNX Runtime: lowered and attached, static and dynamic, for every sample."""
+    """In ONNX Runtime: lowered and attached, static and dynamic, for every sample; between OPSETS in one way."""
+    ways = [(True, False), (True, True), (False, False), (False, True)] if opset in OPSETS else [(True, True)]
     for index, args in enumerate(samples(op, torch.float32, opset)):
         expected = as_tuple(op(*args))
-        for lowered, dynamic in ((True, False), (True, True), (False, False), (False, True)):
+        for lowered, dynamic in ways:
             got = run_op(op, args, opset, lowered=lowered, dynamic=dynamic)
             for actual, e in zip(got, expected, strict=True):
                 torch.testing.assert_close(

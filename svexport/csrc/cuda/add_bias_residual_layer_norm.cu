@@ -1,56 +1,34 @@
 #include "add_bias_residual_layer_norm.h"
 
-#include <algorithm>
-
-#include "device.cuh"
+#include "strided.cuh"
 
 namespace svexport {
 namespace {
 
 constexpr int kWarp = 32;
 
-// Three tensors (*, D) as rows that are walked together: row r starts at r / inner * outer + r % inner * stride.
+// x, residual and extra (*, D) as rows that are walked together.
 struct Rows {
-  const void* data[3];  // x, residual, extra
-  int64_t outer[3], stride[3];
-  int64_t count = 1, inner = 1;
+  Walk<3> walk;
+  const void* data[3];  // null: no extra
 
-  template <class T>
-  __device__ __forceinline__ const T* at(int i, int64_t row) const {
-    const T* p = static_cast<const T*>(data[i]);
-    if (inner == count) return p + row * stride[i];
-    return p + row / inner * outer[i] + row % inner * stride[i];
-  }
+  Rows(const Tensor& x, const Tensor& residual, const Tensor& extra)
+      : walk(Axes<3>({&x, &residual, &extra}, 1, Axes<3>::Order::kRowMajor)),
+        data{x.data, residual.data, extra.data} {}
 };
 
-// Whether the tensors can be walked as Rows, which it fills in.
-bool walk(const Tensor& x, const Tensor& residual, const Tensor& extra, Rows& rows) {
-  const Tensor* tensors[] = {&x, &residual, &extra};
-  const int count = extra.data ? 3 : 2;
-  int groups = 0;
-  int64_t sizes[2] = {1, 1}, strides[2][3] = {};
-  for (int i = x.rank - 2; i >= 0; --i) {
-    if (x.sizes[i] == 1) continue;
-    bool joins = groups > 0;
-    for (int k = 0; joins && k < count; ++k) {
-      joins = tensors[k]->strides[i] == strides[groups - 1][k] * sizes[groups - 1];
-    }
-    if (!joins && ++groups > 2) return false;
-    if (!joins) {
-      for (int k = 0; k < count; ++k) strides[groups - 1][k] = tensors[k]->strides[i];
-    }
-    sizes[groups - 1] *= x.sizes[i];
+template <class T>
+struct Row {
+  const T *x, *residual, *extra;
+
+  __device__ __forceinline__ Row(const Rows& rows, int64_t i) {
+    int64_t at[3];
+    rows.walk.offsets(i, at);
+    x = static_cast<const T*>(rows.data[0]) + at[0];
+    residual = static_cast<const T*>(rows.data[1]) + at[1];
+    extra = rows.data[2] ? static_cast<const T*>(rows.data[2]) + at[2] : nullptr;
   }
-  rows.inner = sizes[0];
-  rows.count = sizes[0] * sizes[1];
-  for (int k = 0; k < 3; ++k) {
-    rows.data[k] = tensors[k]->data;
-    rows.stride[k] = strides[0][k];
-    rows.outer[k] = strides[1][k];
-    if (k < count && x.sizes[x.rank - 1] > 1 && tensors[k]->strides[x.rank - 1] != 1) return false;
-  }
-  return true;
-}
+};
 
 struct Forward {
   Rows rows;
@@ -102,14 +80,13 @@ __device__ __forceinline__ void store_floats(T* p, const float* from) {
 
 // N elements of s = x + bias + residual (+ extra), in the order of the sum.
 template <class T, int N>
-__device__ __forceinline__ void load_sum(const T* x, const T* residual, const T* extra, const float* bias, int column,
-                                         float* to) {
-  const auto vx = load<T, N>(x + column), vr = load<T, N>(residual + column);
+__device__ __forceinline__ void load_sum(const Row<T>& row, const float* bias, int column, float* to) {
+  const auto vx = load<T, N>(row.x + column), vr = load<T, N>(row.residual + column);
   Vec<T, N> ve{};
-  if (extra) ve = load<T, N>(extra + column);
+  if (row.extra) ve = load<T, N>(row.extra + column);
 #pragma unroll
   for (int j = 0; j < N; ++j) to[j] = to_float(vx.at[j]) + bias[j] + to_float(vr.at[j]);
-  if (extra) {
+  if (row.extra) {
 #pragma unroll
     for (int j = 0; j < N; ++j) to[j] += to_float(ve.at[j]);
   }
@@ -149,15 +126,14 @@ __global__ void __launch_bounds__(128) forward_warp(const __grid_constant__ Forw
     load_floats(a.weight, column(k), weight[k]);
     load_floats(a.norm_bias, column(k), norm_bias[k]);
   }
-  for (; row < a.rows.count; row += step) {
-    const T *x = a.rows.at<T>(0, row), *residual = a.rows.at<T>(1, row);
-    const T* extra = a.rows.data[2] ? a.rows.at<T>(2, row) : nullptr;
+  for (; row < a.rows.walk.count; row += step) {
+    const Row<T> from(a.rows, row);
     float v[K][N], sum = 0;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       if (column(k) < a.d) {
         if (!kKeep) load_floats(a.bias, column(k), bias[k]);
-        load_sum<T, N>(x, residual, extra, bias[k], column(k), v[k]);
+        load_sum<T, N>(from, bias[k], column(k), v[k]);
       }
     }
 #pragma unroll
@@ -199,15 +175,14 @@ __global__ void __launch_bounds__(512) forward_block(const __grid_constant__ For
   extern __shared__ float4 row_memory[];
   float* kept = reinterpret_cast<float*>(row_memory);
   __shared__ float scratch[2][kWarp];
-  for (int64_t row = blockIdx.x; row < a.rows.count; row += gridDim.x) {
-    const T *x = a.rows.at<T>(0, row), *residual = a.rows.at<T>(1, row);
-    const T* extra = a.rows.data[2] ? a.rows.at<T>(2, row) : nullptr;
+  for (int64_t row = blockIdx.x; row < a.rows.walk.count; row += gridDim.x) {
+    const Row<T> from(a.rows, row);
     T *y = static_cast<T*>(a.y) + row * a.d, *s = static_cast<T*>(a.s) + row * a.d;
 
     auto sums = [&](int column, float (&v)[N]) {
       float bias[N];
       load_floats(a.bias, column, bias);
-      load_sum<T, N>(x, residual, extra, bias, column, v);
+      load_sum<T, N>(from, bias, column, v);
     };
     auto again = [&](int column, float (&v)[N]) {
       if (keep) {
@@ -278,9 +253,8 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp* kWarps) backward
     load_floats(a.weight, column(k), weight[k]);
   }
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
-  for (int64_t row = blockIdx.x * static_cast<int64_t>(blockDim.y) + threadIdx.y; row < a.rows.count; row += step) {
-    const T *x = a.rows.at<T>(0, row), *residual = a.rows.at<T>(1, row);
-    const T* extra = a.rows.data[2] ? a.rows.at<T>(2, row) : nullptr;
+  for (int64_t row = blockIdx.x * static_cast<int64_t>(blockDim.y) + threadIdx.y; row < a.rows.walk.count; row += step) {
+    const Row<T> from(a.rows, row);
     const T *dy = static_cast<const T*>(a.dy) + row * a.d, *ds = static_cast<const T*>(a.ds) + row * a.d;
     float v[K][N], g[K][N], direct[K][N];  // s, the gradient of y, that of s
     Pair sum{};                            // of s, of g * weight
@@ -288,8 +262,8 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp* kWarps) backward
     for (int k = 0; k < K; ++k) {
       if (column(k) >= a.d) continue;
       load_floats(dy + column(k), g[k]);
-      load_floats(ds + column(k), direct[k]);
-      load_sum<T, N>(x, residual, extra, bias[k], column(k), v[k]);
+      if (!kBlock) load_floats(ds + column(k), direct[k]);
+      load_sum<T, N>(from, bias[k], column(k), v[k]);
 #pragma unroll
       for (int j = 0; j < N; ++j) sum = sum + Pair{v[k][j], g[k][j] * weight[k][j]};
     }
@@ -311,6 +285,7 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp* kWarps) backward
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       if (column(k) >= a.d) continue;
+      if (kBlock) load_floats(ds + column(k), direct[k]);  // where registers are scarce
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         sums[0][k][j] += g[k][j] * v[k][j] * scale;
@@ -382,13 +357,19 @@ bool vectorises(const Rows& rows, int d, std::initializer_list<const void*> cont
   constexpr int N = 16 / sizeof(T);
   auto fits = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
   bool result = d % N == 0;
-  for (int i = 0; i < 3; ++i) {
-    result = result && fits(rows.data[i]);
-    if (rows.data[i]) result = result && rows.stride[i] % N == 0 && rows.outer[i] % N == 0;
+  for (int k = 0; k < 3; ++k) {
+    result = result && fits(rows.data[k]);
+    for (int i = 0; i < rows.walk.rank; ++i) result = result && rows.walk.strides[i][k] % N == 0;
   }
   for (const void* p : contiguous) result = result && fits(p);
   for (const AnyFloat& v : vectors) result = result && fits(v.data);
   return result;
+}
+
+// Whether a tensor like x, or none, has the type of x and contiguous columns.
+bool walks(const Tensor& t, const Tensor& x) {
+  return !t.data || (t.dtype == x.dtype && x.sizes[x.rank - 1] < INT32_MAX / 2 &&
+                     (t.strides[t.rank - 1] == 1 || t.sizes[t.rank - 1] == 1));
 }
 
 int multiprocessors() {
@@ -404,7 +385,7 @@ cudaError_t launch_forward(const Forward& a, cudaStream_t stream) {
   const bool vector = vectorises<T>(a.rows, a.d, {a.y, a.s}, {a.bias, a.weight, a.norm_bias});
   if (a.d <= 1024) {
     const int rows = 128 / kWarp;  // per block
-    const int blocks = static_cast<int>(std::min<int64_t>(ceil_div<int64_t>(a.rows.count, rows), 16 * multiprocessors()));
+    const int blocks = static_cast<int>(std::min<int64_t>(ceil_div<int64_t>(a.rows.walk.count, rows), 16 * multiprocessors()));
     const auto kernel = !vector      ? a.d <= 256 ? forward_warp<T, 1, 8> : forward_warp<T, 1, 32>
                         : a.d <= 256 ? forward_warp<T, N, 8 / N>
                         : a.d <= 512 ? forward_warp<T, N, 16 / N>
@@ -414,7 +395,7 @@ cudaError_t launch_forward(const Forward& a, cudaStream_t stream) {
     const int64_t bytes = a.d * static_cast<int64_t>(sizeof(float));
     const bool keep = bytes <= 40 << 10;
     const auto kernel = vector ? forward_block<T, N> : forward_block<T, 1>;
-    kernel<<<static_cast<int>(std::min<int64_t>(a.rows.count, 1 << 20)), a.d <= 4096 ? 256 : 512, keep ? bytes : 0,
+    kernel<<<static_cast<int>(std::min<int64_t>(a.rows.walk.count, 1 << 20)), a.d <= 4096 ? 256 : 512, keep ? bytes : 0,
              stream>>>(a, keep);
   }
   return cudaGetLastError();
@@ -437,7 +418,7 @@ template <class T>
 cudaError_t launch_backward(const Backward& a, cudaStream_t stream) {
   constexpr int N = 16 / sizeof(T);
   const bool vector = vectorises<T>(a.rows, a.d, {a.dy, a.ds, a.dx[0], a.dx[1], a.dx[2]}, {a.bias, a.weight});
-  const Grid grid(a.rows.count, a.d);
+  const Grid grid(a.rows.walk.count, a.d);
   const auto kernel = grid.threads.x == kWarp ? vector ? backward_rows<T, N, false> : backward_rows<T, 1, false>
                       : vector                ? backward_rows<T, N, true>
                                               : backward_rows<T, 1, true>;
@@ -447,24 +428,18 @@ cudaError_t launch_backward(const Backward& a, cudaStream_t stream) {
 
 }  // namespace
 
-bool add_bias_residual_layer_norm_walks(const Tensor& x, const Tensor& residual, const Tensor& extra) {
-  Rows rows;
-  return walk(x, residual, extra, rows);
-}
-
 cudaError_t add_bias_residual_layer_norm(const Tensor& x, const Tensor& bias, const Tensor& residual,
                                          const Tensor& weight, const Tensor& norm_bias, float eps, const Tensor& extra,
                                          const Tensor& y, const Tensor& s, cudaStream_t stream) {
-  Rows rows;
-  if (residual.dtype != x.dtype || (extra.data && extra.dtype != x.dtype) || x.sizes[x.rank - 1] > INT32_MAX / 2 ||
-      !is_float(bias) || !is_float(weight) || !is_float(norm_bias) || !walk(x, residual, extra, rows)) {
+  if (!walks(x, x) || !walks(residual, x) || !walks(extra, x) || !is_float(bias) || !is_float(weight) ||
+      !is_float(norm_bias)) {
     return cudaErrorNotSupported;
   }
   return dispatch_float(x.dtype, [&](auto* p) {
     if (x.numel() == 0) return cudaSuccess;
     const auto d = static_cast<int>(x.sizes[x.rank - 1]);
     return launch_forward<element_t<decltype(p)>>(
-        {rows, AnyFloat(bias), AnyFloat(weight), AnyFloat(norm_bias), y.data, s.data, d, eps}, stream);
+        {Rows(x, residual, extra), AnyFloat(bias), AnyFloat(weight), AnyFloat(norm_bias), y.data, s.data, d, eps}, stream);
   });
 }
 
@@ -480,14 +455,13 @@ cudaError_t add_bias_residual_layer_norm_backward(const Tensor& dy, const Tensor
                                                   const Tensor& dresidual, const Tensor& dweight,
                                                   const Tensor& dnorm_bias, const Tensor& dextra, void* workspace,
                                                   cudaStream_t stream) {
-  Rows rows;
-  if (dy.dtype != x.dtype || ds.dtype != x.dtype || residual.dtype != x.dtype ||
-      (extra.data && extra.dtype != x.dtype) || x.numel() == 0 || x.sizes[x.rank - 1] > kColumns * kMaxThreads ||
-      !is_float(bias) || !is_float(weight) || !walk(x, residual, extra, rows)) {
+  if (!walks(x, x) || !walks(residual, x) || !walks(extra, x) || !walks(dy, x) || !walks(ds, x) || !is_float(bias) ||
+      !is_float(weight) || x.numel() == 0 || x.sizes[x.rank - 1] > kColumns * kMaxThreads) {
     return cudaErrorNotSupported;
   }
   const bool columns = dbias.data || dweight.data || dnorm_bias.data;
   const auto d = static_cast<int>(x.sizes[x.rank - 1]);
+  const Rows rows(x, residual, extra);
   const Backward a{rows,      AnyFloat(bias), AnyFloat(weight),
                    dy.data,   ds.data,        {dx.data, dresidual.data, dextra.data},
                    columns ? static_cast<float*>(workspace) : nullptr,
@@ -496,7 +470,7 @@ cudaError_t add_bias_residual_layer_norm_backward(const Tensor& dy, const Tensor
       dispatch_float(x.dtype, [&](auto* p) { return launch_backward<element_t<decltype(p)>>(a, stream); });
   if (status != cudaSuccess || !columns) return status;
   backward_columns<<<ceil_div(3 * d, kWarp), dim3(kWarp, kWarp), 0, stream>>>(
-      a.partials, Grid(rows.count, d).blocks, d, AnyFloat(dweight), AnyFloat(dnorm_bias), AnyFloat(dbias));
+      a.partials, Grid(rows.walk.count, d).blocks, d, AnyFloat(dweight), AnyFloat(dnorm_bias), AnyFloat(dbias));
   return cudaGetLastError();
 }
 

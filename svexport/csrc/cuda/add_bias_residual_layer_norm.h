@@ -7,16 +7,12 @@ namespace svexport {
 
 // s = x + bias + residual (+ extra) and y = layer_norm(s), which the rounding of s does not enter.
 //
-// x, residual, extra (data null: none): (*, D), of one of fp32, fp16, bf16, their last stride 1; rows may be transposed,
-// that is lie in two nested strides, other strides are not supported.
+// x, residual, extra (data null: none): (*, D), of one of fp32, fp16, bf16, their last stride 1, the others as they come.
 // bias, weight, norm_bias: (D,), contiguous, each fp32, fp16 or bf16.
 // y, s: (*, D), contiguous, the type of x.
 cudaError_t add_bias_residual_layer_norm(const Tensor& x, const Tensor& bias, const Tensor& residual,
                                          const Tensor& weight, const Tensor& norm_bias, float eps, const Tensor& extra,
                                          const Tensor& y, const Tensor& s, cudaStream_t stream);
-
-// Whether the launchers can walk x, residual and extra as they lie.
-bool add_bias_residual_layer_norm_walks(const Tensor& x, const Tensor& residual, const Tensor& extra);
 
 // Gradients, all contiguous, those with null data left out: dx, dresidual, dextra (*, D) of the type of x, dbias, dweight,
 // dnorm_bias (D,) of any float type. dy, ds: (*, D), contiguous, the type of x. D is at most 4096.

@@ -1,5 +1,7 @@
 #include "camera_sample.h"
 
+#include <type_traits>
+
 #include "device.cuh"
 
 namespace svexport {
@@ -159,26 +161,10 @@ __device__ __forceinline__ void add_pixels(const Sample& s, uint32_t inside, con
   }
 }
 
-// kOthers: some levels are pooled or int8.
-template <class T, int N, bool kSplit, bool kOthers>
-__device__ __forceinline__ void add_sample(const Params& p, const Sample& s, uint32_t inside, int level, int channel,
-                                           int column, float (&sum)[N]) {
-  const Level& map = p.levels[level];
-  if (kOthers && map.int8) {
-    const char* at = s.at + (channel >> 5) * map.sc + (channel & 31);
-    if (map.pool) {
-      add_pixels<int8_t, N, kSplit, true>(s, inside, map, at, column, sum);
-    } else {
-      add_pixels<int8_t, N, kSplit, false>(s, inside, map, at, column, sum);
-    }
-    return;
-  }
-  const char* at = s.at + (kSplit ? channel * map.sc : channel * static_cast<int64_t>(sizeof(T)));
-  if (kOthers && map.pool) {
-    add_pixels<T, N, kSplit, true>(s, inside, map, at, column, sum);
-  } else {
-    add_pixels<T, N, kSplit, false>(s, inside, map, at, column, sum);
-  }
+template <class T, bool kSplit>
+__device__ __forceinline__ int64_t channel_offset(const Level& map, int channel) {
+  if (std::is_same<T, int8_t>::value) return (channel >> 5) * map.sc + (channel & 31);
+  return kSplit ? channel * map.sc : channel * static_cast<int64_t>(sizeof(T));
 }
 
 // What the logits of a group become weights by. Softmax: exp(logit - max) * scale. Sigmoid: scale is 1, or NaN if a
@@ -298,21 +284,37 @@ __global__ void __launch_bounds__(kThreads) camera_sample_kernel(const __grid_co
     for (int k = row; k - row < count; k += rows) {  // as often in every row: lanes exchange below
       const bool live = k < count;
       const Sample& s = samples[live ? k : 0];
-      const uint32_t inside = live ? s.inside : 0;
-      const int level = s.index % p.num_levels;
-      const int64_t logit = logits + s.index * p.weights_stride[2];
+      const Level& map = p.levels[s.index % p.num_levels];
+      const int64_t at = logits + s.index * p.weights_stride[2];
+      const auto add = [&](auto* stored, auto pool) {
+        using S = element_t<decltype(stored)>;
+        float logit = 0, weight = 0;
 #pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        if (begin + i * stride >= end) break;
-        const float weight = p.weights.get(logit + group[i] * p.weights_stride[3]);
-        float v[N] = {};
-        add_sample<T, N, kSplit, kOthers>(p, s, inside, level, channel[i], column, v);
-        const float a = activate(p.softmax, weight, norms[group[i] - first_group].x);
+        for (int i = 0; i < kParts; ++i) {
+          if (begin + i * stride >= end) break;
+          const bool change = i == 0 || p.groups > 1;
+          if (change) logit = p.weights.get(at + group[i] * p.weights_stride[3]);
+          float v[N] = {};
+          add_pixels<S, N, kSplit, pool.value>(s, live ? s.inside : 0, map, s.at + channel_offset<S, kSplit>(map, channel[i]),
+                                               column, v);
+          if (change) weight = activate(p.softmax, logit, norms[group[i] - first_group].x);
 #pragma unroll
-        for (int n = 0; n < N; ++n) {
-          if (kSplit) v[n] += __shfl_xor_sync(~0u, v[n], 1);
-          if (live && v[n] == v[n]) sum[i][n] = fmaf(a, v[n], sum[i][n]);
+          for (int n = 0; n < N; ++n) {
+            if (kSplit) v[n] += __shfl_xor_sync(~0u, v[n], 1);
+            if (live && v[n] == v[n]) sum[i][n] = fmaf(weight, v[n], sum[i][n]);
+          }
         }
+      };
+      T* stored = nullptr;
+      int8_t* codes = nullptr;
+      if (!kOthers || !(map.int8 || map.pool)) {
+        add(stored, std::false_type{});
+      } else if (!map.int8) {
+        add(stored, std::true_type{});
+      } else if (!map.pool) {
+        add(codes, std::false_type{});
+      } else {
+        add(codes, std::true_type{});
       }
     }
   }

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads) direct_kernel(Space s, const T* __re
   if (p >= s.points) return;
   const int count = min(chunk, channels - first);
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
-    const Taps<TAPS> taps = locate<TAPS>(s, n, p);
+    const Taps<TAPS> taps(locate<TAPS>(s, n, p), s.stride);
     const T* source = input + n * image + first * channel;
     T* target = output.data + n * output.image + first * output.channel + p * output.point;
     auto step = [&](auto width) {
@@ -64,49 +64,6 @@ __global__ void __launch_bounds__(kThreads) direct_kernel(Space s, const T* __re
 
 // ----------------------------------------------------------------------------- channels-last: 16 bytes of a point each
 
-// A tile of points x granules (16 bytes of channels) in shared memory, transposed on the way out. `bits` is chosen such
-// that 8 groups of points fall into different banks.
-__device__ __forceinline__ int swizzled(int granule, int bits) { return granule ^ (granule >> bits & 7); }
-
-// Writes the tile with the points innermost, W of them per access. Lanes: 8 groups of points x the 4 words of a granule.
-template <int W, class T>
-__device__ __forceinline__ void write_points(const uint4* tile, int bits, int shift, int tile_points, T* target,
-                                             int64_t channel, int64_t point, int points, int channels) {
-  constexpr int V = 16 / sizeof(T), kPerWord = 4 / sizeof(T);
-  const uint32_t* words = reinterpret_cast<const uint32_t*>(tile);
-  const int word = threadIdx.x % 4, group = threadIdx.x / 4 % 8, warp = threadIdx.x / 32, lanes = 1 << shift;
-  const int units = lanes * (tile_points / (8 * W));
-  for (int u = warp; u < units; u += kThreads / 32) {
-    const int granule = u & (lanes - 1), p = (u >> shift) * (8 * W) + group * W, c = granule * V + word * kPerWord;
-    if (p >= points || c >= channels) continue;
-    T values[kPerWord][W];
-#pragma unroll
-    for (int i = 0; i < W; ++i) {
-      const uint32_t bytes = words[swizzled((p + i) * lanes + granule, bits) * 4 + word];
-      memcpy(&values[0][i], &bytes, sizeof(T));
-      if constexpr (kPerWord == 2) {
-        const uint16_t high = bytes >> 16;
-        memcpy(&values[1][i], &high, sizeof(T));
-      }
-    }
-#pragma unroll
-    for (int k = 0; k < kPerWord; ++k) {
-      T* to = target + (c + k) * channel + p * point;
-      if (W > 1 && p + W <= points) {
-        Vec<T, W> v;
-#pragma unroll
-        for (int i = 0; i < W; ++i) v.at[i] = values[k][i];
-        store(to, v);
-      } else {
-#pragma unroll
-        for (int i = 0; i < W; ++i) {
-          if (p + i < points) to[i * point] = values[k][i];
-        }
-      }
-    }
-  }
-}
-
 // Blocks of POINTS * (256 >> shift) points x (16 bytes << shift) of channels x images.
 template <class T, int TAPS>
 __global__ void __launch_bounds__(kThreads) vector_kernel(Space s, const T* __restrict__ input, int64_t image,
@@ -125,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) vector_kernel(Space s, const T* __re
     for (int k = 0; k < POINTS; ++k) {
       const int p = first + row + k * rows;
       if (p < s.points) {
-        taps[k] = locate<TAPS>(s, n, p);
+        taps[k] = Taps<TAPS>(locate<TAPS>(s, n, p), s.stride);
         if (output.mask && c == 0) {
           output.mask[static_cast<int64_t>(n) * s.points + p] = from_float<T>(taps[k].offset[0] < 0 ? 0.0f : 1.0f);
         }
@@ -164,7 +121,7 @@ __global__ void __launch_bounds__(kThreads) vector_kernel(Space s, const T* __re
       }
       continue;
     }
-    const int bits = max(3, shift + (width == 8 ? 3 : width == 4 ? 2 : 0));
+    const int bits = tile_bits(shift, width);
 #pragma unroll
     for (int k = 0; k < POINTS; ++k) {
       const Vec<T, V> v = rounded<T>(sums[k]);
@@ -229,7 +186,7 @@ __global__ void plane_kernel(Space s, const T* __restrict__ input, int64_t image
   T* target = output.data + n * output.image + first * output.channel;
 #pragma unroll 2
   for (int p = begin + threadIdx.x; p < end; p += blockDim.x) {
-    const Taps<TAPS> taps = locate<TAPS>(s, n, p);
+    const Taps<TAPS> taps(locate<TAPS>(s, n, p), s.stride);
     float sums[K] = {};
 #pragma unroll
     for (int i = 0; i < TAPS; ++i) {
@@ -335,7 +292,7 @@ cudaError_t launch(const Tensor& input, const Space& s, Output<T> output, cudaSt
 
 cudaError_t sample(const Tensor& input, const Tensor& grid, const Tensor& output, const Tensor& mask,
                    const Sampling& sampling, cudaStream_t stream) {
-  Space s;
+  Space s(grid);
   if (output.numel() == 0 && mask.data == nullptr) return cudaSuccess;
   if (output.numel() == 0 || input.sizes[0] > INT32_MAX || input.sizes[1] > INT32_MAX || !is_float(grid) ||
       !Space::of(input, grid, sampling, s)) {

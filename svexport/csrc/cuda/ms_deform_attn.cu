@@ -140,7 +140,7 @@ struct Gradients {
 };
 
 template <class T, int V>
-__global__ void __launch_bounds__(kWarps * 32)
+__global__ void __launch_bounds__(kWarps * 32, 6)
     backward_kernel(const T* grad_output, const T* value, Levels levels, AnyFloat locations, AnyFloat weights,
                     Gradients grads, Sizes sizes, bool vectors, int g) {
   __shared__ Pixels pixels[kWarps][kChunk + 32];

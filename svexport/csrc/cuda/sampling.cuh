@@ -8,14 +8,15 @@ namespace svexport {
 
 // The image that is sampled and the points at which it is.
 struct Space {
+  explicit Space(const Tensor& grid) : grid(grid) {}
+
   int axes;       // 2, or 3
-  int size[3];    // of x, y[, z]
-  int stride[3];  // between pixels along x, y[, z], in elements
+  int size[3] = {};    // of x, y[, z]
+  int stride[3] = {};  // between pixels along x, y[, z], in elements
   int padding;
   bool align_corners;
 
-  const void* grid;
-  DType dtype;         // of the grid
+  AnyFloat grid;
   int points;          // of one image
   int grid_size[2];    // points along x and y
   int64_t grid_image;  // strides: between images,
@@ -39,8 +40,6 @@ struct Space {
       s.grid_stride[i] = grid.strides[grid.rank - 2 - i];
     }
     if (extent >= INT32_MAX || points >= INT32_MAX) return false;
-    s.grid = grid.data;
-    s.dtype = grid.dtype;
     s.points = static_cast<int>(points);
     s.grid_size[0] = static_cast<int>(grid.sizes[grid.rank - 2]);
     s.grid_size[1] = static_cast<int>(grid.sizes[grid.rank - 3]);
@@ -68,7 +67,7 @@ struct Space {
   }
 };
 
-// Coordinate `axis` of point p of image n.
+// Of the first coordinate of point p of image n.
 __device__ __forceinline__ int64_t grid_offset(const Space& s, int n, int p) {
   const int64_t start = n * s.grid_image;
   if (s.grid_even) return start + p * s.grid_stride[0];
@@ -76,25 +75,6 @@ __device__ __forceinline__ int64_t grid_offset(const Space& s, int n, int p) {
   if (s.axes == 2) return start + x * s.grid_stride[0] + rest * s.grid_stride[1];
   return start + x * s.grid_stride[0] + rest % s.grid_size[1] * s.grid_stride[1] +
          rest / s.grid_size[1] * s.grid_stride[2];
-}
-
-template <int AXES>
-struct Coordinates {
-  float at[AXES];  // x, y[, z]
-};
-
-template <int AXES>
-__device__ __forceinline__ Coordinates<AXES> coordinates(const Space& s, int n, int p) {
-  const int64_t offset = grid_offset(s, n, p);
-  Coordinates<AXES> x;
-#pragma unroll
-  for (int i = 0; i < AXES; ++i) {
-    const int64_t at = offset + i * s.grid_coordinate;
-    if (s.dtype == DType::kFloat32) x.at[i] = static_cast<const float*>(s.grid)[at];
-    if (s.dtype == DType::kFloat16) x.at[i] = to_float(static_cast<const __half*>(s.grid)[at]);
-    if (s.dtype == DType::kBFloat16) x.at[i] = to_float(static_cast<const __nv_bfloat16*>(s.grid)[at]);
-  }
-  return x;
 }
 
 // The pixels along one axis that a point is made of: 1 (nearest), 2 (linear) or 4 (cubic).
@@ -189,54 +169,159 @@ __device__ __forceinline__ Pixels<K> pixels(float x, int size, const Space& s) {
   return result;
 }
 
-constexpr int kTapsOfMode[] = {4, 1, 16};
-
-// The pixels that a point is made of: 1 (nearest), 4 (bilinear), 8 (trilinear) or 16 (bicubic).
+// A point: the pixels along every axis. TAPS pixels in all: 1 (nearest), 4 (bilinear), 8 (trilinear) or 16 (bicubic).
 template <int TAPS>
-struct Taps {
-  int offset[TAPS];  // in elements from the first pixel; -1: outside, the pixel is 0
-  float weight[TAPS];
+struct Point {
+  static constexpr int K = TAPS == 1 ? 1 : TAPS == 16 ? 4 : 2;   // pixels along an axis
+  static constexpr int AXES = TAPS == 1 || TAPS == 8 ? 3 : 2;  // the third of a 4-D nearest point is index 0 always
+  Pixels<K> axis[AXES];
+
+  // In elements from the first pixel, pixels being `stride` apart; -1: outside, where the image is 0.
+  __device__ __forceinline__ int offset(int tap, const int (&stride)[3]) const {
+    int sum = 0, outside = 0;
+#pragma unroll
+    for (int a = 0; a < AXES; ++a) {
+      const int index = axis[a].index[at(tap, a)];
+      sum += index * stride[a];
+      outside |= index;
+    }
+    return outside < 0 ? -1 : sum;
+  }
+
+  __device__ __forceinline__ float weight(int tap) const {
+    if (TAPS == 1) return 1;
+    float product = axis[AXES - 1].weight[at(tap, AXES - 1)];
+#pragma unroll
+    for (int a = AXES - 2; a >= 0; --a) product *= axis[a].weight[at(tap, a)];
+    return product;
+  }
+
+  // d(weight)/d(coordinate along `along`)
+  __device__ __forceinline__ float slope(int tap, int along) const {
+    float product = axis[along].slope[at(tap, along)];
+#pragma unroll
+    for (int a = 0; a < AXES; ++a) {
+      if (a != along) product *= axis[a].weight[at(tap, a)];
+    }
+    return product;
+  }
+
+  static __device__ __forceinline__ constexpr int at(int tap, int a) {
+    return a == 0 ? tap % K : a == 1 ? tap / K % K : tap / K / K;
+  }
 };
 
 template <int TAPS>
-__device__ __forceinline__ Taps<TAPS> locate(const Space& s, int n, int p) {
-  Taps<TAPS> taps;
-  if constexpr (TAPS == 1) {
-    if (s.axes == 2) {
-      const auto at = coordinates<2>(s, n, p);
-      const int x = pixels<1>(at.at[0], s.size[0], s).index[0], y = pixels<1>(at.at[1], s.size[1], s).index[0];
-      taps.offset[0] = (x | y) < 0 ? -1 : x * s.stride[0] + y * s.stride[1];
+__device__ __forceinline__ Point<TAPS> locate(const Space& s, int n, int p) {
+  constexpr int AXES = Point<TAPS>::AXES, K = Point<TAPS>::K;
+  Point<TAPS> point;
+  const int64_t offset = grid_offset(s, n, p);
+#pragma unroll
+  for (int a = 0; a < AXES; ++a) {
+    if (TAPS == 1 && a == 2 && s.axes == 2) {
+      point.axis[a].index[0] = 0;
     } else {
-      const auto at = coordinates<3>(s, n, p);
-      const int x = pixels<1>(at.at[0], s.size[0], s).index[0], y = pixels<1>(at.at[1], s.size[1], s).index[0],
-                z = pixels<1>(at.at[2], s.size[2], s).index[0];
-      taps.offset[0] = (x | y | z) < 0 ? -1 : x * s.stride[0] + y * s.stride[1] + z * s.stride[2];
-    }
-    taps.weight[0] = 1;
-  } else if constexpr (TAPS == 8) {
-    const auto at = coordinates<3>(s, n, p);
-    const auto x = pixels<2>(at.at[0], s.size[0], s), y = pixels<2>(at.at[1], s.size[1], s),
-               z = pixels<2>(at.at[2], s.size[2], s);
-#pragma unroll
-    for (int i = 0; i < TAPS; ++i) {
-      const int kx = i % 2, ky = i / 2 % 2, kz = i / 4;
-      taps.offset[i] = (x.index[kx] | y.index[ky] | z.index[kz]) < 0
-                           ? -1
-                           : x.index[kx] * s.stride[0] + y.index[ky] * s.stride[1] + z.index[kz] * s.stride[2];
-      taps.weight[i] = z.weight[kz] * y.weight[ky] * x.weight[kx];
-    }
-  } else {
-    constexpr int K = TAPS == 4 ? 2 : 4;
-    const auto at = coordinates<2>(s, n, p);
-    const auto x = pixels<K>(at.at[0], s.size[0], s), y = pixels<K>(at.at[1], s.size[1], s);
-#pragma unroll
-    for (int i = 0; i < TAPS; ++i) {
-      const int kx = i % K, ky = i / K;
-      taps.offset[i] = (x.index[kx] | y.index[ky]) < 0 ? -1 : x.index[kx] * s.stride[0] + y.index[ky] * s.stride[1];
-      taps.weight[i] = y.weight[ky] * x.weight[kx];
+      point.axis[a] = pixels<K>(s.grid.get(offset + a * s.grid_coordinate), s.size[a], s);
     }
   }
-  return taps;
+  return point;
+}
+
+// The offsets and weights of a point's pixels.
+template <int TAPS>
+struct Taps {
+  int offset[TAPS];
+  float weight[TAPS];
+
+  Taps() = default;
+  __device__ __forceinline__ Taps(const Point<TAPS>& point, const int (&stride)[3]) {
+#pragma unroll
+    for (int i = 0; i < TAPS; ++i) {
+      offset[i] = point.offset(i, stride);
+      weight[i] = point.weight(i);
+    }
+  }
+};
+
+// A tile of points x granules (16 bytes of channels) in shared memory, where NCHW becomes channels-last and back. The
+// swizzle puts 8 groups of `width` points into different banks; a point has 1 << shift granules.
+__device__ __forceinline__ int tile_bits(int shift, int width) {
+  return max(3, shift + (width == 8 ? 3 : width == 4 ? 2 : 0));
+}
+
+__device__ __forceinline__ int swizzled(int granule, int bits) { return granule ^ (granule >> bits & 7); }
+
+// Writes the tile with the points innermost, W of them per access. Lanes: 8 groups of points x the 4 words of a granule.
+template <int W, class T>
+__device__ __forceinline__ void write_points(const uint4* tile, int bits, int shift, int tile_points, T* target,
+                                             int64_t channel, int64_t point, int points, int channels) {
+  constexpr int V = 16 / sizeof(T), kPerWord = 4 / sizeof(T);
+  const uint32_t* words = reinterpret_cast<const uint32_t*>(tile);
+  const int word = threadIdx.x % 4, group = threadIdx.x / 4 % 8, warp = threadIdx.x / 32, lanes = 1 << shift;
+  const int units = lanes * (tile_points / (8 * W));
+  for (int u = warp; u < units; u += blockDim.x / 32) {
+    const int granule = u & (lanes - 1), p = (u >> shift) * (8 * W) + group * W, c = granule * V + word * kPerWord;
+    if (p >= points || c >= channels) continue;
+    T values[kPerWord][W];
+#pragma unroll
+    for (int i = 0; i < W; ++i) {
+      const uint32_t bytes = words[swizzled((p + i) * lanes + granule, bits) * 4 + word];
+      memcpy(&values[0][i], &bytes, sizeof(T));
+      if constexpr (kPerWord == 2) {
+        const uint16_t high = bytes >> 16;
+        memcpy(&values[1][i], &high, sizeof(T));
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kPerWord; ++k) {
+      T* to = target + (c + k) * channel + p * point;
+      if (W > 1 && p + W <= points) {
+        Vec<T, W> v;
+#pragma unroll
+        for (int i = 0; i < W; ++i) v.at[i] = values[k][i];
+        store(to, v);
+      } else {
+#pragma unroll
+        for (int i = 0; i < W; ++i) {
+          if (p + i < points) to[i * point] = values[k][i];
+        }
+      }
+    }
+  }
+}
+
+// Fills the tile from memory with the points innermost, W of them per access; lanes as in write_points.
+template <int W, class T>
+__device__ __forceinline__ void read_points(uint4* tile, int bits, int shift, int tile_points, const T* source,
+                                            int64_t channel, int64_t point, int points, int channels) {
+  constexpr int V = 16 / sizeof(T), kPerWord = 4 / sizeof(T);
+  uint32_t* words = reinterpret_cast<uint32_t*>(tile);
+  const int word = threadIdx.x % 4, group = threadIdx.x / 4 % 8, warp = threadIdx.x / 32, lanes = 1 << shift;
+  const int units = lanes * (tile_points / (8 * W));
+  for (int u = warp; u < units; u += blockDim.x / 32) {
+    const int granule = u & (lanes - 1), p = (u >> shift) * (8 * W) + group * W, c = granule * V + word * kPerWord;
+    if (p >= points || c >= channels) continue;
+    Vec<T, W> values[kPerWord] = {};
+#pragma unroll
+    for (int k = 0; k < kPerWord; ++k) {
+      const T* from = source + (c + k) * channel + p * point;
+      if (W > 1 && p + W <= points) {
+        values[k] = load<T, W>(from);
+      } else {
+#pragma unroll
+        for (int i = 0; i < W; ++i) {
+          if (p + i < points) values[k].at[i] = from[i * point];
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < W; ++i) {
+      T pair[kPerWord];
+#pragma unroll
+      for (int k = 0; k < kPerWord; ++k) pair[k] = values[k].at[i];
+      memcpy(&words[swizzled((p + i) * lanes + granule, bits) * 4 + word], pair, 4);
+    }
+  }
 }
 
 // Calls f with the number of taps as a constant.

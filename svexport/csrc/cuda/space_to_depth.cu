@@ -1,5 +1,7 @@
 #include "space_to_depth.h"
 
+#include <algorithm>
+
 #include "device.cuh"
 #include "permute.h"
 
@@ -48,8 +50,8 @@ __global__ void __launch_bounds__(256) rows_kernel(T* image, Strides image_strid
   }
 }
 
-// One axis of a 4-D tensor split into two.
-Tensor blocks_of(const Tensor& image) {  // (N, C, H, W) -> (N, 2, 2, C, H/2, W/2), the column of the block first
+// (N, C, H, W) as (N, 2, 2, C, H/2, W/2), the column in the block before the row.
+Tensor blocks_of(const Tensor& image) {
   Tensor view = image;
   view.rank = 6;
   const int64_t *size = image.sizes, *stride = image.strides;
@@ -60,7 +62,8 @@ Tensor blocks_of(const Tensor& image) {  // (N, C, H, W) -> (N, 2, 2, C, H/2, W/
   return view;
 }
 
-Tensor channels_of(const Tensor& depth, int64_t c) {  // (N, 4C, H/2, W/2) -> (N, 2, 2, C, H/2, W/2)
+// (N, 4C, H/2, W/2) as (N, 2, 2, C, H/2, W/2).
+Tensor channels_of(const Tensor& depth, int64_t c) {
   Tensor view = depth;
   view.rank = 6;
   const int64_t *size = depth.sizes, *stride = depth.strides;

@@ -23,8 +23,8 @@ class AddBiasResidualLayerNorm final : public Plugin<AddBiasResidualLayerNorm, A
 
   bool supports(int i, const Descriptions& t) const override {
     if (i == kX) return is_linear_float(t[i]);
-    if (i == kBias || i == kWeight || i == kNormBias) return is_linear_float32_or(t[i], t[kX]);
-    return is_linear_float(t[i], t[kX]);
+    if (i == kBias || i == kWeight || i == kNormBias) return is_linear_beside(t, i, t[kX]);
+    return is_linear_like(t[i], t[kX]);
   }
 
   const char* wrong_sizes(const Tensors& t) const override {

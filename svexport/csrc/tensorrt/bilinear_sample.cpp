@@ -22,9 +22,9 @@ class BilinearSample final : public Plugin<BilinearSample, BilinearSampleNode> {
   bool supports(int i, const Descriptions& t) const override {
     switch (i) {
       case kImage: return is_strided_float(t[i]);
-      case kGrid: return is_linear_float32_or(t[i], t[kImage]);
-      case 2: return t[i].type == t[kImage].type && t[i].format == t[kImage].format;
-      default: return is_linear_float(t[i], t[kImage]);
+      case kGrid: return is_coordinates(t, i);
+      case 2: return is_strided_float(t[i]) && is_unpadded(t[i]) && t[i].type == t[kImage].type;
+      default: return is_linear_like(t[i], t[kImage]);
     }
   }
 

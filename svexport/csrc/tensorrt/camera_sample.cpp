@@ -1,12 +1,14 @@
 #include "camera_sample.h"
 
+#include <algorithm>
+
 #include "plugin.h"
 
 namespace svexport::plugin {
 namespace {
 
-// Behind the features, from the end.
-enum { kPoints = -4, kLidar2img, kWeights, kOffsets };
+// Behind the features.
+enum { kPoints, kLidar2img, kWeights, kOffsets, kOthers };
 
 class CameraSample final : public Plugin<CameraSample, CameraSampleNode> {
  public:
@@ -21,31 +23,73 @@ class CameraSample final : public Plugin<CameraSample, CameraSampleNode> {
   }
 
   const char* shapes(const DimsExprs* in, int count, DimsExprs* out, IExprBuilder&) const override {
-    for (int i = 0; i < count + kPoints; ++i) {
+    const int levels = count - kOthers;
+    if (levels > kMaxCameraLevels) return "too many features";
+    for (int i = 0; i < levels; ++i) {
       if (in[i].nbDims != 5) return "every feature should be (B, cams, C, H, W)";
     }
-    in += count;
-    if (in[kPoints].nbDims != 3) return "reference_points should be (B, Q, 3)";
-    if (in[kLidar2img].nbDims != 4) return "lidar2img should be (B, cams, 4, 4)";
-    if (in[kWeights].nbDims != 6) return "weights should be (B, Q, cams, points, L, groups)";
-    if (in[kOffsets].nbDims != 4) return "offsets should be (B, Q, points, 3)";
-    set_dims(out[0], {in[kPoints].d[0], in[kPoints].d[1], in[-count].d[2]});
+    const DimsExprs* others = in + levels;
+    if (others[kPoints].nbDims != 3) return "reference_points should be (B, Q, 3)";
+    if (others[kLidar2img].nbDims != 4) return "lidar2img should be (B, cams, 4, 4)";
+    if (others[kWeights].nbDims != 6) return "weights should be (B, Q, cams, points, L, groups)";
+    if (others[kOffsets].nbDims != 4) return "offsets should be (B, Q, points, 3)";
+    set_dims(out[0], {others[kPoints].d[0], others[kPoints].d[1], in[0].d[2]});
     return nullptr;
   }
 
+  // The features are all of one type and format. In int8 they are the ones of a network with dynamic ranges, which give
+  // the scales; the op itself takes none.
   bool supports(int i, const Descriptions& t) const override {
-    const int features = t.inputs() + kPoints;
-    if (i < features) return i == 0 ? is_strided_float(t[i]) : t[i].type == t[0].type && t[i].format == t[0].format;
-    if (i >= t.inputs()) return is_linear_float(t[i], t[0]);
-    return is_linear_float32_or(t[i], t[0]);
+    const int levels = t.inputs() - kOthers;
+    if (i < levels) {
+      if (i > 0 && (t[i].type != t[0].type || t[i].format != t[0].format)) return false;
+      return is_strided_float(t[i]) || (is_int8_chw32(t[i]) && !t.keeps_type(i));
+    }
+    if (i == t.inputs()) return t[0].type == DataType::kINT8 ? is_linear_float(t[i]) : is_linear_like(t[i], t[0]);
+    return i == levels + kWeights ? is_linear_beside(t, i, t[0]) : is_coordinates(t, i);
   }
 
-  const char* wrong_sizes(const Tensors& t) const override { return nullptr; }
+  const char* wrong_sizes(const Tensors& t) const override {
+    const int levels = t.count() - kOthers;
+    const Tensor *others = &t.in(levels), &weights = others[kWeights];
+    const int64_t batch = others[kPoints].sizes[0], queries = others[kPoints].sizes[1], cams = t.in(0).sizes[1];
+    for (int i = 0; i < levels; ++i) {
+      if (t.in(i).sizes[0] != batch || t.in(i).sizes[1] != cams || t.in(i).sizes[2] != t.in(0).sizes[2]) {
+        return "features (B, cams, C, H, W) and reference_points (B, Q, 3) do not fit each other";
+      }
+    }
+    if (others[kPoints].sizes[2] != 3) return "reference_points should be (B, Q, 3)";
+    const int64_t projections[] = {batch, cams, 4, 4};
+    if (!std::equal(projections, projections + 4, others[kLidar2img].sizes)) {
+      return "lidar2img should be (B, cams, 4, 4), with B and cams as in the features";
+    }
+    const int64_t known[] = {batch, queries, cams, weights.sizes[3], levels};
+    if (!std::equal(known, known + 5, weights.sizes) || weights.sizes[5] < 1 ||
+        t.out(0).sizes[2] % weights.sizes[5] != 0) {
+      return "weights should be (B, Q, cams, points, L, groups), groups a divisor of C";
+    }
+    const int64_t offsets[] = {batch, queries, weights.sizes[3], 3};
+    for (int axis = 0; axis < 4; ++axis) {
+      const int64_t size = others[kOffsets].sizes[axis];
+      if (size != offsets[axis] && size != 1) return "offsets should broadcast to (B, Q, points, 3)";
+    }
+    return nullptr;
+  }
 
-  cudaError_t run(const Tensors& t, void* workspace, cudaStream_t stream) const override {
-    return camera_sample(t.inputs.data(), t.count() + kPoints, t.last(kPoints), t.last(kLidar2img), t.last(kWeights),
-                         t.last(kOffsets), node.image_size.data(), node.pc_range.data(), node.depth_eps, node.in_image,
-                         node.uv_clamp.data(), node.activation, t.out(0), stream);
+  cudaError_t run(const Tensors& t, void*, cudaStream_t stream) const override {
+    const int count = t.count() - kOthers;
+    CameraLevel levels[kMaxCameraLevels];
+    for (int i = 0; i < count; ++i) levels[i] = {t.in(i), t.in(i).dtype == DType::kInt8 ? t.scales[i] : 1, false};
+    CameraSampleOptions options{};
+    std::copy(node.image_size.begin(), node.image_size.end(), options.image_size);
+    std::copy(node.pc_range.begin(), node.pc_range.end(), options.pc_range);
+    std::copy(node.uv_clamp.begin(), node.uv_clamp.end(), options.uv_clamp);
+    options.depth_eps = node.depth_eps;
+    options.in_image = node.in_image != 0;
+    options.activation = node.activation;
+    const Tensor* others = &t.in(count);
+    return camera_sample(levels, count, others[kPoints], others[kLidar2img], others[kWeights], others[kOffsets], options,
+                         t.out(0), stream);
   }
 };
 

@@ -29,9 +29,9 @@ class GridSample final : public Plugin<GridSample, GridSampleNode> {
 
   bool supports(int i, const Descriptions& t) const override {
     switch (i) {
-      case kInput: return t[i].dims.nbDims == 4 ? is_strided_float(t[i]) : is_linear_float(t[i]);
-      case kGrid: return is_linear_float32_or(t[i], t[kInput]);
-      default: return t[i].type == t[kInput].type && t[i].format == t[kInput].format;
+      case kInput: return is_image(t[i]);
+      case kGrid: return is_coordinates(t, i);
+      default: return is_image(t[i]) && is_unpadded(t[i]) && t[i].type == t[kInput].type;
     }
   }
 
@@ -43,8 +43,14 @@ class GridSample final : public Plugin<GridSample, GridSampleNode> {
   }
 
   cudaError_t run(const Tensors& t, void*, cudaStream_t stream) const override {
-    return grid_sample(t.in(kInput), t.in(kGrid), node.interpolation_mode, node.padding_mode, node.align_corners,
-                       t.out(0), stream);
+    return grid_sample(t.in(kInput), t.in(kGrid), t.out(0), node.interpolation_mode, node.padding_mode,
+                       node.align_corners, stream);
+  }
+
+ private:
+  // TensorRT's channels-last formats have the channels third from the end: volumes would need others.
+  static bool is_image(const PluginTensorDesc& tensor) {
+    return tensor.dims.nbDims == 4 ? is_strided_float(tensor) : is_linear_float(tensor);
   }
 };
 

@@ -10,7 +10,8 @@ namespace svexport::plugin {
 class Interface {
  protected:
   explicit Interface(std::unique_ptr<PluginBase> plugin) : plugin_(std::move(plugin)) {}
-  Interface(const Interface& other) : plugin_(other.plugin_->clone()), tensors_(other.tensors_) {}
+  Interface(const Interface& other)
+      : plugin_(other.plugin_->clone()), tensors_(other.tensors_), declared_(other.declared_) {}
 
   // Remembers how many tensors there are: enqueue, which may not allocate, is not told.
   bool set_counts(int inputs, int outputs) noexcept {
@@ -22,6 +23,7 @@ class Interface {
       }
       tensors_.inputs.resize(inputs);
       tensors_.outputs.resize(outputs);
+      tensors_.scales.resize(inputs);
       return true;
     });
   }
@@ -33,29 +35,43 @@ class Interface {
     return plugin_->shapes(inputs, count, outputs, builder);
   }
 
-  bool supports(int i, const Descriptions& tensors) const noexcept {
-    if (!takes(tensors.inputs()) || i < 0 || i >= tensors.inputs() + plugin_->outputs()) return false;
-    return plugin_->supports(i, tensors);
+  bool declare(const DataType* inputs, int count) const noexcept {
+    return guarded(plugin_->type(), false, [&] {
+      if (!takes(count)) return fail("wrong number of inputs");
+      declared_.assign(inputs, inputs + count);
+      return true;
+    });
   }
 
-  // Scratch for tensors of the sizes that `dims(i)` gives, i counting inputs and then outputs.
-  template <class DimsOf>
-  size_t workspace(const Descriptions& tensors, DimsOf dims) const noexcept {
+  template <class Description>
+  bool supports(int i, const Description* tensors, int inputs) const noexcept {
+    if (!takes(inputs) || i < 0 || i >= inputs + plugin_->outputs()) return false;
+    static const std::vector<DataType> unknown;
+    const bool known = declared_.size() == static_cast<size_t>(inputs);
+    return plugin_->supports(i, {tensors, inputs, known ? declared_ : unknown});
+  }
+
+  // Scratch for tensors of these descriptions.
+  size_t workspace(const std::vector<PluginTensorDesc>& inputs,
+                   const std::vector<PluginTensorDesc>& outputs) const noexcept {
     return guarded(plugin_->type(), size_t{0}, [&] {
       // Not null, which would mean absent, and aligned as what TensorRT allocates.
       void* const somewhere = reinterpret_cast<void*>(256);
-      const auto at = [&](int i) { return view(dims(i), tensors[i].type, tensors[i].format, somewhere); };
-      Tensors sizes;
-      for (int i = 0; i < tensors.inputs(); ++i) sizes.inputs.push_back(at(i));
-      for (int i = 0; i < plugin_->outputs(); ++i) sizes.outputs.push_back(at(tensors.inputs() + i));
-      return plugin_->wrong_sizes(sizes) ? size_t{0} : plugin_->workspace(sizes);
+      Tensors tensors;
+      for (const auto& desc : inputs) tensors.inputs.push_back(view(desc, somewhere));
+      for (const auto& desc : outputs) tensors.outputs.push_back(view(desc, somewhere));
+      for (const auto& desc : inputs) tensors.scales.push_back(desc.scale);
+      return plugin_->wrong_sizes(tensors) ? size_t{0} : plugin_->workspace(tensors);
     });
   }
 
   int run(const PluginTensorDesc* in, const PluginTensorDesc* out, const void* const* inputs, void* const* outputs,
           void* workspace, cudaStream_t stream) noexcept {
     if (tensors_.outputs.empty()) return fail("enqueue before it is told how many inputs there are"), 1;
-    for (size_t i = 0; i < tensors_.inputs.size(); ++i) tensors_.inputs[i] = view(in[i], inputs[i]);
+    for (size_t i = 0; i < tensors_.inputs.size(); ++i) {
+      tensors_.inputs[i] = view(in[i], inputs[i]);
+      tensors_.scales[i] = in[i].scale;
+    }
     for (size_t i = 0; i < tensors_.outputs.size(); ++i) tensors_.outputs[i] = view(out[i], outputs[i]);
     if (const char* why = plugin_->wrong_sizes(tensors_)) return fail(why), 1;
     const cudaError_t status = plugin_->run(tensors_, workspace, stream);
@@ -70,6 +86,7 @@ class Interface {
 
   std::unique_ptr<PluginBase> plugin_;
   Tensors tensors_;
+  mutable std::vector<DataType> declared_;  // types of the inputs in the network, told when those of the outputs are asked
 };
 
 // The fields of a node's attributes without their values: what the parser reads from a node.

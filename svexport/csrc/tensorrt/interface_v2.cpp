@@ -49,7 +49,8 @@ class LayerV2 final : public nvinfer1::IPluginV2DynamicExt, private Interface {
                    [&]() -> nvinfer1::IPluginV2DynamicExt* { return new LayerV2(*this); });
   }
 
-  DataType getOutputDataType(int32_t i, const DataType* inputs, int32_t) const noexcept override {
+  DataType getOutputDataType(int32_t i, const DataType* inputs, int32_t num_inputs) const noexcept override {
+    declare(inputs, num_inputs);
     return plugin_->output_type(i, inputs);
   }
 
@@ -64,7 +65,7 @@ class LayerV2 final : public nvinfer1::IPluginV2DynamicExt, private Interface {
 
   bool supportsFormatCombination(int32_t i, const PluginTensorDesc* tensors, int32_t num_inputs,
                                  int32_t) noexcept override {
-    return supports(i, {tensors, num_inputs});
+    return supports(i, tensors, num_inputs);
   }
 
   void configurePlugin(const DynamicPluginTensorDesc*, int32_t num_inputs, const DynamicPluginTensorDesc*,
@@ -75,9 +76,7 @@ class LayerV2 final : public nvinfer1::IPluginV2DynamicExt, private Interface {
   size_t getWorkspaceSize(const PluginTensorDesc* inputs, int32_t num_inputs, const PluginTensorDesc* outputs,
                           int32_t num_outputs) const noexcept override {
     return guarded(plugin_->type(), size_t{0}, [&] {
-      std::vector<PluginTensorDesc> all(inputs, inputs + num_inputs);
-      all.insert(all.end(), outputs, outputs + num_outputs);
-      return workspace({all.data(), num_inputs}, [&](int i) { return all[i].dims; });
+      return workspace({inputs, inputs + num_inputs}, {outputs, outputs + num_outputs});
     });
   }
 
@@ -165,12 +164,12 @@ class CreatorV2 final : public nvinfer1::IPluginCreator {
 };
 
 const std::vector<nvinfer1::IPluginCreator*>& creators() {
-  static const auto creators = [] {
-    std::vector<nvinfer1::IPluginCreator*> all;
-    for (Maker maker : kMakers) all.push_back(new CreatorV2(maker));  // for as long as the library is loaded
+  static const auto* creators = [] {  // never destroyed: a registry may outlive the statics of this library
+    auto* all = new std::vector<nvinfer1::IPluginCreator*>;
+    for (Maker maker : kMakers) all->push_back(new CreatorV2(maker));
     return all;
   }();
-  return creators;
+  return *creators;
 }
 
 #if NV_TENSORRT_MAJOR == 8 && NV_TENSORRT_MINOR < 6

@@ -3,8 +3,6 @@
 
 #if NV_TENSORRT_MAJOR >= 10
 
-#include <mutex>
-
 #include "interface.h"
 
 namespace svexport::plugin {
@@ -43,7 +41,7 @@ class LayerV3 final : public nvinfer1::IPluginV3,
 
   int32_t getOutputDataTypes(DataType* outputs, int32_t count, const DataType* inputs,
                              int32_t num_inputs) const noexcept override {
-    if (!takes(num_inputs) || count != plugin_->outputs()) return fail("wrong number of inputs or outputs"), 1;
+    if (!declare(inputs, num_inputs) || count != plugin_->outputs()) return 1;
     for (int i = 0; i < count; ++i) outputs[i] = plugin_->output_type(i, inputs);
     return 0;
   }
@@ -56,7 +54,7 @@ class LayerV3 final : public nvinfer1::IPluginV3,
 
   bool supportsFormatCombination(int32_t i, const DynamicPluginTensorDesc* tensors, int32_t num_inputs,
                                  int32_t) noexcept override {
-    return supports(i, {tensors, num_inputs});
+    return supports(i, tensors, num_inputs);
   }
 
   int32_t configurePlugin(const DynamicPluginTensorDesc*, int32_t num_inputs, const DynamicPluginTensorDesc*,
@@ -67,9 +65,15 @@ class LayerV3 final : public nvinfer1::IPluginV3,
   size_t getWorkspaceSize(const DynamicPluginTensorDesc* inputs, int32_t num_inputs,
                           const DynamicPluginTensorDesc* outputs, int32_t num_outputs) const noexcept override {
     return guarded(plugin_->type(), size_t{0}, [&] {
-      std::vector<DynamicPluginTensorDesc> all(inputs, inputs + num_inputs);
-      all.insert(all.end(), outputs, outputs + num_outputs);
-      return workspace({all.data(), num_inputs}, [&](int i) { return all[i].max; });
+      const auto largest = [](const DynamicPluginTensorDesc* tensors, int count) {
+        std::vector<PluginTensorDesc> result;
+        for (int i = 0; i < count; ++i) {
+          result.push_back(tensors[i].desc);
+          result.back().dims = tensors[i].max;
+        }
+        return result;
+      };
+      return workspace(largest(inputs, num_inputs), largest(outputs, num_outputs));
     });
   }
 
@@ -128,13 +132,13 @@ class CreatorV3 final : public nvinfer1::IPluginCreatorV3One {
 
 SVEXPORT_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count) {
   using namespace svexport::plugin;
-  static const auto creators = [] {
-    std::vector<nvinfer1::IPluginCreatorInterface*> all;
-    for (Maker maker : kMakers) all.push_back(new CreatorV3(maker));  // for as long as the library is loaded
+  static const auto* creators = [] {  // never destroyed: a registry may outlive the statics of this library
+    auto* all = new std::vector<nvinfer1::IPluginCreatorInterface*>;
+    for (Maker maker : kMakers) all->push_back(new CreatorV3(maker));
     return all;
   }();
-  count = static_cast<int32_t>(creators.size());
-  return creators.data();
+  count = static_cast<int32_t>(creators->size());
+  return creators->data();
 }
 
 SVEXPORT_EXPORT void setLoggerFinder(nvinfer1::ILoggerFinder* finder) {

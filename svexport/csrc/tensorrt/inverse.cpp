@@ -7,7 +7,7 @@ namespace {
 
 class Inverse final : public Plugin<Inverse, InverseNode> {
  public:
-  const char* wrong_attributes() const override { return node.n >= 1 ? nullptr : "n should be at least 1"; }
+  const char* wrong_attributes() const override { return node.n >= 1 && node.n <= 8 ? nullptr : "n should be 1 to 8"; }
 
   const char* shapes(const DimsExprs* in, int, DimsExprs* out, IExprBuilder&) const override {
     if (in[0].nbDims < 2) return "A should be (*, n, n)";
@@ -16,7 +16,7 @@ class Inverse final : public Plugin<Inverse, InverseNode> {
   }
 
   bool supports(int i, const Descriptions& t) const override {
-    return i == 0 ? is_linear_float(t[i]) : is_linear_float(t[i], t[0]);
+    return i == 0 ? is_linear_float(t[i]) : is_linear_like(t[i], t[0]);
   }
 
   const char* wrong_sizes(const Tensors& t) const override {
@@ -25,7 +25,7 @@ class Inverse final : public Plugin<Inverse, InverseNode> {
   }
 
   cudaError_t run(const Tensors& t, void*, cudaStream_t stream) const override {
-    return inverse(t.in(0), t.out(0), stream);
+    return inverse(t.in(0), t.out(0), Tensor{}, stream);
   }
 };
 

@@ -26,9 +26,9 @@ class MsDeformAttn final : public Plugin<MsDeformAttn, MsDeformAttnNode> {
       case kValue: return is_linear_float(t[i]);
       case kShapes: return is_linear(t[i]) && is_index(t[i].type);
       case kStarts: return is_linear(t[i]) && t[i].type == t[kShapes].type;
-      case kLocations:  // half holds few places of a large map, so they may stay in float32
-      case kWeights: return is_linear_float32_or(t[i], t[kValue]);
-      default: return is_linear_float(t[i], t[kValue]);
+      case kLocations: return is_coordinates(t, i);
+      case kWeights: return is_linear_beside(t, i, t[kValue]);
+      default: return is_linear_like(t[i], t[kValue]);
     }
   }
 

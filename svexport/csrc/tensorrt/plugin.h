@@ -29,37 +29,42 @@ using nvinfer1::TensorFormat;
 constexpr char kNamespace[] = "svexport";
 constexpr char kVersion[] = "1";
 
-// Descriptions of a plugin's tensors, inputs first and then outputs, as both interfaces hand them over.
+// Descriptions of a plugin's tensors, inputs first and then outputs, while TensorRT looks for types and formats.
 class Descriptions {
  public:
-  Descriptions(const PluginTensorDesc* first, int inputs) : Descriptions(first, inputs, sizeof(PluginTensorDesc)) {}
-  Descriptions(const nvinfer1::DynamicPluginTensorDesc* first, int inputs)
-      : Descriptions(&first->desc, inputs, sizeof(nvinfer1::DynamicPluginTensorDesc)) {}
+  // declared: the types of the inputs in the network; empty if they are not known.
+  Descriptions(const PluginTensorDesc* first, int inputs, const std::vector<DataType>& declared)
+      : Descriptions(first, inputs, sizeof(PluginTensorDesc), declared) {}
+  Descriptions(const nvinfer1::DynamicPluginTensorDesc* first, int inputs, const std::vector<DataType>& declared)
+      : Descriptions(&first->desc, inputs, sizeof(nvinfer1::DynamicPluginTensorDesc), declared) {}
 
   const PluginTensorDesc& operator[](int i) const {
     return *reinterpret_cast<const PluginTensorDesc*>(first_ + i * step_);
   }
-  const PluginTensorDesc& output(int i) const { return (*this)[inputs_ + i]; }
   int inputs() const { return inputs_; }
 
+  // Whether an input keeps its type of the network. In a network that is not strongly typed that is float32, and
+  // TensorRT would try half too, where coordinates are off by pixels.
+  bool keeps_type(int i) const { return declared_.empty() || (*this)[i].type == declared_[i]; }
+
  private:
-  Descriptions(const PluginTensorDesc* first, int inputs, size_t step)
-      : first_(reinterpret_cast<const char*>(first)), inputs_(inputs), step_(step) {}
+  Descriptions(const PluginTensorDesc* first, int inputs, size_t step, const std::vector<DataType>& declared)
+      : first_(reinterpret_cast<const char*>(first)), inputs_(inputs), step_(step), declared_(declared) {}
 
   const char* first_;
   int inputs_;
   size_t step_;
+  const std::vector<DataType>& declared_;
 };
 
 // A plugin's tensors at run time. An optional input that is absent has no data.
 struct Tensors {
   std::vector<Tensor> inputs;
   std::vector<Tensor> outputs;
+  std::vector<float> scales;  // of the inputs that are int8
 
   int count() const { return static_cast<int>(inputs.size()); }
   const Tensor& in(int i) const { return inputs[i]; }
-  // From the end, -1 the last: where a list comes first.
-  const Tensor& last(int i) const { return inputs[inputs.size() + i]; }
   const Tensor& out(int i) const { return outputs[i]; }
 };
 
@@ -180,15 +185,23 @@ inline bool is_index(DataType type) {
 
 inline bool is_linear(const PluginTensorDesc& tensor) { return tensor.format == TensorFormat::kLINEAR; }
 
-// Floating point in row-major order, of the type of `like` if that is given.
+// Floating point in row-major order.
 inline bool is_linear_float(const PluginTensorDesc& tensor) { return is_linear(tensor) && is_float(tensor.type); }
-inline bool is_linear_float(const PluginTensorDesc& tensor, const PluginTensorDesc& like) {
-  return is_linear(tensor) && tensor.type == like.type;
+
+// The same in the type of `other`.
+inline bool is_linear_like(const PluginTensorDesc& tensor, const PluginTensorDesc& other) {
+  return is_linear_float(tensor) && tensor.type == other.type;
 }
 
-// The same in float32, or in the type of `other`.
-inline bool is_linear_float32_or(const PluginTensorDesc& tensor, const PluginTensorDesc& other) {
-  return is_linear(tensor) && (tensor.type == DataType::kFLOAT || tensor.type == other.type);
+// The same in float32, in the type of `other`, or in the type that input has in the network.
+inline bool is_linear_beside(const Descriptions& tensors, int i, const PluginTensorDesc& other) {
+  const DataType type = tensors[i].type;
+  return is_linear_float(tensors[i]) && (type == DataType::kFLOAT || type == other.type || tensors.keeps_type(i));
+}
+
+// Coordinates, which keep the precision that the network gives them.
+inline bool is_coordinates(const Descriptions& tensors, int i) {
+  return is_linear_float(tensors[i]) && tensors.keeps_type(i);
 }
 
 // Floating point that launchers read by strides: row-major, or channels-last, which TensorRT has in half with the
@@ -196,6 +209,16 @@ inline bool is_linear_float32_or(const PluginTensorDesc& tensor, const PluginTen
 inline bool is_strided_float(const PluginTensorDesc& tensor) {
   return is_linear_float(tensor) || (tensor.format == TensorFormat::kHWC8 && is_half(tensor.type)) ||
          (tensor.format == TensorFormat::kHWC && tensor.type == DataType::kFLOAT);
+}
+
+// Without padding, which launchers do not write.
+inline bool is_unpadded(const PluginTensorDesc& tensor) {
+  return tensor.format != TensorFormat::kHWC8 || tensor.dims.d[tensor.dims.nbDims - 3] % 8 == 0;
+}
+
+// int8 in blocks of 32 channels, the format of TensorRT's int8 convolutions.
+inline bool is_int8_chw32(const PluginTensorDesc& tensor) {
+  return tensor.type == DataType::kINT8 && tensor.format == TensorFormat::kCHW32;
 }
 
 // A view of what lies at `data` in the layout that the description tells. The formats in vectors of channels become a

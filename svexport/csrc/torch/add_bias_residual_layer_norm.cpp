@@ -17,22 +17,20 @@ bool fits(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& residua
          vector(norm_bias);
 }
 
-// Strides that the launchers cannot walk are rare enough for a copy.
-void make_walkable(at::Tensor& x, at::Tensor& residual, Optional& extra) {
-  if (add_bias_residual_layer_norm_walks(view(x), view(residual), view(extra))) return;
-  x = x.contiguous();
-  residual = residual.contiguous();
-  if (extra) extra = extra->contiguous();
+// Only columns that are not contiguous, which are rare, are worth a copy.
+at::Tensor with_contiguous_columns(const at::Tensor& t) {
+  return t.stride(-1) == 1 || t.size(-1) == 1 ? t : t.contiguous();
 }
+
+Optional with_contiguous_columns(const Optional& t) { return t ? Optional(with_contiguous_columns(*t)) : t; }
 
 std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& residual,
                                            const at::Tensor& weight, const at::Tensor& norm_bias, double eps,
                                            const Optional& extra) {
   const c10::cuda::CUDAGuard guard(x.device());
   if (fits(x, bias, residual, weight, norm_bias, extra)) {
-    at::Tensor x_ = x, residual_ = residual;
-    Optional extra_ = extra;
-    make_walkable(x_, residual_, extra_);
+    const auto x_ = with_contiguous_columns(x), residual_ = with_contiguous_columns(residual);
+    const auto extra_ = with_contiguous_columns(extra);
     const auto y = at::empty_like(x, at::MemoryFormat::Contiguous), s = at::empty_like(y);
     const auto bias_ = bias.contiguous(), weight_ = weight.contiguous(), norm_bias_ = norm_bias.contiguous();
     if (done(add_bias_residual_layer_norm(view(x_), view(bias_), view(residual_), view(weight_), view(norm_bias_),
@@ -48,9 +46,8 @@ std::vector<at::Tensor> backward(at::TensorList grads, const at::Tensor& x, cons
                                  double eps, const Optional& extra, c10::List<bool> needs_grad) {
   const c10::cuda::CUDAGuard guard(x.device());
   if (fits(x, bias, residual, weight, norm_bias, extra)) {
-    at::Tensor x_ = x, residual_ = residual;
-    Optional extra_ = extra;
-    make_walkable(x_, residual_, extra_);
+    const auto x_ = with_contiguous_columns(x), residual_ = with_contiguous_columns(residual);
+    const auto extra_ = with_contiguous_columns(extra);
     std::vector<at::Tensor> results;
     std::vector<Tensor> views;
     const at::Tensor inputs[] = {x, bias, residual, weight, norm_bias, extra.value_or(at::Tensor())};

@@ -1,13 +1,13 @@
 #include "bilinear_sample.h"
 
-#include "binding.h"
+#include "sampling_gradients.h"
 
 namespace svexport {
 namespace {
 
 std::tuple<at::Tensor, at::Tensor> bilinear_sample_torch(const at::Tensor& image, const at::Tensor& grid) {
   const c10::cuda::CUDAGuard guard(image.device());
-  if (has_dtype(image) && has_dtype(grid)) {
+  if (has_dtype(image) && has_dtype(grid) && grid.device() == image.device()) {
     const auto options = image.options().memory_format(at::MemoryFormat::Contiguous);
     const auto output = at::empty({image.size(0), image.size(1), grid.size(1), grid.size(2)}, options);
     const auto mask = at::empty({image.size(0), grid.size(1), grid.size(2), 1}, options);
@@ -16,8 +16,27 @@ std::tuple<at::Tensor, at::Tensor> bilinear_sample_torch(const at::Tensor& image
   return reference("bilinear_sample", bilinear_sample_torch, image, grid);
 }
 
+std::vector<at::Tensor> bilinear_sample_backward_torch(at::TensorList grads, const at::Tensor& image,
+                                                       const at::Tensor& grid, const c10::List<bool>& needs_grad) {
+  const c10::cuda::CUDAGuard guard(image.device());
+  if (has_dtype(image) && has_dtype(grid) && grid.device() == image.device()) {
+    const Gradients results({image, grid}, needs_grad);
+    const auto scratch =
+        workspace(bilinear_sample_backward_workspace(view(image), view(grid), needs_grad[0], needs_grad[1]), image);
+    if (done(bilinear_sample_backward(view(evenly_spaced(grads[0])), view(image), view(grid), view(results.all[0]),
+                                      view(results.all[1]), at::globalContext().deterministicAlgorithms(),
+                                      scratch.data_ptr(), stream()))) {
+      return results.wanted();
+    }
+  }
+  return reference("bilinear_sample_backward", bilinear_sample_backward_torch, grads, image, grid, needs_grad);
+}
+
 }  // namespace
 
-TORCH_LIBRARY_IMPL(svexport, CUDA, m) { m.impl("bilinear_sample", &bilinear_sample_torch); }
+TORCH_LIBRARY_IMPL(svexport, CUDA, m) {
+  m.impl("bilinear_sample", &bilinear_sample_torch);
+  m.impl("bilinear_sample_backward", &bilinear_sample_backward_torch);
+}
 
 }  // namespace svexport

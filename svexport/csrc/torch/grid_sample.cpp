@@ -1,6 +1,6 @@
 #include "grid_sample.h"
 
-#include "binding.h"
+#include "sampling_gradients.h"
 
 namespace svexport {
 namespace {
@@ -8,7 +8,7 @@ namespace {
 at::Tensor grid_sample_torch(const at::Tensor& input, const at::Tensor& grid, int64_t mode, int64_t padding,
                              bool align_corners) {
   const c10::cuda::CUDAGuard guard(input.device());
-  if (has_dtype(input) && has_dtype(grid)) {
+  if (has_dtype(input) && has_dtype(grid) && grid.device() == input.device()) {
     auto sizes = grid.sizes().vec();  // (N, *out, axes) -> (N, C, *out)
     sizes.pop_back();
     sizes.insert(sizes.begin() + 1, input.size(1));
@@ -21,8 +21,30 @@ at::Tensor grid_sample_torch(const at::Tensor& input, const at::Tensor& grid, in
   return reference("grid_sample", grid_sample_torch, input, grid, mode, padding, align_corners);
 }
 
+std::vector<at::Tensor> grid_sample_backward_torch(at::TensorList grads, const at::Tensor& input, const at::Tensor& grid,
+                                                   int64_t mode, int64_t padding, bool align_corners,
+                                                   const c10::List<bool>& needs_grad) {
+  const c10::cuda::CUDAGuard guard(input.device());
+  if (has_dtype(input) && has_dtype(grid) && grid.device() == input.device()) {
+    const Gradients results({input, grid}, needs_grad);
+    const auto scratch =
+        workspace(grid_sample_backward_workspace(view(input), view(grid), needs_grad[0], needs_grad[1]), input);
+    if (done(grid_sample_backward(view(evenly_spaced(grads[0])), view(input), view(grid), view(results.all[0]),
+                                  view(results.all[1]), static_cast<int>(mode), static_cast<int>(padding),
+                                  align_corners, at::globalContext().deterministicAlgorithms(), scratch.data_ptr(),
+                                  stream()))) {
+      return results.wanted();
+    }
+  }
+  return reference("grid_sample_backward", grid_sample_backward_torch, grads, input, grid, mode, padding, align_corners,
+                   needs_grad);
+}
+
 }  // namespace
 
-TORCH_LIBRARY_IMPL(svexport, CUDA, m) { m.impl("grid_sample", &grid_sample_torch); }
+TORCH_LIBRARY_IMPL(svexport, CUDA, m) {
+  m.impl("grid_sample", &grid_sample_torch);
+  m.impl("grid_sample_backward", &grid_sample_backward_torch);
+}
 
 }  // namespace svexport

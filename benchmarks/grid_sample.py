@@ -1,0 +1,125 @@
+"""``svexport.ops.grid_sample`` beside ``F.grid_sample``, forward and backward."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks._measure import Workload
+from svexport.ops.grid_sample import OP
+
+FORMATS = {"NCHW": torch.contiguous_format, "channels_last": torch.channels_last}
+MODES, PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
+
+# image, points, whether these scatter over the image or are a shifted identity; goals: time over F.grid_sample's in
+# NCHW and in channels-last
+WORKLOADS = [
+    ((6, 256, 116, 200), (900, 1), "random", 28 / 164, 8 / 164),
+    ((6, 256, 36, 92), (512, 1), "random", 9 / 140, 7 / 140),
+    ((1, 256, 200, 200), (200, 200), "random", 90 / 156, 20 / 156),
+    ((1, 256, 200, 200), (200, 200), "smooth", 22 / 111, 17 / 111),
+    ((8, 64, 256, 512), (256, 512), "random", 600 / 779, 105 / 779),
+    ((8, 64, 256, 512), (256, 512), "smooth", 100 / 223, 85 / 223),
+    ((1, 1, 480, 640), (480, 640), "random", 8 / 10.6, 8 / 10.6),
+    ((1, 1, 480, 640), (480, 640), "smooth", 6.5 / 9.1, 6.5 / 9.1),
+]
+
+
+def operands(
+    shape: tuple[int, ...], out: tuple[int, ...], points: str, dtype: torch.dtype, layout: str
+) -> tuple[Tensor, Tensor]:
+    image = torch.randn(shape, device="cuda", dtype=dtype)
+    if len(shape) == 4:
+        image = image.to(memory_format=FORMATS[layout])
+    elif layout == "channels_last":
+        image = image.to(memory_format=torch.channels_last_3d)
+    if points == "random":
+        grid = torch.rand(shape[0], *out, len(out), device="cuda") * 2.1 - 1.05
+    else:
+        theta = torch.eye(len(out), len(out) + 1, device="cuda")
+        theta[:, -1] = 0.013
+        grid = F.affine_grid(theta.expand(shape[0], -1, -1), [shape[0], 1, *out], align_corners=False)
+    return image, grid.to(dtype)
+
+
+def workload(
+    shape: tuple[int, ...],
+    out: tuple[int, ...],
+    points: str,
+    layout: str,
+    dtype: torch.dtype = torch.float16,
+    mode: int = 0,
+    padding: int = 0,
+    align: bool = False,
+    backward: bool = False,
+    goal: float | None = None,
+) -> Workload:
+    image, grid = operands(shape, out, points, dtype, layout)
+    size = image.element_size()
+    samples = shape[0] * shape[1] * math.prod(out)
+    # each pixel that a point lies at once, at most
+    pixels = min(image.numel(), samples * 2 ** len(out))
+    kind = f"{'backward' if backward else 'forward'} {MODES[mode]} {PADDINGS[padding]}{' aligned' if align else ''}"
+    name = f"grid_sample {kind} {'x'.join(map(str, shape))} {'x'.join(map(str, out))} {points} {dtype} {layout}"
+    arguments = (image, grid, mode, padding, align)
+    if not backward:
+        return Workload(
+            name.replace("torch.", ""),
+            lambda: OP(*arguments),
+            {"F.grid_sample": lambda: torch.grid_sampler(*arguments)},
+            bytes=(pixels + samples + grid.numel()) * size,
+            goal=goal,
+        )
+    gradient = torch.randn(*shape[:2], *out, device="cuda", dtype=dtype)
+    peer = torch.ops.aten.grid_sampler_2d_backward if len(out) == 2 else torch.ops.aten.grid_sampler_3d_backward
+    return Workload(
+        name.replace("torch.", ""),
+        lambda: torch.ops.svexport.grid_sample_backward([gradient], *arguments, [True, True]),
+        {"F.grid_sample": lambda: peer(gradient, *arguments, [True, True])},
+        bytes=(pixels + image.numel() + samples + 2 * grid.numel()) * size,
+        goal=goal,
+    )
+
+
+def workloads() -> Iterator[Workload]:
+    for shape, out, points, *goals in WORKLOADS:
+        for layout, goal in zip(FORMATS, goals, strict=True):
+            yield workload(shape, out, points, layout, goal=goal)
+    for shape, out, points, *_ in WORKLOADS:
+        for layout in FORMATS:
+            yield workload(shape, out, points, layout, backward=True, goal=0.5)
+
+
+SHAPES = [
+    ((1, 1, 7, 5), (3, 2)),
+    ((1, 3, 224, 224), (224, 224)),
+    ((2, 3, 1080, 1920), (270, 480)),
+    ((16, 1, 28, 28), (28, 28)),
+    ((1, 8, 33, 65), (129, 31)),
+    ((4, 32, 64, 64), (128, 128)),
+    ((2, 20, 37, 41), (53, 59)),
+    ((1, 64, 512, 1024), (100, 1)),
+    ((1, 2048, 7, 7), (49, 1)),
+    ((12, 256, 18, 46), (512, 4)),
+    ((64, 16, 50, 50), (7, 7)),
+    ((1, 512, 1, 4096), (1, 300)),
+]
+VOLUMES = [((1, 4, 16, 64, 64), (16, 64, 64)), ((2, 32, 8, 20, 20), (5, 9, 7)), ((1, 1, 64, 64, 64), (32, 32, 32))]
+
+
+def sweep() -> Iterator[Workload]:
+    half, single = torch.float16, torch.float32
+    for backward, (shape, out), points in itertools.product((False, True), SHAPES, ("random", "smooth")):
+        for layout, dtype in itertools.product(FORMATS, (half, single)):
+            yield workload(shape, out, points, layout, dtype, backward=backward)
+    for backward, (shape, out), layout in itertools.product((False, True), SHAPES[1::2], FORMATS):
+        for mode, padding in ((1, 0), (2, 0), (0, 1), (0, 2), (2, 2)):
+            yield workload(shape, out, "random", layout, half, mode, padding, True, backward)
+    for backward, (shape, out), points in itertools.product((False, True), VOLUMES, ("random", "smooth")):
+        for layout, dtype in itertools.product(FORMATS, (half, single)):
+            yield workload(shape, out, points, layout, dtype, backward=backward)

@@ -1,0 +1,94 @@
+// Gauss-Jordan elimination of small matrices by groups of lanes, shared by inverse and solve.
+//
+// In float64 throughout: so few operations that they hide behind the memory traffic, and a matrix of float32 is then
+// inverted as exactly as float32 can say, however ill-conditioned it is.
+#pragma once
+
+#include "strided.cuh"
+
+namespace svexport {
+
+// A matrix over the lanes of a group, L >= n of them, L a power of two: lane r holds row r. Beyond n it is the identity.
+template <int L>
+struct LaneMatrix {
+  double row[L];
+  int pivot[L];  // after inverting: the lane whose row was taken in step k
+  int step;      // in which step this lane's row was taken
+  int info;      // 0, or the number of the first pivot that was zero
+
+  static __device__ __forceinline__ int lane() { return threadIdx.x % L; }
+
+  __device__ __forceinline__ void read(const AnyFloat& from, int64_t offset, int n, int64_t row_stride,
+                                       int64_t column_stride) {
+    const int r = lane();
+#pragma unroll
+    for (int c = 0; c < L; ++c) {
+      row[c] = r < n && c < n ? from.get(offset + r * row_stride + c * column_stride) : r == c ? 1.0 : 0.0;
+    }
+  }
+
+  // In place, without moving rows: row `step` of the inverse ends in this lane, its element of column pivot[j] at j.
+  __device__ __forceinline__ void invert() {
+    const int r = lane();
+    step = L;
+    info = 0;
+#pragma unroll
+    for (int k = 0; k < L; ++k) {
+      // The largest element: by the high words, which are in the order of the numbers, with the lane in their last bits.
+      unsigned key = step == L ? ((__double2hiint(row[k]) & 0x7fffffff) & ~(L - 1)) + L - r : 0;
+#pragma unroll
+      for (int o = L / 2; o; o /= 2) key = max(key, __shfl_xor_sync(~0u, key, o));
+      pivot[k] = (L - (key & (L - 1))) & (L - 1);
+      const double p = __shfl_sync(~0u, row[k], pivot[k], L);
+      if (p == 0 && info == 0) info = k + 1;
+      const double reciprocal = 1 / p;
+      const bool mine = r == pivot[k];
+      const double factor = mine ? 0 : row[k];
+      if (mine) step = k;
+#pragma unroll
+      for (int j = 0; j < L; ++j) {
+        if (j == k) continue;
+        if (mine) row[j] *= reciprocal;
+        const double taken = __shfl_sync(~0u, row[j], pivot[k], L);
+        row[j] -= factor * taken;
+      }
+      row[k] = mine ? reciprocal : -factor * reciprocal;
+    }
+  }
+
+  // The columns in order, NaN if there is no inverse. The rows stay in the lanes where they are.
+  __device__ __forceinline__ void order_columns() {
+    double ordered[L];
+#pragma unroll
+    for (int c = 0; c < L; ++c) {
+#pragma unroll
+      for (int j = 0; j < L; ++j) {
+        if (pivot[j] == c) ordered[c] = row[j];
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < L; ++c) row[c] = info ? __longlong_as_double(0x7ff8000000000000) : ordered[c];
+  }
+
+  // The rows to the lanes of their numbers.
+  __device__ __forceinline__ void order_rows() {
+    int source = 0;
+#pragma unroll
+    for (int k = 0; k < L; ++k) {
+      if (lane() == k) source = pivot[k];
+    }
+#pragma unroll
+    for (int c = 0; c < L; ++c) row[c] = __shfl_sync(~0u, row[c], source, L);
+  }
+};
+
+// Calls f with the number of lanes for matrices of size n, as a type: using L = decltype(lanes); L::value.
+template <class F>
+cudaError_t dispatch_lanes(int64_t n, F&& f) {
+  if (n < 1 || n > 8) return cudaErrorNotSupported;
+  if (n <= 2) return f(std::integral_constant<int, 2>());
+  if (n <= 4) return f(std::integral_constant<int, 4>());
+  return f(std::integral_constant<int, 8>());
+}
+
+}  // namespace svexport

@@ -1,0 +1,353 @@
+#include "bilinear_sample.h"
+#include "grid_sample.h"
+#include "sampling.cuh"
+
+namespace svexport {
+namespace {
+
+constexpr int kThreads = 256;
+
+// The gradient of the output: image n, channel c, point p at n * image + c * channel + p * point.
+template <class T>
+struct Gradient {
+  const T* data;
+  int64_t image, channel, point;
+};
+
+// Distances between the pixels of a dense image, `unit` elements from one pixel to the next.
+struct Dense {
+  int stride[3];
+
+  Dense(const Space& s, int unit) : stride{unit, unit * s.size[0], unit * s.size[0] * (s.axes == 3 ? s.size[1] : 1)} {}
+};
+
+// The gradient of a point's coordinates, from the sum over channels of the output's gradient times each pixel.
+template <int TAPS>
+__device__ __forceinline__ void to_coordinates(const Point<TAPS>& point, const float (&dot)[TAPS], float (&gradient)[3]) {
+#pragma unroll
+  for (int a = 0; a < Point<TAPS>::AXES; ++a) {
+    gradient[a] = 0;
+#pragma unroll
+    for (int i = 0; i < TAPS; ++i) gradient[a] = fmaf(point.slope(i, a), dot[i], gradient[a]);
+  }
+}
+
+// ------------------------------------------------------------------------------------- any strides: a thread per point
+
+// Blocks of points x images; 1 << shift threads share the channels of a point. sums: (N, C, pixels), contiguous, or null;
+// grad_grid: (N, points, axes), contiguous, or null.
+template <class T, int TAPS>
+__global__ void __launch_bounds__(kThreads)
+    direct_kernel(Space s, Dense dense, const T* __restrict__ input, int64_t image, int64_t channel, Gradient<T> grad,
+                  float* __restrict__ sums, AnyFloat grad_grid, int batch, int channels, int64_t pixels, int shift) {
+  __shared__ float partial[3][kThreads];
+  const int tile = kThreads >> shift, row = threadIdx.x & (tile - 1), part = threadIdx.x / tile, parts = 1 << shift;
+  const int p = blockIdx.x * tile + row;
+  for (int n = blockIdx.z; n < batch; n += gridDim.z) {
+    float gradient[3] = {};
+    if (p < s.points) {
+      const Point<TAPS> point = locate<TAPS>(s, n, p);
+      const Taps<TAPS> from(point, s.stride), to(point, dense.stride);
+      float dot[TAPS] = {};
+      for (int c = part; c < channels; c += parts) {
+        const float g = to_float(grad.data[n * grad.image + c * grad.channel + p * grad.point]);
+        const T* source = input + n * image + c * channel;
+        float* target = sums + (static_cast<int64_t>(n) * channels + c) * pixels;
+#pragma unroll
+        for (int i = 0; i < TAPS; ++i) {
+          if (from.offset[i] < 0) continue;
+          if (grad_grid.data) dot[i] = fmaf(g, to_float(source[from.offset[i]]), dot[i]);
+          if (sums) atomicAdd(target + to.offset[i], to.weight[i] * g);
+        }
+      }
+      if (TAPS > 1) to_coordinates(point, dot, gradient);
+    }
+    if (grad_grid.data == nullptr) continue;
+#pragma unroll
+    for (int a = 0; a < 3; ++a) partial[a][threadIdx.x] = gradient[a];
+    __syncthreads();
+    if (part == 0 && p < s.points) {
+      for (int a = 0; a < s.axes; ++a) {
+        float sum = 0;
+        for (int i = 0; i < parts; ++i) sum += partial[a][row + i * tile];
+        grad_grid.set((static_cast<int64_t>(n) * s.points + p) * s.axes + a, sum);
+      }
+    }
+    __syncthreads();
+  }
+}
+
+// The same sums in one order: a thread per channel of an image, one point after the other.
+template <class T, int TAPS>
+__global__ void __launch_bounds__(kThreads)
+    ordered_kernel(Space s, Dense dense, Gradient<T> grad, float* __restrict__ sums, int batch, int channels,
+                   int64_t pixels) {
+  const int64_t i = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
+  if (i >= static_cast<int64_t>(batch) * channels) return;
+  const int n = static_cast<int>(i / channels), c = static_cast<int>(i % channels);
+  float* target = sums + i * pixels;
+  for (int p = 0; p < s.points; ++p) {
+    const Taps<TAPS> taps(locate<TAPS>(s, n, p), dense.stride);
+    const float g = to_float(grad.data[n * grad.image + c * grad.channel + p * grad.point]);
+#pragma unroll
+    for (int k = 0; k < TAPS; ++k) {
+      if (taps.offset[k] >= 0) target[taps.offset[k]] += taps.weight[k] * g;
+    }
+  }
+}
+
+// ------------------------------------------------------------- channels-last image and sums: 16 bytes of a point each
+
+// Blocks of 256 >> shift points x images, (16 bytes << shift) of channels at a time. input: (N, pixels, C) with C
+// innermost, any strides else; sums: (N, pixels, C), contiguous, or null.
+template <class T, int TAPS>
+__global__ void __launch_bounds__(kThreads)
+    vector_kernel(Space s, Dense dense, const T* __restrict__ input, int64_t image, Gradient<T> grad,
+                  float* __restrict__ sums, AnyFloat grad_grid, int batch, int channels, int64_t pixels, int shift,
+                  int width) {
+  constexpr int V = 16 / sizeof(T);
+  __shared__ uint4 tile[kThreads];  // points x granules of the gradient
+  const int lanes = 1 << shift, rows = kThreads >> shift, lane = threadIdx.x & (lanes - 1), row = threadIdx.x >> shift;
+  const int first = blockIdx.x * rows, p = first + row;
+  const int bits = tile_bits(shift, width);
+  for (int n = blockIdx.z; n < batch; n += gridDim.z) {
+    Point<TAPS> point;
+    if (p < s.points) point = locate<TAPS>(s, n, p);
+    const Taps<TAPS> from(point, s.stride), to(point, dense.stride);
+    float dot[TAPS] = {};
+    for (int block_channel = 0; block_channel < channels; block_channel += V << shift) {
+      const int c = block_channel + lane * V;
+      Vec<T, V> g;
+      if (width == 0) {
+        if (p < s.points && c < channels) g = load<T, V>(grad.data + n * grad.image + p * grad.point + c);
+      } else {
+        const T* source = grad.data + n * grad.image + first * grad.point + block_channel * grad.channel;
+        const int left = s.points - first, left_channels = channels - block_channel;
+        __syncthreads();
+        if (width == 4) {
+          read_points<4>(tile, bits, shift, rows, source, grad.channel, grad.point, left, left_channels);
+        } else {
+          read_points<1>(tile, bits, shift, rows, source, grad.channel, grad.point, left, left_channels);
+        }
+        __syncthreads();
+        memcpy(&g, &tile[swizzled(threadIdx.x, bits)], 16);
+      }
+      if (p >= s.points || c >= channels) continue;
+      const T* source = input + n * image + c;
+      float* target = sums + n * pixels * channels + c;
+#pragma unroll
+      for (int i = 0; i < TAPS; ++i) {
+        if (from.offset[i] < 0) continue;
+        if (grad_grid.data) {
+          const Vec<T, V> v = load<T, V>(source + from.offset[i]);
+#pragma unroll
+          for (int k = 0; k < V; ++k) dot[i] = fmaf(to_float(g.at[k]), to_float(v.at[k]), dot[i]);
+        }
+        if (sums) {
+          float scaled[V];
+#pragma unroll
+          for (int k = 0; k < V; ++k) scaled[k] = to.weight[i] * to_float(g.at[k]);
+          atomic_add(target + to.offset[i], scaled);
+        }
+      }
+    }
+    if (grad_grid.data == nullptr) continue;
+    float gradient[3] = {};
+    if (TAPS > 1 && p < s.points) to_coordinates(point, dot, gradient);
+#pragma unroll
+    for (int a = 0; a < Point<TAPS>::AXES; ++a) {
+      for (int mask = lanes / 2; mask > 0; mask /= 2) gradient[a] += __shfl_xor_sync(~0u, gradient[a], mask);
+    }
+    if (lane == 0 && p < s.points) {
+      for (int a = 0; a < s.axes; ++a) {
+        grad_grid.set((static_cast<int64_t>(n) * s.points + p) * s.axes + a, gradient[a]);
+      }
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------ copies
+
+// from: (N, rows, columns) -> to: (N, columns, rows), both contiguous but for the distance of images and rows in `from`.
+template <class From, class To>
+__global__ void __launch_bounds__(kThreads)
+    transpose_kernel(const From* __restrict__ from, int64_t image, int64_t row, To* __restrict__ to, int batch,
+                     int rows, int columns) {
+  constexpr int kTile = 32;
+  __shared__ float tile[kTile][kTile + 1];
+  const int x = threadIdx.x % kTile, y = threadIdx.x / kTile;
+  const int64_t across = ceil_div(columns, kTile), blocks = across * ceil_div(rows, kTile) * batch;
+  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const int c0 = static_cast<int>(block % across) * kTile;
+    const int r0 = static_cast<int>(block / across % ceil_div(rows, kTile)) * kTile;
+    const int64_t n = block / across / ceil_div(rows, kTile);
+#pragma unroll
+    for (int i = y; i < kTile; i += kThreads / kTile) {
+      if (r0 + i < rows && c0 + x < columns) tile[i][x] = to_float(from[n * image + (r0 + i) * row + c0 + x]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = y; i < kTile; i += kThreads / kTile) {
+      if (c0 + i < columns && r0 + x < rows) {
+        to[(n * columns + c0 + i) * rows + r0 + x] = from_float<To>(tile[x][i]);
+      }
+    }
+    __syncthreads();
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) round_kernel(const float* __restrict__ from, T* __restrict__ to, int64_t n) {
+  for (int64_t i = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x; i < n;
+       i += static_cast<int64_t>(gridDim.x) * kThreads) {
+    to[i] = from_float<T>(from[i]);
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------ the choice
+
+int64_t pixels_of(const Tensor& input) {
+  int64_t pixels = 1;
+  for (int i = 2; i < input.rank; ++i) pixels *= input.sizes[i];
+  return pixels;
+}
+
+size_t padded(size_t bytes) { return ceil_div<size_t>(bytes, 256) * 256; }
+
+// How the gradients are computed, and in how much memory.
+struct Plan {
+  bool vector;  // by vector_kernel, else by direct_kernel
+  bool copied;  // the image transposed to channels-last first
+  size_t sums = 0, copy = 0;  // bytes
+
+  Plan(const Tensor& input, const Tensor& grid, bool input_gradient, bool grid_gradient) {
+    const int64_t v = 16 / input.item_size(), pixels = pixels_of(input);
+    const int64_t points = grid.numel() / grid.sizes[0] / (grid.rank - 2);
+    const bool last = input.strides[1] == 1 && input.aligned(1, 16);
+    int64_t pixel = 1;
+    const bool dense = Space::evenly_spaced(input, 2, input.rank - 1, pixel) && pixel == 1 && 2 * points >= pixels;
+    vector = input.sizes[1] % v == 0 && pixels * input.sizes[1] < INT32_MAX && (last || dense);
+    copied = vector && !last && grid_gradient;
+    if (input_gradient && (vector || input.dtype != DType::kFloat32)) sums = padded(input.numel() * sizeof(float));
+    if (copied) copy = padded(input.numel() * input.item_size());
+  }
+};
+
+unsigned limited(int64_t blocks) { return static_cast<unsigned>(blocks < (1 << 20) ? blocks : 1 << 20); }
+
+template <class T, int TAPS>
+cudaError_t launch(const Tensor& grad, int64_t point, const Tensor& input, const Space& space, const Tensor& grad_input,
+                   const Tensor& grad_grid, bool deterministic, const Plan& plan, void* workspace, cudaStream_t stream) {
+  const int batch = static_cast<int>(input.sizes[0]), channels = static_cast<int>(input.sizes[1]);
+  const int64_t pixels = pixels_of(input);
+  const Gradient<T> gradient{static_cast<const T*>(grad.data), grad.strides[0], grad.strides[1], point};
+  const unsigned images = batch < 65535 ? batch : 65535;
+  constexpr int V = 16 / sizeof(T);
+  T* output = static_cast<T*>(grad_input.data);
+  const bool vector = plan.vector, ordered = deterministic && output;
+  const bool add = output && !ordered;  // by atomics
+  float* sums = plan.sums ? static_cast<float*>(workspace) : reinterpret_cast<float*>(output);
+  if (output) {
+    const cudaError_t status = cudaMemsetAsync(sums, 0, input.numel() * sizeof(float), stream);
+    if (status != cudaSuccess) return status;
+  }
+  Space s = space;
+  const T* data = static_cast<const T*>(input.data);
+  int64_t image = input.strides[0];
+  if (ordered) {
+    const Dense dense(s, 1);
+    const int64_t blocks = ceil_div<int64_t>(static_cast<int64_t>(batch) * channels, kThreads);
+    ordered_kernel<T, TAPS><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(s, dense, gradient, sums, batch,
+                                                                                    channels, pixels);
+  }
+  if (vector) {
+    if (plan.copied) {
+      T* copy = reinterpret_cast<T*>(static_cast<char*>(workspace) + plan.sums);
+      const int64_t tiles = ceil_div<int64_t>(pixels, 32) * ceil_div(channels, 32) * batch;
+      transpose_kernel<<<limited(tiles), kThreads, 0, stream>>>(data, image, input.strides[1], copy, batch, channels,
+                                                                static_cast<int>(pixels));
+      data = copy;
+      image = pixels * channels;
+      for (int a = 0; a < 3; ++a) s.stride[a] = Dense(s, channels).stride[a];
+    }
+    int shift = 0;
+    while (shift < 3 && (V << shift) < channels) ++shift;
+    const int rows = kThreads >> shift;
+    int width = 1;
+    const uintptr_t address = reinterpret_cast<uintptr_t>(grad.data);
+    if (grad.strides[1] == 1 && (address | point * sizeof(T) | grad.strides[0] * sizeof(T)) % 16 == 0) {
+      width = 0;
+    } else if (point == 1 && (address | grad.strides[1] * sizeof(T) | grad.strides[0] * sizeof(T)) % (4 * sizeof(T)) == 0) {
+      width = 4;
+    }
+    if (add || grad_grid.data) {
+      vector_kernel<T, TAPS><<<dim3(ceil_div(s.points, rows), 1, images), kThreads, 0, stream>>>(
+          s, Dense(s, channels), data, image, gradient, add ? sums : nullptr, AnyFloat(grad_grid), batch, channels, pixels,
+          shift, width);
+    }
+    if (add) {
+      const int64_t tiles = ceil_div<int64_t>(pixels, 32) * ceil_div(channels, 32) * batch;
+      transpose_kernel<<<limited(tiles), kThreads, 0, stream>>>(sums, pixels * channels, static_cast<int64_t>(channels),
+                                                                output, batch, static_cast<int>(pixels), channels);
+    }
+  } else if (add || grad_grid.data) {
+    int shift = 0;
+    while (shift < 3 && (2 << shift) <= channels) ++shift;
+    direct_kernel<T, TAPS><<<dim3(ceil_div(s.points, kThreads >> shift), 1, images), kThreads, 0, stream>>>(
+        s, Dense(s, 1), data, image, input.strides[1], gradient, add ? sums : nullptr, AnyFloat(grad_grid), batch,
+        channels, pixels, shift);
+  }
+  if (output && sums != reinterpret_cast<float*>(output) && (ordered || !vector)) {
+    const int64_t n = input.numel();
+    round_kernel<<<limited(ceil_div<int64_t>(n, kThreads)), kThreads, 0, stream>>>(sums, output, n);
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+size_t sample_backward_workspace(const Tensor& input, const Tensor& grid, bool input_gradient, bool grid_gradient) {
+  if (input.numel() == 0 || grid.numel() == 0) return 0;
+  const Plan plan(input, grid, input_gradient, grid_gradient);
+  return plan.sums + plan.copy;
+}
+
+cudaError_t sample_backward(const Tensor& grad, const Tensor& input, const Tensor& grid, const Tensor& grad_input,
+                            const Tensor& grad_grid, const Sampling& sampling, bool deterministic, void* workspace,
+                            cudaStream_t stream) {
+  Space s(grid);
+  int64_t point = 1;
+  if (grad.dtype != input.dtype || !is_float(input) || !is_float(grid) || input.sizes[0] > INT32_MAX ||
+      input.sizes[1] > INT32_MAX || pixels_of(input) > INT32_MAX || !Space::of(input, grid, sampling, s) ||
+      !Space::evenly_spaced(grad, 2, grad.rank - 1, point)) {
+    return cudaErrorNotSupported;
+  }
+  if (input.numel() == 0 || grid.numel() == 0) {
+    for (const Tensor* t : {&grad_input, &grad_grid}) {
+      if (t->data == nullptr || t->numel() == 0) continue;
+      const cudaError_t status = cudaMemsetAsync(t->data, 0, t->numel() * t->item_size(), stream);
+      if (status != cudaSuccess) return status;
+    }
+    return cudaSuccess;
+  }
+  const Plan plan(input, grid, grad_input.data, grad_grid.data);
+  return dispatch_float(input.dtype, [&](auto* p) {
+    using T = element_t<decltype(p)>;
+    return dispatch_taps(sampling.mode, s.axes, [&](auto taps) {
+      return launch<T, taps()>(grad, point, input, s, grad_input, grad_grid, deterministic, plan, workspace, stream);
+    });
+  });
+}
+
+size_t grid_sample_backward_workspace(const Tensor& input, const Tensor& grid, bool input_gradient, bool grid_gradient) {
+  return sample_backward_workspace(input, grid, input_gradient, grid_gradient);
+}
+
+cudaError_t grid_sample_backward(const Tensor& grad, const Tensor& input, const Tensor& grid, const Tensor& grad_input,
+                                 const Tensor& grad_grid, int mode, int padding, bool align_corners, bool deterministic,
+                                 void* workspace, cudaStream_t stream) {
+  return sample_backward(grad, input, grid, grad_input, grad_grid, Sampling{mode, padding, align_corners},
+                         deterministic, workspace, stream);
+}
+
+}  // namespace svexport

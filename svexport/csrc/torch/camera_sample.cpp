@@ -1,0 +1,81 @@
+#include "camera_sample.h"
+
+#include "binding.h"
+
+namespace svexport {
+namespace {
+
+CameraSampleOptions to_options(at::IntArrayRef image_size, at::ArrayRef<double> pc_range, double depth_eps,
+                               bool in_image, at::ArrayRef<double> uv_clamp, int64_t activation) {
+  CameraSampleOptions options{};
+  std::copy_n(image_size.begin(), 2, options.image_size);
+  std::copy_n(pc_range.begin(), 6, options.pc_range);
+  options.depth_eps = depth_eps;
+  options.in_image = in_image;
+  std::copy_n(uv_clamp.begin(), 2, options.uv_clamp);
+  options.activation = static_cast<int32_t>(activation);
+  return options;
+}
+
+bool to_levels(at::TensorList maps, std::vector<CameraLevel>& levels) {
+  for (const auto& map : maps) {
+    if (!has_dtype(map) || map.device() != maps[0].device()) return false;
+    levels.push_back({view(map)});
+  }
+  return true;
+}
+
+at::Tensor camera_sample_torch(at::TensorList features, const at::Tensor& reference_points, const at::Tensor& lidar2img,
+                               const at::Tensor& weights, const at::Tensor& offsets, at::IntArrayRef image_size,
+                               at::ArrayRef<double> pc_range, double depth_eps, bool in_image,
+                               at::ArrayRef<double> uv_clamp, int64_t activation) {
+  const c10::cuda::CUDAGuard guard(features[0].device());
+  const auto here = [&](const at::Tensor& t) { return has_dtype(t) && t.device() == features[0].device(); };
+  std::vector<CameraLevel> levels;
+  if (to_levels(features, levels) && here(reference_points) && here(lidar2img) && here(weights) && here(offsets)) {
+    const auto output = at::empty({weights.size(0), weights.size(1), features[0].size(2)},
+                                  features[0].options().memory_format(at::MemoryFormat::Contiguous));
+    if (done(camera_sample(levels.data(), static_cast<int>(levels.size()), view(reference_points), view(lidar2img),
+                           view(weights.contiguous()), view(offsets),
+                           to_options(image_size, pc_range, depth_eps, in_image, uv_clamp, activation), view(output),
+                           stream()))) {
+      return output;
+    }
+  }
+  return reference("camera_sample", camera_sample_torch, features, reference_points, lidar2img, weights, offsets,
+                   image_size, pc_range, depth_eps, in_image, uv_clamp, activation);
+}
+
+// The forms of levels that the op has no schema for: int8 with scales, pooled; into an output that is given.
+void camera_sample_levels(at::TensorList maps, at::ArrayRef<double> scales, const c10::List<bool>& pool,
+                          const at::Tensor& reference_points, const at::Tensor& lidar2img, const at::Tensor& weights,
+                          const at::Tensor& offsets, at::IntArrayRef image_size, at::ArrayRef<double> pc_range,
+                          double depth_eps, bool in_image, at::ArrayRef<double> uv_clamp, int64_t activation,
+                          const at::Tensor& output) {
+  const c10::cuda::CUDAGuard guard(output.device());
+  std::vector<CameraLevel> levels;
+  TORCH_CHECK(to_levels(maps, levels));
+  for (size_t i = 0; i < levels.size(); ++i) {
+    levels[i].scale = static_cast<float>(scales[i]);
+    levels[i].pool = pool[i];
+  }
+  TORCH_CHECK(done(camera_sample(levels.data(), static_cast<int>(levels.size()), view(reference_points),
+                                 view(lidar2img), view(weights), view(offsets),
+                                 to_options(image_size, pc_range, depth_eps, in_image, uv_clamp, activation),
+                                 view(output), stream())));
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(svexport, m) {
+  m.def("camera_sample_levels(Tensor[] maps, float[] scales, bool[] pool, Tensor reference_points, Tensor lidar2img, "
+        "Tensor weights, Tensor offsets, int[] image_size, float[] pc_range, float depth_eps, bool in_image, "
+        "float[] uv_clamp, int activation, Tensor(a!) output) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(svexport, CUDA, m) {
+  m.impl("camera_sample", &camera_sample_torch);
+  m.impl("camera_sample_levels", &camera_sample_levels);
+}
+
+}  // namespace svexport

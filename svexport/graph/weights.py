@@ -1,0 +1,51 @@
+"""The weights of svexport nodes: inputs of theirs, or attributes."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
+
+from svexport.errors import UnsupportedError
+from svexport.graph.nodes import graphs, svexport_nodes, symbolic_of, weight_attributes
+from svexport.graph.scope import drop_unused
+
+__all__ = ["hold_weights"]
+
+
+def hold_weights(model: onnx.ModelProto) -> None:
+    """Makes the weights of svexport nodes TENSOR attributes of theirs, of the ops that name their weights, in place.
+
+    Raises:
+        UnsupportedError: if the model computes one of them.
+    """
+    constants: dict[str, TensorProto] = {}
+    copies: dict[str, str] = {}
+    for graph in graphs(model.graph):
+        constants |= {tensor.name: tensor for tensor in graph.initializer}
+        for node in graph.node:
+            if node.op_type == "Constant" and node.attribute[0].name == "value":
+                constants[node.output[0]] = node.attribute[0].t
+            elif node.op_type == "Identity":  # by which the exporter gives one tensor several names
+                copies[node.output[0]] = node.input[0]
+    for node in svexport_nodes(model):
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        names = weight_attributes(symbolic_of(node).op, attributes)
+        if not names or names[0] in attributes:
+            continue
+        first = len(node.input) - len(names)
+        for name, source in zip(names, node.input[first:], strict=True):
+            given = source
+            while source in copies:
+                source = copies[source]
+            if source not in constants:
+                raise UnsupportedError(
+                    f"{name} of node {node.name!r} (svexport::{node.op_type}) cannot be an attribute: the model "
+                    f"computes {given!r}; export with weights='inputs', or make it a parameter"
+                )
+            tensor = constants[source]
+            if not tensor.raw_data:  # the exporters write it, and equal constants are told by it
+                tensor = numpy_helper.from_array(numpy_helper.to_array(tensor))
+            node.attribute.append(AttributeProto(name=name, type=AttributeProto.TENSOR, t=tensor))
+            node.attribute[-1].t.name = name
+        del node.input[first:]
+    drop_unused(model.graph, before={*constants, *copies})

@@ -1,0 +1,225 @@
+"""The C++ plugin library: compiled for the TensorRT at hand, found again, loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from svexport.errors import PluginBuildError
+from svexport.ops import _cuda
+from svexport.tensorrt.nodes import plugin_ops
+
+__all__ = ["Headers", "Library", "build", "find_headers", "libraries", "library_name"]
+
+CSRC = _cuda.CSRC
+FLAGS = ["-std=c++17", "-O3", "-lineinfo", "-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall,-Wextra"]
+LINK_FLAGS = ["-shared", "-cudart", "static", "-Xlinker", "--exclude-libs=ALL,--no-undefined", "-ldl"]
+
+_NEEDED = ("NvInferVersion.h", "NvInferRuntime.h", "NvInferRuntimeCommon.h", "NvInferRuntimePlugin.h", "NvInferImpl.h")
+_FOLDERS = ("include", "include/x86_64-linux-gnu", "include/aarch64-linux-gnu", ".")
+
+
+@dataclass(frozen=True)
+class Headers:
+    """The C++ headers of a TensorRT.
+
+    Attributes:
+        folder: where NvInferRuntime.h lies.
+        version: (major, minor).
+    """
+
+    folder: Path
+    version: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Library:
+    """A plugin library that was built.
+
+    Attributes:
+        path: the shared object.
+        major: of the TensorRT versions that can load it.
+    """
+
+    path: Path
+    major: int
+
+
+def find_headers(root: str | os.PathLike[str] | None = None) -> Headers:
+    """The headers below a TensorRT folder, by default that of the environment's ``TENSORRT_ROOT``, else the system's.
+
+    Raises:
+        PluginBuildError: naming the file that is missing, and where to get it.
+    """
+    given = root or os.environ.get("TENSORRT_ROOT")
+    base = Path(given) if given else Path("/usr")
+    folder = next((base / f for f in _FOLDERS if (base / f / "NvInferRuntime.h").is_file()), None)
+    if folder is None:
+        raise PluginBuildError(
+            f"{base / 'include' / 'NvInferRuntime.h'} does not exist. The plugins are compiled against the C++ headers of "
+            "TensorRT, which pip's tensorrt does not have: install libnvinfer-headers-dev or unpack the tar archive of "
+            "your TensorRT version (https://developer.nvidia.com/tensorrt/download), and give its folder as "
+            "--tensorrt-root or TENSORRT_ROOT"
+        )
+    found = folder / "NvInferVersion.h"
+    version = _version(found.read_text()) if found.is_file() else None
+    needed = [f for f in _NEEDED if f != "NvInferRuntimePlugin.h" or version is None or version >= (8, 6)]
+    for name in needed:
+        if not (folder / name).is_file():
+            raise PluginBuildError(
+                f"{folder / name} does not exist, although {folder / 'NvInferRuntime.h'} does: the headers of TensorRT "
+                "are not complete there; install libnvinfer-headers-dev or unpack its tar archive again"
+            )
+    if version is None or version < (8, 4):
+        raise PluginBuildError(
+            f"{found} is of TensorRT {'.'.join(map(str, version)) if version else 'an unknown version'}; "
+            "the plugins need 8.4 or newer"
+        )
+    return Headers(folder.resolve(), version)
+
+
+def _version(text: str) -> tuple[int, int] | None:
+    numbers = []
+    for part in ("MAJOR", "MINOR"):
+        # Newer headers define NV_TENSORRT_MAJOR by TRT_MAJOR_ENTERPRISE.
+        match = re.search(rf"#define\s+(?:NV_TENSORRT_{part}|TRT_{part}_ENTERPRISE)\s+(\d+)", text)
+        if not match:
+            return None
+        numbers.append(int(match[1]))
+    return numbers[0], numbers[1]
+
+
+def library_name(major: int) -> str:
+    """The file name of the plugin library for a major version of TensorRT."""
+    return f"libsvexport_tensorrt{major}.so"
+
+
+def build(
+    tensorrt_root: str | os.PathLike[str] | None = None,
+    *,
+    architectures: Sequence[str] | None = None,
+    output: str | os.PathLike[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Library:
+    """Compiles the plugin library with nvcc.
+
+    Args:
+        tensorrt_root: a TensorRT folder with its ``include``; see :func:`find_headers`.
+        architectures: compute capabilities, ``["8.7", "9.0"]``; by default those of the GPUs of this machine, or without
+            one everything that a distributed build is for.
+        output: the folder for the library; by default svexport's cache, where :func:`libraries` finds it.
+        progress: called with the number of files compiled and that of all, as the work goes on.
+
+    Raises:
+        PluginBuildError: if headers or nvcc are missing, or something does not compile.
+    """
+    headers = find_headers(tensorrt_root)
+    folder = Path(output) if output else _folder()
+    path = folder / library_name(headers.version[0])
+    link(compile_objects(headers, architectures, progress), path)
+    return Library(path, headers.version[0])
+
+
+def compile_objects(
+    headers: Headers,
+    architectures: Sequence[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Path]:
+    """The object files of the library; those that a build before has left are used again."""
+    nvcc = _nvcc()
+    flags = [*FLAGS, *_gencode(architectures)]
+    include = ["-I", str(CSRC / "cuda"), "-I", str(CSRC / "tensorrt"), "-isystem", str(headers.folder)]
+    sources = [*sorted(CSRC.glob("cuda/*.cu")), *sorted(CSRC.glob("tensorrt/*.cpp"))]
+    depends = {".cu": _text(CSRC / "cuda")}  # the same for every TensorRT
+    depends[".cpp"] = depends[".cu"] + _text(CSRC / "tensorrt") + _text(headers.folder)
+    done = 0
+
+    def compiled(source: Path) -> Path:
+        nonlocal done
+        key = hashlib.sha256(repr((nvcc, flags, depends[source.suffix])).encode() + source.read_bytes())
+        result = _folder() / "objects" / f"{source.stem}-{key.hexdigest()[:16]}.o"
+        if not result.is_file():
+            result.parent.mkdir(parents=True, exist_ok=True)
+            partial = result.with_suffix(f".{os.getpid()}.o")
+            _run([nvcc, *flags, *include, "-c", str(source), "-o", str(partial)])
+            os.replace(partial, result)
+        done += 1
+        if progress:
+            progress(done, len(sources))
+        return result
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(compiled, sources))
+
+
+def link(objects: Sequence[Path], path: Path, flags: Sequence[str] = ()) -> None:
+    """Links a library."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.so")
+    _run([_nvcc(), *LINK_FLAGS, *flags, *map(str, objects), "-o", str(partial)])
+    os.replace(partial, path)
+
+
+def libraries() -> list[Library]:
+    """The plugin libraries that :func:`build` left in svexport's cache, newest TensorRT first."""
+    found = [(int(m[1]), p) for p in _folder().glob("*.so") if (m := re.fullmatch(r"libsvexport_tensorrt(\d+)\.so", p.name))]
+    return [Library(path, major) for major, path in sorted(found, reverse=True)]
+
+
+def _folder() -> Path:
+    return _cuda._cache() / "tensorrt"
+
+
+def _text(folder: Path) -> str:
+    """Changes with every header in a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.iterdir() if p.suffix in (".h", ".cuh")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _nvcc() -> str:
+    from torch.utils import cpp_extension
+
+    homes = [os.path.join(h, "bin") for h in (os.environ.get("CUDA_HOME"), cpp_extension.CUDA_HOME) if h]
+    found = next((n for path in [*homes, None] if (n := shutil.which("nvcc", path=path))), None)
+    if found is None:
+        raise PluginBuildError(
+            "no nvcc was found to compile the plugins; install the CUDA toolkit of the version your TensorRT is for, "
+            "and put its bin on PATH or set CUDA_HOME"
+        )
+    return found
+
+
+def _gencode(architectures: Sequence[str] | None) -> list[str]:
+    if architectures is None:
+        found = sorted({torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())})
+        architectures = [f"{a}.{b}" for a, b in found] or _cuda.architectures().split()
+    flags = []
+    for name in architectures:
+        match = re.fullmatch(r"(\d+)\.?(\d)(\+PTX)?", name)
+        if not match:
+            raise PluginBuildError(f"an architecture is a compute capability such as 8.7 or 9.0+PTX; got {name!r}")
+        number = match[1] + match[2]
+        flags += ["-gencode", f"arch=compute_{number},code=sm_{number}"]
+        if match[3]:
+            flags += ["-gencode", f"arch=compute_{number},code=compute_{number}"]
+    return flags
+
+
+def _run(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        lines = [line for line in (result.stdout + result.stderr).splitlines() if line.strip()]
+        first = next((i for i, line in enumerate(lines) if "error" in line), 0)
+        raise PluginBuildError("\n".join([f"{' '.join(command)} failed:", *lines[first : first + 5]]))

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from svexport.ops import add_bias_residual_layer_norm
+from svexport.ops.add_bias_residual_layer_norm import OP
+from tests.gpu.support import check_kernel, gpu, moved, relative_error
+
+pytestmark = gpu
+
+EXTRA = pytest.mark.parametrize("extra", [False, True])
+
+
+def problem(*shape: int, extra: bool = False, dtype: torch.dtype = torch.float32, mean: float = 0.0) -> tuple:
+    d = shape[-1]
+    vectors = [torch.randn(d).to(dtype) for _ in range(3)]
+    x, residual, more = ((torch.randn(shape) + mean).to(dtype) for _ in range(3))
+    return x, vectors[0], residual, *vectors[1:], 1e-5, more if extra else None
+
+
+@EXTRA
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("d", [2, 7, 32, 64, 100, 255, 256, 264, 384, 512, 777, 1000, 1024, 1032, 1531, 4096])
+def test_sizes(d: int, dtype: torch.dtype, extra: bool) -> None:
+    check_kernel(OP, problem(37, d, extra=extra, dtype=dtype))
+
+
+@pytest.mark.parametrize("shape", [(1, 256), (5003, 256), (40, 23, 64), (701, 1024), (3, 1, 2, 768)])
+def test_rows(shape: tuple[int, ...]) -> None:
+    check_kernel(OP, problem(*shape, extra=True))
+
+
+@pytest.mark.parametrize("d", [4100, 8192, 10240, 10248, 40000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_long_rows(d: int, dtype: torch.dtype) -> None:
+    check_kernel(OP, problem(3, d, dtype=dtype))
+
+
+@pytest.mark.parametrize("d", [256, 1024, 2000, 20001])
+def test_large_mean(d: int) -> None:
+    """The variance is that of the differences from the mean: nothing cancels. Sums of integers and halves are exact."""
+    x, bias, residual, weight, norm_bias, eps, _ = problem(11, d)
+    x, residual, bias = (t.mul(8).round() / 8 for t in (x + 3000, residual - 500, bias))
+    check_kernel(OP, (x, bias, residual, weight, norm_bias, eps, None), gradients=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_transposed_rows_are_read_as_they_lie(dtype: torch.dtype) -> None:
+    """(queries, batch, channels) beside (batch, queries, channels), as in DETR; slices of rows; broadcast rows."""
+    x, bias, residual, weight, norm_bias, eps, extra = problem(5, 9, 64, extra=True, dtype=dtype)
+    expected = OP.reference(*moved((x, bias, residual, weight, norm_bias, eps, extra), torch.float64))
+    cuda = moved((x, bias, residual, weight, norm_bias, eps, extra), "cuda")
+    x, bias, residual, weight, norm_bias, eps, extra = cuda
+    variants = [
+        x.transpose(0, 1).contiguous().transpose(0, 1),
+        torch.cat([x, x], -1)[..., :64],
+        torch.cat([x, x], -1)[..., 1:65].roll(1, -1),
+        x.permute(2, 0, 1).contiguous().permute(1, 2, 0),
+        torch.stack([x, x], 1)[:, 0],
+    ]
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-3
+    for other in variants:
+        for args in ((other, bias, residual, weight, norm_bias, eps, extra), (*cuda[:2], other, *cuda[3:6], other)):
+            expected = OP.reference(*moved(args, "cpu", torch.float64))
+            for a, e in zip(OP(*args), expected, strict=True):
+                assert a.is_contiguous()
+                assert relative_error(a, e) < tolerance
+
+
+def test_parameters_of_another_type() -> None:
+    """Half activations with float32 parameters, whose gradients are float32."""
+    x, bias, residual, weight, norm_bias, eps, extra = problem(50, 256, extra=True)
+    x, residual, extra = x.half(), residual.half(), extra.half()
+    args = moved((x, bias, residual, weight, norm_bias, eps, extra), "cuda")
+    tensors = [t.requires_grad_() for t in args if isinstance(t, Tensor)]
+    y, s = OP(*args)
+    assert y.dtype == s.dtype == torch.float16
+    wide = moved([t.detach() for t in tensors], "cpu", torch.float64)
+    wide = [t.requires_grad_() for t in wide]
+    expected = OP.reference(*wide[:5], eps, wide[5])
+    grads = [torch.randn(50, 256).half() for _ in range(2)]
+    got = torch.autograd.grad((y, s), tensors, [g.cuda() for g in grads])
+    wanted = torch.autograd.grad(expected, wide, [g.double() for g in grads])
+    for actual, e, t in zip([y, s, *got], [*expected, *wanted], [y, s, *tensors], strict=True):
+        assert actual.dtype == t.dtype
+        assert relative_error(actual, e) < 2e-3
+
+
+def test_types_without_a_kernel_run_the_reference() -> None:
+    x, bias, residual, weight, norm_bias, eps, extra = moved(problem(6, 16), "cuda")
+    for actual, e in zip(
+        OP(x.half(), bias, residual, weight, norm_bias, eps, extra),
+        OP.reference(x.half(), bias, residual, weight, norm_bias, eps, extra),
+        strict=True,
+    ):
+        assert torch.equal(actual, e)
+
+
+def test_nan_and_infinity_stay_in_their_rows() -> None:
+    args = problem(6, 300)
+    args[0][1, 7], args[2][3, 299] = torch.nan, torch.inf
+    check_kernel(OP, args, gradients=False)
+
+
+@pytest.mark.parametrize("shape", [(900, 256), (4001, 1000)])
+def test_backward_is_deterministic(shape: tuple[int, ...]) -> None:
+    tensors = [t.requires_grad_() for t in moved(problem(*shape), "cuda") if isinstance(t, Tensor)]
+    y, s = add_bias_residual_layer_norm(*tensors)
+    runs = [torch.autograd.grad(((y * y).sum() + s.sum()), tensors, retain_graph=True) for _ in range(3)]
+    for run in runs[1:]:
+        assert all(map(torch.equal, run, runs[0]))
+
+
+def test_gradients_that_are_not_needed_are_left_out() -> None:
+    args = moved(problem(33, 48, extra=True), "cuda")
+    tensors = [t for t in args if isinstance(t, Tensor)]
+    everything = torch.ops.svexport.add_bias_residual_layer_norm_backward([*OP(*args)], *args, [True] * 6)
+    for mask in range(1, 64):
+        needs = [bool(mask >> i & 1) for i in range(6)]
+        got = torch.ops.svexport.add_bias_residual_layer_norm_backward([*OP(*args)], *args, needs)
+        wanted = [g for g, need in zip(everything, needs, strict=True) if need]
+        assert len(tensors) == 6
+        assert all(map(torch.equal, got, wanted))
+        assert len({g.data_ptr() for g in got}) == len(got) == len(wanted)
+
+
+def test_more_than_2_to_the_31_elements() -> None:
+    rows, d = (2**31 + 2**20) // 256, 256
+    x = torch.empty(rows, d, dtype=torch.float16, device="cuda").normal_()
+    bias, weight, norm_bias = torch.randn(3, d, device="cuda")
+    y, s = OP(x, bias, x, weight, norm_bias, 1e-5, None)
+    for part in (slice(0, 1000), slice(rows - 1000, rows)):
+        args = moved((x[part], bias, x[part], weight, norm_bias, 1e-5, None), "cpu", torch.float64)
+        for actual, e in zip((y[part], s[part]), OP.reference(*args), strict=True):
+            assert relative_error(actual, e) < 2e-3

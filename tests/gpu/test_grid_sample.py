@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from svexport.ops import _cuda, grid_sample
+from svexport.ops.grid_sample import OP
+from tests.gpu.support import TOLERANCES, gpu, relative_error
+from tests.ops.test_grid_sample import HUGE, SPECIAL, every_combination, random_args, special_args
+
+pytestmark = gpu
+
+HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
+IMAGES = {
+    4: [
+        ((2, 3, 5, 7), (3, 4)),
+        ((1, 1, 1, 1), (2, 3)),
+        ((2, 8, 1, 6), (1, 5)),
+        ((1, 16, 13, 1), (11, 1)),
+        ((3, 64, 17, 12), (16, 8)),
+        ((1, 72, 31, 33), (13, 10)),
+        ((2, 256, 12, 20), (67, 1)),
+        ((1, 40, 8, 8), (40, 41)),
+        ((1, 12, 9, 9), (20, 4)),
+    ],
+    5: [
+        ((2, 3, 3, 5, 7), (2, 3, 4)),
+        ((1, 1, 1, 1, 1), (1, 2, 3)),
+        ((1, 24, 4, 1, 3), (3, 8, 2)),
+        ((2, 64, 5, 6, 7), (3, 5, 11)),
+    ],
+}
+
+
+def layouts(image: Tensor) -> Iterator[Tensor]:
+    last = torch.channels_last if image.dim() == 4 else torch.channels_last_3d
+    yield image
+    yield image.contiguous(memory_format=last)
+    yield image.transpose(-1, -2).contiguous().transpose(-1, -2)
+    padded = torch.nn.functional.pad(image, (1, 0))  # rows that no vector is aligned in
+    yield padded[..., 1:]
+    sliced = torch.cat([image, image], 1).contiguous(memory_format=last)
+    yield sliced[:, 1 : 1 + image.shape[1]]
+    yield image[:1].expand_as(image)
+
+
+def on_gpu(image: Tensor, grid: Tensor, *arguments: object) -> Tensor:
+    output = OP(image, grid, *arguments)
+    assert output.is_contiguous()
+    return output
+
+
+def check(image: Tensor, grid: Tensor, *arguments: object, backward: bool = True) -> None:
+    """The op on the GPU against itself in float64 on the CPU, with gradients."""
+    leaves = [x.detach().requires_grad_(backward) for x in (image, grid)]
+    output = on_gpu(*leaves, *arguments)
+    precise = [x.detach().double().cpu().requires_grad_(backward) for x in (image, grid)]
+    expected = OP(*precise, *arguments)
+    assert relative_error(output, expected) < TOLERANCES[image.dtype]
+    if backward:
+        weight = torch.randn_like(output)
+        found = torch.autograd.grad(output, leaves, weight)
+        wanted = torch.autograd.grad(expected, precise, weight.double().cpu())
+        for gradient, leaf, e in zip(found, leaves, wanted, strict=True):
+            assert gradient.dtype == leaf.dtype
+            assert relative_error(gradient, e) < TOLERANCES[image.dtype]
+
+
+def test_has_kernels() -> None:
+    assert _cuda.load()
+    assert {"grid_sample", "grid_sample_backward"} <= _cuda.kernels()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@every_combination
+def test_equals_float64(rank: int, mode: int, padding: int, align: bool, dtype: torch.dtype) -> None:
+    for shape, out in IMAGES[rank]:
+        image, grid = random_args(shape, out, align)
+        image, grid = image.to("cuda", dtype), grid.to("cuda")
+        check(image, grid, mode, padding, align)
+        last = torch.channels_last if rank == 4 else torch.channels_last_3d
+        check(image.contiguous(memory_format=last), grid, mode, padding, align)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("rank", [4, 5])
+def test_layouts(rank: int, dtype: torch.dtype) -> None:
+    for (shape, out), padding in itertools.product(IMAGES[rank], (0, 2)):
+        image, grid = (x.to("cuda") for x in random_args(shape, out, False))
+        for view in layouts(image.to(dtype)):
+            check(view, grid, 0, padding, False)
+        strided = torch.stack([grid, grid + 1], -1).transpose(1, 2).contiguous().transpose(1, 2)[..., 0]
+        check(image.to(dtype), strided, 0, padding, False)
+
+
+@pytest.mark.parametrize("dtype", [HALF, BFLOAT])
+def test_half_grids(dtype: torch.dtype) -> None:
+    for shape, out in IMAGES[4]:
+        check(*(x.to("cuda", dtype) for x in random_args(shape, out, False)), 0, 1, False)
+
+
+@every_combination
+def test_special_coordinates(rank: int, mode: int, padding: int, align: bool) -> None:
+    """NaN, infinite and huge coordinates are what they are on a CPU."""
+    image, grid = special_args(rank, SPECIAL if padding == 2 else SPECIAL + HUGE)
+    image = image.repeat_interleave(4, 1)
+    expected = OP(image, grid, mode, padding, align)
+    last = torch.channels_last if rank == 4 else torch.channels_last_3d
+    for view in (image.cuda(), image.cuda().contiguous(memory_format=last)):
+        actual = OP(view, grid.cuda(), mode, padding, align)
+        torch.testing.assert_close(actual.cpu(), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_pixels_outside_are_not_read(mode: int) -> None:
+    """A NaN or infinite pixel shows where a point has it among its own, and nowhere else."""
+    image, grid = random_args((1, 8, 6, 7), (50, 1), False)
+    image[0, :, 0, 0], image[0, :, 5, 6] = float("nan"), float("inf")
+    expected = OP(image.double(), grid.double(), mode, 0, False)
+    for view in (image.cuda(), image.cuda().contiguous(memory_format=torch.channels_last)):
+        actual = OP(view, grid.cuda(), mode, 0, False).cpu()
+        assert torch.equal(actual.isnan(), expected.isnan())
+        assert torch.equal(actual.isinf(), expected.isinf())
+
+
+def test_nearest_rounds_like_a_cpu() -> None:
+    """Coordinates in the middle between two pixels, by affine grids as users make them."""
+    image = torch.randn(1, 2, 37, 53)
+    for theta in ([[-1, 0, 0], [0, 1, 0]], [[0, 1, 0], [-1, 0, 0]], [[0.5, 0, 0], [0, 0.5, 0]]):
+        grid = F.affine_grid(torch.tensor([theta], dtype=torch.float32), [1, 2, 74, 106], align_corners=False)
+        assert torch.equal(OP(image.cuda(), grid.cuda(), 1, 0, False).cpu(), OP(image, grid, 1, 0, False))
+
+
+@pytest.mark.parametrize(
+    ("image", "grid"),
+    [
+        ((0, 2, 3, 4), (0, 2, 2, 2)),
+        ((2, 0, 3, 4), (2, 2, 2, 2)),
+        ((2, 3, 3, 4), (2, 0, 2, 2)),
+        ((1, 8, 2, 3, 4), (1, 2, 0, 2, 3)),
+    ],
+)
+def test_empty(image: tuple, grid: tuple) -> None:
+    leaves = [torch.randn(s, device="cuda", requires_grad=True) for s in (image, grid)]
+    output = OP(*leaves, 0, 0, False)
+    assert output.shape == (*image[:2], *grid[1:-1])
+    for gradient, leaf in zip(torch.autograd.grad(output.sum(), leaves), leaves, strict=True):
+        assert torch.equal(gradient, torch.zeros_like(leaf))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_expanded_gradient(layout: torch.memory_format) -> None:
+    """The gradient of a sum is one number with strides of zero."""
+    image, grid = random_args((2, 64, 9, 11), (30, 20), False)
+    leaves = [image.cuda().contiguous(memory_format=layout).requires_grad_(), grid.cuda().requires_grad_()]
+    found = torch.autograd.grad(OP(*leaves, 0, 0, False).sum(), leaves)
+    precise = [image.double().requires_grad_(), grid.double().requires_grad_()]
+    wanted = torch.autograd.grad(OP(*precise, 0, 0, False).sum(), precise)
+    for gradient, e in zip(found, wanted, strict=True):
+        assert relative_error(gradient, e) < 1e-5
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_channel_last_gradient(layout: torch.memory_format) -> None:
+    image, grid = random_args((2, 64, 9, 11), (30, 20), False)
+    leaves = [image.cuda().contiguous(memory_format=layout).requires_grad_(), grid.cuda().requires_grad_()]
+    output = OP(*leaves, 0, 0, False)
+    weight = torch.randn_like(output)
+    found = torch.autograd.grad(output, leaves, weight.contiguous(memory_format=torch.channels_last))
+    precise = [image.double().requires_grad_(), grid.double().requires_grad_()]
+    wanted = torch.autograd.grad(OP(*precise, 0, 0, False), precise, weight.double().cpu())
+    for gradient, e in zip(found, wanted, strict=True):
+        assert relative_error(gradient, e) < 1e-5
+
+
+@pytest.mark.parametrize("needs", [(True, False), (False, True)])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_one_gradient(needs: tuple[bool, bool], dtype: torch.dtype) -> None:
+    for shape, out in IMAGES[4]:
+        image, grid = (x.to("cuda") for x in random_args(shape, out, False))
+        image = image.to(dtype)
+        gradient = torch.randn(*shape[:2], *out, device="cuda", dtype=dtype)
+        both = torch.ops.svexport.grid_sample_backward([gradient], image, grid, 0, 0, False, [True, True])
+        one = torch.ops.svexport.grid_sample_backward([gradient], image, grid, 0, 0, False, list(needs))
+        assert len(one) == 1
+        assert relative_error(one[0], both[needs.index(True)]) < TOLERANCES[dtype]
+
+
+@every_combination
+def test_deterministic(rank: int, mode: int, padding: int, align: bool) -> None:
+    """Many points on few pixels: whatever depends on the order of additions would show."""
+    image = torch.randn(2, 16, *(3, 4, 5)[2 - rank :], device="cuda", dtype=HALF)
+    grid = torch.rand(2, *[16] * (rank - 2), rank - 2, device="cuda") * 2 - 1
+    gradient = torch.randn(*image.shape[:2], *grid.shape[1:-1], device="cuda", dtype=HALF)
+    arguments = ([gradient], image, grid, mode, padding, align, [True, True])
+    fast = torch.ops.svexport.grid_sample_backward(*arguments)
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, second = (torch.ops.svexport.grid_sample_backward(*arguments) for _ in range(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for a, b, f in zip(first, second, fast, strict=True):
+        assert torch.equal(a, b)
+        assert relative_error(a, f) < 2e-3
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_more_elements_than_32_bits_count(layout: torch.memory_format) -> None:
+    image = torch.empty((3, 4096, 422, 422), device="cuda", dtype=HALF, memory_format=layout)
+    assert image[:2].numel() < 2**31 < image.numel()
+    image[2].normal_()
+    grid = torch.rand(3, 5, 3, 2, device="cuda") * 2 - 1
+    output = OP(image, grid, 0, 0, False)
+    assert torch.equal(output[2:], OP(image[2:].clone(memory_format=layout), grid[2:], 0, 0, False))
+
+
+def test_more_points_than_32_bits_count() -> None:
+    image = torch.randn(3, 1, 5, 7, device="cuda", dtype=HALF)
+    grid = torch.rand(3, 27000, 27000, 2, device="cuda", dtype=HALF) * 2 - 1
+    output = OP(image, grid, 0, 0, False)
+    assert output.numel() > 2**31
+    assert torch.equal(output[2:, :, -3:], OP(image[2:], grid[2:, -3:], 0, 0, False))
+
+
+def test_more_images_than_a_grid_has_blocks() -> None:
+    image, grid = torch.randn(70000, 8, 2, 2), torch.rand(70000, 1, 1, 2) * 2 - 1
+    check(image.cuda(), grid.cuda(), 0, 0, False)
+    check(image.cuda().contiguous(memory_format=torch.channels_last), grid.cuda(), 0, 0, False)
+
+
+def test_memory_of_a_half_model() -> None:
+    """Nothing larger than the output is allocated, whatever the layout."""
+    for layout in (torch.contiguous_format, torch.channels_last):
+        image = torch.randn(2, 64, 64, 64, device="cuda", dtype=HALF).contiguous(memory_format=layout)
+        grid = torch.rand(2, 32, 32, 2, device="cuda") * 2 - 1
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        output = grid_sample(image, grid, align_corners=False)
+        assert torch.cuda.max_memory_allocated() - before <= output.numel() * output.element_size() + 1024

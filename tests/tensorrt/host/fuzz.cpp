@@ -1,0 +1,136 @@
+// Malformed attributes and serialized plugins, at random, for every creator. Compiled together with the plugins under
+// sanitizers, without a GPU and without kernels, none of which is launched. Prints what it came to.
+#include <NvInferRuntime.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+
+using namespace nvinfer1;
+
+namespace {
+
+#if NV_TENSORRT_MAJOR >= 10
+using Creator = IPluginCreatorV3One;
+using Plugin = IPluginV3;
+extern "C" IPluginCreatorInterface* const* getCreators(int32_t&);
+Plugin* create(Creator* creator, const PluginFieldCollection* fields) {
+  return creator->createPlugin("fuzz", fields, TensorRTPhase::kBUILD);
+}
+void destroy(Plugin* plugin) { delete plugin; }
+#else
+using Creator = IPluginCreator;
+using Plugin = IPluginV2;
+extern "C" IPluginCreator* const* getPluginCreators(int32_t&);
+Plugin* create(Creator* creator, const PluginFieldCollection* fields) { return creator->createPlugin("fuzz", fields); }
+void destroy(Plugin* plugin) { plugin->destroy(); }
+#endif
+
+std::mt19937 random_bits(7);
+int below(int n) { return static_cast<int>(random_bits() % static_cast<unsigned>(n)); }
+
+int logged = 0;
+
+class Logger final : public ILogger {
+  void log(Severity, const char* message) noexcept override { logged += std::strlen(message) > 0; }
+};
+
+#if NV_TENSORRT_MAJOR > 8 || NV_TENSORRT_MINOR >= 6
+class Finder final : public ILoggerFinder {
+ public:
+  ILogger* findLogger() override { return &logger_; }
+
+ private:
+  Logger logger_;
+};
+extern "C" void setLoggerFinder(ILoggerFinder*);
+#endif
+
+// A value of exactly as many bytes as the field says, on the heap: reading past it is found out.
+struct Value {
+  std::unique_ptr<char[]> bytes;
+  explicit Value(size_t size) : bytes(new char[size]) {
+    for (size_t i = 0; i < size; i += 4) {
+      const int32_t pick[] = {0, 1, 2, 3, -1, 1 << 30, INT32_MIN, 0x3f800000, 0x7fc00000, static_cast<int32_t>(random_bits())};
+      std::memcpy(bytes.get() + i, &pick[below(10)], size - i < 4 ? size - i : 4);
+    }
+  }
+};
+
+size_t size_of(PluginFieldType type) {
+  switch (type) {
+    case PluginFieldType::kFLOAT64: return 8;
+    case PluginFieldType::kFLOAT16:
+    case PluginFieldType::kINT16: return 2;
+    case PluginFieldType::kINT8:
+    case PluginFieldType::kCHAR:
+    case PluginFieldType::kUNKNOWN: return 1;
+    case PluginFieldType::kDIMS: return sizeof(Dims);
+    default: return 4;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int cases = argc > 1 ? std::atoi(argv[1]) : 10000;
+#if NV_TENSORRT_MAJOR > 8 || NV_TENSORRT_MINOR >= 6
+  static Finder finder;
+  setLoggerFinder(&finder);
+#endif
+  int32_t count = 0;
+#if NV_TENSORRT_MAJOR >= 10
+  auto* const* creators = getCreators(count);
+#else
+  auto* const* creators = getPluginCreators(count);
+#endif
+  int made = 0, refused = 0, silent = 0;
+  const auto tally = [&](Plugin* plugin, int before) {
+    ++(plugin ? made : refused);
+    if (!plugin && logged == before) ++silent;
+    if (plugin) destroy(plugin);
+  };
+  for (int i = 0; i < cases; ++i) {
+    auto* creator = static_cast<Creator*>(creators[below(count)]);
+    const PluginFieldCollection* known = creator->getFieldNames();
+    std::vector<PluginField> fields(known->fields, known->fields + known->nbFields);
+    std::vector<Value> values;
+    std::string garbage(1 + below(40), static_cast<char>(1 + below(255)));
+    const int harm = below(12);  // some with none: those may become plugins
+    for (auto& field : fields) {
+      field.length = std::string(field.name) == "pc_range" ? 6 : field.length == 0 ? 2 : 1;
+      if (harm == 1 && below(2)) field.length = below(70);
+      if (harm == 2 && below(2)) field.type = static_cast<PluginFieldType>(below(14) - 1);
+      values.emplace_back(field.length * size_of(field.type));
+      field.data = values.back().bytes.get();
+      if (harm == 3 && below(2)) field.length = INT32_MAX - below(3);
+      if (harm == 4 && below(2)) field.length = -1 - below(1000);
+      if (harm == 5 && below(2)) field.data = nullptr;
+      if (harm == 6 && below(2)) field.name = below(2) ? garbage.c_str() : nullptr;
+    }
+    if (harm == 7 && !fields.empty()) fields.erase(fields.begin() + below(static_cast<int>(fields.size())));
+    if (harm == 8 && !fields.empty()) fields.push_back(fields[below(static_cast<int>(fields.size()))]);
+    if (harm == 9) fields.emplace_back(garbage.c_str(), "....", PluginFieldType::kCHAR, 4);
+    PluginFieldCollection all{static_cast<int32_t>(fields.size()), fields.data()};
+    if (harm == 10) all.nbFields = -1 - below(100);
+    if (harm == 11) all.fields = nullptr;
+    const int before = logged;
+    tally(create(creator, harm == 11 && below(2) ? nullptr : &all), before);
+#if NV_TENSORRT_MAJOR < 10
+    std::vector<char> bytes(below(200));
+    const Value random(bytes.size() + 1);
+    if (!bytes.empty()) std::memcpy(bytes.data(), random.bytes.get(), bytes.size());
+    const std::vector<char> exact(bytes.begin(), bytes.end());
+    const int then = logged;
+    tally(creator->deserializePlugin("fuzz", exact.empty() ? nullptr : exact.data(), exact.size()), then);
+#endif
+  }
+  std::printf("made %d refused %d silent %d\n", made, refused, silent);
+  return 0;
+}
