@@ -36,7 +36,8 @@ def forward(rows: int, d: int, dtype: torch.dtype, extra: bool, compiled: bool =
     args = problem(rows, d, dtype, extra)
     peers: dict[str, Callable] = {"F.layer_norm + adds": lambda: composition(*args)}
     if compiled:
-        function = torch.compile(composition)
+        torch.compiler.reset()
+        function = torch.compile(composition, dynamic=False)
         peers["compiled"] = lambda: function(*args)
     size = (4 + extra) * rows * d * dtype.itemsize
     return Workload(
@@ -64,7 +65,8 @@ def backward(rows: int, d: int, dtype: torch.dtype, extra: bool, compiled: bool 
 
     peers = {"F.layer_norm + adds": of(composition)}
     if compiled:
-        peers["compiled"] = of(torch.compile(composition, options={"triton.cudagraphs": False}))
+        torch.compiler.reset()
+        peers["compiled"] = of(torch.compile(composition, dynamic=False))
     return Workload(
         f"add_bias_residual_layer_norm backward {rows}x{d} {str(dtype)[6:]}{' extra' if extra else ''}",
         lambda: call(grads, *detached, [True] * len(leaves)),

@@ -69,7 +69,7 @@ def lower_in_place(model: onnx.ModelProto, types_to_lower: Collection[str]) -> N
     _drop_unused(model)
 
 
-def _lower(model: onnx.ModelProto, chosen: Callable[[onnx.NodeProto], bool], types: Mapping[str, Value]) -> None:
+def _lower(model: onnx.ModelProto, chosen: Callable[[onnx.NodeProto], bool], types: dict[str, Value]) -> None:
     opset = opset_of(model)
     constants: dict[tuple, str] = {}
     used: set[str] = set()
@@ -132,7 +132,7 @@ def strip(model: onnx.ModelProto, node_types: Collection[str] | None = None) -> 
     model.functions.extend(functions)
 
 
-def _attach(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], types: Mapping[str, Value]) -> None:
+def _attach(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], types: dict[str, Value]) -> None:
     opset = opset_of(model)
     by_type: dict[str, list[onnx.NodeProto]] = {}
     for node in nodes:
@@ -236,10 +236,14 @@ def state_types(model: onnx.ModelProto) -> None:
     for graph in graphs(model.graph):
         made = [name for node in graph.node for name in node.output if name in untyped]
         infos = [info for info in graph.value_info if info.name not in untyped]
-        infos += [helper.make_tensor_value_info(name, types[name].dtype, types[name].shape) for name in made]
+        infos += [_info(types[name]) for name in made]
         if made:
             del graph.value_info[:]
             graph.value_info.extend(infos)
+
+
+def _info(value: Value) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(value.name, value.dtype or 0, value.shape)
 
 
 def _known(name: str, types: Mapping[str, Value]) -> bool:

@@ -138,6 +138,32 @@ class Op:
         """The torch operator overload, ``torch.ops.svexport.<name>.default``."""
         return getattr(getattr(torch.ops, DOMAIN), self.name).default
 
+    def bind(self, tensors: Sequence[Any], attributes: Mapping[str, Any]) -> list[Any]:
+        """Tensors one after another as a node has them, and attributes by name, as arguments in schema order.
+
+        Raises:
+            ValueError: if there are not as many tensors as the schema asks for.
+        """
+        lists = [a for a in self.arguments if a.kind == "tensors"]
+        lengths = {} if self.weight_names is None else {lists[-1].name: len(self.weight_names(attributes))}
+        required = sum(a.kind == "tensor" and not a.optional for a in self.arguments) + sum(lengths.values())
+        optional = sum(a.optional for a in self.arguments)
+        open_list = next((a.name for a in lists if a.name not in lengths), None)
+        spare = len(tensors) - required
+        if spare < (1 if open_list else 0) or (open_list is None and spare > optional):
+            raise ValueError(f"{self.name} expects the tensors {self.schema.split(') ->')[0]}), got {len(tensors)}")
+        if open_list:
+            lengths[open_list] = spare
+        rest = iter(tensors)
+        return [
+            attributes[a.name]
+            if not a.is_tensor
+            else [next(rest) for _ in range(lengths[a.name])]
+            if a.kind == "tensors"
+            else next(rest, None)
+            for a in self.arguments
+        ]
+
     def __call__(self, *args: Any) -> Any:
         return self.torch_op(*args)
 

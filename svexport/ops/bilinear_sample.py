@@ -39,6 +39,10 @@ def reference(image: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
     return output.to(image.dtype), mask[..., None].to(image.dtype)
 
 
+def fake(image: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
+    return image.new_empty(*image.shape[:2], *grid.shape[1:3]), image.new_empty(*grid.shape[:3], 1)
+
+
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
     for n, c, h, w, gh, gw in [(2, 3, 5, 7, 4, 3), (1, 1, 2, 11, 1, 1), (3, 8, 13, 5, 7, 2)]:
         scale = make(1).new_tensor([w, h])
@@ -49,6 +53,7 @@ OP = Op(
     name="bilinear_sample",
     schema="(Tensor image, Tensor grid) -> (Tensor output, Tensor mask)",
     reference=reference,
+    fake=fake,
     samples=samples,
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,7 +90,7 @@ def boxes_of(points: Tensor, product: Tensor, bias: Tensor, pc_range: Sequence[f
         - output: ``(B, Q, code_size)``: cx, cy, w, l, cz, h, ...
     """
     x, y, z = (points[..., i : i + 1] * (pc_range[i + 3] - pc_range[i]) + pc_range[i] for i in range(3))
-    sizes, rest = (product[..., a:b].to(points) + bias[a:b] for a, b in ((2, 4), (5, None)))
+    sizes, rest = (product[..., part].to(points) + bias[part] for part in (slice(2, 4), slice(5, None)))
     return torch.cat((x, y, sizes, z, rest), dim=-1)
 
 
@@ -103,6 +104,7 @@ class _Steps(NamedTuple):
     sample: Callable[..., Tensor]
     add_norm: Callable[..., tuple[Tensor, Tensor]]
     dropout: float = 0.0
+    every_layer: bool = False  # is asked for classes and boxes, not the last alone
 
 
 def _decode(
@@ -127,13 +129,15 @@ def _decode(
     residual_query_pos: bool,
     pool: bool,
     scales: Sequence[float],
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> list[tuple[Tensor, Tensor, Tensor]]:
     channels, cams = query.shape[2], lidar2img.shape[1]
     names = weight_names({"num_layers": num_layers, "learned_offsets": learned_offsets})
     parameters = dict(zip(names, weights, strict=True))
     levels = _levels(features, query.dtype, channels, pool, scales)
     lidar2img = fold_image_size(lidar2img, image_size)
     points = reference_points.to(torch.promote_types(reference_points.dtype, torch.float32))
+
+    outputs = []
 
     def linear(name: str, x: Tensor, bias: bool = True) -> Tensor:
         return F.linear(x, parameters[f"{name}.weight"], parameters[f"{name}.bias"] if bias else None)
@@ -188,11 +192,13 @@ def _decode(
         product, bias = linear(f"{layer}.reg.4", hidden, bias=False), parameters[f"{layer}.reg.4.bias"]
         points = update(logits, product, bias)
 
-    x = query
-    for linear_, norm in ((0, 1), (3, 4)):
-        x = norm_relu(f"cls.{norm}", linear(f"cls.{linear_}", x))
-    boxes = boxes_of(points, product, bias, pc_range)
-    return linear("cls.6", x), boxes.to(reference_points.dtype), points.to(reference_points.dtype)
+        if steps.every_layer or i == num_layers - 1:
+            hidden = query
+            for linear_, norm in ((0, 1), (3, 4)):
+                hidden = norm_relu(f"cls.{norm}", linear(f"cls.{linear_}", hidden))
+            places = (t.to(reference_points.dtype) for t in (boxes_of(points, product, bias, pc_range), points))
+            outputs.append((linear("cls.6", hidden), *places))
+    return outputs
 
 
 def _levels(
@@ -224,26 +230,26 @@ _REFERENCE = _Steps(_attend, CAMERA_SAMPLE.reference, ADD_NORM.reference)
 _IMPLEMENTATION = _Steps(F.scaled_dot_product_attention, CAMERA_SAMPLE.implementation, ADD_NORM.reference)
 
 
-def _nodes(dropout: float) -> _Steps:
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
-
-    return _Steps(attend, CAMERA_SAMPLE, ADD_NORM, dropout)
-
-
 def reference(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _decode(_REFERENCE, *args)
+    return _decode(_REFERENCE, *args)[-1]
 
 
 def implementation(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _decode(_IMPLEMENTATION, *args)
+    return _decode(_IMPLEMENTATION, *args)[-1]
 
 
-def fake(query: Tensor, _: Tensor, reference_points: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    weights, num_layers, learned_offsets = args[2], args[3], args[12]
-    names = weight_names({"num_layers": num_layers, "learned_offsets": learned_offsets})
+def fake(
+    query: Tensor,
+    query_pos: Tensor,
+    reference_points: Tensor,
+    features: Sequence[Tensor],
+    lidar2img: Tensor,
+    weights: Sequence[Tensor],
+    *values: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    names = weight_names(dict(zip((a.name for a in OP.attributes), values, strict=True)))
     batch, queries = query.shape[:2]
-    code_size = weights[names.index(f"layers.{num_layers - 1}.reg.4.bias")].shape[0]
+    code_size = weights[names.index("layers.0.reg.4.bias")].shape[0]
     boxes, points = (reference_points.new_empty(batch, queries, size) for size in (code_size, 3))
     return query.new_empty(batch, queries, weights[-1].shape[0]), boxes, points
 
@@ -403,7 +409,7 @@ class TransformerDecoderConfig:
         expect("uv_clamp", not clamped or self.uv_clamp[0] < self.uv_clamp[1], "with low below high")  # type: ignore[index]
         expect("activation", self.activation in ACTIVATIONS, " or ".join(map(repr, ACTIVATIONS)))
         for name in ("learned_offsets", "residual_query_pos", "pool"):
-            expect(name, isinstance(getattr(self, name), bool), "True or False")
+            expect(name, isinstance(getattr(self, name), bool), "to be True or False")
         levels = self.feature_sizes
         sizes = isinstance(levels, Sequence) and len(levels) > 0 and all(map(size, levels))
         expect("feature_sizes", sizes, "of (height, width), one for each given level")
@@ -603,7 +609,7 @@ class TransformerDecoder(nn.Module):
 
     It trains as any module: its parameters are ordinary ones, and the gradient of the operator is that of its
     reference, computed anew in the backward pass. As in DETR3D, no gradient flows from the points of a layer to the
-    layer before.
+    layer before; :meth:`every_layer` is for losses on all of them.
 
     Shape:
         - query, query_pos: ``(B, Q, embed_dims)``, content and position embedding
@@ -666,11 +672,31 @@ class TransformerDecoder(nn.Module):
         lidar2img: Tensor,
     ) -> DecoderOutput:
         inputs = query, query_pos, reference_points, list(features), lidar2img
-        dropout = self.dropout if self.training else 0.0
-        if self.fuse == "block" and not dropout:
+        if self.fuse == "block" and not (self.training and self.dropout):
             return transformer_decoder(*inputs, self.weights(), self.config)
+        return self._by_nodes(*inputs)[-1]
+
+    def every_layer(
+        self,
+        query: Tensor,
+        query_pos: Tensor,
+        reference_points: Tensor,
+        features: Sequence[Tensor],
+        lidar2img: Tensor,
+    ) -> list[DecoderOutput]:
+        """What each layer says of the queries, all of them scored by ``cls``: for a loss on every layer.
+
+        The last is what :meth:`forward` returns. The box branches of the layers before learn from theirs alone.
+        """
+        return self._by_nodes(query, query_pos, reference_points, list(features), lidar2img, every_layer=True)
+
+    def _by_nodes(self, *inputs: Any, every_layer: bool = False) -> list[DecoderOutput]:
         _check(*inputs, self.config)
-        return DecoderOutput(*_decode(_nodes(dropout), *inputs, self.weights(), *self.config.attributes()))
+        dropout = self.dropout if self.training else 0.0
+        attend = functools.partial(F.scaled_dot_product_attention, dropout_p=dropout)
+        steps = _Steps(attend, CAMERA_SAMPLE, ADD_NORM, dropout, every_layer)
+        outputs = _decode(steps, *inputs, self.weights(), *self.config.attributes())
+        return [DecoderOutput(*output) for output in outputs]
 
     @property
     def example_inputs(self) -> tuple[Tensor, Tensor, Tensor, list[Tensor], Tensor]:

@@ -269,7 +269,9 @@ def test_dynamic_sizes_of_outputs(opset, tmp_path) -> None:
             }
 
     shapes = {"x": {0: "batch", 3: "width"}}
-    report = svexport.export(Sizes(), (torch.randn(2, 3, 5, 8),), tmp_path / "m.onnx", opset=opset, dynamic_shapes=shapes)
+    report = svexport.export(
+        Sizes(), (torch.randn(2, 3, 5, 8),), tmp_path / "m.onnx", opset=opset, dynamic_shapes=shapes
+    )
     outputs = {name: text.partition("[")[2][:-1].split(", ") for name, text in report.outputs.items()}
     assert outputs["same"] == outputs["norm"] == ["batch", "3", "5", "width"]
     assert outputs["turned"] == ["width", "batch", "3", "5"]

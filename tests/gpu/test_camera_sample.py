@@ -10,9 +10,8 @@ from torch import Tensor
 
 from svexport.ops import _cuda
 from svexport.ops.camera_sample import OP, reference
-from svexport.ops.from_chw32 import from_chw32
 from svexport.ops.to_chw32 import to_chw32
-from tests.gpu.support import TOLERANCES, gpu, moved, relative_error
+from tests.gpu.support import TOLERANCES, gpu, moved, outputs_and_gradients, relative_error
 from tests.ops.test_camera_sample import CASES, DETR3D, SEED, STREAM, case, node_args
 
 pytestmark = gpu
@@ -41,76 +40,105 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "sliced": sliced,
     "sliced-channels-last": lambda f: channels_last(F.pad(f, (0, 0, 0, 0, 1, 0)))[:, :, 1:],
 }
-every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
-def expected_of(args: Sequence, function: Callable = reference) -> Tensor:
-    """The reference on the CPU: features and weights in float64, and the projection in float32 as the kernel's.
+def cast(args: tuple, dtype: torch.dtype) -> tuple:
+    """The same with features of another type."""
+    return [f.to(dtype) for f in args[0]], *args[1:]
+
+
+def precise(args: Sequence) -> tuple:
+    """Features and weights in float64, and the projection in float32 as the kernel's.
 
     So both have to agree on every point that counts, also within a rounding of the border.
     """
     features, points, lidar2img, weights, offsets, *options = args
-    precise = [f.double() for f in features], points.float(), lidar2img.float(), weights.double(), offsets.float()
-    return function(*precise, *options)
+    geometry = points.float(), lidar2img.float()
+    return [f.double() for f in features], *geometry, weights.double(), offsets.float(), *options
 
 
-def check(
-    args: tuple, layout: Callable[[Tensor], Tensor] = torch.Tensor.contiguous, function: Callable = reference
-) -> None:
-    features = [layout(f.cuda()) for f in args[0]]
-    output = OP(features, *moved(args[1:], "cuda"))
-    assert output.dtype == features[0].dtype
-    assert output.is_contiguous()
-    assert (error := relative_error(output, expected_of(args, function))) < TOLERANCES[output.dtype], error
+def check(args: tuple, function: Callable = reference) -> None:
+    """In every layout against ``function`` on the CPU."""
+    expected = function(*precise(args))
+    rest = moved(args[1:], "cuda")
+    for name, layout in LAYOUTS.items():
+        output = OP([layout(f.cuda()) for f in args[0]], *rest)
+        assert output.dtype == args[0][0].dtype
+        assert output.is_contiguous()
+        assert (error := relative_error(output, expected)) < TOLERANCES[output.dtype], f"{name}: {error:.2e}"
 
 
-@every_layout
+def check_gradients(args: tuple, layouts: Sequence[str] = tuple(LAYOUTS)) -> None:
+    """Of every tensor among the arguments."""
+    grad = torch.randn(*args[3].shape[:2], args[0][0].shape[2]).to(args[0][0].dtype)
+    _, expected = outputs_and_gradients(reference, precise(args), [grad.double()])
+    rest = moved(args[1:], "cuda")
+    for name in layouts:
+        features = [LAYOUTS[name](f.cuda()) for f in args[0]]
+        actual, inputs = gradients(features, rest, grad.cuda())
+        for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+            assert a.dtype == inputs[i].dtype
+            error = relative_error(a, e)
+            assert error < 3 * TOLERANCES[a.dtype], f"{name}, gradient {i}: relative error {error:.2e}"
+
+
+def gradients(features: list[Tensor], rest: tuple, grad: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """They, and what they belong to. Layouts are kept."""
+    inputs = [t.detach().requires_grad_() for t in (*features, *rest[:4])]
+    output = OP(inputs[: len(features)], *inputs[len(features) :], *rest[4:])
+    return list(torch.autograd.grad(output, inputs, grad)), inputs
+
+
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
 @every_dtype
 @pytest.mark.parametrize("sizes", CASES.values(), ids=CASES)
-def test_is_the_reference(sizes: dict, dtype: torch.dtype, layout: Callable) -> None:
-    args = node_args(case(**sizes))
-    check(([f.to(dtype) for f in args[0]], *args[1:]), layout)
+def test_is_the_reference(sizes: dict, dtype: torch.dtype) -> None:
+    args = cast(node_args(case(**sizes)), dtype)
+    check(args)
+    check_gradients(args)
 
 
-@every_layout
 @pytest.mark.parametrize("channels", [1, 2, 3, 5, 8, 31, 64, 65, 96, 130, 256, 257, 512, 1032, 2056])
-def test_channels(channels: int, layout: Callable) -> None:
+def test_channels(channels: int) -> None:
     for dtype in DTYPES:
-        args = node_args(case(**{**DETR3D, "queries": 5, "channels": channels, "batch": 2}))
-        check(([f.to(dtype) for f in args[0]], *args[1:]), layout)
+        args = cast(node_args(case(**{**DETR3D, "queries": 5, "channels": channels, "batch": 2})), dtype)
+        check(args)
+        check_gradients(args, ["nchw", "channels-last"])
 
 
-@every_layout
 @pytest.mark.parametrize(("channels", "groups"), [(6, 6), (96, 3), (256, 8), (256, 32), (40, 5), (264, 1), (300, 300)])
 @pytest.mark.parametrize("activation", ["sigmoid", "softmax"])
-def test_groups(channels: int, groups: int, activation: str, layout: Callable) -> None:
+def test_groups(channels: int, groups: int, activation: str) -> None:
     sizes = {**STREAM, "channels": channels, "groups": groups, "queries": 3, "activation": activation, "batch": 2}
     for dtype in DTYPES:
-        args = node_args(case(**sizes))
-        check(([f.to(dtype) for f in args[0]], *args[1:]), layout)
+        args = cast(node_args(case(**sizes)), dtype)
+        check(args)
+        check_gradients(args, ["nchw", "channels-last"])
 
 
-@every_layout
-def test_every_argument_in_half(layout: Callable) -> None:
+def test_every_argument_in_half() -> None:
     for dtype in (torch.float16, torch.bfloat16):
         for sizes in (SEED, STREAM):
-            check(moved(node_args(case(**sizes)), dtype), layout)
+            args = moved(node_args(case(**sizes)), dtype)
+            check(args)
+            check_gradients(args)
 
 
-@every_layout
-def test_many_points(layout: Callable) -> None:
+def test_many_points() -> None:
     """More samples than a block has threads."""
-    check(node_args(case(**{**STREAM, "points": 101, "queries": 4})), layout)
+    args = node_args(case(**{**STREAM, "points": 101, "queries": 4}))
+    check(args)
+    check_gradients(args)
 
 
 @pytest.mark.parametrize("queries", [1, 900])
-@every_layout
-def test_full_size(queries: int, layout: Callable) -> None:
+def test_full_size(queries: int) -> None:
     for sizes, count in ((DETR3D, queries), (STREAM, min(queries, 100))):
         levels = [(58, 100), (29, 50), (15, 25), (8, 13)]
         args = node_args(case(**{**sizes, "levels": levels, "queries": count, "channels": 256}))
-        check(([f.half() for f in args[0]], *args[1:]), layout)
+        check(cast(args, torch.float16))
 
 
 def test_the_same_points_count() -> None:
@@ -123,7 +151,7 @@ def test_the_same_points_count() -> None:
         args["weights"] = 100 * torch.ones_like(args["weights"])
         given = node_args(args)
         seen = OP(*moved(given, "cuda")).cpu() > 0
-        assert int((seen != (expected_of(given) > 0)).sum()) == 0
+        assert int((seen != (reference(*precise(given)) > 0)).sum()) == 0
 
 
 def test_strided_arguments() -> None:
@@ -156,9 +184,8 @@ def test_beyond_32_bits() -> None:
 # ------------------------------------------------------------------ what is not a number
 
 
-@every_layout
 @pytest.mark.parametrize("sizes", [DETR3D, {**STREAM, "uv_clamp": (-1.0, 2.0)}], ids=["detr3d", "stream"])
-def test_what_is_not_a_number(sizes: dict, layout: Callable) -> None:
+def test_what_is_not_a_number(sizes: dict) -> None:
     def changed(change: Callable[[dict], None]) -> tuple:
         args = case(**sizes)
         change(args)
@@ -168,51 +195,110 @@ def test_what_is_not_a_number(sizes: dict, layout: Callable) -> None:
         tensor[index] = value
 
     for value in (math.nan, math.inf, -math.inf):
-        check(changed(lambda a, x=value: fill(a["lidar2img"], (0, 2), x)), layout)
-        check(changed(lambda a, x=value: fill(a["lidar2img"], (0, 2, 0), x)), layout)
-        check(changed(lambda a, x=value: fill(a["reference_points"], (0, 3), x)), layout)
-        check(changed(lambda a, x=value: fill(a["reference_points"], (0, 3, 1), x)), layout)
-        check(changed(lambda a, x=value: fill(a["weights"], (0, 4, 1, 0, 2), x)), layout)
-        check(changed(lambda a, x=value: fill(a["weights"], (0, 4), x)), layout)
+        for name, index in (
+            ("lidar2img", (0, 2)),
+            ("lidar2img", (0, 2, 0)),
+            ("reference_points", (0, 3)),
+            ("reference_points", (0, 3, 1)),
+            ("weights", (0, 4, 1, 0, 2)),
+            ("weights", (0, 4)),
+        ):
+            check(changed(lambda a, name=name, index=index, x=value: fill(a[name], index, x)))
         # beyond the border nothing is read, as by grid_sample: the reference reads a pixel there, with weight 0
-        check(changed(lambda a, x=value: [fill(f, (0, 2, slice(1, 4)), x) for f in a["features"]]), layout, OP)
-    check(changed(lambda a: fill(a["reference_points"], (0,), 1e30)), layout)
-    check(changed(lambda a: fill(a["lidar2img"], (0,), 1e30)), layout)
+        check(changed(lambda a, x=value: [fill(f, (0, 2, slice(1, 4)), x) for f in a["features"]]), OP)
+    check(changed(lambda a: fill(a["reference_points"], (0,), 1e30)))
+    check(changed(lambda a: fill(a["lidar2img"], (0,), 1e30)))
 
 
 # ------------------------------------------------------------------ int8 and pooled levels
 
 
-def levels_op(maps: list[Tensor], scales: list[float], pool: list[bool], args: tuple, output: Tensor) -> Tensor:
-    torch.ops.svexport.camera_sample_levels(maps, scales, pool, *moved(args[1:], "cuda"), output)
-    return output
-
-
-@every_layout
 @every_dtype
 @pytest.mark.parametrize("channels", [8, 32, 70, 256])
-@pytest.mark.parametrize("sizes", [{**SEED, "pooled": False}, {**STREAM, "groups": 2}], ids=["seed", "stream"])
-def test_levels(sizes: dict, channels: int, dtype: torch.dtype, layout: Callable) -> None:
+@pytest.mark.parametrize("sizes", [SEED, {**STREAM, "groups": 2}], ids=["seed", "stream"])
+def test_levels(sizes: dict, channels: int, dtype: torch.dtype) -> None:
     """Pooled, int8, and a mixture."""
-    sizes = {**sizes, "channels": channels, "levels": [*sizes["levels"], (7, 9)]}
-    count = len(sizes["levels"])
-    for int8 in ((), range(count), range(1, count, 2)):
-        args = node_args(case(**{**sizes, "levels": [*sizes["levels"], (3, 4)]}))
-        scales = [0.01 + 0.003 * i for i in range(count)]
-        maps, precise = [], []
-        for i, feature in enumerate(args[0][:count]):
-            feature = feature.to(dtype)
+    sizes = {**sizes, "channels": channels, "levels": [*sizes["levels"][:2], (7, 9)], "pooled": True}
+    for int8 in ((), range(3), range(1, 3, 2)):
+        args = node_args(case(**sizes))
+        scales = [0.01 + 0.003 * i for i in range(3)]
+        maps, levels = [], []
+        for i, feature in enumerate(args[0][:3]):
             if i in int8:
                 codes = torch.randint(-128, 128, feature.shape, dtype=torch.int8)
                 blocks = to_chw32(codes.flatten(0, 1)).unflatten(0, codes.shape[:2])
-                assert torch.equal(from_chw32(blocks.flatten(0, 1), channels), codes.flatten(0, 1))
                 maps.append(blocks.cuda())
-                precise.append(codes.double() * scales[i])
+                levels.append(codes.double() * scales[i])
             else:
-                maps.append(layout(feature.cuda()))
-                precise.append(feature.double())
-        pooled = F.max_pool2d(precise[-1].flatten(0, 1), 2).unflatten(0, precise[-1].shape[:2])
-        expected = expected_of(([*precise, pooled], *args[1:]))
-        output = torch.full((1, sizes["queries"], channels), math.nan, dtype=dtype, device="cuda")
-        actual = levels_op([*maps, maps[-1]], [*scales, scales[-1]], [False] * count + [True], args, output)
-        assert (error := relative_error(actual, expected)) < TOLERANCES[dtype], error
+                maps.append(feature.to(dtype).cuda())
+                levels.append(feature.to(dtype).double())
+        levels.append(F.max_pool2d(levels[-1].flatten(0, 1), 2).unflatten(0, levels[-1].shape[:2]))
+        expected = reference(*precise((levels, *args[1:])))
+        for name, layout in LAYOUTS.items():
+            given = [m if m.dtype == torch.int8 else layout(m) for m in maps]
+            output = torch.full((1, sizes["queries"], channels), math.nan, dtype=dtype, device="cuda")
+            torch.ops.svexport_internal.camera_sample_levels(
+                [*given, given[-1]],
+                [*scales, scales[-1]],
+                [False, False, False, True],
+                *moved(args[1:], "cuda"),
+                output,
+            )
+            assert (error := relative_error(output, expected)) < TOLERANCES[dtype], f"{name}: {error:.2e}"
+
+
+# ------------------------------------------------------------------ gradients
+
+
+@pytest.mark.parametrize("sizes", [DETR3D, {**STREAM, "channels": 64}], ids=["detr3d", "stream"])
+def test_deterministic_gradients(sizes: dict) -> None:
+    """Many queries at few pixels, so that sums have many orders."""
+    args = node_args(case(**{**sizes, "levels": [(5, 6), (3, 4)], "queries": 700}))
+    grad = torch.randn(1, 700, args[0][0].shape[2], device="cuda")
+    features, *rest = moved(args, "cuda")
+    runs = []
+    torch.use_deterministic_algorithms(True)
+    try:
+        for layout in (torch.Tensor.contiguous, torch.Tensor.contiguous, channels_last):
+            runs.append(gradients([layout(f) for f in features], tuple(rest), grad)[0])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for first, second in zip(*runs[:2], strict=True):
+        assert torch.equal(first, second)
+    for first, third in zip(runs[0][:2], runs[2][:2], strict=True):
+        assert torch.equal(first, third)
+    check_gradients(args, ["nchw"])
+
+
+def test_gradients_that_are_asked_for() -> None:
+    args = moved(node_args(case(**STREAM)), "cuda")
+    features, *rest = args
+    grad = torch.randn(1, args[3].shape[1], 16, device="cuda")
+    every, _ = gradients(features, tuple(rest), grad)
+    for chosen in range(len(every)):
+        inputs = [t.detach().requires_grad_(i == chosen) for i, t in enumerate((*features, *rest[:4]))]
+        output = OP(inputs[: len(features)], *inputs[len(features) :], *rest[4:])
+        (alone,) = torch.autograd.grad(output, inputs[chosen], grad)
+        torch.testing.assert_close(alone, every[chosen], rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_offsets_that_broadcast() -> None:
+    args = node_args(case(**{**STREAM, "queries": 5}))
+    for shape in ((1, 1, 1, 3), (1, 5, 1, 3), (1, 1, 13, 3)):
+        check_gradients((*args[:4], torch.randn(shape), *args[5:]), ["nchw"])
+
+
+def test_nan_samples_have_no_gradient() -> None:
+    """Nor do they have one by their place, where autograd would multiply 0 by NaN."""
+    args = node_args(case(**DETR3D))
+    for feature in args[0]:
+        feature[:, 2, 1:3, 1::2, 1::3] = math.nan  # not in the corner, which the reference reads beyond the border
+    grad = torch.randn(1, args[3].shape[1], 8)
+    _, expected = outputs_and_gradients(reference, precise(args), [grad.double()])
+    for layout in LAYOUTS.values():
+        features = [layout(f.cuda()) for f in args[0]]
+        actual, _ = gradients(features, moved(args[1:], "cuda"), grad.cuda())
+        for i in (0, 1, 2, 3, 6):
+            assert (error := relative_error(actual[i], expected[i])) < 3e-5, f"gradient {i}: {error:.2e}"
+        assert actual[4].isfinite().all()
+        assert actual[5].isfinite().all()

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import svexport
 from svexport.ops.index_put import OP, index_put
 from tests.support import OPSETS, check_export, run_op
 

@@ -161,8 +161,9 @@ def test_export_of_the_op_with_absent_tensors(opset, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("axes", [{0: "n"}, {0: "n", 1: "h", 2: "d"}])
-@pytest.mark.parametrize("opset", [9, 11, 16, 17, 18])
-@pytest.mark.parametrize("plugins", [True, False])
+@pytest.mark.parametrize(
+    ("opset", "plugins"), [(9, False), (11, True), (17, True), (17, False), (18, True)]
+)
 def test_export_of_sizes_read_from_a_dynamic_tensor(opset, axes, plugins, tmp_path) -> None:
     class Sizes(nn.Module):
         def forward(self, x: Tensor, w: Tensor) -> list[Tensor]:
@@ -171,8 +172,4 @@ def test_export_of_sizes_read_from_a_dynamic_tensor(opset, axes, plugins, tmp_pa
     shapes = {"x": axes, "w": {0: "d"}} if 2 in axes else {"x": axes}
     sizes = [(2, 3, 8), (5, 7, 1) if 2 in axes else (1, 3, 8)]
     args = [(torch.randn(size), torch.randn(size[-1])) for size in sizes]
-    report = check_export(Sizes(), tmp_path, opset, *args, dynamic_shapes=shapes, plugins=plugins)
-    assert report.verified
-    if opset == 17:  # those of constant sizes are still the exporter's own
-        model = nn.LayerNorm(8)
-        assert "SvLayerNorm" not in svexport.export(model, args[0][:1], tmp_path / "m.onnx", opset=17).traced_nodes
+    assert check_export(Sizes(), tmp_path, opset, *args, dynamic_shapes=shapes, plugins=plugins).verified

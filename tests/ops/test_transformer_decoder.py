@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def small(preset: str = "detr3d", **overrides: Any) -> TransformerDecoderConfig:
 
 def linears(sizes: Sequence[int], norm: bool, last: int) -> nn.Sequential:
     modules: list[nn.Module] = []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in pairwise(sizes):
         modules += [nn.Linear(a, b), *([nn.LayerNorm(b)] if norm else []), nn.ReLU()]
     return nn.Sequential(*modules, *([nn.Linear(sizes[-1], last)] if last else []))
 
@@ -175,22 +176,27 @@ class PlainDecoder(nn.Module):
                 if p.dim() == 1:
                     p += 0.2 * torch.randn_like(p)
 
-    def forward(
+    def forward(self, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return self.every_layer(*args)[-1]
+
+    def every_layer(
         self, query: Tensor, query_pos: Tensor, points: Tensor, features: Sequence[Tensor], lidar2img: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
         features = list(features)
         if self.config.pool:
             features.append(F.max_pool2d(features[-1].flatten(0, 1), 2).unflatten(0, features[-1].shape[:2]))
         query, query_pos = query.transpose(0, 1), query_pos.transpose(0, 1)
+        low, high = points.new_tensor(self.config.pc_range).split(3)
+        outputs = []
         for layer, reg in zip(self.transformer.decoder.layers, self.reg_branches, strict=True):
             query = layer(query, query_pos, points, features, lidar2img)
             box = reg(query.transpose(0, 1))
             moved = torch.sigmoid(box[..., [0, 1, 4]] + torch.logit(points, eps=1e-5))
+            centre = moved * (high - low) + low
+            box = torch.cat((centre[..., :2], box[..., 2:4], centre[..., 2:], box[..., 5:]), dim=-1)
+            outputs.append((self.cls_branches[-1](query.transpose(0, 1)), box, moved))
             points = moved.detach()
-        low, high = points.new_tensor(self.config.pc_range).split(3)
-        centre = moved * (high - low) + low
-        box = torch.cat((centre[..., :2], box[..., 2:4], centre[..., 2:], box[..., 5:]), dim=-1)
-        return self.cls_branches[-1](query.transpose(0, 1)), box, moved
+        return outputs
 
 
 def pair(config: TransformerDecoderConfig, seed: int = 0) -> tuple[TransformerDecoder, PlainDecoder]:
@@ -224,6 +230,10 @@ def inputs(config: TransformerDecoderConfig, batch: int = 2) -> tuple[Tensor, Te
     shape = batch, config.num_cams, config.embed_dims
     features = [torch.randn(*shape, *size, dtype=torch.float64) for size in config.feature_sizes]
     return query, query_pos, points, features, rig(config, batch)
+
+
+def flat(args: Sequence[Any]) -> list[Tensor]:
+    return [t for a in args for t in (a if isinstance(a, list) else [a])]
 
 
 def to(args: Sequence[Any], dtype: torch.dtype) -> list[Any]:
@@ -337,8 +347,8 @@ def test_thousand_scenes_without_nan_and_without_deviation_at_the_border(preset:
     torch.manual_seed(1)
     deviations = caught = 0
     with torch.no_grad():
-        for _ in range(5):
-            args = inputs(config, batch=200)
+        for _ in range(4):
+            args = inputs(config, batch=250)
             expected, wrong = (p(*args) for p in (plain, clamping))
             actual = ours(*args)
             single = ours.float()(*to(args, torch.float32))
@@ -355,8 +365,9 @@ def test_thousand_scenes_without_nan_and_without_deviation_at_the_border(preset:
 # ------------------------------------------------------------------ training
 
 
-@pytest.mark.parametrize("fuse", ["block", "nodes"])
-def test_train_step_is_the_plain_one(fuse: str) -> None:
+@pytest.mark.parametrize(("fuse", "every_layer"), [("block", False), ("nodes", False), ("block", True)])
+def test_train_step_is_the_plain_one(fuse: str, every_layer: bool) -> None:
+    """The boxes of the first layer have only a loss of their own to learn from."""
     config = small(residual_query_pos=True, pool=True, learned_offsets=True, num_points=2)
     ours, plain = pair(config)
     ours.fuse = fuse
@@ -369,16 +380,17 @@ def test_train_step_is_the_plain_one(fuse: str) -> None:
         for leaf in leaves:
             leaf.grad = None
             leaf.requires_grad_()
-        classes, boxes, points = model(*args)
-        loss = classes.square().mean() + (boxes - target).abs().mean() + points.square().sum()
+        loss = 0
+        for classes, boxes, points in model.every_layer(*args) if every_layer else [model(*args)]:
+            loss = loss + classes.square().mean() + (boxes - target).abs().mean() + points.square().sum()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         loss.backward()
         optimizer.step()
         gradients.append([leaf.grad.clone() for leaf in leaves])
     for a, e in zip(*gradients, strict=True):
         torch.testing.assert_close(a, e, rtol=1e-7, atol=1e-9)
-    missing = [name for name, p in ours.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
-    assert missing == []
+    idle = [name for name, p in ours.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
+    assert idle == ([] if every_layer else [name for name in ours.state_dict() if name.startswith("layers.0.reg")])
     fresh = TransformerDecoder(config).double()
     fresh.load_detr3d(plain.state_dict())
     for name, p in ours.state_dict().items():
@@ -653,12 +665,11 @@ def test_checkpoint_of_other_shapes_or_without_a_layer() -> None:
 def trained(config: TransformerDecoderConfig) -> TransformerDecoder:
     """No two weights alike, and steps of the points as small as training makes them."""
     torch.manual_seed(0)
-    decoder = TransformerDecoder(config).eval()
-    with torch.no_grad():
-        for p in decoder.parameters():
-            p += 0.1 * torch.randn_like(p)
-        for layer in decoder.layers:
-            layer.reg[4].weight *= 0.05
+    decoder = TransformerDecoder(config).eval().requires_grad_(False)
+    for p in decoder.parameters():
+        p += 0.1 * torch.randn_like(p)
+    for layer in decoder.layers:
+        layer.reg[4].weight *= 0.05
     return decoder
 
 
@@ -667,23 +678,30 @@ def exported(decoder: nn.Module, folder: Path, **options: Any) -> tuple[onnx.Mod
     return onnx.load(report.path), report
 
 
-@pytest.mark.parametrize("weights", ["inputs", "attributes"])
-@pytest.mark.parametrize("opset", [11, 17, 20])
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    ("preset", "opset", "weights"),
+    [
+        ("seed", 11, "inputs"),
+        ("seed", 17, "attributes"),
+        ("detr3d", 11, "attributes"),
+        ("detr3d", 20, "inputs"),
+        ("stream", 17, "inputs"),
+        ("stream", 20, "attributes"),
+    ],
+)
 def test_one_node(preset: str, opset: int, weights: str, tmp_path: Path) -> None:
     decoder = trained(small(preset))
     model, report = exported(decoder, tmp_path, opset=opset, weights=weights)
     (node,) = model.graph.node
     assert node.op_type == "SvTransformerDecoder"
     assert report.max_abs < 1e-3
-    expected = decoder(*decoder.example_inputs)
-    assert_same(svexport.load(report.path)(*decoder.example_inputs), expected, 1e-3)
+    args, expected = flat(decoder.example_inputs), decoder(*decoder.example_inputs)
+    assert_same(svexport.load(report.path)(*args), expected, 1e-3)
     lowered = svexport.lower(model)
     onnx.checker.check_model(lowered, full_check=True)
     assert not list(svexport_nodes(lowered))
     assert lowered.ByteSize() < 2 * model.ByteSize() + 2**20
-    flat = [t for a in decoder.example_inputs for t in (a if isinstance(a, list) else [a])]
-    assert_same(run_model(lowered, flat), expected, 1e-3)
+    assert_same(run_model(lowered, args), expected, 1e-3)
 
 
 @pytest.mark.parametrize("opset", [11, 18])
@@ -706,7 +724,7 @@ def test_seed_file(opset: int, tmp_path: Path) -> None:
         assert values.pop("plugin_version") == b"1"
         assert list(values) == list(numbers)
         for name, value in numbers.items():
-            assert values[name] == pytest.approx(value), name
+            assert values[name] == (pytest.approx(value) if isinstance(value, (float, list)) else value), name
         if weights == "inputs":
             assert not tensors
             tensors = {t.name: t for t in model.graph.initializer}
@@ -723,19 +741,19 @@ def test_seed_file(opset: int, tmp_path: Path) -> None:
         assert held < report.bytes < held + 2**17
 
 
-@pytest.mark.parametrize("opset", [11, 17, 20])
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(("preset", "opset"), [("seed", 20), ("detr3d", 11), ("stream", 17)])
 def test_small_nodes(preset: str, opset: int, tmp_path: Path) -> None:
     """The products stay native."""
     decoder = trained(small(preset))
     decoder.fuse = "nodes"
-    model, report = exported(decoder, tmp_path, opset=opset)
+    _, report = exported(decoder, tmp_path, opset=opset)
     counts = report.nodes
     assert counts["SvCameraSample"] == 2
     assert counts["SvAddBiasResidualLayerNorm"] == 6
     assert not {"SvTransformerDecoder", "GridSample", "Einsum"} & counts.keys()
     assert counts["MatMul"] + counts.get("Gemm", 0) >= 2 * (2 + 2 + 1 + 1 + 2 + 2 + 3) + 3
-    assert_same(svexport.load(report.path)(*decoder.example_inputs), decoder(*decoder.example_inputs), 1e-3)
+    args = decoder.example_inputs
+    assert_same(svexport.load(report.path)(*flat(args)), decoder(*args), 1e-3)
 
 
 @pytest.mark.parametrize("opset", [11, 18])
@@ -750,11 +768,10 @@ def test_dynamic_batch_and_queries(opset: int, tmp_path: Path) -> None:
     for batch, queries in ((1, 7), (3, 1)):
         args = to(inputs(replace(config, num_queries=queries), batch), torch.float32)
         args[2] = 0.5 + 0.4 * (args[2] - 0.5).sign() * (0.3 + 0.7 * args[2])
-        assert_same(engine(*args), decoder(*args), 2e-3)
+        assert_same(engine(*flat(args)), decoder(*args), 2e-3)
 
 
-@pytest.mark.parametrize("weights", ["inputs", "attributes"])
-@pytest.mark.parametrize("opset", [11, 18])
+@pytest.mark.parametrize(("opset", "weights"), [(11, "attributes"), (18, "inputs")])
 def test_int8_levels_in_a_file(opset: int, weights: str, tmp_path: Path) -> None:
     config = small("seed", embed_dims=33, num_heads=3, scales=(0.03, 1.0, 0.02))
     decoder = trained(config)
@@ -765,7 +782,7 @@ def test_int8_levels_in_a_file(opset: int, weights: str, tmp_path: Path) -> None
     args = query, query_pos, points, features, lidar2img
     report = svexport.export(decoder, args, tmp_path / "int8.onnx", opset=opset, weights=weights)
     assert sum(report.nodes.values()) == 1
-    assert_same(svexport.load(report.path)(*args), decoder(*args), 1e-3)
+    assert_same(svexport.load(report.path)(*flat(args)), decoder(*args), 1e-3)
 
 
 def test_half_file(tmp_path: Path) -> None:
@@ -798,14 +815,13 @@ class Backbone(nn.Module):
     def forward(self, images: Tensor, lidar2img: Tensor) -> dict[str, Tensor]:
         b, cams = images.shape[:2]
         fine = self.stem(images.flatten(0, 1)).relu()
-        features = [f.unflatten(0, (b, cams)) for f in (fine, self.down(fine))]
+        features = [f.view(b, cams, *f.shape[1:]) for f in (fine, self.down(fine))]
         query_pos, query = self.embedding.weight.expand(b, -1, -1).chunk(2, dim=-1)
         points = self.reference_points(query_pos).sigmoid()
         return self.decoder(query, query_pos, points, features, lidar2img)._asdict()
 
 
-@pytest.mark.parametrize("weights", ["inputs", "attributes"])
-@pytest.mark.parametrize("opset", [11, 17, 20])
+@pytest.mark.parametrize(("opset", "weights"), [(11, "inputs"), (17, "attributes"), (20, "inputs")])
 def test_in_a_model_as_one_node(opset: int, weights: str, tmp_path: Path) -> None:
     config = small("seed", image_size=(32, 80), feature_sizes=((8, 20), (4, 10)))
     torch.manual_seed(3)
@@ -825,7 +841,7 @@ def test_weights_that_cannot_be_attributes(tmp_path: Path) -> None:
     (node,) = model.graph.node
     node.input[7] = "computed"
     model.graph.node.insert(0, onnx.helper.make_node("Relu", ["layers.0.mha.in_proj_weight"], ["computed"]))
-    with pytest.raises(UnsupportedError, match="layers_0_mha_in_proj_weight of node .* the model computes 'computed'"):
+    with pytest.raises(UnsupportedError, match=r"layers_0_mha_in_proj_weight of node .* the model computes 'computed'"):
         hold_weights(model)
 
 

@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp* kWarps) backward
       if (!kBlock) load_floats(ds + column(k), direct[k]);
       load_sum<T, N>(from, bias[k], column(k), v[k]);
 #pragma unroll
-      for (int j = 0; j < N; ++j) sum = sum + Pair{v[k][j], g[k][j] * weight[k][j]};
+      for (int j = 0; j < N; ++j) sum = sum + Pair{v[k][j], __fmul_rn(g[k][j], weight[k][j])};
     }
     sum = row_sum(sum, 0);
     const float mean = sum.a / a.d;
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp* kWarps) backward
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         v[k][j] -= mean;
-        squares = squares + Pair{v[k][j] * v[k][j], v[k][j] * g[k][j] * weight[k][j]};
+        squares = squares + Pair{v[k][j] * v[k][j], v[k][j] * __fmul_rn(g[k][j], weight[k][j])};
       }
     }
     squares = row_sum(squares, 1);
@@ -290,7 +290,8 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp* kWarps) backward
       for (int j = 0; j < N; ++j) {
         sums[0][k][j] += g[k][j] * v[k][j] * scale;
         sums[1][k][j] += g[k][j];
-        v[k][j] = (g[k][j] * weight[k][j] - mean_g - v[k][j] * mean_gv) * scale + direct[k][j];
+        // Rounded, as it was in the mean: of a single column nothing may be left.
+        v[k][j] = (__fmul_rn(g[k][j], weight[k][j]) - mean_g - v[k][j] * mean_gv) * scale + direct[k][j];
         sums[2][k][j] += v[k][j];
       }
 #pragma unroll

@@ -1,4 +1,9 @@
+// The forward is a matrix product whose one factor, what the taps read, is made as it is needed: a block computes a tile
+// of outputs x output pixels. It goes through K = (tap, channel) in steps of 128 bytes; while the tensor cores work on one
+// step, the pixels of the next are on their way, and the places that the one after that reads are found.
 #include "deform_conv2d.h"
+
+#include <numeric>
 
 #include "accumulate.cuh"
 
@@ -7,8 +12,11 @@ namespace {
 
 struct Geometry {
   DeformConv2d conv;
-  int channels, height, width, out_height, out_width, taps;
-  int64_t input[4], offset[4], mask[4];  // strides
+  int height, width, out_height, out_width, taps;
+  int channels, per_group, per_offset_group, run;  // packed
+  int rows;                                        // N*oH*oW
+  int64_t image_stride, pixel_stride;
+  int64_t offset[4], mask[4];  // strides
 };
 
 // Where a tap of an output pixel reads, and by what it is multiplied.
@@ -17,33 +25,33 @@ struct Tap {
 };
 
 struct OutputPixel {
-  int64_t n;
-  int row, column;
+  int n, row, column;
+  int64_t offset, mask;  // of its first numbers
 
-  __device__ OutputPixel(int64_t pixel, const Geometry& g)
-      : n(pixel / g.out_width / g.out_height),
-        row(static_cast<int>(pixel / g.out_width % g.out_height)),
-        column(static_cast<int>(pixel % g.out_width)) {}
+  __device__ __forceinline__ OutputPixel(int pixel, const Geometry& g) {
+    const int line = pixel / g.out_width;
+    column = pixel - line * g.out_width;
+    n = line / g.out_height;
+    row = line - n * g.out_height;
+    offset = n * g.offset[0] + row * g.offset[2] + column * g.offset[3];
+    mask = n * g.mask[0] + row * g.mask[2] + column * g.mask[3];
+  }
 
-  __device__ int64_t in(const int64_t (&strides)[4], int channel) const {
-    return n * strides[0] + channel * strides[1] + row * strides[2] + column * strides[3];
+  __device__ __forceinline__ Tap tap(int offset_group, int tap, const Geometry& g, const AnyFloat& offsets,
+                                     const AnyFloat& masks) const {
+    const int number = offset_group * g.taps + tap, i = tap / g.conv.kernel[1], j = tap - i * g.conv.kernel[1];
+    const float y = offsets.get(offset + 2 * number * g.offset[1]);
+    const float x = offsets.get(offset + (2 * number + 1) * g.offset[1]);
+    const float factor = masks.data ? masks.get(mask + number * g.mask[1]) : 1.0f;
+    return {x + static_cast<float>(j * g.conv.dilation[1] + column * g.conv.stride[1] - g.conv.padding[1]),
+            y + static_cast<float>(i * g.conv.dilation[0] + row * g.conv.stride[0] - g.conv.padding[0]), factor};
   }
 };
 
-__device__ __forceinline__ Tap find_tap(const OutputPixel& p, int offset_group, int tap, const Geometry& g,
-                                        const AnyFloat& offset, const AnyFloat& mask) {
-  const int number = offset_group * g.taps + tap, i = tap / g.conv.kernel[1], j = tap % g.conv.kernel[1];
-  return {offset.get(p.in(g.offset, 2 * number + 1)) +
-              static_cast<float>(j * g.conv.dilation[1] + p.column * g.conv.stride[1] - g.conv.padding[1]),
-          offset.get(p.in(g.offset, 2 * number)) +
-              static_cast<float>(i * g.conv.dilation[0] + p.row * g.conv.stride[0] - g.conv.padding[0]),
-          mask.data ? mask.get(p.in(g.mask, number)) : 1.0f};
-}
-
 // The four pixels around a tap: top left, top right, bottom left, bottom right.
 struct Pixels {
-  int64_t at[4];  // offset in the image, -1 outside of it
-  float x, y;     // where the tap lies between them; 0 if none of them is inside
+  int at[4];   // in the image, row by row; -1 outside of it
+  float x, y;  // where the tap lies between them; 0 if none of them is inside
 
   __device__ Pixels(const Tap& tap, const Geometry& g) {
     const float left = floorf(tap.x), top = floorf(tap.y);
@@ -51,207 +59,631 @@ struct Pixels {
     const bool near = left >= -1 && left < wide && top >= -1 && top < high;
     x = near ? tap.x - left : 0;
     y = near ? tap.y - top : 0;
+    const int column = near ? static_cast<int>(left) : -2, row = static_cast<int>(top);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float column = left + static_cast<float>(i % 2), row = top + static_cast<float>(i / 2);
-      const bool inside = near && column >= 0 && column < wide && row >= 0 && row < high;
-      at[i] = inside ? static_cast<int>(row) * g.input[2] + static_cast<int>(column) * g.input[3] : -1;
+      const int c = column + i % 2, r = row + i / 2;
+      at[i] = c >= 0 && c < g.width && r >= 0 && r < g.height ? r * g.width + c : -1;
     }
   }
 
   __device__ float factor(int i) const { return (i / 2 ? y : 1 - y) * (i % 2 ? x : 1 - x); }
 };
 
-template <class T, int V>
-__device__ __forceinline__ Vec<T, V> load_or_zero(const T* p, bool inside) {
-  Vec<T, V> v;
-#pragma unroll
-  for (int i = 0; i < V; ++i) v.at[i] = from_float<T>(0.0f);
-  return inside ? load<T, V>(p) : v;
-}
+// 16 bytes of elements.
+template <class T>
+constexpr int kVector = 16 / sizeof(T);
+template <class T>
+using Vector = Vec<T, kVector<T>>;
 
-// V channels of a tap of an output pixel to a thread.
-template <class T, int V>
-__global__ void columns_kernel(const T* input, AnyFloat offset, AnyFloat mask, Geometry g, int64_t first, int64_t rows,
-                               T* columns) {
-  const int vectors = g.channels / V;
-  const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
-  if (i >= rows * g.taps * vectors) return;
-  const int channel = static_cast<int>(i % vectors) * V, tap = static_cast<int>(i / vectors % g.taps);
-  const int64_t row = i / vectors / g.taps;
-  const OutputPixel p(first + row, g);
-  const Tap t = find_tap(p, channel / (g.channels / g.conv.offset_groups), tap, g, offset, mask);
-  const Pixels pixels(t, g);
-  const T* image = input + p.n * g.input[0] + channel;
-  Vec<T, V> v[4];
+// c += a * b for a of 16 rows and b of 8 columns, both of 32 bytes along K, in registers as ldmatrix leaves them and c as
+// the tensor cores have it: for architectures whose tensor cores do not have the type.
+template <class T>
+__device__ __forceinline__ void multiply_by_shuffles(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  constexpr int kElements = 4 / sizeof(T);
+  const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int j = 0; j < 4; ++j) v[j] = load_or_zero<T, V>(image + pixels.at[j], pixels.at[j] >= 0);
-  float sum[V] = {};
+  for (int k = 0; k < 8; ++k) {
+    const uint32_t words[4] = {__shfl_sync(0xffffffff, a[k / 4 * 2], (lane & ~3) + k % 4),
+                               __shfl_sync(0xffffffff, a[k / 4 * 2 + 1], (lane & ~3) + k % 4),
+                               __shfl_sync(0xffffffff, b[k / 4], lane % 4 * 8 + k % 4),
+                               __shfl_sync(0xffffffff, b[k / 4], lane % 4 * 8 + 4 + k % 4)};
+    T values[4][kElements];
+    memcpy(values, words, sizeof(words));
 #pragma unroll
-  for (int j = 0; j < 4; ++j) add_scaled(sum, pixels.factor(j), v[j]);
+    for (int i = 0; i < kElements; ++i) {
 #pragma unroll
-  for (int c = 0; c < V; ++c) sum[c] *= t.mask;
-  const int per_group = g.channels / g.conv.groups;
-  store(columns + ((channel / per_group * rows + row) * g.taps + tap) * per_group + channel % per_group,
-        rounded<T, V>(sum));
-}
-
-// G lanes (a power of two) for a tap of an output pixel in an offset group, V channels each at a time.
-template <class T, int V>
-__global__ void columns_backward_kernel(const T* grad_columns, const T* input, AnyFloat offset, AnyFloat mask,
-                                        Geometry g, int64_t first, int64_t rows, Sums grad_input, AnyFloat grad_offset,
-                                        AnyFloat grad_mask, int lanes) {
-  const int64_t i = (blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x) / lanes;
-  const int lane = threadIdx.x % lanes;
-  const bool real = i < rows * g.taps * g.conv.offset_groups;
-  const int tap = real ? static_cast<int>(i % g.taps) : 0;
-  const int group = real ? static_cast<int>(i / g.taps % g.conv.offset_groups) : 0;
-  const int64_t row = real ? i / g.taps / g.conv.offset_groups : 0;
-  const OutputPixel p(first + row, g);
-  const Tap t = find_tap(p, group, tap, g, offset, mask);
-  const Pixels pixels(t, g);
-  const int count = real ? g.channels / g.conv.offset_groups : 0, per_group = g.channels / g.conv.groups;
-  float x = 0, y = 0, m = 0;
-  for (int c = lane * V; c < count; c += lanes * V) {
-    const int channel = group * count + c;
-    const T* image = input + p.n * g.input[0] + channel;
-    const Vec<T, V> grads = load<T, V>(
-        grad_columns + ((channel / per_group * rows + row) * g.taps + tap) * per_group + channel % per_group);
-    Vec<T, V> v[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) v[j] = load_or_zero<T, V>(image + pixels.at[j], pixels.at[j] >= 0);
-    float grad[V], dot[4] = {};
-#pragma unroll
-    for (int k = 0; k < V; ++k) grad[k] = to_float(grads.at[k]);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-#pragma unroll
-      for (int k = 0; k < V; ++k) dot[j] = fmaf(grad[k], to_float(v[j].at[k]), dot[j]);
-    }
-    x += (1 - pixels.y) * (dot[1] - dot[0]) + pixels.y * (dot[3] - dot[2]);
-    y += (1 - pixels.x) * (dot[2] - dot[0]) + pixels.x * (dot[3] - dot[1]);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) m += pixels.factor(j) * dot[j];
-    if (!grad_input.data) continue;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (pixels.at[j] < 0) continue;
-      const int64_t pixel = (static_cast<int64_t>(p.n) * g.height + static_cast<int>(floorf(t.y)) + j / 2) * g.width +
-                            static_cast<int>(floorf(t.x)) + j % 2;
-      const float factor = pixels.factor(j) * t.mask;
-      float share[V];
-#pragma unroll
-      for (int k = 0; k < V; ++k) share[k] = factor * grad[k];
-      grad_input.add(pixel * g.channels + channel, share);
+      for (int j = 0; j < 4; ++j) c[j] = fmaf(to_float(values[j / 2][i]), to_float(values[2 + j % 2][i]), c[j]);
     }
   }
-  for (int step = lanes / 2; step; step /= 2) {
-    x += __shfl_xor_sync(0xffffffff, x, step);
-    y += __shfl_xor_sync(0xffffffff, y, step);
-    m += __shfl_xor_sync(0xffffffff, m, step);
+}
+
+__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], __half) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[2 * i]), "r"(a[2 * i + 1]), "r"(b[i]));
   }
-  if (!real || lane != 0) return;
-  const int64_t plane = static_cast<int64_t>(g.out_height) * g.out_width;
-  const int64_t number = (p.n * g.conv.offset_groups + group) * g.taps + tap;
-  const int64_t at = static_cast<int64_t>(p.row) * g.out_width + p.column;
-  if (grad_offset.data) {
-    grad_offset.set(2 * number * plane + at, y * t.mask);
-    grad_offset.set((2 * number + 1) * plane + at, x * t.mask);
+#endif
+}
+
+__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], __nv_bfloat16) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+  multiply_by_shuffles<__nv_bfloat16>(c, a, b);
+#endif
+}
+
+#if __CUDA_ARCH__ >= 800
+__device__ __forceinline__ void multiply_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// x = high + low up to 2^-22 of x.
+template <int N>
+__device__ __forceinline__ void split(const uint32_t (&x)[N], uint32_t (&high)[N], uint32_t (&low)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high[i]) : "r"(x[i]));
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(low[i]) : "f"(__uint_as_float(x[i]) - __uint_as_float(high[i])));
   }
-  if (grad_mask.data) grad_mask.set(number * plane + at, m);
+}
+#endif
+
+__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], float) {
+#if __CUDA_ARCH__ >= 800
+  uint32_t a_high[4], a_low[4], b_high[2], b_low[2];
+  split(a, a_high, a_low);
+  split(b, b_high, b_low);
+  float sum[4] = {};  // tensor cores cut off what does not fit into a long sum, the additions below round
+  multiply_tf32(sum, a_low, b_high);
+  multiply_tf32(sum, a_high, b_low);
+  multiply_tf32(sum, a_high, b_high);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) c[i] += sum[i];
+#else
+  multiply_by_shuffles<float>(c, a, b);
+#endif
+}
+
+// Four 8 x 16-byte matrices; lane 8*i + j points at row j of matrix i.
+__device__ __forceinline__ void load_matrices(uint32_t (&x)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row)))
+               : "memory");
+}
+
+// 16 bytes from global to shared memory, or zeros; done after copies_done().
+__device__ __forceinline__ void copy_or_zero(void* to, const void* from, bool inside) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+               "l"(from), "r"(inside ? 16 : 0)
+               : "memory");
+#else
+  *static_cast<uint4*>(to) = inside ? *static_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+#endif
+}
+
+__device__ __forceinline__ void copies_done() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+constexpr int kStep = 128;  // bytes along K
+
+// Of a tile of rows of 128 bytes, 16 bytes: permuted so that eight rows of one column are in different banks.
+__device__ __forceinline__ char* at(char* tile, int row, int column) {
+  return tile + row * kStep + (column ^ row % 8) * 16;
+}
+
+template <class T>
+struct Convolution {
+  const T *image, *weight;  // packed
+  AnyFloat offset, mask, bias;
+  T* output;
+  Geometry geometry;
+  int64_t bias_stride;
+  int outputs, spans;  // O/groups; runs of K that a step can touch
+};
+
+struct alignas(16) Place {
+  int at[4];
+};
+
+// M x P warps of 32 outputs x 32 output pixels each.
+template <class T, int M, int P>
+__global__ void __launch_bounds__(M* P * 32, M == 4 ? 2 : 4) convolution_kernel(const Convolution<T> a) {
+  constexpr int kThreads = M * P * 32, kOutputs = M * 32, kPixels = P * 32;
+  constexpr int kVectors = kPixels * 8 / kThreads;  // a thread reads in a step
+  constexpr int kCopies = kOutputs * 8 / kThreads;
+  constexpr int kElements = kStep / sizeof(T);
+  extern __shared__ __align__(128) char shared[];
+  char* const weights = shared;                             // [2][kOutputs * kStep]
+  char* const columns = shared + 2 * kOutputs * kStep;      // [2][kPixels * kStep]
+  Place* const places = reinterpret_cast<Place*>(columns + 2 * kPixels * kStep);  // [2][spans * kPixels]
+  float4* const factors = reinterpret_cast<float4*>(places + 2 * a.spans * kPixels);
+
+  const Geometry& g = a.geometry;
+  const int group = blockIdx.z, k = g.taps * g.per_group, steps = (k + kElements - 1) / kElements;
+  const int first_pixel = blockIdx.x * kPixels;
+  const int first_output = blockIdx.y * kOutputs;
+  const int column = threadIdx.x % 8, row = threadIdx.x / 8;
+
+  const T* images[kVectors];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int pixel = min(first_pixel + row + i * (kThreads / 8), g.rows - 1);
+    images[i] = a.image + pixel / (g.out_height * g.out_width) * g.image_stride + group * g.per_group;
+  }
+
+  // Taps of the spans of a step, all of one pixel: read early, used late.
+  const OutputPixel mine(min(first_pixel + static_cast<int>(threadIdx.x) % kPixels, g.rows - 1), g);
+  Tap taps[kVectors];
+  const auto find = [&](int step) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int span = (threadIdx.x + i * kThreads) / kPixels;
+      if (span >= a.spans) continue;
+      const int start = min((step * kElements / g.run + span) * g.run, k - 1), tap = start / g.per_group;
+      taps[i] = mine.tap((group * g.per_group + start - tap * g.per_group) / g.per_offset_group, tap, g, a.offset, a.mask);
+    }
+  };
+  const auto place = [&](int step) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int task = threadIdx.x + i * kThreads;
+      if (task >= a.spans * kPixels) continue;
+      const Pixels pixels(taps[i], g);
+      const int slot = step % 2 * a.spans * kPixels + task;
+      places[slot] = {{pixels.at[0], pixels.at[1], pixels.at[2], pixels.at[3]}};
+      factors[slot] = make_float4(pixels.factor(0) * taps[i].mask, pixels.factor(1) * taps[i].mask,
+                                  pixels.factor(2) * taps[i].mask, pixels.factor(3) * taps[i].mask);
+    }
+  };
+  const auto slot_of = [&](int step, int i) {
+    const int first = step * kElements;
+    const int span = a.spans == 1 ? 0 : min((first + column * kVector<T>) / g.run - first / g.run, a.spans - 1);
+    return (step % 2 * a.spans + span) * kPixels + row + i * (kThreads / 8);
+  };
+  Vector<T> corners[kVectors][4];
+  const auto read = [&](int step) {
+    const int start = step * kElements + column * kVector<T>, channel = start % g.per_group;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const Place p = places[slot_of(step, i)];
+      const T* image = images[i] + channel;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        corners[i][j] = load_if<T, kVector<T>>(image + p.at[j] * g.pixel_stride, start < k && p.at[j] >= 0);
+      }
+    }
+  };
+  const auto mix = [&](int step) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const float4 f = factors[slot_of(step, i)];
+      float sum[kVector<T>] = {};
+      add_scaled(sum, f.x, corners[i][0]);
+      add_scaled(sum, f.y, corners[i][1]);
+      add_scaled(sum, f.z, corners[i][2]);
+      add_scaled(sum, f.w, corners[i][3]);
+      *reinterpret_cast<Vector<T>*>(
+          at(columns + step % 2 * kPixels * kStep, row + i * (kThreads / 8), column)) = rounded<T, kVector<T>>(sum);
+    }
+  };
+  const auto copy = [&](int step) {
+    const int start = step * kElements + column * kVector<T>;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int local = row + i * (kThreads / 8), output = first_output + local;
+      const bool inside = output < a.outputs && start < k;
+      copy_or_zero(at(weights + step % 2 * kOutputs * kStep, local, column),
+                   a.weight + (inside ? (static_cast<int64_t>(group) * a.outputs + output) * k + start : 0), inside);
+    }
+  };
+
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_m = warp % M, warp_p = warp / M;
+  float sums[2][4][4] = {};
+  find(0);
+  place(0);
+  find(1);
+  place(1);
+  copy(0);
+  __syncthreads();
+  read(0);
+  mix(0);
+  copies_done();
+  __syncthreads();
+  for (int step = 0; step < steps; ++step) {
+    if (step + 1 < steps) {
+      read(step + 1);
+      copy(step + 1);
+    }
+    if (step + 2 < steps) find(step + 2);
+    char* const w = weights + step % 2 * kOutputs * kStep;
+    char* const c = columns + step % 2 * kPixels * kStep;
+#pragma unroll
+    for (int part = 0; part < kStep / 32; ++part) {
+      uint32_t left[2][4], right[2][4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        load_matrices(left[i], at(w, warp_m * 32 + i * 16 + lane % 16, part * 2 + lane / 16));
+        load_matrices(right[i], at(c, warp_p * 32 + i * 16 + lane / 16 * 8 + lane % 8, part * 2 + lane / 8 % 2));
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          multiply(sums[i][j], left[i], {right[j / 2][j % 2 * 2], right[j / 2][j % 2 * 2 + 1]}, T());
+        }
+      }
+    }
+    if (step + 1 < steps) mix(step + 1);
+    if (step + 2 < steps) place(step + 2);
+    copies_done();
+    __syncthreads();
+  }
+
+  const int plane = g.out_height * g.out_width;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int output = first_output + warp_m * 32 + i * 8 + lane / 4;
+    if (output >= a.outputs) continue;
+    const int64_t channel = static_cast<int64_t>(group) * a.outputs + output;
+    const float bias = a.bias.data ? a.bias.get(channel * a.bias_stride) : 0.0f;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int pixel = first_pixel + warp_p * 32 + j * 8 + lane % 4 * 2;
+      const float x = sums[i / 2][j][i % 2 * 2] + bias, y = sums[i / 2][j][i % 2 * 2 + 1] + bias;
+      if (pixel >= g.rows) continue;
+      const int64_t total = static_cast<int64_t>(gridDim.z) * a.outputs;
+      T* const to = a.output + (pixel / plane * total + channel) * plane + pixel % plane;
+      if (plane % 2 == 0) {
+        store(to, Vec<T, 2>{{from_float<T>(x), from_float<T>(y)}});
+      } else {
+        *to = from_float<T>(x);
+        if (pixel + 1 < g.rows) {
+          a.output[((pixel + 1) / plane * total + channel) * plane + (pixel + 1) % plane] = from_float<T>(y);
+        }
+      }
+    }
+  }
+}
+
+// 16 bytes of channels of an output pixel, all taps, to a thread.
+template <class T>
+__global__ void __launch_bounds__(256)
+    columns_kernel(const T* input, AnyFloat offset, AnyFloat mask, Geometry g, int first, int rows, T* columns) {
+  constexpr int V = kVector<T>;
+  const int vectors = g.channels / V, i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= rows * vectors) return;
+  const int row = i / vectors, channel = (i - row * vectors) * V, group = channel / g.per_group;
+  const OutputPixel p(first + row, g);
+  const T* image = input + p.n * g.image_stride + channel;
+  T* to = columns + (static_cast<int64_t>(group) * rows + row) * g.taps * g.per_group + channel - group * g.per_group;
+#pragma unroll 3
+  for (int tap = 0; tap < g.taps; ++tap) {
+    const Tap t = p.tap(channel / g.per_offset_group, tap, g, offset, mask);
+    const Pixels pixels(t, g);
+    Vector<T> v[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v[j] = load_if<T, V>(image + pixels.at[j] * g.pixel_stride, pixels.at[j] >= 0);
+    float sum[V] = {};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) add_scaled(sum, pixels.factor(j) * t.mask, v[j]);
+    store(to + tap * g.per_group, rounded<T, V>(sum));
+  }
+}
+
+// `lanes` (a power of two) for all taps of an output pixel in an offset group, 16 bytes of channels each at a time.
+template <class T>
+__global__ void __launch_bounds__(256)
+    columns_backward_kernel(const T* grad_columns, const T* input, AnyFloat offset, AnyFloat mask, Geometry g, int first,
+                            int rows, Sums grad_input, AnyFloat grad_offset, AnyFloat grad_mask, int lanes) {
+  constexpr int V = kVector<T>;
+  const int i = (blockIdx.x * blockDim.x + threadIdx.x) / lanes, lane = threadIdx.x % lanes;
+  const bool real = i < rows * g.conv.offset_groups;
+  const int row = real ? i / g.conv.offset_groups : 0, group = real ? i - row * g.conv.offset_groups : 0;
+  const OutputPixel p(first + row, g);
+  const int plane = g.out_height * g.out_width, at = p.row * g.out_width + p.column;
+#pragma unroll 2
+  for (int tap = 0; tap < g.taps; ++tap) {
+    const Tap t = p.tap(group, tap, g, offset, mask);
+    const Pixels pixels(t, g);
+    float x = 0, y = 0, m = 0;
+    for (int c = lane * V; c < g.per_offset_group; c += lanes * V) {
+      const int channel = group * g.per_offset_group + c, in = channel / g.per_group;
+      const T* image = input + p.n * g.image_stride + channel;
+      const Vector<T> grads = load_if<T, V>(
+          grad_columns + ((static_cast<int64_t>(in) * rows + row) * g.taps + tap) * g.per_group + channel - in * g.per_group,
+          real);
+      Vector<T> v[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) v[j] = load_if<T, V>(image + pixels.at[j] * g.pixel_stride, pixels.at[j] >= 0);
+      float grad[V], dot[4] = {};
+#pragma unroll
+      for (int k = 0; k < V; ++k) grad[k] = to_float(grads.at[k]);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int k = 0; k < V; ++k) dot[j] = fmaf(grad[k], to_float(v[j].at[k]), dot[j]);
+      }
+      x += (1 - pixels.y) * (dot[1] - dot[0]) + pixels.y * (dot[3] - dot[2]);
+      y += (1 - pixels.x) * (dot[2] - dot[0]) + pixels.x * (dot[3] - dot[1]);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) m += pixels.factor(j) * dot[j];
+      if (!grad_input.data || !real) continue;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (pixels.at[j] < 0) continue;
+        const float factor = pixels.factor(j) * t.mask;
+        float share[V];
+#pragma unroll
+        for (int k = 0; k < V; ++k) share[k] = factor * grad[k];
+        const int64_t pixel = static_cast<int64_t>(p.n) * g.height * g.width + pixels.at[j];
+        grad_input.add(pixel * g.channels + channel, share);
+      }
+    }
+    for (int step = lanes / 2; step; step /= 2) {
+      x += __shfl_xor_sync(0xffffffff, x, step);
+      y += __shfl_xor_sync(0xffffffff, y, step);
+      m += __shfl_xor_sync(0xffffffff, m, step);
+    }
+    if (!real || lane != 0) continue;
+    const int64_t number = (static_cast<int64_t>(p.n) * g.conv.offset_groups + group) * g.taps + tap;
+    if (grad_offset.data) {
+      grad_offset.set(2 * number * plane + at, y * t.mask);
+      grad_offset.set((2 * number + 1) * plane + at, x * t.mask);
+    }
+    if (grad_mask.data) grad_mask.set(number * plane + at, m);
+  }
 }
 
 constexpr int kTile = 32;
 
+struct Packing {
+  int64_t images, pixels;
+  int width, channels, packed_channels, run, packed_run;
+  int64_t strides[4];  // of what is not packed
+
+  // The channel that a packed one is, or -1.
+  __device__ int channel(int packed) const {
+    const int i = packed % packed_run;
+    return i < run ? packed / packed_run * run + i : -1;
+  }
+};
+
 // 32 x 32 elements (channel, pixel) to a block of 32 x 8 threads.
-template <class In, class Out>
-__global__ void to_channels_last_kernel(const In* x, Out* y, int channels, int64_t pixels, int width, int64_t stride_n,
-                                        int64_t stride_c, int64_t stride_h, int64_t stride_w) {
-  __shared__ float tile[kTile][kTile + 1];
-  const int64_t first = blockIdx.x * static_cast<int64_t>(kTile), n = blockIdx.z;
-  const int channel0 = blockIdx.y * kTile;
+template <class T>
+__global__ void pack_kernel(const T* x, T* y, Packing p) {
+  __shared__ T tile[kTile][kTile + 1];
+  const int64_t across = (p.packed_channels + kTile - 1) / kTile, down = (p.pixels + kTile - 1) / kTile;
+  const int64_t pixel0 = blockIdx.x / across % down * kTile, n = blockIdx.x / across / down;
+  const int channel0 = static_cast<int>(blockIdx.x % across) * kTile;
   for (int i = threadIdx.y; i < kTile; i += blockDim.y) {
-    const int64_t pixel = first + threadIdx.x;
-    if (channel0 + i < channels && pixel < pixels) {
-      tile[i][threadIdx.x] = to_float(
-          x[n * stride_n + (channel0 + i) * stride_c + pixel / width * stride_h + pixel % width * stride_w]);
+    const int64_t pixel = pixel0 + threadIdx.x;
+    if (channel0 + i < p.packed_channels && pixel < p.pixels) {
+      const int channel = p.channel(channel0 + i);
+      tile[i][threadIdx.x] = channel < 0 ? from_float<T>(0.0f)
+                                         : x[n * p.strides[0] + channel * p.strides[1] + pixel / p.width * p.strides[2] +
+                                             pixel % p.width * p.strides[3]];
     }
   }
   __syncthreads();
   for (int i = threadIdx.y; i < kTile; i += blockDim.y) {
     const int channel = channel0 + threadIdx.x;
-    if (channel < channels && first + i < pixels) {
-      y[(n * pixels + first + i) * channels + channel] = from_float<Out>(tile[threadIdx.x][i]);
+    if (channel < p.packed_channels && pixel0 + i < p.pixels) {
+      y[(n * p.pixels + pixel0 + i) * p.packed_channels + channel] = tile[threadIdx.x][i];
     }
   }
 }
 
+template <class T>
+__global__ void unpack_kernel(const float* y, T* x, Packing p) {
+  __shared__ float tile[kTile][kTile + 1];
+  const int64_t across = (p.packed_channels + kTile - 1) / kTile, down = (p.pixels + kTile - 1) / kTile;
+  const int64_t pixel0 = blockIdx.x / across % down * kTile, n = blockIdx.x / across / down;
+  const int channel0 = static_cast<int>(blockIdx.x % across) * kTile;
+  for (int i = threadIdx.y; i < kTile; i += blockDim.y) {
+    const int channel = channel0 + threadIdx.x;
+    if (channel < p.packed_channels && pixel0 + i < p.pixels) {
+      tile[threadIdx.x][i] = y[(n * p.pixels + pixel0 + i) * p.packed_channels + channel];
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.y; i < kTile; i += blockDim.y) {
+    const int64_t pixel = pixel0 + threadIdx.x;
+    if (channel0 + i < p.packed_channels && pixel < p.pixels) {
+      const int channel = p.channel(channel0 + i);
+      if (channel >= 0) x[(n * p.channels + channel) * p.pixels + pixel] = from_float<T>(tile[i][threadIdx.x]);
+    }
+  }
+}
+
+int run(const DeformConv2d& conv) {
+  return std::gcd(conv.channels / conv.groups, conv.channels / conv.offset_groups);
+}
+
+int packed_run(const DeformConv2d& conv, const Tensor& x) {
+  const int v = static_cast<int>(16 / x.item_size());
+  return ceil_div(run(conv), v) * v;
+}
+
+Packing packing(const Tensor& x, const Tensor& y, const DeformConv2d& conv) {
+  Packing p{};
+  p.images = x.sizes[0];
+  p.pixels = x.sizes[2] * x.sizes[3];
+  p.width = static_cast<int>(x.sizes[3]);
+  p.channels = static_cast<int>(x.sizes[1]);
+  p.packed_channels = static_cast<int>(y.sizes[3]);
+  p.run = run(conv);
+  p.packed_run = p.packed_channels / (p.channels / p.run);
+  for (int i = 0; i < 4; ++i) p.strides[i] = x.strides[i];
+  return p;
+}
+
+int64_t tiles(const Packing& p) {
+  return p.images * ceil_div<int64_t>(p.packed_channels, kTile) * ceil_div<int64_t>(p.pixels, kTile);
+}
+
+// input: packed.
 Geometry geometry(const Tensor& input, const Tensor& offset, const Tensor& mask, const DeformConv2d& conv) {
   Geometry g{};
   g.conv = conv;
-  g.channels = static_cast<int>(input.sizes[1]);
-  g.height = static_cast<int>(input.sizes[2]);
-  g.width = static_cast<int>(input.sizes[3]);
+  g.height = static_cast<int>(input.sizes[1]);
+  g.width = static_cast<int>(input.sizes[2]);
+  g.channels = static_cast<int>(input.sizes[3]);
+  g.per_group = g.channels / conv.groups;
+  g.per_offset_group = g.channels / conv.offset_groups;
+  g.run = std::gcd(g.per_group, g.per_offset_group);
   g.out_height = static_cast<int>(offset.sizes[2]);
   g.out_width = static_cast<int>(offset.sizes[3]);
   g.taps = conv.kernel[0] * conv.kernel[1];
+  g.rows = static_cast<int>(offset.sizes[0] * offset.sizes[2] * offset.sizes[3]);
+  g.image_stride = input.strides[0];
+  g.pixel_stride = input.strides[2];
   for (int i = 0; i < 4; ++i) {
-    g.input[i] = input.strides[i];
     g.offset[i] = offset.strides[i];
     g.mask[i] = mask.strides[i];
   }
   return g;
 }
 
-// Whether a kernel may read V = 16 bytes of channels at once.
-bool vectors(const Tensor& input, const DeformConv2d& conv) {
-  const int64_t v = 16 / input.item_size();
-  return input.aligned(1, 16) && input.sizes[1] / conv.groups % v == 0 && input.sizes[1] / conv.offset_groups % v == 0;
+// The kernels count pixels, and threads of parts of the output pixels, in int.
+bool countable(const Tensor& input, const Tensor& offset) {
+  return input.sizes[2] * input.sizes[3] <= INT32_MAX && offset.sizes[0] * offset.sizes[2] * offset.sizes[3] < (1 << 30);
 }
 
-// Calls launch(null pointer to T, V).
-template <class F>
-cudaError_t dispatch(const Tensor& input, const Tensor& offset, const Tensor& mask, const DeformConv2d& conv, F&& launch) {
-  if ((input.strides[1] != 1 && input.sizes[1] != 1) || !is_float(offset) || (mask.data && !is_float(mask))) {
-    return cudaErrorNotSupported;
-  }
-  return dispatch_float(input.dtype, [&](auto* p) {
-    return vectors(input, conv) ? launch(p, std::integral_constant<int, 16 / sizeof(*p)>())
-                                : launch(p, std::integral_constant<int, 1>());
-  });
+template <class T, int M, int P>
+cudaError_t convolve(const Convolution<T>& a, int groups, cudaStream_t stream) {
+  const size_t bytes = 2 * (M + P) * 32 * kStep + 2 * static_cast<size_t>(a.spans) * P * 32 * (sizeof(Place) + sizeof(float4));
+  const dim3 blocks(ceil_div(a.geometry.rows, P * 32), ceil_div(a.outputs, M * 32), groups);
+  if (blocks.y > 65535 || blocks.z > 65535) return cudaErrorNotSupported;
+  const cudaError_t status = cudaFuncSetAttribute(convolution_kernel<T, M, P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                  static_cast<int>(bytes));
+  if (status != cudaSuccess) return status;
+  convolution_kernel<T, M, P><<<blocks, M * P * 32, bytes, stream>>>(a);
+  return cudaGetLastError();
 }
 
 }  // namespace
 
-cudaError_t to_channels_last(const Tensor& x, const Tensor& y, cudaStream_t stream) {
-  if (x.numel() == 0) return cudaSuccess;
-  const int64_t pixels = x.sizes[2] * x.sizes[3];
-  const dim3 blocks(static_cast<unsigned>(ceil_div<int64_t>(pixels, kTile)),
-                    static_cast<unsigned>(ceil_div<int64_t>(x.sizes[1], kTile)), static_cast<unsigned>(x.sizes[0]));
-  if (blocks.y > 65535 || x.sizes[0] > 65535) return cudaErrorNotSupported;
-  const auto launch = [&](auto* in, auto* out) {
-    to_channels_last_kernel<<<blocks, dim3(kTile, 8), 0, stream>>>(
-        static_cast<const element_t<decltype(in)>*>(x.data), static_cast<element_t<decltype(out)>*>(y.data),
-        static_cast<int>(x.sizes[1]), pixels, static_cast<int>(x.sizes[3]), x.strides[0], x.strides[1], x.strides[2],
-        x.strides[3]);
+Tensor packed(const Tensor& x, const DeformConv2d& conv) {
+  Tensor y;
+  y.dtype = x.dtype;
+  y.rank = 4;
+  const int64_t channels = x.sizes[1] / run(conv) * packed_run(conv, x);
+  const int64_t sizes[] = {x.sizes[0], x.sizes[2], x.sizes[3], channels};
+  for (int64_t i = 3, stride = 1; i >= 0; stride *= sizes[i--]) {
+    y.sizes[i] = sizes[i];
+    y.strides[i] = stride;
+  }
+  return y;
+}
+
+bool is_packed(const Tensor& x, const DeformConv2d& conv, Tensor* y) {
+  *y = packed(x, conv);
+  if (y->sizes[3] != x.sizes[1] || !x.aligned(1, 16)) return false;
+  if ((x.sizes[2] > 1 && x.strides[2] != y->strides[1]) || (x.sizes[3] > 1 && x.strides[3] != y->strides[2])) return false;
+  y->data = x.data;
+  if (x.sizes[0] > 1) y->strides[0] = x.strides[0];
+  return true;
+}
+
+cudaError_t pack(const Tensor& x, const Tensor& y, const DeformConv2d& conv, cudaStream_t stream) {
+  if (y.numel() == 0) return cudaSuccess;
+  const Packing p = packing(x, y, conv);
+  const int64_t blocks = tiles(p);
+  if (blocks > INT32_MAX) return cudaErrorNotSupported;
+  return dispatch_float(x.dtype, [&](auto* t) {
+    using T = element_t<decltype(t)>;
+    pack_kernel<<<static_cast<unsigned>(blocks), dim3(kTile, 8), 0, stream>>>(static_cast<const T*>(x.data),
+                                                                              static_cast<T*>(y.data), p);
     return cudaGetLastError();
-  };
-  return dispatch_float(y.dtype, [&](auto* out) {
-    if (x.dtype == y.dtype) return launch(out, out);
-    return x.dtype == DType::kFloat32 ? launch(static_cast<float*>(nullptr), out) : cudaErrorNotSupported;
+  });
+}
+
+cudaError_t unpack(const Tensor& y, const Tensor& x, const DeformConv2d& conv, cudaStream_t stream) {
+  if (x.numel() == 0) return cudaSuccess;
+  const Packing p = packing(x, y, conv);
+  const int64_t blocks = tiles(p);
+  if (blocks > INT32_MAX) return cudaErrorNotSupported;
+  return dispatch_float(x.dtype, [&](auto* t) {
+    using T = element_t<decltype(t)>;
+    unpack_kernel<<<static_cast<unsigned>(blocks), dim3(kTile, 8), 0, stream>>>(static_cast<const float*>(y.data),
+                                                                                static_cast<T*>(x.data), p);
+    return cudaGetLastError();
+  });
+}
+
+size_t deform_conv2d_workspace(const Tensor& input, const Tensor& weight, const DeformConv2d& conv) {
+  size_t bytes = 0;
+  for (const Tensor* x : {&input, &weight}) {
+    Tensor y;
+    if (!is_packed(*x, conv, &y)) bytes += ceil_div<int64_t>(y.numel() * y.item_size(), 256) * 256;
+  }
+  return bytes;
+}
+
+cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tensor& weight, const Tensor& bias,
+                          const Tensor& mask, const Tensor& output, const DeformConv2d& conv, void* workspace,
+                          cudaStream_t stream) {
+  if (!is_float(input) || weight.dtype != input.dtype || !is_float(offset) || (mask.data && !is_float(mask)) ||
+      (bias.data && !is_float(bias)) || !countable(input, offset)) {
+    return cudaErrorNotSupported;
+  }
+  if (output.numel() == 0) return cudaSuccess;
+  Tensor ready[2];
+  for (int i = 0; i < 2; ++i) {
+    const Tensor& x = i ? weight : input;
+    if (is_packed(x, conv, &ready[i]) && (i == 0 || ready[i].contiguous())) continue;
+    ready[i] = packed(x, conv);
+    ready[i].data = workspace;
+    workspace = static_cast<char*>(workspace) + ceil_div<int64_t>(ready[i].numel() * x.item_size(), 256) * 256;
+    const cudaError_t status = pack(x, ready[i], conv, stream);
+    if (status != cudaSuccess) return status;
+  }
+  int device = 0, processors = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  return dispatch_float(input.dtype, [&](auto* p) {
+    using T = element_t<decltype(p)>;
+    Convolution<T> a{static_cast<const T*>(ready[0].data), static_cast<const T*>(ready[1].data), AnyFloat(offset),
+                     AnyFloat(mask), AnyFloat(bias), static_cast<T*>(output.data),
+                     geometry(ready[0], offset, mask, conv), bias.strides[0],
+                     static_cast<int>(weight.sizes[0] / conv.groups), 1};
+    const int step = kStep / static_cast<int>(sizeof(T)), length = a.geometry.run;
+    if (length % step != 0) a.spans = step % length == 0 ? step / length : (step - 2) / length + 2;
+    const int64_t large = static_cast<int64_t>(ceil_div(a.geometry.rows, 64)) * ceil_div(a.outputs, 128) * conv.groups;
+    return large >= processors && a.spans <= 2 ? convolve<T, 4, 2>(a, conv.groups, stream)
+                                               : convolve<T, 2, 1>(a, conv.groups, stream);
   });
 }
 
 cudaError_t deform_conv2d_columns(const Tensor& input, const Tensor& offset, const Tensor& mask,
                                   const DeformConv2d& conv, int64_t first, const Tensor& columns, cudaStream_t stream) {
   if (columns.numel() == 0) return cudaSuccess;
-  return dispatch(input, offset, mask, conv, [&](auto* p, auto v) {
+  return dispatch_float(input.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
-    const int64_t blocks = ceil_div<int64_t>(columns.numel() / v.value, 256);
-    if (blocks > INT32_MAX) return cudaErrorNotSupported;
-    columns_kernel<T, v.value><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(
-        static_cast<const T*>(input.data), AnyFloat(offset), AnyFloat(mask), geometry(input, offset, mask, conv), first,
-        columns.sizes[1], static_cast<T*>(columns.data));
+    const int64_t threads = columns.sizes[1] * input.sizes[3] / kVector<T>;
+    if (threads > INT32_MAX - 256) return cudaErrorNotSupported;
+    const int64_t blocks = ceil_div<int64_t>(threads, 256);
+    columns_kernel<<<static_cast<unsigned>(blocks), 256, 0, stream>>>(
+        static_cast<const T*>(input.data), AnyFloat(offset), AnyFloat(mask), geometry(input, offset, mask, conv),
+        static_cast<int>(first), static_cast<int>(columns.sizes[1]), static_cast<T*>(columns.data));
     return cudaGetLastError();
   });
 }
@@ -261,17 +693,17 @@ cudaError_t deform_conv2d_columns_backward(const Tensor& grad_columns, const Ten
                                            const Tensor& grad_input, const Tensor& scale, const Tensor& grad_offset,
                                            const Tensor& grad_mask, cudaStream_t stream) {
   if (grad_columns.numel() == 0) return cudaSuccess;
-  return dispatch(input, offset, mask, conv, [&](auto* p, auto v) {
+  return dispatch_float(input.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
-    int lanes = 1;
-    while (lanes < 32 && lanes * v.value < input.sizes[1] / conv.offset_groups) lanes *= 2;
     const Geometry g = geometry(input, offset, mask, conv);
-    const int64_t rows = grad_columns.sizes[1];
-    const int64_t blocks = ceil_div<int64_t>(rows * g.taps * conv.offset_groups, 256 / lanes);
-    if (blocks > INT32_MAX) return cudaErrorNotSupported;
-    columns_backward_kernel<T, v.value><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(
+    int lanes = 1;
+    while (lanes < 32 && lanes * kVector<T> < g.per_offset_group) lanes *= 2;
+    const int64_t rows = grad_columns.sizes[1], threads = rows * conv.offset_groups * lanes;
+    if (threads > INT32_MAX - 256) return cudaErrorNotSupported;
+    const int64_t blocks = ceil_div<int64_t>(threads, 256);
+    columns_backward_kernel<<<static_cast<unsigned>(blocks), 256, 0, stream>>>(
         static_cast<const T*>(grad_columns.data), static_cast<const T*>(input.data), AnyFloat(offset), AnyFloat(mask), g,
-        first, rows, Sums{grad_input.data, static_cast<const float*>(scale.data)}, AnyFloat(grad_offset),
+        static_cast<int>(first), static_cast<int>(rows), Sums{grad_input.data, static_cast<const float*>(scale.data)}, AnyFloat(grad_offset),
         AnyFloat(grad_mask), lanes);
     return cudaGetLastError();
   });

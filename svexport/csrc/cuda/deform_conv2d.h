@@ -7,22 +7,45 @@ namespace svexport {
 
 struct DeformConv2d {
   int kernel[2], stride[2], padding[2], dilation[2];  // y, x
-  int groups, offset_groups;
+  int channels, groups, offset_groups;                // C of the input
 };
 
-// x: (N, C, H, W) of any strides -> y: (N, H, W, C), contiguous. float32 may become a half type, other types stay.
-cudaError_t to_channels_last(const Tensor& x, const Tensor& y, cudaStream_t stream);
+// The kernels read 16 bytes of channels at once. So they want channels last, and in runs: the C channels of the input are
+// as many runs of gcd(C/groups, C/offset_groups) channels, each padded by zeros to a multiple of 16 bytes. What is not
+// packed so, and usual numbers of channels with channels last are, is copied first.
 
-// What the taps read, times mask, for output pixels first .. first + R - 1 of all N*oH*oW:
-// columns: (groups, R, kH*kW, C/groups), contiguous, the type of input.
-// input: (N, C, H, W), float32, float16 or bfloat16, with stride 1 along C; offset: (N, 2*offset_groups*kH*kW, oH, oW)
-// and mask: (N, offset_groups*kH*kW, oH, oW) or absent, each of any of the three types and any strides.
+// Description of the packed x, (N, C, H, W) or weight, (O, C/groups, kH, kW): (N, H, W, packed C), contiguous. No data.
+Tensor packed(const Tensor& x, const DeformConv2d& conv);
+
+// Whether x is packed; then y = packed(x) with the data of x, but the strides of x along N.
+bool is_packed(const Tensor& x, const DeformConv2d& conv, Tensor* y);
+
+// y: packed(x), contiguous.
+cudaError_t pack(const Tensor& x, const Tensor& y, const DeformConv2d& conv, cudaStream_t stream);
+
+// y: packed, float32; x: (N, C, H, W), contiguous, any float type.
+cudaError_t unpack(const Tensor& y, const Tensor& x, const DeformConv2d& conv, cudaStream_t stream);
+
+// Bytes of scratch for deform_conv2d: for what must be packed.
+size_t deform_conv2d_workspace(const Tensor& input, const Tensor& weight, const DeformConv2d& conv);
+
+// input: (N, C, H, W), float32, float16 or bfloat16, and weight: (O, C/groups, kH, kW), of the type of input;
+// offset: (N, 2*offset_groups*kH*kW, oH, oW), mask: (N, offset_groups*kH*kW, oH, oW) or absent and bias: (O) or absent,
+// each of any of the three types; all of any strides. output: (N, O, oH, oW), the type of input, contiguous.
+// float32 is as precise as float32 products and sums are, on tensor cores: three products of tf32 parts, summed in float32.
+cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tensor& weight, const Tensor& bias,
+                          const Tensor& mask, const Tensor& output, const DeformConv2d& conv, void* workspace,
+                          cudaStream_t stream);
+
+// For the backward, whose matrix products are the caller's. What the taps read, times mask, for output pixels
+// first .. first + R - 1 of all N*oH*oW: columns: (groups, R, kH*kW*packed C/groups), contiguous, the type of input.
+// input: packed.
 cudaError_t deform_conv2d_columns(const Tensor& input, const Tensor& offset, const Tensor& mask,
                                   const DeformConv2d& conv, int64_t first, const Tensor& columns, cudaStream_t stream);
 
 // Its backward: grad_columns as columns. grad_offset and grad_mask have the shapes and types of offset and mask and are
-// contiguous. To grad_input, (N, H, W, C), contiguous, the sums are added: of float32 in no certain order, or, with a
-// scale (one float32 on the device), of x * scale rounded to int64. Absent gradients are not computed.
+// contiguous. To grad_input, shaped as the packed input, contiguous, the sums are added: of float32 in no certain order,
+// or, with a scale (one float32 on the device), of x * scale rounded to int64. Absent gradients are not computed.
 cudaError_t deform_conv2d_columns_backward(const Tensor& grad_columns, const Tensor& input, const Tensor& offset,
                                            const Tensor& mask, const DeformConv2d& conv, int64_t first,
                                            const Tensor& grad_input, const Tensor& scale, const Tensor& grad_offset,

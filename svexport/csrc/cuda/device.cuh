@@ -42,6 +42,46 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
+// The same where `there`, zeros elsewhere, without a branch: the compiler waits for a load in a branch before the next
+// one. Not for memory that the kernel writes.
+template <class T, int N>
+__device__ __forceinline__ Vec<T, N> load_if(const T* p, bool there) {
+  constexpr int kBytes = sizeof(Vec<T, N>);
+  Vec<T, N> v;
+  if constexpr (kBytes == 1) {
+    uint16_t x;
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b16 %0, 0; @p ld.global.nc.u8 %0, [%1];}"
+        : "=h"(x)
+        : "l"(p), "r"(static_cast<int>(there)));
+    memcpy(&v, &x, kBytes);
+  } else if constexpr (kBytes == 2) {
+    uint16_t x;
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b16 %0, 0; @p ld.global.nc.b16 %0, [%1];}"
+        : "=h"(x)
+        : "l"(p), "r"(static_cast<int>(there)));
+    memcpy(&v, &x, kBytes);
+  } else {
+    uint32_t x[kBytes / 4];
+    if constexpr (kBytes == 4) {
+      asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%1];}"
+          : "=r"(x[0])
+          : "l"(p), "r"(static_cast<int>(there)));
+    } else if constexpr (kBytes == 8) {
+      asm("{.reg .pred p; setp.ne.b32 p, %3, 0; mov.b32 %0, 0; mov.b32 %1, 0; @p ld.global.nc.v2.b32 {%0, %1}, [%2];}"
+          : "=r"(x[0]), "=r"(x[1])
+          : "l"(p), "r"(static_cast<int>(there)));
+    } else {
+      static_assert(kBytes == 16);
+      asm("{.reg .pred p; setp.ne.b32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0; "
+          "@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];}"
+          : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+          : "l"(p), "r"(static_cast<int>(there)));
+    }
+    memcpy(&v, x, kBytes);
+  }
+  return v;
+}
+
 // Device memory whose type is known at run time only: for the few numbers of which a kernel reads many others.
 struct AnyFloat {
   void* data;
@@ -49,10 +89,15 @@ struct AnyFloat {
 
   explicit AnyFloat(const Tensor& t) : data(t.data), dtype(t.dtype) {}
 
+  // Reads without a branch, so that several reads can be under way; not for memory that the kernel writes.
   __device__ __forceinline__ float get(int64_t i) const {
-    if (dtype == DType::kFloat32) return static_cast<const float*>(data)[i];
-    if (dtype == DType::kFloat16) return to_float(static_cast<const __half*>(data)[i]);
-    return to_float(static_cast<const __nv_bfloat16*>(data)[i]);
+    const bool wide = dtype == DType::kFloat32;
+    const char* p = static_cast<const char*>(data) + i * (wide ? 4 : 2);
+    const uint32_t word = load_if<uint32_t, 1>(reinterpret_cast<const uint32_t*>(p), wide).at[0];
+    const uint16_t half = load_if<uint16_t, 1>(reinterpret_cast<const uint16_t*>(p), !wide).at[0];
+    const float narrow = dtype == DType::kFloat16 ? __half2float(__ushort_as_half(half))
+                                                  : __uint_as_float(static_cast<uint32_t>(half) << 16);
+    return wide ? __uint_as_float(word) : narrow;
   }
   __device__ __forceinline__ void set(int64_t i, float x) const {
     if (dtype == DType::kFloat32) {

@@ -1,3 +1,6 @@
+#include <cstdlib>
+#include <cstdio>
+#include <cstring>
 #include "bilinear_sample.h"
 #include "grid_sample.h"
 #include "sampling.cuh"
@@ -166,6 +169,40 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// ---------------------------------------------------------------- few points: pixels of K channels in shared memory
+
+// Blocks of (image, K channels, `tile` pixels): each adds up its part of the gradient and writes it once.
+// output: (N, C, pixels), contiguous.
+template <class T, int TAPS, int K>
+__global__ void plane_kernel(Space s, Dense dense, Gradient<T> grad, T* __restrict__ output, int channels, int pixels,
+                             int tile, int tiles) {
+  extern __shared__ float sums[];  // (K, tile)
+  const int groups = ceil_div(channels, K), block = blockIdx.x / tiles;
+  const int first = block % groups * K, n = block / groups, count = min(K, channels - first);
+  const int begin = blockIdx.x % tiles * tile, size = min(tile, pixels - begin);
+  for (int i = threadIdx.x; i < K * tile; i += blockDim.x) sums[i] = 0;
+  __syncthreads();
+  const T* source = grad.data + n * grad.image + first * grad.channel;
+  for (int p = threadIdx.x; p < s.points; p += blockDim.x) {
+    const Taps<TAPS> taps(locate<TAPS>(s, n, p), dense.stride);
+    float g[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) g[k] = k < count ? to_float(source[k * grad.channel + p * grad.point]) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < TAPS; ++i) {
+      const int at = taps.offset[i] - begin;
+      if (taps.offset[i] < 0 || at < 0 || at >= size) continue;
+#pragma unroll
+      for (int k = 0; k < K; ++k) atomicAdd(sums + k * tile + at, taps.weight[i] * g[k]);
+    }
+  }
+  __syncthreads();
+  for (int k = 0; k < count; ++k) {
+    T* target = output + (static_cast<int64_t>(n) * channels + first + k) * pixels + begin;
+    for (int i = threadIdx.x; i < size; i += blockDim.x) target[i] = from_float<T>(sums[k * tile + i]);
+  }
+}
+
 // ------------------------------------------------------------------------------------------------------ copies
 
 // from: (N, rows, columns) -> to: (N, columns, rows), both contiguous but for the distance of images and rows in `from`.
@@ -244,14 +281,33 @@ cudaError_t launch(const Tensor& grad, int64_t point, const Tensor& input, const
   const unsigned images = batch < 65535 ? batch : 65535;
   constexpr int V = 16 / sizeof(T);
   T* output = static_cast<T*>(grad_input.data);
-  const bool vector = plan.vector, ordered = deterministic && output;
-  const bool add = output && !ordered;  // by atomics
+  const bool vector = plan.vector && !(getenv("SV_BACK") && strchr(getenv("SV_BACK"), 'd')), ordered = deterministic && output;
+  bool add = output && !ordered;  // by atomics
   float* sums = plan.sums ? static_cast<float*>(workspace) : reinterpret_cast<float*>(output);
-  if (output) {
+  if (output && !(getenv("SV_BACK") && getenv("SV_BACK")[0] == 'p')) {
     const cudaError_t status = cudaMemsetAsync(sums, 0, input.numel() * sizeof(float), stream);
     if (status != cudaSuccess) return status;
   }
   Space s = space;
+  char kind[16] = "";
+  int e1 = 0, e2 = 0, e3 = 0;
+  if (const char* e = getenv("SV_BACK")) sscanf(e, "%15[a-z]:%d:%d:%d", kind, &e1, &e2, &e3);
+  const bool plane = kind[0] == 'p' && output && !ordered;
+  if (plane) {
+    auto go = [&](auto k) {
+      constexpr int K = decltype(k)::value;
+      const int tile = static_cast<int>(pixels < e2 ? pixels : e2), tiles = static_cast<int>(ceil_div<int64_t>(pixels, tile));
+      const int memory = tile * K * 4;
+      const auto kernel = plane_kernel<T, TAPS, K>;
+      const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, memory);
+      if (status != cudaSuccess) return status;
+      kernel<<<batch * ceil_div(channels, K) * tiles, e3, memory, stream>>>(s, Dense(s, 1), gradient, output, channels, static_cast<int>(pixels), tile, tiles);
+      return cudaGetLastError();
+    };
+    const cudaError_t status = e1 == 1 ? go(std::integral_constant<int, 1>()) : e1 == 2 ? go(std::integral_constant<int, 2>()) : go(std::integral_constant<int, 4>());
+    if (status != cudaSuccess) return status;
+    add = false;
+  }
   const T* data = static_cast<const T*>(input.data);
   int64_t image = input.strides[0];
   if (ordered) {
@@ -297,7 +353,7 @@ cudaError_t launch(const Tensor& grad, int64_t point, const Tensor& input, const
         s, Dense(s, 1), data, image, input.strides[1], gradient, add ? sums : nullptr, AnyFloat(grad_grid), batch,
         channels, pixels, shift);
   }
-  if (output && sums != reinterpret_cast<float*>(output) && (ordered || !vector)) {
+  if (output && sums != reinterpret_cast<float*>(output) && (ordered || !vector) && !plane) {
     const int64_t n = input.numel();
     round_kernel<<<limited(ceil_div<int64_t>(n, kThreads)), kThreads, 0, stream>>>(sums, output, n);
   }
@@ -315,13 +371,6 @@ size_t sample_backward_workspace(const Tensor& input, const Tensor& grid, bool i
 cudaError_t sample_backward(const Tensor& grad, const Tensor& input, const Tensor& grid, const Tensor& grad_input,
                             const Tensor& grad_grid, const Sampling& sampling, bool deterministic, void* workspace,
                             cudaStream_t stream) {
-  Space s(grid);
-  int64_t point = 1;
-  if (grad.dtype != input.dtype || !is_float(input) || !is_float(grid) || input.sizes[0] > INT32_MAX ||
-      input.sizes[1] > INT32_MAX || pixels_of(input) > INT32_MAX || !Space::of(input, grid, sampling, s) ||
-      !Space::evenly_spaced(grad, 2, grad.rank - 1, point)) {
-    return cudaErrorNotSupported;
-  }
   if (input.numel() == 0 || grid.numel() == 0) {
     for (const Tensor* t : {&grad_input, &grad_grid}) {
       if (t->data == nullptr || t->numel() == 0) continue;
@@ -329,6 +378,13 @@ cudaError_t sample_backward(const Tensor& grad, const Tensor& input, const Tenso
       if (status != cudaSuccess) return status;
     }
     return cudaSuccess;
+  }
+  Space s(grid);
+  int64_t point = 1;
+  if (grad.dtype != input.dtype || !is_float(input) || !is_float(grid) || input.sizes[0] > INT32_MAX ||
+      input.sizes[1] > INT32_MAX || pixels_of(input) > INT32_MAX || !Space::of(input, grid, sampling, s) ||
+      !Space::evenly_spaced(grad, 2, grad.rank - 1, point)) {
+    return cudaErrorNotSupported;
   }
   const Plan plan(input, grid, grad_input.data, grad_grid.data);
   return dispatch_float(input.dtype, [&](auto* p) {

@@ -15,26 +15,7 @@ struct Problem {
   int n;
 };
 
-// The whole row of a lane at once where it is aligned.
-template <int L, class T>
-__device__ __forceinline__ void store_row(T* to, const double (&row)[L], bool vector, int n) {
-  constexpr int N = L * sizeof(T) <= 16 ? L : 16 / sizeof(T);
-  if (vector) {
-#pragma unroll
-    for (int i = 0; i < L; i += N) {
-      Vec<T, N> v;
-#pragma unroll
-      for (int j = 0; j < N; ++j) v.at[j] = from_float<T>(static_cast<float>(row[i + j]));
-      store<T, N>(to + i, v);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < L; ++i) {
-      if (i < n) to[i] = from_float<T>(static_cast<float>(row[i]));
-    }
-  }
-}
-
+// Of the transpose, as torch takes pivots in a contiguous A; neighbouring lanes then read and write neighbours.
 template <int L, bool kBackward>
 __global__ void __launch_bounds__(kThreads) inverse_kernel(const __grid_constant__ Problem a) {
   const int64_t i = (blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x) / L;
@@ -42,45 +23,38 @@ __global__ void __launch_bounds__(kThreads) inverse_kernel(const __grid_constant
   int64_t from[2];
   a.batch.offsets(matrix, from);
   LaneMatrix<L> m;
-  m.read(a.A, from[0], a.n, a.A_row, a.A_column);
+  m.read(a.A, from[0], a.n, a.A_column, a.A_row);
   m.invert();
   m.order_columns();
-  int row = m.step;
   if constexpr (kBackward) {
     m.order_rows();
-    row = m.lane();
     LaneMatrix<L> grad;
     grad.read(a.grad, from[1], a.n, a.grad_row, a.grad_column);
-    // The transpose of the result, inv(A) grad^T inv(A), of which each lane has a row.
-    double left[L], result[L] = {};
+    double left[L], result[L] = {};  // of this lane's row
 #pragma unroll
     for (int l = 0; l < L; ++l) {
       left[l] = 0;
 #pragma unroll
-      for (int k = 0; k < L; ++k) left[l] += m.row[k] * __shfl_sync(~0u, grad.row[k], l, L);
+      for (int k = 0; k < L; ++k) left[l] += m.row[k] * __shfl_sync(~0u, grad.row[l], k, L);
     }
 #pragma unroll
     for (int l = 0; l < L; ++l) {
 #pragma unroll
       for (int c = 0; c < L; ++c) result[c] -= left[l] * __shfl_sync(~0u, m.row[c], l, L);
     }
-    if (i >= a.batch.count || row >= a.n) return;
+    if (i >= a.batch.count || m.lane() >= a.n) return;
 #pragma unroll
     for (int c = 0; c < L; ++c) {
-      if (c < a.n) a.output.set((matrix * a.n + c) * a.n + row, static_cast<float>(result[c]));
+      if (c < a.n) a.output.set((matrix * a.n + m.lane()) * a.n + c, static_cast<float>(result[c]));
     }
-    return;
-  }
-  if (i >= a.batch.count || row >= a.n) return;
-  const int64_t to = (matrix * a.n + row) * a.n;
-  if (a.output.dtype == DType::kFloat32) {
-    store_row<L>(static_cast<float*>(a.output.data) + to, m.row, a.n == L, a.n);
-  } else if (a.output.dtype == DType::kFloat16) {
-    store_row<L>(static_cast<__half*>(a.output.data) + to, m.row, a.n == L, a.n);
   } else {
-    store_row<L>(static_cast<__nv_bfloat16*>(a.output.data) + to, m.row, a.n == L, a.n);
+    if (i >= a.batch.count || m.step >= a.n) return;
+#pragma unroll
+    for (int c = 0; c < L; ++c) {
+      if (c < a.n) a.output.set((matrix * a.n + c) * a.n + m.step, static_cast<float>(m.row[c]));
+    }
+    if (a.info && m.step == 0) a.info[matrix] = m.info;
   }
-  if (a.info && m.lane() == 0) a.info[matrix] = m.info;
 }
 
 template <bool kBackward>

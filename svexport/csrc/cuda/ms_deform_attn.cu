@@ -12,8 +12,8 @@ constexpr int kWarps = 4;    // of a block
 constexpr int kChunk = 128;  // samples a warp has in shared memory
 
 struct Sizes {
-  int64_t rows, s;  // N*Lq*M, S
-  int queries, heads, channels, points, samples;  // Lq, M, D, P, L*P
+  int images, rows, s;                   // N, Lq*M, S
+  int heads, channels, points, samples;  // M, D, P, L*P
   int64_t value[4], locations[6], weights[5], grad_output[3];  // strides
 };
 
@@ -22,13 +22,15 @@ struct Levels {
   int64_t shape_strides[2], start_stride;
   bool shapes_are_long, starts_are_long;
 
-  __device__ int64_t size(int level, int axis) const {
-    const int64_t i = level * shape_strides[0] + axis * shape_strides[1];
-    return shapes_are_long ? static_cast<const int64_t*>(shapes)[i] : static_cast<const int*>(shapes)[i];
+  __device__ __forceinline__ int size(int level, int axis) const {
+    return get(shapes, level * shape_strides[0] + axis * shape_strides[1], shapes_are_long);
   }
-  __device__ int64_t start(int level) const {
-    const int64_t i = level * start_stride;
-    return starts_are_long ? static_cast<const int64_t*>(starts)[i] : static_cast<const int*>(starts)[i];
+  __device__ __forceinline__ int start(int level) const { return get(starts, level * start_stride, starts_are_long); }
+
+ private:
+  // The lower half of an int64: sizes are smaller.
+  static __device__ __forceinline__ int get(const void* data, int64_t i, bool is_long) {
+    return static_cast<const int*>(data)[is_long ? 2 * i : i];
   }
 };
 
@@ -42,44 +44,63 @@ struct Point {
   float x, y;
 };
 
-__device__ __forceinline__ Point locate(float x, float y, int level, const Levels& levels, int64_t s, Pixels& pixels) {
-  const int64_t height = levels.size(level, 0), width = levels.size(level, 1), start = levels.start(level);
+__device__ __forceinline__ Point locate(float x, float y, int height, int width, int start, int s, Pixels& pixels) {
   const float high = static_cast<float>(height), wide = static_cast<float>(width);
   x = __fadd_rn(__fmul_rn(x, wide), -0.5f);  // rounded as in the reference, so that both see the same pixels
   y = __fadd_rn(__fmul_rn(y, high), -0.5f);
   const float left = floorf(x), top = floorf(y);
   const bool near = left >= -1 && left < wide && top >= -1 && top < high;
+  const int column = near ? static_cast<int>(left) : -2, row = static_cast<int>(top);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float column = left + static_cast<float>(i % 2), row = top + static_cast<float>(i / 2);
-    const bool inside = near && column >= 0 && column < wide && row >= 0 && row < high;
-    const int64_t pixel = inside ? start + static_cast<int64_t>(row) * width + static_cast<int64_t>(column) : -1;
-    pixels.at[i] = pixel >= 0 && pixel < s ? static_cast<int>(pixel) : -1;
+    const int c = column + i % 2, r = row + i / 2;
+    const int64_t pixel = start + static_cast<int64_t>(r) * width + c;
+    const bool inside = c >= 0 && c < width && r >= 0 && r < height && pixel >= 0 && pixel < s;
+    pixels.at[i] = inside ? static_cast<int>(pixel) : -1;
   }
   return near ? Point{x - left, y - top} : Point{0, 0};
 }
 
-// Image, query and head of a row.
+// A lane's row, one (image, query, head); the last ones of a grid may not exist.
 struct Row {
-  int64_t n, q, m;
+  int n, q, m, index;
+  bool real;
 
-  __device__ Row(int64_t row, const Sizes& sizes)
-      : n(row / sizes.heads / sizes.queries), q(row / sizes.heads % sizes.queries), m(row % sizes.heads) {}
+  __device__ __forceinline__ Row(const Sizes& sizes, int g) {
+    const unsigned per_block = kWarps * 32 / g, blocks = (sizes.rows + per_block - 1) / per_block;
+    n = static_cast<int>(blockIdx.x / blocks);
+    index = static_cast<int>(blockIdx.x % blocks * per_block + threadIdx.x / g);
+    real = index < sizes.rows;
+    if (!real) index = 0;
+    q = index / sizes.heads;
+    m = index % sizes.heads;
+  }
 
-  __device__ int64_t in(const int64_t (&strides)[4]) const { return n * strides[0] + m * strides[2]; }
+  __device__ __forceinline__ int64_t in(const int64_t (&strides)[4]) const { return n * strides[0] + m * strides[2]; }
   template <int R>
-  __device__ int64_t in(const int64_t (&strides)[R]) const {
+  __device__ __forceinline__ int64_t in(const int64_t (&strides)[R]) const {
     return n * strides[0] + q * strides[1] + m * strides[2];
   }
 };
 
-template <class T, int V>
-__device__ __forceinline__ Vec<T, V> load_or_zero(const T* p, bool inside) {
-  Vec<T, V> v;
-#pragma unroll
-  for (int i = 0; i < V; ++i) v.at[i] = from_float<T>(0.0f);
-  return inside ? load<T, V>(p) : v;
-}
+// What a lane reads of one sample, all of it before anything else happens.
+struct Sample {
+  float x, y, weight;
+  int height, width, start;
+
+  __device__ __forceinline__ Sample(int k, const Row& row, const Levels& levels, const AnyFloat& locations,
+                                    const AnyFloat& weights, const Sizes& sizes) {
+    const int level = static_cast<int>((static_cast<float>(k) + 0.5f) / static_cast<float>(sizes.points));
+    const int point = k - level * sizes.points;
+    const int64_t at = row.in(sizes.locations) + level * sizes.locations[3] + point * sizes.locations[4];
+    x = locations.get(at);
+    y = locations.get(at + sizes.locations[5]);
+    weight = weights.get(row.in(sizes.weights) + level * sizes.weights[3] + point * sizes.weights[4]);
+    height = levels.size(level, 0);
+    width = levels.size(level, 1);
+    start = levels.start(level);
+  }
+};
 
 // G lanes (a power of two) of V channels each, at a time, for a row.
 template <class T, int V>
@@ -89,48 +110,48 @@ __global__ void __launch_bounds__(kWarps * 32)
   __shared__ float4 factors[kWarps][kChunk + 32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int chunk = kChunk * g / 32, slot = lane / g * (chunk + 1);  // one slot between rows: other banks
-  const int64_t i = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * (32 / g) + lane / g;
-  const bool real = i < sizes.rows;
-  const Row row(real ? i : 0, sizes);
+  const Row row(sizes, g);
   const T* image = value + row.in(sizes.value);
-  const int64_t location = row.in(sizes.locations), weight = row.in(sizes.weights);
-  const float per_point = 1.0f / static_cast<float>(sizes.points);
 
   for (int d0 = 0; d0 < sizes.channels; d0 += g * V) {
     const int d = d0 + lane % g * V;
+    const bool used = row.real && d < sizes.channels;
     float sum[V] = {};
     for (int first = 0; first < sizes.samples; first += chunk) {
       const int count = min(chunk, sizes.samples - first);
-      for (int k = lane % g; real && k < count; k += g) {
-        const int level = static_cast<int>((static_cast<float>(first + k) + 0.5f) * per_point);
-        const int point = first + k - level * sizes.points;
-        const int64_t at = location + level * sizes.locations[3] + point * sizes.locations[4];
-        const Point p =
-            locate(locations.get(at), locations.get(at + sizes.locations[5]), level, levels, sizes.s, pixels[warp][slot + k]);
-        const float a = weights.get(weight + level * sizes.weights[3] + point * sizes.weights[4]);
-        factors[warp][slot + k] =
-            make_float4((1 - p.y) * (1 - p.x) * a, (1 - p.y) * p.x * a, p.y * (1 - p.x) * a, p.y * p.x * a);
-      }
-      __syncwarp();
-      if (real && d < sizes.channels) {
-#pragma unroll 4
-        for (int k = 0; k < count; ++k) {
-          const Pixels pixel = pixels[warp][slot + k];
-          const float4 factor = factors[warp][slot + k];
-          Vec<T, V> v[4];
 #pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            v[j] = load_or_zero<T, V>(image + pixel.at[j] * sizes.value[1] + d * sizes.value[3], pixel.at[j] >= 0);
-          }
-          add_scaled(sum, factor.x, v[0]);
-          add_scaled(sum, factor.y, v[1]);
-          add_scaled(sum, factor.z, v[2]);
-          add_scaled(sum, factor.w, v[3]);
+      for (int j = 0; j < kChunk / 32; ++j) {
+        const int k = lane % g + j * g;
+        const Sample sample(first + min(k, count - 1), row, levels, locations, weights, sizes);
+        Pixels p;
+        const Point at = locate(sample.x, sample.y, sample.height, sample.width, sample.start, sizes.s, p);
+        const float a = sample.weight;
+        if (k < count) {
+          pixels[warp][slot + k] = p;
+          factors[warp][slot + k] =
+              make_float4((1 - at.y) * (1 - at.x) * a, (1 - at.y) * at.x * a, at.y * (1 - at.x) * a, at.y * at.x * a);
         }
       }
       __syncwarp();
+#pragma unroll 4
+      for (int k = 0; k < count; ++k) {
+        const Pixels pixel = pixels[warp][slot + k];
+        const float4 factor = factors[warp][slot + k];
+        Vec<T, V> v[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          v[j] = load_if<T, V>(image + pixel.at[j] * sizes.value[1] + d * sizes.value[3], used && pixel.at[j] >= 0);
+        }
+        add_scaled(sum, factor.x, v[0]);
+        add_scaled(sum, factor.y, v[1]);
+        add_scaled(sum, factor.z, v[2]);
+        add_scaled(sum, factor.w, v[3]);
+      }
+      __syncwarp();
     }
-    if (real && d < sizes.channels) store(output + i * sizes.channels + d, rounded<T, V>(sum));
+    if (used) {
+      store(output + (static_cast<int64_t>(row.n) * sizes.rows + row.index) * sizes.channels + d, rounded<T, V>(sum));
+    }
   }
 }
 
@@ -148,52 +169,48 @@ __global__ void __launch_bounds__(kWarps * 32, 6)
   __shared__ float4 slopes[kWarps][kChunk + 32];  // gradients of x, y, weight
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int chunk = kChunk * g / 32, slot = lane / g * (chunk + 1);
-  const int64_t i = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * (32 / g) + lane / g;
-  const bool real = i < sizes.rows;
-  const Row row(real ? i : 0, sizes);
+  const Row row(sizes, g);
   const T* image = value + row.in(sizes.value);
   const T* grad_row = grad_output + row.n * sizes.grad_output[0] + row.q * sizes.grad_output[1] +
-                      row.m * sizes.channels * sizes.grad_output[2];
-  const int64_t grad_image = (row.n * sizes.s * sizes.heads + row.m) * sizes.channels;
-  const int64_t location = row.in(sizes.locations), weight = row.in(sizes.weights);
-  const float per_point = 1.0f / static_cast<float>(sizes.points);
+                      static_cast<int64_t>(row.m) * sizes.channels * sizes.grad_output[2];
+  const int64_t grad_image = (static_cast<int64_t>(row.n) * sizes.s * sizes.heads + row.m) * sizes.channels;
 
   for (int first = 0; first < sizes.samples; first += chunk) {
-    const int count = real ? min(chunk, sizes.samples - first) : 0;
-    for (int k = lane % g; k < count; k += g) {
-      const int level = static_cast<int>((static_cast<float>(first + k) + 0.5f) * per_point);
-      const int point = first + k - level * sizes.points;
-      const int64_t at = location + level * sizes.locations[3] + point * sizes.locations[4];
-      const Point p =
-          locate(locations.get(at), locations.get(at + sizes.locations[5]), level, levels, sizes.s, pixels[warp][slot + k]);
-      points[warp][slot + k] =
-          make_float4(p.x, p.y, weights.get(weight + level * sizes.weights[3] + point * sizes.weights[4]), 0);
-      slopes[warp][slot + k] = make_float4(0, 0, 0, 0);
+    const int count = min(chunk, sizes.samples - first);
+#pragma unroll
+    for (int j = 0; j < kChunk / 32; ++j) {
+      const int k = lane % g + j * g;
+      const Sample sample(first + min(k, count - 1), row, levels, locations, weights, sizes);
+      Pixels p;
+      const Point at = locate(sample.x, sample.y, sample.height, sample.width, sample.start, sizes.s, p);
+      if (k < count) {
+        pixels[warp][slot + k] = p;
+        points[warp][slot + k] = make_float4(at.x, at.y, sample.weight, 0);
+        slopes[warp][slot + k] = make_float4(0, 0, 0, 0);
+      }
     }
     __syncwarp();
     for (int d0 = 0; d0 < sizes.channels; d0 += g * V) {
       const int d = d0 + lane % g * V;
-      const bool used = real && d < sizes.channels;
+      const bool used = row.real && d < sizes.channels;
       float grad[V];
       if (vectors) {  // of the gradient too
-        const Vec<T, V> v = load_or_zero<T, V>(grad_row + d, used);
+        const Vec<T, V> v = load_if<T, V>(grad_row + d, used);
 #pragma unroll
         for (int c = 0; c < V; ++c) grad[c] = to_float(v.at[c]);
       } else {
 #pragma unroll
-        for (int c = 0; c < V; ++c) grad[c] = used ? to_float(grad_row[(d + c) * sizes.grad_output[2]]) : 0.0f;
+        for (int c = 0; c < V; ++c) grad[c] = to_float(load_if<T, 1>(grad_row + (d + c) * sizes.grad_output[2], used).at[0]);
       }
-      const int longest = min(chunk, sizes.samples - first);  // the same for all lanes, which shuffle
 #pragma unroll 2
-      for (int k = 0; k < longest; ++k) {
-        Pixels pixel = pixels[warp][slot + k];
-        if (!used) pixel = {-1, -1, -1, -1};
+      for (int k = 0; k < count; ++k) {
+        const Pixels pixel = pixels[warp][slot + k];
         const float4 p = points[warp][slot + k];
         float dot[4];
         Vec<T, V> v[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          v[j] = load_or_zero<T, V>(image + pixel.at[j] * sizes.value[1] + d * sizes.value[3], pixel.at[j] >= 0);
+          v[j] = load_if<T, V>(image + pixel.at[j] * sizes.value[1] + d * sizes.value[3], used && pixel.at[j] >= 0);
         }
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -201,7 +218,7 @@ __global__ void __launch_bounds__(kWarps * 32, 6)
 #pragma unroll
           for (int c = 0; c < V; ++c) dot[j] = fmaf(grad[c], to_float(v[j].at[c]), dot[j]);
         }
-        if (grads.value.data) {
+        if (grads.value.data && used) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             if (pixel.at[j] < 0) continue;
@@ -220,17 +237,17 @@ __global__ void __launch_bounds__(kWarps * 32, 6)
           y += __shfl_xor_sync(0xffffffff, y, step);
           a += __shfl_xor_sync(0xffffffff, a, step);
         }
-        if (k % g == lane % g && k < count) {
+        if (k % g == lane % g) {
           float4& slope = slopes[warp][slot + k];
           slope = make_float4(slope.x + x * p.z, slope.y + y * p.z, slope.z + a, 0);
         }
       }
     }
     __syncwarp();
-    for (int k = lane % g; k < count; k += g) {
+    for (int k = lane % g; k < count && row.real; k += g) {
       const float4 slope = slopes[warp][slot + k];
-      const int64_t sample = i * sizes.samples + first + k;
-      const int level = static_cast<int>((static_cast<float>(first + k) + 0.5f) * per_point);
+      const int64_t sample = (static_cast<int64_t>(row.n) * sizes.rows + row.index) * sizes.samples + first + k;
+      const int level = static_cast<int>((static_cast<float>(first + k) + 0.5f) / static_cast<float>(sizes.points));
       if (grads.weights.data) grads.weights.set(sample, slope.z);
       if (grads.locations.data) {
         grads.locations.set(2 * sample, slope.x * static_cast<float>(levels.size(level, 1)));
@@ -248,10 +265,10 @@ void copy_strides(const Tensor& t, int64_t (&strides)[R]) {
 
 Sizes sizes_of(const Tensor& value, const Tensor& locations, const Tensor& weights) {
   Sizes sizes{};
-  sizes.queries = static_cast<int>(locations.sizes[1]);
+  sizes.images = static_cast<int>(value.sizes[0]);
+  sizes.rows = static_cast<int>(locations.sizes[1] * value.sizes[2]);
+  sizes.s = static_cast<int>(value.sizes[1]);
   sizes.heads = static_cast<int>(value.sizes[2]);
-  sizes.rows = value.sizes[0] * locations.sizes[1] * value.sizes[2];
-  sizes.s = value.sizes[1];
   sizes.channels = static_cast<int>(value.sizes[3]);
   sizes.points = static_cast<int>(locations.sizes[4]);
   sizes.samples = static_cast<int>(locations.sizes[3] * locations.sizes[4]);
@@ -267,22 +284,24 @@ Levels levels_of(const Tensor& shapes, const Tensor& starts) {
           shapes.dtype == DType::kInt64,          starts.dtype == DType::kInt64};
 }
 
-bool supported(const Tensor& shapes, const Tensor& starts, const Tensor& locations, const Tensor& weights) {
+bool supported(const Tensor& value, const Tensor& shapes, const Tensor& starts, const Tensor& locations,
+               const Tensor& weights) {
   const auto integers = [](const Tensor& t) { return t.dtype == DType::kInt64 || t.dtype == DType::kInt32; };
-  return integers(shapes) && integers(starts) && is_float(locations) && is_float(weights) &&
+  return is_float(value) && integers(shapes) && integers(starts) && is_float(locations) && is_float(weights) &&
+         value.sizes[1] <= INT32_MAX && locations.sizes[1] * value.sizes[2] < (1 << 30) &&
          locations.sizes[3] * locations.sizes[4] < (1 << 20);  // the level of a sample is found in float
 }
 
 // Calls launch(null pointer to T, V, G, blocks).
 template <class F>
-cudaError_t dispatch(const Tensor& value, int64_t rows, F&& launch) {
+cudaError_t dispatch(const Tensor& value, const Sizes& sizes, F&& launch) {
   return dispatch_float(value.dtype, [&](auto* p) {
     constexpr int kFull = 16 / sizeof(*p);
     const auto with = [&](auto v) {
       int g = 1;
-      while (g < 32 && g * v.value < value.sizes[3]) g *= 2;
-      const int64_t blocks = ceil_div<int64_t>(rows, kWarps * 32 / g);
-      if (blocks > INT32_MAX || value.sizes[1] > INT32_MAX) return cudaErrorNotSupported;
+      while (g < 32 && g * v.value < sizes.channels) g *= 2;
+      const int64_t blocks = static_cast<int64_t>(sizes.images) * ceil_div(sizes.rows, kWarps * 32 / g);
+      if (blocks > INT32_MAX) return cudaErrorNotSupported;
       launch(p, v, g, static_cast<unsigned>(blocks));
       return cudaGetLastError();
     };
@@ -296,13 +315,13 @@ cudaError_t dispatch(const Tensor& value, int64_t rows, F&& launch) {
 cudaError_t ms_deform_attn(const Tensor& value, const Tensor& spatial_shapes, const Tensor& level_start_index,
                            const Tensor& sampling_locations, const Tensor& attention_weights, const Tensor& output,
                            cudaStream_t stream) {
-  if (!is_float(value) || !supported(spatial_shapes, level_start_index, sampling_locations, attention_weights)) {
+  if (!supported(value, spatial_shapes, level_start_index, sampling_locations, attention_weights)) {
     return cudaErrorNotSupported;
   }
   if (output.numel() == 0) return cudaSuccess;
   const Sizes sizes = sizes_of(value, sampling_locations, attention_weights);
   const Levels levels = levels_of(spatial_shapes, level_start_index);
-  return dispatch(value, sizes.rows, [&](auto* p, auto v, int g, unsigned blocks) {
+  return dispatch(value, sizes, [&](auto* p, auto v, int g, unsigned blocks) {
     using T = element_t<decltype(p)>;
     forward_kernel<T, v.value><<<blocks, kWarps * 32, 0, stream>>>(
         static_cast<const T*>(value.data), levels, AnyFloat(sampling_locations), AnyFloat(attention_weights),
@@ -314,18 +333,18 @@ cudaError_t ms_deform_attn_backward(const Tensor& grad_output, const Tensor& val
                                     const Tensor& level_start_index, const Tensor& sampling_locations,
                                     const Tensor& attention_weights, const Tensor& grad_value, const Tensor& scale,
                                     const Tensor& grad_locations, const Tensor& grad_weights, cudaStream_t stream) {
-  if (!is_float(value) || grad_output.dtype != value.dtype ||
-      !supported(spatial_shapes, level_start_index, sampling_locations, attention_weights)) {
+  if (grad_output.dtype != value.dtype ||
+      !supported(value, spatial_shapes, level_start_index, sampling_locations, attention_weights)) {
     return cudaErrorNotSupported;
   }
   Sizes sizes = sizes_of(value, sampling_locations, attention_weights);
-  if (sizes.rows == 0 || sizes.samples == 0) return cudaSuccess;
+  if (value.numel() == 0 || sampling_locations.numel() == 0) return cudaSuccess;
   copy_strides(grad_output, sizes.grad_output);
   const Levels levels = levels_of(spatial_shapes, level_start_index);
   const Gradients grads{{grad_value.data, static_cast<const float*>(scale.data)},
                         AnyFloat(grad_locations),
                         AnyFloat(grad_weights)};
-  return dispatch(value, sizes.rows, [&](auto* p, auto v, int g, unsigned blocks) {
+  return dispatch(value, sizes, [&](auto* p, auto v, int g, unsigned blocks) {
     using T = element_t<decltype(p)>;
     backward_kernel<T, v.value><<<blocks, kWarps * 32, 0, stream>>>(
         static_cast<const T*>(grad_output.data), static_cast<const T*>(value.data), levels,

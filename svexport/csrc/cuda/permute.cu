@@ -26,32 +26,59 @@ __global__ void __launch_bounds__(kThreads) copy_elements(const T* input, T* out
   }
 }
 
-// Input and output each have neighbours along an axis of their own: tiles of both are turned in shared memory.
-template <class T>
+// Input and output each have neighbours along an axis of their own: tiles of both are turned in shared memory. Elements
+// of less than 4 bytes are read and written V at once.
+template <class T, int V>
 __global__ void __launch_bounds__(kThreads) copy_tiles(const T* input, T* output, const __grid_constant__ Walk<2> batch,
                                                        int64_t rows, int64_t columns, int64_t row_to,
                                                        int64_t column_from, int64_t row_tiles, int64_t column_tiles) {
   // rows: stride 1 in the input; columns: stride 1 in the output
-  __shared__ T tile[kTile][kTile + (sizeof(T) < 4 ? 4 / sizeof(T) : 1)];
+  __shared__ Vec<T, V> tile[kTile * V][kTile + 1];
   const int x = threadIdx.x % kTile, y = threadIdx.x / kTile;
   int64_t block = blockIdx.x, at[2];
-  const int64_t column0 = block % column_tiles * kTile;
+  const int64_t column0 = block % column_tiles * (kTile * V);
   block /= column_tiles;
-  const int64_t row0 = block % row_tiles * kTile;
+  const int64_t row0 = block % row_tiles * (kTile * V);
   batch.offsets(block / row_tiles, at);
   output += at[0];
   input += at[1];
 #pragma unroll
-  for (int k = 0; k < kTile; k += kThreads / kTile) {
-    const int64_t row = row0 + x, column = column0 + y + k;
-    if (row < rows && column < columns) tile[y + k][x] = input[row + column * column_from];
+  for (int k = 0; k < kTile * V; k += kThreads / kTile) {
+    const int64_t row = row0 + x * V, column = column0 + y + k;
+    if (row < rows && column < columns) tile[y + k][x] = load<T, V>(input + row + column * column_from);
   }
   __syncthreads();
 #pragma unroll
   for (int k = 0; k < kTile; k += kThreads / kTile) {
-    const int64_t row = row0 + y + k, column = column0 + x;
-    if (row < rows && column < columns) output[row * row_to + column] = tile[x][y + k];
+    Vec<T, V> in[V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) in[j] = tile[x * V + j][y + k];
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      const int64_t row = row0 + (y + k) * V + i, column = column0 + x * V;
+      Vec<T, V> out;
+#pragma unroll
+      for (int j = 0; j < V; ++j) out.at[j] = in[j].at[i];
+      if (row < rows && column < columns) store<T, V>(output + row * row_to + column, out);
+    }
   }
+}
+
+template <class T, int V>
+cudaError_t launch_tiles(const void* input, void* output, const Axes<2>& axes, int row, cudaStream_t stream) {
+  const int column = axes.rank - 1;
+  Walk<2> batch;
+  for (int i = column - 1; i >= 0; --i) {
+    if (i != row) batch.push(axes.at[i]);
+  }
+  const int64_t rows = axes.at[row].size, columns = axes.at[column].size;
+  const int64_t row_tiles = ceil_div<int64_t>(rows, kTile * V), column_tiles = ceil_div<int64_t>(columns, kTile * V);
+  const int64_t blocks = row_tiles * column_tiles * batch.count;
+  if (blocks > INT32_MAX) return cudaErrorNotSupported;
+  copy_tiles<T, V><<<static_cast<int>(blocks), kThreads, 0, stream>>>(
+      static_cast<const T*>(input), static_cast<T*>(output), batch, rows, columns, axes.at[row].strides[0],
+      axes.at[column].strides[1], row_tiles, column_tiles);
+  return cudaGetLastError();
 }
 
 template <class T>
@@ -67,21 +94,17 @@ cudaError_t launch(const void* input, void* output, const Axes<2>& axes, cudaStr
                                                                      static_cast<T*>(output), walk);
     return cudaGetLastError();
   }
-  if constexpr (sizeof(T) <= 8) {
-    Walk<2> batch;
-    for (int i = column - 1; i >= 0; --i) {
-      if (i != row) batch.push(axes.at[i]);
+  if constexpr (sizeof(T) < 4) {
+    constexpr int V = 4 / sizeof(T);
+    bool vectors = reinterpret_cast<uintptr_t>(input) % 4 == 0 && reinterpret_cast<uintptr_t>(output) % 4 == 0;
+    for (int i = 0; i < axes.rank; ++i) {
+      const auto [size, strides] = axes.at[i];
+      vectors = vectors && (i == column || strides[0] % V == 0) && (i == row || strides[1] % V == 0);
+      if (i == row || i == column) vectors = vectors && size % V == 0;
     }
-    const int64_t rows = axes.at[row].size, columns = axes.at[column].size;
-    const int64_t row_tiles = ceil_div<int64_t>(rows, kTile), column_tiles = ceil_div<int64_t>(columns, kTile);
-    const int64_t blocks = row_tiles * column_tiles * batch.count;
-    if (blocks > INT32_MAX) return cudaErrorNotSupported;
-    copy_tiles<<<static_cast<int>(blocks), kThreads, 0, stream>>>(
-        static_cast<const T*>(input), static_cast<T*>(output), batch, rows, columns, axes.at[row].strides[0],
-        axes.at[column].strides[1], row_tiles, column_tiles);
-    return cudaGetLastError();
+    if (vectors) return launch_tiles<T, V>(input, output, axes, row, stream);
   }
-  return cudaErrorNotSupported;  // not reached: words of 16 bytes are contiguous in both
+  return launch_tiles<T, 1>(input, output, axes, row, stream);
 }
 
 }  // namespace

@@ -18,11 +18,12 @@ struct Space {
 
   AnyFloat grid;
   int points;          // of one image
-  int grid_size[2];    // points along x and y
   int64_t grid_image;  // strides: between images,
   int64_t grid_coordinate;
   int64_t grid_stride[3];  // points along x, y, z
   bool grid_even;          // points lie grid_stride[0] apart, all of an image
+  bool grid_pairs;         // both coordinates of a point can be read at once
+  Divider across, down;    // by the number of points along x and y
 
   // From tensors of 4 or 5 dimensions; false if an image is too large for 32-bit offsets.
   static bool of(const Tensor& input, const Tensor& grid, const Sampling& sampling, Space& s) {
@@ -39,12 +40,13 @@ struct Space {
       points *= grid.sizes[grid.rank - 2 - i];
       s.grid_stride[i] = grid.strides[grid.rank - 2 - i];
     }
-    if (extent >= INT32_MAX || points >= INT32_MAX) return false;
+    if (extent >= INT32_MAX || points == 0 || points >= INT32_MAX) return false;
     s.points = static_cast<int>(points);
-    s.grid_size[0] = static_cast<int>(grid.sizes[grid.rank - 2]);
-    s.grid_size[1] = static_cast<int>(grid.sizes[grid.rank - 3]);
+    s.across = Divider(grid.sizes[grid.rank - 2]);
+    s.down = Divider(grid.sizes[grid.rank - 3]);
     s.grid_image = grid.strides[0];
     s.grid_coordinate = grid.strides[grid.rank - 1];
+    s.grid_pairs = s.axes == 2 && grid.aligned(grid.rank - 1, 2 * grid.item_size());
     s.grid_even = evenly_spaced(grid, 1, grid.rank - 2, s.grid_stride[0]);
     return true;
   }
@@ -67,14 +69,36 @@ struct Space {
   }
 };
 
-// Of the first coordinate of point p of image n.
-__device__ __forceinline__ int64_t grid_offset(const Space& s, int n, int p) {
-  const int64_t start = n * s.grid_image;
-  if (s.grid_even) return start + p * s.grid_stride[0];
-  const int x = p % s.grid_size[0], rest = p / s.grid_size[0];
-  if (s.axes == 2) return start + x * s.grid_stride[0] + rest * s.grid_stride[1];
-  return start + x * s.grid_stride[0] + rest % s.grid_size[1] * s.grid_stride[1] +
-         rest / s.grid_size[1] * s.grid_stride[2];
+// The coordinates of point p of image n: x, y[, z].
+template <int AXES>
+__device__ __forceinline__ void coordinates(const Space& s, int n, int p, float (&x)[3]) {
+  int64_t offset = n * s.grid_image;
+  if (s.grid_even) {
+    offset += p * s.grid_stride[0];
+  } else {
+    uint32_t rest = p;
+    offset += s.across.split(rest) * s.grid_stride[0];
+    if (s.axes == 3) offset += s.down.split(rest) * s.grid_stride[1];
+    offset += rest * s.grid_stride[s.axes - 1];
+  }
+  auto read = [&](auto* p) {
+    using G = element_t<decltype(p)>;
+    p = static_cast<G*>(s.grid.data) + offset;
+    if (AXES == 2 && s.grid_pairs) {
+      const Vec<G, 2> v = load<G, 2>(p);
+      x[0] = to_float(v.at[0]), x[1] = to_float(v.at[1]);
+    } else {
+#pragma unroll
+      for (int a = 0; a < AXES; ++a) x[a] = to_float(p[a * s.grid_coordinate]);
+    }
+  };
+  if (s.grid.dtype == DType::kFloat32) {
+    read(static_cast<float*>(nullptr));
+  } else if (s.grid.dtype == DType::kFloat16) {
+    read(static_cast<__half*>(nullptr));
+  } else {
+    read(static_cast<__nv_bfloat16*>(nullptr));
+  }
 }
 
 // The pixels along one axis that a point is made of: 1 (nearest), 2 (linear) or 4 (cubic).
@@ -215,13 +239,18 @@ template <int TAPS>
 __device__ __forceinline__ Point<TAPS> locate(const Space& s, int n, int p) {
   constexpr int AXES = Point<TAPS>::AXES, K = Point<TAPS>::K;
   Point<TAPS> point;
-  const int64_t offset = grid_offset(s, n, p);
+  float x[3];
+  if (AXES == 2 || (TAPS == 1 && s.axes == 2)) {
+    coordinates<2>(s, n, p, x);
+  } else {
+    coordinates<3>(s, n, p, x);
+  }
 #pragma unroll
   for (int a = 0; a < AXES; ++a) {
     if (TAPS == 1 && a == 2 && s.axes == 2) {
       point.axis[a].index[0] = 0;
     } else {
-      point.axis[a] = pixels<K>(s.grid.get(offset + a * s.grid_coordinate), s.size[a], s);
+      point.axis[a] = pixels<K>(x[a], s.size[a], s);
     }
   }
   return point;

@@ -50,6 +50,59 @@ __global__ void __launch_bounds__(256) rows_kernel(T* image, Strides image_strid
   }
 }
 
+constexpr int kPieceBytes = 8192;
+
+// Channels-last pixels of few channels: a block turns a piece of a row of them in shared memory. Words of 4 bytes are
+// written where `words`; `pairs` of pixels are a piece, a multiple of 16.
+template <class T>
+__global__ void __launch_bounds__(256) pixels_kernel(const T* image, int64_t image_n, int64_t image_h, T* depth,
+                                                     Strides depth_strides, int channels, int64_t height,
+                                                     int64_t half_width, int pairs, bool aligned, bool words) {
+  constexpr int N = 16 / sizeof(T), V = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
+  __shared__ alignas(16) T piece[kPieceBytes / sizeof(T)];
+  const int64_t pieces = ceil_div<int64_t>(half_width, pairs);
+  const int64_t x = blockIdx.x % pieces * pairs, row = blockIdx.x / pieces % height, n = blockIdx.x / pieces / height;
+  image += n * image_n + row * image_h + 2 * x * channels;
+  depth += n * depth_strides.n + row % 2 * channels * depth_strides.c + row / 2 * depth_strides.h + x;
+  const int count = static_cast<int>(half_width - x < pairs ? half_width - x : pairs);
+  const int length = 2 * count * channels;
+  const int vectors = aligned ? length / N : 0;
+  for (int i = threadIdx.x; i < vectors; i += 256) store<T, N>(piece + i * N, load<T, N>(image + i * N));
+  for (int i = vectors * N + threadIdx.x; i < length; i += 256) piece[i] = image[i];
+  __syncthreads();
+  const int step = words ? V : 1;
+  for (int i = threadIdx.x / 32; i < 2 * channels; i += 256 / 32) {  // channel of the pixel pair
+    T* to = depth + ((i >= channels ? channels : 0) + i) * depth_strides.c;
+    for (int k = threadIdx.x % 32 * step; k < count; k += 32 * step) {
+      if (words) {
+        Vec<T, V> word;
+#pragma unroll
+        for (int j = 0; j < V; ++j) word.at[j] = piece[(k + j) * 2 * channels + i];
+        store<T, V>(to + k, word);
+      } else {
+        to[k] = piece[k * 2 * channels + i];
+      }
+    }
+  }
+}
+
+template <class T>
+cudaError_t launch_pixels(const Tensor& image, const Tensor& depth, cudaStream_t stream) {
+  constexpr int N = 16 / sizeof(T), V = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
+  const int64_t channels = image.sizes[1], half_width = depth.sizes[3];
+  const int pairs = static_cast<int>(kPieceBytes / sizeof(T) / (2 * channels) / 16 * 16);
+  const int64_t blocks = image.sizes[0] * image.sizes[2] * ceil_div<int64_t>(half_width, pairs);
+  if (blocks > INT32_MAX) return cudaErrorNotSupported;
+  const bool aligned = reinterpret_cast<uintptr_t>(image.data) % 16 == 0 && image.strides[0] % N == 0 &&
+                       image.strides[2] % N == 0;
+  const bool words = half_width % V == 0 && depth.aligned(3, V * sizeof(T));
+  pixels_kernel<<<static_cast<int>(blocks), 256, 0, stream>>>(
+      static_cast<const T*>(image.data), image.strides[0], image.strides[2], static_cast<T*>(depth.data),
+      Strides{depth.strides[0], depth.strides[1], depth.strides[2]}, static_cast<int>(channels), image.sizes[2],
+      half_width, pairs, aligned, words);
+  return cudaGetLastError();
+}
+
 // (N, C, H, W) as (N, 2, 2, C, H/2, W/2), the column in the block before the row.
 Tensor blocks_of(const Tensor& image) {
   Tensor view = image;
@@ -110,6 +163,15 @@ cudaError_t run(const Tensor& image, const Tensor& depth, cudaStream_t stream) {
     }
   }
   if (status != cudaErrorNotSupported) return status;
+  const bool pixels = image.strides[1] == 1 && image.strides[3] == image.sizes[1] && depth.strides[3] == 1;
+  if (!kInverse && pixels && image.sizes[1] <= 16) {
+    switch (size) {
+      case 1: return launch_pixels<int8_t>(image, depth, stream);
+      case 2: return launch_pixels<int16_t>(image, depth, stream);
+      case 4: return launch_pixels<int32_t>(image, depth, stream);
+      default: return launch_pixels<int64_t>(image, depth, stream);
+    }
+  }
   const Tensor blocks = blocks_of(image), channels = channels_of(depth, image.sizes[1]);
   return kInverse ? permute(channels, blocks, stream) : permute(blocks, channels, stream);
 }

@@ -205,8 +205,7 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
     if (d.learned_offsets) SVEXPORT_TRY(apply(b.where, w(kOffsets), b.offsets, kBias));
     if (n.widen) {
       SVEXPORT_TRY(sample(d, n, b.points, b.logits, b.offsets, b.sampled, DType::kFloat32, stream));
-      round_kernel<T><<<blocks, 256, 0, stream>>>(b.sampled, b.mixed, count);
-      SVEXPORT_TRY(cudaGetLastError());
+      SVEXPORT_TRY(round_to(b.sampled, b.mixed, d.query.dtype, count, stream));
     } else {
       SVEXPORT_TRY(sample(d, n, b.points, b.logits, b.offsets, b.mixed, d.query.dtype, stream));
     }
@@ -305,20 +304,30 @@ Tensor contiguous(const void* data, DType dtype, const int64_t (&sizes)[N]) {
 
 cudaError_t sample(const TransformerDecoder& d, const DecoderSizes& n, const float* points, const void* logits,
                    const void* offsets, void* sampled, DType dtype, cudaStream_t stream) {
+  const int64_t b = n.batch, q = n.queries, p = d.num_points;
   CameraLevel levels[kMaxCameraLevels];
   for (int i = 0; i < n.levels; ++i) {
     const int given = i < d.num_features ? i : d.num_features - 1;
     levels[i] = {d.features[given], d.scales ? d.scales[given] : 1.f, i == d.num_features};
+    Tensor& map = levels[i].map;
+    if (map.dtype == DType::kInt8) map = contiguous(map.data, map.dtype, {b * n.cams, map.sizes[2], map.sizes[3], map.sizes[4], 32});
   }
   CameraSampleOptions options;
   for (int i = 0; i < 2; ++i) options.image_size[i] = d.image_size[i], options.uv_clamp[i] = d.uv_clamp[i];
   for (int i = 0; i < 6; ++i) options.pc_range[i] = d.pc_range[i];
   options.depth_eps = d.depth_eps, options.in_image = d.in_image, options.activation = d.activation;
-  const int64_t b = n.batch, q = n.queries, p = d.num_points;
   return camera_sample(levels, n.levels, contiguous(points, DType::kFloat32, {b, q, 3}), d.lidar2img,
                        contiguous(logits, d.query.dtype, {b, q, n.cams, p, n.levels, d.num_groups}),
                        d.learned_offsets ? contiguous(offsets, d.query.dtype, {b, q, p, 3}) : Tensor{}, options,
                        contiguous(sampled, dtype, {b, q, n.channels}), stream);
+}
+
+cudaError_t round_to(const float* x, void* y, DType dtype, int64_t count, cudaStream_t stream) {
+  return dispatch_float(dtype, [&](auto* p) {
+    using T = element_t<decltype(p)>;
+    round_kernel<T><<<static_cast<unsigned>(ceil_div<int64_t>(count, 256)), 256, 0, stream>>>(x, static_cast<T*>(y), count);
+    return cudaGetLastError();
+  });
 }
 
 size_t transformer_decoder_workspace(const TransformerDecoder& d) {

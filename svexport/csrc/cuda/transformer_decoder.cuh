@@ -45,6 +45,9 @@ struct DecoderSizes {
 cudaError_t sample(const TransformerDecoder& d, const DecoderSizes& n, const float* points, const void* logits,
                    const void* offsets, void* sampled, DType dtype, cudaStream_t stream);
 
+// x to y of `dtype`, half or bfloat16.
+cudaError_t round_to(const float* x, void* y, DType dtype, int64_t count, cudaStream_t stream);
+
 // ---------------------------------------------------------------- the fused implementation, compute capability 9.0
 
 size_t fused_decoder_workspace(const TransformerDecoder& d, const DecoderSizes& n);

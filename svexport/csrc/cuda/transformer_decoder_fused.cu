@@ -652,7 +652,8 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
     float weights[2], sampled[8] = {};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      weights[i] = to_float(from_float<T>(narrow_sum(s.partial, own, lane + i * 32) + to_float(vectors[kLogitsBias + lane + i * 32])));
+      const int logit = lane + i * 32;
+      weights[i] = narrow_sum(s.partial, own, logit) + to_float(vectors[kLogitsBias + logit]);
     }
     activate(a.activation, a.logits, weights);
     sample<T>(a, batch, u, v, weights, sampled);
@@ -705,7 +706,6 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
     __syncthreads();
     store_half(a.x, s.x, row0, a.rows, rank);
   } else {
-    normalize_nothing:
     for (int i = threadIdx.x; i < kRows * 32; i += kThreads) {
       const int at = i / 32 * kPitch + i % 32 * 8;
       float x[8], position[8];
@@ -748,3 +748,575 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
     }
   }
 }
+
+// ---------------------------------------------------------------- attention_kernel: attention
+
+__device__ __forceinline__ float exp2_approximate(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+constexpr int kMergePitch = 40;  // floats of a row of partial results
+struct AttentionShared {
+  float sum[8][32][kMergePitch];
+  float largest[8][32], total[8][32];
+};
+
+// 32 * Groups queries of a head. The warps share the queries in Groups, and the keys, 32 at a time, among those of a group.
+// Dimensions and keys are permuted within a fragment so that each lane has 16 adjacent bytes of them.
+template <class T, int Groups>
+__device__ __forceinline__ void attend(const Fused& a, int block, AttentionShared& s) {
+  constexpr int kShares = 8 / Groups;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp % Groups, share = warp / Groups;
+  const int tiles = ceil_div(a.queries, 32 * Groups), head = block % kHeads, tile = block / kHeads % tiles;
+  const int64_t batch = block / kHeads / tiles;
+  if (batch >= a.rows / a.queries) return;
+  const int64_t start = (batch * kHeads + head) * a.keys * kHeadDim;
+  const uint4* keys = reinterpret_cast<const uint4*>(static_cast<const T*>(a.k) + start) + lane % 4;
+  const uint4* values = reinterpret_cast<const uint4*>(static_cast<const T*>(a.v) + start) + lane % 4;
+  const int blocks = a.keys / 32, pitch = a.keys / 8;
+
+  uint32_t query[2][2][4];  // [16 queries][16 dimensions]
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+    uint4 rows[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int at = tile * 32 * Groups + group * 32 + m * 16 + i * 8 + lane / 4;
+      rows[i] = at < a.queries ? reinterpret_cast<const uint4*>(static_cast<const T*>(a.q) + start)[at * 4 + lane % 4] : uint4{};
+    }
+    query[m][0][0] = rows[0].x, query[m][0][1] = rows[1].x, query[m][0][2] = rows[0].y, query[m][0][3] = rows[1].y;
+    query[m][1][0] = rows[0].z, query[m][1][1] = rows[1].z, query[m][1][2] = rows[0].w, query[m][1][3] = rows[1].w;
+  }
+
+  float sum[2][4][4] = {}, largest[2][2], total[2][2] = {};
+  for (auto& m : largest) m[0] = m[1] = -INFINITY;
+  uint4 key[4], value[4];
+  auto fetch_keys = [&](int b) {
+#pragma unroll
+    for (int t = 0; t < 4; ++t) key[t] = keys[(b * 32 + lane / 8 * 8 + 2 * t + lane / 4 % 2) * 4];
+  };
+  if (share < blocks) fetch_keys(share);
+  for (int b = share; b < blocks; b += kShares) {
+#pragma unroll
+    for (int t = 0; t < 4; ++t) value[t] = values[(t * 8 + lane / 4) * pitch + b * 4];
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      float score[4][4] = {};
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        mma<T>(score[t], query[m][0], key[t].x, key[t].y);
+        mma<T>(score[t], query[m][1], key[t].z, key[t].w);
+      }
+      if (m == 1 && b + kShares < blocks) fetch_keys(b + kShares);
+      if (b == blocks - 1) {
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            if (b * 32 + lane % 4 * 8 + 2 * t + i % 2 >= a.queries) score[t][i] = -INFINITY;
+          }
+        }
+      }
+      uint32_t weights[2][4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {  // rows lane / 4 + 8 * i
+        float higher = largest[m][i];
+#pragma unroll
+        for (int t = 0; t < 4; ++t) higher = fmaxf(higher, fmaxf(score[t][2 * i], score[t][2 * i + 1]));
+        higher = quad_max(higher);
+        const float shrink = exp2_approximate(largest[m][i] - higher);
+        largest[m][i] = higher;
+        total[m][i] *= shrink;
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+          const float p = exp2_approximate(score[t][2 * i] - higher), q = exp2_approximate(score[t][2 * i + 1] - higher);
+          total[m][i] += p + q;
+          weights[t / 2][t % 2 * 2 + i] = pack<T>(p, q);
+          sum[m][t][2 * i] *= shrink, sum[m][t][2 * i + 1] *= shrink;
+        }
+      }
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        mma<T>(sum[m][t], weights[0], value[t].x, value[t].y);
+        mma<T>(sum[m][t], weights[1], value[t].z, value[t].w);
+      }
+    }
+  }
+
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float all = total[m][i];
+      all += __shfl_xor_sync(0xffffffffu, all, 1);
+      all += __shfl_xor_sync(0xffffffffu, all, 2);
+      const int row = m * 16 + i * 8 + lane / 4;
+      if (lane % 4 == 0) s.largest[warp][row] = largest[m][i], s.total[warp][row] = all;
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        *reinterpret_cast<float2*>(&s.sum[warp][row][t * 8 + lane % 4 * 2]) = make_float2(sum[m][t][2 * i], sum[m][t][2 * i + 1]);
+      }
+    }
+  }
+  __syncthreads();
+
+  constexpr int kLanes = 8 / Groups, kEach = kHeadDim / kLanes;  // lanes of a row, dimensions of a lane
+  const int row = threadIdx.x / kLanes, dim = threadIdx.x % kLanes * kEach;
+  const int at = tile * 32 * Groups + row;
+  float highest = -INFINITY, all = 0, result[kEach] = {};
+#pragma unroll
+  for (int i = 0; i < kShares; ++i) highest = fmaxf(highest, s.largest[i * Groups + row / 32][row % 32]);
+#pragma unroll
+  for (int i = 0; i < kShares; ++i) {
+    const int from = i * Groups + row / 32;
+    const float by = exp2_approximate(s.largest[from][row % 32] - highest);
+    all += by * s.total[from][row % 32];
+#pragma unroll
+    for (int j = 0; j < kEach; j += 4) {
+      const float4 part = *reinterpret_cast<const float4*>(&s.sum[from][row % 32][dim + j]);
+      result[j] += by * part.x, result[j + 1] += by * part.y, result[j + 2] += by * part.z, result[j + 3] += by * part.w;
+    }
+  }
+  if (at < a.queries) {
+    T* to = static_cast<T*>(a.mixed) + (batch * a.queries + at) * kChannels + head * kHeadDim + dim;
+#pragma unroll
+    for (int j = 0; j < kEach; j += 4) {
+      *reinterpret_cast<uint2*>(to + j) = make_uint2(pack<T>(result[j] / all, result[j + 1] / all),
+                                                     pack<T>(result[j + 2] / all, result[j + 3] / all));
+    }
+  }
+}
+
+// ---------------------------------------------------------------- attention_kernel: box, position and class branches
+
+template <class T>
+struct BranchShared {
+  T in[kTile], x[kTile], middle[kTile], last[kTile];
+  float partial[2 * kRows * kNarrow];
+  float points[kRows * 3], encoded[kRows * 3];
+  T vectors[kBranchVectors];
+};
+
+// to (both blocks) = relu?(tile weight^T + bias), this warp's 16 columns.
+template <class T>
+__device__ __forceinline__ void linear_both(const T* tile, Chunk& w, const uint4* next, const T* bias, bool with_relu, T* to,
+                                            uint32_t rank) {
+  Sum sum{};
+  multiply<T, false, 16>(sum, tile, kPitch, w, next);
+  each_pair(sum, (rank * 8 + threadIdx.x / 32) * 16, [&](int row, int column, float p, float q) {
+    const float2 b = two(bias + column);
+    p += b.x, q += b.y;
+    if (with_relu) p = relu(p), q = relu(q);
+    store_both(to + row * kPitch + column, pack<T>(p, q), rank);
+  });
+  pair_sync();
+}
+
+template <class T>
+__device__ __forceinline__ void class_branch(const Fused& a, int64_t row0, BranchShared<T>& s) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint32_t rank = pair_rank();
+  const uint4* packed = a.packed + Packed{a.ffn, a.layers}.classes();
+  const uint4* matrix = packed + kClassVectors / 8;
+  const int mine = (rank * 8 + warp) * kChunk + lane;
+  const uint4* const cls3 = matrix + chunks(256, 256) * kChunk + mine;
+  const uint4* const cls6 = narrow_chunk<T>(matrix + 2 * chunks(256, 256) * kChunk, warp, lane);
+  pair_arrive();
+  Chunk w;
+  fetch(w, matrix + mine);
+  load_vectors(s.vectors, packed, kClassVectors / 8);
+  wait_for_previous();
+  load_tile(s.in, a.x, row0, a.rows);
+  copy_async_commit();
+  copy_async_wait<0>();
+  __syncthreads();
+  pair_wait();
+
+  linear_both(s.in, w, cls3, s.vectors + kCls0Bias, false, s.middle, rank);
+  normalize_tile(s.middle, s.vectors + kClsNorm0_, true, s.x);
+  __syncthreads();
+  linear_both(s.x, w, static_cast<const uint4*>(nullptr), s.vectors + kCls3Bias, false, s.last, rank);
+  fetch<0, 8>(w, cls6);
+  normalize_tile(s.last, s.vectors + kClsNorm1_, true, s.x);
+  __syncthreads();
+  multiply_narrow(s.partial, s.x, w, nullptr);
+  __syncthreads();
+  const int half = kRows / kPair;
+  for (int i = threadIdx.x; i < half * a.num_classes; i += kThreads) {
+    const int row = rank * half + i / a.num_classes, column = i % a.num_classes;
+    if (row0 + row < a.rows) {
+      static_cast<T*>(a.classes)[(row0 + row) * a.num_classes + column] =
+          from_float<T>(narrow_sum(s.partial, row, column) + to_float(s.vectors[kCls6Bias + column]));
+    }
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void box_branch(const Fused& a, int64_t row0, BranchShared<T>& s) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint32_t rank = pair_rank();
+  const bool moves = a.step > 0, encodes = a.step < a.layers;
+  const Packed packing{a.ffn, a.layers};
+  const uint4* packed = a.packed + packing.branch(a.step);
+  const uint4* matrix = packed + kBranchVectors / 8;
+  const int mine = (rank * 8 + warp) * kChunk + lane;
+  const uint4* const reg0 = matrix + mine;
+  matrix += chunks(256, 256) * kChunk;
+  const uint4* const reg2 = matrix + mine;
+  matrix += chunks(256, 256) * kChunk;
+  const uint4* const reg4 = narrow_chunk<T>(matrix, warp, lane);
+  matrix += chunks(kNarrow, 256) * kChunk;
+  const uint4* const position3 = matrix + mine;
+
+  pair_arrive();
+  Chunk w;
+  fetch(w, moves ? reg0 : position3);
+  load_vectors(s.vectors, packed, kBranchVectors / 8);
+  wait_for_previous();
+  if (moves) load_tile(s.in, a.x, row0, a.rows);
+  copy_async_commit();
+  if (threadIdx.x < kRows * 3) {
+    s.points[threadIdx.x] = row0 + threadIdx.x / 3 < a.rows ? a.points[row0 * 3 + threadIdx.x] : 0.5f;
+  }
+  copy_async_wait<0>();
+  __syncthreads();
+  pair_wait();
+
+  if (moves) {
+    linear_both(s.in, w, reg2, s.vectors + kReg0Bias, true, s.middle, rank);
+    linear_both(s.middle, w, static_cast<const uint4*>(nullptr), s.vectors + kReg2Bias, true, s.last, rank);
+    fetch<0, 8>(w, reg4);
+    multiply_narrow(s.partial, s.last, w, encodes ? position3 : nullptr);
+    __syncthreads();
+    auto code = [&](int row, int j) { return narrow_sum(s.partial, row, j) + to_float(s.vectors[kReg4Bias + j]); };
+    if (threadIdx.x < kRows * 3) {
+      const int row = threadIdx.x / 3, axis = threadIdx.x % 3;
+      const float point = sigmoid(code(row, axis + axis / 2 * 2) + inverse_sigmoid(s.points[threadIdx.x]));
+      s.points[threadIdx.x] = point;
+      if (rank == 0 && row0 + row < a.rows) {
+        a.points[row0 * 3 + threadIdx.x] = point;
+        if (!encodes) a.moved.set(row0 * 3 + threadIdx.x, point);
+      }
+    }
+    if (!encodes && rank == 0) {
+      __syncthreads();
+      for (int i = threadIdx.x; i < kRows * a.code_size; i += kThreads) {
+        const int row = i / a.code_size, j = i % a.code_size, axis = j < 2 ? j : j == 4 ? 2 : -1;
+        if (row0 + row >= a.rows) continue;
+        const float value = axis < 0 ? code(row, j) : s.points[row * 3 + axis] * a.size[axis] + a.low[axis];
+        a.boxes.set((row0 + row) * a.code_size + j, value);
+      }
+    }
+  }
+  if (!encodes) return;
+
+  if (threadIdx.x < kRows * 3) {
+    s.encoded[threadIdx.x] = to_float(from_float<T>(inverse_sigmoid(s.points[threadIdx.x])));
+  }
+  __syncthreads();
+  float x[2][8], point_weight[3][8], bias[8];
+#pragma unroll
+  for (int j = 0; j < 3; ++j) {  // 24 adjacent numbers: 3 for each of the lane's 8 channels
+    unpack8<T>(reinterpret_cast<const uint4*>(s.vectors + kPosition0Weight)[lane * 3 + j], point_weight[j]);
+  }
+  unpack8<T>(reinterpret_cast<const uint4*>(s.vectors + kPosition0Bias)[lane], bias);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      x[r][i] = bias[i];
+#pragma unroll
+      for (int j = 0; j < 3; ++j) {
+        x[r][i] = fmaf(s.encoded[(warp * 2 + r) * 3 + j], point_weight[(i * 3 + j) / 8][(i * 3 + j) % 8], x[r][i]);
+      }
+    }
+  }
+  normalize<T, 2>(x, s.vectors + kPositionNorm0_, true);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) *reinterpret_cast<uint4*>(s.x + (warp * 2 + r) * kPitch + lane * 8) = pack8<T>(x[r]);
+  __syncthreads();
+  linear_both(s.x, w, static_cast<const uint4*>(nullptr), s.vectors + kPosition3Bias, false, s.middle, rank);
+  const int row = rank * (kRows / kPair) + warp;
+  float y[1][8];
+  unpack8<T>(*reinterpret_cast<const uint4*>(s.middle + row * kPitch + lane * 8), y[0]);
+  normalize<T, 1>(y, s.vectors + kPositionNorm1_, true);
+  if (row0 + row < a.rows) reinterpret_cast<uint4*>(a.position)[(row0 + row) * 32 + lane] = pack8<T>(y[0]);
+}
+
+template <class T, int Groups>
+__global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 2)
+    attention_kernel(const __grid_constant__ Fused a) {
+  extern __shared__ __align__(128) char memory[];
+  const int branch_blocks = static_cast<int>(ceil_div<int64_t>(a.rows, kRows)) * kPair, block = blockIdx.x;
+  if (block < branch_blocks) {
+    box_branch(a, block / kPair * static_cast<int64_t>(kRows), *reinterpret_cast<BranchShared<T>*>(memory));
+  } else if (a.step == a.layers) {
+    class_branch(a, (block - branch_blocks) / kPair * static_cast<int64_t>(kRows), *reinterpret_cast<BranchShared<T>*>(memory));
+  } else {
+    wait_for_previous();
+    attend<T, Groups>(a, block - branch_blocks, *reinterpret_cast<AttentionShared*>(memory));
+  }
+}
+
+#else  // older devices have neither clusters nor dependent launches: the launcher does not get here
+
+template <class T>
+__global__ void rows_kernel(const __grid_constant__ Fused) {}
+template <class T, int Groups>
+__global__ void attention_kernel(const __grid_constant__ Fused) {}
+
+#endif
+
+// ---------------------------------------------------------------- launching
+
+constexpr size_t kAttentionShared = sizeof(BranchShared<__half>) > sizeof(AttentionShared) ? sizeof(BranchShared<__half>)
+                                                                                           : sizeof(AttentionShared);
+
+template <class Kernel>
+cudaError_t launch(Kernel kernel, const Fused& a, int64_t blocks, size_t shared, bool dependent, cudaStream_t stream) {
+  SVEXPORT_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+  cudaLaunchConfig_t config{};
+  cudaLaunchAttribute attribute;
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = dependent ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, a);
+}
+
+bool on_hopper() {
+  int device = 0, major = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
+}
+
+bool fits(const TransformerDecoder& d, const DecoderSizes& n) {
+  return on_hopper() && (d.query.dtype == DType::kFloat16 || d.query.dtype == DType::kBFloat16) &&
+         n.channels == kChannels && d.num_heads == kHeads && n.ffn % 256 == 0 && n.ffn > 0 && n.ffn <= kMaxFfn &&
+         n.code_size <= kNarrow && n.classes <= kNarrow && d.num_layers > 0;
+}
+
+// Whether rows_kernel samples, too; if not, the small kernels do between two of it.
+bool samples_itself(const TransformerDecoder& d, const DecoderSizes& n) {
+  return d.num_points == 1 && d.num_groups == 1 && !d.learned_offsets && n.logits <= kNarrow && n.cams <= 32 && !n.widen;
+}
+
+struct FusedBuffers {
+  float* points;
+  char *x, *where, *mixed, *position, *q, *k, *v, *logits, *offsets, *sampled;
+
+  FusedBuffers(Scratch& scratch, const TransformerDecoder& d, const DecoderSizes& n) {
+    const int64_t keys = ceil_div(n.queries, 32) * 32, tensor = n.rows * kChannels * 2, heads = n.batch * keys * kChannels * 2;
+    const bool split = !samples_itself(d, n);
+    points = scratch.take<float>(n.rows * 3);
+    for (char** p : {&x, &where, &mixed, &position}) *p = scratch.take<char>(tensor);
+    for (char** p : {&q, &k, &v}) *p = scratch.take<char>(heads);
+    logits = scratch.take<char>(split ? n.rows * n.logits * 2 : 0);
+    offsets = scratch.take<char>(split ? n.rows * n.offsets * 2 : 0);
+    sampled = scratch.take<char>(n.widen ? n.rows * kChannels * 4 : 0);
+  }
+};
+
+FusedLevel level_of(const TransformerDecoder& d, int i) {
+  const int given = i < d.num_features ? i : d.num_features - 1;
+  const Tensor& map = d.features[given];
+  FusedLevel l{};
+  l.data = map.data;
+  l.pool = i == d.num_features;
+  l.scale = 1;
+  l.batch = map.strides[0], l.cam = map.strides[1];
+  if (map.dtype == DType::kInt8) {
+    l.format = 2, l.scale = d.scales[given];
+    l.channel = map.strides[2], l.y = map.strides[3], l.x = map.strides[4];
+    l.height = static_cast<int>(map.sizes[3]), l.width = static_cast<int>(map.sizes[4]);
+  } else {
+    l.format = map.aligned(2, 16) ? 0 : 1;
+    l.channel = map.strides[2], l.y = map.strides[3], l.x = map.strides[4];
+    l.height = static_cast<int>(map.sizes[3]), l.width = static_cast<int>(map.sizes[4]);
+  }
+  if (l.pool) l.height /= 2, l.width /= 2;
+  return l;
+}
+
+template <class T>
+cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, const void* packed, void* workspace, cudaStream_t stream) {
+  Scratch scratch{static_cast<char*>(workspace)};
+  const FusedBuffers b(scratch, d, n);
+  Fused a{n.rows, n.queries, ceil_div(n.queries, 32) * 32, n.ffn, 0, d.num_layers, static_cast<const uint4*>(packed),
+          d.query.data, d.query_pos.data, b.points, b.x, b.where, b.mixed, b.position, b.q, b.k, b.v,
+          AnyFloat(d.reference_points), AnyFloat(d.boxes), AnyFloat(d.points), d.classes.data, n.classes, n.code_size,
+          n.logits, d.residual_query_pos, false, false, false, n.cams, n.levels, d.activation, AnyFloat(d.lidar2img)};
+  for (int i = 0; i < 4; ++i) a.lidar2img_strides[i] = d.lidar2img.strides[i];
+  for (int i = 0; i < 3; ++i) {
+    a.low[i] = static_cast<float>(d.pc_range[i]);
+    a.size[i] = static_cast<float>(d.pc_range[i + 3] - d.pc_range[i]);
+  }
+  for (int i = 0; i < 2; ++i) {
+    a.image[i] = static_cast<float>(d.image_size[i]);
+    a.clamp[i] = static_cast<float>(d.uv_clamp[i]);
+  }
+  a.depth_eps = static_cast<float>(d.depth_eps), a.in_image = d.in_image;
+  const bool itself = samples_itself(d, n);
+  for (int i = 0; itself && i < n.levels; ++i) a.level[i] = level_of(d, i);
+
+  const int64_t pairs = ceil_div<int64_t>(n.rows, kRows) * kPair;
+  const size_t rows_shared = RowsShared<T>::bytes(n.ffn);
+  int device = 0, processors = 0;
+  SVEXPORT_TRY(cudaGetDevice(&device));
+  SVEXPORT_TRY(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+  const int groups = static_cast<int64_t>(ceil_div(n.queries, 32)) * kHeads * n.batch + pairs > 2 * processors ? 2 : 1;
+  const int64_t attention = ceil_div(n.queries, 32 * groups) * static_cast<int64_t>(kHeads) * n.batch;
+
+  for (a.step = 0; a.step <= d.num_layers; ++a.step) {
+    const bool first = a.step == 0, last = a.step == d.num_layers;
+    if (!first && !itself) {
+      a.before = true, a.sample = a.after = false;
+      SVEXPORT_TRY(launch(rows_kernel<T>, a, pairs, rows_shared, true, stream));
+      auto apply = [&](DecoderWeight weight, void* y) {
+        const Tensor* w = weight_of(d, a.step - 1, weight);
+        Linear layer;
+        layer.x = b.where, layer.weight = w[0].data, layer.bias = w[1].data, layer.y = y;
+        layer.rows = n.rows, layer.in = kChannels, layer.out = static_cast<int>(w[0].sizes[0]);
+        return linear(layer, d.query.dtype, stream);
+      };
+      SVEXPORT_TRY(apply(kAttentionWeights, b.logits));
+      if (d.learned_offsets) SVEXPORT_TRY(apply(kOffsets, b.offsets));
+      if (n.widen) {
+        SVEXPORT_TRY(svexport::sample(d, n, b.points, b.logits, b.offsets, b.sampled, DType::kFloat32, stream));
+        SVEXPORT_TRY(round_to(reinterpret_cast<const float*>(b.sampled), b.mixed, d.query.dtype, n.rows * kChannels, stream));
+      } else {
+        SVEXPORT_TRY(svexport::sample(d, n, b.points, b.logits, b.offsets, b.mixed, d.query.dtype, stream));
+      }
+    }
+    a.before = a.sample = !first && itself;
+    a.after = !first;
+    SVEXPORT_TRY(launch(rows_kernel<T>, a, pairs, rows_shared, !first && itself, stream));
+    const auto kernel = groups == 1 ? attention_kernel<T, 1> : attention_kernel<T, 2>;
+    SVEXPORT_TRY(launch(kernel, a, pairs + (last ? pairs : attention + attention % 2), kAttentionShared, true, stream));
+  }
+  return cudaSuccess;
+}
+
+}  // namespace
+
+size_t fused_decoder_workspace(const TransformerDecoder& d, const DecoderSizes& n) {
+  Scratch scratch{nullptr};
+  FusedBuffers buffers(scratch, d, n);
+  return scratch.used;
+}
+
+size_t fused_decoder_packed_size(const TransformerDecoder& d, const DecoderSizes& n) {
+  return fits(d, n) ? static_cast<size_t>(Packed{n.ffn, d.num_layers}.end()) * 16 : 0;
+}
+
+cudaError_t fused_decoder_pack(const TransformerDecoder& d, const DecoderSizes& n, void* packed, cudaStream_t stream) {
+  if (!fits(d, n)) return cudaErrorNotSupported;
+  const Packed packing{n.ffn, d.num_layers};
+  PackJobs jobs;
+  int64_t at = 0;
+  auto vector = [&](const Tensor& t, int offset) {
+    jobs.at[jobs.count++] = {t.data, static_cast<int>(t.numel()), 0, at, offset};
+  };
+  auto norm = [&](const Tensor* t, int offset) {
+    vector(t[0], offset);
+    vector(t[1], offset + kChannels);
+  };
+  auto matrix = [&](const Tensor& t, int out) {  // out: with the rows of zeros
+    jobs.at[jobs.count++] = {t.data, static_cast<int>(t.sizes[0]), static_cast<int>(t.sizes[1]), at, 0};
+    at += chunks(out, static_cast<int>(t.sizes[1])) * kChunk;
+  };
+  auto submit = [&] {
+    pack_kernel<<<dim3(16, jobs.count), 256, 0, stream>>>(jobs, static_cast<uint4*>(packed));
+    jobs.count = 0;
+    return cudaGetLastError();
+  };
+  SVEXPORT_TRY(cudaMemsetAsync(packed, 0, static_cast<size_t>(packing.end()) * 16, stream));
+  for (int step = 0; step <= d.num_layers; ++step) {
+    auto before = [&](DecoderWeight weight) { return weight_of(d, step - 1, weight); };
+    auto after = [&](DecoderWeight weight) { return weight_of(d, step, weight); };
+    at = packing.rows(step);
+    if (step > 0) {
+      vector(before(kOutProj)[1], kOutProjBias);
+      norm(before(kMhaNorm), kNorm1);
+      if (n.logits <= kNarrow) vector(before(kAttentionWeights)[1], kLogitsBias);
+      vector(before(kOutputProj)[1], kOutputProjBias);
+      norm(before(kSvcaNorm), kNorm2);
+      vector(before(kFfn2)[1], kFfn2Bias);
+      norm(before(kFfnNorm), kNorm3);
+      vector(before(kFfn0)[1], kFfn0Bias);
+    }
+    if (step < d.num_layers) vector(after(kInProj)[1], kInProjBias);
+    at += packing.vectors();
+    if (step > 0) {
+      matrix(before(kOutProj)[0], kChannels);
+      if (n.logits <= kNarrow) {
+        matrix(before(kAttentionWeights)[0], kNarrow);
+      } else {
+        at += chunks(kNarrow, 256) * kChunk;
+      }
+      matrix(before(kOutputProj)[0], kChannels);
+      matrix(before(kFfn0)[0], n.ffn);
+      matrix(before(kFfn2)[0], kChannels);
+    } else {
+      at += kChunk * (2 * chunks(256, 256) + chunks(kNarrow, 256) + 2 * chunks(n.ffn, 256));
+    }
+    if (step < d.num_layers) matrix(after(kInProj)[0], 3 * kChannels);
+    SVEXPORT_TRY(submit());
+
+    at = packing.branch(step);
+    if (step > 0) {
+      vector(before(kReg0)[1], kReg0Bias);
+      vector(before(kReg2)[1], kReg2Bias);
+      vector(before(kReg4)[1], kReg4Bias);
+    }
+    if (step < d.num_layers) {
+      vector(after(kPosition0)[0], kPosition0Weight);
+      vector(after(kPosition0)[1], kPosition0Bias);
+      norm(after(kPositionNorm0), kPositionNorm0_);
+      vector(after(kPosition3)[1], kPosition3Bias);
+      norm(after(kPositionNorm1), kPositionNorm1_);
+    }
+    at += kBranchVectors / 8;
+    if (step > 0) {
+      matrix(before(kReg0)[0], kChannels);
+      matrix(before(kReg2)[0], kChannels);
+      matrix(before(kReg4)[0], kNarrow);
+    } else {
+      at += kChunk * (2 * chunks(256, 256) + chunks(kNarrow, 256));
+    }
+    if (step < d.num_layers) matrix(after(kPosition3)[0], kChannels);
+    SVEXPORT_TRY(submit());
+  }
+  at = packing.classes();
+  vector(weight_of(d, kCls0)[1], kCls0Bias);
+  norm(weight_of(d, kClsNorm0), kClsNorm0_);
+  vector(weight_of(d, kCls3)[1], kCls3Bias);
+  norm(weight_of(d, kClsNorm1), kClsNorm1_);
+  vector(weight_of(d, kCls6)[1], kCls6Bias);
+  at += kClassVectors / 8;
+  matrix(weight_of(d, kCls0)[0], kChannels);
+  matrix(weight_of(d, kCls3)[0], kChannels);
+  matrix(weight_of(d, kCls6)[0], kNarrow);
+  return submit();
+}
+
+cudaError_t fused_decoder(const TransformerDecoder& d, const DecoderSizes& n, const void* packed, void* workspace,
+                          cudaStream_t stream) {
+  const uintptr_t bits = reinterpret_cast<uintptr_t>(d.query.data) | reinterpret_cast<uintptr_t>(d.query_pos.data);
+  if (!fits(d, n) || bits % 16 != 0) return cudaErrorNotSupported;
+  return d.query.dtype == DType::kFloat16 ? run<__half>(d, n, packed, workspace, stream)
+                                          : run<__nv_bfloat16>(d, n, packed, workspace, stream);
+}
+
+}  // namespace svexport

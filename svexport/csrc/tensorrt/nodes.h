@@ -13,6 +13,7 @@
   X(grid_sample, GridSampleNode) \
   X(inverse, InverseNode) \
   X(ms_deform_attn, MsDeformAttnNode) \
+  X(transformer_decoder, TransformerDecoderNode) \
 
 namespace svexport::plugin {
 
@@ -136,6 +137,47 @@ struct MsDeformAttnNode {
 
   template <class Visitor>
   void each(Visitor&&) {
+  }
+};
+
+// query, query_pos, reference_points, features..., lidar2img, weights...
+struct TransformerDecoderNode {
+  static constexpr const char* kType = "SvTransformerDecoder";
+  static constexpr int kTensors = 4;
+  static constexpr int kOptional = 0;
+  static constexpr int kLists = 2;
+  static constexpr int kOutputs = 3;
+  int32_t num_layers{};
+  int32_t num_heads{};
+  int32_t num_points{};
+  int32_t num_groups{};
+  std::vector<int32_t> image_size{};
+  std::vector<float> pc_range{};
+  float depth_eps{};
+  int32_t in_image{};
+  std::vector<float> uv_clamp{};
+  int32_t activation{};
+  int32_t learned_offsets{};
+  int32_t residual_query_pos{};
+  int32_t pool{};
+  std::vector<float> scales{};
+
+  template <class Visitor>
+  void each(Visitor&& visit) {
+    visit("num_layers", num_layers);
+    visit("num_heads", num_heads);
+    visit("num_points", num_points);
+    visit("num_groups", num_groups);
+    visit("image_size", image_size);
+    visit("pc_range", pc_range);
+    visit("depth_eps", depth_eps);
+    visit("in_image", in_image);
+    visit("uv_clamp", uv_clamp);
+    visit("activation", activation);
+    visit("learned_offsets", learned_offsets);
+    visit("residual_query_pos", residual_query_pos);
+    visit("pool", pool);
+    visit("scales", scales);
   }
 };
 

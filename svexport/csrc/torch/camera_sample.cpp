@@ -1,5 +1,8 @@
 #include "camera_sample.h"
 
+#include <ATen/Context.h>
+#include <ATen/ExpandUtils.h>
+
 #include "binding.h"
 
 namespace svexport {
@@ -46,7 +49,48 @@ at::Tensor camera_sample_torch(at::TensorList features, const at::Tensor& refere
                    image_size, pc_range, depth_eps, in_image, uv_clamp, activation);
 }
 
-// The forms of levels that the op has no schema for: int8 with scales, pooled; into an output that is given.
+std::vector<at::Tensor> camera_sample_backward_torch(
+    at::TensorList grads, at::TensorList features, const at::Tensor& reference_points, const at::Tensor& lidar2img,
+    const at::Tensor& weights, const at::Tensor& offsets, at::IntArrayRef image_size, at::ArrayRef<double> pc_range,
+    double depth_eps, bool in_image, at::ArrayRef<double> uv_clamp, int64_t activation,
+    const c10::List<bool>& needs_grad) {
+  const c10::cuda::CUDAGuard guard(features[0].device());
+  const auto here = [&](const at::Tensor& t) { return has_dtype(t) && t.device() == features[0].device(); };
+  std::vector<CameraLevel> levels;
+  if (to_levels(features, levels) && levels.size() <= kMaxCameraLevels && here(grads[0]) && here(reference_points) &&
+      here(lidar2img) && here(weights) && here(offsets)) {
+    size_t next = 0;
+    std::vector<at::Tensor> results;
+    const auto gradient = [&](const at::Tensor& of, at::IntArrayRef sizes) {
+      if (!needs_grad[next++]) return Tensor{};
+      results.push_back(at::empty(sizes, of.options().memory_format(at::MemoryFormat::Contiguous)));
+      return view(results.back());
+    };
+    CameraSampleGradients gradients;
+    for (size_t i = 0; i < levels.size(); ++i) gradients.maps[i] = gradient(features[i], features[i].sizes());
+    gradients.reference_points = gradient(reference_points, reference_points.sizes());
+    gradients.lidar2img = gradient(lidar2img, lidar2img.sizes());
+    gradients.weights = gradient(weights, weights.sizes());
+    gradients.offsets = gradient(offsets, {weights.size(0), weights.size(1), weights.size(3), 3});
+    const auto logits = weights.contiguous();
+    const int count = static_cast<int>(levels.size());
+    const auto scratch = workspace(camera_sample_backward_workspace(levels.data(), count, view(logits)), grads[0]);
+    if (done(camera_sample_backward(levels.data(), count, view(reference_points), view(lidar2img), view(logits),
+                                    view(offsets),
+                                    to_options(image_size, pc_range, depth_eps, in_image, uv_clamp, activation),
+                                    view(grads[0].contiguous()), gradients,
+                                    at::globalContext().deterministicAlgorithms(), scratch.data_ptr(), stream()))) {
+      if (gradients.offsets.data && results.back().sizes() != offsets.sizes()) {  // they broadcast
+        results.back() = at::sum_to(results.back(), offsets.sizes()).contiguous();
+      }
+      return results;
+    }
+  }
+  return reference("camera_sample_backward", camera_sample_backward_torch, grads, features, reference_points, lidar2img,
+                   weights, offsets, image_size, pc_range, depth_eps, in_image, uv_clamp, activation, needs_grad);
+}
+
+// What the launcher does and the op has no schema for: int8 and pooled levels. For tests.
 void camera_sample_levels(at::TensorList maps, at::ArrayRef<double> scales, const c10::List<bool>& pool,
                           const at::Tensor& reference_points, const at::Tensor& lidar2img, const at::Tensor& weights,
                           const at::Tensor& offsets, at::IntArrayRef image_size, at::ArrayRef<double> pc_range,
@@ -67,7 +111,7 @@ void camera_sample_levels(at::TensorList maps, at::ArrayRef<double> scales, cons
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(svexport, m) {
+TORCH_LIBRARY_FRAGMENT(svexport_internal, m) {
   m.def("camera_sample_levels(Tensor[] maps, float[] scales, bool[] pool, Tensor reference_points, Tensor lidar2img, "
         "Tensor weights, Tensor offsets, int[] image_size, float[] pc_range, float depth_eps, bool in_image, "
         "float[] uv_clamp, int activation, Tensor(a!) output) -> ()");
@@ -75,7 +119,9 @@ TORCH_LIBRARY_FRAGMENT(svexport, m) {
 
 TORCH_LIBRARY_IMPL(svexport, CUDA, m) {
   m.impl("camera_sample", &camera_sample_torch);
-  m.impl("camera_sample_levels", &camera_sample_levels);
+  m.impl("camera_sample_backward", &camera_sample_backward_torch);
 }
+
+TORCH_LIBRARY_IMPL(svexport_internal, CUDA, m) { m.impl("camera_sample_levels", &camera_sample_levels); }
 
 }  // namespace svexport

@@ -268,6 +268,24 @@ EXPORT Layer* host_reload(Layer* layer) {
 #endif
 }
 
+// What an engine would hold of it, for comparing: names and values. The number of bytes.
+EXPORT int host_serialized(Layer* layer, char* buffer, int max) {
+  std::string all;
+#if NV_TENSORRT_MAJOR >= 10
+  const auto* fields = runtime(layer)->getFieldsToSerialize();
+  for (int i = 0; i < fields->nbFields; ++i) {
+    const PluginField& field = fields->fields[i];
+    all.append(field.name).append(reinterpret_cast<const char*>(&field.type), sizeof(field.type));
+    all.append(static_cast<const char*>(field.data), field.length * (field.type == PluginFieldType::kUNKNOWN ? 1 : 4));
+  }
+#else
+  all.resize(layer->getSerializationSize());
+  layer->serialize(&all[0]);
+#endif
+  std::memcpy(buffer, all.data(), all.size() < static_cast<size_t>(max) ? all.size() : max);
+  return static_cast<int>(all.size());
+}
+
 EXPORT int host_outputs(Layer* layer) {
 #if NV_TENSORRT_MAJOR >= 10
   return build(layer)->getNbOutputs();

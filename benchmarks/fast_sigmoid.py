@@ -1,0 +1,45 @@
+"""``fast_sigmoid`` beside ``torch.sigmoid``, which it approximates, and beside its own composition, compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from benchmarks._measure import Workload
+from svexport.ops.fast_sigmoid import OP
+
+
+def workload(count: int, dtype: torch.dtype, backward: bool = False) -> Workload:
+    torch.compiler.reset()
+    x, grad = torch.randn(2, count, device="cuda", dtype=dtype)
+    if backward:
+        y = torch.sigmoid(x)
+        return Workload(
+            f"fast_sigmoid backward {count} {str(dtype)[6:]}",
+            lambda: torch.ops.svexport.fast_sigmoid_backward([grad], x, [True]),
+            {"torch.sigmoid": lambda: torch.ops.aten.sigmoid_backward(grad, y)},
+            bytes=3 * count * dtype.itemsize,
+        )
+    compiled = torch.compile(OP.reference, dynamic=False)
+    return Workload(
+        f"fast_sigmoid {count} {str(dtype)[6:]}",
+        lambda: OP(x),
+        {"torch.sigmoid": lambda: torch.sigmoid(x), "compiled": lambda: compiled(x)},
+        bytes=2 * count * dtype.itemsize,
+    )
+
+
+def workloads() -> Iterator[Workload]:
+    for count in (900 * 256, 6 * 256 * 116 * 200):
+        for dtype in (torch.float16, torch.float32):
+            yield workload(count, dtype)
+            yield workload(count, dtype, backward=True)
+
+
+def sweep() -> Iterator[Workload]:
+    for power in range(0, 28, 2):
+        for count in (1 << power, (1 << power) + 3):
+            for dtype in (torch.float16, torch.float32):
+                for backward in (False, True):
+                    yield workload(count, dtype, backward)

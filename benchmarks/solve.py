@@ -1,0 +1,33 @@
+"""``solve`` beside ``torch.linalg.solve_ex``, which unlike ``torch.linalg.solve`` does not wait for the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from benchmarks._measure import Workload
+from svexport.ops.solve import OP
+
+
+def workload(batch: int, n: int, columns: int, left: bool = True) -> Workload:
+    A = torch.randn(batch, n, n, device="cuda") + 2 * n * torch.eye(n, device="cuda")
+    B = torch.randn(batch, *((n, columns) if left else (columns, n)), device="cuda")
+    return Workload(
+        f"solve {batch}x{n}x{n} {columns} columns{'' if left else ' right'}",
+        lambda: OP(A, B, n, left, False),
+        {"torch.linalg.solve_ex": lambda: torch.linalg.solve_ex(A, B, left=left)},
+        bytes=(A.numel() + 2 * B.numel()) * 4,
+    )
+
+
+def workloads() -> Iterator[Workload]:
+    for batch, n, columns in ((6, 4, 4), (1000, 4, 1), (100_000, 3, 3), (6, 4, 900)):
+        yield workload(batch, n, columns)
+
+
+def sweep() -> Iterator[Workload]:
+    for batch in (1, 6, 1000, 100_000):
+        for n in (1, 2, 3, 4, 6, 8):
+            for columns in (1, 4, 50):
+                yield workload(batch, n, columns, left=columns != 4)

@@ -1,0 +1,48 @@
+#include "fast_sigmoid.h"
+
+#include "elementwise.cuh"
+
+namespace svexport {
+namespace {
+
+struct NoScale {
+  __device__ __forceinline__ explicit NoScale(float) {}
+};
+
+template <class T>
+struct Forward {
+  using Scale = NoScale;
+
+  __device__ __forceinline__ T operator()(const T (&in)[1], NoScale) const {
+    const float x = to_float(in[0]), tail = 0.4875f / (x * x + 0.975f);
+    return from_float<T>(x < 0 ? tail : 1 - tail);
+  }
+};
+
+template <class T>
+struct Backward {
+  using Scale = NoScale;
+
+  __device__ __forceinline__ T operator()(const T (&in)[2], NoScale) const {
+    const float grad = to_float(in[0]), x = to_float(in[1]), square = x * x + 0.975f;
+    return from_float<T>(grad * (0.4875f / square / square) * (2 * fabsf(x)));
+  }
+};
+
+}  // namespace
+
+cudaError_t fast_sigmoid(const Tensor& x, const Tensor& output, cudaStream_t stream) {
+  return dispatch_float(x.dtype, [&](auto* p) {
+    using T = element_t<decltype(p)>;
+    return elementwise<T, T, 1>({&x}, {}, output, Forward<T>{}, stream);
+  });
+}
+
+cudaError_t fast_sigmoid_backward(const Tensor& grad, const Tensor& x, const Tensor& output, cudaStream_t stream) {
+  return dispatch_float(x.dtype, [&](auto* p) {
+    using T = element_t<decltype(p)>;
+    return elementwise<T, T, 2>({&grad, &x}, {}, output, Backward<T>{}, stream);
+  });
+}
+
+}  // namespace svexport

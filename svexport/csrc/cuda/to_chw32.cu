@@ -1,0 +1,161 @@
+#include "to_chw32.h"
+
+#include "chw32.cuh"
+
+namespace svexport {
+namespace {
+
+struct Image {
+  int64_t n, channels, blocks, height, width;  // of the output
+  int64_t stride_n, stride_c, stride_h, stride_w;
+};
+
+// NaN is larger than everything, as in F.max_pool2d.
+template <class T>
+__device__ __forceinline__ T larger(T a, T b) {
+  return to_float(b) > to_float(a) || to_float(b) != to_float(b) ? b : a;
+}
+
+enum class Read { kVectors, kElements, kPooled };
+
+template <class T, Read kRead>
+__global__ void __launch_bounds__(Chw32<T>::kThreads) to_kernel(const T* x, T* output, const __grid_constant__ Image a) {
+  using Warp = Chw32<T>;
+  const int64_t pixels = a.height * a.width;
+  const Warp warp(a.blocks, ceil_div<int64_t>(pixels, Warp::kWarpPixels));
+  if (warp.n >= a.n) return;
+  T values[Warp::kChannels][Warp::kPixels] = {};
+#pragma unroll
+  for (int c = 0; c < Warp::kChannels; ++c) {
+    if (warp.channel + c >= a.channels) break;
+    const T* plane = x + warp.n * a.stride_n + (warp.channel + c) * a.stride_c;
+    if constexpr (kRead == Read::kVectors) {
+#pragma unroll
+      for (int p = 0; p < Warp::kPixels; p += Warp::kVector) {
+        if (warp.pixel + p >= pixels) break;
+        const auto v = load<T, Warp::kVector>(plane + warp.pixel + p);
+#pragma unroll
+        for (int j = 0; j < Warp::kVector; ++j) values[c][p + j] = v.at[j];
+      }
+    } else {
+      int64_t row = warp.pixel / a.width, column = warp.pixel % a.width;
+#pragma unroll
+      for (int p = 0; p < Warp::kPixels; ++p) {
+        if (warp.pixel + p >= pixels) break;
+        if constexpr (kRead == Read::kPooled) {
+          const T* corner = plane + 2 * row * a.stride_h + 2 * column * a.stride_w;
+          values[c][p] = larger(larger(larger(corner[0], corner[a.stride_w]), corner[a.stride_h]),
+                                corner[a.stride_h + a.stride_w]);
+        } else {
+          values[c][p] = plane[row * a.stride_h + column * a.stride_w];
+        }
+        if (++column == a.width) {
+          column = 0;
+          ++row;
+        }
+      }
+    }
+  }
+  T* to = output + warp.word(a.blocks, pixels);
+#pragma unroll
+  for (int p = 0; p < Warp::kPixels; ++p) {
+    if (warp.pixel + p >= pixels) return;
+    Vec<T, Warp::kChannels> word;
+#pragma unroll
+    for (int c = 0; c < Warp::kChannels; ++c) word.at[c] = values[c][p];
+    store<T, Warp::kChannels>(to + p * 32, word);
+  }
+}
+
+// One thread per block of 2x2 pixels, or what is left of one at the border: such pixels have no gradient.
+template <class T>
+__global__ void __launch_bounds__(256) pool_backward_kernel(const T* grad, const T* x, T* output,
+                                                            const __grid_constant__ Image a, int64_t height,
+                                                            int64_t width) {
+  const int64_t rows = ceil_div<int64_t>(height, 2), columns = ceil_div<int64_t>(width, 2);
+  const int64_t i = blockIdx.x * 256ll + threadIdx.x;
+  const int64_t column = i % columns, row = i / columns % rows;
+  const int64_t channel = i / columns / rows % a.channels, n = i / columns / rows / a.channels;
+  if (n >= a.n) return;
+  const T* corner = x + n * a.stride_n + channel * a.stride_c + 2 * row * a.stride_h + 2 * column * a.stride_w;
+  int largest = -1;
+  T g = from_float<T>(0);
+  if (row < a.height && column < a.width) {
+    g = grad[(((n * a.blocks + channel / 32) * a.height + row) * a.width + column) * 32 + channel % 32];
+    float most = 0;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const float value = to_float(corner[k / 2 * a.stride_h + k % 2 * a.stride_w]);
+      if (k == 0 || value > most || value != value) {
+        most = value;
+        largest = k;
+      }
+    }
+  }
+  output += ((n * a.channels + channel) * height + 2 * row) * width + 2 * column;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if (2 * row + k / 2 < height && 2 * column + k % 2 < width) {
+      output[k / 2 * width + k % 2] = k == largest ? g : from_float<T>(0);
+    }
+  }
+}
+
+Image image_of(const Tensor& x, bool pool) {
+  return {x.sizes[0],           x.sizes[1],   ceil_div<int64_t>(x.sizes[1], 32), pool ? x.sizes[2] / 2 : x.sizes[2],
+          pool ? x.sizes[3] / 2 : x.sizes[3], x.strides[0], x.strides[1], x.strides[2], x.strides[3]};
+}
+
+template <class T, Read kRead>
+cudaError_t launch(const Tensor& x, const Tensor& output, cudaStream_t stream) {
+  const Image image = image_of(x, kRead == Read::kPooled);
+  const int64_t blocks = Chw32<T>::grid(image.n, image.blocks, image.height * image.width);
+  if (blocks > INT32_MAX) return cudaErrorNotSupported;
+  to_kernel<T, kRead><<<static_cast<int>(blocks), Chw32<T>::kThreads, 0, stream>>>(
+      static_cast<const T*>(x.data), static_cast<T*>(output.data), image);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t to_chw32(const Tensor& x, bool pool, const Tensor& output, cudaStream_t stream) {
+  if (output.numel() == 0) return cudaSuccess;
+  if (pool) {
+    if (x.dtype == DType::kInt8) return launch<int8_t, Read::kPooled>(x, output, stream);
+    return dispatch_float(x.dtype, [&](auto* p) {
+      return launch<element_t<decltype(p)>, Read::kPooled>(x, output, stream);
+    });
+  }
+  Tensor planes = x;  // (N, C, H*W), where the pixels are contiguous
+  planes.rank = 3;
+  planes.sizes[2] = x.sizes[2] * x.sizes[3];
+  planes.strides[2] = x.strides[3];
+  const bool contiguous = (x.strides[3] == 1 || x.sizes[3] == 1) && (x.strides[2] == x.sizes[3] || x.sizes[2] == 1);
+  const bool vectors = contiguous && planes.sizes[2] * x.item_size() % 16 == 0 && planes.aligned(2, 16);
+  auto run = [&](auto* p) {
+    using T = element_t<decltype(p)>;
+    return vectors ? launch<T, Read::kVectors>(x, output, stream) : launch<T, Read::kElements>(x, output, stream);
+  };
+  switch (x.item_size()) {
+    case 1: return run(static_cast<int8_t*>(nullptr));
+    case 2: return run(static_cast<int16_t*>(nullptr));
+    case 4: return run(static_cast<int32_t*>(nullptr));
+    default: return run(static_cast<int64_t*>(nullptr));
+  }
+}
+
+cudaError_t to_chw32_pool_backward(const Tensor& grad, const Tensor& x, const Tensor& output, cudaStream_t stream) {
+  if (output.numel() == 0) return cudaSuccess;
+  return dispatch_float(x.dtype, [&](auto* p) {
+    using T = element_t<decltype(p)>;
+    const int64_t threads = x.sizes[0] * x.sizes[1] * ceil_div<int64_t>(x.sizes[2], 2) * ceil_div<int64_t>(x.sizes[3], 2);
+    const int64_t blocks = ceil_div<int64_t>(threads, 256);
+    if (blocks > INT32_MAX) return cudaErrorNotSupported;
+    pool_backward_kernel<<<static_cast<int>(blocks), 256, 0, stream>>>(
+        static_cast<const T*>(grad.data), static_cast<const T*>(x.data), static_cast<T*>(output.data), image_of(x, true),
+        x.sizes[2], x.sizes[3]);
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace svexport

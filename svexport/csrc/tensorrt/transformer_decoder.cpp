@@ -1,0 +1,182 @@
+#include "transformer_decoder.h"
+
+#include <algorithm>
+
+#include "plugin.h"
+
+namespace svexport::plugin {
+namespace {
+
+// Before the features; behind them lidar2img and the weights.
+enum { kQuery, kQueryPos, kPoints, kFeatures };
+enum { kClasses, kBoxes, kUpdatedPoints };
+
+class TransformerDecoderPlugin final : public Plugin<TransformerDecoderPlugin, TransformerDecoderNode> {
+ public:
+  const char* wrong_attributes() const override {
+    if (node.num_layers < 1 || node.num_heads < 1 || node.num_points < 1 || node.num_groups < 1) {
+      return "num_layers, num_heads, num_points and num_groups should be at least 1";
+    }
+    if (node.num_layers > 100) return "num_layers should be at most 100";
+    if (node.image_size.size() != 2 || node.image_size[0] < 1 || node.image_size[1] < 1) {
+      return "image_size should be (height, width)";
+    }
+    if (node.pc_range.size() != 6) return "pc_range should be 6 numbers";
+    if (node.uv_clamp.size() != 2) return "uv_clamp should be (low, high)";
+    if (node.activation < 0 || node.activation > 1) return "activation should be 0 (sigmoid) or 1 (softmax)";
+    if (node.scales.empty() || levels() + pool() > kMaxCameraLevels) return "scales should be one number for each feature";
+    return nullptr;
+  }
+
+  const char* shapes(const DimsExprs* in, int count, DimsExprs* out, IExprBuilder& builder) const override {
+    if (count != first_weight() + num_weights()) return "there should be a feature for each of scales, and every weight";
+    for (int i : {+kQuery, +kQueryPos, +kPoints}) {
+      if (in[i].nbDims != 3) return "query and query_pos should be (B, Q, C) and reference_points (B, Q, 3)";
+    }
+    for (int i = kFeatures; i < lidar2img(); ++i) {
+      if (in[i].nbDims != 5 && in[i].nbDims != 6) {
+        return "every feature should be (B, cams, C, H, W), or int8 in CHW32, (B, cams, ceil(C/32), H, W, 32)";
+      }
+    }
+    if (in[lidar2img()].nbDims != 4) return "lidar2img should be (B, cams, 4, 4)";
+    for (int i = first_weight(); i < count; ++i) {
+      if (in[i].nbDims != 1 && in[i].nbDims != 2) return "every weight should have one or two dimensions";
+    }
+    const auto* query = in[kQuery].d;
+    set_dims(out[kClasses], {query[0], query[1], in[count - 1].d[0]});
+    set_dims(out[kBoxes], {query[0], query[1], in[code_bias()].d[0]});
+    set_dims(out[kUpdatedPoints], {query[0], query[1], builder.constant(3)});
+    return nullptr;
+  }
+
+  DataType output_type(int i, const DataType* inputs) const override {
+    return i == kClasses ? inputs[kQuery] : inputs[kPoints];
+  }
+
+  bool supports(int i, const Descriptions& t) const override {
+    if (i == kQuery) return is_linear_float(t[i]);
+    if (i == kPoints || i == lidar2img()) return is_coordinates(t, i);
+    if (i >= kFeatures && i < lidar2img()) {
+      if (t[i].type != t[kFeatures].type || t[i].format != t[kFeatures].format) return false;
+      if (t[i].type == DataType::kINT8) return t[i].dims.nbDims == 6 ? is_linear(t[i]) : is_int8_chw32(t[i]);
+      return t[i].dims.nbDims == 5 && is_strided_float(t[i]) &&
+             (t[i].type == t[kQuery].type || t[i].type == DataType::kFLOAT);
+    }
+    if (i > t.inputs() + kClasses) return is_linear_like(t[i], t[kPoints]);
+    return is_linear_like(t[i], t[kQuery]);
+  }
+
+  const char* wrong_sizes(const Tensors& t) const override {
+    const Tensor &query = t.in(kQuery), &projections = t.in(lidar2img());
+    const int64_t batch = query.sizes[0], queries = query.sizes[1], c = query.sizes[2], cams = projections.sizes[1];
+    if (t.count() != first_weight() + num_weights()) return "wrong number of features or weights";
+    if (!std::equal(query.sizes, query.sizes + 3, t.in(kQueryPos).sizes)) return "query_pos should be (B, Q, C)";
+    const int64_t points[] = {batch, queries, 3};
+    if (!std::equal(points, points + 3, t.in(kPoints).sizes)) return "reference_points should be (B, Q, 3)";
+    const int64_t matrices[] = {batch, cams, 4, 4};
+    if (!std::equal(matrices, matrices + 4, projections.sizes)) return "lidar2img should be (B, cams, 4, 4)";
+    if (c % node.num_heads != 0 || c % node.num_groups != 0) return "num_heads and num_groups should divide C";
+    for (int i = kFeatures; i < lidar2img(); ++i) {
+      const Tensor& feature = t.in(i);
+      const bool blocks = feature.rank == 6;
+      if (feature.sizes[0] != batch || feature.sizes[1] != cams || feature.sizes[2] != (blocks ? (c + 31) / 32 : c) ||
+          (blocks && feature.sizes[5] != 32)) {
+        return "every feature should be (B, cams, C, H, W), or int8 in CHW32, (B, cams, ceil(C/32), H, W, 32)";
+      }
+    }
+    return wrong_weights(t, c, cams) ? "a weight does not fit the attributes and the other inputs" : nullptr;
+  }
+
+  size_t workspace(const Tensors& t) const override {
+    const Arguments arguments(*this, t);
+    return packed_offset(arguments.decoder) + transformer_decoder_packed_size(arguments.decoder);
+  }
+
+  // The weights may be refitted at any time, so they are packed for every run.
+  cudaError_t run(const Tensors& t, void* workspace, cudaStream_t stream) const override {
+    const Arguments arguments(*this, t);
+    void* packed = nullptr;
+    if (transformer_decoder_packed_size(arguments.decoder) > 0) {
+      packed = static_cast<char*>(workspace) + packed_offset(arguments.decoder);
+      const cudaError_t status = transformer_decoder_pack(arguments.decoder, packed, stream);
+      if (status != cudaSuccess) return status;
+    }
+    return transformer_decoder(arguments.decoder, packed, workspace, stream);
+  }
+
+ private:
+  struct Arguments {
+    Arguments(const TransformerDecoderPlugin& plugin, const Tensors& t) {
+      const TransformerDecoderNode& node = plugin.node;
+      decoder.query = t.in(kQuery);
+      decoder.query_pos = t.in(kQueryPos);
+      decoder.reference_points = t.in(kPoints);
+      decoder.features = &t.in(kFeatures);
+      decoder.num_features = plugin.levels();
+      for (int i = 0; i < plugin.levels(); ++i) {
+        // A feature that TensorRT quantized by a dynamic range has the range's scale, and 1 in the node.
+        const bool ranged = t.in(kFeatures + i).dtype == DType::kInt8 && node.scales[i] == 1;
+        scales[i] = ranged && t.scales[kFeatures + i] > 0 ? t.scales[kFeatures + i] : node.scales[i];
+      }
+      decoder.scales = scales;
+      decoder.lidar2img = t.in(plugin.lidar2img());
+      decoder.weights = &t.in(plugin.first_weight());
+      decoder.num_weights = plugin.num_weights();
+      decoder.num_layers = node.num_layers;
+      decoder.num_heads = node.num_heads;
+      decoder.num_points = node.num_points;
+      decoder.num_groups = node.num_groups;
+      std::copy(node.image_size.begin(), node.image_size.end(), decoder.image_size);
+      std::copy(node.pc_range.begin(), node.pc_range.end(), decoder.pc_range);
+      decoder.depth_eps = node.depth_eps;
+      decoder.in_image = node.in_image != 0;
+      std::copy(node.uv_clamp.begin(), node.uv_clamp.end(), decoder.uv_clamp);
+      decoder.activation = node.activation;
+      decoder.learned_offsets = node.learned_offsets != 0;
+      decoder.residual_query_pos = node.residual_query_pos != 0;
+      decoder.pool = plugin.pool();
+      decoder.classes = t.out(kClasses);
+      decoder.boxes = t.out(kBoxes);
+      decoder.points = t.out(kUpdatedPoints);
+    }
+    TransformerDecoder decoder{};
+    float scales[kMaxCameraLevels] = {};
+  };
+
+  static size_t packed_offset(const TransformerDecoder& decoder) {
+    return (transformer_decoder_workspace(decoder) + 255) / 256 * 256;
+  }
+
+  int levels() const { return static_cast<int>(node.scales.size()); }
+  bool pool() const { return node.pool != 0; }
+  int lidar2img() const { return kFeatures + levels(); }
+  int first_weight() const { return lidar2img() + 1; }
+  int layer_weights() const { return node.learned_offsets ? 34 : 32; }
+  int num_weights() const { return node.num_layers * layer_weights() + 10; }
+  // Of the last layer of the last reg: as many as a box has numbers.
+  int code_bias() const { return first_weight() + (node.num_layers - 1) * layer_weights() + 31; }
+
+  // Whether the kernels would read past one: their sizes in the order of the node's inputs.
+  bool wrong_weights(const Tensors& t, int64_t c, int64_t cams) const {
+    const int64_t hidden = t.in(first_weight() + 20).sizes[0], code = t.out(kBoxes).sizes[2];
+    const int64_t logits = cams * node.num_points * (levels() + pool()) * node.num_groups;
+    const int64_t classes = t.out(kClasses).sizes[2], moves = 3 * node.num_points;
+    const int64_t layer[] = {3 * c * c, 3 * c, c * c,      c,      c,          c,      logits * c, logits, c * c,
+                             c,         3 * c, c,          c,      c,          c * c,  c,          c,      c,
+                             c,         c,     hidden * c, hidden, c * hidden, c,      c,          c,      c * c,
+                             c,         c * c, c,          code * c, code,     moves * c, moves};
+    const int64_t last[] = {c * c, c, c, c, c * c, c, c, c, classes * c, classes};
+    for (int i = 0; i < num_weights(); ++i) {
+      const int of_last = i - node.num_layers * layer_weights();
+      const int64_t expected = of_last >= 0 ? last[of_last] : layer[i % layer_weights()];
+      if (t.in(first_weight() + i).numel() != expected) return true;
+    }
+    return code < 6;
+  }
+};
+
+}  // namespace
+
+SVEXPORT_PLUGIN(transformer_decoder, TransformerDecoderPlugin)
+
+}  // namespace svexport::plugin

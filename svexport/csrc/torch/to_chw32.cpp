@@ -1,0 +1,40 @@
+#include "to_chw32.h"
+
+#include "binding.h"
+#include "from_chw32.h"
+
+namespace svexport {
+namespace {
+
+at::Tensor forward(const at::Tensor& x, bool pool) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  if (has_dtype(x) && x.dim() == 4) {
+    const auto output = at::empty({x.size(0), (x.size(1) + 31) / 32, pool ? x.size(2) / 2 : x.size(2),
+                                   pool ? x.size(3) / 2 : x.size(3), 32},
+                                  x.options().memory_format(at::MemoryFormat::Contiguous));
+    if (done(to_chw32(view(x), pool, view(output), stream()))) return output;
+  }
+  return reference("to_chw32", forward, x, pool);
+}
+
+std::vector<at::Tensor> backward(at::TensorList grads, const at::Tensor& x, bool pool, c10::List<bool> needs_grad) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  if (has_dtype(x) && x.dim() == 4 && needs_grad.get(0)) {
+    const auto gradient = at::empty_like(x, at::MemoryFormat::Contiguous);
+    const auto grad = pool ? grads[0].contiguous() : grads[0];
+    if (done(pool ? to_chw32_pool_backward(view(grad), view(x), view(gradient), stream())
+                  : from_chw32(view(grad), view(gradient), stream()))) {
+      return {gradient};
+    }
+  }
+  return reference("to_chw32_backward", backward, grads, x, pool, needs_grad);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(svexport, CUDA, m) {
+  m.impl("to_chw32", &forward);
+  m.impl("to_chw32_backward", &backward);
+}
+
+}  // namespace svexport

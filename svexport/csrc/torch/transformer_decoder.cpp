@@ -1,0 +1,86 @@
+#include "transformer_decoder.h"
+
+#include <ATen/ops/empty_like.h>
+
+#include <mutex>
+#include <unordered_map>
+
+#include "binding.h"
+
+namespace svexport {
+namespace {
+
+// TEMPORARY: packed weights by identity and version.
+struct Packed {
+  std::vector<std::pair<void*, int64_t>> key;
+  at::Tensor memory;
+};
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> transformer_decoder_torch(
+    const at::Tensor& query, const at::Tensor& query_pos, const at::Tensor& reference_points, at::TensorList features,
+    const at::Tensor& lidar2img, at::TensorList weights, int64_t num_layers, int64_t num_heads, int64_t num_points,
+    int64_t num_groups, at::IntArrayRef image_size, at::ArrayRef<double> pc_range, double depth_eps, bool in_image,
+    at::ArrayRef<double> uv_clamp, int64_t activation, bool learned_offsets, bool residual_query_pos, bool pool,
+    at::ArrayRef<double> scales) {
+  const c10::cuda::CUDAGuard guard(query.device());
+  auto readable = [](const at::Tensor& t) { return has_dtype(t); };
+  if (readable(query) && readable(query_pos) && readable(reference_points) && readable(lidar2img) &&
+      std::all_of(features.begin(), features.end(), readable) && std::all_of(weights.begin(), weights.end(), readable)) {
+    const at::Tensor own[3] = {query.contiguous(), query_pos.contiguous(), reference_points.contiguous()};
+    std::vector<at::Tensor> own_weights;
+    std::vector<Tensor> maps, parameters;
+    for (const auto& f : features) maps.push_back(view(f));
+    for (const auto& w : weights) {
+      own_weights.push_back(w.contiguous());
+      parameters.push_back(view(own_weights.back()));
+    }
+    const std::vector<float> steps(scales.begin(), scales.end());
+    const int per_layer = learned_offsets ? 34 : 32;
+    const int64_t code_size = weights[(num_layers - 1) * per_layer + 30].size(0);
+    const at::Tensor classes = at::empty({query.size(0), query.size(1), weights.back().size(0)}, own[0].options());
+    const at::Tensor boxes = at::empty({query.size(0), query.size(1), code_size}, own[2].options());
+    const at::Tensor points = at::empty({query.size(0), query.size(1), 3}, own[2].options());
+
+    TransformerDecoder d{view(own[0]), view(own[1]), view(own[2]), maps.data(), static_cast<int>(maps.size()),
+                         steps.data(), view(lidar2img), parameters.data(), static_cast<int>(parameters.size()),
+                         static_cast<int>(num_layers), static_cast<int>(num_heads), static_cast<int>(num_points),
+                         static_cast<int>(num_groups)};
+    std::copy(image_size.begin(), image_size.end(), d.image_size);
+    std::copy(pc_range.begin(), pc_range.end(), d.pc_range);
+    std::copy(uv_clamp.begin(), uv_clamp.end(), d.uv_clamp);
+    d.depth_eps = depth_eps, d.in_image = in_image, d.activation = static_cast<int>(activation);
+    d.learned_offsets = learned_offsets, d.residual_query_pos = residual_query_pos, d.pool = pool;
+    d.classes = view(classes), d.boxes = view(boxes), d.points = view(points);
+
+    at::Tensor packed;
+    if (const size_t bytes = std::getenv("SVEXPORT_UNFUSED") ? 0 : transformer_decoder_packed_size(d)) {
+      static std::mutex mutex;
+      static std::vector<Packed> cache;
+      std::vector<std::pair<void*, int64_t>> key;
+      for (const auto& w : weights) key.emplace_back(w.data_ptr(), w.is_inference() ? -1 : w._version());
+      const std::lock_guard<std::mutex> lock(mutex);
+      for (const auto& p : cache) {
+        if (p.key == key) packed = p.memory;
+      }
+      if (!packed.defined()) {
+        packed = workspace(bytes, own[0]);
+        done(transformer_decoder_pack(d, packed.data_ptr(), stream()));
+        if (cache.size() > 20) cache.erase(cache.begin());
+        cache.push_back({key, packed});
+      }
+    }
+    const at::Tensor scratch = workspace(transformer_decoder_workspace(d), own[0]);
+    if (done(transformer_decoder(d, packed.defined() ? packed.data_ptr() : nullptr, scratch.data_ptr(), stream()))) {
+      return {classes, boxes, points};
+    }
+  }
+  return reference("transformer_decoder", transformer_decoder_torch, query, query_pos, reference_points, features,
+                   lidar2img, weights, num_layers, num_heads, num_points, num_groups, image_size, pc_range, depth_eps,
+                   in_image, uv_clamp, activation, learned_offsets, residual_query_pos, pool, scales);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(svexport, CUDA, m) { m.impl("transformer_decoder", &transformer_decoder_torch); }
+
+}  // namespace svexport

@@ -1,0 +1,222 @@
+"""The C++ plugins in the host: creation, fields, shapes, types, formats, serialization. Needs TensorRT's headers."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from torch import nn
+
+import svexport
+from svexport.ops._op import OPS, Op, as_tuple
+from svexport.tensorrt import library
+from svexport.tensorrt.nodes import plugin_ops
+from tests.support import op_model
+from tests.tensorrt.cases import CASES, COORDINATES, arguments, inputs_of
+from tests.tensorrt.conftest import CUDA
+from tests.tensorrt.host import (
+    CHW32,
+    FLOAT32,
+    FORMATS,
+    HWC8,
+    INT32,
+    LINEAR,
+    SOURCES,
+    Desc,
+    Host,
+    Plugin,
+    fields_of,
+)
+
+cases = pytest.mark.parametrize(("op", "i"), CASES, ids=[f"{op.name}-{i}" for op, i in CASES])
+
+
+def case(op: Op, i: int) -> tuple:
+    return next(itertools.islice(arguments(op), i, None))
+
+
+def node_of(op: Op, args: tuple) -> onnx.NodeProto:
+    return op_model(op, args, 17, lowered=False).graph.node[0]
+
+
+def plugin_of(host: Host, op: Op, args: tuple) -> Plugin:
+    plugin = host.create_from(node_of(op, args))
+    assert plugin, host.log()
+    return plugin
+
+
+def index_type(host: Host, dtype: torch.dtype) -> torch.dtype:
+    return torch.int32 if dtype == torch.int64 and host.version < (10, 0) else dtype
+
+
+def test_every_node_has_a_creator(host: Host) -> None:
+    assert host.types == [op.node_type for op in plugin_ops()]
+
+
+@pytest.mark.parametrize("op", plugin_ops(), ids=lambda op: op.name)
+def test_fields_are_the_attributes_of_the_op(host: Host, op: Op) -> None:
+    types = {"int": INT32, "ints": INT32, "float": FLOAT32, "floats": FLOAT32}
+    assert host.fields(op.node_type) == {a.name: types[a.kind] for a in op.attributes}
+
+
+@cases
+def test_nodes_become_plugins(host: Host, op: Op, i: int) -> None:
+    node = node_of(op, case(op, i))
+    plugin = host.create_from(node)
+    assert plugin, host.log()
+    assert plugin.outputs == op.num_outputs
+    again = plugin.reload()
+    assert again.serialized() == plugin.serialized() == plugin.clone().serialized() == plugin.attach().serialized()
+    for name, (_, values) in fields_of(node, host.fields(op.node_type)).items():
+        whole = all(isinstance(v, int) for v in values)
+        data = torch.tensor(values, dtype=torch.int32 if whole else torch.float32).numpy().tobytes()
+        assert data in again.serialized(), name
+
+
+class Nodes(nn.Module):
+    """What users write, one of each."""
+
+    def forward(self, image: torch.Tensor, grid: torch.Tensor, matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sampled = nn.functional.grid_sample(image, grid, mode="nearest", padding_mode="border", align_corners=True)
+        return sampled, *svexport.ops.bilinear_sample(image, grid), torch.linalg.inv(matrix)
+
+
+@pytest.mark.parametrize("target", ["8.6", "10.0", None])
+def test_exported_files_become_plugins(host: Host, tmp_path: Path, target: str | None) -> None:
+    args = torch.randn(1, 3, 5, 7), torch.rand(1, 2, 3, 2), torch.eye(3)[None] + 0.1
+    svexport.export(Nodes(), args, tmp_path / "nodes.onnx", opset=13, target=target)
+    nodes = [n for n in onnx.load(tmp_path / "nodes.onnx").graph.node if n.domain == "svexport"]
+    assert {n.op_type for n in nodes} == {"SvGridSample", "SvBilinearSample", "SvInverse"}
+    for node in nodes:
+        assert host.create_from(node), host.log()
+
+
+@cases
+@pytest.mark.parametrize("known", [True, False], ids=["static", "symbolic"])
+def test_shapes_are_those_of_the_op(host: Host, op: Op, i: int, known: bool) -> None:
+    args = case(op, i)
+    expected = [tuple(y.shape) for y in as_tuple(op.fake(*args) if op.fake else op.reference(*args))]
+    inputs = [Desc(tuple(x.shape), known=known) for _, x in inputs_of(op, args)]
+    shapes = plugin_of(host, op, args).shapes(inputs)
+    assert shapes is not None, host.log()
+    assert [shape for shape, _ in shapes] == expected
+    assert all(constant for _, constant in shapes) or not known
+
+
+@pytest.mark.parametrize("op", plugin_ops(), ids=lambda op: op.name)
+def test_wrong_ranks_and_counts_are_refused(host: Host, op: Op) -> None:
+    args = case(op, 0)
+    plugin = plugin_of(host, op, args)
+    inputs = [Desc(tuple(x.shape)) for _, x in inputs_of(op, args)]
+    required = sum(a.kind != "tensor" or not a.optional for a in op.arguments if a.is_tensor)
+    wrong = [[], inputs[: required - 1], [*inputs[:-1], Desc((1,) * 7)], [Desc(()), *inputs[1:]]]
+    if not any(a.kind == "tensors" for a in op.arguments):
+        wrong.append([*inputs, *inputs])
+    if op.name == "inverse":  # takes any rank from 2 on
+        wrong.remove([Desc((1,) * 7)])
+    for tensors in wrong:
+        assert plugin.shapes(tensors) is None, tensors
+        assert "svexport: " + op.node_type in host.log() or host.version < (8, 6)
+
+
+@cases
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("precise", [False, True], ids=["same", "coordinates-float32"])
+def test_formats_in_strongly_typed_networks(host: Host, op: Op, i: int, dtype: torch.dtype, precise: bool) -> None:
+    """Every combination found has the types of the network, and the linear one is among them."""
+    if host.version < (10, 0) and dtype == torch.bfloat16:
+        pytest.skip("TensorRT 8 has no bfloat16")
+    args = case(op, i)
+    plugin = plugin_of(host, op, args)
+    keep = COORDINATES.get(op.name, ()) if precise else ()
+    types = [
+        index_type(host, x.dtype) if not x.is_floating_point() else torch.float32 if name in keep else dtype
+        for name, x in inputs_of(op, args)
+    ]
+    types += plugin.output_types(types)
+    assert types[-op.num_outputs :] == [dtype] * op.num_outputs
+    outputs = [Desc(shape) for shape, _ in plugin.shapes([Desc(tuple(x.shape)) for _, x in inputs_of(op, args)])]
+    tensors = [*(Desc(tuple(x.shape)) for _, x in inputs_of(op, args)), *outputs]
+    found = plugin.formats(tensors, [[t] for t in types])
+    assert [LINEAR] * len(tensors) in [[d.format for d in combination] for combination in found]
+    for combination in found:
+        assert all(d.format in FORMATS[d.dtype] for d in combination)
+        assert all(d.format != HWC8 or d.shape[-3] % 8 == 0 for d in combination[-op.num_outputs :])
+
+
+@pytest.mark.parametrize("op", plugin_ops(), ids=lambda op: op.name)
+def test_formats_in_weakly_typed_networks(host: Host, op: Op) -> None:
+    """Everything is float32 in the network: TensorRT may try half and int8, but not for coordinates."""
+    args = list(arguments(op))[-1]
+    plugin = plugin_of(host, op, args)
+    inputs = inputs_of(op, args)
+    declared = [torch.float32 if x.is_floating_point() else torch.int32 for _, x in inputs]
+    outputs = plugin.output_types(declared)
+    shapes = [shape for shape, _ in plugin.shapes([Desc(tuple(x.shape)) for _, x in inputs])]
+    tensors = [*(Desc(tuple(x.shape)) for _, x in inputs), *map(Desc, shapes)]
+    may = {torch.float32: [torch.float32, torch.float16, torch.int8], torch.int32: [torch.int32]}
+    found = plugin.formats(tensors, [may[t] for t in (*declared, *outputs)])
+    firsts = {combination[0].dtype for combination in found}
+    assert {torch.float32, torch.float16} <= firsts
+    assert (torch.int8 in firsts) == (op.name == "camera_sample")
+    for combination in found:
+        for (name, x), desc in zip(inputs, combination):
+            if name in COORDINATES.get(op.name, ()) and x.is_floating_point():
+                assert desc.dtype == torch.float32
+            assert desc.dtype != torch.int8 or desc.format == CHW32
+        assert all(d.dtype != torch.int8 for d in combination[len(inputs) :])
+
+
+def test_a_plugin_says_what_is_wrong_with_its_fields(host: Host) -> None:
+    good = fields_of(node_of(OPS["camera_sample"], case(OPS["camera_sample"], 0)), host.fields("SvCameraSample"))
+    assert host.create("SvCameraSample", good)
+    missing = {name: value for name, value in good.items() if name != "depth_eps"}
+    for fields, reason in [
+        (missing, "depth_eps is missing"),
+        (good | {"colour": (INT32, [1])}, "unknown attribute colour"),
+        (good | {"depth_eps": (INT32, [1])}, "depth_eps should be of type FLOAT32"),
+        (good | {"depth_eps": (FLOAT32, [])}, "depth_eps should be one number"),
+        (good | {"depth_eps": (FLOAT32, [1.0, 2.0])}, "depth_eps should be one number"),
+        (good | {"image_size": (INT32, [1] * 100)}, "image_size should be a list of at most"),
+        (good | {"image_size": (INT32, [32])}, "image_size should be (height, width)"),
+        (good | {"pc_range": (FLOAT32, [1.0])}, "pc_range should be 6 numbers"),
+        (good | {"activation": (INT32, [2])}, "activation should be 0 (sigmoid) or 1 (softmax)"),
+        ({}, "image_size is missing"),
+    ]:
+        assert host.create("SvCameraSample", fields) is None
+        if host.version >= (8, 6):  # older ones have no logger for a library
+            log = host.log()
+            assert "svexport: SvCameraSample: " in log
+            assert reason in log
+
+
+def test_fuzzed_fields_are_refused_under_sanitizers(headers: library.Headers, tmp_path: Path) -> None:
+    sources = [SOURCES / "fuzz.cpp", *sorted(library.CSRC.glob("tensorrt/*.cpp"))]
+    include = ["-I", library.CSRC / "cuda", "-isystem", headers.folder, "-isystem", CUDA / "include"]
+    flags = ["-std=c++17", "-O1", "-g", "-no-pie", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    # No kernels: what is never called may be missing.
+    link = ["-Wl,--unresolved-symbols=ignore-all", "-ldl", "-o", tmp_path / "fuzz"]
+    subprocess.run(["g++", *flags, *include, *sources, *link], check=True)
+    result = subprocess.run([tmp_path / "fuzz", "20000"], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-4000:]
+    words = result.stdout.split()
+    made, refused, silent = (int(words[words.index(w) + 1]) for w in ("made", "refused", "silent"))
+    assert made > 1000
+    assert refused > 10000
+    assert silent == 0 or headers.version < (8, 6)
+
+
+def test_descriptions_that_do_not_fit_are_refused(host: Host) -> None:
+    op = OPS["grid_sample"]
+    args = case(op, 0)
+    plugin = plugin_of(host, op, args)
+    tensors = [Desc(tuple(x.shape)) for _, x in inputs_of(op, args)] + [Desc((2, 3, 3, 2))]
+    assert plugin.configure(tensors) == 0
+    assert plugin.configure(tensors[1:]) < 0 or host.version < (10, 0)
+    int8 = [replace(tensors[0], dtype=torch.int8), *tensors[1:]]
+    assert plugin.formats(int8, [[torch.int8], [torch.float32], [torch.int8, torch.float32]]) == []
