@@ -3,7 +3,7 @@
 examples:
   svexport plugins build --tensorrt-root /opt/TensorRT-10.16 --arch 8.7
   svexport plugins list
-  trtexec --onnx=detr3d.onnx --staticPlugins=$(svexport plugins path)
+  trtexec --onnx=detr3d.onnx --dynamicPlugins=$(svexport plugins path)
 """
 
 from __future__ import annotations
@@ -17,10 +17,15 @@ from svexport.errors import BackendNotAvailableError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("build", "list", "path"))
-    parser.add_argument("--tensorrt", metavar="MAJOR", type=int, help="path: for this version (default: the newest built)")
+    parser.add_argument(
+        "--tensorrt", metavar="MAJOR", type=int, help="path: for this version (default: the newest built)"
+    )
     build = parser.add_argument_group("build")
     build.add_argument(
-        "--tensorrt-root", metavar="DIR", type=Path, help="with its include/ (default: TENSORRT_ROOT, else the system's)"
+        "--tensorrt-root",
+        metavar="DIR",
+        type=Path,
+        help="with its include/ (default: TENSORRT_ROOT, else the system's)",
     )
     build.add_argument(
         "--arch",
@@ -28,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X.Y",
         help="compute capabilities, such as 8.7 (default: those of this machine's GPUs, without one all)",
     )
-    build.add_argument("-o", "--output", metavar="DIR", type=Path, help="folder of the library (default: svexport's cache)")
+    build.add_argument(
+        "-o", "--output", metavar="DIR", type=Path, help="folder of the library (default: svexport's cache)"
+    )
 
 
 def run(options: argparse.Namespace) -> Outcome:

@@ -599,6 +599,8 @@ def _matmul(x: Tensor, y: Tensor, summed: tuple[int, ...]) -> Tensor:
     # Not torch.matmul: where the batch of one operand broadcasts, it may copy the other to fold it into the rows.
     batch = tuple(b if a == 1 else a for a, b in zip(x.shape[:-2], y.shape[:-2], strict=True))
     if x.shape[:-2] != y.shape[:-2]:
+        if x.is_cuda and summed and len(batch) > 2:
+            return _matmul_folded(x, y, summed)
         x, y = x.expand(*batch, -1, -1), y.expand(*batch, -1, -1)
     static = isinstance(x.numel() + y.numel(), int)  # no decision may depend on a symbolic size
     if static and len(summed) == 1 and 0 < batch[summed[0]] <= _UNROLL:
@@ -609,6 +611,28 @@ def _matmul(x: Tensor, y: Tensor, summed: tuple[int, ...]) -> Tensor:
     product = torch.bmm(_flat(x), _flat(y)) if len(batch) > 1 else torch.bmm(x, y)
     product = product.view(*batch, *product.shape[1:])
     return product.sum(summed, dtype=product.dtype) if summed else product
+
+
+def _matmul_folded(x: Tensor, y: Tensor, summed: tuple[int, ...]) -> Tensor:
+    """The same with few large products: what is summed joins the inner dimension, and batches broadcast by one operand
+    the rows or columns of the other. Copies an operand, where the product of small matrices would be as large."""
+    batch = range(x.dim() - 2)
+    rows = [i for i in batch if i not in summed and y.shape[i] == 1]
+    columns = [i for i in batch if i not in summed and x.shape[i] == 1 and i not in rows]
+    shared = [i for i in batch if i not in (*summed, *rows, *columns)]
+    for i in summed:
+        size = max(x.shape[i], y.shape[i])
+        x, y = (z.expand(*z.shape[:i], size, *z.shape[i + 1 :]) for z in (x, y))
+    m, n = x.shape[-2], y.shape[-1]
+    outer = [x.shape[i] for i in shared]
+    left = x.permute(*shared, *rows, -2, *summed, -1, *columns).flatten(len(shared) + len(rows) + 1)
+    right = y.permute(*shared, *summed, -2, *columns, -1, *rows)
+    product = torch.bmm(
+        left.reshape(math.prod(outer), -1, left.shape[-1]), right.reshape(math.prod(outer), left.shape[-1], -1)
+    )
+    order = [*shared, *rows, x.dim() - 2, *columns, x.dim() - 1]
+    product = product.view(*outer, *[x.shape[i] for i in rows], m, *[y.shape[i] for i in columns], n)
+    return product.permute([order.index(i) for i in sorted(order)])
 
 
 def _flat(x: Tensor) -> Tensor:

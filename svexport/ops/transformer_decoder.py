@@ -50,6 +50,10 @@ def weight_names(attributes: Mapping[str, Any]) -> list[str]:
     return names + _parameters(CLS)
 
 
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype == dtype else x.to(dtype)  # which tracers would record all the same
+
+
 # ------------------------------------------------------------------ rewrites
 
 
@@ -60,7 +64,7 @@ def fold_image_size(lidar2img: Tensor, image_size: Sequence[int]) -> Tensor:
         - lidar2img: ``(..., 4, 4)``; the result is float32 at least
     """
     height, width = image_size
-    matrix = lidar2img.to(torch.promote_types(lidar2img.dtype, torch.float32))
+    matrix = _cast(lidar2img, torch.promote_types(lidar2img.dtype, torch.float32))
     return torch.cat((matrix[..., :1, :] / width, matrix[..., 1:2, :] / height, matrix[..., 2:, :]), dim=-2)
 
 
@@ -77,7 +81,8 @@ def update(logits: Tensor, product: Tensor, bias: Tensor) -> Tensor:
         - logits: ``(B, Q, 3)``, the :func:`inverse_sigmoid` of the points
         - product: ``(B, Q, code_size)``, of the branch's last Linear without its ``bias`` (code_size,)
     """
-    offset = torch.cat([product[..., a:b].to(logits) + bias[a:b] for a, b in ((0, 2), (4, 5))], dim=-1)
+    product = _cast(product, logits.dtype)
+    offset = torch.cat([product[..., a:b] + bias[a:b] for a, b in ((0, 2), (4, 5))], dim=-1)
     return torch.sigmoid(offset + logits)
 
 
@@ -90,8 +95,8 @@ def boxes_of(points: Tensor, product: Tensor, bias: Tensor, pc_range: Sequence[f
         - output: ``(B, Q, code_size)``: cx, cy, w, l, cz, h, ...
     """
     x, y, z = (points[..., i : i + 1] * (pc_range[i + 3] - pc_range[i]) + pc_range[i] for i in range(3))
-    sizes, rest = (product[..., part].to(points) + bias[part] for part in (slice(2, 4), slice(5, None)))
-    return torch.cat((x, y, sizes, z, rest), dim=-1)
+    product = _cast(product, points.dtype)
+    return torch.cat((x, y, product[..., 2:4] + bias[2:4], z, product[..., 5:] + bias[5:]), dim=-1)
 
 
 # ------------------------------------------------------------------ reference
@@ -135,7 +140,7 @@ def _decode(
     parameters = dict(zip(names, weights, strict=True))
     levels = _levels(features, query.dtype, channels, pool, scales)
     lidar2img = fold_image_size(lidar2img, image_size)
-    points = reference_points.to(torch.promote_types(reference_points.dtype, torch.float32))
+    points = _cast(reference_points, torch.promote_types(reference_points.dtype, torch.float32))
 
     outputs = []
 
@@ -177,9 +182,9 @@ def _decode(
         else:
             offsets = points.new_zeros(1, 1, 1, 3)
         view = (1, 1), pc_range, depth_eps, in_image, uv_clamp, activation
-        sampled = steps.sample(levels, points, lidar2img, scores, offsets, *view).to(query.dtype)
+        sampled = _cast(steps.sample(levels, points, lidar2img, scores, offsets, *view), query.dtype)
         logits = inverse_sigmoid(points)
-        position = logits.to(query.dtype)
+        position = _cast(logits, query.dtype)
         for linear_, norm in ((0, 1), (3, 4)):
             position = linear(f"{svca}.position_encoder.{linear_}", position)
             position = norm_relu(f"{svca}.position_encoder.{norm}", position)
@@ -196,7 +201,7 @@ def _decode(
             hidden = query
             for linear_, norm in ((0, 1), (3, 4)):
                 hidden = norm_relu(f"cls.{norm}", linear(f"cls.{linear_}", hidden))
-            places = (t.to(reference_points.dtype) for t in (boxes_of(points, product, bias, pc_range), points))
+            places = (_cast(t, reference_points.dtype) for t in (boxes_of(points, product, bias, pc_range), points))
             outputs.append((linear("cls.6", hidden), *places))
     return outputs
 
@@ -214,7 +219,7 @@ def _levels(
             planes = from_chw32(feature.flatten(0, 1), channels).unflatten(0, feature.shape[:2])
             feature = dequantize(planes, scale, torch.promote_types(dtype, torch.float32))
         elif feature.dtype != dtype:
-            feature = feature.to(torch.promote_types(torch.promote_types(feature.dtype, dtype), torch.float32))
+            feature = _cast(feature, torch.promote_types(torch.promote_types(feature.dtype, dtype), torch.float32))
         levels.append(feature)
     if pool:
         last = levels[-1]

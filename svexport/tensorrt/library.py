@@ -23,7 +23,7 @@ __all__ = ["Headers", "Library", "build", "find_headers", "libraries", "library_
 
 CSRC = _cuda.CSRC
 FLAGS = ["-std=c++17", "-O3", "-lineinfo", "-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall,-Wextra"]
-LINK_FLAGS = ["-shared", "-cudart", "static", "-Xlinker", "--exclude-libs=ALL,--no-undefined", "-ldl"]
+LINK_FLAGS = ["-shared", "-cudart", "static", "-Xlinker", "--exclude-libs=ALL,--no-undefined"]
 
 _NEEDED = ("NvInferVersion.h", "NvInferRuntime.h", "NvInferRuntimeCommon.h", "NvInferRuntimePlugin.h", "NvInferImpl.h")
 _FOLDERS = ("include", "include/x86_64-linux-gnu", "include/aarch64-linux-gnu", ".")
@@ -166,13 +166,15 @@ def link(objects: Sequence[Path], path: Path, flags: Sequence[str] = ()) -> None
     """Links a library."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}.so")
-    _run([_nvcc(), *LINK_FLAGS, *flags, *map(str, objects), "-o", str(partial)])
+    _run([_nvcc(), *LINK_FLAGS, *flags, *map(str, objects), "-ldl", "-o", str(partial)])
     os.replace(partial, path)
 
 
 def libraries() -> list[Library]:
     """The plugin libraries that :func:`build` left in svexport's cache, newest TensorRT first."""
-    found = [(int(m[1]), p) for p in _folder().glob("*.so") if (m := re.fullmatch(r"libsvexport_tensorrt(\d+)\.so", p.name))]
+    found = [
+        (int(m[1]), p) for p in _folder().glob("*.so") if (m := re.fullmatch(r"libsvexport_tensorrt(\d+)\.so", p.name))
+    ]
     return [Library(path, major) for major, path in sorted(found, reverse=True)]
 
 

@@ -24,7 +24,10 @@ def problem(*shape: int, extra: bool = False, dtype: torch.dtype = torch.float32
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("d", [2, 7, 32, 64, 100, 255, 256, 264, 384, 512, 777, 1000, 1024, 1032, 1531, 4096])
 def test_sizes(d: int, dtype: torch.dtype, extra: bool) -> None:
-    check_kernel(OP, problem(37, d, extra=extra, dtype=dtype))
+    # Two columns are normalised to 1 and -1 whatever they are: of the gradient only a small difference is left.
+    check_kernel(
+        OP, problem(37, d, extra=extra, dtype=dtype), tolerance=5e-5 if d == 2 and dtype.itemsize == 4 else None
+    )
 
 
 @pytest.mark.parametrize("shape", [(1, 256), (5003, 256), (40, 23, 64), (701, 1024), (3, 1, 2, 768)])

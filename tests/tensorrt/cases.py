@@ -21,6 +21,7 @@ COORDINATES = {
     "camera_sample": ("reference_points", "lidar2img", "offsets"),
     "deform_conv2d": ("offset",),
     "ms_deform_attn": ("sampling_locations",),
+    "transformer_decoder": ("reference_points", "lidar2img"),
 }
 
 
@@ -30,7 +31,19 @@ def _vectorised(make: Any) -> dict[str, list[tuple]]:
         lidar2img = torch.tensor([[20.0, 0, 24, 0], [0, 20, 16, 0], [0, 0, 1, 0], [0, 0, 0, 1]]).expand(1, 2, 4, 4)
         points, weights = make(1, 9, 3).sigmoid(), make(1, 9, 2, 1, 2, 1)
         pc_range = (-2.0, -2.0, 1.0, 2.0, 2.0, 9.0)
-        return features, points, lidar2img.clone(), weights, make(1, 1, 1, 3) * 0, (32, 48), pc_range, 1e-5, True, (0.0, 1.0), 0
+        return (
+            features,
+            points,
+            lidar2img.clone(),
+            weights,
+            make(1, 1, 1, 3) * 0,
+            (32, 48),
+            pc_range,
+            1e-5,
+            True,
+            (0.0, 1.0),
+            0,
+        )
 
     return {
         "grid_sample": [

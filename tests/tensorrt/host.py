@@ -207,7 +207,9 @@ class Plugin:
 
     def output_types(self, types: Sequence[torch.dtype]) -> list[torch.dtype]:
         results = (ctypes.c_int32 * self.outputs)()
-        status = self._call("host_output_types", len(types), (ctypes.c_int32 * len(types))(*map(TYPES.get, types)), results)
+        status = self._call(
+            "host_output_types", len(types), (ctypes.c_int32 * len(types))(*map(TYPES.get, types)), results
+        )
         assert status == 0, self.host.log()
         return [DTYPES[t] for t in results]
 
@@ -228,7 +230,10 @@ class Plugin:
         assert count <= 100, "TensorRT stops after 100"
         pairs = [(found[2 * i], found[2 * i + 1]) for i in range(count * n)]
         return [
-            [replace(d, dtype=DTYPES[t], format=f) for d, (t, f) in zip(tensors, pairs[i * n : (i + 1) * n], strict=True)]
+            [
+                replace(d, dtype=DTYPES[t], format=f)
+                for d, (t, f) in zip(tensors, pairs[i * n : (i + 1) * n], strict=True)
+            ]
             for i in range(count)
         ]
 

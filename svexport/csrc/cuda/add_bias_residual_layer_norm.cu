@@ -1,5 +1,8 @@
 #include "add_bias_residual_layer_norm.h"
 
+#include <cstdio>
+#include <cstdlib>
+
 #include "strided.cuh"
 
 namespace svexport {
@@ -92,9 +95,28 @@ __device__ __forceinline__ void load_sum(const Row<T>& row, const float* bias, i
   }
 }
 
+// Sums that are taken together.
+template <int K>
+struct Sums {
+  float at[K];
+
+  __device__ __forceinline__ Sums& operator+=(const Sums& other) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) at[k] += other.at[k];
+    return *this;
+  }
+};
+
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
   for (int o = kWarp / 2; o; o /= 2) x += __shfl_xor_sync(~0u, x, o);
+  return x;
+}
+
+template <int K>
+__device__ __forceinline__ Sums<K> warp_sum(Sums<K> x) {
+#pragma unroll
+  for (int k = 0; k < K; ++k) x.at[k] = warp_sum(x.at[k]);
   return x;
 }
 
@@ -105,17 +127,28 @@ __device__ __forceinline__ F block_sum(F x, F* scratch) {
   if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = x;
   __syncthreads();
   F sum = scratch[0];
-  for (int i = 1; i < blockDim.x / kWarp; ++i) sum = sum + scratch[i];
+  for (int i = 1; i < blockDim.x / kWarp; ++i) sum += scratch[i];
   return sum;
 }
 
-// One warp per row of at most 32 * N * K columns, which stay in registers. N columns are loaded at once.
-template <class T, int N, int K>
+// From the sums of v and of v*v, where v is the difference from the mean but for its rounding, which is taken off again:
+// of a mean much larger than the deviation it is no small part of that.
+struct Moments {
+  float shift, scale;
+
+  __device__ __forceinline__ Moments(const Sums<2>& sums, int d, float eps) : shift(sums.at[0] / d) {
+    scale = rsqrtf(fmaxf(sums.at[1] / d - shift * shift, 0.f) + eps);
+  }
+  __device__ __forceinline__ float normal(float v) const { return (v - shift) * scale; }
+};
+
+// A warp does R rows at a time, of at most 32 * N * K columns, which stay in registers. N columns are loaded at once.
+template <class T, int N, int K, int R>
 __global__ void __launch_bounds__(128) forward_warp(const __grid_constant__ Forward a) {
   constexpr bool kKeep = N * K <= 8;  // bias, weight and norm_bias in registers, for all rows of this warp
   const int lane = threadIdx.x % kWarp;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * (blockDim.x / kWarp);
-  int64_t row = blockIdx.x * static_cast<int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * (blockDim.x / kWarp) * R;
+  int64_t row = (blockIdx.x * static_cast<int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp) * R;
 
   auto column = [&](int k) { return (k * kWarp + lane) * N; };
   float bias[K][N], weight[K][N], norm_bias[K][N];
@@ -127,44 +160,61 @@ __global__ void __launch_bounds__(128) forward_warp(const __grid_constant__ Forw
     load_floats(a.norm_bias, column(k), norm_bias[k]);
   }
   for (; row < a.rows.walk.count; row += step) {
-    const Row<T> from(a.rows, row);
-    float v[K][N], sum = 0;
+    float v[R][K][N];
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      if (column(k) < a.d) {
+    for (int r = 0; r < R; ++r) {
+      if (row + r >= a.rows.walk.count) break;
+      const Row<T> from(a.rows, row + r);
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        if (column(k) >= a.d) continue;
         if (!kKeep) load_floats(a.bias, column(k), bias[k]);
-        load_sum<T, N>(from, bias[k], column(k), v[k]);
+        load_sum<T, N>(from, bias[k], column(k), v[r][k]);
       }
     }
+    float mean[R];
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      if (column(k) >= a.d) continue;
-      store_floats<T, N>(static_cast<T*>(a.s) + row * a.d + column(k), v[k]);
+    for (int r = 0; r < R; ++r) {
+      float sum = 0;
 #pragma unroll
-      for (int j = 0; j < N; ++j) sum += v[k][j];
-    }
-    const float mean = warp_sum(sum) / a.d;
-    float squares = 0;
+      for (int k = 0; k < K; ++k) {
+        if (column(k) >= a.d || row + r >= a.rows.walk.count) continue;
+        store_floats<T, N>(static_cast<T*>(a.s) + (row + r) * a.d + column(k), v[r][k]);
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      if (column(k) >= a.d) continue;
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        v[k][j] -= mean;
-        squares += v[k][j] * v[k][j];
+        for (int j = 0; j < N; ++j) sum += v[r][k][j];
       }
+      mean[r] = warp_sum(sum) / a.d;
     }
-    const float scale = rsqrtf(warp_sum(squares) / a.d + a.eps);
+    Sums<2> rest[R];
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      if (column(k) >= a.d) continue;
-      if (!kKeep) {
-        load_floats(a.weight, column(k), weight[k]);
-        load_floats(a.norm_bias, column(k), norm_bias[k]);
+    for (int r = 0; r < R; ++r) {
+      rest[r] = {};
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        if (column(k) >= a.d) continue;
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          v[r][k][j] -= mean[r];
+          rest[r] += {v[r][k][j], v[r][k][j] * v[r][k][j]};
+        }
       }
+      rest[r] = warp_sum(rest[r]);
+    }
 #pragma unroll
-      for (int j = 0; j < N; ++j) v[k][j] = v[k][j] * scale * weight[k][j] + norm_bias[k][j];
-      store_floats<T, N>(static_cast<T*>(a.y) + row * a.d + column(k), v[k]);
+    for (int r = 0; r < R; ++r) {
+      if (row + r >= a.rows.walk.count) break;
+      const Moments moments(rest[r], a.d, a.eps);
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        if (column(k) >= a.d) continue;
+        if (!kKeep) {
+          load_floats(a.weight, column(k), weight[k]);
+          load_floats(a.norm_bias, column(k), norm_bias[k]);
+        }
+#pragma unroll
+        for (int j = 0; j < N; ++j) v[r][k][j] = moments.normal(v[r][k][j]) * weight[k][j] + norm_bias[k][j];
+        store_floats<T, N>(static_cast<T*>(a.y) + (row + r) * a.d + column(k), v[r][k]);
+      }
     }
   }
 }
@@ -174,7 +224,8 @@ template <class T, int N>
 __global__ void __launch_bounds__(512) forward_block(const __grid_constant__ Forward a, bool keep) {
   extern __shared__ float4 row_memory[];
   float* kept = reinterpret_cast<float*>(row_memory);
-  __shared__ float scratch[2][kWarp];
+  __shared__ float scratch[kWarp];
+  __shared__ Sums<2> scratch_rest[kWarp];
   for (int64_t row = blockIdx.x; row < a.rows.walk.count; row += gridDim.x) {
     const Row<T> from(a.rows, row);
     T *y = static_cast<T*>(a.y) + row * a.d, *s = static_cast<T*>(a.s) + row * a.d;
@@ -201,31 +252,25 @@ __global__ void __launch_bounds__(512) forward_block(const __grid_constant__ For
         if (keep) kept[column + j] = v[j];
       }
     }
-    const float mean = block_sum(sum, scratch[0]) / a.d;
-    float squares = 0;
+    const float mean = block_sum(sum, scratch) / a.d;
+    Sums<2> rest{};
     for (int column = threadIdx.x * N; column < a.d; column += blockDim.x * N) {
       again(column, v);
 #pragma unroll
-      for (int j = 0; j < N; ++j) squares += (v[j] - mean) * (v[j] - mean);
+      for (int j = 0; j < N; ++j) rest += {v[j] - mean, (v[j] - mean) * (v[j] - mean)};
     }
-    const float scale = rsqrtf(block_sum(squares, scratch[1]) / a.d + a.eps);
+    const Moments moments(block_sum(rest, scratch_rest), a.d, a.eps);
     for (int column = threadIdx.x * N; column < a.d; column += blockDim.x * N) {
       float weight[N], norm_bias[N];
       load_floats(a.weight, column, weight);
       load_floats(a.norm_bias, column, norm_bias);
       again(column, v);
 #pragma unroll
-      for (int j = 0; j < N; ++j) v[j] = (v[j] - mean) * scale * weight[j] + norm_bias[j];
+      for (int j = 0; j < N; ++j) v[j] = moments.normal(v[j] - mean) * weight[j] + norm_bias[j];
       store_floats<T, N>(y + column, v);
     }
   }
 }
-
-struct Pair {
-  float a, b;
-};
-__device__ __forceinline__ Pair operator+(Pair x, Pair y) { return {x.a + y.a, x.b + y.b}; }
-__device__ __forceinline__ Pair warp_sum(Pair x) { return {warp_sum(x.a), warp_sum(x.b)}; }
 
 constexpr int kColumns = 8;  // per thread, in the backward kernel
 constexpr int kWarps = 8;    // per block, where a warp does a row
@@ -236,11 +281,12 @@ constexpr int kMaxThreads = 512;
 template <class T, int N, bool kBlock>
 __global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp* kWarps) backward_rows(const __grid_constant__ Backward a) {
   constexpr int K = kColumns / N;
-  __shared__ Pair scratch[2][kBlock ? kWarp : 1];
+  __shared__ Sums<2> scratch[kBlock ? kWarp : 1];
+  __shared__ Sums<3> scratch_rest[kBlock ? kWarp : 1];
   auto column = [&](int k) { return (k * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * N; };
-  auto row_sum = [&](Pair x, int which) {
+  auto row_sum = [&](const auto& x, auto* memory) {
     if constexpr (kBlock) {
-      return block_sum(x, scratch[which]);
+      return block_sum(x, memory);
     } else {
       return warp_sum(x);
     }
@@ -257,7 +303,7 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp* kWarps) backward
     const Row<T> from(a.rows, row);
     const T *dy = static_cast<const T*>(a.dy) + row * a.d, *ds = static_cast<const T*>(a.ds) + row * a.d;
     float v[K][N], g[K][N], direct[K][N];  // s, the gradient of y, that of s
-    Pair sum{};                            // of s, of g * weight
+    Sums<2> sum{};                         // of s, of g * weight
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       if (column(k) >= a.d) continue;
@@ -265,33 +311,34 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp* kWarps) backward
       if (!kBlock) load_floats(ds + column(k), direct[k]);
       load_sum<T, N>(from, bias[k], column(k), v[k]);
 #pragma unroll
-      for (int j = 0; j < N; ++j) sum = sum + Pair{v[k][j], __fmul_rn(g[k][j], weight[k][j])};
+      for (int j = 0; j < N; ++j) sum += {v[k][j], __fmul_rn(g[k][j], weight[k][j])};
     }
-    sum = row_sum(sum, 0);
-    const float mean = sum.a / a.d;
-    Pair squares{};  // of s - mean, of (s - mean) * g * weight
+    sum = row_sum(sum, scratch);
+    const float mean = sum.at[0] / a.d, mean_g = sum.at[1] / a.d;
+    Sums<3> rest{};  // of v = s - mean, its square, v * g * weight
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       if (column(k) >= a.d) continue;
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         v[k][j] -= mean;
-        squares = squares + Pair{v[k][j] * v[k][j], v[k][j] * __fmul_rn(g[k][j], weight[k][j])};
+        rest += {v[k][j], v[k][j] * v[k][j], v[k][j] * __fmul_rn(g[k][j], weight[k][j])};
       }
     }
-    squares = row_sum(squares, 1);
-    const float scale = rsqrtf(squares.a / a.d + a.eps);
-    const float mean_g = sum.b / a.d, mean_gv = squares.b / a.d * scale * scale;
+    rest = row_sum(rest, scratch_rest);
+    const Moments moments({rest.at[0], rest.at[1]}, a.d, a.eps);
+    const float mean_gn = (rest.at[2] / a.d - moments.shift * mean_g) * moments.scale;  // n: v, normal
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       if (column(k) >= a.d) continue;
       if (kBlock) load_floats(ds + column(k), direct[k]);  // where registers are scarce
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        sums[0][k][j] += g[k][j] * v[k][j] * scale;
+        const float normal = moments.normal(v[k][j]);
+        sums[0][k][j] += g[k][j] * normal;
         sums[1][k][j] += g[k][j];
-        // Rounded, as it was in the mean: of a single column nothing may be left.
-        v[k][j] = (__fmul_rn(g[k][j], weight[k][j]) - mean_g - v[k][j] * mean_gv) * scale + direct[k][j];
+        // The product rounded, as it was in the mean: of a single column nothing may be left.
+        v[k][j] = (__fmul_rn(g[k][j], weight[k][j]) - mean_g - normal * mean_gn) * moments.scale + direct[k][j];
         sums[2][k][j] += v[k][j];
       }
 #pragma unroll
@@ -385,12 +432,20 @@ cudaError_t launch_forward(const Forward& a, cudaStream_t stream) {
   constexpr int N = 16 / sizeof(T);
   const bool vector = vectorises<T>(a.rows, a.d, {a.y, a.s}, {a.bias, a.weight, a.norm_bias});
   if (a.d <= 1024) {
-    const int rows = 128 / kWarp;  // per block
-    const int blocks = static_cast<int>(std::min<int64_t>(ceil_div<int64_t>(a.rows.walk.count, rows), 16 * multiprocessors()));
-    const auto kernel = !vector      ? a.d <= 256 ? forward_warp<T, 1, 8> : forward_warp<T, 1, 32>
-                        : a.d <= 256 ? forward_warp<T, N, 8 / N>
-                        : a.d <= 512 ? forward_warp<T, N, 16 / N>
-                                     : forward_warp<T, N, 32 / N>;
+    const char* env = getenv("SVX_LN");
+    int R = 1, cap = 7;
+    if (env) sscanf(env, "%d,%d", &R, &cap);
+    if (a.d > 256) R = 1;
+    const int rows = 128 / kWarp * R;  // per block
+    const int blocks = static_cast<int>(
+        std::min<int64_t>(ceil_div<int64_t>(a.rows.walk.count, rows), (cap ? cap : 100000) * multiprocessors()));
+    const auto kernel = !vector      ? a.d <= 256 ? R == 2 ? forward_warp<T, 1, 8, 2> : forward_warp<T, 1, 8, 1>
+                                                  : forward_warp<T, 1, 32, 1>
+                        : a.d <= 256 ? R == 4   ? forward_warp<T, N, 8 / N, 4>
+                                       : R == 2 ? forward_warp<T, N, 8 / N, 2>
+                                                : forward_warp<T, N, 8 / N, 1>
+                        : a.d <= 512 ? forward_warp<T, N, 16 / N, 1>
+                                     : forward_warp<T, N, 32 / N, 1>;
     kernel<<<blocks, 128, 0, stream>>>(a);
   } else {
     const int64_t bytes = a.d * static_cast<int64_t>(sizeof(float));

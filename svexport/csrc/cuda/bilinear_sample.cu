@@ -5,8 +5,12 @@
 namespace svexport {
 
 cudaError_t bilinear_sample(const Tensor& image, const Tensor& grid, const Tensor& output, const Tensor& mask,
-                            cudaStream_t stream) {
-  return sample(image, grid, output, mask, Sampling{kBilinear, kPixels, true}, stream);
+                            cudaStream_t stream, void* workspace) {
+  return sample(image, grid, output, mask, Sampling{kBilinear, kPixels, true}, stream, workspace);
+}
+
+size_t bilinear_sample_workspace(const Tensor& image, const Tensor& grid) {
+  return sample_workspace(image, grid, kBilinear);
 }
 
 size_t bilinear_sample_backward_workspace(const Tensor& image, const Tensor& grid, bool image_gradient,

@@ -15,7 +15,7 @@ struct Geometry {
   int height, width, out_height, out_width, taps;
   int channels, per_group, per_offset_group, run;  // packed
   int rows;                                        // N*oH*oW
-  int64_t image_stride, pixel_stride;
+  int64_t image_size;                              // H*W*C, packed
   int64_t offset[4], mask[4];  // strides
 };
 
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(M* P * 32, M == 4 ? 2 : 4) convolution_kernel(
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int pixel = min(first_pixel + row + i * (kThreads / 8), g.rows - 1);
-    images[i] = a.image + pixel / (g.out_height * g.out_width) * g.image_stride + group * g.per_group;
+    images[i] = a.image + pixel / (g.out_height * g.out_width) * g.image_size + group * g.per_group;
   }
 
   // Taps of the spans of a step, all of one pixel: read early, used late.
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(M* P * 32, M == 4 ? 2 : 4) convolution_kernel(
       const T* image = images[i] + channel;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        corners[i][j] = load_if<T, kVector<T>>(image + p.at[j] * g.pixel_stride, start < k && p.at[j] >= 0);
+        corners[i][j] = load_if<T, kVector<T>>(image + static_cast<int64_t>(p.at[j]) * g.channels, start < k && p.at[j] >= 0);
       }
     }
   };
@@ -372,7 +372,7 @@ __global__ void __launch_bounds__(256)
   if (i >= rows * vectors) return;
   const int row = i / vectors, channel = (i - row * vectors) * V, group = channel / g.per_group;
   const OutputPixel p(first + row, g);
-  const T* image = input + p.n * g.image_stride + channel;
+  const T* image = input + p.n * g.image_size + channel;
   T* to = columns + (static_cast<int64_t>(group) * rows + row) * g.taps * g.per_group + channel - group * g.per_group;
 #pragma unroll 3
   for (int tap = 0; tap < g.taps; ++tap) {
@@ -380,7 +380,7 @@ __global__ void __launch_bounds__(256)
     const Pixels pixels(t, g);
     Vector<T> v[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) v[j] = load_if<T, V>(image + pixels.at[j] * g.pixel_stride, pixels.at[j] >= 0);
+    for (int j = 0; j < 4; ++j) v[j] = load_if<T, V>(image + static_cast<int64_t>(pixels.at[j]) * g.channels, pixels.at[j] >= 0);
     float sum[V] = {};
 #pragma unroll
     for (int j = 0; j < 4; ++j) add_scaled(sum, pixels.factor(j) * t.mask, v[j]);
@@ -406,13 +406,13 @@ __global__ void __launch_bounds__(256)
     float x = 0, y = 0, m = 0;
     for (int c = lane * V; c < g.per_offset_group; c += lanes * V) {
       const int channel = group * g.per_offset_group + c, in = channel / g.per_group;
-      const T* image = input + p.n * g.image_stride + channel;
+      const T* image = input + p.n * g.image_size + channel;
       const Vector<T> grads = load_if<T, V>(
           grad_columns + ((static_cast<int64_t>(in) * rows + row) * g.taps + tap) * g.per_group + channel - in * g.per_group,
           real);
       Vector<T> v[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) v[j] = load_if<T, V>(image + pixels.at[j] * g.pixel_stride, pixels.at[j] >= 0);
+      for (int j = 0; j < 4; ++j) v[j] = load_if<T, V>(image + static_cast<int64_t>(pixels.at[j]) * g.channels, pixels.at[j] >= 0);
       float grad[V], dot[4] = {};
 #pragma unroll
       for (int k = 0; k < V; ++k) grad[k] = to_float(grads.at[k]);
@@ -553,8 +553,7 @@ Geometry geometry(const Tensor& input, const Tensor& offset, const Tensor& mask,
   g.out_width = static_cast<int>(offset.sizes[3]);
   g.taps = conv.kernel[0] * conv.kernel[1];
   g.rows = static_cast<int>(offset.sizes[0] * offset.sizes[2] * offset.sizes[3]);
-  g.image_stride = input.strides[0];
-  g.pixel_stride = input.strides[2];
+  g.image_size = input.sizes[1] * input.sizes[2] * input.sizes[3];
   for (int i = 0; i < 4; ++i) {
     g.offset[i] = offset.strides[i];
     g.mask[i] = mask.strides[i];
@@ -597,10 +596,9 @@ Tensor packed(const Tensor& x, const DeformConv2d& conv) {
 bool is_packed(const Tensor& x, const DeformConv2d& conv, Tensor* y) {
   *y = packed(x, conv);
   if (y->sizes[3] != x.sizes[1] || !x.aligned(1, 16)) return false;
-  if ((x.sizes[2] > 1 && x.strides[2] != y->strides[1]) || (x.sizes[3] > 1 && x.strides[3] != y->strides[2])) return false;
   y->data = x.data;
-  if (x.sizes[0] > 1) y->strides[0] = x.strides[0];
-  return true;
+  return (x.sizes[0] <= 1 || x.strides[0] == y->strides[0]) && (x.sizes[2] <= 1 || x.strides[2] == y->strides[1]) &&
+         (x.sizes[3] <= 1 || x.strides[3] == y->strides[2]);
 }
 
 cudaError_t pack(const Tensor& x, const Tensor& y, const DeformConv2d& conv, cudaStream_t stream) {
@@ -649,7 +647,7 @@ cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tenso
   Tensor ready[2];
   for (int i = 0; i < 2; ++i) {
     const Tensor& x = i ? weight : input;
-    if (is_packed(x, conv, &ready[i]) && (i == 0 || ready[i].contiguous())) continue;
+    if (is_packed(x, conv, &ready[i])) continue;
     ready[i] = packed(x, conv);
     ready[i].data = workspace;
     workspace = static_cast<char*>(workspace) + ceil_div<int64_t>(ready[i].numel() * x.item_size(), 256) * 256;

@@ -17,7 +17,7 @@ struct DeformConv2d {
 // Description of the packed x, (N, C, H, W) or weight, (O, C/groups, kH, kW): (N, H, W, packed C), contiguous. No data.
 Tensor packed(const Tensor& x, const DeformConv2d& conv);
 
-// Whether x is packed; then y = packed(x) with the data of x, but the strides of x along N.
+// Whether x is packed; then y = packed(x) with the data of x.
 bool is_packed(const Tensor& x, const DeformConv2d& conv, Tensor* y);
 
 // y: packed(x), contiguous.

@@ -20,10 +20,34 @@ struct LaneMatrix {
 
   __device__ __forceinline__ void read(const AnyFloat& from, int64_t offset, int n, int64_t row_stride,
                                        int64_t column_stride) {
+    if (from.dtype == DType::kFloat32) {
+      read(static_cast<const float*>(from.data) + offset, n, row_stride, column_stride);
+    } else if (from.dtype == DType::kFloat16) {
+      read(static_cast<const __half*>(from.data) + offset, n, row_stride, column_stride);
+    } else {
+      read(static_cast<const __nv_bfloat16*>(from.data) + offset, n, row_stride, column_stride);
+    }
+  }
+
+  template <class T>
+  __device__ __forceinline__ void read(const T* from, int n, int64_t row_stride, int64_t column_stride) {
     const int r = lane();
 #pragma unroll
-    for (int c = 0; c < L; ++c) {
-      row[c] = r < n && c < n ? from.get(offset + r * row_stride + c * column_stride) : r == c ? 1.0 : 0.0;
+    for (int c = 0; c < L; ++c) row[c] = r == c ? 1 : 0;
+    from += r * row_stride;
+    constexpr int N = L * sizeof(T) <= 16 ? L : 16 / sizeof(T);
+    if (n == L && column_stride == 1 && reinterpret_cast<uintptr_t>(from) % (N * sizeof(T)) == 0) {
+#pragma unroll
+      for (int c = 0; c < L; c += N) {
+        const auto v = load<T, N>(from + c);
+#pragma unroll
+        for (int j = 0; j < N; ++j) row[c + j] = to_float(v.at[j]);
+      }
+    } else {
+#pragma unroll
+      for (int c = 0; c < L; ++c) {
+        if (r < n && c < n) row[c] = to_float(from[c * column_stride]);
+      }
     }
   }
 

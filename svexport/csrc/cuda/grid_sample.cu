@@ -1,8 +1,5 @@
 #include "grid_sample.h"
 
-#include <cstdlib>
-#include <cstdio>
-
 #include "sampling.cuh"
 
 namespace svexport {
@@ -16,282 +13,397 @@ struct Output {
   T* data;
   int64_t image, channel, point;
   T* mask;  // (N, points), or null
+
+  __device__ __forceinline__ void set_mask(int64_t i, int offset) const {
+    mask[i] = from_float<T>(offset < 0 ? 0.0f : 1.0f);
+  }
 };
 
 // ------------------------------------------------------------------------------------- any strides: a thread per point
 
-// Blocks of points x chunks of channels x images.
-template <class T, int TAPS>
-__global__ void __launch_bounds__(kThreads) direct_kernel(Space s, const T* __restrict__ input, int64_t image,
-                                                          int64_t channel, Output<T> output, int batch, int channels,
-                                                          int chunk) {
+// Two pixels side by side, at any alignment, of a 2-byte type: one access of 8 bytes for most, which touches half as many
+// lines as two of 2 bytes. Memory is read up to the next multiple of 8 bytes.
+struct Side {
+  uint32_t window, next;  // bytes from the first pixel of the channel: of the aligned 8 bytes, and of the pixel after
+  int place;              // of the first of the two in these 8 bytes; 3: the second one comes after them
+  uint32_t used;          // a mask of the two
+  float weight[2];
+};
+
+template <class T>
+__device__ __forceinline__ Side side(const Point<4>& point, int row, int width, int stride) {
+  const Pixels<2>&x = point.axis[0], &y = point.axis[1];
+  const int first = min(x.index[0] >= 0 ? x.index[0] : 0, max(width - 2, 0));
+  Side s;
+  s.used = 0;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    // Which of the point's two pixels this one is. NaN weights count for pixels outside too.
+    const bool is0 = x.index[0] == first + i, is1 = x.index[1] == first + i;
+    const float wx = is0 ? x.weight[0] : is1 ? x.weight[1] : x.weight[i] * 0;
+    s.weight[i] = y.weight[row] * wx;
+    if ((is0 || is1) && y.index[row] >= 0) s.used |= 0xffffu << (16 * i);
+  }
+  const int offset = (s.used ? y.index[row] : 0) * stride + (s.used ? first : 0);
+  s.place = offset & 3;
+  s.window = (offset - s.place) * sizeof(T);
+  s.next = (offset + 1) * sizeof(T);
+  return s;
+}
+
+struct Window {
+  uint2 bytes;
+  uint32_t after;
+};
+
+__device__ __forceinline__ Window read(const Side& s, const char* channel) {
+  Window w{};
+  if (s.used) w.bytes = *reinterpret_cast<const uint2*>(channel + s.window);
+  if (s.used >> 16 && s.place == 3) w.after = *reinterpret_cast<const uint16_t*>(channel + s.next);
+  return w;
+}
+
+template <class T>
+__device__ __forceinline__ float weighted(const Side& s, const Window& w, float sum) {
+  const bool across = s.place == 3;
+  const uint32_t pair =
+      __funnelshift_rc(across ? w.bytes.y : w.bytes.x, across ? w.after : w.bytes.y, across ? 16 : 16 * s.place) & s.used;
+  T v[2];
+  memcpy(v, &pair, 4);
+  return fmaf(s.weight[1], to_float(v[1]), fmaf(s.weight[0], to_float(v[0]), sum));
+}
+
+// One point of one image in channels first .. first + count - 1.
+template <class T, int TAPS, bool SIDES>
+__device__ __forceinline__ void direct(const Space& s, const T* __restrict__ input, int64_t image, int64_t channel,
+                                       const Output<T>& output, int n, int p, int first, int count) {
   constexpr int U = TAPS == 1 ? 8 : TAPS == 4 ? 4 : TAPS == 8 ? 2 : 1;
-  const int p = blockIdx.x * kThreads + threadIdx.x, first = blockIdx.y * chunk;
-  if (p >= s.points) return;
-  const int count = min(chunk, channels - first);
-  for (int n = blockIdx.z; n < batch; n += gridDim.z) {
-    const Taps<TAPS> taps(locate<TAPS>(s, n, p), s.stride);
-    const T* source = input + n * image + first * channel;
-    T* target = output.data + n * output.image + first * output.channel + p * output.point;
-    auto step = [&](auto width) {
+  const Point<TAPS> point = locate<TAPS>(s, n, p);
+  const char* source = reinterpret_cast<const char*>(input + n * image + first * channel);
+  T* target = output.data + n * output.image + first * output.channel + p * output.point;
+  if (output.mask && first == 0) output.set_mask(static_cast<int64_t>(n) * s.points + p, point.offset(0, s.stride));
+  auto all = [&](auto step) {
+    int c = 0;
+    for (; c + U <= count; c += U) {
+      step(std::integral_constant<int, U>());
+      source += U * channel * sizeof(T);
+      target += U * output.channel;
+    }
+    for (; c < count; ++c) {
+      step(std::integral_constant<int, 1>());
+      source += channel * sizeof(T);
+      target += output.channel;
+    }
+  };
+  if constexpr (SIDES) {
+    const Side upper = side<T>(point, 0, s.size[0], s.stride[1]), lower = side<T>(point, 1, s.size[0], s.stride[1]);
+    all([&](auto width) {
       constexpr int W = decltype(width)::value;
-      float v[W][TAPS];
+      Window windows[W][2];
+#pragma unroll
+      for (int u = 0; u < W; ++u) {
+        windows[u][0] = read(upper, source + u * channel * sizeof(T));
+        windows[u][1] = read(lower, source + u * channel * sizeof(T));
+      }
+#pragma unroll
+      for (int u = 0; u < W; ++u) {
+        target[u * output.channel] =
+            from_float<T>(weighted<T>(lower, windows[u][1], weighted<T>(upper, windows[u][0], 0.0f)));
+      }
+    });
+  } else {
+    const Taps<TAPS> taps(point, s.stride);
+    all([&](auto width) {
+      constexpr int W = decltype(width)::value;
+      T v[W][TAPS];
 #pragma unroll
       for (int u = 0; u < W; ++u) {
 #pragma unroll
         for (int i = 0; i < TAPS; ++i) {
-          v[u][i] = taps.offset[i] < 0 ? 0.0f : to_float(source[u * channel + taps.offset[i]]);
+          v[u][i] = from_float<T>(0.0f);
+          if (taps.offset[i] >= 0) {
+            v[u][i] = *reinterpret_cast<const T*>(source + u * channel * sizeof(T) + taps.offset[i] * uint32_t{sizeof(T)});
+          }
         }
       }
 #pragma unroll
       for (int u = 0; u < W; ++u) {
         float sum = 0;
 #pragma unroll
-        for (int i = 0; i < TAPS; ++i) sum = fmaf(taps.weight[i], v[u][i], sum);
+        for (int i = 0; i < TAPS; ++i) sum = fmaf(taps.weight[i], to_float(v[u][i]), sum);
         target[u * output.channel] = from_float<T>(sum);
       }
-      source += W * channel;
-      target += W * output.channel;
-    };
-    int c = 0;
-    for (; c + U <= count; c += U) step(std::integral_constant<int, U>());
-    for (; c < count; ++c) step(std::integral_constant<int, 1>());
-    if (output.mask && blockIdx.y == 0) {
-      output.mask[static_cast<int64_t>(n) * s.points + p] = from_float<T>(taps.offset[0] < 0 ? 0.0f : 1.0f);
-    }
+    });
+  }
+}
+
+// Blocks of points x chunks of channels x images.
+template <class T, int TAPS, bool SIDES>
+__global__ void __launch_bounds__(kThreads) direct_kernel(Space s, const T* __restrict__ input, int64_t image,
+                                                          int64_t channel, Output<T> output, int batch, int channels,
+                                                          int chunk) {
+  const int p = blockIdx.x * kThreads + threadIdx.x, first = blockIdx.y * chunk;
+  if (p >= s.points) return;
+  for (int n = blockIdx.z; n < batch; n += gridDim.z) {
+    direct<T, TAPS, SIDES>(s, input, image, channel, output, n, p, first, min(chunk, channels - first));
   }
 }
 
 // ----------------------------------------------------------------------------- channels-last: 16 bytes of a point each
 
-// Blocks of POINTS * (256 >> shift) points x (16 bytes << shift) of channels x images.
+template <int TAPS>
+constexpr int kTogether = TAPS <= 4 ? 2 : 1;  // points that a thread has in flight
+
+// The dynamic shared memory of vector(): a tile of results and the points of a block.
+template <int TAPS>
+constexpr int vector_memory(int shift, int steps) {
+  return kTogether<TAPS> * (kThreads * 16 + steps * (kThreads >> shift) * static_cast<int>(sizeof(Taps<TAPS>)));
+}
+
+// `steps` times kTogether * (256 >> shift) points of image n, from point `first` on, in (16 bytes << shift) of channels
+// from `block_channel` on. width: points per access to an output with points innermost, 0 if it has channels innermost.
 template <class T, int TAPS>
-__global__ void __launch_bounds__(kThreads) vector_kernel(Space s, const T* __restrict__ input, int64_t image,
-                                                          Output<T> output, int batch, int channels, int shift,
-                                                          int width) {
-  constexpr int V = 16 / sizeof(T), POINTS = TAPS <= 4 ? 2 : 1;
-  __shared__ uint4 tile[POINTS * kThreads];
-  const int lanes = 1 << shift, rows = kThreads >> shift;
-  const int lane = threadIdx.x & (lanes - 1), row = threadIdx.x >> shift;
-  const int first = blockIdx.x * (POINTS * rows), block_channel = (blockIdx.y << shift) * V;
-  const int c = block_channel + lane * V;
-  const bool last = output.channel == 1;  // channels innermost in the output too
-  for (int n = blockIdx.z; n < batch; n += gridDim.z) {
-    Taps<TAPS> taps[POINTS];
-#pragma unroll
-    for (int k = 0; k < POINTS; ++k) {
-      const int p = first + row + k * rows;
-      if (p < s.points) {
-        taps[k] = Taps<TAPS>(locate<TAPS>(s, n, p), s.stride);
-        if (output.mask && c == 0) {
-          output.mask[static_cast<int64_t>(n) * s.points + p] = from_float<T>(taps[k].offset[0] < 0 ? 0.0f : 1.0f);
-        }
-      } else {
-#pragma unroll
-        for (int i = 0; i < TAPS; ++i) taps[k].offset[i] = -1, taps[k].weight[i] = 0;
-      }
+__device__ __forceinline__ void vector(const Space& s, const T* __restrict__ input, int64_t image,
+                                       const Output<T>& output, int n, int first, int block_channel, int channels,
+                                       int shift, int steps, int width) {
+  constexpr int V = 16 / sizeof(T), POINTS = kTogether<TAPS>;
+  extern __shared__ uint4 tile[];
+  Taps<TAPS>* points = reinterpret_cast<Taps<TAPS>*>(tile + POINTS * kThreads);
+  const int lanes = 1 << shift, rows = kThreads >> shift, lane = threadIdx.x & (lanes - 1), row = threadIdx.x >> shift;
+  const int c = block_channel + lane * V, bits = tile_bits(shift, width);
+  __syncthreads();
+  for (int i = threadIdx.x; i < steps * POINTS * rows; i += kThreads) {
+    const int p = first + i;
+    if (p >= s.points) continue;
+    points[i] = Taps<TAPS>(locate<TAPS>(s, n, p), s.stride);
+    if (output.mask && block_channel == 0) {
+      output.set_mask(static_cast<int64_t>(n) * s.points + p, points[i].offset[0]);
     }
-    constexpr int STEP = TAPS < 4 ? TAPS : 4;  // loads in flight for each point
+  }
+  __syncthreads();
+  const T* source = input + n * image + c;
+  for (int step = 0; step < steps && first < s.points; ++step, first += POINTS * rows, points += POINTS * rows) {
+    constexpr int AT_ONCE = TAPS < 4 ? TAPS : 4;  // loads in flight for each point
     float sums[POINTS][V] = {};
+    const int left = s.points - first;
     if (c < channels) {
-      const T* source = input + n * image + c;
 #pragma unroll
-      for (int i = 0; i < TAPS; i += STEP) {
-        Vec<T, V> v[POINTS][STEP] = {};
+      for (int i = 0; i < TAPS; i += AT_ONCE) {
+        Vec<T, V> v[POINTS][AT_ONCE] = {};
+        float weight[POINTS][AT_ONCE] = {};
 #pragma unroll
         for (int k = 0; k < POINTS; ++k) {
+          if (row + k * rows >= left) continue;
+          const Taps<TAPS>& taps = points[row + k * rows];
 #pragma unroll
-          for (int j = 0; j < STEP; ++j) {
-            if (taps[k].offset[i + j] >= 0) v[k][j] = load<T, V>(source + taps[k].offset[i + j]);
+          for (int j = 0; j < AT_ONCE; ++j) {
+            weight[k][j] = taps.weight[i + j];
+            if (taps.offset[i + j] >= 0) v[k][j] = load<T, V>(source + taps.offset[i + j]);
           }
         }
 #pragma unroll
         for (int k = 0; k < POINTS; ++k) {
 #pragma unroll
-          for (int j = 0; j < STEP; ++j) add_scaled(sums[k], taps[k].weight[i + j], v[k][j]);
+          for (int j = 0; j < AT_ONCE; ++j) add_scaled(sums[k], weight[k][j], v[k][j]);
         }
       }
     }
     T* target = output.data + n * output.image + first * output.point + block_channel * output.channel;
-    if (last) {
+    if (width == 0) {
 #pragma unroll
       for (int k = 0; k < POINTS; ++k) {
         const int p = row + k * rows;
-        if (first + p < s.points && c < channels) store(target + p * output.point + lane * V, rounded<T>(sums[k]));
+        if (p < left && c < channels) store(target + p * output.point + lane * V, rounded<T>(sums[k]));
       }
       continue;
     }
-    const int bits = tile_bits(shift, width);
 #pragma unroll
     for (int k = 0; k < POINTS; ++k) {
       const Vec<T, V> v = rounded<T>(sums[k]);
       memcpy(&tile[swizzled((row + k * rows) * lanes + lane, bits)], &v, 16);
     }
     __syncthreads();
-    const int left = s.points - first, left_channels = channels - block_channel;
-    auto write = [&](auto w) {
-      write_points<decltype(w)::value>(tile, bits, shift, POINTS * rows, target, output.channel, output.point, left,
-                                       left_channels);
-    };
-    if (V == 8 && width == 8) {
-      write(std::integral_constant<int, V>());
-    } else if (width >= 4) {
-      write(std::integral_constant<int, 4>());
-    } else {
-      write(std::integral_constant<int, 1>());
-    }
+    dispatch_width(width, [&](auto w) {
+      constexpr int W = decltype(w)::value;
+      if constexpr (W <= V) {
+        write_points<W>(tile, bits, shift, POINTS * rows, target, output.channel, output.point, left,
+                          channels - block_channel);
+      }
+    });
     __syncthreads();
   }
 }
 
-// ------------------------------------------------------------- NCHW: images of K channels gathered from shared memory
-
-// Blocks of (image, K channels, one of `splits` parts of the points).
-template <class T, int TAPS, int K>
-__global__ void plane_kernel(Space s, const T* __restrict__ input, int64_t image, int64_t channel, Output<T> output,
-                             int channels, int pixels, int splits, bool paired) {
-  extern __shared__ uint4 shared[];
-  constexpr int PAIR = 4 / sizeof(T);  // pixels of one load
-  T* plane = reinterpret_cast<T*>(shared);  // (pixels, K)
-  const int groups = ceil_div(channels, K);
-  const int split = blockIdx.x % splits, block = blockIdx.x / splits, first = block % groups * K, n = block / groups;
-  const int count = min(K, channels - first);
-  const T* source = input + n * image + first * channel;
-
-  auto fill = [&](auto width) {
-    constexpr int W = decltype(width)::value;
-#pragma unroll 4
-    for (int i = threadIdx.x * W; i < pixels; i += blockDim.x * W) {
-      Vec<T, W> v[K];
-#pragma unroll
-      for (int k = 0; k < K; ++k) v[k] = load<T, W>(source + (k < count ? k * channel : 0) + i);
-      constexpr int N = W * K * sizeof(T) > 16 ? 16 / sizeof(T) : W * K;  // elements of one store
-#pragma unroll
-      for (int j = 0; j < W * K; j += N) {
-        Vec<T, N> together;
-#pragma unroll
-        for (int e = 0; e < N; ++e) together.at[e] = v[(j + e) % K].at[(j + e) / K];
-        store(plane + i * K + j, together);
-      }
-    }
-  };
-  if (paired) {
-    fill(std::integral_constant<int, PAIR>());
-  } else {
-    fill(std::integral_constant<int, 1>());
+// Blocks of points x channels x images.
+template <class T, int TAPS>
+__global__ void __launch_bounds__(kThreads) vector_kernel(Space s, const T* __restrict__ input, int64_t image,
+                                                          Output<T> output, int batch, int channels, int shift,
+                                                          int steps, int width) {
+  constexpr int V = 16 / sizeof(T);
+  const int first = blockIdx.x * steps * kTogether<TAPS> * (kThreads >> shift);
+  for (int n = blockIdx.z; n < batch; n += gridDim.z) {
+    vector<T, TAPS>(s, input, image, output, n, first, (blockIdx.y << shift) * V, channels, shift, steps, width);
   }
-  __syncthreads();
+}
 
-  const int part = ceil_div(s.points, splits), begin = split * part, end = min(begin + part, s.points);
-  T* target = output.data + n * output.image + first * output.channel;
-#pragma unroll 2
-  for (int p = begin + threadIdx.x; p < end; p += blockDim.x) {
-    const Taps<TAPS> taps(locate<TAPS>(s, n, p), s.stride);
-    float sums[K] = {};
-#pragma unroll
-    for (int i = 0; i < TAPS; ++i) {
-      Vec<T, K> v = {};
-      if (taps.offset[i] >= 0) v = load<T, K>(plane + taps.offset[i] * K);
-      add_scaled(sums, taps.weight[i], v);
+// ------------------------------------------------------------------------- NCHW with many points: one way or the other
+//
+// Gathering from NCHW is bound by the 32-byte sectors that a warp touches: as few as in a copy where neighbouring points
+// have neighbouring pixels, but two for each number where they scatter. Then it is several times faster to transpose the
+// image to channels-last first, though that is slower for the others. Only the points can tell, so the kernels look.
+
+constexpr int kScattered = 14;  // sectors that 32 points touch, from which on transposing is faster
+
+// Whether the points scatter, by a sample of them; the same in every block. `scratch`: shared.
+template <class T>
+__device__ bool scattered(const Space& s, int batch, int* scratch) {
+  const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const int64_t groups = static_cast<int64_t>(batch) * ((s.points + 31) / 32);
+  int sectors = 0;
+  for (int i = warp; i < 32; i += warps) {
+    const int64_t group = groups * i / 32;
+    const int n = static_cast<int>(group / ((s.points + 31) / 32));
+    const int p = static_cast<int>(group % ((s.points + 31) / 32)) * 32 + threadIdx.x % 32;
+    int sector = -1;
+    if (p < s.points) {
+      const int offset = locate<4>(s, n, p).offset(3, s.stride);
+      if (offset >= 0) sector = offset * static_cast<int>(sizeof(T)) / 32;
     }
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      if (k < count) target[k * output.channel + p * output.point] = from_float<T>(sums[k]);
-    }
-    if (output.mask && first == 0) {
-      output.mask[static_cast<int64_t>(n) * s.points + p] = from_float<T>(taps.offset[0] < 0 ? 0.0f : 1.0f);
+    const bool first = __ffs(__match_any_sync(~0u, sector)) - 1 == threadIdx.x % 32;
+    sectors += __popc(__ballot_sync(~0u, first));
+  }
+  if (threadIdx.x == 0) *scratch = 0;
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) atomicAdd(scratch, sectors);
+  __syncthreads();
+  return *scratch >= 32 * kScattered;
+}
+
+// Copies (N, C, pixels) to (N, pixels, C), or does not; says which in `flag`.
+template <class T>
+__global__ void __launch_bounds__(kThreads) copy_if_scattered_kernel(Space s, const T* __restrict__ input, int64_t image,
+                                                                 int64_t channel, T* __restrict__ copy, int* flag,
+                                                                 int batch, int channels, int pixels, int width) {
+  __shared__ int scratch;
+  const bool yes = scattered<T>(s, batch, &scratch);
+  if (blockIdx.x == 0 && threadIdx.x == 0) *flag = yes;
+  if (yes) to_channels_last(input, image, channel, copy, batch, channels, pixels, width);
+}
+
+// Blocks of 256 points x 8 * 16 bytes of channels x images.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    either_kernel(Space s, const T* __restrict__ input, int64_t image, int64_t channel, const T* __restrict__ copy,
+                  const int* __restrict__ flag, Output<T> output, int batch, int channels, int64_t pixels, int width) {
+  constexpr int V = 16 / sizeof(T), SHIFT = 3;
+  const int first = blockIdx.x * kThreads, c = (blockIdx.y << SHIFT) * V, p = first + threadIdx.x;
+  const bool copied = *flag;
+  for (int n = blockIdx.z; n < batch; n += gridDim.z) {
+    if (copied) {
+      Space last = s;
+      last.stride[0] = channels;
+      last.stride[1] = channels * s.size[0];
+      vector<T, 4>(last, copy, pixels * channels, output, n, first, c, channels, SHIFT, kThreads / (2 * (kThreads >> SHIFT)),
+                   width);
+    } else if (p < s.points) {
+      direct<T, 4, sizeof(T) == 2>(s, input, image, channel, output, n, p, c, min(V << SHIFT, channels - c));
     }
   }
 }
 
-int attribute(cudaDeviceAttr name) {
-  int device = 0, value = 0;
+// ------------------------------------------------------------------------------------------------------ the choice
+
+int multiprocessors() {
+  int device = 0, count = 0;
   cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&value, name, device);
-  return value;
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
+// Whether every aligned group of 4 pixels that holds one of an NCHW image lies in it, and in one of its channels.
+bool whole(const Tensor& input) {
+  const int64_t pixels = input.sizes[2] * input.sizes[3], size = input.item_size();
+  int64_t pixel = 1;
+  return Space::evenly_spaced(input, 2, 3, pixel) && pixel == 1 && pixels % 4 == 0 && input.strides[0] % 4 == 0 &&
+         input.strides[1] % 4 == 0 && reinterpret_cast<uintptr_t>(input.data) % (4 * size) == 0;
+}
+
+// Whether an NCHW image and its points may be worth a copy in channels-last.
+bool may_copy(const Tensor& input, int64_t points, int mode) {
+  if (mode != kBilinear || input.rank != 4 || !whole(input)) return false;
+  const int64_t channels = input.sizes[1], pixels = input.sizes[2] * input.sizes[3];
+  return channels * input.item_size() % 128 == 0 && 2 * points >= pixels &&
+         input.sizes[0] * channels * points >= (1 << 22) && pixels * channels < INT32_MAX;
 }
 
 template <class T, int TAPS>
-cudaError_t launch(const Tensor& input, const Space& s, Output<T> output, cudaStream_t stream) {
+cudaError_t launch(const Tensor& input, const Space& s, Output<T> output, void* workspace, cudaStream_t stream) {
   const int batch = static_cast<int>(input.sizes[0]), channels = static_cast<int>(input.sizes[1]);
   const int64_t image = input.strides[0], channel = input.strides[1];
   const T* data = static_cast<const T*>(input.data);
   constexpr int V = 16 / sizeof(T);
   const unsigned images = batch < 65535 ? batch : 65535;
+  const int enough = 8 * multiprocessors();  // blocks
 
-  char kind[16] = "";
-  int e1 = 0, e2 = 0, e3 = 0;
-  if (const char* e = getenv("SV_SAMPLE")) sscanf(e, "%15[a-z]:%d:%d:%d", kind, &e1, &e2, &e3);
-
-  if (channels % V == 0 && channel == 1 && input.aligned(1, 16)) {
+  if (channels % V == 0 && input.aligned(1, 16)) {
     int shift = 0;
     while (shift < 3 && (V << shift) < channels) ++shift;
-    constexpr int POINTS = TAPS <= 4 ? 2 : 1;
-    const int tile = POINTS * (kThreads >> shift);
-    int width = 1;
-    if (output.channel == 1) {
-      if (reinterpret_cast<uintptr_t>(output.data) % 16 || output.point * sizeof(T) % 16 ||
-          output.image * sizeof(T) % 16) {
-        return cudaErrorNotSupported;
-      }
-    } else if (output.point == 1) {
-      for (int w : {V, 4}) {
-        const int bytes = w * sizeof(T);
-        if (width == 1 && 8 * w <= tile && reinterpret_cast<uintptr_t>(output.data) % bytes == 0 &&
-            output.image * sizeof(T) % bytes == 0 && output.channel * sizeof(T) % bytes == 0) {
-          width = w;
-        }
-      }
+    const int tile = kTogether<TAPS> * (kThreads >> shift), across = ceil_div(channels, V << shift);
+    int width = 0;
+    if (output.channel != 1) {
+      width = output.point == 1 ? pixel_width<T>(output.data, output.image, output.channel, tile / 8) : 1;
+    } else if ((reinterpret_cast<uintptr_t>(output.data) | output.point * sizeof(T) | output.image * sizeof(T)) % 16) {
+      return cudaErrorNotSupported;
     }
-    if (kind[0] == 'v' && e1) width = e1;
-    const dim3 grid(ceil_div(s.points, tile), ceil_div(channels, V << shift), images);
-    vector_kernel<T, TAPS><<<grid, kThreads, 0, stream>>>(s, data, image, output, batch, channels, shift, width);
+    int steps = kThreads / tile > 1 ? kThreads / tile : 1;
+    while (steps > 1 && static_cast<int64_t>(ceil_div(s.points, steps * tile)) * across * images < enough) steps /= 2;
+    vector_kernel<T, TAPS><<<dim3(ceil_div(s.points, steps * tile), across, images), kThreads,
+                             vector_memory<TAPS>(shift, steps), stream>>>(s, data, image, output, batch, channels, shift,
+                                                                          steps, width);
     return cudaGetLastError();
   }
 
-  const int multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
-  int64_t pixels = 1;
-  bool dense = true;
-  for (int i = 0; i < s.axes; ++i) {
-    dense = dense && (s.stride[i] == pixels || s.size[i] == 1);
-    pixels *= s.size[i];
-  }
-  const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  const int64_t bytes = pixels * sizeof(T);
-  if (kind[0] == 'p' && dense && bytes * e1 <= most) {
-    const bool paired = sizeof(T) == 4 || (pixels % 2 == 0 && input.aligned(3, 4) && channel % 2 == 0 && image % 2 == 0);
-    auto go = [&](auto k) {
-      constexpr int K = decltype(k)::value;
-      const int memory = static_cast<int>(ceil_div<int64_t>(bytes * K, 16) * 16);
-      const auto kernel = plane_kernel<T, TAPS, K>;
-      const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, memory);
-      if (status != cudaSuccess) return status;
-      const int blocks = batch * ceil_div(channels, K) * e2;
-      kernel<<<blocks, e3, memory, stream>>>(s, data, image, channel, output, channels, static_cast<int>(pixels), e2, paired);
+  const int blocks = ceil_div(s.points, kThreads);
+  if constexpr (TAPS == 4) {
+    if (workspace && may_copy(input, s.points, kBilinear)) {
+      const int pixels = s.size[0] * s.size[1];
+      T* copy = static_cast<T*>(workspace);
+      int* flag = reinterpret_cast<int*>(copy + input.numel());
+      copy_if_scattered_kernel<<<enough, kThreads, 0, stream>>>(s, data, image, channel, copy, flag, batch, channels, pixels,
+                                                               pixel_width<T>(data, image, channel));
+      either_kernel<<<dim3(blocks, ceil_div(channels, 8 * V), images), kThreads, vector_memory<4>(3, 4), stream>>>(
+          s, data, image, channel, copy, flag, output, batch, channels, pixels,
+          output.point == 1 ? pixel_width<T>(output.data, output.image, output.channel) : 1);
       return cudaGetLastError();
-    };
-    switch (e1) {
-      case 1: return go(std::integral_constant<int, 1>());
-      case 2: return go(std::integral_constant<int, 2>());
-      case 4: return go(std::integral_constant<int, 4>());
-      default: if constexpr (V == 8) return go(std::integral_constant<int, 8>());
     }
   }
-
-  const int blocks = ceil_div(s.points, kThreads);
+  int64_t extent = 1;
+  for (int a = 0; a < s.axes; ++a) extent += static_cast<int64_t>(s.size[a] - 1) * s.stride[a];
+  if (extent * sizeof(T) > UINT32_MAX) return cudaErrorNotSupported;
   int chunk = 32;
-  while (chunk > 4 && static_cast<int64_t>(blocks) * batch * ceil_div(channels, chunk) < 16 * multiprocessors) chunk /= 2;
-  if (kind[0] == 'd' && e1) chunk = e1;
+  while (chunk > 4 && static_cast<int64_t>(blocks) * batch * ceil_div(channels, chunk) < 2 * enough) chunk /= 2;
   while (ceil_div(channels, chunk) > 65535) chunk *= 2;
   const dim3 grid(blocks, ceil_div(channels, chunk), images);
-  direct_kernel<T, TAPS><<<grid, kThreads, 0, stream>>>(s, data, image, channel, output, batch, channels, chunk);
+  if constexpr (TAPS == 4 && sizeof(T) == 2) {
+    if (whole(input)) {
+      direct_kernel<T, TAPS, true><<<grid, kThreads, 0, stream>>>(s, data, image, channel, output, batch, channels, chunk);
+      return cudaGetLastError();
+    }
+  }
+  direct_kernel<T, TAPS, false><<<grid, kThreads, 0, stream>>>(s, data, image, channel, output, batch, channels, chunk);
   return cudaGetLastError();
 }
 
 }  // namespace
 
+size_t sample_workspace(const Tensor& input, const Tensor& grid, int mode) {
+  if (grid.numel() == 0 || !may_copy(input, grid.numel() / grid.sizes[0] / 2, mode)) return 0;
+  if (input.sizes[1] % (16 / input.item_size()) == 0 && input.aligned(1, 16)) return 0;
+  return input.numel() * input.item_size() + sizeof(int);
+}
+
 cudaError_t sample(const Tensor& input, const Tensor& grid, const Tensor& output, const Tensor& mask,
-                   const Sampling& sampling, cudaStream_t stream) {
+                   const Sampling& sampling, cudaStream_t stream, void* workspace) {
   Space s(grid);
   if (output.numel() == 0 && mask.data == nullptr) return cudaSuccess;
   if (output.numel() == 0 || input.sizes[0] > INT32_MAX || input.sizes[1] > INT32_MAX || !is_float(grid) ||
@@ -304,13 +416,18 @@ cudaError_t sample(const Tensor& input, const Tensor& grid, const Tensor& output
     using T = element_t<decltype(p)>;
     const Output<T> to{static_cast<T*>(output.data), output.strides[0], output.strides[1], point,
                        static_cast<T*>(mask.data)};
-    return dispatch_taps(sampling.mode, s.axes, [&](auto taps) { return launch<T, taps()>(input, s, to, stream); });
+    return dispatch_taps(sampling.mode, s.axes,
+                         [&](auto taps) { return launch<T, taps()>(input, s, to, workspace, stream); });
   });
 }
 
+size_t grid_sample_workspace(const Tensor& input, const Tensor& grid, int mode) {
+  return sample_workspace(input, grid, mode);
+}
+
 cudaError_t grid_sample(const Tensor& input, const Tensor& grid, const Tensor& output, int mode, int padding,
-                        bool align_corners, cudaStream_t stream) {
-  return sample(input, grid, output, Tensor{}, Sampling{mode, padding, align_corners}, stream);
+                        bool align_corners, cudaStream_t stream, void* workspace) {
+  return sample(input, grid, output, Tensor{}, Sampling{mode, padding, align_corners}, stream, workspace);
 }
 
 }  // namespace svexport

@@ -1,6 +1,3 @@
-#include <cstdlib>
-#include <cstdio>
-#include <cstring>
 #include "bilinear_sample.h"
 #include "grid_sample.h"
 #include "sampling.cuh"
@@ -52,15 +49,25 @@ __global__ void __launch_bounds__(kThreads)
       const Point<TAPS> point = locate<TAPS>(s, n, p);
       const Taps<TAPS> from(point, s.stride), to(point, dense.stride);
       float dot[TAPS] = {};
-      for (int c = part; c < channels; c += parts) {
-        const float g = to_float(grad.data[n * grad.image + c * grad.channel + p * grad.point]);
-        const T* source = input + n * image + c * channel;
-        float* target = sums + (static_cast<int64_t>(n) * channels + c) * pixels;
+      if (grad_grid.data && TAPS > 1) {
+#pragma unroll 4
+        for (int c = part; c < channels; c += parts) {
+          const float g = to_float(grad.data[n * grad.image + c * grad.channel + p * grad.point]);
+          const T* source = input + n * image + c * channel;
 #pragma unroll
-        for (int i = 0; i < TAPS; ++i) {
-          if (from.offset[i] < 0) continue;
-          if (grad_grid.data) dot[i] = fmaf(g, to_float(source[from.offset[i]]), dot[i]);
-          if (sums) atomicAdd(target + to.offset[i], to.weight[i] * g);
+          for (int i = 0; i < TAPS; ++i) {
+            if (from.offset[i] >= 0) dot[i] = fmaf(g, to_float(source[from.offset[i]]), dot[i]);
+          }
+        }
+      }
+      if (sums) {
+        for (int c = part; c < channels; c += parts) {
+          const float g = to_float(grad.data[n * grad.image + c * grad.channel + p * grad.point]);
+          float* target = sums + (static_cast<int64_t>(n) * channels + c) * pixels;
+#pragma unroll
+          for (int i = 0; i < TAPS; ++i) {
+            if (to.offset[i] >= 0) atomicAdd(target + to.offset[i], to.weight[i] * g);
+          }
         }
       }
       if (TAPS > 1) to_coordinates(point, dot, gradient);
@@ -119,38 +126,56 @@ __global__ void __launch_bounds__(kThreads)
     const Taps<TAPS> from(point, s.stride), to(point, dense.stride);
     float dot[TAPS] = {};
     for (int block_channel = 0; block_channel < channels; block_channel += V << shift) {
-      const int c = block_channel + lane * V;
-      Vec<T, V> g;
-      if (width == 0) {
-        if (p < s.points && c < channels) g = load<T, V>(grad.data + n * grad.image + p * grad.point + c);
-      } else {
+      if (width > 0) {
         const T* source = grad.data + n * grad.image + first * grad.point + block_channel * grad.channel;
-        const int left = s.points - first, left_channels = channels - block_channel;
         __syncthreads();
-        if (width == 4) {
-          read_points<4>(tile, bits, shift, rows, source, grad.channel, grad.point, left, left_channels);
-        } else {
-          read_points<1>(tile, bits, shift, rows, source, grad.channel, grad.point, left, left_channels);
-        }
+        dispatch_width(width, [&](auto w) {
+          constexpr int W = decltype(w)::value;
+          if constexpr (W <= 4) {
+            read_points<W>(tile, bits, shift, rows, source, grad.channel, grad.point, s.points - first,
+                             channels - block_channel);
+          }
+        });
         __syncthreads();
-        memcpy(&g, &tile[swizzled(threadIdx.x, bits)], 16);
       }
-      if (p >= s.points || c >= channels) continue;
-      const T* source = input + n * image + c;
-      float* target = sums + n * pixels * channels + c;
+      if (p >= s.points) continue;
+      // Four channels of each lane at a time, so that lanes side by side add to memory side by side.
 #pragma unroll
-      for (int i = 0; i < TAPS; ++i) {
-        if (from.offset[i] < 0) continue;
-        if (grad_grid.data) {
-          const Vec<T, V> v = load<T, V>(source + from.offset[i]);
+      for (int part = 0; part < V / 4; ++part) {
+        const int in_block = (part * lanes + lane) * 4, c = block_channel + in_block;
+        if (c >= channels) break;
+        Vec<T, 4> g;
+        if (width > 0) {
+          const char* granule = reinterpret_cast<const char*>(&tile[swizzled(row * lanes + in_block / V, bits)]);
+          memcpy(&g, granule + in_block % V * sizeof(T), sizeof(g));
+        } else {
+          g = load<T, 4>(grad.data + n * grad.image + p * grad.point + c);
+        }
+        const T* source = input + n * image + c;
+        float* target = sums + n * pixels * channels + c;
+        Vec<T, 4> v[TAPS];
+        if (grad_grid.data && TAPS > 1) {
 #pragma unroll
-          for (int k = 0; k < V; ++k) dot[i] = fmaf(to_float(g.at[k]), to_float(v.at[k]), dot[i]);
+          for (int i = 0; i < TAPS; ++i) {
+            if (from.offset[i] >= 0) v[i] = load<T, 4>(source + from.offset[i]);
+          }
         }
         if (sums) {
-          float scaled[V];
 #pragma unroll
-          for (int k = 0; k < V; ++k) scaled[k] = to.weight[i] * to_float(g.at[k]);
-          atomic_add(target + to.offset[i], scaled);
+          for (int i = 0; i < TAPS; ++i) {
+            float scaled[4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k) scaled[k] = to.weight[i] * to_float(g.at[k]);
+            if (to.offset[i] >= 0) atomic_add(target + to.offset[i], scaled);
+          }
+        }
+        if (grad_grid.data && TAPS > 1) {
+#pragma unroll
+          for (int i = 0; i < TAPS; ++i) {
+            if (from.offset[i] < 0) continue;
+#pragma unroll
+            for (int k = 0; k < 4; ++k) dot[i] = fmaf(to_float(g.at[k]), to_float(v[i].at[k]), dot[i]);
+          }
         }
       }
     }
@@ -169,68 +194,50 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// ---------------------------------------------------------------- few points: pixels of K channels in shared memory
+// ------------------------------------------------------------------ few points: pixels of a channel in shared memory
 
-// Blocks of (image, K channels, `tile` pixels): each adds up its part of the gradient and writes it once.
+constexpr int kPlaneThreads = 512, kPlanePixels = 28000;  // two blocks in the shared memory of a multiprocessor
+
+// Blocks of (image, channel, `tile` pixels): each adds up its part of the gradient and writes it once.
 // output: (N, C, pixels), contiguous.
-template <class T, int TAPS, int K>
-__global__ void plane_kernel(Space s, Dense dense, Gradient<T> grad, T* __restrict__ output, int channels, int pixels,
-                             int tile, int tiles) {
-  extern __shared__ float sums[];  // (K, tile)
-  const int groups = ceil_div(channels, K), block = blockIdx.x / tiles;
-  const int first = block % groups * K, n = block / groups, count = min(K, channels - first);
+template <class T, int TAPS>
+__global__ void __launch_bounds__(kPlaneThreads)
+    plane_kernel(Space s, Dense dense, Gradient<T> grad, T* __restrict__ output, int channels, int pixels, int tile,
+                 int tiles) {
+  extern __shared__ float sums[];  // (tile)
+  const int block = blockIdx.x / tiles, c = block % channels, n = block / channels;
   const int begin = blockIdx.x % tiles * tile, size = min(tile, pixels - begin);
-  for (int i = threadIdx.x; i < K * tile; i += blockDim.x) sums[i] = 0;
+  for (int i = threadIdx.x; i < size; i += kPlaneThreads) sums[i] = 0;
   __syncthreads();
-  const T* source = grad.data + n * grad.image + first * grad.channel;
-  for (int p = threadIdx.x; p < s.points; p += blockDim.x) {
+  const T* source = grad.data + n * grad.image + c * grad.channel;
+  for (int p = threadIdx.x; p < s.points; p += kPlaneThreads) {
     const Taps<TAPS> taps(locate<TAPS>(s, n, p), dense.stride);
-    float g[K];
-#pragma unroll
-    for (int k = 0; k < K; ++k) g[k] = k < count ? to_float(source[k * grad.channel + p * grad.point]) : 0.0f;
+    const float g = to_float(source[p * grad.point]);
 #pragma unroll
     for (int i = 0; i < TAPS; ++i) {
       const int at = taps.offset[i] - begin;
-      if (taps.offset[i] < 0 || at < 0 || at >= size) continue;
-#pragma unroll
-      for (int k = 0; k < K; ++k) atomicAdd(sums + k * tile + at, taps.weight[i] * g[k]);
+      if (taps.offset[i] >= 0 && at >= 0 && at < size) atomicAdd(sums + at, taps.weight[i] * g);
     }
   }
   __syncthreads();
-  for (int k = 0; k < count; ++k) {
-    T* target = output + (static_cast<int64_t>(n) * channels + first + k) * pixels + begin;
-    for (int i = threadIdx.x; i < size; i += blockDim.x) target[i] = from_float<T>(sums[k * tile + i]);
-  }
+  T* target = output + static_cast<int64_t>(block) * pixels + begin;
+  for (int i = threadIdx.x; i < size; i += kPlaneThreads) target[i] = from_float<T>(sums[i]);
 }
 
 // ------------------------------------------------------------------------------------------------------ copies
 
-// from: (N, rows, columns) -> to: (N, columns, rows), both contiguous but for the distance of images and rows in `from`.
-template <class From, class To>
-__global__ void __launch_bounds__(kThreads)
-    transpose_kernel(const From* __restrict__ from, int64_t image, int64_t row, To* __restrict__ to, int batch,
-                     int rows, int columns) {
-  constexpr int kTile = 32;
-  __shared__ float tile[kTile][kTile + 1];
-  const int x = threadIdx.x % kTile, y = threadIdx.x / kTile;
-  const int64_t across = ceil_div(columns, kTile), blocks = across * ceil_div(rows, kTile) * batch;
-  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const int c0 = static_cast<int>(block % across) * kTile;
-    const int r0 = static_cast<int>(block / across % ceil_div(rows, kTile)) * kTile;
-    const int64_t n = block / across / ceil_div(rows, kTile);
-#pragma unroll
-    for (int i = y; i < kTile; i += kThreads / kTile) {
-      if (r0 + i < rows && c0 + x < columns) tile[i][x] = to_float(from[n * image + (r0 + i) * row + c0 + x]);
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = y; i < kTile; i += kThreads / kTile) {
-      if (c0 + i < columns && r0 + x < rows) {
-        to[(n * columns + c0 + i) * rows + r0 + x] = from_float<To>(tile[x][i]);
-      }
-    }
-    __syncthreads();
-  }
+template <class T>
+__global__ void __launch_bounds__(kTileThreads)
+    to_channels_last_kernel(const T* __restrict__ from, int64_t image, int64_t channel, T* __restrict__ to, int batch,
+                            int channels, int pixels, int width) {
+  to_channels_last(from, image, channel, to, batch, channels, pixels, width);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kTileThreads)
+    from_channels_last_kernel(const float* __restrict__ from, T* __restrict__ to, int batch, int channels, int pixels,
+                              int width) {
+  from_channels_last(from, to, batch, channels, pixels, width);
 }
 
 template <class T>
@@ -253,17 +260,22 @@ size_t padded(size_t bytes) { return ceil_div<size_t>(bytes, 256) * 256; }
 
 // How the gradients are computed, and in how much memory.
 struct Plan {
-  bool vector;  // by vector_kernel, else by direct_kernel
+  bool plane;   // the image's by plane_kernel,
+  bool vector;  // the others by vector_kernel, else by direct_kernel
   bool copied;  // the image transposed to channels-last first
+  int tile;
   size_t sums = 0, copy = 0;  // bytes
 
   Plan(const Tensor& input, const Tensor& grid, bool input_gradient, bool grid_gradient) {
     const int64_t v = 16 / input.item_size(), pixels = pixels_of(input);
-    const int64_t points = grid.numel() / grid.sizes[0] / (grid.rank - 2);
+    const int64_t points = grid.numel() / grid.sizes[0] / (grid.rank - 2), channels = input.sizes[1];
+    tile = static_cast<int>(pixels < kPlanePixels ? pixels : kPlanePixels);
+    plane = input_gradient && 4 * points * ceil_div<int64_t>(pixels, tile) <= pixels &&
+            input.sizes[0] * channels * ceil_div<int64_t>(pixels, tile) < INT32_MAX;
     const bool last = input.strides[1] == 1 && input.aligned(1, 16);
     int64_t pixel = 1;
     const bool dense = Space::evenly_spaced(input, 2, input.rank - 1, pixel) && pixel == 1 && 2 * points >= pixels;
-    vector = input.sizes[1] % v == 0 && pixels * input.sizes[1] < INT32_MAX && (last || dense);
+    vector = channels % v == 0 && pixels * channels < INT32_MAX && (last || dense);
     copied = vector && !last && grid_gradient;
     if (input_gradient && (vector || input.dtype != DType::kFloat32)) sums = padded(input.numel() * sizeof(float));
     if (copied) copy = padded(input.numel() * input.item_size());
@@ -276,84 +288,66 @@ template <class T, int TAPS>
 cudaError_t launch(const Tensor& grad, int64_t point, const Tensor& input, const Space& space, const Tensor& grad_input,
                    const Tensor& grad_grid, bool deterministic, const Plan& plan, void* workspace, cudaStream_t stream) {
   const int batch = static_cast<int>(input.sizes[0]), channels = static_cast<int>(input.sizes[1]);
-  const int64_t pixels = pixels_of(input);
+  const int pixels = static_cast<int>(pixels_of(input));
   const Gradient<T> gradient{static_cast<const T*>(grad.data), grad.strides[0], grad.strides[1], point};
   const unsigned images = batch < 65535 ? batch : 65535;
   constexpr int V = 16 / sizeof(T);
   T* output = static_cast<T*>(grad_input.data);
-  const bool vector = plan.vector && !(getenv("SV_BACK") && strchr(getenv("SV_BACK"), 'd')), ordered = deterministic && output;
-  bool add = output && !ordered;  // by atomics
   float* sums = plan.sums ? static_cast<float*>(workspace) : reinterpret_cast<float*>(output);
-  if (output && !(getenv("SV_BACK") && getenv("SV_BACK")[0] == 'p')) {
+  const bool ordered = output && deterministic, plane = output && !ordered && plan.plane;
+  const bool add = output && !ordered && !plane;  // by atomics
+  const int64_t tiles = ceil_div<int64_t>(pixels, kTilePoints) * ceil_div(channels, 8 * V) * batch;
+  const T* data = static_cast<const T*>(input.data);
+  int64_t image = input.strides[0];
+  Space s = space;
+  if (ordered || add) {
     const cudaError_t status = cudaMemsetAsync(sums, 0, input.numel() * sizeof(float), stream);
     if (status != cudaSuccess) return status;
   }
-  Space s = space;
-  char kind[16] = "";
-  int e1 = 0, e2 = 0, e3 = 0;
-  if (const char* e = getenv("SV_BACK")) sscanf(e, "%15[a-z]:%d:%d:%d", kind, &e1, &e2, &e3);
-  const bool plane = kind[0] == 'p' && output && !ordered;
-  if (plane) {
-    auto go = [&](auto k) {
-      constexpr int K = decltype(k)::value;
-      const int tile = static_cast<int>(pixels < e2 ? pixels : e2), tiles = static_cast<int>(ceil_div<int64_t>(pixels, tile));
-      const int memory = tile * K * 4;
-      const auto kernel = plane_kernel<T, TAPS, K>;
-      const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, memory);
-      if (status != cudaSuccess) return status;
-      kernel<<<batch * ceil_div(channels, K) * tiles, e3, memory, stream>>>(s, Dense(s, 1), gradient, output, channels, static_cast<int>(pixels), tile, tiles);
-      return cudaGetLastError();
-    };
-    const cudaError_t status = e1 == 1 ? go(std::integral_constant<int, 1>()) : e1 == 2 ? go(std::integral_constant<int, 2>()) : go(std::integral_constant<int, 4>());
-    if (status != cudaSuccess) return status;
-    add = false;
-  }
-  const T* data = static_cast<const T*>(input.data);
-  int64_t image = input.strides[0];
   if (ordered) {
-    const Dense dense(s, 1);
-    const int64_t blocks = ceil_div<int64_t>(static_cast<int64_t>(batch) * channels, kThreads);
-    ordered_kernel<T, TAPS><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(s, dense, gradient, sums, batch,
-                                                                                    channels, pixels);
+    const unsigned blocks = ceil_div<int64_t>(static_cast<int64_t>(batch) * channels, kThreads);
+    ordered_kernel<T, TAPS><<<blocks, kThreads, 0, stream>>>(s, Dense(s, 1), gradient, sums, batch, channels, pixels);
   }
-  if (vector) {
+  if (plane) {
+    const int memory = plan.tile * static_cast<int>(sizeof(float)), parts = ceil_div(pixels, plan.tile);
+    const auto kernel = plane_kernel<T, TAPS>;
+    const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, memory);
+    if (status != cudaSuccess) return status;
+    kernel<<<batch * channels * parts, kPlaneThreads, memory, stream>>>(s, Dense(s, 1), gradient, output, channels,
+                                                                        pixels, plan.tile, parts);
+  }
+  if (plan.vector && (add || grad_grid.data)) {
     if (plan.copied) {
       T* copy = reinterpret_cast<T*>(static_cast<char*>(workspace) + plan.sums);
-      const int64_t tiles = ceil_div<int64_t>(pixels, 32) * ceil_div(channels, 32) * batch;
-      transpose_kernel<<<limited(tiles), kThreads, 0, stream>>>(data, image, input.strides[1], copy, batch, channels,
-                                                                static_cast<int>(pixels));
+      to_channels_last_kernel<<<limited(tiles), kTileThreads, 0, stream>>>(
+          data, image, input.strides[1], copy, batch, channels, pixels, pixel_width<T>(data, image, input.strides[1]));
       data = copy;
-      image = pixels * channels;
+      image = static_cast<int64_t>(pixels) * channels;
       for (int a = 0; a < 3; ++a) s.stride[a] = Dense(s, channels).stride[a];
     }
     int shift = 0;
     while (shift < 3 && (V << shift) < channels) ++shift;
-    const int rows = kThreads >> shift;
-    int width = 1;
-    const uintptr_t address = reinterpret_cast<uintptr_t>(grad.data);
-    if (grad.strides[1] == 1 && (address | point * sizeof(T) | grad.strides[0] * sizeof(T)) % 16 == 0) {
-      width = 0;
-    } else if (point == 1 && (address | grad.strides[1] * sizeof(T) | grad.strides[0] * sizeof(T)) % (4 * sizeof(T)) == 0) {
-      width = 4;
-    }
-    if (add || grad_grid.data) {
-      vector_kernel<T, TAPS><<<dim3(ceil_div(s.points, rows), 1, images), kThreads, 0, stream>>>(
-          s, Dense(s, channels), data, image, gradient, add ? sums : nullptr, AnyFloat(grad_grid), batch, channels, pixels,
-          shift, width);
-    }
+    const bool last = grad.strides[1] == 1 && (reinterpret_cast<uintptr_t>(grad.data) | point * sizeof(T) |
+                                               grad.strides[0] * sizeof(T)) % 16 == 0;
+    const int width = last ? 0 : point == 1 ? pixel_width<T>(grad.data, grad.strides[0], grad.strides[1], 4) : 1;
+    vector_kernel<T, TAPS><<<dim3(ceil_div(s.points, kThreads >> shift), 1, images), kThreads, 0, stream>>>(
+        s, Dense(s, channels), data, image, gradient, add ? sums : nullptr, AnyFloat(grad_grid), batch, channels, pixels,
+        shift, width);
     if (add) {
-      const int64_t tiles = ceil_div<int64_t>(pixels, 32) * ceil_div(channels, 32) * batch;
-      transpose_kernel<<<limited(tiles), kThreads, 0, stream>>>(sums, pixels * channels, static_cast<int64_t>(channels),
-                                                                output, batch, static_cast<int>(pixels), channels);
+      from_channels_last_kernel<<<limited(tiles), kTileThreads, 0, stream>>>(
+          sums, output, batch, channels, pixels, pixel_width<T>(output, pixels, pixels));
     }
   } else if (add || grad_grid.data) {
-    int shift = 0;
-    while (shift < 3 && (2 << shift) <= channels) ++shift;
+    int shift = 0;  // more threads for each point where there are few
+    while (shift < 5 && (2 << shift) <= channels &&
+           (shift < 3 || static_cast<int64_t>(ceil_div(s.points, kThreads >> shift)) * batch < 512)) {
+      ++shift;
+    }
     direct_kernel<T, TAPS><<<dim3(ceil_div(s.points, kThreads >> shift), 1, images), kThreads, 0, stream>>>(
         s, Dense(s, 1), data, image, input.strides[1], gradient, add ? sums : nullptr, AnyFloat(grad_grid), batch,
         channels, pixels, shift);
   }
-  if (output && sums != reinterpret_cast<float*>(output) && (ordered || !vector) && !plane) {
+  if ((ordered || (add && !plan.vector)) && sums != reinterpret_cast<float*>(output)) {
     const int64_t n = input.numel();
     round_kernel<<<limited(ceil_div<int64_t>(n, kThreads)), kThreads, 0, stream>>>(sums, output, n);
   }

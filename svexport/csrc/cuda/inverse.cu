@@ -15,7 +15,37 @@ struct Problem {
   int n;
 };
 
-// Of the transpose, as torch takes pivots in a contiguous A; neighbouring lanes then read and write neighbours.
+// Row `row` of a matrix, whole where it is aligned.
+template <int L, class T>
+__device__ __forceinline__ void write(T* to, const double (&row)[L], int n) {
+  constexpr int N = L * sizeof(T) <= 16 ? L : 16 / sizeof(T);
+  if (n == L && reinterpret_cast<uintptr_t>(to) % (N * sizeof(T)) == 0) {
+#pragma unroll
+    for (int c = 0; c < L; c += N) {
+      Vec<T, N> v;
+#pragma unroll
+      for (int j = 0; j < N; ++j) v.at[j] = from_float<T>(static_cast<float>(row[c + j]));
+      store<T, N>(to + c, v);
+    }
+  } else {
+#pragma unroll
+    for (int c = 0; c < L; ++c) {
+      if (c < n) to[c] = from_float<T>(static_cast<float>(row[c]));
+    }
+  }
+}
+
+template <int L>
+__device__ __forceinline__ void write(const AnyFloat& to, int64_t offset, const double (&row)[L], int n) {
+  if (to.dtype == DType::kFloat32) {
+    write(static_cast<float*>(to.data) + offset, row, n);
+  } else if (to.dtype == DType::kFloat16) {
+    write(static_cast<__half*>(to.data) + offset, row, n);
+  } else {
+    write(static_cast<__nv_bfloat16*>(to.data) + offset, row, n);
+  }
+}
+
 template <int L, bool kBackward>
 __global__ void __launch_bounds__(kThreads) inverse_kernel(const __grid_constant__ Problem a) {
   const int64_t i = (blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x) / L;
@@ -23,36 +53,36 @@ __global__ void __launch_bounds__(kThreads) inverse_kernel(const __grid_constant
   int64_t from[2];
   a.batch.offsets(matrix, from);
   LaneMatrix<L> m;
-  m.read(a.A, from[0], a.n, a.A_column, a.A_row);
-  m.invert();
-  m.order_columns();
+  m.read(a.A, from[0], a.n, a.A_row, a.A_column);
   if constexpr (kBackward) {
-    m.order_rows();
+    // The transpose of the gradient, -inv(A) grad^T inv(A), of which a lane computes a row: its matrix is that of
+    // grad^T, by rows again, so that both products take rows from other lanes.
     LaneMatrix<L> grad;
-    grad.read(a.grad, from[1], a.n, a.grad_row, a.grad_column);
-    double left[L], result[L] = {};  // of this lane's row
+    grad.read(a.grad, from[1], a.n, a.grad_column, a.grad_row);
+    m.invert();
+    m.order_columns();
+    m.order_rows();
+    double left[L] = {}, result[L] = {};
 #pragma unroll
-    for (int l = 0; l < L; ++l) {
-      left[l] = 0;
+    for (int k = 0; k < L; ++k) {
 #pragma unroll
-      for (int k = 0; k < L; ++k) left[l] += m.row[k] * __shfl_sync(~0u, grad.row[l], k, L);
+      for (int c = 0; c < L; ++c) left[c] += m.row[k] * __shfl_sync(~0u, grad.row[c], k, L);
     }
 #pragma unroll
-    for (int l = 0; l < L; ++l) {
+    for (int k = 0; k < L; ++k) {
 #pragma unroll
-      for (int c = 0; c < L; ++c) result[c] -= left[l] * __shfl_sync(~0u, m.row[c], l, L);
+      for (int c = 0; c < L; ++c) result[c] -= left[k] * __shfl_sync(~0u, m.row[c], k, L);
     }
     if (i >= a.batch.count || m.lane() >= a.n) return;
 #pragma unroll
     for (int c = 0; c < L; ++c) {
-      if (c < a.n) a.output.set((matrix * a.n + m.lane()) * a.n + c, static_cast<float>(result[c]));
+      if (c < a.n) a.output.set((matrix * a.n + c) * a.n + m.lane(), static_cast<float>(result[c]));
     }
   } else {
+    m.invert();
+    m.order_columns();
     if (i >= a.batch.count || m.step >= a.n) return;
-#pragma unroll
-    for (int c = 0; c < L; ++c) {
-      if (c < a.n) a.output.set((matrix * a.n + c) * a.n + m.step, static_cast<float>(m.row[c]));
-    }
+    write(a.output, (matrix * a.n + m.step) * a.n, m.row, a.n);
     if (a.info && m.step == 0) a.info[matrix] = m.info;
   }
 }

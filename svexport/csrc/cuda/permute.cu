@@ -29,55 +29,72 @@ __global__ void __launch_bounds__(kThreads) copy_elements(const T* input, T* out
 // Input and output each have neighbours along an axis of their own: tiles of both are turned in shared memory. Elements
 // of less than 4 bytes are read and written V at once.
 template <class T, int V>
-__global__ void __launch_bounds__(kThreads) copy_tiles(const T* input, T* output, const __grid_constant__ Walk<2> batch,
-                                                       int64_t rows, int64_t columns, int64_t row_to,
-                                                       int64_t column_from, int64_t row_tiles, int64_t column_tiles) {
-  // rows: stride 1 in the input; columns: stride 1 in the output
-  __shared__ Vec<T, V> tile[kTile * V][kTile + 1];
+struct Tiles {
+  static constexpr int kRows = kTile * V, kColumns = kTile * (V > 1 ? V : 2);
+
+  Walk<2> batch;
+  int64_t row_to, column_from;  // strides; that of the rows in the input and of the columns in the output is 1
+  int64_t rows, columns;
+  Divider row_tiles, column_tiles;
+};
+
+template <class T, int V>
+__global__ void __launch_bounds__(kThreads) copy_tiles(const T* input, T* output,
+                                                       const __grid_constant__ Tiles<T, V> a) {
+  using Tile = Tiles<T, V>;
+  __shared__ Vec<T, V> tile[Tile::kColumns][kTile + 1];
   const int x = threadIdx.x % kTile, y = threadIdx.x / kTile;
-  int64_t block = blockIdx.x, at[2];
-  const int64_t column0 = block % column_tiles * (kTile * V);
-  block /= column_tiles;
-  const int64_t row0 = block % row_tiles * (kTile * V);
-  batch.offsets(block / row_tiles, at);
-  output += at[0];
-  input += at[1];
+  uint32_t block = blockIdx.x;
+  int64_t at[2];
+  const int64_t column0 = static_cast<int64_t>(a.column_tiles.split(block)) * Tile::kColumns;
+  const int64_t row0 = static_cast<int64_t>(a.row_tiles.split(block)) * Tile::kRows;
+  a.batch.offsets(block, at);
+  output += at[0] + row0 * a.row_to + column0;
+  input += at[1] + row0 + column0 * a.column_from;
+  const int rows = static_cast<int>(min(a.rows - row0, static_cast<int64_t>(Tile::kRows)));
+  const int columns = static_cast<int>(min(a.columns - column0, static_cast<int64_t>(Tile::kColumns)));
 #pragma unroll
-  for (int k = 0; k < kTile * V; k += kThreads / kTile) {
-    const int64_t row = row0 + x * V, column = column0 + y + k;
-    if (row < rows && column < columns) tile[y + k][x] = load<T, V>(input + row + column * column_from);
+  for (int k = 0; k < Tile::kColumns; k += kThreads / kTile) {
+    if (x * V < rows && y + k < columns) tile[y + k][x] = load<T, V>(input + x * V + (y + k) * a.column_from);
   }
   __syncthreads();
 #pragma unroll
   for (int k = 0; k < kTile; k += kThreads / kTile) {
-    Vec<T, V> in[V];
 #pragma unroll
-    for (int j = 0; j < V; ++j) in[j] = tile[x * V + j][y + k];
+    for (int column = 0; column < Tile::kColumns; column += kTile * V) {
+      Vec<T, V> in[V];
 #pragma unroll
-    for (int i = 0; i < V; ++i) {
-      const int64_t row = row0 + (y + k) * V + i, column = column0 + x * V;
-      Vec<T, V> out;
+      for (int j = 0; j < V; ++j) in[j] = tile[column + x * V + j][y + k];
 #pragma unroll
-      for (int j = 0; j < V; ++j) out.at[j] = in[j].at[i];
-      if (row < rows && column < columns) store<T, V>(output + row * row_to + column, out);
+      for (int i = 0; i < V; ++i) {
+        Vec<T, V> out;
+#pragma unroll
+        for (int j = 0; j < V; ++j) out.at[j] = in[j].at[i];
+        if ((y + k) * V + i < rows && column + x * V < columns) {
+          store<T, V>(output + ((y + k) * V + i) * a.row_to + column + x * V, out);
+        }
+      }
     }
   }
 }
 
 template <class T, int V>
 cudaError_t launch_tiles(const void* input, void* output, const Axes<2>& axes, int row, cudaStream_t stream) {
+  using Tile = Tiles<T, V>;
   const int column = axes.rank - 1;
   Walk<2> batch;
   for (int i = column - 1; i >= 0; --i) {
     if (i != row) batch.push(axes.at[i]);
   }
   const int64_t rows = axes.at[row].size, columns = axes.at[column].size;
-  const int64_t row_tiles = ceil_div<int64_t>(rows, kTile * V), column_tiles = ceil_div<int64_t>(columns, kTile * V);
+  const int64_t row_tiles = ceil_div<int64_t>(rows, Tile::kRows);
+  const int64_t column_tiles = ceil_div<int64_t>(columns, Tile::kColumns);
   const int64_t blocks = row_tiles * column_tiles * batch.count;
   if (blocks > INT32_MAX) return cudaErrorNotSupported;
-  copy_tiles<T, V><<<static_cast<int>(blocks), kThreads, 0, stream>>>(
-      static_cast<const T*>(input), static_cast<T*>(output), batch, rows, columns, axes.at[row].strides[0],
-      axes.at[column].strides[1], row_tiles, column_tiles);
+  const Tile tiles{batch, axes.at[row].strides[0], axes.at[column].strides[1], rows, columns, Divider(row_tiles),
+                   Divider(column_tiles)};
+  copy_tiles<T, V><<<static_cast<int>(blocks), kThreads, 0, stream>>>(static_cast<const T*>(input),
+                                                                      static_cast<T*>(output), tiles);
   return cudaGetLastError();
 }
 

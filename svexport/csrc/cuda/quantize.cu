@@ -13,7 +13,7 @@ struct Quantize {
     float scale, reciprocal, limit;  // reciprocal 0: to be divided by
 
     __device__ __forceinline__ explicit Scale(float s)
-        : scale(s), reciprocal(s > 0x1p-100f && s < 0x1p100f ? __frcp_rn(s) : 0), limit(512 * s) {}
+        : scale(s), reciprocal(s > 0x1p-100f && s < 0x1p100f ? 1 / s : 0), limit(512 * s) {}
   };
 
   // The correctly rounded quotient without a division: from the correctly rounded reciprocal, by two corrections with
@@ -26,7 +26,7 @@ struct Quantize {
       q = fmaf(fmaf(-q, s.scale, value), s.reciprocal, q);
       q = fmaf(fmaf(-q, s.scale, value), s.reciprocal, q);
     } else {
-      q = __fdiv_rn(to_float(x[0]), s.scale);
+      q = to_float(x[0]) / s.scale;
     }
     q = fminf(fmaxf(q, lowest), 127.f);
     // The integer in the low bits of the sum, which is rounded half to even.

@@ -353,6 +353,105 @@ __device__ __forceinline__ void read_points(uint4* tile, int bits, int shift, in
   }
 }
 
+constexpr int kTileThreads = 256, kTilePoints = 64;  // of the two copies below; 8 granules for each point
+
+// How many pixels innermost in memory one access can read or write: 16 bytes of them, 4 or 1.
+template <class T>
+int pixel_width(const void* data, int64_t image, int64_t channel, int most = 8) {
+  for (const int w : {16 / static_cast<int>(sizeof(T)), 4}) {
+    const uint64_t bytes = w * sizeof(T);
+    if (w <= most && (reinterpret_cast<uintptr_t>(data) | image * sizeof(T) | channel * sizeof(T)) % bytes == 0) return w;
+  }
+  return 1;
+}
+
+template <class F>
+__device__ __forceinline__ void dispatch_width(int width, F&& f) {
+  if (width == 8) {
+    f(std::integral_constant<int, 8>());
+  } else if (width == 4) {
+    f(std::integral_constant<int, 4>());
+  } else {
+    f(std::integral_constant<int, 1>());
+  }
+}
+
+// Calls f(n, first pixel, first channel) for the tiles of all blocks.
+template <class T, class F>
+__device__ __forceinline__ void each_tile(int batch, int channels, int pixels, F&& f) {
+  constexpr int CHANNELS = 8 * (16 / sizeof(T));
+  const int across = ceil_div(pixels, kTilePoints), down = ceil_div(channels, CHANNELS);
+  const int64_t tiles = static_cast<int64_t>(across) * down * batch;
+  for (int64_t i = blockIdx.x; i < tiles; i += gridDim.x) {
+    f(i / across / down, static_cast<int>(i % across) * kTilePoints, static_cast<int>(i / across % down) * CHANNELS);
+  }
+}
+
+// (N, C, pixels) with the pixels innermost to (N, pixels, C), contiguous, C a multiple of 16 bytes; by all blocks together.
+template <class T>
+__device__ __forceinline__ void to_channels_last(const T* __restrict__ from, int64_t image, int64_t channel,
+                                                 T* __restrict__ to, int batch, int channels, int pixels, int width) {
+  constexpr int V = 16 / sizeof(T);
+  __shared__ uint4 tile[kTilePoints * 8];
+  const int bits = tile_bits(3, width);
+  each_tile<T>(batch, channels, pixels, [&](int64_t n, int first, int c0) {
+    dispatch_width(width, [&](auto w) {
+      constexpr int W = decltype(w)::value;
+      if constexpr (W <= V) {
+        read_points<W>(tile, bits, 3, kTilePoints, from + n * image + c0 * channel + first, channel, 1, pixels - first,
+                         channels - c0);
+      }
+    });
+    __syncthreads();
+#pragma unroll
+    for (int i = threadIdx.x; i < kTilePoints * 8; i += kTileThreads) {
+      const int p = first + i / 8, c = c0 + i % 8 * V;
+      if (p < pixels && c < channels) {
+        Vec<T, V> v;
+        memcpy(&v, &tile[swizzled(i, bits)], 16);
+        store(to + (n * pixels + p) * channels + c, v);
+      }
+    }
+    __syncthreads();
+  });
+}
+
+// (N, pixels, C) to (N, C, pixels), both contiguous, C a multiple of 16 bytes of T; by all blocks together.
+template <class T>
+__device__ __forceinline__ void from_channels_last(const float* __restrict__ from, T* __restrict__ to, int batch,
+                                                   int channels, int pixels, int width) {
+  constexpr int V = 16 / sizeof(T);
+  __shared__ uint4 tile[kTilePoints * 8];
+  const int bits = tile_bits(3, width);
+  each_tile<T>(batch, channels, pixels, [&](int64_t n, int first, int c0) {
+#pragma unroll
+    for (int i = threadIdx.x; i < kTilePoints * 8; i += kTileThreads) {
+      const int p = first + i / 8, c = c0 + i % 8 * V;
+      if (p < pixels && c < channels) {
+        const float* source = from + (n * pixels + p) * channels + c;
+        float x[V];
+#pragma unroll
+        for (int k = 0; k < V; k += 4) {
+          const Vec<float, 4> v = load<float, 4>(source + k);
+#pragma unroll
+          for (int j = 0; j < 4; ++j) x[k + j] = v.at[j];
+        }
+        const Vec<T, V> v = rounded<T>(x);
+        memcpy(&tile[swizzled(i, bits)], &v, 16);
+      }
+    }
+    __syncthreads();
+    dispatch_width(width, [&](auto w) {
+      constexpr int W = decltype(w)::value;
+      if constexpr (W <= V) {
+        write_points<W>(tile, bits, 3, kTilePoints, to + (n * channels + c0) * pixels + first, pixels, 1, pixels - first,
+                          channels - c0);
+      }
+    });
+    __syncthreads();
+  });
+}
+
 // Calls f with the number of taps as a constant.
 template <class F>
 cudaError_t dispatch_taps(int mode, int axes, F&& f) {

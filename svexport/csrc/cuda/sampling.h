@@ -16,7 +16,9 @@ struct Sampling {
 
 // mask: (N, points) of the type of input, or absent.
 cudaError_t sample(const Tensor& input, const Tensor& grid, const Tensor& output, const Tensor& mask,
-                   const Sampling& sampling, cudaStream_t stream);
+                   const Sampling& sampling, cudaStream_t stream, void* workspace);
+
+size_t sample_workspace(const Tensor& input, const Tensor& grid, int mode);
 
 size_t sample_backward_workspace(const Tensor& input, const Tensor& grid, bool input_gradient, bool grid_gradient);
 

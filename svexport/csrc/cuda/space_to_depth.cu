@@ -52,54 +52,61 @@ __global__ void __launch_bounds__(256) rows_kernel(T* image, Strides image_strid
 
 constexpr int kPieceBytes = 8192;
 
-// Channels-last pixels of few channels: a block turns a piece of a row of them in shared memory. Words of 4 bytes are
-// written where `words`; `pairs` of pixels are a piece, a multiple of 16.
-template <class T>
-__global__ void __launch_bounds__(256) pixels_kernel(const T* image, int64_t image_n, int64_t image_h, T* depth,
-                                                     Strides depth_strides, int channels, int64_t height,
-                                                     int64_t half_width, int pairs, bool aligned, bool words) {
-  constexpr int N = 16 / sizeof(T), V = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
+// Channels-last pixels of few channels: a block turns a piece of a row of them in shared memory.
+struct Pixels {
+  int64_t image_n, image_h;
+  Strides depth;
+  int channels;
+  int pairs;  // of pixels in a piece, a multiple of 16
+  int64_t half_width;
+  Divider pieces, height, words;  // per row, per image, per row of output of a whole piece
+};
+
+template <class T, int V>  // V elements are written at once
+__global__ void __launch_bounds__(256) pixels_kernel(const T* image, T* depth, const __grid_constant__ Pixels a) {
+  constexpr int N = 16 / sizeof(T);
   __shared__ alignas(16) T piece[kPieceBytes / sizeof(T)];
-  const int64_t pieces = ceil_div<int64_t>(half_width, pairs);
-  const int64_t x = blockIdx.x % pieces * pairs, row = blockIdx.x / pieces % height, n = blockIdx.x / pieces / height;
-  image += n * image_n + row * image_h + 2 * x * channels;
-  depth += n * depth_strides.n + row % 2 * channels * depth_strides.c + row / 2 * depth_strides.h + x;
-  const int count = static_cast<int>(half_width - x < pairs ? half_width - x : pairs);
-  const int length = 2 * count * channels;
-  const int vectors = aligned ? length / N : 0;
+  uint32_t block = blockIdx.x;
+  const int64_t x = static_cast<int64_t>(a.pieces.split(block)) * a.pairs;
+  const int64_t row = a.height.split(block), n = block;
+  image += n * a.image_n + row * a.image_h + 2 * x * a.channels;
+  depth += n * a.depth.n + row % 2 * a.channels * a.depth.c + row / 2 * a.depth.h + x;
+  const int count = static_cast<int>(min(a.half_width - x, static_cast<int64_t>(a.pairs)));
+  const int step = 2 * a.channels, length = count * step;
+  const int vectors = reinterpret_cast<uintptr_t>(image) % 16 == 0 ? length / N : 0;
   for (int i = threadIdx.x; i < vectors; i += 256) store<T, N>(piece + i * N, load<T, N>(image + i * N));
   for (int i = vectors * N + threadIdx.x; i < length; i += 256) piece[i] = image[i];
   __syncthreads();
-  const int step = words ? V : 1;
-  for (int i = threadIdx.x / 32; i < 2 * channels; i += 256 / 32) {  // channel of the pixel pair
-    T* to = depth + ((i >= channels ? channels : 0) + i) * depth_strides.c;
-    for (int k = threadIdx.x % 32 * step; k < count; k += 32 * step) {
-      if (words) {
-        Vec<T, V> word;
+  for (uint32_t i = threadIdx.x; i < step * a.words.d; i += 256) {
+    uint32_t channel = i;  // of the pair
+    const int k = static_cast<int>(a.words.split(channel)) * V;
+    if (k >= count) continue;
+    Vec<T, V> word;
 #pragma unroll
-        for (int j = 0; j < V; ++j) word.at[j] = piece[(k + j) * 2 * channels + i];
-        store<T, V>(to + k, word);
-      } else {
-        to[k] = piece[k * 2 * channels + i];
-      }
-    }
+    for (int j = 0; j < V; ++j) word.at[j] = piece[(k + j) * step + channel];
+    store<T, V>(depth + (channel + (channel < a.channels ? 0 : a.channels)) * a.depth.c + k, word);
   }
 }
 
 template <class T>
 cudaError_t launch_pixels(const Tensor& image, const Tensor& depth, cudaStream_t stream) {
-  constexpr int N = 16 / sizeof(T), V = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
+  constexpr int V = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
   const int64_t channels = image.sizes[1], half_width = depth.sizes[3];
-  const int pairs = static_cast<int>(kPieceBytes / sizeof(T) / (2 * channels) / 16 * 16);
-  const int64_t blocks = image.sizes[0] * image.sizes[2] * ceil_div<int64_t>(half_width, pairs);
+  const int64_t pairs = std::min<int64_t>(half_width, kPieceBytes / sizeof(T) / (2 * channels) / 16 * 16);
+  const int64_t pieces = ceil_div<int64_t>(half_width, pairs), blocks = image.sizes[0] * image.sizes[2] * pieces;
   if (blocks > INT32_MAX) return cudaErrorNotSupported;
-  const bool aligned = reinterpret_cast<uintptr_t>(image.data) % 16 == 0 && image.strides[0] % N == 0 &&
-                       image.strides[2] % N == 0;
   const bool words = half_width % V == 0 && depth.aligned(3, V * sizeof(T));
-  pixels_kernel<<<static_cast<int>(blocks), 256, 0, stream>>>(
-      static_cast<const T*>(image.data), image.strides[0], image.strides[2], static_cast<T*>(depth.data),
-      Strides{depth.strides[0], depth.strides[1], depth.strides[2]}, static_cast<int>(channels), image.sizes[2],
-      half_width, pairs, aligned, words);
+  const Pixels pixels{image.strides[0],
+                      image.strides[2],
+                      {depth.strides[0], depth.strides[1], depth.strides[2]},
+                      static_cast<int>(channels),
+                      static_cast<int>(pairs),
+                      half_width,
+                      Divider(pieces),
+                      Divider(image.sizes[2]),
+                      Divider(words ? ceil_div<int64_t>(pairs, V) : pairs)};
+  (words ? pixels_kernel<T, V> : pixels_kernel<T, 1>)<<<static_cast<int>(blocks), 256, 0, stream>>>(
+      static_cast<const T*>(image.data), static_cast<T*>(depth.data), pixels);
   return cudaGetLastError();
 }
 

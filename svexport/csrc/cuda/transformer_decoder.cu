@@ -3,6 +3,7 @@
 #include "attention.h"
 #include "gemm.h"
 #include "transformer_decoder.cuh"
+#include <cstdlib>
 
 namespace svexport {
 namespace {
@@ -341,20 +342,12 @@ size_t transformer_decoder_workspace(const TransformerDecoder& d) {
   return scratch.used > fused ? scratch.used : fused;
 }
 
-size_t transformer_decoder_packed_size(const TransformerDecoder& d) { return fused_decoder_packed_size(d, DecoderSizes(d)); }
-
-cudaError_t transformer_decoder_pack(const TransformerDecoder& d, void* packed, cudaStream_t stream) {
-  return fused_decoder_pack(d, DecoderSizes(d), packed, stream);
-}
-
-cudaError_t transformer_decoder(const TransformerDecoder& d, const void* packed, void* workspace, cudaStream_t stream) {
+cudaError_t transformer_decoder(const TransformerDecoder& d, void* workspace, cudaStream_t stream) {
   if (!supported(d)) return cudaErrorNotSupported;
   const DecoderSizes n(d);
   if (n.rows == 0) return cudaSuccess;
-  if (packed) {
-    const cudaError_t status = fused_decoder(d, n, packed, workspace, stream);
-    if (status != cudaErrorNotSupported) return status;
-  }
+  const cudaError_t status = getenv("SVEXPORT_UNFUSED") ? cudaErrorNotSupported : fused_decoder(d, n, workspace, stream);
+  if (status != cudaErrorNotSupported) return status;
   return dispatch_float(d.query.dtype, [&](auto* p) { return run<element_t<decltype(p)>>(d, n, workspace, stream); });
 }
 

@@ -51,10 +51,7 @@ cudaError_t round_to(const float* x, void* y, DType dtype, int64_t count, cudaSt
 // ---------------------------------------------------------------- the fused implementation, compute capability 9.0
 
 size_t fused_decoder_workspace(const TransformerDecoder& d, const DecoderSizes& n);
-size_t fused_decoder_packed_size(const TransformerDecoder& d, const DecoderSizes& n);
-cudaError_t fused_decoder_pack(const TransformerDecoder& d, const DecoderSizes& n, void* packed, cudaStream_t stream);
-cudaError_t fused_decoder(const TransformerDecoder& d, const DecoderSizes& n, const void* packed, void* workspace,
-                          cudaStream_t stream);
+cudaError_t fused_decoder(const TransformerDecoder& d, const DecoderSizes& n, void* workspace, cudaStream_t stream);
 
 // Scratch memory in pieces; without memory it only counts.
 struct Scratch {

@@ -36,17 +36,7 @@ struct TransformerDecoder {
 // Bytes of scratch memory; the launcher wants it aligned to 256.
 size_t transformer_decoder_workspace(const TransformerDecoder& decoder);
 
-// The kernels for compute capability 9.0 read the weights in an order of their own. Bytes of that copy, aligned to 256; 0 if
-// these arguments on the current device have no need of it.
-size_t transformer_decoder_packed_size(const TransformerDecoder& decoder);
-
-// Makes that copy, of the weights and configuration alone: query, features and the other tensors give sizes only.
-cudaError_t transformer_decoder_pack(const TransformerDecoder& decoder, void* packed, cudaStream_t stream);
-
-// packed: what transformer_decoder_pack made of the same weights; null where its size is 0, and otherwise for kernels that
-// read the weights as they are, more of them and slower.
 // cudaErrorNotSupported for other dtypes, sizes (C above 1024, C / num_heads above 64) and mixtures of dtypes.
-cudaError_t transformer_decoder(const TransformerDecoder& decoder, const void* packed, void* workspace,
-                                cudaStream_t stream);
+cudaError_t transformer_decoder(const TransformerDecoder& decoder, void* workspace, cudaStream_t stream);
 
 }  // namespace svexport

@@ -7,100 +7,42 @@
 //
 // Step s = 0 .. num_layers of either runs what lies between the attentions of layers s - 1 and s; the class branch is the
 // last attention_kernel's. Sixteen rows at a time go through all of a step in shared memory, on a pair of blocks that
-// compute half of the columns each and give them to one another. Every weight is read once by every pair, straight into
-// the registers that mma wants it in, one matrix product ahead: the copy made by fused_decoder_pack lies in that order.
-// The first are read before the kernel in front has ended (programmatic dependent launch).
+// compute half of the columns each and give them to one another. Every pair reads every weight once, straight into the
+// registers that mma wants it in, one matrix product ahead, the first before the kernel in front has ended (programmatic
+// dependent launch).
 #include "bilinear.cuh"
 #include "gemm.h"
 #include "mma.cuh"
 #include "transformer_decoder.cuh"
+#include <cstdlib>
 
 namespace svexport {
 namespace {
 
 constexpr int kChannels = 256, kHeads = 8, kHeadDim = 32;
 constexpr int kRows = 16, kPair = 2, kThreads = 256;
-constexpr int kPitch = kChannels + 8;  // of a row in shared memory, against bank conflicts
+constexpr int kPitch = kChannels + 32;  // of a row in shared memory, against bank conflicts
 constexpr int kTile = kRows * kPitch;
 constexpr int kNarrow = 64;            // most outputs of a narrow layer: camera weights, box code, classes
 constexpr int kMaxFfn = 2048;
 
-// ---------------------------------------------------------------- packed weights
-
-// A matrix (out, in) lies in chunks of 16 outputs x 256 inputs, the inputs' chunks of an output one after the other. A
-// chunk is what a warp multiplies 16 rows with: for each 16 inputs, 16 bytes a lane, those of outputs g and g + 8.
-constexpr int kChunk = 16 * 32;  // pieces of 16 bytes
-
-__host__ __device__ constexpr int chunks(int out, int in) { return ceil_div(out, 16) * (in / 256); }
-
-// Vectors first, as elements; then the matrices, as chunks.
+// Vectors of a step in shared memory, and where they begin.
 enum RowsVector {
   kOutProjBias = 0, kNorm1 = 256, kLogitsBias = 768, kOutputProjBias = 832, kNorm2 = 1088, kFfn2Bias = 1600, kNorm3 = 1856,
   kInProjBias = 2368, kFfn0Bias = 3136,  // of ffn elements
 };
 enum BranchVector {
-  kReg0Bias = 0, kReg2Bias = 256, kReg4Bias = 512, kPosition0Weight = 576, kPosition0Bias = 1344, kPositionNorm0_ = 1600,
-  kPosition3Bias = 2112, kPositionNorm1_ = 2368, kBranchVectors = 2880,
+  kReg0Bias = 0, kReg2Bias = 256, kReg4Bias = 512, kPosition0Weight = 576, kPosition0Bias = 1344, kEncodingNorm0 = 1600,
+  kPosition3Bias = 2112, kEncodingNorm1 = 2368, kBranchVectors = 2880,
 };
 enum ClassVector {
-  kCls0Bias = 0, kClsNorm0_ = 256, kCls3Bias = 768, kClsNorm1_ = 1024, kCls6Bias = 1536, kClassVectors = 1600,
+  kCls0Bias = 0, kScoreNorm0 = 256, kCls3Bias = 768, kScoreNorm1 = 1024, kCls6Bias = 1536,
 };
-
-struct Packed {
-  int ffn, layers;
-
-  // Of step s, in pieces of 16 bytes.
-  __host__ __device__ int vectors() const { return (kFfn0Bias + ffn) / 8; }
-  __host__ __device__ int rows_step() const {
-    return vectors() + kChunk * (2 * chunks(256, 256) + 2 * chunks(ffn, 256) + chunks(768, 256) + chunks(kNarrow, 256));
-  }
-  __host__ __device__ int branch_step() const {
-    return kBranchVectors / 8 + kChunk * (3 * chunks(256, 256) + chunks(kNarrow, 256));
-  }
-  __host__ __device__ int class_branch() const {
-    return kClassVectors / 8 + kChunk * (2 * chunks(256, 256) + chunks(kNarrow, 256));
-  }
-  __host__ __device__ int64_t rows(int step) const { return static_cast<int64_t>(step) * rows_step(); }
-  __host__ __device__ int64_t branch(int step) const { return rows(layers + 1) + static_cast<int64_t>(step) * branch_step(); }
-  __host__ __device__ int64_t classes() const { return branch(layers + 1); }
-  __host__ __device__ int64_t end() const { return classes() + class_branch(); }
-};
-
-struct PackJob {
-  const void* from;
-  int out, in;    // of a matrix; in = 0: a vector of `out` elements
-  int64_t to;     // pieces
-  int offset;     // of a vector, elements
-};
-
-constexpr int kMaxJobs = 40;
-struct PackJobs {
-  PackJob at[kMaxJobs];
-  int count = 0;
-};
-
-__global__ void pack_kernel(const __grid_constant__ PackJobs jobs, uint4* packed) {
-  const PackJob& job = jobs.at[blockIdx.y];
-  const int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
-  const uint16_t* from = static_cast<const uint16_t*>(job.from);
-  if (job.in == 0) {
-    uint16_t* to = reinterpret_cast<uint16_t*>(packed + job.to) + job.offset;
-    for (int i = first; i < job.out; i += step) to[i] = from[i];
-    return;
-  }
-  for (int i = first; i < chunks(job.out, job.in) * kChunk; i += step) {
-    const int chunk = i / kChunk, k = i / 32 % 16, lane = i % 32;
-    const int across = job.in / 256, out = chunk / across * 16 + lane / 4, in = chunk % across * 256 + k * 16 + lane % 4 * 2;
-    auto pair = [&](int o, int c) {
-      if (o >= job.out) return 0u;
-      const uint16_t* p = from + static_cast<int64_t>(o) * job.in + c;
-      return p[0] | static_cast<uint32_t>(p[1]) << 16;
-    };
-    packed[job.to + i] = make_uint4(pair(out, in), pair(out, in + 8), pair(out + 8, in), pair(out + 8, in + 8));
-  }
-}
 
 // ---------------------------------------------------------------- parameters
+
+// kAdjacent: channels-last, 8 channels in one access; kBytes: int8 in CHW32.
+enum MapFormat { kAdjacent, kStrided, kBytes };
 
 struct FusedLevel {
   const void* data;
@@ -108,14 +50,19 @@ struct FusedLevel {
   int height, width;                  // of the level, which is half the map's where it is pooled
   float scale;
   bool pool;
-  int format;                         // 0: 8 channels in one access; 1: by strides; 2: int8 in CHW32
+  int format;
+};
+
+struct Parameters {
+  const void *weight, *bias;
 };
 
 struct Fused {
+  Parameters last_layer[kOffsets / 2], next_layer[kOffsets / 2];  // step - 1 and step: [DecoderWeight / 2]
+  Parameters cls[kClassWeights / 2];
   int64_t rows;
   int queries, keys;  // keys: queries, up to a multiple of 32
   int ffn, step, layers;
-  const uint4* packed;
   const void *query, *query_pos;
   float* points;                       // (rows, 3)
   void *x, *where, *mixed, *position;  // (rows, 256)
@@ -131,10 +78,18 @@ struct Fused {
   float low[3], size[3], image[2], depth_eps, clamp[2];
   bool in_image;
   FusedLevel level[kMaxCameraLevels];
+  int plain_levels;  // of the first four: kAdjacent, not pooled
+  long long* stamps;
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
+__device__ __forceinline__ void stamp(const Fused& a, int kernel, int i) {
+  if (a.stamps && threadIdx.x == 0) {
+    long long t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    a.stamps[((a.step * 2 + kernel) * 512 + blockIdx.x) * 16 + i] = t;
+  }
+}
 // ---------------------------------------------------------------- pairs of blocks
 
 __device__ __forceinline__ uint32_t pair_rank() {
@@ -184,16 +139,31 @@ __device__ __forceinline__ uint4 fetch(const uint4* p) {
   return v;
 }
 
-// The weights of one chunk, and where the lane finds the next.
+// Where a lane (4 * group + pair) finds its part of 16 rows of a matrix (out, in): rows `group` and `group` + 8, of every
+// 32 columns the 8 from 8 * pair on. Null: nowhere.
+struct Lines {
+  const uint4 *low, *high;
+
+  __device__ __forceinline__ Lines columns(int skip) const { return {low + skip / 8, high + skip / 8}; }
+  __device__ __forceinline__ explicit operator bool() const { return low != nullptr; }
+};
+
+__device__ __forceinline__ Lines lines(const void* matrix, int row, int in, int last = 1 << 30) {
+  const int lane = threadIdx.x % 32, low = row + lane / 4;
+  const uint4* from = static_cast<const uint4*>(matrix) + lane % 4;
+  return {from + min(low, last) * static_cast<int64_t>(in / 8), from + min(low + 8, last) * static_cast<int64_t>(in / 8)};
+}
+
+// Of 16 outputs and 256 inputs: [2 * i]: the row `group`, [2 * i + 1]: `group` + 8, of the inputs from 32 * i on.
 struct Chunk {
   uint4 at[16];
 };
 
-template <int From = 0, int To = 16>
-__device__ __forceinline__ void fetch(Chunk& w, const uint4* from) {
-  if (from == nullptr) return;
+template <int From = 0, int To = 8>
+__device__ __forceinline__ void fetch(Chunk& w, const Lines& from) {
+  if (!from) return;
 #pragma unroll
-  for (int k = From; k < To; ++k) w.at[k] = fetch(from + k * 32);
+  for (int i = From; i < To; ++i) w.at[2 * i] = fetch(from.low + i * 4), w.at[2 * i + 1] = fetch(from.high + i * 4);
 }
 
 // 16 rows x 16 outputs; [0]: outputs 0 to 7, [1]: 8 to 15. Transposed: [0]: rows 0 to 7 (of outputs g, g + 8), [1]: 8 to 15.
@@ -201,29 +171,33 @@ struct Sum {
   float at[2][4];
 };
 
+// sum += 16 rows of `tile` * the chunk, 32 inputs at a time, while the next chunk is fetched. Inputs are in the same order
+// on both sides, though not in that of mma's.
 template <class T, bool kTransposed, int Steps>
-__device__ __forceinline__ void multiply(Sum& sum, const T* tile, int pitch, Chunk& w, const uint4* next) {
+__device__ __forceinline__ void multiply(Sum& sum, const T* tile, int pitch, Chunk& w, const Lines& next) {
   const int lane = threadIdx.x % 32;
-  const uint32_t from = shared_address(tile + lane % 16 * pitch + lane / 16 * 8);
+  const uint4* low = reinterpret_cast<const uint4*>(tile + lane / 4 * pitch) + lane % 4;
+  const uint4* high = reinterpret_cast<const uint4*>(tile + (lane / 4 + 8) * pitch) + lane % 4;
   Sum odd{};
-  uint32_t x[Steps < 4 ? Steps : 4][4];
+  uint4 x[2][2] = {{low[0], high[0]}, {low[4], high[4]}};
 #pragma unroll
-  for (int k = 0; k < Steps && k < 4; ++k) load_matrix(x[k], from + k * 32);
-#pragma unroll
-  for (int k = 0; k < Steps; ++k) {
-    uint32_t(&a)[4] = x[k % 4];
-    const uint4 b = w.at[k];
-    float(&to)[2][4] = k % 2 ? odd.at : sum.at;
+  for (int i = 0; i < Steps; ++i) {
+    const uint4 p = x[i % 2][0], q = x[i % 2][1], a = w.at[2 * i], b = w.at[2 * i + 1];
+    if (i + 2 < Steps) x[i % 2][0] = low[(i + 2) * 4], x[i % 2][1] = high[(i + 2) * 4];
     if (kTransposed) {
-      const uint32_t outputs[4] = {b.x, b.z, b.y, b.w};
-      mma<T>(to[0], outputs, a[0], a[2]);
-      mma<T>(to[1], outputs, a[1], a[3]);
+      const uint32_t first[4] = {a.x, b.x, a.y, b.y}, second[4] = {a.z, b.z, a.w, b.w};
+      mma<T>(sum.at[0], first, p.x, p.y);
+      mma<T>(sum.at[1], first, q.x, q.y);
+      mma<T>(odd.at[0], second, p.z, p.w);
+      mma<T>(odd.at[1], second, q.z, q.w);
     } else {
-      mma<T>(to[0], a, b.x, b.y);
-      mma<T>(to[1], a, b.z, b.w);
+      const uint32_t first[4] = {p.x, q.x, p.y, q.y}, second[4] = {p.z, q.z, p.w, q.w};
+      mma<T>(sum.at[0], first, a.x, a.y);
+      mma<T>(sum.at[1], first, b.x, b.y);
+      mma<T>(odd.at[0], second, a.z, a.w);
+      mma<T>(odd.at[1], second, b.z, b.w);
     }
-    if (k + 4 < Steps) load_matrix(a, from + (k + 4) * 32);
-    if (next) w.at[k] = fetch(next + k * 32);
+    if (next) w.at[2 * i] = fetch(next.low + i * 4), w.at[2 * i + 1] = fetch(next.high + i * 4);
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) sum.at[i / 4][i % 4] += odd.at[i / 4][i % 4];
@@ -240,17 +214,17 @@ __device__ __forceinline__ void each_pair(const Sum& sum, int column, F&& f) {
 }
 
 // A narrow layer: 16 outputs and half of the inputs a warp, into partial[2][16 rows][64], to be added by who reads them.
-template <class T>
-__device__ __forceinline__ const uint4* narrow_chunk(const uint4* matrix, int warp, int lane) {
-  return matrix + (warp % 4) * kChunk + warp / 4 * 8 * 32 + lane;
+__device__ __forceinline__ Lines narrow(const void* matrix, int out) {
+  const int warp = threadIdx.x / 32;
+  return lines(matrix, warp % 4 * 16, kChannels, out - 1).columns(warp / 4 * 128);
 }
 
 template <class T>
-__device__ __forceinline__ void multiply_narrow(float* partial, const T* tile, Chunk& w, const uint4* next) {
+__device__ __forceinline__ void multiply_narrow(float* partial, const T* tile, Chunk& w, const Lines& next) {
   const int warp = threadIdx.x / 32;
   Sum sum{};
-  multiply<T, false, 8>(sum, tile + warp / 4 * 128, kPitch, w, next);
-  fetch<8, 16>(w, next);
+  multiply<T, false, 4>(sum, tile + warp / 4 * 128, kPitch, w, next);
+  fetch<4, 8>(w, next);
   each_pair(sum, warp % 4 * 16, [&](int row, int column, float a, float b) {
     *reinterpret_cast<float2*>(partial + (warp / 4 * kRows + row) * kNarrow + column) = make_float2(a, b);
   });
@@ -366,8 +340,15 @@ __device__ __forceinline__ void store_half(void* to, const T* tile, int64_t row0
 }
 
 template <class T>
-__device__ __forceinline__ void load_vectors(T* to, const uint4* from, int pieces) {
-  for (int i = threadIdx.x; i < pieces; i += kThreads) copy_async(reinterpret_cast<uint4*>(to) + i, from + i, true);
+__device__ __forceinline__ void load_vector(T* to, const void* from, int count) {
+  for (int i = threadIdx.x; i < count; i += kThreads) to[i] = static_cast<const T*>(from)[i];
+}
+
+// Weight and bias of a norm.
+template <class T>
+__device__ __forceinline__ void load_norm(T* to, const Parameters& from) {
+  load_vector(to, from.weight, kChannels);
+  load_vector(to + kChannels, from.bias, kChannels);
 }
 
 template <class T>
@@ -420,46 +401,31 @@ __device__ __forceinline__ uint32_t max_of<__nv_bfloat16>(uint32_t a, uint32_t b
 }
 
 // The lane's 8 channels of a pixel of the map, as they lie: 16 bytes, or 8 of an int8 map.
-template <class T>
+template <class T, int Format>
 __device__ __forceinline__ uint4 pixel(const FusedLevel& l, int64_t image, int y, int x) {
   const int lane = threadIdx.x % 32;
   const int64_t at = image + y * l.y + x * l.x;
-  if (l.format == 2) {
-    const uint2 v = __ldg(reinterpret_cast<const uint2*>(static_cast<const int8_t*>(l.data) + at + lane / 4 * l.channel +
-                                                         lane % 4 * 8));
+  if constexpr (Format == kBytes) {
+    const int8_t* p = static_cast<const int8_t*>(l.data) + at + lane / 4 * l.channel + lane % 4 * 8;
+    const uint2 v = __ldg(reinterpret_cast<const uint2*>(p));
     return make_uint4(v.x, v.y, 0, 0);
-  }
-  if (l.format == 0) return __ldg(reinterpret_cast<const uint4*>(static_cast<const T*>(l.data) + at + lane * 8));
-  const uint16_t* p = static_cast<const uint16_t*>(l.data) + at + lane * 8 * l.channel;
-  uint32_t words[4];
+  } else if constexpr (Format == kAdjacent) {
+    return __ldg(reinterpret_cast<const uint4*>(static_cast<const T*>(l.data) + at + lane * 8));
+  } else {
+    const uint16_t* p = static_cast<const uint16_t*>(l.data) + at + lane * 8 * l.channel;
+    uint32_t words[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    words[i] = __ldg(p + 2 * i * l.channel) | static_cast<uint32_t>(__ldg(p + (2 * i + 1) * l.channel)) << 16;
-  }
-  return make_uint4(words[0], words[1], words[2], words[3]);
-}
-
-// Of a pixel of the level.
-template <class T>
-__device__ __forceinline__ uint4 tap(const FusedLevel& l, int64_t image, int y, int x) {
-  if (!l.pool) return pixel<T>(l, image, y, x);
-  uint4 m = pixel<T>(l, image, 2 * y, 2 * x);
-#pragma unroll
-  for (int i = 1; i < 4; ++i) {
-    const uint4 v = pixel<T>(l, image, 2 * y + i / 2, 2 * x + i % 2);
-    if (l.format == 2) {
-      m = make_uint4(__vmaxs4(m.x, v.x), __vmaxs4(m.y, v.y), 0, 0);
-    } else {
-      m = make_uint4(max_of<T>(m.x, v.x), max_of<T>(m.y, v.y), max_of<T>(m.z, v.z), max_of<T>(m.w, v.w));
+    for (int i = 0; i < 4; ++i) {
+      words[i] = __ldg(p + 2 * i * l.channel) | static_cast<uint32_t>(__ldg(p + (2 * i + 1) * l.channel)) << 16;
     }
+    return make_uint4(words[0], words[1], words[2], words[3]);
   }
-  return m;
 }
 
-template <class T>
-__device__ __forceinline__ void add_tap(const FusedLevel& l, const uint4& v, float weight, float (&sum)[8]) {
+template <class T, int Format>
+__device__ __forceinline__ void add_tap(const uint4& v, float weight, float (&sum)[8]) {
   float x[8];
-  if (l.format == 2) {
+  if constexpr (Format == kBytes) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] = static_cast<float>(static_cast<int8_t>((i < 4 ? v.x : v.y) >> i % 4 * 8));
   } else {
@@ -479,42 +445,92 @@ __device__ __forceinline__ Place place_on(const FusedLevel& l, int batch, int ca
   return {corners(u * l.width - 0.5f, l.width), corners(v * l.height - 0.5f, l.height), batch * l.batch + cam * l.cam};
 }
 
+// sampled += what one camera sees on one level; of a pooled level pixels are the largest of four of the map's.
+template <class T, int Format>
+__device__ __forceinline__ void sample_level(const FusedLevel& l, const Place& p, float (&sampled)[8]) {
+  if (!l.pool) {
+    uint4 taps[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) taps[j] = pixel<T, Format>(l, p.image, p.y.index[j / 2], p.x.index[j % 2]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) add_tap<T, Format>(taps[j], p.y.weight[j / 2] * p.x.weight[j % 2], sampled);
+    return;
+  }
+#pragma unroll 1
+  for (int j = 0; j < 4; ++j) {
+    const int y = 2 * (j / 2 ? p.y.index[1] : p.y.index[0]), x = 2 * (j % 2 ? p.x.index[1] : p.x.index[0]);
+    const float weight = (j / 2 ? p.y.weight[1] : p.y.weight[0]) * (j % 2 ? p.x.weight[1] : p.x.weight[0]);
+    uint4 of[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) of[i] = pixel<T, Format>(l, p.image, y + i / 2, x + i % 2);
+#pragma unroll
+    for (int i = 1; i < 4; ++i) {
+      if constexpr (Format == kBytes) {
+        of[0].x = __vmaxs4(of[0].x, of[i].x), of[0].y = __vmaxs4(of[0].y, of[i].y);
+      } else {
+        of[0].x = max_of<T>(of[0].x, of[i].x), of[0].y = max_of<T>(of[0].y, of[i].y);
+        of[0].z = max_of<T>(of[0].z, of[i].z), of[0].w = max_of<T>(of[0].w, of[i].w);
+      }
+    }
+    add_tap<T, Format>(of[0], weight, sampled);
+  }
+}
+
 // sum += what all cameras see on all levels, by a warp. weights: of camera and level c * levels + l, in lanes' first and
-// second. Four levels' pixels are on their way at once.
+// second. The pixels of four plain levels are on their way at once.
 template <class T>
 __device__ __forceinline__ void sample(const Fused& a, int batch, float u, float v, const float (&weights)[2],
                                        float (&sum)[8]) {
+  auto add = [&](int cam, int level, const float (&sampled)[8]) {
+    const int which = cam * a.levels + level;
+    const float even = __shfl_sync(0xffffffffu, weights[0], which % 32);
+    const float odd = __shfl_sync(0xffffffffu, weights[1], which % 32);
+    const float weight = (which < 32 ? even : odd) * a.level[level].scale;
+#pragma unroll
+    for (int c = 0; c < 8; ++c) sum[c] = fmaf(isnan(sampled[c]) ? 0.f : sampled[c], weight, sum[c]);
+  };
   for (unsigned seen = __ballot_sync(0xffffffffu, !isnan(u)); seen; seen &= seen - 1) {
     const int cam = __ffs(seen) - 1;
     const float cam_u = __shfl_sync(0xffffffffu, u, cam), cam_v = __shfl_sync(0xffffffffu, v, cam);
-    for (int first = 0; first < a.levels; first += 4) {
+    int level = 0;
+    if (a.plain_levels > 0) {
       uint4 taps[4][4];
-      float by[4][4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (first + i >= a.levels) break;
-        const FusedLevel& l = a.level[first + i];
-        const Place p = place_on(l, batch, cam, cam_u, cam_v);
+        if (i < a.plain_levels) {
+          const FusedLevel& l = a.level[i];
+          const Place p = place_on(l, batch, cam, cam_u, cam_v);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          taps[i][j] = tap<T>(l, p.image, p.y.index[j / 2], p.x.index[j % 2]);
-          by[i][j] = p.y.weight[j / 2] * p.x.weight[j % 2];
+          for (int j = 0; j < 4; ++j) taps[i][j] = pixel<T, kAdjacent>(l, p.image, p.y.index[j / 2], p.x.index[j % 2]);
         }
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (first + i >= a.levels) break;
-        const FusedLevel& l = a.level[first + i];
-        const int which = cam * a.levels + first + i;
-        const float even = __shfl_sync(0xffffffffu, weights[0], which % 32);
-        const float odd = __shfl_sync(0xffffffffu, weights[1], which % 32);
-        const float weight = (which < 32 ? even : odd) * l.scale;
-        float sampled[8] = {};
+        if (i < a.plain_levels) {
+          const Place p = place_on(a.level[i], batch, cam, cam_u, cam_v);
+          float sampled[8] = {};
 #pragma unroll
-        for (int j = 0; j < 4; ++j) add_tap<T>(l, taps[i][j], by[i][j], sampled);
-#pragma unroll
-        for (int c = 0; c < 8; ++c) sum[c] = fmaf(isnan(sampled[c]) ? 0.f : sampled[c], weight, sum[c]);
+          for (int j = 0; j < 4; ++j) {
+            add_tap<T, kAdjacent>(taps[i][j], p.y.weight[j / 2] * p.x.weight[j % 2], sampled);
+          }
+          add(cam, i, sampled);
+        }
       }
+      level = a.plain_levels;
+    }
+#pragma unroll 1
+    for (; level < a.levels; ++level) {
+      const FusedLevel& l = a.level[level];
+      const Place p = place_on(l, batch, cam, cam_u, cam_v);
+      float sampled[8] = {};
+      if (l.format == kAdjacent) {
+        sample_level<T, kAdjacent>(l, p, sampled);
+      } else if (l.format == kBytes) {
+        sample_level<T, kBytes>(l, p, sampled);
+      } else {
+        sample_level<T, kStrided>(l, p, sampled);
+      }
+      add(cam, level, sampled);
     }
   }
 }
@@ -528,7 +544,7 @@ __device__ __forceinline__ void prefetch(const Fused& a, int batch, float u, flo
     const float cam_u = __shfl_sync(0xffffffffu, u, cam), cam_v = __shfl_sync(0xffffffffu, v, cam);
     for (int i = 0; i < a.levels; ++i) {
       const FusedLevel& l = a.level[i];
-      if (l.format != 0 || l.pool) continue;
+      if (l.format != kAdjacent || l.pool) continue;
       const Place p = place_on(l, batch, cam, cam_u, cam_v);
       const int j = lane / 8;  // a corner for 8 lanes, 64 bytes each
       const T* at = static_cast<const T*>(l.data) + p.image + p.y.index[j / 2] * l.y + p.x.index[j % 2] * l.x + lane % 8 * 32;
@@ -560,10 +576,10 @@ template <class T>
 struct RowsShared {
   T in[kTile], x[kTile], sum[kTile], where[kTile], query_pos[kTile];
   float partial[2 * kRows * kNarrow];
-  T rest[1];  // hidden: 16 rows of ffn + 8; vectors
+  T rest[1];  // hidden: 16 rows of ffn; vectors
 
   static constexpr size_t bytes(int ffn) {
-    return offsetof(RowsShared, rest) + (kRows * (ffn + 8) + kFfn0Bias + ffn) * sizeof(T);
+    return offsetof(RowsShared, rest) + (kRows * (ffn + kPitch - kChannels) + kFfn0Bias + ffn) * sizeof(T);
   }
 };
 
@@ -571,35 +587,40 @@ template <class T>
 __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) rows_kernel(const __grid_constant__ Fused a) {
   extern __shared__ __align__(128) char memory[];
   RowsShared<T>& s = *reinterpret_cast<RowsShared<T>*>(memory);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, hidden_pitch = a.ffn + 8;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, hidden_pitch = a.ffn + kPitch - kChannels;
   T* hidden = s.rest;
   T* vectors = hidden + kRows * hidden_pitch;
   const uint32_t rank = pair_rank();
   const int64_t row0 = blockIdx.x / kPair * static_cast<int64_t>(kRows);
 
-  // Where this lane finds the weights of its warp's columns.
-  const Packed packing{a.ffn, a.layers};
-  const uint4* packed = a.packed + packing.rows(a.step);
-  const uint4* matrix = packed + packing.vectors();
-  const int mine = rank * 8 + warp;  // the warp's 16 of 256 columns
-  const uint4* const out_proj = matrix + mine * kChunk + lane;
-  matrix += chunks(256, 256) * kChunk;
-  const uint4* const logits = narrow_chunk<T>(matrix, warp, lane);
-  matrix += chunks(kNarrow, 256) * kChunk;
-  const uint4* const output_proj = matrix + mine * kChunk + lane;
-  matrix += chunks(256, 256) * kChunk;
-  const int hidden_chunks = a.ffn / 256;  // of 16 columns of the ffn for this warp, and of 256 inputs of its second layer
-  const uint4* const ffn0 = matrix + (rank * 8 * hidden_chunks + warp) * kChunk + lane;  // next: 8 chunks on
-  matrix += chunks(a.ffn, 256) * kChunk;
-  const uint4* const ffn2 = matrix + mine * hidden_chunks * kChunk + lane;  // next: 1 chunk on
-  matrix += chunks(256, a.ffn) * kChunk;
-  const uint4* const in_proj = a.step < a.layers ? matrix + mine * kChunk + lane : nullptr;  // next: 16 chunks on
+  const Lines nothing{};
+  const int mine = (rank * 8 + warp) * 16;  // the warp's 16 of 256 columns
+  auto before = [&](DecoderWeight weight) -> const Parameters& { return a.last_layer[weight / 2]; };
+  const Parameters& in_proj = a.next_layer[kInProj / 2];
+  const bool goes_on = a.step < a.layers;
+  const Lines in_proj0 = goes_on ? lines(in_proj.weight, mine, kChannels) : nothing;
 
+  stamp(a, 0, 0);
   pair_arrive();
   Chunk w;
-  fetch(w, a.before ? out_proj : a.after ? output_proj : in_proj);
-  load_vectors(vectors, packed, packing.vectors());
+  fetch(w, a.before ? lines(before(kOutProj).weight, mine, kChannels)
+                    : a.after ? lines(before(kOutputProj).weight, mine, kChannels) : in_proj0);
+  if (a.before) {
+    load_vector(vectors + kOutProjBias, before(kOutProj).bias, kChannels);
+    load_norm(vectors + kNorm1, before(kMhaNorm));
+    if (a.sample) load_vector(vectors + kLogitsBias, before(kAttentionWeights).bias, a.logits);
+  }
+  if (a.after) {
+    load_vector(vectors + kOutputProjBias, before(kOutputProj).bias, kChannels);
+    load_norm(vectors + kNorm2, before(kSvcaNorm));
+    load_vector(vectors + kFfn0Bias, before(kFfn0).bias, a.ffn);
+    load_vector(vectors + kFfn2Bias, before(kFfn2).bias, kChannels);
+    load_norm(vectors + kNorm3, before(kFfnNorm));
+  }
+  if (goes_on) load_vector(vectors + kInProjBias, in_proj.bias, 3 * kChannels);
+  stamp(a, 0, 1);
   wait_for_previous();
+  stamp(a, 0, 2);
 
   const void* x_from = a.step <= 1 ? a.query : a.x;  // what the layer began with, or its out_proj and norm left
   if (a.after && !a.before) x_from = a.x;
@@ -627,12 +648,13 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
   copy_async_wait<0>();
   __syncthreads();
   pair_wait();  // the other block runs
+  stamp(a, 0, 3);
 
   if (a.before) {
     Sum sum{};
-    multiply<T, false, 16>(sum, s.in, kPitch, w, nullptr);
-    if (a.sample) fetch<0, 8>(w, logits);
-    each_pair(sum, mine * 16, [&](int row, int column, float p, float q) {
+    multiply<T, false, 8>(sum, s.in, kPitch, w, nothing);
+    if (a.sample) fetch<0, 4>(w, narrow(before(kAttentionWeights).weight, a.logits));
+    each_pair(sum, mine, [&](int row, int column, float p, float q) {
       const float2 bias = two(vectors + kOutProjBias + column), x = two(s.x + row * kPitch + column);
       p += bias.x + x.x, q += bias.y + x.y;
       if (a.residual_query_pos) {
@@ -642,23 +664,28 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
       store_both(s.sum + row * kPitch + column, pack<T>(p, q), rank);
     });
     pair_sync();
+    stamp(a, 0, 4);
     normalize_tile(s.sum, vectors + kNorm1, false, s.x, s.query_pos, s.where);
     __syncthreads();
   }
 
   if (a.sample) {
-    multiply_narrow(s.partial, s.where, w, output_proj);
+    stamp(a, 0, 5);
+    multiply_narrow(s.partial, s.where, w, lines(before(kOutputProj).weight, mine, kChannels));
     __syncthreads();
     float weights[2], sampled[8] = {};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int logit = lane + i * 32;
-      weights[i] = narrow_sum(s.partial, own, logit) + to_float(vectors[kLogitsBias + logit]);
+      weights[i] = narrow_sum(s.partial, own, logit) + (logit < a.logits ? to_float(vectors[kLogitsBias + logit]) : 0.f);
     }
+    stamp(a, 0, 6);
     activate(a.activation, a.logits, weights);
     sample<T>(a, batch, u, v, weights, sampled);
+    stamp(a, 0, 7);
     store_both(s.in + own * kPitch + lane * 8, pack8<T>(sampled), rank);
     pair_sync();
+    stamp(a, 0, 8);
   }
 
   if (a.before && !a.after) {  // the sampling is not ours
@@ -670,38 +697,46 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
   if (a.after) {
     Sum sum{};
     uint32_t position[4];
-    each_pair(sum, mine * 16, [&, i = 0](int row, int column, float, float) mutable {
+    each_pair(sum, mine, [&, i = 0](int row, int column, float, float) mutable {
       const T* at = static_cast<const T*>(a.position) + (row0 + row) * kChannels + column;
       position[i++] = row0 + row < a.rows ? *reinterpret_cast<const uint32_t*>(at) : 0u;
     });
-    multiply<T, false, 16>(sum, s.in, kPitch, w, ffn0);
-    each_pair(sum, mine * 16, [&, i = 0](int row, int column, float p, float q) mutable {
+    multiply<T, false, 8>(sum, s.in, kPitch, w, lines(before(kFfn0).weight, rank * a.ffn / 2 + warp * 16, kChannels));
+    each_pair(sum, mine, [&, i = 0](int row, int column, float p, float q) mutable {
       const float2 bias = two(vectors + kOutputProjBias + column), x = two(s.x + row * kPitch + column);
       const float2 extra = unpack<T>(position[i++]);
       store_both(s.sum + row * kPitch + column, pack<T>(p + bias.x + x.x + extra.x, q + bias.y + x.y + extra.y), rank);
     });
     pair_sync();
+    stamp(a, 0, 9);
     normalize_tile(s.sum, vectors + kNorm2, false, s.x);
     __syncthreads();
 
-    for (int j = 0; j < hidden_chunks; ++j) {
+    stamp(a, 0, 10);
+    const Lines ffn2 = lines(before(kFfn2).weight, mine, a.ffn);
+    for (int j = 0; j < a.ffn / 256; ++j) {  // half of the hidden columns, 128 at a time
+      const int column = rank * a.ffn / 2 + j * 128 + warp * 16;
       Sum sum{};
-      multiply<T, false, 16>(sum, s.x, kPitch, w, j + 1 < hidden_chunks ? ffn0 + (j + 1) * 8 * kChunk : ffn2);
-      each_pair(sum, (rank * 8 * hidden_chunks + j * 8 + warp) * 16, [&](int row, int column, float p, float q) {
+      multiply<T, false, 8>(sum, s.x, kPitch, w,
+                            j + 1 < a.ffn / 256 ? lines(before(kFfn0).weight, column + 128, kChannels) : ffn2);
+      each_pair(sum, column, [&](int row, int column, float p, float q) {
         const float2 bias = two(vectors + kFfn0Bias + column);
         store_both(hidden + row * hidden_pitch + column, pack<T>(relu(p + bias.x), relu(q + bias.y)), rank);
       });
     }
     pair_sync();
+    stamp(a, 0, 11);
     sum = Sum{};
-    for (int j = 0; j < hidden_chunks; ++j) {
-      multiply<T, false, 16>(sum, hidden + j * 256, hidden_pitch, w, j + 1 < hidden_chunks ? ffn2 + (j + 1) * kChunk : in_proj);
+    for (int j = 0; j < a.ffn / 256; ++j) {
+      multiply<T, false, 8>(sum, hidden + j * 256, hidden_pitch, w,
+                            j + 1 < a.ffn / 256 ? ffn2.columns((j + 1) * 256) : in_proj0);
     }
-    each_pair(sum, mine * 16, [&](int row, int column, float p, float q) {
+    each_pair(sum, mine, [&](int row, int column, float p, float q) {
       const float2 bias = two(vectors + kFfn2Bias + column), x = two(s.x + row * kPitch + column);
       store_both(s.sum + row * kPitch + column, pack<T>(p + bias.x + x.x, q + bias.y + x.y), rank);
     });
     pair_sync();
+    stamp(a, 0, 12);
     normalize_tile(s.sum, vectors + kNorm3, false, s.x, s.query_pos, s.where);
     __syncthreads();
     store_half(a.x, s.x, row0, a.rows, rank);
@@ -717,17 +752,18 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
     }
     __syncthreads();
   }
-  if (in_proj == nullptr) return;
+  stamp(a, 0, 13);
+  if (!goes_on) return;
 
   // Queries, scaled for exp2, and keys by rows; values by columns.
   const float scale = 0.17677669529663687f * 1.4426950408889634f;  // log2(e) / sqrt(32)
 #pragma unroll
   for (int j = 0; j < 3; ++j) {
     Sum sum{};
-    const uint4* next = j < 2 ? in_proj + (j + 1) * 16 * kChunk : nullptr;
+    const Lines next = j < 2 ? lines(in_proj.weight, (j + 1) * kChannels + mine, kChannels) : nothing;
     if (j < 2) {
-      multiply<T, false, 16>(sum, s.where, kPitch, w, next);
-      each_pair(sum, mine * 16, [&](int row, int column, float p, float q) {
+      multiply<T, false, 8>(sum, s.where, kPitch, w, next);
+      each_pair(sum, mine, [&](int row, int column, float p, float q) {
         const float2 bias = two(vectors + kInProjBias + j * kChannels + column);
         if (row0 + row >= a.rows) return;
         const int64_t b = (row0 + row) / a.queries, at = (row0 + row) % a.queries;
@@ -736,10 +772,10 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
         *reinterpret_cast<uint32_t*>(to) = pack<T>((p + bias.x) * by, (q + bias.y) * by);
       });
     } else {
-      multiply<T, true, 16>(sum, s.x, kPitch, w, next);
+      multiply<T, true, 8>(sum, s.x, kPitch, w, next);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const int column = mine * 16 + lane / 4 + i / 2 % 2 * 8, row = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        const int column = mine + lane / 4 + i / 2 % 2 * 8, row = i / 4 * 8 + lane % 4 * 2 + i % 2;
         if (row0 + row >= a.rows) continue;
         const int64_t b = (row0 + row) / a.queries, at = (row0 + row) % a.queries;
         static_cast<T*>(a.v)[(b * kChannels + column) * a.keys + at] =
@@ -747,6 +783,7 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
       }
     }
   }
+  stamp(a, 0, 14);
 }
 
 // ---------------------------------------------------------------- attention_kernel: attention
@@ -782,6 +819,7 @@ __device__ __forceinline__ void attend(const Fused& a, int block, AttentionShare
   const uint4* values = reinterpret_cast<const uint4*>(static_cast<const T*>(a.v) + start) + lane % 4;
   const int blocks = a.keys / 32, pitch = a.keys / 8;
 
+  stamp(a, 1, 3);
   uint32_t query[2][2][4];  // [16 queries][16 dimensions]
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
@@ -850,6 +888,7 @@ __device__ __forceinline__ void attend(const Fused& a, int block, AttentionShare
     }
   }
 
+  stamp(a, 1, 4);
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
 #pragma unroll
@@ -867,6 +906,7 @@ __device__ __forceinline__ void attend(const Fused& a, int block, AttentionShare
   }
   __syncthreads();
 
+  stamp(a, 1, 5);
   constexpr int kLanes = 8 / Groups, kEach = kHeadDim / kLanes;  // lanes of a row, dimensions of a lane
   const int row = threadIdx.x / kLanes, dim = threadIdx.x % kLanes * kEach;
   const int at = tile * 32 * Groups + row;
@@ -892,6 +932,7 @@ __device__ __forceinline__ void attend(const Fused& a, int block, AttentionShare
                                                      pack<T>(result[j + 2] / all, result[j + 3] / all));
     }
   }
+  stamp(a, 1, 6);
 }
 
 // ---------------------------------------------------------------- attention_kernel: box, position and class branches
@@ -906,10 +947,10 @@ struct BranchShared {
 
 // to (both blocks) = relu?(tile weight^T + bias), this warp's 16 columns.
 template <class T>
-__device__ __forceinline__ void linear_both(const T* tile, Chunk& w, const uint4* next, const T* bias, bool with_relu, T* to,
+__device__ __forceinline__ void linear_both(const T* tile, Chunk& w, const Lines& next, const T* bias, bool with_relu, T* to,
                                             uint32_t rank) {
   Sum sum{};
-  multiply<T, false, 16>(sum, tile, kPitch, w, next);
+  multiply<T, false, 8>(sum, tile, kPitch, w, next);
   each_pair(sum, (rank * 8 + threadIdx.x / 32) * 16, [&](int row, int column, float p, float q) {
     const float2 b = two(bias + column);
     p += b.x, q += b.y;
@@ -921,17 +962,17 @@ __device__ __forceinline__ void linear_both(const T* tile, Chunk& w, const uint4
 
 template <class T>
 __device__ __forceinline__ void class_branch(const Fused& a, int64_t row0, BranchShared<T>& s) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t rank = pair_rank();
-  const uint4* packed = a.packed + Packed{a.ffn, a.layers}.classes();
-  const uint4* matrix = packed + kClassVectors / 8;
-  const int mine = (rank * 8 + warp) * kChunk + lane;
-  const uint4* const cls3 = matrix + chunks(256, 256) * kChunk + mine;
-  const uint4* const cls6 = narrow_chunk<T>(matrix + 2 * chunks(256, 256) * kChunk, warp, lane);
+  const int mine = (rank * 8 + threadIdx.x / 32) * 16;
+  auto cls = [&](ClassWeight weight) -> const Parameters& { return a.cls[weight / 2]; };
   pair_arrive();
   Chunk w;
-  fetch(w, matrix + mine);
-  load_vectors(s.vectors, packed, kClassVectors / 8);
+  fetch(w, lines(cls(kCls0).weight, mine, kChannels));
+  load_vector(s.vectors + kCls0Bias, cls(kCls0).bias, kChannels);
+  load_norm(s.vectors + kScoreNorm0, cls(kClsNorm0));
+  load_vector(s.vectors + kCls3Bias, cls(kCls3).bias, kChannels);
+  load_norm(s.vectors + kScoreNorm1, cls(kClsNorm1));
+  load_vector(s.vectors + kCls6Bias, cls(kCls6).bias, a.num_classes);
   wait_for_previous();
   load_tile(s.in, a.x, row0, a.rows);
   copy_async_commit();
@@ -939,14 +980,14 @@ __device__ __forceinline__ void class_branch(const Fused& a, int64_t row0, Branc
   __syncthreads();
   pair_wait();
 
-  linear_both(s.in, w, cls3, s.vectors + kCls0Bias, false, s.middle, rank);
-  normalize_tile(s.middle, s.vectors + kClsNorm0_, true, s.x);
+  linear_both(s.in, w, lines(cls(kCls3).weight, mine, kChannels), s.vectors + kCls0Bias, false, s.middle, rank);
+  normalize_tile(s.middle, s.vectors + kScoreNorm0, true, s.x);
   __syncthreads();
-  linear_both(s.x, w, static_cast<const uint4*>(nullptr), s.vectors + kCls3Bias, false, s.last, rank);
-  fetch<0, 8>(w, cls6);
-  normalize_tile(s.last, s.vectors + kClsNorm1_, true, s.x);
+  linear_both(s.x, w, Lines{}, s.vectors + kCls3Bias, false, s.last, rank);
+  fetch<0, 4>(w, narrow(cls(kCls6).weight, a.num_classes));
+  normalize_tile(s.last, s.vectors + kScoreNorm1, true, s.x);
   __syncthreads();
-  multiply_narrow(s.partial, s.x, w, nullptr);
+  multiply_narrow(s.partial, s.x, w, Lines{});
   __syncthreads();
   const int half = kRows / kPair;
   for (int i = threadIdx.x; i < half * a.num_classes; i += kThreads) {
@@ -963,23 +1004,29 @@ __device__ __forceinline__ void box_branch(const Fused& a, int64_t row0, BranchS
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t rank = pair_rank();
   const bool moves = a.step > 0, encodes = a.step < a.layers;
-  const Packed packing{a.ffn, a.layers};
-  const uint4* packed = a.packed + packing.branch(a.step);
-  const uint4* matrix = packed + kBranchVectors / 8;
-  const int mine = (rank * 8 + warp) * kChunk + lane;
-  const uint4* const reg0 = matrix + mine;
-  matrix += chunks(256, 256) * kChunk;
-  const uint4* const reg2 = matrix + mine;
-  matrix += chunks(256, 256) * kChunk;
-  const uint4* const reg4 = narrow_chunk<T>(matrix, warp, lane);
-  matrix += chunks(kNarrow, 256) * kChunk;
-  const uint4* const position3 = matrix + mine;
+  const int mine = (rank * 8 + warp) * 16;
+  auto before = [&](DecoderWeight weight) -> const Parameters& { return a.last_layer[weight / 2]; };
+  auto after = [&](DecoderWeight weight) -> const Parameters& { return a.next_layer[weight / 2]; };
+  const Lines position3 = encodes ? lines(after(kPosition3).weight, mine, kChannels) : Lines{};
 
   pair_arrive();
   Chunk w;
-  fetch(w, moves ? reg0 : position3);
-  load_vectors(s.vectors, packed, kBranchVectors / 8);
+  fetch(w, moves ? lines(before(kReg0).weight, mine, kChannels) : position3);
+  if (moves) {
+    load_vector(s.vectors + kReg0Bias, before(kReg0).bias, kChannels);
+    load_vector(s.vectors + kReg2Bias, before(kReg2).bias, kChannels);
+    load_vector(s.vectors + kReg4Bias, before(kReg4).bias, a.code_size);
+  }
+  if (encodes) {
+    load_vector(s.vectors + kPosition0Weight, after(kPosition0).weight, 3 * kChannels);
+    load_vector(s.vectors + kPosition0Bias, after(kPosition0).bias, kChannels);
+    load_norm(s.vectors + kEncodingNorm0, after(kPositionNorm0));
+    load_vector(s.vectors + kPosition3Bias, after(kPosition3).bias, kChannels);
+    load_norm(s.vectors + kEncodingNorm1, after(kPositionNorm1));
+  }
+  stamp(a, 1, 1);
   wait_for_previous();
+  stamp(a, 1, 2);
   if (moves) load_tile(s.in, a.x, row0, a.rows);
   copy_async_commit();
   if (threadIdx.x < kRows * 3) {
@@ -989,12 +1036,16 @@ __device__ __forceinline__ void box_branch(const Fused& a, int64_t row0, BranchS
   __syncthreads();
   pair_wait();
 
+  stamp(a, 1, 3);
   if (moves) {
-    linear_both(s.in, w, reg2, s.vectors + kReg0Bias, true, s.middle, rank);
-    linear_both(s.middle, w, static_cast<const uint4*>(nullptr), s.vectors + kReg2Bias, true, s.last, rank);
-    fetch<0, 8>(w, reg4);
-    multiply_narrow(s.partial, s.last, w, encodes ? position3 : nullptr);
+    linear_both(s.in, w, lines(before(kReg2).weight, mine, kChannels), s.vectors + kReg0Bias, true, s.middle, rank);
+    stamp(a, 1, 4);
+    linear_both(s.middle, w, Lines{}, s.vectors + kReg2Bias, true, s.last, rank);
+    stamp(a, 1, 5);
+    fetch<0, 4>(w, narrow(before(kReg4).weight, a.code_size));
+    multiply_narrow(s.partial, s.last, w, position3);
     __syncthreads();
+    stamp(a, 1, 6);
     auto code = [&](int row, int j) { return narrow_sum(s.partial, row, j) + to_float(s.vectors[kReg4Bias + j]); };
     if (threadIdx.x < kRows * 3) {
       const int row = threadIdx.x / 3, axis = threadIdx.x % 3;
@@ -1017,6 +1068,7 @@ __device__ __forceinline__ void box_branch(const Fused& a, int64_t row0, BranchS
   }
   if (!encodes) return;
 
+  stamp(a, 1, 7);
   if (threadIdx.x < kRows * 3) {
     s.encoded[threadIdx.x] = to_float(from_float<T>(inverse_sigmoid(s.points[threadIdx.x])));
   }
@@ -1038,15 +1090,18 @@ __device__ __forceinline__ void box_branch(const Fused& a, int64_t row0, BranchS
       }
     }
   }
-  normalize<T, 2>(x, s.vectors + kPositionNorm0_, true);
+  normalize<T, 2>(x, s.vectors + kEncodingNorm0, true);
 #pragma unroll
   for (int r = 0; r < 2; ++r) *reinterpret_cast<uint4*>(s.x + (warp * 2 + r) * kPitch + lane * 8) = pack8<T>(x[r]);
   __syncthreads();
-  linear_both(s.x, w, static_cast<const uint4*>(nullptr), s.vectors + kPosition3Bias, false, s.middle, rank);
+  stamp(a, 1, 8);
+  linear_both(s.x, w, Lines{}, s.vectors + kPosition3Bias, false, s.middle, rank);
+  stamp(a, 1, 9);
   const int row = rank * (kRows / kPair) + warp;
   float y[1][8];
   unpack8<T>(*reinterpret_cast<const uint4*>(s.middle + row * kPitch + lane * 8), y[0]);
-  normalize<T, 1>(y, s.vectors + kPositionNorm1_, true);
+  normalize<T, 1>(y, s.vectors + kEncodingNorm1, true);
+  stamp(a, 1, 10);
   if (row0 + row < a.rows) reinterpret_cast<uint4*>(a.position)[(row0 + row) * 32 + lane] = pack8<T>(y[0]);
 }
 
@@ -1054,13 +1109,16 @@ template <class T, int Groups>
 __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 2)
     attention_kernel(const __grid_constant__ Fused a) {
   extern __shared__ __align__(128) char memory[];
+  stamp(a, 1, 0);
   const int branch_blocks = static_cast<int>(ceil_div<int64_t>(a.rows, kRows)) * kPair, block = blockIdx.x;
   if (block < branch_blocks) {
     box_branch(a, block / kPair * static_cast<int64_t>(kRows), *reinterpret_cast<BranchShared<T>*>(memory));
   } else if (a.step == a.layers) {
     class_branch(a, (block - branch_blocks) / kPair * static_cast<int64_t>(kRows), *reinterpret_cast<BranchShared<T>*>(memory));
   } else {
+    stamp(a, 1, 1);
     wait_for_previous();
+    stamp(a, 1, 2);
     attend<T, Groups>(a, block - branch_blocks, *reinterpret_cast<AttentionShared*>(memory));
   }
 }
@@ -1102,7 +1160,11 @@ bool on_hopper() {
 }
 
 bool fits(const TransformerDecoder& d, const DecoderSizes& n) {
-  return on_hopper() && (d.query.dtype == DType::kFloat16 || d.query.dtype == DType::kBFloat16) &&
+  uintptr_t bits = reinterpret_cast<uintptr_t>(d.query.data) | reinterpret_cast<uintptr_t>(d.query_pos.data);
+  for (int i = 0; i < d.num_weights; ++i) {
+    if (d.weights[i].rank == 2 && d.weights[i].sizes[1] % 8 == 0) bits |= reinterpret_cast<uintptr_t>(d.weights[i].data);
+  }
+  return bits % 16 == 0 && on_hopper() && (d.query.dtype == DType::kFloat16 || d.query.dtype == DType::kBFloat16) &&
          n.channels == kChannels && d.num_heads == kHeads && n.ffn % 256 == 0 && n.ffn > 0 && n.ffn <= kMaxFfn &&
          n.code_size <= kNarrow && n.classes <= kNarrow && d.num_layers > 0;
 }
@@ -1137,11 +1199,11 @@ FusedLevel level_of(const TransformerDecoder& d, int i) {
   l.scale = 1;
   l.batch = map.strides[0], l.cam = map.strides[1];
   if (map.dtype == DType::kInt8) {
-    l.format = 2, l.scale = d.scales[given];
+    l.format = kBytes, l.scale = d.scales[given];
     l.channel = map.strides[2], l.y = map.strides[3], l.x = map.strides[4];
     l.height = static_cast<int>(map.sizes[3]), l.width = static_cast<int>(map.sizes[4]);
   } else {
-    l.format = map.aligned(2, 16) ? 0 : 1;
+    l.format = map.aligned(2, 16) ? kAdjacent : kStrided;
     l.channel = map.strides[2], l.y = map.strides[3], l.x = map.strides[4];
     l.height = static_cast<int>(map.sizes[3]), l.width = static_cast<int>(map.sizes[4]);
   }
@@ -1150,11 +1212,10 @@ FusedLevel level_of(const TransformerDecoder& d, int i) {
 }
 
 template <class T>
-cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, const void* packed, void* workspace, cudaStream_t stream) {
+cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* workspace, cudaStream_t stream) {
   Scratch scratch{static_cast<char*>(workspace)};
   const FusedBuffers b(scratch, d, n);
-  Fused a{n.rows, n.queries, ceil_div(n.queries, 32) * 32, n.ffn, 0, d.num_layers, static_cast<const uint4*>(packed),
-          d.query.data, d.query_pos.data, b.points, b.x, b.where, b.mixed, b.position, b.q, b.k, b.v,
+  Fused a{{}, {}, {}, n.rows, n.queries, ceil_div(n.queries, 32) * 32, n.ffn, 0, d.num_layers, d.query.data, d.query_pos.data, b.points, b.x, b.where, b.mixed, b.position, b.q, b.k, b.v,
           AnyFloat(d.reference_points), AnyFloat(d.boxes), AnyFloat(d.points), d.classes.data, n.classes, n.code_size,
           n.logits, d.residual_query_pos, false, false, false, n.cams, n.levels, d.activation, AnyFloat(d.lidar2img)};
   for (int i = 0; i < 4; ++i) a.lidar2img_strides[i] = d.lidar2img.strides[i];
@@ -1167,8 +1228,17 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, const void* 
     a.clamp[i] = static_cast<float>(d.uv_clamp[i]);
   }
   a.depth_eps = static_cast<float>(d.depth_eps), a.in_image = d.in_image;
+  for (int i = 0; i < kClassWeights; i += 2) {
+    const Tensor* w = weight_of(d, static_cast<ClassWeight>(i));
+    a.cls[i / 2] = {w[0].data, w[1].data};
+  }
   const bool itself = samples_itself(d, n);
-  for (int i = 0; itself && i < n.levels; ++i) a.level[i] = level_of(d, i);
+  for (int i = 0; itself && i < n.levels; ++i) {
+    a.level[i] = level_of(d, i);
+    if (i < 4 && a.plain_levels == i && a.level[i].format == kAdjacent && !a.level[i].pool) ++a.plain_levels;
+  }
+  if (const char* st = getenv("SVEXPORT_STAMPS")) a.stamps = (long long*)strtoull(st, nullptr, 0);
+  const bool pdl = !getenv("SVEXPORT_NOPDL");
 
   const int64_t pairs = ceil_div<int64_t>(n.rows, kRows) * kPair;
   const size_t rows_shared = RowsShared<T>::bytes(n.ffn);
@@ -1180,9 +1250,17 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, const void* 
 
   for (a.step = 0; a.step <= d.num_layers; ++a.step) {
     const bool first = a.step == 0, last = a.step == d.num_layers;
+    for (int i = 0; i < kOffsets; i += 2) {
+      auto parameters = [&](int layer) {
+        const Tensor* w = weight_of(d, layer, static_cast<DecoderWeight>(i));
+        return Parameters{w[0].data, w[1].data};
+      };
+      a.last_layer[i / 2] = first ? Parameters{} : parameters(a.step - 1);
+      a.next_layer[i / 2] = last ? Parameters{} : parameters(a.step);
+    }
     if (!first && !itself) {
       a.before = true, a.sample = a.after = false;
-      SVEXPORT_TRY(launch(rows_kernel<T>, a, pairs, rows_shared, true, stream));
+      SVEXPORT_TRY(launch(rows_kernel<T>, a, pairs, rows_shared, pdl, stream));
       auto apply = [&](DecoderWeight weight, void* y) {
         const Tensor* w = weight_of(d, a.step - 1, weight);
         Linear layer;
@@ -1201,9 +1279,9 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, const void* 
     }
     a.before = a.sample = !first && itself;
     a.after = !first;
-    SVEXPORT_TRY(launch(rows_kernel<T>, a, pairs, rows_shared, !first && itself, stream));
+    SVEXPORT_TRY(launch(rows_kernel<T>, a, pairs, rows_shared, pdl && !first && itself, stream));
     const auto kernel = groups == 1 ? attention_kernel<T, 1> : attention_kernel<T, 2>;
-    SVEXPORT_TRY(launch(kernel, a, pairs + (last ? pairs : attention + attention % 2), kAttentionShared, true, stream));
+    SVEXPORT_TRY(launch(kernel, a, pairs + (last ? pairs : attention + attention % 2), kAttentionShared, pdl, stream));
   }
   return cudaSuccess;
 }
@@ -1216,107 +1294,10 @@ size_t fused_decoder_workspace(const TransformerDecoder& d, const DecoderSizes& 
   return scratch.used;
 }
 
-size_t fused_decoder_packed_size(const TransformerDecoder& d, const DecoderSizes& n) {
-  return fits(d, n) ? static_cast<size_t>(Packed{n.ffn, d.num_layers}.end()) * 16 : 0;
-}
-
-cudaError_t fused_decoder_pack(const TransformerDecoder& d, const DecoderSizes& n, void* packed, cudaStream_t stream) {
+cudaError_t fused_decoder(const TransformerDecoder& d, const DecoderSizes& n, void* workspace, cudaStream_t stream) {
   if (!fits(d, n)) return cudaErrorNotSupported;
-  const Packed packing{n.ffn, d.num_layers};
-  PackJobs jobs;
-  int64_t at = 0;
-  auto vector = [&](const Tensor& t, int offset) {
-    jobs.at[jobs.count++] = {t.data, static_cast<int>(t.numel()), 0, at, offset};
-  };
-  auto norm = [&](const Tensor* t, int offset) {
-    vector(t[0], offset);
-    vector(t[1], offset + kChannels);
-  };
-  auto matrix = [&](const Tensor& t, int out) {  // out: with the rows of zeros
-    jobs.at[jobs.count++] = {t.data, static_cast<int>(t.sizes[0]), static_cast<int>(t.sizes[1]), at, 0};
-    at += chunks(out, static_cast<int>(t.sizes[1])) * kChunk;
-  };
-  auto submit = [&] {
-    pack_kernel<<<dim3(16, jobs.count), 256, 0, stream>>>(jobs, static_cast<uint4*>(packed));
-    jobs.count = 0;
-    return cudaGetLastError();
-  };
-  SVEXPORT_TRY(cudaMemsetAsync(packed, 0, static_cast<size_t>(packing.end()) * 16, stream));
-  for (int step = 0; step <= d.num_layers; ++step) {
-    auto before = [&](DecoderWeight weight) { return weight_of(d, step - 1, weight); };
-    auto after = [&](DecoderWeight weight) { return weight_of(d, step, weight); };
-    at = packing.rows(step);
-    if (step > 0) {
-      vector(before(kOutProj)[1], kOutProjBias);
-      norm(before(kMhaNorm), kNorm1);
-      if (n.logits <= kNarrow) vector(before(kAttentionWeights)[1], kLogitsBias);
-      vector(before(kOutputProj)[1], kOutputProjBias);
-      norm(before(kSvcaNorm), kNorm2);
-      vector(before(kFfn2)[1], kFfn2Bias);
-      norm(before(kFfnNorm), kNorm3);
-      vector(before(kFfn0)[1], kFfn0Bias);
-    }
-    if (step < d.num_layers) vector(after(kInProj)[1], kInProjBias);
-    at += packing.vectors();
-    if (step > 0) {
-      matrix(before(kOutProj)[0], kChannels);
-      if (n.logits <= kNarrow) {
-        matrix(before(kAttentionWeights)[0], kNarrow);
-      } else {
-        at += chunks(kNarrow, 256) * kChunk;
-      }
-      matrix(before(kOutputProj)[0], kChannels);
-      matrix(before(kFfn0)[0], n.ffn);
-      matrix(before(kFfn2)[0], kChannels);
-    } else {
-      at += kChunk * (2 * chunks(256, 256) + chunks(kNarrow, 256) + 2 * chunks(n.ffn, 256));
-    }
-    if (step < d.num_layers) matrix(after(kInProj)[0], 3 * kChannels);
-    SVEXPORT_TRY(submit());
-
-    at = packing.branch(step);
-    if (step > 0) {
-      vector(before(kReg0)[1], kReg0Bias);
-      vector(before(kReg2)[1], kReg2Bias);
-      vector(before(kReg4)[1], kReg4Bias);
-    }
-    if (step < d.num_layers) {
-      vector(after(kPosition0)[0], kPosition0Weight);
-      vector(after(kPosition0)[1], kPosition0Bias);
-      norm(after(kPositionNorm0), kPositionNorm0_);
-      vector(after(kPosition3)[1], kPosition3Bias);
-      norm(after(kPositionNorm1), kPositionNorm1_);
-    }
-    at += kBranchVectors / 8;
-    if (step > 0) {
-      matrix(before(kReg0)[0], kChannels);
-      matrix(before(kReg2)[0], kChannels);
-      matrix(before(kReg4)[0], kNarrow);
-    } else {
-      at += kChunk * (2 * chunks(256, 256) + chunks(kNarrow, 256));
-    }
-    if (step < d.num_layers) matrix(after(kPosition3)[0], kChannels);
-    SVEXPORT_TRY(submit());
-  }
-  at = packing.classes();
-  vector(weight_of(d, kCls0)[1], kCls0Bias);
-  norm(weight_of(d, kClsNorm0), kClsNorm0_);
-  vector(weight_of(d, kCls3)[1], kCls3Bias);
-  norm(weight_of(d, kClsNorm1), kClsNorm1_);
-  vector(weight_of(d, kCls6)[1], kCls6Bias);
-  at += kClassVectors / 8;
-  matrix(weight_of(d, kCls0)[0], kChannels);
-  matrix(weight_of(d, kCls3)[0], kChannels);
-  matrix(weight_of(d, kCls6)[0], kNarrow);
-  return submit();
-}
-
-cudaError_t fused_decoder(const TransformerDecoder& d, const DecoderSizes& n, const void* packed, void* workspace,
-                          cudaStream_t stream) {
-  const uintptr_t bits = reinterpret_cast<uintptr_t>(d.query.data) | reinterpret_cast<uintptr_t>(d.query_pos.data);
-  if (!fits(d, n) || bits % 16 != 0) return cudaErrorNotSupported;
-  return d.query.dtype == DType::kFloat16 ? run<__half>(d, n, packed, workspace, stream)
-                                          : run<__nv_bfloat16>(d, n, packed, workspace, stream);
+  return d.query.dtype == DType::kFloat16 ? run<__half>(d, n, workspace, stream)
+                                          : run<__nv_bfloat16>(d, n, workspace, stream);
 }
 
 }  // namespace svexport

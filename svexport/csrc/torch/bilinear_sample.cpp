@@ -11,7 +11,10 @@ std::tuple<at::Tensor, at::Tensor> bilinear_sample_torch(const at::Tensor& image
     const auto options = image.options().memory_format(at::MemoryFormat::Contiguous);
     const auto output = at::empty({image.size(0), image.size(1), grid.size(1), grid.size(2)}, options);
     const auto mask = at::empty({image.size(0), grid.size(1), grid.size(2), 1}, options);
-    if (done(bilinear_sample(view(image), view(grid), view(output), view(mask), stream()))) return {output, mask};
+    const auto scratch = workspace(bilinear_sample_workspace(view(image), view(grid)), image);
+    if (done(bilinear_sample(view(image), view(grid), view(output), view(mask), stream(), scratch.data_ptr()))) {
+      return {output, mask};
+    }
   }
   return reference("bilinear_sample", bilinear_sample_torch, image, grid);
 }

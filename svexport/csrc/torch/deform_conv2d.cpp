@@ -43,13 +43,13 @@ DeformConv2d parameters(const at::Tensor& input, const at::Tensor& weight, at::I
 }
 
 at::Tensor empty(const Tensor& like, const at::TensorOptions& options) {
-  return at::empty({like.sizes, static_cast<size_t>(like.rank)}, options.memory_format(at::MemoryFormat::Contiguous));
+  return at::empty(at::IntArrayRef(like.sizes, like.rank), options.memory_format(at::MemoryFormat::Contiguous));
 }
 
 // Packed, which x itself may be: (N, H, W, packed C).
 at::Tensor pack(const at::Tensor& x, const DeformConv2d& conv) {
   Tensor y;
-  if (is_packed(view(x), conv, &y)) return x.permute({0, 2, 3, 1});
+  if (is_packed(view(x), conv, &y)) return x.as_strided(at::IntArrayRef(y.sizes, y.rank), at::IntArrayRef(y.strides, y.rank));
   const auto result = empty(y, x.options());
   TORCH_CHECK(done(pack(view(x), view(result), conv, stream())), "svexport: deform_conv2d of too large a tensor");
   return result;

@@ -1,20 +1,11 @@
 #include "transformer_decoder.h"
 
-#include <ATen/ops/empty_like.h>
-
-#include <mutex>
-#include <unordered_map>
+#include <algorithm>
 
 #include "binding.h"
 
 namespace svexport {
 namespace {
-
-// TEMPORARY: packed weights by identity and version.
-struct Packed {
-  std::vector<std::pair<void*, int64_t>> key;
-  at::Tensor memory;
-};
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> transformer_decoder_torch(
     const at::Tensor& query, const at::Tensor& query_pos, const at::Tensor& reference_points, at::TensorList features,
@@ -52,27 +43,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> transformer_decoder_torch(
     d.learned_offsets = learned_offsets, d.residual_query_pos = residual_query_pos, d.pool = pool;
     d.classes = view(classes), d.boxes = view(boxes), d.points = view(points);
 
-    at::Tensor packed;
-    if (const size_t bytes = std::getenv("SVEXPORT_UNFUSED") ? 0 : transformer_decoder_packed_size(d)) {
-      static std::mutex mutex;
-      static std::vector<Packed> cache;
-      std::vector<std::pair<void*, int64_t>> key;
-      for (const auto& w : weights) key.emplace_back(w.data_ptr(), w.is_inference() ? -1 : w._version());
-      const std::lock_guard<std::mutex> lock(mutex);
-      for (const auto& p : cache) {
-        if (p.key == key) packed = p.memory;
-      }
-      if (!packed.defined()) {
-        packed = workspace(bytes, own[0]);
-        done(transformer_decoder_pack(d, packed.data_ptr(), stream()));
-        if (cache.size() > 20) cache.erase(cache.begin());
-        cache.push_back({key, packed});
-      }
-    }
     const at::Tensor scratch = workspace(transformer_decoder_workspace(d), own[0]);
-    if (done(transformer_decoder(d, packed.defined() ? packed.data_ptr() : nullptr, scratch.data_ptr(), stream()))) {
-      return {classes, boxes, points};
-    }
+    if (done(transformer_decoder(d, scratch.data_ptr(), stream()))) return {classes, boxes, points};
   }
   return reference("transformer_decoder", transformer_decoder_torch, query, query_pos, reference_points, features,
                    lidar2img, weights, num_layers, num_heads, num_points, num_groups, image_size, pc_range, depth_eps,
