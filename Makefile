@@ -46,5 +46,9 @@ $(READY): requirements-dev.txt pyproject.toml setup.py
 	  echo "make: $(PYTHON) cannot create virtual environments. On Debian and Ubuntu: sudo apt-get install python3-venv" >&2; \
 	  exit 1; }
 	$(BIN)/python -m pip install --disable-pip-version-check -r requirements-dev.txt
+	@for pin in $$(sed -n 's/^#bindings: //p' requirements-dev.txt); do \
+	  $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade \
+	    --target $(VENV)/tensorrt-$${pin##*==} $$pin || echo "make: no $$pin here; the tests that need it are skipped"; \
+	done
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -e .
 	@touch $@

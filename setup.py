@@ -1,13 +1,30 @@
 """Pure-Python by default: no compiler and no CUDA needed. Metadata lives in pyproject.toml.
 
-CUDA kernels are compiled on first use on a CUDA device, or ahead of time when the sources are there and
-``SVEXPORT_BUILD_CUDA=1 pip install --no-build-isolation .`` asks for it.
+CUDA kernels are compiled on first use on a CUDA device, or ahead of time by ``SVEXPORT_BUILD_CUDA=1 pip install
+--no-build-isolation .``, for the architectures of TORCH_CUDA_ARCH_LIST or else of svexport/csrc/architectures.txt.
 """
 
 import os
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+
+
+def loading() -> ModuleType:
+    """svexport/ops/_cuda.py, which knows sources and flags, alone: its package would register every op."""
+    spec = spec_from_file_location("_cuda", ROOT / "svexport" / "ops" / "_cuda.py")
+    module = module_from_spec(spec)
+    sys.path.insert(0, str(ROOT))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(ROOT))
+    return module
 
 
 def extension() -> dict:
@@ -16,14 +33,18 @@ def extension() -> dict:
         return {}
     from torch.utils.cpp_extension import BuildExtension, CUDAExtension
 
-    csrc = Path("svexport") / "csrc"
-    sources = sorted(str(p) for folder in ("cuda", "torch") for p in (csrc / folder).glob("*.c*"))
-    if not sources:
+    cuda = loading()
+    if not cuda.sources():
         raise SystemExit("SVEXPORT_BUILD_CUDA=1: this source tree has no CUDA sources; install without it")
-    return {
-        "ext_modules": [CUDAExtension("svexport._C", sources, include_dirs=[str((csrc / "cuda").resolve())])],
-        "cmdclass": {"build_ext": BuildExtension},
-    }
+    if not os.environ.get("TORCH_CUDA_ARCH_LIST"):
+        os.environ["TORCH_CUDA_ARCH_LIST"] = cuda.architectures()
+    module = CUDAExtension(
+        "svexport._C",
+        [str(path.relative_to(ROOT)) for path in cuda.sources()],
+        include_dirs=[str(cuda.CSRC / "cuda")],
+        extra_compile_args={compiler: cuda.FLAGS[compiler] for compiler in ("cxx", "nvcc")},
+    )
+    return {"ext_modules": [module], "cmdclass": {"build_ext": BuildExtension}}
 
 
 # The examples are one folder of the checkout and installed as svexport.examples: `svexport demo` runs them.

@@ -1,17 +1,19 @@
 """``svexport.ops.einsum`` beside ``torch.einsum``: values, and values with gradients.
 
-The four equations of skeleton and attention networks at their sizes, the batch reduced to fit a CPU.
+The four equations of skeleton and attention networks at their sizes; with a smaller batch on a CPU, where
+``python -m benchmarks.einsum`` runs them.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from benchmarks._measure import interleaved, write
+from benchmarks._measure import Workload, interleaved, write
 from svexport.ops.einsum import einsum
 
 WORKLOADS = {
@@ -30,6 +32,27 @@ def backward(function: Callable[..., Tensor], equation: str, operands: list[Tens
     leaves = [x.clone().requires_grad_() for x in operands]
     gradient = torch.randn_like(function(equation, *operands), memory_format=torch.contiguous_format)
     return lambda: torch.autograd.grad(function(equation, *leaves), leaves, gradient)
+
+
+GPU_BATCH = 64  # of the first three
+GOALS = {"nctw,cd->ndtw": 232 / 365}
+
+
+def workloads() -> Iterator[Workload]:
+    for equation, (first, second) in WORKLOADS.items():
+        if equation.startswith("n"):
+            first = (GPU_BATCH, *first[1:])
+        for mode in (forward, backward):
+            operands = [torch.randn(shape, device="cuda") for shape in (first, second)]
+            output = math.prod(torch.einsum(equation, *operands).shape)
+            sides = {f: mode(f, equation, operands) for f in (einsum, torch.einsum)}
+            yield Workload(
+                f"einsum {mode.__name__} {equation} {'x'.join(map(str, first))} float32",
+                sides[einsum],
+                {"torch.einsum": sides[torch.einsum]},
+                bytes=4 * (output + sum(x.numel() for x in operands)) * (1 if mode is forward else 2),
+                goal=GOALS.get(equation, 1.0) if mode is forward else 1.0,
+            )
 
 
 def main() -> None:

@@ -7,7 +7,9 @@ import importlib.util
 import os
 import re
 import shutil
+import subprocess
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
@@ -99,12 +101,10 @@ def _load_from_cache() -> None:
         )
     if not cpp_extension.is_ninja_available():
         raise PluginBuildError("no ninja was found to compile them with; pip install ninja")
-    build = folder / f"build-{os.getpid()}"
-    with _one_at_a_time(folder), _progress():
+    with _one_at_a_time(folder), _progress(), tempfile.TemporaryDirectory(dir=folder) as build:
         if library.is_file():  # by the process that was waited for
             torch.ops.load_library(str(library))
             return
-        build.mkdir()
         try:
             cpp_extension.load(  # which loads it too
                 name,
@@ -112,15 +112,17 @@ def _load_from_cache() -> None:
                 extra_cflags=FLAGS["cxx"],
                 extra_cuda_cflags=FLAGS["nvcc"],
                 extra_include_paths=[str(CSRC / "cuda")],
-                build_directory=str(build),
+                build_directory=build,
                 is_python_module=False,
                 is_standalone=False,
                 verbose=os.environ.get("SVEXPORT_KERNELS") == "verbose",
             )
-        except RuntimeError as error:
-            raise PluginBuildError(f"they do not compile here ({_first_error(str(error))})") from error
-        os.replace(build / f"{name}.so", library)
-        shutil.rmtree(build, ignore_errors=True)
+        except (RuntimeError, subprocess.SubprocessError) as error:
+            raise PluginBuildError(
+                f"they do not compile here ({_first_error(str(error))}); SVEXPORT_KERNELS=verbose shows all that the"
+                " compilers say, SVEXPORT_KERNELS=0 does without kernels"
+            ) from error
+        os.replace(Path(build, f"{name}.so"), library)
 
 
 def _build_key() -> str:
@@ -141,15 +143,22 @@ def _cache() -> Path:
 
 
 def _first_error(output: str) -> str:
-    lines = [line.strip() for line in output.splitlines()]
-    return next((line for line in lines if "error" in line.lower() and "Error building" not in line), lines[0])
+    """The line of a compiler, or what Python says first where none ran."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no reason given"]
+    return next((line for line in lines if re.search(r"\b(error|fatal)\b *:|\bfatal +:", line)), lines[0])
 
 
 @contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
     """Holds a lock of the operating system, which a process that dies leaves free."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        raise PluginBuildError(
+            f"the cache cannot be written ({error}); set SVEXPORT_CACHE to a folder that can"
+        ) from error
+    with lock as file:
         try:
             import fcntl
         except ImportError:  # Windows: processes that start at once may compile twice

@@ -216,6 +216,8 @@ def camera_sample(
 
     Projection and coordinates are computed in float32 at least, also for half inputs.
 
+    On CUDA a sample that is NaN has no gradient; on the CPU that of its place is NaN, being 0 times NaN.
+
     Args:
         image_size: (height, width) of the images, in the pixels of ``lidar2img``.
         pc_range: ``(x, y, z)`` minimum, then maximum, in metres.

@@ -624,14 +624,12 @@ def _matmul_folded(x: Tensor, y: Tensor, summed: tuple[int, ...]) -> Tensor:
         size = max(x.shape[i], y.shape[i])
         x, y = (z.expand(*z.shape[:i], size, *z.shape[i + 1 :]) for z in (x, y))
     m, n = x.shape[-2], y.shape[-1]
-    outer = [x.shape[i] for i in shared]
-    left = x.permute(*shared, *rows, -2, *summed, -1, *columns).flatten(len(shared) + len(rows) + 1)
-    right = y.permute(*shared, *summed, -2, *columns, -1, *rows)
-    product = torch.bmm(
-        left.reshape(math.prod(outer), -1, left.shape[-1]), right.reshape(math.prod(outer), left.shape[-1], -1)
-    )
+    outer, over, under = [x.shape[i] for i in shared], [x.shape[i] for i in rows], [y.shape[i] for i in columns]
+    inner = math.prod(x.shape[i] for i in summed) * x.shape[-1]
+    left = x.permute(*shared, *rows, -2, *summed, -1, *columns).reshape(math.prod(outer), math.prod(over) * m, inner)
+    right = y.permute(*shared, *summed, -2, *columns, -1, *rows).reshape(left.shape[0], inner, math.prod(under) * n)
     order = [*shared, *rows, x.dim() - 2, *columns, x.dim() - 1]
-    product = product.view(*outer, *[x.shape[i] for i in rows], m, *[y.shape[i] for i in columns], n)
+    product = torch.bmm(left, right).view(*outer, *over, m, *under, n)
     return product.permute([order.index(i) for i in sorted(order)])
 
 

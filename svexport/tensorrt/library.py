@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ import torch
 
 from svexport.errors import PluginBuildError
 from svexport.ops import _cuda
-from svexport.tensorrt.nodes import plugin_ops
 
 __all__ = ["Headers", "Library", "build", "find_headers", "libraries", "library_name"]
 
@@ -66,9 +64,9 @@ def find_headers(root: str | os.PathLike[str] | None = None) -> Headers:
     folder = next((base / f for f in _FOLDERS if (base / f / "NvInferRuntime.h").is_file()), None)
     if folder is None:
         raise PluginBuildError(
-            f"{base / 'include' / 'NvInferRuntime.h'} does not exist. The plugins are compiled against the C++ headers of "
-            "TensorRT, which pip's tensorrt does not have: install libnvinfer-headers-dev or unpack the tar archive of "
-            "your TensorRT version (https://developer.nvidia.com/tensorrt/download), and give its folder as "
+            f"{base / 'include' / 'NvInferRuntime.h'} does not exist. The plugins are compiled against the C++ headers "
+            "of TensorRT, which pip's tensorrt does not have: install libnvinfer-headers-dev or unpack the tar archive "
+            "of your TensorRT version (https://developer.nvidia.com/tensorrt/download), and give its folder as "
             "--tensorrt-root or TENSORRT_ROOT"
         )
     found = folder / "NvInferVersion.h"
@@ -115,8 +113,8 @@ def build(
 
     Args:
         tensorrt_root: a TensorRT folder with its ``include``; see :func:`find_headers`.
-        architectures: compute capabilities, ``["8.7", "9.0"]``; by default those of the GPUs of this machine, or without
-            one everything that a distributed build is for.
+        architectures: compute capabilities, ``["8.7", "9.0"]``; by default those of the GPUs of this machine, or
+            without one everything that a distributed build is for.
         output: the folder for the library; by default svexport's cache, where :func:`libraries` finds it.
         progress: called with the number of files compiled and that of all, as the work goes on.
 

@@ -67,11 +67,10 @@ def test_values(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int8], ids=str)
-@pytest.mark.parametrize("shape", [(1, 256, 18, 46), (2, 33, 9, 23), (1, 5, 2, 2), (1, 3, 1, 7)])
+@pytest.mark.parametrize("shape", [(1, 256, 18, 46), (2, 33, 9, 23), (1, 5, 2, 2), (1, 3, 3, 7)])
 def test_pool(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x = make(*shape, dtype=dtype)
-    pooled = F.max_pool2d(x.double(), 2) if min(shape[2:]) > 1 else x[:, :, :0, : shape[3] // 2].double()
-    expected = by_formula(pooled.to(dtype))
+    expected = by_formula(F.max_pool2d(x.double(), 2).to(dtype))
     for layout in layouts(x):
         assert torch.equal(OP(layout, True).cpu(), expected)
 

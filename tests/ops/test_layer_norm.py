@@ -161,9 +161,7 @@ def test_export_of_the_op_with_absent_tensors(opset, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("axes", [{0: "n"}, {0: "n", 1: "h", 2: "d"}])
-@pytest.mark.parametrize(
-    ("opset", "plugins"), [(9, False), (11, True), (17, True), (17, False), (18, True)]
-)
+@pytest.mark.parametrize(("opset", "plugins"), [(9, False), (11, True), (17, True), (17, False), (18, True)])
 def test_export_of_sizes_read_from_a_dynamic_tensor(opset, axes, plugins, tmp_path) -> None:
     class Sizes(nn.Module):
         def forward(self, x: Tensor, w: Tensor) -> list[Tensor]:

@@ -428,7 +428,7 @@ def test_compiles_in_one_graph() -> None:
     decoder = TransformerDecoder(config)
     args = to(inputs(config), torch.float32)
     torch.compiler.reset()
-    assert_same(torch.compile(decoder, fullgraph=True, backend="aot_eager")(*args), decoder(*args), 1e-5)
+    assert_same(torch.compile(decoder, fullgraph=True, backend="eager")(*args), decoder(*args), 1e-5)
 
 
 # ------------------------------------------------------------------ rewrites, each on its own
@@ -554,7 +554,7 @@ def test_half(dtype: torch.dtype) -> None:
     assert (got.classes.dtype, got.boxes.dtype, got.reference_points.dtype) == (dtype, torch.float32, torch.float32)
     eps = torch.finfo(dtype).eps
     for a, e in zip(got, expected, strict=True):
-        relative = float((a.double() - e).norm() / e.norm())
+        relative = float((a.double() - e).detach().norm() / e.detach().norm())
         assert relative < 16 * eps
     mixed = ours.float()(*to((query, query_pos, points), torch.float32), to(features, dtype), lidar2img.float())
     assert {t.dtype for t in mixed} == {torch.float32}

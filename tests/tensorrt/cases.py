@@ -53,8 +53,10 @@ def _vectorised(make: Any) -> dict[str, list[tuple]]:
         "bilinear_sample": [(make(2, 8, 9, 11), make(2, 5, 7, 2).sigmoid() * 10)],
         "camera_sample": [camera(64), camera(40)],
         "deform_conv2d": [
-            (make(2, 16, 7, 9), make(2, 18, 7, 9), make(24, 16, 3, 3), make(24), make(2, 9, 7, 9).sigmoid())
-            + ([1, 1], [1, 1], [1, 1], 1, 1)
+            (
+                *(make(2, 16, 7, 9), make(2, 18, 7, 9), make(24, 16, 3, 3), make(24), make(2, 9, 7, 9).sigmoid()),
+                *([1, 1], [1, 1], [1, 1], 1, 1),
+            )
         ],
     }
 

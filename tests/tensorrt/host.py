@@ -203,7 +203,8 @@ class Plugin:
 
     def serialized(self) -> bytes:
         buffer = ctypes.create_string_buffer(4096)
-        return buffer.raw[: self._call("host_serialized", buffer, 4096)]
+        size = self._call("host_serialized", buffer, 4096)
+        return buffer.raw[:size]
 
     def output_types(self, types: Sequence[torch.dtype]) -> list[torch.dtype]:
         results = (ctypes.c_int32 * self.outputs)()

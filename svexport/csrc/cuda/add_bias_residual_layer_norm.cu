@@ -51,25 +51,45 @@ struct Backward {
   float eps;
 };
 
-template <int N, class T>
-__device__ __forceinline__ void load_floats(const T* p, float (&to)[N]) {
-  constexpr int kVector = N * sizeof(T) <= 16 ? N : 16 / sizeof(T);
+// Loads that wait for none before them: without branches, and used only when all are on their way.
+template <class T, int N>
+struct Loaded {
+  Vec<T, N> x, residual, extra;
+
+  __device__ __forceinline__ Loaded(const Row<T>& row, int column, bool there)
+      : x(load_if<T, N>(row.x + column, there)),
+        residual(load_if<T, N>(row.residual + column, there)),
+        extra(load_if<T, N>(row.extra + column, there && row.extra)) {}
+  Loaded() = default;
+
+  // x + bias + residual (+ extra)
+  __device__ __forceinline__ void sum(const float (&bias)[N], bool has_extra, float (&to)[N]) const {
 #pragma unroll
-  for (int i = 0; i < N; i += kVector) {
-    const auto v = load<T, kVector>(p + i);
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) to[i + j] = to_float(v.at[j]);
+    for (int j = 0; j < N; ++j) {
+      to[j] = to_float(x.at[j]) + bias[j] + to_float(residual.at[j]);
+      if (has_extra) to[j] += to_float(extra.at[j]);
+    }
   }
-}
+};
 
 template <int N>
-__device__ __forceinline__ void load_floats(const AnyFloat& p, int64_t i, float (&to)[N]) {
-  if (p.dtype == DType::kFloat32) {
-    load_floats(static_cast<const float*>(p.data) + i, to);
-  } else if (p.dtype == DType::kFloat16) {
-    load_floats(static_cast<const __half*>(p.data) + i, to);
+__device__ __forceinline__ void load_floats(const AnyFloat& p, int64_t i, bool there, float (&to)[N]) {
+  if constexpr (N == 1) {
+    to[0] = there ? p.get(i) : 0;
   } else {
-    load_floats(static_cast<const __nv_bfloat16*>(p.data) + i, to);
+    const bool wide = p.dtype == DType::kFloat32;
+    Vec<float, 4> floats[N / 4];
+#pragma unroll
+    for (int k = 0; k < N / 4; ++k) {
+      floats[k] = load_if<float, 4>(static_cast<const float*>(p.data) + i + 4 * k, there && wide);
+    }
+    const auto halves = load_if<uint16_t, N>(static_cast<const uint16_t*>(p.data) + i, there && !wide);
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const float narrow = p.dtype == DType::kFloat16 ? __half2float(__ushort_as_half(halves.at[j]))
+                                                      : __uint_as_float(static_cast<uint32_t>(halves.at[j]) << 16);
+      to[j] = wide ? floats[j / 4].at[j % 4] : narrow;
+    }
   }
 }
 
@@ -79,20 +99,6 @@ __device__ __forceinline__ void store_floats(T* p, const float* from) {
 #pragma unroll
   for (int j = 0; j < N; ++j) v.at[j] = from_float<T>(from[j]);
   store<T, N>(p, v);
-}
-
-// N elements of s = x + bias + residual (+ extra), in the order of the sum.
-template <class T, int N>
-__device__ __forceinline__ void load_sum(const Row<T>& row, const float* bias, int column, float* to) {
-  const auto vx = load<T, N>(row.x + column), vr = load<T, N>(row.residual + column);
-  Vec<T, N> ve{};
-  if (row.extra) ve = load<T, N>(row.extra + column);
-#pragma unroll
-  for (int j = 0; j < N; ++j) to[j] = to_float(vx.at[j]) + bias[j] + to_float(vr.at[j]);
-  if (row.extra) {
-#pragma unroll
-    for (int j = 0; j < N; ++j) to[j] += to_float(ve.at[j]);
-  }
 }
 
 // Sums that are taken together.
@@ -154,23 +160,29 @@ __global__ void __launch_bounds__(128) forward_warp(const __grid_constant__ Forw
   float bias[K][N], weight[K][N], norm_bias[K][N];
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    if (!kKeep || column(k) >= a.d) continue;
-    load_floats(a.bias, column(k), bias[k]);
-    load_floats(a.weight, column(k), weight[k]);
-    load_floats(a.norm_bias, column(k), norm_bias[k]);
+    if (!kKeep) break;
+    load_floats(a.bias, column(k), column(k) < a.d, bias[k]);
+    load_floats(a.weight, column(k), column(k) < a.d, weight[k]);
+    load_floats(a.norm_bias, column(k), column(k) < a.d, norm_bias[k]);
   }
   for (; row < a.rows.walk.count; row += step) {
+    Loaded<T, N> loaded[R][K];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const bool there = row + r < a.rows.walk.count;
+      const Row<T> from(a.rows, there ? row + r : row);
+#pragma unroll
+      for (int k = 0; k < K; ++k) loaded[r][k] = {from, column(k), there && column(k) < a.d};
+    }
+    if constexpr (!kKeep) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) load_floats(a.bias, column(k), column(k) < a.d, bias[k]);
+    }
     float v[R][K][N];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      if (row + r >= a.rows.walk.count) break;
-      const Row<T> from(a.rows, row + r);
 #pragma unroll
-      for (int k = 0; k < K; ++k) {
-        if (column(k) >= a.d) continue;
-        if (!kKeep) load_floats(a.bias, column(k), bias[k]);
-        load_sum<T, N>(from, bias[k], column(k), v[r][k]);
-      }
+      for (int k = 0; k < K; ++k) loaded[r][k].sum(bias[k], a.rows.data[2], v[r][k]);
     }
     float mean[R];
 #pragma unroll
@@ -204,13 +216,16 @@ __global__ void __launch_bounds__(128) forward_warp(const __grid_constant__ Forw
     for (int r = 0; r < R; ++r) {
       if (row + r >= a.rows.walk.count) break;
       const Moments moments(rest[r], a.d, a.eps);
+      if constexpr (!kKeep) {
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+          load_floats(a.weight, column(k), column(k) < a.d, weight[k]);
+          load_floats(a.norm_bias, column(k), column(k) < a.d, norm_bias[k]);
+        }
+      }
 #pragma unroll
       for (int k = 0; k < K; ++k) {
         if (column(k) >= a.d) continue;
-        if (!kKeep) {
-          load_floats(a.weight, column(k), weight[k]);
-          load_floats(a.norm_bias, column(k), norm_bias[k]);
-        }
 #pragma unroll
         for (int j = 0; j < N; ++j) v[r][k][j] = moments.normal(v[r][k][j]) * weight[k][j] + norm_bias[k][j];
         store_floats<T, N>(static_cast<T*>(a.y) + (row + r) * a.d + column(k), v[r][k]);
@@ -232,12 +247,14 @@ __global__ void __launch_bounds__(512) forward_block(const __grid_constant__ For
 
     auto sums = [&](int column, float (&v)[N]) {
       float bias[N];
-      load_floats(a.bias, column, bias);
-      load_sum<T, N>(from, bias, column, v);
+      const Loaded<T, N> loaded(from, column, true);
+      load_floats(a.bias, column, true, bias);
+      loaded.sum(bias, a.rows.data[2], v);
     };
     auto again = [&](int column, float (&v)[N]) {
       if (keep) {
-        load_floats(kept + column, v);
+#pragma unroll
+        for (int j = 0; j < N; ++j) v[j] = kept[column + j];
       } else {
         sums(column, v);
       }
@@ -262,8 +279,8 @@ __global__ void __launch_bounds__(512) forward_block(const __grid_constant__ For
     const Moments moments(block_sum(rest, scratch_rest), a.d, a.eps);
     for (int column = threadIdx.x * N; column < a.d; column += blockDim.x * N) {
       float weight[N], norm_bias[N];
-      load_floats(a.weight, column, weight);
-      load_floats(a.norm_bias, column, norm_bias);
+      load_floats(a.weight, column, true, weight);
+      load_floats(a.norm_bias, column, true, norm_bias);
       again(column, v);
 #pragma unroll
       for (int j = 0; j < N; ++j) v[j] = moments.normal(v[j] - mean) * weight[j] + norm_bias[j];
@@ -294,24 +311,33 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp* kWarps) backward
   float bias[K][N], weight[K][N], sums[3][K][N] = {};
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    if (column(k) >= a.d) continue;
-    load_floats(a.bias, column(k), bias[k]);
-    load_floats(a.weight, column(k), weight[k]);
+    load_floats(a.bias, column(k), column(k) < a.d, bias[k]);
+    load_floats(a.weight, column(k), column(k) < a.d, weight[k]);
   }
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
-  for (int64_t row = blockIdx.x * static_cast<int64_t>(blockDim.y) + threadIdx.y; row < a.rows.walk.count; row += step) {
+  for (int64_t row = blockIdx.x * static_cast<int64_t>(blockDim.y) + threadIdx.y; row < a.rows.walk.count;
+       row += step) {
     const Row<T> from(a.rows, row);
     const T *dy = static_cast<const T*>(a.dy) + row * a.d, *ds = static_cast<const T*>(a.ds) + row * a.d;
-    float v[K][N], g[K][N], direct[K][N];  // s, the gradient of y, that of s
-    Sums<2> sum{};                         // of s, of g * weight
+    Loaded<T, N> loaded[K];
+    Vec<T, N> loaded_dy[K], loaded_ds[K];
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      if (column(k) >= a.d) continue;
-      load_floats(dy + column(k), g[k]);
-      if (!kBlock) load_floats(ds + column(k), direct[k]);
-      load_sum<T, N>(from, bias[k], column(k), v[k]);
+      loaded[k] = {from, column(k), column(k) < a.d};
+      loaded_dy[k] = load_if<T, N>(dy + column(k), column(k) < a.d);
+      loaded_ds[k] = load_if<T, N>(ds + column(k), column(k) < a.d);
+    }
+    float v[K][N], g[K][N];  // s and then s - mean, the gradient of y
+    Sums<2> sum{};           // of s, of g * weight
 #pragma unroll
-      for (int j = 0; j < N; ++j) sum += {v[k][j], __fmul_rn(g[k][j], weight[k][j])};
+    for (int k = 0; k < K; ++k) {
+      loaded[k].sum(bias[k], a.rows.data[2], v[k]);
+      if (column(k) >= a.d) continue;
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        g[k][j] = to_float(loaded_dy[k].at[j]);
+        sum += {v[k][j], __fmul_rn(g[k][j], weight[k][j])};
+      }
     }
     sum = row_sum(sum, scratch);
     const float mean = sum.at[0] / a.d, mean_g = sum.at[1] / a.d;
@@ -331,14 +357,14 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp* kWarps) backward
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       if (column(k) >= a.d) continue;
-      if (kBlock) load_floats(ds + column(k), direct[k]);  // where registers are scarce
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         const float normal = moments.normal(v[k][j]);
         sums[0][k][j] += g[k][j] * normal;
         sums[1][k][j] += g[k][j];
         // The product rounded, as it was in the mean: of a single column nothing may be left.
-        v[k][j] = (__fmul_rn(g[k][j], weight[k][j]) - mean_g - normal * mean_gn) * moments.scale + direct[k][j];
+        v[k][j] = (__fmul_rn(g[k][j], weight[k][j]) - mean_g - normal * mean_gn) * moments.scale +
+                  to_float(loaded_ds[k].at[j]);
         sums[2][k][j] += v[k][j];
       }
 #pragma unroll

@@ -17,10 +17,10 @@ constexpr int kWarps = kThreads / 32;
 // Channels of a thread. Vector: neighbours in memory, read in one access; both pixels of a row by the same thread.
 // Split: kPasses of them, whatever their stride, and the two pixels of a row by two lanes beside each other: planes are
 // read as few separate sectors as there are.
-constexpr int kPasses = 4;
+constexpr int kPasses = 2;
 template <class T>
 constexpr int kVector = 16 / sizeof(T);
-constexpr int kMaxGroups = kThreads * 2;  // in a block's channels: kThreads vectors, or kThreads / 2 * kPasses channels
+constexpr int kMaxGroups = kThreads;  // in a block's channels: kThreads vectors, or kThreads / 2 * kPasses channels
 
 struct Level {
   const char* data;
@@ -54,21 +54,38 @@ struct Name {
   }
 };
 
-// The place of a point in metres.
-__device__ __forceinline__ void place_of(const Params& p, int64_t b, int64_t q, uint32_t point, float (&place)[3]) {
-  float x[3], offset[3] = {};
+// Of a camera, its upper three rows.
+struct Matrix {
+  float at[12];
+
+  __device__ __forceinline__ Matrix(const Params& p, int64_t b, uint32_t camera) {
+    const int64_t from = b * p.lidar2img_stride[0] + camera * p.lidar2img_stride[1];
 #pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    x[i] = p.points.get(b * p.points_stride[0] + q * p.points_stride[1] + i * p.points_stride[2]);
+    for (int i = 0; i < 12; ++i) {
+      at[i] = p.lidar2img.get(from + i / 4 * p.lidar2img_stride[2] + i % 4 * p.lidar2img_stride[3]);
+    }
   }
-  if (p.has_offsets) {
-    const int64_t at = b * p.offsets_stride[0] + q * p.offsets_stride[1] + point * p.offsets_stride[2];
+};
+
+// A point, in metres.
+struct Point {
+  float at[3];
+
+  __device__ __forceinline__ Point(const Params& p, int64_t b, int64_t q, uint32_t point) {
+    float offset[3] = {};
 #pragma unroll
-    for (int i = 0; i < 3; ++i) offset[i] = p.offsets.get(at + i * p.offsets_stride[3]);
+    for (int i = 0; i < 3; ++i) {
+      at[i] = p.points.get(b * p.points_stride[0] + q * p.points_stride[1] + i * p.points_stride[2]);
+    }
+    if (p.has_offsets) {
+      const int64_t from = b * p.offsets_stride[0] + q * p.offsets_stride[1] + point * p.offsets_stride[2];
+#pragma unroll
+      for (int i = 0; i < 3; ++i) offset[i] = p.offsets.get(from + i * p.offsets_stride[3]);
+    }
+#pragma unroll
+    for (int i = 0; i < 3; ++i) at[i] = __fadd_rn(__fadd_rn(__fmul_rn(at[i], p.span[i]), p.low[i]), offset[i]);
   }
-#pragma unroll
-  for (int i = 0; i < 3; ++i) place[i] = __fadd_rn(__fadd_rn(__fmul_rn(x[i], p.span[i]), p.low[i]), offset[i]);
-}
+};
 
 struct Projection {
   float depth, u, v;  // u and v before they are clamped
@@ -76,17 +93,12 @@ struct Projection {
 };
 
 // Rounded step by step as the reference is (no fused multiply-add, two divisions), so that both agree on what is seen.
-__device__ __forceinline__ Projection project(const Params& p, int64_t b, uint32_t camera, const float (&place)[3]) {
-  const int64_t at = b * p.lidar2img_stride[0] + camera * p.lidar2img_stride[1];
-  float m[3][4], image[3];
-#pragma unroll
-  for (int i = 0; i < 12; ++i) {
-    m[i / 4][i % 4] = p.lidar2img.get(at + i / 4 * p.lidar2img_stride[2] + i % 4 * p.lidar2img_stride[3]);
-  }
+__device__ __forceinline__ Projection project(const Params& p, const Matrix& m, const Point& point) {
+  float image[3];
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
-    const float sum = __fadd_rn(__fmul_rn(place[0], m[i][0]), __fmul_rn(place[1], m[i][1]));
-    image[i] = __fadd_rn(__fadd_rn(sum, __fmul_rn(place[2], m[i][2])), m[i][3]);
+    const float sum = __fadd_rn(__fmul_rn(point.at[0], m.at[4 * i]), __fmul_rn(point.at[1], m.at[4 * i + 1]));
+    image[i] = __fadd_rn(__fadd_rn(sum, __fmul_rn(point.at[2], m.at[4 * i + 2])), m.at[4 * i + 3]);
   }
   Projection r{image[2], 0, 0, image[2] > p.depth_eps};
   if (!r.seen) return r;
@@ -268,7 +280,7 @@ __device__ __forceinline__ int position(bool valid, int* counts, int& total) {
 
 // kOthers: some levels are pooled or int8.
 template <class T, int N, bool kSplit, bool kOthers>
-__global__ void __launch_bounds__(kThreads, kOthers ? 1 : kSplit ? 6 : 7)
+__global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
     camera_sample_kernel(const __grid_constant__ Params p) {
   constexpr int kParts = kSplit ? kPasses : 1;
   constexpr int kSums = kThreads * (kSplit ? kPasses / 2 : N);
@@ -309,9 +321,8 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 1 : kSplit ? 6 : 7)
     if (index < p.samples) {
       const Name name(p, index);
       const float logit = simple ? p.weights.get(logits + index * p.weights_stride[2]) : 0;
-      float place[3];
-      place_of(p, b, q, name.point, place);
-      const Projection at = project(p, b, name.camera, place);
+      const Matrix matrix(p, b, name.camera);
+      const Projection at = project(p, matrix, Point(p, b, q, name.point));
       if (at.seen) {
         const Level& map = p.levels[name.level];
         mine = sample_at(map, locate(p, map, at), b, name, index, activate(false, logit, 0));
@@ -395,24 +406,31 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 1 : kSplit ? 6 : 7)
 // ------------------------------------------------------------------ backward
 //
 // 1. A block per query reads the samples again: gradients of the weights, and of what the matrices map points to
-//    ("image": x, y and depth). It lists, for every pixel, the samples that read it.
-// 2. A block per few pixels sums what their lists say and writes their gradient, once and in whole lines: most pixels
+//    ("image": x, y and depth). It counts, for every pixel, the samples that read it, and numbers them.
+// 2. These samples ("readers") are put side by side, pixel by pixel.
+// 3. A block per few pixels sums what its readers say and writes the gradient, once and in whole sectors: most pixels
 //    are read by nobody, and nothing has to be cleared before or rounded after.
-// 3. A block per camera sums the gradient of its matrix.
+// 4. A block per camera sums the gradient of its matrix.
 
 struct Link {
-  int next;      // of the samples that read the same pixel; -1: none
-  float weight;  // of the pixel; its sign bit: some channels of the sample are NaN and have no gradient
+  int pixel, rank;  // rank among the readers of the pixel; -1: no pixel
+  float weight;     // of the pixel; its sign bit: some channels of the sample are NaN and have no gradient
+};
+
+struct Reader {
+  int link;
+  float weight;  // as of Link, times that of the sample if there is one group
 };
 
 struct Backward {
   AnyFloat grad_output, grad_points, grad_lidar2img, grad_weights, grad_offsets;
   void* grad_maps[kMaxCameraLevels];
-  int64_t grad_stride;                  // of grad_output, between queries
-  int64_t first_pixel[kMaxCameraLevels];  // of the levels in heads
-  int first_tile[kMaxCameraLevels + 1];
-  int* heads;           // of every pixel of every level: the first link, -1: none
+  int64_t pixels, first_pixel[kMaxCameraLevels];  // of all levels, numbered
+  int first_tile[kMaxCameraLevels + 1], tile_pixels[kMaxCameraLevels];
+  int* counts;          // of the readers of each pixel, then of all
+  int* firsts;          // where the readers of each pixel start
   Link* links;          // (B, Q, samples, 4)
+  Reader* readers;      // as many
   float* weights;       // (B, Q, samples, G), activated; of seen samples only
   float* grad_sampled;  // (B, Q, samples, G): by the activated weights
   float* image;         // (B, Q, cams, points, 3)
@@ -511,7 +529,7 @@ __device__ __forceinline__ void write_place_gradient(const Params& p, const Back
 }
 
 template <class T, int N, bool kSplit>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, 4)
     camera_sample_backward_kernel(const __grid_constant__ Params p, const __grid_constant__ Backward r) {
   constexpr int kParts = kSplit ? kPasses : 1;
   __shared__ Sample samples[kThreads];
@@ -550,28 +568,29 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int base = 0; base < p.samples; base += tile) {
     const int index = base + threadIdx.x;
     Sample mine;
-    Place place;
+    Place place{};
     mine.inside = 0;
     if (threadIdx.x < tile && index < p.samples) {
       const Name name(p, index);
-      float at[3];
-      place_of(p, b, q, name.point, at);
-      const Projection projection = project(p, b, name.camera, at);
+      const Matrix matrix(p, b, name.camera);
+      const Projection projection = project(p, matrix, Point(p, b, q, name.point));
       const Level& map = p.levels[name.level];
       if (projection.seen) {
         place = locate(p, map, projection);
         mine = sample_at(map, place, b, name, index, 0);
       }
-      if (mine.inside && r.grad_maps[name.level]) {
+      if (r.any_map) {
         const int64_t image_of = static_cast<int64_t>(b) * p.cams + name.camera;
         const int64_t corner = r.first_pixel[name.level] + (image_of * map.height + place.top) * map.width + place.left;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          if (mine.inside >> i & 1) {
-            const int64_t link = (query * p.samples + index) * 4 + i;
-            const int64_t pixel = corner + (i >> 1 ? map.width : 0) + (i & 1);
-            r.links[link] = {atomicExch(r.heads + pixel, static_cast<int>(link)), mine.weight[i]};
+          Link link{0, -1, 0};
+          if (r.grad_maps[name.level] && mine.inside >> i & 1) {
+            link.pixel = static_cast<int>(corner + (i >> 1 ? map.width : 0) + (i & 1));
+            link.rank = atomicAdd(r.counts + link.pixel, 1);
+            link.weight = mine.weight[i];
           }
+          r.links[(query * p.samples + index) * 4 + i] = link;
         }
       }
     }
@@ -592,29 +611,34 @@ __global__ void __launch_bounds__(kThreads, 1)
       float grad_x = 0, grad_y = 0, grad_weight = 0, weight = 0;
       bool nan = false;
       for (int begin = 0; begin < p.channels; begin += chunk) {
+        Pixels<T, N, kSplit, false> pixels[kParts];
+        Vec<T, N> grads[kParts];
+        int groups[kParts];
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+          const int first = begin + i * stride + (kSplit ? lane >> 1 : lane * N), channel = min(first, p.channels - N);
+          const bool active = live && first == channel;
+          const T* grad_at = static_cast<const T*>(r.grad_output.data) + query * p.channels + channel;
+          groups[i] = p.group_channels.divide(channel);
+          grads[i] = load_if<T, N>(grad_at, active);
+          pixels[i].read(s, active ? s.inside : 0, s.at + channel_offset<T, kSplit>(s.sc, channel), column);
+        }
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
           if (begin + i * stride >= p.channels) break;
-          const int first = begin + i * stride + (kSplit ? lane >> 1 : lane * N), channel = min(first, p.channels - N);
-          const bool active = live && first == channel;
-          const int group = p.group_channels.divide(channel);
-          const uint32_t inside = active ? s.inside : 0;
-          const T* grad_at = static_cast<const T*>(r.grad_output.data) + query * r.grad_stride + channel;
-          const Vec<T, N> g = load_if<T, N>(grad_at, active);
+          const int group = groups[i];
           if (begin + i == 0 || p.groups > 1) {
             const float2 norm = norms[group];
             const float logit = p.weights.get(logits + s.index * p.weights_stride[2] + group * p.weights_stride[3]);
             weight = activate(p.softmax, logit, norm.x) * (p.softmax ? norm.y : 1);
           }
-          Pixels<T, N, kSplit, false> pixels;
-          pixels.read(s, inside, s.at + channel_offset<T, kSplit>(s.sc, channel), column);
           float by_weight = 0, by_x = 0, by_y = 0;
 #pragma unroll
           for (int n = 0; n < N; ++n) {
-            const float grad = to_float(g.at[n]);
+            const float grad = to_float(grads[i].at[n]);
             float sum, dx, dy;
             if (kSplit) {
-              const float above = pixels.at(0, n), below = pixels.at(1, n);
+              const float above = pixels[i].at(0, n), below = pixels[i].at(1, n);
               sum = (column ? s.weight[1] : s.weight[0]) * above + (column ? s.weight[3] : s.weight[2]) * below;
               dx = (1 - fy) * above + fy * below;
               dx = column ? dx : -dx;
@@ -622,7 +646,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             } else {
               float u[4];
 #pragma unroll
-              for (int j = 0; j < 4; ++j) u[j] = pixels.at(j < pixels.kPixels ? j : 0, n);
+              for (int j = 0; j < 4; ++j) u[j] = pixels[i].at(j < pixels[i].kPixels ? j : 0, n);
               sum = s.weight[0] * u[0] + s.weight[1] * u[1] + s.weight[2] * u[2] + s.weight[3] * u[3];
               dx = (1 - fy) * (u[1] - u[0]) + fy * (u[3] - u[2]);
               dy = (1 - fx) * (u[2] - u[0]) + fx * (u[3] - u[1]);
@@ -687,9 +711,8 @@ __global__ void __launch_bounds__(kThreads, 1)
           u += grad_place[k].x;
           v += grad_place[k].y;
         }
-        float at[3];
-        place_of(p, b, q, name.point, at);
-        const Projection projection = project(p, b, name.camera, at);
+        const Matrix matrix(p, b, name.camera);
+        const Projection projection = project(p, matrix, Point(p, b, q, name.point));
         if (clamped(p, projection.u) != projection.u) u = 0;
         if (clamped(p, projection.v) != projection.v) v = 0;
         image[pair * 3] = u / projection.depth / p.image_width;
@@ -703,19 +726,53 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (r.grad_points.data || r.grad_offsets.data) write_place_gradient(p, r, query, b, parts);
 }
 
-constexpr int kTileBytes = 128;  // of one channel: a line
-constexpr int kTileChannels = 256;
+// Where the readers of each pixel start, in any order of the pixels.
+__global__ void __launch_bounds__(256) camera_sample_backward_firsts_kernel(const __grid_constant__ Backward r) {
+  __shared__ int sums[8], base;
+  const int64_t pixel = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
+  const int count = pixel < r.pixels ? r.counts[pixel] : 0, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int before = count;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int other = __shfl_up_sync(~0u, before, offset);
+    if (lane >= offset) before += other;
+  }
+  if (lane == 31) sums[warp] = before;
+  before -= count;
+  __syncthreads();
+  int total = 0;
+  for (int w = 0; w < 8; ++w) {
+    if (w < warp) before += sums[w];
+    total += sums[w];
+  }
+  if (threadIdx.x == 0) base = total ? atomicAdd(r.counts + r.pixels, total) : 0;
+  __syncthreads();
+  if (count) r.firsts[pixel] = base + before;
+}
+
+__global__ void __launch_bounds__(256)
+    camera_sample_backward_readers_kernel(const __grid_constant__ Backward r, int links, bool with_weight) {
+  const int i = blockIdx.x * 256 + threadIdx.x;
+  if (i >= links) return;
+  const Link link = r.links[i];
+  if (link.rank >= 0) {
+    r.readers[r.firsts[link.pixel] + link.rank] = {i, with_weight ? link.weight * r.weights[i >> 2] : link.weight};
+  }
+}
+
+constexpr int kTileBytes = 128;  // of one channel, at most: a line
+constexpr int kTileChannels = 64;
 constexpr int kTileThreads = 256;
 
 // Whether channels of a sample are NaN: bit i for channel + 32 * i.
 template <class T>
-__device__ __noinline__ uint32_t nan_channels(const Params& p, int64_t queries, int64_t query, int index, int channel, int end) {
-  const int64_t b = query / queries, q = query % queries;
+__device__ __noinline__ uint32_t nan_channels(const Params& p, int queries, int sample, int channel, int end) {
+  const int query = sample / p.samples, index = sample % p.samples, b = query / queries, q = query % queries;
   const Name name(p, index);
   const Level& map = p.levels[name.level];
-  float at[3];
-  place_of(p, b, q, name.point, at);
-  const Sample s = sample_at(map, locate(p, map, project(p, b, name.camera, at)), b, name, index, 0);
+  const Matrix matrix(p, b, name.camera);
+  const Projection at = project(p, matrix, Point(p, b, q, name.point));
+  const Sample s = sample_at(map, locate(p, map, at), b, name, index, 0);
   uint32_t nans = 0;
   for (int bit = 0; channel < end; ++bit, channel += 32) {
     Pixels<T, 1, false, false> pixels;
@@ -727,85 +784,104 @@ __device__ __noinline__ uint32_t nan_channels(const Params& p, int64_t queries, 
   return nans;
 }
 
-// A block per tile of pixels of one image of one level, and up to kTileChannels channels.
+// The 32 readers of a pixel that come next, one per lane; returns how many of these there are.
+// In order they are those with the smallest links above the last of those before.
+__device__ __forceinline__ int next_readers(const Reader* readers, int count, int begin, bool in_order, int& last,
+                                            Reader& mine) {
+  const int lane = threadIdx.x % 32;
+  if (!in_order) {
+    mine = begin + lane < count ? readers[begin + lane] : Reader{0, 0};
+    return min(32, count - begin);
+  }
+  mine = {INT32_MAX, 0};
+  for (int from = 0; from < count; from += 32) {
+    const Reader candidate = from + lane < count ? readers[from + lane] : Reader{0, 0};
+    for (int i = 0; i < min(32, count - from); ++i) {
+      const Reader other = {__shfl_sync(~0u, candidate.link, i), __shfl_sync(~0u, candidate.weight, i)};
+      if (other.link <= last) continue;
+      const int before = __popc(__ballot_sync(~0u, mine.link < other.link));
+      const Reader up = {__shfl_up_sync(~0u, mine.link, 1), __shfl_up_sync(~0u, mine.weight, 1)};
+      if (lane >= before) mine = lane == before ? other : up;
+    }
+  }
+  last = __shfl_sync(~0u, mine.link, 31);
+  return min(32, count - begin);
+}
+
+// A block per tile of pixels of one image of one level, and kTileChannels channels.
 template <class T>
 __global__ void __launch_bounds__(kTileThreads)
     camera_sample_backward_maps_kernel(const __grid_constant__ Params p, const __grid_constant__ Backward r) {
   constexpr int kPixels = kTileBytes / sizeof(T);
   constexpr int kPitch = kPixels + 4 / sizeof(T);  // an odd number of banks
-  constexpr int kSums = kTileChannels / 32;
-  __shared__ T tile[kTileChannels * kPitch];
-  __shared__ int heads[kPixels];
+  __shared__ alignas(16) T tile[kTileChannels * kPitch];
+  __shared__ int firsts[kPixels], counts[kPixels];
 
   int level = 0;
   while (static_cast<int>(blockIdx.x) >= r.first_tile[level + 1]) ++level;
   const Level& map = p.levels[level];
   const int64_t plane = static_cast<int64_t>(map.height) * map.width;
-  const int tiles = static_cast<int>(ceil_div<int64_t>(plane, kPixels));  // of an image
+  const int tiles = static_cast<int>(ceil_div<int64_t>(plane, r.tile_pixels[level]));  // of an image
   const int image = (blockIdx.x - r.first_tile[level]) / tiles;
-  const int64_t first = static_cast<int64_t>((blockIdx.x - r.first_tile[level]) % tiles) * kPixels;
-  const int pixels = static_cast<int>(min(static_cast<int64_t>(kPixels), plane - first));
+  const int64_t first = static_cast<int64_t>((blockIdx.x - r.first_tile[level]) % tiles) * r.tile_pixels[level];
+  const int pixels = static_cast<int>(min(static_cast<int64_t>(r.tile_pixels[level]), plane - first));
   const int begin = blockIdx.y * kTileChannels, channels = min(kTileChannels, p.channels - begin);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-  int head = -1;
-  if (threadIdx.x < pixels) head = r.heads[r.first_pixel[level] + image * plane + first + threadIdx.x];
-  if (threadIdx.x < kPixels) heads[threadIdx.x] = head;
-  const bool read = __syncthreads_or(head >= 0);
+  int count = 0;
+  if (threadIdx.x < pixels) {
+    const int64_t pixel = r.first_pixel[level] + image * plane + first + threadIdx.x;
+    count = r.counts[pixel];
+    counts[threadIdx.x] = count;
+    firsts[threadIdx.x] = count ? r.firsts[pixel] : 0;
+  }
+  const bool read = __syncthreads_or(count);
 
+  const uint32_t there = (lane < channels) | (lane + 32 < channels) << 1;  // of the channels lane and lane + 32
+  const int group[2] = {static_cast<int>(p.group_channels.divide(begin + min(lane, channels - 1))),
+                        static_cast<int>(p.group_channels.divide(begin + min(lane + 32, channels - 1)))};
   for (int pixel = warp; read && pixel < pixels; pixel += kTileThreads / 32) {
-    float sum[kSums] = {};
-    int last = -1;  // of the links in order that are done, if deterministic
-    for (int link = heads[pixel]; link >= 0;) {
-      // Up to 32 links, one per lane: the first of the list, or the smallest of those not done.
-      int mine = INT32_MAX, count = 0;
-      while (link >= 0 && (r.deterministic || count < 32)) {
-        if (!r.deterministic) {
-          if (lane == count) mine = link;
-          ++count;
-        } else if (link > last) {
-          const int before = __popc(__ballot_sync(~0u, mine < link)), up = __shfl_up_sync(~0u, mine, 1);
-          mine = lane < before ? mine : lane == before ? link : up;
-        }
-        link = r.links[link].next;
-      }
-      if (r.deterministic) {
-        count = __popc(__ballot_sync(~0u, mine != INT32_MAX));
-        last = __shfl_sync(~0u, mine, 31);  // INT32_MAX: that was all
-        link = last == INT32_MAX ? -1 : heads[pixel];
-      }
-      const float weight = lane < count ? r.links[mine].weight : 0;
-      for (int i = 0; i < count; ++i) {
-        const int sample = __shfl_sync(~0u, mine, i) >> 2;
-        const float factor = __shfl_sync(~0u, weight, i);
+    float sum[2] = {};
+    const int all = counts[pixel];
+    int last = -1;
+    for (int done = 0; done < all; done += 32) {
+      Reader mine;
+      const int some = next_readers(r.readers + firsts[pixel], all, done, r.deterministic, last, mine);
+      const auto add = [&](int i, float weight, uint32_t channels_there) {
+        const int sample = __shfl_sync(~0u, mine.link, i) >> 2;
         const int64_t query = sample / p.samples;
-        const uint32_t nans = __float_as_uint(factor) >> 31
-                                  ? nan_channels<T>(p, r.queries, query, sample % p.samples, begin + lane, begin + channels)
-                                  : 0;
-        const T* grad = static_cast<const T*>(r.grad_output.data) + query * r.grad_stride + begin;
-        const float* weights = r.weights + static_cast<int64_t>(sample) * p.groups;
-        float by_weight = fabsf(factor) * weights[0];
+        const T* grad = static_cast<const T*>(r.grad_output.data) + query * p.channels + begin + lane;
 #pragma unroll
-        for (int j = 0; j < kSums; ++j) {
-          const int c = lane + 32 * j;
-          if (c >= channels) break;
-          if (p.groups > 1) by_weight = fabsf(factor) * weights[p.group_channels.divide(begin + c)];
-          if (!(nans >> j & 1)) sum[j] = fmaf(by_weight, to_float(grad[c]), sum[j]);
+        for (int j = 0; j < 2; ++j) {
+          const float g = to_float(load_if<T, 1>(grad + 32 * j, channels_there >> j & 1).at[0]);
+          const float factor = p.groups > 1 ? r.weights[static_cast<int64_t>(sample) * p.groups + group[j]] : 1;
+          sum[j] = fmaf(weight * factor, g, sum[j]);
         }
+      };
+#pragma unroll 4
+      for (int i = 0; i < some; ++i) {
+        const float weight = __shfl_sync(~0u, mine.weight, i);
+        add(i, weight, signbit(weight) ? 0 : there);
+      }
+      if (!__any_sync(~0u, lane < some && signbit(mine.weight))) continue;
+#pragma unroll 1
+      for (int i = 0; i < some; ++i) {
+        const float weight = __shfl_sync(~0u, mine.weight, i);
+        if (!signbit(weight)) continue;
+        const uint32_t nans = nan_channels<T>(p, r.queries, __shfl_sync(~0u, mine.link, i) >> 2, begin + lane,
+                                              begin + channels);
+        add(i, -weight, there & ~nans);
       }
     }
 #pragma unroll
-    for (int j = 0; j < kSums; ++j) {
-      if (lane + 32 * j < channels) tile[(lane + 32 * j) * kPitch + pixel] = from_float<T>(sum[j]);
-    }
+    for (int j = 0; j < 2; ++j) tile[(lane + 32 * j) * kPitch + pixel] = from_float<T>(sum[j]);
   }
   __syncthreads();
   T* out = static_cast<T*>(r.grad_maps[level]) + (static_cast<int64_t>(image) * p.channels + begin) * plane + first;
   for (int c = warp; c < channels; c += kTileThreads / 32) {
     if (sizeof(T) == 2 && plane % 2 == 0) {  // two at once
       for (int i = 2 * lane; i < pixels; i += 64) {
-        const Vec<T, 2> v = read ? load<T, 2>(&tile[c * kPitch + i]) : Vec<T, 2>{};
-        store(out + c * plane + i, v);
+        store(out + c * plane + i, read ? load<T, 2>(&tile[c * kPitch + i]) : Vec<T, 2>{});
       }
     } else {
       for (int i = lane; i < pixels; i += 32) out[c * plane + i] = read ? tile[c * kPitch + i] : from_float<T>(0);
@@ -825,10 +901,9 @@ __global__ void __launch_bounds__(kTileThreads)
     const int64_t query = static_cast<int64_t>(b) * r.queries + q;
     const float* image = r.image + ((query * p.cams + camera) * static_cast<int>(p.points_of.d) + point) * 3;
     if (image[0] == 0 && image[1] == 0 && image[2] == 0) continue;  // not seen: wherever it is
-    float at[3];
-    place_of(p, b, q, point, at);
+    const Point at(p, b, q, point);
 #pragma unroll
-    for (int j = 0; j < 12; ++j) sum[j] = fmaf(image[j / 4], j % 4 < 3 ? at[j % 4 < 3 ? j % 4 : 0] : 1, sum[j]);
+    for (int j = 0; j < 12; ++j) sum[j] += image[j / 4] * (j % 4 < 3 ? at.at[j % 4 < 3 ? j % 4 : 0] : 1);
   }
 #pragma unroll
   for (int j = 0; j < 12; ++j) {
@@ -981,15 +1056,17 @@ size_t divide(const CameraLevel* levels, int num_levels, const Tensor& weights, 
     part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(static_cast<char*>(workspace) + used);
     used += (count * sizeof(*part) + 15) / 16 * 16;
   };
-  int64_t pixels = 0;
+  r.pixels = 0;
   for (int l = 0; l < num_levels; ++l) {
     const int64_t* sizes = levels[l].map.sizes;
-    r.first_pixel[l] = pixels;
-    pixels += sizes[0] * sizes[1] * sizes[3] * sizes[4];
+    r.first_pixel[l] = r.pixels;
+    r.pixels += sizes[0] * sizes[1] * sizes[3] * sizes[4];
   }
   const int64_t queries = weights.sizes[0] * weights.sizes[1], pairs = queries * weights.sizes[2] * weights.sizes[3];
-  take(r.heads, pixels);
+  take(r.counts, r.pixels + 1);
+  take(r.firsts, r.pixels);
   take(r.links, pairs * weights.sizes[4] * 4);
+  take(r.readers, pairs * weights.sizes[4] * 4);
   take(r.weights, weights.numel());
   take(r.grad_sampled, weights.numel());
   take(r.image, pairs * 3);
@@ -1020,11 +1097,10 @@ cudaError_t camera_sample_backward(const CameraLevel* levels, int num_levels, co
   divide(levels, num_levels, weights, workspace, r);
   const int64_t queries = weights.sizes[0] * weights.sizes[1], images = weights.sizes[0] * p.cams;
   if (queries * p.samples > INT32_MAX / 4 || p.channels == 0 || !grad_output.contiguous()) return cudaErrorNotSupported;
-  r.grad_stride = p.channels;
   r.queries = static_cast<int>(weights.sizes[1]);
   r.deterministic = deterministic;
   r.any_place = gradients.reference_points.data || gradients.lidar2img.data || gradients.offsets.data;
-  int64_t pixels = 0, tiles = 0;
+  int64_t tiles = 0;
   for (int l = 0; l < num_levels; ++l) {
     const Level& level = p.levels[l];
     if (level.int8 || level.pool) return cudaErrorNotSupported;
@@ -1032,16 +1108,17 @@ cudaError_t camera_sample_backward(const CameraLevel* levels, int num_levels, co
     r.grad_maps[l] = gradients.maps[l].data;
     r.any_map |= r.grad_maps[l] != nullptr;
     r.first_tile[l] = static_cast<int>(tiles);
-    tiles += r.grad_maps[l] ? images * ceil_div<int64_t>(plane, kTileBytes / grad_output.item_size()) : 0;
-    pixels += images * plane;
-    if (tiles > INT32_MAX) return cudaErrorNotSupported;
+    // Pixels of small levels have many readers each: fewer of them to a block.
+    r.tile_pixels[l] = static_cast<int>(kTileBytes / grad_output.item_size()) / (plane < 2048 ? 4 : 1);
+    tiles += r.grad_maps[l] ? images * ceil_div<int64_t>(plane, r.tile_pixels[l]) : 0;
+    if (tiles > INT32_MAX || r.pixels > INT32_MAX) return cudaErrorNotSupported;
   }
   r.first_tile[num_levels] = static_cast<int>(tiles);
 
   return dispatch_float(grad_output.dtype, [&](auto* t) {
     using T = element_t<decltype(t)>;
     if (r.any_map) {
-      status = cudaMemsetAsync(r.heads, -1, pixels * sizeof(int), stream);
+      status = cudaMemsetAsync(r.counts, 0, (r.pixels + 1) * sizeof(int), stream);
       if (status != cudaSuccess) return status;
     }
     const bool vector = vectors(levels, num_levels, p, 16, sizeof(T)) && grad_output.aligned(2, 16);
@@ -1053,6 +1130,12 @@ cudaError_t camera_sample_backward(const CameraLevel* levels, int num_levels, co
              : camera_sample_backward_kernel<T, 1, true><<<blocks, kThreads, 0, stream>>>(p, r);
     }
     if (tiles > 0) {
+      const int links = static_cast<int>(queries * p.samples * 4);
+      camera_sample_backward_firsts_kernel<<<static_cast<unsigned>(ceil_div<int64_t>(r.pixels, 256)), 256, 0, stream>>>(
+          r);
+      if (links > 0) {
+        camera_sample_backward_readers_kernel<<<ceil_div(links, 256), 256, 0, stream>>>(r, links, p.groups == 1);
+      }
       const dim3 grid(static_cast<unsigned>(tiles), ceil_div(p.channels, kTileChannels));
       camera_sample_backward_maps_kernel<T><<<grid, kTileThreads, 0, stream>>>(p, r);
     }

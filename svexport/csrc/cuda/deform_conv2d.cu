@@ -14,6 +14,7 @@ struct Geometry {
   DeformConv2d conv;
   int height, width, out_height, out_width, taps;
   int channels, per_group, per_offset_group, run;  // packed
+  int vectors;                                     // of 16 bytes in the channels
   int rows;                                        // N*oH*oW
   int64_t image_size;                              // H*W*C, packed
   int64_t offset[4], mask[4];  // strides
@@ -48,12 +49,15 @@ struct OutputPixel {
   }
 };
 
+constexpr unsigned kOutside = ~0u;
+
 // The four pixels around a tap: top left, top right, bottom left, bottom right.
 struct Pixels {
-  int at[4];   // in the image, row by row; -1 outside of it
-  float x, y;  // where the tap lies between them; 0 if none of them is inside
+  unsigned at[4];  // in the image, row by row; kOutside of it
+  float x, y;      // where the tap lies between them; 0 if none of them is inside
 
-  __device__ Pixels(const Tap& tap, const Geometry& g) {
+  Pixels() = default;
+  __device__ __forceinline__ Pixels(const Tap& tap, const Geometry& g) {
     const float left = floorf(tap.x), top = floorf(tap.y);
     const float wide = static_cast<float>(g.width), high = static_cast<float>(g.height);
     const bool near = left >= -1 && left < wide && top >= -1 && top < high;
@@ -63,7 +67,7 @@ struct Pixels {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int c = column + i % 2, r = row + i / 2;
-      at[i] = c >= 0 && c < g.width && r >= 0 && r < g.height ? r * g.width + c : -1;
+      at[i] = c >= 0 && c < g.width && r >= 0 && r < g.height ? static_cast<unsigned>(r * g.width + c) : kOutside;
     }
   }
 
@@ -75,6 +79,12 @@ template <class T>
 constexpr int kVector = 16 / sizeof(T);
 template <class T>
 using Vector = Vec<T, kVector<T>>;
+
+// 16 bytes of channels of a pixel of an image, or zeros; `image` points at them in pixel 0.
+template <class T>
+__device__ __forceinline__ Vector<T> read_pixel(const T* image, unsigned pixel, unsigned vectors, bool real) {
+  return load_if<T, kVector<T>>(image + static_cast<uint64_t>(pixel) * vectors * kVector<T>, real && pixel != kOutside);
+}
 
 // c += a * b for a of 16 rows and b of 8 columns, both of 32 bytes along K, in registers as ldmatrix leaves them and c as
 // the tensor cores have it: for architectures whose tensor cores do not have the type.
@@ -200,7 +210,7 @@ struct Convolution {
 };
 
 struct alignas(16) Place {
-  int at[4];
+  unsigned at[4];
 };
 
 // M x P warps of 32 outputs x 32 output pixels each.
@@ -267,7 +277,7 @@ __global__ void __launch_bounds__(M* P * 32, M == 4 ? 2 : 4) convolution_kernel(
       const T* image = images[i] + channel;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        corners[i][j] = load_if<T, kVector<T>>(image + static_cast<int64_t>(p.at[j]) * g.channels, start < k && p.at[j] >= 0);
+        corners[i][j] = read_pixel(image, p.at[j], g.vectors, start < k);
       }
     }
   };
@@ -367,24 +377,34 @@ __global__ void __launch_bounds__(M* P * 32, M == 4 ? 2 : 4) convolution_kernel(
 template <class T>
 __global__ void __launch_bounds__(256)
     columns_kernel(const T* input, AnyFloat offset, AnyFloat mask, Geometry g, int first, int rows, T* columns) {
-  constexpr int V = kVector<T>;
-  const int vectors = g.channels / V, i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= rows * vectors) return;
-  const int row = i / vectors, channel = (i - row * vectors) * V, group = channel / g.per_group;
+  constexpr int V = kVector<T>, N = 3;  // taps at a time
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= rows * g.vectors) return;
+  const int row = i / g.vectors, channel = (i - row * g.vectors) * V, group = channel / g.per_group;
   const OutputPixel p(first + row, g);
   const T* image = input + p.n * g.image_size + channel;
   T* to = columns + (static_cast<int64_t>(group) * rows + row) * g.taps * g.per_group + channel - group * g.per_group;
-#pragma unroll 3
-  for (int tap = 0; tap < g.taps; ++tap) {
-    const Tap t = p.tap(channel / g.per_offset_group, tap, g, offset, mask);
-    const Pixels pixels(t, g);
-    Vector<T> v[4];
+  for (int tap = 0; tap < g.taps; tap += N) {
+    Tap t[N];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) v[j] = load_if<T, V>(image + static_cast<int64_t>(pixels.at[j]) * g.channels, pixels.at[j] >= 0);
-    float sum[V] = {};
+    for (int j = 0; j < N; ++j) {
+      t[j] = p.tap(channel / g.per_offset_group, min(tap + j, g.taps - 1), g, offset, mask);
+    }
+    Pixels pixels[N];
+    Vector<T> v[N][4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) add_scaled(sum, pixels.factor(j) * t.mask, v[j]);
-    store(to + tap * g.per_group, rounded<T, V>(sum));
+    for (int j = 0; j < N; ++j) {
+      pixels[j] = Pixels(t[j], g);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) v[j][k] = read_pixel(image, pixels[j].at[k], g.vectors, true);
+    }
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      float sum[V] = {};
+#pragma unroll
+      for (int k = 0; k < 4; ++k) add_scaled(sum, pixels[j].factor(k) * t[j].mask, v[j][k]);
+      if (tap + j < g.taps) store(to + (tap + j) * g.per_group, rounded<T, V>(sum));
+    }
   }
 }
 
@@ -393,62 +413,76 @@ template <class T>
 __global__ void __launch_bounds__(256)
     columns_backward_kernel(const T* grad_columns, const T* input, AnyFloat offset, AnyFloat mask, Geometry g, int first,
                             int rows, Sums grad_input, AnyFloat grad_offset, AnyFloat grad_mask, int lanes) {
-  constexpr int V = kVector<T>;
+  constexpr int V = kVector<T>, N = 2;  // taps at a time
   const int i = (blockIdx.x * blockDim.x + threadIdx.x) / lanes, lane = threadIdx.x % lanes;
   const bool real = i < rows * g.conv.offset_groups;
   const int row = real ? i / g.conv.offset_groups : 0, group = real ? i - row * g.conv.offset_groups : 0;
   const OutputPixel p(first + row, g);
   const int plane = g.out_height * g.out_width, at = p.row * g.out_width + p.column;
-#pragma unroll 2
-  for (int tap = 0; tap < g.taps; ++tap) {
-    const Tap t = p.tap(group, tap, g, offset, mask);
-    const Pixels pixels(t, g);
-    float x = 0, y = 0, m = 0;
+  const int64_t first_number = (static_cast<int64_t>(p.n) * g.conv.offset_groups + group) * g.taps;
+  const int64_t image_sums = static_cast<int64_t>(p.n) * g.image_size;
+  for (int tap = 0; tap < g.taps; tap += N) {
+    Tap t[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) t[j] = p.tap(group, min(tap + j, g.taps - 1), g, offset, mask);
+    Pixels pixels[N];
+    float x[N] = {}, y[N] = {}, m[N] = {};
+#pragma unroll
+    for (int j = 0; j < N; ++j) pixels[j] = Pixels(t[j], g);
     for (int c = lane * V; c < g.per_offset_group; c += lanes * V) {
       const int channel = group * g.per_offset_group + c, in = channel / g.per_group;
       const T* image = input + p.n * g.image_size + channel;
-      const Vector<T> grads = load_if<T, V>(
-          grad_columns + ((static_cast<int64_t>(in) * rows + row) * g.taps + tap) * g.per_group + channel - in * g.per_group,
-          real);
-      Vector<T> v[4];
+      const T* from = grad_columns + (static_cast<int64_t>(in) * rows + row) * g.taps * g.per_group + channel -
+                      in * g.per_group;
+      Vector<T> grads[N], v[N][4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) v[j] = load_if<T, V>(image + static_cast<int64_t>(pixels.at[j]) * g.channels, pixels.at[j] >= 0);
-      float grad[V], dot[4] = {};
+      for (int j = 0; j < N; ++j) {
+        const bool there = real && tap + j < g.taps;
+        grads[j] = load_if<T, V>(from + (tap + j) * g.per_group, there);
 #pragma unroll
-      for (int k = 0; k < V; ++k) grad[k] = to_float(grads.at[k]);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-#pragma unroll
-        for (int k = 0; k < V; ++k) dot[j] = fmaf(grad[k], to_float(v[j].at[k]), dot[j]);
+        for (int k = 0; k < 4; ++k) v[j][k] = read_pixel(image, pixels[j].at[k], g.vectors, there);
       }
-      x += (1 - pixels.y) * (dot[1] - dot[0]) + pixels.y * (dot[3] - dot[2]);
-      y += (1 - pixels.x) * (dot[2] - dot[0]) + pixels.x * (dot[3] - dot[1]);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) m += pixels.factor(j) * dot[j];
-      if (!grad_input.data || !real) continue;
+      for (int j = 0; j < N; ++j) {
+        float grad[V], dot[4] = {};
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (pixels.at[j] < 0) continue;
-        const float factor = pixels.factor(j) * t.mask;
-        float share[V];
+        for (int k = 0; k < V; ++k) grad[k] = to_float(grads[j].at[k]);
 #pragma unroll
-        for (int k = 0; k < V; ++k) share[k] = factor * grad[k];
-        const int64_t pixel = static_cast<int64_t>(p.n) * g.height * g.width + pixels.at[j];
-        grad_input.add(pixel * g.channels + channel, share);
+        for (int k = 0; k < 4; ++k) {
+#pragma unroll
+          for (int e = 0; e < V; ++e) dot[k] = fmaf(grad[e], to_float(v[j][k].at[e]), dot[k]);
+        }
+        x[j] += (1 - pixels[j].y) * (dot[1] - dot[0]) + pixels[j].y * (dot[3] - dot[2]);
+        y[j] += (1 - pixels[j].x) * (dot[2] - dot[0]) + pixels[j].x * (dot[3] - dot[1]);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) m[j] += pixels[j].factor(k) * dot[k];
+        if (!grad_input.data || !real || tap + j >= g.taps) continue;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          if (pixels[j].at[k] == kOutside) continue;
+          const float factor = pixels[j].factor(k) * t[j].mask;
+          float share[V];
+#pragma unroll
+          for (int e = 0; e < V; ++e) share[e] = factor * grad[e];
+          grad_input.add(image_sums + static_cast<int64_t>(pixels[j].at[k]) * g.channels + channel, share);
+        }
       }
     }
-    for (int step = lanes / 2; step; step /= 2) {
-      x += __shfl_xor_sync(0xffffffff, x, step);
-      y += __shfl_xor_sync(0xffffffff, y, step);
-      m += __shfl_xor_sync(0xffffffff, m, step);
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      for (int step = lanes / 2; step; step /= 2) {
+        x[j] += __shfl_xor_sync(0xffffffff, x[j], step);
+        y[j] += __shfl_xor_sync(0xffffffff, y[j], step);
+        m[j] += __shfl_xor_sync(0xffffffff, m[j], step);
+      }
+      if (!real || lane != 0 || tap + j >= g.taps) continue;
+      const int64_t number = first_number + tap + j;
+      if (grad_offset.data) {
+        grad_offset.set(2 * number * plane + at, y[j] * t[j].mask);
+        grad_offset.set((2 * number + 1) * plane + at, x[j] * t[j].mask);
+      }
+      if (grad_mask.data) grad_mask.set(number * plane + at, m[j]);
     }
-    if (!real || lane != 0) continue;
-    const int64_t number = (static_cast<int64_t>(p.n) * g.conv.offset_groups + group) * g.taps + tap;
-    if (grad_offset.data) {
-      grad_offset.set(2 * number * plane + at, y * t.mask);
-      grad_offset.set((2 * number + 1) * plane + at, x * t.mask);
-    }
-    if (grad_mask.data) grad_mask.set(number * plane + at, m);
   }
 }
 
@@ -546,6 +580,7 @@ Geometry geometry(const Tensor& input, const Tensor& offset, const Tensor& mask,
   g.height = static_cast<int>(input.sizes[1]);
   g.width = static_cast<int>(input.sizes[2]);
   g.channels = static_cast<int>(input.sizes[3]);
+  g.vectors = static_cast<int>(g.channels * input.item_size() / 16);
   g.per_group = g.channels / conv.groups;
   g.per_offset_group = g.channels / conv.offset_groups;
   g.run = std::gcd(g.per_group, g.per_offset_group);

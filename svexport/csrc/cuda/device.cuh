@@ -123,7 +123,7 @@ __host__ __device__ constexpr T ceil_div(T a, T b) {
 struct Divider {
   uint32_t d, factor, shift;
 
-  explicit Divider(int64_t divisor) : d(static_cast<uint32_t>(divisor)), shift(0) {
+  explicit Divider(int64_t divisor) : d(divisor > 0 ? static_cast<uint32_t>(divisor) : 1), shift(0) {
     while ((1ull << shift) < d) ++shift;
     factor = static_cast<uint32_t>(((1ull << 32) * ((1ull << shift) - d)) / d + 1);
   }

@@ -40,9 +40,8 @@ __global__ void __launch_bounds__(256) dense_kernel(const __grid_constant__ Elem
 #pragma unroll
   for (int u = 0; u < A::kUnroll; ++u) {
     const int64_t i = first + u * A::kThreads * N;
-    if (i + N > a.count) break;
 #pragma unroll
-    for (int k = 0; k < K; ++k) in[u][k] = load<In, N>(a.inputs[k] + i);
+    for (int k = 0; k < K; ++k) in[u][k] = load_if<In, N>(a.inputs[k] + i, i + N <= a.count);
   }
 #pragma unroll
   for (int u = 0; u < A::kUnroll; ++u) {

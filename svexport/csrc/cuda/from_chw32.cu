@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(Chw32<T>::kThreads) from_kernel(const T* x, T*
   Vec<T, Warp::kChannels> words[Warp::kPixels];
 #pragma unroll
   for (int p = 0; p < Warp::kPixels; ++p) {
-    if (warp.pixel + p < pixels) words[p] = load<T, Warp::kChannels>(from + p * 32);
+    words[p] = load_if<T, Warp::kChannels>(from + p * 32, warp.pixel + p < pixels);
   }
 #pragma unroll
   for (int c = 0; c < Warp::kChannels; ++c) {

@@ -32,8 +32,6 @@ struct LaneMatrix {
   template <class T>
   __device__ __forceinline__ void read(const T* from, int n, int64_t row_stride, int64_t column_stride) {
     const int r = lane();
-#pragma unroll
-    for (int c = 0; c < L; ++c) row[c] = r == c ? 1 : 0;
     from += r * row_stride;
     constexpr int N = L * sizeof(T) <= 16 ? L : 16 / sizeof(T);
     if (n == L && column_stride == 1 && reinterpret_cast<uintptr_t>(from) % (N * sizeof(T)) == 0) {
@@ -46,7 +44,9 @@ struct LaneMatrix {
     } else {
 #pragma unroll
       for (int c = 0; c < L; ++c) {
-        if (r < n && c < n) row[c] = to_float(from[c * column_stride]);
+        const bool inside = r < n && c < n;
+        const float x = to_float(load_if<T, 1>(from + c * column_stride, inside).at[0]);
+        row[c] = inside ? x : r == c ? 1 : 0;
       }
     }
   }

@@ -91,6 +91,7 @@ template <bool kBackward>
 cudaError_t launch(const Tensor& A, const Tensor& grad, const Tensor& output, int32_t* info, cudaStream_t stream) {
   const int64_t n = A.sizes[A.rank - 1];
   if (!is_float(A) || A.sizes[A.rank - 2] != n) return cudaErrorNotSupported;
+  if (A.numel() == 0) return cudaSuccess;
   const Tensor& second = kBackward ? grad : A;
   auto row = [](const Tensor& t) { return t.strides[t.rank - 2]; };
   auto column = [](const Tensor& t) { return t.strides[t.rank - 1]; };
@@ -106,7 +107,6 @@ cudaError_t launch(const Tensor& A, const Tensor& grad, const Tensor& output, in
                         static_cast<int>(n)};
   return dispatch_lanes(n, [&](auto lanes) {
     constexpr int L = decltype(lanes)::value;
-    if (problem.batch.count == 0) return cudaSuccess;
     const int64_t blocks = ceil_div<int64_t>(problem.batch.count, kThreads / L);
     if (blocks > INT32_MAX) return cudaErrorNotSupported;
     inverse_kernel<L, kBackward><<<static_cast<int>(blocks), kThreads, 0, stream>>>(problem);

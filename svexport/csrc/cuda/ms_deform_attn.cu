@@ -10,11 +10,18 @@ namespace {
 
 constexpr int kWarps = 4;    // of a block
 constexpr int kChunk = 128;  // samples a warp has in shared memory
+constexpr int kAhead = 4;    // samples whose pixels a lane reads at once
 
 struct Sizes {
   int images, rows, s;                   // N, Lq*M, S
   int heads, channels, points, samples;  // M, D, P, L*P
+  float per_point;                       // 1 / P
   int64_t value[4], locations[6], weights[5], grad_output[3];  // strides
+  unsigned step;  // from pixel to pixel of value, in vectors
+
+  __device__ __forceinline__ int level(int sample) const {
+    return static_cast<int>((static_cast<float>(sample) + 0.5f) * per_point);
+  }
 };
 
 struct Levels {
@@ -34,10 +41,11 @@ struct Levels {
   }
 };
 
-// The four pixels around a point, top left, top right, bottom left, bottom right: row of value, or -1 outside.
+// The four pixels around a point, top left, top right, bottom left, bottom right: row of value, or kOutside.
 struct alignas(16) Pixels {
-  int at[4];
+  unsigned at[4];
 };
+constexpr unsigned kOutside = ~0u;
 
 // Where the point lies between its pixels; both 0 if none of them is inside, NaN never.
 struct Point {
@@ -56,7 +64,7 @@ __device__ __forceinline__ Point locate(float x, float y, int height, int width,
     const int c = column + i % 2, r = row + i / 2;
     const int64_t pixel = start + static_cast<int64_t>(r) * width + c;
     const bool inside = c >= 0 && c < width && r >= 0 && r < height && pixel >= 0 && pixel < s;
-    pixels.at[i] = inside ? static_cast<int>(pixel) : -1;
+    pixels.at[i] = inside ? static_cast<unsigned>(pixel) : kOutside;
   }
   return near ? Point{x - left, y - top} : Point{0, 0};
 }
@@ -90,8 +98,7 @@ struct Sample {
 
   __device__ __forceinline__ Sample(int k, const Row& row, const Levels& levels, const AnyFloat& locations,
                                     const AnyFloat& weights, const Sizes& sizes) {
-    const int level = static_cast<int>((static_cast<float>(k) + 0.5f) / static_cast<float>(sizes.points));
-    const int point = k - level * sizes.points;
+    const int level = sizes.level(k), point = k - level * sizes.points;
     const int64_t at = row.in(sizes.locations) + level * sizes.locations[3] + point * sizes.locations[4];
     x = locations.get(at);
     y = locations.get(at + sizes.locations[5]);
@@ -101,6 +108,21 @@ struct Sample {
     start = levels.start(level);
   }
 };
+
+// V channels of the pixels of the next samples, all of them under way at once.
+template <class T, int V, int N>
+__device__ __forceinline__ void read(Vec<T, V> (&v)[N][4], const Pixels* pixels, int count, const T* image,
+                                     unsigned step, bool used) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const Pixels pixel = pixels[i < count ? i : 0];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      v[i][j] = load_if<T, V>(image + static_cast<uint64_t>(pixel.at[j]) * step * V,
+                              used && i < count && pixel.at[j] != kOutside);
+    }
+  }
+}
 
 // G lanes (a power of two) of V channels each, at a time, for a row.
 template <class T, int V>
@@ -133,19 +155,17 @@ __global__ void __launch_bounds__(kWarps * 32)
         }
       }
       __syncwarp();
-#pragma unroll 4
-      for (int k = 0; k < count; ++k) {
-        const Pixels pixel = pixels[warp][slot + k];
-        const float4 factor = factors[warp][slot + k];
-        Vec<T, V> v[4];
+      for (int k = 0; k < count; k += kAhead) {
+        Vec<T, V> v[kAhead][4];
+        read(v, &pixels[warp][slot + k], count - k, image + d * sizes.value[3], sizes.step, used);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          v[j] = load_if<T, V>(image + pixel.at[j] * sizes.value[1] + d * sizes.value[3], used && pixel.at[j] >= 0);
+        for (int i = 0; i < kAhead; ++i) {
+          const float4 factor = k + i < count ? factors[warp][slot + k + i] : make_float4(0, 0, 0, 0);
+          add_scaled(sum, factor.x, v[i][0]);
+          add_scaled(sum, factor.y, v[i][1]);
+          add_scaled(sum, factor.z, v[i][2]);
+          add_scaled(sum, factor.w, v[i][3]);
         }
-        add_scaled(sum, factor.x, v[0]);
-        add_scaled(sum, factor.y, v[1]);
-        add_scaled(sum, factor.z, v[2]);
-        add_scaled(sum, factor.w, v[3]);
       }
       __syncwarp();
     }
@@ -173,7 +193,8 @@ __global__ void __launch_bounds__(kWarps * 32, 6)
   const T* image = value + row.in(sizes.value);
   const T* grad_row = grad_output + row.n * sizes.grad_output[0] + row.q * sizes.grad_output[1] +
                       static_cast<int64_t>(row.m) * sizes.channels * sizes.grad_output[2];
-  const int64_t grad_image = (static_cast<int64_t>(row.n) * sizes.s * sizes.heads + row.m) * sizes.channels;
+  const int grad_step = sizes.heads * sizes.channels;
+  const int64_t grad_image = static_cast<int64_t>(row.n) * sizes.s * grad_step + row.m * sizes.channels;
 
   for (int first = 0; first < sizes.samples; first += chunk) {
     const int count = min(chunk, sizes.samples - first);
@@ -202,44 +223,44 @@ __global__ void __launch_bounds__(kWarps * 32, 6)
 #pragma unroll
         for (int c = 0; c < V; ++c) grad[c] = to_float(load_if<T, 1>(grad_row + (d + c) * sizes.grad_output[2], used).at[0]);
       }
-#pragma unroll 2
-      for (int k = 0; k < count; ++k) {
-        const Pixels pixel = pixels[warp][slot + k];
-        const float4 p = points[warp][slot + k];
-        float dot[4];
-        Vec<T, V> v[4];
+      for (int k0 = 0; k0 < count; k0 += kAhead / 2) {
+        Vec<T, V> v[kAhead / 2][4];
+        read(v, &pixels[warp][slot + k0], count - k0, image + d * sizes.value[3], sizes.step, used);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          v[j] = load_if<T, V>(image + pixel.at[j] * sizes.value[1] + d * sizes.value[3], used && pixel.at[j] >= 0);
-        }
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          dot[j] = 0;
-#pragma unroll
-          for (int c = 0; c < V; ++c) dot[j] = fmaf(grad[c], to_float(v[j].at[c]), dot[j]);
-        }
-        if (grads.value.data && used) {
+        for (int i = 0; i < kAhead / 2; ++i) {
+          const int k = k0 + i;
+          if (k >= count) continue;
+          const Pixels pixel = pixels[warp][slot + k];
+          const float4 p = points[warp][slot + k];
+          float dot[4] = {};
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            if (pixel.at[j] < 0) continue;
-            const float factor = (j / 2 ? p.y : 1 - p.y) * (j % 2 ? p.x : 1 - p.x) * p.z;
-            float share[V];
 #pragma unroll
-            for (int c = 0; c < V; ++c) share[c] = factor * grad[c];
-            grads.value.add(grad_image + static_cast<int64_t>(pixel.at[j]) * sizes.heads * sizes.channels + d, share);
+            for (int c = 0; c < V; ++c) dot[j] = fmaf(grad[c], to_float(v[i][j].at[c]), dot[j]);
           }
-        }
-        float x = (1 - p.y) * (dot[1] - dot[0]) + p.y * (dot[3] - dot[2]);
-        float y = (1 - p.x) * (dot[2] - dot[0]) + p.x * (dot[3] - dot[1]);
-        float a = (1 - p.y) * ((1 - p.x) * dot[0] + p.x * dot[1]) + p.y * ((1 - p.x) * dot[2] + p.x * dot[3]);
-        for (int step = g / 2; step; step /= 2) {
-          x += __shfl_xor_sync(0xffffffff, x, step);
-          y += __shfl_xor_sync(0xffffffff, y, step);
-          a += __shfl_xor_sync(0xffffffff, a, step);
-        }
-        if (k % g == lane % g) {
-          float4& slope = slopes[warp][slot + k];
-          slope = make_float4(slope.x + x * p.z, slope.y + y * p.z, slope.z + a, 0);
+          if (grads.value.data && used) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+              if (pixel.at[j] == kOutside) continue;
+              const float factor = (j / 2 ? p.y : 1 - p.y) * (j % 2 ? p.x : 1 - p.x) * p.z;
+              float share[V];
+#pragma unroll
+              for (int c = 0; c < V; ++c) share[c] = factor * grad[c];
+              grads.value.add(grad_image + static_cast<int64_t>(pixel.at[j]) * grad_step + d, share);
+            }
+          }
+          float x = (1 - p.y) * (dot[1] - dot[0]) + p.y * (dot[3] - dot[2]);
+          float y = (1 - p.x) * (dot[2] - dot[0]) + p.x * (dot[3] - dot[1]);
+          float a = (1 - p.y) * ((1 - p.x) * dot[0] + p.x * dot[1]) + p.y * ((1 - p.x) * dot[2] + p.x * dot[3]);
+          for (int step = g / 2; step; step /= 2) {
+            x += __shfl_xor_sync(0xffffffff, x, step);
+            y += __shfl_xor_sync(0xffffffff, y, step);
+            a += __shfl_xor_sync(0xffffffff, a, step);
+          }
+          if (k % g == lane % g) {
+            float4& slope = slopes[warp][slot + k];
+            slope = make_float4(slope.x + x * p.z, slope.y + y * p.z, slope.z + a, 0);
+          }
         }
       }
     }
@@ -247,7 +268,7 @@ __global__ void __launch_bounds__(kWarps * 32, 6)
     for (int k = lane % g; k < count && row.real; k += g) {
       const float4 slope = slopes[warp][slot + k];
       const int64_t sample = (static_cast<int64_t>(row.n) * sizes.rows + row.index) * sizes.samples + first + k;
-      const int level = static_cast<int>((static_cast<float>(first + k) + 0.5f) / static_cast<float>(sizes.points));
+      const int level = sizes.level(first + k);
       if (grads.weights.data) grads.weights.set(sample, slope.z);
       if (grads.locations.data) {
         grads.locations.set(2 * sample, slope.x * static_cast<float>(levels.size(level, 1)));
@@ -272,6 +293,7 @@ Sizes sizes_of(const Tensor& value, const Tensor& locations, const Tensor& weigh
   sizes.channels = static_cast<int>(value.sizes[3]);
   sizes.points = static_cast<int>(locations.sizes[4]);
   sizes.samples = static_cast<int>(locations.sizes[3] * locations.sizes[4]);
+  sizes.per_point = 1.0f / static_cast<float>(sizes.points);
   copy_strides(value, sizes.value);
   copy_strides(locations, sizes.locations);
   copy_strides(weights, sizes.weights);
@@ -294,15 +316,17 @@ bool supported(const Tensor& value, const Tensor& shapes, const Tensor& starts, 
 
 // Calls launch(null pointer to T, V, G, blocks).
 template <class F>
-cudaError_t dispatch(const Tensor& value, const Sizes& sizes, F&& launch) {
+cudaError_t dispatch(const Tensor& value, Sizes sizes, F&& launch) {
   return dispatch_float(value.dtype, [&](auto* p) {
     constexpr int kFull = 16 / sizeof(*p);
     const auto with = [&](auto v) {
       int g = 1;
       while (g < 32 && g * v.value < sizes.channels) g *= 2;
       const int64_t blocks = static_cast<int64_t>(sizes.images) * ceil_div(sizes.rows, kWarps * 32 / g);
-      if (blocks > INT32_MAX) return cudaErrorNotSupported;
-      launch(p, v, g, static_cast<unsigned>(blocks));
+      const int64_t step = value.strides[1] / v.value;
+      if (blocks > INT32_MAX || step > UINT32_MAX) return cudaErrorNotSupported;
+      sizes.step = static_cast<unsigned>(step);
+      launch(p, v, sizes, g, static_cast<unsigned>(blocks));
       return cudaGetLastError();
     };
     return value.aligned(3, 16) && value.sizes[3] % kFull == 0 ? with(std::integral_constant<int, kFull>())
@@ -321,7 +345,7 @@ cudaError_t ms_deform_attn(const Tensor& value, const Tensor& spatial_shapes, co
   if (output.numel() == 0) return cudaSuccess;
   const Sizes sizes = sizes_of(value, sampling_locations, attention_weights);
   const Levels levels = levels_of(spatial_shapes, level_start_index);
-  return dispatch(value, sizes, [&](auto* p, auto v, int g, unsigned blocks) {
+  return dispatch(value, sizes, [&](auto* p, auto v, const Sizes& sizes, int g, unsigned blocks) {
     using T = element_t<decltype(p)>;
     forward_kernel<T, v.value><<<blocks, kWarps * 32, 0, stream>>>(
         static_cast<const T*>(value.data), levels, AnyFloat(sampling_locations), AnyFloat(attention_weights),
@@ -344,7 +368,7 @@ cudaError_t ms_deform_attn_backward(const Tensor& grad_output, const Tensor& val
   const Gradients grads{{grad_value.data, static_cast<const float*>(scale.data)},
                         AnyFloat(grad_locations),
                         AnyFloat(grad_weights)};
-  return dispatch(value, sizes, [&](auto* p, auto v, int g, unsigned blocks) {
+  return dispatch(value, sizes, [&](auto* p, auto v, const Sizes& sizes, int g, unsigned blocks) {
     using T = element_t<decltype(p)>;
     backward_kernel<T, v.value><<<blocks, kWarps * 32, 0, stream>>>(
         static_cast<const T*>(grad_output.data), static_cast<const T*>(value.data), levels,

@@ -16,9 +16,8 @@ __global__ void __launch_bounds__(kThreads) copy_elements(const T* input, T* out
   int64_t at[kElements][2];  // output, input
 #pragma unroll
   for (int k = 0; k < kElements; ++k) {
-    if (first + k * kThreads >= walk.count) break;
     walk.offsets(first + k * kThreads, at[k]);
-    values[k] = input[at[k][1]];
+    values[k] = load_if<T, 1>(input + at[k][1], first + k * kThreads < walk.count).at[0];
   }
 #pragma unroll
   for (int k = 0; k < kElements; ++k) {
@@ -55,7 +54,7 @@ __global__ void __launch_bounds__(kThreads) copy_tiles(const T* input, T* output
   const int columns = static_cast<int>(min(a.columns - column0, static_cast<int64_t>(Tile::kColumns)));
 #pragma unroll
   for (int k = 0; k < Tile::kColumns; k += kThreads / kTile) {
-    if (x * V < rows && y + k < columns) tile[y + k][x] = load<T, V>(input + x * V + (y + k) * a.column_from);
+    tile[y + k][x] = load_if<T, V>(input + x * V + (y + k) * a.column_from, x * V < rows && y + k < columns);
   }
   __syncthreads();
 #pragma unroll

@@ -46,6 +46,7 @@ cudaError_t solve(const Tensor& A, const Tensor& B, const Tensor& X, const Tenso
   const int rank = A.rank;
   const int64_t n = A.sizes[rank - 1], columns = B.sizes[rank - 1];
   if (!is_float(A) || !is_float(B) || !is_float(X) || A.sizes[rank - 2] != n) return cudaErrorNotSupported;
+  if (X.numel() == 0) return cudaSuccess;
   Tensor infos = info;
   infos.rank = rank;  // as if of matrices
   Problem problem{Walk<4>(Axes<4>({&A, &B, &X, &infos}, 2, Axes<4>::Order::kRowMajor)),
@@ -65,7 +66,6 @@ cudaError_t solve(const Tensor& A, const Tensor& B, const Tensor& X, const Tenso
   return dispatch_lanes(n, [&](auto lanes) {
     constexpr int L = decltype(lanes)::value;
     const int64_t blocks = ceil_div<int64_t>(problem.batch.count * problem.parts, kThreads / L);
-    if (blocks == 0) return cudaSuccess;
     if (blocks > INT32_MAX) return cudaErrorNotSupported;
     solve_kernel<L><<<static_cast<int>(blocks), kThreads, 0, stream>>>(problem);
     return cudaGetLastError();

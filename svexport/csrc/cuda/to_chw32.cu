@@ -24,34 +24,39 @@ __global__ void __launch_bounds__(Chw32<T>::kThreads) to_kernel(const T* x, T* o
   const int64_t pixels = a.height * a.width;
   const Warp warp(a.blocks, ceil_div<int64_t>(pixels, Warp::kWarpPixels));
   if (warp.n >= a.n) return;
-  T values[Warp::kChannels][Warp::kPixels] = {};
+  constexpr int V = Warp::kVector;
+  Vec<T, V> values[Warp::kChannels][Warp::kPixels / V];
 #pragma unroll
   for (int c = 0; c < Warp::kChannels; ++c) {
-    if (warp.channel + c >= a.channels) break;
+    const bool channel = warp.channel + c < a.channels;
     const T* plane = x + warp.n * a.stride_n + (warp.channel + c) * a.stride_c;
-    if constexpr (kRead == Read::kVectors) {
+    int64_t row = 0, column = 0;
+    if constexpr (kRead != Read::kVectors) {
+      row = warp.pixel / a.width;
+      column = warp.pixel % a.width;
+    }
 #pragma unroll
-      for (int p = 0; p < Warp::kPixels; p += Warp::kVector) {
-        if (warp.pixel + p >= pixels) break;
-        const auto v = load<T, Warp::kVector>(plane + warp.pixel + p);
+    for (int p = 0; p < Warp::kPixels; p += V) {
+      if constexpr (kRead == Read::kVectors) {
+        values[c][p / V] = load_if<T, V>(plane + warp.pixel + p, channel && warp.pixel + p < pixels);
+      } else {
 #pragma unroll
-        for (int j = 0; j < Warp::kVector; ++j) values[c][p + j] = v.at[j];
-      }
-    } else {
-      int64_t row = warp.pixel / a.width, column = warp.pixel % a.width;
-#pragma unroll
-      for (int p = 0; p < Warp::kPixels; ++p) {
-        if (warp.pixel + p >= pixels) break;
-        if constexpr (kRead == Read::kPooled) {
-          const T* corner = plane + 2 * row * a.stride_h + 2 * column * a.stride_w;
-          values[c][p] = larger(larger(larger(corner[0], corner[a.stride_w]), corner[a.stride_h]),
-                                corner[a.stride_h + a.stride_w]);
-        } else {
-          values[c][p] = plane[row * a.stride_h + column * a.stride_w];
-        }
-        if (++column == a.width) {
-          column = 0;
-          ++row;
+        for (int j = 0; j < V; ++j) {
+          const bool there = channel && warp.pixel + p + j < pixels;
+          auto element = [&](int64_t h, int64_t w) {
+            return load_if<T, 1>(plane + h * a.stride_h + w * a.stride_w, there).at[0];
+          };
+          if constexpr (kRead == Read::kPooled) {
+            const T top = larger(element(2 * row, 2 * column), element(2 * row, 2 * column + 1));
+            const T left = larger(top, element(2 * row + 1, 2 * column));
+            values[c][p / V].at[j] = larger(left, element(2 * row + 1, 2 * column + 1));
+          } else {
+            values[c][p / V].at[j] = element(row, column);
+          }
+          if (++column == a.width) {
+            column = 0;
+            ++row;
+          }
         }
       }
     }
@@ -62,7 +67,7 @@ __global__ void __launch_bounds__(Chw32<T>::kThreads) to_kernel(const T* x, T* o
     if (warp.pixel + p >= pixels) return;
     Vec<T, Warp::kChannels> word;
 #pragma unroll
-    for (int c = 0; c < Warp::kChannels; ++c) word.at[c] = values[c][p];
+    for (int c = 0; c < Warp::kChannels; ++c) word.at[c] = values[c][p / V].at[p % V];
     store<T, Warp::kChannels>(to + p * 32, word);
   }
 }

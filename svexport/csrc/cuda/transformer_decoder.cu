@@ -88,39 +88,31 @@ __global__ void __launch_bounds__(128) norm_kernel(const Norm<T> a) {
   }
 }
 
-// The last linear layer of the box branch, and what it moves: a warp per row.
+// What the box branch moves: a thread per number of the box code.
 template <class T>
 struct Update {
-  const T *hidden, *weight, *bias;  // (rows, channels), (code_size, channels), (code_size)
-  float* points;                    // (rows, 3)
+  const T *code, *bias;  // (rows, code_size) without its bias; (code_size)
+  float* points;         // (rows, 3)
   int64_t rows;
-  int channels, code_size;
-  bool last;                        // then boxes and moved are written, too
+  int code_size;
+  bool last;             // then boxes and moved are written, too
   AnyFloat boxes, moved;
   float low[3], size[3];
 };
 
 template <class T>
-__global__ void __launch_bounds__(128) update_kernel(const Update<T> a) {
-  const int64_t row = blockIdx.x * 4ll + threadIdx.x / 32;
-  if (row >= a.rows) return;
-  const int lane = threadIdx.x % 32;
-  for (int j = 0; j < a.code_size; ++j) {
-    float sum = 0;
-    for (int c = lane; c < a.channels; c += 32) {
-      sum = fmaf(to_float(a.hidden[row * a.channels + c]), to_float(a.weight[j * a.channels + c]), sum);
-    }
-    float r = warp_sum(sum) + to_float(a.bias[j]);
-    if (lane != 0) continue;
-    const int axis = j < 2 ? j : j == 4 ? 2 : -1;
-    if (axis >= 0) {
-      float& point = a.points[row * 3 + axis];
-      point = sigmoid(r + inverse_sigmoid(point));
-      r = point * a.size[axis] + a.low[axis];
-      if (a.last) a.moved.set(row * 3 + axis, point);
-    }
-    if (a.last) a.boxes.set(row * a.code_size + j, r);
+__global__ void update_kernel(const __grid_constant__ Update<T> a) {
+  const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x, row = i / a.code_size;
+  const int j = static_cast<int>(i % a.code_size), axis = j < 2 ? j : j == 4 ? 2 : -1;
+  if (row >= a.rows || (axis < 0 && !a.last)) return;
+  float value = to_float(a.code[i]) + to_float(a.bias[j]);
+  if (axis >= 0) {
+    float& point = a.points[row * 3 + axis];
+    point = sigmoid(value + inverse_sigmoid(point));
+    if (a.last) a.moved.set(row * 3 + axis, point);
+    value = point * a.size[axis] + a.low[axis];
   }
+  if (a.last) a.boxes.set(i, value);
 }
 
 // ---------------------------------------------------------------- one kernel for every step
@@ -139,7 +131,7 @@ cudaError_t launch(const Norm<T>& a, cudaStream_t stream) {
 template <class T>
 struct Buffers {
   float *points, *sampled;
-  T *query, *where, *qkv, *mixed, *product, *hidden[2], *position[2], *logits, *offsets;
+  T *query, *where, *qkv, *mixed, *product, *hidden[2], *position[2], *logits, *offsets, *code;
 
   Buffers(Scratch& scratch, const DecoderSizes& n) {
     points = scratch.take<float>(n.rows * 3);
@@ -153,6 +145,7 @@ struct Buffers {
     for (T*& p : position) p = scratch.take<T>(n.rows * n.channels);
     logits = scratch.take<T>(n.rows * n.logits);
     offsets = scratch.take<T>(n.rows * n.offsets);
+    code = scratch.take<T>(n.rows * n.code_size);
     sampled = scratch.take<float>(n.widen ? n.rows * n.channels : 0);
   }
 };
@@ -230,13 +223,14 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
 
     SVEXPORT_TRY(apply(b.query, w(kReg0), b.hidden[0], kBiasRelu));
     SVEXPORT_TRY(apply(b.hidden[0], w(kReg2), b.hidden[1], kBiasRelu));
-    Update<T> update{b.hidden[1], static_cast<const T*>(w(kReg4)->data), bias_of(w(kReg4)), b.points, n.rows,
-                     n.channels, n.code_size, layer + 1 == d.num_layers, AnyFloat(d.boxes), AnyFloat(d.points)};
+    SVEXPORT_TRY(apply(b.hidden[1], w(kReg4), b.code, kNothing));
+    Update<T> update{b.code, bias_of(w(kReg4)), b.points, n.rows, n.code_size, layer + 1 == d.num_layers,
+                     AnyFloat(d.boxes), AnyFloat(d.points)};
     for (int i = 0; i < 3; ++i) {
       update.low[i] = static_cast<float>(d.pc_range[i]);
       update.size[i] = static_cast<float>(d.pc_range[i + 3] - d.pc_range[i]);
     }
-    update_kernel<T><<<static_cast<unsigned>(ceil_div<int64_t>(n.rows, 4)), 128, 0, stream>>>(update);
+    update_kernel<T><<<static_cast<unsigned>(ceil_div<int64_t>(n.rows * n.code_size, 128)), 128, 0, stream>>>(update);
     SVEXPORT_TRY(cudaGetLastError());
   }
 

@@ -75,6 +75,8 @@ struct Fused {
   int cams, levels, activation;
   AnyFloat lidar2img;
   int64_t lidar2img_strides[4];
+  float* cameras;  // lidar2img, but for its last row: (B, cams, 3, 4)
+  bool touch;
   float low[3], size[3], image[2], depth_eps, clamp[2];
   bool in_image;
   FusedLevel level[kMaxCameraLevels];
@@ -133,7 +135,7 @@ __device__ __forceinline__ void wait_for_previous() {
 
 __device__ __forceinline__ uint4 fetch(const uint4* p) {
   uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(p));
   return v;
@@ -152,6 +154,22 @@ __device__ __forceinline__ Lines lines(const void* matrix, int row, int in, int 
   const int lane = threadIdx.x % 32, low = row + lane / 4;
   const uint4* from = static_cast<const uint4*>(matrix) + lane % 4;
   return {from + min(low, last) * static_cast<int64_t>(in / 8), from + min(low + 8, last) * static_cast<int64_t>(in / 8)};
+}
+
+// Brings a lane's part of a chunk into the first-level cache, without a register to wait for.
+__device__ __forceinline__ void touch(const void* p) {
+  __shared__ uint32_t unused[kThreads];
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(unused + threadIdx.x)), "l"(p) : "memory");
+}
+
+template <int Steps>
+__device__ __forceinline__ void touch(const Lines& lines) {
+  if (!lines || threadIdx.x % 2) return;
+#pragma unroll
+  for (int i = 0; i < Steps; ++i) {
+    touch(lines.low + i * 4);
+    touch(lines.high + i * 4);
+  }
 }
 
 // Of 16 outputs and 256 inputs: [2 * i]: the row `group`, [2 * i + 1]: `group` + 8, of the inputs from 32 * i on.
@@ -173,7 +191,7 @@ struct Sum {
 
 // sum += 16 rows of `tile` * the chunk, 32 inputs at a time, while the next chunk is fetched. Inputs are in the same order
 // on both sides, though not in that of mma's.
-template <class T, bool kTransposed, int Steps>
+template <class T, bool kTransposed, int Steps, int NextSteps = Steps>
 __device__ __forceinline__ void multiply(Sum& sum, const T* tile, int pitch, Chunk& w, const Lines& next) {
   const int lane = threadIdx.x % 32;
   const uint4* low = reinterpret_cast<const uint4*>(tile + lane / 4 * pitch) + lane % 4;
@@ -197,7 +215,7 @@ __device__ __forceinline__ void multiply(Sum& sum, const T* tile, int pitch, Chu
       mma<T>(odd.at[0], second, a.z, a.w);
       mma<T>(odd.at[1], second, b.z, b.w);
     }
-    if (next) w.at[2 * i] = fetch(next.low + i * 4), w.at[2 * i + 1] = fetch(next.high + i * 4);
+    if (i < NextSteps && next) w.at[2 * i] = fetch(next.low + i * 4), w.at[2 * i + 1] = fetch(next.high + i * 4);
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) sum.at[i / 4][i % 4] += odd.at[i / 4][i % 4];
@@ -339,9 +357,12 @@ __device__ __forceinline__ void store_half(void* to, const T* tile, int64_t row0
   }
 }
 
+// Until copy_async_wait, and but for the last few of a count that is no multiple of 8.
 template <class T>
 __device__ __forceinline__ void load_vector(T* to, const void* from, int count) {
-  for (int i = threadIdx.x; i < count; i += kThreads) to[i] = static_cast<const T*>(from)[i];
+  for (int i = threadIdx.x; i < count / 8; i += kThreads) copy_async(to + i * 8, static_cast<const uint4*>(from) + i, true);
+  const int i = count / 8 * 8 + threadIdx.x;
+  if (i < count) to[i] = static_cast<const T*>(from)[i];
 }
 
 // Weight and bias of a norm.
@@ -359,20 +380,18 @@ __device__ __forceinline__ float2 two(const T* p) {
 // ---------------------------------------------------------------- sampling
 
 // u and v of camera `lane`; not seen: u = NaN.
-__device__ __forceinline__ void project(const Fused& a, int64_t row, float& u, float& v) {
+__device__ __forceinline__ void project(const Fused& a, int64_t row, int batch, float& u, float& v) {
   const int lane = threadIdx.x % 32;
   u = v = NAN;
   if (row >= a.rows || lane >= a.cams) return;
   float place[3], image[3];
 #pragma unroll
   for (int i = 0; i < 3; ++i) place[i] = fmaf(a.points[row * 3 + i], a.size[i], a.low[i]);
-  const int64_t at = row / a.queries * a.lidar2img_strides[0] + lane * a.lidar2img_strides[1];
+  const float4* matrix = reinterpret_cast<const float4*>(a.cameras) + (batch * a.cams + lane) * 3;
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
-    float m[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) m[j] = a.lidar2img.get(at + i * a.lidar2img_strides[2] + j * a.lidar2img_strides[3]);
-    image[i] = fmaf(m[0], place[0], fmaf(m[1], place[1], m[2] * place[2])) + m[3];
+    const float4 m = matrix[i];
+    image[i] = fmaf(m.x, place[0], fmaf(m.y, place[1], m.z * place[2])) + m.w;
   }
   const float depth = fmaxf(image[2], a.depth_eps);
   bool seen = image[2] > a.depth_eps;
@@ -574,7 +593,8 @@ __device__ __forceinline__ void activate(int activation, int count, float (&x)[2
 
 template <class T>
 struct RowsShared {
-  T in[kTile], x[kTile], sum[kTile], where[kTile], query_pos[kTile];
+  T in[kTile], x[kTile], sum[kTile], where[kTile], query_pos[kTile], position[kTile];
+  int batch[kRows], index[kRows];  // of a row: the scene, and the query there
   float partial[2 * kRows * kNarrow];
   T rest[1];  // hidden: 16 rows of ffn; vectors
 
@@ -598,13 +618,22 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
   auto before = [&](DecoderWeight weight) -> const Parameters& { return a.last_layer[weight / 2]; };
   const Parameters& in_proj = a.next_layer[kInProj / 2];
   const bool goes_on = a.step < a.layers;
-  const Lines in_proj0 = goes_on ? lines(in_proj.weight, mine, kChannels) : nothing;
 
   stamp(a, 0, 0);
+  // What the warp multiplies with after the sampling, in turn.
+  auto chunk = [&](int i) {
+    const int each = a.ffn / 256;
+    if (i == 0) return lines(before(kOutputProj).weight, mine, kChannels);
+    if (i <= each) return lines(before(kFfn0).weight, rank * a.ffn / 2 + (i - 1) * 128 + warp * 16, kChannels);
+    if (i <= 2 * each) return lines(before(kFfn2).weight, mine, a.ffn).columns((i - each - 1) * 256);
+    i -= 2 * each + 1;
+    return goes_on && i < 3 ? lines(in_proj.weight, i * kChannels + mine, kChannels) : nothing;
+  };
+
   pair_arrive();
   Chunk w;
   fetch(w, a.before ? lines(before(kOutProj).weight, mine, kChannels)
-                    : a.after ? lines(before(kOutputProj).weight, mine, kChannels) : in_proj0);
+                    : a.after ? chunk(0) : chunk(2 * (a.ffn / 256) + 1));
   if (a.before) {
     load_vector(vectors + kOutProjBias, before(kOutProj).bias, kChannels);
     load_norm(vectors + kNorm1, before(kMhaNorm));
@@ -627,11 +656,21 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
   load_tile(s.x, x_from, row0, a.rows);
   load_tile(s.query_pos, a.query_pos, row0, a.rows);
   if (a.before || a.after) load_tile(s.in, a.mixed, row0, a.rows);
+  if (a.after) load_tile(s.position, a.position, row0, a.rows);
+  if (threadIdx.x < kRows) {
+    const unsigned row = static_cast<unsigned>(row0) + threadIdx.x;
+    s.batch[threadIdx.x] = row / a.queries, s.index[threadIdx.x] = row % a.queries;
+  }
   copy_async_commit();
 
   if (a.step == 0) {  // the only kernel of this step, so what else is to be done in the beginning
     const int64_t first = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x, step = gridDim.x * static_cast<int64_t>(kThreads);
     for (int64_t i = first; i < a.rows * 3; i += step) a.points[i] = a.given.get(i);
+    for (int64_t i = first; i < a.rows / a.queries * a.cams * 12; i += step) {
+      const int64_t camera = i / 12, part = i % 12;
+      a.cameras[i] = a.lidar2img.get(camera / a.cams * a.lidar2img_strides[0] + camera % a.cams * a.lidar2img_strides[1] +
+                                     part / 4 * a.lidar2img_strides[2] + part % 4 * a.lidar2img_strides[3]);
+    }
     const int padding = a.keys - a.queries;  // values of keys that are not: they are multiplied with zero
     for (int64_t i = first; i < a.rows / a.queries * kChannels * padding; i += step) {
       static_cast<T*>(a.v)[i / padding * a.keys + a.queries + i % padding] = from_float<T>(0.f);
@@ -639,10 +678,10 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
   }
 
   const int own = rank * (kRows / kPair) + warp;  // the row this warp samples
-  const int batch = static_cast<int>((row0 + own) / a.queries);
+  const int batch = static_cast<unsigned>(row0 + own) / a.queries;
   float u = NAN, v = NAN;
   if (a.sample) {
-    project(a, row0 + own, u, v);
+    project(a, row0 + own, batch, u, v);
     prefetch<T>(a, batch, u, v);
   }
   copy_async_wait<0>();
@@ -652,8 +691,12 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
 
   if (a.before) {
     Sum sum{};
-    multiply<T, false, 8>(sum, s.in, kPitch, w, nothing);
-    if (a.sample) fetch<0, 4>(w, narrow(before(kAttentionWeights).weight, a.logits));
+    if (a.sample) {
+      multiply<T, false, 8, 4>(sum, s.in, kPitch, w, narrow(before(kAttentionWeights).weight, a.logits));
+      if (a.touch) touch<8>(chunk(0));
+    } else {
+      multiply<T, false, 8>(sum, s.in, kPitch, w, nothing);
+    }
     each_pair(sum, mine, [&](int row, int column, float p, float q) {
       const float2 bias = two(vectors + kOutProjBias + column), x = two(s.x + row * kPitch + column);
       p += bias.x + x.x, q += bias.y + x.y;
@@ -671,7 +714,8 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
 
   if (a.sample) {
     stamp(a, 0, 5);
-    multiply_narrow(s.partial, s.where, w, lines(before(kOutputProj).weight, mine, kChannels));
+    multiply_narrow(s.partial, s.where, w, chunk(0));
+    if (a.touch) touch<8>(chunk(1));
     __syncthreads();
     float weights[2], sampled[8] = {};
 #pragma unroll
@@ -696,15 +740,11 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
 
   if (a.after) {
     Sum sum{};
-    uint32_t position[4];
-    each_pair(sum, mine, [&, i = 0](int row, int column, float, float) mutable {
-      const T* at = static_cast<const T*>(a.position) + (row0 + row) * kChannels + column;
-      position[i++] = row0 + row < a.rows ? *reinterpret_cast<const uint32_t*>(at) : 0u;
-    });
-    multiply<T, false, 8>(sum, s.in, kPitch, w, lines(before(kFfn0).weight, rank * a.ffn / 2 + warp * 16, kChannels));
-    each_pair(sum, mine, [&, i = 0](int row, int column, float p, float q) mutable {
+    if (a.touch) touch<8>(chunk(2));
+    multiply<T, false, 8>(sum, s.in, kPitch, w, chunk(1));
+    each_pair(sum, mine, [&](int row, int column, float p, float q) {
       const float2 bias = two(vectors + kOutputProjBias + column), x = two(s.x + row * kPitch + column);
-      const float2 extra = unpack<T>(position[i++]);
+      const float2 extra = two(s.position + row * kPitch + column);
       store_both(s.sum + row * kPitch + column, pack<T>(p + bias.x + x.x + extra.x, q + bias.y + x.y + extra.y), rank);
     });
     pair_sync();
@@ -713,12 +753,11 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
     __syncthreads();
 
     stamp(a, 0, 10);
-    const Lines ffn2 = lines(before(kFfn2).weight, mine, a.ffn);
     for (int j = 0; j < a.ffn / 256; ++j) {  // half of the hidden columns, 128 at a time
       const int column = rank * a.ffn / 2 + j * 128 + warp * 16;
       Sum sum{};
-      multiply<T, false, 8>(sum, s.x, kPitch, w,
-                            j + 1 < a.ffn / 256 ? lines(before(kFfn0).weight, column + 128, kChannels) : ffn2);
+      if (a.touch) touch<8>(chunk(j + 3));
+      multiply<T, false, 8>(sum, s.x, kPitch, w, chunk(j + 2));
       each_pair(sum, column, [&](int row, int column, float p, float q) {
         const float2 bias = two(vectors + kFfn0Bias + column);
         store_both(hidden + row * hidden_pitch + column, pack<T>(relu(p + bias.x), relu(q + bias.y)), rank);
@@ -728,8 +767,8 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
     stamp(a, 0, 11);
     sum = Sum{};
     for (int j = 0; j < a.ffn / 256; ++j) {
-      multiply<T, false, 8>(sum, hidden + j * 256, hidden_pitch, w,
-                            j + 1 < a.ffn / 256 ? ffn2.columns((j + 1) * 256) : in_proj0);
+      if (a.touch) touch<8>(chunk(a.ffn / 256 + j + 3));
+      multiply<T, false, 8>(sum, hidden + j * 256, hidden_pitch, w, chunk(a.ffn / 256 + j + 2));
     }
     each_pair(sum, mine, [&](int row, int column, float p, float q) {
       const float2 bias = two(vectors + kFfn2Bias + column), x = two(s.x + row * kPitch + column);
@@ -760,14 +799,14 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
 #pragma unroll
   for (int j = 0; j < 3; ++j) {
     Sum sum{};
-    const Lines next = j < 2 ? lines(in_proj.weight, (j + 1) * kChannels + mine, kChannels) : nothing;
+    const Lines next = chunk(2 * (a.ffn / 256) + j + 2);
     if (j < 2) {
       multiply<T, false, 8>(sum, s.where, kPitch, w, next);
       each_pair(sum, mine, [&](int row, int column, float p, float q) {
         const float2 bias = two(vectors + kInProjBias + j * kChannels + column);
         if (row0 + row >= a.rows) return;
-        const int64_t b = (row0 + row) / a.queries, at = (row0 + row) % a.queries;
-        T* to = static_cast<T*>(j == 0 ? a.q : a.k) + ((b * kHeads + column / kHeadDim) * a.keys + at) * kHeadDim + column % kHeadDim;
+        const int64_t head = s.batch[row] * kHeads + column / kHeadDim;
+        T* to = static_cast<T*>(j == 0 ? a.q : a.k) + (head * a.keys + s.index[row]) * kHeadDim + column % kHeadDim;
         const float by = j == 0 ? scale : 1.f;
         *reinterpret_cast<uint32_t*>(to) = pack<T>((p + bias.x) * by, (q + bias.y) * by);
       });
@@ -777,8 +816,8 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
       for (int i = 0; i < 8; ++i) {
         const int column = mine + lane / 4 + i / 2 % 2 * 8, row = i / 4 * 8 + lane % 4 * 2 + i % 2;
         if (row0 + row >= a.rows) continue;
-        const int64_t b = (row0 + row) / a.queries, at = (row0 + row) % a.queries;
-        static_cast<T*>(a.v)[(b * kChannels + column) * a.keys + at] =
+        const int64_t line = s.batch[row] * kChannels + column;
+        static_cast<T*>(a.v)[line * a.keys + s.index[row]] =
             from_float<T>(sum.at[i / 4][i % 4] + to_float(vectors[kInProjBias + 2 * kChannels + column]));
       }
     }
@@ -819,6 +858,14 @@ __device__ __forceinline__ void attend(const Fused& a, int block, AttentionShare
   const uint4* values = reinterpret_cast<const uint4*>(static_cast<const T*>(a.v) + start) + lane % 4;
   const int blocks = a.keys / 32, pitch = a.keys / 8;
 
+  if (a.touch) {
+#pragma unroll 1
+    for (int b = share; b < blocks; b += kShares) {
+      const char* key_block = static_cast<const char*>(a.k) + start * 2 + b * 2048 + lane * 32;
+      const char* value_row = static_cast<const char*>(a.v) + start * 2 + lane * (a.keys * 2ll) + b * 64;
+      touch(key_block), touch(key_block + 1024), touch(value_row), touch(value_row + 32);
+    }
+  }
   stamp(a, 1, 3);
   uint32_t query[2][2][4];  // [16 queries][16 dimensions]
 #pragma unroll
@@ -946,11 +993,11 @@ struct BranchShared {
 };
 
 // to (both blocks) = relu?(tile weight^T + bias), this warp's 16 columns.
-template <class T>
+template <class T, int NextSteps = 8>
 __device__ __forceinline__ void linear_both(const T* tile, Chunk& w, const Lines& next, const T* bias, bool with_relu, T* to,
                                             uint32_t rank) {
   Sum sum{};
-  multiply<T, false, 8>(sum, tile, kPitch, w, next);
+  multiply<T, false, 8, NextSteps>(sum, tile, kPitch, w, next);
   each_pair(sum, (rank * 8 + threadIdx.x / 32) * 16, [&](int row, int column, float p, float q) {
     const float2 b = two(bias + column);
     p += b.x, q += b.y;
@@ -983,8 +1030,7 @@ __device__ __forceinline__ void class_branch(const Fused& a, int64_t row0, Branc
   linear_both(s.in, w, lines(cls(kCls3).weight, mine, kChannels), s.vectors + kCls0Bias, false, s.middle, rank);
   normalize_tile(s.middle, s.vectors + kScoreNorm0, true, s.x);
   __syncthreads();
-  linear_both(s.x, w, Lines{}, s.vectors + kCls3Bias, false, s.last, rank);
-  fetch<0, 4>(w, narrow(cls(kCls6).weight, a.num_classes));
+  linear_both<T, 4>(s.x, w, narrow(cls(kCls6).weight, a.num_classes), s.vectors + kCls3Bias, false, s.last, rank);
   normalize_tile(s.last, s.vectors + kScoreNorm1, true, s.x);
   __syncthreads();
   multiply_narrow(s.partial, s.x, w, Lines{});
@@ -1024,6 +1070,11 @@ __device__ __forceinline__ void box_branch(const Fused& a, int64_t row0, BranchS
     load_vector(s.vectors + kPosition3Bias, after(kPosition3).bias, kChannels);
     load_norm(s.vectors + kEncodingNorm1, after(kPositionNorm1));
   }
+  if (a.touch && moves) {
+    touch<8>(lines(before(kReg2).weight, mine, kChannels));
+    touch<4>(narrow(before(kReg4).weight, a.code_size));
+    touch<8>(position3);
+  }
   stamp(a, 1, 1);
   wait_for_previous();
   stamp(a, 1, 2);
@@ -1040,9 +1091,8 @@ __device__ __forceinline__ void box_branch(const Fused& a, int64_t row0, BranchS
   if (moves) {
     linear_both(s.in, w, lines(before(kReg2).weight, mine, kChannels), s.vectors + kReg0Bias, true, s.middle, rank);
     stamp(a, 1, 4);
-    linear_both(s.middle, w, Lines{}, s.vectors + kReg2Bias, true, s.last, rank);
+    linear_both<T, 4>(s.middle, w, narrow(before(kReg4).weight, a.code_size), s.vectors + kReg2Bias, true, s.last, rank);
     stamp(a, 1, 5);
-    fetch<0, 4>(w, narrow(before(kReg4).weight, a.code_size));
     multiply_narrow(s.partial, s.last, w, position3);
     __syncthreads();
     stamp(a, 1, 6);
@@ -1161,11 +1211,9 @@ bool on_hopper() {
 
 bool fits(const TransformerDecoder& d, const DecoderSizes& n) {
   uintptr_t bits = reinterpret_cast<uintptr_t>(d.query.data) | reinterpret_cast<uintptr_t>(d.query_pos.data);
-  for (int i = 0; i < d.num_weights; ++i) {
-    if (d.weights[i].rank == 2 && d.weights[i].sizes[1] % 8 == 0) bits |= reinterpret_cast<uintptr_t>(d.weights[i].data);
-  }
+  for (int i = 0; i < d.num_weights; ++i) bits |= reinterpret_cast<uintptr_t>(d.weights[i].data);
   return bits % 16 == 0 && on_hopper() && (d.query.dtype == DType::kFloat16 || d.query.dtype == DType::kBFloat16) &&
-         n.channels == kChannels && d.num_heads == kHeads && n.ffn % 256 == 0 && n.ffn > 0 && n.ffn <= kMaxFfn &&
+         n.rows < (1 << 30) && n.channels == kChannels && d.num_heads == kHeads && n.ffn % 256 == 0 && n.ffn > 0 && n.ffn <= kMaxFfn &&
          n.code_size <= kNarrow && n.classes <= kNarrow && d.num_layers > 0;
 }
 
@@ -1175,13 +1223,14 @@ bool samples_itself(const TransformerDecoder& d, const DecoderSizes& n) {
 }
 
 struct FusedBuffers {
-  float* points;
+  float *points, *cameras;
   char *x, *where, *mixed, *position, *q, *k, *v, *logits, *offsets, *sampled;
 
   FusedBuffers(Scratch& scratch, const TransformerDecoder& d, const DecoderSizes& n) {
     const int64_t keys = ceil_div(n.queries, 32) * 32, tensor = n.rows * kChannels * 2, heads = n.batch * keys * kChannels * 2;
     const bool split = !samples_itself(d, n);
     points = scratch.take<float>(n.rows * 3);
+    cameras = scratch.take<float>(static_cast<int64_t>(n.batch) * n.cams * 12);
     for (char** p : {&x, &where, &mixed, &position}) *p = scratch.take<char>(tensor);
     for (char** p : {&q, &k, &v}) *p = scratch.take<char>(heads);
     logits = scratch.take<char>(split ? n.rows * n.logits * 2 : 0);
@@ -1219,6 +1268,8 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
           AnyFloat(d.reference_points), AnyFloat(d.boxes), AnyFloat(d.points), d.classes.data, n.classes, n.code_size,
           n.logits, d.residual_query_pos, false, false, false, n.cams, n.levels, d.activation, AnyFloat(d.lidar2img)};
   for (int i = 0; i < 4; ++i) a.lidar2img_strides[i] = d.lidar2img.strides[i];
+  a.cameras = b.cameras;
+  a.touch = getenv("SVEXPORT_TOUCH") != nullptr;
   for (int i = 0; i < 3; ++i) {
     a.low[i] = static_cast<float>(d.pc_range[i]);
     a.size[i] = static_cast<float>(d.pc_range[i + 3] - d.pc_range[i]);

@@ -33,8 +33,10 @@ class BilinearSample final : public Plugin<BilinearSample, BilinearSampleNode> {
     return t.in(kGrid).sizes[3] == 2 ? nullptr : "grid should be (N, gH, gW, 2)";
   }
 
-  cudaError_t run(const Tensors& t, void*, cudaStream_t stream) const override {
-    return bilinear_sample(t.in(kImage), t.in(kGrid), t.out(0), t.out(1), stream);
+  size_t workspace(const Tensors& t) const override { return bilinear_sample_workspace(t.in(kImage), t.in(kGrid)); }
+
+  cudaError_t run(const Tensors& t, void* workspace, cudaStream_t stream) const override {
+    return bilinear_sample(t.in(kImage), t.in(kGrid), t.out(0), t.out(1), stream, workspace);
   }
 };
 

@@ -42,9 +42,13 @@ class GridSample final : public Plugin<GridSample, GridSampleNode> {
     return nullptr;
   }
 
-  cudaError_t run(const Tensors& t, void*, cudaStream_t stream) const override {
+  size_t workspace(const Tensors& t) const override {
+    return grid_sample_workspace(t.in(kInput), t.in(kGrid), node.interpolation_mode);
+  }
+
+  cudaError_t run(const Tensors& t, void* workspace, cudaStream_t stream) const override {
     return grid_sample(t.in(kInput), t.in(kGrid), t.out(0), node.interpolation_mode, node.padding_mode,
-                       node.align_corners, stream);
+                       node.align_corners, stream, workspace);
   }
 
  private:

@@ -88,20 +88,11 @@ class TransformerDecoderPlugin final : public Plugin<TransformerDecoderPlugin, T
   }
 
   size_t workspace(const Tensors& t) const override {
-    const Arguments arguments(*this, t);
-    return packed_offset(arguments.decoder) + transformer_decoder_packed_size(arguments.decoder);
+    return transformer_decoder_workspace(Arguments(*this, t).decoder);
   }
 
-  // The weights may be refitted at any time, so they are packed for every run.
   cudaError_t run(const Tensors& t, void* workspace, cudaStream_t stream) const override {
-    const Arguments arguments(*this, t);
-    void* packed = nullptr;
-    if (transformer_decoder_packed_size(arguments.decoder) > 0) {
-      packed = static_cast<char*>(workspace) + packed_offset(arguments.decoder);
-      const cudaError_t status = transformer_decoder_pack(arguments.decoder, packed, stream);
-      if (status != cudaSuccess) return status;
-    }
-    return transformer_decoder(arguments.decoder, packed, workspace, stream);
+    return transformer_decoder(Arguments(*this, t).decoder, workspace, stream);
   }
 
  private:
@@ -142,10 +133,6 @@ class TransformerDecoderPlugin final : public Plugin<TransformerDecoderPlugin, T
     TransformerDecoder decoder{};
     float scales[kMaxCameraLevels] = {};
   };
-
-  static size_t packed_offset(const TransformerDecoder& decoder) {
-    return (transformer_decoder_workspace(decoder) + 255) / 256 * 256;
-  }
 
   int levels() const { return static_cast<int>(node.scales.size()); }
   bool pool() const { return node.pool != 0; }

@@ -6,9 +6,13 @@
 namespace svexport {
 namespace {
 
+bool fits(const at::Tensor& x, bool pool) {
+  return has_dtype(x) && x.dim() == 4 && (!pool || (x.size(2) > 1 && x.size(3) > 1));
+}
+
 at::Tensor forward(const at::Tensor& x, bool pool) {
   const c10::cuda::CUDAGuard guard(x.device());
-  if (has_dtype(x) && x.dim() == 4) {
+  if (fits(x, pool)) {
     const auto output = at::empty({x.size(0), (x.size(1) + 31) / 32, pool ? x.size(2) / 2 : x.size(2),
                                    pool ? x.size(3) / 2 : x.size(3), 32},
                                   x.options().memory_format(at::MemoryFormat::Contiguous));
@@ -19,7 +23,7 @@ at::Tensor forward(const at::Tensor& x, bool pool) {
 
 std::vector<at::Tensor> backward(at::TensorList grads, const at::Tensor& x, bool pool, c10::List<bool> needs_grad) {
   const c10::cuda::CUDAGuard guard(x.device());
-  if (has_dtype(x) && x.dim() == 4 && needs_grad.get(0)) {
+  if (fits(x, pool) && needs_grad.get(0)) {
     const auto gradient = at::empty_like(x, at::MemoryFormat::Contiguous);
     const auto grad = pool ? grads[0].contiguous() : grads[0];
     if (done(pool ? to_chw32_pool_backward(view(grad), view(x), view(gradient), stream())

@@ -1,0 +1,109 @@
+"""The CUDA sources, as far as compilers without a GPU can tell."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from torch.utils import cpp_extension
+
+from svexport.ops import _cuda
+
+KERNELS = sorted(_cuda.CSRC.glob("cuda/*.cu"))
+HEADERS = sorted(_cuda.CSRC.glob("cuda/*.h"))
+BINDINGS = sorted(_cuda.CSRC.glob("torch/*.cpp"))
+
+NVCC = shutil.which("nvcc") or (cpp_extension.CUDA_HOME and shutil.which("nvcc", path=f"{cpp_extension.CUDA_HOME}/bin"))
+TOOLKITS = [Path(NVCC).resolve().parents[1]] if NVCC else []
+TOOLKITS += [Path(cpp_extension.CUDA_HOME or "/usr/local/cuda")]
+INCLUDES = [
+    path.parent
+    for root in TOOLKITS
+    for path in [*root.glob("include/cuda_runtime_api.h"), *root.glob("targets/*/include/cuda_runtime_api.h")]
+]
+CXX = shutil.which("g++")
+
+needs_nvcc = pytest.mark.skipif(not NVCC, reason="needs nvcc")
+needs_headers = pytest.mark.skipif(not (CXX and INCLUDES), reason="needs g++ and the headers of a CUDA toolkit")
+every_kernel = pytest.mark.parametrize("source", KERNELS, ids=[path.stem for path in KERNELS])
+
+# Of the kernels for sm_90, where nothing else is said.
+REGISTERS, SPILLED_BYTES = 168, 0
+BOUNDS: dict[str, tuple[int, int]] = {}
+"""File -> the most registers and spilled bytes of a kernel in it, where these are more and measured to be worth it."""
+
+
+def run(*command: object) -> str:
+    result = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-4000:]
+    return result.stderr
+
+
+def test_kernels_know_neither_torch_nor_tensorrt() -> None:
+    """What they include is theirs, or of the CUDA toolkit or the C++ library."""
+    own = {path.name for path in (_cuda.CSRC / "cuda").iterdir()}
+    for path in sorted((_cuda.CSRC / "cuda").iterdir()):
+        for quoted, system in re.findall(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', path.read_text(), re.MULTILINE):
+            assert not quoted or quoted in own, f"{path.name} includes {quoted}"
+            assert not re.search(r"torch|aten|c10|nvinfer", system, re.IGNORECASE), f"{path.name} includes {system}"
+
+
+@needs_headers
+def test_headers_of_the_launchers_are_plain_cpp(tmp_path: Path) -> None:
+    """Each on its own: no device code, nothing left for the one who includes it to include."""
+    for header in HEADERS:
+        source = tmp_path / f"{header.stem}.cpp"
+        source.write_text(f'#include "{header}"\n')
+        run(CXX, "-std=c++17", "-Wall", "-Werror", "-fsyntax-only", *(f"-I{path}" for path in INCLUDES), source)
+
+
+@needs_nvcc
+@every_kernel
+def test_compiles_within_its_registers(source: Path, tmp_path: Path) -> None:
+    report = run(
+        NVCC, "-std=c++17", *_cuda.FLAGS["nvcc"], "-arch=sm_90", "-Xptxas", "-v", "-c", source, "-o", tmp_path / "o"
+    )
+    used = [int(n) for n in re.findall(r"Used (\d+) registers", report)]
+    spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", report)]
+    registers, bytes_ = BOUNDS.get(source.stem, (REGISTERS, SPILLED_BYTES))
+    assert max(used, default=0) <= registers
+    assert max(spilled, default=0) <= bytes_
+
+
+@needs_nvcc
+@every_kernel
+def test_compiles_for_the_oldest_architecture(source: Path, tmp_path: Path) -> None:
+    oldest = _cuda.architectures().split()[0].replace(".", "")
+    if f"compute_{oldest}" not in subprocess.run([NVCC, "--list-gpu-arch"], capture_output=True, text=True).stdout:
+        pytest.skip(f"this nvcc does not know compute_{oldest}")
+    run(NVCC, "-std=c++17", "-O1", "-Xptxas", "-O0", f"-arch=sm_{oldest}", "-c", source, "-o", tmp_path / "o")
+
+
+@needs_headers
+def test_bindings_fit_torch_and_the_launchers(tmp_path: Path) -> None:
+    """All in one translation unit, torch's headers once; each in a namespace of its own, where its names are free."""
+    headers = [*sorted(_cuda.CSRC.glob("torch/*.h")), *HEADERS]
+    lines = [f'#include "{header}"' for header in headers]
+    for source in BINDINGS:
+        name = f"svexport_{source.stem}"
+        lines += [
+            f"namespace {name} {{ using namespace svexport; }}",
+            f"#define svexport {name}",
+            f'#include "{source}"',
+            "#undef svexport",
+        ]
+    unit = tmp_path / "bindings.cpp"
+    unit.write_text("\n".join(lines) + "\n")
+    paths = [*cpp_extension.include_paths(), *INCLUDES, _cuda.CSRC / "cuda", _cuda.CSRC / "torch"]
+    # The macro stands for a header that only CUDA builds of torch have.
+    run(
+        CXX,
+        "-std=c++20",
+        "-fsyntax-only",
+        "-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE",
+        *(f"-I{path}" for path in paths),
+        unit,
+    )
