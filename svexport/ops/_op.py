@@ -201,7 +201,9 @@ def _register(op: Op) -> None:
         args, needs = args[:-1], args[-1]
         with torch.enable_grad():
             tensors = [t.detach().requires_grad_(n) for t, n in zip(_tensors(op, args), needs, strict=True)]
-            gradients = _vjp(forward, _with_tensors(op, args, tensors), grads, tensors, needs)
+            # What torch has faster may refuse to be deterministic on CUDA.
+            function = op.reference if torch.are_deterministic_algorithms_enabled() else forward
+            gradients = _vjp(function, _with_tensors(op, args, tensors), grads, tensors, needs)
         # A fresh contiguous tensor each: outputs of an operator may alias neither its inputs nor one another.
         return [g.clone(memory_format=torch.contiguous_format) for g in gradients]
 

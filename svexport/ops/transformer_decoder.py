@@ -17,6 +17,7 @@ from svexport.ops._op import Op
 from svexport.ops.add_bias_residual_layer_norm import OP as ADD_NORM
 from svexport.ops.camera_sample import ACTIVATIONS
 from svexport.ops.camera_sample import OP as CAMERA_SAMPLE
+from svexport.ops.camera_sample import implementation as sample
 from svexport.ops.dequantize import dequantize
 from svexport.ops.from_chw32 import from_chw32
 from svexport.ops.scaled_dot_product_attention import OP as ATTENTION
@@ -30,9 +31,11 @@ EPS = 1e-5
 
 FUSE = ("block", "nodes")
 
-MODULES = ("mha.in_proj", "mha.out_proj", "mha_norm", "svca.attention_weights", "svca.output_proj")
-MODULES += tuple(f"svca.position_encoder.{i}" for i in (0, 1, 3, 4))
-MODULES += ("svca_norm", "ffn.0", "ffn.2", "ffn_norm", "reg.0", "reg.2", "reg.4")
+MODULES = (
+    *("mha.in_proj", "mha.out_proj", "mha_norm", "svca.attention_weights", "svca.output_proj"),
+    *(f"svca.position_encoder.{i}" for i in (0, 1, 3, 4)),
+    *("svca_norm", "ffn.0", "ffn.2", "ffn_norm", "reg.0", "reg.2", "reg.4"),
+)
 OFFSETS = ("svca.sampling_offsets",)
 CLS = tuple(f"cls.{i}" for i in (0, 1, 3, 4, 6))
 """What has a weight and a bias, in the order of the op's ``weights``: in every layer, there with learned offsets too,
@@ -44,7 +47,13 @@ def _parameters(modules: Sequence[str]) -> list[str]:
 
 
 def weight_names(attributes: Mapping[str, Any]) -> list[str]:
-    """Of the op's ``weights``, as in the module's state_dict."""
+    """Of the op's ``weights``, as in the module's state_dict.
+
+    Raises:
+        ValueError: if there would be more layers than any model has: a file may ask for billions.
+    """
+    if not 1 <= attributes["num_layers"] <= 1000:
+        raise ValueError(f"transformer_decoder expects num_layers of 1 to 1000, got {attributes['num_layers']}")
     layer = _parameters((*MODULES, *OFFSETS) if attributes["learned_offsets"] else MODULES)
     names = [f"layers.{i}.{name}" for i in range(attributes["num_layers"]) for name in layer]
     return names + _parameters(CLS)
@@ -142,7 +151,7 @@ def _decode(
     lidar2img = fold_image_size(lidar2img, image_size)
     points = _cast(reference_points, torch.promote_types(reference_points.dtype, torch.float32))
 
-    outputs = []
+    outputs: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def linear(name: str, x: Tensor, bias: bool = True) -> Tensor:
         return F.linear(x, parameters[f"{name}.weight"], parameters[f"{name}.bias"] if bias else None)
@@ -201,8 +210,8 @@ def _decode(
             hidden = query
             for linear_, norm in ((0, 1), (3, 4)):
                 hidden = norm_relu(f"cls.{norm}", linear(f"cls.{linear_}", hidden))
-            places = (_cast(t, reference_points.dtype) for t in (boxes_of(points, product, bias, pc_range), points))
-            outputs.append((linear("cls.6", hidden), *places))
+            boxes = _cast(boxes_of(points, product, bias, pc_range), reference_points.dtype)
+            outputs.append((linear("cls.6", hidden), boxes, _cast(points, reference_points.dtype)))
     return outputs
 
 
@@ -232,7 +241,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 _REFERENCE = _Steps(_attend, CAMERA_SAMPLE.reference, ADD_NORM.reference)
-_IMPLEMENTATION = _Steps(F.scaled_dot_product_attention, CAMERA_SAMPLE.implementation, ADD_NORM.reference)
+_IMPLEMENTATION = _Steps(F.scaled_dot_product_attention, sample, ADD_NORM.reference)
 
 
 def reference(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -274,10 +283,11 @@ def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
         num_queries=5,
         feature_sizes=((4, 5),),
     )
-    for batch, overrides in [
+    variants: list[tuple[int, dict[str, Any]]] = [
         (2, {"residual_query_pos": True, "pool": True, "scales": (0.03,)}),
         (1, {"num_points": 2, "num_groups": 2, "activation": "softmax", "learned_offsets": True, "uv_clamp": (-1, 2)}),
-    ]:
+    ]
+    for batch, overrides in variants:
         variant = replace(config, **overrides)
         with torch.device("meta"):
             shapes = [p.shape for p in TransformerDecoder(variant).weights()]
@@ -522,7 +532,7 @@ def transformer_decoder(
         ValueError: on other shapes, or another number of weights.
         TypeError: on other dtypes.
     """
-    _check(query, query_pos, reference_points, features, lidar2img, config)
+    _check(config, query, query_pos, reference_points, features, lidar2img)
     expected = weight_names(vars(config))
     if len(weights) != len(expected):
         raise ValueError(f"transformer_decoder expects {len(expected)} weights for this config, got {len(weights)}")
@@ -531,12 +541,12 @@ def transformer_decoder(
 
 
 def _check(
+    config: TransformerDecoderConfig,
     query: Tensor,
     query_pos: Tensor,
     reference_points: Tensor,
     features: Sequence[Tensor],
     lidar2img: Tensor,
-    config: TransformerDecoderConfig,
 ) -> None:
     def wrong(expected: str, *tensors: Tensor) -> ValueError:
         return ValueError(
@@ -566,6 +576,13 @@ def _check(
             )
 
 
+def _initialize(module: nn.Module) -> None:
+    """As DETR3D does."""
+    for p in module.parameters():
+        if p.dim() > 1:
+            nn.init.xavier_uniform_(p)
+
+
 class _CameraAttention(nn.Module):
     """The parameters of an attention to the cameras."""
 
@@ -581,6 +598,13 @@ class _CameraAttention(nn.Module):
         for inputs in (3, channels):
             encoder += [nn.Linear(inputs, channels), nn.LayerNorm(channels, EPS), nn.ReLU()]
         self.position_encoder = nn.Sequential(*encoder)
+        _initialize(self)
+        nn.init.zeros_(self.attention_weights.weight)  # equal attention to all cameras
+        nn.init.zeros_(self.attention_weights.bias)
+        nn.init.zeros_(self.output_proj.bias)
+        if config.learned_offsets:
+            nn.init.zeros_(self.sampling_offsets.weight)
+            nn.init.uniform_(self.sampling_offsets.bias, -1, 1)  # metres: points apart from the beginning
 
 
 class _Layer(nn.Module):
@@ -594,6 +618,8 @@ class _Layer(nn.Module):
         self.svca = _CameraAttention(config)
         self.svca_norm = nn.LayerNorm(channels, EPS)
         self.ffn = nn.Sequential(nn.Linear(channels, config.ffn_dims), nn.ReLU(), nn.Linear(config.ffn_dims, channels))
+        _initialize(self.mha)
+        _initialize(self.ffn)
         self.ffn_norm = nn.LayerNorm(channels, EPS)
         reg: list[nn.Module] = []
         for _ in range(2):
@@ -646,23 +672,9 @@ class TransformerDecoder(nn.Module):
         cls: list[nn.Module] = []
         for _ in range(2):
             cls += [nn.Linear(channels, channels), nn.LayerNorm(channels, EPS), nn.ReLU()]
-        self.cls = nn.Sequential(*cls, nn.Linear(channels, config.num_classes))
-        self._initialize()
-
-    @torch.no_grad()
-    def _initialize(self) -> None:
-        """As DETR3D does: equal attention to all cameras, all classes improbable."""
-        for layer in self.layers:
-            for name, p in layer.named_parameters():
-                if p.dim() > 1 and not name.startswith("reg."):
-                    nn.init.xavier_uniform_(p)
-            nn.init.zeros_(layer.svca.attention_weights.weight)
-            nn.init.zeros_(layer.svca.attention_weights.bias)
-            nn.init.zeros_(layer.svca.output_proj.bias)
-            if self.config.learned_offsets:
-                nn.init.zeros_(layer.svca.sampling_offsets.weight)
-                nn.init.uniform_(layer.svca.sampling_offsets.bias, -1, 1)  # metres: points apart from the beginning
-        nn.init.constant_(self.cls[-1].bias, -math.log((1 - 0.01) / 0.01))
+        last = nn.Linear(channels, config.num_classes)
+        self.cls = nn.Sequential(*cls, last)
+        nn.init.constant_(last.bias, -math.log((1 - 0.01) / 0.01))  # every class is improbable
 
     def weights(self) -> list[Tensor]:
         """The parameters in the order of the op, named as in the state_dict by :func:`weight_names`."""
@@ -696,12 +708,12 @@ class TransformerDecoder(nn.Module):
         return self._by_nodes(query, query_pos, reference_points, list(features), lidar2img, every_layer=True)
 
     def _by_nodes(self, *inputs: Any, every_layer: bool = False) -> list[DecoderOutput]:
-        _check(*inputs, self.config)
+        _check(self.config, *inputs)
         dropout = self.dropout if self.training else 0.0
         attend = functools.partial(F.scaled_dot_product_attention, dropout_p=dropout)
         steps = _Steps(attend, CAMERA_SAMPLE, ADD_NORM, dropout, every_layer)
-        outputs = _decode(steps, *inputs, self.weights(), *self.config.attributes())
-        return [DecoderOutput(*output) for output in outputs]
+        args = *inputs, self.weights(), *self.config.attributes()
+        return [DecoderOutput(*output) for output in _decode(steps, *args)]
 
     @property
     def example_inputs(self) -> tuple[Tensor, Tensor, Tensor, list[Tensor], Tensor]:
@@ -710,7 +722,7 @@ class TransformerDecoder(nn.Module):
         The features are smooth and no point is close to a camera, for what is seen of it there would change with the
         last digit of its place.
         """
-        config, like = self.config, self.cls[-1].bias
+        config, like = self.config, next(self.parameters())
         generator = torch.Generator().manual_seed(0)
         query, query_pos = torch.randn(2, 1, config.num_queries, config.embed_dims, generator=generator).to(like)
         angle, radius, height = torch.rand(3, 1, config.num_queries, generator=generator)

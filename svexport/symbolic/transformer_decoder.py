@@ -81,8 +81,9 @@ def body(
             y = b.reshape(y, batch, queries, end - start, num_heads, b.quotient(channels, num_heads))
             y = b.transpose(y, (2, 0, 3, 1, 4))
             projected += [b.squeeze(b.slice(y, 0, j, j + 1), 0) for j in range(end - start)]  # (B, H, Q, C/H)
-        mixed = scaled_dot_product_attention.body(b, *projected, None, False, (), False)
-        mixed = b.transpose(replace(mixed, shape=projected[0].shape), (0, 2, 1, 3))
+        q, k, v = projected
+        mixed = scaled_dot_product_attention.body(b, q, k, v, None, False, (), False)
+        mixed = b.transpose(replace(mixed, shape=q.shape), (0, 2, 1, 3))
         mixed = b.reshape(mixed, batch, queries, channels)
         extra = query_pos if residual_query_pos else None
         query = add_norm(f"{layer}.mha.out_proj", f"{layer}.mha_norm", mixed, query, extra)

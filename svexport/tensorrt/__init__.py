@@ -1,0 +1,6 @@
+"""TensorRT: plugins for the svexport nodes of a file, compiled from C++ or in Python."""
+
+from svexport.tensorrt.library import build, libraries
+from svexport.tensorrt.plugins import Registered, register_plugins
+
+__all__ = ["Registered", "build", "libraries", "register_plugins"]

@@ -251,8 +251,8 @@ def plugin_classes(op: Op) -> tuple[type, type]:
 
     class Plugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime):  # type: ignore[name-defined, misc]
         def __init__(self, attributes: Mapping[str, Any]) -> None:
-            for base in type(self).__bases__:
-                base.__init__(self)
+            for base in Plugin.__bases__:
+                base.__init__(self)  # type: ignore[misc]
             self.plugin_name, self.plugin_version, self.plugin_namespace = op.node_type, VERSION, DOMAIN
             self.num_outputs = op.num_outputs
             self.attributes = dict(attributes)
@@ -294,10 +294,9 @@ def plugin_classes(op: Op) -> tuple[type, type]:
                 return False
             dtype = dtypes[here[pos].type]
             if pos >= num_inputs:
-                given = [dtypes.get(d.type) for d in here[:num_inputs]]
-                if None in given:
+                if any(d.type not in dtypes for d in here[:num_inputs]):
                     return False
-                return dtype == self._outputs(given)[pos - num_inputs].dtype
+                return dtype == self._outputs([dtypes[d.type] for d in here[:num_inputs]])[pos - num_inputs].dtype
             declared = self.declared[pos] if pos < len(self.declared) else dtype
             if not declared.is_floating_point:
                 return dtype == declared

@@ -251,6 +251,13 @@ def test_levels(sizes: dict, channels: int, dtype: torch.dtype) -> None:
 # ------------------------------------------------------------------ gradients
 
 
+@every_dtype
+def test_gradients_of_large_maps(dtype: torch.dtype) -> None:
+    """An even and an odd number of pixels."""
+    sizes = {**DETR3D, "levels": [(50, 90), (45, 53)], "queries": 200, "channels": 70}
+    check_gradients(cast(node_args(case(**sizes)), dtype), ["nchw", "channels-last"])
+
+
 @pytest.mark.parametrize("sizes", [DETR3D, {**STREAM, "channels": 64}], ids=["detr3d", "stream"])
 def test_deterministic_gradients(sizes: dict) -> None:
     """Many queries at few pixels, so that sums have many orders."""

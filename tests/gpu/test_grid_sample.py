@@ -68,7 +68,9 @@ def check(image: Tensor, grid: Tensor, *arguments: object, backward: bool = True
         wanted = torch.autograd.grad(expected, precise, weight.double().cpu())
         for gradient, leaf, e in zip(found, leaves, wanted, strict=True):
             assert gradient.dtype == leaf.dtype
-            assert relative_error(gradient, e) < 2 * max(TOLERANCES[image.dtype], TOLERANCES[leaf.dtype])
+            limit = 2 * max(TOLERANCES[image.dtype], TOLERANCES[leaf.dtype])
+            largest = (gradient.double().cpu() - e).abs().max()  # where gradients cancel to nothing
+            assert relative_error(gradient, e) < limit or largest < limit
 
 
 def test_has_kernels() -> None:
@@ -96,6 +98,21 @@ def test_layouts(rank: int, dtype: torch.dtype) -> None:
             check(view, grid, 0, padding, False)
         strided = torch.stack([grid, grid + 1], -1).transpose(1, 2).contiguous().transpose(1, 2)[..., 0]
         check(image.to(dtype), strided, 0, padding, False)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("scattered", [False, True])
+def test_many_points(scattered: bool, dtype: torch.dtype) -> None:
+    """An NCHW image is copied to channels-last on the way, or not: by where the points are."""
+    for shape, out in [((1, 72, 53, 61), (251, 240)), ((2, 64, 96, 128), (160, 220))]:
+        image = torch.randn(shape, device="cuda", dtype=dtype)
+        if scattered:
+            grid = torch.rand(shape[0], *out, 2, device="cuda") * 2.2 - 1.1
+        else:
+            theta = torch.tensor([[1.0, 0.1, 0.03], [-0.05, 0.9, 0.01]], device="cuda")
+            grid = F.affine_grid(theta.expand(shape[0], 2, 3), [shape[0], 1, *out], align_corners=False)
+        for padding in (0, 1):
+            check(image, grid, 0, padding, False, backward=False)
 
 
 @pytest.mark.parametrize("dtype", [HALF, BFLOAT])

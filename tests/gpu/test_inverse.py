@@ -16,7 +16,7 @@ pytestmark = gpu
 @pytest.mark.parametrize("n", range(1, 9))
 @pytest.mark.parametrize("batch", [(), (1,), (6,), (3, 701)])
 def test_sizes(batch: tuple[int, ...], n: int, dtype: torch.dtype) -> None:
-    A = (torch.randn(*batch, n, n) + 2 * n * torch.eye(n)).flip(-1).to(dtype)
+    A = (torch.randn(*batch, n, n) + (2 * n + 3) * torch.eye(n)).flip(-1).to(dtype)
     check_kernel(OP, (A, n))
     check_kernel(EX, (A, n))
 

@@ -75,7 +75,7 @@ def scene(
     """query, query_pos, reference_points, features, lidar2img"""
     shape = batch, config.num_queries if queries is None else queries
     query, query_pos = (torch.randn(*shape, config.embed_dims, device="cuda").to(dtype) for _ in range(2))
-    points = torch.rand(*shape, 3, device="cuda")
+    points = torch.rand(*shape, 3, device="cuda") * 0.9 + 0.05  # at 0 and 1 their logit has no bounded derivative
     coarse = torch.randn(batch * config.num_cams, config.embed_dims, 4, 6, device="cuda")
     maps = [  # smooth: what is sampled must not depend on the last bits of a point
         F.interpolate(coarse.roll(i, 0), size=size, mode="bilinear").unflatten(0, (batch, config.num_cams))
@@ -102,13 +102,20 @@ def check_float(config: TransformerDecoderConfig, *args: Any) -> None:
     assert largest(OP(*call), OP.reference(*moved(call, torch.float64))) < 1e-4
 
 
+def typical_error(actual: Tensor, expected: Tensor) -> float:
+    """The relative error without the few queries that rounding moves across the border of an image."""
+    error = (actual.double() - expected).norm(dim=-1).flatten()
+    return float(error.sort().values[: -(error.numel() // 50)].norm() / expected.norm())
+
+
 def check_half(config: TransformerDecoderConfig, dtype: torch.dtype, limit: float, *args: Any) -> None:
     call = arguments(decoder(config, dtype), scene(config, dtype, *args))
     expected = OP.reference(*moved(call, torch.float64))
-    ours, eager = errors(OP(*call), expected), errors(OP.implementation(*call), expected)
-    assert max(ours) < limit, f"relative errors {ours}"
+    outputs, eager = OP(*call), OP.implementation(*call)
+    assert max(errors(outputs, expected)) < limit
     if call[0].numel() > 50_000:  # enough for errors to be of a size that can be compared
-        assert all(o < 1.5 * e for o, e in zip(ours, eager, strict=True)), f"{ours}, eager {eager}"
+        for o, p, e in zip(outputs, eager, expected, strict=True):
+            assert typical_error(o, e) < 1.5 * typical_error(p, e)
 
 
 @pytest.mark.parametrize("preset", ["seed", "detr3d", "stream"])

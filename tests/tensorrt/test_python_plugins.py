@@ -9,12 +9,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from svexport.errors import BackendNotAvailableError
 from svexport.ops._op import OPS, Op, as_tuple
+from svexport.tensorrt import register_plugins
 from svexport.tensorrt.nodes import plugin_ops
 from svexport.tensorrt.plugins import Description, Size, output_descriptions
 
@@ -130,3 +133,17 @@ def test_shape_expressions(op: Op) -> None:
 def test_ops_without_a_fake_have_no_plugin() -> None:
     assert all(op.fake is not None for op in plugin_ops())
     assert {op.name for op in plugin_ops()} <= set(OPS)
+
+
+def test_without_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    with pytest.raises(BackendNotAvailableError, match="pip install tensorrt"):
+        register_plugins()
+
+
+def test_old_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(__version__="8.6.1"))
+    with pytest.raises(
+        BackendNotAvailableError, match=r"TensorRT 10 or later, this is 8\.6\.1.*svexport plugins build"
+    ):
+        register_plugins()

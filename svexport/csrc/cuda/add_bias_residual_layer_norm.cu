@@ -1,8 +1,5 @@
 #include "add_bias_residual_layer_norm.h"
 
-#include <cstdio>
-#include <cstdlib>
-
 #include "strided.cuh"
 
 namespace svexport {
@@ -148,13 +145,13 @@ struct Moments {
   __device__ __forceinline__ float normal(float v) const { return (v - shift) * scale; }
 };
 
-// A warp does R rows at a time, of at most 32 * N * K columns, which stay in registers. N columns are loaded at once.
-template <class T, int N, int K, int R>
+// A warp does one row after another, of at most 32 * N * K columns, which stay in registers. N columns are loaded at once.
+template <class T, int N, int K>
 __global__ void __launch_bounds__(128) forward_warp(const __grid_constant__ Forward a) {
   constexpr bool kKeep = N * K <= 8;  // bias, weight and norm_bias in registers, for all rows of this warp
   const int lane = threadIdx.x % kWarp;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * (blockDim.x / kWarp) * R;
-  int64_t row = (blockIdx.x * static_cast<int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp) * R;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * (blockDim.x / kWarp);
+  int64_t row = blockIdx.x * static_cast<int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp;
 
   auto column = [&](int k) { return (k * kWarp + lane) * N; };
   float bias[K][N], weight[K][N], norm_bias[K][N];
@@ -166,70 +163,48 @@ __global__ void __launch_bounds__(128) forward_warp(const __grid_constant__ Forw
     load_floats(a.norm_bias, column(k), column(k) < a.d, norm_bias[k]);
   }
   for (; row < a.rows.walk.count; row += step) {
-    Loaded<T, N> loaded[R][K];
+    const Row<T> from(a.rows, row);
+    Loaded<T, N> loaded[K];
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
-      const bool there = row + r < a.rows.walk.count;
-      const Row<T> from(a.rows, there ? row + r : row);
-#pragma unroll
-      for (int k = 0; k < K; ++k) loaded[r][k] = {from, column(k), there && column(k) < a.d};
-    }
+    for (int k = 0; k < K; ++k) loaded[k] = {from, column(k), column(k) < a.d};
     if constexpr (!kKeep) {
 #pragma unroll
       for (int k = 0; k < K; ++k) load_floats(a.bias, column(k), column(k) < a.d, bias[k]);
     }
-    float v[R][K][N];
+    float v[K][N], sum = 0;
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
+    for (int k = 0; k < K; ++k) {
+      loaded[k].sum(bias[k], a.rows.data[2], v[k]);
+      if (column(k) >= a.d) continue;
+      store_floats<T, N>(static_cast<T*>(a.s) + row * a.d + column(k), v[k]);
 #pragma unroll
-      for (int k = 0; k < K; ++k) loaded[r][k].sum(bias[k], a.rows.data[2], v[r][k]);
+      for (int j = 0; j < N; ++j) sum += v[k][j];
     }
-    float mean[R];
+    const float mean = warp_sum(sum) / a.d;
+    Sums<2> rest{};
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
-      float sum = 0;
+    for (int k = 0; k < K; ++k) {
+      if (column(k) >= a.d) continue;
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        v[k][j] -= mean;
+        rest += {v[k][j], v[k][j] * v[k][j]};
+      }
+    }
+    const Moments moments(warp_sum(rest), a.d, a.eps);
+    if constexpr (!kKeep) {
 #pragma unroll
       for (int k = 0; k < K; ++k) {
-        if (column(k) >= a.d || row + r >= a.rows.walk.count) continue;
-        store_floats<T, N>(static_cast<T*>(a.s) + (row + r) * a.d + column(k), v[r][k]);
-#pragma unroll
-        for (int j = 0; j < N; ++j) sum += v[r][k][j];
+        load_floats(a.weight, column(k), column(k) < a.d, weight[k]);
+        load_floats(a.norm_bias, column(k), column(k) < a.d, norm_bias[k]);
       }
-      mean[r] = warp_sum(sum) / a.d;
-    }
-    Sums<2> rest[R];
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-      rest[r] = {};
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        if (column(k) >= a.d) continue;
-#pragma unroll
-        for (int j = 0; j < N; ++j) {
-          v[r][k][j] -= mean[r];
-          rest[r] += {v[r][k][j], v[r][k][j] * v[r][k][j]};
-        }
-      }
-      rest[r] = warp_sum(rest[r]);
     }
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
-      if (row + r >= a.rows.walk.count) break;
-      const Moments moments(rest[r], a.d, a.eps);
-      if constexpr (!kKeep) {
+    for (int k = 0; k < K; ++k) {
+      if (column(k) >= a.d) continue;
 #pragma unroll
-        for (int k = 0; k < K; ++k) {
-          load_floats(a.weight, column(k), column(k) < a.d, weight[k]);
-          load_floats(a.norm_bias, column(k), column(k) < a.d, norm_bias[k]);
-        }
-      }
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        if (column(k) >= a.d) continue;
-#pragma unroll
-        for (int j = 0; j < N; ++j) v[r][k][j] = moments.normal(v[r][k][j]) * weight[k][j] + norm_bias[k][j];
-        store_floats<T, N>(static_cast<T*>(a.y) + (row + r) * a.d + column(k), v[r][k]);
-      }
+      for (int j = 0; j < N; ++j) v[k][j] = moments.normal(v[k][j]) * weight[k][j] + norm_bias[k][j];
+      store_floats<T, N>(static_cast<T*>(a.y) + row * a.d + column(k), v[k]);
     }
   }
 }
@@ -296,7 +271,7 @@ constexpr int kMaxThreads = 512;
 // A warp (blockDim.y of them) or the whole block does one row after another. A thread keeps the same columns all the
 // time, so that it can sum up the gradients of the vectors in registers.
 template <class T, int N, bool kBlock>
-__global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp* kWarps) backward_rows(const __grid_constant__ Backward a) {
+__global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp * kWarps) backward_rows(const __grid_constant__ Backward a) {
   constexpr int K = kColumns / N;
   __shared__ Sums<2> scratch[kBlock ? kWarp : 1];
   __shared__ Sums<3> scratch_rest[kBlock ? kWarp : 1];
@@ -458,21 +433,14 @@ cudaError_t launch_forward(const Forward& a, cudaStream_t stream) {
   constexpr int N = 16 / sizeof(T);
   const bool vector = vectorises<T>(a.rows, a.d, {a.y, a.s}, {a.bias, a.weight, a.norm_bias});
   if (a.d <= 1024) {
-    const char* env = getenv("SVX_LN");
-    int R = 1, cap = 7;
-    if (env) sscanf(env, "%d,%d", &R, &cap);
-    if (a.d > 256) R = 1;
-    const int rows = 128 / kWarp * R;  // per block
-    const int blocks = static_cast<int>(
-        std::min<int64_t>(ceil_div<int64_t>(a.rows.walk.count, rows), (cap ? cap : 100000) * multiprocessors()));
-    const auto kernel = !vector      ? a.d <= 256 ? R == 2 ? forward_warp<T, 1, 8, 2> : forward_warp<T, 1, 8, 1>
-                                                  : forward_warp<T, 1, 32, 1>
-                        : a.d <= 256 ? R == 4   ? forward_warp<T, N, 8 / N, 4>
-                                       : R == 2 ? forward_warp<T, N, 8 / N, 2>
-                                                : forward_warp<T, N, 8 / N, 1>
-                        : a.d <= 512 ? forward_warp<T, N, 16 / N, 1>
-                                     : forward_warp<T, N, 32 / N, 1>;
-    kernel<<<blocks, 128, 0, stream>>>(a);
+    const int64_t blocks = ceil_div<int64_t>(a.rows.walk.count, 128 / kWarp);
+    // As many as stay on the device, where that was measured to be faster; otherwise a row per warp.
+    const int64_t most = sizeof(T) == 2 ? 7 * multiprocessors() : INT32_MAX;
+    const auto kernel = !vector      ? a.d <= 256 ? forward_warp<T, 1, 8> : forward_warp<T, 1, 32>
+                        : a.d <= 256 ? forward_warp<T, N, 8 / N>
+                        : a.d <= 512 ? forward_warp<T, N, 16 / N>
+                                     : forward_warp<T, N, 32 / N>;
+    kernel<<<static_cast<int>(std::min(blocks, most)), 128, 0, stream>>>(a);
   } else {
     const int64_t bytes = a.d * static_cast<int64_t>(sizeof(float));
     const bool keep = bytes <= 40 << 10;

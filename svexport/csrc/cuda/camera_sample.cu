@@ -146,8 +146,8 @@ struct alignas(16) Sample {
   float factor;     // its activated weight, if it has one only and that needs no other
 };
 
-__device__ __forceinline__ Sample sample_at(const Level& map, const Place& place, int64_t b, const Name& name, int index,
-                                            float factor) {
+__device__ __forceinline__ Sample sample_at(const Level& map, const Place& place, int64_t b, const Name& name,
+                                            int index, float factor) {
   Sample s;
   const int64_t y = static_cast<int64_t>(place.top) << map.pool, x = static_cast<int64_t>(place.left) << map.pool;
   s.at = map.data + b * map.sb + name.camera * map.sk + y * map.sy + x * map.sx;
@@ -810,10 +810,11 @@ __device__ __forceinline__ int next_readers(const Reader* readers, int count, in
 
 // A block per tile of pixels of one image of one level, and kTileChannels channels.
 template <class T>
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(kTileThreads, 3)
     camera_sample_backward_maps_kernel(const __grid_constant__ Params p, const __grid_constant__ Backward r) {
   constexpr int kPixels = kTileBytes / sizeof(T);
   constexpr int kPitch = kPixels + 4 / sizeof(T);  // an odd number of banks
+  constexpr int kAtOnce = sizeof(T) == 2 ? 4 : 2;  // readers, as registers allow
   __shared__ alignas(16) T tile[kTileChannels * kPitch];
   __shared__ int firsts[kPixels], counts[kPixels];
 
@@ -858,7 +859,7 @@ __global__ void __launch_bounds__(kTileThreads)
           sum[j] = fmaf(weight * factor, g, sum[j]);
         }
       };
-#pragma unroll 4
+#pragma unroll kAtOnce
       for (int i = 0; i < some; ++i) {
         const float weight = __shfl_sync(~0u, mine.weight, i);
         add(i, weight, signbit(weight) ? 0 : there);

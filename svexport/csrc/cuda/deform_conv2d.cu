@@ -38,9 +38,10 @@ struct OutputPixel {
     mask = n * g.mask[0] + row * g.mask[2] + column * g.mask[3];
   }
 
-  __device__ __forceinline__ Tap tap(int offset_group, int tap, const Geometry& g, const AnyFloat& offsets,
+  // Tap i, j of the kernel.
+  __device__ __forceinline__ Tap tap(int offset_group, int i, int j, const Geometry& g, const AnyFloat& offsets,
                                      const AnyFloat& masks) const {
-    const int number = offset_group * g.taps + tap, i = tap / g.conv.kernel[1], j = tap - i * g.conv.kernel[1];
+    const int number = offset_group * g.taps + i * g.conv.kernel[1] + j;
     const float y = offsets.get(offset + 2 * number * g.offset[1]);
     const float x = offsets.get(offset + (2 * number + 1) * g.offset[1]);
     const float factor = masks.data ? masks.get(mask + number * g.mask[1]) : 1.0f;
@@ -52,27 +53,29 @@ struct OutputPixel {
 constexpr unsigned kOutside = ~0u;
 
 // The four pixels around a tap: top left, top right, bottom left, bottom right.
-struct Pixels {
+struct alignas(16) Pixels {
   unsigned at[4];  // in the image, row by row; kOutside of it
-  float x, y;      // where the tap lies between them; 0 if none of them is inside
-
-  Pixels() = default;
-  __device__ __forceinline__ Pixels(const Tap& tap, const Geometry& g) {
-    const float left = floorf(tap.x), top = floorf(tap.y);
-    const float wide = static_cast<float>(g.width), high = static_cast<float>(g.height);
-    const bool near = left >= -1 && left < wide && top >= -1 && top < high;
-    x = near ? tap.x - left : 0;
-    y = near ? tap.y - top : 0;
-    const int column = near ? static_cast<int>(left) : -2, row = static_cast<int>(top);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int c = column + i % 2, r = row + i / 2;
-      at[i] = c >= 0 && c < g.width && r >= 0 && r < g.height ? static_cast<unsigned>(r * g.width + c) : kOutside;
-    }
-  }
-
-  __device__ float factor(int i) const { return (i / 2 ? y : 1 - y) * (i % 2 ? x : 1 - x); }
 };
+
+// Where the tap lies between them; 0 if none of them is inside.
+struct Between {
+  float x, y;
+  __device__ __forceinline__ float factor(int i) const { return (i / 2 ? y : 1 - y) * (i % 2 ? x : 1 - x); }
+};
+
+__device__ __forceinline__ Between locate(const Tap& tap, const Geometry& g, Pixels& pixels) {
+  const float left = floorf(tap.x), top = floorf(tap.y);
+  const float wide = static_cast<float>(g.width), high = static_cast<float>(g.height);
+  const bool near = left >= -1 && left < wide && top >= -1 && top < high;
+  const int column = near ? static_cast<int>(left) : -2, row = static_cast<int>(top);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int c = column + i % 2, r = row + i / 2;
+    const bool inside = c >= 0 && c < g.width && r >= 0 && r < g.height;
+    pixels.at[i] = inside ? static_cast<unsigned>(r * g.width + c) : kOutside;
+  }
+  return near ? Between{tap.x - left, tap.y - top} : Between{0, 0};
+}
 
 // 16 bytes of elements.
 template <class T>
@@ -206,157 +209,173 @@ struct Convolution {
   T* output;
   Geometry geometry;
   int64_t bias_stride;
-  int outputs, spans;  // O/groups; runs of K that a step can touch
+  int outputs;  // O/groups
 };
 
-struct alignas(16) Place {
-  unsigned at[4];
+// A step of K: up to 128 bytes of channels, all of one tap and one run.
+struct Step {
+  int i = 0, j = 0;            // of the tap
+  int run = 0, channel = 0;    // first channel of the run in the group, first channel of the step in the run
+
+  __device__ __forceinline__ void advance(const Geometry& g, int elements) {
+    channel += elements;
+    if (channel < g.run) return;
+    channel = 0;
+    run += g.run;
+    if (run < g.per_group) return;
+    run = 0;
+    if (++j < g.conv.kernel[1]) return;
+    j = 0;
+    ++i;
+  }
 };
 
-// M x P warps of 32 outputs x 32 output pixels each.
-template <class T, int M, int P>
-__global__ void __launch_bounds__(M* P * 32, M == 4 ? 2 : 4) convolution_kernel(const Convolution<T> a) {
-  constexpr int kThreads = M * P * 32, kOutputs = M * 32, kPixels = P * 32;
-  constexpr int kVectors = kPixels * 8 / kThreads;  // a thread reads in a step
+constexpr int kPixels = 32;  // output pixels of a block
+
+// M warps, each of them for 16 * R outputs of the same output pixels.
+template <class T, int M, int R>
+__global__ void __launch_bounds__(M * 32, M == 2 ? 6 : R == 4 ? 3 : 4) convolution_kernel(const Convolution<T> a) {
+  constexpr int kThreads = M * 32, kOutputs = M * R * 16, kElements = kStep / sizeof(T);
+  constexpr int kVectors = kPixels * 8 / kThreads;  // that a thread makes in a step
+  constexpr int kRows = kThreads / 8;               // between them
   constexpr int kCopies = kOutputs * 8 / kThreads;
-  constexpr int kElements = kStep / sizeof(T);
   extern __shared__ __align__(128) char shared[];
-  char* const weights = shared;                             // [2][kOutputs * kStep]
-  char* const columns = shared + 2 * kOutputs * kStep;      // [2][kPixels * kStep]
-  Place* const places = reinterpret_cast<Place*>(columns + 2 * kPixels * kStep);  // [2][spans * kPixels]
-  float4* const factors = reinterpret_cast<float4*>(places + 2 * a.spans * kPixels);
+  char* const weights = shared;                         // [2][kOutputs * kStep]
+  char* const columns = shared + 2 * kOutputs * kStep;  // [2][kPixels * kStep]
+  __shared__ Pixels pixels[2][kPixels];
+  __shared__ float4 factors[2][kPixels];
 
   const Geometry& g = a.geometry;
-  const int group = blockIdx.z, k = g.taps * g.per_group, steps = (k + kElements - 1) / kElements;
-  const int first_pixel = blockIdx.x * kPixels;
-  const int first_output = blockIdx.y * kOutputs;
-  const int column = threadIdx.x % 8, row = threadIdx.x / 8;
+  const int group = blockIdx.z, first_pixel = blockIdx.x * kPixels, first_output = blockIdx.y * kOutputs;
+  const int column = threadIdx.x % 8, row = threadIdx.x / 8, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
   const T* images[kVectors];
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const int pixel = min(first_pixel + row + i * (kThreads / 8), g.rows - 1);
-    images[i] = a.image + pixel / (g.out_height * g.out_width) * g.image_size + group * g.per_group;
+    const int pixel = min(first_pixel + row + i * kRows, g.rows - 1);
+    images[i] = a.image + pixel / (g.out_height * g.out_width) * g.image_size + group * g.per_group +
+                column * kVector<T>;
   }
+  const int64_t k = static_cast<int64_t>(g.taps) * g.per_group;
+  const T* const weight = a.weight + group * a.outputs * k + column * kVector<T>;
+  const int last = a.outputs - 1 - first_output;
 
-  // Taps of the spans of a step, all of one pixel: read early, used late.
-  const OutputPixel mine(min(first_pixel + static_cast<int>(threadIdx.x) % kPixels, g.rows - 1), g);
-  Tap taps[kVectors];
-  const auto find = [&](int step) {
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int span = (threadIdx.x + i * kThreads) / kPixels;
-      if (span >= a.spans) continue;
-      const int start = min((step * kElements / g.run + span) * g.run, k - 1), tap = start / g.per_group;
-      taps[i] = mine.tap((group * g.per_group + start - tap * g.per_group) / g.per_offset_group, tap, g, a.offset, a.mask);
-    }
+  // Places are found by the first warp: a lane for every output pixel.
+  const OutputPixel mine(min(first_pixel + lane, g.rows - 1), g);
+  const auto find = [&](const Step& s) {
+    return mine.tap((group * g.per_group + s.run) / g.per_offset_group, s.i, s.j, g, a.offset, a.mask);
   };
-  const auto place = [&](int step) {
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int task = threadIdx.x + i * kThreads;
-      if (task >= a.spans * kPixels) continue;
-      const Pixels pixels(taps[i], g);
-      const int slot = step % 2 * a.spans * kPixels + task;
-      places[slot] = {{pixels.at[0], pixels.at[1], pixels.at[2], pixels.at[3]}};
-      factors[slot] = make_float4(pixels.factor(0) * taps[i].mask, pixels.factor(1) * taps[i].mask,
-                                  pixels.factor(2) * taps[i].mask, pixels.factor(3) * taps[i].mask);
-    }
-  };
-  const auto slot_of = [&](int step, int i) {
-    const int first = step * kElements;
-    const int span = a.spans == 1 ? 0 : min((first + column * kVector<T>) / g.run - first / g.run, a.spans - 1);
-    return (step % 2 * a.spans + span) * kPixels + row + i * (kThreads / 8);
+  const auto place = [&](const Tap& tap, int to) {
+    const Between b = locate(tap, g, pixels[to][lane]);
+    factors[to][lane] =
+        make_float4(b.factor(0) * tap.mask, b.factor(1) * tap.mask, b.factor(2) * tap.mask, b.factor(3) * tap.mask);
   };
   Vector<T> corners[kVectors][4];
-  const auto read = [&](int step) {
-    const int start = step * kElements + column * kVector<T>, channel = start % g.per_group;
+  const auto read = [&](const Step& s, int from) {
+    const bool real = s.channel + column * kVector<T> < g.run;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      const Place p = places[slot_of(step, i)];
-      const T* image = images[i] + channel;
+      const Pixels p = pixels[from][row + i * kRows];
+      const T* image = images[i] + s.run + s.channel;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        corners[i][j] = read_pixel(image, p.at[j], g.vectors, start < k);
-      }
+      for (int j = 0; j < 4; ++j) corners[i][j] = read_pixel(image, p.at[j], g.vectors, real);
     }
   };
-  const auto mix = [&](int step) {
+  const auto mix = [&](int from, char* to) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      const float4 f = factors[slot_of(step, i)];
+      const float4 f = factors[from][row + i * kRows];
       float sum[kVector<T>] = {};
       add_scaled(sum, f.x, corners[i][0]);
       add_scaled(sum, f.y, corners[i][1]);
       add_scaled(sum, f.z, corners[i][2]);
       add_scaled(sum, f.w, corners[i][3]);
-      *reinterpret_cast<Vector<T>*>(
-          at(columns + step % 2 * kPixels * kStep, row + i * (kThreads / 8), column)) = rounded<T, kVector<T>>(sum);
+      *reinterpret_cast<Vector<T>*>(at(to, row + i * kRows, column)) = rounded<T, kVector<T>>(sum);
     }
   };
-  const auto copy = [&](int step) {
-    const int start = step * kElements + column * kVector<T>;
+  const auto copy = [&](const Step& s, char* to) {
+    const bool real = s.channel + column * kVector<T> < g.run;
+    const T* from = weight + (s.i * g.conv.kernel[1] + s.j) * g.per_group + s.run + s.channel;
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      const int local = row + i * (kThreads / 8), output = first_output + local;
-      const bool inside = output < a.outputs && start < k;
-      copy_or_zero(at(weights + step % 2 * kOutputs * kStep, local, column),
-                   a.weight + (inside ? (static_cast<int64_t>(group) * a.outputs + output) * k + start : 0), inside);
+      const int output = first_output + min(row + i * kRows, last);  // what is past the last is not stored
+      copy_or_zero(at(to, row + i * kRows, column), real ? from + output * k : a.weight, real);
     }
   };
 
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_m = warp % M, warp_p = warp / M;
-  float sums[2][4][4] = {};
-  find(0);
-  place(0);
-  find(1);
-  place(1);
-  copy(0);
+  float sums[R][4][4] = {};
+  const int steps = g.taps * (g.per_group / g.run) * ((g.run + kElements - 1) / kElements);
+  Step next, found;  // what is read next, whose places are found next
+  int from = 0, to = 0;
+  if (warp == 0) place(find(found), 0);
+  copy(next, weights);
   __syncthreads();
-  read(0);
-  mix(0);
+  read(next, 0);
+  mix(0, columns);
+  next.advance(g, kElements);
+  found.advance(g, kElements);
+  if (steps > 1 && found.channel == 0) {
+    to = 1;
+    if (warp == 0) place(find(found), 1);
+  }
+  found.advance(g, kElements);
   copies_done();
   __syncthreads();
   for (int step = 0; step < steps; ++step) {
-    if (step + 1 < steps) {
-      read(step + 1);
-      copy(step + 1);
-    }
-    if (step + 2 < steps) find(step + 2);
+    const bool reads = step + 1 < steps, finds = step + 2 < steps && found.channel == 0;
     char* const w = weights + step % 2 * kOutputs * kStep;
     char* const c = columns + step % 2 * kPixels * kStep;
+    char* const next_w = weights + (step + 1) % 2 * kOutputs * kStep;
+    char* const next_c = columns + (step + 1) % 2 * kPixels * kStep;
+    if (next.channel == 0) from = 1 - from;
+    Tap tap;
+    if (reads) {
+      read(next, from);
+      copy(next, next_w);
+      if (finds && warp == 0) tap = find(found);
+    }
+    const char* const left_row = at(w, warp * R * 16 + lane % 16, lane / 16);
+    const char* const right_row = at(c, lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
     for (int part = 0; part < kStep / 32; ++part) {
-      uint32_t left[2][4], right[2][4];
+      // 32 bytes further along K is another column of 16 bytes, which `at` permutes by exclusive or
+      const auto shifted = [part](const char* p, int rows) {
+        return reinterpret_cast<const char*>((reinterpret_cast<uintptr_t>(p) ^ part * 32) + rows * kStep);
+      };
+      uint32_t right[2][4];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        load_matrices(left[i], at(w, warp_m * 32 + i * 16 + lane % 16, part * 2 + lane / 16));
-        load_matrices(right[i], at(c, warp_p * 32 + i * 16 + lane / 16 * 8 + lane % 8, part * 2 + lane / 8 % 2));
-      }
+      for (int i = 0; i < 2; ++i) load_matrices(right[i], shifted(right_row, i * 16));
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < R; ++i) {
+        uint32_t left[4];
+        load_matrices(left, shifted(left_row, i * 16));
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          multiply(sums[i][j], left[i], {right[j / 2][j % 2 * 2], right[j / 2][j % 2 * 2 + 1]}, T());
+          multiply(sums[i][j], left, {right[j / 2][j % 2 * 2], right[j / 2][j % 2 * 2 + 1]}, T());
         }
       }
     }
-    if (step + 1 < steps) mix(step + 1);
-    if (step + 2 < steps) place(step + 2);
+    if (reads) mix(from, next_c);
+    if (finds) {
+      to = 1 - to;
+      if (warp == 0) place(tap, to);
+    }
+    next.advance(g, kElements);
+    found.advance(g, kElements);
     copies_done();
     __syncthreads();
   }
 
   const int plane = g.out_height * g.out_width;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int output = first_output + warp_m * 32 + i * 8 + lane / 4;
+  for (int i = 0; i < R * 2; ++i) {
+    const int output = first_output + warp * R * 16 + i * 8 + lane / 4;
     if (output >= a.outputs) continue;
     const int64_t channel = static_cast<int64_t>(group) * a.outputs + output;
     const float bias = a.bias.data ? a.bias.get(channel * a.bias_stride) : 0.0f;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int pixel = first_pixel + warp_p * 32 + j * 8 + lane % 4 * 2;
+      const int pixel = first_pixel + j * 8 + lane % 4 * 2;
       const float x = sums[i / 2][j][i % 2 * 2] + bias, y = sums[i / 2][j][i % 2 * 2 + 1] + bias;
       if (pixel >= g.rows) continue;
       const int64_t total = static_cast<int64_t>(gridDim.z) * a.outputs;
@@ -373,116 +392,128 @@ __global__ void __launch_bounds__(M* P * 32, M == 4 ? 2 : 4) convolution_kernel(
   }
 }
 
-// 16 bytes of channels of an output pixel, all taps, to a thread.
+constexpr int kThreads = 256;     // of a block
+constexpr int kOffsetGroups = 8;  // at most, of a block
+
+// What a block of the kernels below works on: one tap of 32 output pixels in some offset groups. First its threads find
+// what every (output pixel, offset group) reads, then `lanes` threads (a power of two) take one of them each.
 template <class T>
-__global__ void __launch_bounds__(256)
-    columns_kernel(const T* input, AnyFloat offset, AnyFloat mask, Geometry g, int first, int rows, T* columns) {
-  constexpr int V = kVector<T>, N = 3;  // taps at a time
-  const int i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= rows * g.vectors) return;
-  const int row = i / g.vectors, channel = (i - row * g.vectors) * V, group = channel / g.per_group;
-  const OutputPixel p(first + row, g);
-  const T* image = input + p.n * g.image_size + channel;
-  T* to = columns + (static_cast<int64_t>(group) * rows + row) * g.taps * g.per_group + channel - group * g.per_group;
-  for (int tap = 0; tap < g.taps; tap += N) {
-    Tap t[N];
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-      t[j] = p.tap(channel / g.per_offset_group, min(tap + j, g.taps - 1), g, offset, mask);
+struct Part {
+  Geometry g;
+  int first, rows, lanes;
+
+  __device__ __forceinline__ int tap() const { return blockIdx.y % g.taps; }
+  __device__ __forceinline__ int offset_group() const { return blockIdx.y / g.taps * kOffsetGroups; }
+  __device__ __forceinline__ int offset_groups() const {
+    return min(kOffsetGroups, g.conv.offset_groups - offset_group());
+  }
+
+  __device__ __forceinline__ void find(Pixels* pixels, float4* taps, const AnyFloat& offset, const AnyFloat& mask) const {
+    for (int i = threadIdx.x; i < kPixels * offset_groups(); i += kThreads) {
+      const int row = min(static_cast<int>(blockIdx.x * kPixels) + i % kPixels, rows - 1);
+      const OutputPixel p(first + row, g);
+      const Tap t = p.tap(offset_group() + i / kPixels, tap() / g.conv.kernel[1], tap() % g.conv.kernel[1], g, offset, mask);
+      const Between b = locate(t, g, pixels[i]);
+      taps[i] = make_float4(b.x, b.y, t.mask, __int_as_float(p.n));
     }
-    Pixels pixels[N];
-    Vector<T> v[N][4];
+    __syncthreads();
+  }
+
+  // Of 16 bytes of channels in the columns of row, tap().
+  __device__ __forceinline__ int64_t column(int row, int channel) const {
+    const int group = g.conv.groups == 1 ? 0 : channel / g.per_group;
+    return ((static_cast<int64_t>(group) * rows + row) * g.taps + tap()) * g.per_group + channel - group * g.per_group;
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    columns_kernel(const T* input, AnyFloat offset, AnyFloat mask, Part<T> part, T* columns) {
+  constexpr int V = kVector<T>;
+  __shared__ Pixels pixels[kPixels * kOffsetGroups];
+  __shared__ float4 taps[kPixels * kOffsetGroups];
+  part.find(pixels, taps, offset, mask);
+  const Geometry& g = part.g;
+#pragma unroll 2
+  for (int i = threadIdx.x / part.lanes; i < kPixels * part.offset_groups(); i += kThreads / part.lanes) {
+    const int row = blockIdx.x * kPixels + i % kPixels;
+    const Pixels at = pixels[i];
+    const float4 tap = taps[i];
+    const Between b{tap.x, tap.y};
+    const T* image = input + __float_as_int(tap.w) * g.image_size;
+    for (int c = threadIdx.x % part.lanes * V; c < g.per_offset_group; c += part.lanes * V) {
+      const int channel = (part.offset_group() + i / kPixels) * g.per_offset_group + c;
+      Vector<T> v[4];
 #pragma unroll
-    for (int j = 0; j < N; ++j) {
-      pixels[j] = Pixels(t[j], g);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) v[j][k] = read_pixel(image, pixels[j].at[k], g.vectors, true);
-    }
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
+      for (int k = 0; k < 4; ++k) v[k] = read_pixel(image + channel, at.at[k], g.vectors, true);
       float sum[V] = {};
 #pragma unroll
-      for (int k = 0; k < 4; ++k) add_scaled(sum, pixels[j].factor(k) * t[j].mask, v[j][k]);
-      if (tap + j < g.taps) store(to + (tap + j) * g.per_group, rounded<T, V>(sum));
+      for (int k = 0; k < 4; ++k) add_scaled(sum, b.factor(k) * tap.z, v[k]);
+      if (row < part.rows) store(columns + part.column(row, channel), rounded<T, V>(sum));
     }
   }
 }
 
-// `lanes` (a power of two) for all taps of an output pixel in an offset group, 16 bytes of channels each at a time.
 template <class T>
-__global__ void __launch_bounds__(256)
-    columns_backward_kernel(const T* grad_columns, const T* input, AnyFloat offset, AnyFloat mask, Geometry g, int first,
-                            int rows, Sums grad_input, AnyFloat grad_offset, AnyFloat grad_mask, int lanes) {
-  constexpr int V = kVector<T>, N = 2;  // taps at a time
-  const int i = (blockIdx.x * blockDim.x + threadIdx.x) / lanes, lane = threadIdx.x % lanes;
-  const bool real = i < rows * g.conv.offset_groups;
-  const int row = real ? i / g.conv.offset_groups : 0, group = real ? i - row * g.conv.offset_groups : 0;
-  const OutputPixel p(first + row, g);
-  const int plane = g.out_height * g.out_width, at = p.row * g.out_width + p.column;
-  const int64_t first_number = (static_cast<int64_t>(p.n) * g.conv.offset_groups + group) * g.taps;
-  const int64_t image_sums = static_cast<int64_t>(p.n) * g.image_size;
-  for (int tap = 0; tap < g.taps; tap += N) {
-    Tap t[N];
+__global__ void __launch_bounds__(kThreads)
+    columns_backward_kernel(const T* grad_columns, const T* input, AnyFloat offset, AnyFloat mask, Part<T> part,
+                            Sums grad_input, AnyFloat grad_offset, AnyFloat grad_mask) {
+  constexpr int V = kVector<T>;
+  __shared__ Pixels pixels[kPixels * kOffsetGroups];
+  __shared__ float4 taps[kPixels * kOffsetGroups];
+  part.find(pixels, taps, offset, mask);
+  const Geometry& g = part.g;
+  const int plane = g.out_height * g.out_width;
+  for (int i0 = 0; i0 < kPixels * part.offset_groups(); i0 += kThreads / part.lanes) {  // the same for a whole warp
+    const int i = min(i0 + static_cast<int>(threadIdx.x) / part.lanes, kPixels * part.offset_groups() - 1);
+    const int row = blockIdx.x * kPixels + i % kPixels, group = part.offset_group() + i / kPixels;
+    const bool real = i == i0 + threadIdx.x / part.lanes && row < part.rows;
+    const Pixels at = pixels[i];
+    const float4 tap = taps[i];
+    const Between b{tap.x, tap.y};
+    const int n = __float_as_int(tap.w);
+    float x = 0, y = 0, m = 0;
+    for (int c = threadIdx.x % part.lanes * V; c < g.per_offset_group && real; c += part.lanes * V) {
+      const int channel = group * g.per_offset_group + c;
+      const Vector<T> grads = load<T, V>(grad_columns + part.column(row, channel));
+      Vector<T> v[4];
 #pragma unroll
-    for (int j = 0; j < N; ++j) t[j] = p.tap(group, min(tap + j, g.taps - 1), g, offset, mask);
-    Pixels pixels[N];
-    float x[N] = {}, y[N] = {}, m[N] = {};
+      for (int k = 0; k < 4; ++k) v[k] = read_pixel(input + n * g.image_size + channel, at.at[k], g.vectors, true);
+      float grad[V], dot[4] = {};
 #pragma unroll
-    for (int j = 0; j < N; ++j) pixels[j] = Pixels(t[j], g);
-    for (int c = lane * V; c < g.per_offset_group; c += lanes * V) {
-      const int channel = group * g.per_offset_group + c, in = channel / g.per_group;
-      const T* image = input + p.n * g.image_size + channel;
-      const T* from = grad_columns + (static_cast<int64_t>(in) * rows + row) * g.taps * g.per_group + channel -
-                      in * g.per_group;
-      Vector<T> grads[N], v[N][4];
+      for (int e = 0; e < V; ++e) grad[e] = to_float(grads.at[e]);
 #pragma unroll
-      for (int j = 0; j < N; ++j) {
-        const bool there = real && tap + j < g.taps;
-        grads[j] = load_if<T, V>(from + (tap + j) * g.per_group, there);
+      for (int k = 0; k < 4; ++k) {
 #pragma unroll
-        for (int k = 0; k < 4; ++k) v[j][k] = read_pixel(image, pixels[j].at[k], g.vectors, there);
+        for (int e = 0; e < V; ++e) dot[k] = fmaf(grad[e], to_float(v[k].at[e]), dot[k]);
       }
+      x += (1 - b.y) * (dot[1] - dot[0]) + b.y * (dot[3] - dot[2]);
+      y += (1 - b.x) * (dot[2] - dot[0]) + b.x * (dot[3] - dot[1]);
 #pragma unroll
-      for (int j = 0; j < N; ++j) {
-        float grad[V], dot[4] = {};
+      for (int k = 0; k < 4; ++k) m += b.factor(k) * dot[k];
+      if (!grad_input.data) continue;
 #pragma unroll
-        for (int k = 0; k < V; ++k) grad[k] = to_float(grads[j].at[k]);
+      for (int k = 0; k < 4; ++k) {
+        if (at.at[k] == kOutside) continue;
+        float share[V];
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-#pragma unroll
-          for (int e = 0; e < V; ++e) dot[k] = fmaf(grad[e], to_float(v[j][k].at[e]), dot[k]);
-        }
-        x[j] += (1 - pixels[j].y) * (dot[1] - dot[0]) + pixels[j].y * (dot[3] - dot[2]);
-        y[j] += (1 - pixels[j].x) * (dot[2] - dot[0]) + pixels[j].x * (dot[3] - dot[1]);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) m[j] += pixels[j].factor(k) * dot[k];
-        if (!grad_input.data || !real || tap + j >= g.taps) continue;
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          if (pixels[j].at[k] == kOutside) continue;
-          const float factor = pixels[j].factor(k) * t[j].mask;
-          float share[V];
-#pragma unroll
-          for (int e = 0; e < V; ++e) share[e] = factor * grad[e];
-          grad_input.add(image_sums + static_cast<int64_t>(pixels[j].at[k]) * g.channels + channel, share);
-        }
+        for (int e = 0; e < V; ++e) share[e] = b.factor(k) * tap.z * grad[e];
+        grad_input.add(n * g.image_size + static_cast<int64_t>(at.at[k]) * g.channels + channel, share);
       }
     }
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-      for (int step = lanes / 2; step; step /= 2) {
-        x[j] += __shfl_xor_sync(0xffffffff, x[j], step);
-        y[j] += __shfl_xor_sync(0xffffffff, y[j], step);
-        m[j] += __shfl_xor_sync(0xffffffff, m[j], step);
-      }
-      if (!real || lane != 0 || tap + j >= g.taps) continue;
-      const int64_t number = first_number + tap + j;
-      if (grad_offset.data) {
-        grad_offset.set(2 * number * plane + at, y[j] * t[j].mask);
-        grad_offset.set((2 * number + 1) * plane + at, x[j] * t[j].mask);
-      }
-      if (grad_mask.data) grad_mask.set(number * plane + at, m[j]);
+    for (int step = part.lanes / 2; step; step /= 2) {
+      x += __shfl_xor_sync(0xffffffff, x, step);
+      y += __shfl_xor_sync(0xffffffff, y, step);
+      m += __shfl_xor_sync(0xffffffff, m, step);
     }
+    if (!real || threadIdx.x % part.lanes != 0) continue;
+    const int64_t number = (static_cast<int64_t>(n) * g.conv.offset_groups + group) * g.taps + part.tap();
+    const int to = part.first + row - n * plane;
+    if (grad_offset.data) {
+      grad_offset.set(2 * number * plane + to, y * tap.z);
+      grad_offset.set((2 * number + 1) * plane + to, x * tap.z);
+    }
+    if (grad_mask.data) grad_mask.set(number * plane + to, m);
   }
 }
 
@@ -601,16 +632,29 @@ bool countable(const Tensor& input, const Tensor& offset) {
   return input.sizes[2] * input.sizes[3] <= INT32_MAX && offset.sizes[0] * offset.sizes[2] * offset.sizes[3] < (1 << 30);
 }
 
-template <class T, int M, int P>
-cudaError_t convolve(const Convolution<T>& a, int groups, cudaStream_t stream) {
-  const size_t bytes = 2 * (M + P) * 32 * kStep + 2 * static_cast<size_t>(a.spans) * P * 32 * (sizeof(Place) + sizeof(float4));
-  const dim3 blocks(ceil_div(a.geometry.rows, P * 32), ceil_div(a.outputs, M * 32), groups);
+template <class T, int M, int R>
+cudaError_t convolve(const Convolution<T>& a, cudaStream_t stream) {
+  constexpr int kBytes = 2 * (M * R * 16 + kPixels) * kStep;
+  const dim3 blocks(ceil_div(a.geometry.rows, kPixels), ceil_div(a.outputs, M * R * 16), a.geometry.conv.groups);
   if (blocks.y > 65535 || blocks.z > 65535) return cudaErrorNotSupported;
-  const cudaError_t status = cudaFuncSetAttribute(convolution_kernel<T, M, P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                  static_cast<int>(bytes));
+  const cudaError_t status =
+      cudaFuncSetAttribute(convolution_kernel<T, M, R>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (status != cudaSuccess) return status;
-  convolution_kernel<T, M, P><<<blocks, M * P * 32, bytes, stream>>>(a);
+  convolution_kernel<T, M, R><<<blocks, M * 32, kBytes, stream>>>(a);
   return cudaGetLastError();
+}
+
+template <class T>
+Part<T> part_of(const Tensor& input, const Tensor& offset, const Tensor& mask, const DeformConv2d& conv, int64_t first,
+                int64_t rows) {
+  Part<T> part{geometry(input, offset, mask, conv), static_cast<int>(first), static_cast<int>(rows), 1};
+  while (part.lanes < 32 && part.lanes * kVector<T> < part.g.per_offset_group) part.lanes *= 2;
+  return part;
+}
+
+template <class T>
+dim3 blocks_of(const Part<T>& part) {
+  return dim3(ceil_div(part.rows, kPixels), part.g.taps * ceil_div(part.g.conv.offset_groups, kOffsetGroups));
 }
 
 }  // namespace
@@ -689,20 +733,23 @@ cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tenso
     const cudaError_t status = pack(x, ready[i], conv, stream);
     if (status != cudaSuccess) return status;
   }
-  int device = 0, processors = 0;
+  int device = 0, processors = 0, shared = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   return dispatch_float(input.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
-    Convolution<T> a{static_cast<const T*>(ready[0].data), static_cast<const T*>(ready[1].data), AnyFloat(offset),
-                     AnyFloat(mask), AnyFloat(bias), static_cast<T*>(output.data),
-                     geometry(ready[0], offset, mask, conv), bias.strides[0],
-                     static_cast<int>(weight.sizes[0] / conv.groups), 1};
-    const int step = kStep / static_cast<int>(sizeof(T)), length = a.geometry.run;
-    if (length % step != 0) a.spans = step % length == 0 ? step / length : (step - 2) / length + 2;
-    const int64_t large = static_cast<int64_t>(ceil_div(a.geometry.rows, 64)) * ceil_div(a.outputs, 128) * conv.groups;
-    return large >= processors && a.spans <= 2 ? convolve<T, 4, 2>(a, conv.groups, stream)
-                                               : convolve<T, 2, 1>(a, conv.groups, stream);
+    const Convolution<T> a{static_cast<const T*>(ready[0].data), static_cast<const T*>(ready[1].data), AnyFloat(offset),
+                           AnyFloat(mask), AnyFloat(bias), static_cast<T*>(output.data),
+                           geometry(ready[0], offset, mask, conv), bias.strides[0],
+                           static_cast<int>(weight.sizes[0] / conv.groups)};
+    // The larger a tile, the less often the same is read; but every processor should have one.
+    const auto fills = [&](int outputs) {
+      return a.outputs > outputs / 2 && static_cast<int64_t>(ceil_div(a.geometry.rows, kPixels)) *
+                                                ceil_div(a.outputs, outputs) * conv.groups >= processors;
+    };
+    if (fills(256) && shared >= 80 * 1024) return convolve<T, 4, 4>(a, stream);
+    return fills(128) ? convolve<T, 4, 2>(a, stream) : convolve<T, 2, 2>(a, stream);
   });
 }
 
@@ -711,12 +758,9 @@ cudaError_t deform_conv2d_columns(const Tensor& input, const Tensor& offset, con
   if (columns.numel() == 0) return cudaSuccess;
   return dispatch_float(input.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
-    const int64_t threads = columns.sizes[1] * input.sizes[3] / kVector<T>;
-    if (threads > INT32_MAX - 256) return cudaErrorNotSupported;
-    const int64_t blocks = ceil_div<int64_t>(threads, 256);
-    columns_kernel<<<static_cast<unsigned>(blocks), 256, 0, stream>>>(
-        static_cast<const T*>(input.data), AnyFloat(offset), AnyFloat(mask), geometry(input, offset, mask, conv),
-        static_cast<int>(first), static_cast<int>(columns.sizes[1]), static_cast<T*>(columns.data));
+    const auto part = part_of<T>(input, offset, mask, conv, first, columns.sizes[1]);
+    columns_kernel<<<blocks_of(part), kThreads, 0, stream>>>(static_cast<const T*>(input.data), AnyFloat(offset),
+                                                             AnyFloat(mask), part, static_cast<T*>(columns.data));
     return cudaGetLastError();
   });
 }
@@ -728,16 +772,10 @@ cudaError_t deform_conv2d_columns_backward(const Tensor& grad_columns, const Ten
   if (grad_columns.numel() == 0) return cudaSuccess;
   return dispatch_float(input.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
-    const Geometry g = geometry(input, offset, mask, conv);
-    int lanes = 1;
-    while (lanes < 32 && lanes * kVector<T> < g.per_offset_group) lanes *= 2;
-    const int64_t rows = grad_columns.sizes[1], threads = rows * conv.offset_groups * lanes;
-    if (threads > INT32_MAX - 256) return cudaErrorNotSupported;
-    const int64_t blocks = ceil_div<int64_t>(threads, 256);
-    columns_backward_kernel<<<static_cast<unsigned>(blocks), 256, 0, stream>>>(
-        static_cast<const T*>(grad_columns.data), static_cast<const T*>(input.data), AnyFloat(offset), AnyFloat(mask), g,
-        static_cast<int>(first), static_cast<int>(rows), Sums{grad_input.data, static_cast<const float*>(scale.data)}, AnyFloat(grad_offset),
-        AnyFloat(grad_mask), lanes);
+    const auto part = part_of<T>(input, offset, mask, conv, first, grad_columns.sizes[1]);
+    columns_backward_kernel<<<blocks_of(part), kThreads, 0, stream>>>(
+        static_cast<const T*>(grad_columns.data), static_cast<const T*>(input.data), AnyFloat(offset), AnyFloat(mask),
+        part, Sums{grad_input.data, static_cast<const float*>(scale.data)}, AnyFloat(grad_offset), AnyFloat(grad_mask));
     return cudaGetLastError();
   });
 }

@@ -24,27 +24,28 @@ struct Elementwise {
   int64_t inner, channels;
   F f;
 
-  static constexpr int kThreads = 256, kUnroll = 4;
+  static constexpr int kThreads = 256;
   static constexpr int kVector = 16 / (sizeof(In) > sizeof(Out) ? sizeof(In) : sizeof(Out));
 
   __device__ __forceinline__ float scale(int64_t channel) const { return scales ? scales[channel] : number; }
 };
 
-// Tensors of the same dense layout, in the order of memory, kVector elements at once.
-template <class In, class Out, int K, class F>
+// Tensors of the same dense layout, in the order of memory: a thread does kUnroll vectors, all read before the first is
+// written.
+template <int kUnroll, class In, class Out, int K, class F>
 __global__ void __launch_bounds__(256) dense_kernel(const __grid_constant__ Elementwise<In, Out, K, F> a) {
   using A = Elementwise<In, Out, K, F>;
   constexpr int N = A::kVector;
-  const int64_t first = (blockIdx.x * static_cast<int64_t>(A::kThreads * A::kUnroll) + threadIdx.x) * N;
-  Vec<In, N> in[A::kUnroll][K];
+  const int64_t first = (blockIdx.x * static_cast<int64_t>(A::kThreads * kUnroll) + threadIdx.x) * N;
+  Vec<In, N> in[kUnroll][K];
 #pragma unroll
-  for (int u = 0; u < A::kUnroll; ++u) {
+  for (int u = 0; u < kUnroll; ++u) {
     const int64_t i = first + u * A::kThreads * N;
 #pragma unroll
     for (int k = 0; k < K; ++k) in[u][k] = load_if<In, N>(a.inputs[k] + i, i + N <= a.count);
   }
 #pragma unroll
-  for (int u = 0; u < A::kUnroll; ++u) {
+  for (int u = 0; u < kUnroll; ++u) {
     const int64_t i = first + u * A::kThreads * N;
     if (i >= a.count) return;
     int64_t channel = 0, rest = 0;  // position within the channel
@@ -119,11 +120,13 @@ cudaError_t elementwise(const Tensor* const (&inputs)[K], const Scales& scales, 
   const Axes<K + 1> dense(data, 0, Axes<K + 1>::Order::kMemory);
   bool vectors = aligned && dense.rank <= 1;
   for (int k = 0; k < K + 1; ++k) vectors = vectors && (dense.rank == 0 || dense.at[0].strides[k] == 1);
-  const int64_t per_block = vectors ? a.kThreads * a.kUnroll * a.kVector : 256;
-  const int64_t blocks = ceil_div<int64_t>(a.count, per_block);
+  const int64_t block = a.kThreads * a.kVector;
+  const bool large = a.count > 1000 * block;  // enough for several blocks per multiprocessor
+  const int64_t blocks = ceil_div<int64_t>(a.count, vectors ? (large ? 4 * block : block) : 256);
   if (blocks > INT32_MAX) return cudaErrorNotSupported;
   if (vectors) {
-    dense_kernel<<<static_cast<int>(blocks), a.kThreads, 0, stream>>>(a);
+    (large ? dense_kernel<4, In, Out, K, F> : dense_kernel<1, In, Out, K, F>)<<<static_cast<int>(blocks), a.kThreads, 0,
+                                                                                stream>>>(a);
   } else {
     const Walk<K + 2> walk(Axes<K + 2>(tensors, 0, Axes<K + 2>::Order::kMemory));
     strided_kernel<<<static_cast<int>(blocks), 256, 0, stream>>>(a, walk);

@@ -14,7 +14,10 @@ struct Forward {
   using Scale = NoScale;
 
   __device__ __forceinline__ T operator()(const T (&in)[1], NoScale) const {
-    const float x = to_float(in[0]), tail = 0.4875f / (x * x + 0.975f);
+    const float x = to_float(in[0]), square = x * x + 0.975f, inverse = __fdividef(1.f, square);
+    // A quotient like that of a division, 0.5 at 0, by one correction with the remainder, which infinity has not.
+    float tail = 0.4875f * inverse;
+    if (square < INFINITY) tail = fmaf(fmaf(-tail, square, 0.4875f), inverse, tail);
     return from_float<T>(x < 0 ? tail : 1 - tail);
   }
 };
@@ -24,8 +27,8 @@ struct Backward {
   using Scale = NoScale;
 
   __device__ __forceinline__ T operator()(const T (&in)[2], NoScale) const {
-    const float grad = to_float(in[0]), x = to_float(in[1]), square = x * x + 0.975f;
-    return from_float<T>(grad * (0.4875f / square / square) * (2 * fabsf(x)));
+    const float grad = to_float(in[0]), x = to_float(in[1]), inverse = __fdividef(1.f, x * x + 0.975f);
+    return from_float<T>(grad * (0.975f * inverse * inverse) * fabsf(x));
   }
 };
 

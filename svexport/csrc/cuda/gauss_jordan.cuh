@@ -65,18 +65,17 @@ struct LaneMatrix {
       pivot[k] = (L - (key & (L - 1))) & (L - 1);
       const double p = __shfl_sync(~0u, row[k], pivot[k], L);
       if (p == 0 && info == 0) info = k + 1;
-      const double reciprocal = 1 / p;
       const bool mine = r == pivot[k];
-      const double factor = mine ? 0 : row[k];
+      // A quotient, which is exactly 1 for a row like the pivot's: nothing may be left of that.
+      const double factor = (mine ? 1 : row[k]) / p;
       if (mine) step = k;
 #pragma unroll
       for (int j = 0; j < L; ++j) {
         if (j == k) continue;
-        if (mine) row[j] *= reciprocal;
         const double taken = __shfl_sync(~0u, row[j], pivot[k], L);
-        row[j] -= factor * taken;
+        row[j] = mine ? row[j] * factor : row[j] - factor * taken;
       }
-      row[k] = mine ? reciprocal : -factor * reciprocal;
+      row[k] = mine ? factor : -factor;
     }
   }
 

@@ -21,99 +21,21 @@ struct Output {
 
 // ------------------------------------------------------------------------------------- any strides: a thread per point
 
-// Two pixels side by side, at any alignment, of a 2-byte type: one access of 8 bytes for most, which touches half as many
-// lines as two of 2 bytes. Memory is read up to the next multiple of 8 bytes.
-struct Side {
-  uint32_t window, next;  // bytes from the first pixel of the channel: of the aligned 8 bytes, and of the pixel after
-  int place;              // of the first of the two in these 8 bytes; 3: the second one comes after them
-  uint32_t used;          // a mask of the two
-  float weight[2];
-};
-
-template <class T>
-__device__ __forceinline__ Side side(const Point<4>& point, int row, int width, int stride) {
-  const Pixels<2>&x = point.axis[0], &y = point.axis[1];
-  const int first = min(x.index[0] >= 0 ? x.index[0] : 0, max(width - 2, 0));
-  Side s;
-  s.used = 0;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    // Which of the point's two pixels this one is. NaN weights count for pixels outside too.
-    const bool is0 = x.index[0] == first + i, is1 = x.index[1] == first + i;
-    const float wx = is0 ? x.weight[0] : is1 ? x.weight[1] : x.weight[i] * 0;
-    s.weight[i] = y.weight[row] * wx;
-    if ((is0 || is1) && y.index[row] >= 0) s.used |= 0xffffu << (16 * i);
-  }
-  const int offset = (s.used ? y.index[row] : 0) * stride + (s.used ? first : 0);
-  s.place = offset & 3;
-  s.window = (offset - s.place) * sizeof(T);
-  s.next = (offset + 1) * sizeof(T);
-  return s;
-}
-
-struct Window {
-  uint2 bytes;
-  uint32_t after;
-};
-
-__device__ __forceinline__ Window read(const Side& s, const char* channel) {
-  Window w{};
-  if (s.used) w.bytes = *reinterpret_cast<const uint2*>(channel + s.window);
-  if (s.used >> 16 && s.place == 3) w.after = *reinterpret_cast<const uint16_t*>(channel + s.next);
-  return w;
-}
-
-template <class T>
-__device__ __forceinline__ float weighted(const Side& s, const Window& w, float sum) {
-  const bool across = s.place == 3;
-  const uint32_t pair =
-      __funnelshift_rc(across ? w.bytes.y : w.bytes.x, across ? w.after : w.bytes.y, across ? 16 : 16 * s.place) & s.used;
-  T v[2];
-  memcpy(v, &pair, 4);
-  return fmaf(s.weight[1], to_float(v[1]), fmaf(s.weight[0], to_float(v[0]), sum));
-}
-
-// One point of one image in channels first .. first + count - 1.
-template <class T, int TAPS, bool SIDES>
-__device__ __forceinline__ void direct(const Space& s, const T* __restrict__ input, int64_t image, int64_t channel,
-                                       const Output<T>& output, int n, int p, int first, int count) {
+// Blocks of points x chunks of channels x images. Not if *unless is not zero.
+template <class T, int TAPS>
+__global__ void __launch_bounds__(kThreads) direct_kernel(Space s, const T* __restrict__ input, int64_t image,
+                                                          int64_t channel, Output<T> output, int batch, int channels,
+                                                          int chunk, const int* __restrict__ unless) {
   constexpr int U = TAPS == 1 ? 8 : TAPS == 4 ? 4 : TAPS == 8 ? 2 : 1;
-  const Point<TAPS> point = locate<TAPS>(s, n, p);
-  const char* source = reinterpret_cast<const char*>(input + n * image + first * channel);
-  T* target = output.data + n * output.image + first * output.channel + p * output.point;
-  if (output.mask && first == 0) output.set_mask(static_cast<int64_t>(n) * s.points + p, point.offset(0, s.stride));
-  auto all = [&](auto step) {
-    int c = 0;
-    for (; c + U <= count; c += U) {
-      step(std::integral_constant<int, U>());
-      source += U * channel * sizeof(T);
-      target += U * output.channel;
-    }
-    for (; c < count; ++c) {
-      step(std::integral_constant<int, 1>());
-      source += channel * sizeof(T);
-      target += output.channel;
-    }
-  };
-  if constexpr (SIDES) {
-    const Side upper = side<T>(point, 0, s.size[0], s.stride[1]), lower = side<T>(point, 1, s.size[0], s.stride[1]);
-    all([&](auto width) {
-      constexpr int W = decltype(width)::value;
-      Window windows[W][2];
-#pragma unroll
-      for (int u = 0; u < W; ++u) {
-        windows[u][0] = read(upper, source + u * channel * sizeof(T));
-        windows[u][1] = read(lower, source + u * channel * sizeof(T));
-      }
-#pragma unroll
-      for (int u = 0; u < W; ++u) {
-        target[u * output.channel] =
-            from_float<T>(weighted<T>(lower, windows[u][1], weighted<T>(upper, windows[u][0], 0.0f)));
-      }
-    });
-  } else {
-    const Taps<TAPS> taps(point, s.stride);
-    all([&](auto width) {
+  const int p = blockIdx.x * kThreads + threadIdx.x, first = blockIdx.y * chunk;
+  if (p >= s.points || (unless && *unless)) return;
+  const int count = min(chunk, channels - first);
+  for (int n = blockIdx.z; n < batch; n += gridDim.z) {
+    const Taps<TAPS> taps(locate<TAPS>(s, n, p), s.stride);
+    const char* source = reinterpret_cast<const char*>(input + n * image + first * channel);
+    T* target = output.data + n * output.image + first * output.channel + p * output.point;
+    if (output.mask && first == 0) output.set_mask(static_cast<int64_t>(n) * s.points + p, taps.offset[0]);
+    auto step = [&](auto width) {
       constexpr int W = decltype(width)::value;
       T v[W][TAPS];
 #pragma unroll
@@ -122,30 +44,23 @@ __device__ __forceinline__ void direct(const Space& s, const T* __restrict__ inp
         for (int i = 0; i < TAPS; ++i) {
           v[u][i] = from_float<T>(0.0f);
           if (taps.offset[i] >= 0) {
-            v[u][i] = *reinterpret_cast<const T*>(source + u * channel * sizeof(T) + taps.offset[i] * uint32_t{sizeof(T)});
+            v[u][i] = *reinterpret_cast<const T*>(source + taps.offset[i] * uint32_t{sizeof(T)});
           }
         }
+        source += channel * sizeof(T);
       }
 #pragma unroll
       for (int u = 0; u < W; ++u) {
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < TAPS; ++i) sum = fmaf(taps.weight[i], to_float(v[u][i]), sum);
-        target[u * output.channel] = from_float<T>(sum);
+        *target = from_float<T>(sum);
+        target += output.channel;
       }
-    });
-  }
-}
-
-// Blocks of points x chunks of channels x images.
-template <class T, int TAPS, bool SIDES>
-__global__ void __launch_bounds__(kThreads) direct_kernel(Space s, const T* __restrict__ input, int64_t image,
-                                                          int64_t channel, Output<T> output, int batch, int channels,
-                                                          int chunk) {
-  const int p = blockIdx.x * kThreads + threadIdx.x, first = blockIdx.y * chunk;
-  if (p >= s.points) return;
-  for (int n = blockIdx.z; n < batch; n += gridDim.z) {
-    direct<T, TAPS, SIDES>(s, input, image, channel, output, n, p, first, min(chunk, channels - first));
+    };
+    int c = 0;
+    for (; c + U <= count; c += U) step(std::integral_constant<int, U>());
+    for (; c < count; ++c) step(std::integral_constant<int, 1>());
   }
 }
 
@@ -234,12 +149,13 @@ __device__ __forceinline__ void vector(const Space& s, const T* __restrict__ inp
   }
 }
 
-// Blocks of points x channels x images.
+// Blocks of points x channels x images. Only if *only_if is not zero.
 template <class T, int TAPS>
 __global__ void __launch_bounds__(kThreads) vector_kernel(Space s, const T* __restrict__ input, int64_t image,
                                                           Output<T> output, int batch, int channels, int shift,
-                                                          int steps, int width) {
+                                                          int steps, int width, const int* __restrict__ only_if) {
   constexpr int V = 16 / sizeof(T);
+  if (only_if && !*only_if) return;
   const int first = blockIdx.x * steps * kTogether<TAPS> * (kThreads >> shift);
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     vector<T, TAPS>(s, input, image, output, n, first, (blockIdx.y << shift) * V, channels, shift, steps, width);
@@ -248,9 +164,10 @@ __global__ void __launch_bounds__(kThreads) vector_kernel(Space s, const T* __re
 
 // ------------------------------------------------------------------------- NCHW with many points: one way or the other
 //
-// Gathering from NCHW is bound by the 32-byte sectors that a warp touches: as few as in a copy where neighbouring points
-// have neighbouring pixels, but two for each number where they scatter. Then it is several times faster to transpose the
-// image to channels-last first, though that is slower for the others. Only the points can tell, so the kernels look.
+// Gathering from NCHW is bound by the 32-byte sectors that a warp touches: as few as in a copy where neighbouring
+// points have neighbouring pixels, but two for each number where they scatter. Then it is several times faster to
+// transpose the image to channels-last first, though that is slower for the others. Only the points can tell, so the
+// kernels look.
 
 constexpr int kScattered = 14;  // sectors that 32 points touch, from which on transposing is faster
 
@@ -281,34 +198,13 @@ __device__ bool scattered(const Space& s, int batch, int* scratch) {
 
 // Copies (N, C, pixels) to (N, pixels, C), or does not; says which in `flag`.
 template <class T>
-__global__ void __launch_bounds__(kThreads) copy_if_scattered_kernel(Space s, const T* __restrict__ input, int64_t image,
-                                                                 int64_t channel, T* __restrict__ copy, int* flag,
-                                                                 int batch, int channels, int pixels, int width) {
+__global__ void __launch_bounds__(kThreads)
+    copy_if_scattered_kernel(Space s, const T* __restrict__ input, int64_t image, int64_t channel, T* __restrict__ copy,
+                             int* __restrict__ flag, int batch, int channels, int pixels, int width) {
   __shared__ int scratch;
   const bool yes = scattered<T>(s, batch, &scratch);
   if (blockIdx.x == 0 && threadIdx.x == 0) *flag = yes;
   if (yes) to_channels_last(input, image, channel, copy, batch, channels, pixels, width);
-}
-
-// Blocks of 256 points x 8 * 16 bytes of channels x images.
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    either_kernel(Space s, const T* __restrict__ input, int64_t image, int64_t channel, const T* __restrict__ copy,
-                  const int* __restrict__ flag, Output<T> output, int batch, int channels, int64_t pixels, int width) {
-  constexpr int V = 16 / sizeof(T), SHIFT = 3;
-  const int first = blockIdx.x * kThreads, c = (blockIdx.y << SHIFT) * V, p = first + threadIdx.x;
-  const bool copied = *flag;
-  for (int n = blockIdx.z; n < batch; n += gridDim.z) {
-    if (copied) {
-      Space last = s;
-      last.stride[0] = channels;
-      last.stride[1] = channels * s.size[0];
-      vector<T, 4>(last, copy, pixels * channels, output, n, first, c, channels, SHIFT, kThreads / (2 * (kThreads >> SHIFT)),
-                   width);
-    } else if (p < s.points) {
-      direct<T, 4, sizeof(T) == 2>(s, input, image, channel, output, n, p, c, min(V << SHIFT, channels - c));
-    }
-  }
 }
 
 // ------------------------------------------------------------------------------------------------------ the choice
@@ -320,77 +216,74 @@ int multiprocessors() {
   return count;
 }
 
-// Whether every aligned group of 4 pixels that holds one of an NCHW image lies in it, and in one of its channels.
-bool whole(const Tensor& input) {
-  const int64_t pixels = input.sizes[2] * input.sizes[3], size = input.item_size();
-  int64_t pixel = 1;
-  return Space::evenly_spaced(input, 2, 3, pixel) && pixel == 1 && pixels % 4 == 0 && input.strides[0] % 4 == 0 &&
-         input.strides[1] % 4 == 0 && reinterpret_cast<uintptr_t>(input.data) % (4 * size) == 0;
-}
-
 // Whether an NCHW image and its points may be worth a copy in channels-last.
 bool may_copy(const Tensor& input, int64_t points, int mode) {
-  if (mode != kBilinear || input.rank != 4 || !whole(input)) return false;
+  if (mode != kBilinear || input.rank != 4) return false;
   const int64_t channels = input.sizes[1], pixels = input.sizes[2] * input.sizes[3];
-  return channels * input.item_size() % 128 == 0 && 2 * points >= pixels &&
-         input.sizes[0] * channels * points >= (1 << 22) && pixels * channels < INT32_MAX;
+  int64_t pixel = 0;
+  return channels * input.item_size() % 16 == 0 && channels * input.item_size() >= 64 && 2 * points >= pixels &&
+         input.sizes[0] * channels * points >= (1 << 22) && pixels * channels < INT32_MAX &&
+         Space::evenly_spaced(input, 2, 3, pixel) && pixel == 1;
 }
 
 template <class T, int TAPS>
-cudaError_t launch(const Tensor& input, const Space& s, Output<T> output, void* workspace, cudaStream_t stream) {
+cudaError_t launch_vector(const Space& s, const T* data, int64_t image, int batch, int channels,
+                          const Output<T>& output, int enough, const int* only_if, cudaStream_t stream) {
+  constexpr int V = 16 / sizeof(T);
+  int shift = 0;
+  while (shift < 3 && (V << shift) < channels) ++shift;
+  const int tile = kTogether<TAPS> * (kThreads >> shift), across = ceil_div(channels, V << shift);
+  const unsigned images = batch < 65535 ? batch : 65535;
+  int width = 0;
+  if (output.channel != 1) {
+    width = output.point == 1 ? pixel_width<T>(output.data, output.image, output.channel, tile / 8) : 1;
+  } else if ((reinterpret_cast<uintptr_t>(output.data) | (s.points > 1 ? output.point * sizeof(T) : 0) |
+              (batch > 1 ? output.image * sizeof(T) : 0)) % 16) {
+    return cudaErrorNotSupported;
+  }
+  int steps = kThreads / tile > 1 ? kThreads / tile : 1;
+  while (steps > 1 && static_cast<int64_t>(ceil_div(s.points, steps * tile)) * across * images < enough) steps /= 2;
+  vector_kernel<T, TAPS><<<dim3(ceil_div(s.points, steps * tile), across, images), kThreads,
+                           vector_memory<TAPS>(shift, steps), stream>>>(s, data, image, output, batch, channels, shift,
+                                                                        steps, width, only_if);
+  return cudaGetLastError();
+}
+
+template <class T, int TAPS>
+cudaError_t launch(const Tensor& input, const Space& s, const Output<T>& output, void* workspace, cudaStream_t stream) {
   const int batch = static_cast<int>(input.sizes[0]), channels = static_cast<int>(input.sizes[1]);
   const int64_t image = input.strides[0], channel = input.strides[1];
   const T* data = static_cast<const T*>(input.data);
-  constexpr int V = 16 / sizeof(T);
-  const unsigned images = batch < 65535 ? batch : 65535;
   const int enough = 8 * multiprocessors();  // blocks
-
-  if (channels % V == 0 && input.aligned(1, 16)) {
-    int shift = 0;
-    while (shift < 3 && (V << shift) < channels) ++shift;
-    const int tile = kTogether<TAPS> * (kThreads >> shift), across = ceil_div(channels, V << shift);
-    int width = 0;
-    if (output.channel != 1) {
-      width = output.point == 1 ? pixel_width<T>(output.data, output.image, output.channel, tile / 8) : 1;
-    } else if ((reinterpret_cast<uintptr_t>(output.data) | output.point * sizeof(T) | output.image * sizeof(T)) % 16) {
-      return cudaErrorNotSupported;
-    }
-    int steps = kThreads / tile > 1 ? kThreads / tile : 1;
-    while (steps > 1 && static_cast<int64_t>(ceil_div(s.points, steps * tile)) * across * images < enough) steps /= 2;
-    vector_kernel<T, TAPS><<<dim3(ceil_div(s.points, steps * tile), across, images), kThreads,
-                             vector_memory<TAPS>(shift, steps), stream>>>(s, data, image, output, batch, channels, shift,
-                                                                          steps, width);
-    return cudaGetLastError();
+  if (channels % (16 / static_cast<int>(sizeof(T))) == 0 && input.aligned(1, 16)) {
+    return launch_vector<T, TAPS>(s, data, image, batch, channels, output, enough, nullptr, stream);
   }
 
-  const int blocks = ceil_div(s.points, kThreads);
+  int* flag = nullptr;
   if constexpr (TAPS == 4) {
     if (workspace && may_copy(input, s.points, kBilinear)) {
       const int pixels = s.size[0] * s.size[1];
       T* copy = static_cast<T*>(workspace);
-      int* flag = reinterpret_cast<int*>(copy + input.numel());
-      copy_if_scattered_kernel<<<enough, kThreads, 0, stream>>>(s, data, image, channel, copy, flag, batch, channels, pixels,
-                                                               pixel_width<T>(data, image, channel));
-      either_kernel<<<dim3(blocks, ceil_div(channels, 8 * V), images), kThreads, vector_memory<4>(3, 4), stream>>>(
-          s, data, image, channel, copy, flag, output, batch, channels, pixels,
-          output.point == 1 ? pixel_width<T>(output.data, output.image, output.channel) : 1);
-      return cudaGetLastError();
+      flag = reinterpret_cast<int*>(copy + input.numel());
+      copy_if_scattered_kernel<<<enough, kThreads, 0, stream>>>(s, data, image, channel, copy, flag, batch, channels,
+                                                               pixels, pixel_width<T>(data, image, channel));
+      Space last = s;
+      last.stride[0] = channels;
+      last.stride[1] = channels * s.size[0];
+      const cudaError_t status = launch_vector<T, TAPS>(last, copy, static_cast<int64_t>(pixels) * channels, batch,
+                                                        channels, output, enough, flag, stream);
+      if (status != cudaSuccess) return status;
     }
   }
   int64_t extent = 1;
   for (int a = 0; a < s.axes; ++a) extent += static_cast<int64_t>(s.size[a] - 1) * s.stride[a];
   if (extent * sizeof(T) > UINT32_MAX) return cudaErrorNotSupported;
+  const int blocks = ceil_div(s.points, kThreads);
   int chunk = 32;
-  while (chunk > 4 && static_cast<int64_t>(blocks) * batch * ceil_div(channels, chunk) < 2 * enough) chunk /= 2;
+  while (chunk > 4 && static_cast<int64_t>(blocks) * batch * ceil_div(channels, chunk) < enough) chunk /= 2;
   while (ceil_div(channels, chunk) > 65535) chunk *= 2;
-  const dim3 grid(blocks, ceil_div(channels, chunk), images);
-  if constexpr (TAPS == 4 && sizeof(T) == 2) {
-    if (whole(input)) {
-      direct_kernel<T, TAPS, true><<<grid, kThreads, 0, stream>>>(s, data, image, channel, output, batch, channels, chunk);
-      return cudaGetLastError();
-    }
-  }
-  direct_kernel<T, TAPS, false><<<grid, kThreads, 0, stream>>>(s, data, image, channel, output, batch, channels, chunk);
+  const dim3 grid(blocks, ceil_div(channels, chunk), batch < 65535 ? batch : 65535);
+  direct_kernel<T, TAPS><<<grid, kThreads, 0, stream>>>(s, data, image, channel, output, batch, channels, chunk, flag);
   return cudaGetLastError();
 }
 

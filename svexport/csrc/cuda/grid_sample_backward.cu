@@ -23,7 +23,8 @@ struct Dense {
 
 // The gradient of a point's coordinates, from the sum over channels of the output's gradient times each pixel.
 template <int TAPS>
-__device__ __forceinline__ void to_coordinates(const Point<TAPS>& point, const float (&dot)[TAPS], float (&gradient)[3]) {
+__device__ __forceinline__ void to_coordinates(const Point<TAPS>& point, const float (&dot)[TAPS],
+                                               float (&gradient)[3]) {
 #pragma unroll
   for (int a = 0; a < Point<TAPS>::AXES; ++a) {
     gradient[a] = 0;
@@ -34,8 +35,8 @@ __device__ __forceinline__ void to_coordinates(const Point<TAPS>& point, const f
 
 // ------------------------------------------------------------------------------------- any strides: a thread per point
 
-// Blocks of points x images; 1 << shift threads share the channels of a point. sums: (N, C, pixels), contiguous, or null;
-// grad_grid: (N, points, axes), contiguous, or null.
+// Blocks of points x images; 1 << shift threads share the channels of a point. sums: (N, C, pixels), contiguous, or
+// null; grad_grid: (N, points, axes), contiguous, or null.
 template <class T, int TAPS>
 __global__ void __launch_bounds__(kThreads)
     direct_kernel(Space s, Dense dense, const T* __restrict__ input, int64_t image, int64_t channel, Gradient<T> grad,
@@ -241,7 +242,8 @@ __global__ void __launch_bounds__(kTileThreads)
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) round_kernel(const float* __restrict__ from, T* __restrict__ to, int64_t n) {
+__global__ void __launch_bounds__(kThreads)
+    round_kernel(const float* __restrict__ from, T* __restrict__ to, int64_t n) {
   for (int64_t i = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x; i < n;
        i += static_cast<int64_t>(gridDim.x) * kThreads) {
     to[i] = from_float<T>(from[i]);
@@ -286,7 +288,8 @@ unsigned limited(int64_t blocks) { return static_cast<unsigned>(blocks < (1 << 2
 
 template <class T, int TAPS>
 cudaError_t launch(const Tensor& grad, int64_t point, const Tensor& input, const Space& space, const Tensor& grad_input,
-                   const Tensor& grad_grid, bool deterministic, const Plan& plan, void* workspace, cudaStream_t stream) {
+                   const Tensor& grad_grid, bool deterministic, const Plan& plan, void* workspace,
+                   cudaStream_t stream) {
   const int batch = static_cast<int>(input.sizes[0]), channels = static_cast<int>(input.sizes[1]);
   const int pixels = static_cast<int>(pixels_of(input));
   const Gradient<T> gradient{static_cast<const T*>(grad.data), grad.strides[0], grad.strides[1], point};
@@ -331,8 +334,8 @@ cudaError_t launch(const Tensor& grad, int64_t point, const Tensor& input, const
                                                grad.strides[0] * sizeof(T)) % 16 == 0;
     const int width = last ? 0 : point == 1 ? pixel_width<T>(grad.data, grad.strides[0], grad.strides[1], 4) : 1;
     vector_kernel<T, TAPS><<<dim3(ceil_div(s.points, kThreads >> shift), 1, images), kThreads, 0, stream>>>(
-        s, Dense(s, channels), data, image, gradient, add ? sums : nullptr, AnyFloat(grad_grid), batch, channels, pixels,
-        shift, width);
+        s, Dense(s, channels), data, image, gradient, add ? sums : nullptr, AnyFloat(grad_grid), batch, channels,
+        pixels, shift, width);
     if (add) {
       from_channels_last_kernel<<<limited(tiles), kTileThreads, 0, stream>>>(
           sums, output, batch, channels, pixels, pixel_width<T>(output, pixels, pixels));
@@ -389,7 +392,8 @@ cudaError_t sample_backward(const Tensor& grad, const Tensor& input, const Tenso
   });
 }
 
-size_t grid_sample_backward_workspace(const Tensor& input, const Tensor& grid, bool input_gradient, bool grid_gradient) {
+size_t grid_sample_backward_workspace(const Tensor& input, const Tensor& grid, bool input_gradient,
+                                      bool grid_gradient) {
   return sample_backward_workspace(input, grid, input_gradient, grid_gradient);
 }
 

@@ -280,7 +280,8 @@ __device__ __forceinline__ int tile_bits(int shift, int width) {
 
 __device__ __forceinline__ int swizzled(int granule, int bits) { return granule ^ (granule >> bits & 7); }
 
-// Writes the tile with the points innermost, W of them per access. Lanes: 8 groups of points x the 4 words of a granule.
+// Writes the tile with the points innermost, W of them per access. Lanes: 8 groups of points x the 4 words of a
+// granule.
 template <int W, class T>
 __device__ __forceinline__ void write_points(const uint4* tile, int bits, int shift, int tile_points, T* target,
                                              int64_t channel, int64_t point, int points, int channels) {
@@ -360,7 +361,8 @@ template <class T>
 int pixel_width(const void* data, int64_t image, int64_t channel, int most = 8) {
   for (const int w : {16 / static_cast<int>(sizeof(T)), 4}) {
     const uint64_t bytes = w * sizeof(T);
-    if (w <= most && (reinterpret_cast<uintptr_t>(data) | image * sizeof(T) | channel * sizeof(T)) % bytes == 0) return w;
+    const bool aligned = (reinterpret_cast<uintptr_t>(data) | image * sizeof(T) | channel * sizeof(T)) % bytes == 0;
+    if (w <= most && aligned) return w;
   }
   return 1;
 }
@@ -387,7 +389,8 @@ __device__ __forceinline__ void each_tile(int batch, int channels, int pixels, F
   }
 }
 
-// (N, C, pixels) with the pixels innermost to (N, pixels, C), contiguous, C a multiple of 16 bytes; by all blocks together.
+// (N, C, pixels) with the pixels innermost to (N, pixels, C), contiguous, C a multiple of 16 bytes; by all blocks
+// together.
 template <class T>
 __device__ __forceinline__ void to_channels_last(const T* __restrict__ from, int64_t image, int64_t channel,
                                                  T* __restrict__ to, int batch, int channels, int pixels, int width) {
@@ -444,8 +447,8 @@ __device__ __forceinline__ void from_channels_last(const float* __restrict__ fro
     dispatch_width(width, [&](auto w) {
       constexpr int W = decltype(w)::value;
       if constexpr (W <= V) {
-        write_points<W>(tile, bits, 3, kTilePoints, to + (n * channels + c0) * pixels + first, pixels, 1, pixels - first,
-                          channels - c0);
+        write_points<W>(tile, bits, 3, kTilePoints, to + (n * channels + c0) * pixels + first, pixels, 1,
+                        pixels - first, channels - c0);
       }
     });
     __syncthreads();

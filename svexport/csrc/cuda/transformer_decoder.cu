@@ -3,7 +3,6 @@
 #include "attention.h"
 #include "gemm.h"
 #include "transformer_decoder.cuh"
-#include <cstdlib>
 
 namespace svexport {
 namespace {
@@ -340,7 +339,7 @@ cudaError_t transformer_decoder(const TransformerDecoder& d, void* workspace, cu
   if (!supported(d)) return cudaErrorNotSupported;
   const DecoderSizes n(d);
   if (n.rows == 0) return cudaSuccess;
-  const cudaError_t status = getenv("SVEXPORT_UNFUSED") ? cudaErrorNotSupported : fused_decoder(d, n, workspace, stream);
+  const cudaError_t status = fused_decoder(d, n, workspace, stream);
   if (status != cudaErrorNotSupported) return status;
   return dispatch_float(d.query.dtype, [&](auto* p) { return run<element_t<decltype(p)>>(d, n, workspace, stream); });
 }

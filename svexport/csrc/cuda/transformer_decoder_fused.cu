@@ -14,7 +14,6 @@
 #include "gemm.h"
 #include "mma.cuh"
 #include "transformer_decoder.cuh"
-#include <cstdlib>
 
 namespace svexport {
 namespace {
@@ -76,22 +75,14 @@ struct Fused {
   AnyFloat lidar2img;
   int64_t lidar2img_strides[4];
   float* cameras;  // lidar2img, but for its last row: (B, cams, 3, 4)
-  bool touch;
   float low[3], size[3], image[2], depth_eps, clamp[2];
   bool in_image;
   FusedLevel level[kMaxCameraLevels];
   int plain_levels;  // of the first four: kAdjacent, not pooled
-  long long* stamps;
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-__device__ __forceinline__ void stamp(const Fused& a, int kernel, int i) {
-  if (a.stamps && threadIdx.x == 0) {
-    long long t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-    a.stamps[((a.step * 2 + kernel) * 512 + blockIdx.x) * 16 + i] = t;
-  }
-}
 // ---------------------------------------------------------------- pairs of blocks
 
 __device__ __forceinline__ uint32_t pair_rank() {
@@ -145,44 +136,53 @@ __device__ __forceinline__ uint4 fetch(const uint4* p) {
 // 32 columns the 8 from 8 * pair on. Null: nowhere.
 struct Lines {
   const uint4 *low, *high;
+  int steps;  // of 32 columns
 
-  __device__ __forceinline__ Lines columns(int skip) const { return {low + skip / 8, high + skip / 8}; }
+  __device__ __forceinline__ Lines columns(int skip, int count) const {
+    return {low + skip / 8, high + skip / 8, count / 32};
+  }
   __device__ __forceinline__ explicit operator bool() const { return low != nullptr; }
 };
 
 __device__ __forceinline__ Lines lines(const void* matrix, int row, int in, int last = 1 << 30) {
   const int lane = threadIdx.x % 32, low = row + lane / 4;
   const uint4* from = static_cast<const uint4*>(matrix) + lane % 4;
-  return {from + min(low, last) * static_cast<int64_t>(in / 8), from + min(low + 8, last) * static_cast<int64_t>(in / 8)};
+  return {from + min(low, last) * static_cast<int64_t>(in / 8), from + min(low + 8, last) * static_cast<int64_t>(in / 8), 8};
 }
 
-// Brings a lane's part of a chunk into the first-level cache, without a register to wait for.
-__device__ __forceinline__ void touch(const void* p) {
-  __shared__ uint32_t unused[kThreads];
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(unused + threadIdx.x)), "l"(p) : "memory");
-}
-
-template <int Steps>
-__device__ __forceinline__ void touch(const Lines& lines) {
-  if (!lines || threadIdx.x % 2) return;
-#pragma unroll
-  for (int i = 0; i < Steps; ++i) {
-    touch(lines.low + i * 4);
-    touch(lines.high + i * 4);
-  }
-}
-
-// Of 16 outputs and 256 inputs: [2 * i]: the row `group`, [2 * i + 1]: `group` + 8, of the inputs from 32 * i on.
+// Weights of 16 outputs and 256 inputs, [2 * i]: those of the row `group`, [2 * i + 1]: of `group` + 8, of 32 inputs from
+// 32 * i on. In registers; the next take their place as they are used.
 struct Chunk {
   uint4 at[16];
+
+  __device__ __forceinline__ uint4 get(int i) const { return at[i]; }
+  __device__ __forceinline__ void fetch_step(const Lines& from, int i) {
+    if (from && i < from.steps) at[2 * i] = fetch(from.low + i * 4), at[2 * i + 1] = fetch(from.high + i * 4);
+  }
+  __device__ __forceinline__ void fetch_from(const Lines& from, int first = 0) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i >= first) fetch_step(from, i);
+    }
+  }
 };
 
-template <int From = 0, int To = 8>
-__device__ __forceinline__ void fetch(Chunk& w, const Lines& from) {
-  if (!from) return;
+// A chunk in shared memory, of which every lane reads what it copied there itself: more registers, in effect.
+struct Slot {
+  uint4* at;  // of this lane
+
+  __device__ __forceinline__ uint4 get(int i) const { return at[i * 32]; }
+  __device__ __forceinline__ void fetch_step(const Lines&, int) {}
+  __device__ __forceinline__ void fetch_from(const Lines& from) {
 #pragma unroll
-  for (int i = From; i < To; ++i) w.at[2 * i] = fetch(from.low + i * 4), w.at[2 * i + 1] = fetch(from.high + i * 4);
-}
+    for (int i = 0; i < 8; ++i) {
+      if (from && i < from.steps) {
+        copy_async(at + 2 * i * 32, from.low + i * 4, true);
+        copy_async(at + (2 * i + 1) * 32, from.high + i * 4, true);
+      }
+    }
+  }
+};
 
 // 16 rows x 16 outputs; [0]: outputs 0 to 7, [1]: 8 to 15. Transposed: [0]: rows 0 to 7 (of outputs g, g + 8), [1]: 8 to 15.
 struct Sum {
@@ -191,17 +191,15 @@ struct Sum {
 
 // sum += 16 rows of `tile` * the chunk, 32 inputs at a time, while the next chunk is fetched. Inputs are in the same order
 // on both sides, though not in that of mma's.
-template <class T, bool kTransposed, int Steps, int NextSteps = Steps>
-__device__ __forceinline__ void multiply(Sum& sum, const T* tile, int pitch, Chunk& w, const Lines& next) {
+template <class T, bool kTransposed, int Steps, class Weights>
+__device__ __forceinline__ void multiply(Sum& sum, const T* tile, int pitch, Weights& w, const Lines& next) {
   const int lane = threadIdx.x % 32;
   const uint4* low = reinterpret_cast<const uint4*>(tile + lane / 4 * pitch) + lane % 4;
   const uint4* high = reinterpret_cast<const uint4*>(tile + (lane / 4 + 8) * pitch) + lane % 4;
   Sum odd{};
-  uint4 x[2][2] = {{low[0], high[0]}, {low[4], high[4]}};
 #pragma unroll
   for (int i = 0; i < Steps; ++i) {
-    const uint4 p = x[i % 2][0], q = x[i % 2][1], a = w.at[2 * i], b = w.at[2 * i + 1];
-    if (i + 2 < Steps) x[i % 2][0] = low[(i + 2) * 4], x[i % 2][1] = high[(i + 2) * 4];
+    const uint4 p = low[i * 4], q = high[i * 4], a = w.get(2 * i), b = w.get(2 * i + 1);
     if (kTransposed) {
       const uint32_t first[4] = {a.x, b.x, a.y, b.y}, second[4] = {a.z, b.z, a.w, b.w};
       mma<T>(sum.at[0], first, p.x, p.y);
@@ -215,7 +213,7 @@ __device__ __forceinline__ void multiply(Sum& sum, const T* tile, int pitch, Chu
       mma<T>(odd.at[0], second, a.z, a.w);
       mma<T>(odd.at[1], second, b.z, b.w);
     }
-    if (i < NextSteps && next) w.at[2 * i] = fetch(next.low + i * 4), w.at[2 * i + 1] = fetch(next.high + i * 4);
+    w.fetch_step(next, i);
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) sum.at[i / 4][i % 4] += odd.at[i / 4][i % 4];
@@ -234,15 +232,14 @@ __device__ __forceinline__ void each_pair(const Sum& sum, int column, F&& f) {
 // A narrow layer: 16 outputs and half of the inputs a warp, into partial[2][16 rows][64], to be added by who reads them.
 __device__ __forceinline__ Lines narrow(const void* matrix, int out) {
   const int warp = threadIdx.x / 32;
-  return lines(matrix, warp % 4 * 16, kChannels, out - 1).columns(warp / 4 * 128);
+  return lines(matrix, warp % 4 * 16, kChannels, out - 1).columns(warp / 4 * 128, 128);
 }
 
-template <class T>
-__device__ __forceinline__ void multiply_narrow(float* partial, const T* tile, Chunk& w, const Lines& next) {
+template <class T, class Weights>
+__device__ __forceinline__ void multiply_narrow(float* partial, const T* tile, Weights& w, const Lines& next) {
   const int warp = threadIdx.x / 32;
   Sum sum{};
   multiply<T, false, 4>(sum, tile + warp / 4 * 128, kPitch, w, next);
-  fetch<4, 8>(w, next);
   each_pair(sum, warp % 4 * 16, [&](int row, int column, float a, float b) {
     *reinterpret_cast<float2*>(partial + (warp / 4 * kRows + row) * kNarrow + column) = make_float2(a, b);
   });
@@ -591,15 +588,20 @@ __device__ __forceinline__ void activate(int activation, int count, float (&x)[2
 
 // ---------------------------------------------------------------- rows_kernel
 
+constexpr int kSlotBytes = kThreads * 16 * sizeof(uint4);
+
+// Chunks under way: as many as shared memory has room for.
+__host__ __device__ constexpr int kSlots(int ffn) { return ffn <= 768 ? 2 : 1; }
+
 template <class T>
 struct RowsShared {
   T in[kTile], x[kTile], sum[kTile], where[kTile], query_pos[kTile], position[kTile];
   int batch[kRows], index[kRows];  // of a row: the scene, and the query there
   float partial[2 * kRows * kNarrow];
-  T rest[1];  // hidden: 16 rows of ffn; vectors
+  T rest[1];  // hidden: 16 rows of ffn; vectors; slots
 
   static constexpr size_t bytes(int ffn) {
-    return offsetof(RowsShared, rest) + (kRows * (ffn + kPitch - kChannels) + kFfn0Bias + ffn) * sizeof(T);
+    return offsetof(RowsShared, rest) + (kRows * (ffn + kPitch - kChannels) + kFfn0Bias + ffn) * sizeof(T) + kSlots(ffn) * kSlotBytes;
   }
 };
 
@@ -619,21 +621,40 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
   const Parameters& in_proj = a.next_layer[kInProj / 2];
   const bool goes_on = a.step < a.layers;
 
-  stamp(a, 0, 0);
-  // What the warp multiplies with after the sampling, in turn.
+  // What the warp multiplies with, in turn.
   auto chunk = [&](int i) {
     const int each = a.ffn / 256;
+    if (a.before) {
+      if (i-- == 0) return lines(before(kOutProj).weight, mine, kChannels);
+      if (!a.sample) return nothing;
+      if (i-- == 0) return narrow(before(kAttentionWeights).weight, a.logits);
+    }
+    if (!a.after) i += 2 * each + 1;
     if (i == 0) return lines(before(kOutputProj).weight, mine, kChannels);
     if (i <= each) return lines(before(kFfn0).weight, rank * a.ffn / 2 + (i - 1) * 128 + warp * 16, kChannels);
-    if (i <= 2 * each) return lines(before(kFfn2).weight, mine, a.ffn).columns((i - each - 1) * 256);
+    if (i <= 2 * each) return lines(before(kFfn2).weight, mine, a.ffn).columns((i - each - 1) * 256, 256);
     i -= 2 * each + 1;
     return goes_on && i < 3 ? lines(in_proj.weight, i * kChannels + mine, kChannels) : nothing;
   };
+  const int slots = kSlots(a.ffn);
+  uint4* ring = reinterpret_cast<uint4*>(vectors + kFfn0Bias + a.ffn) + warp * slots * 512 + lane;
+  int used = 0;
+  // f(slot) with the next chunk, whose place the one after those under way takes.
+  auto with_next = [&](auto&& f) {
+    if (used >= slots) {
+      if (slots == 1) copy_async_wait<0>(); else copy_async_wait<1>();
+    }
+    Slot slot{ring + used % slots * 512};
+    f(slot);
+    slot.fetch_from(chunk(slots + used++));
+    copy_async_commit();
+  };
 
   pair_arrive();
-  Chunk w;
-  fetch(w, a.before ? lines(before(kOutProj).weight, mine, kChannels)
-                    : a.after ? chunk(0) : chunk(2 * (a.ffn / 256) + 1));
+  for (int i = 0; i < slots; ++i) {
+    Slot{ring + i * 512}.fetch_from(chunk(i));
+    copy_async_commit();
+  }
   if (a.before) {
     load_vector(vectors + kOutProjBias, before(kOutProj).bias, kChannels);
     load_norm(vectors + kNorm1, before(kMhaNorm));
@@ -647,9 +668,7 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
     load_norm(vectors + kNorm3, before(kFfnNorm));
   }
   if (goes_on) load_vector(vectors + kInProjBias, in_proj.bias, 3 * kChannels);
-  stamp(a, 0, 1);
   wait_for_previous();
-  stamp(a, 0, 2);
 
   const void* x_from = a.step <= 1 ? a.query : a.x;  // what the layer began with, or its out_proj and norm left
   if (a.after && !a.before) x_from = a.x;
@@ -687,16 +706,10 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
   copy_async_wait<0>();
   __syncthreads();
   pair_wait();  // the other block runs
-  stamp(a, 0, 3);
 
   if (a.before) {
     Sum sum{};
-    if (a.sample) {
-      multiply<T, false, 8, 4>(sum, s.in, kPitch, w, narrow(before(kAttentionWeights).weight, a.logits));
-      if (a.touch) touch<8>(chunk(0));
-    } else {
-      multiply<T, false, 8>(sum, s.in, kPitch, w, nothing);
-    }
+    with_next([&](Slot& w) { multiply<T, false, 8>(sum, s.in, kPitch, w, nothing); });
     each_pair(sum, mine, [&](int row, int column, float p, float q) {
       const float2 bias = two(vectors + kOutProjBias + column), x = two(s.x + row * kPitch + column);
       p += bias.x + x.x, q += bias.y + x.y;
@@ -707,15 +720,12 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
       store_both(s.sum + row * kPitch + column, pack<T>(p, q), rank);
     });
     pair_sync();
-    stamp(a, 0, 4);
     normalize_tile(s.sum, vectors + kNorm1, false, s.x, s.query_pos, s.where);
     __syncthreads();
   }
 
   if (a.sample) {
-    stamp(a, 0, 5);
-    multiply_narrow(s.partial, s.where, w, chunk(0));
-    if (a.touch) touch<8>(chunk(1));
+    with_next([&](Slot& w) { multiply_narrow(s.partial, s.where, w, nothing); });
     __syncthreads();
     float weights[2], sampled[8] = {};
 #pragma unroll
@@ -723,13 +733,10 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
       const int logit = lane + i * 32;
       weights[i] = narrow_sum(s.partial, own, logit) + (logit < a.logits ? to_float(vectors[kLogitsBias + logit]) : 0.f);
     }
-    stamp(a, 0, 6);
     activate(a.activation, a.logits, weights);
     sample<T>(a, batch, u, v, weights, sampled);
-    stamp(a, 0, 7);
     store_both(s.in + own * kPitch + lane * 8, pack8<T>(sampled), rank);
     pair_sync();
-    stamp(a, 0, 8);
   }
 
   if (a.before && !a.after) {  // the sampling is not ours
@@ -740,42 +747,35 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
 
   if (a.after) {
     Sum sum{};
-    if (a.touch) touch<8>(chunk(2));
-    multiply<T, false, 8>(sum, s.in, kPitch, w, chunk(1));
+    with_next([&](Slot& w) { multiply<T, false, 8>(sum, s.in, kPitch, w, nothing); });
     each_pair(sum, mine, [&](int row, int column, float p, float q) {
       const float2 bias = two(vectors + kOutputProjBias + column), x = two(s.x + row * kPitch + column);
       const float2 extra = two(s.position + row * kPitch + column);
       store_both(s.sum + row * kPitch + column, pack<T>(p + bias.x + x.x + extra.x, q + bias.y + x.y + extra.y), rank);
     });
     pair_sync();
-    stamp(a, 0, 9);
     normalize_tile(s.sum, vectors + kNorm2, false, s.x);
     __syncthreads();
 
-    stamp(a, 0, 10);
     for (int j = 0; j < a.ffn / 256; ++j) {  // half of the hidden columns, 128 at a time
       const int column = rank * a.ffn / 2 + j * 128 + warp * 16;
       Sum sum{};
-      if (a.touch) touch<8>(chunk(j + 3));
-      multiply<T, false, 8>(sum, s.x, kPitch, w, chunk(j + 2));
+      with_next([&](Slot& w) { multiply<T, false, 8>(sum, s.x, kPitch, w, nothing); });
       each_pair(sum, column, [&](int row, int column, float p, float q) {
         const float2 bias = two(vectors + kFfn0Bias + column);
         store_both(hidden + row * hidden_pitch + column, pack<T>(relu(p + bias.x), relu(q + bias.y)), rank);
       });
     }
     pair_sync();
-    stamp(a, 0, 11);
     sum = Sum{};
     for (int j = 0; j < a.ffn / 256; ++j) {
-      if (a.touch) touch<8>(chunk(a.ffn / 256 + j + 3));
-      multiply<T, false, 8>(sum, hidden + j * 256, hidden_pitch, w, chunk(a.ffn / 256 + j + 2));
+      with_next([&](Slot& w) { multiply<T, false, 8>(sum, hidden + j * 256, hidden_pitch, w, nothing); });
     }
     each_pair(sum, mine, [&](int row, int column, float p, float q) {
       const float2 bias = two(vectors + kFfn2Bias + column), x = two(s.x + row * kPitch + column);
       store_both(s.sum + row * kPitch + column, pack<T>(p + bias.x + x.x, q + bias.y + x.y), rank);
     });
     pair_sync();
-    stamp(a, 0, 12);
     normalize_tile(s.sum, vectors + kNorm3, false, s.x, s.query_pos, s.where);
     __syncthreads();
     store_half(a.x, s.x, row0, a.rows, rank);
@@ -791,17 +791,15 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
     }
     __syncthreads();
   }
-  stamp(a, 0, 13);
   if (!goes_on) return;
 
   // Queries, scaled for exp2, and keys by rows; values by columns.
   const float scale = 0.17677669529663687f * 1.4426950408889634f;  // log2(e) / sqrt(32)
-#pragma unroll
+#pragma unroll 1
   for (int j = 0; j < 3; ++j) {
     Sum sum{};
-    const Lines next = chunk(2 * (a.ffn / 256) + j + 2);
     if (j < 2) {
-      multiply<T, false, 8>(sum, s.where, kPitch, w, next);
+      with_next([&](Slot& w) { multiply<T, false, 8>(sum, s.where, kPitch, w, nothing); });
       each_pair(sum, mine, [&](int row, int column, float p, float q) {
         const float2 bias = two(vectors + kInProjBias + j * kChannels + column);
         if (row0 + row >= a.rows) return;
@@ -811,7 +809,7 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
         *reinterpret_cast<uint32_t*>(to) = pack<T>((p + bias.x) * by, (q + bias.y) * by);
       });
     } else {
-      multiply<T, true, 8>(sum, s.x, kPitch, w, next);
+      with_next([&](Slot& w) { multiply<T, true, 8>(sum, s.x, kPitch, w, nothing); });
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const int column = mine + lane / 4 + i / 2 % 2 * 8, row = i / 4 * 8 + lane % 4 * 2 + i % 2;
@@ -822,7 +820,6 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
       }
     }
   }
-  stamp(a, 0, 14);
 }
 
 // ---------------------------------------------------------------- attention_kernel: attention
@@ -858,15 +855,6 @@ __device__ __forceinline__ void attend(const Fused& a, int block, AttentionShare
   const uint4* values = reinterpret_cast<const uint4*>(static_cast<const T*>(a.v) + start) + lane % 4;
   const int blocks = a.keys / 32, pitch = a.keys / 8;
 
-  if (a.touch) {
-#pragma unroll 1
-    for (int b = share; b < blocks; b += kShares) {
-      const char* key_block = static_cast<const char*>(a.k) + start * 2 + b * 2048 + lane * 32;
-      const char* value_row = static_cast<const char*>(a.v) + start * 2 + lane * (a.keys * 2ll) + b * 64;
-      touch(key_block), touch(key_block + 1024), touch(value_row), touch(value_row + 32);
-    }
-  }
-  stamp(a, 1, 3);
   uint32_t query[2][2][4];  // [16 queries][16 dimensions]
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
@@ -935,7 +923,6 @@ __device__ __forceinline__ void attend(const Fused& a, int block, AttentionShare
     }
   }
 
-  stamp(a, 1, 4);
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
 #pragma unroll
@@ -953,7 +940,6 @@ __device__ __forceinline__ void attend(const Fused& a, int block, AttentionShare
   }
   __syncthreads();
 
-  stamp(a, 1, 5);
   constexpr int kLanes = 8 / Groups, kEach = kHeadDim / kLanes;  // lanes of a row, dimensions of a lane
   const int row = threadIdx.x / kLanes, dim = threadIdx.x % kLanes * kEach;
   const int at = tile * 32 * Groups + row;
@@ -979,7 +965,6 @@ __device__ __forceinline__ void attend(const Fused& a, int block, AttentionShare
                                                      pack<T>(result[j + 2] / all, result[j + 3] / all));
     }
   }
-  stamp(a, 1, 6);
 }
 
 // ---------------------------------------------------------------- attention_kernel: box, position and class branches
@@ -993,11 +978,11 @@ struct BranchShared {
 };
 
 // to (both blocks) = relu?(tile weight^T + bias), this warp's 16 columns.
-template <class T, int NextSteps = 8>
+template <class T>
 __device__ __forceinline__ void linear_both(const T* tile, Chunk& w, const Lines& next, const T* bias, bool with_relu, T* to,
                                             uint32_t rank) {
   Sum sum{};
-  multiply<T, false, 8, NextSteps>(sum, tile, kPitch, w, next);
+  multiply<T, false, 8>(sum, tile, kPitch, w, next);
   each_pair(sum, (rank * 8 + threadIdx.x / 32) * 16, [&](int row, int column, float p, float q) {
     const float2 b = two(bias + column);
     p += b.x, q += b.y;
@@ -1014,7 +999,7 @@ __device__ __forceinline__ void class_branch(const Fused& a, int64_t row0, Branc
   auto cls = [&](ClassWeight weight) -> const Parameters& { return a.cls[weight / 2]; };
   pair_arrive();
   Chunk w;
-  fetch(w, lines(cls(kCls0).weight, mine, kChannels));
+  w.fetch_from(lines(cls(kCls0).weight, mine, kChannels));
   load_vector(s.vectors + kCls0Bias, cls(kCls0).bias, kChannels);
   load_norm(s.vectors + kScoreNorm0, cls(kClsNorm0));
   load_vector(s.vectors + kCls3Bias, cls(kCls3).bias, kChannels);
@@ -1030,7 +1015,7 @@ __device__ __forceinline__ void class_branch(const Fused& a, int64_t row0, Branc
   linear_both(s.in, w, lines(cls(kCls3).weight, mine, kChannels), s.vectors + kCls0Bias, false, s.middle, rank);
   normalize_tile(s.middle, s.vectors + kScoreNorm0, true, s.x);
   __syncthreads();
-  linear_both<T, 4>(s.x, w, narrow(cls(kCls6).weight, a.num_classes), s.vectors + kCls3Bias, false, s.last, rank);
+  linear_both(s.x, w, narrow(cls(kCls6).weight, a.num_classes), s.vectors + kCls3Bias, false, s.last, rank);
   normalize_tile(s.last, s.vectors + kScoreNorm1, true, s.x);
   __syncthreads();
   multiply_narrow(s.partial, s.x, w, Lines{});
@@ -1057,7 +1042,7 @@ __device__ __forceinline__ void box_branch(const Fused& a, int64_t row0, BranchS
 
   pair_arrive();
   Chunk w;
-  fetch(w, moves ? lines(before(kReg0).weight, mine, kChannels) : position3);
+  w.fetch_from(moves ? lines(before(kReg0).weight, mine, kChannels) : position3);
   if (moves) {
     load_vector(s.vectors + kReg0Bias, before(kReg0).bias, kChannels);
     load_vector(s.vectors + kReg2Bias, before(kReg2).bias, kChannels);
@@ -1070,14 +1055,7 @@ __device__ __forceinline__ void box_branch(const Fused& a, int64_t row0, BranchS
     load_vector(s.vectors + kPosition3Bias, after(kPosition3).bias, kChannels);
     load_norm(s.vectors + kEncodingNorm1, after(kPositionNorm1));
   }
-  if (a.touch && moves) {
-    touch<8>(lines(before(kReg2).weight, mine, kChannels));
-    touch<4>(narrow(before(kReg4).weight, a.code_size));
-    touch<8>(position3);
-  }
-  stamp(a, 1, 1);
   wait_for_previous();
-  stamp(a, 1, 2);
   if (moves) load_tile(s.in, a.x, row0, a.rows);
   copy_async_commit();
   if (threadIdx.x < kRows * 3) {
@@ -1087,15 +1065,12 @@ __device__ __forceinline__ void box_branch(const Fused& a, int64_t row0, BranchS
   __syncthreads();
   pair_wait();
 
-  stamp(a, 1, 3);
   if (moves) {
     linear_both(s.in, w, lines(before(kReg2).weight, mine, kChannels), s.vectors + kReg0Bias, true, s.middle, rank);
-    stamp(a, 1, 4);
-    linear_both<T, 4>(s.middle, w, narrow(before(kReg4).weight, a.code_size), s.vectors + kReg2Bias, true, s.last, rank);
-    stamp(a, 1, 5);
+    linear_both(s.middle, w, narrow(before(kReg4).weight, a.code_size), s.vectors + kReg2Bias, true, s.last, rank);
     multiply_narrow(s.partial, s.last, w, position3);
+    w.fetch_from(position3, 4);
     __syncthreads();
-    stamp(a, 1, 6);
     auto code = [&](int row, int j) { return narrow_sum(s.partial, row, j) + to_float(s.vectors[kReg4Bias + j]); };
     if (threadIdx.x < kRows * 3) {
       const int row = threadIdx.x / 3, axis = threadIdx.x % 3;
@@ -1118,7 +1093,6 @@ __device__ __forceinline__ void box_branch(const Fused& a, int64_t row0, BranchS
   }
   if (!encodes) return;
 
-  stamp(a, 1, 7);
   if (threadIdx.x < kRows * 3) {
     s.encoded[threadIdx.x] = to_float(from_float<T>(inverse_sigmoid(s.points[threadIdx.x])));
   }
@@ -1144,14 +1118,11 @@ __device__ __forceinline__ void box_branch(const Fused& a, int64_t row0, BranchS
 #pragma unroll
   for (int r = 0; r < 2; ++r) *reinterpret_cast<uint4*>(s.x + (warp * 2 + r) * kPitch + lane * 8) = pack8<T>(x[r]);
   __syncthreads();
-  stamp(a, 1, 8);
   linear_both(s.x, w, Lines{}, s.vectors + kPosition3Bias, false, s.middle, rank);
-  stamp(a, 1, 9);
   const int row = rank * (kRows / kPair) + warp;
   float y[1][8];
   unpack8<T>(*reinterpret_cast<const uint4*>(s.middle + row * kPitch + lane * 8), y[0]);
   normalize<T, 1>(y, s.vectors + kEncodingNorm1, true);
-  stamp(a, 1, 10);
   if (row0 + row < a.rows) reinterpret_cast<uint4*>(a.position)[(row0 + row) * 32 + lane] = pack8<T>(y[0]);
 }
 
@@ -1159,16 +1130,13 @@ template <class T, int Groups>
 __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 2)
     attention_kernel(const __grid_constant__ Fused a) {
   extern __shared__ __align__(128) char memory[];
-  stamp(a, 1, 0);
   const int branch_blocks = static_cast<int>(ceil_div<int64_t>(a.rows, kRows)) * kPair, block = blockIdx.x;
   if (block < branch_blocks) {
     box_branch(a, block / kPair * static_cast<int64_t>(kRows), *reinterpret_cast<BranchShared<T>*>(memory));
   } else if (a.step == a.layers) {
     class_branch(a, (block - branch_blocks) / kPair * static_cast<int64_t>(kRows), *reinterpret_cast<BranchShared<T>*>(memory));
   } else {
-    stamp(a, 1, 1);
     wait_for_previous();
-    stamp(a, 1, 2);
     attend<T, Groups>(a, block - branch_blocks, *reinterpret_cast<AttentionShared*>(memory));
   }
 }
@@ -1269,7 +1237,7 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
           n.logits, d.residual_query_pos, false, false, false, n.cams, n.levels, d.activation, AnyFloat(d.lidar2img)};
   for (int i = 0; i < 4; ++i) a.lidar2img_strides[i] = d.lidar2img.strides[i];
   a.cameras = b.cameras;
-  a.touch = getenv("SVEXPORT_TOUCH") != nullptr;
+
   for (int i = 0; i < 3; ++i) {
     a.low[i] = static_cast<float>(d.pc_range[i]);
     a.size[i] = static_cast<float>(d.pc_range[i + 3] - d.pc_range[i]);
@@ -1288,8 +1256,6 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
     a.level[i] = level_of(d, i);
     if (i < 4 && a.plain_levels == i && a.level[i].format == kAdjacent && !a.level[i].pool) ++a.plain_levels;
   }
-  if (const char* st = getenv("SVEXPORT_STAMPS")) a.stamps = (long long*)strtoull(st, nullptr, 0);
-  const bool pdl = !getenv("SVEXPORT_NOPDL");
 
   const int64_t pairs = ceil_div<int64_t>(n.rows, kRows) * kPair;
   const size_t rows_shared = RowsShared<T>::bytes(n.ffn);
@@ -1311,7 +1277,7 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
     }
     if (!first && !itself) {
       a.before = true, a.sample = a.after = false;
-      SVEXPORT_TRY(launch(rows_kernel<T>, a, pairs, rows_shared, pdl, stream));
+      SVEXPORT_TRY(launch(rows_kernel<T>, a, pairs, rows_shared, true, stream));
       auto apply = [&](DecoderWeight weight, void* y) {
         const Tensor* w = weight_of(d, a.step - 1, weight);
         Linear layer;
@@ -1330,9 +1296,9 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
     }
     a.before = a.sample = !first && itself;
     a.after = !first;
-    SVEXPORT_TRY(launch(rows_kernel<T>, a, pairs, rows_shared, pdl && !first && itself, stream));
+    SVEXPORT_TRY(launch(rows_kernel<T>, a, pairs, rows_shared, !first && itself, stream));
     const auto kernel = groups == 1 ? attention_kernel<T, 1> : attention_kernel<T, 2>;
-    SVEXPORT_TRY(launch(kernel, a, pairs + (last ? pairs : attention + attention % 2), kAttentionShared, pdl, stream));
+    SVEXPORT_TRY(launch(kernel, a, pairs + (last ? pairs : attention + attention % 2), kAttentionShared, true, stream));
   }
   return cudaSuccess;
 }

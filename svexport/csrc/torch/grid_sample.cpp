@@ -22,9 +22,9 @@ at::Tensor grid_sample_torch(const at::Tensor& input, const at::Tensor& grid, in
   return reference("grid_sample", grid_sample_torch, input, grid, mode, padding, align_corners);
 }
 
-std::vector<at::Tensor> grid_sample_backward_torch(at::TensorList grads, const at::Tensor& input, const at::Tensor& grid,
-                                                   int64_t mode, int64_t padding, bool align_corners,
-                                                   const c10::List<bool>& needs_grad) {
+std::vector<at::Tensor> grid_sample_backward_torch(at::TensorList grads, const at::Tensor& input,
+                                                   const at::Tensor& grid, int64_t mode, int64_t padding,
+                                                   bool align_corners, const c10::List<bool>& needs_grad) {
   const c10::cuda::CUDAGuard guard(input.device());
   if (has_dtype(input) && has_dtype(grid) && grid.device() == input.device()) {
     const Gradients results({input, grid}, needs_grad);
