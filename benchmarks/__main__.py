@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import pkgutil
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from types import ModuleType
 import torch
 
 import benchmarks
-from benchmarks._measure import Workload, eager_times, graph_times, write
+from benchmarks._measure import RESULTS, Workload, eager_times, graph_times, write
 
 
 def modules(names: list[str]) -> Iterator[tuple[str, ModuleType]]:
@@ -80,38 +79,35 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--eager", action="store_true", help="plain calls as well as graph replays")
     parser.add_argument("--replays", type=int, default=100)
-    parser.add_argument("--out", type=Path, help="where to write the results; default: results/<device>.json")
+    parser.add_argument("--out", type=Path, help="folder for <module>.json; default: results/<device>")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print("expected a CUDA GPU, found none: these are benchmarks of CUDA kernels", file=sys.stderr)
         return 1
     torch.manual_seed(0)
-    rows, slower = [], 0
+    device = torch.cuda.get_device_name().lower().replace(" ", "-")
+    folder = options.out or RESULTS / device
     for name, module in modules(options.names):
-        if options.sweep and not hasattr(module, "sweep"):
+        generate = getattr(module, "sweep" if options.sweep else "workloads", None)
+        if generate is None:
             continue
-        for workload in module.sweep() if options.sweep else module.workloads():
+        rows = []
+        for workload in generate():
             if options.filter not in workload.name:
                 continue
             row = measure(workload, options.replays, options.eager)
             rows.append({"module": name, **row})
-            late = options.sweep and is_slower(row)
-            slower += late
-            if late or not options.sweep:
+            if not options.sweep or is_slower(row):
                 print(line(row), flush=True)
             torch.cuda.empty_cache()
-    if options.sweep:
         ratios = sorted(row["ratio"] for row in rows if "ratio" in row)
-        if ratios:
+        if options.sweep and ratios:
             print(
-                f"{len(rows)} shapes, {slower} slower than the peer; ratio median {ratios[len(ratios) // 2]:.2f}, "
-                f"worst {ratios[-1]:.2f}"
+                f"{name}: {len(rows)} shapes, {sum(map(is_slower, rows))} slower than the peer; "
+                f"ratio median {ratios[len(ratios) // 2]:.2f}, worst {ratios[-1]:.2f}"
             )
-    if options.out:
-        options.out.write_text(json.dumps(rows, indent=2) + "\n")
-    elif not options.filter:
-        device = torch.cuda.get_device_name().lower().replace(" ", "-")
-        print(write(f"{device}{'-sweep' if options.sweep else ''}", rows))
+        if rows and (options.out or not options.filter):
+            print(write(f"{name}-sweep" if options.sweep else name, rows, folder))
     return 0
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Workload", "eager_times", "graph_times", "interleaved", "write"]
+__all__ = ["RESULTS", "Workload", "eager_times", "graph_times", "interleaved", "write"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -121,8 +121,8 @@ def interleaved(functions: Mapping[str, Callable[[], Any]], seconds: float = 1.0
     return _summary(times)
 
 
-def write(name: str, rows: Any) -> Path:
-    """Writes ``results/<name>.json`` with the device, versions, command and date the rows were measured with."""
+def write(name: str, rows: Any, folder: Path = RESULTS) -> Path:
+    """Writes ``<folder>/<name>.json`` with the device, versions, command and date the rows were measured with."""
     versions = {"python": platform.python_version()}
     for package in ("torch", "onnx", "onnxruntime", "onnxscript", "numpy", "svexport"):
         try:
@@ -137,8 +137,8 @@ def write(name: str, rows: Any) -> Path:
         "date": date.today().isoformat(),
         "rows": rows,
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    path = folder / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=2) + "\n")
     return path
 

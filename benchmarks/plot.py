@@ -1,4 +1,4 @@
-"""``python -m benchmarks.plot results/<device>.json``: the results as a picture, PNG and SVG beside the file.
+"""``python -m benchmarks.plot results/<device>``: a folder of results as a picture, PNG and SVG beside it.
 
 One row a workload: a dot for ours, a ring for each peer, a tick for the time the bytes alone would take.
 """
@@ -16,16 +16,17 @@ BANDWIDTH = {"NVIDIA H200": 4.3e12}
 """Bytes per second of a large copy, read and written, by device; devices that nobody measured get no ticks."""
 
 
-def plot(path: Path) -> list[Path]:
-    """Draws the results in ``path``; returns the files written.
+def plot(folder: Path) -> list[Path]:
+    """Draws the results in ``folder``, but no sweeps; returns the files written.
 
     Raises:
-        ValueError: if the file holds no results of ``python -m benchmarks``.
+        ValueError: if it holds no results of ``python -m benchmarks``.
     """
-    record = json.loads(path.read_text())
-    rows = [row for row in record.get("rows", []) if "times" in row]
+    records = [json.loads(p.read_text()) for p in sorted(folder.glob("*.json")) if not p.stem.endswith("-sweep")]
+    rows = [row for record in records for row in record.get("rows", []) if "times" in row]
     if not rows:
-        raise ValueError(f"{path}: expected results written by python -m benchmarks, found none")
+        raise ValueError(f"{folder}: expected results written by python -m benchmarks, found none")
+    record = records[0]
     groups = [(name, list(group)) for name, group in groupby(rows, key=lambda row: row["module"])]
     heights = [len(group) for _, group in groups]
     figure, axes = plt.subplots(
@@ -53,7 +54,7 @@ def plot(path: Path) -> list[Path]:
     order = sorted(seen, key=lambda label: (label != "svexport", label == "bytes floor"))
     title = f"{record['device']}, torch {record['versions']['torch']}, {record['date']}"
     figure.legend([seen[k] for k in order], order, title=title, loc="outside upper center", ncols=6, fontsize=8)
-    written = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
+    written = [folder.with_suffix(suffix) for suffix in (".png", ".svg")]
     for target in written:
         figure.savefig(target, dpi=150)
     plt.close(figure)
@@ -62,10 +63,9 @@ def plot(path: Path) -> list[Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=Path, nargs="+")
-    for path in parser.parse_args().results:
-        for written in plot(path):
-            print(written)
+    parser.add_argument("results", type=Path, help="results/<device>")
+    for written in plot(parser.parse_args().results):
+        print(written)
 
 
 if __name__ == "__main__":

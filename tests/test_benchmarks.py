@@ -47,14 +47,15 @@ def test_without_gpu(monkeypatch, capsys) -> None:
 
 def test_plot(tmp_path) -> None:
     record = {"device": "NVIDIA H200", "versions": {"torch": "2.11"}, "date": "2026-01-02"}
-    path = tmp_path / "r.json"
+    (tmp_path / "gpu").mkdir()
+    path = tmp_path / "gpu" / "op.json"
     path.write_text(json.dumps({**record, "rows": [{**row(3, 10), "bytes": 10**7}, row(4, 5)]}))
-    written = plot(path)
-    assert [p.suffix for p in written] == [".png", ".svg"]
+    written = plot(path.parent)
+    assert [p.name for p in written] == ["gpu.png", "gpu.svg"]
     assert all(p.stat().st_size > 1000 for p in written)
     path.write_text(json.dumps({**record, "rows": [{"equation": "ab,bc->ac"}]}))
     with pytest.raises(ValueError, match="expected results written by python -m benchmarks"):
-        plot(path)
+        plot(path.parent)
 
 
 def test_command_in_the_record(monkeypatch) -> None:

@@ -143,7 +143,5 @@ def test_without_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_old_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(__version__="8.6.1"))
-    with pytest.raises(
-        BackendNotAvailableError, match=r"TensorRT 10 or later, this is 8\.6\.1.*svexport plugins build"
-    ):
+    with pytest.raises(BackendNotAvailableError, match=r"this is 8\.6\.1.*svexport plugins build"):
         register_plugins()

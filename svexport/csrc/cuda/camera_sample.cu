@@ -450,8 +450,8 @@ __device__ __forceinline__ float scan(float x, int from) {
 }
 
 // Softmax: d(logit) = weight * (d(weight) - sum of weight * d(weight)); sigmoid: weight * (1 - weight) * d(weight).
-__device__ __forceinline__ void write_weights_gradient(const Params& p, const Backward& r, int64_t query, int64_t logits,
-                                                       float* parts) {
+__device__ __forceinline__ void write_weights_gradient(const Params& p, const Backward& r, int64_t query,
+                                                       int64_t logits, float* parts) {
   const float* grads = r.grad_sampled + query * p.samples * p.groups;
   const float2* norms = r.norms + query * p.groups;
   for (int first = 0; first < p.groups; first += kMaxGroups) {
@@ -664,8 +664,8 @@ __global__ void __launch_bounds__(kThreads, 4)
           grad_y = fmaf(weight, by_y, grad_y);
           grad_weight += by_weight;
           if (p.groups > 1) {
-            // the lanes of a group lie side by side
-            const int before = group * static_cast<int>(p.group_channels.d) - (begin + i * stride);  // channels before it in the row
+            // the lanes of a group lie side by side, behind those of the channels before it
+            const int before = group * static_cast<int>(p.group_channels.d) - (begin + i * stride);
             const int from_lane = row_start + max(0, kSplit ? 2 * before : before / N);
             const float sum = scan(grad_weight, from_lane);
             const int next = __shfl_down_sync(~0u, group, 1);
@@ -898,7 +898,7 @@ __global__ void __launch_bounds__(kTileThreads)
   const int64_t count = static_cast<int64_t>(r.queries) * p.points_of.d;
   float sum[12] = {};
   for (int64_t i = threadIdx.x; i < count; i += kTileThreads) {
-    const int q = static_cast<int>(i / static_cast<int>(p.points_of.d)), point = static_cast<int>(i % static_cast<int>(p.points_of.d));
+    const int q = static_cast<int>(i / p.points_of.d), point = static_cast<int>(i % p.points_of.d);
     const int64_t query = static_cast<int64_t>(b) * r.queries + q;
     const float* image = r.image + ((query * p.cams + camera) * static_cast<int>(p.points_of.d) + point) * 3;
     if (image[0] == 0 && image[1] == 0 && image[2] == 0) continue;  // not seen: wherever it is
@@ -994,7 +994,7 @@ cudaError_t prepare(const CameraLevel* levels, int num_levels, const Tensor& ref
   if (p.has_offsets) copy_strides(offsets, p.offsets_stride);
   p.weights_stride[0] = weights.strides[0];
   p.weights_stride[1] = weights.strides[1];
-  p.weights_stride[2] = weights.sizes[4] != 1 ? weights.strides[4] : points != 1 ? weights.strides[3] : weights.strides[2];
+  p.weights_stride[2] = weights.strides[num_levels != 1 ? 4 : points != 1 ? 3 : 2];
   p.weights_stride[3] = weights.strides[5];
   p.channels = static_cast<int>(output.sizes[2]);
   p.groups = static_cast<int>(groups);

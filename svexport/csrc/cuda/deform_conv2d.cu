@@ -83,10 +83,10 @@ constexpr int kVector = 16 / sizeof(T);
 template <class T>
 using Vector = Vec<T, kVector<T>>;
 
-// 16 bytes of channels of a pixel of an image, or zeros; `image` points at them in pixel 0.
-template <class T>
-__device__ __forceinline__ Vector<T> read_pixel(const T* image, unsigned pixel, unsigned vectors, bool real) {
-  return load_if<T, kVector<T>>(image + static_cast<uint64_t>(pixel) * vectors * kVector<T>, real && pixel != kOutside);
+// V channels of a pixel of an image, or zeros; `image` points at them in pixel 0.
+template <int V, class T>
+__device__ __forceinline__ Vec<T, V> read_pixel(const T* image, unsigned pixel, unsigned vectors, bool real) {
+  return load_if<T, V>(image + static_cast<uint64_t>(pixel) * vectors * kVector<T>, real && pixel != kOutside);
 }
 
 // c += a * b for a of 16 rows and b of 8 columns, both of 32 bytes along K, in registers as ldmatrix leaves them and c as
@@ -234,7 +234,7 @@ constexpr int kPixels = 32;  // output pixels of a block
 
 // M warps, each of them for 16 * R outputs of the same output pixels.
 template <class T, int M, int R>
-__global__ void __launch_bounds__(M * 32, M == 2 ? 6 : R == 4 ? 3 : 4) convolution_kernel(const Convolution<T> a) {
+__global__ void __launch_bounds__(M * 32, R == 4 && sizeof(T) == 2 ? 3 : 2) convolution_kernel(const Convolution<T> a) {
   constexpr int kThreads = M * 32, kOutputs = M * R * 16, kElements = kStep / sizeof(T);
   constexpr int kVectors = kPixels * 8 / kThreads;  // that a thread makes in a step
   constexpr int kRows = kThreads / 8;               // between them
@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(M * 32, M == 2 ? 6 : R == 4 ? 3 : 4) convoluti
       const Pixels p = pixels[from][row + i * kRows];
       const T* image = images[i] + s.run + s.channel;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) corners[i][j] = read_pixel(image, p.at[j], g.vectors, real);
+      for (int j = 0; j < 4; ++j) corners[i][j] = read_pixel<kVector<T>>(image, p.at[j], g.vectors, real);
     }
   };
   const auto mix = [&](int from, char* to) {
@@ -397,7 +397,6 @@ constexpr int kOffsetGroups = 8;  // at most, of a block
 
 // What a block of the kernels below works on: one tap of 32 output pixels in some offset groups. First its threads find
 // what every (output pixel, offset group) reads, then `lanes` threads (a power of two) take one of them each.
-template <class T>
 struct Part {
   Geometry g;
   int first, rows, lanes;
@@ -428,7 +427,7 @@ struct Part {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    columns_kernel(const T* input, AnyFloat offset, AnyFloat mask, Part<T> part, T* columns) {
+    columns_kernel(const T* input, AnyFloat offset, AnyFloat mask, Part part, T* columns) {
   constexpr int V = kVector<T>;
   __shared__ Pixels pixels[kPixels * kOffsetGroups];
   __shared__ float4 taps[kPixels * kOffsetGroups];
@@ -445,7 +444,7 @@ __global__ void __launch_bounds__(kThreads)
       const int channel = (part.offset_group() + i / kPixels) * g.per_offset_group + c;
       Vector<T> v[4];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) v[k] = read_pixel(image + channel, at.at[k], g.vectors, true);
+      for (int k = 0; k < 4; ++k) v[k] = read_pixel<V>(image + channel, at.at[k], g.vectors, true);
       float sum[V] = {};
 #pragma unroll
       for (int k = 0; k < 4; ++k) add_scaled(sum, b.factor(k) * tap.z, v[k]);
@@ -456,9 +455,9 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    columns_backward_kernel(const T* grad_columns, const T* input, AnyFloat offset, AnyFloat mask, Part<T> part,
+    columns_backward_kernel(const T* grad_columns, const T* input, AnyFloat offset, AnyFloat mask, Part part,
                             Sums grad_input, AnyFloat grad_offset, AnyFloat grad_mask) {
-  constexpr int V = kVector<T>;
+  constexpr int V = 4;  // 16 bytes of sums, so that the additions of a warp are to whole sectors of memory
   __shared__ Pixels pixels[kPixels * kOffsetGroups];
   __shared__ float4 taps[kPixels * kOffsetGroups];
   part.find(pixels, taps, offset, mask);
@@ -475,10 +474,10 @@ __global__ void __launch_bounds__(kThreads)
     float x = 0, y = 0, m = 0;
     for (int c = threadIdx.x % part.lanes * V; c < g.per_offset_group && real; c += part.lanes * V) {
       const int channel = group * g.per_offset_group + c;
-      const Vector<T> grads = load<T, V>(grad_columns + part.column(row, channel));
-      Vector<T> v[4];
+      const Vec<T, V> grads = load<T, V>(grad_columns + part.column(row, channel));
+      Vec<T, V> v[4];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) v[k] = read_pixel(input + n * g.image_size + channel, at.at[k], g.vectors, true);
+      for (int k = 0; k < 4; ++k) v[k] = read_pixel<V>(input + n * g.image_size + channel, at.at[k], g.vectors, true);
       float grad[V], dot[4] = {};
 #pragma unroll
       for (int e = 0; e < V; ++e) grad[e] = to_float(grads.at[e]);
@@ -644,16 +643,15 @@ cudaError_t convolve(const Convolution<T>& a, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <class T>
-Part<T> part_of(const Tensor& input, const Tensor& offset, const Tensor& mask, const DeformConv2d& conv, int64_t first,
-                int64_t rows) {
-  Part<T> part{geometry(input, offset, mask, conv), static_cast<int>(first), static_cast<int>(rows), 1};
-  while (part.lanes < 32 && part.lanes * kVector<T> < part.g.per_offset_group) part.lanes *= 2;
+// For threads of v channels each.
+Part part_of(const Tensor& input, const Tensor& offset, const Tensor& mask, const DeformConv2d& conv, int64_t first,
+             int64_t rows, int v) {
+  Part part{geometry(input, offset, mask, conv), static_cast<int>(first), static_cast<int>(rows), 1};
+  while (part.lanes < 32 && part.lanes * v < part.g.per_offset_group) part.lanes *= 2;
   return part;
 }
 
-template <class T>
-dim3 blocks_of(const Part<T>& part) {
+dim3 blocks_of(const Part& part) {
   return dim3(ceil_div(part.rows, kPixels), part.g.taps * ceil_div(part.g.conv.offset_groups, kOffsetGroups));
 }
 
@@ -758,7 +756,7 @@ cudaError_t deform_conv2d_columns(const Tensor& input, const Tensor& offset, con
   if (columns.numel() == 0) return cudaSuccess;
   return dispatch_float(input.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
-    const auto part = part_of<T>(input, offset, mask, conv, first, columns.sizes[1]);
+    const Part part = part_of(input, offset, mask, conv, first, columns.sizes[1], kVector<T>);
     columns_kernel<<<blocks_of(part), kThreads, 0, stream>>>(static_cast<const T*>(input.data), AnyFloat(offset),
                                                              AnyFloat(mask), part, static_cast<T*>(columns.data));
     return cudaGetLastError();
@@ -772,7 +770,7 @@ cudaError_t deform_conv2d_columns_backward(const Tensor& grad_columns, const Ten
   if (grad_columns.numel() == 0) return cudaSuccess;
   return dispatch_float(input.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
-    const auto part = part_of<T>(input, offset, mask, conv, first, grad_columns.sizes[1]);
+    const Part part = part_of(input, offset, mask, conv, first, grad_columns.sizes[1], 4);
     columns_backward_kernel<<<blocks_of(part), kThreads, 0, stream>>>(
         static_cast<const T*>(grad_columns.data), static_cast<const T*>(input.data), AnyFloat(offset), AnyFloat(mask),
         part, Sums{grad_input.data, static_cast<const float*>(scale.data)}, AnyFloat(grad_offset), AnyFloat(grad_mask));

@@ -3,6 +3,8 @@
 // them in shared memory; then the lanes of a row read the pixels of all of them, 16 bytes each.
 #include "ms_deform_attn.h"
 
+#include <algorithm>
+
 #include "accumulate.cuh"
 
 namespace svexport {
@@ -126,7 +128,7 @@ __device__ __forceinline__ void read(Vec<T, V> (&v)[N][4], const Pixels* pixels,
 
 // G lanes (a power of two) of V channels each, at a time, for a row.
 template <class T, int V>
-__global__ void __launch_bounds__(kWarps * 32)
+__global__ void __launch_bounds__(kWarps * 32, 5)
     forward_kernel(const T* value, Levels levels, AnyFloat locations, AnyFloat weights, T* output, Sizes sizes, int g) {
   __shared__ Pixels pixels[kWarps][kChunk + 32];
   __shared__ float4 factors[kWarps][kChunk + 32];
@@ -181,7 +183,7 @@ struct Gradients {
 };
 
 template <class T, int V>
-__global__ void __launch_bounds__(kWarps * 32, 6)
+__global__ void __launch_bounds__(kWarps * 32, 4)
     backward_kernel(const T* grad_output, const T* value, Levels levels, AnyFloat locations, AnyFloat weights,
                     Gradients grads, Sizes sizes, bool vectors, int g) {
   __shared__ Pixels pixels[kWarps][kChunk + 32];
@@ -223,11 +225,11 @@ __global__ void __launch_bounds__(kWarps * 32, 6)
 #pragma unroll
         for (int c = 0; c < V; ++c) grad[c] = to_float(load_if<T, 1>(grad_row + (d + c) * sizes.grad_output[2], used).at[0]);
       }
-      for (int k0 = 0; k0 < count; k0 += kAhead / 2) {
-        Vec<T, V> v[kAhead / 2][4];
+      for (int k0 = 0; k0 < count; k0 += kAhead) {
+        Vec<T, V> v[kAhead][4];
         read(v, &pixels[warp][slot + k0], count - k0, image + d * sizes.value[3], sizes.step, used);
 #pragma unroll
-        for (int i = 0; i < kAhead / 2; ++i) {
+        for (int i = 0; i < kAhead; ++i) {
           const int k = k0 + i;
           if (k >= count) continue;
           const Pixels pixel = pixels[warp][slot + k];
@@ -314,11 +316,11 @@ bool supported(const Tensor& value, const Tensor& shapes, const Tensor& starts, 
          locations.sizes[3] * locations.sizes[4] < (1 << 20);  // the level of a sample is found in float
 }
 
-// Calls launch(null pointer to T, V, G, blocks).
-template <class F>
+// Calls launch(null pointer to T, V, sizes, G, blocks), with vectors of at most kMost channels.
+template <int kMost, class F>
 cudaError_t dispatch(const Tensor& value, Sizes sizes, F&& launch) {
   return dispatch_float(value.dtype, [&](auto* p) {
-    constexpr int kFull = 16 / sizeof(*p);
+    constexpr int kFull = std::min<int>(kMost, 16 / sizeof(*p));
     const auto with = [&](auto v) {
       int g = 1;
       while (g < 32 && g * v.value < sizes.channels) g *= 2;
@@ -329,7 +331,7 @@ cudaError_t dispatch(const Tensor& value, Sizes sizes, F&& launch) {
       launch(p, v, sizes, g, static_cast<unsigned>(blocks));
       return cudaGetLastError();
     };
-    return value.aligned(3, 16) && value.sizes[3] % kFull == 0 ? with(std::integral_constant<int, kFull>())
+    return value.aligned(3, kFull * sizeof(*p)) && value.sizes[3] % kFull == 0 ? with(std::integral_constant<int, kFull>())
                                                                : with(std::integral_constant<int, 1>());
   });
 }
@@ -345,7 +347,7 @@ cudaError_t ms_deform_attn(const Tensor& value, const Tensor& spatial_shapes, co
   if (output.numel() == 0) return cudaSuccess;
   const Sizes sizes = sizes_of(value, sampling_locations, attention_weights);
   const Levels levels = levels_of(spatial_shapes, level_start_index);
-  return dispatch(value, sizes, [&](auto* p, auto v, const Sizes& sizes, int g, unsigned blocks) {
+  return dispatch<8>(value, sizes, [&](auto* p, auto v, const Sizes& sizes, int g, unsigned blocks) {
     using T = element_t<decltype(p)>;
     forward_kernel<T, v.value><<<blocks, kWarps * 32, 0, stream>>>(
         static_cast<const T*>(value.data), levels, AnyFloat(sampling_locations), AnyFloat(attention_weights),
@@ -368,11 +370,12 @@ cudaError_t ms_deform_attn_backward(const Tensor& grad_output, const Tensor& val
   const Gradients grads{{grad_value.data, static_cast<const float*>(scale.data)},
                         AnyFloat(grad_locations),
                         AnyFloat(grad_weights)};
-  return dispatch(value, sizes, [&](auto* p, auto v, const Sizes& sizes, int g, unsigned blocks) {
+  // Four channels are 16 bytes of sums: so the additions of a warp are to whole sectors of memory.
+  return dispatch<4>(value, sizes, [&](auto* p, auto v, const Sizes& sizes, int g, unsigned blocks) {
     using T = element_t<decltype(p)>;
     backward_kernel<T, v.value><<<blocks, kWarps * 32, 0, stream>>>(
         static_cast<const T*>(grad_output.data), static_cast<const T*>(value.data), levels,
-        AnyFloat(sampling_locations), AnyFloat(attention_weights), grads, sizes, grad_output.aligned(2, 16), g);
+        AnyFloat(sampling_locations), AnyFloat(attention_weights), grads, sizes, grad_output.aligned(2, 4 * value.item_size()), g);
   });
 }
 
