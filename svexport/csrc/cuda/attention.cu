@@ -7,7 +7,7 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896340736f;
 
-// Any dtype and head dimension up to D: a thread per query and quarter of the keys.
+// Any dtype and head dimension up to D, in fp32: a thread per query and quarter of the keys.
 template <class T, int D>
 __global__ void __launch_bounds__(256) attention_kernel(const T* qkv, T* output, int queries, int heads, int dim) {
   constexpr int kQueries = 64, kSplits = 4, kKeys = 64, kChunk = kKeys / kSplits;
@@ -101,6 +101,120 @@ __global__ void __launch_bounds__(256) attention_kernel(const T* qkv, T* output,
   }
 }
 
+// 16-bit types, head dimension D: 16 queries a warp, 64 keys at a time, the next on their way.
+template <class T, int D>
+__global__ void __launch_bounds__(128) attention_mma_kernel(const T* qkv, T* output, int queries, int heads) {
+  constexpr int kKeys = 64, kPitch = D + 8;  // of a row in shared memory, against bank conflicts
+  __shared__ __align__(16) T shared[2][2][kKeys * kPitch];
+  const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4, head = blockIdx.y % heads;
+  const int64_t row = 3ll * heads * D, first = static_cast<int64_t>(blockIdx.y / heads) * queries;
+  const T* base = qkv + first * row + head * D;
+  const int tiles = ceil_div(queries, kKeys);
+
+  auto fetch = [&](int tile) {
+    if (tile < tiles) {
+#pragma unroll
+      for (int i = 0; i < 2 * kKeys * D / 8 / 128; ++i) {
+        const int piece = i * 128 + threadIdx.x, which = piece / (kKeys * D / 8), at = piece % (kKeys * D / 8);
+        const int key = at / (D / 8), d = at % (D / 8) * 8, from = tile * kKeys + key;
+        const bool in = from < queries;
+        copy_async(&shared[tile % 2][which][key * kPitch + d], base + (in ? from : 0) * row + (which + 1) * heads * D + d, in);
+      }
+    }
+    copy_async_commit();
+  };
+
+  fetch(0);
+  uint32_t query[D / 16][4];
+  const int query0 = blockIdx.x * 64 + threadIdx.x / 32 * 16 + group;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int q = query0 + i % 2 * 8;
+#pragma unroll
+    for (int k = 0; k < D / 16; ++k) {
+      const T* from = base + (q < queries ? q : 0) * row + k * 16 + i / 2 * 8 + pair * 2;
+      query[k][i] = *reinterpret_cast<const uint32_t*>(from);
+    }
+  }
+  const float scale = rsqrtf(static_cast<float>(D)) * kLog2E;
+  float sum[D / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, total[2] = {};
+  for (int tile = 0; tile < tiles; ++tile) {
+    copy_async_wait<0>();
+    __syncthreads();
+    fetch(tile + 1);
+    const uint32_t keys = shared_address(shared[tile % 2][0]), values = shared_address(shared[tile % 2][1]);
+    float score[kKeys / 8][4] = {};
+#pragma unroll
+    for (int k = 0; k < D / 16; ++k) {
+#pragma unroll
+      for (int n = 0; n < kKeys / 16; ++n) {
+        uint32_t b[4];
+        load_matrix(b, keys + ((n * 16 + lane / 16 * 8 + lane % 8) * kPitch + k * 16 + lane / 8 % 2 * 8) * 2);
+        mma<T>(score[2 * n], query[k], b[0], b[1]);
+        mma<T>(score[2 * n + 1], query[k], b[2], b[3]);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        score[n][i] = tile * kKeys + n * 8 + pair * 2 + i % 2 < queries ? score[n][i] * scale : -INFINITY;
+      }
+    }
+    uint32_t weights[kKeys / 16][4];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {  // rows group and group + 8
+      float higher = largest[r];
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) higher = fmaxf(higher, fmaxf(score[n][2 * r], score[n][2 * r + 1]));
+      higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 1));
+      higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 2));
+      const float shrink = exp2f(largest[r] - higher);
+      largest[r] = higher;
+      total[r] *= shrink;
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) {
+        const float p = exp2f(score[n][2 * r] - higher), q = exp2f(score[n][2 * r + 1] - higher);
+        total[r] += p + q;
+        weights[n / 2][n % 2 * 2 + r] = pack<T>(p, q);
+      }
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n) sum[n][2 * r] *= shrink, sum[n][2 * r + 1] *= shrink;
+    }
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k) {
+#pragma unroll
+      for (int n = 0; n < D / 16; ++n) {
+        uint32_t b[4];
+        load_matrix_transposed(b, values + ((k * 16 + lane / 8 % 2 * 8 + lane % 8) * kPitch + n * 16 + lane / 16 * 8) * 2);
+        mma<T>(sum[2 * n], weights[k], b[0], b[1]);
+        mma<T>(sum[2 * n + 1], weights[k], b[2], b[3]);
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float all = total[r];
+    all += __shfl_xor_sync(0xffffffffu, all, 1);
+    all += __shfl_xor_sync(0xffffffffu, all, 2);
+    const int q = query0 + r * 8;
+    if (q >= queries) continue;
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) {
+      *reinterpret_cast<uint32_t*>(output + ((first + q) * heads + head) * D + n * 8 + pair * 2) =
+          pack<T>(sum[n][2 * r] / all, sum[n][2 * r + 1] / all);
+    }
+  }
+}
+
+template <class T>
+cudaError_t launch_mma(const T* qkv, T* output, int batch, int queries, int heads, int head_dim, cudaStream_t stream) {
+  const dim3 grid(ceil_div(queries, 64), batch * heads);
+  const auto kernel = head_dim == 32 ? attention_mma_kernel<T, 32> : attention_mma_kernel<T, 64>;
+  kernel<<<grid, 128, 0, stream>>>(qkv, output, queries, heads);
+  return cudaGetLastError();
+}
+
 }  // namespace
 
 cudaError_t attention(const void* qkv, void* output, int batch, int queries, int heads, int head_dim, DType dtype,
@@ -109,6 +223,12 @@ cudaError_t attention(const void* qkv, void* output, int batch, int queries, int
   if (batch == 0 || queries == 0) return cudaSuccess;
   return dispatch_float(dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
+    if constexpr (sizeof(T) == 2) {
+      const uintptr_t bits = reinterpret_cast<uintptr_t>(qkv) | reinterpret_cast<uintptr_t>(output);
+      if ((head_dim == 32 || head_dim == 64) && bits % 16 == 0) {
+        return launch_mma(static_cast<const T*>(qkv), static_cast<T*>(output), batch, queries, heads, head_dim, stream);
+      }
+    }
     const dim3 grid(ceil_div(queries, 64), batch * heads);
     const auto kernel = head_dim <= 32 ? attention_kernel<T, 32> : attention_kernel<T, 64>;
     kernel<<<grid, 256, 0, stream>>>(static_cast<const T*>(qkv), static_cast<T*>(output), queries, heads, head_dim);

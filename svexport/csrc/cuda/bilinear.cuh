@@ -26,13 +26,6 @@ __device__ __forceinline__ Corners corners(float x, int size) {
   return c;
 }
 
-// d(weight)/dx is -1 for the lower and 1 for the upper pixel where it is inside: 0 where it is not, which the weight
-// does not tell (it may be 0 inside).
-__device__ __forceinline__ bool inside(float x, int size, int i) {
-  const float pixel = floorf(x) + static_cast<float>(i);
-  return pixel >= 0 && pixel < static_cast<float>(size);
-}
-
 // sum += weight * v, in float.
 template <class T, int N>
 __device__ __forceinline__ void add_scaled(float (&sum)[N], float weight, const Vec<T, N>& v) {

@@ -14,7 +14,7 @@ struct Geometry {
   DeformConv2d conv;
   int height, width, out_height, out_width, taps;
   int channels, per_group, per_offset_group, run;  // packed
-  int vectors;                                     // of 16 bytes in the channels
+  unsigned vectors;                                // of 16 bytes in the channels
   int rows;                                        // N*oH*oW
   int64_t image_size;                              // H*W*C, packed
   int64_t offset[4], mask[4];  // strides
@@ -54,7 +54,7 @@ constexpr unsigned kOutside = ~0u;
 
 // The four pixels around a tap: top left, top right, bottom left, bottom right.
 struct alignas(16) Pixels {
-  unsigned at[4];  // in the image, row by row; kOutside of it
+  unsigned at[4];  // vectors from the start of the image; kOutside of it
 };
 
 // Where the tap lies between them; 0 if none of them is inside.
@@ -72,7 +72,7 @@ __device__ __forceinline__ Between locate(const Tap& tap, const Geometry& g, Pix
   for (int i = 0; i < 4; ++i) {
     const int c = column + i % 2, r = row + i / 2;
     const bool inside = c >= 0 && c < g.width && r >= 0 && r < g.height;
-    pixels.at[i] = inside ? static_cast<unsigned>(r * g.width + c) : kOutside;
+    pixels.at[i] = inside ? static_cast<unsigned>(r * g.width + c) * g.vectors : kOutside;
   }
   return near ? Between{tap.x - left, tap.y - top} : Between{0, 0};
 }
@@ -83,10 +83,23 @@ constexpr int kVector = 16 / sizeof(T);
 template <class T>
 using Vector = Vec<T, kVector<T>>;
 
-// V channels of a pixel of an image, or zeros; `image` points at them in pixel 0.
+// The compiler computes addresses from one that it does not see through in one instruction, not in four.
+template <class T>
+__device__ __forceinline__ const T* opaque(const T* p) {
+  asm("" : "+l"(p));
+  return p;
+}
+
+// p + 16 * vectors bytes
+template <class T>
+__device__ __forceinline__ const T* past(const T* p, unsigned vectors) {
+  return reinterpret_cast<const T*>(reinterpret_cast<const char*>(p) + static_cast<uint64_t>(vectors) * 16);
+}
+
+// V channels of a pixel of an image, or zeros; `image` points at them in its first pixel.
 template <int V, class T>
-__device__ __forceinline__ Vec<T, V> read_pixel(const T* image, unsigned pixel, unsigned vectors, bool real) {
-  return load_if<T, V>(image + static_cast<uint64_t>(pixel) * vectors * kVector<T>, real && pixel != kOutside);
+__device__ __forceinline__ Vec<T, V> read_pixel(const T* image, unsigned pixel, bool real = true) {
+  return load_if<T, V>(past(image, pixel), real && pixel != kOutside);
 }
 
 // c += a * b for a of 16 rows and b of 8 columns, both of 32 bytes along K, in registers as ldmatrix leaves them and c as
@@ -111,81 +124,111 @@ __device__ __forceinline__ void multiply_by_shuffles(float (&c)[4], const uint32
   }
 }
 
-__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], __half) {
+// 16 rows and 8 columns of 32 bytes along K, as ldmatrix leaves them; those of float in two parts, x = high + low up to
+// 2^-22 of x.
+template <class T>
+struct Left {
+  uint32_t x[4];
+  explicit __device__ __forceinline__ Left(const uint32_t (&x)[4]) : x{x[0], x[1], x[2], x[3]} {}
+};
+
+template <class T>
+struct Right {
+  uint32_t x[2];
+  Right() = default;
+  __device__ __forceinline__ Right(uint32_t x0, uint32_t x1) : x{x0, x1} {}
+};
+
 #if __CUDA_ARCH__ >= 800
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#else
+__device__ __forceinline__ void split(uint32_t x, uint32_t& high, uint32_t& low) {
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high) : "r"(x));
+  low = __float_as_uint(__uint_as_float(x) - __uint_as_float(high));  // of which the tensor cores use as much as they can
+}
+
+template <>
+struct Left<float> {
+  uint32_t high[4], low[4];
+  explicit __device__ __forceinline__ Left(const uint32_t (&x)[4]) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[2 * i]), "r"(a[2 * i + 1]), "r"(b[i]));
+    for (int i = 0; i < 4; ++i) split(x[i], high[i], low[i]);
   }
-#endif
-}
+};
 
-__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], __nv_bfloat16) {
-#if __CUDA_ARCH__ >= 800
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#else
-  multiply_by_shuffles<__nv_bfloat16>(c, a, b);
-#endif
-}
+template <>
+struct Right<float> {
+  uint32_t high[2], low[2];
+  Right() = default;
+  __device__ __forceinline__ Right(uint32_t x0, uint32_t x1) {
+    split(x0, high[0], low[0]);
+    split(x1, high[1], low[1]);
+  }
+};
 
-#if __CUDA_ARCH__ >= 800
 __device__ __forceinline__ void multiply_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-
-// x = high + low up to 2^-22 of x.
-template <int N>
-__device__ __forceinline__ void split(const uint32_t (&x)[N], uint32_t (&high)[N], uint32_t (&low)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high[i]) : "r"(x[i]));
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(low[i]) : "f"(__uint_as_float(x[i]) - __uint_as_float(high[i])));
-  }
-}
 #endif
 
-__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], float) {
+// c += a * b, summed in float.
+__device__ __forceinline__ void multiply(float (&c)[4], const Left<__half>& a, const Right<__half>& b) {
 #if __CUDA_ARCH__ >= 800
-  uint32_t a_high[4], a_low[4], b_high[2], b_low[2];
-  split(a, a_high, a_low);
-  split(b, b_high, b_low);
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b.x[0]), "r"(b.x[1]));
+#else
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.x[2 * i]), "r"(a.x[2 * i + 1]), "r"(b.x[i]));
+  }
+#endif
+}
+
+__device__ __forceinline__ void multiply(float (&c)[4], const Left<__nv_bfloat16>& a, const Right<__nv_bfloat16>& b) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b.x[0]), "r"(b.x[1]));
+#else
+  multiply_by_shuffles<__nv_bfloat16>(c, a.x, b.x);
+#endif
+}
+
+__device__ __forceinline__ void multiply(float (&c)[4], const Left<float>& a, const Right<float>& b) {
+#if __CUDA_ARCH__ >= 800
   float sum[4] = {};  // tensor cores cut off what does not fit into a long sum, the additions below round
-  multiply_tf32(sum, a_low, b_high);
-  multiply_tf32(sum, a_high, b_low);
-  multiply_tf32(sum, a_high, b_high);
+  multiply_tf32(sum, a.low, b.high);
+  multiply_tf32(sum, a.high, b.low);
+  multiply_tf32(sum, a.high, b.high);
 #pragma unroll
   for (int i = 0; i < 4; ++i) c[i] += sum[i];
 #else
-  multiply_by_shuffles<float>(c, a, b);
+  multiply_by_shuffles<float>(c, a.x, b.x);
 #endif
 }
 
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
 // Four 8 x 16-byte matrices; lane 8*i + j points at row j of matrix i.
-__device__ __forceinline__ void load_matrices(uint32_t (&x)[4], const void* row) {
+__device__ __forceinline__ void load_matrices(uint32_t (&x)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row)))
+               : "r"(row)
                : "memory");
 }
 
 // 16 bytes from global to shared memory, or zeros; done after copies_done().
 __device__ __forceinline__ void copy_or_zero(void* to, const void* from, bool inside) {
 #if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-               "l"(from), "r"(inside ? 16 : 0)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(inside ? 16 : 0)
                : "memory");
 #else
-  *static_cast<uint4*>(to) = inside ? *static_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+  store(static_cast<uint32_t*>(to), load_if<uint32_t, 4>(static_cast<const uint32_t*>(from), inside));
 #endif
 }
 
@@ -198,7 +241,7 @@ __device__ __forceinline__ void copies_done() {
 constexpr int kStep = 128;  // bytes along K
 
 // Of a tile of rows of 128 bytes, 16 bytes: permuted so that eight rows of one column are in different banks.
-__device__ __forceinline__ char* at(char* tile, int row, int column) {
+__device__ __forceinline__ char* at(char* tile, unsigned row, unsigned column) {
   return tile + row * kStep + (column ^ row % 8) * 16;
 }
 
@@ -234,7 +277,7 @@ constexpr int kPixels = 32;  // output pixels of a block
 
 // M warps, each of them for 16 * R outputs of the same output pixels.
 template <class T, int M, int R>
-__global__ void __launch_bounds__(M * 32, R == 4 && sizeof(T) == 2 ? 3 : 2) convolution_kernel(const Convolution<T> a) {
+__global__ void __launch_bounds__(M * 32, M == 4 && sizeof(T) == 2 ? 3 : 2) convolution_kernel(const Convolution<T> a) {
   constexpr int kThreads = M * 32, kOutputs = M * R * 16, kElements = kStep / sizeof(T);
   constexpr int kVectors = kPixels * 8 / kThreads;  // that a thread makes in a step
   constexpr int kRows = kThreads / 8;               // between them
@@ -247,21 +290,22 @@ __global__ void __launch_bounds__(M * 32, R == 4 && sizeof(T) == 2 ? 3 : 2) conv
 
   const Geometry& g = a.geometry;
   const int group = blockIdx.z, first_pixel = blockIdx.x * kPixels, first_output = blockIdx.y * kOutputs;
-  const int column = threadIdx.x % 8, row = threadIdx.x / 8, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const unsigned column = threadIdx.x % 8, row = threadIdx.x / 8, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
   const T* images[kVectors];
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const int pixel = min(first_pixel + row + i * kRows, g.rows - 1);
+    const int pixel = min(first_pixel + static_cast<int>(row) + i * kRows, g.rows - 1);
     images[i] = a.image + pixel / (g.out_height * g.out_width) * g.image_size + group * g.per_group +
                 column * kVector<T>;
   }
-  const int64_t k = static_cast<int64_t>(g.taps) * g.per_group;
-  const T* const weight = a.weight + group * a.outputs * k + column * kVector<T>;
-  const int last = a.outputs - 1 - first_output;
+  // Rows of weights, in vectors; what is past the last is not stored, so may be any.
+  const unsigned k = g.taps * (g.per_group / kVector<T>), last = a.outputs - 1 - first_output;
+  const T* const weight =
+      a.weight + (group * static_cast<int64_t>(a.outputs) + first_output) * k * kVector<T> + column * kVector<T>;
 
   // Places are found by the first warp: a lane for every output pixel.
-  const OutputPixel mine(min(first_pixel + lane, g.rows - 1), g);
+  const OutputPixel mine(min(first_pixel + static_cast<int>(lane), g.rows - 1), g);
   const auto find = [&](const Step& s) {
     return mine.tap((group * g.per_group + s.run) / g.per_offset_group, s.i, s.j, g, a.offset, a.mask);
   };
@@ -272,13 +316,13 @@ __global__ void __launch_bounds__(M * 32, R == 4 && sizeof(T) == 2 ? 3 : 2) conv
   };
   Vector<T> corners[kVectors][4];
   const auto read = [&](const Step& s, int from) {
-    const bool real = s.channel + column * kVector<T> < g.run;
+    const bool real = s.channel + static_cast<int>(column) * kVector<T> < g.run;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const Pixels p = pixels[from][row + i * kRows];
-      const T* image = images[i] + s.run + s.channel;
+      const T* image = opaque(images[i] + s.run + s.channel);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) corners[i][j] = read_pixel<kVector<T>>(image, p.at[j], g.vectors, real);
+      for (int j = 0; j < 4; ++j) corners[i][j] = read_pixel<kVector<T>>(image, p.at[j], real);
     }
   };
   const auto mix = [&](int from, char* to) {
@@ -290,16 +334,19 @@ __global__ void __launch_bounds__(M * 32, R == 4 && sizeof(T) == 2 ? 3 : 2) conv
       add_scaled(sum, f.y, corners[i][1]);
       add_scaled(sum, f.z, corners[i][2]);
       add_scaled(sum, f.w, corners[i][3]);
-      *reinterpret_cast<Vector<T>*>(at(to, row + i * kRows, column)) = rounded<T, kVector<T>>(sum);
+      *reinterpret_cast<Vector<T>*>(at(to, row, column) + i * kRows * kStep) = rounded<T, kVector<T>>(sum);
     }
   };
   const auto copy = [&](const Step& s, char* to) {
-    const bool real = s.channel + column * kVector<T> < g.run;
-    const T* from = weight + (s.i * g.conv.kernel[1] + s.j) * g.per_group + s.run + s.channel;
+    const bool real = s.channel + static_cast<int>(column) * kVector<T> < g.run;
+    const T* from = opaque(weight + (s.i * g.conv.kernel[1] + s.j) * g.per_group + s.run + s.channel);
+    char* const first = at(to, row, column);
+    unsigned size = k;
+    asm volatile("" : "+r"(size));  // or the compiler keeps all the offsets, in registers that it does not have
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      const int output = first_output + min(row + i * kRows, last);  // what is past the last is not stored
-      copy_or_zero(at(to, row + i * kRows, column), real ? from + output * k : a.weight, real);
+      const unsigned offset = min(row + i * kRows, last) * size;
+      copy_or_zero(first + i * kRows * kStep, past(from, offset), real);
     }
   };
 
@@ -334,25 +381,26 @@ __global__ void __launch_bounds__(M * 32, R == 4 && sizeof(T) == 2 ? 3 : 2) conv
       copy(next, next_w);
       if (finds && warp == 0) tap = find(found);
     }
-    const char* const left_row = at(w, warp * R * 16 + lane % 16, lane / 16);
-    const char* const right_row = at(c, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+    const uint32_t left_row = shared_address(at(w, warp * R * 16 + lane % 16, lane / 16));
+    const uint32_t right_row = shared_address(at(c, lane / 16 * 8 + lane % 8, lane / 8 % 2));
+    // 32 bytes further along K is another column of 16 bytes, which `at` permutes by exclusive or.
 #pragma unroll
-    for (int part = 0; part < kStep / 32; ++part) {
-      // 32 bytes further along K is another column of 16 bytes, which `at` permutes by exclusive or
-      const auto shifted = [part](const char* p, int rows) {
-        return reinterpret_cast<const char*>((reinterpret_cast<uintptr_t>(p) ^ part * 32) + rows * kStep);
-      };
-      uint32_t right[2][4];
+    for (int part = 0; part < kStep; part += 32) {
+      Right<T> right[4];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) load_matrices(right[i], shifted(right_row, i * 16));
+      for (int j = 0; j < 4; j += 2) {
+        uint32_t x[4];
+        load_matrices(x, (right_row ^ part) + j * 8 * kStep);
+        right[j] = Right<T>(x[0], x[1]);
+        right[j + 1] = Right<T>(x[2], x[3]);
+      }
 #pragma unroll
       for (int i = 0; i < R; ++i) {
-        uint32_t left[4];
-        load_matrices(left, shifted(left_row, i * 16));
+        uint32_t x[4];
+        load_matrices(x, (left_row ^ part) + i * 16 * kStep);
+        const Left<T> left(x);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          multiply(sums[i][j], left, {right[j / 2][j % 2 * 2], right[j / 2][j % 2 * 2 + 1]}, T());
-        }
+        for (int j = 0; j < 4; ++j) multiply(sums[i][j], left, right[j]);
       }
     }
     if (reads) mix(from, next_c);
@@ -369,13 +417,13 @@ __global__ void __launch_bounds__(M * 32, R == 4 && sizeof(T) == 2 ? 3 : 2) conv
   const int plane = g.out_height * g.out_width;
 #pragma unroll
   for (int i = 0; i < R * 2; ++i) {
-    const int output = first_output + warp * R * 16 + i * 8 + lane / 4;
+    const int output = first_output + static_cast<int>(warp * R * 16 + i * 8 + lane / 4);
     if (output >= a.outputs) continue;
     const int64_t channel = static_cast<int64_t>(group) * a.outputs + output;
     const float bias = a.bias.data ? a.bias.get(channel * a.bias_stride) : 0.0f;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int pixel = first_pixel + j * 8 + lane % 4 * 2;
+      const int pixel = first_pixel + static_cast<int>(j * 8 + lane % 4 * 2);
       const float x = sums[i / 2][j][i % 2 * 2] + bias, y = sums[i / 2][j][i % 2 * 2 + 1] + bias;
       if (pixel >= g.rows) continue;
       const int64_t total = static_cast<int64_t>(gridDim.z) * a.outputs;
@@ -444,7 +492,7 @@ __global__ void __launch_bounds__(kThreads)
       const int channel = (part.offset_group() + i / kPixels) * g.per_offset_group + c;
       Vector<T> v[4];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) v[k] = read_pixel<V>(image + channel, at.at[k], g.vectors, true);
+      for (int k = 0; k < 4; ++k) v[k] = read_pixel<V>(opaque(image + channel), at.at[k]);
       float sum[V] = {};
 #pragma unroll
       for (int k = 0; k < 4; ++k) add_scaled(sum, b.factor(k) * tap.z, v[k]);
@@ -477,7 +525,7 @@ __global__ void __launch_bounds__(kThreads)
       const Vec<T, V> grads = load<T, V>(grad_columns + part.column(row, channel));
       Vec<T, V> v[4];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) v[k] = read_pixel<V>(input + n * g.image_size + channel, at.at[k], g.vectors, true);
+      for (int k = 0; k < 4; ++k) v[k] = read_pixel<V>(input + n * g.image_size + channel, at.at[k]);
       float grad[V], dot[4] = {};
 #pragma unroll
       for (int e = 0; e < V; ++e) grad[e] = to_float(grads.at[e]);
@@ -497,7 +545,7 @@ __global__ void __launch_bounds__(kThreads)
         float share[V];
 #pragma unroll
         for (int e = 0; e < V; ++e) share[e] = b.factor(k) * tap.z * grad[e];
-        grad_input.add(n * g.image_size + static_cast<int64_t>(at.at[k]) * g.channels + channel, share);
+        grad_input.add(n * g.image_size + static_cast<int64_t>(at.at[k]) * kVector<T> + channel, share);
       }
     }
     for (int step = part.lanes / 2; step; step /= 2) {
@@ -610,7 +658,7 @@ Geometry geometry(const Tensor& input, const Tensor& offset, const Tensor& mask,
   g.height = static_cast<int>(input.sizes[1]);
   g.width = static_cast<int>(input.sizes[2]);
   g.channels = static_cast<int>(input.sizes[3]);
-  g.vectors = static_cast<int>(g.channels * input.item_size() / 16);
+  g.vectors = static_cast<unsigned>(g.channels * input.item_size() / 16);
   g.per_group = g.channels / conv.groups;
   g.per_offset_group = g.channels / conv.offset_groups;
   g.run = std::gcd(g.per_group, g.per_offset_group);

@@ -188,8 +188,9 @@ __global__ void __launch_bounds__(kThreads)
       for (int mask = lanes / 2; mask > 0; mask /= 2) gradient[a] += __shfl_xor_sync(~0u, gradient[a], mask);
     }
     if (lane == 0 && p < s.points) {
-      for (int a = 0; a < s.axes; ++a) {
-        grad_grid.set((static_cast<int64_t>(n) * s.points + p) * s.axes + a, gradient[a]);
+#pragma unroll
+      for (int a = 0; a < Point<TAPS>::AXES; ++a) {
+        if (a < s.axes) grad_grid.set((static_cast<int64_t>(n) * s.points + p) * s.axes + a, gradient[a]);
       }
     }
   }
