@@ -3,6 +3,7 @@
 // step, the pixels of the next are on their way, and the places that the one after that reads are found.
 #include "deform_conv2d.h"
 
+#include <cstdlib>
 #include <numeric>
 
 #include "accumulate.cuh"
@@ -794,6 +795,9 @@ cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tenso
       return a.outputs > outputs / 2 && static_cast<int64_t>(ceil_div(a.geometry.rows, kPixels)) *
                                                 ceil_div(a.outputs, outputs) * conv.groups >= processors;
     };
+    if (const char* f = getenv("SV_TILE")) {  // EXPERIMENT
+      return *f == '4' ? convolve<T, 4, 4>(a, stream) : *f == '2' ? convolve<T, 4, 2>(a, stream) : convolve<T, 2, 2>(a, stream);
+    }
     if (fills(256) && shared >= 80 * 1024) return convolve<T, 4, 4>(a, stream);
     return fills(128) ? convolve<T, 4, 2>(a, stream) : convolve<T, 2, 2>(a, stream);
   });

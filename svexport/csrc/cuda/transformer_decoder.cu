@@ -303,8 +303,6 @@ cudaError_t sample(const TransformerDecoder& d, const DecoderSizes& n, const flo
   for (int i = 0; i < n.levels; ++i) {
     const int given = i < d.num_features ? i : d.num_features - 1;
     levels[i] = {d.features[given], d.scales ? d.scales[given] : 1.f, i == d.num_features};
-    Tensor& map = levels[i].map;
-    if (map.dtype == DType::kInt8) map = contiguous(map.data, map.dtype, {b * n.cams, map.sizes[2], map.sizes[3], map.sizes[4], 32});
   }
   CameraSampleOptions options;
   for (int i = 0; i < 2; ++i) options.image_size[i] = d.image_size[i], options.uv_clamp[i] = d.uv_clamp[i];
