@@ -49,8 +49,8 @@ def inverse(A: Tensor) -> Tensor:
     products of single elements: no matrix product, which TensorRT would round to TF32. In float32 its error relative to
     the norm of the inverse is below 1e-6 for rotations, for camera projections and for either with rows or columns in
     different units (condition number up to 1e6); for matrices that are ill-conditioned however they are scaled it is
-    that of ``torch.linalg.inv``: 1e-7 times the condition number, 3e-2 at 1e6. On the CPU the op is that function, whose
-    error stays below 1e-5 for all of the former.
+    that of ``torch.linalg.inv``: 1e-7 times the condition number, 3e-2 at 1e6. On the CPU the op is that function,
+    whose error stays below 1e-5 for all of the former.
     Source: https://docs.pytorch.org/docs/stable/generated/torch.linalg.inv.html
 
     Shape:

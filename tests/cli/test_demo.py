@@ -132,13 +132,13 @@ def test_installed_examples_are_user_code():
 
 
 def test_the_real_examples_are_found():
-    assert set(demo.examples()) >= {"deformable_detr", "detr3d", "multicamera", "stgcn", "yolox_stem"}
+    assert set(demo.examples()) >= {"deformable_detr", "detr3d", "fused_decoder", "multicamera", "stgcn", "yolox_stem"}
     assert list(demo.examples(["stgcn"])) == ["stgcn"]
     with pytest.raises(SvexportError, match="no example absent"):
         demo.examples(["absent"])
 
 
-@pytest.mark.parametrize("name", ["deformable_detr", "detr3d", "multicamera", "stgcn", "yolox_stem"])
+@pytest.mark.parametrize("name", ["deformable_detr", "detr3d", "fused_decoder", "multicamera", "stgcn", "yolox_stem"])
 def test_quick_configurations_fit(name):
     from svexport.cli._model import load_file
 

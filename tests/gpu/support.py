@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from svexport.ops import _cuda
 from svexport.ops._op import Op, as_tuple
 
 gpu = [
@@ -102,6 +103,8 @@ def check_kernel(op: Op, args: tuple, *, tolerance: float | None = None, gradien
             assert torch.equal(a.cpu(), same_type[index]), f"output {index}"
             continue
         assert (error := relative_error(a, e)) < limit, f"output {index}: relative error {error:.2e} >= {limit:.0e}"
+    if f"{op.name}_backward" not in _cuda.kernels():
+        return  # torch's own kernels in the type given, which are not under test
     for index, (a, e) in enumerate(zip(got, wanted, strict=True)):
         assert (error := relative_error(a, e)) < 3 * limit, f"gradient {index}: relative error {error:.2e}"
 

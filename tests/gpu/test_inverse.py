@@ -45,9 +45,11 @@ def test_singular(n: int) -> None:
         A[13, n - 1] = A[13, 0]
     expected, info = EX.reference(A.double(), n)
     actual, number = EX(A.cuda(), n)
-    assert torch.equal(number.cpu(), info)
-    singular = info != 0
-    assert singular.sum() == 3 + (n > 1)
+    singular = torch.zeros(40, dtype=torch.bool)
+    singular[[3, 7, 11, *([13] if n > 1 else [])]] = True
+    assert torch.equal(number.cpu() != 0, singular)
+    clear = info != 0  # of two equal rows rounding on the CPU may leave a difference
+    assert torch.equal(number.cpu()[clear], info[clear])
     assert actual[singular.cuda()].isnan().all()
     assert relative_error(actual[~singular.cuda()], expected[~singular]) < 1e-6
     assert torch.equal(OP(A.cuda(), n).isnan(), actual.isnan())

@@ -1178,11 +1178,14 @@ bool on_hopper() {
 }
 
 bool fits(const TransformerDecoder& d, const DecoderSizes& n) {
+  if ((d.query.dtype != DType::kFloat16 && d.query.dtype != DType::kBFloat16) || n.channels != kChannels ||
+      d.num_heads != kHeads || n.ffn % 256 != 0 || n.ffn > kMaxFfn || n.code_size > kNarrow || n.classes > kNarrow ||
+      n.rows >= 1 << 30 || !on_hopper()) {
+    return false;
+  }
   uintptr_t bits = reinterpret_cast<uintptr_t>(d.query.data) | reinterpret_cast<uintptr_t>(d.query_pos.data);
   for (int i = 0; i < d.num_weights; ++i) bits |= reinterpret_cast<uintptr_t>(d.weights[i].data);
-  return bits % 16 == 0 && on_hopper() && (d.query.dtype == DType::kFloat16 || d.query.dtype == DType::kBFloat16) &&
-         n.rows < (1 << 30) && n.channels == kChannels && d.num_heads == kHeads && n.ffn % 256 == 0 && n.ffn > 0 && n.ffn <= kMaxFfn &&
-         n.code_size <= kNarrow && n.classes <= kNarrow && d.num_layers > 0;
+  return bits % 16 == 0;
 }
 
 // Whether rows_kernel samples, too; if not, the small kernels do between two of it.
