@@ -3,7 +3,6 @@
 // step, the pixels of the next are on their way, and the places that the one after that reads are found.
 #include "deform_conv2d.h"
 
-#include <cstdlib>
 #include <numeric>
 
 #include "accumulate.cuh"
@@ -278,7 +277,7 @@ constexpr int kPixels = 32;  // output pixels of a block
 
 // M warps, each of them for 16 * R outputs of the same output pixels.
 template <class T, int M, int R>
-__global__ void __launch_bounds__(M * 32, M == 4 && sizeof(T) == 2 ? 3 : 2) convolution_kernel(const Convolution<T> a) {
+__global__ void __launch_bounds__(M * 32, M == 4 ? 3 : 2) convolution_kernel(const Convolution<T> a) {
   constexpr int kThreads = M * 32, kOutputs = M * R * 16, kElements = kStep / sizeof(T);
   constexpr int kVectors = kPixels * 8 / kThreads;  // that a thread makes in a step
   constexpr int kRows = kThreads / 8;               // between them
@@ -795,10 +794,9 @@ cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tenso
       return a.outputs > outputs / 2 && static_cast<int64_t>(ceil_div(a.geometry.rows, kPixels)) *
                                                 ceil_div(a.outputs, outputs) * conv.groups >= processors;
     };
-    if (const char* f = getenv("SV_TILE")) {  // EXPERIMENT
-      return *f == '4' ? convolve<T, 4, 4>(a, stream) : *f == '2' ? convolve<T, 4, 2>(a, stream) : convolve<T, 2, 2>(a, stream);
+    if constexpr (sizeof(T) == 2) {  // float, in two parts, has not the registers
+      if (fills(256) && shared >= 80 * 1024) return convolve<T, 4, 4>(a, stream);
     }
-    if (fills(256) && shared >= 80 * 1024) return convolve<T, 4, 4>(a, stream);
     return fills(128) ? convolve<T, 4, 2>(a, stream) : convolve<T, 2, 2>(a, stream);
   });
 }
