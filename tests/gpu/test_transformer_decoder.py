@@ -103,7 +103,7 @@ def check_float(config: TransformerDecoderConfig, *args: Any) -> None:
 
 
 def typical_errors(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
-    """Relative errors without the few queries that rounding moves across the border of an image, and so to other values."""
+    """Relative errors without the few queries that rounding moves across the border of an image, to other values."""
     found = []
     for a, e in zip(actual, expected, strict=True):
         error = (a.double() - e).norm(dim=-1).flatten()
