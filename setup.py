@@ -10,7 +10,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from setuptools import find_packages, setup
+from setuptools import find_namespace_packages, setup
 
 ROOT = Path(__file__).resolve().parent
 
@@ -47,9 +47,12 @@ def extension() -> dict:
     return {"ext_modules": [module], "cmdclass": {"build_ext": BuildExtension}}
 
 
+# The folders of the CUDA sources are namespaces: setuptools wants every folder with data to be a package.
+PACKAGES = find_namespace_packages(include=["svexport", "svexport.*"], exclude=["*.__pycache__"])
+
 # The examples are one folder of the checkout and installed as svexport.examples: `svexport demo` runs them.
 setup(
-    packages=[*find_packages(include=["svexport*"]), "svexport.examples", "svexport.examples.data"],
+    packages=[*PACKAGES, "svexport.examples", "svexport.examples.data"],
     package_dir={"svexport.examples": "examples"},
     **extension(),
 )

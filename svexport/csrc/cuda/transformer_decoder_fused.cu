@@ -1143,6 +1143,15 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 2)
 
 #else  // older devices have neither clusters nor dependent launches: the launcher does not get here
 
+// What the launcher, which is compiled along, speaks of.
+struct AttentionShared {};
+template <class T>
+struct BranchShared {};
+template <class T>
+struct RowsShared {
+  static size_t bytes(int) { return 0; }
+};
+
 template <class T>
 __global__ void rows_kernel(const __grid_constant__ Fused) {}
 template <class T, int Groups>
