@@ -153,41 +153,21 @@ def arguments_of(node: onnx.NodeProto, op: Op, types: dict[str, Value]) -> list[
                 f"node {node.name!r} (svexport::{node.op_type}) lacks the attribute {argument.name!r}; "
                 f"it should have {', '.join(a.name for a in op.attributes)}"
             )
-    tensors = [a for a in op.arguments if a.is_tensor]
-    weights = weight_attributes(op, attributes)
-    if weights:
-        tensors.pop()
-    fixed = sum(a.kind == "tensor" for a in tensors)
-    required = sum(a.kind == "tensor" and not a.optional for a in tensors)
-    has_list = fixed < len(tensors)
     computed = sum(np.ravel(attributes[a.name]).tolist().count(COMPUTED) for a in op.attributes if a.symbolic)
-    held = bool(weights) and weights[0] in attributes
-    inputs = len(node.input) - computed - (0 if held else len(weights))
-    if inputs < required or (inputs > fixed and not has_list):
-        raise UnsupportedError(
-            f"node {node.name!r} (svexport::{node.op_type}) expects "
-            f"{required if required == fixed else f'{required} to {fixed}'}{' or more' if has_list else ''} inputs, "
-            f"got {inputs}"
-        )
-    names = iter(node.input[:inputs])
-    rest = node.input[len(node.input) - computed :]
+    inputs = node.input[: len(node.input) - computed]
+    tensors = [types.get(name, Value(name)) if name else None for name in inputs]
+    try:
+        weights = weight_attributes(op, attributes)
+        if weights and weights[0] in attributes:
+            tensors += [Value(n, attributes[n].data_type, tuple(attributes[n].dims)) for n in weights]
+        arguments = op.bind(tensors, attributes)
+    except ValueError as error:
+        raise UnsupportedError(f"node {node.name!r} (svexport::{node.op_type}) {error}") from error
+    rest = node.input[len(inputs) :]
     sizes = (replace(types.get(name, Value(name)), dtype=TensorProto.INT64, shape=(1,)) for name in rest)
-    arguments: list[Any] = []
-    for argument in op.arguments:
-        if argument.is_tensor and argument not in tensors:
-            if held:
-                arguments.append([Value(n, attributes[n].data_type, tuple(attributes[n].dims)) for n in weights])
-            else:
-                arguments.append([types.get(n, Value(n)) for n in node.input[inputs : inputs + len(weights)]])
-        elif argument.kind == "tensors":
-            arguments.append([types.get(name, Value(name)) for _ in range(inputs - fixed) for name in [next(names)]])
-        elif argument.kind == "tensor":
-            name = next(names, "")
-            arguments.append(types.get(name, Value(name)) if name else None)
-        elif not argument.symbolic:
-            arguments.append(attributes[argument.name])
-        elif argument.kind == "int":
-            arguments.append(next(sizes) if attributes[argument.name] == COMPUTED else attributes[argument.name])
-        else:
-            arguments.append([next(sizes) if size == COMPUTED else size for size in attributes[argument.name]])
+    for index, argument in enumerate(op.arguments):
+        if argument.symbolic:
+            value = arguments[index]
+            filled = [next(sizes) if size == COMPUTED else size for size in np.ravel(value).tolist()]
+            arguments[index] = filled[0] if argument.kind == "int" else filled
     return arguments

@@ -22,7 +22,7 @@ import torch
 from svexport._version import __version__
 from svexport.errors import PluginBuildError
 
-__all__ = ["FLAGS", "architectures", "kernels", "load", "sources", "tried"]
+__all__ = ["FLAGS", "architectures", "cache_folder", "kernels", "load", "sources", "tried"]
 
 CSRC = Path(__file__).parents[1] / "csrc"
 FLAGS = {"cxx": ["-O3"], "nvcc": ["-O3", "-lineinfo"]}
@@ -88,7 +88,7 @@ def _try_load() -> bool:
 def _load_from_cache() -> None:
     """Loads the extension in the cache, compiled now unless a process before did."""
     name = "svexport_kernels"
-    folder = _cache() / _build_key()
+    folder = cache_folder() / _build_key()
     library = folder / f"{name}.so"
     if library.is_file():
         torch.ops.load_library(str(library))
@@ -137,7 +137,8 @@ def _build_key() -> str:
     return f"{version}-py{sys.version_info[0]}{sys.version_info[1]}-{digest.hexdigest()[:16]}"
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Where what was compiled is kept: ``SVEXPORT_CACHE``, or the user's cache."""
     given = os.environ.get("SVEXPORT_CACHE")
     return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "svexport"
 

@@ -144,16 +144,16 @@ class Op:
         Raises:
             ValueError: if there are not as many tensors as the schema asks for.
         """
-        lists = [a for a in self.arguments if a.kind == "tensors"]
-        lengths = {} if self.weight_names is None else {lists[-1].name: len(self.weight_names(attributes))}
-        required = sum(a.kind == "tensor" and not a.optional for a in self.arguments) + sum(lengths.values())
-        optional = sum(a.optional for a in self.arguments)
-        open_list = next((a.name for a in lists if a.name not in lengths), None)
-        spare = len(tensors) - required
-        if spare < (1 if open_list else 0) or (open_list is None and spare > optional):
-            raise ValueError(f"{self.name} expects the tensors {self.schema.split(') ->')[0]}), got {len(tensors)}")
-        if open_list:
-            lengths[open_list] = spare
+        lists = [a.name for a in self.arguments if a.kind == "tensors"]
+        weights = 0 if self.weight_names is None else len(self.weight_names(attributes))
+        lengths = {lists.pop(): weights} if weights else {}
+        fixed = sum(a.kind == "tensor" for a in self.arguments)
+        required = fixed - sum(a.optional for a in self.arguments)
+        given = len(tensors) - weights
+        if given < required or (given > fixed and not lists):
+            expected = f"{required if required == fixed else f'{required} to {fixed}'}{' or more' if lists else ''}"
+            raise ValueError(f"expects {expected} inputs, got {given}")
+        lengths |= dict.fromkeys(lists, given - fixed)
         rest = iter(tensors)
         return [
             attributes[a.name]

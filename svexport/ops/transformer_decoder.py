@@ -53,7 +53,7 @@ def weight_names(attributes: Mapping[str, Any]) -> list[str]:
         ValueError: if there would be more layers than any model has: a file may ask for billions.
     """
     if not 1 <= attributes["num_layers"] <= 1000:
-        raise ValueError(f"transformer_decoder expects num_layers of 1 to 1000, got {attributes['num_layers']}")
+        raise ValueError(f"expects num_layers of 1 to 1000, got {attributes['num_layers']}")
     layer = _parameters((*MODULES, *OFFSETS) if attributes["learned_offsets"] else MODULES)
     names = [f"layers.{i}.{name}" for i in range(attributes["num_layers"]) for name in layer]
     return names + _parameters(CLS)

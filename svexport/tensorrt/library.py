@@ -177,7 +177,7 @@ def libraries() -> list[Library]:
 
 
 def _folder() -> Path:
-    return _cuda._cache() / "tensorrt"
+    return _cuda.cache_folder() / "tensorrt"
 
 
 def _text(folder: Path) -> str:

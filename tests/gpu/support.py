@@ -10,6 +10,7 @@ from torch import Tensor
 
 from svexport.ops import _cuda
 from svexport.ops._op import Op, as_tuple
+from tests.ops.test_every_op import flat
 
 gpu = [
     pytest.mark.gpu,
@@ -81,7 +82,7 @@ def outputs_and_gradients(function: Any, args: tuple, grads: list[Tensor] | None
 
 def check_kernel(op: Op, args: tuple, *, tolerance: float | None = None, gradients: bool = True) -> None:
     """Compares the op on CUDA with its reference in float64 on the CPU, for arguments given on the CPU."""
-    dtype = next((t.dtype for t in _tensors(args) if t.is_floating_point()), torch.float32)
+    dtype = next((t.dtype for t in flat(args) if t.is_floating_point()), torch.float32)
     limit = TOLERANCES[dtype] if tolerance is None else tolerance
     expected, _ = outputs_and_gradients(op.reference, moved(args, torch.float64))
     generator = torch.Generator().manual_seed(1)
@@ -107,7 +108,3 @@ def check_kernel(op: Op, args: tuple, *, tolerance: float | None = None, gradien
         return  # torch's own kernels in the type given, which are not under test
     for index, (a, e) in enumerate(zip(got, wanted, strict=True)):
         assert (error := relative_error(a, e)) < 3 * limit, f"gradient {index}: relative error {error:.2e}"
-
-
-def _tensors(args: Any) -> list[Tensor]:
-    return [t for a in args for t in (_tensors(a) if isinstance(a, (list, tuple)) else [a]) if isinstance(t, Tensor)]

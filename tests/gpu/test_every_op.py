@@ -11,7 +11,7 @@ from torch import Tensor
 from svexport.ops import _cuda
 from svexport.ops._op import OPS, Op, as_tuple
 from tests.gpu.support import check_kernel, gpu, leaves, moved, relative_error
-from tests.ops.test_every_op import cases, samples
+from tests.ops.test_every_op import cases, flat, samples
 
 pytestmark = gpu
 
@@ -157,16 +157,12 @@ def test_cuda_graph(op: Op, index: int) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outputs = as_tuple(op(*first))
-    for target, source in zip(leaves_of(first), leaves_of(second), strict=True):
+    for target, source in zip(flat(first), flat(second), strict=True):
         target.copy_(source)
     graph.replay()
     torch.cuda.synchronize()
     for actual, e in zip(outputs, expected, strict=True):
         torch.testing.assert_close(actual, e, rtol=0, atol=0, equal_nan=True)
-
-
-def leaves_of(args: tuple) -> list[Tensor]:
-    return [t for a in args for t in (a if isinstance(a, (list, tuple)) else [a]) if isinstance(t, Tensor)]
 
 
 @every_op

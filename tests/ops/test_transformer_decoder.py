@@ -741,6 +741,16 @@ def test_seed_file(opset: int, tmp_path: Path) -> None:
         assert held < report.bytes < held + 2**17
 
 
+@pytest.mark.parametrize("layers", [0, -1, 2**40])
+def test_a_file_with_layers_that_no_model_has(layers: int, tmp_path: Path) -> None:
+    model, _ = exported(trained(small(num_layers=1)), tmp_path, verify=False, target="8.6")
+    next(a for a in model.graph.node[0].attribute if a.name == "num_layers").i = layers
+    with pytest.raises(
+        UnsupportedError, match=rf"SvTransformerDecoder\) expects num_layers of 1 to 1000, got {layers}"
+    ):
+        svexport.lower(model)
+
+
 @pytest.mark.parametrize(("preset", "opset"), [("seed", 20), ("detr3d", 11), ("stream", 17)])
 def test_small_nodes(preset: str, opset: int, tmp_path: Path) -> None:
     """The products stay native."""

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "accumulate.cuh"
+#include "mma.cuh"
 
 namespace svexport {
 namespace {
@@ -210,28 +211,7 @@ __device__ __forceinline__ void multiply(float (&c)[4], const Left<float>& a, co
 #endif
 }
 
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-
-// Four 8 x 16-byte matrices; lane 8*i + j points at row j of matrix i.
-__device__ __forceinline__ void load_matrices(uint32_t (&x)[4], uint32_t row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(row)
-               : "memory");
-}
-
-// 16 bytes from global to shared memory, or zeros; done after copies_done().
-__device__ __forceinline__ void copy_or_zero(void* to, const void* from, bool inside) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(inside ? 16 : 0)
-               : "memory");
-#else
-  store(static_cast<uint32_t*>(to), load_if<uint32_t, 4>(static_cast<const uint32_t*>(from), inside));
-#endif
-}
-
+// Waits for what copy_async began.
 __device__ __forceinline__ void copies_done() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_all;" ::: "memory");
@@ -346,7 +326,7 @@ __global__ void __launch_bounds__(M * 32, M == 4 ? 3 : 2) convolution_kernel(con
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const unsigned offset = min(row + i * kRows, last) * size;
-      copy_or_zero(first + i * kRows * kStep, past(from, offset), real);
+      copy_async(first + i * kRows * kStep, past(from, offset), real);
     }
   };
 
@@ -390,14 +370,14 @@ __global__ void __launch_bounds__(M * 32, M == 4 ? 3 : 2) convolution_kernel(con
 #pragma unroll
       for (int j = 0; j < 4; j += 2) {
         uint32_t x[4];
-        load_matrices(x, (right_row ^ part) + j * 8 * kStep);
+        load_matrix(x, (right_row ^ part) + j * 8 * kStep);
         right[j] = Right<T>(x[0], x[1]);
         right[j + 1] = Right<T>(x[2], x[3]);
       }
 #pragma unroll
       for (int i = 0; i < R; ++i) {
         uint32_t x[4];
-        load_matrices(x, (left_row ^ part) + i * 16 * kStep);
+        load_matrix(x, (left_row ^ part) + i * 16 * kStep);
         const Left<T> left(x);
 #pragma unroll
         for (int j = 0; j < 4; ++j) multiply(sums[i][j], left, right[j]);

@@ -91,7 +91,7 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global, boo
                "r"(valid ? 16 : 0)
                : "memory");
 #else
-  *static_cast<uint4*>(shared) = valid ? *static_cast<const uint4*>(global) : uint4{};
+  store(static_cast<uint32_t*>(shared), load_if<uint32_t, 4>(static_cast<const uint32_t*>(global), valid));
 #endif
 }
 
