@@ -18,7 +18,7 @@ from types import ModuleType
 import torch
 
 import benchmarks
-from benchmarks._measure import RESULTS, Workload, eager_times, graph_times, write
+from benchmarks._measure import RESULTS, Workload, eager_times, graph_times, queued_times, write
 
 
 def modules(names: list[str]) -> Iterator[tuple[str, ModuleType]]:
@@ -34,7 +34,8 @@ def modules(names: list[str]) -> Iterator[tuple[str, ModuleType]]:
 def measure(workload: Workload, replays: int, eager: bool) -> dict:
     torch.compiler.reset()  # else compiled peers of one source would count as recompiled, and stop being
     functions = {"ours": workload.ours, **workload.peers}
-    timings = {name: dict(t) for name, t in graph_times(functions, replays).items()}
+    measured = (graph_times if workload.capturable else queued_times)(functions, replays)
+    timings = {name: dict(t) for name, t in measured.items()}
     plain = eager_times({**(functions if eager else {}), **workload.eager}) if eager or workload.eager else {}
     for name, timing in plain.items():
         timings[f"{name} (eager)" if name in functions else name] = timing

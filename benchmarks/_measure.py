@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["RESULTS", "Workload", "eager_times", "graph_times", "interleaved", "write"]
+__all__ = ["RESULTS", "Workload", "eager_times", "graph_times", "interleaved", "queued_times", "write"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -33,6 +33,7 @@ class Workload:
         goal: the largest ratio of our time to the first peer's that meets the goal.
         limit: the longest time of ours that meets the goal, in microseconds.
         eager: peers that no graph can capture; timed as they are.
+        capturable: whether a graph captures all that the functions do. If not, plain calls are timed.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Workload:
     goal: float | None = None
     limit: float | None = None
     eager: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    capturable: bool = True
 
 
 def graph_times(functions: Mapping[str, Callable[[], Any]], replays: int = 100) -> dict[str, dict]:
@@ -62,18 +64,32 @@ def graph_times(functions: Mapping[str, Callable[[], Any]], replays: int = 100) 
         graphs[name] = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graphs[name]):
             function()
-    for graph in graphs.values():
-        graph.replay()
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    for first in range(0, replays, 10):
+    return queued_times({name: graph.replay for name, graph in graphs.items()}, replays)
+
+
+def queued_times(functions: Mapping[str, Callable[[], Any]], runs: int = 100) -> dict[str, dict]:
+    """Times calls on the default stream, in turn; the GPU is kept busy until all that a call launches is queued.
+
+    Without a graph, for functions that launch on the default stream whatever the current one is: a graph captures only
+    the rest of them. They must not wait for the GPU. The result is as of :func:`graph_times`.
+    """
+    cycles = {}
+    for name, function in functions.items():
+        for _ in range(3):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            function()
+            cycles[name] = 50_000 + int((time.perf_counter() - start) * 4e9)  # twice as long as that takes the CPU
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for first in range(0, runs, 10):
         events = []
-        for _ in range(min(10, replays - first)):
-            for name, graph in graphs.items():
-                torch.cuda._sleep(50_000)  # the GPU is kept busy until the replay is queued, which takes the CPU longer
-                events.append((name, *_timed(graph.replay)))
+        for _ in range(min(10, runs - first)):
+            for name, function in functions.items():
+                torch.cuda._sleep(cycles[name])
+                events.append((name, *_timed(function)))
         torch.cuda.synchronize()
-        for name, start, end in events:
-            times[name].append(start.elapsed_time(end) * 1e3)
+        for name, begin, end in events:
+            times[name].append(begin.elapsed_time(end) * 1e3)
     return _summary(times)
 
 

@@ -650,7 +650,10 @@ def _sum_of_products(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
     multiply, accumulate = (torch.mm, Tensor.addmm_) if xs[0].dim() == 2 else (torch.bmm, Tensor.baddbmm_)
     output = multiply(xs[0], ys[0])
     for x, y in zip(xs[1:], ys[1:], strict=True):
-        accumulate(output, x.to(output.dtype), y.to(output.dtype))  # autocast does not convert for products in place
+        if type(output) is Tensor:
+            accumulate(output, x.to(output.dtype), y.to(output.dtype))  # autocast does not convert products in place
+        else:
+            output = output + multiply(x, y)  # traced into a graph, where nothing may be in place
     return output
 
 

@@ -112,7 +112,8 @@ class Registered:
     """What :func:`register_plugins` did.
 
     Attributes:
-        kinds: how each node type runs: ``"C++"`` by the plugin library, ``"Python"`` by torch.
+        kinds: how each node type runs: ``"C++"`` by the plugin library, ``"AOT"`` by a kernel that is compiled into the
+            engine, ``"JIT"`` by torch, in Python.
         library: the plugin library that was loaded.
     """
 
@@ -154,14 +155,28 @@ def register_plugins(library: str | os.PathLike[str] | None = None) -> Registere
     kinds = {}
     for op in plugin_ops():
         if registry.get_creator(op.node_type, VERSION, DOMAIN) is not None:
-            kinds[op.node_type] = "Python" if any(c.name == op.node_type for c in _registered) else "C++"
+            kinds[op.node_type] = "JIT" if any(c.name == op.node_type for c in _registered) else "C++"
             continue
         creator = plugin_classes(op)[1]()
         if not registry.register_creator(creator, DOMAIN):
             raise PluginBuildError(f"TensorRT {trt.__version__} refused the plugin {op.node_type}")
         _registered.append(creator)
-        kinds[op.node_type] = "Python"
+        kinds[op.node_type] = "JIT"
     return Registered(kinds, path)
+
+
+def create_plugin(op: Op, name: str, attributes: Mapping[str, Any]) -> Any:
+    """The op's plugin for a network under construction, by the creator that is registered for it.
+
+    Raises:
+        ValueError: if the creator refuses the attributes.
+    """
+    trt = _tensorrt()
+    creator = trt.get_plugin_registry().get_creator(op.node_type, VERSION, DOMAIN)
+    plugin = creator.create_plugin(name, fields_of(trt, op, attributes), trt.TensorRTPhase.BUILD)
+    if plugin is None:
+        raise ValueError(f"the plugin {op.node_type} refuses the attributes of {name}; TensorRT's log says why")
+    return plugin
 
 
 def _tensorrt() -> ModuleType:

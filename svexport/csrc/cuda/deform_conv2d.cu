@@ -3,6 +3,7 @@
 // step, the pixels of the next are on their way, and the places that the one after that reads are found.
 #include "deform_conv2d.h"
 
+#include <cstdlib>
 #include <numeric>
 
 #include "accumulate.cuh"
@@ -253,12 +254,13 @@ struct Step {
   }
 };
 
-constexpr int kPixels = 32;  // output pixels of a block
+constexpr int kPixels = 32;  // output pixels of a warp, and of a block of the kernels for the backward
 
-// M warps, each of them for 16 * R outputs of the same output pixels.
-template <class T, int M, int R>
-__global__ void __launch_bounds__(M * 32, M == 4 ? 3 : 2) convolution_kernel(const Convolution<T> a) {
-  constexpr int kThreads = M * 32, kOutputs = M * R * 16, kElements = kStep / sizeof(T);
+// M x P warps, each of them for 16 * R outputs of 32 output pixels.
+template <class T, int M, int P, int R>
+__global__ void __launch_bounds__(M * P * 32, (M == 4 ? 3 : 2) / P) convolution_kernel(const Convolution<T> a) {
+  constexpr int kThreads = M * P * 32, kOutputs = M * R * 16, kElements = kStep / sizeof(T);
+  constexpr int kPixels = P * svexport::kPixels;
   constexpr int kVectors = kPixels * 8 / kThreads;  // that a thread makes in a step
   constexpr int kRows = kThreads / 8;               // between them
   constexpr int kCopies = kOutputs * 8 / kThreads;
@@ -284,14 +286,15 @@ __global__ void __launch_bounds__(M * 32, M == 4 ? 3 : 2) convolution_kernel(con
   const T* const weight =
       a.weight + (group * static_cast<int64_t>(a.outputs) + first_output) * k * kVector<T> + column * kVector<T>;
 
-  // Places are found by the first warp: a lane for every output pixel.
-  const OutputPixel mine(min(first_pixel + static_cast<int>(lane), g.rows - 1), g);
+  // Places are found by the first warps: a lane for every output pixel.
+  const bool finder = threadIdx.x < kPixels;
+  const OutputPixel mine(min(first_pixel + static_cast<int>(threadIdx.x), g.rows - 1), g);
   const auto find = [&](const Step& s) {
     return mine.tap((group * g.per_group + s.run) / g.per_offset_group, s.i, s.j, g, a.offset, a.mask);
   };
   const auto place = [&](const Tap& tap, int to) {
-    const Between b = locate(tap, g, pixels[to][lane]);
-    factors[to][lane] =
+    const Between b = locate(tap, g, pixels[to][threadIdx.x]);
+    factors[to][threadIdx.x] =
         make_float4(b.factor(0) * tap.mask, b.factor(1) * tap.mask, b.factor(2) * tap.mask, b.factor(3) * tap.mask);
   };
   Vector<T> corners[kVectors][4];
@@ -334,7 +337,7 @@ __global__ void __launch_bounds__(M * 32, M == 4 ? 3 : 2) convolution_kernel(con
   const int steps = g.taps * (g.per_group / g.run) * ((g.run + kElements - 1) / kElements);
   Step next, found;  // what is read next, whose places are found next
   int from = 0, to = 0;
-  if (warp == 0) place(find(found), 0);
+  if (finder) place(find(found), 0);
   copy(next, weights);
   __syncthreads();
   read(next, 0);
@@ -343,7 +346,7 @@ __global__ void __launch_bounds__(M * 32, M == 4 ? 3 : 2) convolution_kernel(con
   found.advance(g, kElements);
   if (steps > 1 && found.channel == 0) {
     to = 1;
-    if (warp == 0) place(find(found), 1);
+    if (finder) place(find(found), 1);
   }
   found.advance(g, kElements);
   copies_done();
@@ -359,10 +362,10 @@ __global__ void __launch_bounds__(M * 32, M == 4 ? 3 : 2) convolution_kernel(con
     if (reads) {
       read(next, from);
       copy(next, next_w);
-      if (finds && warp == 0) tap = find(found);
+      if (finds && finder) tap = find(found);
     }
-    const uint32_t left_row = shared_address(at(w, warp * R * 16 + lane % 16, lane / 16));
-    const uint32_t right_row = shared_address(at(c, lane / 16 * 8 + lane % 8, lane / 8 % 2));
+    const uint32_t left_row = shared_address(at(w, warp % M * R * 16 + lane % 16, lane / 16));
+    const uint32_t right_row = shared_address(at(c, warp / M * 32 + lane / 16 * 8 + lane % 8, lane / 8 % 2));
     // 32 bytes further along K is another column of 16 bytes, which `at` permutes by exclusive or.
 #pragma unroll
     for (int part = 0; part < kStep; part += 32) {
@@ -386,7 +389,7 @@ __global__ void __launch_bounds__(M * 32, M == 4 ? 3 : 2) convolution_kernel(con
     if (reads) mix(from, next_c);
     if (finds) {
       to = 1 - to;
-      if (warp == 0) place(tap, to);
+      if (finder) place(tap, to);
     }
     next.advance(g, kElements);
     found.advance(g, kElements);
@@ -397,13 +400,13 @@ __global__ void __launch_bounds__(M * 32, M == 4 ? 3 : 2) convolution_kernel(con
   const int plane = g.out_height * g.out_width;
 #pragma unroll
   for (int i = 0; i < R * 2; ++i) {
-    const int output = first_output + static_cast<int>(warp * R * 16 + i * 8 + lane / 4);
+    const int output = first_output + static_cast<int>(warp % M * R * 16 + i * 8 + lane / 4);
     if (output >= a.outputs) continue;
     const int64_t channel = static_cast<int64_t>(group) * a.outputs + output;
     const float bias = a.bias.data ? a.bias.get(channel * a.bias_stride) : 0.0f;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int pixel = first_pixel + static_cast<int>(j * 8 + lane % 4 * 2);
+      const int pixel = first_pixel + static_cast<int>(warp / M * 32 + j * 8 + lane % 4 * 2);
       const float x = sums[i / 2][j][i % 2 * 2] + bias, y = sums[i / 2][j][i % 2 * 2 + 1] + bias;
       if (pixel >= g.rows) continue;
       const int64_t total = static_cast<int64_t>(gridDim.z) * a.outputs;
@@ -483,7 +486,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    columns_backward_kernel(const T* grad_columns, const T* input, AnyFloat offset, AnyFloat mask, Part part,
+    columns_backward_kernel(T* columns, bool replace, const T* input, AnyFloat offset, AnyFloat mask, Part part,
                             Sums grad_input, AnyFloat grad_offset, AnyFloat grad_mask) {
   constexpr int V = 4;  // 16 bytes of sums, so that the additions of a warp are to whole sectors of memory
   __shared__ Pixels pixels[kPixels * kOffsetGroups];
@@ -502,7 +505,8 @@ __global__ void __launch_bounds__(kThreads)
     float x = 0, y = 0, m = 0;
     for (int c = threadIdx.x % part.lanes * V; c < g.per_offset_group && real; c += part.lanes * V) {
       const int channel = group * g.per_offset_group + c;
-      const Vec<T, V> grads = load<T, V>(grad_columns + part.column(row, channel));
+      T* const column = columns + part.column(row, channel);
+      const Vec<T, V> grads = load<T, V>(column);
       Vec<T, V> v[4];
 #pragma unroll
       for (int k = 0; k < 4; ++k) v[k] = read_pixel<V>(input + n * g.image_size + channel, at.at[k]);
@@ -518,6 +522,12 @@ __global__ void __launch_bounds__(kThreads)
       y += (1 - b.x) * (dot[2] - dot[0]) + b.x * (dot[3] - dot[1]);
 #pragma unroll
       for (int k = 0; k < 4; ++k) m += b.factor(k) * dot[k];
+      if (replace) {
+        float sum[V] = {};
+#pragma unroll
+        for (int k = 0; k < 4; ++k) add_scaled(sum, b.factor(k) * tap.z, v[k]);
+        store(column, rounded<T, V>(sum));
+      }
       if (!grad_input.data) continue;
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
@@ -659,15 +669,15 @@ bool countable(const Tensor& input, const Tensor& offset) {
   return input.sizes[2] * input.sizes[3] <= INT32_MAX && offset.sizes[0] * offset.sizes[2] * offset.sizes[3] < (1 << 30);
 }
 
-template <class T, int M, int R>
+template <class T, int M, int P, int R>
 cudaError_t convolve(const Convolution<T>& a, cudaStream_t stream) {
-  constexpr int kBytes = 2 * (M * R * 16 + kPixels) * kStep;
-  const dim3 blocks(ceil_div(a.geometry.rows, kPixels), ceil_div(a.outputs, M * R * 16), a.geometry.conv.groups);
+  constexpr int kBytes = 2 * (M * R * 16 + P * kPixels) * kStep;
+  const dim3 blocks(ceil_div(a.geometry.rows, P * kPixels), ceil_div(a.outputs, M * R * 16), a.geometry.conv.groups);
   if (blocks.y > 65535 || blocks.z > 65535) return cudaErrorNotSupported;
   const cudaError_t status =
-      cudaFuncSetAttribute(convolution_kernel<T, M, R>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+      cudaFuncSetAttribute(convolution_kernel<T, M, P, R>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (status != cudaSuccess) return status;
-  convolution_kernel<T, M, R><<<blocks, M * 32, kBytes, stream>>>(a);
+  convolution_kernel<T, M, P, R><<<blocks, M * P * 32, kBytes, stream>>>(a);
   return cudaGetLastError();
 }
 
@@ -774,10 +784,21 @@ cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tenso
       return a.outputs > outputs / 2 && static_cast<int64_t>(ceil_div(a.geometry.rows, kPixels)) *
                                                 ceil_div(a.outputs, outputs) * conv.groups >= processors;
     };
-    if constexpr (sizeof(T) == 2) {  // float, in two parts, has not the registers
-      if (fills(256) && shared >= 80 * 1024) return convolve<T, 4, 4>(a, stream);
+    if (const char* e = getenv("SV_TILE")) {  // EXPERIMENT
+      if constexpr (sizeof(T) == 2) {
+        if (e[0] == '4' && e[1] == '1') return convolve<T, 4, 1, 4>(a, stream);
+        if (e[0] == '4' && e[1] == '2') return convolve<T, 4, 2, 4>(a, stream);
+        if (e[0] == '4' && e[1] == '3') return convolve<T, 4, 3, 4>(a, stream);
+      }
+      if (e[0] == '2' && e[1] == '1') return convolve<T, 4, 1, 2>(a, stream);
+      if (e[0] == '2' && e[1] == '2') return convolve<T, 4, 2, 2>(a, stream);
+      if (e[0] == '2' && e[1] == '3') return convolve<T, 4, 3, 2>(a, stream);
+      if (e[0] == '1') return convolve<T, 2, 1, 2>(a, stream);
     }
-    return fills(128) ? convolve<T, 4, 2>(a, stream) : convolve<T, 2, 2>(a, stream);
+    if constexpr (sizeof(T) == 2) {  // float, in two parts, has not the registers
+      if (fills(256) && shared >= 80 * 1024) return convolve<T, 4, 1, 4>(a, stream);
+    }
+    return fills(128) ? convolve<T, 4, 1, 2>(a, stream) : convolve<T, 2, 1, 2>(a, stream);
   });
 }
 
@@ -793,16 +814,16 @@ cudaError_t deform_conv2d_columns(const Tensor& input, const Tensor& offset, con
   });
 }
 
-cudaError_t deform_conv2d_columns_backward(const Tensor& grad_columns, const Tensor& input, const Tensor& offset,
-                                           const Tensor& mask, const DeformConv2d& conv, int64_t first,
-                                           const Tensor& grad_input, const Tensor& scale, const Tensor& grad_offset,
-                                           const Tensor& grad_mask, cudaStream_t stream) {
-  if (grad_columns.numel() == 0) return cudaSuccess;
+cudaError_t deform_conv2d_columns_backward(const Tensor& columns, bool replace, const Tensor& input,
+                                           const Tensor& offset, const Tensor& mask, const DeformConv2d& conv,
+                                           int64_t first, const Tensor& grad_input, const Tensor& scale,
+                                           const Tensor& grad_offset, const Tensor& grad_mask, cudaStream_t stream) {
+  if (columns.numel() == 0) return cudaSuccess;
   return dispatch_float(input.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
-    const Part part = part_of(input, offset, mask, conv, first, grad_columns.sizes[1], 4);
+    const Part part = part_of(input, offset, mask, conv, first, columns.sizes[1], 4);
     columns_backward_kernel<<<blocks_of(part), kThreads, 0, stream>>>(
-        static_cast<const T*>(grad_columns.data), static_cast<const T*>(input.data), AnyFloat(offset), AnyFloat(mask),
+        static_cast<T*>(columns.data), replace, static_cast<const T*>(input.data), AnyFloat(offset), AnyFloat(mask),
         part, Sums{grad_input.data, static_cast<const float*>(scale.data)}, AnyFloat(grad_offset), AnyFloat(grad_mask));
     return cudaGetLastError();
   });

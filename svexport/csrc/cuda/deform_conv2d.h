@@ -43,12 +43,13 @@ cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tenso
 cudaError_t deform_conv2d_columns(const Tensor& input, const Tensor& offset, const Tensor& mask,
                                   const DeformConv2d& conv, int64_t first, const Tensor& columns, cudaStream_t stream);
 
-// Its backward: grad_columns as columns. grad_offset and grad_mask have the shapes and types of offset and mask and are
-// contiguous. To grad_input, shaped as the packed input, contiguous, the sums are added: of float32 in no certain order,
-// or, with a scale (one float32 on the device), of x * scale rounded to int64. Absent gradients are not computed.
-cudaError_t deform_conv2d_columns_backward(const Tensor& grad_columns, const Tensor& input, const Tensor& offset,
-                                           const Tensor& mask, const DeformConv2d& conv, int64_t first,
-                                           const Tensor& grad_input, const Tensor& scale, const Tensor& grad_offset,
-                                           const Tensor& grad_mask, cudaStream_t stream);
+// Its backward: columns, as above, are the gradient of what the taps read; what they read takes its place if `replace`.
+// grad_offset and grad_mask have the shapes and types of offset and mask and are contiguous. To grad_input, shaped as the
+// packed input, contiguous, the sums are added: of float32 in no certain order, or, with a scale (one float32 on the
+// device), of x * scale rounded to int64. Absent gradients are not computed.
+cudaError_t deform_conv2d_columns_backward(const Tensor& columns, bool replace, const Tensor& input,
+                                           const Tensor& offset, const Tensor& mask, const DeformConv2d& conv,
+                                           int64_t first, const Tensor& grad_input, const Tensor& scale,
+                                           const Tensor& grad_offset, const Tensor& grad_mask, cudaStream_t stream);
 
 }  // namespace svexport

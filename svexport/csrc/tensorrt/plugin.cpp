@@ -17,96 +17,119 @@ constexpr int kMaxLength = 64;
 template <class T>
 constexpr PluginFieldType kFieldType = std::is_same_v<T, int32_t> ? PluginFieldType::kINT32 : PluginFieldType::kFLOAT32;
 
+// The one of that name with the right type; null if there is none.
 template <class T>
-std::string wrong_type(const nvinfer1::PluginField& field) {
-  if (field.type == kFieldType<T>) return {};
-  return std::string("attribute ") + field.name + " should be of type " +
-         (kFieldType<T> == PluginFieldType::kINT32 ? "INT32" : "FLOAT32") + ", got PluginFieldType " +
-         std::to_string(static_cast<int>(field.type));
+const PluginField* take(Fields& fields, const char* name) {
+  const PluginField* field = fields.take(name);
+  if (!field || field->type == kFieldType<T>) return field;
+  fields.fail(std::string("attribute ") + name + " should be of type " +
+              (kFieldType<T> == PluginFieldType::kINT32 ? "INT32" : "FLOAT32") + ", got PluginFieldType " +
+              std::to_string(static_cast<int>(field->type)));
+  return nullptr;
 }
 
 template <class T>
-std::string set_scalar(const nvinfer1::PluginField& field, T& value) {
-  if (std::string why = wrong_type<T>(field); !why.empty()) return why;
-  if (field.length != 1 || !field.data) {
-    return std::string("attribute ") + field.name + " should be one number, got " + std::to_string(field.length);
+void set_scalar(Fields& fields, const char* name, T& value) {
+  const PluginField* field = take<T>(fields, name);
+  if (!field) return;
+  if (field->length != 1 || !field->data) {
+    fields.fail(std::string("attribute ") + name + " should be one number, got " + std::to_string(field->length));
+  } else {
+    std::memcpy(&value, field->data, sizeof(T));
   }
-  std::memcpy(&value, field.data, sizeof(T));
-  return {};
 }
 
 template <class T>
-std::string set_list(const nvinfer1::PluginField& field, std::vector<T>& value) {
-  if (std::string why = wrong_type<T>(field); !why.empty()) return why;
-  if (field.length < 0 || field.length > kMaxLength || (field.length > 0 && !field.data)) {
-    return std::string("attribute ") + field.name + " should be a list of at most " + std::to_string(kMaxLength) +
-           " numbers, got " + (field.data ? std::to_string(field.length) : "none");
+void set_list(Fields& fields, const char* name, std::vector<T>& value) {
+  const PluginField* field = take<T>(fields, name);
+  if (!field) return;
+  if (field->length < 0 || field->length > kMaxLength || (field->length > 0 && !field->data)) {
+    fields.fail(std::string("attribute ") + name + " should be a list of at most " + std::to_string(kMaxLength) +
+                " numbers, got " + (field->data ? std::to_string(field->length) : "none"));
+    return;
   }
-  value.resize(field.length);
-  if (field.length > 0) std::memcpy(value.data(), field.data, field.length * sizeof(T));
-  return {};
-}
-
-bool has_name(const nvinfer1::PluginField& field, const char* name) {
-  return field.name && std::strcmp(field.name, name) == 0;
+  value.resize(field->length);
+  if (field->length > 0) std::memcpy(value.data(), field->data, field->length * sizeof(T));
 }
 
 }  // namespace
 
-std::string set_field(const nvinfer1::PluginField& field, int32_t& value) { return set_scalar(field, value); }
-std::string set_field(const nvinfer1::PluginField& field, float& value) { return set_scalar(field, value); }
-std::string set_field(const nvinfer1::PluginField& field, std::vector<int32_t>& value) { return set_list(field, value); }
-std::string set_field(const nvinfer1::PluginField& field, std::vector<float>& value) { return set_list(field, value); }
+Fields::Fields(const PluginFieldCollection* given) {
+  if (!given || given->nbFields < 0 || (given->nbFields > 0 && !given->fields)) {
+    fail("no attributes are given");
+    return;
+  }
+  for (int i = 0; i < given->nbFields; ++i) {
+    const PluginField& field = given->fields[i];
+    if (!field.name) {
+      fail("unknown attribute without a name");
+    } else if (!fields_.emplace(field.name, &field).second) {
+      fail(std::string("attribute ") + field.name + " is given twice");
+    }
+  }
+}
 
-nvinfer1::PluginField field_of(const char* name, const int32_t& value) {
-  return {name, &value, PluginFieldType::kINT32, 1};
+const PluginField* Fields::take(const std::string& name) {
+  const auto found = fields_.find(name);
+  if (found == fields_.end()) return fail("attribute " + name + " is missing"), nullptr;
+  const PluginField* field = found->second;
+  fields_.erase(found);
+  return field;
 }
-nvinfer1::PluginField field_of(const char* name, const float& value) {
-  return {name, &value, PluginFieldType::kFLOAT32, 1};
+
+std::string Fields::wrong() const {
+  return !why_.empty() || fields_.empty() ? why_ : "unknown attribute " + fields_.begin()->first;
 }
-nvinfer1::PluginField field_of(const char* name, const std::vector<int32_t>& value) {
+
+void set(Fields& fields, const char* name, int32_t& value) { set_scalar(fields, name, value); }
+void set(Fields& fields, const char* name, float& value) { set_scalar(fields, name, value); }
+void set(Fields& fields, const char* name, std::vector<int32_t>& value) { set_list(fields, name, value); }
+void set(Fields& fields, const char* name, std::vector<float>& value) { set_list(fields, name, value); }
+
+PluginField field_of(const char* name, const int32_t& value) { return {name, &value, PluginFieldType::kINT32, 1}; }
+PluginField field_of(const char* name, const float& value) { return {name, &value, PluginFieldType::kFLOAT32, 1}; }
+PluginField field_of(const char* name, const std::vector<int32_t>& value) {
   return {name, value.data(), PluginFieldType::kINT32, static_cast<int32_t>(value.size())};
 }
-nvinfer1::PluginField field_of(const char* name, const std::vector<float>& value) {
+PluginField field_of(const char* name, const std::vector<float>& value) {
   return {name, value.data(), PluginFieldType::kFLOAT32, static_cast<int32_t>(value.size())};
 }
 
-const nvinfer1::PluginField* find_field(const PluginFieldCollection& fields, const char* name, std::string& why) {
-  const nvinfer1::PluginField* found = nullptr;
-  for (int i = 0; i < fields.nbFields; ++i) {
-    if (!has_name(fields.fields[i], name)) continue;
-    if (found) why = std::string("attribute ") + name + " is given twice";
-    found = &fields.fields[i];
+void PluginBase::set_weights(Fields& fields) {
+  std::vector<PluginField> taken;
+  std::vector<int64_t> lengths;
+  for (const std::string& name : weight_names()) {
+    const PluginField* field = fields.take(name);
+    if (!field) return;
+    if (!Weights::is_weight(field->type) || field->length < 1 || !field->data) {
+      fields.fail("attribute " + name + " should be a tensor of floating point numbers");
+      return;
+    }
+    taken.push_back(*field);
+    lengths.push_back(field->length);
   }
-  if (!found) why = std::string("attribute ") + name + " is missing";
-  return why.empty() ? found : nullptr;
+  // Before anything is read: lengths that make no sense may be longer than what is there.
+  if (const char* why = wrong_lengths(lengths)) {
+    fields.fail(why);
+  } else {
+    weights_ = std::make_shared<Weights>(taken);
+  }
 }
 
-const nvinfer1::PluginField* unknown_field(const PluginFieldCollection& fields,
-                                           const std::vector<nvinfer1::PluginField>& known) {
-  static const nvinfer1::PluginField nameless("without a name");
-  for (int i = 0; i < fields.nbFields; ++i) {
-    const nvinfer1::PluginField& field = fields.fields[i];
-    if (!field.name) return &nameless;
-    bool found = false;
-    for (const auto& other : known) found = found || has_name(field, other.name);
-    if (!found) return &field;
-  }
-  return nullptr;
+std::vector<PluginField> PluginBase::fields() {
+  std::vector<PluginField> result = attributes();
+  if (weights_) weights_->append_fields(result);
+  return result;
 }
 
-std::unique_ptr<PluginBase> make(Maker maker, const PluginFieldCollection* fields) noexcept {
+std::unique_ptr<PluginBase> make(Maker maker, bool with_weights, const PluginFieldCollection* given) noexcept {
   return guarded("svexport", std::unique_ptr<PluginBase>(), [&]() -> std::unique_ptr<PluginBase> {
     auto plugin = maker();
-    std::string why;
-    if (!fields || fields->nbFields < 0 || (fields->nbFields > 0 && !fields->fields)) {
-      why = "no attributes are given";
-    } else {
-      why = plugin->set(*fields);
-    }
-    if (why.empty()) {
-      if (const char* wrong = plugin->wrong_attributes()) why = wrong;
-    }
+    Fields fields(given);
+    if (fields.ok()) plugin->set_attributes(fields);
+    if (const char* why = fields.ok() ? plugin->wrong_attributes() : nullptr) fields.fail(why);
+    if (fields.ok() && with_weights) plugin->set_weights(fields);
+    const std::string why = fields.wrong();
     if (why.empty()) return plugin;
     log_error(plugin->type(), why);
     return nullptr;

@@ -9,10 +9,12 @@
 
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "nodes.h"
 #include "tensor.h"
+#include "weights.h"
 
 namespace svexport::plugin {
 
@@ -21,13 +23,17 @@ using nvinfer1::DimensionOperation;
 using nvinfer1::DimsExprs;
 using nvinfer1::IDimensionExpr;
 using nvinfer1::IExprBuilder;
+using nvinfer1::PluginField;
 using nvinfer1::PluginFieldCollection;
 using nvinfer1::PluginFieldType;
 using nvinfer1::PluginTensorDesc;
 using nvinfer1::TensorFormat;
 
 constexpr char kNamespace[] = "svexport";
+// What a node asks for as its plugin_version: weights as inputs, or as attributes. The latter have a creator of their own,
+// for TensorRT's parser warns of every field of a creator that a node lacks.
 constexpr char kVersion[] = "1";
+constexpr char kWeightsVersion[] = "2";
 
 // Descriptions of a plugin's tensors, inputs first and then outputs, while TensorRT looks for types and formats.
 class Descriptions {
@@ -61,12 +67,38 @@ class Descriptions {
 struct Tensors {
   std::vector<Tensor> inputs;
   std::vector<Tensor> outputs;
-  std::vector<float> scales;  // of the inputs that are int8
+  std::vector<float> scales;  // of the inputs that TensorRT quantized by a dynamic range
 
   int count() const { return static_cast<int>(inputs.size()); }
   const Tensor& in(int i) const { return inputs[i]; }
   const Tensor& out(int i) const { return outputs[i]; }
 };
+
+// Fields as somebody gives them, each to be taken once.
+class Fields {
+ public:
+  // The collection must outlive this.
+  explicit Fields(const PluginFieldCollection* given);
+  // The field of that name; null, and why, if there is none.
+  const PluginField* take(const std::string& name);
+  // What was wrong so far, or that there are fields which nobody has taken; empty if all is well.
+  std::string wrong() const;
+  bool fail(const std::string& why) { return why_ = why_.empty() ? why : why_, false; }
+
+ private:
+  std::unordered_map<std::string, const PluginField*> fields_;
+  std::string why_;
+};
+
+// The attributes one by one. What is wrong with a field, the fields remember.
+void set(Fields& fields, const char* name, int32_t& value);
+void set(Fields& fields, const char* name, float& value);
+void set(Fields& fields, const char* name, std::vector<int32_t>& value);
+void set(Fields& fields, const char* name, std::vector<float>& value);
+PluginField field_of(const char* name, const int32_t& value);
+PluginField field_of(const char* name, const float& value);
+PluginField field_of(const char* name, const std::vector<int32_t>& value);
+PluginField field_of(const char* name, const std::vector<float>& value);
 
 class PluginBase {
  public:
@@ -81,9 +113,24 @@ class PluginBase {
   virtual std::unique_ptr<PluginBase> clone() const = 0;
 
   // Fields of the attributes, pointing into them.
-  virtual std::vector<nvinfer1::PluginField> fields() = 0;
-  // Takes the attributes from fields, each exactly once and nothing else. Returns what is wrong, or an empty string.
-  virtual std::string set(const PluginFieldCollection& fields) = 0;
+  virtual std::vector<PluginField> attributes() = 0;
+  virtual void set_attributes(Fields& fields) = 0;
+
+  // The names of weights as attributes, in the order of the inputs that they are in place of: those of this node, and all
+  // that any node of its type may have. Empty: nodes of this type have none.
+  virtual std::vector<std::string> weight_names() const { return {}; }
+  virtual std::vector<std::string> possible_weight_names() const { return {}; }
+  // Takes all of weight_names.
+  void set_weights(Fields& fields);
+  // What is wrong with weights of these lengths; null if nothing is.
+  virtual const char* wrong_lengths(const std::vector<int64_t>&) const { return nullptr; }
+  // Has them on the current device in the type of input 0, until release; nothing for a plugin without such weights.
+  cudaError_t load_weights(DType dtype) { return weights_ ? weights_->on_device(dtype, on_device_) : cudaSuccess; }
+  void release_weights() { on_device_.reset(); }
+
+  // Fields of all that makes this plugin what it is, pointing into it.
+  std::vector<PluginField> fields();
+  const char* version() const { return weights_ ? kWeightsVersion : kVersion; }
 
   // What is wrong with the attributes; null if they can be computed with.
   virtual const char* wrong_attributes() const { return nullptr; }
@@ -95,24 +142,14 @@ class PluginBase {
   virtual bool supports(int i, const Descriptions& tensors) const = 0;
   // What is wrong with the sizes; null if the launcher may be called.
   virtual const char* wrong_sizes(const Tensors&) const { return nullptr; }
+  // Bytes that are enough for tensors of these sizes and for all smaller ones.
   virtual size_t workspace(const Tensors&) const { return 0; }
   virtual cudaError_t run(const Tensors& tensors, void* workspace, cudaStream_t stream) const = 0;
-};
 
-// The attributes one by one; Node is const or not.
-std::string set_field(const nvinfer1::PluginField& field, int32_t& value);
-std::string set_field(const nvinfer1::PluginField& field, float& value);
-std::string set_field(const nvinfer1::PluginField& field, std::vector<int32_t>& value);
-std::string set_field(const nvinfer1::PluginField& field, std::vector<float>& value);
-nvinfer1::PluginField field_of(const char* name, const int32_t& value);
-nvinfer1::PluginField field_of(const char* name, const float& value);
-nvinfer1::PluginField field_of(const char* name, const std::vector<int32_t>& value);
-nvinfer1::PluginField field_of(const char* name, const std::vector<float>& value);
-// The one field of that name; null, and why, if there is none or more than one.
-const nvinfer1::PluginField* find_field(const PluginFieldCollection& fields, const char* name, std::string& why);
-// A field whose name is not among these, null if there is none.
-const nvinfer1::PluginField* unknown_field(const PluginFieldCollection& fields,
-                                           const std::vector<nvinfer1::PluginField>& known);
+ protected:
+  std::shared_ptr<const Weights> weights_;  // null: they are inputs
+  std::shared_ptr<const Weights::OnDevice> on_device_;
+};
 
 template <class Derived, class Node>
 class Plugin : public PluginBase {
@@ -126,20 +163,14 @@ class Plugin : public PluginBase {
     return std::make_unique<Derived>(static_cast<const Derived&>(*this));
   }
 
-  std::vector<nvinfer1::PluginField> fields() override {
-    std::vector<nvinfer1::PluginField> result;
+  std::vector<PluginField> attributes() override {
+    std::vector<PluginField> result;
     node.each([&](const char* name, const auto& value) { result.push_back(field_of(name, value)); });
     return result;
   }
 
-  std::string set(const PluginFieldCollection& given) override {
-    std::string why;
-    if (const auto* field = unknown_field(given, fields())) return std::string("unknown attribute ") + field->name;
-    node.each([&](const char* name, auto& value) {
-      if (!why.empty()) return;
-      if (const auto* field = find_field(given, name, why)) why = set_field(*field, value);
-    });
-    return why;
+  void set_attributes(Fields& fields) override {
+    node.each([&](const char* name, auto& value) { set(fields, name, value); });
   }
 
  protected:
@@ -162,8 +193,9 @@ constexpr Maker kMakers[] = {
 };
 constexpr int kNodes = sizeof(kMakers) / sizeof(kMakers[0]);
 
-// A plugin with these attributes; null, and the reason logged, if they are not the node's. Throws nothing.
-std::unique_ptr<PluginBase> make(Maker maker, const PluginFieldCollection* fields) noexcept;
+// A plugin with these attributes, weights among them or not; null, and the reason logged, if they are not the node's.
+// Throws nothing.
+std::unique_ptr<PluginBase> make(Maker maker, bool with_weights, const PluginFieldCollection* fields) noexcept;
 
 // Types and formats
 

@@ -1,5 +1,6 @@
 #include "deform_conv2d.h"
 
+#include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/sum.h>
 
@@ -61,6 +62,30 @@ at::Tensor unpack(const at::Tensor& y, const at::Tensor& like, const DeformConv2
   return x;
 }
 
+// Two steps: what the taps read, and a product with it by cuBLAS. One group, the bias of the type of the input.
+at::Tensor by_columns(const at::Tensor& input, const at::Tensor& offset, const at::Tensor& weight,
+                      const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& mask,
+                      const DeformConv2d& conv) {
+  const auto image = pack(input, conv);
+  const int64_t outputs = weight.size(0), plane = offset.size(2) * offset.size(3), images = input.size(0);
+  const auto kernels = pack(weight, conv).view({1, outputs, -1});  // (1, O, K)
+  const int64_t k = kernels.size(2), most = std::max<int64_t>(kColumnsBytes / (plane * k * input.element_size()), 1);
+  const auto output = at::empty({images, outputs, plane}, input.options().memory_format(at::MemoryFormat::Contiguous));
+  for (int64_t first = 0; first < images; first += most) {
+    const int64_t count = std::min(most, images - first);
+    const auto columns = at::empty({1, count * plane, k}, kernels.options());
+    done(deform_conv2d_columns(view(image), view(offset), view(mask), conv, first * plane, view(columns), stream()));
+    const auto factor = columns.view({count, plane, k}).transpose(1, 2), left = kernels.expand({count, outputs, k});
+    auto part = output.narrow(0, first, count);
+    if (bias) {
+      at::baddbmm_out(part, bias->view({1, outputs, 1}), left, factor);
+    } else {
+      at::bmm_out(part, left, factor);
+    }
+  }
+  return output.view({images, outputs, offset.size(2), offset.size(3)});
+}
+
 at::Tensor deform_conv2d_torch(const at::Tensor& input, const at::Tensor& offset, const at::Tensor& weight,
                                const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& mask,
                                at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
@@ -68,6 +93,11 @@ at::Tensor deform_conv2d_torch(const at::Tensor& input, const at::Tensor& offset
   const c10::cuda::CUDAGuard guard(input.device());
   if (supported(present({input, offset, weight, bias, mask}), input, weight)) {
     const auto conv = parameters(input, weight, stride, padding, dilation, groups, offset_groups);
+    const char* e = getenv("SV_DEFORM");  // EXPERIMENT
+    if (e && *e == 'c' && groups == 1 && (!bias || bias->scalar_type() == input.scalar_type()) &&
+        offset.size(0) * offset.size(2) * offset.size(3) < 1 << 30) {
+      return by_columns(input, offset, weight, bias, mask, conv);
+    }
     const auto output = at::empty({input.size(0), weight.size(0), offset.size(2), offset.size(3)},
                                   input.options().memory_format(at::MemoryFormat::Contiguous));
     const auto scratch = workspace(deform_conv2d_workspace(view(input), view(weight), conv), input);
@@ -118,18 +148,19 @@ std::vector<at::Tensor> deform_conv2d_backward_torch(
   for (int64_t first = 0; first < rows; first += most) {
     auto columns = at::empty({groups, std::min(most, rows - first), k}, kernels.options());
     const auto part = grad_rows.narrow(1, first, columns.size(1));
-    if (needs_grad[2]) {
-      done(deform_conv2d_columns(view(image), view(offset), view(mask), conv, first, view(columns), svexport::stream()));
-      const auto product = at::bmm(part.transpose(1, 2), columns).to(at::kFloat);
-      grad_kernels = grad_kernels.defined() ? grad_kernels + product : product;
-    }
     if (needs_taps) {
       at::bmm_out(columns, part, kernels);
       if (grad_input) grad_input->check(columns);
-      done(deform_conv2d_columns_backward(view(columns), view(image), view(offset), view(mask), conv, first,
-                                          grad_input ? view(grad_input->sums) : Tensor{},
+      done(deform_conv2d_columns_backward(view(columns), needs_grad[2], view(image), view(offset), view(mask), conv,
+                                          first, grad_input ? view(grad_input->sums) : Tensor{},
                                           grad_input ? view(grad_input->scale) : Tensor{}, view(grad_offset),
                                           view(grad_mask), svexport::stream()));
+    } else if (needs_grad[2]) {
+      done(deform_conv2d_columns(view(image), view(offset), view(mask), conv, first, view(columns), svexport::stream()));
+    }
+    if (needs_grad[2]) {
+      const auto product = at::bmm(part.transpose(1, 2), columns).to(at::kFloat);
+      grad_kernels = grad_kernels.defined() ? grad_kernels + product : product;
     }
   }
 

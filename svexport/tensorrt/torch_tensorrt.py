@@ -1,0 +1,83 @@
+"""Torch-TensorRT: the ops as converters, so that ``torch_tensorrt.compile`` keeps a model with them in one engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from svexport.errors import BackendNotAvailableError
+from svexport.ops._op import OPS, Op
+from svexport.tensorrt.nodes import plugin_ops
+from svexport.tensorrt.plugins import Registered, create_plugin, register_plugins
+
+__all__ = ["register_torch_tensorrt"]
+
+_done: set[Any] = set()  # what Torch-TensorRT has been given: it would keep a second converter beside the first
+
+
+def register_torch_tensorrt() -> Registered:
+    """Makes Torch-TensorRT know every svexport op: those with a plugin become it, the others what they are made of.
+
+    ``F.grid_sample`` in a model that was not changed becomes ours too where TensorRT has no layer for it (5-D), and
+    everywhere if the plugin runs without Python. Calling twice is fine. The plugins are registered first; returned is
+    how they run.
+
+    Raises:
+        BackendNotAvailableError: without Torch-TensorRT, or TensorRT 10 or later.
+    """
+    try:
+        from torch_tensorrt.dynamo import conversion
+        from torch_tensorrt.dynamo.lowering import TORCH_TRT_DECOMPOSITIONS
+    except ImportError as error:
+        raise BackendNotAvailableError(
+            f"converters need Torch-TensorRT, which does not import here ({error}); pip install torch-tensorrt"
+        ) from error
+    registered = register_plugins()
+
+    def convert_with(op: Op, target: Any) -> None:
+        if target not in _done:
+            conversion.dynamo_tensorrt_converter(
+                target, supports_dynamic_shapes=True, priority=conversion.ConverterPriority.HIGH
+            )(partial(_convert, op))
+            _done.add(target)
+
+    for op in plugin_ops():
+        convert_with(op, op.torch_op)
+    grid_sample = OPS["grid_sample"]
+    convert_with(grid_sample, torch.ops.aten.grid_sampler_3d.default)
+    if registered.kinds[grid_sample.node_type] != "JIT":
+        convert_with(grid_sample, torch.ops.aten.grid_sampler_2d.default)
+    for op, function in decompositions().items():
+        if op not in _done:
+            torch._decomp.register_decomposition(op, registry=TORCH_TRT_DECOMPOSITIONS)(function)
+            _done.add(op)
+    return registered
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Ops without a plugin, as torch operators for which Torch-TensorRT has converters."""
+    with_plugin = plugin_ops()
+    return {op.torch_op: op.implementation or op.reference for op in OPS.values() if op not in with_plugin}
+
+
+def _convert(op: Op, context: Any, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """A converter as Torch-TensorRT calls it: the op's plugin in the network under construction."""
+    from torch_tensorrt.dynamo.conversion.converter_utils import get_trt_tensor
+
+    values = dict(zip((a.name for a in op.arguments), args)) | dict(kwargs)
+    tensors = [
+        get_trt_tensor(context, tensor, f"{name}_{argument.name}_{i}")
+        for argument in op.arguments
+        if argument.is_tensor and values.get(argument.name) is not None
+        for i, tensor in enumerate(values[argument.name] if argument.kind == "tensors" else [values[argument.name]])
+    ]
+    plugin = create_plugin(op, name, {a.name: values[a.name] for a in op.attributes})
+    layer = context.net.add_plugin_v3(tensors, [], plugin)
+    if layer is None:
+        raise ValueError(f"TensorRT refused the plugin {op.node_type} for {name}; its log says why")
+    layer.name = f"[{target}]-[{name}]"
+    outputs = tuple(layer.get_output(i) for i in range(op.num_outputs))
+    return outputs[0] if len(outputs) == 1 else outputs
