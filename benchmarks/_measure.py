@@ -47,7 +47,7 @@ class Workload:
 
 
 def graph_times(functions: Mapping[str, Callable[[], Any]], replays: int = 100) -> dict[str, dict]:
-    """Times replays of a CUDA graph of one call each, in turn.
+    """Times replays of a CUDA graph of one call each: ten at a time, in turn.
 
     Returns:
         name -> ``{"median": us, "min": us, "runs": n}``, between events around each replay.
@@ -68,7 +68,7 @@ def graph_times(functions: Mapping[str, Callable[[], Any]], replays: int = 100) 
 
 
 def queued_times(functions: Mapping[str, Callable[[], Any]], runs: int = 100) -> dict[str, dict]:
-    """Times calls on the default stream, in turn; the GPU is kept busy until all that a call launches is queued.
+    """Times calls on the default stream, ten at a time, in turn; the GPU is kept busy until all that a call launches is queued.
 
     Without a graph, for functions that launch on the default stream whatever the current one is: a graph captures only
     the rest of them. They must not wait for the GPU. The result is as of :func:`graph_times`.
@@ -83,8 +83,9 @@ def queued_times(functions: Mapping[str, Callable[[], Any]], runs: int = 100) ->
     times: dict[str, list[float]] = {name: [] for name in functions}
     for first in range(0, runs, 10):
         events = []
-        for _ in range(min(10, runs - first)):
-            for name, function in functions.items():
+        for name, function in functions.items():
+            function()  # with what the others left in the caches; not timed
+            for _ in range(min(10, runs - first)):
                 torch.cuda._sleep(cycles[name])
                 events.append((name, *_timed(function)))
         torch.cuda.synchronize()
