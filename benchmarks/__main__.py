@@ -1,8 +1,8 @@
 """``python -m benchmarks [op …]``: the CUDA kernels beside what a user would have without them.
 
 Every module here with ``workloads()`` is one workload family. Ours and the peers are replayed from CUDA graphs, ten
-replays each in turn, in one process; ``--eager`` times plain calls too, ``--sweep`` a module's ``sweep()``: many shapes, none of which
-should be slower than the peer.
+replays each in turn, in one process; ``--eager`` times plain calls too, ``--sweep`` a module's ``sweep()``: many
+shapes, none of which should be slower than the peer.
 """
 
 from __future__ import annotations

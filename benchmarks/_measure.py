@@ -68,10 +68,11 @@ def graph_times(functions: Mapping[str, Callable[[], Any]], replays: int = 100) 
 
 
 def queued_times(functions: Mapping[str, Callable[[], Any]], runs: int = 100) -> dict[str, dict]:
-    """Times calls on the default stream, ten at a time, in turn; the GPU is kept busy until all that a call launches is queued.
+    """Times calls on the default stream, ten at a time, in turn.
 
-    Without a graph, for functions that launch on the default stream whatever the current one is: a graph captures only
-    the rest of them. They must not wait for the GPU. The result is as of :func:`graph_times`.
+    The GPU is kept busy until all that a call launches is queued. Without a graph, for functions that launch on the
+    default stream whatever the current one is: a graph captures only the rest of them. They must not wait for the GPU.
+    The result is as of :func:`graph_times`.
     """
     cycles = {}
     for name, function in functions.items():
