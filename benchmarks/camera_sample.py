@@ -70,18 +70,19 @@ def arguments(sizes: Sizes, layout: str, dtype: torch.dtype) -> tuple:
         sizes.uv_clamp is None,
         list(sizes.uv_clamp or (0.0, 1.0)),
         int(sizes.softmax),
+        [1.0] * len(features),
     )
 
 
 def least_bytes(args: tuple, backward: bool) -> int:
     """Every pixel that a sample needs once, and the rest once; backward also every gradient."""
-    features, points, lidar2img, weights, offsets, *options = args
+    features, points, lidar2img, weights, offsets, *options, _ = args
     pixels = 0
     for level, feature in enumerate(features):
         # what of a map has a gradient when everything else is 1 is what is read
         probe = torch.ones(*feature.shape[:2], 1, *feature.shape[3:], device="cuda", requires_grad=True)
         ones = torch.zeros_like(weights[..., level : level + 1, :1], dtype=torch.float32)
-        output = implementation([probe], points, lidar2img, ones, offsets, *options)
+        output = implementation([probe], points, lidar2img, ones, offsets, *options[:-1], [1.0])
         (gradient,) = torch.autograd.grad(output.sum(), probe)
         pixels += int((gradient != 0).sum()) * feature.shape[2]
     size = features[0].element_size()

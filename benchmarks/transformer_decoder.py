@@ -1,19 +1,44 @@
-"""``transformer_decoder`` beside the same decoder in torch: eager and compiled, both replayed from a CUDA graph."""
+"""``transformer_decoder`` beside the same decoder in torch: eager and compiled, both replayed from a CUDA graph.
+
+``python -m benchmarks.transformer_decoder [folder]`` writes what no timing of whole calls says, as
+``transformer_decoder-stages.json``: the time of every stage of a layer, launches, peak memory beside eager. It draws
+them, and how time grows with batch and queries if ``transformer_decoder-sweep.json`` is there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks._measure import Workload
-from svexport.ops import TransformerDecoder, TransformerDecoderConfig
+from benchmarks._measure import RESULTS, Workload, write
+from svexport.ops import TransformerDecoder, TransformerDecoderConfig, _cuda
 from svexport.ops.transformer_decoder import OP, rig
 
 SMALL = {"num_layers": 6, "feature_sizes": ((36, 92), (18, 46), (9, 23)), "pool": False}
+
+STAGES = {
+    "main": [
+        (2, "self attention"), (3, "exchange"), (4, "out_proj"), (5, "exchange"), (6, "norm"), (7, "camera weights"),
+        (8, "wait for branch"), (9, "sampling"), (10, "exchange"), (11, "output_proj"), (12, "exchange"), (13, "norm"),
+        (14, "ffn.0"), (15, "ffn.2"), (16, "exchange"), (17, "norm"), (18, "in_proj"), (19, ""),
+    ],
+    "branch": [
+        (2, "load"), (3, "reg.0"), (4, "reg.2"), (5, "reg.4, update"), (6, "project"), (7, "encoder.0"),
+        (8, "encoder.3, norm"), (9, "wait for main, sampling"), (10, ""),
+    ],
+}  # fmt: skip
+"""By team: the clock a stage begins with, and its name."""
 
 
 def channels_last(feature: Tensor) -> Tensor:
@@ -39,6 +64,14 @@ def arguments(
     return query, query_pos, points, features, lidar2img, weights, *config.attributes()
 
 
+def without_grad(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:
+    def run() -> Any:
+        with torch.no_grad():
+            return function(*args)
+
+    return run
+
+
 def workload(
     preset: str,
     layout: str = "channels_last",
@@ -54,29 +87,23 @@ def workload(
     config = replace(TransformerDecoderConfig.preset(preset), **overrides)
     queries = config.num_queries if queries is None else queries
     args = arguments(config, batch, queries, dtype, layout)
-    compiled = torch.compile(OP.implementation)
-
-    def without_grad(function: Any) -> Any:
-        def run() -> Any:
-            with torch.no_grad():
-                return function(*args)
-
-        return run
-
-    peers = {"compiled": without_grad(compiled)}
+    peers = {"compiled": without_grad(torch.compile(OP.implementation), args)}
+    plain = {}
     if eager:
-        peers["eager"] = without_grad(OP.implementation)
+        peers["eager"] = without_grad(OP.implementation, args)
+        plain["eager (eager)"] = peers["eager"]
     name = (
         f"transformer_decoder {preset} {batch}x{queries} {config.num_layers} layers {len(config.feature_sizes)} levels"
     )
     size = sum(t.numel() * t.element_size() for t in (*args[:3], *args[5]))
     return Workload(
         f"{name} {str(dtype)[6:]} {layout}",
-        without_grad(OP),
+        without_grad(OP, args),
         peers,
         bytes=size,
         goal=goal,
         limit=limit,
+        eager=plain,
     )
 
 
@@ -94,3 +121,166 @@ def sweep() -> Iterator[Workload]:
     for batch, queries in (*((1, q) for q in (256, 512, 900, 1300, 2048)), *((b, 900) for b in (2, 4, 8)), (8, 2048)):
         for layout in ("channels_last", "nchw"):
             yield workload("seed", layout, batch=batch, queries=queries, eager=False, **SMALL)
+
+
+def cases() -> dict[str, tuple[Any, ...]]:
+    """What stages, launches and memory are told of."""
+    made = {}
+    for name, preset, overrides in (("512 queries, 3 levels", "seed", SMALL), ("detr3d", "detr3d", {})):
+        config = replace(TransformerDecoderConfig.preset(preset), **overrides)
+        made[name] = arguments(config, 1, config.num_queries, torch.float16, "channels_last")
+    return made
+
+
+def peak_memory(function: Callable[[], Any]) -> int:
+    """Bytes allocated at once during a call, its results among them."""
+    function()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    function()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def launches(function: Callable[[], Any]) -> int:
+    """Kernels, copies and fills on the device in a call."""
+    function()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        function()
+        torch.cuda.synchronize()
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+
+
+def stages(library: str) -> dict[str, list[dict[str, Any]]]:
+    """Of a middle layer, in microseconds: median of blocks, of a library whose kernels keep the clock."""
+    torch.ops.load_library(library)
+    clocks = (ctypes.c_longlong * (8 * 2 * 160 * 24))()
+    found = {}
+    for name, args in cases().items():
+        function = without_grad(OP, args)
+        graph = torch.cuda.CUDAGraph()
+        function()
+        with torch.cuda.graph(graph):
+            function()
+        for _ in range(3):
+            ctypes.CDLL(library).svexport_stages(None)
+            graph.replay()
+            torch.cuda.synchronize()
+        ctypes.CDLL(library).svexport_stages(clocks)
+        table = torch.tensor(clocks[:]).view(8, 2, 160, 24)[3].double()
+        blocks = table[0, :, 0] > 0
+        ticks = (table[0, blocks, 19] - table[0, blocks, 0]) / (table[0, blocks, 23] - table[0, blocks, 22]) * 1e3
+        table = table[:, blocks] / ticks.median()
+        rows = []
+        for team, (label, marks) in enumerate(STAGES.items()):
+            for (begin, stage), (end, _) in pairwise(marks):
+                start = table[team, :, begin] - table[0, :, 2]
+                rows.append(
+                    {
+                        "team": label,
+                        "stage": stage,
+                        "start": round(float(start.median()), 2),
+                        "us": round(float((table[team, :, end] - table[team, :, begin]).median()), 2),
+                    }
+                )
+        found[name] = rows
+    return found
+
+
+def build_with_clocks(folder: Path) -> Path:
+    """The decoder's sources alone, as a library whose kernels keep the clock."""
+    from torch.utils.cpp_extension import load
+
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ["transformer_decoder", "transformer_decoder_fused", "gemm", "attention", "camera_sample"]
+    sources = [_cuda.CSRC / "cuda" / f"{n}.cu" for n in names] + [_cuda.CSRC / "torch/transformer_decoder.cpp"]
+    load(
+        "decoder_stages",
+        [str(s) for s in sources],
+        extra_include_paths=[str(_cuda.CSRC / "cuda"), str(_cuda.CSRC / "torch")],
+        extra_cuda_cflags=["-O3", "-std=c++17", "-DSVEXPORT_STAGES"],
+        build_directory=str(folder),
+        is_python_module=False,
+    )
+    return folder / "decoder_stages.so"
+
+
+def plot(folder: Path, record: dict[str, Any]) -> list[Path]:
+    """The stages of a layer, and the scaling of the sweep where it was measured, as PNG and SVG in ``folder``."""
+    import matplotlib.pyplot as plt
+
+    file = folder / "transformer_decoder-sweep.json"
+    scaling = [[*r["workload"].split(), r] for r in json.loads(file.read_text())["rows"]] if file.exists() else []
+    rows = record["rows"]
+    figure, axes = plt.subplots(
+        len(rows) + bool(scaling), 1, figsize=(12, 2.4 * len(rows) + 4 * bool(scaling)), squeeze=False,
+        layout="constrained", gridspec_kw={"height_ratios": [2] * len(rows) + [4] * bool(scaling)},
+    )  # fmt: skip
+    names = list(dict.fromkeys(s["stage"] for row in rows for s in row["stages"]))
+    colors = dict(zip(names, plt.get_cmap("tab20").colors * 2, strict=False))
+    for axis, row in zip(axes[:, 0], rows, strict=False):
+        for stage in row["stages"]:
+            y = list(STAGES).index(stage["team"])
+            axis.barh(y, stage["us"], left=stage["start"], color=colors[stage["stage"]], edgecolor="white")
+            if stage["us"] > 0.55:
+                label = f"{stage['stage']}\n{stage['us']:.1f}"
+                axis.text(stage["start"] + stage["us"] / 2, y, label, ha="center", va="center", fontsize=6)
+        axis.set_yticks(range(len(STAGES)), list(STAGES))
+        axis.invert_yaxis()
+        axis.set_title(f"{row['workload']}: the teams of a block in the fourth layer, microseconds", fontsize=9)
+    if scaling:
+        axis = axes[-1, 0]
+        for who, style in (("ours", "-"), ("compiled", "--")):
+            for layout in ("channels_last", "nchw"):
+                points = sorted(
+                    (batch * queries, row["times"][who]["median"])
+                    for *words, row in scaling
+                    for batch, queries in [map(int, words[2].split("x"))]
+                    if words[-1] == layout
+                )
+                axis.plot(*zip(*points, strict=True), style, marker=".", label=f"{who}, {layout}")
+        axis.set(xscale="log", yscale="log", xlabel="batch x queries", ylabel="microseconds, 6 layers, 3 levels")
+        axis.legend(fontsize=8)
+        axis.grid(alpha=0.3)
+    written = [folder / f"transformer_decoder-stages{suffix}" for suffix in (".png", ".svg")]
+    for target in written:
+        figure.savefig(target, dpi=150)
+    plt.close(figure)
+    return written
+
+
+def main() -> None:
+    device = torch.cuda.get_device_name().lower().replace(" ", "-")
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS / device
+    assert _cuda.load(), "expected the kernels of svexport"
+    library = build_with_clocks(_cuda.cache_folder() / "stages")
+    code = (
+        f"import json; from benchmarks.transformer_decoder import stages; print(json.dumps(stages({str(library)!r})))"
+    )
+    environment = {**os.environ, "SVEXPORT_KERNELS": "0"}  # one library that registers the operator
+    command = [sys.executable, "-c", code, str(library)]
+    told = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    table = json.loads(told.stdout.splitlines()[-1])
+    rows = []
+    for name, args in cases().items():
+        calls = {"ours": without_grad(OP, args), "eager": without_grad(OP.implementation, args)}
+        rows.append(
+            {
+                "workload": name,
+                "launches": {who: launches(call) for who, call in calls.items()},
+                "peak_bytes": {who: peak_memory(call) for who, call in calls.items()},
+                "stages": table[name],
+            }
+        )
+        print(name, {key: value for key, value in rows[-1].items() if key in ("launches", "peak_bytes")})
+        for stage in table[name]:
+            print(f"  {stage['team']:7} {stage['stage']:24} {stage['start']:6.2f} {stage['us']:6.2f}")
+    path = write("transformer_decoder-stages", rows, folder)
+    for written in (path, *plot(folder, json.loads(path.read_text()))):
+        print(written)
+
+
+if __name__ == "__main__":
+    main()

@@ -57,6 +57,17 @@ def _project(
     return torch.where(seen, u, OUTSIDE), torch.where(seen, v, OUTSIDE)
 
 
+def _result(features: Sequence[Tensor], weights: Tensor) -> torch.dtype:
+    """What is sampled has the dtype of the features; that of the weights where those are int8."""
+    return features[0].dtype if features[0].is_floating_point() else weights.dtype
+
+
+def _levels(features: Sequence[Tensor], scales: Sequence[float], dtype: torch.dtype) -> list[Tensor]:
+    return [
+        f.to(dtype) if f.is_floating_point() else f.to(dtype) * scale for f, scale in zip(features, scales, strict=True)
+    ]
+
+
 def _activate(weights: Tensor, activation: int, dtype: torch.dtype) -> Tensor:
     weights = weights.to(dtype)
     if ACTIVATIONS[activation] == "sigmoid":
@@ -76,17 +87,19 @@ def reference(
     in_image: bool,
     uv_clamp: Sequence[float],
     activation: int,
+    scales: Sequence[float],
 ) -> Tensor:
     batch, queries, cams, points, _, groups = weights.shape
     u, v = _project(reference_points, lidar2img, offsets, points, image_size, pc_range, depth_eps, in_image, uv_clamp)
     channels = features[0].shape[2]
-    precise = torch.promote_types(features[0].dtype, u.dtype)
+    dtype = _result(features, weights)
+    precise = torch.promote_types(dtype, u.dtype)
     weights = _activate(weights, activation, precise).transpose(2, 3)  # (B, Q, points, cams, L, G)
     image = torch.arange(batch * cams, device=u.device).view(batch, 1, 1, cams)
     output = weights.new_zeros(batch, queries, groups, channels // groups)
-    for level, feature in enumerate(features):
+    for level, feature in enumerate(_levels(features, scales, precise)):
         height, width = feature.shape[3:]
-        table = feature.to(precise).permute(0, 1, 3, 4, 2).reshape(batch * cams * height * width, channels)
+        table = feature.permute(0, 1, 3, 4, 2).reshape(batch * cams * height * width, channels)
         start = image * (height * width)
         sampled = torch.stack(
             [
@@ -97,7 +110,7 @@ def reference(
         ).sum(0)  # (B, Q, points, cams, C)
         sampled = torch.where(sampled.isnan(), 0, sampled).unflatten(-1, (groups, channels // groups))
         output = output + (sampled * weights[..., level, :, None]).sum((2, 3))
-    return output.flatten(2).to(features[0].dtype)
+    return output.flatten(2).to(dtype)
 
 
 def implementation(
@@ -112,34 +125,40 @@ def implementation(
     in_image: bool,
     uv_clamp: Sequence[float],
     activation: int,
+    scales: Sequence[float],
 ) -> Tensor:
     batch, queries, cams, points, _, groups = weights.shape
     uv = _project(reference_points, lidar2img, offsets, points, image_size, pc_range, depth_eps, in_image, uv_clamp)
     channels = features[0].shape[2]
-    precise = torch.promote_types(features[0].dtype, uv[0].dtype)
+    dtype = _result(features, weights)
+    precise = torch.promote_types(dtype, uv[0].dtype)
     grid = (2 * torch.stack(uv, dim=-1) - 1).to(precise)  # (B, Q, points, cams, 2)
     grid = grid.permute(0, 3, 1, 2, 4).reshape(batch * cams, queries, points, 2)
     weights = _activate(weights, activation, precise).permute(4, 0, 2, 5, 1, 3)  # (L, B, cams, G, Q, points)
     output = weights.new_zeros(batch, groups, channels // groups, queries)
-    for level, feature in enumerate(features):
-        sampled = F.grid_sample(feature.to(precise).flatten(0, 1), grid, padding_mode="zeros", align_corners=False)
+    for level, feature in enumerate(_levels(features, scales, precise)):
+        sampled = F.grid_sample(feature.flatten(0, 1), grid, padding_mode="zeros", align_corners=False)
         sampled = sampled.nan_to_num(0.0, math.inf, -math.inf)
         sampled = sampled.view(batch, cams, groups, channels // groups, queries, points)
         output = output + (sampled * weights[level, :, :, :, None]).sum((1, 5))
-    return output.flatten(1, 2).transpose(1, 2).to(features[0].dtype).contiguous()
+    return output.flatten(1, 2).transpose(1, 2).to(dtype).contiguous()
 
 
-def fake(features: Sequence[Tensor], reference_points: Tensor, *_: object) -> Tensor:
-    return features[0].new_empty(*reference_points.shape[:2], features[0].shape[2])
+def fake(
+    features: Sequence[Tensor], reference_points: Tensor, lidar2img: Tensor, weights: Tensor, *_: object
+) -> Tensor:
+    sizes = *reference_points.shape[:2], features[0].shape[2]
+    return features[0].new_empty(*sizes, dtype=_result(features, weights))
 
 
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
     """Cameras at the origin, spread around the vertical axis, x right, y down, z ahead."""
     pc_range = (-8.0, -8.0, -2.0, 8.0, 8.0, 2.0)
-    for batch, queries, cams, points, groups, channels, levels, clamp, activation in [
-        (2, 7, 4, 1, 1, 3, [(5, 7), (3, 2)], None, 0),
-        (1, 5, 6, 3, 2, 4, [(4, 11)], None, 1),
-        (2, 3, 2, 2, 1, 2, [(1, 1), (2, 3), (1, 5)], (-1.0, 2.0), 0),
+    for batch, queries, cams, points, groups, channels, levels, clamp, activation, int8 in [
+        (2, 7, 4, 1, 1, 3, [(5, 7), (3, 2)], None, 0, False),
+        (1, 5, 6, 3, 2, 4, [(4, 11)], None, 1, False),
+        (2, 3, 2, 2, 1, 2, [(1, 1), (2, 3), (1, 5)], (-1.0, 2.0), 0, False),
+        (1, 6, 2, 1, 1, 5, [(4, 6), (2, 3)], None, 0, True),
     ]:
         angles = torch.arange(cams) * (2 * math.pi / cams)
         lidar2img = torch.zeros(cams, 4, 4)
@@ -151,8 +170,9 @@ def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
         intrinsics[:2, 2] = torch.tensor([24.0, 16.0])
         intrinsics[0, 0] = intrinsics[1, 1] = 20
         lidar2img = (intrinsics @ lidar2img).to(make(0)) + make(batch, cams, 4, 4) * 0.05
+        features = [make(batch, cams, channels, *size) for size in levels]
         yield (
-            [make(batch, cams, channels, *size) for size in levels],
+            [(f * 40).clamp(-128, 127).to(torch.int8) for f in features] if int8 else features,
             make(batch, queries, 3).sigmoid(),
             lidar2img,
             make(batch, queries, cams, points, len(levels), groups),
@@ -163,13 +183,15 @@ def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
             clamp is None,
             clamp or (0.0, 1.0),
             activation,
+            [0.03 + 0.01 * level if int8 else 1.0 for level in range(len(levels))],
         )
 
 
 OP = Op(
     name="camera_sample",
     schema="(Tensor[] features, Tensor reference_points, Tensor lidar2img, Tensor weights, Tensor offsets, "
-    "int[] image_size, float[] pc_range, float depth_eps, bool in_image, float[] uv_clamp, int activation) -> Tensor",
+    "int[] image_size, float[] pc_range, float depth_eps, bool in_image, float[] uv_clamp, int activation, "
+    "float[] scales) -> Tensor",
     reference=reference,
     implementation=implementation,
     fake=fake,
@@ -189,6 +211,7 @@ def camera_sample(
     uv_clamp: tuple[float, float] | None = None,
     activation: str = "sigmoid",
     offsets: Tensor | None = None,
+    scales: Sequence[float] | None = None,
 ) -> Tensor:
     """Samples the feature maps of several cameras where points in space appear in them, and sums with learned weights.
 
@@ -206,13 +229,14 @@ def camera_sample(
        the activated weights and summed over cameras, points and levels.
 
     Shape:
-        - features: L of ``(B, cams, C, H_l, W_l)``
+        - features: L of ``(B, cams, C, H_l, W_l)``; those in int8 are worth ``scales[level]`` a step, and for TensorRT
+          in any of its int8 formats
         - reference_points: ``(B, Q, 3)``, in [0, 1] of the range
         - lidar2img: ``(B, cams, 4, 4)``: LiDAR metres to ``(u * depth, v * depth, depth, 1)``, u and v in pixels
         - weights: ``(B, Q, cams, points, L)``, or ``(B, Q, cams, points, L, G)`` for G groups of C/G channels each;
           before activation
         - offsets: ``(B, Q, points, 3)``, metres; without them all points are the reference point
-        - output: ``(B, Q, C)``, the dtype of ``features``
+        - output: ``(B, Q, C)``, the dtype of ``features``; that of ``weights`` if they are int8
 
     Projection and coordinates are computed in float32 at least, also for half inputs.
 
@@ -224,6 +248,7 @@ def camera_sample(
         depth_eps: the least depth that counts, in metres.
         uv_clamp: bounds of u and v, in image sizes: ``(-1, 2)``. Default: the test of step 2.
         activation: ``"sigmoid"``, or ``"softmax"``: over cameras, points and levels jointly, in each group.
+        scales: of int8 levels, one per level, any number for those that are not; default: 1.
 
     Raises:
         ValueError: on shapes other than these, or an unknown activation.
@@ -255,6 +280,8 @@ def camera_sample(
             "camera_sample expects image_size (height, width), pc_range of 6 numbers and uv_clamp None or (low, high); "
             f"got {image_size}, {pc_range} and {uv_clamp}"
         )
+    if scales is not None and len(scales) != len(features):
+        raise ValueError(f"camera_sample expects a scale for each of the {len(features)} features, got {scales}")
     return OP(
         list(features),
         reference_points,
@@ -268,6 +295,7 @@ def camera_sample(
         uv_clamp is None,
         (0.0, 1.0) if uv_clamp is None else uv_clamp,
         ACTIVATIONS.index(activation),
+        [1.0] * len(features) if scales is None else list(scales),
     )
 
 
@@ -281,6 +309,7 @@ class CameraSample(nn.Module):
         depth_eps: float = 1e-5,
         uv_clamp: tuple[float, float] | None = None,
         activation: str = "sigmoid",
+        scales: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         self.image_size = tuple(image_size)
@@ -288,6 +317,7 @@ class CameraSample(nn.Module):
         self.depth_eps = depth_eps
         self.uv_clamp = uv_clamp
         self.activation = activation
+        self.scales = None if scales is None else tuple(scales)
 
     def forward(
         self,
@@ -308,12 +338,13 @@ class CameraSample(nn.Module):
             uv_clamp=self.uv_clamp,
             activation=self.activation,
             offsets=offsets,
+            scales=self.scales,
         )
 
     def extra_repr(self) -> str:
         return (
             f"image_size={self.image_size}, pc_range={self.pc_range}, depth_eps={self.depth_eps}, "
-            f"uv_clamp={self.uv_clamp}, activation={self.activation!r}"
+            f"uv_clamp={self.uv_clamp}, activation={self.activation!r}, scales={self.scales}"
         )
 
 

@@ -190,7 +190,7 @@ def _decode(
             offsets = linear(f"{svca}.sampling_offsets", where).unflatten(-1, (num_points, 3))
         else:
             offsets = points.new_zeros(1, 1, 1, 3)
-        view = (1, 1), pc_range, depth_eps, in_image, uv_clamp, activation
+        view = (1, 1), pc_range, depth_eps, in_image, uv_clamp, activation, [1.0] * len(levels)
         sampled = _cast(steps.sample(levels, points, lidar2img, scores, offsets, *view), query.dtype)
         logits = inverse_sigmoid(points)
         position = _cast(logits, query.dtype)
@@ -225,8 +225,9 @@ def _levels(
     levels = []
     for feature, scale in zip(features, scales, strict=True):
         if feature.dtype == torch.int8:
-            planes = from_chw32(feature.flatten(0, 1), channels).unflatten(0, feature.shape[:2])
-            feature = dequantize(planes, scale, torch.promote_types(dtype, torch.float32))
+            if feature.dim() == 6:
+                feature = from_chw32(feature.flatten(0, 1), channels).unflatten(0, feature.shape[:2])
+            feature = dequantize(feature, scale, torch.promote_types(dtype, torch.float32))
         elif feature.dtype != dtype:
             feature = _cast(feature, torch.promote_types(torch.promote_types(feature.dtype, dtype), torch.float32))
         levels.append(feature)
@@ -564,14 +565,14 @@ def _check(
     shapes = {5: (batch, cams, channels), 6: (batch, cams, blocks)}
     fits = all(f.dim() in shapes and f.shape[:3] == shapes[f.dim()] and f.shape[5:] in ((), (32,)) for f in features)
     if not fits or len(features) != len(config.feature_sizes) or any(0 in f.shape[3:] for f in features):
-        expected = f"{len(config.feature_sizes)} features, ({batch}, {cams}, {channels}, H, W) each, or int8 as "
+        expected = f"{len(config.feature_sizes)} features, ({batch}, {cams}, {channels}, H, W) each, or int8 in CHW32, "
         raise wrong(f"{expected}({batch}, {cams}, {blocks}, H, W, 32)", *features)
     if config.pool and min(features[-1].shape[3:5]) < 2:
         raise wrong("a last level to pool of at least 2 by 2 pixels", features[-1])
     for f in features:
-        if f.dtype != torch.int8 if f.dim() == 6 else not f.is_floating_point():
+        if f.dtype != torch.int8 and (f.dim() == 6 or not f.is_floating_point()):
             raise TypeError(
-                "transformer_decoder expects features (B, cams, C, H, W) in floating point, or int8 as made by "
+                "transformer_decoder expects features (B, cams, C, H, W) in floating point or int8, or int8 as made by "
                 f"svexport.ops.to_chw32, (B, cams, ceil(C/32), H, W, 32); got {tuple(f.shape)} in {f.dtype}"
             )
 
@@ -646,8 +647,9 @@ class TransformerDecoder(nn.Module):
         - query, query_pos: ``(B, Q, embed_dims)``, content and position embedding
         - reference_points: ``(B, Q, 3)``, in [0, 1] of the range. They may be float32 for half queries, and so are then
           the boxes and points of the output; between the layers points are in float32 at least.
-        - features: a list of given levels, finest first, each ``(B, cams, C, H, W)`` in floating point, or int8
-          ``(B, cams, ceil(C/32), H, W, 32)`` (:func:`svexport.ops.to_chw32`), worth ``scales[level]`` a step
+        - features: a list of given levels, finest first, each ``(B, cams, C, H, W)``; those in int8 are worth
+          ``scales[level]`` a step and may be given in CHW32, ``(B, cams, ceil(C/32), H, W, 32)``
+          (:func:`svexport.ops.to_chw32`). TensorRT takes either, and makes its own CHW32 of the former.
         - lidar2img: ``(B, cams, 4, 4)``: LiDAR metres to ``(u * depth, v * depth, depth, 1)``, u and v in pixels
         - output: :class:`DecoderOutput`
 

@@ -30,8 +30,9 @@ def body(
     in_image: int,
     uv_clamp: Sequence[float],
     activation: int,
+    scales: Sequence[float],
 ) -> Value:
-    dtype = features[0].dtype
+    dtype = weights.dtype if features[0].dtype == TensorProto.INT8 else features[0].dtype
     dtypes = (dtype, reference_points.dtype, lidar2img.dtype, offsets.dtype)
     precise = TensorProto.DOUBLE if TensorProto.DOUBLE in dtypes else TensorProto.FLOAT
     batch, queries, cams, points, levels, groups = (b.dim(weights, axis) for axis in range(6))
@@ -74,7 +75,10 @@ def body(
     weights = b.unsqueeze(weights, 4)  # (L, B, cams, G, 1, Q, points)
 
     parts = []
-    for level, feature in enumerate(features):
+    for level, (feature, scale) in enumerate(zip(features, scales, strict=True)):
+        if feature.dtype == TensorProto.INT8:
+            step = b.constant(np.float64(scale), precise)
+            feature = b.op("Mul", b.cast(feature, precise), step, shape=feature.shape)
         feature = b.reshape(feature, images, channels, b.dim(feature, 3), b.dim(feature, 4))
         sampler = Sampler(b, feature, [queries, points], LINEAR)
         x = b.op("Sub", b.op("Mul", b.cast(uv, sampler.dtype), sampler.size()), sampler.number(0.5))

@@ -66,7 +66,7 @@ def body(
 
     points = b.cast(reference_points, precise)
     zero = b.constant(np.zeros((1, 1, 1, 3)), precise)
-    view = image_size, pc_range, depth_eps, in_image, uv_clamp, activation
+    view = image_size, pc_range, depth_eps, in_image, uv_clamp, activation, [1.0] * len(levels)
     for i in range(num_layers):
         layer = f"layers.{i}"
         where = b.op("Add", query, query_pos, shape=shape)
@@ -150,10 +150,11 @@ def _levels(
     for feature, scale in zip(features, scales, strict=True):
         height, width = b.dim(feature, 3), b.dim(feature, 4)
         if feature.dtype == TensorProto.INT8:
-            padded = b.product(b.dim(feature, 2), 32)
-            feature = b.reshape(b.transpose(feature, (0, 1, 2, 5, 3, 4)), batch, cams, padded, height, width)
-            if padded != channels:
-                feature = b.op("Gather", feature, b.arange(channels), axis=2)
+            if feature.rank == 6:
+                padded = b.product(b.dim(feature, 2), 32)
+                feature = b.reshape(b.transpose(feature, (0, 1, 2, 5, 3, 4)), batch, cams, padded, height, width)
+                if padded != channels:
+                    feature = b.op("Gather", feature, b.arange(channels), axis=2)
             # no DequantizeLinear, which ONNX Runtime moves behind the pooling and gets the type of its zero point wrong
             step = b.constant(np.float32(scale), precise)
             feature = b.op("Mul", b.cast(feature, precise), step, shape=feature.shape)

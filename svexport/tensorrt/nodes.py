@@ -64,6 +64,7 @@ def _definition(op: Op) -> list[str]:
         f"  static constexpr int kLists = {sum(a.kind == 'tensors' for a in tensors)};",
         f"  static constexpr int kOutputs = {op.num_outputs};",
         *members,
+        *_weights(op),
         "",
         "  template <class Visitor>",
         f"  void each(Visitor&&{' visit' if visits else ''}) {{",
@@ -71,6 +72,27 @@ def _definition(op: Op) -> list[str]:
         "  }",
         "};",
         "",
+    ]
+
+
+def _weights(op: Op) -> list[str]:
+    """The names of weights as attributes, those of a layer (``layers_<i>_`` goes before) and those after the layers."""
+    if op.weight_names is None:
+        return []
+    names = [name.replace(".", "_") for name in op.weight_names({"num_layers": 1, "learned_offsets": 1})]
+    first = "layers_0_"
+    groups = {
+        "kLayerWeights": [name.removeprefix(first) for name in names if name.startswith(first)],
+        "kLastWeights": [name for name in names if not name.startswith(first)],
+    }
+    return [
+        line
+        for group, members in groups.items()
+        for line in (
+            f"  static constexpr const char* {group}[] = {{",
+            *(f'      "{name}",' for name in members),
+            "  };",
+        )
     ]
 
 

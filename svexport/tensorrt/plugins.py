@@ -1,15 +1,18 @@
-"""Plugins in Python: the ops as TensorRT layers with nothing but pip's tensorrt, computed by torch on its stream.
+"""Plugins in Python: the ops as TensorRT layers with nothing but pip's tensorrt.
 
 Everything about them follows from the definitions of the ops: fields from the schema, shapes and types from the fake.
-TensorRT 10 or later (``IPluginV3``).
+They run in two ways. Just in time (``IPluginV3``, TensorRT 10 or later): computed by torch on TensorRT's stream. Ahead
+of time (``IPluginV3QuickAOTBuild``): as a kernel that goes into the engine, see :mod:`svexport.tensorrt.aot`. That is
+the interface below ``tensorrt.plugin.aot_impl``, whose functions know no optional inputs.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,10 +23,11 @@ import torch
 from svexport.errors import BackendNotAvailableError, PluginBuildError
 from svexport.logging import logger
 from svexport.ops._op import DOMAIN, Op, as_tuple
+from svexport.tensorrt import aot
 from svexport.tensorrt.library import libraries
 from svexport.tensorrt.nodes import plugin_ops
 
-__all__ = ["plugin_classes", "register_plugins"]
+__all__ = ["Registered", "create_plugin", "plugin_classes", "register_plugins"]
 
 VERSION = "1"
 
@@ -35,6 +39,11 @@ COORDINATES = {
     "transformer_decoder": ("reference_points", "lidar2img"),
 }
 """Inputs that may be float32 beside half data, and should be: in half, coordinates are off by pixels."""
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+IMAGES = {"bilinear_sample": ("image", "output"), "grid_sample": ("input", "output")}
+"""Inputs and first output that kernels compiled ahead of time read and write in channels-last too."""
 
 
 class Size:
@@ -72,6 +81,9 @@ class Size:
     def __floordiv__(self, other: Any) -> Size:
         return self._with("FLOOR_DIV", self, other)
 
+    def at_least(self, other: Any) -> Size:
+        return self._with("MAX", self, other)
+
 
 @dataclass(frozen=True)
 class Description:
@@ -82,6 +94,9 @@ class Description:
 
     def dim(self) -> int:
         return len(self.shape)
+
+    def is_floating_point(self) -> bool:
+        return self.dtype.is_floating_point
 
     def new_empty(self, *size: Any, dtype: torch.dtype | None = None) -> Description:
         shape = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
@@ -107,6 +122,71 @@ def sample_shapes(op: Op) -> dict[str, tuple[int, ...]]:
     return {name: () if tensor is None else tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
+def input_names(op: Op, count: int, attributes: Mapping[str, Any]) -> list[str]:
+    """The argument that each of a node's inputs belongs to."""
+    bound = op.bind(range(count), attributes)
+    by_input = {
+        index: argument.name
+        for argument, value in zip(op.arguments, bound, strict=True)
+        if argument.is_tensor and value is not None
+        for index in (value if isinstance(value, list) else (value,))
+    }
+    return [by_input[i] for i in range(count)]
+
+
+def output_dtypes(op: Op, given: Sequence[torch.dtype], attributes: Mapping[str, Any]) -> list[torch.dtype]:
+    """Those of the outputs for inputs of these dtypes and, as TensorRT has not said them yet, the samples' ranks."""
+    shapes = sample_shapes(op)
+    names = input_names(op, len(given), attributes)
+    inputs = [Description(shapes[n], d) for n, d in zip(names, given, strict=True)]
+    return [o.dtype for o in output_descriptions(op, inputs, attributes)]
+
+
+def dtype_combinations(
+    op: Op, declared: Sequence[torch.dtype], attributes: Mapping[str, Any]
+) -> Iterator[list[torch.dtype]]:
+    """The dtypes of inputs and outputs that a plugin takes, for inputs that have these in the network.
+
+    The data in any floating-point type, and what belongs to it in the same; everything else as it is, but
+    :data:`COORDINATES` in float32 too.
+    """
+    coordinates = COORDINATES.get(op.name, ())
+    names = input_names(op, len(declared), attributes)
+    for data in FLOATS:
+        choices = [
+            (dtype,)
+            if not dtype.is_floating_point
+            else tuple(dict.fromkeys((torch.float32, dtype)))
+            if name in coordinates
+            else (data,)
+            for name, dtype in zip(names, declared, strict=True)
+        ]
+        for inputs in product(*choices):
+            yield [*inputs, *output_dtypes(op, inputs, attributes)]
+
+
+def shape_expressions(
+    trt: ModuleType, op: Op, inputs: Sequence[Any], attributes: Mapping[str, Any], builder: Any
+) -> tuple[list[Description], list[Description]]:
+    """Descriptions of inputs whose dimensions TensorRT gives as expressions, and of the outputs.
+
+    Sizes that it knows are numbers.
+    """
+
+    def size(expression: Any) -> Any:
+        if expression.is_constant():
+            return expression.get_constant_value()
+        return Size(expression, builder, trt.DimensionOperation)
+
+    given = [Description(tuple(size(dims[i]) for i in range(len(dims))), torch.float32) for dims in inputs]
+    return given, output_descriptions(op, given, attributes)
+
+
+def expression(size: Any, builder: Any) -> Any:
+    """A number or :class:`Size` as TensorRT has it."""
+    return size.value if isinstance(size, Size) else builder.constant(size)
+
+
 @dataclass(frozen=True)
 class Registered:
     """What :func:`register_plugins` did.
@@ -126,14 +206,16 @@ class Registered:
         return f"{text} ({self.library})" if self.library else text
 
 
-_registered: list[Any] = []  # creators live as long as the registry that points to them
+_registered: dict[str, tuple[Any, str]] = {}  # a creator lives as long as the registry that points to it
 
 
 def register_plugins(library: str | os.PathLike[str] | None = None) -> Registered:
     """Makes TensorRT know every svexport node: by the C++ plugin library if there is one for it, else in Python.
 
-    Nodes that already have a creator keep it; calling twice is fine. Python plugins need torch and this package where
-    the engine runs; the C++ library does not.
+    In Python, an op whose forward is one kernel becomes a plugin that is compiled into the engine, if nvcc is there and
+    TensorRT is 10.8 or later; the others are computed by torch, and need it and this package where the engine runs.
+    A node with an attribute ``aot`` of 0 is computed by torch all the same. Nodes that already have a creator keep it;
+    calling twice is fine.
 
     Args:
         library: the plugin library; by default the one that ``svexport plugins build`` left in the cache.
@@ -148,21 +230,22 @@ def register_plugins(library: str | os.PathLike[str] | None = None) -> Registere
         raise BackendNotAvailableError("TensorRT has no plugin registry here; is libnvinfer complete?")
     major = int(trt.__version__.split(".")[0])
     path = Path(library) if library else next((lib.path for lib in libraries() if lib.major == major), None)
-    if path is not None:
-        if not path.is_file() or registry.load_library(str(path)) is None:
-            raise PluginBuildError(f"{path} is no plugin library that TensorRT {trt.__version__} loads; build it again")
-        logger.info("plugins: {}", path)
+    if path is not None and (not path.is_file() or registry.load_library(str(path)) is None):
+        raise PluginBuildError(f"{path} is no plugin library that TensorRT {trt.__version__} loads; build it again")
+    ahead = hasattr(trt, "IPluginV3QuickAOTBuild") and aot.available()
     kinds = {}
     for op in plugin_ops():
         if registry.get_creator(op.node_type, VERSION, DOMAIN) is not None:
-            kinds[op.node_type] = "JIT" if any(c.name == op.node_type for c in _registered) else "C++"
+            kinds[op.node_type] = _registered[op.node_type][1] if op.node_type in _registered else "C++"
             continue
-        creator = plugin_classes(op)[1]()
+        kinds[op.node_type] = "AOT" if ahead and op.name in aot.AOT_OPS else "JIT"
+        creator = (aot_plugin_classes if kinds[op.node_type] == "AOT" else plugin_classes)(op)[1]()
         if not registry.register_creator(creator, DOMAIN):
             raise PluginBuildError(f"TensorRT {trt.__version__} refused the plugin {op.node_type}")
-        _registered.append(creator)
-        kinds[op.node_type] = "JIT"
-    return Registered(kinds, path)
+        _registered[op.node_type] = creator, kinds[op.node_type]
+    registered = Registered(kinds, path)
+    logger.info("plugins: {}", registered)
+    return registered
 
 
 def create_plugin(op: Op, name: str, attributes: Mapping[str, Any]) -> Any:
@@ -173,7 +256,11 @@ def create_plugin(op: Op, name: str, attributes: Mapping[str, Any]) -> Any:
     """
     trt = _tensorrt()
     creator = trt.get_plugin_registry().get_creator(op.node_type, VERSION, DOMAIN)
-    plugin = creator.create_plugin(name, fields_of(trt, op, attributes), trt.TensorRTPhase.BUILD)
+    fields, phase = fields_of(trt, op, attributes), trt.TensorRTPhase.BUILD
+    if hasattr(trt, "IPluginCreatorV3Quick") and isinstance(creator, trt.IPluginCreatorV3Quick):
+        plugin = creator.create_plugin(name, DOMAIN, fields, phase, trt.QuickPluginCreationRequest.PREFER_AOT)
+    else:
+        plugin = creator.create_plugin(name, fields, phase)
     if plugin is None:
         raise ValueError(f"the plugin {op.node_type} refuses the attributes of {name}; TensorRT's log says why")
     return plugin
@@ -253,8 +340,20 @@ def _lasting(array: np.ndarray) -> np.ndarray:
     return _arrays.setdefault(array.dtype.char.encode() + array.tobytes(), array)
 
 
+def _output_shapes(
+    trt: ModuleType, op: Op, inputs: Sequence[Any], attributes: Mapping[str, Any], builder: Any
+) -> list[Any]:
+    shapes = []
+    for output in shape_expressions(trt, op, inputs, attributes, builder)[1]:
+        dims = trt.DimsExprs(len(output.shape))
+        for i, size in enumerate(output.shape):
+            dims[i] = expression(size, builder)
+        shapes.append(dims)
+    return shapes
+
+
 def plugin_classes(op: Op) -> tuple[type, type]:
-    """The plugin of an op and its creator, as classes of the TensorRT that is installed.
+    """The plugin of an op that torch computes, and its creator, as classes of the TensorRT that is installed.
 
     Raises:
         BackendNotAvailableError: without TensorRT 10 or later.
@@ -262,7 +361,6 @@ def plugin_classes(op: Op) -> tuple[type, type]:
     trt = _tensorrt()
     dtypes = _dtypes(trt)
     types = {dtype: type_ for type_, dtype in dtypes.items()}
-    coordinates = COORDINATES.get(op.name, ())
 
     class Plugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime):  # type: ignore[name-defined, misc]
         def __init__(self, attributes: Mapping[str, Any]) -> None:
@@ -286,41 +384,18 @@ def plugin_classes(op: Op) -> tuple[type, type]:
 
         def get_output_data_types(self, input_types: Sequence[Any]) -> list[Any]:
             self.declared = [dtypes[t] for t in input_types]
-            return [types[o.dtype] for o in self._outputs(self.declared)]
+            return [types[d] for d in output_dtypes(op, self.declared, self.attributes)]
 
         def get_output_shapes(self, inputs: Sequence[Any], shape_inputs: Sequence[Any], expr_builder: Any) -> list[Any]:
-            operations = trt.DimensionOperation
-            given = [
-                Description(tuple(Size(dims[i], expr_builder, operations) for i in range(len(dims))), torch.float32)
-                for dims in inputs
-            ]
-            shapes = []
-            for output in output_descriptions(op, given, self.attributes):
-                dims = trt.DimsExprs(len(output.shape))
-                for i, size in enumerate(output.shape):
-                    dims[i] = size.value if isinstance(size, Size) else expr_builder.constant(size)
-                shapes.append(dims)
-            return shapes
+            return _output_shapes(trt, op, inputs, self.attributes, expr_builder)
 
         def supports_format_combination(self, pos: int, in_out: Sequence[Any], num_inputs: int) -> bool:
-            """Row-major order; the data in any floating-point type, everything else as :data:`COORDINATES` says."""
-            here = [desc.desc for desc in in_out]
-            if here[pos].format != trt.TensorFormat.LINEAR or here[pos].type not in dtypes:
+            here = [desc.desc for desc in in_out[: pos + 1]]
+            if here[pos].format != trt.TensorFormat.LINEAR or any(d.type not in dtypes for d in here):
                 return False
-            dtype = dtypes[here[pos].type]
-            if pos >= num_inputs:
-                if any(d.type not in dtypes for d in here[:num_inputs]):
-                    return False
-                return dtype == self._outputs([dtypes[d.type] for d in here[:num_inputs]])[pos - num_inputs].dtype
-            declared = self.declared[pos] if pos < len(self.declared) else dtype
-            if not declared.is_floating_point:
-                return dtype == declared
-            data = next(i for i, d in enumerate(self.declared or [dtype]) if d.is_floating_point)
-            if pos == data:
-                return dtype in (torch.float32, torch.float16, torch.bfloat16)
-            if self._names(num_inputs)[pos] in coordinates:
-                return dtype in (torch.float32, declared)
-            return dtype == dtypes.get(here[data].type)
+            chosen = [dtypes[d.type] for d in here]
+            declared = self.declared or [dtypes[d.desc.type] for d in in_out[:num_inputs]]
+            return any(chosen == c[: pos + 1] for c in dtype_combinations(op, declared, self.attributes))
 
         def configure_plugin(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None: ...
 
@@ -352,25 +427,6 @@ def plugin_classes(op: Op) -> tuple[type, type]:
                 for result, pointer, desc in zip(results, outputs, output_desc, strict=True):
                     _tensor(pointer, tuple(desc.dims), dtypes[desc.type]).copy_(result)
 
-        def _names(self, count: int) -> list[str]:
-            """The argument that each input belongs to."""
-            bound = op.bind(range(count), self.attributes)
-            by_input = {
-                index: argument.name
-                for argument, value in zip(op.arguments, bound, strict=True)
-                if argument.is_tensor and value is not None
-                for index in (value if isinstance(value, list) else (value,))
-            }
-            return [by_input[i] for i in range(count)]
-
-        def _outputs(self, given: Sequence[torch.dtype]) -> list[Description]:
-            """Outputs for inputs of these dtypes and, as TensorRT has not said them yet, the ranks of the samples."""
-            shapes = sample_shapes(op)
-            names = self._names(len(given))
-            return output_descriptions(
-                op, [Description(shapes[n], d) for n, d in zip(names, given, strict=True)], self.attributes
-            )
-
     class Creator(trt.IPluginCreatorV3One):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:
             trt.IPluginCreatorV3One.__init__(self)
@@ -382,6 +438,151 @@ def plugin_classes(op: Op) -> tuple[type, type]:
 
     Plugin.__name__ = Plugin.__qualname__ = op.node_type
     Creator.__name__ = Creator.__qualname__ = f"{op.node_type}Creator"
+    return Plugin, Creator
+
+
+def aot_plugin_classes(op: Op) -> tuple[type, type]:
+    """The plugin of an op of :data:`svexport.tensorrt.aot.AOT_OPS` that is compiled ahead of time, and its creator.
+
+    The creator makes the plugin that torch computes where TensorRT asks for it, with ``aot=0`` on the node.
+
+    Raises:
+        BackendNotAvailableError: without a TensorRT that has such plugins (10.8 or later).
+    """
+    trt = _tensorrt()
+    if not hasattr(trt, "IPluginV3QuickAOTBuild"):
+        raise BackendNotAvailableError(
+            f"plugins compiled ahead of time need TensorRT 10.8 or later, this is {trt.__version__}"
+        )
+    dtypes = _dtypes(trt)
+    types = {dtype: type_ for type_, dtype in dtypes.items()}
+
+    class Expression(trt.ISymExpr):  # type: ignore[name-defined, misc]
+        def __init__(self, value: Any) -> None:
+            trt.ISymExpr.__init__(self)
+            self.type, self.dtype, self.expr = trt.PluginArgType.INT, trt.PluginArgDataType.INT32, value
+
+    class Quick(trt.IPluginV3, trt.IPluginV3QuickCore, trt.IPluginV3QuickBuild):  # type: ignore[name-defined, misc]
+        pass
+
+    class Plugin(Quick, trt.IPluginV3QuickAOTBuild):  # type: ignore[name-defined, misc]
+        def __init__(self, attributes: Mapping[str, Any]) -> None:
+            for base in (*Quick.__bases__, trt.IPluginV3QuickAOTBuild):
+                base.__init__(self)
+            self.plugin_name, self.plugin_version, self.plugin_namespace = op.node_type, VERSION, DOMAIN
+            self.num_outputs = op.num_outputs
+            self.attributes = dict(attributes)
+            self.declared: list[torch.dtype] = []
+            self.kernels: dict[Any, aot.Kernel] = {}
+            self.expressions: list[Any] = []
+
+        def get_capability_interface(self, type: Any) -> Any:
+            return self
+
+        def clone(self) -> Any:
+            cloned = Plugin(self.attributes)
+            cloned.__dict__.update(self.__dict__)
+            return cloned
+
+        def get_fields_to_serialize(self) -> Any:
+            return fields_of(trt, op, self.attributes)
+
+        def get_num_outputs(self) -> int:
+            return op.num_outputs
+
+        def get_output_data_types(self, input_types: Sequence[Any], ranks: Sequence[int]) -> list[Any]:
+            self.declared = [dtypes[t] for t in input_types]
+            return [types[d] for d in output_dtypes(op, self.declared, self.attributes)]
+
+        def get_output_shapes(self, inputs: Sequence[Any], shape_inputs: Sequence[Any], expr_builder: Any) -> list[Any]:
+            return _output_shapes(trt, op, inputs, self.attributes, expr_builder)
+
+        def get_supported_format_combinations(self, in_out: Sequence[Any], num_inputs: int) -> list[Any]:
+            images = self._images(num_inputs)
+            found = []
+            for combination in dtype_combinations(op, self.declared, self.attributes):
+                layouts = [[trt.TensorFormat.LINEAR] * len(combination)]
+                dims = tuple(in_out[images[0]].desc.dims) if images else ()
+                if len(dims) == 4 and dims[1] > 0 and dims[1] * combination[0].itemsize % 16 == 0:
+                    last = trt.TensorFormat.HWC if combination[0] == torch.float32 else trt.TensorFormat.HWC8
+                    layouts.append([last if i in images else trt.TensorFormat.LINEAR for i in range(len(combination))])
+                for layout in layouts:
+                    for dtype, layout_of_tensor in zip(combination, layout, strict=True):
+                        desc = trt.PluginTensorDesc()
+                        desc.type, desc.format = types[dtype], layout_of_tensor
+                        found.append(desc)
+            return found
+
+        def configure_plugin(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None: ...
+
+        def get_aliased_input(self, output_index: int) -> int:
+            return -1
+
+        def get_valid_tactics(self) -> list[int]:
+            return []
+
+        def set_tactic(self, tactic: int) -> None: ...
+
+        def get_timing_cache_id(self) -> str:
+            return ""
+
+        def get_launch_params(
+            self,
+            inputs: Sequence[Any],
+            in_out: Sequence[Any],
+            num_inputs: int,
+            launch_params: Any,
+            extra_args: Any,
+            expr_builder: Any,
+        ) -> None:
+            given, made = shape_expressions(trt, op, inputs, self.attributes, expr_builder)
+            descs = [desc.desc for desc in in_out]
+            operands = [
+                aot.Operand(described.shape, dtypes[desc.type], desc.format != trt.TensorFormat.LINEAR)
+                for described, desc in zip([*given, *made], descs, strict=True)
+            ]
+            kernel = aot.kernel(op, operands[:num_inputs], operands[num_inputs:], self.attributes)
+            self.kernels[self._key(descs)] = kernel
+
+            def as_argument(size: Any) -> Any:
+                self.expressions.append(Expression(expression(size, expr_builder)))
+                return self.expressions[-1]
+
+            for axis, blocks, threads in zip("xyz", kernel.grid, (kernel.block, 1, 1), strict=True):
+                setattr(launch_params, f"grid_{axis}", as_argument(blocks))
+                setattr(launch_params, f"block_{axis}", as_argument(threads))
+            launch_params.shared_mem = as_argument(kernel.shared)
+            extra_args.nbSymExprs = len(kernel.sizes)
+            for i, size in enumerate(kernel.sizes):
+                extra_args[i] = as_argument(size)
+
+        def get_kernel(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[str, bytes]:
+            kernel = self.kernels[self._key([*inputs, *outputs])]
+            return kernel.name, aot.ptx(kernel.source).encode()
+
+        @staticmethod
+        def _key(descs: Sequence[Any]) -> Any:
+            return tuple((desc.type, desc.format) for desc in descs)
+
+        def _images(self, num_inputs: int) -> list[int]:
+            names = [*input_names(op, num_inputs, self.attributes), "output"]
+            return [i for i, name in enumerate(names) if name in IMAGES.get(op.name, ())]
+
+    class Creator(trt.IPluginCreatorV3Quick):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            trt.IPluginCreatorV3Quick.__init__(self)
+            self.name, self.plugin_version, self.plugin_namespace = op.node_type, VERSION, DOMAIN
+            self.field_names = fields_of(trt, op)
+
+        def create_plugin(
+            self, name: str, namespace: str, field_collection: Sequence[Any], phase: Any, request: Any = None
+        ) -> Any:
+            asked = trt.QuickPluginCreationRequest
+            jit = phase == trt.TensorRTPhase.RUNTIME or request in (asked.STRICT_JIT, asked.PREFER_JIT)
+            return (plugin_classes(op)[0] if jit else Plugin)(attributes_of(op, field_collection))
+
+    Plugin.__name__ = Plugin.__qualname__ = f"{op.node_type}Aot"
+    Creator.__name__ = Creator.__qualname__ = f"{op.node_type}AotCreator"
     return Plugin, Creator
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from svexport.ops import _cuda
 from svexport.ops.camera_sample import OP, reference
-from svexport.ops.to_chw32 import to_chw32
 from tests.gpu.support import TOLERANCES, gpu, moved, outputs_and_gradients, relative_error
 from tests.ops.test_camera_sample import CASES, DETR3D, SEED, STREAM, case, node_args
 
@@ -214,6 +213,20 @@ def test_what_is_not_a_number(sizes: dict) -> None:
 # ------------------------------------------------------------------ int8 and pooled levels
 
 
+def blocks(codes: torch.Tensor, size: int) -> torch.Tensor:
+    """TensorRT's CHW4 and CHW32: ``(B, cams, ceil(C/size), H, W, size)``."""
+    padded = F.pad(codes, (0, 0, 0, 0, 0, -codes.shape[2] % size))
+    return padded.unflatten(2, (-1, size)).movedim(3, -1).contiguous()
+
+
+INT8 = {
+    "CHW32": lambda codes: blocks(codes, 32),
+    "CHW4": lambda codes: blocks(codes, 4),
+    "linear": torch.Tensor.contiguous,
+    "channels-last": channels_last,
+}
+
+
 @every_dtype
 @pytest.mark.parametrize("channels", [8, 32, 70, 256])
 @pytest.mark.parametrize("sizes", [SEED, {**STREAM, "groups": 2}], ids=["seed", "stream"])
@@ -225,27 +238,23 @@ def test_levels(sizes: dict, channels: int, dtype: torch.dtype) -> None:
         scales = [0.01 + 0.003 * i for i in range(3)]
         maps, levels = [], []
         for i, feature in enumerate(args[0][:3]):
-            if i in int8:
-                codes = torch.randint(-128, 128, feature.shape, dtype=torch.int8)
-                blocks = to_chw32(codes.flatten(0, 1)).unflatten(0, codes.shape[:2])
-                maps.append(blocks.cuda())
-                levels.append(codes.double() * scales[i])
-            else:
-                maps.append(feature.to(dtype).cuda())
-                levels.append(feature.to(dtype).double())
+            codes = torch.randint(-128, 128, feature.shape, dtype=torch.int8)
+            maps.append(codes if i in int8 else feature.to(dtype))
+            levels.append(codes.double() * scales[i] if i in int8 else feature.to(dtype).double())
         levels.append(F.max_pool2d(levels[-1].flatten(0, 1), 2).unflatten(0, levels[-1].shape[:2]))
-        expected = reference(*precise((levels, *args[1:])))
+        expected = reference(*precise((levels, *args[1:-1], [1.0] * 4)))
         for name, layout in LAYOUTS.items():
-            given = [m if m.dtype == torch.int8 else layout(m) for m in maps]
-            output = torch.full((1, sizes["queries"], channels), math.nan, dtype=dtype, device="cuda")
-            torch.ops.svexport_internal.camera_sample_levels(
-                [*given, given[-1]],
-                [*scales, scales[-1]],
-                [False, False, False, True],
-                *moved(args[1:], "cuda"),
-                output,
-            )
-            assert (error := relative_error(output, expected)) < TOLERANCES[dtype], f"{name}: {error:.2e}"
+            for format, pack in INT8.items() if int8 else {"": None}.items():
+                given = [pack(m).cuda() if m.dtype == torch.int8 else layout(m.cuda()) for m in maps]
+                output = torch.full((1, sizes["queries"], channels), math.nan, dtype=dtype, device="cuda")
+                torch.ops.svexport_internal.camera_sample_levels(
+                    [*given, given[-1]],
+                    [*scales, scales[-1]],
+                    [False, False, False, True],
+                    *moved(args[1:-1], "cuda"),
+                    output,
+                )
+                assert (error := relative_error(output, expected)) < TOLERANCES[dtype], f"{name} {format}: {error:.2e}"
 
 
 # ------------------------------------------------------------------ gradients

@@ -101,18 +101,26 @@ def test_layouts(rank: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("scattered", [False, True])
-def test_many_points(scattered: bool, dtype: torch.dtype) -> None:
-    """An NCHW image is copied to channels-last on the way, or not: by where the points are."""
+@pytest.mark.parametrize("points", ["smooth", "scattered", "mixed", "crowded"])
+def test_many_points(points: str, dtype: torch.dtype) -> None:
+    """Pixels come from boxes in shared memory, or from a copy in channels-last: by where the points are."""
     for shape, out in [((1, 72, 53, 61), (251, 240)), ((2, 64, 96, 128), (160, 220))]:
         image = torch.randn(shape, device="cuda", dtype=dtype)
-        if scattered:
-            grid = torch.rand(shape[0], *out, 2, device="cuda") * 2.2 - 1.1
-        else:
-            theta = torch.tensor([[1.0, 0.1, 0.03], [-0.05, 0.9, 0.01]], device="cuda")
-            grid = F.affine_grid(theta.expand(shape[0], 2, 3), [shape[0], 1, *out], align_corners=False)
+        theta = torch.tensor([[1.0, 0.1, 0.03], [-0.05, 0.9, 0.01]], device="cuda")
+        grid = F.affine_grid(theta.expand(shape[0], 2, 3), [shape[0], 1, *out], align_corners=False).clone()
+        scattered = torch.rand(shape[0], *out, 2, device="cuda") * 2.2 - 1.1
+        if points == "mixed":
+            grid[-1, 30:70, 40:90] = scattered[-1, 30:70, 40:90]
+        elif points != "smooth":
+            grid = scattered if points == "scattered" else 0.01 * scattered
         for padding in (0, 1):
             check(image, grid, 0, padding, False, backward=False)
+        gradient = torch.randn(*shape[:2], *out, device="cuda", dtype=dtype)
+        (found,) = torch.ops.svexport.grid_sample_backward([gradient], image, grid, 0, 0, False, [True, False])
+        precise = image.double().cpu().requires_grad_()
+        output = OP(precise, grid.double().cpu(), 0, 0, False)
+        (wanted,) = torch.autograd.grad(output, precise, gradient.double().cpu())
+        assert relative_error(found, wanted) < TOLERANCES[dtype]
 
 
 @pytest.mark.parametrize("dtype", [HALF, BFLOAT])

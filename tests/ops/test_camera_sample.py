@@ -166,6 +166,7 @@ def node_args(args: dict) -> tuple:
         uv_clamp is None,
         uv_clamp or (0.0, 1.0),
         ("sigmoid", "softmax").index(args.get("activation", "sigmoid")),
+        args.get("scales", [1.0] * len(args["features"])),
     )
 
 

@@ -517,7 +517,7 @@ def test_above_needs_no_sigmoid() -> None:
 @pytest.mark.parametrize("channels", [16, 33])
 @pytest.mark.parametrize("pool", [False, True])
 def test_int8_levels_are_their_values(pool: bool, channels: int) -> None:
-    """Any of the levels, each with its own scale; the pooled one too."""
+    """Any of the levels, each with its own scale, in CHW32 or not; the pooled one too."""
     config = small(
         embed_dims=channels,
         num_heads=1,
@@ -532,7 +532,7 @@ def test_int8_levels_are_their_values(pool: bool, channels: int) -> None:
     for level in (0, 2):
         scale = config.scales[level]
         q = quantize(features[level], scale)
-        packed[level] = to_chw32(q.flatten(0, 1)).unflatten(0, q.shape[:2])
+        packed[level] = q if level else to_chw32(q.flatten(0, 1)).unflatten(0, q.shape[:2])
         values[level] = q.double() * torch.tensor(scale, dtype=torch.float32).double()
     expected = plain(query, query_pos, points, values, lidar2img)
     assert_same(ours(query, query_pos, points, packed, lidar2img), expected, 1e-9)
@@ -636,7 +636,7 @@ def test_shapes_that_do_not_fit(change: Any, message: str, fuse: str) -> None:
 def test_other_misuse() -> None:
     config = small()
     decoder, args = TransformerDecoder(config).double(), inputs(config)
-    for feature in (args[3][0].to(torch.int8), torch.zeros(2, 6, 1, 9, 23, 32)):
+    for feature in (args[3][0].int(), torch.zeros(2, 6, 1, 9, 23, 32)):
         with pytest.raises(TypeError, match=r"int8 as made by svexport.ops.to_chw32"):
             decoder(*args[:3], [feature, *args[3][1:]], args[4])
     with pytest.raises(ValueError, match="expects 74 weights for this config, got 73"):
@@ -788,7 +788,7 @@ def test_int8_levels_in_a_file(opset: int, weights: str, tmp_path: Path) -> None
     query, query_pos, points, features, lidar2img = decoder.example_inputs
     for level in (0, 2):
         q = quantize(features[level], config.scales[level])
-        features[level] = to_chw32(q.flatten(0, 1)).unflatten(0, q.shape[:2])
+        features[level] = to_chw32(q.flatten(0, 1)).unflatten(0, q.shape[:2]) if level else q
     args = query, query_pos, points, features, lidar2img
     report = svexport.export(decoder, args, tmp_path / "int8.onnx", opset=opset, weights=weights)
     assert sum(report.nodes.values()) == 1

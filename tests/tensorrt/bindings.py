@@ -18,6 +18,9 @@ from onnx import AttributeProto, helper
 
 from svexport.ops._op import Op
 from tests.support import op_model
+from tests.tensorrt import engines
+from tests.tensorrt.cases import arguments, inputs_of
+from tests.tensorrt.fake import Fake
 
 
 def main(folder: str, stub: str) -> dict[str, Any]:
@@ -29,11 +32,16 @@ def main(folder: str, stub: str) -> dict[str, Any]:
     from svexport.tensorrt import plugins
     from svexport.tensorrt.nodes import plugin_ops
 
+    kinds = dict(plugins.register_plugins().kinds)
     return {
+        "build and run": build_and_run(trt),
         "version": trt.__version__,
-        "kinds": dict(plugins.register_plugins().kinds),
+        "kinds": kinds,
+        "kinds again": dict(plugins.register_plugins().kinds),
         "registered": library.registered_creators(),
         "ops": {op.name: of_op(trt, plugins, op) for op in plugin_ops()},
+        "ahead of time": {op.name: ahead(library, op) for op in plugin_ops() if kinds[op.node_type] == "AOT"},
+        "requests": {op.node_type: requests(library, op) for op in plugin_ops() if kinds[op.node_type] == "AOT"},
     }
 
 
@@ -64,6 +72,139 @@ def of_op(trt: Any, plugins: Any, op: Op) -> dict[str, Any]:
         "supports mixed output": supports(trt, plugin, inputs, output=trt.DataType.HALF),
         "refused": refused(trt, creator, op, node),
     }
+
+
+def build_and_run(trt: Any) -> dict[str, Any]:
+    """What the tests with TensorRT do with it, done with one that makes nothing."""
+    answers = {
+        "INetworkDefinition.num_layers": 2,
+        "ILayer.type": trt.LayerType.PLUGIN_V3,
+        "OnnxParser.num_errors": 1,
+        "ParserError.desc": "a reason",
+        "Builder.build_serialized_network": b"plan",
+        "ICudaEngine.num_io_tensors": 2,
+        "ICudaEngine.get_tensor_name": lambda i: ("x", "y")[i],
+        "ICudaEngine.get_tensor_mode": {"x": trt.TensorIOMode.INPUT, "y": trt.TensorIOMode.OUTPUT}.get,
+        "ICudaEngine.get_tensor_dtype": trt.DataType.HALF,
+        "IExecutionContext.get_tensor_shape": (2, 3),
+    }
+    fake = Fake(trt, answers)
+    plan, layers = engines.build(fake, b"model", {"x": [(1, 2), (1, 2), (1, 2)]})
+    outputs = engines.run(fake, plan, {"x": torch.zeros(1, 2)}, device="cpu")
+    failures = {}
+    for method, answer in [
+        ("OnnxParser.parse", False),
+        ("Builder.build_serialized_network", None),
+        ("Runtime.deserialize_cuda_engine", None),
+        ("IExecutionContext.set_input_shape", False),
+        ("IExecutionContext.execute_async_v3", False),
+    ]:
+        broken = Fake(trt, {**answers, method: answer})
+        try:
+            engines.run(broken, engines.build(broken, b"model")[0], {"x": torch.zeros(1, 2)}, device="cpu")
+        except RuntimeError as error:
+            failures[method] = str(error)
+    return {
+        "plan": plan.decode(),
+        "layers": layers,
+        "outputs": {name: [list(t.shape), str(t.dtype)] for name, t in outputs.items()},
+        "called": sorted(set(fake.called)),
+        "failures": failures,
+    }
+
+
+class Field(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("data", ctypes.c_void_p), ("type", ctypes.c_int), ("length", ctypes.c_int))
+
+
+class Dims(ctypes.Structure):
+    _fields_ = (("rank", ctypes.c_int), ("sizes", ctypes.c_int64 * 8))
+
+    @property
+    def shape(self) -> list[int]:
+        return list(self.sizes[: self.rank])
+
+
+class Answer(ctypes.Structure):
+    _fields_ = (
+        ("kind", ctypes.c_char * 64),
+        ("shapes", Dims * 4),
+        ("types", ctypes.c_int * 4),
+        ("count_combinations", ctypes.c_int),
+        ("combinations", (ctypes.c_int * 2) * 512),
+        ("count_arguments", ctypes.c_int),
+        ("code_size", ctypes.c_int),
+        ("launch", ctypes.c_int64 * 7),
+        ("arguments", ctypes.c_int64 * 128),
+        ("name", ctypes.c_char * 128),
+        ("code", ctypes.c_char * (1 << 20)),
+    )
+
+
+TYPES = {torch.float32: 0, torch.float16: 1, torch.int64: 8}  # TensorRT's numbers of data types
+PREFER_JIT, PREFER_AOT, STRICT_JIT, STRICT_AOT = range(1, 5)
+
+
+def ask(
+    library: Any, op: Op, args: tuple, known: bool, choice: int, *, request: int = 0, compile: bool = False
+) -> tuple[int, Answer]:
+    """What the plugin that the stub creates from a node's attributes answers to TensorRT's questions."""
+    attributes = [(a, v) for a, v in zip(op.arguments, args, strict=True) if not a.is_tensor]
+    arrays = [np.atleast_1d(np.array(v, np.int32 if a.kind in ("int", "ints") else np.float32)) for a, v in attributes]
+    given = [
+        Field(a.name.encode(), array.ctypes.data, 5 if array.dtype == np.int32 else 1, array.size)
+        for (a, _), array in zip(attributes, arrays, strict=True)
+    ]
+    tensors = [t for _, t in inputs_of(op, args)]
+    dims = [Dims(t.dim(), (ctypes.c_int64 * 8)(*t.shape)) for t in tensors]
+    answer = Answer()
+    step = library.ask(
+        op.node_type.encode(),
+        (Field * len(given))(*given),
+        len(given),
+        request,
+        (Dims * len(dims))(*dims),
+        (ctypes.c_int * len(dims))(*(TYPES[t.dtype] for t in tensors)),
+        len(dims),
+        known,
+        choice,
+        compile,
+        ctypes.byref(answer),
+    )
+    return step, answer
+
+
+def ahead(library: Any, op: Op) -> list[dict[str, Any]]:
+    found = []
+    for case, args in enumerate(arguments(op)):
+        combinations = ask(library, op, args, True, 0)[1].count_combinations
+        for known, choice in ((True, 0), (False, 0), (True, combinations - 1), (False, combinations - 1)):
+            step, answer = ask(library, op, args, known, choice, compile=known and case == 0)
+            outputs, count = op.num_outputs, len(inputs_of(op, args)) + op.num_outputs
+            found.append(
+                {
+                    "case": case,
+                    "known": known,
+                    "step": step,
+                    "kind": answer.kind.decode(),
+                    "shapes": [answer.shapes[i].shape for i in range(outputs)],
+                    "types": list(answer.types[:outputs]),
+                    "combinations": [list(pair) for pair in answer.combinations[: answer.count_combinations * count]],
+                    "choice": choice,
+                    "launch": list(answer.launch),
+                    "arguments": list(answer.arguments[: answer.count_arguments]),
+                    "name": answer.name.decode(),
+                    "code": answer.code[: answer.code_size].decode(),
+                }
+            )
+    return found
+
+
+def requests(library: Any, op: Op) -> dict[str, int]:
+    """Where the stub stops for what may be asked of a creator: 0 if it got a plugin compiled ahead of time."""
+    args = next(arguments(op))
+    names = {"none": 0, "prefer JIT": PREFER_JIT, "prefer AOT": PREFER_AOT, "JIT": STRICT_JIT, "AOT": STRICT_AOT}
+    return {name: ask(library, op, args, True, 0, request=request)[0] for name, request in names.items()}
 
 
 def fields(trt: Any, node: Any, **changed: Any) -> Any:

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import svexport
 from svexport.ops._op import Op
 from svexport.tensorrt.nodes import plugin_ops
 
-__all__ = ["CASES", "arguments", "inputs_of", "with_inputs"]
+__all__ = ["CASES", "arguments", "inputs_of", "small_decoder", "with_inputs"]
 
 # Inputs that say where to sample: they may be float32 beside a half image.
 COORDINATES = {
@@ -26,8 +27,10 @@ COORDINATES = {
 
 
 def _vectorised(make: Any) -> dict[str, list[tuple]]:
-    def camera(channels: int) -> tuple:
+    def camera(channels: int, scales: tuple[float, float] = (1.0, 1.0)) -> tuple:
         features = [make(1, 2, channels, 6, 10), make(1, 2, channels, 3, 5)]
+        if scales[0] != 1:
+            features = [(f * 40).clamp(-128, 127).to(torch.int8) for f in features]
         lidar2img = torch.tensor([[20.0, 0, 24, 0], [0, 20, 16, 0], [0, 0, 1, 0], [0, 0, 0, 1]]).expand(1, 2, 4, 4)
         points, weights = make(1, 9, 3).sigmoid(), make(1, 9, 2, 1, 2, 1)
         pc_range = (-2.0, -2.0, 1.0, 2.0, 2.0, 9.0)
@@ -43,6 +46,7 @@ def _vectorised(make: Any) -> dict[str, list[tuple]]:
             True,
             (0.0, 1.0),
             0,
+            list(scales),
         )
 
     return {
@@ -51,7 +55,7 @@ def _vectorised(make: Any) -> dict[str, list[tuple]]:
             for mode, padding, align in [(0, 0, False), (0, 1, True), (1, 2, False), (2, 0, False)]
         ],
         "bilinear_sample": [(make(2, 8, 9, 11), make(2, 5, 7, 2).sigmoid() * 10)],
-        "camera_sample": [camera(64), camera(40)],
+        "camera_sample": [camera(64), camera(40, (0.02, 0.03)), camera(40)],
         "deform_conv2d": [
             (
                 *(make(2, 16, 7, 9), make(2, 18, 7, 9), make(24, 16, 3, 3), make(24), make(2, 9, 7, 9).sigmoid()),
@@ -70,6 +74,27 @@ def arguments(op: Op) -> Iterator[tuple]:
 
     yield from op.samples(make)
     yield from _vectorised(make).get(op.name, [])
+
+
+def small_decoder(num_layers: int, learned_offsets: bool = False) -> svexport.ops.TransformerDecoder:
+    torch.manual_seed(num_layers)
+    config = svexport.ops.TransformerDecoderConfig(
+        num_layers=num_layers,
+        embed_dims=32,
+        num_heads=2,
+        ffn_dims=48,
+        num_classes=3,
+        code_size=8,
+        num_cams=2,
+        learned_offsets=learned_offsets,
+        image_size=(32, 48),
+        num_queries=5,
+        feature_sizes=((4, 6), (2, 3)),
+    )
+    decoder = svexport.ops.TransformerDecoder(config).eval()
+    for p in decoder.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    return decoder
 
 
 CASES = [(op, i) for op in plugin_ops() for i in range(sum(1 for _ in arguments(op)))]

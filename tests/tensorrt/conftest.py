@@ -3,12 +3,17 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import onnx
 import pytest
 import torch
 from torch.utils import cpp_extension
 
+import svexport
+from svexport.graph.nodes import svexport_nodes
 from svexport.tensorrt import library
 from tests.tensorrt.host import SOURCES, Host, compile_host
 
@@ -27,23 +32,28 @@ def headers() -> library.Headers:
 
 @pytest.fixture(scope="session")
 def plugin_library(headers: library.Headers, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The plugin library; without a GPU one without kernels, of which everything but enqueue works."""
-    path = tmp_path_factory.mktemp("library") / library.library_name(headers.version[0])
+    """The plugin library; without a GPU one whose launchers do nothing."""
+    folder = tmp_path_factory.mktemp("library")
+    path = folder / library.library_name(headers.version[0])
     if torch.cuda.is_available():
         intercept = SOURCES / "intercept.cpp"
-        names = re.findall(r"^(?:FORBIDDEN|TIMED)\((\w+)", intercept.read_text(), re.MULTILINE)
+        names = re.findall(r"^(?:FORBIDDEN|EXPECTED)\((\w+)", intercept.read_text(), re.MULTILINE)
         wrapped = [flag for name in names for flag in ("-Xlinker", f"--wrap={name}")]
-        compiled = path.with_name("intercept.o")
-        subprocess.run(
-            ["g++", "-std=c++17", "-O2", "-fPIC", "-isystem", CUDA / "include", "-c", intercept, "-o", compiled],
-            check=True,
-        )
-        library.link([*library.compile_objects(headers), compiled], path, wrapped)
+        flags = ["-std=c++17", "-O2", "-fPIC", "-isystem", CUDA / "include"]
+        subprocess.run(["g++", *flags, "-c", intercept, "-o", folder / "intercept.o"], check=True)
+        library.link([*library.compile_objects(headers), folder / "intercept.o"], path, wrapped)
     else:
-        sources = sorted(library.CSRC.glob("tensorrt/*.cpp"))
+        sources = [*sorted(library.CSRC.glob("tensorrt/*.cpp")), SOURCES / "stand_in.cpp"]
         include = ["-I", library.CSRC / "cuda", "-isystem", headers.folder, "-isystem", CUDA / "include"]
-        flags = ["-std=c++17", "-O0", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
-        subprocess.run(["g++", *flags, *include, *sources, "-o", path, "-ldl"], check=True)
+        flags = ["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
+        subprocess.run(["g++", *flags, *include, "-c", *sources], cwd=folder, check=True)
+        objects = sorted(folder.glob("*.o"))
+        symbols = subprocess.run(["nm", *objects], capture_output=True, text=True, check=True).stdout
+        missing = set(re.findall(r"^ +U (_ZN8svexport\w+)$", symbols, re.MULTILINE))
+        missing -= set(re.findall(r"^\w+ \w (_ZN8svexport\w+)$", symbols, re.MULTILINE))
+        launchers = [f"-Wl,--defsym={name}=stand_in_launcher" for name in missing]
+        link = ["-shared", "-Wl,-Bsymbolic,--no-undefined", *launchers]
+        subprocess.run(["g++", *link, *objects, "-ldl", "-o", path], check=True)
     return path
 
 
@@ -51,3 +61,15 @@ def plugin_library(headers: library.Headers, tmp_path_factory: pytest.TempPathFa
 def host(headers: library.Headers, plugin_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Host:
     """The plugin library loaded in the host."""
     return Host(compile_host(headers, tmp_path_factory.mktemp("host"), CUDA), plugin_library)
+
+
+@pytest.fixture(scope="session")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., onnx.NodeProto]:
+    """Makes the node of a decoder, exported with these options, whose weights are attributes."""
+
+    def export(decoder: svexport.ops.TransformerDecoder, **options: Any) -> onnx.NodeProto:
+        path = tmp_path_factory.mktemp("held") / "decoder.onnx"
+        svexport.export(decoder, path=path, weights="attributes", target="8.6", verify=False, **options)
+        return next(svexport_nodes(onnx.load(path)))
+
+    return export

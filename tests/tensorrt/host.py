@@ -7,10 +7,12 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 import torch
-from onnx import AttributeProto
+from onnx import AttributeProto, TensorProto, helper
 from torch import Tensor
 
 from svexport.tensorrt.library import Headers
@@ -41,7 +43,11 @@ FORMATS = {
     torch.int64: (LINEAR,),
     torch.bool: (LINEAR,),
 }
-FLOAT32, INT32 = 1, 5
+FLOAT16, FLOAT32, INT32, BFLOAT16 = 0, 1, 5, 9
+NUMPY = {FLOAT16: np.float16, FLOAT32: np.float32, BFLOAT16: np.uint16}  # any other: int32
+TENSORS = {TensorProto.FLOAT: FLOAT32, TensorProto.FLOAT16: FLOAT16, TensorProto.BFLOAT16: BFLOAT16}
+Fields = dict[str, tuple[int, Any]]
+"""By name: the type, and numbers."""
 
 
 class _Tensor(ctypes.Structure):
@@ -102,19 +108,21 @@ def from_format(memory: Tensor, shape: Sequence[int], format: int) -> Tensor:
     return memory[..., : shape[-3], :, :]
 
 
-def fields_of(node: onnx.NodeProto, names: Iterable[str]) -> dict[str, tuple[int, list]]:
+def fields_of(node: onnx.NodeProto, names: Iterable[str]) -> Fields:
     """The fields that TensorRT's parser makes of a node: attributes that the creator names, by ONNX type."""
-    result = {}
+    result: Fields = {}
     attributes = {a.name: a for a in node.attribute}
     for name in names:
         if name in attributes:
             a = attributes[name]
-            result[name] = {
-                AttributeProto.INT: (INT32, [a.i]),
-                AttributeProto.INTS: (INT32, list(a.ints)),
-                AttributeProto.FLOAT: (FLOAT32, [a.f]),
-                AttributeProto.FLOATS: (FLOAT32, list(a.floats)),
-            }[a.type]
+            value = helper.get_attribute_value(a)
+            if a.type == AttributeProto.TENSOR:
+                kind = TENSORS[value.data_type]
+                result[name] = kind, np.frombuffer(value.raw_data, NUMPY[kind])
+            else:
+                whole = a.type in (AttributeProto.INT, AttributeProto.INTS)
+                kind = INT32 if whole else FLOAT32
+                result[name] = kind, np.ravel(np.asarray(value, NUMPY.get(kind, np.int32)))
     return result
 
 
@@ -149,21 +157,21 @@ class Host:
 
     def fields(self, node_type: str) -> dict[str, int]:
         """Names and types of the fields that a creator asks for."""
-        names, types = (ctypes.c_char_p * 64)(), (ctypes.c_int32 * 64)()
-        count = self.c.host_fields(node_type.encode(), names, types, 64)
+        names, types = (ctypes.c_char_p * 1024)(), (ctypes.c_int32 * 1024)()
+        count = self.c.host_fields(node_type.encode(), names, types, 1024)
         return {names[i].decode(): types[i] for i in range(count)}
 
-    def create(self, node_type: str, fields: dict[str, tuple[int, list]]) -> Plugin | None:
+    def create(self, node_type: str, fields: Fields) -> Plugin | None:
         """None if the creator refuses; the log says why."""
         n = len(fields)
-        arrays = [((ctypes.c_float if t == FLOAT32 else ctypes.c_int32) * len(v))(*v) for t, v in fields.values()]
+        arrays = [np.array(values, NUMPY.get(kind, np.int32)) for kind, values in fields.values()]
         layer = self.c.host_create(
             node_type.encode(),
             n,
             (ctypes.c_char_p * n)(*(name.encode() for name in fields)),
-            (ctypes.c_int32 * n)(*(t for t, _ in fields.values())),
-            (ctypes.c_int32 * n)(*(len(v) for _, v in fields.values())),
-            (ctypes.c_void_p * n)(*(ctypes.addressof(a) if len(a) else None for a in arrays)),
+            (ctypes.c_int32 * n)(*(kind for kind, _ in fields.values())),
+            (ctypes.c_int32 * n)(*(a.size for a in arrays)),
+            (ctypes.c_void_p * n)(*(a.ctypes.data if a.size else None for a in arrays)),
         )
         return Plugin(self, layer) if layer else None
 
@@ -202,9 +210,9 @@ class Plugin:
         return Plugin(self.host, layer)
 
     def serialized(self) -> bytes:
-        buffer = ctypes.create_string_buffer(4096)
-        size = self._call("host_serialized", buffer, 4096)
-        return buffer.raw[:size]
+        buffer = ctypes.create_string_buffer(self._call("host_serialized", None, 0))
+        self._call("host_serialized", buffer, len(buffer))
+        return buffer.raw
 
     def output_types(self, types: Sequence[torch.dtype]) -> list[torch.dtype]:
         results = (ctypes.c_int32 * self.outputs)()

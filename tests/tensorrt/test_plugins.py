@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -13,14 +15,17 @@ import torch
 from torch import nn
 
 import svexport
+from svexport.graph.nodes import weight_attributes
 from svexport.ops._op import OPS, Op, as_tuple
 from svexport.tensorrt import library
 from svexport.tensorrt.nodes import plugin_ops
 from tests.support import op_model
-from tests.tensorrt.cases import CASES, COORDINATES, arguments, inputs_of
+from tests.tensorrt.cases import CASES, COORDINATES, arguments, inputs_of, small_decoder
 from tests.tensorrt.conftest import CUDA
 from tests.tensorrt.host import (
+    CHW4,
     CHW32,
+    FLOAT16,
     FLOAT32,
     FORMATS,
     HWC8,
@@ -61,7 +66,9 @@ def test_every_node_has_a_creator(host: Host) -> None:
 @pytest.mark.parametrize("op", plugin_ops(), ids=lambda op: op.name)
 def test_fields_are_the_attributes_of_the_op(host: Host, op: Op) -> None:
     types = {"int": INT32, "ints": INT32, "float": FLOAT32, "floats": FLOAT32}
-    assert host.fields(op.node_type) == {a.name: types[a.kind] for a in op.attributes}
+    expected = {a.name: types[a.kind] for a in op.attributes}
+    expected |= dict.fromkeys(weight_attributes(op, {"num_layers": 12, "learned_offsets": 1}), FLOAT32)
+    assert host.fields(op.node_type) == expected
 
 
 @cases
@@ -73,9 +80,7 @@ def test_nodes_become_plugins(host: Host, op: Op, i: int) -> None:
     again = plugin.reload()
     assert again.serialized() == plugin.serialized() == plugin.clone().serialized() == plugin.attach().serialized()
     for name, (_, values) in fields_of(node, host.fields(op.node_type)).items():
-        whole = all(isinstance(v, int) for v in values)
-        data = torch.tensor(values, dtype=torch.int32 if whole else torch.float32).numpy().tobytes()
-        assert data in again.serialized(), name
+        assert values.tobytes() in again.serialized(), name
 
 
 class Nodes(nn.Module):
@@ -171,7 +176,7 @@ def test_formats_in_weakly_typed_networks(host: Host, op: Op) -> None:
         for (name, x), desc in zip(inputs, combination):
             if name in COORDINATES.get(op.name, ()) and x.is_floating_point():
                 assert desc.dtype == torch.float32
-            assert desc.dtype != torch.int8 or desc.format == CHW32
+            assert desc.dtype != torch.int8 or desc.format in (LINEAR, CHW4, CHW32)
         assert all(d.dtype != torch.int8 for d in combination[len(inputs) :])
 
 
@@ -198,6 +203,83 @@ def test_a_plugin_says_what_is_wrong_with_its_fields(host: Host) -> None:
             assert reason in log
 
 
+@pytest.mark.parametrize(
+    ("layers", "offsets", "options", "dtype", "number"),
+    [
+        (1, False, {}, FLOAT32, 32 + 10),
+        (3, True, {}, FLOAT32, 3 * 34 + 10),
+        (2, False, {"dtype": torch.float16}, FLOAT16, 2 * 32 + 10),
+    ],
+)
+def test_weights_may_be_attributes(
+    host: Host, held: Any, layers: int, offsets: bool, options: dict, dtype: int, number: int
+) -> None:
+    node = held(small_decoder(layers, offsets), **options)
+    fields = fields_of(node, host.fields(node.op_type))
+    plugin = host.create(node.op_type, fields)
+    assert plugin, host.log()
+    again = plugin.reload()
+    assert again.serialized() == plugin.serialized() == plugin.clone().serialized() == plugin.attach().serialized()
+    weights = {name: values for name, (kind, values) in fields.items() if values.size > 8 or "weight" in name}
+    assert len(fields) == number + len(OPS["transformer_decoder"].attributes)
+    assert all(values.tobytes() in again.serialized() for _, values in fields.values())
+    assert all(fields[name][0] == dtype for name in weights)
+    inputs = [Desc(s) for s in [(1, 5, 32), (1, 5, 32), (1, 5, 3), (1, 2, 32, 4, 6), (1, 2, 32, 2, 3), (1, 2, 4, 4)]]
+    assert plugin.shapes(inputs) == [((1, 5, 3), True), ((1, 5, 8), True), ((1, 5, 3), True)]
+    assert plugin.shapes([*inputs, Desc((3,))]) is None
+
+
+def test_weights_that_do_not_fit_are_refused(host: Host, held: Any) -> None:
+    node = held(small_decoder(2))
+    good = fields_of(node, host.fields(node.op_type))
+    names = [name for name in good if name.endswith(("_weight", "_bias"))]
+    kind, values = good[names[0]]
+    for fields, reason in [
+        ({n: v for n, v in good.items() if n != names[-1]}, "cls_6_bias is missing"),
+        ({n: v for n, v in good.items() if n != names[0]}, "unknown attribute "),
+        (good | {"layers_2_mha_norm_bias": good[names[-1]]}, "unknown attribute layers_2_mha_norm_bias"),
+        (good | {names[0]: (kind, values[:-1])}, "a weight does not fit"),
+        (good | {names[0]: (kind, values[:0])}, f"{names[0]} should be a tensor of floating point numbers"),
+        (good | {names[0]: (INT32, values.astype("int32"))}, f"{names[0]} should be a tensor of floating"),
+        (good | {"num_layers": (INT32, [1])}, "unknown attribute layers_1_"),
+        (good | {"num_layers": (INT32, [2**30])}, "num_layers, num_heads"),
+        (good | {"num_points": (INT32, [3])}, "no decoder has weights of these sizes"),
+    ]:
+        assert host.create(node.op_type, fields) is None, reason
+        assert host.version < (8, 6) or reason in host.log()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs memory that is counted")
+def test_weights_are_on_the_device_once_and_as_long_as_somebody_needs_them(
+    host: Host, held: Any, plugin_library: Path
+) -> None:
+    library = ctypes.CDLL(str(plugin_library))
+    library.stand_in_device_blocks.restype = ctypes.c_long
+    before = library.stand_in_device_blocks()
+
+    def blocks() -> int:
+        return library.stand_in_device_blocks() - before
+
+    shapes = [(1, 5, 32), (1, 5, 32), (1, 5, 3), (1, 2, 32, 4, 6), (1, 2, 32, 2, 3), (1, 2, 4, 4), (1, 5, 3), (1, 5, 8)]
+    tensors = [Desc(s) for s in (*shapes, (1, 5, 3))]
+    half = [replace(d, dtype=torch.float16) for d in tensors]
+    plugin = host.create_from(held(small_decoder(1)))
+    assert plugin.configure(tensors) >= 0
+    assert blocks() == 0
+    engine = plugin.reload()
+    contexts = [engine.attach(), engine.attach()]
+    for context in contexts:
+        assert context.prepare(tensors) == 0
+        context.enqueue(tensors, [torch.zeros(1) for _ in tensors], stream=0)
+        assert blocks() == 1
+    assert context.prepare(half) == 0
+    assert blocks() == 2
+    del contexts[1], context
+    assert blocks() == 1
+    del contexts[0], engine, plugin
+    assert blocks() == 0
+
+
 def test_fuzzed_fields_are_refused_under_sanitizers(headers: library.Headers, tmp_path: Path) -> None:
     sources = [SOURCES / "fuzz.cpp", *sorted(library.CSRC.glob("tensorrt/*.cpp"))]
     include = ["-I", library.CSRC / "cuda", "-isystem", headers.folder, "-isystem", CUDA / "include"]
@@ -208,10 +290,34 @@ def test_fuzzed_fields_are_refused_under_sanitizers(headers: library.Headers, tm
     result = subprocess.run([tmp_path / "fuzz", "20000"], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-4000:]
     words = result.stdout.split()
-    made, refused, silent = (int(words[words.index(w) + 1]) for w in ("made", "refused", "silent"))
+    made, refused, silent, weights = (int(words[words.index(w) + 1]) for w in ("made", "refused", "silent", "weights"))
     assert made > 1000
+    assert weights > 100
     assert refused > 10000
     assert silent == 0 or headers.version < (8, 6)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs launchers that do nothing")
+@pytest.mark.parametrize("op", plugin_ops(), ids=lambda op: op.name)
+def test_enqueue_allocates_nothing_and_adds_little_to_its_launcher(host: Host, op: Op, plugin_library: Path) -> None:
+    library = ctypes.CDLL(str(plugin_library))
+    for name in ("stand_in_allocations", "stand_in_launches"):
+        getattr(library, name).restype = ctypes.c_long
+    args = case(op, 0)
+    plugin = plugin_of(host, op, args)
+    inputs = inputs_of(op, args)
+    shapes = plugin.shapes([Desc(tuple(x.shape)) for _, x in inputs])
+    tensors = [Desc(tuple(x.shape), index_type(host, x.dtype)) for _, x in inputs] + [Desc(s) for s, _ in shapes]
+    assert plugin.configure(tensors) >= 0
+    assert plugin.prepare(tensors) == 0
+    memory = [torch.zeros(1) for _ in tensors]
+    plugin.enqueue(tensors, memory, stream=0)
+    allocated, launched = library.stand_in_allocations(), library.stand_in_launches()
+    best = min(plugin.enqueue(tensors, memory, stream=0, times=500) for _ in range(10))
+    print(f"\n{op.name}: {best:.2f} us beside its launcher")
+    assert library.stand_in_allocations() == allocated
+    assert library.stand_in_launches() == launched + 5000
+    assert best < 5
 
 
 def test_descriptions_that_do_not_fit_are_refused(host: Host) -> None:

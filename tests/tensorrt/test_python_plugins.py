@@ -17,13 +17,31 @@ import torch
 
 from svexport.errors import BackendNotAvailableError
 from svexport.ops._op import OPS, Op, as_tuple
-from svexport.tensorrt import register_plugins
+from svexport.tensorrt import aot, register_plugins
 from svexport.tensorrt.nodes import plugin_ops
-from svexport.tensorrt.plugins import Description, Size, output_descriptions
+from svexport.tensorrt.plugins import COORDINATES, IMAGES, Description, Size, output_descriptions
+from tests.tensorrt.cases import arguments, inputs_of
+from tests.tensorrt.test_aot import AOT_OPS, evaluate, kernel_for
 
 ROOT = Path(__file__).parents[2]
-BINDINGS = {f.name.removeprefix("tensorrt-"): f for f in sorted(Path(sys.prefix).glob("tensorrt-*")) if f.is_dir()}
+BINDINGS = {
+    f.name.removeprefix("tensorrt-"): f
+    for f in sorted(Path(sys.prefix).glob("tensorrt-*"))
+    if (f / "tensorrt_bindings").is_dir()
+}
 every_op = pytest.mark.parametrize("op", plugin_ops(), ids=lambda op: op.name)
+
+
+def compile_stub(major: int, folder: Path) -> Path:
+    """What stands in for TensorRT's libraries: one file under their three names. Returns the first."""
+    names = [f"{name}.so.{major}" for name in ("libnvinfer", "libnvinfer_plugin", "libnvonnxparser")]
+    for name in names:
+        subprocess.run(
+            ["g++", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-DTENSORRT_MAJOR={major}",
+             f"-Wl,-soname,{name}", "-o", folder / name, Path(__file__).with_name("stub.cpp")],
+            check=True,
+        )  # fmt: skip
+    return folder / names[0]
 
 
 @pytest.fixture(scope="module", params=sorted(BINDINGS) or ["none"])
@@ -36,26 +54,20 @@ def bindings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     if shutil.which("g++") is None:
         pytest.skip("needs g++ to compile the stub of TensorRT's libraries")
     version = request.param
-    major = version.split(".")[0]
-    folder = tmp_path_factory.mktemp(f"stub{major}")
-    names = [f"{name}.so.{major}" for name in ("libnvinfer", "libnvinfer_plugin", "libnvonnxparser")]
-    for name in names:
-        subprocess.run(
-            ["g++", "-shared", "-fPIC", f"-DTENSORRT_MAJOR={major}", f"-Wl,-soname,{name}", "-o", folder / name,
-             Path(__file__).with_name("stub.cpp")],
-            check=True,
-        )  # fmt: skip
+    stub = compile_stub(int(version.split(".")[0]), tmp_path_factory.mktemp("stub"))
     result = subprocess.run(
-        [sys.executable, "-m", "tests.tensorrt.bindings", BINDINGS[version], folder / names[0]],
+        [sys.executable, "-m", "tests.tensorrt.bindings", BINDINGS[version], stub],
         capture_output=True, text=True, cwd=ROOT, check=False,
-        env={**os.environ, "LD_LIBRARY_PATH": str(folder)},
+        env={**os.environ, "LD_LIBRARY_PATH": str(stub.parent)},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 
 
 def test_every_op_registers(bindings: dict[str, Any]) -> None:
-    assert bindings["kinds"] == {op.node_type: "Python" for op in plugin_ops()}
+    ahead = aot.AOT_OPS if aot.available() else ()
+    assert bindings["kinds"] == {op.node_type: "AOT" if op.name in ahead else "JIT" for op in plugin_ops()}
+    assert bindings["kinds again"] == bindings["kinds"]
     assert bindings["registered"] == len(plugin_ops())
 
 
@@ -99,6 +111,77 @@ def test_wrong_fields_are_refused(bindings: dict[str, Any], op: Op) -> None:
     assert "no_such_attribute" in refused["foreign"]
     for attribute in op.attributes:
         assert f"{attribute.name} is missing" in refused[f"without {attribute.name}"]
+
+
+every_aot_op = pytest.mark.parametrize("op", AOT_OPS, ids=lambda op: op.name)
+DTYPES = {0: torch.float32, 1: torch.float16, 7: torch.bfloat16, 8: torch.int64}  # TensorRT's numbers
+LINEAR, HWC8, HWC = 0, 2, 8
+
+
+@pytest.fixture
+def ahead(bindings: dict[str, Any], op: Op) -> list[dict[str, Any]]:
+    """Answers of an op's plugin that is compiled ahead of time, each with the arguments it was asked for."""
+    if op.name not in bindings["ahead of time"]:
+        pytest.skip("needs nvcc")
+    cases = list(arguments(op))
+    answers = []
+    for said in bindings["ahead of time"][op.name]:
+        args = cases[said["case"]]
+        tensors = [t for _, t in inputs_of(op, args)]
+        count, pairs = len(tensors) + op.num_outputs, said["combinations"]
+        combinations = [pairs[i : i + count] for i in range(0, len(pairs), count)]
+        answers.append({**said, "args": args, "tensors": tensors, "combinations": combinations})
+    return answers
+
+
+@every_aot_op
+def test_ahead_of_time_shapes_types_and_formats(op: Op, ahead: list[dict[str, Any]]) -> None:
+    for said in ahead:
+        assert said["step"] == 0, said
+        assert said["kind"] == "PLUGIN_V3QUICKAOT_BUILD"
+        outputs = as_tuple(op(*said["args"]))
+        assert said["shapes"] == [list(o.shape) for o in outputs]
+        assert [DTYPES[t] for t in said["types"]] == [o.dtype for o in outputs]
+        first = said["tensors"][0]
+        channels = first.shape[1] if op.name in IMAGES and first.dim() == 4 else 0
+        assert said["combinations"][0] == [
+            [t, LINEAR] for t in [{v: k for k, v in DTYPES.items()}[x.dtype] for x in (*said["tensors"], *outputs)]
+        ]
+        found = {(pair[0], pair[1]) for combination in said["combinations"] for pair in combination[:1]}
+        last = {(0, HWC)} if channels and channels % 4 == 0 else set()
+        last |= {(1, HWC8), (7, HWC8)} if channels and channels % 8 == 0 else set()
+        assert found == {(0, LINEAR), (1, LINEAR), (7, LINEAR)} | last
+        for combination in said["combinations"]:
+            data = combination[0][0]
+            names = [name for name, _ in inputs_of(op, said["args"])]
+            for name, tensor, (type_, layout) in zip(names, said["tensors"], combination, strict=False):
+                assert layout == LINEAR or name in IMAGES[op.name]
+                if not tensor.is_floating_point():
+                    assert DTYPES[type_] == tensor.dtype
+                else:
+                    assert type_ == data or (type_ == 0 and name in COORDINATES[op.name])
+            assert all(type_ == data for type_, _ in combination[len(names) :])
+
+
+@every_aot_op
+def test_ahead_of_time_launch_parameters(op: Op, ahead: list[dict[str, Any]]) -> None:
+    for said in ahead:
+        chosen = said["combinations"][said["choice"]]
+        tensors = [t.to(DTYPES[type_]) for t, (type_, _) in zip(said["tensors"], chosen, strict=False)]
+        last = chosen[0][1] != LINEAR
+        kernel, sizes, _ = kernel_for(op, said["args"], tensors, last=last, symbolic=not said["known"], channels=True)
+        grid = [evaluate(n, sizes) for n in kernel.grid]
+        assert said["launch"] == [*grid, kernel.block, 1, 1, kernel.shared]
+        assert said["arguments"] == [evaluate(n, sizes) for n in kernel.sizes]
+        if said["code"]:
+            assert f".visible .entry {said['name']}(" in said["code"]
+    assert any(said["code"] for said in ahead)
+
+
+@every_aot_op
+def test_a_node_can_ask_for_torch(bindings: dict[str, Any], op: Op, ahead: list[dict[str, Any]]) -> None:
+    """What an attribute aot=0 becomes; nothing and aot=1 are the kernel. 4: a plugin of another kind was made."""
+    assert bindings["requests"][op.node_type] == {"none": 0, "prefer AOT": 0, "AOT": 0, "prefer JIT": 4, "JIT": 4}
 
 
 class Builder:

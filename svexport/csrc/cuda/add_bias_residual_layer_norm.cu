@@ -12,6 +12,8 @@ struct Rows {
   Walk<3> walk;
   const void* data[3];  // null: no extra
 
+  __device__ Rows(const Walk<3>& walk, const void* x, const void* residual, const void* extra)
+      : walk(walk), data{x, residual, extra} {}
   Rows(const Tensor& x, const Tensor& residual, const Tensor& extra)
       : walk(Axes<3>({&x, &residual, &extra}, 1, Axes<3>::Order::kRowMajor)),
         data{x.data, residual.data, extra.data} {}
@@ -43,7 +45,8 @@ struct Backward {
   AnyFloat bias, weight;
   const void *dy, *ds;
   void* dx[3];      // of x, residual, extra; null: not wanted
-  float* partials;  // (blocks, 3, d): of weight, norm_bias, bias; null: none of them wanted
+  AnyFloat vectors[3];  // gradients of weight, norm_bias, bias
+  float* partials;      // of them: (blocks, 3, d); null: none wanted
   int d;
   float eps;
 };
@@ -145,15 +148,30 @@ struct Moments {
   __device__ __forceinline__ float normal(float v) const { return (v - shift) * scale; }
 };
 
-// A warp does one row after another, of at most 32 * N * K columns, which stay in registers. N columns are loaded at once.
-template <class T, int N, int K>
-__global__ void __launch_bounds__(128) forward_warp(const __grid_constant__ Forward a) {
-  constexpr bool kKeep = N * K <= 8;  // bias, weight and norm_bias in registers, for all rows of this warp
-  const int lane = threadIdx.x % kWarp;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * (blockDim.x / kWarp);
-  int64_t row = blockIdx.x * static_cast<int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp;
+// A row of x summed up by the threads that share it: a warp, or the whole block.
+template <bool kBlock, class F>
+__device__ __forceinline__ F row_sum(F x, F* scratch) {
+  if constexpr (kBlock) {
+    return block_sum(x, scratch);
+  } else {
+    return warp_sum(x);
+  }
+}
 
-  auto column = [&](int k) { return (k * kWarp + lane) * N; };
+constexpr int kMaxThreads = 512;  // that do a row
+
+// A warp or the whole block does one row after another, of at most N * K columns per thread, which stay in registers.
+// N columns are loaded at once.
+template <class T, int N, int K, bool kBlock>
+__global__ void __launch_bounds__(kBlock ? kMaxThreads : 128, kBlock ? N > 1 ? 2 : 1 : 4) forward_rows(const __grid_constant__ Forward a) {
+  constexpr bool kKeep = N * K <= 8;  // bias, weight and norm_bias in registers, for all rows of this thread
+  __shared__ float scratch[kBlock ? kWarp : 1];
+  __shared__ Sums<2> scratch_rest[kBlock ? kWarp : 1];
+  const int lanes = kBlock ? blockDim.x : kWarp, lane = kBlock ? threadIdx.x : threadIdx.x % kWarp;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * (kBlock ? 1 : blockDim.x / kWarp);
+  int64_t row = kBlock ? blockIdx.x : blockIdx.x * static_cast<int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp;
+
+  auto column = [&](int k) { return (k * lanes + lane) * N; };
   float bias[K][N], weight[K][N], norm_bias[K][N];
 #pragma unroll
   for (int k = 0; k < K; ++k) {
@@ -180,7 +198,7 @@ __global__ void __launch_bounds__(128) forward_warp(const __grid_constant__ Forw
 #pragma unroll
       for (int j = 0; j < N; ++j) sum += v[k][j];
     }
-    const float mean = warp_sum(sum) / a.d;
+    const float mean = row_sum<kBlock>(sum, scratch) / a.d;
     Sums<2> rest{};
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -191,7 +209,7 @@ __global__ void __launch_bounds__(128) forward_warp(const __grid_constant__ Forw
         rest += {v[k][j], v[k][j] * v[k][j]};
       }
     }
-    const Moments moments(warp_sum(rest), a.d, a.eps);
+    const Moments moments(row_sum<kBlock>(rest, scratch_rest), a.d, a.eps);
     if constexpr (!kKeep) {
 #pragma unroll
       for (int k = 0; k < K; ++k) {
@@ -209,45 +227,30 @@ __global__ void __launch_bounds__(128) forward_warp(const __grid_constant__ Forw
   }
 }
 
-// One block per row of any length. The row stays in shared memory if it fits, and is summed up three times if not.
+// One block per row of any length, which is summed up three times.
 template <class T, int N>
-__global__ void __launch_bounds__(512) forward_block(const __grid_constant__ Forward a, bool keep) {
-  extern __shared__ float4 row_memory[];
-  float* kept = reinterpret_cast<float*>(row_memory);
+__global__ void __launch_bounds__(kMaxThreads) forward_long_rows(const __grid_constant__ Forward a) {
   __shared__ float scratch[kWarp];
   __shared__ Sums<2> scratch_rest[kWarp];
   for (int64_t row = blockIdx.x; row < a.rows.walk.count; row += gridDim.x) {
     const Row<T> from(a.rows, row);
-    T *y = static_cast<T*>(a.y) + row * a.d, *s = static_cast<T*>(a.s) + row * a.d;
-
     auto sums = [&](int column, float (&v)[N]) {
       float bias[N];
       const Loaded<T, N> loaded(from, column, true);
       load_floats(a.bias, column, true, bias);
       loaded.sum(bias, a.rows.data[2], v);
     };
-    auto again = [&](int column, float (&v)[N]) {
-      if (keep) {
-#pragma unroll
-        for (int j = 0; j < N; ++j) v[j] = kept[column + j];
-      } else {
-        sums(column, v);
-      }
-    };
     float v[N], sum = 0;
     for (int column = threadIdx.x * N; column < a.d; column += blockDim.x * N) {
       sums(column, v);
-      store_floats<T, N>(s + column, v);
+      store_floats<T, N>(static_cast<T*>(a.s) + row * a.d + column, v);
 #pragma unroll
-      for (int j = 0; j < N; ++j) {
-        sum += v[j];
-        if (keep) kept[column + j] = v[j];
-      }
+      for (int j = 0; j < N; ++j) sum += v[j];
     }
     const float mean = block_sum(sum, scratch) / a.d;
     Sums<2> rest{};
     for (int column = threadIdx.x * N; column < a.d; column += blockDim.x * N) {
-      again(column, v);
+      sums(column, v);
 #pragma unroll
       for (int j = 0; j < N; ++j) rest += {v[j] - mean, (v[j] - mean) * (v[j] - mean)};
     }
@@ -256,17 +259,16 @@ __global__ void __launch_bounds__(512) forward_block(const __grid_constant__ For
       float weight[N], norm_bias[N];
       load_floats(a.weight, column, true, weight);
       load_floats(a.norm_bias, column, true, norm_bias);
-      again(column, v);
+      sums(column, v);
 #pragma unroll
       for (int j = 0; j < N; ++j) v[j] = moments.normal(v[j] - mean) * weight[j] + norm_bias[j];
-      store_floats<T, N>(y + column, v);
+      store_floats<T, N>(static_cast<T*>(a.y) + row * a.d + column, v);
     }
   }
 }
 
 constexpr int kColumns = 8;  // per thread, in the backward kernel
 constexpr int kWarps = 8;    // per block, where a warp does a row
-constexpr int kMaxThreads = 512;
 
 // A warp (blockDim.y of them) or the whole block does one row after another. A thread keeps the same columns all the
 // time, so that it can sum up the gradients of the vectors in registers.
@@ -276,13 +278,6 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp * kWarps) backwar
   __shared__ Sums<2> scratch[kBlock ? kWarp : 1];
   __shared__ Sums<3> scratch_rest[kBlock ? kWarp : 1];
   auto column = [&](int k) { return (k * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * N; };
-  auto row_sum = [&](const auto& x, auto* memory) {
-    if constexpr (kBlock) {
-      return block_sum(x, memory);
-    } else {
-      return warp_sum(x);
-    }
-  };
   float bias[K][N], weight[K][N], sums[3][K][N] = {};
 #pragma unroll
   for (int k = 0; k < K; ++k) {
@@ -314,7 +309,7 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp * kWarps) backwar
         sum += {v[k][j], __fmul_rn(g[k][j], weight[k][j])};
       }
     }
-    sum = row_sum(sum, scratch);
+    sum = row_sum<kBlock>(sum, scratch);
     const float mean = sum.at[0] / a.d, mean_g = sum.at[1] / a.d;
     Sums<3> rest{};  // of v = s - mean, its square, v * g * weight
 #pragma unroll
@@ -326,7 +321,7 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp * kWarps) backwar
         rest += {v[k][j], v[k][j] * v[k][j], v[k][j] * __fmul_rn(g[k][j], weight[k][j])};
       }
     }
-    rest = row_sum(rest, scratch_rest);
+    rest = row_sum<kBlock>(rest, scratch_rest);
     const Moments moments({rest.at[0], rest.at[1]}, a.d, a.eps);
     const float mean_gn = (rest.at[2] / a.d - moments.shift * mean_g) * moments.scale;  // n: v, normal
 #pragma unroll
@@ -349,6 +344,7 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp * kWarps) backwar
     }
   }
   if (!a.partials) return;
+  const bool alone = gridDim.x == 1;
   if constexpr (!kBlock) {  // the warps of the block, one after another
     __shared__ float shared[kWarps][kWarp * kColumns];
 #pragma unroll
@@ -364,7 +360,11 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp * kWarps) backwar
         float sum = 0;
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) sum += shared[w][c];
-        a.partials[(blockIdx.x * 3ll + i) * a.d + c] = sum;
+        if (!alone) {
+          a.partials[(blockIdx.x * 3ll + i) * a.d + c] = sum;
+        } else if (a.vectors[i].data) {
+          a.vectors[i].set(c, sum);
+        }
       }
     }
   } else {
@@ -372,7 +372,13 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp * kWarps) backwar
     for (int i = 0; i < 3; ++i) {
 #pragma unroll
       for (int k = 0; k < K; ++k) {
-        if (column(k) < a.d) {
+        if (column(k) >= a.d) continue;
+        if (alone) {
+#pragma unroll
+          for (int j = 0; j < N; ++j) {
+            if (a.vectors[i].data) a.vectors[i].set(column(k) + j, sums[i][k][j]);
+          }
+        } else {
           store_floats<float, N == 8 ? 4 : N>(a.partials + (blockIdx.x * 3ll + i) * a.d + column(k), sums[i][k]);
           if (N == 8) store_floats<float, 4>(a.partials + (blockIdx.x * 3ll + i) * a.d + column(k) + 4, sums[i][k] + N - 4);
         }
@@ -381,23 +387,28 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp * kWarps) backwar
   }
 }
 
-// partials: (count, 3 * d) -> its sums over the first dimension, as the gradients of weight, norm_bias and bias.
-__global__ void __launch_bounds__(1024) backward_columns(const float* partials, int count, int d, AnyFloat dweight,
-                                                         AnyFloat dnorm_bias, AnyFloat dbias) {
-  __shared__ float shared[kWarp][kWarp + 1];
+// partials: (count, 3 * d) -> its sums over the first dimension.
+__global__ void __launch_bounds__(1024) backward_columns(const __grid_constant__ Backward a, int count) {
+  __shared__ float shared[kWarp][kWarp];
   const int column = blockIdx.x * kWarp + threadIdx.x;
   float sum = 0;
-  if (column < 3 * d) {
-    for (int i = threadIdx.y; i < count; i += kWarp) sum += partials[i * 3ll * d + column];
+  if (column < 3 * a.d) {
+    for (int i = threadIdx.y; i < count; i += blockDim.y) sum += a.partials[i * 3ll * a.d + column];
   }
   shared[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
-  sum = warp_sum(shared[threadIdx.x][threadIdx.y]);
-  const int i = blockIdx.x * kWarp + threadIdx.y;
-  if (threadIdx.x != 0 || i >= 3 * d) return;
-  const AnyFloat& to = i < d ? dweight : i < 2 * d ? dnorm_bias : dbias;
-  if (to.data) to.set(i % d, sum);
+  if (threadIdx.y != 0 || column >= 3 * a.d) return;
+  for (int i = 1; i < blockDim.y; ++i) sum += shared[i][threadIdx.x];
+  const AnyFloat& to = a.vectors[column / a.d];
+  if (to.data) to.set(column % a.d, sum);
 }
+
+}  // namespace
+}  // namespace svexport
+
+#ifndef SVEXPORT_AOT  // csrc/aot takes the kernels only
+namespace svexport {
+namespace {
 
 // Whether all of them can be read and written N elements at a time.
 template <class T>
@@ -432,22 +443,18 @@ template <class T>
 cudaError_t launch_forward(const Forward& a, cudaStream_t stream) {
   constexpr int N = 16 / sizeof(T);
   const bool vector = vectorises<T>(a.rows, a.d, {a.y, a.s}, {a.bias, a.weight, a.norm_bias});
-  if (a.d <= 1024) {
-    const int64_t blocks = ceil_div<int64_t>(a.rows.walk.count, 128 / kWarp);
-    // As many as stay on the device, where that was measured to be faster; otherwise a row per warp.
-    const int64_t most = sizeof(T) == 2 ? 7 * multiprocessors() : INT32_MAX;
-    const auto kernel = !vector      ? a.d <= 256 ? forward_warp<T, 1, 8> : forward_warp<T, 1, 32>
-                        : a.d <= 256 ? forward_warp<T, N, 8 / N>
-                        : a.d <= 512 ? forward_warp<T, N, 16 / N>
-                                     : forward_warp<T, N, 32 / N>;
-    kernel<<<static_cast<int>(std::min(blocks, most)), 128, 0, stream>>>(a);
-  } else {
-    const int64_t bytes = a.d * static_cast<int64_t>(sizeof(float));
-    const bool keep = bytes <= 40 << 10;
-    const auto kernel = vector ? forward_block<T, N> : forward_block<T, 1>;
-    kernel<<<static_cast<int>(std::min<int64_t>(a.rows.walk.count, 1 << 20)), a.d <= 4096 ? 256 : 512, keep ? bytes : 0,
-             stream>>>(a, keep);
-  }
+  const bool warp = a.d <= (vector ? 512 : 256);
+  const int lanes = ceil_div(a.d, 8 * kWarp) * kWarp;
+  const int threads = warp ? 128 : std::min(lanes, kMaxThreads);
+  const auto kernel = lanes > kMaxThreads ? vector ? forward_long_rows<T, N> : forward_long_rows<T, 1>
+                      : !vector       ? warp ? forward_rows<T, 1, 8, false> : forward_rows<T, 1, 8, true>
+                      : a.d <= 256    ? forward_rows<T, N, 8 / N, false>
+                      : warp          ? forward_rows<T, N, 16 / N, false>
+                                      : forward_rows<T, N, 8 / N, true>;
+  // As many as stay on the device, where that was measured to be faster; otherwise one by one.
+  const int64_t most = sizeof(T) == 2 ? std::max(896 / threads, 1) * multiprocessors() : INT32_MAX;
+  const int64_t blocks = std::min(warp ? ceil_div<int64_t>(a.rows.walk.count, 4) : a.rows.walk.count, most);
+  kernel<<<static_cast<int>(blocks), threads, 0, stream>>>(a);
   return cudaGetLastError();
 }
 
@@ -514,14 +521,16 @@ cudaError_t add_bias_residual_layer_norm_backward(const Tensor& dy, const Tensor
   const Rows rows(x, residual, extra);
   const Backward a{rows,      AnyFloat(bias), AnyFloat(weight),
                    dy.data,   ds.data,        {dx.data, dresidual.data, dextra.data},
+                   {AnyFloat(dweight), AnyFloat(dnorm_bias), AnyFloat(dbias)},
                    columns ? static_cast<float*>(workspace) : nullptr,
                    d,         eps};
   const cudaError_t status =
       dispatch_float(x.dtype, [&](auto* p) { return launch_backward<element_t<decltype(p)>>(a, stream); });
-  if (status != cudaSuccess || !columns) return status;
-  backward_columns<<<ceil_div(3 * d, kWarp), dim3(kWarp, kWarp), 0, stream>>>(
-      a.partials, Grid(rows.walk.count, d).blocks, d, AnyFloat(dweight), AnyFloat(dnorm_bias), AnyFloat(dbias));
+  const int blocks = Grid(rows.walk.count, d).blocks;
+  if (status != cudaSuccess || !columns || blocks == 1) return status;
+  backward_columns<<<ceil_div(3 * d, kWarp), dim3(kWarp, std::min(ceil_div(blocks, 8), kWarp)), 0, stream>>>(a, blocks);
   return cudaGetLastError();
 }
 
 }  // namespace svexport
+#endif

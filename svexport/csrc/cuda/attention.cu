@@ -7,7 +7,7 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896340736f;
 
-// Any dtype and head dimension up to D, in fp32: a thread per query and quarter of the keys.
+// Any device, dtype and head dimension up to D, in fp32: a thread per query and quarter of the keys.
 template <class T, int D>
 __global__ void __launch_bounds__(256) attention_kernel(const T* qkv, T* output, int queries, int heads, int dim) {
   constexpr int kQueries = 64, kSplits = 4, kKeys = 64, kChunk = kKeys / kSplits;
@@ -207,11 +207,116 @@ __global__ void __launch_bounds__(128) attention_mma_kernel(const T* qkv, T* out
   }
 }
 
+// fp32, head dimension D, the same by products of tf32 parts. Dimensions of a fragment are permuted so that a lane has four
+// adjacent ones, keys so that it has the scores where it needs the weights.
+template <int D>
+__global__ void __launch_bounds__(128) attention_float_kernel(const float* qkv, float* output, int queries, int heads) {
+  constexpr int kKeys = D > 32 ? 32 : 64, kKeyPitch = D + 16, kValuePitch = D + 4;  // against bank conflicts
+  __shared__ __align__(16) float shared[2][kKeys * (kKeyPitch + kValuePitch)];
+  const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4, head = blockIdx.y % heads;
+  const int64_t row = 3ll * heads * D, first = static_cast<int64_t>(blockIdx.y / heads) * queries;
+  const float* base = qkv + first * row + head * D;
+  const int tiles = ceil_div(queries, kKeys);
+
+  auto fetch = [&](int tile) {
+    if (tile < tiles) {
+#pragma unroll
+      for (int i = 0; i < 2 * kKeys * D / 4 / 128; ++i) {
+        const int piece = i * 128 + threadIdx.x, which = piece / (kKeys * D / 4), at = piece % (kKeys * D / 4);
+        const int key = at / (D / 4), d = at % (D / 4) * 4, from = tile * kKeys + key;
+        const bool in = from < queries;
+        float* to = shared[tile % 2] + (which ? kKeys * kKeyPitch + key * kValuePitch : key * kKeyPitch) + d;
+        copy_async(to, base + (in ? from : 0) * row + (which + 1) * heads * D + d, in);
+      }
+    }
+    copy_async_commit();
+  };
+
+  fetch(0);
+  const float scale = rsqrtf(static_cast<float>(D)) * kLog2E;
+  Parts query[D / 8][4];
+  const int query0 = blockIdx.x * 64 + threadIdx.x / 32 * 16 + group;
+#pragma unroll
+  for (int k = 0; k < D / 16; ++k) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int q = query0 + r * 8;
+      const Vec<float, 4> v = load<float, 4>(base + (q < queries ? q : 0) * row + k * 16 + pair * 4);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) query[2 * k + j / 2][j % 2 * 2 + r] = parts(v.at[j] * scale);
+    }
+  }
+  float sum[D / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, total[2] = {};
+  for (int tile = 0; tile < tiles; ++tile) {
+    copy_async_wait<0>();
+    __syncthreads();
+    fetch(tile + 1);
+    const float *keys = shared[tile % 2], *values = keys + kKeys * kKeyPitch;
+    float score[kKeys / 8][4] = {};
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+      for (int k = 0; k < D / 16; ++k) {
+        const Vec<float, 4> v = load<float, 4>(keys + (n * 8 + group) * kKeyPitch + k * 16 + pair * 4);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) mma_parts(score[n], query[2 * k + j], parts(v.at[2 * j]), parts(v.at[2 * j + 1]));
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (tile * kKeys + n * 8 + pair * 2 + i % 2 >= queries) score[n][i] = -INFINITY;
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {  // rows group and group + 8
+      float higher = largest[r];
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) higher = fmaxf(higher, fmaxf(score[n][2 * r], score[n][2 * r + 1]));
+      higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 1));
+      higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 2));
+      const float shrink = exp2f(largest[r] - higher);
+      largest[r] = higher;
+      total[r] *= shrink;
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+        for (int i = 2 * r; i < 2 * r + 2; ++i) total[r] += score[n][i] = exp2f(score[n][i] - higher);
+      }
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n) sum[n][2 * r] *= shrink, sum[n][2 * r + 1] *= shrink;
+    }
+#pragma unroll
+    for (int k = 0; k < kKeys / 8; ++k) {
+      const Parts weights[4] = {parts(score[k][0]), parts(score[k][2]), parts(score[k][1]), parts(score[k][3])};
+      const float* from = values + (k * 8 + pair * 2) * kValuePitch + group;
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n) mma_parts(sum[n], weights, parts(from[n * 8]), parts(from[kValuePitch + n * 8]));
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float all = total[r];
+    all += __shfl_xor_sync(0xffffffffu, all, 1);
+    all += __shfl_xor_sync(0xffffffffu, all, 2);
+    const int q = query0 + r * 8;
+    if (q >= queries) continue;
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) {
+      *reinterpret_cast<float2*>(output + ((first + q) * heads + head) * D + n * 8 + pair * 2) =
+          make_float2(sum[n][2 * r] / all, sum[n][2 * r + 1] / all);
+    }
+  }
+}
+
 template <class T>
 cudaError_t launch_mma(const T* qkv, T* output, int batch, int queries, int heads, int head_dim, cudaStream_t stream) {
   const dim3 grid(ceil_div(queries, 64), batch * heads);
-  const auto kernel = head_dim == 32 ? attention_mma_kernel<T, 32> : attention_mma_kernel<T, 64>;
-  kernel<<<grid, 128, 0, stream>>>(qkv, output, queries, heads);
+  if constexpr (sizeof(T) == 2) {
+    const auto kernel = head_dim == 32 ? attention_mma_kernel<T, 32> : attention_mma_kernel<T, 64>;
+    kernel<<<grid, 128, 0, stream>>>(qkv, output, queries, heads);
+  } else {
+    const auto kernel = head_dim == 32 ? attention_float_kernel<32> : attention_float_kernel<64>;
+    kernel<<<grid, 128, 0, stream>>>(qkv, output, queries, heads);
+  }
   return cudaGetLastError();
 }
 
@@ -221,13 +326,13 @@ cudaError_t attention(const void* qkv, void* output, int batch, int queries, int
                       cudaStream_t stream) {
   if (head_dim > 64 || static_cast<int64_t>(batch) * heads > 65535) return cudaErrorNotSupported;
   if (batch == 0 || queries == 0) return cudaSuccess;
+  bool mma = false;
+  if (const cudaError_t e = has_mma(dtype, mma); e != cudaSuccess) return e;
+  const uintptr_t bits = reinterpret_cast<uintptr_t>(qkv) | reinterpret_cast<uintptr_t>(output);
   return dispatch_float(dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
-    if constexpr (sizeof(T) == 2) {
-      const uintptr_t bits = reinterpret_cast<uintptr_t>(qkv) | reinterpret_cast<uintptr_t>(output);
-      if ((head_dim == 32 || head_dim == 64) && bits % 16 == 0) {
-        return launch_mma(static_cast<const T*>(qkv), static_cast<T*>(output), batch, queries, heads, head_dim, stream);
-      }
+    if (mma && (head_dim == 32 || head_dim == 64) && bits % 16 == 0) {
+      return launch_mma(static_cast<const T*>(qkv), static_cast<T*>(output), batch, queries, heads, head_dim, stream);
     }
     const dim3 grid(ceil_div(queries, 64), batch * heads);
     const auto kernel = head_dim <= 32 ? attention_kernel<T, 32> : attention_kernel<T, 64>;

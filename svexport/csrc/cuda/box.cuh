@@ -67,6 +67,35 @@ struct Box {
   }
 };
 
+// Launches that overlap: a kernel may begin when the one before has begun, and waits for its results. Nothing elsewhere.
+__device__ __forceinline__ void start_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+template <class... Parameters, class... Arguments>
+cudaError_t launch_after(bool early, void (*kernel)(Parameters...), dim3 blocks, int threads, int memory, cudaStream_t stream,
+                         Arguments... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = threads;
+  config.dynamicSmemBytes = memory;
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = early ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+}
+
 // The columns and rows that the points of a block need, in shared memory: left, top, -right, -bottom.
 template <int TAPS, int POINTS>
 __device__ __forceinline__ void bounds(const Point<TAPS> (&points)[POINTS], const bool (&valid)[POINTS], int (&edges)[4]) {
@@ -84,6 +113,7 @@ __device__ __forceinline__ void bounds(const Point<TAPS> (&points)[POINTS], cons
       }
     }
   }
+  __syncthreads();
   if (threadIdx.x < 4) edges[threadIdx.x] = INT32_MAX;
   __syncthreads();
 #pragma unroll

@@ -25,10 +25,11 @@ constexpr int kMaxGroups = kThreads;  // in a block's channels: kThreads vectors
 struct Level {
   const char* data;
   int64_t sb, sk;      // bytes, from image to image and camera to camera
-  int32_t sy, sx, sc;  // bytes; c: channel, or 32 of them in CHW32
+  int32_t sy, sx, sc;  // bytes; c: channel, or a block of them
   int height, width;   // as sampled: of the pooled map
   float scale;
   bool int8, pool;
+  uint8_t block_shift;  // log2 of the channels of a block, which are neighbours: int8 in CHW32 or CHW4
 };
 
 struct Params {
@@ -166,8 +167,10 @@ __device__ __forceinline__ Sample sample_at(const Level& map, const Place& place
 
 // From channel 0 of a pixel.
 template <class T, bool kSplit>
-__device__ __forceinline__ int64_t channel_offset(int32_t sc, int channel) {
-  if (std::is_same<T, int8_t>::value) return static_cast<int64_t>(channel >> 5) * sc + (channel & 31);
+__device__ __forceinline__ int64_t channel_offset(int32_t sc, int block_shift, int channel) {
+  if (std::is_same<T, int8_t>::value) {
+    return static_cast<int64_t>(channel >> block_shift) * sc + (channel & ((1 << block_shift) - 1));
+  }
   return kSplit ? static_cast<int64_t>(channel) * sc : channel * static_cast<int>(sizeof(T));
 }
 
@@ -341,13 +344,14 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
       const bool live = k < count;
       const Sample& s = samples[live ? k : 0];
       const uint32_t inside = live ? s.inside : 0;
+      const Level& map = p.levels[kOthers ? s.level : 0];
       const auto add = [&](auto* stored, auto pool) {
         using S = element_t<decltype(stored)>;
         Pixels<S, N, kSplit, pool.value> pixels[kParts];
         float factor[kParts];
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-          const char* from = s.at + channel_offset<S, kSplit>(s.sc, channel[i]);
+          const char* from = s.at + channel_offset<S, kSplit>(s.sc, map.block_shift, channel[i]);
           pixels[i].read(s, begin + i * stride < end ? inside : 0, from, column);
         }
 #pragma unroll
@@ -370,7 +374,6 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
       };
       T* stored = nullptr;
       int8_t* codes = nullptr;
-      const Level& map = p.levels[kOthers ? s.level : 0];
       if (!kOthers || !(map.int8 || map.pool)) {
         add(stored, std::false_type{});
       } else if (!map.int8) {
@@ -621,7 +624,7 @@ __global__ void __launch_bounds__(kThreads, 4)
           const T* grad_at = static_cast<const T*>(r.grad_output.data) + query * p.channels + channel;
           groups[i] = p.group_channels.divide(channel);
           grads[i] = load_if<T, N>(grad_at, active);
-          pixels[i].read(s, active ? s.inside : 0, s.at + channel_offset<T, kSplit>(s.sc, channel), column);
+          pixels[i].read(s, active ? s.inside : 0, s.at + channel_offset<T, kSplit>(s.sc, 0, channel), column);
         }
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
@@ -776,7 +779,7 @@ __device__ __noinline__ uint32_t nan_channels(const Params& p, int queries, int 
   uint32_t nans = 0;
   for (int bit = 0; channel < end; ++bit, channel += 32) {
     Pixels<T, 1, false, false> pixels;
-    pixels.read(s, s.inside, s.at + channel_offset<T, true>(s.sc, channel), 0);
+    pixels.read(s, s.inside, s.at + channel_offset<T, true>(s.sc, 0, channel), 0);
     float sum[1];
     pixels.sum(s, 0, sum);
     nans |= static_cast<uint32_t>(sum[0] != sum[0]) << bit;
@@ -947,7 +950,8 @@ bool vectors(const CameraLevel* levels, int num_levels, const Params& p, int64_t
   if (p.channels % n != 0 || p.group_channels.d % n != 0) return false;
   for (int l = 0; l < num_levels; ++l) {
     const Tensor& map = levels[l].map;
-    if (!map.aligned(map.dtype == DType::kInt8 ? 5 : 2, map.dtype == DType::kInt8 ? n : bytes)) return false;
+    const bool blocks = map.rank == 6;
+    if (!map.aligned(blocks ? 5 : 2, n * map.item_size()) || (blocks && map.sizes[5] < n)) return false;
   }
   return true;
 }
@@ -966,8 +970,9 @@ cudaError_t prepare(const CameraLevel* levels, int num_levels, const Tensor& ref
   for (int l = 0; l < num_levels; ++l) {
     const Tensor& map = levels[l].map;
     const int64_t size = map.item_size();
-    const bool int8 = map.dtype == DType::kInt8;
-    if (int8 ? map.rank != 6 || map.sizes[5] != 32 || map.strides[5] != 1 : map.dtype != output.dtype) {
+    const bool int8 = map.dtype == DType::kInt8, blocks = int8 && map.rank == 6;
+    if ((!int8 && map.dtype != output.dtype) || map.rank != (blocks ? 6 : 5) ||
+        (blocks && ((map.sizes[5] != 32 && map.sizes[5] != 4) || map.strides[5] != 1))) {
       return cudaErrorNotSupported;
     }
     for (int i = 2; i < 5; ++i) {
@@ -980,6 +985,7 @@ cudaError_t prepare(const CameraLevel* levels, int num_levels, const Tensor& ref
     level.sc = static_cast<int32_t>(map.strides[2] * size);
     level.sy = static_cast<int32_t>(map.strides[3] * size);
     level.sx = static_cast<int32_t>(map.strides[4] * size);
+    level.block_shift = !blocks ? 0 : map.sizes[5] == 32 ? 5 : 2;
     level.int8 = int8;
     level.pool = levels[l].pool;
     level.height = static_cast<int>(map.sizes[3]) >> level.pool;

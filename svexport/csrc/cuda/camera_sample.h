@@ -11,7 +11,7 @@ constexpr int kMaxCameraLevels = 8;
 struct CameraLevel {
   // (B, cams, C, H, W) of the output's type and any strides: NCHW and channels-last are read as they are, fastest if all
   // are channels-last, 16-byte aligned, and the channels of a group a multiple of 16 bytes.
-  // Or int8 in CHW32: (B, cams, ceil(C/32), H, W, 32), contiguous but for B and cams.
+  // Or int8: (B, cams, C, H, W) likewise, or in CHW32 or CHW4, (B, cams, ceil(C/V), H, W, V) for V = 32 or 4.
   Tensor map;
   float scale = 1;    // what one step of an int8 map is worth, > 0
   bool pool = false;  // the level is the 2x2 maximum of the map, (H/2, W/2), taken while it is read

@@ -142,17 +142,12 @@ struct Right {
 };
 
 #if __CUDA_ARCH__ >= 800
-__device__ __forceinline__ void split(uint32_t x, uint32_t& high, uint32_t& low) {
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high) : "r"(x));
-  low = __float_as_uint(__uint_as_float(x) - __uint_as_float(high));  // of which the tensor cores use as much as they can
-}
-
 template <>
 struct Left<float> {
   uint32_t high[4], low[4];
   explicit __device__ __forceinline__ Left(const uint32_t (&x)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) split(x[i], high[i], low[i]);
+    for (int i = 0; i < 4; ++i) split_tf32(x[i], high[i], low[i]);
   }
 };
 
@@ -161,16 +156,10 @@ struct Right<float> {
   uint32_t high[2], low[2];
   Right() = default;
   __device__ __forceinline__ Right(uint32_t x0, uint32_t x1) {
-    split(x0, high[0], low[0]);
-    split(x1, high[1], low[1]);
+    split_tf32(x0, high[0], low[0]);
+    split_tf32(x1, high[1], low[1]);
   }
 };
-
-__device__ __forceinline__ void multiply_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
 #endif
 
 // c += a * b, summed in float.
@@ -202,9 +191,9 @@ __device__ __forceinline__ void multiply(float (&c)[4], const Left<__nv_bfloat16
 __device__ __forceinline__ void multiply(float (&c)[4], const Left<float>& a, const Right<float>& b) {
 #if __CUDA_ARCH__ >= 800
   float sum[4] = {};  // tensor cores cut off what does not fit into a long sum, the additions below round
-  multiply_tf32(sum, a.low, b.high);
-  multiply_tf32(sum, a.high, b.low);
-  multiply_tf32(sum, a.high, b.high);
+  mma_tf32(sum, a.low, b.high);
+  mma_tf32(sum, a.high, b.low);
+  mma_tf32(sum, a.high, b.high);
 #pragma unroll
   for (int i = 0; i < 4; ++i) c[i] += sum[i];
 #else
@@ -484,6 +473,42 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+constexpr int kChannels = 8;  // that a thread of the next kernel takes, at most
+
+// A tap of 256 output pixels in some channels of an offset group, from planes of pixels.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    planes_kernel(const T* input, int64_t image_stride, int64_t channel_stride, AnyFloat offset, AnyFloat mask, Geometry g,
+                  int first, int rows, T* columns) {
+  const int row = blockIdx.x * kThreads + threadIdx.x, tap = blockIdx.y;
+  if (row >= rows) return;
+  const int chunks = ceil_div(g.per_offset_group, kChannels), group = blockIdx.z / chunks;
+  const int channel = group * g.per_offset_group + blockIdx.z % chunks * kChannels;
+  const int count = min(kChannels, (group + 1) * g.per_offset_group - channel);
+  const OutputPixel p(first + row, g);
+  const Tap t = p.tap(group, tap / g.conv.kernel[1], tap % g.conv.kernel[1], g, offset, mask);
+  Pixels pixels;
+  const Between b = locate(t, g, pixels);
+  const T* const plane = input + p.n * image_stride + channel * channel_stride;
+  Vec<T, 1> v[kChannels][4];
+#pragma unroll
+  for (int c = 0; c < kChannels; ++c) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      v[c][k] = load_if<T, 1>(plane + c * channel_stride + pixels.at[k], c < count && pixels.at[k] != kOutside);
+    }
+  }
+  const int64_t out_plane = g.out_height * g.out_width;
+  T* to = columns + ((static_cast<int64_t>(row / out_plane) * g.channels + channel) * g.taps + tap) * out_plane + row % out_plane;
+#pragma unroll
+  for (int c = 0; c < kChannels; ++c) {
+    float sum[1] = {};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) add_scaled(sum, b.factor(k) * t.mask, v[c][k]);
+    if (c < count) to[c * g.taps * out_plane] = from_float<T>(sum[0]);
+  }
+}
+
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     columns_backward_kernel(T* columns, bool replace, const T* input, AnyFloat offset, AnyFloat mask, Part part,
@@ -742,6 +767,10 @@ cudaError_t unpack(const Tensor& y, const Tensor& x, const DeformConv2d& conv, c
   });
 }
 
+bool has_planes(const Tensor& x) {
+  return (x.sizes[2] <= 1 || x.strides[2] == x.sizes[3] * x.strides[3]) && x.sizes[2] * x.sizes[3] * x.strides[3] < INT32_MAX;
+}
+
 size_t deform_conv2d_workspace(const Tensor& input, const Tensor& weight, const DeformConv2d& conv) {
   size_t bytes = 0;
   for (const Tensor* x : {&input, &weight}) {
@@ -810,6 +839,37 @@ cudaError_t deform_conv2d_columns(const Tensor& input, const Tensor& offset, con
     const Part part = part_of(input, offset, mask, conv, first, columns.sizes[1], kVector<T>);
     columns_kernel<<<blocks_of(part), kThreads, 0, stream>>>(static_cast<const T*>(input.data), AnyFloat(offset),
                                                              AnyFloat(mask), part, static_cast<T*>(columns.data));
+    return cudaGetLastError();
+  });
+}
+
+cudaError_t deform_conv2d_planes(const Tensor& input, const Tensor& offset, const Tensor& mask,
+                                 const DeformConv2d& conv, int64_t first, const Tensor& columns, cudaStream_t stream) {
+  if (columns.numel() == 0) return cudaSuccess;
+  if (!has_planes(input)) return cudaErrorNotSupported;
+  return dispatch_float(input.dtype, [&](auto* p) {
+    using T = element_t<decltype(p)>;
+    Geometry g{};
+    g.conv = conv;
+    g.height = static_cast<int>(input.sizes[2]);
+    g.width = static_cast<int>(input.sizes[3]);
+    g.channels = conv.channels;
+    g.vectors = static_cast<unsigned>(input.strides[3]);
+    g.per_offset_group = conv.channels / conv.offset_groups;
+    g.out_height = static_cast<int>(offset.sizes[2]);
+    g.out_width = static_cast<int>(offset.sizes[3]);
+    g.taps = conv.kernel[0] * conv.kernel[1];
+    for (int i = 0; i < 4; ++i) {
+      g.offset[i] = offset.strides[i];
+      g.mask[i] = mask.strides[i];
+    }
+    const int plane = g.out_height * g.out_width;
+    const int rows = static_cast<int>(columns.numel() / (static_cast<int64_t>(conv.channels) * g.taps));
+    const dim3 blocks(ceil_div(rows, kThreads), g.taps, conv.offset_groups * ceil_div(g.per_offset_group, kChannels));
+    if (blocks.y > 65535 || blocks.z > 65535) return cudaErrorNotSupported;
+    planes_kernel<<<blocks, kThreads, 0, stream>>>(static_cast<const T*>(input.data), input.strides[0], input.strides[1],
+                                                   AnyFloat(offset), AnyFloat(mask), g, static_cast<int>(first) * plane,
+                                                   rows, static_cast<T*>(columns.data));
     return cudaGetLastError();
   });
 }

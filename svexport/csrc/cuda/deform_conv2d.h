@@ -43,10 +43,18 @@ cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tenso
 cudaError_t deform_conv2d_columns(const Tensor& input, const Tensor& offset, const Tensor& mask,
                                   const DeformConv2d& conv, int64_t first, const Tensor& columns, cudaStream_t stream);
 
-// Its backward: columns, as above, are the gradient of what the taps read; what they read takes its place if `replace`.
-// grad_offset and grad_mask have the shapes and types of offset and mask and are contiguous. To grad_input, shaped as the
-// packed input, contiguous, the sums are added: of float32 in no certain order, or, with a scale (one float32 on the
-// device), of x * scale rounded to int64. Absent gradients are not computed.
+// Whether the pixels of a channel of x, (N, C, H, W), lie at even distances.
+bool has_planes(const Tensor& x);
+
+// For runs of few channels, which need not be packed. What the taps read, times mask, for the images from `first` on:
+// columns: (images, C*kH*kW, oH*oW), contiguous, the type of input. input: (N, C, H, W) that has planes.
+cudaError_t deform_conv2d_planes(const Tensor& input, const Tensor& offset, const Tensor& mask,
+                                 const DeformConv2d& conv, int64_t first, const Tensor& columns, cudaStream_t stream);
+
+// Backward of deform_conv2d_columns: columns hold the gradient of what the taps read; what they read takes its place if
+// `replace`. grad_offset and grad_mask have the shapes and types of offset and mask and are contiguous. To grad_input,
+// shaped as the packed input, contiguous, the sums are added: of float32 in no certain order, or, with a scale (one
+// float32 on the device), of x * scale rounded to int64. Absent gradients are not computed.
 cudaError_t deform_conv2d_columns_backward(const Tensor& columns, bool replace, const Tensor& input,
                                            const Tensor& offset, const Tensor& mask, const DeformConv2d& conv,
                                            int64_t first, const Tensor& grad_input, const Tensor& scale,

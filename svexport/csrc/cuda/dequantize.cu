@@ -13,8 +13,12 @@ struct Dequantize {
     __device__ __forceinline__ explicit Scale(float s) : scale(s) {}
   };
 
-  __device__ __forceinline__ T operator()(const int8_t (&q)[1], const Scale& s) const {
-    return from_float<T>(to_float(q[0]) * s.scale);
+  template <int N>
+  __device__ __forceinline__ Vec<T, N> operator()(const Vec<int8_t, N> (&q)[1], const Scale& s) const {
+    Vec<T, N> x;
+#pragma unroll
+    for (int j = 0; j < N; ++j) x.at[j] = from_float<T>(to_float(q[0].at[j]) * s.scale);
+    return x;
   }
 };
 

@@ -87,7 +87,7 @@ struct AnyFloat {
   void* data;
   DType dtype;  // one of the three float types
 
-  explicit AnyFloat(const Tensor& t) : data(t.data), dtype(t.dtype) {}
+  __host__ __device__ explicit AnyFloat(const Tensor& t) : data(t.data), dtype(t.dtype) {}
 
   // Reads without a branch, so that several reads can be under way; not for memory that the kernel writes.
   __device__ __forceinline__ float get(int64_t i) const {
@@ -123,11 +123,12 @@ __host__ __device__ constexpr T ceil_div(T a, T b) {
 struct Divider {
   uint32_t d, factor, shift;
 
-  explicit Divider(int64_t divisor) : d(divisor > 0 ? static_cast<uint32_t>(divisor) : 1), shift(0) {
+  __host__ __device__ explicit Divider(int64_t divisor)
+      : d(divisor > 0 ? static_cast<uint32_t>(divisor) : 1), shift(0) {
     while ((1ull << shift) < d) ++shift;
     factor = static_cast<uint32_t>(((1ull << 32) * ((1ull << shift) - d)) / d + 1);
   }
-  Divider() : Divider(1) {}
+  __host__ __device__ Divider() : Divider(1) {}
 
   __device__ __forceinline__ uint32_t divide(uint32_t n) const { return (__umulhi(n, factor) + n) >> shift; }
   // Leaves the quotient in n and returns the remainder.

@@ -12,7 +12,8 @@ struct Scales {
   int axis = 0;
 };
 
-// What a thread computes with: struct F { struct Scale { explicit Scale(float); }; Out operator()(In x[K], Scale); }.
+// What a thread computes with: struct F { struct Scale { explicit Scale(float); };
+// Vec<Out, N> operator()(Vec<In, N> x[K], Scale); } for N = 1 and Elementwise::kVector.
 template <class In, class Out, int K, class F>
 struct Elementwise {
   const In* inputs[K];
@@ -55,24 +56,33 @@ __global__ void __launch_bounds__(256) dense_kernel(const __grid_constant__ Elem
       channel = a.count <= INT32_MAX ? static_cast<uint32_t>(channel) % static_cast<uint32_t>(a.channels)
                                      : channel % a.channels;
     }
-    typename F::Scale scale(a.scale(channel));
-    Vec<Out, N> out;
-    const bool whole = i + N <= a.count;
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-      if (!whole && i + j >= a.count) break;
-      In x[K];
-#pragma unroll
-      for (int k = 0; k < K; ++k) x[k] = whole ? in[u][k].at[j] : a.inputs[k][i + j];
-      out.at[j] = a.f(x, scale);
-      if (!whole) a.output[i + j] = out.at[j];
+    const auto next = [&] {  // the scale of the next element
       if (a.channels > 1 && ++rest == a.inner) {
         rest = 0;
         if (++channel == a.channels) channel = 0;
-        scale = typename F::Scale(a.scale(channel));
       }
+    };
+    if (i + N > a.count) {
+#pragma unroll 1
+      for (int64_t j = i; j < a.count; ++j, next()) {
+        Vec<In, 1> x[K];
+#pragma unroll
+        for (int k = 0; k < K; ++k) x[k] = load<In, 1>(a.inputs[k] + j);
+        store<Out, 1>(a.output + j, a.f(x, typename F::Scale(a.scale(channel))));
+      }
+    } else if (std::is_empty_v<typename F::Scale> || a.channels <= 1 || rest + N <= a.inner) {
+      store<Out, N>(a.output + i, a.f(in[u], typename F::Scale(a.scale(channel))));
+    } else {
+      Vec<Out, N> out;
+#pragma unroll
+      for (int j = 0; j < N; ++j, next()) {
+        Vec<In, 1> x[K];
+#pragma unroll
+        for (int k = 0; k < K; ++k) x[k].at[0] = in[u][k].at[j];
+        out.at[j] = a.f(x, typename F::Scale(a.scale(channel))).at[0];
+      }
+      store<Out, N>(a.output + i, out);
     }
-    if (whole) store<Out, N>(a.output + i, out);
   }
 }
 
@@ -84,10 +94,10 @@ __global__ void __launch_bounds__(256) strided_kernel(const __grid_constant__ El
   if (i >= a.count) return;
   int64_t at[K + 2];
   walk.offsets(i, at);
-  In x[K];
+  Vec<In, 1> x[K];
 #pragma unroll
-  for (int k = 0; k < K; ++k) x[k] = a.inputs[k][at[k + 2]];
-  a.output[at[0]] = a.f(x, typename F::Scale(a.scale(at[1])));
+  for (int k = 0; k < K; ++k) x[k] = load<In, 1>(a.inputs[k] + at[k + 2]);
+  store<Out, 1>(a.output + at[0], a.f(x, typename F::Scale(a.scale(at[1]))));
 }
 
 template <class In, class Out, int K, class F>

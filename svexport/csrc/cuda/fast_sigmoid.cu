@@ -13,12 +13,18 @@ template <class T>
 struct Forward {
   using Scale = NoScale;
 
-  __device__ __forceinline__ T operator()(const T (&in)[1], NoScale) const {
-    const float x = to_float(in[0]), square = x * x + 0.975f, inverse = __fdividef(1.f, square);
-    // A quotient like that of a division, 0.5 at 0, by one correction with the remainder, which infinity has not.
-    float tail = 0.4875f * inverse;
-    if (square < INFINITY) tail = fmaf(fmaf(-tail, square, 0.4875f), inverse, tail);
-    return from_float<T>(x < 0 ? tail : 1 - tail);
+  template <int N>
+  __device__ __forceinline__ Vec<T, N> operator()(const Vec<T, N> (&in)[1], NoScale) const {
+    Vec<T, N> out;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const float x = to_float(in[0].at[j]), square = x * x + 0.975f, inverse = __fdividef(1.f, square);
+      // A quotient like that of a division, 0.5 at 0, by one correction with the remainder, which infinity has not.
+      float tail = 0.4875f * inverse;
+      if (square < INFINITY) tail = fmaf(fmaf(-tail, square, 0.4875f), inverse, tail);
+      out.at[j] = from_float<T>(x < 0 ? tail : 1 - tail);
+    }
+    return out;
   }
 };
 
@@ -26,9 +32,15 @@ template <class T>
 struct Backward {
   using Scale = NoScale;
 
-  __device__ __forceinline__ T operator()(const T (&in)[2], NoScale) const {
-    const float grad = to_float(in[0]), x = to_float(in[1]), inverse = __fdividef(1.f, x * x + 0.975f);
-    return from_float<T>(grad * (0.975f * inverse * inverse) * fabsf(x));
+  template <int N>
+  __device__ __forceinline__ Vec<T, N> operator()(const Vec<T, N> (&in)[2], NoScale) const {
+    Vec<T, N> out;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const float grad = to_float(in[0].at[j]), x = to_float(in[1].at[j]), inverse = __fdividef(1.f, x * x + 0.975f);
+      out.at[j] = from_float<T>(grad * (0.975f * inverse * inverse) * fabsf(x));
+    }
+    return out;
   }
 };
 

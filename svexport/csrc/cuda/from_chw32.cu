@@ -1,35 +1,47 @@
 #include "from_chw32.h"
 
-#include "chw32.cuh"
+#include "device.cuh"
 #include "permute.h"
 
 namespace svexport {
 namespace {
 
+constexpr int kWarps = 8;  // of a block
+
+// A warp turns 32 channels of 32 words of pixels in shared memory, so that it reads and writes 128 contiguous bytes.
 template <class T>
-__global__ void __launch_bounds__(Chw32<T>::kThreads) from_kernel(const T* x, T* output, int64_t n, int64_t blocks,
-                                                                  int64_t channels, int64_t pixels) {
-  using Warp = Chw32<T>;
-  const Warp warp(blocks, ceil_div<int64_t>(pixels, Warp::kWarpPixels));
-  if (warp.n >= n) return;
-  const T* from = x + warp.word(blocks, pixels);
-  Vec<T, Warp::kChannels> words[Warp::kPixels];
+__global__ void __launch_bounds__(kWarps * 32) from_kernel(const T* x, T* output, uint32_t tiles, int channels,
+                                                           int words, Divider parts, Divider blocks) {
+  constexpr int W = 4 / sizeof(T), kLanes = 32 / W;  // pixels of a word, lanes that hold the 32 channels of a pixel
+  __shared__ Vec<T, W> turned[kWarps][32][33];       // channel, word of pixels
+  uint32_t i = blockIdx.x * kWarps + threadIdx.x / 32;
+  if (i >= tiles) return;
+  auto& tile = turned[threadIdx.x / 32];
+  const int lane = threadIdx.x % 32, first = lane % kLanes * W;  // channel
+  const int word0 = static_cast<int>(parts.split(i)) * 32;
+  x += (static_cast<int64_t>(i) * words + word0) * W * 32 + first;
+  const int channel0 = static_cast<int>(blocks.split(i)) * 32;
+  output += (static_cast<int64_t>(i) * channels + channel0) * words * W + word0 * W;
+  Vec<T, W> in[32];
 #pragma unroll
-  for (int p = 0; p < Warp::kPixels; ++p) {
-    words[p] = load_if<T, Warp::kChannels>(from + p * 32, warp.pixel + p < pixels);
+  for (int k = 0; k < 32; ++k) {  // W pixels of a word after each other
+    const int word = k / W * W + lane / kLanes;
+    in[k] = load_if<T, W>(x + (word * W + k % W) * 32, word0 + word < words);
   }
 #pragma unroll
-  for (int c = 0; c < Warp::kChannels; ++c) {
-    if (warp.channel + c >= channels) return;
-    T* plane = output + (warp.n * channels + warp.channel + c) * pixels + warp.pixel;
+  for (int k = 0; k < 32; k += W) {
 #pragma unroll
-    for (int p = 0; p < Warp::kPixels; p += Warp::kVector) {
-      if (warp.pixel + p >= pixels) break;
-      Vec<T, Warp::kVector> v;
+    for (int c = 0; c < W; ++c) {
+      Vec<T, W> word;
 #pragma unroll
-      for (int j = 0; j < Warp::kVector; ++j) v.at[j] = words[p + j].at[c];
-      store<T, Warp::kVector>(plane + p, v);
+      for (int j = 0; j < W; ++j) word.at[j] = in[k + j].at[c];
+      tile[first + c][k + lane / kLanes] = word;
     }
+  }
+  __syncwarp();
+  if (word0 + lane >= words) return;
+  for (int c = 0; c < min(32, channels - channel0); ++c) {
+    store<T, W>(output + static_cast<int64_t>(c) * words * W + lane * W, tile[c][lane]);
   }
 }
 
@@ -58,22 +70,24 @@ cudaError_t copy(const Tensor& x, const Tensor& output, int64_t first, int64_t c
 
 cudaError_t from_chw32(const Tensor& x, const Tensor& output, cudaStream_t stream) {
   if (output.numel() == 0) return cudaSuccess;
-  const int64_t channels = output.sizes[1], pixels = output.sizes[2] * output.sizes[3];
+  const int64_t channels = output.sizes[1], pixels = output.sizes[2] * output.sizes[3], size = x.item_size();
   auto run = [&](auto* p) {
     using T = element_t<decltype(p)>;
-    const int64_t grid = Chw32<T>::grid(x.sizes[0], x.sizes[1], pixels);
-    if (grid > INT32_MAX) return cudaErrorNotSupported;
-    from_kernel<<<static_cast<int>(grid), Chw32<T>::kThreads, 0, stream>>>(
-        static_cast<const T*>(x.data), static_cast<T*>(output.data), x.sizes[0], x.sizes[1], channels, pixels);
+    const int64_t words = pixels * size / 4, parts = ceil_div<int64_t>(words, 32);
+    const int64_t tiles = x.sizes[0] * x.sizes[1] * parts;
+    if (tiles > INT32_MAX || pixels > INT32_MAX) return cudaErrorNotSupported;
+    from_kernel<<<static_cast<int>(ceil_div<int64_t>(tiles, kWarps)), kWarps * 32, 0, stream>>>(
+        static_cast<const T*>(x.data), static_cast<T*>(output.data), static_cast<uint32_t>(tiles),
+        static_cast<int>(channels), static_cast<int>(words), Divider(parts), Divider(x.sizes[1]));
     return cudaGetLastError();
   };
-  auto aligned = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; };
-  if (x.contiguous() && pixels * x.item_size() % 16 == 0 && aligned(x) && aligned(output)) {
-    switch (x.item_size()) {
+  auto aligned = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 4 == 0; };
+  if (x.contiguous() && pixels * size % 4 == 0 && aligned(x) && aligned(output)) {
+    switch (size) {
       case 1: return run(static_cast<int8_t*>(nullptr));
       case 2: return run(static_cast<int16_t*>(nullptr));
       case 4: return run(static_cast<int32_t*>(nullptr));
-      default: return run(static_cast<int64_t*>(nullptr));
+      default: break;
     }
   }
   const int64_t whole = channels / 32 * 32;

@@ -119,7 +119,83 @@ __global__ void __launch_bounds__(128) linear_mma_kernel(const __grid_constant__
   }
 }
 
-// fp32: 4 x 4 outputs a thread, 16 of the inner dimension at a time, the next loaded meanwhile.
+// fp32 in tf32 parts. 4 warps of 16 rows x 32 columns; 32 of the inner dimension at a time, three stages, in two tiles whose
+// rows of 64 bytes lie without bank conflicts for a lane's 16 bytes.
+template <bool kVector>
+__global__ void __launch_bounds__(128) linear_parts_kernel(const __grid_constant__ Linear a) {
+  constexpr int kStages = 3, kRows = 32, kInner = 16;
+  __shared__ __align__(128) float shared[kStages][2][(kRows + kTile) * kInner];
+  const Columns column = columns(a, blockIdx.y);
+  const int64_t row0 = static_cast<int64_t>(blockIdx.x) * kRows;
+  const float* x = static_cast<const float*>(column.x);
+  const float* weight = static_cast<const float*>(a.weight);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, steps = ceil_div(a.in, 2 * kInner);
+
+  auto fetch = [&](int step) {
+    if (step < steps) {
+#pragma unroll
+      for (int i = 0; i < (kRows + kTile) * 2 * kInner / 4 / 128; ++i) {
+        const int piece = i * 128 + threadIdx.x, r = piece / 8, k = step * 2 * kInner + piece % 8 * 4;
+        float* to = &shared[step % kStages][piece % 8 / 4][r * kInner + piece % 4 * 4];
+        const bool in = r < kRows ? row0 + r < a.rows : column.begin + r - kRows < column.end;
+        const float* from = (r < kRows ? x + (in ? row0 + r : 0) * a.in
+                                       : weight + static_cast<int64_t>(in ? column.begin + r - kRows : 0) * a.in) + k;
+        if (kVector) {
+          copy_async(to, k < a.in ? from : x, in && k < a.in);
+        } else {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) to[j] = in && k + j < a.in ? from[j] : 0.f;
+        }
+      }
+    }
+    copy_async_commit();
+  };
+
+  fetch(0);
+  fetch(1);
+  float sum[4][4] = {};
+  const int warp_row = warp % 2 * 16, warp_column = warp / 2 * 32;
+  for (int step = 0; step < steps; ++step) {
+    copy_async_wait<1>();
+    __syncthreads();
+    fetch(step + 2);
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      const float* from = &shared[step % kStages][tile][lane / 4 * kInner + lane % 4 * 4];
+      // 16 of the inner dimension, a lane's four adjacent ones in two products: in the same order on both sides.
+      Parts rows[2][4], cols[4][4];
+#pragma unroll
+      for (int i = 0; i < 6; ++i) {
+        const int r = i < 2 ? warp_row + i * 8 : kRows + warp_column + (i - 2) * 8;
+        const Vec<float, 4> v = load<float, 4>(from + r * kInner);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) (i < 2 ? rows[i % 2] : cols[(i + 2) % 4])[j] = parts(v.at[j]);
+      }
+#pragma unroll
+      for (int k = 0; k < 4; k += 2) {
+        const Parts both[4] = {rows[0][k], rows[1][k], rows[0][k + 1], rows[1][k + 1]};
+#pragma unroll
+        for (int n = 0; n < 4; ++n) mma_parts(sum[n], both, cols[n][k], cols[n][k + 1]);
+      }
+    }
+  }
+  copy_async_wait<0>();
+
+  const float* bias = static_cast<const float*>(a.bias);
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int c = column.begin + warp_column + n * 8 + lane % 4 * 2 + i % 2;
+      const int64_t r = row0 + warp_row + i / 2 * 8 + lane / 4;
+      if (c >= column.end || r >= a.rows) continue;
+      const float v = sum[n][i] + (bias ? bias[c] : 0.f);
+      static_cast<float*>(a.y)[r * a.out + c] = a.relu && v < 0.f ? 0.f : v;  // keeps NaN
+    }
+  }
+}
+
+// fp32 without tensor cores: 4 x 4 outputs a thread, 16 of the inner dimension at a time, the next loaded meanwhile.
 __global__ void __launch_bounds__(256) linear_float_kernel(const __grid_constant__ Linear a) {
   constexpr int kInner = 16;
   __shared__ __align__(16) float shared_x[2][kInner][kTile + 4], shared_w[2][kInner][kTile + 4];
@@ -190,15 +266,28 @@ cudaError_t linear_mma(const Linear& a, dim3 grid, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
+cudaError_t linear_float(const Linear& a, dim3 grid, cudaStream_t stream) {
+  bool mma = false;
+  if (const cudaError_t e = has_mma(DType::kFloat32, mma); e != cudaSuccess) return e;
+  if (!mma) {
+    linear_float_kernel<<<grid, 256, 0, stream>>>(a);
+    return cudaGetLastError();
+  }
+  const uintptr_t bits = reinterpret_cast<uintptr_t>(a.x) | reinterpret_cast<uintptr_t>(a.x_tail) |
+                         reinterpret_cast<uintptr_t>(a.weight);
+  const bool vector = bits % 16 == 0 && a.in % 4 == 0;
+  const auto kernel = vector ? linear_parts_kernel<true> : linear_parts_kernel<false>;
+  kernel<<<dim3(static_cast<unsigned>(ceil_div<int64_t>(a.rows, 32)), grid.y), 128, 0, stream>>>(a);
+  return cudaGetLastError();
+}
+
 }  // namespace
 
 cudaError_t linear(const Linear& a, DType dtype, cudaStream_t stream) {
   if (a.rows == 0 || a.out == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(ceil_div<int64_t>(a.rows, kTile)), blocks_of_columns(a));
   switch (dtype) {
-    case DType::kFloat32:
-      linear_float_kernel<<<grid, 256, 0, stream>>>(a);
-      return cudaGetLastError();
+    case DType::kFloat32: return linear_float(a, grid, stream);
     case DType::kFloat16: return linear_mma<__half>(a, grid, stream);
     case DType::kBFloat16: return linear_mma<__nv_bfloat16>(a, grid, stream);
     default: return cudaErrorNotSupported;

@@ -1,6 +1,7 @@
 #include "grid_sample.h"
 
-#include "sampling.cuh"
+#include "box.cuh"
+#include <cstdlib>
 
 namespace svexport {
 namespace {
@@ -21,25 +22,47 @@ struct Output {
 
 // ------------------------------------------------------------------------------------- any strides: a thread per point
 
-// Blocks of points x chunks of channels x images. Not if *unless is not zero.
-template <class T, int TAPS>
+// Blocks of points x chunks of channels x images.
+template <class T, int TAPS, bool PAIRS = false>
 __global__ void __launch_bounds__(kThreads) direct_kernel(Space s, const T* __restrict__ input, int64_t image,
                                                           int64_t channel, Output<T> output, int batch, int channels,
-                                                          int chunk, const int* __restrict__ unless) {
+                                                          int chunk) {
   constexpr int U = TAPS == 1 ? 8 : TAPS == 4 ? 4 : TAPS == 8 ? 2 : 1;
   const int p = blockIdx.x * kThreads + threadIdx.x, first = blockIdx.y * chunk;
-  if (p >= s.points || (unless && *unless)) return;
+  if (p >= s.points) return;
   const int count = min(chunk, channels - first);
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     const Taps<TAPS> taps(locate<TAPS>(s, n, p), s.stride);
     const char* source = reinterpret_cast<const char*>(input + n * image + first * channel);
     T* target = output.data + n * output.image + first * output.channel + p * output.point;
     if (output.mask && first == 0) output.set_mask(static_cast<int64_t>(n) * s.points + p, taps.offset[0]);
+    const int middle = __shfl_sync(__activemask(), taps.offset[0], 0);
+    const bool apart = PAIRS && __any_sync(__activemask(), abs(taps.offset[0] - middle) > 512);
     auto step = [&](auto width) {
       constexpr int W = decltype(width)::value;
       T v[W][TAPS];
 #pragma unroll
       for (int u = 0; u < W; ++u) {
+        if (TAPS == 4 && sizeof(T) == 2 && apart) {
+#pragma unroll
+          for (int i = 0; i < 4; i += 2) {
+            const bool both = taps.offset[i] >= 0 && taps.offset[i + 1] >= 0;
+            const char* at = source + taps.offset[i] * uint32_t{sizeof(T)};
+            const int within = reinterpret_cast<uintptr_t>(at) & 7;
+            const Vec<uint32_t, 2> w = load_if<uint32_t, 2>(reinterpret_cast<const uint32_t*>(at - within), both);
+            const uint64_t word = (static_cast<uint64_t>(w.at[1]) << 32 | w.at[0]) >> (8 * within);
+            const uint16_t low = word, high = word >> 16;
+            const bool one = !both && taps.offset[i] >= 0, other = taps.offset[i + 1] >= 0 && (!both || within == 6);
+            const T x = load_if<T, 1>(reinterpret_cast<const T*>(at), one).at[0];
+            const T y = load_if<T, 1>(reinterpret_cast<const T*>(source + taps.offset[i + 1] * uint32_t{sizeof(T)}), other).at[0];
+            memcpy(&v[u][i], &low, 2);
+            memcpy(&v[u][i + 1], &high, 2);
+            if (!both) v[u][i] = x;
+            if (!both || within == 6) v[u][i + 1] = y;
+          }
+          source += channel * sizeof(T);
+          continue;
+        }
 #pragma unroll
         for (int i = 0; i < TAPS; ++i) {
           v[u][i] = from_float<T>(0.0f);
@@ -60,6 +83,12 @@ __global__ void __launch_bounds__(kThreads) direct_kernel(Space s, const T* __re
     };
     int c = 0;
     for (; c + U <= count; c += U) step(std::integral_constant<int, U>());
+    if constexpr (U > 4) {
+      if (c + 4 <= count) step(std::integral_constant<int, 4>()), c += 4;
+    }
+    if constexpr (U > 2) {
+      if (c + 3 == count) step(std::integral_constant<int, 3>()), c += 3;
+    }
     for (; c < count; ++c) step(std::integral_constant<int, 1>());
   }
 }
@@ -149,86 +178,188 @@ __device__ __forceinline__ void vector(const Space& s, const T* __restrict__ inp
   }
 }
 
-// Blocks of points x channels x images. Only if *only_if is not zero.
+// Blocks of points x channels x images: all, or those marked in `only`.
 template <class T, int TAPS>
 __global__ void __launch_bounds__(kThreads) vector_kernel(Space s, const T* __restrict__ input, int64_t image,
                                                           Output<T> output, int batch, int channels, int shift,
-                                                          int steps, int width, const int* __restrict__ only_if) {
+                                                          int steps, int width, const bool* __restrict__ only) {
   constexpr int V = 16 / sizeof(T);
-  if (only_if && !*only_if) return;
+  wait_for_previous();
   const int first = blockIdx.x * steps * kTogether<TAPS> * (kThreads >> shift);
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
+    if (only && !only[n]) continue;
     vector<T, TAPS>(s, input, image, output, n, first, (blockIdx.y << shift) * V, channels, shift, steps, width);
   }
 }
 
-// ------------------------------------------------------------------------- NCHW with many points: one way or the other
-//
-// Gathering from NCHW is bound by the 32-byte sectors that a warp touches: as few as in a copy where neighbouring
-// points have neighbouring pixels, but two for each number where they scatter. Then it is several times faster to
-// transpose the image to channels-last first, though that is slower for the others. Only the points can tell, so the
-// kernels look.
+// ------------------------------------------------------ NCHW: the pixels of a tile of points in shared memory
 
-constexpr int kScattered = 14;  // sectors that 32 points touch, from which on transposing is faster
-
-// Whether the points scatter, by a sample of them; the same in every block. `scratch`: shared.
+constexpr int kBoxPoints = 2;            // of a thread
+constexpr int kBoxThreads = 1024;        // at most
 template <class T>
-__device__ bool scattered(const Space& s, int batch, int* scratch) {
-  const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const int64_t groups = static_cast<int64_t>(batch) * ((s.points + 31) / 32);
-  int sectors = 0;
-  for (int i = warp; i < 32; i += warps) {
-    const int64_t group = groups * i / 32;
-    const int n = static_cast<int>(group / ((s.points + 31) / 32));
-    const int p = static_cast<int>(group % ((s.points + 31) / 32)) * 32 + threadIdx.x % 32;
-    int sector = -1;
-    if (p < s.points) {
-      const int offset = locate<4>(s, n, p).offset(3, s.stride);
-      if (offset >= 0) sector = offset * static_cast<int>(sizeof(T)) / 32;
+constexpr int kLargestBox = 4096 * sizeof(T);  // of a channel, for 512 points; beyond, a copy in channels-last is faster
+
+// Points as rows of `across`, and the tile of a block: `half` threads across for twice as many points, the others down.
+struct Tiles {
+  int across, down, half, height, count_across, count_down;
+  bool pairs;  // two halves, neighbours, can be stored at once
+};
+
+// Blocks of tiles x `chunk` channels x images, as many channels at a time as fit into `memory`. `scattered`: null if
+// boxes are whole planes, else (N, tiles): set where a box is too large, and nothing computed.
+template <class T>
+__global__ void __launch_bounds__(kBoxThreads)
+    box_kernel(Space s, const T* __restrict__ input, int64_t image, int64_t channel, Output<T> output, Tiles tiles,
+               int batch, int channels, int chunk, int memory, int unit, bool* __restrict__ scattered) {
+  constexpr int TAPS = 4, POINTS = kBoxPoints, ITEM = sizeof(T);
+  constexpr bool kBeside = ITEM == 2;  // the points of a thread: side by side, or half a tile apart
+  extern __shared__ uint4 memory_of_block[];
+  __shared__ int edges[4];
+  char* pixels = reinterpret_cast<char*>(memory_of_block);
+  const int half = tiles.half, row = threadIdx.x / half, lane = threadIdx.x - row * half;
+  const int tile_y = blockIdx.x / tiles.count_across, tile_x = blockIdx.x - tile_y * tiles.count_across;
+  const int y = tile_y * tiles.height + row, x = tile_x * 2 * half + (kBeside ? 2 : 1) * lane, step = kBeside ? 1 : half;
+  const int first = y * tiles.across + x, begin = blockIdx.y * chunk, end = min(begin + chunk, channels);
+  start_next();
+  const bool valid[POINTS] = {y < tiles.down && x < tiles.across, y < tiles.down && x + step < tiles.across};
+
+  for (int n = blockIdx.z; n < batch; n += gridDim.z) {
+    const char* source = reinterpret_cast<const char*>(input + n * image);
+    Box box(0, 0, s.size[0] - 1, s.size[1] - 1, s.size[0], ITEM, unit);
+    int together = memory / box.bytes;
+    const auto fetch = [&](int c) {
+      box.fetch(pixels, source + c * channel * ITEM, channel * ITEM, min(together, end - c), unit);
+    };
+    if (!scattered) fetch(begin);
+    Point<TAPS> points[POINTS];
+#pragma unroll
+    for (int k = 0; k < POINTS; ++k) points[k] = locate<TAPS>(s, n, valid[k] ? first + k * step : 0);
+    if (scattered) {
+      bounds(points, valid, edges);
+      box = Box(edges[0], edges[1], -edges[2], -edges[3], s.size[0], ITEM, unit);
+      const bool large = box.bytes > kLargestBox<T>;
+      if (begin == 0 && threadIdx.x == 0) scattered[static_cast<int64_t>(n) * gridDim.x + blockIdx.x] = large;
+      if (large) continue;
+      together = memory / box.bytes;
+      fetch(begin);
     }
-    const bool first = __ffs(__match_any_sync(~0u, sector)) - 1 == threadIdx.x % 32;
-    sectors += __popc(__ballot_sync(~0u, first));
+    int offset[POINTS][TAPS];
+    float weight[POINTS][TAPS];
+#pragma unroll
+    for (int k = 0; k < POINTS; ++k) {
+      const int stride[3] = {ITEM, box.row, 0};
+      const Taps<TAPS> taps(points[k], stride);
+#pragma unroll
+      for (int i = 0; i < TAPS; ++i) {
+        offset[k][i] = valid[k] && taps.offset[i] >= 0 ? box.origin + taps.offset[i] : box.zeros();
+        weight[k][i] = taps.weight[i];
+      }
+      if (output.mask && begin == 0 && valid[k]) {
+        output.set_mask(static_cast<int64_t>(n) * s.points + first + k * step, taps.offset[0]);
+      }
+    }
+    for (int c = begin; c < end; c += together) {
+      if (c > begin) {
+        __syncthreads();
+        fetch(c);
+      }
+      __pipeline_wait_prior(0);
+      __syncthreads();
+      T* target = output.data + n * output.image + c * output.channel + first * output.point;
+      const int count = min(together, end - c);
+      const auto gather = [&](auto pairs) {
+#pragma unroll 4
+        for (int i = 0; i < count; ++i, target += output.channel) {
+          float sum[POINTS] = {};
+#pragma unroll
+          for (int k = 0; k < POINTS; ++k) {
+#pragma unroll
+            for (int j = 0; j < TAPS; ++j) {
+              const T pixel = *reinterpret_cast<const T*>(pixels + i * box.bytes + offset[k][j]);
+              sum[k] = fmaf(weight[k][j], to_float(pixel), sum[k]);
+            }
+          }
+          if constexpr (kBeside && pairs.value) {
+            if (valid[0]) store(target, rounded<T>(sum));
+          } else {
+#pragma unroll
+            for (int k = 0; k < POINTS; ++k) {
+              if (valid[k]) target[k * step * output.point] = from_float<T>(sum[k]);
+            }
+          }
+        }
+      };
+      if (tiles.pairs) {
+        gather(std::true_type());
+      } else {
+        gather(std::false_type());
+      }
+    }
+    __syncthreads();
   }
-  if (threadIdx.x == 0) *scratch = 0;
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) atomicAdd(scratch, sectors);
-  __syncthreads();
-  return *scratch >= 32 * kScattered;
 }
 
-// Copies (N, C, pixels) to (N, pixels, C), or does not; says which in `flag`.
+// Copies the images that have scattered points from (N, C, pixels) to (N, pixels, C), and says which these are.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    copy_if_scattered_kernel(Space s, const T* __restrict__ input, int64_t image, int64_t channel, T* __restrict__ copy,
-                             int* __restrict__ flag, int batch, int channels, int pixels, int width) {
-  __shared__ int scratch;
-  const bool yes = scattered<T>(s, batch, &scratch);
-  if (blockIdx.x == 0 && threadIdx.x == 0) *flag = yes;
-  if (yes) to_channels_last(input, image, channel, copy, batch, channels, pixels, width);
+    copy_scattered_kernel(const T* __restrict__ input, int64_t image, int64_t channel, T* __restrict__ copy,
+                          const bool* __restrict__ scattered, int tiles, bool* __restrict__ copied, int batch,
+                          int channels, int pixels, int width) {
+  start_next();
+  wait_for_previous();
+  for (int n = blockIdx.y; n < batch; n += gridDim.y) {
+    bool any = false;
+    for (int i = threadIdx.x; i < tiles; i += kThreads) any |= scattered[static_cast<int64_t>(n) * tiles + i];
+    any = __syncthreads_or(any);
+    if (blockIdx.x == 0 && threadIdx.x == 0) copied[n] = any;
+    if (!any) continue;
+    to_channels_last(input + n * image, image, channel, copy + static_cast<int64_t>(n) * pixels * channels, 1, channels,
+                     pixels, width);
+  }
 }
+
+}  // namespace
+}  // namespace svexport
+
+#ifndef SVEXPORT_AOT  // csrc/aot takes the kernels only
+namespace svexport {
+namespace {
 
 // ------------------------------------------------------------------------------------------------------ the choice
 
-int multiprocessors() {
-  int device = 0, count = 0;
+int of_device(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
   cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
+  cudaDeviceGetAttribute(&value, attribute, device);
+  return value;
 }
 
-// Whether an NCHW image and its points may be worth a copy in channels-last.
-bool may_copy(const Tensor& input, int64_t points, int mode) {
-  if (mode != kBilinear || input.rank != 4) return false;
+// Whether an image is read by planes: NCHW, with rows that need not be aligned.
+bool dense_planes(const Tensor& input) {
+  int64_t pixel = 1;
+  return input.rank == 4 && Space::evenly_spaced(input, 2, 3, pixel) && pixel == 1;
+}
+
+// Whether an NCHW image has so many points that they are gathered from boxes, or from a copy in channels-last.
+bool many_points(const Tensor& input, int64_t points, int mode) {
   const int64_t channels = input.sizes[1], pixels = input.sizes[2] * input.sizes[3];
-  int64_t pixel = 0;
-  return channels * input.item_size() % 16 == 0 && channels * input.item_size() >= 64 && 2 * points >= pixels &&
-         input.sizes[0] * channels * points >= (1 << 22) && pixels * channels < INT32_MAX &&
-         Space::evenly_spaced(input, 2, 3, pixel) && pixel == 1;
+  return mode == kBilinear && dense_planes(input) && channels * input.item_size() % 16 == 0 &&
+         channels * input.item_size() >= 64 && 2 * points >= pixels && points < (1 << 30) &&
+         input.sizes[0] * channels * points >= (getenv("SV_MANY") ? 1 << atoi(getenv("SV_MANY")) : 1 << 22) && pixels * channels < INT32_MAX;
+}
+
+// For box_kernel: tiles of 512 points that lie side by side in two dimensions,
+Tiles square_tiles(int64_t across, int64_t down) {
+  if (across < 16) across *= down, down = 1;
+  const int half = down == 1 ? 256 : 16, height = 256 / half;
+  return {static_cast<int>(across), static_cast<int>(down), half, height,
+          static_cast<int>(ceil_div<int64_t>(across, 2 * half)),
+          static_cast<int>(ceil_div<int64_t>(down, height))};
 }
 
 template <class T, int TAPS>
 cudaError_t launch_vector(const Space& s, const T* data, int64_t image, int batch, int channels,
-                          const Output<T>& output, int enough, const int* only_if, cudaStream_t stream) {
+                          const Output<T>& output, int enough, const bool* only, cudaStream_t stream) {
   constexpr int V = 16 / sizeof(T);
   int shift = 0;
   while (shift < 3 && (V << shift) < channels) ++shift;
@@ -243,9 +374,26 @@ cudaError_t launch_vector(const Space& s, const T* data, int64_t image, int batc
   }
   int steps = kThreads / tile > 1 ? kThreads / tile : 1;
   while (steps > 1 && static_cast<int64_t>(ceil_div(s.points, steps * tile)) * across * images < enough) steps /= 2;
-  vector_kernel<T, TAPS><<<dim3(ceil_div(s.points, steps * tile), across, images), kThreads,
-                           vector_memory<TAPS>(shift, steps), stream>>>(s, data, image, output, batch, channels, shift,
-                                                                        steps, width, only_if);
+  return launch_after(only && getenv("SV_PDL"), vector_kernel<T, TAPS>, dim3(ceil_div(s.points, steps * tile), across, images), kThreads,
+                      vector_memory<TAPS>(shift, steps), stream, s, data, image, output, batch, channels, shift, steps,
+                      width, only);
+}
+
+template <class T>
+cudaError_t launch_boxes(const Tensor& input, const Space& s, const Output<T>& output, Tiles tiles, int threads, int chunk,
+                         int memory, bool* scattered, cudaStream_t stream) {
+  const int batch = static_cast<int>(input.sizes[0]), channels = static_cast<int>(input.sizes[1]);
+  const int64_t image = input.strides[0], channel = input.strides[1];
+  const T* data = static_cast<const T*>(input.data);
+  const bool even = s.size[0] * s.size[1] * sizeof(T) % 16 == 0 && pixel_width<T>(data, image, channel) * sizeof(T) == 16;
+  tiles.pairs = sizeof(T) == 2 && output.point == 1 && tiles.across % 2 == 0 &&
+                (reinterpret_cast<uintptr_t>(output.data) / sizeof(T) | output.image | output.channel) % 2 == 0;
+  const cudaError_t status =
+      cudaFuncSetAttribute(box_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, memory);
+  if (status != cudaSuccess) return status;
+  const dim3 grid(tiles.count_across * tiles.count_down, ceil_div(channels, chunk), batch < 65535 ? batch : 65535);
+  box_kernel<<<grid, threads, memory, stream>>>(s, data, image, channel, output, tiles, batch, channels, chunk, memory,
+                                                even ? 16 : static_cast<int>(sizeof(T)), scattered);
   return cudaGetLastError();
 }
 
@@ -254,25 +402,45 @@ cudaError_t launch(const Tensor& input, const Space& s, const Output<T>& output,
   const int batch = static_cast<int>(input.sizes[0]), channels = static_cast<int>(input.sizes[1]);
   const int64_t image = input.strides[0], channel = input.strides[1];
   const T* data = static_cast<const T*>(input.data);
-  const int enough = 8 * multiprocessors();  // blocks
-  if (channels % (16 / static_cast<int>(sizeof(T))) == 0 && input.aligned(1, 16)) {
+  const int enough = 8 * of_device(cudaDevAttrMultiProcessorCount);  // blocks
+  if (channels % (16 / static_cast<int>(sizeof(T))) == 0 && input.aligned(1, 16) && (!getenv("SV_NOVEC") || channels > 16 / static_cast<int>(sizeof(T)))) {
     return launch_vector<T, TAPS>(s, data, image, batch, channels, output, enough, nullptr, stream);
   }
 
-  int* flag = nullptr;
   if constexpr (TAPS == 4) {
-    if (workspace && may_copy(input, s.points, kBilinear)) {
-      const int pixels = s.size[0] * s.size[1];
+    if (workspace && many_points(input, s.points, kBilinear)) {
+      const Tiles tiles = square_tiles(s.across.d, s.points / s.across.d);
+      const int count = tiles.count_across * tiles.count_down, pixels = s.size[0] * s.size[1];
       T* copy = static_cast<T*>(workspace);
-      flag = reinterpret_cast<int*>(copy + input.numel());
-      copy_if_scattered_kernel<<<enough, kThreads, 0, stream>>>(s, data, image, channel, copy, flag, batch, channels,
-                                                               pixels, pixel_width<T>(data, image, channel));
+      bool* copied = reinterpret_cast<bool*>(copy + input.numel());
+      bool* scattered = copied + batch;
+      const char* e = getenv("SV_CHUNK");
+      const int chunk = e ? atoi(e) : 16;
+      const char* e2 = getenv("SV_MEM");
+      const int mem = e2 ? atoi(e2) : 32;
+      cudaError_t status = launch_boxes(input, s, output, tiles, 256, chunk, mem * 1024, scattered, stream);
+      if (status != cudaSuccess) return status;
+      launch_after(getenv("SV_PDL"), copy_scattered_kernel<T>, dim3(ceil_div(enough, batch), batch < 65535 ? batch : 65535), kThreads, 0, stream,
+          data, image, channel, copy, scattered, count, copied, batch, channels, pixels,
+          pixel_width<T>(data, image, channel));
       Space last = s;
       last.stride[0] = channels;
       last.stride[1] = channels * s.size[0];
-      const cudaError_t status = launch_vector<T, TAPS>(last, copy, static_cast<int64_t>(pixels) * channels, batch,
-                                                        channels, output, enough, flag, stream);
-      if (status != cudaSuccess) return status;
+      return launch_vector<T, TAPS>(last, copy, static_cast<int64_t>(pixels) * channels, batch, channels, output, enough,
+                                    copied, stream);
+    }
+    // Few points, and yet so many that they touch most of the plane.
+    const int64_t plane = static_cast<int64_t>(s.size[0]) * s.size[1] * sizeof(T) + 32;
+    const int most = of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    if (dense_planes(input) && s.points <= 2 * kBoxThreads && plane <= 64 * s.points && plane <= most / 2 && !getenv("SV_NOA")) {
+      const int threads = s.points < 256 ? 128 : ceil_div(s.points, 64) * 32;
+      int chunk = plane < most / 4 ? most / 4 / static_cast<int>(plane) : 1;
+      if (getenv("SV_ACHUNK")) chunk = chunk < atoi(getenv("SV_ACHUNK")) ? chunk : atoi(getenv("SV_ACHUNK"));
+      while (chunk > 1 && static_cast<int64_t>(batch) * ceil_div(channels, chunk) < enough / 2) chunk /= 2;
+      while (ceil_div(channels, chunk) > 65535) chunk *= 2;
+      const int most_together = most / 2 / static_cast<int>(plane), together = chunk < most_together ? chunk : most_together;
+      return launch_boxes(input, s, output, Tiles{s.points, 1, threads, 1, 1, 1}, threads, chunk,
+                          together * static_cast<int>(plane), nullptr, stream);
     }
   }
   int64_t extent = 1;
@@ -283,16 +451,23 @@ cudaError_t launch(const Tensor& input, const Space& s, const Output<T>& output,
   while (chunk > 4 && static_cast<int64_t>(blocks) * batch * ceil_div(channels, chunk) < enough) chunk /= 2;
   while (ceil_div(channels, chunk) > 65535) chunk *= 2;
   const dim3 grid(blocks, ceil_div(channels, chunk), batch < 65535 ? batch : 65535);
-  direct_kernel<T, TAPS><<<grid, kThreads, 0, stream>>>(s, data, image, channel, output, batch, channels, chunk, flag);
+  if constexpr (TAPS == 4 && sizeof(T) == 2) {
+    if (getenv("SV_PAIR") && s.stride[0] == 1) {
+      direct_kernel<T, TAPS, true><<<grid, kThreads, 0, stream>>>(s, data, image, channel, output, batch, channels, chunk);
+      return cudaGetLastError();
+    }
+  }
+  direct_kernel<T, TAPS><<<grid, kThreads, 0, stream>>>(s, data, image, channel, output, batch, channels, chunk);
   return cudaGetLastError();
 }
 
 }  // namespace
 
 size_t sample_workspace(const Tensor& input, const Tensor& grid, int mode) {
-  if (grid.numel() == 0 || !may_copy(input, grid.numel() / grid.sizes[0] / 2, mode)) return 0;
+  if (grid.numel() == 0 || !many_points(input, grid.numel() / grid.sizes[0] / 2, mode)) return 0;
   if (input.sizes[1] % (16 / input.item_size()) == 0 && input.aligned(1, 16)) return 0;
-  return input.numel() * input.item_size() + sizeof(int);
+  const Tiles tiles = square_tiles(grid.sizes[2], grid.sizes[1]);
+  return input.numel() * input.item_size() + input.sizes[0] * (1 + int64_t{tiles.count_across} * tiles.count_down);
 }
 
 cudaError_t sample(const Tensor& input, const Tensor& grid, const Tensor& output, const Tensor& mask,
@@ -324,3 +499,4 @@ cudaError_t grid_sample(const Tensor& input, const Tensor& grid, const Tensor& o
 }
 
 }  // namespace svexport
+#endif

@@ -1,6 +1,7 @@
 #include "bilinear_sample.h"
 #include "grid_sample.h"
 #include "sampling.cuh"
+#include <cstdlib>
 
 namespace svexport {
 namespace {
@@ -50,30 +51,34 @@ __global__ void __launch_bounds__(kThreads)
       const Point<TAPS> point = locate<TAPS>(s, n, p);
       const Taps<TAPS> from(point, s.stride), to(point, dense.stride);
       float dot[TAPS] = {};
-      if (grad_grid.data && TAPS > 1) {
-#pragma unroll 4
-        for (int c = part; c < channels; c += parts) {
-          const float g = to_float(grad.data[n * grad.image + c * grad.channel + p * grad.point]);
-          const T* source = input + n * image + c * channel;
+      const bool read = grad_grid.data && TAPS > 1;
+      const T* g = grad.data + n * grad.image + p * grad.point;
+      const T* source = input + n * image;
+      float* target = sums + static_cast<int64_t>(n) * channels * pixels;
+#pragma unroll(TAPS <= 4 ? 4 : 1)
+      for (int c = part; c < channels; c += parts) {
+        const float scale = to_float(load_if<T, 1>(g + c * grad.channel, true).at[0]);
 #pragma unroll
-          for (int i = 0; i < TAPS; ++i) {
-            if (from.offset[i] >= 0) dot[i] = fmaf(g, to_float(source[from.offset[i]]), dot[i]);
-          }
+        for (int i = 0; i < TAPS; ++i) {
+          const bool inside = read && from.offset[i] >= 0;
+          const float pixel = to_float(load_if<T, 1>(source + c * channel + from.offset[i], inside).at[0]);
+          if (inside) dot[i] = fmaf(scale, pixel, dot[i]);
         }
-      }
-      if (sums) {
-        for (int c = part; c < channels; c += parts) {
-          const float g = to_float(grad.data[n * grad.image + c * grad.channel + p * grad.point]);
-          float* target = sums + (static_cast<int64_t>(n) * channels + c) * pixels;
+        if (!sums) continue;
 #pragma unroll
-          for (int i = 0; i < TAPS; ++i) {
-            if (to.offset[i] >= 0) atomicAdd(target + to.offset[i], to.weight[i] * g);
-          }
+        for (int i = 0; i < TAPS; ++i) {
+          if (to.offset[i] >= 0) atomicAdd(target + c * pixels + to.offset[i], to.weight[i] * scale);
         }
       }
       if (TAPS > 1) to_coordinates(point, dot, gradient);
     }
     if (grad_grid.data == nullptr) continue;
+    if (parts == 1) {
+      for (int a = 0; a < s.axes && p < s.points; ++a) {
+        grad_grid.set((static_cast<int64_t>(n) * s.points + p) * s.axes + a, gradient[a]);
+      }
+      continue;
+    }
 #pragma unroll
     for (int a = 0; a < 3; ++a) partial[a][threadIdx.x] = gradient[a];
     __syncthreads();
@@ -226,6 +231,203 @@ __global__ void __launch_bounds__(kPlaneThreads)
   for (int i = threadIdx.x; i < size; i += kPlaneThreads) target[i] = from_float<T>(sums[i]);
 }
 
+// --------------------------------------------------------- many pixels: each written once, by a block that owns it
+//
+// 1. Points are counted and listed by the tiles of pixels that they touch (lists_kernel, firsts_kernel, lists_kernel).
+// 2. A block per tile and a few channels puts the points of each pixel side by side in shared memory and adds them up:
+//    no sums in memory, nothing to clear before or to round after.
+
+constexpr int kOwned = 256;  // pixels of a tile, threads of a block
+
+// Tiles of 1 << wide columns, the rows of all depths one after the other.
+struct PixelTiles {
+  int wide, across, count;  // count: of an image
+
+  explicit PixelTiles(const Tensor& input) {
+    int64_t rows = 1;
+    for (int i = 2; i < input.rank - 1; ++i) rows *= input.sizes[i];
+    const int64_t columns = input.sizes[input.rank - 1];
+    wide = columns > 16 ? 5 : columns > 8 ? 4 : 3;
+    across = static_cast<int>(ceil_div<int64_t>(columns, 1 << wide));
+    count = across * static_cast<int>(ceil_div<int64_t>(rows, kOwned >> wide));
+  }
+
+  // The tile of a tap and its pixel there; -1: outside of the image.
+  template <int TAPS>
+  __device__ __forceinline__ int of(const Space& s, const Point<TAPS>& point, int tap, int& pixel) const {
+    const int unit[3] = {1, 0, 0}, rows[3] = {0, 1, s.size[1]};
+    const int x = point.offset(tap, unit), row = point.offset(tap, rows), high = kOwned >> wide;
+    pixel = ((row & (high - 1)) << wide) + (x & ((1 << wide) - 1));
+    return x < 0 ? -1 : (row >> (8 - wide)) * across + (x >> wide);
+  }
+};
+
+struct Lists {
+  int* counts;   // (N, tiles): of points,
+  int* listed;   // (N, tiles): and so far; behind both, the sum of all
+  int* firsts;   // (N, tiles): where the points of a tile begin
+  int* entries;  // points, at most TAPS times each
+
+  static size_t bytes(int64_t tiles, int64_t points, int taps) { return (3 * tiles + 1 + points * taps) * sizeof(int); }
+  Lists(void* workspace, int64_t tiles)
+      : counts(static_cast<int*>(workspace)), listed(counts + tiles), firsts(listed + tiles + 1), entries(firsts + tiles) {}
+};
+
+// Counts the points of each tile, or lists them.
+template <int TAPS>
+__global__ void __launch_bounds__(kThreads) lists_kernel(Space s, PixelTiles tiles, Lists lists, int batch, bool list) {
+  const int p = blockIdx.x * kThreads + threadIdx.x, lane = threadIdx.x % 32;
+  for (int n = blockIdx.z; n < batch; n += gridDim.z) {
+    const Point<TAPS> point = locate<TAPS>(s, n, min(p, s.points - 1));
+    int touched[TAPS];
+#pragma unroll
+    for (int i = 0; i < TAPS; ++i) {
+      int pixel;
+      touched[i] = p < s.points ? tiles.of(s, point, i, pixel) : -1;
+#pragma unroll
+      for (int j = 0; j < i; ++j) {
+        if (touched[j] == touched[i]) touched[i] = -1;
+      }
+      // Neighbours touch the same tiles: one addition for all of them.
+      const uint32_t together = __match_any_sync(~0u, touched[i]);
+      const int first = __ffs(together) - 1, tile = n * tiles.count + touched[i];
+      int before = 0;
+      if (touched[i] >= 0 && lane == first) before = atomicAdd((list ? lists.listed : lists.counts) + tile, __popc(together));
+      before = __shfl_sync(~0u, before, first) + __popc(together & ((1u << lane) - 1));
+      if (list && touched[i] >= 0) lists.entries[lists.firsts[tile] + before] = p;
+    }
+  }
+}
+
+// The sum over the lanes up to this one.
+__device__ __forceinline__ int scan(int x) {
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int before = __shfl_up_sync(~0u, x, offset);
+    if (static_cast<int>(threadIdx.x % 32) >= offset) x += before;
+  }
+  return x;
+}
+
+__global__ void __launch_bounds__(kThreads) firsts_kernel(Lists lists, int tiles) {
+  const int i = blockIdx.x * kThreads + threadIdx.x, lane = threadIdx.x % 32;
+  const int count = i < tiles ? lists.counts[i] : 0, end = scan(count);
+  int first = 0;
+  if (lane == 31) first = atomicAdd(lists.listed + tiles, end);
+  first = __shfl_sync(~0u, first, 31) + end - count;
+  if (i < tiles) lists.firsts[i] = first;
+}
+
+// Blocks of (images x tiles) x parts of `part` channels. output: (N, C, pixels), contiguous. last: whether 16 bytes of
+// channels of the gradient can be read at once.
+template <class T, int TAPS>
+__global__ void __launch_bounds__(kOwned, 3)
+    owner_kernel(Space s, PixelTiles tiles, Lists lists, Gradient<T> grad, T* __restrict__ output, int channels, int part,
+                 int rows, bool last) {
+  constexpr int V = 16 / sizeof(T), GRANULES = 4, POINTS = TAPS <= 4 ? 2 : 1, AT_ONCE = POINTS * kOwned;
+  __shared__ uint4 grads[GRANULES][AT_ONCE];
+  __shared__ float weights[AT_ONCE * TAPS];
+  __shared__ uint16_t slots[AT_ONCE * TAPS];
+  __shared__ int starts[kOwned], sums[kOwned / 32];
+  const int n = blockIdx.x / tiles.count, tile = blockIdx.x % tiles.count;
+  const int count = lists.counts[blockIdx.x];
+  const int* entries = lists.entries + (count > 0 ? lists.firsts[blockIdx.x] : 0);
+  const int x = (tile % tiles.across << tiles.wide) + (threadIdx.x & ((1 << tiles.wide) - 1));
+  const int row = tile / tiles.across * (kOwned >> tiles.wide) + (threadIdx.x >> tiles.wide);
+  const int64_t pixels = static_cast<int64_t>(rows) * s.size[0];
+
+  // Puts the points from `begin` on side by side for each pixel: those of this thread's are in start .. end.
+  int start = 0, end = 0;
+  const auto sort = [&](int begin) {
+    starts[threadIdx.x] = 0;
+    __syncthreads();
+    int place[POINTS][TAPS];  // a pixel and, from bit 8 on, the number among its points
+    float weight[POINTS][TAPS];
+#pragma unroll
+    for (int k = 0; k < POINTS; ++k) {
+      const int slot = k * kOwned + threadIdx.x;
+      if (begin + slot >= count) break;
+      const Point<TAPS> point = locate<TAPS>(s, n, entries[begin + slot]);
+#pragma unroll
+      for (int i = 0; i < TAPS; ++i) {
+        int pixel;
+        const bool here = tiles.of(s, point, i, pixel) == tile;
+        place[k][i] = here ? atomicAdd(starts + pixel, 1) << 8 | pixel : -1;
+        weight[k][i] = point.weight(i);
+      }
+    }
+    __syncthreads();
+    const int mine = starts[threadIdx.x], warp = threadIdx.x / 32;
+    end = scan(mine);
+    if (threadIdx.x % 32 == 31) sums[warp] = end;
+    __syncthreads();
+    for (int w = 0; w < warp; ++w) end += sums[w];
+    start = end - mine;
+    starts[threadIdx.x] = start;
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < POINTS; ++k) {
+      const int slot = k * kOwned + threadIdx.x;
+      if (begin + slot >= count) break;
+#pragma unroll
+      for (int i = 0; i < TAPS; ++i) {
+        if (place[k][i] < 0) continue;
+        const int at = starts[place[k][i] & (kOwned - 1)] + (place[k][i] >> 8);
+        slots[at] = static_cast<uint16_t>(slot);
+        weights[at] = weight[k][i];
+      }
+    }
+  };
+
+  const int c_begin = blockIdx.y * part, c_end = min(c_begin + part, channels);
+  for (int c0 = c_begin; c0 < c_end; c0 += GRANULES * V) {
+    const int granules = min(GRANULES, ceil_div(c_end - c0, V));
+    float sum[GRANULES][V] = {};
+    for (int begin = 0; begin < count; begin += AT_ONCE) {
+      __syncthreads();
+      if (c0 == c_begin || count > AT_ONCE) sort(begin);
+#pragma unroll 1
+      for (int slot = threadIdx.x; slot < min(AT_ONCE, count - begin); slot += kOwned) {
+        const T* from = grad.data + n * grad.image + c0 * grad.channel + entries[begin + slot] * grad.point;
+#pragma unroll 2
+        for (int g = 0; g < granules; ++g) {
+          Vec<T, V> v;
+          if (last) {
+            v = load<T, V>(from + g * V);
+          } else {
+#pragma unroll
+            for (int i = 0; i < V; ++i) {
+              v.at[i] = load_if<T, 1>(from + (g * V + i) * grad.channel, c0 + g * V + i < c_end).at[0];
+            }
+          }
+          memcpy(&grads[g][slot], &v, 16);
+        }
+      }
+      __syncthreads();
+      for (int i = start; i < end; ++i) {
+        const int slot = slots[i];
+        const float weight = weights[i];
+#pragma unroll
+        for (int g = 0; g < GRANULES; ++g) {
+          if (g >= granules) break;
+          Vec<T, V> v;
+          memcpy(&v, &grads[g][slot], 16);
+          add_scaled(sum[g], weight, v);
+        }
+      }
+    }
+    if (x >= s.size[0] || row >= rows) continue;
+    T* target = output + (static_cast<int64_t>(n) * channels + c0) * pixels + static_cast<int64_t>(row) * s.size[0] + x;
+#pragma unroll
+    for (int g = 0; g < GRANULES; ++g) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        if (c0 + g * V + i < c_end) target[(g * V + i) * pixels] = from_float<T>(sum[g][i]);
+      }
+    }
+  }
+}
+
 // ------------------------------------------------------------------------------------------------------ copies
 
 template <class T>
@@ -263,11 +465,12 @@ size_t padded(size_t bytes) { return ceil_div<size_t>(bytes, 256) * 256; }
 
 // How the gradients are computed, and in how much memory.
 struct Plan {
-  bool plane;   // the image's by plane_kernel,
+  bool owned;   // the image's by owner_kernel,
+  bool plane;   // or by plane_kernel,
   bool vector;  // the others by vector_kernel, else by direct_kernel
   bool copied;  // the image transposed to channels-last first
   int tile;
-  size_t sums = 0, copy = 0;  // bytes
+  size_t sums = 0, lists = 0, copy = 0;  // bytes; sums or lists, and the copy behind them
 
   Plan(const Tensor& input, const Tensor& grid, bool input_gradient, bool grid_gradient) {
     const int64_t v = 16 / input.item_size(), pixels = pixels_of(input);
@@ -278,11 +481,16 @@ struct Plan {
     const bool last = input.strides[1] == 1 && input.aligned(1, 16);
     int64_t pixel = 1;
     const bool dense = Space::evenly_spaced(input, 2, input.rank - 1, pixel) && pixel == 1 && 2 * points >= pixels;
+    const int64_t all = input.sizes[0] * PixelTiles(input).count, taps = input.rank == 4 ? 4 : 8;
+    owned = input_gradient && input.numel() >= (1 << (getenv("SV_OWN") ? atoi(getenv("SV_OWN")) : 20)) && input.sizes[0] * points * taps < INT32_MAX && all < INT32_MAX / 4 && channels < 65535 * v;
     vector = channels % v == 0 && pixels * channels < INT32_MAX && (last || dense);
     copied = vector && !last && grid_gradient;
     if (input_gradient && (vector || input.dtype != DType::kFloat32)) sums = padded(input.numel() * sizeof(float));
+    if (owned) lists = padded(Lists::bytes(all, input.sizes[0] * points, static_cast<int>(taps)));
     if (copied) copy = padded(input.numel() * input.item_size());
   }
+
+  size_t front() const { return sums > lists ? sums : lists; }
 };
 
 unsigned limited(int64_t blocks) { return static_cast<unsigned>(blocks < (1 << 20) ? blocks : 1 << 20); }
@@ -298,8 +506,9 @@ cudaError_t launch(const Tensor& grad, int64_t point, const Tensor& input, const
   constexpr int V = 16 / sizeof(T);
   T* output = static_cast<T*>(grad_input.data);
   float* sums = plan.sums ? static_cast<float*>(workspace) : reinterpret_cast<float*>(output);
-  const bool ordered = output && deterministic, plane = output && !ordered && plan.plane;
-  const bool add = output && !ordered && !plane;  // by atomics
+  const bool ordered = output && deterministic, owned = output && !ordered && plan.owned && TAPS <= 8;
+  const bool plane = output && !ordered && !owned && plan.plane;
+  const bool add = output && !ordered && !owned && !plane;  // by atomics
   const int64_t tiles = ceil_div<int64_t>(pixels, kTilePoints) * ceil_div(channels, 8 * V) * batch;
   const T* data = static_cast<const T*>(input.data);
   int64_t image = input.strides[0];
@@ -312,6 +521,26 @@ cudaError_t launch(const Tensor& grad, int64_t point, const Tensor& input, const
     const unsigned blocks = ceil_div<int64_t>(static_cast<int64_t>(batch) * channels, kThreads);
     ordered_kernel<T, TAPS><<<blocks, kThreads, 0, stream>>>(s, Dense(s, 1), gradient, sums, batch, channels, pixels);
   }
+  if constexpr (TAPS <= 8) {
+    if (owned) {
+      const PixelTiles tiles(input);
+      const int all = batch * tiles.count;
+      const Lists lists(workspace, all);
+      const cudaError_t status = cudaMemsetAsync(lists.counts, 0, (2 * all + 1) * sizeof(int), stream);
+      if (status != cudaSuccess) return status;
+      const dim3 points(ceil_div(s.points, kThreads), 1, images);
+      lists_kernel<TAPS><<<points, kThreads, 0, stream>>>(s, tiles, lists, batch, false);
+      firsts_kernel<<<ceil_div(all, kThreads), kThreads, 0, stream>>>(lists, all);
+      lists_kernel<TAPS><<<points, kThreads, 0, stream>>>(s, tiles, lists, batch, true);
+      const bool last = grad.strides[1] == 1 && channels % V == 0 &&
+                        (reinterpret_cast<uintptr_t>(grad.data) | point * sizeof(T) | grad.strides[0] * sizeof(T)) % 16 == 0;
+      int part = 4 * V;
+      const int enough = getenv("SV_PARTS") ? atoi(getenv("SV_PARTS")) : 1500;
+      while (part < channels && static_cast<int64_t>(all) * ceil_div(channels, 2 * part) >= enough) part *= 2;
+      owner_kernel<T, TAPS><<<dim3(all, ceil_div(channels, part)), kOwned, 0, stream>>>(
+          s, tiles, lists, gradient, output, channels, part, pixels / s.size[0], last);
+    }
+  }
   if (plane) {
     const int memory = plan.tile * static_cast<int>(sizeof(float)), parts = ceil_div(pixels, plan.tile);
     const auto kernel = plane_kernel<T, TAPS>;
@@ -322,7 +551,7 @@ cudaError_t launch(const Tensor& grad, int64_t point, const Tensor& input, const
   }
   if (plan.vector && (add || grad_grid.data)) {
     if (plan.copied) {
-      T* copy = reinterpret_cast<T*>(static_cast<char*>(workspace) + plan.sums);
+      T* copy = reinterpret_cast<T*>(static_cast<char*>(workspace) + plan.front());
       to_channels_last_kernel<<<limited(tiles), kTileThreads, 0, stream>>>(
           data, image, input.strides[1], copy, batch, channels, pixels, pixel_width<T>(data, image, input.strides[1]));
       data = copy;
@@ -363,7 +592,7 @@ cudaError_t launch(const Tensor& grad, int64_t point, const Tensor& input, const
 size_t sample_backward_workspace(const Tensor& input, const Tensor& grid, bool input_gradient, bool grid_gradient) {
   if (input.numel() == 0 || grid.numel() == 0) return 0;
   const Plan plan(input, grid, input_gradient, grid_gradient);
-  return plan.sums + plan.copy;
+  return plan.front() + plan.copy;
 }
 
 cudaError_t sample_backward(const Tensor& grad, const Tensor& input, const Tensor& grid, const Tensor& grad_input,

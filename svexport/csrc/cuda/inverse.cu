@@ -87,6 +87,13 @@ __global__ void __launch_bounds__(kThreads) inverse_kernel(const __grid_constant
   }
 }
 
+}  // namespace
+}  // namespace svexport
+
+#ifndef SVEXPORT_AOT  // csrc/aot takes the kernels only
+namespace svexport {
+namespace {
+
 template <bool kBackward>
 cudaError_t launch(const Tensor& A, const Tensor& grad, const Tensor& output, int32_t* info, cudaStream_t stream) {
   const int64_t n = A.sizes[A.rank - 1];
@@ -125,3 +132,4 @@ cudaError_t inverse_backward(const Tensor& grad, const Tensor& A, const Tensor& 
 }
 
 }  // namespace svexport
+#endif

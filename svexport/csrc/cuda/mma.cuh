@@ -9,6 +9,15 @@
 
 namespace svexport {
 
+// Whether the current device multiplies matrices of a dtype (fp32: as tf32) with the functions here.
+inline cudaError_t has_mma(DType dtype, bool& has) {
+  int device = 0, major = 0;
+  if (const cudaError_t e = cudaGetDevice(&device); e != cudaSuccess) return e;
+  const cudaError_t status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  has = major >= (dtype == DType::kFloat16 ? 7 : 8);
+  return status;
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
@@ -57,6 +66,60 @@ __device__ __forceinline__ void mma<__nv_bfloat16>(float (&c)[4], const uint32_t
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #endif
+}
+
+// The bits of x as tf32, to nearest.
+__device__ __forceinline__ uint32_t to_tf32(float x) {
+  uint32_t bits = 0;
+#if __CUDA_ARCH__ >= 800
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+#endif
+  return bits;
+}
+
+// c += a (16 x 8) * b (8 x 8) in tf32, from sm_80 on: A rows group, group + 8, columns pair and pair + 4, B (as the rows of
+// its transpose) row group, columns pair and pair + 4, C as above.
+__device__ __forceinline__ void mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+#if __CUDA_ARCH__ >= 800
+// x = high + low up to 2^-22 of x, two numbers of tf32, of which mma_tf32 uses the upper bits only.
+__device__ __forceinline__ void split_tf32(uint32_t x, uint32_t& high, uint32_t& low) {
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high) : "r"(x));
+  low = __float_as_uint(__uint_as_float(x) - __uint_as_float(high));
+}
+
+// c += a (16 x 8) * b (8 x 8): rows group and group + 8, columns pair and pair + 4 of a; of b, rows pair and pair + 4 of
+// column group.
+__device__ __forceinline__ void mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+#endif
+
+// A float in two parts, both tf32: about their sum.
+struct Parts {
+  uint32_t big, small;
+};
+
+__device__ __forceinline__ Parts parts(float x) {
+  const uint32_t big = to_tf32(x);
+  return {big, to_tf32(x - __uint_as_float(big))};
+}
+
+// c += a b of floats, by the three larger of the four products of their parts: about as exact as products of floats.
+__device__ __forceinline__ void mma_parts(float (&c)[4], const Parts (&a)[4], const Parts& b0, const Parts& b1) {
+  const uint32_t big[4] = {a[0].big, a[1].big, a[2].big, a[3].big};
+  const uint32_t small[4] = {a[0].small, a[1].small, a[2].small, a[3].small};
+  mma_tf32(c, small, b0.big, b1.big);
+  mma_tf32(c, big, b0.small, b1.small);
+  mma_tf32(c, big, b0.big, b1.big);
 }
 
 // Two floats as two adjacent 16-bit elements, the first in the low half.

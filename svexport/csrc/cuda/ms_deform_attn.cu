@@ -281,6 +281,13 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
   }
 }
 
+}  // namespace
+}  // namespace svexport
+
+#ifndef SVEXPORT_AOT  // csrc/aot takes the kernels only
+namespace svexport {
+namespace {
+
 template <size_t R>
 void copy_strides(const Tensor& t, int64_t (&strides)[R]) {
   for (size_t i = 0; i < R; ++i) strides[i] = t.strides[i];
@@ -380,3 +387,4 @@ cudaError_t ms_deform_attn_backward(const Tensor& grad_output, const Tensor& val
 }
 
 }  // namespace svexport
+#endif

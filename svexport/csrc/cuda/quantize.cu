@@ -16,21 +16,30 @@ struct Quantize {
         : scale(s), reciprocal(s > 0x1p-100f && s < 0x1p100f ? 1 / s : 0), limit(512 * s) {}
   };
 
-  // The correctly rounded quotient without a division: from the correctly rounded reciprocal, by two corrections with
-  // the exact remainder. Before that x is brought to where neither overflows, which is far beyond the result's range.
-  __device__ __forceinline__ int8_t operator()(const T (&x)[1], const Scale& s) const {
-    float q;
+  template <int N>
+  __device__ __forceinline__ Vec<int8_t, N> operator()(const Vec<T, N> (&x)[1], const Scale& s) const {
+    // The correctly rounded quotient without a division: from the correctly rounded reciprocal, by two corrections with
+    // the exact remainder. Before that x is brought to where neither overflows, which is far beyond the result's range.
+    float q[N];
     if (s.reciprocal != 0) {
-      const float value = fminf(fmaxf(to_float(x[0]), -s.limit), s.limit);
-      q = value * s.reciprocal;
-      q = fmaf(fmaf(-q, s.scale, value), s.reciprocal, q);
-      q = fmaf(fmaf(-q, s.scale, value), s.reciprocal, q);
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const float value = fminf(fmaxf(to_float(x[0].at[j]), -s.limit), s.limit);
+        q[j] = value * s.reciprocal;
+        q[j] = fmaf(fmaf(-q[j], s.scale, value), s.reciprocal, q[j]);
+        q[j] = fmaf(fmaf(-q[j], s.scale, value), s.reciprocal, q[j]);
+      }
     } else {
-      q = to_float(x[0]) / s.scale;
+#pragma unroll
+      for (int j = 0; j < N; ++j) q[j] = to_float(x[0].at[j]) / s.scale;
     }
-    q = fminf(fmaxf(q, lowest), 127.f);
-    // The integer in the low bits of the sum, which is rounded half to even.
-    return static_cast<int8_t>(__float_as_int(q + 12582912.f));
+    Vec<int8_t, N> result;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      // The integer in the low bits of the sum, which is rounded half to even.
+      result.at[j] = static_cast<int8_t>(__float_as_int(fminf(fmaxf(q[j], lowest), 127.f) + 12582912.f));
+    }
+    return result;
   }
 };
 

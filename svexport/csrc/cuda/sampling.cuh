@@ -8,7 +8,7 @@ namespace svexport {
 
 // The image that is sampled and the points at which it is.
 struct Space {
-  explicit Space(const Tensor& grid) : grid(grid) {}
+  __host__ __device__ explicit Space(const Tensor& grid) : grid(grid) {}
 
   int axes;       // 2, or 3
   int size[3] = {};    // of x, y[, z]

@@ -50,32 +50,85 @@ __global__ void __launch_bounds__(256) rows_kernel(T* image, Strides image_strid
   }
 }
 
+constexpr int kPairs = 4;
+
+// The same in pairs, for rows of depth that are not aligned: a warp takes 32 * kPairs of a row, all read before the first
+// is written.
+template <class T, bool kInverse>
+__global__ void __launch_bounds__(256) pairs_kernel(T* image, Strides image_strides, T* depth, Strides depth_strides,
+                                                    uint32_t count, int channels, int half_width, Divider pieces,
+                                                    Divider height, Divider c) {
+  uint32_t i = blockIdx.x * 8u + threadIdx.x / 32;
+  if (i >= count) return;
+  const int x = static_cast<int>(pieces.split(i)) * 32 * kPairs + threadIdx.x % 32;
+  const int64_t row = height.split(i);
+  const int64_t channel = c.split(i);
+  const int64_t n = i;
+  image += n * image_strides.n + channel * image_strides.c + row * image_strides.h;
+  depth += n * depth_strides.n + (row % 2 * channels + channel) * depth_strides.c + row / 2 * depth_strides.h;
+  T* odd_depth = depth + 2 * channels * depth_strides.c;
+  Vec<T, 2> pairs[kPairs];
+#pragma unroll
+  for (int k = 0; k < kPairs; ++k) {
+    const int at = x + 32 * k;
+    if constexpr (kInverse) {
+      pairs[k] = {load_if<T, 1>(depth + at, at < half_width).at[0], load_if<T, 1>(odd_depth + at, at < half_width).at[0]};
+    } else {
+      pairs[k] = load_if<T, 2>(image + 2 * at, at < half_width);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kPairs; ++k) {
+    const int at = x + 32 * k;
+    if (at >= half_width) return;
+    if constexpr (kInverse) {
+      store<T, 2>(image + 2 * at, pairs[k]);
+    } else {
+      depth[at] = pairs[k].at[0];
+      odd_depth[at] = pairs[k].at[1];
+    }
+  }
+}
+
 constexpr int kPieceBytes = 8192;
 
-// Channels-last pixels of few channels: a block turns a piece of a row of them in shared memory.
+// Channels-last pixels of few channels: a block turns a piece of a row of them in shared memory, where a pair of pixels
+// takes one element more than it has, so that those of one channel are in different banks.
 struct Pixels {
   int64_t image_n, image_h;
   Strides depth;
   int channels;
-  int pairs;  // of pixels in a piece, a multiple of 16
+  int pairs;  // of pixels in a piece
   int64_t half_width;
-  Divider pieces, height, words;  // per row, per image, per row of output of a whole piece
+  Divider pieces, height, step, words;  // per row, per image, elements per pair, words per row of output of a whole piece
 };
 
 template <class T, int V>  // V elements are written at once
 __global__ void __launch_bounds__(256) pixels_kernel(const T* image, T* depth, const __grid_constant__ Pixels a) {
   constexpr int N = 16 / sizeof(T);
-  __shared__ alignas(16) T piece[kPieceBytes / sizeof(T)];
+  __shared__ T piece[kPieceBytes / sizeof(T)];
   uint32_t block = blockIdx.x;
   const int64_t x = static_cast<int64_t>(a.pieces.split(block)) * a.pairs;
   const int64_t row = a.height.split(block), n = block;
-  image += n * a.image_n + row * a.image_h + 2 * x * a.channels;
+  const int step = 2 * a.channels;
+  image += n * a.image_n + row * a.image_h + x * step;
   depth += n * a.depth.n + row % 2 * a.channels * a.depth.c + row / 2 * a.depth.h + x;
-  const int count = static_cast<int>(min(a.half_width - x, static_cast<int64_t>(a.pairs)));
-  const int step = 2 * a.channels, length = count * step;
+  const int count = static_cast<int>(min(a.half_width - x, static_cast<int64_t>(a.pairs))), length = count * step;
   const int vectors = reinterpret_cast<uintptr_t>(image) % 16 == 0 ? length / N : 0;
-  for (int i = threadIdx.x; i < vectors; i += 256) store<T, N>(piece + i * N, load<T, N>(image + i * N));
-  for (int i = vectors * N + threadIdx.x; i < length; i += 256) piece[i] = image[i];
+  for (int i = threadIdx.x; i < vectors; i += 256) {
+    const Vec<T, N> v = load<T, N>(image + i * N);
+    uint32_t pair = i * N;
+    int channel = static_cast<int>(a.step.split(pair));
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      piece[pair * (step + 1) + channel] = v.at[j];
+      if (++channel == step) {
+        channel = 0;
+        ++pair;
+      }
+    }
+  }
+  for (int i = vectors * N + threadIdx.x; i < length; i += 256) piece[i + a.step.divide(i)] = image[i];
   __syncthreads();
   for (uint32_t i = threadIdx.x; i < step * a.words.d; i += 256) {
     uint32_t channel = i;  // of the pair
@@ -83,7 +136,7 @@ __global__ void __launch_bounds__(256) pixels_kernel(const T* image, T* depth, c
     if (k >= count) continue;
     Vec<T, V> word;
 #pragma unroll
-    for (int j = 0; j < V; ++j) word.at[j] = piece[(k + j) * step + channel];
+    for (int j = 0; j < V; ++j) word.at[j] = piece[(k + j) * (step + 1) + channel];
     store<T, V>(depth + (channel + (channel < a.channels ? 0 : a.channels)) * a.depth.c + k, word);
   }
 }
@@ -92,7 +145,7 @@ template <class T>
 cudaError_t launch_pixels(const Tensor& image, const Tensor& depth, cudaStream_t stream) {
   constexpr int V = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
   const int64_t channels = image.sizes[1], half_width = depth.sizes[3];
-  const int64_t pairs = std::min<int64_t>(half_width, kPieceBytes / sizeof(T) / (2 * channels) / 16 * 16);
+  const int64_t pairs = std::min<int64_t>(half_width, kPieceBytes / sizeof(T) / (2 * channels + 1) / 8 * 8);
   const int64_t pieces = ceil_div<int64_t>(half_width, pairs), blocks = image.sizes[0] * image.sizes[2] * pieces;
   if (blocks > INT32_MAX) return cudaErrorNotSupported;
   const bool words = half_width % V == 0 && depth.aligned(3, V * sizeof(T));
@@ -104,6 +157,7 @@ cudaError_t launch_pixels(const Tensor& image, const Tensor& depth, cudaStream_t
                       half_width,
                       Divider(pieces),
                       Divider(image.sizes[2]),
+                      Divider(2 * channels),
                       Divider(words ? ceil_div<int64_t>(pairs, V) : pairs)};
   (words ? pixels_kernel<T, V> : pixels_kernel<T, 1>)<<<static_cast<int>(blocks), 256, 0, stream>>>(
       static_cast<const T*>(image.data), static_cast<T*>(depth.data), pixels);
@@ -146,6 +200,19 @@ cudaError_t launch_rows(const Tensor& image, const Tensor& depth, cudaStream_t s
   return cudaGetLastError();
 }
 
+template <class T, bool kInverse>
+cudaError_t launch_pairs(const Tensor& image, const Tensor& depth, cudaStream_t stream) {
+  auto strides = [](const Tensor& t) { return Strides{t.strides[0], t.strides[1], t.strides[2]}; };
+  const int64_t pieces = ceil_div<int64_t>(depth.sizes[3], 32 * kPairs);
+  const int64_t count = image.sizes[0] * image.sizes[1] * image.sizes[2] * pieces;
+  if (count > INT32_MAX || depth.sizes[3] > INT32_MAX / 2) return cudaErrorNotSupported;
+  pairs_kernel<T, kInverse><<<static_cast<int>(ceil_div<int64_t>(count, 8)), 256, 0, stream>>>(
+      static_cast<T*>(image.data), strides(image), static_cast<T*>(depth.data), strides(depth),
+      static_cast<uint32_t>(count), static_cast<int>(image.sizes[1]), static_cast<int>(depth.sizes[3]), Divider(pieces),
+      Divider(image.sizes[2]), Divider(image.sizes[1]));
+  return cudaGetLastError();
+}
+
 template <bool kInverse>
 cudaError_t run(const Tensor& image, const Tensor& depth, cudaStream_t stream) {
   if (image.numel() == 0) return cudaSuccess;
@@ -161,12 +228,17 @@ cudaError_t run(const Tensor& image, const Tensor& depth, cudaStream_t stream) {
       case 4: status = launch_rows<int32_t, 4, kInverse>(image, depth, stream); break;
       default: status = launch_rows<int64_t, 2, kInverse>(image, depth, stream);
     }
-  } else if (rows(4)) {
+  } else if (size <= 4 && rows(4)) {
     switch (size) {
       case 1: status = launch_rows<int8_t, 4, kInverse>(image, depth, stream); break;
       case 2: status = launch_rows<int16_t, 2, kInverse>(image, depth, stream); break;
-      case 4: status = launch_rows<int32_t, 1, kInverse>(image, depth, stream); break;
-      default: break;
+      default: status = launch_rows<int32_t, 1, kInverse>(image, depth, stream);
+    }
+  } else if (rows(size) && image.aligned(3, 2 * size)) {
+    switch (size) {
+      case 1: status = launch_pairs<int8_t, kInverse>(image, depth, stream); break;
+      case 2: status = launch_pairs<int16_t, kInverse>(image, depth, stream); break;
+      default: status = launch_pairs<int64_t, kInverse>(image, depth, stream);
     }
   }
   if (status != cudaErrorNotSupported) return status;

@@ -56,11 +56,12 @@ struct Walk {
   Divider dividers[kMaxRank];  // the last axis first
   int64_t sizes[kMaxRank], strides[kMaxRank][K];
 
-  void push(const Axis<K>& axis) {
+  __host__ __device__ void push(const Axis<K>& axis) {
     count *= axis.size;
     dividers[rank] = Divider(axis.size);
     sizes[rank] = axis.size;
-    std::copy(axis.strides, axis.strides + K, strides[rank++]);
+    for (int k = 0; k < K; ++k) strides[rank][k] = axis.strides[k];
+    ++rank;
   }
   Walk() = default;
   explicit Walk(const Axes<K>& axes) {

@@ -1,6 +1,6 @@
 #include "to_chw32.h"
 
-#include "chw32.cuh"
+#include "device.cuh"
 
 namespace svexport {
 namespace {
@@ -10,13 +10,48 @@ struct Image {
   int64_t stride_n, stride_c, stride_h, stride_w;
 };
 
+// The 32 channels of a pixel are kLanes words of at least 4 bytes, one per lane, so that a warp writes and reads whole
+// pixels. A lane does kPixels pixels of its channels, which are contiguous in NCHW: what it exchanges with memory there
+// are vectors along the pixels, at least one whole sector in all.
+template <class T>
+struct Chw32 {
+  static constexpr int kChannels = sizeof(T) < 4 ? 4 / sizeof(T) : 1;  // of a lane
+  static constexpr int kLanes = 32 / kChannels;
+  static constexpr int kVector = 16 / sizeof(T);
+  static constexpr int kPixels = sizeof(T) < 4 ? kVector : 32 / sizeof(T);
+  static constexpr int kWarpPixels = kPixels * (32 / kLanes);
+  static constexpr int kThreads = 256;
+
+  int64_t pixel;    // the lane's first
+  int64_t channel;  // the lane's first of kChannels
+  int64_t n, block;
+
+  // Of a grid of one warp per (image, block of channels, kWarpPixels), the last fastest.
+  __device__ __forceinline__ Chw32(int64_t blocks, int64_t parts) {
+    const int64_t warp = blockIdx.x * static_cast<int64_t>(kThreads / 32) + threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    pixel = warp % parts * kWarpPixels + lane / kLanes * kPixels;
+    block = warp / parts % blocks;
+    n = warp / parts / blocks;
+    channel = block * 32 + lane % kLanes * kChannels;
+  }
+  // Where the lane's word of its first pixel is among contiguous ones; the next pixel's is 32 elements on.
+  __device__ __forceinline__ int64_t word(int64_t blocks, int64_t pixels) const {
+    return ((n * blocks + block) * pixels + pixel) * 32 + channel % 32;
+  }
+  static int64_t parts(int64_t pixels) { return ceil_div<int64_t>(pixels, kWarpPixels); }
+  static int64_t grid(int64_t n, int64_t blocks, int64_t pixels) {
+    return ceil_div<int64_t>(n * blocks * parts(pixels), kThreads / 32);
+  }
+};
+
 // NaN is larger than everything, as in F.max_pool2d.
 template <class T>
 __device__ __forceinline__ T larger(T a, T b) {
   return to_float(b) > to_float(a) || to_float(b) != to_float(b) ? b : a;
 }
 
-enum class Read { kVectors, kElements, kPooled };
+enum class Read { kVectors, kElements, kPooledVectors, kPooledElements };
 
 template <class T, Read kRead>
 __global__ void __launch_bounds__(Chw32<T>::kThreads) to_kernel(const T* x, T* output, const __grid_constant__ Image a) {
@@ -40,20 +75,29 @@ __global__ void __launch_bounds__(Chw32<T>::kThreads) to_kernel(const T* x, T* o
       if constexpr (kRead == Read::kVectors) {
         values[c][p / V] = load_if<T, V>(plane + warp.pixel + p, channel && warp.pixel + p < pixels);
       } else {
+        constexpr int kStep = kRead == Read::kPooledVectors ? 2 : 1;  // pixels at once
 #pragma unroll
-        for (int j = 0; j < V; ++j) {
+        for (int j = 0; j < V; j += kStep) {
           const bool there = channel && warp.pixel + p + j < pixels;
           auto element = [&](int64_t h, int64_t w) {
             return load_if<T, 1>(plane + h * a.stride_h + w * a.stride_w, there).at[0];
           };
-          if constexpr (kRead == Read::kPooled) {
+          if constexpr (kRead == Read::kPooledVectors) {
+            const T* corner = plane + 2 * row * a.stride_h + 2 * column;
+            const auto top = load_if<T, 4>(corner, there), bottom = load_if<T, 4>(corner + a.stride_h, there);
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+              const T left = larger(larger(top.at[2 * k], top.at[2 * k + 1]), bottom.at[2 * k]);
+              values[c][p / V].at[j + k] = larger(left, bottom.at[2 * k + 1]);
+            }
+          } else if constexpr (kRead == Read::kPooledElements) {
             const T top = larger(element(2 * row, 2 * column), element(2 * row, 2 * column + 1));
             const T left = larger(top, element(2 * row + 1, 2 * column));
             values[c][p / V].at[j] = larger(left, element(2 * row + 1, 2 * column + 1));
           } else {
             values[c][p / V].at[j] = element(row, column);
           }
-          if (++column == a.width) {
+          if ((column += kStep) == a.width) {
             column = 0;
             ++row;
           }
@@ -113,7 +157,7 @@ Image image_of(const Tensor& x, bool pool) {
 
 template <class T, Read kRead>
 cudaError_t launch(const Tensor& x, const Tensor& output, cudaStream_t stream) {
-  const Image image = image_of(x, kRead == Read::kPooled);
+  const Image image = image_of(x, kRead == Read::kPooledVectors || kRead == Read::kPooledElements);
   const int64_t blocks = Chw32<T>::grid(image.n, image.blocks, image.height * image.width);
   if (blocks > INT32_MAX) return cudaErrorNotSupported;
   to_kernel<T, kRead><<<static_cast<int>(blocks), Chw32<T>::kThreads, 0, stream>>>(
@@ -126,10 +170,12 @@ cudaError_t launch(const Tensor& x, const Tensor& output, cudaStream_t stream) {
 cudaError_t to_chw32(const Tensor& x, bool pool, const Tensor& output, cudaStream_t stream) {
   if (output.numel() == 0) return cudaSuccess;
   if (pool) {
-    if (x.dtype == DType::kInt8) return launch<int8_t, Read::kPooled>(x, output, stream);
-    return dispatch_float(x.dtype, [&](auto* p) {
-      return launch<element_t<decltype(p)>, Read::kPooled>(x, output, stream);
-    });
+    const bool vectors = x.sizes[3] / 2 % 2 == 0 && x.aligned(3, 4 * x.item_size());
+    auto run = [&](auto* p) {
+      using T = element_t<decltype(p)>;
+      return vectors ? launch<T, Read::kPooledVectors>(x, output, stream) : launch<T, Read::kPooledElements>(x, output, stream);
+    };
+    return x.dtype == DType::kInt8 ? run(static_cast<int8_t*>(nullptr)) : dispatch_float(x.dtype, run);
   }
   Tensor planes = x;  // (N, C, H*W), where the pixels are contiguous
   planes.rank = 3;

@@ -259,7 +259,7 @@ bool supported(const TransformerDecoder& d) {
   }
   for (int i = 0; map == DType::kInt8 && i < d.num_features; ++i) {
     const Tensor& t = d.features[i];
-    if (!t.contiguous() || reinterpret_cast<uintptr_t>(t.data) % 16 != 0) return false;
+    if (t.rank != 6 || !t.contiguous() || reinterpret_cast<uintptr_t>(t.data) % 16 != 0) return false;
   }
   if (map == DType::kInt8 && n.channels / d.num_groups % 16 != 0) return false;
   return is_float(d.query) && same_dtype(&d.query_pos, 1, dtype) && same_dtype(d.weights, d.num_weights, dtype) &&

@@ -7,6 +7,11 @@
 namespace svexport::plugin {
 namespace {
 
+// The formats that are read natively.
+bool has_int8_format(const PluginTensorDesc& t) {
+  return is_linear(t) || t.format == TensorFormat::kCHW4 || t.format == TensorFormat::kCHW32;
+}
+
 // Behind the features.
 enum { kPoints, kLidar2img, kWeights, kOffsets, kOthers };
 
@@ -25,6 +30,7 @@ class CameraSample final : public Plugin<CameraSample, CameraSampleNode> {
   const char* shapes(const DimsExprs* in, int count, DimsExprs* out, IExprBuilder&) const override {
     const int levels = count - kOthers;
     if (levels > kMaxCameraLevels) return "too many features";
+    if (node.scales.size() != static_cast<size_t>(levels)) return "scales should be one number for each feature";
     for (int i = 0; i < levels; ++i) {
       if (in[i].nbDims != 5) return "every feature should be (B, cams, C, H, W)";
     }
@@ -37,13 +43,17 @@ class CameraSample final : public Plugin<CameraSample, CameraSampleNode> {
     return nullptr;
   }
 
-  // The features are all of one type and format. In int8 they are the ones of a network with dynamic ranges, which give
-  // the scales; the op itself takes none.
+  // What is sampled of int8 features has the type of the weights.
+  DataType output_type(int, const DataType* inputs) const override {
+    return inputs[inputs[0] == DataType::kINT8 ? node.scales.size() + kWeights : 0];
+  }
+
+  // The features are all of one type and format.
   bool supports(int i, const Descriptions& t) const override {
     const int levels = t.inputs() - kOthers;
     if (i < levels) {
       if (i > 0 && (t[i].type != t[0].type || t[i].format != t[0].format)) return false;
-      return is_strided_float(t[i]) || (is_int8_chw32(t[i]) && !t.keeps_type(i));
+      return is_strided_float(t[i]) || (is_int8(t, i, node.scales[i]) && has_int8_format(t[i]));
     }
     if (i == t.inputs()) return t[0].type == DataType::kINT8 ? is_linear_float(t[i]) : is_linear_like(t[i], t[0]);
     return i == levels + kWeights ? is_linear_beside(t, i, t[0]) : is_coordinates(t, i);
@@ -79,7 +89,7 @@ class CameraSample final : public Plugin<CameraSample, CameraSampleNode> {
   cudaError_t run(const Tensors& t, void*, cudaStream_t stream) const override {
     const int count = t.count() - kOthers;
     CameraLevel levels[kMaxCameraLevels];
-    for (int i = 0; i < count; ++i) levels[i] = {t.in(i), t.in(i).dtype == DType::kInt8 ? t.scales[i] : 1, false};
+    for (int i = 0; i < count; ++i) levels[i] = {t.in(i), scale_of(t, i, node.scales[i]), false};
     CameraSampleOptions options{};
     std::copy(node.image_size.begin(), node.image_size.end(), options.image_size);
     std::copy(node.pc_range.begin(), node.pc_range.end(), options.pc_range);

@@ -11,7 +11,13 @@ class Interface {
  protected:
   explicit Interface(std::unique_ptr<PluginBase> plugin) : plugin_(std::move(plugin)) {}
   Interface(const Interface& other)
-      : plugin_(other.plugin_->clone()), tensors_(other.tensors_), declared_(other.declared_) {}
+      : plugin_(other.plugin_->clone()),
+        tensors_(other.tensors_),
+        declared_(other.declared_),
+        described_(other.described_),
+        descriptions_(other.descriptions_) {}
+
+  bool takes(int inputs) const { return inputs >= plugin_->min_inputs() && inputs <= plugin_->max_inputs(); }
 
   // Remembers how many tensors there are: enqueue, which may not allocate, is not told.
   bool set_counts(int inputs, int outputs) noexcept {
@@ -24,11 +30,19 @@ class Interface {
       tensors_.inputs.resize(inputs);
       tensors_.outputs.resize(outputs);
       tensors_.scales.resize(inputs);
+      descriptions_.resize(inputs + outputs);
+      described_ = false;
       return true;
     });
   }
 
-  bool takes(int inputs) const { return inputs >= plugin_->min_inputs() && inputs <= plugin_->max_inputs(); }
+  // Has everything on the device that tensors need of which the first input is of this type.
+  bool load(DataType first) noexcept {
+    return guarded(plugin_->type(), false, [&] {
+      const cudaError_t status = plugin_->load_weights(dtype_of(first));
+      return status == cudaSuccess || fail(std::string("its weights: ") + cudaGetErrorString(status));
+    });
+  }
 
   const char* shapes(const DimsExprs* inputs, int count, DimsExprs* outputs, IExprBuilder& builder) const noexcept {
     if (!takes(count)) return "wrong number of inputs";
@@ -51,29 +65,33 @@ class Interface {
     return plugin_->supports(i, {tensors, inputs, known ? declared_ : unknown});
   }
 
-  // Scratch for tensors of these descriptions.
+  // Scratch for tensors of these descriptions, and for smaller ones.
   size_t workspace(const std::vector<PluginTensorDesc>& inputs,
                    const std::vector<PluginTensorDesc>& outputs) const noexcept {
     return guarded(plugin_->type(), size_t{0}, [&] {
-      // Not null, which would mean absent, and aligned as what TensorRT allocates.
-      void* const somewhere = reinterpret_cast<void*>(256);
       Tensors tensors;
-      for (const auto& desc : inputs) tensors.inputs.push_back(view(desc, somewhere));
-      for (const auto& desc : outputs) tensors.outputs.push_back(view(desc, somewhere));
-      for (const auto& desc : inputs) tensors.scales.push_back(desc.scale);
+      tensors.inputs.resize(inputs.size());
+      tensors.outputs.resize(outputs.size());
+      tensors.scales.resize(inputs.size());
+      describe(inputs.data(), outputs.data(), tensors);
       return plugin_->wrong_sizes(tensors) ? size_t{0} : plugin_->workspace(tensors);
     });
   }
 
   int run(const PluginTensorDesc* in, const PluginTensorDesc* out, const void* const* inputs, void* const* outputs,
           void* workspace, cudaStream_t stream) noexcept {
-    if (tensors_.outputs.empty()) return fail("enqueue before it is told how many inputs there are"), 1;
-    for (size_t i = 0; i < tensors_.inputs.size(); ++i) {
-      tensors_.inputs[i] = view(in[i], inputs[i]);
-      tensors_.scales[i] = in[i].scale;
+    const size_t count = tensors_.inputs.size();
+    if (descriptions_.empty()) return fail("enqueue before it is told how many inputs there are"), 1;
+    if (!described_ || !same(in, out)) {
+      described_ = false;
+      describe(in, out, tensors_);
+      if (const char* why = plugin_->wrong_sizes(tensors_)) return fail(why), 1;
+      described_ = true;  // with the padding between members, for it is compared
+      std::memcpy(static_cast<void*>(descriptions_.data()), in, count * sizeof(*in));
+      std::memcpy(static_cast<void*>(descriptions_.data() + count), out, tensors_.outputs.size() * sizeof(*out));
     }
-    for (size_t i = 0; i < tensors_.outputs.size(); ++i) tensors_.outputs[i] = view(out[i], outputs[i]);
-    if (const char* why = plugin_->wrong_sizes(tensors_)) return fail(why), 1;
+    for (size_t i = 0; i < count; ++i) tensors_.inputs[i].data = const_cast<void*>(inputs[i]);
+    for (size_t i = 0; i < tensors_.outputs.size(); ++i) tensors_.outputs[i].data = outputs[i];
     const cudaError_t status = plugin_->run(tensors_, workspace, stream);
     if (status != cudaSuccess) return fail(cudaGetErrorString(status)), 1;
     return 0;
@@ -87,21 +105,58 @@ class Interface {
   std::unique_ptr<PluginBase> plugin_;
   Tensors tensors_;
   mutable std::vector<DataType> declared_;  // types of the inputs in the network, told when those of the outputs are asked
+
+ private:
+  static void describe(const PluginTensorDesc* in, const PluginTensorDesc* out, Tensors& tensors) {
+    // Not null, which would mean absent, and aligned as what TensorRT allocates.
+    void* const somewhere = reinterpret_cast<void*>(256);
+    for (size_t i = 0; i < tensors.inputs.size(); ++i) {
+      tensors.inputs[i] = view(in[i], somewhere);
+      tensors.scales[i] = in[i].scale;
+    }
+    for (size_t i = 0; i < tensors.outputs.size(); ++i) tensors.outputs[i] = view(out[i], somewhere);
+  }
+
+  // Whether these are the descriptions that tensors_ is made of.
+  bool same(const PluginTensorDesc* in, const PluginTensorDesc* out) const {
+    const size_t count = tensors_.inputs.size();
+    return std::memcmp(descriptions_.data(), in, count * sizeof(*in)) == 0 &&
+           std::memcmp(descriptions_.data() + count, out, tensors_.outputs.size() * sizeof(*out)) == 0;
+  }
+
+  bool described_ = false;
+  std::vector<PluginTensorDesc> descriptions_;  // of the inputs, then the outputs
 };
 
-// The fields of a node's attributes without their values: what the parser reads from a node.
+// The fields of a node without their values: what the parser reads from it.
 class FieldNames {
  public:
-  explicit FieldNames(Maker maker) : fields_(maker()->fields()) {
-    for (auto& field : fields_) field.data = nullptr;
+  explicit FieldNames(Maker maker) {
+    const auto plugin = maker();
+    for (const auto& field : plugin->attributes()) fields_.emplace_back(field.name, nullptr, field.type, field.length);
+    weights_ = plugin->possible_weight_names();
+    for (const auto& name : weights_) fields_.emplace_back(name.c_str(), nullptr, PluginFieldType::kFLOAT32, 0);
     collection_.nbFields = static_cast<int32_t>(fields_.size());
     collection_.fields = fields_.data();
   }
+  FieldNames(const FieldNames&) = delete;
   const PluginFieldCollection* get() const { return &collection_; }
 
  private:
-  std::vector<nvinfer1::PluginField> fields_;
+  std::vector<std::string> weights_;
+  std::vector<PluginField> fields_;
   PluginFieldCollection collection_;
 };
+
+// The creators of all nodes. They are never destroyed: a registry may outlive the statics of this library.
+template <class Creator, class Base>
+const std::vector<Base*>& all_creators() {
+  static const auto* creators = [] {
+    auto* all = new std::vector<Base*>;
+    for (Maker maker : kMakers) all->push_back(new Creator(maker));
+    return all;
+  }();
+  return *creators;
+}
 
 }  // namespace svexport::plugin

@@ -13,24 +13,61 @@ namespace {
 
 using nvinfer1::DynamicPluginTensorDesc;
 
-// What an engine keeps of a plugin: the number of its inputs, then for each attribute its type and length, 4 bytes each,
-// and its numbers, 4 bytes each.
-std::vector<int32_t> serialized(PluginBase& plugin, int inputs) {
-  std::vector<int32_t> words{inputs};
-  for (const auto& field : plugin.fields()) {
-    words.push_back(static_cast<int32_t>(field.type));
-    words.push_back(field.length);
-    const auto* data = static_cast<const char*>(field.data);
-    words.resize(words.size() + field.length);
-    if (field.length) std::memcpy(words.data() + words.size() - field.length, data, field.length * sizeof(int32_t));
+constexpr int32_t kUnknown = -1;
+
+// What an engine keeps of a plugin: the number of its inputs and the type of the first one, if they are known, then for
+// each field its name with the terminating null, its type and length, and its numbers.
+class Writer {
+ public:
+  void put(const void* data, size_t size) { bytes_.append(static_cast<const char*>(data), size); }
+  void put(int32_t number) { put(&number, sizeof(number)); }
+  void put(const PluginField& field) {
+    put(field.name, std::strlen(field.name) + 1);
+    put(static_cast<int32_t>(field.type));
+    put(field.length);
+    if (field.length) put(field.data, field.length * size_of(field.type));
   }
-  return words;
-}
+  const std::string& bytes() const { return bytes_; }
+
+ private:
+  std::string bytes_;
+};
+
+class Reader {
+ public:
+  Reader(const void* data, size_t size)
+      : next_(static_cast<const char*>(data)), end_(data ? next_ + size : next_) {}
+  bool done() const { return next_ == end_; }
+  bool get(int32_t& number) {
+    if (end_ - next_ < static_cast<ptrdiff_t>(sizeof(number))) return false;
+    std::memcpy(&number, next_, sizeof(number));
+    next_ += sizeof(number);
+    return true;
+  }
+  bool get(PluginField& field) {
+    const void* null = done() ? nullptr : std::memchr(next_, 0, end_ - next_);
+    if (!null) return false;
+    field.name = next_;
+    next_ = static_cast<const char*>(null) + 1;
+    int32_t type = 0;
+    if (!get(type) || !get(field.length)) return false;
+    field.type = static_cast<PluginFieldType>(type);
+    const int64_t size = static_cast<int64_t>(size_of(field.type)) * field.length;
+    if (size < 0 || size > end_ - next_ || (size == 0 && field.length != 0)) return false;
+    field.data = next_;
+    next_ += size;
+    return true;
+  }
+
+ private:
+  const char *next_, *end_;
+};
 
 class LayerV2 final : public nvinfer1::IPluginV2DynamicExt, private Interface {
  public:
   LayerV2(std::unique_ptr<PluginBase> plugin, const std::string& space) : Interface(std::move(plugin)), space_(space) {}
-  LayerV2(const LayerV2& other) : Interface(other), space_(other.space_) {}
+  LayerV2(const LayerV2& other)
+      : Interface(other), space_(other.space_), first_(other.first_), initialized_(other.initialized_) {}
 
   const char* getPluginType() const noexcept override { return plugin_->type(); }
   const char* getPluginVersion() const noexcept override { return kVersion; }
@@ -40,8 +77,14 @@ class LayerV2 final : public nvinfer1::IPluginV2DynamicExt, private Interface {
   }
 
   int32_t getNbOutputs() const noexcept override { return plugin_->outputs(); }
-  int32_t initialize() noexcept override { return 0; }
-  void terminate() noexcept override {}
+  int32_t initialize() noexcept override {
+    initialized_ = true;
+    return first_ == kUnknown || load(static_cast<DataType>(first_)) ? 0 : 1;
+  }
+  void terminate() noexcept override {
+    initialized_ = false;
+    plugin_->release_weights();
+  }
   void destroy() noexcept override { delete this; }
 
   nvinfer1::IPluginV2DynamicExt* clone() const noexcept override {
@@ -68,9 +111,12 @@ class LayerV2 final : public nvinfer1::IPluginV2DynamicExt, private Interface {
     return supports(i, tensors, num_inputs);
   }
 
-  void configurePlugin(const DynamicPluginTensorDesc*, int32_t num_inputs, const DynamicPluginTensorDesc*,
+  // Before initialize, and again whenever shapes change.
+  void configurePlugin(const DynamicPluginTensorDesc* in, int32_t num_inputs, const DynamicPluginTensorDesc*,
                        int32_t num_outputs) noexcept override {
-    set_counts(num_inputs, num_outputs);
+    if (!set_counts(num_inputs, num_outputs)) return;
+    first_ = static_cast<int32_t>(in[0].desc.type);
+    if (initialized_) load(in[0].desc.type);
   }
 
   size_t getWorkspaceSize(const PluginTensorDesc* inputs, int32_t num_inputs, const PluginTensorDesc* outputs,
@@ -86,23 +132,35 @@ class LayerV2 final : public nvinfer1::IPluginV2DynamicExt, private Interface {
   }
 
   size_t getSerializationSize() const noexcept override {
-    return guarded(plugin_->type(), size_t{0}, [&] { return words().size() * sizeof(int32_t); });
+    return guarded(plugin_->type(), size_t{0}, [&] { return serialized().size(); });
   }
 
   void serialize(void* buffer) const noexcept override {
     guarded(plugin_->type(), 0, [&] {
-      const auto all = words();
-      std::memcpy(buffer, all.data(), all.size() * sizeof(int32_t));
+      const std::string bytes = serialized();
+      std::memcpy(buffer, bytes.data(), bytes.size());
       return 0;
     });
   }
 
-  bool set_inputs(int count) noexcept { return count == 0 || set_counts(count, plugin_->outputs()); }
+  // As they were when it was serialized: a context whose shapes never change may enqueue without configuring.
+  bool configured(int32_t inputs, int32_t first) noexcept {
+    first_ = first;
+    return inputs == 0 || set_counts(inputs, plugin_->outputs());
+  }
 
  private:
-  std::vector<int32_t> words() const { return serialized(*plugin_, tensors_.count()); }
+  std::string serialized() const {
+    Writer writer;
+    writer.put(tensors_.count());
+    writer.put(first_);
+    for (const auto& field : plugin_->fields()) writer.put(field);
+    return writer.bytes();
+  }
 
   std::string space_;
+  int32_t first_ = kUnknown;  // the type of input 0
+  bool initialized_ = false;
 };
 
 class CreatorV2 final : public nvinfer1::IPluginCreator {
@@ -110,27 +168,22 @@ class CreatorV2 final : public nvinfer1::IPluginCreator {
   explicit CreatorV2(Maker maker) : maker_(maker), type_(maker()->type()), names_(maker) {}
 
   nvinfer1::IPluginV2* createPlugin(const char*, const PluginFieldCollection* fields) noexcept override {
-    return layer(fields, 0);
+    return layer(fields, 0, kUnknown);
   }
 
   nvinfer1::IPluginV2* deserializePlugin(const char*, const void* data, size_t size) noexcept override {
     return guarded(type_, static_cast<nvinfer1::IPluginV2*>(nullptr), [&]() -> nvinfer1::IPluginV2* {
-      std::vector<int32_t> words(data ? size / sizeof(int32_t) : 0);
-      if (!words.empty()) std::memcpy(words.data(), data, words.size() * sizeof(int32_t));
-      std::vector<nvinfer1::PluginField> fields(names_.get()->fields, names_.get()->fields + names_.get()->nbFields);
-      size_t next = 1;
-      for (auto& field : fields) {
-        if (next + 2 > words.size()) return refuse();
-        field.type = static_cast<PluginFieldType>(words[next]);
-        field.length = words[next + 1];
-        next += 2;
-        if (field.length < 0 || field.length > static_cast<int64_t>(words.size() - next)) return refuse();
-        field.data = words.data() + next;
-        next += field.length;
+      Reader reader(data, size);
+      int32_t inputs = 0, first = kUnknown;
+      bool ok = reader.get(inputs) && reader.get(first);
+      std::vector<PluginField> fields;
+      while (ok && !reader.done()) ok = reader.get(fields.emplace_back());
+      if (!ok) {
+        log_error(type_, "the engine holds no plugin of this library: build the engine again");
+        return nullptr;
       }
-      if (next * sizeof(int32_t) != size) return refuse();
       const PluginFieldCollection all{static_cast<int32_t>(fields.size()), fields.data()};
-      return layer(&all, words[0]);
+      return layer(&all, inputs, first);
     });
   }
 
@@ -143,18 +196,13 @@ class CreatorV2 final : public nvinfer1::IPluginCreator {
   }
 
  private:
-  nvinfer1::IPluginV2* layer(const PluginFieldCollection* fields, int inputs) noexcept {
+  nvinfer1::IPluginV2* layer(const PluginFieldCollection* fields, int32_t inputs, int32_t first) noexcept {
     auto plugin = make(maker_, fields);
     if (!plugin) return nullptr;
     return guarded(type_, static_cast<nvinfer1::IPluginV2*>(nullptr), [&]() -> nvinfer1::IPluginV2* {
       auto layer = std::make_unique<LayerV2>(std::move(plugin), space_);
-      return layer->set_inputs(inputs) ? layer.release() : nullptr;
+      return layer->configured(inputs, first) ? layer.release() : nullptr;
     });
-  }
-
-  nvinfer1::IPluginV2* refuse() const noexcept {
-    log_error(type_, "the engine holds other attributes than this library knows: build the engine again");
-    return nullptr;
   }
 
   Maker maker_;
@@ -163,14 +211,7 @@ class CreatorV2 final : public nvinfer1::IPluginCreator {
   std::string space_ = kNamespace;
 };
 
-const std::vector<nvinfer1::IPluginCreator*>& creators() {
-  static const auto* creators = [] {  // never destroyed: a registry may outlive the statics of this library
-    auto* all = new std::vector<nvinfer1::IPluginCreator*>;
-    for (Maker maker : kMakers) all->push_back(new CreatorV2(maker));
-    return all;
-  }();
-  return *creators;
-}
+const std::vector<nvinfer1::IPluginCreator*>& creators() { return all_creators<CreatorV2, nvinfer1::IPluginCreator>(); }
 
 #if NV_TENSORRT_MAJOR == 8 && NV_TENSORRT_MINOR < 6
 // These versions have no IPluginRegistry::loadLibrary: trtexec and applications load a library by dlopen, and it

@@ -77,9 +77,9 @@ class LayerV3 final : public nvinfer1::IPluginV3,
     });
   }
 
-  int32_t onShapeChange(const PluginTensorDesc*, int32_t num_inputs, const PluginTensorDesc*,
+  int32_t onShapeChange(const PluginTensorDesc* in, int32_t num_inputs, const PluginTensorDesc*,
                         int32_t num_outputs) noexcept override {
-    return set_counts(num_inputs, num_outputs) ? 0 : 1;
+    return set_counts(num_inputs, num_outputs) && load(in[0].type) ? 0 : 1;
   }
 
   int32_t enqueue(const PluginTensorDesc* in, const PluginTensorDesc* out, const void* const* inputs,
@@ -98,7 +98,7 @@ class LayerV3 final : public nvinfer1::IPluginV3,
   }
 
  private:
-  std::vector<nvinfer1::PluginField> fields_;
+  std::vector<PluginField> fields_;
   PluginFieldCollection collection_{};
 };
 
@@ -132,13 +132,9 @@ class CreatorV3 final : public nvinfer1::IPluginCreatorV3One {
 
 SVEXPORT_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count) {
   using namespace svexport::plugin;
-  static const auto* creators = [] {  // never destroyed: a registry may outlive the statics of this library
-    auto* all = new std::vector<nvinfer1::IPluginCreatorInterface*>;
-    for (Maker maker : kMakers) all->push_back(new CreatorV3(maker));
-    return all;
-  }();
-  count = static_cast<int32_t>(creators->size());
-  return creators->data();
+  const auto& creators = all_creators<CreatorV3, nvinfer1::IPluginCreatorInterface>();
+  count = static_cast<int32_t>(creators.size());
+  return creators.data();
 }
 
 SVEXPORT_EXPORT void setLoggerFinder(nvinfer1::ILoggerFinder* finder) {

@@ -58,6 +58,7 @@ struct CameraSampleNode {
   int32_t in_image{};
   std::vector<float> uv_clamp{};
   int32_t activation{};
+  std::vector<float> scales{};
 
   template <class Visitor>
   void each(Visitor&& visit) {
@@ -67,6 +68,7 @@ struct CameraSampleNode {
     visit("in_image", in_image);
     visit("uv_clamp", uv_clamp);
     visit("activation", activation);
+    visit("scales", scales);
   }
 };
 
@@ -161,6 +163,54 @@ struct TransformerDecoderNode {
   int32_t residual_query_pos{};
   int32_t pool{};
   std::vector<float> scales{};
+  static constexpr const char* kLayerWeights[] = {
+      "mha_in_proj_weight",
+      "mha_in_proj_bias",
+      "mha_out_proj_weight",
+      "mha_out_proj_bias",
+      "mha_norm_weight",
+      "mha_norm_bias",
+      "svca_attention_weights_weight",
+      "svca_attention_weights_bias",
+      "svca_output_proj_weight",
+      "svca_output_proj_bias",
+      "svca_position_encoder_0_weight",
+      "svca_position_encoder_0_bias",
+      "svca_position_encoder_1_weight",
+      "svca_position_encoder_1_bias",
+      "svca_position_encoder_3_weight",
+      "svca_position_encoder_3_bias",
+      "svca_position_encoder_4_weight",
+      "svca_position_encoder_4_bias",
+      "svca_norm_weight",
+      "svca_norm_bias",
+      "ffn_0_weight",
+      "ffn_0_bias",
+      "ffn_2_weight",
+      "ffn_2_bias",
+      "ffn_norm_weight",
+      "ffn_norm_bias",
+      "reg_0_weight",
+      "reg_0_bias",
+      "reg_2_weight",
+      "reg_2_bias",
+      "reg_4_weight",
+      "reg_4_bias",
+      "svca_sampling_offsets_weight",
+      "svca_sampling_offsets_bias",
+  };
+  static constexpr const char* kLastWeights[] = {
+      "cls_0_weight",
+      "cls_0_bias",
+      "cls_1_weight",
+      "cls_1_bias",
+      "cls_3_weight",
+      "cls_3_bias",
+      "cls_4_weight",
+      "cls_4_bias",
+      "cls_6_weight",
+      "cls_6_bias",
+  };
 
   template <class Visitor>
   void each(Visitor&& visit) {

@@ -96,9 +96,11 @@ PluginField field_of(const char* name, const std::vector<float>& value) {
 }
 
 void PluginBase::set_weights(Fields& fields) {
+  const std::vector<std::string> names = weight_names();
+  if (names.empty() || !fields.has(names[0])) return;
   std::vector<PluginField> taken;
   std::vector<int64_t> lengths;
-  for (const std::string& name : weight_names()) {
+  for (const std::string& name : names) {
     const PluginField* field = fields.take(name);
     if (!field) return;
     if (!Weights::is_weight(field->type) || field->length < 1 || !field->data) {
@@ -113,6 +115,28 @@ void PluginBase::set_weights(Fields& fields) {
     fields.fail(why);
   } else {
     weights_ = std::make_shared<Weights>(taken);
+    view_weights(DType::kFloat32);
+  }
+}
+
+cudaError_t PluginBase::load_weights(DType dtype) {
+  if (!weights_) return cudaSuccess;
+  const cudaError_t status = weights_->on_device(dtype, on_device_);
+  if (status == cudaSuccess) view_weights(dtype);
+  return status;
+}
+
+void PluginBase::view_weights(DType dtype) {
+  weight_views_.clear();
+  for (int i = 0; i < weights_->count(); ++i) {
+    const int64_t out = weights_->length(i | 1), in = weights_->length(i) / out;  // a bias follows its weight
+    Tensor view;
+    view.data = on_device_ ? on_device_->at(i) : nullptr;
+    view.dtype = dtype;
+    view.rank = i % 2 ? 1 : 2;
+    view.sizes[0] = out, view.strides[0] = in;
+    view.sizes[1] = in, view.strides[1] = 1;
+    weight_views_.push_back(view);
   }
 }
 
@@ -122,13 +146,13 @@ std::vector<PluginField> PluginBase::fields() {
   return result;
 }
 
-std::unique_ptr<PluginBase> make(Maker maker, bool with_weights, const PluginFieldCollection* given) noexcept {
+std::unique_ptr<PluginBase> make(Maker maker, const PluginFieldCollection* given) noexcept {
   return guarded("svexport", std::unique_ptr<PluginBase>(), [&]() -> std::unique_ptr<PluginBase> {
     auto plugin = maker();
     Fields fields(given);
     if (fields.ok()) plugin->set_attributes(fields);
     if (const char* why = fields.ok() ? plugin->wrong_attributes() : nullptr) fields.fail(why);
-    if (fields.ok() && with_weights) plugin->set_weights(fields);
+    if (fields.ok()) plugin->set_weights(fields);
     const std::string why = fields.wrong();
     if (why.empty()) return plugin;
     log_error(plugin->type(), why);
@@ -136,20 +160,24 @@ std::unique_ptr<PluginBase> make(Maker maker, bool with_weights, const PluginFie
   });
 }
 
+DType dtype_of(DataType type) {
+  switch (type) {
+    case DataType::kHALF: return DType::kFloat16;
+    case DataType::kINT8: return DType::kInt8;
+    case DataType::kINT32: return DType::kInt32;
+    case DataType::kBOOL: return DType::kBool;
+#if NV_TENSORRT_MAJOR >= 9
+    case DataType::kBF16: return DType::kBFloat16;
+    case DataType::kINT64: return DType::kInt64;
+#endif
+    default: return DType::kFloat32;
+  }
+}
+
 Tensor view(const nvinfer1::Dims& dims, DataType type, TensorFormat format, void* data) {
   Tensor tensor;
   tensor.data = data;
-  switch (type) {
-    case DataType::kHALF: tensor.dtype = DType::kFloat16; break;
-    case DataType::kINT8: tensor.dtype = DType::kInt8; break;
-    case DataType::kINT32: tensor.dtype = DType::kInt32; break;
-    case DataType::kBOOL: tensor.dtype = DType::kBool; break;
-#if NV_TENSORRT_MAJOR >= 9
-    case DataType::kBF16: tensor.dtype = DType::kBFloat16; break;
-    case DataType::kINT64: tensor.dtype = DType::kInt64; break;
-#endif
-    default: tensor.dtype = DType::kFloat32;
-  }
+  tensor.dtype = dtype_of(type);
   tensor.rank = dims.nbDims;
   for (int i = 0; i < dims.nbDims; ++i) tensor.sizes[i] = dims.d[i];
   const int channel = dims.nbDims - 3;

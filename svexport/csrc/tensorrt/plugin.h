@@ -30,10 +30,7 @@ using nvinfer1::PluginTensorDesc;
 using nvinfer1::TensorFormat;
 
 constexpr char kNamespace[] = "svexport";
-// What a node asks for as its plugin_version: weights as inputs, or as attributes. The latter have a creator of their own,
-// for TensorRT's parser warns of every field of a creator that a node lacks.
 constexpr char kVersion[] = "1";
-constexpr char kWeightsVersion[] = "2";
 
 // Descriptions of a plugin's tensors, inputs first and then outputs, while TensorRT looks for types and formats.
 class Descriptions {
@@ -79,11 +76,13 @@ class Fields {
  public:
   // The collection must outlive this.
   explicit Fields(const PluginFieldCollection* given);
+  bool has(const std::string& name) const { return fields_.count(name) != 0; }
   // The field of that name; null, and why, if there is none.
   const PluginField* take(const std::string& name);
-  // What was wrong so far, or that there are fields which nobody has taken; empty if all is well.
+  void fail(const std::string& why) { why_ = why_.empty() ? why : why_; }
+  bool ok() const { return why_.empty(); }
+  // What was wrong first, or that there are fields which nobody has taken; empty if all is well.
   std::string wrong() const;
-  bool fail(const std::string& why) { return why_ = why_.empty() ? why : why_, false; }
 
  private:
   std::unordered_map<std::string, const PluginField*> fields_;
@@ -120,17 +119,16 @@ class PluginBase {
   // that any node of its type may have. Empty: nodes of this type have none.
   virtual std::vector<std::string> weight_names() const { return {}; }
   virtual std::vector<std::string> possible_weight_names() const { return {}; }
-  // Takes all of weight_names.
+  // Takes all of weight_names, or none if they are inputs.
   void set_weights(Fields& fields);
   // What is wrong with weights of these lengths; null if nothing is.
   virtual const char* wrong_lengths(const std::vector<int64_t>&) const { return nullptr; }
-  // Has them on the current device in the type of input 0, until release; nothing for a plugin without such weights.
-  cudaError_t load_weights(DType dtype) { return weights_ ? weights_->on_device(dtype, on_device_) : cudaSuccess; }
+  // Has them on the current device in the type of input 0, until release. Nothing to do for a plugin without any.
+  cudaError_t load_weights(DType dtype);
   void release_weights() { on_device_.reset(); }
 
   // Fields of all that makes this plugin what it is, pointing into it.
   std::vector<PluginField> fields();
-  const char* version() const { return weights_ ? kWeightsVersion : kVersion; }
 
   // What is wrong with the attributes; null if they can be computed with.
   virtual const char* wrong_attributes() const { return nullptr; }
@@ -147,8 +145,12 @@ class PluginBase {
   virtual cudaError_t run(const Tensors& tensors, void* workspace, cudaStream_t stream) const = 0;
 
  protected:
-  std::shared_ptr<const Weights> weights_;  // null: they are inputs
-  std::shared_ptr<const Weights::OnDevice> on_device_;
+  std::shared_ptr<const Weights> weights_;              // null: they are inputs
+  std::shared_ptr<const Weights::OnDevice> on_device_;  // null: not there
+  std::vector<Tensor> weight_views_;                    // (out, in) and then (out), of each pair
+
+ private:
+  void view_weights(DType dtype);
 };
 
 template <class Derived, class Node>
@@ -193,9 +195,8 @@ constexpr Maker kMakers[] = {
 };
 constexpr int kNodes = sizeof(kMakers) / sizeof(kMakers[0]);
 
-// A plugin with these attributes, weights among them or not; null, and the reason logged, if they are not the node's.
-// Throws nothing.
-std::unique_ptr<PluginBase> make(Maker maker, bool with_weights, const PluginFieldCollection* fields) noexcept;
+// A plugin with these attributes; null, and the reason logged, if they are not the node's. Throws nothing.
+std::unique_ptr<PluginBase> make(Maker maker, const PluginFieldCollection* fields) noexcept;
 
 // Types and formats
 
@@ -248,10 +249,19 @@ inline bool is_unpadded(const PluginTensorDesc& tensor) {
   return tensor.format != TensorFormat::kHWC8 || tensor.dims.d[tensor.dims.nbDims - 3] % 8 == 0;
 }
 
-// int8 in blocks of 32 channels, the format of TensorRT's int8 convolutions.
-inline bool is_int8_chw32(const PluginTensorDesc& tensor) {
-  return tensor.type == DataType::kINT8 && tensor.format == TensorFormat::kCHW32;
+// int8 as it is in the network, worth `scale` a step; or as TensorRT quantized it by a dynamic range, whose scale comes
+// with the tensor, and then the node should have none.
+inline bool is_int8(const Descriptions& tensors, int i, float scale) {
+  return tensors[i].type == DataType::kINT8 && (tensors.keeps_type(i) || scale == 1);
 }
+
+// What one step of an int8 input is worth; 1 of any other.
+inline float scale_of(const Tensors& tensors, int i, float scale) {
+  if (tensors.in(i).dtype != DType::kInt8) return 1;
+  return scale == 1 && tensors.scales[i] > 0 ? tensors.scales[i] : scale;
+}
+
+DType dtype_of(DataType type);
 
 // A view of what lies at `data` in the layout that the description tells. The formats in vectors of channels become a
 // tensor of one dimension more: (..., C, H, W) in CHW32 is (..., ceil(C/32), H, W, 32).

@@ -13,11 +13,21 @@ enum { kClasses, kBoxes, kUpdatedPoints };
 
 class TransformerDecoderPlugin final : public Plugin<TransformerDecoderPlugin, TransformerDecoderNode> {
  public:
+  int min_inputs() const override { return num_inputs(); }
+  int max_inputs() const override { return num_inputs(); }
+
+  std::vector<std::string> weight_names() const override { return names(node.num_layers, layer_weights()); }
+  std::vector<std::string> possible_weight_names() const override { return names(kMaxLayersHeld, kMaxLayerWeights); }
+
+  const char* wrong_lengths(const std::vector<int64_t>& lengths) const override {
+    const int64_t samples = int64_t{node.num_points} * (levels() + pool()) * node.num_groups;
+    return wrong_weights([&](int i) { return lengths[i]; }, lengths[kChannels], lengths[kLogits] / samples);
+  }
+
   const char* wrong_attributes() const override {
-    if (node.num_layers < 1 || node.num_heads < 1 || node.num_points < 1 || node.num_groups < 1) {
-      return "num_layers, num_heads, num_points and num_groups should be at least 1";
+    for (int number : {node.num_layers, node.num_heads, node.num_points, node.num_groups}) {
+      if (number < 1 || number > 1000) return "num_layers, num_heads, num_points and num_groups should be 1 to 1000";
     }
-    if (node.num_layers > 100) return "num_layers should be at most 100";
     if (node.image_size.size() != 2 || node.image_size[0] < 1 || node.image_size[1] < 1) {
       return "image_size should be (height, width)";
     }
@@ -29,7 +39,7 @@ class TransformerDecoderPlugin final : public Plugin<TransformerDecoderPlugin, T
   }
 
   const char* shapes(const DimsExprs* in, int count, DimsExprs* out, IExprBuilder& builder) const override {
-    if (count != first_weight() + num_weights()) return "there should be a feature for each of scales, and every weight";
+    if (count != num_inputs()) return "there should be a feature for each of scales, and every weight";
     for (int i : {+kQuery, +kQueryPos, +kPoints}) {
       if (in[i].nbDims != 3) return "query and query_pos should be (B, Q, C) and reference_points (B, Q, 3)";
     }
@@ -43,8 +53,11 @@ class TransformerDecoderPlugin final : public Plugin<TransformerDecoderPlugin, T
       if (in[i].nbDims != 1 && in[i].nbDims != 2) return "every weight should have one or two dimensions";
     }
     const auto* query = in[kQuery].d;
-    set_dims(out[kClasses], {query[0], query[1], in[count - 1].d[0]});
-    set_dims(out[kBoxes], {query[0], query[1], in[code_bias()].d[0]});
+    const auto length = [&](int i) {
+      return weights_ ? builder.constant(weights_->length(i)) : in[first_weight() + i].d[0];
+    };
+    set_dims(out[kClasses], {query[0], query[1], length(num_weights() - 1)});
+    set_dims(out[kBoxes], {query[0], query[1], length(code())});
     set_dims(out[kUpdatedPoints], {query[0], query[1], builder.constant(3)});
     return nullptr;
   }
@@ -58,7 +71,9 @@ class TransformerDecoderPlugin final : public Plugin<TransformerDecoderPlugin, T
     if (i == kPoints || i == lidar2img()) return is_coordinates(t, i);
     if (i >= kFeatures && i < lidar2img()) {
       if (t[i].type != t[kFeatures].type || t[i].format != t[kFeatures].format) return false;
-      if (t[i].type == DataType::kINT8) return t[i].dims.nbDims == 6 ? is_linear(t[i]) : is_int8_chw32(t[i]);
+      if (is_int8(t, i, node.scales[i - kFeatures])) {
+        return t[i].dims.nbDims == 6 ? is_linear(t[i]) : t[i].format == TensorFormat::kCHW32;
+      }
       return t[i].dims.nbDims == 5 && is_strided_float(t[i]) &&
              (t[i].type == t[kQuery].type || t[i].type == DataType::kFLOAT);
     }
@@ -69,7 +84,7 @@ class TransformerDecoderPlugin final : public Plugin<TransformerDecoderPlugin, T
   const char* wrong_sizes(const Tensors& t) const override {
     const Tensor &query = t.in(kQuery), &projections = t.in(lidar2img());
     const int64_t batch = query.sizes[0], queries = query.sizes[1], c = query.sizes[2], cams = projections.sizes[1];
-    if (t.count() != first_weight() + num_weights()) return "wrong number of features or weights";
+    if (t.count() != num_inputs()) return "wrong number of features or weights";
     if (!std::equal(query.sizes, query.sizes + 3, t.in(kQueryPos).sizes)) return "query_pos should be (B, Q, C)";
     const int64_t points[] = {batch, queries, 3};
     if (!std::equal(points, points + 3, t.in(kPoints).sizes)) return "reference_points should be (B, Q, 3)";
@@ -84,18 +99,28 @@ class TransformerDecoderPlugin final : public Plugin<TransformerDecoderPlugin, T
         return "every feature should be (B, cams, C, H, W), or int8 in CHW32, (B, cams, ceil(C/32), H, W, 32)";
       }
     }
-    return wrong_weights(t, c, cams) ? "a weight does not fit the attributes and the other inputs" : nullptr;
+    const auto length = [&](int i) { return weights_ ? weights_->length(i) : t.in(first_weight() + i).numel(); };
+    if (t.out(kBoxes).sizes[2] != length(code()) || t.out(kClasses).sizes[2] != length(num_weights() - 1)) {
+      return "boxes and classes should be of as many numbers as their last biases";
+    }
+    return wrong_weights(length, c, cams);
   }
 
-  size_t workspace(const Tensors& t) const override {
-    return transformer_decoder_workspace(Arguments(*this, t).decoder);
-  }
+  size_t workspace(const Tensors& t) const override { return transformer_decoder_workspace(Arguments(*this, t).decoder); }
 
   cudaError_t run(const Tensors& t, void* workspace, cudaStream_t stream) const override {
+    if (weights_ && !on_device_) return cudaErrorNotReady;
     return transformer_decoder(Arguments(*this, t).decoder, workspace, stream);
   }
 
  private:
+  // The most weights of a layer, and the most layers that may have them as attributes.
+  static constexpr int kMaxLayerWeights = sizeof(TransformerDecoderNode::kLayerWeights) / sizeof(const char*);
+  static constexpr int kMaxLayersHeld = 12;
+  static constexpr int kLastWeights = sizeof(TransformerDecoderNode::kLastWeights) / sizeof(const char*);
+  // Biases of a layer that tell the sizes of the other weights.
+  static constexpr int kChannels = 3, kLogits = 7, kHidden = 21, kNumbers = 31;
+
   struct Arguments {
     Arguments(const TransformerDecoderPlugin& plugin, const Tensors& t) {
       const TransformerDecoderNode& node = plugin.node;
@@ -105,13 +130,11 @@ class TransformerDecoderPlugin final : public Plugin<TransformerDecoderPlugin, T
       decoder.features = &t.in(kFeatures);
       decoder.num_features = plugin.levels();
       for (int i = 0; i < plugin.levels(); ++i) {
-        // A feature that TensorRT quantized by a dynamic range has the range's scale, and 1 in the node.
-        const bool ranged = t.in(kFeatures + i).dtype == DType::kInt8 && node.scales[i] == 1;
-        scales[i] = ranged && t.scales[kFeatures + i] > 0 ? t.scales[kFeatures + i] : node.scales[i];
+        scales[i] = scale_of(t, kFeatures + i, node.scales[i]);
       }
       decoder.scales = scales;
       decoder.lidar2img = t.in(plugin.lidar2img());
-      decoder.weights = &t.in(plugin.first_weight());
+      decoder.weights = plugin.weights_ ? plugin.weight_views_.data() : &t.in(plugin.first_weight());
       decoder.num_weights = plugin.num_weights();
       decoder.num_layers = node.num_layers;
       decoder.num_heads = node.num_heads;
@@ -138,27 +161,42 @@ class TransformerDecoderPlugin final : public Plugin<TransformerDecoderPlugin, T
   bool pool() const { return node.pool != 0; }
   int lidar2img() const { return kFeatures + levels(); }
   int first_weight() const { return lidar2img() + 1; }
-  int layer_weights() const { return node.learned_offsets ? 34 : 32; }
-  int num_weights() const { return node.num_layers * layer_weights() + 10; }
-  // Of the last layer of the last reg: as many as a box has numbers.
-  int code_bias() const { return first_weight() + (node.num_layers - 1) * layer_weights() + 31; }
+  int layer_weights() const { return kMaxLayerWeights - (node.learned_offsets ? 0 : 2); }
+  int num_weights() const { return node.num_layers * layer_weights() + kLastWeights; }
+  int num_inputs() const { return first_weight() + (weights_ ? 0 : num_weights()); }
+  // Of the last layer.
+  int code() const { return (node.num_layers - 1) * layer_weights() + kNumbers; }
 
-  // Whether the kernels would read past one: their sizes in the order of the node's inputs.
-  bool wrong_weights(const Tensors& t, int64_t c, int64_t cams) const {
-    const int64_t hidden = t.in(first_weight() + 20).sizes[0], code = t.out(kBoxes).sizes[2];
-    const int64_t logits = cams * node.num_points * (levels() + pool()) * node.num_groups;
-    const int64_t classes = t.out(kClasses).sizes[2], moves = 3 * node.num_points;
-    const int64_t layer[] = {3 * c * c, 3 * c, c * c,      c,      c,          c,      logits * c, logits, c * c,
-                             c,         3 * c, c,          c,      c,          c * c,  c,          c,      c,
-                             c,         c,     hidden * c, hidden, c * hidden, c,      c,          c,      c * c,
-                             c,         c * c, c,          code * c, code,     moves * c, moves};
+  static std::vector<std::string> names(int layers, int of_layer) {
+    std::vector<std::string> result;
+    for (int i = 0; i < layers; ++i) {
+      for (int j = 0; j < of_layer; ++j) {
+        result.push_back("layers_" + std::to_string(i) + "_" + TransformerDecoderNode::kLayerWeights[j]);
+      }
+    }
+    result.insert(result.end(), std::begin(TransformerDecoderNode::kLastWeights),
+                  std::end(TransformerDecoderNode::kLastWeights));
+    return result;
+  }
+
+  // What is wrong with weights of these lengths, in the order of the node's inputs.
+  template <class Length>
+  const char* wrong_weights(Length&& length, int64_t c, int64_t cams) const {
+    const int64_t hidden = length(kHidden), numbers = length(code()), classes = length(num_weights() - 1);
+    const int64_t logits = cams * node.num_points * (levels() + pool()) * node.num_groups, moves = 3 * node.num_points;
+    if (c < 1 || c > 1 << 20 || cams < 1 || numbers < 6) return "no decoder has weights of these sizes";
+    const int64_t layer[] = {3 * c * c, 3 * c, c * c,      c,      c,           c,       logits * c, logits, c * c,
+                             c,         3 * c, c,          c,      c,           c * c,   c,          c,      c,
+                             c,         c,     hidden * c, hidden, c * hidden,  c,       c,          c,      c * c,
+                             c,         c * c, c,          numbers * c, numbers, moves * c, moves};
     const int64_t last[] = {c * c, c, c, c, c * c, c, c, c, classes * c, classes};
     for (int i = 0; i < num_weights(); ++i) {
       const int of_last = i - node.num_layers * layer_weights();
-      const int64_t expected = of_last >= 0 ? last[of_last] : layer[i % layer_weights()];
-      if (t.in(first_weight() + i).numel() != expected) return true;
+      if (length(i) != (of_last >= 0 ? last[of_last] : layer[i % layer_weights()])) {
+        return "a weight does not fit the attributes, the other weights and the inputs";
+      }
     }
-    return code < 6;
+    return nullptr;
   }
 };
 

@@ -20,10 +20,11 @@ CameraSampleOptions to_options(at::IntArrayRef image_size, at::ArrayRef<double> 
   return options;
 }
 
-bool to_levels(at::TensorList maps, std::vector<CameraLevel>& levels) {
-  for (const auto& map : maps) {
-    if (!has_dtype(map) || map.device() != maps[0].device()) return false;
-    levels.push_back({view(map)});
+bool to_levels(at::TensorList maps, at::ArrayRef<double> scales, std::vector<CameraLevel>& levels) {
+  if (scales.size() != maps.size()) return false;
+  for (size_t i = 0; i < maps.size(); ++i) {
+    if (!has_dtype(maps[i]) || maps[i].device() != maps[0].device()) return false;
+    levels.push_back({view(maps[i]), static_cast<float>(scales[i])});
   }
   return true;
 }
@@ -31,13 +32,15 @@ bool to_levels(at::TensorList maps, std::vector<CameraLevel>& levels) {
 at::Tensor camera_sample_torch(at::TensorList features, const at::Tensor& reference_points, const at::Tensor& lidar2img,
                                const at::Tensor& weights, const at::Tensor& offsets, at::IntArrayRef image_size,
                                at::ArrayRef<double> pc_range, double depth_eps, bool in_image,
-                               at::ArrayRef<double> uv_clamp, int64_t activation) {
+                               at::ArrayRef<double> uv_clamp, int64_t activation, at::ArrayRef<double> scales) {
   const c10::cuda::CUDAGuard guard(features[0].device());
   const auto here = [&](const at::Tensor& t) { return has_dtype(t) && t.device() == features[0].device(); };
   std::vector<CameraLevel> levels;
-  if (to_levels(features, levels) && here(reference_points) && here(lidar2img) && here(weights) && here(offsets)) {
+  if (to_levels(features, scales, levels) && here(reference_points) && here(lidar2img) && here(weights) &&
+      here(offsets)) {
+    const auto& like = features[0].is_floating_point() ? features[0] : weights;
     const auto output = at::empty({weights.size(0), weights.size(1), features[0].size(2)},
-                                  features[0].options().memory_format(at::MemoryFormat::Contiguous));
+                                  like.options().memory_format(at::MemoryFormat::Contiguous));
     if (done(camera_sample(levels.data(), static_cast<int>(levels.size()), view(reference_points), view(lidar2img),
                            view(weights.contiguous()), view(offsets),
                            to_options(image_size, pc_range, depth_eps, in_image, uv_clamp, activation), view(output),
@@ -46,18 +49,18 @@ at::Tensor camera_sample_torch(at::TensorList features, const at::Tensor& refere
     }
   }
   return reference("camera_sample", camera_sample_torch, features, reference_points, lidar2img, weights, offsets,
-                   image_size, pc_range, depth_eps, in_image, uv_clamp, activation);
+                   image_size, pc_range, depth_eps, in_image, uv_clamp, activation, scales);
 }
 
 std::vector<at::Tensor> camera_sample_backward_torch(
     at::TensorList grads, at::TensorList features, const at::Tensor& reference_points, const at::Tensor& lidar2img,
     const at::Tensor& weights, const at::Tensor& offsets, at::IntArrayRef image_size, at::ArrayRef<double> pc_range,
-    double depth_eps, bool in_image, at::ArrayRef<double> uv_clamp, int64_t activation,
+    double depth_eps, bool in_image, at::ArrayRef<double> uv_clamp, int64_t activation, at::ArrayRef<double> scales,
     const c10::List<bool>& needs_grad) {
   const c10::cuda::CUDAGuard guard(features[0].device());
   const auto here = [&](const at::Tensor& t) { return has_dtype(t) && t.device() == features[0].device(); };
   std::vector<CameraLevel> levels;
-  if (to_levels(features, levels) && levels.size() <= kMaxCameraLevels && here(grads[0]) && here(reference_points) &&
+  if (to_levels(features, scales, levels) && levels.size() <= kMaxCameraLevels && here(grads[0]) && here(reference_points) &&
       here(lidar2img) && here(weights) && here(offsets)) {
     size_t next = 0;
     std::vector<at::Tensor> results;
@@ -87,10 +90,10 @@ std::vector<at::Tensor> camera_sample_backward_torch(
     }
   }
   return reference("camera_sample_backward", camera_sample_backward_torch, grads, features, reference_points, lidar2img,
-                   weights, offsets, image_size, pc_range, depth_eps, in_image, uv_clamp, activation, needs_grad);
+                   weights, offsets, image_size, pc_range, depth_eps, in_image, uv_clamp, activation, scales, needs_grad);
 }
 
-// What the launcher does and the op has no schema for: int8 and pooled levels. For tests.
+// What the launcher does and the op has no schema for: pooled levels, and int8 in TensorRT's formats. For tests.
 void camera_sample_levels(at::TensorList maps, at::ArrayRef<double> scales, const c10::List<bool>& pool,
                           const at::Tensor& reference_points, const at::Tensor& lidar2img, const at::Tensor& weights,
                           const at::Tensor& offsets, at::IntArrayRef image_size, at::ArrayRef<double> pc_range,
@@ -98,11 +101,8 @@ void camera_sample_levels(at::TensorList maps, at::ArrayRef<double> scales, cons
                           const at::Tensor& output) {
   const c10::cuda::CUDAGuard guard(output.device());
   std::vector<CameraLevel> levels;
-  TORCH_CHECK(to_levels(maps, levels));
-  for (size_t i = 0; i < levels.size(); ++i) {
-    levels[i].scale = static_cast<float>(scales[i]);
-    levels[i].pool = pool[i];
-  }
+  TORCH_CHECK(to_levels(maps, scales, levels));
+  for (size_t i = 0; i < levels.size(); ++i) levels[i].pool = pool[i];
   TORCH_CHECK(done(camera_sample(levels.data(), static_cast<int>(levels.size()), view(reference_points),
                                  view(lidar2img), view(weights), view(offsets),
                                  to_options(image_size, pc_range, depth_eps, in_image, uv_clamp, activation),

@@ -6,6 +6,7 @@
 
 #include "accumulate.h"
 #include "binding.h"
+#include "matmul.h"
 
 namespace svexport {
 namespace {
@@ -62,28 +63,60 @@ at::Tensor unpack(const at::Tensor& y, const at::Tensor& like, const DeformConv2
   return x;
 }
 
-// Two steps: what the taps read, and a product with it by cuBLAS. One group, the bias of the type of the input.
+bool by_kernel() { return getenv("SV_MM"); }  // EXPERIMENT
+
+// c = a b, of batches of matrices.
+void product(at::Tensor& c, const at::Tensor& a, const at::Tensor& b) {
+  if (!by_kernel() || !done(matmul(view(a), view(b), {}, view(c), 1, stream()))) at::bmm_out(c, a, b);
+}
+
+// a b in float32, where the inner dimension is the long one.
+at::Tensor long_product(const at::Tensor& a, const at::Tensor& b) {
+  const int64_t tiles = (a.size(1) + 127) / 128 * ((b.size(2) + 127) / 128), parts = std::min(264 / tiles, b.size(1) / 256);
+  if (by_kernel() && a.size(0) == 1 && parts > 1) {
+    const auto c = at::empty({parts, a.size(1), b.size(2)}, a.options().memory_format(at::MemoryFormat::Contiguous));
+    if (done(matmul(view(a[0]), view(b[0]), {}, view(c), static_cast<int>(parts), stream()))) return c.sum(0, true);
+  }
+  return at::bmm(a, b).to(at::kFloat);
+}
+
+// Two steps: what the taps read, and a product with it by cuBLAS; from planes, or packed and then several images at once
+// only if there is one group.
 at::Tensor by_columns(const at::Tensor& input, const at::Tensor& offset, const at::Tensor& weight,
                       const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& mask,
-                      const DeformConv2d& conv) {
-  const auto image = pack(input, conv);
-  const int64_t outputs = weight.size(0), plane = offset.size(2) * offset.size(3), images = input.size(0);
-  const auto kernels = pack(weight, conv).view({1, outputs, -1});  // (1, O, K)
-  const int64_t k = kernels.size(2), most = std::max<int64_t>(kColumnsBytes / (plane * k * input.element_size()), 1);
-  const auto output = at::empty({images, outputs, plane}, input.options().memory_format(at::MemoryFormat::Contiguous));
+                      const DeformConv2d& conv, bool planes) {
+  const int64_t images = input.size(0), plane = offset.size(2) * offset.size(3), groups = conv.groups;
+  const int64_t outputs = weight.size(0) / groups;
+  const auto image = !planes ? pack(input, conv) : has_planes(view(input)) ? input : input.contiguous();
+  const auto kernels = (planes ? weight : pack(weight, conv)).reshape({1, groups, outputs, -1});
+  const int64_t k = kernels.size(3);
+  const int64_t most = planes || groups == 1 ? std::max<int64_t>(kColumnsBytes / (groups * k * plane * input.element_size()), 1) : 1;
+  const auto output = at::empty({images, groups * outputs, offset.size(2), offset.size(3)},
+                                input.options().memory_format(at::MemoryFormat::Contiguous));
   for (int64_t first = 0; first < images; first += most) {
-    const int64_t count = std::min(most, images - first);
-    const auto columns = at::empty({1, count * plane, k}, kernels.options());
-    done(deform_conv2d_columns(view(image), view(offset), view(mask), conv, first * plane, view(columns), stream()));
-    const auto factor = columns.view({count, plane, k}).transpose(1, 2), left = kernels.expand({count, outputs, k});
-    auto part = output.narrow(0, first, count);
-    if (bias) {
-      at::baddbmm_out(part, bias->view({1, outputs, 1}), left, factor);
+    const int64_t count = std::min(most, images - first), batch = count * groups;
+    const auto repeated = [&](const at::Tensor& t) {  // (1, groups, outputs, ...) to (batch, outputs, ...)
+      return t.expand({count, groups, outputs, t.size(3)}).reshape({batch, outputs, t.size(3)});
+    };
+    at::Tensor columns;
+    if (planes) {
+      columns = at::empty({batch, k, plane}, kernels.options());
+      done(deform_conv2d_planes(view(image), view(offset), view(mask), conv, first, view(columns), stream()));
     } else {
-      at::bmm_out(part, left, factor);
+      columns = at::empty({groups, count * plane, k}, kernels.options());
+      done(deform_conv2d_columns(view(image), view(offset), view(mask), conv, first * plane, view(columns), stream()));
+      columns = columns.view({batch, plane, k}).transpose(1, 2);
+    }
+    auto part = output.narrow(0, first, count).view({batch, outputs, plane});
+    const auto kernel_bias = groups == 1 ? view(bias) : Tensor{};
+    if (by_kernel() && (groups == 1 || !bias) && done(matmul(view(repeated(kernels)), view(columns), kernel_bias, view(part), 1, stream()))) continue;
+    if (bias) {
+      at::baddbmm_out(part, repeated(bias->to(input.scalar_type()).view({1, groups, outputs, 1})), repeated(kernels), columns);
+    } else {
+      at::bmm_out(part, repeated(kernels), columns);
     }
   }
-  return output.view({images, outputs, offset.size(2), offset.size(3)});
+  return output;
 }
 
 at::Tensor deform_conv2d_torch(const at::Tensor& input, const at::Tensor& offset, const at::Tensor& weight,
@@ -94,9 +127,8 @@ at::Tensor deform_conv2d_torch(const at::Tensor& input, const at::Tensor& offset
   if (supported(present({input, offset, weight, bias, mask}), input, weight)) {
     const auto conv = parameters(input, weight, stride, padding, dilation, groups, offset_groups);
     const char* e = getenv("SV_DEFORM");  // EXPERIMENT
-    if (e && *e == 'c' && groups == 1 && (!bias || bias->scalar_type() == input.scalar_type()) &&
-        offset.size(0) * offset.size(2) * offset.size(3) < 1 << 30) {
-      return by_columns(input, offset, weight, bias, mask, conv);
+    if (e && (*e == 'c' || *e == 'p') && offset.size(0) * offset.size(2) * offset.size(3) < 1 << 30) {
+      return by_columns(input, offset, weight, bias, mask, conv, *e == 'p');
     }
     const auto output = at::empty({input.size(0), weight.size(0), offset.size(2), offset.size(3)},
                                   input.options().memory_format(at::MemoryFormat::Contiguous));
@@ -149,7 +181,7 @@ std::vector<at::Tensor> deform_conv2d_backward_torch(
     auto columns = at::empty({groups, std::min(most, rows - first), k}, kernels.options());
     const auto part = grad_rows.narrow(1, first, columns.size(1));
     if (needs_taps) {
-      at::bmm_out(columns, part, kernels);
+      product(columns, part, kernels);
       if (grad_input) grad_input->check(columns);
       done(deform_conv2d_columns_backward(view(columns), needs_grad[2], view(image), view(offset), view(mask), conv,
                                           first, grad_input ? view(grad_input->sums) : Tensor{},
@@ -159,8 +191,8 @@ std::vector<at::Tensor> deform_conv2d_backward_torch(
       done(deform_conv2d_columns(view(image), view(offset), view(mask), conv, first, view(columns), svexport::stream()));
     }
     if (needs_grad[2]) {
-      const auto product = at::bmm(part.transpose(1, 2), columns).to(at::kFloat);
-      grad_kernels = grad_kernels.defined() ? grad_kernels + product : product;
+      const auto sum = long_product(part.transpose(1, 2), columns);
+      grad_kernels = grad_kernels.defined() ? grad_kernels + sum : sum;
     }
   }
 

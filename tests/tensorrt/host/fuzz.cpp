@@ -2,6 +2,7 @@
 // sanitizers, without a GPU and without kernels, none of which is launched. Prints what it came to.
 #include <NvInferRuntime.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -76,6 +77,24 @@ size_t size_of(PluginFieldType type) {
   }
 }
 
+int32_t* ints(const PluginField& field) { return static_cast<int32_t*>(const_cast<void*>(field.data)); }
+
+// Of the weights all are left out, or all but those of the first layer.
+bool left_out(const PluginField& field, bool weights) {
+  const auto begins = [&](const char* with) { return !std::strncmp(field.name, with, std::strlen(with)); };
+  return weights ? begins("layers_") && !begins("layers_0_") : begins("layers_") || begins("cls_");
+}
+
+// The numbers of a decoder of one channel, and of whatever else is no list of other lengths.
+int length_of(const PluginField& field) {
+  const std::string name = field.name;
+  const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
+  if (name == "pc_range" || has("reg_4_")) return 6;
+  if (has("in_proj") || has("position_encoder_0_weight") || has("sampling_offsets")) return 3;
+  const bool two = field.length == 0 && field.type == PluginFieldType::kINT32;
+  return two || name == "uv_clamp" || has("attention_weights") ? 2 : 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -90,7 +109,7 @@ int main(int argc, char** argv) {
 #else
   auto* const* creators = getPluginCreators(count);
 #endif
-  int made = 0, refused = 0, silent = 0;
+  int made = 0, refused = 0, silent = 0, made_with_weights = 0;
   const auto tally = [&](Plugin* plugin, int before) {
     ++(plugin ? made : refused);
     if (!plugin && logged == before) ++silent;
@@ -100,15 +119,19 @@ int main(int argc, char** argv) {
     auto* creator = static_cast<Creator*>(creators[below(count)]);
     const PluginFieldCollection* known = creator->getFieldNames();
     std::vector<PluginField> fields(known->fields, known->fields + known->nbFields);
+    const bool weights = below(2);
+    const auto out = [&](const PluginField& field) { return left_out(field, weights); };
+    fields.erase(std::remove_if(fields.begin(), fields.end(), out), fields.end());
     std::vector<Value> values;
     std::string garbage(1 + below(40), static_cast<char>(1 + below(255)));
     const int harm = below(12);  // some with none: those may become plugins
     for (auto& field : fields) {
-      field.length = std::string(field.name) == "pc_range" ? 6 : field.length == 0 ? 2 : 1;
+      field.length = length_of(field);
       if (harm == 1 && below(2)) field.length = below(70);
       if (harm == 2 && below(2)) field.type = static_cast<PluginFieldType>(below(14) - 1);
       values.emplace_back(field.length * size_of(field.type));
       field.data = values.back().bytes.get();
+      if (weights && harm != 10 && field.type == PluginFieldType::kINT32) std::fill_n(ints(field), field.length, 1);
       if (harm == 3 && below(2)) field.length = INT32_MAX - below(3);
       if (harm == 4 && below(2)) field.length = -1 - below(1000);
       if (harm == 5 && below(2)) field.data = nullptr;
@@ -121,7 +144,9 @@ int main(int argc, char** argv) {
     if (harm == 10) all.nbFields = -1 - below(100);
     if (harm == 11) all.fields = nullptr;
     const int before = logged;
-    tally(create(creator, harm == 11 && below(2) ? nullptr : &all), before);
+    Plugin* plugin = create(creator, harm == 11 && below(2) ? nullptr : &all);
+    made_with_weights += plugin && weights && known->nbFields > 100;
+    tally(plugin, before);
 #if NV_TENSORRT_MAJOR < 10
     std::vector<char> bytes(below(200));
     const Value random(bytes.size() + 1);
@@ -131,6 +156,6 @@ int main(int argc, char** argv) {
     tally(creator->deserializePlugin("fuzz", exact.empty() ? nullptr : exact.data(), exact.size()), then);
 #endif
   }
-  std::printf("made %d refused %d silent %d\n", made, refused, silent);
+  std::printf("made %d refused %d silent %d weights %d\n", made, refused, silent, made_with_weights);
   return 0;
 }

@@ -155,6 +155,13 @@ PluginTensorDesc desc_of(const HostTensor& tensor) {
           static_cast<TensorFormat>(tensor.format), tensor.scale};
 }
 
+#if NV_TENSORRT_MAJOR >= 10
+size_t bytes_of(const PluginField& field) {
+  const bool half = field.type == PluginFieldType::kFLOAT16 || field.type == PluginFieldType::kBF16;
+  return field.length * (field.type == PluginFieldType::kUNKNOWN ? 1 : half ? 2 : 4);
+}
+#endif
+
 std::vector<PluginTensorDesc> descs_of(const HostTensor* tensors, int count) {
   std::vector<PluginTensorDesc> result;
   for (int i = 0; i < count; ++i) result.push_back(desc_of(tensors[i]));
@@ -229,6 +236,7 @@ EXPORT void host_destroy(Layer* layer) {
 #if NV_TENSORRT_MAJOR >= 10
   delete layer;
 #else
+  layer->terminate();
   layer->destroy();
 #endif
 }
@@ -252,9 +260,8 @@ EXPORT Layer* host_reload(Layer* layer) {
   std::vector<PluginField> copies(fields->fields, fields->fields + fields->nbFields);
   std::vector<std::string> names, values;
   for (const auto& field : copies) {
-    const size_t size = field.length * (field.type == PluginFieldType::kUNKNOWN ? 1 : 4);
     names.emplace_back(field.name);
-    values.emplace_back(static_cast<const char*>(field.data), size);
+    values.emplace_back(static_cast<const char*>(field.data), bytes_of(field));
   }
   for (size_t i = 0; i < copies.size(); ++i) copies[i].name = names[i].c_str(), copies[i].data = values[i].data();
   const PluginFieldCollection all{fields->nbFields, copies.data()};
@@ -264,7 +271,10 @@ EXPORT Layer* host_reload(Layer* layer) {
   const size_t size = layer->getSerializationSize();
   const std::unique_ptr<char[]> buffer(new char[size]);  // of this size exactly, for sanitizers
   layer->serialize(buffer.get());
-  return static_cast<Layer*>(creator_of(layer->getPluginType())->deserializePlugin("node", buffer.get(), size));
+  auto* creator = creator_of(layer->getPluginType());
+  auto* again = static_cast<Layer*>(creator->deserializePlugin("node", buffer.get(), size));
+  if (again && again->initialize()) return again->destroy(), nullptr;
+  return again;
 #endif
 }
 
@@ -276,7 +286,7 @@ EXPORT int host_serialized(Layer* layer, char* buffer, int max) {
   for (int i = 0; i < fields->nbFields; ++i) {
     const PluginField& field = fields->fields[i];
     all.append(field.name).append(reinterpret_cast<const char*>(&field.type), sizeof(field.type));
-    all.append(static_cast<const char*>(field.data), field.length * (field.type == PluginFieldType::kUNKNOWN ? 1 : 4));
+    all.append(static_cast<const char*>(field.data), bytes_of(field));
   }
 #else
   all.resize(layer->getSerializationSize());

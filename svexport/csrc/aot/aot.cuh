@@ -1,0 +1,66 @@
+// Kernels for plugins that are compiled ahead of time: TensorRT launches one kernel, whose arguments are pointers and
+// 32-bit integers. svexport/tensorrt/aot.py writes the entry point, which describes the tensors and calls <op>.cuh; that
+// makes of them what a launcher would, and calls the kernel of csrc/cuda/<op>.cu as a function.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <initializer_list>
+#include <type_traits>
+#include <utility>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_pipeline.h>
+#include <cuda_runtime.h>
+
+#include "device.cuh"
+
+namespace svexport::aot {
+
+// A constant of the compilation: an attribute, or what the shapes known to TensorRT decided.
+template <int N>
+using Int = std::integral_constant<int, N>;
+
+// A tensor of TensorRT's: row-major, or channels-last (N, H, W, C).
+template <class T, int R>
+struct View {
+  T* data;
+  int sizes[R];
+
+  __device__ __forceinline__ int64_t product(int first, int last) const {
+    int64_t n = 1;
+#pragma unroll
+    for (int i = first; i < last; ++i) n *= sizes[i];
+    return n;
+  }
+  __device__ __forceinline__ bool aligned(int bytes) const { return reinterpret_cast<uintptr_t>(data) % bytes == 0; }
+};
+
+template <class T>
+constexpr DType kDType = std::is_same_v<std::remove_const_t<T>, __half>          ? DType::kFloat16
+                         : std::is_same_v<std::remove_const_t<T>, __nv_bfloat16> ? DType::kBFloat16
+                                                                                 : DType::kFloat32;
+
+// As the kernels take tensors of which they read few numbers.
+template <class T, int R>
+__device__ __forceinline__ Tensor untyped(const View<T, R>& view) {
+  Tensor t;
+  t.data = const_cast<std::remove_const_t<T>*>(view.data);
+  t.dtype = kDType<T>;
+  return t;
+}
+
+}  // namespace svexport::aot
+
+// From here on kernels are functions, whose launch bounds are those of the entry point.
+#define SVEXPORT_AOT
+#pragma push_macro("__global__")
+#pragma push_macro("__launch_bounds__")
+#pragma push_macro("__grid_constant__")
+#undef __global__
+#undef __launch_bounds__
+#undef __grid_constant__
+#define __global__ __device__ __forceinline__
+#define __launch_bounds__(...)
+#define __grid_constant__

@@ -1,0 +1,42 @@
+#include "aot.cuh"
+#include "ms_deform_attn.cu"
+
+namespace svexport::aot {
+
+// G lanes for the channels of a row.
+template <class T, class I, class L, class W, int G>
+__device__ void ms_deform_attn(const View<const T, 4>& value, const View<const I, 2>& spatial_shapes,
+                               const View<const I, 1>& level_start_index, const View<const L, 6>& sampling_locations,
+                               const View<const W, 5>& attention_weights, const View<T, 3>& output, Int<G>) {
+  constexpr int V = 16 / sizeof(T);
+  Sizes sizes{};
+  sizes.images = value.sizes[0];
+  sizes.rows = sampling_locations.sizes[1] * value.sizes[2];
+  sizes.s = value.sizes[1];
+  sizes.heads = value.sizes[2];
+  sizes.channels = value.sizes[3];
+  sizes.points = sampling_locations.sizes[4];
+  sizes.samples = sampling_locations.sizes[3] * sizes.points;
+  sizes.per_point = 1.0f / static_cast<float>(sizes.points);
+  const auto strides = [](const auto& view, auto& to) {
+    constexpr int R = std::extent_v<std::remove_reference_t<decltype(view.sizes)>>;
+    int64_t stride = 1;
+#pragma unroll
+    for (int i = R - 1; i >= 0; --i) {
+      to[i] = stride;
+      stride *= view.sizes[i];
+    }
+  };
+  strides(value, sizes.value);
+  strides(sampling_locations, sizes.locations);
+  strides(attention_weights, sizes.weights);
+  const bool is_long = sizeof(I) == 8;
+  const Levels levels{spatial_shapes.data, level_start_index.data, {2, 1}, 1, is_long, is_long};
+  const AnyFloat locations(untyped(sampling_locations)), weights(untyped(attention_weights));
+  const bool vectors = value.aligned(16) && output.aligned(16) && sizes.channels % V == 0;
+  sizes.step = static_cast<unsigned>(sizes.value[1] / (vectors ? V : 1));
+  vectors ? forward_kernel<T, V>(value.data, levels, locations, weights, output.data, sizes, G)
+          : forward_kernel<T, 1>(value.data, levels, locations, weights, output.data, sizes, G);
+}
+
+}  // namespace svexport::aot

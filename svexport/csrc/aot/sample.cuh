@@ -1,0 +1,43 @@
+// What grid_sample and bilinear_sample have in common.
+#include "aot.cuh"
+#include "grid_sample.cu"
+
+namespace svexport::aot {
+
+// LAST: channels-last, input and output, C a multiple of 16 bytes, which are read at once. Else a block computes CHUNK
+// channels of its points.
+template <class T, class G, int R, int MODE, bool LAST, int CHUNK, int SHIFT, int STEPS>
+__device__ void sample(const View<const T, R>& input, const View<const G, R>& grid, Sampling sampling,
+                       const View<T, R>& output, T* mask, std::bool_constant<LAST>, Int<CHUNK>, Int<SHIFT>,
+                       Int<STEPS>) {
+  constexpr int AXES = R - 2, TAPS = MODE == kNearest ? 1 : MODE == kBicubic ? 16 : AXES == 2 ? 4 : 8;
+  const int batch = input.sizes[0], channels = input.sizes[1], pixels = static_cast<int>(input.product(2, R));
+  Space s(untyped(grid));
+  s.axes = AXES;
+  s.padding = sampling.padding;
+  s.align_corners = sampling.align_corners;
+  s.points = static_cast<int>(grid.product(1, R - 1));
+  if (s.points == 0) return;
+  int stride = LAST ? channels : 1;
+#pragma unroll
+  for (int a = 0; a < AXES; ++a) {
+    s.size[a] = input.sizes[R - 1 - a];
+    s.stride[a] = stride;
+    stride *= s.size[a];
+  }
+  s.grid_image = static_cast<int64_t>(s.points) * AXES;
+  s.grid_coordinate = 1;
+  s.grid_stride[0] = AXES;
+  s.grid_even = true;
+  s.grid_pairs = AXES == 2 && grid.aligned(2 * sizeof(G));
+  const int64_t image = static_cast<int64_t>(pixels) * channels, results = static_cast<int64_t>(s.points) * channels;
+  if constexpr (LAST) {
+    const Output<T> to{output.data, results, 1, channels, mask};
+    vector_kernel<T, TAPS>(s, input.data, image, to, batch, channels, SHIFT, STEPS, 0, nullptr);
+  } else {
+    const Output<T> to{output.data, results, s.points, 1, mask};
+    direct_kernel<T, TAPS>(s, input.data, image, pixels, to, batch, channels, CHUNK);
+  }
+}
+
+}  // namespace svexport::aot

@@ -1,0 +1,279 @@
+"""Kernels that TensorRT takes into an engine, which then needs neither Python nor a library where it runs.
+
+Such a plugin is one kernel, in PTX, whose arguments are the pointers of the inputs, 32-bit integers and the pointers of
+the outputs (``tensorrt.plugin.aot_impl``). The kernels are those of ``csrc/cuda``; ``csrc/aot`` calls them with what
+these arguments say, and here an entry point is written around that for data types, attributes and formats, and how many
+blocks it needs for sizes that may be expressions of TensorRT's. Nothing here needs TensorRT.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from svexport.errors import PluginBuildError, UnsupportedError
+from svexport.ops._op import Op
+from svexport.tensorrt import library
+
+__all__ = ["AOT_OPS", "Kernel", "Operand", "available", "kernel", "ptx"]
+
+FOLDER = library.CSRC / "aot"
+
+AOT_OPS = frozenset(f.stem for f in FOLDER.glob("*.cuh")) - {"aot", "entry", "sample"}
+"""The ops, by name, whose forward is a single kernel that works on tensors as TensorRT hands them over."""
+
+_TYPES = {
+    torch.float32: "float",
+    torch.float16: "__half",
+    torch.bfloat16: "__nv_bfloat16",
+    torch.int32: "int",
+    torch.int64: "long long",
+}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor of a plugin.
+
+    Attributes:
+        shape: numbers, and expressions where TensorRT does not know them yet.
+        dtype: of the elements.
+        channels_last: whether (N, C, H, W) lies in memory as (N, H, W, C).
+    """
+
+    shape: tuple[Any, ...]
+    dtype: torch.dtype
+    channels_last: bool = False
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What TensorRT needs to launch a kernel.
+
+    Attributes:
+        name: of the entry point.
+        source: CUDA C++, compiled by :func:`ptx`.
+        grid: blocks along x, y, z; numbers or expressions.
+        block: threads of a block.
+        shared: bytes of dynamic shared memory.
+        sizes: the integers between the pointers of the inputs and those of the outputs; numbers or expressions.
+    """
+
+    name: str
+    source: str
+    grid: tuple[Any, Any, Any]
+    block: int
+    shared: int
+    sizes: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel of ``csrc/aot`` is launched, and the constants that are its last arguments, in C++."""
+
+    grid: tuple[Any, Any, Any]
+    block: int
+    choice: tuple[str, ...] = ()
+    shared: int = 0
+
+
+def kernel(
+    op: Op,
+    inputs: Sequence[Operand],
+    outputs: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    name: str | None = None,
+) -> Kernel:
+    """The kernel of an op of :data:`AOT_OPS` for tensors of these types.
+
+    Raises:
+        UnsupportedError: if there is none for them.
+    """
+    arguments = op.bind(inputs, attributes)
+    large = [
+        t.shape for t in (*inputs, *outputs) if _known(t.shape) and _product(t.shape) > torch.iinfo(torch.int32).max
+    ]
+    if large:
+        raise UnsupportedError(
+            f"{op.name}: kernels compiled ahead of time count in 32 bits, {large[0]} has more elements"
+        )
+    launch = _LAUNCHES[op.name](arguments, outputs)
+    pointers: list[str] = []
+    views: list[str] = []
+    sizes: list[tuple[str, Any]] = []
+
+    def view(operand: Operand, name: str, const: str) -> str:
+        kind = f"{const}{_TYPES[operand.dtype]}"
+        dims = [f"{name}_{i}" for i in range(len(operand.shape))]
+        pointers.append(f"{kind}* {name}")
+        sizes.extend(zip(dims, operand.shape, strict=True))
+        return f"View<{kind}, {len(dims)}>{{{name}, {{{', '.join(dims)}}}}}"
+
+    for argument, value in zip(op.arguments, arguments, strict=True):
+        if argument.is_tensor:
+            absent = f"View<const {_TYPES[inputs[0].dtype]}, {len(inputs[0].shape)}>{{}}"
+            views.append(absent if value is None else view(value, argument.name, "const "))
+        else:
+            views.append(f"Int<{int(value)}>()" if argument.kind == "int" else f"{float(value)!r}f")
+    read = len(pointers)
+    views += [view(operand, f"out{i}", "") for i, operand in enumerate(outputs)]
+    entry = f"svexport_{op.name}"
+    ints = [f"int {n}" for n, _ in sizes]
+    source = "\n".join([
+        f'#include "{op.name}.cuh"',
+        '#include "entry.cuh"',
+        "using namespace svexport::aot;",
+        f'extern "C" __global__ void __launch_bounds__({launch.block})',
+        f"    {entry}({', '.join([*pointers[:read], *ints, *pointers[read:]])}) {{",
+        f"  svexport::aot::{op.name}({', '.join([*views, *launch.choice])});",
+        "}",
+        "",
+    ])  # fmt: skip
+    return Kernel(entry, source, launch.grid, launch.block, launch.shared, tuple(size for _, size in sizes))
+
+
+def available() -> bool:
+    """Whether there is an nvcc to compile kernels with."""
+    try:
+        library._nvcc()
+    except PluginBuildError:
+        return False
+    return True
+
+
+def ptx(source: str) -> str:
+    """The PTX of a kernel, for every device that TensorRT knows of its data types; compiled once and kept.
+
+    Raises:
+        PluginBuildError: without nvcc, or if it fails.
+    """
+    # For the oldest device: the driver compiles it for the one at hand. TensorRT has bfloat16 from 8.0 on only.
+    architecture = "compute_80" if "__nv_bfloat16" in source else "compute_75"
+    include = ["-I", str(FOLDER), "-I", str(library.CSRC / "cuda")]
+    command = [library._nvcc(), "-ptx", "-std=c++17", "-O3", f"-arch={architecture}", *include]
+    texts = [f.read_bytes() for folder in ("aot", "cuda") for f in sorted((library.CSRC / folder).glob("*.*"))]
+    key = hashlib.sha256(b"\0".join([repr(command).encode(), source.encode(), *texts])).hexdigest()[:32]
+    result = library._folder() / "aot" / f"{key}.ptx"
+    if not result.is_file():
+        result.parent.mkdir(parents=True, exist_ok=True)
+        partial = result.with_suffix(f".{os.getpid()}.ptx")
+        written = partial.with_suffix(".cu")
+        written.write_text(source)
+        done = subprocess.run([*command, str(written), "-o", str(partial)], capture_output=True, text=True, check=False)
+        written.unlink()
+        if done.returncode:
+            raise PluginBuildError(f"nvcc does not compile a kernel ahead of time:\n{done.stderr}\n{source}")
+        os.replace(partial, result)
+    return result.read_text()
+
+
+# ------------------------------------------------------------------------------------------- launches, one per kernel
+
+
+def _known(shape: Sequence[Any]) -> bool:
+    return all(isinstance(size, int) for size in shape)
+
+
+def _product(sizes: Sequence[Any]) -> Any:
+    product: Any = 1
+    for size in sizes:
+        product = size * product  # an expression has no number to its left
+    return product
+
+
+def _ceil_div(a: Any, b: int) -> Any:
+    return (a + (b - 1)) // b
+
+
+def _some(blocks: Any) -> Any:
+    """At least one block, which then finds nothing to do."""
+    return max(blocks, 1) if isinstance(blocks, int) else blocks.at_least(1)
+
+
+def _constants(*values: int | bool) -> tuple[str, ...]:
+    return tuple(
+        f"std::{str(v).lower()}_type()" if isinstance(v, bool) else f"Int<{v}>()"  #
+        for v in values
+    )
+
+
+def _inverse(arguments: Sequence[Any], outputs: Sequence[Operand]) -> Launch:
+    (A, n) = arguments
+    if not 1 <= n <= 8:
+        raise UnsupportedError(f"inverse: the kernel is for matrices of up to 8 x 8, got {n}")
+    lanes = 2 if n <= 2 else 4 if n <= 4 else 8
+    return Launch((_some(_ceil_div(_product(A.shape[:-2]), 128 // lanes)), 1, 1), 128)
+
+
+def _add_bias_residual_layer_norm(arguments: Sequence[Any], outputs: Sequence[Operand]) -> Launch:
+    x = arguments[0]
+    rows, d = _product(x.shape[:-1]), x.shape[-1] if isinstance(x.shape[-1], int) else 0
+    if 0 < d <= 1024:
+        return Launch((_some(_ceil_div(rows, 4)), 1, 1), 128, _constants(d, False))
+    keep = 0 < 4 * d <= 40 << 10
+    return Launch(
+        (_some(rows), 1, 1), 256 if d <= 4096 else 512, _constants(d if keep else 0, keep), 4 * d if keep else 0
+    )
+
+
+def _grid_sample(arguments: Sequence[Any], outputs: Sequence[Operand]) -> Launch:
+    return _sample(arguments[0], arguments[1], arguments[2])
+
+
+def _bilinear_sample(arguments: Sequence[Any], outputs: Sequence[Operand]) -> Launch:
+    return _sample(arguments[0], arguments[1], 0)
+
+
+def _sample(image: Operand, grid: Operand, mode: int) -> Launch:
+    threads = 256
+    batch, channels = image.shape[:2]
+    points, taps = _product(grid.shape[1:-1]), {0: 2 ** (len(image.shape) - 2), 1: 1, 2: 16}[mode]
+    known = _known(image.shape) and _known(grid.shape)
+    enough = 1024  # blocks: several for every multiprocessor
+    images = batch if isinstance(batch, int) and batch < 65535 else 65535 if isinstance(batch, int) else batch
+    if not image.channels_last:
+        blocks, chunk = _ceil_div(points, threads), 32
+        while chunk > 4 and not (known and blocks * images * _ceil_div(channels, chunk) >= enough):
+            chunk //= 2
+        return Launch(
+            (_some(blocks), _some(_ceil_div(channels, chunk)), _some(images)), threads, _constants(False, chunk, 0, 1)
+        )
+    vector, together = 16 // image.dtype.itemsize, 2 if taps <= 4 else 1
+    if not isinstance(channels, int) or channels % vector:
+        raise UnsupportedError(f"sampling from channels-last needs channels in multiples of {vector}, got {channels}")
+    shift = min(3, (channels // vector - 1).bit_length())
+    tile, across = together * (threads >> shift), _ceil_div(channels, vector << shift)
+    steps = max(1, threads // tile)
+    while steps > 1 and not (known and _ceil_div(points, steps * tile) * across * images >= enough):
+        steps //= 2
+    return Launch(
+        (_some(_ceil_div(points, steps * tile)), across, _some(images)),
+        threads,
+        _constants(True, 0, shift, steps),
+        together * (threads * 16 + steps * (threads >> shift) * 8 * taps),
+    )
+
+
+def _ms_deform_attn(arguments: Sequence[Any], outputs: Sequence[Operand]) -> Launch:
+    value, locations = arguments[0], arguments[3]
+    channels, vector = value.shape[3], 16 // value.dtype.itemsize
+    lanes = 1
+    if isinstance(channels, int):
+        lanes = min(32, 1 << max(0, -(-channels // (vector if channels % vector == 0 else 1)) - 1).bit_length())
+    rows = locations.shape[1] * value.shape[2]
+    return Launch((_some(value.shape[0] * _ceil_div(rows, 128 // lanes)), 1, 1), 128, _constants(lanes))
+
+
+_LAUNCHES: dict[str, Callable[[Sequence[Any], Sequence[Operand]], Launch]] = {
+    "add_bias_residual_layer_norm": _add_bias_residual_layer_norm,
+    "bilinear_sample": _bilinear_sample,
+    "grid_sample": _grid_sample,
+    "inverse": _inverse,
+    "ms_deform_attn": _ms_deform_attn,
+}

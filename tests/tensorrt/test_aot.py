@@ -1,0 +1,221 @@
+"""Kernels compiled ahead of time: launched as TensorRT would, they are the references."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from svexport.errors import PluginBuildError, UnsupportedError
+from svexport.ops._op import OPS, Op, as_tuple
+from svexport.tensorrt import aot, library
+from svexport.tensorrt.plugins import COORDINATES, IMAGES, Description, Size, input_names, output_descriptions
+from tests.tensorrt.cases import arguments, inputs_of, with_inputs
+from tests.tensorrt.driver import launch
+
+AOT_OPS = [OPS[name] for name in sorted(aot.AOT_OPS)]
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+nvcc = pytest.mark.skipif(not aot.available(), reason="needs nvcc")
+gpu = [pytest.mark.gpu, nvcc, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+every_op = pytest.mark.parametrize("op", AOT_OPS, ids=lambda op: op.name)
+
+
+class Builder:
+    """Expressions of dimensions as functions of the sizes that TensorRT learns later."""
+
+    def constant(self, value: int) -> Any:
+        return lambda sizes: value
+
+    def operation(self, operation: Any, first: Any, second: Any) -> Any:
+        return lambda sizes: operation(first(sizes), second(sizes))
+
+
+class Operations:
+    SUM = staticmethod(lambda a, b: a + b)
+    SUB = staticmethod(lambda a, b: a - b)
+    PROD = staticmethod(lambda a, b: a * b)
+    FLOOR_DIV = staticmethod(lambda a, b: a // b)
+    MAX = staticmethod(max)
+
+
+def evaluate(value: Any, sizes: Mapping[tuple[int, int], int]) -> int:
+    return value.value(sizes) if isinstance(value, Size) else value
+
+
+def more_arguments(op: Op) -> Iterator[tuple]:
+    """Beside the samples: what chooses between kernels, and nothing at all."""
+    generator = torch.Generator().manual_seed(1)
+
+    def make(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    if op.name == "add_bias_residual_layer_norm":
+        for rows, d in [(3, 1), (5, 256), (2, 300), (7, 1000), (3, 1025), (2, 4100), (1, 12001), (0, 8)]:
+            extra = make(1, rows, d) if rows % 2 else None
+            yield make(1, rows, d), make(d), make(1, rows, d), make(d), make(d), 1e-5, extra
+    elif op.name == "grid_sample":
+        for mode, padding, align in [(0, 0, True), (1, 1, False), (2, 2, True)]:
+            yield make(1, 40, 7, 5), make(1, 17, 19, 2), mode, padding, align
+            yield make(2, 264, 3, 4), make(2, 1, 31, 2), mode, padding, align
+        yield make(1, 3, 4, 5, 6), make(1, 2, 3, 5, 3), 0, 1, False
+        yield make(2, 8, 5, 5), make(2, 0, 3, 2), 0, 0, False
+    elif op.name == "bilinear_sample":
+        yield make(1, 72, 9, 7), make(1, 13, 11, 2).sigmoid() * 9 - 1
+    elif op.name == "inverse":
+        for shape in [(1, 1), (300, 2, 2), (129, 3, 3), (5, 7, 6, 6), (0, 4, 4)]:
+            yield make(*shape) + 2 * torch.eye(shape[-1]), shape[-1]
+    elif op.name == "ms_deform_attn":
+        shapes = torch.tensor([[6, 5], [3, 2]])
+        starts = torch.tensor([0, 30])
+        for m, d in [(3, 8), (2, 32), (1, 72), (2, 3)]:
+            locations, weights = make(2, 11, m, 2, 4, 2).sigmoid(), make(2, 11, m, 2, 4)
+            yield make(2, 36, m, d), shapes, starts, locations, weights
+
+
+def cases(op: Op) -> list[tuple]:
+    return [*arguments(op), *more_arguments(op)]
+
+
+def kernel_for(
+    op: Op,
+    args: Sequence[Any],
+    tensors: Sequence[Tensor],
+    *,
+    last: bool = False,
+    symbolic: bool = False,
+    channels: bool = False,
+) -> tuple[aot.Kernel, dict[tuple[int, int], int], list[tuple[int, ...]]]:
+    """The kernel, what its expressions mean, and the shapes of the outputs. `channels`: those are known in any case."""
+    attributes = {a.name: v for a, v in zip(op.arguments, args, strict=True) if not a.is_tensor}
+    names = [*input_names(op, len(tensors), attributes), "output"]
+    sizes = {(i, axis): size for i, t in enumerate(tensors) for axis, size in enumerate(t.shape)}
+    channel = {(i, 1) for i in range(len(tensors))} if last or channels else set()
+
+    def size(i: int, axis: int) -> Any:
+        if symbolic and (i, axis) not in channel:
+            return Size(lambda sizes: sizes[i, axis], Builder(), Operations)
+        return sizes[i, axis]
+
+    given = [Description(tuple(size(i, a) for a in range(t.dim())), t.dtype) for i, t in enumerate(tensors)]
+    made = output_descriptions(op, given, attributes)
+    operands = [
+        aot.Operand(d.shape, d.dtype, last and i < len(names) and names[i] in IMAGES[op.name])
+        for i, d in enumerate([*given, *made])
+    ]
+    kernel = aot.kernel(op, operands[: len(given)], operands[len(given) :], attributes)
+    return kernel, sizes, [tuple(evaluate(s, sizes) for s in d.shape) for d in made]
+
+
+def can_be_last(op: Op, tensors: Sequence[Tensor]) -> bool:
+    first = tensors[0]
+    return op.name in IMAGES and first.dim() == 4 and first.shape[1] * first.element_size() % 16 == 0
+
+
+@every_op
+def test_expressions_are_the_numbers(op: Op) -> None:
+    """Launch parameters and sizes for shapes that are known later are those for the same shapes known at once."""
+    for args in cases(op):
+        tensors = [t for _, t in inputs_of(op, args)]
+        for last in (False, True)[: 1 + can_be_last(op, tensors)]:
+            known, sizes, shapes = kernel_for(op, args, tensors, last=last)
+            later, _, _ = kernel_for(op, args, tensors, last=last, symbolic=True)
+            assert all(isinstance(n, int) and n > 0 for n in known.grid)
+            assert all(evaluate(n, sizes) > 0 for n in later.grid)
+            assert [evaluate(n, sizes) for n in later.sizes] == list(known.sizes)
+            assert list(known.sizes) == [n for t in tensors for n in t.shape] + [n for s in shapes for n in s]
+
+
+@nvcc
+@every_op
+def test_arguments_are_pointers_sizes_pointers(op: Op) -> None:
+    args = next(iter(op.samples(lambda *shape: torch.zeros(shape))))
+    tensors = [t for _, t in inputs_of(op, args)]
+    kernel, _, shapes = kernel_for(op, args, tensors)
+    text = aot.ptx(kernel.source)
+    entries = re.findall(r"\.visible \.entry (\w+)\((.*?)\)", text, re.DOTALL)
+    assert [name for name, _ in entries] == [kernel.name]
+    kinds = re.findall(r"\.param \.(u\d+)", entries[0][1])
+    assert kinds == ["u64"] * len(tensors) + ["u32"] * len(kernel.sizes) + ["u64"] * len(shapes)
+    assert f".maxntid {kernel.block}" in text
+    assert ".target sm_75" in text
+
+
+@every_op
+def test_what_has_no_kernel_is_refused(op: Op) -> None:
+    args = next(iter(op.samples(lambda *shape: torch.zeros(shape))))
+    large = [aot.Operand((2**16,) * t.dim(), t.dtype) for _, t in inputs_of(op, args)]
+    attributes = {a.name: v for a, v in zip(op.arguments, args, strict=True) if not a.is_tensor}
+    with pytest.raises(UnsupportedError, match="32 bits"):
+        aot.kernel(op, large, [], attributes)
+
+
+def test_channels_of_other_sizes_are_refused() -> None:
+    image, grid = aot.Operand((1, 12, 4, 4), torch.float16, True), aot.Operand((1, 2, 2, 2), torch.float32)
+    attributes = {"interpolation_mode": 0, "padding_mode": 0, "align_corners": 0}
+    with pytest.raises(UnsupportedError, match="multiples of 8, got 12"):
+        aot.kernel(OPS["grid_sample"], [image, grid], [image], attributes)
+    matrix = aot.Operand((9, 9), torch.float32)
+    with pytest.raises(UnsupportedError, match="8 x 8, got 9"):
+        aot.kernel(OPS["inverse"], [matrix], [matrix], {"n": 9})
+
+
+def test_without_nvcc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library.shutil, "which", lambda *args, **kwargs: None)
+    assert not aot.available()
+    with pytest.raises(PluginBuildError, match="no nvcc was found"):
+        aot.ptx("")
+
+
+@nvcc
+def test_errors_of_nvcc_are_shown() -> None:
+    with pytest.raises(PluginBuildError, match="undeclared_identifier_of_a_test"):
+        aot.ptx("int f() { return undeclared_identifier_of_a_test; }")
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["known", "symbolic"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).rsplit(".", 1)[-1])
+@pytest.mark.parametrize("op", [pytest.param(op, marks=gpu, id=op.name) for op in AOT_OPS])
+def test_kernel_is_the_reference(op: Op, dtype: torch.dtype, symbolic: bool) -> None:
+    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
+    coordinates = COORDINATES.get(op.name, ())
+    work = []
+    for args in cases(op):
+        inputs = [
+            t if not t.is_floating_point() or name in coordinates else t.to(dtype) for name, t in inputs_of(op, args)
+        ]
+        wide = [t.double() if t.is_floating_point() else t for t in inputs]
+        expected = as_tuple(op.reference(*with_inputs(op, args, wide)))
+        for last in (False, True)[: 1 + can_be_last(op, inputs)]:
+            work.append((inputs, expected, last, kernel_for(op, args, inputs, last=last, symbolic=symbolic)))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        codes = list(pool.map(aot.ptx, dict.fromkeys(kernel.source for *_, (kernel, _, _) in work)))
+    assert all(codes)
+    for case, (inputs, expected, last, (kernel, sizes, shapes)) in enumerate(work):
+        layouts = [torch.channels_last if last and i == 0 else torch.contiguous_format for i in range(8)]
+        stored = [t.cuda().contiguous(memory_format=f) for t, f in zip(inputs, layouts, strict=False)]
+        outputs = [
+            torch.full(s, 7.0, dtype=dtype, device="cuda").contiguous(memory_format=f)
+            for s, f in zip(shapes, layouts, strict=False)
+        ]
+        launch(
+            aot.ptx(kernel.source).encode(),
+            kernel.name,
+            [evaluate(n, sizes) for n in kernel.grid],
+            kernel.block,
+            kernel.shared,
+            stored,
+            [evaluate(n, sizes) for n in kernel.sizes],
+            outputs,
+        )
+        for output, wanted in zip(outputs, expected, strict=True):
+            got = output.cpu().double()
+            assert got.shape == wanted.shape
+            if got.numel():
+                error = (got - wanted).norm() / wanted.norm().clamp_min(1e-12)
+                assert error < tolerance, (case, shapes, last, error.item())
