@@ -137,3 +137,4 @@ def sweep() -> Iterator[Workload]:
             {"mask": False},
         ):
             yield forward(2, 64, 64, (58, 100), dtype, **options)
+            yield backward(2, 64, 64, (58, 100), dtype, **options)

@@ -377,7 +377,7 @@ def _finish(
     import onnx
 
     from svexport.graph.bodies import attach, lower_in_place, node_types, state_types
-    from svexport.graph.nodes import opset_of, svexport_nodes
+    from svexport.graph.nodes import beyond_plugin, opset_of, svexport_nodes
     from svexport.graph.scope import light_copy
     from svexport.graph.simplify import simplify as simplified
     from svexport.graph.weights import hold_weights
@@ -390,13 +390,16 @@ def _finish(
     clean(model, list(inputs), output_names)
     traced = _counts(model)
 
-    every_type = node_types(None)
-    keep = every_type if plugins is True else node_types(plugins) if plugins else set()
+    keep = node_types(None) if plugins is True else node_types(plugins) if plugins else set()
     keep = keep - {op.node_type for op in OPS.values() if op.inline or (target is not None and not op.plugin)}
-    nodes = [NodeSource(n.name, n.op_type, n.doc_string, n.op_type not in keep) for n in svexport_nodes(model)]
+
+    def goes(node: onnx.NodeProto) -> bool:
+        return node.op_type not in keep or beyond_plugin(node)
+
+    nodes = [NodeSource(n.name, n.op_type, n.doc_string, goes(n)) for n in svexport_nodes(model)]
     model.ir_version = 8 if opset < 20 else 10  # ONNX Runtime refuses newer ones than it knows
     state_types(model)
-    lower_in_place(model, every_type - keep)
+    lower_in_place(model, goes)
     if simplify:
         before, model = _counts(model), simplified(model, plugins=OPS["space_to_depth"].node_type in keep)
         after = _counts(model)
@@ -405,7 +408,7 @@ def _finish(
             f"{before.get('Transpose', 0)} Transposes {after.get('Transpose', 0)}"
         )
     lowered = light_copy(model)
-    lower_in_place(lowered, every_type)
+    lower_in_place(lowered, lambda _: True)
     name_sizes(model, lowered, {symbol for sizes in axes.values() for symbol in sizes.values()})
     if weights == "attributes":
         hold_weights(model)

@@ -45,7 +45,8 @@ def lower(model: onnx.ModelProto | str | Path, ops: Collection[str] | None = Non
         lowered.CopyFrom(model)
     else:
         lowered = onnx.load(str(model))
-    lower_in_place(lowered, node_types(ops))
+    chosen = node_types(ops)
+    lower_in_place(lowered, lambda node: node.op_type in chosen)
     return lowered
 
 
@@ -61,11 +62,10 @@ def node_types(ops: Collection[str] | None) -> set[str]:
     return {op.node_type for name, op in OPS.items() if ops is None or name in ops}
 
 
-def lower_in_place(model: onnx.ModelProto, types_to_lower: Collection[str]) -> None:
-    """:func:`lower` for a model that may be changed."""
-    if any(n.op_type in types_to_lower for n in svexport_nodes(model)):
-        types = _complete_types(model)
-        _lower(model, lambda node: node.op_type in types_to_lower, types)
+def lower_in_place(model: onnx.ModelProto, chosen: Callable[[onnx.NodeProto], bool]) -> None:
+    """:func:`lower` of the chosen svexport nodes, for a model that may be changed."""
+    if any(map(chosen, svexport_nodes(model))):
+        _lower(model, chosen, _complete_types(model))
     _drop_unused(model)
 
 

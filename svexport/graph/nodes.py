@@ -18,6 +18,7 @@ from svexport.symbolic._builder import Value
 from svexport.symbolic._symbolic import COMPUTED, Symbolic
 
 __all__ = [
+    "beyond_plugin",
     "graphs",
     "is_svexport",
     "opset_of",
@@ -117,6 +118,12 @@ def symbolic_of(node: onnx.NodeProto) -> Symbolic:
             f"(it has {', '.join(sorted(SYMBOLICS))}); the file was written by a newer svexport: upgrade it"
         )
     return SYMBOLICS[node.op_type]
+
+
+def beyond_plugin(node: onnx.NodeProto) -> bool:
+    """Whether the node is one of those that the plugin of its op does not run."""
+    plugin = symbolic_of(node).op.plugin
+    return callable(plugin) and not plugin({a.name: helper.get_attribute_value(a) for a in node.attribute})
 
 
 def set_attributes(node: onnx.NodeProto, op: Op, values: Sequence[Any]) -> None:

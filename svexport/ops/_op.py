@@ -86,7 +86,8 @@ class Op:
             backward.
         fake: output metadata; by default the reference itself, run on fake tensors.
         plugin: whether TensorRT runs the node as a plugin; if not, a file written for a TensorRT target carries the
-            body in its place (einsum, whose body is native MatMuls).
+            body in its place (einsum, whose body is native MatMuls). Or a function that is called with the attributes
+            by name, of an op whose plugin does not run every node: every file carries the bodies of the others.
         inline: whether every file carries the body in place of the node: functions that are no plugin's business,
             missing from the exporters at old opsets only (unflatten, say).
         weight_names: called with the attributes by name, names the tensors of the schema's last list, the op's weights,
@@ -99,7 +100,7 @@ class Op:
     samples: Callable[[Callable[..., Tensor]], Iterable[tuple]]
     implementation: Callable[..., Any] | None = None
     fake: Callable[..., Any] | None = None
-    plugin: bool = True
+    plugin: bool | Callable[[Mapping[str, Any]], bool] = True
     inline: bool = False
     weight_names: Callable[[Mapping[str, Any]], list[str]] | None = None
     _parsed: Any = field(init=False, repr=False)

@@ -39,6 +39,7 @@ OP = Op(
     reference=reference,
     fake=fake,
     samples=samples,
+    plugin=lambda attributes: attributes["n"] <= 8,
 )
 
 
@@ -54,7 +55,7 @@ def inverse(A: Tensor) -> Tensor:
     Source: https://docs.pytorch.org/docs/stable/generated/torch.linalg.inv.html
 
     Shape:
-        - A: ``(*, n, n)``; n is static and at most 16 in a file
+        - A: ``(*, n, n)``; n is static in a file and at most 16, and above 8 written in standard ONNX
         - output: ``(*, n, n)``, the dtype of A. Where A is singular it is NaN, where ``torch.linalg.inv`` raises; in a
           file it is infinite or NaN there, in some elements at least.
 

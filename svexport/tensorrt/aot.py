@@ -9,6 +9,7 @@ blocks it needs for sizes that may be expressions of TensorRT's. Nothing here ne
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from svexport.errors import PluginBuildError, UnsupportedError
 from svexport.ops._op import Op
 from svexport.tensorrt import library
 
-__all__ = ["AOT_OPS", "Kernel", "Operand", "available", "kernel", "ptx"]
+__all__ = ["AOT_OPS", "Kernel", "Operand", "available", "kernel", "obstacle", "ptx"]
 
 FOLDER = library.CSRC / "aot"
 
@@ -32,6 +33,7 @@ _TYPES = {
     torch.float32: "float",
     torch.float16: "__half",
     torch.bfloat16: "__nv_bfloat16",
+    torch.int8: "int8_t",
     torch.int32: "int",
     torch.int64: "long long",
 }
@@ -103,6 +105,8 @@ def kernel(
         raise UnsupportedError(
             f"{op.name}: kernels compiled ahead of time count in 32 bits, {large[0]} has more elements"
         )
+    if reason := obstacle(op, attributes):
+        raise UnsupportedError(f"{op.name}: {reason}")
     launch = _LAUNCHES[op.name](arguments, outputs)
     pointers: list[str] = []
     views: list[str] = []
@@ -116,11 +120,17 @@ def kernel(
         return f"View<{kind}, {len(dims)}>{{{name}, {{{', '.join(dims)}}}}}"
 
     for argument, value in zip(op.arguments, arguments, strict=True):
-        if argument.is_tensor:
+        if argument.kind == "tensors":
+            listed = [view(tensor, f"{argument.name}{i}", "const ") for i, tensor in enumerate(value)]
+            kind = f"View<const {_TYPES[value[0].dtype]}, {len(value[0].shape)}>"
+            views.append(f"List<{kind}, {len(value)}>{{{{{', '.join(listed)}}}}}")
+        elif argument.kind == "tensor":
             absent = f"View<const {_TYPES[inputs[0].dtype]}, {len(inputs[0].shape)}>{{}}"
             views.append(absent if value is None else view(value, argument.name, "const "))
+        elif argument.kind in ("ints", "floats"):
+            views.append(f"List<double, {len(value)}>{{{{{', '.join(map(_literal, value))}}}}}")
         else:
-            views.append(f"Int<{int(value)}>()" if argument.kind == "int" else f"{float(value)!r}f")
+            views.append(f"Int<{int(value)}>()" if argument.kind == "int" else f"float({_literal(value)})")
     read = len(pointers)
     views += [view(operand, f"out{i}", "") for i, operand in enumerate(outputs)]
     entry = f"svexport_{op.name}"
@@ -136,6 +146,18 @@ def kernel(
         "",
     ])  # fmt: skip
     return Kernel(entry, source, launch.grid, launch.block, launch.shared, tuple(size for _, size in sizes))
+
+
+def _literal(value: float) -> str:
+    """A number in C++."""
+    return repr(float(value)) if math.isfinite(value) else "NAN" if value != value else f"{'-' * (value < 0)}INFINITY"
+
+
+def obstacle(op: Op, attributes: Mapping[str, Any]) -> str | None:
+    """Why a node of :data:`AOT_OPS` with these attributes has no kernel; None if it has one."""
+    if callable(op.plugin) and not op.plugin(attributes):
+        return f"no kernel is for {', '.join(f'{name}={value}' for name, value in attributes.items())}"
+    return None
 
 
 def available() -> bool:
@@ -205,8 +227,6 @@ def _constants(*values: int | bool) -> tuple[str, ...]:
 
 def _inverse(arguments: Sequence[Any], outputs: Sequence[Operand]) -> Launch:
     (A, n) = arguments
-    if not 1 <= n <= 8:
-        raise UnsupportedError(f"inverse: the kernel is for matrices of up to 8 x 8, got {n}")
     lanes = 2 if n <= 2 else 4 if n <= 4 else 8
     return Launch((_some(_ceil_div(_product(A.shape[:-2]), 128 // lanes)), 1, 1), 128)
 
@@ -214,11 +234,24 @@ def _inverse(arguments: Sequence[Any], outputs: Sequence[Operand]) -> Launch:
 def _add_bias_residual_layer_norm(arguments: Sequence[Any], outputs: Sequence[Operand]) -> Launch:
     x = arguments[0]
     rows, d = _product(x.shape[:-1]), x.shape[-1] if isinstance(x.shape[-1], int) else 0
-    if 0 < d <= 1024:
-        return Launch((_some(_ceil_div(rows, 4)), 1, 1), 128, _constants(d, False))
-    keep = 0 < 4 * d <= 40 << 10
+    if 0 < d <= 512:
+        return Launch((_some(_ceil_div(rows, 4)), 1, 1), 128, _constants(d))
+    threads = min(512, _ceil_div(d, 256) * 32) if d else 256
+    return Launch((_some(rows), 1, 1), threads, _constants(d if d <= 4096 else 0))
+
+
+def _camera_sample(arguments: Sequence[Any], outputs: Sequence[Operand]) -> Launch:
+    features, weights = arguments[0], arguments[3]
+    batch, queries, channels = outputs[0].shape
+    last, vector, groups = features[0].channels_last, 16 // outputs[0].dtype.itemsize, weights.shape[5]
+    whole = last and isinstance(channels, int) and isinstance(groups, int) and channels // groups % vector == 0
+    threads = 128
+    if isinstance(channels, int):
+        threads = max(1, min(threads, channels // vector if whole else 2 * channels))
+    shift = (threads - 1).bit_length()
+    chunk = (vector if whole else 1) << shift
     return Launch(
-        (_some(rows), 1, 1), 256 if d <= 4096 else 512, _constants(d if keep else 0, keep), 4 * d if keep else 0
+        (_some(queries), _some(batch), _some(_ceil_div(channels, chunk))), 128, _constants(last, whole, shift)
     )
 
 
@@ -273,6 +306,7 @@ def _ms_deform_attn(arguments: Sequence[Any], outputs: Sequence[Operand]) -> Lau
 _LAUNCHES: dict[str, Callable[[Sequence[Any], Sequence[Operand]], Launch]] = {
     "add_bias_residual_layer_norm": _add_bias_residual_layer_norm,
     "bilinear_sample": _bilinear_sample,
+    "camera_sample": _camera_sample,
     "grid_sample": _grid_sample,
     "inverse": _inverse,
     "ms_deform_attn": _ms_deform_attn,

@@ -42,8 +42,12 @@ COORDINATES = {
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
-IMAGES = {"bilinear_sample": ("image", "output"), "grid_sample": ("input", "output")}
-"""Inputs and first output that kernels compiled ahead of time read and write in channels-last too."""
+IMAGES = {
+    "bilinear_sample": (4, ("image", "output")),
+    "camera_sample": (5, ("features",)),
+    "grid_sample": (4, ("input", "output")),
+}
+"""Inputs and first output that kernels compiled ahead of time read and write in channels-last too, if of this rank."""
 
 
 class Size:
@@ -298,8 +302,15 @@ def attributes_of(op: Op, fields: Sequence[Any]) -> dict[str, Any]:
 
     Raises:
         ValueError: if one is missing, twice there, unknown, or not of its type or length.
+        BackendNotAvailableError: if there are lists among them, and the bindings do not hand them over.
     """
     known = {a.name: a for a in op.attributes}
+    if any(a.kind in ("ints", "floats") for a in op.attributes) and not _reads_lists():
+        raise BackendNotAvailableError(
+            f"{op.node_type} has lists as attributes, of which the Python bindings of TensorRT "
+            f"{_tensorrt().__version__} show a plugin the first element only; use the C++ library (svexport plugins "
+            "build), or bindings other than 10.14 and 10.15"
+        )
     found: dict[str, Any] = {}
     for field in fields:
         argument = known.get(field.name)
@@ -319,6 +330,13 @@ def attributes_of(op: Op, fields: Sequence[Any]) -> dict[str, Any]:
     if missing := [name for name in known if name not in found]:
         raise ValueError(f"{op.node_type} expects each of {', '.join(known)} once, {', '.join(missing)} is missing")
     return found
+
+
+@cache
+def _reads_lists() -> bool:
+    """Whether a field's data are all of its elements, as they are in most versions of the bindings."""
+    trt, given = _tensorrt(), _lasting(np.array([1, 2], np.int32))
+    return list(np.ravel(trt.PluginField("", given, trt.PluginFieldType.INT32).data)) == [1, 2]
 
 
 def fields_of(trt: ModuleType, op: Op, attributes: Mapping[str, Any] | None = None) -> Any:
@@ -498,12 +516,15 @@ def aot_plugin_classes(op: Op) -> tuple[type, type]:
             return _output_shapes(trt, op, inputs, self.attributes, expr_builder)
 
         def get_supported_format_combinations(self, in_out: Sequence[Any], num_inputs: int) -> list[Any]:
-            images = self._images(num_inputs)
+            rank, among = IMAGES.get(op.name, (0, ()))
+            names = [*input_names(op, num_inputs, self.attributes), "output"]
+            images = [i for i, name in enumerate(names) if name in among]
+            dims = tuple(in_out[images[0]].desc.dims) if images else ()
+            channels = dims[-3] if len(dims) == rank and rank > 0 else -1
             found = []
             for combination in dtype_combinations(op, self.declared, self.attributes):
                 layouts = [[trt.TensorFormat.LINEAR] * len(combination)]
-                dims = tuple(in_out[images[0]].desc.dims) if images else ()
-                if len(dims) == 4 and dims[1] > 0 and dims[1] * combination[0].itemsize % 16 == 0:
+                if combination[0] in FLOATS and channels > 0 and channels * combination[0].itemsize % 16 == 0:
                     last = trt.TensorFormat.HWC if combination[0] == torch.float32 else trt.TensorFormat.HWC8
                     layouts.append([last if i in images else trt.TensorFormat.LINEAR for i in range(len(combination))])
                 for layout in layouts:
@@ -564,10 +585,6 @@ def aot_plugin_classes(op: Op) -> tuple[type, type]:
         def _key(descs: Sequence[Any]) -> Any:
             return tuple((desc.type, desc.format) for desc in descs)
 
-        def _images(self, num_inputs: int) -> list[int]:
-            names = [*input_names(op, num_inputs, self.attributes), "output"]
-            return [i for i, name in enumerate(names) if name in IMAGES.get(op.name, ())]
-
     class Creator(trt.IPluginCreatorV3Quick):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:
             trt.IPluginCreatorV3Quick.__init__(self)
@@ -579,7 +596,11 @@ def aot_plugin_classes(op: Op) -> tuple[type, type]:
         ) -> Any:
             asked = trt.QuickPluginCreationRequest
             jit = phase == trt.TensorRTPhase.RUNTIME or request in (asked.STRICT_JIT, asked.PREFER_JIT)
-            return (plugin_classes(op)[0] if jit else Plugin)(attributes_of(op, field_collection))
+            attributes = attributes_of(op, field_collection)
+            if request != asked.STRICT_AOT and (reason := aot.obstacle(op, attributes)):
+                logger.info("plugins: {} is computed by torch: {}", name, reason)
+                jit = True
+            return (plugin_classes(op)[0] if jit else Plugin)(attributes)
 
     Plugin.__name__ = Plugin.__qualname__ = f"{op.node_type}Aot"
     Creator.__name__ = Creator.__qualname__ = f"{op.node_type}AotCreator"

@@ -40,7 +40,10 @@ def register_torch_tensorrt() -> Registered:
     def convert_with(op: Op, target: Any) -> None:
         if target not in _done:
             conversion.dynamo_tensorrt_converter(
-                target, supports_dynamic_shapes=True, priority=conversion.ConverterPriority.HIGH
+                target,
+                capability_validator=partial(_converts, op),
+                supports_dynamic_shapes=True,
+                priority=conversion.ConverterPriority.HIGH,
             )(partial(_convert, op))
             _done.add(target)
 
@@ -63,11 +66,21 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return {op.torch_op: op.implementation or op.reference for op in OPS.values() if op not in with_plugin}
 
 
+def _values(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(zip((a.name for a in op.arguments), args)) | dict(kwargs)
+
+
+def _converts(op: Op, node: Any, settings: Any = None) -> bool:
+    """Whether the op's plugin runs this node of a graph."""
+    values = _values(op, node.args, node.kwargs)
+    return not callable(op.plugin) or op.plugin({a.name: values[a.name] for a in op.attributes})
+
+
 def _convert(op: Op, context: Any, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
     """A converter as Torch-TensorRT calls it: the op's plugin in the network under construction."""
     from torch_tensorrt.dynamo.conversion.converter_utils import get_trt_tensor
 
-    values = dict(zip((a.name for a in op.arguments), args)) | dict(kwargs)
+    values = _values(op, args, kwargs)
     tensors = [
         get_trt_tensor(context, tensor, f"{name}_{argument.name}_{i}")
         for argument in op.arguments

@@ -70,14 +70,19 @@ SHAPES = [
     {"stride": (3, 2), "padding": (2, 0), "dilation": (2, 1), "groups": 2, "offset_groups": 2},
     {"kernel": (2, 5), "padding": (0, 2), "size": (7, 1), "n": 1},
     {"kernel": (7, 7), "padding": (3, 3), "channels": 8, "outputs": 8},
+    {"channels": 64, "outputs": 130, "size": (90, 91), "n": 1},
+    {"channels": 16, "outputs": 16, "size": (180, 180), "groups": 4, "offset_groups": 2},
     {"n": 0},
 ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)
-def test_is_the_reference(sizes: dict, dtype: torch.dtype) -> None:
-    check_kernel(OP, tuple(case(**sizes, dtype=dtype)))
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_is_the_reference(sizes: dict, layout: torch.memory_format, dtype: torch.dtype) -> None:
+    args = case(**sizes, dtype=dtype)
+    args[0], args[2] = (args[i].to(memory_format=layout) for i in (0, 2))
+    check_kernel(OP, tuple(args))
 
 
 @pytest.mark.parametrize("strange", [math.nan, math.inf, -math.inf, 1e30, -1e30, 3e9])
@@ -185,14 +190,16 @@ def test_as_torchvision() -> None:
 
 
 def test_columns_in_parts() -> None:
-    """The backward makes them for some of the output pixels at a time: here three parts."""
-    args = case(n=1, channels=256, outputs=8, size=(190, 190))
+    """What the taps read is made for some of the images at a time: here for each."""
+    args = case(n=3, channels=256, outputs=8, size=(90, 90))
     args[1] = (args[1] * 8).round() / 8 + 1 / 16  # not so near whole pixels that rounding leads to the next one
     actual, inputs = leaves(tuple(moved(args, "cuda")))
     expected, precise = leaves(tuple(moved(args, "cuda", torch.float64)))  # by the reference
-    grad = torch.randn(1, 8, 190, 190, device="cuda")
-    gradients = torch.autograd.grad(OP(*actual), inputs, grad)
-    for a, e in zip(gradients, torch.autograd.grad(OP(*expected), precise, grad.double()), strict=True):
+    outputs = OP(*actual), OP(*expected)
+    assert relative_error(*outputs) < 1e-5
+    grad = torch.randn(3, 8, 90, 90, device="cuda")
+    gradients = torch.autograd.grad(outputs[0], inputs, grad)
+    for a, e in zip(gradients, torch.autograd.grad(outputs[1], precise, grad.double()), strict=True):
         assert relative_error(a, e) < 3e-5
 
 

@@ -141,7 +141,7 @@ class Answer(ctypes.Structure):
     )
 
 
-TYPES = {torch.float32: 0, torch.float16: 1, torch.int64: 8}  # TensorRT's numbers of data types
+TYPES = {torch.float32: 0, torch.float16: 1, torch.int8: 2, torch.int64: 8}  # TensorRT's numbers of data types
 PREFER_JIT, PREFER_AOT, STRICT_JIT, STRICT_AOT = range(1, 5)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from svexport.errors import BackendNotAvailableError
 from svexport.ops._op import OPS, Op
 from svexport.tensorrt.nodes import plugin_ops
 
@@ -47,7 +48,7 @@ def main(stub: str, *options: str) -> dict[str, Any]:
 
     def divided(model: nn.Module, args: tuple) -> dict[str, Any]:
         if cuda:
-            model, args = model.cuda(), torch.utils._pytree.tree_map(lambda t: t.cuda(), args)
+            model, args = model.cuda(), torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.cuda, args)
         with torch.no_grad():
             program = torch.export.export(model, args, strict=False)
             torch_tensorrt.dynamo.compile(
@@ -73,6 +74,7 @@ def main(stub: str, *options: str) -> dict[str, Any]:
     result["models"]["F.grid_sample 5-D"] = divided(Sample(), (torch.randn(1, 2, 3, 4, 5), torch.randn(1, 2, 3, 3, 3)))
     if kinds:
         result["plugins"] = {op.name: converted(op) for op in plugin_ops()}
+        result["models"]["inverse of 9x9"] = divided(Call(OPS["inverse"], (None, 9)), (torch.eye(9)[None],))
         for op in (op for op in OPS.values() if not op.inline):
             op_args = next(iter(op.samples(lambda *shape: torch.randn(shape))))
             tensors = tuple(a for a, argument in zip(op_args, op.arguments, strict=True) if argument.is_tensor)
@@ -94,7 +96,10 @@ def converted(op: Op) -> dict[str, Any]:
     args = next(iter(op.samples(lambda *shape: torch.randn(shape))))
     conversion.converter_utils.get_trt_tensor = lambda context, tensor, name: name
     convert = conversion.DYNAMO_ATEN_CONVERTERS[op.torch_op][0].converter_implementation
-    outputs = convert(SimpleNamespace(net=Network()), op.torch_op, args, {}, "node")
+    try:
+        outputs = convert(SimpleNamespace(net=Network()), op.torch_op, args, {}, "node")
+    except BackendNotAvailableError as error:
+        return {"error": str(error)}
     [(inputs, shape_inputs, plugin)] = added
     return {
         "inputs": inputs,

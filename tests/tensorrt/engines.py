@@ -69,7 +69,8 @@ def build(
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse(model):
-        raise RuntimeError("; ".join(parser.get_error(i).desc() for i in range(parser.num_errors)))
+        errors = [parser.get_error(i) for i in range(parser.num_errors)]
+        raise RuntimeError("; ".join(f"{e.desc()} (node {e.node_name()!r})" for e in errors))
     layers = [network.get_layer(i).type for i in range(network.num_layers)]
     config = builder.create_builder_config()
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, 1 << 30)

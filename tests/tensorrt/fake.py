@@ -1,6 +1,5 @@
-"""A TensorRT that makes nothing, built from the real bindings: what they do not have, or not with so many arguments, fails.
-
-So code that builds and runs engines is executed, up to the values, where there is no TensorRT.
+"""A TensorRT that makes nothing, built from the real bindings: what they do not have, or not with so many arguments,
+fails. So code that builds and runs engines is executed, up to the values, where there is no TensorRT.
 """
 
 from __future__ import annotations
@@ -55,7 +54,8 @@ class Instance:
             self._fake.called.append(key)
             if key in answers:
                 return answers[key](*args) if callable(answers[key]) else answers[key]
-            cls = getattr(self._fake._trt, returned, None)
+            trt = self._fake._trt
+            cls = getattr(trt, returned, getattr(trt, returned[1:], None))  # IParserError is bound as ParserError
             return Instance(self._fake, cls) if isinstance(cls, type) else returned == "bool"
 
         return call
@@ -69,5 +69,5 @@ def _check(cls: type, name: str, args: tuple) -> str:
         depth = re.sub(r"\[[^\[\]]*\]|\([^()]*\)", "", parameters)  # commas of types and defaults
         given = [p for p in depth.split(",") if p.strip() and not p.strip().startswith("self")]
         if len([p for p in given if "=" not in p]) <= len(args) <= len(given):
-            return returned.rsplit(".", 1)[-1]
+            return re.split(r"\.|::", returned)[-1]
     raise TypeError(f"{cls.__name__}.{name} takes ({'), ('.join(p for p, _ in signatures)}), got {len(args)} arguments")

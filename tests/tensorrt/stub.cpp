@@ -215,7 +215,8 @@ int getNvOnnxParserVersion() { return 0; }
 
 int registered_creators() { return registry.all.size(); }
 
-// What a plugin says that is compiled ahead of time, asked as TensorRT asks. `known`: whether it is told the sizes.
+// What a plugin says that is compiled ahead of time, asked as TensorRT asks. `known`: whether it is told all sizes; if
+// not, those of channels, third from the end.
 struct Answer {
   char kind[64];  // of its interface
   Dims shapes[4];
@@ -245,7 +246,9 @@ int ask(const char* node, const Field* fields, int32_t count_fields, int32_t req
   std::vector<Shape> in(inputs), out(outputs);
   for (int32_t i = 0; i < inputs; ++i) {
     ranks[i] = in[i].rank = dims[i].rank;
-    for (int32_t k = 0; k < in[i].rank; ++k) in[i].sizes[k] = builder.own.make(dims[i].sizes[k], known || k == 1);
+    for (int32_t k = 0; k < in[i].rank; ++k) {
+      in[i].sizes[k] = builder.own.make(dims[i].sizes[k], known || k == ranks[i] - 3);
+    }
   }
   if (build->output_types(answer->types, outputs, types, ranks, inputs)) return 5;
   if (build->output_shapes(in.data(), inputs, nullptr, 0, out.data(), outputs, builder)) return 6;
@@ -264,7 +267,7 @@ int ask(const char* node, const Field* fields, int32_t count_fields, int32_t req
     desc.type = i < inputs ? types[i] : answer->types[i - inputs];
     descs[i].min = descs[i].max = descs[i].opt = desc.dims;
     for (int32_t k = 0; k < desc.dims.rank; ++k) {
-      if (!known && k != 1) desc.dims.sizes[k] = -1;
+      if (!known && k != desc.dims.rank - 3) desc.dims.sizes[k] = -1;
     }
   }
   const int32_t all = inputs + outputs, count = build->count_combinations(descs.data(), inputs, outputs);

@@ -12,12 +12,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from svexport.errors import BackendNotAvailableError
 from svexport.ops._op import OPS, Op, as_tuple
-from svexport.tensorrt import aot, register_plugins
+from svexport.tensorrt import aot, plugins, register_plugins
 from svexport.tensorrt.nodes import plugin_ops
 from svexport.tensorrt.plugins import COORDINATES, IMAGES, Description, Size, output_descriptions
 from tests.tensorrt.cases import arguments, inputs_of
@@ -71,6 +72,19 @@ def test_every_op_registers(bindings: dict[str, Any]) -> None:
     assert bindings["registered"] == len(plugin_ops())
 
 
+def test_engines_are_built_and_run_by_what_the_bindings_have(bindings: dict[str, Any]) -> None:
+    """The code of the tests that need TensorRT, run with the names and numbers of arguments of the real bindings."""
+    said = bindings["build and run"]
+    assert said["plan"] == "plan"
+    assert said["layers"] == {"PLUGIN_V3": 2}
+    assert said["outputs"] == {"y": [[2, 3], "torch.float16"]}
+    assert {"OnnxParser.parse", "IOptimizationProfile.set_shape", "IExecutionContext.execute_async_v3"} <= set(
+        said["called"]
+    )
+    assert len(said["failures"]) == 5
+    assert "a reason" in said["failures"]["OnnxParser.parse"]
+
+
 @every_op
 def test_fields_are_the_attributes(bindings: dict[str, Any], op: Op) -> None:
     said = bindings["ops"][op.name]
@@ -114,7 +128,7 @@ def test_wrong_fields_are_refused(bindings: dict[str, Any], op: Op) -> None:
 
 
 every_aot_op = pytest.mark.parametrize("op", AOT_OPS, ids=lambda op: op.name)
-DTYPES = {0: torch.float32, 1: torch.float16, 7: torch.bfloat16, 8: torch.int64}  # TensorRT's numbers
+DTYPES = {0: torch.float32, 1: torch.float16, 2: torch.int8, 7: torch.bfloat16, 8: torch.int64}  # TensorRT's numbers
 LINEAR, HWC8, HWC = 0, 2, 8
 
 
@@ -143,19 +157,23 @@ def test_ahead_of_time_shapes_types_and_formats(op: Op, ahead: list[dict[str, An
         assert said["shapes"] == [list(o.shape) for o in outputs]
         assert [DTYPES[t] for t in said["types"]] == [o.dtype for o in outputs]
         first = said["tensors"][0]
-        channels = first.shape[1] if op.name in IMAGES and first.dim() == 4 else 0
+        rank, among = IMAGES.get(op.name, (0, ()))
+        channels = first.shape[-3] if first.dim() == rank else 0
         assert said["combinations"][0] == [
             [t, LINEAR] for t in [{v: k for k, v in DTYPES.items()}[x.dtype] for x in (*said["tensors"], *outputs)]
         ]
         found = {(pair[0], pair[1]) for combination in said["combinations"] for pair in combination[:1]}
-        last = {(0, HWC)} if channels and channels % 4 == 0 else set()
-        last |= {(1, HWC8), (7, HWC8)} if channels and channels % 8 == 0 else set()
-        assert found == {(0, LINEAR), (1, LINEAR), (7, LINEAR)} | last
+        if first.is_floating_point():
+            last = {(0, HWC)} if channels and channels % 4 == 0 else set()
+            last |= {(1, HWC8), (7, HWC8)} if channels and channels % 8 == 0 else set()
+            assert found == {(0, LINEAR), (1, LINEAR), (7, LINEAR)} | last
+        else:
+            assert found == {(2, LINEAR)}
         for combination in said["combinations"]:
-            data = combination[0][0]
+            data = combination[-1][0]
             names = [name for name, _ in inputs_of(op, said["args"])]
             for name, tensor, (type_, layout) in zip(names, said["tensors"], combination, strict=False):
-                assert layout == LINEAR or name in IMAGES[op.name]
+                assert layout == LINEAR or name in among
                 if not tensor.is_floating_point():
                     assert DTYPES[type_] == tensor.dtype
                 else:
@@ -216,6 +234,34 @@ def test_shape_expressions(op: Op) -> None:
 def test_ops_without_a_fake_have_no_plugin() -> None:
     assert all(op.fake is not None for op in plugin_ops())
     assert {op.name for op in plugin_ops()} <= set(OPS)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_bindings_that_lose_lists_are_noticed(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    """Those of 10.14 and 10.15 show the first element as often as there are elements."""
+
+    def field(name: str, data: np.ndarray, kind: str) -> SimpleNamespace:
+        return SimpleNamespace(name=name, data=np.full_like(data, data[0]) if broken and data.size else data, type=kind)
+
+    fake = SimpleNamespace(
+        __version__="10.15.1",
+        PluginField=field,
+        PluginFieldType=SimpleNamespace(INT32="int", FLOAT32="float"),
+        PluginFieldCollection=list,
+    )
+    monkeypatch.setattr(plugins, "_tensorrt", lambda: fake)
+    plugins._reads_lists.cache_clear()
+    for op in plugin_ops():
+        args = next(arguments(op))
+        given = {a.name: v for a, v in zip(op.arguments, args, strict=True) if not a.is_tensor}
+        fields = plugins.fields_of(fake, op, given)
+        if broken and any(a.kind in ("ints", "floats") for a in op.attributes):
+            with pytest.raises(BackendNotAvailableError, match=r"10\.15\.1 show a plugin the first element only"):
+                plugins.attributes_of(op, fields)
+        else:
+            got = plugins.attributes_of(op, fields)
+            assert all(np.allclose(got[name], np.asarray(value, float)) for name, value in given.items())
+    plugins._reads_lists.cache_clear()
 
 
 def test_without_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,14 @@ namespace svexport::aot {
 template <int N>
 using Int = std::integral_constant<int, N>;
 
-// A tensor of TensorRT's: row-major, or channels-last (N, H, W, C).
+// A list among a node's inputs or attributes.
+template <class T, int N>
+struct List {
+  static constexpr int kSize = N;
+  T at[N ? N : 1];
+};
+
+// A tensor of TensorRT's: row-major, or channels-last (*, H, W, C).
 template <class T, int R>
 struct View {
   T* data;
@@ -40,6 +47,7 @@ struct View {
 template <class T>
 constexpr DType kDType = std::is_same_v<std::remove_const_t<T>, __half>          ? DType::kFloat16
                          : std::is_same_v<std::remove_const_t<T>, __nv_bfloat16> ? DType::kBFloat16
+                         : std::is_same_v<std::remove_const_t<T>, int8_t>        ? DType::kInt8
                                                                                  : DType::kFloat32;
 
 // As the kernels take tensors of which they read few numbers.
@@ -48,6 +56,26 @@ __device__ __forceinline__ Tensor untyped(const View<T, R>& view) {
   Tensor t;
   t.data = const_cast<std::remove_const_t<T>*>(view.data);
   t.dtype = kDType<T>;
+  return t;
+}
+
+// As a launcher takes it.
+template <class T, int R>
+__device__ __forceinline__ Tensor tensor(const View<T, R>& view, bool last = false) {
+  Tensor t = untyped(view);
+  t.rank = R;
+  int64_t stride = 1;
+  if (last) {
+    t.strides[R - 3] = 1;
+    stride = view.sizes[R - 3];
+  }
+#pragma unroll
+  for (int i = R - 1; i >= 0; --i) {
+    t.sizes[i] = view.sizes[i];
+    if (last && i == R - 3) continue;
+    t.strides[i] = stride;
+    stride *= view.sizes[i];
+  }
   return t;
 }
 
@@ -63,4 +91,7 @@ __device__ __forceinline__ Tensor untyped(const View<T, R>& view) {
 #undef __grid_constant__
 #define __global__ __device__ __forceinline__
 #define __launch_bounds__(...)
-#define __grid_constant__
+#define __grid_constant__ SVEXPORT_BY
+#ifndef SVEXPORT_BY  // how functions take what is a kernel's parameter
+#define SVEXPORT_BY
+#endif

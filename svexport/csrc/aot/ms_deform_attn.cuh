@@ -16,6 +16,7 @@ __device__ void ms_deform_attn(const View<const T, 4>& value, const View<const I
   sizes.heads = value.sizes[2];
   sizes.channels = value.sizes[3];
   sizes.points = sampling_locations.sizes[4];
+  if (sizes.images == 0 || sizes.rows == 0 || sizes.channels == 0) return;
   sizes.samples = sampling_locations.sizes[3] * sizes.points;
   sizes.per_point = 1.0f / static_cast<float>(sizes.points);
   const auto strides = [](const auto& view, auto& to) {

@@ -285,18 +285,24 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp * kWarps) backwar
     load_floats(a.weight, column(k), column(k) < a.d, weight[k]);
   }
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
-  for (int64_t row = blockIdx.x * static_cast<int64_t>(blockDim.y) + threadIdx.y; row < a.rows.walk.count;
-       row += step) {
-    const Row<T> from(a.rows, row);
+  Loaded<T, N> loaded[K];
+  Vec<T, N> loaded_dy[K], loaded_ds[K];
+  const auto fetch = [&](int64_t row) {
+    const bool real = row < a.rows.walk.count;
+    const Row<T> from(a.rows, real ? row : 0);
     const T *dy = static_cast<const T*>(a.dy) + row * a.d, *ds = static_cast<const T*>(a.ds) + row * a.d;
-    Loaded<T, N> loaded[K];
-    Vec<T, N> loaded_dy[K], loaded_ds[K];
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      loaded[k] = {from, column(k), column(k) < a.d};
-      loaded_dy[k] = load_if<T, N>(dy + column(k), column(k) < a.d);
-      loaded_ds[k] = load_if<T, N>(ds + column(k), column(k) < a.d);
+      loaded[k] = {from, column(k), real && column(k) < a.d};
+      loaded_dy[k] = load_if<T, N>(dy + column(k), real && column(k) < a.d);
+      loaded_ds[k] = load_if<T, N>(ds + column(k), real && column(k) < a.d);
     }
+  };
+  constexpr bool kAhead = K == 1;  // a row is on its way while the one before is summed up: the registers must do
+  int64_t row = blockIdx.x * static_cast<int64_t>(blockDim.y) + threadIdx.y;
+  if (kAhead) fetch(row);
+  for (; row < a.rows.walk.count; row += step) {
+    if (!kAhead) fetch(row);
     float v[K][N], g[K][N];  // s and then s - mean, the gradient of y
     Sums<2> sum{};           // of s, of g * weight
 #pragma unroll
@@ -309,6 +315,10 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp * kWarps) backwar
         sum += {v[k][j], __fmul_rn(g[k][j], weight[k][j])};
       }
     }
+    Vec<T, N> ds[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) ds[k] = loaded_ds[k];
+    if (kAhead) fetch(row + step);
     sum = row_sum<kBlock>(sum, scratch);
     const float mean = sum.at[0] / a.d, mean_g = sum.at[1] / a.d;
     Sums<3> rest{};  // of v = s - mean, its square, v * g * weight
@@ -334,7 +344,7 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : kWarp * kWarps) backwar
         sums[1][k][j] += g[k][j];
         // The product rounded, as it was in the mean: of a single column nothing may be left.
         v[k][j] = (__fmul_rn(g[k][j], weight[k][j]) - mean_g - normal * mean_gn) * moments.scale +
-                  to_float(loaded_ds[k].at[j]);
+                  to_float(ds[k].at[j]);
         sums[2][k][j] += v[k][j];
       }
 #pragma unroll
@@ -393,6 +403,7 @@ __global__ void __launch_bounds__(1024) backward_columns(const __grid_constant__
   const int column = blockIdx.x * kWarp + threadIdx.x;
   float sum = 0;
   if (column < 3 * a.d) {
+#pragma unroll 8
     for (int i = threadIdx.y; i < count; i += blockDim.y) sum += a.partials[i * 3ll * a.d + column];
   }
   shared[threadIdx.y][threadIdx.x] = sum;
@@ -452,7 +463,7 @@ cudaError_t launch_forward(const Forward& a, cudaStream_t stream) {
                       : warp          ? forward_rows<T, N, 16 / N, false>
                                       : forward_rows<T, N, 8 / N, true>;
   // As many as stay on the device, where that was measured to be faster; otherwise one by one.
-  const int64_t most = sizeof(T) == 2 ? std::max(896 / threads, 1) * multiprocessors() : INT32_MAX;
+  const int64_t most = warp && sizeof(T) == 2 ? 7 * multiprocessors() : INT32_MAX;
   const int64_t blocks = std::min(warp ? ceil_div<int64_t>(a.rows.walk.count, 4) : a.rows.walk.count, most);
   kernel<<<static_cast<int>(blocks), threads, 0, stream>>>(a);
   return cudaGetLastError();

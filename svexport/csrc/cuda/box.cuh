@@ -8,7 +8,7 @@
 namespace svexport {
 
 // How the box lies in shared memory: rows at their distance in the plane if they are whole, else side by side, so that
-// addresses of both sides agree in their last bits and `unit` bytes (16, or one pixel) are copied at a time. Behind the
+// addresses of both sides agree in their last bits and `unit` bytes (16, 8, 4 or 2) are copied at a time. Behind the
 // pixels of a channel come 16 bytes of zeros, for pixels outside of the image.
 struct Box {
   int start;   // bytes from the first pixel of the plane to that of the box
@@ -31,6 +31,7 @@ struct Box {
       rows = 1;
     } else {
       row = uneven ? up(length + 2 * unit) + uneven : up(shift + length);
+      if (unit == 16 && row % 32 == 0) row += 16;  // rows that lie four apart use different banks
     }
     origin = shift - top * row - left * item;
     bytes = (shift + (rows - 1) * row + length + 15) / 16 * 16 + 16;
@@ -38,7 +39,7 @@ struct Box {
 
   __device__ __forceinline__ int zeros() const { return bytes - 16; }
 
-  // Starts to copy `count` channels, `channel` bytes apart; all threads of a block together.
+  // Starts to copy `count` channels, `channel` bytes apart, or none; all threads of a block together.
   __device__ __forceinline__ void fetch(char* shared, const char* plane, int64_t channel, int count, int unit) const {
     const int chunks = (length + 2 * unit - 2) / unit;  // of a row, at most
     const int all = rows * chunks, slots = min(all, static_cast<int>(blockDim.x));
@@ -46,55 +47,35 @@ struct Box {
     for (int i = threadIdx.x; i < count; i += blockDim.x) {
       *reinterpret_cast<uint4*>(shared + i * bytes + zeros()) = uint4{};
     }
-    if (group >= groups) return;
-    for (int i = threadIdx.x - group * slots; i < all; i += slots) {
+    for (int i = group < groups ? threadIdx.x - group * slots : all; i < all; i += slots) {
       const int r = i / chunks, in_plane = start + r * plane_row, at = (i - r * chunks) * unit;
       const int from = (in_plane & -unit) + at, to = (((start & (unit - 1)) + r * row) & -unit) + at;
       if (from >= in_plane + length) continue;
-      for (int c = group; c < count; c += groups) {
-        const char* source = plane + c * channel + from;
-        char* target = shared + c * bytes + to;
-        if (unit == 16) {
-          __pipeline_memcpy_async(target, source, 16);
-        } else if (unit == 4) {
-          __pipeline_memcpy_async(target, source, 4);
-        } else {
-          *reinterpret_cast<uint16_t*>(target) = *reinterpret_cast<const uint16_t*>(source);
-        }
+      const char* source = plane + from;
+      char* target = shared + to;
+      switch (unit) {
+        case 16: copy<16>(target, source, channel, group, groups, count); break;
+        case 8: copy<8>(target, source, channel, group, groups, count); break;
+        case 4: copy<4>(target, source, channel, group, groups, count); break;
+        default: copy<2>(target, source, channel, group, groups, count);
       }
     }
     __pipeline_commit();
   }
+
+  template <int UNIT>
+  __device__ __forceinline__ void copy(char* target, const char* source, int64_t channel, int first, int step,
+                                       int count) const {
+#pragma unroll 4
+    for (int c = first; c < count; c += step) {
+      if constexpr (UNIT >= 4) {
+        __pipeline_memcpy_async(target + c * bytes, source + c * channel, UNIT);
+      } else {
+        *reinterpret_cast<uint16_t*>(target + c * bytes) = *reinterpret_cast<const uint16_t*>(source + c * channel);
+      }
+    }
+  }
 };
-
-// Launches that overlap: a kernel may begin when the one before has begun, and waits for its results. Nothing elsewhere.
-__device__ __forceinline__ void start_next() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
-__device__ __forceinline__ void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-template <class... Parameters, class... Arguments>
-cudaError_t launch_after(bool early, void (*kernel)(Parameters...), dim3 blocks, int threads, int memory, cudaStream_t stream,
-                         Arguments... arguments) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = blocks;
-  config.blockDim = threads;
-  config.dynamicSmemBytes = memory;
-  config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = early ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
-}
 
 // The columns and rows that the points of a block need, in shared memory: left, top, -right, -bottom.
 template <int TAPS, int POINTS>

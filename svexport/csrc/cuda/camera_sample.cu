@@ -284,7 +284,7 @@ __device__ __forceinline__ int position(bool valid, int* counts, int& total) {
 // kOthers: some levels are pooled or int8.
 template <class T, int N, bool kSplit, bool kOthers>
 __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
-    camera_sample_kernel(const __grid_constant__ Params p) {
+    camera_sample_kernel(const Params __grid_constant__ p) {
   constexpr int kParts = kSplit ? kPasses : 1;
   constexpr int kSums = kThreads * (kSplit ? kPasses / 2 : N);
   __shared__ Sample samples[kThreads];
@@ -533,7 +533,7 @@ __device__ __forceinline__ void write_place_gradient(const Params& p, const Back
 
 template <class T, int N, bool kSplit>
 __global__ void __launch_bounds__(kThreads, 4)
-    camera_sample_backward_kernel(const __grid_constant__ Params p, const __grid_constant__ Backward r) {
+    camera_sample_backward_kernel(const Params __grid_constant__ p, const Backward __grid_constant__ r) {
   constexpr int kParts = kSplit ? kPasses : 1;
   __shared__ Sample samples[kThreads];
   __shared__ float2 beyond[kThreads];       // fx, fy of the samples
@@ -730,7 +730,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 }
 
 // Where the readers of each pixel start, in any order of the pixels.
-__global__ void __launch_bounds__(256) camera_sample_backward_firsts_kernel(const __grid_constant__ Backward r) {
+__global__ void __launch_bounds__(256) camera_sample_backward_firsts_kernel(const Backward __grid_constant__ r) {
   __shared__ int sums[8], base;
   const int64_t pixel = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
   const int count = pixel < r.pixels ? r.counts[pixel] : 0, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -754,7 +754,7 @@ __global__ void __launch_bounds__(256) camera_sample_backward_firsts_kernel(cons
 }
 
 __global__ void __launch_bounds__(256)
-    camera_sample_backward_readers_kernel(const __grid_constant__ Backward r, int links, bool with_weight) {
+    camera_sample_backward_readers_kernel(const Backward __grid_constant__ r, int links, bool with_weight) {
   const int i = blockIdx.x * 256 + threadIdx.x;
   if (i >= links) return;
   const Link link = r.links[i];
@@ -814,7 +814,7 @@ __device__ __forceinline__ int next_readers(const Reader* readers, int count, in
 // A block per tile of pixels of one image of one level, and kTileChannels channels.
 template <class T>
 __global__ void __launch_bounds__(kTileThreads, 3)
-    camera_sample_backward_maps_kernel(const __grid_constant__ Params p, const __grid_constant__ Backward r) {
+    camera_sample_backward_maps_kernel(const Params __grid_constant__ p, const Backward __grid_constant__ r) {
   constexpr int kPixels = kTileBytes / sizeof(T);
   constexpr int kPitch = kPixels + 4 / sizeof(T);  // an odd number of banks
   constexpr int kAtOnce = sizeof(T) == 2 ? 4 : 2;  // readers, as registers allow
@@ -895,7 +895,7 @@ __global__ void __launch_bounds__(kTileThreads, 3)
 
 // A block per matrix: d(image) times the place.
 __global__ void __launch_bounds__(kTileThreads)
-    camera_sample_backward_lidar2img_kernel(const __grid_constant__ Params p, const __grid_constant__ Backward r) {
+    camera_sample_backward_lidar2img_kernel(const Params __grid_constant__ p, const Backward __grid_constant__ r) {
   __shared__ float parts[kTileThreads / 32][12];
   const int b = blockIdx.x / p.cams, camera = blockIdx.x % p.cams;
   const int64_t count = static_cast<int64_t>(r.queries) * p.points_of.d;
@@ -931,11 +931,11 @@ int log2_ceil(int64_t x) {
 
 // Strides of a tensor that broadcasts in its dimensions of size 1.
 template <int N>
-void copy_strides(const Tensor& t, int64_t (&strides)[N]) {
+__host__ __device__ void copy_strides(const Tensor& t, int64_t (&strides)[N]) {
   for (int i = 0; i < N; ++i) strides[i] = t.sizes[i] == 1 ? 0 : t.strides[i];
 }
 
-bool collapses(const Tensor& weights) {  // cams, points and levels
+__host__ __device__ bool collapses(const Tensor& weights) {  // cams, points and levels
   for (int i = 2; i < 4; ++i) {
     int64_t expected = weights.strides[4];
     for (int j = i + 1; j < 5; ++j) expected *= weights.sizes[j];
@@ -956,9 +956,9 @@ bool vectors(const CameraLevel* levels, int num_levels, const Params& p, int64_t
   return true;
 }
 
-cudaError_t prepare(const CameraLevel* levels, int num_levels, const Tensor& reference_points, const Tensor& lidar2img,
-                    const Tensor& weights, const Tensor& offsets, const CameraSampleOptions& options,
-                    const Tensor& output, Params& p) {
+__host__ __device__ cudaError_t prepare(const CameraLevel* levels, int num_levels, const Tensor& reference_points,
+                                        const Tensor& lidar2img, const Tensor& weights, const Tensor& offsets,
+                                        const CameraSampleOptions& options, const Tensor& output, Params& p) {
   constexpr int64_t kMany = 1 << 30;
   const int64_t points = weights.sizes[3], groups = weights.sizes[5];
   if (num_levels < 1 || num_levels > kMaxCameraLevels || !is_float(reference_points) || !is_float(lidar2img) ||
@@ -1025,6 +1025,10 @@ cudaError_t prepare(const CameraLevel* levels, int num_levels, const Tensor& ref
 }
 
 }  // namespace
+}  // namespace svexport
+
+#ifndef SVEXPORT_AOT  // csrc/aot takes the kernels only
+namespace svexport {
 
 cudaError_t camera_sample(const CameraLevel* levels, int num_levels, const Tensor& reference_points,
                           const Tensor& lidar2img, const Tensor& weights, const Tensor& offsets,
@@ -1154,3 +1158,4 @@ cudaError_t camera_sample_backward(const CameraLevel* levels, int num_levels, co
 }
 
 }  // namespace svexport
+#endif

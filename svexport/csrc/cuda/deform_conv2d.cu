@@ -1,13 +1,13 @@
-// The forward is a matrix product whose one factor, what the taps read, is made as it is needed: a block computes a tile
-// of outputs x output pixels. It goes through K = (tap, channel) in steps of 128 bytes; while the tensor cores work on one
-// step, the pixels of the next are on their way, and the places that the one after that reads are found.
+// A matrix product whose one factor is what the taps read: columns, made for as many images at a time as fit into memory
+// of a bounded size.
 #include "deform_conv2d.h"
 
-#include <cstdlib>
+#include <algorithm>
 #include <numeric>
 
 #include "accumulate.cuh"
-#include "mma.cuh"
+#include "matmul.h"
+#include "permute.h"
 
 namespace svexport {
 namespace {
@@ -15,11 +15,10 @@ namespace {
 struct Geometry {
   DeformConv2d conv;
   int height, width, out_height, out_width, taps;
-  int channels, per_group, per_offset_group, run;  // packed
-  unsigned vectors;                                // of 16 bytes in the channels
-  int rows;                                        // N*oH*oW
-  int64_t image_size;                              // H*W*C, packed
-  int64_t offset[4], mask[4];  // strides
+  int channels, per_group, per_offset_group;  // of the input, packed or not
+  int64_t image;                              // strides of the input: this in elements
+  unsigned row, column;                       // these in the unit of Pixels
+  int64_t offset[4], mask[4];                 // strides
 };
 
 // Where a tap of an output pixel reads, and by what it is multiplied.
@@ -56,7 +55,7 @@ constexpr unsigned kOutside = ~0u;
 
 // The four pixels around a tap: top left, top right, bottom left, bottom right.
 struct alignas(16) Pixels {
-  unsigned at[4];  // vectors from the start of the image; kOutside of it
+  unsigned at[4];  // from the first pixel of the image, in vectors of 16 bytes, or in elements of planes; kOutside of it
 };
 
 // Where the tap lies between them; 0 if none of them is inside.
@@ -74,7 +73,7 @@ __device__ __forceinline__ Between locate(const Tap& tap, const Geometry& g, Pix
   for (int i = 0; i < 4; ++i) {
     const int c = column + i % 2, r = row + i / 2;
     const bool inside = c >= 0 && c < g.width && r >= 0 && r < g.height;
-    pixels.at[i] = inside ? static_cast<unsigned>(r * g.width + c) * g.vectors : kOutside;
+    pixels.at[i] = inside ? static_cast<unsigned>(r) * g.row + static_cast<unsigned>(c) * g.column : kOutside;
   }
   return near ? Between{tap.x - left, tap.y - top} : Between{0, 0};
 }
@@ -104,314 +103,7 @@ __device__ __forceinline__ Vec<T, V> read_pixel(const T* image, unsigned pixel, 
   return load_if<T, V>(past(image, pixel), real && pixel != kOutside);
 }
 
-// c += a * b for a of 16 rows and b of 8 columns, both of 32 bytes along K, in registers as ldmatrix leaves them and c as
-// the tensor cores have it: for architectures whose tensor cores do not have the type.
-template <class T>
-__device__ __forceinline__ void multiply_by_shuffles(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  constexpr int kElements = 4 / sizeof(T);
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int k = 0; k < 8; ++k) {
-    const uint32_t words[4] = {__shfl_sync(0xffffffff, a[k / 4 * 2], (lane & ~3) + k % 4),
-                               __shfl_sync(0xffffffff, a[k / 4 * 2 + 1], (lane & ~3) + k % 4),
-                               __shfl_sync(0xffffffff, b[k / 4], lane % 4 * 8 + k % 4),
-                               __shfl_sync(0xffffffff, b[k / 4], lane % 4 * 8 + 4 + k % 4)};
-    T values[4][kElements];
-    memcpy(values, words, sizeof(words));
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) c[j] = fmaf(to_float(values[j / 2][i]), to_float(values[2 + j % 2][i]), c[j]);
-    }
-  }
-}
-
-// 16 rows and 8 columns of 32 bytes along K, as ldmatrix leaves them; those of float in two parts, x = high + low up to
-// 2^-22 of x.
-template <class T>
-struct Left {
-  uint32_t x[4];
-  explicit __device__ __forceinline__ Left(const uint32_t (&x)[4]) : x{x[0], x[1], x[2], x[3]} {}
-};
-
-template <class T>
-struct Right {
-  uint32_t x[2];
-  Right() = default;
-  __device__ __forceinline__ Right(uint32_t x0, uint32_t x1) : x{x0, x1} {}
-};
-
-#if __CUDA_ARCH__ >= 800
-template <>
-struct Left<float> {
-  uint32_t high[4], low[4];
-  explicit __device__ __forceinline__ Left(const uint32_t (&x)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) split_tf32(x[i], high[i], low[i]);
-  }
-};
-
-template <>
-struct Right<float> {
-  uint32_t high[2], low[2];
-  Right() = default;
-  __device__ __forceinline__ Right(uint32_t x0, uint32_t x1) {
-    split_tf32(x0, high[0], low[0]);
-    split_tf32(x1, high[1], low[1]);
-  }
-};
-#endif
-
-// c += a * b, summed in float.
-__device__ __forceinline__ void multiply(float (&c)[4], const Left<__half>& a, const Right<__half>& b) {
-#if __CUDA_ARCH__ >= 800
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b.x[0]), "r"(b.x[1]));
-#else
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a.x[2 * i]), "r"(a.x[2 * i + 1]), "r"(b.x[i]));
-  }
-#endif
-}
-
-__device__ __forceinline__ void multiply(float (&c)[4], const Left<__nv_bfloat16>& a, const Right<__nv_bfloat16>& b) {
-#if __CUDA_ARCH__ >= 800
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b.x[0]), "r"(b.x[1]));
-#else
-  multiply_by_shuffles<__nv_bfloat16>(c, a.x, b.x);
-#endif
-}
-
-__device__ __forceinline__ void multiply(float (&c)[4], const Left<float>& a, const Right<float>& b) {
-#if __CUDA_ARCH__ >= 800
-  float sum[4] = {};  // tensor cores cut off what does not fit into a long sum, the additions below round
-  mma_tf32(sum, a.low, b.high);
-  mma_tf32(sum, a.high, b.low);
-  mma_tf32(sum, a.high, b.high);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) c[i] += sum[i];
-#else
-  multiply_by_shuffles<float>(c, a.x, b.x);
-#endif
-}
-
-// Waits for what copy_async began.
-__device__ __forceinline__ void copies_done() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
-constexpr int kStep = 128;  // bytes along K
-
-// Of a tile of rows of 128 bytes, 16 bytes: permuted so that eight rows of one column are in different banks.
-__device__ __forceinline__ char* at(char* tile, unsigned row, unsigned column) {
-  return tile + row * kStep + (column ^ row % 8) * 16;
-}
-
-template <class T>
-struct Convolution {
-  const T *image, *weight;  // packed
-  AnyFloat offset, mask, bias;
-  T* output;
-  Geometry geometry;
-  int64_t bias_stride;
-  int outputs;  // O/groups
-};
-
-// A step of K: up to 128 bytes of channels, all of one tap and one run.
-struct Step {
-  int i = 0, j = 0;            // of the tap
-  int run = 0, channel = 0;    // first channel of the run in the group, first channel of the step in the run
-
-  __device__ __forceinline__ void advance(const Geometry& g, int elements) {
-    channel += elements;
-    if (channel < g.run) return;
-    channel = 0;
-    run += g.run;
-    if (run < g.per_group) return;
-    run = 0;
-    if (++j < g.conv.kernel[1]) return;
-    j = 0;
-    ++i;
-  }
-};
-
-constexpr int kPixels = 32;  // output pixels of a warp, and of a block of the kernels for the backward
-
-// M x P warps, each of them for 16 * R outputs of 32 output pixels.
-template <class T, int M, int P, int R>
-__global__ void __launch_bounds__(M * P * 32, (M == 4 ? 3 : 2) / P) convolution_kernel(const Convolution<T> a) {
-  constexpr int kThreads = M * P * 32, kOutputs = M * R * 16, kElements = kStep / sizeof(T);
-  constexpr int kPixels = P * svexport::kPixels;
-  constexpr int kVectors = kPixels * 8 / kThreads;  // that a thread makes in a step
-  constexpr int kRows = kThreads / 8;               // between them
-  constexpr int kCopies = kOutputs * 8 / kThreads;
-  extern __shared__ __align__(128) char shared[];
-  char* const weights = shared;                         // [2][kOutputs * kStep]
-  char* const columns = shared + 2 * kOutputs * kStep;  // [2][kPixels * kStep]
-  __shared__ Pixels pixels[2][kPixels];
-  __shared__ float4 factors[2][kPixels];
-
-  const Geometry& g = a.geometry;
-  const int group = blockIdx.z, first_pixel = blockIdx.x * kPixels, first_output = blockIdx.y * kOutputs;
-  const unsigned column = threadIdx.x % 8, row = threadIdx.x / 8, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-
-  const T* images[kVectors];
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const int pixel = min(first_pixel + static_cast<int>(row) + i * kRows, g.rows - 1);
-    images[i] = a.image + pixel / (g.out_height * g.out_width) * g.image_size + group * g.per_group +
-                column * kVector<T>;
-  }
-  // Rows of weights, in vectors; what is past the last is not stored, so may be any.
-  const unsigned k = g.taps * (g.per_group / kVector<T>), last = a.outputs - 1 - first_output;
-  const T* const weight =
-      a.weight + (group * static_cast<int64_t>(a.outputs) + first_output) * k * kVector<T> + column * kVector<T>;
-
-  // Places are found by the first warps: a lane for every output pixel.
-  const bool finder = threadIdx.x < kPixels;
-  const OutputPixel mine(min(first_pixel + static_cast<int>(threadIdx.x), g.rows - 1), g);
-  const auto find = [&](const Step& s) {
-    return mine.tap((group * g.per_group + s.run) / g.per_offset_group, s.i, s.j, g, a.offset, a.mask);
-  };
-  const auto place = [&](const Tap& tap, int to) {
-    const Between b = locate(tap, g, pixels[to][threadIdx.x]);
-    factors[to][threadIdx.x] =
-        make_float4(b.factor(0) * tap.mask, b.factor(1) * tap.mask, b.factor(2) * tap.mask, b.factor(3) * tap.mask);
-  };
-  Vector<T> corners[kVectors][4];
-  const auto read = [&](const Step& s, int from) {
-    const bool real = s.channel + static_cast<int>(column) * kVector<T> < g.run;
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const Pixels p = pixels[from][row + i * kRows];
-      const T* image = opaque(images[i] + s.run + s.channel);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) corners[i][j] = read_pixel<kVector<T>>(image, p.at[j], real);
-    }
-  };
-  const auto mix = [&](int from, char* to) {
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const float4 f = factors[from][row + i * kRows];
-      float sum[kVector<T>] = {};
-      add_scaled(sum, f.x, corners[i][0]);
-      add_scaled(sum, f.y, corners[i][1]);
-      add_scaled(sum, f.z, corners[i][2]);
-      add_scaled(sum, f.w, corners[i][3]);
-      *reinterpret_cast<Vector<T>*>(at(to, row, column) + i * kRows * kStep) = rounded<T, kVector<T>>(sum);
-    }
-  };
-  const auto copy = [&](const Step& s, char* to) {
-    const bool real = s.channel + static_cast<int>(column) * kVector<T> < g.run;
-    const T* from = opaque(weight + (s.i * g.conv.kernel[1] + s.j) * g.per_group + s.run + s.channel);
-    char* const first = at(to, row, column);
-    unsigned size = k;
-    asm volatile("" : "+r"(size));  // or the compiler keeps all the offsets, in registers that it does not have
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      const unsigned offset = min(row + i * kRows, last) * size;
-      copy_async(first + i * kRows * kStep, past(from, offset), real);
-    }
-  };
-
-  float sums[R][4][4] = {};
-  const int steps = g.taps * (g.per_group / g.run) * ((g.run + kElements - 1) / kElements);
-  Step next, found;  // what is read next, whose places are found next
-  int from = 0, to = 0;
-  if (finder) place(find(found), 0);
-  copy(next, weights);
-  __syncthreads();
-  read(next, 0);
-  mix(0, columns);
-  next.advance(g, kElements);
-  found.advance(g, kElements);
-  if (steps > 1 && found.channel == 0) {
-    to = 1;
-    if (finder) place(find(found), 1);
-  }
-  found.advance(g, kElements);
-  copies_done();
-  __syncthreads();
-  for (int step = 0; step < steps; ++step) {
-    const bool reads = step + 1 < steps, finds = step + 2 < steps && found.channel == 0;
-    char* const w = weights + step % 2 * kOutputs * kStep;
-    char* const c = columns + step % 2 * kPixels * kStep;
-    char* const next_w = weights + (step + 1) % 2 * kOutputs * kStep;
-    char* const next_c = columns + (step + 1) % 2 * kPixels * kStep;
-    if (next.channel == 0) from = 1 - from;
-    Tap tap;
-    if (reads) {
-      read(next, from);
-      copy(next, next_w);
-      if (finds && finder) tap = find(found);
-    }
-    const uint32_t left_row = shared_address(at(w, warp % M * R * 16 + lane % 16, lane / 16));
-    const uint32_t right_row = shared_address(at(c, warp / M * 32 + lane / 16 * 8 + lane % 8, lane / 8 % 2));
-    // 32 bytes further along K is another column of 16 bytes, which `at` permutes by exclusive or.
-#pragma unroll
-    for (int part = 0; part < kStep; part += 32) {
-      Right<T> right[4];
-#pragma unroll
-      for (int j = 0; j < 4; j += 2) {
-        uint32_t x[4];
-        load_matrix(x, (right_row ^ part) + j * 8 * kStep);
-        right[j] = Right<T>(x[0], x[1]);
-        right[j + 1] = Right<T>(x[2], x[3]);
-      }
-#pragma unroll
-      for (int i = 0; i < R; ++i) {
-        uint32_t x[4];
-        load_matrix(x, (left_row ^ part) + i * 16 * kStep);
-        const Left<T> left(x);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) multiply(sums[i][j], left, right[j]);
-      }
-    }
-    if (reads) mix(from, next_c);
-    if (finds) {
-      to = 1 - to;
-      if (finder) place(tap, to);
-    }
-    next.advance(g, kElements);
-    found.advance(g, kElements);
-    copies_done();
-    __syncthreads();
-  }
-
-  const int plane = g.out_height * g.out_width;
-#pragma unroll
-  for (int i = 0; i < R * 2; ++i) {
-    const int output = first_output + static_cast<int>(warp % M * R * 16 + i * 8 + lane / 4);
-    if (output >= a.outputs) continue;
-    const int64_t channel = static_cast<int64_t>(group) * a.outputs + output;
-    const float bias = a.bias.data ? a.bias.get(channel * a.bias_stride) : 0.0f;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int pixel = first_pixel + static_cast<int>(warp / M * 32 + j * 8 + lane % 4 * 2);
-      const float x = sums[i / 2][j][i % 2 * 2] + bias, y = sums[i / 2][j][i % 2 * 2 + 1] + bias;
-      if (pixel >= g.rows) continue;
-      const int64_t total = static_cast<int64_t>(gridDim.z) * a.outputs;
-      T* const to = a.output + (pixel / plane * total + channel) * plane + pixel % plane;
-      if (plane % 2 == 0) {
-        store(to, Vec<T, 2>{{from_float<T>(x), from_float<T>(y)}});
-      } else {
-        *to = from_float<T>(x);
-        if (pixel + 1 < g.rows) {
-          a.output[((pixel + 1) / plane * total + channel) * plane + (pixel + 1) % plane] = from_float<T>(y);
-        }
-      }
-    }
-  }
-}
-
+constexpr int kPixels = 32;       // output pixels of a block
 constexpr int kThreads = 256;     // of a block
 constexpr int kOffsetGroups = 8;  // at most, of a block
 
@@ -419,7 +111,7 @@ constexpr int kOffsetGroups = 8;  // at most, of a block
 // what every (output pixel, offset group) reads, then `lanes` threads (a power of two) take one of them each.
 struct Part {
   Geometry g;
-  int first, rows, lanes;
+  int first, rows, lanes;  // rows: output pixels, of images from `first` on
 
   __device__ __forceinline__ int tap() const { return blockIdx.y % g.taps; }
   __device__ __forceinline__ int offset_group() const { return blockIdx.y / g.taps * kOffsetGroups; }
@@ -430,7 +122,7 @@ struct Part {
   __device__ __forceinline__ void find(Pixels* pixels, float4* taps, const AnyFloat& offset, const AnyFloat& mask) const {
     for (int i = threadIdx.x; i < kPixels * offset_groups(); i += kThreads) {
       const int row = min(static_cast<int>(blockIdx.x * kPixels) + i % kPixels, rows - 1);
-      const OutputPixel p(first + row, g);
+      const OutputPixel p(first * g.out_height * g.out_width + row, g);
       const Tap t = p.tap(offset_group() + i / kPixels, tap() / g.conv.kernel[1], tap() % g.conv.kernel[1], g, offset, mask);
       const Between b = locate(t, g, pixels[i]);
       taps[i] = make_float4(b.x, b.y, t.mask, __int_as_float(p.n));
@@ -438,10 +130,12 @@ struct Part {
     __syncthreads();
   }
 
-  // Of 16 bytes of channels in the columns of row, tap().
-  __device__ __forceinline__ int64_t column(int row, int channel) const {
+  // Of 16 bytes of channels in the columns of row, which is in image n, and tap().
+  __device__ __forceinline__ int64_t column(int row, int n, int channel) const {
     const int group = g.conv.groups == 1 ? 0 : channel / g.per_group;
-    return ((static_cast<int64_t>(group) * rows + row) * g.taps + tap()) * g.per_group + channel - group * g.per_group;
+    const int64_t images = n - first, plane = g.out_height * g.out_width;  // before this one
+    return (((images * (g.conv.groups - 1) + group) * plane + row) * g.taps + tap()) * g.per_group + channel -
+           group * g.per_group;
   }
 };
 
@@ -459,7 +153,7 @@ __global__ void __launch_bounds__(kThreads)
     const Pixels at = pixels[i];
     const float4 tap = taps[i];
     const Between b{tap.x, tap.y};
-    const T* image = input + __float_as_int(tap.w) * g.image_size;
+    const T* image = input + __float_as_int(tap.w) * g.image;
     for (int c = threadIdx.x % part.lanes * V; c < g.per_offset_group; c += part.lanes * V) {
       const int channel = (part.offset_group() + i / kPixels) * g.per_offset_group + c;
       Vector<T> v[4];
@@ -468,45 +162,128 @@ __global__ void __launch_bounds__(kThreads)
       float sum[V] = {};
 #pragma unroll
       for (int k = 0; k < 4; ++k) add_scaled(sum, b.factor(k) * tap.z, v[k]);
-      if (row < part.rows) store(columns + part.column(row, channel), rounded<T, V>(sum));
+      if (row < part.rows) store(columns + part.column(row, __float_as_int(tap.w), channel), rounded<T, V>(sum));
     }
   }
 }
 
-constexpr int kChannels = 8;  // that a thread of the next kernel takes, at most
-
-// A tap of 256 output pixels in some channels of an offset group, from planes of pixels.
+// Planes of pixels, of which a thread reads one tap of one output pixel in some channels of an offset group.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    planes_kernel(const T* input, int64_t image_stride, int64_t channel_stride, AnyFloat offset, AnyFloat mask, Geometry g,
-                  int first, int rows, T* columns) {
-  const int row = blockIdx.x * kThreads + threadIdx.x, tap = blockIdx.y;
-  if (row >= rows) return;
+struct Planes {
+  const T* input;
+  int64_t channel;  // stride
+  AnyFloat offset, mask;
+  Geometry g;
+  int first, rows;  // rows: output pixels, of images from `first` on
+  T* columns;
+  int64_t pitch;  // between its rows
+
+  __device__ __forceinline__ int row() const { return blockIdx.x * kThreads + threadIdx.x; }
+  __device__ __forceinline__ int tap() const { return blockIdx.y; }
+  __device__ __forceinline__ int plane() const { return g.out_height * g.out_width; }
+  __device__ __forceinline__ OutputPixel pixel() const { return OutputPixel(first * plane() + row(), g); }
+  __device__ __forceinline__ Tap tap(const OutputPixel& p, int group) const {
+    return p.tap(group, tap() / g.conv.kernel[1], tap() % g.conv.kernel[1], g, offset, mask);
+  }
+  // Of a channel of the input; the next channel's is g.taps * pitch further.
+  __device__ __forceinline__ T* column(int n, int channel) const {
+    return columns + (static_cast<int64_t>((n - first) * g.channels + channel) * g.taps + tap()) * pitch + row() -
+           (n - first) * plane();
+  }
+};
+
+// Up to kChannels channels of a thread.
+template <class T, int kChannels>
+__global__ void __launch_bounds__(kThreads) planes_kernel(const __grid_constant__ Planes<T> a) {
+  const Geometry& g = a.g;
+  if (a.row() >= a.rows) return;
   const int chunks = ceil_div(g.per_offset_group, kChannels), group = blockIdx.z / chunks;
   const int channel = group * g.per_offset_group + blockIdx.z % chunks * kChannels;
   const int count = min(kChannels, (group + 1) * g.per_offset_group - channel);
-  const OutputPixel p(first + row, g);
-  const Tap t = p.tap(group, tap / g.conv.kernel[1], tap % g.conv.kernel[1], g, offset, mask);
+  const OutputPixel p = a.pixel();
+  const Tap t = a.tap(p, group);
   Pixels pixels;
   const Between b = locate(t, g, pixels);
-  const T* const plane = input + p.n * image_stride + channel * channel_stride;
+  const T* const from = a.input + p.n * g.image + channel * a.channel;
   Vec<T, 1> v[kChannels][4];
 #pragma unroll
   for (int c = 0; c < kChannels; ++c) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      v[c][k] = load_if<T, 1>(plane + c * channel_stride + pixels.at[k], c < count && pixels.at[k] != kOutside);
+      v[c][k] = load_if<T, 1>(from + c * a.channel + pixels.at[k], c < count && pixels.at[k] != kOutside);
     }
   }
-  const int64_t out_plane = g.out_height * g.out_width;
-  T* to = columns + ((static_cast<int64_t>(row / out_plane) * g.channels + channel) * g.taps + tap) * out_plane + row % out_plane;
+  T* const to = a.column(p.n, channel);
 #pragma unroll
   for (int c = 0; c < kChannels; ++c) {
     float sum[1] = {};
 #pragma unroll
     for (int k = 0; k < 4; ++k) add_scaled(sum, b.factor(k) * t.mask, v[c][k]);
-    if (c < count) to[c * g.taps * out_plane] = from_float<T>(sum[0]);
+    if (c < count) to[c * g.taps * a.pitch] = from_float<T>(sum[0]);
   }
+}
+
+// The gradients of what a tap reads, and of where: those of all channels of an offset group come together in a thread.
+struct TapGradients {
+  float x = 0, y = 0, mask = 0;
+
+  // dot: of a pixel's channels and of the gradients of what is read there.
+  __device__ __forceinline__ void add(const Between& b, const float (&dot)[4]) {
+    x += (1 - b.y) * (dot[1] - dot[0]) + b.y * (dot[3] - dot[2]);
+    y += (1 - b.x) * (dot[2] - dot[0]) + b.x * (dot[3] - dot[1]);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) mask += b.factor(k) * dot[k];
+  }
+  // p: the place of the output pixel in its image.
+  __device__ __forceinline__ void write(const AnyFloat& grad_offset, const AnyFloat& grad_mask, const Geometry& g, int n,
+                                        int group, int tap, int p, float factor) const {
+    const int64_t number = (static_cast<int64_t>(n) * g.conv.offset_groups + group) * g.taps + tap;
+    const int64_t plane = g.out_height * g.out_width;
+    if (grad_offset.data) {
+      grad_offset.set(2 * number * plane + p, y * factor);
+      grad_offset.set((2 * number + 1) * plane + p, x * factor);
+    }
+    if (grad_mask.data) grad_mask.set(number * plane + p, mask);
+  }
+};
+
+// grad_input: (N, C, H, W), contiguous as the input. A thread takes an offset group.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    planes_backward_kernel(const __grid_constant__ Planes<T> a, bool replace, Sums grad_input, AnyFloat grad_offset,
+                           AnyFloat grad_mask) {
+  const Geometry& g = a.g;
+  if (a.row() >= a.rows) return;
+  const int group = blockIdx.z, channel = group * g.per_offset_group;
+  const OutputPixel p = a.pixel();
+  const Tap t = a.tap(p, group);
+  Pixels pixels;
+  const Between b = locate(t, g, pixels);
+  T* column = a.column(p.n, channel);
+  int64_t at = p.n * g.image + channel * a.channel;
+  TapGradients sums;
+#pragma unroll 2
+  for (int c = 0; c < g.per_offset_group; ++c, at += a.channel, column += g.taps * a.pitch) {
+    const float grad = to_float(*column);
+    Vec<T, 1> v[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) v[k] = load_if<T, 1>(a.input + at + pixels.at[k], pixels.at[k] != kOutside);
+    float dot[4], sum[1] = {};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      dot[k] = grad * to_float(v[k].at[0]);
+      add_scaled(sum, b.factor(k) * t.mask, v[k]);
+    }
+    sums.add(b, dot);
+    if (replace) *column = from_float<T>(sum[0]);
+    if (!grad_input.data) continue;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const float share[1] = {b.factor(k) * t.mask * grad};
+      if (pixels.at[k] != kOutside) grad_input.add(at + pixels.at[k], share);
+    }
+  }
+  sums.write(grad_offset, grad_mask, g, p.n, group, a.tap(), a.row() - (p.n - a.first) * a.plane(), t.mask);
 }
 
 template <class T>
@@ -518,7 +295,6 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ float4 taps[kPixels * kOffsetGroups];
   part.find(pixels, taps, offset, mask);
   const Geometry& g = part.g;
-  const int plane = g.out_height * g.out_width;
   for (int i0 = 0; i0 < kPixels * part.offset_groups(); i0 += kThreads / part.lanes) {  // the same for a whole warp
     const int i = min(i0 + static_cast<int>(threadIdx.x) / part.lanes, kPixels * part.offset_groups() - 1);
     const int row = blockIdx.x * kPixels + i % kPixels, group = part.offset_group() + i / kPixels;
@@ -527,14 +303,14 @@ __global__ void __launch_bounds__(kThreads)
     const float4 tap = taps[i];
     const Between b{tap.x, tap.y};
     const int n = __float_as_int(tap.w);
-    float x = 0, y = 0, m = 0;
+    TapGradients sums;
     for (int c = threadIdx.x % part.lanes * V; c < g.per_offset_group && real; c += part.lanes * V) {
       const int channel = group * g.per_offset_group + c;
-      T* const column = columns + part.column(row, channel);
+      T* const column = columns + part.column(row, n, channel);
       const Vec<T, V> grads = load<T, V>(column);
       Vec<T, V> v[4];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) v[k] = read_pixel<V>(input + n * g.image_size + channel, at.at[k]);
+      for (int k = 0; k < 4; ++k) v[k] = read_pixel<V>(input + n * g.image + channel, at.at[k]);
       float grad[V], dot[4] = {};
 #pragma unroll
       for (int e = 0; e < V; ++e) grad[e] = to_float(grads.at[e]);
@@ -543,10 +319,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int e = 0; e < V; ++e) dot[k] = fmaf(grad[e], to_float(v[k].at[e]), dot[k]);
       }
-      x += (1 - b.y) * (dot[1] - dot[0]) + b.y * (dot[3] - dot[2]);
-      y += (1 - b.x) * (dot[2] - dot[0]) + b.x * (dot[3] - dot[1]);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) m += b.factor(k) * dot[k];
+      sums.add(b, dot);
       if (replace) {
         float sum[V] = {};
 #pragma unroll
@@ -560,82 +333,83 @@ __global__ void __launch_bounds__(kThreads)
         float share[V];
 #pragma unroll
         for (int e = 0; e < V; ++e) share[e] = b.factor(k) * tap.z * grad[e];
-        grad_input.add(n * g.image_size + static_cast<int64_t>(at.at[k]) * kVector<T> + channel, share);
+        grad_input.add(n * g.image + static_cast<int64_t>(at.at[k]) * kVector<T> + channel, share);
       }
     }
     for (int step = part.lanes / 2; step; step /= 2) {
-      x += __shfl_xor_sync(0xffffffff, x, step);
-      y += __shfl_xor_sync(0xffffffff, y, step);
-      m += __shfl_xor_sync(0xffffffff, m, step);
+      sums.x += __shfl_xor_sync(0xffffffff, sums.x, step);
+      sums.y += __shfl_xor_sync(0xffffffff, sums.y, step);
+      sums.mask += __shfl_xor_sync(0xffffffff, sums.mask, step);
     }
     if (!real || threadIdx.x % part.lanes != 0) continue;
-    const int64_t number = (static_cast<int64_t>(n) * g.conv.offset_groups + group) * g.taps + part.tap();
-    const int to = part.first + row - n * plane;
-    if (grad_offset.data) {
-      grad_offset.set(2 * number * plane + to, y * tap.z);
-      grad_offset.set((2 * number + 1) * plane + to, x * tap.z);
-    }
-    if (grad_mask.data) grad_mask.set(number * plane + to, m);
+    sums.write(grad_offset, grad_mask, g, n, group, part.tap(), row - (n - part.first) * g.out_height * g.out_width, tap.z);
   }
 }
 
+constexpr int64_t kColumnsBytes = 64 << 20;
+constexpr int64_t kFewTaps = 4 << 20;  // times channels
 constexpr int kTile = 32;
 
 struct Packing {
   int64_t images, pixels;
-  int width, channels, packed_channels, run, packed_run;
-  int64_t strides[4];  // of what is not packed
+  int channels, packed_channels, run;
+  Divider packed_run, width, across, down;  // tiles
+  int64_t strides[4];                       // of what is not packed
 
   // The channel that a packed one is, or -1.
-  __device__ int channel(int packed) const {
-    const int i = packed % packed_run;
-    return i < run ? packed / packed_run * run + i : -1;
+  __device__ int channel(uint32_t packed) const {
+    const int i = static_cast<int>(packed_run.split(packed));
+    return i < run ? static_cast<int>(packed) * run + i : -1;
   }
 };
 
 // 32 x 32 elements (channel, pixel) to a block of 32 x 8 threads.
 template <class T>
-__global__ void pack_kernel(const T* x, T* y, Packing p) {
+__global__ void pack_kernel(const T* x, T* y, const __grid_constant__ Packing p) {
   __shared__ T tile[kTile][kTile + 1];
-  const int64_t across = (p.packed_channels + kTile - 1) / kTile, down = (p.pixels + kTile - 1) / kTile;
-  const int64_t pixel0 = blockIdx.x / across % down * kTile, n = blockIdx.x / across / down;
-  const int channel0 = static_cast<int>(blockIdx.x % across) * kTile;
-  for (int i = threadIdx.y; i < kTile; i += blockDim.y) {
-    const int64_t pixel = pixel0 + threadIdx.x;
-    if (channel0 + i < p.packed_channels && pixel < p.pixels) {
-      const int channel = p.channel(channel0 + i);
-      tile[i][threadIdx.x] = channel < 0 ? from_float<T>(0.0f)
-                                         : x[n * p.strides[0] + channel * p.strides[1] + pixel / p.width * p.strides[2] +
-                                             pixel % p.width * p.strides[3]];
-    }
+  uint32_t n = blockIdx.x;
+  const int channel0 = static_cast<int>(p.across.split(n)) * kTile, pixel0 = static_cast<int>(p.down.split(n)) * kTile;
+  uint32_t row = pixel0 + threadIdx.x;
+  const bool real = row < p.pixels;
+  const int64_t column = p.width.split(row);
+  x += n * p.strides[0] + row * p.strides[2] + column * p.strides[3];
+#pragma unroll
+  for (int i = 0; i < kTile; i += 8) {
+    const int packed = channel0 + static_cast<int>(threadIdx.y) + i, channel = p.channel(packed);
+    const bool there = real && packed < p.packed_channels && channel >= 0;
+    tile[threadIdx.y + i][threadIdx.x] = load_if<T, 1>(x + channel * p.strides[1], there).at[0];
   }
   __syncthreads();
-  for (int i = threadIdx.y; i < kTile; i += blockDim.y) {
-    const int channel = channel0 + threadIdx.x;
-    if (channel < p.packed_channels && pixel0 + i < p.pixels) {
-      y[(n * p.pixels + pixel0 + i) * p.packed_channels + channel] = tile[threadIdx.x][i];
+  const int channel = channel0 + threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < kTile; i += 8) {
+    const int pixel = pixel0 + static_cast<int>(threadIdx.y) + i;
+    if (channel < p.packed_channels && pixel < p.pixels) {
+      y[(n * p.pixels + pixel) * p.packed_channels + channel] = tile[threadIdx.x][threadIdx.y + i];
     }
   }
 }
 
 template <class T>
-__global__ void unpack_kernel(const float* y, T* x, Packing p) {
+__global__ void unpack_kernel(const float* y, T* x, const __grid_constant__ Packing p) {
   __shared__ float tile[kTile][kTile + 1];
-  const int64_t across = (p.packed_channels + kTile - 1) / kTile, down = (p.pixels + kTile - 1) / kTile;
-  const int64_t pixel0 = blockIdx.x / across % down * kTile, n = blockIdx.x / across / down;
-  const int channel0 = static_cast<int>(blockIdx.x % across) * kTile;
-  for (int i = threadIdx.y; i < kTile; i += blockDim.y) {
-    const int channel = channel0 + threadIdx.x;
-    if (channel < p.packed_channels && pixel0 + i < p.pixels) {
-      tile[threadIdx.x][i] = y[(n * p.pixels + pixel0 + i) * p.packed_channels + channel];
-    }
+  uint32_t n = blockIdx.x;
+  const int channel0 = static_cast<int>(p.across.split(n)) * kTile, pixel0 = static_cast<int>(p.down.split(n)) * kTile;
+  const int packed = channel0 + static_cast<int>(threadIdx.x);
+#pragma unroll
+  for (int i = 0; i < kTile; i += 8) {
+    const int pixel = pixel0 + static_cast<int>(threadIdx.y) + i;
+    tile[threadIdx.x][threadIdx.y + i] =
+        load_if<float, 1>(y + (n * p.pixels + pixel) * p.packed_channels + packed,
+                          packed < p.packed_channels && pixel < p.pixels).at[0];
   }
   __syncthreads();
-  for (int i = threadIdx.y; i < kTile; i += blockDim.y) {
-    const int64_t pixel = pixel0 + threadIdx.x;
-    if (channel0 + i < p.packed_channels && pixel < p.pixels) {
-      const int channel = p.channel(channel0 + i);
-      if (channel >= 0) x[(n * p.channels + channel) * p.pixels + pixel] = from_float<T>(tile[i][threadIdx.x]);
+  const int pixel = pixel0 + threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < kTile; i += 8) {
+    const int channel = p.channel(channel0 + threadIdx.y + i);
+    if (channel0 + static_cast<int>(threadIdx.y) + i < p.packed_channels && channel >= 0 && pixel < p.pixels) {
+      x[(n * static_cast<int64_t>(p.channels) + channel) * p.pixels + pixel] = from_float<T>(tile[threadIdx.y + i][threadIdx.x]);
     }
   }
 }
@@ -653,35 +427,30 @@ Packing packing(const Tensor& x, const Tensor& y, const DeformConv2d& conv) {
   Packing p{};
   p.images = x.sizes[0];
   p.pixels = x.sizes[2] * x.sizes[3];
-  p.width = static_cast<int>(x.sizes[3]);
   p.channels = static_cast<int>(x.sizes[1]);
   p.packed_channels = static_cast<int>(y.sizes[3]);
   p.run = run(conv);
-  p.packed_run = p.packed_channels / (p.channels / p.run);
+  p.packed_run = Divider(p.packed_channels / (p.channels / p.run));
+  p.width = Divider(x.sizes[3]);
+  p.across = Divider(ceil_div<int64_t>(p.packed_channels, kTile));
+  p.down = Divider(ceil_div<int64_t>(p.pixels, kTile));
   for (int i = 0; i < 4; ++i) p.strides[i] = x.strides[i];
   return p;
 }
 
 int64_t tiles(const Packing& p) {
-  return p.images * ceil_div<int64_t>(p.packed_channels, kTile) * ceil_div<int64_t>(p.pixels, kTile);
+  return p.images * p.across.d * p.down.d;
 }
 
-// input: packed.
-Geometry geometry(const Tensor& input, const Tensor& offset, const Tensor& mask, const DeformConv2d& conv) {
+Geometry geometry(const Tensor& offset, const Tensor& mask, const DeformConv2d& conv, int64_t channels) {
   Geometry g{};
   g.conv = conv;
-  g.height = static_cast<int>(input.sizes[1]);
-  g.width = static_cast<int>(input.sizes[2]);
-  g.channels = static_cast<int>(input.sizes[3]);
-  g.vectors = static_cast<unsigned>(g.channels * input.item_size() / 16);
+  g.channels = static_cast<int>(channels);
   g.per_group = g.channels / conv.groups;
   g.per_offset_group = g.channels / conv.offset_groups;
-  g.run = std::gcd(g.per_group, g.per_offset_group);
   g.out_height = static_cast<int>(offset.sizes[2]);
   g.out_width = static_cast<int>(offset.sizes[3]);
   g.taps = conv.kernel[0] * conv.kernel[1];
-  g.rows = static_cast<int>(offset.sizes[0] * offset.sizes[2] * offset.sizes[3]);
-  g.image_size = input.sizes[1] * input.sizes[2] * input.sizes[3];
   for (int i = 0; i < 4; ++i) {
     g.offset[i] = offset.strides[i];
     g.mask[i] = mask.strides[i];
@@ -689,27 +458,16 @@ Geometry geometry(const Tensor& input, const Tensor& offset, const Tensor& mask,
   return g;
 }
 
-// The kernels count pixels, and threads of parts of the output pixels, in int.
-bool countable(const Tensor& input, const Tensor& offset) {
-  return input.sizes[2] * input.sizes[3] <= INT32_MAX && offset.sizes[0] * offset.sizes[2] * offset.sizes[3] < (1 << 30);
-}
-
-template <class T, int M, int P, int R>
-cudaError_t convolve(const Convolution<T>& a, cudaStream_t stream) {
-  constexpr int kBytes = 2 * (M * R * 16 + P * kPixels) * kStep;
-  const dim3 blocks(ceil_div(a.geometry.rows, P * kPixels), ceil_div(a.outputs, M * R * 16), a.geometry.conv.groups);
-  if (blocks.y > 65535 || blocks.z > 65535) return cudaErrorNotSupported;
-  const cudaError_t status =
-      cudaFuncSetAttribute(convolution_kernel<T, M, P, R>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (status != cudaSuccess) return status;
-  convolution_kernel<T, M, P, R><<<blocks, M * P * 32, kBytes, stream>>>(a);
-  return cudaGetLastError();
-}
-
-// For threads of v channels each.
+// Of so many images from `first` on, for threads of v channels each. input: packed.
 Part part_of(const Tensor& input, const Tensor& offset, const Tensor& mask, const DeformConv2d& conv, int64_t first,
-             int64_t rows, int v) {
-  Part part{geometry(input, offset, mask, conv), static_cast<int>(first), static_cast<int>(rows), 1};
+             int64_t images, int v) {
+  Part part{geometry(offset, mask, conv, input.sizes[3]), static_cast<int>(first),
+            static_cast<int>(images * offset.sizes[2] * offset.sizes[3]), 1};
+  part.g.height = static_cast<int>(input.sizes[1]);
+  part.g.width = static_cast<int>(input.sizes[2]);
+  part.g.image = input.sizes[1] * input.sizes[2] * input.sizes[3];
+  part.g.column = static_cast<unsigned>(input.sizes[3] * input.item_size() / 16);
+  part.g.row = part.g.column * static_cast<unsigned>(part.g.width);
   while (part.lanes < 32 && part.lanes * v < part.g.per_offset_group) part.lanes *= 2;
   return part;
 }
@@ -718,7 +476,82 @@ dim3 blocks_of(const Part& part) {
   return dim3(ceil_div(part.rows, kPixels), part.g.taps * ceil_div(part.g.conv.offset_groups, kOffsetGroups));
 }
 
+template <class T>
+Planes<T> planes_of(const Tensor& input, const Tensor& offset, const Tensor& mask, const DeformConv2d& conv,
+                    int64_t first, const Tensor& columns) {
+  Planes<T> planes{static_cast<const T*>(input.data), input.strides[1], AnyFloat(offset), AnyFloat(mask),
+                   geometry(offset, mask, conv, conv.channels), static_cast<int>(first),
+                   static_cast<int>(columns.sizes[0] / conv.groups * columns.sizes[2]),
+                   static_cast<T*>(columns.data), columns.strides[1]};
+  planes.g.height = static_cast<int>(input.sizes[2]);
+  planes.g.width = static_cast<int>(input.sizes[3]);
+  planes.g.image = input.strides[0];
+  planes.g.row = static_cast<unsigned>(input.strides[2]);
+  planes.g.column = static_cast<unsigned>(input.strides[3]);
+  return planes;
+}
+
+template <class T>
+dim3 blocks_of(const Planes<T>& planes, int z) {
+  return dim3(ceil_div(planes.rows, kThreads), planes.g.taps, z);
+}
+
+int64_t padded(int64_t size, int64_t multiple) { return ceil_div(size, multiple) * multiple; }
+
+// What the forward takes from its workspace, in this order.
+struct Plan {
+  bool planes;           // what is read is not packed
+  Tensor input, weight;  // as they are used, without data if they must be copied; weight: (groups, O/groups, K)
+  Tensor columns;        // of one image, without data: (groups, oH*oW, K), from planes (groups, K, oH*oW)
+  int64_t images;        // at a time
+  size_t bytes[4];       // of copies of input and weight, of columns, for matmul
+
+  Plan(const Tensor& x, const Tensor& offset, const Tensor& w, const DeformConv2d& conv)
+      : planes(reads_planes(x, offset, conv)), input(x), weight(w), columns(x), bytes{} {
+    const int64_t plane = offset.sizes[2] * offset.sizes[3], groups = conv.groups, size = x.item_size();
+    if (planes) {
+      if (!w.contiguous()) weight.data = nullptr;
+    } else {
+      if (!is_packed(x, conv, &input)) input.data = nullptr;
+      if (!is_packed(w, conv, &weight)) weight.data = nullptr;
+    }
+    const int64_t outputs = weight.sizes[0], k = weight.numel() / std::max<int64_t>(outputs, 1);
+    weight = shaped(weight, groups, outputs / groups, k);
+    columns = planes ? shaped(columns, groups, k, padded(plane, 8)) : shaped(columns, groups, plane, k);
+    columns.data = nullptr;
+    if (planes) columns.sizes[2] = plane;
+    const int64_t image = groups * columns.strides[0] * size;
+    images = std::min(std::max<int64_t>(kColumnsBytes / std::max<int64_t>(image, 1), 1), x.sizes[0]);
+    if (!input.data) bytes[0] = padded(input.numel() * size, 256);
+    if (!weight.data) bytes[1] = padded(weight.numel() * size, 256);
+    bytes[2] = padded(std::min(x.sizes[0] * image, std::max<int64_t>(kColumnsBytes, image)), 256);
+    bytes[3] = matmul_workspace();
+  }
+
+  // Packing for a few taps takes longer than what it saves.
+  static bool reads_planes(const Tensor& x, const Tensor& offset, const DeformConv2d& conv) {
+    if ((x.sizes[2] - 1) * x.strides[2] + (x.sizes[3] - 1) * x.strides[3] >= kOutside) return false;
+    Tensor y;
+    return has_short_runs(x, conv) ||
+           (!is_packed(x, conv, &y) && offset.numel() / (2 * conv.offset_groups) * conv.channels < kFewTaps);
+  }
+
+  // Contiguous, with the data and the type of t.
+  static Tensor shaped(const Tensor& t, int64_t x, int64_t y, int64_t z) {
+    Tensor result;
+    result.data = t.data;
+    result.dtype = t.dtype;
+    result.rank = 3;
+    const int64_t sizes[] = {x, y, z}, strides[] = {y * z, z, 1};
+    std::copy(sizes, sizes + 3, result.sizes);
+    std::copy(strides, strides + 3, result.strides);
+    return result;
+  }
+};
+
 }  // namespace
+
+bool has_short_runs(const Tensor& x, const DeformConv2d& conv) { return run(conv) * x.item_size() < 16; }
 
 Tensor packed(const Tensor& x, const DeformConv2d& conv) {
   Tensor y;
@@ -767,68 +600,55 @@ cudaError_t unpack(const Tensor& y, const Tensor& x, const DeformConv2d& conv, c
   });
 }
 
-bool has_planes(const Tensor& x) {
-  return (x.sizes[2] <= 1 || x.strides[2] == x.sizes[3] * x.strides[3]) && x.sizes[2] * x.sizes[3] * x.strides[3] < INT32_MAX;
-}
-
-size_t deform_conv2d_workspace(const Tensor& input, const Tensor& weight, const DeformConv2d& conv) {
-  size_t bytes = 0;
-  for (const Tensor* x : {&input, &weight}) {
-    Tensor y;
-    if (!is_packed(*x, conv, &y)) bytes += ceil_div<int64_t>(y.numel() * y.item_size(), 256) * 256;
-  }
-  return bytes;
+size_t deform_conv2d_workspace(const Tensor& input, const Tensor& offset, const Tensor& weight, const DeformConv2d& conv) {
+  const Plan plan(input, offset, weight, conv);
+  return plan.bytes[0] + plan.bytes[1] + plan.bytes[2] + plan.bytes[3];
 }
 
 cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tensor& weight, const Tensor& bias,
                           const Tensor& mask, const Tensor& output, const DeformConv2d& conv, void* workspace,
                           cudaStream_t stream) {
+  // The kernels count pixels, and threads of parts of the output pixels, in int.
   if (!is_float(input) || weight.dtype != input.dtype || !is_float(offset) || (mask.data && !is_float(mask)) ||
-      (bias.data && !is_float(bias)) || !countable(input, offset)) {
+      (bias.data && !is_float(bias)) || input.sizes[2] * input.sizes[3] > INT32_MAX ||
+      offset.sizes[0] * offset.sizes[2] * offset.sizes[3] >= 1 << 30) {
     return cudaErrorNotSupported;
   }
   if (output.numel() == 0) return cudaSuccess;
-  Tensor ready[2];
-  for (int i = 0; i < 2; ++i) {
-    const Tensor& x = i ? weight : input;
-    if (is_packed(x, conv, &ready[i])) continue;
-    ready[i] = packed(x, conv);
-    ready[i].data = workspace;
-    workspace = static_cast<char*>(workspace) + ceil_div<int64_t>(ready[i].numel() * x.item_size(), 256) * 256;
-    const cudaError_t status = pack(x, ready[i], conv, stream);
-    if (status != cudaSuccess) return status;
+  Plan plan(input, offset, weight, conv);
+  char* rest = static_cast<char*>(workspace);
+  cudaError_t status = cudaSuccess;
+  if (plan.bytes[0]) {
+    plan.input.data = rest;
+    status = pack(input, plan.input, conv, stream);
   }
-  int device = 0, processors = 0, shared = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  return dispatch_float(input.dtype, [&](auto* p) {
-    using T = element_t<decltype(p)>;
-    const Convolution<T> a{static_cast<const T*>(ready[0].data), static_cast<const T*>(ready[1].data), AnyFloat(offset),
-                           AnyFloat(mask), AnyFloat(bias), static_cast<T*>(output.data),
-                           geometry(ready[0], offset, mask, conv), bias.strides[0],
-                           static_cast<int>(weight.sizes[0] / conv.groups)};
-    // The larger a tile, the less often the same is read; but every processor should have one.
-    const auto fills = [&](int outputs) {
-      return a.outputs > outputs / 2 && static_cast<int64_t>(ceil_div(a.geometry.rows, kPixels)) *
-                                                ceil_div(a.outputs, outputs) * conv.groups >= processors;
-    };
-    if (const char* e = getenv("SV_TILE")) {  // EXPERIMENT
-      if constexpr (sizeof(T) == 2) {
-        if (e[0] == '4' && e[1] == '1') return convolve<T, 4, 1, 4>(a, stream);
-        if (e[0] == '4' && e[1] == '2') return convolve<T, 4, 2, 4>(a, stream);
-        if (e[0] == '4' && e[1] == '3') return convolve<T, 4, 3, 4>(a, stream);
-      }
-      if (e[0] == '2' && e[1] == '1') return convolve<T, 4, 1, 2>(a, stream);
-      if (e[0] == '2' && e[1] == '2') return convolve<T, 4, 2, 2>(a, stream);
-      if (e[0] == '2' && e[1] == '3') return convolve<T, 4, 3, 2>(a, stream);
-      if (e[0] == '1') return convolve<T, 2, 1, 2>(a, stream);
+  rest += plan.bytes[0];
+  if (plan.bytes[1] && status == cudaSuccess) {
+    Tensor copy = packed(weight, conv);
+    if (plan.planes) {
+      copy = weight;
+      for (int64_t i = 3, stride = 1; i >= 0; stride *= copy.sizes[i--]) copy.strides[i] = stride;
     }
-    if constexpr (sizeof(T) == 2) {  // float, in two parts, has not the registers
-      if (fills(256) && shared >= 80 * 1024) return convolve<T, 4, 1, 4>(a, stream);
+    copy.data = plan.weight.data = rest;
+    status = plan.planes ? permute(weight, copy, stream) : pack(weight, copy, conv, stream);
+  }
+  rest += plan.bytes[1];
+  plan.columns.data = rest;
+  Tensor images = Plan::shaped(output, output.sizes[0], output.sizes[1] / conv.groups, offset.sizes[2] * offset.sizes[3]);
+  const int64_t image = conv.groups * images.strides[0] * input.item_size();
+  for (int64_t first = 0; first < output.sizes[0] && status == cudaSuccess; first += plan.images) {
+    Tensor columns = plan.columns;
+    images.sizes[0] = columns.sizes[0] = conv.groups * std::min(plan.images, output.sizes[0] - first);
+    images.data = static_cast<char*>(output.data) + first * image;
+    status = plan.planes ? deform_conv2d_planes(input, offset, mask, conv, first, columns, stream)
+                         : deform_conv2d_columns(plan.input, offset, mask, conv, first, columns, stream);
+    if (!plan.planes) {
+      std::swap(columns.sizes[1], columns.sizes[2]);
+      std::swap(columns.strides[1], columns.strides[2]);
     }
-    return fills(128) ? convolve<T, 4, 1, 2>(a, stream) : convolve<T, 2, 1, 2>(a, stream);
-  });
+    if (status == cudaSuccess) status = matmul(plan.weight, columns, bias, images, rest + plan.bytes[2], stream);
+  }
+  return status;
 }
 
 cudaError_t deform_conv2d_columns(const Tensor& input, const Tensor& offset, const Tensor& mask,
@@ -836,7 +656,7 @@ cudaError_t deform_conv2d_columns(const Tensor& input, const Tensor& offset, con
   if (columns.numel() == 0) return cudaSuccess;
   return dispatch_float(input.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
-    const Part part = part_of(input, offset, mask, conv, first, columns.sizes[1], kVector<T>);
+    const Part part = part_of(input, offset, mask, conv, first, columns.sizes[0] / conv.groups, kVector<T>);
     columns_kernel<<<blocks_of(part), kThreads, 0, stream>>>(static_cast<const T*>(input.data), AnyFloat(offset),
                                                              AnyFloat(mask), part, static_cast<T*>(columns.data));
     return cudaGetLastError();
@@ -846,30 +666,33 @@ cudaError_t deform_conv2d_columns(const Tensor& input, const Tensor& offset, con
 cudaError_t deform_conv2d_planes(const Tensor& input, const Tensor& offset, const Tensor& mask,
                                  const DeformConv2d& conv, int64_t first, const Tensor& columns, cudaStream_t stream) {
   if (columns.numel() == 0) return cudaSuccess;
-  if (!has_planes(input)) return cudaErrorNotSupported;
   return dispatch_float(input.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
-    Geometry g{};
-    g.conv = conv;
-    g.height = static_cast<int>(input.sizes[2]);
-    g.width = static_cast<int>(input.sizes[3]);
-    g.channels = conv.channels;
-    g.vectors = static_cast<unsigned>(input.strides[3]);
-    g.per_offset_group = conv.channels / conv.offset_groups;
-    g.out_height = static_cast<int>(offset.sizes[2]);
-    g.out_width = static_cast<int>(offset.sizes[3]);
-    g.taps = conv.kernel[0] * conv.kernel[1];
-    for (int i = 0; i < 4; ++i) {
-      g.offset[i] = offset.strides[i];
-      g.mask[i] = mask.strides[i];
-    }
-    const int plane = g.out_height * g.out_width;
-    const int rows = static_cast<int>(columns.numel() / (static_cast<int64_t>(conv.channels) * g.taps));
-    const dim3 blocks(ceil_div(rows, kThreads), g.taps, conv.offset_groups * ceil_div(g.per_offset_group, kChannels));
+    const Planes<T> planes = planes_of<T>(input, offset, mask, conv, first, columns);
+    const int channels = planes.g.per_offset_group;
+    const auto with = [&](auto kernel, int most) {
+      const dim3 blocks = blocks_of(planes, conv.offset_groups * ceil_div(channels, most));
+      if (blocks.y > 65535 || blocks.z > 65535) return cudaErrorNotSupported;
+      kernel<<<blocks, kThreads, 0, stream>>>(planes);
+      return cudaGetLastError();
+    };
+    return channels >= 8 ? with(planes_kernel<T, 8>, 8) : channels > 1 ? with(planes_kernel<T, 4>, 4) : with(planes_kernel<T, 1>, 1);
+  });
+}
+
+cudaError_t deform_conv2d_planes_backward(const Tensor& columns, bool replace, const Tensor& input,
+                                          const Tensor& offset, const Tensor& mask, const DeformConv2d& conv,
+                                          int64_t first, const Tensor& grad_input, const Tensor& scale,
+                                          const Tensor& grad_offset, const Tensor& grad_mask, cudaStream_t stream) {
+  if (columns.numel() == 0) return cudaSuccess;
+  return dispatch_float(input.dtype, [&](auto* p) {
+    using T = element_t<decltype(p)>;
+    const Planes<T> planes = planes_of<T>(input, offset, mask, conv, first, columns);
+    const dim3 blocks = blocks_of(planes, conv.offset_groups);
     if (blocks.y > 65535 || blocks.z > 65535) return cudaErrorNotSupported;
-    planes_kernel<<<blocks, kThreads, 0, stream>>>(static_cast<const T*>(input.data), input.strides[0], input.strides[1],
-                                                   AnyFloat(offset), AnyFloat(mask), g, static_cast<int>(first) * plane,
-                                                   rows, static_cast<T*>(columns.data));
+    planes_backward_kernel<<<blocks, kThreads, 0, stream>>>(
+        planes, replace, Sums{grad_input.data, static_cast<const float*>(scale.data)}, AnyFloat(grad_offset),
+        AnyFloat(grad_mask));
     return cudaGetLastError();
   });
 }
@@ -881,7 +704,7 @@ cudaError_t deform_conv2d_columns_backward(const Tensor& columns, bool replace, 
   if (columns.numel() == 0) return cudaSuccess;
   return dispatch_float(input.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
-    const Part part = part_of(input, offset, mask, conv, first, columns.sizes[1], 4);
+    const Part part = part_of(input, offset, mask, conv, first, columns.sizes[0] / conv.groups, 4);
     columns_backward_kernel<<<blocks_of(part), kThreads, 0, stream>>>(
         static_cast<T*>(columns.data), replace, static_cast<const T*>(input.data), AnyFloat(offset), AnyFloat(mask),
         part, Sums{grad_input.data, static_cast<const float*>(scale.data)}, AnyFloat(grad_offset), AnyFloat(grad_mask));

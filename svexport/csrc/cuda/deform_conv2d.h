@@ -14,10 +14,13 @@ struct DeformConv2d {
 // as many runs of gcd(C/groups, C/offset_groups) channels, each padded by zeros to a multiple of 16 bytes. What is not
 // packed so, and usual numbers of channels with channels last are, is copied first.
 
+// Whether runs are so short that packing would add zeros mostly; x: of the type of the input.
+bool has_short_runs(const Tensor& x, const DeformConv2d& conv);
+
 // Description of the packed x, (N, C, H, W) or weight, (O, C/groups, kH, kW): (N, H, W, packed C), contiguous. No data.
 Tensor packed(const Tensor& x, const DeformConv2d& conv);
 
-// Whether x is packed; then y = packed(x) with the data of x.
+// Whether x is packed; *y: packed(x), with the data of x if it is.
 bool is_packed(const Tensor& x, const DeformConv2d& conv, Tensor* y);
 
 // y: packed(x), contiguous.
@@ -26,28 +29,23 @@ cudaError_t pack(const Tensor& x, const Tensor& y, const DeformConv2d& conv, cud
 // y: packed, float32; x: (N, C, H, W), contiguous, any float type.
 cudaError_t unpack(const Tensor& y, const Tensor& x, const DeformConv2d& conv, cudaStream_t stream);
 
-// Bytes of scratch for deform_conv2d: for what must be packed.
-size_t deform_conv2d_workspace(const Tensor& input, const Tensor& weight, const DeformConv2d& conv);
+// Bytes of scratch for deform_conv2d; no more for smaller tensors.
+size_t deform_conv2d_workspace(const Tensor& input, const Tensor& offset, const Tensor& weight, const DeformConv2d& conv);
 
 // input: (N, C, H, W), float32, float16 or bfloat16, and weight: (O, C/groups, kH, kW), of the type of input;
 // offset: (N, 2*offset_groups*kH*kW, oH, oW), mask: (N, offset_groups*kH*kW, oH, oW) or absent and bias: (O) or absent,
 // each of any of the three types; all of any strides. output: (N, O, oH, oW), the type of input, contiguous.
-// float32 is as precise as float32 products and sums are, on tensor cores: three products of tf32 parts, summed in float32.
 cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tensor& weight, const Tensor& bias,
                           const Tensor& mask, const Tensor& output, const DeformConv2d& conv, void* workspace,
                           cudaStream_t stream);
 
-// For the backward, whose matrix products are the caller's. What the taps read, times mask, for output pixels
-// first .. first + R - 1 of all N*oH*oW: columns: (groups, R, kH*kW*packed C/groups), contiguous, the type of input.
-// input: packed.
+// What the taps read, times mask, for some images, `first` and the next: columns: (images*groups, oH*oW,
+// kH*kW*packed C/groups), contiguous, the type of input. input: packed.
 cudaError_t deform_conv2d_columns(const Tensor& input, const Tensor& offset, const Tensor& mask,
                                   const DeformConv2d& conv, int64_t first, const Tensor& columns, cudaStream_t stream);
 
-// Whether the pixels of a channel of x, (N, C, H, W), lie at even distances.
-bool has_planes(const Tensor& x);
-
-// For runs of few channels, which need not be packed. What the taps read, times mask, for the images from `first` on:
-// columns: (images, C*kH*kW, oH*oW), contiguous, the type of input. input: (N, C, H, W) that has planes.
+// The same for runs of few channels, which would be packed mostly with zeros: columns: (images*groups, C/groups*kH*kW,
+// oH*oW), of which the last axis is contiguous. input: (N, C, H, W), an image within 2^32 elements.
 cudaError_t deform_conv2d_planes(const Tensor& input, const Tensor& offset, const Tensor& mask,
                                  const DeformConv2d& conv, int64_t first, const Tensor& columns, cudaStream_t stream);
 
@@ -59,5 +57,11 @@ cudaError_t deform_conv2d_columns_backward(const Tensor& columns, bool replace, 
                                            const Tensor& offset, const Tensor& mask, const DeformConv2d& conv,
                                            int64_t first, const Tensor& grad_input, const Tensor& scale,
                                            const Tensor& grad_offset, const Tensor& grad_mask, cudaStream_t stream);
+
+// The same of deform_conv2d_planes. grad_input: shaped as the input, and both contiguous.
+cudaError_t deform_conv2d_planes_backward(const Tensor& columns, bool replace, const Tensor& input,
+                                          const Tensor& offset, const Tensor& mask, const DeformConv2d& conv,
+                                          int64_t first, const Tensor& grad_input, const Tensor& scale,
+                                          const Tensor& grad_offset, const Tensor& grad_mask, cudaStream_t stream);
 
 }  // namespace svexport

@@ -110,7 +110,7 @@ struct AnyFloat {
   }
 };
 
-inline bool is_float(const Tensor& t) {
+__host__ __device__ inline bool is_float(const Tensor& t) {
   return t.dtype == DType::kFloat32 || t.dtype == DType::kFloat16 || t.dtype == DType::kBFloat16;
 }
 

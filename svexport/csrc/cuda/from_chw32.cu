@@ -6,7 +6,7 @@
 namespace svexport {
 namespace {
 
-constexpr int kWarps = 8;  // of a block
+constexpr int kWarps = 2;  // of a block
 
 // A warp turns 32 channels of 32 words of pixels in shared memory, so that it reads and writes 128 contiguous bytes.
 template <class T>

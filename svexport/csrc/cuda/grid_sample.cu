@@ -1,6 +1,7 @@
 #include "grid_sample.h"
 
 #include "box.cuh"
+#include "overlap.cuh"
 #include <cstdlib>
 
 namespace svexport {
@@ -22,74 +23,58 @@ struct Output {
 
 // ------------------------------------------------------------------------------------- any strides: a thread per point
 
-// Blocks of points x chunks of channels x images.
-template <class T, int TAPS, bool PAIRS = false>
+// Blocks of points x chunks of channels x images; U channels at a time.
+template <class T, int TAPS, int U = TAPS == 1 ? 8 : TAPS == 4 ? 4 : TAPS == 8 ? 2 : 1, int POINTS = 1>
 __global__ void __launch_bounds__(kThreads) direct_kernel(Space s, const T* __restrict__ input, int64_t image,
                                                           int64_t channel, Output<T> output, int batch, int channels,
                                                           int chunk) {
-  constexpr int U = TAPS == 1 ? 8 : TAPS == 4 ? 4 : TAPS == 8 ? 2 : 1;
-  const int p = blockIdx.x * kThreads + threadIdx.x, first = blockIdx.y * chunk;
+  const int p = blockIdx.x * (POINTS * kThreads) + threadIdx.x, first = blockIdx.y * chunk;
   if (p >= s.points) return;
   const int count = min(chunk, channels - first);
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
-    const Taps<TAPS> taps(locate<TAPS>(s, n, p), s.stride);
+    Taps<TAPS> taps[POINTS];
+#pragma unroll
+    for (int k = 0; k < POINTS; ++k) {
+      const int point = min(p + k * kThreads, s.points - 1);
+      taps[k] = Taps<TAPS>(locate<TAPS>(s, n, point), s.stride);
+      if (output.mask && first == 0) output.set_mask(static_cast<int64_t>(n) * s.points + point, taps[k].offset[0]);
+    }
     const char* source = reinterpret_cast<const char*>(input + n * image + first * channel);
     T* target = output.data + n * output.image + first * output.channel + p * output.point;
-    if (output.mask && first == 0) output.set_mask(static_cast<int64_t>(n) * s.points + p, taps.offset[0]);
-    const int middle = __shfl_sync(__activemask(), taps.offset[0], 0);
-    const bool apart = PAIRS && __any_sync(__activemask(), abs(taps.offset[0] - middle) > 512);
     auto step = [&](auto width) {
       constexpr int W = decltype(width)::value;
-      T v[W][TAPS];
+      T v[W][POINTS][TAPS];
 #pragma unroll
       for (int u = 0; u < W; ++u) {
-        if (TAPS == 4 && sizeof(T) == 2 && apart) {
 #pragma unroll
-          for (int i = 0; i < 4; i += 2) {
-            const bool both = taps.offset[i] >= 0 && taps.offset[i + 1] >= 0;
-            const char* at = source + taps.offset[i] * uint32_t{sizeof(T)};
-            const int within = reinterpret_cast<uintptr_t>(at) & 7;
-            const Vec<uint32_t, 2> w = load_if<uint32_t, 2>(reinterpret_cast<const uint32_t*>(at - within), both);
-            const uint64_t word = (static_cast<uint64_t>(w.at[1]) << 32 | w.at[0]) >> (8 * within);
-            const uint16_t low = word, high = word >> 16;
-            const bool one = !both && taps.offset[i] >= 0, other = taps.offset[i + 1] >= 0 && (!both || within == 6);
-            const T x = load_if<T, 1>(reinterpret_cast<const T*>(at), one).at[0];
-            const T y = load_if<T, 1>(reinterpret_cast<const T*>(source + taps.offset[i + 1] * uint32_t{sizeof(T)}), other).at[0];
-            memcpy(&v[u][i], &low, 2);
-            memcpy(&v[u][i + 1], &high, 2);
-            if (!both) v[u][i] = x;
-            if (!both || within == 6) v[u][i + 1] = y;
-          }
-          source += channel * sizeof(T);
-          continue;
-        }
+        for (int k = 0; k < POINTS; ++k) {
 #pragma unroll
-        for (int i = 0; i < TAPS; ++i) {
-          v[u][i] = from_float<T>(0.0f);
-          if (taps.offset[i] >= 0) {
-            v[u][i] = *reinterpret_cast<const T*>(source + taps.offset[i] * uint32_t{sizeof(T)});
+          for (int i = 0; i < TAPS; ++i) {
+            v[u][k][i] = from_float<T>(0.0f);
+            if (taps[k].offset[i] >= 0) {
+              v[u][k][i] = *reinterpret_cast<const T*>(source + taps[k].offset[i] * uint32_t{sizeof(T)});
+            }
           }
         }
         source += channel * sizeof(T);
       }
 #pragma unroll
       for (int u = 0; u < W; ++u) {
-        float sum = 0;
 #pragma unroll
-        for (int i = 0; i < TAPS; ++i) sum = fmaf(taps.weight[i], to_float(v[u][i]), sum);
-        *target = from_float<T>(sum);
+        for (int k = 0; k < POINTS; ++k) {
+          float sum = 0;
+#pragma unroll
+          for (int i = 0; i < TAPS; ++i) sum = fmaf(taps[k].weight[i], to_float(v[u][k][i]), sum);
+          if (k == 0 || p + k * kThreads < s.points) target[k * kThreads * output.point] = from_float<T>(sum);
+        }
         target += output.channel;
       }
     };
     int c = 0;
     for (; c + U <= count; c += U) step(std::integral_constant<int, U>());
-    if constexpr (U > 4) {
-      if (c + 4 <= count) step(std::integral_constant<int, 4>()), c += 4;
+    if constexpr (U > 1) {
+      for (; c < count; ++c) step(std::integral_constant<int, 1>());
     }
-    if constexpr (U > 2) {
-      if (c + 3 == count) step(std::integral_constant<int, 3>()), c += 3;
-    }
-    for (; c < count; ++c) step(std::integral_constant<int, 1>());
   }
 }
 
@@ -216,7 +201,8 @@ __global__ void __launch_bounds__(kBoxThreads)
   extern __shared__ uint4 memory_of_block[];
   __shared__ int edges[4];
   char* pixels = reinterpret_cast<char*>(memory_of_block);
-  const int half = tiles.half, row = threadIdx.x / half, lane = threadIdx.x - row * half;
+  const int half = tiles.half, line = threadIdx.x / half, lane = threadIdx.x - line * half;
+  const int row = (line & 8) | (line & 1) << 2 | (line >> 1 & 3);  // two rows of a warp lie four apart
   const int tile_y = blockIdx.x / tiles.count_across, tile_x = blockIdx.x - tile_y * tiles.count_across;
   const int y = tile_y * tiles.height + row, x = tile_x * 2 * half + (kBeside ? 2 : 1) * lane, step = kBeside ? 1 : half;
   const int first = y * tiles.across + x, begin = blockIdx.y * chunk, end = min(begin + chunk, channels);
@@ -226,11 +212,15 @@ __global__ void __launch_bounds__(kBoxThreads)
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     const char* source = reinterpret_cast<const char*>(input + n * image);
     Box box(0, 0, s.size[0] - 1, s.size[1] - 1, s.size[0], ITEM, unit);
-    int together = memory / box.bytes;
-    const auto fetch = [&](int c) {
-      box.fetch(pixels, source + c * channel * ITEM, channel * ITEM, min(together, end - c), unit);
+    int together = memory / 2 / box.bytes;  // while these are used, as many are on their way
+    const auto fetch = [&](int c, int half) {
+      box.fetch(pixels + half * together * box.bytes, source + c * channel * ITEM, channel * ITEM,
+                min(together, end - c), unit);
     };
-    if (!scattered) fetch(begin);
+    if (!scattered) {
+      fetch(begin, 0);
+      fetch(begin + together, 1);
+    }
     Point<TAPS> points[POINTS];
 #pragma unroll
     for (int k = 0; k < POINTS; ++k) points[k] = locate<TAPS>(s, n, valid[k] ? first + k * step : 0);
@@ -240,8 +230,9 @@ __global__ void __launch_bounds__(kBoxThreads)
       const bool large = box.bytes > kLargestBox<T>;
       if (begin == 0 && threadIdx.x == 0) scattered[static_cast<int64_t>(n) * gridDim.x + blockIdx.x] = large;
       if (large) continue;
-      together = memory / box.bytes;
-      fetch(begin);
+      together = memory / 2 / box.bytes;
+      fetch(begin, 0);
+      fetch(begin + together, 1);
     }
     int offset[POINTS][TAPS];
     float weight[POINTS][TAPS];
@@ -258,14 +249,11 @@ __global__ void __launch_bounds__(kBoxThreads)
         output.set_mask(static_cast<int64_t>(n) * s.points + first + k * step, taps.offset[0]);
       }
     }
-    for (int c = begin; c < end; c += together) {
-      if (c > begin) {
-        __syncthreads();
-        fetch(c);
-      }
-      __pipeline_wait_prior(0);
+    T* target = output.data + n * output.image + begin * output.channel + first * output.point;
+    for (int c = begin, half = 0; c < end; c += together, half ^= 1) {
+      __pipeline_wait_prior(1);
       __syncthreads();
-      T* target = output.data + n * output.image + c * output.channel + first * output.point;
+      const char* from = pixels + half * together * box.bytes;
       const int count = min(together, end - c);
       const auto gather = [&](auto pairs) {
 #pragma unroll 4
@@ -275,7 +263,7 @@ __global__ void __launch_bounds__(kBoxThreads)
           for (int k = 0; k < POINTS; ++k) {
 #pragma unroll
             for (int j = 0; j < TAPS; ++j) {
-              const T pixel = *reinterpret_cast<const T*>(pixels + i * box.bytes + offset[k][j]);
+              const T pixel = *reinterpret_cast<const T*>(from + i * box.bytes + offset[k][j]);
               sum[k] = fmaf(weight[k][j], to_float(pixel), sum[k]);
             }
           }
@@ -294,8 +282,10 @@ __global__ void __launch_bounds__(kBoxThreads)
       } else {
         gather(std::false_type());
       }
+      __syncthreads();
+      fetch(c + 2 * together, half);
     }
-    __syncthreads();
+    __pipeline_wait_prior(0);
   }
 }
 
@@ -374,7 +364,7 @@ cudaError_t launch_vector(const Space& s, const T* data, int64_t image, int batc
   }
   int steps = kThreads / tile > 1 ? kThreads / tile : 1;
   while (steps > 1 && static_cast<int64_t>(ceil_div(s.points, steps * tile)) * across * images < enough) steps /= 2;
-  return launch_after(only && getenv("SV_PDL"), vector_kernel<T, TAPS>, dim3(ceil_div(s.points, steps * tile), across, images), kThreads,
+  return launch_early(vector_kernel<T, TAPS>, dim3(ceil_div(s.points, steps * tile), across, images), kThreads,
                       vector_memory<TAPS>(shift, steps), stream, s, data, image, output, batch, channels, shift, steps,
                       width, only);
 }
@@ -385,7 +375,9 @@ cudaError_t launch_boxes(const Tensor& input, const Space& s, const Output<T>& o
   const int batch = static_cast<int>(input.sizes[0]), channels = static_cast<int>(input.sizes[1]);
   const int64_t image = input.strides[0], channel = input.strides[1];
   const T* data = static_cast<const T*>(input.data);
-  const bool even = s.size[0] * s.size[1] * sizeof(T) % 16 == 0 && pixel_width<T>(data, image, channel) * sizeof(T) == 16;
+  const uint64_t aligned = reinterpret_cast<uintptr_t>(data) | image * sizeof(T) | channel * sizeof(T) |
+                           static_cast<uint64_t>(s.size[0]) * s.size[1] * sizeof(T) | 16;
+  const int unit = static_cast<int>(aligned & -aligned);  // the largest power of two that divides all
   tiles.pairs = sizeof(T) == 2 && output.point == 1 && tiles.across % 2 == 0 &&
                 (reinterpret_cast<uintptr_t>(output.data) / sizeof(T) | output.image | output.channel) % 2 == 0;
   const cudaError_t status =
@@ -393,7 +385,7 @@ cudaError_t launch_boxes(const Tensor& input, const Space& s, const Output<T>& o
   if (status != cudaSuccess) return status;
   const dim3 grid(tiles.count_across * tiles.count_down, ceil_div(channels, chunk), batch < 65535 ? batch : 65535);
   box_kernel<<<grid, threads, memory, stream>>>(s, data, image, channel, output, tiles, batch, channels, chunk, memory,
-                                                even ? 16 : static_cast<int>(sizeof(T)), scattered);
+                                                unit, scattered);
   return cudaGetLastError();
 }
 
@@ -403,11 +395,26 @@ cudaError_t launch(const Tensor& input, const Space& s, const Output<T>& output,
   const int64_t image = input.strides[0], channel = input.strides[1];
   const T* data = static_cast<const T*>(input.data);
   const int enough = 8 * of_device(cudaDevAttrMultiProcessorCount);  // blocks
-  if (channels % (16 / static_cast<int>(sizeof(T))) == 0 && input.aligned(1, 16) && (!getenv("SV_NOVEC") || channels > 16 / static_cast<int>(sizeof(T)))) {
+  constexpr int V = 16 / sizeof(T);
+  const bool tiny = channels == V && static_cast<int64_t>(batch) * s.points <= (1 << 14);  // one access is soon done
+  if (channels % V == 0 && input.aligned(1, 16) && !(tiny && TAPS <= 4)) {
     return launch_vector<T, TAPS>(s, data, image, batch, channels, output, enough, nullptr, stream);
   }
 
   if constexpr (TAPS == 4) {
+    const int64_t plane = static_cast<int64_t>(s.size[0]) * s.size[1] * sizeof(T) + 32;  // in shared memory, at most
+    const int most = of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    if (dense_planes(input) && s.points <= 2 * kBoxThreads && plane <= 64 * s.points && plane <= most / 2 && !getenv("SV_NOA")) {
+      // Few points, and yet so many that they touch most of a plane.
+      const int threads = s.points < 256 ? 128 : ceil_div(s.points, 64) * 32, bytes = static_cast<int>(plane);
+      const int resident = most / 2 / bytes < 4 ? most / 2 / bytes : 4;
+      int chunk = ceil_div(batch * channels, enough / 8 * resident);
+      if (getenv("SV_ACHUNK")) chunk = atoi(getenv("SV_ACHUNK"));
+      while (ceil_div(channels, chunk) > 65535) chunk *= 2;
+      const int fit = most / resident / 2 / bytes, together = ceil_div(chunk, 2) < fit ? ceil_div(chunk, 2) : fit;
+      return launch_boxes(input, s, output, Tiles{s.points, 1, threads, 1, 1, 1}, threads, chunk, 2 * together * bytes,
+                          nullptr, stream);
+    }
     if (workspace && many_points(input, s.points, kBilinear)) {
       const Tiles tiles = square_tiles(s.across.d, s.points / s.across.d);
       const int count = tiles.count_across * tiles.count_down, pixels = s.size[0] * s.size[1];
@@ -415,32 +422,20 @@ cudaError_t launch(const Tensor& input, const Space& s, const Output<T>& output,
       bool* copied = reinterpret_cast<bool*>(copy + input.numel());
       bool* scattered = copied + batch;
       const char* e = getenv("SV_CHUNK");
-      const int chunk = e ? atoi(e) : 16;
+      const int chunk = e ? atoi(e) : 64;
       const char* e2 = getenv("SV_MEM");
-      const int mem = e2 ? atoi(e2) : 32;
+      const int mem = e2 ? atoi(e2) : 48;
       cudaError_t status = launch_boxes(input, s, output, tiles, 256, chunk, mem * 1024, scattered, stream);
-      if (status != cudaSuccess) return status;
-      launch_after(getenv("SV_PDL"), copy_scattered_kernel<T>, dim3(ceil_div(enough, batch), batch < 65535 ? batch : 65535), kThreads, 0, stream,
+      if (status != cudaSuccess || plane <= kLargestBox<T>) return status;
+      status = launch_early(copy_scattered_kernel<T>, dim3(ceil_div(enough, batch), batch < 65535 ? batch : 65535), kThreads, 0, stream,
           data, image, channel, copy, scattered, count, copied, batch, channels, pixels,
           pixel_width<T>(data, image, channel));
+      if (status != cudaSuccess) return status;
       Space last = s;
       last.stride[0] = channels;
       last.stride[1] = channels * s.size[0];
       return launch_vector<T, TAPS>(last, copy, static_cast<int64_t>(pixels) * channels, batch, channels, output, enough,
                                     copied, stream);
-    }
-    // Few points, and yet so many that they touch most of the plane.
-    const int64_t plane = static_cast<int64_t>(s.size[0]) * s.size[1] * sizeof(T) + 32;
-    const int most = of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    if (dense_planes(input) && s.points <= 2 * kBoxThreads && plane <= 64 * s.points && plane <= most / 2 && !getenv("SV_NOA")) {
-      const int threads = s.points < 256 ? 128 : ceil_div(s.points, 64) * 32;
-      int chunk = plane < most / 4 ? most / 4 / static_cast<int>(plane) : 1;
-      if (getenv("SV_ACHUNK")) chunk = chunk < atoi(getenv("SV_ACHUNK")) ? chunk : atoi(getenv("SV_ACHUNK"));
-      while (chunk > 1 && static_cast<int64_t>(batch) * ceil_div(channels, chunk) < enough / 2) chunk /= 2;
-      while (ceil_div(channels, chunk) > 65535) chunk *= 2;
-      const int most_together = most / 2 / static_cast<int>(plane), together = chunk < most_together ? chunk : most_together;
-      return launch_boxes(input, s, output, Tiles{s.points, 1, threads, 1, 1, 1}, threads, chunk,
-                          together * static_cast<int>(plane), nullptr, stream);
     }
   }
   int64_t extent = 1;
@@ -450,15 +445,19 @@ cudaError_t launch(const Tensor& input, const Space& s, const Output<T>& output,
   int chunk = 32;
   while (chunk > 4 && static_cast<int64_t>(blocks) * batch * ceil_div(channels, chunk) < enough) chunk /= 2;
   while (ceil_div(channels, chunk) > 65535) chunk *= 2;
-  const dim3 grid(blocks, ceil_div(channels, chunk), batch < 65535 ? batch : 65535);
-  if constexpr (TAPS == 4 && sizeof(T) == 2) {
-    if (getenv("SV_PAIR") && s.stride[0] == 1) {
-      direct_kernel<T, TAPS, true><<<grid, kThreads, 0, stream>>>(s, data, image, channel, output, batch, channels, chunk);
-      return cudaGetLastError();
-    }
+  const auto run = [&](auto kernel, int points) {
+    const dim3 grid(ceil_div(s.points, points * kThreads), ceil_div(channels, chunk), batch < 65535 ? batch : 65535);
+    kernel<<<grid, kThreads, 0, stream>>>(s, data, image, channel, output, batch, channels, chunk);
+    return cudaGetLastError();
+  };
+  if constexpr (TAPS <= 4) {
+    if (getenv("SV_U4")) return run(direct_kernel<T, TAPS>, 1);
+    if (channels == 1 && getenv("SV_P2")) return run(direct_kernel<T, TAPS, 1, 2>, 2);
+    if (channels == 1 && getenv("SV_P4")) return run(direct_kernel<T, TAPS, 1, 4>, 4);
+    if (channels == 1) return run(direct_kernel<T, TAPS, 1>, 1);
+    if (channels == 3) return run(direct_kernel<T, TAPS, 3>, 1);
   }
-  direct_kernel<T, TAPS><<<grid, kThreads, 0, stream>>>(s, data, image, channel, output, batch, channels, chunk);
-  return cudaGetLastError();
+  return run(direct_kernel<T, TAPS>, 1);
 }
 
 }  // namespace

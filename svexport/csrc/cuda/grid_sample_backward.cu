@@ -1,7 +1,8 @@
 #include "bilinear_sample.h"
 #include "grid_sample.h"
-#include "sampling.cuh"
 #include <cstdlib>
+#include "overlap.cuh"
+#include "sampling.cuh"
 
 namespace svexport {
 namespace {
@@ -45,12 +46,14 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ float partial[3][kThreads];
   const int tile = kThreads >> shift, row = threadIdx.x & (tile - 1), part = threadIdx.x / tile, parts = 1 << shift;
   const int p = blockIdx.x * tile + row;
+  start_next();
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     float gradient[3] = {};
     if (p < s.points) {
       const Point<TAPS> point = locate<TAPS>(s, n, p);
       const Taps<TAPS> from(point, s.stride), to(point, dense.stride);
       float dot[TAPS] = {};
+      wait_for_previous();
       const bool read = grad_grid.data && TAPS > 1;
       const T* g = grad.data + n * grad.image + p * grad.point;
       const T* source = input + n * image;
@@ -74,8 +77,11 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (grad_grid.data == nullptr) continue;
     if (parts == 1) {
-      for (int a = 0; a < s.axes && p < s.points; ++a) {
-        grad_grid.set((static_cast<int64_t>(n) * s.points + p) * s.axes + a, gradient[a]);
+#pragma unroll
+      for (int a = 0; a < Point<TAPS>::AXES; ++a) {
+        if (p < s.points && a < s.axes) {
+          grad_grid.set((static_cast<int64_t>(n) * s.points + p) * s.axes + a, gradient[a]);
+        }
       }
       continue;
     }
@@ -114,88 +120,160 @@ __global__ void __launch_bounds__(kThreads)
 
 // ------------------------------------------------------------- channels-last image and sums: 16 bytes of a point each
 
-// Blocks of 256 >> shift points x images, (16 bytes << shift) of channels at a time. input: (N, pixels, C) with C
-// innermost, any strides else; sums: (N, pixels, C), contiguous, or null.
+// A thread adds up what neighbouring points contribute to the same pixels before it adds that to memory: two columns of
+// each row of pixels, that of the next point and the one before.
+template <int N>
+struct Pending {
+  int offset[2] = {-1, -1};
+  float sum[2][N] = {};
+
+  __device__ __forceinline__ void add(float* target, const int (&at)[2], const float (&weight)[2], const float (&x)[N]) {
+    if (at[0] != offset[0] || at[1] != offset[1]) {
+      const bool next = at[0] == offset[1];  // also if both are outside
+      flush(target, 0);
+      if (!next) flush(target, 1);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        sum[0][i] = next ? sum[1][i] : 0;
+        sum[1][i] = 0;
+      }
+      offset[0] = at[0];
+      offset[1] = at[1];
+    }
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) sum[j][i] = fmaf(weight[j], x[i], sum[j][i]);
+    }
+  }
+  __device__ __forceinline__ void flush(float* target, int j) {
+    if (offset[j] >= 0) atomic_add(target + offset[j], sum[j]);
+  }
+};
+
+// What is known of a point of a block.
+template <int TAPS>
+struct Known {
+  Taps<TAPS> from;
+  int to[TAPS];
+  float dot[TAPS];  // the sum over channels of the output's gradient times each pixel
+};
+
+// Blocks of `run` * (256 >> shift) points x images, (16 bytes << shift) of channels at a time; `run` points after each
+// other by the same threads. input: (N, pixels, C) with C innermost, any strides else; sums: (N, pixels, C), contiguous,
+// or null.
 template <class T, int TAPS>
 __global__ void __launch_bounds__(kThreads)
     vector_kernel(Space s, Dense dense, const T* __restrict__ input, int64_t image, Gradient<T> grad,
                   float* __restrict__ sums, AnyFloat grad_grid, int batch, int channels, int64_t pixels, int shift,
-                  int width) {
+                  int run, int width) {
   constexpr int V = 16 / sizeof(T);
-  __shared__ uint4 tile[kThreads];  // points x granules of the gradient
+  extern __shared__ uint4 tile[];  // points x granules of the gradient
   const int lanes = 1 << shift, rows = kThreads >> shift, lane = threadIdx.x & (lanes - 1), row = threadIdx.x >> shift;
-  const int first = blockIdx.x * rows, p = first + row;
+  const int count = run * rows, first = blockIdx.x * count;
   const int bits = tile_bits(shift, width);
+  Known<TAPS>* known = reinterpret_cast<Known<TAPS>*>(tile + run * kThreads);
+  const bool read = grad_grid.data && TAPS > 1;
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
-    Point<TAPS> point;
-    if (p < s.points) point = locate<TAPS>(s, n, p);
-    const Taps<TAPS> from(point, s.stride), to(point, dense.stride);
-    float dot[TAPS] = {};
+    __syncthreads();
+    for (int i = threadIdx.x; i < count; i += kThreads) {
+      const Point<TAPS> point = locate<TAPS>(s, n, min(first + i, s.points - 1));
+      known[i].from = Taps<TAPS>(point, s.stride);
+#pragma unroll
+      for (int j = 0; j < TAPS; ++j) {
+        known[i].to[j] = first + i < s.points ? point.offset(j, dense.stride) : -1;
+        known[i].dot[j] = 0;
+      }
+    }
     for (int block_channel = 0; block_channel < channels; block_channel += V << shift) {
+      __syncthreads();
       if (width > 0) {
         const T* source = grad.data + n * grad.image + first * grad.point + block_channel * grad.channel;
-        __syncthreads();
         dispatch_width(width, [&](auto w) {
           constexpr int W = decltype(w)::value;
           if constexpr (W <= 4) {
-            read_points<W>(tile, bits, shift, rows, source, grad.channel, grad.point, s.points - first,
-                             channels - block_channel);
+            read_points<W>(tile, bits, shift, count, source, grad.channel, grad.point, s.points - first,
+                           channels - block_channel);
           }
         });
         __syncthreads();
       }
-      if (p >= s.points) continue;
       // Four channels of each lane at a time, so that lanes side by side add to memory side by side.
-#pragma unroll
+#pragma unroll 1
       for (int part = 0; part < V / 4; ++part) {
         const int in_block = (part * lanes + lane) * 4, c = block_channel + in_block;
-        if (c >= channels) break;
-        Vec<T, 4> g;
-        if (width > 0) {
-          const char* granule = reinterpret_cast<const char*>(&tile[swizzled(row * lanes + in_block / V, bits)]);
-          memcpy(&g, granule + in_block % V * sizeof(T), sizeof(g));
-        } else {
-          g = load<T, 4>(grad.data + n * grad.image + p * grad.point + c);
-        }
         const T* source = input + n * image + c;
         float* target = sums + n * pixels * channels + c;
-        Vec<T, 4> v[TAPS];
-        if (grad_grid.data && TAPS > 1) {
+        Pending<4> pending[2];
+        for (int k = row * run; k < (row + 1) * run; ++k) {
+          const int p = first + k;
+          const bool valid = p < s.points && c < channels;
+          Vec<T, 4> g{};
+          if (valid && width > 0) {
+            const char* granule = reinterpret_cast<const char*>(&tile[swizzled(k * lanes + in_block / V, bits)]);
+            memcpy(&g, granule + in_block % V * sizeof(T), sizeof(g));
+          } else if (valid) {
+            g = load<T, 4>(grad.data + n * grad.image + p * grad.point + c);
+          }
+          float x[4], dot[TAPS] = {};
 #pragma unroll
-          for (int i = 0; i < TAPS; ++i) {
-            if (from.offset[i] >= 0) v[i] = load<T, 4>(source + from.offset[i]);
+          for (int i = 0; i < 4; ++i) x[i] = to_float(g.at[i]);
+          const Known<TAPS>& point = known[k];
+          if (read) {
+            Vec<T, 4> v[TAPS];
+#pragma unroll
+            for (int i = 0; i < TAPS; ++i) {
+              v[i] = load_if<T, 4>(source + point.from.offset[i], valid && point.from.offset[i] >= 0);
+            }
+#pragma unroll
+            for (int i = 0; i < TAPS; ++i) {
+              if (point.from.offset[i] < 0) continue;
+#pragma unroll
+              for (int j = 0; j < 4; ++j) dot[i] = fmaf(x[j], to_float(v[i].at[j]), dot[i]);
+            }
+            for (int mask = lanes / 2; mask > 0; mask /= 2) {
+#pragma unroll
+              for (int i = 0; i < TAPS; ++i) dot[i] += __shfl_xor_sync(~0u, dot[i], mask);
+            }
+            if (lane == 0) {
+#pragma unroll
+              for (int i = 0; i < TAPS; ++i) known[k].dot[i] += dot[i];
+            }
+          }
+          if (!sums || !valid) continue;
+          if constexpr (TAPS == 4) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+              const int at[2] = {point.to[2 * r], point.to[2 * r + 1]};
+              const float weight[2] = {point.from.weight[2 * r], point.from.weight[2 * r + 1]};
+              pending[r].add(target, at, weight, x);
+            }
+          } else {
+#pragma unroll
+            for (int i = 0; i < TAPS; ++i) {
+              float scaled[4];
+#pragma unroll
+              for (int j = 0; j < 4; ++j) scaled[j] = point.from.weight[i] * x[j];
+              if (point.to[i] >= 0) atomic_add(target + point.to[i], scaled);
+            }
           }
         }
-        if (sums) {
 #pragma unroll
-          for (int i = 0; i < TAPS; ++i) {
-            float scaled[4];
+        for (int r = 0; r < 2; ++r) {
 #pragma unroll
-            for (int k = 0; k < 4; ++k) scaled[k] = to.weight[i] * to_float(g.at[k]);
-            if (to.offset[i] >= 0) atomic_add(target + to.offset[i], scaled);
-          }
-        }
-        if (grad_grid.data && TAPS > 1) {
-#pragma unroll
-          for (int i = 0; i < TAPS; ++i) {
-            if (from.offset[i] < 0) continue;
-#pragma unroll
-            for (int k = 0; k < 4; ++k) dot[i] = fmaf(to_float(g.at[k]), to_float(v[i].at[k]), dot[i]);
-          }
+          for (int j = 0; j < 2; ++j) pending[r].flush(target, j);
         }
       }
     }
     if (grad_grid.data == nullptr) continue;
-    float gradient[3] = {};
-    if (TAPS > 1 && p < s.points) to_coordinates(point, dot, gradient);
-#pragma unroll
-    for (int a = 0; a < Point<TAPS>::AXES; ++a) {
-      for (int mask = lanes / 2; mask > 0; mask /= 2) gradient[a] += __shfl_xor_sync(~0u, gradient[a], mask);
-    }
-    if (lane == 0 && p < s.points) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < count && first + i < s.points; i += kThreads) {
+      const Point<TAPS> point = locate<TAPS>(s, n, first + i);
+      float gradient[3] = {};
+      if (TAPS > 1) to_coordinates(point, known[i].dot, gradient);
 #pragma unroll
       for (int a = 0; a < Point<TAPS>::AXES; ++a) {
-        if (a < s.axes) grad_grid.set((static_cast<int64_t>(n) * s.points + p) * s.axes + a, gradient[a]);
+        if (a < s.axes) grad_grid.set((static_cast<int64_t>(n) * s.points + first + i) * s.axes + a, gradient[a]);
       }
     }
   }
@@ -231,203 +309,6 @@ __global__ void __launch_bounds__(kPlaneThreads)
   for (int i = threadIdx.x; i < size; i += kPlaneThreads) target[i] = from_float<T>(sums[i]);
 }
 
-// --------------------------------------------------------- many pixels: each written once, by a block that owns it
-//
-// 1. Points are counted and listed by the tiles of pixels that they touch (lists_kernel, firsts_kernel, lists_kernel).
-// 2. A block per tile and a few channels puts the points of each pixel side by side in shared memory and adds them up:
-//    no sums in memory, nothing to clear before or to round after.
-
-constexpr int kOwned = 256;  // pixels of a tile, threads of a block
-
-// Tiles of 1 << wide columns, the rows of all depths one after the other.
-struct PixelTiles {
-  int wide, across, count;  // count: of an image
-
-  explicit PixelTiles(const Tensor& input) {
-    int64_t rows = 1;
-    for (int i = 2; i < input.rank - 1; ++i) rows *= input.sizes[i];
-    const int64_t columns = input.sizes[input.rank - 1];
-    wide = columns > 16 ? 5 : columns > 8 ? 4 : 3;
-    across = static_cast<int>(ceil_div<int64_t>(columns, 1 << wide));
-    count = across * static_cast<int>(ceil_div<int64_t>(rows, kOwned >> wide));
-  }
-
-  // The tile of a tap and its pixel there; -1: outside of the image.
-  template <int TAPS>
-  __device__ __forceinline__ int of(const Space& s, const Point<TAPS>& point, int tap, int& pixel) const {
-    const int unit[3] = {1, 0, 0}, rows[3] = {0, 1, s.size[1]};
-    const int x = point.offset(tap, unit), row = point.offset(tap, rows), high = kOwned >> wide;
-    pixel = ((row & (high - 1)) << wide) + (x & ((1 << wide) - 1));
-    return x < 0 ? -1 : (row >> (8 - wide)) * across + (x >> wide);
-  }
-};
-
-struct Lists {
-  int* counts;   // (N, tiles): of points,
-  int* listed;   // (N, tiles): and so far; behind both, the sum of all
-  int* firsts;   // (N, tiles): where the points of a tile begin
-  int* entries;  // points, at most TAPS times each
-
-  static size_t bytes(int64_t tiles, int64_t points, int taps) { return (3 * tiles + 1 + points * taps) * sizeof(int); }
-  Lists(void* workspace, int64_t tiles)
-      : counts(static_cast<int*>(workspace)), listed(counts + tiles), firsts(listed + tiles + 1), entries(firsts + tiles) {}
-};
-
-// Counts the points of each tile, or lists them.
-template <int TAPS>
-__global__ void __launch_bounds__(kThreads) lists_kernel(Space s, PixelTiles tiles, Lists lists, int batch, bool list) {
-  const int p = blockIdx.x * kThreads + threadIdx.x, lane = threadIdx.x % 32;
-  for (int n = blockIdx.z; n < batch; n += gridDim.z) {
-    const Point<TAPS> point = locate<TAPS>(s, n, min(p, s.points - 1));
-    int touched[TAPS];
-#pragma unroll
-    for (int i = 0; i < TAPS; ++i) {
-      int pixel;
-      touched[i] = p < s.points ? tiles.of(s, point, i, pixel) : -1;
-#pragma unroll
-      for (int j = 0; j < i; ++j) {
-        if (touched[j] == touched[i]) touched[i] = -1;
-      }
-      // Neighbours touch the same tiles: one addition for all of them.
-      const uint32_t together = __match_any_sync(~0u, touched[i]);
-      const int first = __ffs(together) - 1, tile = n * tiles.count + touched[i];
-      int before = 0;
-      if (touched[i] >= 0 && lane == first) before = atomicAdd((list ? lists.listed : lists.counts) + tile, __popc(together));
-      before = __shfl_sync(~0u, before, first) + __popc(together & ((1u << lane) - 1));
-      if (list && touched[i] >= 0) lists.entries[lists.firsts[tile] + before] = p;
-    }
-  }
-}
-
-// The sum over the lanes up to this one.
-__device__ __forceinline__ int scan(int x) {
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int before = __shfl_up_sync(~0u, x, offset);
-    if (static_cast<int>(threadIdx.x % 32) >= offset) x += before;
-  }
-  return x;
-}
-
-__global__ void __launch_bounds__(kThreads) firsts_kernel(Lists lists, int tiles) {
-  const int i = blockIdx.x * kThreads + threadIdx.x, lane = threadIdx.x % 32;
-  const int count = i < tiles ? lists.counts[i] : 0, end = scan(count);
-  int first = 0;
-  if (lane == 31) first = atomicAdd(lists.listed + tiles, end);
-  first = __shfl_sync(~0u, first, 31) + end - count;
-  if (i < tiles) lists.firsts[i] = first;
-}
-
-// Blocks of (images x tiles) x parts of `part` channels. output: (N, C, pixels), contiguous. last: whether 16 bytes of
-// channels of the gradient can be read at once.
-template <class T, int TAPS>
-__global__ void __launch_bounds__(kOwned, 3)
-    owner_kernel(Space s, PixelTiles tiles, Lists lists, Gradient<T> grad, T* __restrict__ output, int channels, int part,
-                 int rows, bool last) {
-  constexpr int V = 16 / sizeof(T), GRANULES = 4, POINTS = TAPS <= 4 ? 2 : 1, AT_ONCE = POINTS * kOwned;
-  __shared__ uint4 grads[GRANULES][AT_ONCE];
-  __shared__ float weights[AT_ONCE * TAPS];
-  __shared__ uint16_t slots[AT_ONCE * TAPS];
-  __shared__ int starts[kOwned], sums[kOwned / 32];
-  const int n = blockIdx.x / tiles.count, tile = blockIdx.x % tiles.count;
-  const int count = lists.counts[blockIdx.x];
-  const int* entries = lists.entries + (count > 0 ? lists.firsts[blockIdx.x] : 0);
-  const int x = (tile % tiles.across << tiles.wide) + (threadIdx.x & ((1 << tiles.wide) - 1));
-  const int row = tile / tiles.across * (kOwned >> tiles.wide) + (threadIdx.x >> tiles.wide);
-  const int64_t pixels = static_cast<int64_t>(rows) * s.size[0];
-
-  // Puts the points from `begin` on side by side for each pixel: those of this thread's are in start .. end.
-  int start = 0, end = 0;
-  const auto sort = [&](int begin) {
-    starts[threadIdx.x] = 0;
-    __syncthreads();
-    int place[POINTS][TAPS];  // a pixel and, from bit 8 on, the number among its points
-    float weight[POINTS][TAPS];
-#pragma unroll
-    for (int k = 0; k < POINTS; ++k) {
-      const int slot = k * kOwned + threadIdx.x;
-      if (begin + slot >= count) break;
-      const Point<TAPS> point = locate<TAPS>(s, n, entries[begin + slot]);
-#pragma unroll
-      for (int i = 0; i < TAPS; ++i) {
-        int pixel;
-        const bool here = tiles.of(s, point, i, pixel) == tile;
-        place[k][i] = here ? atomicAdd(starts + pixel, 1) << 8 | pixel : -1;
-        weight[k][i] = point.weight(i);
-      }
-    }
-    __syncthreads();
-    const int mine = starts[threadIdx.x], warp = threadIdx.x / 32;
-    end = scan(mine);
-    if (threadIdx.x % 32 == 31) sums[warp] = end;
-    __syncthreads();
-    for (int w = 0; w < warp; ++w) end += sums[w];
-    start = end - mine;
-    starts[threadIdx.x] = start;
-    __syncthreads();
-#pragma unroll
-    for (int k = 0; k < POINTS; ++k) {
-      const int slot = k * kOwned + threadIdx.x;
-      if (begin + slot >= count) break;
-#pragma unroll
-      for (int i = 0; i < TAPS; ++i) {
-        if (place[k][i] < 0) continue;
-        const int at = starts[place[k][i] & (kOwned - 1)] + (place[k][i] >> 8);
-        slots[at] = static_cast<uint16_t>(slot);
-        weights[at] = weight[k][i];
-      }
-    }
-  };
-
-  const int c_begin = blockIdx.y * part, c_end = min(c_begin + part, channels);
-  for (int c0 = c_begin; c0 < c_end; c0 += GRANULES * V) {
-    const int granules = min(GRANULES, ceil_div(c_end - c0, V));
-    float sum[GRANULES][V] = {};
-    for (int begin = 0; begin < count; begin += AT_ONCE) {
-      __syncthreads();
-      if (c0 == c_begin || count > AT_ONCE) sort(begin);
-#pragma unroll 1
-      for (int slot = threadIdx.x; slot < min(AT_ONCE, count - begin); slot += kOwned) {
-        const T* from = grad.data + n * grad.image + c0 * grad.channel + entries[begin + slot] * grad.point;
-#pragma unroll 2
-        for (int g = 0; g < granules; ++g) {
-          Vec<T, V> v;
-          if (last) {
-            v = load<T, V>(from + g * V);
-          } else {
-#pragma unroll
-            for (int i = 0; i < V; ++i) {
-              v.at[i] = load_if<T, 1>(from + (g * V + i) * grad.channel, c0 + g * V + i < c_end).at[0];
-            }
-          }
-          memcpy(&grads[g][slot], &v, 16);
-        }
-      }
-      __syncthreads();
-      for (int i = start; i < end; ++i) {
-        const int slot = slots[i];
-        const float weight = weights[i];
-#pragma unroll
-        for (int g = 0; g < GRANULES; ++g) {
-          if (g >= granules) break;
-          Vec<T, V> v;
-          memcpy(&v, &grads[g][slot], 16);
-          add_scaled(sum[g], weight, v);
-        }
-      }
-    }
-    if (x >= s.size[0] || row >= rows) continue;
-    T* target = output + (static_cast<int64_t>(n) * channels + c0) * pixels + static_cast<int64_t>(row) * s.size[0] + x;
-#pragma unroll
-    for (int g = 0; g < GRANULES; ++g) {
-#pragma unroll
-      for (int i = 0; i < V; ++i) {
-        if (c0 + g * V + i < c_end) target[(g * V + i) * pixels] = from_float<T>(sum[g][i]);
-      }
-    }
-  }
-}
-
 // ------------------------------------------------------------------------------------------------------ copies
 
 template <class T>
@@ -444,9 +325,23 @@ __global__ void __launch_bounds__(kTileThreads)
   from_channels_last(from, to, batch, channels, pixels, width);
 }
 
+// n floats, 4 at a time from an aligned address on.
+__global__ void __launch_bounds__(kThreads) zero_kernel(float* __restrict__ to, int64_t n) {
+  start_next();
+  for (int64_t i = (blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x) * 4; i < n;
+       i += static_cast<int64_t>(gridDim.x) * kThreads * 4) {
+    if (i + 4 <= n) {
+      store(to + i, Vec<float, 4>{});
+    } else {
+      for (int64_t j = i; j < n; ++j) to[j] = 0;
+    }
+  }
+}
+
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     round_kernel(const float* __restrict__ from, T* __restrict__ to, int64_t n) {
+  wait_for_previous();
   for (int64_t i = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x; i < n;
        i += static_cast<int64_t>(gridDim.x) * kThreads) {
     to[i] = from_float<T>(from[i]);
@@ -465,12 +360,11 @@ size_t padded(size_t bytes) { return ceil_div<size_t>(bytes, 256) * 256; }
 
 // How the gradients are computed, and in how much memory.
 struct Plan {
-  bool owned;   // the image's by owner_kernel,
-  bool plane;   // or by plane_kernel,
+  bool plane;   // the image's by plane_kernel,
   bool vector;  // the others by vector_kernel, else by direct_kernel
   bool copied;  // the image transposed to channels-last first
   int tile;
-  size_t sums = 0, lists = 0, copy = 0;  // bytes; sums or lists, and the copy behind them
+  size_t sums = 0, copy = 0;  // bytes
 
   Plan(const Tensor& input, const Tensor& grid, bool input_gradient, bool grid_gradient) {
     const int64_t v = 16 / input.item_size(), pixels = pixels_of(input);
@@ -481,16 +375,11 @@ struct Plan {
     const bool last = input.strides[1] == 1 && input.aligned(1, 16);
     int64_t pixel = 1;
     const bool dense = Space::evenly_spaced(input, 2, input.rank - 1, pixel) && pixel == 1 && 2 * points >= pixels;
-    const int64_t all = input.sizes[0] * PixelTiles(input).count, taps = input.rank == 4 ? 4 : 8;
-    owned = input_gradient && input.numel() >= (1 << (getenv("SV_OWN") ? atoi(getenv("SV_OWN")) : 20)) && input.sizes[0] * points * taps < INT32_MAX && all < INT32_MAX / 4 && channels < 65535 * v;
-    vector = channels % v == 0 && pixels * channels < INT32_MAX && (last || dense);
+    vector = channels % v == 0 && pixels * channels < INT32_MAX && (last || dense) && (!input_gradient && last || input.sizes[0] * points * channels >= (1 << (getenv("SV_VEC") ? atoi(getenv("SV_VEC")) : 19)));
     copied = vector && !last && grid_gradient;
     if (input_gradient && (vector || input.dtype != DType::kFloat32)) sums = padded(input.numel() * sizeof(float));
-    if (owned) lists = padded(Lists::bytes(all, input.sizes[0] * points, static_cast<int>(taps)));
     if (copied) copy = padded(input.numel() * input.item_size());
   }
-
-  size_t front() const { return sums > lists ? sums : lists; }
 };
 
 unsigned limited(int64_t blocks) { return static_cast<unsigned>(blocks < (1 << 20) ? blocks : 1 << 20); }
@@ -506,40 +395,24 @@ cudaError_t launch(const Tensor& grad, int64_t point, const Tensor& input, const
   constexpr int V = 16 / sizeof(T);
   T* output = static_cast<T*>(grad_input.data);
   float* sums = plan.sums ? static_cast<float*>(workspace) : reinterpret_cast<float*>(output);
-  const bool ordered = output && deterministic, owned = output && !ordered && plan.owned && TAPS <= 8;
-  const bool plane = output && !ordered && !owned && plan.plane;
-  const bool add = output && !ordered && !owned && !plane;  // by atomics
+  const bool ordered = output && deterministic, plane = output && !ordered && plan.plane;
+  const bool add = output && !ordered && !plane;  // by atomics
   const int64_t tiles = ceil_div<int64_t>(pixels, kTilePoints) * ceil_div(channels, 8 * V) * batch;
   const T* data = static_cast<const T*>(input.data);
   int64_t image = input.strides[0];
   Space s = space;
   if (ordered || add) {
-    const cudaError_t status = cudaMemsetAsync(sums, 0, input.numel() * sizeof(float), stream);
-    if (status != cudaSuccess) return status;
+    const int64_t n = input.numel();
+    if (getenv("SV_MEMSET")) {
+      const cudaError_t status = cudaMemsetAsync(sums, 0, n * sizeof(float), stream);
+      if (status != cudaSuccess) return status;
+    } else {
+    zero_kernel<<<limited(ceil_div<int64_t>(n, 4 * kThreads)), kThreads, 0, stream>>>(sums, n);
+    }
   }
   if (ordered) {
     const unsigned blocks = ceil_div<int64_t>(static_cast<int64_t>(batch) * channels, kThreads);
     ordered_kernel<T, TAPS><<<blocks, kThreads, 0, stream>>>(s, Dense(s, 1), gradient, sums, batch, channels, pixels);
-  }
-  if constexpr (TAPS <= 8) {
-    if (owned) {
-      const PixelTiles tiles(input);
-      const int all = batch * tiles.count;
-      const Lists lists(workspace, all);
-      const cudaError_t status = cudaMemsetAsync(lists.counts, 0, (2 * all + 1) * sizeof(int), stream);
-      if (status != cudaSuccess) return status;
-      const dim3 points(ceil_div(s.points, kThreads), 1, images);
-      lists_kernel<TAPS><<<points, kThreads, 0, stream>>>(s, tiles, lists, batch, false);
-      firsts_kernel<<<ceil_div(all, kThreads), kThreads, 0, stream>>>(lists, all);
-      lists_kernel<TAPS><<<points, kThreads, 0, stream>>>(s, tiles, lists, batch, true);
-      const bool last = grad.strides[1] == 1 && channels % V == 0 &&
-                        (reinterpret_cast<uintptr_t>(grad.data) | point * sizeof(T) | grad.strides[0] * sizeof(T)) % 16 == 0;
-      int part = 4 * V;
-      const int enough = getenv("SV_PARTS") ? atoi(getenv("SV_PARTS")) : 1500;
-      while (part < channels && static_cast<int64_t>(all) * ceil_div(channels, 2 * part) >= enough) part *= 2;
-      owner_kernel<T, TAPS><<<dim3(all, ceil_div(channels, part)), kOwned, 0, stream>>>(
-          s, tiles, lists, gradient, output, channels, part, pixels / s.size[0], last);
-    }
   }
   if (plane) {
     const int memory = plan.tile * static_cast<int>(sizeof(float)), parts = ceil_div(pixels, plan.tile);
@@ -551,7 +424,7 @@ cudaError_t launch(const Tensor& grad, int64_t point, const Tensor& input, const
   }
   if (plan.vector && (add || grad_grid.data)) {
     if (plan.copied) {
-      T* copy = reinterpret_cast<T*>(static_cast<char*>(workspace) + plan.front());
+      T* copy = reinterpret_cast<T*>(static_cast<char*>(workspace) + plan.sums);
       to_channels_last_kernel<<<limited(tiles), kTileThreads, 0, stream>>>(
           data, image, input.strides[1], copy, batch, channels, pixels, pixel_width<T>(data, image, input.strides[1]));
       data = copy;
@@ -563,9 +436,16 @@ cudaError_t launch(const Tensor& grad, int64_t point, const Tensor& input, const
     const bool last = grad.strides[1] == 1 && (reinterpret_cast<uintptr_t>(grad.data) | point * sizeof(T) |
                                                grad.strides[0] * sizeof(T)) % 16 == 0;
     const int width = last ? 0 : point == 1 ? pixel_width<T>(grad.data, grad.strides[0], grad.strides[1], 4) : 1;
-    vector_kernel<T, TAPS><<<dim3(ceil_div(s.points, kThreads >> shift), 1, images), kThreads, 0, stream>>>(
-        s, Dense(s, channels), data, image, gradient, add ? sums : nullptr, AnyFloat(grad_grid), batch, channels,
-        pixels, shift, width);
+    int run = getenv("SV_RUN") ? atoi(getenv("SV_RUN")) : TAPS == 4 ? 8 : 1;  // points after each other
+    while (run > 1 && (run > (1 << shift) || static_cast<int64_t>(ceil_div(s.points, run * (kThreads >> shift))) * batch < 1000)) run /= 2;
+    const int memory = run * (kThreads * 16 + (kThreads >> shift) * static_cast<int>(sizeof(Known<TAPS>)));
+    const cudaError_t status =
+        cudaFuncSetAttribute(vector_kernel<T, TAPS>, cudaFuncAttributeMaxDynamicSharedMemorySize, memory);
+    if (status != cudaSuccess) return status;
+    vector_kernel<T, TAPS>
+        <<<dim3(ceil_div(s.points, run * (kThreads >> shift)), 1, images), kThreads, memory, stream>>>(
+            s, Dense(s, channels), data, image, gradient, add ? sums : nullptr, AnyFloat(grad_grid), batch, channels,
+            pixels, shift, run, width);
     if (add) {
       from_channels_last_kernel<<<limited(tiles), kTileThreads, 0, stream>>>(
           sums, output, batch, channels, pixels, pixel_width<T>(output, pixels, pixels));
@@ -576,13 +456,21 @@ cudaError_t launch(const Tensor& grad, int64_t point, const Tensor& input, const
            (shift < 3 || static_cast<int64_t>(ceil_div(s.points, kThreads >> shift)) * batch < 512)) {
       ++shift;
     }
+    if (getenv("SV_MEMSET") || !add) {
     direct_kernel<T, TAPS><<<dim3(ceil_div(s.points, kThreads >> shift), 1, images), kThreads, 0, stream>>>(
         s, Dense(s, 1), data, image, input.strides[1], gradient, add ? sums : nullptr, AnyFloat(grad_grid), batch,
         channels, pixels, shift);
+    } else {
+    const cudaError_t status = launch_early(
+        direct_kernel<T, TAPS>, dim3(ceil_div(s.points, kThreads >> shift), 1, images), kThreads, 0, stream, s,
+        Dense(s, 1), data, image, input.strides[1], gradient, add ? sums : nullptr, AnyFloat(grad_grid), batch, channels,
+        pixels, shift);
+    if (status != cudaSuccess) return status;
+    }
   }
   if ((ordered || (add && !plan.vector)) && sums != reinterpret_cast<float*>(output)) {
     const int64_t n = input.numel();
-    round_kernel<<<limited(ceil_div<int64_t>(n, kThreads)), kThreads, 0, stream>>>(sums, output, n);
+    return launch_early(round_kernel<T>, limited(ceil_div<int64_t>(n, kThreads)), kThreads, 0, stream, sums, output, n);
   }
   return cudaGetLastError();
 }
@@ -592,7 +480,7 @@ cudaError_t launch(const Tensor& grad, int64_t point, const Tensor& input, const
 size_t sample_backward_workspace(const Tensor& input, const Tensor& grid, bool input_gradient, bool grid_gradient) {
   if (input.numel() == 0 || grid.numel() == 0) return 0;
   const Plan plan(input, grid, input_gradient, grid_gradient);
-  return plan.front() + plan.copy;
+  return plan.sums + plan.copy;
 }
 
 cudaError_t sample_backward(const Tensor& grad, const Tensor& input, const Tensor& grid, const Tensor& grad_input,

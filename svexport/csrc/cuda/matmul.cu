@@ -1,185 +1,328 @@
 #include "matmul.h"
 
+#include <algorithm>
+
 #include "mma.cuh"
 
 namespace svexport {
 namespace {
 
-constexpr int kTile = 128;  // rows and columns of c per block
-constexpr int kInner = 16;  // of the inner dimension at a time
-constexpr int kStages = 4;  // of which so many are under way
+constexpr int kStages = 4;  // 64 bytes of the inner dimension each, that are under way
 constexpr int kThreads = 256;
+template <class T>
+constexpr int kInner = 64 / sizeof(T);
+template <class T>
+constexpr int kVector = 16 / sizeof(T);
 
-// One factor, a or the transpose of b: rows x inner.
+// One factor, a or the transpose of b: (count, rows, inner).
 struct Factor {
-  const float* data;
+  const void* data;
   int64_t batch, step;  // strides; step is that of the axis whose elements are not neighbours
-  int rows;
+  int rows, count;
+  bool vectors;  // whether whole vectors of neighbours can be read
 };
 
 struct Matmul {
   Factor left, right;
   AnyFloat bias;
   int64_t bias_stride;
-  float* c;
-  int inner, part;  // a block of the grid does `part` of the inner dimension
+  void* c;
+  float* partials;  // (parts, batch, M, N), if there are several parts
+  int inner, batch, parts, part;  // a block does `part` of the inner dimension
 };
 
-// A tile of a factor in shared memory, with neighbours as in the factor: pitches that leave no two of the words that a
-// warp reads for a fragment, 8 rows x 4 of the inner dimension, in one bank.
-template <bool kAlongInner>
+// Rows of a factor in shared memory, with neighbours as in the factor. The pitches leave no two of what a warp reads at
+// once, 8 rows x 16 bytes of the inner dimension, in one bank.
+template <class T, int kRows, bool kAlongInner>
 struct Tile {
-  static constexpr int kPitch = kAlongInner ? kInner + 4 : kTile + 8;
-  static constexpr int kSize = (kAlongInner ? kTile : kInner) * kPitch;
+  static constexpr int V = kVector<T>;
+  static constexpr int kPitch = kAlongInner ? kInner<T> + V : kRows + 8;
+  static constexpr int kSize = (kAlongInner ? kRows : kInner<T>) * kPitch;
+  static constexpr int kPieces = (kAlongInner ? kInner<T> : kRows) / V;  // of 16 bytes, along neighbours
+  static constexpr int kFar = kThreads / kPieces;                       // from a thread's piece to its next
+  static constexpr int kCount = kRows * kInner<T> / V / kThreads;
 
-  static __device__ __forceinline__ void fetch(float* tile, const Factor& f, const float* data, int row0, int k0, int end) {
+  // What a thread fetches: pieces of rows or of the inner dimension that are kFar apart.
+  const T* from;
+  int64_t step, next;  // from piece to piece, from fetch to fetch
+  int row, rows, k;
+  bool vectors;
+
+  __device__ __forceinline__ Tile(const Factor& f, int batch, int row0, int k0)
+      : step(kFar * f.step), next(kAlongInner ? kInner<T> : kInner<T> * f.step), rows(f.rows), vectors(f.vectors) {
+    const int far = threadIdx.x / kPieces, near = threadIdx.x % kPieces * V;
+    row = row0 + (kAlongInner ? far : near);
+    k = k0 + (kAlongInner ? near : far);
+    from = static_cast<const T*>(f.data) + batch * f.batch + (kAlongInner ? row * f.step + k : k * f.step + row);
+  }
+  __device__ __forceinline__ void fetch(T* tile, int end) {
+    tile += threadIdx.x / kPieces * kPitch + threadIdx.x % kPieces * V;
 #pragma unroll
-    for (int i = 0; i < kTile * kInner / 4 / kThreads; ++i) {
-      const int piece = i * kThreads + threadIdx.x;
-      constexpr int kPieces = (kAlongInner ? kInner : kTile) / 4;  // of 16 bytes, along neighbours
-      const int far = piece / kPieces, near = piece % kPieces * 4;
-      const int row = row0 + (kAlongInner ? far : near), k = k0 + (kAlongInner ? near : far);
-      const bool there = row < f.rows && k < end;
-      const int64_t at = kAlongInner ? row * f.step + k : k * f.step + row;
-      copy_async(tile + far * kPitch + near, data + (there ? at : 0), there);
+    for (int i = 0; i < kCount; ++i) {
+      const int r = kAlongInner ? row + i * kFar : row, l = kAlongInner ? k : k + i * kFar;
+      const T* p = from + i * step;
+      T* to = tile + i * kFar * kPitch;
+      if (vectors) {
+        copy_async(to, p, r < rows && l < end);
+      } else {
+        Vec<T, V> v;
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          v.at[j] = load_if<T, 1>(p + j, (kAlongInner ? r : r + j) < rows && (kAlongInner ? l + j : l) < end).at[0];
+        }
+        store(to, v);
+      }
+    }
+    from += next;
+    k += kInner<T>;
+  }
+  static __device__ __forceinline__ const T* at(const T* tile, int row, int k) {
+    return tile + (kAlongInner ? row * kPitch + k : k * kPitch + row);
+  }
+};
+
+// sums, F x F tiles of 16 x 8, += the product of 16 * F rows of left and 8 * F of right in shared memory.
+template <class Left, class Right, bool kRightAlongInner, class T, int F>
+__device__ __forceinline__ void multiply(float (&sums)[F][F][4], const T* left, int row, const T* right, int column) {
+  const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
+#if __CUDA_ARCH__ < 800
+  if constexpr (!std::is_same_v<T, __half>) {  // no tensor cores for it
+#pragma unroll 1
+    for (int k = 0; k < kInner<T>; ++k) {
+#pragma unroll
+      for (int i = 0; i < F; ++i) {
+#pragma unroll
+        for (int j = 0; j < F; ++j) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            sums[i][j][e] = fmaf(to_float(*Left::at(left, row + i * 16 + e / 2 * 8 + group, k)),
+                                 to_float(*Right::at(right, column + j * 8 + pair * 2 + e % 2, k)), sums[i][j][e]);
+          }
+        }
+      }
+    }
+    return;
+  }
+#endif
+  if constexpr (sizeof(T) == 4) {
+    float part[F][F][4] = {};  // tensor cores cut off what does not fit into a long sum, the additions below round
+#pragma unroll
+    for (int k = 0; k < kInner<T>; k += 8) {
+      Parts r[F][2];
+#pragma unroll
+      for (int j = 0; j < F; ++j) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) r[j][h] = parts(*Right::at(right, column + j * 8 + group, k + h * 4 + pair));
+      }
+#pragma unroll
+      for (int i = 0; i < F; ++i) {
+        uint32_t big[4], small[4];
+#pragma unroll
+        for (int h = 0; h < 4; ++h) {
+          const Parts l = parts(*Left::at(left, row + i * 16 + h % 2 * 8 + group, k + h / 2 * 4 + pair));
+          big[h] = l.big;
+          small[h] = l.small;
+        }
+#pragma unroll
+        for (int j = 0; j < F; ++j) mma_tf32(part[i][j], small, r[j][0].big, r[j][1].big);
+#pragma unroll
+        for (int j = 0; j < F; ++j) mma_tf32(part[i][j], big, r[j][0].small, r[j][1].small);
+#pragma unroll
+        for (int j = 0; j < F; ++j) mma_tf32(part[i][j], big, r[j][0].big, r[j][1].big);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < F; ++i) {
+#pragma unroll
+      for (int j = 0; j < F; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[i][j][e] += part[i][j][e];
+      }
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < kInner<T>; k += 16) {
+      uint32_t r[F / 2][4];
+#pragma unroll
+      for (int j = 0; j < F; j += 2) {
+        if constexpr (kRightAlongInner) {
+          const int c = column + j * 8 + lane / 16 * 8 + lane % 8;
+          load_matrix(r[j / 2], shared_address(Right::at(right, c, k + lane / 8 % 2 * 8)));
+        } else {
+          load_matrix_transposed(r[j / 2], shared_address(Right::at(right, column + j * 8 + lane / 16 * 8, k + lane % 16)));
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < F; ++i) {
+        uint32_t l[4];
+        load_matrix(l, shared_address(Left::at(left, row + i * 16 + lane % 16, k + lane / 16 * 8)));
+#pragma unroll
+        for (int j = 0; j < F; ++j) mma<T>(sums[i][j], l, r[j / 2][j % 2 * 2], r[j / 2][j % 2 * 2 + 1]);
+      }
     }
   }
-  static __device__ __forceinline__ uint32_t word(const float* tile, int row, int k) {
-    return __float_as_uint(tile[kAlongInner ? row * kPitch + k : k * kPitch + row]);
+}
+
+// Two neighbours of a row of `columns`, the first of them at `column`.
+template <class T>
+__device__ __forceinline__ void store_pair(T* row, int column, int columns, float x, float y) {
+  const Vec<T, 2> v{from_float<T>(x), from_float<T>(y)};
+  if (columns % 2 == 0) {
+    if (column < columns) store(row + column, v);
+  } else {
+    if (column < columns) row[column] = v.at[0];
+    if (column + 1 < columns) row[column + 1] = v.at[1];
   }
-};
+}
 
-// 8 warps, 2 x 4 of 64 x 32.
-template <bool kLeftAlongInner, bool kRightAlongInner>
+// A block does kTile x kTile of c: 8 warps, 2 x 4.
+template <class T, int kTile, bool kLeftAlongInner, bool kRightAlongInner>
 __global__ void __launch_bounds__(kThreads) matmul_kernel(const __grid_constant__ Matmul a) {
-#if __CUDA_ARCH__ >= 800
-  using Left = Tile<kLeftAlongInner>;
-  using Right = Tile<kRightAlongInner>;
-  extern __shared__ __align__(16) float shared[];
+  using Left = Tile<T, kTile, kLeftAlongInner>;
+  using Right = Tile<T, kTile, kRightAlongInner>;
+  constexpr int F = kTile / 32;
+  extern __shared__ __align__(16) char shared[];
+  T* const tiles = reinterpret_cast<T*>(shared);
   const int row0 = blockIdx.x * kTile, column0 = blockIdx.y * kTile;
-  const int begin = a.part ? blockIdx.z * a.part : 0, end = a.part ? min(a.inner, begin + a.part) : a.inner;
-  const float* left = a.left.data + (a.part ? 0 : blockIdx.z * a.left.batch);
-  const float* right = a.right.data + (a.part ? 0 : blockIdx.z * a.right.batch);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, pair = lane % 4;
-  const int warp_row = warp / 4 * 64, warp_column = warp % 4 * 32;
+  const int batch = blockIdx.z % a.batch, begin = blockIdx.z / a.batch * a.part, end = min(a.inner, begin + a.part);
+  Left left(a.left, batch % a.left.count, row0, begin);
+  Right right(a.right, batch % a.right.count, column0, begin);
+  const int warp = threadIdx.x / 32, warp_row = warp / 4 * (kTile / 2), warp_column = warp % 4 * (kTile / 4);
 
-  const auto stage = [&](int step) { return shared + step % kStages * (Left::kSize + Right::kSize); };
+  const int steps = (end - begin + kInner<T> - 1) / kInner<T>;
+  const auto stage = [&](int step) { return tiles + step % kStages * (Left::kSize + Right::kSize); };
   const auto fetch = [&](int step) {
-    const int k = begin + step * kInner;
-    if (k < end) {
-      Left::fetch(stage(step), a.left, left, row0, k, end);
-      Right::fetch(stage(step) + Left::kSize, a.right, right, column0, k, end);
+    if (step < steps) {
+      left.fetch(stage(step), end);
+      right.fetch(stage(step) + Left::kSize, end);
     }
     copy_async_commit();
   };
 #pragma unroll
   for (int step = 0; step < kStages - 1; ++step) fetch(step);
-  float sums[4][4][4] = {};
-  for (int step = 0; begin + step * kInner < end; ++step) {
+  float sums[F][F][4] = {};
+  for (int step = 0; step < steps; ++step) {
     copy_async_wait<kStages - 2>();
     __syncthreads();
     fetch(step + kStages - 1);
-    const float *l = stage(step), *r = l + Left::kSize;
-    float part[4][4][4] = {};  // tensor cores cut off what does not fit into a long sum, the additions below round
-#pragma unroll
-    for (int k = 0; k < kInner; k += 8) {
-      uint32_t high[4][2], low[4][2];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) split_tf32(Right::word(r, warp_column + j * 8 + group, k + h * 4 + pair), high[j][h], low[j][h]);
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        uint32_t left_high[4], left_low[4];
-#pragma unroll
-        for (int h = 0; h < 4; ++h) {
-          split_tf32(Left::word(l, warp_row + i * 16 + h % 2 * 8 + group, k + h / 2 * 4 + pair), left_high[h], left_low[h]);
-        }
-#pragma unroll
-        for (int j = 0; j < 4; ++j) mma_tf32(part[i][j], left_low, high[j]);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) mma_tf32(part[i][j], left_high, low[j]);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) mma_tf32(part[i][j], left_high, high[j]);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sums[i][j][e] += part[i][j][e];
-      }
-    }
+    multiply<Left, Right, kRightAlongInner>(sums, stage(step), warp_row, stage(step) + Left::kSize, warp_column);
   }
 
-  const int rows = a.left.rows, columns = a.right.rows;
-  float* const c = a.c + static_cast<int64_t>(blockIdx.z) * rows * columns;
+  const int rows = a.left.rows, columns = a.right.rows, column = column0 + warp_column + threadIdx.x % 4 * 2;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int row = row0 + warp_row + i * 8 + group;
+  for (int i = 0; i < 2 * F; ++i) {
+    const int row = row0 + warp_row + i * 8 + threadIdx.x % 32 / 4;
     if (row >= rows) continue;
-    const float bias = a.bias.data ? a.bias.get(row * a.bias_stride) : 0.0f;
+    const int64_t at = (static_cast<int64_t>(blockIdx.z) * rows + row) * columns;
+    const float bias = a.parts == 1 && a.bias.data
+                           ? a.bias.get((static_cast<int64_t>(batch % a.left.count) * rows + row) * a.bias_stride)
+                           : 0.0f;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int column = column0 + warp_column + j * 8 + pair * 2;
-      float* const to = c + static_cast<int64_t>(row) * columns + column;
+    for (int j = 0; j < F; ++j) {
       const float x = sums[i / 2][j][i % 2 * 2] + bias, y = sums[i / 2][j][i % 2 * 2 + 1] + bias;
-      if (columns % 2 == 0) {
-        if (column < columns) store(to, Vec<float, 2>{{x, y}});
+      if (a.parts == 1) {
+        store_pair(static_cast<T*>(a.c) + at, column + j * 8, columns, x, y);
       } else {
-        if (column < columns) to[0] = x;
-        if (column + 1 < columns) to[1] = y;
+        store_pair(a.partials + at, column + j * 8, columns, x, y);
       }
     }
   }
-#endif
 }
 
-template <bool kLeftAlongInner, bool kRightAlongInner>
-cudaError_t launch(const Matmul& a, int batch, cudaStream_t stream) {
-  constexpr int kBytes = kStages * (Tile<kLeftAlongInner>::kSize + Tile<kRightAlongInner>::kSize) * sizeof(float);
-  const auto kernel = matmul_kernel<kLeftAlongInner, kRightAlongInner>;
+template <class T>
+__global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ Matmul a) {
+  const int64_t size = static_cast<int64_t>(a.left.rows) * a.right.rows;
+  const int64_t at = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
+  if (at >= size * a.batch) return;
+  float sum = a.partials[at];
+#pragma unroll 4
+  for (int i = 1; i < a.parts; ++i) sum += a.partials[i * size * a.batch + at];
+  const int64_t row = at / a.right.rows % (static_cast<int64_t>(a.left.rows) * a.left.count);
+  if (a.bias.data) sum += a.bias.get(row * a.bias_stride);
+  static_cast<T*>(a.c)[at] = from_float<T>(sum);
+}
+
+template <class T, int kTile, bool kLeftAlongInner, bool kRightAlongInner>
+cudaError_t launch(const Matmul& a, cudaStream_t stream) {
+  constexpr int kBytes =
+      kStages * (Tile<T, kTile, kLeftAlongInner>::kSize + Tile<T, kTile, kRightAlongInner>::kSize) * sizeof(T);
+  const auto kernel = matmul_kernel<T, kTile, kLeftAlongInner, kRightAlongInner>;
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (status != cudaSuccess) return status;
-  const dim3 blocks(ceil_div(a.left.rows, kTile), ceil_div(a.right.rows, kTile), batch);
+  const dim3 blocks(ceil_div(a.left.rows, kTile), ceil_div(a.right.rows, kTile), a.batch * a.parts);
   if (blocks.y > 65535 || blocks.z > 65535) return cudaErrorNotSupported;
   kernel<<<blocks, kThreads, kBytes, stream>>>(a);
+  if (a.parts > 1) {
+    const int64_t size = static_cast<int64_t>(a.left.rows) * a.right.rows * a.batch;
+    sum_kernel<T><<<static_cast<unsigned>(ceil_div<int64_t>(size, kThreads)), kThreads, 0, stream>>>(a);
+  }
   return cudaGetLastError();
 }
 
-// t: (B, M, K) or (M, K), its rows along `rows`, the other of the two last axes is the inner one. Sets whether neighbours
+// t: (count, ., .), its rows along axis `rows`, the other of the two last axes is the inner one. Sets whether neighbours
 // are along the latter.
 bool factor(const Tensor& t, int rows, Factor* f, bool* along_inner) {
-  const int axis[2] = {rows, 2 * t.rank - 3 - rows};
-  *along_inner = t.strides[axis[1]] == 1;
-  const int near = axis[*along_inner], far = axis[!*along_inner];
-  const int64_t batch = t.rank == 3 ? t.strides[0] : 0;
-  *f = {static_cast<const float*>(t.data), batch, t.strides[far], static_cast<int>(t.sizes[rows])};
-  return t.dtype == DType::kFloat32 && t.strides[near] == 1 && t.sizes[near] % 4 == 0 && t.strides[far] % 4 == 0 &&
-         batch % 4 == 0 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.sizes[near] <= INT32_MAX &&
-         t.sizes[far] <= INT32_MAX;
+  const int inner = 3 - rows;
+  *along_inner = t.strides[inner] == 1 || t.sizes[inner] == 1;
+  const int near = *along_inner ? inner : rows, far = 3 - near;
+  *f = {t.data, t.strides[0], t.strides[far], static_cast<int>(t.sizes[rows]), static_cast<int>(t.sizes[0]),
+        t.aligned(near, 16) && t.sizes[near] * t.item_size() % 16 == 0};
+  return (t.strides[near] == 1 || t.sizes[near] == 1) && t.sizes[near] <= INT32_MAX && t.sizes[far] <= INT32_MAX;
 }
+
+int processors() {
+  int device = 0, count = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
+constexpr int64_t kPartials = 4 * 64 * 64;  // elements, at most, per processor
+
+// How the work is divided. The larger a tile, the less often the same is read; but most processors should have one, and
+// if there are not enough, the inner dimension is divided too.
+struct Division {
+  int tile, parts;
+
+  Division(const Tensor& a, const Tensor& c) {
+    const auto tiles = [&](int64_t size) { return ceil_div(c.sizes[1], size) * ceil_div(c.sizes[2], size) * c.sizes[0]; };
+    const int64_t count = processors(), steps = ceil_div<int64_t>(a.sizes[2] * a.item_size(), 64);
+    tile = c.sizes[1] > 64 && c.sizes[2] > 64 && 2 * tiles(128) >= count ? 128 : 64;
+    const int64_t most = tiles(tile) < count ? kPartials / (tile * tile) * count / tiles(tile) : 1;
+    parts = static_cast<int>(std::max<int64_t>(std::min(most, steps / 8), 1));
+  }
+};
 
 }  // namespace
 
-cudaError_t matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const Tensor& c, int parts, cudaStream_t stream) {
-  int device = 0, major = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  Matmul m{{}, {}, AnyFloat(bias), bias.strides[0], static_cast<float*>(c.data), static_cast<int>(a.sizes[a.rank - 1]), 0};
+size_t matmul_workspace() { return kPartials * processors() * sizeof(float); }
+
+cudaError_t matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const Tensor& c, void* workspace,
+                   cudaStream_t stream) {
+  Matmul m{{}, {}, AnyFloat(bias), bias.strides[0], c.data, static_cast<float*>(workspace), 0, 0, 1, 0};
   bool left_along_inner = false, right_along_inner = false;
-  if (major < 8 || !factor(a, a.rank - 2, &m.left, &left_along_inner) ||
-      !factor(b, b.rank - 1, &m.right, &right_along_inner)) {
+  if (b.dtype != a.dtype || c.dtype != a.dtype || !factor(a, 1, &m.left, &left_along_inner) ||
+      !factor(b, 2, &m.right, &right_along_inner)) {
     return cudaErrorNotSupported;
   }
   if (c.numel() == 0) return cudaSuccess;
-  if (parts > 1) m.part = ceil_div(ceil_div(m.inner, parts), kInner) * kInner;
-  const int batch = static_cast<int>(c.sizes[0]);
-  return left_along_inner
-             ? right_along_inner ? launch<true, true>(m, batch, stream) : launch<true, false>(m, batch, stream)
-             : right_along_inner ? launch<false, true>(m, batch, stream) : launch<false, false>(m, batch, stream);
+  const Division division(a, c);
+  m.inner = static_cast<int>(a.sizes[2]);
+  m.batch = static_cast<int>(c.sizes[0]);
+  m.parts = division.parts;
+  return dispatch_float(a.dtype, [&](auto* p) {
+    using T = element_t<decltype(p)>;
+    m.part = ceil_div(ceil_div(m.inner, m.parts), kInner<T>) * kInner<T>;
+    const auto with = [&](auto left, auto right) {
+      return division.tile == 128 ? launch<T, 128, left.value, right.value>(m, stream)
+                                  : launch<T, 64, left.value, right.value>(m, stream);
+    };
+    constexpr std::true_type along_inner;
+    constexpr std::false_type along_rows;
+    if (left_along_inner) return right_along_inner ? with(along_inner, along_inner) : with(along_inner, along_rows);
+    if constexpr (sizeof(T) == 4) return right_along_inner ? with(along_rows, along_inner) : with(along_rows, along_rows);
+    return cudaErrorNotSupported;
+  });
 }
 
 }  // namespace svexport

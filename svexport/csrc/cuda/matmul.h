@@ -1,16 +1,18 @@
-// Products of float32 matrices, as precise as float32 products and sums are, on tensor cores: three products of tf32
-// parts, summed in float32. From compute capability 8.0 on.
+// Products of matrices on tensor cores, summed in float32. Those of float32 are as precise as float32 products and sums
+// are: three products of tf32 parts. Infinite elements give NaN.
 #pragma once
 
 #include "tensor.h"
 
 namespace svexport {
 
-// c[i] = a[i] b[i] + bias. a: (B, M, K), b: (B, K, N), c: (B, M, N), bias: (M) of any float type, or absent.
-// With parts > 1, B is that many parts of the inner dimension: a: (M, K), b: (K, N), c: (parts, M, N), to be summed.
-// Each of the two last axes of a and of b has neighbours along one axis, four of which are loaded at once: its size and
-// the other strides are multiples of 4, the data aligned to 16 bytes. c is contiguous.
-// cudaErrorNotSupported for anything else.
-cudaError_t matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const Tensor& c, int parts, cudaStream_t stream);
+// Bytes of scratch for matmul on the current device.
+size_t matmul_workspace();
+
+// c[i] = a[i % A] b[i % B] + bias[i % A], all but bias of one float type. a: (A, M, K), b: (B, K, N), each with neighbours
+// along one of its last two axes, a of half types along K; c: (I, M, N), contiguous; bias: (A*M) of any float type, or
+// absent. Fastest if the sizes along the neighbours are whole pieces of 16 bytes.
+cudaError_t matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const Tensor& c, void* workspace,
+                   cudaStream_t stream);
 
 }  // namespace svexport

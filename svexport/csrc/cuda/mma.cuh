@@ -68,15 +68,6 @@ __device__ __forceinline__ void mma<__nv_bfloat16>(float (&c)[4], const uint32_t
 #endif
 }
 
-// The bits of x as tf32, to nearest.
-__device__ __forceinline__ uint32_t to_tf32(float x) {
-  uint32_t bits = 0;
-#if __CUDA_ARCH__ >= 800
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-#endif
-  return bits;
-}
-
 // c += a (16 x 8) * b (8 x 8) in tf32, from sm_80 on: A rows group, group + 8, columns pair and pair + 4, B (as the rows of
 // its transpose) row group, columns pair and pair + 4, C as above.
 __device__ __forceinline__ void mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -87,30 +78,14 @@ __device__ __forceinline__ void mma_tf32(float (&c)[4], const uint32_t (&a)[4], 
 #endif
 }
 
-#if __CUDA_ARCH__ >= 800
-// x = high + low up to 2^-22 of x, two numbers of tf32, of which mma_tf32 uses the upper bits only.
-__device__ __forceinline__ void split_tf32(uint32_t x, uint32_t& high, uint32_t& low) {
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high) : "r"(x));
-  low = __float_as_uint(__uint_as_float(x) - __uint_as_float(high));
-}
-
-// c += a (16 x 8) * b (8 x 8): rows group and group + 8, columns pair and pair + 4 of a; of b, rows pair and pair + 4 of
-// column group.
-__device__ __forceinline__ void mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-#endif
-
-// A float in two parts, both tf32: about their sum.
+// A float in two parts, whose upper 19 bits are tf32: their sum, up to 2^-21 of it.
 struct Parts {
   uint32_t big, small;
 };
 
 __device__ __forceinline__ Parts parts(float x) {
-  const uint32_t big = to_tf32(x);
-  return {big, to_tf32(x - __uint_as_float(big))};
+  const uint32_t big = __float_as_uint(x) & 0xffffe000u;
+  return {big, __float_as_uint(x - __uint_as_float(big))};
 }
 
 // c += a b of floats, by the three larger of the four products of their parts: about as exact as products of floats.

@@ -11,6 +11,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#ifdef __CUDACC__
+#define SVEXPORT_ANYWHERE __host__ __device__
+#else
+#define SVEXPORT_ANYWHERE
+#endif
+
 namespace svexport {
 
 enum class DType : int32_t { kFloat32, kFloat16, kBFloat16, kInt8, kInt32, kInt64, kBool };
@@ -51,7 +57,7 @@ struct Tensor {
     return true;
   }
 
-  int64_t item_size() const {
+  SVEXPORT_ANYWHERE int64_t item_size() const {
     switch (dtype) {
       case DType::kFloat32:
       case DType::kInt32: return 4;

@@ -2,6 +2,7 @@
 
 #include "attention.h"
 #include "gemm.h"
+#include "mma.cuh"
 #include "transformer_decoder.cuh"
 
 namespace svexport {
@@ -251,17 +252,12 @@ bool same_dtype(const Tensor* tensors, int count, DType dtype) {
 bool supported(const TransformerDecoder& d) {
   const DecoderSizes n(d);
   const DType dtype = d.query.dtype, map = d.features[0].dtype;
-  int device = 0, major = 0;
-  if (dtype == DType::kBFloat16 &&
-      (cudaGetDevice(&device) != cudaSuccess ||
-       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess || major < 8)) {
-    return false;
-  }
+  bool mma = true;
+  if (dtype == DType::kBFloat16 && (has_mma(dtype, mma) != cudaSuccess || !mma)) return false;
   for (int i = 0; map == DType::kInt8 && i < d.num_features; ++i) {
     const Tensor& t = d.features[i];
     if (t.rank != 6 || !t.contiguous() || reinterpret_cast<uintptr_t>(t.data) % 16 != 0) return false;
   }
-  if (map == DType::kInt8 && n.channels / d.num_groups % 16 != 0) return false;
   return is_float(d.query) && same_dtype(&d.query_pos, 1, dtype) && same_dtype(d.weights, d.num_weights, dtype) &&
          same_dtype(d.features, d.num_features, map) &&
          (map == dtype || map == DType::kInt8 || map == DType::kFloat32) && is_float(d.reference_points) &&

@@ -33,10 +33,12 @@ class BilinearSample final : public Plugin<BilinearSample, BilinearSampleNode> {
     return t.in(kGrid).sizes[3] == 2 ? nullptr : "grid should be (N, gH, gW, 2)";
   }
 
-  size_t workspace(const Tensors& t) const override { return bilinear_sample_workspace(t.in(kImage), t.in(kGrid)); }
+  size_t workspace(const Tensors& t) const override { return bound_of_copy(t.in(kImage), t.in(kGrid)); }
 
   cudaError_t run(const Tensors& t, void* workspace, cudaStream_t stream) const override {
-    return bilinear_sample(t.in(kImage), t.in(kGrid), t.out(0), t.out(1), stream, workspace);
+    const Tensor &image = t.in(kImage), &grid = t.in(kGrid);
+    const size_t bytes = bilinear_sample_workspace(image, grid);
+    return bilinear_sample(image, grid, t.out(0), t.out(1), stream, for_copy(workspace, bytes, image, grid));
   }
 };
 

@@ -61,7 +61,7 @@ class DeformConv2dPlugin final : public Plugin<DeformConv2dPlugin, DeformConv2dN
   }
 
   size_t workspace(const Tensors& t) const override {
-    return deform_conv2d_workspace(t.in(kInput), t.in(kWeight), convolution(t));
+    return deform_conv2d_workspace(t.in(kInput), t.in(kOffset), t.in(kWeight), convolution(t));
   }
 
   cudaError_t run(const Tensors& t, void* workspace, cudaStream_t stream) const override {

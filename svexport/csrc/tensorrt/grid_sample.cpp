@@ -43,12 +43,14 @@ class GridSample final : public Plugin<GridSample, GridSampleNode> {
   }
 
   size_t workspace(const Tensors& t) const override {
-    return grid_sample_workspace(t.in(kInput), t.in(kGrid), node.interpolation_mode);
+    return node.interpolation_mode == 0 ? bound_of_copy(t.in(kInput), t.in(kGrid)) : 0;
   }
 
   cudaError_t run(const Tensors& t, void* workspace, cudaStream_t stream) const override {
-    return grid_sample(t.in(kInput), t.in(kGrid), t.out(0), node.interpolation_mode, node.padding_mode,
-                       node.align_corners, stream, workspace);
+    const Tensor &input = t.in(kInput), &grid = t.in(kGrid);
+    const size_t bytes = grid_sample_workspace(input, grid, node.interpolation_mode);
+    return grid_sample(input, grid, t.out(0), node.interpolation_mode, node.padding_mode, node.align_corners, stream,
+                       for_copy(workspace, bytes, input, grid));
   }
 
  private:

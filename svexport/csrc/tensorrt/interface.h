@@ -74,7 +74,7 @@ class Interface {
       tensors.outputs.resize(outputs.size());
       tensors.scales.resize(inputs.size());
       describe(inputs.data(), outputs.data(), tensors);
-      return plugin_->wrong_sizes(tensors) ? size_t{0} : plugin_->workspace(tensors);
+      return takes(tensors.count()) ? plugin_->workspace(tensors) : size_t{0};
     });
   }
 

@@ -271,6 +271,20 @@ inline Tensor view(const PluginTensorDesc& tensor, const void* data) {
   return view(tensor.dims, tensor.type, tensor.format, const_cast<void*>(data));
 }
 
+// Scratch in which launchers that sample an image copy it, if it is row-major and points are many. What they ask for may
+// be more for a smaller image than for a larger one, so this is a bound that grows with every size.
+inline size_t bound_of_copy(const Tensor& image, const Tensor& grid) {
+  if (image.rank != 4 || image.strides[3] != 1) return 0;
+  const int64_t points = grid.sizes[1] * grid.sizes[2], pixels = image.sizes[2] * image.sizes[3];
+  const int64_t copied = pixels < 2 * points ? pixels : 2 * points;
+  return image.sizes[0] * (copied * image.sizes[1] * image.item_size() + points + 16);
+}
+
+// What to give to a launcher that asks for so many bytes: null where it has to do without.
+inline void* for_copy(void* workspace, size_t bytes, const Tensor& image, const Tensor& grid) {
+  return bytes <= bound_of_copy(image, grid) ? workspace : nullptr;
+}
+
 // Shapes
 
 inline const IDimensionExpr* product(const IDimensionExpr* a, const IDimensionExpr* b, IExprBuilder& builder) {

@@ -91,6 +91,7 @@ class TransformerDecoderPlugin final : public Plugin<TransformerDecoderPlugin, T
     const int64_t matrices[] = {batch, cams, 4, 4};
     if (!std::equal(matrices, matrices + 4, projections.sizes)) return "lidar2img should be (B, cams, 4, 4)";
     if (c % node.num_heads != 0 || c % node.num_groups != 0) return "num_heads and num_groups should divide C";
+    if (c > 1024 || c / node.num_heads > 64) return "C should be at most 1024, and 64 for each of num_heads";
     for (int i = kFeatures; i < lidar2img(); ++i) {
       const Tensor& feature = t.in(i);
       const bool blocks = feature.rank == 6;
