@@ -28,17 +28,17 @@ from svexport.ops.transformer_decoder import OP, rig
 SMALL = {"num_layers": 6, "feature_sizes": ((36, 92), (18, 46), (9, 23)), "pool": False}
 
 STAGES = {
-    "main": [
-        (2, "self attention"), (3, "exchange"), (4, "out_proj"), (5, "exchange"), (6, "norm"), (7, "camera weights"),
-        (8, "wait for branch"), (9, "sampling"), (10, "exchange"), (11, "output_proj"), (12, "exchange"), (13, "norm"),
-        (14, "ffn.0"), (15, "ffn.2"), (16, "exchange"), (17, "norm"), (18, "in_proj"), (19, ""),
+    "rows": [
+        (2, "loads, projection"), (3, "out_proj"), (4, "norm"), (5, "camera weights"), (6, "sampling"), (7, "exchange"),
+        (8, "output_proj"), (9, "norm"), (10, "ffn.0"), (11, "ffn.2"), (12, "norm"), (13, "in_proj"), (14, ""),
     ],
-    "branch": [
-        (2, "load"), (3, "reg.0"), (4, "reg.2"), (5, "reg.4, update"), (6, "project"), (7, "encoder.0"),
-        (8, "encoder.3, norm"), (9, "wait for main, sampling"), (10, ""),
+    "branches": [
+        (2, "loads"), (3, "reg.0"), (4, "reg.2"), (5, "reg.4, points"), (6, "encoder.0"), (7, "encoder.3"), (8, "norm"),
+        (9, ""),
     ],
+    "attention": [(2, "queries"), (3, "keys and values"), (4, "parts"), (5, "merge"), (6, "")],
 }  # fmt: skip
-"""By team: the clock a stage begins with, and its name."""
+"""By kernel (the second one has two kinds of blocks): the clock a stage begins with, and its name."""
 
 
 def channels_last(feature: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def workload(
     plain = {}
     if eager:
         peers["eager"] = without_grad(OP.implementation, args)
-        plain["eager (eager)"] = peers["eager"]
+        plain["eager, no graph"] = peers["eager"]
     name = (
         f"transformer_decoder {preset} {batch}x{queries} {config.num_layers} layers {len(config.feature_sizes)} levels"
     )
@@ -156,7 +156,7 @@ def launches(function: Callable[[], Any]) -> int:
 def stages(library: str) -> dict[str, list[dict[str, Any]]]:
     """Of a middle layer, in microseconds: median of blocks, of a library whose kernels keep the clock."""
     torch.ops.load_library(library)
-    clocks = (ctypes.c_longlong * (8 * 2 * 160 * 24))()
+    clocks = (ctypes.c_longlong * (8 * 3 * 160 * 24))()
     found = {}
     for name, args in cases().items():
         function = without_grad(OP, args)
@@ -169,22 +169,15 @@ def stages(library: str) -> dict[str, list[dict[str, Any]]]:
             graph.replay()
             torch.cuda.synchronize()
         ctypes.CDLL(library).svexport_stages(clocks)
-        table = torch.tensor(clocks[:]).view(8, 2, 160, 24)[3].double()
-        blocks = table[0, :, 0] > 0
-        ticks = (table[0, blocks, 19] - table[0, blocks, 0]) / (table[0, blocks, 23] - table[0, blocks, 22]) * 1e3
-        table = table[:, blocks] / ticks.median()
         rows = []
-        for team, (label, marks) in enumerate(STAGES.items()):
+        for kernel, (label, marks) in enumerate(STAGES.items()):
+            times = torch.tensor(clocks[:]).view(8, 3, 160, 24)[3, kernel].double()
+            times = times[times[:, marks[-1][0]] > 0]
+            ticks = (times[:, marks[-1][0]] - times[:, 2]) / (times[:, 23] - times[:, 22]).clamp(min=1)
+            times = times / ticks.median() / 1e3  # in microseconds
             for (begin, stage), (end, _) in pairwise(marks):
-                start = table[team, :, begin] - table[0, :, 2]
-                rows.append(
-                    {
-                        "team": label,
-                        "stage": stage,
-                        "start": round(float(start.median()), 2),
-                        "us": round(float((table[team, :, end] - table[team, :, begin]).median()), 2),
-                    }
-                )
+                start, stop = (float((times[:, at] - times[:, 2]).median()) for at in (begin, end))
+                rows.append({"kernel": label, "stage": stage, "start": round(start, 2), "us": round(stop - start, 2)})
         found[name] = rows
     return found
 
@@ -222,14 +215,14 @@ def plot(folder: Path, record: dict[str, Any]) -> list[Path]:
     colors = dict(zip(names, plt.get_cmap("tab20").colors * 2, strict=False))
     for axis, row in zip(axes[:, 0], rows, strict=False):
         for stage in row["stages"]:
-            y = list(STAGES).index(stage["team"])
+            y = list(STAGES).index(stage["kernel"])
             axis.barh(y, stage["us"], left=stage["start"], color=colors[stage["stage"]], edgecolor="white")
             if stage["us"] > 0.55:
                 label = f"{stage['stage']}\n{stage['us']:.1f}"
                 axis.text(stage["start"] + stage["us"] / 2, y, label, ha="center", va="center", fontsize=6)
         axis.set_yticks(range(len(STAGES)), list(STAGES))
         axis.invert_yaxis()
-        axis.set_title(f"{row['workload']}: the teams of a block in the fourth layer, microseconds", fontsize=9)
+        axis.set_title(f"{row['workload']}: a block of either kernel in the fourth layer, microseconds", fontsize=9)
     if scaling:
         axis = axes[-1, 0]
         for who, style in (("ours", "-"), ("compiled", "--")):
@@ -276,7 +269,7 @@ def main() -> None:
         )
         print(name, {key: value for key, value in rows[-1].items() if key in ("launches", "peak_bytes")})
         for stage in table[name]:
-            print(f"  {stage['team']:7} {stage['stage']:24} {stage['start']:6.2f} {stage['us']:6.2f}")
+            print(f"  {stage['kernel']:10} {stage['stage']:24} {stage['start']:6.2f} {stage['us']:6.2f}")
     path = write("transformer_decoder-stages", rows, folder)
     for written in (path, *plot(folder, json.loads(path.read_text()))):
         print(written)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from svexport.ops._bilinear import corners
 from svexport.ops._module import DropIn
 from svexport.ops._op import Op
+from svexport.ops.dequantize import dequantize
 
 __all__ = ["ACTIVATIONS", "OUTSIDE", "CameraSample", "Detr3DCrossAtten", "camera_sample"]
 
@@ -64,7 +65,8 @@ def _result(features: Sequence[Tensor], weights: Tensor) -> torch.dtype:
 
 def _levels(features: Sequence[Tensor], scales: Sequence[float], dtype: torch.dtype) -> list[Tensor]:
     return [
-        f.to(dtype) if f.is_floating_point() else f.to(dtype) * scale for f, scale in zip(features, scales, strict=True)
+        f.to(dtype) if f.is_floating_point() else dequantize(f, scale, dtype)
+        for f, scale in zip(features, scales, strict=True)
     ]
 
 

@@ -147,7 +147,7 @@ def _decode(
     channels, cams = query.shape[2], lidar2img.shape[1]
     names = weight_names({"num_layers": num_layers, "learned_offsets": learned_offsets})
     parameters = dict(zip(names, weights, strict=True))
-    levels = _levels(features, query.dtype, channels, pool, scales)
+    levels, scales = _levels(features, query.dtype, channels, pool, scales)
     lidar2img = fold_image_size(lidar2img, image_size)
     points = _cast(reference_points, torch.promote_types(reference_points.dtype, torch.float32))
 
@@ -190,7 +190,7 @@ def _decode(
             offsets = linear(f"{svca}.sampling_offsets", where).unflatten(-1, (num_points, 3))
         else:
             offsets = points.new_zeros(1, 1, 1, 3)
-        view = (1, 1), pc_range, depth_eps, in_image, uv_clamp, activation, [1.0] * len(levels)
+        view = (1, 1), pc_range, depth_eps, in_image, uv_clamp, activation, scales
         sampled = _cast(steps.sample(levels, points, lidar2img, scores, offsets, *view), query.dtype)
         logits = inverse_sigmoid(points)
         position = _cast(logits, query.dtype)
@@ -217,24 +217,29 @@ def _decode(
 
 def _levels(
     features: Sequence[Tensor], dtype: torch.dtype, channels: int, pool: bool, scales: Sequence[float]
-) -> list[Tensor]:
-    """The feature levels as floating point, ``(B, cams, C, H, W)`` each, and the pooled one.
+) -> tuple[list[Tensor], list[float]]:
+    """The levels ``(B, cams, C, H, W)`` and the pooled one, each with its scale.
 
-    Those of another type than the queries are read in float32 at least, so that what is sampled is rounded once.
+    Those of another type than the queries are in float32 at least, so that what is sampled is rounded once; int8 is
+    read as it is, but from CHW32 or to pool.
     """
-    levels = []
-    for feature, scale in zip(features, scales, strict=True):
+    levels, steps = [], []
+    for i, (feature, scale) in enumerate(zip(features, scales, strict=True)):
+        precise = torch.promote_types(dtype, torch.float32)
         if feature.dtype == torch.int8:
             if feature.dim() == 6:
                 feature = from_chw32(feature.flatten(0, 1), channels).unflatten(0, feature.shape[:2])
-            feature = dequantize(feature, scale, torch.promote_types(dtype, torch.float32))
+            if pool and i == len(features) - 1:
+                feature = dequantize(feature, scale, precise)
         elif feature.dtype != dtype:
-            feature = _cast(feature, torch.promote_types(torch.promote_types(feature.dtype, dtype), torch.float32))
+            feature = _cast(feature, torch.promote_types(feature.dtype, precise))
         levels.append(feature)
+        steps.append(scale if feature.dtype == torch.int8 else 1.0)
     if pool:
         last = levels[-1]
         levels.append(F.max_pool2d(last.flatten(0, 1), 2).unflatten(0, last.shape[:2]))
-    return levels
+        steps.append(1.0)
+    return levels, steps
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

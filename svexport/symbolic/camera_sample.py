@@ -77,7 +77,7 @@ def body(
     parts = []
     for level, (feature, scale) in enumerate(zip(features, scales, strict=True)):
         if feature.dtype == TensorProto.INT8:
-            step = b.constant(np.float64(scale), precise)
+            step = b.constant(np.float32(scale), precise)
             feature = b.op("Mul", b.cast(feature, precise), step, shape=feature.shape)
         feature = b.reshape(feature, images, channels, b.dim(feature, 3), b.dim(feature, 4))
         sampler = Sampler(b, feature, [queries, points], LINEAR)

@@ -12,8 +12,10 @@ import hashlib
 import math
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +30,9 @@ FOLDER = library.CSRC / "aot"
 
 AOT_OPS = frozenset(f.stem for f in FOLDER.glob("*.cuh")) - {"aot", "entry", "sample"}
 """The ops, by name, whose forward is a single kernel that works on tensors as TensorRT hands them over."""
+
+_CONSTANT_SIZES = ("camera_sample",)
+"""Ops whose kernels are compiled for the sizes that are known; the others are compiled once for all sizes."""
 
 _TYPES = {
     torch.float32: "float",
@@ -85,26 +90,18 @@ class Launch:
     shared: int = 0
 
 
-def kernel(
-    op: Op,
-    inputs: Sequence[Operand],
-    outputs: Sequence[Operand],
-    attributes: Mapping[str, Any],
-    name: str | None = None,
-) -> Kernel:
+def kernel(op: Op, inputs: Sequence[Operand], outputs: Sequence[Operand], attributes: Mapping[str, Any]) -> Kernel:
     """The kernel of an op of :data:`AOT_OPS` for tensors of these types.
 
     Raises:
         UnsupportedError: if there is none for them.
     """
     arguments = op.bind(inputs, attributes)
-    large = [
-        t.shape for t in (*inputs, *outputs) if _known(t.shape) and _product(t.shape) > torch.iinfo(torch.int32).max
-    ]
-    if large:
-        raise UnsupportedError(
-            f"{op.name}: kernels compiled ahead of time count in 32 bits, {large[0]} has more elements"
-        )
+    for tensor in (*inputs, *outputs):
+        if tensor.dtype not in _TYPES:
+            raise UnsupportedError(f"{op.name}: no kernel compiled ahead of time takes {tensor.dtype}")
+        if _known(tensor.shape) and _product(tensor.shape) > torch.iinfo(torch.int32).max:
+            raise UnsupportedError(f"{op.name}: kernels compiled ahead of time count in 32 bits, not {tensor.shape}")
     if reason := obstacle(op, attributes):
         raise UnsupportedError(f"{op.name}: {reason}")
     launch = _LAUNCHES[op.name](arguments, outputs)
@@ -117,10 +114,14 @@ def kernel(
         dims = [f"{name}_{i}" for i in range(len(operand.shape))]
         pointers.append(f"{kind}* {name}")
         sizes.extend(zip(dims, operand.shape, strict=True))
+        if op.name in _CONSTANT_SIZES:
+            dims = [str(s) if isinstance(s, int) else d for d, s in zip(dims, operand.shape, strict=True)]
         return f"View<{kind}, {len(dims)}>{{{name}, {{{', '.join(dims)}}}}}"
 
     for argument, value in zip(op.arguments, arguments, strict=True):
         if argument.kind == "tensors":
+            if len({tensor.dtype for tensor in value}) > 1:
+                raise UnsupportedError(f"{op.name}: kernels compiled ahead of time take {argument.name} of one type")
             listed = [view(tensor, f"{argument.name}{i}", "const ") for i, tensor in enumerate(value)]
             kind = f"View<const {_TYPES[value[0].dtype]}, {len(value[0].shape)}>"
             views.append(f"List<{kind}, {len(value)}>{{{{{', '.join(listed)}}}}}")
@@ -184,14 +185,13 @@ def ptx(source: str) -> str:
     result = library._folder() / "aot" / f"{key}.ptx"
     if not result.is_file():
         result.parent.mkdir(parents=True, exist_ok=True)
-        partial = result.with_suffix(f".{os.getpid()}.ptx")
-        written = partial.with_suffix(".cu")
-        written.write_text(source)
-        done = subprocess.run([*command, str(written), "-o", str(partial)], capture_output=True, text=True, check=False)
-        written.unlink()
-        if done.returncode:
-            raise PluginBuildError(f"nvcc does not compile a kernel ahead of time:\n{done.stderr}\n{source}")
-        os.replace(partial, result)
+        with tempfile.TemporaryDirectory(dir=result.parent) as folder:
+            written, compiled = Path(folder, "kernel.cu"), Path(folder, "kernel.ptx")
+            written.write_text(source)
+            done = subprocess.run([*command, written, "-o", compiled], capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise PluginBuildError(f"nvcc does not compile a kernel ahead of time:\n{done.stderr}\n{source}")
+            os.replace(compiled, result)
     return result.read_text()
 
 

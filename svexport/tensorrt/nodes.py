@@ -61,7 +61,6 @@ def _definition(op: Op) -> list[str]:
         f'  static constexpr const char* kType = "{op.node_type}";',
         f"  static constexpr int kTensors = {sum(a.kind == 'tensor' and not a.optional for a in tensors)};",
         f"  static constexpr int kOptional = {sum(a.optional for a in tensors)};",
-        f"  static constexpr int kLists = {sum(a.kind == 'tensors' for a in tensors)};",
         f"  static constexpr int kOutputs = {op.num_outputs};",
         *members,
         *_weights(op),

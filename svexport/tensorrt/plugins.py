@@ -34,11 +34,19 @@ VERSION = "1"
 COORDINATES = {
     "bilinear_sample": ("grid",),
     "camera_sample": ("reference_points", "lidar2img", "offsets"),
+    "deform_conv2d": ("offset",),
     "grid_sample": ("grid",),
     "ms_deform_attn": ("sampling_locations",),
     "transformer_decoder": ("reference_points", "lidar2img"),
 }
 """Inputs that may be float32 beside half data, and should be: in half, coordinates are off by pixels."""
+
+FACTORS = {
+    "add_bias_residual_layer_norm": ("bias", "weight", "norm_bias"),
+    "camera_sample": ("weights",),
+    "ms_deform_attn": ("attention_weights",),
+}
+"""Inputs that may keep the type that they have in the network beside data of another."""
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -151,10 +159,10 @@ def dtype_combinations(
 ) -> Iterator[list[torch.dtype]]:
     """The dtypes of inputs and outputs that a plugin takes, for inputs that have these in the network.
 
-    The data in any floating-point type, and what belongs to it in the same; everything else as it is, but
-    :data:`COORDINATES` in float32 too.
+    The data in any floating-point type, and what belongs to it in the same; :data:`FACTORS` also as they are;
+    everything else as it is, but :data:`COORDINATES` in float32 too.
     """
-    coordinates = COORDINATES.get(op.name, ())
+    coordinates, factors = COORDINATES.get(op.name, ()), FACTORS.get(op.name, ())
     names = input_names(op, len(declared), attributes)
     for data in FLOATS:
         choices = [
@@ -162,6 +170,8 @@ def dtype_combinations(
             if not dtype.is_floating_point
             else tuple(dict.fromkeys((torch.float32, dtype)))
             if name in coordinates
+            else tuple(dict.fromkeys((data, dtype)))
+            if name in factors
             else (data,)
             for name, dtype in zip(names, declared, strict=True)
         ]

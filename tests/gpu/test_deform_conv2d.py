@@ -71,7 +71,6 @@ SHAPES = [
     {"kernel": (2, 5), "padding": (0, 2), "size": (7, 1), "n": 1},
     {"kernel": (7, 7), "padding": (3, 3), "channels": 8, "outputs": 8},
     {"channels": 64, "outputs": 130, "size": (90, 91), "n": 1},
-    {"channels": 16, "outputs": 16, "size": (180, 180), "groups": 4, "offset_groups": 2},
     {"n": 0},
 ]
 

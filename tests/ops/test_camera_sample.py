@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import svexport
 from examples import detr3d
 from svexport.graph.nodes import svexport_nodes
-from svexport.ops import CameraSample, camera_sample
+from svexport.ops import CameraSample, camera_sample, quantize
 from svexport.ops.camera_sample import OP, reference
 from tests.support import OPSETS, run_model, run_op
 
@@ -399,6 +399,55 @@ def test_compile_with_open_sizes() -> None:
         torch.testing.assert_close(compiled(**args), camera_sample(**args))
 
 
+# ------------------------------------------------------------------ int8
+
+
+def quantized(args: dict) -> dict:
+    scales = [0.02 + 0.005 * level for level in range(len(args["features"]))]
+    return args | {
+        "features": [quantize(f, s) for f, s in zip(args["features"], scales, strict=True)],
+        "scales": scales,
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("sizes", [DETR3D, STREAM], ids=["detr3d", "stream"])
+def test_int8_features_are_their_values(sizes: dict, dtype: torch.dtype) -> None:
+    args = quantized(case(**sizes))
+    values = [q.double() * s for q, s in zip(args["features"], args["scales"], strict=True)]
+    args["weights"] = args["weights"].to(dtype)
+    doubles = {n: v.double() if isinstance(v, Tensor) else v for n, v in args.items()}
+    expected = camera_sample(**doubles | {"features": values, "scales": None})
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-3
+    for actual in (camera_sample(**args), reference(*node_args(args)), run_op(OP, node_args(args), 11)[0]):
+        assert actual.dtype == dtype
+        assert (actual.double() - expected).norm() < tolerance * expected.norm()
+    assert expected.norm() > 0.1
+
+
+class Quantized(nn.Module):
+    """Features in int8 between two nodes."""
+
+    def forward(self, feature: Tensor, points: Tensor, lidar2img: Tensor, weights: Tensor) -> Tensor:
+        options = {"image_size": (32, 48), "pc_range": RANGE, "scales": [0.03]}
+        return camera_sample([quantize(feature, 0.03)], points, lidar2img, weights, **options)
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+@pytest.mark.parametrize("target", [None, "10.0"])
+def test_int8_features_in_a_file(opset: int, target: str | None, tmp_path) -> None:
+    args = case([(6, 9)], (32, 48), queries=30)
+    tensors = args["features"][0], args["reference_points"], args["lidar2img"], args["weights"]
+    report = svexport.export(Quantized(), tensors, tmp_path / "m.onnx", opset=opset, target=target)
+    graph = onnx.load(report.path).graph
+    (node,) = (n for n in graph.node if n.op_type == "SvCameraSample")
+    assert next(a.floats for a in node.attribute if a.name == "scales") == pytest.approx([0.03])
+    types = {v.name: v.type.tensor_type.elem_type for v in graph.value_info}
+    assert types[node.input[0]] == onnx.TensorProto.INT8
+    (before,) = (n for n in graph.node if node.input[0] in n.output)
+    assert before.op_type == ("SvQuantize" if target is None else "QuantizeLinear")
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -416,6 +465,7 @@ def test_compile_with_open_sizes() -> None:
         ({"image_size": (928, 1600, 3)}, r"image_size \(height, width\)"),
         ({"pc_range": (0, 1)}, "pc_range of 6 numbers"),
         ({"uv_clamp": (0,)}, r"uv_clamp None or \(low, high\)"),
+        ({"scales": [1.0]}, r"a scale for each of the 4 features, got \[1.0\]"),
     ],
 )
 def test_errors(change: dict, match: str) -> None:

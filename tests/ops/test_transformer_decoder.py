@@ -795,6 +795,19 @@ def test_int8_levels_in_a_file(opset: int, weights: str, tmp_path: Path) -> None
     assert_same(svexport.load(report.path)(*flat(args)), decoder(*args), 1e-3)
 
 
+def test_small_nodes_read_int8(tmp_path: Path) -> None:
+    config = small("detr3d", num_layers=1, scales=(0.03, 0.02, 0.01))
+    decoder = trained(config)
+    decoder.fuse = "nodes"
+    *args, features, lidar2img = decoder.example_inputs
+    features = [quantize(f, scale) for f, scale in zip(features, config.scales, strict=True)]
+    report = svexport.export(decoder, (*args, features, lidar2img), tmp_path / "int8.onnx")
+    (node,) = (n for n in onnx.load(report.path).graph.node if n.op_type == "SvCameraSample")
+    assert list(node.input[:3]) == ["features_0", "features_1", "features_2"]
+    assert report.inputs["features_0"].startswith("int8")
+    assert report.verified
+
+
 def test_half_file(tmp_path: Path) -> None:
     decoder = trained(small(embed_dims=32))
     model, report = exported(decoder, tmp_path, dtype=torch.float16, weights="attributes")

@@ -20,6 +20,7 @@ from svexport.ops._op import Op
 from tests.support import op_model
 from tests.tensorrt import engines
 from tests.tensorrt.cases import arguments, inputs_of
+from tests.tensorrt.engines import runnable
 from tests.tensorrt.fake import Fake
 
 
@@ -29,9 +30,11 @@ def main(folder: str, stub: str) -> dict[str, Any]:
     import tensorrt_bindings as trt
 
     sys.modules["tensorrt"] = trt
-    from svexport.tensorrt import plugins
+    from svexport.tensorrt import aot, plugins
     from svexport.tensorrt.nodes import plugin_ops
 
+    nvcc = aot.available()
+    aot.available = lambda: True  # all but compiling works without it
     kinds = dict(plugins.register_plugins().kinds)
     return {
         "build and run": build_and_run(trt),
@@ -40,7 +43,8 @@ def main(folder: str, stub: str) -> dict[str, Any]:
         "kinds again": dict(plugins.register_plugins().kinds),
         "registered": library.registered_creators(),
         "ops": {op.name: of_op(trt, plugins, op) for op in plugin_ops()},
-        "ahead of time": {op.name: ahead(library, op) for op in plugin_ops() if kinds[op.node_type] == "AOT"},
+        "just in time": {op.name: in_time(library, op) for op in plugin_ops()},
+        "ahead of time": {op.name: ahead(library, op, nvcc) for op in plugin_ops() if kinds[op.node_type] == "AOT"},
         "requests": {op.node_type: requests(library, op) for op in plugin_ops() if kinds[op.node_type] == "AOT"},
     }
 
@@ -149,22 +153,15 @@ def ask(
     library: Any, op: Op, args: tuple, known: bool, choice: int, *, request: int = 0, compile: bool = False
 ) -> tuple[int, Answer]:
     """What the plugin that the stub creates from a node's attributes answers to TensorRT's questions."""
-    attributes = [(a, v) for a, v in zip(op.arguments, args, strict=True) if not a.is_tensor]
-    arrays = [np.atleast_1d(np.array(v, np.int32 if a.kind in ("int", "ints") else np.float32)) for a, v in attributes]
-    given = [
-        Field(a.name.encode(), array.ctypes.data, 5 if array.dtype == np.int32 else 1, array.size)
-        for (a, _), array in zip(attributes, arrays, strict=True)
-    ]
-    tensors = [t for _, t in inputs_of(op, args)]
-    dims = [Dims(t.dim(), (ctypes.c_int64 * 8)(*t.shape)) for t in tensors]
+    given, dims, types = question(op, args)
     answer = Answer()
     step = library.ask(
         op.node_type.encode(),
-        (Field * len(given))(*given),
+        given,
         len(given),
         request,
-        (Dims * len(dims))(*dims),
-        (ctypes.c_int * len(dims))(*(TYPES[t.dtype] for t in tensors)),
+        dims,
+        types,
         len(dims),
         known,
         choice,
@@ -174,12 +171,51 @@ def ask(
     return step, answer
 
 
-def ahead(library: Any, op: Op) -> list[dict[str, Any]]:
+def question(op: Op, args: tuple) -> tuple[Any, Any, Any]:
+    """Fields, shapes and types of a node with these arguments."""
+    attributes = [(a, v) for a, v in zip(op.arguments, args, strict=True) if not a.is_tensor]
+    arrays = [np.atleast_1d(np.array(v, np.int32 if a.kind in ("int", "ints") else np.float32)) for a, v in attributes]
+    given = [
+        Field(a.name.encode(), array.ctypes.data, 5 if array.dtype == np.int32 else 1, array.size)
+        for (a, _), array in zip(attributes, arrays, strict=True)
+    ]
+    tensors = [t for _, t in inputs_of(op, args)]
+    ALIVE.extend(arrays)
+    dims = [Dims(t.dim(), (ctypes.c_int64 * 8)(*t.shape)) for t in tensors]
+    types = [TYPES[t.dtype] for t in tensors]
+    return (Field * len(given))(*given), (Dims * len(dims))(*dims), (ctypes.c_int * len(types))(*types)
+
+
+def in_time(library: Any, op: Op) -> list[dict[str, Any]]:
+    found = []
+    for case, args in enumerate(arguments(op)):
+        if not runnable(op, args):
+            continue
+        for known in (True, False):
+            given, dims, types = question(op, args)
+            answer = Answer()
+            step = library.ask_torch(
+                op.node_type.encode(), given, len(given), dims, types, len(dims), known, ctypes.byref(answer)
+            )
+            found.append(
+                {
+                    "case": case,
+                    "step": step,
+                    "kind": answer.kind.decode(),
+                    "shapes": [answer.shapes[i].shape for i in range(op.num_outputs)],
+                    "types": list(answer.types[: op.num_outputs]),
+                    "taken": [answer.combinations[i][0] for i in range(4)],
+                }
+            )
+    return found
+
+
+def ahead(library: Any, op: Op, nvcc: bool) -> list[dict[str, Any]]:
     found = []
     for case, args in enumerate(arguments(op)):
         combinations = ask(library, op, args, True, 0)[1].count_combinations
         for known, choice in ((True, 0), (False, 0), (True, combinations - 1), (False, combinations - 1)):
-            step, answer = ask(library, op, args, known, choice, compile=known and case == 0)
+            step, answer = ask(library, op, args, known, choice, compile=nvcc and known and case == 0)
             outputs, count = op.num_outputs, len(inputs_of(op, args)) + op.num_outputs
             found.append(
                 {

@@ -15,7 +15,7 @@ from torch.utils import cpp_extension
 import svexport
 from svexport.graph.nodes import svexport_nodes
 from svexport.tensorrt import library
-from tests.tensorrt.host import SOURCES, Host, compile_host
+from tests.tensorrt.host import SOURCES, Host, compile_host, without_launchers
 
 CUDA = Path(cpp_extension.CUDA_HOME or "/usr/local/cuda")
 
@@ -48,11 +48,7 @@ def plugin_library(headers: library.Headers, tmp_path_factory: pytest.TempPathFa
         flags = ["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
         subprocess.run(["g++", *flags, *include, "-c", *sources], cwd=folder, check=True)
         objects = sorted(folder.glob("*.o"))
-        symbols = subprocess.run(["nm", *objects], capture_output=True, text=True, check=True).stdout
-        missing = set(re.findall(r"^ +U (_ZN8svexport\w+)$", symbols, re.MULTILINE))
-        missing -= set(re.findall(r"^\w+ \w (_ZN8svexport\w+)$", symbols, re.MULTILINE))
-        launchers = [f"-Wl,--defsym={name}=stand_in_launcher" for name in missing]
-        link = ["-shared", "-Wl,-Bsymbolic,--no-undefined", *launchers]
+        link = ["-shared", "-Wl,-Bsymbolic,--no-undefined", *without_launchers(objects)]
         subprocess.run(["g++", *link, *objects, "-ldl", "-o", path], check=True)
     return path
 

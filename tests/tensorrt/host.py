@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -124,6 +125,14 @@ def fields_of(node: onnx.NodeProto, names: Iterable[str]) -> Fields:
                 kind = INT32 if whole else FLOAT32
                 result[name] = kind, np.ravel(np.asarray(value, NUMPY.get(kind, np.int32)))
     return result
+
+
+def without_launchers(objects: Sequence[Path]) -> list[str]:
+    """Flags for linking objects of the library and ``stand_in.cpp``, whose launcher takes the places of all others."""
+    symbols = subprocess.run(["nm", *objects], capture_output=True, text=True, check=True).stdout
+    missing = set(re.findall(r"^ +U (_ZN8svexport\w+)$", symbols, re.MULTILINE))
+    missing -= set(re.findall(r"^\w+ \w (_ZN8svexport\w+)$", symbols, re.MULTILINE))
+    return [f"-Wl,--defsym={name}=stand_in_launcher" for name in sorted(missing)]
 
 
 def compile_host(headers: Headers, folder: Path, cuda: Path) -> Path:

@@ -35,7 +35,7 @@ struct Plugin : Interface {
   virtual Plugin* clone() = 0;
 };
 
-// Creators of both kinds have their name in the same place.
+// Creators of both kinds have their name in the same place. The other one makes plugins by create(name, fields, phase).
 struct Creator : Interface {
   virtual Plugin* create(const char* name, const char* scope, const Fields*, int32_t phase, int32_t request) = 0;
   virtual const Fields* fields() = 0;
@@ -182,6 +182,15 @@ struct DynamicDesc {
   Dims min, max, opt;
 };
 
+struct BuildOne : Interface {
+  virtual int32_t configure(const DynamicDesc*, int32_t, const DynamicDesc*, int32_t) = 0;
+  virtual int32_t output_types(int32_t*, int32_t, const int32_t*, int32_t) const = 0;
+  virtual int32_t output_shapes(const Shape*, int32_t, const Shape*, int32_t, Shape*, int32_t, Builder&) = 0;
+  virtual bool supports(int32_t, const DynamicDesc*, int32_t, int32_t) = 0;
+  virtual int32_t outputs() const = 0;
+  virtual size_t workspace(const DynamicDesc*, int32_t, const DynamicDesc*, int32_t) const = 0;
+};
+
 struct Build : Interface {
   virtual int32_t output_types(int32_t*, int32_t, const int32_t*, const int32_t*, int32_t) const = 0;
   virtual int32_t output_shapes(const Shape*, int32_t, const Shape*, int32_t, Shape*, int32_t, Builder&) = 0;
@@ -215,8 +224,8 @@ int getNvOnnxParserVersion() { return 0; }
 
 int registered_creators() { return registry.all.size(); }
 
-// What a plugin says that is compiled ahead of time, asked as TensorRT asks. `known`: whether it is told all sizes; if
-// not, those of channels, third from the end.
+// What a plugin says when it is asked as TensorRT asks. `known`: whether it is told all sizes; if not, those of channels,
+// third from the end.
 struct Answer {
   char kind[64];  // of its interface
   Dims shapes[4];
@@ -225,6 +234,63 @@ struct Answer {
   char name[128];
   char code[1 << 20];
 };
+
+// Expressions for the sizes of inputs.
+std::vector<Shape> shapes_of(const Dims* dims, int32_t inputs, bool known, Builder& builder) {
+  std::vector<Shape> in(inputs);
+  for (int32_t i = 0; i < inputs; ++i) {
+    in[i].rank = dims[i].rank;
+    for (int32_t k = 0; k < in[i].rank; ++k) {
+      in[i].sizes[k] = builder.own.make(dims[i].sizes[k], known || k == in[i].rank - 3);
+    }
+  }
+  return in;
+}
+
+// The plugin that torch computes: its types and shapes, and which of the three floating-point types (`combinations`, 1 or
+// 0) and channels-last (the fourth) it takes for all of its floating-point tensors. Returns as `ask` does.
+int ask_torch(const char* node, const Field* fields, int32_t count_fields, const Dims* dims, const int32_t* types,
+              int32_t inputs, bool known, Answer* answer) {
+  Creator* creator = registry.creator(node, "1", "svexport");
+  const Fields collection{count_fields, fields};
+  if (!creator) return 1;
+  Plugin* made = nullptr;
+  if (!std::strcmp(creator->info().kind, "PLUGIN CREATOR_V3QUICK")) {
+    made = creator->create("layer", "svexport", &collection, 0, 3);  // strictly just in time
+  } else {
+    using Create = Plugin* (*)(Creator*, const char*, const Fields*, int32_t);
+    void** functions = *reinterpret_cast<void***>(creator);
+    made = reinterpret_cast<Create>(functions[4])(creator, "layer", &collection, 0);
+  }
+  if (!made) return 2;
+  Plugin* plugin = made->clone();
+  BuildOne* build = plugin ? static_cast<BuildOne*>(plugin->capability(1)) : nullptr;
+  if (!build) return 3;
+  std::strncpy(answer->kind, build->info().kind, sizeof(answer->kind) - 1);
+  Builder builder;
+  const int32_t outputs = build->outputs(), all = inputs + outputs;
+  const std::vector<Shape> in = shapes_of(dims, inputs, known, builder);
+  std::vector<Shape> out(outputs);
+  if (build->output_types(answer->types, outputs, types, inputs)) return 4;
+  if (build->output_shapes(in.data(), inputs, nullptr, 0, out.data(), outputs, builder)) return 5;
+  for (int32_t i = 0; i < outputs; ++i) {
+    answer->shapes[i].rank = out[i].rank;
+    for (int32_t k = 0; k < out[i].rank; ++k) answer->shapes[i].sizes[k] = out[i].sizes[k]->own.number;
+  }
+  const int32_t tried[4][2] = {{0, 0}, {1, 0}, {7, 0}, {1, 2}};
+  for (int32_t t = 0; t < 4; ++t) {
+    std::vector<DynamicDesc> descs(all);
+    for (int32_t i = 0; i < all; ++i) {
+      const int32_t type = i < inputs ? types[i] : answer->types[i - inputs];
+      descs[i].desc.type = type == 0 ? tried[t][0] : type;
+      descs[i].desc.format = tried[t][1];
+    }
+    bool taken = true;
+    for (int32_t i = 0; i < all; ++i) taken = taken && build->supports(i, descs.data(), inputs, outputs);
+    answer->combinations[t][0] = taken;
+  }
+  return 0;
+}
 
 // Returns the number of the step that failed, 0 if none did. `choice`: of the combinations of types and formats.
 int ask(const char* node, const Field* fields, int32_t count_fields, int32_t request, const Dims* dims,
@@ -242,14 +308,10 @@ int ask(const char* node, const Field* fields, int32_t count_fields, int32_t req
 
   Builder builder;
   const int32_t outputs = build->outputs();
+  const std::vector<Shape> in = shapes_of(dims, inputs, known, builder);
+  std::vector<Shape> out(outputs);
   int32_t ranks[64];
-  std::vector<Shape> in(inputs), out(outputs);
-  for (int32_t i = 0; i < inputs; ++i) {
-    ranks[i] = in[i].rank = dims[i].rank;
-    for (int32_t k = 0; k < in[i].rank; ++k) {
-      in[i].sizes[k] = builder.own.make(dims[i].sizes[k], known || k == ranks[i] - 3);
-    }
-  }
+  for (int32_t i = 0; i < inputs; ++i) ranks[i] = dims[i].rank;
   if (build->output_types(answer->types, outputs, types, ranks, inputs)) return 5;
   if (build->output_shapes(in.data(), inputs, nullptr, 0, out.data(), outputs, builder)) return 6;
 

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 import svexport
-from svexport.graph.nodes import weight_attributes
+from svexport.graph.nodes import svexport_nodes, weight_attributes
 from svexport.ops._op import OPS, Op, as_tuple
 from svexport.tensorrt import library
 from svexport.tensorrt.nodes import plugin_ops
 from tests.support import op_model
-from tests.tensorrt.cases import CASES, COORDINATES, arguments, inputs_of, small_decoder
+from tests.tensorrt.cases import CASES, COORDINATES, arguments, inputs_of, small_decoder, with_inputs
 from tests.tensorrt.conftest import CUDA
 from tests.tensorrt.host import (
     CHW4,
@@ -36,6 +36,7 @@ from tests.tensorrt.host import (
     Host,
     Plugin,
     fields_of,
+    without_launchers,
 )
 
 cases = pytest.mark.parametrize(("op", "i"), CASES, ids=[f"{op.name}-{i}" for op, i in CASES])
@@ -99,6 +100,29 @@ def test_exported_files_become_plugins(host: Host, tmp_path: Path, target: str |
     assert {n.op_type for n in nodes} == {"SvGridSample", "SvBilinearSample", "SvInverse"}
     for node in nodes:
         assert host.create_from(node), host.log()
+
+
+class One(nn.Module):
+    """One operator, its tensors being inputs."""
+
+    def __init__(self, op: Op, args: tuple) -> None:
+        super().__init__()
+        self.op, self.args = op, args
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self.op(*with_inputs(self.op, self.args, tensors))
+
+
+@pytest.mark.parametrize("op", plugin_ops(), ids=lambda op: op.name)
+def test_an_exported_node_becomes_a_plugin(host: Host, tmp_path: Path, op: Op) -> None:
+    for i in range(sum(1 for _ in arguments(op))):
+        args = case(op, i)
+        tensors = tuple(x for _, x in inputs_of(op, args))
+        svexport.export(One(op, args), tensors, tmp_path / "one.onnx", target="8.6", verify=False)
+        (node,) = svexport_nodes(onnx.load(tmp_path / "one.onnx"))
+        plugin = host.create_from(node)
+        assert plugin, host.log()
+        assert plugin.serialized() == plugin_of(host, op, args).serialized()
 
 
 @cases
@@ -281,18 +305,22 @@ def test_weights_are_on_the_device_once_and_as_long_as_somebody_needs_them(
 
 
 def test_fuzzed_fields_are_refused_under_sanitizers(headers: library.Headers, tmp_path: Path) -> None:
-    sources = [SOURCES / "fuzz.cpp", *sorted(library.CSRC.glob("tensorrt/*.cpp"))]
+    """And what they make lives with tensors of any sizes."""
+    parts = [SOURCES / f"{name}.cpp" for name in ("fuzz", "host", "stand_in")]
     include = ["-I", library.CSRC / "cuda", "-isystem", headers.folder, "-isystem", CUDA / "include"]
     flags = ["-std=c++17", "-O1", "-g", "-no-pie", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    # No kernels: what is never called may be missing.
-    link = ["-Wl,--unresolved-symbols=ignore-all", "-ldl", "-o", tmp_path / "fuzz"]
-    subprocess.run(["g++", *flags, *include, *sources, *link], check=True)
+    sources = [*parts, *sorted(library.CSRC.glob("tensorrt/*.cpp"))]
+    subprocess.run(["g++", *flags, *include, "-c", *sources], cwd=tmp_path, check=True)
+    objects = sorted(tmp_path.glob("*.o"))
+    link = [*without_launchers(objects), *objects, "-ldl", "-o", tmp_path / "fuzz"]
+    subprocess.run(["g++", *flags, *link], check=True)
     result = subprocess.run([tmp_path / "fuzz", "20000"], capture_output=True, text=True, errors="replace", check=False)
     assert result.returncode == 0, result.stderr[-4000:]
     words = result.stdout.split()
-    made, refused, silent, weights = (int(words[words.index(w) + 1]) for w in ("made", "refused", "silent", "weights"))
+    made, refused, silent, weights, lived = map(int, words[1::2])
     assert made > 1000
     assert weights > 50
+    assert lived > 1000
     assert refused > 10000
     assert silent == 0 or headers.version < (8, 6)
 

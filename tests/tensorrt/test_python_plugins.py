@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +17,14 @@ import numpy as np
 import pytest
 import torch
 
-from svexport.errors import BackendNotAvailableError
+from svexport.errors import BackendNotAvailableError, PluginBuildError
 from svexport.ops._op import OPS, Op, as_tuple
 from svexport.tensorrt import aot, plugins, register_plugins
+from svexport.tensorrt.library import Library
 from svexport.tensorrt.nodes import plugin_ops
-from svexport.tensorrt.plugins import COORDINATES, IMAGES, Description, Size, output_descriptions
-from tests.tensorrt.cases import arguments, inputs_of
+from svexport.tensorrt.plugins import COORDINATES, FACTORS, IMAGES, Description, Size, output_descriptions
+from tests.tensorrt.cases import arguments, inputs_of, with_inputs
+from tests.tensorrt.engines import runnable
 from tests.tensorrt.test_aot import AOT_OPS, evaluate, kernel_for
 
 ROOT = Path(__file__).parents[2]
@@ -66,8 +69,7 @@ def bindings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def test_every_op_registers(bindings: dict[str, Any]) -> None:
-    ahead = aot.AOT_OPS if aot.available() else ()
-    assert bindings["kinds"] == {op.node_type: "AOT" if op.name in ahead else "JIT" for op in plugin_ops()}
+    assert bindings["kinds"] == {op.node_type: "AOT" if op.name in aot.AOT_OPS else "JIT" for op in plugin_ops()}
     assert bindings["kinds again"] == bindings["kinds"]
     assert bindings["registered"] == len(plugin_ops())
 
@@ -132,11 +134,25 @@ DTYPES = {0: torch.float32, 1: torch.float16, 2: torch.int8, 7: torch.bfloat16, 
 LINEAR, HWC8, HWC = 0, 2, 8
 
 
+@every_op
+def test_just_in_time_shapes_types_and_formats(bindings: dict[str, Any], op: Op) -> None:
+    """Asked from C++, with sizes known and unknown."""
+    cases = list(arguments(op))
+    answers = bindings["just in time"][op.name]
+    assert answers
+    for said in answers:
+        assert said["step"] == 0, said
+        assert said["kind"] == "PLUGIN_V3ONE_BUILD"
+        outputs = as_tuple(op(*cases[said["case"]]))
+        assert said["shapes"] == [list(o.shape) for o in outputs]
+        assert [DTYPES[t] for t in said["types"]] == [o.dtype for o in outputs]
+        halves = op.name not in COORDINATES  # float32 coordinates stay what they are
+        assert said["taken"] == [1, halves, halves, 0]
+
+
 @pytest.fixture
 def ahead(bindings: dict[str, Any], op: Op) -> list[dict[str, Any]]:
     """Answers of an op's plugin that is compiled ahead of time, each with the arguments it was asked for."""
-    if op.name not in bindings["ahead of time"]:
-        pytest.skip("needs nvcc")
     cases = list(arguments(op))
     answers = []
     for said in bindings["ahead of time"][op.name]:
@@ -176,8 +192,10 @@ def test_ahead_of_time_shapes_types_and_formats(op: Op, ahead: list[dict[str, An
                 assert layout == LINEAR or name in among
                 if not tensor.is_floating_point():
                     assert DTYPES[type_] == tensor.dtype
+                elif name in COORDINATES.get(op.name, ()):
+                    assert type_ == 0  # as declared: in half they would be off by pixels
                 else:
-                    assert type_ == data or (type_ == 0 and name in COORDINATES[op.name])
+                    assert type_ == data or (type_ == 0 and name in FACTORS[op.name])
             assert all(type_ == data for type_, _ in combination[len(names) :])
 
 
@@ -193,7 +211,7 @@ def test_ahead_of_time_launch_parameters(op: Op, ahead: list[dict[str, Any]]) ->
         assert said["arguments"] == [evaluate(n, sizes) for n in kernel.sizes]
         if said["code"]:
             assert f".visible .entry {said['name']}(" in said["code"]
-    assert any(said["code"] for said in ahead)
+    assert any(said["code"] for said in ahead) == aot.available()
 
 
 @every_aot_op
@@ -236,6 +254,115 @@ def test_ops_without_a_fake_have_no_plugin() -> None:
     assert {op.name for op in plugin_ops()} <= set(OPS)
 
 
+class Registry:
+    """TensorRT's, with the creators that a library brings."""
+
+    def __init__(self, library: tuple[str, ...] | None = None) -> None:
+        self.library, self.creators = library, {}  # type: ignore[var-annotated]
+
+    def load_library(self, path: str) -> object:
+        if self.library is None:
+            return None
+        self.creators |= dict.fromkeys(self.library, "C++")
+        return object()
+
+    def get_creator(self, name: str, version: str, namespace: str) -> Any:
+        return self.creators.get(name)
+
+    def register_creator(self, creator: Any, namespace: str) -> bool:
+        self.creators[creator.name] = creator
+        return True
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("nvcc", [True, False])
+@pytest.mark.parametrize("library", [None, ("SvGridSample", "SvInverse"), ()])
+def test_selection(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quick: bool, nvcc: bool, library: tuple[str, ...] | None
+) -> None:
+    """The library, else ahead of time, else just in time; and what is there stays."""
+    registry = Registry(library)
+    fake = fake_tensorrt(quick)
+    fake.get_plugin_registry = lambda: registry
+    path = tmp_path / "libsvexport_tensorrt10.so"
+    path.touch()
+    monkeypatch.setattr(plugins, "_tensorrt", lambda: fake)
+    monkeypatch.setattr(plugins, "_registered", {})
+    monkeypatch.setattr(plugins, "libraries", lambda: [] if library is None else [Library(path, 10), Library(path, 9)])
+    monkeypatch.setattr(aot, "available", lambda: nvcc)
+    registered = register_plugins()
+    expected = {
+        op.node_type: "C++"
+        if op.node_type in (library or ())
+        else "AOT"
+        if op.name in aot.AOT_OPS and nvcc and quick
+        else "JIT"
+        for op in plugin_ops()
+    }
+    assert registered.kinds == expected
+    assert registered.library == (None if library is None else path)
+    assert register_plugins() == registered
+    for kind in expected.values():
+        assert f"{kind}: " in str(registered)
+    if library is None:
+        with pytest.raises(PluginBuildError, match="build it again"):
+            register_plugins(path)
+
+
+def fake_tensorrt(quick: bool = True) -> SimpleNamespace:
+    """What the classes of plugins are made from, without TensorRT."""
+    bases = ["IPluginV3", "IPluginV3OneCore", "IPluginV3OneBuild", "IPluginV3OneRuntime", "IPluginCreatorV3One"]
+    if quick:
+        bases += ["IPluginV3QuickCore", "IPluginV3QuickBuild", "IPluginV3QuickAOTBuild", "IPluginCreatorV3Quick"]
+        bases += ["ISymExpr"]
+    types = ("FLOAT", "HALF", "BF16", "INT8", "INT32", "INT64", "BOOL")
+    return SimpleNamespace(
+        __version__="10.16.1",
+        DataType=SimpleNamespace(**{name: name for name in types}),
+        PluginField=lambda name, data, kind: SimpleNamespace(name=name, data=data, type=kind),
+        PluginFieldType=SimpleNamespace(INT32="int", FLOAT32="float"),
+        PluginFieldCollection=list,
+        **{name: type(name, (), {}) for name in bases},
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=lambda d: str(d)[6:])
+@every_op
+def test_enqueue_computes_on_the_given_memory_and_stream(
+    monkeypatch: pytest.MonkeyPatch, op: Op, dtype: torch.dtype
+) -> None:
+    fake = fake_tensorrt()
+    monkeypatch.setattr(plugins, "_tensorrt", lambda: fake)
+    types = {dtype: type_ for type_, dtype in plugins._dtypes(fake).items()}
+    stream = torch.cuda.Stream()
+    for args in filter(partial(runnable, op), arguments(op)):
+        named = inputs_of(op, args)
+        keep = COORDINATES.get(op.name, ())
+        inputs = [(t.to(dtype) if t.is_floating_point() and n not in keep else t).cuda() for n, t in named]
+        attributes = {a.name: v for a, v in zip(op.arguments, args, strict=True) if not a.is_tensor}
+        plugin = plugins.plugin_classes(op)[0](attributes)
+        expected = as_tuple(op(*with_inputs(op, args, inputs)))
+        outputs = [torch.full_like(t, 7) for t in expected]
+        descs = [SimpleNamespace(dims=tuple(t.shape), type=types[t.dtype]) for t in (*inputs, *outputs)]
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(10_000_000)  # what is on another stream is done before this
+            late = [t.clone() for t in inputs]
+        plugin.enqueue(
+            descs[: len(inputs)],
+            descs[len(inputs) :],
+            [t.data_ptr() for t in late],
+            [t.data_ptr() for t in outputs],
+            0,
+            stream.cuda_stream,
+        )
+        stream.synchronize()
+        for output, wanted in zip(outputs, expected, strict=True):
+            torch.testing.assert_close(output, wanted, equal_nan=True)
+
+
 @pytest.mark.parametrize("broken", [False, True])
 def test_bindings_that_lose_lists_are_noticed(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
     """Those of 10.14 and 10.15 show the first element as often as there are elements."""
@@ -243,12 +370,8 @@ def test_bindings_that_lose_lists_are_noticed(monkeypatch: pytest.MonkeyPatch, b
     def field(name: str, data: np.ndarray, kind: str) -> SimpleNamespace:
         return SimpleNamespace(name=name, data=np.full_like(data, data[0]) if broken and data.size else data, type=kind)
 
-    fake = SimpleNamespace(
-        __version__="10.15.1",
-        PluginField=field,
-        PluginFieldType=SimpleNamespace(INT32="int", FLOAT32="float"),
-        PluginFieldCollection=list,
-    )
+    fake = fake_tensorrt()
+    fake.__version__, fake.PluginField = "10.15.1", field
     monkeypatch.setattr(plugins, "_tensorrt", lambda: fake)
     plugins._reads_lists.cache_clear()
     for op in plugin_ops():

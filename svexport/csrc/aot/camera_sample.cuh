@@ -1,4 +1,5 @@
-// Levels are found by their number: not in registers, so a block has them in shared memory.
+// Levels are found by their number, so they cannot be in registers: a block has all parameters in shared memory. Sizes
+// that are known are constants here, and so is nearly all of what one thread writes there.
 #define SVEXPORT_BY &
 
 #include "aot.cuh"
@@ -37,10 +38,12 @@ __device__ void camera_sample(const List<View<const F, 5>, L>& features, const V
     options.activation = ACTIVATION;
     const Tensor points = tensor(reference_points), matrices = tensor(lidar2img), logits = tensor(weights),
                  shifts = tensor(offsets);
-    Params made{AnyFloat(points), AnyFloat(matrices), AnyFloat(logits), AnyFloat(shifts)};
-    prepare(levels, L, points, matrices, logits, shifts, options, tensor(output), made);
-    made.row_shift = SHIFT;
-    p = made;
+    p.points = AnyFloat(points);
+    p.lidar2img = AnyFloat(matrices);
+    p.weights = AnyFloat(logits);
+    p.offsets = AnyFloat(shifts);
+    prepare(levels, L, points, matrices, logits, shifts, options, tensor(output), p);
+    p.row_shift = SHIFT;
   }
   __syncthreads();
   camera_sample_kernel<T, VECTOR ? kVector<T> : 1, !VECTOR, std::is_same_v<F, int8_t>>(p);

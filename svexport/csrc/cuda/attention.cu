@@ -284,13 +284,16 @@ __global__ void __launch_bounds__(128) attention_float_kernel(const float* qkv, 
 #pragma unroll
       for (int n = 0; n < D / 8; ++n) sum[n][2 * r] *= shrink, sum[n][2 * r + 1] *= shrink;
     }
+    float tile_sum[D / 8][4] = {};  // tensor cores cut off what they add: long sums are ours
 #pragma unroll
     for (int k = 0; k < kKeys / 8; ++k) {
       const Parts weights[4] = {parts(score[k][0]), parts(score[k][2]), parts(score[k][1]), parts(score[k][3])};
       const float* from = values + (k * 8 + pair * 2) * kValuePitch + group;
 #pragma unroll
-      for (int n = 0; n < D / 8; ++n) mma_parts(sum[n], weights, parts(from[n * 8]), parts(from[kValuePitch + n * 8]));
+      for (int n = 0; n < D / 8; ++n) mma_parts(tile_sum[n], weights, parts(from[n * 8]), parts(from[kValuePitch + n * 8]));
     }
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) sum[i / 4][i % 4] += tile_sum[i / 4][i % 4];
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

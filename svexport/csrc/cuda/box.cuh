@@ -1,4 +1,5 @@
-// A box of the pixels of planes of an NCHW image in shared memory, where points gather without a sector of L2 for each.
+// A box of the pixels of each plane of an NCHW image in shared memory: points that lie close together gather there, and
+// not from L2, where every pixel costs a sector.
 #pragma once
 
 #include <cuda_pipeline_primitives.h>
@@ -7,19 +8,20 @@
 
 namespace svexport {
 
-// How the box lies in shared memory: rows at their distance in the plane if they are whole, else side by side, so that
-// addresses of both sides agree in their last bits and `unit` bytes (16, 8, 4 or 2) are copied at a time. Behind the
+// How the box lies in shared memory: rows at their distance in the plane if they are whole, else closer, so that
+// addresses on both sides agree in their last bits and `unit` bytes (16, 4 or 2) are copied at a time. Behind the
 // pixels of a channel come 16 bytes of zeros, for pixels outside of the image.
 struct Box {
   int start;   // bytes from the first pixel of the plane to that of the box
   int origin;  // bytes from the start of the channel in shared memory to where the first pixel of the plane would be
   int plane_row, row, rows, length;  // bytes between rows of the plane and in shared memory, of a row
-  int bytes;                         // of a channel
+  int bytes;                         // of a channel, or more
+  int unit;
 
-  // Columns left .. right and rows top .. bottom; left > right: empty.
+  // Columns left .. right and rows top .. bottom; left > right: none.
   __device__ __forceinline__ Box(int left, int top, int right, int bottom, int width, int item, int unit)
-      : plane_row(width * item) {
-    const auto up = [unit](int x) { return (x + unit - 1) / unit * unit; };
+      : plane_row(width * item), unit(unit) {
+    const auto up = [unit](int x) { return (x + unit - 1) & -unit; };
     if (left > right || top > bottom) left = top = right = bottom = 0;
     start = top * plane_row + left * item;
     length = (right - left + 1) * item;
@@ -39,47 +41,74 @@ struct Box {
 
   __device__ __forceinline__ int zeros() const { return bytes - 16; }
 
-  // Starts to copy `count` channels, `channel` bytes apart, or none; all threads of a block together.
-  __device__ __forceinline__ void fetch(char* shared, const char* plane, int64_t channel, int count, int unit) const {
-    const int chunks = (length + 2 * unit - 2) / unit;  // of a row, at most
-    const int all = rows * chunks, slots = min(all, static_cast<int>(blockDim.x));
-    const int group = threadIdx.x / slots, groups = blockDim.x / slots;
-    for (int i = threadIdx.x; i < count; i += blockDim.x) {
-      *reinterpret_cast<uint4*>(shared + i * bytes + zeros()) = uint4{};
-    }
-    for (int i = group < groups ? threadIdx.x - group * slots : all; i < all; i += slots) {
-      const int r = i / chunks, in_plane = start + r * plane_row, at = (i - r * chunks) * unit;
-      const int from = (in_plane & -unit) + at, to = (((start & (unit - 1)) + r * row) & -unit) + at;
-      if (from >= in_plane + length) continue;
-      const char* source = plane + from;
-      char* target = shared + to;
-      switch (unit) {
-        case 16: copy<16>(target, source, channel, group, groups, count); break;
-        case 8: copy<8>(target, source, channel, group, groups, count); break;
-        case 4: copy<4>(target, source, channel, group, groups, count); break;
-        default: copy<2>(target, source, channel, group, groups, count);
-      }
-    }
-    __pipeline_commit();
+  __device__ __forceinline__ int chunks() const { return (length + 2 * unit - 2) / unit; }  // of a row, at most
+
+  // Chunk i of a channel, in the plane and in shared memory; false: there is no such.
+  __device__ __forceinline__ bool chunk(int i, int& from, int& to) const {
+    const int r = i / chunks(), in_plane = start + r * plane_row, at = (i - r * chunks()) * unit;
+    from = (in_plane & -unit) + at;
+    to = (((start & (unit - 1)) + r * row) & -unit) + at;
+    return r < rows && from < in_plane + length;
+  }
+};
+
+// What a thread copies of a box: a chunk of every `step`th channel from `first` on, and of large boxes more chunks.
+struct Share {
+  int index, slots, first, step, from, to;
+  bool any;
+
+  __device__ __forceinline__ explicit Share(const Box& box) {
+    const int all = box.rows * box.chunks(), threads = blockDim.x;
+    slots = min(all, threads);
+    step = threads / slots;
+    first = threadIdx.x / slots;
+    index = first < step ? threadIdx.x - first * slots : all;
+    any = box.chunk(index, from, to);
   }
 
-  template <int UNIT>
-  __device__ __forceinline__ void copy(char* target, const char* source, int64_t channel, int first, int step,
+  // Starts to copy `count` channels, `channel` bytes apart, or none; all threads of a block together.
+  __device__ __forceinline__ void copy(const Box& box, char* shared, const char* plane, int64_t channel,
                                        int count) const {
+    bool there = any && first < count;
+    int in_plane = from, in_shared = to;
+    for (int i = index;;) {
+      if (there) {
+        char* target = shared + first * box.bytes + in_shared;
+        const char* source = plane + first * channel + in_plane;
+        const int between = step * box.bytes;
+        const int64_t between_sources = step * channel;
+        const auto each = [&](auto unit) {
 #pragma unroll 4
-    for (int c = first; c < count; c += step) {
-      if constexpr (UNIT >= 4) {
-        __pipeline_memcpy_async(target + c * bytes, source + c * channel, UNIT);
-      } else {
-        *reinterpret_cast<uint16_t*>(target + c * bytes) = *reinterpret_cast<const uint16_t*>(source + c * channel);
+          for (int c = first; c < count; c += step) {
+            if constexpr (unit.value >= 4) {
+              __pipeline_memcpy_async(target, source, unit.value);
+            } else {
+              *reinterpret_cast<uint16_t*>(target) = *reinterpret_cast<const uint16_t*>(source);
+            }
+            target += between;
+            source += between_sources;
+          }
+        };
+        if (box.unit == 16) {
+          each(std::integral_constant<int, 16>());
+        } else if (box.unit == 4) {
+          each(std::integral_constant<int, 4>());
+        } else {
+          each(std::integral_constant<int, 2>());
+        }
       }
+      i += slots;
+      if (i >= box.rows * box.chunks()) break;
+      there = box.chunk(i, in_plane, in_shared) && first < count;
     }
+    __pipeline_commit();
   }
 };
 
 // The columns and rows that the points of a block need, in shared memory: left, top, -right, -bottom.
 template <int TAPS, int POINTS>
-__device__ __forceinline__ void bounds(const Point<TAPS> (&points)[POINTS], const bool (&valid)[POINTS], int (&edges)[4]) {
+__device__ __forceinline__ void bounds(const Point<TAPS> (&points)[POINTS], const bool (&valid)[POINTS],
+                                       int (&edges)[4]) {
   int low[4] = {INT32_MAX, INT32_MAX, INT32_MAX, INT32_MAX};
 #pragma unroll
   for (int k = 0; k < POINTS; ++k) {

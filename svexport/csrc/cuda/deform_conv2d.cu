@@ -15,6 +15,7 @@ namespace {
 struct Geometry {
   DeformConv2d conv;
   int height, width, out_height, out_width, taps;
+  Divider lines, images;  // of output pixels, of lines
   int channels, per_group, per_offset_group;  // of the input, packed or not
   int64_t image;                              // strides of the input: this in elements
   unsigned row, column;                       // these in the unit of Pixels
@@ -31,10 +32,10 @@ struct OutputPixel {
   int64_t offset, mask;  // of its first numbers
 
   __device__ __forceinline__ OutputPixel(int pixel, const Geometry& g) {
-    const int line = pixel / g.out_width;
-    column = pixel - line * g.out_width;
-    n = line / g.out_height;
-    row = line - n * g.out_height;
+    uint32_t rest = pixel;
+    column = static_cast<int>(g.lines.split(rest));
+    row = static_cast<int>(g.images.split(rest));
+    n = static_cast<int>(rest);
     offset = n * g.offset[0] + row * g.offset[2] + column * g.offset[3];
     mask = n * g.mask[0] + row * g.mask[2] + column * g.mask[3];
   }
@@ -192,25 +193,34 @@ struct Planes {
   }
 };
 
-// Up to kChannels channels of a thread.
-template <class T, int kChannels>
+// Up to kChannels channels of a thread, of one offset group or, kEach, each one of its own.
+template <class T, int kChannels, bool kEach>
 __global__ void __launch_bounds__(kThreads) planes_kernel(const __grid_constant__ Planes<T> a) {
+  constexpr int kGroups = kEach ? kChannels : 1;
   const Geometry& g = a.g;
   if (a.row() >= a.rows) return;
-  const int chunks = ceil_div(g.per_offset_group, kChannels), group = blockIdx.z / chunks;
-  const int channel = group * g.per_offset_group + blockIdx.z % chunks * kChannels;
-  const int count = min(kChannels, (group + 1) * g.per_offset_group - channel);
+  const int whole = kEach ? g.channels : g.per_offset_group;  // of which the thread's are a part
+  const int chunks = ceil_div(whole, kChannels), group = kEach ? blockIdx.z * kChannels : blockIdx.z / chunks;
+  const int channel = kEach ? group : group * whole + blockIdx.z % chunks * kChannels;
+  const int count = min(kChannels, (kEach ? whole : (group + 1) * whole) - channel);
   const OutputPixel p = a.pixel();
-  const Tap t = a.tap(p, group);
-  Pixels pixels;
-  const Between b = locate(t, g, pixels);
+  float mask[kGroups];
+  Pixels pixels[kGroups];
+  Between b[kGroups];
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+    const Tap t = a.tap(p, group + min(i, count - 1));
+    mask[i] = t.mask;
+    b[i] = locate(t, g, pixels[i]);
+  }
   const T* const from = a.input + p.n * g.image + channel * a.channel;
   Vec<T, 1> v[kChannels][4];
 #pragma unroll
   for (int c = 0; c < kChannels; ++c) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      v[c][k] = load_if<T, 1>(from + c * a.channel + pixels.at[k], c < count && pixels.at[k] != kOutside);
+      const unsigned at = pixels[c % kGroups].at[k];
+      v[c][k] = load_if<T, 1>(from + c * a.channel + at, c < count && at != kOutside);
     }
   }
   T* const to = a.column(p.n, channel);
@@ -218,7 +228,7 @@ __global__ void __launch_bounds__(kThreads) planes_kernel(const __grid_constant_
   for (int c = 0; c < kChannels; ++c) {
     float sum[1] = {};
 #pragma unroll
-    for (int k = 0; k < 4; ++k) add_scaled(sum, b.factor(k) * t.mask, v[c][k]);
+    for (int k = 0; k < 4; ++k) add_scaled(sum, b[c % kGroups].factor(k) * mask[c % kGroups], v[c][k]);
     if (c < count) to[c * g.taps * a.pitch] = from_float<T>(sum[0]);
   }
 }
@@ -342,12 +352,13 @@ __global__ void __launch_bounds__(kThreads)
       sums.mask += __shfl_xor_sync(0xffffffff, sums.mask, step);
     }
     if (!real || threadIdx.x % part.lanes != 0) continue;
-    sums.write(grad_offset, grad_mask, g, n, group, part.tap(), row - (n - part.first) * g.out_height * g.out_width, tap.z);
+    const int pixel = row - (n - part.first) * g.out_height * g.out_width;
+    sums.write(grad_offset, grad_mask, g, n, group, part.tap(), pixel, tap.z);
   }
 }
 
-constexpr int64_t kColumnsBytes = 64 << 20;
-constexpr int64_t kFewTaps = 4 << 20;  // times channels
+constexpr int64_t kColumnsBytes = 128 << 20;  // of columns at a time
+constexpr int64_t kFewTaps = 8 << 20;  // times channels
 constexpr int kTile = 32;
 
 struct Packing {
@@ -409,7 +420,8 @@ __global__ void unpack_kernel(const float* y, T* x, const __grid_constant__ Pack
   for (int i = 0; i < kTile; i += 8) {
     const int channel = p.channel(channel0 + threadIdx.y + i);
     if (channel0 + static_cast<int>(threadIdx.y) + i < p.packed_channels && channel >= 0 && pixel < p.pixels) {
-      x[(n * static_cast<int64_t>(p.channels) + channel) * p.pixels + pixel] = from_float<T>(tile[threadIdx.y + i][threadIdx.x]);
+      x[(n * static_cast<int64_t>(p.channels) + channel) * p.pixels + pixel] =
+          from_float<T>(tile[threadIdx.y + i][threadIdx.x]);
     }
   }
 }
@@ -451,6 +463,8 @@ Geometry geometry(const Tensor& offset, const Tensor& mask, const DeformConv2d& 
   g.out_height = static_cast<int>(offset.sizes[2]);
   g.out_width = static_cast<int>(offset.sizes[3]);
   g.taps = conv.kernel[0] * conv.kernel[1];
+  g.lines = Divider(g.out_width);
+  g.images = Divider(g.out_height);
   for (int i = 0; i < 4; ++i) {
     g.offset[i] = offset.strides[i];
     g.mask[i] = mask.strides[i];
@@ -507,7 +521,7 @@ struct Plan {
   size_t bytes[4];       // of copies of input and weight, of columns, for matmul
 
   Plan(const Tensor& x, const Tensor& offset, const Tensor& w, const DeformConv2d& conv)
-      : planes(reads_planes(x, offset, conv)), input(x), weight(w), columns(x), bytes{} {
+      : planes(!is_worth_packing(x, offset, conv)), input(x), weight(w), columns(x), bytes{} {
     const int64_t plane = offset.sizes[2] * offset.sizes[3], groups = conv.groups, size = x.item_size();
     if (planes) {
       if (!w.contiguous()) weight.data = nullptr;
@@ -528,14 +542,6 @@ struct Plan {
     bytes[3] = matmul_workspace();
   }
 
-  // Packing for a few taps takes longer than what it saves.
-  static bool reads_planes(const Tensor& x, const Tensor& offset, const DeformConv2d& conv) {
-    if ((x.sizes[2] - 1) * x.strides[2] + (x.sizes[3] - 1) * x.strides[3] >= kOutside) return false;
-    Tensor y;
-    return has_short_runs(x, conv) ||
-           (!is_packed(x, conv, &y) && offset.numel() / (2 * conv.offset_groups) * conv.channels < kFewTaps);
-  }
-
   // Contiguous, with the data and the type of t.
   static Tensor shaped(const Tensor& t, int64_t x, int64_t y, int64_t z) {
     Tensor result;
@@ -550,8 +556,6 @@ struct Plan {
 };
 
 }  // namespace
-
-bool has_short_runs(const Tensor& x, const DeformConv2d& conv) { return run(conv) * x.item_size() < 16; }
 
 Tensor packed(const Tensor& x, const DeformConv2d& conv) {
   Tensor y;
@@ -572,6 +576,15 @@ bool is_packed(const Tensor& x, const DeformConv2d& conv, Tensor* y) {
   y->data = x.data;
   return (x.sizes[0] <= 1 || x.strides[0] == y->strides[0]) && (x.sizes[2] <= 1 || x.strides[2] == y->strides[1]) &&
          (x.sizes[3] <= 1 || x.strides[3] == y->strides[2]);
+}
+
+bool has_short_runs(const Tensor& x, const DeformConv2d& conv) { return run(conv) * x.item_size() < 16; }
+
+bool is_worth_packing(const Tensor& x, const Tensor& offset, const DeformConv2d& conv) {
+  if ((x.sizes[2] - 1) * x.strides[2] + (x.sizes[3] - 1) * x.strides[3] >= kOutside) return true;
+  Tensor y;
+  return !has_short_runs(x, conv) &&
+         (is_packed(x, conv, &y) || offset.numel() / (2 * conv.offset_groups) * conv.channels >= kFewTaps);
 }
 
 cudaError_t pack(const Tensor& x, const Tensor& y, const DeformConv2d& conv, cudaStream_t stream) {
@@ -600,7 +613,8 @@ cudaError_t unpack(const Tensor& y, const Tensor& x, const DeformConv2d& conv, c
   });
 }
 
-size_t deform_conv2d_workspace(const Tensor& input, const Tensor& offset, const Tensor& weight, const DeformConv2d& conv) {
+size_t deform_conv2d_workspace(const Tensor& input, const Tensor& offset, const Tensor& weight,
+                               const DeformConv2d& conv) {
   const Plan plan(input, offset, weight, conv);
   return plan.bytes[0] + plan.bytes[1] + plan.bytes[2] + plan.bytes[3];
 }
@@ -670,13 +684,15 @@ cudaError_t deform_conv2d_planes(const Tensor& input, const Tensor& offset, cons
     using T = element_t<decltype(p)>;
     const Planes<T> planes = planes_of<T>(input, offset, mask, conv, first, columns);
     const int channels = planes.g.per_offset_group;
-    const auto with = [&](auto kernel, int most) {
-      const dim3 blocks = blocks_of(planes, conv.offset_groups * ceil_div(channels, most));
+    const auto with = [&](auto kernel, int z) {
+      const dim3 blocks = blocks_of(planes, z);
       if (blocks.y > 65535 || blocks.z > 65535) return cudaErrorNotSupported;
       kernel<<<blocks, kThreads, 0, stream>>>(planes);
       return cudaGetLastError();
     };
-    return channels >= 8 ? with(planes_kernel<T, 8>, 8) : channels > 1 ? with(planes_kernel<T, 4>, 4) : with(planes_kernel<T, 1>, 1);
+    if (channels == 1) return with(planes_kernel<T, 4, true>, ceil_div(conv.channels, 4));
+    return channels < 8 ? with(planes_kernel<T, 4, false>, conv.offset_groups * ceil_div(channels, 4))
+                        : with(planes_kernel<T, 8, false>, conv.offset_groups * ceil_div(channels, 8));
   });
 }
 

@@ -14,14 +14,18 @@ struct DeformConv2d {
 // as many runs of gcd(C/groups, C/offset_groups) channels, each padded by zeros to a multiple of 16 bytes. What is not
 // packed so, and usual numbers of channels with channels last are, is copied first.
 
-// Whether runs are so short that packing would add zeros mostly; x: of the type of the input.
-bool has_short_runs(const Tensor& x, const DeformConv2d& conv);
-
 // Description of the packed x, (N, C, H, W) or weight, (O, C/groups, kH, kW): (N, H, W, packed C), contiguous. No data.
 Tensor packed(const Tensor& x, const DeformConv2d& conv);
 
 // Whether x is packed; *y: packed(x), with the data of x if it is.
 bool is_packed(const Tensor& x, const DeformConv2d& conv, Tensor* y);
+
+// Whether runs are so short that packing would add zeros mostly; x: of the type of the input.
+bool has_short_runs(const Tensor& x, const DeformConv2d& conv);
+
+// Whether the input should be packed for deform_conv2d_columns rather than left to deform_conv2d_planes, as measured: not
+// if runs are short, or if there are so few taps that packing would take longer than it saves.
+bool is_worth_packing(const Tensor& input, const Tensor& offset, const DeformConv2d& conv);
 
 // y: packed(x), contiguous.
 cudaError_t pack(const Tensor& x, const Tensor& y, const DeformConv2d& conv, cudaStream_t stream);
@@ -30,7 +34,8 @@ cudaError_t pack(const Tensor& x, const Tensor& y, const DeformConv2d& conv, cud
 cudaError_t unpack(const Tensor& y, const Tensor& x, const DeformConv2d& conv, cudaStream_t stream);
 
 // Bytes of scratch for deform_conv2d; no more for smaller tensors.
-size_t deform_conv2d_workspace(const Tensor& input, const Tensor& offset, const Tensor& weight, const DeformConv2d& conv);
+size_t deform_conv2d_workspace(const Tensor& input, const Tensor& offset, const Tensor& weight,
+                               const DeformConv2d& conv);
 
 // input: (N, C, H, W), float32, float16 or bfloat16, and weight: (O, C/groups, kH, kW), of the type of input;
 // offset: (N, 2*offset_groups*kH*kW, oH, oW), mask: (N, offset_groups*kH*kW, oH, oW) or absent and bias: (O) or absent,

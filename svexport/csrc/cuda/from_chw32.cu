@@ -82,7 +82,8 @@ cudaError_t from_chw32(const Tensor& x, const Tensor& output, cudaStream_t strea
     return cudaGetLastError();
   };
   auto aligned = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 4 == 0; };
-  if (x.contiguous() && pixels * size % 4 == 0 && aligned(x) && aligned(output)) {
+  const bool large = x.numel() > 4096;  // else a copy element by element has done before
+  if (large && x.contiguous() && pixels * size % 4 == 0 && aligned(x) && aligned(output)) {
     switch (size) {
       case 1: return run(static_cast<int8_t*>(nullptr));
       case 2: return run(static_cast<int16_t*>(nullptr));

@@ -171,12 +171,15 @@ __global__ void __launch_bounds__(128) linear_parts_kernel(const __grid_constant
 #pragma unroll
         for (int j = 0; j < 4; ++j) (i < 2 ? rows[i % 2] : cols[(i + 2) % 4])[j] = parts(v.at[j]);
       }
+      float step_sum[4][4] = {};  // tensor cores cut off what they add: long sums are ours
 #pragma unroll
       for (int k = 0; k < 4; k += 2) {
         const Parts both[4] = {rows[0][k], rows[1][k], rows[0][k + 1], rows[1][k + 1]};
 #pragma unroll
-        for (int n = 0; n < 4; ++n) mma_parts(sum[n], both, cols[n][k], cols[n][k + 1]);
+        for (int n = 0; n < 4; ++n) mma_parts(step_sum[n], both, cols[n][k], cols[n][k + 1]);
       }
+#pragma unroll
+      for (int i = 0; i < 16; ++i) sum[i / 4][i % 4] += step_sum[i / 4][i % 4];
     }
   }
   copy_async_wait<0>();

@@ -2,7 +2,6 @@
 
 #include "box.cuh"
 #include "overlap.cuh"
-#include <cstdlib>
 
 namespace svexport {
 namespace {
@@ -24,49 +23,38 @@ struct Output {
 // ------------------------------------------------------------------------------------- any strides: a thread per point
 
 // Blocks of points x chunks of channels x images; U channels at a time.
-template <class T, int TAPS, int U = TAPS == 1 ? 8 : TAPS == 4 ? 4 : TAPS == 8 ? 2 : 1, int POINTS = 1>
+template <class T, int TAPS, int PADDING = kAnyPadding, int U = TAPS == 1 ? 8 : TAPS == 4 ? 4 : TAPS == 8 ? 2 : 1>
 __global__ void __launch_bounds__(kThreads) direct_kernel(Space s, const T* __restrict__ input, int64_t image,
                                                           int64_t channel, Output<T> output, int batch, int channels,
                                                           int chunk) {
-  const int p = blockIdx.x * (POINTS * kThreads) + threadIdx.x, first = blockIdx.y * chunk;
+  const int p = blockIdx.x * kThreads + threadIdx.x, first = blockIdx.y * chunk;
   if (p >= s.points) return;
   const int count = min(chunk, channels - first);
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
-    Taps<TAPS> taps[POINTS];
-#pragma unroll
-    for (int k = 0; k < POINTS; ++k) {
-      const int point = min(p + k * kThreads, s.points - 1);
-      taps[k] = Taps<TAPS>(locate<TAPS>(s, n, point), s.stride);
-      if (output.mask && first == 0) output.set_mask(static_cast<int64_t>(n) * s.points + point, taps[k].offset[0]);
-    }
+    const Taps<TAPS> taps(locate<TAPS, PADDING>(s, n, p), s.stride);
     const char* source = reinterpret_cast<const char*>(input + n * image + first * channel);
     T* target = output.data + n * output.image + first * output.channel + p * output.point;
+    if (output.mask && first == 0) output.set_mask(static_cast<int64_t>(n) * s.points + p, taps.offset[0]);
     auto step = [&](auto width) {
       constexpr int W = decltype(width)::value;
-      T v[W][POINTS][TAPS];
+      T v[W][TAPS];
 #pragma unroll
       for (int u = 0; u < W; ++u) {
 #pragma unroll
-        for (int k = 0; k < POINTS; ++k) {
-#pragma unroll
-          for (int i = 0; i < TAPS; ++i) {
-            v[u][k][i] = from_float<T>(0.0f);
-            if (taps[k].offset[i] >= 0) {
-              v[u][k][i] = *reinterpret_cast<const T*>(source + taps[k].offset[i] * uint32_t{sizeof(T)});
-            }
+        for (int i = 0; i < TAPS; ++i) {
+          v[u][i] = from_float<T>(0.0f);
+          if (taps.offset[i] >= 0) {
+            v[u][i] = *reinterpret_cast<const T*>(source + taps.offset[i] * uint32_t{sizeof(T)});
           }
         }
         source += channel * sizeof(T);
       }
 #pragma unroll
       for (int u = 0; u < W; ++u) {
+        float sum = 0;
 #pragma unroll
-        for (int k = 0; k < POINTS; ++k) {
-          float sum = 0;
-#pragma unroll
-          for (int i = 0; i < TAPS; ++i) sum = fmaf(taps[k].weight[i], to_float(v[u][k][i]), sum);
-          if (k == 0 || p + k * kThreads < s.points) target[k * kThreads * output.point] = from_float<T>(sum);
-        }
+        for (int i = 0; i < TAPS; ++i) sum = fmaf(taps.weight[i], to_float(v[u][i]), sum);
+        *target = from_float<T>(sum);
         target += output.channel;
       }
     };
@@ -91,7 +79,7 @@ constexpr int vector_memory(int shift, int steps) {
 
 // `steps` times kTogether * (256 >> shift) points of image n, from point `first` on, in (16 bytes << shift) of channels
 // from `block_channel` on. width: points per access to an output with points innermost, 0 if it has channels innermost.
-template <class T, int TAPS>
+template <class T, int TAPS, int PADDING>
 __device__ __forceinline__ void vector(const Space& s, const T* __restrict__ input, int64_t image,
                                        const Output<T>& output, int n, int first, int block_channel, int channels,
                                        int shift, int steps, int width) {
@@ -104,7 +92,7 @@ __device__ __forceinline__ void vector(const Space& s, const T* __restrict__ inp
   for (int i = threadIdx.x; i < steps * POINTS * rows; i += kThreads) {
     const int p = first + i;
     if (p >= s.points) continue;
-    points[i] = Taps<TAPS>(locate<TAPS>(s, n, p), s.stride);
+    points[i] = Taps<TAPS>(locate<TAPS, PADDING>(s, n, p), s.stride);
     if (output.mask && block_channel == 0) {
       output.set_mask(static_cast<int64_t>(n) * s.points + p, points[i].offset[0]);
     }
@@ -164,25 +152,23 @@ __device__ __forceinline__ void vector(const Space& s, const T* __restrict__ inp
 }
 
 // Blocks of points x channels x images: all, or those marked in `only`.
-template <class T, int TAPS>
+template <class T, int TAPS, int PADDING = kAnyPadding>
 __global__ void __launch_bounds__(kThreads) vector_kernel(Space s, const T* __restrict__ input, int64_t image,
                                                           Output<T> output, int batch, int channels, int shift,
                                                           int steps, int width, const bool* __restrict__ only) {
   constexpr int V = 16 / sizeof(T);
   wait_for_previous();
-  const int first = blockIdx.x * steps * kTogether<TAPS> * (kThreads >> shift);
+  const int tile = steps * kTogether<TAPS> * (kThreads >> shift);
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     if (only && !only[n]) continue;
-    vector<T, TAPS>(s, input, image, output, n, first, (blockIdx.y << shift) * V, channels, shift, steps, width);
+    for (int64_t first = int64_t{blockIdx.x} * tile; first < s.points; first += int64_t{gridDim.x} * tile) {
+      vector<T, TAPS, PADDING>(s, input, image, output, n, static_cast<int>(first), (blockIdx.y << shift) * V, channels, shift,
+                      steps, width);
+    }
   }
 }
 
 // ------------------------------------------------------ NCHW: the pixels of a tile of points in shared memory
-
-constexpr int kBoxPoints = 2;            // of a thread
-constexpr int kBoxThreads = 1024;        // at most
-template <class T>
-constexpr int kLargestBox = 4096 * sizeof(T);  // of a channel, for 512 points; beyond, a copy in channels-last is faster
 
 // Points as rows of `across`, and the tile of a block: `half` threads across for twice as many points, the others down.
 struct Tiles {
@@ -190,50 +176,51 @@ struct Tiles {
   bool pairs;  // two halves, neighbours, can be stored at once
 };
 
-// Blocks of tiles x `chunk` channels x images, as many channels at a time as fit into `memory`. `scattered`: null if
-// boxes are whole planes, else (N, tiles): set where a box is too large, and nothing computed.
+// Bytes of a channel of a box. Small and usual are those of points that have neighbouring pixels: there the compiler
+// knows the distance between channels. Beyond the largest a copy in channels-last is faster.
 template <class T>
-__global__ void __launch_bounds__(kBoxThreads)
+constexpr int kSmallBox = 1024 * sizeof(T);
+template <class T>
+constexpr int kUsualBox = 1536 * sizeof(T);
+template <class T>
+constexpr int kLargestBox = 4096 * sizeof(T);
+
+// Blocks of tiles x `chunk` channels x images, half as many channels at a time as fit into `memory`: while these are
+// used, the next are on their way. scattered: (N, tiles), set where the box is too large, and nothing computed.
+template <class T, int PADDING>
+__global__ void __launch_bounds__(512, 2)
     box_kernel(Space s, const T* __restrict__ input, int64_t image, int64_t channel, Output<T> output, Tiles tiles,
                int batch, int channels, int chunk, int memory, int unit, bool* __restrict__ scattered) {
-  constexpr int TAPS = 4, POINTS = kBoxPoints, ITEM = sizeof(T);
+  constexpr int TAPS = 4, POINTS = 2, ITEM = sizeof(T);
   constexpr bool kBeside = ITEM == 2;  // the points of a thread: side by side, or half a tile apart
-  extern __shared__ uint4 memory_of_block[];
+  extern __shared__ uint4 pixels_of_block[];
   __shared__ int edges[4];
-  char* pixels = reinterpret_cast<char*>(memory_of_block);
-  const int half = tiles.half, line = threadIdx.x / half, lane = threadIdx.x - line * half;
-  const int row = (line & 8) | (line & 1) << 2 | (line >> 1 & 3);  // two rows of a warp lie four apart
-  const int tile_y = blockIdx.x / tiles.count_across, tile_x = blockIdx.x - tile_y * tiles.count_across;
-  const int y = tile_y * tiles.height + row, x = tile_x * 2 * half + (kBeside ? 2 : 1) * lane, step = kBeside ? 1 : half;
-  const int first = y * tiles.across + x, begin = blockIdx.y * chunk, end = min(begin + chunk, channels);
   start_next();
+  char* pixels = reinterpret_cast<char*>(pixels_of_block);
+  const int half = tiles.half, line = threadIdx.x / half, lane = threadIdx.x - line * half;
+  const int row = half < 32 ? (line & 8) | (line & 1) << 2 | (line >> 1 & 3) : line;  // the rows of a warp lie four apart
+  const int tile_y = blockIdx.x / tiles.count_across, tile_x = blockIdx.x - tile_y * tiles.count_across;
+  const int x = tile_x * 2 * half + (kBeside ? 2 : 1) * lane, step = kBeside ? 1 : half;
+  const int y = tile_y * tiles.height + row, first = y * tiles.across + x;
+  const int begin = blockIdx.y * chunk, end = min(begin + chunk, channels);
   const bool valid[POINTS] = {y < tiles.down && x < tiles.across, y < tiles.down && x + step < tiles.across};
 
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
-    const char* source = reinterpret_cast<const char*>(input + n * image);
-    Box box(0, 0, s.size[0] - 1, s.size[1] - 1, s.size[0], ITEM, unit);
-    int together = memory / 2 / box.bytes;  // while these are used, as many are on their way
-    const auto fetch = [&](int c, int half) {
-      box.fetch(pixels + half * together * box.bytes, source + c * channel * ITEM, channel * ITEM,
-                min(together, end - c), unit);
-    };
-    if (!scattered) {
-      fetch(begin, 0);
-      fetch(begin + together, 1);
-    }
     Point<TAPS> points[POINTS];
 #pragma unroll
-    for (int k = 0; k < POINTS; ++k) points[k] = locate<TAPS>(s, n, valid[k] ? first + k * step : 0);
-    if (scattered) {
-      bounds(points, valid, edges);
-      box = Box(edges[0], edges[1], -edges[2], -edges[3], s.size[0], ITEM, unit);
-      const bool large = box.bytes > kLargestBox<T>;
-      if (begin == 0 && threadIdx.x == 0) scattered[static_cast<int64_t>(n) * gridDim.x + blockIdx.x] = large;
-      if (large) continue;
-      together = memory / 2 / box.bytes;
-      fetch(begin, 0);
-      fetch(begin + together, 1);
+    for (int k = 0; k < POINTS; ++k) points[k] = locate<TAPS, PADDING>(s, n, valid[k] ? first + k * step : 0);
+    bounds(points, valid, edges);
+    Box box(edges[0], edges[1], -edges[2], -edges[3], s.size[0], ITEM, unit);
+    const bool large = box.bytes > kLargestBox<T>;
+    if (begin == 0 && threadIdx.x == 0) scattered[static_cast<int64_t>(n) * gridDim.x + blockIdx.x] = large;
+    if (large) continue;
+    box.bytes = box.bytes <= kSmallBox<T> ? kSmallBox<T> : max(box.bytes, kUsualBox<T>);
+    const int together = memory / 2 / box.bytes;
+    const Share share(box);
+    for (int i = threadIdx.x; i < 2 * together; i += blockDim.x) {
+      *reinterpret_cast<uint4*>(pixels + i * box.bytes + box.zeros()) = uint4{};
     }
+
     int offset[POINTS][TAPS];
     float weight[POINTS][TAPS];
 #pragma unroll
@@ -250,40 +237,47 @@ __global__ void __launch_bounds__(kBoxThreads)
       }
     }
     T* target = output.data + n * output.image + begin * output.channel + first * output.point;
-    for (int c = begin, half = 0; c < end; c += together, half ^= 1) {
-      __pipeline_wait_prior(1);
-      __syncthreads();
-      const char* from = pixels + half * together * box.bytes;
-      const int count = min(together, end - c);
-      const auto gather = [&](auto pairs) {
+    const auto gather = [&](const char* from, int count, auto bytes, auto pairs) {
+      const int distance = bytes.value ? bytes.value : box.bytes;
 #pragma unroll 4
-        for (int i = 0; i < count; ++i, target += output.channel) {
-          float sum[POINTS] = {};
+      for (int i = 0; i < count; ++i, target += output.channel) {
+        float sum[POINTS] = {};
 #pragma unroll
-          for (int k = 0; k < POINTS; ++k) {
+        for (int k = 0; k < POINTS; ++k) {
 #pragma unroll
-            for (int j = 0; j < TAPS; ++j) {
-              const T pixel = *reinterpret_cast<const T*>(from + i * box.bytes + offset[k][j]);
-              sum[k] = fmaf(weight[k][j], to_float(pixel), sum[k]);
-            }
-          }
-          if constexpr (kBeside && pairs.value) {
-            if (valid[0]) store(target, rounded<T>(sum));
-          } else {
-#pragma unroll
-            for (int k = 0; k < POINTS; ++k) {
-              if (valid[k]) target[k * step * output.point] = from_float<T>(sum[k]);
-            }
+          for (int j = 0; j < TAPS; ++j) {
+            const T pixel = *reinterpret_cast<const T*>(from + i * distance + offset[k][j]);
+            sum[k] = fmaf(weight[k][j], to_float(pixel), sum[k]);
           }
         }
-      };
-      if (tiles.pairs) {
-        gather(std::true_type());
-      } else {
-        gather(std::false_type());
+        if constexpr (kBeside && pairs.value) {
+          if (valid[0]) store(target, rounded<T>(sum));
+        } else {
+#pragma unroll
+          for (int k = 0; k < POINTS; ++k) {
+            if (valid[k]) target[k * step * output.point] = from_float<T>(sum[k]);
+          }
+        }
       }
-      __syncthreads();
-      fetch(c + 2 * together, half);
+    };
+    for (int c = begin - 2 * together, buffer = 0; c < end; c += together, buffer ^= 1) {
+      char* const at = pixels + buffer * together * box.bytes;
+      if (c >= begin) {
+        __pipeline_wait_prior(1);
+        __syncthreads();
+        const int count = min(together, end - c);
+        if (tiles.pairs && box.bytes == kSmallBox<T>) {
+          gather(at, count, std::integral_constant<int, kSmallBox<T>>(), std::true_type());
+        } else if (tiles.pairs && box.bytes == kUsualBox<T>) {
+          gather(at, count, std::integral_constant<int, kUsualBox<T>>(), std::true_type());
+        } else {
+          gather(at, count, std::integral_constant<int, 0>(), std::false_type());
+        }
+        __syncthreads();
+      }
+      const int next = c + 2 * together;
+      share.copy(box, at, reinterpret_cast<const char*>(input + n * image + next * channel), channel * ITEM,
+                 min(together, end - next));
     }
     __pipeline_wait_prior(0);
   }
@@ -335,19 +329,20 @@ bool many_points(const Tensor& input, int64_t points, int mode) {
   const int64_t channels = input.sizes[1], pixels = input.sizes[2] * input.sizes[3];
   return mode == kBilinear && dense_planes(input) && channels * input.item_size() % 16 == 0 &&
          channels * input.item_size() >= 64 && 2 * points >= pixels && points < (1 << 30) &&
-         input.sizes[0] * channels * points >= (getenv("SV_MANY") ? 1 << atoi(getenv("SV_MANY")) : 1 << 22) && pixels * channels < INT32_MAX;
+         input.sizes[0] * channels * points >= (1 << 22) && pixels * channels < INT32_MAX;
 }
 
-// For box_kernel: tiles of 512 points that lie side by side in two dimensions,
+// Tiles of 64 x 16 points or, where these would often be half empty, 32 x 16; or 512 after each other.
 Tiles square_tiles(int64_t across, int64_t down) {
   if (across < 16) across *= down, down = 1;
-  const int half = down == 1 ? 256 : 16, height = 256 / half;
+  const int64_t wide = ceil_div<int64_t>(across, 64) * 64;
+  const int half = down == 1 ? 256 : 8 * wide <= 9 * across ? 32 : 16, height = down == 1 ? 1 : 16;
   return {static_cast<int>(across), static_cast<int>(down), half, height,
           static_cast<int>(ceil_div<int64_t>(across, 2 * half)),
-          static_cast<int>(ceil_div<int64_t>(down, height))};
+          static_cast<int>(ceil_div<int64_t>(down, height)), false};
 }
 
-template <class T, int TAPS>
+template <class T, int TAPS, int PADDING>
 cudaError_t launch_vector(const Space& s, const T* data, int64_t image, int batch, int channels,
                           const Output<T>& output, int enough, const bool* only, cudaStream_t stream) {
   constexpr int V = 16 / sizeof(T);
@@ -364,33 +359,55 @@ cudaError_t launch_vector(const Space& s, const T* data, int64_t image, int batc
   }
   int steps = kThreads / tile > 1 ? kThreads / tile : 1;
   while (steps > 1 && static_cast<int64_t>(ceil_div(s.points, steps * tile)) * across * images < enough) steps /= 2;
-  return launch_early(vector_kernel<T, TAPS>, dim3(ceil_div(s.points, steps * tile), across, images), kThreads,
-                      vector_memory<TAPS>(shift, steps), stream, s, data, image, output, batch, channels, shift, steps,
-                      width, only);
+  int blocks = ceil_div(s.points, steps * tile);
+  if (only) {  // maybe none has anything to do: not more of them than are needed to fill the GPU
+    const int most = ceil_div(2 * enough, across * static_cast<int>(images));
+    blocks = blocks < most ? blocks : most;
+  }
+  return launch(vector_kernel<T, TAPS, PADDING>, dim3(blocks, across, images), kThreads, vector_memory<TAPS>(shift, steps), stream,
+                only != nullptr, s, data, image, output, batch, channels, shift, steps, width, only);
 }
 
-template <class T>
-cudaError_t launch_boxes(const Tensor& input, const Space& s, const Output<T>& output, Tiles tiles, int threads, int chunk,
-                         int memory, bool* scattered, cudaStream_t stream) {
+// Gathers from boxes; where points scatter, from a copy in channels-last.
+template <class T, int PADDING>
+cudaError_t launch_boxes(const Tensor& input, const Space& s, const Output<T>& output, int enough, void* workspace,
+                         cudaStream_t stream) {
   const int batch = static_cast<int>(input.sizes[0]), channels = static_cast<int>(input.sizes[1]);
   const int64_t image = input.strides[0], channel = input.strides[1];
+  const int pixels = s.size[0] * s.size[1], images = batch < 65535 ? batch : 65535;
   const T* data = static_cast<const T*>(input.data);
-  const uint64_t aligned = reinterpret_cast<uintptr_t>(data) | image * sizeof(T) | channel * sizeof(T) |
-                           static_cast<uint64_t>(s.size[0]) * s.size[1] * sizeof(T) | 16;
-  const int unit = static_cast<int>(aligned & -aligned);  // the largest power of two that divides all
-  tiles.pairs = sizeof(T) == 2 && output.point == 1 && tiles.across % 2 == 0 &&
-                (reinterpret_cast<uintptr_t>(output.data) / sizeof(T) | output.image | output.channel) % 2 == 0;
-  const cudaError_t status =
-      cudaFuncSetAttribute(box_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, memory);
+  const uint64_t all = reinterpret_cast<uintptr_t>(data) | image * sizeof(T) | channel * sizeof(T) | pixels * sizeof(T);
+  const int unit = all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : 2;
+  Tiles tiles = square_tiles(s.across.d, s.points / s.across.d);
+  tiles.pairs = output.point == 1 &&
+                (sizeof(T) == 4 || ((reinterpret_cast<uintptr_t>(output.data) / sizeof(T) | output.image |
+                                     output.channel | tiles.across) % 2 == 0));
+  const int count = tiles.count_across * tiles.count_down, threads = tiles.half * tiles.height;
+  const int memory = threads * 192;  // as much as registers leave blocks for
+  T* copy = static_cast<T*>(workspace);
+  bool* copied = reinterpret_cast<bool*>(copy + input.numel());
+  bool* scattered = copied + batch;
+
+  const auto kernel = box_kernel<T, PADDING>;
+  cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, memory);
   if (status != cudaSuccess) return status;
-  const dim3 grid(tiles.count_across * tiles.count_down, ceil_div(channels, chunk), batch < 65535 ? batch : 65535);
-  box_kernel<<<grid, threads, memory, stream>>>(s, data, image, channel, output, tiles, batch, channels, chunk, memory,
-                                                unit, scattered);
-  return cudaGetLastError();
+  const int chunk = 64;
+  status = launch(kernel, dim3(count, ceil_div(channels, chunk), images), threads, memory, stream, false, s, data,
+                  image, channel, output, tiles, batch, channels, chunk, memory, unit, scattered);
+  if (status != cudaSuccess) return status;
+  status = launch(copy_scattered_kernel<T>, dim3(ceil_div(enough, images), images), kThreads, 0, stream, true, data,
+                  image, channel, copy, scattered, count, copied, batch, channels, pixels,
+                  pixel_width<T>(data, image, channel));
+  if (status != cudaSuccess) return status;
+  Space last = s;
+  last.stride[0] = channels;
+  last.stride[1] = channels * s.size[0];
+  return launch_vector<T, 4, PADDING>(last, copy, static_cast<int64_t>(pixels) * channels, batch, channels, output, enough, copied,
+                             stream);
 }
 
-template <class T, int TAPS>
-cudaError_t launch(const Tensor& input, const Space& s, const Output<T>& output, void* workspace, cudaStream_t stream) {
+template <class T, int TAPS, int PADDING>
+cudaError_t run(const Tensor& input, const Space& s, const Output<T>& output, void* workspace, cudaStream_t stream) {
   const int batch = static_cast<int>(input.sizes[0]), channels = static_cast<int>(input.sizes[1]);
   const int64_t image = input.strides[0], channel = input.strides[1];
   const T* data = static_cast<const T*>(input.data);
@@ -398,44 +415,12 @@ cudaError_t launch(const Tensor& input, const Space& s, const Output<T>& output,
   constexpr int V = 16 / sizeof(T);
   const bool tiny = channels == V && static_cast<int64_t>(batch) * s.points <= (1 << 14);  // one access is soon done
   if (channels % V == 0 && input.aligned(1, 16) && !(tiny && TAPS <= 4)) {
-    return launch_vector<T, TAPS>(s, data, image, batch, channels, output, enough, nullptr, stream);
+    return launch_vector<T, TAPS, PADDING>(s, data, image, batch, channels, output, enough, nullptr, stream);
   }
 
   if constexpr (TAPS == 4) {
-    const int64_t plane = static_cast<int64_t>(s.size[0]) * s.size[1] * sizeof(T) + 32;  // in shared memory, at most
-    const int most = of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    if (dense_planes(input) && s.points <= 2 * kBoxThreads && plane <= 64 * s.points && plane <= most / 2 && !getenv("SV_NOA")) {
-      // Few points, and yet so many that they touch most of a plane.
-      const int threads = s.points < 256 ? 128 : ceil_div(s.points, 64) * 32, bytes = static_cast<int>(plane);
-      const int resident = most / 2 / bytes < 4 ? most / 2 / bytes : 4;
-      int chunk = ceil_div(batch * channels, enough / 8 * resident);
-      if (getenv("SV_ACHUNK")) chunk = atoi(getenv("SV_ACHUNK"));
-      while (ceil_div(channels, chunk) > 65535) chunk *= 2;
-      const int fit = most / resident / 2 / bytes, together = ceil_div(chunk, 2) < fit ? ceil_div(chunk, 2) : fit;
-      return launch_boxes(input, s, output, Tiles{s.points, 1, threads, 1, 1, 1}, threads, chunk, 2 * together * bytes,
-                          nullptr, stream);
-    }
     if (workspace && many_points(input, s.points, kBilinear)) {
-      const Tiles tiles = square_tiles(s.across.d, s.points / s.across.d);
-      const int count = tiles.count_across * tiles.count_down, pixels = s.size[0] * s.size[1];
-      T* copy = static_cast<T*>(workspace);
-      bool* copied = reinterpret_cast<bool*>(copy + input.numel());
-      bool* scattered = copied + batch;
-      const char* e = getenv("SV_CHUNK");
-      const int chunk = e ? atoi(e) : 64;
-      const char* e2 = getenv("SV_MEM");
-      const int mem = e2 ? atoi(e2) : 48;
-      cudaError_t status = launch_boxes(input, s, output, tiles, 256, chunk, mem * 1024, scattered, stream);
-      if (status != cudaSuccess || plane <= kLargestBox<T>) return status;
-      status = launch_early(copy_scattered_kernel<T>, dim3(ceil_div(enough, batch), batch < 65535 ? batch : 65535), kThreads, 0, stream,
-          data, image, channel, copy, scattered, count, copied, batch, channels, pixels,
-          pixel_width<T>(data, image, channel));
-      if (status != cudaSuccess) return status;
-      Space last = s;
-      last.stride[0] = channels;
-      last.stride[1] = channels * s.size[0];
-      return launch_vector<T, TAPS>(last, copy, static_cast<int64_t>(pixels) * channels, batch, channels, output, enough,
-                                    copied, stream);
+      return launch_boxes<T, PADDING>(input, s, output, enough, workspace, stream);
     }
   }
   int64_t extent = 1;
@@ -445,19 +430,15 @@ cudaError_t launch(const Tensor& input, const Space& s, const Output<T>& output,
   int chunk = 32;
   while (chunk > 4 && static_cast<int64_t>(blocks) * batch * ceil_div(channels, chunk) < enough) chunk /= 2;
   while (ceil_div(channels, chunk) > 65535) chunk *= 2;
-  const auto run = [&](auto kernel, int points) {
-    const dim3 grid(ceil_div(s.points, points * kThreads), ceil_div(channels, chunk), batch < 65535 ? batch : 65535);
-    kernel<<<grid, kThreads, 0, stream>>>(s, data, image, channel, output, batch, channels, chunk);
-    return cudaGetLastError();
+  const dim3 grid(blocks, ceil_div(channels, chunk), batch < 65535 ? batch : 65535);
+  const auto with = [&](auto kernel) {
+    return launch(kernel, grid, kThreads, 0, stream, false, s, data, image, channel, output, batch, channels, chunk);
   };
   if constexpr (TAPS <= 4) {
-    if (getenv("SV_U4")) return run(direct_kernel<T, TAPS>, 1);
-    if (channels == 1 && getenv("SV_P2")) return run(direct_kernel<T, TAPS, 1, 2>, 2);
-    if (channels == 1 && getenv("SV_P4")) return run(direct_kernel<T, TAPS, 1, 4>, 4);
-    if (channels == 1) return run(direct_kernel<T, TAPS, 1>, 1);
-    if (channels == 3) return run(direct_kernel<T, TAPS, 3>, 1);
+    if (channels == 3 && channel == 1) return with(direct_kernel<T, TAPS, PADDING, 3>);
+    if (channels <= 3) return with(direct_kernel<T, TAPS, PADDING, 1>);
   }
-  return run(direct_kernel<T, TAPS>, 1);
+  return with(direct_kernel<T, TAPS, PADDING>);
 }
 
 }  // namespace
@@ -483,8 +464,12 @@ cudaError_t sample(const Tensor& input, const Tensor& grid, const Tensor& output
     using T = element_t<decltype(p)>;
     const Output<T> to{static_cast<T*>(output.data), output.strides[0], output.strides[1], point,
                        static_cast<T*>(mask.data)};
-    return dispatch_taps(sampling.mode, s.axes,
-                         [&](auto taps) { return launch<T, taps()>(input, s, to, workspace, stream); });
+    return dispatch_taps(sampling.mode, s.axes, [&](auto taps) {
+      if constexpr (taps.value == 4) {
+        if (s.padding == kZeros) return run<T, 4, kZeros>(input, s, to, workspace, stream);
+      }
+      return run<T, taps.value, kAnyPadding>(input, s, to, workspace, stream);
+    });
   });
 }
 

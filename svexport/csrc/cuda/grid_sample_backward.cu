@@ -1,6 +1,5 @@
 #include "bilinear_sample.h"
 #include "grid_sample.h"
-#include <cstdlib>
 #include "overlap.cuh"
 #include "sampling.cuh"
 
@@ -37,9 +36,10 @@ __device__ __forceinline__ void to_coordinates(const Point<TAPS>& point, const f
 
 // ------------------------------------------------------------------------------------- any strides: a thread per point
 
-// Blocks of points x images; 1 << shift threads share the channels of a point. sums: (N, C, pixels), contiguous, or
-// null; grad_grid: (N, points, axes), contiguous, or null.
-template <class T, int TAPS>
+// Blocks of points x images; 1 << shift threads share the channels of a point, each U at a time. sums: (N, C, pixels),
+// contiguous, or null; grad_grid: (N, points, axes), contiguous, or null. Waits for the kernel before, which cleared
+// the sums, only when it needs them.
+template <class T, int TAPS, int U>
 __global__ void __launch_bounds__(kThreads)
     direct_kernel(Space s, Dense dense, const T* __restrict__ input, int64_t image, int64_t channel, Gradient<T> grad,
                   float* __restrict__ sums, AnyFloat grad_grid, int batch, int channels, int64_t pixels, int shift) {
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads)
       const T* g = grad.data + n * grad.image + p * grad.point;
       const T* source = input + n * image;
       float* target = sums + static_cast<int64_t>(n) * channels * pixels;
-#pragma unroll(TAPS <= 4 ? 4 : 1)
+#pragma unroll U
       for (int c = part; c < channels; c += parts) {
         const float scale = to_float(load_if<T, 1>(g + c * grad.channel, true).at[0]);
 #pragma unroll
@@ -120,160 +120,88 @@ __global__ void __launch_bounds__(kThreads)
 
 // ------------------------------------------------------------- channels-last image and sums: 16 bytes of a point each
 
-// A thread adds up what neighbouring points contribute to the same pixels before it adds that to memory: two columns of
-// each row of pixels, that of the next point and the one before.
-template <int N>
-struct Pending {
-  int offset[2] = {-1, -1};
-  float sum[2][N] = {};
-
-  __device__ __forceinline__ void add(float* target, const int (&at)[2], const float (&weight)[2], const float (&x)[N]) {
-    if (at[0] != offset[0] || at[1] != offset[1]) {
-      const bool next = at[0] == offset[1];  // also if both are outside
-      flush(target, 0);
-      if (!next) flush(target, 1);
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        sum[0][i] = next ? sum[1][i] : 0;
-        sum[1][i] = 0;
-      }
-      offset[0] = at[0];
-      offset[1] = at[1];
-    }
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) sum[j][i] = fmaf(weight[j], x[i], sum[j][i]);
-    }
-  }
-  __device__ __forceinline__ void flush(float* target, int j) {
-    if (offset[j] >= 0) atomic_add(target + offset[j], sum[j]);
-  }
-};
-
-// What is known of a point of a block.
-template <int TAPS>
-struct Known {
-  Taps<TAPS> from;
-  int to[TAPS];
-  float dot[TAPS];  // the sum over channels of the output's gradient times each pixel
-};
-
-// Blocks of `run` * (256 >> shift) points x images, (16 bytes << shift) of channels at a time; `run` points after each
-// other by the same threads. input: (N, pixels, C) with C innermost, any strides else; sums: (N, pixels, C), contiguous,
-// or null.
+// Blocks of 256 >> shift points x images, (16 bytes << shift) of channels at a time. input: (N, pixels, C) with C
+// innermost, any strides else; sums: (N, pixels, C), contiguous, or null.
 template <class T, int TAPS>
 __global__ void __launch_bounds__(kThreads)
     vector_kernel(Space s, Dense dense, const T* __restrict__ input, int64_t image, Gradient<T> grad,
                   float* __restrict__ sums, AnyFloat grad_grid, int batch, int channels, int64_t pixels, int shift,
-                  int run, int width) {
+                  int width) {
   constexpr int V = 16 / sizeof(T);
-  extern __shared__ uint4 tile[];  // points x granules of the gradient
+  __shared__ uint4 tile[kThreads];  // points x granules of the gradient
   const int lanes = 1 << shift, rows = kThreads >> shift, lane = threadIdx.x & (lanes - 1), row = threadIdx.x >> shift;
-  const int count = run * rows, first = blockIdx.x * count;
+  const int first = blockIdx.x * rows, p = first + row;
   const int bits = tile_bits(shift, width);
-  Known<TAPS>* known = reinterpret_cast<Known<TAPS>*>(tile + run * kThreads);
-  const bool read = grad_grid.data && TAPS > 1;
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
-    __syncthreads();
-    for (int i = threadIdx.x; i < count; i += kThreads) {
-      const Point<TAPS> point = locate<TAPS>(s, n, min(first + i, s.points - 1));
-      known[i].from = Taps<TAPS>(point, s.stride);
-#pragma unroll
-      for (int j = 0; j < TAPS; ++j) {
-        known[i].to[j] = first + i < s.points ? point.offset(j, dense.stride) : -1;
-        known[i].dot[j] = 0;
-      }
-    }
+    Point<TAPS> point;
+    if (p < s.points) point = locate<TAPS>(s, n, p);
+    const Taps<TAPS> from(point, s.stride), to(point, dense.stride);
+    float dot[TAPS] = {};
     for (int block_channel = 0; block_channel < channels; block_channel += V << shift) {
-      __syncthreads();
       if (width > 0) {
         const T* source = grad.data + n * grad.image + first * grad.point + block_channel * grad.channel;
+        __syncthreads();
         dispatch_width(width, [&](auto w) {
           constexpr int W = decltype(w)::value;
           if constexpr (W <= 4) {
-            read_points<W>(tile, bits, shift, count, source, grad.channel, grad.point, s.points - first,
-                           channels - block_channel);
+            read_points<W>(tile, bits, shift, rows, source, grad.channel, grad.point, s.points - first,
+                             channels - block_channel);
           }
         });
         __syncthreads();
       }
+      if (p >= s.points) continue;
       // Four channels of each lane at a time, so that lanes side by side add to memory side by side.
-#pragma unroll 1
+#pragma unroll
       for (int part = 0; part < V / 4; ++part) {
         const int in_block = (part * lanes + lane) * 4, c = block_channel + in_block;
+        if (c >= channels) break;
+        Vec<T, 4> g;
+        if (width > 0) {
+          const char* granule = reinterpret_cast<const char*>(&tile[swizzled(row * lanes + in_block / V, bits)]);
+          memcpy(&g, granule + in_block % V * sizeof(T), sizeof(g));
+        } else {
+          g = load<T, 4>(grad.data + n * grad.image + p * grad.point + c);
+        }
         const T* source = input + n * image + c;
         float* target = sums + n * pixels * channels + c;
-        Pending<4> pending[2];
-        for (int k = row * run; k < (row + 1) * run; ++k) {
-          const int p = first + k;
-          const bool valid = p < s.points && c < channels;
-          Vec<T, 4> g{};
-          if (valid && width > 0) {
-            const char* granule = reinterpret_cast<const char*>(&tile[swizzled(k * lanes + in_block / V, bits)]);
-            memcpy(&g, granule + in_block % V * sizeof(T), sizeof(g));
-          } else if (valid) {
-            g = load<T, 4>(grad.data + n * grad.image + p * grad.point + c);
-          }
-          float x[4], dot[TAPS] = {};
+        Vec<T, 4> v[TAPS];
+        if (grad_grid.data && TAPS > 1) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) x[i] = to_float(g.at[i]);
-          const Known<TAPS>& point = known[k];
-          if (read) {
-            Vec<T, 4> v[TAPS];
-#pragma unroll
-            for (int i = 0; i < TAPS; ++i) {
-              v[i] = load_if<T, 4>(source + point.from.offset[i], valid && point.from.offset[i] >= 0);
-            }
-#pragma unroll
-            for (int i = 0; i < TAPS; ++i) {
-              if (point.from.offset[i] < 0) continue;
-#pragma unroll
-              for (int j = 0; j < 4; ++j) dot[i] = fmaf(x[j], to_float(v[i].at[j]), dot[i]);
-            }
-            for (int mask = lanes / 2; mask > 0; mask /= 2) {
-#pragma unroll
-              for (int i = 0; i < TAPS; ++i) dot[i] += __shfl_xor_sync(~0u, dot[i], mask);
-            }
-            if (lane == 0) {
-#pragma unroll
-              for (int i = 0; i < TAPS; ++i) known[k].dot[i] += dot[i];
-            }
-          }
-          if (!sums || !valid) continue;
-          if constexpr (TAPS == 4) {
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-              const int at[2] = {point.to[2 * r], point.to[2 * r + 1]};
-              const float weight[2] = {point.from.weight[2 * r], point.from.weight[2 * r + 1]};
-              pending[r].add(target, at, weight, x);
-            }
-          } else {
-#pragma unroll
-            for (int i = 0; i < TAPS; ++i) {
-              float scaled[4];
-#pragma unroll
-              for (int j = 0; j < 4; ++j) scaled[j] = point.from.weight[i] * x[j];
-              if (point.to[i] >= 0) atomic_add(target + point.to[i], scaled);
-            }
+          for (int i = 0; i < TAPS; ++i) {
+            if (from.offset[i] >= 0) v[i] = load<T, 4>(source + from.offset[i]);
           }
         }
+        if (sums) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
+          for (int i = 0; i < TAPS; ++i) {
+            float scaled[4];
 #pragma unroll
-          for (int j = 0; j < 2; ++j) pending[r].flush(target, j);
+            for (int k = 0; k < 4; ++k) scaled[k] = to.weight[i] * to_float(g.at[k]);
+            if (to.offset[i] >= 0) atomic_add(target + to.offset[i], scaled);
+          }
+        }
+        if (grad_grid.data && TAPS > 1) {
+#pragma unroll
+          for (int i = 0; i < TAPS; ++i) {
+            if (from.offset[i] < 0) continue;
+#pragma unroll
+            for (int k = 0; k < 4; ++k) dot[i] = fmaf(to_float(g.at[k]), to_float(v[i].at[k]), dot[i]);
+          }
         }
       }
     }
     if (grad_grid.data == nullptr) continue;
-    __syncthreads();
-    for (int i = threadIdx.x; i < count && first + i < s.points; i += kThreads) {
-      const Point<TAPS> point = locate<TAPS>(s, n, first + i);
-      float gradient[3] = {};
-      if (TAPS > 1) to_coordinates(point, known[i].dot, gradient);
+    float gradient[3] = {};
+    if (TAPS > 1 && p < s.points) to_coordinates(point, dot, gradient);
+#pragma unroll
+    for (int a = 0; a < Point<TAPS>::AXES; ++a) {
+      for (int mask = lanes / 2; mask > 0; mask /= 2) gradient[a] += __shfl_xor_sync(~0u, gradient[a], mask);
+    }
+    if (lane == 0 && p < s.points) {
 #pragma unroll
       for (int a = 0; a < Point<TAPS>::AXES; ++a) {
-        if (a < s.axes) grad_grid.set((static_cast<int64_t>(n) * s.points + first + i) * s.axes + a, gradient[a]);
+        if (a < s.axes) grad_grid.set((static_cast<int64_t>(n) * s.points + p) * s.axes + a, gradient[a]);
       }
     }
   }
@@ -375,7 +303,9 @@ struct Plan {
     const bool last = input.strides[1] == 1 && input.aligned(1, 16);
     int64_t pixel = 1;
     const bool dense = Space::evenly_spaced(input, 2, input.rank - 1, pixel) && pixel == 1 && 2 * points >= pixels;
-    vector = channels % v == 0 && pixels * channels < INT32_MAX && (last || dense) && (!input_gradient && last || input.sizes[0] * points * channels >= (1 << (getenv("SV_VEC") ? atoi(getenv("SV_VEC")) : 19)));
+    const bool large = input.sizes[0] * points * channels >= (1 << 19);  // worth three or four kernels
+    vector = channels % v == 0 && pixels * channels < INT32_MAX &&
+             (large ? last || dense : last && !input_gradient);
     copied = vector && !last && grid_gradient;
     if (input_gradient && (vector || input.dtype != DType::kFloat32)) sums = padded(input.numel() * sizeof(float));
     if (copied) copy = padded(input.numel() * input.item_size());
@@ -385,9 +315,8 @@ struct Plan {
 unsigned limited(int64_t blocks) { return static_cast<unsigned>(blocks < (1 << 20) ? blocks : 1 << 20); }
 
 template <class T, int TAPS>
-cudaError_t launch(const Tensor& grad, int64_t point, const Tensor& input, const Space& space, const Tensor& grad_input,
-                   const Tensor& grad_grid, bool deterministic, const Plan& plan, void* workspace,
-                   cudaStream_t stream) {
+cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Space& space, const Tensor& grad_input,
+                const Tensor& grad_grid, bool deterministic, const Plan& plan, void* workspace, cudaStream_t stream) {
   const int batch = static_cast<int>(input.sizes[0]), channels = static_cast<int>(input.sizes[1]);
   const int pixels = static_cast<int>(pixels_of(input));
   const Gradient<T> gradient{static_cast<const T*>(grad.data), grad.strides[0], grad.strides[1], point};
@@ -401,14 +330,13 @@ cudaError_t launch(const Tensor& grad, int64_t point, const Tensor& input, const
   const T* data = static_cast<const T*>(input.data);
   int64_t image = input.strides[0];
   Space s = space;
-  if (ordered || add) {
-    const int64_t n = input.numel();
-    if (getenv("SV_MEMSET")) {
-      const cudaError_t status = cudaMemsetAsync(sums, 0, n * sizeof(float), stream);
-      if (status != cudaSuccess) return status;
-    } else {
+  const int64_t n = input.numel();
+  const bool short_chain = add && !plan.vector && n <= (1 << 20);  // of kernels that overlap
+  if (short_chain) {
     zero_kernel<<<limited(ceil_div<int64_t>(n, 4 * kThreads)), kThreads, 0, stream>>>(sums, n);
-    }
+  } else if (ordered || add) {
+    const cudaError_t status = cudaMemsetAsync(sums, 0, n * sizeof(float), stream);
+    if (status != cudaSuccess) return status;
   }
   if (ordered) {
     const unsigned blocks = ceil_div<int64_t>(static_cast<int64_t>(batch) * channels, kThreads);
@@ -436,41 +364,33 @@ cudaError_t launch(const Tensor& grad, int64_t point, const Tensor& input, const
     const bool last = grad.strides[1] == 1 && (reinterpret_cast<uintptr_t>(grad.data) | point * sizeof(T) |
                                                grad.strides[0] * sizeof(T)) % 16 == 0;
     const int width = last ? 0 : point == 1 ? pixel_width<T>(grad.data, grad.strides[0], grad.strides[1], 4) : 1;
-    int run = getenv("SV_RUN") ? atoi(getenv("SV_RUN")) : TAPS == 4 ? 8 : 1;  // points after each other
-    while (run > 1 && (run > (1 << shift) || static_cast<int64_t>(ceil_div(s.points, run * (kThreads >> shift))) * batch < 1000)) run /= 2;
-    const int memory = run * (kThreads * 16 + (kThreads >> shift) * static_cast<int>(sizeof(Known<TAPS>)));
-    const cudaError_t status =
-        cudaFuncSetAttribute(vector_kernel<T, TAPS>, cudaFuncAttributeMaxDynamicSharedMemorySize, memory);
-    if (status != cudaSuccess) return status;
-    vector_kernel<T, TAPS>
-        <<<dim3(ceil_div(s.points, run * (kThreads >> shift)), 1, images), kThreads, memory, stream>>>(
-            s, Dense(s, channels), data, image, gradient, add ? sums : nullptr, AnyFloat(grad_grid), batch, channels,
-            pixels, shift, run, width);
+    vector_kernel<T, TAPS><<<dim3(ceil_div(s.points, kThreads >> shift), 1, images), kThreads, 0, stream>>>(
+        s, Dense(s, channels), data, image, gradient, add ? sums : nullptr, AnyFloat(grad_grid), batch, channels,
+        pixels, shift, width);
     if (add) {
       from_channels_last_kernel<<<limited(tiles), kTileThreads, 0, stream>>>(
           sums, output, batch, channels, pixels, pixel_width<T>(output, pixels, pixels));
     }
   } else if (add || grad_grid.data) {
-    int shift = 0;  // more threads for each point where there are few
+    int shift = 0;  // more threads for each point where there are few points, or many channels
     while (shift < 5 && (2 << shift) <= channels &&
-           (shift < 3 || static_cast<int64_t>(ceil_div(s.points, kThreads >> shift)) * batch < 512)) {
+           ((16 << shift) <= channels ||
+            static_cast<int64_t>(ceil_div(s.points, kThreads >> shift)) * batch < 512)) {
       ++shift;
     }
-    if (getenv("SV_MEMSET") || !add) {
-    direct_kernel<T, TAPS><<<dim3(ceil_div(s.points, kThreads >> shift), 1, images), kThreads, 0, stream>>>(
-        s, Dense(s, 1), data, image, input.strides[1], gradient, add ? sums : nullptr, AnyFloat(grad_grid), batch,
-        channels, pixels, shift);
-    } else {
-    const cudaError_t status = launch_early(
-        direct_kernel<T, TAPS>, dim3(ceil_div(s.points, kThreads >> shift), 1, images), kThreads, 0, stream, s,
-        Dense(s, 1), data, image, input.strides[1], gradient, add ? sums : nullptr, AnyFloat(grad_grid), batch, channels,
-        pixels, shift);
+    // Behind zero_kernel it may begin early: nothing else writes what it reads before it waits.
+    const auto with = [&](auto kernel) {
+      return launch(kernel, dim3(ceil_div(s.points, kThreads >> shift), 1, images), kThreads, 0, stream, short_chain, s,
+                    Dense(s, 1), data, image, input.strides[1], gradient, add ? sums : nullptr, AnyFloat(grad_grid),
+                    batch, channels, pixels, shift);
+    };
+    constexpr int U = TAPS <= 4 ? 4 : 1;
+    const cudaError_t status = channels >> shift < U ? with(direct_kernel<T, TAPS, 1>) : with(direct_kernel<T, TAPS, U>);
     if (status != cudaSuccess) return status;
-    }
   }
   if ((ordered || (add && !plan.vector)) && sums != reinterpret_cast<float*>(output)) {
-    const int64_t n = input.numel();
-    return launch_early(round_kernel<T>, limited(ceil_div<int64_t>(n, kThreads)), kThreads, 0, stream, sums, output, n);
+    return launch(round_kernel<T>, limited(ceil_div<int64_t>(n, kThreads)), kThreads, 0, stream, short_chain, sums,
+                  output, n);
   }
   return cudaGetLastError();
 }
@@ -505,7 +425,7 @@ cudaError_t sample_backward(const Tensor& grad, const Tensor& input, const Tenso
   return dispatch_float(input.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
     return dispatch_taps(sampling.mode, s.axes, [&](auto taps) {
-      return launch<T, taps()>(grad, point, input, s, grad_input, grad_grid, deterministic, plan, workspace, stream);
+      return run<T, taps()>(grad, point, input, s, grad_input, grad_grid, deterministic, plan, workspace, stream);
     });
   });
 }

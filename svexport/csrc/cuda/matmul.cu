@@ -1,6 +1,6 @@
 #include "matmul.h"
 
-#include <algorithm>
+#include <cmath>
 
 #include "mma.cuh"
 
@@ -43,37 +43,40 @@ struct Tile {
   static constexpr int kCount = kRows * kInner<T> / V / kThreads;
 
   // What a thread fetches: pieces of rows or of the inner dimension that are kFar apart.
-  const T* from;
-  int64_t step, next;  // from piece to piece, from fetch to fetch
+  const T* from[kCount];
+  int64_t next;  // from fetch to fetch
   int row, rows, k;
   bool vectors;
 
   __device__ __forceinline__ Tile(const Factor& f, int batch, int row0, int k0)
-      : step(kFar * f.step), next(kAlongInner ? kInner<T> : kInner<T> * f.step), rows(f.rows), vectors(f.vectors) {
+      : next(kAlongInner ? kInner<T> : kInner<T> * f.step), rows(f.rows), vectors(f.vectors) {
     const int far = threadIdx.x / kPieces, near = threadIdx.x % kPieces * V;
     row = row0 + (kAlongInner ? far : near);
     k = k0 + (kAlongInner ? near : far);
-    from = static_cast<const T*>(f.data) + batch * f.batch + (kAlongInner ? row * f.step + k : k * f.step + row);
+    const int64_t at = kAlongInner ? row * f.step + k : k * f.step + row;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) from[i] = static_cast<const T*>(f.data) + batch * f.batch + at + i * kFar * f.step;
   }
   __device__ __forceinline__ void fetch(T* tile, int end) {
     tile += threadIdx.x / kPieces * kPitch + threadIdx.x % kPieces * V;
+    const auto there = [&](int i, int j) {  // element j of piece i
+      const int far = i * kFar;
+      return (kAlongInner ? row + far : row + j) < rows && (kAlongInner ? k + j : k + far) < end;
+    };
+    if (vectors) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int r = kAlongInner ? row + i * kFar : row, l = kAlongInner ? k : k + i * kFar;
-      const T* p = from + i * step;
-      T* to = tile + i * kFar * kPitch;
-      if (vectors) {
-        copy_async(to, p, r < rows && l < end);
-      } else {
+      for (int i = 0; i < kCount; ++i) copy_async(tile + i * kFar * kPitch, from[i], there(i, 0));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
         Vec<T, V> v;
 #pragma unroll
-        for (int j = 0; j < V; ++j) {
-          v.at[j] = load_if<T, 1>(p + j, (kAlongInner ? r : r + j) < rows && (kAlongInner ? l + j : l) < end).at[0];
-        }
-        store(to, v);
+        for (int j = 0; j < V; ++j) v.at[j] = load_if<T, 1>(from[i] + j, there(i, j)).at[0];
+        store(tile + i * kFar * kPitch, v);
       }
     }
-    from += next;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) from[i] += next;
     k += kInner<T>;
   }
   static __device__ __forceinline__ const T* at(const T* tile, int row, int k) {
@@ -149,7 +152,8 @@ __device__ __forceinline__ void multiply(float (&sums)[F][F][4], const T* left, 
           const int c = column + j * 8 + lane / 16 * 8 + lane % 8;
           load_matrix(r[j / 2], shared_address(Right::at(right, c, k + lane / 8 % 2 * 8)));
         } else {
-          load_matrix_transposed(r[j / 2], shared_address(Right::at(right, column + j * 8 + lane / 16 * 8, k + lane % 16)));
+          const int c = column + j * 8 + lane / 16 * 8;
+          load_matrix_transposed(r[j / 2], shared_address(Right::at(right, c, k + lane % 16)));
         }
       }
 #pragma unroll
@@ -204,8 +208,8 @@ __global__ void __launch_bounds__(kThreads) matmul_kernel(const __grid_constant_
   for (int step = 0; step < steps; ++step) {
     copy_async_wait<kStages - 2>();
     __syncthreads();
-    fetch(step + kStages - 1);
     multiply<Left, Right, kRightAlongInner>(sums, stage(step), warp_row, stage(step) + Left::kSize, warp_column);
+    fetch(step + kStages - 1);  // while the tensor cores are at work
   }
 
   const int rows = a.left.rows, columns = a.right.rows, column = column0 + warp_column + threadIdx.x % 4 * 2;
@@ -265,8 +269,9 @@ bool factor(const Tensor& t, int rows, Factor* f, bool* along_inner) {
   const int inner = 3 - rows;
   *along_inner = t.strides[inner] == 1 || t.sizes[inner] == 1;
   const int near = *along_inner ? inner : rows, far = 3 - near;
+  const int64_t pieces = ceil_div<int64_t>(t.sizes[near] * t.item_size(), 16) * 16 / t.item_size();
   *f = {t.data, t.strides[0], t.strides[far], static_cast<int>(t.sizes[rows]), static_cast<int>(t.sizes[0]),
-        t.aligned(near, 16) && t.sizes[near] * t.item_size() % 16 == 0};
+        t.aligned(near, 16) && (pieces == t.sizes[near] || (!*along_inner && pieces <= t.strides[far]))};
   return (t.strides[near] == 1 || t.sizes[near] == 1) && t.sizes[near] <= INT32_MAX && t.sizes[far] <= INT32_MAX;
 }
 
@@ -279,17 +284,26 @@ int processors() {
 
 constexpr int64_t kPartials = 4 * 64 * 64;  // elements, at most, per processor
 
-// How the work is divided. The larger a tile, the less often the same is read; but most processors should have one, and
-// if there are not enough, the inner dimension is divided too.
+// How the work is divided: into the tiles, and parts of the inner dimension, that should be done first. The unit of time is
+// what a processor takes for 64 x 64 x 64 bytes; large tiles take less for the same, a second kernel adds parts up.
 struct Division {
-  int tile, parts;
+  int tile = 64, parts = 1;
 
   Division(const Tensor& a, const Tensor& c) {
-    const auto tiles = [&](int64_t size) { return ceil_div(c.sizes[1], size) * ceil_div(c.sizes[2], size) * c.sizes[0]; };
     const int64_t count = processors(), steps = ceil_div<int64_t>(a.sizes[2] * a.item_size(), 64);
-    tile = c.sizes[1] > 64 && c.sizes[2] > 64 && 2 * tiles(128) >= count ? 128 : 64;
-    const int64_t most = tiles(tile) < count ? kPartials / (tile * tile) * count / tiles(tile) : 1;
-    parts = static_cast<int>(std::max<int64_t>(std::min(most, steps / 8), 1));
+    float best = INFINITY;
+    for (const int size : {64, 128}) {
+      if (size > 64 && (c.sizes[1] <= 64 || c.sizes[2] <= 64)) break;
+      const int64_t tiles = ceil_div<int64_t>(c.sizes[1], size) * ceil_div<int64_t>(c.sizes[2], size) * c.sizes[0];
+      for (int64_t i = 1; i == 1 || (i <= steps / 8 && i * tiles * size * size <= kPartials * count); ++i) {
+        const float one = (size == 64 ? 1.1f : 3.6f) * static_cast<float>(ceil_div(steps, i) + 8);
+        const float time = one * static_cast<float>(ceil_div(tiles * i, count)) + (i > 1 ? 12.0f : 0.0f);
+        if (time >= best) continue;
+        best = time;
+        tile = size;
+        parts = static_cast<int>(i);
+      }
+    }
   }
 };
 
@@ -320,7 +334,9 @@ cudaError_t matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const T
     constexpr std::true_type along_inner;
     constexpr std::false_type along_rows;
     if (left_along_inner) return right_along_inner ? with(along_inner, along_inner) : with(along_inner, along_rows);
-    if constexpr (sizeof(T) == 4) return right_along_inner ? with(along_rows, along_inner) : with(along_rows, along_rows);
+    if constexpr (sizeof(T) == 4) {
+      return right_along_inner ? with(along_rows, along_inner) : with(along_rows, along_rows);
+    }
     return cudaErrorNotSupported;
   });
 }

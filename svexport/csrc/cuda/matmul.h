@@ -11,7 +11,8 @@ size_t matmul_workspace();
 
 // c[i] = a[i % A] b[i % B] + bias[i % A], all but bias of one float type. a: (A, M, K), b: (B, K, N), each with neighbours
 // along one of its last two axes, a of half types along K; c: (I, M, N), contiguous; bias: (A*M) of any float type, or
-// absent. Fastest if the sizes along the neighbours are whole pieces of 16 bytes.
+// absent. Fastest if what lies along the neighbours is aligned to 16 bytes, and a whole number of them or, where that is
+// not along K, followed by memory of as much.
 cudaError_t matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const Tensor& c, void* workspace,
                    cudaStream_t stream);
 

@@ -78,13 +78,14 @@ __device__ __forceinline__ void mma_tf32(float (&c)[4], const uint32_t (&a)[4], 
 #endif
 }
 
-// A float in two parts, whose upper 19 bits are tf32: their sum, up to 2^-21 of it.
+// A float in two parts, of which mma_tf32 uses the upper 19 bits: their sum, up to 2^-22 of it. The first is rounded, so
+// that the second has either sign, and what is cut off of it in a long sum cancels.
 struct Parts {
   uint32_t big, small;
 };
 
 __device__ __forceinline__ Parts parts(float x) {
-  const uint32_t big = __float_as_uint(x) & 0xffffe000u;
+  const uint32_t big = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
   return {big, __float_as_uint(x - __uint_as_float(big))};
 }
 

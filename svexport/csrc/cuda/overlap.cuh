@@ -20,10 +20,10 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
-// A launch of a kernel that calls wait_for_previous().
+// A launch; `early` only of a kernel that calls wait_for_previous().
 template <class... Parameters, class... Arguments>
-cudaError_t launch_early(void (*kernel)(Parameters...), dim3 blocks, int threads, int memory, cudaStream_t stream,
-                         Arguments... arguments) {
+cudaError_t launch(void (*kernel)(Parameters...), dim3 blocks, int threads, int memory, cudaStream_t stream, bool early,
+                   Arguments... arguments) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -33,7 +33,7 @@ cudaError_t launch_early(void (*kernel)(Parameters...), dim3 blocks, int threads
   config.dynamicSmemBytes = memory;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.numAttrs = early ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
 }
 

@@ -5,10 +5,10 @@
 namespace svexport {
 namespace {
 
-constexpr int kTile = 32, kThreads = 256, kElements = 4;
+constexpr int kTile = 32, kThreads = 256;
 
 // kElements per thread, a block apart, all read before the first is written.
-template <class T>
+template <int kElements, class T>
 __global__ void __launch_bounds__(kThreads) copy_elements(const T* input, T* output,
                                                           const __grid_constant__ Walk<2> walk) {
   const int64_t first = blockIdx.x * static_cast<int64_t>(kThreads * kElements) + threadIdx.x;
@@ -104,10 +104,11 @@ cudaError_t launch(const void* input, void* output, const Axes<2>& axes, cudaStr
   const int column = axes.rank - 1;
   if (row >= column || axes.at[column].strides[0] != 1 || axes.at[row].size < 8 || axes.at[column].size < 8) {
     const Walk<2> walk(axes);
-    const int64_t blocks = ceil_div<int64_t>(walk.count, kThreads * kElements);
+    const int elements = walk.count < (1 << 16) ? 1 : 4;
+    const int64_t blocks = ceil_div<int64_t>(walk.count, kThreads * elements);
     if (blocks > INT32_MAX) return cudaErrorNotSupported;
-    copy_elements<<<static_cast<int>(blocks), kThreads, 0, stream>>>(static_cast<const T*>(input),
-                                                                     static_cast<T*>(output), walk);
+    (elements == 1 ? copy_elements<1, T> : copy_elements<4, T>)<<<static_cast<int>(blocks), kThreads, 0, stream>>>(
+        static_cast<const T*>(input), static_cast<T*>(output), walk);
     return cudaGetLastError();
   }
   if constexpr (sizeof(T) < 4) {

@@ -74,10 +74,7 @@ struct Walk {
     if (rank == 1) return add(0, i, to);
     if (count <= INT32_MAX) {
       auto rest = static_cast<uint32_t>(i);
-#pragma unroll
-      for (int k = 0; k < kMaxRank; ++k) {  // each from a fixed place, which is faster
-        if (k < rank) add(k, dividers[k].split(rest), to);
-      }
+      for (int k = 0; k < rank; ++k) add(k, dividers[k].split(rest), to);
     } else {
       for (int k = 0; k < rank; ++k) {
         add(k, i % sizes[k], to);

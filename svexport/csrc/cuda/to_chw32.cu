@@ -173,7 +173,8 @@ cudaError_t to_chw32(const Tensor& x, bool pool, const Tensor& output, cudaStrea
     const bool vectors = x.sizes[3] / 2 % 2 == 0 && x.aligned(3, 4 * x.item_size());
     auto run = [&](auto* p) {
       using T = element_t<decltype(p)>;
-      return vectors ? launch<T, Read::kPooledVectors>(x, output, stream) : launch<T, Read::kPooledElements>(x, output, stream);
+      return vectors ? launch<T, Read::kPooledVectors>(x, output, stream)
+                     : launch<T, Read::kPooledElements>(x, output, stream);
     };
     return x.dtype == DType::kInt8 ? run(static_cast<int8_t*>(nullptr)) : dispatch_float(x.dtype, run);
   }

@@ -17,6 +17,9 @@ enum { kPoints, kLidar2img, kWeights, kOffsets, kOthers };
 
 class CameraSample final : public Plugin<CameraSample, CameraSampleNode> {
  public:
+  int min_inputs() const override { return levels() + kOthers; }
+  int max_inputs() const override { return levels() + kOthers; }
+
   const char* wrong_attributes() const override {
     if (node.image_size.size() != 2 || node.image_size[0] < 1 || node.image_size[1] < 1) {
       return "image_size should be (height, width)";
@@ -24,17 +27,15 @@ class CameraSample final : public Plugin<CameraSample, CameraSampleNode> {
     if (node.pc_range.size() != 6) return "pc_range should be 6 numbers";
     if (node.uv_clamp.size() != 2) return "uv_clamp should be (low, high)";
     if (node.activation < 0 || node.activation > 1) return "activation should be 0 (sigmoid) or 1 (softmax)";
+    if (levels() < 1 || levels() > kMaxCameraLevels) return "scales should be one number for each feature";
     return nullptr;
   }
 
-  const char* shapes(const DimsExprs* in, int count, DimsExprs* out, IExprBuilder&) const override {
-    const int levels = count - kOthers;
-    if (levels > kMaxCameraLevels) return "too many features";
-    if (node.scales.size() != static_cast<size_t>(levels)) return "scales should be one number for each feature";
-    for (int i = 0; i < levels; ++i) {
+  const char* shapes(const DimsExprs* in, int, DimsExprs* out, IExprBuilder&) const override {
+    for (int i = 0; i < levels(); ++i) {
       if (in[i].nbDims != 5) return "every feature should be (B, cams, C, H, W)";
     }
-    const DimsExprs* others = in + levels;
+    const DimsExprs* others = in + levels();
     if (others[kPoints].nbDims != 3) return "reference_points should be (B, Q, 3)";
     if (others[kLidar2img].nbDims != 4) return "lidar2img should be (B, cams, 4, 4)";
     if (others[kWeights].nbDims != 6) return "weights should be (B, Q, cams, points, L, groups)";
@@ -45,25 +46,23 @@ class CameraSample final : public Plugin<CameraSample, CameraSampleNode> {
 
   // What is sampled of int8 features has the type of the weights.
   DataType output_type(int, const DataType* inputs) const override {
-    return inputs[inputs[0] == DataType::kINT8 ? node.scales.size() + kWeights : 0];
+    return inputs[inputs[0] == DataType::kINT8 ? levels() + kWeights : 0];
   }
 
   // The features are all of one type and format.
   bool supports(int i, const Descriptions& t) const override {
-    const int levels = t.inputs() - kOthers;
-    if (i < levels) {
+    if (i < levels()) {
       if (i > 0 && (t[i].type != t[0].type || t[i].format != t[0].format)) return false;
       return is_strided_float(t[i]) || (is_int8(t, i, node.scales[i]) && has_int8_format(t[i]));
     }
     if (i == t.inputs()) return t[0].type == DataType::kINT8 ? is_linear_float(t[i]) : is_linear_like(t[i], t[0]);
-    return i == levels + kWeights ? is_linear_beside(t, i, t[0]) : is_coordinates(t, i);
+    return i == levels() + kWeights ? is_linear_beside(t, i, t[0]) : is_coordinates(t, i);
   }
 
   const char* wrong_sizes(const Tensors& t) const override {
-    const int levels = t.count() - kOthers;
-    const Tensor *others = &t.in(levels), &weights = others[kWeights];
+    const Tensor *others = &t.in(levels()), &weights = others[kWeights];
     const int64_t batch = others[kPoints].sizes[0], queries = others[kPoints].sizes[1], cams = t.in(0).sizes[1];
-    for (int i = 0; i < levels; ++i) {
+    for (int i = 0; i < levels(); ++i) {
       if (t.in(i).sizes[0] != batch || t.in(i).sizes[1] != cams || t.in(i).sizes[2] != t.in(0).sizes[2]) {
         return "features (B, cams, C, H, W) and reference_points (B, Q, 3) do not fit each other";
       }
@@ -73,7 +72,7 @@ class CameraSample final : public Plugin<CameraSample, CameraSampleNode> {
     if (!std::equal(projections, projections + 4, others[kLidar2img].sizes)) {
       return "lidar2img should be (B, cams, 4, 4), with B and cams as in the features";
     }
-    const int64_t known[] = {batch, queries, cams, weights.sizes[3], levels};
+    const int64_t known[] = {batch, queries, cams, weights.sizes[3], levels()};
     if (!std::equal(known, known + 5, weights.sizes) || weights.sizes[5] < 1 ||
         t.out(0).sizes[2] % weights.sizes[5] != 0) {
       return "weights should be (B, Q, cams, points, L, groups), groups a divisor of C";
@@ -87,9 +86,8 @@ class CameraSample final : public Plugin<CameraSample, CameraSampleNode> {
   }
 
   cudaError_t run(const Tensors& t, void*, cudaStream_t stream) const override {
-    const int count = t.count() - kOthers;
-    CameraLevel levels[kMaxCameraLevels];
-    for (int i = 0; i < count; ++i) levels[i] = {t.in(i), scale_of(t, i, node.scales[i]), false};
+    CameraLevel maps[kMaxCameraLevels];
+    for (int i = 0; i < levels(); ++i) maps[i] = {t.in(i), scale_of(t, i, node.scales[i]), false};
     CameraSampleOptions options{};
     std::copy(node.image_size.begin(), node.image_size.end(), options.image_size);
     std::copy(node.pc_range.begin(), node.pc_range.end(), options.pc_range);
@@ -97,10 +95,13 @@ class CameraSample final : public Plugin<CameraSample, CameraSampleNode> {
     options.depth_eps = node.depth_eps;
     options.in_image = node.in_image != 0;
     options.activation = node.activation;
-    const Tensor* others = &t.in(count);
-    return camera_sample(levels, count, others[kPoints], others[kLidar2img], others[kWeights], others[kOffsets], options,
+    const Tensor* others = &t.in(levels());
+    return camera_sample(maps, levels(), others[kPoints], others[kLidar2img], others[kWeights], others[kOffsets], options,
                          t.out(0), stream);
   }
+
+ private:
+  int levels() const { return static_cast<int>(node.scales.size()); }
 };
 
 }  // namespace

@@ -23,9 +23,9 @@ class Interface {
   bool set_counts(int inputs, int outputs) noexcept {
     return guarded(plugin_->type(), false, [&] {
       if (!takes(inputs) || outputs != plugin_->outputs()) {
-        return fail("takes " + std::to_string(plugin_->min_inputs()) + " inputs or more and gives " +
-                    std::to_string(plugin_->outputs()) + " outputs, not " + std::to_string(inputs) + " and " +
-                    std::to_string(outputs));
+        return fail("takes " + std::to_string(plugin_->min_inputs()) + " to " + std::to_string(plugin_->max_inputs()) +
+                    " inputs and gives " + std::to_string(plugin_->outputs()) + " outputs, not " +
+                    std::to_string(inputs) + " and " + std::to_string(outputs));
       }
       tensors_.inputs.resize(inputs);
       tensors_.outputs.resize(outputs);

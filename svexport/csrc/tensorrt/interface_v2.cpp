@@ -93,8 +93,7 @@ class LayerV2 final : public nvinfer1::IPluginV2DynamicExt, private Interface {
   }
 
   DataType getOutputDataType(int32_t i, const DataType* inputs, int32_t num_inputs) const noexcept override {
-    declare(inputs, num_inputs);
-    return plugin_->output_type(i, inputs);
+    return declare(inputs, num_inputs) ? plugin_->output_type(i, inputs) : DataType::kFLOAT;
   }
 
   DimsExprs getOutputDimensions(int32_t i, const DimsExprs* inputs, int32_t num_inputs,

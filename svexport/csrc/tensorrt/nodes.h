@@ -22,7 +22,6 @@ struct AddBiasResidualLayerNormNode {
   static constexpr const char* kType = "SvAddBiasResidualLayerNorm";
   static constexpr int kTensors = 5;
   static constexpr int kOptional = 1;
-  static constexpr int kLists = 0;
   static constexpr int kOutputs = 2;
   float eps{};
 
@@ -37,7 +36,6 @@ struct BilinearSampleNode {
   static constexpr const char* kType = "SvBilinearSample";
   static constexpr int kTensors = 2;
   static constexpr int kOptional = 0;
-  static constexpr int kLists = 0;
   static constexpr int kOutputs = 2;
 
   template <class Visitor>
@@ -50,7 +48,6 @@ struct CameraSampleNode {
   static constexpr const char* kType = "SvCameraSample";
   static constexpr int kTensors = 4;
   static constexpr int kOptional = 0;
-  static constexpr int kLists = 1;
   static constexpr int kOutputs = 1;
   std::vector<int32_t> image_size{};
   std::vector<float> pc_range{};
@@ -77,7 +74,6 @@ struct DeformConv2dNode {
   static constexpr const char* kType = "SvDeformConv2d";
   static constexpr int kTensors = 3;
   static constexpr int kOptional = 2;
-  static constexpr int kLists = 0;
   static constexpr int kOutputs = 1;
   std::vector<int32_t> stride{};
   std::vector<int32_t> padding{};
@@ -100,7 +96,6 @@ struct GridSampleNode {
   static constexpr const char* kType = "SvGridSample";
   static constexpr int kTensors = 2;
   static constexpr int kOptional = 0;
-  static constexpr int kLists = 0;
   static constexpr int kOutputs = 1;
   int32_t interpolation_mode{};
   int32_t padding_mode{};
@@ -119,7 +114,6 @@ struct InverseNode {
   static constexpr const char* kType = "SvInverse";
   static constexpr int kTensors = 1;
   static constexpr int kOptional = 0;
-  static constexpr int kLists = 0;
   static constexpr int kOutputs = 1;
   int32_t n{};
 
@@ -134,7 +128,6 @@ struct MsDeformAttnNode {
   static constexpr const char* kType = "SvMsDeformAttn";
   static constexpr int kTensors = 5;
   static constexpr int kOptional = 0;
-  static constexpr int kLists = 0;
   static constexpr int kOutputs = 1;
 
   template <class Visitor>
@@ -147,7 +140,6 @@ struct TransformerDecoderNode {
   static constexpr const char* kType = "SvTransformerDecoder";
   static constexpr int kTensors = 4;
   static constexpr int kOptional = 0;
-  static constexpr int kLists = 2;
   static constexpr int kOutputs = 3;
   int32_t num_layers{};
   int32_t num_heads{};

@@ -174,10 +174,12 @@ DType dtype_of(DataType type) {
   }
 }
 
-Tensor view(const nvinfer1::Dims& dims, DataType type, TensorFormat format, void* data) {
+Tensor view(const PluginTensorDesc& description, void* data) {
+  const auto& dims = description.dims;
+  const TensorFormat format = description.format;
   Tensor tensor;
   tensor.data = data;
-  tensor.dtype = dtype_of(type);
+  tensor.dtype = dtype_of(description.type);
   tensor.rank = dims.nbDims;
   for (int i = 0; i < dims.nbDims; ++i) tensor.sizes[i] = dims.d[i];
   const int channel = dims.nbDims - 3;

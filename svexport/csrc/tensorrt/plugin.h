@@ -157,8 +157,9 @@ template <class Derived, class Node>
 class Plugin : public PluginBase {
  public:
   const char* type() const override { return Node::kType; }
-  int min_inputs() const override { return Node::kTensors + Node::kLists; }
-  int max_inputs() const override { return Node::kLists ? kMaxInputs : Node::kTensors + Node::kOptional; }
+  // Nodes with lists of tensors have their own idea of how many there are.
+  int min_inputs() const override { return Node::kTensors; }
+  int max_inputs() const override { return Node::kTensors + Node::kOptional; }
   int outputs() const override { return Node::kOutputs; }
 
   std::unique_ptr<PluginBase> clone() const override {
@@ -176,7 +177,6 @@ class Plugin : public PluginBase {
   }
 
  protected:
-  static constexpr int kMaxInputs = 4096;
   Node node;
 };
 
@@ -193,7 +193,6 @@ constexpr Maker kMakers[] = {
     SVEXPORT_NODES(SVEXPORT_MAKER)
 #undef SVEXPORT_MAKER
 };
-constexpr int kNodes = sizeof(kMakers) / sizeof(kMakers[0]);
 
 // A plugin with these attributes; null, and the reason logged, if they are not the node's. Throws nothing.
 std::unique_ptr<PluginBase> make(Maker maker, const PluginFieldCollection* fields) noexcept;
@@ -265,11 +264,7 @@ DType dtype_of(DataType type);
 
 // A view of what lies at `data` in the layout that the description tells. The formats in vectors of channels become a
 // tensor of one dimension more: (..., C, H, W) in CHW32 is (..., ceil(C/32), H, W, 32).
-Tensor view(const nvinfer1::Dims& dims, DataType type, TensorFormat format, void* data);
-
-inline Tensor view(const PluginTensorDesc& tensor, const void* data) {
-  return view(tensor.dims, tensor.type, tensor.format, const_cast<void*>(data));
-}
+Tensor view(const PluginTensorDesc& description, void* data);
 
 // Scratch in which launchers that sample an image copy it, if it is row-major and points are many. What they ask for may
 // be more for a smaller image than for a larger one, so this is a bound that grows with every size.

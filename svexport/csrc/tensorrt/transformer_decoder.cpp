@@ -39,7 +39,6 @@ class TransformerDecoderPlugin final : public Plugin<TransformerDecoderPlugin, T
   }
 
   const char* shapes(const DimsExprs* in, int count, DimsExprs* out, IExprBuilder& builder) const override {
-    if (count != num_inputs()) return "there should be a feature for each of scales, and every weight";
     for (int i : {+kQuery, +kQueryPos, +kPoints}) {
       if (in[i].nbDims != 3) return "query and query_pos should be (B, Q, C) and reference_points (B, Q, 3)";
     }
@@ -84,7 +83,6 @@ class TransformerDecoderPlugin final : public Plugin<TransformerDecoderPlugin, T
   const char* wrong_sizes(const Tensors& t) const override {
     const Tensor &query = t.in(kQuery), &projections = t.in(lidar2img());
     const int64_t batch = query.sizes[0], queries = query.sizes[1], c = query.sizes[2], cams = projections.sizes[1];
-    if (t.count() != num_inputs()) return "wrong number of features or weights";
     if (!std::equal(query.sizes, query.sizes + 3, t.in(kQueryPos).sizes)) return "query_pos should be (B, Q, C)";
     const int64_t points[] = {batch, queries, 3};
     if (!std::equal(points, points + 3, t.in(kPoints).sizes)) return "reference_points should be (B, Q, 3)";
@@ -130,9 +128,7 @@ class TransformerDecoderPlugin final : public Plugin<TransformerDecoderPlugin, T
       decoder.reference_points = t.in(kPoints);
       decoder.features = &t.in(kFeatures);
       decoder.num_features = plugin.levels();
-      for (int i = 0; i < plugin.levels(); ++i) {
-        scales[i] = scale_of(t, kFeatures + i, node.scales[i]);
-      }
+      for (int i = 0; i < plugin.levels(); ++i) scales[i] = scale_of(t, kFeatures + i, node.scales[i]);
       decoder.scales = scales;
       decoder.lidar2img = t.in(plugin.lidar2img());
       decoder.weights = plugin.weights_ ? plugin.weight_views_.data() : &t.in(plugin.first_weight());

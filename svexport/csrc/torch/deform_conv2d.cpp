@@ -11,7 +11,16 @@
 namespace svexport {
 namespace {
 
-constexpr int64_t kColumnsBytes = 64 << 20;  // of columns at a time
+constexpr int64_t kColumnsBytes = 128 << 20;  // of columns at a time
+
+int64_t images_at_a_time(int64_t images, int64_t bytes_of_one) {
+  return std::clamp<int64_t>(kColumnsBytes / std::max<int64_t>(bytes_of_one, 1), 1, std::max<int64_t>(images, 1));
+}
+
+// Whether the kernels can count the pixels of an image and all output pixels.
+bool countable(const at::Tensor& input, const at::Tensor& offset) {
+  return input.size(2) * input.size(3) <= INT32_MAX && offset.size(0) * offset.size(2) * offset.size(3) < 1 << 30;
+}
 
 bool supported(at::TensorList tensors, const at::Tensor& input, const at::Tensor& weight) {
   for (const auto& t : tensors) {
@@ -63,27 +72,30 @@ at::Tensor unpack(const at::Tensor& y, const at::Tensor& like, const DeformConv2
   return x;
 }
 
-// EXPERIMENT
-at::Tensor by_columns(const at::Tensor& input, const at::Tensor& offset, const at::Tensor& weight,
-                      const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& mask,
-                      const DeformConv2d& conv) {
+// The launcher's way with cuBLAS' product, which is faster where packing is worth it, but knows neither groups nor biases
+// of another type, and has no better one of float32.
+at::Tensor by_cublas(const at::Tensor& input, const at::Tensor& offset, const at::Tensor& weight,
+                     const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& mask,
+                     const DeformConv2d& conv) {
   const auto image = pack(input, conv);
-  const int64_t outputs = weight.size(0), plane = offset.size(2) * offset.size(3), images = input.size(0);
+  const int64_t images = input.size(0), outputs = weight.size(0), plane = offset.size(2) * offset.size(3);
   const auto kernels = pack(weight, conv).view({1, outputs, -1});  // (1, O, K)
-  const int64_t k = kernels.size(2), most = std::max<int64_t>((64 << 20) / (plane * k * input.element_size()), 1);
-  const auto output = at::empty({images, outputs, plane}, input.options().memory_format(at::MemoryFormat::Contiguous));
+  const int64_t k = kernels.size(2), most = images_at_a_time(images, plane * k * input.element_size());
+  const auto output = at::empty({images, outputs, offset.size(2), offset.size(3)},
+                                input.options().memory_format(at::MemoryFormat::Contiguous));
   for (int64_t first = 0; first < images; first += most) {
     const int64_t count = std::min(most, images - first);
     const auto columns = at::empty({count, plane, k}, kernels.options());
     done(deform_conv2d_columns(view(image), view(offset), view(mask), conv, first, view(columns), stream()));
-    auto part = output.narrow(0, first, count);
+    const auto left = kernels.expand({count, outputs, k}), right = columns.transpose(1, 2);
+    auto part = output.narrow(0, first, count).view({count, outputs, plane});
     if (bias) {
-      at::baddbmm_out(part, bias->view({1, outputs, 1}), kernels.expand({count, outputs, k}), columns.transpose(1, 2));
+      at::baddbmm_out(part, bias->view({1, outputs, 1}), left, right);
     } else {
-      at::bmm_out(part, kernels.expand({count, outputs, k}), columns.transpose(1, 2));
+      at::bmm_out(part, left, right);
     }
   }
-  return output.view({images, outputs, offset.size(2), offset.size(3)});
+  return output;
 }
 
 at::Tensor deform_conv2d_torch(const at::Tensor& input, const at::Tensor& offset, const at::Tensor& weight,
@@ -93,7 +105,10 @@ at::Tensor deform_conv2d_torch(const at::Tensor& input, const at::Tensor& offset
   const c10::cuda::CUDAGuard guard(input.device());
   if (supported(present({input, offset, weight, bias, mask}), input, weight)) {
     const auto conv = parameters(input, weight, stride, padding, dilation, groups, offset_groups);
-    if (getenv("SV_BMM") && groups == 1) return by_columns(input, offset, weight, bias, mask, conv);  // EXPERIMENT
+    if (input.scalar_type() != at::kFloat && groups == 1 && (!bias || bias->scalar_type() == input.scalar_type()) &&
+        countable(input, offset) && input.numel() && is_worth_packing(view(input), view(offset), conv)) {
+      return by_cublas(input, offset, weight, bias, mask, conv);
+    }
     const auto output = at::empty({input.size(0), weight.size(0), offset.size(2), offset.size(3)},
                                   input.options().memory_format(at::MemoryFormat::Contiguous));
     const auto scratch = workspace(deform_conv2d_workspace(view(input), view(offset), view(weight), conv), input);
@@ -121,8 +136,7 @@ std::vector<at::Tensor> deform_conv2d_backward_torch(
   const c10::cuda::CUDAGuard guard(input.device());
   const auto tensors = present({input, offset, weight, bias, mask});
   const int64_t images = offset.size(0), plane = offset.size(2) * offset.size(3);
-  if (!supported(tensors, input, weight) || grads[0].scalar_type() != input.scalar_type() ||
-      images * plane >= 1 << 30 || input.size(2) * input.size(3) > INT32_MAX) {
+  if (!supported(tensors, input, weight) || grads[0].scalar_type() != input.scalar_type() || !countable(input, offset)) {
     return reference("deform_conv2d_backward", deform_conv2d_backward_torch, grads, input, offset, weight, bias, mask,
                      stride, padding, dilation, groups, offset_groups, needs_grad);
   }
@@ -148,7 +162,7 @@ std::vector<at::Tensor> deform_conv2d_backward_torch(
   at::Tensor grad_kernels;
 
   const auto scratch = workspace(matmul_workspace(), input);
-  const int64_t most = std::max<int64_t>(kColumnsBytes / (std::max<int64_t>(plane, 1) * k * groups * input.element_size()), 1);
+  const int64_t most = images_at_a_time(images, plane * k * groups * input.element_size());
   for (int64_t first = 0; first < images && plane; first += most) {
     const int64_t count = std::min(most, images - first), batch = count * groups;
     const auto storage = at::empty({batch, planes ? k : plane, planes ? plane : k}, kernels.options());
@@ -179,7 +193,8 @@ std::vector<at::Tensor> deform_conv2d_backward_torch(
 
   std::vector<at::Tensor> results;
   if (needs_grad[0]) {
-    results.push_back(planes ? grad_input->result(input.scalar_type()) : unpack(grad_input->result(at::kFloat), input, conv));
+    results.push_back(planes ? grad_input->result(input.scalar_type())
+                             : unpack(grad_input->result(at::kFloat), input, conv));
   }
   if (needs_grad[1]) results.push_back(grad_offset);
   if (needs_grad[2]) {

@@ -1,5 +1,5 @@
-// Malformed attributes and serialized plugins, at random, for every creator. Compiled together with the plugins under
-// sanitizers, without a GPU and without kernels, none of which is launched. Prints what it came to.
+// Malformed attributes and serialized plugins, at random, for every creator; and what becomes a plugin lives with tensors
+// of random sizes. Compiled together with the plugins, host.cpp and stand_in.cpp under sanitizers. Prints what it came to.
 #include <NvInferRuntime.h>
 
 #include <algorithm>
@@ -20,7 +20,9 @@ namespace {
 #if NV_TENSORRT_MAJOR >= 10
 using Creator = IPluginCreatorV3One;
 using Plugin = IPluginV3;
-extern "C" IPluginCreatorInterface* const* getCreators(int32_t&);
+using Layer = IPluginV3;
+using CreatorInterface = IPluginCreatorInterface;
+extern "C" CreatorInterface* const* getCreators(int32_t&);
 Plugin* create(Creator* creator, const PluginFieldCollection* fields) {
   return creator->createPlugin("fuzz", fields, TensorRTPhase::kBUILD);
 }
@@ -28,7 +30,9 @@ void destroy(Plugin* plugin) { delete plugin; }
 #else
 using Creator = IPluginCreator;
 using Plugin = IPluginV2;
-extern "C" IPluginCreator* const* getPluginCreators(int32_t&);
+using Layer = IPluginV2DynamicExt;
+using CreatorInterface = IPluginCreator;
+extern "C" CreatorInterface* const* getPluginCreators(int32_t&);
 Plugin* create(Creator* creator, const PluginFieldCollection* fields) { return creator->createPlugin("fuzz", fields); }
 void destroy(Plugin* plugin) { plugin->destroy(); }
 #endif
@@ -95,7 +99,66 @@ int length_of(const PluginField& field) {
   return two || name == "uv_clamp" || has("attention_weights") ? 2 : 1;
 }
 
+// Ranks of the inputs of every node, in the order of the creators; its weights are no inputs.
+const std::vector<int> kRanks[] = {
+    {3, 1, 3, 1, 1, 3}, {4, 4}, {5, 3, 4, 6, 4}, {4, 4, 4, 1, 4}, {4, 4}, {3}, {4, 2, 1, 6, 5}, {3, 3, 3, 5, 4},
+};
+constexpr int kOutputs[] = {2, 2, 1, 1, 1, 1, 1, 3};
+
 }  // namespace
+
+struct HostTensor {
+  int32_t rank, type, format;
+  float scale;
+  int64_t dims[8], max[8];
+};
+
+extern "C" {
+void host_use(CreatorInterface* const* creators, int count);
+int host_output_types(Layer*, int inputs, const int32_t* types, int32_t* results);
+int host_shapes(Layer*, int inputs, const HostTensor* tensors, HostTensor* results);
+int host_formats(Layer*, int inputs, int outputs, const HostTensor*, const int32_t* masks, int32_t* found, int max);
+int64_t host_configure(Layer*, int inputs, int outputs, const HostTensor* tensors);
+int host_prepare(Layer*, int inputs, int outputs, const HostTensor* tensors);
+int host_enqueue(Layer*, int inputs, int outputs, const HostTensor*, void* const* pointers, void* workspace, void* stream,
+                 int times, double* microseconds);
+Layer* host_reload(Layer*);
+Layer* host_attach(Layer*);
+void host_destroy(Layer*);
+}
+
+// All that TensorRT does with a plugin, as far as it goes. Whether that is to its end.
+bool live(Layer* layer, const std::vector<int>& ranks, int outputs) {
+  constexpr int kMost = 16;
+  HostTensor tensors[kMost] = {};
+  int32_t types[kMost] = {}, masks[kMost] = {}, found[64 * kMost * 2] = {};
+  const int inputs = static_cast<int>(ranks.size()) + (below(10) ? 0 : below(3) - 1), usual = 1 + below(4);
+  for (int i = 0; i < inputs; ++i) {
+    HostTensor& t = tensors[i];
+    t.rank = i < static_cast<int>(ranks.size()) && below(30) ? ranks[i] : below(7);
+    t.scale = 1;
+    for (int j = 0; j < t.rank; ++j) t.dims[j] = t.max[j] = below(4) ? usual : below(9);
+    types[i] = below(9) ? 0 : below(5);
+  }
+  if (host_output_types(layer, inputs, types, types + inputs)) return false;
+  if (host_shapes(layer, inputs, tensors, tensors + inputs)) return false;
+  for (int i = 0; i < inputs + outputs; ++i) masks[i] = 1 << types[i];
+  const int combinations = host_formats(layer, inputs, outputs, tensors, masks, found, 64);
+  if (combinations == 0) return false;
+  const int32_t* chosen = found + 2 * (inputs + outputs) * below(std::min(combinations, 64));
+  for (int i = 0; i < inputs + outputs; ++i) tensors[i].type = chosen[2 * i], tensors[i].format = chosen[2 * i + 1];
+  if (host_configure(layer, inputs, outputs, tensors) < 0) return false;
+  Layer* engine = host_reload(layer);
+  if (!engine) std::abort();  // it was made of such attributes before
+  Layer* context = host_attach(engine);
+  host_destroy(engine);
+  void* pointers[kMost] = {};
+  double microseconds = 0;
+  const bool ran = !host_prepare(context, inputs, outputs, tensors) &&
+                   !host_enqueue(context, inputs, outputs, tensors, pointers, nullptr, nullptr, 2, &microseconds);
+  host_destroy(context);
+  return ran;
+}
 
 int main(int argc, char** argv) {
   const int cases = argc > 1 ? std::atoi(argv[1]) : 10000;
@@ -109,14 +172,16 @@ int main(int argc, char** argv) {
 #else
   auto* const* creators = getPluginCreators(count);
 #endif
-  int made = 0, refused = 0, silent = 0, made_with_weights = 0;
+  host_use(creators, count);
+  int made = 0, refused = 0, silent = 0, made_with_weights = 0, lived = 0;
   const auto tally = [&](Plugin* plugin, bool quiet) {
     ++(plugin ? made : refused);
     silent += !plugin && quiet;
     if (plugin) destroy(plugin);
   };
   for (int i = 0; i < cases; ++i) {
-    auto* creator = static_cast<Creator*>(creators[below(count)]);
+    const int node = below(count);
+    auto* creator = static_cast<Creator*>(creators[node]);
     const PluginFieldCollection* known = creator->getFieldNames();
     std::vector<PluginField> fields(known->fields, known->fields + known->nbFields);
     const bool weights = below(2);
@@ -162,8 +227,11 @@ int main(int argc, char** argv) {
     Plugin* again = creator->deserializePlugin("fuzz", exact.empty() ? nullptr : exact.data(), exact.size());
     tally(again, logged == then);
 #endif
+    for (int life = 0; plugin && life < 20; ++life) {
+      lived += live(static_cast<Layer*>(plugin), kRanks[node], kOutputs[node]);
+    }
     tally(plugin, quiet);
   }
-  std::printf("made %d refused %d silent %d weights %d\n", made, refused, silent, made_with_weights);
+  std::printf("made %d refused %d silent %d weights %d lived %d\n", made, refused, silent, made_with_weights, lived);
   return 0;
 }
