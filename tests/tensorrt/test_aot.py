@@ -215,8 +215,8 @@ def test_kernel_is_the_reference(op: Op, dtype: torch.dtype, symbolic: bool) -> 
     coordinates = COORDINATES.get(op.name, ())
     work = []
     for case, args in enumerate(cases(op)):
-        if symbolic and case % 3 == 1:
-            continue  # mostly the same kernels
+        if case % 3 == 1 and (symbolic or dtype == torch.bfloat16):
+            continue  # mostly the same kernels as for others
         named = inputs_of(op, args)
         keep = (*coordinates, *(FACTORS.get(op.name, ()) if case % 2 else ()))
         inputs = [t.to(dtype) if t.is_floating_point() and name not in keep else t for name, t in named]

@@ -153,18 +153,15 @@ __device__ __forceinline__ void vector(const Space& s, const T* __restrict__ inp
 
 // Blocks of points x channels x images: all, or those marked in `only`.
 template <class T, int TAPS, int PADDING = kAnyPadding>
-__global__ void __launch_bounds__(kThreads) vector_kernel(Space s, const T* __restrict__ input, int64_t image,
-                                                          Output<T> output, int batch, int channels, int shift,
-                                                          int steps, int width, const bool* __restrict__ only) {
+__global__ void __launch_bounds__(kThreads, TAPS == 4 ? 4 : 1)
+    vector_kernel(Space s, const T* __restrict__ input, int64_t image, Output<T> output, int batch, int channels,
+                  int shift, int steps, int width, const bool* __restrict__ only) {
   constexpr int V = 16 / sizeof(T);
   wait_for_previous();
-  const int tile = steps * kTogether<TAPS> * (kThreads >> shift);
+  const int first = blockIdx.x * steps * kTogether<TAPS> * (kThreads >> shift);
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     if (only && !only[n]) continue;
-    for (int64_t first = int64_t{blockIdx.x} * tile; first < s.points; first += int64_t{gridDim.x} * tile) {
-      vector<T, TAPS, PADDING>(s, input, image, output, n, static_cast<int>(first), (blockIdx.y << shift) * V, channels, shift,
-                      steps, width);
-    }
+    vector<T, TAPS, PADDING>(s, input, image, output, n, first, (blockIdx.y << shift) * V, channels, shift, steps, width);
   }
 }
 
@@ -358,14 +355,11 @@ cudaError_t launch_vector(const Space& s, const T* data, int64_t image, int batc
     return cudaErrorNotSupported;
   }
   int steps = kThreads / tile > 1 ? kThreads / tile : 1;
+  if (only) steps *= 4;  // most often there is nothing to do: few blocks
   while (steps > 1 && static_cast<int64_t>(ceil_div(s.points, steps * tile)) * across * images < enough) steps /= 2;
-  int blocks = ceil_div(s.points, steps * tile);
-  if (only) {  // maybe none has anything to do: not more of them than are needed to fill the GPU
-    const int most = ceil_div(2 * enough, across * static_cast<int>(images));
-    blocks = blocks < most ? blocks : most;
-  }
-  return launch(vector_kernel<T, TAPS, PADDING>, dim3(blocks, across, images), kThreads, vector_memory<TAPS>(shift, steps), stream,
-                only != nullptr, s, data, image, output, batch, channels, shift, steps, width, only);
+  return launch(vector_kernel<T, TAPS, PADDING>, dim3(ceil_div(s.points, steps * tile), across, images), kThreads,
+                vector_memory<TAPS>(shift, steps), stream, only != nullptr, s, data, image, output, batch, channels,
+                shift, steps, width, only);
 }
 
 // Gathers from boxes; where points scatter, from a copy in channels-last.

@@ -39,7 +39,7 @@ __device__ __forceinline__ void to_coordinates(const Point<TAPS>& point, const f
 // Blocks of points x images; 1 << shift threads share the channels of a point, each U at a time. sums: (N, C, pixels),
 // contiguous, or null; grad_grid: (N, points, axes), contiguous, or null. Waits for the kernel before, which cleared
 // the sums, only when it needs them.
-template <class T, int TAPS, int U>
+template <class T, int TAPS, int PADDING, int U>
 __global__ void __launch_bounds__(kThreads)
     direct_kernel(Space s, Dense dense, const T* __restrict__ input, int64_t image, int64_t channel, Gradient<T> grad,
                   float* __restrict__ sums, AnyFloat grad_grid, int batch, int channels, int64_t pixels, int shift) {
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     float gradient[3] = {};
     if (p < s.points) {
-      const Point<TAPS> point = locate<TAPS>(s, n, p);
+      const Point<TAPS> point = locate<TAPS, PADDING>(s, n, p);
       const Taps<TAPS> from(point, s.stride), to(point, dense.stride);
       float dot[TAPS] = {};
       wait_for_previous();
@@ -385,7 +385,14 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
                     batch, channels, pixels, shift);
     };
     constexpr int U = TAPS <= 4 ? 4 : 1;
-    const cudaError_t status = channels >> shift < U ? with(direct_kernel<T, TAPS, 1>) : with(direct_kernel<T, TAPS, U>);
+    const bool few = channels >> shift < U;
+    const auto choose = [&](auto padding) {
+      constexpr int PADDING = padding.value;
+      return few ? with(direct_kernel<T, TAPS, PADDING, 1>) : with(direct_kernel<T, TAPS, PADDING, U>);
+    };
+    const cudaError_t status = TAPS == 4 && s.padding == kZeros
+                                   ? choose(std::integral_constant<int, TAPS == 4 ? kZeros : kAnyPadding>())
+                                   : choose(std::integral_constant<int, kAnyPadding>());
     if (status != cudaSuccess) return status;
   }
   if ((ordered || (add && !plan.vector)) && sums != reinterpret_cast<float*>(output)) {
