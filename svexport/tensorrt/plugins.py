@@ -502,7 +502,7 @@ def aot_plugin_classes(op: Op) -> tuple[type, type]:
             self.attributes = dict(attributes)
             self.declared: list[torch.dtype] = []
             self.kernels: dict[Any, aot.Kernel] = {}
-            self.expressions: list[Any] = []
+            self.alive: list[Any] = []  # what TensorRT has been given pointers to
 
         def get_capability_interface(self, type: Any) -> Any:
             return self
@@ -576,8 +576,8 @@ def aot_plugin_classes(op: Op) -> tuple[type, type]:
             self.kernels[self._key(descs)] = kernel
 
             def as_argument(size: Any) -> Any:
-                self.expressions.append(Expression(expression(size, expr_builder)))
-                return self.expressions[-1]
+                self.alive.append(Expression(expression(size, expr_builder)))
+                return self.alive[-1]
 
             for axis, blocks, threads in zip("xyz", kernel.grid, (kernel.block, 1, 1), strict=True):
                 setattr(launch_params, f"grid_{axis}", as_argument(blocks))
@@ -589,7 +589,8 @@ def aot_plugin_classes(op: Op) -> tuple[type, type]:
 
         def get_kernel(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[str, bytes]:
             kernel = self.kernels[self._key([*inputs, *outputs])]
-            return kernel.name, aot.ptx(kernel.source).encode()
+            self.alive.append(aot.ptx(kernel.source).encode())
+            return kernel.name, self.alive[-1]
 
         @staticmethod
         def _key(descs: Sequence[Any]) -> Any:

@@ -134,7 +134,12 @@ def test_half_as_exact_as_eager(preset: str, seed: int) -> None:
 
 @pytest.mark.parametrize(
     "overrides",
-    [{}, {"num_cams": 4, "activation": "softmax"}, {"ffn_dims": 768, "pool": False}, {"num_points": 2, "num_groups": 4}],
+    [
+        {},
+        {"num_cams": 4, "activation": "softmax"},
+        {"ffn_dims": 768, "pool": False},
+        {"num_points": 2, "num_groups": 4},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -219,7 +224,7 @@ def test_any_strides_and_alignment() -> None:
 
 @pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
 def test_int8_is_dequantize_then_float(dtype: torch.dtype) -> None:
-    config = config_of("seed", scales=(0.02, 0.025, 0.03))
+    config = config_of("seed", num_layers=1, scales=(0.02, 0.025, 0.03))  # later points could cross a border
     module = decoder(config, dtype)
     query, query_pos, points, features, lidar2img = scene(config, dtype, 1, 200, "int8")
     floats = [

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from onnx import AttributeProto, helper
 
-from svexport.ops._op import Op
+from svexport.ops._op import OPS, Op
 from tests.support import op_model
 from tests.tensorrt import engines
 from tests.tensorrt.cases import arguments, inputs_of
@@ -45,6 +45,10 @@ def main(folder: str, stub: str) -> dict[str, Any]:
         "ops": {op.name: of_op(trt, plugins, op) for op in plugin_ops()},
         "just in time": {op.name: in_time(library, op) for op in plugin_ops()},
         "ahead of time": {op.name: ahead(library, op, nvcc) for op in plugin_ops() if kinds[op.node_type] == "AOT"},
+        "inverse of 9x9": [
+            ask(library, OPS["inverse"], (torch.eye(9)[None], 9), True, 0, request=request)[0]
+            for request in (0, STRICT_AOT)
+        ],
         "requests": {op.node_type: requests(library, op) for op in plugin_ops() if kinds[op.node_type] == "AOT"},
     }
 

@@ -220,6 +220,11 @@ def test_a_node_can_ask_for_torch(bindings: dict[str, Any], op: Op, ahead: list[
     assert bindings["requests"][op.node_type] == {"none": 0, "prefer AOT": 0, "AOT": 0, "prefer JIT": 4, "JIT": 4}
 
 
+def test_nodes_without_a_kernel_are_computed_by_torch(bindings: dict[str, Any]) -> None:
+    """4: a plugin of another kind was made; 9: no launch parameters, for a kernel and nothing else was asked for."""
+    assert bindings["inverse of 9x9"] == [4, 9]
+
+
 class Builder:
     """Expressions of dimensions as numbers, which is what TensorRT makes of them in the end."""
 

@@ -14,7 +14,8 @@ namespace {
 
 struct Geometry {
   DeformConv2d conv;
-  int height, width, out_height, out_width, taps;
+  unsigned height, width;
+  int out_height, out_width, taps;
   Divider lines, images;  // of output pixels, of lines
   int channels, per_group, per_offset_group;  // of the input, packed or not
   int64_t image;                              // strides of the input: this in elements
@@ -27,28 +28,32 @@ struct Tap {
   float x, y, mask;
 };
 
-struct OutputPixel {
-  int n, row, column;
-  int64_t offset, mask;  // of its first numbers
+// A tap of an output pixel in one offset group after another.
+struct Taps {
+  int n;  // image
+  int64_t offset, mask, next_offset, next_mask;  // where its numbers are, and how much further those of the next group are
+  float x, y;                                    // where it would read without an offset
 
-  __device__ __forceinline__ OutputPixel(int pixel, const Geometry& g) {
+  __device__ __forceinline__ Taps(int pixel, int offset_group, int tap, const Geometry& g) {
     uint32_t rest = pixel;
-    column = static_cast<int>(g.lines.split(rest));
-    row = static_cast<int>(g.images.split(rest));
+    const int column = static_cast<int>(g.lines.split(rest)), row = static_cast<int>(g.images.split(rest));
     n = static_cast<int>(rest);
-    offset = n * g.offset[0] + row * g.offset[2] + column * g.offset[3];
-    mask = n * g.mask[0] + row * g.mask[2] + column * g.mask[3];
+    next_offset = 2 * g.taps * g.offset[1];
+    next_mask = g.taps * g.mask[1];
+    offset = n * g.offset[0] + row * g.offset[2] + column * g.offset[3] + offset_group * next_offset + 2 * tap * g.offset[1];
+    mask = n * g.mask[0] + row * g.mask[2] + column * g.mask[3] + offset_group * next_mask + tap * g.mask[1];
+    const int i = tap / g.conv.kernel[1], j = tap - i * g.conv.kernel[1];
+    x = static_cast<float>(j * g.conv.dilation[1] + column * g.conv.stride[1] - g.conv.padding[1]);
+    y = static_cast<float>(i * g.conv.dilation[0] + row * g.conv.stride[0] - g.conv.padding[0]);
   }
 
-  // Tap i, j of the kernel.
-  __device__ __forceinline__ Tap tap(int offset_group, int i, int j, const Geometry& g, const AnyFloat& offsets,
-                                     const AnyFloat& masks) const {
-    const int number = offset_group * g.taps + i * g.conv.kernel[1] + j;
-    const float y = offsets.get(offset + 2 * number * g.offset[1]);
-    const float x = offsets.get(offset + (2 * number + 1) * g.offset[1]);
-    const float factor = masks.data ? masks.get(mask + number * g.mask[1]) : 1.0f;
-    return {x + static_cast<float>(j * g.conv.dilation[1] + column * g.conv.stride[1] - g.conv.padding[1]),
-            y + static_cast<float>(i * g.conv.dilation[0] + row * g.conv.stride[0] - g.conv.padding[0]), factor};
+  __device__ __forceinline__ void next(bool moves) {
+    offset += moves ? next_offset : 0;
+    mask += moves ? next_mask : 0;
+  }
+  __device__ __forceinline__ Tap get(const Geometry& g, const AnyFloat& offsets, const AnyFloat& masks) const {
+    const float dy = offsets.get(offset), dx = offsets.get(offset + g.offset[1]), factor = masks.get(mask, masks.data);
+    return {dx + x, dy + y, masks.data ? factor : 1.0f};
   }
 };
 
@@ -69,12 +74,13 @@ __device__ __forceinline__ Between locate(const Tap& tap, const Geometry& g, Pix
   const float left = floorf(tap.x), top = floorf(tap.y);
   const float wide = static_cast<float>(g.width), high = static_cast<float>(g.height);
   const bool near = left >= -1 && left < wide && top >= -1 && top < high;
-  const int column = near ? static_cast<int>(left) : -2, row = static_cast<int>(top);
+  // Unsigned, so that what is before the first pixel is past the last one too.
+  const unsigned column = near ? static_cast<int>(left) : -2, row = static_cast<int>(top);
+  const unsigned first = row * g.row + column * g.column;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int c = column + i % 2, r = row + i / 2;
-    const bool inside = c >= 0 && c < g.width && r >= 0 && r < g.height;
-    pixels.at[i] = inside ? static_cast<unsigned>(r) * g.row + static_cast<unsigned>(c) * g.column : kOutside;
+  for (unsigned i = 0; i < 4; ++i) {
+    const bool inside = column + i % 2 < g.width && row + i / 2 < g.height;
+    pixels.at[i] = inside ? first + i / 2 * g.row + i % 2 * g.column : kOutside;
   }
   return near ? Between{tap.x - left, tap.y - top} : Between{0, 0};
 }
@@ -123,8 +129,8 @@ struct Part {
   __device__ __forceinline__ void find(Pixels* pixels, float4* taps, const AnyFloat& offset, const AnyFloat& mask) const {
     for (int i = threadIdx.x; i < kPixels * offset_groups(); i += kThreads) {
       const int row = min(static_cast<int>(blockIdx.x * kPixels) + i % kPixels, rows - 1);
-      const OutputPixel p(first * g.out_height * g.out_width + row, g);
-      const Tap t = p.tap(offset_group() + i / kPixels, tap() / g.conv.kernel[1], tap() % g.conv.kernel[1], g, offset, mask);
+      const Taps p(first * g.out_height * g.out_width + row, offset_group() + i / kPixels, tap(), g);
+      const Tap t = p.get(g, offset, mask);
       const Between b = locate(t, g, pixels[i]);
       taps[i] = make_float4(b.x, b.y, t.mask, __int_as_float(p.n));
     }
@@ -182,9 +188,8 @@ struct Planes {
   __device__ __forceinline__ int row() const { return blockIdx.x * kThreads + threadIdx.x; }
   __device__ __forceinline__ int tap() const { return blockIdx.y; }
   __device__ __forceinline__ int plane() const { return g.out_height * g.out_width; }
-  __device__ __forceinline__ OutputPixel pixel() const { return OutputPixel(first * plane() + row(), g); }
-  __device__ __forceinline__ Tap tap(const OutputPixel& p, int group) const {
-    return p.tap(group, tap() / g.conv.kernel[1], tap() % g.conv.kernel[1], g, offset, mask);
+  __device__ __forceinline__ Taps taps(int offset_group) const {
+    return Taps(first * plane() + row(), offset_group, tap(), g);
   }
   // Of a channel of the input; the next channel's is g.taps * pitch further.
   __device__ __forceinline__ T* column(int n, int channel) const {
@@ -203,15 +208,16 @@ __global__ void __launch_bounds__(kThreads) planes_kernel(const __grid_constant_
   const int chunks = ceil_div(whole, kChannels), group = kEach ? blockIdx.z * kChannels : blockIdx.z / chunks;
   const int channel = kEach ? group : group * whole + blockIdx.z % chunks * kChannels;
   const int count = min(kChannels, (kEach ? whole : (group + 1) * whole) - channel);
-  const OutputPixel p = a.pixel();
+  Taps p = a.taps(group);
   float mask[kGroups];
   Pixels pixels[kGroups];
   Between b[kGroups];
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
-    const Tap t = a.tap(p, group + min(i, count - 1));
+    const Tap t = p.get(g, a.offset, a.mask);
     mask[i] = t.mask;
     b[i] = locate(t, g, pixels[i]);
+    p.next(i + 1 < count);
   }
   const T* const from = a.input + p.n * g.image + channel * a.channel;
   Vec<T, 1> v[kChannels][4];
@@ -265,8 +271,8 @@ __global__ void __launch_bounds__(kThreads)
   const Geometry& g = a.g;
   if (a.row() >= a.rows) return;
   const int group = blockIdx.z, channel = group * g.per_offset_group;
-  const OutputPixel p = a.pixel();
-  const Tap t = a.tap(p, group);
+  const Taps p = a.taps(group);
+  const Tap t = p.get(g, a.offset, a.mask);
   Pixels pixels;
   const Between b = locate(t, g, pixels);
   T* column = a.column(p.n, channel);
@@ -477,11 +483,11 @@ Part part_of(const Tensor& input, const Tensor& offset, const Tensor& mask, cons
              int64_t images, int v) {
   Part part{geometry(offset, mask, conv, input.sizes[3]), static_cast<int>(first),
             static_cast<int>(images * offset.sizes[2] * offset.sizes[3]), 1};
-  part.g.height = static_cast<int>(input.sizes[1]);
-  part.g.width = static_cast<int>(input.sizes[2]);
+  part.g.height = static_cast<unsigned>(input.sizes[1]);
+  part.g.width = static_cast<unsigned>(input.sizes[2]);
   part.g.image = input.sizes[1] * input.sizes[2] * input.sizes[3];
   part.g.column = static_cast<unsigned>(input.sizes[3] * input.item_size() / 16);
-  part.g.row = part.g.column * static_cast<unsigned>(part.g.width);
+  part.g.row = part.g.column * part.g.width;
   while (part.lanes < 32 && part.lanes * v < part.g.per_offset_group) part.lanes *= 2;
   return part;
 }
@@ -497,8 +503,8 @@ Planes<T> planes_of(const Tensor& input, const Tensor& offset, const Tensor& mas
                    geometry(offset, mask, conv, conv.channels), static_cast<int>(first),
                    static_cast<int>(columns.sizes[0] / conv.groups * columns.sizes[2]),
                    static_cast<T*>(columns.data), columns.strides[1]};
-  planes.g.height = static_cast<int>(input.sizes[2]);
-  planes.g.width = static_cast<int>(input.sizes[3]);
+  planes.g.height = static_cast<unsigned>(input.sizes[2]);
+  planes.g.width = static_cast<unsigned>(input.sizes[3]);
   planes.g.image = input.strides[0];
   planes.g.row = static_cast<unsigned>(input.strides[2]);
   planes.g.column = static_cast<unsigned>(input.strides[3]);

@@ -89,12 +89,12 @@ struct AnyFloat {
 
   __host__ __device__ explicit AnyFloat(const Tensor& t) : data(t.data), dtype(t.dtype) {}
 
-  // Reads without a branch, so that several reads can be under way; not for memory that the kernel writes.
-  __device__ __forceinline__ float get(int64_t i) const {
+  // Reads without a branch, so that several reads can be under way, or is 0; not for memory that the kernel writes.
+  __device__ __forceinline__ float get(int64_t i, bool there = true) const {
     const bool wide = dtype == DType::kFloat32;
     const char* p = static_cast<const char*>(data) + i * (wide ? 4 : 2);
-    const uint32_t word = load_if<uint32_t, 1>(reinterpret_cast<const uint32_t*>(p), wide).at[0];
-    const uint16_t half = load_if<uint16_t, 1>(reinterpret_cast<const uint16_t*>(p), !wide).at[0];
+    const uint32_t word = load_if<uint32_t, 1>(reinterpret_cast<const uint32_t*>(p), there && wide).at[0];
+    const uint16_t half = load_if<uint16_t, 1>(reinterpret_cast<const uint16_t*>(p), there && !wide).at[0];
     const float narrow = dtype == DType::kFloat16 ? __half2float(__ushort_as_half(half))
                                                   : __uint_as_float(static_cast<uint32_t>(half) << 16);
     return wide ? __uint_as_float(word) : narrow;

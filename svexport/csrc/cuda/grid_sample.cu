@@ -106,16 +106,16 @@ __device__ __forceinline__ void vector(const Space& s, const T* __restrict__ inp
     if (c < channels) {
 #pragma unroll
       for (int i = 0; i < TAPS; i += AT_ONCE) {
-        Vec<T, V> v[POINTS][AT_ONCE] = {};
-        float weight[POINTS][AT_ONCE] = {};
+        Vec<T, V> v[POINTS][AT_ONCE];
+        float weight[POINTS][AT_ONCE];
 #pragma unroll
         for (int k = 0; k < POINTS; ++k) {
-          if (row + k * rows >= left) continue;
+          const bool there = row + k * rows < left;
           const Taps<TAPS>& taps = points[row + k * rows];
 #pragma unroll
           for (int j = 0; j < AT_ONCE; ++j) {
             weight[k][j] = taps.weight[i + j];
-            if (taps.offset[i + j] >= 0) v[k][j] = load<T, V>(source + taps.offset[i + j]);
+            v[k][j] = load_if<T, V>(source + taps.offset[i + j], there && taps.offset[i + j] >= 0);
           }
         }
 #pragma unroll
@@ -161,7 +161,8 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 ? 4 : 1)
   const int first = blockIdx.x * steps * kTogether<TAPS> * (kThreads >> shift);
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     if (only && !only[n]) continue;
-    vector<T, TAPS, PADDING>(s, input, image, output, n, first, (blockIdx.y << shift) * V, channels, shift, steps, width);
+    vector<T, TAPS, PADDING>(s, input, image, output, n, first, (blockIdx.y << shift) * V, channels, shift, steps,
+                             width);
   }
 }
 
@@ -185,7 +186,7 @@ constexpr int kLargestBox = 4096 * sizeof(T);
 // Blocks of tiles x `chunk` channels x images, half as many channels at a time as fit into `memory`: while these are
 // used, the next are on their way. scattered: (N, tiles), set where the box is too large, and nothing computed.
 template <class T, int PADDING>
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(kThreads, 4)
     box_kernel(Space s, const T* __restrict__ input, int64_t image, int64_t channel, Output<T> output, Tiles tiles,
                int batch, int channels, int chunk, int memory, int unit, bool* __restrict__ scattered) {
   constexpr int TAPS = 4, POINTS = 2, ITEM = sizeof(T);
@@ -195,7 +196,7 @@ __global__ void __launch_bounds__(512, 2)
   start_next();
   char* pixels = reinterpret_cast<char*>(pixels_of_block);
   const int half = tiles.half, line = threadIdx.x / half, lane = threadIdx.x - line * half;
-  const int row = half < 32 ? (line & 8) | (line & 1) << 2 | (line >> 1 & 3) : line;  // the rows of a warp lie four apart
+  const int row = (line & 8) | (line & 1) << 2 | (line >> 1 & 3);  // the rows of a warp lie four apart
   const int tile_y = blockIdx.x / tiles.count_across, tile_x = blockIdx.x - tile_y * tiles.count_across;
   const int x = tile_x * 2 * half + (kBeside ? 2 : 1) * lane, step = kBeside ? 1 : half;
   const int y = tile_y * tiles.height + row, first = y * tiles.across + x;
@@ -329,14 +330,13 @@ bool many_points(const Tensor& input, int64_t points, int mode) {
          input.sizes[0] * channels * points >= (1 << 22) && pixels * channels < INT32_MAX;
 }
 
-// Tiles of 64 x 16 points or, where these would often be half empty, 32 x 16; or 512 after each other.
-Tiles square_tiles(int64_t across, int64_t down) {
+// Tiles of 32 x 16 points, or 512 after each other.
+Tiles tiles_of(int64_t across, int64_t down) {
   if (across < 16) across *= down, down = 1;
-  const int64_t wide = ceil_div<int64_t>(across, 64) * 64;
-  const int half = down == 1 ? 256 : 8 * wide <= 9 * across ? 32 : 16, height = down == 1 ? 1 : 16;
+  const int half = down == 1 ? kThreads : 16, height = kThreads / half;
   return {static_cast<int>(across), static_cast<int>(down), half, height,
-          static_cast<int>(ceil_div<int64_t>(across, 2 * half)),
-          static_cast<int>(ceil_div<int64_t>(down, height)), false};
+          static_cast<int>(ceil_div<int64_t>(across, 2 * half)), static_cast<int>(ceil_div<int64_t>(down, height)),
+          false};
 }
 
 template <class T, int TAPS, int PADDING>
@@ -372,22 +372,21 @@ cudaError_t launch_boxes(const Tensor& input, const Space& s, const Output<T>& o
   const T* data = static_cast<const T*>(input.data);
   const uint64_t all = reinterpret_cast<uintptr_t>(data) | image * sizeof(T) | channel * sizeof(T) | pixels * sizeof(T);
   const int unit = all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : 2;
-  Tiles tiles = square_tiles(s.across.d, s.points / s.across.d);
+  Tiles tiles = tiles_of(s.across.d, s.points / s.across.d);
   tiles.pairs = output.point == 1 &&
                 (sizeof(T) == 4 || ((reinterpret_cast<uintptr_t>(output.data) / sizeof(T) | output.image |
                                      output.channel | tiles.across) % 2 == 0));
-  const int count = tiles.count_across * tiles.count_down, threads = tiles.half * tiles.height;
-  const int memory = threads * 192;  // as much as registers leave blocks for
+  const int count = tiles.count_across * tiles.count_down;
+  constexpr int kChannels = 64, kMemory = 48 << 10;  // of a block: the more channels in it the better
   T* copy = static_cast<T*>(workspace);
   bool* copied = reinterpret_cast<bool*>(copy + input.numel());
   bool* scattered = copied + batch;
 
   const auto kernel = box_kernel<T, PADDING>;
-  cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, memory);
+  cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMemory);
   if (status != cudaSuccess) return status;
-  const int chunk = 64;
-  status = launch(kernel, dim3(count, ceil_div(channels, chunk), images), threads, memory, stream, false, s, data,
-                  image, channel, output, tiles, batch, channels, chunk, memory, unit, scattered);
+  status = launch(kernel, dim3(count, ceil_div(channels, kChannels), images), kThreads, kMemory, stream, false, s, data,
+                  image, channel, output, tiles, batch, channels, kChannels, kMemory, unit, scattered);
   if (status != cudaSuccess) return status;
   status = launch(copy_scattered_kernel<T>, dim3(ceil_div(enough, images), images), kThreads, 0, stream, true, data,
                   image, channel, copy, scattered, count, copied, batch, channels, pixels,
@@ -396,8 +395,8 @@ cudaError_t launch_boxes(const Tensor& input, const Space& s, const Output<T>& o
   Space last = s;
   last.stride[0] = channels;
   last.stride[1] = channels * s.size[0];
-  return launch_vector<T, 4, PADDING>(last, copy, static_cast<int64_t>(pixels) * channels, batch, channels, output, enough, copied,
-                             stream);
+  return launch_vector<T, 4, PADDING>(last, copy, static_cast<int64_t>(pixels) * channels, batch, channels, output,
+                                      enough, copied, stream);
 }
 
 template <class T, int TAPS, int PADDING>
@@ -407,8 +406,9 @@ cudaError_t run(const Tensor& input, const Space& s, const Output<T>& output, vo
   const T* data = static_cast<const T*>(input.data);
   const int enough = 8 * of_device(cudaDevAttrMultiProcessorCount);  // blocks
   constexpr int V = 16 / sizeof(T);
-  const bool tiny = channels == V && static_cast<int64_t>(batch) * s.points <= (1 << 14);  // one access is soon done
-  if (channels % V == 0 && input.aligned(1, 16) && !(tiny && TAPS <= 4)) {
+  // Not worth the way through shared memory: one or two accesses for each of few points.
+  const bool few = TAPS <= 4 && channels <= 2 * V && static_cast<int64_t>(batch) * s.points <= (1 << 14);
+  if (channels % V == 0 && input.aligned(1, 16) && !few) {
     return launch_vector<T, TAPS, PADDING>(s, data, image, batch, channels, output, enough, nullptr, stream);
   }
 
@@ -422,7 +422,8 @@ cudaError_t run(const Tensor& input, const Space& s, const Output<T>& output, vo
   if (extent * sizeof(T) > UINT32_MAX) return cudaErrorNotSupported;
   const int blocks = ceil_div(s.points, kThreads);
   int chunk = 32;
-  while (chunk > 4 && static_cast<int64_t>(blocks) * batch * ceil_div(channels, chunk) < enough) chunk /= 2;
+  const int least = static_cast<int64_t>(batch) * s.points < (1 << 15) ? 4 : 8;  // each has to find its pixels
+  while (chunk > least && static_cast<int64_t>(blocks) * batch * ceil_div(channels, chunk) < enough) chunk /= 2;
   while (ceil_div(channels, chunk) > 65535) chunk *= 2;
   const dim3 grid(blocks, ceil_div(channels, chunk), batch < 65535 ? batch : 65535);
   const auto with = [&](auto kernel) {
@@ -440,7 +441,7 @@ cudaError_t run(const Tensor& input, const Space& s, const Output<T>& output, vo
 size_t sample_workspace(const Tensor& input, const Tensor& grid, int mode) {
   if (grid.numel() == 0 || !many_points(input, grid.numel() / grid.sizes[0] / 2, mode)) return 0;
   if (input.sizes[1] % (16 / input.item_size()) == 0 && input.aligned(1, 16)) return 0;
-  const Tiles tiles = square_tiles(grid.sizes[2], grid.sizes[1]);
+  const Tiles tiles = tiles_of(grid.sizes[2], grid.sizes[1]);
   return input.numel() * input.item_size() + input.sizes[0] * (1 + int64_t{tiles.count_across} * tiles.count_down);
 }
 
@@ -461,6 +462,7 @@ cudaError_t sample(const Tensor& input, const Tensor& grid, const Tensor& output
     return dispatch_taps(sampling.mode, s.axes, [&](auto taps) {
       if constexpr (taps.value == 4) {
         if (s.padding == kZeros) return run<T, 4, kZeros>(input, s, to, workspace, stream);
+        if (s.padding == kPixels) return run<T, 4, kPixels>(input, s, to, workspace, stream);
       }
       return run<T, taps.value, kAnyPadding>(input, s, to, workspace, stream);
     });

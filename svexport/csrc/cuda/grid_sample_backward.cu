@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // Blocks of 256 >> shift points x images, (16 bytes << shift) of channels at a time. input: (N, pixels, C) with C
 // innermost, any strides else; sums: (N, pixels, C), contiguous, or null.
-template <class T, int TAPS>
+template <class T, int TAPS, int PADDING>
 __global__ void __launch_bounds__(kThreads)
     vector_kernel(Space s, Dense dense, const T* __restrict__ input, int64_t image, Gradient<T> grad,
                   float* __restrict__ sums, AnyFloat grad_grid, int batch, int channels, int64_t pixels, int shift,
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads)
   const int bits = tile_bits(shift, width);
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     Point<TAPS> point;
-    if (p < s.points) point = locate<TAPS>(s, n, p);
+    if (p < s.points) point = locate<TAPS, PADDING>(s, n, p);
     const Taps<TAPS> from(point, s.stride), to(point, dense.stride);
     float dot[TAPS] = {};
     for (int block_channel = 0; block_channel < channels; block_channel += V << shift) {
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kThreads)
         if (grad_grid.data && TAPS > 1) {
 #pragma unroll
           for (int i = 0; i < TAPS; ++i) {
-            if (from.offset[i] >= 0) v[i] = load<T, 4>(source + from.offset[i]);
+            v[i] = load_if<T, 4>(source + from.offset[i], from.offset[i] >= 0);
           }
         }
         if (sums) {
@@ -321,7 +321,7 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
   const int pixels = static_cast<int>(pixels_of(input));
   const Gradient<T> gradient{static_cast<const T*>(grad.data), grad.strides[0], grad.strides[1], point};
   const unsigned images = batch < 65535 ? batch : 65535;
-  constexpr int V = 16 / sizeof(T);
+  constexpr int V = 16 / sizeof(T), kUsual = TAPS == 4 || TAPS == 8 ? kZeros : kAnyPadding;  // padding
   T* output = static_cast<T*>(grad_input.data);
   float* sums = plan.sums ? static_cast<float*>(workspace) : reinterpret_cast<float*>(output);
   const bool ordered = output && deterministic, plane = output && !ordered && plan.plane;
@@ -364,7 +364,9 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
     const bool last = grad.strides[1] == 1 && (reinterpret_cast<uintptr_t>(grad.data) | point * sizeof(T) |
                                                grad.strides[0] * sizeof(T)) % 16 == 0;
     const int width = last ? 0 : point == 1 ? pixel_width<T>(grad.data, grad.strides[0], grad.strides[1], 4) : 1;
-    vector_kernel<T, TAPS><<<dim3(ceil_div(s.points, kThreads >> shift), 1, images), kThreads, 0, stream>>>(
+    const auto kernel =
+        s.padding == kUsual ? vector_kernel<T, TAPS, kUsual> : vector_kernel<T, TAPS, kAnyPadding>;
+    kernel<<<dim3(ceil_div(s.points, kThreads >> shift), 1, images), kThreads, 0, stream>>>(
         s, Dense(s, channels), data, image, gradient, add ? sums : nullptr, AnyFloat(grad_grid), batch, channels,
         pixels, shift, width);
     if (add) {
@@ -390,9 +392,8 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
       constexpr int PADDING = padding.value;
       return few ? with(direct_kernel<T, TAPS, PADDING, 1>) : with(direct_kernel<T, TAPS, PADDING, U>);
     };
-    const cudaError_t status = TAPS == 4 && s.padding == kZeros
-                                   ? choose(std::integral_constant<int, TAPS == 4 ? kZeros : kAnyPadding>())
-                                   : choose(std::integral_constant<int, kAnyPadding>());
+    const cudaError_t status = s.padding == kUsual ? choose(std::integral_constant<int, kUsual>())
+                                                   : choose(std::integral_constant<int, kAnyPadding>());
     if (status != cudaSuccess) return status;
   }
   if ((ordered || (add && !plan.vector)) && sums != reinterpret_cast<float*>(output)) {

@@ -242,7 +242,8 @@ cudaError_t run(const Tensor& image, const Tensor& depth, cudaStream_t stream) {
     }
   }
   if (status != cudaErrorNotSupported) return status;
-  const bool pixels = image.strides[1] == 1 && image.strides[3] == image.sizes[1] && depth.strides[3] == 1;
+  const bool pixels = image.strides[1] == 1 && image.strides[3] == image.sizes[1] && depth.strides[3] == 1 &&
+                      image.numel() > 4096;  // else a copy has done before
   if (!kInverse && pixels && image.sizes[1] <= 16) {
     switch (size) {
       case 1: return launch_pixels<int8_t>(image, depth, stream);

@@ -121,11 +121,15 @@ at::Tensor deform_conv2d_torch(const at::Tensor& input, const at::Tensor& offset
                    groups, offset_groups);
 }
 
-// c = a b, of batches of matrices; c may be transposed.
+// c = a b, of batches of matrices; c may be transposed. The kernel is faster for float32, cuBLAS for the other types and
+// for matrices of a few rows.
 void product(at::Tensor c, const at::Tensor& a, const at::Tensor& b, const at::Tensor& scratch) {
   if (!c.is_contiguous()) return product(c.transpose(1, 2), b.transpose(1, 2), a.transpose(1, 2), scratch);
-  const bool is_float = c.scalar_type() == at::kFloat && !getenv("SV_SGEMM");  // EXPERIMENT
-  if (!is_float || !done(matmul(view(a), view(b), {}, view(c), scratch.data_ptr(), stream()))) at::bmm_out(c, a, b);
+  const bool large = a.size(1) >= 8 && a.size(2) >= 8 && b.size(2) >= 8;
+  if (c.scalar_type() != at::kFloat || !large ||
+      !done(matmul(view(a), view(b), {}, view(c), scratch.data_ptr(), stream()))) {
+    at::bmm_out(c, a, b);
+  }
 }
 
 std::vector<at::Tensor> deform_conv2d_backward_torch(
