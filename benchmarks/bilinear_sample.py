@@ -1,4 +1,7 @@
-"""``svexport.ops.bilinear_sample`` beside ``F.grid_sample`` at the same points, whose mask a user still has to make."""
+"""``svexport.ops.bilinear_sample`` beside what gives the same by ``F.grid_sample``: pixels to a grid, sampled, masked.
+
+``F.grid_sample`` alone, without the mask and from a grid that is there already, is timed too.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import itertools
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from benchmarks import grid_sample
 from benchmarks._measure import Workload
@@ -22,25 +26,38 @@ def workload(
     goal: float | None = None,
 ) -> Workload:
     image, grid = grid_sample.operands(shape, out, points, dtype, layout)
-    last = torch.tensor([shape[3] - 1, shape[2] - 1], device="cuda")
-    pixels = (grid.float() + 1) / 2 * last  # float32 also beside half
-    arguments = (image, grid, 0, 0, True)
-    peer = grid_sample.workload(shape, out, points, layout, dtype, backward=backward)
-    name = peer.name.replace("grid_sample", "bilinear_sample").replace(" bilinear zeros", "")
-    if not backward:
-        return Workload(
-            name,
-            lambda: OP(image, pixels),
-            {"F.grid_sample": lambda: torch.grid_sampler(*arguments)},
-            bytes=peer.bytes + pixels.numel() // 2 * image.element_size(),
-            goal=goal,
-        )
+    size = torch.tensor([shape[3] - 1, shape[2] - 1], device="cuda")
+    pixels = (grid.float() + 1) / 2 * size  # float32 also beside half
+    alone = grid_sample.workload(shape, out, points, layout, dtype, backward=backward)
+
+    def mask() -> Tensor:
+        return ((pixels >= 0) & (pixels < size)).all(-1)
+
+    def composition() -> tuple[Tensor, Tensor]:
+        valid = mask()
+        output = torch.grid_sampler(image, (pixels * 2 / size - 1).to(dtype), 0, 0, True)
+        return output * valid[:, None], valid[..., None].to(dtype)
+
     gradients = [torch.randn_like(x) for x in OP(image, pixels)]
+    valid = mask()
+
+    def composition_backward() -> tuple[Tensor, Tensor]:
+        of_image, of_grid = torch.ops.aten.grid_sampler_2d_backward(
+            gradients[0] * valid[:, None], image, grid, 0, 0, True, [True, True]
+        )
+        return of_image, of_grid.float() * 2 / size
+
+    def ours_backward() -> list[Tensor]:
+        return torch.ops.svexport.bilinear_sample_backward(gradients, image, pixels, [True, True])
+
     return Workload(
-        name,
-        lambda: torch.ops.svexport.bilinear_sample_backward(gradients, image, pixels, [True, True]),
-        {"F.grid_sample": lambda: torch.ops.aten.grid_sampler_2d_backward(gradients[0], *arguments, [True, True])},
-        bytes=peer.bytes,
+        alone.name.replace("grid_sample", "bilinear_sample").replace(" bilinear zeros", ""),
+        ours_backward if backward else lambda: OP(image, pixels),
+        {
+            "F.grid_sample and mask": composition_backward if backward else composition,
+            "F.grid_sample": next(iter(alone.peers.values())),
+        },
+        bytes=alone.bytes if backward else alone.bytes + pixels.numel() // 2 * image.element_size(),
         goal=goal,
     )
 

@@ -233,7 +233,8 @@ def plot(folder: Path, record: dict[str, Any]) -> list[Path]:
                     for batch, queries in [map(int, words[2].split("x"))]
                     if words[-1] == layout
                 )
-                axis.plot(*zip(*points, strict=True), style, marker=".", label=f"{who}, {layout}")
+                if points:
+                    axis.plot(*zip(*points, strict=True), style, marker=".", label=f"{who}, {layout}")
         axis.set(xscale="log", yscale="log", xlabel="batch x queries", ylabel="microseconds, 6 layers, 3 levels")
         axis.legend(fontsize=8)
         axis.grid(alpha=0.3)
