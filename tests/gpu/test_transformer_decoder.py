@@ -102,19 +102,31 @@ def check_float(config: TransformerDecoderConfig, *args: Any) -> None:
     assert largest(OP(*call), OP.reference(*moved(call, torch.float64))) < 1e-4
 
 
-def check_half(config: TransformerDecoderConfig, dtype: torch.dtype, limit: float, *args: Any) -> None:
-    """No worse than eager by more than half, and within the limit.
+def errors_but(queries: int, actual: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
+    """Relative errors of each output without those of its worst queries."""
+    found = []
+    for a, e in zip(actual, expected, strict=True):
+        error = (a.double() - e).norm(dim=-1).flatten().sort().values
+        found.append(float(error[: error.numel() - queries].norm() / e.norm()))
+    return found
 
-    Rounding may move a query across the border of an image, to other values, which takes any implementation over the
-    limit; eager is then the only measure.
+
+def check_half(config: TransformerDecoderConfig, dtype: torch.dtype, limit: float, *args: Any) -> None:
+    """Within the limit for every output, and no worse than eager by more than half.
+
+    Rounding may move a point across the border of an image, where what is sampled jumps, in eager as in ours but not in
+    the same scenes (about one of ten with 900 queries): then the same is asked of all but one query in fifty.
     """
     call = arguments(decoder(config, dtype), scene(config, dtype, *args))
     expected = OP.reference(*moved(call, torch.float64))
-    ours, theirs = errors(OP(*call), expected), errors(OP.implementation(*call), expected)
+    outputs, eager = OP(*call), OP.implementation(*call)
     few = call[0].numel() < 50_000  # rounding errors of which are of no certain size
-    for o, t in zip(ours, theirs, strict=True):
-        assert o < max(limit, 1.5 * t), f"{ours}, eager {theirs}"
-        assert few or o < 1.5 * t, f"{ours}, eager {theirs}"
+    rows = call[0].shape[0] * call[0].shape[1]
+    for left_out in (0, (rows + 49) // 50):
+        ours, theirs = (errors_but(left_out, o, expected) for o in (outputs, eager))
+        if max(ours) < limit and (few or all(o < 1.5 * t for o, t in zip(ours, theirs, strict=True))):
+            return
+    raise AssertionError(f"{ours}, eager {theirs}")
 
 
 @pytest.mark.parametrize("preset", ["seed", "detr3d", "stream"])

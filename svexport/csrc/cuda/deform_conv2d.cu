@@ -31,7 +31,7 @@ struct Tap {
 // A tap of an output pixel in one offset group after another.
 struct Taps {
   int n;  // image
-  int64_t offset, mask, next_offset, next_mask;  // where its numbers are, and how much further those of the next group are
+  int64_t offset, mask, next_offset, next_mask;  // where its numbers are; how much further those of the next group are
   float x, y;                                    // where it would read without an offset
 
   __device__ __forceinline__ Taps(int pixel, int offset_group, int tap, const Geometry& g) {
@@ -40,8 +40,10 @@ struct Taps {
     n = static_cast<int>(rest);
     next_offset = 2 * g.taps * g.offset[1];
     next_mask = g.taps * g.mask[1];
-    offset = n * g.offset[0] + row * g.offset[2] + column * g.offset[3] + offset_group * next_offset + 2 * tap * g.offset[1];
-    mask = n * g.mask[0] + row * g.mask[2] + column * g.mask[3] + offset_group * next_mask + tap * g.mask[1];
+    offset = n * g.offset[0] + row * g.offset[2] + column * g.offset[3];
+    offset += offset_group * next_offset + 2 * tap * g.offset[1];
+    mask = n * g.mask[0] + row * g.mask[2] + column * g.mask[3];
+    mask += offset_group * next_mask + tap * g.mask[1];
     const int i = tap / g.conv.kernel[1], j = tap - i * g.conv.kernel[1];
     x = static_cast<float>(j * g.conv.dilation[1] + column * g.conv.stride[1] - g.conv.padding[1]);
     y = static_cast<float>(i * g.conv.dilation[0] + row * g.conv.stride[0] - g.conv.padding[0]);

@@ -8,6 +8,7 @@ namespace svexport {
 namespace {
 
 constexpr int kStages = 4;  // 64 bytes of the inner dimension each, that are under way
+constexpr int kThreads = 256;
 template <class T>
 constexpr int kInner = 64 / sizeof(T);
 template <class T>
@@ -32,7 +33,7 @@ struct Matmul {
 
 // Rows of a factor in shared memory, with neighbours as in the factor. The pitches leave no two of what a warp reads at
 // once, 8 rows x 16 bytes of the inner dimension, in one bank.
-template <class T, int kRows, bool kAlongInner, int kThreads>
+template <class T, int kRows, bool kAlongInner>
 struct Tile {
   static constexpr int V = kVector<T>;
   static constexpr int kPitch = kAlongInner ? kInner<T> + V : kRows + 8;
@@ -42,17 +43,19 @@ struct Tile {
   static constexpr int kCount = kRows * kInner<T> / V / kThreads;
 
   // What a thread fetches: pieces of rows or of the inner dimension that are kFar apart.
-  const T* from;
-  int64_t step, next;  // from piece to piece, from fetch to fetch
+  const T* from[kCount];
+  int64_t next;  // from fetch to fetch
   int row, rows, k;
   bool vectors;
 
   __device__ __forceinline__ Tile(const Factor& f, int batch, int row0, int k0)
-      : step(kFar * f.step), next(kAlongInner ? kInner<T> : kInner<T> * f.step), rows(f.rows), vectors(f.vectors) {
+      : next(kAlongInner ? kInner<T> : kInner<T> * f.step), rows(f.rows), vectors(f.vectors) {
     const int far = threadIdx.x / kPieces, near = threadIdx.x % kPieces * V;
     row = row0 + (kAlongInner ? far : near);
     k = k0 + (kAlongInner ? near : far);
-    from = static_cast<const T*>(f.data) + batch * f.batch + (kAlongInner ? row * f.step + k : k * f.step + row);
+    const int64_t at = kAlongInner ? row * f.step + k : k * f.step + row;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) from[i] = static_cast<const T*>(f.data) + batch * f.batch + at + i * kFar * f.step;
   }
   __device__ __forceinline__ void fetch(T* tile, int end) {
     tile += threadIdx.x / kPieces * kPitch + threadIdx.x % kPieces * V;
@@ -62,17 +65,18 @@ struct Tile {
     };
     if (vectors) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) copy_async(tile + i * kFar * kPitch, from + i * step, there(i, 0));
+      for (int i = 0; i < kCount; ++i) copy_async(tile + i * kFar * kPitch, from[i], there(i, 0));
     } else {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         Vec<T, V> v;
 #pragma unroll
-        for (int j = 0; j < V; ++j) v.at[j] = load_if<T, 1>(from + i * step + j, there(i, j)).at[0];
+        for (int j = 0; j < V; ++j) v.at[j] = load_if<T, 1>(from[i] + j, there(i, j)).at[0];
         store(tile + i * kFar * kPitch, v);
       }
     }
-    from += next;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) from[i] += next;
     k += kInner<T>;
   }
   static __device__ __forceinline__ const T* at(const T* tile, int row, int k) {
@@ -175,25 +179,19 @@ __device__ __forceinline__ void store_pair(T* row, int column, int columns, floa
   }
 }
 
-// A block does 32 * F rows and 64 columns of c: 2 x 8 / F warps of F x F tiles of 16 x 8.
-template <int F>
-constexpr int kThreads = 2 * 8 / F * 32;
-template <class T, int F, bool kAlongInner>
-using Left = Tile<T, 32 * F, kAlongInner, kThreads<F>>;
-template <class T, int F, bool kAlongInner>
-using Right = Tile<T, 64, kAlongInner, kThreads<F>>;
-
-template <class T, int F, bool kLeftAlongInner, bool kRightAlongInner>
-__global__ void __launch_bounds__(kThreads<F>, 3) matmul_kernel(const __grid_constant__ Matmul a) {
-  using Left = svexport::Left<T, F, kLeftAlongInner>;
-  using Right = svexport::Right<T, F, kRightAlongInner>;
+// A block does kTile x kTile of c: 8 warps, 2 x 4.
+template <class T, int kTile, bool kLeftAlongInner, bool kRightAlongInner>
+__global__ void __launch_bounds__(kThreads) matmul_kernel(const __grid_constant__ Matmul a) {
+  using Left = Tile<T, kTile, kLeftAlongInner>;
+  using Right = Tile<T, kTile, kRightAlongInner>;
+  constexpr int F = kTile / 32;
   extern __shared__ __align__(16) char shared[];
   T* const tiles = reinterpret_cast<T*>(shared);
-  const int row0 = blockIdx.x * 32 * F, column0 = blockIdx.y * 64;
+  const int row0 = blockIdx.x * kTile, column0 = blockIdx.y * kTile;
   const int batch = blockIdx.z % a.batch, begin = blockIdx.z / a.batch * a.part, end = min(a.inner, begin + a.part);
   Left left(a.left, batch % a.left.count, row0, begin);
   Right right(a.right, batch % a.right.count, column0, begin);
-  const int warp = threadIdx.x / 32, warp_row = warp % 2 * 16 * F, warp_column = warp / 2 * 8 * F;
+  const int warp = threadIdx.x / 32, warp_row = warp / 4 * (kTile / 2), warp_column = warp % 4 * (kTile / 4);
 
   const int steps = (end - begin + kInner<T> - 1) / kInner<T>;
   const auto stage = [&](int step) { return tiles + step % kStages * (Left::kSize + Right::kSize); };
@@ -235,12 +233,10 @@ __global__ void __launch_bounds__(kThreads<F>, 3) matmul_kernel(const __grid_con
   }
 }
 
-constexpr int kSumThreads = 256;
-
 template <class T>
-__global__ void __launch_bounds__(kSumThreads) sum_kernel(const __grid_constant__ Matmul a) {
+__global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ Matmul a) {
   const int64_t size = static_cast<int64_t>(a.left.rows) * a.right.rows;
-  const int64_t at = blockIdx.x * static_cast<int64_t>(kSumThreads) + threadIdx.x;
+  const int64_t at = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
   if (at >= size * a.batch) return;
   float sum = a.partials[at];
 #pragma unroll 4
@@ -250,19 +246,19 @@ __global__ void __launch_bounds__(kSumThreads) sum_kernel(const __grid_constant_
   static_cast<T*>(a.c)[at] = from_float<T>(sum);
 }
 
-template <class T, int F, bool kLeftAlongInner, bool kRightAlongInner>
+template <class T, int kTile, bool kLeftAlongInner, bool kRightAlongInner>
 cudaError_t launch(const Matmul& a, cudaStream_t stream) {
   constexpr int kBytes =
-      kStages * (Left<T, F, kLeftAlongInner>::kSize + Right<T, F, kRightAlongInner>::kSize) * sizeof(T);
-  const auto kernel = matmul_kernel<T, F, kLeftAlongInner, kRightAlongInner>;
+      kStages * (Tile<T, kTile, kLeftAlongInner>::kSize + Tile<T, kTile, kRightAlongInner>::kSize) * sizeof(T);
+  const auto kernel = matmul_kernel<T, kTile, kLeftAlongInner, kRightAlongInner>;
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (status != cudaSuccess) return status;
-  const dim3 blocks(ceil_div(a.left.rows, 32 * F), ceil_div(a.right.rows, 64), a.batch * a.parts);
+  const dim3 blocks(ceil_div(a.left.rows, kTile), ceil_div(a.right.rows, kTile), a.batch * a.parts);
   if (blocks.y > 65535 || blocks.z > 65535) return cudaErrorNotSupported;
-  kernel<<<blocks, kThreads<F>, kBytes, stream>>>(a);
+  kernel<<<blocks, kThreads, kBytes, stream>>>(a);
   if (a.parts > 1) {
     const int64_t size = static_cast<int64_t>(a.left.rows) * a.right.rows * a.batch;
-    sum_kernel<T><<<static_cast<unsigned>(ceil_div<int64_t>(size, kSumThreads)), kSumThreads, 0, stream>>>(a);
+    sum_kernel<T><<<static_cast<unsigned>(ceil_div<int64_t>(size, kThreads)), kThreads, 0, stream>>>(a);
   }
   return cudaGetLastError();
 }
@@ -286,29 +282,25 @@ int processors() {
   return count;
 }
 
-constexpr int64_t kPartials = 8 * 64 * 64;  // elements, at most, per processor
+constexpr int64_t kPartials = 4 * 64 * 64;  // elements, at most, per processor
 
-// How the work is divided: into the tiles, and parts of the inner dimension, that should be done first. A step, 64 bytes of
-// the inner dimension, takes the blocks of a processor a time each, in units that do not matter, and no less than what one
-// alone waits for.
+// How the work is divided: into the tiles, and parts of the inner dimension, that should be done first. The unit of time
+// is what a processor takes for 64 x 64 x 64 bytes; large tiles take less for the same, a second kernel adds parts up.
 struct Division {
-  bool large = false;  // 128 x 64, else 64 x 64
-  int parts = 1;
+  int tile = 64, parts = 1;
 
   Division(const Tensor& a, const Tensor& c) {
     const int64_t count = processors(), steps = ceil_div<int64_t>(a.sizes[2] * a.item_size(), 64);
     float best = INFINITY;
-    for (const bool candidate : {false, true}) {
-      const int64_t rows = candidate ? 128 : 64;
-      if (candidate && c.sizes[1] <= 64) break;
-      const int64_t tiles = ceil_div(c.sizes[1], rows) * ceil_div<int64_t>(c.sizes[2], 64) * c.sizes[0];
-      for (int64_t i = 1; i == 1 || (i <= steps / 8 && i * tiles * rows * 64 <= kPartials * count); ++i) {
-        const auto blocks = static_cast<float>(ceil_div(tiles * i, count));
-        const float step = candidate ? fmaxf(1.3f, 0.5f * blocks) : fmaxf(0.65f, 0.38f * blocks);
-        const float time = step * static_cast<float>(ceil_div(steps, i) + 8) + (i > 1 ? 5.0f : 0.0f);
+    for (const int size : {64, 128}) {
+      if (size > 64 && (c.sizes[1] <= 64 || c.sizes[2] <= 64)) break;
+      const int64_t tiles = ceil_div<int64_t>(c.sizes[1], size) * ceil_div<int64_t>(c.sizes[2], size) * c.sizes[0];
+      for (int64_t i = 1; i == 1 || (i <= steps / 8 && i * tiles * size * size <= kPartials * count); ++i) {
+        const float one = (size == 64 ? 1.1f : 3.6f) * static_cast<float>(ceil_div(steps, i) + 8);
+        const float time = one * static_cast<float>(ceil_div(tiles * i, count)) + (i > 1 ? 12.0f : 0.0f);
         if (time >= best) continue;
         best = time;
-        large = candidate;
+        tile = size;
         parts = static_cast<int>(i);
       }
     }
@@ -336,8 +328,8 @@ cudaError_t matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const T
     using T = element_t<decltype(p)>;
     m.part = ceil_div(ceil_div(m.inner, m.parts), kInner<T>) * kInner<T>;
     const auto with = [&](auto left, auto right) {
-      return division.large ? launch<T, 4, left.value, right.value>(m, stream)
-                            : launch<T, 2, left.value, right.value>(m, stream);
+      return division.tile == 128 ? launch<T, 128, left.value, right.value>(m, stream)
+                                  : launch<T, 64, left.value, right.value>(m, stream);
     };
     constexpr std::true_type along_inner;
     constexpr std::false_type along_rows;

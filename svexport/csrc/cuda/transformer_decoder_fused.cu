@@ -9,10 +9,13 @@
 // last attention_kernel's. Sixteen rows at a time go through all of a step in shared memory, on a pair of blocks that
 // compute half of the columns each and give them to one another. Every pair reads every weight once, straight into the
 // registers that mma wants it in, one matrix product ahead, the first before the kernel in front has ended (programmatic
-// dependent launch).
+// dependent launch). Shared memory for two products ahead and the copy engine were slower, bulk copies or not.
+#include <algorithm>
+
 #include "bilinear.cuh"
 #include "gemm.h"
 #include "mma.cuh"
+#include "permute.h"
 #include "transformer_decoder.cuh"
 
 namespace svexport {
@@ -78,10 +81,33 @@ struct Fused {
   float low[3], size[3], image[2], depth_eps, clamp[2];
   bool in_image;
   FusedLevel level[kMaxCameraLevels];
-  int plain_levels;  // of the first four: kAdjacent, not pooled
+  int plain_levels = 0;  // of the first four: kAdjacent, not pooled
+
+  explicit Fused(const TransformerDecoder& d)
+      : given(d.reference_points), boxes(d.boxes), moved(d.points), lidar2img(d.lidar2img) {}
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+// With SVEXPORT_STAGES, the clock at the ends of stages, for benchmarks/transformer_decoder.py: of each step, kernel
+// (rows, branches, attention), block.
+#ifdef SVEXPORT_STAGES
+constexpr int kStages = 24, kStageBlocks = 160;
+__device__ long long stage_clocks[8][3][kStageBlocks][kStages];
+
+__device__ __forceinline__ void record_stage(int step, int kernel, int block, int stage) {
+  if (threadIdx.x != 0 || block >= kStageBlocks || step >= 8) return;
+  long long clock, time;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(clock)::"memory");
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time)::"memory");
+  stage_clocks[step][kernel][block][stage] = clock;
+  if (stage == 2) stage_clocks[step][kernel][block][22] = time;
+  stage_clocks[step][kernel][block][23] = time;
+}
+#define STAGE(kernel, block, stage) record_stage(a.step, kernel, block, stage)
+#else
+#define STAGE(kernel, block, stage)
+#endif
 
 // ---------------------------------------------------------------- pairs of blocks
 
@@ -151,11 +177,10 @@ __device__ __forceinline__ Lines lines(const void* matrix, int row, int in, int 
 }
 
 // Weights of 16 outputs and 256 inputs, [2 * i]: those of the row `group`, [2 * i + 1]: of `group` + 8, of 32 inputs from
-// 32 * i on. In registers; the next take their place as they are used.
+// 32 * i on. The next take their place as they are used.
 struct Chunk {
   uint4 at[16];
 
-  __device__ __forceinline__ uint4 get(int i) const { return at[i]; }
   __device__ __forceinline__ void fetch_step(const Lines& from, int i) {
     if (from && i < from.steps) at[2 * i] = fetch(from.low + i * 4), at[2 * i + 1] = fetch(from.high + i * 4);
   }
@@ -167,23 +192,6 @@ struct Chunk {
   }
 };
 
-// A chunk in shared memory, of which every lane reads what it copied there itself: more registers, in effect.
-struct Slot {
-  uint4* at;  // of this lane
-
-  __device__ __forceinline__ uint4 get(int i) const { return at[i * 32]; }
-  __device__ __forceinline__ void fetch_step(const Lines&, int) {}
-  __device__ __forceinline__ void fetch_from(const Lines& from) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (from && i < from.steps) {
-        copy_async(at + 2 * i * 32, from.low + i * 4, true);
-        copy_async(at + (2 * i + 1) * 32, from.high + i * 4, true);
-      }
-    }
-  }
-};
-
 // 16 rows x 16 outputs; [0]: outputs 0 to 7, [1]: 8 to 15. Transposed: [0]: rows 0 to 7 (of outputs g, g + 8), [1]: 8 to 15.
 struct Sum {
   float at[2][4];
@@ -191,15 +199,15 @@ struct Sum {
 
 // sum += 16 rows of `tile` * the chunk, 32 inputs at a time, while the next chunk is fetched. Inputs are in the same order
 // on both sides, though not in that of mma's.
-template <class T, bool kTransposed, int Steps, class Weights>
-__device__ __forceinline__ void multiply(Sum& sum, const T* tile, int pitch, Weights& w, const Lines& next) {
+template <class T, bool kTransposed, int Steps>
+__device__ __forceinline__ void multiply(Sum& sum, const T* tile, int pitch, Chunk& w, const Lines& next) {
   const int lane = threadIdx.x % 32;
   const uint4* low = reinterpret_cast<const uint4*>(tile + lane / 4 * pitch) + lane % 4;
   const uint4* high = reinterpret_cast<const uint4*>(tile + (lane / 4 + 8) * pitch) + lane % 4;
   Sum odd{};
 #pragma unroll
   for (int i = 0; i < Steps; ++i) {
-    const uint4 p = low[i * 4], q = high[i * 4], a = w.get(2 * i), b = w.get(2 * i + 1);
+    const uint4 p = low[i * 4], q = high[i * 4], a = w.at[2 * i], b = w.at[2 * i + 1];
     if (kTransposed) {
       const uint32_t first[4] = {a.x, b.x, a.y, b.y}, second[4] = {a.z, b.z, a.w, b.w};
       mma<T>(sum.at[0], first, p.x, p.y);
@@ -235,11 +243,12 @@ __device__ __forceinline__ Lines narrow(const void* matrix, int out) {
   return lines(matrix, warp % 4 * 16, kChannels, out - 1).columns(warp / 4 * 128, 128);
 }
 
-template <class T, class Weights>
-__device__ __forceinline__ void multiply_narrow(float* partial, const T* tile, Weights& w, const Lines& next) {
+template <class T>
+__device__ __forceinline__ void multiply_narrow(float* partial, const T* tile, Chunk& w, const Lines& next) {
   const int warp = threadIdx.x / 32;
   Sum sum{};
   multiply<T, false, 4>(sum, tile + warp / 4 * 128, kPitch, w, next);
+  w.fetch_from(next, 4);
   each_pair(sum, warp % 4 * 16, [&](int row, int column, float a, float b) {
     *reinterpret_cast<float2*>(partial + (warp / 4 * kRows + row) * kNarrow + column) = make_float2(a, b);
   });
@@ -588,20 +597,15 @@ __device__ __forceinline__ void activate(int activation, int count, float (&x)[2
 
 // ---------------------------------------------------------------- rows_kernel
 
-constexpr int kSlotBytes = kThreads * 16 * sizeof(uint4);
-
-// Chunks under way: as many as shared memory has room for.
-__host__ __device__ constexpr int kSlots(int ffn) { return ffn <= 768 ? 2 : 1; }
-
 template <class T>
 struct RowsShared {
   T in[kTile], x[kTile], sum[kTile], where[kTile], query_pos[kTile], position[kTile];
   int batch[kRows], index[kRows];  // of a row: the scene, and the query there
   float partial[2 * kRows * kNarrow];
-  T rest[1];  // hidden: 16 rows of ffn; vectors; slots
+  T rest[1];  // hidden: 16 rows of ffn; vectors
 
   static constexpr size_t bytes(int ffn) {
-    return offsetof(RowsShared, rest) + (kRows * (ffn + kPitch - kChannels) + kFfn0Bias + ffn) * sizeof(T) + kSlots(ffn) * kSlotBytes;
+    return offsetof(RowsShared, rest) + (kRows * (ffn + kPitch - kChannels) + kFfn0Bias + ffn) * sizeof(T);
   }
 };
 
@@ -636,25 +640,14 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
     i -= 2 * each + 1;
     return goes_on && i < 3 ? lines(in_proj.weight, i * kChannels + mine, kChannels) : nothing;
   };
-  const int slots = kSlots(a.ffn);
-  uint4* ring = reinterpret_cast<uint4*>(vectors + kFfn0Bias + a.ffn) + warp * slots * 512 + lane;
   int used = 0;
-  // f(slot) with the next chunk, whose place the one after those under way takes.
-  auto with_next = [&](auto&& f) {
-    if (used >= slots) {
-      if (slots == 1) copy_async_wait<0>(); else copy_async_wait<1>();
-    }
-    Slot slot{ring + used % slots * 512};
-    f(slot);
-    slot.fetch_from(chunk(slots + used++));
-    copy_async_commit();
-  };
+  Chunk weights;
+  // f(weights, next) with the next chunk, and the one after it to be fetched meanwhile.
+  auto with_next = [&](auto&& f) { f(weights, chunk(++used)); };
 
+  STAGE(0, blockIdx.x, 0);
   pair_arrive();
-  for (int i = 0; i < slots; ++i) {
-    Slot{ring + i * 512}.fetch_from(chunk(i));
-    copy_async_commit();
-  }
+  weights.fetch_from(chunk(0));
   if (a.before) {
     load_vector(vectors + kOutProjBias, before(kOutProj).bias, kChannels);
     load_norm(vectors + kNorm1, before(kMhaNorm));
@@ -668,7 +661,9 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
     load_norm(vectors + kNorm3, before(kFfnNorm));
   }
   if (goes_on) load_vector(vectors + kInProjBias, in_proj.bias, 3 * kChannels);
+  STAGE(0, blockIdx.x, 1);
   wait_for_previous();
+  STAGE(0, blockIdx.x, 2);
 
   const void* x_from = a.step <= 1 ? a.query : a.x;  // what the layer began with, or its out_proj and norm left
   if (a.after && !a.before) x_from = a.x;
@@ -683,16 +678,19 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
   copy_async_commit();
 
   if (a.step == 0) {  // the only kernel of this step, so what else is to be done in the beginning
-    const int64_t first = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x, step = gridDim.x * static_cast<int64_t>(kThreads);
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+    const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
     for (int64_t i = first; i < a.rows * 3; i += step) a.points[i] = a.given.get(i);
     for (int64_t i = first; i < a.rows / a.queries * a.cams * 12; i += step) {
       const int64_t camera = i / 12, part = i % 12;
       a.cameras[i] = a.lidar2img.get(camera / a.cams * a.lidar2img_strides[0] + camera % a.cams * a.lidar2img_strides[1] +
                                      part / 4 * a.lidar2img_strides[2] + part % 4 * a.lidar2img_strides[3]);
     }
-    const int padding = a.keys - a.queries;  // values of keys that are not: they are multiplied with zero
+    const int padding = a.keys - a.queries;  // keys that are not, and their values: they are multiplied with zero
     for (int64_t i = first; i < a.rows / a.queries * kChannels * padding; i += step) {
+      const int64_t head = i / (padding * kHeadDim), at = i % (padding * kHeadDim);
       static_cast<T*>(a.v)[i / padding * a.keys + a.queries + i % padding] = from_float<T>(0.f);
+      static_cast<T*>(a.k)[(head * a.keys + a.queries) * kHeadDim + at] = from_float<T>(0.f);
     }
   }
 
@@ -706,10 +704,11 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
   copy_async_wait<0>();
   __syncthreads();
   pair_wait();  // the other block runs
+  STAGE(0, blockIdx.x, 3);
 
   if (a.before) {
     Sum sum{};
-    with_next([&](Slot& w) { multiply<T, false, 8>(sum, s.in, kPitch, w, nothing); });
+    with_next([&](Chunk& w, const Lines& next) { multiply<T, false, 8>(sum, s.in, kPitch, w, next); });
     each_pair(sum, mine, [&](int row, int column, float p, float q) {
       const float2 bias = two(vectors + kOutProjBias + column), x = two(s.x + row * kPitch + column);
       p += bias.x + x.x, q += bias.y + x.y;
@@ -720,13 +719,16 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
       store_both(s.sum + row * kPitch + column, pack<T>(p, q), rank);
     });
     pair_sync();
+    STAGE(0, blockIdx.x, 4);
     normalize_tile(s.sum, vectors + kNorm1, false, s.x, s.query_pos, s.where);
     __syncthreads();
+    STAGE(0, blockIdx.x, 5);
   }
 
   if (a.sample) {
-    with_next([&](Slot& w) { multiply_narrow(s.partial, s.where, w, nothing); });
+    with_next([&](Chunk& w, const Lines& next) { multiply_narrow(s.partial, s.where, w, next); });
     __syncthreads();
+    STAGE(0, blockIdx.x, 6);
     float weights[2], sampled[8] = {};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -735,8 +737,10 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
     }
     activate(a.activation, a.logits, weights);
     sample<T>(a, batch, u, v, weights, sampled);
+    STAGE(0, blockIdx.x, 7);
     store_both(s.in + own * kPitch + lane * 8, pack8<T>(sampled), rank);
     pair_sync();
+    STAGE(0, blockIdx.x, 8);
   }
 
   if (a.before && !a.after) {  // the sampling is not ours
@@ -747,37 +751,42 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
 
   if (a.after) {
     Sum sum{};
-    with_next([&](Slot& w) { multiply<T, false, 8>(sum, s.in, kPitch, w, nothing); });
+    with_next([&](Chunk& w, const Lines& next) { multiply<T, false, 8>(sum, s.in, kPitch, w, next); });
     each_pair(sum, mine, [&](int row, int column, float p, float q) {
       const float2 bias = two(vectors + kOutputProjBias + column), x = two(s.x + row * kPitch + column);
       const float2 extra = two(s.position + row * kPitch + column);
       store_both(s.sum + row * kPitch + column, pack<T>(p + bias.x + x.x + extra.x, q + bias.y + x.y + extra.y), rank);
     });
     pair_sync();
+    STAGE(0, blockIdx.x, 9);
     normalize_tile(s.sum, vectors + kNorm2, false, s.x);
     __syncthreads();
+    STAGE(0, blockIdx.x, 10);
 
     for (int j = 0; j < a.ffn / 256; ++j) {  // half of the hidden columns, 128 at a time
       const int column = rank * a.ffn / 2 + j * 128 + warp * 16;
       Sum sum{};
-      with_next([&](Slot& w) { multiply<T, false, 8>(sum, s.x, kPitch, w, nothing); });
+      with_next([&](Chunk& w, const Lines& next) { multiply<T, false, 8>(sum, s.x, kPitch, w, next); });
       each_pair(sum, column, [&](int row, int column, float p, float q) {
         const float2 bias = two(vectors + kFfn0Bias + column);
         store_both(hidden + row * hidden_pitch + column, pack<T>(relu(p + bias.x), relu(q + bias.y)), rank);
       });
     }
     pair_sync();
+    STAGE(0, blockIdx.x, 11);
     sum = Sum{};
     for (int j = 0; j < a.ffn / 256; ++j) {
-      with_next([&](Slot& w) { multiply<T, false, 8>(sum, hidden + j * 256, hidden_pitch, w, nothing); });
+      with_next([&](Chunk& w, const Lines& next) { multiply<T, false, 8>(sum, hidden + j * 256, hidden_pitch, w, next); });
     }
     each_pair(sum, mine, [&](int row, int column, float p, float q) {
       const float2 bias = two(vectors + kFfn2Bias + column), x = two(s.x + row * kPitch + column);
       store_both(s.sum + row * kPitch + column, pack<T>(p + bias.x + x.x, q + bias.y + x.y), rank);
     });
     pair_sync();
+    STAGE(0, blockIdx.x, 12);
     normalize_tile(s.sum, vectors + kNorm3, false, s.x, s.query_pos, s.where);
     __syncthreads();
+    STAGE(0, blockIdx.x, 13);
     store_half(a.x, s.x, row0, a.rows, rank);
   } else {
     for (int i = threadIdx.x; i < kRows * 32; i += kThreads) {
@@ -795,11 +804,11 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
 
   // Queries, scaled for exp2, and keys by rows; values by columns.
   const float scale = 0.17677669529663687f * 1.4426950408889634f;  // log2(e) / sqrt(32)
-#pragma unroll 1
+#pragma unroll
   for (int j = 0; j < 3; ++j) {
     Sum sum{};
     if (j < 2) {
-      with_next([&](Slot& w) { multiply<T, false, 8>(sum, s.where, kPitch, w, nothing); });
+      with_next([&](Chunk& w, const Lines& next) { multiply<T, false, 8>(sum, s.where, kPitch, w, next); });
       each_pair(sum, mine, [&](int row, int column, float p, float q) {
         const float2 bias = two(vectors + kInProjBias + j * kChannels + column);
         if (row0 + row >= a.rows) return;
@@ -809,7 +818,7 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
         *reinterpret_cast<uint32_t*>(to) = pack<T>((p + bias.x) * by, (q + bias.y) * by);
       });
     } else {
-      with_next([&](Slot& w) { multiply<T, true, 8>(sum, s.x, kPitch, w, nothing); });
+      with_next([&](Chunk& w, const Lines& next) { multiply<T, true, 8>(sum, s.x, kPitch, w, next); });
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const int column = mine + lane / 4 + i / 2 % 2 * 8, row = i / 4 * 8 + lane % 4 * 2 + i % 2;
@@ -820,6 +829,7 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
       }
     }
   }
+  STAGE(0, blockIdx.x, 14);
 }
 
 // ---------------------------------------------------------------- attention_kernel: attention
@@ -854,6 +864,8 @@ __device__ __forceinline__ void attend(const Fused& a, int block, AttentionShare
   const uint4* keys = reinterpret_cast<const uint4*>(static_cast<const T*>(a.k) + start) + lane % 4;
   const uint4* values = reinterpret_cast<const uint4*>(static_cast<const T*>(a.v) + start) + lane % 4;
   const int blocks = a.keys / 32, pitch = a.keys / 8;
+  STAGE(2, block, 0);
+  STAGE(2, block, 2);
 
   uint32_t query[2][2][4];  // [16 queries][16 dimensions]
 #pragma unroll
@@ -876,6 +888,7 @@ __device__ __forceinline__ void attend(const Fused& a, int block, AttentionShare
     for (int t = 0; t < 4; ++t) key[t] = keys[(b * 32 + lane / 8 * 8 + 2 * t + lane / 4 % 2) * 4];
   };
   if (share < blocks) fetch_keys(share);
+  STAGE(2, block, 3);
   for (int b = share; b < blocks; b += kShares) {
 #pragma unroll
     for (int t = 0; t < 4; ++t) value[t] = values[(t * 8 + lane / 4) * pitch + b * 4];
@@ -923,6 +936,7 @@ __device__ __forceinline__ void attend(const Fused& a, int block, AttentionShare
     }
   }
 
+  STAGE(2, block, 4);
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
 #pragma unroll
@@ -939,6 +953,7 @@ __device__ __forceinline__ void attend(const Fused& a, int block, AttentionShare
     }
   }
   __syncthreads();
+  STAGE(2, block, 5);
 
   constexpr int kLanes = 8 / Groups, kEach = kHeadDim / kLanes;  // lanes of a row, dimensions of a lane
   const int row = threadIdx.x / kLanes, dim = threadIdx.x % kLanes * kEach;
@@ -965,6 +980,7 @@ __device__ __forceinline__ void attend(const Fused& a, int block, AttentionShare
                                                      pack<T>(result[j + 2] / all, result[j + 3] / all));
     }
   }
+  STAGE(2, block, 6);
 }
 
 // ---------------------------------------------------------------- attention_kernel: box, position and class branches
@@ -1040,6 +1056,7 @@ __device__ __forceinline__ void box_branch(const Fused& a, int64_t row0, BranchS
   auto after = [&](DecoderWeight weight) -> const Parameters& { return a.next_layer[weight / 2]; };
   const Lines position3 = encodes ? lines(after(kPosition3).weight, mine, kChannels) : Lines{};
 
+  STAGE(1, blockIdx.x, 0);
   pair_arrive();
   Chunk w;
   w.fetch_from(moves ? lines(before(kReg0).weight, mine, kChannels) : position3);
@@ -1055,7 +1072,9 @@ __device__ __forceinline__ void box_branch(const Fused& a, int64_t row0, BranchS
     load_vector(s.vectors + kPosition3Bias, after(kPosition3).bias, kChannels);
     load_norm(s.vectors + kEncodingNorm1, after(kPositionNorm1));
   }
+  STAGE(1, blockIdx.x, 1);
   wait_for_previous();
+  STAGE(1, blockIdx.x, 2);
   if (moves) load_tile(s.in, a.x, row0, a.rows);
   copy_async_commit();
   if (threadIdx.x < kRows * 3) {
@@ -1064,12 +1083,14 @@ __device__ __forceinline__ void box_branch(const Fused& a, int64_t row0, BranchS
   copy_async_wait<0>();
   __syncthreads();
   pair_wait();
+  STAGE(1, blockIdx.x, 3);
 
   if (moves) {
     linear_both(s.in, w, lines(before(kReg2).weight, mine, kChannels), s.vectors + kReg0Bias, true, s.middle, rank);
+    STAGE(1, blockIdx.x, 4);
     linear_both(s.middle, w, narrow(before(kReg4).weight, a.code_size), s.vectors + kReg2Bias, true, s.last, rank);
+    STAGE(1, blockIdx.x, 5);
     multiply_narrow(s.partial, s.last, w, position3);
-    w.fetch_from(position3, 4);
     __syncthreads();
     auto code = [&](int row, int j) { return narrow_sum(s.partial, row, j) + to_float(s.vectors[kReg4Bias + j]); };
     if (threadIdx.x < kRows * 3) {
@@ -1091,6 +1112,7 @@ __device__ __forceinline__ void box_branch(const Fused& a, int64_t row0, BranchS
       }
     }
   }
+  STAGE(1, blockIdx.x, 6);
   if (!encodes) return;
 
   if (threadIdx.x < kRows * 3) {
@@ -1118,12 +1140,15 @@ __device__ __forceinline__ void box_branch(const Fused& a, int64_t row0, BranchS
 #pragma unroll
   for (int r = 0; r < 2; ++r) *reinterpret_cast<uint4*>(s.x + (warp * 2 + r) * kPitch + lane * 8) = pack8<T>(x[r]);
   __syncthreads();
+  STAGE(1, blockIdx.x, 7);
   linear_both(s.x, w, Lines{}, s.vectors + kPosition3Bias, false, s.middle, rank);
+  STAGE(1, blockIdx.x, 8);
   const int row = rank * (kRows / kPair) + warp;
   float y[1][8];
   unpack8<T>(*reinterpret_cast<const uint4*>(s.middle + row * kPitch + lane * 8), y[0]);
   normalize<T, 1>(y, s.vectors + kEncodingNorm1, true);
   if (row0 + row < a.rows) reinterpret_cast<uint4*>(a.position)[(row0 + row) * 32 + lane] = pack8<T>(y[0]);
+  STAGE(1, blockIdx.x, 9);
 }
 
 template <class T, int Groups>
@@ -1202,8 +1227,23 @@ bool samples_itself(const TransformerDecoder& d, const DecoderSizes& n) {
   return d.num_points == 1 && d.num_groups == 1 && !d.learned_offsets && n.logits <= kNarrow && n.cams <= 32 && !n.widen;
 }
 
+// A map whose channels are not adjacent is copied so, if that costs less than reading it as it is in every layer: by
+// measurement for up to 14 KB a sample. The most for one and for all of them; neither grows when a size shrinks, so that
+// scratch memory for the largest sizes is enough for others.
+int64_t copy_limit(const TransformerDecoder& d, const DecoderSizes& n) {
+  return n.rows * d.num_layers * d.num_points * (14 << 10);
+}
+constexpr int64_t kCopyLimit = 256 << 20;
+
+int64_t copy_bytes(const TransformerDecoder& d, const DecoderSizes& n, int i) {
+  const Tensor& map = d.features[i];
+  return map.dtype == d.query.dtype && map.strides[2] != 1 ? map.numel() * 2 : 0;
+}
+
 struct FusedBuffers {
   float *points, *cameras;
+  char* copies;
+  int64_t copies_size = 0;
   char *x, *where, *mixed, *position, *q, *k, *v, *logits, *offsets, *sampled;
 
   FusedBuffers(Scratch& scratch, const TransformerDecoder& d, const DecoderSizes& n) {
@@ -1216,6 +1256,9 @@ struct FusedBuffers {
     logits = scratch.take<char>(split ? n.rows * n.logits * 2 : 0);
     offsets = scratch.take<char>(split ? n.rows * n.offsets * 2 : 0);
     sampled = scratch.take<char>(n.widen ? n.rows * kChannels * 4 : 0);
+    for (int i = 0; i < d.num_features; ++i) copies_size += std::min(copy_bytes(d, n, i), copy_limit(d, n));
+    copies_size = std::min(copies_size, kCopyLimit);
+    copies = scratch.take<char>(copies_size);
   }
 };
 
@@ -1244,9 +1287,12 @@ template <class T>
 cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* workspace, cudaStream_t stream) {
   Scratch scratch{static_cast<char*>(workspace)};
   const FusedBuffers b(scratch, d, n);
-  Fused a{{}, {}, {}, n.rows, n.queries, ceil_div(n.queries, 32) * 32, n.ffn, 0, d.num_layers, d.query.data, d.query_pos.data, b.points, b.x, b.where, b.mixed, b.position, b.q, b.k, b.v,
-          AnyFloat(d.reference_points), AnyFloat(d.boxes), AnyFloat(d.points), d.classes.data, n.classes, n.code_size,
-          n.logits, d.residual_query_pos, false, false, false, n.cams, n.levels, d.activation, AnyFloat(d.lidar2img)};
+  Fused a(d);
+  a.rows = n.rows, a.queries = n.queries, a.keys = ceil_div(n.queries, 32) * 32, a.ffn = n.ffn, a.layers = d.num_layers;
+  a.query = d.query.data, a.query_pos = d.query_pos.data, a.classes = d.classes.data, a.points = b.points;
+  a.x = b.x, a.where = b.where, a.mixed = b.mixed, a.position = b.position, a.q = b.q, a.k = b.k, a.v = b.v;
+  a.num_classes = n.classes, a.code_size = n.code_size, a.logits = n.logits;
+  a.residual_query_pos = d.residual_query_pos, a.cams = n.cams, a.levels = n.levels, a.activation = d.activation;
   for (int i = 0; i < 4; ++i) a.lidar2img_strides[i] = d.lidar2img.strides[i];
   a.cameras = b.cameras;
 
@@ -1263,9 +1309,23 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
     const Tensor* w = weight_of(d, static_cast<ClassWeight>(i));
     a.cls[i / 2] = {w[0].data, w[1].data};
   }
+  TransformerDecoder copied = d;
+  Tensor maps[kMaxCameraLevels];
+  int64_t used = 0;
+  for (int i = 0; i < d.num_features; ++i) {
+    Tensor& map = maps[i] = d.features[i];
+    const int64_t bytes = copy_bytes(d, n, i), *sizes = map.sizes;
+    if (bytes == 0 || bytes > copy_limit(d, n) || used + bytes > b.copies_size) continue;
+    map.data = b.copies + used;
+    map.strides[2] = 1, map.strides[4] = sizes[2], map.strides[3] = sizes[4] * sizes[2];
+    map.strides[1] = sizes[3] * map.strides[3], map.strides[0] = sizes[1] * map.strides[1];
+    SVEXPORT_TRY(permute(d.features[i], map, stream));
+    used += bytes;
+  }
+  copied.features = maps;
   const bool itself = samples_itself(d, n);
   for (int i = 0; itself && i < n.levels; ++i) {
-    a.level[i] = level_of(d, i);
+    a.level[i] = level_of(copied, i);
     if (i < 4 && a.plain_levels == i && a.level[i].format == kAdjacent && !a.level[i].pool) ++a.plain_levels;
   }
 
@@ -1300,10 +1360,10 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
       SVEXPORT_TRY(apply(kAttentionWeights, b.logits));
       if (d.learned_offsets) SVEXPORT_TRY(apply(kOffsets, b.offsets));
       if (n.widen) {
-        SVEXPORT_TRY(svexport::sample(d, n, b.points, b.logits, b.offsets, b.sampled, DType::kFloat32, stream));
+        SVEXPORT_TRY(svexport::sample(copied, n, b.points, b.logits, b.offsets, b.sampled, DType::kFloat32, stream));
         SVEXPORT_TRY(round_to(reinterpret_cast<const float*>(b.sampled), b.mixed, d.query.dtype, n.rows * kChannels, stream));
       } else {
-        SVEXPORT_TRY(svexport::sample(d, n, b.points, b.logits, b.offsets, b.mixed, d.query.dtype, stream));
+        SVEXPORT_TRY(svexport::sample(copied, n, b.points, b.logits, b.offsets, b.mixed, d.query.dtype, stream));
       }
     }
     a.before = a.sample = !first && itself;
@@ -1330,3 +1390,13 @@ cudaError_t fused_decoder(const TransformerDecoder& d, const DecoderSizes& n, vo
 }
 
 }  // namespace svexport
+
+#ifdef SVEXPORT_STAGES
+// Clears the clocks (null), or copies them.
+extern "C" int svexport_stages(void* clocks) {
+  if (clocks) return cudaMemcpyFromSymbol(clocks, svexport::stage_clocks, sizeof(svexport::stage_clocks));
+  void* p = nullptr;
+  const cudaError_t e = cudaGetSymbolAddress(&p, svexport::stage_clocks);
+  return e ? e : cudaMemset(p, 0, sizeof(svexport::stage_clocks));
+}
+#endif

@@ -203,8 +203,9 @@ std::vector<at::Tensor> deform_conv2d_backward_torch(
   if (needs_grad[1]) results.push_back(grad_offset);
   if (needs_grad[2]) {
     if (!grad_kernels.defined()) grad_kernels = at::zeros(kernels.sizes(), kernels.options().dtype(at::kFloat));
+    const auto like_packed = [&] { return grad_kernels.view({weight.size(0), weight.size(2), weight.size(3), -1}); };
     results.push_back(planes ? grad_kernels.to(weight.scalar_type()).view(weight.sizes())
-                             : unpack(grad_kernels.view({weight.size(0), weight.size(2), weight.size(3), -1}), weight, conv));
+                             : unpack(like_packed(), weight, conv));
   }
   if (needs_bias) {
     const auto sum = grad_planes.view({images, groups * outputs, plane}).sum(at::IntArrayRef({0, 2}), false, at::kFloat);
