@@ -82,7 +82,7 @@ def least_bytes(args: tuple, backward: bool) -> int:
         # what of a map has a gradient when everything else is 1 is what is read
         probe = torch.ones(*feature.shape[:2], 1, *feature.shape[3:], device="cuda", requires_grad=True)
         ones = torch.zeros_like(weights[..., level : level + 1, :1], dtype=torch.float32)
-        output = implementation([probe], points, lidar2img, ones, offsets, *options[:-1], [1.0])
+        output = implementation([probe], points, lidar2img, ones, offsets, *options, [1.0])
         (gradient,) = torch.autograd.grad(output.sum(), probe)
         pixels += int((gradient != 0).sum()) * feature.shape[2]
     size = features[0].element_size()

@@ -6,9 +6,12 @@ import json
 import sys
 
 import pytest
+import torch
+from torch.overrides import TorchFunctionMode
 
 from benchmarks import __main__ as runner
 from benchmarks.plot import plot
+from svexport.ops._op import as_tuple
 
 
 def row(ours: float, peer: float, minimum: float = 0.9) -> dict:
@@ -37,6 +40,37 @@ def test_unknown_module() -> None:
 def test_every_module_has_workloads_or_a_main() -> None:
     with_workloads = {name for name, _ in runner.modules([])}
     assert {"grid_sample", "camera_sample", "ms_deform_attn"} <= with_workloads
+
+
+class OnCpu(TorchFunctionMode):
+    """Makes on the CPU what is asked for on CUDA."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        def on_cpu(value):
+            return "cpu" if isinstance(value, str) and value == "cuda" else value
+
+        if function is torch.Tensor.cuda:
+            return args[0]
+        return function(*map(on_cpu, args), **{key: on_cpu(value) for key, value in (kwargs or {}).items()})
+
+
+@pytest.mark.parametrize("name", [name for name, module in runner.modules([]) if hasattr(module, "sweep")])
+def test_first_workload_of_the_sweep(name: str) -> None:
+    """Ours and its first peer compute the same."""
+    if name == "deform_conv2d":
+        pytest.importorskip("torchvision", reason="its peer is torchvision, which is not installed")
+    ((_, module),) = runner.modules([name])
+    with OnCpu():
+        workload = next(module.sweep())
+        ours = as_tuple(workload.ours())
+        # compiling takes half a minute, and F.grid_sample of few points in half is wrong on the CPU
+        peers = [] if name in ("transformer_decoder", "ms_deform_attn") else list(workload.peers.values())
+        expected = [as_tuple(peer()) for peer in peers[:1]]
+    assert workload.bytes > 0
+    assert all(x.isfinite().all() for x in ours)
+    for others in expected:
+        for actual, other in zip(ours, others, strict=False):  # inv_ex says more than inverse
+            torch.testing.assert_close(actual, other, rtol=0, atol=1e-2)
 
 
 def test_without_gpu(monkeypatch, capsys) -> None:
