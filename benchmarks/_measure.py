@@ -139,8 +139,8 @@ def interleaved(functions: Mapping[str, Callable[[], Any]], seconds: float = 1.0
     return _summary(times)
 
 
-def write(name: str, rows: Any, folder: Path = RESULTS) -> Path:
-    """Writes ``<folder>/<name>.json`` with the device, versions, command and date the rows were measured with."""
+def write(name: str, rows: list, folder: Path = RESULTS) -> Path:
+    """Writes ``<folder>/<name>.json``, a row a line, with the device, versions, command and date of the measurement."""
     versions = {"python": platform.python_version()}
     for package in ("torch", "onnx", "onnxruntime", "onnxscript", "numpy", "svexport"):
         try:
@@ -153,11 +153,11 @@ def write(name: str, rows: Any, folder: Path = RESULTS) -> Path:
         "versions": versions,
         "command": " ".join(["python", "-m", _module(), *sys.argv[1:]]),
         "date": date.today().isoformat(),
-        "rows": rows,
     }
     path = folder / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=2) + "\n")
+    lines = ",\n".join(f"    {json.dumps(row)}" for row in rows)
+    path.write_text(json.dumps(record, indent=2)[:-2] + f',\n  "rows": [\n{lines}\n  ]\n}}\n')
     return path
 
 

@@ -50,7 +50,7 @@ def plot(folder: Path) -> list[Path]:
         axis.set_xscale("log")
         axis.grid(axis="x", alpha=0.3)
         axis.set_title(name, loc="left", fontsize=9, fontweight="bold")
-    axes[-1, 0].set_xlabel("microseconds, median of CUDA graph replays")
+    axes[-1, 0].set_xlabel("microseconds, median")
     order = sorted(seen, key=lambda label: (label != "svexport", label == "bytes floor"))
     title = f"{record['device']}, torch {record['versions']['torch']}, {record['date']}"
     figure.legend([seen[k] for k in order], order, title=title, loc="outside upper center", ncols=6, fontsize=8)
