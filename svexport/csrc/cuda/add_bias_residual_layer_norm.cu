@@ -443,12 +443,7 @@ bool walks(const Tensor& t, const Tensor& x) {
                      (t.strides[t.rank - 1] == 1 || t.sizes[t.rank - 1] == 1));
 }
 
-int multiprocessors() {
-  int device = 0, count = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
-}
+int multiprocessors() { return of_device(cudaDevAttrMultiProcessorCount); }
 
 template <class T>
 cudaError_t launch_forward(const Forward& a, cudaStream_t stream) {

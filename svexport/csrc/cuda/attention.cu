@@ -329,8 +329,7 @@ cudaError_t attention(const void* qkv, void* output, int batch, int queries, int
                       cudaStream_t stream) {
   if (head_dim > 64 || static_cast<int64_t>(batch) * heads > 65535) return cudaErrorNotSupported;
   if (batch == 0 || queries == 0) return cudaSuccess;
-  bool mma = false;
-  if (const cudaError_t e = has_mma(dtype, mma); e != cudaSuccess) return e;
+  const bool mma = has_mma(dtype);
   const uintptr_t bits = reinterpret_cast<uintptr_t>(qkv) | reinterpret_cast<uintptr_t>(output);
   return dispatch_float(dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;

@@ -11,6 +11,13 @@
 
 namespace svexport {
 
+// An attribute of the current device; 0 if there is none.
+inline int of_device(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess ? value : 0;
+}
+
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }

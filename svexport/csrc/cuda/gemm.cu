@@ -270,9 +270,7 @@ cudaError_t linear_mma(const Linear& a, dim3 grid, cudaStream_t stream) {
 }
 
 cudaError_t linear_float(const Linear& a, dim3 grid, cudaStream_t stream) {
-  bool mma = false;
-  if (const cudaError_t e = has_mma(DType::kFloat32, mma); e != cudaSuccess) return e;
-  if (!mma) {
+  if (!has_mma(DType::kFloat32)) {
     linear_float_kernel<<<grid, 256, 0, stream>>>(a);
     return cudaGetLastError();
   }

@@ -309,13 +309,6 @@ namespace {
 
 // ------------------------------------------------------------------------------------------------------ the choice
 
-int of_device(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&value, attribute, device);
-  return value;
-}
-
 // Whether an image is read by planes: NCHW, with rows that need not be aligned.
 bool dense_planes(const Tensor& input) {
   int64_t pixel = 1;

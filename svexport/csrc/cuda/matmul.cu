@@ -275,12 +275,7 @@ bool factor(const Tensor& t, int rows, Factor* f, bool* along_inner) {
   return (t.strides[near] == 1 || t.sizes[near] == 1) && t.sizes[near] <= INT32_MAX && t.sizes[far] <= INT32_MAX;
 }
 
-int processors() {
-  int device = 0, count = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
-}
+int processors() { return of_device(cudaDevAttrMultiProcessorCount); }
 
 constexpr int64_t kPartials = 4 * 64 * 64;  // elements, at most, per processor
 

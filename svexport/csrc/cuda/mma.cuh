@@ -10,12 +10,8 @@
 namespace svexport {
 
 // Whether the current device multiplies matrices of a dtype (fp32: as tf32) with the functions here.
-inline cudaError_t has_mma(DType dtype, bool& has) {
-  int device = 0, major = 0;
-  if (const cudaError_t e = cudaGetDevice(&device); e != cudaSuccess) return e;
-  const cudaError_t status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  has = major >= (dtype == DType::kFloat16 ? 7 : 8);
-  return status;
+inline bool has_mma(DType dtype) {
+  return of_device(cudaDevAttrComputeCapabilityMajor) >= (dtype == DType::kFloat16 ? 7 : 8);
 }
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {

@@ -33,7 +33,7 @@ cudaError_t launch(void (*kernel)(Parameters...), dim3 blocks, int threads, int 
   config.dynamicSmemBytes = memory;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = early ? 1 : 0;
+  config.numAttrs = early && of_device(cudaDevAttrComputeCapabilityMajor) >= 9 ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
 }
 

@@ -252,8 +252,7 @@ bool same_dtype(const Tensor* tensors, int count, DType dtype) {
 bool supported(const TransformerDecoder& d) {
   const DecoderSizes n(d);
   const DType dtype = d.query.dtype, map = d.features[0].dtype;
-  bool mma = true;
-  if (dtype == DType::kBFloat16 && (has_mma(dtype, mma) != cudaSuccess || !mma)) return false;
+  if (dtype == DType::kBFloat16 && !has_mma(dtype)) return false;
   for (int i = 0; map == DType::kInt8 && i < d.num_features; ++i) {
     const Tensor& t = d.features[i];
     if (t.rank != 6 || !t.contiguous() || reinterpret_cast<uintptr_t>(t.data) % 16 != 0) return false;

@@ -15,17 +15,19 @@
 #include "bilinear.cuh"
 #include "gemm.h"
 #include "mma.cuh"
+#include "overlap.cuh"
 #include "permute.h"
 #include "transformer_decoder.cuh"
 
 namespace svexport {
 namespace {
 
-constexpr int kChannels = 256, kHeads = 8, kHeadDim = 32;
+constexpr int kChannels = 256, kHeads = 8;
+[[maybe_unused]] constexpr int kHeadDim = 32;
 constexpr int kRows = 16, kPair = 2, kThreads = 256;
 constexpr int kPitch = kChannels + 32;  // of a row in shared memory, against bank conflicts
-constexpr int kTile = kRows * kPitch;
-constexpr int kNarrow = 64;            // most outputs of a narrow layer: camera weights, box code, classes
+[[maybe_unused]] constexpr int kTile = kRows * kPitch;
+constexpr int kNarrow = 64;  // most outputs of a narrow layer: camera weights, box code, classes
 constexpr int kMaxFfn = 2048;
 
 // Vectors of a step in shared memory, and where they begin.
@@ -140,12 +142,6 @@ __device__ __forceinline__ void store_both(void* p, uint4 v, uint32_t rank) {
   asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(other(p, rank)), "r"(v.x), "r"(v.y), "r"(v.z),
                "r"(v.w)
                : "memory");
-}
-
-// What the kernel in front wrote is there from here on; and the next may start reading its weights.
-__device__ __forceinline__ void wait_for_previous() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 // ---------------------------------------------------------------- matrix products
@@ -663,6 +659,7 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
   if (goes_on) load_vector(vectors + kInProjBias, in_proj.bias, 3 * kChannels);
   STAGE(0, blockIdx.x, 1);
   wait_for_previous();
+  start_next();
   STAGE(0, blockIdx.x, 2);
 
   const void* x_from = a.step <= 1 ? a.query : a.x;  // what the layer began with, or its out_proj and norm left
@@ -1022,6 +1019,7 @@ __device__ __forceinline__ void class_branch(const Fused& a, int64_t row0, Branc
   load_norm(s.vectors + kScoreNorm1, cls(kClsNorm1));
   load_vector(s.vectors + kCls6Bias, cls(kCls6).bias, a.num_classes);
   wait_for_previous();
+  start_next();
   load_tile(s.in, a.x, row0, a.rows);
   copy_async_commit();
   copy_async_wait<0>();
@@ -1074,6 +1072,7 @@ __device__ __forceinline__ void box_branch(const Fused& a, int64_t row0, BranchS
   }
   STAGE(1, blockIdx.x, 1);
   wait_for_previous();
+  start_next();
   STAGE(1, blockIdx.x, 2);
   if (moves) load_tile(s.in, a.x, row0, a.rows);
   copy_async_commit();
@@ -1162,6 +1161,7 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 2)
     class_branch(a, (block - branch_blocks) / kPair * static_cast<int64_t>(kRows), *reinterpret_cast<BranchShared<T>*>(memory));
   } else {
     wait_for_previous();
+    start_next();
     attend<T, Groups>(a, block - branch_blocks, *reinterpret_cast<AttentionShared*>(memory));
   }
 }
@@ -1189,32 +1189,17 @@ __global__ void attention_kernel(const __grid_constant__ Fused) {}
 constexpr size_t kAttentionShared = sizeof(BranchShared<__half>) > sizeof(AttentionShared) ? sizeof(BranchShared<__half>)
                                                                                            : sizeof(AttentionShared);
 
-template <class Kernel>
-cudaError_t launch(Kernel kernel, const Fused& a, int64_t blocks, size_t shared, bool dependent, cudaStream_t stream) {
-  SVEXPORT_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
-  cudaLaunchConfig_t config{};
-  cudaLaunchAttribute attribute;
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = shared;
-  config.stream = stream;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = dependent ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, a);
-}
-
-bool on_hopper() {
-  int device = 0, major = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
+cudaError_t start(void (*kernel)(Fused), const Fused& a, int64_t blocks, size_t shared, bool early,
+                  cudaStream_t stream) {
+  const int memory = static_cast<int>(shared);
+  SVEXPORT_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, memory));
+  return launch(kernel, dim3(static_cast<unsigned>(blocks)), kThreads, memory, stream, early, a);
 }
 
 bool fits(const TransformerDecoder& d, const DecoderSizes& n) {
   if ((d.query.dtype != DType::kFloat16 && d.query.dtype != DType::kBFloat16) || n.channels != kChannels ||
       d.num_heads != kHeads || n.ffn % 256 != 0 || n.ffn > kMaxFfn || n.code_size > kNarrow || n.classes > kNarrow ||
-      n.rows >= 1 << 30 || !on_hopper()) {
+      n.rows >= 1 << 30 || of_device(cudaDevAttrComputeCapabilityMajor) < 9) {
     return false;
   }
   uintptr_t bits = reinterpret_cast<uintptr_t>(d.query.data) | reinterpret_cast<uintptr_t>(d.query_pos.data);
@@ -1235,7 +1220,7 @@ int64_t copy_limit(const TransformerDecoder& d, const DecoderSizes& n) {
 }
 constexpr int64_t kCopyLimit = 256 << 20;
 
-int64_t copy_bytes(const TransformerDecoder& d, const DecoderSizes& n, int i) {
+int64_t copy_bytes(const TransformerDecoder& d, int i) {
   const Tensor& map = d.features[i];
   return map.dtype == d.query.dtype && map.strides[2] != 1 ? map.numel() * 2 : 0;
 }
@@ -1256,7 +1241,7 @@ struct FusedBuffers {
     logits = scratch.take<char>(split ? n.rows * n.logits * 2 : 0);
     offsets = scratch.take<char>(split ? n.rows * n.offsets * 2 : 0);
     sampled = scratch.take<char>(n.widen ? n.rows * kChannels * 4 : 0);
-    for (int i = 0; i < d.num_features; ++i) copies_size += std::min(copy_bytes(d, n, i), copy_limit(d, n));
+    for (int i = 0; i < d.num_features; ++i) copies_size += std::min(copy_bytes(d, i), copy_limit(d, n));
     copies_size = std::min(copies_size, kCopyLimit);
     copies = scratch.take<char>(copies_size);
   }
@@ -1314,7 +1299,7 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
   int64_t used = 0;
   for (int i = 0; i < d.num_features; ++i) {
     Tensor& map = maps[i] = d.features[i];
-    const int64_t bytes = copy_bytes(d, n, i), *sizes = map.sizes;
+    const int64_t bytes = copy_bytes(d, i), *sizes = map.sizes;
     if (bytes == 0 || bytes > copy_limit(d, n) || used + bytes > b.copies_size) continue;
     map.data = b.copies + used;
     map.strides[2] = 1, map.strides[4] = sizes[2], map.strides[3] = sizes[4] * sizes[2];
@@ -1331,9 +1316,7 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
 
   const int64_t pairs = ceil_div<int64_t>(n.rows, kRows) * kPair;
   const size_t rows_shared = RowsShared<T>::bytes(n.ffn);
-  int device = 0, processors = 0;
-  SVEXPORT_TRY(cudaGetDevice(&device));
-  SVEXPORT_TRY(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+  const int processors = of_device(cudaDevAttrMultiProcessorCount);
   const int groups = static_cast<int64_t>(ceil_div(n.queries, 32)) * kHeads * n.batch + pairs > 2 * processors ? 2 : 1;
   const int64_t attention = ceil_div(n.queries, 32 * groups) * static_cast<int64_t>(kHeads) * n.batch;
 
@@ -1349,7 +1332,7 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
     }
     if (!first && !itself) {
       a.before = true, a.sample = a.after = false;
-      SVEXPORT_TRY(launch(rows_kernel<T>, a, pairs, rows_shared, true, stream));
+      SVEXPORT_TRY(start(rows_kernel<T>, a, pairs, rows_shared, true, stream));
       auto apply = [&](DecoderWeight weight, void* y) {
         const Tensor* w = weight_of(d, a.step - 1, weight);
         Linear layer;
@@ -1368,9 +1351,9 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
     }
     a.before = a.sample = !first && itself;
     a.after = !first;
-    SVEXPORT_TRY(launch(rows_kernel<T>, a, pairs, rows_shared, !first && itself, stream));
+    SVEXPORT_TRY(start(rows_kernel<T>, a, pairs, rows_shared, !first && itself, stream));
     const auto kernel = groups == 1 ? attention_kernel<T, 1> : attention_kernel<T, 2>;
-    SVEXPORT_TRY(launch(kernel, a, pairs + (last ? pairs : attention + attention % 2), kAttentionShared, true, stream));
+    SVEXPORT_TRY(start(kernel, a, pairs + (last ? pairs : attention + attention % 2), kAttentionShared, true, stream));
   }
   return cudaSuccess;
 }
