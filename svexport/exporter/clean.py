@@ -14,7 +14,7 @@ from torch import Tensor
 from svexport.exporter.arguments import MODEL_ATTRIBUTE
 from svexport.exporter.source import user_frame
 from svexport.exporter.torchscript import SOURCE_ATTRIBUTE
-from svexport.graph.nodes import graphs, rename, set_attributes, symbolic_of
+from svexport.graph.nodes import attributes_of, graphs, rename, set_attributes, symbolic_of
 from svexport.ops._op import DOMAIN
 
 __all__ = ["clean", "keep_inputs", "name_sizes"]
@@ -101,7 +101,7 @@ def _clean_node(node: onnx.NodeProto) -> None:
     while node.input and not node.input[-1]:  # absent, which TensorRT's parser would make a null tensor of
         node.input.pop()
     node.doc_string = user_frame(properties.get(_STACK_TRACE, ""))
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    attributes = attributes_of(node)
     if SOURCE_ATTRIBUTE in attributes:
         node.doc_string = attributes[SOURCE_ATTRIBUTE].decode()
     op = symbolic_of(node).op

@@ -238,12 +238,9 @@ def _emit(g: Any, op: Op, arguments: Sequence[Any]) -> Any:
         if argument.kind == "tensors":
             inputs += [t.value for t in value]
         elif argument.is_tensor:
-            inputs.append(None if value is None else value.value)
+            inputs.append(symbolic_helper._optional_input_placeholder_tensor(g) if value is None else value.value)
         elif not isinstance(value, (list, tuple)) or value:  # which has no type; written when the file is cleaned
             attributes[f"{argument.name}_{'f' if argument.kind.startswith('float') else 'i'}"] = _plain(argument, value)
-    while inputs and inputs[-1] is None and not computed:  # TensorRT's parser knows no absent input
-        inputs.pop()
-    inputs = [symbolic_helper._optional_input_placeholder_tensor(g) if value is None else value for value in inputs]
     inputs += [_size(g, value) for value in computed]
     attributes |= {f"{name}_s": text for name, text in PLUGIN_ATTRIBUTES.items()}
     attributes[f"{SOURCE_ATTRIBUTE}_s"] = user_frame(g.original_node.sourceRange())

@@ -12,6 +12,7 @@ from onnx import AttributeProto, helper
 from svexport.errors import UnsupportedError
 from svexport.graph.nodes import (
     arguments_of,
+    attributes_of,
     graphs,
     opset_of,
     separate_names,
@@ -189,7 +190,7 @@ def _function(node: onnx.NodeProto, types: dict[str, Value], opset: int) -> onnx
 
 def _input_names(op: Op, node: onnx.NodeProto) -> list[str]:
     tensors = [a for a in op.arguments if a.is_tensor]
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    attributes = attributes_of(node)
     weights = weight_attributes(op, attributes)
     if weights:
         tensors.pop()

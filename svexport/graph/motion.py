@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
-from onnx import helper
 
+from svexport.graph.nodes import attributes_of
 from svexport.graph.permutation import Perm, identity
 from svexport.graph.scope import Scope
 
@@ -64,7 +64,7 @@ class _Node:
 
     def __init__(self, node: onnx.NodeProto, scope: Scope) -> None:
         self.proto, self.scope, self.opset = node, scope, scope.opset
-        self.attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        self.attributes = attributes_of(node)
 
     def has(self, index: int) -> bool:
         return index < len(self.proto.input) and bool(self.proto.input[index])

@@ -18,6 +18,7 @@ from svexport.symbolic._builder import Value
 from svexport.symbolic._symbolic import COMPUTED, Symbolic
 
 __all__ = [
+    "attributes_of",
     "beyond_plugin",
     "graphs",
     "is_svexport",
@@ -120,10 +121,14 @@ def symbolic_of(node: onnx.NodeProto) -> Symbolic:
     return SYMBOLICS[node.op_type]
 
 
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    """A node's attributes by name, as Python has them."""
+    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
+
+
 def beyond_plugin(node: onnx.NodeProto) -> bool:
     """Whether the node is one of those that the plugin of its op does not run."""
-    plugin = symbolic_of(node).op.plugin
-    return callable(plugin) and not plugin({a.name: helper.get_attribute_value(a) for a in node.attribute})
+    return symbolic_of(node).op.beyond_plugin(attributes_of(node))
 
 
 def set_attributes(node: onnx.NodeProto, op: Op, values: Sequence[Any]) -> None:
@@ -153,7 +158,7 @@ def arguments_of(node: onnx.NodeProto, op: Op, types: dict[str, Value]) -> list[
     Raises:
         UnsupportedError: on a missing attribute or a wrong number of inputs.
     """
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    attributes = attributes_of(node)
     for argument in op.attributes:
         if argument.name not in attributes:
             raise UnsupportedError(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import onnx
-from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, TensorProto, numpy_helper
 
 from svexport.errors import UnsupportedError
-from svexport.graph.nodes import graphs, svexport_nodes, symbolic_of, weight_attributes
+from svexport.graph.nodes import attributes_of, graphs, svexport_nodes, symbolic_of, weight_attributes
 from svexport.graph.scope import drop_unused
 
 __all__ = ["hold_weights"]
@@ -28,7 +28,7 @@ def hold_weights(model: onnx.ModelProto) -> None:
             elif node.op_type == "Identity":  # by which the exporter gives one tensor several names
                 copies[node.output[0]] = node.input[0]
     for node in svexport_nodes(model):
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        attributes = attributes_of(node)
         names = weight_attributes(symbolic_of(node).op, attributes)
         if not names or names[0] in attributes:
             continue

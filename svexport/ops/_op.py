@@ -139,6 +139,10 @@ class Op:
         """The torch operator overload, ``torch.ops.svexport.<name>.default``."""
         return getattr(getattr(torch.ops, DOMAIN), self.name).default
 
+    def beyond_plugin(self, attributes: Mapping[str, Any]) -> bool:
+        """Whether a node with these attributes is one of those that the op's plugin does not run."""
+        return callable(self.plugin) and not self.plugin(attributes)
+
     def bind(self, tensors: Sequence[Any], attributes: Mapping[str, Any]) -> list[Any]:
         """Tensors one after another as a node has them, and attributes by name, as arguments in schema order.
 

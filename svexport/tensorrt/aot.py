@@ -8,6 +8,7 @@ blocks it needs for sizes that may be expressions of TensorRT's. Nothing here ne
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import os
@@ -156,7 +157,7 @@ def _literal(value: float) -> str:
 
 def obstacle(op: Op, attributes: Mapping[str, Any]) -> str | None:
     """Why a node of :data:`AOT_OPS` with these attributes has no kernel; None if it has one."""
-    if callable(op.plugin) and not op.plugin(attributes):
+    if op.beyond_plugin(attributes):
         return f"no kernel is for {', '.join(f'{name}={value}' for name, value in attributes.items())}"
     return None
 
@@ -164,7 +165,7 @@ def obstacle(op: Op, attributes: Mapping[str, Any]) -> str | None:
 def available() -> bool:
     """Whether there is an nvcc to compile kernels with."""
     try:
-        library._nvcc()
+        library.find_nvcc()
     except PluginBuildError:
         return False
     return True
@@ -179,10 +180,9 @@ def ptx(source: str) -> str:
     # For the oldest device: the driver compiles it for the one at hand. TensorRT has bfloat16 from 8.0 on only.
     architecture = "compute_80" if "__nv_bfloat16" in source else "compute_75"
     include = ["-I", str(FOLDER), "-I", str(library.CSRC / "cuda")]
-    command = [library._nvcc(), "-ptx", "-std=c++17", "-O3", f"-arch={architecture}", *include]
-    texts = [f.read_bytes() for folder in ("aot", "cuda") for f in sorted((library.CSRC / folder).glob("*.*"))]
-    key = hashlib.sha256(b"\0".join([repr(command).encode(), source.encode(), *texts])).hexdigest()[:32]
-    result = library._folder() / "aot" / f"{key}.ptx"
+    command = [library.find_nvcc(), "-ptx", "-std=c++17", "-O3", f"-arch={architecture}", *include]
+    key = hashlib.sha256(repr((command, source, _sources())).encode()).hexdigest()[:32]
+    result = library.plugins_folder() / "aot" / f"{key}.ptx"
     if not result.is_file():
         result.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=result.parent) as folder:
@@ -193,6 +193,13 @@ def ptx(source: str) -> str:
                 raise PluginBuildError(f"nvcc does not compile a kernel ahead of time:\n{done.stderr}\n{source}")
             os.replace(compiled, result)
     return result.read_text()
+
+
+@functools.cache
+def _sources() -> str:
+    """Changes with everything that kernels include."""
+    texts = [f.read_bytes() for folder in ("aot", "cuda") for f in sorted((library.CSRC / folder).glob("*.*"))]
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()
 
 
 # ------------------------------------------------------------------------------------------- launches, one per kernel

@@ -17,7 +17,7 @@ import torch
 from svexport.errors import PluginBuildError
 from svexport.ops import _cuda
 
-__all__ = ["Headers", "Library", "build", "find_headers", "libraries", "library_name"]
+__all__ = ["Headers", "Library", "build", "find_headers", "find_nvcc", "libraries", "library_name", "plugins_folder"]
 
 CSRC = _cuda.CSRC
 FLAGS = ["-std=c++17", "-O3", "-lineinfo", "-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall,-Wextra"]
@@ -122,7 +122,7 @@ def build(
         PluginBuildError: if headers or nvcc are missing, or something does not compile.
     """
     headers = find_headers(tensorrt_root)
-    folder = Path(output) if output else _folder()
+    folder = Path(output) if output else plugins_folder()
     path = folder / library_name(headers.version[0])
     link(compile_objects(headers, architectures, progress), path)
     return Library(path, headers.version[0])
@@ -134,7 +134,7 @@ def compile_objects(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Path]:
     """The object files of the library; those that a build before has left are used again."""
-    nvcc = _nvcc()
+    nvcc = find_nvcc()
     flags = [*FLAGS, *_gencode(architectures)]
     include = ["-I", str(CSRC / "cuda"), "-I", str(CSRC / "tensorrt"), "-isystem", str(headers.folder)]
     sources = [*sorted(CSRC.glob("cuda/*.cu")), *sorted(CSRC.glob("tensorrt/*.cpp"))]
@@ -145,7 +145,7 @@ def compile_objects(
     def compiled(source: Path) -> Path:
         nonlocal done
         key = hashlib.sha256(repr((nvcc, flags, depends[source.suffix])).encode() + source.read_bytes())
-        result = _folder() / "objects" / f"{source.stem}-{key.hexdigest()[:16]}.o"
+        result = plugins_folder() / "objects" / f"{source.stem}-{key.hexdigest()[:16]}.o"
         if not result.is_file():
             result.parent.mkdir(parents=True, exist_ok=True)
             partial = result.with_suffix(f".{os.getpid()}.o")
@@ -164,19 +164,22 @@ def link(objects: Sequence[Path], path: Path, flags: Sequence[str] = ()) -> None
     """Links a library."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}.so")
-    _run([_nvcc(), *LINK_FLAGS, *flags, *map(str, objects), "-ldl", "-o", str(partial)])
+    _run([find_nvcc(), *LINK_FLAGS, *flags, *map(str, objects), "-ldl", "-o", str(partial)])
     os.replace(partial, path)
 
 
 def libraries() -> list[Library]:
     """The plugin libraries that :func:`build` left in svexport's cache, newest TensorRT first."""
     found = [
-        (int(m[1]), p) for p in _folder().glob("*.so") if (m := re.fullmatch(r"libsvexport_tensorrt(\d+)\.so", p.name))
+        (int(m[1]), p)
+        for p in plugins_folder().glob("*.so")
+        if (m := re.fullmatch(r"libsvexport_tensorrt(\d+)\.so", p.name))
     ]
     return [Library(path, major) for major, path in sorted(found, reverse=True)]
 
 
-def _folder() -> Path:
+def plugins_folder() -> Path:
+    """Where plugins that were compiled are kept."""
     return _cuda.cache_folder() / "tensorrt"
 
 
@@ -188,7 +191,12 @@ def _text(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _nvcc() -> str:
+def find_nvcc() -> str:
+    """The compiler.
+
+    Raises:
+        PluginBuildError: if there is none.
+    """
     from torch.utils import cpp_extension
 
     homes = [os.path.join(h, "bin") for h in (os.environ.get("CUDA_HOME"), cpp_extension.CUDA_HOME) if h]

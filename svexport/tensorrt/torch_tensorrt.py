@@ -73,7 +73,7 @@ def _values(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
 def _converts(op: Op, node: Any, settings: Any = None) -> bool:
     """Whether the op's plugin runs this node of a graph."""
     values = _values(op, node.args, node.kwargs)
-    return not callable(op.plugin) or op.plugin({a.name: values[a.name] for a in op.attributes})
+    return not op.beyond_plugin({a.name: values[a.name] for a in op.attributes})
 
 
 def _convert(op: Op, context: Any, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:

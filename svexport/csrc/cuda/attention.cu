@@ -164,12 +164,7 @@ __global__ void __launch_bounds__(128) attention_mma_kernel(const T* qkv, T* out
     uint32_t weights[kKeys / 16][4];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {  // rows group and group + 8
-      float higher = largest[r];
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) higher = fmaxf(higher, fmaxf(score[n][2 * r], score[n][2 * r + 1]));
-      higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 1));
-      higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 2));
-      const float shrink = exp2f(largest[r] - higher);
+      const float higher = row_max(score, r, largest[r]), shrink = exp2f(largest[r] - higher);
       largest[r] = higher;
       total[r] *= shrink;
 #pragma unroll
@@ -194,9 +189,7 @@ __global__ void __launch_bounds__(128) attention_mma_kernel(const T* qkv, T* out
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float all = total[r];
-    all += __shfl_xor_sync(0xffffffffu, all, 1);
-    all += __shfl_xor_sync(0xffffffffu, all, 2);
+    const float all = quad_sum(total[r]);
     const int q = query0 + r * 8;
     if (q >= queries) continue;
 #pragma unroll
@@ -268,12 +261,7 @@ __global__ void __launch_bounds__(128) attention_float_kernel(const float* qkv, 
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {  // rows group and group + 8
-      float higher = largest[r];
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) higher = fmaxf(higher, fmaxf(score[n][2 * r], score[n][2 * r + 1]));
-      higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 1));
-      higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 2));
-      const float shrink = exp2f(largest[r] - higher);
+      const float higher = row_max(score, r, largest[r]), shrink = exp2f(largest[r] - higher);
       largest[r] = higher;
       total[r] *= shrink;
 #pragma unroll
@@ -297,9 +285,7 @@ __global__ void __launch_bounds__(128) attention_float_kernel(const float* qkv, 
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float all = total[r];
-    all += __shfl_xor_sync(0xffffffffu, all, 1);
-    all += __shfl_xor_sync(0xffffffffu, all, 2);
+    const float all = quad_sum(total[r]);
     const int q = query0 + r * 8;
     if (q >= queries) continue;
 #pragma unroll

@@ -144,4 +144,22 @@ __device__ __forceinline__ void copy_async_wait() {
 #endif
 }
 
+// Over the four lanes that have a row of C between them.
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+// The largest of `largest` and row group + 8 * r of N products side by side.
+template <int N>
+__device__ __forceinline__ float row_max(const float (&c)[N][4], int r, float largest) {
+#pragma unroll
+  for (int n = 0; n < N; ++n) largest = fmaxf(largest, fmaxf(c[n][2 * r], c[n][2 * r + 1]));
+  return quad_max(largest);
+}
+
 }  // namespace svexport

@@ -837,11 +837,6 @@ __device__ __forceinline__ float exp2_approximate(float x) {
   return y;
 }
 
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-
 constexpr int kMergePitch = 40;  // floats of a row of partial results
 struct AttentionShared {
   float sum[8][32][kMergePitch];
@@ -910,11 +905,7 @@ __device__ __forceinline__ void attend(const Fused& a, int block, AttentionShare
       uint32_t weights[2][4];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {  // rows lane / 4 + 8 * i
-        float higher = largest[m][i];
-#pragma unroll
-        for (int t = 0; t < 4; ++t) higher = fmaxf(higher, fmaxf(score[t][2 * i], score[t][2 * i + 1]));
-        higher = quad_max(higher);
-        const float shrink = exp2_approximate(largest[m][i] - higher);
+        const float higher = row_max(score, i, largest[m][i]), shrink = exp2_approximate(largest[m][i] - higher);
         largest[m][i] = higher;
         total[m][i] *= shrink;
 #pragma unroll
@@ -938,9 +929,7 @@ __device__ __forceinline__ void attend(const Fused& a, int block, AttentionShare
   for (int m = 0; m < 2; ++m) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float all = total[m][i];
-      all += __shfl_xor_sync(0xffffffffu, all, 1);
-      all += __shfl_xor_sync(0xffffffffu, all, 2);
+      const float all = quad_sum(total[m][i]);
       const int row = m * 16 + i * 8 + lane / 4;
       if (lane % 4 == 0) s.largest[warp][row] = largest[m][i], s.total[warp][row] = all;
 #pragma unroll
