@@ -9,7 +9,10 @@
 // last attention_kernel's. Sixteen rows at a time go through all of a step in shared memory, on a pair of blocks that
 // compute half of the columns each and give them to one another. Every pair reads every weight once, straight into the
 // registers that mma wants it in, one matrix product ahead, the first before the kernel in front has ended (programmatic
-// dependent launch). Shared memory for two products ahead and the copy engine were slower, bulk copies or not.
+// dependent launch).
+//
+// A step is a list of linear layers with what lies between them, made on the host, and a loop that executes it: code that
+// is run once a step is fetched from far away, and waiting for it took longer than all else.
 #include <algorithm>
 
 #include "bilinear.cuh"
@@ -22,26 +25,12 @@
 namespace svexport {
 namespace {
 
-constexpr int kChannels = 256, kHeads = 8;
-[[maybe_unused]] constexpr int kHeadDim = 32;
+constexpr int kChannels = 256, kHeads = 8, kHeadDim = 32;
 constexpr int kRows = 16, kPair = 2, kThreads = 256;
-constexpr int kPitch = kChannels + 32;  // of a row in shared memory, against bank conflicts
-[[maybe_unused]] constexpr int kTile = kRows * kPitch;
+constexpr int kPitch = kChannels + 8;  // of a row in shared memory, against bank conflicts
+constexpr int kTile = kRows * kPitch;
 constexpr int kNarrow = 64;  // most outputs of a narrow layer: camera weights, box code, classes
 constexpr int kMaxFfn = 2048;
-
-// Vectors of a step in shared memory, and where they begin.
-enum RowsVector {
-  kOutProjBias = 0, kNorm1 = 256, kLogitsBias = 768, kOutputProjBias = 832, kNorm2 = 1088, kFfn2Bias = 1600, kNorm3 = 1856,
-  kInProjBias = 2368, kFfn0Bias = 3136,  // of ffn elements
-};
-enum BranchVector {
-  kReg0Bias = 0, kReg2Bias = 256, kReg4Bias = 512, kPosition0Weight = 576, kPosition0Bias = 1344, kEncodingNorm0 = 1600,
-  kPosition3Bias = 2112, kEncodingNorm1 = 2368, kBranchVectors = 2880,
-};
-enum ClassVector {
-  kCls0Bias = 0, kScoreNorm0 = 256, kCls3Bias = 768, kScoreNorm1 = 1024, kCls6Bias = 1536,
-};
 
 // ---------------------------------------------------------------- parameters
 
@@ -57,24 +46,56 @@ struct FusedLevel {
   int format;
 };
 
-struct Parameters {
-  const void *weight, *bias;
+// Tiles of 16 rows x 256 channels in shared memory; kHidden: the first of ffn / 256.
+enum Tile { kSum, kX, kIn, kWhere, kBranchTiles, kQueryPos = kBranchTiles, kPosition, kHidden, kNoTile = -1 };
+
+// What is done before a layer, in this order.
+enum Before {
+  kMoves = 1,          // the box branch's end: points are moved, boxes written; their position's first layer, to kSum
+  kSamples = 2,        // the cameras, by the logits, to kIn
+  kNorms = 4,          // a tile, to kX
+  kRelu = 8,           // after the norm
+  kAddsQueryPos = 16,  // kWhere = kX + kQueryPos, after the norm
+};
+// Where the products go.
+enum Result { kToTile, kToLogits, kToQueriesKeys, kToValues };
+
+// A linear layer, its end included: the last one of a list has no weight, only what is done before.
+struct Layer {
+  const void *weight = nullptr, *bias = nullptr;  // rows first .. first + out - 1 of (.., in)
+  int first = 0, out = 0, in = kChannels;
+  int parts = 0;  // 256 inputs and outputs at a time; narrow layers have one
+  const void *norm_weight = nullptr, *norm_bias = nullptr;
+  void *store = nullptr, *store_where = nullptr;  // where the norm's result, and kWhere in the usual order, goes as well
+  int norm_from = kSum, before = 0;
+  int from = kX, result = kToTile, to = kSum;
+  int add[2] = {kNoTile, kNoTile};
+  bool relu = false;
+};
+constexpr int kMaxLayers = 17;
+
+// What a pair of blocks executes: layers from `first` on, after loading kX, kIn, kQueryPos, kPosition (null: not).
+enum RoleName { kRowsRole, kBoxRole, kClassRole, kRoles };
+struct Role {
+  int first = 0;
+  const void* load[4] = {};
+  int usual_order = 0;  // bits: of which channels are not in the order of tiles
 };
 
 struct Fused {
-  Parameters last_layer[kOffsets / 2], next_layer[kOffsets / 2];  // step - 1 and step: [DecoderWeight / 2]
-  Parameters cls[kClassWeights / 2];
+  Layer layer[kMaxLayers];
+  Role role[kRoles];
   int64_t rows;
   int queries, keys;  // keys: queries, up to a multiple of 32
-  int ffn, step, layers;
-  const void *query, *query_pos;
-  float* points;                       // (rows, 3)
-  void *x, *where, *mixed, *position;  // (rows, 256)
-  void *q, *k, *v;                     // (B, heads, keys, 32), and v (B, heads, 32, keys)
+  int step, layers;
+  const void *encoder_weight, *encoder_bias;  // position_encoder.0
+  float* points;                              // (rows, 3)
+  void *x, *query_pos, *mixed;                // (rows, 256) in the order of tiles
+  void *q, *k, *v;                            // (B, heads, keys, 32), and v (B, heads, 32, keys)
   AnyFloat given, boxes, moved;
   void* classes;
   int num_classes, code_size, logits;
-  bool residual_query_pos, before, sample, after;
+  bool sample;
   // sampling
   int cams, levels, activation;
   AnyFloat lidar2img;
@@ -83,7 +104,7 @@ struct Fused {
   float low[3], size[3], image[2], depth_eps, clamp[2];
   bool in_image;
   FusedLevel level[kMaxCameraLevels];
-  int plain_levels = 0;  // of the first four: kAdjacent, not pooled
+  int plain_levels = 0;  // of the first four: kAdjacent, not pooled, strides below 2^31
 
   explicit Fused(const TransformerDecoder& d)
       : given(d.reference_points), boxes(d.boxes), moved(d.points), lidar2img(d.lidar2img) {}
@@ -108,153 +129,108 @@ __device__ __forceinline__ void record_stage(int step, int kernel, int block, in
 }
 #define STAGE(kernel, block, stage) record_stage(a.step, kernel, block, stage)
 #else
-#define STAGE(kernel, block, stage)
+#define STAGE(kernel, block, stage) (static_cast<void>(kernel), static_cast<void>(block), static_cast<void>(stage))
 #endif
 
 // ---------------------------------------------------------------- pairs of blocks
 
-__device__ __forceinline__ uint32_t pair_rank() {
+__device__ __forceinline__ int pair_rank() {
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-__device__ __forceinline__ void pair_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ __forceinline__ void pair_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-__device__ __forceinline__ void pair_sync() {
-  pair_arrive();
-  pair_wait();
+
+// What the blocks of a pair send one another. Every store counts its bytes at a barrier of the block that it goes to: a
+// barrier of the whole cluster orders stores by a fence of the whole device, which takes longer than the exchange. Two
+// barriers in turn: the other block is never more than one exchange ahead.
+class Pair {
+ public:
+  // received: two in shared memory.
+  __device__ __forceinline__ explicit Pair(uint64_t* received) : barrier_(shared_address(received)) {
+    uint32_t address;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(barrier_), "r"(pair_rank() ^ 1));
+    away_ = address - barrier_;
+    if (threadIdx.x == 0) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier_) : "memory");
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier_ + 8) : "memory");
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  }
+
+  // Until the other block runs; before the first exchange.
+  __device__ __forceinline__ void wait_for_other() const { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+
+  // Into both blocks' shared memory.
+  __device__ __forceinline__ void send(void* p, uint2 v) const {
+    *static_cast<uint2*>(p) = v;
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(shared_address(p) + away_),
+                 "r"(v.x), "r"(v.y), "r"(barrier_ + count_ % 2 * 8 + away_)
+                 : "memory");
+  }
+  __device__ __forceinline__ void send(void* p, uint4 v) const {
+    *static_cast<uint4*>(p) = v;
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                     shared_address(p) + away_),
+                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier_ + count_ % 2 * 8 + away_)
+                 : "memory");
+  }
+
+  // The end of an exchange: until all threads have sent, and so many bytes have come.
+  __device__ __forceinline__ void receive(int bytes) {
+    const uint32_t barrier = barrier_ + count_ % 2 * 8;
+    if (threadIdx.x == 0) {
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+    }
+    __syncthreads();
+    uint32_t done = 0;
+    while (!done) {
+      asm volatile(
+          "{\n"
+          ".reg .pred p;\n"
+          "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, p;\n"
+          "}"
+          : "=r"(done)
+          : "r"(barrier), "r"(count_ / 2 % 2)
+          : "memory");
+    }
+    ++count_;
+  }
+
+ private:
+  uint32_t barrier_, away_, count_ = 0;
+};
+
+// ---------------------------------------------------------------- tiles
+
+// Channels are in the order in which mma takes the inputs of weights that are read 16 bytes at a time: of 32, channels
+// 8 p + 2 j and 8 p + 2 j + 1 are at 8 j + 2 p.
+
+// Where a row has an even channel.
+__device__ __forceinline__ int place(int channel) {
+  return channel / 32 * 32 + channel % 8 / 2 * 8 + channel % 32 / 8 * 2;
 }
 
-// The address in the other block's shared memory.
-__device__ __forceinline__ uint32_t other(const void* p, uint32_t rank) {
-  uint32_t address;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(rank ^ 1));
-  return address;
+// The first of the lane's channels of a row: two each from here, and 8, 16, 24 further on.
+__device__ __forceinline__ int first_channel() { return threadIdx.x % 32 / 4 * 32 + threadIdx.x % 4 * 2; }
+
+// The lane's part of a row, 16 bytes.
+template <class T>
+__device__ __forceinline__ uint4& part_of(T* row) {
+  return reinterpret_cast<uint4*>(row)[threadIdx.x % 32];
 }
 
-// Into both blocks' shared memory.
-__device__ __forceinline__ void store_both(void* p, uint32_t v, uint32_t rank) {
-  *static_cast<uint32_t*>(p) = v;
-  asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(other(p, rank)), "r"(v) : "memory");
-}
-__device__ __forceinline__ void store_both(void* p, uint4 v, uint32_t rank) {
-  *static_cast<uint4*>(p) = v;
-  asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(other(p, rank)), "r"(v.x), "r"(v.y), "r"(v.z),
-               "r"(v.w)
-               : "memory");
-}
-
-// ---------------------------------------------------------------- matrix products
-
-__device__ __forceinline__ uint4 fetch(const uint4* p) {
-  uint4 v;
-  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
+// The lane's 16 bytes of a row in the order of tiles, from those in the usual order, or back: four lanes exchange words.
+__device__ __forceinline__ uint4 reorder(uint4 v) {
+  const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+  uint32_t a = __shfl_xor_sync(0xffffffffu, odd ? v.x : v.y, 1), b = __shfl_xor_sync(0xffffffffu, odd ? v.z : v.w, 1);
+  (odd ? v.x : v.y) = a, (odd ? v.z : v.w) = b;
+  a = __shfl_xor_sync(0xffffffffu, upper ? v.x : v.z, 2), b = __shfl_xor_sync(0xffffffffu, upper ? v.y : v.w, 2);
+  (upper ? v.x : v.z) = a, (upper ? v.y : v.w) = b;
   return v;
 }
-
-// Where a lane (4 * group + pair) finds its part of 16 rows of a matrix (out, in): rows `group` and `group` + 8, of every
-// 32 columns the 8 from 8 * pair on. Null: nowhere.
-struct Lines {
-  const uint4 *low, *high;
-  int steps;  // of 32 columns
-
-  __device__ __forceinline__ Lines columns(int skip, int count) const {
-    return {low + skip / 8, high + skip / 8, count / 32};
-  }
-  __device__ __forceinline__ explicit operator bool() const { return low != nullptr; }
-};
-
-__device__ __forceinline__ Lines lines(const void* matrix, int row, int in, int last = 1 << 30) {
-  const int lane = threadIdx.x % 32, low = row + lane / 4;
-  const uint4* from = static_cast<const uint4*>(matrix) + lane % 4;
-  return {from + min(low, last) * static_cast<int64_t>(in / 8), from + min(low + 8, last) * static_cast<int64_t>(in / 8), 8};
-}
-
-// Weights of 16 outputs and 256 inputs, [2 * i]: those of the row `group`, [2 * i + 1]: of `group` + 8, of 32 inputs from
-// 32 * i on. The next take their place as they are used.
-struct Chunk {
-  uint4 at[16];
-
-  __device__ __forceinline__ void fetch_step(const Lines& from, int i) {
-    if (from && i < from.steps) at[2 * i] = fetch(from.low + i * 4), at[2 * i + 1] = fetch(from.high + i * 4);
-  }
-  __device__ __forceinline__ void fetch_from(const Lines& from, int first = 0) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (i >= first) fetch_step(from, i);
-    }
-  }
-};
-
-// 16 rows x 16 outputs; [0]: outputs 0 to 7, [1]: 8 to 15. Transposed: [0]: rows 0 to 7 (of outputs g, g + 8), [1]: 8 to 15.
-struct Sum {
-  float at[2][4];
-};
-
-// sum += 16 rows of `tile` * the chunk, 32 inputs at a time, while the next chunk is fetched. Inputs are in the same order
-// on both sides, though not in that of mma's.
-template <class T, bool kTransposed, int Steps>
-__device__ __forceinline__ void multiply(Sum& sum, const T* tile, int pitch, Chunk& w, const Lines& next) {
-  const int lane = threadIdx.x % 32;
-  const uint4* low = reinterpret_cast<const uint4*>(tile + lane / 4 * pitch) + lane % 4;
-  const uint4* high = reinterpret_cast<const uint4*>(tile + (lane / 4 + 8) * pitch) + lane % 4;
-  Sum odd{};
-#pragma unroll
-  for (int i = 0; i < Steps; ++i) {
-    const uint4 p = low[i * 4], q = high[i * 4], a = w.at[2 * i], b = w.at[2 * i + 1];
-    if (kTransposed) {
-      const uint32_t first[4] = {a.x, b.x, a.y, b.y}, second[4] = {a.z, b.z, a.w, b.w};
-      mma<T>(sum.at[0], first, p.x, p.y);
-      mma<T>(sum.at[1], first, q.x, q.y);
-      mma<T>(odd.at[0], second, p.z, p.w);
-      mma<T>(odd.at[1], second, q.z, q.w);
-    } else {
-      const uint32_t first[4] = {p.x, q.x, p.y, q.y}, second[4] = {p.z, q.z, p.w, q.w};
-      mma<T>(sum.at[0], first, a.x, a.y);
-      mma<T>(sum.at[1], first, b.x, b.y);
-      mma<T>(odd.at[0], second, a.z, a.w);
-      mma<T>(odd.at[1], second, b.z, b.w);
-    }
-    w.fetch_step(next, i);
-  }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) sum.at[i / 4][i % 4] += odd.at[i / 4][i % 4];
-}
-
-// f(row, column, two values) for what the lane holds of a sum (rows x outputs); column: of the first of the chunk.
-template <class F>
-__device__ __forceinline__ void each_pair(const Sum& sum, int column, F&& f) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    f(lane / 4 + i % 2 * 8, column + i / 2 * 8 + lane % 4 * 2, sum.at[i / 2][i % 2 * 2], sum.at[i / 2][i % 2 * 2 + 1]);
-  }
-}
-
-// A narrow layer: 16 outputs and half of the inputs a warp, into partial[2][16 rows][64], to be added by who reads them.
-__device__ __forceinline__ Lines narrow(const void* matrix, int out) {
-  const int warp = threadIdx.x / 32;
-  return lines(matrix, warp % 4 * 16, kChannels, out - 1).columns(warp / 4 * 128, 128);
-}
-
-template <class T>
-__device__ __forceinline__ void multiply_narrow(float* partial, const T* tile, Chunk& w, const Lines& next) {
-  const int warp = threadIdx.x / 32;
-  Sum sum{};
-  multiply<T, false, 4>(sum, tile + warp / 4 * 128, kPitch, w, next);
-  w.fetch_from(next, 4);
-  each_pair(sum, warp % 4 * 16, [&](int row, int column, float a, float b) {
-    *reinterpret_cast<float2*>(partial + (warp / 4 * kRows + row) * kNarrow + column) = make_float2(a, b);
-  });
-}
-
-__device__ __forceinline__ float narrow_sum(const float* partial, int row, int column) {
-  return partial[row * kNarrow + column] + partial[(kRows + row) * kNarrow + column];
-}
-
-// ---------------------------------------------------------------- rows in shared memory
 
 template <class T>
 __device__ __forceinline__ void unpack8(const uint4& v, float (&x)[8]) {
@@ -271,11 +247,112 @@ __device__ __forceinline__ uint4 pack8(const float (&x)[8]) {
   return make_uint4(pack<T>(x[0], x[1]), pack<T>(x[2], x[3]), pack<T>(x[4], x[5]), pack<T>(x[6], x[7]));
 }
 
+// a + b
+template <class T>
+__device__ __forceinline__ uint4 add8(const uint4& a, const uint4& b) {
+  float x[8], y[8];
+  unpack8<T>(a, x);
+  unpack8<T>(b, y);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] += y[i];
+  return pack8<T>(x);
+}
+
+// 16 rows of 256 from global memory, zeros beyond the last; two a warp.
+template <class T>
+__device__ __forceinline__ void load_tile(T* tile, const void* from, bool usual_order, int64_t row0, int64_t rows) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = threadIdx.x / 32 * 2 + i;
+    const bool there = row0 + row < rows;
+    const uint4* at = static_cast<const uint4*>(from) + (there ? (row0 + row) * 32 + threadIdx.x % 32 : 0);
+    if (!usual_order) {
+      copy_async(&part_of(tile + row * kPitch), at, there);
+    } else {
+      part_of(tile + row * kPitch) = reorder(there ? *at : uint4{});
+    }
+  }
+}
+
+// ---------------------------------------------------------------- matrix products
+
+__device__ __forceinline__ uint4 fetch(const uint4* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+
+// Where a lane (4 * group + pair) finds its part of 16 rows of a matrix (out, in): rows `group` and `group` + 8, of every
+// 32 columns the 8 from 8 * pair on. Null: nowhere.
+struct Lines {
+  const uint4 *low, *high;
+};
+
+// Weights of 16 outputs and 256 inputs, [2 * i]: those of the row `group`, [2 * i + 1]: of `group` + 8, of 32 inputs from
+// 32 * i on. The next take their place as they are used.
+struct Chunk {
+  uint4 at[16];
+
+  __device__ __forceinline__ void fetch_step(const Lines& from, int i) {
+    if (from.low) at[2 * i] = fetch(from.low + i * 4), at[2 * i + 1] = fetch(from.high + i * 4);
+  }
+  __device__ __forceinline__ void fetch_from(const Lines& from) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) fetch_step(from, i);
+  }
+};
+
+// 16 rows x 16 outputs; [0]: outputs 0 to 7, [1]: 8 to 15.
+struct Sum {
+  float at[2][4];
+};
+
+// sum += the tile * the chunk, 32 inputs at a time, while the next chunk is fetched.
+template <class T>
+__device__ __forceinline__ void multiply(Sum& sum, const T* tile, Chunk& w, const Lines& next) {
+  const int lane = threadIdx.x % 32;
+  const uint32_t from = shared_address(tile + lane % 16 * kPitch + lane / 16 * 8);
+  Sum odd{};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    uint32_t first[4], second[4];
+    load_matrix(first, from + i * 64);
+    load_matrix(second, from + i * 64 + 32);
+    const uint4 a = w.at[2 * i], b = w.at[2 * i + 1];
+    mma<T>(sum.at[0], first, a.x, a.y);
+    mma<T>(sum.at[1], first, b.x, b.y);
+    mma<T>(odd.at[0], second, a.z, a.w);
+    mma<T>(odd.at[1], second, b.z, b.w);
+    w.fetch_step(next, i);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum.at[i / 4][i % 4] += odd.at[i / 4][i % 4];
+}
+
+// ---------------------------------------------------------------- norms
+
+// Weight and bias of a norm, of the lane's channels.
+struct Affine {
+  uint32_t weight[4], bias[4];
+
+  template <class T>
+  __device__ __forceinline__ void fetch(const Layer& l) {
+    const bool there = l.before & kNorms;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int channel = first_channel() + 8 * i;
+      weight[i] = load_if<uint32_t, 1>(static_cast<const uint32_t*>(l.norm_weight) + channel / 2, there).at[0];
+      bias[i] = load_if<uint32_t, 1>(static_cast<const uint32_t*>(l.norm_bias) + channel / 2, there).at[0];
+    }
+  }
+};
+
 // Layer norm of 8 channels a lane, Rows rows at once.
 template <class T, int Rows>
-__device__ __forceinline__ void normalize(float (&x)[Rows][8], const T* affine, bool with_relu) {
-  const int lane = threadIdx.x % 32;
-  float mean[Rows], squares[Rows], gamma[8], beta[8];
+__device__ __forceinline__ void normalize(float (&x)[Rows][8], const Affine& affine, bool with_relu) {
+  float mean[Rows], squares[Rows];
 #pragma unroll
   for (int r = 0; r < Rows; ++r) {
     mean[r] = ((x[r][0] + x[r][1]) + (x[r][2] + x[r][3])) + ((x[r][4] + x[r][5]) + (x[r][6] + x[r][7]));
@@ -301,82 +378,17 @@ __device__ __forceinline__ void normalize(float (&x)[Rows][8], const T* affine, 
 #pragma unroll
     for (int r = 0; r < Rows; ++r) squares[r] += __shfl_xor_sync(0xffffffffu, squares[r], step);
   }
-  unpack8<T>(reinterpret_cast<const uint4*>(affine)[lane], gamma);
-  unpack8<T>(reinterpret_cast<const uint4*>(affine + kChannels)[lane], beta);
 #pragma unroll
   for (int r = 0; r < Rows; ++r) {
     const float scale = rsqrtf(squares[r] * (1.f / kChannels) + kEps);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      x[r][i] = fmaf(x[r][i] * scale, gamma[i], beta[i]);
-      if (with_relu) x[r][i] = relu(x[r][i]);
+    for (int i = 0; i < 4; ++i) {
+      const float2 gamma = unpack<T>(affine.weight[i]), beta = unpack<T>(affine.bias[i]);
+      x[r][2 * i] = fmaf(x[r][2 * i] * scale, gamma.x, beta.x);
+      x[r][2 * i + 1] = fmaf(x[r][2 * i + 1] * scale, gamma.y, beta.y);
+      if (with_relu) x[r][2 * i] = relu(x[r][2 * i]), x[r][2 * i + 1] = relu(x[r][2 * i + 1]);
     }
   }
-}
-
-// to = norm(from) of all 16 rows, two a warp; where = to + query_pos if asked for.
-template <class T>
-__device__ __forceinline__ void normalize_tile(const T* from, const T* affine, bool with_relu, T* to,
-                                               const T* query_pos = nullptr, T* where = nullptr) {
-  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 2;
-  float x[2][8];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) unpack8<T>(*reinterpret_cast<const uint4*>(from + (row + r) * kPitch + lane * 8), x[r]);
-  normalize<T, 2>(x, affine, with_relu);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int at = (row + r) * kPitch + lane * 8;
-    const uint4 y = pack8<T>(x[r]);
-    *reinterpret_cast<uint4*>(to + at) = y;
-    if (where) {
-      float sum[8], position[8];
-      unpack8<T>(y, sum);  // the rounded one, as in the reference
-      unpack8<T>(*reinterpret_cast<const uint4*>(query_pos + at), position);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) sum[i] += position[i];
-      *reinterpret_cast<uint4*>(where + at) = pack8<T>(sum);
-    }
-  }
-}
-
-// 16 rows of 256 from global memory, zeros beyond the last.
-template <class T>
-__device__ __forceinline__ void load_tile(T* tile, const void* from, int64_t row0, int64_t rows) {
-#pragma unroll
-  for (int i = threadIdx.x; i < kRows * 32; i += kThreads) {
-    const int r = i / 32, piece = i % 32;
-    const T* at = static_cast<const T*>(from) + (row0 + r) * kChannels + piece * 8;
-    copy_async(tile + r * kPitch + piece * 8, row0 + r < rows ? at : from, row0 + r < rows);
-  }
-}
-
-// The rows of this block's half to global memory.
-template <class T>
-__device__ __forceinline__ void store_half(void* to, const T* tile, int64_t row0, int64_t rows, uint32_t rank) {
-  const int r = rank * (kRows / kPair) + threadIdx.x / 32, piece = threadIdx.x % 32;
-  if (row0 + r < rows) {
-    reinterpret_cast<uint4*>(to)[(row0 + r) * 32 + piece] = *reinterpret_cast<const uint4*>(tile + r * kPitch + piece * 8);
-  }
-}
-
-// Until copy_async_wait, and but for the last few of a count that is no multiple of 8.
-template <class T>
-__device__ __forceinline__ void load_vector(T* to, const void* from, int count) {
-  for (int i = threadIdx.x; i < count / 8; i += kThreads) copy_async(to + i * 8, static_cast<const uint4*>(from) + i, true);
-  const int i = count / 8 * 8 + threadIdx.x;
-  if (i < count) to[i] = static_cast<const T*>(from)[i];
-}
-
-// Weight and bias of a norm.
-template <class T>
-__device__ __forceinline__ void load_norm(T* to, const Parameters& from) {
-  load_vector(to, from.weight, kChannels);
-  load_vector(to + kChannels, from.bias, kChannels);
-}
-
-template <class T>
-__device__ __forceinline__ float2 two(const T* p) {
-  return unpack<T>(*reinterpret_cast<const uint32_t*>(p));
 }
 
 // ---------------------------------------------------------------- sampling
@@ -498,49 +510,60 @@ __device__ __forceinline__ void sample_level(const FusedLevel& l, const Place& p
 }
 
 // sum += what all cameras see on all levels, by a warp. weights: of camera and level c * levels + l, in lanes' first and
-// second. The pixels of four plain levels are on their way at once.
+// second. The pixels of four plain levels are on their way at once; a lane finds the place on one of them.
 template <class T>
 __device__ __forceinline__ void sample(const Fused& a, int batch, float u, float v, const float (&weights)[2],
                                        float (&sum)[8]) {
-  auto add = [&](int cam, int level, const float (&sampled)[8]) {
-    const int which = cam * a.levels + level;
+  const int lane = threadIdx.x % 32;
+  auto weight_of = [&](int which) {
     const float even = __shfl_sync(0xffffffffu, weights[0], which % 32);
     const float odd = __shfl_sync(0xffffffffu, weights[1], which % 32);
-    const float weight = (which < 32 ? even : odd) * a.level[level].scale;
+    return which < 32 ? even : odd;
+  };
+  auto add = [&](float weight, const float (&sampled)[8]) {
 #pragma unroll
     for (int c = 0; c < 8; ++c) sum[c] = fmaf(isnan(sampled[c]) ? 0.f : sampled[c], weight, sum[c]);
   };
+#pragma unroll 1
   for (unsigned seen = __ballot_sync(0xffffffffu, !isnan(u)); seen; seen &= seen - 1) {
     const int cam = __ffs(seen) - 1;
     const float cam_u = __shfl_sync(0xffffffffu, u, cam), cam_v = __shfl_sync(0xffffffffu, v, cam);
-    int level = 0;
     if (a.plain_levels > 0) {
+      const int mine = min(lane % 4, a.plain_levels - 1);
+      const FusedLevel& l = a.level[mine];
+      const Place p = place_on(l, batch, cam, cam_u, cam_v);
+      const uint64_t corner = reinterpret_cast<uint64_t>(static_cast<const T*>(l.data) + p.image + p.y.index[0] * l.y +
+                                                         p.x.index[0] * l.x);
+      const int right = (p.x.index[1] - p.x.index[0]) * static_cast<int>(l.x);
+      const int down = (p.y.index[1] - p.y.index[0]) * static_cast<int>(l.y);
+      const float weight = weight_of(cam * a.levels + mine) * l.scale;
       uint4 taps[4][4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (i < a.plain_levels) {
-          const FusedLevel& l = a.level[i];
-          const Place p = place_on(l, batch, cam, cam_u, cam_v);
+          const T* from = reinterpret_cast<const T*>(__shfl_sync(0xffffffffu, corner, i)) + lane * 8;
+          const int to_right = __shfl_sync(0xffffffffu, right, i), to_below = __shfl_sync(0xffffffffu, down, i);
 #pragma unroll
-          for (int j = 0; j < 4; ++j) taps[i][j] = pixel<T, kAdjacent>(l, p.image, p.y.index[j / 2], p.x.index[j % 2]);
+          for (int j = 0; j < 4; ++j) {
+            taps[i][j] = __ldg(reinterpret_cast<const uint4*>(from + (j % 2 ? to_right : 0) + (j / 2 ? to_below : 0)));
+          }
         }
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (i < a.plain_levels) {
-          const Place p = place_on(a.level[i], batch, cam, cam_u, cam_v);
           float sampled[8] = {};
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            add_tap<T, kAdjacent>(taps[i][j], p.y.weight[j / 2] * p.x.weight[j % 2], sampled);
+            const float tap = p.y.weight[j / 2] * p.x.weight[j % 2];
+            add_tap<T, kAdjacent>(taps[i][j], __shfl_sync(0xffffffffu, tap, i), sampled);
           }
-          add(cam, i, sampled);
+          add(__shfl_sync(0xffffffffu, weight, i), sampled);
         }
       }
-      level = a.plain_levels;
     }
 #pragma unroll 1
-    for (; level < a.levels; ++level) {
+    for (int level = a.plain_levels; level < a.levels; ++level) {
       const FusedLevel& l = a.level[level];
       const Place p = place_on(l, batch, cam, cam_u, cam_v);
       float sampled[8] = {};
@@ -551,25 +574,7 @@ __device__ __forceinline__ void sample(const Fused& a, int batch, float u, float
       } else {
         sample_level<T, kStrided>(l, p, sampled);
       }
-      add(cam, level, sampled);
-    }
-  }
-}
-
-// Brings what will be sampled near, once it is known where.
-template <class T>
-__device__ __forceinline__ void prefetch(const Fused& a, int batch, float u, float v) {
-  const int lane = threadIdx.x % 32;
-  for (unsigned seen = __ballot_sync(0xffffffffu, !isnan(u)); seen; seen &= seen - 1) {
-    const int cam = __ffs(seen) - 1;
-    const float cam_u = __shfl_sync(0xffffffffu, u, cam), cam_v = __shfl_sync(0xffffffffu, v, cam);
-    for (int i = 0; i < a.levels; ++i) {
-      const FusedLevel& l = a.level[i];
-      if (l.format != kAdjacent || l.pool) continue;
-      const Place p = place_on(l, batch, cam, cam_u, cam_v);
-      const int j = lane / 8;  // a corner for 8 lanes, 64 bytes each
-      const T* at = static_cast<const T*>(l.data) + p.image + p.y.index[j / 2] * l.y + p.x.index[j % 2] * l.x + lane % 8 * 32;
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+      add(weight_of(cam * a.levels + level) * l.scale, sampled);
     }
   }
 }
@@ -591,89 +596,261 @@ __device__ __forceinline__ void activate(int activation, int count, float (&x)[2
   x[0] /= total, x[1] /= total;
 }
 
-// ---------------------------------------------------------------- rows_kernel
+// ---------------------------------------------------------------- a role: layers, one after the other
 
 template <class T>
 struct RowsShared {
-  T in[kTile], x[kTile], sum[kTile], where[kTile], query_pos[kTile], position[kTile];
+  uint64_t received[2];
+  float logits[kRows * kNarrow];
+  float points[kRows * 3], encoded[kRows * 3];
   int batch[kRows], index[kRows];  // of a row: the scene, and the query there
-  float partial[2 * kRows * kNarrow];
-  T rest[1];  // hidden: 16 rows of ffn; vectors
+  alignas(16) T encoder[4 * kChannels];  // weight (256, 3) and bias of the position's first layer
+  alignas(16) T tiles[1];
 
-  static constexpr size_t bytes(int ffn) {
-    return offsetof(RowsShared, rest) + (kRows * (ffn + kPitch - kChannels) + kFfn0Bias + ffn) * sizeof(T);
-  }
+  static constexpr size_t bytes(int tiles) { return offsetof(RowsShared, tiles) + tiles * kTile * sizeof(T); }
 };
+
+// The end of the box branch, and the first layer of the position's encoding: 8 channels of two rows a lane, to kSum.
+template <class T>
+__device__ __forceinline__ void move_points(const Fused& a, int64_t row0, int rank, RowsShared<T>& s) {
+  const bool encodes = a.step < a.layers;
+  auto code = [&](int row, int j) { return s.logits[row * kNarrow + j]; };
+  if (threadIdx.x < kRows * 3) {
+    const int row = threadIdx.x / 3, axis = threadIdx.x % 3;
+    float point = s.points[threadIdx.x];
+    if (a.step > 0) {
+      point = sigmoid(code(row, axis + axis / 2 * 2) + inverse_sigmoid(point));
+      s.points[threadIdx.x] = point;
+      if (rank == 0 && row0 + row < a.rows) {
+        a.points[row0 * 3 + threadIdx.x] = point;
+        if (!encodes) a.moved.set(row0 * 3 + threadIdx.x, point);
+      }
+    }
+    s.encoded[threadIdx.x] = to_float(from_float<T>(inverse_sigmoid(point)));
+  }
+  __syncthreads();
+  if (!encodes) {
+    for (int i = threadIdx.x; rank == 0 && i < kRows * a.code_size; i += kThreads) {
+      const int row = i / a.code_size, j = i % a.code_size, axis = j < 2 ? j : j == 4 ? 2 : -1;
+      if (row0 + row >= a.rows) continue;
+      const float value = axis < 0 ? code(row, j) : s.points[row * 3 + axis] * a.size[axis] + a.low[axis];
+      a.boxes.set((row0 + row) * a.code_size + j, value);
+    }
+    return;
+  }
+  const int row = threadIdx.x / 32 * 2;
+  float x[2][8];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int channel = first_channel() + 8 * i;
+    const uint32_t* weight = reinterpret_cast<const uint32_t*>(s.encoder + channel * 3);
+    const float2 first = unpack<T>(weight[0]), middle = unpack<T>(weight[1]), last = unpack<T>(weight[2]);
+    const float2 bias = unpack<T>(*reinterpret_cast<const uint32_t*>(s.encoder + 3 * kChannels + channel));
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float* p = s.encoded + (row + r) * 3;
+      x[r][2 * i] = fmaf(p[2], middle.x, fmaf(p[1], first.y, fmaf(p[0], first.x, bias.x)));
+      x[r][2 * i + 1] = fmaf(p[2], last.y, fmaf(p[1], last.x, fmaf(p[0], middle.y, bias.y)));
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) part_of(s.tiles + kSum * kTile + (row + r) * kPitch) = pack8<T>(x[r]);
+}
+
+// kRowsRole, or one of the two others.
+template <class T, bool Rows>
+__device__ __forceinline__ void execute(const Fused& a, const Role& role, int64_t row0, RowsShared<T>& s) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
+  const int rank = pair_rank();
+  const int mine = (rank * 8 + warp) * 16;                      // the warp's 16 of 256 outputs,
+  const int at = mine / 32 * 32 + pair * 8 + warp % 2 * 4;      // and where a row has the lane's four
+  const int kernel = Rows ? 0 : 1, block = blockIdx.x;
+  auto tile = [&](int which) { return s.tiles + which * kTile; };
+
+  // A layer's part of the warp: 16 outputs, of a narrow one for the first warps of both blocks.
+  auto first_of = [&](const Layer& l, int part) {
+    return l.out < kChannels ? warp * 16 : mine + (l.in == kChannels ? part * kChannels : 0);
+  };
+  auto lines_of = [&](const Layer& l, int part) {
+    const int first = first_of(l, part), last = l.out - 1;
+    if (first > last) return Lines{};
+    const T* from = static_cast<const T*>(l.weight) + (l.in == kChannels ? 0 : part * kChannels) + pair * 8;
+    return Lines{reinterpret_cast<const uint4*>(from + (l.first + min(first + group, last)) * l.in),
+                 reinterpret_cast<const uint4*>(from + (l.first + min(first + group + 8, last)) * l.in)};
+  };
+  auto fetch_bias = [&](T (&bias)[4], const Layer& l, int part) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int output = first_of(l, part) + pair * 2 + j % 2 + j / 2 * 8;
+      bias[j] = load_if<T, 1>(static_cast<const T*>(l.bias) + l.first + output, output < l.out).at[0];
+    }
+  };
+
+  STAGE(kernel, block, 0);
+  Pair blocks(s.received);
+  int current = role.first, part = 0, stage = 4;
+  Chunk weights;
+  T bias[4];
+  Affine affine;
+  weights.fetch_from(lines_of(a.layer[current], 0));
+  fetch_bias(bias, a.layer[current], 0);
+  affine.fetch<T>(a.layer[current]);
+  if (!Rows && a.encoder_weight && threadIdx.x < kChannels / 2) {
+    const bool is_weight = threadIdx.x < 3 * kChannels / 8;
+    const uint4* from = static_cast<const uint4*>(is_weight ? a.encoder_weight : a.encoder_bias);
+    copy_async(s.encoder + threadIdx.x * 8, from + threadIdx.x - (is_weight ? 0 : 3 * kChannels / 8), true);
+  }
+  STAGE(kernel, block, 1);
+  wait_for_previous();
+  start_next();
+  STAGE(kernel, block, 2);
+
+#pragma unroll
+  for (int i = 0; i < (Rows ? 4 : 1); ++i) {
+    constexpr int kLoaded[] = {kX, kIn, kQueryPos, kPosition};
+    if (role.load[i]) load_tile(tile(kLoaded[i]), role.load[i], role.usual_order >> i & 1, row0, a.rows);
+  }
+  copy_async_commit();
+  const int own = rank * (kRows / kPair) + warp;  // the row this warp samples
+  const int batch = static_cast<unsigned>(row0 + own) / a.queries;
+  float u = NAN, v = NAN;
+  if (Rows) {
+    if (threadIdx.x < kRows) {
+      const unsigned row = static_cast<unsigned>(row0) + threadIdx.x;
+      s.batch[threadIdx.x] = row / a.queries, s.index[threadIdx.x] = row % a.queries;
+    }
+    if (a.sample) project(a, row0 + own, batch, u, v);
+  } else if (threadIdx.x < kRows * 3) {
+    s.points[threadIdx.x] = row0 + threadIdx.x / 3 < a.rows ? a.points[row0 * 3 + threadIdx.x] : 0.5f;
+  }
+  copy_async_wait<0>();
+  __syncthreads();
+  blocks.wait_for_other();
+  STAGE(kernel, block, 3);
+
+  if (Rows && a.step == 0) {  // where = query + query_pos, and both in the order of tiles for the steps to come
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = warp * 2 + r;
+      const uint4 x = part_of(tile(kX) + row * kPitch), position = part_of(tile(kQueryPos) + row * kPitch);
+      part_of(tile(kWhere) + row * kPitch) = add8<T>(x, position);
+      if (row / (kRows / kPair) == rank && row0 + row < a.rows) {
+        part_of(static_cast<T*>(a.x) + (row0 + row) * kChannels) = x;
+        part_of(static_cast<T*>(a.query_pos) + (row0 + row) * kChannels) = position;
+      }
+    }
+    __syncthreads();
+  }
+
+  Sum sum{};
+#pragma unroll 1
+  while (true) {
+    const Layer& l = a.layer[current];
+    if (part == 0) {
+      if (!Rows && (l.before & kMoves)) {
+        move_points(a, row0, rank, s);
+        STAGE(kernel, block, stage++);
+      }
+      if (Rows && (l.before & kSamples)) {
+        float weights[2] = {s.logits[own * kNarrow + lane], s.logits[own * kNarrow + lane + 32]}, sampled[8] = {};
+        activate(a.activation, a.logits, weights);
+        sample<T>(a, batch, u, v, weights, sampled);
+        STAGE(kernel, block, stage++);
+        blocks.send(&part_of(tile(kIn) + own * kPitch), reorder(pack8<T>(sampled)));
+        blocks.receive(kRows / kPair * kChannels * sizeof(T));
+        STAGE(kernel, block, stage++);
+      }
+      if (l.before & kNorms) {
+        const int row = warp * 2;
+        float x[2][8];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) unpack8<T>(part_of(tile(l.norm_from) + (row + r) * kPitch), x[r]);
+        normalize<T, 2>(x, affine, l.before & kRelu);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const uint4 y = pack8<T>(x[r]);
+          const bool stores = row / (kRows / kPair) == rank && row0 + row + r < a.rows;
+          part_of(tile(kX) + (row + r) * kPitch) = y;
+          if (l.store && stores) part_of(static_cast<T*>(l.store) + (row0 + row + r) * kChannels) = y;
+          if (Rows && (l.before & kAddsQueryPos)) {
+            const uint4 where = add8<T>(y, part_of(tile(kQueryPos) + (row + r) * kPitch));
+            part_of(tile(kWhere) + (row + r) * kPitch) = where;
+            if (l.store_where && stores) {
+              part_of(static_cast<T*>(l.store_where) + (row0 + row + r) * kChannels) = reorder(where);
+            }
+          }
+        }
+        __syncthreads();
+        STAGE(kernel, block, stage++);
+      }
+    }
+    if (!l.weight) break;
+
+    const bool done = part + 1 == l.parts;
+    const Layer& next = a.layer[done ? current + 1 : current];
+    const int next_part = done ? 0 : part + 1, input = l.in == kChannels ? 0 : part, output = l.in == kChannels ? part : 0;
+    multiply<T>(sum, tile(l.from + input), weights, lines_of(next, next_part));
+    T next_bias[4];
+    fetch_bias(next_bias, next, next_part);
+    if (done) affine.fetch<T>(next);
+
+    if (done || l.in == kChannels) {  // else there are more inputs
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = group + 8 * r;
+        float y[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) y[j] = sum.at[j / 2][2 * r + j % 2] + to_float(bias[j]);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          if (l.add[j] == kNoTile) continue;
+          const uint2 more = *reinterpret_cast<const uint2*>(tile(l.add[j]) + row * kPitch + at);
+          const float2 low = unpack<T>(more.x), high = unpack<T>(more.y);
+          y[0] += low.x, y[1] += low.y, y[2] += high.x, y[3] += high.y;
+        }
+        if (l.relu) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) y[j] = relu(y[j]);
+        }
+        if (l.result == kToTile) {
+          blocks.send(tile(l.to + output) + row * kPitch + at, make_uint2(pack<T>(y[0], y[1]), pack<T>(y[2], y[3])));
+        } else if (l.result == kToLogits) {
+          if (warp * 16 < l.out) {
+            float* to = s.logits + row * kNarrow + warp * 16 + pair * 2;
+            *reinterpret_cast<float2*>(to) = make_float2(y[0], y[1]);
+            *reinterpret_cast<float2*>(to + 8) = make_float2(y[2], y[3]);
+          }
+        } else if (Rows && row0 + row < a.rows) {
+          if (l.result == kToQueriesKeys) {  // queries scaled for exp2; dimensions in the order of tiles
+            const float scale = output == 0 ? 0.17677669529663687f * 1.4426950408889634f : 1.f;  // log2(e) / sqrt(32)
+            const int64_t head = s.batch[row] * kHeads + at / kHeadDim;
+            T* to = static_cast<T*>(output == 0 ? a.q : a.k) + (head * a.keys + s.index[row]) * kHeadDim + at % kHeadDim;
+            *reinterpret_cast<uint2*>(to) = make_uint2(pack<T>(y[0] * scale, y[1] * scale), pack<T>(y[2] * scale, y[3] * scale));
+          } else {
+            const int64_t line = s.batch[row] * static_cast<int64_t>(kChannels) + mine + pair * 2;
+            T* to = static_cast<T*>(a.v) + line * a.keys + s.index[row];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) to[(j % 2 + j / 2 * 8) * static_cast<int64_t>(a.keys)] = from_float<T>(y[j]);
+          }
+        }
+      }
+      sum = Sum{};
+    }
+    if (done) {
+      if (l.result == kToTile) blocks.receive((output + 1) * kRows * kChannels / kPair * static_cast<int>(sizeof(T)));
+      if (l.result == kToLogits) __syncthreads();
+      STAGE(kernel, block, stage++);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) bias[j] = next_bias[j];
+    if (done) ++current;
+    part = next_part;
+  }
+}
 
 template <class T>
 __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) rows_kernel(const __grid_constant__ Fused a) {
   extern __shared__ __align__(128) char memory[];
-  RowsShared<T>& s = *reinterpret_cast<RowsShared<T>*>(memory);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, hidden_pitch = a.ffn + kPitch - kChannels;
-  T* hidden = s.rest;
-  T* vectors = hidden + kRows * hidden_pitch;
-  const uint32_t rank = pair_rank();
-  const int64_t row0 = blockIdx.x / kPair * static_cast<int64_t>(kRows);
-
-  const Lines nothing{};
-  const int mine = (rank * 8 + warp) * 16;  // the warp's 16 of 256 columns
-  auto before = [&](DecoderWeight weight) -> const Parameters& { return a.last_layer[weight / 2]; };
-  const Parameters& in_proj = a.next_layer[kInProj / 2];
-  const bool goes_on = a.step < a.layers;
-
-  // What the warp multiplies with, in turn.
-  auto chunk = [&](int i) {
-    const int each = a.ffn / 256;
-    if (a.before) {
-      if (i-- == 0) return lines(before(kOutProj).weight, mine, kChannels);
-      if (!a.sample) return nothing;
-      if (i-- == 0) return narrow(before(kAttentionWeights).weight, a.logits);
-    }
-    if (!a.after) i += 2 * each + 1;
-    if (i == 0) return lines(before(kOutputProj).weight, mine, kChannels);
-    if (i <= each) return lines(before(kFfn0).weight, rank * a.ffn / 2 + (i - 1) * 128 + warp * 16, kChannels);
-    if (i <= 2 * each) return lines(before(kFfn2).weight, mine, a.ffn).columns((i - each - 1) * 256, 256);
-    i -= 2 * each + 1;
-    return goes_on && i < 3 ? lines(in_proj.weight, i * kChannels + mine, kChannels) : nothing;
-  };
-  int used = 0;
-  Chunk weights;
-  // f(weights, next) with the next chunk, and the one after it to be fetched meanwhile.
-  auto with_next = [&](auto&& f) { f(weights, chunk(++used)); };
-
-  STAGE(0, blockIdx.x, 0);
-  pair_arrive();
-  weights.fetch_from(chunk(0));
-  if (a.before) {
-    load_vector(vectors + kOutProjBias, before(kOutProj).bias, kChannels);
-    load_norm(vectors + kNorm1, before(kMhaNorm));
-    if (a.sample) load_vector(vectors + kLogitsBias, before(kAttentionWeights).bias, a.logits);
-  }
-  if (a.after) {
-    load_vector(vectors + kOutputProjBias, before(kOutputProj).bias, kChannels);
-    load_norm(vectors + kNorm2, before(kSvcaNorm));
-    load_vector(vectors + kFfn0Bias, before(kFfn0).bias, a.ffn);
-    load_vector(vectors + kFfn2Bias, before(kFfn2).bias, kChannels);
-    load_norm(vectors + kNorm3, before(kFfnNorm));
-  }
-  if (goes_on) load_vector(vectors + kInProjBias, in_proj.bias, 3 * kChannels);
-  STAGE(0, blockIdx.x, 1);
-  wait_for_previous();
-  start_next();
-  STAGE(0, blockIdx.x, 2);
-
-  const void* x_from = a.step <= 1 ? a.query : a.x;  // what the layer began with, or its out_proj and norm left
-  if (a.after && !a.before) x_from = a.x;
-  load_tile(s.x, x_from, row0, a.rows);
-  load_tile(s.query_pos, a.query_pos, row0, a.rows);
-  if (a.before || a.after) load_tile(s.in, a.mixed, row0, a.rows);
-  if (a.after) load_tile(s.position, a.position, row0, a.rows);
-  if (threadIdx.x < kRows) {
-    const unsigned row = static_cast<unsigned>(row0) + threadIdx.x;
-    s.batch[threadIdx.x] = row / a.queries, s.index[threadIdx.x] = row % a.queries;
-  }
-  copy_async_commit();
-
   if (a.step == 0) {  // the only kernel of this step, so what else is to be done in the beginning
     const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
     const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -690,146 +867,11 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
       static_cast<T*>(a.k)[(head * a.keys + a.queries) * kHeadDim + at] = from_float<T>(0.f);
     }
   }
-
-  const int own = rank * (kRows / kPair) + warp;  // the row this warp samples
-  const int batch = static_cast<unsigned>(row0 + own) / a.queries;
-  float u = NAN, v = NAN;
-  if (a.sample) {
-    project(a, row0 + own, batch, u, v);
-    prefetch<T>(a, batch, u, v);
-  }
-  copy_async_wait<0>();
-  __syncthreads();
-  pair_wait();  // the other block runs
-  STAGE(0, blockIdx.x, 3);
-
-  if (a.before) {
-    Sum sum{};
-    with_next([&](Chunk& w, const Lines& next) { multiply<T, false, 8>(sum, s.in, kPitch, w, next); });
-    each_pair(sum, mine, [&](int row, int column, float p, float q) {
-      const float2 bias = two(vectors + kOutProjBias + column), x = two(s.x + row * kPitch + column);
-      p += bias.x + x.x, q += bias.y + x.y;
-      if (a.residual_query_pos) {
-        const float2 position = two(s.query_pos + row * kPitch + column);
-        p += position.x, q += position.y;
-      }
-      store_both(s.sum + row * kPitch + column, pack<T>(p, q), rank);
-    });
-    pair_sync();
-    STAGE(0, blockIdx.x, 4);
-    normalize_tile(s.sum, vectors + kNorm1, false, s.x, s.query_pos, s.where);
-    __syncthreads();
-    STAGE(0, blockIdx.x, 5);
-  }
-
-  if (a.sample) {
-    with_next([&](Chunk& w, const Lines& next) { multiply_narrow(s.partial, s.where, w, next); });
-    __syncthreads();
-    STAGE(0, blockIdx.x, 6);
-    float weights[2], sampled[8] = {};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int logit = lane + i * 32;
-      weights[i] = narrow_sum(s.partial, own, logit) + (logit < a.logits ? to_float(vectors[kLogitsBias + logit]) : 0.f);
-    }
-    activate(a.activation, a.logits, weights);
-    sample<T>(a, batch, u, v, weights, sampled);
-    STAGE(0, blockIdx.x, 7);
-    store_both(s.in + own * kPitch + lane * 8, pack8<T>(sampled), rank);
-    pair_sync();
-    STAGE(0, blockIdx.x, 8);
-  }
-
-  if (a.before && !a.after) {  // the sampling is not ours
-    store_half(a.x, s.x, row0, a.rows, rank);
-    store_half(a.where, s.where, row0, a.rows, rank);
-    return;
-  }
-
-  if (a.after) {
-    Sum sum{};
-    with_next([&](Chunk& w, const Lines& next) { multiply<T, false, 8>(sum, s.in, kPitch, w, next); });
-    each_pair(sum, mine, [&](int row, int column, float p, float q) {
-      const float2 bias = two(vectors + kOutputProjBias + column), x = two(s.x + row * kPitch + column);
-      const float2 extra = two(s.position + row * kPitch + column);
-      store_both(s.sum + row * kPitch + column, pack<T>(p + bias.x + x.x + extra.x, q + bias.y + x.y + extra.y), rank);
-    });
-    pair_sync();
-    STAGE(0, blockIdx.x, 9);
-    normalize_tile(s.sum, vectors + kNorm2, false, s.x);
-    __syncthreads();
-    STAGE(0, blockIdx.x, 10);
-
-    for (int j = 0; j < a.ffn / 256; ++j) {  // half of the hidden columns, 128 at a time
-      const int column = rank * a.ffn / 2 + j * 128 + warp * 16;
-      Sum sum{};
-      with_next([&](Chunk& w, const Lines& next) { multiply<T, false, 8>(sum, s.x, kPitch, w, next); });
-      each_pair(sum, column, [&](int row, int column, float p, float q) {
-        const float2 bias = two(vectors + kFfn0Bias + column);
-        store_both(hidden + row * hidden_pitch + column, pack<T>(relu(p + bias.x), relu(q + bias.y)), rank);
-      });
-    }
-    pair_sync();
-    STAGE(0, blockIdx.x, 11);
-    sum = Sum{};
-    for (int j = 0; j < a.ffn / 256; ++j) {
-      with_next([&](Chunk& w, const Lines& next) { multiply<T, false, 8>(sum, hidden + j * 256, hidden_pitch, w, next); });
-    }
-    each_pair(sum, mine, [&](int row, int column, float p, float q) {
-      const float2 bias = two(vectors + kFfn2Bias + column), x = two(s.x + row * kPitch + column);
-      store_both(s.sum + row * kPitch + column, pack<T>(p + bias.x + x.x, q + bias.y + x.y), rank);
-    });
-    pair_sync();
-    STAGE(0, blockIdx.x, 12);
-    normalize_tile(s.sum, vectors + kNorm3, false, s.x, s.query_pos, s.where);
-    __syncthreads();
-    STAGE(0, blockIdx.x, 13);
-    store_half(a.x, s.x, row0, a.rows, rank);
-  } else {
-    for (int i = threadIdx.x; i < kRows * 32; i += kThreads) {
-      const int at = i / 32 * kPitch + i % 32 * 8;
-      float x[8], position[8];
-      unpack8<T>(*reinterpret_cast<const uint4*>(s.x + at), x);
-      unpack8<T>(*reinterpret_cast<const uint4*>(s.query_pos + at), position);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) x[j] += position[j];
-      *reinterpret_cast<uint4*>(s.where + at) = pack8<T>(x);
-    }
-    __syncthreads();
-  }
-  if (!goes_on) return;
-
-  // Queries, scaled for exp2, and keys by rows; values by columns.
-  const float scale = 0.17677669529663687f * 1.4426950408889634f;  // log2(e) / sqrt(32)
-#pragma unroll
-  for (int j = 0; j < 3; ++j) {
-    Sum sum{};
-    if (j < 2) {
-      with_next([&](Chunk& w, const Lines& next) { multiply<T, false, 8>(sum, s.where, kPitch, w, next); });
-      each_pair(sum, mine, [&](int row, int column, float p, float q) {
-        const float2 bias = two(vectors + kInProjBias + j * kChannels + column);
-        if (row0 + row >= a.rows) return;
-        const int64_t head = s.batch[row] * kHeads + column / kHeadDim;
-        T* to = static_cast<T*>(j == 0 ? a.q : a.k) + (head * a.keys + s.index[row]) * kHeadDim + column % kHeadDim;
-        const float by = j == 0 ? scale : 1.f;
-        *reinterpret_cast<uint32_t*>(to) = pack<T>((p + bias.x) * by, (q + bias.y) * by);
-      });
-    } else {
-      with_next([&](Chunk& w, const Lines& next) { multiply<T, true, 8>(sum, s.x, kPitch, w, next); });
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int column = mine + lane / 4 + i / 2 % 2 * 8, row = i / 4 * 8 + lane % 4 * 2 + i % 2;
-        if (row0 + row >= a.rows) continue;
-        const int64_t line = s.batch[row] * kChannels + column;
-        static_cast<T*>(a.v)[line * a.keys + s.index[row]] =
-            from_float<T>(sum.at[i / 4][i % 4] + to_float(vectors[kInProjBias + 2 * kChannels + column]));
-      }
-    }
-  }
-  STAGE(0, blockIdx.x, 14);
+  execute<T, true>(a, a.role[kRowsRole], blockIdx.x / kPair * static_cast<int64_t>(kRows),
+                   *reinterpret_cast<RowsShared<T>*>(memory));
 }
 
-// ---------------------------------------------------------------- attention_kernel: attention
+// ---------------------------------------------------------------- attention
 
 __device__ __forceinline__ float exp2_approximate(float x) {
   float y;
@@ -959,199 +1001,40 @@ __device__ __forceinline__ void attend(const Fused& a, int block, AttentionShare
     }
   }
   if (at < a.queries) {
-    T* to = static_cast<T*>(a.mixed) + (batch * a.queries + at) * kChannels + head * kHeadDim + dim;
+    T* to = static_cast<T*>(a.mixed) + (batch * a.queries + at) * kChannels + head * kHeadDim;
 #pragma unroll
-    for (int j = 0; j < kEach; j += 4) {
-      *reinterpret_cast<uint2*>(to + j) = make_uint2(pack<T>(result[j] / all, result[j + 1] / all),
-                                                     pack<T>(result[j + 2] / all, result[j + 3] / all));
+    for (int j = 0; j < kEach; j += 2) {
+      *reinterpret_cast<uint32_t*>(to + place(dim + j)) = pack<T>(result[j] / all, result[j + 1] / all);
     }
   }
   STAGE(2, block, 6);
 }
 
-// ---------------------------------------------------------------- attention_kernel: box, position and class branches
-
-template <class T>
-struct BranchShared {
-  T in[kTile], x[kTile], middle[kTile], last[kTile];
-  float partial[2 * kRows * kNarrow];
-  float points[kRows * 3], encoded[kRows * 3];
-  T vectors[kBranchVectors];
-};
-
-// to (both blocks) = relu?(tile weight^T + bias), this warp's 16 columns.
-template <class T>
-__device__ __forceinline__ void linear_both(const T* tile, Chunk& w, const Lines& next, const T* bias, bool with_relu, T* to,
-                                            uint32_t rank) {
-  Sum sum{};
-  multiply<T, false, 8>(sum, tile, kPitch, w, next);
-  each_pair(sum, (rank * 8 + threadIdx.x / 32) * 16, [&](int row, int column, float p, float q) {
-    const float2 b = two(bias + column);
-    p += b.x, q += b.y;
-    if (with_relu) p = relu(p), q = relu(q);
-    store_both(to + row * kPitch + column, pack<T>(p, q), rank);
-  });
-  pair_sync();
-}
-
-template <class T>
-__device__ __forceinline__ void class_branch(const Fused& a, int64_t row0, BranchShared<T>& s) {
-  const uint32_t rank = pair_rank();
-  const int mine = (rank * 8 + threadIdx.x / 32) * 16;
-  auto cls = [&](ClassWeight weight) -> const Parameters& { return a.cls[weight / 2]; };
-  pair_arrive();
-  Chunk w;
-  w.fetch_from(lines(cls(kCls0).weight, mine, kChannels));
-  load_vector(s.vectors + kCls0Bias, cls(kCls0).bias, kChannels);
-  load_norm(s.vectors + kScoreNorm0, cls(kClsNorm0));
-  load_vector(s.vectors + kCls3Bias, cls(kCls3).bias, kChannels);
-  load_norm(s.vectors + kScoreNorm1, cls(kClsNorm1));
-  load_vector(s.vectors + kCls6Bias, cls(kCls6).bias, a.num_classes);
-  wait_for_previous();
-  start_next();
-  load_tile(s.in, a.x, row0, a.rows);
-  copy_async_commit();
-  copy_async_wait<0>();
-  __syncthreads();
-  pair_wait();
-
-  linear_both(s.in, w, lines(cls(kCls3).weight, mine, kChannels), s.vectors + kCls0Bias, false, s.middle, rank);
-  normalize_tile(s.middle, s.vectors + kScoreNorm0, true, s.x);
-  __syncthreads();
-  linear_both(s.x, w, narrow(cls(kCls6).weight, a.num_classes), s.vectors + kCls3Bias, false, s.last, rank);
-  normalize_tile(s.last, s.vectors + kScoreNorm1, true, s.x);
-  __syncthreads();
-  multiply_narrow(s.partial, s.x, w, Lines{});
-  __syncthreads();
-  const int half = kRows / kPair;
-  for (int i = threadIdx.x; i < half * a.num_classes; i += kThreads) {
-    const int row = rank * half + i / a.num_classes, column = i % a.num_classes;
-    if (row0 + row < a.rows) {
-      static_cast<T*>(a.classes)[(row0 + row) * a.num_classes + column] =
-          from_float<T>(narrow_sum(s.partial, row, column) + to_float(s.vectors[kCls6Bias + column]));
-    }
-  }
-}
-
-template <class T>
-__device__ __forceinline__ void box_branch(const Fused& a, int64_t row0, BranchShared<T>& s) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32_t rank = pair_rank();
-  const bool moves = a.step > 0, encodes = a.step < a.layers;
-  const int mine = (rank * 8 + warp) * 16;
-  auto before = [&](DecoderWeight weight) -> const Parameters& { return a.last_layer[weight / 2]; };
-  auto after = [&](DecoderWeight weight) -> const Parameters& { return a.next_layer[weight / 2]; };
-  const Lines position3 = encodes ? lines(after(kPosition3).weight, mine, kChannels) : Lines{};
-
-  STAGE(1, blockIdx.x, 0);
-  pair_arrive();
-  Chunk w;
-  w.fetch_from(moves ? lines(before(kReg0).weight, mine, kChannels) : position3);
-  if (moves) {
-    load_vector(s.vectors + kReg0Bias, before(kReg0).bias, kChannels);
-    load_vector(s.vectors + kReg2Bias, before(kReg2).bias, kChannels);
-    load_vector(s.vectors + kReg4Bias, before(kReg4).bias, a.code_size);
-  }
-  if (encodes) {
-    load_vector(s.vectors + kPosition0Weight, after(kPosition0).weight, 3 * kChannels);
-    load_vector(s.vectors + kPosition0Bias, after(kPosition0).bias, kChannels);
-    load_norm(s.vectors + kEncodingNorm0, after(kPositionNorm0));
-    load_vector(s.vectors + kPosition3Bias, after(kPosition3).bias, kChannels);
-    load_norm(s.vectors + kEncodingNorm1, after(kPositionNorm1));
-  }
-  STAGE(1, blockIdx.x, 1);
-  wait_for_previous();
-  start_next();
-  STAGE(1, blockIdx.x, 2);
-  if (moves) load_tile(s.in, a.x, row0, a.rows);
-  copy_async_commit();
-  if (threadIdx.x < kRows * 3) {
-    s.points[threadIdx.x] = row0 + threadIdx.x / 3 < a.rows ? a.points[row0 * 3 + threadIdx.x] : 0.5f;
-  }
-  copy_async_wait<0>();
-  __syncthreads();
-  pair_wait();
-  STAGE(1, blockIdx.x, 3);
-
-  if (moves) {
-    linear_both(s.in, w, lines(before(kReg2).weight, mine, kChannels), s.vectors + kReg0Bias, true, s.middle, rank);
-    STAGE(1, blockIdx.x, 4);
-    linear_both(s.middle, w, narrow(before(kReg4).weight, a.code_size), s.vectors + kReg2Bias, true, s.last, rank);
-    STAGE(1, blockIdx.x, 5);
-    multiply_narrow(s.partial, s.last, w, position3);
-    __syncthreads();
-    auto code = [&](int row, int j) { return narrow_sum(s.partial, row, j) + to_float(s.vectors[kReg4Bias + j]); };
-    if (threadIdx.x < kRows * 3) {
-      const int row = threadIdx.x / 3, axis = threadIdx.x % 3;
-      const float point = sigmoid(code(row, axis + axis / 2 * 2) + inverse_sigmoid(s.points[threadIdx.x]));
-      s.points[threadIdx.x] = point;
-      if (rank == 0 && row0 + row < a.rows) {
-        a.points[row0 * 3 + threadIdx.x] = point;
-        if (!encodes) a.moved.set(row0 * 3 + threadIdx.x, point);
-      }
-    }
-    if (!encodes && rank == 0) {
-      __syncthreads();
-      for (int i = threadIdx.x; i < kRows * a.code_size; i += kThreads) {
-        const int row = i / a.code_size, j = i % a.code_size, axis = j < 2 ? j : j == 4 ? 2 : -1;
-        if (row0 + row >= a.rows) continue;
-        const float value = axis < 0 ? code(row, j) : s.points[row * 3 + axis] * a.size[axis] + a.low[axis];
-        a.boxes.set((row0 + row) * a.code_size + j, value);
-      }
-    }
-  }
-  STAGE(1, blockIdx.x, 6);
-  if (!encodes) return;
-
-  if (threadIdx.x < kRows * 3) {
-    s.encoded[threadIdx.x] = to_float(from_float<T>(inverse_sigmoid(s.points[threadIdx.x])));
-  }
-  __syncthreads();
-  float x[2][8], point_weight[3][8], bias[8];
-#pragma unroll
-  for (int j = 0; j < 3; ++j) {  // 24 adjacent numbers: 3 for each of the lane's 8 channels
-    unpack8<T>(reinterpret_cast<const uint4*>(s.vectors + kPosition0Weight)[lane * 3 + j], point_weight[j]);
-  }
-  unpack8<T>(reinterpret_cast<const uint4*>(s.vectors + kPosition0Bias)[lane], bias);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      x[r][i] = bias[i];
-#pragma unroll
-      for (int j = 0; j < 3; ++j) {
-        x[r][i] = fmaf(s.encoded[(warp * 2 + r) * 3 + j], point_weight[(i * 3 + j) / 8][(i * 3 + j) % 8], x[r][i]);
-      }
-    }
-  }
-  normalize<T, 2>(x, s.vectors + kEncodingNorm0, true);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) *reinterpret_cast<uint4*>(s.x + (warp * 2 + r) * kPitch + lane * 8) = pack8<T>(x[r]);
-  __syncthreads();
-  STAGE(1, blockIdx.x, 7);
-  linear_both(s.x, w, Lines{}, s.vectors + kPosition3Bias, false, s.middle, rank);
-  STAGE(1, blockIdx.x, 8);
-  const int row = rank * (kRows / kPair) + warp;
-  float y[1][8];
-  unpack8<T>(*reinterpret_cast<const uint4*>(s.middle + row * kPitch + lane * 8), y[0]);
-  normalize<T, 1>(y, s.vectors + kEncodingNorm1, true);
-  if (row0 + row < a.rows) reinterpret_cast<uint4*>(a.position)[(row0 + row) * 32 + lane] = pack8<T>(y[0]);
-  STAGE(1, blockIdx.x, 9);
-}
+// ---------------------------------------------------------------- attention_kernel
 
 template <class T, int Groups>
 __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 2)
     attention_kernel(const __grid_constant__ Fused a) {
   extern __shared__ __align__(128) char memory[];
   const int branch_blocks = static_cast<int>(ceil_div<int64_t>(a.rows, kRows)) * kPair, block = blockIdx.x;
-  if (block < branch_blocks) {
-    box_branch(a, block / kPair * static_cast<int64_t>(kRows), *reinterpret_cast<BranchShared<T>*>(memory));
-  } else if (a.step == a.layers) {
-    class_branch(a, (block - branch_blocks) / kPair * static_cast<int64_t>(kRows), *reinterpret_cast<BranchShared<T>*>(memory));
-  } else {
+  const bool last = a.step == a.layers;
+  if (block >= branch_blocks && !last) {
     wait_for_previous();
     start_next();
     attend<T, Groups>(a, block - branch_blocks, *reinterpret_cast<AttentionShared*>(memory));
+    return;
+  }
+  RowsShared<T>& s = *reinterpret_cast<RowsShared<T>*>(memory);
+  const bool box = block < branch_blocks;
+  const int64_t row0 = (block - (box ? 0 : branch_blocks)) / kPair * static_cast<int64_t>(kRows);
+  execute<T, false>(a, a.role[box ? kBoxRole : kClassRole], row0, s);
+  if (box) return;
+  const int half = kRows / kPair;
+  for (int i = threadIdx.x; i < half * a.num_classes; i += kThreads) {
+    const int row = pair_rank() * half + i / a.num_classes, column = i % a.num_classes;
+    if (row0 + row < a.rows) {
+      static_cast<T*>(a.classes)[(row0 + row) * a.num_classes + column] = from_float<T>(s.logits[row * kNarrow + column]);
+    }
   }
 }
 
@@ -1160,10 +1043,8 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 2)
 // What the launcher, which is compiled along, speaks of.
 struct AttentionShared {};
 template <class T>
-struct BranchShared {};
-template <class T>
 struct RowsShared {
-  static size_t bytes(int) { return 0; }
+  static constexpr size_t bytes(int) { return 0; }
 };
 
 template <class T>
@@ -1174,9 +1055,6 @@ __global__ void attention_kernel(const __grid_constant__ Fused) {}
 #endif
 
 // ---------------------------------------------------------------- launching
-
-constexpr size_t kAttentionShared = sizeof(BranchShared<__half>) > sizeof(AttentionShared) ? sizeof(BranchShared<__half>)
-                                                                                           : sizeof(AttentionShared);
 
 cudaError_t start(void (*kernel)(Fused), const Fused& a, int64_t blocks, size_t shared, bool early,
                   cudaStream_t stream) {
@@ -1218,15 +1096,16 @@ struct FusedBuffers {
   float *points, *cameras;
   char* copies;
   int64_t copies_size = 0;
-  char *x, *where, *mixed, *position, *q, *k, *v, *logits, *offsets, *sampled;
+  char *x, *query_pos, *where, *mixed, *position, *q, *k, *v, *logits, *offsets, *sampled;
 
   FusedBuffers(Scratch& scratch, const TransformerDecoder& d, const DecoderSizes& n) {
     const int64_t keys = ceil_div(n.queries, 32) * 32, tensor = n.rows * kChannels * 2, heads = n.batch * keys * kChannels * 2;
     const bool split = !samples_itself(d, n);
     points = scratch.take<float>(n.rows * 3);
     cameras = scratch.take<float>(static_cast<int64_t>(n.batch) * n.cams * 12);
-    for (char** p : {&x, &where, &mixed, &position}) *p = scratch.take<char>(tensor);
+    for (char** p : {&x, &query_pos, &mixed, &position}) *p = scratch.take<char>(tensor);
     for (char** p : {&q, &k, &v}) *p = scratch.take<char>(heads);
+    where = scratch.take<char>(split ? tensor : 0);
     logits = scratch.take<char>(split ? n.rows * n.logits * 2 : 0);
     offsets = scratch.take<char>(split ? n.rows * n.offsets * 2 : 0);
     sampled = scratch.take<char>(n.widen ? n.rows * kChannels * 4 : 0);
@@ -1244,29 +1123,51 @@ FusedLevel level_of(const TransformerDecoder& d, int i) {
   l.pool = i == d.num_features;
   l.scale = 1;
   l.batch = map.strides[0], l.cam = map.strides[1];
+  l.channel = map.strides[2], l.y = map.strides[3], l.x = map.strides[4];
+  l.height = static_cast<int>(map.sizes[3]), l.width = static_cast<int>(map.sizes[4]);
   if (map.dtype == DType::kInt8) {
     l.format = kBytes, l.scale = d.scales[given];
-    l.channel = map.strides[2], l.y = map.strides[3], l.x = map.strides[4];
-    l.height = static_cast<int>(map.sizes[3]), l.width = static_cast<int>(map.sizes[4]);
   } else {
     l.format = map.aligned(2, 16) ? kAdjacent : kStrided;
-    l.channel = map.strides[2], l.y = map.strides[3], l.x = map.strides[4];
-    l.height = static_cast<int>(map.sizes[3]), l.width = static_cast<int>(map.sizes[4]);
   }
   if (l.pool) l.height /= 2, l.width /= 2;
   return l;
 }
+
+bool plain(const FusedLevel& l) {
+  return l.format == kAdjacent && !l.pool && l.height * l.y < 1ll << 31 && l.width * l.x < 1ll << 31;
+}
+
+// The lists of layers of a step, behind one another.
+struct Lists {
+  Fused& a;
+  int count = 0;
+
+  void begin(RoleName role) { a.role[role] = Role{}, a.role[role].first = count; }
+  // weight and, after it, its bias; null: the list's end.
+  Layer& add(const Tensor* weight = nullptr, int first = 0, int out = 0) {
+    Layer& l = a.layer[count++] = Layer{};
+    if (!weight) return l;
+    l.weight = weight[0].data, l.bias = weight[1].data;
+    l.first = first, l.out = out ? out : static_cast<int>(weight[0].sizes[0]), l.in = static_cast<int>(weight[0].sizes[1]);
+    l.parts = std::max(1, std::max(l.out, l.in) / kChannels);
+    return l;
+  }
+  static void norm(Layer& l, const Tensor* weight, int flags = 0, void* store = nullptr) {
+    l.norm_weight = weight[0].data, l.norm_bias = weight[1].data, l.before |= kNorms | flags, l.store = store;
+  }
+};
 
 template <class T>
 cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* workspace, cudaStream_t stream) {
   Scratch scratch{static_cast<char*>(workspace)};
   const FusedBuffers b(scratch, d, n);
   Fused a(d);
-  a.rows = n.rows, a.queries = n.queries, a.keys = ceil_div(n.queries, 32) * 32, a.ffn = n.ffn, a.layers = d.num_layers;
-  a.query = d.query.data, a.query_pos = d.query_pos.data, a.classes = d.classes.data, a.points = b.points;
-  a.x = b.x, a.where = b.where, a.mixed = b.mixed, a.position = b.position, a.q = b.q, a.k = b.k, a.v = b.v;
+  a.rows = n.rows, a.queries = n.queries, a.keys = ceil_div(n.queries, 32) * 32, a.layers = d.num_layers;
+  a.classes = d.classes.data, a.points = b.points;
+  a.x = b.x, a.query_pos = b.query_pos, a.mixed = b.mixed, a.q = b.q, a.k = b.k, a.v = b.v;
   a.num_classes = n.classes, a.code_size = n.code_size, a.logits = n.logits;
-  a.residual_query_pos = d.residual_query_pos, a.cams = n.cams, a.levels = n.levels, a.activation = d.activation;
+  a.cams = n.cams, a.levels = n.levels, a.activation = d.activation;
   for (int i = 0; i < 4; ++i) a.lidar2img_strides[i] = d.lidar2img.strides[i];
   a.cameras = b.cameras;
 
@@ -1279,10 +1180,6 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
     a.clamp[i] = static_cast<float>(d.uv_clamp[i]);
   }
   a.depth_eps = static_cast<float>(d.depth_eps), a.in_image = d.in_image;
-  for (int i = 0; i < kClassWeights; i += 2) {
-    const Tensor* w = weight_of(d, static_cast<ClassWeight>(i));
-    a.cls[i / 2] = {w[0].data, w[1].data};
-  }
   TransformerDecoder copied = d;
   Tensor maps[kMaxCameraLevels];
   int64_t used = 0;
@@ -1300,30 +1197,39 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
   const bool itself = samples_itself(d, n);
   for (int i = 0; itself && i < n.levels; ++i) {
     a.level[i] = level_of(copied, i);
-    if (i < 4 && a.plain_levels == i && a.level[i].format == kAdjacent && !a.level[i].pool) ++a.plain_levels;
+    if (i < 4 && a.plain_levels == i && plain(a.level[i])) ++a.plain_levels;
   }
 
   const int64_t pairs = ceil_div<int64_t>(n.rows, kRows) * kPair;
-  const size_t rows_shared = RowsShared<T>::bytes(n.ffn);
+  const size_t rows_shared = RowsShared<T>::bytes(kHidden + n.ffn / kChannels);
+  const size_t attention_shared = std::max(RowsShared<T>::bytes(kBranchTiles), sizeof(AttentionShared));
   const int processors = of_device(cudaDevAttrMultiProcessorCount);
   const int groups = static_cast<int64_t>(ceil_div(n.queries, 32)) * kHeads * n.batch + pairs > 2 * processors ? 2 : 1;
   const int64_t attention = ceil_div(n.queries, 32 * groups) * static_cast<int64_t>(kHeads) * n.batch;
 
   for (a.step = 0; a.step <= d.num_layers; ++a.step) {
     const bool first = a.step == 0, last = a.step == d.num_layers;
-    for (int i = 0; i < kOffsets; i += 2) {
-      auto parameters = [&](int layer) {
-        const Tensor* w = weight_of(d, layer, static_cast<DecoderWeight>(i));
-        return Parameters{w[0].data, w[1].data};
-      };
-      a.last_layer[i / 2] = first ? Parameters{} : parameters(a.step - 1);
-      a.next_layer[i / 2] = last ? Parameters{} : parameters(a.step);
-    }
+    auto before = [&](DecoderWeight weight) { return weight_of(d, a.step - 1, weight); };
+    auto after = [&](DecoderWeight weight) { return weight_of(d, a.step, weight); };
+
+    Lists rows{a};
+    auto begin_layer = [&] {  // to where the cameras are sampled
+      Layer& out_proj = rows.add(before(kOutProj));
+      out_proj.from = kIn, out_proj.add[0] = kX;
+      if (d.residual_query_pos) out_proj.add[1] = kQueryPos;
+    };
     if (!first && !itself) {
-      a.before = true, a.sample = a.after = false;
+      rows.begin(kRowsRole);
+      begin_layer();
+      Layer& end = rows.add();
+      rows.norm(end, before(kMhaNorm), kAddsQueryPos, b.x);
+      end.store_where = b.where;
+      Role& role = a.role[kRowsRole];
+      role.load[0] = b.x, role.load[1] = b.mixed, role.load[2] = b.query_pos;
+      a.sample = false;
       SVEXPORT_TRY(start(rows_kernel<T>, a, pairs, rows_shared, true, stream));
       auto apply = [&](DecoderWeight weight, void* y) {
-        const Tensor* w = weight_of(d, a.step - 1, weight);
+        const Tensor* w = before(weight);
         Linear layer;
         layer.x = b.where, layer.weight = w[0].data, layer.bias = w[1].data, layer.y = y;
         layer.rows = n.rows, layer.in = kChannels, layer.out = static_cast<int>(w[0].sizes[0]);
@@ -1338,11 +1244,77 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
         SVEXPORT_TRY(svexport::sample(copied, n, b.points, b.logits, b.offsets, b.mixed, d.query.dtype, stream));
       }
     }
-    a.before = a.sample = !first && itself;
-    a.after = !first;
+
+    rows.count = 0;
+    rows.begin(kRowsRole);
+    Role& role = a.role[kRowsRole];
+    role.load[2] = first ? d.query_pos.data : b.query_pos;
+    role.load[0] = first ? d.query.data : b.x;
+    if (first) {
+      role.usual_order = 5;
+    } else {
+      role.load[1] = b.mixed, role.load[3] = b.position;
+      if (!itself) role.usual_order = 2;
+      if (itself) {
+        begin_layer();
+        Layer& weights = rows.add(before(kAttentionWeights));
+        rows.norm(weights, before(kMhaNorm), kAddsQueryPos);
+        weights.from = kWhere, weights.result = kToLogits;
+      }
+      Layer& output_proj = rows.add(before(kOutputProj));
+      if (itself) output_proj.before = kSamples;
+      output_proj.from = kIn, output_proj.add[0] = kX, output_proj.add[1] = kPosition;
+      Layer& ffn0 = rows.add(before(kFfn0));
+      rows.norm(ffn0, before(kSvcaNorm));
+      ffn0.to = kHidden, ffn0.relu = true;
+      Layer& ffn2 = rows.add(before(kFfn2));
+      ffn2.from = kHidden, ffn2.add[0] = kX;
+    }
+    Layer& queries_keys = last ? rows.add() : rows.add(after(kInProj), 0, 2 * kChannels);
+    if (!first) rows.norm(queries_keys, before(kFfnNorm), kAddsQueryPos, b.x);
+    queries_keys.from = kWhere, queries_keys.result = kToQueriesKeys;
+    if (!last) {
+      rows.add(after(kInProj), 2 * kChannels, kChannels).result = kToValues;
+      rows.add();
+    }
+    a.sample = !first && itself;
     SVEXPORT_TRY(start(rows_kernel<T>, a, pairs, rows_shared, !first && itself, stream));
+
+    Lists branches{a};
+    branches.begin(kBoxRole);
+    if (!first) {
+      a.role[kBoxRole].load[0] = b.x;
+      Layer& reg0 = branches.add(before(kReg0));
+      reg0.to = kIn, reg0.relu = true;
+      Layer& reg2 = branches.add(before(kReg2));
+      reg2.from = kIn, reg2.to = kWhere, reg2.relu = true;
+      Layer& reg4 = branches.add(before(kReg4));
+      reg4.from = kWhere, reg4.result = kToLogits;
+    }
+    Layer& position3 = last ? branches.add() : branches.add(after(kPosition3));
+    position3.before = kMoves;
+    a.encoder_weight = last ? nullptr : after(kPosition0)[0].data;
+    a.encoder_bias = last ? nullptr : after(kPosition0)[1].data;
+    if (!last) {
+      branches.norm(position3, after(kPositionNorm0), kRelu);
+      position3.to = kIn;
+      Layer& end = branches.add();
+      branches.norm(end, after(kPositionNorm1), kRelu, b.position);
+      end.norm_from = kIn;
+    } else {
+      branches.begin(kClassRole);
+      a.role[kClassRole].load[0] = b.x;
+      branches.add(weight_of(d, kCls0));
+      Layer& cls3 = branches.add(weight_of(d, kCls3));
+      branches.norm(cls3, weight_of(d, kClsNorm0), kRelu);
+      cls3.to = kWhere;
+      Layer& cls6 = branches.add(weight_of(d, kCls6));
+      branches.norm(cls6, weight_of(d, kClsNorm1), kRelu);
+      cls6.norm_from = kWhere, cls6.result = kToLogits;
+      branches.add();
+    }
     const auto kernel = groups == 1 ? attention_kernel<T, 1> : attention_kernel<T, 2>;
-    SVEXPORT_TRY(start(kernel, a, pairs + (last ? pairs : attention + attention % 2), kAttentionShared, true, stream));
+    SVEXPORT_TRY(start(kernel, a, pairs + (last ? pairs : attention + attention % 2), attention_shared, true, stream));
   }
   return cudaSuccess;
 }
