@@ -8,11 +8,14 @@
 // Step s = 0 .. num_layers of either runs what lies between the attentions of layers s - 1 and s; the class branch is the
 // last attention_kernel's. Sixteen rows at a time go through all of a step in shared memory, on a pair of blocks that
 // compute half of the columns each and give them to one another. Every pair reads every weight once, straight into the
-// registers that mma wants it in, one matrix product ahead, the first before the kernel in front has ended (programmatic
-// dependent launch).
+// registers that mma wants it in, one matrix product ahead.
 //
 // A step is a list of linear layers with what lies between them, made on the host, and a loop that executes it: code that
-// is run once a step is fetched from far away, and waiting for it took longer than all else.
+// is run only once is fetched from far away.
+//
+// Kernels begin as soon as all blocks of the one before have begun (programmatic dependent launch), and wait for what
+// they need by counters in global memory, each for its own rows: rows_kernel not for the box branch before it samples.
+// A block only ever waits for blocks that have begun. Kernels end in their order.
 #include <algorithm>
 
 #include "bilinear.cuh"
@@ -25,10 +28,11 @@
 namespace svexport {
 namespace {
 
-constexpr int kChannels = 256, kHeads = 8, kHeadDim = 32;
+constexpr int kChannels = 256, kHeads = 8;
+[[maybe_unused]] constexpr int kHeadDim = 32;
 constexpr int kRows = 16, kPair = 2, kThreads = 256;
 constexpr int kPitch = kChannels + 8;  // of a row in shared memory, against bank conflicts
-constexpr int kTile = kRows * kPitch;
+[[maybe_unused]] constexpr int kTile = kRows * kPitch;
 constexpr int kNarrow = 64;  // most outputs of a narrow layer: camera weights, box code, classes
 constexpr int kMaxFfn = 2048;
 
@@ -47,39 +51,55 @@ struct FusedLevel {
 };
 
 // Tiles of 16 rows x 256 channels in shared memory; kHidden: the first of ffn / 256.
-enum Tile { kSum, kX, kIn, kWhere, kBranchTiles, kQueryPos = kBranchTiles, kPosition, kHidden, kNoTile = -1 };
+enum Tile { kSum, kX, kIn, kWhere, kBranchTiles, kQueryPos = kBranchTiles, kPosition, kHidden };
 
-// What is done before a layer, in this order.
-enum Before {
+// A layer in a word: what is done before it (the first five, in this order), what it is, and where the products go.
+enum Code : uint32_t {
   kMoves = 1,          // the box branch's end: points are moved, boxes written; their position's first layer, to kSum
   kSamples = 2,        // the cameras, by the logits, to kIn
-  kNorms = 4,          // a tile, to kX
-  kRelu = 8,           // after the norm
+  kNorms = 4,          // tile kNormFrom, to kX
+  kNormRelu = 8,       // after the norm
   kAddsQueryPos = 16,  // kWhere = kX + kQueryPos, after the norm
+  kEnd = 32,           // no layer: only what is done before
+  kIsNarrow = 64,      // at most 64 outputs, in float to the logits
+  kWideIn = 128,       // its parts are of inputs, not of outputs
+  kRelu = 256,
+  kToHeads = 512,      // queries and keys
+  kToValues = 1024,
+  kAddsX = 2048,
 };
-// Where the products go.
-enum Result { kToTile, kToLogits, kToQueriesKeys, kToValues };
+// Fields of the word: first bit, 4 bits each. kAdds: one more tile, or 0.
+enum Field { kParts = 12, kFrom = 16, kTo = 20, kAdds = 24, kNormFrom = 28 };
 
-// A linear layer, its end included: the last one of a list has no weight, only what is done before.
+[[maybe_unused]] __host__ __device__ constexpr int field(uint32_t code, Field first) { return code >> first & 15; }
+
+// A linear layer, 256 inputs and outputs at a time.
 struct Layer {
-  const void *weight = nullptr, *bias = nullptr;  // rows first .. first + out - 1 of (.., in)
-  int first = 0, out = 0, in = kChannels;
-  int parts = 0;  // 256 inputs and outputs at a time; narrow layers have one
-  const void *norm_weight = nullptr, *norm_bias = nullptr;
-  void *store = nullptr, *store_where = nullptr;  // where the norm's result, and kWhere in the usual order, goes as well
-  int norm_from = kSum, before = 0;
-  int from = kX, result = kToTile, to = kSum;
-  int add[2] = {kNoTile, kNoTile};
-  bool relu = false;
+  const void *weight, *bias;  // (out, in)
+  const void *norm_weight, *norm_bias;
+  void *store, *store_where;  // where the norm's result, and kWhere in the usual order, goes as well
+  int out;
+  int pitch, step;  // bytes from a row of the weight to the next, from a part to the next
+  uint32_t code;
 };
 constexpr int kMaxLayers = 17;
 
 // What a pair of blocks executes: layers from `first` on, after loading kX, kIn, kQueryPos, kPosition (null: not).
 enum RoleName { kRowsRole, kBoxRole, kClassRole, kRoles };
 struct Role {
-  int first = 0;
-  const void* load[4] = {};
-  int usual_order = 0;  // bits: of which channels are not in the order of tiles
+  int first;
+  int usual_order;  // bits: of which channels are not in the order of tiles
+  const void* load[4];
+  const void* narrow_bias;  // of its narrow layer
+  int narrow_out;
+};
+
+// Counters of what has been done, over all steps.
+struct Progress {
+  unsigned* rows_blocks;  // blocks of rows_kernel
+  unsigned* rows;         // of a tile of 16 rows: its blocks of rows_kernel,
+  unsigned* box;          // and of the box branch
+  unsigned* heads;        // of a tile of queries of a scene: heads
 };
 
 struct Fused {
@@ -88,6 +108,11 @@ struct Fused {
   int64_t rows;
   int queries, keys;  // keys: queries, up to a multiple of 32
   int step, layers;
+  Progress progress;
+  int counters;        // of progress, from rows_blocks on
+  int query_tile;      // queries of a block of attention_kernel
+  int64_t heads_size;  // elements of q, of k, of v of a step; steps take turns with two
+  bool signals;        // rows_kernel: at its end the step's rows are done
   const void *encoder_weight, *encoder_bias;  // position_encoder.0
   float* points;                              // (rows, 3)
   void *x, *query_pos, *mixed;                // (rows, 256) in the order of tiles
@@ -203,6 +228,23 @@ class Pair {
   uint32_t barrier_, away_, count_ = 0;
 };
 
+// ---------------------------------------------------------------- progress
+
+// By one thread, after a barrier of the block and a fence: what the block has done can be read by who sees it counted.
+__device__ __forceinline__ void signal(unsigned* counter) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
+
+__device__ __forceinline__ void await(const unsigned* counter, unsigned count) {
+  unsigned seen;
+  while (true) {
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+    if (seen >= count) break;
+    __nanosleep(32);
+  }
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
 // ---------------------------------------------------------------- tiles
 
 // Channels are in the order in which mma takes the inputs of weights that are read 16 bytes at a time: of 32, channels
@@ -214,17 +256,17 @@ __device__ __forceinline__ int place(int channel) {
 }
 
 // The first of the lane's channels of a row: two each from here, and 8, 16, 24 further on.
-__device__ __forceinline__ int first_channel() { return threadIdx.x % 32 / 4 * 32 + threadIdx.x % 4 * 2; }
+__device__ __forceinline__ int first_channel(int lane) { return lane / 4 * 32 + lane % 4 * 2; }
 
 // The lane's part of a row, 16 bytes.
 template <class T>
-__device__ __forceinline__ uint4& part_of(T* row) {
-  return reinterpret_cast<uint4*>(row)[threadIdx.x % 32];
+__device__ __forceinline__ uint4& part_of(T* row, int lane) {
+  return reinterpret_cast<uint4*>(row)[lane];
 }
 
 // The lane's 16 bytes of a row in the order of tiles, from those in the usual order, or back: four lanes exchange words.
-__device__ __forceinline__ uint4 reorder(uint4 v) {
-  const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+__device__ __forceinline__ uint4 reorder(uint4 v, int lane) {
+  const bool odd = lane & 1, upper = lane & 2;
   uint32_t a = __shfl_xor_sync(0xffffffffu, odd ? v.x : v.y, 1), b = __shfl_xor_sync(0xffffffffu, odd ? v.z : v.w, 1);
   (odd ? v.x : v.y) = a, (odd ? v.z : v.w) = b;
   a = __shfl_xor_sync(0xffffffffu, upper ? v.x : v.z, 2), b = __shfl_xor_sync(0xffffffffu, upper ? v.y : v.w, 2);
@@ -258,18 +300,17 @@ __device__ __forceinline__ uint4 add8(const uint4& a, const uint4& b) {
   return pack8<T>(x);
 }
 
-// 16 rows of 256 from global memory, zeros beyond the last; two a warp.
+// Two adjacent rows of a tile from global memory, zeros beyond the last.
 template <class T>
-__device__ __forceinline__ void load_tile(T* tile, const void* from, bool usual_order, int64_t row0, int64_t rows) {
+__device__ __forceinline__ void load_rows(T* to, const void* from, bool usual_order, int64_t row, int64_t rows, int lane) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int row = threadIdx.x / 32 * 2 + i;
-    const bool there = row0 + row < rows;
-    const uint4* at = static_cast<const uint4*>(from) + (there ? (row0 + row) * 32 + threadIdx.x % 32 : 0);
+    const bool there = row + i < rows;
+    const uint4* at = static_cast<const uint4*>(from) + (there ? (row + i) * 32 + lane : 0);
     if (!usual_order) {
-      copy_async(&part_of(tile + row * kPitch), at, there);
+      copy_async(&part_of(to + i * kPitch, lane), at, there);
     } else {
-      part_of(tile + row * kPitch) = reorder(there ? *at : uint4{});
+      part_of(to + i * kPitch, lane) = reorder(there ? *at : uint4{}, lane);
     }
   }
 }
@@ -298,9 +339,10 @@ struct Chunk {
   __device__ __forceinline__ void fetch_step(const Lines& from, int i) {
     if (from.low) at[2 * i] = fetch(from.low + i * 4), at[2 * i + 1] = fetch(from.high + i * 4);
   }
+  // All at once, from somewhere.
   __device__ __forceinline__ void fetch_from(const Lines& from) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) fetch_step(from, i);
+    for (int i = 0; i < 8; ++i) at[2 * i] = fetch(from.low + i * 4), at[2 * i + 1] = fetch(from.high + i * 4);
   }
 };
 
@@ -309,11 +351,10 @@ struct Sum {
   float at[2][4];
 };
 
-// sum += the tile * the chunk, 32 inputs at a time, while the next chunk is fetched.
+// sum += a tile * the chunk, 32 inputs at a time, while the next chunk is fetched. from: where the tile has 8 channels of
+// row lane % 16, those of the upper lanes after those of the lower.
 template <class T>
-__device__ __forceinline__ void multiply(Sum& sum, const T* tile, Chunk& w, const Lines& next) {
-  const int lane = threadIdx.x % 32;
-  const uint32_t from = shared_address(tile + lane % 16 * kPitch + lane / 16 * 8);
+__device__ __forceinline__ void multiply(Sum& sum, uint32_t from, Chunk& w, const Lines& next) {
   Sum odd{};
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -337,15 +378,11 @@ __device__ __forceinline__ void multiply(Sum& sum, const T* tile, Chunk& w, cons
 struct Affine {
   uint32_t weight[4], bias[4];
 
-  template <class T>
-  __device__ __forceinline__ void fetch(const Layer& l) {
-    const bool there = l.before & kNorms;
+  __device__ __forceinline__ void fetch(const Layer& l, int lane) {
+    const uint32_t* from_weight = static_cast<const uint32_t*>(l.norm_weight) + first_channel(lane) / 2;
+    const uint32_t* from_bias = static_cast<const uint32_t*>(l.norm_bias) + first_channel(lane) / 2;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int channel = first_channel() + 8 * i;
-      weight[i] = load_if<uint32_t, 1>(static_cast<const uint32_t*>(l.norm_weight) + channel / 2, there).at[0];
-      bias[i] = load_if<uint32_t, 1>(static_cast<const uint32_t*>(l.norm_bias) + channel / 2, there).at[0];
-    }
+    for (int i = 0; i < 4; ++i) weight[i] = __ldg(from_weight + 4 * i), bias[i] = __ldg(from_bias + 4 * i);
   }
 };
 
@@ -602,9 +639,11 @@ template <class T>
 struct RowsShared {
   uint64_t received[2];
   float logits[kRows * kNarrow];
+  float narrow_bias[kNarrow];
+  float2 seen[kRows / kPair][32];  // where a camera sees the points of the rows that the block samples; not: NaN
   float points[kRows * 3], encoded[kRows * 3];
-  int batch[kRows], index[kRows];  // of a row: the scene, and the query there
-  alignas(16) T encoder[4 * kChannels];  // weight (256, 3) and bias of the position's first layer
+  int batch[kRows], index[kRows];          // of a row: the scene, and the query there
+  alignas(16) T encoder[4 * kChannels];    // weight (256, 3) and bias of the position's first layer
   alignas(16) T tiles[1];
 
   static constexpr size_t bytes(int tiles) { return offsetof(RowsShared, tiles) + tiles * kTile * sizeof(T); }
@@ -612,25 +651,26 @@ struct RowsShared {
 
 // The end of the box branch, and the first layer of the position's encoding: 8 channels of two rows a lane, to kSum.
 template <class T>
-__device__ __forceinline__ void move_points(const Fused& a, int64_t row0, int rank, RowsShared<T>& s) {
+__device__ __forceinline__ void move_points(const Fused& a, int64_t row0, int rank, RowsShared<T>& s, int warp, int lane) {
   const bool encodes = a.step < a.layers;
+  const int thread = warp * 32 + lane;
   auto code = [&](int row, int j) { return s.logits[row * kNarrow + j]; };
-  if (threadIdx.x < kRows * 3) {
-    const int row = threadIdx.x / 3, axis = threadIdx.x % 3;
-    float point = s.points[threadIdx.x];
+  if (thread < kRows * 3) {
+    const int row = thread / 3, axis = thread % 3;
+    float point = s.points[thread];
     if (a.step > 0) {
       point = sigmoid(code(row, axis + axis / 2 * 2) + inverse_sigmoid(point));
-      s.points[threadIdx.x] = point;
+      s.points[thread] = point;
       if (rank == 0 && row0 + row < a.rows) {
-        a.points[row0 * 3 + threadIdx.x] = point;
-        if (!encodes) a.moved.set(row0 * 3 + threadIdx.x, point);
+        a.points[row0 * 3 + thread] = point;
+        if (!encodes) a.moved.set(row0 * 3 + thread, point);
       }
     }
-    s.encoded[threadIdx.x] = to_float(from_float<T>(inverse_sigmoid(point)));
+    s.encoded[thread] = to_float(from_float<T>(inverse_sigmoid(point)));
   }
   __syncthreads();
   if (!encodes) {
-    for (int i = threadIdx.x; rank == 0 && i < kRows * a.code_size; i += kThreads) {
+    for (int i = thread; rank == 0 && i < kRows * a.code_size; i += kThreads) {
       const int row = i / a.code_size, j = i % a.code_size, axis = j < 2 ? j : j == 4 ? 2 : -1;
       if (row0 + row >= a.rows) continue;
       const float value = axis < 0 ? code(row, j) : s.points[row * 3 + axis] * a.size[axis] + a.low[axis];
@@ -638,11 +678,11 @@ __device__ __forceinline__ void move_points(const Fused& a, int64_t row0, int ra
     }
     return;
   }
-  const int row = threadIdx.x / 32 * 2;
+  const int row = warp * 2;
   float x[2][8];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int channel = first_channel() + 8 * i;
+    const int channel = first_channel(lane) + 8 * i;
     const uint32_t* weight = reinterpret_cast<const uint32_t*>(s.encoder + channel * 3);
     const float2 first = unpack<T>(weight[0]), middle = unpack<T>(weight[1]), last = unpack<T>(weight[2]);
     const float2 bias = unpack<T>(*reinterpret_cast<const uint32_t*>(s.encoder + 3 * kChannels + channel));
@@ -654,75 +694,88 @@ __device__ __forceinline__ void move_points(const Fused& a, int64_t row0, int ra
     }
   }
 #pragma unroll
-  for (int r = 0; r < 2; ++r) part_of(s.tiles + kSum * kTile + (row + r) * kPitch) = pack8<T>(x[r]);
+  for (int r = 0; r < 2; ++r) part_of(s.tiles + kSum * kTile + (row + r) * kPitch, lane) = pack8<T>(x[r]);
 }
 
 // kRowsRole, or one of the two others.
 template <class T, bool Rows>
 __device__ __forceinline__ void execute(const Fused& a, const Role& role, int64_t row0, RowsShared<T>& s) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
+  int thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));  // or it is read from afar again and again
+  const int warp = thread / 32, lane = thread % 32, group = lane / 4, pair = lane % 4;
   const int rank = pair_rank();
-  const int mine = (rank * 8 + warp) * 16;                      // the warp's 16 of 256 outputs,
-  const int at = mine / 32 * 32 + pair * 8 + warp % 2 * 4;      // and where a row has the lane's four
+  const int mine = (rank * 8 + warp) * 16;                  // the warp's 16 of 256 outputs,
+  const int at = mine / 32 * 32 + pair * 8 + warp % 2 * 4;  // and where a row has the lane's four
   const int kernel = Rows ? 0 : 1, block = blockIdx.x;
   auto tile = [&](int which) { return s.tiles + which * kTile; };
+  T* const product = s.tiles + group * kPitch + at;  // the lane's four of row `group` of the first tile
+  const uint32_t operand = shared_address(s.tiles + lane % 16 * kPitch + lane / 16 * 8);
 
-  // A layer's part of the warp: 16 outputs, of a narrow one for the first warps of both blocks.
-  auto first_of = [&](const Layer& l, int part) {
-    return l.out < kChannels ? warp * 16 : mine + (l.in == kChannels ? part * kChannels : 0);
-  };
-  auto lines_of = [&](const Layer& l, int part) {
-    const int first = first_of(l, part), last = l.out - 1;
-    if (first > last) return Lines{};
-    const T* from = static_cast<const T*>(l.weight) + (l.in == kChannels ? 0 : part * kChannels) + pair * 8;
-    return Lines{reinterpret_cast<const uint4*>(from + (l.first + min(first + group, last)) * l.in),
-                 reinterpret_cast<const uint4*>(from + (l.first + min(first + group + 8, last)) * l.in)};
-  };
-  auto fetch_bias = [&](T (&bias)[4], const Layer& l, int part) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int output = first_of(l, part) + pair * 2 + j % 2 + j / 2 * 8;
-      bias[j] = load_if<T, 1>(static_cast<const T*>(l.bias) + l.first + output, output < l.out).at[0];
+  auto lines_of = [&](const Layer& l, uint32_t code, int part) {
+    if (code & kEnd) return Lines{};
+    const char* from = static_cast<const char*>(l.weight) + part * l.step + pair * 16;
+    int low = mine + group, high = low + 8;
+    if (code & kIsNarrow) {
+      if (warp * 16 >= l.out) return Lines{};
+      low = min(warp * 16 + group, l.out - 1), high = min(warp * 16 + group + 8, l.out - 1);
     }
+    return Lines{reinterpret_cast<const uint4*>(from + low * l.pitch), reinterpret_cast<const uint4*>(from + high * l.pitch)};
+  };
+  auto fetch_bias = [&](uint32_t (&bias)[2], const Layer& l, uint32_t code, int part) {
+    if (code & (kEnd | kIsNarrow)) return;
+    const int output = mine + pair * 2 + (code & kWideIn ? 0 : part * kChannels);
+    const uint32_t* from = static_cast<const uint32_t*>(l.bias) + output / 2;
+    bias[0] = __ldg(from), bias[1] = __ldg(from + 4);
   };
 
   STAGE(kernel, block, 0);
   Pair blocks(s.received);
   int current = role.first, part = 0, stage = 4;
+  uint32_t code = a.layer[current].code;
   Chunk weights;
-  T bias[4];
+  uint32_t bias[2] = {};
   Affine affine;
-  weights.fetch_from(lines_of(a.layer[current], 0));
-  fetch_bias(bias, a.layer[current], 0);
-  affine.fetch<T>(a.layer[current]);
-  if (!Rows && a.encoder_weight && threadIdx.x < kChannels / 2) {
-    const bool is_weight = threadIdx.x < 3 * kChannels / 8;
-    const uint4* from = static_cast<const uint4*>(is_weight ? a.encoder_weight : a.encoder_bias);
-    copy_async(s.encoder + threadIdx.x * 8, from + threadIdx.x - (is_weight ? 0 : 3 * kChannels / 8), true);
+  if (!(code & kEnd)) weights.fetch_from(lines_of(a.layer[current], code, 0));
+  fetch_bias(bias, a.layer[current], code, 0);
+  if (code & kNorms) affine.fetch(a.layer[current], lane);
+  if (thread < kNarrow && role.narrow_bias) {
+    s.narrow_bias[thread] =
+        to_float(load_if<T, 1>(static_cast<const T*>(role.narrow_bias) + thread, thread < role.narrow_out).at[0]);
   }
+  if (!Rows && a.encoder_weight && thread < kChannels / 2) {
+    const bool is_weight = thread < 3 * kChannels / 8;
+    const uint4* from = static_cast<const uint4*>(is_weight ? a.encoder_weight : a.encoder_bias);
+    copy_async(s.encoder + thread * 8, from + thread - (is_weight ? 0 : 3 * kChannels / 8), true);
+  }
+  auto load = [&](int i, int which, int row) {
+    if (role.load[i]) load_rows(tile(which) + row * kPitch, role.load[i], role.usual_order >> i & 1, row0 + row, a.rows, lane);
+  };
+  if (Rows) load(2, kQueryPos, warp * 2);
   STAGE(kernel, block, 1);
-  wait_for_previous();
-  start_next();
+  const int64_t this_tile = row0 / kRows;
+  if (Rows) {
+    if (thread < kRows) {
+      const unsigned row = static_cast<unsigned>(min(row0 + thread, a.rows - 1));
+      const int scene = row / a.queries, index = row % a.queries;
+      s.batch[thread] = scene, s.index[thread] = index;
+      if (a.step > 0) {
+        await(a.progress.heads + scene * ceil_div(a.queries, a.query_tile) + index / a.query_tile, kHeads * a.step);
+      }
+    }
+  } else if (thread == 0) {
+    await(a.progress.rows + this_tile, kPair * a.step);
+  }
+  __syncthreads();
   STAGE(kernel, block, 2);
 
-#pragma unroll
-  for (int i = 0; i < (Rows ? 4 : 1); ++i) {
-    constexpr int kLoaded[] = {kX, kIn, kQueryPos, kPosition};
-    if (role.load[i]) load_tile(tile(kLoaded[i]), role.load[i], role.usual_order >> i & 1, row0, a.rows);
+  load(0, kX, warp * 2);
+  if (Rows) {
+    load(1, kIn, warp * 2);
+    if (!a.sample) load(3, kPosition, warp * 2);
+  } else if (thread < kRows * 3) {
+    s.points[thread] = row0 + thread / 3 < a.rows ? a.points[row0 * 3 + thread] : 0.5f;
   }
   copy_async_commit();
-  const int own = rank * (kRows / kPair) + warp;  // the row this warp samples
-  const int batch = static_cast<unsigned>(row0 + own) / a.queries;
-  float u = NAN, v = NAN;
-  if (Rows) {
-    if (threadIdx.x < kRows) {
-      const unsigned row = static_cast<unsigned>(row0) + threadIdx.x;
-      s.batch[threadIdx.x] = row / a.queries, s.index[threadIdx.x] = row % a.queries;
-    }
-    if (a.sample) project(a, row0 + own, batch, u, v);
-  } else if (threadIdx.x < kRows * 3) {
-    s.points[threadIdx.x] = row0 + threadIdx.x / 3 < a.rows ? a.points[row0 * 3 + threadIdx.x] : 0.5f;
-  }
   copy_async_wait<0>();
   __syncthreads();
   blocks.wait_for_other();
@@ -732,11 +785,11 @@ __device__ __forceinline__ void execute(const Fused& a, const Role& role, int64_
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = warp * 2 + r;
-      const uint4 x = part_of(tile(kX) + row * kPitch), position = part_of(tile(kQueryPos) + row * kPitch);
-      part_of(tile(kWhere) + row * kPitch) = add8<T>(x, position);
+      const uint4 x = part_of(tile(kX) + row * kPitch, lane), position = part_of(tile(kQueryPos) + row * kPitch, lane);
+      part_of(tile(kWhere) + row * kPitch, lane) = add8<T>(x, position);
       if (row / (kRows / kPair) == rank && row0 + row < a.rows) {
-        part_of(static_cast<T*>(a.x) + (row0 + row) * kChannels) = x;
-        part_of(static_cast<T*>(a.query_pos) + (row0 + row) * kChannels) = position;
+        part_of(static_cast<T*>(a.x) + (row0 + row) * kChannels, lane) = x;
+        part_of(static_cast<T*>(a.query_pos) + (row0 + row) * kChannels, lane) = position;
       }
     }
     __syncthreads();
@@ -745,115 +798,167 @@ __device__ __forceinline__ void execute(const Fused& a, const Role& role, int64_
   Sum sum{};
 #pragma unroll 1
   while (true) {
-    const Layer& l = a.layer[current];
-    if (part == 0) {
-      if (!Rows && (l.before & kMoves)) {
-        move_points(a, row0, rank, s);
-        STAGE(kernel, block, stage++);
-      }
-      if (Rows && (l.before & kSamples)) {
-        float weights[2] = {s.logits[own * kNarrow + lane], s.logits[own * kNarrow + lane + 32]}, sampled[8] = {};
-        activate(a.activation, a.logits, weights);
-        sample<T>(a, batch, u, v, weights, sampled);
-        STAGE(kernel, block, stage++);
-        blocks.send(&part_of(tile(kIn) + own * kPitch), reorder(pack8<T>(sampled)));
-        blocks.receive(kRows / kPair * kChannels * sizeof(T));
-        STAGE(kernel, block, stage++);
-      }
-      if (l.before & kNorms) {
-        const int row = warp * 2;
-        float x[2][8];
+    if (!Rows && (code & kMoves) && part == 0) {
+      move_points(a, row0, rank, s, warp, lane);
+      STAGE(kernel, block, stage++);
+    }
+    if (Rows && (code & kSamples) && part == 0) {
+      const int row = rank * (kRows / kPair) + warp;
+      const int batch = static_cast<unsigned>(min(row0 + row, a.rows - 1)) / a.queries;
+      const float2 seen = s.seen[warp][lane];
+      float logits[2] = {s.logits[row * kNarrow + lane], s.logits[row * kNarrow + lane + 32]}, sampled[8] = {};
+      activate(a.activation, a.logits, logits);
+      sample<T>(a, batch, seen.x, seen.y, logits, sampled);
+      weights.fetch_from(lines_of(a.layer[current], code, 0));
+      STAGE(kernel, block, stage++);
+      blocks.send(&part_of(tile(kIn) + row * kPitch, lane), reorder(pack8<T>(sampled), lane));
+      copy_async_wait<0>();  // the position
+      blocks.receive(kRows / kPair * kChannels * sizeof(T));
+      STAGE(kernel, block, stage++);
+    }
+    if ((code & kNorms) && part == 0) {
+      const int row = warp * 2;
+      float x[2][8];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) unpack8<T>(part_of(tile(l.norm_from) + (row + r) * kPitch), x[r]);
-        normalize<T, 2>(x, affine, l.before & kRelu);
+      for (int r = 0; r < 2; ++r) unpack8<T>(part_of(tile(field(code, kNormFrom)) + (row + r) * kPitch, lane), x[r]);
+      normalize<T, 2>(x, affine, code & kNormRelu);
+      void* const store = a.layer[current].store;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const uint4 y = pack8<T>(x[r]);
+        const bool stores = store && row / (kRows / kPair) == rank && row0 + row + r < a.rows;
+        part_of(tile(kX) + (row + r) * kPitch, lane) = y;
+        if (stores) part_of(static_cast<T*>(store) + (row0 + row + r) * kChannels, lane) = y;
+        if (Rows && (code & kAddsQueryPos)) {
+          const uint4 where = add8<T>(y, part_of(tile(kQueryPos) + (row + r) * kPitch, lane));
+          part_of(tile(kWhere) + (row + r) * kPitch, lane) = where;
+          if (a.layer[current].store_where) {
+            const uint4 usual = reorder(where, lane);
+            if (stores) part_of(static_cast<T*>(a.layer[current].store_where) + (row0 + row + r) * kChannels, lane) = usual;
+          }
+        }
+      }
+      __syncthreads();
+      STAGE(kernel, block, stage++);
+    }
+    if (code & kEnd) break;
+
+    const bool done = part + 1 == field(code, kParts);
+    const int next_part = done ? 0 : part + 1, input = code & kWideIn ? part : 0, output = code & kWideIn ? 0 : part;
+    const Layer& next = a.layer[done ? current + 1 : current];
+    const uint32_t next_code = next.code;
+    uint32_t next_bias[2] = {};
+    if (Rows && (code & kIsNarrow) && warp >= 4) {  // warps without logits: where the cameras see the points
+      if (lane == 0) await(a.progress.box + this_tile, kPair * a.step);
+      __syncwarp();
+      load(3, kPosition, (warp - 4) * 4);
+      load(3, kPosition, (warp - 4) * 4 + 2);
+      copy_async_commit();
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int slot = (warp - 4) * 2 + i;
+        const int64_t row = row0 + rank * (kRows / kPair) + slot;
+        float u, v;
+        project(a, row, static_cast<unsigned>(min(row, a.rows - 1)) / a.queries, u, v);
+        s.seen[slot][lane] = make_float2(u, v);
+      }
+    } else {
+      multiply<T>(sum, operand + (field(code, kFrom) + input) * kTile * static_cast<int>(sizeof(T)), weights,
+                  Rows && (next_code & kSamples) ? Lines{} : lines_of(next, next_code, next_part));
+    }
+    fetch_bias(next_bias, next, next_code, next_part);
+    if (done && (next_code & kNorms)) affine.fetch(next, lane);
+
+    if (done || !(code & kWideIn)) {  // else there are more inputs
+      float y[2][4];
+      float2 low = unpack<T>(bias[0]), high = unpack<T>(bias[1]);
+      if (code & kIsNarrow) {
+        const float* from = s.narrow_bias + (warp * 16 + pair * 2) % kNarrow;
+        low = make_float2(from[0], from[1]), high = make_float2(from[8], from[9]);
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        y[r][0] = sum.at[0][2 * r] + low.x, y[r][1] = sum.at[0][2 * r + 1] + low.y;
+        y[r][2] = sum.at[1][2 * r] + high.x, y[r][3] = sum.at[1][2 * r + 1] + high.y;
+      }
+      sum = Sum{};
+      auto add = [&](int which) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const uint4 y = pack8<T>(x[r]);
-          const bool stores = row / (kRows / kPair) == rank && row0 + row + r < a.rows;
-          part_of(tile(kX) + (row + r) * kPitch) = y;
-          if (l.store && stores) part_of(static_cast<T*>(l.store) + (row0 + row + r) * kChannels) = y;
-          if (Rows && (l.before & kAddsQueryPos)) {
-            const uint4 where = add8<T>(y, part_of(tile(kQueryPos) + (row + r) * kPitch));
-            part_of(tile(kWhere) + (row + r) * kPitch) = where;
-            if (l.store_where && stores) {
-              part_of(static_cast<T*>(l.store_where) + (row0 + row + r) * kChannels) = reorder(where);
-            }
+          const uint2 more = *reinterpret_cast<const uint2*>(product + which * kTile + 8 * r * kPitch);
+          const float2 first = unpack<T>(more.x), second = unpack<T>(more.y);
+          y[r][0] += first.x, y[r][1] += first.y, y[r][2] += second.x, y[r][3] += second.y;
+        }
+      };
+      if (code & kAddsX) add(kX);
+      if (const int which = field(code, kAdds)) add(which);
+      if (code & kRelu) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) y[j / 4][j % 4] = relu(y[j / 4][j % 4]);
+      }
+      if (!(code & (kIsNarrow | kToHeads | kToValues))) {
+        T* const to = product + (field(code, kTo) + output) * kTile;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          blocks.send(to + 8 * r * kPitch, make_uint2(pack<T>(y[r][0], y[r][1]), pack<T>(y[r][2], y[r][3])));
+        }
+        if (done) blocks.receive((output + 1) * kRows * kChannels / kPair * static_cast<int>(sizeof(T)));
+      } else if (code & kIsNarrow) {
+        if (warp < 4) {
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            float* to = s.logits + (group + 8 * r) * kNarrow + warp * 16 + pair * 2;
+            *reinterpret_cast<float2*>(to) = make_float2(y[r][0], y[r][1]);
+            *reinterpret_cast<float2*>(to + 8) = make_float2(y[r][2], y[r][3]);
           }
         }
         __syncthreads();
-        STAGE(kernel, block, stage++);
-      }
-    }
-    if (!l.weight) break;
-
-    const bool done = part + 1 == l.parts;
-    const Layer& next = a.layer[done ? current + 1 : current];
-    const int next_part = done ? 0 : part + 1, input = l.in == kChannels ? 0 : part, output = l.in == kChannels ? part : 0;
-    multiply<T>(sum, tile(l.from + input), weights, lines_of(next, next_part));
-    T next_bias[4];
-    fetch_bias(next_bias, next, next_part);
-    if (done) affine.fetch<T>(next);
-
-    if (done || l.in == kChannels) {  // else there are more inputs
+      } else if (Rows) {
+        const int64_t which = a.step % 2 * a.heads_size;
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int row = group + 8 * r;
-        float y[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) y[j] = sum.at[j / 2][2 * r + j % 2] + to_float(bias[j]);
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          if (l.add[j] == kNoTile) continue;
-          const uint2 more = *reinterpret_cast<const uint2*>(tile(l.add[j]) + row * kPitch + at);
-          const float2 low = unpack<T>(more.x), high = unpack<T>(more.y);
-          y[0] += low.x, y[1] += low.y, y[2] += high.x, y[3] += high.y;
-        }
-        if (l.relu) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) y[j] = relu(y[j]);
-        }
-        if (l.result == kToTile) {
-          blocks.send(tile(l.to + output) + row * kPitch + at, make_uint2(pack<T>(y[0], y[1]), pack<T>(y[2], y[3])));
-        } else if (l.result == kToLogits) {
-          if (warp * 16 < l.out) {
-            float* to = s.logits + row * kNarrow + warp * 16 + pair * 2;
-            *reinterpret_cast<float2*>(to) = make_float2(y[0], y[1]);
-            *reinterpret_cast<float2*>(to + 8) = make_float2(y[2], y[3]);
-          }
-        } else if (Rows && row0 + row < a.rows) {
-          if (l.result == kToQueriesKeys) {  // queries scaled for exp2; dimensions in the order of tiles
+        for (int r = 0; r < 2; ++r) {
+          const int row = group + 8 * r;
+          if (row0 + row >= a.rows) continue;
+          if (code & kToHeads) {  // queries scaled for exp2; dimensions in the order of tiles
             const float scale = output == 0 ? 0.17677669529663687f * 1.4426950408889634f : 1.f;  // log2(e) / sqrt(32)
             const int64_t head = s.batch[row] * kHeads + at / kHeadDim;
-            T* to = static_cast<T*>(output == 0 ? a.q : a.k) + (head * a.keys + s.index[row]) * kHeadDim + at % kHeadDim;
-            *reinterpret_cast<uint2*>(to) = make_uint2(pack<T>(y[0] * scale, y[1] * scale), pack<T>(y[2] * scale, y[3] * scale));
+            T* to = static_cast<T*>(output == 0 ? a.q : a.k) + which + (head * a.keys + s.index[row]) * kHeadDim + at % kHeadDim;
+            *reinterpret_cast<uint2*>(to) =
+                make_uint2(pack<T>(y[r][0] * scale, y[r][1] * scale), pack<T>(y[r][2] * scale, y[r][3] * scale));
           } else {
             const int64_t line = s.batch[row] * static_cast<int64_t>(kChannels) + mine + pair * 2;
-            T* to = static_cast<T*>(a.v) + line * a.keys + s.index[row];
+            T* to = static_cast<T*>(a.v) + which + line * a.keys + s.index[row];
 #pragma unroll
-            for (int j = 0; j < 4; ++j) to[(j % 2 + j / 2 * 8) * static_cast<int64_t>(a.keys)] = from_float<T>(y[j]);
+            for (int j = 0; j < 4; ++j) to[(j % 2 + j / 2 * 8) * static_cast<int64_t>(a.keys)] = from_float<T>(y[r][j]);
           }
         }
       }
-      sum = Sum{};
     }
     if (done) {
-      if (l.result == kToTile) blocks.receive((output + 1) * kRows * kChannels / kPair * static_cast<int>(sizeof(T)));
-      if (l.result == kToLogits) __syncthreads();
       STAGE(kernel, block, stage++);
+      ++current;
     }
-#pragma unroll
-    for (int j = 0; j < 4; ++j) bias[j] = next_bias[j];
-    if (done) ++current;
-    part = next_part;
+    bias[0] = next_bias[0], bias[1] = next_bias[1], code = next_code, part = next_part;
+  }
+
+  if (Rows ? a.signals : a.step < a.layers) {
+    __syncthreads();
+    if (thread == 0) {
+      __threadfence();
+      signal((Rows ? a.progress.rows : a.progress.box) + this_tile);
+      if (Rows) signal(a.progress.rows_blocks);
+    }
   }
 }
 
 template <class T>
 __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) rows_kernel(const __grid_constant__ Fused a) {
   extern __shared__ __align__(128) char memory[];
+  start_next();
   if (a.step == 0) {  // the only kernel of this step, so what else is to be done in the beginning
     const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
     const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+    for (int64_t i = first; i < a.counters; i += step) a.progress.rows_blocks[i] = 0;
     for (int64_t i = first; i < a.rows * 3; i += step) a.points[i] = a.given.get(i);
     for (int64_t i = first; i < a.rows / a.queries * a.cams * 12; i += step) {
       const int64_t camera = i / 12, part = i % 12;
@@ -861,7 +966,7 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
                                      part / 4 * a.lidar2img_strides[2] + part % 4 * a.lidar2img_strides[3]);
     }
     const int padding = a.keys - a.queries;  // keys that are not, and their values: they are multiplied with zero
-    for (int64_t i = first; i < a.rows / a.queries * kChannels * padding; i += step) {
+    for (int64_t i = first; i < 2 * a.rows / a.queries * kChannels * padding; i += step) {
       const int64_t head = i / (padding * kHeadDim), at = i % (padding * kHeadDim);
       static_cast<T*>(a.v)[i / padding * a.keys + a.queries + i % padding] = from_float<T>(0.f);
       static_cast<T*>(a.k)[(head * a.keys + a.queries) * kHeadDim + at] = from_float<T>(0.f);
@@ -869,6 +974,7 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) row
   }
   execute<T, true>(a, a.role[kRowsRole], blockIdx.x / kPair * static_cast<int64_t>(kRows),
                    *reinterpret_cast<RowsShared<T>*>(memory));
+  wait_for_previous();
 }
 
 // ---------------------------------------------------------------- attention
@@ -894,7 +1000,7 @@ __device__ __forceinline__ void attend(const Fused& a, int block, AttentionShare
   const int tiles = ceil_div(a.queries, 32 * Groups), head = block % kHeads, tile = block / kHeads % tiles;
   const int64_t batch = block / kHeads / tiles;
   if (batch >= a.rows / a.queries) return;
-  const int64_t start = (batch * kHeads + head) * a.keys * kHeadDim;
+  const int64_t start = a.step % 2 * a.heads_size + (batch * kHeads + head) * a.keys * kHeadDim;
   const uint4* keys = reinterpret_cast<const uint4*>(static_cast<const T*>(a.k) + start) + lane % 4;
   const uint4* values = reinterpret_cast<const uint4*>(static_cast<const T*>(a.v) + start) + lane % 4;
   const int blocks = a.keys / 32, pitch = a.keys / 8;
@@ -1007,6 +1113,11 @@ __device__ __forceinline__ void attend(const Fused& a, int block, AttentionShare
       *reinterpret_cast<uint32_t*>(to + place(dim + j)) = pack<T>(result[j] / all, result[j + 1] / all);
     }
   }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    signal(a.progress.heads + batch * tiles + tile);
+  }
   STAGE(2, block, 6);
 }
 
@@ -1018,24 +1129,26 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 2)
   extern __shared__ __align__(128) char memory[];
   const int branch_blocks = static_cast<int>(ceil_div<int64_t>(a.rows, kRows)) * kPair, block = blockIdx.x;
   const bool last = a.step == a.layers;
+  if (a.step == 0) wait_for_previous();  // which clears the counters
+  start_next();
   if (block >= branch_blocks && !last) {
-    wait_for_previous();
-    start_next();
+    if (threadIdx.x == 0) await(a.progress.rows_blocks, static_cast<unsigned>(branch_blocks) * a.step);
+    __syncthreads();
     attend<T, Groups>(a, block - branch_blocks, *reinterpret_cast<AttentionShared*>(memory));
-    return;
-  }
-  RowsShared<T>& s = *reinterpret_cast<RowsShared<T>*>(memory);
-  const bool box = block < branch_blocks;
-  const int64_t row0 = (block - (box ? 0 : branch_blocks)) / kPair * static_cast<int64_t>(kRows);
-  execute<T, false>(a, a.role[box ? kBoxRole : kClassRole], row0, s);
-  if (box) return;
-  const int half = kRows / kPair;
-  for (int i = threadIdx.x; i < half * a.num_classes; i += kThreads) {
-    const int row = pair_rank() * half + i / a.num_classes, column = i % a.num_classes;
-    if (row0 + row < a.rows) {
-      static_cast<T*>(a.classes)[(row0 + row) * a.num_classes + column] = from_float<T>(s.logits[row * kNarrow + column]);
+  } else {
+    RowsShared<T>& s = *reinterpret_cast<RowsShared<T>*>(memory);
+    const bool box = block < branch_blocks;
+    const int64_t row0 = (block - (box ? 0 : branch_blocks)) / kPair * static_cast<int64_t>(kRows);
+    execute<T, false>(a, a.role[box ? kBoxRole : kClassRole], row0, s);
+    const int half = kRows / kPair;
+    for (int i = threadIdx.x; !box && i < half * a.num_classes; i += kThreads) {
+      const int row = pair_rank() * half + i / a.num_classes, column = i % a.num_classes;
+      if (row0 + row < a.rows) {
+        static_cast<T*>(a.classes)[(row0 + row) * a.num_classes + column] = from_float<T>(s.logits[row * kNarrow + column]);
+      }
     }
   }
+  wait_for_previous();
 }
 
 #else  // older devices have neither clusters nor dependent launches: the launcher does not get here
@@ -1097,10 +1210,16 @@ struct FusedBuffers {
   char* copies;
   int64_t copies_size = 0;
   char *x, *query_pos, *where, *mixed, *position, *q, *k, *v, *logits, *offsets, *sampled;
+  Progress progress;
+  int64_t counters;
 
   FusedBuffers(Scratch& scratch, const TransformerDecoder& d, const DecoderSizes& n) {
-    const int64_t keys = ceil_div(n.queries, 32) * 32, tensor = n.rows * kChannels * 2, heads = n.batch * keys * kChannels * 2;
+    const int64_t keys = ceil_div(n.queries, 32) * 32, tensor = n.rows * kChannels * 2, heads = 2 * n.batch * keys * kChannels * 2;
     const bool split = !samples_itself(d, n);
+    const int64_t tiles = ceil_div<int64_t>(n.rows, kRows);
+    counters = 1 + 2 * tiles + n.batch * static_cast<int64_t>(ceil_div(n.queries, 32));
+    progress.rows_blocks = scratch.take<unsigned>(counters);
+    progress.rows = progress.rows_blocks + 1, progress.box = progress.rows + tiles, progress.heads = progress.box + tiles;
     points = scratch.take<float>(n.rows * 3);
     cameras = scratch.take<float>(static_cast<int64_t>(n.batch) * n.cams * 12);
     for (char** p : {&x, &query_pos, &mixed, &position}) *p = scratch.take<char>(tensor);
@@ -1143,18 +1262,31 @@ struct Lists {
   Fused& a;
   int count = 0;
 
-  void begin(RoleName role) { a.role[role] = Role{}, a.role[role].first = count; }
-  // weight and, after it, its bias; null: the list's end.
-  Layer& add(const Tensor* weight = nullptr, int first = 0, int out = 0) {
+  Role& begin(RoleName name) {
+    a.role[name] = Role{};
+    a.role[name].first = count;
+    return a.role[name];
+  }
+  // weight and, after it, its bias; rows from `first` on.
+  Layer& add(const Tensor* weight, uint32_t code, Tile from = kX, Tile to = kSum, int first = 0, int out = 0) {
     Layer& l = a.layer[count++] = Layer{};
-    if (!weight) return l;
-    l.weight = weight[0].data, l.bias = weight[1].data;
-    l.first = first, l.out = out ? out : static_cast<int>(weight[0].sizes[0]), l.in = static_cast<int>(weight[0].sizes[1]);
-    l.parts = std::max(1, std::max(l.out, l.in) / kChannels);
+    const int in = static_cast<int>(weight[0].sizes[1]);
+    l.out = out ? out : static_cast<int>(weight[0].sizes[0]), l.pitch = in * 2;
+    l.weight = static_cast<const char*>(weight[0].data) + first * l.pitch;
+    l.bias = static_cast<const char*>(weight[1].data) + first * 2;
+    l.step = in > kChannels ? kChannels * 2 : kChannels * l.pitch;
+    if (in > kChannels) code |= kWideIn;
+    if (l.out < kChannels) code |= kIsNarrow;
+    l.code = code | std::max(1, std::max(l.out, in) / kChannels) << kParts | from << kFrom | to << kTo;
     return l;
   }
-  static void norm(Layer& l, const Tensor* weight, int flags = 0, void* store = nullptr) {
-    l.norm_weight = weight[0].data, l.norm_bias = weight[1].data, l.before |= kNorms | flags, l.store = store;
+  Layer& end() {
+    Layer& l = a.layer[count++] = Layer{};
+    l.code = kEnd;
+    return l;
+  }
+  static void norm(Layer& l, const Tensor* weight, uint32_t code = 0, void* store = nullptr, Tile from = kSum) {
+    l.norm_weight = weight[0].data, l.norm_bias = weight[1].data, l.code |= kNorms | code | from << kNormFrom, l.store = store;
   }
 };
 
@@ -1170,6 +1302,8 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
   a.cams = n.cams, a.levels = n.levels, a.activation = d.activation;
   for (int i = 0; i < 4; ++i) a.lidar2img_strides[i] = d.lidar2img.strides[i];
   a.cameras = b.cameras;
+  a.progress = b.progress, a.counters = static_cast<int>(b.counters);
+  a.heads_size = static_cast<int64_t>(n.batch) * a.keys * kChannels;
 
   for (int i = 0; i < 3; ++i) {
     a.low[i] = static_cast<float>(d.pc_range[i]);
@@ -1206,6 +1340,7 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
   const int processors = of_device(cudaDevAttrMultiProcessorCount);
   const int groups = static_cast<int64_t>(ceil_div(n.queries, 32)) * kHeads * n.batch + pairs > 2 * processors ? 2 : 1;
   const int64_t attention = ceil_div(n.queries, 32 * groups) * static_cast<int64_t>(kHeads) * n.batch;
+  a.query_tile = 32 * groups;
 
   for (a.step = 0; a.step <= d.num_layers; ++a.step) {
     const bool first = a.step == 0, last = a.step == d.num_layers;
@@ -1213,20 +1348,16 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
     auto after = [&](DecoderWeight weight) { return weight_of(d, a.step, weight); };
 
     Lists rows{a};
-    auto begin_layer = [&] {  // to where the cameras are sampled
-      Layer& out_proj = rows.add(before(kOutProj));
-      out_proj.from = kIn, out_proj.add[0] = kX;
-      if (d.residual_query_pos) out_proj.add[1] = kQueryPos;
+    auto begin_layer = [&](Role& role) {  // to where the cameras are sampled
+      role.load[0] = b.x, role.load[1] = b.mixed, role.load[2] = b.query_pos;
+      rows.add(before(kOutProj), kAddsX | (d.residual_query_pos ? kQueryPos << kAdds : 0), kIn);
     };
     if (!first && !itself) {
-      rows.begin(kRowsRole);
-      begin_layer();
-      Layer& end = rows.add();
+      begin_layer(rows.begin(kRowsRole));
+      Layer& end = rows.end();
       rows.norm(end, before(kMhaNorm), kAddsQueryPos, b.x);
       end.store_where = b.where;
-      Role& role = a.role[kRowsRole];
-      role.load[0] = b.x, role.load[1] = b.mixed, role.load[2] = b.query_pos;
-      a.sample = false;
+      a.sample = a.signals = false;
       SVEXPORT_TRY(start(rows_kernel<T>, a, pairs, rows_shared, true, stream));
       auto apply = [&](DecoderWeight weight, void* y) {
         const Tensor* w = before(weight);
@@ -1246,72 +1377,52 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
     }
 
     rows.count = 0;
-    rows.begin(kRowsRole);
-    Role& role = a.role[kRowsRole];
-    role.load[2] = first ? d.query_pos.data : b.query_pos;
-    role.load[0] = first ? d.query.data : b.x;
+    Role& role = rows.begin(kRowsRole);
     if (first) {
-      role.usual_order = 5;
+      role.load[0] = d.query.data, role.load[2] = d.query_pos.data, role.usual_order = 5;
     } else {
-      role.load[1] = b.mixed, role.load[3] = b.position;
-      if (!itself) role.usual_order = 2;
+      role.load[3] = b.position;
       if (itself) {
-        begin_layer();
-        Layer& weights = rows.add(before(kAttentionWeights));
-        rows.norm(weights, before(kMhaNorm), kAddsQueryPos);
-        weights.from = kWhere, weights.result = kToLogits;
+        begin_layer(role);
+        rows.norm(rows.add(before(kAttentionWeights), 0, kWhere), before(kMhaNorm), kAddsQueryPos);
+        role.narrow_bias = before(kAttentionWeights)[1].data, role.narrow_out = n.logits;
+      } else {
+        role.load[0] = b.x, role.load[1] = b.mixed, role.load[2] = b.query_pos, role.usual_order = 2;
       }
-      Layer& output_proj = rows.add(before(kOutputProj));
-      if (itself) output_proj.before = kSamples;
-      output_proj.from = kIn, output_proj.add[0] = kX, output_proj.add[1] = kPosition;
-      Layer& ffn0 = rows.add(before(kFfn0));
-      rows.norm(ffn0, before(kSvcaNorm));
-      ffn0.to = kHidden, ffn0.relu = true;
-      Layer& ffn2 = rows.add(before(kFfn2));
-      ffn2.from = kHidden, ffn2.add[0] = kX;
+      rows.add(before(kOutputProj), kAddsX | kPosition << kAdds | (itself ? kSamples : 0), kIn);
+      rows.norm(rows.add(before(kFfn0), kRelu, kX, kHidden), before(kSvcaNorm));
+      rows.add(before(kFfn2), kAddsX, kHidden);
     }
-    Layer& queries_keys = last ? rows.add() : rows.add(after(kInProj), 0, 2 * kChannels);
-    if (!first) rows.norm(queries_keys, before(kFfnNorm), kAddsQueryPos, b.x);
-    queries_keys.from = kWhere, queries_keys.result = kToQueriesKeys;
+    Layer& then = last ? rows.end() : rows.add(after(kInProj), kToHeads, kWhere, kSum, 0, 2 * kChannels);
+    if (!first) rows.norm(then, before(kFfnNorm), kAddsQueryPos, b.x);
     if (!last) {
-      rows.add(after(kInProj), 2 * kChannels, kChannels).result = kToValues;
-      rows.add();
+      rows.add(after(kInProj), kToValues, kX, kSum, 2 * kChannels, kChannels);
+      rows.end();
     }
-    a.sample = !first && itself;
+    a.sample = !first && itself, a.signals = !first;
     SVEXPORT_TRY(start(rows_kernel<T>, a, pairs, rows_shared, !first && itself, stream));
 
     Lists branches{a};
-    branches.begin(kBoxRole);
+    Role& box = branches.begin(kBoxRole);
     if (!first) {
-      a.role[kBoxRole].load[0] = b.x;
-      Layer& reg0 = branches.add(before(kReg0));
-      reg0.to = kIn, reg0.relu = true;
-      Layer& reg2 = branches.add(before(kReg2));
-      reg2.from = kIn, reg2.to = kWhere, reg2.relu = true;
-      Layer& reg4 = branches.add(before(kReg4));
-      reg4.from = kWhere, reg4.result = kToLogits;
+      box.load[0] = b.x, box.narrow_bias = before(kReg4)[1].data, box.narrow_out = n.code_size;
+      branches.add(before(kReg0), kRelu, kX, kIn);
+      branches.add(before(kReg2), kRelu, kIn, kWhere);
+      branches.add(before(kReg4), 0, kWhere);
     }
-    Layer& position3 = last ? branches.add() : branches.add(after(kPosition3));
-    position3.before = kMoves;
     a.encoder_weight = last ? nullptr : after(kPosition0)[0].data;
     a.encoder_bias = last ? nullptr : after(kPosition0)[1].data;
-    if (!last) {
-      branches.norm(position3, after(kPositionNorm0), kRelu);
-      position3.to = kIn;
-      Layer& end = branches.add();
-      branches.norm(end, after(kPositionNorm1), kRelu, b.position);
-      end.norm_from = kIn;
+    if (last) {
+      branches.end().code |= kMoves;
+      Role& classes = branches.begin(kClassRole);
+      classes.load[0] = b.x, classes.narrow_bias = weight_of(d, kCls6)[1].data, classes.narrow_out = n.classes;
+      branches.add(weight_of(d, kCls0), 0);
+      branches.norm(branches.add(weight_of(d, kCls3), 0, kX, kWhere), weight_of(d, kClsNorm0), kNormRelu);
+      branches.norm(branches.add(weight_of(d, kCls6), 0), weight_of(d, kClsNorm1), kNormRelu, nullptr, kWhere);
+      branches.end();
     } else {
-      branches.begin(kClassRole);
-      a.role[kClassRole].load[0] = b.x;
-      branches.add(weight_of(d, kCls0));
-      Layer& cls3 = branches.add(weight_of(d, kCls3));
-      branches.norm(cls3, weight_of(d, kClsNorm0), kRelu);
-      cls3.to = kWhere;
-      Layer& cls6 = branches.add(weight_of(d, kCls6));
-      branches.norm(cls6, weight_of(d, kClsNorm1), kRelu);
-      cls6.norm_from = kWhere, cls6.result = kToLogits;
-      branches.add();
+      branches.norm(branches.add(after(kPosition3), kMoves, kX, kIn), after(kPositionNorm0), kNormRelu);
+      branches.norm(branches.end(), after(kPositionNorm1), kNormRelu, b.position, kIn);
     }
     const auto kernel = groups == 1 ? attention_kernel<T, 1> : attention_kernel<T, 2>;
     SVEXPORT_TRY(start(kernel, a, pairs + (last ? pairs : attention + attention % 2), attention_shared, true, stream));
