@@ -27,6 +27,7 @@ IMAGES = {
         ((2, 256, 12, 20), (67, 1)),
         ((1, 40, 8, 8), (40, 41)),
         ((1, 12, 9, 9), (20, 4)),
+        ((2, 1, 40, 50), (9, 7)),
     ],
     5: [
         ((2, 3, 3, 5, 7), (2, 3, 4)),
@@ -121,6 +122,52 @@ def test_many_points(points: str, dtype: torch.dtype) -> None:
         output = OP(precise, grid.double().cpu(), 0, 0, False)
         (wanted,) = torch.autograd.grad(output, precise, gradient.double().cpu())
         assert relative_error(found, wanted) < TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("points", ["smooth", "scattered", "mixed", "crowded"])
+def test_gradients_of_many_points(points: str, dtype: torch.dtype) -> None:
+    """Pixels are written by blocks that own them, or added up, by where the points are and how large everything is."""
+    for shape, out in [
+        ((4, 16, 300, 264), (290, 272)),
+        ((4, 24, 301, 263), (291, 270)),
+        ((1, 64, 260, 263), (304, 192)),
+        ((2, 3, 700, 1011), (301, 333)),
+        ((1, 20, 411, 530), (400, 333)),
+        ((1, 1, 401, 334), (300, 290)),
+    ]:
+        scattered = torch.rand(shape[0], *out, 2, device="cuda") * 2.2 - 1.1
+        theta = torch.tensor([[1.0, 0.1, 0.03], [-0.05, 0.9, 0.01]], device="cuda")
+        grid = F.affine_grid(theta.expand(shape[0], 2, 3), [shape[0], 1, *out], align_corners=False).clone()
+        if points == "mixed":
+            grid[-1] = scattered[-1]
+        elif points != "smooth":
+            grid = scattered if points == "scattered" else 0.01 * scattered
+        image = torch.randn(shape, device="cuda", dtype=dtype)
+        gradient = torch.randn(*shape[:2], *out, device="cuda", dtype=dtype)
+        leaves = [image.float().cpu().requires_grad_(), grid.cpu().requires_grad_()]
+        wanted = torch.autograd.grad(OP(*leaves, 0, 0, False), leaves, gradient.float().cpu())
+        for layout in (torch.contiguous_format, torch.channels_last):
+            arguments = ([gradient], image.contiguous(memory_format=layout), grid, 0, 0, False)
+            both = torch.ops.svexport.grid_sample_backward(*arguments, [True, True])
+            (first,) = torch.ops.svexport.grid_sample_backward(*arguments, [True, False])
+            # float32 on both sides, so that the same points lie beyond the edge of a pixel; sums in another order
+            assert relative_error(both[0], wanted[0]) < 2 * TOLERANCES[dtype]
+            assert relative_error(first, wanted[0]) < 2 * TOLERANCES[dtype]
+            assert relative_error(both[1], wanted[1]) < 2e-5
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_one_channel(dtype: torch.dtype) -> None:
+    """Two points a thread, if there is an even number of them and they are aligned."""
+    for shape, out in [((2, 1, 33, 47), (12, 10)), ((3, 1, 9, 14), (5, 7)), ((1, 1, 64, 80), (64, 80))]:
+        image, grid = random_args(shape, out, False)
+        for precision in {dtype, SINGLE}:
+            points = grid.to("cuda", precision)
+            shifted = torch.cat([points.new_zeros(2), points.flatten()])[2:].view_as(points)
+            for view in (points, shifted):
+                check(image.to("cuda", dtype), view, 0, 0, False)
+                check(image.to("cuda", dtype), view, 0, 0, True, backward=False)
 
 
 @pytest.mark.parametrize("dtype", [HALF, BFLOAT])
@@ -234,6 +281,7 @@ def test_deterministic(rank: int, mode: int, padding: int, align: bool) -> None:
         assert relative_error(a, f) < 2e-3
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_more_elements_than_32_bits_count(layout: torch.memory_format) -> None:
     image = torch.empty((3, 4096, 422, 422), device="cuda", dtype=HALF, memory_format=layout)
@@ -244,6 +292,7 @@ def test_more_elements_than_32_bits_count(layout: torch.memory_format) -> None:
     assert torch.equal(output[2:], OP(image[2:].clone(memory_format=layout), grid[2:], 0, 0, False))
 
 
+@pytest.mark.large
 def test_more_points_than_32_bits_count() -> None:
     image = torch.randn(3, 1, 5, 7, device="cuda", dtype=HALF)
     grid = torch.rand(3, 27000, 27000, 2, device="cuda", dtype=HALF) * 2 - 1
@@ -252,6 +301,7 @@ def test_more_points_than_32_bits_count() -> None:
     assert torch.equal(output[2:, :, -3:], OP(image[2:], grid[2:, -3:], 0, 0, False))
 
 
+@pytest.mark.large
 def test_more_images_than_a_grid_has_blocks() -> None:
     image, grid = torch.randn(70000, 8, 2, 2), torch.rand(70000, 1, 1, 2) * 2 - 1
     check(image.cuda(), grid.cuda(), 0, 0, False)

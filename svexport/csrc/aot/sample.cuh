@@ -14,21 +14,19 @@ __device__ void sample(const View<const T, R>& input, const View<const G, R>& gr
   const int batch = input.sizes[0], channels = input.sizes[1], pixels = static_cast<int>(input.product(2, R));
   Space s(untyped(grid));
   s.axes = AXES;
-  s.padding = sampling.padding;
-  s.align_corners = sampling.align_corners;
+  s.describe(sampling);
   s.points = static_cast<int>(grid.product(1, R - 1));
   if (s.points == 0) return;
   int stride = LAST ? channels : 1;
 #pragma unroll
   for (int a = 0; a < AXES; ++a) {
-    s.size[a] = input.sizes[R - 1 - a];
-    s.stride[a] = stride;
+    s.describe(a, input.sizes[R - 1 - a], stride);
     stride *= s.size[a];
   }
   s.grid_image = static_cast<int64_t>(s.points) * AXES;
   s.grid_coordinate = 1;
-  s.grid_stride[0] = AXES;
-  s.grid_even = true;
+  s.grid_stride[AXES - 1] = AXES;  // a row of all points
+  s.grid_dense = true;
   s.grid_pairs = AXES == 2 && grid.aligned(2 * sizeof(G));
   const int64_t image = static_cast<int64_t>(pixels) * channels, results = static_cast<int64_t>(s.points) * channels;
   if constexpr (LAST) {

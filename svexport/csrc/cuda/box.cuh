@@ -15,6 +15,7 @@ struct Box {
   int start;   // bytes from the first pixel of the plane to that of the box
   int origin;  // bytes from the start of the channel in shared memory to where the first pixel of the plane would be
   int plane_row, row, rows, length;  // bytes between rows of the plane and in shared memory, of a row
+  int chunks;                        // of a row, at most
   int bytes;                         // of a channel, or more
   int unit;
 
@@ -36,16 +37,15 @@ struct Box {
       if (unit == 16 && row % 32 == 0) row += 16;  // rows that lie four apart use different banks
     }
     origin = shift - top * row - left * item;
+    chunks = (length + 2 * unit - 2) >> (31 - __clz(unit));
     bytes = (shift + (rows - 1) * row + length + 15) / 16 * 16 + 16;
   }
 
   __device__ __forceinline__ int zeros() const { return bytes - 16; }
 
-  __device__ __forceinline__ int chunks() const { return (length + 2 * unit - 2) / unit; }  // of a row, at most
-
   // Chunk i of a channel, in the plane and in shared memory; false: there is no such.
   __device__ __forceinline__ bool chunk(int i, int& from, int& to) const {
-    const int r = i / chunks(), in_plane = start + r * plane_row, at = (i - r * chunks()) * unit;
+    const int r = i / chunks, in_plane = start + r * plane_row, at = (i - r * chunks) * unit;
     from = (in_plane & -unit) + at;
     to = (((start & (unit - 1)) + r * row) & -unit) + at;
     return r < rows && from < in_plane + length;
@@ -58,7 +58,7 @@ struct Share {
   bool any;
 
   __device__ __forceinline__ explicit Share(const Box& box) {
-    const int all = box.rows * box.chunks(), threads = blockDim.x;
+    const int all = box.rows * box.chunks, threads = blockDim.x;
     slots = min(all, threads);
     step = threads / slots;
     first = threadIdx.x / slots;
@@ -78,7 +78,7 @@ struct Share {
         const int between = step * box.bytes;
         const int64_t between_sources = step * channel;
         const auto each = [&](auto unit) {
-#pragma unroll 4
+#pragma unroll 1
           for (int c = first; c < count; c += step) {
             if constexpr (unit.value >= 4) {
               __pipeline_memcpy_async(target, source, unit.value);
@@ -98,7 +98,7 @@ struct Share {
         }
       }
       i += slots;
-      if (i >= box.rows * box.chunks()) break;
+      if (i >= box.rows * box.chunks) break;
       there = box.chunk(i, in_plane, in_shared) && first < count;
     }
     __pipeline_commit();

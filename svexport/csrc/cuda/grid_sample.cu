@@ -1,5 +1,7 @@
 #include "grid_sample.h"
 
+#include <algorithm>
+
 #include "box.cuh"
 #include "overlap.cuh"
 
@@ -42,10 +44,8 @@ __global__ void __launch_bounds__(kThreads) direct_kernel(Space s, const T* __re
       for (int u = 0; u < W; ++u) {
 #pragma unroll
         for (int i = 0; i < TAPS; ++i) {
-          v[u][i] = from_float<T>(0.0f);
-          if (taps.offset[i] >= 0) {
-            v[u][i] = *reinterpret_cast<const T*>(source + taps.offset[i] * uint32_t{sizeof(T)});
-          }
+          const T* pixel = reinterpret_cast<const T*>(source + taps.offset[i] * uint32_t{sizeof(T)});
+          v[u][i] = load_if<T, 1>(pixel, taps.offset[i] >= 0).at[0];
         }
         source += channel * sizeof(T);
       }
@@ -168,9 +168,11 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 ? 4 : 1)
 
 // ------------------------------------------------------ NCHW: the pixels of a tile of points in shared memory
 
-// Points as rows of `across`, and the tile of a block: `half` threads across for twice as many points, the others down.
+// Points as rows of `across`, and the tile of a block: 1 << half threads across for twice as many points, the others
+// down.
 struct Tiles {
-  int across, down, half, height, count_across, count_down;
+  int across, down, half, height, count_down;
+  Divider count_across;
   bool pairs;  // two halves, neighbours, can be stored at once
 };
 
@@ -183,8 +185,10 @@ constexpr int kUsualBox = 1536 * sizeof(T);
 template <class T>
 constexpr int kLargestBox = 4096 * sizeof(T);
 
-// Blocks of tiles x `chunk` channels x images, half as many channels at a time as fit into `memory`: while these are
-// used, the next are on their way. scattered: (N, tiles), set where the box is too large, and nothing computed.
+constexpr int kStages = 3;  // parts of the shared memory of a block: one is used, the others are on their way
+
+// Blocks of tiles x `chunk` channels x images, as many channels at a time as fit into a part of `memory`. scattered:
+// (N, tiles), set where the box is too large, and nothing computed.
 template <class T, int PADDING>
 __global__ void __launch_bounds__(kThreads, 4)
     box_kernel(Space s, const T* __restrict__ input, int64_t image, int64_t channel, Output<T> output, Tiles tiles,
@@ -195,9 +199,10 @@ __global__ void __launch_bounds__(kThreads, 4)
   __shared__ int edges[4];
   start_next();
   char* pixels = reinterpret_cast<char*>(pixels_of_block);
-  const int half = tiles.half, line = threadIdx.x / half, lane = threadIdx.x - line * half;
+  const int half = 1 << tiles.half, line = threadIdx.x >> tiles.half, lane = threadIdx.x & (half - 1);
   const int row = (line & 8) | (line & 1) << 2 | (line >> 1 & 3);  // the rows of a warp lie four apart
-  const int tile_y = blockIdx.x / tiles.count_across, tile_x = blockIdx.x - tile_y * tiles.count_across;
+  uint32_t tile_y = blockIdx.x;
+  const int tile_x = tiles.count_across.split(tile_y);
   const int x = tile_x * 2 * half + (kBeside ? 2 : 1) * lane, step = kBeside ? 1 : half;
   const int y = tile_y * tiles.height + row, first = y * tiles.across + x;
   const int begin = blockIdx.y * chunk, end = min(begin + chunk, channels);
@@ -205,17 +210,16 @@ __global__ void __launch_bounds__(kThreads, 4)
 
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     Point<TAPS> points[POINTS];
-#pragma unroll
-    for (int k = 0; k < POINTS; ++k) points[k] = locate<TAPS, PADDING>(s, n, valid[k] ? first + k * step : 0);
+    locate<TAPS, PADDING>(s, n, {valid[0] ? first : 0, valid[1] ? first + step : 0}, points);
     bounds(points, valid, edges);
     Box box(edges[0], edges[1], -edges[2], -edges[3], s.size[0], ITEM, unit);
     const bool large = box.bytes > kLargestBox<T>;
     if (begin == 0 && threadIdx.x == 0) scattered[static_cast<int64_t>(n) * gridDim.x + blockIdx.x] = large;
     if (large) continue;
     box.bytes = box.bytes <= kSmallBox<T> ? kSmallBox<T> : max(box.bytes, kUsualBox<T>);
-    const int together = memory / 2 / box.bytes;
+    const int together = memory / kStages / box.bytes, part = together * box.bytes;
     const Share share(box);
-    for (int i = threadIdx.x; i < 2 * together; i += blockDim.x) {
+    for (int i = threadIdx.x; i < kStages * together; i += kThreads) {
       *reinterpret_cast<uint4*>(pixels + i * box.bytes + box.zeros()) = uint4{};
     }
 
@@ -223,18 +227,24 @@ __global__ void __launch_bounds__(kThreads, 4)
     float weight[POINTS][TAPS];
 #pragma unroll
     for (int k = 0; k < POINTS; ++k) {
-      const int stride[3] = {ITEM, box.row, 0};
-      const Taps<TAPS> taps(points[k], stride);
+      const Pixels<2>&across = points[k].axis[0], &down = points[k].axis[1];
+      const int corner = box.origin + across.first * ITEM + down.first * box.row;
 #pragma unroll
       for (int i = 0; i < TAPS; ++i) {
-        offset[k][i] = valid[k] && taps.offset[i] >= 0 ? box.origin + taps.offset[i] : box.zeros();
-        weight[k][i] = taps.weight[i];
+        const bool inside = valid[k] && across.inside[i % 2] && down.inside[i / 2];
+        offset[k][i] = inside ? corner + i % 2 * ITEM + i / 2 * box.row : box.zeros();
+        weight[k][i] = points[k].weight(i);
       }
       if (output.mask && begin == 0 && valid[k]) {
-        output.set_mask(static_cast<int64_t>(n) * s.points + first + k * step, taps.offset[0]);
+        const bool seen = across.inside[0] && down.inside[0];
+        output.set_mask(static_cast<int64_t>(n) * s.points + first + k * step, seen ? 0 : -1);
       }
     }
     T* target = output.data + n * output.image + begin * output.channel + first * output.point;
+    const char* source = reinterpret_cast<const char*>(input + n * image);
+    const auto fetch = [&](int c, int stage) {
+      share.copy(box, pixels + stage * part, source + c * channel * ITEM, channel * ITEM, min(together, end - c));
+    };
     const auto gather = [&](const char* from, int count, auto bytes, auto pairs) {
       const int distance = bytes.value ? bytes.value : box.bytes;
 #pragma unroll 4
@@ -258,26 +268,80 @@ __global__ void __launch_bounds__(kThreads, 4)
         }
       }
     };
-    for (int c = begin - 2 * together, buffer = 0; c < end; c += together, buffer ^= 1) {
-      char* const at = pixels + buffer * together * box.bytes;
-      if (c >= begin) {
-        __pipeline_wait_prior(1);
-        __syncthreads();
-        const int count = min(together, end - c);
-        if (tiles.pairs && box.bytes == kSmallBox<T>) {
-          gather(at, count, std::integral_constant<int, kSmallBox<T>>(), std::true_type());
-        } else if (tiles.pairs && box.bytes == kUsualBox<T>) {
-          gather(at, count, std::integral_constant<int, kUsualBox<T>>(), std::true_type());
-        } else {
-          gather(at, count, std::integral_constant<int, 0>(), std::false_type());
-        }
-        __syncthreads();
+#pragma unroll 1
+    for (int stage = 0; stage < kStages - 1; ++stage) fetch(begin + stage * together, stage);
+#pragma unroll 1
+    for (int c = begin, stage = 0; c < end; c += together) {
+      __pipeline_wait_prior(kStages - 2);
+      __syncthreads();
+      fetch(c + (kStages - 1) * together, stage == 0 ? kStages - 1 : stage - 1);
+      const char* from = pixels + stage * part;
+      const int count = min(together, end - c);
+      if (tiles.pairs && box.bytes == kSmallBox<T>) {
+        gather(from, count, std::integral_constant<int, kSmallBox<T>>(), std::true_type());
+      } else if (tiles.pairs && box.bytes == kUsualBox<T>) {
+        gather(from, count, std::integral_constant<int, kUsualBox<T>>(), std::true_type());
+      } else {
+        gather(from, count, std::integral_constant<int, 0>(), std::false_type());
       }
-      const int next = c + 2 * together;
-      share.copy(box, at, reinterpret_cast<const char*>(input + n * image + next * channel), channel * ITEM,
-                 min(together, end - next));
+      stage = stage == kStages - 1 ? 0 : stage + 1;
     }
     __pipeline_wait_prior(0);
+  }
+}
+
+// -------------------------------------------------- NCHW, bilinear, a dense grid, float32 or of the type of the image
+
+// Blocks of points x chunks of channels x images; POINTS side by side of a thread.
+template <class T, class G, int PADDING, int POINTS>
+__global__ void __launch_bounds__(1024)
+    planes_kernel(Space s, const T* __restrict__ input, int64_t image, int64_t channel, Output<T> output, int channels,
+                  int chunk) {
+  const int p = (blockIdx.x * blockDim.x + threadIdx.x) * POINTS, begin = blockIdx.y * chunk, n = blockIdx.z;
+  if (p >= s.points) return;
+  const int64_t index = static_cast<int64_t>(n) * s.points + p;
+  const auto coordinates = load_if<G, 2 * POINTS>(static_cast<const G*>(s.grid.data) + 2 * index, true);
+  int offset[POINTS];  // of the first pixel
+  bool inside[POINTS][2][2];
+  float weight[POINTS][2][2];
+#pragma unroll
+  for (int k = 0; k < POINTS; ++k) {
+    Point<4> point;
+#pragma unroll
+    for (int a = 0; a < 2; ++a) point.axis[a] = pixels<2>(to_float(coordinates.at[2 * k + a]), a, 2, s, PADDING);
+    offset[k] = static_cast<uint32_t>(point.axis[1].first) * s.stride[1] + point.axis[0].first;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      inside[k][i / 2][i % 2] = point.axis[0].inside[i % 2] && point.axis[1].inside[i / 2];
+      weight[k][i / 2][i % 2] = point.weight(i);
+    }
+  }
+  const T* plane = input + n * image + begin * channel;
+  T* target = output.data + n * output.image + begin * output.channel + p;
+  const int count = POINTS > 1 ? 1 : min(chunk, channels - begin);
+#pragma unroll 4
+  for (int c = 0; c < count; ++c, plane += channel, target += output.channel) {
+    float sum[POINTS] = {};
+#pragma unroll
+    for (int k = 0; k < POINTS; ++k) {
+      T v[2][2];
+#pragma unroll
+      for (int y = 0; y < 2; ++y) {
+        const T* row = plane + (offset[k] + y * s.stride[1]);
+#pragma unroll
+        for (int x = 0; x < 2; ++x) v[y][x] = load_if<T, 1>(row + x, inside[k][y][x]).at[0];
+      }
+#pragma unroll
+      for (int y = 0; y < 2; ++y) {
+#pragma unroll
+        for (int x = 0; x < 2; ++x) sum[k] = fmaf(weight[k][y][x], to_float(v[y][x]), sum[k]);
+      }
+    }
+    store(target, rounded<T>(sum));
+  }
+  if (output.mask && begin == 0) {
+#pragma unroll
+    for (int k = 0; k < POINTS; ++k) output.set_mask(index + k, inside[k][0][0] ? 0 : -1);
   }
 }
 
@@ -326,10 +390,9 @@ bool many_points(const Tensor& input, int64_t points, int mode) {
 // Tiles of 32 x 16 points, or 512 after each other.
 Tiles tiles_of(int64_t across, int64_t down) {
   if (across < 16) across *= down, down = 1;
-  const int half = down == 1 ? kThreads : 16, height = kThreads / half;
+  const int half = down == 1 ? 8 : 4, height = kThreads >> half;
   return {static_cast<int>(across), static_cast<int>(down), half, height,
-          static_cast<int>(ceil_div<int64_t>(across, 2 * half)), static_cast<int>(ceil_div<int64_t>(down, height)),
-          false};
+          static_cast<int>(ceil_div<int64_t>(down, height)), Divider(ceil_div<int64_t>(across, 2 << half)), false};
 }
 
 template <class T, int TAPS, int PADDING>
@@ -369,7 +432,7 @@ cudaError_t launch_boxes(const Tensor& input, const Space& s, const Output<T>& o
   tiles.pairs = output.point == 1 &&
                 (sizeof(T) == 4 || ((reinterpret_cast<uintptr_t>(output.data) / sizeof(T) | output.image |
                                      output.channel | tiles.across) % 2 == 0));
-  const int count = tiles.count_across * tiles.count_down;
+  const int count = tiles.count_across.d * tiles.count_down;
   constexpr int kChannels = 64, kMemory = 48 << 10;  // of a block: the more channels in it the better
   T* copy = static_cast<T*>(workspace);
   bool* copied = reinterpret_cast<bool*>(copy + input.numel());
@@ -392,6 +455,32 @@ cudaError_t launch_boxes(const Tensor& input, const Space& s, const Output<T>& o
                                       enough, copied, stream);
 }
 
+// A thread for each point, or for two of one channel.
+template <class T, class G, int PADDING>
+cudaError_t launch_planes(const Tensor& input, const Space& s, const Output<T>& output, cudaStream_t stream) {
+  const int batch = static_cast<int>(input.sizes[0]), channels = static_cast<int>(input.sizes[1]);
+  const uint64_t pairs = reinterpret_cast<uintptr_t>(output.data) / sizeof(T) | output.image | s.points |
+                         reinterpret_cast<uintptr_t>(s.grid.data) / (2 * sizeof(G));
+  const int points = channels == 1 && pairs % 2 == 0 ? 2 : 1, all = ceil_div(s.points, points);
+  const int threads = all <= 1024 ? ceil_div(all, 32) * 32 : kThreads, blocks = ceil_div(all, threads);
+  const int processors = std::max(1, of_device(cudaDevAttrMultiProcessorCount));
+  const int of_processor = std::max(1, of_device(cudaDevAttrMaxThreadsPerMultiProcessor) / threads);  // blocks
+  const int64_t of_channel = static_cast<int64_t>(blocks) * batch;
+  int chunk = ceil_div<int64_t>(channels, std::max<int64_t>(1, processors * of_processor / of_channel));
+  chunk = std::max(chunk, 4);  // each has to find its pixels
+  if (blocks == 1) {           // the points of a plane meet in the first cache, if it has room for all planes in use
+    const int64_t used = std::min<int64_t>(of_processor, ceil_div<int64_t>(batch * ceil_div(channels, 4), processors));
+    const int64_t plane = static_cast<int64_t>(s.size[0]) * s.size[1] * sizeof(T);
+    chunk = std::min<int64_t>(chunk, of_device(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / (used * plane));
+    chunk = std::max(chunk, 1);
+  }
+  const dim3 grid(blocks, ceil_div(channels, chunk), batch);
+  if (grid.y > 65535 || grid.z > 65535) return cudaErrorNotSupported;
+  const auto kernel = points == 2 ? planes_kernel<T, G, PADDING, 2> : planes_kernel<T, G, PADDING, 1>;
+  return launch(kernel, grid, threads, 0, stream, false, s, static_cast<const T*>(input.data), input.strides[0],
+                input.strides[1], output, channels, chunk);
+}
+
 template <class T, int TAPS, int PADDING>
 cudaError_t run(const Tensor& input, const Space& s, const Output<T>& output, void* workspace, cudaStream_t stream) {
   const int batch = static_cast<int>(input.sizes[0]), channels = static_cast<int>(input.sizes[1]);
@@ -408,6 +497,14 @@ cudaError_t run(const Tensor& input, const Space& s, const Output<T>& output, vo
   if constexpr (TAPS == 4) {
     if (workspace && many_points(input, s.points, kBilinear)) {
       return launch_boxes<T, PADDING>(input, s, output, enough, workspace, stream);
+    }
+    if constexpr (PADDING != kAnyPadding) {
+      if (s.stride[0] == 1 && output.point == 1 && s.grid_dense && s.grid_pairs) {
+        cudaError_t status = cudaErrorNotSupported;
+        if (s.grid.dtype == input.dtype) status = launch_planes<T, T, PADDING>(input, s, output, stream);
+        else if (s.grid.dtype == DType::kFloat32) status = launch_planes<T, float, PADDING>(input, s, output, stream);
+        if (status != cudaErrorNotSupported) return status;
+      }
     }
   }
   int64_t extent = 1;
@@ -435,7 +532,7 @@ size_t sample_workspace(const Tensor& input, const Tensor& grid, int mode) {
   if (grid.numel() == 0 || !many_points(input, grid.numel() / grid.sizes[0] / 2, mode)) return 0;
   if (input.sizes[1] % (16 / input.item_size()) == 0 && input.aligned(1, 16)) return 0;
   const Tiles tiles = tiles_of(grid.sizes[2], grid.sizes[1]);
-  return input.numel() * input.item_size() + input.sizes[0] * (1 + int64_t{tiles.count_across} * tiles.count_down);
+  return input.numel() * input.item_size() + input.sizes[0] * (1 + int64_t{tiles.count_across.d} * tiles.count_down);
 }
 
 cudaError_t sample(const Tensor& input, const Tensor& grid, const Tensor& output, const Tensor& mask,

@@ -10,9 +10,11 @@ namespace svexport {
 struct Space {
   __host__ __device__ explicit Space(const Tensor& grid) : grid(grid) {}
 
-  int axes;       // 2, or 3
-  int size[3] = {};    // of x, y[, z]
-  int stride[3] = {};  // between pixels along x, y[, z], in elements
+  int axes;             // 2, or 3
+  int size[3] = {};     // of x, y[, z]
+  int stride[3] = {};   // between pixels along x, y[, z], in elements
+  float slope[3] = {};  // a coordinate means the pixel (coordinate + 1) * slope - shift
+  float shift;
   int padding;
   bool align_corners;
 
@@ -20,34 +22,43 @@ struct Space {
   int points;          // of one image
   int64_t grid_image;  // strides: between images,
   int64_t grid_coordinate;
-  int64_t grid_stride[3];  // points along x, y, z
-  bool grid_even;          // points lie grid_stride[0] apart, all of an image
-  bool grid_pairs;         // both coordinates of a point can be read at once
-  Divider across, down;    // by the number of points along x and y
+  int64_t grid_stride[3] = {};  // points along x, y, z
+  bool grid_dense;              // row-major without gaps
+  bool grid_pairs;              // both coordinates of a point can be read at once
+  Divider across, down;         // by the number of points along x and y
+
+  __host__ __device__ void describe(const Sampling& sampling) {
+    padding = sampling.padding;
+    align_corners = sampling.align_corners;
+    shift = align_corners ? 0.0f : 0.5f;
+  }
+  __host__ __device__ void describe(int axis, int pixels, int between) {
+    size[axis] = pixels;
+    stride[axis] = between;
+    slope[axis] = 0.5f * static_cast<float>(align_corners ? pixels - 1 : pixels);
+  }
 
   // From tensors of 4 or 5 dimensions; false if an image is too large for 32-bit offsets.
   static bool of(const Tensor& input, const Tensor& grid, const Sampling& sampling, Space& s) {
     s.axes = input.rank - 2;
-    s.padding = sampling.padding;
-    s.align_corners = sampling.align_corners;
+    s.describe(sampling);
     int64_t extent = 0, points = 1;
     for (int i = 0; i < s.axes; ++i) {
       const int64_t size = input.sizes[input.rank - 1 - i], stride = input.strides[input.rank - 1 - i];
       if (size > INT32_MAX) return false;
-      s.size[i] = static_cast<int>(size);
-      s.stride[i] = static_cast<int>(stride);
+      s.describe(i, static_cast<int>(size), static_cast<int>(stride));
       extent += (size - 1) * stride;
       points *= grid.sizes[grid.rank - 2 - i];
       s.grid_stride[i] = grid.strides[grid.rank - 2 - i];
     }
-    if (extent >= INT32_MAX || points == 0 || points >= INT32_MAX) return false;
+    if (extent >= INT32_MAX || points == 0 || points >= INT32_MAX - 4096) return false;  // blocks round up
     s.points = static_cast<int>(points);
     s.across = Divider(grid.sizes[grid.rank - 2]);
     s.down = Divider(grid.sizes[grid.rank - 3]);
     s.grid_image = grid.strides[0];
     s.grid_coordinate = grid.strides[grid.rank - 1];
     s.grid_pairs = s.axes == 2 && grid.aligned(grid.rank - 1, 2 * grid.item_size());
-    s.grid_even = evenly_spaced(grid, 1, grid.rank - 2, s.grid_stride[0]);
+    s.grid_dense = grid.contiguous();
     return true;
   }
 
@@ -69,27 +80,32 @@ struct Space {
   }
 };
 
-// The coordinates of point p of image n: x, y[, z].
-template <int AXES>
-__device__ __forceinline__ void coordinates(const Space& s, int n, int p, float (&x)[3]) {
-  int64_t offset = n * s.grid_image;
-  if (s.grid_even) {
-    offset += p * s.grid_stride[0];
-  } else {
-    uint32_t rest = p;
-    offset += s.across.split(rest) * s.grid_stride[0];
-    if (s.axes == 3) offset += s.down.split(rest) * s.grid_stride[1];
-    offset += rest * s.grid_stride[s.axes - 1];
+// The coordinates of points of image n: x, y[, z]. All are read before one is used.
+template <int AXES, int POINTS>
+__device__ __forceinline__ void coordinates(const Space& s, int n, const int (&p)[POINTS], float (&x)[POINTS][3]) {
+  int64_t offset[POINTS];
+#pragma unroll
+  for (int k = 0; k < POINTS; ++k) {
+    uint32_t rest = p[k];
+    offset[k] = n * s.grid_image + s.across.split(rest) * s.grid_stride[0];
+    if (AXES == 3) offset[k] += s.down.split(rest) * s.grid_stride[1];
+    offset[k] += rest * s.grid_stride[AXES - 1];
   }
-  auto read = [&](auto* p) {
-    using G = element_t<decltype(p)>;
-    p = static_cast<G*>(s.grid.data) + offset;
+  auto read = [&](auto* data) {
+    using G = element_t<decltype(data)>;
+    data = static_cast<G*>(s.grid.data);
     if (AXES == 2 && s.grid_pairs) {
-      const Vec<G, 2> v = load<G, 2>(p);
-      x[0] = to_float(v.at[0]), x[1] = to_float(v.at[1]);
+      Vec<G, 2> v[POINTS];
+#pragma unroll
+      for (int k = 0; k < POINTS; ++k) v[k] = load_if<G, 2>(data + offset[k], true);
+#pragma unroll
+      for (int k = 0; k < POINTS; ++k) x[k][0] = to_float(v[k].at[0]), x[k][1] = to_float(v[k].at[1]);
     } else {
 #pragma unroll
-      for (int a = 0; a < AXES; ++a) x[a] = to_float(p[a * s.grid_coordinate]);
+      for (int k = 0; k < POINTS; ++k) {
+#pragma unroll
+        for (int a = 0; a < AXES; ++a) x[k][a] = to_float(data[offset[k] + a * s.grid_coordinate]);
+      }
     }
   };
   if (s.grid.dtype == DType::kFloat32) {
@@ -104,6 +120,8 @@ __device__ __forceinline__ void coordinates(const Space& s, int n, int p, float 
 // The pixels along one axis that a point is made of: 1 (nearest), 2 (linear) or 4 (cubic).
 template <int K>
 struct Pixels {
+  int first;  // of two the lower one, also where that is outside
+  bool inside[K];
   int index[K];  // -1: outside
   float weight[K];
   float slope[K];  // d(weight)/d(coordinate)
@@ -122,26 +140,28 @@ __device__ __forceinline__ float reflect(float x, int size, bool align_corners, 
 }
 
 template <int K>
-__device__ __forceinline__ Pixels<K> pixels(float x, int size, const Space& s, int padding) {
+__device__ __forceinline__ Pixels<K> pixels(float x, int axis, int axes, const Space& s, int padding) {
+  const int size = s.size[axis];
   const float last = static_cast<float>(size - 1);
   Pixels<K> result;
   if (K == 2 && padding == kPixels) {
     const bool seen = x >= 0 && x < last;
     const float first = floorf(x);
+    result.first = static_cast<int>(first);
 #pragma unroll
     for (int i = 0; i < K; ++i) {
-      result.index[i] = seen ? static_cast<int>(first) + i : -1;
+      result.inside[i] = seen;
+      result.index[i] = seen ? result.first + i : -1;
       result.weight[i] = !seen ? 0.0f : i ? x - first : 1 - (x - first);
       result.slope[i] = !seen ? 0.0f : i ? 1.0f : -1.0f;
     }
     return result;
   }
-  float slope = s.align_corners ? 0.5f * last : 0.5f * size;
-  x = __fmul_rn(__fadd_rn(x, 1.0f), slope);
-  if (!s.align_corners) x = __fsub_rn(x, 0.5f);
+  float slope = s.slope[axis];
+  x = __fsub_rn(__fmul_rn(__fadd_rn(x, 1.0f), slope), s.shift);
 
   auto clip = [&](float x, float& slope) {  // NaN: the first pixel, in 5-D the last
-    if (s.axes == 3) {
+    if (axes == 3) {
       if (!(x < last)) x = last, slope = 0;
       if (!(x > 0)) x = 0, slope = 0;
     } else {
@@ -173,7 +193,7 @@ __device__ __forceinline__ Pixels<K> pixels(float x, int size, const Space& s, i
   if (padding == kReflection) x = reflect(x, size, s.align_corners, slope);
   if (padding != kZeros) {
     x = clip(x, slope);
-  } else if (s.axes == 3) {  // NaN: outside
+  } else if (axes == 3) {  // NaN: outside
     x = x > -2 ? x : -2;
     x = x < size + 1 ? x : size + 1;
   }
@@ -183,8 +203,13 @@ __device__ __forceinline__ Pixels<K> pixels(float x, int size, const Space& s, i
     result.slope[0] = 0;
   } else {
     const float first = floorf(x), t = __fsub_rn(x, first);
-    result.index[0] = index(first);
-    result.index[1] = index(first + 1);
+    result.first = __float2int_rd(fmaxf(x, -2.0f));  // NaN: outside
+#pragma unroll
+    for (int i = 0; i < K; ++i) {
+      const uint32_t pixel = static_cast<uint32_t>(result.first) + i;
+      result.inside[i] = pixel < static_cast<uint32_t>(size);
+      result.index[i] = result.inside[i] ? static_cast<int>(pixel) : -1;
+    }
     result.weight[0] = 1 - t;
     result.weight[1] = t;
     result.slope[0] = -slope;
@@ -238,25 +263,34 @@ struct Point {
 constexpr int kAnyPadding = -1;
 
 // PADDING: that of s, if it is known when the kernel is compiled, which saves a third of the instructions.
-template <int TAPS, int PADDING = kAnyPadding>
-__device__ __forceinline__ Point<TAPS> locate(const Space& s, int n, int p) {
+template <int TAPS, int PADDING = kAnyPadding, int POINTS>
+__device__ __forceinline__ void locate(const Space& s, int n, const int (&p)[POINTS], Point<TAPS> (&points)[POINTS]) {
   constexpr int AXES = Point<TAPS>::AXES, K = Point<TAPS>::K;
-  Point<TAPS> point;
-  float x[3];
-  if (AXES == 2 || (TAPS == 1 && s.axes == 2)) {
+  const int axes = TAPS == 1 ? s.axes : AXES;
+  float x[POINTS][3];
+  if (axes == 2) {
     coordinates<2>(s, n, p, x);
   } else {
     coordinates<3>(s, n, p, x);
   }
 #pragma unroll
-  for (int a = 0; a < AXES; ++a) {
-    if (TAPS == 1 && a == 2 && s.axes == 2) {
-      point.axis[a].index[0] = 0;
-    } else {
-      point.axis[a] = pixels<K>(x[a], s.size[a], s, PADDING == kAnyPadding ? s.padding : PADDING);
+  for (int k = 0; k < POINTS; ++k) {
+#pragma unroll
+    for (int a = 0; a < AXES; ++a) {
+      if (a < axes) {
+        points[k].axis[a] = pixels<K>(x[k][a], a, axes, s, PADDING == kAnyPadding ? s.padding : PADDING);
+      } else {
+        points[k].axis[a].index[0] = 0;
+      }
     }
   }
-  return point;
+}
+
+template <int TAPS, int PADDING = kAnyPadding>
+__device__ __forceinline__ Point<TAPS> locate(const Space& s, int n, int p) {
+  Point<TAPS> points[1];
+  locate<TAPS, PADDING>(s, n, {p}, points);
+  return points[0];
 }
 
 // The offsets and weights of a point's pixels.

@@ -1,0 +1,238 @@
+// The gradient of an image whose every pixel is written once, by the block that owns it: points are listed by tiles of
+// pixels, and within a tile by pixel. Nothing is cleared or rounded before or after.
+#pragma once
+
+#include "overlap.cuh"
+#include "sampling.cuh"
+
+namespace svexport {
+
+// The gradient of the output: image n, channel c, point p at n * image + c * channel + p * point.
+template <class T>
+struct Gradient {
+  const T* data;
+  int64_t image, channel, point;
+};
+
+constexpr int kListThreads = 256, kOwnerThreads = 256;
+
+// The points of each tile of 1 << log_width x 1 << log_height pixels.
+struct Lists {
+  int across, tiles, log_width, log_height;
+  int length;   // of a list, at most
+  int most;     // runs of an image whose points lie close together
+  int* counts;  // (N, tiles, kApart): points that have pixels in a tile, one number in each line of the cache
+  int* runs;    // (N): how often points that follow each other are in different tiles; kFull: a list was too short
+  int* points;  // (N, tiles, length)
+
+  static constexpr int kFull = 1 << 30, kApart = 32;
+
+  // Of an image of width x height pixels. Unless `scattered` lists will do, those whose points lie far apart are left.
+  Lists(int width, int height, int64_t points, bool scattered) {
+    const int64_t pixels = static_cast<int64_t>(width) * height;
+    int log = 9;  // of the pixels of a tile: about 512 points, or 256 and fewer
+    for (int64_t p = points; log > 7 && p > pixels; p /= 2) --log;
+    for (int64_t p = 2 * points; log < 12 && p <= pixels; p *= 2) ++log;
+    log_width = log == 7 ? 5 : 6;
+    log_height = log - log_width;
+    across = ceil_div(width, 1 << log_width);
+    tiles = across * ceil_div(height, 1 << log_height);
+    length = log > 10 ? 512 : 1024;
+    most = scattered ? kFull - 1 : static_cast<int>(points / 4);
+  }
+
+  int64_t counters(int64_t batch) const { return batch * (tiles * kApart + 1); }
+  size_t bytes(int64_t batch) const { return (counters(batch) + batch * tiles * length) * sizeof(int); }
+
+  void in(void* memory, int64_t batch) {
+    counts = static_cast<int*>(memory);
+    runs = counts + batch * tiles * kApart;
+    points = runs + batch;
+  }
+};
+
+// Images that are left for other kernels: all, or those whose lists cannot be, or should not be, used.
+struct Left {
+  const int* runs = nullptr;
+  int most = 0;
+
+  __device__ __forceinline__ bool operator()(int n) const { return runs == nullptr || runs[n] > most; }
+};
+
+// Calls f(first image, images) for those that are left; blocks of whatever x images.
+template <class F>
+__device__ __forceinline__ void each_left(int batch, Left left, F&& f) {
+  if (left.runs == nullptr) {
+    if (blockIdx.y == 0) f(0, batch);
+    return;
+  }
+  for (int n = blockIdx.y; n < batch; n += gridDim.y) {
+    if (left(n)) f(n, 1);
+  }
+}
+
+// Lists a point for every thread of a block, or none.
+__device__ __forceinline__ void list(const Space& s, const Lists& lists, int n, int p, const Point<4>& point) {
+  int column[2] = {-1, -1}, row[2] = {-1, -1}, firsts = 0;
+  if (p < s.points) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {  // an index of -1 is in tile -1
+      column[i] = point.axis[0].index[i] >> lists.log_width;
+      row[i] = point.axis[1].index[i] >> lists.log_height;
+    }
+    if (column[0] == column[1]) column[1] = -1;
+    if (row[0] == row[1]) row[1] = -1;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int x = column[i % 2], y = row[i / 2], tile = x < 0 || y < 0 ? -1 : y * lists.across + x;
+    if (!__any_sync(~0u, tile >= 0)) continue;
+    const unsigned together = __match_any_sync(~0u, tile), before = together & ((1u << threadIdx.x % 32) - 1);
+    const int64_t index = static_cast<int64_t>(n) * lists.tiles + tile;
+    int place = 0;
+    if (tile >= 0 && before == 0) {
+      place = atomicAdd(lists.counts + index * Lists::kApart, __popc(together));
+      ++firsts;
+    }
+    place = __shfl_sync(~0u, place, __ffs(together) - 1) + __popc(before);
+    if (tile < 0) continue;
+    if (place < lists.length) {
+      lists.points[index * lists.length + place] = p;
+    } else {
+      atomicOr(lists.runs + n, Lists::kFull);
+    }
+  }
+  const int all = __syncthreads_count(firsts > 0);
+  if (threadIdx.x == 0) atomicAdd(lists.runs + n, all);
+}
+
+// Lists all points; blocks of points x images.
+template <int PADDING>
+__global__ void __launch_bounds__(kListThreads) list_kernel(Space s, Lists lists, int batch) {
+  const int p = blockIdx.x * kListThreads + threadIdx.x;
+  start_next();
+  for (int n = blockIdx.z; n < batch; n += gridDim.z) {
+    Point<4> point;
+    if (p < s.points) point = locate<4, PADDING>(s, n, p);
+    wait_for_previous();
+    list(s, lists, n, p, point);
+  }
+}
+
+// A point that a pixel is one of: its weight, where its values are, and the next such.
+struct alignas(8) Link {
+  static constexpr int kNone = 0xffff;
+  float weight;
+  uint16_t value, next;
+};
+
+template <class T, int W>
+size_t owner_memory(const Lists& lists) {
+  return lists.length * 4 * sizeof(Link) + (lists.length + 8) * sizeof(Vec<T, W>) +
+         (sizeof(int) << (lists.log_width + lists.log_height));
+}
+
+// Blocks of tiles x chunks of channels x images, W channels at a time. output: (N, C, pixels), contiguous; pairs: two
+// pixels can be stored at once. The gradient of a channel is less than 2^32 bytes.
+template <class T, int W, int PADDING>
+__global__ void __launch_bounds__(kOwnerThreads, W == 8 ? 3 : 4)
+    owner_kernel(Space s, Lists lists, Gradient<T> grad, T* __restrict__ output, int batch, int channels, int chunk,
+                 bool pairs) {
+  constexpr int SHARE = 1024 / kOwnerThreads;
+  extern __shared__ uint4 memory_of_block[];
+  const int length = lists.length;
+  Link* links = reinterpret_cast<Link*>(memory_of_block);               // (4, length)
+  Vec<T, W>* values = reinterpret_cast<Vec<T, W>*>(links + 4 * length);  // (length + 8), first the even ones
+  int* heads = reinterpret_cast<int*>(values + length + 8);             // (height, width)
+  const auto value_of = [&](int i) { return (i & 1) * (length / 2 + 4) + (i >> 1); };
+  start_next();
+  const int tile_y = blockIdx.x / lists.across, tile_x = blockIdx.x - tile_y * lists.across;
+  const int width = 1 << lists.log_width, height = 1 << lists.log_height;
+  const int left = tile_x * width, top = tile_y * height;
+  const int begin = blockIdx.y * chunk, end = min(begin + chunk, channels);
+  const int64_t pixels = static_cast<int64_t>(s.size[0]) * s.size[1];
+  wait_for_previous();
+  for (int n = blockIdx.z; n < batch; n += gridDim.z) {
+    if (lists.runs[n] > lists.most) continue;
+    const int64_t index = static_cast<int64_t>(n) * lists.tiles + blockIdx.x;
+    const int count = lists.counts[index * Lists::kApart];
+    __syncthreads();
+    for (int i = threadIdx.x; i < width * height; i += kOwnerThreads) heads[i] = Link::kNone;
+    int points[SHARE];
+#pragma unroll
+    for (int u = 0; u < SHARE; ++u) {
+      const int i = threadIdx.x + u * kOwnerThreads;
+      points[u] = load_if<int, 1>(lists.points + index * length + i, i < count).at[0];
+    }
+    __syncthreads();
+    uint32_t offsets[SHARE];  // bytes
+#pragma unroll
+    for (int u = 0; u < SHARE; ++u) {
+      const int i = threadIdx.x + u * kOwnerThreads;
+      offsets[u] = static_cast<uint32_t>(points[u] * grad.point * sizeof(T));
+      if (i >= count) continue;
+      const Point<4> point = locate<4, PADDING>(s, n, points[u]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int x = point.axis[0].index[k % 2] - left, y = point.axis[1].index[k / 2] - top;
+        if (static_cast<unsigned>(x) >= width || static_cast<unsigned>(y) >= height) continue;
+        const int link = k * length + i;
+        const int next = atomicExch(heads + y * width + x, link);
+        links[link] = {point.weight(k), static_cast<uint16_t>(value_of(i)), static_cast<uint16_t>(next)};
+      }
+    }
+    Vec<T, W> next[SHARE];
+    const auto fetch = [&](int c) {  // threads without a point read that of point 0
+#pragma unroll
+      for (int u = 0; u < SHARE; ++u) {
+        if (u * kOwnerThreads >= count) break;
+        const char* source = reinterpret_cast<const char*>(grad.data + n * grad.image + c * grad.channel);
+#pragma unroll
+        for (int k = 0; k < W; ++k) {
+          if (c + k < end) next[u].at[k] = __ldg(reinterpret_cast<const T*>(source + offsets[u]));
+          source += grad.channel * sizeof(T);
+        }
+      }
+    };
+    fetch(begin);
+    for (int c = begin; c < end; c += W) {
+      __syncthreads();
+#pragma unroll
+      for (int u = 0; u < SHARE; ++u) {
+        const int i = threadIdx.x + u * kOwnerThreads;
+        if (i < count) values[value_of(i)] = next[u];
+      }
+      __syncthreads();
+      if (c + W < end) fetch(c + W);
+      for (int i = 2 * threadIdx.x; i < width * height; i += 2 * kOwnerThreads) {
+        const int x = left + (i & (width - 1)), y = top + (i >> lists.log_width);
+        if (x >= s.size[0] || y >= s.size[1]) continue;
+        float sum[2][W] = {};
+        int link[2] = {heads[i], heads[i + 1]};
+        while (link[0] != Link::kNone || link[1] != Link::kNone) {
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            if (link[k] == Link::kNone) continue;
+            const Link l = links[link[k]];
+            add_scaled(sum[k], l.weight, values[l.value]);
+            link[k] = l.next;
+          }
+        }
+        T* target = output + (static_cast<int64_t>(n) * channels + c) * pixels + y * s.size[0] + x;
+#pragma unroll
+        for (int k = 0; k < W; ++k, target += pixels) {
+          if (c + k >= end) break;
+          const Vec<T, 2> both{from_float<T>(sum[0][k]), from_float<T>(sum[1][k])};
+          if (pairs) {
+            store(target, both);
+          } else {
+            target[0] = both.at[0];
+            if (x + 1 < s.size[0]) target[1] = both.at[1];
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace svexport
