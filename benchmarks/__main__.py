@@ -100,6 +100,8 @@ def main(arguments: list[str] | None = None) -> int:
             if options.sweep and is_slower(row):  # or was it noise?
                 row = measure(workload, 10 * options.replays, options.eager)
             rows.append({"module": name, **row})
+            if options.out or not options.filter:  # at every row: a run that is cut short leaves what it has measured
+                path = write(f"{name}-sweep" if options.sweep else name, rows, folder)
             if not options.sweep or is_slower(row):
                 print(line(row), flush=True)
             torch.cuda.empty_cache()
@@ -110,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
                 f"ratio median {ratios[len(ratios) // 2]:.2f}, worst {ratios[-1]:.2f}"
             )
         if rows and (options.out or not options.filter):
-            print(write(f"{name}-sweep" if options.sweep else name, rows, folder))
+            print(path)
     return 0
 
 

@@ -131,6 +131,7 @@ def test_gradients_that_are_not_needed_are_left_out() -> None:
         assert len({g.data_ptr() for g in got}) == len(got) == len(wanted)
 
 
+@pytest.mark.large
 def test_more_than_2_to_the_31_elements() -> None:
     rows, d = (2**31 + 2**20) // 256, 256
     x = torch.empty(rows, d, dtype=torch.float16, device="cuda").normal_()

@@ -202,6 +202,7 @@ def test_columns_in_parts() -> None:
         assert relative_error(a, e) < 3e-5
 
 
+@pytest.mark.large
 def test_more_than_2_31_elements() -> None:
     """Of the input: 4.3 GB of half precision, of which the last image has numbers."""
     args = moved(case(n=1, channels=64, dtype=torch.float16, size=(64, 64)), "cuda")

@@ -127,6 +127,7 @@ def test_strides_and_channels_last(op: Op, index: int) -> None:
             torch.testing.assert_close(actual, e, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.large
 @every_op
 def test_compiles_in_one_graph(op: Op) -> None:
     torch.compiler.reset()
@@ -165,6 +166,7 @@ def test_cuda_graph(op: Op, index: int) -> None:
         torch.testing.assert_close(actual, e, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.large
 @every_op
 def test_streams_of_two_threads(op: Op) -> None:
     cases = [on_gpu(op, 0, seed) for seed in (11, 12)]

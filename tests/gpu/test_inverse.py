@@ -88,6 +88,7 @@ def test_larger_matrices_run_the_reference(n: int) -> None:
     check_kernel(OP, (torch.randn(3, n, n) + 2 * n * torch.eye(n), n))
 
 
+@pytest.mark.large
 def test_a_million() -> None:
     A = torch.randn(2**20 + 3, 4, 4, device="cuda") + 8 * torch.eye(4, device="cuda")
     assert relative_error(OP(A, 4), torch.linalg.inv(moved(A, torch.float64))) < TOLERANCES[torch.float32]

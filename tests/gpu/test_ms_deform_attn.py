@@ -162,6 +162,7 @@ def test_deterministic_backward(dtype: torch.dtype) -> None:
             assert torch.equal(first, second)
 
 
+@pytest.mark.large
 def test_more_than_2_31_elements() -> None:
     """Of value: 4.4 GB; only the last image is read."""
     value, shapes, starts, locations, weights = moved(case(n=1, levels=((90, 100),), dtype=torch.float16), "cuda")

@@ -86,6 +86,7 @@ def test_gradient_of_the_scales() -> None:
     torch.testing.assert_close(actual.cpu(), wanted, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.large
 def test_more_than_2_to_the_31_elements() -> None:
     x = torch.empty(2**31 + 2**12, dtype=torch.float16, device="cuda").fill_(0.5)
     x[-3:] = torch.tensor([1.0, -2.0, 100.0])

@@ -55,6 +55,7 @@ def test_gradient(shape: tuple[int, ...], dtype: torch.dtype) -> None:
             assert torch.equal(actual, expected)
 
 
+@pytest.mark.large
 def test_more_than_2_to_the_31_elements() -> None:
     x = torch.randint(-100, 100, (1, 2, 2**15 + 2, 2**15 + 32), device="cuda", dtype=torch.int8)
     assert torch.equal(OP(x), by_slices(x))

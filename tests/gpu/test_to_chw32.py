@@ -110,6 +110,7 @@ def test_gradients_of_the_inverse(channels: int) -> None:
         assert torch.equal(actual.cpu(), wanted)
 
 
+@pytest.mark.large
 def test_more_than_2_to_the_31_elements() -> None:
     x = torch.zeros(1, 65, 5000, 6800, device="cuda", dtype=torch.int8)
     x[0, 64, -1, -8:] = torch.arange(8, dtype=torch.int8)

@@ -69,6 +69,7 @@ def losses(attend: Callable[..., Tensor], steps: int = 50) -> list[float]:
     return curve
 
 
+@pytest.mark.large
 def test_deformable_attention_learns_alike_with_kernels_and_reference() -> None:
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         kernels, references = losses(ms_deform_attn), losses(reference)

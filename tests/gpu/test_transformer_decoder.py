@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -98,8 +99,11 @@ def largest(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 
 
 def check_float(config: TransformerDecoderConfig, *args: Any) -> None:
+    """Within 1e-4 of float64, boxes in metres too; or as near as torch's float32, where a query amplifies rounding."""
     call = arguments(decoder(config, FLOAT), scene(config, FLOAT, *args))
-    assert largest(OP(*call), OP.reference(*moved(call, torch.float64))) < 1e-4
+    exact = OP.reference(*moved(call, torch.float64))
+    error = largest(OP(*call), exact)
+    assert error < 1e-4 or error < 1.5 * largest(OP.reference(*call), exact), f"{error:.1e}"
 
 
 def errors_but(queries: int, actual: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
@@ -118,17 +122,19 @@ def check_half(config: TransformerDecoderConfig, dtype: torch.dtype, limit: floa
     the same scenes (about one of ten with 900 queries): then the same is asked of all but one query in fifty.
     """
     call = arguments(decoder(config, dtype), scene(config, dtype, *args))
-    expected = OP.reference(*moved(call, torch.float64))
-    outputs, eager = OP(*call), OP.implementation(*call)
+    outputs, expected = OP(*call), OP.reference(*moved(call, torch.float64))
     few = call[0].numel() < 50_000  # rounding errors of which are of no certain size
+    eager = None if few else OP.implementation(*call)
     rows = call[0].shape[0] * call[0].shape[1]
     for left_out in (0, (rows + 49) // 50):
-        ours, theirs = (errors_but(left_out, o, expected) for o in (outputs, eager))
-        if max(ours) < limit and (few or all(o < 1.5 * t for o, t in zip(ours, theirs, strict=True))):
+        ours = errors_but(left_out, outputs, expected)
+        theirs = [math.inf] * 3 if eager is None else errors_but(left_out, eager, expected)
+        if max(ours) < limit and all(o < 1.5 * t for o, t in zip(ours, theirs, strict=True)):
             return
     raise AssertionError(f"{ours}, eager {theirs}")
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("preset", ["seed", "detr3d", "stream"])
 def test_presets(preset: str) -> None:
     config = TransformerDecoderConfig.preset(preset)
@@ -137,6 +143,7 @@ def test_presets(preset: str) -> None:
     check_half(config, BFLOAT, 4e-2, 1, None, "channels-last")
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("preset", ["seed", "detr3d", "stream"])
 @pytest.mark.parametrize("seed", range(4))
 def test_half_as_exact_as_eager(preset: str, seed: int) -> None:
@@ -156,15 +163,17 @@ def test_half_as_exact_as_eager(preset: str, seed: int) -> None:
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_small_scenes(overrides: dict, layout: str) -> None:
-    """All fused kernels, and little else: for compute-sanitizer, under which they take seconds each."""
+    """All fused kernels. Like all that is not large, without torch's products in half, which racecheck cannot run."""
     scales = (0.02, 0.025, 0.03)
     config = config_of("seed", num_layers=3, feature_sizes=((9, 23), (5, 12), (3, 7)), scales=scales, **overrides)
-    call = arguments(decoder(config, HALF), scene(config, HALF, 2, 37, layout))
-    assert max(errors(OP(*call), OP.implementation(*call))) < 5e-3
+    check_half(config, HALF, 5e-3, 2, 37, layout)
 
 
 @pytest.mark.parametrize("preset", ["seed", "stream"])
-@pytest.mark.parametrize(("batch", "queries"), [(3, 1), (2, 7), (1, 513), (2, 2048)])
+@pytest.mark.parametrize(
+    ("batch", "queries"),
+    [(3, 1), (2, 7), pytest.param(1, 513, marks=pytest.mark.large), pytest.param(2, 2048, marks=pytest.mark.large)],
+)
 def test_odd_sizes(preset: str, batch: int, queries: int) -> None:
     config = config_of(preset)
     check_float(config, batch, queries)
@@ -277,6 +286,7 @@ def test_what_is_not_finite_stays_with_its_query() -> None:
     assert max(errors(OP(*call), OP.reference(*moved(call, torch.float64)))) < 5e-3
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("preset", ["seed", "detr3d", "stream"])
 @pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
 def test_thousand_scenes(preset: str, dtype: torch.dtype) -> None:
@@ -295,6 +305,7 @@ def test_thousand_scenes(preset: str, dtype: torch.dtype) -> None:
             assert each.max() < (0.05 if dtype == HALF else 1e-3)
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
 def test_replays_of_a_graph(dtype: torch.dtype) -> None:
     config = config_of("seed", num_layers=2)
@@ -336,6 +347,7 @@ def test_weights_that_change() -> None:
         assert all(torch.equal(o, e) for o, e in zip(outputs, expected, strict=True))
 
 
+@pytest.mark.large
 def test_threads_on_streams_of_their_own() -> None:
     config = config_of("detr3d", num_layers=3)
     module = decoder(config, HALF)
