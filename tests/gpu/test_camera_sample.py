@@ -133,6 +133,7 @@ def test_many_points() -> None:
     check_gradients(args)
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("queries", [1, 900])
 def test_full_size(queries: int) -> None:
     for sizes, count in ((DETR3D, queries), (STREAM, min(queries, 100))):
@@ -141,6 +142,7 @@ def test_full_size(queries: int) -> None:
         check(cast(args, torch.float16))
 
 
+@pytest.mark.large
 def test_the_same_points_count() -> None:
     """Bit for bit: of a million projections none is seen by one side only."""
     sizes = {**DETR3D, "levels": [(3, 5)], "channels": 1, "queries": 30000, "batch": 6}
@@ -164,6 +166,7 @@ def test_strided_arguments() -> None:
         assert torch.equal(OP(features, *given), expected)
 
 
+@pytest.mark.large
 def test_beyond_32_bits() -> None:
     """A pixel 2^31 elements behind the first."""
     if torch.cuda.mem_get_info()[0] < 8 << 30:
