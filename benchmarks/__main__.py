@@ -92,7 +92,8 @@ def main(arguments: list[str] | None = None) -> int:
         generate = getattr(module, "sweep" if options.sweep else "workloads", None)
         if generate is None:
             continue
-        rows = []
+        rows: list[dict] = []
+        path = None
         for workload in generate():
             if options.filter not in workload.name:
                 continue
@@ -111,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
                 f"{name}: {len(rows)} shapes, {sum(map(is_slower, rows))} slower than the peer; "
                 f"ratio median {ratios[len(ratios) // 2]:.2f}, worst {ratios[-1]:.2f}"
             )
-        if rows and (options.out or not options.filter):
+        if path:
             print(path)
     return 0
 

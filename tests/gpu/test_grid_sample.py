@@ -101,19 +101,27 @@ def test_layouts(rank: int, dtype: torch.dtype) -> None:
         check(image.to(dtype), strided, 0, padding, False)
 
 
+def many(points: str, images: int, out: tuple[int, int], *window: slice) -> Tensor:
+    """Points on the GPU that lie as said; mixed: smooth, but in a window of the last image."""
+    scattered = torch.rand(images, *out, 2, device="cuda") * 2.2 - 1.1
+    if points == "scattered":
+        return scattered
+    if points == "crowded":
+        return 0.01 * scattered
+    theta = torch.tensor([[1.0, 0.1, 0.03], [-0.05, 0.9, 0.01]], device="cuda")
+    grid = F.affine_grid(theta.expand(images, 2, 3), [images, 1, *out], align_corners=False).clone()
+    if points == "mixed":
+        grid[(-1, *window)] = scattered[(-1, *window)]
+    return grid
+
+
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("points", ["smooth", "scattered", "mixed", "crowded"])
 def test_many_points(points: str, dtype: torch.dtype) -> None:
     """Pixels come from boxes in shared memory, or from a copy in channels-last: by where the points are."""
     for shape, out in [((1, 72, 53, 61), (251, 240)), ((2, 64, 96, 128), (160, 220))]:
         image = torch.randn(shape, device="cuda", dtype=dtype)
-        theta = torch.tensor([[1.0, 0.1, 0.03], [-0.05, 0.9, 0.01]], device="cuda")
-        grid = F.affine_grid(theta.expand(shape[0], 2, 3), [shape[0], 1, *out], align_corners=False).clone()
-        scattered = torch.rand(shape[0], *out, 2, device="cuda") * 2.2 - 1.1
-        if points == "mixed":
-            grid[-1, 30:70, 40:90] = scattered[-1, 30:70, 40:90]
-        elif points != "smooth":
-            grid = scattered if points == "scattered" else 0.01 * scattered
+        grid = many(points, shape[0], out, slice(30, 70), slice(40, 90))
         for padding in (0, 1):
             check(image, grid, 0, padding, False, backward=False)
         gradient = torch.randn(*shape[:2], *out, device="cuda", dtype=dtype)
@@ -136,13 +144,7 @@ def test_gradients_of_many_points(points: str, dtype: torch.dtype) -> None:
         ((1, 20, 411, 530), (400, 333)),
         ((1, 1, 401, 334), (300, 290)),
     ]:
-        scattered = torch.rand(shape[0], *out, 2, device="cuda") * 2.2 - 1.1
-        theta = torch.tensor([[1.0, 0.1, 0.03], [-0.05, 0.9, 0.01]], device="cuda")
-        grid = F.affine_grid(theta.expand(shape[0], 2, 3), [shape[0], 1, *out], align_corners=False).clone()
-        if points == "mixed":
-            grid[-1] = scattered[-1]
-        elif points != "smooth":
-            grid = scattered if points == "scattered" else 0.01 * scattered
+        grid = many(points, shape[0], out)
         image = torch.randn(shape, device="cuda", dtype=dtype)
         gradient = torch.randn(*shape[:2], *out, device="cuda", dtype=dtype)
         leaves = [image.float().cpu().requires_grad_(), grid.cpu().requires_grad_()]

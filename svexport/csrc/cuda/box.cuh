@@ -8,6 +8,25 @@
 
 namespace svexport {
 
+// Bytes of a channel of a box. Small and usual are those of points that have neighbouring pixels: there the compiler
+// knows the distance between channels. Beyond the largest, points scatter.
+template <class T>
+constexpr int kSmallBox = 1024 * sizeof(T);
+template <class T>
+constexpr int kUsualBox = 1536 * sizeof(T);
+template <class T>
+constexpr int kLargestBox = 4096 * sizeof(T);
+
+// The row of a tile that a thread of line 0 .. 15 takes: those of a warp lie four apart, in different banks.
+__device__ __forceinline__ int row_of_line(int line) { return (line & 8) | (line & 1) << 2 | (line >> 1 & 3); }
+
+// The unit of boxes of an NCHW image: images and planes of `pixels` so many elements apart.
+template <class T>
+int unit_of(const T* data, int64_t image, int64_t channel, int64_t pixels) {
+  const uint64_t all = reinterpret_cast<uintptr_t>(data) | image * sizeof(T) | channel * sizeof(T) | pixels * sizeof(T);
+  return all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : 2;
+}
+
 // How the box lies in shared memory: rows at their distance in the plane if they are whole, else closer, so that
 // addresses on both sides agree in their last bits and `unit` bytes (16, 4 or 2) are copied at a time. Behind the
 // pixels of a channel come 16 bytes of zeros, for pixels outside of the image.
@@ -42,6 +61,20 @@ struct Box {
   }
 
   __device__ __forceinline__ int zeros() const { return bytes - 16; }
+
+  // To a distance between channels that the compiler knows, if there is one that is large enough.
+  template <class T>
+  __device__ __forceinline__ void widen() {
+    bytes = bytes <= kSmallBox<T> ? kSmallBox<T> : max(bytes, kUsualBox<T>);
+  }
+
+  // Writes the zeros of so many channels; the Threads of a block together.
+  template <int Threads>
+  __device__ __forceinline__ void clear(char* shared, int channels) const {
+    for (int i = threadIdx.x; i < channels; i += Threads) {
+      *reinterpret_cast<uint4*>(shared + i * bytes + zeros()) = uint4{};
+    }
+  }
 
   // Chunk i of a channel, in the plane and in shared memory; false: there is no such.
   __device__ __forceinline__ bool chunk(int i, int& from, int& to) const {

@@ -176,15 +176,6 @@ struct Tiles {
   bool pairs;  // two halves, neighbours, can be stored at once
 };
 
-// Bytes of a channel of a box. Small and usual are those of points that have neighbouring pixels: there the compiler
-// knows the distance between channels. Beyond the largest a copy in channels-last is faster.
-template <class T>
-constexpr int kSmallBox = 1024 * sizeof(T);
-template <class T>
-constexpr int kUsualBox = 1536 * sizeof(T);
-template <class T>
-constexpr int kLargestBox = 4096 * sizeof(T);
-
 constexpr int kStages = 3;  // parts of the shared memory of a block: one is used, the others are on their way
 
 // Blocks of tiles x `chunk` channels x images, as many channels at a time as fit into a part of `memory`. scattered:
@@ -200,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   start_next();
   char* pixels = reinterpret_cast<char*>(pixels_of_block);
   const int half = 1 << tiles.half, line = threadIdx.x >> tiles.half, lane = threadIdx.x & (half - 1);
-  const int row = (line & 8) | (line & 1) << 2 | (line >> 1 & 3);  // the rows of a warp lie four apart
+  const int row = row_of_line(line);
   uint32_t tile_y = blockIdx.x;
   const int tile_x = tiles.count_across.split(tile_y);
   const int x = tile_x * 2 * half + (kBeside ? 2 : 1) * lane, step = kBeside ? 1 : half;
@@ -216,12 +207,10 @@ __global__ void __launch_bounds__(kThreads, 4)
     const bool large = box.bytes > kLargestBox<T>;
     if (begin == 0 && threadIdx.x == 0) scattered[static_cast<int64_t>(n) * gridDim.x + blockIdx.x] = large;
     if (large) continue;
-    box.bytes = box.bytes <= kSmallBox<T> ? kSmallBox<T> : max(box.bytes, kUsualBox<T>);
+    box.widen<T>();
     const int together = memory / kStages / box.bytes, part = together * box.bytes;
     const Share share(box);
-    for (int i = threadIdx.x; i < kStages * together; i += kThreads) {
-      *reinterpret_cast<uint4*>(pixels + i * box.bytes + box.zeros()) = uint4{};
-    }
+    box.clear<kThreads>(pixels, kStages * together);
 
     int offset[POINTS][TAPS];
     float weight[POINTS][TAPS];
@@ -426,8 +415,6 @@ cudaError_t launch_boxes(const Tensor& input, const Space& s, const Output<T>& o
   const int64_t image = input.strides[0], channel = input.strides[1];
   const int pixels = s.size[0] * s.size[1], images = batch < 65535 ? batch : 65535;
   const T* data = static_cast<const T*>(input.data);
-  const uint64_t all = reinterpret_cast<uintptr_t>(data) | image * sizeof(T) | channel * sizeof(T) | pixels * sizeof(T);
-  const int unit = all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : 2;
   Tiles tiles = tiles_of(s.across.d, s.points / s.across.d);
   tiles.pairs = output.point == 1 &&
                 (sizeof(T) == 4 || ((reinterpret_cast<uintptr_t>(output.data) / sizeof(T) | output.image |
@@ -442,7 +429,8 @@ cudaError_t launch_boxes(const Tensor& input, const Space& s, const Output<T>& o
   cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMemory);
   if (status != cudaSuccess) return status;
   status = launch(kernel, dim3(count, ceil_div(channels, kChannels), images), kThreads, kMemory, stream, false, s, data,
-                  image, channel, output, tiles, batch, channels, kChannels, kMemory, unit, scattered);
+                  image, channel, output, tiles, batch, channels, kChannels, kMemory,
+                  unit_of(data, image, channel, pixels), scattered);
   if (status != cudaSuccess) return status;
   status = launch(copy_scattered_kernel<T>, dim3(ceil_div(enough, images), images), kThreads, 0, stream, true, data,
                   image, channel, copy, scattered, count, copied, batch, channels, pixels,

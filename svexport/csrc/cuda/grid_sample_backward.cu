@@ -259,13 +259,6 @@ __global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
 
 // Tiles of 32 x 16 points: two of a thread, side by side or half a tile apart.
 constexpr int kTileAcross = 32, kTileDown = 16;
-// Bytes of a channel of a box: two sizes that the compiler knows, and the largest.
-template <class T>
-constexpr int kSmallBox = 1024 * sizeof(T);
-template <class T>
-constexpr int kUsualBox = 1536 * sizeof(T);
-template <class T>
-constexpr int kLargestBox = 4096 * sizeof(T);
 constexpr int kBoxMemory = 56 << 10;
 // Bytes of a row and a channel of the gradient of a tile: rows that lie four apart use different banks.
 template <class T>
@@ -287,7 +280,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   start_next();
   char* const memory = reinterpret_cast<char*>(box_of_block);
   const int line = threadIdx.x / 16, lane = threadIdx.x % 16;
-  const int row = (line & 8) | (line & 1) << 2 | (line >> 1 & 3);  // the rows of a warp lie four apart
+  const int row = row_of_line(line);
   const int tiles_across = ceil_div(across, kTileAcross), tile_y = blockIdx.x / tiles_across;
   const int tile_x = blockIdx.x - tile_y * tiles_across;
   const int x = tile_x * kTileAcross + (kBeside ? 2 : 1) * lane, y = tile_y * kTileDown + row;
@@ -330,13 +323,11 @@ __global__ void __launch_bounds__(kThreads, 4)
         }
       }
     } else {
-      box.bytes = box.bytes <= kSmallBox<T> ? kSmallBox<T> : max(box.bytes, kUsualBox<T>);
+      box.widen<T>();
       const int together = kBoxMemory / 2 / (box.bytes + kGradientTile<T>);
       char* const gradients = memory + 2 * together * box.bytes;
       const Share share(box);
-      for (int i = threadIdx.x; i < 2 * together; i += kThreads) {
-        *reinterpret_cast<uint4*>(memory + i * box.bytes + box.zeros()) = uint4{};
-      }
+      box.clear<kThreads>(memory, 2 * together);
 #pragma unroll
       for (int k = 0; k < POINTS; ++k) {
 #pragma unroll
@@ -626,9 +617,7 @@ cudaError_t launch_boxes(const Tensor& input, const Space& s, const Gradient<T>&
   const int across = s.across.d, down = s.points / across;
   const int64_t image = input.strides[0], channel = input.strides[1];
   const T* data = static_cast<const T*>(input.data);
-  const uint64_t all = reinterpret_cast<uintptr_t>(data) | image * sizeof(T) | channel * sizeof(T) |
-                       static_cast<uint64_t>(s.size[0]) * s.size[1] * sizeof(T);
-  const int unit = all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : 2;
+  const int64_t plane = static_cast<int64_t>(s.size[0]) * s.size[1];
   const bool copied = gradient.point == 1 &&
                       (reinterpret_cast<uintptr_t>(gradient.data) | gradient.image * sizeof(T) |
                        gradient.channel * sizeof(T) | across * sizeof(T)) % 16 == 0;
@@ -637,7 +626,7 @@ cudaError_t launch_boxes(const Tensor& input, const Space& s, const Gradient<T>&
   if (status != cudaSuccess) return status;
   const dim3 blocks(ceil_div(across, kTileAcross) * ceil_div(down, kTileDown), 1, batch < 65535 ? batch : 65535);
   return launch(kernel, blocks, kThreads, kBoxMemory, stream, true, s, data, image, channel, gradient,
-                AnyFloat(grad_grid), batch, channels, across, down, copied, unit, left);
+                AnyFloat(grad_grid), batch, channels, across, down, copied, unit_of(data, image, channel, plane), left);
 }
 
 template <class T, int TAPS>

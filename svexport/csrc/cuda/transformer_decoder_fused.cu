@@ -82,7 +82,7 @@ struct Layer {
   int pitch, step;  // bytes from a row of the weight to the next, from a part to the next
   uint32_t code;
 };
-constexpr int kMaxLayers = 17;
+constexpr int kMaxLayers = 8;  // of a launch, ends included
 
 // What a pair of blocks executes: layers from `first` on, after loading kX, kIn, kQueryPos, kPosition (null: not).
 enum RoleName { kRowsRole, kBoxRole, kClassRole, kRoles };
@@ -119,7 +119,7 @@ struct Fused {
   void *q, *k, *v;                            // (B, heads, keys, 32), and v (B, heads, 32, keys)
   AnyFloat given, boxes, moved;
   void* classes;
-  int num_classes, code_size, logits;
+  int num_classes, code_size;
   bool sample;
   // sampling
   int cams, levels, activation;
@@ -807,7 +807,7 @@ __device__ __forceinline__ void execute(const Fused& a, const Role& role, int64_
       const int batch = static_cast<unsigned>(min(row0 + row, a.rows - 1)) / a.queries;
       const float2 seen = s.seen[warp][lane];
       float logits[2] = {s.logits[row * kNarrow + lane], s.logits[row * kNarrow + lane + 32]}, sampled[8] = {};
-      activate(a.activation, a.logits, logits);
+      activate(a.activation, role.narrow_out, logits);
       sample<T>(a, batch, seen.x, seen.y, logits, sampled);
       weights.fetch_from(lines_of(a.layer[current], code, 0));
       STAGE(kernel, block, stage++);
@@ -1298,7 +1298,7 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
   a.rows = n.rows, a.queries = n.queries, a.keys = ceil_div(n.queries, 32) * 32, a.layers = d.num_layers;
   a.classes = d.classes.data, a.points = b.points;
   a.x = b.x, a.query_pos = b.query_pos, a.mixed = b.mixed, a.q = b.q, a.k = b.k, a.v = b.v;
-  a.num_classes = n.classes, a.code_size = n.code_size, a.logits = n.logits;
+  a.num_classes = n.classes, a.code_size = n.code_size;
   a.cams = n.cams, a.levels = n.levels, a.activation = d.activation;
   for (int i = 0; i < 4; ++i) a.lidar2img_strides[i] = d.lidar2img.strides[i];
   a.cameras = b.cameras;
