@@ -36,8 +36,8 @@ def extension() -> dict:
     cuda = loading()
     if not cuda.sources():
         raise SystemExit("SVEXPORT_BUILD_CUDA=1: this source tree has no CUDA sources; install without it")
-    if not os.environ.get("TORCH_CUDA_ARCH_LIST"):
-        os.environ["TORCH_CUDA_ARCH_LIST"] = cuda.architectures()
+    given = os.environ.get("TORCH_CUDA_ARCH_LIST") or cuda.architectures()
+    os.environ["TORCH_CUDA_ARCH_LIST"] = cuda.with_features(given)
     module = CUDAExtension(
         "svexport._C",
         [str(path.relative_to(ROOT)) for path in cuda.sources()],

@@ -62,7 +62,7 @@ def test_headers_of_the_launchers_are_plain_cpp(tmp_path: Path) -> None:
 @every_kernel
 def test_compiles_without_spilling_data(source: Path, tmp_path: Path) -> None:
     report = run(
-        NVCC, "-std=c++17", *_cuda.FLAGS["nvcc"], "-arch=sm_90", "-Xptxas", "-v", "-c", source, "-o", tmp_path / "o"
+        NVCC, "-std=c++17", *_cuda.FLAGS["nvcc"], "-arch=sm_90a", "-Xptxas", "-v", "-c", source, "-o", tmp_path / "o"
     )
     spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", report)]
     assert max(spilled, default=0) <= SPILLED_BYTES

@@ -22,7 +22,7 @@ import torch
 from svexport._version import __version__
 from svexport.errors import PluginBuildError
 
-__all__ = ["FLAGS", "architectures", "cache_folder", "kernels", "load", "sources", "tried"]
+__all__ = ["FLAGS", "architectures", "cache_folder", "kernels", "load", "sources", "tried", "with_features"]
 
 CSRC = Path(__file__).parents[1] / "csrc"
 FLAGS = {"cxx": ["-O3"], "nvcc": ["-O3", "-lineinfo"]}
@@ -68,6 +68,22 @@ def architectures() -> str:
     return (CSRC / "architectures.txt").read_text().strip()
 
 
+def with_features(architectures: str) -> str:
+    """A list of architectures with 9.0a in place of 9.0.
+
+    Every device of compute capability 9.0 has what the letter adds: wgmma, without which there is no fused decoder.
+    """
+    more = {"9.0": "9.0a", "9.0+PTX": "9.0a 9.0+PTX"}
+    return " ".join(more.get(name, name) for name in re.split(r"[\s;]+", architectures.strip()))
+
+
+def _architectures() -> str:
+    """What to compile for on first use: what was asked for, or the devices of this machine."""
+    devices = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+    given = os.environ.get("TORCH_CUDA_ARCH_LIST") or " ".join(f"{a}.{b}" for a, b in sorted(devices))
+    return with_features(given)
+
+
 def _try_load() -> bool:
     if os.environ.get("SVEXPORT_KERNELS") == "0":
         return False
@@ -101,7 +117,12 @@ def _load_from_cache() -> None:
         )
     if not cpp_extension.is_ninja_available():
         raise PluginBuildError("no ninja was found to compile them with; pip install ninja")
-    with _one_at_a_time(folder), _progress(), tempfile.TemporaryDirectory(dir=folder) as build:
+    with (
+        _one_at_a_time(folder),
+        _progress(),
+        _environment("TORCH_CUDA_ARCH_LIST", _architectures()),
+        tempfile.TemporaryDirectory(dir=folder) as build,
+    ):
         if library.is_file():  # by the process that was waited for
             torch.ops.load_library(str(library))
             return
@@ -130,9 +151,7 @@ def _build_key() -> str:
     digest = hashlib.sha256(repr(FLAGS).encode())
     for path in sorted(p for p in CSRC.rglob("*") if p.parent.name in ("cuda", "torch")):
         digest.update(path.name.encode() + path.read_bytes())
-    devices = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
-    archs = os.environ.get("TORCH_CUDA_ARCH_LIST") or " ".join(f"{a}.{b}" for a, b in sorted(devices))
-    digest.update(archs.encode())
+    digest.update(_architectures().encode())
     version = re.sub(r"[^\w.]+", "-", f"{__version__}-torch{torch.__version__}-cuda{torch.version.cuda}")
     return f"{version}-py{sys.version_info[0]}{sys.version_info[1]}-{digest.hexdigest()[:16]}"
 
@@ -167,6 +186,20 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
             return
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """A variable of the environment, for as long as it lasts."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 @contextmanager

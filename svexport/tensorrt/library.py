@@ -214,8 +214,8 @@ def _gencode(architectures: Sequence[str] | None) -> list[str]:
         found = sorted({torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())})
         architectures = [f"{a}.{b}" for a, b in found] or _cuda.architectures().split()
     flags = []
-    for name in architectures:
-        match = re.fullmatch(r"(\d+)\.?(\d)(\+PTX)?", name)
+    for name in _cuda.with_features(" ".join(architectures)).split():
+        match = re.fullmatch(r"(\d+)\.?(\da?)(\+PTX)?", name)
         if not match:
             raise PluginBuildError(f"an architecture is a compute capability such as 8.7 or 9.0+PTX; got {name!r}")
         number = match[1] + match[2]

@@ -97,6 +97,7 @@ def test_built_libraries_are_compiled_once(tmp_path: Path, monkeypatch: pytest.M
     sources = {*library.CSRC.glob("cuda/*.cu"), *library.CSRC.glob("tensorrt/*.cpp")}
     assert len(first) == len(sources) + 1
     assert "arch=compute_87,code=sm_87" in first[0]
+    assert "arch=compute_90a,code=sm_90a" in first[0], "of 9.0 with all that it has"
     assert "arch=compute_90,code=compute_90" in first[0]
     library.build(tmp_path, architectures=["8.7", "9.0+PTX"], output=tmp_path / "here")
     assert (tmp_path / "here" / "libsvexport_tensorrt10.so").is_file()

@@ -1,21 +1,17 @@
-// The decoder for half and bfloat16, 256 channels in 8 heads, on devices with thread block clusters: two kernels a layer.
+// The decoder for half and bfloat16, 256 channels in 8 heads, on devices of compute capability 9.0: all that lies between the
+// cameras' maps and the results in one kernel.
 //
-//   rows_kernel       what a query does on its own: from the heads' results to the queries, keys and values of the next
-//                     layer (out_proj, norm, camera weights, sampling, output_proj, norm, ffn, norm, in_proj)
-//   attention_kernel  the self attention, and beside it, in blocks of their own, what only the sampling needs: the box
-//                     branch, which moves the points, and the encoding of their position
+// Sixteen rows (queries of a scene) stay with a cluster of two blocks, in shared memory, through all layers. The blocks
+// compute half of the outputs of every linear layer and give them to one another. A product is outputs x rows, the weights
+// being the matrix of which wgmma wants 64 rows; these come through a ring in shared memory, which a warp of its own fills
+// some products ahead, by tensor maps. Keys and values take the same way.
 //
-// Step s = 0 .. num_layers of either runs what lies between the attentions of layers s - 1 and s; the class branch is the
-// last attention_kernel's. Sixteen rows at a time go through all of a step in shared memory, on a pair of blocks that
-// compute half of the columns each and give them to one another. Every pair reads every weight once, straight into the
-// registers that mma wants it in, one matrix product ahead.
-//
-// A step is a list of linear layers with what lies between them, made on the host, and a loop that executes it: code that
-// is run only once is fetched from far away.
-//
-// Kernels begin as soon as all blocks of the one before have begun (programmatic dependent launch), and wait for what
-// they need by counters in global memory, each for its own rows: rows_kernel not for the box branch before it samples.
-// A block only ever waits for blocks that have begun. Kernels end in their order.
+// What a launch does is a list made on the host, and a loop that executes it: code that is run only once is fetched from
+// far away. Between layers queries need the keys and values of all others of their scene. Where all clusters are resident
+// (a cooperative launch) there is one launch, and the warp that fetches waits for them by a counter while the others compute
+// the box branch. If they are not, or something else samples, launches end where blocks would wait.
+#include <cuda.h>
+
 #include <algorithm>
 
 #include "bilinear.cuh"
@@ -28,13 +24,26 @@
 namespace svexport {
 namespace {
 
-constexpr int kChannels = 256, kHeads = 8;
-[[maybe_unused]] constexpr int kHeadDim = 32;
-constexpr int kRows = 16, kPair = 2, kThreads = 256;
-constexpr int kPitch = kChannels + 8;  // of a row in shared memory, against bank conflicts
-[[maybe_unused]] constexpr int kTile = kRows * kPitch;
-constexpr int kNarrow = 64;  // most outputs of a narrow layer: camera weights, box code, classes
-constexpr int kMaxFfn = 2048;
+constexpr int kChannels = 256, kHeads = 8, kHeadDim = 32;
+constexpr int kWarps = 8;      // that compute, in two groups; of a third one warp fetches weights
+constexpr int kComputing = kWarps * 32, kThreads = kComputing + 128;
+constexpr int kNarrow = 64;    // most outputs of a narrow layer: camera weights, box code, classes
+constexpr int kKeyBlock = 64;  // keys are padded to a multiple; a slot of the ring has two blocks of them
+constexpr int kMaxCams = 32, kMaxFfn = 2048;
+[[maybe_unused]] constexpr int kLogitsPitch = kNarrow + 4;  // floats, against bank conflicts
+[[maybe_unused]] constexpr float kMaxLogit = 11.512915f;    // the largest inverse sigmoid: log((1 - kEps) / kEps)
+
+// A cluster of two blocks has a tile of rows; each of them half of the outputs and heads.
+constexpr int kRows = 16, kBlocks = 2;
+constexpr int kHalf = kChannels / 2, kOwnHeads = kHeads / 2;
+[[maybe_unused]] constexpr int kSlots = 2;                                   // products in the ring
+constexpr int kRowsOfWarp = kRows / kWarps;                 // normed by a warp
+constexpr int kSampled = kRows / 2;                         // rows that a block samples, one a warp
+constexpr int kAtom = kRows * 128, kTileBytes = 4 * kAtom;  // of 64 channels of a tile, of a tile
+constexpr int kBox = kHalf * 128, kSlotBytes = 4 * kBox;    // of the weights of 64 inputs, of a product
+constexpr int kHeadBytes = kSlotBytes / kOwnHeads;          // of two blocks of keys and of values of a head
+constexpr int kIncoming = kTileBytes / 2;                   // what the other block sends in an exchange
+static_assert(kSampled == kWarps && kHalf == kWarps * 16 && kHeadBytes == 2 * kKeyBlock * kHeadDim * 2 * 2);
 
 // ---------------------------------------------------------------- parameters
 
@@ -50,82 +59,79 @@ struct FusedLevel {
   int format;
 };
 
-// Tiles of 16 rows x 256 channels in shared memory; kHidden: the first of ffn / 256.
-enum Tile { kSum, kX, kIn, kWhere, kBranchTiles, kQueryPos = kBranchTiles, kPosition, kHidden };
+// Tiles of rows x 256 channels in shared memory. Of kQuery a block has the channels of its own heads.
+enum Tile { kX, kQueryPos, kPosition, kSum, kIn, kWhere, kQuery, kTiles };
 
-// A layer in a word: what is done before it (the first five, in this order), what it is, and where the products go.
+// An entry of the list in a word: what is done before (in this order), what the product is, where its results go.
 enum Code : uint32_t {
-  kMoves = 1,          // the box branch's end: points are moved, boxes written; their position's first layer, to kSum
-  kSamples = 2,        // the cameras, by the logits, to kIn
-  kNorms = 4,          // tile kNormFrom, to kX
-  kNormRelu = 8,       // after the norm
-  kAddsQueryPos = 16,  // kWhere = kX + kQueryPos, after the norm
-  kEnd = 32,           // no layer: only what is done before
-  kIsNarrow = 64,      // at most 64 outputs, in float to the logits
-  kWideIn = 128,       // its parts are of inputs, not of outputs
-  kRelu = 256,
-  kToHeads = 512,      // queries and keys
-  kToValues = 1024,
-  kAddsX = 2048,
+  kMoves = 1,           // the box branch's end: points are moved, or boxes written
+  kEncodes = 2,         // their position's first layer, to kSum; and where the cameras see them
+  kNorms = 4,           // tile kNormFrom, to kNormTo
+  kNormRelu = 8,        // after the norm
+  kAddsQueryPos = 16,   // kWhere = norm + kQueryPos
+  kAttends = 32,        // no product but the self attention, to kIn: keys and values come through the ring
+  kSamples = 64,        // the cameras, by the logits, to kIn
+  kEnd = 128,           // no product: only what is done before
+  kIsNarrow = 256,      // at most 64 outputs, in float to the logits
+  kRelu = 512,
+  kToQueries = 1 << 10,
+  kToKeys = 1 << 11,
+  kToValues = 1 << 12,  // the last of the three
+  kKeeps = 1 << 13,     // the sum goes on in the next of this kind: more inputs
+  kGoesOn = 1 << 14,    // the sum of those before is added
+  kOpen = 1 << 15,      // the next product belongs to the same exchange
+  kAddsX = 1 << 16,
 };
-// Fields of the word: first bit, 4 bits each. kAdds: one more tile, or 0.
-enum Field { kParts = 12, kFrom = 16, kTo = 20, kAdds = 24, kNormFrom = 28 };
+// Fields of the word: first bit, 3 bits each. kAdds: one more tile, or 0.
+enum Field { kFrom = 17, kTo = 20, kAdds = 23, kNormFrom = 26, kNormTo = 29 };
 
-[[maybe_unused]] __host__ __device__ constexpr int field(uint32_t code, Field first) { return code >> first & 15; }
+[[maybe_unused]] __host__ __device__ constexpr int field(uint32_t code, Field first) { return code >> first & 7; }
 
-// A linear layer, 256 inputs and outputs at a time.
-struct Layer {
-  const void *weight, *bias;  // (out, in)
-  const void *norm_weight, *norm_bias;
-  void *store, *store_where;  // where the norm's result, and kWhere in the usual order, goes as well
-  int out;
-  int pitch, step;  // bytes from a row of the weight to the next, from a part to the next
+// 256 inputs and outputs of a linear layer.
+struct Product {
   uint32_t code;
-};
-constexpr int kMaxLayers = 8;  // of a launch, ends included
-
-// What a pair of blocks executes: layers from `first` on, after loading kX, kIn, kQueryPos, kPosition (null: not).
-enum RoleName { kRowsRole, kBoxRole, kClassRole, kRoles };
-struct Role {
-  int first;
-  int usual_order;  // bits: of which channels are not in the order of tiles
-  const void* load[4];
-  const void* narrow_bias;  // of its narrow layer
-  int narrow_out;
+  uint8_t weight, norm;  // indices
+  uint8_t in, out;       // the first, in units of 256
 };
 
-// Counters of what has been done, over all steps.
-struct Progress {
-  unsigned* rows_blocks;  // blocks of rows_kernel
-  unsigned* rows;         // of a tile of 16 rows: its blocks of rows_kernel,
-  unsigned* box;          // and of the box branch
-  unsigned* heads;        // of a tile of queries of a scene: heads
+struct Weight {
+  const void* bias;
+  int64_t outputs;
 };
+
+struct NormWeights {
+  const void *weight, *bias;
+  const void *encoder, *encoder_bias;  // of the position's first layer, or null
+};
+
+// Parameters of a kernel were limited to 4 KB once.
+constexpr bool kLargeParameters = CUDART_VERSION >= 12010;
+constexpr int kMaxWeights = kLargeParameters ? 96 : 14, kMaxNorms = kLargeParameters ? 48 : 8;
+constexpr int kMaxProducts = kLargeParameters ? 240 : 40;
 
 struct Fused {
-  Layer layer[kMaxLayers];
-  Role role[kRoles];
-  int64_t rows;
-  int queries, keys;  // keys: queries, up to a multiple of 32
-  int step, layers;
-  Progress progress;
-  int counters;        // of progress, from rows_blocks on
-  int query_tile;      // queries of a block of attention_kernel
-  int64_t heads_size;  // elements of q, of k, of v of a step; steps take turns with two
-  bool signals;        // rows_kernel: at its end the step's rows are done
-  const void *encoder_weight, *encoder_bias;  // position_encoder.0
-  float* points;                              // (rows, 3)
-  void *x, *query_pos, *mixed;                // (rows, 256) in the order of tiles
-  void *q, *k, *v;                            // (B, heads, keys, 32), and v (B, heads, 32, keys)
+  CUtensorMap map[kMaxWeights];
+  Weight weight[kMaxWeights];
+  NormWeights norm[kMaxNorms];
+  Product product[kMaxProducts] = {};
+  int queries, keys, scene_clusters;  // of a scene; keys: up to a multiple of kKeyBlock
+  bool first;                         // of all launches
+  int which;                          // of two sets of keys and values: the one written next
+  int64_t heads_size;                 // elements of a set of k, of v
+  void *k, *v;                        // 2 x (B, heads, keys, 32), and v 2 x (B, heads, keys / 64, 32, 64), see value_at
+  unsigned* done;                     // of a scene: how many blocks have written keys and values,
+  int signals;                        // and how often a block does in a launch
+  const void* load[kTiles];           // (rows, 256) before, or null
+  void* save[kTiles];                 // and after
+  float* points;                      // (rows, 3)
+  bool save_points;
   AnyFloat given, boxes, moved;
-  void* classes;
+  void* classes;                      // or null
   int num_classes, code_size;
-  bool sample;
   // sampling
-  int cams, levels, activation;
+  int logits, cams, levels, activation;
   AnyFloat lidar2img;
   int64_t lidar2img_strides[4];
-  float* cameras;  // lidar2img, but for its last row: (B, cams, 3, 4)
   float low[3], size[3], image[2], depth_eps, clamp[2];
   bool in_image;
   FusedLevel level[kMaxCameraLevels];
@@ -135,92 +141,91 @@ struct Fused {
       : given(d.reference_points), boxes(d.boxes), moved(d.points), lidar2img(d.lidar2img) {}
 };
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// wgmma is of sm_90a alone.
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// With SVEXPORT_STAGES, the clock at the ends of stages, for benchmarks/transformer_decoder.py: of each step, kernel
-// (rows, branches, attention), block.
+// With SVEXPORT_STAGES, the clock at the parts of each product, for benchmarks/transformer_decoder.py; for the last product,
+// which no list reaches, clock and nanoseconds at the kernel's begin and end.
 #ifdef SVEXPORT_STAGES
-constexpr int kStages = 24, kStageBlocks = 160;
-__device__ long long stage_clocks[8][3][kStageBlocks][kStages];
+constexpr int kStageBlocks = 132, kStageParts = 7;
+__device__ long long stage_clocks[kStageBlocks][kMaxProducts][kStageParts];
 
-__device__ __forceinline__ void record_stage(int step, int kernel, int block, int stage) {
-  if (threadIdx.x != 0 || block >= kStageBlocks || step >= 8) return;
-  long long clock, time;
-  asm volatile("mov.u64 %0, %%clock64;" : "=l"(clock)::"memory");
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time)::"memory");
-  stage_clocks[step][kernel][block][stage] = clock;
-  if (stage == 2) stage_clocks[step][kernel][block][22] = time;
-  stage_clocks[step][kernel][block][23] = time;
+__device__ __forceinline__ void record_stage(int product, int part) {
+  if (threadIdx.x != 0 || blockIdx.x >= kStageBlocks) return;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(stage_clocks[blockIdx.x][product][part])::"memory");
+  if (product == kMaxProducts - 1) asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(stage_clocks[blockIdx.x][product][part + 1])::"memory");
 }
-#define STAGE(kernel, block, stage) record_stage(a.step, kernel, block, stage)
+#define STAGE(product, part) record_stage(product, part)
 #else
-#define STAGE(kernel, block, stage) (static_cast<void>(kernel), static_cast<void>(block), static_cast<void>(stage))
+#define STAGE(product, part) static_cast<void>(product)
 #endif
 
-// ---------------------------------------------------------------- pairs of blocks
+// ---------------------------------------------------------------- barriers
 
-__device__ __forceinline__ int pair_rank() {
+// Of the warps that compute.
+__device__ __forceinline__ void sync() { asm volatile("bar.sync 1, %0;" ::"n"(kComputing) : "memory"); }
+
+// Until what this thread stored in shared memory can be read by wgmma; a barrier follows.
+__device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ __forceinline__ void init_barrier(uint32_t barrier, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+__device__ __forceinline__ void arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void expect_bytes(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void wait_for(uint32_t barrier, uint32_t parity) {
+  uint32_t done = 0;
+  while (!done) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  }
+}
+
+__device__ __forceinline__ int block_rank() {
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
 
-// What the blocks of a pair send one another. Every store counts its bytes at a barrier of the block that it goes to: a
+// What the two blocks of a tile send one another. Every store counts its bytes at a barrier of the block that it goes to: a
 // barrier of the whole cluster orders stores by a fence of the whole device, which takes longer than the exchange. Two
 // barriers in turn: the other block is never more than one exchange ahead.
-class Pair {
+class Exchange {
  public:
-  // received: two in shared memory.
-  __device__ __forceinline__ explicit Pair(uint64_t* received) : barrier_(shared_address(received)) {
-    uint32_t address;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(barrier_), "r"(pair_rank() ^ 1));
-    away_ = address - barrier_;
-    if (threadIdx.x == 0) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier_) : "memory");
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier_ + 8) : "memory");
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncwarp();
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  __device__ __forceinline__ Exchange(uint32_t received, int half) : barrier_(received) {
+    uint32_t there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(received), "r"(half ^ 1));
+    away_ = there - received;
   }
 
-  // Until the other block runs; before the first exchange.
-  __device__ __forceinline__ void wait_for_other() const { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
-
-  // Into both blocks' shared memory.
-  __device__ __forceinline__ void send(void* p, uint2 v) const {
-    *static_cast<uint2*>(p) = v;
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(shared_address(p) + away_),
-                 "r"(v.x), "r"(v.y), "r"(barrier_ + count_ % 2 * 8 + away_)
-                 : "memory");
-  }
-  __device__ __forceinline__ void send(void* p, uint4 v) const {
-    *static_cast<uint4*>(p) = v;
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                     shared_address(p) + away_),
+  // To the same place in the other block; here it has been stored, and published.
+  __device__ __forceinline__ void send(uint32_t address, uint4 v) const {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address + away_),
                  "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier_ + count_ % 2 * 8 + away_)
                  : "memory");
   }
 
   // The end of an exchange: until all threads have sent, and so many bytes have come.
-  __device__ __forceinline__ void receive(int bytes) {
+  __device__ __forceinline__ void receive(int bytes, int thread) {
     const uint32_t barrier = barrier_ + count_ % 2 * 8;
-    if (threadIdx.x == 0) {
-      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-    }
-    __syncthreads();
-    uint32_t done = 0;
-    while (!done) {
-      asm volatile(
-          "{\n"
-          ".reg .pred p;\n"
-          "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-          "selp.u32 %0, 1, 0, p;\n"
-          "}"
-          : "=r"(done)
-          : "r"(barrier), "r"(count_ / 2 % 2)
-          : "memory");
-    }
+    if (thread == 0) expect_bytes(barrier, bytes);
+    sync();
+    wait_for(barrier, count_ / 2 % 2);
+    publish();
     ++count_;
   }
 
@@ -228,50 +233,53 @@ class Pair {
   uint32_t barrier_, away_, count_ = 0;
 };
 
-// ---------------------------------------------------------------- progress
-
-// By one thread, after a barrier of the block and a fence: what the block has done can be read by who sees it counted.
+// What the block has done can be read by who sees it counted, also by bulk copies.
 __device__ __forceinline__ void signal(unsigned* counter) {
+  asm volatile("fence.proxy.async;" ::: "memory");
+  __threadfence();
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
 __device__ __forceinline__ void await(const unsigned* counter, unsigned count) {
-  unsigned seen;
-  while (true) {
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
-    if (seen >= count) break;
-    __nanosleep(32);
-  }
+  unsigned seen = 0;
+  while (seen < count) asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
   asm volatile("fence.acq_rel.gpu;" ::: "memory");
+  asm volatile("fence.proxy.async;" ::: "memory");
 }
 
 // ---------------------------------------------------------------- tiles
 
-// Channels are in the order in which mma takes the inputs of weights that are read 16 bytes at a time: of 32, channels
-// 8 p + 2 j and 8 p + 2 j + 1 are at 8 j + 2 p.
-
-// Where a row has an even channel.
-__device__ __forceinline__ int place(int channel) {
-  return channel / 32 * 32 + channel % 8 / 2 * 8 + channel % 32 / 8 * 2;
+// A tile is what a tensor map of 128 bytes a row and its swizzle makes of it: 64 channels of all rows, then the next; 16
+// bytes of 8 channels (a chunk) lie 16 * (chunk ^ row) % 128 into their row.
+__device__ __forceinline__ int chunk_at(int row, int chunk) {
+  return chunk / 8 * kAtom + row * 128 + ((chunk ^ row) & 7) * 16;
 }
 
-// The first of the lane's channels of a row: two each from here, and 8, 16, 24 further on.
-__device__ __forceinline__ int first_channel(int lane) { return lane / 4 * 32 + lane % 4 * 2; }
+// Where the values of 64 keys of a head have that of a dimension and a key: rows of 128 bytes, of odd ones the halves
+// exchanged, so that two do not meet in the same banks.
+__device__ __forceinline__ int value_at(int dim, int key) { return dim * kKeyBlock + (key ^ dim % 2 * 32); }
 
-// The lane's part of a row, 16 bytes.
-template <class T>
-__device__ __forceinline__ uint4& part_of(T* row, int lane) {
-  return reinterpret_cast<uint4*>(row)[lane];
-}
-
-// The lane's 16 bytes of a row in the order of tiles, from those in the usual order, or back: four lanes exchange words.
-__device__ __forceinline__ uint4 reorder(uint4 v, int lane) {
-  const bool odd = lane & 1, upper = lane & 2;
-  uint32_t a = __shfl_xor_sync(0xffffffffu, odd ? v.x : v.y, 1), b = __shfl_xor_sync(0xffffffffu, odd ? v.z : v.w, 1);
-  (odd ? v.x : v.y) = a, (odd ? v.z : v.w) = b;
-  a = __shfl_xor_sync(0xffffffffu, upper ? v.x : v.z, 2), b = __shfl_xor_sync(0xffffffffu, upper ? v.y : v.w, 2);
-  (upper ? v.x : v.z) = a, (upper ? v.y : v.w) = b;
+__device__ __forceinline__ uint4 load_shared(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
   return v;
+}
+
+__device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
+// As load_matrix, the other way.
+__device__ __forceinline__ void store_matrix(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]),
+               "r"(r[3])
+               : "memory");
+}
+
+__device__ __forceinline__ void store_matrix_transposed(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
 }
 
 template <class T>
@@ -289,6 +297,19 @@ __device__ __forceinline__ uint4 pack8(const float (&x)[8]) {
   return make_uint4(pack<T>(x[0], x[1]), pack<T>(x[2], x[3]), pack<T>(x[4], x[5]), pack<T>(x[6], x[7]));
 }
 
+template <class T>
+__device__ __forceinline__ uint32_t max_of(uint32_t a, uint32_t b);  // NaN wins
+template <>
+__device__ __forceinline__ uint32_t max_of<__half>(uint32_t a, uint32_t b) {
+  const __half2 m = __hmax2_nan(reinterpret_cast<__half2&>(a), reinterpret_cast<__half2&>(b));
+  return reinterpret_cast<const uint32_t&>(m);
+}
+template <>
+__device__ __forceinline__ uint32_t max_of<__nv_bfloat16>(uint32_t a, uint32_t b) {
+  const __nv_bfloat162 m = __hmax2_nan(reinterpret_cast<__nv_bfloat162&>(a), reinterpret_cast<__nv_bfloat162&>(b));
+  return reinterpret_cast<const uint32_t&>(m);
+}
+
 // a + b
 template <class T>
 __device__ __forceinline__ uint4 add8(const uint4& a, const uint4& b) {
@@ -300,145 +321,91 @@ __device__ __forceinline__ uint4 add8(const uint4& a, const uint4& b) {
   return pack8<T>(x);
 }
 
-// Two adjacent rows of a tile from global memory, zeros beyond the last.
-template <class T>
-__device__ __forceinline__ void load_rows(T* to, const void* from, bool usual_order, int64_t row, int64_t rows, int lane) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const bool there = row + i < rows;
-    const uint4* at = static_cast<const uint4*>(from) + (there ? (row + i) * 32 + lane : 0);
-    if (!usual_order) {
-      copy_async(&part_of(to + i * kPitch, lane), at, there);
-    } else {
-      part_of(to + i * kPitch, lane) = reorder(there ? *at : uint4{}, lane);
-    }
-  }
-}
-
 // ---------------------------------------------------------------- matrix products
 
-__device__ __forceinline__ uint4 fetch(const uint4* p) {
-  uint4 v;
-  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
+// sum (64 x 16) += a (64 x 16) b (16 x 16), both from shared memory; of all warps of a warp group. a and b: lower words of how
+// wgmma is told of matrices of rows of 128 bytes, swizzled, 1024 bytes from 8 rows to the next.
+template <class T>
+__device__ __forceinline__ void wgmma(float (&sum)[8], uint32_t a, uint32_t b);
+
+#define SVEXPORT_WGMMA(type, name)                                                                                  \
+  template <>                                                                                                       \
+  __device__ __forceinline__ void wgmma<type>(float (&sum)[8], uint32_t a, uint32_t b) {                            \
+    asm volatile("{.reg .pred adds; .reg .b64 a, b; setp.eq.b32 adds, 0, 0;"                                        \
+                 " mov.b64 a, {%8, 0x40000040}; mov.b64 b, {%9, 0x40000040};"                                       \
+                 " wgmma.mma_async.sync.aligned.m64n16k16.f32." name "." name                                       \
+                 " {%0, %1, %2, %3, %4, %5, %6, %7}, a, b, adds, 1, 1, 0, 0;}"                                      \
+                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]), "+f"(sum[4]), "+f"(sum[5]), "+f"(sum[6]), \
+                   "+f"(sum[7])                                                                                     \
+                 : "r"(a), "r"(b));                                                                                 \
+  }
+SVEXPORT_WGMMA(__half, "f16")
+SVEXPORT_WGMMA(__nv_bfloat16, "bf16")
+#undef SVEXPORT_WGMMA
+
+// Begins sum += 64 outputs of the weights * 16 rows of a tile: 256 inputs.
+template <class T>
+__device__ __forceinline__ void multiply(float (&sum)[8], uint32_t weights, uint32_t rows) {
+  const uint32_t a = weights / 16 | 1 << 16, b = rows / 16 | 1 << 16;
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+  for (int i = 0; i < 16; ++i) wgmma<T>(sum, a + (i / 4 * kBox + i % 4 * 32) / 16, b + (i / 4 * kAtom + i % 4 * 32) / 16);
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Where a lane (4 * group + pair) finds its part of 16 rows of a matrix (out, in): rows `group` and `group` + 8, of every
-// 32 columns the 8 from 8 * pair on. Null: nowhere.
-struct Lines {
-  const uint4 *low, *high;
-};
-
-// Weights of 16 outputs and 256 inputs, [2 * i]: those of the row `group`, [2 * i + 1]: of `group` + 8, of 32 inputs from
-// 32 * i on. The next take their place as they are used.
-struct Chunk {
-  uint4 at[16];
-
-  __device__ __forceinline__ void fetch_step(const Lines& from, int i) {
-    if (from.low) at[2 * i] = fetch(from.low + i * 4), at[2 * i + 1] = fetch(from.high + i * 4);
-  }
-  // All at once, from somewhere.
-  __device__ __forceinline__ void fetch_from(const Lines& from) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) at[2 * i] = fetch(from.low + i * 4), at[2 * i + 1] = fetch(from.high + i * 4);
-  }
-};
-
-// 16 rows x 16 outputs; [0]: outputs 0 to 7, [1]: 8 to 15.
-struct Sum {
-  float at[2][4];
-};
-
-// sum += a tile * the chunk, 32 inputs at a time, while the next chunk is fetched. from: where the tile has 8 channels of
-// row lane % 16, those of the upper lanes after those of the lower.
-template <class T>
-__device__ __forceinline__ void multiply(Sum& sum, uint32_t from, Chunk& w, const Lines& next) {
-  Sum odd{};
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    uint32_t first[4], second[4];
-    load_matrix(first, from + i * 64);
-    load_matrix(second, from + i * 64 + 32);
-    const uint4 a = w.at[2 * i], b = w.at[2 * i + 1];
-    mma<T>(sum.at[0], first, a.x, a.y);
-    mma<T>(sum.at[1], first, b.x, b.y);
-    mma<T>(odd.at[0], second, a.z, a.w);
-    mma<T>(odd.at[1], second, b.z, b.w);
-    w.fetch_step(next, i);
-  }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) sum.at[i / 4][i % 4] += odd.at[i / 4][i % 4];
+__device__ __forceinline__ void finish(float (&sum)[8]) {
+  asm volatile("wgmma.wait_group.sync.aligned 0;"
+               : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]), "+f"(sum[4]), "+f"(sum[5]), "+f"(sum[6]), "+f"(sum[7])::"memory");
 }
 
 // ---------------------------------------------------------------- norms
 
-// Weight and bias of a norm, of the lane's channels.
-struct Affine {
-  uint32_t weight[4], bias[4];
-
-  __device__ __forceinline__ void fetch(const Layer& l, int lane) {
-    const uint32_t* from_weight = static_cast<const uint32_t*>(l.norm_weight) + first_channel(lane) / 2;
-    const uint32_t* from_bias = static_cast<const uint32_t*>(l.norm_bias) + first_channel(lane) / 2;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) weight[i] = __ldg(from_weight + 4 * i), bias[i] = __ldg(from_bias + 4 * i);
-  }
-};
-
-// Layer norm of 8 channels a lane, Rows rows at once.
+// Layer norm of 8 channels a lane, Rows rows at once. weight, bias: of the lane's channels. pivot: any number near the
+// mean, from which differences are taken, so that their sum and that of their squares can be added up side by side.
 template <class T, int Rows>
-__device__ __forceinline__ void normalize(float (&x)[Rows][8], const Affine& affine, bool with_relu) {
-  float mean[Rows], squares[Rows];
+__device__ __forceinline__ void normalize(float (&x)[Rows][8], const float (&pivot)[Rows], const uint4& weight, const uint4& bias) {
+  float sum[Rows], squares[Rows], gamma[8], beta[8];
 #pragma unroll
   for (int r = 0; r < Rows; ++r) {
-    mean[r] = ((x[r][0] + x[r][1]) + (x[r][2] + x[r][3])) + ((x[r][4] + x[r][5]) + (x[r][6] + x[r][7]));
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-#pragma unroll
-    for (int r = 0; r < Rows; ++r) mean[r] += __shfl_xor_sync(0xffffffffu, mean[r], step);
-  }
-#pragma unroll
-  for (int r = 0; r < Rows; ++r) {
-    mean[r] *= 1.f / kChannels;
-    float even = 0, odd = 0;
+    float odd = 0, odd_squares = 0;
+    sum[r] = squares[r] = 0;
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
-      x[r][i] -= mean[r], x[r][i + 1] -= mean[r];
-      even = fmaf(x[r][i], x[r][i], even), odd = fmaf(x[r][i + 1], x[r][i + 1], odd);
+      x[r][i] -= pivot[r], x[r][i + 1] -= pivot[r];
+      sum[r] += x[r][i], odd += x[r][i + 1];
+      squares[r] = fmaf(x[r][i], x[r][i], squares[r]), odd_squares = fmaf(x[r][i + 1], x[r][i + 1], odd_squares);
     }
-    squares[r] = even + odd;
+    sum[r] += odd, squares[r] += odd_squares;
   }
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
 #pragma unroll
-    for (int r = 0; r < Rows; ++r) squares[r] += __shfl_xor_sync(0xffffffffu, squares[r], step);
+    for (int r = 0; r < Rows; ++r) {
+      sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], step), squares[r] += __shfl_xor_sync(0xffffffffu, squares[r], step);
+    }
   }
+  unpack8<T>(weight, gamma);
+  unpack8<T>(bias, beta);
 #pragma unroll
   for (int r = 0; r < Rows; ++r) {
-    const float scale = rsqrtf(squares[r] * (1.f / kChannels) + kEps);
+    const float mean = sum[r] * (1.f / kChannels), variance = fmaf(-mean, mean, squares[r] * (1.f / kChannels));
+    const float scale = rsqrtf(fmaxf(variance, 0.f) + kEps), shift = -mean * scale;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 gamma = unpack<T>(affine.weight[i]), beta = unpack<T>(affine.bias[i]);
-      x[r][2 * i] = fmaf(x[r][2 * i] * scale, gamma.x, beta.x);
-      x[r][2 * i + 1] = fmaf(x[r][2 * i + 1] * scale, gamma.y, beta.y);
-      if (with_relu) x[r][2 * i] = relu(x[r][2 * i]), x[r][2 * i + 1] = relu(x[r][2 * i + 1]);
-    }
+    for (int i = 0; i < 8; ++i) x[r][i] = fmaf(fmaf(x[r][i], scale, shift), gamma[i], beta[i]);
   }
 }
 
 // ---------------------------------------------------------------- sampling
 
-// u and v of camera `lane`; not seen: u = NaN.
-__device__ __forceinline__ void project(const Fused& a, int64_t row, int batch, float& u, float& v) {
+// u and v of the point at camera `lane`; not seen: u = NaN. cameras: 12 floats each.
+__device__ __forceinline__ void project(const Fused& a, const float* point, const float* cameras, float& u, float& v) {
   const int lane = threadIdx.x % 32;
   u = v = NAN;
-  if (row >= a.rows || lane >= a.cams) return;
+  if (lane >= a.cams) return;
   float place[3], image[3];
 #pragma unroll
-  for (int i = 0; i < 3; ++i) place[i] = fmaf(a.points[row * 3 + i], a.size[i], a.low[i]);
-  const float4* matrix = reinterpret_cast<const float4*>(a.cameras) + (batch * a.cams + lane) * 3;
+  for (int i = 0; i < 3; ++i) place[i] = fmaf(point[i], a.size[i], a.low[i]);
+  const float4* matrix = reinterpret_cast<const float4*>(cameras) + lane * 3;
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
     const float4 m = matrix[i];
@@ -455,19 +422,6 @@ __device__ __forceinline__ void project(const Fused& a, int64_t row, int batch, 
     if (!a.in_image) at_image[i] = fminf(fmaxf(at_image[i], a.clamp[0]), a.clamp[1]);
   }
   if (seen) u = at_image[0], v = at_image[1];
-}
-
-template <class T>
-__device__ __forceinline__ uint32_t max_of(uint32_t a, uint32_t b);  // NaN wins
-template <>
-__device__ __forceinline__ uint32_t max_of<__half>(uint32_t a, uint32_t b) {
-  const __half2 m = __hmax2_nan(reinterpret_cast<__half2&>(a), reinterpret_cast<__half2&>(b));
-  return reinterpret_cast<const uint32_t&>(m);
-}
-template <>
-__device__ __forceinline__ uint32_t max_of<__nv_bfloat16>(uint32_t a, uint32_t b) {
-  const __nv_bfloat162 m = __hmax2_nan(reinterpret_cast<__nv_bfloat162&>(a), reinterpret_cast<__nv_bfloat162&>(b));
-  return reinterpret_cast<const uint32_t&>(m);
 }
 
 // The lane's 8 channels of a pixel of the map, as they lie: 16 bytes, or 8 of an int8 map.
@@ -633,348 +587,162 @@ __device__ __forceinline__ void activate(int activation, int count, float (&x)[2
   x[0] /= total, x[1] /= total;
 }
 
-// ---------------------------------------------------------------- a role: layers, one after the other
+// ---------------------------------------------------------------- what a block has
 
 template <class T>
-struct RowsShared {
-  uint64_t received[2];
-  float logits[kRows * kNarrow];
-  float narrow_bias[kNarrow];
-  float2 seen[kRows / kPair][32];  // where a camera sees the points of the rows that the block samples; not: NaN
-  float points[kRows * 3], encoded[kRows * 3];
-  int batch[kRows], index[kRows];          // of a row: the scene, and the query there
-  alignas(16) T encoder[4 * kChannels];    // weight (256, 3) and bias of the position's first layer
-  alignas(16) T tiles[1];
-
-  static constexpr size_t bytes(int tiles) { return offsetof(RowsShared, tiles) + tiles * kTile * sizeof(T); }
+struct Shared {
+  char tiles[kTiles][kTileBytes];
+  char weights[kSlots][kSlotBytes];
+  struct Vectors {
+    T bias[kHalf], norm_weight[kChannels], norm_bias[kChannels];
+    alignas(16) uint32_t code;
+  } vectors[kSlots];
+  T encoder[4 * kChannels];  // weight (256, 3) and bias of the position's first layer
+  float logits[kRows * kLogitsPitch];
+  float cameras[kMaxCams * 12];  // lidar2img, but for its last row
+  float points[kRows * 3], logit[kRows * 3];  // and their inverse sigmoid
+  uint64_t received[2], full[kSlots], empty[kSlots], stored;
 };
 
-// The end of the box branch, and the first layer of the position's encoding: 8 channels of two rows a lane, to kSum.
+// A word of the list of products; not as a constant, as those come one after the other.
+__device__ __forceinline__ uint64_t load_parameter(const void* p) {
+  uint64_t v;
+  asm("ld.b64 %0, [%1];" : "=l"(v) : "l"(p));
+  return v;
+}
+
+// Fetches what the products need, in order: by one warp, the lanes of which have read the next 32 products ahead.
 template <class T>
-__device__ __forceinline__ void move_points(const Fused& a, int64_t row0, int rank, RowsShared<T>& s, int warp, int lane) {
-  const bool encodes = a.step < a.layers;
-  const int thread = warp * 32 + lane;
-  auto code = [&](int row, int j) { return s.logits[row * kNarrow + j]; };
-  if (thread < kRows * 3) {
-    const int row = thread / 3, axis = thread % 3;
-    float point = s.points[thread];
-    if (a.step > 0) {
-      point = sigmoid(code(row, axis + axis / 2 * 2) + inverse_sigmoid(point));
-      s.points[thread] = point;
-      if (rank == 0 && row0 + row < a.rows) {
-        a.points[row0 * 3 + thread] = point;
-        if (!encodes) a.moved.set(row0 * 3 + thread, point);
+__device__ __forceinline__ void fetch_weights(const Fused& a, Shared<T>& s, int half) {
+  constexpr int kVector = kChannels * sizeof(T), kAhead = 4;
+  constexpr int kKeyBytes = kKeyBlock * kHeadDim * sizeof(T);
+  const int lane = threadIdx.x % 32, scene = blockIdx.x / kBlocks / a.scene_clusters, key_blocks = a.keys / kKeyBlock;
+  const uint32_t full = shared_address(s.full), empty = shared_address(s.empty);
+  int slot = 0, which = a.which;
+  uint32_t parity = 1;
+  unsigned signals = 0;
+  auto copy = [&](const void* to, uint64_t from, int bytes) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(full + slot * 8)
+                 : "memory");
+  };
+  auto next = [&] {
+    if (++slot == kSlots) slot = 0, parity ^= 1;
+  };
+  uint64_t product = 0, bias = 0, outputs = 0, norm[4] = {};  // of product i / 32 * 32 + lane
+#pragma unroll 1
+  for (int i = 0;; ++i) {
+    if (i % 32 == 0) {
+      product = i + lane < kMaxProducts ? load_parameter(&a.product[i + lane]) : 0;
+      const Weight* weight = &a.weight[product >> 32 & 0xff];
+      bias = load_parameter(&weight->bias), outputs = load_parameter(&weight->outputs);
+      const NormWeights* from = &a.norm[product >> 40 & 0xff];
+      norm[0] = load_parameter(&from->weight), norm[1] = load_parameter(&from->bias);
+      norm[2] = load_parameter(&from->encoder), norm[3] = load_parameter(&from->encoder_bias);
+    }
+    auto of_this = [&](uint64_t x) { return __shfl_sync(0xffffffffu, x, i % 32); };
+    const uint64_t p = of_this(product);
+    const uint32_t code = static_cast<uint32_t>(p);
+    const bool end = code & kEnd, attends = code & kAttends, narrow = code & kIsNarrow, norms = code & kNorms, encodes = code & kEncodes;
+    const int x = static_cast<int>(p >> 48 & 0xff) * kChannels, y = narrow ? 0 : static_cast<int>(p >> 56) * kChannels + half * kHalf;
+    const CUtensorMap* map = &a.map[p >> 32 & 0xff];
+    const CUtensorMap* ahead = &a.map[__shfl_sync(0xffffffffu, product, (i + kAhead) % 32) >> 32 & 0xff];
+    const uint64_t bias_from = of_this(bias) + y * sizeof(T), norm_weight = of_this(norm[0]), norm_bias = of_this(norm[1]);
+    const uint64_t encoder = of_this(norm[2]), encoder_bias = of_this(norm[3]);
+    T narrow_bias[2] = {};
+    if (narrow) {
+      const int count = static_cast<int>(of_this(outputs));
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        narrow_bias[j] = load_if<T, 1>(reinterpret_cast<const T*>(bias_from) + lane + 32 * j, lane + 32 * j < count).at[0];
       }
     }
-    s.encoded[thread] = to_float(from_float<T>(inverse_sigmoid(point)));
+    if (code & kToValues) which ^= 1, ++signals;
+
+    wait_for(empty + slot * 8, parity);
+    typename Shared<T>::Vectors& vectors = s.vectors[slot];
+    if (narrow) vectors.bias[lane] = narrow_bias[0], vectors.bias[lane + 32] = narrow_bias[1];
+    if (lane == 0) vectors.code = code;
+    __syncwarp();
+    if (lane == 0) {
+      const int weights = end || attends ? 0 : narrow ? kNarrow * kVector : kHalf * (kVector + static_cast<int>(sizeof(T)));
+      const int keys = attends ? 2 * min(key_blocks, 2) * kOwnHeads * kKeyBytes : 0;
+      expect_bytes(full + slot * 8, weights + keys + (2 * norms + 4 * encodes) * kVector);
+      if (!end && !attends) {
+#pragma unroll
+        for (int box = 0; box < 4; ++box) {
+          asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+                           shared_address(s.weights[0]) + slot * kSlotBytes + box * kBox),
+                       "l"(map), "r"(x + box * 64), "r"(y), "r"(full + slot * 8)
+                       : "memory");
+        }
+        if (!narrow) copy(vectors.bias, bias_from, kHalf * sizeof(T));
+      }
+      if (norms) copy(vectors.norm_weight, norm_weight, kVector), copy(vectors.norm_bias, norm_bias, kVector);
+      if (encodes) copy(s.encoder, encoder, 3 * kVector), copy(s.encoder + 3 * kChannels, encoder_bias, kVector);
+      if (i % 32 + kAhead < 32) asm volatile("prefetch.tensormap [%0];" ::"l"(ahead) : "memory");
+      if (attends) {
+        if (signals) await(a.done + scene, signals * a.scene_clusters * kBlocks);
+        const int64_t start = (which ^ 1) * a.heads_size + (static_cast<int64_t>(scene) * kHeads + half * kOwnHeads) * a.keys * kHeadDim;
+        for (int block = 0;;) {
+          const int bytes = min(key_blocks - block, 2) * kKeyBytes;
+          for (int head = 0; head < kOwnHeads; ++head) {
+            const int64_t from = sizeof(T) * (start + (static_cast<int64_t>(head) * a.keys + block * kKeyBlock) * kHeadDim);
+            const char* to = s.weights[slot] + head * kHeadBytes;
+            copy(to, reinterpret_cast<uint64_t>(a.k) + from, bytes);
+            copy(to + kHeadBytes / 2, reinterpret_cast<uint64_t>(a.v) + from, bytes);
+          }
+          if ((block += 2) >= key_blocks) break;
+          next();
+          wait_for(empty + slot * 8, parity);
+          expect_bytes(full + slot * 8, 2 * min(key_blocks - block, 2) * kOwnHeads * kKeyBytes);
+        }
+      }
+    }
+    if (end) break;
+    if (attends) slot = __shfl_sync(0xffffffffu, slot, 0), parity = __shfl_sync(0xffffffffu, parity, 0);
+    next();
   }
-  __syncthreads();
-  if (!encodes) {
-    for (int i = thread; rank == 0 && i < kRows * a.code_size; i += kThreads) {
+}
+
+// The end of the box branch, and the first layer of the position's encoding, to kSum.
+template <class T>
+__device__ __forceinline__ void move_points(const Fused& a, uint32_t code, int64_t row0, int rows, int half, Shared<T>& s, int warp,
+                                            int lane) {
+  const int thread = warp * 32 + lane;
+  auto box_code = [&](int row, int j) { return s.logits[row * kLogitsPitch + j]; };
+  if (thread < kRows * 3 && code & kMoves) {
+    const int row = thread / 3, axis = thread % 3;
+    const float logit = box_code(row, axis + axis / 2 * 2) + s.logit[thread], point = __fdividef(1.f, 1.f + __expf(-logit));
+    s.points[thread] = point, s.logit[thread] = logit < -kMaxLogit ? -kMaxLogit : logit > kMaxLogit ? kMaxLogit : logit;
+    if (!(code & kEncodes) && half == 0 && row < rows) a.moved.set(row0 * 3 + thread, point);
+  }
+  sync();
+  if (!(code & kEncodes)) {
+    for (int i = thread; half == 0 && i < rows * a.code_size; i += kComputing) {
       const int row = i / a.code_size, j = i % a.code_size, axis = j < 2 ? j : j == 4 ? 2 : -1;
-      if (row0 + row >= a.rows) continue;
-      const float value = axis < 0 ? code(row, j) : s.points[row * 3 + axis] * a.size[axis] + a.low[axis];
-      a.boxes.set((row0 + row) * a.code_size + j, value);
+      a.boxes.set(row0 * a.code_size + i, axis < 0 ? box_code(row, j) : s.points[row * 3 + axis] * a.size[axis] + a.low[axis]);
     }
     return;
   }
-  const int row = warp * 2;
-  float x[2][8];
+  float weight[3][8], bias[8];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int channel = first_channel(lane) + 8 * i;
-    const uint32_t* weight = reinterpret_cast<const uint32_t*>(s.encoder + channel * 3);
-    const float2 first = unpack<T>(weight[0]), middle = unpack<T>(weight[1]), last = unpack<T>(weight[2]);
-    const float2 bias = unpack<T>(*reinterpret_cast<const uint32_t*>(s.encoder + 3 * kChannels + channel));
+  for (int i = 0; i < 3; ++i) unpack8<T>(reinterpret_cast<const uint4*>(s.encoder + lane * 24)[i], weight[i]);
+  unpack8<T>(reinterpret_cast<const uint4*>(s.encoder + 3 * kChannels)[lane], bias);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float* p = s.encoded + (row + r) * 3;
-      x[r][2 * i] = fmaf(p[2], middle.x, fmaf(p[1], first.y, fmaf(p[0], first.x, bias.x)));
-      x[r][2 * i + 1] = fmaf(p[2], last.y, fmaf(p[1], last.x, fmaf(p[0], middle.y, bias.y)));
+  for (int r = 0; r < kRowsOfWarp; ++r) {
+    const int row = warp * kRowsOfWarp + r;
+    float p[3], x[8];
+#pragma unroll
+    for (int i = 0; i < 3; ++i) p[i] = to_float(from_float<T>(s.logit[row * 3 + i]));
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+      x[c] = bias[c];
+#pragma unroll
+      for (int i = 0; i < 3; ++i) x[c] = fmaf(p[i], weight[(c * 3 + i) / 8][(c * 3 + i) % 8], x[c]);
     }
+    store_shared(shared_address(s.tiles[kSum]) + chunk_at(row, lane), pack8<T>(x));
   }
-#pragma unroll
-  for (int r = 0; r < 2; ++r) part_of(s.tiles + kSum * kTile + (row + r) * kPitch, lane) = pack8<T>(x[r]);
-}
-
-// kRowsRole, or one of the two others.
-template <class T, bool Rows>
-__device__ __forceinline__ void execute(const Fused& a, const Role& role, int64_t row0, RowsShared<T>& s) {
-  int thread = threadIdx.x;
-  asm volatile("" : "+r"(thread));  // or it is read from afar again and again
-  const int warp = thread / 32, lane = thread % 32, group = lane / 4, pair = lane % 4;
-  const int rank = pair_rank();
-  const int mine = (rank * 8 + warp) * 16;                  // the warp's 16 of 256 outputs,
-  const int at = mine / 32 * 32 + pair * 8 + warp % 2 * 4;  // and where a row has the lane's four
-  const int kernel = Rows ? 0 : 1, block = blockIdx.x;
-  auto tile = [&](int which) { return s.tiles + which * kTile; };
-  T* const product = s.tiles + group * kPitch + at;  // the lane's four of row `group` of the first tile
-  const uint32_t operand = shared_address(s.tiles + lane % 16 * kPitch + lane / 16 * 8);
-
-  auto lines_of = [&](const Layer& l, uint32_t code, int part) {
-    if (code & kEnd) return Lines{};
-    const char* from = static_cast<const char*>(l.weight) + part * l.step + pair * 16;
-    int low = mine + group, high = low + 8;
-    if (code & kIsNarrow) {
-      if (warp * 16 >= l.out) return Lines{};
-      low = min(warp * 16 + group, l.out - 1), high = min(warp * 16 + group + 8, l.out - 1);
-    }
-    return Lines{reinterpret_cast<const uint4*>(from + low * l.pitch), reinterpret_cast<const uint4*>(from + high * l.pitch)};
-  };
-  auto fetch_bias = [&](uint32_t (&bias)[2], const Layer& l, uint32_t code, int part) {
-    if (code & (kEnd | kIsNarrow)) return;
-    const int output = mine + pair * 2 + (code & kWideIn ? 0 : part * kChannels);
-    const uint32_t* from = static_cast<const uint32_t*>(l.bias) + output / 2;
-    bias[0] = __ldg(from), bias[1] = __ldg(from + 4);
-  };
-
-  STAGE(kernel, block, 0);
-  Pair blocks(s.received);
-  int current = role.first, part = 0, stage = 4;
-  uint32_t code = a.layer[current].code;
-  Chunk weights;
-  uint32_t bias[2] = {};
-  Affine affine;
-  if (!(code & kEnd)) weights.fetch_from(lines_of(a.layer[current], code, 0));
-  fetch_bias(bias, a.layer[current], code, 0);
-  if (code & kNorms) affine.fetch(a.layer[current], lane);
-  if (thread < kNarrow && role.narrow_bias) {
-    s.narrow_bias[thread] =
-        to_float(load_if<T, 1>(static_cast<const T*>(role.narrow_bias) + thread, thread < role.narrow_out).at[0]);
-  }
-  if (!Rows && a.encoder_weight && thread < kChannels / 2) {
-    const bool is_weight = thread < 3 * kChannels / 8;
-    const uint4* from = static_cast<const uint4*>(is_weight ? a.encoder_weight : a.encoder_bias);
-    copy_async(s.encoder + thread * 8, from + thread - (is_weight ? 0 : 3 * kChannels / 8), true);
-  }
-  auto load = [&](int i, int which, int row) {
-    if (role.load[i]) load_rows(tile(which) + row * kPitch, role.load[i], role.usual_order >> i & 1, row0 + row, a.rows, lane);
-  };
-  if (Rows) load(2, kQueryPos, warp * 2);
-  STAGE(kernel, block, 1);
-  const int64_t this_tile = row0 / kRows;
-  if (Rows) {
-    if (thread < kRows) {
-      const unsigned row = static_cast<unsigned>(min(row0 + thread, a.rows - 1));
-      const int scene = row / a.queries, index = row % a.queries;
-      s.batch[thread] = scene, s.index[thread] = index;
-      if (a.step > 0) {
-        await(a.progress.heads + scene * ceil_div(a.queries, a.query_tile) + index / a.query_tile, kHeads * a.step);
-      }
-    }
-  } else if (thread == 0) {
-    await(a.progress.rows + this_tile, kPair * a.step);
-  }
-  __syncthreads();
-  STAGE(kernel, block, 2);
-
-  load(0, kX, warp * 2);
-  if (Rows) {
-    load(1, kIn, warp * 2);
-    if (!a.sample) load(3, kPosition, warp * 2);
-  } else if (thread < kRows * 3) {
-    s.points[thread] = row0 + thread / 3 < a.rows ? a.points[row0 * 3 + thread] : 0.5f;
-  }
-  copy_async_commit();
-  copy_async_wait<0>();
-  __syncthreads();
-  blocks.wait_for_other();
-  STAGE(kernel, block, 3);
-
-  if (Rows && a.step == 0) {  // where = query + query_pos, and both in the order of tiles for the steps to come
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = warp * 2 + r;
-      const uint4 x = part_of(tile(kX) + row * kPitch, lane), position = part_of(tile(kQueryPos) + row * kPitch, lane);
-      part_of(tile(kWhere) + row * kPitch, lane) = add8<T>(x, position);
-      if (row / (kRows / kPair) == rank && row0 + row < a.rows) {
-        part_of(static_cast<T*>(a.x) + (row0 + row) * kChannels, lane) = x;
-        part_of(static_cast<T*>(a.query_pos) + (row0 + row) * kChannels, lane) = position;
-      }
-    }
-    __syncthreads();
-  }
-
-  Sum sum{};
-#pragma unroll 1
-  while (true) {
-    if (!Rows && (code & kMoves) && part == 0) {
-      move_points(a, row0, rank, s, warp, lane);
-      STAGE(kernel, block, stage++);
-    }
-    if (Rows && (code & kSamples) && part == 0) {
-      const int row = rank * (kRows / kPair) + warp;
-      const int batch = static_cast<unsigned>(min(row0 + row, a.rows - 1)) / a.queries;
-      const float2 seen = s.seen[warp][lane];
-      float logits[2] = {s.logits[row * kNarrow + lane], s.logits[row * kNarrow + lane + 32]}, sampled[8] = {};
-      activate(a.activation, role.narrow_out, logits);
-      sample<T>(a, batch, seen.x, seen.y, logits, sampled);
-      weights.fetch_from(lines_of(a.layer[current], code, 0));
-      STAGE(kernel, block, stage++);
-      blocks.send(&part_of(tile(kIn) + row * kPitch, lane), reorder(pack8<T>(sampled), lane));
-      copy_async_wait<0>();  // the position
-      blocks.receive(kRows / kPair * kChannels * sizeof(T));
-      STAGE(kernel, block, stage++);
-    }
-    if ((code & kNorms) && part == 0) {
-      const int row = warp * 2;
-      float x[2][8];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) unpack8<T>(part_of(tile(field(code, kNormFrom)) + (row + r) * kPitch, lane), x[r]);
-      normalize<T, 2>(x, affine, code & kNormRelu);
-      void* const store = a.layer[current].store;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const uint4 y = pack8<T>(x[r]);
-        const bool stores = store && row / (kRows / kPair) == rank && row0 + row + r < a.rows;
-        part_of(tile(kX) + (row + r) * kPitch, lane) = y;
-        if (stores) part_of(static_cast<T*>(store) + (row0 + row + r) * kChannels, lane) = y;
-        if (Rows && (code & kAddsQueryPos)) {
-          const uint4 where = add8<T>(y, part_of(tile(kQueryPos) + (row + r) * kPitch, lane));
-          part_of(tile(kWhere) + (row + r) * kPitch, lane) = where;
-          if (a.layer[current].store_where) {
-            const uint4 usual = reorder(where, lane);
-            if (stores) part_of(static_cast<T*>(a.layer[current].store_where) + (row0 + row + r) * kChannels, lane) = usual;
-          }
-        }
-      }
-      __syncthreads();
-      STAGE(kernel, block, stage++);
-    }
-    if (code & kEnd) break;
-
-    const bool done = part + 1 == field(code, kParts);
-    const int next_part = done ? 0 : part + 1, input = code & kWideIn ? part : 0, output = code & kWideIn ? 0 : part;
-    const Layer& next = a.layer[done ? current + 1 : current];
-    const uint32_t next_code = next.code;
-    uint32_t next_bias[2] = {};
-    if (Rows && (code & kIsNarrow) && warp >= 4) {  // warps without logits: where the cameras see the points
-      if (lane == 0) await(a.progress.box + this_tile, kPair * a.step);
-      __syncwarp();
-      load(3, kPosition, (warp - 4) * 4);
-      load(3, kPosition, (warp - 4) * 4 + 2);
-      copy_async_commit();
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int slot = (warp - 4) * 2 + i;
-        const int64_t row = row0 + rank * (kRows / kPair) + slot;
-        float u, v;
-        project(a, row, static_cast<unsigned>(min(row, a.rows - 1)) / a.queries, u, v);
-        s.seen[slot][lane] = make_float2(u, v);
-      }
-    } else {
-      multiply<T>(sum, operand + (field(code, kFrom) + input) * kTile * static_cast<int>(sizeof(T)), weights,
-                  Rows && (next_code & kSamples) ? Lines{} : lines_of(next, next_code, next_part));
-    }
-    fetch_bias(next_bias, next, next_code, next_part);
-    if (done && (next_code & kNorms)) affine.fetch(next, lane);
-
-    if (done || !(code & kWideIn)) {  // else there are more inputs
-      float y[2][4];
-      float2 low = unpack<T>(bias[0]), high = unpack<T>(bias[1]);
-      if (code & kIsNarrow) {
-        const float* from = s.narrow_bias + (warp * 16 + pair * 2) % kNarrow;
-        low = make_float2(from[0], from[1]), high = make_float2(from[8], from[9]);
-      }
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        y[r][0] = sum.at[0][2 * r] + low.x, y[r][1] = sum.at[0][2 * r + 1] + low.y;
-        y[r][2] = sum.at[1][2 * r] + high.x, y[r][3] = sum.at[1][2 * r + 1] + high.y;
-      }
-      sum = Sum{};
-      auto add = [&](int which) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const uint2 more = *reinterpret_cast<const uint2*>(product + which * kTile + 8 * r * kPitch);
-          const float2 first = unpack<T>(more.x), second = unpack<T>(more.y);
-          y[r][0] += first.x, y[r][1] += first.y, y[r][2] += second.x, y[r][3] += second.y;
-        }
-      };
-      if (code & kAddsX) add(kX);
-      if (const int which = field(code, kAdds)) add(which);
-      if (code & kRelu) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) y[j / 4][j % 4] = relu(y[j / 4][j % 4]);
-      }
-      if (!(code & (kIsNarrow | kToHeads | kToValues))) {
-        T* const to = product + (field(code, kTo) + output) * kTile;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          blocks.send(to + 8 * r * kPitch, make_uint2(pack<T>(y[r][0], y[r][1]), pack<T>(y[r][2], y[r][3])));
-        }
-        if (done) blocks.receive((output + 1) * kRows * kChannels / kPair * static_cast<int>(sizeof(T)));
-      } else if (code & kIsNarrow) {
-        if (warp < 4) {
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            float* to = s.logits + (group + 8 * r) * kNarrow + warp * 16 + pair * 2;
-            *reinterpret_cast<float2*>(to) = make_float2(y[r][0], y[r][1]);
-            *reinterpret_cast<float2*>(to + 8) = make_float2(y[r][2], y[r][3]);
-          }
-        }
-        __syncthreads();
-      } else if (Rows) {
-        const int64_t which = a.step % 2 * a.heads_size;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int row = group + 8 * r;
-          if (row0 + row >= a.rows) continue;
-          if (code & kToHeads) {  // queries scaled for exp2; dimensions in the order of tiles
-            const float scale = output == 0 ? 0.17677669529663687f * 1.4426950408889634f : 1.f;  // log2(e) / sqrt(32)
-            const int64_t head = s.batch[row] * kHeads + at / kHeadDim;
-            T* to = static_cast<T*>(output == 0 ? a.q : a.k) + which + (head * a.keys + s.index[row]) * kHeadDim + at % kHeadDim;
-            *reinterpret_cast<uint2*>(to) =
-                make_uint2(pack<T>(y[r][0] * scale, y[r][1] * scale), pack<T>(y[r][2] * scale, y[r][3] * scale));
-          } else {
-            const int64_t line = s.batch[row] * static_cast<int64_t>(kChannels) + mine + pair * 2;
-            T* to = static_cast<T*>(a.v) + which + line * a.keys + s.index[row];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) to[(j % 2 + j / 2 * 8) * static_cast<int64_t>(a.keys)] = from_float<T>(y[r][j]);
-          }
-        }
-      }
-    }
-    if (done) {
-      STAGE(kernel, block, stage++);
-      ++current;
-    }
-    bias[0] = next_bias[0], bias[1] = next_bias[1], code = next_code, part = next_part;
-  }
-
-  if (Rows ? a.signals : a.step < a.layers) {
-    __syncthreads();
-    if (thread == 0) {
-      __threadfence();
-      signal((Rows ? a.progress.rows : a.progress.box) + this_tile);
-      if (Rows) signal(a.progress.rows_blocks);
-    }
-  }
-}
-
-template <class T>
-__global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1) rows_kernel(const __grid_constant__ Fused a) {
-  extern __shared__ __align__(128) char memory[];
-  start_next();
-  if (a.step == 0) {  // the only kernel of this step, so what else is to be done in the beginning
-    const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-    const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-    for (int64_t i = first; i < a.counters; i += step) a.progress.rows_blocks[i] = 0;
-    for (int64_t i = first; i < a.rows * 3; i += step) a.points[i] = a.given.get(i);
-    for (int64_t i = first; i < a.rows / a.queries * a.cams * 12; i += step) {
-      const int64_t camera = i / 12, part = i % 12;
-      a.cameras[i] = a.lidar2img.get(camera / a.cams * a.lidar2img_strides[0] + camera % a.cams * a.lidar2img_strides[1] +
-                                     part / 4 * a.lidar2img_strides[2] + part % 4 * a.lidar2img_strides[3]);
-    }
-    const int padding = a.keys - a.queries;  // keys that are not, and their values: they are multiplied with zero
-    for (int64_t i = first; i < 2 * a.rows / a.queries * kChannels * padding; i += step) {
-      const int64_t head = i / (padding * kHeadDim), at = i % (padding * kHeadDim);
-      static_cast<T*>(a.v)[i / padding * a.keys + a.queries + i % padding] = from_float<T>(0.f);
-      static_cast<T*>(a.k)[(head * a.keys + a.queries) * kHeadDim + at] = from_float<T>(0.f);
-    }
-  }
-  execute<T, true>(a, a.role[kRowsRole], blockIdx.x / kPair * static_cast<int64_t>(kRows),
-                   *reinterpret_cast<RowsShared<T>*>(memory));
-  wait_for_previous();
 }
 
 // ---------------------------------------------------------------- attention
@@ -985,201 +753,423 @@ __device__ __forceinline__ float exp2_approximate(float x) {
   return y;
 }
 
-constexpr int kMergePitch = 40;  // floats of a row of partial results
-struct AttentionShared {
-  float sum[8][32][kMergePitch];
-  float largest[8][32], total[8][32];
-};
+// 16 rows of a head a warp, of which another has every other block of 64 keys. To kIn, here and in the other blocks. Keys,
+// and dimensions, are permuted within a fragment so that each lane has 16 adjacent bytes of them.
+template <class T>
+__device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, int warp, int lane, const Exchange& blocks,
+                                       int& slot, uint32_t& parity) {
+  const int share = warp % 2, own_head = warp / 2, head = half * kOwnHeads + own_head;
+  const int group = lane / 4, quarter = lane % 4, key_blocks = a.keys / kKeyBlock;
+  constexpr int kBlockBytes = kKeyBlock * kHeadDim * 2;
+  const uint32_t keys = own_head * kHeadBytes + share * kBlockBytes + (lane / 8 * 8 + group % 2) * (kHeadDim * 2) + quarter * 16;
+  const uint32_t values = own_head * kHeadBytes + kHeadBytes / 2 + share * kBlockBytes + 2 * value_at(group, quarter * 8);
 
-// 32 * Groups queries of a head. The warps share the queries in Groups, and the keys, 32 at a time, among those of a group.
-// Dimensions and keys are permuted within a fragment so that each lane has 16 adjacent bytes of them.
-template <class T, int Groups>
-__device__ __forceinline__ void attend(const Fused& a, int block, AttentionShared& s) {
-  constexpr int kShares = 8 / Groups;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp % Groups, share = warp / Groups;
-  const int tiles = ceil_div(a.queries, 32 * Groups), head = block % kHeads, tile = block / kHeads % tiles;
-  const int64_t batch = block / kHeads / tiles;
-  if (batch >= a.rows / a.queries) return;
-  const int64_t start = a.step % 2 * a.heads_size + (batch * kHeads + head) * a.keys * kHeadDim;
-  const uint4* keys = reinterpret_cast<const uint4*>(static_cast<const T*>(a.k) + start) + lane % 4;
-  const uint4* values = reinterpret_cast<const uint4*>(static_cast<const T*>(a.v) + start) + lane % 4;
-  const int blocks = a.keys / 32, pitch = a.keys / 8;
-  STAGE(2, block, 0);
-  STAGE(2, block, 2);
-
-  uint32_t query[2][2][4];  // [16 queries][16 dimensions]
-#pragma unroll
-  for (int m = 0; m < 2; ++m) {
-    uint4 rows[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int at = tile * 32 * Groups + group * 32 + m * 16 + i * 8 + lane / 4;
-      rows[i] = at < a.queries ? reinterpret_cast<const uint4*>(static_cast<const T*>(a.q) + start)[at * 4 + lane % 4] : uint4{};
-    }
-    query[m][0][0] = rows[0].x, query[m][0][1] = rows[1].x, query[m][0][2] = rows[0].y, query[m][0][3] = rows[1].y;
-    query[m][1][0] = rows[0].z, query[m][1][1] = rows[1].z, query[m][1][2] = rows[0].w, query[m][1][3] = rows[1].w;
+  uint32_t query[2][4];
+  {
+    const uint32_t tile = shared_address(s.tiles[kQuery]);
+    const uint4 low = load_shared(tile + chunk_at(group, head * 4 + quarter));
+    const uint4 high = load_shared(tile + chunk_at(group + 8, head * 4 + quarter));
+    query[0][0] = low.x, query[0][1] = high.x, query[0][2] = low.y, query[0][3] = high.y;
+    query[1][0] = low.z, query[1][1] = high.z, query[1][2] = low.w, query[1][3] = high.w;
   }
-
-  float sum[2][4][4] = {}, largest[2][2], total[2][2] = {};
-  for (auto& m : largest) m[0] = m[1] = -INFINITY;
-  uint4 key[4], value[4];
-  auto fetch_keys = [&](int b) {
+  const uint32_t one = pack<T>(1.f, 1.f);
+  float sum[4][4] = {}, totals[4] = {}, largest[2] = {-INFINITY, -INFINITY};  // totals: sums of weights, by products with ones
+#pragma unroll 1
+  for (int b = share;; b += 2) {
+    const uint32_t memory = shared_address(s.weights[0]) + slot * kSlotBytes;
+    if (b < key_blocks) {
+      uint4 key[8], value[2][4];
 #pragma unroll
-    for (int t = 0; t < 4; ++t) key[t] = keys[(b * 32 + lane / 8 * 8 + 2 * t + lane / 4 % 2) * 4];
-  };
-  if (share < blocks) fetch_keys(share);
-  STAGE(2, block, 3);
-  for (int b = share; b < blocks; b += kShares) {
+      for (int t = 0; t < 8; ++t) key[t] = load_shared(memory + keys + (t / 4 * 32 + t % 4 * 2) * (kHeadDim * 2));
 #pragma unroll
-    for (int t = 0; t < 4; ++t) value[t] = values[(t * 8 + lane / 4) * pitch + b * 4];
+      for (int t = 0; t < 8; ++t) value[t / 4][t % 4] = load_shared(memory + (values + t % 4 * (8 * kKeyBlock * 2) ^ t / 4 * 64));
+      float score[8][4] = {};
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      float score[4][4] = {};
+      for (int t = 0; t < 8; ++t) mma<T>(score[t], query[0], key[t].x, key[t].y);
 #pragma unroll
-      for (int t = 0; t < 4; ++t) {
-        mma<T>(score[t], query[m][0], key[t].x, key[t].y);
-        mma<T>(score[t], query[m][1], key[t].z, key[t].w);
-      }
-      if (m == 1 && b + kShares < blocks) fetch_keys(b + kShares);
-      if (b == blocks - 1) {
+      for (int t = 0; t < 8; ++t) mma<T>(score[t], query[1], key[t].z, key[t].w);
+      if (b == key_blocks - 1) {
 #pragma unroll
-        for (int t = 0; t < 4; ++t) {
+        for (int t = 0; t < 8; ++t) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            if (b * 32 + lane % 4 * 8 + 2 * t + i % 2 >= a.queries) score[t][i] = -INFINITY;
+            if (b * kKeyBlock + t / 4 * 32 + quarter * 8 + t % 4 * 2 + i % 2 >= a.queries) score[t][i] = -INFINITY;
           }
         }
       }
-      uint32_t weights[2][4];
+      uint32_t weights[4][4];  // [32 keys][16 of them]
+      float higher[2];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {  // rows lane / 4 + 8 * i
-        const float higher = row_max(score, i, largest[m][i]), shrink = exp2_approximate(largest[m][i] - higher);
-        largest[m][i] = higher;
-        total[m][i] *= shrink;
+      for (int i = 0; i < 2; ++i) {  // rows group + 8 * i
+        higher[i] = row_max(score, i, largest[i]);
 #pragma unroll
-        for (int t = 0; t < 4; ++t) {
-          const float p = exp2_approximate(score[t][2 * i] - higher), q = exp2_approximate(score[t][2 * i + 1] - higher);
-          total[m][i] += p + q;
-          weights[t / 2][t % 2 * 2 + i] = pack<T>(p, q);
-          sum[m][t][2 * i] *= shrink, sum[m][t][2 * i + 1] *= shrink;
+        for (int t = 0; t < 8; ++t) {
+          weights[t / 2][t % 2 * 2 + i] =
+              pack<T>(exp2_approximate(score[t][2 * i] - higher[i]), exp2_approximate(score[t][2 * i + 1] - higher[i]));
+        }
+      }
+      if (__any_sync(0xffffffffu, higher[0] != largest[0] || higher[1] != largest[1])) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float shrink = exp2_approximate(largest[i] - higher[i]);
+          largest[i] = higher[i];
+#pragma unroll
+          for (int t = 0; t < 4; ++t) sum[t][2 * i] *= shrink, sum[t][2 * i + 1] *= shrink;
+          totals[2 * i] *= shrink, totals[2 * i + 1] *= shrink;
         }
       }
 #pragma unroll
-      for (int t = 0; t < 4; ++t) {
-        mma<T>(sum[m][t], weights[0], value[t].x, value[t].y);
-        mma<T>(sum[m][t], weights[1], value[t].z, value[t].w);
+      for (int k = 0; k < 4; ++k) mma<T>(totals, weights[k], one, one);
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+#pragma unroll
+        for (int t = 0; t < 4; ++t) mma<T>(sum[t], weights[2 * k], value[k][t].x, value[k][t].y);
+#pragma unroll
+        for (int t = 0; t < 4; ++t) mma<T>(sum[t], weights[2 * k + 1], value[k][t].z, value[k][t].w);
+      }
+    }
+    __syncwarp();
+    if (lane == 0) arrive(shared_address(&s.empty[slot]));
+    if (++slot == kSlots) slot = 0, parity ^= 1;
+    if (b - share + 2 >= key_blocks) break;
+    wait_for(shared_address(&s.full[slot]), parity);
+  }
+
+  // Each of the two warps ends with half of the dimensions; kSum and the logits are free.
+  float* const given = reinterpret_cast<float*>(s.tiles[kSum]) + warp * 256 + lane;
+  const float* const taken = reinterpret_cast<const float*>(s.tiles[kSum]) + (warp ^ 1) * 256 + lane;
+  float* const ends = s.logits;  // [warp][row][largest, total]
+#pragma unroll
+  for (int j = 0; j < 8; ++j) given[j * 32] = share ? sum[j / 4][j % 4] : sum[2 + j / 4][j % 4];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (quarter == 0) reinterpret_cast<float2*>(ends)[warp * 16 + i * 8 + group] = make_float2(largest[i], totals[2 * i]);
+  }
+  sync();
+  uint32_t result[4];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float2 other = reinterpret_cast<const float2*>(ends)[(warp ^ 1) * 16 + i * 8 + group];
+    const float highest = fmaxf(largest[i], other.x);
+    float mine = exp2_approximate(largest[i] - highest), theirs = exp2_approximate(other.x - highest);
+    const float scale = 1.f / (mine * totals[2 * i] + theirs * other.y);
+    mine *= scale, theirs *= scale;
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+      float x[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float own = share ? sum[2 + t][2 * i + j] : sum[t][2 * i + j];
+        x[j] = mine * own + theirs * taken[(t * 4 + 2 * i + j) * 32];
+      }
+      result[t * 2 + i] = pack<T>(x[0], x[1]);
+    }
+  }
+  const uint32_t at = shared_address(s.tiles[kIn]) + chunk_at(lane / 8 % 2 * 8 + lane % 8, head * 4 + share * 2 + lane / 16);
+  store_matrix(at, result);
+  publish();
+  __syncwarp();
+  blocks.send(at, load_shared(at));
+}
+
+// ---------------------------------------------------------------- the kernel
+
+template <class T>
+__device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, int half) {
+  int thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));  // or it is read from afar again and again
+  const int warp = thread / 32, lane = thread % 32, group = lane / 4, quarter = lane % 4;
+  const int cluster = blockIdx.x / kBlocks, scene = cluster / a.scene_clusters;
+  const int index0 = cluster % a.scene_clusters * kRows;                  // of the rows, in the scene,
+  const int rows = min(kRows, a.queries - index0);                        // how many there are,
+  const int64_t row0 = static_cast<int64_t>(scene) * a.queries + index0;  // of all
+  const int own = warp * 16, output0 = half * kHalf + own;                // the warp's 16 outputs, of the block's and of 256
+  auto tile = [&](int which) { return shared_address(s.tiles[0]) + which * kTileBytes; };
+  // The lane's chunk of these, in the order of four matrices of 8 x 8; as a part of a tile.
+  const int fragment = chunk_at(lane / 16 * 8 + lane % 8, output0 / 8 + lane / 8 % 2);
+  // The rows that the warp norms, loads and stores, a lane 8 channels.
+  const int first_row = warp * kRowsOfWarp;
+  const int sampled_row = half * kSampled + warp;
+
+  Exchange blocks(shared_address(s.received), half);
+#pragma unroll
+  for (int which = 0; which < kTiles; ++which) {
+    if (!a.load[which]) continue;
+    const uint4* from = static_cast<const uint4*>(a.load[which]) + (row0 + first_row) * 32 + lane;
+#pragma unroll
+    for (int r = 0; r < kRowsOfWarp; ++r) {
+      store_shared(tile(which) + chunk_at(first_row + r, lane), first_row + r < rows ? __ldcg(from + r * 32) : uint4{});
+    }
+  }
+  if (a.first) {
+#pragma unroll
+    for (int r = 0; r < kRowsOfWarp; ++r) {
+      const int at = chunk_at(first_row + r, lane);
+      store_shared(tile(kWhere) + at, add8<T>(load_shared(tile(kX) + at), load_shared(tile(kQueryPos) + at)));
+    }
+    // Keys that are not, and their values, are multiplied with zero.
+    const int covered = a.scene_clusters * kRows, padding = a.keys - covered;
+    for (int i = thread; index0 + kRows == covered && half == 0 && i < padding * kChannels; i += kComputing) {
+      for (int64_t set = 0; set < 2; ++set) {
+        const int64_t begin = set * a.heads_size + static_cast<int64_t>(scene) * kChannels * a.keys;
+        const int key = covered + i % padding, head = i / padding / kHeadDim, dim = i / padding % kHeadDim;
+        const int64_t block = begin + static_cast<int64_t>(head) * a.keys * kHeadDim;
+        static_cast<T*>(a.k)[block + static_cast<int64_t>(key) * kHeadDim + dim] = from_float<T>(0.f);
+        static_cast<T*>(a.v)[block + key / kKeyBlock * (kKeyBlock * kHeadDim) + value_at(dim, key % kKeyBlock)] = from_float<T>(0.f);
       }
     }
   }
+  for (int i = thread; i < a.cams * 12; i += kComputing) {
+    const int part = i % 12;
+    s.cameras[i] = a.lidar2img.get(scene * a.lidar2img_strides[0] + i / 12 * a.lidar2img_strides[1] + part / 4 * a.lidar2img_strides[2] +
+                                   part % 4 * a.lidar2img_strides[3]);
+  }
+  if (thread < kRows * 3) {
+    const float point = thread >= rows * 3 ? 0.5f : a.first ? a.given.get(row0 * 3 + thread) : a.points[row0 * 3 + thread];
+    s.points[thread] = point, s.logit[thread] = inverse_sigmoid(point);
+  }
+  publish();
+  sync();
+  float u = NAN, v = NAN;  // where camera `lane` sees the point of the row that the warp samples
+  auto look = [&] {
+    u = v = NAN;
+    if (sampled_row < rows) project(a, s.points + sampled_row * 3, s.cameras, u, v);
+  };
+  if (!a.first) look();
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 
-  STAGE(2, block, 4);
+  float kept[8] = {};
+  int slot = 0, which = a.which, incoming = 0;
+  uint32_t parity = 0;
+#pragma unroll 1
+  for (int i = 0;; ++i) {
+    STAGE(i, 0);
+    wait_for(shared_address(&s.full[slot]), parity);
+    const typename Shared<T>::Vectors& vectors = s.vectors[slot];
+    const uint32_t code = vectors.code;
+    STAGE(i, 1);
+    if (code & (kMoves | kEncodes)) {
+      move_points(a, code, row0, rows, half, s, warp, lane);
+      if (code & kEncodes) look();
+    }
+    if (code & kNorms) {
+      const uint32_t from = tile(field(code, kNormFrom)), to = tile(field(code, kNormTo));
+      const uint4 weight = reinterpret_cast<const uint4*>(vectors.norm_weight)[lane];
+      const uint4 bias = reinterpret_cast<const uint4*>(vectors.norm_bias)[lane];
+      float x[kRowsOfWarp][8], pivot[kRowsOfWarp];
 #pragma unroll
-  for (int m = 0; m < 2; ++m) {
+      for (int r = 0; r < kRowsOfWarp; ++r) {
+        const uint32_t row = from + (first_row + r) * 128;
+        uint32_t first;  // of the 8 channels that a row begins with
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(first) : "r"(row) : "memory");
+        pivot[r] = unpack<T>(first).x;
+        unpack8<T>(load_shared(from + chunk_at(first_row + r, lane)), x[r]);
+      }
+      __syncwarp();  // before the rows are overwritten
+      normalize<T, kRowsOfWarp>(x, pivot, weight, bias);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float all = quad_sum(total[m][i]);
-      const int row = m * 16 + i * 8 + lane / 4;
-      if (lane % 4 == 0) s.largest[warp][row] = largest[m][i], s.total[warp][row] = all;
+      for (int r = 0; r < kRowsOfWarp; ++r) {
+        const int at = chunk_at(first_row + r, lane);
+        uint4 y = pack8<T>(x[r]);
+        if (code & kNormRelu) y = make_uint4(max_of<T>(y.x, 0), max_of<T>(y.y, 0), max_of<T>(y.z, 0), max_of<T>(y.w, 0));
+        store_shared(to + at, y);
+        if (code & kAddsQueryPos) store_shared(tile(kWhere) + at, add8<T>(y, load_shared(tile(kQueryPos) + at)));
+      }
+      publish();
+      sync();
+    }
+    STAGE(i, 2);
+    if (code & kAttends) {
+      attend<T>(a, s, half, warp, lane, blocks, slot, parity);
+      STAGE(i, 3);
+      blocks.receive(kIncoming, thread);
+      STAGE(i, 4);
+      continue;
+    }
+    if (code & kSamples) {
+      const float* row = s.logits + sampled_row * kLogitsPitch;
+      float logits[2] = {row[lane], row[lane + 32]}, sampled[8] = {};
+      activate(a.activation, a.logits, logits);
+      sample<T>(a, scene, u, v, logits, sampled);
+      const uint32_t at = tile(kIn) + chunk_at(sampled_row, lane);
+      const uint4 y = pack8<T>(sampled);
+      store_shared(at, y);
+      publish();
+      STAGE(i, 3);
+      blocks.send(at, y);
+      blocks.receive(kIncoming, thread);
+    }
+    if (code & kEnd) break;
+    STAGE(i, 4);
+
+    const bool narrow = code & kIsNarrow, heads = code & (kToQueries | kToKeys | kToValues);
+    float sum[8], more[8];
 #pragma unroll
-      for (int t = 0; t < 4; ++t) {
-        *reinterpret_cast<float2*>(&s.sum[warp][row][t * 8 + lane % 4 * 2]) = make_float2(sum[m][t][2 * i], sum[m][t][2 * i + 1]);
+    for (int j = 0; j < 8; ++j) sum[j] = code & kGoesOn ? kept[j] : 0.f;
+    // By warp group, or the matrices would be described in registers of lanes.
+    const uint32_t weights = shared_address(s.weights[0]) + slot * kSlotBytes, from = tile(field(code, kFrom));
+    if (warp < kWarps / 2) {
+      multiply<T>(sum, weights, from);
+    } else if (!narrow) {
+      multiply<T>(sum, weights + kBox / 2, from);
+    }
+    // Meanwhile, what is added. [4 * n + 2 * h + j]: to output group + 8 * h, row 8 * n + 2 * quarter + j.
+    {
+      const int at = narrow ? own % kNarrow : own;
+      const float bias[2] = {to_float(vectors.bias[at + group]), to_float(vectors.bias[at + group + 8])};
+#pragma unroll
+      for (int j = 0; j < 8; ++j) more[j] = bias[j / 2 % 2];
+      auto add = [&](int which_tile) {
+        uint32_t x[4];
+        load_matrix_transposed(x, tile(which_tile) + fragment);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float2 two = unpack<T>(x[j]);
+          more[2 * j] += two.x, more[2 * j + 1] += two.y;
+        }
+      };
+      if (code & kAddsX) add(kX);
+      if (const int which_tile = field(code, kAdds)) add(which_tile);
+    }
+    finish(sum);
+    if (lane == 0) arrive(shared_address(&s.empty[slot]));
+    STAGE(i, 5);
+    if (++slot == kSlots) slot = 0, parity ^= 1;
+    if (code & kKeeps) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) kept[j] = sum[j];
+      continue;
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum[j] += more[j];
+    if (narrow) {
+      if (own < kNarrow) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          s.logits[(j / 4 * 8 + quarter * 2 + j % 2) * kLogitsPitch + own + group + j / 2 % 2 * 8] = sum[j];
+        }
+      }
+      sync();
+      continue;
+    }
+    if (!heads) {
+      uint32_t y[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) y[j] = pack<T>(sum[2 * j], sum[2 * j + 1]);
+      if (code & kRelu) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) y[j] = max_of<T>(y[j], 0);
+      }
+      const uint32_t to = tile(field(code, kTo)) + fragment;
+      store_matrix_transposed(to, y);
+      publish();
+      __syncwarp();
+      blocks.send(to, load_shared(to));
+      incoming += kIncoming;
+      STAGE(i, 6);
+      if (!(code & kOpen)) blocks.receive(incoming, thread), incoming = 0;
+      continue;
+    }
+
+    const float scale = code & kToQueries ? 0.17677669529663687f * 1.4426950408889634f : 1.f;  // log2(e) / sqrt(32), for exp2
+    uint32_t y[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) y[j] = pack<T>(sum[2 * j] * scale, sum[2 * j + 1] * scale);
+    const int64_t set = which * a.heads_size + static_cast<int64_t>(scene) * kChannels * a.keys;
+    if (code & kToValues) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int index = index0 + j / 2 * 8 + quarter * 2;
+        const uint32_t there = index + 1 < a.queries ? 0xffffffffu : index < a.queries ? 0xffffu : 0u;
+        const int channel = output0 + group + j % 2 * 8;
+        T* to = static_cast<T*>(a.v) + set + (static_cast<int64_t>(channel / kHeadDim) * a.keys + index / kKeyBlock * kKeyBlock) * kHeadDim;
+        *reinterpret_cast<uint32_t*>(to + value_at(channel % kHeadDim, index % kKeyBlock)) = y[j] & there;
+      }
+      __syncwarp();
+      if (lane == 0) arrive(shared_address(&s.stored));
+      which ^= 1;
+      continue;
+    }
+    const uint32_t to = tile(code & kToKeys ? kSum : kQuery) + fragment;
+    store_matrix_transposed(to, y);
+    if (code & kToQueries) continue;
+    __syncwarp();
+    const uint4 chunk = load_shared(to);
+    const int index = index0 + lane / 16 * 8 + lane % 8, channel = output0 + lane / 8 % 2 * 8;
+    T* key = static_cast<T*>(a.k) + set + (channel / kHeadDim * static_cast<int64_t>(a.keys) + index) * kHeadDim + channel % kHeadDim;
+    *reinterpret_cast<uint4*>(key) = index < a.queries ? chunk : uint4{};
+  }
+
+#pragma unroll
+  for (int which_tile = 0; which_tile < kTiles; ++which_tile) {
+    if (!a.save[which_tile]) continue;
+    if (which_tile == kQuery) sync();
+    // Of the queries all rows of the block's own heads; else some of the rows.
+#pragma unroll
+    for (int r = 0; r < kRowsOfWarp; ++r) {
+      const int row = first_row + r;
+      const bool mine = which_tile == kQuery ? lane / 16 == half : row / kSampled == half;
+      if (mine && row < rows) {
+        static_cast<uint4*>(a.save[which_tile])[(row0 + row) * 32 + lane] = load_shared(tile(which_tile) + chunk_at(row, lane));
       }
     }
   }
-  __syncthreads();
-  STAGE(2, block, 5);
+  if (a.save_points && half == 0 && thread < rows * 3) a.points[row0 * 3 + thread] = s.points[thread];
+  for (int i = thread; a.classes && i < kSampled * a.num_classes; i += kComputing) {
+    const int row = half * kSampled + i / a.num_classes, column = i % a.num_classes;
+    if (row < rows) static_cast<T*>(a.classes)[(row0 + row) * a.num_classes + column] = from_float<T>(s.logits[row * kLogitsPitch + column]);
+  }
+}
 
-  constexpr int kLanes = 8 / Groups, kEach = kHeadDim / kLanes;  // lanes of a row, dimensions of a lane
-  const int row = threadIdx.x / kLanes, dim = threadIdx.x % kLanes * kEach;
-  const int at = tile * 32 * Groups + row;
-  float highest = -INFINITY, all = 0, result[kEach] = {};
-#pragma unroll
-  for (int i = 0; i < kShares; ++i) highest = fmaxf(highest, s.largest[i * Groups + row / 32][row % 32]);
-#pragma unroll
-  for (int i = 0; i < kShares; ++i) {
-    const int from = i * Groups + row / 32;
-    const float by = exp2_approximate(s.largest[from][row % 32] - highest);
-    all += by * s.total[from][row % 32];
-#pragma unroll
-    for (int j = 0; j < kEach; j += 4) {
-      const float4 part = *reinterpret_cast<const float4*>(&s.sum[from][row % 32][dim + j]);
-      result[j] += by * part.x, result[j + 1] += by * part.y, result[j + 2] += by * part.z, result[j + 3] += by * part.w;
-    }
-  }
-  if (at < a.queries) {
-    T* to = static_cast<T*>(a.mixed) + (batch * a.queries + at) * kChannels + head * kHeadDim;
-#pragma unroll
-    for (int j = 0; j < kEach; j += 2) {
-      *reinterpret_cast<uint32_t*>(to + place(dim + j)) = pack<T>(result[j] / all, result[j + 1] / all);
-    }
-  }
-  __syncthreads();
+template <class T>
+__global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_constant__ Fused a) {
+  extern __shared__ __align__(1024) char memory[];
+  Shared<T>& s = *reinterpret_cast<Shared<T>*>(memory);
+  const int half = block_rank();
+  STAGE(kMaxProducts - 1, 0);
   if (threadIdx.x == 0) {
-    __threadfence();
-    signal(a.progress.heads + batch * tiles + tile);
+    for (uint64_t& barrier : s.received) init_barrier(shared_address(&barrier), 1);
+    for (uint64_t& barrier : s.full) init_barrier(shared_address(&barrier), 1);
+    for (uint64_t& barrier : s.empty) init_barrier(shared_address(&barrier), kWarps);
+    init_barrier(shared_address(&s.stored), kWarps);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  STAGE(2, block, 6);
-}
-
-// ---------------------------------------------------------------- attention_kernel
-
-template <class T, int Groups>
-__global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 2)
-    attention_kernel(const __grid_constant__ Fused a) {
-  extern __shared__ __align__(128) char memory[];
-  const int branch_blocks = static_cast<int>(ceil_div<int64_t>(a.rows, kRows)) * kPair, block = blockIdx.x;
-  const bool last = a.step == a.layers;
-  if (a.step == 0) wait_for_previous();  // which clears the counters
-  start_next();
-  if (block >= branch_blocks && !last) {
-    if (threadIdx.x == 0) await(a.progress.rows_blocks, static_cast<unsigned>(branch_blocks) * a.step);
-    __syncthreads();
-    attend<T, Groups>(a, block - branch_blocks, *reinterpret_cast<AttentionShared*>(memory));
+  __syncthreads();
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  if (threadIdx.x < kComputing) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+    compute<T>(a, s, half);
+    STAGE(kMaxProducts - 1, 2);
   } else {
-    RowsShared<T>& s = *reinterpret_cast<RowsShared<T>*>(memory);
-    const bool box = block < branch_blocks;
-    const int64_t row0 = (block - (box ? 0 : branch_blocks)) / kPair * static_cast<int64_t>(kRows);
-    execute<T, false>(a, a.role[box ? kBoxRole : kClassRole], row0, s);
-    const int half = kRows / kPair;
-    for (int i = threadIdx.x; !box && i < half * a.num_classes; i += kThreads) {
-      const int row = pair_rank() * half + i / a.num_classes, column = i % a.num_classes;
-      if (row0 + row < a.rows) {
-        static_cast<T*>(a.classes)[(row0 + row) * a.num_classes + column] = from_float<T>(s.logits[row * kNarrow + column]);
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+    if (threadIdx.x < kComputing + 32) {
+      fetch_weights<T>(a, s, half);
+    } else if (threadIdx.x == kComputing + 32) {  // keys and values are there
+      for (int i = 0; i < a.signals; ++i) {
+        wait_for(shared_address(&s.stored), i % 2);
+        signal(a.done + blockIdx.x / kBlocks / a.scene_clusters);
       }
     }
+    __syncwarp();
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
   }
-  wait_for_previous();
 }
 
-#else  // older devices have neither clusters nor dependent launches: the launcher does not get here
-
-// What the launcher, which is compiled along, speaks of.
-struct AttentionShared {};
-template <class T>
-struct RowsShared {
-  static constexpr size_t bytes(int) { return 0; }
-};
+#else  // The launcher does not get here: `compiled` sees that this one takes no more than a warp.
 
 template <class T>
-__global__ void rows_kernel(const __grid_constant__ Fused) {}
-template <class T, int Groups>
-__global__ void attention_kernel(const __grid_constant__ Fused) {}
+struct Shared {};
+template <class T>
+__global__ void __launch_bounds__(32, 1) decoder_kernel(const __grid_constant__ Fused) {}
 
 #endif
 
 // ---------------------------------------------------------------- launching
 
-cudaError_t start(void (*kernel)(Fused), const Fused& a, int64_t blocks, size_t shared, bool early,
-                  cudaStream_t stream) {
-  const int memory = static_cast<int>(shared);
-  SVEXPORT_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, memory));
-  return launch(kernel, dim3(static_cast<unsigned>(blocks)), kThreads, memory, stream, early, a);
-}
-
 bool fits(const TransformerDecoder& d, const DecoderSizes& n) {
   if ((d.query.dtype != DType::kFloat16 && d.query.dtype != DType::kBFloat16) || n.channels != kChannels ||
       d.num_heads != kHeads || n.ffn % 256 != 0 || n.ffn > kMaxFfn || n.code_size > kNarrow || n.classes > kNarrow ||
-      n.rows >= 1 << 30 || of_device(cudaDevAttrComputeCapabilityMajor) < 9) {
+      n.rows >= 1 << 30 || n.cams > kMaxCams || of_device(cudaDevAttrComputeCapabilityMajor) != 9) {
     return false;
   }
   uintptr_t bits = reinterpret_cast<uintptr_t>(d.query.data) | reinterpret_cast<uintptr_t>(d.query_pos.data);
@@ -1187,7 +1177,7 @@ bool fits(const TransformerDecoder& d, const DecoderSizes& n) {
   return bits % 16 == 0;
 }
 
-// Whether rows_kernel samples, too; if not, the small kernels do between two of it.
+// Whether the kernel samples itself; if not, the small kernels do, between two launches of it.
 bool samples_itself(const TransformerDecoder& d, const DecoderSizes& n) {
   return d.num_points == 1 && d.num_groups == 1 && !d.learned_offsets && n.logits <= kNarrow && n.cams <= 32 && !n.widen;
 }
@@ -1206,25 +1196,22 @@ int64_t copy_bytes(const TransformerDecoder& d, int i) {
 }
 
 struct FusedBuffers {
-  float *points, *cameras;
+  float* points;
   char* copies;
   int64_t copies_size = 0;
-  char *x, *query_pos, *where, *mixed, *position, *q, *k, *v, *logits, *offsets, *sampled;
-  Progress progress;
-  int64_t counters;
+  char *x, *position, *q, *k, *v, *where, *mixed, *logits, *offsets, *sampled;
+  unsigned* done;
+  int keys;
 
   FusedBuffers(Scratch& scratch, const TransformerDecoder& d, const DecoderSizes& n) {
-    const int64_t keys = ceil_div(n.queries, 32) * 32, tensor = n.rows * kChannels * 2, heads = 2 * n.batch * keys * kChannels * 2;
+    keys = ceil_div(n.queries, kKeyBlock) * kKeyBlock;
+    const int64_t tensor = n.rows * kChannels * 2, heads = 2 * static_cast<int64_t>(n.batch) * keys * kChannels * 2;
     const bool split = !samples_itself(d, n);
-    const int64_t tiles = ceil_div<int64_t>(n.rows, kRows);
-    counters = 1 + 2 * tiles + n.batch * static_cast<int64_t>(ceil_div(n.queries, 32));
-    progress.rows_blocks = scratch.take<unsigned>(counters);
-    progress.rows = progress.rows_blocks + 1, progress.box = progress.rows + tiles, progress.heads = progress.box + tiles;
+    done = scratch.take<unsigned>(n.batch);
     points = scratch.take<float>(n.rows * 3);
-    cameras = scratch.take<float>(static_cast<int64_t>(n.batch) * n.cams * 12);
-    for (char** p : {&x, &query_pos, &mixed, &position}) *p = scratch.take<char>(tensor);
-    for (char** p : {&q, &k, &v}) *p = scratch.take<char>(heads);
-    where = scratch.take<char>(split ? tensor : 0);
+    for (char** p : {&k, &v}) *p = scratch.take<char>(heads);
+    for (char** p : {&x, &position, &q}) *p = scratch.take<char>(tensor);
+    for (char** p : {&where, &mixed}) *p = scratch.take<char>(split ? tensor : 0);
     logits = scratch.take<char>(split ? n.rows * n.logits * 2 : 0);
     offsets = scratch.take<char>(split ? n.rows * n.offsets * 2 : 0);
     sampled = scratch.take<char>(n.widen ? n.rows * kChannels * 4 : 0);
@@ -1257,54 +1244,285 @@ bool plain(const FusedLevel& l) {
   return l.format == kAdjacent && !l.pool && l.height * l.y < 1ll << 31 && l.width * l.x < 1ll << 31;
 }
 
-// The lists of layers of a step, behind one another.
-struct Lists {
-  Fused& a;
-  int count = 0;
+// Whether what was compiled for this device has the kernel: for sm_90a it does.
+template <class T>
+bool compiled() {
+  cudaFuncAttributes attributes;
+  if (cudaFuncGetAttributes(&attributes, decoder_kernel<T>) == cudaSuccess) return attributes.maxThreadsPerBlock >= kThreads;
+  cudaGetLastError();  // or the next to ask is told of it
+  return false;
+}
 
-  Role& begin(RoleName name) {
-    a.role[name] = Role{};
-    a.role[name].first = count;
-    return a.role[name];
+// cuTensorMapEncodeTiled, which belongs to the driver: the kernels are not linked to it.
+decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
+  static const auto encoder = [] {
+    void* p = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+#if CUDART_VERSION >= 12050
+    const cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &p, 12000, cudaEnableDefault, &found);
+#else
+    const cudaError_t e = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &p, cudaEnableDefault, &found);
+#endif
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(e == cudaSuccess && found == cudaDriverEntryPointSuccess ? p : nullptr);
+  }();
+  return encoder;
+}
+
+// The list of a launch, and what it refers to.
+struct List {
+  Fused& a;
+  DType dtype;
+  int products = 0, weights = 0, norms = 0;
+  bool failed = false;
+  const Tensor* used[kMaxWeights];
+
+  // A product of 256 inputs and outputs of a layer, `in` and `out` in units of 256. weight: after it, its bias.
+  Product& add(const Tensor* weight, uint32_t code, Tile from, Tile to = kSum, int in = 0, int out = 0) {
+    Product& p = a.product[products++] = Product{};
+    const int rows = static_cast<int>(weight[0].sizes[0]);
+    if (rows < kChannels) code |= kIsNarrow;
+    p.code = code | from << kFrom | static_cast<uint32_t>(to) << kTo;
+    p.in = static_cast<uint8_t>(in), p.out = static_cast<uint8_t>(out);
+    for (int i = std::max(0, weights - 3); i < weights; ++i) {
+      if (used[i] == weight) {
+        p.weight = static_cast<uint8_t>(i);
+        return p;
+      }
+    }
+    used[weights] = weight;
+    a.weight[weights] = {weight[1].data, rows};
+    const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(weight[0].sizes[1]), static_cast<cuuint64_t>(rows)}, pitch[1] = {sizes[0] * 2};
+    const cuuint32_t box[2] = {64, static_cast<cuuint32_t>(rows < kChannels ? kNarrow : kHalf)}, steps[2] = {1, 1};
+    failed |= tensor_map_encoder()(&a.map[weights], dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                                   2, weight[0].data, sizes, pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS;
+    p.weight = static_cast<uint8_t>(weights++);
+    return p;
   }
-  // weight and, after it, its bias; rows from `first` on.
-  Layer& add(const Tensor* weight, uint32_t code, Tile from = kX, Tile to = kSum, int first = 0, int out = 0) {
-    Layer& l = a.layer[count++] = Layer{};
-    const int in = static_cast<int>(weight[0].sizes[1]);
-    l.out = out ? out : static_cast<int>(weight[0].sizes[0]), l.pitch = in * 2;
-    l.weight = static_cast<const char*>(weight[0].data) + first * l.pitch;
-    l.bias = static_cast<const char*>(weight[1].data) + first * 2;
-    l.step = in > kChannels ? kChannels * 2 : kChannels * l.pitch;
-    if (in > kChannels) code |= kWideIn;
-    if (l.out < kChannels) code |= kIsNarrow;
-    l.code = code | std::max(1, std::max(l.out, in) / kChannels) << kParts | from << kFrom | to << kTo;
-    return l;
+  // What is no product.
+  Product& add(uint32_t code) {
+    Product& p = a.product[products++] = Product{};
+    p.code = code;
+    return p;
   }
-  Layer& end() {
-    Layer& l = a.layer[count++] = Layer{};
-    l.code = kEnd;
-    return l;
-  }
-  static void norm(Layer& l, const Tensor* weight, uint32_t code = 0, void* store = nullptr, Tile from = kSum) {
-    l.norm_weight = weight[0].data, l.norm_bias = weight[1].data, l.code |= kNorms | code | from << kNormFrom, l.store = store;
+  // Before the product: tile `from` normed, to `to`; encoder: the position's first layer before it.
+  void norm(Product& p, const Tensor* weight, Tile from, Tile to, uint32_t code = 0, const Tensor* encoder = nullptr) {
+    p.code |= kNorms | code | static_cast<uint32_t>(from) << kNormFrom | static_cast<uint32_t>(to) << kNormTo;
+    p.norm = static_cast<uint8_t>(norms);
+    a.norm[norms++] = {weight[0].data, weight[1].data, encoder ? encoder[0].data : nullptr, encoder ? encoder[1].data : nullptr};
   }
 };
+
+// A launch of some layers, or of a part of one.
+template <class T>
+class Launch {
+ public:
+  Launch(const TransformerDecoder& d, const DecoderSizes& n, const FusedBuffers& b, Fused& a)
+      : d_(d), n_(n), b_(b), a_(a), list_{a, d.query.dtype} {
+    std::fill(a.load, a.load + kTiles, nullptr);
+    std::fill(a.save, a.save + kTiles, nullptr);
+    a.load[kQueryPos] = d.query_pos.data;
+    a.first = a.save_points = false;
+    a.classes = nullptr, a.signals = 0;
+  }
+
+  // queries, keys and values of the first layer, and its position's encoding
+  void begin() {
+    a_.first = true;
+    a_.load[kX] = d_.query.data;
+    heads(0, nullptr);
+    encode(0, kEncodes);
+  }
+  // Layer `layer` from its attention to the camera weights; itself: to the logits, else to kWhere.
+  void attend(int layer, bool itself) {
+    auto w = [&](DecoderWeight weight) { return weight_of(d_, layer, weight); };
+    Product& attention = list_.add(kAttends);
+    if (itself) list_.norm(attention, w(kPositionNorm1), kPosition, kPosition, kNormRelu);
+    list_.add(w(kOutProj), kAddsX | (d_.residual_query_pos ? kQueryPos << kAdds : 0u), kIn);
+    list_.norm(itself ? list_.add(w(kAttentionWeights), 0, kWhere) : list_.add(kEnd), w(kMhaNorm), kSum, kX, kAddsQueryPos);
+  }
+  // From the sampling on, to queries, keys and values of the next layer.
+  void sample(int layer, bool itself) {
+    auto w = [&](DecoderWeight weight) { return weight_of(d_, layer, weight); };
+    Product& out = list_.add(w(kOutputProj), kAddsX | kPosition << kAdds | (itself ? kSamples : 0u), kIn);
+    if (!itself) list_.norm(out, w(kPositionNorm1), kPosition, kPosition, kNormRelu);
+    // Two parts of 256 hidden channels in one exchange; then other tiles, as these may still be read.
+    constexpr Tile kHidden[2][2] = {{kQuery, kIn}, {kWhere, kSum}};
+    const int parts = n_.ffn / kChannels;
+    for (int first = 0; first < parts; first += 2) {
+      const int last = std::min(first + 2, parts) - 1;
+      for (int i = first; i <= last; ++i) {
+        Product& p = list_.add(w(kFfn0), kRelu | (i < last ? kOpen : 0u), kX, kHidden[first / 2 % 2][i - first], 0, i);
+        if (i == 0) list_.norm(p, w(kSvcaNorm), kSum, kX);
+      }
+      for (int i = first; i <= last; ++i) {
+        list_.add(w(kFfn2), (i > 0 ? kGoesOn : 0u) | (i + 1 < parts ? kKeeps : kAddsX), kHidden[first / 2 % 2][i - first], kPosition, i, 0);
+      }
+    }
+    const bool ends = layer + 1 == d_.num_layers;
+    if (!ends) heads(layer + 1, w(kFfnNorm));
+    Product& reg = list_.add(w(kReg0), kRelu, kX, kIn);
+    if (ends) list_.norm(reg, w(kFfnNorm), kPosition, kX);
+    list_.add(w(kReg2), kRelu, kIn, kWhere);
+    list_.add(w(kReg4), 0, kWhere);
+    if (!ends) {
+      encode(layer + 1, kMoves | kEncodes);
+      return;
+    }
+    list_.add(weight_of(d_, kCls0), kMoves, kX, kSum);
+    list_.norm(list_.add(weight_of(d_, kCls3), 0, kIn, kWhere), weight_of(d_, kClsNorm0), kSum, kIn, kNormRelu);
+    list_.norm(list_.add(weight_of(d_, kCls6), 0, kIn), weight_of(d_, kClsNorm1), kWhere, kIn, kNormRelu);
+    a_.classes = d_.classes.data;
+  }
+
+  void load(std::initializer_list<Tile> tiles) {
+    for (Tile tile : tiles) a_.load[tile] = buffer(tile);
+  }
+  void save(std::initializer_list<Tile> tiles) {
+    for (Tile tile : tiles) a_.save[tile] = buffer(tile);
+  }
+
+  // How many clusters there can be at once.
+  static cudaError_t resident(int& clusters) {
+    Config config(1, nullptr, false);
+    SVEXPORT_TRY(prepare());
+    return cudaOccupancyMaxActiveClusters(&clusters, decoder_kernel<T>, &config.config);
+  }
+
+  // together: blocks wait for all others.
+  cudaError_t run(bool together, cudaStream_t stream) {
+    if (list_.products == 0 || !(a_.product[list_.products - 1].code & kEnd)) list_.add(kEnd);
+    if (list_.failed) return cudaErrorInvalidValue;
+    SVEXPORT_TRY(prepare());
+    a_.scene_clusters = ceil_div(n_.queries, kRows);
+    const Config config(static_cast<unsigned>(a_.scene_clusters * n_.batch), stream, together);
+    return cudaLaunchKernelEx(&config.config, decoder_kernel<T>, a_);
+  }
+
+ private:
+  struct Config {
+    cudaLaunchAttribute attributes[2]{};
+    cudaLaunchConfig_t config{};
+
+    Config(unsigned clusters, cudaStream_t stream, bool together) {
+      attributes[0].id = cudaLaunchAttributeClusterDimension;
+      attributes[0].val.clusterDim.x = kBlocks, attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+      attributes[1].id = cudaLaunchAttributeCooperative;
+      attributes[1].val.cooperative = 1;
+      config.gridDim = dim3(clusters * kBlocks);
+      config.blockDim = dim3(kThreads);
+      config.dynamicSmemBytes = sizeof(Shared<T>);
+      config.stream = stream;
+      config.attrs = attributes;
+      config.numAttrs = together ? 2 : 1;
+    }
+    Config(const Config&) = delete;
+  };
+
+  static cudaError_t prepare() {
+    return cudaFuncSetAttribute(decoder_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(Shared<T>)));
+  }
+
+  // in_proj of a layer, after the norm that ends the one before.
+  void heads(int layer, const Tensor* norm) {
+    const Tensor* weight = weight_of(d_, layer, kInProj);
+    Product& queries = list_.add(weight, kToQueries, kWhere, kQuery, 0, 0);
+    if (norm) list_.norm(queries, norm, kPosition, kX, kAddsQueryPos);
+    list_.add(weight, kToKeys, kWhere, kSum, 0, 1);
+    list_.add(weight, kToValues, kX, kSum, 0, 2);
+    ++a_.signals;
+  }
+  void encode(int layer, uint32_t code) {
+    auto w = [&](DecoderWeight weight) { return weight_of(d_, layer, weight); };
+    list_.norm(list_.add(w(kPosition3), code, kIn, kPosition), w(kPositionNorm0), kSum, kIn, kNormRelu, w(kPosition0));
+  }
+  char* buffer(Tile tile) const {
+    return tile == kX ? b_.x : tile == kPosition ? b_.position : tile == kQuery ? b_.q : tile == kWhere ? b_.where : b_.mixed;
+  }
+
+  const TransformerDecoder& d_;
+  const DecoderSizes& n_;
+  const FusedBuffers& b_;
+  Fused& a_;
+  List list_;
+};
+
+// copied: with the copies of maps for what samples apart.
+template <class T>
+cudaError_t launch_all(const TransformerDecoder& d, const DecoderSizes& n, const TransformerDecoder& copied, const FusedBuffers& b, Fused& a,
+                       cudaStream_t stream) {
+  const bool itself = samples_itself(d, n);
+  int resident = 0;
+  SVEXPORT_TRY(Launch<T>::resident(resident));
+  const int each = 13 + 2 * (n.ffn / kChannels);  // products of a layer
+  const int most_layers = std::min(std::min((kMaxProducts - 8) / each, (kMaxWeights - 4) / 10), (kMaxNorms - 4) / 5);
+  if (itself && d.num_layers <= most_layers && ceil_div(n.queries, kRows) * static_cast<int64_t>(n.batch) <= resident) {
+    SVEXPORT_TRY(cudaMemsetAsync(b.done, 0, n.batch * sizeof(unsigned), stream));
+    Launch<T> launch(d, n, b, a);
+    a.which = 0;
+    launch.begin();
+    for (int layer = 0; layer < d.num_layers; ++layer) launch.attend(layer, true), launch.sample(layer, true);
+    return launch.run(true, stream);
+  }
+
+  auto save = [&](Launch<T>& launch) { launch.save({kX, kPosition, kQuery}), a.save_points = true; };
+  {
+    Launch<T> launch(d, n, b, a);
+    a.which = 0;
+    launch.begin();
+    save(launch);
+    SVEXPORT_TRY(launch.run(false, stream));
+  }
+  for (int layer = 0; layer < d.num_layers; ++layer) {
+    const bool last = layer + 1 == d.num_layers;
+    Launch<T> launch(d, n, b, a);
+    a.which = (layer + 1) % 2;
+    launch.load({kX, kPosition, kQuery});
+    launch.attend(layer, itself);
+    if (itself) {
+      launch.sample(layer, true);
+      if (!last) save(launch);
+      SVEXPORT_TRY(launch.run(false, stream));
+      continue;
+    }
+    launch.save({kX, kWhere});
+    SVEXPORT_TRY(launch.run(false, stream));
+    auto apply = [&](DecoderWeight weight, void* y) {
+      const Tensor* w = weight_of(d, layer, weight);
+      Linear product;
+      product.x = b.where, product.weight = w[0].data, product.bias = w[1].data, product.y = y;
+      product.rows = n.rows, product.in = kChannels, product.out = static_cast<int>(w[0].sizes[0]);
+      return linear(product, d.query.dtype, stream);
+    };
+    SVEXPORT_TRY(apply(kAttentionWeights, b.logits));
+    if (d.learned_offsets) SVEXPORT_TRY(apply(kOffsets, b.offsets));
+    if (n.widen) {
+      SVEXPORT_TRY(svexport::sample(copied, n, b.points, b.logits, b.offsets, b.sampled, DType::kFloat32, stream));
+      SVEXPORT_TRY(round_to(reinterpret_cast<const float*>(b.sampled), b.mixed, d.query.dtype, n.rows * kChannels, stream));
+    } else {
+      SVEXPORT_TRY(svexport::sample(copied, n, b.points, b.logits, b.offsets, b.mixed, d.query.dtype, stream));
+    }
+    Launch<T> rest(d, n, b, a);
+    rest.load({kX, kPosition, kIn});
+    rest.sample(layer, false);
+    if (!last) save(rest);
+    SVEXPORT_TRY(rest.run(false, stream));
+  }
+  return cudaSuccess;
+}
 
 template <class T>
 cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* workspace, cudaStream_t stream) {
   Scratch scratch{static_cast<char*>(workspace)};
   const FusedBuffers b(scratch, d, n);
   Fused a(d);
-  a.rows = n.rows, a.queries = n.queries, a.keys = ceil_div(n.queries, 32) * 32, a.layers = d.num_layers;
-  a.classes = d.classes.data, a.points = b.points;
-  a.x = b.x, a.query_pos = b.query_pos, a.mixed = b.mixed, a.q = b.q, a.k = b.k, a.v = b.v;
+  a.queries = n.queries, a.keys = b.keys;
+  a.points = b.points, a.done = b.done;
+  a.k = b.k, a.v = b.v;
+  a.heads_size = static_cast<int64_t>(n.batch) * b.keys * kChannels;
   a.num_classes = n.classes, a.code_size = n.code_size;
-  a.cams = n.cams, a.levels = n.levels, a.activation = d.activation;
+  a.cams = n.cams, a.levels = n.levels, a.logits = n.logits, a.activation = d.activation;
   for (int i = 0; i < 4; ++i) a.lidar2img_strides[i] = d.lidar2img.strides[i];
-  a.cameras = b.cameras;
-  a.progress = b.progress, a.counters = static_cast<int>(b.counters);
-  a.heads_size = static_cast<int64_t>(n.batch) * a.keys * kChannels;
-
   for (int i = 0; i < 3; ++i) {
     a.low[i] = static_cast<float>(d.pc_range[i]);
     a.size[i] = static_cast<float>(d.pc_range[i + 3] - d.pc_range[i]);
@@ -1328,106 +1546,11 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
     used += bytes;
   }
   copied.features = maps;
-  const bool itself = samples_itself(d, n);
-  for (int i = 0; itself && i < n.levels; ++i) {
+  for (int i = 0; samples_itself(d, n) && i < n.levels; ++i) {
     a.level[i] = level_of(copied, i);
     if (i < 4 && a.plain_levels == i && plain(a.level[i])) ++a.plain_levels;
   }
-
-  const int64_t pairs = ceil_div<int64_t>(n.rows, kRows) * kPair;
-  const size_t rows_shared = RowsShared<T>::bytes(kHidden + n.ffn / kChannels);
-  const size_t attention_shared = std::max(RowsShared<T>::bytes(kBranchTiles), sizeof(AttentionShared));
-  const int processors = of_device(cudaDevAttrMultiProcessorCount);
-  const int groups = static_cast<int64_t>(ceil_div(n.queries, 32)) * kHeads * n.batch + pairs > 2 * processors ? 2 : 1;
-  const int64_t attention = ceil_div(n.queries, 32 * groups) * static_cast<int64_t>(kHeads) * n.batch;
-  a.query_tile = 32 * groups;
-
-  for (a.step = 0; a.step <= d.num_layers; ++a.step) {
-    const bool first = a.step == 0, last = a.step == d.num_layers;
-    auto before = [&](DecoderWeight weight) { return weight_of(d, a.step - 1, weight); };
-    auto after = [&](DecoderWeight weight) { return weight_of(d, a.step, weight); };
-
-    Lists rows{a};
-    auto begin_layer = [&](Role& role) {  // to where the cameras are sampled
-      role.load[0] = b.x, role.load[1] = b.mixed, role.load[2] = b.query_pos;
-      rows.add(before(kOutProj), kAddsX | (d.residual_query_pos ? kQueryPos << kAdds : 0), kIn);
-    };
-    if (!first && !itself) {
-      begin_layer(rows.begin(kRowsRole));
-      Layer& end = rows.end();
-      rows.norm(end, before(kMhaNorm), kAddsQueryPos, b.x);
-      end.store_where = b.where;
-      a.sample = a.signals = false;
-      SVEXPORT_TRY(start(rows_kernel<T>, a, pairs, rows_shared, true, stream));
-      auto apply = [&](DecoderWeight weight, void* y) {
-        const Tensor* w = before(weight);
-        Linear layer;
-        layer.x = b.where, layer.weight = w[0].data, layer.bias = w[1].data, layer.y = y;
-        layer.rows = n.rows, layer.in = kChannels, layer.out = static_cast<int>(w[0].sizes[0]);
-        return linear(layer, d.query.dtype, stream);
-      };
-      SVEXPORT_TRY(apply(kAttentionWeights, b.logits));
-      if (d.learned_offsets) SVEXPORT_TRY(apply(kOffsets, b.offsets));
-      if (n.widen) {
-        SVEXPORT_TRY(svexport::sample(copied, n, b.points, b.logits, b.offsets, b.sampled, DType::kFloat32, stream));
-        SVEXPORT_TRY(round_to(reinterpret_cast<const float*>(b.sampled), b.mixed, d.query.dtype, n.rows * kChannels, stream));
-      } else {
-        SVEXPORT_TRY(svexport::sample(copied, n, b.points, b.logits, b.offsets, b.mixed, d.query.dtype, stream));
-      }
-    }
-
-    rows.count = 0;
-    Role& role = rows.begin(kRowsRole);
-    if (first) {
-      role.load[0] = d.query.data, role.load[2] = d.query_pos.data, role.usual_order = 5;
-    } else {
-      role.load[3] = b.position;
-      if (itself) {
-        begin_layer(role);
-        rows.norm(rows.add(before(kAttentionWeights), 0, kWhere), before(kMhaNorm), kAddsQueryPos);
-        role.narrow_bias = before(kAttentionWeights)[1].data, role.narrow_out = n.logits;
-      } else {
-        role.load[0] = b.x, role.load[1] = b.mixed, role.load[2] = b.query_pos, role.usual_order = 2;
-      }
-      rows.add(before(kOutputProj), kAddsX | kPosition << kAdds | (itself ? kSamples : 0), kIn);
-      rows.norm(rows.add(before(kFfn0), kRelu, kX, kHidden), before(kSvcaNorm));
-      rows.add(before(kFfn2), kAddsX, kHidden);
-    }
-    Layer& then = last ? rows.end() : rows.add(after(kInProj), kToHeads, kWhere, kSum, 0, 2 * kChannels);
-    if (!first) rows.norm(then, before(kFfnNorm), kAddsQueryPos, b.x);
-    if (!last) {
-      rows.add(after(kInProj), kToValues, kX, kSum, 2 * kChannels, kChannels);
-      rows.end();
-    }
-    a.sample = !first && itself, a.signals = !first;
-    SVEXPORT_TRY(start(rows_kernel<T>, a, pairs, rows_shared, !first && itself, stream));
-
-    Lists branches{a};
-    Role& box = branches.begin(kBoxRole);
-    if (!first) {
-      box.load[0] = b.x, box.narrow_bias = before(kReg4)[1].data, box.narrow_out = n.code_size;
-      branches.add(before(kReg0), kRelu, kX, kIn);
-      branches.add(before(kReg2), kRelu, kIn, kWhere);
-      branches.add(before(kReg4), 0, kWhere);
-    }
-    a.encoder_weight = last ? nullptr : after(kPosition0)[0].data;
-    a.encoder_bias = last ? nullptr : after(kPosition0)[1].data;
-    if (last) {
-      branches.end().code |= kMoves;
-      Role& classes = branches.begin(kClassRole);
-      classes.load[0] = b.x, classes.narrow_bias = weight_of(d, kCls6)[1].data, classes.narrow_out = n.classes;
-      branches.add(weight_of(d, kCls0), 0);
-      branches.norm(branches.add(weight_of(d, kCls3), 0, kX, kWhere), weight_of(d, kClsNorm0), kNormRelu);
-      branches.norm(branches.add(weight_of(d, kCls6), 0), weight_of(d, kClsNorm1), kNormRelu, nullptr, kWhere);
-      branches.end();
-    } else {
-      branches.norm(branches.add(after(kPosition3), kMoves, kX, kIn), after(kPositionNorm0), kNormRelu);
-      branches.norm(branches.end(), after(kPositionNorm1), kNormRelu, b.position, kIn);
-    }
-    const auto kernel = groups == 1 ? attention_kernel<T, 1> : attention_kernel<T, 2>;
-    SVEXPORT_TRY(start(kernel, a, pairs + (last ? pairs : attention + attention % 2), attention_shared, true, stream));
-  }
-  return cudaSuccess;
+  return launch_all<T>(d, n, copied, b, a, stream);
 }
 
 }  // namespace
@@ -1439,9 +1562,10 @@ size_t fused_decoder_workspace(const TransformerDecoder& d, const DecoderSizes& 
 }
 
 cudaError_t fused_decoder(const TransformerDecoder& d, const DecoderSizes& n, void* workspace, cudaStream_t stream) {
-  if (!fits(d, n)) return cudaErrorNotSupported;
-  return d.query.dtype == DType::kFloat16 ? run<__half>(d, n, workspace, stream)
-                                          : run<__nv_bfloat16>(d, n, workspace, stream);
+  if (!fits(d, n) || !tensor_map_encoder()) return cudaErrorNotSupported;
+  const bool is_half = d.query.dtype == DType::kFloat16;
+  if (!(is_half ? compiled<__half>() : compiled<__nv_bfloat16>())) return cudaErrorNotSupported;
+  return is_half ? run<__half>(d, n, workspace, stream) : run<__nv_bfloat16>(d, n, workspace, stream);
 }
 
 }  // namespace svexport
