@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -35,23 +36,24 @@ def backward(function: Callable[..., Tensor], equation: str, operands: list[Tens
 
 
 GPU_BATCH = 64  # of the first three
-GOALS = {"nctw,cd->ndtw": 232 / 365}
+GOALS = {("nctw,cd->ndtw", forward, torch.float32): 232 / 365}
 
 
 def workloads() -> Iterator[Workload]:
     for equation, (first, second) in WORKLOADS.items():
         if equation.startswith("n"):
             first = (GPU_BATCH, *first[1:])
-        for mode in (forward, backward):
-            operands = [torch.randn(shape, device="cuda") for shape in (first, second)]
+        for dtype, mode in product((torch.float32, torch.float16), (forward, backward)):
+            operands = [torch.randn(shape, device="cuda", dtype=dtype) for shape in (first, second)]
             output = math.prod(torch.einsum(equation, *operands).shape)
             sides = {f: mode(f, equation, operands) for f in (einsum, torch.einsum)}
+            elements = output + sum(x.numel() for x in operands)
             yield Workload(
-                f"einsum {mode.__name__} {equation} {'x'.join(map(str, first))} float32",
+                f"einsum {mode.__name__} {equation} {'x'.join(map(str, first))} {str(dtype).removeprefix('torch.')}",
                 sides[einsum],
                 {"torch.einsum": sides[torch.einsum]},
-                bytes=4 * (output + sum(x.numel() for x in operands)) * (1 if mode is forward else 2),
-                goal=GOALS.get(equation, 1.0) if mode is forward else 1.0,
+                bytes=dtype.itemsize * elements * (1 if mode is forward else 2),
+                goal=GOALS.get((equation, mode, dtype), 1.0),
             )
 
 

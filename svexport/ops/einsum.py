@@ -11,13 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise, permutations, product
+from itertools import pairwise, permutations, product, takewhile
 from string import ascii_letters, ascii_uppercase
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
+from svexport.ops import _cuda
 from svexport.ops._op import Op, tracing
 
 __all__ = ["Einsum", "EinsumPlan", "einsum"]
@@ -678,6 +680,71 @@ def _training(operands: Sequence[Tensor]) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in operands)
 
 
+# ------------------------------------------------------------------ the CUDA kernels
+
+_LARGE = 2**18  # elements, and more
+_WIDTHS = range(8, 65)  # of what a large tensor has in common with the small one only, as far as it is innermost
+_COUNTS = range(1, 9)  # of such
+
+
+@lru_cache(maxsize=4096)
+def _kernel_form(equation: str, *shapes: tuple[int, ...]) -> tuple[Labels, tuple[int, ...]] | None:
+    """The canonical form of what the operator's CUDA kernels are faster for than a plan, or None.
+
+    That is two large tensors and a small one, whichever is the output: a graph convolution and its gradients. The
+    kernels read as it is what a plan has to copy.
+    """
+    labels, ranks = parse(equation, tuple(map(len, shapes)))
+    *operands, output = split(labels, ranks)
+    known, _ = _label_sizes(operands, shapes)
+    sizes = [size or 0 for size in known]
+    if len(operands) != 2 or 0 in sizes:
+        return None
+    terms = [
+        tuple(label for label, size in zip(term, shape, strict=True) if size != 1)
+        for term, shape in zip(operands, shapes, strict=True)
+    ]
+    terms.append(tuple(label for label in output if sizes[label] != 1))
+    terms.sort(key=lambda term: _size(term, sizes))
+    small, *large = terms
+    rows, copied = [], bool({*small}.intersection(*large))
+    for term, other in (large, reversed(large)):
+        own = [label for label in term if label not in other]
+        run = list(takewhile(own.__contains__, reversed(term)))
+        width, count = _size(run, sizes), _size(own, sizes) // _size(run, sizes)
+        if width not in _WIDTHS or count not in _COUNTS or _size(term, sizes) < _LARGE or not {*own} <= {*small}:
+            return None
+        rows.append(term[: -len(run)][-1:])
+        copied = copied or count > 1
+    if rows[0] != rows[1] or {*rows[0]} & {*small} or {*small} - {*large[0], *large[1]} or not copied:
+        return None
+    return labels, ranks
+
+
+def _takes_kernels(operands: Sequence[Tensor]) -> bool:
+    """Whether the operator runs them: plain tensors, not those of torch.func or of forward-mode differentiation."""
+    return all(
+        x.is_cuda
+        and type(x) in (Tensor, nn.Parameter)
+        and x.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        and forward_ad.unpack_dual(x).tangent is None
+        for x in operands
+    )
+
+
+def _autocast(operands: Sequence[Tensor], labels: Labels, ranks: tuple[int, ...]) -> list[Tensor]:
+    """As autocast converts the factors of matrix products: the operator is none that it knows."""
+    device = operands[0].device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return list(operands)
+    *terms, output = split(labels, ranks)
+    if not any(label not in output and sum(label in term for term in terms) > 1 for label in labels):
+        return list(operands)
+    dtype = torch.get_autocast_dtype(device)
+    return [x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in operands]
+
+
 # ------------------------------------------------------------------ the op
 
 
@@ -730,7 +797,8 @@ def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
         - output: one dimension for each output subscript; like that of ``torch.einsum`` it may be a view of a single
           operand, or not contiguous
 
-    Any dtype and device that ``torch.einsum`` supports; the output has the dtype it would have there.
+    Any dtype and device that ``torch.einsum`` supports; the output has the dtype it would have there. On CUDA, graph
+    convolutions and their gradients (two large tensors, a small one) run kernels of their own.
 
     Raises:
         RuntimeError: if the equation is malformed, or does not fit the operands.
@@ -750,8 +818,11 @@ def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
         raise TypeError(f"einsum(): expected a string and tensors, or tensors and lists of subscripts; got {kinds}")
     if tracing():
         labels, ranks = parse.__wrapped__(equation, tuple(x.dim() for x in operands))  # torch.compile warns of caches
-        return torch.ops.svexport.einsum(list(operands), labels, ranks)
-    return run(_program(equation, _training(operands), *[x.shape for x in operands]), operands)
+        return torch.ops.svexport.einsum(_autocast(operands, labels, ranks), labels, ranks)
+    shapes = [x.shape for x in operands]
+    if operands[0].is_cuda and (form := _kernel_form(equation, *shapes)) and _takes_kernels(operands) and _cuda.load():
+        return torch.ops.svexport.einsum(_autocast(operands, *form), *form)
+    return run(_program(equation, _training(operands), *shapes), operands)
 
 
 def _from_sublists(*arguments: Any) -> tuple[Any, ...]:

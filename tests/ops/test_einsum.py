@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from svexport.ops.einsum import OP, Einsum, MatMul, Mul, ReduceSum, einsum, parse, plan, split
+from svexport.ops.einsum import OP, Einsum, MatMul, Mul, ReduceSum, _kernel_form, einsum, parse, plan, split
 from tests.support import OPSETS, op_model, run_op
 
 SEED_EQUATIONS = {  # at the shapes of their networks: (equation, shapes, data transposes allowed)
@@ -282,6 +282,17 @@ def test_autocast() -> None:
         torch.testing.assert_close(actual, expected, rtol=0.05, atol=0.1)
 
 
+def test_autocast_of_a_compiled_function() -> None:
+    compiled = torch.compile(einsum, fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for equation, shapes in (("nkctv,kvw->nctw", [(2, 3, 4, 5, 7), (3, 7, 7)]), ("i,j->ij", [(3,), (4,)])):
+            operands = make(shapes, torch.float32)
+            actual, expected = compiled(equation, *operands), torch.einsum(equation, *operands)
+            assert actual.dtype == expected.dtype
+            torch.testing.assert_close(actual, expected, rtol=0.05, atol=0.1)
+        assert compiled("ij,jk", X, Y).dtype == torch.float64
+
+
 def test_vmap_and_forward_mode() -> None:
     x, y, tangent = make([(4, 2, 3, 5, 2, 3), (3, 3, 2), (2, 3, 5, 2, 3)])
     function = lambda x: einsum("nkctv,kvw->nctw", x, y)  # noqa: E731
@@ -327,6 +338,35 @@ def test_a_sum_left_out_of_the_product_stays_small() -> None:
         shapes = ((8, 3, 64, 300, 25), (3, 25, w))
         steps = plan(*canonical("nkctv,kvw->nctw", shapes), shapes, training).steps
         assert [bool(step.summed) for step in steps if isinstance(step, MatMul)] == [summed]
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes", "expected"),
+    [
+        ("nkctv,kvw->nctw", ((64, 3, 64, 300, 25), (3, 25, 25)), True),
+        ("nkctv,kcvw->nctw", ((64, 3, 64, 300, 25), (3, 64, 25, 25)), True),
+        ("kvw,nkctv->nctw", ((3, 25, 25), (64, 3, 64, 300, 25)), True),
+        ("...kctv,kvw->...ctw", ((64, 3, 64, 300, 25), (3, 25, 25)), True),
+        ("nctw,kvw->nkctv", ((64, 64, 300, 25), (3, 25, 25)), True),  # its gradients
+        ("nkctv,nctw->kvw", ((64, 3, 64, 300, 25), (64, 64, 300, 25)), True),
+        ("nkctv,kvw->nctw", ((2, 3, 4, 5, 7), (3, 7, 7)), False),  # small
+        ("nkctv,kvw->nctw", ((64, 3, 64, 300, 100), (3, 100, 100)), False),  # products of large matrices
+        ("nkctv,kvw->nctw", ((64, 40, 16, 30, 25), (40, 25, 25)), False),
+        ("nkctv,kvw->nctw", ((64, 3, 64, 300, 2), (3, 2, 2)), False),
+        ("nctv,vw->nctw", ((64, 64, 300, 25), (25, 25)), False),  # nothing is copied
+        ("nkctv,kvw->nwct", ((64, 3, 64, 300, 25), (3, 25, 25)), False),
+        ("nkctv,kvw->ncw", ((64, 3, 64, 300, 25), (3, 25, 25)), False),
+        ("nkctv,kvwx->nctw", ((64, 3, 64, 300, 25), (3, 25, 25, 2)), False),
+        ("nkctv,kvw->nctw", ((0, 3, 64, 300, 25), (3, 25, 25)), False),
+        ("nctw,cd->ndtw", ((64, 64, 300, 25), (64, 128)), False),
+        ("bhnm,bdhm->bdhn", ((2, 8, 512, 512), (2, 32, 8, 512)), False),
+        ("nkctv,kvv->nctv", ((64, 3, 64, 300, 25), (3, 25, 25)), False),
+        ("nkctv->nctv", ((64, 3, 64, 300, 25),), False),
+        ("ij,jk,kl->il", ((9999, 25), (25, 25), (25, 25)), False),
+    ],
+)
+def test_what_the_cuda_kernels_are_for(equation: str, shapes: tuple[tuple[int, ...], ...], expected: bool) -> None:
+    assert _kernel_form(equation, *shapes) == (canonical(equation, shapes) if expected else None)
 
 
 def test_labels_are_canonical() -> None:

@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from svexport.ops import _cuda
+from svexport.ops.einsum import OP, _kernel_form, einsum, parse
+from tests.gpu.support import TOLERANCES, gpu, relative_error
+
+pytestmark = gpu
+
+MODULE = importlib.import_module("svexport.ops.einsum")
+EQUATIONS = ("nkctv,kvw->nctw", "nkctv,kcvw->nctw")
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def loaded() -> None:
+    assert _cuda.load()
+
+
+def kernels_only() -> Any:
+    """Where no plan may run."""
+    return patch.object(MODULE, "run", side_effect=AssertionError("a plan instead of the kernels"))
+
+
+def operator(equation: str, *operands: Tensor) -> Tensor:
+    return OP(list(operands), *parse(equation, tuple(x.dim() for x in operands)))
+
+
+def graph(n: int, k: int, c: int, t: int, v: int, w: int, dtype: torch.dtype, per_channel: bool) -> list[Tensor]:
+    """Features and adjacency of a graph convolution."""
+    x = torch.randn(n, k, c, t, v, device="cuda").to(dtype)
+    return [x, torch.randn(*((k, c, v, w) if per_channel else (k, v, w)), device="cuda").to(dtype)]
+
+
+def check(equation: str, operands: list[Tensor], kernel: bool = True) -> None:
+    """Values and gradients beside those of torch.einsum in float64."""
+    leaves, exact = ([x.detach().to(d).requires_grad_() for x in operands] for d in (operands[0].dtype, torch.float64))
+    expected = torch.einsum(equation, *exact)
+    grad = torch.randn(expected.shape, device="cuda").to(operands[0].dtype)
+    with kernels_only() if kernel else nullcontext():
+        actual = operator(equation, *leaves)
+        got = torch.autograd.grad(actual, leaves, grad)
+    wanted = torch.autograd.grad(expected, exact, grad.double())
+    assert actual.is_contiguous()
+    for a, e in zip((actual, *got), (expected, *wanted), strict=True):
+        assert a.dtype == operands[0].dtype
+        assert (error := relative_error(a, e.to(a.dtype))) < TOLERANCES[a.dtype], f"{tuple(a.shape)}: {error:.1e}"
+
+
+@DTYPES
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize(
+    ("n", "k", "c", "t", "v", "w"),
+    [
+        (2, 3, 8, 300, 25, 25),
+        (1, 3, 64, 300, 25, 25),
+        (3, 3, 4, 150, 18, 18),
+        (2, 1, 5, 31, 17, 17),
+        (3, 3, 5, 37, 33, 20),
+        (2, 2, 3, 37, 25, 33),
+        (1, 3, 2, 101, 16, 64),
+        (2, 8, 2, 64, 8, 48),
+        (1, 3, 1, 1009, 25, 17),
+        (5, 3, 150, 11, 17, 25),
+        (2, 3, 4, 53, 1, 25),
+        (2, 3, 4, 53, 25, 1),
+        (2, 3, 4, 53, 3, 5),
+        (1, 1, 1, 2, 64, 41),
+    ],
+)
+def test_sizes(n: int, k: int, c: int, t: int, v: int, w: int, per_channel: bool, dtype: torch.dtype) -> None:
+    equation = "nkctv,kcvw->nctw" if per_channel else "nkctv,kvw->nctw"
+    check(equation, graph(n, k, c, t, v, w, dtype, per_channel))
+
+
+@DTYPES
+def test_other_orders(dtype: torch.dtype) -> None:
+    """Labels are known by which tensors have them, wherever they stand."""
+    x, y = graph(2, 3, 4, 70, 25, 18, dtype, False)
+    check("kvw,nkctv->nctw", [y, x])
+    check("nckvt,wkv->ncwt", [x.permute(0, 2, 1, 4, 3), y.permute(2, 0, 1)], kernel=False)  # t innermost in the output
+    check("knctv,wkv->nctw", [x.transpose(0, 1), y.permute(2, 0, 1)])
+    check("nkctv,kcvw->cntw", [x, torch.randn(3, 4, 25, 18, device="cuda").to(dtype)])
+    check("...kctv,kvw->...ctw", [x[None].expand(1, 2, 3, 4, 70, 25), y])
+    check("nctw,kvw->nkctv", [torch.randn(2, 4, 70, 18, device="cuda").to(dtype), y])  # the gradient of x as a product
+    check("nkctv,nctw->kvw", [x, torch.randn(2, 4, 70, 18, device="cuda").to(dtype)])  # that of y
+
+
+@DTYPES
+def test_strides(dtype: torch.dtype) -> None:
+    equation = "nkctv,kvw->nctw"
+    x, y = graph(4, 4, 6, 40, 25, 25, dtype, False)
+    check(equation, [x[::2], y.mT[:4]])
+    check(equation, [x[:, 1:], y[1:]])  # unaligned
+    check(equation, [x[:, :, 1:4], y])
+    check(equation, [x.transpose(0, 1).contiguous().transpose(0, 1), y[..., 3:20]])
+    check(equation, [x[:, :3], y[:1].expand(3, 25, 25)])
+    flat = torch.randn(x.numel() + 3, device="cuda").to(dtype)
+    check(equation, [flat[3:].view(x.shape), y])
+    # Rows with gaps or not of neighbours, which a plan copies.
+    check(equation, [x[..., :20], y[:, :20]], kernel=False)
+    check(equation, [x[:, :, :, ::2], y], kernel=False)
+    check(equation, [x.mT.contiguous().mT, y], kernel=False)
+    check(equation, [x.to(memory_format=torch.channels_last_3d), y], kernel=False)
+
+
+@DTYPES
+def test_gradient_of_a_sum(dtype: torch.dtype) -> None:
+    """It has strides of 0."""
+    x, y = (z.requires_grad_() for z in graph(2, 3, 4, 50, 25, 25, dtype, False))
+    a, b = torch.autograd.grad(operator("nkctv,kvw->nctw", x, y).sum(), (x, y))
+    exact = [z.detach().double().requires_grad_() for z in (x, y)]
+    e, f = torch.autograd.grad(torch.einsum("nkctv,kvw->nctw", *exact).sum(), exact)
+    assert relative_error(a, e) < TOLERANCES[dtype]
+    assert relative_error(b, f) < TOLERANCES[dtype]
+
+
+@DTYPES
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_what_is_not_finite(equation: str, dtype: torch.dtype) -> None:
+    """Infinities and NaN are where torch has them, signs included, and what else is in their rows is right."""
+    for seed in range(6):
+        torch.manual_seed(seed)
+        x, y = graph(2, 3, 4, 61, 25, 25, dtype, equation.count("c") == 3)
+        grad = torch.randn(2, 4, 61, 25, device="cuda").to(dtype)
+        x.flatten()[torch.randint(x.numel(), (3,))] = torch.inf
+        x.flatten()[torch.randint(x.numel(), (2,))] = -torch.inf
+        x.flatten()[torch.randint(x.numel(), (1,))] = torch.nan
+        x[0, 0, 0, 0] = 0
+        if seed % 2:
+            y.flatten()[torch.randint(y.numel(), (1,))] = torch.inf
+            grad.flatten()[torch.randint(grad.numel(), (2,))] = -torch.inf
+        else:
+            y.abs_()
+            grad.abs_()
+            y[..., 3] = 0
+        sides = []
+        for t in (dtype, torch.float64):
+            leaves = [z.to(t).requires_grad_() for z in (x, y)]
+            output = (operator if t == dtype else torch.einsum)(equation, *leaves)
+            sides.append((output.detach(), *torch.autograd.grad(output, leaves, grad.to(t))))
+        assert all((~sides[1][i].isfinite()).any() for i in (0, 2))  # the gradient of x has nothing to do with x
+        for a, e in zip(*sides, strict=True):
+            assert torch.equal(a.isposinf(), e.isposinf())
+            assert torch.equal(a.isneginf(), e.isneginf())
+            assert relative_error(a, e) < TOLERANCES[dtype]
+
+
+def test_the_largest_numbers() -> None:
+    """They are infinite when rounded to a part; their products and sums are as large as floats can tell."""
+    largest = torch.finfo(torch.float32).max
+    x, y = graph(1, 1, 1, 40, 25, 25, torch.float32, False)
+    x[0, 0, 0, 3, 4] = largest
+    y[0, 4] = y[0, 4].clamp(-0.9, 0.9)
+    check("nkctv,kvw->nctw", [x, y])
+    y[0, 4, :3] = torch.tensor([1.5, -1.5, 1.0])
+    output = operator("nkctv,kvw->nctw", x, y)[0, 0, 3, :3]
+    assert torch.equal(output, output.new_tensor([torch.inf, -torch.inf, largest]))
+
+
+@DTYPES
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_outputs_are_fully_written(equation: str, dtype: torch.dtype) -> None:
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        operands = [z.requires_grad_() for z in graph(3, 3, 5, 43, 25, 25, dtype, equation.count("c") == 3)]
+        output = operator(equation, *operands)
+        tensors = [output, *torch.autograd.grad(output, operands, torch.randn_like(output))]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not any(t.isnan().any() for t in tensors)
+
+
+def test_empty() -> None:
+    for n, k, t in ((0, 3, 40), (2, 0, 40), (2, 3, 0)):
+        check("nkctv,kvw->nctw", graph(n, k, 4, t, 25, 25, torch.float32, False), kernel=False)
+
+
+def test_deterministic() -> None:
+    x, y = (z.requires_grad_() for z in graph(8, 3, 64, 150, 25, 25, torch.float32, False))
+    grad = torch.randn(8, 64, 150, 25, device="cuda")
+    runs = []
+    for _ in range(3):
+        output = operator("nkctv,kvw->nctw", x, y)
+        runs.append((output, *torch.autograd.grad(output, (x, y), grad)))
+    for run in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))
+
+
+# ------------------------------------------------------------------ einsum() itself
+
+
+@pytest.fixture
+def large() -> list[Tensor]:
+    operands = graph(2, 3, 64, 150, 25, 25, torch.float32, False)
+    assert _kernel_form("nkctv,kvw->nctw", *(x.shape for x in operands))
+    return operands
+
+
+def test_eager_runs_the_kernels(large: list[Tensor]) -> None:
+    with kernels_only():
+        actual = einsum("nkctv,kvw->nctw", *large)
+    assert relative_error(actual, torch.einsum("nkctv,kvw->nctw", *[x.double() for x in large])) < 1e-5
+
+
+def test_second_derivatives(large: list[Tensor]) -> None:
+    grads = []
+    for function in (einsum, torch.einsum):
+        x, y = (z.clone().requires_grad_() for z in large)
+        output = function("nkctv,kvw->nctw", x, y)
+        first = torch.autograd.grad(output.square().sum(), (x, y), create_graph=True)
+        grads.append(torch.autograd.grad(first[0].square().mean() + first[1].square().mean(), (x, y)))
+    for a, e in zip(*grads, strict=True):
+        assert relative_error(a, e) < 1e-4
+
+
+def test_torch_func(large: list[Tensor]) -> None:
+    x, y = large
+    function: Callable[..., Tensor] = lambda x: einsum("nkctv,kvw->nctw", x, y)  # noqa: E731
+    expected = function(x)
+    tangent = torch.randn_like(x)
+    assert relative_error(torch.vmap(function)(x[:, None])[:, 0], expected) < 1e-5
+    _, actual = torch.func.jvp(function, (x,), (tangent,))
+    assert relative_error(actual, function(tangent)) < 1e-5
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, tangent)
+        actual = torch.autograd.forward_ad.unpack_dual(function(dual)).tangent
+    assert relative_error(actual, function(tangent)) < 1e-5
+    grad = torch.func.grad(lambda x: function(x).square().sum())(x)
+    leaf = x.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(function(leaf).square().sum(), leaf)
+    assert relative_error(grad, wanted) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_autocast(large: list[Tensor], dtype: torch.dtype) -> None:
+    compiled = torch.compile(einsum, fullgraph=True)
+    exact = torch.einsum("nkctv,kvw->nctw", *[z.double() for z in large])
+    for function in (einsum, compiled):
+        x, y = (z.clone().requires_grad_() for z in large)
+        with torch.autocast("cuda", dtype=dtype):
+            actual = function("nkctv,kvw->nctw", x, y)
+        assert actual.dtype == dtype
+        assert relative_error(actual, exact) < 2 * TOLERANCES[dtype]
+        grads = torch.autograd.grad(actual.float().square().mean(), (x, y))
+        assert all(g.dtype == torch.float32 and g.isfinite().all() for g in grads)
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_compile(equation: str) -> None:
+    operands = [z.requires_grad_() for z in graph(2, 3, 8, 150, 25, 25, torch.float32, equation.count("c") == 3)]
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return (einsum(equation, x * 2, y) + 1).square().mean()
+
+    actual, expected = torch.compile(loss, fullgraph=True)(*operands), loss(*operands)
+    torch.testing.assert_close(actual, expected)
+    wanted = torch.autograd.grad(expected, operands)
+    for a, e in zip(torch.autograd.grad(actual, operands), wanted, strict=True):
+        assert relative_error(a, e) < 1e-5
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_opcheck(equation: str) -> None:
+    operands = [z.requires_grad_() for z in graph(2, 3, 4, 50, 25, 25, torch.float32, equation.count("c") == 3)]
+    torch.library.opcheck(OP.torch_op, (operands, *parse(equation, tuple(z.dim() for z in operands))))
+
+
+def test_cuda_graph(large: list[Tensor]) -> None:
+    """Captured once with its backward, replayed on other values."""
+    x, y = (z.requires_grad_() for z in large)
+    grad = torch.randn(2, 64, 150, 25, device="cuda")
+
+    def step() -> tuple[Tensor, ...]:
+        output = einsum("nkctv,kvw->nctw", x, y)
+        return output, *torch.autograd.grad(output, (x, y), grad)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        outputs = step()
+    with torch.no_grad():
+        for tensor in (x, y, grad):
+            tensor.copy_(torch.randn_like(tensor))
+    captured.replay()
+    for actual, expected in zip(outputs, step(), strict=True):
+        assert torch.equal(actual, expected)
+
+
+@pytest.mark.large
+def test_more_than_two_to_the_31st_elements() -> None:
+    """Every offset is counted in 64 bits: the last rows are those of the same product on their own."""
+    n, k, c, t, v = 115, 3, 64, 4000, 25
+    assert math.prod((n, k, c, t, v)) > 2**31
+    x = torch.empty(n, k, c, t, v, dtype=torch.float16, device="cuda").normal_()
+    y = torch.randn(k, v, v, dtype=torch.float16, device="cuda")
+    output = operator("nkctv,kvw->nctw", x, y)
+    for i in (0, n // 2, n - 1):
+        expected = torch.einsum("kctv,kvw->ctw", x[i].double(), y.double())
+        assert relative_error(output[i], expected) < TOLERANCES[torch.float16]
+    gradient = operator("nctw,kvw->nkctv", output, y.mT.contiguous().mT)
+    expected = torch.einsum("ctw,kvw->kctv", output[-1].double(), y.double())
+    assert relative_error(gradient[-1], expected.half()) < TOLERANCES[torch.float16]
+    x.zero_()
+    x[-1] = 1
+    output.zero_()
+    output[-1, -1] = 1
+    summed = operator("nkctv,nctw->kvw", x, output)
+    assert torch.equal(summed, torch.full_like(summed, t))
