@@ -133,6 +133,84 @@ def test_many_points() -> None:
     check_gradients(args)
 
 
+# ------------------------------------------------------------------ many queries
+
+# Most are enough for the kernel that reads planes, where maps are NCHW; the others are what it leaves to the other one.
+MANY = {
+    "seed": {**SEED, "pooled": False, "queries": 516, "channels": 256},
+    "odd": {**DETR3D, "queries": 391, "channels": 257, "levels": [(29, 50), (13, 25), (8, 13), (1, 7)]},
+    "one-level": {**DETR3D, "queries": 1163, "channels": 64, "levels": [(15, 25)]},
+    "five-levels": {**DETR3D, "queries": 900, "channels": 88, "levels": [(15, 25), (9, 13), (4, 7), (2, 4), (1, 1)]},
+    "batch": {**DETR3D, "batch": 3, "queries": 300, "channels": 88},
+    "several-at-once": {**DETR3D, "queries": 2500, "channels": 60, "cams": 7},
+    "12-cameras": {**SEED, "cams": 12, "queries": 520, "channels": 190},
+    "points": {**DETR3D, "queries": 259, "channels": 256, "points": 5, "offsets": True},
+    "clamped": {**DETR3D, "queries": 400, "channels": 256, "uv_clamp": (-1.0, 2.0), "depth_eps": 1e-2},
+    "softmax": {**DETR3D, "queries": 400, "channels": 256, "activation": "softmax"},
+    "groups": {**DETR3D, "queries": 257, "channels": 258, "groups": 3, "points": 2},
+    "groups-of-odd-channels": {**DETR3D, "queries": 400, "channels": 255, "groups": 3},
+}
+every_many = pytest.mark.parametrize("sizes", MANY.values(), ids=MANY)
+
+
+@every_dtype
+@every_many
+def test_many_queries(sizes: dict, dtype: torch.dtype) -> None:
+    check(cast(node_args(case(**sizes)), dtype))
+
+
+def test_many_queries_with_every_argument_in_half() -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        check(moved(node_args(case(**MANY["points"])), dtype))
+
+
+def test_many_queries_of_strided_arguments() -> None:
+    args = node_args(case(**{**MANY["points"], "batch": 2}))
+    features, *rest = moved(args, "cuda")
+    expected = OP(features, *rest)
+    gaps = [torch.stack([t, t + 1], -1)[..., 0] if isinstance(t, Tensor) else t for t in rest]
+    assert torch.equal(OP(features, *gaps), expected)
+    output = torch.full((2, 259, 300), math.nan, device="cuda")
+    levels = [1.0] * len(features), [False] * len(features)
+    torch.ops.svexport_internal.camera_sample_levels(features, *levels, *rest[:-1], output[:, :, 1:257])
+    assert torch.equal(output[:, :, 1:257], expected)
+    assert output[:, :, :1].isnan().all()
+    assert output[:, :, 257:].isnan().all()
+
+
+@pytest.mark.parametrize("cams", [5, 16])
+def test_many_queries_that_every_camera_sees(cams: int) -> None:
+    """More views than a list has room for."""
+    args = case(**{**DETR3D, "queries": 1030, "channels": 130, "cams": cams})
+    height, width = args["image_size"]
+    matrix = torch.tensor(
+        [[0.0031 * width, 0, 0, width / 2], [0, 0, 0.02 * height, height / 2], [0, 0, 0, 1], [0, 0, 0, 1]]
+    )
+    args["lidar2img"] = matrix * (1 + 0.02 * torch.rand(1, cams, 4, 4))
+    for dtype in DTYPES:
+        check(cast(node_args(args), dtype))
+
+
+@every_many
+def test_many_queries_are_as_few(sizes: dict) -> None:
+    """Twice the same, bit for bit, also of a graph; and but for rounding what a few at a time are."""
+    features, points, lidar2img, weights, offsets, *options = moved(node_args(case(**sizes)), "cuda")
+    args = (features, points, lidar2img, weights, offsets, *options)
+    first = OP(*args)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = OP(*args)
+    for _ in range(3):
+        captured.fill_(math.nan)
+        graph.replay()
+        assert torch.equal(captured, first)
+    few = []
+    for i in range(0, weights.shape[1], 128):
+        some = offsets if offsets.shape[1] == 1 else offsets[:, i : i + 128]
+        few.append(OP(features, points[:, i : i + 128], lidar2img, weights[:, i : i + 128], some, *options))
+    torch.testing.assert_close(first, torch.cat(few, 1), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.large
 @pytest.mark.parametrize("queries", [1, 900])
 def test_full_size(queries: int) -> None:
@@ -143,9 +221,12 @@ def test_full_size(queries: int) -> None:
 
 
 @pytest.mark.large
-def test_the_same_points_count() -> None:
-    """Bit for bit: of a million projections none is seen by one side only."""
+@pytest.mark.parametrize("many", [False, True])
+def test_the_same_points_count(many: bool) -> None:
+    """Bit for bit: of a million projections none is seen by one side only, nor of as many as there are in planes."""
     sizes = {**DETR3D, "levels": [(3, 5)], "channels": 1, "queries": 30000, "batch": 6}
+    if many:
+        sizes |= {"levels": [(3, 5)] * 4, "channels": 66, "queries": 3000}
     for clamp in ({}, {"uv_clamp": (-0.5, 1.5), "depth_eps": 1e-2}):
         args = case(**sizes, **clamp)
         args["lidar2img"] = args["lidar2img"] * (1 + 0.1 * torch.rand_like(args["lidar2img"]))
@@ -167,27 +248,34 @@ def test_strided_arguments() -> None:
 
 
 @pytest.mark.large
-def test_beyond_32_bits() -> None:
+@pytest.mark.parametrize("queries", [9, 1100])
+@pytest.mark.parametrize("axis", [0, 1], ids=["image", "camera"])
+def test_beyond_32_bits(axis: int, queries: int) -> None:
     """A pixel 2^31 elements behind the first."""
     if torch.cuda.mem_get_info()[0] < 8 << 30:
         pytest.skip("needs 8 GiB of device memory")
-    sizes = {**DETR3D, "levels": [(5, 7)], "queries": 9, "channels": 16}
+    sizes = {**DETR3D, "levels": [(5, 7)] * 4, "queries": queries, "channels": 64, "batch": 2 - axis}
     args = node_args(case(**sizes))
     for layout in (torch.Tensor.contiguous, channels_last):
         small = layout(args[0][0].half().cuda())
-        memory = torch.empty(6 * 400_000_000, dtype=torch.half, device="cuda")
+        memory = torch.empty(2_410_000_000, dtype=torch.half, device="cuda")
         strides = list(small.stride())
-        strides[1] = 400_000_000
+        strides[axis] = [2_400_000_000, 400_000_000][axis]
         far = memory.as_strided(small.shape, strides)
         far.copy_(small)
         rest = moved(args[1:], "cuda")
-        assert torch.equal(OP([far], *rest), OP([small], *rest))
+        others = [layout(f.half().cuda()) for f in args[0][1:]]
+        torch.testing.assert_close(OP([far, *others], *rest), OP([small, *others], *rest), rtol=2e-3, atol=2e-3)
 
 
 # ------------------------------------------------------------------ what is not a number
 
 
-@pytest.mark.parametrize("sizes", [DETR3D, {**STREAM, "uv_clamp": (-1.0, 2.0)}], ids=["detr3d", "stream"])
+@pytest.mark.parametrize(
+    "sizes",
+    [DETR3D, {**STREAM, "uv_clamp": (-1.0, 2.0)}, MANY["batch"]],
+    ids=["detr3d", "stream", "many"],
+)
 def test_what_is_not_a_number(sizes: dict) -> None:
     def changed(change: Callable[[dict], None]) -> tuple:
         args = case(**sizes)

@@ -1,5 +1,6 @@
 #include "camera_sample.h"
 
+#include <algorithm>
 #include <type_traits>
 
 #include "device.cuh"
@@ -72,19 +73,21 @@ struct Matrix {
 struct Point {
   float at[3];
 
+  Point() = default;
   __device__ __forceinline__ Point(const Params& p, int64_t b, int64_t q, uint32_t point) {
-    float offset[3] = {};
+    const int64_t from = b * p.offsets_stride[0] + q * p.offsets_stride[1] + point * p.offsets_stride[2];
+    float raw[6];
 #pragma unroll
     for (int i = 0; i < 3; ++i) {
-      at[i] = p.points.get(b * p.points_stride[0] + q * p.points_stride[1] + i * p.points_stride[2]);
+      raw[i] = p.points.get(b * p.points_stride[0] + q * p.points_stride[1] + i * p.points_stride[2]);
+      raw[3 + i] = p.offsets.get(from + i * p.offsets_stride[3], p.has_offsets);
     }
-    if (p.has_offsets) {
-      const int64_t from = b * p.offsets_stride[0] + q * p.offsets_stride[1] + point * p.offsets_stride[2];
+    *this = Point(p, raw);
+  }
+  // Of a place in the range and an offset, or 0.
+  __device__ __forceinline__ Point(const Params& p, const float (&raw)[6]) {
 #pragma unroll
-      for (int i = 0; i < 3; ++i) offset[i] = p.offsets.get(from + i * p.offsets_stride[3]);
-    }
-#pragma unroll
-    for (int i = 0; i < 3; ++i) at[i] = __fadd_rn(__fadd_rn(__fmul_rn(at[i], p.span[i]), p.low[i]), offset[i]);
+    for (int i = 0; i < 3; ++i) at[i] = __fadd_rn(__fadd_rn(__fmul_rn(raw[i], p.span[i]), p.low[i]), raw[3 + i]);
   }
 };
 
@@ -94,24 +97,30 @@ struct Projection {
 };
 
 // Rounded step by step as the reference is (no fused multiply-add, two divisions), so that both agree on what is seen.
-__device__ __forceinline__ Projection project(const Params& p, const Matrix& m, const Point& point) {
-  float image[3];
-#pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    const float sum = __fadd_rn(__fmul_rn(point.at[0], m.at[4 * i]), __fmul_rn(point.at[1], m.at[4 * i + 1]));
-    image[i] = __fadd_rn(__fadd_rn(sum, __fmul_rn(point.at[2], m.at[4 * i + 2])), m.at[4 * i + 3]);
-  }
-  Projection r{image[2], 0, 0, image[2] > p.depth_eps};
+__device__ __forceinline__ float along(float x, float y, float z, float w, const Point& point) {
+  const float sum = __fadd_rn(__fmul_rn(point.at[0], x), __fmul_rn(point.at[1], y));
+  return __fadd_rn(__fadd_rn(sum, __fmul_rn(point.at[2], z)), w);
+}
+
+__device__ __forceinline__ Projection divided(const Params& p, float x, float y, float depth) {
+  Projection r{depth, 0, 0, depth > p.depth_eps};
   if (!r.seen) return r;
-  r.u = __fdiv_rn(__fdiv_rn(image[0], r.depth), p.image_width);
-  r.v = __fdiv_rn(__fdiv_rn(image[1], r.depth), p.image_height);
+  r.u = __fdiv_rn(__fdiv_rn(x, depth), p.image_width);
+  r.v = __fdiv_rn(__fdiv_rn(y, depth), p.image_height);
   if (p.in_image) {
-    const float x = __fsub_rn(2 * r.u, 1), y = __fsub_rn(2 * r.v, 1);
-    r.seen = x > -1 && x < 1 && y > -1 && y < 1;
+    const float u = __fsub_rn(2 * r.u, 1), v = __fsub_rn(2 * r.v, 1);
+    r.seen = u > -1 && u < 1 && v > -1 && v < 1;
   } else {
     r.seen = r.u == r.u && r.v == r.v;
   }
   return r;
+}
+
+__device__ __forceinline__ Projection project(const Params& p, const Matrix& m, const Point& point) {
+  float image[3];
+#pragma unroll
+  for (int i = 0; i < 3; ++i) image[i] = along(m.at[4 * i], m.at[4 * i + 1], m.at[4 * i + 2], m.at[4 * i + 3], point);
+  return divided(p, image[0], image[1], image[2]);
 }
 
 __device__ __forceinline__ float clamped(const Params& p, float u) {
@@ -403,6 +412,321 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
     for (int r = 0; r < rows; ++r) total += sums[r * chunk + c - begin];
     total *= simple ? (nan ? NAN : 1) : norms[p.group_channels.divide(c) - first_group].y;
     out[c * p.output_stride[2]] = from_float<T>(total);
+  }
+}
+
+// ------------------------------------------------------------------ planes
+//
+// Where the pixels of a row are neighbours and channels far apart, a sector has one or two pixels that a sample needs, and
+// the samples ask for more sectors than L2 delivers in the time of all the rest. So a block reads kPlaneChannels channels
+// for many queries, which find each other's sectors in L1. That every block projects all its queries costs less than a
+// kernel that does so before. For as many queries as a block has threads, or fewer with several threads each:
+// 1. a thread finds the cameras that may see its query;
+// 2. these views become a list, camera by camera, so that L1 holds what neighbours in the list read;
+// 3. a thread per view divides: where in the image it is, and whether it counts;
+// 4. lanes beside each other read the two pixels of a row, others other levels and views;
+// 5. a thread sums the views of its query.
+// In which order the views of a camera are listed is left to chance; no sum depends on it.
+
+constexpr int kPlaneThreads = 1024;
+constexpr int kPlaneWarps = kPlaneThreads / 32;
+constexpr int kPlaneChannels = 2;
+constexpr int kPlaneLevels = 4, kPlaneCams = 16;   // at most
+constexpr int64_t kPlaneSize = 1 << 17;            // of a level, at most
+constexpr int64_t kLeastQueries = 256;             // of a block, or there is nothing to find in L1
+constexpr int kMaxViews = 1088;                    // of a list: not fewer than a camera can have
+
+struct Planes {
+  int queries;
+  int at_once;      // queries of a block
+  int lane_shift;   // log2 of the threads of a query
+  float bounds[2];  // of the image: width and height, and a little more
+  int vectors;      // of 16 bytes, that are the weights of a query; 0: they are not side by side
+  bool floats;      // points and offsets are float32
+  bool pairs;       // the output can be written two channels at once
+};
+
+// A point that a camera sees.
+struct alignas(16) View {
+  float u, v;     // then what was read, of either channel
+  uint32_t name;  // which query: 10 bits, camera: 4, the view before of the same thread: 11
+  uint32_t unused;
+  float weights[kPlaneLevels];
+};
+constexpr uint32_t kNoView = 2047;
+
+// Adds 0 or, for what is not finite, NaN.
+__device__ __forceinline__ void add_zero(const Vec<__half, 8>& v, float& sum) {
+  const __half2* pairs = reinterpret_cast<const __half2*>(&v);
+  const __half2 zero = __floats2half2_rn(0, 0);
+  __half2 total = zero;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) total = __hfma2(pairs[i], zero, total);
+  sum += __low2float(total) + __high2float(total);
+}
+template <class T, int N>
+__device__ __forceinline__ void add_zero(const Vec<T, N>& v, float& sum) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) sum = fmaf(to_float(v.at[i]), 0, sum);
+}
+
+// Weights are of the type of the maps.
+template <class T>
+__global__ void __launch_bounds__(kPlaneThreads, 1)
+    camera_sample_planes_kernel(const Params __grid_constant__ p, const Planes __grid_constant__ r) {
+  __shared__ View views[kMaxViews];
+  __shared__ float4 matrices[kPlaneCams][3];
+  __shared__ float places[3][kPlaneThreads];
+  __shared__ int totals[2][kPlaneCams], taken[2][kPlaneCams];
+
+  const int b = blockIdx.z, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  const int lanes = 1 << r.lane_shift, mine = threadIdx.x >> r.lane_shift, part = lane & (lanes - 1);
+  const int channel = blockIdx.x * kPlaneChannels;
+  const uint32_t points = p.points_of.d;
+  const T* logits = static_cast<const T*>(p.weights.data) + b * p.weights_stride[0] +
+                    p.group_channels.divide(channel) * p.weights_stride[3];
+
+  // What is read first, all at once.
+  float number = 0;
+  if (threadIdx.x < 12 * kPlaneCams) {
+    const int camera = threadIdx.x / 12, i = threadIdx.x % 12;
+    number = p.lidar2img.get(b * p.lidar2img_stride[0] + camera * p.lidar2img_stride[1] +
+                                 i / 4 * p.lidar2img_stride[2] + i % 4 * p.lidar2img_stride[3],
+                             camera < p.cams);
+  }
+  constexpr int kVectors = 3;
+  Vec<T, kVector<T>> vectors[kVectors];
+  float raw[6];  // a point and its offset
+  int first = blockIdx.y * r.at_once;
+  const auto own_query = [&] { return min(first + min(mine, r.at_once - 1), r.queries - 1); };
+  const auto own_vector = [&](int i) {
+    const T* own = logits + own_query() * static_cast<uint32_t>(p.weights_stride[1]);
+    return load_if<T, kVector<T>>(own + kVector<T> * (part + i * lanes), part + i * lanes < r.vectors);
+  };
+  const auto own_vectors = [&] {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) vectors[i] = own_vector(i);
+  };
+  const auto own_point = [&](uint32_t point) {
+    const uint32_t from = own_query() * static_cast<uint32_t>(p.points_stride[1]);
+    const uint32_t offset =
+        own_query() * static_cast<uint32_t>(p.offsets_stride[1]) + point * static_cast<uint32_t>(p.offsets_stride[2]);
+    if (r.floats) {  // as they are, which is shorter
+      const float* points_of = static_cast<const float*>(p.points.data) + b * p.points_stride[0];
+      const float* offsets_of = static_cast<const float*>(p.offsets.data) + b * p.offsets_stride[0];
+#pragma unroll
+      for (int i = 0; i < 3; ++i) {
+        raw[i] = load_if<float, 1>(points_of + (from + i * static_cast<uint32_t>(p.points_stride[2])), true).at[0];
+        raw[3 + i] = load_if<float, 1>(offsets_of + (offset + i * static_cast<uint32_t>(p.offsets_stride[3])),
+                                       p.has_offsets).at[0];
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 3; ++i) {
+        raw[i] = p.points.get(b * p.points_stride[0] + from + i * p.points_stride[2]);
+        raw[3 + i] = p.offsets.get(b * p.offsets_stride[0] + offset + i * p.offsets_stride[3], p.has_offsets);
+      }
+    }
+  };
+  own_vectors();
+  own_point(0);
+  if (threadIdx.x < 12 * kPlaneCams) reinterpret_cast<float*>(matrices)[threadIdx.x] = number;  // 0: sees nothing
+  if (threadIdx.x < 2 * kPlaneCams) (&totals[0][0])[threadIdx.x] = (&taken[0][0])[threadIdx.x] = 0;
+
+  // Of what is read:
+  const int column = lane & 1, level = lane >> 1 & 3, slot = lane >> 3;
+  const Level& map = p.levels[min(level, p.num_levels - 1)];
+  const uint32_t width = map.width, height = level < p.num_levels ? map.height : 0;
+  const float fwidth = static_cast<float>(map.width), fheight = static_cast<float>(map.height);
+  const int to_row = map.sy / static_cast<int>(sizeof(T)), to_camera = static_cast<int>(map.sk / sizeof(T));
+  const T* planes[kPlaneChannels][2];
+#pragma unroll
+  for (int c = 0; c < kPlaneChannels; ++c) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      planes[c][j] = reinterpret_cast<const T*>(
+          map.data + b * map.sb + static_cast<int64_t>(min(channel + c, p.channels - 1)) * map.sc + j * map.sy);
+    }
+  }
+  __syncthreads();
+
+  int parity = 0;
+  while (first < r.queries) {
+    const bool live = mine < r.at_once && first + mine < r.queries;
+    float nothing = 0;  // or NaN, if a weight is before it is activated: then the sum is, whatever is seen
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) add_zero(vectors[i], nothing);
+    for (int i = kVectors; part + i * lanes < r.vectors; ++i) add_zero(own_vector(i), nothing);
+    if (nothing != 0 || r.vectors == 0) {  // infinite ones are not NaN
+      const T* own = logits + own_query() * static_cast<uint32_t>(p.weights_stride[1]);
+      nothing = 0;
+#pragma unroll 4
+      for (int i = r.vectors == 0 ? part : 0; i < p.samples; i += r.vectors == 0 ? lanes : 1) {
+        const float logit = to_float(own[i * static_cast<uint32_t>(p.weights_stride[2])]);
+        nothing = logit == logit ? nothing : NAN;
+      }
+    }
+
+    float sums[kPlaneChannels] = {nothing, nothing};
+    for (uint32_t point = 0; point < points; ++point) {
+      const Point at(p, raw);
+      if (point + 1 < points) own_point(point + 1);
+      if (part == 0) {
+#pragma unroll
+        for (int i = 0; i < 3; ++i) places[i][mine] = at.at[i];
+      }
+      uint32_t cameras = 0;  // those that may see the point
+      const float4(*m)[3] = matrices + part;
+#pragma unroll 2
+      for (int camera = 0; camera < p.cams; camera += lanes, m += lanes) {
+        const float4 rows[3] = {m[0][0], m[0][1], m[0][2]};
+        float image[3];
+#pragma unroll
+        for (int i = 0; i < 3; ++i) image[i] = along(rows[i].x, rows[i].y, rows[i].z, rows[i].w, at);
+        // None that counts is missed: width and height are larger by more than the divisions round.
+        const bool maybe = (image[2] > p.depth_eps) & (image[0] > 0) & (image[1] > 0) &
+                           (image[0] < image[2] * r.bounds[0]) & (image[1] < image[2] * r.bounds[1]);
+        cameras |= static_cast<uint32_t>(maybe) << camera;
+      }
+      cameras = live ? cameras << part : 0;
+      for (uint32_t left = cameras; left; left &= left - 1) atomicAdd(&totals[parity][__ffs(left) - 1], 1);
+      __syncthreads();
+
+      // As many cameras at once as the list has room for.
+      int until = lane < p.cams ? totals[parity][lane] : 0;  // views of the cameras up to this lane's
+#pragma unroll
+      for (int other = 1; other < kPlaneCams; other *= 2) {
+        const int before = __shfl_up_sync(~0u, until, other);
+        until += lane >= other ? before : 0;
+      }
+      for (int from = 0, done = 0; from < p.cams;) {
+        const int to = __popc(__ballot_sync(~0u, lane < p.cams && until - done <= kMaxViews));
+        const int count = __shfl_sync(~0u, until, to - 1) - done;
+        uint32_t last = kNoView;
+        uint32_t left = cameras & ((1u << to) - 1) & ~((1u << from) - 1);
+        while (__any_sync(~0u, left)) {
+          const int camera = left ? __ffs(left) - 1 : 0;
+          const int start = __shfl_sync(~0u, until, camera - 1);
+          if (left) {
+            const int index = (camera > from ? start - done : 0) + atomicAdd(&taken[parity][camera], 1);
+            views[index].name = mine | camera << 10 | last << 14;
+            last = index;
+          }
+          left &= left - 1;
+        }
+        __syncthreads();
+
+        if (threadIdx.x < kPlaneCams) totals[parity ^ 1][threadIdx.x] = taken[parity ^ 1][threadIdx.x] = 0;
+        const int padded = (count + 7) / 8 * 8;
+#pragma unroll 1
+        for (int i = threadIdx.x; i < padded; i += kPlaneThreads) {
+          View view{};
+          view.u = view.v = -16;  // no pixel is near
+          if (i < count) {
+            view.name = views[i].name;
+            const int query = view.name & 1023, camera = view.name >> 10 & 15;
+            const T* own = logits + ((first + query) * static_cast<uint32_t>(p.weights_stride[1]) +
+                                     (camera * points + point) * p.num_levels * static_cast<uint32_t>(p.weights_stride[2]));
+#pragma unroll
+            for (int l = 0; l < kPlaneLevels; ++l) {
+              const int known = min(l, p.num_levels - 1);
+              view.weights[l] = to_float(load_if<T, 1>(own + known * static_cast<int>(p.weights_stride[2]), true).at[0]);
+            }
+            Point place;
+#pragma unroll
+            for (int j = 0; j < 3; ++j) place.at[j] = places[j][query];
+            const float4* rows = matrices[camera];
+            float image[3];
+#pragma unroll
+            for (int j = 0; j < 3; ++j) image[j] = along(rows[j].x, rows[j].y, rows[j].z, rows[j].w, place);
+            const Projection seen = divided(p, image[0], image[1], image[2]);
+            view.u = seen.seen ? seen.u : view.u;
+            view.v = seen.seen ? seen.v : view.v;
+#pragma unroll
+            for (float& weight : view.weights) weight = __fdividef(1, 1 + __expf(-weight));
+          }
+          views[i] = view;
+        }
+        __syncthreads();
+
+#pragma unroll 1
+        for (int i = 8 * warp; i < count; i += 8 * kPlaneWarps) {
+          View* const here = views + i + slot;
+          T pixels[2][kPlaneChannels][2];
+          float weight[2], fx[2], fy[2];
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            // Rounded down by adding what has no bits behind the point.
+            constexpr float kUnits = 12582912;
+            const float4 view = *reinterpret_cast<const float4*>(here + 4 * k);
+            weight[k] = here[4 * k].weights[level];
+            const float x = __fsub_rn(__fmul_rn(view.x, fwidth), 0.5f), y = __fsub_rn(__fmul_rn(view.y, fheight), 0.5f);
+            const float x0 = __fadd_rd(x, kUnits), y0 = __fadd_rd(y, kUnits);
+            fx[k] = x - (x0 - kUnits);
+            fy[k] = y - (y0 - kUnits);
+            const uint32_t px = __float_as_uint(x0) + (column - 0x4b400000), py = __float_as_uint(y0) - 0x4b400000;
+            const int at = static_cast<int>((__float_as_uint(view.z) >> 10 & 15) * to_camera + py * to_row + px);
+            const bool inside[2] = {px < width && py < height, px < width && py + 1 < height};
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+#pragma unroll
+              for (int c = 0; c < kPlaneChannels; ++c) {
+                pixels[k][c][j] = load_if<T, 1>(planes[c][j] + at, inside[j]).at[0];
+              }
+            }
+          }
+          float v[2];
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            const float across = column ? fx[k] : 1 - fx[k], down[2] = {(1 - fy[k]) * across, fy[k] * across};
+            float sum[kPlaneChannels];
+#pragma unroll
+            for (int c = 0; c < kPlaneChannels; ++c) {
+              sum[c] = fmaf(down[1], to_float(pixels[k][c][1]), down[0] * to_float(pixels[k][c][0]));
+            }
+            // Each column goes on with a channel.
+            v[k] = (column ? sum[1] : sum[0]) + __shfl_xor_sync(~0u, column ? sum[0] : sum[1], 1);
+            v[k] = (v[k] == v[k] ? v[k] : 0) * weight[k];
+          }
+          // Even levels go on with the first views, odd ones with the second.
+          float total = (level & 1 ? v[1] : v[0]) + __shfl_xor_sync(~0u, level & 1 ? v[0] : v[1], 2);
+          total += __shfl_xor_sync(~0u, total, 4);
+          __syncwarp();
+          if (level < 2) (&here[4 * level].u)[column] = total;
+        }
+        __syncthreads();
+
+        while (last != kNoView) {
+          const float4 view = *reinterpret_cast<const float4*>(views + last);
+          sums[0] += view.x;
+          sums[1] += view.y;
+          last = __float_as_uint(view.z) >> 14;
+        }
+        done += count;
+        from = to;
+        if (from < p.cams) __syncthreads();
+      }
+      parity ^= 1;
+    }
+
+    for (int other = 1; other < lanes; other *= 2) {
+#pragma unroll
+      for (float& sum : sums) sum += __shfl_xor_sync(~0u, sum, other);
+    }
+    if (live && part == 0) {
+      T* out = static_cast<T*>(p.output) + b * p.output_stride[0] + own_query() * p.output_stride[1] +
+               channel * p.output_stride[2];
+      if (r.pairs) {
+        store(out, Vec<T, 2>{from_float<T>(sums[0]), from_float<T>(sums[1])});
+      } else {
+        out[0] = from_float<T>(sums[0]);
+        if (channel + 1 < p.channels) out[p.output_stride[2]] = from_float<T>(sums[1]);
+      }
+    }
+    first += gridDim.y * r.at_once;
+    if (first >= r.queries) break;
+    own_vectors();
+    own_point(0);
   }
 }
 
@@ -1030,6 +1354,62 @@ __host__ __device__ cudaError_t prepare(const CameraLevel* levels, int num_level
 #ifndef SVEXPORT_AOT  // csrc/aot takes the kernels only
 namespace svexport {
 
+namespace {
+
+// Whether the kernel for planes can, and is expected to be faster; if so, how.
+bool by_planes(const CameraLevel* levels, int num_levels, const Tensor& reference_points, const Tensor& weights,
+               const Tensor& offsets, const Tensor& output, const Params& p, Planes& r, dim3& grid) {
+  const int64_t images = output.sizes[0], queries = output.sizes[1], channels = output.sizes[2], size = output.item_size();
+  const int64_t points = weights.sizes[3], groups = weights.sizes[5];
+  if (p.softmax || !p.in_image || num_levels > kPlaneLevels || p.cams > kPlaneCams || weights.dtype != output.dtype ||
+      (groups > 1 && channels / groups % kPlaneChannels != 0) || !(p.depth_eps >= 0) || !(p.image_width > 0) ||
+      !(p.image_height > 0) || queries < kLeastQueries) {
+    return false;
+  }
+  // Elements behind the first of an image, as 32 bits count them.
+  const auto reach_of = [](const Tensor& t) {
+    int64_t reach = 0;
+    for (int i = 1; i < t.rank; ++i) reach += (t.sizes[i] - 1) * t.strides[i];
+    return reach;
+  };
+  if (std::max({reach_of(weights), reach_of(reference_points), p.has_offsets ? reach_of(offsets) : 0}) > INT32_MAX) {
+    return false;
+  }
+  for (int l = 0; l < num_levels; ++l) {
+    const Tensor& map = levels[l].map;
+    const int64_t reach = map.sizes[1] * map.strides[1] + (map.sizes[3] + 1) * map.strides[3] + map.sizes[4];
+    if (p.levels[l].int8 || p.levels[l].pool || (map.strides[4] != 1 && map.sizes[4] != 1) || reach > INT32_MAX ||
+        map.sizes[3] > kPlaneSize || map.sizes[4] > kPlaneSize) {
+      return false;
+    }
+  }
+  const int64_t processors = std::max(1, of_device(cudaDevAttrMultiProcessorCount));
+  const int64_t blocks = ceil_div<int64_t>(channels, kPlaneChannels), all = blocks * images;
+  const int64_t parts = std::max<int64_t>(1, std::min(processors / all, queries / kLeastQueries));
+  // Microseconds, as measured on 132 processors: this kernel, wave by wave, and the other.
+  const double samples = static_cast<double>(queries) * points, waves = ceil_div(all * parts, processors);
+  const double planes = waves * (5.6 + 0.0092 * samples / parts);
+  const double other = 3.9 + 0.0027 * samples * num_levels * channels * images / processors;
+  if (planes + 1.5 > other) return false;
+
+  const int64_t of_block = ceil_div(queries, parts);
+  r.queries = static_cast<int>(queries);
+  r.at_once = static_cast<int>(ceil_div(of_block, ceil_div<int64_t>(of_block, kPlaneThreads)));
+  while (2 * r.at_once << r.lane_shift <= kPlaneThreads) ++r.lane_shift;
+  r.bounds[0] = p.image_width * 1.000001f;
+  r.bounds[1] = p.image_height * 1.000001f;
+  const bool vectors = groups == 1 && (p.weights_stride[2] == 1 || p.samples == 1) && p.samples * size % 16 == 0 &&
+                       reinterpret_cast<uintptr_t>(weights.data) % 16 == 0 && p.weights_stride[0] * size % 16 == 0 &&
+                       p.weights_stride[1] * size % 16 == 0;
+  r.vectors = vectors ? static_cast<int>(p.samples * size / 16) : 0;
+  r.floats = p.points.dtype == DType::kFloat32 && (!p.has_offsets || p.offsets.dtype == DType::kFloat32);
+  r.pairs = channels % 2 == 0 && output.aligned(2, 2 * size);
+  grid = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(parts), static_cast<unsigned>(images));
+  return true;
+}
+
+}  // namespace
+
 cudaError_t camera_sample(const CameraLevel* levels, int num_levels, const Tensor& reference_points,
                           const Tensor& lidar2img, const Tensor& weights, const Tensor& offsets,
                           const CameraSampleOptions& options, const Tensor& output, cudaStream_t stream) {
@@ -1041,6 +1421,12 @@ cudaError_t camera_sample(const CameraLevel* levels, int num_levels, const Tenso
   for (int l = 0; l < num_levels; ++l) others |= p.levels[l].int8 || p.levels[l].pool;
   return dispatch_float(output.dtype, [&](auto* t) {
     using T = element_t<decltype(t)>;
+    Planes planes{};
+    dim3 blocks;
+    if (by_planes(levels, num_levels, reference_points, weights, offsets, output, p, planes, blocks)) {
+      camera_sample_planes_kernel<T><<<blocks, kPlaneThreads, 0, stream>>>(p, planes);
+      return cudaGetLastError();
+    }
     const bool vector = vectors(levels, num_levels, p, 16, sizeof(T));
     const int64_t threads = vector ? p.channels / kVector<T> : 2 * int64_t{p.channels};
     p.row_shift = log2_ceil(threads < kThreads ? threads : kThreads);
