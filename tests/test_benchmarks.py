@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 
@@ -71,6 +72,17 @@ def test_first_workload_of_the_sweep(name: str) -> None:
     for others in expected:
         for actual, other in zip(ours, others, strict=False):  # inv_ex says more than inverse
             torch.testing.assert_close(actual, other, rtol=0, atol=1e-2)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, they do not fail")
+def test_processes_that_fail(capfd) -> None:
+    """They are left out, with their own words for it; nothing waits for them."""
+    options = argparse.Namespace(sweep=False, filter="6x4x4 4 ", apart=60.0, compiled=None, replays=10, eager=False)
+    with OnCpu():
+        assert list(runner.apart("solve", options)) == []
+    told = capfd.readouterr().err
+    assert "CUDA" in told
+    assert "solve 6x4x4 4 columns: failed" in told
 
 
 def test_without_gpu(monkeypatch, capsys) -> None:

@@ -51,6 +51,18 @@ def test_equals_float64(dtype: torch.dtype) -> None:
             check(image, random_pixels(shape, out).cuda())
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_many_points(dtype: torch.dtype) -> None:
+    """Scattered, smooth, and an image of either."""
+    shape, out = (2, 32, 64, 71), (180, 141)
+    image = torch.randn(shape, device="cuda", dtype=dtype)
+    rows, columns = torch.arange(180) * 0.4 - 0.33, torch.arange(141) * 0.5 - 0.27
+    smooth = torch.stack(torch.meshgrid(rows, columns, indexing="ij")[::-1], -1).expand(2, *out, 2)
+    mixed = torch.cat([random_pixels(shape, out)[:1], smooth[:1]])
+    for grid in (random_pixels(shape, out), smooth.contiguous(), mixed):
+        check(image, grid.cuda())
+
+
 def test_special_coordinates() -> None:
     values = (math.nan, math.inf, -math.inf, 1e30, -1e30, -0.0, 0.0, -1e-7, 4.0, 5.999999, 6.0, 7.0)
     grid = torch.cartesian_prod(torch.tensor(values), torch.tensor(values)).view(1, 12, 12, 2)

@@ -443,6 +443,8 @@ cudaError_t launch_boxes(const Tensor& input, const Space& s, const Output<T>& o
                                       enough, copied, stream);
 }
 
+constexpr int kSmallPlane = 4096;  // bytes of a plane that the first cache keeps, whatever the points
+
 // A thread for each point, or for two of one channel.
 template <class T, class G, int PADDING>
 cudaError_t launch_planes(const Tensor& input, const Space& s, const Output<T>& output, cudaStream_t stream) {
@@ -483,17 +485,24 @@ cudaError_t run(const Tensor& input, const Space& s, const Output<T>& output, vo
   }
 
   if constexpr (TAPS == 4) {
-    if (workspace && many_points(input, s.points, kBilinear)) {
-      return launch_boxes<T, PADDING>(input, s, output, enough, workspace, stream);
-    }
-    if constexpr (PADDING != kAnyPadding) {
-      if (s.stride[0] == 1 && output.point == 1 && s.grid_dense && s.grid_pairs) {
-        cudaError_t status = cudaErrorNotSupported;
-        if (s.grid.dtype == input.dtype) status = launch_planes<T, T, PADDING>(input, s, output, stream);
-        else if (s.grid.dtype == DType::kFloat32) status = launch_planes<T, float, PADDING>(input, s, output, stream);
-        if (status != cudaErrorNotSupported) return status;
+    const bool many = workspace && many_points(input, s.points, kBilinear);
+    const bool small = static_cast<int64_t>(s.size[0]) * s.size[1] * sizeof(T) <= kSmallPlane;
+    if ((!many || small) && s.stride[0] == 1 && output.point == 1 && s.grid_dense && s.grid_pairs) {
+      const auto with = [&](auto padding) {
+        if (s.grid.dtype == input.dtype) return launch_planes<T, T, padding.value>(input, s, output, stream);
+        if (s.grid.dtype == DType::kFloat32) return launch_planes<T, float, padding.value>(input, s, output, stream);
+        return cudaErrorNotSupported;
+      };
+      cudaError_t status;
+      if constexpr (PADDING != kAnyPadding) {
+        status = with(std::integral_constant<int, PADDING>());
+      } else {
+        status = s.padding == kBorder ? with(std::integral_constant<int, kBorder>())
+                                      : with(std::integral_constant<int, kReflection>());
       }
+      if (status != cudaErrorNotSupported) return status;
     }
+    if (many) return launch_boxes<T, PADDING>(input, s, output, enough, workspace, stream);
   }
   int64_t extent = 1;
   for (int a = 0; a < s.axes; ++a) extent += static_cast<int64_t>(s.size[a] - 1) * s.stride[a];

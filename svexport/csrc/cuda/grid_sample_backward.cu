@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "bilinear_sample.h"
 #include "box.cuh"
 #include "grid_sample.h"
@@ -69,42 +71,56 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
       point = locate<TAPS, PADDING>(s, n, p);
       const Taps<TAPS> from(point, s.stride), to(point, dense.stride);
       float dot[TAPS] = {};
-      if (sums) wait_for_previous();
       const bool read = grad_grid.data && TAPS > 1;
       const T* g = grad.data + n * grad.image + p * grad.point;
       const T* source = input + n * image;
       float* target = sums + static_cast<int64_t>(n) * channels * pixels;
-#pragma unroll U
-      for (int c = part; c < channels; c += parts) {
-        const float scale = to_float(load_if<T, 1>(g + c * grad.channel, true).at[0]);
+#pragma unroll 1
+      for (int begin = part; begin < channels; begin += U * parts) {
+        float scales[U], values[U][TAPS];
 #pragma unroll
-        for (int i = 0; i < TAPS; ++i) {
-          const bool inside = read && from.offset[i] >= 0;
-          const float pixel = to_float(load_if<T, 1>(source + c * channel + from.offset[i], inside).at[0]);
-          if (inside) dot[i] = fmaf(scale, pixel, dot[i]);
-        }
-        if (!sums) continue;
-        if constexpr (SUMS == kPairSums) {
-          const Pixels<2>& x = point.axis[0];
-          const int first = x.index[0] >= 0 ? x.index[0] + 1 : x.index[1];  // -1: neither is inside
-#pragma unroll
-          for (int i = 0; i < TAPS; i += 2) {
-            int row = 0, outside = first;
-#pragma unroll
-            for (int a = Point<TAPS>::AXES - 1; a > 0; --a) {
-              const int index = point.axis[a].index[Point<TAPS>::at(i, a)];
-              row = row * s.size[a] + index;
-              outside |= index;
-            }
-            const int64_t pair = static_cast<int64_t>(row) * (s.size[0] + 1) + first;
-            if (outside >= 0) {
-              add_pair(target + c * pixels + 2 * pair, point.weight(i) * scale, point.weight(i + 1) * scale);
-            }
-          }
-        } else {
+        for (int u = 0; u < U; ++u) {
+          const int c = begin + u * parts;
+          scales[u] = to_float(load_if<T, 1>(g + c * grad.channel, c < channels).at[0]);
 #pragma unroll
           for (int i = 0; i < TAPS; ++i) {
-            if (to.offset[i] >= 0) atomicAdd(target + c * pixels + to.offset[i], to.weight[i] * scale);
+            const bool inside = read && from.offset[i] >= 0 && c < channels;
+            values[u][i] = to_float(load_if<T, 1>(source + c * channel + from.offset[i], inside).at[0]);
+          }
+        }
+        if (sums) wait_for_previous();  // which the reads above need not
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+          const int c = begin + u * parts;
+          const float scale = scales[u];
+          if (c >= channels) break;
+#pragma unroll
+          for (int i = 0; i < TAPS; ++i) {
+            if (from.offset[i] >= 0) dot[i] = fmaf(scale, values[u][i], dot[i]);
+          }
+          if (!sums) continue;
+          if constexpr (SUMS == kPairSums) {
+            const Pixels<2>& x = point.axis[0];
+            const int first = x.index[0] >= 0 ? x.index[0] + 1 : x.index[1];  // -1: neither is inside
+#pragma unroll
+            for (int i = 0; i < TAPS; i += 2) {
+              int row = 0, outside = first;
+#pragma unroll
+              for (int a = Point<TAPS>::AXES - 1; a > 0; --a) {
+                const int index = point.axis[a].index[Point<TAPS>::at(i, a)];
+                row = row * s.size[a] + index;
+                outside |= index;
+              }
+              const int64_t pair = static_cast<int64_t>(row) * (s.size[0] + 1) + first;
+              if (outside >= 0) {
+                add_pair(target + c * pixels + 2 * pair, point.weight(i) * scale, point.weight(i + 1) * scale);
+              }
+            }
+          } else {
+#pragma unroll
+            for (int i = 0; i < TAPS; ++i) {
+              if (to.offset[i] >= 0) atomicAdd(target + c * pixels + to.offset[i], to.weight[i] * scale);
+            }
           }
         }
       }
@@ -663,7 +679,7 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
   }
   // Behind another kernel it may begin early: nothing else writes what it reads before it waits.
   const auto direct = [&](float* sums, const AnyFloat& grad_grid, bool early, auto how) {
-    constexpr int U = TAPS <= 4 && how.value != kPairSums ? 4 : 1;
+    constexpr int U = TAPS == 16 || (TAPS == 8 && sizeof(T) == 4) ? 1 : how.value == kPairSums ? 2 : 4;
     const auto with = [&](auto kernel) {
       return launch(kernel, dim3(ceil_div(s.points, kThreads >> shift), 1, images), kThreads, 0, stream, early, s,
                     Dense(s, 1), data, image, input.strides[1], gradient, sums, grad_grid, batch, channels, plane_sums,
@@ -671,8 +687,10 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
     };
     const auto choose = [&](auto padding) {
       constexpr int PADDING = padding.value;
-      return channels >> shift < U ? with(direct_kernel<T, TAPS, PADDING, 1, how.value>)
-                                   : with(direct_kernel<T, TAPS, PADDING, U, how.value>);
+      const int each = ceil_div(channels, 1 << shift);
+      return each == 1   ? with(direct_kernel<T, TAPS, PADDING, 1, how.value>)
+             : each == 2 ? with(direct_kernel<T, TAPS, PADDING, std::min(U, 2), how.value>)
+                         : with(direct_kernel<T, TAPS, PADDING, U, how.value>);
     };
     return s.padding == kUsual ? choose(std::integral_constant<int, kUsual>())
                                : choose(std::integral_constant<int, kAnyPadding>());
