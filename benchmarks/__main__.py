@@ -2,23 +2,33 @@
 
 Every module here with ``workloads()`` is one workload family. Ours and the peers are replayed from CUDA graphs, ten
 replays each in turn, in one process; ``--eager`` times plain calls too, ``--sweep`` a module's ``sweep()``: many
-shapes, none of which should be slower than the peer.
+shapes, none of which should be slower than the peer. Where peers take long to compile, ``--apart`` compiles them side
+by side, and ``--compiled`` keeps what was compiled.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
+import lzma
+import multiprocessing
+import multiprocessing.connection
 import pkgutil
+import re
+import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
 import benchmarks
-from benchmarks._measure import RESULTS, Workload, eager_times, graph_times, queued_times, write
+from benchmarks._measure import RESULTS, Workload, captured, eager_times, queued_times, write
 
 
 def modules(names: list[str]) -> Iterator[tuple[str, ModuleType]]:
@@ -31,10 +41,38 @@ def modules(names: list[str]) -> Iterator[tuple[str, ModuleType]]:
             yield name, module
 
 
-def measure(workload: Workload, replays: int, eager: bool) -> dict:
+def chosen(name: str, options: argparse.Namespace) -> Iterator[Workload]:
+    generate = getattr(importlib.import_module(f"benchmarks.{name}"), "sweep" if options.sweep else "workloads", None)
+    return (w for w in (generate() if generate else ()) if options.filter in w.name)
+
+
+def prepare(workload: Workload, kept: Path | None = None) -> Mapping[str, Callable[[], Any]]:
+    """What is timed: replays of graphs, where these can be captured.
+
+    Args:
+        kept: the folder that keeps what torch.compile makes, a file a workload.
+    """
     torch.compiler.reset()  # else compiled peers of one source would count as recompiled, and stop being
+    file = kept / f"{re.sub(r'[^0-9A-Za-z]+', '-', workload.name)}.xz" if kept else None
+    known = file is not None and file.exists()
+    if file and known:
+        torch.compiler.load_cache_artifacts(lzma.decompress(file.read_bytes()))
     functions = {"ours": workload.ours, **workload.peers}
-    measured = (graph_times if workload.capturable else queued_times)(functions, replays)
+    calls = captured(functions) if workload.capturable else functions
+    if file and not known and (made := torch.compiler.save_cache_artifacts()):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(".part")
+        part.write_bytes(lzma.compress(made[0]))
+        part.replace(file)
+    return calls
+
+
+def measure(
+    workload: Workload, calls: Mapping[str, Callable[[], Any]], replays: int = 100, eager: bool = False
+) -> dict:
+    """A row of the results. ``calls``: what :func:`prepare` returns."""
+    functions = {"ours": workload.ours, **workload.peers}
+    measured = queued_times(calls, replays)
     timings = {name: dict(t) for name, t in measured.items()}
     plain = eager_times({**(functions if eager else {}), **workload.eager}) if eager or workload.eager else {}
     for name, timing in plain.items():
@@ -52,6 +90,70 @@ def measure(workload: Workload, replays: int, eager: bool) -> dict:
     if met:
         row["met"] = all(met)
     return row
+
+
+def row_of(name: str, workload: Workload, calls: Mapping[str, Callable[[], Any]], options: argparse.Namespace) -> dict:
+    row = measure(workload, calls, options.replays, options.eager)
+    if options.sweep and is_slower(row):  # or was it noise?
+        row = measure(workload, calls, 10 * options.replays, options.eager)
+    return {"module": name, **row}
+
+
+def one_by_one(name: str, options: argparse.Namespace) -> Iterator[dict]:
+    for workload in chosen(name, options):
+        yield row_of(name, workload, prepare(workload, options.compiled), options)
+        torch.cuda.empty_cache()
+
+
+def stand_by(end: Any, name: str, index: int, options: argparse.Namespace) -> None:
+    """Prepares one workload, says so, and measures it when it is told to."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.manual_seed(0)
+    workload = next(itertools.islice(chosen(name, options), index, None))
+    calls = prepare(workload, options.compiled)
+    torch.cuda.synchronize()
+    end.send(None)
+    end.recv()
+    end.send(row_of(name, workload, calls, options))
+
+
+def apart(name: str, options: argparse.Namespace) -> Iterator[dict]:
+    """Every workload in a process of its own, that prepare side by side and then measure in turn.
+
+    Those that are not ready after ``options.apart`` seconds, or when somebody presses Ctrl-C, are left out.
+    """
+    context = multiprocessing.get_context("spawn")
+    target = importlib.import_module("benchmarks.__main__").stand_by  # under a name that a new process finds
+    started: dict[Any, tuple[Any, str]] = {}
+    for index, workload in enumerate(chosen(name, options)):
+        here, there = context.Pipe()
+        process = context.Process(target=target, args=(there, name, index, options), daemon=True)
+        process.start()
+        there.close()
+        started[here] = process, workload.name
+    until, waiting, ready = time.monotonic() + options.apart, set(started), set()
+    try:
+        while waiting and (left := until - time.monotonic()) > 0:
+            for end in multiprocessing.connection.wait(list(waiting), left):
+                waiting.remove(end)
+                with suppress(EOFError, OSError):  # it failed, and said why
+                    end.recv()
+                    ready.add(end)
+    except KeyboardInterrupt:
+        pass
+    for end in started.keys() - ready:
+        process, label = started[end]
+        print(f"{label}: {'not ready' if end in waiting else 'failed'}", file=sys.stderr, flush=True)
+        process.kill()
+        process.join()
+    for end in filter(ready.__contains__, started):
+        try:
+            end.send(None)
+            yield end.recv()
+        except (EOFError, OSError):
+            print(f"{started[end][1]}: ready, but not measured", file=sys.stderr, flush=True)
+    for process, _ in started.values():
+        process.kill()
 
 
 def is_slower(row: dict) -> bool:
@@ -81,6 +183,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--eager", action="store_true", help="plain calls as well as graph replays")
     parser.add_argument("--replays", type=int, default=100)
     parser.add_argument("--out", type=Path, help="folder for <module>.json; default: results/<device>")
+    parser.add_argument(
+        "--apart", type=float, metavar="SECONDS", help="a process for every workload: prepared (compiled, captured) "
+        "side by side, for so long at most, then timed one after the other",
+    )  # fmt: skip
+    parser.add_argument("--compiled", type=Path, help="folder that keeps what torch.compile made for the next time")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print("expected a CUDA GPU, found none: these are benchmarks of CUDA kernels", file=sys.stderr)
@@ -89,23 +196,16 @@ def main(arguments: list[str] | None = None) -> int:
     device = torch.cuda.get_device_name().lower().replace(" ", "-")
     folder = options.out or RESULTS / device
     for name, module in modules(options.names):
-        generate = getattr(module, "sweep" if options.sweep else "workloads", None)
-        if generate is None:
+        if not hasattr(module, "sweep" if options.sweep else "workloads"):
             continue
         rows: list[dict] = []
         path = None
-        for workload in generate():
-            if options.filter not in workload.name:
-                continue
-            row = measure(workload, options.replays, options.eager)
-            if options.sweep and is_slower(row):  # or was it noise?
-                row = measure(workload, 10 * options.replays, options.eager)
-            rows.append({"module": name, **row})
+        for row in (apart if options.apart else one_by_one)(name, options):
+            rows.append(row)
             if options.out or not options.filter:  # at every row: a run that is cut short leaves what it has measured
                 path = write(f"{name}-sweep" if options.sweep else name, rows, folder)
             if not options.sweep or is_slower(row):
                 print(line(row), flush=True)
-            torch.cuda.empty_cache()
         ratios = sorted(row["ratio"] for row in rows if "ratio" in row)
         if options.sweep and ratios:
             print(

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["RESULTS", "Workload", "eager_times", "graph_times", "interleaved", "queued_times", "write"]
+__all__ = ["RESULTS", "Workload", "captured", "eager_times", "graph_times", "interleaved", "queued_times", "write"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -52,6 +52,11 @@ def graph_times(functions: Mapping[str, Callable[[], Any]], replays: int = 100) 
     Returns:
         name -> ``{"median": us, "min": us, "runs": n}``, between events around each replay.
     """
+    return queued_times(captured(functions), replays)
+
+
+def captured(functions: Mapping[str, Callable[[], Any]]) -> dict[str, Callable[[], Any]]:
+    """Replays of a CUDA graph of one call each."""
     graphs = {}
     for name, function in functions.items():
         side = torch.cuda.Stream()
@@ -64,7 +69,7 @@ def graph_times(functions: Mapping[str, Callable[[], Any]], replays: int = 100) 
         graphs[name] = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graphs[name]):
             function()
-    return queued_times({name: graph.replay for name, graph in graphs.items()}, replays)
+    return {name: graph.replay for name, graph in graphs.items()}
 
 
 def queued_times(functions: Mapping[str, Callable[[], Any]], runs: int = 100) -> dict[str, dict]:

@@ -50,6 +50,7 @@ def plot(folder: Path) -> list[Path]:
         axis.set_xscale("log")
         axis.grid(axis="x", alpha=0.3)
         axis.set_title(name, loc="left", fontsize=9, fontweight="bold")
+    axes[-1, 0].set_xlim(left=1)  # a floor of less says nothing: a launch takes longer
     axes[-1, 0].set_xlabel("microseconds, median")
     order = sorted(seen, key=lambda label: (label != "svexport", label == "bytes floor"))
     title = f"{record['device']}, torch {record['versions']['torch']}, {record['date']}"

@@ -1,8 +1,9 @@
 """``transformer_decoder`` beside the same decoder in torch: eager and compiled, both replayed from a CUDA graph.
 
-``python -m benchmarks.transformer_decoder [folder]`` writes what no timing of whole calls says, as
-``transformer_decoder-stages.json``: the time of every stage of a layer, launches, peak memory beside eager. It draws
-them, and how time grows with batch and queries if ``transformer_decoder-sweep.json`` is there.
+``python -m benchmarks.transformer_decoder [folder]`` writes what no timing of whole calls says: launches and peak
+memory beside eager (``transformer_decoder-memory.json``), and the time of every stage of a layer
+(``transformer_decoder-stages.json``). It draws the stages, and how time grows with batch and queries if
+``transformer_decoder-sweep.json`` is there.
 """
 
 from __future__ import annotations
@@ -27,19 +28,24 @@ from svexport.ops.transformer_decoder import OP, rig
 
 SMALL = {"num_layers": 6, "feature_sizes": ((36, 92), (18, 46), (9, 23)), "pool": False}
 
-STAGES = {
-    "rows": [
-        (2, "loads, projection"), (3, "out_proj"), (4, "norm"), (5, "camera weights"), (6, "sampling"), (7, "exchange"),
-        (8, "output_proj"), (9, "norm"), (10, "ffn.0"), (11, "ffn.2"), (12, "norm"), (13, "in_proj, queries and keys"),
-        (14, "in_proj, values"), (15, ""),
-    ],
-    "branches": [
-        (2, "loads"), (3, "reg.0"), (4, "reg.2"), (5, "reg.4"), (6, "points, encoder.0"), (7, "norm"), (8, "encoder.3"),
-        (9, "norm"), (10, ""),
-    ],
-    "attention": [(2, "queries"), (3, "keys and values"), (4, "parts"), (5, "merge"), (6, "")],
-}  # fmt: skip
-"""By kernel (the second one has two kinds of blocks): the clock a stage begins with, and its name."""
+PRODUCTS = (
+    "attention", "out_proj", "camera weights", "output_proj", "ffn.0", "ffn.0", "ffn.2", "ffn.2",
+    "queries", "keys", "values", "reg.0", "reg.2", "reg.4", "encoder.3",
+)  # fmt: skip
+"""What the kernel's list has for a layer with ffn 512, in order."""
+
+KINDS = ("waits for weights", "norms, points", "attention, sampling", "products", "exchanges, stores")
+
+
+def kind_of(product: str, part: int) -> tuple[str, str]:
+    """What a block does after a mark of its clock: one of KINDS, and its name."""
+    if part == 0:
+        return KINDS[0], "weights"
+    if part == 1:
+        return KINDS[1], "points, encoder.0, norm" if product == "encoder.3" else "norm"
+    if part == 2:
+        return KINDS[2], "sampling" if product == "output_proj" else product
+    return (KINDS[3], product) if part == 4 and product != "attention" else (KINDS[4], "exchange")
 
 
 def channels_last(feature: Tensor) -> Tensor:
@@ -88,7 +94,7 @@ def workload(
     config = replace(TransformerDecoderConfig.preset(preset), **overrides)
     queries = config.num_queries if queries is None else queries
     args = arguments(config, batch, queries, dtype, layout)
-    peers = {"compiled": without_grad(torch.compile(OP.implementation), args)}
+    peers = {"compiled": without_grad(torch.compile(OP.implementation, fullgraph=True), args)}
     plain = {}
     if eager:
         peers["eager"] = without_grad(OP.implementation, args)
@@ -120,17 +126,18 @@ def workloads() -> Iterator[Workload]:
 def sweep() -> Iterator[Workload]:
     """Scaling, by queries and by batch, of two layers: compiling six takes minutes for each."""
     two = {**SMALL, "num_layers": 2}
-    for batch, queries in (*((1, q) for q in (256, 512, 900, 1300, 2048)), *((b, 900) for b in (2, 4, 8)), (8, 2048)):
+    sizes = [(1, 256), (1, 512), (1, 900), (1, 1300), (1, 2048), (2, 900), (4, 900), (8, 256), (8, 900), (8, 2048)]
+    for batch, queries in sizes:
         for layout in ("channels_last", "nchw"):
             yield workload("seed", layout, batch=batch, queries=queries, eager=False, **two)
 
 
-def cases() -> dict[str, tuple[Any, ...]]:
+def cases(dtype: torch.dtype = torch.float16, layout: str = "channels_last") -> dict[str, tuple[Any, ...]]:
     """What stages, launches and memory are told of."""
     made = {}
     for name, preset, overrides in (("512 queries, 3 levels", "seed", SMALL), ("detr3d", "detr3d", {})):
         config = replace(TransformerDecoderConfig.preset(preset), **overrides)
-        made[name] = arguments(config, 1, config.num_queries, torch.float16, "channels_last")
+        made[name] = arguments(config, 1, config.num_queries, dtype, layout)
     return made
 
 
@@ -157,7 +164,8 @@ def launches(function: Callable[[], Any]) -> int:
 
 def stages(library: str) -> dict[str, list[dict[str, Any]]]:
     """Of a middle layer, in microseconds: median of blocks, of a library whose kernels keep the clock."""
-    clocks = (ctypes.c_longlong * (8 * 3 * 160 * 24))()
+    blocks, marked, parts, layer = 132, 240, 7, 3
+    clocks = (ctypes.c_longlong * (blocks * marked * parts))()
     found = {}
     for name, args in cases().items():
         function = without_grad(OP, args)
@@ -170,15 +178,21 @@ def stages(library: str) -> dict[str, list[dict[str, Any]]]:
             graph.replay()
             torch.cuda.synchronize()
         ctypes.CDLL(library).svexport_stages(clocks)
-        rows = []
-        for kernel, (label, marks) in enumerate(STAGES.items()):
-            times = torch.tensor(clocks[:]).view(8, 3, 160, 24)[3, kernel].double()
-            times = times[times[:, marks[-1][0]] > 0]
-            ticks = (times[:, marks[-1][0]] - times[:, 2]) / (times[:, 23] - times[:, 22]).clamp(min=1)
-            times = times / ticks.median() / 1e3  # in microseconds
-            for (begin, stage), (end, _) in pairwise(marks):
-                start, stop = (float((times[:, at] - times[:, 2]).median()) for at in (begin, end))
-                rows.append({"kernel": label, "stage": stage, "start": round(start, 2), "us": round(stop - start, 2)})
+        times = torch.tensor(clocks[:]).view(blocks, marked, parts).double()
+        whole = times[:, -1]  # clocks and nanoseconds at the begin, and at the end
+        times = times[whole[:, 0] > 0]
+        ticks = ((whole[:, 2] - whole[:, 0]) / (whole[:, 3] - whole[:, 1]))[whole[:, 0] > 0].median() * 1e3
+        first = 4 + len(PRODUCTS) * layer  # after queries, keys, values and position of the first layer
+        begin, rows = times[:, first, 0], []
+        for at, product in enumerate(PRODUCTS, first):
+            marks = [*times[:, at].unbind(1), times[:, at + 1, 0]]
+            marks = [(part, mark) for part, mark in enumerate(marks) if bool((mark > 0).all())]
+            for (part, start), (following, stop) in pairwise(marks):
+                if (part, following) == (2, 4):  # neither attention nor sampling
+                    continue
+                kind, stage = kind_of(product, part)
+                us = float((stop - start).median() / ticks)
+                rows.append({"kind": kind, "stage": stage, "start": float((start - begin).median() / ticks), "us": us})
         found[name] = rows
     return found
 
@@ -216,28 +230,27 @@ def plot(folder: Path, record: dict[str, Any]) -> list[Path]:
     colors = dict(zip(names, plt.get_cmap("tab20").colors * 2, strict=False))
     for axis, row in zip(axes[:, 0], rows, strict=False):
         for stage in row["stages"]:
-            y = list(STAGES).index(stage["kernel"])
+            y = KINDS.index(stage["kind"])
             axis.barh(y, stage["us"], left=stage["start"], color=colors[stage["stage"]], edgecolor="white")
-            if stage["us"] > 0.55:
+            if stage["us"] > 0.7:
                 label = f"{stage['stage']}\n{stage['us']:.1f}"
                 axis.text(stage["start"] + stage["us"] / 2, y, label, ha="center", va="center", fontsize=6)
-        axis.set_yticks(range(len(STAGES)), list(STAGES))
+        axis.set_yticks(range(len(KINDS)), KINDS)
         axis.invert_yaxis()
-        axis.set_title(f"{row['workload']}: a block of either kernel in the fourth layer, microseconds", fontsize=9)
+        axis.set_title(f"{row['workload']}: a block in the fourth layer, microseconds", fontsize=9)
     if scaling:
         axis = axes[-1, 0]
-        for who, style in (("ours", "-"), ("compiled", "--")):
-            for layout in ("channels_last", "nchw"):
-                points = sorted(
-                    (batch * queries, row["times"][who]["median"])
-                    for *words, row in scaling
-                    for batch, queries in [map(int, words[2].split("x"))]
-                    if words[-1] == layout
-                )
-                if points:
-                    axis.plot(*zip(*points, strict=True), style, marker=".", label=f"{who}, {layout}")
-        axis.set(xscale="log", yscale="log", xlabel="batch x queries", ylabel="microseconds, 2 layers, 3 levels")
-        axis.legend(fontsize=8)
+        series: dict[tuple[str, str, int], list[tuple[int, float]]] = {}
+        for *words, row in scaling:
+            batch, queries = map(int, words[2].split("x"))
+            for who in ("ours", "compiled"):
+                series.setdefault((who, words[-1], batch), []).append((queries, row["times"][who]["median"]))
+        for (who, layout, batch), points in sorted(series.items(), key=lambda item: (item[0][1:], item[0][0])):
+            style = {"color": f"C{batch.bit_length() % 10}", "linestyle": "-" if who == "ours" else "--"}
+            marker = "o" if layout == "channels_last" else "x"
+            axis.plot(*zip(*sorted(points), strict=True), marker=marker, label=f"{who}, {batch} x, {layout}", **style)
+        axis.set(xscale="log", yscale="log", xlabel="queries", ylabel="microseconds, 2 layers, 3 levels")
+        axis.legend(fontsize=7, ncols=3)
         axis.grid(alpha=0.3)
     written = [folder / f"transformer_decoder-stages{suffix}" for suffix in (".png", ".svg")]
     for target in written:
@@ -246,32 +259,45 @@ def plot(folder: Path, record: dict[str, Any]) -> list[Path]:
     return written
 
 
+def memory(folder: Path) -> Path:
+    """Writes launches and peak memory of :func:`cases`, beside eager."""
+    rows = []
+    for dtype, layout in ((torch.float16, "channels_last"), (torch.float16, "nchw"), (torch.float32, "channels_last")):
+        for name, args in cases(dtype, layout).items():
+            calls = {"ours": without_grad(OP, args), "eager": without_grad(OP.implementation, args)}
+            row = {
+                "workload": f"{name} {str(dtype)[6:]} {layout}",
+                "launches": {who: launches(call) for who, call in calls.items()},
+                "peak_bytes": {who: peak_memory(call) for who, call in calls.items()},
+            }
+            rows.append(row)
+            print(*row.values())
+    return write("transformer_decoder-memory", rows, folder)
+
+
 def main() -> None:
     device = torch.cuda.get_device_name().lower().replace(" ", "-")
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS / device
     assert _cuda.load(), "expected the kernels of svexport"
+    print(memory(folder))
     code = (
         "import json, sys; from pathlib import Path; from benchmarks import transformer_decoder as d;"
         "print(json.dumps(d.stages(str(d.build_with_clocks(Path(sys.argv[1]))))))"
     )
-    environment = {**os.environ, "SVEXPORT_KERNELS": "0"}  # one library that registers the operator
+    capability = "{}.{}".format(*torch.cuda.get_device_capability())
+    environment = {
+        **os.environ,
+        "SVEXPORT_KERNELS": "0",  # one library that registers the operator
+        "TORCH_CUDA_ARCH_LIST": _cuda.with_features(capability),
+    }
     command = [sys.executable, "-c", code, str(_cuda.cache_folder() / "stages")]
     told = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     table = json.loads(told.stdout.splitlines()[-1])
-    rows = []
-    for name, args in cases().items():
-        calls = {"ours": without_grad(OP, args), "eager": without_grad(OP.implementation, args)}
-        rows.append(
-            {
-                "workload": name,
-                "launches": {who: launches(call) for who, call in calls.items()},
-                "peak_bytes": {who: peak_memory(call) for who, call in calls.items()},
-                "stages": table[name],
-            }
-        )
-        print(name, {key: value for key, value in rows[-1].items() if key in ("launches", "peak_bytes")})
-        for stage in table[name]:
-            print(f"  {stage['kernel']:10} {stage['stage']:24} {stage['start']:6.2f} {stage['us']:6.2f}")
+    rows = [{"workload": name, "stages": stages} for name, stages in table.items()]
+    for row in rows:
+        print(row["workload"])
+        for stage in row["stages"]:
+            print(f"  {stage['kind']:20} {stage['stage']:24} {stage['start']:6.2f} {stage['us']:6.2f}")
     path = write("transformer_decoder-stages", rows, folder)
     for written in (path, *plot(folder, json.loads(path.read_text()))):
         print(written)
