@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "mma.cuh"
+#include "bulk.cuh"
 
 namespace svexport {
 namespace {
@@ -126,32 +126,12 @@ __device__ __forceinline__ void copy_16(char* to, const char* from) {
 #endif
 }
 
-// The copy engine, which devices have from sm_90 on, copies what begins and ends where 16 bytes do. A barrier counts what
-// has come.
-__device__ __forceinline__ void expect(uint32_t barrier, int bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-#endif
-}
-__device__ __forceinline__ void engine_fetch(char* to, const char* from, int bytes, uint32_t barrier) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(to)),
-               "l"(from), "r"(bytes), "r"(barrier)
-               : "memory");
-#endif
-}
+// Back to global memory by the copy engine.
 __device__ __forceinline__ void engine_put(char* to, const char* from, int bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)), "r"(bytes)
                : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-#endif
-}
-// So that it sees what this thread has written to shared memory.
-__device__ __forceinline__ void engine_fence() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 // Until it has read what this thread puts.
@@ -171,8 +151,8 @@ class Stages {
 #if __CUDA_ARCH__ >= 900
     if constexpr (!kWhole) return;
     if (static_cast<int>(threadIdx.x) % 32 < stages) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier(threadIdx.x % 32)), "r"(fetches) : "memory");
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      init_barrier(barrier(threadIdx.x % 32), fetches);
+      publish_barriers();
     }
     __syncwarp();
 #endif
@@ -183,20 +163,7 @@ class Stages {
   // Until the tiles of a stage are there.
   __device__ __forceinline__ void wait(int stage) {
     if constexpr (kWhole) {
-#if __CUDA_ARCH__ >= 900
-      uint32_t done = 0;
-      while (!done) {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-            "selp.u32 %0, 1, 0, p;\n"
-            "}"
-            : "=r"(done)
-            : "r"(barrier(stage)), "r"(turns_ >> stage & 1)
-            : "memory");
-      }
-#endif
+      wait_for(barrier(stage), turns_ >> stage & 1);
       turns_ ^= 1u << stage;
     } else if (stages_ == 1) {
       copy_async_wait<0>();
@@ -226,8 +193,8 @@ __device__ __forceinline__ void fetch(char* to, const Large& t, int count, const
   const int end = begin + rows * t.width * kSize, whole = end / 16;
   const char* from = reinterpret_cast<const char*>(first) - begin;
   if constexpr (kWhole) {
-    if (lane == 0) expect(barrier, end * count);
-    if (lane < count) engine_fetch(to + lane * t.pitch, from + lane * t.strides[2], end, barrier);
+    if (lane == 0) expect_bytes(barrier, end * count);
+    if (lane < count) copy_bulk(to + lane * t.pitch, from + lane * t.strides[2], end, barrier);
   } else if (t.vectors) {
     for (int k = 0; k < count; ++k, from += t.strides[2]) {
       char* shared = to + k * t.pitch + lane * 16;
@@ -253,7 +220,7 @@ __device__ __forceinline__ void fetch(char* to, const Large& t, int count, const
       *reinterpret_cast<T*>(to + k * t.pitch + i) = from_float<T>(0.0f);
     }
   }
-  if constexpr (kWhole) engine_fence();
+  if constexpr (kWhole) publish();
 }
 
 // Where in 16 bytes of shared memory rows begin that are at `first` in device memory.
@@ -449,7 +416,7 @@ __global__ void __launch_bounds__(512) large_kernel(const __grid_constant__ Eins
           }
         }
       }
-      if constexpr (kWhole) engine_fence();
+      if constexpr (kWhole) publish();
       __syncwarp();  // until all have read the tile, and the results are there
       fetch_tile(tile + a.stages * warps, stage);
       const int bytes = place.rows * W * kSize;

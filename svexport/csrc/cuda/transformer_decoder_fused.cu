@@ -1,49 +1,38 @@
-// The decoder for half and bfloat16, 256 channels in 8 heads, on devices of compute capability 9.0: all that lies between the
-// cameras' maps and the results in one kernel.
+// The decoder for half and bfloat16, 256 channels in 8 heads, on devices of compute capability 9.0: all that lies
+// between the cameras' maps and the results in one kernel.
 //
 // Sixteen rows (queries of a scene) stay with a cluster of two blocks, in shared memory, through all layers. The blocks
-// compute half of the outputs of every linear layer and give them to one another. A product is outputs x rows, the weights
-// being the matrix of which wgmma wants 64 rows; these come through a ring in shared memory, which a warp of its own fills
-// some products ahead, by tensor maps. Keys and values take the same way.
+// compute half of the outputs of every linear layer and give them to one another. A product is outputs x rows, the
+// weights being the matrix of which wgmma wants 64 rows; these come through a ring in shared memory, which a warp of
+// its own fills some products ahead, by tensor maps. Keys and values take the same way.
 //
-// What a launch does is a list made on the host, and a loop that executes it: code that is run only once is fetched from
-// far away. Between layers queries need the keys and values of all others of their scene. Where all clusters are resident
-// (a cooperative launch) there is one launch, and the warp that fetches waits for them by a counter while the others compute
-// the box branch. If they are not, or something else samples, launches end where blocks would wait.
+// What a launch does is a list made on the host, and a loop that executes it: code that is run only once is fetched
+// from far away. Between layers queries need the keys and values of all others of their scene. Where all clusters are
+// resident (a cooperative launch) there is one launch, and the warp that fetches waits for them by a counter while the
+// others compute the box branch. If they are not, or something else samples, launches end where blocks would wait.
 #include <cuda.h>
 
 #include <algorithm>
 
 #include "bilinear.cuh"
+#include "bulk.cuh"
 #include "gemm.h"
-#include "mma.cuh"
-#include "overlap.cuh"
 #include "permute.h"
 #include "transformer_decoder.cuh"
 
 namespace svexport {
 namespace {
 
-constexpr int kChannels = 256, kHeads = 8, kHeadDim = 32;
-constexpr int kWarps = 8;      // that compute, in two groups; of a third one warp fetches weights
+constexpr int kChannels = 256, kHeads = 8;
+constexpr int kWarps = 8;  // that compute, in two groups; of a third one warp fetches weights
 constexpr int kComputing = kWarps * 32, kThreads = kComputing + 128;
 constexpr int kNarrow = 64;    // most outputs of a narrow layer: camera weights, box code, classes
 constexpr int kKeyBlock = 64;  // keys are padded to a multiple; a slot of the ring has two blocks of them
 constexpr int kMaxCams = 32, kMaxFfn = 2048;
-[[maybe_unused]] constexpr int kLogitsPitch = kNarrow + 4;  // floats, against bank conflicts
-[[maybe_unused]] constexpr float kMaxLogit = 11.512915f;    // the largest inverse sigmoid: log((1 - kEps) / kEps)
 
 // A cluster of two blocks has a tile of rows; each of them half of the outputs and heads.
 constexpr int kRows = 16, kBlocks = 2;
-constexpr int kHalf = kChannels / 2, kOwnHeads = kHeads / 2;
-[[maybe_unused]] constexpr int kSlots = 2;                                   // products in the ring
-constexpr int kRowsOfWarp = kRows / kWarps;                 // normed by a warp
-constexpr int kSampled = kRows / 2;                         // rows that a block samples, one a warp
-constexpr int kAtom = kRows * 128, kTileBytes = 4 * kAtom;  // of 64 channels of a tile, of a tile
-constexpr int kBox = kHalf * 128, kSlotBytes = 4 * kBox;    // of the weights of 64 inputs, of a product
-constexpr int kHeadBytes = kSlotBytes / kOwnHeads;          // of two blocks of keys and of values of a head
-constexpr int kIncoming = kTileBytes / 2;                   // what the other block sends in an exchange
-static_assert(kSampled == kWarps && kHalf == kWarps * 16 && kHeadBytes == 2 * kKeyBlock * kHeadDim * 2 * 2);
+constexpr int kHalf = kChannels / 2;
 
 // ---------------------------------------------------------------- parameters
 
@@ -64,15 +53,15 @@ enum Tile { kX, kQueryPos, kPosition, kSum, kIn, kWhere, kQuery, kTiles };
 
 // An entry of the list in a word: what is done before (in this order), what the product is, where its results go.
 enum Code : uint32_t {
-  kMoves = 1,           // the box branch's end: points are moved, or boxes written
-  kEncodes = 2,         // their position's first layer, to kSum; and where the cameras see them
-  kNorms = 4,           // tile kNormFrom, to kNormTo
-  kNormRelu = 8,        // after the norm
-  kAddsQueryPos = 16,   // kWhere = norm + kQueryPos
-  kAttends = 32,        // no product but the self attention, to kIn: keys and values come through the ring
-  kSamples = 64,        // the cameras, by the logits, to kIn
-  kEnd = 128,           // no product: only what is done before
-  kIsNarrow = 256,      // at most 64 outputs, in float to the logits
+  kMoves = 1,          // the box branch's end: points are moved, or boxes written
+  kEncodes = 2,        // their position's first layer, to kSum; and where the cameras see them
+  kNorms = 4,          // tile kNormFrom, to kNormTo
+  kNormRelu = 8,       // after the norm
+  kAddsQueryPos = 16,  // kWhere = norm + kQueryPos
+  kAttends = 32,       // no product but the self attention, to kIn: keys and values come through the ring
+  kSamples = 64,       // the cameras, by the logits, to kIn
+  kEnd = 128,          // no product: only what is done before
+  kIsNarrow = 256,     // at most 64 outputs, in float to the logits
   kRelu = 512,
   kToQueries = 1 << 10,
   kToKeys = 1 << 11,
@@ -126,7 +115,7 @@ struct Fused {
   float* points;                      // (rows, 3)
   bool save_points;
   AnyFloat given, boxes, moved;
-  void* classes;                      // or null
+  void* classes;  // or null
   int num_classes, code_size;
   // sampling
   int logits, cams, levels, activation;
@@ -144,8 +133,20 @@ struct Fused {
 // wgmma is of sm_90a alone.
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// With SVEXPORT_STAGES, the clock at the parts of each product, for benchmarks/transformer_decoder.py; for the last product,
-// which no list reaches, clock and nanoseconds at the kernel's begin and end.
+constexpr int kHeadDim = kChannels / kHeads, kOwnHeads = kHeads / 2;
+constexpr int kSlots = 2;                                   // products in the ring
+constexpr int kRowsOfWarp = kRows / kWarps;                 // normed by a warp
+constexpr int kSampled = kRows / 2;                         // rows that a block samples, one a warp
+constexpr int kAtom = kRows * 128, kTileBytes = 4 * kAtom;  // of 64 channels of a tile, of a tile
+constexpr int kBox = kHalf * 128, kSlotBytes = 4 * kBox;    // of the weights of 64 inputs, of a product
+constexpr int kHeadBytes = kSlotBytes / kOwnHeads;          // of two blocks of keys and of values of a head
+constexpr int kIncoming = kTileBytes / 2;                   // what the other block sends in an exchange
+constexpr int kLogitsPitch = kNarrow + 4;                   // floats, against bank conflicts
+constexpr float kMaxLogit = 11.512915f;                     // the largest inverse sigmoid: log((1 - kEps) / kEps)
+static_assert(kSampled == kWarps && kHalf == kWarps * 16 && kHeadBytes == 2 * kKeyBlock * kHeadDim * 2 * 2);
+
+// With SVEXPORT_STAGES, the clock at the parts of each product, for benchmarks/transformer_decoder.py; for the last
+// product, which no list reaches, clock and nanoseconds at the kernel's begin and end.
 #ifdef SVEXPORT_STAGES
 constexpr int kStageBlocks = 132, kStageParts = 7;
 __device__ long long stage_clocks[kStageBlocks][kMaxProducts][kStageParts];
@@ -153,7 +154,9 @@ __device__ long long stage_clocks[kStageBlocks][kMaxProducts][kStageParts];
 __device__ __forceinline__ void record_stage(int product, int part) {
   if (threadIdx.x != 0 || blockIdx.x >= kStageBlocks) return;
   asm volatile("mov.u64 %0, %%clock64;" : "=l"(stage_clocks[blockIdx.x][product][part])::"memory");
-  if (product == kMaxProducts - 1) asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(stage_clocks[blockIdx.x][product][part + 1])::"memory");
+  if (product == kMaxProducts - 1) {
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(stage_clocks[blockIdx.x][product][part + 1])::"memory");
+  }
 }
 #define STAGE(product, part) record_stage(product, part)
 #else
@@ -165,34 +168,8 @@ __device__ __forceinline__ void record_stage(int product, int part) {
 // Of the warps that compute.
 __device__ __forceinline__ void sync() { asm volatile("bar.sync 1, %0;" ::"n"(kComputing) : "memory"); }
 
-// Until what this thread stored in shared memory can be read by wgmma; a barrier follows.
-__device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-__device__ __forceinline__ void init_barrier(uint32_t barrier, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-
 __device__ __forceinline__ void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void expect_bytes(uint32_t barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void wait_for(uint32_t barrier, uint32_t parity) {
-  uint32_t done = 0;
-  while (!done) {
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-  }
 }
 
 __device__ __forceinline__ int block_rank() {
@@ -201,9 +178,9 @@ __device__ __forceinline__ int block_rank() {
   return rank;
 }
 
-// What the two blocks of a tile send one another. Every store counts its bytes at a barrier of the block that it goes to: a
-// barrier of the whole cluster orders stores by a fence of the whole device, which takes longer than the exchange. Two
-// barriers in turn: the other block is never more than one exchange ahead.
+// What the two blocks of a tile send one another. Every store counts its bytes at a barrier of the block that it goes
+// to: a barrier of the whole cluster orders stores by a fence of the whole device, which takes longer than the
+// exchange. Two barriers in turn: the other block is never more than one exchange ahead.
 class Exchange {
  public:
   __device__ __forceinline__ Exchange(uint32_t received, int half) : barrier_(received) {
@@ -214,7 +191,8 @@ class Exchange {
 
   // To the same place in the other block; here it has been stored, and published.
   __device__ __forceinline__ void send(uint32_t address, uint4 v) const {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address + away_),
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                     address + away_),
                  "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier_ + count_ % 2 * 8 + away_)
                  : "memory");
   }
@@ -249,8 +227,8 @@ __device__ __forceinline__ void await(const unsigned* counter, unsigned count) {
 
 // ---------------------------------------------------------------- tiles
 
-// A tile is what a tensor map of 128 bytes a row and its swizzle makes of it: 64 channels of all rows, then the next; 16
-// bytes of 8 channels (a chunk) lie 16 * (chunk ^ row) % 128 into their row.
+// A tile is what a tensor map of 128 bytes a row and its swizzle makes of it: 64 channels of all rows, then the next;
+// 16 bytes of 8 channels (a chunk) lie 16 * (chunk ^ row) % 128 into their row.
 __device__ __forceinline__ int chunk_at(int row, int chunk) {
   return chunk / 8 * kAtom + row * 128 + ((chunk ^ row) & 7) * 16;
 }
@@ -261,24 +239,28 @@ __device__ __forceinline__ int value_at(int dim, int key) { return dim * kKeyBlo
 
 __device__ __forceinline__ uint4 load_shared(uint32_t address) {
   uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
   return v;
 }
 
 __device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
 }
 
 // As load_matrix, the other way.
 __device__ __forceinline__ void store_matrix(uint32_t address, const uint32_t (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]),
-               "r"(r[3])
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
                : "memory");
 }
 
 __device__ __forceinline__ void store_matrix_transposed(uint32_t address, const uint32_t (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
-               "r"(r[2]), "r"(r[3])
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
 }
 
@@ -323,21 +305,22 @@ __device__ __forceinline__ uint4 add8(const uint4& a, const uint4& b) {
 
 // ---------------------------------------------------------------- matrix products
 
-// sum (64 x 16) += a (64 x 16) b (16 x 16), both from shared memory; of all warps of a warp group. a and b: lower words of how
-// wgmma is told of matrices of rows of 128 bytes, swizzled, 1024 bytes from 8 rows to the next.
+// sum (64 x 16) += a (64 x 16) b (16 x 16), both from shared memory; of all warps of a warp group. a and b: lower words
+// of how wgmma is told of matrices of rows of 128 bytes, swizzled, 1024 bytes from 8 rows to the next.
 template <class T>
 __device__ __forceinline__ void wgmma(float (&sum)[8], uint32_t a, uint32_t b);
 
-#define SVEXPORT_WGMMA(type, name)                                                                                  \
-  template <>                                                                                                       \
-  __device__ __forceinline__ void wgmma<type>(float (&sum)[8], uint32_t a, uint32_t b) {                            \
-    asm volatile("{.reg .pred adds; .reg .b64 a, b; setp.eq.b32 adds, 0, 0;"                                        \
-                 " mov.b64 a, {%8, 0x40000040}; mov.b64 b, {%9, 0x40000040};"                                       \
-                 " wgmma.mma_async.sync.aligned.m64n16k16.f32." name "." name                                       \
-                 " {%0, %1, %2, %3, %4, %5, %6, %7}, a, b, adds, 1, 1, 0, 0;}"                                      \
-                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]), "+f"(sum[4]), "+f"(sum[5]), "+f"(sum[6]), \
-                   "+f"(sum[7])                                                                                     \
-                 : "r"(a), "r"(b));                                                                                 \
+#define SVEXPORT_WGMMA(type, name)                                                                          \
+  template <>                                                                                               \
+  __device__ __forceinline__ void wgmma<type>(float (&sum)[8], uint32_t a, uint32_t b) {                    \
+    asm volatile(                                                                                           \
+        "{.reg .pred adds; .reg .b64 a, b; setp.eq.b32 adds, 0, 0;"                                         \
+        " mov.b64 a, {%8, 0x40000040}; mov.b64 b, {%9, 0x40000040};"                                        \
+        " wgmma.mma_async.sync.aligned.m64n16k16.f32." name "." name                                        \
+        " {%0, %1, %2, %3, %4, %5, %6, %7}, a, b, adds, 1, 1, 0, 0;}"                                       \
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]), "+f"(sum[4]), "+f"(sum[5]), "+f"(sum[6]), \
+          "+f"(sum[7])                                                                                      \
+        : "r"(a), "r"(b));                                                                                  \
   }
 SVEXPORT_WGMMA(__half, "f16")
 SVEXPORT_WGMMA(__nv_bfloat16, "bf16")
@@ -349,13 +332,16 @@ __device__ __forceinline__ void multiply(float (&sum)[8], uint32_t weights, uint
   const uint32_t a = weights / 16 | 1 << 16, b = rows / 16 | 1 << 16;
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-  for (int i = 0; i < 16; ++i) wgmma<T>(sum, a + (i / 4 * kBox + i % 4 * 32) / 16, b + (i / 4 * kAtom + i % 4 * 32) / 16);
+  for (int i = 0; i < 16; ++i) {
+    wgmma<T>(sum, a + (i / 4 * kBox + i % 4 * 32) / 16, b + (i / 4 * kAtom + i % 4 * 32) / 16);
+  }
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
 __device__ __forceinline__ void finish(float (&sum)[8]) {
   asm volatile("wgmma.wait_group.sync.aligned 0;"
-               : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]), "+f"(sum[4]), "+f"(sum[5]), "+f"(sum[6]), "+f"(sum[7])::"memory");
+               : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]), "+f"(sum[4]), "+f"(sum[5]), "+f"(sum[6]),
+                 "+f"(sum[7])::"memory");
 }
 
 // ---------------------------------------------------------------- norms
@@ -363,7 +349,8 @@ __device__ __forceinline__ void finish(float (&sum)[8]) {
 // Layer norm of 8 channels a lane, Rows rows at once. weight, bias: of the lane's channels. pivot: any number near the
 // mean, from which differences are taken, so that their sum and that of their squares can be added up side by side.
 template <class T, int Rows>
-__device__ __forceinline__ void normalize(float (&x)[Rows][8], const float (&pivot)[Rows], const uint4& weight, const uint4& bias) {
+__device__ __forceinline__ void normalize(float (&x)[Rows][8], const float (&pivot)[Rows], const uint4& weight,
+                                          const uint4& bias) {
   float sum[Rows], squares[Rows], gamma[8], beta[8];
 #pragma unroll
   for (int r = 0; r < Rows; ++r) {
@@ -381,7 +368,8 @@ __device__ __forceinline__ void normalize(float (&x)[Rows][8], const float (&piv
   for (int step = 16; step > 0; step /= 2) {
 #pragma unroll
     for (int r = 0; r < Rows; ++r) {
-      sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], step), squares[r] += __shfl_xor_sync(0xffffffffu, squares[r], step);
+      sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], step),
+          squares[r] += __shfl_xor_sync(0xffffffffu, squares[r], step);
     }
   }
   unpack8<T>(weight, gamma);
@@ -500,8 +488,8 @@ __device__ __forceinline__ void sample_level(const FusedLevel& l, const Place& p
   }
 }
 
-// sum += what all cameras see on all levels, by a warp. weights: of camera and level c * levels + l, in lanes' first and
-// second. The pixels of four plain levels are on their way at once; a lane finds the place on one of them.
+// sum += what all cameras see on all levels, by a warp. weights: of camera and level c * levels + l, in lanes' first
+// and second. The pixels of four plain levels are on their way at once; a lane finds the place on one of them.
 template <class T>
 __device__ __forceinline__ void sample(const Fused& a, int batch, float u, float v, const float (&weights)[2],
                                        float (&sum)[8]) {
@@ -523,8 +511,8 @@ __device__ __forceinline__ void sample(const Fused& a, int batch, float u, float
       const int mine = min(lane % 4, a.plain_levels - 1);
       const FusedLevel& l = a.level[mine];
       const Place p = place_on(l, batch, cam, cam_u, cam_v);
-      const uint64_t corner = reinterpret_cast<uint64_t>(static_cast<const T*>(l.data) + p.image + p.y.index[0] * l.y +
-                                                         p.x.index[0] * l.x);
+      const uint64_t corner =
+          reinterpret_cast<uint64_t>(static_cast<const T*>(l.data) + p.image + p.y.index[0] * l.y + p.x.index[0] * l.x);
       const int right = (p.x.index[1] - p.x.index[0]) * static_cast<int>(l.x);
       const int down = (p.y.index[1] - p.y.index[0]) * static_cast<int>(l.y);
       const float weight = weight_of(cam * a.levels + mine) * l.scale;
@@ -599,7 +587,7 @@ struct Shared {
   } vectors[kSlots];
   T encoder[4 * kChannels];  // weight (256, 3) and bias of the position's first layer
   float logits[kRows * kLogitsPitch];
-  float cameras[kMaxCams * 12];  // lidar2img, but for its last row
+  float cameras[kMaxCams * 12];               // lidar2img, but for its last row
   float points[kRows * 3], logit[kRows * 3];  // and their inverse sigmoid
   uint64_t received[2], full[kSlots], empty[kSlots], stored;
 };
@@ -622,9 +610,7 @@ __device__ __forceinline__ void fetch_weights(const Fused& a, Shared<T>& s, int 
   uint32_t parity = 1;
   unsigned signals = 0;
   auto copy = [&](const void* to, uint64_t from, int bytes) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
-                 "l"(from), "r"(bytes), "r"(full + slot * 8)
-                 : "memory");
+    copy_bulk(to, reinterpret_cast<const void*>(from), bytes, full + slot * 8);
   };
   auto next = [&] {
     if (++slot == kSlots) slot = 0, parity ^= 1;
@@ -643,18 +629,22 @@ __device__ __forceinline__ void fetch_weights(const Fused& a, Shared<T>& s, int 
     auto of_this = [&](uint64_t x) { return __shfl_sync(0xffffffffu, x, i % 32); };
     const uint64_t p = of_this(product);
     const uint32_t code = static_cast<uint32_t>(p);
-    const bool end = code & kEnd, attends = code & kAttends, narrow = code & kIsNarrow, norms = code & kNorms, encodes = code & kEncodes;
-    const int x = static_cast<int>(p >> 48 & 0xff) * kChannels, y = narrow ? 0 : static_cast<int>(p >> 56) * kChannels + half * kHalf;
+    const bool end = code & kEnd, attends = code & kAttends, narrow = code & kIsNarrow, norms = code & kNorms,
+               encodes = code & kEncodes;
+    const int x = static_cast<int>(p >> 48 & 0xff) * kChannels,
+              y = narrow ? 0 : static_cast<int>(p >> 56) * kChannels + half * kHalf;
     const CUtensorMap* map = &a.map[p >> 32 & 0xff];
     const CUtensorMap* ahead = &a.map[__shfl_sync(0xffffffffu, product, (i + kAhead) % 32) >> 32 & 0xff];
-    const uint64_t bias_from = of_this(bias) + y * sizeof(T), norm_weight = of_this(norm[0]), norm_bias = of_this(norm[1]);
+    const uint64_t bias_from = of_this(bias) + y * sizeof(T), norm_weight = of_this(norm[0]),
+                   norm_bias = of_this(norm[1]);
     const uint64_t encoder = of_this(norm[2]), encoder_bias = of_this(norm[3]);
     T narrow_bias[2] = {};
     if (narrow) {
       const int count = static_cast<int>(of_this(outputs));
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        narrow_bias[j] = load_if<T, 1>(reinterpret_cast<const T*>(bias_from) + lane + 32 * j, lane + 32 * j < count).at[0];
+        narrow_bias[j] =
+            load_if<T, 1>(reinterpret_cast<const T*>(bias_from) + lane + 32 * j, lane + 32 * j < count).at[0];
       }
     }
     if (code & kToValues) which ^= 1, ++signals;
@@ -665,16 +655,19 @@ __device__ __forceinline__ void fetch_weights(const Fused& a, Shared<T>& s, int 
     if (lane == 0) vectors.code = code;
     __syncwarp();
     if (lane == 0) {
-      const int weights = end || attends ? 0 : narrow ? kNarrow * kVector : kHalf * (kVector + static_cast<int>(sizeof(T)));
+      const int weights = end || attends ? 0
+                          : narrow       ? kNarrow * kVector
+                                         : kHalf * (kVector + static_cast<int>(sizeof(T)));
       const int keys = attends ? 2 * min(key_blocks, 2) * kOwnHeads * kKeyBytes : 0;
       expect_bytes(full + slot * 8, weights + keys + (2 * norms + 4 * encodes) * kVector);
       if (!end && !attends) {
 #pragma unroll
         for (int box = 0; box < 4; ++box) {
-          asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-                           shared_address(s.weights[0]) + slot * kSlotBytes + box * kBox),
-                       "l"(map), "r"(x + box * 64), "r"(y), "r"(full + slot * 8)
-                       : "memory");
+          asm volatile(
+              "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
+              "[%4];" ::"r"(shared_address(s.weights[0]) + slot * kSlotBytes + box * kBox),
+              "l"(map), "r"(x + box * 64), "r"(y), "r"(full + slot * 8)
+              : "memory");
         }
         if (!narrow) copy(vectors.bias, bias_from, kHalf * sizeof(T));
       }
@@ -683,11 +676,13 @@ __device__ __forceinline__ void fetch_weights(const Fused& a, Shared<T>& s, int 
       if (i % 32 + kAhead < 32) asm volatile("prefetch.tensormap [%0];" ::"l"(ahead) : "memory");
       if (attends) {
         if (signals) await(a.done + scene, signals * a.scene_clusters * kBlocks);
-        const int64_t start = (which ^ 1) * a.heads_size + (static_cast<int64_t>(scene) * kHeads + half * kOwnHeads) * a.keys * kHeadDim;
+        const int64_t start =
+            (which ^ 1) * a.heads_size + (static_cast<int64_t>(scene) * kHeads + half * kOwnHeads) * a.keys * kHeadDim;
         for (int block = 0;;) {
           const int bytes = min(key_blocks - block, 2) * kKeyBytes;
           for (int head = 0; head < kOwnHeads; ++head) {
-            const int64_t from = sizeof(T) * (start + (static_cast<int64_t>(head) * a.keys + block * kKeyBlock) * kHeadDim);
+            const int64_t from =
+                sizeof(T) * (start + (static_cast<int64_t>(head) * a.keys + block * kKeyBlock) * kHeadDim);
             const char* to = s.weights[slot] + head * kHeadBytes;
             copy(to, reinterpret_cast<uint64_t>(a.k) + from, bytes);
             copy(to + kHeadBytes / 2, reinterpret_cast<uint64_t>(a.v) + from, bytes);
@@ -707,13 +702,14 @@ __device__ __forceinline__ void fetch_weights(const Fused& a, Shared<T>& s, int 
 
 // The end of the box branch, and the first layer of the position's encoding, to kSum.
 template <class T>
-__device__ __forceinline__ void move_points(const Fused& a, uint32_t code, int64_t row0, int rows, int half, Shared<T>& s, int warp,
-                                            int lane) {
+__device__ __forceinline__ void move_points(const Fused& a, uint32_t code, int64_t row0, int rows, int half,
+                                            Shared<T>& s, int warp, int lane) {
   const int thread = warp * 32 + lane;
   auto box_code = [&](int row, int j) { return s.logits[row * kLogitsPitch + j]; };
   if (thread < kRows * 3 && code & kMoves) {
     const int row = thread / 3, axis = thread % 3;
-    const float logit = box_code(row, axis + axis / 2 * 2) + s.logit[thread], point = __fdividef(1.f, 1.f + __expf(-logit));
+    const float logit = box_code(row, axis + axis / 2 * 2) + s.logit[thread],
+                point = __fdividef(1.f, 1.f + __expf(-logit));
     s.points[thread] = point, s.logit[thread] = logit < -kMaxLogit ? -kMaxLogit : logit > kMaxLogit ? kMaxLogit : logit;
     if (!(code & kEncodes) && half == 0 && row < rows) a.moved.set(row0 * 3 + thread, point);
   }
@@ -721,7 +717,8 @@ __device__ __forceinline__ void move_points(const Fused& a, uint32_t code, int64
   if (!(code & kEncodes)) {
     for (int i = thread; half == 0 && i < rows * a.code_size; i += kComputing) {
       const int row = i / a.code_size, j = i % a.code_size, axis = j < 2 ? j : j == 4 ? 2 : -1;
-      a.boxes.set(row0 * a.code_size + i, axis < 0 ? box_code(row, j) : s.points[row * 3 + axis] * a.size[axis] + a.low[axis]);
+      a.boxes.set(row0 * a.code_size + i,
+                  axis < 0 ? box_code(row, j) : s.points[row * 3 + axis] * a.size[axis] + a.low[axis]);
     }
     return;
   }
@@ -753,16 +750,18 @@ __device__ __forceinline__ float exp2_approximate(float x) {
   return y;
 }
 
-// 16 rows of a head a warp, of which another has every other block of 64 keys. To kIn, here and in the other blocks. Keys,
-// and dimensions, are permuted within a fragment so that each lane has 16 adjacent bytes of them.
+// 16 rows of a head a warp, of which another has every other block of 64 keys. To kIn, here and in the other blocks.
+// Keys, and dimensions, are permuted within a fragment so that each lane has 16 adjacent bytes of them.
 template <class T>
-__device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, int warp, int lane, const Exchange& blocks,
-                                       int& slot, uint32_t& parity) {
+__device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, int warp, int lane,
+                                       const Exchange& blocks, int& slot, uint32_t& parity) {
   const int share = warp % 2, own_head = warp / 2, head = half * kOwnHeads + own_head;
   const int group = lane / 4, quarter = lane % 4, key_blocks = a.keys / kKeyBlock;
   constexpr int kBlockBytes = kKeyBlock * kHeadDim * 2;
-  const uint32_t keys = own_head * kHeadBytes + share * kBlockBytes + (lane / 8 * 8 + group % 2) * (kHeadDim * 2) + quarter * 16;
-  const uint32_t values = own_head * kHeadBytes + kHeadBytes / 2 + share * kBlockBytes + 2 * value_at(group, quarter * 8);
+  const uint32_t keys =
+      own_head * kHeadBytes + share * kBlockBytes + (lane / 8 * 8 + group % 2) * (kHeadDim * 2) + quarter * 16;
+  const uint32_t values =
+      own_head * kHeadBytes + kHeadBytes / 2 + share * kBlockBytes + 2 * value_at(group, quarter * 8);
 
   uint32_t query[2][4];
   {
@@ -773,7 +772,8 @@ __device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, i
     query[1][0] = low.z, query[1][1] = high.z, query[1][2] = low.w, query[1][3] = high.w;
   }
   const uint32_t one = pack<T>(1.f, 1.f);
-  float sum[4][4] = {}, totals[4] = {}, largest[2] = {-INFINITY, -INFINITY};  // totals: sums of weights, by products with ones
+  float sum[4][4] = {}, totals[4] = {},
+        largest[2] = {-INFINITY, -INFINITY};  // totals: sums of weights, by products with ones
 #pragma unroll 1
   for (int b = share;; b += 2) {
     const uint32_t memory = shared_address(s.weights[0]) + slot * kSlotBytes;
@@ -782,7 +782,9 @@ __device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, i
 #pragma unroll
       for (int t = 0; t < 8; ++t) key[t] = load_shared(memory + keys + (t / 4 * 32 + t % 4 * 2) * (kHeadDim * 2));
 #pragma unroll
-      for (int t = 0; t < 8; ++t) value[t / 4][t % 4] = load_shared(memory + (values + t % 4 * (8 * kKeyBlock * 2) ^ t / 4 * 64));
+      for (int t = 0; t < 8; ++t) {
+        value[t / 4][t % 4] = load_shared(memory + (values + t % 4 * (8 * kKeyBlock * 2) ^ t / 4 * 64));
+      }
       float score[8][4] = {};
 #pragma unroll
       for (int t = 0; t < 8; ++t) mma<T>(score[t], query[0], key[t].x, key[t].y);
@@ -843,7 +845,9 @@ __device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, i
   for (int j = 0; j < 8; ++j) given[j * 32] = share ? sum[j / 4][j % 4] : sum[2 + j / 4][j % 4];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    if (quarter == 0) reinterpret_cast<float2*>(ends)[warp * 16 + i * 8 + group] = make_float2(largest[i], totals[2 * i]);
+    if (quarter == 0) {
+      reinterpret_cast<float2*>(ends)[warp * 16 + i * 8 + group] = make_float2(largest[i], totals[2 * i]);
+    }
   }
   sync();
   uint32_t result[4];
@@ -865,7 +869,8 @@ __device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, i
       result[t * 2 + i] = pack<T>(x[0], x[1]);
     }
   }
-  const uint32_t at = shared_address(s.tiles[kIn]) + chunk_at(lane / 8 % 2 * 8 + lane % 8, head * 4 + share * 2 + lane / 16);
+  const uint32_t at =
+      shared_address(s.tiles[kIn]) + chunk_at(lane / 8 % 2 * 8 + lane % 8, head * 4 + share * 2 + lane / 16);
   store_matrix(at, result);
   publish();
   __syncwarp();
@@ -883,7 +888,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, int half) 
   const int index0 = cluster % a.scene_clusters * kRows;                  // of the rows, in the scene,
   const int rows = min(kRows, a.queries - index0);                        // how many there are,
   const int64_t row0 = static_cast<int64_t>(scene) * a.queries + index0;  // of all
-  const int own = warp * 16, output0 = half * kHalf + own;                // the warp's 16 outputs, of the block's and of 256
+  const int own = warp * 16, output0 = half * kHalf + own;  // the warp's 16 outputs, of the block's and of 256
   auto tile = [&](int which) { return shared_address(s.tiles[0]) + which * kTileBytes; };
   // The lane's chunk of these, in the order of four matrices of 8 x 8; as a part of a tile.
   const int fragment = chunk_at(lane / 16 * 8 + lane % 8, output0 / 8 + lane / 8 % 2);
@@ -915,17 +920,20 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, int half) 
         const int key = covered + i % padding, head = i / padding / kHeadDim, dim = i / padding % kHeadDim;
         const int64_t block = begin + static_cast<int64_t>(head) * a.keys * kHeadDim;
         static_cast<T*>(a.k)[block + static_cast<int64_t>(key) * kHeadDim + dim] = from_float<T>(0.f);
-        static_cast<T*>(a.v)[block + key / kKeyBlock * (kKeyBlock * kHeadDim) + value_at(dim, key % kKeyBlock)] = from_float<T>(0.f);
+        static_cast<T*>(a.v)[block + key / kKeyBlock * (kKeyBlock * kHeadDim) + value_at(dim, key % kKeyBlock)] =
+            from_float<T>(0.f);
       }
     }
   }
   for (int i = thread; i < a.cams * 12; i += kComputing) {
     const int part = i % 12;
-    s.cameras[i] = a.lidar2img.get(scene * a.lidar2img_strides[0] + i / 12 * a.lidar2img_strides[1] + part / 4 * a.lidar2img_strides[2] +
-                                   part % 4 * a.lidar2img_strides[3]);
+    s.cameras[i] = a.lidar2img.get(scene * a.lidar2img_strides[0] + i / 12 * a.lidar2img_strides[1] +
+                                   part / 4 * a.lidar2img_strides[2] + part % 4 * a.lidar2img_strides[3]);
   }
   if (thread < kRows * 3) {
-    const float point = thread >= rows * 3 ? 0.5f : a.first ? a.given.get(row0 * 3 + thread) : a.points[row0 * 3 + thread];
+    const float point = thread >= rows * 3 ? 0.5f
+                        : a.first          ? a.given.get(row0 * 3 + thread)
+                                           : a.points[row0 * 3 + thread];
     s.points[thread] = point, s.logit[thread] = inverse_sigmoid(point);
   }
   publish();
@@ -971,7 +979,9 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, int half) 
       for (int r = 0; r < kRowsOfWarp; ++r) {
         const int at = chunk_at(first_row + r, lane);
         uint4 y = pack8<T>(x[r]);
-        if (code & kNormRelu) y = make_uint4(max_of<T>(y.x, 0), max_of<T>(y.y, 0), max_of<T>(y.z, 0), max_of<T>(y.w, 0));
+        if (code & kNormRelu) {
+          y = make_uint4(max_of<T>(y.x, 0), max_of<T>(y.y, 0), max_of<T>(y.z, 0), max_of<T>(y.w, 0));
+        }
         store_shared(to + at, y);
         if (code & kAddsQueryPos) store_shared(tile(kWhere) + at, add8<T>(y, load_shared(tile(kQueryPos) + at)));
       }
@@ -1071,7 +1081,8 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, int half) 
       continue;
     }
 
-    const float scale = code & kToQueries ? 0.17677669529663687f * 1.4426950408889634f : 1.f;  // log2(e) / sqrt(32), for exp2
+    const float scale =
+        code & kToQueries ? 0.17677669529663687f * 1.4426950408889634f : 1.f;  // log2(e) / sqrt(32), for exp2
     uint32_t y[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) y[j] = pack<T>(sum[2 * j] * scale, sum[2 * j + 1] * scale);
@@ -1082,7 +1093,8 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, int half) 
         const int index = index0 + j / 2 * 8 + quarter * 2;
         const uint32_t there = index + 1 < a.queries ? 0xffffffffu : index < a.queries ? 0xffffu : 0u;
         const int channel = output0 + group + j % 2 * 8;
-        T* to = static_cast<T*>(a.v) + set + (static_cast<int64_t>(channel / kHeadDim) * a.keys + index / kKeyBlock * kKeyBlock) * kHeadDim;
+        T* to = static_cast<T*>(a.v) + set +
+                (static_cast<int64_t>(channel / kHeadDim) * a.keys + index / kKeyBlock * kKeyBlock) * kHeadDim;
         *reinterpret_cast<uint32_t*>(to + value_at(channel % kHeadDim, index % kKeyBlock)) = y[j] & there;
       }
       __syncwarp();
@@ -1096,7 +1108,8 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, int half) 
     __syncwarp();
     const uint4 chunk = load_shared(to);
     const int index = index0 + lane / 16 * 8 + lane % 8, channel = output0 + lane / 8 % 2 * 8;
-    T* key = static_cast<T*>(a.k) + set + (channel / kHeadDim * static_cast<int64_t>(a.keys) + index) * kHeadDim + channel % kHeadDim;
+    T* key = static_cast<T*>(a.k) + set + (channel / kHeadDim * static_cast<int64_t>(a.keys) + index) * kHeadDim +
+             channel % kHeadDim;
     *reinterpret_cast<uint4*>(key) = index < a.queries ? chunk : uint4{};
   }
 
@@ -1110,14 +1123,17 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, int half) 
       const int row = first_row + r;
       const bool mine = which_tile == kQuery ? lane / 16 == half : row / kSampled == half;
       if (mine && row < rows) {
-        static_cast<uint4*>(a.save[which_tile])[(row0 + row) * 32 + lane] = load_shared(tile(which_tile) + chunk_at(row, lane));
+        static_cast<uint4*>(a.save[which_tile])[(row0 + row) * 32 + lane] =
+            load_shared(tile(which_tile) + chunk_at(row, lane));
       }
     }
   }
   if (a.save_points && half == 0 && thread < rows * 3) a.points[row0 * 3 + thread] = s.points[thread];
   for (int i = thread; a.classes && i < kSampled * a.num_classes; i += kComputing) {
     const int row = half * kSampled + i / a.num_classes, column = i % a.num_classes;
-    if (row < rows) static_cast<T*>(a.classes)[(row0 + row) * a.num_classes + column] = from_float<T>(s.logits[row * kLogitsPitch + column]);
+    if (row < rows)
+      static_cast<T*>(a.classes)[(row0 + row) * a.num_classes + column] =
+          from_float<T>(s.logits[row * kLogitsPitch + column]);
   }
 }
 
@@ -1132,7 +1148,7 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_const
     for (uint64_t& barrier : s.full) init_barrier(shared_address(&barrier), 1);
     for (uint64_t& barrier : s.empty) init_barrier(shared_address(&barrier), kWarps);
     init_barrier(shared_address(&s.stored), kWarps);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    publish_barriers();
   }
   __syncthreads();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -1179,12 +1195,13 @@ bool fits(const TransformerDecoder& d, const DecoderSizes& n) {
 
 // Whether the kernel samples itself; if not, the small kernels do, between two launches of it.
 bool samples_itself(const TransformerDecoder& d, const DecoderSizes& n) {
-  return d.num_points == 1 && d.num_groups == 1 && !d.learned_offsets && n.logits <= kNarrow && n.cams <= 32 && !n.widen;
+  return d.num_points == 1 && d.num_groups == 1 && !d.learned_offsets && n.logits <= kNarrow && n.cams <= 32 &&
+         !n.widen;
 }
 
 // A map whose channels are not adjacent is copied so, if that costs less than reading it as it is in every layer: by
-// measurement for up to 14 KB a sample. The most for one and for all of them; neither grows when a size shrinks, so that
-// scratch memory for the largest sizes is enough for others.
+// measurement for up to 14 KB a sample. The most for one and for all of them; neither grows when a size shrinks, so
+// that scratch memory for the largest sizes is enough for others.
 int64_t copy_limit(const TransformerDecoder& d, const DecoderSizes& n) {
   return n.rows * d.num_layers * d.num_points * (14 << 10);
 }
@@ -1248,7 +1265,9 @@ bool plain(const FusedLevel& l) {
 template <class T>
 bool compiled() {
   cudaFuncAttributes attributes;
-  if (cudaFuncGetAttributes(&attributes, decoder_kernel<T>) == cudaSuccess) return attributes.maxThreadsPerBlock >= kThreads;
+  if (cudaFuncGetAttributes(&attributes, decoder_kernel<T>) == cudaSuccess) {
+    return attributes.maxThreadsPerBlock >= kThreads;
+  }
   cudaGetLastError();  // or the next to ask is told of it
   return false;
 }
@@ -1259,11 +1278,13 @@ decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
     void* p = nullptr;
     cudaDriverEntryPointQueryResult found{};
 #if CUDART_VERSION >= 12050
-    const cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &p, 12000, cudaEnableDefault, &found);
+    const cudaError_t e =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &p, 12000, cudaEnableDefault, &found);
 #else
     const cudaError_t e = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &p, cudaEnableDefault, &found);
 #endif
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(e == cudaSuccess && found == cudaDriverEntryPointSuccess ? p : nullptr);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(
+        e == cudaSuccess && found == cudaDriverEntryPointSuccess ? p : nullptr);
   }();
   return encoder;
 }
@@ -1291,11 +1312,14 @@ struct List {
     }
     used[weights] = weight;
     a.weight[weights] = {weight[1].data, rows};
-    const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(weight[0].sizes[1]), static_cast<cuuint64_t>(rows)}, pitch[1] = {sizes[0] * 2};
+    const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(weight[0].sizes[1]), static_cast<cuuint64_t>(rows)},
+                     pitch[1] = {sizes[0] * 2};
     const cuuint32_t box[2] = {64, static_cast<cuuint32_t>(rows < kChannels ? kNarrow : kHalf)}, steps[2] = {1, 1};
-    failed |= tensor_map_encoder()(&a.map[weights], dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                                   2, weight[0].data, sizes, pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS;
+    failed |= tensor_map_encoder()(
+                  &a.map[weights],
+                  dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
+                  weight[0].data, sizes, pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS;
     p.weight = static_cast<uint8_t>(weights++);
     return p;
   }
@@ -1309,7 +1333,8 @@ struct List {
   void norm(Product& p, const Tensor* weight, Tile from, Tile to, uint32_t code = 0, const Tensor* encoder = nullptr) {
     p.code |= kNorms | code | static_cast<uint32_t>(from) << kNormFrom | static_cast<uint32_t>(to) << kNormTo;
     p.norm = static_cast<uint8_t>(norms);
-    a.norm[norms++] = {weight[0].data, weight[1].data, encoder ? encoder[0].data : nullptr, encoder ? encoder[1].data : nullptr};
+    a.norm[norms++] = {weight[0].data, weight[1].data, encoder ? encoder[0].data : nullptr,
+                       encoder ? encoder[1].data : nullptr};
   }
 };
 
@@ -1339,7 +1364,8 @@ class Launch {
     Product& attention = list_.add(kAttends);
     if (itself) list_.norm(attention, w(kPositionNorm1), kPosition, kPosition, kNormRelu);
     list_.add(w(kOutProj), kAddsX | (d_.residual_query_pos ? kQueryPos << kAdds : 0u), kIn);
-    list_.norm(itself ? list_.add(w(kAttentionWeights), 0, kWhere) : list_.add(kEnd), w(kMhaNorm), kSum, kX, kAddsQueryPos);
+    list_.norm(itself ? list_.add(w(kAttentionWeights), 0, kWhere) : list_.add(kEnd), w(kMhaNorm), kSum, kX,
+               kAddsQueryPos);
   }
   // From the sampling on, to queries, keys and values of the next layer.
   void sample(int layer, bool itself) {
@@ -1356,7 +1382,8 @@ class Launch {
         if (i == 0) list_.norm(p, w(kSvcaNorm), kSum, kX);
       }
       for (int i = first; i <= last; ++i) {
-        list_.add(w(kFfn2), (i > 0 ? kGoesOn : 0u) | (i + 1 < parts ? kKeeps : kAddsX), kHidden[first / 2 % 2][i - first], kPosition, i, 0);
+        list_.add(w(kFfn2), (i > 0 ? kGoesOn : 0u) | (i + 1 < parts ? kKeeps : kAddsX),
+                  kHidden[first / 2 % 2][i - first], kPosition, i, 0);
       }
     }
     const bool ends = layer + 1 == d_.num_layers;
@@ -1420,7 +1447,8 @@ class Launch {
   };
 
   static cudaError_t prepare() {
-    return cudaFuncSetAttribute(decoder_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(Shared<T>)));
+    return cudaFuncSetAttribute(decoder_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                static_cast<int>(sizeof(Shared<T>)));
   }
 
   // in_proj of a layer, after the norm that ends the one before.
@@ -1437,7 +1465,11 @@ class Launch {
     list_.norm(list_.add(w(kPosition3), code, kIn, kPosition), w(kPositionNorm0), kSum, kIn, kNormRelu, w(kPosition0));
   }
   char* buffer(Tile tile) const {
-    return tile == kX ? b_.x : tile == kPosition ? b_.position : tile == kQuery ? b_.q : tile == kWhere ? b_.where : b_.mixed;
+    return tile == kX          ? b_.x
+           : tile == kPosition ? b_.position
+           : tile == kQuery    ? b_.q
+           : tile == kWhere    ? b_.where
+                               : b_.mixed;
   }
 
   const TransformerDecoder& d_;
@@ -1449,8 +1481,8 @@ class Launch {
 
 // copied: with the copies of maps for what samples apart.
 template <class T>
-cudaError_t launch_all(const TransformerDecoder& d, const DecoderSizes& n, const TransformerDecoder& copied, const FusedBuffers& b, Fused& a,
-                       cudaStream_t stream) {
+cudaError_t launch_all(const TransformerDecoder& d, const DecoderSizes& n, const TransformerDecoder& copied,
+                       const FusedBuffers& b, Fused& a, cudaStream_t stream) {
   const bool itself = samples_itself(d, n);
   int resident = 0;
   SVEXPORT_TRY(Launch<T>::resident(resident));
@@ -1498,7 +1530,8 @@ cudaError_t launch_all(const TransformerDecoder& d, const DecoderSizes& n, const
     if (d.learned_offsets) SVEXPORT_TRY(apply(kOffsets, b.offsets));
     if (n.widen) {
       SVEXPORT_TRY(svexport::sample(copied, n, b.points, b.logits, b.offsets, b.sampled, DType::kFloat32, stream));
-      SVEXPORT_TRY(round_to(reinterpret_cast<const float*>(b.sampled), b.mixed, d.query.dtype, n.rows * kChannels, stream));
+      SVEXPORT_TRY(
+          round_to(reinterpret_cast<const float*>(b.sampled), b.mixed, d.query.dtype, n.rows * kChannels, stream));
     } else {
       SVEXPORT_TRY(svexport::sample(copied, n, b.points, b.logits, b.offsets, b.mixed, d.query.dtype, stream));
     }
