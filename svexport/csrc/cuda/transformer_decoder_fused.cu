@@ -1494,7 +1494,9 @@ cudaError_t launch_all(const TransformerDecoder& d, const DecoderSizes& n, const
     a.which = 0;
     launch.begin();
     for (int layer = 0; layer < d.num_layers; ++layer) launch.attend(layer, true), launch.sample(layer, true);
-    return launch.run(true, stream);
+    const cudaError_t status = launch.run(true, stream);
+    if (status != cudaErrorCooperativeLaunchTooLarge) return status;
+    cudaGetLastError();  // others have a part of the device for themselves
   }
 
   auto save = [&](Launch<T>& launch) { launch.save({kX, kPosition, kQuery}), a.save_points = true; };
