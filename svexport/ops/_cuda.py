@@ -69,10 +69,12 @@ def architectures() -> str:
 
 
 def with_features(architectures: str) -> str:
-    """A list of architectures with 9.0a in place of 9.0.
+    """A list of architectures with 9.0a in place of 9.0, from CUDA 12 on.
 
     Every device of compute capability 9.0 has what the letter adds: wgmma, without which there is no fused decoder.
     """
+    if torch.version.cuda and int(torch.version.cuda.split(".")[0]) < 12:  # whose compiler does not know it
+        return architectures
     more = {"9.0": "9.0a", "9.0+PTX": "9.0a 9.0+PTX"}
     return " ".join(more.get(name, name) for name in re.split(r"[\s;]+", architectures.strip()))
 

@@ -21,6 +21,17 @@
 #include "transformer_decoder.cuh"
 
 namespace svexport {
+
+#if CUDART_VERSION < 12010  // no st.async, and no parameters of more than 4 KB
+
+size_t fused_decoder_workspace(const TransformerDecoder&, const DecoderSizes&) { return 0; }
+
+cudaError_t fused_decoder(const TransformerDecoder&, const DecoderSizes&, void*, cudaStream_t) {
+  return cudaErrorNotSupported;
+}
+
+#else
+
 namespace {
 
 constexpr int kChannels = 256, kHeads = 8;
@@ -93,10 +104,7 @@ struct NormWeights {
   const void *encoder, *encoder_bias;  // of the position's first layer, or null
 };
 
-// Parameters of a kernel were limited to 4 KB once.
-constexpr bool kLargeParameters = CUDART_VERSION >= 12010;
-constexpr int kMaxWeights = kLargeParameters ? 96 : 14, kMaxNorms = kLargeParameters ? 48 : 8;
-constexpr int kMaxProducts = kLargeParameters ? 240 : 40;
+constexpr int kMaxWeights = 96, kMaxNorms = 48, kMaxProducts = 240;  // of a launch: 8 layers
 
 struct Fused {
   CUtensorMap map[kMaxWeights];
@@ -1602,6 +1610,8 @@ cudaError_t fused_decoder(const TransformerDecoder& d, const DecoderSizes& n, vo
   if (!(is_half ? compiled<__half>() : compiled<__nv_bfloat16>())) return cudaErrorNotSupported;
   return is_half ? run<__half>(d, n, workspace, stream) : run<__nv_bfloat16>(d, n, workspace, stream);
 }
+
+#endif
 
 }  // namespace svexport
 
