@@ -57,14 +57,14 @@ def test_accuracy(name: str) -> None:
     make, largest = MATRICES[name]
     A = make().float()
     expected = torch.linalg.inv(A.double())
-    theirs = 5 * relative_error(torch.linalg.inv(A), expected)  # LAPACK's, which is not the same in every run
+    theirs = relative_error(torch.linalg.inv(A), expected)  # LAPACK's, which is not the same on every machine
     for opset in (9, 20):
         (actual,) = run_op(OP, (A, A.shape[-1]), opset)
         error = relative_error(actual, expected)
         assert error <= largest
-        assert error <= max(1e-6, theirs)
+        assert error <= max(1e-6, 5 * theirs)
     if largest <= 1e-6 and float(torch.linalg.cond(A.double()).max()) < 2e6:
-        assert relative_error(inverse(A), expected) < max(1e-5, theirs)
+        assert relative_error(inverse(A), expected) <= max(1e-5, theirs)
 
 
 @pytest.mark.parametrize("opset", [9, 17])

@@ -1417,10 +1417,11 @@ class Launch {
     for (Tile tile : tiles) a_.save[tile] = buffer(tile);
   }
 
-  // How many clusters there can be at once.
-  static cudaError_t resident(int& clusters) {
+  // Before the first launch: how many clusters there can be at once.
+  static cudaError_t prepare(int& clusters) {
     Config config(1, nullptr, false);
-    SVEXPORT_TRY(prepare());
+    SVEXPORT_TRY(cudaFuncSetAttribute(decoder_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      static_cast<int>(sizeof(Shared<T>))));
     return cudaOccupancyMaxActiveClusters(&clusters, decoder_kernel<T>, &config.config);
   }
 
@@ -1428,7 +1429,6 @@ class Launch {
   cudaError_t run(bool together, cudaStream_t stream) {
     if (list_.products == 0 || !(a_.product[list_.products - 1].code & kEnd)) list_.add(kEnd);
     if (list_.failed) return cudaErrorInvalidValue;
-    SVEXPORT_TRY(prepare());
     a_.scene_clusters = ceil_div(n_.queries, kRows);
     const Config config(static_cast<unsigned>(a_.scene_clusters * n_.batch), stream, together);
     return cudaLaunchKernelEx(&config.config, decoder_kernel<T>, a_);
@@ -1453,11 +1453,6 @@ class Launch {
     }
     Config(const Config&) = delete;
   };
-
-  static cudaError_t prepare() {
-    return cudaFuncSetAttribute(decoder_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                static_cast<int>(sizeof(Shared<T>)));
-  }
 
   // in_proj of a layer, after the norm that ends the one before.
   void heads(int layer, const Tensor* norm) {
@@ -1493,7 +1488,7 @@ cudaError_t launch_all(const TransformerDecoder& d, const DecoderSizes& n, const
                        const FusedBuffers& b, Fused& a, cudaStream_t stream) {
   const bool itself = samples_itself(d, n);
   int resident = 0;
-  SVEXPORT_TRY(Launch<T>::resident(resident));
+  SVEXPORT_TRY(Launch<T>::prepare(resident));
   const int each = 13 + 2 * (n.ffn / kChannels);  // products of a layer
   const int most_layers = std::min(std::min((kMaxProducts - 8) / each, (kMaxWeights - 4) / 10), (kMaxNorms - 4) / 5);
   if (itself && d.num_layers <= most_layers && ceil_div(n.queries, kRows) * static_cast<int64_t>(n.batch) <= resident) {
