@@ -28,19 +28,20 @@ from svexport.ops.transformer_decoder import OP, rig
 
 SMALL = {"num_layers": 6, "feature_sizes": ((36, 92), (18, 46), (9, 23)), "pool": False}
 
-PRODUCTS = (
-    "attention", "out_proj", "camera weights", "output_proj", "ffn.0", "ffn.0", "ffn.2", "ffn.2",
-    "queries", "keys", "values", "reg.0", "reg.2", "reg.4", "encoder.3",
+QUERIES = (
+    "attention", "out_proj", "camera weights", "output_proj", "ffn.0", "ffn.0", "ffn.2", "ffn.2", "keys", "values",
+    "queries",
 )  # fmt: skip
+BOXES = ("reg.0", "reg.2", "reg.4", "encoder.3")
 """What the kernel's list has for a layer with ffn 512, in order."""
 
-KINDS = ("waits for weights", "norms, points", "attention, sampling", "products", "exchanges, stores")
+KINDS = ("waits", "norms, points", "attention, sampling", "products", "exchanges, stores", "box branch")
 
 
 def kind_of(product: str, part: int) -> tuple[str, str]:
     """What a block does after a mark of its clock: one of KINDS, and its name."""
     if part == 0:
-        return KINDS[0], "weights"
+        return KINDS[0], "keys, values" if product == "attention" else "weights"
     if part == 1:
         return KINDS[1], "points, encoder.0, norm" if product == "encoder.3" else "norm"
     if part == 2:
@@ -178,21 +179,35 @@ def stages(library: str) -> dict[str, list[dict[str, Any]]]:
             graph.replay()
             torch.cuda.synchronize()
         ctypes.CDLL(library).svexport_stages(clocks)
-        times = torch.tensor(clocks[:]).view(blocks, marked, parts).double()
+        times = torch.tensor(clocks[:]).view(blocks, marked, parts)
+        times = times[times[:, -1, 0] > 0]
         whole = times[:, -1]  # clocks and nanoseconds at the begin, and at the end
-        times = times[whole[:, 0] > 0]
-        ticks = ((whole[:, 2] - whole[:, 0]) / (whole[:, 3] - whole[:, 1]))[whole[:, 0] > 0].median() * 1e3
-        first = 4 + len(PRODUCTS) * layer  # after queries, keys, values and position of the first layer
-        begin, rows = times[:, first, 0], []
-        for at, product in enumerate(PRODUCTS, first):
-            marks = [*times[:, at].unbind(1), times[:, at + 1, 0]]
-            marks = [(part, mark) for part, mark in enumerate(marks) if bool((mark > 0).all())]
-            for (part, start), (following, stop) in pairwise(marks):
-                if (part, following) == (2, 4):  # neither attention nor sampling
-                    continue
-                kind, stage = kind_of(product, part)
-                us = float((stop - start).median() / ticks)
-                rows.append({"kind": kind, "stage": stage, "start": float((start - begin).median() / ticks), "us": us})
+        ticks = ((whole[:, 2] - whole[:, 0]).double() / (whole[:, 3] - whole[:, 1])).median() * 1e3
+        offsets = (whole[:, 1] - whole[:, 1].min()).double() / 1e3 - whole[:, 0] / ticks  # of clocks, in microseconds
+        blocks_of_rows = 2 * -(-args[0].shape[1] // 16)
+        split = len(times) > blocks_of_rows  # the box branch has blocks of its own
+        main = QUERIES if split else (*QUERIES, *BOXES)
+        lists = [(main, slice(0, blocks_of_rows), 3 if split else 4)]  # after what comes before the first layer
+        if split:
+            lists.append(((*BOXES, "position"), slice(blocks_of_rows, None), 2 - 5))  # what this layer is given
+        rows, begin = [], 0.0
+        for products, own, first in lists:
+            us = times[own] / ticks + offsets[own, None, None]
+            first += layer * len(products)
+            begin = begin or float(us[:, first, 0].median())
+            for at, product in enumerate(products, first):
+                kept = [*times[own, at].unbind(1), times[own, at + 1, 0]]
+                marks = [*us[:, at].unbind(1), us[:, at + 1, 0]]
+                known = [(part, mark) for part, mark in enumerate(marks) if bool((kept[part] > 0).all())]
+                for (part, start), (following, stop) in pairwise(known):
+                    if (part, following) == (2, 4):  # neither attention nor sampling
+                        continue
+                    kind, stage = kind_of(product, part) if products is main else (KINDS[-1], product)
+                    began, took = float(start.median()) - begin, float((stop - start).median())
+                    if rows and kind == KINDS[-1] and rows[-1]["stage"] == stage:
+                        rows[-1]["us"] += took
+                    elif kind != KINDS[-1] or part > 0:  # not how long it waits for the queries
+                        rows.append({"kind": kind, "stage": stage, "start": began, "us": took})
         found[name] = rows
     return found
 

@@ -286,6 +286,17 @@ def test_what_is_not_finite_stays_with_its_query() -> None:
     assert max(errors(OP(*call), OP.reference(*moved(call, torch.float64)))) < 5e-3
 
 
+@pytest.mark.parametrize("queries", [50, pytest.param(700, marks=pytest.mark.large)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_points_that_all_cameras_see(queries: int, layout: str) -> None:
+    """More of them than are sampled in the box branch, where that has blocks of its own."""
+    config = config_of("seed", num_cams=5, scales=(0.02, 0.025, 0.03))
+    inputs = scene(config, HALF, 1, queries, layout)
+    inputs[-1].copy_(inputs[-1][:, :1].clone().expand_as(inputs[-1]))
+    call = arguments(decoder(config, HALF), inputs)
+    assert max(errors(OP(*call), OP.reference(*moved(call, torch.float64)))) < 5e-3
+
+
 @pytest.mark.large
 @pytest.mark.parametrize("preset", ["seed", "detr3d", "stream"])
 @pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)

@@ -9,7 +9,9 @@
 // What a launch does is a list made on the host, and a loop that executes it: code that is run only once is fetched
 // from far away. Between layers queries need the keys and values of all others of their scene. Where all clusters are
 // resident (a cooperative launch) there is one launch, and the warp that fetches waits for them by a counter while the
-// others compute the box branch. If they are not, or something else samples, launches end where blocks would wait.
+// others compute the box branch. Where twice as many are, the box branch, which the cameras need but not the attention,
+// has clusters of its own, beside the next layer's attention. If not all are resident, or something else samples,
+// launches end where blocks would wait.
 #include <cuda.h>
 
 #include <algorithm>
@@ -40,6 +42,8 @@ constexpr int kComputing = kWarps * 32, kThreads = kComputing + 128;
 constexpr int kNarrow = 64;    // most outputs of a narrow layer: camera weights, box code, classes
 constexpr int kKeyBlock = 64;  // keys are padded to a multiple; a slot of the ring has two blocks of them
 constexpr int kMaxCams = 32, kMaxFfn = 2048;
+constexpr int kPresampled = 2;  // cameras of a row that are sampled with the box branch
+constexpr int kMostSplit = 36;  // clusters beside as many for the box branch, of the largest device
 
 // A cluster of two blocks has a tile of rows; each of them half of the outputs and heads.
 constexpr int kRows = 16, kBlocks = 2;
@@ -60,7 +64,7 @@ struct FusedLevel {
 };
 
 // Tiles of rows x 256 channels in shared memory. Of kQuery a block has the channels of its own heads.
-enum Tile { kX, kQueryPos, kPosition, kSum, kIn, kWhere, kQuery, kTiles };
+enum Tile { kSum, kQueryPos, kPosition, kWhere, kX, kIn, kQuery, kTiles };
 
 // An entry of the list in a word: what is done before (in this order), what the product is, where its results go.
 enum Code : uint32_t {
@@ -71,7 +75,7 @@ enum Code : uint32_t {
   kAddsQueryPos = 16,  // kWhere = norm + kQueryPos
   kAttends = 32,       // no product but the self attention, to kIn: keys and values come through the ring
   kSamples = 64,       // the cameras, by the logits, to kIn
-  kEnd = 128,          // no product: only what is done before
+  kNoProduct = 128,    // only what is done before
   kIsNarrow = 256,     // at most 64 outputs, in float to the logits
   kRelu = 512,
   kToQueries = 1 << 10,
@@ -81,11 +85,16 @@ enum Code : uint32_t {
   kGoesOn = 1 << 14,    // the sum of those before is added
   kOpen = 1 << 15,      // the next product belongs to the same exchange
   kAddsX = 1 << 16,
+  kPasses = 1 << 25,  // what was normed, to the cluster of the other role
+  kTakes = 1 << 28,   // what that passes on
 };
-// Fields of the word: first bit, 3 bits each. kAdds: one more tile, or 0.
+// Tiles in the word: their first bit. kAdds: one more tile, or 0. This and kNormFrom are of the first four, two bits;
+// the others have three.
 enum Field { kFrom = 17, kTo = 20, kAdds = 23, kNormFrom = 26, kNormTo = 29 };
 
-[[maybe_unused]] __host__ __device__ constexpr int field(uint32_t code, Field first) { return code >> first & 7; }
+[[maybe_unused]] __host__ __device__ constexpr int field(uint32_t code, Field first) {
+  return code >> first & (first == kAdds || first == kNormFrom ? 3 : 7);
+}
 
 // 256 inputs and outputs of a linear layer.
 struct Product {
@@ -93,6 +102,9 @@ struct Product {
   uint8_t weight, norm;  // indices
   uint8_t in, out;       // the first, in units of 256
 };
+
+// A cluster has all of the decoder, or, with the first of two lists, all but the box branch.
+enum Role { kQueries, kBoxes };
 
 struct Weight {
   const void* bias;
@@ -118,9 +130,17 @@ struct Fused {
   void *k, *v;                        // 2 x (B, heads, keys, 32), and v 2 x (B, heads, keys / 64, 32, 64), see value_at
   unsigned* done;                     // of a scene: how many blocks have written keys and values,
   int signals;                        // and how often a block does in a launch
-  const void* load[kTiles];           // (rows, 256) before, or null
-  void* save[kTiles];                 // and after
-  float* points;                      // (rows, 3)
+  // By role. Of a cluster: tile kX, or kPosition, that it passes on, as in shared memory; how many blocks have passed
+  // it on, and how often a block does.
+  int products[2];
+  char* passed_tile[2];
+  unsigned* passed[2];
+  int passes[2];
+  float* seen;               // (clusters, kRows, 2, 32) u and v at the cameras, passed on with kPosition, as are
+  void* samples;             // (clusters, kRows, kPresampled, plain levels, 256) what the first of these cameras see
+  const void* load[kTiles];  // (rows, 256) before, or null
+  void* save[kTiles];        // and after
+  float* points;             // (rows, 3)
   bool save_points;
   AnyFloat given, boxes, moved;
   void* classes;  // or null
@@ -149,6 +169,7 @@ constexpr int kAtom = kRows * 128, kTileBytes = 4 * kAtom;  // of 64 channels of
 constexpr int kBox = kHalf * 128, kSlotBytes = 4 * kBox;    // of the weights of 64 inputs, of a product
 constexpr int kHeadBytes = kSlotBytes / kOwnHeads;          // of two blocks of keys and of values of a head
 constexpr int kIncoming = kTileBytes / 2;                   // what the other block sends in an exchange
+constexpr int kSeen = 2 * kMaxCams;                         // floats of a row: where the cameras see it
 constexpr int kLogitsPitch = kNarrow + 4;                   // floats, against bank conflicts
 constexpr float kMaxLogit = 11.512915f;                     // the largest inverse sigmoid: log((1 - kEps) / kEps)
 static_assert(kSampled == kWarps && kHalf == kWarps * 16 && kHeadBytes == 2 * kKeyBlock * kHeadDim * 2 * 2);
@@ -197,7 +218,7 @@ class Exchange {
     away_ = there - received;
   }
 
-  // To the same place in the other block; here it has been stored, and published.
+  // To the same place in the other block; here it has been stored.
   __device__ __forceinline__ void send(uint32_t address, uint4 v) const {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
                      address + away_),
@@ -211,7 +232,6 @@ class Exchange {
     if (thread == 0) expect_bytes(barrier, bytes);
     sync();
     wait_for(barrier, count_ / 2 % 2);
-    publish();
     ++count_;
   }
 
@@ -219,18 +239,16 @@ class Exchange {
   uint32_t barrier_, away_, count_ = 0;
 };
 
-// What the block has done can be read by who sees it counted, also by bulk copies.
+// What the block has done can be read by who sees it counted.
 __device__ __forceinline__ void signal(unsigned* counter) {
-  asm volatile("fence.proxy.async;" ::: "memory");
-  __threadfence();
-  asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
+// Also by bulk copies: for those a fence of global memory alone, as that of all takes as long again as the wait.
 __device__ __forceinline__ void await(const unsigned* counter, unsigned count) {
   unsigned seen = 0;
-  while (seen < count) asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
-  asm volatile("fence.acq_rel.gpu;" ::: "memory");
-  asm volatile("fence.proxy.async;" ::: "memory");
+  while (seen < count) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 // ---------------------------------------------------------------- tiles
@@ -313,43 +331,58 @@ __device__ __forceinline__ uint4 add8(const uint4& a, const uint4& b) {
 
 // ---------------------------------------------------------------- matrix products
 
-// sum (64 x 16) += a (64 x 16) b (16 x 16), both from shared memory; of all warps of a warp group. a and b: lower words
-// of how wgmma is told of matrices of rows of 128 bytes, swizzled, 1024 bytes from 8 rows to the next.
+// How wgmma is told of a matrix in shared memory: rows of 128 bytes, swizzled, 1024 bytes from 8 rows to the next. One
+// for the warp, which the compiler sees by the shuffle; or it would move it out of lanes' registers for each wgmma.
+__device__ __forceinline__ uint64_t matrix_at(uint32_t address) {
+  return 0x4000004000010000ull | __shfl_sync(0xffffffffu, address / 16, 0);
+}
+
+// sum (64 x 16) += a (64 x 16) b (16 x 16); of all warps of a warp group.
 template <class T>
-__device__ __forceinline__ void wgmma(float (&sum)[8], uint32_t a, uint32_t b);
+__device__ __forceinline__ void wgmma(float (&sum)[8], uint64_t a, uint64_t b);
 
 #define SVEXPORT_WGMMA(type, name)                                                                          \
   template <>                                                                                               \
-  __device__ __forceinline__ void wgmma<type>(float (&sum)[8], uint32_t a, uint32_t b) {                    \
+  __device__ __forceinline__ void wgmma<type>(float (&sum)[8], uint64_t a, uint64_t b) {                    \
     asm volatile(                                                                                           \
-        "{.reg .pred adds; .reg .b64 a, b; setp.eq.b32 adds, 0, 0;"                                         \
-        " mov.b64 a, {%8, 0x40000040}; mov.b64 b, {%9, 0x40000040};"                                        \
+        "{.reg .pred adds; setp.eq.b32 adds, 0, 0;"                                                         \
         " wgmma.mma_async.sync.aligned.m64n16k16.f32." name "." name                                        \
-        " {%0, %1, %2, %3, %4, %5, %6, %7}, a, b, adds, 1, 1, 0, 0;}"                                       \
+        " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, adds, 1, 1, 0, 0;}"                                     \
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]), "+f"(sum[4]), "+f"(sum[5]), "+f"(sum[6]), \
           "+f"(sum[7])                                                                                      \
-        : "r"(a), "r"(b));                                                                                  \
+        : "l"(a), "l"(b));                                                                                  \
   }
 SVEXPORT_WGMMA(__half, "f16")
 SVEXPORT_WGMMA(__nv_bfloat16, "bf16")
 #undef SVEXPORT_WGMMA
 
-// Begins sum += 64 outputs of the weights * 16 rows of a tile: 256 inputs.
+// Nothing that makes or uses these is moved across.
+__device__ __forceinline__ void hold(float (&x)[8]) {
+  asm volatile(""
+               : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3]), "+f"(x[4]), "+f"(x[5]), "+f"(x[6]),
+                 "+f"(x[7])::"memory");
+}
+
+// Begins sum + odd += 64 outputs of the weights * 16 rows of a tile: 256 inputs. Two sums, as a wgmma waits for the one
+// before that adds to the same.
 template <class T>
-__device__ __forceinline__ void multiply(float (&sum)[8], uint32_t weights, uint32_t rows) {
-  const uint32_t a = weights / 16 | 1 << 16, b = rows / 16 | 1 << 16;
+__device__ __forceinline__ void multiply(float (&sum)[8], float (&odd)[8], uint32_t weights, uint32_t rows) {
+  const uint64_t a = matrix_at(weights), b = matrix_at(rows);
+  hold(sum), hold(odd);
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
-    wgmma<T>(sum, a + (i / 4 * kBox + i % 4 * 32) / 16, b + (i / 4 * kAtom + i % 4 * 32) / 16);
+    wgmma<T>(i % 2 ? odd : sum, a + (i / 4 * kBox + i % 4 * 32) / 16, b + (i / 4 * kAtom + i % 4 * 32) / 16);
   }
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-__device__ __forceinline__ void finish(float (&sum)[8]) {
-  asm volatile("wgmma.wait_group.sync.aligned 0;"
-               : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]), "+f"(sum[4]), "+f"(sum[5]), "+f"(sum[6]),
-                 "+f"(sum[7])::"memory");
+// Ends it: all in sum.
+__device__ __forceinline__ void finish(float (&sum)[8], float (&odd)[8]) {
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  hold(sum), hold(odd);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) sum[j] += odd[j];
 }
 
 // ---------------------------------------------------------------- norms
@@ -412,7 +445,7 @@ __device__ __forceinline__ void project(const Fused& a, const float* point, cons
   float at_image[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    at_image[i] = image[i] / depth / a.image[1 - i];
+    at_image[i] = __fdividef(image[i], depth * a.image[1 - i]);
     const float centred = 2 * at_image[i] - 1;
     seen = seen && (a.in_image ? centred > -1 && centred < 1 : !isnan(at_image[i]));
     if (!a.in_image) at_image[i] = fminf(fmaxf(at_image[i], a.clamp[0]), a.clamp[1]);
@@ -496,12 +529,68 @@ __device__ __forceinline__ void sample_level(const FusedLevel& l, const Place& p
   }
 }
 
+// What camera `cam` sees on the plain levels, by a warp: take(level, the lane's channels). The pixels of all levels are
+// on their way at once; a lane finds the place on one of them.
+template <class T, class Take>
+__device__ __forceinline__ void sample_plain(const Fused& a, int batch, int cam, float cam_u, float cam_v, Take take) {
+  const int lane = threadIdx.x % 32;
+  const FusedLevel& l = a.level[min(lane % 4, a.plain_levels - 1)];
+  const Place p = place_on(l, batch, cam, cam_u, cam_v);
+  const uint64_t corner =
+      reinterpret_cast<uint64_t>(static_cast<const T*>(l.data) + p.image + p.y.index[0] * l.y + p.x.index[0] * l.x);
+  const int right = (p.x.index[1] - p.x.index[0]) * static_cast<int>(l.x);
+  const int down = (p.y.index[1] - p.y.index[0]) * static_cast<int>(l.y);
+  uint4 taps[4][4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (i < a.plain_levels) {
+      const T* from = reinterpret_cast<const T*>(__shfl_sync(0xffffffffu, corner, i)) + lane * 8;
+      const int to_right = __shfl_sync(0xffffffffu, right, i), to_below = __shfl_sync(0xffffffffu, down, i);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        taps[i][j] = __ldg(reinterpret_cast<const uint4*>(from + (j % 2 ? to_right : 0) + (j / 2 ? to_below : 0)));
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (i < a.plain_levels) {
+      float sampled[8] = {};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float tap = p.y.weight[j / 2] * p.x.weight[j % 2];
+        add_tap<T, kAdjacent>(taps[i][j], __shfl_sync(0xffffffffu, tap, i), sampled);
+      }
+      take(i, sampled);
+    }
+  }
+}
+
+// Where a row's samples are, of the `number`-th camera that sees it.
+__device__ __forceinline__ uint4* samples_of(const Fused& a, int tile, int row, int number) {
+  return static_cast<uint4*>(a.samples) + ((tile * kRows + row) * kPresampled + number) * a.plain_levels * 32;
+}
+
+// What the first cameras see on the plain levels, of half or bfloat16, by a warp for the cluster of the other role.
+template <class T>
+__device__ __forceinline__ void presample(const Fused& a, int batch, int tile, int row, float u, float v) {
+  const int lane = threadIdx.x % 32;
+  unsigned seen = __ballot_sync(0xffffffffu, !isnan(u));
+#pragma unroll 1
+  for (int number = 0; number < kPresampled && seen && a.plain_levels > 0; ++number, seen &= seen - 1) {
+    const int cam = __ffs(seen) - 1;
+    uint4* const samples = samples_of(a, tile, row, number) + lane;
+    sample_plain<T>(a, batch, cam, __shfl_sync(0xffffffffu, u, cam), __shfl_sync(0xffffffffu, v, cam),
+                    [&](int level, const float (&sampled)[8]) { samples[level * 32] = pack8<T>(sampled); });
+  }
+}
+
 // sum += what all cameras see on all levels, by a warp. weights: of camera and level c * levels + l, in lanes' first
-// and second. The pixels of four plain levels are on their way at once; a lane finds the place on one of them.
+// and second. ready: what the first cameras see on plain levels, if presampled.
 template <class T>
 __device__ __forceinline__ void sample(const Fused& a, int batch, float u, float v, const float (&weights)[2],
-                                       float (&sum)[8]) {
-  const int lane = threadIdx.x % 32;
+                                       const uint4 (&ready)[kPresampled][4], bool presampled, float (&sum)[8]) {
+  const int plain_level = min(static_cast<int>(threadIdx.x % 4), a.plain_levels - 1);  // whose weight the lane has
   auto weight_of = [&](int which) {
     const float even = __shfl_sync(0xffffffffu, weights[0], which % 32);
     const float odd = __shfl_sync(0xffffffffu, weights[1], which % 32);
@@ -511,43 +600,33 @@ __device__ __forceinline__ void sample(const Fused& a, int batch, float u, float
 #pragma unroll
     for (int c = 0; c < 8; ++c) sum[c] = fmaf(isnan(sampled[c]) ? 0.f : sampled[c], weight, sum[c]);
   };
-#pragma unroll 1
-  for (unsigned seen = __ballot_sync(0xffffffffu, !isnan(u)); seen; seen &= seen - 1) {
-    const int cam = __ffs(seen) - 1;
-    const float cam_u = __shfl_sync(0xffffffffu, u, cam), cam_v = __shfl_sync(0xffffffffu, v, cam);
-    if (a.plain_levels > 0) {
-      const int mine = min(lane % 4, a.plain_levels - 1);
-      const FusedLevel& l = a.level[mine];
-      const Place p = place_on(l, batch, cam, cam_u, cam_v);
-      const uint64_t corner =
-          reinterpret_cast<uint64_t>(static_cast<const T*>(l.data) + p.image + p.y.index[0] * l.y + p.x.index[0] * l.x);
-      const int right = (p.x.index[1] - p.x.index[0]) * static_cast<int>(l.x);
-      const int down = (p.y.index[1] - p.y.index[0]) * static_cast<int>(l.y);
-      const float weight = weight_of(cam * a.levels + mine) * l.scale;
-      uint4 taps[4][4];
+  unsigned seen = __ballot_sync(0xffffffffu, !isnan(u)), plain = a.plain_levels > 0 ? seen : 0;
+  if (presampled) {
+#pragma unroll
+    for (int number = 0; number < kPresampled; ++number) {
+      if (!plain) continue;
+      const float weight = weight_of((__ffs(plain) - 1) * a.levels + plain_level);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (i < a.plain_levels) {
-          const T* from = reinterpret_cast<const T*>(__shfl_sync(0xffffffffu, corner, i)) + lane * 8;
-          const int to_right = __shfl_sync(0xffffffffu, right, i), to_below = __shfl_sync(0xffffffffu, down, i);
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            taps[i][j] = __ldg(reinterpret_cast<const uint4*>(from + (j % 2 ? to_right : 0) + (j / 2 ? to_below : 0)));
-          }
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (i < a.plain_levels) {
-          float sampled[8] = {};
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const float tap = p.y.weight[j / 2] * p.x.weight[j % 2];
-            add_tap<T, kAdjacent>(taps[i][j], __shfl_sync(0xffffffffu, tap, i), sampled);
-          }
+          float sampled[8];
+          unpack8<T>(ready[number][i], sampled);
           add(__shfl_sync(0xffffffffu, weight, i), sampled);
         }
       }
+      plain &= plain - 1;
+    }
+    if (a.plain_levels == a.levels) seen = plain;
+  }
+#pragma unroll 1
+  for (; seen; seen &= seen - 1) {
+    const int cam = __ffs(seen) - 1;
+    const float cam_u = __shfl_sync(0xffffffffu, u, cam), cam_v = __shfl_sync(0xffffffffu, v, cam);
+    if (plain >> cam & 1) {
+      const float weight = weight_of(cam * a.levels + plain_level);
+      sample_plain<T>(a, batch, cam, cam_u, cam_v, [&](int level, const float (&sampled)[8]) {
+        add(__shfl_sync(0xffffffffu, weight, level), sampled);
+      });
     }
 #pragma unroll 1
     for (int level = a.plain_levels; level < a.levels; ++level) {
@@ -597,7 +676,21 @@ struct Shared {
   float logits[kRows * kLogitsPitch];
   float cameras[kMaxCams * 12];               // lidar2img, but for its last row
   float points[kRows * 3], logit[kRows * 3];  // and their inverse sigmoid
-  uint64_t received[2], full[kSlots], empty[kSlots], stored;
+  alignas(16) float seen[kSampled * kSeen];   // of the rows that are sampled here
+  uint64_t received[2], full[kSlots], empty[kSlots], stored, passed, taken;
+};
+
+// What a block works at: a half of a tile of rows.
+struct Block {
+  int tile, scene, half;
+  Role role;
+
+  __device__ __forceinline__ Block(const Fused& a, bool split) : half(block_rank()) {
+    const int cluster = blockIdx.x / kBlocks, tiles = gridDim.x / kBlocks / 2;
+    role = split && cluster >= tiles ? kBoxes : kQueries;
+    tile = cluster - role * tiles;
+    scene = tile / a.scene_clusters;
+  }
 };
 
 // A word of the list of products; not as a constant, as those come one after the other.
@@ -609,10 +702,12 @@ __device__ __forceinline__ uint64_t load_parameter(const void* p) {
 
 // Fetches what the products need, in order: by one warp, the lanes of which have read the next 32 products ahead.
 template <class T>
-__device__ __forceinline__ void fetch_weights(const Fused& a, Shared<T>& s, int half) {
+__device__ __forceinline__ void fetch_weights(const Fused& a, Shared<T>& s, const Block& self) {
   constexpr int kVector = kChannels * sizeof(T), kAhead = 4;
   constexpr int kKeyBytes = kKeyBlock * kHeadDim * sizeof(T);
-  const int lane = threadIdx.x % 32, scene = blockIdx.x / kBlocks / a.scene_clusters, key_blocks = a.keys / kKeyBlock;
+  const int lane = threadIdx.x % 32, half = self.half, scene = self.scene, key_blocks = a.keys / kKeyBlock;
+  const Product* list = a.product + (self.role == kQueries ? 0 : a.products[kQueries]);
+  const int products = a.products[self.role];
   const uint32_t full = shared_address(s.full), empty = shared_address(s.empty);
   int slot = 0, which = a.which;
   uint32_t parity = 1;
@@ -625,9 +720,9 @@ __device__ __forceinline__ void fetch_weights(const Fused& a, Shared<T>& s, int 
   };
   uint64_t product = 0, bias = 0, outputs = 0, norm[4] = {};  // of product i / 32 * 32 + lane
 #pragma unroll 1
-  for (int i = 0;; ++i) {
+  for (int i = 0; i < products; ++i) {
     if (i % 32 == 0) {
-      product = i + lane < kMaxProducts ? load_parameter(&a.product[i + lane]) : 0;
+      product = i + lane < products ? load_parameter(list + i + lane) : 0;
       const Weight* weight = &a.weight[product >> 32 & 0xff];
       bias = load_parameter(&weight->bias), outputs = load_parameter(&weight->outputs);
       const NormWeights* from = &a.norm[product >> 40 & 0xff];
@@ -637,8 +732,8 @@ __device__ __forceinline__ void fetch_weights(const Fused& a, Shared<T>& s, int 
     auto of_this = [&](uint64_t x) { return __shfl_sync(0xffffffffu, x, i % 32); };
     const uint64_t p = of_this(product);
     const uint32_t code = static_cast<uint32_t>(p);
-    const bool end = code & kEnd, attends = code & kAttends, narrow = code & kIsNarrow, norms = code & kNorms,
-               encodes = code & kEncodes;
+    const bool multiplies = !(code & (kNoProduct | kAttends)), attends = code & kAttends, narrow = code & kIsNarrow,
+               norms = code & kNorms, encodes = code & kEncodes;
     const int x = static_cast<int>(p >> 48 & 0xff) * kChannels,
               y = narrow ? 0 : static_cast<int>(p >> 56) * kChannels + half * kHalf;
     const CUtensorMap* map = &a.map[p >> 32 & 0xff];
@@ -663,12 +758,12 @@ __device__ __forceinline__ void fetch_weights(const Fused& a, Shared<T>& s, int 
     if (lane == 0) vectors.code = code;
     __syncwarp();
     if (lane == 0) {
-      const int weights = end || attends ? 0
-                          : narrow       ? kNarrow * kVector
-                                         : kHalf * (kVector + static_cast<int>(sizeof(T)));
+      const int weights = !multiplies ? 0
+                          : narrow    ? kNarrow * kVector
+                                      : kHalf * (kVector + static_cast<int>(sizeof(T)));
       const int keys = attends ? 2 * min(key_blocks, 2) * kOwnHeads * kKeyBytes : 0;
       expect_bytes(full + slot * 8, weights + keys + (2 * norms + 4 * encodes) * kVector);
-      if (!end && !attends) {
+      if (multiplies) {
 #pragma unroll
         for (int box = 0; box < 4; ++box) {
           asm volatile(
@@ -702,9 +797,24 @@ __device__ __forceinline__ void fetch_weights(const Fused& a, Shared<T>& s, int 
         }
       }
     }
-    if (end) break;
     if (attends) slot = __shfl_sync(0xffffffffu, slot, 0), parity = __shfl_sync(0xffffffffu, parity, 0);
     next();
+  }
+}
+
+// Copies what the cluster of the other role passes on to where it is used, which is free: it was made of what this one
+// has passed on since.
+template <class T>
+__device__ __forceinline__ void take(const Fused& a, Shared<T>& s, const Block& self) {
+  const uint32_t taken = shared_address(&s.taken);
+  const bool queries = self.role == kQueries;
+  const Role from = queries ? kBoxes : kQueries;
+  const char* tile = a.passed_tile[from] + static_cast<int64_t>(self.tile) * kTileBytes;
+  for (int i = 0; i < a.passes[from]; ++i) {
+    await(a.passed[from] + self.tile, (i + 1) * kBlocks);
+    expect_bytes(taken, kTileBytes + queries * static_cast<int>(sizeof(s.seen)));
+    copy_bulk(s.tiles[queries ? kPosition : kX], tile, kTileBytes, taken);
+    if (queries) copy_bulk(s.seen, a.seen + (self.tile * kRows + self.half * kSampled) * kSeen, sizeof(s.seen), taken);
   }
 }
 
@@ -763,6 +873,7 @@ __device__ __forceinline__ float exp2_approximate(float x) {
 template <class T>
 __device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, int warp, int lane,
                                        const Exchange& blocks, int& slot, uint32_t& parity) {
+  asm volatile("" : "+r"(warp), "+r"(lane));  // or what follows from them is kept in registers throughout the kernel
   const int share = warp % 2, own_head = warp / 2, head = half * kOwnHeads + own_head;
   const int group = lane / 4, quarter = lane % 4, key_blocks = a.keys / kKeyBlock;
   constexpr int kBlockBytes = kKeyBlock * kHeadDim * 2;
@@ -807,17 +918,9 @@ __device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, i
           }
         }
       }
-      uint32_t weights[4][4];  // [32 keys][16 of them]
       float higher[2];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {  // rows group + 8 * i
-        higher[i] = row_max(score, i, largest[i]);
-#pragma unroll
-        for (int t = 0; t < 8; ++t) {
-          weights[t / 2][t % 2 * 2 + i] =
-              pack<T>(exp2_approximate(score[t][2 * i] - higher[i]), exp2_approximate(score[t][2 * i + 1] - higher[i]));
-        }
-      }
+      for (int i = 0; i < 2; ++i) higher[i] = row_max(score, i, largest[i]);  // rows group + 8 * i
       if (__any_sync(0xffffffffu, higher[0] != largest[0] || higher[1] != largest[1])) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -828,14 +931,27 @@ __device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, i
           totals[2 * i] *= shrink, totals[2 * i + 1] *= shrink;
         }
       }
+      // Sixteen keys at a time: while these are multiplied, weights of the next are found.
+      uint32_t weights[2][4];
+      auto weigh = [&](int k) {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) mma<T>(totals, weights[k], one, one);
+        for (int j = 0; j < 4; ++j) {
+          const float (&of)[4] = score[2 * k + j / 2];
+          const int i = j % 2;
+          weights[k % 2][j] =
+              pack<T>(exp2_approximate(of[2 * i] - largest[i]), exp2_approximate(of[2 * i + 1] - largest[i]));
+        }
+      };
+      weigh(0);
 #pragma unroll
-      for (int k = 0; k < 2; ++k) {
+      for (int k = 0; k < 4; ++k) {
+        if (k < 3) weigh(k + 1);
+        mma<T>(totals, weights[k % 2], one, one);
 #pragma unroll
-        for (int t = 0; t < 4; ++t) mma<T>(sum[t], weights[2 * k], value[k][t].x, value[k][t].y);
-#pragma unroll
-        for (int t = 0; t < 4; ++t) mma<T>(sum[t], weights[2 * k + 1], value[k][t].z, value[k][t].w);
+        for (int t = 0; t < 4; ++t) {
+          const uint4& v = value[k / 2][t];
+          mma<T>(sum[t], weights[k % 2], k % 2 ? v.z : v.x, k % 2 ? v.w : v.y);
+        }
       }
     }
     __syncwarp();
@@ -880,20 +996,20 @@ __device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, i
   const uint32_t at =
       shared_address(s.tiles[kIn]) + chunk_at(lane / 8 % 2 * 8 + lane % 8, head * 4 + share * 2 + lane / 16);
   store_matrix(at, result);
-  publish();
   __syncwarp();
   blocks.send(at, load_shared(at));
 }
 
 // ---------------------------------------------------------------- the kernel
 
-template <class T>
-__device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, int half) {
+template <class T, bool Split>
+__device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Block& self) {
   int thread = threadIdx.x;
   asm volatile("" : "+r"(thread));  // or it is read from afar again and again
-  const int warp = thread / 32, lane = thread % 32, group = lane / 4, quarter = lane % 4;
-  const int cluster = blockIdx.x / kBlocks, scene = cluster / a.scene_clusters;
-  const int index0 = cluster % a.scene_clusters * kRows;                  // of the rows, in the scene,
+  const int warp = __shfl_sync(0xffffffffu, thread / 32, 0), lane = thread % 32, group = lane / 4, quarter = lane % 4;
+  const int products = a.products[self.role];
+  const int half = self.half, scene = self.scene;
+  const int index0 = (self.tile - scene * a.scene_clusters) * kRows;      // of the rows, in the scene,
   const int rows = min(kRows, a.queries - index0);                        // how many there are,
   const int64_t row0 = static_cast<int64_t>(scene) * a.queries + index0;  // of all
   const int own = warp * 16, output0 = half * kHalf + own;  // the warp's 16 outputs, of the block's and of 256
@@ -907,14 +1023,14 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, int half) 
   Exchange blocks(shared_address(s.received), half);
 #pragma unroll
   for (int which = 0; which < kTiles; ++which) {
-    if (!a.load[which]) continue;
+    if (!a.load[which] || self.role != kQueries) continue;
     const uint4* from = static_cast<const uint4*>(a.load[which]) + (row0 + first_row) * 32 + lane;
 #pragma unroll
     for (int r = 0; r < kRowsOfWarp; ++r) {
       store_shared(tile(which) + chunk_at(first_row + r, lane), first_row + r < rows ? __ldcg(from + r * 32) : uint4{});
     }
   }
-  if (a.first) {
+  if (a.first && self.role == kQueries) {
 #pragma unroll
     for (int r = 0; r < kRowsOfWarp; ++r) {
       const int at = chunk_at(first_row + r, lane);
@@ -944,7 +1060,6 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, int half) 
                                            : a.points[row0 * 3 + thread];
     s.points[thread] = point, s.logit[thread] = inverse_sigmoid(point);
   }
-  publish();
   sync();
   float u = NAN, v = NAN;  // where camera `lane` sees the point of the row that the warp samples
   auto look = [&] {
@@ -956,17 +1071,19 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, int half) 
 
   float kept[8] = {};
   int slot = 0, which = a.which, incoming = 0;
-  uint32_t parity = 0;
+  uint32_t parity = 0, taken = 0;
 #pragma unroll 1
-  for (int i = 0;; ++i) {
+  for (int i = 0; i < products; ++i) {
     STAGE(i, 0);
     wait_for(shared_address(&s.full[slot]), parity);
     const typename Shared<T>::Vectors& vectors = s.vectors[slot];
     const uint32_t code = vectors.code;
+    if (Split && code & kTakes) wait_for(shared_address(&s.taken), taken++ % 2);
     STAGE(i, 1);
     if (code & (kMoves | kEncodes)) {
       move_points(a, code, row0, rows, half, s, warp, lane);
       if (code & kEncodes) look();
+      if (Split && code & kEncodes) presample<T>(a, scene, self.tile, sampled_row, u, v);
     }
     if (code & kNorms) {
       const uint32_t from = tile(field(code, kNormFrom)), to = tile(field(code, kNormTo));
@@ -993,8 +1110,18 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, int half) 
         store_shared(to + at, y);
         if (code & kAddsQueryPos) store_shared(tile(kWhere) + at, add8<T>(y, load_shared(tile(kQueryPos) + at)));
       }
-      publish();
       sync();
+      if (Split && code & kPasses) {
+        const int at = chunk_at(sampled_row, lane);
+        char* tile_passed = a.passed_tile[self.role] + static_cast<int64_t>(self.tile) * kTileBytes;
+        *reinterpret_cast<uint4*>(tile_passed + at) = load_shared(to + at);
+        if (self.role == kBoxes) {
+          float* seen = a.seen + (self.tile * kRows + sampled_row) * kSeen + lane;
+          seen[0] = u, seen[kMaxCams] = v;
+        }
+        __syncwarp();
+        if (lane == 0) arrive(shared_address(&s.passed));
+      }
     }
     STAGE(i, 2);
     if (code & kAttends) {
@@ -1005,32 +1132,46 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, int half) 
       continue;
     }
     if (code & kSamples) {
+      uint4 ready[kPresampled][4] = {};
+      if constexpr (Split) {
+        u = s.seen[warp * kSeen + lane], v = s.seen[warp * kSeen + kMaxCams + lane];
+        const int cameras = __popc(__ballot_sync(0xffffffffu, !isnan(u)));
+#pragma unroll
+        for (int number = 0; number < kPresampled; ++number) {
+          const uint4* from = samples_of(a, self.tile, sampled_row, number) + lane;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            if (number < cameras && i < a.plain_levels) ready[number][i] = __ldcg(from + i * 32);
+          }
+        }
+      }
       const float* row = s.logits + sampled_row * kLogitsPitch;
       float logits[2] = {row[lane], row[lane + 32]}, sampled[8] = {};
       activate(a.activation, a.logits, logits);
-      sample<T>(a, scene, u, v, logits, sampled);
+      sample<T>(a, scene, u, v, logits, ready, Split, sampled);
       const uint32_t at = tile(kIn) + chunk_at(sampled_row, lane);
       const uint4 y = pack8<T>(sampled);
       store_shared(at, y);
-      publish();
       STAGE(i, 3);
       blocks.send(at, y);
       blocks.receive(kIncoming, thread);
     }
-    if (code & kEnd) break;
+    if (code & kNoProduct) {
+      __syncwarp();
+      if (lane == 0) arrive(shared_address(&s.empty[slot]));
+      if (++slot == kSlots) slot = 0, parity ^= 1;
+      continue;
+    }
     STAGE(i, 4);
 
     const bool narrow = code & kIsNarrow, heads = code & (kToQueries | kToKeys | kToValues);
-    float sum[8], more[8];
+    float sum[8], odd[8] = {}, more[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) sum[j] = code & kGoesOn ? kept[j] : 0.f;
-    // By warp group, or the matrices would be described in registers of lanes.
-    const uint32_t weights = shared_address(s.weights[0]) + slot * kSlotBytes, from = tile(field(code, kFrom));
-    if (warp < kWarps / 2) {
-      multiply<T>(sum, weights, from);
-    } else if (!narrow) {
-      multiply<T>(sum, weights + kBox / 2, from);
-    }
+    publish();  // the rows, which all have stored since, or other blocks sent
+    const uint32_t from = tile(field(code, kFrom));
+    const uint32_t weights = shared_address(s.weights[0]) + slot * kSlotBytes + warp / (kWarps / 2) * (kBox / 2);
+    if (!narrow || warp < kWarps / 2) multiply<T>(sum, odd, weights, from);
     // Meanwhile, what is added. [4 * n + 2 * h + j]: to output group + 8 * h, row 8 * n + 2 * quarter + j.
     {
       const int at = narrow ? own % kNarrow : own;
@@ -1049,7 +1190,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, int half) 
       if (code & kAddsX) add(kX);
       if (const int which_tile = field(code, kAdds)) add(which_tile);
     }
-    finish(sum);
+    finish(sum, odd);
     if (lane == 0) arrive(shared_address(&s.empty[slot]));
     STAGE(i, 5);
     if (++slot == kSlots) slot = 0, parity ^= 1;
@@ -1080,7 +1221,6 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, int half) 
       }
       const uint32_t to = tile(field(code, kTo)) + fragment;
       store_matrix_transposed(to, y);
-      publish();
       __syncwarp();
       blocks.send(to, load_shared(to));
       incoming += kIncoming;
@@ -1112,7 +1252,10 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, int half) 
     }
     const uint32_t to = tile(code & kToKeys ? kSum : kQuery) + fragment;
     store_matrix_transposed(to, y);
-    if (code & kToQueries) continue;
+    if (code & kToQueries) {
+      sync();
+      continue;
+    }
     __syncwarp();
     const uint4 chunk = load_shared(to);
     const int index = index0 + lane / 16 * 8 + lane % 8, channel = output0 + lane / 8 % 2 * 8;
@@ -1137,7 +1280,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, int half) 
     }
   }
   if (a.save_points && half == 0 && thread < rows * 3) a.points[row0 * 3 + thread] = s.points[thread];
-  for (int i = thread; a.classes && i < kSampled * a.num_classes; i += kComputing) {
+  for (int i = thread; a.classes && self.role == kQueries && i < kSampled * a.num_classes; i += kComputing) {
     const int row = half * kSampled + i / a.num_classes, column = i % a.num_classes;
     if (row < rows)
       static_cast<T*>(a.classes)[(row0 + row) * a.num_classes + column] =
@@ -1145,34 +1288,44 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, int half) 
   }
 }
 
-template <class T>
+// Split: the box branch has clusters of its own.
+template <class T, bool Split>
 __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_constant__ Fused a) {
   extern __shared__ __align__(1024) char memory[];
   Shared<T>& s = *reinterpret_cast<Shared<T>*>(memory);
-  const int half = block_rank();
+  const Block self(a, Split);
   STAGE(kMaxProducts - 1, 0);
   if (threadIdx.x == 0) {
     for (uint64_t& barrier : s.received) init_barrier(shared_address(&barrier), 1);
     for (uint64_t& barrier : s.full) init_barrier(shared_address(&barrier), 1);
     for (uint64_t& barrier : s.empty) init_barrier(shared_address(&barrier), kWarps);
     init_barrier(shared_address(&s.stored), kWarps);
+    init_barrier(shared_address(&s.passed), kWarps);
+    init_barrier(shared_address(&s.taken), 1);
     publish_barriers();
   }
   __syncthreads();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   if (threadIdx.x < kComputing) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
-    compute<T>(a, s, half);
+    compute<T, Split>(a, s, self);
     STAGE(kMaxProducts - 1, 2);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
     if (threadIdx.x < kComputing + 32) {
-      fetch_weights<T>(a, s, half);
+      fetch_weights<T>(a, s, self);
     } else if (threadIdx.x == kComputing + 32) {  // keys and values are there
-      for (int i = 0; i < a.signals; ++i) {
+      for (int i = 0; self.role == kQueries && i < a.signals; ++i) {
         wait_for(shared_address(&s.stored), i % 2);
-        signal(a.done + blockIdx.x / kBlocks / a.scene_clusters);
+        signal(a.done + self.scene);
       }
+    } else if (Split && threadIdx.x == kComputing + 64) {
+      for (int i = 0; i < a.passes[self.role]; ++i) {
+        wait_for(shared_address(&s.passed), i % 2);
+        signal(a.passed[self.role] + self.tile);
+      }
+    } else if (Split && threadIdx.x == kComputing + 96) {
+      take<T>(a, s, self);
     }
     __syncwarp();
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
@@ -1183,7 +1336,7 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_const
 
 template <class T>
 struct Shared {};
-template <class T>
+template <class T, bool Split>
 __global__ void __launch_bounds__(32, 1) decoder_kernel(const __grid_constant__ Fused) {}
 
 #endif
@@ -1225,14 +1378,22 @@ struct FusedBuffers {
   char* copies;
   int64_t copies_size = 0;
   char *x, *position, *q, *k, *v, *where, *mixed, *logits, *offsets, *sampled;
-  unsigned* done;
+  char* samples;
+  unsigned* done;  // and after it what clusters have passed on
+  int64_t counters;
   int keys;
 
   FusedBuffers(Scratch& scratch, const TransformerDecoder& d, const DecoderSizes& n) {
     keys = ceil_div(n.queries, kKeyBlock) * kKeyBlock;
-    const int64_t tensor = n.rows * kChannels * 2, heads = 2 * static_cast<int64_t>(n.batch) * keys * kChannels * 2;
+    const int64_t tiles = static_cast<int64_t>(n.batch) * ceil_div(n.queries, kRows);
+    const int64_t tensor = tiles * kRows * kChannels * 2,
+                  heads = 2 * static_cast<int64_t>(n.batch) * keys * kChannels * 2;
     const bool split = !samples_itself(d, n);
-    done = scratch.take<unsigned>(n.batch);
+    // 4: most plain levels.
+    samples = scratch.take<char>(
+        split ? 0 : std::min<int64_t>(tiles, kMostSplit) * kRows * kPresampled * std::min(4, n.levels) * kChannels * 2);
+    counters = n.batch + 2 * tiles;
+    done = scratch.take<unsigned>(counters);
     points = scratch.take<float>(n.rows * 3);
     for (char** p : {&k, &v}) *p = scratch.take<char>(heads);
     for (char** p : {&x, &position, &q}) *p = scratch.take<char>(tensor);
@@ -1273,7 +1434,7 @@ bool plain(const FusedLevel& l) {
 template <class T>
 bool compiled() {
   cudaFuncAttributes attributes;
-  if (cudaFuncGetAttributes(&attributes, decoder_kernel<T>) == cudaSuccess) {
+  if (cudaFuncGetAttributes(&attributes, decoder_kernel<T, false>) == cudaSuccess) {
     return attributes.maxThreadsPerBlock >= kThreads;
   }
   cudaGetLastError();  // or the next to ask is told of it
@@ -1350,35 +1511,54 @@ struct List {
 template <class T>
 class Launch {
  public:
-  Launch(const TransformerDecoder& d, const DecoderSizes& n, const FusedBuffers& b, Fused& a)
-      : d_(d), n_(n), b_(b), a_(a), list_{a, d.query.dtype} {
+  // split: the box branch has clusters of its own.
+  Launch(const TransformerDecoder& d, const DecoderSizes& n, const FusedBuffers& b, Fused& a, bool split = false)
+      : d_(d), n_(n), b_(b), a_(a), list_{a, d.query.dtype}, split_(split) {
     std::fill(a.load, a.load + kTiles, nullptr);
     std::fill(a.save, a.save + kTiles, nullptr);
+    std::fill(a.products, a.products + 2, 0);
+    std::fill(a.passes, a.passes + 2, 0);
     a.load[kQueryPos] = d.query_pos.data;
     a.first = a.save_points = false;
     a.classes = nullptr, a.signals = 0;
   }
 
+  // All layers.
+  void all() {
+    begin();
+    for (int layer = 0; layer < d_.num_layers; ++layer) attend(layer, true), sample(layer, true);
+    if (!split_) return;
+    a_.products[kQueries] = list_.products;
+    encode(0, kEncodes);
+    for (int layer = 0; layer < d_.num_layers; ++layer) {
+      list_.norm(list_.add(kNoProduct), weight_of(d_, layer, kPositionNorm1), kPosition, kPosition,
+                 kNormRelu | kPasses);
+      boxes(layer).code |= kTakes;
+    }
+    list_.add(kNoProduct | kMoves);
+    a_.passes[kQueries] = a_.passes[kBoxes] = d_.num_layers;
+  }
   // queries, keys and values of the first layer, and its position's encoding
   void begin() {
     a_.first = true;
     a_.load[kX] = d_.query.data;
     heads(0, nullptr);
-    encode(0, kEncodes);
+    if (!split_) encode(0, kEncodes);
   }
   // Layer `layer` from its attention to the camera weights; itself: to the logits, else to kWhere.
   void attend(int layer, bool itself) {
     auto w = [&](DecoderWeight weight) { return weight_of(d_, layer, weight); };
     Product& attention = list_.add(kAttends);
-    if (itself) list_.norm(attention, w(kPositionNorm1), kPosition, kPosition, kNormRelu);
+    if (itself && !split_) list_.norm(attention, w(kPositionNorm1), kPosition, kPosition, kNormRelu);
     list_.add(w(kOutProj), kAddsX | (d_.residual_query_pos ? kQueryPos << kAdds : 0u), kIn);
-    list_.norm(itself ? list_.add(w(kAttentionWeights), 0, kWhere) : list_.add(kEnd), w(kMhaNorm), kSum, kX,
+    list_.norm(itself ? list_.add(w(kAttentionWeights), 0, kWhere) : list_.add(kNoProduct), w(kMhaNorm), kSum, kX,
                kAddsQueryPos);
   }
   // From the sampling on, to queries, keys and values of the next layer.
   void sample(int layer, bool itself) {
     auto w = [&](DecoderWeight weight) { return weight_of(d_, layer, weight); };
-    Product& out = list_.add(w(kOutputProj), kAddsX | kPosition << kAdds | (itself ? kSamples : 0u), kIn);
+    Product& out =
+        list_.add(w(kOutputProj), kAddsX | kPosition << kAdds | (itself ? kSamples : 0u) | (split_ ? kTakes : 0u), kIn);
     if (!itself) list_.norm(out, w(kPositionNorm1), kPosition, kPosition, kNormRelu);
     // Two parts of 256 hidden channels in one exchange; then other tiles, as these may still be read.
     constexpr Tile kHidden[2][2] = {{kQuery, kIn}, {kWhere, kSum}};
@@ -1396,15 +1576,13 @@ class Launch {
     }
     const bool ends = layer + 1 == d_.num_layers;
     if (!ends) heads(layer + 1, w(kFfnNorm));
-    Product& reg = list_.add(w(kReg0), kRelu, kX, kIn);
-    if (ends) list_.norm(reg, w(kFfnNorm), kPosition, kX);
-    list_.add(w(kReg2), kRelu, kIn, kWhere);
-    list_.add(w(kReg4), 0, kWhere);
-    if (!ends) {
-      encode(layer + 1, kMoves | kEncodes);
-      return;
+    if (!split_) {
+      Product& reg = boxes(layer);
+      if (ends) list_.norm(reg, w(kFfnNorm), kPosition, kX);
     }
-    list_.add(weight_of(d_, kCls0), kMoves, kX, kSum);
+    if (!ends) return;
+    Product& classes = list_.add(weight_of(d_, kCls0), split_ ? 0 : kMoves, kX, kSum);
+    if (split_) list_.norm(classes, w(kFfnNorm), kPosition, kX, kPasses);
     list_.norm(list_.add(weight_of(d_, kCls3), 0, kIn, kWhere), weight_of(d_, kClsNorm0), kSum, kIn, kNormRelu);
     list_.norm(list_.add(weight_of(d_, kCls6), 0, kIn), weight_of(d_, kClsNorm1), kWhere, kIn, kNormRelu);
     a_.classes = d_.classes.data;
@@ -1420,21 +1598,26 @@ class Launch {
   // Before the first launch: how many clusters there can be at once.
   static cudaError_t prepare(int& clusters) {
     Config config(1, nullptr, false);
-    SVEXPORT_TRY(cudaFuncSetAttribute(decoder_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(sizeof(Shared<T>))));
-    return cudaOccupancyMaxActiveClusters(&clusters, decoder_kernel<T>, &config.config);
+    for (const auto kernel : kKernels) {
+      SVEXPORT_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(sizeof(Shared<T>))));
+    }
+    return cudaOccupancyMaxActiveClusters(&clusters, kKernels[0], &config.config);
   }
 
   // together: blocks wait for all others.
   cudaError_t run(bool together, cudaStream_t stream) {
-    if (list_.products == 0 || !(a_.product[list_.products - 1].code & kEnd)) list_.add(kEnd);
+    if (!split_ && (list_.products == 0 || !(a_.product[list_.products - 1].code & kNoProduct))) list_.add(kNoProduct);
+    a_.products[split_ ? kBoxes : kQueries] = list_.products - a_.products[kQueries];
     if (list_.failed) return cudaErrorInvalidValue;
     a_.scene_clusters = ceil_div(n_.queries, kRows);
-    const Config config(static_cast<unsigned>(a_.scene_clusters * n_.batch), stream, together);
-    return cudaLaunchKernelEx(&config.config, decoder_kernel<T>, a_);
+    const Config config(static_cast<unsigned>(a_.scene_clusters * n_.batch * (split_ ? 2 : 1)), stream, together);
+    return cudaLaunchKernelEx(&config.config, kKernels[split_], a_);
   }
 
  private:
+  static constexpr void (*kKernels[2])(Fused) = {decoder_kernel<T, false>, decoder_kernel<T, true>};
+
   struct Config {
     cudaLaunchAttribute attributes[2]{};
     cudaLaunchConfig_t config{};
@@ -1454,14 +1637,23 @@ class Launch {
     Config(const Config&) = delete;
   };
 
-  // in_proj of a layer, after the norm that ends the one before.
+  // in_proj of a layer, after the norm that ends the one before. Keys and values first: others wait for them.
   void heads(int layer, const Tensor* norm) {
     const Tensor* weight = weight_of(d_, layer, kInProj);
-    Product& queries = list_.add(weight, kToQueries, kWhere, kQuery, 0, 0);
-    if (norm) list_.norm(queries, norm, kPosition, kX, kAddsQueryPos);
-    list_.add(weight, kToKeys, kWhere, kSum, 0, 1);
+    Product& keys = list_.add(weight, kToKeys, kWhere, kSum, 0, 1);
+    if (norm) list_.norm(keys, norm, kPosition, kX, kAddsQueryPos | (split_ ? kPasses : 0u));
     list_.add(weight, kToValues, kX, kSum, 0, 2);
+    list_.add(weight, kToQueries, kWhere, kQuery, 0, 0);
     ++a_.signals;
+  }
+  // The box branch of a layer, of which this is the first product, and the next one's encoding.
+  Product& boxes(int layer) {
+    auto w = [&](DecoderWeight weight) { return weight_of(d_, layer, weight); };
+    Product& first = list_.add(w(kReg0), kRelu, kX, kIn);
+    list_.add(w(kReg2), kRelu, kIn, kWhere);
+    list_.add(w(kReg4), 0, kWhere);
+    if (layer + 1 < d_.num_layers) encode(layer + 1, kMoves | kEncodes);
+    return first;
   }
   void encode(int layer, uint32_t code) {
     auto w = [&](DecoderWeight weight) { return weight_of(d_, layer, weight); };
@@ -1480,6 +1672,7 @@ class Launch {
   const FusedBuffers& b_;
   Fused& a_;
   List list_;
+  bool split_;
 };
 
 // copied: with the copies of maps for what samples apart.
@@ -1491,12 +1684,12 @@ cudaError_t launch_all(const TransformerDecoder& d, const DecoderSizes& n, const
   SVEXPORT_TRY(Launch<T>::prepare(resident));
   const int each = 13 + 2 * (n.ffn / kChannels);  // products of a layer
   const int most_layers = std::min(std::min((kMaxProducts - 8) / each, (kMaxWeights - 4) / 10), (kMaxNorms - 4) / 5);
-  if (itself && d.num_layers <= most_layers && ceil_div(n.queries, kRows) * static_cast<int64_t>(n.batch) <= resident) {
-    SVEXPORT_TRY(cudaMemsetAsync(b.done, 0, n.batch * sizeof(unsigned), stream));
-    Launch<T> launch(d, n, b, a);
+  const int64_t tiles = ceil_div(n.queries, kRows) * static_cast<int64_t>(n.batch);
+  if (itself && d.num_layers <= most_layers && tiles <= resident) {
+    SVEXPORT_TRY(cudaMemsetAsync(b.done, 0, b.counters * sizeof(unsigned), stream));
+    Launch<T> launch(d, n, b, a, 2 * tiles <= resident && tiles <= kMostSplit);
     a.which = 0;
-    launch.begin();
-    for (int layer = 0; layer < d.num_layers; ++layer) launch.attend(layer, true), launch.sample(layer, true);
+    launch.all();
     const cudaError_t status = launch.run(true, stream);
     if (status != cudaErrorCooperativeLaunchTooLarge) return status;
     cudaGetLastError();  // others have a part of the device for themselves
@@ -1556,6 +1749,9 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
   Fused a(d);
   a.queries = n.queries, a.keys = b.keys;
   a.points = b.points, a.done = b.done;
+  a.passed_tile[kQueries] = b.x, a.passed_tile[kBoxes] = b.position, a.seen = reinterpret_cast<float*>(b.q);
+  a.samples = b.samples;
+  a.passed[kQueries] = b.done + n.batch, a.passed[kBoxes] = a.passed[kQueries] + (b.counters - n.batch) / 2;
   a.k = b.k, a.v = b.v;
   a.heads_size = static_cast<int64_t>(n.batch) * b.keys * kChannels;
   a.num_classes = n.classes, a.code_size = n.code_size;
