@@ -43,6 +43,9 @@ def operands(
     else:
         theta = torch.eye(len(out), len(out) + 1, device="cuda")
         theta[:, -1] = 0.013
+        if points == "turned":  # by ten degrees
+            cosine, sine = math.cos(math.radians(10)), math.sin(math.radians(10))
+            theta[:2, :2] = torch.tensor([[cosine, -sine], [sine, cosine]])
         grid = F.affine_grid(theta.expand(shape[0], -1, -1), [shape[0], 1, *out], align_corners=False)
     return image, grid.to(dtype)
 
@@ -108,6 +111,11 @@ SHAPES = [
     ((12, 256, 18, 46), (512, 4)),
     ((64, 16, 50, 50), (7, 7)),
     ((1, 512, 1, 4096), (1, 300)),
+    ((1, 2, 300, 300), (300, 300)),
+    ((1, 32, 256, 256), (256, 256)),
+    ((4, 64, 128, 160), (128, 160)),
+    ((1, 16, 512, 512), (512, 512)),
+    ((8, 4, 200, 200), (200, 200)),
 ]
 VOLUMES = [((1, 4, 16, 64, 64), (16, 64, 64)), ((2, 32, 8, 20, 20), (5, 9, 7)), ((1, 1, 64, 64, 64), (32, 32, 32))]
 
@@ -117,6 +125,8 @@ def sweep() -> Iterator[Workload]:
     for backward, (shape, out), points in itertools.product((False, True), SHAPES, ("random", "smooth")):
         for layout, dtype in itertools.product(FORMATS, (half, single)):
             yield workload(shape, out, points, layout, dtype, backward=backward)
+    for (shape, out), dtype in itertools.product(SHAPES, (half, single)):
+        yield workload(shape, out, "turned", "NCHW", dtype)
     for backward, (shape, out), layout in itertools.product((False, True), SHAPES[1::2], FORMATS):
         for mode, padding in ((1, 0), (2, 0), (0, 1), (0, 2), (2, 2)):
             yield workload(shape, out, "random", layout, half, mode, padding, True, backward)

@@ -685,14 +685,26 @@ def _training(operands: Sequence[Tensor]) -> bool:
 _LARGE = 2**18  # elements, and more
 _WIDTHS = range(8, 65)  # of what a large tensor has in common with the small one only, as far as it is innermost
 _COUNTS = range(1, 9)  # of such
+_MIXED = 2**20  # elements of the larger one of those whose channels are mixed, and more
+_CHANNELS = range(1, 257)
+_POSITIONS = 128  # and more
+
+
+@lru_cache(maxsize=64)
+def _wide(device: int) -> bool:
+    """Whether a CUDA device multiplies matrices by groups of warps, as the kernels that mix channels do."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 @lru_cache(maxsize=4096)
-def _kernel_form(equation: str, *shapes: tuple[int, ...]) -> tuple[Labels, tuple[int, ...]] | None:
+def _kernel_form(equation: str, *shapes: tuple[int, ...], mixed: int = 0) -> tuple[Labels, tuple[int, ...]] | None:
     """The canonical form of what the operator's CUDA kernels are faster for than a plan, or None.
 
-    That is two large tensors and a small one, whichever is the output: a graph convolution and its gradients. The
-    kernels read as it is what a plan has to copy.
+    That is two large tensors and a small one, whichever is the output: a graph convolution or one of 1 x 1, and their
+    gradients. The kernels read as it is what a plan has to copy, and multiply float32 on tensor cores.
+
+    Args:
+        mixed: the size in bytes of the elements whose channels may be mixed, 0 if there are no kernels for that.
     """
     labels, ranks = parse(equation, tuple(map(len, shapes)))
     *operands, output = split(labels, ranks)
@@ -705,20 +717,42 @@ def _kernel_form(equation: str, *shapes: tuple[int, ...]) -> tuple[Labels, tuple
         for term, shape in zip(operands, shapes, strict=True)
     ]
     terms.append(tuple(label for label in output if sizes[label] != 1))
-    terms.sort(key=lambda term: _size(term, sizes))
-    small, *large = terms
+    small, *large = sorted(terms, key=lambda term: _size(term, sizes))
+    if {*small} - {*large[0], *large[1]}:
+        return None
+    return (
+        (labels, ranks) if _convolves(small, large, sizes) or (mixed and _mixes(small, large, sizes, mixed)) else None
+    )
+
+
+def _convolves(small: Labels, large: Sequence[Labels], sizes: Sequence[int]) -> bool:
+    """Whether the kernels of a graph convolution are for this."""
     rows, copied = [], bool({*small}.intersection(*large))
     for term, other in (large, reversed(large)):
         own = [label for label in term if label not in other]
         run = list(takewhile(own.__contains__, reversed(term)))
         width, count = _size(run, sizes), _size(own, sizes) // _size(run, sizes)
         if width not in _WIDTHS or count not in _COUNTS or _size(term, sizes) < _LARGE or not {*own} <= {*small}:
-            return None
+            return False
         rows.append(term[: -len(run)][-1:])
         copied = copied or count > 1
-    if rows[0] != rows[1] or {*rows[0]} & {*small} or {*small} - {*large[0], *large[1]} or not copied:
-        return None
-    return labels, ranks
+    return rows[0] == rows[1] and not {*rows[0]} & {*small} and copied
+
+
+def _mixes(small: Labels, large: Sequence[Labels], sizes: Sequence[int], item_size: int) -> bool:
+    """Whether the kernels that mix the channels of all positions alike are for this."""
+    shared = [label for label in large[0] if label in large[1]]
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(*map(reversed, large), strict=False))
+    positions = _size([label for label, _ in same], sizes)
+    channels = [[label for label in term if label not in shared] for term in large]
+    return (
+        {*small} == {*channels[0], *channels[1]}
+        and all(_size(own, sizes) in _CHANNELS for own in channels)
+        and positions >= _POSITIONS
+        and _size(large[1], sizes) >= _MIXED
+        # Half types as fast in torch where rows lie at 16 bytes, and faster where they are anywhere.
+        and (item_size > 2 or positions % 8 in (2, 4, 6))
+    )
 
 
 def _takes_kernels(operands: Sequence[Tensor]) -> bool:
@@ -784,6 +818,27 @@ OP = Op(
 )
 
 
+class _Kernels(torch.autograd.Function):
+    """The operator where nothing is traced: its own autograd, Python that torch calls, takes the CPU twice as long."""
+
+    @staticmethod
+    def forward(ctx: Any, labels: Labels, ranks: tuple[int, ...], *operands: Tensor) -> Tensor:
+        ctx.save_for_backward(*operands)
+        ctx.form = labels, ranks
+        return OP.torch_op(operands, labels, ranks)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        operands, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled():  # create_graph=True
+            wanted = [x for x, need in zip(operands, needs, strict=True) if need]
+            gradients = torch.autograd.grad(reference(operands, *ctx.form), wanted, grad, create_graph=True)
+        else:
+            gradients = torch.ops.svexport.einsum_backward.default([grad], operands, *ctx.form, needs)
+        found = iter(gradients)
+        return None, None, *(next(found) if need else None for need in needs)
+
+
 def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
     """``torch.einsum`` by matrix products: nothing larger than the operands and the output is ever made.
 
@@ -798,7 +853,7 @@ def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
           operand, or not contiguous
 
     Any dtype and device that ``torch.einsum`` supports; the output has the dtype it would have there. On CUDA, graph
-    convolutions and their gradients (two large tensors, a small one) run kernels of their own.
+    convolutions, convolutions of 1 x 1 and their gradients (two large tensors, a small one) run kernels of their own.
 
     Raises:
         RuntimeError: if the equation is malformed, or does not fit the operands.
@@ -820,8 +875,12 @@ def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
         labels, ranks = parse.__wrapped__(equation, tuple(x.dim() for x in operands))  # torch.compile warns of caches
         return torch.ops.svexport.einsum(_autocast(operands, labels, ranks), labels, ranks)
     shapes = [x.shape for x in operands]
-    if operands[0].is_cuda and (form := _kernel_form(equation, *shapes)) and _takes_kernels(operands) and _cuda.load():
-        return torch.ops.svexport.einsum(_autocast(operands, *form), *form)
+    if operands[0].is_cuda:
+        mixed = operands[0].element_size() if _wide(operands[0].get_device()) else 0
+        form = _kernel_form(equation, *shapes, mixed=mixed)
+        if form and _takes_kernels(operands) and _cuda.load():
+            converted = _autocast(operands, *form)
+            return _Kernels.apply(*form, *converted) if _training(converted) else OP.torch_op(converted, *form)
     return run(_program(equation, _training(operands), *shapes), operands)
 
 

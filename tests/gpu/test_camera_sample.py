@@ -159,6 +159,19 @@ def test_many_queries(sizes: dict, dtype: torch.dtype) -> None:
     check(cast(node_args(case(**sizes)), dtype))
 
 
+@every_dtype
+@pytest.mark.parametrize("name", ["several-at-once", "points", "groups", "five-levels"])
+def test_many_queries_with_weights_that_are_not_numbers(name: str, dtype: torch.dtype) -> None:
+    """Wherever they are: only the sums of their queries, and groups, are NaN."""
+    args = case(**MANY[name])
+    queries = args["weights"].shape[1]
+    args["weights"][:, [3, queries // 2, queries - 1], -1] = math.nan
+    args["weights"][:, 4, 0, 0, ..., -1] = math.nan
+    args["weights"][:, [5, queries - 2], :, :, 0] = math.inf
+    args["weights"][:, [6, queries - 3], :, 0] = -math.inf
+    check(cast(node_args(args), dtype))
+
+
 def test_many_queries_with_every_argument_in_half() -> None:
     for dtype in (torch.float16, torch.bfloat16):
         check(moved(node_args(case(**MANY["points"])), dtype))

@@ -197,6 +197,166 @@ def test_deterministic() -> None:
         assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))
 
 
+# ------------------------------------------------------------------ products of channels
+
+CHANNELS = "nctw,cd->ndtw"
+WIDE = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)  # elsewhere a plan runs
+
+
+def channels(n: int, c: int, d: int, t: int, w: int, dtype: torch.dtype) -> list[Tensor]:
+    """Features and the weights of a convolution of 1 x 1."""
+    return [torch.randn(n, c, t, w, device="cuda").to(dtype), torch.randn(c, d, device="cuda").to(dtype)]
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    ("n", "c", "d", "t", "w"),
+    [
+        (2, 64, 128, 300, 25),
+        (2, 128, 64, 150, 18),
+        (9, 64, 64, 56, 56),
+        (3, 3, 64, 31, 17),
+        (2, 100, 130, 20, 10),
+        (1, 17, 5, 101, 1),
+        (5, 1, 7, 3, 5),
+        (2, 16, 1, 40, 25),
+        (1, 200, 33, 64, 4),
+        (40, 96, 96, 7, 7),
+        (1, 300, 260, 40, 10),
+    ],
+)
+def test_channels(n: int, c: int, d: int, t: int, w: int, dtype: torch.dtype) -> None:
+    check(CHANNELS, channels(n, c, d, t, w, dtype), WIDE)
+
+
+@DTYPES
+def test_channels_of_other_orders(dtype: torch.dtype) -> None:
+    x, y = channels(4, 24, 40, 30, 25, dtype)
+    check("cd,nctw->ndtw", [y, x], WIDE)
+    check("nctw,dc->ndtw", [x, y.mT.contiguous()], WIDE)
+    check("...ctw,cd->...dtw", [x[None], y], WIDE)
+    check("ncs,cd->nds", [x.flatten(2), y], WIDE)
+    check("nkctw,kcd->ndtw", [x.unflatten(1, (3, 8)), y.unflatten(0, (3, 8))], WIDE)
+    check(CHANNELS, [x[::2], y[:, ::2]], WIDE)
+    check(CHANNELS, [x[:, 3:20], y[3:20]], WIDE)
+    for begin in (1, 2, 4):  # not where 16 bytes do
+        flat = torch.randn(x.numel() + begin, device="cuda").to(dtype)
+        check(CHANNELS, [flat[begin:].view(x.shape), y], WIDE)
+    check(CHANNELS, [x[:, :, :29, :], y], WIDE)  # rows that end before the next begins
+    # Positions with gaps or behind the channels, one channel for all, and a matrix a sample.
+    check(CHANNELS, [x[..., :20], y], kernel=False)
+    check(CHANNELS, [x.to(memory_format=torch.channels_last), y], kernel=False)
+    check(CHANNELS, [x[:, :1].expand(4, 24, 30, 25), y], kernel=False)
+    check("nctw,cd->ntwd", [x, y], kernel=False)
+    check("nctw,ncd->ndtw", [x, torch.randn(4, 24, 40, device="cuda").to(dtype)], kernel=False)
+
+
+@DTYPES
+def test_channels_that_are_not_finite(dtype: torch.dtype) -> None:
+    for seed in range(6):
+        torch.manual_seed(seed)
+        x, y = channels(2, 20, 40, 31, 25 if seed % 3 else 24, dtype)
+        grad = torch.randn(2, 40, 31, x.shape[3], device="cuda").to(dtype)
+        x.flatten()[torch.randint(x.numel(), (3,))] = torch.inf
+        x.flatten()[torch.randint(x.numel(), (2,))] = -torch.inf
+        x.flatten()[torch.randint(x.numel(), (1,))] = torch.nan
+        if seed % 2:
+            y.flatten()[torch.randint(y.numel(), (1,))] = torch.inf
+            grad.flatten()[torch.randint(grad.numel(), (2,))] = -torch.inf
+        else:
+            y.abs_()
+            grad.abs_()
+            y[:, 3] = 0
+        sides = []
+        for t in (dtype, torch.float64):
+            leaves = [z.to(t).requires_grad_() for z in (x, y)]
+            output = (operator if t == dtype else torch.einsum)(CHANNELS, *leaves)
+            sides.append((output.detach(), *torch.autograd.grad(output, leaves, grad.to(t))))
+        assert all((~sides[1][i].isfinite()).any() for i in (0, 2))
+        for a, e in zip(*sides, strict=True):
+            assert torch.equal(a.isposinf(), e.isposinf())
+            assert torch.equal(a.isneginf(), e.isneginf())
+            assert relative_error(a, e) < TOLERANCES[dtype]
+
+
+def test_the_largest_numbers_of_channels() -> None:
+    largest = torch.finfo(torch.float32).max
+    x, y = channels(1, 16, 8, 5, 8, torch.float32)
+    x[0, 2, 3, 4] = largest
+    y[2] = torch.tensor([1.5, -1.5, 1.0, 0.5, 0.0, -0.5, -1.0, 0.25])
+    output = operator(CHANNELS, x, y)[0, :, 3, 4]
+    torch.testing.assert_close(output[:3], output.new_tensor([torch.inf, -torch.inf, largest]), rtol=1e-6, atol=0)
+    assert relative_error(output[3:], torch.einsum("c,cd->d", x[0, :, 3, 4].double(), y.double())[3:].float()) < 1e-6
+
+
+@DTYPES
+def test_channels_are_deterministic_and_fully_written(dtype: torch.dtype) -> None:
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        x, y = (z.requires_grad_() for z in channels(8, 64, 100, 43, 25, dtype))
+        grad = torch.randn(8, 100, 43, 25, device="cuda").to(dtype)
+        runs = []
+        for _ in range(3):
+            output = operator(CHANNELS, x, y)
+            runs.append((output, *torch.autograd.grad(output, (x, y), grad)))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for run in runs:
+        assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))
+        assert not any(t.isnan().any() for t in run)
+
+
+@pytest.mark.skipif(not WIDE, reason="needs compute capability 9.0")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_eager_runs_the_kernels_of_channels(dtype: torch.dtype) -> None:
+    x, y = (z.requires_grad_() for z in channels(8, 64, 128, 300, 25, dtype))
+    grad = torch.randn(8, 128, 300, 25, device="cuda").to(dtype)
+    exact = [z.detach().double().requires_grad_() for z in (x, y)]
+    expected = torch.einsum(CHANNELS, *exact)
+    wanted = (expected, *torch.autograd.grad(expected, exact, grad.double()))
+    with kernels_only():
+        output = einsum(CHANNELS, x, y)
+        got = (output, *torch.autograd.grad(output, (x, y), grad))
+    for a, e in zip(got, wanted, strict=True):
+        assert relative_error(a, e.to(dtype)) < TOLERANCES[dtype]
+    for needed in (x, y):  # one gradient alone
+        other = [z if z is needed else z.detach() for z in (x, y)]
+        with kernels_only():
+            (alone,) = torch.autograd.grad(einsum(CHANNELS, *other), (needed,), grad)
+        assert torch.equal(alone, got[1 if needed is x else 2])
+
+
+@pytest.mark.skipif(not WIDE, reason="needs compute capability 9.0")
+def test_second_derivatives_of_channels() -> None:
+    operands = channels(8, 64, 32, 300, 25, torch.float32)
+    grads = []
+    for function in (einsum, torch.einsum):
+        x, y = (z.clone().requires_grad_() for z in operands)
+        first = torch.autograd.grad(function(CHANNELS, x, y).square().sum(), (x, y), create_graph=True)
+        grads.append(torch.autograd.grad(first[0].square().mean() + first[1].square().mean(), (x, y)))
+    for a, e in zip(*grads, strict=True):
+        assert relative_error(a, e) < 1e-4
+
+
+@pytest.mark.large
+def test_channels_of_more_than_two_to_the_31st_elements() -> None:
+    n, c, d, s = 70, 64, 128, 2**18
+    assert n * d * s > 2**31
+    x = torch.empty(n, c, s, dtype=torch.float16, device="cuda").normal_()
+    y = torch.randn(c, d, dtype=torch.float16, device="cuda")
+    output = operator("ncs,cd->nds", x, y)
+    for i in (0, n // 2, n - 1):
+        expected = torch.einsum("cs,cd->ds", x[i].float(), y.float())
+        assert relative_error(output[i], expected.half()) < TOLERANCES[torch.float16]
+    x.zero_()
+    x[-1] = 1
+    output.zero_()
+    output[-1, -1, : 2**10] = 1
+    summed = operator("ncs,nds->cd", x, output)
+    assert torch.equal(summed[:, -1], torch.full_like(summed[:, -1], 2**10))
+    assert not summed[:, :-1].any()
+
+
 # ------------------------------------------------------------------ einsum() itself
 
 

@@ -168,6 +168,28 @@ def test_many_points(points: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("points", ["smooth", "tilted", "scattered", "mixed"])
+def test_planes_in_shared_memory(points: str, dtype: torch.dtype) -> None:
+    """Some million results: from memory, or from planes in one or two bands of rows, by where a sample of points is."""
+    for shape, out in [
+        ((1, 24, 203, 210), (211, 209)),
+        ((1, 9, 301, 260), (300, 400)),
+        ((3, 33, 57, 46), (64, 170)),
+        ((2, 64, 16, 500), (70, 121)),
+    ]:
+        image = torch.randn(shape, device="cuda", dtype=dtype)
+        grid = many("smooth" if points == "tilted" else points, shape[0], out, slice(0, out[0] // 2), slice(None))
+        grid = grid.flip(-1).contiguous() if points == "tilted" else grid
+        for i, x in enumerate((float("nan"), 3.0, -3.0)):
+            grid.view(-1, 2)[i::997, i % 2] = x
+        for coordinates, padding in itertools.product((grid, grid.to(dtype)), (0, 1, 2)):
+            expected = OP(image.double().cpu(), coordinates.double().cpu(), 0, padding, False)
+            for data in (image, torch.cat([image.flatten()[:1], image.flatten()])[1:].view(shape)):
+                actual = on_gpu(data, coordinates, 0, padding, False)
+                assert relative_error(actual, expected) < max(TOLERANCES[dtype], 5e-5)  # rounded coordinates
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("points", ["smooth", "scattered", "mixed", "crowded"])
 def test_gradients_of_many_points(points: str, dtype: torch.dtype) -> None:
     """Pixels are written by blocks that own them, or added up, by where the points are and how large everything is."""

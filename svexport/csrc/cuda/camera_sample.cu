@@ -422,36 +422,51 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
 // for many queries, which find each other's sectors in L1. That every block projects all its queries costs less than a
 // kernel that does so before. For as many queries as a block has threads, or fewer with several threads each:
 // 1. a thread finds the cameras that may see its query;
-// 2. these views become a list, camera by camera, so that L1 holds what neighbours in the list read;
-// 3. a thread per view divides: where in the image it is, and whether it counts;
-// 4. lanes beside each other read the two pixels of a row, others other levels and views;
-// 5. a thread sums the views of its query.
-// In which order the views of a camera are listed is left to chance; no sum depends on it.
+// 2. these views become a list, by camera and band of the image, from top to bottom: neighbours in the list ask for the
+//    same lines;
+// 3. a warp takes 32 views: each lane divides, so that it is known where a view is and whether it counts; then lanes
+//    beside each other read the two pixels of a row, others other views;
+// 4. a thread sums the views of its query.
+// In which order the views of a band are listed is left to chance; no sum depends on it.
 
 constexpr int kPlaneThreads = 1024;
 constexpr int kPlaneWarps = kPlaneThreads / 32;
 constexpr int kPlaneChannels = 2;
-constexpr int kPlaneLevels = 4, kPlaneCams = 16;   // at most
-constexpr int64_t kPlaneSize = 1 << 17;            // of a level, at most
-constexpr int64_t kLeastQueries = 256;             // of a block, or there is nothing to find in L1
-constexpr int kMaxViews = 1088;                    // of a list: not fewer than a camera can have
+constexpr int kPlaneLevels = 4, kPlaneCams = 16;  // at most
+constexpr int kPlaneBands = 16;                   // of an image, one above the other
+constexpr int64_t kPlaneSize = 1 << 17;           // of a level, at most
+constexpr int64_t kLeastQueries = 256;            // of a block, or there is nothing to find in L1
+constexpr int kMaxViews = 1088;                   // of a list: not fewer than a camera can have
 
 struct Planes {
   int queries;
   int at_once;      // queries of a block
   int lane_shift;   // log2 of the threads of a query
   float bounds[2];  // of the image: width and height, and a little more
-  int vectors;      // of 16 bytes, that are the weights of a query; 0: they are not side by side
+  float bands;      // per pixel of the image
+  int vectors;      // of 16 bytes, that are the weights of a query; 0: those of all queries are not side by side
+  bool fours;       // the weights of a view are one access
   bool floats;      // points and offsets are float32
   bool pairs;       // the output can be written two channels at once
 };
 
-// A point that a camera sees.
-struct alignas(16) View {
-  float u, v;     // then what was read, of either channel
-  uint32_t name;  // which query: 10 bits, camera: 4, the view before of the same thread: 11
-  uint32_t unused;
-  float weights[kPlaneLevels];
+// A level, as it is read.
+struct alignas(16) PlaneLevel {
+  float width, height;
+  int to_camera;   // elements
+  int to_channel;  // bytes
+  const char* data;
+};
+
+struct PlanesShared {
+  float4 matrices[kPlaneCams][3];
+  PlaneLevel levels[kPlaneLevels];
+  float places[3][kPlaneThreads];
+  float2 values[kMaxViews];                 // of the views, of either channel
+  uint32_t views[kMaxViews];                // which query: 10 bits, camera: 4, the view before of the same thread: 11
+  int positions[kPlaneCams * kPlaneBands];  // how many views, then where the next goes
+  int starts[kPlaneCams + 1];               // of the views of a camera
+  uint32_t nan[2][kPlaneWarps];             // of 32 queries, bit by bit: which have a weight that is NaN
 };
 constexpr uint32_t kNoView = 2047;
 
@@ -474,14 +489,10 @@ __device__ __forceinline__ void add_zero(const Vec<T, N>& v, float& sum) {
 template <class T>
 __global__ void __launch_bounds__(kPlaneThreads, 1)
     camera_sample_planes_kernel(const Params __grid_constant__ p, const Planes __grid_constant__ r) {
-  __shared__ View views[kMaxViews];
-  __shared__ float4 matrices[kPlaneCams][3];
-  __shared__ float places[3][kPlaneThreads];
-  __shared__ int totals[2][kPlaneCams], taken[2][kPlaneCams];
-
+  __shared__ PlanesShared s;
   const int b = blockIdx.z, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const int lanes = 1 << r.lane_shift, mine = threadIdx.x >> r.lane_shift, part = lane & (lanes - 1);
-  const int channel = blockIdx.x * kPlaneChannels;
+  const int channel = blockIdx.x * kPlaneChannels, channels = min(p.channels - channel, kPlaneChannels);
   const uint32_t points = p.points_of.d;
   const T* logits = static_cast<const T*>(p.weights.data) + b * p.weights_stride[0] +
                     p.group_channels.divide(channel) * p.weights_stride[3];
@@ -494,19 +505,10 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
                                  i / 4 * p.lidar2img_stride[2] + i % 4 * p.lidar2img_stride[3],
                              camera < p.cams);
   }
-  constexpr int kVectors = 3;
-  Vec<T, kVector<T>> vectors[kVectors];
-  float raw[6];  // a point and its offset
   int first = blockIdx.y * r.at_once;
-  const auto own_query = [&] { return min(first + min(mine, r.at_once - 1), r.queries - 1); };
-  const auto own_vector = [&](int i) {
-    const T* own = logits + own_query() * static_cast<uint32_t>(p.weights_stride[1]);
-    return load_if<T, kVector<T>>(own + kVector<T> * (part + i * lanes), part + i * lanes < r.vectors);
-  };
-  const auto own_vectors = [&] {
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) vectors[i] = own_vector(i);
-  };
+  const int step = gridDim.y * r.at_once;
+  const auto own_query = [&] { return static_cast<uint32_t>(min(first + min(mine, r.at_once - 1), r.queries - 1)); };
+  float raw[6];  // a point and its offset
   const auto own_point = [&](uint32_t point) {
     const uint32_t from = own_query() * static_cast<uint32_t>(p.points_stride[1]);
     const uint32_t offset =
@@ -528,205 +530,248 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
       }
     }
   };
-  own_vectors();
   own_point(0);
-  if (threadIdx.x < 12 * kPlaneCams) reinterpret_cast<float*>(matrices)[threadIdx.x] = number;  // 0: sees nothing
-  if (threadIdx.x < 2 * kPlaneCams) (&totals[0][0])[threadIdx.x] = (&taken[0][0])[threadIdx.x] = 0;
-
-  // Of what is read:
-  const int column = lane & 1, level = lane >> 1 & 3, slot = lane >> 3;
-  const Level& map = p.levels[min(level, p.num_levels - 1)];
-  const uint32_t width = map.width, height = level < p.num_levels ? map.height : 0;
-  const float fwidth = static_cast<float>(map.width), fheight = static_cast<float>(map.height);
-  const int to_row = map.sy / static_cast<int>(sizeof(T)), to_camera = static_cast<int>(map.sk / sizeof(T));
-  const T* planes[kPlaneChannels][2];
-#pragma unroll
-  for (int c = 0; c < kPlaneChannels; ++c) {
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      planes[c][j] = reinterpret_cast<const T*>(
-          map.data + b * map.sb + static_cast<int64_t>(min(channel + c, p.channels - 1)) * map.sc + j * map.sy);
-    }
+  if (threadIdx.x < 12 * kPlaneCams) reinterpret_cast<float*>(s.matrices)[threadIdx.x] = number;  // 0: sees nothing
+  if (threadIdx.x < kPlaneCams * kPlaneBands) s.positions[threadIdx.x] = 0;
+  if (threadIdx.x < 2 * kPlaneWarps) (&s.nan[0][0])[threadIdx.x] = 0;
+  if (threadIdx.x < kPlaneLevels) {
+    const int l = threadIdx.x;
+    const Level& map = p.levels[l];
+    const bool there = l < p.num_levels;
+    const char* const data = map.data + b * map.sb + static_cast<int64_t>(channel) * map.sc;
+    s.levels[l] = {static_cast<float>(there ? map.width : 0), static_cast<float>(there ? map.height : 0),
+                   static_cast<int>(map.sk / static_cast<int>(sizeof(T))), channels > 1 ? map.sc : 0, data};
   }
   __syncthreads();
 
-  int parity = 0;
-  while (first < r.queries) {
-    const bool live = mine < r.at_once && first + mine < r.queries;
-    float nothing = 0;  // or NaN, if a weight is before it is activated: then the sum is, whatever is seen
+  // Weights that are NaN, before they are activated: then the sum is, whatever is seen.
+  constexpr int kVectors = 3;
+  Vec<T, kVector<T>> vectors[kVectors];
+  const auto load_vector = [&](int i) {
+    const T* all = logits + static_cast<uint32_t>(first) * static_cast<uint32_t>(p.weights_stride[1]);
+    return load_if<T, kVector<T>>(all + kVector<T> * i, i < min(r.at_once, r.queries - first) * r.vectors);
+  };
+  const auto check_vector = [&](const Vec<T, kVector<T>>& v, int i, uint32_t* nan) {
+    float nothing = 0;
+    add_zero(v, nothing);
+    if (nothing != 0) {  // infinite ones are not NaN
+      bool any = false;
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) add_zero(vectors[i], nothing);
-    for (int i = kVectors; part + i * lanes < r.vectors; ++i) add_zero(own_vector(i), nothing);
-    if (nothing != 0 || r.vectors == 0) {  // infinite ones are not NaN
-      const T* own = logits + own_query() * static_cast<uint32_t>(p.weights_stride[1]);
-      nothing = 0;
-#pragma unroll 4
-      for (int i = r.vectors == 0 ? part : 0; i < p.samples; i += r.vectors == 0 ? lanes : 1) {
-        const float logit = to_float(own[i * static_cast<uint32_t>(p.weights_stride[2])]);
-        nothing = logit == logit ? nothing : NAN;
+      for (int j = 0; j < kVector<T>; ++j) any |= to_float(v.at[j]) != to_float(v.at[j]);
+      if (any) atomicOr(nan + i / r.vectors / 32, 1u << i / r.vectors % 32);
+    }
+  };
+
+  float sums[kPlaneChannels] = {};
+  int chunk = 0;
+  for (uint32_t point = 0;;) {
+    const bool live = mine < r.at_once && first + mine < r.queries;
+    const bool last_point = point + 1 == points, end = last_point && first + step >= r.queries;
+    if (point == 0) {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) vectors[i] = load_vector(threadIdx.x + i * kPlaneThreads);
+    }
+    const Point at(p, raw);
+    if (part == 0) {
+#pragma unroll
+      for (int i = 0; i < 3; ++i) s.places[i][mine] = at.at[i];
+    }
+    uint32_t cameras = 0;  // those that may see the point
+    uint64_t bands = 0;    // and where, 4 bits each
+    const float4(*m)[3] = s.matrices + part;
+#pragma unroll 2
+    for (int camera = part; camera < p.cams; camera += lanes, m += lanes) {
+      const float4 rows[3] = {m[0][0], m[0][1], m[0][2]};
+      float image[3];
+#pragma unroll
+      for (int i = 0; i < 3; ++i) image[i] = along(rows[i].x, rows[i].y, rows[i].z, rows[i].w, at);
+      // None that counts is missed: width and height are larger by more than the divisions round.
+      if (live & (image[2] > p.depth_eps) & (image[0] > 0) & (image[1] > 0) & (image[0] < image[2] * r.bounds[0]) &
+          (image[1] < image[2] * r.bounds[1])) {
+        const int band = max(0, min(static_cast<int>(__fdividef(image[1], image[2]) * r.bands), kPlaneBands - 1));
+        atomicAdd(&s.positions[camera * kPlaneBands + band], 1);
+        cameras |= 1u << camera;
+        bands |= static_cast<uint64_t>(band) << 4 * camera;
       }
     }
+    __syncthreads();
 
-    float sums[kPlaneChannels] = {nothing, nothing};
-    for (uint32_t point = 0; point < points; ++point) {
-      const Point at(p, raw);
-      if (point + 1 < points) own_point(point + 1);
-      if (part == 0) {
+    if (warp == 0) {  // where each place of the list begins
+      constexpr int kOwn = kPlaneCams * kPlaneBands / 32;
+      int counts[kOwn], total = 0;
 #pragma unroll
-        for (int i = 0; i < 3; ++i) places[i][mine] = at.at[i];
+      for (int i = 0; i < kOwn; ++i) {
+        counts[i] = s.positions[lane * kOwn + i];
+        total += counts[i];
       }
-      uint32_t cameras = 0;  // those that may see the point
-      const float4(*m)[3] = matrices + part;
-#pragma unroll 2
-      for (int camera = 0; camera < p.cams; camera += lanes, m += lanes) {
-        const float4 rows[3] = {m[0][0], m[0][1], m[0][2]};
-        float image[3];
+      int until = total;
 #pragma unroll
-        for (int i = 0; i < 3; ++i) image[i] = along(rows[i].x, rows[i].y, rows[i].z, rows[i].w, at);
-        // None that counts is missed: width and height are larger by more than the divisions round.
-        const bool maybe = (image[2] > p.depth_eps) & (image[0] > 0) & (image[1] > 0) &
-                           (image[0] < image[2] * r.bounds[0]) & (image[1] < image[2] * r.bounds[1]);
-        cameras |= static_cast<uint32_t>(maybe) << camera;
-      }
-      cameras = live ? cameras << part : 0;
-      for (uint32_t left = cameras; left; left &= left - 1) atomicAdd(&totals[parity][__ffs(left) - 1], 1);
-      __syncthreads();
-
-      // As many cameras at once as the list has room for.
-      int until = lane < p.cams ? totals[parity][lane] : 0;  // views of the cameras up to this lane's
-#pragma unroll
-      for (int other = 1; other < kPlaneCams; other *= 2) {
+      for (int other = 1; other < 32; other *= 2) {
         const int before = __shfl_up_sync(~0u, until, other);
         until += lane >= other ? before : 0;
       }
-      for (int from = 0, done = 0; from < p.cams;) {
-        const int to = __popc(__ballot_sync(~0u, lane < p.cams && until - done <= kMaxViews));
-        const int count = __shfl_sync(~0u, until, to - 1) - done;
-        uint32_t last = kNoView;
-        uint32_t left = cameras & ((1u << to) - 1) & ~((1u << from) - 1);
-        while (__any_sync(~0u, left)) {
-          const int camera = left ? __ffs(left) - 1 : 0;
-          const int start = __shfl_sync(~0u, until, camera - 1);
-          if (left) {
-            const int index = (camera > from ? start - done : 0) + atomicAdd(&taken[parity][camera], 1);
-            views[index].name = mine | camera << 10 | last << 14;
-            last = index;
-          }
-          left &= left - 1;
+      int next = until - total;
+      if (lane * kOwn % kPlaneBands == 0) s.starts[lane * kOwn / kPlaneBands] = next;
+      if (lane == 31) s.starts[kPlaneCams] = until;
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        s.positions[lane * kOwn + i] = next;
+        next += counts[i];
+      }
+    }
+    if (point == 0) {
+      uint32_t* const nan = s.nan[chunk & 1];
+      if (r.vectors > 0) {
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) check_vector(vectors[i], threadIdx.x + i * kPlaneThreads, nan);
+        for (int i = threadIdx.x + kVectors * kPlaneThreads; i < min(r.at_once, r.queries - first) * r.vectors;
+             i += kPlaneThreads) {
+          check_vector(load_vector(i), i, nan);
         }
-        __syncthreads();
-
-        if (threadIdx.x < kPlaneCams) totals[parity ^ 1][threadIdx.x] = taken[parity ^ 1][threadIdx.x] = 0;
-        const int padded = (count + 7) / 8 * 8;
-#pragma unroll 1
-        for (int i = threadIdx.x; i < padded; i += kPlaneThreads) {
-          View view{};
-          view.u = view.v = -16;  // no pixel is near
-          if (i < count) {
-            view.name = views[i].name;
-            const int query = view.name & 1023, camera = view.name >> 10 & 15;
-            const T* own = logits + ((first + query) * static_cast<uint32_t>(p.weights_stride[1]) +
-                                     (camera * points + point) * p.num_levels * static_cast<uint32_t>(p.weights_stride[2]));
-#pragma unroll
-            for (int l = 0; l < kPlaneLevels; ++l) {
-              const int known = min(l, p.num_levels - 1);
-              view.weights[l] = to_float(load_if<T, 1>(own + known * static_cast<int>(p.weights_stride[2]), true).at[0]);
-            }
-            Point place;
-#pragma unroll
-            for (int j = 0; j < 3; ++j) place.at[j] = places[j][query];
-            const float4* rows = matrices[camera];
-            float image[3];
-#pragma unroll
-            for (int j = 0; j < 3; ++j) image[j] = along(rows[j].x, rows[j].y, rows[j].z, rows[j].w, place);
-            const Projection seen = divided(p, image[0], image[1], image[2]);
-            view.u = seen.seen ? seen.u : view.u;
-            view.v = seen.seen ? seen.v : view.v;
-#pragma unroll
-            for (float& weight : view.weights) weight = __fdividef(1, 1 + __expf(-weight));
-          }
-          views[i] = view;
+      } else if (live) {
+        const T* own = logits + own_query() * static_cast<uint32_t>(p.weights_stride[1]);
+        bool any = false;
+#pragma unroll 4
+        for (int i = part; i < p.samples; i += lanes) {
+          const float logit = to_float(own[i * static_cast<uint32_t>(p.weights_stride[2])]);
+          any |= logit != logit;
         }
-        __syncthreads();
+        if (any) atomicOr(nan + mine / 32, 1u << mine % 32);
+      }
+    }
+    __syncthreads();
+
+    // As many cameras at once as the list has room for.
+    const int until = lane < p.cams ? s.starts[lane + 1] : 0;  // views of the cameras up to this lane's
+    for (int from = 0, done = 0; from < p.cams;) {
+      const int to = __popc(__ballot_sync(~0u, lane < p.cams && until - done <= kMaxViews));
+      const int count = __shfl_sync(~0u, until, to - 1) - done;
+      uint32_t last = kNoView;
+      for (uint32_t left = cameras & ((1u << to) - 1) & ~((1u << from) - 1); left; left &= left - 1) {
+        const int camera = __ffs(left) - 1, band = static_cast<int>(bands >> 4 * camera) & 15;
+        const int index = atomicAdd(&s.positions[camera * kPlaneBands + band], 1) - done;
+        s.views[index] = mine | camera << 10 | last << 14;
+        last = index;
+      }
+      __syncthreads();
+
+      if (to == p.cams) {
+        if (threadIdx.x < kPlaneCams * kPlaneBands) s.positions[threadIdx.x] = 0;
+        if (threadIdx.x < kPlaneWarps) s.nan[~chunk & 1][threadIdx.x] = 0;
+      }
+      const int column = lane & 1;
+#pragma unroll 1
+      for (int group = warp; 16 * group < count; group += 2 * kPlaneWarps) {
+        // Two groups of 16 views, a lane each: where in the image, and by what it is weighted.
+        const int own = 16 * (group + lane / 16 * kPlaneWarps) + lane % 16;
+        const uint32_t name = s.views[min(own, count - 1)], query = name & 1023, own_camera = name >> 10 & 15;
+        const T* of_view =
+            logits + ((first + query) * static_cast<uint32_t>(p.weights_stride[1]) +
+                      (own_camera * points + point) * p.num_levels * static_cast<uint32_t>(p.weights_stride[2]));
+        Vec<T, kPlaneLevels> weights = load_if<T, kPlaneLevels>(of_view, r.fours);
+#pragma unroll
+        for (int l = 0; l < kPlaneLevels; ++l) {
+          const bool there = !r.fours && l < p.num_levels;
+          const Vec<T, 1> weight = load_if<T, 1>(of_view + l * static_cast<int>(p.weights_stride[2]), there);
+          weights.at[l] = r.fours ? weights.at[l] : weight.at[0];
+        }
+        Projection seen;
+        {
+          Point place;
+#pragma unroll
+          for (int j = 0; j < 3; ++j) place.at[j] = s.places[j][query];
+          const float4* rows = s.matrices[own_camera];
+          float image[3];
+#pragma unroll
+          for (int j = 0; j < 3; ++j) image[j] = along(rows[j].x, rows[j].y, rows[j].z, rows[j].w, place);
+          seen = divided(p, image[0], image[1], image[2]);
+        }
+        seen.u = own < count && seen.seen ? seen.u : -16;  // no pixel is near
 
 #pragma unroll 1
-        for (int i = 8 * warp; i < count; i += 8 * kPlaneWarps) {
-          View* const here = views + i + slot;
-          T pixels[2][kPlaneChannels][2];
-          float weight[2], fx[2], fy[2];
+        for (int i = 0; i < 2 && 16 * (group + i * kPlaneWarps) < count; ++i) {
+          const int of = 16 * i + lane / 2, index = 16 * (group + i * kPlaneWarps) + lane / 2;
+          const float u = __shfl_sync(~0u, seen.u, of), v = __shfl_sync(~0u, seen.v, of);
+          const int camera = __shfl_sync(~0u, static_cast<int>(own_camera), of);
+          T pixels[kPlaneLevels][kPlaneChannels][2];
+          float fx[kPlaneLevels], fy[kPlaneLevels];
 #pragma unroll
-          for (int k = 0; k < 2; ++k) {
+          for (int l = 0; l < kPlaneLevels; ++l) {
             // Rounded down by adding what has no bits behind the point.
             constexpr float kUnits = 12582912;
-            const float4 view = *reinterpret_cast<const float4*>(here + 4 * k);
-            weight[k] = here[4 * k].weights[level];
-            const float x = __fsub_rn(__fmul_rn(view.x, fwidth), 0.5f), y = __fsub_rn(__fmul_rn(view.y, fheight), 0.5f);
+            const PlaneLevel map = s.levels[l];
+            const float x = __fsub_rn(__fmul_rn(u, map.width), 0.5f), y = __fsub_rn(__fmul_rn(v, map.height), 0.5f);
             const float x0 = __fadd_rd(x, kUnits), y0 = __fadd_rd(y, kUnits);
-            fx[k] = x - (x0 - kUnits);
-            fy[k] = y - (y0 - kUnits);
+            fx[l] = x - (x0 - kUnits);
+            fy[l] = y - (y0 - kUnits);
             const uint32_t px = __float_as_uint(x0) + (column - 0x4b400000), py = __float_as_uint(y0) - 0x4b400000;
-            const int at = static_cast<int>((__float_as_uint(view.z) >> 10 & 15) * to_camera + py * to_row + px);
-            const bool inside[2] = {px < width && py < height, px < width && py + 1 < height};
+            const uint32_t width = p.levels[l].width, height = p.levels[l].height;
+            const int at = camera * map.to_camera + py * (p.levels[l].sy / static_cast<int>(sizeof(T))) + px;
+            const char* const pixel = map.data + at * static_cast<int64_t>(sizeof(T));
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
+              const bool inside = px < width && py + j < height;
 #pragma unroll
               for (int c = 0; c < kPlaneChannels; ++c) {
-                pixels[k][c][j] = load_if<T, 1>(planes[c][j] + at, inside[j]).at[0];
+                const char* const from = pixel + c * map.to_channel + j * p.levels[l].sy;
+                pixels[l][c][j] = load_if<T, 1>(reinterpret_cast<const T*>(from), inside).at[0];
               }
             }
           }
-          float v[2];
+          float total = 0;
 #pragma unroll
-          for (int k = 0; k < 2; ++k) {
-            const float across = column ? fx[k] : 1 - fx[k], down[2] = {(1 - fy[k]) * across, fy[k] * across};
+          for (int l = 0; l < kPlaneLevels; ++l) {
+            const float across = column ? fx[l] : 1 - fx[l], down[2] = {(1 - fy[l]) * across, fy[l] * across};
             float sum[kPlaneChannels];
 #pragma unroll
             for (int c = 0; c < kPlaneChannels; ++c) {
-              sum[c] = fmaf(down[1], to_float(pixels[k][c][1]), down[0] * to_float(pixels[k][c][0]));
+              sum[c] = fmaf(down[1], to_float(pixels[l][c][1]), down[0] * to_float(pixels[l][c][0]));
             }
             // Each column goes on with a channel.
-            v[k] = (column ? sum[1] : sum[0]) + __shfl_xor_sync(~0u, column ? sum[0] : sum[1], 1);
-            v[k] = (v[k] == v[k] ? v[k] : 0) * weight[k];
+            const float value = (column ? sum[1] : sum[0]) + __shfl_xor_sync(~0u, column ? sum[0] : sum[1], 1);
+            const float logit = __shfl_sync(~0u, to_float(weights.at[l]), of);
+            total = fmaf(value == value ? value : 0, __fdividef(1, 1 + __expf(-logit)), total);
           }
-          // Even levels go on with the first views, odd ones with the second.
-          float total = (level & 1 ? v[1] : v[0]) + __shfl_xor_sync(~0u, level & 1 ? v[0] : v[1], 2);
-          total += __shfl_xor_sync(~0u, total, 4);
-          __syncwarp();
-          if (level < 2) (&here[4 * level].u)[column] = total;
+          if (index < count) (&s.values[index].x)[column] = total;
         }
-        __syncthreads();
-
-        while (last != kNoView) {
-          const float4 view = *reinterpret_cast<const float4*>(views + last);
-          sums[0] += view.x;
-          sums[1] += view.y;
-          last = __float_as_uint(view.z) >> 14;
-        }
-        done += count;
-        from = to;
-        if (from < p.cams) __syncthreads();
       }
-      parity ^= 1;
+      __syncthreads();
+
+      while (last != kNoView) {
+        const float2 value = s.values[last];
+        last = s.views[last] >> 14;
+        sums[0] += value.x;
+        sums[1] += value.y;
+      }
+      done += count;
+      from = to;
+      if (from < p.cams) __syncthreads();
     }
 
-    for (int other = 1; other < lanes; other *= 2) {
+    if (last_point) {
+      __syncwarp();
+      for (int other = 1; other < lanes; other *= 2) {
 #pragma unroll
-      for (float& sum : sums) sum += __shfl_xor_sync(~0u, sum, other);
-    }
-    if (live && part == 0) {
-      T* out = static_cast<T*>(p.output) + b * p.output_stride[0] + own_query() * p.output_stride[1] +
-               channel * p.output_stride[2];
-      if (r.pairs) {
-        store(out, Vec<T, 2>{from_float<T>(sums[0]), from_float<T>(sums[1])});
-      } else {
-        out[0] = from_float<T>(sums[0]);
-        if (channel + 1 < p.channels) out[p.output_stride[2]] = from_float<T>(sums[1]);
+        for (float& sum : sums) sum += __shfl_xor_sync(~0u, sum, other);
       }
+      if (live && part == 0) {
+        if (s.nan[chunk & 1][mine / 32] >> mine % 32 & 1) sums[0] = sums[1] = NAN;
+        T* out = static_cast<T*>(p.output) + b * p.output_stride[0] + own_query() * p.output_stride[1] +
+                 channel * p.output_stride[2];
+        if (r.pairs) {
+          store(out, Vec<T, 2>{from_float<T>(sums[0]), from_float<T>(sums[1])});
+        } else {
+          out[0] = from_float<T>(sums[0]);
+          if (channels > 1) out[p.output_stride[2]] = from_float<T>(sums[1]);
+        }
+      }
+      if (end) break;
+      sums[0] = sums[1] = 0;
+      first += step;
+      ++chunk;
     }
-    first += gridDim.y * r.at_once;
-    if (first >= r.queries) break;
-    own_vectors();
-    own_point(0);
+    point = last_point ? 0 : point + 1;
+    own_point(point);
   }
 }
 
@@ -1385,10 +1430,10 @@ bool by_planes(const CameraLevel* levels, int num_levels, const Tensor& referenc
   }
   const int64_t processors = std::max(1, of_device(cudaDevAttrMultiProcessorCount));
   const int64_t blocks = ceil_div<int64_t>(channels, kPlaneChannels), all = blocks * images;
-  const int64_t parts = std::max<int64_t>(1, std::min(processors / all, queries / kLeastQueries));
+  int64_t parts = std::max<int64_t>(1, std::min(processors / all, queries / kLeastQueries));
   // Microseconds, as measured on 132 processors: this kernel, wave by wave, and the other.
   const double samples = static_cast<double>(queries) * points, waves = ceil_div(all * parts, processors);
-  const double planes = waves * (5.6 + 0.0092 * samples / parts);
+  const double planes = waves * (6.25 + 0.0061 * samples / parts);
   const double other = 3.9 + 0.0027 * samples * num_levels * channels * images / processors;
   if (planes + 1.5 > other) return false;
 
@@ -1396,13 +1441,19 @@ bool by_planes(const CameraLevel* levels, int num_levels, const Tensor& referenc
   r.queries = static_cast<int>(queries);
   r.at_once = static_cast<int>(ceil_div(of_block, ceil_div<int64_t>(of_block, kPlaneThreads)));
   while (2 * r.at_once << r.lane_shift <= kPlaneThreads) ++r.lane_shift;
+  parts = std::min(parts, ceil_div<int64_t>(queries, r.at_once));
+  r.bands = kPlaneBands / p.image_height;
   r.bounds[0] = p.image_width * 1.000001f;
   r.bounds[1] = p.image_height * 1.000001f;
   const bool vectors = groups == 1 && (p.weights_stride[2] == 1 || p.samples == 1) && p.samples * size % 16 == 0 &&
                        reinterpret_cast<uintptr_t>(weights.data) % 16 == 0 && p.weights_stride[0] * size % 16 == 0 &&
-                       p.weights_stride[1] * size % 16 == 0;
+                       (p.weights_stride[1] == p.samples || queries == 1);
   r.vectors = vectors ? static_cast<int>(p.samples * size / 16) : 0;
   r.floats = p.points.dtype == DType::kFloat32 && (!p.has_offsets || p.offsets.dtype == DType::kFloat32);
+  const auto aligned = [&](int64_t stride) { return stride % kPlaneLevels == 0; };
+  r.fours = num_levels == kPlaneLevels && p.weights_stride[2] == 1 && aligned(p.weights_stride[0]) &&
+            aligned(p.weights_stride[1]) && (groups == 1 || aligned(p.weights_stride[3])) &&
+            reinterpret_cast<uintptr_t>(weights.data) % (kPlaneLevels * size) == 0;
   r.pairs = channels % 2 == 0 && output.aligned(2, 2 * size);
   grid = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(parts), static_cast<unsigned>(images));
   return true;

@@ -281,35 +281,40 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 // -------------------------------------------------- NCHW, bilinear, a dense grid, float32 or of the type of the image
 
-// Blocks of points x chunks of channels x images; POINTS side by side of a thread.
-template <class T, class G, int PADDING, int POINTS>
-__global__ void __launch_bounds__(1024)
-    planes_kernel(Space s, const T* __restrict__ input, int64_t image, int64_t channel, Output<T> output, int channels,
-                  int chunk) {
-  const int p = (blockIdx.x * blockDim.x + threadIdx.x) * POINTS, begin = blockIdx.y * chunk, n = blockIdx.z;
-  if (p >= s.points) return;
-  const int64_t index = static_cast<int64_t>(n) * s.points + p;
-  const auto coordinates = load_if<G, 2 * POINTS>(static_cast<const G*>(s.grid.data) + 2 * index, true);
-  int offset[POINTS];  // of the first pixel
+// POINTS side by side, from their coordinates.
+template <int POINTS>
+struct Cells {
+  int x[POINTS], y[POINTS];  // the first pixel
   bool inside[POINTS][2][2];
   float weight[POINTS][2][2];
+
+  template <int PADDING, class G>
+  __device__ __forceinline__ void find(const Space& s, const Vec<G, 2 * POINTS>& coordinates) {
 #pragma unroll
-  for (int k = 0; k < POINTS; ++k) {
-    Point<4> point;
+    for (int k = 0; k < POINTS; ++k) {
+      Point<4> point;
 #pragma unroll
-    for (int a = 0; a < 2; ++a) point.axis[a] = pixels<2>(to_float(coordinates.at[2 * k + a]), a, 2, s, PADDING);
-    offset[k] = static_cast<uint32_t>(point.axis[1].first) * s.stride[1] + point.axis[0].first;
+      for (int a = 0; a < 2; ++a) point.axis[a] = pixels<2>(to_float(coordinates.at[2 * k + a]), a, 2, s, PADDING);
+      x[k] = point.axis[0].first;
+      y[k] = point.axis[1].first;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      inside[k][i / 2][i % 2] = point.axis[0].inside[i % 2] && point.axis[1].inside[i / 2];
-      weight[k][i / 2][i % 2] = point.weight(i);
+      for (int i = 0; i < 4; ++i) {
+        inside[k][i / 2][i % 2] = point.axis[0].inside[i % 2] && point.axis[1].inside[i / 2];
+        weight[k][i / 2][i % 2] = point.weight(i);
+      }
     }
   }
-  const T* plane = input + n * image + begin * channel;
-  T* target = output.data + n * output.image + begin * output.channel + p;
-  const int count = POINTS > 1 ? 1 : min(chunk, channels - begin);
-#pragma unroll 4
-  for (int c = 0; c < count; ++c, plane += channel, target += output.channel) {
+};
+
+// The results of `count` channels from memory, TOGETHER of them at a time.
+template <int TOGETHER, int POINTS, class T>
+__device__ __forceinline__ void gather(const Space& s, const Cells<POINTS>& cells, const T* plane, int64_t channel,
+                                       T* target, int64_t target_channel, int count) {
+  int offset[POINTS];
+#pragma unroll
+  for (int k = 0; k < POINTS; ++k) offset[k] = static_cast<uint32_t>(cells.y[k]) * s.stride[1] + cells.x[k];
+#pragma unroll TOGETHER
+  for (int c = 0; c < count; ++c, plane += channel, target += target_channel) {
     float sum[POINTS] = {};
 #pragma unroll
     for (int k = 0; k < POINTS; ++k) {
@@ -318,19 +323,232 @@ __global__ void __launch_bounds__(1024)
       for (int y = 0; y < 2; ++y) {
         const T* row = plane + (offset[k] + y * s.stride[1]);
 #pragma unroll
-        for (int x = 0; x < 2; ++x) v[y][x] = load_if<T, 1>(row + x, inside[k][y][x]).at[0];
+        for (int x = 0; x < 2; ++x) v[y][x] = load_if<T, 1>(row + x, cells.inside[k][y][x]).at[0];
       }
 #pragma unroll
       for (int y = 0; y < 2; ++y) {
 #pragma unroll
-        for (int x = 0; x < 2; ++x) sum[k] = fmaf(weight[k][y][x], to_float(v[y][x]), sum[k]);
+        for (int x = 0; x < 2; ++x) sum[k] = fmaf(cells.weight[k][y][x], to_float(v[y][x]), sum[k]);
       }
     }
     store(target, rounded<T>(sum));
   }
+}
+
+// The same, one row of pixels after the other.
+template <int POINTS, class T>
+__device__ __forceinline__ void gather_by_rows(const Space& s, const Cells<POINTS>& cells, const T* plane,
+                                               int64_t channel, T* target, int64_t target_channel, int count) {
+  int offset[POINTS];
+#pragma unroll
+  for (int k = 0; k < POINTS; ++k) offset[k] = static_cast<uint32_t>(cells.y[k]) * s.stride[1] + cells.x[k];
+#pragma unroll 1
+  for (int c = 0; c < count; ++c, plane += channel, target += target_channel) {
+    float sum[POINTS] = {};
+#pragma unroll 1
+    for (int y = 0; y < 2; ++y) {
+      T v[POINTS][2];
+#pragma unroll
+      for (int k = 0; k < POINTS; ++k) {
+        const T* row = plane + (offset[k] + y * s.stride[1]);
+#pragma unroll
+        for (int x = 0; x < 2; ++x) {
+          v[k][x] = load_if<T, 1>(row + x, y ? cells.inside[k][1][x] : cells.inside[k][0][x]).at[0];
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < POINTS; ++k) {
+#pragma unroll
+        for (int x = 0; x < 2; ++x) {
+          sum[k] = fmaf(y ? cells.weight[k][1][x] : cells.weight[k][0][x], to_float(v[k][x]), sum[k]);
+        }
+      }
+    }
+    store(target, rounded<T>(sum));
+  }
+}
+
+// How much of points that scatter a thread has under way: where threads are many, L2 delivers more if that is less.
+enum Pace { kSome, kChannel, kRow };
+
+// Blocks of points x chunks of channels x images; POINTS side by side of a thread.
+template <class T, class G, int PADDING, int POINTS>
+__global__ void __launch_bounds__(1024)
+    planes_kernel(Space s, const T* __restrict__ input, int64_t image, int64_t channel, Output<T> output, int channels,
+                  int chunk, Pace pace) {
+  const int p = (blockIdx.x * blockDim.x + threadIdx.x) * POINTS, begin = blockIdx.y * chunk, n = blockIdx.z;
+  const unsigned lanes = __ballot_sync(~0u, p < s.points);
+  if (p >= s.points) return;
+  const int64_t index = static_cast<int64_t>(n) * s.points + p;
+  Cells<POINTS> cells;
+  cells.template find<PADDING>(s, load_if<G, 2 * POINTS>(static_cast<const G*>(s.grid.data) + 2 * index, true));
+  const T* plane = input + n * image + begin * channel;
+  T* target = output.data + n * output.image + begin * output.channel + p;
+  const int count = POINTS > 1 ? 1 : min(chunk, channels - begin);
+  const bool far = abs(cells.y[0] - __shfl_sync(lanes, cells.y[0], 0)) > 16;
+  if (pace == kSome || 2 * __popc(__ballot_sync(lanes, far)) <= __popc(lanes)) {
+    gather<4>(s, cells, plane, channel, target, output.channel, count);
+  } else if (pace == kChannel) {
+    gather<1>(s, cells, plane, channel, target, output.channel, count);
+  } else {
+    gather_by_rows(s, cells, plane, channel, target, output.channel, count);
+  }
   if (output.mask && begin == 0) {
 #pragma unroll
-    for (int k = 0; k < POINTS; ++k) output.set_mask(index + k, inside[k][0][0] ? 0 : -1);
+    for (int k = 0; k < POINTS; ++k) output.set_mask(index + k, cells.inside[k][0][0] ? 0 : -1);
+  }
+}
+
+// How sampled_kernel divides its work: what is done one after the other, and what a block does of it.
+struct Work {
+  int batch;
+  float tilted, far;               // rows between points side by side from which on they are
+  int blocks, chunk, chunks;       // from memory: blocks of points x chunks of channels x images
+  int parts, part, groups, group;  // from planes: parts of `part` points x groups of `group` planes x bands x images
+  int bands, band;                 // of so many rows: points belong to that of their first pixel
+  int pitch, zeros, bytes, unit;   // of a plane in shared memory: between rows, to 16 of zeros, in all; copied at once
+  Divider rows;                    // of them in shared memory
+};
+
+constexpr int kSampledThreads = 1024, kSamples = 256;
+
+// Points that lie close together gather from memory, far apart from whole planes in shared memory, POINTS side by side
+// of a thread. Which they are all blocks find out alike, from a sample. As many blocks as there are multiprocessors.
+template <class T, class G, int PADDING, int POINTS>
+__global__ void __launch_bounds__(kSampledThreads)
+    sampled_kernel(Space s, const T* __restrict__ input, int64_t image, int64_t channel, Output<T> output, int channels,
+                   Work work) {
+  extern __shared__ uint4 planes_of_block[];
+  const G* grid = static_cast<const G*>(s.grid.data);
+  bool tilted = false, far = false;
+  if (threadIdx.x < kSamples) {
+    const int64_t all = static_cast<int64_t>(work.batch) * s.points, at = threadIdx.x * all / kSamples;
+    const bool two = at + 1 < all;
+    const auto a = load_if<G, 2>(grid + 2 * at, two), b = load_if<G, 2>(grid + 2 * at + 2, two);
+    const float rows = fabsf(to_float(a.at[1]) - to_float(b.at[1])) * (PADDING == kPixels ? 1.0f : s.slope[1]);
+    tilted = rows > work.tilted;
+    const float spread = threadIdx.x * 0.618034f;  // to all between 0 and 2: twice those that are far is the mean
+    far = rows > 2 * (spread - floorf(spread));
+  }
+  const auto read = [&](int n, int p, auto points) {
+    return load_if<G, 2 * points.value>(grid + 2 * (static_cast<int64_t>(n) * s.points + p), p < s.points);
+  };
+  const auto set_mask = [&](const auto& cells, int n, int p, auto points) {
+#pragma unroll
+    for (int k = 0; k < points.value; ++k) {
+      output.set_mask(static_cast<int64_t>(n) * s.points + p + k, cells.inside[k][0][0] ? 0 : -1);
+    }
+  };
+  const auto from_memory = [&](auto points) {
+    constexpr int W = decltype(points)::value;
+    const int blocks = work.blocks * (POINTS / W);
+    for (int i = blockIdx.x; i < blocks * work.chunks * work.batch; i += gridDim.x) {
+      const int rest = i / blocks, n = rest / work.chunks, begin = (rest - n * work.chunks) * work.chunk;
+      const int p = ((i - rest * blocks) * kSampledThreads + threadIdx.x) * W;
+      if (p >= s.points) continue;
+      Cells<W> cells;
+      cells.template find<PADDING>(s, read(n, p, points));
+      gather<4>(s, cells, input + n * image + begin * channel, channel,
+                output.data + n * output.image + begin * output.channel + p, output.channel,
+                min(work.chunk, channels - begin));
+      if (output.mask && begin == 0) set_mask(cells, n, p, points);
+    }
+  };
+  if (2 * __syncthreads_count(far) <= work.far * kSamples) {
+    if (POINTS > 1 && 2 * __syncthreads_count(tilted) <= kSamples) {
+      from_memory(std::integral_constant<int, POINTS>());
+    } else {  // then a warp reads as few rows as it can
+      from_memory(std::integral_constant<int, 1>());
+    }
+    return;
+  }
+  char* const planes = reinterpret_cast<char*>(planes_of_block);
+  for (int i = threadIdx.x; i < work.group; i += kSampledThreads) {
+    *reinterpret_cast<uint4*>(planes + i * work.bytes + work.zeros) = uint4{};
+  }
+  for (int i = blockIdx.x; i < work.parts * work.groups * work.bands * work.batch; i += gridDim.x) {
+    const int rest = i / work.parts, of_image = work.groups * work.bands, n = rest / of_image;
+    const int band = (rest - n * of_image) / work.groups, begin = (rest - n * of_image) % work.groups * work.group;
+    const int top = band * work.band, low = band == 0 ? INT32_MIN : top;
+    const int high = band == work.bands - 1 ? INT32_MAX : top + work.band;
+    const int first = (i - rest * work.parts) * work.part, last = min(first + work.part, s.points);
+    const int count = min(work.group, channels - begin);
+    const char* source = reinterpret_cast<const char*>(input + n * image + begin * channel);
+    const auto copy = [&](auto unit) {
+      const int across = s.size[0] * static_cast<int>(sizeof(T));
+      for (int row = threadIdx.x / 32; row < count * static_cast<int>(work.rows.d); row += kSampledThreads / 32) {
+        uint32_t c = row;
+        const int y = work.rows.split(c);
+        if (top + y >= s.size[1]) continue;
+        const char* from = source + (c * channel + static_cast<int64_t>(top + y) * s.stride[1]) * sizeof(T);
+        char* to = planes + c * work.bytes + y * work.pitch;
+        for (int x = threadIdx.x % 32 * unit.value; x < across; x += 32 * unit.value) {
+          if constexpr (unit.value >= 4) {
+            __pipeline_memcpy_async(to + x, from + x, unit.value);
+          } else {
+            *reinterpret_cast<uint16_t*>(to + x) = *reinterpret_cast<const uint16_t*>(from + x);
+          }
+        }
+      }
+    };
+    __syncthreads();
+    if (work.unit == 8) {
+      copy(std::integral_constant<int, 8>());
+    } else if (work.unit == 4) {
+      copy(std::integral_constant<int, 4>());
+    } else {
+      copy(std::integral_constant<int, 2>());
+    }
+    __pipeline_commit();
+    constexpr std::integral_constant<int, POINTS> points;
+    constexpr int kStep = kSampledThreads * POINTS;
+    int p = first + threadIdx.x * POINTS;
+    auto next = read(n, p, points);
+    T* target = output.data + n * output.image + begin * output.channel + p;
+    __pipeline_wait_prior(0);
+    __syncthreads();
+#pragma unroll 1
+    for (; p < last; p += kStep, target += kStep) {
+      Cells<POINTS> cells;
+      cells.template find<PADDING>(s, next);
+      next = read(n, p + kStep, points);
+      if (output.mask && begin == 0 && band == 0) set_mask(cells, n, p, points);
+      int offset[POINTS][2][2];
+      bool here[POINTS], all = true;
+#pragma unroll
+      for (int k = 0; k < POINTS; ++k) {
+        here[k] = cells.y[k] >= low && cells.y[k] < high;
+        all = all && here[k];
+        const int corner = (cells.y[k] - top) * work.pitch + cells.x[k] * static_cast<int>(sizeof(T));
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int inner = corner + j / 2 * work.pitch + j % 2 * static_cast<int>(sizeof(T));
+          offset[k][j / 2][j % 2] = here[k] && cells.inside[k][j / 2][j % 2] ? inner : work.zeros;
+        }
+      }
+      const char* plane = planes;
+      T* to = target;
+#pragma unroll 2
+      for (int c = 0; c < count; ++c, plane += work.bytes, to += output.channel) {
+        float sum[POINTS] = {};
+#pragma unroll
+        for (int k = 0; k < POINTS; ++k) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const T pixel = *reinterpret_cast<const T*>(plane + offset[k][j / 2][j % 2]);
+            sum[k] = fmaf(cells.weight[k][j / 2][j % 2], to_float(pixel), sum[k]);
+          }
+        }
+        if (all) {
+          store(to, rounded<T>(sum));
+        } else {
+#pragma unroll
+          for (int k = 0; k < POINTS; ++k) {
+            if (here[k]) to[k] = from_float<T>(sum[k]);
+          }
+        }
+      }
+    }
   }
 }
 
@@ -444,6 +662,8 @@ cudaError_t launch_boxes(const Tensor& input, const Space& s, const Output<T>& o
 }
 
 constexpr int kSmallPlane = 4096;  // bytes of a plane that the first cache keeps, whatever the points
+// Results for which sampled_kernel is worth its sample; with more of them boxes are faster.
+constexpr float kLeastSampled = 1 << 20, kMostSampled = 3 << 22;
 
 // A thread for each point, or for two of one channel.
 template <class T, class G, int PADDING>
@@ -456,19 +676,80 @@ cudaError_t launch_planes(const Tensor& input, const Space& s, const Output<T>& 
   const int processors = std::max(1, of_device(cudaDevAttrMultiProcessorCount));
   const int of_processor = std::max(1, of_device(cudaDevAttrMaxThreadsPerMultiProcessor) / threads);  // blocks
   const int64_t of_channel = static_cast<int64_t>(blocks) * batch;
+  const int64_t plane = static_cast<int64_t>(s.size[0]) * s.size[1] * sizeof(T);
+  const int cache = of_device(cudaDevAttrMaxSharedMemoryPerMultiprocessor);  // in the same memory
   int chunk = ceil_div<int64_t>(channels, std::max<int64_t>(1, processors * of_processor / of_channel));
   chunk = std::max(chunk, 4);  // each has to find its pixels
   if (blocks == 1) {           // the points of a plane meet in the first cache, if it has room for all planes in use
     const int64_t used = std::min<int64_t>(of_processor, ceil_div<int64_t>(batch * ceil_div(channels, 4), processors));
-    const int64_t plane = static_cast<int64_t>(s.size[0]) * s.size[1] * sizeof(T);
-    chunk = std::min<int64_t>(chunk, of_device(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / (used * plane));
+    chunk = std::min<int64_t>(chunk, cache / (used * plane));
     chunk = std::max(chunk, 1);
   }
   const dim3 grid(blocks, ceil_div(channels, chunk), batch);
   if (grid.y > 65535 || grid.z > 65535) return cudaErrorNotSupported;
+  const bool crowded = blocks > 1 && 2 * of_channel * grid.y >= processors * of_processor;
+  const Pace pace = !crowded ? kSome : 2 * plane <= cache ? kChannel : kRow;
   const auto kernel = points == 2 ? planes_kernel<T, G, PADDING, 2> : planes_kernel<T, G, PADDING, 1>;
   return launch(kernel, grid, threads, 0, stream, false, s, static_cast<const T*>(input.data), input.strides[0],
-                input.strides[1], output, channels, chunk);
+                input.strides[1], output, channels, chunk, pace);
+}
+
+// By planes in shared memory, or from memory. Not for planes that do not fit in there.
+template <class T, class G, int PADDING>
+cudaError_t launch_sampled(const Tensor& input, const Space& s, const Output<T>& output, cudaStream_t stream) {
+  const int batch = static_cast<int>(input.sizes[0]), channels = static_cast<int>(input.sizes[1]);
+  const int64_t image = input.strides[0], channel = input.strides[1];
+  const int across = s.size[0] * static_cast<int>(sizeof(T));
+  const int memory = of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  const uint64_t odd = reinterpret_cast<uintptr_t>(output.data) / sizeof(T) | output.image | output.channel | s.points |
+                       reinterpret_cast<uintptr_t>(s.grid.data) / (2 * sizeof(G));
+  const int points = odd % 2 == 0 ? 2 : 1;
+  const uint64_t all = reinterpret_cast<uintptr_t>(input.data) | image * sizeof(T) | channel * sizeof(T) |
+                       s.stride[1] * sizeof(T) | across;
+  Work work;
+  work.batch = batch;
+  work.unit = all % 8 == 0 ? 8 : all % 4 == 0 ? 4 : 2;
+  work.pitch = across + (across / work.unit % 2 == 0 ? work.unit : 0);  // rows begin in different banks
+  const int fit = std::max(0, memory - 32) / work.pitch;  // rows; a band has one of the next
+  work.bands = s.size[1] <= fit ? 1 : 2;
+  work.band = ceil_div(s.size[1], work.bands);
+  work.rows = Divider(work.band + work.bands - 1);
+  if (static_cast<int>(work.rows.d) > fit) return cudaErrorNotSupported;
+  work.zeros = ceil_div(work.pitch * static_cast<int>(work.rows.d), 16) * 16;
+  work.bytes = work.zeros + 16;
+  work.blocks = ceil_div(s.points, kSampledThreads * points);
+
+  // The least time, in clocks as measured on an H200. Waves: of blocks, one for each multiprocessor.
+  const int slots = std::max(1, of_device(cudaDevAttrMultiProcessorCount));
+  const auto waves = [&](int64_t items) { return static_cast<float>(ceil_div<int64_t>(items, slots)); };
+  constexpr int kWaves = 4, kMostPlanes = 64;
+  float near = 1e30f, far = 1e30f;
+  for (int i = 1; i <= kWaves; ++i) {
+    const int most = std::max(1, std::min(ceil_div(channels, 4), i * slots / (work.blocks * batch)));
+    const int chunk = ceil_div(channels, most), chunks = ceil_div(channels, chunk);
+    const float time = waves(static_cast<int64_t>(work.blocks) * chunks * batch) * points * (1500 + 350.0f * chunk);
+    if (time < near) near = time, work.chunk = chunk, work.chunks = chunks;
+  }
+  for (int group = 1; group <= std::min(channels, kMostPlanes) && group * work.bytes <= memory; ++group) {
+    const int groups = ceil_div(channels, group), others = groups * work.bands * batch;
+    for (int i = 1; i <= kWaves; ++i) {
+      const int part = ceil_div(ceil_div(s.points, std::max(1, i * slots / others)), 64) * 64;
+      const int parts = ceil_div(s.points, part);
+      const float time = waves(static_cast<int64_t>(others) * parts) *
+                         (500 + group * work.bytes / 24.0f + part * std::max(1.05f, 0.55f * group));
+      if (time < far) far = time, work.group = group, work.groups = groups, work.part = part, work.parts = parts;
+    }
+  }
+  const float results = static_cast<float>(batch) * channels * s.points;
+  work.tilted = 0.1f;
+  work.far = std::min(0.8f, std::max(0.15f, (far - near) * slots / (1.6f * results)));
+
+  const auto kernel = points == 2 ? sampled_kernel<T, G, PADDING, 2> : sampled_kernel<T, G, PADDING, 1>;
+  const int dynamic = work.group * work.bytes;
+  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic);
+  if (status != cudaSuccess) return status;
+  return launch(kernel, slots, kSampledThreads, dynamic, stream, false, s, static_cast<const T*>(input.data), image,
+                channel, output, channels, work);
 }
 
 template <class T, int TAPS, int PADDING>
@@ -486,11 +767,24 @@ cudaError_t run(const Tensor& input, const Space& s, const Output<T>& output, vo
 
   if constexpr (TAPS == 4) {
     const bool many = workspace && many_points(input, s.points, kBilinear);
-    const bool small = static_cast<int64_t>(s.size[0]) * s.size[1] * sizeof(T) <= kSmallPlane;
-    if ((!many || small) && s.stride[0] == 1 && output.point == 1 && s.grid_dense && s.grid_pairs) {
+    const int64_t plane = static_cast<int64_t>(s.size[0]) * s.size[1];
+    const bool small = plane * sizeof(T) <= kSmallPlane;
+    const float results = static_cast<float>(batch) * channels * s.points;
+    const bool sampled = channels >= 8 && s.points >= 4 * kSampledThreads && 2LL * s.points >= plane &&
+                         results >= kLeastSampled && results <= kMostSampled;
+    if (s.stride[0] == 1 && output.point == 1 && s.grid_dense && s.grid_pairs) {
+      const auto of = [&](auto* g, auto padding) {
+        using G = element_t<decltype(g)>;
+        if (sampled) {
+          const cudaError_t status = launch_sampled<T, G, padding.value>(input, s, output, stream);
+          if (status != cudaErrorNotSupported) return status;
+        }
+        if (many && !small) return cudaErrorNotSupported;
+        return launch_planes<T, G, padding.value>(input, s, output, stream);
+      };
       const auto with = [&](auto padding) {
-        if (s.grid.dtype == input.dtype) return launch_planes<T, T, padding.value>(input, s, output, stream);
-        if (s.grid.dtype == DType::kFloat32) return launch_planes<T, float, padding.value>(input, s, output, stream);
+        if (s.grid.dtype == input.dtype) return of(static_cast<T*>(nullptr), padding);
+        if (s.grid.dtype == DType::kFloat32) return of(static_cast<float*>(nullptr), padding);
         return cudaErrorNotSupported;
       };
       cudaError_t status;

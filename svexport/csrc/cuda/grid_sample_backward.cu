@@ -674,7 +674,7 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
   int shift = 0;  // more threads for each point where there are few points, or many channels
   while (shift < 5 && (2 << shift) <= channels &&
          ((16 << shift) <= channels ||
-          static_cast<int64_t>(ceil_div(s.points, kThreads >> shift)) * batch < (TAPS == 8 ? 128 : 512))) {
+          static_cast<int64_t>(ceil_div(s.points, kThreads >> shift)) * batch < (TAPS == 8 || channels <= 4 ? 128 : 512))) {
     ++shift;
   }
   // Behind another kernel it may begin early: nothing else writes what it reads before it waits.

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "binding.h"
+#include "channel_product.h"
 
 namespace svexport {
 namespace {
@@ -44,6 +45,18 @@ bool push(Tensor* view, const Dims& dims, const Labels& labels) {
   view->sizes[view->rank] = size;
   view->strides[view->rank++] = stride;
   return true;
+}
+
+// Some dimensions of a view.
+Tensor dimensions(const Tensor& view, std::initializer_list<int> chosen) {
+  Tensor result;
+  result.data = view.data;
+  result.dtype = view.dtype;
+  for (const int i : chosen) {
+    result.sizes[result.rank] = view.sizes[i];
+    result.strides[result.rank++] = view.strides[i];
+  }
+  return result;
 }
 
 // Views of three tensors, as einsum.h has them: whatever a label is called, it is known by which of them have it.
@@ -94,6 +107,12 @@ struct Views {
     return views;
   }
 
+  // Whether they are what channel_product.h has, as channels() has them.
+  bool of_channels() const { return x.sizes[0] == 1 && x.sizes[4] == 1 && z.sizes[4] == 1; }
+  Views channels() const {
+    return {dimensions(x, {1, 2, 3}), dimensions(y, {1, 3}), dimensions(z, {1, 2, 3})};
+  }
+
  private:
   static Tensor view_of(const at::Tensor& t) {  // without dimensions as yet
     Tensor view;
@@ -131,6 +150,11 @@ at::Tensor product(const at::Tensor& a, at::IntArrayRef a_labels, const at::Tens
   const auto result = at::empty(shape, a.options().memory_format(at::MemoryFormat::Contiguous));
   if (result.numel() <= std::min(a.numel(), b.numel())) {
     auto views = Views::of(a, a_labels, result, labels, b, b_labels);
+    if (views && views->of_channels()) {
+      const auto [x, y, z] = views->channels();
+      const auto scratch = workspace(channel_correlation_workspace(x, z), a);
+      if (done(channel_correlation(x, z, y, scratch.data_ptr(), stream()))) return result;
+    }
     if (views && views->z.sizes[2] > 1) views = Views::of(b, b_labels, result, labels, a, a_labels);
     if (!views) return {};
     const auto scratch = workspace(einsum_small_workspace(views->x, views->z), a);
@@ -139,6 +163,10 @@ at::Tensor product(const at::Tensor& a, at::IntArrayRef a_labels, const at::Tens
   const bool small_b = b.numel() <= a.numel();
   const auto views = small_b ? Views::of(a, a_labels, b, b_labels, result, labels)
                              : Views::of(b, b_labels, a, a_labels, result, labels);
+  if (views && views->of_channels()) {
+    const auto [x, y, z] = views->channels();
+    if (done(channel_product(x, y, z, stream()))) return result;
+  }
   return views && done(einsum_large(views->x, views->y, views->z, stream())) ? result : at::Tensor();
 }
 
