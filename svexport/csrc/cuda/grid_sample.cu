@@ -590,7 +590,7 @@ bool dense_planes(const Tensor& input) {
 bool many_points(const Tensor& input, int64_t points, int mode) {
   const int64_t channels = input.sizes[1], pixels = input.sizes[2] * input.sizes[3];
   return mode == kBilinear && dense_planes(input) && channels * input.item_size() % 16 == 0 &&
-         channels * input.item_size() >= 64 && 2 * points >= pixels && points < (1 << 30) &&
+         channels >= 32 && 2 * points >= pixels && points < (1 << 30) &&
          input.sizes[0] * channels * points >= (1 << 22) && pixels * channels < INT32_MAX;
 }
 
@@ -688,7 +688,7 @@ cudaError_t launch_planes(const Tensor& input, const Space& s, const Output<T>& 
   const dim3 grid(blocks, ceil_div(channels, chunk), batch);
   if (grid.y > 65535 || grid.z > 65535) return cudaErrorNotSupported;
   const bool crowded = blocks > 1 && 2 * of_channel * grid.y >= processors * of_processor;
-  const Pace pace = !crowded ? kSome : 2 * plane <= cache ? kChannel : kRow;
+  const Pace pace = !crowded ? kSome : 10 * plane <= 7 * cache ? kChannel : kRow;
   const auto kernel = points == 2 ? planes_kernel<T, G, PADDING, 2> : planes_kernel<T, G, PADDING, 1>;
   return launch(kernel, grid, threads, 0, stream, false, s, static_cast<const T*>(input.data), input.strides[0],
                 input.strides[1], output, channels, chunk, pace);

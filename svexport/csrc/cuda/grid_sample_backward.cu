@@ -572,7 +572,7 @@ struct Plan {
     int64_t pixel = 1;
     const bool dense = Space::evenly_spaced(input, 2, input.rank - 1, pixel) && pixel == 1 && 2 * points >= pixels;
     const bool large = batch * points * channels >= (1 << 19);  // worth three or four kernels
-    vector = channels % v == 0 && pixels * channels < INT32_MAX &&
+    vector = channels % v == 0 && channels > 4 && pixels * channels < INT32_MAX &&
              (large ? last || dense : last && !input_gradient);
     copied = vector && !last && grid_gradient;
     listed = input.rank == 4 && input_gradient && !plane && points <= 4 * pixels && pixels <= 32 * points &&
@@ -618,11 +618,12 @@ cudaError_t launch_owner(const Space& s, const Lists& lists, const Gradient<T>& 
   return with(std::integral_constant<int, 4>());
 }
 
-// Whether there are so many tiles of points that box_kernel fills the device.
+// Whether there are so many tiles of points that box_kernel fills the device; by measurement fewer do in float32.
+template <class T>
 bool many_tiles(const Space& s, int batch) {
   const int across = s.across.d, down = s.points / across;
   return across >= 16 && static_cast<int64_t>(ceil_div(across, kTileAcross)) * ceil_div(down, kTileDown) * batch >=
-                             4 * of_device(cudaDevAttrMultiProcessorCount);
+                             static_cast<int>(8 / sizeof(T)) * of_device(cudaDevAttrMultiProcessorCount);
 }
 
 // The gradient of points in images in NCHW that are not left.
@@ -696,7 +697,7 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
                                : choose(std::integral_constant<int, kAnyPadding>());
   };
 
-  const bool boxes = listed && plan.copied && many_tiles(s, batch);
+  const bool boxes = listed && plan.copied && many_tiles<T>(s, batch);
   if constexpr (TAPS == 4) {
     const auto with_lists = [&](auto padding) {
       constexpr int PADDING = padding.value;
