@@ -1388,18 +1388,18 @@ struct FusedBuffers {
     const int64_t tiles = static_cast<int64_t>(n.batch) * ceil_div(n.queries, kRows);
     const int64_t tensor = tiles * kRows * kChannels * 2,
                   heads = 2 * static_cast<int64_t>(n.batch) * keys * kChannels * 2;
-    const bool split = !samples_itself(d, n);
+    const bool apart = !samples_itself(d, n);  // something else samples
     // 4: most plain levels.
     samples = scratch.take<char>(
-        split ? 0 : std::min<int64_t>(tiles, kMostSplit) * kRows * kPresampled * std::min(4, n.levels) * kChannels * 2);
+        apart ? 0 : std::min<int64_t>(tiles, kMostSplit) * kRows * kPresampled * std::min(4, n.levels) * kChannels * 2);
     counters = n.batch + 2 * tiles;
     done = scratch.take<unsigned>(counters);
     points = scratch.take<float>(n.rows * 3);
     for (char** p : {&k, &v}) *p = scratch.take<char>(heads);
     for (char** p : {&x, &position, &q}) *p = scratch.take<char>(tensor);
-    for (char** p : {&where, &mixed}) *p = scratch.take<char>(split ? tensor : 0);
-    logits = scratch.take<char>(split ? n.rows * n.logits * 2 : 0);
-    offsets = scratch.take<char>(split ? n.rows * n.offsets * 2 : 0);
+    for (char** p : {&where, &mixed}) *p = scratch.take<char>(apart ? tensor : 0);
+    logits = scratch.take<char>(apart ? n.rows * n.logits * 2 : 0);
+    offsets = scratch.take<char>(apart ? n.rows * n.offsets * 2 : 0);
     sampled = scratch.take<char>(n.widen ? n.rows * kChannels * 4 : 0);
     for (int i = 0; i < d.num_features; ++i) copies_size += std::min(copy_bytes(d, i), copy_limit(d, n));
     copies_size = std::min(copies_size, kCopyLimit);
