@@ -117,6 +117,15 @@ def test_points_that_are_neighbours(padding: int, dtype: torch.dtype) -> None:
         check(torch.randn(shape, device="cuda", dtype=dtype), grid.cuda(), 0, padding, False)
 
 
+def check_anywhere(image: Tensor, grid: Tensor, padding: int, shift: int, bound: float) -> None:
+    """Coordinates in float32 and in the type of the image, which also lies so many elements off its alignment."""
+    shifted_image = torch.cat([image.flatten()[:shift], image.flatten()])[shift:].view(image.shape)
+    for coordinates in (grid, grid.to(image.dtype)):
+        expected = OP(image.double().cpu(), coordinates.double().cpu(), 0, padding, False)
+        for data in (image, shifted_image):
+            assert relative_error(on_gpu(data, coordinates, 0, padding, False), expected) < bound
+
+
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("padding", [0, 1, 2])
 def test_planes(padding: int, dtype: torch.dtype) -> None:
@@ -129,10 +138,7 @@ def test_planes(padding: int, dtype: torch.dtype) -> None:
     ]:
         image = torch.randn(shape, device="cuda", dtype=dtype)
         grid = many("scattered", shape[0], out)
-        for coordinates in (grid, grid.to(dtype)):
-            for data in (image, torch.cat([image.flatten()[:2], image.flatten()])[2:].view(shape)):
-                expected = OP(data.double().cpu(), coordinates.double().cpu(), 0, padding, False)
-                assert relative_error(on_gpu(data, coordinates, 0, padding, False), expected) < TOLERANCES[dtype]
+        check_anywhere(image, grid, padding, 2, TOLERANCES[dtype])
 
 
 def many(points: str, images: int, out: tuple[int, int], *window: slice) -> Tensor:
@@ -182,11 +188,8 @@ def test_planes_in_shared_memory(points: str, dtype: torch.dtype) -> None:
         grid = grid.flip(-1).contiguous() if points == "tilted" else grid
         for i, x in enumerate((float("nan"), 3.0, -3.0)):
             grid.view(-1, 2)[i::997, i % 2] = x
-        for coordinates, padding in itertools.product((grid, grid.to(dtype)), (0, 1, 2)):
-            expected = OP(image.double().cpu(), coordinates.double().cpu(), 0, padding, False)
-            for data in (image, torch.cat([image.flatten()[:1], image.flatten()])[1:].view(shape)):
-                actual = on_gpu(data, coordinates, 0, padding, False)
-                assert relative_error(actual, expected) < max(TOLERANCES[dtype], 5e-5)  # rounded coordinates
+        for padding in (0, 1, 2):
+            check_anywhere(image, grid, padding, 1, max(TOLERANCES[dtype], 5e-5))  # rounded coordinates
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)

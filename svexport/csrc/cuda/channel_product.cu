@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "bulk.cuh"
+#include "wgmma.cuh"
 
 namespace svexport {
 namespace {
@@ -146,21 +146,6 @@ SVEXPORT_WGMMAS(__nv_bfloat16, "k16.f32.bf16.bf16", ", 0")
 // pitch: bytes to the next 16 of all columns. A product reads two such.
 __device__ __forceinline__ uint64_t matrix_at(uint32_t address, int pitch) {
   return uint64_t{128 / 16} << 32 | static_cast<uint64_t>(pitch / 16) << 16 | address / 16;
-}
-
-// The compiler is not to move what changes registers of a product into it.
-template <int J>
-__device__ __forceinline__ void pin(float (&c)[J][4]) {
-#pragma unroll
-  for (int j = 0; j < J; ++j) asm volatile("" : "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])::"memory");
-}
-__device__ __forceinline__ void pin(uint32_t (&a)[4]) {
-  asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
-}
-__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void end_products() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 
 // What tf32 cuts off of a float, and the float without it. The parts of the other factor are rounded: the second ones have
@@ -323,12 +308,12 @@ __global__ void __launch_bounds__(kMostTeams<N>* kTogether * 32, 1) product_kern
         }
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-          pin(a[step][m]);
-          if constexpr (kSize == 4) pin(small[step][m]);
+          hold(a[step][m]);
+          if constexpr (kSize == 4) hold(small[step][m]);
         }
       }
-      pin(sums[0]);
-      pin(sums[1]);
+      hold(sums[0]);
+      hold(sums[1]);
       begin_products();
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
@@ -345,9 +330,10 @@ __global__ void __launch_bounds__(kMostTeams<N>* kTogether * 32, 1) product_kern
           }
         }
       }
-      end_products();
-      pin(sums[0]);
-      pin(sums[1]);
+      commit_products();
+      await_products();
+      hold(sums[0]);
+      hold(sums[1]);
     }
 
     if constexpr (kSize == 4) {  // an element that is not finite has met parts of a number
@@ -508,10 +494,10 @@ __global__ void __launch_bounds__(kCorrelating, 1) correlation_kernel(const __gr
           x[s][e] = *reinterpret_cast<const uint32_t*>(at);
         }
       }
-      pin(x[s]);
-      if constexpr (kSize == 4) pin(small[s]);
+      hold(x[s]);
+      if constexpr (kSize == 4) hold(small[s]);
     }
-    pin(part);
+    hold(part);
     begin_products();
     const int adds = i % kLongSum;
 #pragma unroll
@@ -525,8 +511,9 @@ __global__ void __launch_bounds__(kCorrelating, 1) correlation_kernel(const __gr
         wgmma<T>(part, x[s], b, adds | s);
       }
     }
-    end_products();
-    pin(part);
+    commit_products();
+    await_products();
+    hold(part);
     if (lane == 0) expect_bytes(empty + slot * 8, 0);
     if (adds == kLongSum - 1 || i + 1 == count) {  // tensor cores cut off what does not fit into a long sum
 #pragma unroll

@@ -17,10 +17,10 @@
 #include <algorithm>
 
 #include "bilinear.cuh"
-#include "bulk.cuh"
 #include "gemm.h"
 #include "permute.h"
 #include "transformer_decoder.cuh"
+#include "wgmma.cuh"
 
 namespace svexport {
 
@@ -356,30 +356,23 @@ SVEXPORT_WGMMA(__half, "f16")
 SVEXPORT_WGMMA(__nv_bfloat16, "bf16")
 #undef SVEXPORT_WGMMA
 
-// Nothing that makes or uses these is moved across.
-__device__ __forceinline__ void hold(float (&x)[8]) {
-  asm volatile(""
-               : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3]), "+f"(x[4]), "+f"(x[5]), "+f"(x[6]),
-                 "+f"(x[7])::"memory");
-}
-
 // Begins sum + odd += 64 outputs of the weights * 16 rows of a tile: 256 inputs. Two sums, as a wgmma waits for the one
 // before that adds to the same.
 template <class T>
 __device__ __forceinline__ void multiply(float (&sum)[8], float (&odd)[8], uint32_t weights, uint32_t rows) {
   const uint64_t a = matrix_at(weights), b = matrix_at(rows);
   hold(sum), hold(odd);
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+  begin_products();
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     wgmma<T>(i % 2 ? odd : sum, a + (i / 4 * kBox + i % 4 * 32) / 16, b + (i / 4 * kAtom + i % 4 * 32) / 16);
   }
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+  commit_products();
 }
 
 // Ends it: all in sum.
 __device__ __forceinline__ void finish(float (&sum)[8], float (&odd)[8]) {
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  await_products();
   hold(sum), hold(odd);
 #pragma unroll
   for (int j = 0; j < 8; ++j) sum[j] += odd[j];
