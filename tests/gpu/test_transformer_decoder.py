@@ -163,10 +163,21 @@ def test_half_as_exact_as_eager(preset: str, seed: int) -> None:
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_small_scenes(overrides: dict, layout: str) -> None:
-    """All fused kernels. Like all that is not large, without torch's products in half, which racecheck cannot run."""
+    """Without torch's products in half, like all that is not large: racecheck cannot run them."""
     scales = (0.02, 0.025, 0.03)
     config = config_of("seed", num_layers=3, feature_sizes=((9, 23), (5, 12), (3, 7)), scales=scales, **overrides)
     check_half(config, HALF, 5e-3, 2, 37, layout)
+
+
+@pytest.mark.parametrize(("batch", "queries"), [(2, 37), (40, 5), (1, 600), (70, 3), (2, 610)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_launches(batch: int, queries: int, layout: str) -> None:
+    """One for all layers or one for each; cameras sampled by other blocks, other warps or where they are needed."""
+    scales = (0.02, 0.025, 0.03)
+    config = config_of("seed", num_layers=2, feature_sizes=((9, 23), (5, 12), (3, 7)), scales=scales)
+    call = arguments(decoder(config, HALF), scene(config, HALF, batch, queries, layout))
+    expected = OP.reference(*moved(call, torch.float64))
+    assert max(errors_but(batch * queries // 50, OP(*call), expected)) < 5e-3
 
 
 @pytest.mark.parametrize("preset", ["seed", "stream"])
@@ -199,6 +210,7 @@ def test_odd_sizes(preset: str, batch: int, queries: int) -> None:
         {"residual_query_pos": False, "pool": False},
         {"num_points": 3, "num_groups": 4, "learned_offsets": True},
         {"num_layers": 1},
+        {"num_layers": 9},  # more than one launch takes
     ],
     ids=str,
 )

@@ -128,25 +128,27 @@ cudaError_t launch(const Norm<T>& a, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
+// Scratch memory, most of it used by several steps of a layer in turn.
 template <class T>
 struct Buffers {
-  float *points, *sampled;
-  T *query, *where, *qkv, *mixed, *product, *hidden[2], *position[2], *logits, *offsets, *code;
+  float* points;
+  T *query, *logits, *offsets, *code;
+  T *where, *mixed;  // the same memory: query + query_pos has been read when attention or cameras write their result
+  T *qkv, *product, *position[2], *hidden[2];  // the same again: none of one kind outlives the next
+  float* sampled;                              // likewise
 
   Buffers(Scratch& scratch, const DecoderSizes& n) {
+    const int64_t tensor = n.rows * n.channels, widest = n.rows * (n.ffn > n.channels ? n.ffn : n.channels);
     points = scratch.take<float>(n.rows * 3);
-    query = scratch.take<T>(n.rows * n.channels);
-    where = scratch.take<T>(n.rows * n.channels);
-    qkv = scratch.take<T>(n.rows * 3 * n.channels);
-    mixed = scratch.take<T>(n.rows * n.channels);
-    product = scratch.take<T>(n.rows * n.channels);
-    hidden[0] = scratch.take<T>(n.rows * (n.ffn > n.channels ? n.ffn : n.channels));
-    hidden[1] = scratch.take<T>(n.rows * n.channels);
-    for (T*& p : position) p = scratch.take<T>(n.rows * n.channels);
+    query = scratch.take<T>(tensor);
+    where = mixed = scratch.take<T>(tensor);
+    T* const turns = scratch.take<T>(tensor + (widest > 2 * tensor ? widest : 2 * tensor));
+    qkv = product = hidden[1] = turns;
+    position[0] = hidden[0] = turns + tensor, position[1] = turns + 2 * tensor;
+    sampled = reinterpret_cast<float*>(turns);
     logits = scratch.take<T>(n.rows * n.logits);
     offsets = scratch.take<T>(n.rows * n.offsets);
     code = scratch.take<T>(n.rows * n.code_size);
-    sampled = scratch.take<float>(n.widen ? n.rows * n.channels : 0);
   }
 };
 

@@ -42,8 +42,9 @@ constexpr int kComputing = kWarps * 32, kThreads = kComputing + 128;
 constexpr int kNarrow = 64;    // most outputs of a narrow layer: camera weights, box code, classes
 constexpr int kKeyBlock = 64;  // keys are padded to a multiple; a slot of the ring has two blocks of them
 constexpr int kMaxCams = 32, kMaxFfn = 2048;
-constexpr int kPresampled = 2;  // cameras of a row that are sampled with the box branch
-constexpr int kMostSplit = 36;  // clusters beside as many for the box branch, of the largest device
+constexpr int kPresampled = 2;   // cameras of a row that are sampled before the layer's attention ends,
+constexpr int kAheadLevels = 4;  // and levels
+constexpr int kMostSplit = 36;   // clusters beside as many for the box branch, of the largest device
 
 // A cluster of two blocks has a tile of rows; each of them half of the outputs and heads.
 constexpr int kRows = 16, kBlocks = 2;
@@ -106,6 +107,10 @@ struct Product {
 // A cluster has all of the decoder, or, with the first of two lists, all but the box branch.
 enum Role { kQueries, kBoxes };
 
+// What samples the first cameras: warps that compute, when they get there; or ahead of that two others of the block, or
+// the cluster of the box branch.
+enum Sampler { kSameWarps, kOtherWarps, kOtherCluster, kSamplers };
+
 struct Weight {
   const void* bias;
   int64_t outputs;
@@ -136,8 +141,9 @@ struct Fused {
   char* passed_tile[2];
   unsigned* passed[2];
   int passes[2];
+  int presamples;            // how often kOtherWarps do
   float* seen;               // (clusters, kRows, 2, 32) u and v at the cameras, passed on with kPosition, as are
-  void* samples;             // (clusters, kRows, kPresampled, plain levels, 256) what the first of these cameras see
+  void* samples;             // (clusters, kRows, kPresampled, ahead_levels, 256) what the first of these cameras see
   const void* load[kTiles];  // (rows, 256) before, or null
   void* save[kTiles];        // and after
   float* points;             // (rows, 3)
@@ -152,7 +158,7 @@ struct Fused {
   float low[3], size[3], image[2], depth_eps, clamp[2];
   bool in_image;
   FusedLevel level[kMaxCameraLevels];
-  int plain_levels = 0;  // of the first four: kAdjacent, not pooled, strides below 2^31
+  int ahead_levels, plain_levels = 0;  // plain, the first of these: kAdjacent, not pooled, strides below 2^31
 
   explicit Fused(const TransformerDecoder& d)
       : given(d.reference_points), boxes(d.boxes), moved(d.points), lidar2img(d.lidar2img) {}
@@ -165,6 +171,7 @@ constexpr int kHeadDim = kChannels / kHeads, kOwnHeads = kHeads / 2;
 constexpr int kSlots = 2;                                   // products in the ring
 constexpr int kRowsOfWarp = kRows / kWarps;                 // normed by a warp
 constexpr int kSampled = kRows / 2;                         // rows that a block samples, one a warp
+constexpr int kOthers = 2;                                  // of kOtherWarps
 constexpr int kAtom = kRows * 128, kTileBytes = 4 * kAtom;  // of 64 channels of a tile, of a tile
 constexpr int kBox = kHalf * 128, kSlotBytes = 4 * kBox;    // of the weights of 64 inputs, of a product
 constexpr int kHeadBytes = kSlotBytes / kOwnHeads;          // of two blocks of keys and of values of a head
@@ -491,9 +498,43 @@ __device__ __forceinline__ Place place_on(const FusedLevel& l, int batch, int ca
   return {corners(u * l.width - 0.5f, l.width), corners(v * l.height - 0.5f, l.height), batch * l.batch + cam * l.cam};
 }
 
+// sampled += what one camera sees on a level whose channels are not adjacent. Two lanes have 16 channels, each a column
+// of pixels, so that one access is of both: of the same sector, mostly.
+template <class T>
+__device__ __forceinline__ void sample_strided(const FusedLevel& l, const Place& p, float (&sampled)[8]) {
+  constexpr int kShared = 16;
+  const int lane = threadIdx.x % 32;
+  const bool right = lane % 2;
+  const uint16_t* column = static_cast<const uint16_t*>(l.data) + p.image + lane / 2 * kShared * l.channel +
+                           (right ? p.x.index[1] : p.x.index[0]) * l.x;
+  const uint16_t *upper = column + p.y.index[0] * l.y, *lower = column + p.y.index[1] * l.y;
+  uint16_t pixels[kShared][2];
+#pragma unroll
+  for (int i = 0; i < kShared; ++i) {
+    pixels[i][0] = __ldg(upper + i * l.channel), pixels[i][1] = __ldg(lower + i * l.channel);
+  }
+  const float weight = right ? p.x.weight[1] : p.x.weight[0];
+  const float weights[2] = {p.y.weight[0] * weight, p.y.weight[1] * weight};
+  float sum[kShared];
+#pragma unroll
+  for (int i = 0; i < kShared; ++i) {
+    const float2 two = unpack<T>(pixels[i][0] | static_cast<uint32_t>(pixels[i][1]) << 16);
+    sum[i] = fmaf(weights[1], two.y, weights[0] * two.x);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float given = right ? sum[i] : sum[i + 8];
+    sampled[i] += (right ? sum[i + 8] : sum[i]) + __shfl_xor_sync(0xffffffffu, given, 1);
+  }
+}
+
 // sampled += what one camera sees on one level; of a pooled level pixels are the largest of four of the map's.
 template <class T, int Format>
 __device__ __forceinline__ void sample_level(const FusedLevel& l, const Place& p, float (&sampled)[8]) {
+  if (Format == kStrided && !l.pool) {
+    sample_strided<T>(l, p, sampled);
+    return;
+  }
   if (!l.pool) {
     uint4 taps[4];
 #pragma unroll
@@ -522,68 +563,97 @@ __device__ __forceinline__ void sample_level(const FusedLevel& l, const Place& p
   }
 }
 
-// What camera `cam` sees on the plain levels, by a warp: take(level, the lane's channels). The pixels of all levels are
-// on their way at once; a lane finds the place on one of them.
-template <class T, class Take>
+// What camera `cam` sees on the plain levels, by a warp: take(level, the lane's channels). The pixels of Together
+// levels are on their way at once; a lane finds the place on one of the levels.
+template <class T, int Together, class Take>
 __device__ __forceinline__ void sample_plain(const Fused& a, int batch, int cam, float cam_u, float cam_v, Take take) {
   const int lane = threadIdx.x % 32;
-  const FusedLevel& l = a.level[min(lane % 4, a.plain_levels - 1)];
+  const FusedLevel& l = a.level[min(lane % kAheadLevels, a.plain_levels - 1)];
   const Place p = place_on(l, batch, cam, cam_u, cam_v);
   const uint64_t corner =
       reinterpret_cast<uint64_t>(static_cast<const T*>(l.data) + p.image + p.y.index[0] * l.y + p.x.index[0] * l.x);
   const int right = (p.x.index[1] - p.x.index[0]) * static_cast<int>(l.x);
   const int down = (p.y.index[1] - p.y.index[0]) * static_cast<int>(l.y);
-  uint4 taps[4][4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (i < a.plain_levels) {
-      const T* from = reinterpret_cast<const T*>(__shfl_sync(0xffffffffu, corner, i)) + lane * 8;
-      const int to_right = __shfl_sync(0xffffffffu, right, i), to_below = __shfl_sync(0xffffffffu, down, i);
+  for (int first = 0; first < kAheadLevels; first += Together) {
+    uint4 taps[Together][4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        taps[i][j] = __ldg(reinterpret_cast<const uint4*>(from + (j % 2 ? to_right : 0) + (j / 2 ? to_below : 0)));
+    for (int i = 0; i < Together; ++i) {
+      const int level = first + i;
+      if (level < a.plain_levels) {
+        const T* from = reinterpret_cast<const T*>(__shfl_sync(0xffffffffu, corner, level)) + lane * 8;
+        const int to_right = __shfl_sync(0xffffffffu, right, level), to_below = __shfl_sync(0xffffffffu, down, level);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          taps[i][j] = __ldg(reinterpret_cast<const uint4*>(from + (j % 2 ? to_right : 0) + (j / 2 ? to_below : 0)));
+        }
       }
     }
-  }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (i < a.plain_levels) {
-      float sampled[8] = {};
+    for (int i = 0; i < Together; ++i) {
+      const int level = first + i;
+      if (level < a.plain_levels) {
+        float sampled[8] = {};
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float tap = p.y.weight[j / 2] * p.x.weight[j % 2];
-        add_tap<T, kAdjacent>(taps[i][j], __shfl_sync(0xffffffffu, tap, i), sampled);
+        for (int j = 0; j < 4; ++j) {
+          const float tap = p.y.weight[j / 2] * p.x.weight[j % 2];
+          add_tap<T, kAdjacent>(taps[i][j], __shfl_sync(0xffffffffu, tap, level), sampled);
+        }
+        take(level, sampled);
       }
-      take(i, sampled);
     }
   }
 }
 
-// Where a row's samples are, of the `number`-th camera that sees it.
-__device__ __forceinline__ uint4* samples_of(const Fused& a, int tile, int row, int number) {
-  return static_cast<uint4*>(a.samples) + ((tile * kRows + row) * kPresampled + number) * a.plain_levels * 32;
-}
-
-// What the first cameras see on the plain levels, of half or bfloat16, by a warp for the cluster of the other role.
+// What it sees on another level, by a warp.
 template <class T>
-__device__ __forceinline__ void presample(const Fused& a, int batch, int tile, int row, float u, float v) {
-  const int lane = threadIdx.x % 32;
+__device__ __forceinline__ void sample_other(const FusedLevel& l, int batch, int cam, float cam_u, float cam_v,
+                                             float (&sampled)[8]) {
+  const Place p = place_on(l, batch, cam, cam_u, cam_v);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sampled[i] = 0;
+  if (l.format == kAdjacent) {
+    sample_level<T, kAdjacent>(l, p, sampled);
+  } else if (l.format == kBytes) {
+    sample_level<T, kBytes>(l, p, sampled);
+  } else {
+    sample_level<T, kStrided>(l, p, sampled);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sampled[i] *= l.scale;
+}
+
+// Samples of rows, from the `row`-th on: bytes.
+__device__ __forceinline__ int64_t samples_of(const Fused& a, int row) {
+  return static_cast<int64_t>(row) * kPresampled * a.ahead_levels * kChannels * 2;
+}
+
+// What the first cameras see on the first levels, by a warp for those that compute: to the samples of the row.
+template <class T, int Together>
+__device__ __forceinline__ void presample(const Fused& a, int batch, float u, float v, void* samples) {
+  uint4* to = static_cast<uint4*>(samples) + threadIdx.x % 32;
   unsigned seen = __ballot_sync(0xffffffffu, !isnan(u));
 #pragma unroll 1
-  for (int number = 0; number < kPresampled && seen && a.plain_levels > 0; ++number, seen &= seen - 1) {
+  for (int number = 0; number < kPresampled && seen; ++number, seen &= seen - 1, to += a.ahead_levels * 32) {
     const int cam = __ffs(seen) - 1;
-    uint4* const samples = samples_of(a, tile, row, number) + lane;
-    sample_plain<T>(a, batch, cam, __shfl_sync(0xffffffffu, u, cam), __shfl_sync(0xffffffffu, v, cam),
-                    [&](int level, const float (&sampled)[8]) { samples[level * 32] = pack8<T>(sampled); });
+    const float cam_u = __shfl_sync(0xffffffffu, u, cam), cam_v = __shfl_sync(0xffffffffu, v, cam);
+    auto take = [&](int level, const float (&sampled)[8]) { to[level * 32] = pack8<T>(sampled); };
+    if (a.plain_levels > 0) sample_plain<T, Together>(a, batch, cam, cam_u, cam_v, take);
+#pragma unroll 1
+    for (int level = a.plain_levels; level < a.ahead_levels; ++level) {
+      float sampled[8];
+      sample_other<T>(a.level[level], batch, cam, cam_u, cam_v, sampled);
+      take(level, sampled);
+    }
   }
 }
 
 // sum += what all cameras see on all levels, by a warp. weights: of camera and level c * levels + l, in lanes' first
-// and second. ready: what the first cameras see on plain levels, if presampled.
-template <class T>
+// and second. ready: what was presampled, if so.
+template <class T, bool Presampled>
 __device__ __forceinline__ void sample(const Fused& a, int batch, float u, float v, const float (&weights)[2],
-                                       const uint4 (&ready)[kPresampled][4], bool presampled, float (&sum)[8]) {
-  const int plain_level = min(static_cast<int>(threadIdx.x % 4), a.plain_levels - 1);  // whose weight the lane has
+                                       const uint4 (&ready)[kPresampled][kAheadLevels], float (&sum)[8]) {
+  const int own_level = min(static_cast<int>(threadIdx.x % kAheadLevels), a.levels - 1);  // whose weight the lane has
   auto weight_of = [&](int which) {
     const float even = __shfl_sync(0xffffffffu, weights[0], which % 32);
     const float odd = __shfl_sync(0xffffffffu, weights[1], which % 32);
@@ -593,47 +663,40 @@ __device__ __forceinline__ void sample(const Fused& a, int batch, float u, float
 #pragma unroll
     for (int c = 0; c < 8; ++c) sum[c] = fmaf(isnan(sampled[c]) ? 0.f : sampled[c], weight, sum[c]);
   };
-  unsigned seen = __ballot_sync(0xffffffffu, !isnan(u)), plain = a.plain_levels > 0 ? seen : 0;
-  if (presampled) {
+  unsigned seen = __ballot_sync(0xffffffffu, !isnan(u)), rest = seen;  // the latter: not presampled
+  if constexpr (Presampled) {
 #pragma unroll
     for (int number = 0; number < kPresampled; ++number) {
-      if (!plain) continue;
-      const float weight = weight_of((__ffs(plain) - 1) * a.levels + plain_level);
+      if (!rest) continue;
+      const float weight = weight_of((__ffs(rest) - 1) * a.levels + own_level);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (i < a.plain_levels) {
+      for (int i = 0; i < kAheadLevels; ++i) {
+        if (i < a.ahead_levels) {
           float sampled[8];
           unpack8<T>(ready[number][i], sampled);
           add(__shfl_sync(0xffffffffu, weight, i), sampled);
         }
       }
-      plain &= plain - 1;
+      rest &= rest - 1;
     }
-    if (a.plain_levels == a.levels) seen = plain;
+    if (a.ahead_levels == a.levels) seen = rest;
   }
 #pragma unroll 1
   for (; seen; seen &= seen - 1) {
     const int cam = __ffs(seen) - 1;
     const float cam_u = __shfl_sync(0xffffffffu, u, cam), cam_v = __shfl_sync(0xffffffffu, v, cam);
-    if (plain >> cam & 1) {
-      const float weight = weight_of(cam * a.levels + plain_level);
-      sample_plain<T>(a, batch, cam, cam_u, cam_v, [&](int level, const float (&sampled)[8]) {
+    const bool all = rest >> cam & 1;
+    if (all && a.plain_levels > 0) {
+      const float weight = weight_of(cam * a.levels + own_level);
+      sample_plain<T, kAheadLevels>(a, batch, cam, cam_u, cam_v, [&](int level, const float (&sampled)[8]) {
         add(__shfl_sync(0xffffffffu, weight, level), sampled);
       });
     }
 #pragma unroll 1
-    for (int level = a.plain_levels; level < a.levels; ++level) {
-      const FusedLevel& l = a.level[level];
-      const Place p = place_on(l, batch, cam, cam_u, cam_v);
-      float sampled[8] = {};
-      if (l.format == kAdjacent) {
-        sample_level<T, kAdjacent>(l, p, sampled);
-      } else if (l.format == kBytes) {
-        sample_level<T, kBytes>(l, p, sampled);
-      } else {
-        sample_level<T, kStrided>(l, p, sampled);
-      }
-      add(weight_of(cam * a.levels + level) * l.scale, sampled);
+    for (int level = all ? a.plain_levels : a.ahead_levels; level < a.levels; ++level) {
+      float sampled[8];
+      sample_other<T>(a.level[level], batch, cam, cam_u, cam_v, sampled);
+      add(weight_of(cam * a.levels + level), sampled);
     }
   }
 }
@@ -665,13 +728,18 @@ struct Shared {
     T bias[kHalf], norm_weight[kChannels], norm_bias[kChannels];
     alignas(16) uint32_t code;
   } vectors[kSlots];
-  T encoder[4 * kChannels];  // weight (256, 3) and bias of the position's first layer
+  union {  // the first has been read when the other is written, and the other way round
+    T encoder[4 * kChannels];  // weight (256, 3) and bias of the position's first layer
+    char samples[kSampled * kPresampled * kAheadLevels * kChannels * sizeof(T)];  // of the rows sampled here
+  };
   float logits[kRows * kLogitsPitch];
   float cameras[kMaxCams * 12];               // lidar2img, but for its last row
   float points[kRows * 3], logit[kRows * 3];  // and their inverse sigmoid
   alignas(16) float seen[kSampled * kSeen];   // of the rows that are sampled here
-  uint64_t received[2], full[kSlots], empty[kSlots], stored, passed, taken;
+  uint64_t received[2], full[kSlots], empty[kSlots], stored;
+  uint64_t passed, taken;  // to and from the cluster of the other role, or the other warps
 };
+static_assert(sizeof(Shared<__half>) <= 227 << 10, "more shared memory than a block can have");
 
 // What a block works at: a half of a tile of rows.
 struct Block {
@@ -808,6 +876,23 @@ __device__ __forceinline__ void take(const Fused& a, Shared<T>& s, const Block& 
     expect_bytes(taken, kTileBytes + queries * static_cast<int>(sizeof(s.seen)));
     copy_bulk(s.tiles[queries ? kPosition : kX], tile, kTileBytes, taken);
     if (queries) copy_bulk(s.seen, a.seen + (self.tile * kRows + self.half * kSampled) * kSeen, sizeof(s.seen), taken);
+  }
+}
+
+// Samples ahead, by one of kOtherWarps.
+template <class T>
+__device__ __forceinline__ void sample_ahead(const Fused& a, Shared<T>& s, int scene, int warp) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int i = 0; i < a.presamples; ++i) {
+    wait_for(shared_address(&s.passed), i % 2);
+#pragma unroll 1
+    for (int row = warp; row < kSampled; row += kOthers) {
+      const float* seen = s.seen + row * kSeen + lane;
+      presample<T, 2>(a, scene, seen[0], seen[kMaxCams], s.samples + samples_of(a, row));
+    }
+    __syncwarp();
+    if (lane == 0) arrive(shared_address(&s.taken));
   }
 }
 
@@ -995,8 +1080,9 @@ __device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, i
 
 // ---------------------------------------------------------------- the kernel
 
-template <class T, bool Split>
+template <class T, Sampler S>
 __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Block& self) {
+  constexpr bool kSplit = S == kOtherCluster;
   int thread = threadIdx.x;
   asm volatile("" : "+r"(thread));  // or it is read from afar again and again
   const int warp = __shfl_sync(0xffffffffu, thread / 32, 0), lane = thread % 32, group = lane / 4, quarter = lane % 4;
@@ -1058,6 +1144,11 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
   auto look = [&] {
     u = v = NAN;
     if (sampled_row < rows) project(a, s.points + sampled_row * 3, s.cameras, u, v);
+    if constexpr (S == kOtherWarps) {
+      s.seen[warp * kSeen + lane] = u, s.seen[warp * kSeen + kMaxCams + lane] = v;
+      __syncwarp();
+      if (lane == 0) arrive(shared_address(&s.passed));
+    }
   };
   if (!a.first) look();
   asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
@@ -1071,12 +1162,15 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
     wait_for(shared_address(&s.full[slot]), parity);
     const typename Shared<T>::Vectors& vectors = s.vectors[slot];
     const uint32_t code = vectors.code;
-    if (Split && code & kTakes) wait_for(shared_address(&s.taken), taken++ % 2);
+    if (kSplit && code & kTakes) wait_for(shared_address(&s.taken), taken++ % 2);
     STAGE(i, 1);
     if (code & (kMoves | kEncodes)) {
       move_points(a, code, row0, rows, half, s, warp, lane);
       if (code & kEncodes) look();
-      if (Split && code & kEncodes) presample<T>(a, scene, self.tile, sampled_row, u, v);
+      if (kSplit && code & kEncodes) {
+        char* samples = static_cast<char*>(a.samples) + samples_of(a, self.tile * kRows + sampled_row);
+        presample<T, kAheadLevels>(a, scene, u, v, samples);
+      }
     }
     if (code & kNorms) {
       const uint32_t from = tile(field(code, kNormFrom)), to = tile(field(code, kNormTo));
@@ -1104,7 +1198,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
         if (code & kAddsQueryPos) store_shared(tile(kWhere) + at, add8<T>(y, load_shared(tile(kQueryPos) + at)));
       }
       sync();
-      if (Split && code & kPasses) {
+      if (kSplit && code & kPasses) {
         const int at = chunk_at(sampled_row, lane);
         char* tile_passed = a.passed_tile[self.role] + static_cast<int64_t>(self.tile) * kTileBytes;
         *reinterpret_cast<uint4*>(tile_passed + at) = load_shared(to + at);
@@ -1125,23 +1219,27 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
       continue;
     }
     if (code & kSamples) {
-      uint4 ready[kPresampled][4] = {};
-      if constexpr (Split) {
-        u = s.seen[warp * kSeen + lane], v = s.seen[warp * kSeen + kMaxCams + lane];
+      uint4 ready[kPresampled][kAheadLevels] = {};
+      if constexpr (kSplit) u = s.seen[warp * kSeen + lane], v = s.seen[warp * kSeen + kMaxCams + lane];
+      if constexpr (S == kOtherWarps) wait_for(shared_address(&s.taken), taken++ % 2);
+      if constexpr (S != kSameWarps) {
+        const char* samples = kSplit ? static_cast<char*>(a.samples) + samples_of(a, self.tile * kRows + sampled_row)
+                                     : s.samples + samples_of(a, warp);
+        const uint4* from = reinterpret_cast<const uint4*>(samples) + lane;
         const int cameras = __popc(__ballot_sync(0xffffffffu, !isnan(u)));
 #pragma unroll
-        for (int number = 0; number < kPresampled; ++number) {
-          const uint4* from = samples_of(a, self.tile, sampled_row, number) + lane;
+        for (int number = 0; number < kPresampled; ++number, from += a.ahead_levels * 32) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            if (number < cameras && i < a.plain_levels) ready[number][i] = __ldcg(from + i * 32);
+          for (int i = 0; i < kAheadLevels; ++i) {
+            if (number >= cameras || i >= a.ahead_levels) continue;
+            ready[number][i] = kSplit ? __ldcg(from + i * 32) : from[i * 32];
           }
         }
       }
       const float* row = s.logits + sampled_row * kLogitsPitch;
       float logits[2] = {row[lane], row[lane + 32]}, sampled[8] = {};
       activate(a.activation, a.logits, logits);
-      sample<T>(a, scene, u, v, logits, ready, Split, sampled);
+      sample<T, S != kSameWarps>(a, scene, u, v, logits, ready, sampled);
       const uint32_t at = tile(kIn) + chunk_at(sampled_row, lane);
       const uint4 y = pack8<T>(sampled);
       store_shared(at, y);
@@ -1281,12 +1379,12 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
   }
 }
 
-// Split: the box branch has clusters of its own.
-template <class T, bool Split>
+template <class T, Sampler S>
 __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_constant__ Fused a) {
   extern __shared__ __align__(1024) char memory[];
   Shared<T>& s = *reinterpret_cast<Shared<T>*>(memory);
-  const Block self(a, Split);
+  constexpr bool kSplit = S == kOtherCluster;  // the box branch has clusters of its own
+  const Block self(a, kSplit);
   STAGE(kMaxProducts - 1, 0);
   if (threadIdx.x == 0) {
     for (uint64_t& barrier : s.received) init_barrier(shared_address(&barrier), 1);
@@ -1294,14 +1392,14 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_const
     for (uint64_t& barrier : s.empty) init_barrier(shared_address(&barrier), kWarps);
     init_barrier(shared_address(&s.stored), kWarps);
     init_barrier(shared_address(&s.passed), kWarps);
-    init_barrier(shared_address(&s.taken), 1);
+    init_barrier(shared_address(&s.taken), kSplit ? 1 : kOthers);
     publish_barriers();
   }
   __syncthreads();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   if (threadIdx.x < kComputing) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
-    compute<T, Split>(a, s, self);
+    compute<T, S>(a, s, self);
     STAGE(kMaxProducts - 1, 2);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
@@ -1312,12 +1410,14 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_const
         wait_for(shared_address(&s.stored), i % 2);
         signal(a.done + self.scene);
       }
-    } else if (Split && threadIdx.x == kComputing + 64) {
+    } else if (S == kOtherWarps && threadIdx.x >= kThreads - kOthers * 32) {
+      sample_ahead<T>(a, s, self.scene, (threadIdx.x - (kThreads - kOthers * 32)) / 32);
+    } else if (kSplit && threadIdx.x == kComputing + 64) {
       for (int i = 0; i < a.passes[self.role]; ++i) {
         wait_for(shared_address(&s.passed), i % 2);
         signal(a.passed[self.role] + self.tile);
       }
-    } else if (Split && threadIdx.x == kComputing + 96) {
+    } else if (kSplit && threadIdx.x == kComputing + 96) {
       take<T>(a, s, self);
     }
     __syncwarp();
@@ -1329,17 +1429,21 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_const
 
 template <class T>
 struct Shared {};
-template <class T, bool Split>
+template <class T, Sampler S>
 __global__ void __launch_bounds__(32, 1) decoder_kernel(const __grid_constant__ Fused) {}
 
 #endif
 
 // ---------------------------------------------------------------- launching
 
+bool of_two_bytes(const TransformerDecoder& d) {
+  return d.query.dtype == DType::kFloat16 || d.query.dtype == DType::kBFloat16;
+}
+
 bool fits(const TransformerDecoder& d, const DecoderSizes& n) {
-  if ((d.query.dtype != DType::kFloat16 && d.query.dtype != DType::kBFloat16) || n.channels != kChannels ||
-      d.num_heads != kHeads || n.ffn % 256 != 0 || n.ffn > kMaxFfn || n.code_size > kNarrow || n.classes > kNarrow ||
-      n.rows >= 1 << 30 || n.cams > kMaxCams || of_device(cudaDevAttrComputeCapabilityMajor) != 9) {
+  if (!of_two_bytes(d) || n.channels != kChannels || d.num_heads != kHeads || n.ffn % 256 != 0 || n.ffn > kMaxFfn ||
+      n.code_size > kNarrow || n.classes > kNarrow || n.rows >= 1 << 30 || n.cams > kMaxCams ||
+      of_device(cudaDevAttrComputeCapabilityMajor) != 9) {
     return false;
   }
   uintptr_t bits = reinterpret_cast<uintptr_t>(d.query.data) | reinterpret_cast<uintptr_t>(d.query_pos.data);
@@ -1354,10 +1458,10 @@ bool samples_itself(const TransformerDecoder& d, const DecoderSizes& n) {
 }
 
 // A map whose channels are not adjacent is copied so, if that costs less than reading it as it is in every layer: by
-// measurement for up to 14 KB a sample. The most for one and for all of them; neither grows when a size shrinks, so
+// measurement for up to 40 KB a sample. The most for one and for all of them; neither grows when a size shrinks, so
 // that scratch memory for the largest sizes is enough for others.
 int64_t copy_limit(const TransformerDecoder& d, const DecoderSizes& n) {
-  return n.rows * d.num_layers * d.num_points * (14 << 10);
+  return n.rows * d.num_layers * d.num_points * (40 << 10);
 }
 constexpr int64_t kCopyLimit = 256 << 20;
 
@@ -1382,9 +1486,9 @@ struct FusedBuffers {
     const int64_t tensor = tiles * kRows * kChannels * 2,
                   heads = 2 * static_cast<int64_t>(n.batch) * keys * kChannels * 2;
     const bool apart = !samples_itself(d, n);  // something else samples
-    // 4: most plain levels.
-    samples = scratch.take<char>(
-        apart ? 0 : std::min<int64_t>(tiles, kMostSplit) * kRows * kPresampled * std::min(4, n.levels) * kChannels * 2);
+    samples = scratch.take<char>(apart ? 0
+                                       : std::min<int64_t>(tiles, kMostSplit) * kRows * kPresampled *
+                                             std::min(kAheadLevels, n.levels) * kChannels * 2);
     counters = n.batch + 2 * tiles;
     done = scratch.take<unsigned>(counters);
     points = scratch.take<float>(n.rows * 3);
@@ -1427,7 +1531,7 @@ bool plain(const FusedLevel& l) {
 template <class T>
 bool compiled() {
   cudaFuncAttributes attributes;
-  if (cudaFuncGetAttributes(&attributes, decoder_kernel<T, false>) == cudaSuccess) {
+  if (cudaFuncGetAttributes(&attributes, decoder_kernel<T, kSameWarps>) == cudaSuccess) {
     return attributes.maxThreadsPerBlock >= kThreads;
   }
   cudaGetLastError();  // or the next to ask is told of it
@@ -1513,7 +1617,7 @@ class Launch {
     std::fill(a.passes, a.passes + 2, 0);
     a.load[kQueryPos] = d.query_pos.data;
     a.first = a.save_points = false;
-    a.classes = nullptr, a.signals = 0;
+    a.classes = nullptr, a.signals = a.presamples = 0;
   }
 
   // All layers.
@@ -1550,6 +1654,7 @@ class Launch {
   // From the sampling on, to queries, keys and values of the next layer.
   void sample(int layer, bool itself) {
     auto w = [&](DecoderWeight weight) { return weight_of(d_, layer, weight); };
+    a_.presamples += itself && !split_;
     Product& out =
         list_.add(w(kOutputProj), kAddsX | kPosition << kAdds | (itself ? kSamples : 0u) | (split_ ? kTakes : 0u), kIn);
     if (!itself) list_.norm(out, w(kPositionNorm1), kPosition, kPosition, kNormRelu);
@@ -1605,11 +1710,14 @@ class Launch {
     if (list_.failed) return cudaErrorInvalidValue;
     a_.scene_clusters = ceil_div(n_.queries, kRows);
     const Config config(static_cast<unsigned>(a_.scene_clusters * n_.batch * (split_ ? 2 : 1)), stream, together);
-    return cudaLaunchKernelEx(&config.config, kKernels[split_], a_);
+    // Two warps take about as long to sample as the attention to 400 keys.
+    const Sampler sampler = split_ ? kOtherCluster : n_.queries >= 400 ? kOtherWarps : kSameWarps;
+    return cudaLaunchKernelEx(&config.config, kKernels[sampler], a_);
   }
 
  private:
-  static constexpr void (*kKernels[2])(Fused) = {decoder_kernel<T, false>, decoder_kernel<T, true>};
+  static constexpr void (*kKernels[kSamplers])(Fused) = {decoder_kernel<T, kSameWarps>, decoder_kernel<T, kOtherWarps>,
+                                                         decoder_kernel<T, kOtherCluster>};
 
   struct Config {
     cudaLaunchAttribute attributes[2]{};
@@ -1748,7 +1856,8 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
   a.k = b.k, a.v = b.v;
   a.heads_size = static_cast<int64_t>(n.batch) * b.keys * kChannels;
   a.num_classes = n.classes, a.code_size = n.code_size;
-  a.cams = n.cams, a.levels = n.levels, a.logits = n.logits, a.activation = d.activation;
+  a.cams = n.cams, a.levels = n.levels, a.ahead_levels = std::min(kAheadLevels, n.levels), a.logits = n.logits,
+  a.activation = d.activation;
   for (int i = 0; i < 4; ++i) a.lidar2img_strides[i] = d.lidar2img.strides[i];
   for (int i = 0; i < 3; ++i) {
     a.low[i] = static_cast<float>(d.pc_range[i]);
@@ -1769,13 +1878,13 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
     map.data = b.copies + used;
     map.strides[2] = 1, map.strides[4] = sizes[2], map.strides[3] = sizes[4] * sizes[2];
     map.strides[1] = sizes[3] * map.strides[3], map.strides[0] = sizes[1] * map.strides[1];
-    SVEXPORT_TRY(permute(d.features[i], map, stream));
+    SVEXPORT_TRY(permute(d.features[i], map, stream, used > 0));
     used += bytes;
   }
   copied.features = maps;
   for (int i = 0; samples_itself(d, n) && i < n.levels; ++i) {
     a.level[i] = level_of(copied, i);
-    if (i < 4 && a.plain_levels == i && plain(a.level[i])) ++a.plain_levels;
+    if (i < kAheadLevels && a.plain_levels == i && plain(a.level[i])) ++a.plain_levels;
   }
   return launch_all<T>(d, n, copied, b, a, stream);
 }
@@ -1783,6 +1892,7 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
 }  // namespace
 
 size_t fused_decoder_workspace(const TransformerDecoder& d, const DecoderSizes& n) {
+  if (!of_two_bytes(d)) return 0;
   Scratch scratch{nullptr};
   FusedBuffers buffers(scratch, d, n);
   return scratch.used;
