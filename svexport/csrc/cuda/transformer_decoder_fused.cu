@@ -1711,7 +1711,8 @@ class Launch {
     a_.scene_clusters = ceil_div(n_.queries, kRows);
     const Config config(static_cast<unsigned>(a_.scene_clusters * n_.batch * (split_ ? 2 : 1)), stream, together);
     // Two warps take about as long to sample as the attention to 400 keys.
-    const Sampler sampler = split_ ? kOtherCluster : n_.queries >= 400 ? kOtherWarps : kSameWarps;
+    const bool others = a_.presamples > 0 && n_.queries >= 400;
+    const Sampler sampler = split_ ? kOtherCluster : others ? kOtherWarps : kSameWarps;
     return cudaLaunchKernelEx(&config.config, kKernels[sampler], a_);
   }
 
