@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -130,6 +131,11 @@ class Op:
         """The arguments that travel as node attributes."""
         return tuple(a for a in self.arguments if not a.is_tensor)
 
+    @cached_property
+    def tensor_positions(self) -> tuple[tuple[int, bool], ...]:
+        """Which arguments are tensors, and whether each is a list of them."""
+        return tuple((i, a.kind == "tensors") for i, a in enumerate(self.arguments) if a.is_tensor)
+
     @property
     def num_outputs(self) -> int:
         return len(self._parsed.returns)
@@ -205,55 +211,66 @@ def _register(op: Op) -> None:
     def backward_implementation(grads: Sequence[Tensor], *args: Any) -> list[Tensor]:
         args, needs = args[:-1], args[-1]
         with torch.enable_grad():
-            tensors = [t.detach().requires_grad_(n) for t, n in zip(_tensors(op, args), needs, strict=True)]
+            rest = iter(needs)
+            tensors = [t if t is None else t.detach().requires_grad_(next(rest)) for t in _tensors(op, args)]
+            wanted = [t for t in tensors if t is not None and t.requires_grad]
             # What torch has faster may refuse to be deterministic on CUDA.
             function = op.reference if torch.are_deterministic_algorithms_enabled() else forward
-            gradients = _vjp(function, _with_tensors(op, args, tensors), grads, tensors, needs)
+            gradients = _vjp(function, _with_tensors(op, args, tensors), grads, wanted)
         # A fresh contiguous tensor each: outputs of an operator may alias neither its inputs nor one another.
         return [g.clone(memory_format=torch.contiguous_format) for g in gradients]
 
     def backward_fake(grads: Sequence[Tensor], *args: Any) -> list[Tensor]:
         args, needs = args[:-1], args[-1]
-        tensors = zip(_tensors(op, args), needs, strict=True)
-        return [torch.empty_like(t, memory_format=torch.contiguous_format) for t, n in tensors if n]
+        tensors = [t for t in _tensors(op, args) if t is not None]
+        wanted = [t for t, need in zip(tensors, needs, strict=True) if need]
+        return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in wanted]
 
     _library.define(f"{backward_name}(Tensor[] grads, {arguments}, bool[] needs_grad) -> Tensor[]")
     _library.impl(backward_name, or_kernel(backward_name, backward_implementation), "CompositeExplicitAutograd")
     torch.library.register_fake(f"{DOMAIN}::{backward_name}", backward_fake, lib=_library)
 
-    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
-        ctx.save_for_backward(*_tensors(op, inputs))
-        # Everything but the tensors, which are put back in backward.
-        ctx.args = tuple(
-            None if a.kind == "tensor" else [None] * len(v) if a.kind == "tensors" else v
-            for a, v in zip(op.arguments, inputs, strict=True)
-        )
-        ctx.present = tuple(v is not None for v in inputs)
+    _library.impl(op.name, _autograd(op), "Autograd")
 
-    def backward(ctx: Any, *grads: Tensor) -> tuple:
-        tensors = list(ctx.saved_tensors)
-        args = _with_tensors(op, ctx.args, tensors, ctx.present)
-        needs: list[bool] = []
-        for argument, need, value in zip(op.arguments, ctx.needs_input_grad, args, strict=True):
-            if argument.kind == "tensors":
-                needs += list(need) if isinstance(need, (list, tuple)) else [bool(need)] * len(value)
-            elif argument.is_tensor and value is not None:
-                needs.append(bool(need))
+
+def _autograd(op: Op) -> Callable[..., Any]:
+    """The kernel of an op for autograd, which calls the op again below autograd.
+
+    ``torch.library.register_autograd`` does the same for any operator: recording a call takes the CPU 1.4 to 4 times as
+    long.
+    """
+    torch_op, torch_backward = op.torch_op, getattr(getattr(torch.ops, DOMAIN), f"{op.name}_backward").default
+
+    def forward(ctx: Any, args: tuple, *tensors: Tensor | None) -> Any:
+        ctx.save_for_backward(*tensors)
+        ctx.args = _with_tensors(op, args, repeat(None))
+        with torch._C._AutoDispatchBelowAutograd():
+            return torch_op(*args)
+
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        tensors, (_, *needs) = ctx.saved_tensors, ctx.needs_input_grad
+        args = _with_tensors(op, ctx.args, tensors)
         if torch.is_grad_enabled():  # create_graph=True: differentiable again, through the reference
-            gradients = _vjp(op.reference, args, grads, tensors, needs, create_graph=True)
+            wanted = [t for t, need in zip(tensors, needs, strict=True) if need]
+            gradients = _vjp(op.reference, args, grads, wanted, create_graph=True)
         else:
-            gradients = getattr(getattr(torch.ops, DOMAIN), backward_name)(list(grads), *args, needs)
+            present = [need for t, need in zip(tensors, needs, strict=True) if t is not None]
+            gradients = torch_backward(grads, *args, present)
         found = iter(gradients)
-        flat = iter([next(found) if need else None for need in needs])
-        result: list[Any] = []
-        for argument, value in zip(op.arguments, args, strict=True):
-            if argument.kind == "tensors":
-                result.append([next(flat) for _ in value])
-            else:
-                result.append(next(flat) if argument.is_tensor and value is not None else None)
-        return tuple(result)
+        return None, *(next(found) if need else None for need in needs)
 
-    torch.library.register_autograd(f"{DOMAIN}::{op.name}", backward, setup_context=setup_context, lib=_library)
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function: Any = type(op.node_type, (torch.autograd.Function,), methods)
+
+    def kernel(*args: Any) -> Any:
+        if torch.is_grad_enabled():
+            tensors = _tensors(op, args)
+            if any(t is not None and t.requires_grad for t in tensors):
+                return function.apply(args, *tensors)
+        with torch._C._AutoDispatchBelowAutograd():
+            return torch_op(*args)
+
+    return kernel
 
 
 def _flat(args: Sequence[Any]) -> list[Tensor]:
@@ -261,46 +278,34 @@ def _flat(args: Sequence[Any]) -> list[Tensor]:
     return [t for a in args for t in (a if isinstance(a, (list, tuple)) else (a,)) if isinstance(t, Tensor)]
 
 
-def _tensors(op: Op, args: Sequence[Any]) -> list[Tensor]:
-    """The tensors among an op's arguments, lists flattened, absent ones left out."""
-    tensors: list[Tensor] = []
-    for argument, value in zip(op.arguments, args, strict=True):
-        if argument.kind == "tensors":
-            tensors += value
-        elif argument.is_tensor and value is not None:
-            tensors.append(value)
+def _tensors(op: Op, args: Sequence[Any]) -> list[Tensor | None]:
+    """The tensors among an op's arguments one after another, None for those that are absent."""
+    tensors: list[Tensor | None] = []
+    for i, is_list in op.tensor_positions:
+        if is_list:
+            tensors += args[i]
+        else:
+            tensors.append(args[i])
     return tensors
 
 
-def _with_tensors(
-    op: Op, args: Sequence[Any], tensors: Sequence[Tensor], present: Sequence[bool] | None = None
-) -> tuple[Any, ...]:
+def _with_tensors(op: Op, args: Sequence[Any], tensors: Iterable[Tensor | None]) -> list[Any]:
     """The inverse of :func:`_tensors`: ``args`` with its tensors replaced by ``tensors``, in order."""
-    present = [value is not None for value in args] if present is None else present
-    rest = iter(tensors)
-    return tuple(
-        value
-        if not argument.is_tensor
-        else [next(rest) for _ in value]
-        if argument.kind == "tensors"
-        else next(rest)
-        if there
-        else None
-        for argument, value, there in zip(op.arguments, args, present, strict=True)
-    )
+    args, rest = list(args), iter(tensors)
+    for i, is_list in op.tensor_positions:
+        args[i] = [next(rest) for _ in args[i]] if is_list else next(rest)
+    return args
 
 
 def _vjp(
     function: Callable[..., Any],
     args: Sequence[Any],
     grads: Sequence[Tensor],
-    tensors: Sequence[Tensor],
-    needs: Sequence[bool],
+    wanted: Sequence[Tensor],
     create_graph: bool = False,
 ) -> list[Tensor]:
-    """Gradients of ``function(*args)`` for the tensors that need one, zeros where it does not depend on them."""
+    """Gradients of ``function(*args)`` for the tensors that are ``wanted``, zeros where it does not depend on them."""
     pairs = [(o, g) for o, g in zip(as_tuple(function(*args)), grads, strict=True) if o.requires_grad]
-    wanted = [t for t, need in zip(tensors, needs, strict=True) if need]
     if not pairs:
         return [torch.zeros_like(t) for t in wanted]
     outputs, grads = zip(*pairs, strict=True)

@@ -818,27 +818,6 @@ OP = Op(
 )
 
 
-class _Kernels(torch.autograd.Function):
-    """The operator where nothing is traced: its own autograd, Python that torch calls, takes the CPU twice as long."""
-
-    @staticmethod
-    def forward(ctx: Any, labels: Labels, ranks: tuple[int, ...], *operands: Tensor) -> Tensor:
-        ctx.save_for_backward(*operands)
-        ctx.form = labels, ranks
-        return OP.torch_op(operands, labels, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        operands, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled():  # create_graph=True
-            wanted = [x for x, need in zip(operands, needs, strict=True) if need]
-            gradients = torch.autograd.grad(reference(operands, *ctx.form), wanted, grad, create_graph=True)
-        else:
-            gradients = torch.ops.svexport.einsum_backward.default([grad], operands, *ctx.form, needs)
-        found = iter(gradients)
-        return None, None, *(next(found) if need else None for need in needs)
-
-
 def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
     """``torch.einsum`` by matrix products: nothing larger than the operands and the output is ever made.
 
@@ -879,8 +858,7 @@ def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
         mixed = operands[0].element_size() if _wide(operands[0].get_device()) else 0
         form = _kernel_form(equation, *shapes, mixed=mixed)
         if form and _takes_kernels(operands) and _cuda.load():
-            converted = _autocast(operands, *form)
-            return _Kernels.apply(*form, *converted) if _training(converted) else OP.torch_op(converted, *form)
+            return OP(_autocast(operands, *form), *form)
     return run(_program(equation, _training(operands), *shapes), operands)
 
 
