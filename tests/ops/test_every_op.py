@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 
 import svexport
 from svexport.graph.nodes import svexport_nodes
-from svexport.ops._op import OPS, Op, as_tuple
+from svexport.ops._op import OPS, Op, _tensors, _with_tensors, as_tuple
 from svexport.symbolic import SYMBOLICS
 from tests.support import OPSETS, op_model, run_op
 
@@ -88,6 +90,87 @@ def test_gradcheck(op: Op, index: int) -> None:
         return tuple(o for o in as_tuple(op(*call)) if o.requires_grad)
 
     assert torch.autograd.gradcheck(function, inputs)
+
+
+def outputs_of(function: Callable[..., Any], args: Sequence[Any]) -> list[Tensor]:
+    """Those that have a gradient."""
+    return [o for o in as_tuple(function(*args)) if o.requires_grad]
+
+
+@every_sample
+def test_gradient_of_one_tensor_alone(op: Op, index: int) -> None:
+    args = with_grad(samples(op, torch.float64, 8)[index])
+    inputs = [t for t in flat(args) if t.requires_grad]
+    outputs = outputs_of(op, args)
+    if not outputs:
+        return
+    weights = [torch.randn_like(o) for o in outputs]
+    expected = torch.autograd.grad(outputs, inputs, weights, materialize_grads=True)
+    for one, e in zip(inputs, expected, strict=True):
+        for other in inputs:
+            other.requires_grad_(other is one)
+        (gradient,) = torch.autograd.grad(outputs_of(op, args), one, weights, materialize_grads=True)
+        torch.testing.assert_close(gradient, e, rtol=1e-12, atol=1e-12)
+
+
+@every_op
+def test_gradient_of_gradients_is_that_of_the_reference(op: Op) -> None:
+    args = with_grad(samples(op, torch.float64, 9)[0])
+    inputs = [t for t in flat(args) if t.requires_grad]
+    found = []
+    for function in (op, op.reference):
+        outputs = outputs_of(function, args)
+        if not outputs:
+            return
+        loss = sum(o.square().sum() for o in outputs)
+        gradients = torch.autograd.grad(loss, inputs, create_graph=True, materialize_grads=True)
+        loss = sum(g.square().sum() for g in gradients)
+        found.append(torch.autograd.grad(loss, inputs, materialize_grads=True))
+    for actual, expected in zip(*found, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+@every_op
+def test_nothing_is_recorded_where_nothing_is_asked(op: Op) -> None:
+    args = samples(op, torch.float32, 10)[0]
+    assert not outputs_of(op, args)
+    with torch.no_grad():
+        assert not outputs_of(op, with_grad(args))
+    with torch.inference_mode():
+        assert all(o.is_inference() for o in as_tuple(op(*with_grad(args))))
+
+
+@every_op
+def test_a_change_in_place_before_backward_is_noticed(op: Op) -> None:
+    args = with_grad(samples(op, torch.float32, 11)[0])
+    for i, tensor in enumerate(_tensors(op, args)):
+        if tensor is None:
+            continue
+        copies = [t if t is None else t.clone() for t in _tensors(op, args)]
+        outputs = outputs_of(op, _with_tensors(op, args, copies))
+        with torch.no_grad():
+            copies[i].copy_(tensor)
+        if outputs:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                sum(o.sum() for o in outputs).backward()
+
+
+@every_op
+def test_tensors_are_kept_as_saved_tensor_hooks_say(op: Op) -> None:
+    """Offloaded, say: nothing else of the graph holds them."""
+    args = with_grad(samples(op, torch.float64, 12)[0])
+    inputs = [t for t in flat(args) if t.requires_grad]
+    copies = [t if t is None else t.clone() for t in _tensors(op, args)]
+    watched = [weakref.ref(t) for t in copies if t is not None]
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.numpy(force=True).copy(), torch.from_numpy):
+        outputs = outputs_of(op, _with_tensors(op, args, copies))
+    del copies
+    assert not any(ref() is not None for ref in watched)
+    if outputs:
+        loss, expected = (sum(o.square().sum() for o in os) for os in (outputs, outputs_of(op, args)))
+        gradients = [torch.autograd.grad(x, inputs, materialize_grads=True) for x in (loss, expected)]
+        for actual, e in zip(*gradients, strict=True):
+            torch.testing.assert_close(actual, e, rtol=1e-12, atol=1e-12)
 
 
 @every_sample
