@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from svexport.ops import _cuda
 
@@ -263,6 +264,8 @@ def _autograd(op: Op) -> Callable[..., Any]:
     function: Any = type(op.node_type, (torch.autograd.Function,), methods)
 
     def kernel(*args: Any) -> Any:
+        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+            return op.reference(*args)  # which these differentiate in their own way
         if torch.is_grad_enabled():
             tensors = _tensors(op, args)
             if any(t is not None and t.requires_grad for t in tensors):

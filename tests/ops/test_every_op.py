@@ -131,6 +131,28 @@ def test_gradient_of_gradients_is_that_of_the_reference(op: Op) -> None:
 
 
 @every_op
+def test_transforms_and_forward_mode_are_those_of_the_reference(op: Op) -> None:
+    args = samples(op, torch.float64, 12)[0]
+    tensors = _tensors(op, args)
+    at = next((i for i, t in enumerate(tensors) if t is not None and t.is_floating_point()), None)
+    if at is None or not outputs_of(op, with_grad(args)):
+        return
+
+    def loss(function: Callable[..., Any], x: Tensor) -> Tensor:
+        outputs = as_tuple(function(*_with_tensors(op, args, [*tensors[:at], x, *tensors[at + 1 :]])))
+        return sum(o.square().sum() for o in outputs if o.is_floating_point())
+
+    x, tangent = tensors[at], torch.randn_like(tensors[at])
+    found = []
+    for function in (op, op.reference):
+        gradient = torch.func.grad(lambda x: loss(function, x))(x)
+        found.append((gradient, torch.func.jvp(lambda x: loss(function, x), (x,), (tangent,))[1]))
+    (gradient, slope), expected = found
+    torch.testing.assert_close((gradient, slope), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(slope, (gradient * tangent).sum(), rtol=1e-8, atol=1e-8)
+
+
+@every_op
 def test_nothing_is_recorded_where_nothing_is_asked(op: Op) -> None:
     args = samples(op, torch.float32, 10)[0]
     assert not outputs_of(op, args)
