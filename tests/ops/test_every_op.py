@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,12 +143,13 @@ def test_transforms_and_forward_mode_are_those_of_the_reference(op: Op) -> None:
         outputs = as_tuple(function(*_with_tensors(op, args, [*tensors[:at], x, *tensors[at + 1 :]])))
         return sum(o.square().sum() for o in outputs if o.is_floating_point())
 
+    def derivatives(function: Callable[..., Any]) -> tuple[Tensor, Tensor]:
+        of_function = partial(loss, function)
+        return torch.func.grad(of_function)(x), torch.func.jvp(of_function, (x,), (tangent,))[1]
+
     x, tangent = tensors[at], torch.randn_like(tensors[at])
-    found = []
-    for function in (op, op.reference):
-        gradient = torch.func.grad(lambda x: loss(function, x))(x)
-        found.append((gradient, torch.func.jvp(lambda x: loss(function, x), (x,), (tangent,))[1]))
-    (gradient, slope), expected = found
+    gradient, slope = derivatives(op)
+    expected = derivatives(op.reference)
     torch.testing.assert_close((gradient, slope), expected, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(slope, (gradient * tangent).sum(), rtol=1e-8, atol=1e-8)
 
