@@ -155,11 +155,16 @@ class Reshape:
 
 @dataclass(frozen=True, slots=True)
 class MatMul:
-    """``x @ y`` over the last two dimensions, the others broadcast; then summed over its dimensions ``summed``."""
+    """``x @ y`` over the last two dimensions, the others broadcast; then summed over its dimensions ``summed``.
+
+    ``swapped``: best computed as ``(y.T @ x.T).T``, for executors whose tensors have strides: the output has the rows
+    innermost then, and so does its gradient.
+    """
 
     x: int
     y: int
     summed: tuple[int, ...] = ()
+    swapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +361,8 @@ class _Planner:
         y = self.matrix(y, gemm.batch, gemm.inner, gemm.columns)
         summed = tuple(i for i, label in enumerate(gemm.batch) if label not in kept)
         batch = ((label,) for label in gemm.batch if label in kept)
-        return self.add(MatMul(x.index, y.index, summed), (*batch, gemm.rows, gemm.columns))
+        swapped = bool(output and gemm.rows and gemm.columns) and output[-1] == gemm.rows[-1]
+        return self.add(MatMul(x.index, y.index, summed, swapped), (*batch, gemm.rows, gemm.columns))
 
     def matrix(self, value: _Value, batch: Labels, rows: Labels, columns: Labels) -> _Value:
         """``value`` as a batch of matrices."""
@@ -577,8 +583,8 @@ def _bind_step(step: Step, sizes: Sequence[int]) -> tuple[Callable[..., Tensor],
             return _permute_stored, (x,), (store, tuple(store.index(i) for i in perm))
         case Reshape(x, groups):
             return torch.reshape, (x,), (tuple(_size(group, sizes) for group in groups),)
-        case MatMul(x, y, summed):
-            return _matmul, (x, y), (summed,)
+        case MatMul(x, y, summed, swapped):
+            return _matmul_swapped if swapped else _matmul, (x, y), (summed,)
         case Mul(x, y):
             return torch.mul, (x, y), ()
 
@@ -589,6 +595,10 @@ def _diagonal(x: Tensor, dim: int) -> Tensor:
 
 def _permute_stored(x: Tensor, store: tuple[int, ...], view: tuple[int, ...]) -> Tensor:
     return x.permute(store).contiguous().permute(view)
+
+
+def _matmul_swapped(x: Tensor, y: Tensor, summed: tuple[int, ...]) -> Tensor:
+    return _matmul(y.mT, x.mT, summed).mT
 
 
 def _matmul(x: Tensor, y: Tensor, summed: tuple[int, ...]) -> Tensor:
@@ -682,10 +692,12 @@ def _training(operands: Sequence[Tensor]) -> bool:
 
 # ------------------------------------------------------------------ the CUDA kernels
 
+_SHORT = 2**21  # elements of operands that a GPU copies in less time than a plan's further products take to begin
 _LARGE = 2**18  # elements, and more
 _WIDTHS = range(8, 65)  # of what a large tensor has in common with the small one only, as far as it is innermost
 _COUNTS = range(1, 9)  # of such
-_MIXED = 2**20  # elements of the larger one of those whose channels are mixed, and more
+_ROWS = 128  # for every matrix of the small tensor, and more
+_MIXED = 2**21  # bytes of the larger one of those whose channels are mixed, and more
 _CHANNELS = range(1, 257)
 _POSITIONS = 128  # and more
 
@@ -736,7 +748,8 @@ def _convolves(small: Labels, large: Sequence[Labels], sizes: Sequence[int]) -> 
             return False
         rows.append(term[: -len(run)][-1:])
         copied = copied or count > 1
-    return rows[0] == rows[1] and not {*rows[0]} & {*small} and copied
+    alike = [label for label in large[0] if label in large[1] and label not in small]
+    return rows[0] == rows[1] and not {*rows[0]} & {*small} and copied and _size(alike, sizes) >= _ROWS
 
 
 def _mixes(small: Labels, large: Sequence[Labels], sizes: Sequence[int], item_size: int) -> bool:
@@ -749,9 +762,8 @@ def _mixes(small: Labels, large: Sequence[Labels], sizes: Sequence[int], item_si
         {*small} == {*channels[0], *channels[1]}
         and all(_size(own, sizes) in _CHANNELS for own in channels)
         and positions >= _POSITIONS
-        and _size(large[1], sizes) >= _MIXED
-        # Half types as fast in torch where rows lie at 16 bytes, and faster where they are anywhere.
-        and (item_size > 2 or positions % 8 in (2, 4, 6))
+        and _size(large[1], sizes) * item_size >= _MIXED
+        and (item_size > 2 or positions % 8)  # half types are as fast in torch where rows lie at 16 bytes
     )
 
 
@@ -859,7 +871,8 @@ def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
         form = _kernel_form(equation, *shapes, mixed=mixed)
         if form and _takes_kernels(operands) and _cuda.load():
             return OP(_autocast(operands, *form), *form)
-    return run(_program(equation, _training(operands), *shapes), operands)
+    short = operands[0].is_cuda and all(x.numel() <= _SHORT for x in operands)
+    return run(_program(equation, short or _training(operands), *shapes), operands)
 
 
 def _from_sublists(*arguments: Any) -> tuple[Any, ...]:

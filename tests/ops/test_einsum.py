@@ -350,6 +350,7 @@ def test_a_sum_left_out_of_the_product_stays_small() -> None:
         ("nctw,kvw->nkctv", ((64, 64, 300, 25), (3, 25, 25)), True),  # its gradients
         ("nkctv,nctw->kvw", ((64, 3, 64, 300, 25), (64, 64, 300, 25)), True),
         ("nkctv,kvw->nctw", ((2, 3, 4, 5, 7), (3, 7, 7)), False),  # small
+        ("nkctv,kcvw->nctw", ((2, 3, 256, 60, 25), (3, 256, 25, 25)), False),  # few rows for each matrix
         ("nkctv,kvw->nctw", ((64, 3, 64, 300, 100), (3, 100, 100)), False),  # products of large matrices
         ("nkctv,kvw->nctw", ((64, 40, 16, 30, 25), (40, 25, 25)), False),
         ("nkctv,kvw->nctw", ((64, 3, 64, 300, 2), (3, 2, 2)), False),
