@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "bulk.cuh"
+#include "overlap.cuh"
 
 namespace svexport {
 namespace {
@@ -13,6 +14,7 @@ namespace {
 
 constexpr int kRows = 32;       // of a tile
 constexpr int kMostStages = 4;  // tiles of a warp that are under way
+constexpr int kLargeWarps = 16, kSmallWarps = 8;  // of a block, at most
 
 // What a lane holds of a row or column in one step of a product: 8 bytes, in pieces of neighbours.
 template <class T>
@@ -73,7 +75,7 @@ struct Large {
   char* data;
   int64_t strides[3];
   int count, width;  // of the third and the last dimension
-  bool vectors;      // whether all of `count` begin at the same place of 16 bytes
+  int slip;          // bytes of 16 by which each of them begins after the one before
   bool whole;        // whether all tiles begin and end where 16 bytes do
   int pitch;         // bytes in shared memory of a tile of one of them
 
@@ -82,19 +84,34 @@ struct Large {
     return reinterpret_cast<T*>(data + s * strides[0] + o * strides[1] + k * strides[2] +
                                 row * width * static_cast<int>(sizeof(T)));
   }
+  // Where in shared memory the rows of one of `count` begin, but for where those of the first do in 16 bytes.
+  __device__ __forceinline__ int begin(int k) const { return k * pitch + (k * slip & 15); }
 };
 
 struct Einsum {
   Large x, z;
   char* y;
-  int64_t y_strides[5], rows;  // T
-  int shared, tiles;           // S; tiles of one of S
-  Divider per_outer;           // tiles of one of O
-  int steps, groups;           // of the product over K and V; of the columns, M times W
-  int stages;
-  int before, stage, warp;     // bytes of shared memory: in front of what the warps have, of a stage, of a warp
-  float* partials;             // (parts, S, K, V, W)
+  int64_t y_shared, rows;           // the stride of y over S; T
+  int y_k, y_v, y_m, y_w;           // the other strides of y
+  int shared, tiles;                // S; tiles of one of S
+  Divider per_shared, per_outer;    // tiles of one of S, and of one of O
+  int steps, groups;                // of the product over K and V; of the columns, M times W
+  Divider per_group, per_k, per_m;  // steps of a group; pieces, or elements, of one of K; columns of one of M
+  int workers, stages;              // warps that have tiles; those of a warp that are under way
+  int before, stage, warp;          // bytes of shared memory: in front of what the warps have, of a stage, of a warp
+  float* partials;                  // (parts, S, K, V, W)
   int parts;
+};
+
+// One of so many equal parts of 0, 1, .., count - 1.
+struct Range {
+  int begin, end;
+
+  __device__ __forceinline__ Range(int count, int part, int parts) {
+    const int each = static_cast<uint32_t>(count) / static_cast<uint32_t>(parts), more = count - each * parts;
+    begin = each * part + min(part, more);
+    end = begin + each + (part < more ? 1 : 0);
+  }
 };
 
 // The rows of a tile.
@@ -183,66 +200,53 @@ class Stages {
   uint32_t turns_ = 0;
 };
 
-// Copies rows of `count` to shared memory, where they begin at the same place of 16 bytes; after them come zeros until
-// there are `filled` rows.
+// Copies rows of `count` to shared memory; after them come zeros until there are `filled` rows. They begin at the same
+// place of 16 bytes as they do where they come from.
 template <bool kWhole, class T>
 __device__ __forceinline__ void fetch(char* to, const Large& t, int count, const T* first, int rows, int filled,
                                       uint32_t barrier) {
   constexpr int kSize = sizeof(T);
-  const int lane = threadIdx.x % 32, begin = !kWhole && t.vectors ? within_16(first) : 0;
-  const int end = begin + rows * t.width * kSize, whole = end / 16;
-  const char* from = reinterpret_cast<const char*>(first) - begin;
+  const int lane = threadIdx.x % 32, begin = kWhole ? 0 : within_16(first), bytes = rows * t.width * kSize;
+  const char* from = reinterpret_cast<const char*>(first);
   if constexpr (kWhole) {
-    if (lane == 0) expect_bytes(barrier, end * count);
-    if (lane < count) copy_bulk(to + lane * t.pitch, from + lane * t.strides[2], end, barrier);
-  } else if (t.vectors) {
+    if (lane == 0) expect_bytes(barrier, bytes * count);
+    if (lane < count) copy_bulk(to + lane * t.pitch, from + lane * t.strides[2], bytes, barrier);
+  } else {
     for (int k = 0; k < count; ++k, from += t.strides[2]) {
-      char* shared = to + k * t.pitch + lane * 16;
-      const char* device = from + lane * 16;
+      const int before = within_16(from), whole = (before + bytes) / 16;
+      char* shared = to + t.begin(k) + begin - before + lane * 16;
+      const char* device = from - before + lane * 16;
 #pragma unroll 4
       for (int i = whole - lane; i > 0; i -= 32, shared += 512, device += 512) copy_16(shared, device);
-      if (whole * 16 < end && lane == whole % 32) copy_some(shared, device, end - whole * 16);
-    }
-  } else {
-#pragma unroll 1
-    for (int k = 0; k < count; ++k, from += t.strides[2]) {
-#pragma unroll 1
-      for (int i = lane * kSize; i < end; i += 32 * kSize) {
-        *reinterpret_cast<T*>(to + k * t.pitch + i) = *reinterpret_cast<const T*>(from + i);
-      }
+      if (whole * 16 < before + bytes && lane == whole % 32) copy_some(shared, device, before + bytes - whole * 16);
     }
   }
   if (rows >= filled) return;  // the first few zeros come twice, the other time from copy_some
 #pragma unroll 1
   for (int k = 0; k < count; ++k) {
+    T* const all = reinterpret_cast<T*>(to + t.begin(k) + begin);
 #pragma unroll 1
-    for (int i = end + lane * kSize; i < begin + filled * t.width * kSize; i += 32 * kSize) {
-      *reinterpret_cast<T*>(to + k * t.pitch + i) = from_float<T>(0.0f);
-    }
+    for (int i = rows * t.width + lane; i < filled * t.width; i += 32) all[i] = from_float<T>(0.0f);
   }
   if constexpr (kWhole) publish();
 }
 
-// Where in 16 bytes of shared memory rows begin that are at `first` in device memory.
+// Where in 16 bytes rows begin that are at `first` in device memory.
 template <bool kWhole>
-__device__ __forceinline__ int begin_of(const Large& t, const void* first) {
-  return !kWhole && t.vectors ? within_16(first) : 0;
+__device__ __forceinline__ int begin_of(const void* first) {
+  return kWhole ? 0 : within_16(first);
 }
 
-// Bytes out of shared memory, where they begin at `begin` of 16 bytes; so they do where they go, if `vectors`.
+// Bytes out of shared memory, where they begin at the same place of 16 bytes as they do where they go.
 template <class T>
-__device__ __forceinline__ void put(T* first, const char* from, int bytes, int begin, bool vectors) {
+__device__ __forceinline__ void put(T* first, const char* from, int bytes) {
   constexpr int kSize = sizeof(T);
-  const int lane = threadIdx.x % 32, end = begin + bytes, last = end / 16 * 16;
+  const int lane = threadIdx.x % 32, begin = within_16(first), end = begin + bytes, last = end / 16 * 16;
+  from -= begin;
   char* const to = reinterpret_cast<char*>(first) - begin;
   const auto one = [&](int i) {
     if (i >= begin && i < end) *reinterpret_cast<T*>(to + i) = *reinterpret_cast<const T*>(from + i);
   };
-  if (!vectors) {
-#pragma unroll 1
-    for (int i = lane * kSize; i < end; i += 32 * kSize) one(i);
-    return;
-  }
 #pragma unroll 4
   for (int i = (begin ? 16 : 0) + lane * 16; i < last; i += 512) {
     store(reinterpret_cast<uint32_t*>(to + i), load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(from + i)));
@@ -261,6 +265,7 @@ __device__ __forceinline__ T element(const char* p) {
 template <class T, int J>
 __device__ __forceinline__ void exact(const Einsum& a, const char* const (&rows)[4], const T* y, int first,
                                       float (&sums)[2][J][4]) {
+  constexpr int kSize = sizeof(T);
   const int W = a.z.width;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -271,11 +276,11 @@ __device__ __forceinline__ void exact(const Einsum& a, const char* const (&rows)
     const int k = kv / a.x.width, v = kv % a.x.width;
     float left[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) left[i] = to_float(element<T>(rows[i] + k * a.x.pitch + v * static_cast<int>(sizeof(T))));
+    for (int i = 0; i < 4; ++i) left[i] = to_float(element<T>(rows[i] + a.x.begin(k) + v * kSize));
 #pragma unroll
     for (int j = 0; j < 2 * J; ++j) {
       const int column = first + j / 2 * 8 + j % 2, m = column / W, w = column % W;
-      const T* const from = y + k * a.y_strides[1] + v * a.y_strides[2] + m * a.y_strides[3] + w * a.y_strides[4];
+      const T* const from = y + (k * a.y_k + v * a.y_v + m * a.y_m + w * a.y_w);
       const float factor = to_float(load_if<T, 1>(from, m < a.z.count).at[0]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -288,83 +293,102 @@ __device__ __forceinline__ void exact(const Einsum& a, const char* const (&rows)
 
 // z. The columns, M times W, are in groups of 8 * J.
 template <class T, int J, bool kWhole>
-__global__ void __launch_bounds__(512) large_kernel(const __grid_constant__ Einsum a) {
+__global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid_constant__ Einsum a) {
   constexpr int E = kEach<T>, P = kPieces<T>, N = E / P, kSize = sizeof(T);
+  constexpr int kReads = 2;  // of a thread, at once
   using Offsets = Vec<int, P>;
   extern __shared__ __align__(16) char shared[];
   const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
-  const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const int K = a.x.count, V = a.x.width, M = a.z.count, W = a.z.width;
-  const int pieces = ceil_div(V, N), factors = a.steps * J * 32;
+  const int warp = threadIdx.x / 32;
+  const bool works = warp < a.workers;  // the others help with the factors only
+  const int K = a.x.count, V = a.x.width, M = a.z.count, W = a.z.width, factors = a.steps * J * 32;
   auto* const right = reinterpret_cast<Fragment<T>*>(shared);                   // (groups, steps, J, 32)
   auto* const offsets = reinterpret_cast<Offsets*>(right + a.groups * factors);  // (steps, 4), of pieces of a row
   auto* const columns = reinterpret_cast<int*>(offsets + a.steps * 4);          // (groups, J, 8), of results
   char* const results = shared + a.before + warp * a.warp;
   char* const memory = results + M * a.z.pitch;
-  Stages<kWhole> stages(memory, a.stages, a.stage, 1);
+  Stages<kWhole> stages(memory, works ? a.stages : 0, a.stage, 1);
+  start_next();
 
   for (int i = threadIdx.x; i < a.steps * 4; i += blockDim.x) {
 #pragma unroll
     for (int p = 0; p < P; ++p) {
-      const int piece = i / 4 * 4 * P + p * 4 + i % 4;
-      offsets[i].at[p] = piece < K * pieces ? piece / pieces * a.x.pitch + piece % pieces * (N * kSize) : 0;
+      uint32_t k = i / 4 * 4 * P + p * 4 + i % 4;
+      const uint32_t piece = a.per_k.split(k);
+      offsets[i].at[p] = k < K ? a.x.begin(k) + piece * (N * kSize) : 0;
     }
   }
   for (int i = threadIdx.x; i < a.groups * J * 8; i += blockDim.x) {
-    columns[i] = i < M * W ? i / W * a.z.pitch + i % W * kSize : -1;
+    uint32_t m = i;
+    const uint32_t w = a.per_m.split(m);
+    columns[i] = m < M ? a.z.begin(m) + static_cast<int>(w) * kSize : -1;
   }
-  for (int i = lane; i < a.stages * K * 2; i += 32) {  // what the last piece of the last row has beyond it
-    store(reinterpret_cast<int*>(memory + (i / 2 + 1) * a.x.pitch - (i % 2 + 1) * 16), Vec<int, 4>{});
-  }
-  __syncwarp();
   int row[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     row[i] = V % 2 == 0 ? group + 8 * i : P == 1 ? group % 4 * 8 + group / 4 + 2 * i : group * 4 + i;
   }
 
-  const int64_t all = static_cast<int64_t>(a.shared) * a.tiles, last = all * (blockIdx.x + 1) / gridDim.x;
-  for (int64_t next = all * blockIdx.x / gridDim.x; next < last;) {
-    const int64_t s = next / a.tiles;
-    const int begin = static_cast<int>(next - s * a.tiles);
-    const int end = static_cast<int>(min(last - s * a.tiles, static_cast<int64_t>(a.tiles)));
-    next = s * a.tiles + end;
+  const Range all(a.shared * a.tiles, blockIdx.x, gridDim.x);
+  for (int next = all.begin; next < all.end;) {
+    auto rest = static_cast<uint32_t>(next);
+    const int begin = static_cast<int>(a.per_shared.split(rest)), end = min(begin + all.end - next, a.tiles);
+    const int64_t s = rest;
+    next += end - begin;
 
     const auto fetch_tile = [&](int tile, int stage) {
       if (tile < end) {
         const Place place(a, tile);
         const T* from = a.x.at<const T>(s, place.outer, 0, place.first);
-        fetch<kWhole>(stages.at(stage), a.x, K, from, place.rows, 0, stages.barrier(stage));
+        char* const to = stages.at(stage);
+        fetch<kWhole>(to, a.x, K, from, place.rows, 0, stages.barrier(stage));
+        // The last piece of the last row has one more: what other kernels have left there need not be finite.
+        char* const beyond = to + begin_of<kWhole>(from) + place.rows * V * kSize;
+        if (lane < K) *reinterpret_cast<T*>(beyond + a.x.begin(lane)) = from_float<T>(0.0f);
       }
       copy_async_commit();
     };
+    const int first = works ? begin + warp : end;
 #pragma unroll 1
-    for (int i = 0; i < a.stages; ++i) fetch_tile(begin + warp + i * warps, i);
+    for (int i = 0; i < a.stages; ++i) fetch_tile(first + i * a.workers, i);
 
     __syncthreads();  // until none needs the factors before
-    const T* const y = reinterpret_cast<const T*>(a.y) + s * a.y_strides[0];
-#pragma unroll 2
-    for (int i = threadIdx.x; i < a.groups * factors; i += blockDim.x) {
-      const int step = i / (J * 32) % a.steps, column = i / factors * (J * 8) + i / 32 % J * 8 + i % 32 / 4;
-      const int m = column / W, w = column % W;
-      const T* const from = y + m * a.y_strides[3] + w * a.y_strides[4];
-      T x[E];
+    const T* const y = reinterpret_cast<const T*>(a.y) + s * a.y_shared;
+    for (int i0 = threadIdx.x; i0 < a.groups * factors; i0 += kReads * blockDim.x) {
+      T x[kReads][E];
 #pragma unroll
-      for (int e = 0; e < E; ++e) {
-        const int piece = step * 4 * P + e / N * 4 + i % 4, k = piece / pieces, v = piece % pieces * N + e % N;
-        x[e] = load_if<T, 1>(from + k * a.y_strides[1] + v * a.y_strides[2], k < K && v < V && m < M).at[0];
+      for (int r = 0; r < kReads; ++r) {
+        const int i = i0 + r * blockDim.x;
+        uint32_t columns_before = i / (J * 32);  // in groups
+        const uint32_t step = a.per_group.split(columns_before);
+        uint32_t m = (columns_before * J + i / 32 % J) * 8 + i % 32 / 4;
+        const uint32_t w = a.per_m.split(m);
+        const int from = static_cast<int>(m) * a.y_m + static_cast<int>(w) * a.y_w;
+#pragma unroll
+        for (int p = 0; p < P; ++p) {
+          uint32_t k = (step * P + p) * 4 + i % 4;
+          const uint32_t v = a.per_k.split(k) * N;
+          const T* const piece = y + (from + static_cast<int>(k) * a.y_k + static_cast<int>(v) * a.y_v);
+#pragma unroll
+          for (int n = 0; n < N; ++n) {
+            x[r][p * N + n] = load_if<T, 1>(piece + n * a.y_v, k < K && v + n < V && m < M).at[0];
+          }
+        }
       }
-      right[i].set(x, true);
+#pragma unroll
+      for (int r = 0; r < kReads; ++r) {
+        if (const int i = i0 + r * blockDim.x; i < a.groups * factors) right[i].set(x[r], true);
+      }
     }
     __syncthreads();
 
     int stage = 0;
-    for (int tile = begin + warp; tile < end; tile += warps, stage = stage + 1 < a.stages ? stage + 1 : 0) {
+    for (int tile = first; tile < end; tile += a.workers, stage = stage + 1 < a.stages ? stage + 1 : 0) {
       stages.wait(stage);
       const Place place(a, tile);
-      const char* const x = stages.at(stage) + begin_of<kWhole>(a.x, a.x.at<const T>(s, place.outer, 0, place.first));
+      const char* const x = stages.at(stage) + begin_of<kWhole>(a.x.at<const T>(s, place.outer, 0, place.first));
       T* const to = a.z.at<T>(s, place.outer, 0, place.first);
-      char* const z = results + begin_of<kWhole>(a.z, to);
+      char* const z = results + begin_of<kWhole>(to);
       const char* rows[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) rows[i] = x + row[i] * V * kSize;
@@ -418,16 +442,13 @@ __global__ void __launch_bounds__(512) large_kernel(const __grid_constant__ Eins
       }
       if constexpr (kWhole) publish();
       __syncwarp();  // until all have read the tile, and the results are there
-      fetch_tile(tile + a.stages * warps, stage);
+      fetch_tile(tile + a.stages * a.workers, stage);
       const int bytes = place.rows * W * kSize;
       const auto device = [&](int m) { return reinterpret_cast<char*>(to) + m * a.z.strides[2]; };
       if constexpr (kWhole) {
         if (lane < M) engine_put(device(lane), results + lane * a.z.pitch, bytes);
       } else {
-        for (int m = 0; m < M; ++m) {
-          T* const first = reinterpret_cast<T*>(device(m));
-          put(first, results + m * a.z.pitch, bytes, begin_of<kWhole>(a.z, first), a.z.vectors);
-        }
+        for (int m = 0; m < M; ++m) put(reinterpret_cast<T*>(device(m)), z + a.z.begin(m), bytes);
       }
     }
   }
@@ -460,9 +481,14 @@ __device__ __noinline__ void exact(const Einsum& a, int begin, int end, float* t
   }
 }
 
-// Parts of y, of 16 * I of K times V and all W, at most 8 * J. A warp adds up tiles.
+template <class T>
+__device__ __forceinline__ T* small_at(const Einsum& a, int64_t s, int k, int v, int w) {
+  return reinterpret_cast<T*>(a.y) + s * a.y_shared + (k * a.y_k + v * a.y_v + w * a.y_w);
+}
+
+// Parts of y, or y, of 16 * I of K times V and all W, at most 8 * J. A warp adds up tiles.
 template <class T, int I, int J, bool kWhole>
-__global__ void __launch_bounds__(256) small_kernel(const __grid_constant__ Einsum a) {
+__global__ void __launch_bounds__(kSmallWarps * 32) small_kernel(const __grid_constant__ Einsum a) {
   constexpr int E = kEach<T>, kSize = sizeof(T), kSums = I * J * 4;
   extern __shared__ __align__(16) char shared[];
   const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
@@ -470,15 +496,17 @@ __global__ void __launch_bounds__(256) small_kernel(const __grid_constant__ Eins
   const int V = a.x.width, W = a.z.width, kv = a.x.count * V, kv0 = blockIdx.y * 16 * I, s = blockIdx.z;
   const int k0 = kv0 / V, count = (min(kv, kv0 + 16 * I) - 1) / V - k0 + 1;
   Stages<kWhole> stages(shared + warp * a.warp, a.stages, a.stage, 2);
+  start_next();
 
   int offsets[2 * I];  // of this lane's K and V
 #pragma unroll
   for (int i = 0; i < 2 * I; ++i) {
-    const int at = min(kv0 + group + 8 * i, kv - 1);
-    offsets[i] = (at / V - k0) * a.x.pitch + at % V * kSize;
+    uint32_t k = min(kv0 + group + 8 * i, kv - 1);
+    const uint32_t v = a.per_k.split(k);
+    offsets[i] = a.x.begin(k - k0) + v * kSize;
   }
-  const int begin = static_cast<int>(static_cast<int64_t>(a.tiles) * blockIdx.x / gridDim.x);
-  const int end = static_cast<int>(static_cast<int64_t>(a.tiles) * (blockIdx.x + 1) / gridDim.x);
+  const Range range(a.tiles, blockIdx.x, gridDim.x);
+  const int begin = range.begin, end = range.end;
   const auto fetch_tile = [&](int tile, int stage) {
     if (tile < end) {
       const Place place(a, tile);
@@ -498,8 +526,8 @@ __global__ void __launch_bounds__(256) small_kernel(const __grid_constant__ Eins
     stages.wait(stage);
     const Place place(a, tile);
     const char* const tiles = stages.at(stage);
-    const char* const z = tiles + begin_of<kWhole>(a.z, a.z.at<const T>(s, place.outer, 0, place.first));
-    const char* const x = tiles + a.z.pitch + begin_of<kWhole>(a.x, a.x.at<const T>(s, place.outer, k0, place.first));
+    const char* const z = tiles + begin_of<kWhole>(a.z.at<const T>(s, place.outer, 0, place.first));
+    const char* const x = tiles + a.z.pitch + begin_of<kWhole>(a.x.at<const T>(s, place.outer, k0, place.first));
     float part[I][J][4] = {};  // tensor cores cut off what does not fit into a long sum, the additions below round
 #pragma unroll
     for (int step = 0; step < kRows / (4 * E); ++step) {
@@ -543,13 +571,25 @@ __global__ void __launch_bounds__(256) small_kernel(const __grid_constant__ Eins
   // Parts of what is not finite, or of what it meets, add up to something else.
   if (__any_sync(0xffffffffu, !(zero == 0.0f))) exact<T, I, J>(a, begin, end, all + warp * kSums * 32);
   __syncthreads();
-  float* const to = a.partials + (static_cast<int64_t>(blockIdx.x) * a.shared + s) * kv * W;
+  float* const part = a.partials + (static_cast<int64_t>(blockIdx.x) * a.shared + s) * kv * W;
+#pragma unroll 2
   for (int i = warp; i < kSums; i += warps) {
     const int at = kv0 + i / 4 / J * 16 + i % 4 / 2 * 8 + group, w = i / 4 % J * 8 + pair * 2 + i % 2;
     float sum = 0.0f;
-    for (int j = 0; j < warps; ++j) sum += all[(j * kSums + i) * 32 + lane];
-    if (at < kv && w < W) to[at * W + w] = sum;
+#pragma unroll
+    for (int j = 0; j < kSmallWarps; ++j) {
+      if (j < warps) sum += all[(j * kSums + i) * 32 + lane];
+    }
+    if (at >= kv || w >= W) continue;
+    if (a.parts == 1) {
+      uint32_t k = at;
+      const uint32_t v = a.per_k.split(k);
+      *small_at<T>(a, s, k, v, w) = from_float<T>(sum);
+    } else {
+      part[at * W + w] = sum;
+    }
   }
+  wait_for_previous();  // also where there was no need: what comes next waits for this kernel alone
 }
 
 constexpr int kSumThreads = 256, kSumColumns = 32;
@@ -560,8 +600,9 @@ __global__ void __launch_bounds__(kSumThreads) sum_kernel(const __grid_constant_
   __shared__ float sums[kSumThreads];
   const int V = a.x.width, W = a.z.width;
   const int64_t size = static_cast<int64_t>(a.shared) * a.x.count * V * W;
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kSumColumns + threadIdx.x % kSumColumns;
+  const int i = blockIdx.x * kSumColumns + threadIdx.x % kSumColumns;
   float sum = 0.0f;
+  wait_for_previous();
   if (i < size) {
 #pragma unroll 8
     for (int part = threadIdx.x / kSumColumns; part < a.parts; part += kSumThreads / kSumColumns) {
@@ -573,9 +614,9 @@ __global__ void __launch_bounds__(kSumThreads) sum_kernel(const __grid_constant_
   if (threadIdx.x >= kSumColumns || i >= size) return;
 #pragma unroll
   for (int j = 1; j < kSumThreads / kSumColumns; ++j) sum += sums[threadIdx.x + j * kSumColumns];
-  const int64_t w = i % W, v = i / W % V, k = i / W / V % a.x.count, s = i / W / V / a.x.count;
-  reinterpret_cast<T*>(a.y)[s * a.y_strides[0] + k * a.y_strides[1] + v * a.y_strides[2] + w * a.y_strides[4]] =
-      from_float<T>(sum);
+  auto kv = static_cast<uint32_t>(i / W);  // of all S
+  const uint32_t v = a.per_k.split(kv);
+  *small_at<T>(a, kv / a.x.count, kv % a.x.count, v, i % W) = from_float<T>(sum);
 }
 
 constexpr int kLargestWidth = 64, kLargestCount = 8;  // of V and W, and of K and M
@@ -583,9 +624,12 @@ constexpr int kLargestWidth = 64, kLargestCount = 8;  // of V and W, and of K an
 // t: (S, O, K, T, V)
 bool large(const Tensor& t, Large* to) {
   const int64_t size = t.item_size(), width = t.sizes[4];
-  *to = {static_cast<char*>(t.data), {t.strides[0] * size, t.strides[1] * size, t.strides[2] * size},
-         static_cast<int>(t.sizes[2]), static_cast<int>(width),
-         t.sizes[2] == 1 || t.strides[2] * size % 16 == 0, reinterpret_cast<uintptr_t>(t.data) % 16 == 0,
+  *to = {static_cast<char*>(t.data),
+         {t.strides[0] * size, t.strides[1] * size, t.strides[2] * size},
+         static_cast<int>(t.sizes[2]),
+         static_cast<int>(width),
+         static_cast<int>(t.strides[2] * size & 15),
+         reinterpret_cast<uintptr_t>(t.data) % 16 == 0,
          static_cast<int>(kRows * width * size) + 32};
   for (int i = 0; i < 3; ++i) to->whole = to->whole && (t.sizes[i] == 1 || to->strides[i] % 16 == 0);
   to->whole = to->whole && t.sizes[3] * width * size % 16 == 0;
@@ -598,12 +642,18 @@ bool describe(const Tensor& x, const Tensor& y, const Tensor& z, Einsum* a) {
   if (!is_float(x) || y.dtype != x.dtype || z.dtype != x.dtype || !has_mma(DType::kFloat32)) return false;
   if (!large(x, &a->x) || !large(z, &a->z)) return false;
   a->y = static_cast<char*>(y.data);
-  std::copy_n(y.strides, 5, a->y_strides);
+  int64_t last = 0;  // of one of S
+  for (int i = 1; i < 5; ++i) last += (y.sizes[i] - 1) * y.strides[i];
+  if (last > INT32_MAX || y.numel() > INT32_MAX) return false;
+  a->y_shared = y.strides[0];
+  const auto stride = [&](int i) { return y.sizes[i] == 1 ? 0 : static_cast<int>(y.strides[i]); };
+  a->y_k = stride(1), a->y_v = stride(2), a->y_m = stride(3), a->y_w = stride(4);
   a->rows = x.sizes[3];
   const int64_t per_outer = ceil_div<int64_t>(a->rows, kRows), tiles = per_outer * x.sizes[1];
-  if (tiles > INT32_MAX || x.sizes[0] > INT32_MAX) return false;
+  if (tiles * x.sizes[0] > INT32_MAX / 2) return false;
   a->per_outer = Divider(per_outer);
   a->tiles = static_cast<int>(tiles);
+  a->per_shared = Divider(tiles);
   a->shared = static_cast<int>(x.sizes[0]);
   return true;
 }
@@ -637,24 +687,34 @@ cudaError_t launch_large(const Tensor& x, const Tensor& y, const Tensor& z, cuda
   if (!describe(x, y, z, &a)) return cudaErrorNotSupported;
   a.steps = ceil_div(a.x.count * ceil_div(a.x.width, kEach<T> / kPieces<T>), 4 * kPieces<T>);
   a.groups = ceil_div(a.z.count * a.z.width, 8 * J);
+  a.per_group = Divider(a.steps);
+  a.per_k = Divider(ceil_div(a.x.width, kEach<T> / kPieces<T>));
+  a.per_m = Divider(a.z.width);
   a.before = a.groups * J * 32 * (a.steps * static_cast<int>(sizeof(Fragment<T>)) + 1) + a.steps * 32;
   a.stage = a.x.count * a.x.pitch;
   const int room = shared_memory() - a.before;
   const auto bytes_of = [&](int stages) { return ceil_div(stages * (a.stage + 8), 16) * 16 + a.z.count * a.z.pitch; };
   // Warps hide more than tiles under way.
   a.stages = room / bytes_of(2) >= 12 ? 2 : 1;
-  while (a.stages < kMostStages && room / bytes_of(a.stages + 1) >= 16) ++a.stages;
+  while (a.stages < kMostStages && room / bytes_of(a.stages + 1) >= kLargeWarps) ++a.stages;
+  const int64_t all = static_cast<int64_t>(a.tiles) * a.shared, count = processors();
+  const int each = static_cast<int>(std::min<int64_t>(a.tiles, ceil_div(all, count)));
+  if (room / bytes_of(a.stages) < 2) return cudaErrorNotSupported;
+  a.workers = std::min({kLargeWarps, room / bytes_of(a.stages), each});
+  a.stages = std::min(a.stages, ceil_div(each, a.workers));
   a.warp = bytes_of(a.stages);
-  const int warps = std::min(16, room / a.warp);
-  if (warps < 2) return cudaErrorNotSupported;
+  // One block a processor has all its tiles; where it had several of S, there are smaller blocks instead.
+  const bool one = each <= a.workers && a.shared <= count;
+  const int warps = one ? kLargeWarps : std::max(a.workers, kLargeWarps / 2);
   const auto kernel = whole(a) ? large_kernel<T, J, true> : large_kernel<T, J, false>;
-  const int bytes = a.before + warps * a.warp;
+  const int bytes = a.before + a.workers * a.warp;
   cudaError_t status = allow(kernel, bytes);
-  int blocks = 0;
-  if (status == cudaSuccess) status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, warps * 32, bytes);
+  int blocks = 1;
+  if (status == cudaSuccess && !one) {
+    status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, warps * 32, bytes);
+  }
   if (status != cudaSuccess) return status;
-  const int64_t all = static_cast<int64_t>(a.tiles) * a.shared, most = static_cast<int64_t>(blocks) * processors();
-  int64_t grid = std::min(all, most);
+  int64_t grid = std::min(all, blocks * count);
   // Where it costs little, no block is to work on two of S.
   if (const int64_t even = grid / a.shared * a.shared; even * 16 > grid * 15) grid = even;
   kernel<<<static_cast<unsigned>(grid), warps * 32, bytes, stream>>>(a);
@@ -665,12 +725,24 @@ cudaError_t launch_large(const Tensor& x, const Tensor& y, const Tensor& z, cuda
 template <int J>
 constexpr int kSumTiles = J > 5 ? 2 : J > 4 ? 4 : 5;
 
+// Whether rows are so few that it takes less time to read them more often, each time for fewer of these.
+bool few_rows(const Tensor& x) {
+  return x.sizes[0] * x.sizes[1] * ceil_div<int64_t>(x.sizes[3], kRows) <= int64_t{kSmallWarps} * processors();
+}
+
+// Calls f with how many of these a warp adds up.
+template <int J, class F>
+cudaError_t dispatch_sums(const Tensor& x, F&& f) {
+  constexpr int kFew = std::min(kSumTiles<J>, 3);
+  return few_rows(x) ? f(std::integral_constant<int, kFew>()) : f(std::integral_constant<int, kSumTiles<J>>());
+}
+
 int groups(const Tensor& x, int tiles) { return static_cast<int>(ceil_div<int64_t>(x.sizes[2] * x.sizes[4], 16 * tiles)); }
 
 // Parts of the sum over rows: as many as leave the fewest processors idle.
 int parts(const Tensor& x, int groups) {
   const int64_t count = processors(), blocks = x.sizes[0] * groups;
-  const int64_t most = std::max<int64_t>(1, x.sizes[1] * ceil_div<int64_t>(x.sizes[3], kRows) / 8);
+  const int64_t most = std::max<int64_t>(1, x.sizes[1] * ceil_div<int64_t>(x.sizes[3], kRows) / kSmallWarps);
   int64_t best = 1;
   for (int64_t i = 2; i <= std::min(most, std::max<int64_t>(8, count / blocks)); ++i) {
     // fewer or shorter waves of blocks
@@ -679,33 +751,37 @@ int parts(const Tensor& x, int groups) {
   return static_cast<int>(best);
 }
 
-template <class T, int J>
-cudaError_t launch_small(const Tensor& x, const Tensor& z, const Tensor& y, void* workspace, cudaStream_t stream) {
-  constexpr int I = kSumTiles<J>;
+template <class T, int I, int J>
+cudaError_t launch_small(const Tensor& x, const Tensor& z, const Tensor& y, void* workspace, bool early,
+                         cudaStream_t stream) {
   Einsum a{};
   if (!describe(x, y, z, &a) || a.z.count != 1) return cudaErrorNotSupported;
   const int parts_of_y = groups(x, I);
+  a.per_k = Divider(a.x.width);
   const int most = std::min(a.x.count, (16 * I - 2) / a.x.width + 2);  // of K in a group
   a.stage = most * a.x.pitch + a.z.pitch;
+  a.parts = parts(x, parts_of_y);
+  const int each = ceil_div(a.tiles, a.parts);
   int warps = 0;
   for (int stages = kMostStages; stages > 0; --stages) {  // the most tiles under way
     const int bytes = std::max(ceil_div(stages * (a.stage + 8), 16) * 16, I * J * 4 * 32 * 4);
-    const int fit = std::min(8, shared_memory() / bytes);
-    if (fit * stages < warps * a.stages) continue;
-    warps = fit;
+    const int fit = std::min(kSmallWarps, shared_memory() / bytes), used = std::min(fit, each);
+    if (fit < 2 || std::min(used * stages, each) < std::min(warps * a.stages, each)) continue;
+    warps = used;
     a.stages = stages;
     a.warp = bytes;
   }
-  if (warps < 2 || a.shared > 65535) return cudaErrorNotSupported;
+  if (warps == 0 || a.shared > 65535) return cudaErrorNotSupported;
   a.partials = static_cast<float*>(workspace);
-  a.parts = parts(x, parts_of_y);
   const int bytes = warps * a.warp;
   const auto kernel = whole(a) ? small_kernel<T, I, J, true> : small_kernel<T, I, J, false>;
   if (const cudaError_t status = allow(kernel, bytes); status != cudaSuccess) return status;
-  kernel<<<dim3(a.parts, parts_of_y, a.shared), warps * 32, bytes, stream>>>(a);
+  const dim3 blocks(a.parts, parts_of_y, a.shared);
+  const cudaError_t status = launch(kernel, blocks, warps * 32, bytes, stream, early, a);
+  if (a.parts == 1 || status != cudaSuccess) return status;
   const int64_t size = static_cast<int64_t>(a.shared) * a.x.count * a.x.width * a.z.width;
-  sum_kernel<T><<<static_cast<unsigned>(ceil_div<int64_t>(size, kSumColumns)), kSumThreads, 0, stream>>>(a);
-  return cudaGetLastError();
+  return launch(sum_kernel<T>, static_cast<unsigned>(ceil_div<int64_t>(size, kSumColumns)), kSumThreads, 0, stream,
+                true, a);
 }
 
 }  // namespace
@@ -731,17 +807,22 @@ size_t einsum_small_workspace(const Tensor& x, const Tensor& z) {
   size_t count = 0;
   if (x.numel() == 0 || z.sizes[4] > kLargestWidth) return 0;
   dispatch_columns(static_cast<int>(ceil_div<int64_t>(z.sizes[4], 8)), [&](auto columns) {
-    count = parts(x, groups(x, kSumTiles<columns.value>));
-    return cudaSuccess;
+    return dispatch_sums<columns.value>(x, [&](auto sums) {
+      count = parts(x, groups(x, sums.value));
+      return cudaSuccess;
+    });
   });
-  return count * x.sizes[0] * x.sizes[2] * x.sizes[4] * z.sizes[4] * sizeof(float);
+  return count == 1 ? 0 : count * x.sizes[0] * x.sizes[2] * x.sizes[4] * z.sizes[4] * sizeof(float);
 }
 
-cudaError_t einsum_small(const Tensor& x, const Tensor& z, const Tensor& y, void* workspace, cudaStream_t stream) {
+cudaError_t einsum_small(const Tensor& x, const Tensor& z, const Tensor& y, void* workspace, bool early,
+                         cudaStream_t stream) {
   if (x.numel() == 0 || z.numel() == 0 || z.sizes[4] > kLargestWidth) return cudaErrorNotSupported;
   return dispatch_columns(static_cast<int>(ceil_div<int64_t>(z.sizes[4], 8)), [&](auto columns) {
     return dispatch_float(x.dtype, [&](auto* p) {
-      return launch_small<element_t<decltype(p)>, columns.value>(x, z, y, workspace, stream);
+      return dispatch_sums<columns.value>(x, [&](auto sums) {
+        return launch_small<element_t<decltype(p)>, sums.value, columns.value>(x, z, y, workspace, early, stream);
+      });
     });
   });
 }

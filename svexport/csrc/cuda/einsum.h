@@ -11,8 +11,10 @@ namespace svexport {
 
 cudaError_t einsum_large(const Tensor& x, const Tensor& y, const Tensor& z, cudaStream_t stream);
 
-// Of y, from x and z, of which M must be 1. workspace: of so many bytes as there are for these tensors.
+// Of y, from x and z, of which M must be 1. workspace: of so many bytes as there are for these tensors. early: the
+// kernel before is an einsum_large of which this one needs nothing; they may run at once.
 size_t einsum_small_workspace(const Tensor& x, const Tensor& z);
-cudaError_t einsum_small(const Tensor& x, const Tensor& z, const Tensor& y, void* workspace, cudaStream_t stream);
+cudaError_t einsum_small(const Tensor& x, const Tensor& z, const Tensor& y, void* workspace, bool early,
+                         cudaStream_t stream);
 
 }  // namespace svexport

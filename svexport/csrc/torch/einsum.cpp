@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "binding.h"
 #include "channel_product.h"
@@ -139,9 +140,11 @@ bool same_sizes(std::initializer_list<std::pair<at::IntArrayRef, at::IntArrayRef
   return true;
 }
 
-// The sum of products of a and b, of a given shape; undefined if there is no kernel for it.
+// The sum of products of a and b, of a given shape; undefined if there is no kernel for it. after_large: whether the
+// kernel before was einsum_large, with a result that this one does not read; also what it will be.
 at::Tensor product(const at::Tensor& a, at::IntArrayRef a_labels, const at::Tensor& b, at::IntArrayRef b_labels,
-                   at::IntArrayRef labels, at::IntArrayRef shape) {
+                   at::IntArrayRef labels, at::IntArrayRef shape, bool& after_large) {
+  const bool early = std::exchange(after_large, false);
   if (!has_dtype(a) || !a.is_floating_point() || b.scalar_type() != a.scalar_type() || b.device() != a.device() ||
       a.numel() == 0 || b.numel() == 0 ||
       !same_sizes({{a_labels, a.sizes()}, {b_labels, b.sizes()}, {labels, shape}})) {
@@ -158,7 +161,8 @@ at::Tensor product(const at::Tensor& a, at::IntArrayRef a_labels, const at::Tens
     if (views && views->z.sizes[2] > 1) views = Views::of(b, b_labels, result, labels, a, a_labels);
     if (!views) return {};
     const auto scratch = workspace(einsum_small_workspace(views->x, views->z), a);
-    return done(einsum_small(views->x, views->z, views->y, scratch.data_ptr(), stream())) ? result : at::Tensor();
+    return done(einsum_small(views->x, views->z, views->y, scratch.data_ptr(), early, stream())) ? result
+                                                                                                 : at::Tensor();
   }
   const bool small_b = b.numel() <= a.numel();
   const auto views = small_b ? Views::of(a, a_labels, b, b_labels, result, labels)
@@ -167,7 +171,8 @@ at::Tensor product(const at::Tensor& a, at::IntArrayRef a_labels, const at::Tens
     const auto [x, y, z] = views->channels();
     if (done(channel_product(x, y, z, stream()))) return result;
   }
-  return views && done(einsum_large(views->x, views->y, views->z, stream())) ? result : at::Tensor();
+  after_large = views && done(einsum_large(views->x, views->y, views->z, stream()));
+  return after_large ? result : at::Tensor();
 }
 
 // The labels of two operands and of the output.
@@ -191,7 +196,8 @@ at::Tensor einsum_torch(at::TensorList operands, at::IntArrayRef labels, at::Int
       for (int64_t i = 0; i < b.dim(); ++i) size = terms->b[i] == label ? std::max(size, b.size(i)) : size;
       shape.push_back(size);
     }
-    const auto result = product(a, terms->a, b, terms->b, terms->output, shape);
+    bool after_large = false;
+    const auto result = product(a, terms->a, b, terms->b, terms->output, shape, after_large);
     if (result.defined()) return result;
   }
   return reference("einsum", einsum_torch, operands, labels, ranks);
@@ -205,9 +211,11 @@ std::vector<at::Tensor> einsum_backward_torch(at::TensorList grads, at::TensorLi
     const auto grad = grads[0].is_non_overlapping_and_dense() ? grads[0] : grads[0].contiguous();
     const at::IntArrayRef of[] = {terms->a, terms->b};
     std::vector<at::Tensor> results;
+    bool after_large = false;
     for (int i = 0; i < 2; ++i) {
       if (!needs_grad.get(i)) continue;
-      results.push_back(product(grad, terms->output, operands[1 - i], of[1 - i], of[i], operands[i].sizes()));
+      const auto& other = operands[1 - i];
+      results.push_back(product(grad, terms->output, other, of[1 - i], of[i], operands[i].sizes(), after_large));
       if (!results.back().defined()) break;
     }
     if (results.empty() || results.back().defined()) return results;
