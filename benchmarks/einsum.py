@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 
 import torch
@@ -55,6 +56,76 @@ def workloads() -> Iterator[Workload]:
                 bytes=dtype.itemsize * elements * (1 if mode is forward else 2),
                 goal=GOALS.get((equation, mode, dtype), 1.0),
             )
+
+
+def gradient(
+    function: Callable[..., Tensor], equation: str, operands: list[Tensor], index: int
+) -> Callable[[], object]:
+    """That of one operand, the forward not included."""
+    leaves = [x.clone().requires_grad_(i == index) for i, x in enumerate(operands)]
+    stream = torch.cuda.Stream()  # on which autograd runs the backward too: a graph cannot capture the default one
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        output = function(equation, *leaves)
+        grad = torch.randn_like(output, memory_format=torch.contiguous_format)
+    return lambda: torch.autograd.grad(output, leaves[index], grad, retain_graph=True)
+
+
+SWEPT = {
+    "forward": forward,
+    "gradient of the first": partial(gradient, index=0),
+    "gradient of the second": partial(gradient, index=1),
+    "backward": backward,
+}
+FEATURES = [  # N, C, T, V
+    (1, 64, 300, 25),
+    (1, 128, 150, 25),
+    (1, 256, 75, 25),
+    (1, 32, 75, 17),
+    (2, 64, 300, 17),
+    (2, 256, 80, 18),
+    (4, 63, 151, 17),
+    (4, 64, 300, 25),
+    (8, 32, 100, 18),
+    (8, 128, 75, 20),
+    (16, 96, 97, 25),
+    (16, 256, 75, 25),
+    (32, 48, 200, 22),
+    (32, 64, 150, 18),
+    (64, 63, 151, 17),
+    (64, 128, 75, 25),
+    (64, 64, 300, 25),
+]
+ATTENTION = [  # B, H, N, D
+    (1, 4, 75, 32),
+    (1, 8, 300, 64),
+    (2, 8, 512, 32),
+    (4, 4, 151, 63),
+    (8, 3, 75, 128),
+    (16, 8, 25, 64),
+    (16, 8, 300, 32),
+    (64, 4, 75, 256),
+    (64, 8, 25, 32),
+    (64, 8, 150, 32),
+]
+
+
+def sweep() -> Iterator[Workload]:
+    shapes: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
+    for n, c, t, v in FEATURES:
+        shapes.append(("nkctv,kvw->nctw", (n, 3, c, t, v), (3, v, v)))
+        shapes.append(("nkctv,kcvw->nctw", (n, 3, c, t, v), (3, c, v, v)))
+        shapes.append(("nctw,cd->ndtw", (n, c, t, v), (c, c if c > 128 else 2 * c)))
+    shapes += [("bhnm,bdhm->bdhn", (b, h, n, n), (b, d, h, n)) for b, h, n, d in ATTENTION]
+    for (equation, *sizes), dtype, mode in product(shapes, (torch.float32, torch.float16, torch.bfloat16), SWEPT):
+        operands = [torch.randn(shape, device="cuda", dtype=dtype) for shape in sizes]
+        yield Workload(
+            f"einsum {mode} {equation} {' '.join('x'.join(map(str, shape)) for shape in sizes)} {dtype}".replace(
+                "torch.", ""
+            ),
+            SWEPT[mode](einsum, equation, operands),
+            {"torch.einsum": SWEPT[mode](torch.einsum, equation, operands)},
+        )
 
 
 def main() -> None:
