@@ -7,7 +7,6 @@ The four equations of skeleton and attention networks at their sizes; with a sma
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
@@ -36,6 +35,11 @@ def backward(function: Callable[..., Tensor], equation: str, operands: list[Tens
     return lambda: torch.autograd.grad(function(equation, *leaves), leaves, gradient)
 
 
+def traffic(equation: str, operands: list[Tensor]) -> int:
+    """Bytes of the operands and the output."""
+    return sum(x.nbytes for x in (*operands, torch.einsum(equation, *operands)))
+
+
 GPU_BATCH = 64  # of the first three
 GOALS = {("nctw,cd->ndtw", forward, torch.float32): 232 / 365}
 
@@ -46,14 +50,12 @@ def workloads() -> Iterator[Workload]:
             first = (GPU_BATCH, *first[1:])
         for dtype, mode in product((torch.float32, torch.float16), (forward, backward)):
             operands = [torch.randn(shape, device="cuda", dtype=dtype) for shape in (first, second)]
-            output = math.prod(torch.einsum(equation, *operands).shape)
             sides = {f: mode(f, equation, operands) for f in (einsum, torch.einsum)}
-            elements = output + sum(x.numel() for x in operands)
             yield Workload(
                 f"einsum {mode.__name__} {equation} {'x'.join(map(str, first))} {str(dtype).removeprefix('torch.')}",
                 sides[einsum],
                 {"torch.einsum": sides[torch.einsum]},
-                bytes=dtype.itemsize * elements * (1 if mode is forward else 2),
+                bytes=traffic(equation, operands) * (1 if mode is forward else 2),
                 goal=GOALS.get((equation, mode, dtype), 1.0),
             )
 
@@ -125,6 +127,7 @@ def sweep() -> Iterator[Workload]:
             ),
             SWEPT[mode](einsum, equation, operands),
             {"torch.einsum": SWEPT[mode](torch.einsum, equation, operands)},
+            bytes=traffic(equation, operands) * (2 if mode == "backward" else 1),
         )
 
 
