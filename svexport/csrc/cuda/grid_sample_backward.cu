@@ -27,6 +27,13 @@ __device__ __forceinline__ void add_pair(float* p, float x, float y) {
 #endif
 }
 
+// *p += x atomically where it is to.
+__device__ __forceinline__ void add_if(float* p, float x, bool there) {
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p red.global.add.f32 [%0], %1;}" ::"l"(p), "f"(x),
+               "r"(static_cast<int>(there))
+               : "memory");
+}
+
 // Distances between the pixels of a dense image, `unit` elements from one pixel to the next.
 struct Dense {
   int stride[3];
@@ -63,9 +70,9 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     float gradient[3] = {};
     Point<TAPS> point;
-    if (sums && left.runs) {
+    if (left.runs) {
       wait_for_previous();
-      if (!left(n)) continue;
+      if (SUMS == kListSums ? lists.runs[n] == Lists::kDone : !left(n)) continue;
     }
     if (p < s.points) {
       point = locate<TAPS, PADDING>(s, n, p);
@@ -174,6 +181,230 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// ------------------------------------------- points close together: neighbours add up before they add to memory
+
+constexpr int kCloseAcross = 32, kCloseDown = 2;  // points of a tile: a lane takes a column
+
+// The image, of which n, channel c, pixel p lie at n * image + c * channel + p * pixel, and how the work is divided.
+template <class T>
+struct Close {
+  const T* input;
+  int64_t image, channel, pixel;
+  float* output;       // (N, C, pixels), contiguous
+  int shift;           // 1 << shift warps share the channels of a tile
+  int64_t step[3];     // from a channel of a warp to its next: of the image, the gradient and the output
+  int64_t row, below;  // from pixels and points to those below
+
+  __host__ __device__ static int tiles(const Space& s) {
+    const int across = s.across.d, down = s.points / across;
+    return ceil_div(across, kCloseAcross) * ceil_div(down, kCloseDown);
+  }
+};
+
+// Adds to the gradient of image n and writes that of its bilinear points; grad_grid: (N, points, 2), contiguous, or
+// null. What falls to the same pixel the points below each other and side by side add up first: one atomic is left of a
+// point instead of four, and L2 takes no more than 42 sectors a clock. All blocks of blockIdx.x together.
+template <class T, int PADDING>
+__device__ __forceinline__ void add_close(const Space& s, int n, const Close<T>& close, const Gradient<T>& grad,
+                                          const AnyFloat& grad_grid, int channels) {
+  // Of each corner whether it is inside, then whether the right ones belong to the next lane, whether the left ones
+  // come with those of the lane before, and whether the lower ones are the upper ones of the next point.
+  constexpr int kHands = 16, kTakes = 32, kCarries = 64, kBits = 7, kDown = kCloseDown;
+  static_assert(kDown * kBits <= 32);
+  __shared__ float partial[kDown][2][kThreads];
+  const int tile = kThreads >> close.shift, row = threadIdx.x & (tile - 1), parts = 1 << close.shift;
+  const int part = threadIdx.x / tile, lane = threadIdx.x % 32, width = s.size[0];
+  const int across = s.across.d, down = s.points / across, tiles_across = ceil_div(across, kCloseAcross);
+  const int blocks = ceil_div(Close<T>::tiles(s), tile / 32);
+  const int64_t pixels = static_cast<int64_t>(width) * s.size[1];
+  for (int block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const int index = block * (tile / 32) + row / 32, tile_y = index / tiles_across, y = tile_y * kDown;
+    const int x = (index - tile_y * tiles_across) * kCloseAcross + lane, first = y * across + x;
+    const auto valid = [&](int k) { return x < across && y + k < down; };
+    const auto point_at = [&](int k) { return valid(k) ? first + k * across : 0; };
+    int to[kDown], above[2], top = 0;
+    float position[kDown][2], sum[kDown][2] = {};  // of the point between its pixels; of its gradient
+    uint32_t flags = 0;
+    {
+      int at[kDown];
+#pragma unroll
+      for (int k = 0; k < kDown; ++k) at[k] = point_at(k);
+      float coordinate[kDown][3];
+      coordinates<2>(s, n, at, coordinate);
+#pragma unroll
+      for (int k = 0; k < kDown; ++k) {
+        Pixels<2> axis[2];
+        int corner[2];  // the upper left one; -2: no pixel is inside
+#pragma unroll
+        for (int a = 0; a < 2; ++a) {
+          axis[a] = ::svexport::pixels<2>(coordinate[k][a], a, 2, s, PADDING == kAnyPadding ? s.padding : PADDING);
+          corner[a] = valid(k) && (axis[a].index[0] & axis[a].index[1]) >= 0 ? axis[a].first : -2;
+          position[k][a] = axis[a].weight[1];
+        }
+        to[k] = corner[1] * width + corner[0];
+        uint32_t bits = 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (valid(k) && (axis[0].index[i % 2] | axis[1].index[i / 2]) >= 0) bits |= 1 << i;
+        }
+        const int right[2] = {__shfl_down_sync(~0u, corner[0], 1), __shfl_down_sync(~0u, corner[1], 1)};
+        const uint32_t hands = __ballot_sync(~0u, lane < 31 && right[0] == corner[0] + 1 && right[1] == corner[1]);
+        if (hands >> lane & 1) bits |= kHands;
+        if (hands << 1 >> lane & 1) bits |= kTakes;
+        flags |= bits << (k * kBits);
+        if (k == 0) {
+          top = corner[1];
+        } else if (above[0] == corner[0] && above[1] + 1 == corner[1]) {
+          flags |= kCarries << ((k - 1) * kBits);
+        }
+        above[0] = corner[0];
+        above[1] = corner[1];
+      }
+    }
+    const auto is = [&](int k, int bit) { return (flags & bit << (k * kBits)) != 0; };
+    uint32_t stored = 0;  // points of which some lane has to store the lower corners
+#pragma unroll
+    for (int k = 0; k < kDown; ++k) stored |= __any_sync(~0u, !is(k, kCarries)) ? 1 << k : 0;
+    const bool even =
+        stored == 1 << (kDown - 1) && __all_sync(~0u, valid(kDown - 1) && top >= 0 && top + kDown < s.size[1]);
+    const T* g_at = grad.data + n * grad.image + part * grad.channel + first * grad.point;
+    const T* source = close.input + n * close.image + part * close.channel;
+    float* target = close.output + (static_cast<int64_t>(n) * channels + part) * pixels;
+    // Two pixels of a row, the right one unless it belongs to the next lane.
+    const auto add = [&](float* pixel, float x, float y, bool takes, bool stores, bool stores_right) {
+      const float taken = __shfl_up_sync(~0u, y, 1);
+      if (takes) x += taken;
+      add_if(pixel, x, stores);
+      add_if(pixel + 1, y, stores_right);
+    };
+    const auto add_sums = [&](int k, float g, float left, float right, float lower_left, float lower_right) {
+      const float difference = (lower_right - lower_left) - (right - left);
+      sum[k][0] = fmaf(g, fmaf(position[k][1], difference, right - left), sum[k][0]);
+      sum[k][1] = fmaf(g, fmaf(position[k][0], difference, lower_left - left), sum[k][1]);
+    };
+    if (even) {
+      const bool inside[2] = {is(0, 1), is(0, 2)}, takes = is(0, kTakes), stores_right = inside[1] && !is(0, kHands);
+      const bool reads[2] = {inside[0] && grad_grid.data, inside[1] && grad_grid.data};
+      source += to[0] * close.pixel;
+      target += to[0];
+      T g_of[kDown], pixel_of[kDown + 1][2];
+      const auto fetch = [&](bool there) {
+#pragma unroll
+        for (int k = 0; k < kDown; ++k) g_of[k] = load_if<T, 1>(g_at + k * close.below, there).at[0];
+        const T* from = source;
+#pragma unroll
+        for (int k = 0; k <= kDown; ++k, from += close.row) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) pixel_of[k][i] = load_if<T, 1>(from + i * close.pixel, there && reads[i]).at[0];
+        }
+        source += close.step[0];
+        g_at += close.step[1];
+      };
+      fetch(true);
+#pragma unroll 1
+      for (int c = part; c < channels; c += parts) {
+        float g[kDown], pixel[kDown + 1][2];
+#pragma unroll
+        for (int k = 0; k < kDown; ++k) g[k] = to_float(g_of[k]);
+#pragma unroll
+        for (int k = 0; k <= kDown; ++k) pixel[k][0] = to_float(pixel_of[k][0]), pixel[k][1] = to_float(pixel_of[k][1]);
+        fetch(c + parts < channels);  // while these are added
+        float below[2] = {}, *to_row = target, one = 1;
+        asm volatile("" : "+f"(one));  // or the compiler keeps all differences to it
+#pragma unroll
+        for (int k = 0; k < kDown; ++k, to_row += width) {
+          add_sums(k, g[k], pixel[k][0], pixel[k][1], pixel[k + 1][0], pixel[k + 1][1]);
+          const float left = one - position[k][0], right = position[k][0];
+          const float upper = g[k] * (one - position[k][1]), lower = g[k] * position[k][1];
+          add(to_row, fmaf(upper, left, below[0]), fmaf(upper, right, below[1]), takes, inside[0], stores_right);
+          below[0] = lower * left;
+          below[1] = lower * right;
+        }
+        add(to_row, below[0], below[1], takes, inside[0], stores_right);
+        target += close.step[2];
+      }
+    } else {
+#pragma unroll 1
+      for (int c = part; c < channels; c += parts) {
+        float below[2] = {}, g[kDown], pixel[kDown][4];
+#pragma unroll
+        for (int k = 0; k < kDown; ++k) g[k] = to_float(load_if<T, 1>(g_at + k * close.below, valid(k)).at[0]);
+#pragma unroll
+        for (int k = 0; k < kDown; ++k) {
+          const T* const corner = source + to[k] * close.pixel;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const T* const from = corner + (i % 2 + i / 2 * width) * close.pixel;
+            const bool known = i < 2 && k > 0 && is(k - 1, kCarries);
+            pixel[k][i] = to_float(load_if<T, 1>(from, is(k, 1 << i) && !known && grad_grid.data).at[0]);
+          }
+        }
+#pragma unroll
+        for (int k = 0; k < kDown; ++k) {
+          if (k > 0 && is(k - 1, kCarries)) pixel[k][0] = pixel[k - 1][2], pixel[k][1] = pixel[k - 1][3];
+          add_sums(k, g[k], pixel[k][0], pixel[k][1], pixel[k][2], pixel[k][3]);
+          const float upper = g[k] * (1 - position[k][1]), lower = g[k] * position[k][1];
+          float* const corner = target + to[k];
+          const bool carries = is(k, kCarries), takes = is(k, kTakes), hands = is(k, kHands);
+          add(corner, fmaf(upper, 1 - position[k][0], below[0]), fmaf(upper, position[k][0], below[1]), takes, is(k, 1),
+              is(k, 2) && !hands);
+          below[0] = lower * (1 - position[k][0]);
+          below[1] = lower * position[k][0];
+          if (stored >> k & 1) {
+            const float taken = __shfl_up_sync(~0u, carries ? 0.0f : below[1], 1);
+            if (takes) below[0] += taken;
+            add_if(corner + width, below[0], is(k, 4) && !carries);
+            add_if(corner + width + 1, below[1], is(k, 8) && !carries && !hands);
+            if (!carries) below[0] = below[1] = 0;
+          }
+        }
+        source += close.step[0];
+        g_at += close.step[1];
+        target += close.step[2];
+      }
+    }
+    if (grad_grid.data == nullptr) continue;
+#pragma unroll
+    for (int k = 0; k < kDown; ++k) {
+      const auto slope = [&](int a) {
+        return PADDING == kZeros ? s.slope[a] : locate<4, PADDING>(s, n, point_at(k)).axis[a].slope[1];
+      };
+#pragma unroll
+      for (int a = 0; a < 2; ++a) {
+        const float gradient = slope(a) * sum[k][a];
+        if (parts > 1) {
+          partial[k][a][threadIdx.x] = gradient;
+        } else if (valid(k)) {
+          grad_grid.set((static_cast<int64_t>(n) * s.points + point_at(k)) * 2 + a, gradient);
+        }
+      }
+    }
+    if (parts == 1) continue;
+    __syncthreads();
+    for (int i = part; i < kDown * 2; i += parts) {
+      const int k = i / 2, a = i % 2;
+      if (!valid(k)) continue;
+      float gradient = 0;
+      for (int j = 0; j < parts; ++j) gradient += partial[k][a][row + j * tile];
+      grad_grid.set((static_cast<int64_t>(n) * s.points + point_at(k)) * 2 + a, gradient);
+    }
+    __syncthreads();
+  }
+}
+
+// Images that are done, and if there is no other kernel for them those that are left.
+template <class T, int PADDING>
+__global__ void __launch_bounds__(kThreads, 4)
+    close_kernel(Space s, Close<T> close, Gradient<T> grad, AnyFloat grad_grid, int batch, int channels, Left left,
+                 bool also_left) {
+  start_next();
+  wait_for_previous();
+  for (int n = blockIdx.z; n < batch; n += gridDim.z) {
+    if (left.runs[n] == Lists::kDone || (also_left && left(n)))
+      add_close<T, PADDING>(s, n, close, grad, grad_grid, channels);
+  }
+}
+
 // ------------------------------------------------------------- channels-last image and sums: 16 bytes of a point each
 
 // Blocks of 256 >> shift points x images, (16 bytes << shift) of channels at a time. input: (N, pixels, C) with C
@@ -182,7 +413,7 @@ template <class T, int TAPS, int PADDING>
 __global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
     vector_kernel(Space s, Dense dense, const T* __restrict__ input, int64_t image, Gradient<T> grad,
                   float* __restrict__ sums, AnyFloat grad_grid, int batch, int channels, int64_t pixels, int shift,
-                  int width, Left left, bool only_left) {
+                  int width, Left left, Left images) {
   constexpr int V = 16 / sizeof(T);
   __shared__ uint4 tile[kThreads];  // points x granules of the gradient
   const int lanes = 1 << shift, rows = kThreads >> shift, lane = threadIdx.x & (lanes - 1), row = threadIdx.x >> shift;
@@ -190,7 +421,7 @@ __global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
   start_next();
   wait_for_previous();
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
-    if (only_left && !left(n)) continue;
+    if (!images(n)) continue;
     const bool add = sums && left(n);
     uint32_t at = blockIdx.x * rows;
     do {
@@ -493,23 +724,23 @@ __global__ void __launch_bounds__(kTileThreads)
   });
 }
 
-// Images of `size` floats each, 4 at a time where aligned.
+// The threads of all blockIdx.x together, 16 bytes at a time.
+__device__ __forceinline__ void clear(float* to, int64_t size) {
+  const int64_t head = std::min<int64_t>(size, (16 - reinterpret_cast<uintptr_t>(to) % 16) % 16 / 4);
+  const int64_t i = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x,
+                step = gridDim.x * static_cast<int64_t>(kThreads);
+  if (i < head) to[i] = 0;
+  to += head;
+  size -= head;
+  for (int64_t j = i; j < size / 4; j += step) store(to + 4 * j, Vec<float, 4>{});
+  if (i < size % 4) to[size / 4 * 4 + i] = 0;
+}
+
+// Images of `size` floats each.
 __global__ void __launch_bounds__(kThreads) zero_kernel(float* __restrict__ to, int batch, int64_t size, Left left) {
   start_next();
   wait_for_previous();
-  each_left(batch, left, [&](int first, int count) {
-    float* from = to + first * size;
-    const int64_t n = count * size;
-    const bool aligned = reinterpret_cast<uintptr_t>(from) % 16 == 0;
-    for (int64_t i = (blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x) * 4; i < n;
-         i += static_cast<int64_t>(gridDim.x) * kThreads * 4) {
-      if (aligned && i + 4 <= n) {
-        store(from + i, Vec<float, 4>{});
-      } else {
-        for (int64_t j = i; j < n && j < i + 4; ++j) from[j] = 0;
-      }
-    }
-  });
+  each_left(batch, left, [&](int first, int count) { clear(to + first * size, count * size); });
 }
 
 template <class T>
@@ -539,6 +770,46 @@ __global__ void __launch_bounds__(kThreads)
   to[i] = from_float<T>(pair[1] + pair[2]);
 }
 
+// Distances in pixels, along columns and rows, of points that follow each other where they are close together.
+struct Choice {
+  float narrow, wide, tilted;
+};
+
+// Finds the choice from a sample, so that all blocks find the same without a word, and makes ready what the kernels
+// after it need: runs; of images that are close together a cleared output, of others a copy in channels-last, if
+// wanted, and cleared sums, or if there are lists cleared counters. Blocks of whatever x images.
+template <class T>
+__global__ void __launch_bounds__(kTileThreads)
+    choose_kernel(Space s, Choice choice, Lists lists, bool listed, Close<T> close, T* __restrict__ copy, int width,
+                  float* __restrict__ sums, int batch, int channels) {
+  constexpr int kSamples = kTileThreads;
+  start_next();
+  const int pixels = s.size[0] * s.size[1];
+  const int64_t size = static_cast<int64_t>(channels) * pixels,
+                count = static_cast<int64_t>(lists.tiles) * Lists::kApart;
+  for (int n = blockIdx.y; n < batch; n += gridDim.y) {
+    const int i = threadIdx.x, p = min(i * (s.points / kSamples) + i, s.points - 2);
+    float x[2][3], distance[2];
+    coordinates<2>(s, n, {p, p + 1}, x);
+#pragma unroll
+    for (int a = 0; a < 2; ++a) distance[a] = fabsf(x[1][a] - x[0][a]) * (s.padding == kPixels ? 1.0f : s.slope[a]);
+    const bool near = distance[0] > choice.narrow && distance[0] < choice.wide && distance[1] < choice.tilted;
+    const bool done = 4 * __syncthreads_count(near) >= 3 * kSamples;
+    if (blockIdx.x == 0 && threadIdx.x == 0) lists.runs[n] = done ? Lists::kDone : listed ? 0 : Lists::kFull;
+    if (done) {
+      clear(close.output + n * size, size);
+    } else if (!listed) {
+      clear(sums + n * size, size);
+      if (copy) {
+        to_channels_last(close.input + n * close.image, close.image, close.channel, copy + n * size, 1, channels,
+                         pixels, width);
+      }
+    } else {
+      clear(reinterpret_cast<float*>(lists.counts) + n * count, count);
+    }
+  }
+}
+
 // ------------------------------------------------------------------------------------------------------ the choice
 
 int64_t pixels_of(const Tensor& input) {
@@ -549,6 +820,12 @@ int64_t pixels_of(const Tensor& input) {
 
 size_t padded(size_t bytes) { return ceil_div<size_t>(bytes, 256) * 256; }
 
+// Whether there are so many tiles of points that box_kernel fills the device; by measurement fewer do in float32.
+bool many_tiles(int64_t across, int64_t down, int64_t batch, int64_t item) {
+  return across >= 16 && ceil_div<int64_t>(across, kTileAcross) * ceil_div<int64_t>(down, kTileDown) * batch >=
+                             8 / item * of_device(cudaDevAttrMultiProcessorCount);
+}
+
 // How the gradients are computed, and in how much memory. What is said of bilinear points is not done in other modes.
 struct Plan {
   bool plane;   // the image's by plane_kernel,
@@ -556,6 +833,7 @@ struct Plan {
   bool vector;  // the others by vector_kernel, else by direct_kernel,
   bool pairs;   // of bilinear points with sums of pairs of pixels
   bool copied;  // the image transposed to channels-last first
+  bool close;   // but for images whose points are close together: those by add_close
   int tile;
   Lists lists;
   size_t sums = 0, list = 0, copy = 0;  // bytes
@@ -570,7 +848,8 @@ struct Plan {
             batch * channels * ceil_div<int64_t>(pixels, tile) < INT32_MAX;
     const bool last = input.strides[1] == 1 && input.aligned(1, 16);
     int64_t pixel = 1;
-    const bool dense = Space::evenly_spaced(input, 2, input.rank - 1, pixel) && pixel == 1 && 2 * points >= pixels;
+    const bool even = Space::evenly_spaced(input, 2, input.rank - 1, pixel);
+    const bool dense = even && pixel == 1 && 2 * points >= pixels;
     const bool large = batch * points * channels >= (1 << 19);  // worth three or four kernels
     vector = channels % v == 0 && channels > 4 && pixels * channels < INT32_MAX &&
              (large ? last || dense : last && !input_gradient);
@@ -580,7 +859,20 @@ struct Plan {
              (batch * points * channels >= (1 << 23) || batch * pixels * channels >= (1 << 22));
     pairs = input_gradient && !plane && !vector && !listed && 2 * points >= pixels && input.item_size() == 2 &&
             input.numel() >= (1 << 17) && input.numel() <= (1 << 20);
-    if (listed) list = padded(lists.bytes(batch));
+    close = input.rank == 4 && input.item_size() == 4 && input_gradient && !plane && even && grid.sizes[2] >= 32 &&
+            grid.sizes[1] >= kCloseDown && batch * points * channels >= (1 << 21);
+    if (vector) {  // with few tiles what scatters is added up no slower than by lists, with many box_kernel has its
+                   // share
+      close = close && !last && !(listed && many_tiles(grid.sizes[2], grid.sizes[1], batch, 4));
+      listed = listed && !close;
+    } else {  // sums that the second cache does not hold are written once, by lists
+      close = close && listed && channels <= 4 && input.numel() <= (1 << 23);
+    }
+    if (listed) {
+      list = padded(lists.bytes(batch));
+    } else if (close) {
+      list = padded(batch * sizeof(int));
+    }
     if (pairs) {
       sums = padded(2 * (input.numel() + input.numel() / input.sizes[input.rank - 1]) * sizeof(float));
     } else if (input_gradient && (vector || input.dtype != DType::kFloat32)) {
@@ -618,14 +910,6 @@ cudaError_t launch_owner(const Space& s, const Lists& lists, const Gradient<T>& 
   return with(std::integral_constant<int, 4>());
 }
 
-// Whether there are so many tiles of points that box_kernel fills the device; by measurement fewer do in float32.
-template <class T>
-bool many_tiles(const Space& s, int batch) {
-  const int across = s.across.d, down = s.points / across;
-  return across >= 16 && static_cast<int64_t>(ceil_div(across, kTileAcross)) * ceil_div(down, kTileDown) * batch >=
-                             static_cast<int>(8 / sizeof(T)) * of_device(cudaDevAttrMultiProcessorCount);
-}
-
 // The gradient of points in images in NCHW that are not left.
 template <class T, int PADDING>
 cudaError_t launch_boxes(const Tensor& input, const Space& s, const Gradient<T>& gradient, const Tensor& grad_grid,
@@ -635,9 +919,10 @@ cudaError_t launch_boxes(const Tensor& input, const Space& s, const Gradient<T>&
   const int64_t image = input.strides[0], channel = input.strides[1];
   const T* data = static_cast<const T*>(input.data);
   const int64_t plane = static_cast<int64_t>(s.size[0]) * s.size[1];
-  const bool copied = gradient.point == 1 &&
-                      (reinterpret_cast<uintptr_t>(gradient.data) | gradient.image * sizeof(T) |
-                       gradient.channel * sizeof(T) | across * sizeof(T)) % 16 == 0;
+  const bool copied = gradient.point == 1 && (reinterpret_cast<uintptr_t>(gradient.data) | gradient.image * sizeof(T) |
+                                              gradient.channel * sizeof(T) | across * sizeof(T)) %
+                                                     16 ==
+                                                 0;
   const auto kernel = box_kernel<T, PADDING>;
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBoxMemory);
   if (status != cudaSuccess) return status;
@@ -668,14 +953,17 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
   const int64_t n = input.numel(), size = static_cast<int64_t>(channels) * pixels;
   const int64_t plane_sums = pairs ? 2 * (static_cast<int64_t>(pixels) + pixels / s.size[0]) : pixels;
   const int64_t cleared = plane_sums * batch * channels;
+  const bool chosen =
+      add && plan.close && TAPS == 4 && sizeof(T) == 4 && (listed || plan.vector);  // how, on the device
+  const bool deferred = listed || chosen;                          // until then: kernels may find nothing to do
   const bool short_chain = add && !plan.vector && n <= (1 << 20);  // of kernels that overlap
   Lists lists = plan.lists;
   Left left;
 
   int shift = 0;  // more threads for each point where there are few points, or many channels
   while (shift < 5 && (2 << shift) <= channels &&
-         ((16 << shift) <= channels ||
-          static_cast<int64_t>(ceil_div(s.points, kThreads >> shift)) * batch < (TAPS == 8 || channels <= 4 ? 128 : 512))) {
+         ((16 << shift) <= channels || static_cast<int64_t>(ceil_div(s.points, kThreads >> shift)) * batch <
+                                           (TAPS == 8 || channels <= 4 ? 128 : 512))) {
     ++shift;
   }
   // Behind another kernel it may begin early: nothing else writes what it reads before it waits.
@@ -697,13 +985,59 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
                                : choose(std::integral_constant<int, kAnyPadding>());
   };
 
-  const bool boxes = listed && plan.copied && many_tiles<T>(s, batch);
+  const int few = 4 * of_device(cudaDevAttrMultiProcessorCount);  // blocks, where most often there is nothing to do
+  T* const copy = plan.copied ? reinterpret_cast<T*>(static_cast<char*>(workspace) + plan.sums + plan.list) : nullptr;
+  if (deferred) lists.in(static_cast<char*>(workspace) + plan.sums, listed ? batch : 0);
+  const auto close_images = [&](const Close<T>& close) {
+    if constexpr (TAPS == 4 && sizeof(T) == 4) {
+      const int blocks = ceil_div(Close<T>::tiles(s), kThreads / 32 >> close.shift);
+      const auto with = [&](auto kernel) {
+        return launch(kernel, dim3(std::min(blocks, few), 1, images), kThreads, 0, stream, true, s, close, gradient,
+                      AnyFloat(grad_grid), batch, channels, left, !plan.vector);
+      };
+      return s.padding == kZeros ? with(close_kernel<T, kZeros>) : with(close_kernel<T, kAnyPadding>);
+    }
+    return cudaErrorNotSupported;
+  };
+  Close<T> close{};
+  if constexpr (TAPS == 4 && sizeof(T) == 4) {
+    if (chosen) {
+      close.input = data;
+      close.image = image;
+      close.channel = input.strides[1];
+      close.pixel = 1;
+      Space::evenly_spaced(input, 2, input.rank - 1, close.pixel);
+      close.output = output;
+      const int64_t all = static_cast<int64_t>(Close<T>::tiles(s)) * batch;
+      while (1 << close.shift < kThreads / 32 && (2 << close.shift) <= channels &&
+             all << close.shift < 32 * of_device(cudaDevAttrMultiProcessorCount)) {
+        ++close.shift;
+      }
+      const int64_t parts = 1 << close.shift;
+      close.step[0] = parts * close.channel;
+      close.step[1] = parts * gradient.channel;
+      close.step[2] = parts * pixels;
+      close.row = s.size[0] * close.pixel;
+      close.below = s.across.d * point;
+      const Choice choice{0.5f, 1.5f, channels < 32 ? 0.2f : 0.1f};
+      choose_kernel<T><<<dim3(std::max<unsigned>(1, few / images), images), kTileThreads, 0, stream>>>(
+          s, choice, lists, listed, close, copy, pixel_width<T>(data, image, input.strides[1]), sums, batch, channels);
+      left = {lists.runs, lists.most};
+      if (plan.vector) {
+        const cudaError_t status = close_images(close);
+        if (status != cudaSuccess) return status;
+      }
+    }
+  }
+  const bool boxes = listed && plan.copied && many_tiles(s.across.d, s.points / s.across.d, batch, sizeof(T));
   if constexpr (TAPS == 4) {
     const auto with_lists = [&](auto padding) {
       constexpr int PADDING = padding.value;
       const int64_t counters = lists.counters(batch);
-      zero_kernel<<<limited(ceil_div<int64_t>(counters, 4 * kThreads)), kThreads, 0, stream>>>(
-          reinterpret_cast<float*>(lists.counts), 1, counters, Left());
+      if (!chosen) {
+        zero_kernel<<<limited(ceil_div<int64_t>(counters, 4 * kThreads)), kThreads, 0, stream>>>(
+            reinterpret_cast<float*>(lists.counts), 1, counters, Left());
+      }
       cudaError_t status;
       if (plan.vector || !grad_grid.data) {
         status = launch(list_kernel<PADDING>, dim3(ceil_div(s.points, kListThreads), 1, images), kListThreads, 0,
@@ -718,22 +1052,20 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
       return launch_boxes<T, PADDING>(input, s, gradient, grad_grid, left, stream);
     };
     if (listed) {
-      lists.in(static_cast<char*>(workspace) + plan.sums, batch);
       const cudaError_t status = s.padding == kZeros ? with_lists(std::integral_constant<int, kZeros>())
                                                      : with_lists(std::integral_constant<int, kAnyPadding>());
       if (status != cudaSuccess) return status;
     }
   }
-  const int few = 4 * of_device(cudaDevAttrMultiProcessorCount);  // blocks: most often there is nothing to do
   const auto blocks_of = [&](int64_t work) {
-    return listed ? dim3(static_cast<unsigned>(work < few ? work : few), images) : dim3(limited(work));
+    return deferred ? dim3(static_cast<unsigned>(work < few ? work : few), images) : dim3(limited(work));
   };
   if (listed || short_chain) {
     const cudaError_t status =
         launch(zero_kernel, blocks_of(ceil_div<int64_t>(listed ? size : cleared, 4 * kThreads)), kThreads, 0, stream,
                listed, sums, listed ? batch : 1, listed ? size : cleared, left);
     if (status != cudaSuccess) return status;
-  } else if (ordered || add) {
+  } else if (ordered || (add && !chosen)) {
     const cudaError_t status = cudaMemsetAsync(sums, 0, n * sizeof(float), stream);
     if (status != cudaSuccess) return status;
   }
@@ -752,34 +1084,38 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
     if (channels == 1) return cudaGetLastError();
   }
   if (plan.vector && (add || grad_grid.data)) {
-    if (plan.copied) {
-      T* copy = reinterpret_cast<T*>(static_cast<char*>(workspace) + plan.sums + plan.list);
-      const cudaError_t status =
-          launch(to_channels_last_kernel<T>, boxes ? blocks_of(tiles) : dim3(limited(tiles)), kTileThreads, 0, stream,
-                 listed, data, image, input.strides[1], copy, batch, channels, pixels,
-                 pixel_width<T>(data, image, input.strides[1]), boxes ? left : Left());
-      if (status != cudaSuccess) return status;
+    const Left rest =
+        deferred && (chosen || boxes || !grad_grid.data) ? left : Left();  // not by box_kernel, nor listed
+    if (copy) {
+      if (!chosen) {
+        const cudaError_t status =
+            launch(to_channels_last_kernel<T>, rest.runs ? blocks_of(tiles) : dim3(limited(tiles)), kTileThreads, 0,
+                   stream, deferred, data, image, input.strides[1], copy, batch, channels, pixels,
+                   pixel_width<T>(data, image, input.strides[1]), rest);
+        if (status != cudaSuccess) return status;
+      }
       data = copy;
       image = static_cast<int64_t>(pixels) * channels;
       for (int a = 0; a < 3; ++a) s.stride[a] = Dense(s, channels).stride[a];
     }
     shift = 0;
     while (shift < 3 && (V << shift) < channels) ++shift;
-    const bool last = grad.strides[1] == 1 && (reinterpret_cast<uintptr_t>(grad.data) | point * sizeof(T) |
-                                               grad.strides[0] * sizeof(T)) % 16 == 0;
+    const bool last =
+        grad.strides[1] == 1 &&
+        (reinterpret_cast<uintptr_t>(grad.data) | point * sizeof(T) | grad.strides[0] * sizeof(T)) % 16 == 0;
     const int width = last ? 0 : point == 1 ? pixel_width<T>(grad.data, grad.strides[0], grad.strides[1], 4) : 1;
-    const auto kernel =
-        s.padding == kUsual ? vector_kernel<T, TAPS, kUsual> : vector_kernel<T, TAPS, kAnyPadding>;
-    const bool only_left = listed && (boxes || !grad_grid.data);
+    const auto kernel = s.padding == kUsual ? vector_kernel<T, TAPS, kUsual> : vector_kernel<T, TAPS, kAnyPadding>;
     const int blocks = ceil_div(s.points, kThreads >> shift);
-    cudaError_t status = launch(kernel, dim3(only_left && few < blocks ? few : blocks, 1, images), kThreads, 0, stream,
-                                listed, s, Dense(s, channels), data, image, gradient, add ? sums : nullptr,
-                                AnyFloat(grad_grid), batch, channels, pixels, shift, width, left, only_left);
+    cudaError_t status = launch(kernel, dim3(rest.runs && few < blocks ? few : blocks, 1, images), kThreads, 0, stream,
+                                deferred, s, Dense(s, channels), data, image, gradient, add ? sums : nullptr,
+                                AnyFloat(grad_grid), batch, channels, pixels, shift, width, left, rest);
     if (status != cudaSuccess) return status;
     if (add) {
-      return launch(from_channels_last_kernel<T>, blocks_of(tiles), kTileThreads, 0, stream, listed, sums, output,
+      return launch(from_channels_last_kernel<T>, blocks_of(tiles), kTileThreads, 0, stream, deferred, sums, output,
                     batch, channels, pixels, pixel_width<T>(output, pixels, pixels), left);
     }
+  } else if (chosen) {
+    return close_images(close);
   } else if (add || grad_grid.data) {
     const AnyFloat others(listed ? Tensor{} : grad_grid);
     float* to = add ? sums : nullptr;

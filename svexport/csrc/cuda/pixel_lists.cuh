@@ -22,10 +22,11 @@ struct Lists {
   int length;   // of a list, at most
   int most;     // runs of an image whose points lie close together
   int* counts;  // (N, tiles, kApart): points that have pixels in a tile, one number in each line of the cache
-  int* runs;    // (N): how often points that follow each other are in different tiles; kFull: a list was too short
+  int* runs;    // (N): how often points that follow each other are in different tiles; kFull: a list was too short;
+                // kDone: the image needs no lists
   int* points;  // (N, tiles, length)
 
-  static constexpr int kFull = 1 << 30, kApart = 32;
+  static constexpr int kFull = 1 << 30, kDone = -1, kApart = 32;
 
   // Of an image of width x height pixels. Unless `scattered` lists will do, those whose points lie far apart are left.
   Lists(int width, int height, int64_t points, bool scattered) {
@@ -115,6 +116,7 @@ __global__ void __launch_bounds__(kListThreads) list_kernel(Space s, Lists lists
     Point<4> point;
     if (p < s.points) point = locate<4, PADDING>(s, n, p);
     wait_for_previous();
+    if (lists.runs[n] == Lists::kDone) continue;
     list(s, lists, n, p, point);
   }
 }
@@ -153,7 +155,7 @@ __global__ void __launch_bounds__(kOwnerThreads, W == 8 ? 3 : 4)
   const int64_t pixels = static_cast<int64_t>(s.size[0]) * s.size[1];
   wait_for_previous();
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
-    if (lists.runs[n] > lists.most) continue;
+    if (lists.runs[n] > lists.most || lists.runs[n] == Lists::kDone) continue;
     const int64_t index = static_cast<int64_t>(n) * lists.tiles + blockIdx.x;
     const int count = lists.counts[index * Lists::kApart];
     __syncthreads();
