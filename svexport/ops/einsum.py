@@ -361,7 +361,7 @@ class _Planner:
         y = self.matrix(y, gemm.batch, gemm.inner, gemm.columns)
         summed = tuple(i for i, label in enumerate(gemm.batch) if label not in kept)
         batch = ((label,) for label in gemm.batch if label in kept)
-        swapped = bool(output and gemm.rows and gemm.columns) and output[-1] == gemm.rows[-1]
+        swapped = bool(gemm.columns) and (output or ())[-1:] == gemm.rows[-1:] != ()
         return self.add(MatMul(x.index, y.index, summed, swapped), (*batch, gemm.rows, gemm.columns))
 
     def matrix(self, value: _Value, batch: Labels, rows: Labels, columns: Labels) -> _Value:
@@ -763,7 +763,7 @@ def _mixes(small: Labels, large: Sequence[Labels], sizes: Sequence[int], item_si
         and all(_size(own, sizes) in _CHANNELS for own in channels)
         and positions >= _POSITIONS
         and _size(large[1], sizes) * item_size >= _MIXED
-        and (item_size > 2 or positions % 8)  # half types are as fast in torch where rows lie at 16 bytes
+        and (item_size > 2 or positions % 8 != 0)  # half types are as fast in torch where rows lie at 16 bytes
     )
 
 
