@@ -726,7 +726,7 @@ __global__ void __launch_bounds__(kTileThreads)
 
 // The threads of all blockIdx.x together, 16 bytes at a time.
 __device__ __forceinline__ void clear(float* to, int64_t size) {
-  const int64_t head = std::min<int64_t>(size, (16 - reinterpret_cast<uintptr_t>(to) % 16) % 16 / 4);
+  const int64_t before = (16 - reinterpret_cast<uintptr_t>(to) % 16) % 16 / 4, head = before < size ? before : size;
   const int64_t i = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x,
                 step = gridDim.x * static_cast<int64_t>(kThreads);
   if (i < head) to[i] = 0;
