@@ -7,7 +7,7 @@ The four equations of skeleton and attention networks at their sizes; with a sma
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 
@@ -35,9 +35,24 @@ def backward(function: Callable[..., Tensor], equation: str, operands: list[Tens
     return lambda: torch.autograd.grad(function(equation, *leaves), leaves, gradient)
 
 
-def traffic(equation: str, operands: list[Tensor]) -> int:
-    """Bytes of the operands and the output."""
-    return sum(x.nbytes for x in (*operands, torch.einsum(equation, *operands)))
+def workload(
+    name: str,
+    mode: Callable[..., Callable[[], object]],
+    equation: str,
+    sizes: Sequence[tuple[int, ...]],
+    dtype: torch.dtype,
+    goal: float | None = None,
+) -> Workload:
+    """Of what ``mode`` makes of an equation on random operands; ``sizes``: of these."""
+    operands = [torch.randn(shape, device="cuda", dtype=dtype) for shape in sizes]
+    traffic = sum(x.nbytes for x in (*operands, torch.einsum(equation, *operands)))
+    return Workload(
+        f"einsum {name} {str(dtype).removeprefix('torch.')}",
+        mode(einsum, equation, operands),
+        {"torch.einsum": mode(torch.einsum, equation, operands)},
+        bytes=traffic * (2 if mode is backward else 1),
+        goal=goal,
+    )
 
 
 GPU_BATCH = 64  # of the first three
@@ -49,15 +64,9 @@ def workloads() -> Iterator[Workload]:
         if equation.startswith("n"):
             first = (GPU_BATCH, *first[1:])
         for dtype, mode in product((torch.float32, torch.float16), (forward, backward)):
-            operands = [torch.randn(shape, device="cuda", dtype=dtype) for shape in (first, second)]
-            sides = {f: mode(f, equation, operands) for f in (einsum, torch.einsum)}
-            yield Workload(
-                f"einsum {mode.__name__} {equation} {'x'.join(map(str, first))} {str(dtype).removeprefix('torch.')}",
-                sides[einsum],
-                {"torch.einsum": sides[torch.einsum]},
-                bytes=traffic(equation, operands) * (1 if mode is forward else 2),
-                goal=GOALS.get((equation, mode, dtype), 1.0),
-            )
+            name = f"{mode.__name__} {equation} {'x'.join(map(str, first))}"
+            goal = GOALS.get((equation, mode, dtype), 1.0)
+            yield workload(name, mode, equation, (first, second), dtype, goal)
 
 
 def gradient(
@@ -120,15 +129,8 @@ def sweep() -> Iterator[Workload]:
         shapes.append(("nctw,cd->ndtw", (n, c, t, v), (c, c if c > 128 else 2 * c)))
     shapes += [("bhnm,bdhm->bdhn", (b, h, n, n), (b, d, h, n)) for b, h, n, d in ATTENTION]
     for (equation, *sizes), dtype, mode in product(shapes, (torch.float32, torch.float16, torch.bfloat16), SWEPT):
-        operands = [torch.randn(shape, device="cuda", dtype=dtype) for shape in sizes]
-        yield Workload(
-            f"einsum {mode} {equation} {' '.join('x'.join(map(str, shape)) for shape in sizes)} {dtype}".replace(
-                "torch.", ""
-            ),
-            SWEPT[mode](einsum, equation, operands),
-            {"torch.einsum": SWEPT[mode](torch.einsum, equation, operands)},
-            bytes=traffic(equation, operands) * (2 if mode == "backward" else 1),
-        )
+        name = f"{mode} {equation} {' '.join('x'.join(map(str, shape)) for shape in sizes)}"
+        yield workload(name, SWEPT[mode], equation, sizes, dtype)
 
 
 def main() -> None:

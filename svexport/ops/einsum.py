@@ -361,7 +361,8 @@ class _Planner:
         y = self.matrix(y, gemm.batch, gemm.inner, gemm.columns)
         summed = tuple(i for i, label in enumerate(gemm.batch) if label not in kept)
         batch = ((label,) for label in gemm.batch if label in kept)
-        swapped = bool(gemm.columns) and (output or ())[-1:] == gemm.rows[-1:] != ()
+        innermost = output[-1:] if output and gemm.columns else ()
+        swapped = bool(innermost) and innermost == gemm.rows[-1:]
         return self.add(MatMul(x.index, y.index, summed, swapped), (*batch, gemm.rows, gemm.columns))
 
     def matrix(self, value: _Value, batch: Labels, rows: Labels, columns: Labels) -> _Value:

@@ -400,8 +400,8 @@ __global__ void __launch_bounds__(kThreads, 4)
   start_next();
   wait_for_previous();
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
-    if (left.runs[n] == Lists::kDone || (also_left && left(n)))
-      add_close<T, PADDING>(s, n, close, grad, grad_grid, channels);
+    if (left.runs[n] != Lists::kDone && !(also_left && left(n))) continue;
+    add_close<T, PADDING>(s, n, close, grad, grad_grid, channels);
   }
 }
 
@@ -783,6 +783,7 @@ __global__ void __launch_bounds__(kTileThreads)
     choose_kernel(Space s, Choice choice, Lists lists, bool listed, Close<T> close, T* __restrict__ copy, int width,
                   float* __restrict__ sums, int batch, int channels) {
   constexpr int kSamples = kTileThreads;
+  static_assert(kTileThreads == kThreads, "of clear");
   start_next();
   const int pixels = s.size[0] * s.size[1];
   const int64_t size = static_cast<int64_t>(channels) * pixels,
@@ -861,8 +862,8 @@ struct Plan {
             input.numel() >= (1 << 17) && input.numel() <= (1 << 20);
     close = input.rank == 4 && input.item_size() == 4 && input_gradient && !plane && even && grid.sizes[2] >= 32 &&
             grid.sizes[1] >= kCloseDown && batch * points * channels >= (1 << 21);
-    if (vector) {  // with few tiles what scatters is added up no slower than by lists, with many box_kernel has its
-                   // share
+    // With few tiles what scatters is added up no slower than by lists, with many box_kernel has its share.
+    if (vector) {
       close = close && !last && !(listed && many_tiles(grid.sizes[2], grid.sizes[1], batch, 4));
       listed = listed && !close;
     } else {  // sums that the second cache does not hold are written once, by lists
@@ -919,10 +920,9 @@ cudaError_t launch_boxes(const Tensor& input, const Space& s, const Gradient<T>&
   const int64_t image = input.strides[0], channel = input.strides[1];
   const T* data = static_cast<const T*>(input.data);
   const int64_t plane = static_cast<int64_t>(s.size[0]) * s.size[1];
-  const bool copied = gradient.point == 1 && (reinterpret_cast<uintptr_t>(gradient.data) | gradient.image * sizeof(T) |
-                                              gradient.channel * sizeof(T) | across * sizeof(T)) %
-                                                     16 ==
-                                                 0;
+  const bool copied = gradient.point == 1 &&
+                      (reinterpret_cast<uintptr_t>(gradient.data) | gradient.image * sizeof(T) |
+                       gradient.channel * sizeof(T) | across * sizeof(T)) % 16 == 0;
   const auto kernel = box_kernel<T, PADDING>;
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBoxMemory);
   if (status != cudaSuccess) return status;
@@ -962,8 +962,8 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
 
   int shift = 0;  // more threads for each point where there are few points, or many channels
   while (shift < 5 && (2 << shift) <= channels &&
-         ((16 << shift) <= channels || static_cast<int64_t>(ceil_div(s.points, kThreads >> shift)) * batch <
-                                           (TAPS == 8 || channels <= 4 ? 128 : 512))) {
+         ((16 << shift) <= channels ||
+          static_cast<int64_t>(ceil_div(s.points, kThreads >> shift)) * batch < (TAPS == 8 || channels <= 4 ? 128 : 512))) {
     ++shift;
   }
   // Behind another kernel it may begin early: nothing else writes what it reads before it waits.
@@ -1100,9 +1100,8 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
     }
     shift = 0;
     while (shift < 3 && (V << shift) < channels) ++shift;
-    const bool last =
-        grad.strides[1] == 1 &&
-        (reinterpret_cast<uintptr_t>(grad.data) | point * sizeof(T) | grad.strides[0] * sizeof(T)) % 16 == 0;
+    const bool last = grad.strides[1] == 1 && (reinterpret_cast<uintptr_t>(grad.data) | point * sizeof(T) |
+                                               grad.strides[0] * sizeof(T)) % 16 == 0;
     const int width = last ? 0 : point == 1 ? pixel_width<T>(grad.data, grad.strides[0], grad.strides[1], 4) : 1;
     const auto kernel = s.padding == kUsual ? vector_kernel<T, TAPS, kUsual> : vector_kernel<T, TAPS, kAnyPadding>;
     const int blocks = ceil_div(s.points, kThreads >> shift);

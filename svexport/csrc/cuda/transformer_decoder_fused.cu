@@ -11,7 +11,8 @@
 // resident (a cooperative launch) there is one launch, and the warp that fetches waits for them by a counter while the
 // others compute the box branch. Where twice as many are, the box branch, which the cameras need but not the attention,
 // has clusters of its own, beside the next layer's attention. If not all are resident, or something else samples,
-// launches end where blocks would wait.
+// launches end where blocks would wait. Where the box branch has none, and the attention takes long enough, two warps
+// that have nothing else to do sample the first cameras meanwhile.
 #include <cuda.h>
 
 #include <algorithm>
@@ -1436,12 +1437,8 @@ __global__ void __launch_bounds__(32, 1) decoder_kernel(const __grid_constant__ 
 
 // ---------------------------------------------------------------- launching
 
-bool of_two_bytes(const TransformerDecoder& d) {
-  return d.query.dtype == DType::kFloat16 || d.query.dtype == DType::kBFloat16;
-}
-
 bool fits(const TransformerDecoder& d, const DecoderSizes& n) {
-  if (!of_two_bytes(d) || n.channels != kChannels || d.num_heads != kHeads || n.ffn % 256 != 0 || n.ffn > kMaxFfn ||
+  if (d.query.item_size() != 2 || n.channels != kChannels || d.num_heads != kHeads || n.ffn % 256 != 0 || n.ffn > kMaxFfn ||
       n.code_size > kNarrow || n.classes > kNarrow || n.rows >= 1 << 30 || n.cams > kMaxCams ||
       of_device(cudaDevAttrComputeCapabilityMajor) != 9) {
     return false;
@@ -1893,7 +1890,7 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
 }  // namespace
 
 size_t fused_decoder_workspace(const TransformerDecoder& d, const DecoderSizes& n) {
-  if (!of_two_bytes(d)) return 0;
+  if (d.query.item_size() != 2) return 0;
   Scratch scratch{nullptr};
   FusedBuffers buffers(scratch, d, n);
   return scratch.used;
