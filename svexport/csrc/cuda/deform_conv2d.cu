@@ -239,6 +239,12 @@ __global__ void __launch_bounds__(kThreads) planes_kernel(const __grid_constant_
     for (int k = 0; k < 4; ++k) add_scaled(sum, b[c % kGroups].factor(k) * mask[c % kGroups], v[c][k]);
     if (c < count) to[c * g.taps * a.pitch] = from_float<T>(sum[0]);
   }
+  // The product reads whole 16 bytes: zeros behind the last pixel.
+  const int place = a.row() - (p.n - a.first) * a.plane();
+  if (place + 1 < a.plane()) return;
+  for (int c = 0; c < count; ++c) {
+    for (int64_t k = 1; k < a.pitch - place; ++k) to[c * g.taps * a.pitch + k] = from_float<T>(0.0f);
+  }
 }
 
 // The gradients of what a tap reads, and of where: those of all channels of an offset group come together in a thread.

@@ -50,7 +50,8 @@ cudaError_t deform_conv2d_columns(const Tensor& input, const Tensor& offset, con
                                   const DeformConv2d& conv, int64_t first, const Tensor& columns, cudaStream_t stream);
 
 // The same for runs of few channels, which would be packed mostly with zeros: columns: (images*groups, C/groups*kH*kW,
-// oH*oW), of which the last axis is contiguous. input: (N, C, H, W), an image within 2^32 elements.
+// oH*oW), of which the last axis is contiguous; zeros are written to what lies between its rows. input: (N, C, H, W), an
+// image within 2^32 elements.
 cudaError_t deform_conv2d_planes(const Tensor& input, const Tensor& offset, const Tensor& mask,
                                  const DeformConv2d& conv, int64_t first, const Tensor& columns, cudaStream_t stream);
 
