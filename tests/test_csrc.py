@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from torch.utils import cpp_extension
 
 from svexport.ops import _cuda
@@ -27,6 +30,7 @@ INCLUDES = [
 CXX = shutil.which("g++")
 
 needs_nvcc = pytest.mark.skipif(not NVCC, reason="needs nvcc")
+needs_cxx = pytest.mark.skipif(not CXX, reason="needs g++")
 needs_headers = pytest.mark.skipif(not (CXX and INCLUDES), reason="needs g++ and the headers of a CUDA toolkit")
 every_kernel = pytest.mark.parametrize("source", KERNELS, ids=[path.stem for path in KERNELS])
 
@@ -102,3 +106,37 @@ def test_bindings_fit_torch_and_the_launchers(tmp_path: Path) -> None:
         *(f"-I{path}" for path in paths),
         unit,
     )
+
+
+@needs_cxx
+def test_autograd_of_the_extension(tmp_path: Path) -> None:
+    """Built for CPU tensors, it passes the tests of autograd that Python's passes."""
+    library = tmp_path / "autograd.so"
+    torch_folder = Path(torch.__file__).parent
+    run(
+        CXX,
+        "-std=c++17",
+        "-shared",
+        "-fPIC",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        "-DSVEXPORT_AUTOGRAD=AutogradCPU",
+        *(f"-I{path}" for path in cpp_extension.include_paths()),
+        _cuda.CSRC / "torch" / "autograd.cpp",
+        *(f"-L{torch_folder}/lib", "-lc10", "-ltorch_cpu", "-ltorch"),
+        *("-o", library),
+    )
+    (tmp_path / "autograd_plugin.py").write_text(
+        "import torch, svexport.ops\n"
+        f"torch.ops.load_library({str(library)!r})\n"
+        "assert 'AutogradCPU' in torch._C._dispatch_dump('svexport::einsum')\n"
+    )
+    tests = Path(__file__).parent / "ops" / "test_every_op.py"
+    wanted = "one_tensor_alone or gradient_of_gradients or transforms or recorded or in_place or saved_tensor_hooks"
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "autograd_plugin", "-p", "no:cacheprovider", tests, "-k", wanted],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]

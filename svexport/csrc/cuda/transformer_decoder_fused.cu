@@ -937,6 +937,7 @@ __device__ __forceinline__ void move_points(const Fused& a, uint32_t code, int64
     }
     store_shared(shared_address(s.tiles[kSum]) + chunk_at(row, lane), pack8<T>(x));
   }
+  __syncwarp();  // the first of a row is read by all
 }
 
 // ---------------------------------------------------------------- attention
@@ -1283,6 +1284,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
       if (const int which_tile = field(code, kAdds)) add(which_tile);
     }
     finish(sum, odd);
+    __syncwarp();
     if (lane == 0) arrive(shared_address(&s.empty[slot]));
     STAGE(i, 5);
     if (++slot == kSlots) slot = 0, parity ^= 1;
@@ -1404,6 +1406,7 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_const
     STAGE(kMaxProducts - 1, 2);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     if (threadIdx.x < kComputing + 32) {
       fetch_weights<T>(a, s, self);
     } else if (threadIdx.x == kComputing + 32) {  // keys and values are there
@@ -1421,8 +1424,6 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_const
     } else if (kSplit && threadIdx.x == kComputing + 96) {
       take<T>(a, s, self);
     }
-    __syncwarp();
-    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
   }
 }
 
