@@ -195,33 +195,38 @@ def grid_sample(
 
 
 def _check(input: Tensor, grid: Tensor, mode: str) -> None:
-    got = f"got input {tuple(input.shape)} and grid {tuple(grid.shape)}"
-    if input.dim() not in (4, 5) or grid.dim() != input.dim():
+    image, points, axes = input.shape, grid.shape, input.dim() - 2
+
+    def got() -> str:
+        return f"got input {tuple(image)} and grid {tuple(points)}"
+
+    if axes not in (2, 3) or len(points) != len(image):
         raise RuntimeError(
             f"grid_sample expects input (N, C, H, W) with grid (N, gH, gW, 2), or input (N, C, D, H, W) with grid "
-            f"(N, gD, gH, gW, 3); {got}"
+            f"(N, gD, gH, gW, 3); {got()}"
         )
-    if grid.shape[-1] != input.dim() - 2 or grid.shape[0] != input.shape[0]:
+    if points[-1] != axes or points[0] != image[0]:
         raise RuntimeError(
-            f"grid_sample expects the grid of a {input.dim()}-D input to have its batch size and {input.dim() - 2} "
-            f"coordinates in the last dimension; {got}"
+            f"grid_sample expects the grid of a {axes + 2}-D input to have its batch size and {axes} "
+            f"coordinates in the last dimension; {got()}"
         )
-    if 0 in input.shape[2:]:
-        raise RuntimeError(f"grid_sample expects an input with at least one pixel; {got}")
-    if mode == "bicubic" and input.dim() != 4:
-        raise RuntimeError(f"grid_sample has mode 'bicubic' for 4-D input only; {got}; use 'bilinear' or 'nearest'")
+    if 0 in image[2:]:
+        raise RuntimeError(f"grid_sample expects an input with at least one pixel; {got()}")
+    if mode == "bicubic" and axes != 2:
+        raise RuntimeError(f"grid_sample has mode 'bicubic' for 4-D input only; {got()}; use 'bilinear' or 'nearest'")
     if input.device != grid.device:
         raise RuntimeError(
             f"grid_sample expects input and grid on one device; got {input.device} and {grid.device}; move one by .to()"
         )
     if not input.is_floating_point():
         raise NotImplementedError(f"grid_sample expects a floating-point input; got {input.dtype}; convert it first")
-    half = input.dtype in (torch.float16, torch.bfloat16)
-    if grid.dtype != input.dtype and not (half and grid.dtype == torch.float32):
-        raise RuntimeError(
-            f"grid_sample expects the grid in {input.dtype}{' or torch.float32' if half else ''}, as its input is "
-            f"{input.dtype}; got {grid.dtype}; convert one with .to()"
-        )
+    if grid.dtype != input.dtype:
+        half = input.dtype in (torch.float16, torch.bfloat16)
+        if not (half and grid.dtype == torch.float32):
+            raise RuntimeError(
+                f"grid_sample expects the grid in {input.dtype}{' or torch.float32' if half else ''}, as its input is "
+                f"{input.dtype}; got {grid.dtype}; convert one with .to()"
+            )
 
 
 class GridSample(nn.Module):
