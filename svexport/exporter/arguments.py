@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
@@ -14,12 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from svexport.errors import ExportError
+from svexport.exporter.decompose import untraced
 from svexport.exporter.record import recorded
 
 __all__ = ["MODEL_ATTRIBUTE", "FlatModel", "bind", "example_arguments"]
 
 MODEL_ATTRIBUTE = "_svexport_model"
 """Where :class:`FlatModel` keeps the user's model; the prefix is taken off every name in the exported file."""
+
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def example_arguments(model: nn.Module, args: Any) -> tuple[Any, dict[str, Any]] | None:
@@ -115,8 +119,8 @@ def leaves(
 
 
 def _has_attributes(value: Any) -> bool:
-    """Whether an object may hold tensors of its own: no tensor, module, class or function."""
-    return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, (Tensor, ModuleType))
+    """Whether an object may hold tensors of its own: no tensor, module, class, function or number of torch.export."""
+    return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, (Tensor, ModuleType, *_NUMBERS))
 
 
 def rebuild(value: Any, replace: Callable[[Tensor], Tensor], copies: dict[int, Any] | None = None) -> Any:
@@ -126,6 +130,8 @@ def rebuild(value: Any, replace: Callable[[Tensor], Tensor], copies: dict[int, A
         return replace(value)
     if isinstance(value, Mapping):
         items = {k: rebuild(v, replace, copies) for k, v in value.items()}
+        if isinstance(value, defaultdict):
+            return type(value)(value.default_factory, items)
         return items if type(value) is dict else type(value)(items)  # type: ignore[call-arg]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(rebuild(v, replace, copies) for v in value))
@@ -175,7 +181,7 @@ class _Results:
 class FlatModel(nn.Module):
     """The user's model as ``forward(*tensors) -> tuple of tensors``: what both exporters trace.
 
-    Non-tensor arguments are constants of the file.
+    Non-tensor arguments are constants of the file; numbers among the results are left out.
 
     Args:
         model: the user's model, not changed.
@@ -211,22 +217,23 @@ class FlatModel(nn.Module):
         return self._results.names
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        rest = iter(tensors)
-
-        def take(_: Tensor) -> Tensor:
-            tensor = next(rest)
-            return tensor.to(self._dtype) if self._dtype is not None and tensor.is_floating_point() else tensor
-
-        arguments = rebuild(dict(self._bound.arguments), take)
-        call = inspect.BoundArguments(self._bound.signature, arguments)  # type: ignore[arg-type]
-        result = getattr(self, MODEL_ATTRIBUTE)(*call.args, **call.kwargs)
+        result = self._call(tensors)
+        results = [(path, leaf) for path, leaf in leaves(result) if leaf is not None]
+        if torch.jit.is_tracing() and any(isinstance(leaf, Tensor) and not leaf.dim() for _, leaf in results):
+            with untraced():  # the tracer makes tensors of sizes, which a model may return
+                numbers = {
+                    path
+                    for path, leaf in leaves(self._call([t.detach().clone() for t in tensors]))
+                    if isinstance(leaf, (int, float))
+                }
+            results = [(path, leaf) for path, leaf in results if path not in numbers]
         names, outputs = [], []
-        for path, leaf in leaves(result):
+        for path, leaf in results:
             if isinstance(leaf, Tensor):
                 positional = not path or path[0].isdigit()
-                names.append("_".join(("output", *path) if positional else path))
+                names.append("_".join(("output", *path) if positional else path) or "output")
                 outputs.append(leaf)
-            elif leaf is not None and not isinstance(leaf, (bool, int, float, str)):
+            elif not isinstance(leaf, (bool, int, float, str, *_NUMBERS)):
                 raise ExportError(
                     f"{type(getattr(self, MODEL_ATTRIBUTE)).__name__} returned a {type(leaf).__name__}"
                     f"{' at ' + '.'.join(path) if path else ''}; "
@@ -239,6 +246,17 @@ class FlatModel(nn.Module):
             )
         self._results.names = unique(names, taken=self.input_names)
         return tuple(outputs)
+
+    def _call(self, tensors: Iterable[Tensor]) -> Any:
+        rest = iter(tensors)
+
+        def take(_: Tensor) -> Tensor:
+            tensor = next(rest)
+            return tensor.to(self._dtype) if self._dtype is not None and tensor.is_floating_point() else tensor
+
+        arguments = rebuild(dict(self._bound.arguments), take)
+        call = inspect.BoundArguments(self._bound.signature, arguments)  # type: ignore[arg-type]
+        return getattr(self, MODEL_ATTRIBUTE)(*call.args, **call.kwargs)
 
 
 def unique(names: Iterable[str], taken: Sequence[str] = ()) -> list[str]:

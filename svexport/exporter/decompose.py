@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["DecompositionError", "decomposable", "decomposed"]
+__all__ = ["DecompositionError", "decomposable", "decomposed", "untraced"]
 
 
 class DecompositionError(RuntimeError):
@@ -97,7 +97,7 @@ def _decomposition(overload: torch._ops.OpOverload) -> Callable[..., Any] | None
     def function(*args: Any, **kwargs: Any) -> Any:
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        with _untraced():
+        with untraced():
             graph = make_fx(lambda *inputs: python(*inputs, **kwargs))(*args)
         return _Aten(graph).run(*args)
 
@@ -105,7 +105,7 @@ def _decomposition(overload: torch._ops.OpOverload) -> Callable[..., Any] | None
 
 
 @contextmanager
-def _untraced() -> Iterator[None]:
+def untraced() -> Iterator[None]:
     """Sizes are numbers in here, on which Python code may branch; the tracer makes tensors of them."""
     state = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
@@ -127,7 +127,7 @@ class _Aten(torch.fx.Interpreter):
 
 def _adaptive_avg_pool(input: Tensor, output_size: Sequence[int]) -> Tensor:
     """One matrix product per dimension, whose windows may overlap and differ in size."""
-    with _untraced():
+    with untraced():
         sizes = input.shape[-len(output_size) :]
         means = [_window_means(*pair).to(input) for pair in zip(sizes, output_size, strict=True)]
     for axis, mean in enumerate(reversed(means), start=1):

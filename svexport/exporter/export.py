@@ -26,6 +26,7 @@ from svexport.exporter.arguments import FlatModel, bind, eval_mode, example_argu
 from svexport.exporter.clean import clean, keep_inputs, name_sizes
 from svexport.exporter.report import ExportReport, NodeSource
 from svexport.exporter.source import is_library
+from svexport.exporter.state import unchanged
 from svexport.exporter.targets import Target
 from svexport.exporter.verify import verify as verify_file
 from svexport.logging import logger
@@ -129,7 +130,7 @@ def export(
 
     positional, keywords = _arguments(model, args)
     exported = model if dtype is None else copy.deepcopy(model).to(dtype)
-    with _lock, eval_mode(exported), torch.no_grad():
+    with _lock, eval_mode(exported), unchanged(exported) as state, torch.no_grad():
         flat = FlatModel(exported, bind(exported, positional, keywords), dtype)
         if not flat.tensors:
             raise ExportError(
@@ -144,9 +145,10 @@ def export(
             tensors = [t.detach() for t in flat.tensors]
             with _collected_warnings(notes):
                 exporter = torchscript if opset < FIRST_DYNAMO_OPSET else dynamo
-                exporter.export(flat, _traceable(tensors, names, axes), file, opset, names, axes)
+                fresh = [t.clone() for t in tensors]  # a model may work on its inputs in place
+                exporter.export(flat, _traceable(fresh, names, axes), file, opset, names, axes)
             if not flat.output_names:
-                flat(*tensors)  # torch.export's fallback traces a copy, which alone knows the names then
+                flat(*(t.clone() for t in tensors))  # only the copy that torch.export's fallback traces knows the names
             traced = time.perf_counter()
             result_names = _names("output_names", output_names, flat.output_names)
 
@@ -156,9 +158,18 @@ def export(
             finished = time.perf_counter()
             results: list[Parity] = []
             if verify:
-                rtol, atol = _tolerances(dtype, rtol, atol)
+                rtol, atol = _tolerances(flat, dtype, rtol, atol)
                 results = verify_file(
-                    flat, file, tensors, names, result_names, dynamic_axes=axes, rtol=rtol, atol=atol, notes=notes
+                    flat,
+                    file,
+                    tensors,
+                    names,
+                    result_names,
+                    dynamic_axes=axes,
+                    rtol=rtol,
+                    atol=atol,
+                    notes=notes,
+                    state=state,
                 )
             if platform is not None and not platform.bodies:
                 _strip_file(file)
@@ -345,11 +356,11 @@ def _collected_warnings(notes: list[str]) -> Iterator[None]:
                 notes.append(note)
 
 
-def _tolerances(dtype: torch.dtype | None, rtol: float, atol: float) -> tuple[float, float]:
-    if dtype not in (torch.float16, torch.bfloat16):
-        return rtol, atol
-    resolution = 16 * torch.finfo(dtype).eps
-    return max(rtol, resolution), max(atol, resolution)
+def _tolerances(flat: FlatModel, dtype: torch.dtype | None, rtol: float, atol: float) -> tuple[float, float]:
+    """Both, raised for a half model: one exported so, or whose parameters (without any, its inputs) are."""
+    kinds = {dtype} if dtype else {p.dtype for p in flat.parameters()} or {t.dtype for t in flat.tensors}
+    halves = [16 * torch.finfo(kind).eps for kind in kinds & {torch.float16, torch.bfloat16}]
+    return max([rtol, *halves]), max([atol, *halves])
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from svexport.errors import VerificationError
+from svexport.exporter.state import State
 from svexport.parity import Parity, parity
 
 __all__ = ["random_like", "verify"]
@@ -27,6 +28,7 @@ def verify(
     rtol: float,
     atol: float,
     notes: list[str],
+    state: State,
 ) -> list[Parity]:
     """Compares every output on the given inputs, on random ones, and with every dynamic size changed.
 
@@ -42,7 +44,7 @@ def verify(
     results: list[Parity] = []
     for run, inputs in _runs(tensors, input_names, dynamic_axes):
         try:
-            expected = model(*inputs)
+            expected = model(*(t.clone() for t in inputs))  # a model may work on its inputs in place
         except Exception as error:
             if run == "given":
                 raise
@@ -63,11 +65,16 @@ def verify(
     failed = sorted((p for p in results if not p.ok), key=lambda p: p.max_rel, reverse=True)
     if failed:
         worst = failed[0]
+        changed = state.changed()
+        kept = (
+            f"  forward changes {', '.join(changed)} of the model, which a file cannot: pass and return it instead.\n"
+        )
         raise VerificationError(
             f"the exported file does not compute what torch computes: output {worst.name!r} differs by up to "
             f"{worst.max_abs:.3g} (relative {worst.max_rel:.3g}, cosine {worst.cosine:.6f}) on {worst.run} inputs, "
             f"{worst.mismatched} elements outside rtol={rtol:g}, atol={atol:g}; "
             f"{len(failed)} of {len(results)} comparisons fail. No file was written.\n"
+            f"{kept if changed else ''}"
             "  Usual causes: random numbers or data-dependent Python branches in forward (traced once, for the given "
             "inputs). svexport.export(..., verify=False) writes the file anyway; svexport.compare(..., layers=True) "
             "then shows the first layer that differs",
@@ -79,8 +86,8 @@ def verify(
 def _float64_gaps(model: nn.Module, inputs: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
     """Per output, how far torch is from itself in float64; 0 where that cannot be told."""
     try:
-        again = copy.deepcopy(model)(*inputs)
-        precise = copy.deepcopy(model).double()(*(t.double() if t.is_floating_point() else t for t in inputs))
+        again = copy.deepcopy(model)(*(t.clone() for t in inputs))
+        precise = copy.deepcopy(model).double()(*(t.double() if t.is_floating_point() else t.clone() for t in inputs))
     except Exception:  # noqa: BLE001 - a model tied to one dtype; the plain tolerance stands
         return [0.0] * len(expected)
     if not all(torch.equal(a, e) for a, e in zip(again, expected, strict=True)):

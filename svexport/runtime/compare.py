@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from svexport import html
 from svexport.errors import SvexportError, UnsupportedError
 from svexport.exporter.arguments import FlatModel, bind, eval_mode
+from svexport.exporter.state import unchanged
 from svexport.parity import Parity, parity
 from svexport.runtime.engine import Engine
 from svexport.runtime.layers import Inside, OnnxLayers, TorchLayers, compare_layers, converted
@@ -203,7 +204,12 @@ def compare(
     other = _other(engine, bound, args)
     title = str(other) if isinstance(other, Engine) else getattr(engine, "__name__", type(engine).__name__)
     notes: list[str] = []
-    with eval_mode(model), eval_mode(other) if isinstance(other, nn.Module) else nullcontext(), torch.no_grad():
+    with (
+        eval_mode(model),
+        unchanged(model),
+        eval_mode(other) if isinstance(other, nn.Module) else nullcontext(),
+        torch.no_grad(),
+    ):
         expected = flat(*(t.clone() for t in tensors))  # a model may work on its inputs in place
         inside: Inside | None = None
         if isinstance(other, Engine):

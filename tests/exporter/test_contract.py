@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import os
@@ -173,6 +174,31 @@ def test_results_without_tensors(result, message, opset, tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@BOTH_EXPORTERS
+@pytest.mark.parametrize("axes", [None, {"x": {0: "n", 2: "h"}}])
+def test_numbers_are_no_outputs(axes, opset, tmp_path) -> None:
+    """Sizes are tensors to one tracer and symbols to the other."""
+
+    class Sized(nn.Module):
+        def forward(self, x: Tensor) -> dict:
+            rows, half = x.shape[0] * 2, x.shape[2] / 2
+            return {"rows": rows, "sum": x.sum(), "sizes": [half, x.shape[2], "nchw"], "best": x.flatten().argmax()}
+
+    report = svexport.export(Sized(), X, tmp_path / "m.onnx", opset=opset, dynamic_axes=axes)
+    assert list(report.outputs) == ["sum", "best"]
+    assert report.verified
+
+
+def test_a_defaultdict_and_empty_keys(tmp_path) -> None:
+    class Dicts(nn.Module):
+        def forward(self, maps: dict) -> dict:
+            return {"": maps["a"] + maps["b"], "other": maps["a"] - maps["b"]}
+
+    maps = collections.defaultdict(list, a=X[0], b=X[0] + 1)
+    report = svexport.export(Dicts(), (maps,), tmp_path / "m.onnx")
+    assert list(report.outputs) == ["output", "other"]
+
+
 def test_not_a_module(tmp_path) -> None:
     with pytest.raises(svexport.ExportError, match=r"expected a torch\.nn\.Module, got function"):
         svexport.export(lambda x: x, X, tmp_path / "m.onnx")
@@ -322,6 +348,23 @@ def test_half_model(opset, tmp_path) -> None:
 
 
 # ---------------------------------------------------------------- files
+
+
+@BOTH_EXPORTERS
+@pytest.mark.parametrize("modules", [[nn.Conv2d(3, 8, 3)], []])
+def test_a_model_that_is_half_already(modules, opset, tmp_path) -> None:
+    class Sampled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*modules).half()
+
+        def forward(self, x: Tensor, grid: Tensor) -> Tensor:
+            return F.grid_sample(self.layers(x), grid, align_corners=False)
+
+    args = (torch.randn(2, 3, 9, 9).half(), (torch.rand(2, 8, 8, 2) * 2 - 1).half())
+    report = svexport.export(Sampled(), args, tmp_path / "m.onnx", opset=opset)
+    assert report.verified
+    assert report.rtol == report.atol == 16 * torch.finfo(torch.float16).eps
 
 
 def test_unwritable_path(tmp_path) -> None:
