@@ -96,6 +96,8 @@ def _clean_node(node: onnx.NodeProto) -> None:
         modules = properties[_NAMESPACE].replace(f"{MODEL_ATTRIBUTE}.", "").split(f"/{MODEL_ATTRIBUTE}: ", 1)
         node.metadata_props.add(key=_NAMESPACE, value=f": {modules[1]}" if len(modules) == 2 else modules[0])
     node.doc_string = ""
+    if node.op_type == "Conv":
+        _state_padding(node)
     if node.domain != DOMAIN:
         return
     while node.input and not node.input[-1]:  # absent, which TensorRT's parser would make a null tensor of
@@ -106,6 +108,17 @@ def _clean_node(node: onnx.NodeProto) -> None:
         node.doc_string = attributes[SOURCE_ATTRIBUTE].decode()
     op = symbolic_of(node).op
     set_attributes(node, op, [attributes.get(a.name, []) for a in op.attributes])  # the exporters drop empty lists
+
+
+def _state_padding(node: onnx.NodeProto) -> None:
+    """Writes ``padding="same"`` as numbers: ONNX Runtime has no ``auto_pad`` with dilations."""
+    attributes = attributes_of(node)
+    if attributes.get("auto_pad") == b"SAME_UPPER" and set(attributes["strides"]) == {1}:
+        totals = [d * (k - 1) for d, k in zip(attributes["dilations"], attributes["kernel_shape"], strict=True)]
+        pads = [total // 2 for total in totals] + [total - total // 2 for total in totals]
+        kept = [a for a in node.attribute if a.name != "auto_pad"]
+        del node.attribute[:]
+        node.attribute.extend([*kept, helper.make_attribute("pads", pads)])
 
 
 def _rename_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:

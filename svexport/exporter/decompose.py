@@ -202,6 +202,7 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::cummax": lambda x, dim: _cumulative(x, dim, torch.amax, -math.inf),
     "aten::cummin": lambda x, dim: _cumulative(x, dim, torch.amin, math.inf),
     "aten::erfc": lambda x: 1 - x.erf(),
+    "aten::exp2": lambda x: 2.0**x,
     "aten::expm1": lambda x: x.exp() - 1,
     "aten::hypot": lambda x, y: (x * x + y * y).sqrt(),
     "aten::isin.Tensor_Tensor": _isin,

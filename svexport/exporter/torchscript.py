@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.onnx import symbolic_helper
 
 from svexport.errors import ExportError
+from svexport.exporter.corrections import CORRECTIONS
 from svexport.exporter.decompose import DecompositionError, decomposable, decomposed
 from svexport.exporter.source import user_frame
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
@@ -105,13 +106,14 @@ def _without_dump() -> Iterator[None]:
 
 @contextmanager
 def registered() -> Iterator[None]:
-    """Our symbolics in torch.onnx's registry: those of ``torch.ops.svexport``, and of the aten functions they replace.
+    """Our symbolics in torch.onnx's registry: of ``torch.ops.svexport``, of aten functions they replace, and of what
+    the exporter gets wrong.
 
     The registry is left exactly as it was, also after an error.
     """
     for opset in range(9, LAST_OPSET + 1):  # torch.onnx imports its own only when it exports
         import_module(f"torch.onnx.symbolic_opset{opset}")
-    functions: dict[str, Callable[..., Any]] = {"aten::floor_divide": _floor_divide}
+    functions: dict[str, Callable[..., Any]] = dict(CORRECTIONS)
     for symbolic in SYMBOLICS.values():
         functions[f"{DOMAIN}::{symbolic.op.name}"] = _symbolic_function(symbolic)
         for name in {name.partition(".")[0] for name in symbolic.aten}:
@@ -158,32 +160,6 @@ def _symbolic_function(symbolic: Symbolic, aten: str | None = None) -> Callable[
         return builtin_functions[max(usable)](g, *values)
 
     return function
-
-
-def _floor_divide(g: Any, self: torch._C.Value, other: torch._C.Value) -> Any:
-    """``aten::floor_divide``, of which the exporter's own rounds towards zero."""
-    kinds = torch.onnx.JitScalarType
-    kind = kinds.from_value(g.original_node.output(), kinds.INT64)
-    floating = kind.dtype().is_floating_point
-    exact = kind if floating else kinds.INT64
-    x, y = (v if kinds.from_value(v) == exact else g.op("Cast", v, to_i=exact.onnx_type()) for v in (self, other))
-    result = g.op("Div", x, y)
-    if floating:
-        return g.op("Floor", result)
-    if not (_is_size(self) and _is_size(other)):  # one less where the rest and the divisor have different signs
-        rest = g.op("Sub", x, g.op("Mul", result, y))
-        less = g.op("Less", g.op("Mul", rest, y), g.op("Constant", value_t=torch.tensor(0)))
-        result = g.op("Sub", result, g.op("Cast", less, to_i=exact.onnx_type()))
-    return result if kind == exact else g.op("Cast", result, to_i=kind.onnx_type())
-
-
-def _is_size(value: torch._C.Value) -> bool:
-    """Whether a number is surely not negative: a size, a constant, or made of those by what keeps them so."""
-    node = value.node()
-    if node.kind() == "onnx::Constant":
-        return bool((torch.as_tensor(symbolic_helper._node_get(node, "value")) >= 0).all())
-    arithmetic = ("onnx::Add", "onnx::Cast", "onnx::Div", "onnx::Gather", "onnx::Mul", "onnx::Squeeze")
-    return node.kind() == "onnx::Shape" or (node.kind() in arithmetic and all(map(_is_size, node.inputs())))
 
 
 def _schema(node: torch._C.Node) -> Any:

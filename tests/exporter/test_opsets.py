@@ -195,3 +195,69 @@ def test_floor_division_rounds_down(opset: int, tmp_path) -> None:
     report = check_export(FloorDivisions(), tmp_path, opset, args, others, dynamic_shapes={"x": {0: "n"}})
     if opset < 18:
         assert report.nodes["Less"] == 6  # none for the size
+
+
+class Permutations(nn.Module):
+    """Dimensions counted from the end, which ONNX does not do."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {
+            "permute": x.permute(0, -1, 1, 2),
+            "all negative": x.permute(-2, -4, -1, -3),
+            "none": x.permute(0, 1, -2, -1) + 1,
+            "movedim": x.movedim(-1, 1),
+            "several": torch.movedim(x, (0, -1), (-1, -2)),
+            "not in order": torch.moveaxis(x, (0, 1, 3), (1, -1, 0)),
+        }
+
+
+@pytest.mark.parametrize("opset", [9, 11, 17, 18])
+def test_dimensions_from_the_end(opset: int, tmp_path) -> None:
+    args = (torch.randn(2, 3, 4, 5),)
+    check_export(Permutations(), tmp_path, opset, args, (torch.randn(4, 3, 4, 5),), dynamic_axes={"x": {0: "n"}})
+
+
+class Indexing(nn.Module):
+    """Several indices at once, some of them counted from the end."""
+
+    def forward(self, x: Tensor, i: Tensor, j: Tensor) -> dict[str, Tensor]:
+        best = x.mean((2, 3)).topk(2).indices
+        return {
+            "neighbours": x[:, i, j],
+            "apart": x[i, :, j],
+            "constants": x[[0, 1], [-1, 1]],
+            "three": x[i, j, i, j - 1],
+            "best": x[torch.arange(x.shape[0])[:, None], best],
+        }
+
+
+@pytest.mark.parametrize("opset", [9, 11, 17, 18])
+def test_indices_from_the_end(opset: int, tmp_path) -> None:
+    args = (torch.randn(2, 3, 4, 5), torch.tensor([0, 1, 1]), torch.tensor([2, -1, -3]))
+    others = (torch.randn(3, 3, 4, 5), torch.tensor([-1, 1, -2]), torch.tensor([-3, 2, 0]))
+    check_export(Indexing(), tmp_path, opset, args, others, dynamic_axes={"x": {0: "n"}})
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_what_is_never_negative_is_taken_as_it_is(opset: int, tmp_path) -> None:
+    class Best(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            best = x.mean(2).topk(2).indices
+            return x[torch.arange(x.shape[0])[:, None], best], x[x.amax((1, 2)) > -9, best[0, :1]]
+
+    report = svexport.export(
+        Best(), torch.randn(2, 3, 4), tmp_path / "m.onnx", opset=opset, dynamic_axes={"x": {0: "n"}}
+    )
+    assert report.verified
+    assert "Less" not in report.nodes
+
+
+@pytest.mark.parametrize("opset", [11, 17, 18])
+def test_convolutions_that_keep_the_size(opset: int, tmp_path) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, (3, 2), padding="same", dilation=(2, 3)),
+        nn.Conv2d(4, 4, 4, padding="same", groups=2),
+        nn.Flatten(2),
+        nn.Conv1d(4, 2, 6, padding="same"),
+    )
+    assert svexport.export(model, torch.randn(2, 3, 6, 7), tmp_path / "m.onnx", opset=opset).verified

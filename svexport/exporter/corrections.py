@@ -1,0 +1,104 @@
+"""Conversions of the TorchScript exporter that say something else than torch, and ours in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.onnx import symbolic_helper, symbolic_opset9, symbolic_opset11
+
+__all__ = ["CORRECTIONS"]
+
+_Value = torch._C.Value
+_kinds = torch.onnx.JitScalarType
+
+
+def _floor_divide(g: Any, self: _Value, other: _Value) -> Any:
+    """The exporter's own rounds towards zero."""
+    kind = _kinds.from_value(g.original_node.output(), _kinds.INT64)
+    floating = kind.dtype().is_floating_point
+    exact = kind if floating else _kinds.INT64
+    x, y = (v if _kinds.from_value(v) == exact else g.op("Cast", v, to_i=exact.onnx_type()) for v in (self, other))
+    result = g.op("Div", x, y)
+    if floating:
+        return g.op("Floor", result)
+    if not (_not_negative(self) and _not_negative(other)):  # one less where the rest and the divisor differ in sign
+        rest = g.op("Sub", x, g.op("Mul", result, y))
+        less = g.op("Less", g.op("Mul", rest, y), g.op("Constant", value_t=torch.tensor(0)))
+        result = g.op("Sub", result, g.op("Cast", less, to_i=exact.onnx_type()))
+    return result if kind == exact else g.op("Cast", result, to_i=kind.onnx_type())
+
+
+def _permute(g: Any, self: _Value, dims: _Value) -> Any:
+    """The exporter's own writes negative dimensions, which ONNX does not have."""
+    return _transpose(g, self, symbolic_helper._parse_arg(dims, "is"))
+
+
+def _movedim(g: Any, self: _Value, source: _Value, destination: _Value) -> Any:
+    """As of ``permute``."""
+    rank = symbolic_helper._get_tensor_rank(self)
+    sources, places = ([d % rank for d in _numbers(value)] for value in (source, destination))
+    order = [axis for axis in range(rank) if axis not in sources]
+    for place, axis in sorted(zip(places, sources, strict=True)):
+        order.insert(place, axis)
+    return _transpose(g, self, order)
+
+
+def _transpose(g: Any, self: _Value, dims: Sequence[int]) -> Any:
+    order = [d % len(dims) for d in dims]
+    return self if order == sorted(order) else g.op("Transpose", self, perm_i=order)
+
+
+def _index(g: Any, self: _Value, indices: _Value) -> Any:
+    """The exporter's own makes one index of several, and a wrong one where any of them is negative."""
+    values = symbolic_helper._unpack_list(indices) if symbolic_helper._is_packed_list(indices) else [indices]
+    if sum(not symbolic_helper._is_none(value) for value in values) > 1:
+        counted = [_from_the_front(g, self, axis, value) for axis, value in enumerate(values)]
+        indices = g.op("prim::ListConstruct", *counted)
+    builtin = symbolic_opset11.index if g.opset >= 11 else symbolic_opset9.index
+    return builtin(g, self, indices)
+
+
+def _from_the_front(g: Any, self: _Value, axis: int, index: _Value) -> _Value:
+    masks = (_kinds.BOOL, _kinds.UINT8)
+    if symbolic_helper._is_none(index) or _kinds.from_value(index) in masks or _not_negative(index):
+        return index
+    size = symbolic_helper._get_tensor_dim_size(self, axis)
+    place = g.op("Constant", value_t=torch.tensor(axis if size is None else size))
+    length = place if size is not None else g.op("Gather", g.op("Shape", self), place)
+    if _kinds.from_value(index) != _kinds.INT64:
+        index = g.op("Cast", index, to_i=_kinds.INT64.onnx_type())
+    negative = g.op("Less", index, g.op("Constant", value_t=torch.tensor(0)))
+    return g.op("Where", negative, g.op("Add", index, length), index)
+
+
+def _numbers(value: _Value) -> list[int]:
+    return symbolic_helper._parse_arg(value, "t").reshape(-1).tolist()
+
+
+def _not_negative(value: _Value) -> bool:
+    """Whether a number is surely not negative: a size, a place, a constant, or made of those by what keeps them so."""
+    node = value.node()
+    if node.kind() == "onnx::Constant":
+        return bool((torch.as_tensor(symbolic_helper._node_get(node, "value")) >= 0).all())
+    if node.kind() in _NOT_NEGATIVE or (node.kind() == "onnx::TopK" and value.offset() == 1):
+        return True
+    if node.kind() in _OF_THE_FIRST:
+        return _not_negative(next(node.inputs()))
+    return node.kind() in _OF_ALL and all(map(_not_negative, node.inputs()))
+
+
+_NOT_NEGATIVE = {"onnx::ArgMax", "onnx::ArgMin", "onnx::NonZero", "onnx::Shape"}
+_OF_THE_FIRST = {
+    *("onnx::Cast", "onnx::Expand", "onnx::Flatten", "onnx::Gather", "onnx::Identity", "onnx::Reshape", "onnx::Slice"),
+    *("onnx::Squeeze", "onnx::Tile", "onnx::Transpose", "onnx::Unsqueeze"),
+}
+_OF_ALL = {"onnx::Add", "onnx::Concat", "onnx::Div", "onnx::Mul", "onnx::Range"}
+
+CORRECTIONS: dict[str, Callable[..., Any]] = {
+    "aten::floor_divide": _floor_divide,
+    "aten::index": _index,
+    "aten::movedim": _movedim,
+    "aten::permute": _permute,
+}
