@@ -38,6 +38,8 @@ def _permute(g: Any, self: _Value, dims: _Value) -> Any:
 def _movedim(g: Any, self: _Value, source: _Value, destination: _Value) -> Any:
     """As of ``permute``."""
     rank = symbolic_helper._get_tensor_rank(self)
+    if rank is None:
+        return symbolic_helper._unimplemented("aten::movedim", "dimensions of a tensor of unknown rank", self)
     sources, places = ([d % rank for d in _numbers(value)] for value in (source, destination))
     order = [axis for axis in range(rank) if axis not in sources]
     for place, axis in sorted(zip(places, sources, strict=True)):
