@@ -14,16 +14,46 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svexport.errors import ExportError
+from svexport.errors import ExportError, UnsupportedError
 from svexport.exporter.decompose import untraced
 from svexport.exporter.record import recorded
 
-__all__ = ["MODEL_ATTRIBUTE", "FlatModel", "bind", "example_arguments"]
+__all__ = ["MODEL_ATTRIBUTE", "FlatModel", "bind", "copied", "example_arguments", "unwrapped"]
 
 MODEL_ATTRIBUTE = "_svexport_model"
 """Where :class:`FlatModel` keeps the user's model; the prefix is taken off every name in the exported file."""
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model that torch.compile, DataParallel or DistributedDataParallel was given."""
+    while True:
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif _is_compiled(model):
+            model = model.get_submodule("_orig_mod")
+        else:
+            return model
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    return "_orig_mod" in model._modules and "forward" in vars(model)
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy.
+
+    Raises:
+        UnsupportedError: if the model cannot be copied.
+    """
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise UnsupportedError(
+            f"{type(model).__name__} cannot be copied: copy.deepcopy raised {type(error).__name__}: {error}. "
+            "Detach the tensors among its attributes, and take off what does not belong to it"
+        ) from error
 
 
 def example_arguments(model: nn.Module, args: Any) -> tuple[Any, dict[str, Any]] | None:
@@ -152,24 +182,35 @@ def rebuild(value: Any, replace: Callable[[Tensor], Tensor], copies: dict[int, A
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Eval mode without calling train()/eval(), which models override; each module gets its own flag back.
 
-    And with attention layers of torch.nn as they compute in training. Their fast path is one opaque function, ignores
+    Without torch.compile, whose code cannot be traced.
+
+    With attention layers of torch.nn as they compute in training. Their fast path is one opaque function, ignores
     the values of masks that are not boolean and puts zeros at padded positions; and a file should have the mask it was
     given, not a causal one because the mask looked like that when it was traced.
     """
     modes = [(module, module.training) for module in model.modules()]
+    calls = [(module, vars(module).get("_compiled_call_impl"), vars(module).get("forward")) for module, _ in modes]
     fast_path = torch.backends.mha.get_fastpath_enabled()
     detect = nn.modules.transformer._detect_is_causal_mask
     try:
-        for module, _ in modes:
+        for module, compiled, forward in calls:
             module.training = False
+            if compiled is not None:
+                module._compiled_call_impl = None
+            if forward is not None and _is_compiled(module):
+                module.forward = module.get_submodule("_orig_mod").__call__
         torch.backends.mha.set_fastpath_enabled(False)
         nn.modules.transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
         yield
     finally:
         nn.modules.transformer._detect_is_causal_mask = detect
         torch.backends.mha.set_fastpath_enabled(fast_path)
-        for module, training in modes:
+        for (module, training), (_, compiled, forward) in zip(modes, calls, strict=True):
             module.training = training
+            if compiled is not None:
+                module._compiled_call_impl = compiled
+            if forward is not None and _is_compiled(module):
+                module.forward = forward
 
 
 class _Results:

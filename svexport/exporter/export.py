@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import copy
+import inspect
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from svexport._version import __version__
 from svexport.errors import ExportError
 from svexport.exporter import dynamo, torchscript
-from svexport.exporter.arguments import FlatModel, bind, eval_mode, example_arguments
+from svexport.exporter.arguments import FlatModel, bind, copied, eval_mode, example_arguments, leaves, unique, unwrapped
 from svexport.exporter.clean import clean, keep_inputs, name_sizes
 from svexport.exporter.report import ExportReport, NodeSource
 from svexport.exporter.source import is_library
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["export"]
 
 OPSETS = range(9, 24)
+FIRST_BFLOAT16_OPSET = 13
 FIRST_DYNAMO_OPSET = 18
 """The TorchScript exporter is reliable up to 17; the dynamo exporter writes nothing below 18."""
 
@@ -122,20 +124,21 @@ def export(
         )
     if dtype not in (None, torch.float32, torch.float16, torch.bfloat16, torch.float64):
         raise ExportError(f"dtype must be a floating-point torch.dtype or None, got {dtype!r}")
+    if not (rtol >= 0 and atol >= 0):
+        raise ExportError(f"rtol and atol must be 0 or more, got {rtol} and {atol}")
     if weights not in WEIGHTS:
         raise ExportError(f"weights must be {' or '.join(map(repr, WEIGHTS))}, got {weights!r}")
+    args, model = _arguments(model, args), unwrapped(model)
     path = Path(f"{type(model).__name__}.onnx" if path is None else path)
     if path.is_dir():
         raise ExportError(f"expected the path of a file, got the folder {path}; add a file name")
 
-    positional, keywords = _arguments(model, args)
-    exported = model if dtype is None else copy.deepcopy(model).to(dtype)
+    positional, keywords = args
+    exported = model if dtype is None else copied(model).to(dtype)
     with _lock, eval_mode(exported), unchanged(exported) as state, torch.no_grad():
-        flat = FlatModel(exported, bind(exported, positional, keywords), dtype)
-        if not flat.tensors:
-            raise ExportError(
-                f"{type(model).__name__} got no tensor among its arguments; a file needs at least one input"
-            )
+        bound = bind(exported, positional, keywords)
+        flat = FlatModel(exported, bound, dtype)
+        _check_tensors(flat, bound, dtype, opset)
         _check_devices(flat)
         names = _names("input_names", input_names, flat.input_names)
         axes = _dynamic_axes(flat, names, dynamic_shapes, dynamic_axes)
@@ -150,7 +153,8 @@ def export(
             if not flat.output_names:
                 flat(*(t.clone() for t in tensors))  # only the copy that torch.export's fallback traces knows the names
             traced = time.perf_counter()
-            result_names = _names("output_names", output_names, flat.output_names)
+            result_names = _names("output_names", output_names, flat.output_names, taken=names)
+            _check_axes_names(dynamic_axes, flat, names, result_names)
 
             done = _finish(
                 file, opset, plugins, platform, dict(zip(names, tensors)), axes, result_names, simplify, weights, notes
@@ -200,7 +204,7 @@ def export(
 
 
 def _arguments(model: nn.Module, args: Any) -> tuple[Any, dict[str, Any]]:
-    found = example_arguments(model, args)
+    found = example_arguments(model, args) or example_arguments(unwrapped(model), args)
     if found is None:
         raise ExportError(
             f"{type(model).__name__} came without arguments to trace it with. Give them, "
@@ -208,6 +212,26 @@ def _arguments(model: nn.Module, args: Any) -> tuple[Any, dict[str, Any]]:
             "svexport.record: `with svexport.record(model): model(images)`"
         )
     return found
+
+
+def _check_tensors(flat: FlatModel, bound: inspect.BoundArguments, dtype: torch.dtype | None, opset: int) -> None:
+    if not flat.tensors:
+        kinds = sorted({type(leaf).__name__ for _, leaf in leaves(dict(bound.arguments))})
+        raise ExportError(
+            f"expected at least one tensor among the arguments, got {', '.join(kinds) or 'none'}"
+            f"{'; torch.from_numpy makes tensors of arrays' if 'ndarray' in kinds else ''}"
+        )
+    for name, tensor in zip(flat.input_names, flat.tensors, strict=True):
+        if tensor.is_complex():
+            raise ExportError(
+                f"{name} is a {str(tensor.dtype).removeprefix('torch.')} tensor, with which ONNX does not compute; "
+                "pass torch.view_as_real of it, and put it together in forward"
+            )
+    if opset < FIRST_BFLOAT16_OPSET and torch.bfloat16 in {
+        dtype,
+        *(t.dtype for t in (*flat.tensors, *flat.parameters())),
+    }:
+        raise ExportError(f"bfloat16 needs opset {FIRST_BFLOAT16_OPSET} or later, got opset={opset}")
 
 
 def _check_devices(flat: FlatModel) -> None:
@@ -220,13 +244,13 @@ def _check_devices(flat: FlatModel) -> None:
         )
 
 
-def _names(option: str, given: Sequence[str] | None, derived: list[str]) -> list[str]:
+def _names(option: str, given: Sequence[str] | None, derived: list[str], taken: Sequence[str] = ()) -> list[str]:
     if given is None:
-        return derived
-    if len(given) != len(derived) or len(set(given)) != len(given):
+        return unique(derived, taken)
+    if len(given) != len(derived) or len({*given, *taken}) != len(given) + len(taken) or not all(given):
         raise ExportError(
-            f"{option} expects {len(derived)} different names ({', '.join(derived)} are the default), "
-            f"got {list(given)!r}"
+            f"{option} expects {len(derived)} different names ({', '.join(derived)} are the default)"
+            f"{' that no input has' if taken else ''}, got {list(given)!r}"
         )
     return list(given)
 
@@ -258,8 +282,11 @@ def _dynamic_axes(
     if unknown and axes is None:  # dynamic_axes may name outputs too, whose sizes follow
         raise ExportError(f"dynamic_shapes names {sorted(unknown)}; the inputs are {', '.join(names)}")
     result: dict[str, dict[int, str]] = {}
+    sizes: dict[str, tuple[int, str, int]] = {}
     for name, path, tensor in zip(names, paths, flat.tensors, strict=True):
         spec = given.get(name) if name in given else _follow(given, path)
+        if not (spec is None or isinstance(spec, (Mapping, list, tuple))):
+            raise ExportError(f"dynamic_shapes: {name} expects sizes by axis, {{0: 'batch'}} for one, got {spec!r}")
         found = {}
         for axis, size in _axes(spec):
             if not isinstance(axis, int) or not -tensor.dim() <= axis < tensor.dim():
@@ -267,13 +294,31 @@ def _dynamic_axes(
                     f"dynamic_shapes: {name} has {tensor.dim()} dimensions, axis {axis!r} is none of them"
                 )
             axis %= tensor.dim()
-            symbol = size if isinstance(size, str) else getattr(size, "__name__", None)
-            if isinstance(size, int) and not isinstance(size, bool):
-                continue  # static
-            found[axis] = symbol if isinstance(symbol, str) and symbol.isidentifier() else f"{name}_dim_{axis}"
+            symbol = size if isinstance(size, str) else getattr(size, "__name__", "")  # a torch.export.Dim has that
+            if (isinstance(size, int) and not isinstance(size, bool)) or size is torch.export.Dim.STATIC:
+                continue
+            found[axis] = re.sub(r"^(?=\d)|\W", "_", symbol) or f"{name}_dim_{axis}"
+            known_size = sizes.setdefault(found[axis], (tensor.shape[axis], name, axis))
+            if known_size[0] != tensor.shape[axis]:
+                raise ExportError(
+                    f"dynamic_shapes: {found[axis]!r} is {known_size[0]} in {known_size[1]} (axis {known_size[2]}) and "
+                    f"{tensor.shape[axis]} in {name} (axis {axis}); sizes that may differ need names of their own"
+                )
         if found:
             result[name] = found
     return result
+
+
+def _check_axes_names(
+    axes: Mapping[str, Any] | None, flat: FlatModel, names: Collection[str], result_names: Collection[str]
+) -> None:
+    """``dynamic_axes`` may name outputs too, whose sizes follow; but nothing else."""
+    unknown = set(axes or ()) - {path[0] for path in flat.input_paths} - {*names, *result_names}
+    if unknown:
+        raise ExportError(
+            f"dynamic_axes names {sorted(unknown)}; the inputs are {', '.join(names)}, the outputs "
+            f"{', '.join(result_names)}"
+        )
 
 
 def _follow(spec: Any, path: Sequence[str]) -> Any:

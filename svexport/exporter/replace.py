@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import math
@@ -21,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from svexport import ops
 from svexport.errors import UnsupportedError
-from svexport.exporter.arguments import bind, example_arguments, leaves, rebuild
+from svexport.exporter.arguments import bind, copied, example_arguments, leaves, rebuild
 from svexport.exporter.record import recorded, remember
 from svexport.exporter.source import definition, user_frame
 from svexport.ops._module import DropIn
@@ -112,11 +111,11 @@ def replace(model: nn.Module, args: Any = None, *, verbose: bool = True) -> nn.M
     calls: dict[tuple[str, str], _Proof] = {}
     outputs = _Proof()
     if arguments is not None:
-        probe = _copy(model)
+        probe = copied(model)
         _watch(probe, classes, modules)
         expected = _forward(probe, arguments, nullcontext())
         classes = {name: cls for name, cls in classes.items() if not modules[name].fault}
-        probe = _swap(_copy(model), classes)
+        probe = _swap(copied(model), classes)
         outputs.add(expected, functools.partial(_forward, probe, arguments, _Watch(calls)))
         del probe, expected
         if outputs.fault:  # though every part agrees: rounding decides something here, or the model keeps a state
@@ -144,7 +143,7 @@ def replace(model: nn.Module, args: Any = None, *, verbose: bool = True) -> nn.M
             reason = proof.fault or f"{function} stays as it is everywhere, because of another call"
             left_alone.append(LeftAlone("forward", function, source, reason))
 
-    replaced = _swap(_copy(model), classes)
+    replaced = _swap(copied(model), classes)
     if functions and not isinstance(replaced, (_Replaced, torch.jit.ScriptModule)):
         if arguments is None:
             ours = ", ".join(dict.fromkeys(map(_op_name, FUNCTIONS)))
@@ -318,16 +317,6 @@ def _forward(model: nn.Module, arguments: tuple[Any, dict[str, Any]], context: A
     call = inspect.BoundArguments(bound.signature, fresh)  # type: ignore[arg-type]
     with torch.no_grad(), torch.random.fork_rng(devices=[]), context:
         return model(*call.args, **call.kwargs)
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:
-        raise UnsupportedError(
-            f"{type(model).__name__} cannot be copied: copy.deepcopy raised {type(error).__name__}: {error}. "
-            "Detach the tensors among its attributes, and take off what does not belong to it"
-        ) from error
 
 
 def _qualified(kind: type) -> str:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from svexport.errors import VerificationError
+from svexport.errors import EngineError, VerificationError
 from svexport.exporter.state import State
 from svexport.parity import Parity, parity
 
 __all__ = ["random_like", "verify"]
+
+_ANYWAY = "svexport.export(..., verify=False) writes the file anyway"
 
 
 def verify(
@@ -36,21 +38,41 @@ def verify(
     torch than the tolerance, a file cannot do better: that distance is added to the tolerance, and noted.
 
     Raises:
-        VerificationError: if any output differs, the worst one named.
+        VerificationError: if any output differs, the worst one named, or the file does not run.
     """
     from svexport.runtime.session import OnnxEngine
 
-    engine = OnnxEngine(path, device="cpu")
+    try:
+        engine = OnnxEngine(path, device="cpu")
+    except EngineError as error:
+        raise VerificationError(f"{error}. No file was written.\n  {_ANYWAY}") from error
     results: list[Parity] = []
-    for run, inputs in _runs(tensors, input_names, dynamic_axes):
-        try:
-            expected = model(*(t.clone() for t in inputs))  # a model may work on its inputs in place
-        except Exception as error:
-            if run == "given":
-                raise
-            notes.append(f"not verified with {run}: the model itself fails there ({type(error).__name__}: {error})")
+    for alternatives in _runs(tensors, input_names, dynamic_axes):
+        refusals: dict[str, Exception] = {}
+        for run, inputs in alternatives:
+            try:
+                expected = model(*(t.clone() for t in inputs))  # a model may work on its inputs in place
+                break
+            except Exception as error:
+                if run == "given":
+                    raise
+                refusals[run] = error
+        else:
+            tried, first = " or ".join(refusals), next(iter(refusals.values()))
+            notes.append(f"not verified with {tried}: the model itself fails there ({type(first).__name__}: {first})")
             continue
-        actual = engine.run([t.detach().cpu() for t in inputs])
+        try:
+            actual = engine.run([t.detach().cpu() for t in inputs])
+        except EngineError as error:
+            raise VerificationError(
+                f"torch computes {run} inputs, the exported file does not: {error}. No file was written.\n"
+                f"  Usual cause: a number that the tracer took as it was, such as int(x.shape[0]) or len(x). {_ANYWAY}"
+            ) from error
+        if len(expected) != len(actual):
+            raise VerificationError(
+                f"torch returns {len(expected)} tensors on {run} inputs, the exported file always {len(actual)}. "
+                "No file was written.\n  How many come may not depend on the inputs or their sizes"
+            )
         pairs = list(zip(output_names, expected, actual, strict=True))
         found = [parity(name, e, a, run=run, rtol=rtol, atol=atol) for name, e, a in pairs]
         if run != "given" and not all(p.ok for p in found):
@@ -76,8 +98,7 @@ def verify(
             f"{len(failed)} of {len(results)} comparisons fail. No file was written.\n"
             f"{kept if changed else ''}"
             "  Usual causes: random numbers or data-dependent Python branches in forward (traced once, for the given "
-            "inputs). svexport.export(..., verify=False) writes the file anyway; svexport.compare(..., layers=True) "
-            "then shows the first layer that differs",
+            f"inputs). {_ANYWAY}; svexport.compare(..., layers=True) then shows the first layer that differs",
             failed,
         )
     return results
@@ -98,18 +119,29 @@ def _float64_gaps(model: nn.Module, inputs: Sequence[Tensor], expected: Sequence
 
 def _runs(
     tensors: Sequence[Tensor], names: Sequence[str], dynamic_axes: Mapping[str, Mapping[int, str]]
-) -> Iterator[tuple[str, list[Tensor]]]:
-    yield "given", list(tensors)
-    yield "random", [random_like(t) for t in tensors]
+) -> Iterator[Iterable[tuple[str, list[Tensor]]]]:
+    """Names and inputs of each run; of several, the first that the model takes."""
+    yield [("given", list(tensors))]
+    yield [("random", [random_like(t) for t in tensors])]
     if dynamic_axes:
+        yield _resized(tensors, names, dynamic_axes)
+
+
+def _resized(
+    tensors: Sequence[Tensor], names: Sequence[str], dynamic_axes: Mapping[str, Mapping[int, str]]
+) -> Iterator[tuple[str, list[Tensor]]]:
+    """Every dynamic size one larger, or as a model needs it that halves its sizes, or divides them by other numbers."""
+    tried = set()
+    for larger in (lambda n: n + 1, lambda n: n + (n & -n), lambda n: 2 * n):
+        shapes = [list(tensor.shape) for tensor in tensors]
         sizes: dict[str, int] = {}
-        changed = []
-        for name, tensor in zip(names, tensors, strict=True):
-            shape = list(tensor.shape)
+        for name, shape in zip(names, shapes, strict=True):
             for axis, symbol in dynamic_axes.get(name, {}).items():
-                shape[axis] = sizes.setdefault(symbol, shape[axis] + 1) if shape[axis] else 0
-            changed.append(random_like(tensor, shape))
-        yield ", ".join(f"{symbol}={size}" for symbol, size in sizes.items()), changed
+                shape[axis] = sizes.setdefault(symbol, larger(shape[axis]) if shape[axis] else 0)
+        run = ", ".join(f"{symbol}={size}" for symbol, size in sizes.items())
+        if run not in tried:
+            tried.add(run)
+            yield run, [random_like(tensor, shape) for tensor, shape in zip(tensors, shapes, strict=True)]
 
 
 def random_like(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:

@@ -124,8 +124,13 @@ class OnnxEngine(Engine):
         except SvexportError:
             raise
         except Exception as error:  # ONNX Runtime's, protobuf's, UnicodeDecodeError of a damaged name, ...
+            reason = _reason(error)
+            if "Could not find an implementation" in reason:
+                raise EngineError(
+                    f"ONNX Runtime lacks a kernel that {self} needs on {self.device}: {reason}"
+                ) from error
             raise EngineError(
-                f"ONNX Runtime cannot load {self}: {_reason(error)}\n  If the file was damaged or cut short, export or "
+                f"ONNX Runtime cannot load {self}: {reason}\n  If the file was damaged or cut short, export or "
                 "copy it again; onnx.checker.check_model(path, full_check=True) tells more"
             ) from error
         if self.device.type == "cuda" and "CUDAExecutionProvider" not in self._session.get_providers():

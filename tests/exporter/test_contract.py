@@ -213,6 +213,32 @@ def test_unsupported_opset(opset, tmp_path) -> None:
         svexport.export(Small(), X, tmp_path / "m.onnx", opset=opset)
 
 
+@pytest.mark.parametrize(
+    ("args", "options", "message"),
+    [
+        (X, {"rtol": -1}, "rtol and atol must be 0 or more, got -1"),
+        (X, {"atol": float("nan")}, "0 or more, got 0.001 and nan"),  # with which nothing would ever differ
+        (X, {"output_names": ["x"]}, r"expects 1 different names \(output .*\) that no input has, got \['x'\]"),
+        (X, {"output_names": [""]}, "output_names expects 1 different names"),
+        (X, {"dtype": torch.bfloat16}, "bfloat16 needs opset 13 or later, got opset=11"),
+        ((X[0].bfloat16(),), {}, "bfloat16 needs opset 13"),
+        ((X[0].cfloat(),), {"opset": 18}, "x is a complex64 tensor, with which ONNX does not compute"),
+        ((X[0].numpy(),), {}, r"expected at least one tensor among the arguments, got ndarray; torch\.from_numpy"),
+    ],
+)
+def test_what_cannot_be(args, options, message, tmp_path) -> None:
+    with pytest.raises(svexport.ExportError, match=message):
+        svexport.export(Small(), args, tmp_path / "m.onnx", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_models_that_cannot_be_copied(tmp_path) -> None:
+    model = Small()
+    model.last = model(*X)
+    with pytest.raises(svexport.UnsupportedError, match=r"Small cannot be copied: copy\.deepcopy raised RuntimeError"):
+        svexport.export(model, X, tmp_path / "m.onnx", dtype=torch.float16)
+
+
 def test_unknown_plugin(tmp_path) -> None:
     with pytest.raises(svexport.UnsupportedError, match=r"expected names of ops \(.*einsum.*\), got 'gridsample'"):
         svexport.export(Small(), X, tmp_path / "m.onnx", plugins=["gridsample"])
@@ -231,11 +257,62 @@ def test_bad_target(target, message, tmp_path) -> None:
         ({"x": {9: "n"}}, "x has 4 dimensions, axis 9"),
         (({0: "n"}, {0: "n"}), "tuple of 1 entries"),
         (3, "expects a dict by name"),
+        ({"x": {0}}, r"x expects sizes by axis, \{0: 'batch'\} for one, got \{0\}"),
+        ({"x": "batch"}, "x expects sizes by axis"),
+        ({"x": 0}, "x expects sizes by axis"),
+        ({"x": {2: "size", 3: "size"}}, r"'size' is 6 in x \(axis 2\) and 7 in x \(axis 3\)"),
     ],
 )
 def test_bad_dynamic_shapes(shapes, message, tmp_path) -> None:
     with pytest.raises(svexport.ExportError, match=message):
         svexport.export(Small(), X, tmp_path / "m.onnx", dynamic_shapes=shapes)
+
+
+def test_dynamic_axes_of_nothing(tmp_path) -> None:
+    axes = {"images": {0: "n"}, "output": {0: "n"}}
+    with pytest.raises(svexport.ExportError, match=r"names \['images'\]; the inputs are x, the outputs output"):
+        svexport.export(Small(), X, tmp_path / "m.onnx", dynamic_axes=axes)
+    assert not list(tmp_path.iterdir())
+
+
+@BOTH_EXPORTERS
+def test_symbols_that_are_no_identifiers_are_shared_all_the_same(opset, tmp_path) -> None:
+    class Sum(nn.Module):
+        def forward(self, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+            return x + y + z
+
+    static = torch.export.Dim.STATIC
+    shapes = {"x": {0: "batch size", 1: static}, "y": {0: "batch size", 1: "2d"}, "z": {0: "batch size", 1: "2d"}}
+    args = (torch.randn(2, 1), torch.randn(2, 3), torch.randn(2, 3))
+    report = svexport.export(Sum(), args, tmp_path / "m.onnx", opset=opset, dynamic_shapes=shapes)
+    shown = {"x": "float32[batch_size, 1]", "y": "float32[batch_size, _2d]", "z": "float32[batch_size, _2d]"}
+    assert report.inputs == shown
+
+
+@BOTH_EXPORTERS
+@pytest.mark.parametrize(("divisor", "run"), [(4, "h=16"), (6, "h=24")])
+def test_sizes_that_a_model_divides(divisor, run, opset, tmp_path) -> None:
+    """One more of everything is not what such a model takes."""
+
+    class Pyramid(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            coarse = F.avg_pool2d(x, (divisor, 1))
+            return x + F.interpolate(coarse, scale_factor=(divisor, 1))
+
+    args = (torch.randn(1, 2, 12, 3),)
+    report = svexport.export(Pyramid(), args, tmp_path / "m.onnx", opset=opset, dynamic_axes={"x": {2: "h"}})
+    assert [p.run for p in report.parity] == ["given", "random", run]
+    assert not report.notes
+
+
+def test_no_size_that_a_model_takes(tmp_path) -> None:
+    class Only(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.ones(6)
+
+    report = svexport.export(Only(), torch.randn(2, 6), tmp_path / "m.onnx", dynamic_axes={"x": {1: "w"}})
+    assert [p.run for p in report.parity] == ["given", "random"]
+    assert "not verified with w=7 or w=8 or w=12: the model itself fails there" in report.notes[0]
 
 
 @BOTH_EXPORTERS
@@ -401,6 +478,31 @@ def test_verification_error_names_the_worst_output_and_leaves_no_file(opset, tmp
     assert not svexport.export(Random(), X, tmp_path / "n.onnx", opset=opset, verify=False).verified
 
 
+def test_files_that_do_not_run_are_not_verified(tmp_path) -> None:
+    """For want of kernels in ONNX Runtime, or because a size of the given inputs is in the file."""
+
+    class Fixed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.reshape(int(x.numel()))
+
+    class Parts(nn.Module):
+        def forward(self, x: Tensor) -> list[Tensor]:
+            return [x[i] * 2 for i in range(x.shape[0])]
+
+    path = tmp_path / "m.onnx"
+    with pytest.raises(
+        svexport.VerificationError, match=r"(?s)lacks a kernel.*Conv.*verify=False\) writes the file any"
+    ):
+        svexport.export(Small(), X, path, dtype=torch.float64)
+    with pytest.raises(svexport.VerificationError, match=r"(?s)torch computes n=3 inputs, the exported file does not"):
+        svexport.export(Fixed(), X, path, dynamic_axes={"x": {0: "n"}})
+    with pytest.raises(
+        svexport.VerificationError, match="torch returns 3 tensors on n=3 inputs, the exported file always"
+    ):
+        svexport.export(Parts(), torch.randn(2, 3), path, dynamic_axes={"x": {0: "n"}})
+    assert not list(tmp_path.iterdir())
+
+
 @BOTH_EXPORTERS
 def test_large_models_keep_their_weights_beside_the_file(opset, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(export_module, "MAX_PROTOBUF_BYTES", 1000)
@@ -523,6 +625,30 @@ def test_parameter_names_are_the_models_own(tmp_path) -> None:
         file = onnx.load(svexport.export(model, X, tmp_path / "m.onnx", opset=opset).path)
         assert {"0.weight", "0.bias", "2.weight", "2.bias"} <= {t.name for t in file.graph.initializer}
         assert "_svexport_model" not in str(file)
+
+
+@BOTH_EXPORTERS
+def test_wrapped_models(opset, tmp_path) -> None:
+    """What torch.compile and DataParallel make of a model is exported, and compared, as that model."""
+    inner = Small()
+    inner.conv = torch.compile(inner.conv)
+    inner.norm.compile()
+    compiled = inner.norm._compiled_call_impl
+    forward = inner.conv.forward
+    model = torch.compile(nn.DataParallel(inner))
+    report = svexport.export(model, X, tmp_path / "m.onnx", opset=opset)
+    assert report.model == "Small"
+    assert list(report.inputs) == ["x"]
+    assert svexport.compare(model, report.path, X).ok
+    assert inner.norm._compiled_call_impl is compiled
+    assert inner.conv.forward is forward
+
+
+def test_wrapped_models_have_their_own_examples(tmp_path) -> None:
+    inner = Small()
+    with svexport.record(inner):
+        inner(*X)
+    assert svexport.export(nn.DataParallel(inner), path=tmp_path / "m.onnx").verified
 
 
 @pytest.mark.gpu
