@@ -15,10 +15,10 @@ logger.disable("svexport")
 
 @contextmanager
 def quiet(*names: str) -> Iterator[None]:
-    """Only errors from the loggers of these names: not what libraries remark on as they work."""
+    """Nothing from the loggers of these names: what libraries remark on, and errors that they raise as well."""
     levels = [(log, log.level) for log in map(logging.getLogger, names)]
     for log, _ in levels:
-        log.setLevel(logging.ERROR)
+        log.setLevel(logging.CRITICAL)
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,6 +25,14 @@ from svexport.symbolic._symbolic import TensorInfo, qualified, without_computed
 
 __all__ = ["export", "translations"]
 
+_LOGGERS = (
+    "torch._subclasses.fake_tensor",
+    "torch.export._trace",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch.onnx._internal.exporter",
+    "torch.onnx._internal.exporter._registration",
+)
+
 
 def export(
     model: nn.Module,
@@ -38,7 +47,7 @@ def export(
     if dynamic_axes:
         # Axes of one name share one size, as they do in the file.
         shapes = {"tensors": tuple(dict(dynamic_axes.get(name, {})) for name in input_names)}
-    with quiet("torch.onnx._internal.exporter", "torch.onnx._internal.exporter._registration"):
+    with quiet(*_LOGGERS):
         try:
             with _OfDynamicSizes() if dynamic_axes else nullcontext():
                 program = torch.onnx.export(
@@ -53,7 +62,7 @@ def export(
                     verbose=False,
                 )
         except torch.onnx.OnnxExporterError as error:
-            raise _failure(model, tensors, opset, error) from error
+            raise _failure(model, tensors, opset, input_names, error) from error
         assert program is not None  # it is only for dynamo=False
         _save_optimized(program, path)
 
@@ -189,7 +198,9 @@ def _schema(op: Op, num_inputs: int) -> Any:
     )
 
 
-def _failure(model: nn.Module, tensors: Sequence[Tensor], opset: int, error: BaseException) -> ExportError:
+def _failure(
+    model: nn.Module, tensors: Sequence[Tensor], opset: int, input_names: Sequence[str], error: BaseException
+) -> ExportError:
     """The root cause of the exporter's chain of errors, with the user's source line where one is known."""
     chain: list[BaseException] = []
     cause: BaseException | None = error
@@ -199,10 +210,24 @@ def _failure(model: nn.Module, tensors: Sequence[Tensor], opset: int, error: Bas
     for one in reversed(chain):
         if isinstance(one, ExportError):
             return one
+    try:
+        model(*(t.clone() for t in tensors))
+    except Exception as own:  # noqa: BLE001 - not the exporter's
+        return ExportError(f"the model itself fails on these arguments: {type(own).__name__}: {own}")
     text = "\n".join(map(str, chain))
     where = user_frame(text) or _source_of(text, model, tensors)
-    reason = str(chain[-1]).strip().splitlines()
+    reason = (str(chain[-1]).strip() or type(chain[-1]).__name__).splitlines()[0]
     advice = "replace the function by supported ones, or try opset=17 (another exporter)"
+    fixed = re.findall(r"static shape of (\d+) for dimension inputs\['tensors'\]\[(\d+)\]\.shape\[(\d+)\]", text)
+    if fixed:
+        size, index, axis = fixed[0]
+        reason = (
+            f"axis {axis} of {input_names[int(index)]} is to be dynamic, but forward takes it for the number {size}"
+        )
+        advice = "keep int(), range() and branches off sizes, make it static, or try opset=17 (another exporter)"
+    elif "data-dependent" in text:
+        reason = f"forward needs the value of a tensor in Python: {reason}"
+        advice = "a file has one way for all inputs: compute both and choose by torch.where, or make a constant of it"
     scripted = [name for name, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)]
     if scripted:
         place = scripted[0].replace(MODEL_ATTRIBUTE, "model", 1)
@@ -211,9 +236,7 @@ def _failure(model: nn.Module, tensors: Sequence[Tensor], opset: int, error: Bas
             "export with opset=17 or less (another exporter)"
         )
     return ExportError(
-        f"cannot be exported at opset {opset}: {reason[0] if reason else type(chain[-1]).__name__}"
-        + (f"\n  at {where}" if where else "")
-        + f"\n  {advice}"
+        f"cannot be exported at opset {opset}: {reason}" + (f"\n  at {where}" if where else "") + f"\n  {advice}"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import logging
 import os
 import re
 from collections import namedtuple
@@ -542,6 +543,43 @@ def test_operator_that_cannot_be_exported_is_named_with_its_source(opset, tmp_pa
         svexport.ExportError, match=r"(?s)svd.*at .*test_contract\.py:\d+ in forward: return torch\.linalg"
     ):
         svexport.export(Unsupported(), (torch.randn(3, 3),), tmp_path / "m.onnx", opset=opset)
+    assert not list(tmp_path.iterdir())
+
+
+class Branch(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 0 else x * 3
+
+
+class Rows(nn.Module):
+    def forward(self, y: Tensor, x: Tensor) -> Tensor:
+        return y.sum() + sum(x * i for i in range(int(x.shape[2])))
+
+
+class Fails(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("ij,ij", x, x)
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "axes", "message"),
+    [
+        (
+            Branch(),
+            X,
+            {},
+            r"forward needs the value of a tensor in Python: (?s:.*) at .*x\.sum\(\) > 0(?s:.*)torch\.where",
+        ),
+        (Rows(), X * 2, {"x": {2: "h"}}, r"axis 2 of x is to be dynamic, but forward takes it for the number 6\n"),
+        (Fails(), X, {}, r"the model itself fails on these arguments: RuntimeError: einsum\(\)"),
+    ],
+)
+def test_what_torch_export_does_not_take(model, args, axes, message, tmp_path, monkeypatch) -> None:
+    logged: list[logging.LogRecord] = []  # hundreds of lines about what is raised as well
+    monkeypatch.setattr(logging.getLogger("torch._subclasses.fake_tensor"), "handle", logged.append)
+    with pytest.raises(svexport.ExportError, match=message):
+        svexport.export(model, args, tmp_path / "m.onnx", opset=18, dynamic_axes=axes)
+    assert not logged
     assert not list(tmp_path.iterdir())
 
 
