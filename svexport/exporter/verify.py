@@ -14,7 +14,7 @@ from svexport.errors import EngineError, VerificationError
 from svexport.exporter.state import State
 from svexport.parity import Parity, parity
 
-__all__ = ["random_like", "verify"]
+__all__ = ["verify"]
 
 _ANYWAY = "svexport.export(..., verify=False) writes the file anyway"
 
@@ -122,7 +122,7 @@ def _runs(
 ) -> Iterator[Iterable[tuple[str, list[Tensor]]]]:
     """Names and inputs of each run; of several, the first that the model takes."""
     yield [("given", list(tensors))]
-    yield [("random", [random_like(t) for t in tensors])]
+    yield (("random", inputs) for inputs in _random(tensors, [t.shape for t in tensors]))
     if dynamic_axes:
         yield _resized(tensors, names, dynamic_axes)
 
@@ -141,15 +141,23 @@ def _resized(
         run = ", ".join(f"{symbol}={size}" for symbol, size in sizes.items())
         if run not in tried:
             tried.add(run)
-            yield run, [random_like(tensor, shape) for tensor, shape in zip(tensors, shapes, strict=True)]
+            yield from ((run, inputs) for inputs in _random(tensors, shapes))
 
 
-def random_like(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+def _random(tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> Iterator[list[Tensor]]:
+    """Everything random; or floating-point numbers alone, for integers may be sizes that fit one another."""
+    yield [_random_like(t, shape) for t, shape in zip(tensors, shapes, strict=True)]
+    if not all(t.is_floating_point() for t in tensors):
+        yield [
+            _random_like(t, shape) if t.is_floating_point() else _tiled(t, shape)
+            for t, shape in zip(tensors, shapes, strict=True)
+        ]
+
+
+def _random_like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     """Fresh values like the given ones, tiled or cut to ``shape``: each changed by about a tenth where floating point
     (so that what was a projection matrix still is one), drawn from among them for anything else."""
-    tensor = tensor.detach()
-    for axis, size in enumerate(tensor.shape if shape is None else shape):
-        tensor = tensor.index_select(axis, torch.arange(size, device=tensor.device) % max(tensor.shape[axis], 1))
+    tensor = _tiled(tensor, shape)
     if not tensor.numel():
         return tensor
     if not tensor.is_floating_point():  # indices and masks stay valid
@@ -157,3 +165,10 @@ def random_like(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
     noise = torch.randn(tensor.shape, dtype=torch.float64, device=tensor.device)
     # Zeros alone say nothing: any values will do.
     return (tensor.double() * (1 + 0.1 * noise) if tensor.any() else noise).to(tensor.dtype)
+
+
+def _tiled(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    tensor = tensor.detach()
+    for axis, size in enumerate(shape):
+        tensor = tensor.index_select(axis, torch.arange(size, device=tensor.device) % max(tensor.shape[axis], 1))
+    return tensor

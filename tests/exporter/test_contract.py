@@ -306,6 +306,23 @@ def test_sizes_that_a_model_divides(divisor, run, opset, tmp_path) -> None:
     assert not report.notes
 
 
+@BOTH_EXPORTERS
+def test_integers_that_fit_one_another(opset, tmp_path) -> None:
+    """Drawn anew, the sizes of maps are those of no maps."""
+
+    class Levels(nn.Module):
+        def forward(self, value: Tensor, shapes: Tensor, locations: Tensor, weights: Tensor) -> Tensor:
+            start = torch.cat([shapes.new_zeros(1), shapes.prod(1).cumsum(0)[:-1]])
+            return svexport.ops.ms_deform_attn(value, shapes, start, locations, weights)
+
+    shapes = torch.tensor([[5, 3], [2, 4]])
+    args = (torch.randn(2, 23, 2, 4), shapes, torch.rand(2, 6, 2, 2, 3, 2), torch.rand(2, 6, 2, 2, 3))
+    axes = {name: {0: "n"} for name in ("value", "locations", "weights")}
+    report = svexport.export(Levels(), args, tmp_path / "m.onnx", opset=opset, dynamic_axes=axes)
+    assert [p.run for p in report.parity] == ["given", "random", "n=3"]
+    assert not report.notes
+
+
 def test_no_size_that_a_model_takes(tmp_path) -> None:
     class Only(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
