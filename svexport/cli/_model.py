@@ -269,10 +269,10 @@ def _random(spec: InputSpec, generator: Any) -> Tensor:
 
 
 def _own_inputs(model: nn.Module) -> Any:
-    from svexport.exporter.export import _arguments
+    from svexport.exporter.arguments import given_arguments
 
     try:
-        positional, keywords = _arguments(model, None)
+        positional, keywords = given_arguments(model, None)
     except ExportError as error:
         raise ExportError(
             f"{type(model).__name__} came without inputs; give them, --input NAME=1x3x224x224 for random ones or "

@@ -18,7 +18,7 @@ from svexport.errors import ExportError, UnsupportedError
 from svexport.exporter.decompose import untraced
 from svexport.exporter.record import recorded
 
-__all__ = ["MODEL_ATTRIBUTE", "FlatModel", "bind", "copied", "example_arguments", "unwrapped"]
+__all__ = ["MODEL_ATTRIBUTE", "FlatModel", "bind", "copied", "example_arguments", "given_arguments", "unwrapped"]
 
 MODEL_ATTRIBUTE = "_svexport_model"
 """Where :class:`FlatModel` keeps the user's model; the prefix is taken off every name in the exported file."""
@@ -65,6 +65,22 @@ def example_arguments(model: nn.Module, args: Any) -> tuple[Any, dict[str, Any]]
         if found is not None:
             return found() if callable(found) else found, {}
     return recorded(model)
+
+
+def given_arguments(model: nn.Module, args: Any) -> tuple[Any, dict[str, Any]]:
+    """:func:`example_arguments`, also those of a model that is wrapped.
+
+    Raises:
+        ExportError: if there are none.
+    """
+    found = example_arguments(model, args) or example_arguments(unwrapped(model), args)
+    if found is None:
+        raise ExportError(
+            f"{type(model).__name__} came without arguments to call it with. Give them, "
+            "svexport.export(model, (images,)), or set model.example_inputs = (images,), or run one forward under "
+            "svexport.record: `with svexport.record(model): model(images)`"
+        )
+    return found
 
 
 def bind(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None) -> inspect.BoundArguments:

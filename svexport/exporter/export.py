@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from svexport._version import __version__
 from svexport.errors import ExportError
 from svexport.exporter import dynamo, torchscript
-from svexport.exporter.arguments import FlatModel, bind, copied, eval_mode, example_arguments, leaves, unique, unwrapped
+from svexport.exporter.arguments import FlatModel, bind, copied, eval_mode, given_arguments, leaves, unique, unwrapped
 from svexport.exporter.clean import clean, keep_inputs, name_sizes
 from svexport.exporter.report import ExportReport, NodeSource
 from svexport.exporter.source import is_library
@@ -128,15 +128,14 @@ def export(
         raise ExportError(f"rtol and atol must be 0 or more, got {rtol} and {atol}")
     if weights not in WEIGHTS:
         raise ExportError(f"weights must be {' or '.join(map(repr, WEIGHTS))}, got {weights!r}")
-    args, model = _arguments(model, args), unwrapped(model)
+    arguments, model = given_arguments(model, args), unwrapped(model)
     path = Path(f"{type(model).__name__}.onnx" if path is None else path)
     if path.is_dir():
         raise ExportError(f"expected the path of a file, got the folder {path}; add a file name")
 
-    positional, keywords = args
     exported = model if dtype is None else copied(model).to(dtype)
     with _lock, eval_mode(exported), unchanged(exported) as state, torch.no_grad():
-        bound = bind(exported, positional, keywords)
+        bound = bind(exported, *arguments)
         flat = FlatModel(exported, bound, dtype)
         _check_tensors(flat, bound, dtype, opset)
         _check_devices(flat)
@@ -201,17 +200,6 @@ def export(
         notes=notes,
         **done.facts,
     )
-
-
-def _arguments(model: nn.Module, args: Any) -> tuple[Any, dict[str, Any]]:
-    found = example_arguments(model, args) or example_arguments(unwrapped(model), args)
-    if found is None:
-        raise ExportError(
-            f"{type(model).__name__} came without arguments to trace it with. Give them, "
-            "svexport.export(model, (images,)), or set model.example_inputs = (images,), or run one forward under "
-            "svexport.record: `with svexport.record(model): model(images)`"
-        )
-    return found
 
 
 def _check_tensors(flat: FlatModel, bound: inspect.BoundArguments, dtype: torch.dtype | None, opset: int) -> None:

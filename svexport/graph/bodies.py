@@ -47,6 +47,9 @@ def lower(model: onnx.ModelProto | str | Path, ops: Collection[str] | None = Non
     else:
         lowered = onnx.load(str(model))
     chosen = node_types(ops)
+    if ops is None:
+        for node in svexport_nodes(lowered):
+            symbolic_of(node)  # raises on an unknown op, which would be left as it is
     lower_in_place(lowered, lambda node: node.op_type in chosen)
     return lowered
 
@@ -209,7 +212,14 @@ def _build(node: onnx.NodeProto, types: dict[str, Value], opset: int, prefix: st
     """A node's body, producing the node's own outputs."""
     symbolic = symbolic_of(node)
     builder = Builder(opset, prefix)
-    outputs = symbolic.build(builder, arguments_of(node, symbolic.op, types))
+    arguments = arguments_of(node, symbolic.op, types)
+    try:
+        outputs = symbolic.build(builder, arguments)
+    except (LookupError, ValueError) as error:
+        raise UnsupportedError(
+            f"node {node.name!r} (svexport::{node.op_type}) has attributes or inputs that its op does not know: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     produced = {name for inner in builder.nodes for name in inner.output}
     renames: dict[str, str] = {}
     for value, name in zip(outputs, node.output, strict=False):  # trailing outputs may be unused

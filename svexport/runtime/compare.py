@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from svexport import html
 from svexport.errors import SvexportError, UnsupportedError
-from svexport.exporter.arguments import FlatModel, bind, eval_mode
+from svexport.exporter.arguments import FlatModel, bind, eval_mode, given_arguments
 from svexport.exporter.state import unchanged
 from svexport.parity import Parity, parity
 from svexport.runtime.engine import Engine
@@ -164,7 +164,7 @@ def _row(p: Parity) -> tuple[str, ...]:
 def compare(
     model: nn.Module,
     engine: Engine | str | os.PathLike[str] | onnx.ModelProto | Callable[..., Any],
-    args: Any,
+    args: Any = None,
     *,
     layers: bool | Collection[str] | None = None,
     rtol: float = 1e-3,
@@ -180,8 +180,8 @@ def compare(
         model: the torch model.
         engine: an engine, the path of a file for :func:`svexport.load`, or a second torch model or function that takes
             the same arguments.
-        args: what ``forward`` is called with, as for :func:`svexport.export`: a tuple, a dict by parameter name, or a
-            single argument.
+        args: what ``forward`` is called with, as for :func:`svexport.export` and with its defaults: a tuple, a dict by
+            parameter name, or a single argument.
         layers: True compares the outputs of all submodules as well, a list of submodule names only those. It needs an
             ONNX engine, whose nodes name the module they came from, or a second torch model. A module that the exporter
             folded into another is compared together with it (``conv+bn``).
@@ -197,11 +197,14 @@ def compare(
 
     if not isinstance(model, nn.Module):
         raise SvexportError(f"expected a torch.nn.Module first and then the engine, got {type(model).__name__}")
+    if not (rtol >= 0 and atol >= 0):
+        raise SvexportError(f"rtol and atol must be 0 or more, got {rtol} and {atol}")
     wanted = _wanted(model, layers)
-    bound = bind(model, args)
+    arguments = given_arguments(model, args)
+    bound = bind(model, *arguments)
     flat = FlatModel(model, bound)
     tensors = [t.detach() for t in flat.tensors]
-    other = _other(engine, bound, args)
+    other = _other(engine, bound, arguments)
     title = str(other) if isinstance(other, Engine) else getattr(engine, "__name__", type(engine).__name__)
     notes: list[str] = []
     with (
@@ -248,14 +251,14 @@ def _wanted(model: nn.Module, layers: bool | Collection[str] | None) -> list[str
     return wanted
 
 
-def _other(engine: Any, bound: inspect.BoundArguments, args: Any) -> Engine | FlatModel:
+def _other(engine: Any, bound: inspect.BoundArguments, arguments: tuple[Any, dict[str, Any]]) -> Engine | FlatModel:
     """The engine, or a torch model or function as a flat model."""
     if isinstance(engine, Engine):
         return engine
     if isinstance(engine, (str, os.PathLike)):
         return load(engine)
     if isinstance(engine, nn.Module):
-        return FlatModel(engine, bind(engine, args))
+        return FlatModel(engine, bind(engine, *arguments))
     if callable(engine):
         function = _Function(engine)
         return FlatModel(function, bind(function, bound.args, bound.kwargs))

@@ -454,3 +454,21 @@ def test_page_without_matplotlib(comparison, monkeypatch):
     assert "pip install matplotlib" in text
     assert "beginning at norm" in text
     assert "<svg" not in text
+
+
+def test_arguments_as_export_finds_them(tmp_path) -> None:
+    model = nn.Linear(3, 2)
+    path = svexport.export(model, torch.randn(4, 3), tmp_path / "m.onnx").path
+    with pytest.raises(ExportError, match="Linear came without arguments to call it with"):
+        compare(model, path)
+    with svexport.record(model):
+        model(torch.randn(4, 3))
+    assert compare(model, path).ok
+    assert compare(nn.DataParallel(model), model).ok
+
+
+@pytest.mark.parametrize("tolerances", [{"rtol": float("nan")}, {"atol": -1e-3}])
+def test_tolerances_that_mean_nothing(tolerances, tmp_path) -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(SvexportError, match="rtol and atol must be 0 or more"):
+        compare(model, copy.deepcopy(model), torch.randn(4, 3), **tolerances)
