@@ -65,10 +65,11 @@ def run(options: argparse.Namespace) -> Outcome:
         _gpu(),
         _nvcc(),
         _compiler(),
-        _package("tensorrt", "later: building and running engines", _tensorrt_wheel()),
+        _ninja(),
+        _package("tensorrt", "TensorRT plugins in Python", _tensorrt_wheel()),
         _headers(),
-        _package("torch_tensorrt", "later: comparison with torch.compile in TensorRT", "torch-tensorrt"),
-        Check("plugin library", "missing", f"not part of svexport {__version__}", "later: svexport nodes in engines"),
+        _package("torch_tensorrt", "torch_tensorrt.compile with svexport's ops", "torch-tensorrt"),
+        _plugin_library(),
         _package("matplotlib", "pictures in reports", "matplotlib"),
     ]
     ok = all(check.state == "ok" for check in checks if check.required)
@@ -114,7 +115,7 @@ def _exporter(name: str, opset: int, enables: str) -> Check:
 
 
 def _gpu() -> Check:
-    enables = "later: engines, CUDA kernels"
+    enables = "svexport's CUDA kernels"
     try:
         import torch
     except Exception as error:  # noqa: BLE001
@@ -129,7 +130,7 @@ def _gpu() -> Check:
 
 
 def _nvcc() -> Check:
-    enables = "later: building CUDA kernels and plugins"
+    enables = "building CUDA kernels and TensorRT plugins"
     roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     found = shutil.which("nvcc") or next(
         (path for root in roots if root and (path := shutil.which("nvcc", path=str(Path(root) / "bin")))), None
@@ -148,15 +149,36 @@ def _nvcc() -> Check:
 
 
 def _compiler() -> Check:
-    enables = "later: building CUDA kernels and plugins"
+    enables = "building CUDA kernels and TensorRT plugins"
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
         if name and (found := shutil.which(name)):
             return Check("C++ compiler", "ok", f"{_output(found, '--version').partition(chr(10))[0]}, {found}", enables)
     return Check("C++ compiler", "missing", "no c++, g++ or clang++ on PATH", enables, "sudo apt-get install g++")
 
 
+def _ninja() -> Check:
+    enables = "building CUDA kernels on first use"
+    found = shutil.which("ninja")
+    if found is None:
+        return Check("ninja", "missing", "not on PATH", enables, "pip install ninja")
+    return Check("ninja", "ok", f"{_output(found, '--version').strip()}, {found}", enables)
+
+
+def _plugin_library() -> Check:
+    enables = "svexport nodes in TensorRT engines"
+    try:
+        from svexport.tensorrt import libraries
+
+        found = [f"TensorRT {library.major}: {library.path}" for library in libraries()]
+    except Exception as error:  # noqa: BLE001
+        return Check("plugin library", "missing", f"not known: {_first_line(error)}", enables, "pip install torch")
+    if not found:
+        return Check("plugin library", "missing", "none was built", enables, "svexport plugins build")
+    return Check("plugin library", "ok", ", ".join(found), enables)
+
+
 def _headers() -> Check:
-    enables = "later: the C++ plugin library"
+    enables = "building TensorRT plugins"
     root = os.environ.get("TENSORRT_ROOT")
     install = "unpack TensorRT's tar from developer.nvidia.com/tensorrt, then export TENSORRT_ROOT=/path/to/TensorRT"
     system = Path("/usr/include") / f"{platform.machine()}-linux-gnu"
@@ -223,5 +245,4 @@ def _shown(checks: list[Check], ok: bool) -> list[Any]:
         for check in sorted(wanted, key=lambda c: not c.required):
             commands.add_row(Text(check.name), Text(check.install))
         shown.append(commands)
-    later = f"later: what svexport {__version__} does not do yet"
-    return [*shown, later, Text(verdict, "bold green" if ok else "bold red")]
+    return [*shown, Text(verdict, "bold green" if ok else "bold red")]

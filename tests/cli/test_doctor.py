@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from svexport.cli import doctor
+from svexport.tensorrt import library
 
 
 @pytest.fixture
@@ -46,6 +47,7 @@ def test_everything_has_a_row(checks):
         "GPU",
         "nvcc",
         "C++ compiler",
+        "ninja",
         "tensorrt",
         "TensorRT headers",
         "torch_tensorrt",
@@ -56,9 +58,19 @@ def test_everything_has_a_row(checks):
     assert all(found[name]["required"] and found[name]["state"] == "ok" for name in core)
     assert not any(found[name]["required"] for name in optional)
     assert "CPU" in found["onnxruntime"]["detail"]
-    assert found["plugin library"]["state"] == "missing"
-    assert "not part of svexport" in found["plugin library"]["detail"]
-    assert all(c["install"] for c in found.values() if c["state"] != "ok" and c["name"] != "plugin library")
+    assert all(c["install"] for c in found.values() if c["state"] != "ok")
+    assert not any("later" in c["enables"] for c in found.values())
+
+
+def test_plugin_library(checks, tmp_path, monkeypatch):
+    monkeypatch.setenv("SVEXPORT_CACHE", str(tmp_path))
+    missing = checks()["plugin library"]
+    assert (missing["state"], missing["install"]) == ("missing", "svexport plugins build")
+    built = library.plugins_folder() / library.library_name(10)
+    built.parent.mkdir(parents=True)
+    built.touch()
+    found = checks()["plugin library"]
+    assert (found["state"], found["detail"]) == ("ok", f"TensorRT 10: {built}")
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "onnxscript", "matplotlib", "opt_einsum"])
@@ -121,7 +133,7 @@ def test_nothing_at_all(tmp_path):
 def test_no_compilers(checks, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda *args, **kwargs: None)
     found = checks()
-    assert found["nvcc"]["state"] == found["C++ compiler"]["state"] == "missing"
+    assert found["nvcc"]["state"] == found["C++ compiler"]["state"] == found["ninja"]["state"] == "missing"
     assert found["nvcc"]["install"].startswith("sudo apt-get install")
     assert found["C++ compiler"]["install"] == "sudo apt-get install g++"
 
