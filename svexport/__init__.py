@@ -22,7 +22,7 @@ from svexport.errors import (
 )
 
 if TYPE_CHECKING:
-    from svexport import ops
+    from svexport import ops, tensorrt
     from svexport.exporter.export import export
     from svexport.exporter.record import record
     from svexport.exporter.replace import replace
@@ -51,6 +51,7 @@ __all__ = [
     "ops",
     "record",
     "replace",
+    "tensorrt",
 ]
 
 # Imported on first use: onnx costs as much time to import as svexport may take, and the command line has to answer
@@ -67,10 +68,12 @@ _LAZY = {
     "replace": "svexport.exporter.replace",
 }
 
+_MODULES = ("ops", "tensorrt")
+
 
 def __getattr__(name: str) -> Any:
-    if name == "ops":
-        return import_module("svexport.ops")
+    if name in _MODULES:
+        return import_module(f"svexport.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'svexport' has no attribute {name!r}")
     value = getattr(import_module(_LAZY[name]), name)
@@ -79,4 +82,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY, "ops"})
+    return sorted({*globals(), *_LAZY, *_MODULES})

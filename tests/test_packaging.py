@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,8 @@ def test_nothing_is_compiled_unasked(monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.delenv("SVEXPORT_BUILD_CUDA", raising=False)
     assert not run_setup("setup.py", stop_after="init").ext_modules
+
+
+def test_everything_public_is_there_after_one_import():
+    code = "import svexport, sys; assert 'torch' not in sys.modules; [getattr(svexport, n) for n in svexport.__all__]"
+    subprocess.run([sys.executable, "-c", code], check=True)
