@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.onnx import symbolic_helper, symbolic_opset9, symbolic_opset11
+from torch.onnx import symbolic_helper, symbolic_opset9, symbolic_opset11, symbolic_opset13
 
 __all__ = ["CORRECTIONS"]
 
@@ -28,6 +28,44 @@ def _floor_divide(g: Any, self: _Value, other: _Value) -> Any:
         less = g.op("Less", g.op("Mul", rest, y), g.op("Constant", value_t=torch.tensor(0)))
         result = g.op("Sub", result, g.op("Cast", less, to_i=exact.onnx_type()))
     return result if kind == exact else g.op("Cast", result, to_i=kind.onnx_type())
+
+
+def _clamp(g: Any, self: _Value, low: _Value, high: _Value) -> Any:
+    """Before opset 12 Clip is for floating-point numbers, which the exporter sees to for static shapes alone.
+
+    Never does it make floating-point numbers of integers, as such bounds do.
+    """
+    own, kind = (_kinds.from_value(v, _kinds.UNDEFINED) for v in (self, g.original_node.output()))
+    if _kinds.UNDEFINED in (own, kind) or own.dtype().is_floating_point or (own == kind and g.opset >= 12):
+        return None
+    if own != kind:
+        self = g.op("Cast", self, to_i=kind.onnx_type())
+    for bound, beyond in ((low, "Less"), (high, "Greater")):
+        if not symbolic_helper._is_none(bound):
+            bound = g.op("Cast", bound, to_i=kind.onnx_type())
+            self = g.op("Where", g.op(beyond, self, bound), bound, self)
+    return self
+
+
+def _clamp_min(g: Any, self: _Value, low: _Value) -> Any:
+    return _clamp(g, self, low, _none(g))
+
+
+def _clamp_max(g: Any, self: _Value, high: _Value) -> Any:
+    return _clamp(g, self, _none(g), high)
+
+
+def _repeat_interleave(g: Any, self: _Value, repeats: _Value, dim: _Value, output_size: _Value) -> Any:
+    """The exporter's own counts a negative dimension from the front in place, in a constant that other nodes share."""
+    rank = symbolic_helper._get_tensor_rank(self)
+    if rank is not None and not symbolic_helper._is_none(dim):
+        dim = g.op("Constant", value_t=torch.tensor(_numbers(dim)[0] % rank))
+    builtin = symbolic_opset13 if g.opset >= 13 else symbolic_opset9
+    return builtin.repeat_interleave(g, self, repeats, dim, output_size)
+
+
+def _none(g: Any) -> _Value:
+    return g.op("prim::Constant")
 
 
 def _permute(g: Any, self: _Value, dims: _Value) -> Any:
@@ -58,8 +96,8 @@ def _index(g: Any, self: _Value, indices: _Value) -> Any:
     if sum(not symbolic_helper._is_none(value) for value in values) > 1:
         counted = [_from_the_front(g, self, axis, value) for axis, value in enumerate(values)]
         indices = g.op("prim::ListConstruct", *counted)
-    builtin = symbolic_opset11.index if g.opset >= 11 else symbolic_opset9.index
-    return builtin(g, self, indices)
+    builtin = symbolic_opset11 if g.opset >= 11 else symbolic_opset9
+    return builtin.index(g, self, indices)
 
 
 def _from_the_front(g: Any, self: _Value, axis: int, index: _Value) -> _Value:
@@ -98,9 +136,14 @@ _OF_THE_FIRST = {
 }
 _OF_ALL = {"onnx::Add", "onnx::Concat", "onnx::Div", "onnx::Mul", "onnx::Range"}
 
+# Of an aten function: its conversion, or one that returns None where the exporter's own is right.
 CORRECTIONS: dict[str, Callable[..., Any]] = {
+    "aten::clamp": _clamp,
+    "aten::clamp_max": _clamp_max,
+    "aten::clamp_min": _clamp_min,
     "aten::floor_divide": _floor_divide,
     "aten::index": _index,
     "aten::movedim": _movedim,
     "aten::permute": _permute,
+    "aten::repeat_interleave": _repeat_interleave,
 }

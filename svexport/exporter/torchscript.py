@@ -113,7 +113,7 @@ def registered() -> Iterator[None]:
     """
     for opset in range(9, LAST_OPSET + 1):  # torch.onnx imports its own only when it exports
         import_module(f"torch.onnx.symbolic_opset{opset}")
-    functions: dict[str, Callable[..., Any]] = dict(CORRECTIONS)
+    functions = {name: _correction(name, convert) for name, convert in CORRECTIONS.items()}
     for symbolic in SYMBOLICS.values():
         functions[f"{DOMAIN}::{symbolic.op.name}"] = _symbolic_function(symbolic)
         for name in {name.partition(".")[0] for name in symbolic.aten}:
@@ -135,6 +135,19 @@ def registered() -> Iterator[None]:
                 groups[name]._functions.remove_override(opset)
             for opset, function in overrides.items():
                 groups[name]._functions.override(opset, function)
+
+
+def _correction(name: str, convert: Callable[..., Any]) -> Callable[..., Any]:
+    """The function torch.onnx calls for an aten function of :data:`CORRECTIONS`."""
+    group = registry.get_function_group(name)
+    assert group is not None  # for they correct what is there
+    builtin = dict(group._functions._merged)
+
+    def function(g: Any, *values: torch._C.Value) -> Any:
+        result = convert(g, *values)
+        return builtin[max(opset for opset in builtin if opset <= g.opset)](g, *values) if result is None else result
+
+    return function
 
 
 def _symbolic_function(symbolic: Symbolic, aten: str | None = None) -> Callable[..., Any]:

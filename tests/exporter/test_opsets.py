@@ -261,3 +261,33 @@ def test_convolutions_that_keep_the_size(opset: int, tmp_path) -> None:
         nn.Conv1d(4, 2, 6, padding="same"),
     )
     assert svexport.export(model, torch.randn(2, 3, 6, 7), tmp_path / "m.onnx", opset=opset).verified
+
+
+class Clamps(nn.Module):
+    def forward(self, x: Tensor, i: Tensor) -> dict[str, Tensor]:
+        return {
+            "count": x / (x > 0).sum(1).clamp(min=1)[:, None],
+            "both": i.clamp(-1, 3),
+            "most": i.int().clamp(max=2),
+            "tensors": i.clamp(min=i[:, 1:]),
+            "floats": x.clamp(-0.3, 0.4),
+            "made floats": i.clamp(min=0.5),
+        }
+
+
+@pytest.mark.parametrize("opset", [9, 11, 12, 17, 18])
+def test_clamped_integers_of_dynamic_sizes(opset: int, tmp_path) -> None:
+    args = (torch.randn(3, 4), torch.tensor([[2**40, -(2**40)], [1, 7]]))
+    others = (torch.randn(4, 4), torch.tensor([[5, -5], [-1, 2], [0, 2**62 + 1]]))
+    check_export(Clamps(), tmp_path, opset, args, others, dynamic_axes={"x": {0: "n"}, "i": {0: "m"}})
+
+
+@pytest.mark.parametrize("opset", [9, 11, 13, 17, 18])
+def test_constants_that_are_shared_stay_as_they_are(opset: int, tmp_path) -> None:
+    """As rotary embeddings have them: the same -1 for repeat_interleave and for what follows."""
+
+    class Rotary(nn.Module):
+        def forward(self, x: Tensor) -> list[Tensor]:
+            return [x.repeat_interleave(2, -1), x.unsqueeze(-1), torch.stack([x, -x], -1).flatten(-2)]
+
+    check_export(Rotary(), tmp_path, opset, (torch.randn(2, 3, 4),))
