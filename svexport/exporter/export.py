@@ -145,7 +145,8 @@ def export(
         with _beside(path) as folder:
             file = folder / path.name
             tensors = [t.detach() for t in flat.tensors]
-            with _collected_warnings(notes):
+            # Without opt_einsum, which makes numbers of dynamic sizes: the order of products is decided by ours.
+            with _collected_warnings(notes), torch.backends.opt_einsum.flags(enabled=False):
                 exporter = torchscript if opset < FIRST_DYNAMO_OPSET else dynamo
                 fresh = [t.clone() for t in tensors]  # a model may work on its inputs in place
                 exporter.export(flat, _traceable(fresh, names, axes), file, opset, names, axes)

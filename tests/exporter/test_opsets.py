@@ -291,3 +291,19 @@ def test_constants_that_are_shared_stay_as_they_are(opset: int, tmp_path) -> Non
             return [x.repeat_interleave(2, -1), x.unsqueeze(-1), torch.stack([x, -x], -1).flatten(-2)]
 
     check_export(Rotary(), tmp_path, opset, (torch.randn(2, 3, 4),))
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_products_of_many_dynamic_tensors(opset: int, tmp_path) -> None:
+    """Which torch.einsum sorts by sizes where opt_einsum is installed."""
+
+    class Chain(nn.Module):
+        def forward(self, a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
+            return [torch.einsum("ij,jk,kl->il", a, b, c)]
+
+    args = (torch.randn(2, 3), torch.randn(3, 4), torch.randn(4, 5))
+    enabled = torch.backends.opt_einsum.enabled
+    report = check_export(Chain(), tmp_path, opset, args, dynamic_axes={"a": {0: "n"}, "b": {1: "k"}, "c": {0: "k"}})
+    assert torch.backends.opt_einsum.enabled == enabled
+    assert report.nodes == {"SvEinsum": 1}
+    assert not report.notes
