@@ -36,14 +36,17 @@ class State:
                     self._values[id(value)] = (value, value.detach().clone())
 
     def restore(self) -> None:
-        """Puts everything back."""
+        """Puts back what changed; nothing else is touched, for another thread may run the model."""
         for _, module, attributes, contents in self._attributes:
-            vars(module).clear()
-            vars(module).update(attributes)
+            now = vars(module)
+            for key in now.keys() - attributes.keys():
+                del now[key]
+            now.update(attributes)
             for key, content in contents.items():
                 container = attributes[key]
-                container.clear()
-                (container.extend if isinstance(container, (list, deque)) else container.update)(content)
+                if [*map(id, _items(container))] != [*map(id, _items(content))]:
+                    container.clear()
+                    (container.extend if isinstance(container, (list, deque)) else container.update)(content)
         with torch.no_grad():
             for value, before in self._values.values():
                 if not _same(value, before):
@@ -63,6 +66,10 @@ class State:
                 if (key in old) != (key in new) or not _same(before, after):
                     names.append(f"{name}.{key}" if name else key)
         return list(dict.fromkeys(names))
+
+
+def _items(container: Any) -> list[Any]:
+    return [part for item in container.items() for part in item] if isinstance(container, dict) else list(container)
 
 
 def _flat(attributes: dict[str, Any], contents: dict[str, Any]) -> dict[str, Any]:
