@@ -180,6 +180,18 @@ def test_launches(batch: int, queries: int, layout: str) -> None:
     assert max(errors_but(batch * queries // 50, OP(*call), expected)) < 5e-3
 
 
+@pytest.mark.parametrize("queries", [37, 600])
+@pytest.mark.parametrize("sizes", [((16, 43), (9, 23), (5, 12)), ((3, 7), (15, 37)), ((1, 1),)], ids=str)
+def test_nchw_gives_what_channels_last_gives(queries: int, sizes: tuple) -> None:
+    """The largest map is read as it lies, by warps of other blocks or of the same, and the others are copied."""
+    config = config_of("seed", num_layers=3, feature_sizes=sizes, pool=len(sizes) == 3)
+    inputs = scene(config, HALF, 1, queries)
+    inputs[3][:] = [torch.randn_like(f) for f in inputs[3]]
+    call = arguments(decoder(config, HALF), inputs)
+    expected = OP(*call[:3], [channels_last(f) for f in call[3]], *call[4:])
+    assert all(torch.equal(o, e) for o, e in zip(OP(*call), expected, strict=True))
+
+
 @pytest.mark.parametrize("preset", ["seed", "stream"])
 @pytest.mark.parametrize(
     ("batch", "queries"),

@@ -19,7 +19,7 @@
 
 #include "bilinear.cuh"
 #include "gemm.h"
-#include "permute.h"
+#include "overlap.cuh"
 #include "transformer_decoder.cuh"
 #include "wgmma.cuh"
 
@@ -122,7 +122,9 @@ struct NormWeights {
   const void *encoder, *encoder_bias;  // of the position's first layer, or null
 };
 
-constexpr int kMaxWeights = 96, kMaxNorms = 48, kMaxProducts = 240;  // of a launch: 8 layers
+constexpr int kMaxLayers = 8, kMaxWeights = 96, kMaxNorms = 48, kMaxProducts = 240;  // of a launch
+static_assert(kMaxWeights >= 10 * kMaxLayers + 4 && kMaxNorms >= 5 * kMaxLayers + 4 &&
+              kMaxProducts >= (13 + 2 * kMaxFfn / kChannels) * kMaxLayers + 8);
 
 struct Fused {
   CUtensorMap map[kMaxWeights];
@@ -159,7 +161,10 @@ struct Fused {
   float low[3], size[3], image[2], depth_eps, clamp[2];
   bool in_image;
   FusedLevel level[kMaxCameraLevels];
-  int ahead_levels, plain_levels = 0;  // plain, the first of these: kAdjacent, not pooled, strides below 2^31
+  int ahead_levels;
+  // Of these: in a row, kAdjacent, not pooled and with strides below 2^31; and one whose planes lie one after the other,
+  // or -1.
+  int first_plain = 0, plain_levels = 0, staged = -1;
 
   explicit Fused(const TransformerDecoder& d)
       : given(d.reference_points), boxes(d.boxes), moved(d.points), lidar2img(d.lidar2img) {}
@@ -172,7 +177,9 @@ constexpr int kHeadDim = kChannels / kHeads, kOwnHeads = kHeads / 2;
 constexpr int kSlots = 2;                                   // products in the ring
 constexpr int kRowsOfWarp = kRows / kWarps;                 // normed by a warp
 constexpr int kSampled = kRows / 2;                         // rows that a block samples, one a warp
-constexpr int kOthers = 2;                                  // of kOtherWarps
+constexpr int kOthers = 2;                                  // of kOtherWarps; in a cluster of the box branch,
+constexpr int kStagers = 3;                                 // if a level is staged
+constexpr int kStagedView = 2 * kChannels * 16;             // bytes of what a camera sees on the staged level
 constexpr int kAtom = kRows * 128, kTileBytes = 4 * kAtom;  // of 64 channels of a tile, of a tile
 constexpr int kBox = kHalf * 128, kSlotBytes = 4 * kBox;    // of the weights of 64 inputs, of a product
 constexpr int kHeadBytes = kSlotBytes / kOwnHeads;          // of two blocks of keys and of values of a head
@@ -564,12 +571,16 @@ __device__ __forceinline__ void sample_level(const FusedLevel& l, const Place& p
   }
 }
 
+__device__ __forceinline__ bool is_plain(const Fused& a, int level) {
+  return level >= a.first_plain && level < a.first_plain + a.plain_levels;
+}
+
 // What camera `cam` sees on the plain levels, by a warp: take(level, the lane's channels). The pixels of Together
 // levels are on their way at once; a lane finds the place on one of the levels.
 template <class T, int Together, class Take>
 __device__ __forceinline__ void sample_plain(const Fused& a, int batch, int cam, float cam_u, float cam_v, Take take) {
   const int lane = threadIdx.x % 32;
-  const FusedLevel& l = a.level[min(lane % kAheadLevels, a.plain_levels - 1)];
+  const FusedLevel& l = a.level[a.first_plain + min(lane % kAheadLevels, a.plain_levels - 1)];
   const Place p = place_on(l, batch, cam, cam_u, cam_v);
   const uint64_t corner =
       reinterpret_cast<uint64_t>(static_cast<const T*>(l.data) + p.image + p.y.index[0] * l.y + p.x.index[0] * l.x);
@@ -600,7 +611,7 @@ __device__ __forceinline__ void sample_plain(const Fused& a, int batch, int cam,
           const float tap = p.y.weight[j / 2] * p.x.weight[j % 2];
           add_tap<T, kAdjacent>(taps[i][j], __shfl_sync(0xffffffffu, tap, level), sampled);
         }
-        take(level, sampled);
+        take(a.first_plain + level, sampled);
       }
     }
   }
@@ -624,30 +635,119 @@ __device__ __forceinline__ void sample_other(const FusedLevel& l, int batch, int
   for (int i = 0; i < 8; ++i) sampled[i] *= l.scale;
 }
 
-// Samples of rows, from the `row`-th on: bytes.
+// Samples of rows, from the `row`-th on: chunks.
 __device__ __forceinline__ int64_t samples_of(const Fused& a, int row) {
-  return static_cast<int64_t>(row) * kPresampled * a.ahead_levels * kChannels * 2;
+  return static_cast<int64_t>(row) * kPresampled * a.ahead_levels * 32;
 }
 
-// What the first cameras see on the first levels, by a warp for those that compute: to the samples of the row.
-template <class T, int Together>
-__device__ __forceinline__ void presample(const Fused& a, int batch, float u, float v, void* samples) {
+// What it sees on the first levels but the staged one, by a warp for those that compute.
+template <class T, int Together, bool Stages, class Take>
+__device__ __forceinline__ void presample(const Fused& a, int batch, int cam, float cam_u, float cam_v, Take take) {
+  if (a.plain_levels > 0) sample_plain<T, Together>(a, batch, cam, cam_u, cam_v, take);
+#pragma unroll 1
+  for (int level = 0; level < a.ahead_levels; ++level) {
+    if (is_plain(a, level) || (Stages && level == a.staged)) continue;
+    float sampled[8];
+    sample_other<T>(a.level[level], batch, cam, cam_u, cam_v, sampled);
+    take(level, sampled);
+  }
+}
+
+// What the first cameras see of a row's point, to its samples.
+template <class T, int Together, bool Stages>
+__device__ __forceinline__ void presample_row(const Fused& a, int batch, float u, float v, void* samples) {
   uint4* to = static_cast<uint4*>(samples) + threadIdx.x % 32;
   unsigned seen = __ballot_sync(0xffffffffu, !isnan(u));
 #pragma unroll 1
   for (int number = 0; number < kPresampled && seen; ++number, seen &= seen - 1, to += a.ahead_levels * 32) {
     const int cam = __ffs(seen) - 1;
     const float cam_u = __shfl_sync(0xffffffffu, u, cam), cam_v = __shfl_sync(0xffffffffu, v, cam);
-    auto take = [&](int level, const float (&sampled)[8]) { to[level * 32] = pack8<T>(sampled); };
-    if (a.plain_levels > 0) sample_plain<T, Together>(a, batch, cam, cam_u, cam_v, take);
-#pragma unroll 1
-    for (int level = a.plain_levels; level < a.ahead_levels; ++level) {
-      float sampled[8];
-      sample_other<T>(a.level[level], batch, cam, cam_u, cam_v, sampled);
-      take(level, sampled);
-    }
+    presample<T, Together, Stages>(a, batch, cam, cam_u, cam_v, [&](int level, const float (&sampled)[8]) {
+      to[level * 32] = pack8<T>(sampled);
+    });
   }
 }
+
+// The staged level: of each channel and row 16 bytes with both pixels, or 4 with each where these belong to two such
+// chunks, on their way to shared memory without registers. A lane has 8 channels, 16 * 8 bytes of a row, in an order
+// that keeps lanes out of one another's banks; it alone reads them.
+struct Staged {
+  const FusedLevel& level;
+  Place place;
+  int plane, lane;
+  bool pair;  // the right pixel is next to the left one; else both weights are that one's
+
+  __device__ __forceinline__ Staged(const Fused& a, int batch, int cam, float cam_u, float cam_v)
+      : level(a.level[a.staged]), place(place_on(level, batch, cam, cam_u, cam_v)), plane(level.height * level.width) {
+    lane = threadIdx.x % 32;
+    asm volatile("" : "+r"(lane));  // or what follows from it is kept in registers throughout the kernel
+    pair = place.x.index[1] == place.x.index[0] + 1;
+  }
+  // Of the lane's first channel, in elements.
+  __device__ __forceinline__ int at(int row) const {
+    return (row ? place.y.index[1] : place.y.index[0]) * level.width + place.x.index[0];
+  }
+  __device__ __forceinline__ bool straddles(int pixel) const { return pair && pixel % 8 == 7; }
+  __device__ __forceinline__ uint32_t chunk(uint32_t stage, int row, int i) const {
+    return (stage + row * (kStagedView / 2) + lane * 128 | lane % 8 * 16) ^ i * 16;
+  }
+
+  template <class T>
+  __device__ __forceinline__ void fetch(uint32_t stage) const {
+    const T* const channels = static_cast<const T*>(level.data) + place.image + static_cast<int64_t>(lane * 8) * plane;
+    auto both = [](uint32_t to, const T* from) {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    };
+    auto each = [](uint32_t to, const T* from) {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 4; cp.async.ca.shared.global [%0 + 4], [%1 + 4], 4;" ::"r"(to),
+                   "l"(from)
+                   : "memory");
+    };
+#pragma unroll 1
+    for (int row = 0; row < 2; ++row) {
+      int pixel = at(row);
+      if (plane % 8 == 0 && !straddles(pixel)) {  // of all channels
+        const T* from = channels + (pixel & ~7);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) both(chunk(stage, row, i), from + i * plane);
+        continue;
+      }
+#pragma unroll 1
+      for (int i = 0; i < 8; ++i, pixel += plane) {
+        if (straddles(pixel)) {
+          each(chunk(stage, row, i), channels + pixel - 1);
+        } else {
+          both(chunk(stage, row, i), channels + (pixel & ~7));
+        }
+      }
+    }
+  }
+
+  template <class T>
+  __device__ __forceinline__ void read(uint32_t stage, float (&sampled)[8]) const {
+    const float left = pair ? place.x.weight[0] : place.x.weight[0] + place.x.weight[1];
+    const float right = pair ? place.x.weight[1] : 0.f;
+    const uint32_t there = pair ? 0xffffffffu : 0xffffu;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sampled[i] = 0;
+#pragma unroll 1
+    for (int row = 0; row < 2; ++row) {
+      const float weight = row ? place.y.weight[1] : place.y.weight[0];
+      const float weights[2] = {weight * left, weight * right};
+      const int first = at(row);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int pixel = (first + i * plane) % 8, offset = straddles(pixel) ? 1 : pixel;
+        const uint32_t from = chunk(stage, row, i) + (offset & 6) * 2;
+        uint32_t low, high;  // of an even pixel and the next, and behind them; the latter may be of another chunk
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(low) : "r"(from) : "memory");
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(high) : "r"(from + (offset < 6 ? 4 : 0)) : "memory");
+        const float2 two = unpack<T>(__funnelshift_r(low, high, offset % 2 * 16) & there);
+        sampled[i] = fmaf(weights[1], two.y, fmaf(weights[0], two.x, sampled[i]));
+      }
+    }
+  }
+};
 
 // sum += what all cameras see on all levels, by a warp. weights: of camera and level c * levels + l, in lanes' first
 // and second. ready: what was presampled, if so.
@@ -694,7 +794,8 @@ __device__ __forceinline__ void sample(const Fused& a, int batch, float u, float
       });
     }
 #pragma unroll 1
-    for (int level = all ? a.plain_levels : a.ahead_levels; level < a.levels; ++level) {
+    for (int level = all ? 0 : a.ahead_levels; level < a.levels; ++level) {
+      if (is_plain(a, level)) continue;
       float sampled[8];
       sample_other<T>(a.level[level], batch, cam, cam_u, cam_v, sampled);
       add(weight_of(cam * a.levels + level), sampled);
@@ -731,14 +832,16 @@ struct Shared {
   } vectors[kSlots];
   union {  // the first has been read when the other is written, and the other way round
     T encoder[4 * kChannels];  // weight (256, 3) and bias of the position's first layer
-    char samples[kSampled * kPresampled * kAheadLevels * kChannels * sizeof(T)];  // of the rows sampled here
+    // of the rows sampled here; and what is staged
+    alignas(128) char samples[kSampled * kPresampled * kAheadLevels * kChannels * sizeof(T)];
   };
   float logits[kRows * kLogitsPitch];
   float cameras[kMaxCams * 12];               // lidar2img, but for its last row
   float points[kRows * 3], logit[kRows * 3];  // and their inverse sigmoid
   alignas(16) float seen[kSampled * kSeen];   // of the rows that are sampled here
   uint64_t received[2], full[kSlots], empty[kSlots], stored;
-  uint64_t passed, taken;  // to and from the cluster of the other role, or the other warps
+  uint64_t looked;         // for the other warps
+  uint64_t passed, taken;  // to and from the cluster of the other role; or from the other warps
 };
 static_assert(sizeof(Shared<__half>) <= 227 << 10, "more shared memory than a block can have");
 
@@ -840,7 +943,7 @@ __device__ __forceinline__ void fetch_weights(const Fused& a, Shared<T>& s, cons
       if (encodes) copy(s.encoder, encoder, 3 * kVector), copy(s.encoder + 3 * kChannels, encoder_bias, kVector);
       if (i % 32 + kAhead < 32) asm volatile("prefetch.tensormap [%0];" ::"l"(ahead) : "memory");
       if (attends) {
-        if (signals) await(a.done + scene, signals * a.scene_clusters * kBlocks);
+        if (signals) wait_for_previous(), await(a.done + scene, signals * a.scene_clusters * kBlocks);
         const int64_t start =
             (which ^ 1) * a.heads_size + (static_cast<int64_t>(scene) * kHeads + half * kOwnHeads) * a.keys * kHeadDim;
         for (int block = 0;;) {
@@ -864,20 +967,18 @@ __device__ __forceinline__ void fetch_weights(const Fused& a, Shared<T>& s, cons
   }
 }
 
-// Copies what the cluster of the other role passes on to where it is used, which is free: it was made of what this one
-// has passed on since.
+// Copies what the cluster of the other role passes on, the i-th time, to where it is used, which is free: it was made of
+// what this one has passed on since.
 template <class T>
-__device__ __forceinline__ void take(const Fused& a, Shared<T>& s, const Block& self) {
+__device__ __forceinline__ void take(const Fused& a, Shared<T>& s, const Block& self, int i) {
   const uint32_t taken = shared_address(&s.taken);
   const bool queries = self.role == kQueries;
   const Role from = queries ? kBoxes : kQueries;
-  const char* tile = a.passed_tile[from] + static_cast<int64_t>(self.tile) * kTileBytes;
-  for (int i = 0; i < a.passes[from]; ++i) {
-    await(a.passed[from] + self.tile, (i + 1) * kBlocks);
-    expect_bytes(taken, kTileBytes + queries * static_cast<int>(sizeof(s.seen)));
-    copy_bulk(s.tiles[queries ? kPosition : kX], tile, kTileBytes, taken);
-    if (queries) copy_bulk(s.seen, a.seen + (self.tile * kRows + self.half * kSampled) * kSeen, sizeof(s.seen), taken);
-  }
+  await(a.passed[from] + self.tile, (i + 1) * kBlocks);
+  expect_bytes(taken, kTileBytes + queries * static_cast<int>(sizeof(s.seen)));
+  copy_bulk(s.tiles[queries ? kPosition : kX], a.passed_tile[from] + static_cast<int64_t>(self.tile) * kTileBytes,
+            kTileBytes, taken);
+  if (queries) copy_bulk(s.seen, a.seen + (self.tile * kRows + self.half * kSampled) * kSeen, sizeof(s.seen), taken);
 }
 
 // Samples ahead, by one of kOtherWarps.
@@ -886,14 +987,88 @@ __device__ __forceinline__ void sample_ahead(const Fused& a, Shared<T>& s, int s
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int i = 0; i < a.presamples; ++i) {
-    wait_for(shared_address(&s.passed), i % 2);
+    wait_for(shared_address(&s.looked), i % 2);
 #pragma unroll 1
     for (int row = warp; row < kSampled; row += kOthers) {
       const float* seen = s.seen + row * kSeen + lane;
-      presample<T, 2>(a, scene, seen[0], seen[kMaxCams], s.samples + samples_of(a, row));
+      presample_row<T, 2, false>(a, scene, seen[0], seen[kMaxCams], s.samples + samples_of(a, row) * 16);
     }
     __syncwarp();
     if (lane == 0) arrive(shared_address(&s.taken));
+  }
+}
+
+// The same where a level is staged; in the cluster of the box branch that level alone. done(layer): by each lane, behind
+// what the others have done.
+template <class T, Sampler S, class Done>
+__device__ __forceinline__ void stage_ahead(const Fused& a, Shared<T>& s, const Block& self, int warp, Done done) {
+  constexpr bool kSplit = S == kOtherCluster;
+  constexpr int kTurns = kSplit ? kStagers : kOthers;
+  constexpr int kAhead = kSplit ? 2 : 1;  // views on their way
+  const uint32_t samples = shared_address(s.samples);
+  // Half of the memory for samples is free, or all; and in a cluster of the box branch two tiles.
+  auto stage = [&](int which) {
+    if (!kSplit) return samples + static_cast<uint32_t>(sizeof(s.samples) / 2) + warp * kStagedView;
+    if (warp < 2) return samples + (warp * kAhead + which) * kStagedView;
+    return shared_address(s.tiles[which ? kQuery : kQueryPos]);
+  };
+  const int lane = threadIdx.x % 32, row0 = self.tile * kRows + self.half * kSampled;
+  wait_for_previous();
+#pragma unroll 1
+  for (int i = 0; i < a.presamples; ++i) {
+    wait_for(shared_address(&s.looked), i % 2);
+    int camera = -1;  // of row lane / kPresampled the first or second that sees its point
+#pragma unroll 1
+    for (int row = 0; row < kSampled; ++row) {
+      unsigned seen = __ballot_sync(0xffffffffu, !isnan(s.seen[row * kSeen + lane]));
+      if (lane % kPresampled) seen &= seen - 1;
+      if (lane / kPresampled == row) camera = __ffs(seen) - 1;
+    }
+    unsigned views = __ballot_sync(0xffffffffu, camera >= 0);
+    for (int j = 0; j < warp; ++j) views &= views - 1;  // each warp has every kTurns-th
+    unsigned ahead = views;
+    auto next = [](unsigned& x) {
+#pragma unroll
+      for (int j = 0; j < kTurns; ++j) x &= x - 1;
+    };
+    auto place_of = [&](unsigned of, int& cam, float& cam_u, float& cam_v) {
+      const int view = __ffs(of) - 1;
+      cam = __shfl_sync(0xffffffffu, camera, view);
+      cam_u = s.seen[view / kPresampled * kSeen + cam], cam_v = s.seen[view / kPresampled * kSeen + kMaxCams + cam];
+      return view;
+    };
+#pragma unroll 1
+    for (int j = -kAhead; j < 0 || views; ++j) {
+      int cam;
+      float cam_u, cam_v;
+      const uint32_t chunks = stage((j + kAhead) % kAhead);
+      if (j >= 0) {
+        const int view = place_of(views, cam, cam_u, cam_v);
+        auto take = [&](int level, const float (&sampled)[8]) {
+          const uint4 y = pack8<T>(sampled);
+          if (kSplit || view % kPresampled) {
+            const int index = kSplit ? row0 * kPresampled + view : row0 + view / kPresampled;
+            static_cast<uint4*>(a.samples)[(index * a.ahead_levels + level) * 32 + lane] = y;
+          } else {
+            store_shared(samples + ((view / kPresampled * a.ahead_levels + level) * 32 + lane) * 16, y);
+          }
+        };
+        if (!kSplit) presample<T, 2, true>(a, self.scene, cam, cam_u, cam_v, take);
+        copy_async_wait<kAhead - 1>();
+        float sampled[8];
+        Staged(a, self.scene, cam, cam_u, cam_v).template read<T>(chunks, sampled);
+        take(a.staged, sampled);
+        next(views);
+      }
+      if (ahead) {
+        place_of(ahead, cam, cam_u, cam_v);
+        Staged(a, self.scene, cam, cam_u, cam_v).template fetch<T>(chunks);
+        next(ahead);
+      }
+      copy_async_commit();
+    }
+    __syncwarp();
+    done(i);
   }
 }
 
@@ -1082,7 +1257,7 @@ __device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, i
 
 // ---------------------------------------------------------------- the kernel
 
-template <class T, Sampler S>
+template <class T, Sampler S, bool Stages>
 __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Block& self) {
   constexpr bool kSplit = S == kOtherCluster;
   int thread = threadIdx.x;
@@ -1146,10 +1321,10 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
   auto look = [&] {
     u = v = NAN;
     if (sampled_row < rows) project(a, s.points + sampled_row * 3, s.cameras, u, v);
-    if constexpr (S == kOtherWarps) {
+    if constexpr (S == kOtherWarps || Stages) {
       s.seen[warp * kSeen + lane] = u, s.seen[warp * kSeen + kMaxCams + lane] = v;
       __syncwarp();
-      if (lane == 0) arrive(shared_address(&s.passed));
+      if (lane == 0) arrive(shared_address(&s.looked));
     }
   };
   if (!a.first) look();
@@ -1170,8 +1345,9 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
       move_points(a, code, row0, rows, half, s, warp, lane);
       if (code & kEncodes) look();
       if (kSplit && code & kEncodes) {
-        char* samples = static_cast<char*>(a.samples) + samples_of(a, self.tile * kRows + sampled_row);
-        presample<T, kAheadLevels>(a, scene, u, v, samples);
+        if (Stages) wait_for_previous();
+        uint4* samples = static_cast<uint4*>(a.samples) + samples_of(a, self.tile * kRows + sampled_row);
+        presample_row<T, kAheadLevels, Stages>(a, scene, u, v, samples);
       }
     }
     if (code & kNorms) {
@@ -1222,19 +1398,26 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
     }
     if (code & kSamples) {
       uint4 ready[kPresampled][kAheadLevels] = {};
+      if (Stages) wait_for_previous();
       if constexpr (kSplit) u = s.seen[warp * kSeen + lane], v = s.seen[warp * kSeen + kMaxCams + lane];
       if constexpr (S == kOtherWarps) wait_for(shared_address(&s.taken), taken++ % 2);
       if constexpr (S != kSameWarps) {
-        const char* samples = kSplit ? static_cast<char*>(a.samples) + samples_of(a, self.tile * kRows + sampled_row)
-                                     : s.samples + samples_of(a, warp);
-        const uint4* from = reinterpret_cast<const uint4*>(samples) + lane;
+        constexpr bool kSecondApart = kSplit || Stages;  // what the second camera sees is in global memory
+        const int row = kSplit ? self.tile * kRows + sampled_row : warp, each = a.ahead_levels * 32;
+        const uint4* from =
+            (kSplit ? static_cast<uint4*>(a.samples) : reinterpret_cast<uint4*>(s.samples)) +
+            (kSecondApart && !kSplit ? row * each : samples_of(a, row)) + lane;
+        const uint4* second = kSecondApart && !kSplit
+                                  ? static_cast<uint4*>(a.samples) + (self.tile * kRows + sampled_row) * each + lane
+                                  : from + each;
         const int cameras = __popc(__ballot_sync(0xffffffffu, !isnan(u)));
 #pragma unroll
-        for (int number = 0; number < kPresampled; ++number, from += a.ahead_levels * 32) {
+        for (int number = 0; number < kPresampled; ++number) {
 #pragma unroll
           for (int i = 0; i < kAheadLevels; ++i) {
             if (number >= cameras || i >= a.ahead_levels) continue;
-            ready[number][i] = kSplit ? __ldcg(from + i * 32) : from[i * 32];
+            const uint4* p = (number ? second : from) + i * 32;
+            ready[number][i] = kSplit || (number && kSecondApart) ? __ldcg(p) : *p;
           }
         }
       }
@@ -1382,47 +1565,69 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
   }
 }
 
-template <class T, Sampler S>
+template <class T, Sampler S, bool Stages>
 __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_constant__ Fused a) {
   extern __shared__ __align__(1024) char memory[];
   Shared<T>& s = *reinterpret_cast<Shared<T>*>(memory);
   constexpr bool kSplit = S == kOtherCluster;  // the box branch has clusters of its own
   const Block self(a, kSplit);
+  const bool sampled_apart = kSplit && Stages && self.role == kBoxes;
   STAGE(kMaxProducts - 1, 0);
   if (threadIdx.x == 0) {
     for (uint64_t& barrier : s.received) init_barrier(shared_address(&barrier), 1);
     for (uint64_t& barrier : s.full) init_barrier(shared_address(&barrier), 1);
     for (uint64_t& barrier : s.empty) init_barrier(shared_address(&barrier), kWarps);
     init_barrier(shared_address(&s.stored), kWarps);
-    init_barrier(shared_address(&s.passed), kWarps);
+    init_barrier(shared_address(&s.looked), kWarps);
+    init_barrier(shared_address(&s.passed), kWarps + (sampled_apart ? kStagers : 0));
     init_barrier(shared_address(&s.taken), kSplit ? 1 : kOthers);
     publish_barriers();
   }
   __syncthreads();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   if (threadIdx.x < kComputing) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
-    compute<T, S>(a, s, self);
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S == kOtherWarps && Stages ? 200 : 216));
+    compute<T, S, Stages>(a, s, self);
     STAGE(kMaxProducts - 1, 2);
   } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S == kOtherWarps && Stages ? 104 : 72));
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     if (threadIdx.x < kComputing + 32) {
       fetch_weights<T>(a, s, self);
+    } else if (sampled_apart) {
+      const int warp = (threadIdx.x - (kComputing + 32)) / 32;
+      stage_ahead<T, S>(a, s, self, warp, [&](int i) {
+        if (threadIdx.x % 32 != 0) return;
+        arrive(shared_address(&s.passed));
+        if (warp != 0) return;
+        wait_for(shared_address(&s.passed), i % 2);
+        signal(a.passed[kBoxes] + self.tile);
+        take(a, s, self, i);
+      });
     } else if (threadIdx.x == kComputing + 32) {  // keys and values are there
+      if (Stages) wait_for_previous();
       for (int i = 0; self.role == kQueries && i < a.signals; ++i) {
         wait_for(shared_address(&s.stored), i % 2);
         signal(a.done + self.scene);
       }
     } else if (S == kOtherWarps && threadIdx.x >= kThreads - kOthers * 32) {
-      sample_ahead<T>(a, s, self.scene, (threadIdx.x - (kThreads - kOthers * 32)) / 32);
+      const int warp = (threadIdx.x - (kThreads - kOthers * 32)) / 32;
+      if constexpr (Stages) {
+        stage_ahead<T, S>(a, s, self, warp, [&](int) {
+          if (threadIdx.x % 32 == 0) arrive(shared_address(&s.taken));
+        });
+      } else {
+        sample_ahead<T>(a, s, self.scene, warp);
+      }
     } else if (kSplit && threadIdx.x == kComputing + 64) {
+      if (Stages) wait_for_previous();
       for (int i = 0; i < a.passes[self.role]; ++i) {
         wait_for(shared_address(&s.passed), i % 2);
         signal(a.passed[self.role] + self.tile);
       }
     } else if (kSplit && threadIdx.x == kComputing + 96) {
-      take<T>(a, s, self);
+      if (Stages) wait_for_previous();
+      for (int i = 0; i < a.passes[kQueries + kBoxes - self.role]; ++i) take(a, s, self, i);
     }
   }
 }
@@ -1431,10 +1636,81 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_const
 
 template <class T>
 struct Shared {};
-template <class T, Sampler S>
+template <class T, Sampler S, bool Stages>
 __global__ void __launch_bounds__(32, 1) decoder_kernel(const __grid_constant__ Fused) {}
 
 #endif
+
+// ---------------------------------------------------------------- copies of maps
+
+// Maps of 256 channels of 2 bytes, to channels-last.
+struct MapCopy {
+  const uint16_t* from;
+  uint16_t* to;
+  int64_t batch, cam, channel, y, x;  // strides of `from`
+  int width, pixels;
+  unsigned first_block;
+  bool pairs;  // pixels lie one after the other, and two can be read at once
+};
+
+struct Copies {
+  MapCopy map[kMaxCameraLevels];
+  int maps = 0, cams;
+  unsigned* counters;  // cleared
+  int64_t num_counters;
+};
+
+constexpr int kCopyThreads = 256, kCopyPixels = 64, kCopyChannels = 128;
+
+__global__ void __launch_bounds__(kCopyThreads) copy_maps(const __grid_constant__ Copies a) {
+  start_next();
+  __shared__ uint32_t tile[kCopyChannels][kCopyPixels / 2 + 1];
+  constexpr int kCopyWarps = kCopyThreads / 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (blockIdx.x == 0) {
+    for (int64_t i = threadIdx.x; i < a.num_counters; i += kCopyThreads) a.counters[i] = 0;
+  }
+  int which = 0;
+  while (which + 1 < a.maps && blockIdx.x >= a.map[which + 1].first_block) ++which;
+  const MapCopy& m = a.map[which];
+  const unsigned tiles = (m.pixels + kCopyPixels - 1) / kCopyPixels, block = blockIdx.x - m.first_block;
+  const int image = block / tiles / (kChannels / kCopyChannels);
+  const int channel0 = block / tiles % (kChannels / kCopyChannels) * kCopyChannels;
+  const int pixel0 = block % tiles * kCopyPixels, pixel = pixel0 + 2 * lane;
+  const uint16_t* from = m.from + image / a.cams * m.batch + image % a.cams * m.cam + (channel0 + warp) * m.channel;
+  uint32_t words[kCopyChannels / kCopyWarps];
+  if (m.pairs) {
+#pragma unroll
+    for (int i = 0; i < kCopyChannels / kCopyWarps; ++i) {
+      words[i] = pixel < m.pixels
+                     ? __ldg(reinterpret_cast<const uint32_t*>(from + i * kCopyWarps * m.channel + pixel))
+                     : 0;
+    }
+  } else {
+    const int next = pixel + 1;
+    const int64_t at[2] = {pixel / m.width * m.y + pixel % m.width * m.x, next / m.width * m.y + next % m.width * m.x};
+#pragma unroll
+    for (int i = 0; i < kCopyChannels / kCopyWarps; ++i) {
+      const uint16_t* row = from + i * kCopyWarps * m.channel;
+      words[i] = (pixel < m.pixels ? __ldg(row + at[0]) : 0) |
+                 static_cast<uint32_t>(next < m.pixels ? __ldg(row + at[1]) : 0) << 16;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kCopyChannels / kCopyWarps; ++i) tile[warp + i * kCopyWarps][lane] = words[i];
+  __syncthreads();
+  uint16_t* to = m.to + (static_cast<int64_t>(image) * m.pixels + pixel0) * kChannels + channel0 + 2 * lane;
+#pragma unroll
+  for (int pair = warp; pair < kCopyPixels / 2; pair += kCopyWarps) {
+#pragma unroll
+    for (int channel = 0; channel < kCopyChannels; channel += 64) {
+      const uint32_t low = tile[channel + 2 * lane][pair], high = tile[channel + 2 * lane + 1][pair];
+      uint32_t* there = reinterpret_cast<uint32_t*>(to + static_cast<int64_t>(2 * pair) * kChannels + channel);
+      if (pixel0 + 2 * pair < m.pixels) there[0] = __byte_perm(low, high, 0x5410);
+      if (pixel0 + 2 * pair + 1 < m.pixels) there[kChannels / 2] = __byte_perm(low, high, 0x7632);
+    }
+  }
+}
 
 // ---------------------------------------------------------------- launching
 
@@ -1468,6 +1744,17 @@ int64_t copy_bytes(const TransformerDecoder& d, int i) {
   return map.dtype == d.query.dtype && map.strides[2] != 1 ? map.numel() * 2 : 0;
 }
 
+// The level that is read as it lies, of those whose copy would need most memory, or -1: of a single scene, as warps
+// sample it ahead however many queries that has. What is left to be copied never grows when a size shrinks.
+int level_in_place(const TransformerDecoder& d, const DecoderSizes& n) {
+  int largest = -1;
+  if (n.batch != 1 || !samples_itself(d, n) || d.num_layers > kMaxLayers) return largest;
+  for (int i = 0; i < std::min(d.num_features - d.pool, kAheadLevels); ++i) {  // that of which a level is pooled is not
+    if (copy_bytes(d, i) > (largest < 0 ? 0 : copy_bytes(d, largest))) largest = i;
+  }
+  return largest;
+}
+
 struct FusedBuffers {
   float* points;
   char* copies;
@@ -1484,9 +1771,10 @@ struct FusedBuffers {
     const int64_t tensor = tiles * kRows * kChannels * 2,
                   heads = 2 * static_cast<int64_t>(n.batch) * keys * kChannels * 2;
     const bool apart = !samples_itself(d, n);  // something else samples
-    samples = scratch.take<char>(apart ? 0
-                                       : std::min<int64_t>(tiles, kMostSplit) * kRows * kPresampled *
-                                             std::min(kAheadLevels, n.levels) * kChannels * 2);
+    const int in_place = level_in_place(d, n);
+    const int64_t sampled_tiles =
+        apart ? 0 : std::max(std::min<int64_t>(tiles, kMostSplit) * kPresampled, in_place >= 0 ? tiles : 0);
+    samples = scratch.take<char>(sampled_tiles * kRows * std::min(kAheadLevels, n.levels) * kChannels * 2);
     counters = n.batch + 2 * tiles;
     done = scratch.take<unsigned>(counters);
     points = scratch.take<float>(n.rows * 3);
@@ -1496,7 +1784,9 @@ struct FusedBuffers {
     logits = scratch.take<char>(apart ? n.rows * n.logits * 2 : 0);
     offsets = scratch.take<char>(apart ? n.rows * n.offsets * 2 : 0);
     sampled = scratch.take<char>(n.widen ? n.rows * kChannels * 4 : 0);
-    for (int i = 0; i < d.num_features; ++i) copies_size += std::min(copy_bytes(d, i), copy_limit(d, n));
+    for (int i = 0; i < d.num_features; ++i) {
+      if (i != in_place) copies_size += std::min(copy_bytes(d, i), copy_limit(d, n));
+    }
     copies_size = std::min(copies_size, kCopyLimit);
     copies = scratch.take<char>(copies_size);
   }
@@ -1525,11 +1815,17 @@ bool plain(const FusedLevel& l) {
   return l.format == kAdjacent && !l.pool && l.height * l.y < 1ll << 31 && l.width * l.x < 1ll << 31;
 }
 
+// Whether the channels of a camera are planes one after the other, from a multiple of 16 bytes on.
+bool of_planes(const FusedLevel& l) {
+  return l.format == kStrided && l.x == 1 && l.y == l.width && l.channel == l.y * l.height && l.channel < 1 << 27 &&
+         l.cam % 8 == 0 && reinterpret_cast<uintptr_t>(l.data) % 16 == 0;
+}
+
 // Whether what was compiled for this device has the kernel: for sm_90a it does.
 template <class T>
 bool compiled() {
   cudaFuncAttributes attributes;
-  if (cudaFuncGetAttributes(&attributes, decoder_kernel<T, kSameWarps>) == cudaSuccess) {
+  if (cudaFuncGetAttributes(&attributes, decoder_kernel<T, kSameWarps, false>) == cudaSuccess) {
     return attributes.maxThreadsPerBlock >= kThreads;
   }
   cudaGetLastError();  // or the next to ask is told of it
@@ -1652,7 +1948,7 @@ class Launch {
   // From the sampling on, to queries, keys and values of the next layer.
   void sample(int layer, bool itself) {
     auto w = [&](DecoderWeight weight) { return weight_of(d_, layer, weight); };
-    a_.presamples += itself && !split_;
+    a_.presamples += itself;
     Product& out =
         list_.add(w(kOutputProj), kAddsX | kPosition << kAdds | (itself ? kSamples : 0u) | (split_ ? kTakes : 0u), kIn);
     if (!itself) list_.norm(out, w(kPositionNorm1), kPosition, kPosition, kNormRelu);
@@ -1694,45 +1990,54 @@ class Launch {
   // Before the first launch: how many clusters there can be at once.
   static cudaError_t prepare(int& clusters) {
     Config config(1, nullptr, false);
-    for (const auto kernel : kKernels) {
-      SVEXPORT_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        static_cast<int>(sizeof(Shared<T>))));
+    for (const auto& kernels : kKernels) {
+      for (const auto kernel : kernels) {
+        SVEXPORT_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          static_cast<int>(sizeof(Shared<T>))));
+      }
     }
-    return cudaOccupancyMaxActiveClusters(&clusters, kKernels[0], &config.config);
+    return cudaOccupancyMaxActiveClusters(&clusters, kKernels[0][0], &config.config);
   }
 
   // together: blocks wait for all others.
-  cudaError_t run(bool together, cudaStream_t stream) {
+  cudaError_t run(bool together, cudaStream_t stream, bool early = false) {
     if (!split_ && (list_.products == 0 || !(a_.product[list_.products - 1].code & kNoProduct))) list_.add(kNoProduct);
     a_.products[split_ ? kBoxes : kQueries] = list_.products - a_.products[kQueries];
     if (list_.failed) return cudaErrorInvalidValue;
     a_.scene_clusters = ceil_div(n_.queries, kRows);
-    const Config config(static_cast<unsigned>(a_.scene_clusters * n_.batch * (split_ ? 2 : 1)), stream, together);
     // Two warps take about as long to sample as the attention to 400 keys.
     const bool others = a_.presamples > 0 && n_.queries >= 400;
     const Sampler sampler = split_ ? kOtherCluster : others ? kOtherWarps : kSameWarps;
-    return cudaLaunchKernelEx(&config.config, kKernels[sampler], a_);
+    const bool stages = a_.staged >= 0 && sampler != kSameWarps;
+    const Config config(static_cast<unsigned>(a_.scene_clusters * n_.batch * (split_ ? 2 : 1)), stream, together,
+                        early && stages);
+    return cudaLaunchKernelEx(&config.config, kKernels[stages][sampler], a_);
   }
 
  private:
-  static constexpr void (*kKernels[kSamplers])(Fused) = {decoder_kernel<T, kSameWarps>, decoder_kernel<T, kOtherWarps>,
-                                                         decoder_kernel<T, kOtherCluster>};
+  static constexpr void (*kKernels[2][kSamplers])(Fused) = {
+      {decoder_kernel<T, kSameWarps, false>, decoder_kernel<T, kOtherWarps, false>,
+       decoder_kernel<T, kOtherCluster, false>},
+      {decoder_kernel<T, kSameWarps, false>, decoder_kernel<T, kOtherWarps, true>,
+       decoder_kernel<T, kOtherCluster, true>}};  // with a level that is staged
 
   struct Config {
-    cudaLaunchAttribute attributes[2]{};
+    cudaLaunchAttribute attributes[3]{};
     cudaLaunchConfig_t config{};
 
-    Config(unsigned clusters, cudaStream_t stream, bool together) {
+    Config(unsigned clusters, cudaStream_t stream, bool together, bool early = false) {
       attributes[0].id = cudaLaunchAttributeClusterDimension;
       attributes[0].val.clusterDim.x = kBlocks, attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
       attributes[1].id = cudaLaunchAttributeCooperative;
       attributes[1].val.cooperative = 1;
+      attributes[2].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes[2].val.programmaticStreamSerializationAllowed = 1;
       config.gridDim = dim3(clusters * kBlocks);
       config.blockDim = dim3(kThreads);
       config.dynamicSmemBytes = sizeof(Shared<T>);
       config.stream = stream;
       config.attrs = attributes;
-      config.numAttrs = together ? 2 : 1;
+      config.numAttrs = together ? early ? 3 : 2 : 1;
     }
     Config(const Config&) = delete;
   };
@@ -1778,19 +2083,17 @@ class Launch {
 // copied: with the copies of maps for what samples apart.
 template <class T>
 cudaError_t launch_all(const TransformerDecoder& d, const DecoderSizes& n, const TransformerDecoder& copied,
-                       const FusedBuffers& b, Fused& a, cudaStream_t stream) {
+                       const FusedBuffers& b, Fused& a, bool cleared, cudaStream_t stream) {
   const bool itself = samples_itself(d, n);
   int resident = 0;
   SVEXPORT_TRY(Launch<T>::prepare(resident));
-  const int each = 13 + 2 * (n.ffn / kChannels);  // products of a layer
-  const int most_layers = std::min(std::min((kMaxProducts - 8) / each, (kMaxWeights - 4) / 10), (kMaxNorms - 4) / 5);
   const int64_t tiles = ceil_div(n.queries, kRows) * static_cast<int64_t>(n.batch);
-  if (itself && d.num_layers <= most_layers && tiles <= resident) {
-    SVEXPORT_TRY(cudaMemsetAsync(b.done, 0, b.counters * sizeof(unsigned), stream));
+  if (itself && d.num_layers <= kMaxLayers && tiles <= resident) {
+    if (!cleared) SVEXPORT_TRY(cudaMemsetAsync(b.done, 0, b.counters * sizeof(unsigned), stream));
     Launch<T> launch(d, n, b, a, 2 * tiles <= resident && tiles <= kMostSplit);
     a.which = 0;
     launch.all();
-    const cudaError_t status = launch.run(true, stream);
+    const cudaError_t status = launch.run(true, stream, cleared);
     if (status != cudaErrorCooperativeLaunchTooLarge) return status;
     cudaGetLastError();  // others have a part of the device for themselves
   }
@@ -1870,22 +2173,38 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
   TransformerDecoder copied = d;
   Tensor maps[kMaxCameraLevels];
   int64_t used = 0;
+  const int in_place = level_in_place(d, n);
+  Copies copies;
+  copies.cams = n.cams, copies.counters = b.done, copies.num_counters = b.counters;
+  unsigned blocks = 0;
   for (int i = 0; i < d.num_features; ++i) {
     Tensor& map = maps[i] = d.features[i];
     const int64_t bytes = copy_bytes(d, i), *sizes = map.sizes;
-    if (bytes == 0 || bytes > copy_limit(d, n) || used + bytes > b.copies_size) continue;
+    if (bytes == 0 || i == in_place || bytes > copy_limit(d, n) || used + bytes > b.copies_size) continue;
+    MapCopy& m = copies.map[copies.maps++];
+    m.from = static_cast<const uint16_t*>(map.data), m.to = reinterpret_cast<uint16_t*>(b.copies + used);
+    m.batch = map.strides[0], m.cam = map.strides[1], m.channel = map.strides[2];
+    m.y = map.strides[3], m.x = map.strides[4];
+    m.width = static_cast<int>(sizes[4]), m.pixels = static_cast<int>(sizes[3] * sizes[4]);
+    m.first_block = blocks;
+    m.pairs = m.x == 1 && m.y == m.width && m.pixels % 2 == 0 && (m.batch | m.cam | m.channel) % 2 == 0 &&
+              reinterpret_cast<uintptr_t>(m.from) % 4 == 0;
+    blocks += static_cast<unsigned>(n.batch * n.cams * (kChannels / kCopyChannels) * ceil_div(m.pixels, kCopyPixels));
     map.data = b.copies + used;
     map.strides[2] = 1, map.strides[4] = sizes[2], map.strides[3] = sizes[4] * sizes[2];
     map.strides[1] = sizes[3] * map.strides[3], map.strides[0] = sizes[1] * map.strides[1];
-    SVEXPORT_TRY(permute(d.features[i], map, stream, used > 0));
     used += bytes;
   }
+  if (blocks > 0) SVEXPORT_TRY(svexport::launch(copy_maps, dim3(blocks), kCopyThreads, 0, stream, false, copies));
   copied.features = maps;
   for (int i = 0; samples_itself(d, n) && i < n.levels; ++i) {
     a.level[i] = level_of(copied, i);
-    if (i < kAheadLevels && a.plain_levels == i && plain(a.level[i])) ++a.plain_levels;
+    if (i >= kAheadLevels || !plain(a.level[i])) continue;
+    if (a.plain_levels == 0) a.first_plain = i;
+    if (a.first_plain + a.plain_levels == i) ++a.plain_levels;
   }
-  return launch_all<T>(d, n, copied, b, a, stream);
+  if (in_place >= 0 && of_planes(a.level[in_place])) a.staged = in_place;
+  return launch_all<T>(d, n, copied, b, a, blocks > 0, stream);
 }
 
 }  // namespace
