@@ -218,7 +218,7 @@ def build_with_clocks(folder: Path) -> Path:
     from torch.utils.cpp_extension import load
 
     folder.mkdir(parents=True, exist_ok=True)
-    names = ["transformer_decoder", "transformer_decoder_fused", "gemm", "attention", "camera_sample", "permute"]
+    names = ["transformer_decoder", "transformer_decoder_fused", "gemm", "attention", "camera_sample"]
     sources = [_cuda.CSRC / "cuda" / f"{n}.cu" for n in names] + [_cuda.CSRC / "torch/transformer_decoder.cpp"]
     load(
         "decoder_stages",

@@ -1,6 +1,5 @@
 #include "permute.h"
 
-#include "overlap.cuh"
 #include "strided.cuh"
 
 namespace svexport {
@@ -12,7 +11,6 @@ constexpr int kTile = 32, kThreads = 256;
 template <int kElements, class T>
 __global__ void __launch_bounds__(kThreads) copy_elements(const T* input, T* output,
                                                           const __grid_constant__ Walk<2> walk) {
-  start_next();
   const int64_t first = blockIdx.x * static_cast<int64_t>(kThreads * kElements) + threadIdx.x;
   T values[kElements];
   int64_t at[kElements][2];  // output, input
@@ -25,7 +23,6 @@ __global__ void __launch_bounds__(kThreads) copy_elements(const T* input, T* out
   for (int k = 0; k < kElements; ++k) {
     if (first + k * kThreads < walk.count) output[at[k][0]] = values[k];
   }
-  wait_for_previous();  // so that who waits for this kernel has waited for those before
 }
 
 // Input and output each have neighbours along an axis of their own: tiles of both are turned in shared memory. Elements
@@ -43,7 +40,6 @@ struct Tiles {
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads) copy_tiles(const T* input, T* output,
                                                        const __grid_constant__ Tiles<T, V> a) {
-  start_next();
   using Tile = Tiles<T, V>;
   __shared__ Vec<T, V> tile[Tile::kColumns][kTile + 1];
   const int x = threadIdx.x % kTile, y = threadIdx.x / kTile;
@@ -79,12 +75,10 @@ __global__ void __launch_bounds__(kThreads) copy_tiles(const T* input, T* output
       }
     }
   }
-  wait_for_previous();
 }
 
 template <class T, int V>
-cudaError_t launch_tiles(const void* input, void* output, const Axes<2>& axes, int row, cudaStream_t stream,
-                         bool early) {
+cudaError_t launch_tiles(const void* input, void* output, const Axes<2>& axes, int row, cudaStream_t stream) {
   using Tile = Tiles<T, V>;
   const int column = axes.rank - 1;
   Walk<2> batch;
@@ -98,12 +92,13 @@ cudaError_t launch_tiles(const void* input, void* output, const Axes<2>& axes, i
   if (blocks > INT32_MAX) return cudaErrorNotSupported;
   const Tile tiles{batch, axes.at[row].strides[0], axes.at[column].strides[1], rows, columns, Divider(row_tiles),
                    Divider(column_tiles)};
-  return launch(copy_tiles<T, V>, dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream, early,
-                static_cast<const T*>(input), static_cast<T*>(output), tiles);
+  copy_tiles<T, V><<<static_cast<int>(blocks), kThreads, 0, stream>>>(static_cast<const T*>(input),
+                                                                      static_cast<T*>(output), tiles);
+  return cudaGetLastError();
 }
 
 template <class T>
-cudaError_t run(const void* input, void* output, const Axes<2>& axes, cudaStream_t stream, bool early) {
+cudaError_t launch(const void* input, void* output, const Axes<2>& axes, cudaStream_t stream) {
   int row = 0;  // the axis along which the input is contiguous
   while (row < axes.rank && axes.at[row].strides[1] != 1) ++row;
   const int column = axes.rank - 1;
@@ -112,8 +107,9 @@ cudaError_t run(const void* input, void* output, const Axes<2>& axes, cudaStream
     const int elements = walk.count < (1 << 16) ? 1 : 4;
     const int64_t blocks = ceil_div<int64_t>(walk.count, kThreads * elements);
     if (blocks > INT32_MAX) return cudaErrorNotSupported;
-    return launch(elements == 1 ? copy_elements<1, T> : copy_elements<4, T>, dim3(static_cast<unsigned>(blocks)),
-                  kThreads, 0, stream, early, static_cast<const T*>(input), static_cast<T*>(output), walk);
+    (elements == 1 ? copy_elements<1, T> : copy_elements<4, T>)<<<static_cast<int>(blocks), kThreads, 0, stream>>>(
+        static_cast<const T*>(input), static_cast<T*>(output), walk);
+    return cudaGetLastError();
   }
   if constexpr (sizeof(T) < 4) {
     constexpr int V = 4 / sizeof(T);
@@ -123,14 +119,14 @@ cudaError_t run(const void* input, void* output, const Axes<2>& axes, cudaStream
       vectors = vectors && (i == column || strides[0] % V == 0) && (i == row || strides[1] % V == 0);
       if (i == row || i == column) vectors = vectors && size % V == 0;
     }
-    if (vectors) return launch_tiles<T, V>(input, output, axes, row, stream, early);
+    if (vectors) return launch_tiles<T, V>(input, output, axes, row, stream);
   }
-  return launch_tiles<T, 1>(input, output, axes, row, stream, early);
+  return launch_tiles<T, 1>(input, output, axes, row, stream);
 }
 
 }  // namespace
 
-cudaError_t permute(const Tensor& input, const Tensor& output, cudaStream_t stream, bool early) {
+cudaError_t permute(const Tensor& input, const Tensor& output, cudaStream_t stream) {
   if (output.numel() == 0) return cudaSuccess;
   Axes<2> axes({&output, &input}, 0, Axes<2>::Order::kMemory);
   if (axes.rank == 0) axes.at[axes.rank++] = {1, {1, 1}};
@@ -155,11 +151,11 @@ cudaError_t permute(const Tensor& input, const Tensor& output, cudaStream_t stre
     }
   }
   switch (bytes) {
-    case 1: return run<int8_t>(input.data, output.data, axes, stream, early);
-    case 2: return run<int16_t>(input.data, output.data, axes, stream, early);
-    case 4: return run<int32_t>(input.data, output.data, axes, stream, early);
-    case 8: return run<int64_t>(input.data, output.data, axes, stream, early);
-    default: return run<int4>(input.data, output.data, axes, stream, early);
+    case 1: return launch<int8_t>(input.data, output.data, axes, stream);
+    case 2: return launch<int16_t>(input.data, output.data, axes, stream);
+    case 4: return launch<int32_t>(input.data, output.data, axes, stream);
+    case 8: return launch<int64_t>(input.data, output.data, axes, stream);
+    default: return launch<int4>(input.data, output.data, axes, stream);
   }
 }
 

@@ -6,7 +6,6 @@
 namespace svexport {
 
 // output[i] = input[i] for every index i. Same sizes and type, any type; strides as they come, also 0 in `input`.
-// early: the launch before, another of these, need not have ended, as it has nothing to do with this one.
-cudaError_t permute(const Tensor& input, const Tensor& output, cudaStream_t stream, bool early = false);
+cudaError_t permute(const Tensor& input, const Tensor& output, cudaStream_t stream);
 
 }  // namespace svexport

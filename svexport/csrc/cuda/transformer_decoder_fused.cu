@@ -162,8 +162,8 @@ struct Fused {
   bool in_image;
   FusedLevel level[kMaxCameraLevels];
   int ahead_levels;
-  // Of these: in a row, kAdjacent, not pooled and with strides below 2^31; and one whose planes lie one after the other,
-  // or -1.
+  // Of these: in a row, kAdjacent, not pooled and with strides below 2^31; and one whose planes lie one after the
+  // other, or -1.
   int first_plain = 0, plain_levels = 0, staged = -1;
 
   explicit Fused(const TransformerDecoder& d)
@@ -662,9 +662,8 @@ __device__ __forceinline__ void presample_row(const Fused& a, int batch, float u
   for (int number = 0; number < kPresampled && seen; ++number, seen &= seen - 1, to += a.ahead_levels * 32) {
     const int cam = __ffs(seen) - 1;
     const float cam_u = __shfl_sync(0xffffffffu, u, cam), cam_v = __shfl_sync(0xffffffffu, v, cam);
-    presample<T, Together, Stages>(a, batch, cam, cam_u, cam_v, [&](int level, const float (&sampled)[8]) {
-      to[level * 32] = pack8<T>(sampled);
-    });
+    presample<T, Together, Stages>(a, batch, cam, cam_u, cam_v,
+                                   [&](int level, const float (&sampled)[8]) { to[level * 32] = pack8<T>(sampled); });
   }
 }
 
@@ -699,9 +698,10 @@ struct Staged {
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
     };
     auto each = [](uint32_t to, const T* from) {
-      asm volatile("cp.async.ca.shared.global [%0], [%1], 4; cp.async.ca.shared.global [%0 + 4], [%1 + 4], 4;" ::"r"(to),
-                   "l"(from)
-                   : "memory");
+      asm volatile(
+          "cp.async.ca.shared.global [%0], [%1], 4; cp.async.ca.shared.global [%0 + 4], [%1 + 4], 4;" ::"r"(to),
+          "l"(from)
+          : "memory");
     };
 #pragma unroll 1
     for (int row = 0; row < 2; ++row) {
@@ -830,9 +830,10 @@ struct Shared {
     T bias[kHalf], norm_weight[kChannels], norm_bias[kChannels];
     alignas(16) uint32_t code;
   } vectors[kSlots];
-  union {  // the first has been read when the other is written, and the other way round
+  // The first has been read when the other is written, and the other way round.
+  union {
     T encoder[4 * kChannels];  // weight (256, 3) and bias of the position's first layer
-    // of the rows sampled here; and what is staged
+    // Of the rows sampled here. Where a level is staged half of it, or all in a cluster of the box branch, is for that.
     alignas(128) char samples[kSampled * kPresampled * kAheadLevels * kChannels * sizeof(T)];
   };
   float logits[kRows * kLogitsPitch];
@@ -967,8 +968,8 @@ __device__ __forceinline__ void fetch_weights(const Fused& a, Shared<T>& s, cons
   }
 }
 
-// Copies what the cluster of the other role passes on, the i-th time, to where it is used, which is free: it was made of
-// what this one has passed on since.
+// Copies what the cluster of the other role passes on, the i-th time, to where it is used, which is free: it was made
+// of what this one has passed on since.
 template <class T>
 __device__ __forceinline__ void take(const Fused& a, Shared<T>& s, const Block& self, int i) {
   const uint32_t taken = shared_address(&s.taken);
@@ -998,8 +999,8 @@ __device__ __forceinline__ void sample_ahead(const Fused& a, Shared<T>& s, int s
   }
 }
 
-// The same where a level is staged; in the cluster of the box branch that level alone. done(layer): by each lane, behind
-// what the others have done.
+// The same where a level is staged; in the cluster of the box branch that level alone. done(layer): by each lane,
+// behind what the others have done.
 template <class T, Sampler S, class Done>
 __device__ __forceinline__ void stage_ahead(const Fused& a, Shared<T>& s, const Block& self, int warp, Done done) {
   constexpr bool kSplit = S == kOtherCluster;
@@ -1404,9 +1405,8 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
       if constexpr (S != kSameWarps) {
         constexpr bool kSecondApart = kSplit || Stages;  // what the second camera sees is in global memory
         const int row = kSplit ? self.tile * kRows + sampled_row : warp, each = a.ahead_levels * 32;
-        const uint4* from =
-            (kSplit ? static_cast<uint4*>(a.samples) : reinterpret_cast<uint4*>(s.samples)) +
-            (kSecondApart && !kSplit ? row * each : samples_of(a, row)) + lane;
+        const uint4* from = (kSplit ? static_cast<uint4*>(a.samples) : reinterpret_cast<uint4*>(s.samples)) +
+                            (kSecondApart && !kSplit ? row * each : samples_of(a, row)) + lane;
         const uint4* second = kSecondApart && !kSplit
                                   ? static_cast<uint4*>(a.samples) + (self.tile * kRows + sampled_row) * each + lane
                                   : from + each;
@@ -1682,9 +1682,8 @@ __global__ void __launch_bounds__(kCopyThreads) copy_maps(const __grid_constant_
   if (m.pairs) {
 #pragma unroll
     for (int i = 0; i < kCopyChannels / kCopyWarps; ++i) {
-      words[i] = pixel < m.pixels
-                     ? __ldg(reinterpret_cast<const uint32_t*>(from + i * kCopyWarps * m.channel + pixel))
-                     : 0;
+      words[i] =
+          pixel < m.pixels ? __ldg(reinterpret_cast<const uint32_t*>(from + i * kCopyWarps * m.channel + pixel)) : 0;
     }
   } else {
     const int next = pixel + 1;
@@ -1715,8 +1714,8 @@ __global__ void __launch_bounds__(kCopyThreads) copy_maps(const __grid_constant_
 // ---------------------------------------------------------------- launching
 
 bool fits(const TransformerDecoder& d, const DecoderSizes& n) {
-  if (d.query.item_size() != 2 || n.channels != kChannels || d.num_heads != kHeads || n.ffn % 256 != 0 || n.ffn > kMaxFfn ||
-      n.code_size > kNarrow || n.classes > kNarrow || n.rows >= 1 << 30 || n.cams > kMaxCams ||
+  if (d.query.item_size() != 2 || n.channels != kChannels || d.num_heads != kHeads || n.ffn % 256 != 0 ||
+      n.ffn > kMaxFfn || n.code_size > kNarrow || n.classes > kNarrow || n.rows >= 1 << 30 || n.cams > kMaxCams ||
       of_device(cudaDevAttrComputeCapabilityMajor) != 9) {
     return false;
   }
