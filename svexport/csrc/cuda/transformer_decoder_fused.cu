@@ -739,7 +739,7 @@ struct Staged {
       for (int i = 0; i < 8; ++i) {
         const int pixel = (first + i * plane) % 8, offset = straddles(pixel) ? 1 : pixel;
         const uint32_t from = chunk(stage, row, i) + (offset & 6) * 2;
-        uint32_t low, high;  // of an even pixel and the next, and behind them; the latter may be of another chunk
+        uint32_t low, high;  // an even pixel and the next, and the two behind them
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(low) : "r"(from) : "memory");
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(high) : "r"(from + (offset < 6 ? 4 : 0)) : "memory");
         const float2 two = unpack<T>(__funnelshift_r(low, high, offset % 2 * 16) & there);
@@ -986,6 +986,7 @@ __device__ __forceinline__ void take(const Fused& a, Shared<T>& s, const Block& 
 template <class T>
 __device__ __forceinline__ void sample_ahead(const Fused& a, Shared<T>& s, int scene, int warp) {
   const int lane = threadIdx.x % 32;
+  wait_for_previous();
 #pragma unroll 1
   for (int i = 0; i < a.presamples; ++i) {
     wait_for(shared_address(&s.looked), i % 2);
@@ -1346,7 +1347,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
       move_points(a, code, row0, rows, half, s, warp, lane);
       if (code & kEncodes) look();
       if (kSplit && code & kEncodes) {
-        if (Stages) wait_for_previous();
+        wait_for_previous();
         uint4* samples = static_cast<uint4*>(a.samples) + samples_of(a, self.tile * kRows + sampled_row);
         presample_row<T, kAheadLevels, Stages>(a, scene, u, v, samples);
       }
@@ -1399,7 +1400,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
     }
     if (code & kSamples) {
       uint4 ready[kPresampled][kAheadLevels] = {};
-      if (Stages) wait_for_previous();
+      wait_for_previous();
       if constexpr (kSplit) u = s.seen[warp * kSeen + lane], v = s.seen[warp * kSeen + kMaxCams + lane];
       if constexpr (S == kOtherWarps) wait_for(shared_address(&s.taken), taken++ % 2);
       if constexpr (S != kSameWarps) {
@@ -1605,7 +1606,7 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_const
         take(a, s, self, i);
       });
     } else if (threadIdx.x == kComputing + 32) {  // keys and values are there
-      if (Stages) wait_for_previous();
+      wait_for_previous();
       for (int i = 0; self.role == kQueries && i < a.signals; ++i) {
         wait_for(shared_address(&s.stored), i % 2);
         signal(a.done + self.scene);
@@ -1620,13 +1621,13 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_const
         sample_ahead<T>(a, s, self.scene, warp);
       }
     } else if (kSplit && threadIdx.x == kComputing + 64) {
-      if (Stages) wait_for_previous();
+      wait_for_previous();
       for (int i = 0; i < a.passes[self.role]; ++i) {
         wait_for(shared_address(&s.passed), i % 2);
         signal(a.passed[self.role] + self.tile);
       }
     } else if (kSplit && threadIdx.x == kComputing + 96) {
-      if (Stages) wait_for_previous();
+      wait_for_previous();
       for (int i = 0; i < a.passes[kQueries + kBoxes - self.role]; ++i) take(a, s, self, i);
     }
   }
@@ -1743,15 +1744,32 @@ int64_t copy_bytes(const TransformerDecoder& d, int i) {
   return map.dtype == d.query.dtype && map.strides[2] != 1 ? map.numel() * 2 : 0;
 }
 
-// The level that is read as it lies, of those whose copy would need most memory, or -1: of a single scene, as warps
-// sample it ahead however many queries that has. What is left to be copied never grows when a size shrinks.
-int level_in_place(const TransformerDecoder& d, const DecoderSizes& n) {
+// The level whose copy would need most memory, if that is too much, is read as it lies: of a single scene, as warps
+// sample it ahead however many queries that has. Or -1. What is left to be copied is at most copies_bytes(), which does
+// not grow either when a size shrinks.
+constexpr int64_t kMostCopied = 16 << 20;
+
+int largest_copy(const TransformerDecoder& d, const DecoderSizes& n) {
   int largest = -1;
   if (n.batch != 1 || !samples_itself(d, n) || d.num_layers > kMaxLayers) return largest;
   for (int i = 0; i < std::min(d.num_features - d.pool, kAheadLevels); ++i) {  // that of which a level is pooled is not
     if (copy_bytes(d, i) > (largest < 0 ? 0 : copy_bytes(d, largest))) largest = i;
   }
   return largest;
+}
+
+int level_in_place(const TransformerDecoder& d, const DecoderSizes& n) {
+  const int largest = largest_copy(d, n);
+  return largest >= 0 && copy_bytes(d, largest) > kMostCopied ? largest : -1;
+}
+
+int64_t copies_bytes(const TransformerDecoder& d, const DecoderSizes& n) {
+  const int largest = largest_copy(d, n);
+  int64_t bytes = 0;
+  for (int i = 0; i < d.num_features; ++i) {
+    bytes += std::min(std::min(copy_bytes(d, i), copy_limit(d, n)), i == largest ? kMostCopied : kCopyLimit);
+  }
+  return std::min(bytes, kCopyLimit);
 }
 
 struct FusedBuffers {
@@ -1770,9 +1788,9 @@ struct FusedBuffers {
     const int64_t tensor = tiles * kRows * kChannels * 2,
                   heads = 2 * static_cast<int64_t>(n.batch) * keys * kChannels * 2;
     const bool apart = !samples_itself(d, n);  // something else samples
-    const int in_place = level_in_place(d, n);
+    const bool in_place = level_in_place(d, n) >= 0;
     const int64_t sampled_tiles =
-        apart ? 0 : std::max(std::min<int64_t>(tiles, kMostSplit) * kPresampled, in_place >= 0 ? tiles : 0);
+        apart ? 0 : std::max(std::min<int64_t>(tiles, kMostSplit) * kPresampled, in_place ? tiles : 0);
     samples = scratch.take<char>(sampled_tiles * kRows * std::min(kAheadLevels, n.levels) * kChannels * 2);
     counters = n.batch + 2 * tiles;
     done = scratch.take<unsigned>(counters);
@@ -1783,10 +1801,7 @@ struct FusedBuffers {
     logits = scratch.take<char>(apart ? n.rows * n.logits * 2 : 0);
     offsets = scratch.take<char>(apart ? n.rows * n.offsets * 2 : 0);
     sampled = scratch.take<char>(n.widen ? n.rows * kChannels * 4 : 0);
-    for (int i = 0; i < d.num_features; ++i) {
-      if (i != in_place) copies_size += std::min(copy_bytes(d, i), copy_limit(d, n));
-    }
-    copies_size = std::min(copies_size, kCopyLimit);
+    copies_size = copies_bytes(d, n);
     copies = scratch.take<char>(copies_size);
   }
 };
@@ -2007,10 +2022,9 @@ class Launch {
     // Two warps take about as long to sample as the attention to 400 keys.
     const bool others = a_.presamples > 0 && n_.queries >= 400;
     const Sampler sampler = split_ ? kOtherCluster : others ? kOtherWarps : kSameWarps;
-    const bool stages = a_.staged >= 0 && sampler != kSameWarps;
     const Config config(static_cast<unsigned>(a_.scene_clusters * n_.batch * (split_ ? 2 : 1)), stream, together,
-                        early && stages);
-    return cudaLaunchKernelEx(&config.config, kKernels[stages][sampler], a_);
+                        early);
+    return cudaLaunchKernelEx(&config.config, kKernels[a_.staged >= 0][sampler], a_);
   }
 
  private:
