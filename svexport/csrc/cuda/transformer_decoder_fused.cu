@@ -13,6 +13,9 @@
 // has clusters of its own, beside the next layer's attention. If not all are resident, or something else samples,
 // launches end where blocks would wait. Where the box branch has none, and the attention takes long enough, two warps
 // that have nothing else to do sample the first cameras meanwhile.
+//
+// Maps in NCHW are copied to channels-last by a launch before, at the end of which this one begins; but for one whose
+// copy would take too much memory, of which such warps fetch what cameras see to shared memory.
 #include <cuda.h>
 
 #include <algorithm>
