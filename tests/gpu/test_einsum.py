@@ -228,6 +228,9 @@ def channels(n: int, c: int, d: int, t: int, w: int, dtype: torch.dtype) -> list
         (1, 200, 33, 64, 4),
         (40, 96, 96, 7, 7),
         (1, 300, 260, 40, 10),
+        (4, 150, 70, 61, 5),
+        (70, 24, 40, 61, 15),
+        (3, 70, 150, 43, 3),
     ],
 )
 def test_channels(n: int, c: int, d: int, t: int, w: int, dtype: torch.dtype) -> None:

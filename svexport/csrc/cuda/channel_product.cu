@@ -11,6 +11,7 @@ struct Side {  // x or z
   char* data;
   int64_t strides[2];  // in elements, of N and of the channels
   int channels;
+  const char* end;  // of the tensor
 };
 
 struct Product {
@@ -85,16 +86,29 @@ template <class T, int kCount, int kBytes = kCount * static_cast<int>(sizeof(T))
 using Word = std::conditional_t<kBytes == 16, uint4,
                                 std::conditional_t<kBytes == 8, uint2, std::conditional_t<kBytes == 4, uint32_t, uint16_t>>>;
 
-// One to shared memory, zeros where not `valid`; asynchronous from 4 bytes on. Through the first cache, also those of 16
-// bytes: past it each of them is written on its own where they do not lie side by side.
+// One of at least 4 bytes to shared memory, zeros where not `valid`. Through the first cache, also those of 16 bytes: past
+// it each of them is written on its own where they do not lie side by side.
 template <class Word>
 __device__ __forceinline__ void copy_word(char* to, const void* from, bool valid) {
-  if constexpr (sizeof(Word) >= 4) {
-    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from),
-                 "n"(sizeof(Word)), "r"(valid ? static_cast<int>(sizeof(Word)) : 0)
-                 : "memory");
+  asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from),
+               "n"(sizeof(Word)), "r"(valid ? static_cast<int>(sizeof(Word)) : 0)
+               : "memory");
+}
+
+// Rows of half types that are aligned nowhere are fetched as they lie in memory, in pieces of 16 bytes.
+template <class T, int kWide>
+constexpr bool kShifted = sizeof(T) == 2 && kWide == 1;
+
+__device__ __forceinline__ int within_16(const void* p) { return static_cast<int>(reinterpret_cast<uintptr_t>(p) & 15); }
+
+// Such a piece. Its elements where it would end behind the tensor: memcheck takes a copy of fewer bytes for one of 16.
+template <class T>
+__device__ __forceinline__ void copy_piece(char* to, const char* from, const char* end) {
+  if (from + 16 <= end) {
+    copy_async(to, from, true);
   } else {
-    *reinterpret_cast<Word*>(to) = load_if<Word, 1>(static_cast<const Word*>(from), valid).at[0];
+#pragma unroll 1
+    for (; from < end; to += sizeof(T), from += sizeof(T)) *reinterpret_cast<T*>(to) = *reinterpret_cast<const T*>(from);
   }
 }
 
@@ -247,18 +261,39 @@ __global__ void __launch_bounds__(kMostTeams<N>* kTogether * 32, 1) product_kern
         count = static_cast<int>(min(p.positions - at, int64_t{kRun}));
         from = reinterpret_cast<const T*>(p.x.data) + sample * p.x.strides[0] + at;
       }
-      char* const to = fetched + stage * kFetchBytes<T>;
+      constexpr int kRows = kChannels<T> / kTogether;  // of a warp
+      const int channel = chunk_ahead * kChannels<T> + part;
+      const int64_t apart = kTogether * p.x.strides[1];
+      const T* const first = from + channel * p.x.strides[1];
+      char* const to = fetched + stage * kFetchBytes<T> + part * kPitch<T>;
+      const auto copy = [&](auto all) {  // all: whether all of it is there
 #pragma unroll
-      for (int i = 0; i < kChannels<T> / kTogether; ++i) {
-        const int local = i * kTogether + part, row = chunk_ahead * kChannels<T> + local;
-        const bool there = row < p.x.channels;
-        const T* const source = from + (there ? row : 0) * p.x.strides[1];
-        char* const place = to + local * kPitch<T>;
+        for (int i = 0; i < kRows; ++i) {
+          const bool there = all || channel + i * kTogether < p.x.channels;
+          const T* const row = there ? first + i * apart : from;
+          char* const place = to + i * (kTogether * kPitch<T>);
+          if constexpr (kShifted<T, kWide>) {
+            const int before = within_16(row), k = lane * 16;
+            const char* const piece = reinterpret_cast<const char*>(row) - before + k;
+            if (!there) {
+              if (k < kPitch<T>) store(reinterpret_cast<uint32_t*>(place + k), Vec<uint32_t, 4>{});
+            } else if (k < before + (all ? kRun : count) * kSize) {
+              all ? copy_async(place + k, piece, true) : copy_piece<T>(place + k, piece, p.x.end);
+            }
+          } else {
 #pragma unroll
-        for (int k = lane * kWide; k < kRun; k += 32 * kWide) {
-          const bool here = there && k < count;
-          copy_word<Few>(place + k * kSize, here ? source + k : from, here);
+            for (int k = lane * kWide; k < kRun; k += 32 * kWide) {
+              const bool here = there && (all || k < count);
+              copy_word<Few>(place + k * kSize, here ? row + k : from, here);
+            }
+          }
         }
+      };
+      const bool inside = !kShifted<T, kWide> || reinterpret_cast<const char*>(first + (kRows - 1) * apart + kRun) + 16 <= p.x.end;
+      if (count == kRun && (chunk_ahead + 1) * kChannels<T> <= p.x.channels && inside) {
+        copy(std::true_type());
+      } else {
+        copy(std::false_type());
       }
       if (++chunk_ahead == chunks) {
         chunk_ahead = 0;
@@ -278,6 +313,12 @@ __global__ void __launch_bounds__(kMostTeams<N>* kTogether * 32, 1) product_kern
   for (int unit = first; unit < p.units; unit += next) {
     int64_t sample;
     const int64_t at = position(unit, sample);
+    int before[2] = {};  // bytes of 16 in front of this lane's rows, of which every other one is alike within 8 of them
+    if constexpr (kShifted<T, kWide>) {
+      const T* const row = reinterpret_cast<const T*>(p.x.data) + sample * p.x.strides[0] + at + pair * 2 * p.x.strides[1];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) before[i] = within_16(row + i * p.x.strides[1]);
+    }
     float sums[2][J][4];
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -286,7 +327,19 @@ __global__ void __launch_bounds__(kMostTeams<N>* kTogether * 32, 1) product_kern
       fetch(stage == 0 ? kStages<N> - 1 : stage - 1);
       const char* const mine = fetched + stage * kFetchBytes<T> + first_position * kSize;
       stage = stage + 1 < kStages<N> ? stage + 1 : 0;
-      const auto read = [&](int local) { return load<T, 4>(reinterpret_cast<const T*>(mine + local * kPitch<T>)); };
+      const auto read = [&](int local, int skip = 0) {
+        if constexpr (kShifted<T, kWide>) {
+          const auto* const words = reinterpret_cast<const uint32_t*>(mine + local * kPitch<T> + (skip & 12));
+          Vec<uint32_t, 2> both;
+#pragma unroll
+          for (int i = 0; i < 2; ++i) both.at[i] = __funnelshift_r(words[i], words[i + 1], (skip & 2) * 8);
+          Vec<T, 4> v;
+          memcpy(&v, &both, sizeof(v));
+          return v;
+        } else {
+          return load<T, 4>(reinterpret_cast<const T*>(mine + local * kPitch<T>));
+        }
+      };
       uint32_t a[kSteps][2][4], small[kSteps][2][4];  // of a step two fragments
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
@@ -298,7 +351,7 @@ __global__ void __launch_bounds__(kMostTeams<N>* kTogether * 32, 1) product_kern
             for (int e = 0; e < 4; ++e) cut(x.at[e], a[step][e / 2][i * 2 + e % 2], small[step][e / 2][i * 2 + e % 2]);
           } else {
             const int local = step * 16 + i * 8 + pair * 2;
-            const auto x = read(local), above = read(local + 1);
+            const auto x = read(local, before[0]), above = read(local + 1, before[1]);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {  // fragment, half of its rows
               const Vec<T, 2> both{x.at[e], above.at[e]};
@@ -361,16 +414,23 @@ __global__ void __launch_bounds__(kMostTeams<N>* kTogether * 32, 1) product_kern
         store(reinterpret_cast<T*>(place + local * kResultPitch<T> + first_position * kSize), v);
       }
       sync();
+      const int d = column0 + j * 8 + part;
+      const auto put = [&](auto all) {
 #pragma unroll
-      for (int i = 0; i < kResults / kTogether; ++i) {
-        const int local = i * kTogether + part, d = column0 + j * 8 + local;
-        if (d >= p.z.channels) continue;
-        const auto* const row = reinterpret_cast<const Few*>(place + local * kResultPitch<T>);
-        auto* const out = reinterpret_cast<Few*>(to + d * p.z.strides[1]);
+        for (int i = 0; i < kResults / kTogether; ++i) {
+          if (!all && d + i * kTogether >= p.z.channels) continue;
+          const auto* const row = reinterpret_cast<const Few*>(place + (i * kTogether + part) * kResultPitch<T>);
+          auto* const out = reinterpret_cast<Few*>(to + d * p.z.strides[1] + i * (kTogether * p.z.strides[1]));
 #pragma unroll
-        for (int k = lane; k < kRun / kWide; k += 32) {
-          if (k * kWide < here) out[k] = row[k];
+          for (int k = lane; k < kRun / kWide; k += 32) {
+            if (all || k * kWide < here) out[k] = row[k];
+          }
         }
+      };
+      if (here == kRun && column0 + j * 8 + kResults <= p.z.channels) {
+        put(std::true_type());
+      } else {
+        put(std::false_type());
       }
     }
   }
@@ -382,19 +442,47 @@ constexpr int kLongSum = 4;  // fetches
 
 // Some positions of a side: a thread fetches kWide neighbours of some rows.
 template <class T, int kRows, int kWide>
-__device__ __forceinline__ void fetch(const Correlation& a, const Side& side, int channel0, char* slot, int64_t sample,
-                                      int64_t position, int thread) {
-  constexpr int kSize = sizeof(T), kAcross = kPieces * 16 / kSize / kWide, kApart = kFetching<T> / kAcross;
-  const int row = thread / kAcross, within = thread % kAcross * kWide;
-  const T* const data = reinterpret_cast<const T*>(side.data);
-  const T* from = data + sample * side.strides[0] + (channel0 + row) * side.strides[1] + position + within;
-  const int rows = position + within < a.positions ? side.channels - channel0 - row : 0;
-  char* const to = slot + within * kSize / 16 * kPiecePitch<kRows> + row * 16 + within * kSize % 16;
-#pragma unroll
-  for (int i = 0; i < kRows; i += kApart, from += kApart * side.strides[1]) {
-    copy_word<Word<T, kWide>>(to + i * 16, i < rows ? from : data, i < rows);
+class Fetch {
+  static constexpr int kSize = sizeof(T), kAcross = kPieces * 16 / kSize / kWide, kApart = kFetching<T> / kAcross;
+
+ public:
+  __device__ __forceinline__ Fetch(const Correlation& a, const Side& side, int channel0, int64_t sample, int64_t position,
+                                   int thread)
+      : data_(reinterpret_cast<const T*>(side.data)), next_(kApart * side.strides[1]) {
+    const int row = thread / kAcross, within = thread % kAcross * kWide;
+    from_ = data_ + sample * side.strides[0] + (channel0 + row) * side.strides[1] + position + within;
+    rows_ = position + within < a.positions ? side.channels - channel0 - row : 0;
+    to_ = within * kSize / 16 * kPiecePitch<kRows> + row * 16 + within * kSize % 16;
   }
-}
+  // To shared memory, without waiting.
+  __device__ __forceinline__ void copy(char* slot) const {
+    const T* from = from_;
+#pragma unroll
+    for (int i = 0; i < kRows; i += kApart, from += next_) {
+      copy_word<Word<T, kWide>>(slot + to_ + i * 16, i < rows_ ? from : data_, i < rows_);
+    }
+  }
+  // By way of registers, where a copy would be of fewer than 4 bytes.
+  __device__ __forceinline__ void read() {
+    const T* from = from_;
+#pragma unroll
+    for (int i = 0; i < kRows; i += kApart, from += next_) {
+      values_[i / kApart] = load_if<Word<T, kWide>, 1>(reinterpret_cast<const Word<T, kWide>*>(from), i < rows_).at[0];
+    }
+  }
+  __device__ __forceinline__ void write(char* slot) const {
+#pragma unroll
+    for (int i = 0; i < kRows; i += kApart) {
+      *reinterpret_cast<Word<T, kWide>*>(slot + to_ + i * 16) = values_[i / kApart];
+    }
+  }
+
+ private:
+  const T *data_, *from_;
+  int64_t next_;
+  int rows_, to_;
+  Word<T, kWide> values_[kRows / kApart];
+};
 
 template <class T, int kWide>
 __global__ void __launch_bounds__(kCorrelating, 1) correlation_kernel(const __grid_constant__ Correlation a) {
@@ -437,12 +525,23 @@ __global__ void __launch_bounds__(kCorrelating, 1) correlation_kernel(const __gr
         int64_t sample;
         const int64_t position = place(i, sample);
         char* const to = shared + slot * kSlotBytes<T>;
-        if (i >= kSlots) wait_for(empty + slot * 8, turn ^ 1);
-        fetch<T, kTall, kWide>(a, a.rows, row0, to, sample, position, thread);
-        fetch<T, kNarrow, kWide>(a, a.columns, column0, to + kTallBytes, sample, position, thread);
-        if constexpr (kWide * kSize >= 4) {  // when what this thread copies is there
+        Fetch<T, kTall, kWide> rows(a, a.rows, row0, sample, position, thread);
+        Fetch<T, kNarrow, kWide> columns(a, a.columns, column0, sample, position, thread);
+        const auto wait = [&] {
+          if (i >= kSlots) wait_for(empty + slot * 8, turn ^ 1);
+        };
+        if constexpr (kWide * kSize >= 4) {
+          wait();
+          rows.copy(to);
+          columns.copy(to + kTallBytes);
+          // When what this thread copies is there.
           asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(fetched + slot * 8) : "memory");
         } else {
+          rows.read();
+          columns.read();
+          wait();
+          rows.write(to);
+          columns.write(to + kTallBytes);
           expect_bytes(fetched + slot * 8, 0);
         }
       }
@@ -611,7 +710,10 @@ cudaError_t prepare(Kernel kernel, int threads, int bytes) {
 
 // t: (N, channels, S)
 Side side(const Tensor& t) {
-  return {static_cast<char*>(t.data), {t.strides[0], t.strides[1]}, static_cast<int>(t.sizes[1])};
+  int64_t size = t.item_size();
+  for (int i = 0; i < 3; ++i) size += (t.sizes[i] - 1) * t.strides[i] * t.item_size();
+  auto* const data = static_cast<char*>(t.data);
+  return {data, {t.strides[0], t.strides[1]}, static_cast<int>(t.sizes[1]), data + size};
 }
 
 constexpr int64_t kMostChannels = 4096;

@@ -78,6 +78,8 @@ struct Large {
   int slip;          // bytes of 16 by which each of them begins after the one before
   bool whole;        // whether all tiles begin and end where 16 bytes do
   int pitch;         // bytes in shared memory of a tile of one of them
+  const char* end;   // of the tensor
+  bool ragged;       // whether it ends within 16 bytes
 
   template <class T>
   __device__ __forceinline__ T* at(int64_t s, int64_t o, int64_t k, int64_t row) const {
@@ -129,20 +131,6 @@ struct Place {
 
 __device__ __forceinline__ int within_16(const void* p) { return static_cast<int>(reinterpret_cast<uintptr_t>(p) & 15); }
 
-// 16 bytes to shared memory, zeros but for the first `bytes`.
-__device__ __forceinline__ void copy_some(char* to, const char* from, int bytes) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
-               : "memory");
-#endif
-}
-
-__device__ __forceinline__ void copy_16(char* to, const char* from) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
-#endif
-}
-
 // Back to global memory by the copy engine.
 __device__ __forceinline__ void engine_put(char* to, const char* from, int bytes) {
 #if __CUDA_ARCH__ >= 900
@@ -162,9 +150,9 @@ __device__ __forceinline__ void engine_wait() {
 template <bool kWhole>
 class Stages {
  public:
-  // memory: with the barriers behind the tiles; fetches: of a stage.
-  __device__ __forceinline__ Stages(char* memory, int stages, int bytes, int fetches)
-      : memory_(memory), stages_(stages), bytes_(bytes) {
+  // barriers: where those are, of 8 bytes a stage; fetches: of a stage.
+  __device__ __forceinline__ Stages(char* memory, char* barriers, int stages, int bytes, int fetches)
+      : memory_(memory), barriers_(shared_address(barriers)), stages_(stages), bytes_(bytes) {
 #if __CUDA_ARCH__ >= 900
     if constexpr (!kWhole) return;
     if (static_cast<int>(threadIdx.x) % 32 < stages) {
@@ -175,7 +163,7 @@ class Stages {
 #endif
   }
   __device__ __forceinline__ char* at(int stage) const { return memory_ + stage * bytes_; }
-  __device__ __forceinline__ uint32_t barrier(int stage) const { return shared_address(at(stages_)) + stage * 8; }
+  __device__ __forceinline__ uint32_t barrier(int stage) const { return barriers_ + stage * 8; }
 
   // Until the tiles of a stage are there.
   __device__ __forceinline__ void wait(int stage) {
@@ -196,12 +184,13 @@ class Stages {
 
  private:
   char* memory_;
+  uint32_t barriers_;
   int stages_, bytes_;
   uint32_t turns_ = 0;
 };
 
-// Copies rows of `count` to shared memory; after them come zeros until there are `filled` rows. They begin at the same
-// place of 16 bytes as they do where they come from.
+// Copies rows of `count` to shared memory, where they begin at the same place of 16 bytes as they do where they come from,
+// with zeros behind them until there are `filled` rows, but for the piece of 16 bytes in which they end.
 template <bool kWhole, class T>
 __device__ __forceinline__ void fetch(char* to, const Large& t, int count, const T* first, int rows, int filled,
                                       uint32_t barrier) {
@@ -212,23 +201,47 @@ __device__ __forceinline__ void fetch(char* to, const Large& t, int count, const
     if (lane == 0) expect_bytes(barrier, bytes * count);
     if (lane < count) copy_bulk(to + lane * t.pitch, from + lane * t.strides[2], bytes, barrier);
   } else {
+    // Whole pieces, with what lies around the rows.
     for (int k = 0; k < count; ++k, from += t.strides[2]) {
-      const int before = within_16(from), whole = (before + bytes) / 16;
+      const int before = within_16(from), end = before + bytes;
+      int pieces = ceil_div(end, 16);
       char* shared = to + t.begin(k) + begin - before + lane * 16;
       const char* device = from - before + lane * 16;
+      // The last one of the tensor may end behind it: its elements, and a zero. memcheck takes a piece of fewer bytes for
+      // one of 16.
+      if (t.ragged && from - before + pieces * 16 > t.end) {
+        const int i = --pieces * 16 + lane * kSize;
+        if (i <= end) {
+          const auto last = load_if<T, 1>(reinterpret_cast<const T*>(device - lane * 16 + i), i < end);
+          store(reinterpret_cast<T*>(shared - lane * 16 + i), last);
+        }
+      }
 #pragma unroll 4
-      for (int i = whole - lane; i > 0; i -= 32, shared += 512, device += 512) copy_16(shared, device);
-      if (whole * 16 < before + bytes && lane == whole % 32) copy_some(shared, device, before + bytes - whole * 16);
+      for (int i = pieces - lane; i > 0; i -= 32, shared += 512, device += 512) copy_async(shared, device, true);
     }
   }
-  if (rows >= filled) return;  // the first few zeros come twice, the other time from copy_some
+  if (rows >= filled) return;
 #pragma unroll 1
   for (int k = 0; k < count; ++k) {
-    T* const all = reinterpret_cast<T*>(to + t.begin(k) + begin);
+    char* const rest = to + t.begin(k) + begin;
 #pragma unroll 1
-    for (int i = rows * t.width + lane; i < filled * t.width; i += 32) all[i] = from_float<T>(0.0f);
+    for (int i = bytes + (-within_16(rest + bytes) & 15) + lane * 16; i < filled * t.width * kSize; i += 512) {
+      store(reinterpret_cast<uint32_t*>(rest + i), Vec<uint32_t, 4>{});
+    }
   }
   if constexpr (kWhole) publish();
+}
+
+// Zeros from the rows of a tile that have come to where fetch() has filled it.
+template <class T>
+__device__ __forceinline__ void clear_last(char* rows, const Large& t, int count, int bytes) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int k = 0; k < count; ++k) {
+    char* const end = rows + t.begin(k) + bytes;
+    const int i = lane * static_cast<int>(sizeof(T));
+    if (i < (-within_16(end) & 15)) *reinterpret_cast<T*>(end + i) = from_float<T>(0.0f);
+  }
 }
 
 // Where in 16 bytes rows begin that are at `first` in device memory.
@@ -307,7 +320,7 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
   auto* const columns = reinterpret_cast<int*>(offsets + a.steps * 4);          // (groups, J, 8), of results
   char* const results = shared + a.before + warp * a.warp;
   char* const memory = results + M * a.z.pitch;
-  Stages<kWhole> stages(memory, works ? a.stages : 0, a.stage, 1);
+  Stages<kWhole> stages(memory, memory + a.stages * a.stage, works ? a.stages : 0, a.stage, 1);
   start_next();
 
   for (int i = threadIdx.x; i < a.steps * 4; i += blockDim.x) {
@@ -339,12 +352,13 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
     const auto fetch_tile = [&](int tile, int stage) {
       if (tile < end) {
         const Place place(a, tile);
-        const T* from = a.x.at<const T>(s, place.outer, 0, place.first);
+        const T* const from = a.x.at<const T>(s, place.outer, 0, place.first);
         char* const to = stages.at(stage);
         fetch<kWhole>(to, a.x, K, from, place.rows, 0, stages.barrier(stage));
-        // The last piece of the last row has one more: what other kernels have left there need not be finite.
-        char* const beyond = to + begin_of<kWhole>(from) + place.rows * V * kSize;
-        if (lane < K) *reinterpret_cast<T*>(beyond + a.x.begin(lane)) = from_float<T>(0.0f);
+        // The last piece of the last row has one more: where no other element has been copied with it, what other kernels
+        // have left there need not be finite.
+        char* const beyond = to + begin_of<kWhole>(from) + place.rows * V * kSize + a.x.begin(lane);
+        if (lane < K && within_16(beyond) == 0) *reinterpret_cast<T*>(beyond) = from_float<T>(0.0f);
       }
       copy_async_commit();
     };
@@ -457,7 +471,7 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
 
 // The sums of a warp of small_kernel by products of floats, one after the other, from device memory.
 template <class T, int I, int J>
-__device__ __noinline__ void exact(const Einsum& a, int begin, int end, float* to) {
+__device__ __forceinline__ void exact(const Einsum& a, int begin, int end, float* to) {
   const int lane = threadIdx.x % 32, V = a.x.width, W = a.z.width;
   for (int i = 0; i < 2 * I; ++i) {
     const int at = min(static_cast<int>(blockIdx.y) * 16 * I + i * 8 + lane / 4, a.x.count * V - 1);
@@ -495,7 +509,8 @@ __global__ void __launch_bounds__(kSmallWarps * 32) small_kernel(const __grid_co
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int V = a.x.width, W = a.z.width, kv = a.x.count * V, kv0 = blockIdx.y * 16 * I, s = blockIdx.z;
   const int k0 = kv0 / V, count = (min(kv, kv0 + 16 * I) - 1) / V - k0 + 1;
-  Stages<kWhole> stages(shared + warp * a.warp, a.stages, a.stage, 2);
+  char* const memory = shared + warp * a.warp;
+  Stages<kWhole> stages(memory, memory + a.warp - a.stages * 8, a.stages, a.stage, 2);
   start_next();
 
   int offsets[2 * I];  // of this lane's K and V
@@ -525,9 +540,14 @@ __global__ void __launch_bounds__(kSmallWarps * 32) small_kernel(const __grid_co
   for (int tile = begin + warp; tile < end; tile += warps, stage = stage + 1 < a.stages ? stage + 1 : 0) {
     stages.wait(stage);
     const Place place(a, tile);
-    const char* const tiles = stages.at(stage);
-    const char* const z = tiles + begin_of<kWhole>(a.z.at<const T>(s, place.outer, 0, place.first));
-    const char* const x = tiles + a.z.pitch + begin_of<kWhole>(a.x.at<const T>(s, place.outer, k0, place.first));
+    char* const tiles = stages.at(stage);
+    char* const z = tiles + begin_of<kWhole>(a.z.at<const T>(s, place.outer, 0, place.first));
+    char* const x = tiles + a.z.pitch + begin_of<kWhole>(a.x.at<const T>(s, place.outer, k0, place.first));
+    if (!kWhole && place.rows < kRows) {
+      clear_last<T>(z, a.z, 1, place.rows * W * kSize);
+      clear_last<T>(x, a.x, count, place.rows * V * kSize);
+      __syncwarp();
+    }
     float part[I][J][4] = {};  // tensor cores cut off what does not fit into a long sum, the additions below round
 #pragma unroll
     for (int step = 0; step < kRows / (4 * E); ++step) {
@@ -564,12 +584,11 @@ __global__ void __launch_bounds__(kSmallWarps * 32) small_kernel(const __grid_co
   for (int i = 0; i < kSums; ++i) {
     if (i / 4 % J * 8 + pair * 2 + i % 2 < W) zero = fmaf(sums[i / 4 / J][i / 4 % J][i % 4], 0.0f, zero);
   }
-  __syncthreads();  // until all have read their tiles: there the sums of the warps meet, (warps, kSums, 32)
-  auto* const all = reinterpret_cast<float*>(shared);
+  auto* const mine = reinterpret_cast<float*>(memory);  // where the tiles were, (kSums, 32)
 #pragma unroll
-  for (int i = 0; i < kSums; ++i) all[(warp * kSums + i) * 32 + lane] = sums[i / 4 / J][i / 4 % J][i % 4];
+  for (int i = 0; i < kSums; ++i) mine[i * 32 + lane] = sums[i / 4 / J][i / 4 % J][i % 4];
   // Parts of what is not finite, or of what it meets, add up to something else.
-  if (__any_sync(0xffffffffu, !(zero == 0.0f))) exact<T, I, J>(a, begin, end, all + warp * kSums * 32);
+  if (__any_sync(0xffffffffu, !(zero == 0.0f))) exact<T, I, J>(a, begin, end, mine);
   __syncthreads();
   float* const part = a.partials + (static_cast<int64_t>(blockIdx.x) * a.shared + s) * kv * W;
 #pragma unroll 2
@@ -578,7 +597,7 @@ __global__ void __launch_bounds__(kSmallWarps * 32) small_kernel(const __grid_co
     float sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < kSmallWarps; ++j) {
-      if (j < warps) sum += all[(j * kSums + i) * 32 + lane];
+      if (j < warps) sum += reinterpret_cast<const float*>(shared + j * a.warp)[i * 32 + lane];
     }
     if (at >= kv || w >= W) continue;
     if (a.parts == 1) {
@@ -630,7 +649,10 @@ bool large(const Tensor& t, Large* to) {
          static_cast<int>(width),
          static_cast<int>(t.strides[2] * size & 15),
          reinterpret_cast<uintptr_t>(t.data) % 16 == 0,
-         static_cast<int>(kRows * width * size) + 32};
+         static_cast<int>(kRows * width * size) + 32,
+         static_cast<char*>(t.data) + size};
+  for (int i = 0; i < 5; ++i) to->end += (t.sizes[i] - 1) * t.strides[i] * size;
+  to->ragged = reinterpret_cast<uintptr_t>(to->end) % 16 != 0;
   for (int i = 0; i < 3; ++i) to->whole = to->whole && (t.sizes[i] == 1 || to->strides[i] % 16 == 0);
   to->whole = to->whole && t.sizes[3] * width * size % 16 == 0;
   return width <= kLargestWidth && t.sizes[2] <= kLargestCount && (t.strides[4] == 1 || width == 1) &&
@@ -764,7 +786,8 @@ cudaError_t launch_small(const Tensor& x, const Tensor& z, const Tensor& y, void
   const int each = ceil_div(a.tiles, a.parts);
   int warps = 0;
   for (int stages = kMostStages; stages > 0; --stages) {  // the most tiles under way
-    const int bytes = std::max(ceil_div(stages * (a.stage + 8), 16) * 16, I * J * 4 * 32 * 4);
+    // Barriers stay what they are: sums take the place of tiles alone.
+    const int bytes = std::max(stages * a.stage, I * J * 4 * 32 * 4) + ceil_div(stages * 8, 16) * 16;
     const int fit = std::min(kSmallWarps, shared_memory() / bytes), used = std::min(fit, each);
     if (fit < 2 || std::min(used * stages, each) < std::min(warps * a.stages, each)) continue;
     warps = used;
