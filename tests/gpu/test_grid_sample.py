@@ -149,6 +149,8 @@ def many(points: str, images: int, out: tuple[int, int], *window: slice) -> Tens
     if points == "crowded":
         return 0.01 * scattered
     theta = torch.tensor([[1.0, 0.1, 0.03], [-0.05, 0.9, 0.01]], device="cuda")
+    if points == "turned":
+        theta[1, 0] = -0.3
     grid = F.affine_grid(theta.expand(images, 2, 3), [images, 1, *out], align_corners=False).clone()
     if points == "mixed":
         grid[(-1, *window)] = scattered[(-1, *window)]
@@ -193,7 +195,7 @@ def test_planes_in_shared_memory(points: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("points", ["smooth", "scattered", "mixed", "crowded"])
+@pytest.mark.parametrize("points", ["smooth", "turned", "scattered", "mixed", "crowded"])
 def test_gradients_of_many_points(points: str, dtype: torch.dtype) -> None:
     """Pixels are written by blocks that own them, or added up, by where the points are and how large everything is."""
     for shape, out in [
@@ -203,6 +205,9 @@ def test_gradients_of_many_points(points: str, dtype: torch.dtype) -> None:
         ((2, 3, 700, 1011), (301, 333)),
         ((1, 20, 411, 530), (400, 333)),
         ((1, 1, 401, 334), (300, 290)),
+        ((2, 4, 401, 423), (390, 401)),
+        ((1, 8, 263, 257), (261, 270)),
+        ((1, 128, 190, 181), (201, 190)),
     ]:
         grid = many(points, shape[0], out)
         image = torch.randn(shape, device="cuda", dtype=dtype)

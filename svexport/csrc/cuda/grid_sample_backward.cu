@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <climits>
+#include <cmath>
 
 #include "bilinear_sample.h"
 #include "box.cuh"
@@ -67,7 +69,8 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
   const int tile = kThreads >> shift, row = threadIdx.x & (tile - 1), part = threadIdx.x / tile, parts = 1 << shift;
   const int p = blockIdx.x * tile + row;
   start_next();
-  for (int n = blockIdx.z; n < batch; n += gridDim.z) {
+  const bool done = left.done(blockIdx.z, gridDim.z, batch);
+  for (int n = blockIdx.z; n < batch && !done; n += gridDim.z) {
     float gradient[3] = {};
     Point<TAPS> point;
     if (left.runs) {
@@ -190,15 +193,21 @@ template <class T>
 struct Close {
   const T* input;
   int64_t image, channel, pixel;
-  float* output;       // (N, C, pixels), contiguous
+  float* output;   // (N, C, pixels), contiguous
+  int down;        // points along y
+  Divider across;  // by the number of tiles along x
+  int tiles;
   int shift;           // 1 << shift warps share the channels of a tile
   int64_t step[3];     // from a channel of a warp to its next: of the image, the gradient and the output
   int64_t row, below;  // from pixels and points to those below
 
-  __host__ __device__ static int tiles(const Space& s) {
-    const int across = s.across.d, down = s.points / across;
-    return ceil_div(across, kCloseAcross) * ceil_div(down, kCloseDown);
-  }
+  explicit Close(const Space& s)
+      : down(s.points / s.across.d),
+        across(ceil_div<int>(s.across.d, kCloseAcross)),
+        tiles(across.d * ceil_div(down, kCloseDown)) {}
+  // A block has 1 << log_tiles() of them.
+  __host__ __device__ int log_tiles() const { return 3 - shift; }
+  __host__ __device__ int blocks() const { return (tiles + (1 << log_tiles()) - 1) >> log_tiles(); }
 };
 
 // Adds to the gradient of image n and writes that of its bilinear points; grad_grid: (N, points, 2), contiguous, or
@@ -207,66 +216,53 @@ struct Close {
 template <class T, int PADDING>
 __device__ __forceinline__ void add_close(const Space& s, int n, const Close<T>& close, const Gradient<T>& grad,
                                           const AnyFloat& grad_grid, int channels) {
-  // Of each corner whether it is inside, then whether the right ones belong to the next lane, whether the left ones
-  // come with those of the lane before, and whether the lower ones are the upper ones of the next point.
-  constexpr int kHands = 16, kTakes = 32, kCarries = 64, kBits = 7, kDown = kCloseDown;
-  static_assert(kDown * kBits <= 32);
+  constexpr int kDown = kCloseDown, kNowhere = INT_MIN / 2;
   __shared__ float partial[kDown][2][kThreads];
   const int tile = kThreads >> close.shift, row = threadIdx.x & (tile - 1), parts = 1 << close.shift;
-  const int part = threadIdx.x / tile, lane = threadIdx.x % 32, width = s.size[0];
-  const int across = s.across.d, down = s.points / across, tiles_across = ceil_div(across, kCloseAcross);
-  const int blocks = ceil_div(Close<T>::tiles(s), tile / 32);
+  const int part = threadIdx.x / 32 >> close.log_tiles(), lane = threadIdx.x % 32, width = s.size[0];
+  const int across = s.across.d, down = close.down, blocks = close.blocks();
   const int64_t pixels = static_cast<int64_t>(width) * s.size[1];
   for (int block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const int index = block * (tile / 32) + row / 32, tile_y = index / tiles_across, y = tile_y * kDown;
-    const int x = (index - tile_y * tiles_across) * kCloseAcross + lane, first = y * across + x;
+    uint32_t tile_y = (block << close.log_tiles()) + (row >> 5);
+    const int x = close.across.split(tile_y) * kCloseAcross + lane, y = tile_y * kDown, first = y * across + x;
     const auto valid = [&](int k) { return x < across && y + k < down; };
-    const auto point_at = [&](int k) { return valid(k) ? first + k * across : 0; };
-    int to[kDown], above[2], top = 0;
+    // Of each point the upper left pixel, by a number that no pixel to the left of a row shares; then whether that and
+    // the other three are inside.
+    int to[kDown], pixel_of[kDown];
+    bool inside[kDown][2][2];
     float position[kDown][2], sum[kDown][2] = {};  // of the point between its pixels; of its gradient
-    uint32_t flags = 0;
+    bool idle = true, even = true;
     {
-      int at[kDown];
-#pragma unroll
-      for (int k = 0; k < kDown; ++k) at[k] = point_at(k);
+      int64_t offset[kDown];
       float coordinate[kDown][3];
-      coordinates<2>(s, n, at, coordinate);
+#pragma unroll
+      for (int k = 0; k < kDown; ++k) {
+        offset[k] = n * s.grid_image + (valid(k) ? x * s.grid_stride[0] + (y + k) * s.grid_stride[1] : 0);
+      }
+      read_coordinates<2>(s, offset, coordinate);
 #pragma unroll
       for (int k = 0; k < kDown; ++k) {
         Pixels<2> axis[2];
-        int corner[2];  // the upper left one; -2: no pixel is inside
 #pragma unroll
         for (int a = 0; a < 2; ++a) {
           axis[a] = ::svexport::pixels<2>(coordinate[k][a], a, 2, s, PADDING == kAnyPadding ? s.padding : PADDING);
-          corner[a] = valid(k) && (axis[a].index[0] & axis[a].index[1]) >= 0 ? axis[a].first : -2;
           position[k][a] = axis[a].weight[1];
+          for (int i = 0; i < 2; ++i) inside[k][a][i] = valid(k) && axis[a].inside[i];
         }
-        to[k] = corner[1] * width + corner[0];
-        uint32_t bits = 0;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (valid(k) && (axis[0].index[i % 2] | axis[1].index[i / 2]) >= 0) bits |= 1 << i;
-        }
-        const int right[2] = {__shfl_down_sync(~0u, corner[0], 1), __shfl_down_sync(~0u, corner[1], 1)};
-        const uint32_t hands = __ballot_sync(~0u, lane < 31 && right[0] == corner[0] + 1 && right[1] == corner[1]);
-        if (hands >> lane & 1) bits |= kHands;
-        if (hands << 1 >> lane & 1) bits |= kTakes;
-        flags |= bits << (k * kBits);
-        if (k == 0) {
-          top = corner[1];
-        } else if (above[0] == corner[0] && above[1] + 1 == corner[1]) {
-          flags |= kCarries << ((k - 1) * kBits);
-        }
-        above[0] = corner[0];
-        above[1] = corner[1];
+        const bool any = (inside[k][0][0] || inside[k][0][1]) && (inside[k][1][0] || inside[k][1][1]);
+        to[k] = axis[1].first * width + axis[0].first;
+        pixel_of[k] = any ? to[k] + 2 * axis[1].first : kNowhere;
+        idle = idle && !any;
+        even = even && (k == 0 ? axis[1].first >= 0 && axis[1].first + kDown < s.size[1]
+                               : pixel_of[k] == pixel_of[k - 1] + width + 2);
       }
     }
-    const auto is = [&](int k, int bit) { return (flags & bit << (k * kBits)) != 0; };
-    uint32_t stored = 0;  // points of which some lane has to store the lower corners
-#pragma unroll
-    for (int k = 0; k < kDown; ++k) stored |= __any_sync(~0u, !is(k, kCarries)) ? 1 << k : 0;
-    const bool even =
-        stored == 1 << (kDown - 1) && __all_sync(~0u, valid(kDown - 1) && top >= 0 && top + kDown < s.size[1]);
+    even = __all_sync(~0u, idle || even);
+    // Whether its right pixels belong to the next lane; whether its left ones come with those of the lane before.
+    const auto share = [&](int k, bool& hands, bool& takes) {
+      hands = __shfl_down_sync(~0u, pixel_of[k], 1) == pixel_of[k] + 1 && lane < 31;
+      takes = __shfl_up_sync(~0u, static_cast<int>(hands), 1) && lane > 0;
+    };
     const T* g_at = grad.data + n * grad.image + part * grad.channel + first * grad.point;
     const T* source = close.input + n * close.image + part * close.channel;
     float* target = close.output + (static_cast<int64_t>(n) * channels + part) * pixels;
@@ -283,31 +279,40 @@ __device__ __forceinline__ void add_close(const Space& s, int n, const Close<T>&
       sum[k][1] = fmaf(g, fmaf(position[k][0], difference, lower_left - left), sum[k][1]);
     };
     if (even) {
-      const bool inside[2] = {is(0, 1), is(0, 2)}, takes = is(0, kTakes), stores_right = inside[1] && !is(0, kHands);
-      const bool reads[2] = {inside[0] && grad_grid.data, inside[1] && grad_grid.data};
+      bool hands, takes;
+      share(0, hands, takes);
+      const bool stores = inside[0][0][0] && !idle, stores_right = inside[0][0][1] && !idle && !hands;
+      const bool reads[2] = {stores && grad_grid.data, inside[0][0][1] && !idle && grad_grid.data};
       source += to[0] * close.pixel;
       target += to[0];
-      T g_of[kDown], pixel_of[kDown + 1][2];
+      T g_of[kDown], next[kDown + 1][2];
       const auto fetch = [&](bool there) {
 #pragma unroll
-        for (int k = 0; k < kDown; ++k) g_of[k] = load_if<T, 1>(g_at + k * close.below, there).at[0];
+        for (int k = 0; k < kDown; ++k) g_of[k] = load_if<T, 1>(g_at + k * close.below, there && !idle).at[0];
         const T* from = source;
 #pragma unroll
         for (int k = 0; k <= kDown; ++k, from += close.row) {
 #pragma unroll
-          for (int i = 0; i < 2; ++i) pixel_of[k][i] = load_if<T, 1>(from + i * close.pixel, there && reads[i]).at[0];
+          for (int i = 0; i < 2; ++i) next[k][i] = load_if<T, 1>(from + i * close.pixel, there && reads[i]).at[0];
         }
         source += close.step[0];
         g_at += close.step[1];
       };
       fetch(true);
+#pragma unroll
+      for (int k = 0; k <= kDown; ++k) {  // or the compiler puts the reads behind
+        asm volatile("" ::"f"(to_float(g_of[k % kDown])), "f"(to_float(next[k][0])), "f"(to_float(next[k][1]))
+                     : "memory");
+      }
+      wait_for_previous();
+      start_next();
 #pragma unroll 1
       for (int c = part; c < channels; c += parts) {
         float g[kDown], pixel[kDown + 1][2];
 #pragma unroll
         for (int k = 0; k < kDown; ++k) g[k] = to_float(g_of[k]);
 #pragma unroll
-        for (int k = 0; k <= kDown; ++k) pixel[k][0] = to_float(pixel_of[k][0]), pixel[k][1] = to_float(pixel_of[k][1]);
+        for (int k = 0; k <= kDown; ++k) pixel[k][0] = to_float(next[k][0]), pixel[k][1] = to_float(next[k][1]);
         fetch(c + parts < channels);  // while these are added
         float below[2] = {}, *to_row = target, one = 1;
         asm volatile("" : "+f"(one));  // or the compiler keeps all differences to it
@@ -316,14 +321,33 @@ __device__ __forceinline__ void add_close(const Space& s, int n, const Close<T>&
           add_sums(k, g[k], pixel[k][0], pixel[k][1], pixel[k + 1][0], pixel[k + 1][1]);
           const float left = one - position[k][0], right = position[k][0];
           const float upper = g[k] * (one - position[k][1]), lower = g[k] * position[k][1];
-          add(to_row, fmaf(upper, left, below[0]), fmaf(upper, right, below[1]), takes, inside[0], stores_right);
+          add(to_row, fmaf(upper, left, below[0]), fmaf(upper, right, below[1]), takes, stores, stores_right);
           below[0] = lower * left;
           below[1] = lower * right;
         }
-        add(to_row, below[0], below[1], takes, inside[0], stores_right);
+        add(to_row, below[0], below[1], takes, stores, stores_right);
         target += close.step[2];
       }
     } else {
+      // Of each corner whether it is inside, then whether the right ones belong to the next lane, whether the left ones
+      // come with those of the lane before, and whether the lower ones are the upper ones of the next point.
+      constexpr int kHands = 16, kTakes = 32, kCarries = 64, kBits = 7;
+      static_assert(kDown * kBits <= 32);
+      uint32_t flags = 0, stored = 0;  // stored: points of which some lane has to store the lower corners
+#pragma unroll
+      for (int k = 0; k < kDown; ++k) {
+        bool hands, takes;
+        share(k, hands, takes);
+        const bool carries = k + 1 < kDown && (idle || pixel_of[k + 1 < kDown ? k + 1 : k] == pixel_of[k] + width + 2);
+        uint32_t bits = (hands ? kHands : 0) | (takes ? kTakes : 0) | (carries ? kCarries : 0);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) bits |= inside[k][0][i % 2] && inside[k][1][i / 2] ? 1 << i : 0;
+        flags |= bits << (k * kBits);
+        stored |= __any_sync(~0u, !carries) ? 1 << k : 0;
+      }
+      const auto is = [&](int k, int bit) { return (flags & bit << (k * kBits)) != 0; };
+      wait_for_previous();
+      start_next();
 #pragma unroll 1
       for (int c = part; c < channels; c += parts) {
         float below[2] = {}, g[kDown], pixel[kDown][4];
@@ -367,7 +391,8 @@ __device__ __forceinline__ void add_close(const Space& s, int n, const Close<T>&
 #pragma unroll
     for (int k = 0; k < kDown; ++k) {
       const auto slope = [&](int a) {
-        return PADDING == kZeros ? s.slope[a] : locate<4, PADDING>(s, n, point_at(k)).axis[a].slope[1];
+        return PADDING == kZeros ? s.slope[a]
+                                 : locate<4, PADDING>(s, n, valid(k) ? first + k * across : 0).axis[a].slope[1];
       };
 #pragma unroll
       for (int a = 0; a < 2; ++a) {
@@ -375,34 +400,59 @@ __device__ __forceinline__ void add_close(const Space& s, int n, const Close<T>&
         if (parts > 1) {
           partial[k][a][threadIdx.x] = gradient;
         } else if (valid(k)) {
-          grad_grid.set((static_cast<int64_t>(n) * s.points + point_at(k)) * 2 + a, gradient);
+          grad_grid.set((static_cast<int64_t>(n) * s.points + first + k * across) * 2 + a, gradient);
         }
       }
     }
     if (parts == 1) continue;
     __syncthreads();
+#pragma unroll 1
     for (int i = part; i < kDown * 2; i += parts) {
       const int k = i / 2, a = i % 2;
       if (!valid(k)) continue;
       float gradient = 0;
+#pragma unroll 1
       for (int j = 0; j < parts; ++j) gradient += partial[k][a][row + j * tile];
-      grad_grid.set((static_cast<int64_t>(n) * s.points + point_at(k)) * 2 + a, gradient);
+      grad_grid.set((static_cast<int64_t>(n) * s.points + first + k * across) * 2 + a, gradient);
     }
     __syncthreads();
   }
 }
 
-// Images that are done, and if there is no other kernel for them those that are left.
+// What is done with an image, by how far apart points that follow each other are, in pixels along columns and rows.
+struct Choice {
+  float narrow, wide, tilted;  // of close points
+  bool listed;                 // of the others, those for which there are lists:
+  float turned;                // less apart along both
+
+  // Of image n, by a sample of as many points as the block has threads: what runs begins with.
+  __device__ __forceinline__ int operator()(const Space& s, int n) const {
+    const int i = threadIdx.x, p = min(i * (s.points / kThreads) + i, s.points - 2);
+    float x[2][3], distance[2];
+    coordinates<2>(s, n, {p, p + 1}, x);
+#pragma unroll
+    for (int a = 0; a < 2; ++a) distance[a] = fabsf(x[1][a] - x[0][a]) * (s.padding == kPixels ? 1.0f : s.slope[a]);
+    const auto most = [](bool is) { return 4 * __syncthreads_count(is) >= 3 * kThreads; };
+    if (most(distance[0] > narrow && distance[0] < wide && distance[1] < tilted)) return Lists::kDone;
+    return listed && most(!(distance[0] > 3 * turned || distance[1] > turned)) ? 0 : Lists::kScattered;
+  }
+};
+
+// Images that are done, and if there is no other kernel for them those that are left. The next kernel begins when the
+// one before has ended, and can read what that chose.
 template <class T, int PADDING>
 __global__ void __launch_bounds__(kThreads, 4)
-    close_kernel(Space s, Close<T> close, Gradient<T> grad, AnyFloat grad_grid, int batch, int channels, Left left,
-                 bool also_left) {
-  start_next();
-  wait_for_previous();
+    close_kernel(Space s, Choice choice, Close<T> close, Gradient<T> grad, AnyFloat grad_grid, int batch, int channels,
+                 Left left, bool also_left) {
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
-    if (left.runs[n] != Lists::kDone && !(also_left && left(n))) continue;
+    if (choice(s, n) != Lists::kDone) {
+      if (!also_left) continue;
+      wait_for_previous();
+      if (!left(n)) continue;
+    }
     add_close<T, PADDING>(s, n, close, grad, grad_grid, channels);
   }
+  wait_for_previous();
 }
 
 // ------------------------------------------------------------- channels-last image and sums: 16 bytes of a point each
@@ -419,7 +469,9 @@ __global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
   const int lanes = 1 << shift, rows = kThreads >> shift, lane = threadIdx.x & (lanes - 1), row = threadIdx.x >> shift;
   const int bits = tile_bits(shift, width);
   start_next();
+  const bool done = left.done(blockIdx.z, gridDim.z, batch);
   wait_for_previous();
+  if (done) return;
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     if (!images(n)) continue;
     const bool add = sums && left(n);
@@ -538,9 +590,11 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int chunk = threadIdx.x % kSlots, chunk_row = chunk / kChunks, chunk_x = chunk % kChunks * (16 / ITEM);
   const int from_y = tile_y * kTileDown + chunk_row, from_x = tile_x * kTileAcross + chunk_x;
   const bool any_chunk = copied && from_y < down && from_x < across;
+  const bool done = left.unlisted(blockIdx.z, gridDim.z, batch);
   wait_for_previous();
+  if (done) return;
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
-    if (left(n)) continue;
+    if (left(n) || left.runs[n] == Lists::kDone) continue;
     Point<TAPS> points[POINTS];
 #pragma unroll
     for (int k = 0; k < POINTS; ++k) points[k] = locate<TAPS, PADDING>(s, n, valid[k] ? first + k * step : 0);
@@ -705,7 +759,9 @@ __global__ void __launch_bounds__(kTileThreads)
     to_channels_last_kernel(const T* __restrict__ from, int64_t image, int64_t channel, T* __restrict__ to, int batch,
                             int channels, int pixels, int width, Left left) {
   start_next();
+  const bool done = left.done(blockIdx.y, gridDim.y, batch);
   wait_for_previous();
+  if (done) return;
   each_left(batch, left, [&](int n, int count) {
     to_channels_last(from + n * image, image, channel, to + static_cast<int64_t>(n) * channels * pixels, count,
                      channels, pixels, width);
@@ -717,7 +773,9 @@ __global__ void __launch_bounds__(kTileThreads)
     from_channels_last_kernel(const float* __restrict__ from, T* __restrict__ to, int batch, int channels, int pixels,
                               int width, Left left) {
   start_next();
+  const bool done = left.done(blockIdx.y, gridDim.y, batch);
   wait_for_previous();
+  if (done) return;
   each_left(batch, left, [&](int n, int count) {
     const int64_t first = static_cast<int64_t>(n) * channels * pixels;
     from_channels_last(from + first, to + first, count, channels, pixels, width);
@@ -739,7 +797,9 @@ __device__ __forceinline__ void clear(float* to, int64_t size) {
 // Images of `size` floats each.
 __global__ void __launch_bounds__(kThreads) zero_kernel(float* __restrict__ to, int batch, int64_t size, Left left) {
   start_next();
+  const bool done = left.done(blockIdx.y, gridDim.y, batch);
   wait_for_previous();
+  if (done) return;
   each_left(batch, left, [&](int first, int count) { clear(to + first * size, count * size); });
 }
 
@@ -747,7 +807,9 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     round_kernel(const float* __restrict__ from, T* __restrict__ to, int batch, int64_t size, Left left) {
   start_next();
+  const bool done = left.done(blockIdx.y, gridDim.y, batch);
   wait_for_previous();
+  if (done) return;
   each_left(batch, left, [&](int image, int count) {
     const int64_t first = image * size, n = count * size;
     for (int64_t i = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x; i < n;
@@ -757,56 +819,52 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// from: (rows, width + 1, 2) to (rows, width), across: width; n: rows * width.
+// from: images of (rows, width + 1, 2) to (rows, width), across: width; size: of an image, rows * width.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    add_pairs_kernel(const float* __restrict__ from, T* __restrict__ to, Divider across, int n) {
+__global__ void __launch_bounds__(kThreads) add_pairs_kernel(const float* __restrict__ from, T* __restrict__ to,
+                                                             Divider across, int batch, int size, Left left) {
   start_next();
+  const bool done = left.done(blockIdx.y, gridDim.y, batch);
   wait_for_previous();
-  uint32_t row = blockIdx.x * kThreads + threadIdx.x;
-  if (row >= static_cast<uint32_t>(n)) return;
-  const uint32_t i = row, x = across.split(row);
-  const float* pair = from + 2 * (i + row);  // to the left of the pixel
-  to[i] = from_float<T>(pair[1] + pair[2]);
+  if (done) return;
+  each_left(batch, left, [&](int image, int count) {
+    const uint32_t first = image * size, end = first + count * size;
+    for (uint32_t i = first + blockIdx.x * kThreads + threadIdx.x; i < end; i += gridDim.x * kThreads) {
+      uint32_t row = i;
+      const uint32_t x = across.split(row);
+      const float* pair = from + 2 * (i + row);  // to the left of the pixel
+      to[i] = from_float<T>(pair[1] + pair[2]);
+    }
+  });
 }
-
-// Distances in pixels, along columns and rows, of points that follow each other where they are close together.
-struct Choice {
-  float narrow, wide, tilted;
-};
 
 // Finds the choice from a sample, so that all blocks find the same without a word, and makes ready what the kernels
 // after it need: runs; of images that are close together a cleared output, of others a copy in channels-last, if
 // wanted, and cleared sums, or if there are lists cleared counters. Blocks of whatever x images.
 template <class T>
 __global__ void __launch_bounds__(kTileThreads)
-    choose_kernel(Space s, Choice choice, Lists lists, bool listed, Close<T> close, T* __restrict__ copy, int width,
-                  float* __restrict__ sums, int batch, int channels) {
-  constexpr int kSamples = kTileThreads;
-  static_assert(kTileThreads == kThreads, "of clear");
+    choose_kernel(Space s, Choice choice, Lists lists, Close<T> close, T* __restrict__ copy, int width,
+                  float* __restrict__ sums, int64_t size_of_sums, int batch, int channels) {
+  static_assert(kTileThreads == kThreads, "of clear and the choice");
   start_next();
   const int pixels = s.size[0] * s.size[1];
   const int64_t size = static_cast<int64_t>(channels) * pixels,
                 count = static_cast<int64_t>(lists.tiles) * Lists::kApart;
   for (int n = blockIdx.y; n < batch; n += gridDim.y) {
-    const int i = threadIdx.x, p = min(i * (s.points / kSamples) + i, s.points - 2);
-    float x[2][3], distance[2];
-    coordinates<2>(s, n, {p, p + 1}, x);
-#pragma unroll
-    for (int a = 0; a < 2; ++a) distance[a] = fabsf(x[1][a] - x[0][a]) * (s.padding == kPixels ? 1.0f : s.slope[a]);
-    const bool near = distance[0] > choice.narrow && distance[0] < choice.wide && distance[1] < choice.tilted;
-    const bool done = 4 * __syncthreads_count(near) >= 3 * kSamples;
-    if (blockIdx.x == 0 && threadIdx.x == 0) lists.runs[n] = done ? Lists::kDone : listed ? 0 : Lists::kFull;
-    if (done) {
+    const int runs = choice(s, n);
+    if (blockIdx.x == 0 && threadIdx.x == 0) lists.runs[n] = runs;
+    if (runs == Lists::kDone) {
       clear(close.output + n * size, size);
-    } else if (!listed) {
-      clear(sums + n * size, size);
-      if (copy) {
-        to_channels_last(close.input + n * close.image, close.image, close.channel, copy + n * size, 1, channels,
-                         pixels, width);
-      }
-    } else {
+      continue;
+    }
+    if (choice.listed) {
       clear(reinterpret_cast<float*>(lists.counts) + n * count, count);
+    } else {
+      clear(sums + n * size_of_sums, size_of_sums);
+    }
+    if (copy) {
+      to_channels_last(close.input + n * close.image, close.image, close.channel, copy + n * size, 1, channels, pixels,
+                       width);
     }
   }
 }
@@ -861,13 +919,16 @@ struct Plan {
     pairs = input_gradient && !plane && !vector && !listed && 2 * points >= pixels && input.item_size() == 2 &&
             input.numel() >= (1 << 17) && input.numel() <= (1 << 20);
     close = input.rank == 4 && input.item_size() == 4 && input_gradient && !plane && even && grid.sizes[2] >= 32 &&
-            grid.sizes[1] >= kCloseDown && batch * points * channels >= (1 << 21);
-    // With few tiles what scatters is added up no slower than by lists, with many box_kernel has its share.
+            grid.sizes[1] >= kCloseDown;
+    const bool cached = input.numel() <= (1 << 23);  // else sums are written once, by lists
     if (vector) {
-      close = close && !last && !(listed && many_tiles(grid.sizes[2], grid.sizes[1], batch, 4));
-      listed = listed && !close;
-    } else {  // sums that the second cache does not hold are written once, by lists
-      close = close && listed && channels <= 4 && input.numel() <= (1 << 23);
+      const bool many = many_tiles(grid.sizes[2], grid.sizes[1], batch, 4);
+      close = close && !last && (cached || !(listed && many));
+      // With few tiles what scatters is added up no slower than by lists, with many box_kernel has its share.
+      listed = listed && (!close || many || channels >= 128);
+    } else {
+      close = close && cached && channels <= 4 && (listed || (channels >= 3 && batch * points * channels >= (1 << 20)));
+      pairs = pairs || (close && !listed);
     }
     if (listed) {
       list = padded(lists.bytes(batch));
@@ -888,7 +949,7 @@ unsigned limited(int64_t blocks) { return static_cast<unsigned>(blocks < (1 << 2
 // Writes what pixels the listed points make.
 template <class T, int PADDING>
 cudaError_t launch_owner(const Space& s, const Lists& lists, const Gradient<T>& gradient, T* output, int batch,
-                         int channels, cudaStream_t stream) {
+                         int channels, const Left& left, cudaStream_t stream) {
   const unsigned images = batch < 65535 ? batch : 65535;
   const bool pairs = s.size[0] % 2 == 0 && reinterpret_cast<uintptr_t>(output) % (2 * sizeof(T)) == 0;
   const auto with = [&](auto width) {
@@ -903,7 +964,7 @@ cudaError_t launch_owner(const Space& s, const Lists& lists, const Gradient<T>& 
     const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, memory);
     if (status != cudaSuccess) return status;
     return launch(kernel, dim3(lists.tiles, ceil_div(channels, chunk), images), kOwnerThreads, memory, stream, true, s,
-                  lists, gradient, output, batch, channels, chunk, pairs);
+                  lists, gradient, output, batch, channels, chunk, pairs, left);
   };
   if constexpr (sizeof(T) == 2) {
     if (channels > 4) return with(std::integral_constant<int, 8>());
@@ -945,7 +1006,8 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
   const bool listed = add && plan.listed && TAPS == 4 && space.points * point * sizeof(T) <= UINT32_MAX;
   constexpr bool kPairs = TAPS == 4 || TAPS == 8;
   const bool pairs = add && plan.pairs && kPairs;
-  float* sums = plan.sums ? static_cast<float*>(workspace) : reinterpret_cast<float*>(output);
+  const bool other_mode = sizeof(T) == 4 && plan.pairs && !pairs;
+  float* sums = plan.sums && !other_mode ? static_cast<float*>(workspace) : reinterpret_cast<float*>(output);
   const int64_t tiles = ceil_div<int64_t>(pixels, kTilePoints) * ceil_div(channels, 8 * V) * batch;
   const T* data = static_cast<const T*>(input.data);
   int64_t image = input.strides[0];
@@ -953,10 +1015,9 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
   const int64_t n = input.numel(), size = static_cast<int64_t>(channels) * pixels;
   const int64_t plane_sums = pairs ? 2 * (static_cast<int64_t>(pixels) + pixels / s.size[0]) : pixels;
   const int64_t cleared = plane_sums * batch * channels;
-  const bool chosen =
-      add && plan.close && TAPS == 4 && sizeof(T) == 4 && (listed || plan.vector);  // how, on the device
-  const bool deferred = listed || chosen;                          // until then: kernels may find nothing to do
-  const bool short_chain = add && !plan.vector && n <= (1 << 20);  // of kernels that overlap
+  const bool chosen = add && plan.close && TAPS == 4 && sizeof(T) == 4;  // how, on the device
+  const bool deferred = listed || chosen;                                // until then: kernels may find nothing to do
+  const bool short_chain = add && !plan.vector && !chosen && n <= (1 << 20);  // of kernels that overlap
   Lists lists = plan.lists;
   Left left;
 
@@ -985,21 +1046,25 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
                                : choose(std::integral_constant<int, kAnyPadding>());
   };
 
+  const bool boxes = listed && plan.copied && many_tiles(s.across.d, s.points / s.across.d, batch, sizeof(T));
   const int few = 4 * of_device(cudaDevAttrMultiProcessorCount);  // blocks, where most often there is nothing to do
   T* const copy = plan.copied ? reinterpret_cast<T*>(static_cast<char*>(workspace) + plan.sums + plan.list) : nullptr;
   if (deferred) lists.in(static_cast<char*>(workspace) + plan.sums, listed ? batch : 0);
+  // By measurement; with up to 4 channels lists are best however the points lie.
+  const float tilted = boxes ? 0.05f : channels < 32 ? 0.2f : 0.1f;
+  const float turned = channels <= 4 ? INFINITY : boxes ? 0.8f : 0.5f;
+  const Choice choice{0.5f, 1.5f, tilted, listed, turned};
   const auto close_images = [&](const Close<T>& close) {
     if constexpr (TAPS == 4 && sizeof(T) == 4) {
-      const int blocks = ceil_div(Close<T>::tiles(s), kThreads / 32 >> close.shift);
       const auto with = [&](auto kernel) {
-        return launch(kernel, dim3(std::min(blocks, few), 1, images), kThreads, 0, stream, true, s, close, gradient,
-                      AnyFloat(grad_grid), batch, channels, left, !plan.vector);
+        return launch(kernel, dim3(std::min(close.blocks(), few), 1, images), kThreads, 0, stream, true, s, choice,
+                      close, gradient, AnyFloat(grad_grid), batch, channels, left, listed && !plan.vector);
       };
       return s.padding == kZeros ? with(close_kernel<T, kZeros>) : with(close_kernel<T, kAnyPadding>);
     }
     return cudaErrorNotSupported;
   };
-  Close<T> close{};
+  Close<T> close(s);
   if constexpr (TAPS == 4 && sizeof(T) == 4) {
     if (chosen) {
       close.input = data;
@@ -1008,9 +1073,10 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
       close.pixel = 1;
       Space::evenly_spaced(input, 2, input.rank - 1, close.pixel);
       close.output = output;
-      const int64_t all = static_cast<int64_t>(Close<T>::tiles(s)) * batch;
-      while (1 << close.shift < kThreads / 32 && (2 << close.shift) <= channels &&
-             all << close.shift < 32 * of_device(cudaDevAttrMultiProcessorCount)) {
+      const int64_t all = static_cast<int64_t>(close.tiles) * batch;
+      close.shift = 0;
+      while (close.log_tiles() > 0 && (2 << close.shift) <= channels &&
+             all << close.shift < 16 * of_device(cudaDevAttrMultiProcessorCount)) {
         ++close.shift;
       }
       const int64_t parts = 1 << close.shift;
@@ -1019,17 +1085,16 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
       close.step[2] = parts * pixels;
       close.row = s.size[0] * close.pixel;
       close.below = s.across.d * point;
-      const Choice choice{0.5f, 1.5f, channels < 32 ? 0.2f : 0.1f};
       choose_kernel<T><<<dim3(std::max<unsigned>(1, few / images), images), kTileThreads, 0, stream>>>(
-          s, choice, lists, listed, close, copy, pixel_width<T>(data, image, input.strides[1]), sums, batch, channels);
-      left = {lists.runs, lists.most};
-      if (plan.vector) {
+          s, choice, lists, close, boxes ? nullptr : copy, pixel_width<T>(data, image, input.strides[1]), sums,
+          plane_sums * channels, batch, channels);
+      left = {lists.runs, lists.most, plan.vector || !listed};
+      if (left.chosen) {
         const cudaError_t status = close_images(close);
         if (status != cudaSuccess) return status;
       }
     }
   }
-  const bool boxes = listed && plan.copied && many_tiles(s.across.d, s.points / s.across.d, batch, sizeof(T));
   if constexpr (TAPS == 4) {
     const auto with_lists = [&](auto padding) {
       constexpr int PADDING = padding.value;
@@ -1041,13 +1106,13 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
       cudaError_t status;
       if (plan.vector || !grad_grid.data) {
         status = launch(list_kernel<PADDING>, dim3(ceil_div(s.points, kListThreads), 1, images), kListThreads, 0,
-                        stream, true, s, lists, batch);
+                        stream, true, s, lists, batch, left);
       } else {
         status = direct(nullptr, AnyFloat(grad_grid), true, std::integral_constant<int, kListSums>());
       }
       if (status != cudaSuccess) return status;
-      left = {lists.runs, lists.most};
-      status = launch_owner<T, PADDING>(s, lists, gradient, output, batch, channels, stream);
+      left = {lists.runs, lists.most, left.chosen};
+      status = launch_owner<T, PADDING>(s, lists, gradient, output, batch, channels, left, stream);
       if (status != cudaSuccess || !boxes) return status;
       return launch_boxes<T, PADDING>(input, s, gradient, grad_grid, left, stream);
     };
@@ -1057,8 +1122,10 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
       if (status != cudaSuccess) return status;
     }
   }
+  // Images whose sums the second cache does not hold together come one after the other.
+  const unsigned some = n <= (1 << 23) ? std::max<unsigned>(1, few / images) : few;
   const auto blocks_of = [&](int64_t work) {
-    return deferred ? dim3(static_cast<unsigned>(work < few ? work : few), images) : dim3(limited(work));
+    return deferred ? dim3(std::min(limited(work), some), images) : dim3(limited(work));
   };
   if (listed || short_chain) {
     const cudaError_t status =
@@ -1084,10 +1151,12 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
     if (channels == 1) return cudaGetLastError();
   }
   if (plan.vector && (add || grad_grid.data)) {
-    const Left rest =
-        deferred && (chosen || boxes || !grad_grid.data) ? left : Left();  // not by box_kernel, nor listed
+    const Left rest = !deferred                  ? Left()
+                      : boxes || !grad_grid.data ? left
+                      : chosen                   ? Left{lists.runs, Lists::kDone, true}
+                                                 : Left();
     if (copy) {
-      if (!chosen) {
+      if (!chosen || boxes) {
         const cudaError_t status =
             launch(to_channels_last_kernel<T>, rest.runs ? blocks_of(tiles) : dim3(limited(tiles)), kTileThreads, 0,
                    stream, deferred, data, image, input.strides[1], copy, batch, channels, pixels,
@@ -1104,21 +1173,21 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
                                                grad.strides[0] * sizeof(T)) % 16 == 0;
     const int width = last ? 0 : point == 1 ? pixel_width<T>(grad.data, grad.strides[0], grad.strides[1], 4) : 1;
     const auto kernel = s.padding == kUsual ? vector_kernel<T, TAPS, kUsual> : vector_kernel<T, TAPS, kAnyPadding>;
-    const int blocks = ceil_div(s.points, kThreads >> shift);
-    cudaError_t status = launch(kernel, dim3(rest.runs && few < blocks ? few : blocks, 1, images), kThreads, 0, stream,
-                                deferred, s, Dense(s, channels), data, image, gradient, add ? sums : nullptr,
+    const unsigned blocks = ceil_div(s.points, kThreads >> shift);
+    cudaError_t status = launch(kernel, dim3(rest.runs ? std::min(some, blocks) : blocks, 1, images), kThreads, 0,
+                                stream, deferred, s, Dense(s, channels), data, image, gradient, add ? sums : nullptr,
                                 AnyFloat(grad_grid), batch, channels, pixels, shift, width, left, rest);
     if (status != cudaSuccess) return status;
     if (add) {
       return launch(from_channels_last_kernel<T>, blocks_of(tiles), kTileThreads, 0, stream, deferred, sums, output,
                     batch, channels, pixels, pixel_width<T>(output, pixels, pixels), left);
     }
-  } else if (chosen) {
+  } else if (chosen && listed) {
     return close_images(close);
   } else if (add || grad_grid.data) {
     const AnyFloat others(listed ? Tensor{} : grad_grid);
     float* to = add ? sums : nullptr;
-    const bool early = short_chain || listed || plane;
+    const bool early = short_chain || deferred || plane;
     cudaError_t status;
     if constexpr (kPairs) {
       status = pairs ? direct(to, others, early, std::integral_constant<int, kPairSums>())
@@ -1129,8 +1198,8 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
     if (status != cudaSuccess) return status;
   }
   if (pairs) {
-    return launch(add_pairs_kernel<T>, limited(ceil_div<int64_t>(n, kThreads)), kThreads, 0, stream, true, sums, output,
-                  Divider(s.size[0]), static_cast<int>(n));
+    return launch(add_pairs_kernel<T>, blocks_of(ceil_div<int64_t>(n, kThreads)), kThreads, 0, stream, true, sums,
+                  output, Divider(s.size[0]), batch, static_cast<int>(size), left);
   }
   if ((ordered || (add && !plan.vector)) && sums != reinterpret_cast<float*>(output)) {
     return launch(round_kernel<T>, blocks_of(ceil_div<int64_t>(listed ? size : n, kThreads)), kThreads, 0, stream,

@@ -2,6 +2,8 @@
 // pixels, and within a tile by pixel. Nothing is cleared or rounded before or after.
 #pragma once
 
+#include <climits>
+
 #include "overlap.cuh"
 #include "sampling.cuh"
 
@@ -23,10 +25,10 @@ struct Lists {
   int most;     // runs of an image whose points lie close together
   int* counts;  // (N, tiles, kApart): points that have pixels in a tile, one number in each line of the cache
   int* runs;    // (N): how often points that follow each other are in different tiles; kFull: a list was too short;
-                // kDone: the image needs no lists
+                // kDone, kScattered: the image needs no lists, or can have none
   int* points;  // (N, tiles, length)
 
-  static constexpr int kFull = 1 << 30, kDone = -1, kApart = 32;
+  static constexpr int kFull = 1 << 30, kScattered = INT_MAX, kDone = -1, kApart = 32;
 
   // Of an image of width x height pixels. Unless `scattered` lists will do, those whose points lie far apart are left.
   Lists(int width, int height, int64_t points, bool scattered) {
@@ -56,8 +58,27 @@ struct Lists {
 struct Left {
   const int* runs = nullptr;
   int most = 0;
+  bool chosen = false;  // before these kernels began: kDone and kScattered can be read without wait_for_previous()
 
   __device__ __forceinline__ bool operator()(int n) const { return runs == nullptr || runs[n] > most; }
+
+  // Whether it is known so early that images first, first + step .. are done, or have no lists either.
+  __device__ __forceinline__ bool done(int first, int step, int batch) const {
+    return all(first, step, batch, Lists::kDone);
+  }
+  __device__ __forceinline__ bool unlisted(int first, int step, int batch) const {
+    return all(first, step, batch, Lists::kScattered);
+  }
+
+ private:
+  __device__ __forceinline__ bool all(int first, int step, int batch, int other) const {
+    if (!chosen) return false;
+    for (int n = first; n < batch; n += step) {
+      const int chosen_runs = *static_cast<const volatile int*>(runs + n);
+      if (chosen_runs != Lists::kDone && chosen_runs != other) return false;
+    }
+    return true;
+  }
 };
 
 // Calls f(first image, images) for those that are left; blocks of whatever x images.
@@ -109,16 +130,18 @@ __device__ __forceinline__ void list(const Space& s, const Lists& lists, int n, 
 
 // Lists all points; blocks of points x images.
 template <int PADDING>
-__global__ void __launch_bounds__(kListThreads) list_kernel(Space s, Lists lists, int batch) {
+__global__ void __launch_bounds__(kListThreads) list_kernel(Space s, Lists lists, int batch, Left left) {
   const int p = blockIdx.x * kListThreads + threadIdx.x;
   start_next();
-  for (int n = blockIdx.z; n < batch; n += gridDim.z) {
+  const bool done = left.unlisted(blockIdx.z, gridDim.z, batch);
+  for (int n = blockIdx.z; n < batch && !done; n += gridDim.z) {
     Point<4> point;
     if (p < s.points) point = locate<4, PADDING>(s, n, p);
     wait_for_previous();
-    if (lists.runs[n] == Lists::kDone) continue;
+    if (lists.runs[n] == Lists::kDone || lists.runs[n] == Lists::kScattered) continue;
     list(s, lists, n, p, point);
   }
+  wait_for_previous();
 }
 
 // A point that a pixel is one of: its weight, where its values are, and the next such.
@@ -139,7 +162,7 @@ size_t owner_memory(const Lists& lists) {
 template <class T, int W, int PADDING>
 __global__ void __launch_bounds__(kOwnerThreads, W == 8 ? 3 : 4)
     owner_kernel(Space s, Lists lists, Gradient<T> grad, T* __restrict__ output, int batch, int channels, int chunk,
-                 bool pairs) {
+                 bool pairs, Left known) {
   constexpr int SHARE = 1024 / kOwnerThreads;
   extern __shared__ uint4 memory_of_block[];
   const int length = lists.length;
@@ -153,7 +176,9 @@ __global__ void __launch_bounds__(kOwnerThreads, W == 8 ? 3 : 4)
   const int left = tile_x * width, top = tile_y * height;
   const int begin = blockIdx.y * chunk, end = min(begin + chunk, channels);
   const int64_t pixels = static_cast<int64_t>(s.size[0]) * s.size[1];
+  const bool done = known.unlisted(blockIdx.z, gridDim.z, batch);
   wait_for_previous();
+  if (done) return;
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     if (lists.runs[n] > lists.most || lists.runs[n] == Lists::kDone) continue;
     const int64_t index = static_cast<int64_t>(n) * lists.tiles + blockIdx.x;

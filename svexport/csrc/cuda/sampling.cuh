@@ -80,17 +80,10 @@ struct Space {
   }
 };
 
-// The coordinates of points of image n: x, y[, z]. All are read before one is used.
+// The coordinates at offsets into the grid: x, y[, z]. All are read before one is used.
 template <int AXES, int POINTS>
-__device__ __forceinline__ void coordinates(const Space& s, int n, const int (&p)[POINTS], float (&x)[POINTS][3]) {
-  int64_t offset[POINTS];
-#pragma unroll
-  for (int k = 0; k < POINTS; ++k) {
-    uint32_t rest = p[k];
-    offset[k] = n * s.grid_image + s.across.split(rest) * s.grid_stride[0];
-    if (AXES == 3) offset[k] += s.down.split(rest) * s.grid_stride[1];
-    offset[k] += rest * s.grid_stride[AXES - 1];
-  }
+__device__ __forceinline__ void read_coordinates(const Space& s, const int64_t (&offset)[POINTS],
+                                                 float (&x)[POINTS][3]) {
   auto read = [&](auto* data) {
     using G = element_t<decltype(data)>;
     data = static_cast<G*>(s.grid.data);
@@ -115,6 +108,20 @@ __device__ __forceinline__ void coordinates(const Space& s, int n, const int (&p
   } else {
     read(static_cast<__nv_bfloat16*>(nullptr));
   }
+}
+
+// Those of points of image n.
+template <int AXES, int POINTS>
+__device__ __forceinline__ void coordinates(const Space& s, int n, const int (&p)[POINTS], float (&x)[POINTS][3]) {
+  int64_t offset[POINTS];
+#pragma unroll
+  for (int k = 0; k < POINTS; ++k) {
+    uint32_t rest = p[k];
+    offset[k] = n * s.grid_image + s.across.split(rest) * s.grid_stride[0];
+    if (AXES == 3) offset[k] += s.down.split(rest) * s.grid_stride[1];
+    offset[k] += rest * s.grid_stride[AXES - 1];
+  }
+  read_coordinates<AXES>(s, offset, x);
 }
 
 // The pixels along one axis that a point is made of: 1 (nearest), 2 (linear) or 4 (cubic).
