@@ -922,13 +922,12 @@ struct Plan {
             grid.sizes[1] >= kCloseDown;
     const bool cached = input.numel() <= (1 << 23);  // else sums are written once, by lists
     if (vector) {
-      const bool many = many_tiles(grid.sizes[2], grid.sizes[1], batch, 4);
-      close = close && !last && (cached || !(listed && many));
+      const bool many = listed && many_tiles(grid.sizes[2], grid.sizes[1], batch, 4);
+      close = close && !last && (!many || (cached && channels >= 16));
       // With few tiles what scatters is added up no slower than by lists, with many box_kernel has its share.
-      listed = listed && (!close || many || channels >= 128);
+      listed = listed && (!close || many);
     } else {
-      close = close && cached && channels <= 4 && (listed || (channels >= 3 && batch * points * channels >= (1 << 20)));
-      pairs = pairs || (close && !listed);
+      close = close && listed && cached && channels <= 4;
     }
     if (listed) {
       list = padded(lists.bytes(batch));
@@ -1006,8 +1005,7 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
   const bool listed = add && plan.listed && TAPS == 4 && space.points * point * sizeof(T) <= UINT32_MAX;
   constexpr bool kPairs = TAPS == 4 || TAPS == 8;
   const bool pairs = add && plan.pairs && kPairs;
-  const bool other_mode = sizeof(T) == 4 && plan.pairs && !pairs;
-  float* sums = plan.sums && !other_mode ? static_cast<float*>(workspace) : reinterpret_cast<float*>(output);
+  float* sums = plan.sums ? static_cast<float*>(workspace) : reinterpret_cast<float*>(output);
   const int64_t tiles = ceil_div<int64_t>(pixels, kTilePoints) * ceil_div(channels, 8 * V) * batch;
   const T* data = static_cast<const T*>(input.data);
   int64_t image = input.strides[0];
