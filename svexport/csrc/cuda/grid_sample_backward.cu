@@ -69,8 +69,7 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
   const int tile = kThreads >> shift, row = threadIdx.x & (tile - 1), part = threadIdx.x / tile, parts = 1 << shift;
   const int p = blockIdx.x * tile + row;
   start_next();
-  const bool done = left.done(blockIdx.z, gridDim.z, batch);
-  for (int n = blockIdx.z; n < batch && !done; n += gridDim.z) {
+  for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     float gradient[3] = {};
     Point<TAPS> point;
     if (left.runs) {
@@ -819,23 +818,17 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// from: images of (rows, width + 1, 2) to (rows, width), across: width; size: of an image, rows * width.
+// from: (rows, width + 1, 2) to (rows, width), across: width; n: rows * width.
 template <class T>
-__global__ void __launch_bounds__(kThreads) add_pairs_kernel(const float* __restrict__ from, T* __restrict__ to,
-                                                             Divider across, int batch, int size, Left left) {
+__global__ void __launch_bounds__(kThreads)
+    add_pairs_kernel(const float* __restrict__ from, T* __restrict__ to, Divider across, int n) {
   start_next();
-  const bool done = left.done(blockIdx.y, gridDim.y, batch);
   wait_for_previous();
-  if (done) return;
-  each_left(batch, left, [&](int image, int count) {
-    const uint32_t first = image * size, end = first + count * size;
-    for (uint32_t i = first + blockIdx.x * kThreads + threadIdx.x; i < end; i += gridDim.x * kThreads) {
-      uint32_t row = i;
-      const uint32_t x = across.split(row);
-      const float* pair = from + 2 * (i + row);  // to the left of the pixel
-      to[i] = from_float<T>(pair[1] + pair[2]);
-    }
-  });
+  uint32_t row = blockIdx.x * kThreads + threadIdx.x;
+  if (row >= static_cast<uint32_t>(n)) return;
+  const uint32_t i = row, x = across.split(row);
+  const float* pair = from + 2 * (i + row);  // to the left of the pixel
+  to[i] = from_float<T>(pair[1] + pair[2]);
 }
 
 // Finds the choice from a sample, so that all blocks find the same without a word, and makes ready what the kernels
@@ -1196,8 +1189,8 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
     if (status != cudaSuccess) return status;
   }
   if (pairs) {
-    return launch(add_pairs_kernel<T>, blocks_of(ceil_div<int64_t>(n, kThreads)), kThreads, 0, stream, true, sums,
-                  output, Divider(s.size[0]), batch, static_cast<int>(size), left);
+    return launch(add_pairs_kernel<T>, limited(ceil_div<int64_t>(n, kThreads)), kThreads, 0, stream, true, sums, output,
+                  Divider(s.size[0]), static_cast<int>(n));
   }
   if ((ordered || (add && !plan.vector)) && sums != reinterpret_cast<float*>(output)) {
     return launch(round_kernel<T>, blocks_of(ceil_div<int64_t>(listed ? size : n, kThreads)), kThreads, 0, stream,
