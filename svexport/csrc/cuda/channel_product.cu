@@ -266,10 +266,11 @@ __global__ void __launch_bounds__(kMostTeams<N>* kTogether * 32, 1) product_kern
       const int64_t apart = kTogether * p.x.strides[1];
       const T* const first = from + channel * p.x.strides[1];
       char* const to = fetched + stage * kFetchBytes<T> + part * kPitch<T>;
-      const auto copy = [&](auto all) {  // all: whether all of it is there
+      const auto copy = [&](auto whole) {
+        constexpr bool kAll = decltype(whole)::value;  // whether all of it is there
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
-          const bool there = all || channel + i * kTogether < p.x.channels;
+          const bool there = kAll || channel + i * kTogether < p.x.channels;
           const T* const row = there ? first + i * apart : from;
           char* const place = to + i * (kTogether * kPitch<T>);
           if constexpr (kShifted<T, kWide>) {
@@ -277,13 +278,13 @@ __global__ void __launch_bounds__(kMostTeams<N>* kTogether * 32, 1) product_kern
             const char* const piece = reinterpret_cast<const char*>(row) - before + k;
             if (!there) {
               if (k < kPitch<T>) store(reinterpret_cast<uint32_t*>(place + k), Vec<uint32_t, 4>{});
-            } else if (k < before + (all ? kRun : count) * kSize) {
-              all ? copy_async(place + k, piece, true) : copy_piece<T>(place + k, piece, p.x.end);
+            } else if (k < before + (kAll ? kRun : count) * kSize) {
+              kAll ? copy_async(place + k, piece, true) : copy_piece<T>(place + k, piece, p.x.end);
             }
           } else {
 #pragma unroll
             for (int k = lane * kWide; k < kRun; k += 32 * kWide) {
-              const bool here = there && (all || k < count);
+              const bool here = there && (kAll || k < count);
               copy_word<Few>(place + k * kSize, here ? row + k : from, here);
             }
           }
@@ -415,15 +416,16 @@ __global__ void __launch_bounds__(kMostTeams<N>* kTogether * 32, 1) product_kern
       }
       sync();
       const int d = column0 + j * 8 + part;
-      const auto put = [&](auto all) {
+      const auto put = [&](auto whole) {
+        constexpr bool kAll = decltype(whole)::value;
 #pragma unroll
         for (int i = 0; i < kResults / kTogether; ++i) {
-          if (!all && d + i * kTogether >= p.z.channels) continue;
+          if (!kAll && d + i * kTogether >= p.z.channels) continue;
           const auto* const row = reinterpret_cast<const Few*>(place + (i * kTogether + part) * kResultPitch<T>);
           auto* const out = reinterpret_cast<Few*>(to + d * p.z.strides[1] + i * (kTogether * p.z.strides[1]));
 #pragma unroll
           for (int k = lane; k < kRun / kWide; k += 32) {
-            if (all || k * kWide < here) out[k] = row[k];
+            if (kAll || k * kWide < here) out[k] = row[k];
           }
         }
       };
