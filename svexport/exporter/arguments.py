@@ -204,12 +204,14 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     the values of masks that are not boolean and puts zeros at padded positions; and a file should have the mask it was
     given, not a causal one because the mask looked like that when it was traced.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    calls = [(module, vars(module).get("_compiled_call_impl"), vars(module).get("forward")) for module, _ in modes]
+    before = [
+        (module, module.training, vars(module).get("_compiled_call_impl"), vars(module).get("forward"))
+        for module in model.modules()
+    ]
     fast_path = torch.backends.mha.get_fastpath_enabled()
     detect = nn.modules.transformer._detect_is_causal_mask
     try:
-        for module, compiled, forward in calls:
+        for module, _, compiled, forward in before:
             module.training = False
             if compiled is not None:
                 module._compiled_call_impl = None
@@ -221,7 +223,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         nn.modules.transformer._detect_is_causal_mask = detect
         torch.backends.mha.set_fastpath_enabled(fast_path)
-        for (module, training), (_, compiled, forward) in zip(modes, calls, strict=True):
+        for module, training, compiled, forward in before:
             module.training = training
             if compiled is not None:
                 module._compiled_call_impl = compiled

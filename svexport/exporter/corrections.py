@@ -6,15 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.onnx import symbolic_helper, symbolic_opset9, symbolic_opset11, symbolic_opset13
+from torch.onnx import symbolic_helper
 
 __all__ = ["CORRECTIONS"]
 
 _Value = torch._C.Value
+_Own = Callable[..., Any]
 _kinds = torch.onnx.JitScalarType
 
 
-def _floor_divide(g: Any, self: _Value, other: _Value) -> Any:
+def _floor_divide(g: Any, own: _Own, self: _Value, other: _Value) -> Any:
     """The exporter's own rounds towards zero."""
     kind = _kinds.from_value(g.original_node.output(), _kinds.INT64)
     floating = kind.dtype().is_floating_point
@@ -30,15 +31,27 @@ def _floor_divide(g: Any, self: _Value, other: _Value) -> Any:
     return result if kind == exact else g.op("Cast", result, to_i=kind.onnx_type())
 
 
-def _clamp(g: Any, self: _Value, low: _Value, high: _Value) -> Any:
+def _clamp(g: Any, own: _Own, self: _Value, low: _Value, high: _Value) -> Any:
+    return _clamped_integers(g, self, low, high) or own(g, self, low, high)
+
+
+def _clamp_min(g: Any, own: _Own, self: _Value, low: _Value) -> Any:
+    return _clamped_integers(g, self, low, _none(g)) or own(g, self, low)
+
+
+def _clamp_max(g: Any, own: _Own, self: _Value, high: _Value) -> Any:
+    return _clamped_integers(g, self, _none(g), high) or own(g, self, high)
+
+
+def _clamped_integers(g: Any, self: _Value, low: _Value, high: _Value) -> Any:
     """Before opset 12 Clip is for floating-point numbers, which the exporter sees to for static shapes alone.
 
-    Never does it make floating-point numbers of integers, as such bounds do.
+    Never does it make floating-point numbers of integers, as such bounds do. None where its own is right.
     """
-    own, kind = (_kinds.from_value(v, _kinds.UNDEFINED) for v in (self, g.original_node.output()))
-    if _kinds.UNDEFINED in (own, kind) or own.dtype().is_floating_point or (own == kind and g.opset >= 12):
+    mine, kind = (_kinds.from_value(v, _kinds.UNDEFINED) for v in (self, g.original_node.output()))
+    if _kinds.UNDEFINED in (mine, kind) or mine.dtype().is_floating_point or (mine == kind and g.opset >= 12):
         return None
-    if own != kind:
+    if mine != kind:
         self = g.op("Cast", self, to_i=kind.onnx_type())
     for bound, beyond in ((low, "Less"), (high, "Greater")):
         if not symbolic_helper._is_none(bound):
@@ -47,33 +60,24 @@ def _clamp(g: Any, self: _Value, low: _Value, high: _Value) -> Any:
     return self
 
 
-def _clamp_min(g: Any, self: _Value, low: _Value) -> Any:
-    return _clamp(g, self, low, _none(g))
-
-
-def _clamp_max(g: Any, self: _Value, high: _Value) -> Any:
-    return _clamp(g, self, _none(g), high)
-
-
-def _repeat_interleave(g: Any, self: _Value, repeats: _Value, dim: _Value, output_size: _Value) -> Any:
+def _repeat_interleave(g: Any, own: _Own, self: _Value, repeats: _Value, dim: _Value, output_size: _Value) -> Any:
     """The exporter's own counts a negative dimension from the front in place, in a constant that other nodes share."""
     rank = symbolic_helper._get_tensor_rank(self)
     if rank is not None and not symbolic_helper._is_none(dim):
         dim = g.op("Constant", value_t=torch.tensor(_numbers(dim)[0] % rank))
-    builtin = symbolic_opset13 if g.opset >= 13 else symbolic_opset9
-    return builtin.repeat_interleave(g, self, repeats, dim, output_size)
+    return own(g, self, repeats, dim, output_size)
 
 
 def _none(g: Any) -> _Value:
     return g.op("prim::Constant")
 
 
-def _permute(g: Any, self: _Value, dims: _Value) -> Any:
+def _permute(g: Any, own: _Own, self: _Value, dims: _Value) -> Any:
     """The exporter's own writes negative dimensions, which ONNX does not have."""
     return _transpose(g, self, symbolic_helper._parse_arg(dims, "is"))
 
 
-def _movedim(g: Any, self: _Value, source: _Value, destination: _Value) -> Any:
+def _movedim(g: Any, own: _Own, self: _Value, source: _Value, destination: _Value) -> Any:
     """As of ``permute``."""
     rank = symbolic_helper._get_tensor_rank(self)
     if rank is None:
@@ -90,14 +94,13 @@ def _transpose(g: Any, self: _Value, dims: Sequence[int]) -> Any:
     return self if order == sorted(order) else g.op("Transpose", self, perm_i=order)
 
 
-def _index(g: Any, self: _Value, indices: _Value) -> Any:
+def _index(g: Any, own: _Own, self: _Value, indices: _Value) -> Any:
     """The exporter's own makes one index of several, and a wrong one where any of them is negative."""
     values = symbolic_helper._unpack_list(indices) if symbolic_helper._is_packed_list(indices) else [indices]
     if sum(not symbolic_helper._is_none(value) for value in values) > 1:
         counted = [_from_the_front(g, self, axis, value) for axis, value in enumerate(values)]
         indices = g.op("prim::ListConstruct", *counted)
-    builtin = symbolic_opset11 if g.opset >= 11 else symbolic_opset9
-    return builtin.index(g, self, indices)
+    return own(g, self, indices)
 
 
 def _from_the_front(g: Any, self: _Value, axis: int, index: _Value) -> _Value:
@@ -136,7 +139,7 @@ _OF_THE_FIRST = {
 }
 _OF_ALL = {"onnx::Add", "onnx::Concat", "onnx::Div", "onnx::Mul", "onnx::Range"}
 
-# Of an aten function: its conversion, or one that returns None where the exporter's own is right.
+# Of an aten function: its conversion, which is given the exporter's own.
 CORRECTIONS: dict[str, Callable[..., Any]] = {
     "aten::clamp": _clamp,
     "aten::clamp_max": _clamp_max,

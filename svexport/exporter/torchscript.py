@@ -137,40 +137,39 @@ def registered() -> Iterator[None]:
                 groups[name]._functions.override(opset, function)
 
 
+def _exporters_own(name: str) -> Callable[[int], Callable[..., Any] | None]:
+    """The conversion of an aten function that torch.onnx has for an opset, or None."""
+    group = registry.get_function_group(name)
+    functions = dict(group._functions._merged) if group else {}
+    return lambda opset: functions.get(max((first for first in functions if first <= opset), default=0))
+
+
 def _correction(name: str, convert: Callable[..., Any]) -> Callable[..., Any]:
     """The function torch.onnx calls for an aten function of :data:`CORRECTIONS`."""
-    group = registry.get_function_group(name)
-    assert group is not None  # for they correct what is there
-    builtin = dict(group._functions._merged)
-
-    def function(g: Any, *values: torch._C.Value) -> Any:
-        result = convert(g, *values)
-        return builtin[max(opset for opset in builtin if opset <= g.opset)](g, *values) if result is None else result
-
-    return function
+    own = _exporters_own(name)
+    return lambda g, *values: convert(g, own(g.opset), *values)
 
 
 def _symbolic_function(symbolic: Symbolic, aten: str | None = None) -> Callable[..., Any]:
     """The function torch.onnx calls for each node of that kind: the op's own, or that of an aten function."""
-    builtin = registry.get_function_group(qualified(aten)) if aten else None
-    builtin_functions = dict(builtin._functions._merged) if builtin else {}
+    exporters_own = _exporters_own(qualified(aten)) if aten else None
 
     def function(g: Any, *values: torch._C.Value) -> Any:
-        if aten is None:
+        if aten is None or exporters_own is None:
             kinds = [argument.kind for argument in symbolic.op.arguments]
             return _emit(g, symbolic.op, list(map(_read, values, kinds)))
-        usable = [opset for opset in builtin_functions if opset <= g.opset]
-        if usable and symbolic.until is not None and g.opset > symbolic.until:
+        own = exporters_own(g.opset)
+        if own and symbolic.until is not None and g.opset > symbolic.until:
             with suppress(torch.onnx.errors.OnnxExporterError):  # what it refuses is ours all the same
-                return builtin_functions[max(usable)](g, *values)
+                return own(g, *values)
         schema = _schema(g.original_node)
         convert = symbolic.aten.get(aten) or symbolic.aten.get(f"{aten}.{schema.overload_name}")
         arguments = convert and convert(*map(_read, values, _kinds(schema)))
         if arguments is not None:
             return _emit(g, symbolic.op, arguments)
-        if not usable:
+        if own is None:
             raise torch.onnx.errors.UnsupportedOperatorError(qualified(aten), g.opset, None)
-        return builtin_functions[max(usable)](g, *values)
+        return own(g, *values)
 
     return function
 
