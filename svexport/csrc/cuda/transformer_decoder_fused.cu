@@ -147,6 +147,7 @@ struct Fused {
   char* passed_tile[2];
   unsigned* passed[2];
   int passes[2];
+  unsigned* looked;  // of a block of the box branch: how often it is known where cameras see
   int presamples;            // how often kOtherWarps do
   float* seen;               // (clusters, kRows, 2, 32) u and v at the cameras, passed on with kPosition, as are
   void* samples;             // (clusters, kRows, kPresampled, ahead_levels, 256) what the first of these cameras see
@@ -180,9 +181,9 @@ constexpr int kHeadDim = kChannels / kHeads, kOwnHeads = kHeads / 2;
 constexpr int kSlots = 2;                                   // products in the ring
 constexpr int kRowsOfWarp = kRows / kWarps;                 // normed by a warp
 constexpr int kSampled = kRows / 2;                         // rows that a block samples, one a warp
-constexpr int kOthers = 2;                                  // of kOtherWarps; in a cluster of the box branch,
-constexpr int kStagers = 3;                                 // if a level is staged
-constexpr int kStagedView = 2 * kChannels * 16;             // bytes of what a camera sees on the staged level
+constexpr int kOthers = 2;                                  // of kOtherWarps; if a level is staged,
+constexpr int kStagers = 3;                                 // and as many again where the box branch is apart
+constexpr int kStaged = kChannels * 16;                     // bytes of a piece of the staged level
 constexpr int kAtom = kRows * 128, kTileBytes = 4 * kAtom;  // of 64 channels of a tile, of a tile
 constexpr int kBox = kHalf * 128, kSlotBytes = 4 * kBox;    // of the weights of 64 inputs, of a product
 constexpr int kHeadBytes = kSlotBytes / kOwnHeads;          // of two blocks of keys and of values of a head
@@ -670,84 +671,67 @@ __device__ __forceinline__ void presample_row(const Fused& a, int batch, float u
   }
 }
 
-// The staged level: of each channel and row 16 bytes with both pixels, or 4 with each where these belong to two such
-// chunks, on their way to shared memory without registers. A lane has 8 channels, 16 * 8 bytes of a row, in an order
-// that keeps lanes out of one another's banks; it alone reads them.
-struct Staged {
-  const FusedLevel& level;
-  Place place;
-  int plane, lane;
-  bool pair;  // the right pixel is next to the left one; else both weights are that one's
+// A piece of the staged level: of each channel and a row of pixels the 16 bytes that a sample needs, on their way to
+// shared memory without registers; or, where its two pixels lie in two such chunks, one of these. A lane has 8 channels,
+// 16 * 8 bytes, in an order that keeps lanes out of one another's banks; it alone reads them.
+struct Piece {
+  const void* image;  // its first channel
+  float weight[2];    // of the pixels
+  // Of the first channel the left pixel; whether the right one is next to it, else the weight of both is the left one's;
+  // and whether the chunk is that of the right one alone.
+  int pixel;
+  bool pair, right;
 
-  __device__ __forceinline__ Staged(const Fused& a, int batch, int cam, float cam_u, float cam_v)
-      : level(a.level[a.staged]), place(place_on(level, batch, cam, cam_u, cam_v)), plane(level.height * level.width) {
-    lane = threadIdx.x % 32;
-    asm volatile("" : "+r"(lane));  // or what follows from it is kept in registers throughout the kernel
-    pair = place.x.index[1] == place.x.index[0] + 1;
-  }
-  // Of the lane's first channel, in elements.
-  __device__ __forceinline__ int at(int row) const {
-    return (row ? place.y.index[1] : place.y.index[0]) * level.width + place.x.index[0];
-  }
-  __device__ __forceinline__ bool straddles(int pixel) const { return pair && pixel % 8 == 7; }
-  __device__ __forceinline__ uint32_t chunk(uint32_t stage, int row, int i) const {
-    return (stage + row * (kStagedView / 2) + lane * 128 | lane % 8 * 16) ^ i * 16;
+  // Of a channel: where planes do not begin at 16 bytes, they differ.
+  __device__ __forceinline__ static bool straddles(int pixel) { return pixel % 8 == 7; }
+  __device__ __forceinline__ static uint32_t place(uint32_t stage) {
+    const int lane = threadIdx.x % 32;
+    return stage + lane * 128 | lane % 8 * 16;
   }
 
   template <class T>
-  __device__ __forceinline__ void fetch(uint32_t stage) const {
-    const T* const channels = static_cast<const T*>(level.data) + place.image + static_cast<int64_t>(lane * 8) * plane;
-    auto both = [](uint32_t to, const T* from) {
+  __device__ __forceinline__ void fetch(uint32_t stage, int plane) const {
+    auto copy = [](uint32_t to, const T* from) {
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
     };
-    auto each = [](uint32_t to, const T* from) {
-      asm volatile(
-          "cp.async.ca.shared.global [%0], [%1], 4; cp.async.ca.shared.global [%0 + 4], [%1 + 4], 4;" ::"r"(to),
-          "l"(from)
-          : "memory");
-    };
-#pragma unroll 1
-    for (int row = 0; row < 2; ++row) {
-      int pixel = at(row);
-      if (plane % 8 == 0 && !straddles(pixel)) {  // of all channels
-        const T* from = channels + (pixel & ~7);
+    const T* channels = static_cast<const T*>(image) + static_cast<int64_t>(threadIdx.x % 32 * 8) * plane;
+    const uint32_t to = place(stage);
+    if (plane % 8 == 0) {
+      const T* from = channels + ((pixel & ~7) + right * 8);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) both(chunk(stage, row, i), from + i * plane);
-        continue;
-      }
+      for (int i = 0; i < 8; ++i) copy(to ^ i * 16, from + i * plane);
+      return;
+    }
 #pragma unroll 1
-      for (int i = 0; i < 8; ++i, pixel += plane) {
-        if (straddles(pixel)) {
-          each(chunk(stage, row, i), channels + pixel - 1);
-        } else {
-          both(chunk(stage, row, i), channels + (pixel & ~7));
-        }
-      }
+    for (int i = 0, at = pixel; i < 8; ++i, at += plane) {
+      if (!right || straddles(at)) copy(to ^ i * 16, channels + ((at & ~7) + right * 8));
     }
   }
 
   template <class T>
-  __device__ __forceinline__ void read(uint32_t stage, float (&sampled)[8]) const {
-    const float left = pair ? place.x.weight[0] : place.x.weight[0] + place.x.weight[1];
-    const float right = pair ? place.x.weight[1] : 0.f;
-    const uint32_t there = pair ? 0xffffffffu : 0xffffu;
+  __device__ __forceinline__ void add(uint32_t stage, int plane, float (&sampled)[8]) const {
+    auto load = [](uint32_t from) {
+      uint16_t x;
+      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(from) : "memory");
+      return to_float(reinterpret_cast<const T&>(x));
+    };
+    const uint32_t from = place(stage);
+    if (plane % 8 == 0) {
+      const uint32_t first = from | (right ? 0 : pixel % 8 * 2);
+      const float of_first = right ? weight[1] : weight[0];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) sampled[i] = 0;
-#pragma unroll 1
-    for (int row = 0; row < 2; ++row) {
-      const float weight = row ? place.y.weight[1] : place.y.weight[0];
-      const float weights[2] = {weight * left, weight * right};
-      const int first = at(row);
+      for (int i = 0; i < 8; ++i) sampled[i] = fmaf(of_first, load(first ^ i * 16), sampled[i]);
+      if (right || !pair || straddles(pixel)) return;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int pixel = (first + i * plane) % 8, offset = straddles(pixel) ? 1 : pixel;
-        const uint32_t from = chunk(stage, row, i) + (offset & 6) * 2;
-        uint32_t low, high;  // an even pixel and the next, and the two behind them
-        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(low) : "r"(from) : "memory");
-        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(high) : "r"(from + (offset < 6 ? 4 : 0)) : "memory");
-        const float2 two = unpack<T>(__funnelshift_r(low, high, offset % 2 * 16) & there);
-        sampled[i] = fmaf(weights[1], two.y, fmaf(weights[0], two.x, sampled[i]));
-      }
+      for (int i = 0; i < 8; ++i) sampled[i] = fmaf(weight[1], load((first ^ i * 16) + 2), sampled[i]);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int at = pixel + i * plane;
+      const uint32_t left = from ^ i * 16 | at % 8 * 2;
+      if (!right) sampled[i] = fmaf(weight[0], load(left), sampled[i]);
+      if (pair && right == straddles(at)) sampled[i] = fmaf(weight[1], load(right ? from ^ i * 16 : left + 2), sampled[i]);
     }
   }
 };
@@ -836,7 +820,7 @@ struct Shared {
   // The first has been read when the other is written, and the other way round.
   union {
     T encoder[4 * kChannels];  // weight (256, 3) and bias of the position's first layer
-    // Of the rows sampled here. Where a level is staged half of it, or all in a cluster of the box branch, is for that.
+    // Of the rows sampled here; or for the level that is staged.
     alignas(128) char samples[kSampled * kPresampled * kAheadLevels * kChannels * sizeof(T)];
   };
   float logits[kRows * kLogitsPitch];
@@ -1003,72 +987,106 @@ __device__ __forceinline__ void sample_ahead(const Fused& a, Shared<T>& s, int s
   }
 }
 
-// The same where a level is staged; in the cluster of the box branch that level alone. done(layer): by each lane,
-// behind what the others have done.
-template <class T, Sampler S, class Done>
-__device__ __forceinline__ void stage_ahead(const Fused& a, Shared<T>& s, const Block& self, int warp, Done done) {
+// The same where a level is staged, to global memory; where the box branch has clusters of its own that level alone, by
+// warps of both clusters, the first, second, ... of which this is. begins(layer): until it is known where cameras see;
+// done(layer): by each lane, behind what the others have done.
+template <class T, Sampler S, class Begins, class Done>
+__device__ __forceinline__ void stage_ahead(const Fused& a, Shared<T>& s, const Block& self, int number, Begins begins,
+                                            Done done) {
   constexpr bool kSplit = S == kOtherCluster;
-  constexpr int kTurns = kSplit ? kStagers : kOthers;
-  constexpr int kAhead = kSplit ? 2 : 1;  // views on their way
-  const uint32_t samples = shared_address(s.samples);
-  // Half of the memory for samples is free, or all; and in a cluster of the box branch two tiles.
+  constexpr int kTurns = kSplit ? kStagers + kOthers : kStagers;
+  constexpr int kMostViews = (kSampled * kPresampled + kTurns - 1) / kTurns, kStages = kSplit ? 4 : 2;
+  static_assert(kMostViews * 4 <= 32);
+  const bool from_boxes = kSplit && self.role == kQueries;
+  const int warp = from_boxes ? number - kStagers : number;
+  // In the memory for samples; where that is enough for two warps, a third one has two tiles.
   auto stage = [&](int which) {
-    if (!kSplit) return samples + static_cast<uint32_t>(sizeof(s.samples) / 2) + warp * kStagedView;
-    if (warp < 2) return samples + (warp * kAhead + which) * kStagedView;
-    return shared_address(s.tiles[which ? kQuery : kQueryPos]);
+    if (!kSplit || warp < 2) return shared_address(s.samples) + static_cast<uint32_t>((warp * kStages + which) * kStaged);
+    return shared_address(s.tiles[which < kStages / 2 ? kQueryPos : kQuery]) + which % (kStages / 2) * kStaged;
   };
   const int lane = threadIdx.x % 32, row0 = self.tile * kRows + self.half * kSampled;
+  const FusedLevel& level = a.level[a.staged];
+  const int plane = level.height * level.width;
   wait_for_previous();
 #pragma unroll 1
   for (int i = 0; i < a.presamples; ++i) {
-    wait_for(shared_address(&s.looked), i % 2);
-    int camera = -1;  // of row lane / kPresampled the first or second that sees its point
-#pragma unroll 1
-    for (int row = 0; row < kSampled; ++row) {
-      unsigned seen = __ballot_sync(0xffffffffu, !isnan(s.seen[row * kSeen + lane]));
-      if (lane % kPresampled) seen &= seen - 1;
-      if (lane / kPresampled == row) camera = __ffs(seen) - 1;
-    }
-    unsigned views = __ballot_sync(0xffffffffu, camera >= 0);
-    for (int j = 0; j < warp; ++j) views &= views - 1;  // each warp has every kTurns-th
-    unsigned ahead = views;
-    auto next = [](unsigned& x) {
+    begins(i);
+    // Of row lane / kPresampled the first or second camera that sees its point.
+    const float* seen = from_boxes ? a.seen + row0 * kSeen : s.seen;
+    auto load = [&](int j) { return from_boxes ? __ldcg(seen + j) : seen[j]; };
+    int camera = -1;
+    {
+      float u[kSampled];
 #pragma unroll
-      for (int j = 0; j < kTurns; ++j) x &= x - 1;
-    };
-    auto place_of = [&](unsigned of, int& cam, float& cam_u, float& cam_v) {
-      const int view = __ffs(of) - 1;
-      cam = __shfl_sync(0xffffffffu, camera, view);
-      cam_u = s.seen[view / kPresampled * kSeen + cam], cam_v = s.seen[view / kPresampled * kSeen + kMaxCams + cam];
-      return view;
-    };
-#pragma unroll 1
-    for (int j = -kAhead; j < 0 || views; ++j) {
-      int cam;
-      float cam_u, cam_v;
-      const uint32_t chunks = stage((j + kAhead) % kAhead);
-      if (j >= 0) {
-        const int view = place_of(views, cam, cam_u, cam_v);
-        auto take = [&](int level, const float (&sampled)[8]) {
-          const uint4 y = pack8<T>(sampled);
-          if (kSplit || view % kPresampled) {
-            const int index = kSplit ? row0 * kPresampled + view : row0 + view / kPresampled;
-            static_cast<uint4*>(a.samples)[(index * a.ahead_levels + level) * 32 + lane] = y;
-          } else {
-            store_shared(samples + ((view / kPresampled * a.ahead_levels + level) * 32 + lane) * 16, y);
-          }
-        };
-        if (!kSplit) presample<T, 2, true>(a, self.scene, cam, cam_u, cam_v, take);
-        copy_async_wait<kAhead - 1>();
-        float sampled[8];
-        Staged(a, self.scene, cam, cam_u, cam_v).template read<T>(chunks, sampled);
-        take(a.staged, sampled);
-        next(views);
+      for (int row = 0; row < kSampled; ++row) u[row] = load(row * kSeen + lane);
+#pragma unroll
+      for (int row = 0; row < kSampled; ++row) {
+        unsigned cameras = __ballot_sync(0xffffffffu, !isnan(u[row]));
+        if (lane % kPresampled) cameras &= cameras - 1;
+        if (lane / kPresampled == row) camera = __ffs(cameras) - 1;
       }
-      if (ahead) {
-        place_of(ahead, cam, cam_u, cam_v);
-        Staged(a, self.scene, cam, cam_u, cam_v).template fetch<T>(chunks);
-        next(ahead);
+    }
+    // Each warp has every kTurns-th of these views, and a lane a piece of one: of the first row of pixels the left and
+    // the right, then of the second.
+    unsigned views = __ballot_sync(0xffffffffu, camera >= 0);
+    int view = -1;
+    for (int j = 0; j < number; ++j) views &= views - 1;
+#pragma unroll
+    for (int own = 0; own < kMostViews; ++own) {
+      if (lane / 4 == own) view = __ffs(views) - 1;
+#pragma unroll
+      for (int j = 0; j < kTurns; ++j) views &= views - 1;
+    }
+    camera = __shfl_sync(0xffffffffu, camera, max(view, 0));
+    float u = NAN, v = NAN;
+    if (view >= 0) u = load(view / kPresampled * kSeen + camera), v = load(view / kPresampled * kSeen + kMaxCams + camera);
+    const Place at = place_on(level, self.scene, max(camera, 0), u, v);
+    const int row = lane / 2 % 2;
+    Piece own;
+    own.image = static_cast<const T*>(level.data) + at.image;
+    own.pixel = (row ? at.y.index[1] : at.y.index[0]) * level.width + at.x.index[0];
+    own.pair = at.x.index[1] == at.x.index[0] + 1, own.right = lane % 2;
+    const float weight = row ? at.y.weight[1] : at.y.weight[0];
+    own.weight[0] = weight * (own.pair ? at.x.weight[0] : at.x.weight[0] + at.x.weight[1]);
+    own.weight[1] = weight * at.x.weight[1];
+    const bool needed = !own.right || (own.pair && (plane % 8 != 0 || Piece::straddles(own.pixel)));
+    auto of = [](auto x, int piece) { return __shfl_sync(0xffffffffu, x, piece); };
+    auto where = [&](int piece) {
+      Piece p;
+      const int code = of(own.pixel * 2 + own.pair, piece);
+      p.pixel = code >> 1, p.pair = code & 1, p.right = piece % 2;
+      return p;
+    };
+    unsigned reads = __ballot_sync(0xffffffffu, view >= 0 && needed), fetches = reads;
+    float sampled[8] = {};
+#pragma unroll 1
+    for (int j = -kStages; j < 0 || reads; ++j) {
+      const uint32_t memory = stage(j & kStages - 1);
+      if (j >= 0) {
+        const int piece = __ffs(reads) - 1;
+        reads &= reads - 1;
+        Piece p = where(piece);
+        p.weight[0] = of(own.weight[0], piece), p.weight[1] = of(own.weight[1], piece);
+        copy_async_wait<kStages - 1>();
+        p.template add<T>(memory, plane, sampled);
+        if (((__ffs(reads) - 1) ^ piece) >> 2) {  // the last of its view
+          const int from = of(view, piece);
+          auto take = [&](int level, const float (&sampled)[8]) {
+            const int to = (row0 * kPresampled + from) * a.ahead_levels + level;
+            static_cast<uint4*>(a.samples)[to * 32 + lane] = pack8<T>(sampled);
+          };
+          take(a.staged, sampled);
+#pragma unroll
+          for (int c = 0; c < 8; ++c) sampled[c] = 0;
+          if (!kSplit) presample<T, 1, true>(a, self.scene, of(camera, piece), of(u, piece), of(v, piece), take);
+        }
+      }
+      if (fetches) {
+        const int piece = __ffs(fetches) - 1;
+        fetches &= fetches - 1;
+        Piece p = where(piece);
+        p.image = reinterpret_cast<const void*>(of(reinterpret_cast<uint64_t>(own.image), piece));
+        p.template fetch<T>(memory, plane);
       }
       copy_async_commit();
     }
@@ -1326,6 +1344,10 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
   auto look = [&] {
     u = v = NAN;
     if (sampled_row < rows) project(a, s.points + sampled_row * 3, s.cameras, u, v);
+    if constexpr (kSplit) {
+      float* seen = a.seen + (self.tile * kRows + sampled_row) * kSeen + lane;
+      seen[0] = u, seen[kMaxCams] = v;
+    }
     if constexpr (S == kOtherWarps || Stages) {
       s.seen[warp * kSeen + lane] = u, s.seen[warp * kSeen + kMaxCams + lane] = v;
       __syncwarp();
@@ -1385,10 +1407,6 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
         const int at = chunk_at(sampled_row, lane);
         char* tile_passed = a.passed_tile[self.role] + static_cast<int64_t>(self.tile) * kTileBytes;
         *reinterpret_cast<uint4*>(tile_passed + at) = load_shared(to + at);
-        if (self.role == kBoxes) {
-          float* seen = a.seen + (self.tile * kRows + sampled_row) * kSeen + lane;
-          seen[0] = u, seen[kMaxCams] = v;
-        }
         __syncwarp();
         if (lane == 0) arrive(shared_address(&s.passed));
       }
@@ -1407,13 +1425,10 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
       if constexpr (kSplit) u = s.seen[warp * kSeen + lane], v = s.seen[warp * kSeen + kMaxCams + lane];
       if constexpr (S == kOtherWarps) wait_for(shared_address(&s.taken), taken++ % 2);
       if constexpr (S != kSameWarps) {
-        constexpr bool kSecondApart = kSplit || Stages;  // what the second camera sees is in global memory
-        const int row = kSplit ? self.tile * kRows + sampled_row : warp, each = a.ahead_levels * 32;
-        const uint4* from = (kSplit ? static_cast<uint4*>(a.samples) : reinterpret_cast<uint4*>(s.samples)) +
-                            (kSecondApart && !kSplit ? row * each : samples_of(a, row)) + lane;
-        const uint4* second = kSecondApart && !kSplit
-                                  ? static_cast<uint4*>(a.samples) + (self.tile * kRows + sampled_row) * each + lane
-                                  : from + each;
+        constexpr bool kApart = kSplit || Stages;  // in global memory
+        const uint4* from = (kApart ? static_cast<uint4*>(a.samples) : reinterpret_cast<uint4*>(s.samples)) +
+                            samples_of(a, kApart ? self.tile * kRows + sampled_row : warp) + lane;
+        const uint4* second = from + a.ahead_levels * 32;
         const int cameras = __popc(__ballot_sync(0xffffffffu, !isnan(u)));
 #pragma unroll
         for (int number = 0; number < kPresampled; ++number) {
@@ -1421,7 +1436,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
           for (int i = 0; i < kAheadLevels; ++i) {
             if (number >= cameras || i >= a.ahead_levels) continue;
             const uint4* p = (number ? second : from) + i * 32;
-            ready[number][i] = kSplit || (number && kSecondApart) ? __ldcg(p) : *p;
+            ready[number][i] = kApart ? __ldcg(p) : *p;
           }
         }
       }
@@ -1575,7 +1590,8 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_const
   Shared<T>& s = *reinterpret_cast<Shared<T>*>(memory);
   constexpr bool kSplit = S == kOtherCluster;  // the box branch has clusters of its own
   const Block self(a, kSplit);
-  const bool sampled_apart = kSplit && Stages && self.role == kBoxes;
+  constexpr bool kBothStage = kSplit && Stages;
+  const bool has_boxes = self.role == kBoxes;
   STAGE(kMaxProducts - 1, 0);
   if (threadIdx.x == 0) {
     for (uint64_t& barrier : s.received) init_barrier(shared_address(&barrier), 1);
@@ -1583,30 +1599,69 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_const
     for (uint64_t& barrier : s.empty) init_barrier(shared_address(&barrier), kWarps);
     init_barrier(shared_address(&s.stored), kWarps);
     init_barrier(shared_address(&s.looked), kWarps);
-    init_barrier(shared_address(&s.passed), kWarps + (sampled_apart ? kStagers : 0));
-    init_barrier(shared_address(&s.taken), kSplit ? 1 : kOthers);
+    init_barrier(shared_address(&s.passed), kWarps + (kBothStage && has_boxes ? kStagers : 0));
+    init_barrier(shared_address(&s.taken), !kSplit ? Stages ? kStagers : kOthers
+                                                   : 1 + (kBothStage && !has_boxes ? kOthers : 0));
     publish_barriers();
   }
   __syncthreads();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   if (threadIdx.x < kComputing) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S == kOtherWarps && Stages ? 200 : 216));
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Stages ? 200 : 216));
     compute<T, S, Stages>(a, s, self);
     STAGE(kMaxProducts - 1, 2);
   } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S == kOtherWarps && Stages ? 104 : 72));
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Stages ? 104 : 72));
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     if (threadIdx.x < kComputing + 32) {
       fetch_weights<T>(a, s, self);
-    } else if (sampled_apart) {
+    } else if (kBothStage && (has_boxes || threadIdx.x < kThreads - 32)) {
       const int warp = (threadIdx.x - (kComputing + 32)) / 32;
-      stage_ahead<T, S>(a, s, self, warp, [&](int i) {
-        if (threadIdx.x % 32 != 0) return;
-        arrive(shared_address(&s.passed));
-        if (warp != 0) return;
-        wait_for(shared_address(&s.passed), i % 2);
-        signal(a.passed[kBoxes] + self.tile);
-        take(a, s, self, i);
+      const bool first = threadIdx.x == kComputing + 32;
+      unsigned* looked = a.looked + self.tile * kBlocks + self.half;
+      if (has_boxes) {
+        auto begins = [&](int i) {
+          wait_for(shared_address(&s.looked), i % 2);
+          if (first) signal(looked);
+        };
+        stage_ahead<T, S>(a, s, self, warp, begins, [&](int i) {
+          if (threadIdx.x % 32 != 0) return;
+          arrive(shared_address(&s.passed));
+          if (warp != 0) return;
+          wait_for(shared_address(&s.passed), i % 2);
+          signal(a.passed[kBoxes] + self.tile);
+          take(a, s, self, i);
+        });
+      } else {
+        auto passes = [&](int i) {
+          wait_for(shared_address(&s.passed), i % 2);
+          signal(a.passed[kQueries] + self.tile);
+        };
+        auto begins = [&](int i) {
+          if (first) {
+            if (i > 0) passes(i - 1);
+            wait_for(shared_address(&s.stored), i % 2);
+            signal(a.done + self.scene);
+          }
+          if (threadIdx.x % 32 == 0) await(looked, i + 1);
+          __syncwarp();
+        };
+        stage_ahead<T, S>(a, s, self, kStagers + warp, begins, [&](int) {
+          if (threadIdx.x % 32 == 0) arrive(shared_address(&s.taken));
+        });
+        if (first) passes(a.passes[kQueries] - 1);
+      }
+    } else if (S == kOtherWarps && Stages) {
+      auto begins = [&](int i) {
+        if (threadIdx.x == kComputing + 32 && a.first) {  // all layers: keys and values are there
+          wait_for(shared_address(&s.stored), i % 2);
+          signal(a.done + self.scene);
+        }
+        __syncwarp();
+        wait_for(shared_address(&s.looked), i % 2);
+      };
+      stage_ahead<T, S>(a, s, self, (threadIdx.x - (kComputing + 32)) / 32, begins, [&](int) {
+        if (threadIdx.x % 32 == 0) arrive(shared_address(&s.taken));
       });
     } else if (threadIdx.x == kComputing + 32) {  // keys and values are there
       wait_for_previous();
@@ -1615,14 +1670,7 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_const
         signal(a.done + self.scene);
       }
     } else if (S == kOtherWarps && threadIdx.x >= kThreads - kOthers * 32) {
-      const int warp = (threadIdx.x - (kThreads - kOthers * 32)) / 32;
-      if constexpr (Stages) {
-        stage_ahead<T, S>(a, s, self, warp, [&](int) {
-          if (threadIdx.x % 32 == 0) arrive(shared_address(&s.taken));
-        });
-      } else {
-        sample_ahead<T>(a, s, self.scene, warp);
-      }
+      sample_ahead<T>(a, s, self.scene, (threadIdx.x - (kThreads - kOthers * 32)) / 32);
     } else if (kSplit && threadIdx.x == kComputing + 64) {
       wait_for_previous();
       for (int i = 0; i < a.passes[self.role]; ++i) {
@@ -1747,10 +1795,34 @@ int64_t copy_bytes(const TransformerDecoder& d, int i) {
   return map.dtype == d.query.dtype && map.strides[2] != 1 ? map.numel() * 2 : 0;
 }
 
-// The level whose copy would need most memory, if that is too much, is read as it lies: of a single scene, as warps
-// sample it ahead however many queries that has. Or -1. What is left to be copied is at most copies_bytes(), which does
-// not grow either when a size shrinks.
-constexpr int64_t kMostCopied = 16 << 20;
+FusedLevel level_of(const TransformerDecoder& d, int i) {
+  const int given = i < d.num_features ? i : d.num_features - 1;
+  const Tensor& map = d.features[given];
+  FusedLevel l{};
+  l.data = map.data;
+  l.pool = i == d.num_features;
+  l.scale = 1;
+  l.batch = map.strides[0], l.cam = map.strides[1];
+  l.channel = map.strides[2], l.y = map.strides[3], l.x = map.strides[4];
+  l.height = static_cast<int>(map.sizes[3]), l.width = static_cast<int>(map.sizes[4]);
+  if (map.dtype == DType::kInt8) {
+    l.format = kBytes, l.scale = d.scales[given];
+  } else {
+    l.format = map.aligned(2, 16) ? kAdjacent : kStrided;
+  }
+  if (l.pool) l.height /= 2, l.width /= 2;
+  return l;
+}
+
+// Whether the channels of a camera are planes one after the other, from a multiple of 16 bytes on.
+bool of_planes(const FusedLevel& l) {
+  return l.format == kStrided && l.x == 1 && l.y == l.width && l.channel == l.y * l.height && l.channel < 1 << 27 &&
+         l.cam % 8 == 0 && reinterpret_cast<uintptr_t>(l.data) % 16 == 0;
+}
+
+// Of a single scene the level whose copy would need most memory is read as it lies, unless that is little: warps sample
+// it ahead, however many queries there are. Or -1.
+constexpr int64_t kMostCopied = 2 << 20;
 
 int largest_copy(const TransformerDecoder& d, const DecoderSizes& n) {
   int largest = -1;
@@ -1758,7 +1830,7 @@ int largest_copy(const TransformerDecoder& d, const DecoderSizes& n) {
   for (int i = 0; i < std::min(d.num_features - d.pool, kAheadLevels); ++i) {  // that of which a level is pooled is not
     if (copy_bytes(d, i) > (largest < 0 ? 0 : copy_bytes(d, largest))) largest = i;
   }
-  return largest;
+  return largest >= 0 && of_planes(level_of(d, largest)) ? largest : -1;
 }
 
 int level_in_place(const TransformerDecoder& d, const DecoderSizes& n) {
@@ -1766,6 +1838,7 @@ int level_in_place(const TransformerDecoder& d, const DecoderSizes& n) {
   return largest >= 0 && copy_bytes(d, largest) > kMostCopied ? largest : -1;
 }
 
+// With room for such a level, as one of another size may be copied.
 int64_t copies_bytes(const TransformerDecoder& d, const DecoderSizes& n) {
   const int largest = largest_copy(d, n);
   int64_t bytes = 0;
@@ -1792,10 +1865,9 @@ struct FusedBuffers {
                   heads = 2 * static_cast<int64_t>(n.batch) * keys * kChannels * 2;
     const bool apart = !samples_itself(d, n);  // something else samples
     const bool in_place = level_in_place(d, n) >= 0;
-    const int64_t sampled_tiles =
-        apart ? 0 : std::max(std::min<int64_t>(tiles, kMostSplit) * kPresampled, in_place ? tiles : 0);
-    samples = scratch.take<char>(sampled_tiles * kRows * std::min(kAheadLevels, n.levels) * kChannels * 2);
-    counters = n.batch + 2 * tiles;
+    const int64_t sampled_tiles = apart ? 0 : in_place ? tiles : std::min<int64_t>(tiles, kMostSplit);
+    samples = scratch.take<char>(sampled_tiles * kRows * kPresampled * std::min(kAheadLevels, n.levels) * kChannels * 2);
+    counters = n.batch + (2 + kBlocks) * tiles;
     done = scratch.take<unsigned>(counters);
     points = scratch.take<float>(n.rows * 3);
     for (char** p : {&k, &v}) *p = scratch.take<char>(heads);
@@ -1809,33 +1881,8 @@ struct FusedBuffers {
   }
 };
 
-FusedLevel level_of(const TransformerDecoder& d, int i) {
-  const int given = i < d.num_features ? i : d.num_features - 1;
-  const Tensor& map = d.features[given];
-  FusedLevel l{};
-  l.data = map.data;
-  l.pool = i == d.num_features;
-  l.scale = 1;
-  l.batch = map.strides[0], l.cam = map.strides[1];
-  l.channel = map.strides[2], l.y = map.strides[3], l.x = map.strides[4];
-  l.height = static_cast<int>(map.sizes[3]), l.width = static_cast<int>(map.sizes[4]);
-  if (map.dtype == DType::kInt8) {
-    l.format = kBytes, l.scale = d.scales[given];
-  } else {
-    l.format = map.aligned(2, 16) ? kAdjacent : kStrided;
-  }
-  if (l.pool) l.height /= 2, l.width /= 2;
-  return l;
-}
-
 bool plain(const FusedLevel& l) {
   return l.format == kAdjacent && !l.pool && l.height * l.y < 1ll << 31 && l.width * l.x < 1ll << 31;
-}
-
-// Whether the channels of a camera are planes one after the other, from a multiple of 16 bytes on.
-bool of_planes(const FusedLevel& l) {
-  return l.format == kStrided && l.x == 1 && l.y == l.width && l.channel == l.y * l.height && l.channel < 1 << 27 &&
-         l.cam % 8 == 0 && reinterpret_cast<uintptr_t>(l.data) % 16 == 0;
 }
 
 // Whether what was compiled for this device has the kernel: for sm_90a it does.
@@ -2170,7 +2217,9 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
   a.points = b.points, a.done = b.done;
   a.passed_tile[kQueries] = b.x, a.passed_tile[kBoxes] = b.position, a.seen = reinterpret_cast<float*>(b.q);
   a.samples = b.samples;
-  a.passed[kQueries] = b.done + n.batch, a.passed[kBoxes] = a.passed[kQueries] + (b.counters - n.batch) / 2;
+  const int64_t tiles = (b.counters - n.batch) / (2 + kBlocks);
+  a.passed[kQueries] = b.done + n.batch, a.passed[kBoxes] = a.passed[kQueries] + tiles;
+  a.looked = a.passed[kBoxes] + tiles;
   a.k = b.k, a.v = b.v;
   a.heads_size = static_cast<int64_t>(n.batch) * b.keys * kChannels;
   a.num_classes = n.classes, a.code_size = n.code_size;
@@ -2219,7 +2268,7 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
     if (a.plain_levels == 0) a.first_plain = i;
     if (a.first_plain + a.plain_levels == i) ++a.plain_levels;
   }
-  if (in_place >= 0 && of_planes(a.level[in_place])) a.staged = in_place;
+  a.staged = in_place;
   return launch_all<T>(d, n, copied, b, a, blocks > 0, stream);
 }
 
