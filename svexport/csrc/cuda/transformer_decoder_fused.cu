@@ -2069,6 +2069,7 @@ class Launch {
     a_.products[split_ ? kBoxes : kQueries] = list_.products - a_.products[kQueries];
     if (list_.failed) return cudaErrorInvalidValue;
     a_.scene_clusters = ceil_div(n_.queries, kRows);
+    if (!together) a_.signals = 0;  // the next launch waits for all of this one
     // Two warps take about as long to sample as the attention to 400 keys.
     const bool others = a_.presamples > 0 && n_.queries >= 400;
     const Sampler sampler = split_ ? kOtherCluster : others ? kOtherWarps : kSameWarps;
