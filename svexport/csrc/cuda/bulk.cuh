@@ -27,6 +27,21 @@ __device__ __forceinline__ void expect_bytes(uint32_t barrier, int bytes) {
 #endif
 }
 
+// For a warp, behind what its lanes have done: an arrival of one lane; of each in a build for racecheck, to which one's
+// says nothing of the others.
+#ifdef SVEXPORT_EVERY_LANE_ARRIVES
+constexpr int kArrivals = 32;
+#else
+constexpr int kArrivals = 1;
+#endif
+
+__device__ __forceinline__ void arrive_for_warp(uint32_t barrier, int lane) {
+#if __CUDA_ARCH__ >= 900
+  __syncwarp();
+  if (lane < kArrivals) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+
 // Until a phase has ended; parity: whether its number is odd.
 __device__ __forceinline__ void wait_for(uint32_t barrier, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900

@@ -500,7 +500,7 @@ __global__ void __launch_bounds__(kCorrelating, 1) correlation_kernel(const __gr
     for (int i = 0; i < kSlots; ++i) {
       init_barrier(fetched + i * 8, kFetching<T>);
       if (kSize == 4) init_barrier(ready + i * 8, kSplitting);
-      init_barrier(empty + i * 8, kMultiplying / 32);
+      init_barrier(empty + i * 8, kMultiplying / 32 * kArrivals);
     }
     publish_barriers();
   }
@@ -615,7 +615,7 @@ __global__ void __launch_bounds__(kCorrelating, 1) correlation_kernel(const __gr
     commit_products();
     await_products();
     hold(part);
-    if (lane == 0) expect_bytes(empty + slot * 8, 0);
+    arrive_for_warp(empty + slot * 8, lane);
     if (adds == kLongSum - 1 || i + 1 == count) {  // tensor cores cut off what does not fit into a long sum
 #pragma unroll
       for (int e = 0; e < 4 * J; ++e) sums[e / 4][e % 4] += part[e / 4][e % 4];

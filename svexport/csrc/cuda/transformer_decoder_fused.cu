@@ -216,10 +216,6 @@ __device__ __forceinline__ void record_stage(int product, int part) {
 // Of the warps that compute.
 __device__ __forceinline__ void sync() { asm volatile("bar.sync 1, %0;" ::"n"(kComputing) : "memory"); }
 
-__device__ __forceinline__ void arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
 __device__ __forceinline__ int block_rank() {
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -962,6 +958,9 @@ __device__ __forceinline__ void take(const Fused& a, Shared<T>& s, const Block& 
   const uint32_t taken = shared_address(&s.taken);
   const bool queries = self.role == kQueries;
   const Role from = queries ? kBoxes : kQueries;
+  // By way of the other cluster this is after the reads of what is overwritten; racecheck sees only the block.
+  const int passed = queries ? i - 1 : i;
+  if (passed >= 0) wait_for(shared_address(&s.passed), passed % 2);
   await(a.passed[from] + self.tile, (i + 1) * kBlocks);
   expect_bytes(taken, kTileBytes + queries * static_cast<int>(sizeof(s.seen)));
   copy_bulk(s.tiles[queries ? kPosition : kX], a.passed_tile[from] + static_cast<int64_t>(self.tile) * kTileBytes,
@@ -982,8 +981,7 @@ __device__ __forceinline__ void sample_ahead(const Fused& a, Shared<T>& s, int s
       const float* seen = s.seen + row * kSeen + lane;
       presample_row<T, 2, false>(a, scene, seen[0], seen[kMaxCams], s.samples + samples_of(a, row) * 16);
     }
-    __syncwarp();
-    if (lane == 0) arrive(shared_address(&s.taken));
+    arrive_for_warp(shared_address(&s.taken), lane);
   }
 }
 
@@ -994,16 +992,12 @@ template <class T, Sampler S, class Begins, class Done>
 __device__ __forceinline__ void stage_ahead(const Fused& a, Shared<T>& s, const Block& self, int number, Begins begins,
                                             Done done) {
   constexpr bool kSplit = S == kOtherCluster;
-  constexpr int kTurns = kSplit ? kStagers + kOthers : kStagers;
-  constexpr int kMostViews = (kSampled * kPresampled + kTurns - 1) / kTurns, kStages = kSplit ? 4 : 2;
-  static_assert(kMostViews * 4 <= 32);
+  constexpr int kTurns = kSplit ? 2 * kStagers : kStagers;
+  constexpr int kMostViews = (kSampled * kPresampled + kTurns - 1) / kTurns, kStages = 2;
+  static_assert(kMostViews * 4 <= 32 && sizeof(s.samples) >= kStagers * kStages * kStaged);
   const bool from_boxes = kSplit && self.role == kQueries;
   const int warp = from_boxes ? number - kStagers : number;
-  // In the memory for samples; where that is enough for two warps, a third one has two tiles.
-  auto stage = [&](int which) {
-    if (!kSplit || warp < 2) return shared_address(s.samples) + static_cast<uint32_t>((warp * kStages + which) * kStaged);
-    return shared_address(s.tiles[which < kStages / 2 ? kQueryPos : kQuery]) + which % (kStages / 2) * kStaged;
-  };
+  auto stage = [&](int which) { return shared_address(s.samples) + (warp * kStages + which) * kStaged; };
   const int lane = threadIdx.x % 32, row0 = self.tile * kRows + self.half * kSampled;
   const FusedLevel& level = a.level[a.staged];
   const int plane = level.height * level.width;
@@ -1090,7 +1084,6 @@ __device__ __forceinline__ void stage_ahead(const Fused& a, Shared<T>& s, const 
       }
       copy_async_commit();
     }
-    __syncwarp();
     done(i);
   }
 }
@@ -1232,8 +1225,7 @@ __device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, i
         }
       }
     }
-    __syncwarp();
-    if (lane == 0) arrive(shared_address(&s.empty[slot]));
+    arrive_for_warp(shared_address(&s.empty[slot]), lane);
     if (++slot == kSlots) slot = 0, parity ^= 1;
     if (b - share + 2 >= key_blocks) break;
     wait_for(shared_address(&s.full[slot]), parity);
@@ -1350,8 +1342,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
     }
     if constexpr (S == kOtherWarps || Stages) {
       s.seen[warp * kSeen + lane] = u, s.seen[warp * kSeen + kMaxCams + lane] = v;
-      __syncwarp();
-      if (lane == 0) arrive(shared_address(&s.looked));
+      arrive_for_warp(shared_address(&s.looked), lane);
     }
   };
   if (!a.first) look();
@@ -1407,8 +1398,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
         const int at = chunk_at(sampled_row, lane);
         char* tile_passed = a.passed_tile[self.role] + static_cast<int64_t>(self.tile) * kTileBytes;
         *reinterpret_cast<uint4*>(tile_passed + at) = load_shared(to + at);
-        __syncwarp();
-        if (lane == 0) arrive(shared_address(&s.passed));
+        arrive_for_warp(shared_address(&s.passed), lane);
       }
     }
     STAGE(i, 2);
@@ -1452,8 +1442,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
       blocks.receive(kIncoming, thread);
     }
     if (code & kNoProduct) {
-      __syncwarp();
-      if (lane == 0) arrive(shared_address(&s.empty[slot]));
+      arrive_for_warp(shared_address(&s.empty[slot]), lane);
       if (++slot == kSlots) slot = 0, parity ^= 1;
       continue;
     }
@@ -1486,8 +1475,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
       if (const int which_tile = field(code, kAdds)) add(which_tile);
     }
     finish(sum, odd);
-    __syncwarp();
-    if (lane == 0) arrive(shared_address(&s.empty[slot]));
+    arrive_for_warp(shared_address(&s.empty[slot]), lane);
     STAGE(i, 5);
     if (++slot == kSlots) slot = 0, parity ^= 1;
     if (code & kKeeps) {
@@ -1541,8 +1529,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
                 (static_cast<int64_t>(channel / kHeadDim) * a.keys + index / kKeyBlock * kKeyBlock) * kHeadDim;
         *reinterpret_cast<uint32_t*>(to + value_at(channel % kHeadDim, index % kKeyBlock)) = y[j] & there;
       }
-      __syncwarp();
-      if (lane == 0) arrive(shared_address(&s.stored));
+      arrive_for_warp(shared_address(&s.stored), lane);
       which ^= 1;
       continue;
     }
@@ -1590,18 +1577,17 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_const
   Shared<T>& s = *reinterpret_cast<Shared<T>*>(memory);
   constexpr bool kSplit = S == kOtherCluster;  // the box branch has clusters of its own
   const Block self(a, kSplit);
-  constexpr bool kBothStage = kSplit && Stages;
   const bool has_boxes = self.role == kBoxes;
   STAGE(kMaxProducts - 1, 0);
   if (threadIdx.x == 0) {
     for (uint64_t& barrier : s.received) init_barrier(shared_address(&barrier), 1);
     for (uint64_t& barrier : s.full) init_barrier(shared_address(&barrier), 1);
-    for (uint64_t& barrier : s.empty) init_barrier(shared_address(&barrier), kWarps);
-    init_barrier(shared_address(&s.stored), kWarps);
-    init_barrier(shared_address(&s.looked), kWarps);
-    init_barrier(shared_address(&s.passed), kWarps + (kBothStage && has_boxes ? kStagers : 0));
-    init_barrier(shared_address(&s.taken), !kSplit ? Stages ? kStagers : kOthers
-                                                   : 1 + (kBothStage && !has_boxes ? kOthers : 0));
+    for (uint64_t& barrier : s.empty) init_barrier(shared_address(&barrier), kWarps * kArrivals);
+    init_barrier(shared_address(&s.stored), kWarps * kArrivals);
+    init_barrier(shared_address(&s.looked), kWarps * kArrivals);
+    init_barrier(shared_address(&s.passed), (kWarps + (kSplit && Stages && has_boxes ? kStagers : 0)) * kArrivals);
+    const int samplers = Stages ? (has_boxes ? 0 : kStagers) : kSplit ? 0 : kOthers;
+    init_barrier(shared_address(&s.taken), kSplit + samplers * kArrivals);
     publish_barriers();
   }
   __syncthreads();
@@ -1615,54 +1601,48 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_const
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     if (threadIdx.x < kComputing + 32) {
       fetch_weights<T>(a, s, self);
-    } else if (kBothStage && (has_boxes || threadIdx.x < kThreads - 32)) {
-      const int warp = (threadIdx.x - (kComputing + 32)) / 32;
+    } else if constexpr (Stages) {
+      const int warp = (threadIdx.x - (kComputing + 32)) / 32, lane = threadIdx.x % 32;
       const bool first = threadIdx.x == kComputing + 32;
+      auto counts = [&](int i) {  // of all layers: keys and values are there
+        if (i >= a.signals) return;
+        wait_for(shared_address(&s.stored), i % 2);
+        signal(a.done + self.scene);
+      };
+      auto passes = [&](int i) {
+        wait_for(shared_address(&s.passed), i % 2);
+        signal(a.passed[self.role] + self.tile);
+      };
       unsigned* looked = a.looked + self.tile * kBlocks + self.half;
-      if (has_boxes) {
+      if (!kSplit) {
+        auto begins = [&](int i) {
+          if (first) counts(i);
+          __syncwarp();
+          wait_for(shared_address(&s.looked), i % 2);
+        };
+        stage_ahead<T, S>(a, s, self, warp, begins, [&](int) { arrive_for_warp(shared_address(&s.taken), lane); });
+      } else if (has_boxes) {
         auto begins = [&](int i) {
           wait_for(shared_address(&s.looked), i % 2);
           if (first) signal(looked);
         };
         stage_ahead<T, S>(a, s, self, warp, begins, [&](int i) {
-          if (threadIdx.x % 32 != 0) return;
-          arrive(shared_address(&s.passed));
-          if (warp != 0) return;
-          wait_for(shared_address(&s.passed), i % 2);
-          signal(a.passed[kBoxes] + self.tile);
-          take(a, s, self, i);
+          arrive_for_warp(shared_address(&s.passed), lane);
+          if (first) passes(i), take(a, s, self, i);
         });
       } else {
-        auto passes = [&](int i) {
-          wait_for(shared_address(&s.passed), i % 2);
-          signal(a.passed[kQueries] + self.tile);
-        };
         auto begins = [&](int i) {
-          if (first) {
-            if (i > 0) passes(i - 1);
-            wait_for(shared_address(&s.stored), i % 2);
-            signal(a.done + self.scene);
-          }
-          if (threadIdx.x % 32 == 0) await(looked, i + 1);
+          if (first && i > 0) passes(i - 1);
+          if (first) counts(i);
+          if (lane == 0) await(looked, i + 1);
           __syncwarp();
         };
-        stage_ahead<T, S>(a, s, self, kStagers + warp, begins, [&](int) {
-          if (threadIdx.x % 32 == 0) arrive(shared_address(&s.taken));
+        stage_ahead<T, S>(a, s, self, kStagers + warp, begins, [&](int i) {
+          arrive_for_warp(shared_address(&s.taken), lane);
+          if (warp == kStagers - 1 && lane == 0) take(a, s, self, i);
         });
         if (first) passes(a.passes[kQueries] - 1);
       }
-    } else if (S == kOtherWarps && Stages) {
-      auto begins = [&](int i) {
-        if (threadIdx.x == kComputing + 32 && a.first) {  // all layers: keys and values are there
-          wait_for(shared_address(&s.stored), i % 2);
-          signal(a.done + self.scene);
-        }
-        __syncwarp();
-        wait_for(shared_address(&s.looked), i % 2);
-      };
-      stage_ahead<T, S>(a, s, self, (threadIdx.x - (kComputing + 32)) / 32, begins, [&](int) {
-        if (threadIdx.x % 32 == 0) arrive(shared_address(&s.taken));
-      });
     } else if (threadIdx.x == kComputing + 32) {  // keys and values are there
       wait_for_previous();
       for (int i = 0; self.role == kQueries && i < a.signals; ++i) {
