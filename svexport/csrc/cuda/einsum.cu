@@ -103,6 +103,10 @@ struct Einsum {
   int before, stage, warp;          // bytes of shared memory: in front of what the warps have, of a stage, of a warp
   float* partials;                  // (parts, S, K, V, W)
   int parts;
+  // Of large_kernel:
+  Divider per_tile, per_block;  // warps that share a tile, one or one for each of M; blocks that have `span` tiles between them
+  int count, groups_each;       // of M, and groups of columns, that a warp does
+  int span, each, more;         // each: tiles of a block; more: blocks that have another one
 };
 
 // One of so many equal parts of 0, 1, .., count - 1.
@@ -279,7 +283,6 @@ template <class T, int J>
 __device__ __forceinline__ void exact(const Einsum& a, const char* const (&rows)[4], const T* y, int first,
                                       float (&sums)[2][J][4]) {
   constexpr int kSize = sizeof(T);
-  const int W = a.z.width;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
 #pragma unroll
@@ -292,9 +295,10 @@ __device__ __forceinline__ void exact(const Einsum& a, const char* const (&rows)
     for (int i = 0; i < 4; ++i) left[i] = to_float(element<T>(rows[i] + a.x.begin(k) + v * kSize));
 #pragma unroll
     for (int j = 0; j < 2 * J; ++j) {
-      const int column = first + j / 2 * 8 + j % 2, m = column / W, w = column % W;
-      const T* const from = y + (k * a.y_k + v * a.y_v + m * a.y_m + w * a.y_w);
-      const float factor = to_float(load_if<T, 1>(from, m < a.z.count).at[0]);
+      uint32_t m = first + j / 2 * 8 + j % 2;
+      const int w = a.per_m.split(m);
+      const T* const from = y + (k * a.y_k + v * a.y_v + static_cast<int>(m) * a.y_m + w * a.y_w);
+      const float factor = to_float(load_if<T, 1>(from, m < a.z.count && w < a.z.width).at[0]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& sum = sums[i / 2][j / 2][i % 2 * 2 + j % 2];
@@ -308,7 +312,7 @@ __device__ __forceinline__ void exact(const Einsum& a, const char* const (&rows)
 template <class T, int J, bool kWhole>
 __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid_constant__ Einsum a) {
   constexpr int E = kEach<T>, P = kPieces<T>, N = E / P, kSize = sizeof(T);
-  constexpr int kReads = 2;  // of a thread, at once
+  constexpr int kReads = J > 5 ? 1 : 2;  // of a thread, at once: as registers allow
   using Offsets = Vec<int, P>;
   extern __shared__ __align__(16) char shared[];
   const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
@@ -319,39 +323,58 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
   auto* const offsets = reinterpret_cast<Offsets*>(right + a.groups * factors);  // (steps, 4), of pieces of a row
   auto* const columns = reinterpret_cast<int*>(offsets + a.steps * 4);          // (groups, J, 8), of results
   char* const results = shared + a.before + warp * a.warp;
-  char* const memory = results + M * a.z.pitch;
+  char* const memory = results + a.count * a.z.pitch;
   Stages<kWhole> stages(memory, memory + a.stages * a.stage, works ? a.stages : 0, a.stage, 1);
   start_next();
 
-  for (int i = threadIdx.x; i < a.steps * 4; i += blockDim.x) {
-#pragma unroll
-    for (int p = 0; p < P; ++p) {
-      uint32_t k = i / 4 * 4 * P + p * 4 + i % 4;
-      const uint32_t piece = a.per_k.split(k);
-      offsets[i].at[p] = k < K ? a.x.begin(k) + piece * (N * kSize) : 0;
-    }
-  }
-  for (int i = threadIdx.x; i < a.groups * J * 8; i += blockDim.x) {
-    uint32_t m = i;
-    const uint32_t w = a.per_m.split(m);
-    columns[i] = m < M ? a.z.begin(m) + static_cast<int>(w) * kSize : -1;
-  }
   int row[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     row[i] = V % 2 == 0 ? group + 8 * i : P == 1 ? group % 4 * 8 + group / 4 + 2 * i : group * 4 + i;
   }
 
-  const Range all(a.shared * a.tiles, blockIdx.x, gridDim.x);
-  for (int next = all.begin; next < all.end;) {
+  uint32_t span = blockIdx.x;
+  const int part = static_cast<int>(a.per_block.split(span));
+  const int first_tile = static_cast<int>(span) * a.span + part * a.each + min(part, a.more);
+  const int last_tile = first_tile + a.each + (part < a.more ? 1 : 0);
+  for (int next = first_tile; next < last_tile;) {
     auto rest = static_cast<uint32_t>(next);
-    const int begin = static_cast<int>(a.per_shared.split(rest)), end = min(begin + all.end - next, a.tiles);
+    const int begin = static_cast<int>(a.per_shared.split(rest)), end = min(begin + last_tile - next, a.tiles);
     const int64_t s = rest;
+    const bool begins = next == first_tile;
     next += end - begin;
 
-    const auto fetch_tile = [&](int tile, int stage) {
-      if (tile < end) {
-        const Place place(a, tile);
+    // What takes longest comes first: the factors, then the tiles; the tables are made meanwhile.
+    const T* const y = reinterpret_cast<const T*>(a.y) + s * a.y_shared;
+    T loaded[kReads][E];
+    const auto read = [&](int i0) {
+#pragma unroll
+      for (int r = 0; r < kReads; ++r) {
+        const int i = i0 + r * blockDim.x;
+        if (r > 0 && i - lane >= a.groups * factors) break;
+        uint32_t columns_before = i / (J * 32);  // in groups
+        const uint32_t step = a.per_group.split(columns_before);
+        uint32_t m = (columns_before * J + i / 32 % J) * 8 + i % 32 / 4;
+        const int w = a.per_m.split(m);
+        const int from = static_cast<int>(m) * a.y_m + w * a.y_w;
+#pragma unroll
+        for (int p = 0; p < P; ++p) {
+          uint32_t k = (step * P + p) * 4 + i % 4;
+          const uint32_t v = a.per_k.split(k) * N;
+          const T* const piece = y + (from + static_cast<int>(k) * a.y_k + static_cast<int>(v) * a.y_v);
+#pragma unroll
+          for (int n = 0; n < N; ++n) {
+            loaded[r][p * N + n] = load_if<T, 1>(piece + n * a.y_v, k < K && v + n < V && m < M && w < W).at[0];
+          }
+        }
+      }
+    };
+    read(threadIdx.x);
+
+    const int pieces = (end - begin) * static_cast<int>(a.per_tile.d);  // tiles, or tiles for one of M
+    const auto fetch_tile = [&](int piece, int stage) {
+      if (piece < pieces) {
+        const Place place(a, begin + static_cast<int>(a.per_tile.divide(piece)));
         const T* const from = a.x.at<const T>(s, place.outer, 0, place.first);
         char* const to = stages.at(stage);
         fetch<kWhole>(to, a.x, K, from, place.rows, 0, stages.barrier(stage));
@@ -362,52 +385,51 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
       }
       copy_async_commit();
     };
-    const int first = works ? begin + warp : end;
+    const int first = works ? warp : pieces;
 #pragma unroll 1
     for (int i = 0; i < a.stages; ++i) fetch_tile(first + i * a.workers, i);
 
-    __syncthreads();  // until none needs the factors before
-    const T* const y = reinterpret_cast<const T*>(a.y) + s * a.y_shared;
-    for (int i0 = threadIdx.x; i0 < a.groups * factors; i0 += kReads * blockDim.x) {
-      T x[kReads][E];
-#pragma unroll
-      for (int r = 0; r < kReads; ++r) {
-        const int i = i0 + r * blockDim.x;
-        uint32_t columns_before = i / (J * 32);  // in groups
-        const uint32_t step = a.per_group.split(columns_before);
-        uint32_t m = (columns_before * J + i / 32 % J) * 8 + i % 32 / 4;
-        const uint32_t w = a.per_m.split(m);
-        const int from = static_cast<int>(m) * a.y_m + static_cast<int>(w) * a.y_w;
+    if (begins) {
+      for (int i = threadIdx.x; i < a.steps * 4; i += blockDim.x) {
 #pragma unroll
         for (int p = 0; p < P; ++p) {
-          uint32_t k = (step * P + p) * 4 + i % 4;
-          const uint32_t v = a.per_k.split(k) * N;
-          const T* const piece = y + (from + static_cast<int>(k) * a.y_k + static_cast<int>(v) * a.y_v);
-#pragma unroll
-          for (int n = 0; n < N; ++n) {
-            x[r][p * N + n] = load_if<T, 1>(piece + n * a.y_v, k < K && v + n < V && m < M).at[0];
-          }
+          uint32_t k = i / 4 * 4 * P + p * 4 + i % 4;
+          const uint32_t piece = a.per_k.split(k);
+          offsets[i].at[p] = k < K ? a.x.begin(k) + piece * (N * kSize) : 0;
         }
       }
+      for (int i = threadIdx.x; i < a.groups * J * 8; i += blockDim.x) {
+        uint32_t m = i;
+        const int w = a.per_m.split(m);
+        columns[i] = m < M && w < W ? (a.count > 1 ? a.z.begin(m) : 0) + w * kSize : -1;
+      }
+    }
+
+    __syncthreads();  // until none needs the factors before
+    for (int i0 = threadIdx.x; i0 < a.groups * factors;) {
 #pragma unroll
       for (int r = 0; r < kReads; ++r) {
-        if (const int i = i0 + r * blockDim.x; i < a.groups * factors) right[i].set(x[r], true);
+        if (const int i = i0 + r * blockDim.x; i < a.groups * factors) right[i].set(loaded[r], true);
       }
+      if (i0 += kReads * blockDim.x; i0 < a.groups * factors) read(i0);
     }
     __syncthreads();
 
     int stage = 0;
-    for (int tile = first; tile < end; tile += a.workers, stage = stage + 1 < a.stages ? stage + 1 : 0) {
+    for (int piece = first; piece < pieces; piece += a.workers, stage = stage + 1 < a.stages ? stage + 1 : 0) {
       stages.wait(stage);
-      const Place place(a, tile);
+      uint32_t tile = piece;
+      const auto m0 = static_cast<int>(a.per_tile.split(tile));
+      const Place place(a, begin + static_cast<int>(tile));
       const char* const x = stages.at(stage) + begin_of<kWhole>(a.x.at<const T>(s, place.outer, 0, place.first));
-      T* const to = a.z.at<T>(s, place.outer, 0, place.first);
+      T* const to = a.z.at<T>(s, place.outer, m0, place.first);
       char* const z = results + begin_of<kWhole>(to);
       const char* rows[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) rows[i] = x + row[i] * V * kSize;
 
-      for (int columns_at = 0; columns_at < a.groups * J; columns_at += J) {
+      const int columns_begin = m0 * a.groups_each * J, columns_end = columns_begin + a.groups_each * J;
+      for (int columns_at = columns_begin; columns_at < columns_end; columns_at += J) {
         float sums[2][J][4] = {};
         const Fragment<T>* factor = right + columns_at * a.steps * 32 + lane;
 #pragma unroll 2
@@ -437,7 +459,7 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
           finite = finite && (row[i] >= place.rows || zero == 0.0f);
         }
         if (__any_sync(0xffffffffu, !finite)) exact(a, rows, y, columns_at * 8 + pair * 2, sums);
-        if (columns_at == 0) {  // until the results before are out
+        if (columns_at == columns_begin) {  // until the results before are out
           if constexpr (kWhole) engine_wait();
           __syncwarp();
         }
@@ -456,13 +478,13 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
       }
       if constexpr (kWhole) publish();
       __syncwarp();  // until all have read the tile, and the results are there
-      fetch_tile(tile + a.stages * a.workers, stage);
+      fetch_tile(piece + a.stages * a.workers, stage);
       const int bytes = place.rows * W * kSize;
       const auto device = [&](int m) { return reinterpret_cast<char*>(to) + m * a.z.strides[2]; };
       if constexpr (kWhole) {
-        if (lane < M) engine_put(device(lane), results + lane * a.z.pitch, bytes);
+        if (lane < a.count) engine_put(device(lane), results + lane * a.z.pitch, bytes);
       } else {
-        for (int m = 0; m < M; ++m) put(reinterpret_cast<T*>(device(m)), z + a.z.begin(m), bytes);
+        for (int m = 0; m < a.count; ++m) put(reinterpret_cast<T*>(device(m)), z + a.z.begin(m), bytes);
       }
     }
   }
@@ -471,12 +493,12 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
 
 // The sums of a warp of small_kernel by products of floats, one after the other, from device memory.
 template <class T, int I, int J>
-__device__ __forceinline__ void exact(const Einsum& a, int begin, int end, float* to) {
+__device__ __forceinline__ void exact(const Einsum& a, const Range& range, float* to) {
   const int lane = threadIdx.x % 32, V = a.x.width, W = a.z.width;
   for (int i = 0; i < 2 * I; ++i) {
     const int at = min(static_cast<int>(blockIdx.y) * 16 * I + i * 8 + lane / 4, a.x.count * V - 1);
     float sums[2 * J] = {};
-    for (int tile = begin + static_cast<int>(threadIdx.x) / 32; tile < end; tile += blockDim.x / 32) {
+    for (int tile = range.begin + static_cast<int>(threadIdx.x) / 32; tile < range.end; tile += blockDim.x / 32) {
       const Place place(a, tile);
       const T* x = a.x.at<const T>(blockIdx.z, place.outer, at / V, place.first) + at % V;
       const T* z = a.z.at<const T>(blockIdx.z, place.outer, 0, place.first);
@@ -500,26 +522,26 @@ __device__ __forceinline__ T* small_at(const Einsum& a, int64_t s, int k, int v,
   return reinterpret_cast<T*>(a.y) + s * a.y_shared + (k * a.y_k + v * a.y_v + w * a.y_w);
 }
 
+constexpr int kFewSums = 3;  // tiles of 16 of K times V that a warp adds up, where there are few rows
+
+// Threads for which there must be registers. Few rows are blocks of few warps, of which several are to fit: for floats with
+// 168 registers, which the compiler would exceed.
+template <class T, int I, int J>
+constexpr int kSmallBound = (sizeof(T) == 4 && I == kFewSums && J == 4 ? 12 : kSmallWarps) * 32;
+
 // Parts of y, or y, of 16 * I of K times V and all W, at most 8 * J. A warp adds up tiles.
 template <class T, int I, int J, bool kWhole>
-__global__ void __launch_bounds__(kSmallWarps * 32) small_kernel(const __grid_constant__ Einsum a) {
+__global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __grid_constant__ Einsum a) {
   constexpr int E = kEach<T>, kSize = sizeof(T), kSums = I * J * 4;
   extern __shared__ __align__(16) char shared[];
   const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int V = a.x.width, W = a.z.width, kv = a.x.count * V, kv0 = blockIdx.y * 16 * I, s = blockIdx.z;
-  const int k0 = kv0 / V, count = (min(kv, kv0 + 16 * I) - 1) / V - k0 + 1;
+  const int k0 = a.per_k.divide(kv0), count = static_cast<int>(a.per_k.divide(min(kv, kv0 + 16 * I) - 1)) - k0 + 1;
   char* const memory = shared + warp * a.warp;
   Stages<kWhole> stages(memory, memory + a.warp - a.stages * 8, a.stages, a.stage, 2);
   start_next();
 
-  int offsets[2 * I];  // of this lane's K and V
-#pragma unroll
-  for (int i = 0; i < 2 * I; ++i) {
-    uint32_t k = min(kv0 + group + 8 * i, kv - 1);
-    const uint32_t v = a.per_k.split(k);
-    offsets[i] = a.x.begin(k - k0) + v * kSize;
-  }
   const Range range(a.tiles, blockIdx.x, gridDim.x);
   const int begin = range.begin, end = range.end;
   const auto fetch_tile = [&](int tile, int stage) {
@@ -534,6 +556,14 @@ __global__ void __launch_bounds__(kSmallWarps * 32) small_kernel(const __grid_co
   };
 #pragma unroll 1
   for (int i = 0; i < a.stages; ++i) fetch_tile(begin + warp + i * warps, i);
+
+  int offsets[2 * I];  // of this lane's K and V
+#pragma unroll
+  for (int i = 0; i < 2 * I; ++i) {
+    uint32_t k = min(kv0 + group + 8 * i, kv - 1);
+    const uint32_t v = a.per_k.split(k);
+    offsets[i] = a.x.begin(k - k0) + v * kSize;
+  }
 
   float sums[I][J][4] = {};
   int stage = 0;
@@ -588,7 +618,10 @@ __global__ void __launch_bounds__(kSmallWarps * 32) small_kernel(const __grid_co
 #pragma unroll
   for (int i = 0; i < kSums; ++i) mine[i * 32 + lane] = sums[i / 4 / J][i / 4 % J][i % 4];
   // Parts of what is not finite, or of what it meets, add up to something else.
-  if (__any_sync(0xffffffffu, !(zero == 0.0f))) exact<T, I, J>(a, begin, end, mine);
+  if (__any_sync(0xffffffffu, !(zero == 0.0f))) {
+    // The range is found again where registers are short.
+    exact<T, I, J>(a, kSmallBound<T, I, J> > kSmallWarps * 32 ? Range(a.tiles, blockIdx.x, gridDim.x) : range, mine);
+  }
   __syncthreads();
   float* const part = a.partials + (static_cast<int64_t>(blockIdx.x) * a.shared + s) * kv * W;
 #pragma unroll 2
@@ -703,24 +736,39 @@ cudaError_t allow(Kernel kernel, int bytes) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 }
 
+// Most tiles of a block, of one of S.
+int most_tiles(const Tensor& x) {
+  const int64_t tiles = x.sizes[1] * ceil_div<int64_t>(x.sizes[3], kRows);
+  return static_cast<int>(std::min(tiles, ceil_div<int64_t>(tiles * x.sizes[0], processors())));
+}
+
+// Whether there are so few tiles that every warp is to do only one of M.
+bool apart(const Tensor& x, const Tensor& z) {
+  return x.sizes[0] <= processors() && most_tiles(x) * z.sizes[2] <= kLargeWarps;
+}
+
 template <class T, int J>
 cudaError_t launch_large(const Tensor& x, const Tensor& y, const Tensor& z, cudaStream_t stream) {
   Einsum a{};
   if (!describe(x, y, z, &a)) return cudaErrorNotSupported;
   a.steps = ceil_div(a.x.count * ceil_div(a.x.width, kEach<T> / kPieces<T>), 4 * kPieces<T>);
-  a.groups = ceil_div(a.z.count * a.z.width, 8 * J);
+  const int sharing = apart(x, z) ? a.z.count : 1;  // warps, of a tile
+  a.per_tile = Divider(sharing);
+  a.count = a.z.count / sharing;
+  a.groups_each = ceil_div(a.count * a.z.width, 8 * J);
+  a.groups = sharing * a.groups_each;
   a.per_group = Divider(a.steps);
   a.per_k = Divider(ceil_div(a.x.width, kEach<T> / kPieces<T>));
-  a.per_m = Divider(a.z.width);
+  a.per_m = Divider(sharing > 1 ? a.groups_each * 8 * J : a.z.width);
   a.before = a.groups * J * 32 * (a.steps * static_cast<int>(sizeof(Fragment<T>)) + 1) + a.steps * 32;
   a.stage = a.x.count * a.x.pitch;
   const int room = shared_memory() - a.before;
-  const auto bytes_of = [&](int stages) { return ceil_div(stages * (a.stage + 8), 16) * 16 + a.z.count * a.z.pitch; };
+  const auto bytes_of = [&](int stages) { return ceil_div(stages * (a.stage + 8), 16) * 16 + a.count * a.z.pitch; };
   // Warps hide more than tiles under way.
   a.stages = room / bytes_of(2) >= 12 ? 2 : 1;
   while (a.stages < kMostStages && room / bytes_of(a.stages + 1) >= kLargeWarps) ++a.stages;
   const int64_t all = static_cast<int64_t>(a.tiles) * a.shared, count = processors();
-  const int each = static_cast<int>(std::min<int64_t>(a.tiles, ceil_div(all, count)));
+  const int each = most_tiles(x) * sharing;
   if (room / bytes_of(a.stages) < 2) return cudaErrorNotSupported;
   a.workers = std::min({kLargeWarps, room / bytes_of(a.stages), each});
   a.stages = std::min(a.stages, ceil_div(each, a.workers));
@@ -739,6 +787,12 @@ cudaError_t launch_large(const Tensor& x, const Tensor& y, const Tensor& z, cuda
   int64_t grid = std::min(all, blocks * count);
   // Where it costs little, no block is to work on two of S.
   if (const int64_t even = grid / a.shared * a.shared; even * 16 > grid * 15) grid = even;
+  const bool aligned = grid % a.shared == 0;
+  const int64_t blocks_each = aligned ? grid / a.shared : grid;
+  a.span = aligned ? a.tiles : static_cast<int>(all);
+  a.per_block = Divider(blocks_each);
+  a.each = static_cast<int>(a.span / blocks_each);
+  a.more = static_cast<int>(a.span % blocks_each);
   kernel<<<static_cast<unsigned>(grid), warps * 32, bytes, stream>>>(a);
   return cudaGetLastError();
 }
@@ -755,7 +809,7 @@ bool few_rows(const Tensor& x) {
 // Calls f with how many of these a warp adds up.
 template <int J, class F>
 cudaError_t dispatch_sums(const Tensor& x, F&& f) {
-  constexpr int kFew = std::min(kSumTiles<J>, 3);
+  constexpr int kFew = std::min(kSumTiles<J>, kFewSums);
   return few_rows(x) ? f(std::integral_constant<int, kFew>()) : f(std::integral_constant<int, kSumTiles<J>>());
 }
 
@@ -813,15 +867,19 @@ cudaError_t einsum_large(const Tensor& x, const Tensor& y, const Tensor& z, cuda
   if (x.numel() == 0 || z.numel() == 0 || z.sizes[2] * z.sizes[4] > kLargestCount * kLargestWidth) {
     return cudaErrorNotSupported;
   }
-  // For every group of columns the rows are read anew, which takes as long as 4 tiles of columns.
-  const int tiles = static_cast<int>(ceil_div<int64_t>(z.sizes[2] * z.sizes[4], 8));
+  // For every group of columns the rows are read anew, which takes as long as 4 tiles of columns. 7 are for half types alone.
+  const int tiles = static_cast<int>(ceil_div<int64_t>((apart(x, z) ? 1 : z.sizes[2]) * z.sizes[4], 8));
   int best = 2;
-  for (int i = 3; i <= 5; ++i) {
-    if (ceil_div(tiles, i) * (4 + i) < ceil_div(tiles, best) * (4 + best)) best = i;
+  for (const int i : {3, 4, 5, 7}) {
+    if ((i <= 5 || x.item_size() == 2) && ceil_div(tiles, i) * (4 + i) < ceil_div(tiles, best) * (4 + best)) best = i;
   }
-  return dispatch_columns(best, [&](auto columns) {
-    return dispatch_float(x.dtype, [&](auto* p) {
-      return launch_large<element_t<decltype(p)>, std::min(columns.value, 5)>(x, y, z, stream);
+  return dispatch_float(x.dtype, [&](auto* p) {
+    using T = element_t<decltype(p)>;
+    if constexpr (sizeof(T) == 2) {
+      if (best == 7) return launch_large<T, 7>(x, y, z, stream);
+    }
+    return dispatch_columns(best, [&](auto columns) {
+      return launch_large<T, std::min(columns.value, 5)>(x, y, z, stream);
     });
   });
 }
