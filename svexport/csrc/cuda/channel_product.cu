@@ -17,7 +17,7 @@ struct Side {  // x or z
 struct Product {
   Side x, z;
   const char* y;
-  int64_t y_strides[2];
+  int y_strides[2];
   int groups;  // of columns, one of which a block does
   int64_t positions;
   Divider units_each;  // of a sample
@@ -195,31 +195,32 @@ __device__ __forceinline__ void exact(const Product& p, const float* x, int64_t 
   }
 }
 
-// y to shared memory, as wgmma reads it; of floats the first parts, and the second ones `small` bytes behind.
-template <class T, int N>
+// y to shared memory, as wgmma reads it; of floats the first parts, and the second ones `small` bytes behind. kAlong:
+// channels of x lie side by side, up to 16 of which neighbouring threads read.
+template <class T, int N, bool kAlong>
 __device__ __forceinline__ void read_factor(const Product& p, int column0, int channels, char* shared, int small) {
   constexpr int kReads = 8, kPiece = 16 / sizeof(T);  // at once; of a column
-  const bool along = p.y_strides[0] == 1;             // neighbours to neighbouring threads, up to 16 of them
+  const T* const y = reinterpret_cast<const T*>(p.y);
+  const auto channel = [](int i) { return kAlong ? i / (16 * N) * 16 + i % 16 : i / N; };
+  const auto column = [](int i) { return kAlong ? i / 16 % N : i % N; };
   for (int i0 = threadIdx.x; i0 < channels * N; i0 += kReads * blockDim.x) {
     T v[kReads];
-    char* to[kReads];
 #pragma unroll
     for (int k = 0; k < kReads; ++k) {
-      const int i = i0 + k * blockDim.x;
-      const int c = along ? i / (16 * N) * 16 + i % 16 : i / N, n = along ? i / 16 % N : i % N, d = column0 + n;
-      const T* const element = reinterpret_cast<const T*>(p.y) + c * p.y_strides[0] + d * p.y_strides[1];
-      v[k] = load_if<T, 1>(element, c < p.x.channels && d < p.z.channels).at[0];
-      to[k] = c < channels ? shared + (c / kPiece * N + n) * 16 + c % kPiece * static_cast<int>(sizeof(T)) : nullptr;
+      const int i = i0 + k * blockDim.x, c = channel(i), d = column0 + column(i);
+      v[k] = load_if<T, 1>(y + (c * p.y_strides[0] + d * p.y_strides[1]), c < p.x.channels && d < p.z.channels).at[0];
     }
 #pragma unroll
     for (int k = 0; k < kReads; ++k) {
-      if (!to[k]) continue;
+      const int i = i0 + k * blockDim.x, c = channel(i);
+      if (i >= channels * N) continue;
+      char* const to = shared + (c / kPiece * N + column(i)) * 16 + c % kPiece * static_cast<int>(sizeof(T));
       if constexpr (sizeof(T) == 4) {
         const Parts both = parts(v[k]);
-        *reinterpret_cast<uint32_t*>(to[k]) = both.big;
-        *reinterpret_cast<uint32_t*>(to[k] + small) = both.small;
+        *reinterpret_cast<uint32_t*>(to) = both.big;
+        *reinterpret_cast<uint32_t*>(to + small) = both.small;
       } else {
-        *reinterpret_cast<T*>(to[k]) = v[k];
+        *reinterpret_cast<T*>(to) = v[k];
       }
     }
   }
@@ -305,7 +306,11 @@ __global__ void __launch_bounds__(kMostTeams<N>* kTogether * 32, 1) product_kern
   };
 #pragma unroll 1
   for (int i = 0; i < kStages<N> - 1; ++i) fetch(i);
-  read_factor<T, N>(p, column0, chunks * kChannels<T>, shared, small_y);
+  if (p.y_strides[0] == 1) {
+    read_factor<T, N, true>(p, column0, chunks * kChannels<T>, shared, small_y);
+  } else {
+    read_factor<T, N, false>(p, column0, chunks * kChannels<T>, shared, small_y);
+  }
   publish();
   __syncthreads();
 
@@ -722,7 +727,9 @@ constexpr int64_t kMostChannels = 4096;
 
 bool supported(const Tensor& x, const Tensor& y, const Tensor& z) {
   const auto rows = [](const Tensor& t) { return (t.strides[2] == 1 || t.sizes[2] == 1) && t.sizes[1] <= kMostChannels; };
-  return y.dtype == x.dtype && z.dtype == x.dtype && rows(x) && rows(z) && x.numel() > 0 && z.numel() > 0;
+  const int64_t last = (y.sizes[0] - 1) * y.strides[0] + (y.sizes[1] - 1) * y.strides[1];
+  return y.dtype == x.dtype && z.dtype == x.dtype && rows(x) && rows(z) && x.numel() > 0 && z.numel() > 0 &&
+         last <= INT32_MAX;
 }
 
 // Calls f with how many positions are aligned wherever as many begin.
@@ -736,19 +743,30 @@ cudaError_t dispatch_wide(const Tensor& x, const Tensor& z, F&& f) {
   return f(std::integral_constant<int, 1>());
 }
 
+// How blocks of N columns are launched.
+template <class T, int N>
+struct Shape {
+  int factor, teams, groups, blocks;  // bytes of y; teams of a block; groups of columns; blocks of one of these
+
+  explicit Shape(const Product& p)
+      : factor(ceil_div(p.x.channels, kChannels<T>) * kChannels<T> * N * (sizeof(T) == 4 ? 8 : 2)),
+        teams(std::min(kMostTeams<N>, (of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin) - factor) / kTeamBytes<T, N>)),
+        groups(ceil_div(p.z.channels, N)),
+        blocks(std::min(p.units, std::max(1, processors() / groups))) {}
+  bool fits() const { return teams >= 2; }
+  // How many units a team has, at most.
+  int64_t turns(const Product& p) const { return ceil_div<int64_t>(p.units, int64_t{blocks} * std::max(teams, 1)); }
+};
+
 template <class T, int N, int kWide>
 cudaError_t launch(Product p, cudaStream_t stream) {
   const auto kernel = product_kernel<T, N, kWide>;
-  const int channels = ceil_div(p.x.channels, kChannels<T>) * kChannels<T>;
-  const int factor = channels * N * static_cast<int>(sizeof(T)) * (sizeof(T) == 4 ? 2 : 1);
-  const int room = of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin) - factor;
-  const int teams = std::min(kMostTeams<N>, room / kTeamBytes<T, N>);
-  if (teams < 2) return cudaErrorNotSupported;
-  const int threads = teams * kTogether * 32, bytes = factor + teams * kTeamBytes<T, N>;
+  const Shape<T, N> shape(p);
+  if (!shape.fits()) return cudaErrorNotSupported;
+  const int threads = shape.teams * kTogether * 32, bytes = shape.factor + shape.teams * kTeamBytes<T, N>;
   if (const cudaError_t status = prepare(kernel, threads, bytes); status != cudaSuccess) return status;
-  p.groups = ceil_div(p.z.channels, N);
-  const int blocks = std::min(p.units, std::max(1, processors() / p.groups));
-  kernel<<<blocks * p.groups, threads, bytes, stream>>>(p);
+  p.groups = shape.groups;
+  kernel<<<shape.blocks * shape.groups, threads, bytes, stream>>>(p);
   return cudaGetLastError();
 }
 
@@ -772,18 +790,26 @@ cudaError_t channel_product(const Tensor& x, const Tensor& y, const Tensor& z, c
   if (!supported(x, y, z)) return cudaErrorNotSupported;
   const int64_t each = ceil_div<int64_t>(x.sizes[2], kRun), units = each * x.sizes[0];
   if (units > INT32_MAX / 2) return cudaErrorNotSupported;
-  const Product p{side(x), side(z), static_cast<const char*>(y.data), {y.strides[0], y.strides[1]}, 1, x.sizes[2],
+  const auto stride = [&](int i) { return y.sizes[i] == 1 ? 0 : static_cast<int>(y.strides[i]); };
+  const Product p{side(x), side(z), static_cast<const char*>(y.data), {stride(0), stride(1)}, 1, x.sizes[2],
                   Divider(each), static_cast<int>(units)};
   return dispatch_float(x.dtype, [&](auto* pointer) {
     using T = element_t<decltype(pointer)>;
     const auto with = [&](auto columns) {
       return dispatch_wide(x, z, [&](auto wide) { return launch<T, columns.value, wide.value>(p, stream); });
     };
-    // The widest that keeps all processors busy and fits.
+    // Narrow ones where these take one turn; else the widest that fit, but for 64 where these, whose turns are shorter, take
+    // no more of them than 128, or of floats a quarter more.
+    const Shape<T, 128> wide(p);
+    const Shape<T, 64> half(p);
+    const Shape<T, 32> narrow(p);
     const int64_t count = processors(), out = z.sizes[1];
     cudaError_t status = cudaErrorNotSupported;
-    if (out > 64 && units * ceil_div<int64_t>(out, 128) > 2 * count) status = with(std::integral_constant<int, 128>());
-    if (status == cudaErrorNotSupported && out > 32 && units * ceil_div<int64_t>(out, 64) > count) {
+    if (out > 64 && units * wide.groups > 2 * count && wide.fits() &&
+        half.turns(p) * 4 > wide.turns(p) * (sizeof(T) == 4 ? 5 : 4)) {
+      status = with(std::integral_constant<int, 128>());
+    }
+    if (status == cudaErrorNotSupported && out > 32 && narrow.turns(p) > 1) {
       status = with(std::integral_constant<int, 64>());
     }
     return status == cudaErrorNotSupported ? with(std::integral_constant<int, 32>()) : status;
