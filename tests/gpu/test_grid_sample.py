@@ -151,6 +151,8 @@ def many(points: str, images: int, out: tuple[int, int], *window: slice) -> Tens
     theta = torch.tensor([[1.0, 0.1, 0.03], [-0.05, 0.9, 0.01]], device="cuda")
     if points == "turned":
         theta[1, 0] = -0.3
+    if points == "level":
+        theta[0, 1] = theta[1, 0] = 0
     grid = F.affine_grid(theta.expand(images, 2, 3), [images, 1, *out], align_corners=False).clone()
     if points == "mixed":
         grid[(-1, *window)] = scattered[(-1, *window)]
@@ -195,7 +197,7 @@ def test_planes_in_shared_memory(points: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("points", ["smooth", "turned", "scattered", "mixed", "crowded"])
+@pytest.mark.parametrize("points", ["smooth", "level", "turned", "scattered", "mixed", "crowded"])
 def test_gradients_of_many_points(points: str, dtype: torch.dtype) -> None:
     """Pixels are written by blocks that own them, or added up, by where the points are and how large everything is."""
     for shape, out in [
@@ -208,6 +210,8 @@ def test_gradients_of_many_points(points: str, dtype: torch.dtype) -> None:
         ((2, 4, 401, 423), (390, 401)),
         ((1, 8, 263, 257), (261, 270)),
         ((1, 128, 190, 181), (201, 190)),
+        ((3, 8, 131, 90), (261, 183)),
+        ((1, 36, 97, 71), (151, 123)),
     ]:
         grid = many(points, shape[0], out)
         image = torch.randn(shape, device="cuda", dtype=dtype)

@@ -17,6 +17,7 @@ enum Sums {
   kPixelSums,  // (N, C, pixels): every pixel of a point by itself
   kPairSums,   // (N, C, rows, width + 1, 2): the pixels to the left and right of a point together
   kListSums,   // not: it lists the points for owner_kernel
+  kNeighbourSums,  // as kPixelSums, with what points side by side add to the same pixel together
 };
 
 // p[0] += x, p[1] += y atomically, nothing returned; p aligned to 8 bytes.
@@ -34,6 +35,18 @@ __device__ __forceinline__ void add_if(float* p, float x, bool there) {
   asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p red.global.add.f32 [%0], %1;}" ::"l"(p), "f"(x),
                "r"(static_cast<int>(there))
                : "memory");
+}
+
+// p[0] += x, p[1] += y atomically where it is to; p aligned to 8 bytes there.
+__device__ __forceinline__ void add_pair_if(float* p, float x, float y, bool there) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %3, 0; @p red.global.add.v2.f32 [%0], {%1, %2};}" ::"l"(p), "f"(x),
+               "f"(y), "r"(static_cast<int>(there))
+               : "memory");
+#else
+  add_if(p, x, there);
+  add_if(p + 1, y, there);
+#endif
 }
 
 // Distances between the pixels of a dense image, `unit` elements from one pixel to the next.
@@ -76,11 +89,22 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
       wait_for_previous();
       if (SUMS == kListSums ? lists.runs[n] == Lists::kDone : !left(n)) continue;
     }
-    if (p < s.points) {
-      point = locate<TAPS, PADDING>(s, n, p);
+    if (SUMS == kNeighbourSums || p < s.points) {
+      const bool there = SUMS != kNeighbourSums || p < s.points;
+      point = locate<TAPS, PADDING>(s, n, there ? p : 0);
       const Taps<TAPS> from(point, s.stride), to(point, dense.stride);
       float dot[TAPS] = {};
-      const bool read = grad_grid.data && TAPS > 1;
+      const bool read = grad_grid.data && TAPS > 1 && there;
+      bool hands = false, takes = false, together = false;  // a right pixel to the next lane; most lanes do
+      if constexpr (SUMS == kNeighbourSums) {
+        const int lane = threadIdx.x % 32;
+        const bool any = there && (point.axis[0].inside[0] || point.axis[0].inside[1]) &&
+                         (point.axis[1].inside[0] || point.axis[1].inside[1]);
+        const int cell = any ? point.axis[1].first * (s.size[0] + 2) + point.axis[0].first : INT_MIN / 2;
+        hands = __shfl_down_sync(~0u, cell, 1) == cell + 1 && lane < 31;
+        takes = __shfl_up_sync(~0u, static_cast<int>(hands), 1) && lane > 0;
+        together = __popc(__ballot_sync(~0u, hands)) >= 16;
+      }
       const T* g = grad.data + n * grad.image + p * grad.point;
       const T* source = input + n * image;
       float* target = sums + static_cast<int64_t>(n) * channels * pixels;
@@ -90,7 +114,7 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
 #pragma unroll
         for (int u = 0; u < U; ++u) {
           const int c = begin + u * parts;
-          scales[u] = to_float(load_if<T, 1>(g + c * grad.channel, c < channels).at[0]);
+          scales[u] = to_float(load_if<T, 1>(g + c * grad.channel, c < channels && there).at[0]);
 #pragma unroll
           for (int i = 0; i < TAPS; ++i) {
             const bool inside = read && from.offset[i] >= 0 && c < channels;
@@ -123,6 +147,25 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
               const int64_t pair = static_cast<int64_t>(row) * (s.size[0] + 1) + first;
               if (outside >= 0) {
                 add_pair(target + c * pixels + 2 * pair, point.weight(i) * scale, point.weight(i + 1) * scale);
+              }
+            }
+          } else if constexpr (SUMS == kNeighbourSums) {
+#pragma unroll
+            for (int i = 0; i < TAPS; i += 2) {
+              const int at = to.offset[i] >= 0 ? to.offset[i] : to.offset[i + 1] - 1;
+              const bool left = there && to.offset[i] >= 0, right = there && to.offset[i + 1] >= 0;
+              float* const pixel = target + c * pixels + at;
+              float x = to.weight[i] * scale, y = to.weight[i + 1] * scale;
+              if (together) {
+                const float taken = __shfl_up_sync(~0u, y, 1);
+                if (takes) x += taken;
+                add_if(pixel, x, left);
+                add_if(pixel + 1, y, right && !hands);
+              } else {
+                const bool pair = left && right && reinterpret_cast<uintptr_t>(pixel) % 8 == 0;
+                add_pair_if(pixel, x, y, pair);
+                add_if(pixel, x, left && !pair);
+                add_if(pixel + 1, y, right && !pair);
               }
             }
           } else {
@@ -185,7 +228,8 @@ __global__ void __launch_bounds__(kThreads)
 
 // ------------------------------------------- points close together: neighbours add up before they add to memory
 
-constexpr int kCloseAcross = 32, kCloseDown = 2;  // points of a tile: a lane takes a column
+// Points of a tile: a lane takes a column, or where an image is enlarged 2 x 2.
+constexpr int kCloseAcross = 32, kCloseDown = 2, kEnlargedAcross = 64;
 
 // The image, of which n, channel c, pixel p lie at n * image + c * channel + p * pixel, and how the work is divided.
 template <class T>
@@ -200,9 +244,9 @@ struct Close {
   int64_t step[3];     // from a channel of a warp to its next: of the image, the gradient and the output
   int64_t row, below;  // from pixels and points to those below
 
-  explicit Close(const Space& s)
+  Close(const Space& s, int tile_across)
       : down(s.points / s.across.d),
-        across(ceil_div<int>(s.across.d, kCloseAcross)),
+        across(ceil_div<int>(s.across.d, tile_across)),
         tiles(across.d * ceil_div(down, kCloseDown)) {}
   // A block has 1 << log_tiles() of them.
   __host__ __device__ int log_tiles() const { return 3 - shift; }
@@ -418,6 +462,203 @@ __device__ __forceinline__ void add_close(const Space& s, int n, const Close<T>&
   }
 }
 
+// The same of an image that is enlarged, about two points a pixel along both axes: 2 x 2 of a lane are in the same
+// pixels, or in those beside. If rows of points are rows of pixels, an atomic is left of every pixel that they add to.
+template <class T, int PADDING>
+__device__ __forceinline__ void add_enlarged(const Space& s, int n, const Close<T>& close, const Gradient<T>& grad,
+                                             const AnyFloat& grad_grid, int channels) {
+  constexpr int kPoints = 4, kNowhere = INT_MIN / 2;  // row by row
+  __shared__ float partial[kPoints][2][kThreads];
+  const int tile = kThreads >> close.shift, row = threadIdx.x & (tile - 1), parts = 1 << close.shift;
+  const int part = threadIdx.x / 32 >> close.log_tiles(), lane = threadIdx.x % 32;
+  const int width = s.size[0], height = s.size[1], across = s.across.d, down = close.down, blocks = close.blocks();
+  const int64_t pixels = static_cast<int64_t>(width) * height;
+  for (int block = blockIdx.x; block < blocks; block += gridDim.x) {
+    uint32_t tile_y = (block << close.log_tiles()) + (row >> 5);
+    const int x = close.across.split(tile_y) * kEnlargedAcross + 2 * lane, y = tile_y * kCloseDown;
+    const auto valid = [&](int k) { return x + k % 2 < across && y + k / 2 < down; };
+    int column[kPoints], line[kPoints];  // of the upper left pixel
+    float position[kPoints][2], sum[kPoints][2] = {};
+    bool any[kPoints], idle = true, regular = true;
+    {
+      int64_t offset[kPoints];
+      float coordinate[kPoints][3];
+#pragma unroll
+      for (int k = 0; k < kPoints; ++k) {  // of points that are not there, those beside them
+        offset[k] = n * s.grid_image + min(x + k % 2, across - 1) * s.grid_stride[0] +
+                    min(y + k / 2, down - 1) * s.grid_stride[1];
+      }
+      read_coordinates<2>(s, offset, coordinate);
+#pragma unroll
+      for (int k = 0; k < kPoints; ++k) {
+        Pixels<2> axis[2];
+#pragma unroll
+        for (int a = 0; a < 2; ++a) {
+          axis[a] = ::svexport::pixels<2>(coordinate[k][a], a, 2, s, PADDING == kAnyPadding ? s.padding : PADDING);
+        }
+        any[k] = valid(0) && (axis[0].inside[0] || axis[0].inside[1]) && (axis[1].inside[0] || axis[1].inside[1]);
+        column[k] = axis[0].first;
+        line[k] = axis[1].first;
+        for (int a = 0; a < 2; ++a) position[k][a] = any[k] ? axis[a].weight[1] : 0.0f;
+        idle = idle && !any[k];
+        regular = regular && any[k];
+      }
+    }
+    const bool shifted = column[1] != column[0];
+    regular = regular && column[2] == column[0] && column[3] == column[1] && line[1] == line[0] && line[3] == line[2] &&
+              column[1] - column[0] == static_cast<int>(shifted);
+    const int leader = max(__ffs(__ballot_sync(~0u, !idle)) - 1, 0);
+    const int top = __shfl_sync(~0u, line[0], leader), lower = __shfl_sync(~0u, line[2], leader);
+    const bool stepped = lower != top;
+    const bool even = __all_sync(~0u, idle || (regular && line[0] == top && line[2] == lower &&
+                                               lower - top == static_cast<int>(stepped)));
+    const int64_t first = static_cast<int64_t>(y) * across + x;
+    const T* g_at = grad.data + n * grad.image + part * grad.channel + first * grad.point;
+    const T* source = close.input + n * close.image + part * close.channel;
+    float* target = close.output + (static_cast<int64_t>(n) * channels + part) * pixels;
+    const auto add_sums = [&](int k, float g, float left, float right, float lower_left, float lower_right) {
+      const float difference = (lower_right - lower_left) - (right - left);
+      sum[k][0] = fmaf(g, fmaf(position[k][1], difference, right - left), sum[k][0]);
+      sum[k][1] = fmaf(g, fmaf(position[k][0], difference, lower_left - left), sum[k][1]);
+    };
+    if (even) {
+      const int left = idle ? kNowhere : column[0];
+      const bool hands = __shfl_down_sync(~0u, left, 1) == left + 1 && lane < 31;  // all but its first column
+      const bool takes = __shfl_up_sync(~0u, static_cast<int>(hands), 1) && lane > 0;
+      bool inside[3], rows[3];
+#pragma unroll
+      for (int i = 0; i < 3; ++i) {
+        inside[i] = !idle && static_cast<uint32_t>(column[0] + i) < static_cast<uint32_t>(width) && (i < 2 || shifted);
+        rows[i] = static_cast<uint32_t>(top + i) < static_cast<uint32_t>(height) && (i < 2 || stepped);
+      }
+      source += (top * width + column[0]) * close.pixel;
+      target += top * width + column[0];
+#pragma unroll 1
+      for (int c = part; c < channels; c += parts) {
+        float g[kPoints], pixel[3][3], sums[3][3] = {};
+#pragma unroll
+        for (int k = 0; k < kPoints; ++k) {
+          g[k] = to_float(load_if<T, 1>(g_at + k / 2 * close.below + k % 2 * grad.point, !idle && valid(k)).at[0]);
+        }
+        const T* from = source;
+#pragma unroll
+        for (int i = 0; i < 3; ++i, from += close.row) {
+#pragma unroll
+          for (int j = 0; j < 3; ++j) {
+            pixel[i][j] = to_float(load_if<T, 1>(from + j * close.pixel, rows[i] && inside[j] && grad_grid.data).at[0]);
+          }
+        }
+        wait_for_previous();  // which the reads need not
+        start_next();
+        const auto add_point = [&](auto index, auto first) {
+          constexpr int k = index.value, i = first.value;
+          const bool right = k % 2 && shifted;
+          add_sums(k, g[k], right ? pixel[i][1] : pixel[i][0], right ? pixel[i][2] : pixel[i][1],
+                   right ? pixel[i + 1][1] : pixel[i + 1][0], right ? pixel[i + 1][2] : pixel[i + 1][1]);
+#pragma unroll
+          for (int below = 0; below < 2; ++below) {
+            const float scaled = g[k] * (below ? position[k][1] : 1 - position[k][1]);
+            const float from_left = scaled * (1 - position[k][0]), from_right = scaled * position[k][0];
+            float(&to)[3] = sums[i + below];
+            to[0] += right ? 0.0f : from_left;
+            to[1] += right ? from_left : from_right;
+            to[2] += right ? from_right : 0.0f;
+          }
+        };
+        add_point(std::integral_constant<int, 0>(), std::integral_constant<int, 0>());
+        add_point(std::integral_constant<int, 1>(), std::integral_constant<int, 0>());
+        if (stepped) {
+          add_point(std::integral_constant<int, 2>(), std::integral_constant<int, 1>());
+          add_point(std::integral_constant<int, 3>(), std::integral_constant<int, 1>());
+        } else {
+          add_point(std::integral_constant<int, 2>(), std::integral_constant<int, 0>());
+          add_point(std::integral_constant<int, 3>(), std::integral_constant<int, 0>());
+        }
+        float* to_row = target;
+#pragma unroll
+        for (int i = 0; i < 3; ++i, to_row += width) {
+          if (!rows[i]) continue;
+          float(&of)[3] = sums[i];
+          const float right = __shfl_up_sync(~0u, of[2], 1);
+          if (takes) of[1] += right;
+          const float middle = __shfl_up_sync(~0u, of[1], 1);
+          if (takes) of[0] += middle;
+#pragma unroll
+          for (int j = 0; j < 3; ++j) add_if(to_row + j, of[j], inside[j] && (j == 0 || !hands));
+        }
+        source += close.step[0];
+        g_at += close.step[1];
+        target += close.step[2];
+      }
+    } else {
+      wait_for_previous();
+      start_next();
+#pragma unroll 1
+      for (int k = 0; k < kPoints; ++k) {
+        if (!valid(k)) continue;
+        const Point<4> point = locate<4, PADDING>(s, n, (y + k / 2) * across + x + k % 2);
+        const int stride[3] = {1, width, 0};
+        const Taps<4> taps(point, stride);
+        const T* g_from = g_at + k / 2 * close.below + k % 2 * grad.point;
+        const T* from = source;
+        float dot[4] = {}, *to = target;
+#pragma unroll 1
+        for (int c = part; c < channels; c += parts) {
+          const float g = to_float(load_if<T, 1>(g_from, true).at[0]);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const bool inside = taps.offset[i] >= 0;
+            const T pixel = load_if<T, 1>(from + taps.offset[i] * close.pixel, inside && grad_grid.data).at[0];
+            if (inside) dot[i] = fmaf(g, to_float(pixel), dot[i]);
+            add_if(to + taps.offset[i], taps.weight[i] * g, inside);
+          }
+          from += close.step[0];
+          g_from += close.step[1];
+          to += close.step[2];
+        }
+        const float beside = point.axis[0].weight[1], below = point.axis[1].weight[1];
+        const float gradient[2] = {fmaf(below, dot[3] - dot[2], (1 - below) * (dot[1] - dot[0])),
+                                   fmaf(beside, dot[3] - dot[1], (1 - beside) * (dot[2] - dot[0]))};
+#pragma unroll
+        for (int i = 0; i < kPoints * 2; ++i) sum[i / 2][i % 2] = i / 2 == k ? gradient[i % 2] : sum[i / 2][i % 2];
+      }
+    }
+    if (grad_grid.data == nullptr) continue;
+    const auto index_of = [&](int k, int a) {
+      return ((static_cast<int64_t>(n) * s.points) + static_cast<int64_t>(y + k / 2) * across + x + k % 2) * 2 + a;
+    };
+#pragma unroll
+    for (int k = 0; k < kPoints; ++k) {
+      const auto slope = [&](int a) {
+        return PADDING == kZeros
+                   ? s.slope[a]
+                   : locate<4, PADDING>(s, n, valid(k) ? (y + k / 2) * across + x + k % 2 : 0).axis[a].slope[1];
+      };
+#pragma unroll
+      for (int a = 0; a < 2; ++a) {
+        const float gradient = slope(a) * sum[k][a];
+        if (parts > 1) {
+          partial[k][a][threadIdx.x] = gradient;
+        } else if (valid(k)) {
+          grad_grid.set(index_of(k, a), gradient);
+        }
+      }
+    }
+    if (parts == 1) continue;
+    __syncthreads();
+#pragma unroll 1
+    for (int i = part; i < kPoints * 2; i += parts) {
+      const int k = i / 2, a = i % 2;
+      if (!valid(k)) continue;
+      float gradient = 0;
+#pragma unroll 1
+      for (int j = 0; j < parts; ++j) gradient += partial[k][a][row + j * tile];
+      grad_grid.set(index_of(k, a), gradient);
+    }
+    __syncthreads();
+  }
+}
+
 // What is done with an image, by how far apart points that follow each other are, in pixels along columns and rows.
 struct Choice {
   float narrow, wide, tilted;  // of close points
@@ -439,8 +680,8 @@ struct Choice {
 
 // Images that are done, and if there is no other kernel for them those that are left. The next kernel begins when the
 // one before has ended, and can read what that chose.
-template <class T, int PADDING>
-__global__ void __launch_bounds__(kThreads, 4)
+template <class T, int PADDING, bool ENLARGED>
+__global__ void __launch_bounds__(kThreads, ENLARGED ? 3 : 4)
     close_kernel(Space s, Choice choice, Close<T> close, Gradient<T> grad, AnyFloat grad_grid, int batch, int channels,
                  Left left, bool also_left) {
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
@@ -449,14 +690,19 @@ __global__ void __launch_bounds__(kThreads, 4)
       wait_for_previous();
       if (!left(n)) continue;
     }
-    add_close<T, PADDING>(s, n, close, grad, grad_grid, channels);
+    if constexpr (ENLARGED) {
+      add_enlarged<T, PADDING>(s, n, close, grad, grad_grid, channels);
+    } else {
+      add_close<T, PADDING>(s, n, close, grad, grad_grid, channels);
+    }
   }
   wait_for_previous();
 }
 
 // ------------------------------------------------------------- channels-last image and sums: 16 bytes of a point each
 
-// Blocks of 256 >> shift points x images, (16 bytes << shift) of channels at a time. input: (N, pixels, C) with C
+// Blocks of chunks of 256 >> shift points x images, (16 bytes << shift) of channels at a time; of bilinear points with
+// fewer blocks than chunks, and one row of them, all images' chunks one after the other. input: (N, pixels, C) with C
 // innermost, any strides else; sums: (N, pixels, C), contiguous, or null.
 template <class T, int TAPS, int PADDING>
 __global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
@@ -468,16 +714,20 @@ __global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
   const int lanes = 1 << shift, rows = kThreads >> shift, lane = threadIdx.x & (lanes - 1), row = threadIdx.x >> shift;
   const int bits = tile_bits(shift, width);
   start_next();
-  const bool done = left.done(blockIdx.z, gridDim.z, batch);
-  wait_for_previous();
+  const bool done = left.done(batch);
+  if (!done || blockIdx.x == 0) wait_for_previous();
   if (done) return;
+  const uint32_t chunks = (s.points + rows - 1) / static_cast<uint32_t>(rows);
+  uint32_t at = blockIdx.x;  // of the chunks of the images that are left
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     if (!images(n)) continue;
+    if (TAPS == 4 && at >= chunks) {
+      at -= chunks;
+      continue;
+    }
     const bool add = sums && left(n);
-    uint32_t at = blockIdx.x * rows;
     do {
-      const int first = at;
-      const int p = first + row;
+      const int first = at * rows, p = first + row;
       Point<TAPS> point;
       if (p < s.points) point = locate<TAPS, PADDING>(s, n, p);
       const Taps<TAPS> from(point, s.stride), to(point, dense.stride);
@@ -549,7 +799,8 @@ __global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
           if (a < s.axes) grad_grid.set((static_cast<int64_t>(n) * s.points + p) * s.axes + a, gradient[a]);
         }
       }
-    } while (TAPS == 4 && (at += gridDim.x * rows) < s.points);
+    } while (TAPS == 4 && (at += gridDim.x) < chunks);
+    if (TAPS == 4) at -= chunks;
   }
 }
 
@@ -590,7 +841,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int from_y = tile_y * kTileDown + chunk_row, from_x = tile_x * kTileAcross + chunk_x;
   const bool any_chunk = copied && from_y < down && from_x < across;
   const bool done = left.unlisted(blockIdx.z, gridDim.z, batch);
-  wait_for_previous();
+  if (!done || blockIdx.x == 0) wait_for_previous();
   if (done) return;
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     if (left(n) || left.runs[n] == Lists::kDone) continue;
@@ -753,17 +1004,97 @@ __global__ void __launch_bounds__(kPlaneThreads)
 
 // ------------------------------------------------------------------------------------------------------ copies
 
+// Calls f(n, pixels, c) for 4 pixels of 4 channels from c on, C being a multiple of 4, which a thread transposes; all
+// blockIdx.x together. A warp has 64 pixels of 8 channels, a lane 4 pixels SIDE_BY_SIDE, all there, or every 16th.
+template <bool SIDE_BY_SIDE, class F>
+__device__ __forceinline__ void each_square(int batch, int channels, int pixels, F&& f) {
+  const uint32_t lane = threadIdx.x % 32, step = gridDim.x * (kThreads / 32);
+  const uint32_t down = ceil_div(channels, 8), all = ceil_div(pixels, 64) * down;
+  for (uint32_t i = blockIdx.x * (kThreads / 32) + threadIdx.x / 32; i < all * batch; i += step) {
+    const uint32_t n = i / all, in_image = i - n * all, column = in_image / down, first = column * 64;
+    const int c = (in_image - column * down) * 8 + lane % 2 * 4;
+    int p[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) p[k] = first + (SIDE_BY_SIDE ? lane / 2 * 4 + k : lane / 2 + k * 16);
+    if (c < channels && p[0] < pixels) f(n, p, c);
+  }
+}
+
+// (N, C, pixels) with the pixels innermost to (N, pixels, C), contiguous; wide: every 4 pixels can be read at once.
+__device__ __forceinline__ void squares_to_channels_last(const float* __restrict__ from, int64_t image, int64_t channel,
+                                                         float* __restrict__ to, int batch, int channels, int pixels,
+                                                         bool wide) {
+  const auto copy = [&](auto side_by_side) {
+    constexpr bool SIDE_BY_SIDE = side_by_side.value;
+    each_square<SIDE_BY_SIDE>(batch, channels, pixels, [&](int n, const int(&p)[4], int c) {
+      const float* source = from + n * image + c * channel;
+      float v[4][4];  // channels, pixels
+#pragma unroll
+      for (int j = 0; j < 4; ++j, source += channel) {
+        if constexpr (SIDE_BY_SIDE) {
+          const Vec<float, 4> of = load_if<float, 4>(source + p[0], true);
+#pragma unroll
+          for (int k = 0; k < 4; ++k) v[j][k] = of.at[k];
+        } else {
+#pragma unroll
+          for (int k = 0; k < 4; ++k) v[j][k] = load_if<float, 1>(source + p[k], p[k] < pixels).at[0];
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        if (!SIDE_BY_SIDE && p[k] >= pixels) break;
+        store(to + (static_cast<int64_t>(n) * pixels + p[k]) * channels + c,
+              Vec<float, 4>{v[0][k], v[1][k], v[2][k], v[3][k]});
+      }
+    });
+  };
+  wide ? copy(std::true_type()) : copy(std::false_type());
+}
+
+// (N, pixels, C) to (N, C, pixels), both contiguous; wide: every 4 pixels can be written at once.
+__device__ __forceinline__ void squares_from_channels_last(const float* __restrict__ from, float* __restrict__ to,
+                                                           int batch, int channels, int pixels, bool wide) {
+  const auto copy = [&](auto side_by_side) {
+    constexpr bool SIDE_BY_SIDE = side_by_side.value;
+    each_square<SIDE_BY_SIDE>(batch, channels, pixels, [&](int n, const int(&p)[4], int c) {
+      Vec<float, 4> v[4] = {};
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int at = SIDE_BY_SIDE ? p[k] : min(p[k], pixels - 1);
+        v[k] = load<float, 4>(from + (static_cast<int64_t>(n) * pixels + at) * channels + c);
+      }
+      float* target = to + (static_cast<int64_t>(n) * channels + c) * pixels;
+#pragma unroll
+      for (int j = 0; j < 4; ++j, target += pixels) {
+        if constexpr (SIDE_BY_SIDE) {
+          store(target + p[0], Vec<float, 4>{v[0].at[j], v[1].at[j], v[2].at[j], v[3].at[j]});
+        } else {
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            if (p[k] < pixels) target[p[k]] = v[k].at[j];
+          }
+        }
+      }
+    });
+  };
+  wide ? copy(std::true_type()) : copy(std::false_type());
+}
+
 template <class T>
 __global__ void __launch_bounds__(kTileThreads)
     to_channels_last_kernel(const T* __restrict__ from, int64_t image, int64_t channel, T* __restrict__ to, int batch,
                             int channels, int pixels, int width, Left left) {
   start_next();
   const bool done = left.done(blockIdx.y, gridDim.y, batch);
-  wait_for_previous();
+  if (!done || blockIdx.x == 0) wait_for_previous();
   if (done) return;
   each_left(batch, left, [&](int n, int count) {
-    to_channels_last(from + n * image, image, channel, to + static_cast<int64_t>(n) * channels * pixels, count,
-                     channels, pixels, width);
+    T* const target = to + static_cast<int64_t>(n) * channels * pixels;
+    if constexpr (sizeof(T) == 4) {
+      squares_to_channels_last(from + n * image, image, channel, target, count, channels, pixels, width == 4);
+    } else {
+      to_channels_last(from + n * image, image, channel, target, count, channels, pixels, width);
+    }
   });
 }
 
@@ -773,11 +1104,15 @@ __global__ void __launch_bounds__(kTileThreads)
                               int width, Left left) {
   start_next();
   const bool done = left.done(blockIdx.y, gridDim.y, batch);
-  wait_for_previous();
+  if (!done || blockIdx.x == 0) wait_for_previous();
   if (done) return;
   each_left(batch, left, [&](int n, int count) {
     const int64_t first = static_cast<int64_t>(n) * channels * pixels;
-    from_channels_last(from + first, to + first, count, channels, pixels, width);
+    if constexpr (sizeof(T) == 4) {
+      squares_from_channels_last(from + first, to + first, count, channels, pixels, width == 4);
+    } else {
+      from_channels_last(from + first, to + first, count, channels, pixels, width);
+    }
   });
 }
 
@@ -797,7 +1132,7 @@ __device__ __forceinline__ void clear(float* to, int64_t size) {
 __global__ void __launch_bounds__(kThreads) zero_kernel(float* __restrict__ to, int batch, int64_t size, Left left) {
   start_next();
   const bool done = left.done(blockIdx.y, gridDim.y, batch);
-  wait_for_previous();
+  if (!done || blockIdx.x == 0) wait_for_previous();
   if (done) return;
   each_left(batch, left, [&](int first, int count) { clear(to + first * size, count * size); });
 }
@@ -807,7 +1142,7 @@ __global__ void __launch_bounds__(kThreads)
     round_kernel(const float* __restrict__ from, T* __restrict__ to, int batch, int64_t size, Left left) {
   start_next();
   const bool done = left.done(blockIdx.y, gridDim.y, batch);
-  wait_for_previous();
+  if (!done || blockIdx.x == 0) wait_for_previous();
   if (done) return;
   each_left(batch, left, [&](int image, int count) {
     const int64_t first = image * size, n = count * size;
@@ -837,7 +1172,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kTileThreads)
     choose_kernel(Space s, Choice choice, Lists lists, Close<T> close, T* __restrict__ copy, int width,
-                  float* __restrict__ sums, int64_t size_of_sums, int batch, int channels) {
+                  float* __restrict__ sums, int batch, int channels) {
   static_assert(kTileThreads == kThreads, "of clear and the choice");
   start_next();
   const int pixels = s.size[0] * s.size[1];
@@ -853,11 +1188,11 @@ __global__ void __launch_bounds__(kTileThreads)
     if (choice.listed) {
       clear(reinterpret_cast<float*>(lists.counts) + n * count, count);
     } else {
-      clear(sums + n * size_of_sums, size_of_sums);
+      clear(sums + n * size, size);
     }
     if (copy) {
-      to_channels_last(close.input + n * close.image, close.image, close.channel, copy + n * size, 1, channels, pixels,
-                       width);
+      squares_to_channels_last(close.input + n * close.image, close.image, close.channel, copy + n * size, 1, channels,
+                               pixels, width == 4);
     }
   }
 }
@@ -885,7 +1220,7 @@ struct Plan {
   bool vector;  // the others by vector_kernel, else by direct_kernel,
   bool pairs;   // of bilinear points with sums of pairs of pixels
   bool copied;  // the image transposed to channels-last first
-  bool close;   // but for images whose points are close together: those by add_close
+  bool close;   // but for images whose points are close together: those by add_close or add_enlarged
   int tile;
   Lists lists;
   size_t sums = 0, list = 0, copy = 0;  // bytes
@@ -999,7 +1334,12 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
   constexpr bool kPairs = TAPS == 4 || TAPS == 8;
   const bool pairs = add && plan.pairs && kPairs;
   float* sums = plan.sums ? static_cast<float*>(workspace) : reinterpret_cast<float*>(output);
-  const int64_t tiles = ceil_div<int64_t>(pixels, kTilePoints) * ceil_div(channels, 8 * V) * batch;
+  // Blocks for copies, and how many pixels side by side can be read at once.
+  const int64_t squares = ceil_div<int64_t>(pixels, 64) * ceil_div(channels, 8) * batch;
+  const int64_t tiles = sizeof(T) == 4 ? ceil_div<int64_t>(squares, kThreads / 32)
+                                       : ceil_div<int64_t>(pixels, kTilePoints) * ceil_div(channels, 8 * V) * batch;
+  const int copy_width =
+      sizeof(T) == 4 && pixels % 4 != 0 ? 1 : pixel_width<T>(input.data, input.strides[0], input.strides[1]);
   const T* data = static_cast<const T*>(input.data);
   int64_t image = input.strides[0];
   Space s = space;
@@ -1028,34 +1368,44 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
     };
     const auto choose = [&](auto padding) {
       constexpr int PADDING = padding.value;
+      constexpr bool kSpills = PADDING == kAnyPadding && how.value == kNeighbourSums;
       const int each = ceil_div(channels, 1 << shift);
       return each == 1   ? with(direct_kernel<T, TAPS, PADDING, 1, how.value>)
              : each == 2 ? with(direct_kernel<T, TAPS, PADDING, std::min(U, 2), how.value>)
-                         : with(direct_kernel<T, TAPS, PADDING, U, how.value>);
+                         : with(direct_kernel<T, TAPS, PADDING, kSpills ? 2 : U, how.value>);
     };
     return s.padding == kUsual ? choose(std::integral_constant<int, kUsual>())
                                : choose(std::integral_constant<int, kAnyPadding>());
   };
 
+  // One channel is sooner added up than handed on; with more threads for a point warps are not of neighbours.
+  const bool neighbours = TAPS == 4 && sizeof(T) == 4 && add && channels > 1 && shift <= 3;
   const bool boxes = listed && plan.copied && many_tiles(s.across.d, s.points / s.across.d, batch, sizeof(T));
   const int few = 4 * of_device(cudaDevAttrMultiProcessorCount);  // blocks, where most often there is nothing to do
   T* const copy = plan.copied ? reinterpret_cast<T*>(static_cast<char*>(workspace) + plan.sums + plan.list) : nullptr;
   if (deferred) lists.in(static_cast<char*>(workspace) + plan.sums, listed ? batch : 0);
   // By measurement; with up to 4 channels lists are best however the points lie.
-  const float tilted = boxes ? 0.05f : channels < 32 ? 0.2f : 0.1f;
+  const float tilted = boxes ? 0.05f : channels < 32 ? 0.25f : 0.1f;
   const float turned = channels <= 4 ? INFINITY : boxes ? 0.8f : 0.5f;
-  const Choice choice{0.5f, 1.5f, tilted, listed, turned};
+  // With few tiles and many channels a warp has too many of these one after the other.
+  const int64_t points = s.points, doubled = static_cast<int64_t>(Close<T>(s, kEnlargedAcross).tiles) * batch;
+  const bool enlarged = chosen && plan.vector && 2 * points >= 5 * (size / channels) && channels <= 2 * doubled;
+  Choice choice{0.5f, 1.5f, tilted, listed, turned};
+  if (enlarged) choice = {0.25f, 0.75f, 0.01f, listed, turned};
   const auto close_images = [&](const Close<T>& close) {
     if constexpr (TAPS == 4 && sizeof(T) == 4) {
       const auto with = [&](auto kernel) {
         return launch(kernel, dim3(std::min(close.blocks(), few), 1, images), kThreads, 0, stream, true, s, choice,
-                      close, gradient, AnyFloat(grad_grid), batch, channels, left, listed && !plan.vector);
+                      close, gradient, AnyFloat(grad_grid), batch, channels, left, !plan.vector);
       };
-      return s.padding == kZeros ? with(close_kernel<T, kZeros>) : with(close_kernel<T, kAnyPadding>);
+      if (enlarged) {
+        return s.padding == kZeros ? with(close_kernel<T, kZeros, true>) : with(close_kernel<T, kAnyPadding, true>);
+      }
+      return s.padding == kZeros ? with(close_kernel<T, kZeros, false>) : with(close_kernel<T, kAnyPadding, false>);
     }
     return cudaErrorNotSupported;
   };
-  Close<T> close(s);
+  Close<T> close(s, enlarged ? kEnlargedAcross : kCloseAcross);
   if constexpr (TAPS == 4 && sizeof(T) == 4) {
     if (chosen) {
       close.input = data;
@@ -1077,9 +1427,8 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
       close.row = s.size[0] * close.pixel;
       close.below = s.across.d * point;
       choose_kernel<T><<<dim3(std::max<unsigned>(1, few / images), images), kTileThreads, 0, stream>>>(
-          s, choice, lists, close, boxes ? nullptr : copy, pixel_width<T>(data, image, input.strides[1]), sums,
-          plane_sums * channels, batch, channels);
-      left = {lists.runs, lists.most, plan.vector || !listed};
+          s, choice, lists, close, boxes ? nullptr : copy, copy_width, sums, batch, channels);
+      left = {lists.runs, lists.most, plan.vector};
       if (left.chosen) {
         const cudaError_t status = close_images(close);
         if (status != cudaSuccess) return status;
@@ -1151,7 +1500,7 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
         const cudaError_t status =
             launch(to_channels_last_kernel<T>, rest.runs ? blocks_of(tiles) : dim3(limited(tiles)), kTileThreads, 0,
                    stream, deferred, data, image, input.strides[1], copy, batch, channels, pixels,
-                   pixel_width<T>(data, image, input.strides[1]), rest);
+                   copy_width, rest);
         if (status != cudaSuccess) return status;
       }
       data = copy;
@@ -1165,22 +1514,28 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
     const int width = last ? 0 : point == 1 ? pixel_width<T>(grad.data, grad.strides[0], grad.strides[1], 4) : 1;
     const auto kernel = s.padding == kUsual ? vector_kernel<T, TAPS, kUsual> : vector_kernel<T, TAPS, kAnyPadding>;
     const unsigned blocks = ceil_div(s.points, kThreads >> shift);
-    cudaError_t status = launch(kernel, dim3(rest.runs ? std::min(some, blocks) : blocks, 1, images), kThreads, 0,
-                                stream, deferred, s, Dense(s, channels), data, image, gradient, add ? sums : nullptr,
+    const unsigned resident = static_cast<unsigned>(std::min<int64_t>(few, static_cast<int64_t>(blocks) * batch));
+    cudaError_t status = launch(kernel, rest.runs ? dim3(resident) : dim3(blocks, 1, images), kThreads, 0, stream,
+                                deferred, s, Dense(s, channels), data, image, gradient, add ? sums : nullptr,
                                 AnyFloat(grad_grid), batch, channels, pixels, shift, width, left, rest);
     if (status != cudaSuccess) return status;
     if (add) {
       return launch(from_channels_last_kernel<T>, blocks_of(tiles), kTileThreads, 0, stream, deferred, sums, output,
                     batch, channels, pixels, pixel_width<T>(output, pixels, pixels), left);
     }
-  } else if (chosen && listed) {
+  } else if (chosen) {
     return close_images(close);
   } else if (add || grad_grid.data) {
     const AnyFloat others(listed ? Tensor{} : grad_grid);
     float* to = add ? sums : nullptr;
     const bool early = short_chain || deferred || plane;
     cudaError_t status;
-    if constexpr (kPairs) {
+    if (neighbours) {
+      status = cudaErrorNotSupported;
+      if constexpr (TAPS == 4 && sizeof(T) == 4) {
+        status = direct(to, others, early, std::integral_constant<int, kNeighbourSums>());
+      }
+    } else if constexpr (kPairs) {
       status = pairs ? direct(to, others, early, std::integral_constant<int, kPairSums>())
                      : direct(to, others, early, std::integral_constant<int, kPixelSums>());
     } else {

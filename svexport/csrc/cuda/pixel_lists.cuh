@@ -66,6 +66,15 @@ struct Left {
   __device__ __forceinline__ bool done(int first, int step, int batch) const {
     return all(first, step, batch, Lists::kDone);
   }
+  // All images; for all threads of a block together.
+  __device__ __forceinline__ bool done(int batch) const {
+    if (!chosen) return false;
+    bool all = true;
+    for (int n = threadIdx.x; n < batch; n += blockDim.x) {
+      all = all && *static_cast<const volatile int*>(runs + n) == Lists::kDone;
+    }
+    return __syncthreads_and(all);
+  }
   __device__ __forceinline__ bool unlisted(int first, int step, int batch) const {
     return all(first, step, batch, Lists::kScattered);
   }
@@ -177,7 +186,7 @@ __global__ void __launch_bounds__(kOwnerThreads, W == 8 ? 3 : 4)
   const int begin = blockIdx.y * chunk, end = min(begin + chunk, channels);
   const int64_t pixels = static_cast<int64_t>(s.size[0]) * s.size[1];
   const bool done = known.unlisted(blockIdx.z, gridDim.z, batch);
-  wait_for_previous();
+  if (!done || blockIdx.x == 0) wait_for_previous();
   if (done) return;
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     if (lists.runs[n] > lists.most || lists.runs[n] == Lists::kDone) continue;
