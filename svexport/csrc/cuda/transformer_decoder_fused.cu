@@ -1577,7 +1577,6 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_const
   Shared<T>& s = *reinterpret_cast<Shared<T>*>(memory);
   constexpr bool kSplit = S == kOtherCluster;  // the box branch has clusters of its own
   const Block self(a, kSplit);
-  constexpr bool kStagesAll = Stages && !kSplit;  // for which more registers are needed
   const bool has_boxes = self.role == kBoxes;
   STAGE(kMaxProducts - 1, 0);
   if (threadIdx.x == 0) {
@@ -1594,11 +1593,11 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_const
   __syncthreads();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   if (threadIdx.x < kComputing) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kStagesAll ? 200 : 216));
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Stages ? 200 : 216));
     compute<T, S, Stages>(a, s, self);
     STAGE(kMaxProducts - 1, 2);
   } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kStagesAll ? 104 : 72));
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Stages ? 104 : 72));
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     if (threadIdx.x < kComputing + 32) {
       fetch_weights<T>(a, s, self);
