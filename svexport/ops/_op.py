@@ -211,7 +211,11 @@ def _register(op: Op) -> None:
 
     def backward_implementation(grads: Sequence[Tensor], *args: Any) -> list[Tensor]:
         args, needs = args[:-1], args[-1]
-        with torch.enable_grad():
+        # Under a TorchDispatchMode autograd has had its turn, and would record nothing.
+        with (
+            torch.enable_grad(),
+            torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False),
+        ):
             rest = iter(needs)
             tensors = [t if t is None else t.detach().requires_grad_(next(rest)) for t in _tensors(op, args)]
             wanted = [t for t in tensors if t is not None and t.requires_grad]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import svexport
 from svexport.graph.nodes import svexport_nodes
@@ -112,6 +113,27 @@ def test_gradient_of_one_tensor_alone(op: Op, index: int) -> None:
             other.requires_grad_(other is one)
         (gradient,) = torch.autograd.grad(outputs_of(op, args), one, weights, materialize_grads=True)
         torch.testing.assert_close(gradient, e, rtol=1e-12, atol=1e-12)
+
+
+class Watched(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@every_sample
+def test_gradient_under_a_dispatch_mode(op: Op, index: int) -> None:
+    """As of those that count operations: they call operators when autograd has had its turn."""
+    args = with_grad(samples(op, torch.float64, 8)[index])
+    inputs = [t for t in flat(args) if t.requires_grad]
+    outputs = outputs_of(op, args)
+    if not outputs:
+        return
+    weights = [torch.randn_like(o) for o in outputs]
+    expected = torch.autograd.grad(outputs, inputs, weights, materialize_grads=True)
+    with Watched():
+        found = torch.autograd.grad(outputs_of(op, args), inputs, weights, materialize_grads=True)
+    for gradient, e in zip(found, expected, strict=True):
+        torch.testing.assert_close(gradient, e, rtol=0, atol=0)
 
 
 @every_op
