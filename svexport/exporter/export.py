@@ -100,7 +100,8 @@ def export(
             that cancel; a note of the report says what that left.
         weights: ``"inputs"`` or ``"attributes"``: how those of svexport nodes that have many (the transformer decoder)
             travel. A TensorRT plugin is created with its attributes, but given its inputs in every inference.
-        verify: run the file in ONNX Runtime on ``args``, on random inputs and with other dynamic sizes, and compare.
+        verify: run the file in ONNX Runtime on ``args``, on random inputs and with other dynamic sizes, and compare. If
+            ``forward`` takes values out of tensors (``if x.sum() > 0``), also on inputs with which it goes another way.
         rtol: relative tolerance of verification.
         atol: absolute tolerance of verification. For half models both are raised to what the type can resolve.
 
@@ -150,6 +151,7 @@ def export(
                 exporter = torchscript if opset < FIRST_DYNAMO_OPSET else dynamo
                 fresh = [t.clone() for t in tensors]  # a model may work on its inputs in place
                 exporter.export(flat, _traceable(fresh, names, axes), file, opset, names, axes)
+            warned = list(notes)
             if not flat.output_names:
                 flat(*(t.clone() for t in tensors))  # only the copy that torch.export's fallback traces knows the names
             traced = time.perf_counter()
@@ -173,6 +175,7 @@ def export(
                     rtol=rtol,
                     atol=atol,
                     notes=notes,
+                    warned=warned,
                     state=state,
                 )
             if platform is not None and not platform.bodies:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["definition", "is_library", "user_frame"]
+__all__ = ["definition", "is_library", "shown_line", "user_frame"]
 
 # "path(12): forward" in traced graphs; 'File "path", line 12, in forward' in torch.export and scripted code.
 _FRAME = re.compile(
@@ -43,9 +43,14 @@ def user_frame(trace: str) -> str:
     for path, number, function in frames if innermost_first else reversed(frames):
         if is_library(path):
             continue
-        code = linecache.getline(path, number).strip()
-        return f"{_shown(path)}:{number}" + (f" in {function}" if function else "") + (f": {code}" if code else "")
+        return shown_line(path, number, function)
     return ""
+
+
+def shown_line(path: str, number: int, function: str | None) -> str:
+    """A line of source as errors name it: ``model.py:12 in forward: z = einsum(...)``."""
+    code = linecache.getline(path, number).strip()
+    return f"{_shown(path)}:{number}" + (f" in {function}" if function else "") + (f": {code}" if code else "")
 
 
 def definition(kind: type) -> str:

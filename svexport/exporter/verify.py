@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -12,11 +12,19 @@ from torch import Tensor, nn
 
 from svexport.errors import EngineError, VerificationError
 from svexport.exporter.state import State
+from svexport.exporter.way import Way
 from svexport.parity import Parity, parity
 
 __all__ = ["verify"]
 
 _ANYWAY = "svexport.export(..., verify=False) writes the file anyway"
+
+_KINDS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "negated": (torch.neg, torch.logical_not),
+    "hundredfold": (lambda x: x * 100, torch.clone),
+    "zero": (torch.zeros_like, torch.zeros_like),
+}
+"""Inputs of another kind than the given ones, for models that decide by values: of floating-point numbers, of masks."""
 
 
 def verify(
@@ -30,12 +38,16 @@ def verify(
     rtol: float,
     atol: float,
     notes: list[str],
+    warned: Sequence[str],
     state: State,
 ) -> list[Parity]:
     """Compares every output on the given inputs, on random ones, and with every dynamic size changed.
 
     Random inputs may hit what a model was never meant for. Where float32 torch itself is then further from float64
     torch than the tolerance, a file cannot do better: that distance is added to the tolerance, and noted.
+
+    If Python takes values out of tensors, or the tracer has ``warned`` of it, inputs of other kinds are tried as well,
+    and compared where forward goes a way with them that it has not gone before.
 
     Raises:
         VerificationError: if any output differs, the worst one named, or the file does not run.
@@ -47,31 +59,45 @@ def verify(
     except EngineError as error:
         raise VerificationError(f"{error}. No file was written.\n  {_ANYWAY}") from error
     results: list[Parity] = []
-    for alternatives in _runs(tensors, input_names, dynamic_axes):
+    ways: dict[str, Way] = {}
+    for alternatives in _runs(tensors, input_names, dynamic_axes, lambda: bool(warned) or ways["given"].takes_values):
         refusals: dict[str, Exception] = {}
         for run, inputs in alternatives:
             try:
-                expected = model(*(t.clone() for t in inputs))  # a model may work on its inputs in place
+                with Way() as ways[run]:
+                    expected = model(*(t.clone() for t in inputs))  # a model may work on its inputs in place
                 break
             except Exception as error:
                 if run == "given":
                     raise
                 refusals[run] = error
         else:
+            if refusals.keys() <= _KINDS.keys():  # not what the model is for
+                continue
             tried, first = " or ".join(refusals), next(iter(refusals.values()))
             notes.append(f"not verified with {tried}: the model itself fails there ({type(first).__name__}: {first})")
+            continue
+        if run in _KINDS and any(ways[run] == way for before, way in ways.items() if before != run):
             continue
         try:
             actual = engine.run([t.detach().cpu() for t in inputs])
         except EngineError as error:
             raise VerificationError(
                 f"torch computes {run} inputs, the exported file does not: {error}. No file was written.\n"
-                f"  Usual cause: a number that the tracer took as it was, such as int(x.shape[0]) or len(x). {_ANYWAY}"
+                + _causes(
+                    ways,
+                    run,
+                    warned,
+                    "Usual cause: a number that the tracer took as it was, such as int(x.shape[0]) or len(x)",
+                )
+                + _ANYWAY
             ) from error
         if len(expected) != len(actual):
             raise VerificationError(
                 f"torch returns {len(expected)} tensors on {run} inputs, the exported file always {len(actual)}. "
-                "No file was written.\n  How many come may not depend on the inputs or their sizes"
+                "No file was written.\n"
+                + _causes(ways, run, warned, "How many come may not depend on the inputs or their sizes")
+                + _ANYWAY
             )
         pairs = list(zip(output_names, expected, actual, strict=True))
         found = [parity(name, e, a, run=run, rtol=rtol, atol=atol) for name, e, a in pairs]
@@ -97,11 +123,27 @@ def verify(
             f"{worst.mismatched} elements outside rtol={rtol:g}, atol={atol:g}; "
             f"{len(failed)} of {len(results)} comparisons fail. No file was written.\n"
             f"{kept if changed else ''}"
-            "  Usual causes: random numbers or data-dependent Python branches in forward (traced once, for the given "
-            f"inputs). {_ANYWAY}; svexport.compare(..., layers=True) then shows the first layer that differs",
+            + _causes(
+                ways,
+                worst.run,
+                warned,
+                "Usual causes: random numbers or data-dependent Python branches in forward (traced once, for the given "
+                "inputs)",
+            )
+            + f"{_ANYWAY}; svexport.compare(..., layers=True) then shows the first layer that differs",
             failed,
         )
     return results
+
+
+def _causes(ways: Mapping[str, Way], run: str, warned: Sequence[str], usual: str) -> str:
+    """What an error says of its causes: where forward went another way than with the given inputs, or guesses."""
+    if where := ways["given"].parting(ways[run]):
+        return (
+            f"  forward takes values out of tensors, which are others there than on the given inputs, at {where}\n"
+            "  A file has one way for all inputs: compute both and choose by torch.where, or make a constant of it. "
+        )
+    return "".join(f"  {warning}\n" for warning in warned[:5]) + f"  {usual}. "
 
 
 def _float64_gaps(model: nn.Module, inputs: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
@@ -118,13 +160,23 @@ def _float64_gaps(model: nn.Module, inputs: Sequence[Tensor], expected: Sequence
 
 
 def _runs(
-    tensors: Sequence[Tensor], names: Sequence[str], dynamic_axes: Mapping[str, Mapping[int, str]]
+    tensors: Sequence[Tensor],
+    names: Sequence[str],
+    dynamic_axes: Mapping[str, Mapping[int, str]],
+    branches: Callable[[], bool],
 ) -> Iterator[Iterable[tuple[str, list[Tensor]]]]:
     """Names and inputs of each run; of several, the first that the model takes."""
     yield [("given", list(tensors))]
     yield (("random", inputs) for inputs in _random(tensors, [t.shape for t in tensors]))
     if dynamic_axes:
         yield _resized(tensors, names, dynamic_axes)
+    if branches():
+        yield from ([(kind, [_of_kind(kind, t) for t in tensors])] for kind in _KINDS)
+
+
+def _of_kind(kind: str, tensor: Tensor) -> Tensor:
+    number, mask = _KINDS[kind]
+    return number(tensor) if tensor.is_floating_point() else mask(tensor) if tensor.dtype == torch.bool else tensor
 
 
 def _resized(

@@ -521,6 +521,72 @@ def test_files_that_do_not_run_are_not_verified(tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+class Positive(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            return x * 2
+        return x - 1
+
+
+class Loud(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.max() < 50 else x / x.max()
+
+
+class Masked(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return x * 2 if torch.equal(mask, torch.ones_like(mask)) else x * mask
+
+
+class Found(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        found = x[x > 0]
+        count = found.numel()
+        return found.sum() if count > 0 else x.sum() - 1
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "message"),
+    [
+        (
+            Positive(),
+            {"x": torch.rand(3, 4)},
+            r"values out of tensors, .* at .*test_contract\.py:\d+ in forward: if x\.sum\(\) > 0:",
+        ),
+        (Loud(), {"x": torch.rand(3, 4)}, r"on hundredfold inputs.*in forward: return x if x\.max\(\) < 50 else"),
+        (
+            Masked(),
+            {"x": torch.rand(3, 4), "mask": torch.ones(3, 4, dtype=torch.bool)},
+            r"on negated inputs.*in forward: return x \* 2 if torch\.equal\(mask",
+        ),
+        (Found(), {"x": torch.rand(3, 4)}, r"test_contract\.py:\d+: Converting a tensor to a Python boolean"),
+    ],
+)
+@pytest.mark.filterwarnings("default::torch.jit.TracerWarning")
+def test_branches_on_values_are_found_with_other_inputs(model, inputs, message, tmp_path) -> None:
+    with pytest.raises(svexport.VerificationError, match=rf"(?s){message}"):
+        svexport.export(model, inputs, tmp_path / "m.onnx", opset=11)
+    assert not list(tmp_path.iterdir())
+
+
+class Checked(nn.Module):
+    """Its checks of values and sizes change nothing where they hold."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[1] == 4
+        assert x.min() >= 0
+        if x.max() > 50:
+            x = x.clamp(min=-1)
+        return x / x.mean()
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_branches_that_change_nothing(opset, tmp_path) -> None:
+    report = svexport.export(Checked(), (torch.rand(3, 4),), tmp_path / "m.onnx", opset=opset)
+    assert [p.run for p in report.parity] == ["given", "random", "hundredfold"]
+    assert not any("not verified" in note for note in report.notes)
+
+
 @BOTH_EXPORTERS
 def test_large_models_keep_their_weights_beside_the_file(opset, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(export_module, "MAX_PROTOBUF_BYTES", 1000)
