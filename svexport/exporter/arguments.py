@@ -18,7 +18,16 @@ from svexport.errors import ExportError, UnsupportedError
 from svexport.exporter.decompose import untraced
 from svexport.exporter.record import recorded
 
-__all__ = ["MODEL_ATTRIBUTE", "FlatModel", "bind", "copied", "example_arguments", "given_arguments", "unwrapped"]
+__all__ = [
+    "MODEL_ATTRIBUTE",
+    "FlatModel",
+    "TracingStopped",
+    "bind",
+    "copied",
+    "example_arguments",
+    "given_arguments",
+    "unwrapped",
+]
 
 MODEL_ATTRIBUTE = "_svexport_model"
 """Where :class:`FlatModel` keeps the user's model; the prefix is taken off every name in the exported file."""
@@ -237,6 +246,10 @@ class _Results:
     names: list[str] = []  # noqa: RUF012 - replaced, never mutated
 
 
+class TracingStopped(RuntimeError):
+    """An operator raised while it was traced, which ends the trace, and the forward went on."""
+
+
 class FlatModel(nn.Module):
     """The user's model as ``forward(*tensors) -> tuple of tensors``: what both exporters trace.
 
@@ -276,9 +289,12 @@ class FlatModel(nn.Module):
         return self._results.names
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        tracing = torch.jit.is_tracing()
         result = self._call(tensors)
+        if tracing and not torch.jit.is_tracing():
+            raise TracingStopped("forward caught the error of an operator, with which the tracer had stopped")
         results = [(path, leaf) for path, leaf in leaves(result) if leaf is not None]
-        if torch.jit.is_tracing() and any(isinstance(leaf, Tensor) and not leaf.dim() for _, leaf in results):
+        if tracing and any(isinstance(leaf, Tensor) and not leaf.dim() for _, leaf in results):
             with untraced():  # the tracer makes tensors of sizes, which a model may return
                 numbers = {
                     path

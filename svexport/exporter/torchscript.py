@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.onnx import symbolic_helper
+from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError
+from svexport.exporter.arguments import TracingStopped
 from svexport.exporter.corrections import CORRECTIONS
 from svexport.exporter.decompose import DecompositionError, decomposable, decomposed
 from svexport.exporter.source import user_frame
@@ -49,7 +51,15 @@ def export(
     while True:
         try:
             with registered(), _without_dump(), decomposed(others):
-                return _export(model, tensors, path, opset, input_names, dynamic_axes)
+                try:
+                    return _export(model, tensors, path, opset, input_names, dynamic_axes)
+                except TracingStopped:
+                    with _TracingOn():
+                        return _export(model, tensors, path, opset, input_names, dynamic_axes)
+        except TracingStopped as error:
+            raise ExportError(
+                f"cannot be exported at opset {opset}: {error}; do not call what may fail, or try opset=18 or later"
+            ) from error
         except DecompositionError:  # and the error that led to it stands
             others.pop()
             break
@@ -85,6 +95,31 @@ def _export(
         input_names=list(input_names),
         dynamic_axes={name: dict(axes) for name, axes in dynamic_axes.items()},
     )
+
+
+class _TracingOn(TorchFunctionMode):
+    """Goes on tracing after an operator has raised, which leaves its node without outputs and ends the trace.
+
+    Not used where it is not needed: the tracer's warnings would name this file instead of the user's.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        state = torch._C._get_tracing_state()
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception:
+            if state is not None and not torch.jit.is_tracing():
+                torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
+                _remove_unfinished(state.graph())
+            raise
+
+
+def _remove_unfinished(block: Any) -> None:
+    for node in list(block.nodes()):
+        for inner in node.blocks():
+            _remove_unfinished(inner)
+        if node.kind().startswith(("aten::", f"{DOMAIN}::")) and not node.outputsSize():
+            node.destroy()
 
 
 def _function_of(error: Exception) -> str:

@@ -20,7 +20,7 @@ _VALUES = {
 
 
 class Way(TorchFunctionMode):
-    """Records the functions of torch that are called in here, and the values that Python gets of tensors.
+    """Records the functions of torch that are called in here, the values that Python gets of tensors, and errors.
 
     Sizes are left out: those that depend on values (``x[x > 0]``) may be another each time, and no way for it.
     """
@@ -28,19 +28,27 @@ class Way(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._steps: list[tuple[str, str]] = []
-        self._lines: dict[int, tuple[str, int, str]] = {}  # in the user's code, of steps that took values
+        self._lines: dict[int, tuple[str, int, str]] = {}  # in the user's code, of steps that saw something
 
     def __enter__(self) -> Way:
         self._outside = sys._getframe(1).f_code
         return super().__enter__()
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        if name in _VALUES and (line := self._user_line(sys._getframe(1))):
-            self._lines[len(self._steps)] = line
-        self._steps.append((name, _written(result) if name in _VALUES else ""))
-        return result
+        seen = ""
+        try:
+            result = func(*args, **(kwargs or {}))
+            if name in _VALUES:
+                seen = _written(result)
+            return result
+        except Exception as error:
+            seen = type(error).__name__
+            raise
+        finally:
+            if seen and (line := self._user_line(sys._getframe(1))):
+                self._lines[len(self._steps)] = line
+            self._steps.append((name, seen))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Way) and self._steps == other._steps
@@ -49,7 +57,7 @@ class Way(TorchFunctionMode):
 
     @property
     def takes_values(self) -> bool:
-        """Whether a line of the user's code took values out of tensors."""
+        """Whether a line of the user's code took values out of tensors, or caught an error that may come of them."""
         return bool(self._lines)
 
     def parting(self, other: Way) -> str:

@@ -569,6 +569,56 @@ def test_branches_on_values_are_found_with_other_inputs(model, inputs, message, 
     assert not list(tmp_path.iterdir())
 
 
+class Attempts(nn.Module):
+    """Errors that forward catches end a trace of torch's, and with it the process."""
+
+    def __init__(self, first: nn.Module) -> None:
+        super().__init__()
+        self.first = first
+        self.other = Shaped()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        try:
+            y = x.t().view(-1)
+        except RuntimeError:
+            y = x.t().reshape(-1)
+        try:
+            y = svexport.ops.einsum("ab,bc->ac", x, x)
+        except Exception:  # noqa: BLE001 - whatever it is
+            y = y.sum() + self.other(x)
+        return y
+
+
+class Shaped(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            return torch.cat([x, x[:, :2]]) + self.missing(x)
+        except RuntimeError:
+            return x - 1
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+@pytest.mark.parametrize("first", [nn.ReLU(), torch.jit.script(nn.ReLU())])
+def test_errors_that_forward_catches(first, opset, tmp_path) -> None:
+    report = svexport.export(Attempts(first), (torch.rand(3, 4),), tmp_path / "m.onnx", opset=opset)
+    assert report.verified
+    assert report.nodes == {"Relu": 1, "Transpose": 1, "Reshape": 1, "ReduceSum": 1, "Sub": 1, "Add": 1}
+
+
+def test_errors_that_come_of_values(tmp_path) -> None:
+    class Factored(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                torch.linalg.cholesky(x)
+            except RuntimeError:
+                return x * 2
+            return x * 3
+
+    with pytest.raises(svexport.VerificationError, match=r"(?s)on negated.*in forward: torch\.linalg\.chol"):
+        svexport.export(Factored(), (-torch.eye(3),), tmp_path / "m.onnx", opset=11)
+
+
 class Checked(nn.Module):
     """Its checks of values and sizes change nothing where they hold."""
 
