@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -12,6 +12,7 @@ from onnx import helper
 from torch import Tensor
 
 from svexport.exporter.arguments import MODEL_ATTRIBUTE
+from svexport.exporter.sizes import Size
 from svexport.exporter.source import user_frame
 from svexport.exporter.torchscript import SOURCE_ATTRIBUTE
 from svexport.graph.nodes import attributes_of, graphs, rename, set_attributes, symbolic_of
@@ -58,24 +59,35 @@ def keep_inputs(model: onnx.ModelProto, tensors: Mapping[str, Tensor], axes: Map
     model.graph.input.extend(inputs)
 
 
-def name_sizes(model: onnx.ModelProto, lowered: onnx.ModelProto, symbols: Collection[str]) -> None:
+def name_sizes(model: onnx.ModelProto, lowered: onnx.ModelProto, sizes: Mapping[str, Size]) -> None:
     """Names the dynamic sizes of outputs after those of inputs that they equal, or else after the output, in place.
+    Those of inputs that are computed from others get their formulas.
 
     The TorchScript exporter names them after nodes (``Mul14_dim_0``), now and then different sizes the same. What
     equals what is inferred on the same model in standard ONNX, ``lowered``, where such names are taken off too.
     """
-    of_inputs = lambda name: not set(symbols).isdisjoint(re.findall(r"\w+", name))  # noqa: E731 - "2*batch" too
+    of_inputs = lambda name: not sizes.keys().isdisjoint(re.findall(r"\w+", name))  # noqa: E731 - "2*batch" too
     for graph in (*graphs(model.graph), *graphs(lowered.graph)):
         for dim in (dim for value in (*graph.value_info, *graph.output) for dim in _dims(value)):
             if dim.dim_param and not of_inputs(dim.dim_param):
                 dim.ClearField("dim_param")
-    if all(dim.WhichOneof("value") for output in model.graph.output for dim in _dims(output)):
-        return
-    inferred = onnx.shape_inference.infer_shapes(lowered, data_prop=True)
-    for output, known in zip(model.graph.output, inferred.graph.output, strict=True):
-        for axis, (dim, same) in enumerate(zip(_dims(output), _dims(known), strict=True)):
-            if not dim.WhichOneof("value"):
-                dim.dim_param = same.dim_param if of_inputs(same.dim_param) else f"{output.name}_dim_{axis}"
+    if not all(dim.WhichOneof("value") for output in model.graph.output for dim in _dims(output)):
+        inferred = onnx.shape_inference.infer_shapes(lowered, data_prop=True)
+        for output, known in zip(model.graph.output, inferred.graph.output, strict=True):
+            for axis, (dim, same) in enumerate(zip(_dims(output), _dims(known), strict=True)):
+                if not dim.WhichOneof("value"):
+                    dim.dim_param = same.dim_param if of_inputs(same.dim_param) else f"{output.name}_dim_{axis}"
+    for graph in graphs(model.graph):
+        for dim in (dim for value in (*graph.input, *graph.value_info, *graph.output) for dim in _dims(value)):
+            if dim.dim_param:
+                dim.dim_param = _with_formulas(dim.dim_param, sizes)
+
+
+def _with_formulas(name: str, sizes: Mapping[str, Size]) -> str:
+    formulas = {symbol: size.formula for symbol, size in sizes.items() if size.formula != symbol}
+    return formulas.get(name) or re.sub(
+        r"\w+", lambda word: f"({formulas[word[0]]})" if word[0] in formulas else word[0], name
+    )
 
 
 def _dims(value: onnx.ValueInfoProto) -> Sequence[onnx.TensorShapeProto.Dimension]:

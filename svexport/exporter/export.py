@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import shutil
 import tempfile
 import threading
@@ -26,6 +25,7 @@ from svexport.exporter import dynamo, torchscript
 from svexport.exporter.arguments import FlatModel, bind, copied, eval_mode, given_arguments, leaves, unique, unwrapped
 from svexport.exporter.clean import clean, keep_inputs, name_sizes
 from svexport.exporter.report import ExportReport, NodeSource
+from svexport.exporter.sizes import Size, tiled
 from svexport.exporter.source import is_library
 from svexport.exporter.state import unchanged
 from svexport.exporter.targets import Target
@@ -141,7 +141,7 @@ def export(
         _check_tensors(flat, bound, dtype, opset)
         _check_devices(flat)
         names = _names("input_names", input_names, flat.input_names)
-        axes = _dynamic_axes(flat, names, dynamic_shapes, dynamic_axes)
+        axes, sizes = _dynamic_axes(flat, names, dynamic_shapes, dynamic_axes)
         notes: list[str] = []
         with _beside(path) as folder:
             file = folder / path.name
@@ -150,7 +150,7 @@ def export(
             with _collected_warnings(notes), torch.backends.opt_einsum.flags(enabled=False):
                 exporter = torchscript if opset < FIRST_DYNAMO_OPSET else dynamo
                 fresh = [t.clone() for t in tensors]  # a model may work on its inputs in place
-                exporter.export(flat, _traceable(fresh, names, axes), file, opset, names, axes)
+                exporter.export(flat, _traceable(fresh, names, axes, sizes), file, opset, names, axes)
             warned = list(notes)
             if not flat.output_names:
                 flat(*(t.clone() for t in tensors))  # only the copy that torch.export's fallback traces knows the names
@@ -159,7 +159,17 @@ def export(
             _check_axes_names(dynamic_axes, flat, names, result_names)
 
             done = _finish(
-                file, opset, plugins, platform, dict(zip(names, tensors)), axes, result_names, simplify, weights, notes
+                file,
+                opset,
+                plugins,
+                platform,
+                dict(zip(names, tensors)),
+                axes,
+                sizes,
+                result_names,
+                simplify,
+                weights,
+                notes,
             )
             finished = time.perf_counter()
             results: list[Parity] = []
@@ -172,6 +182,7 @@ def export(
                     names,
                     result_names,
                     dynamic_axes=axes,
+                    sizes=sizes,
                     rtol=rtol,
                     atol=atol,
                     notes=notes,
@@ -249,17 +260,17 @@ def _names(option: str, given: Sequence[str] | None, derived: list[str], taken: 
 
 def _dynamic_axes(
     flat: FlatModel, names: Sequence[str], shapes: Any, axes: Mapping[str, Any] | None
-) -> dict[str, dict[int, str]]:
-    """Both spellings as ``{input name: {axis: symbol}}``.
+) -> tuple[dict[str, dict[int, str]], dict[str, Size]]:
+    """Both spellings as ``{input name: {axis: symbol}}``, and what is known of each symbol.
 
     Raises:
-        ExportError: on an unknown input or an axis it does not have.
+        ExportError: on an unknown input, an axis it does not have, or sizes that do not fit.
     """
     if shapes is not None and axes is not None:
         raise ExportError("give dynamic_shapes or dynamic_axes, not both")
     given = shapes if shapes is not None else axes
     if given is None:
-        return {}
+        return {}, {}
     paths = flat.input_paths
     if not isinstance(given, Mapping):
         order = list(dict.fromkeys(path[0] for path in paths))
@@ -274,7 +285,8 @@ def _dynamic_axes(
     if unknown and axes is None:  # dynamic_axes may name outputs too, whose sizes follow
         raise ExportError(f"dynamic_shapes names {sorted(unknown)}; the inputs are {', '.join(names)}")
     result: dict[str, dict[int, str]] = {}
-    sizes: dict[str, tuple[int, str, int]] = {}
+    symbols: dict[str, Size] = {}
+    roots: dict[str, tuple[int, str]] = {}
     for name, path, tensor in zip(names, paths, flat.tensors, strict=True):
         spec = given.get(name) if name in given else _follow(given, path)
         if not (spec is None or isinstance(spec, (Mapping, list, tuple))):
@@ -286,19 +298,24 @@ def _dynamic_axes(
                     f"dynamic_shapes: {name} has {tensor.dim()} dimensions, axis {axis!r} is none of them"
                 )
             axis %= tensor.dim()
-            symbol = size if isinstance(size, str) else getattr(size, "__name__", "")  # a torch.export.Dim has that
             if (isinstance(size, int) and not isinstance(size, bool)) or size is torch.export.Dim.STATIC:
                 continue
-            found[axis] = re.sub(r"^(?=\d)|\W", "_", symbol) or f"{name}_dim_{axis}"
-            known_size = sizes.setdefault(found[axis], (tensor.shape[axis], name, axis))
-            if known_size[0] != tensor.shape[axis]:
+            one = Size.of(size, f"{name}_dim_{axis}")
+            found[axis] = one.symbol
+            symbols.setdefault(one.symbol, one)
+            root = one.root_for(tensor.shape[axis])
+            if one.size(root) != tensor.shape[axis]:
+                raise ExportError(f"dynamic_shapes: {name} (axis {axis}) is {tensor.shape[axis]}, never {one.formula}")
+            place = f"in {name} (axis {axis})"
+            first, where = roots.setdefault(one.root, (root, place))
+            if first != root:
                 raise ExportError(
-                    f"dynamic_shapes: {found[axis]!r} is {known_size[0]} in {known_size[1]} (axis {known_size[2]}) and "
-                    f"{tensor.shape[axis]} in {name} (axis {axis}); sizes that may differ need names of their own"
+                    f"dynamic_shapes: {one.root!r} is {first} {where} and {root} {place}; "
+                    "sizes that may differ need names of their own"
                 )
         if found:
             result[name] = found
-    return result
+    return result, symbols
 
 
 def _check_axes_names(
@@ -337,16 +354,23 @@ def _axes(spec: Any) -> Iterator[tuple[Any, Any]]:
             yield from ((axis, size) for axis, size in enumerate(spec) if size is not None)
 
 
-def _traceable(tensors: Sequence[Tensor], names: Sequence[str], axes: Mapping[str, Mapping[int, str]]) -> list[Tensor]:
-    """The inputs to trace with: dynamic sizes of 0 and 1 become 2, for both exporters take those as static."""
+def _traceable(
+    tensors: Sequence[Tensor],
+    names: Sequence[str],
+    axes: Mapping[str, Mapping[int, str]],
+    sizes: Mapping[str, Size],
+) -> list[Tensor]:
+    """The inputs to trace with: dynamic sizes of 0 and 1 become 2 or more, for both exporters take those as static."""
+    least: dict[str, int] = {}
+    for size in sizes.values():
+        least[size.root] = max(least.get(size.root, 0), size.root_for(2))
     result = []
     for name, tensor in zip(names, tensors, strict=True):
-        for axis in axes.get(name, {}):
-            if tensor.shape[axis] == 1:
-                tensor = torch.cat([tensor, tensor], dim=axis)
-            elif tensor.shape[axis] == 0:
-                tensor = tensor.new_zeros([2 if i == axis else s for i, s in enumerate(tensor.shape)])
-        result.append(tensor)
+        shape = list(tensor.shape)
+        for axis, symbol in axes.get(name, {}).items():
+            size = sizes[symbol]
+            shape[axis] = max(shape[axis], size.size(least[size.root]))
+        result.append(tiled(tensor, shape))
     return result
 
 
@@ -416,6 +440,7 @@ def _finish(
     target: Target | None,
     inputs: Mapping[str, Tensor],
     axes: Mapping[str, Mapping[int, str]],
+    sizes: Mapping[str, Size],
     output_names: Sequence[str],
     simplify: bool,
     weights: str,
@@ -457,7 +482,7 @@ def _finish(
         )
     lowered = light_copy(model)
     lower_in_place(lowered, lambda _: True)
-    name_sizes(model, lowered, {symbol for sizes in axes.values() for symbol in sizes.values()})
+    name_sizes(model, lowered, sizes)
     if weights == "attributes":
         hold_weights(model)
     attach(model)

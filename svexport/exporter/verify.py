@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from svexport.errors import EngineError, VerificationError
+from svexport.exporter.sizes import Size, tiled
 from svexport.exporter.state import State
 from svexport.exporter.way import Way
 from svexport.parity import Parity, parity
@@ -35,6 +36,7 @@ def verify(
     output_names: Sequence[str],
     *,
     dynamic_axes: Mapping[str, Mapping[int, str]],
+    sizes: Mapping[str, Size],
     rtol: float,
     atol: float,
     notes: list[str],
@@ -60,7 +62,9 @@ def verify(
         raise VerificationError(f"{error}. No file was written.\n  {_ANYWAY}") from error
     results: list[Parity] = []
     ways: dict[str, Way] = {}
-    for alternatives in _runs(tensors, input_names, dynamic_axes, lambda: bool(warned) or ways["given"].takes_values):
+    for alternatives in _runs(
+        tensors, input_names, dynamic_axes, sizes, lambda: bool(warned) or ways["given"].takes_values
+    ):
         refusals: dict[str, Exception] = {}
         for run, inputs in alternatives:
             try:
@@ -163,13 +167,14 @@ def _runs(
     tensors: Sequence[Tensor],
     names: Sequence[str],
     dynamic_axes: Mapping[str, Mapping[int, str]],
+    sizes: Mapping[str, Size],
     branches: Callable[[], bool],
 ) -> Iterator[Iterable[tuple[str, list[Tensor]]]]:
     """Names and inputs of each run; of several, the first that the model takes."""
     yield [("given", list(tensors))]
     yield (("random", inputs) for inputs in _random(tensors, [t.shape for t in tensors]))
     if dynamic_axes:
-        yield _resized(tensors, names, dynamic_axes)
+        yield _resized(tensors, names, dynamic_axes, sizes)
     if branches():
         yield from ([(kind, [_of_kind(kind, t) for t in tensors])] for kind in _KINDS)
 
@@ -180,17 +185,22 @@ def _of_kind(kind: str, tensor: Tensor) -> Tensor:
 
 
 def _resized(
-    tensors: Sequence[Tensor], names: Sequence[str], dynamic_axes: Mapping[str, Mapping[int, str]]
+    tensors: Sequence[Tensor],
+    names: Sequence[str],
+    dynamic_axes: Mapping[str, Mapping[int, str]],
+    sizes: Mapping[str, Size],
 ) -> Iterator[tuple[str, list[Tensor]]]:
     """Every dynamic size one larger, or as a model needs it that halves its sizes, or divides them by other numbers."""
     tried = set()
     for larger in (lambda n: n + 1, lambda n: n + (n & -n), lambda n: 2 * n):
         shapes = [list(tensor.shape) for tensor in tensors]
-        sizes: dict[str, int] = {}
+        roots: dict[str, int] = {}
         for name, shape in zip(names, shapes, strict=True):
             for axis, symbol in dynamic_axes.get(name, {}).items():
-                shape[axis] = sizes.setdefault(symbol, larger(shape[axis]) if shape[axis] else 0)
-        run = ", ".join(f"{symbol}={size}" for symbol, size in sizes.items())
+                size = sizes[symbol]
+                root = roots.setdefault(size.root, size.other(shape[axis], larger))
+                shape[axis] = size.size(root)
+        run = ", ".join(f"{root}={size}" for root, size in roots.items())
         if run not in tried:
             tried.add(run)
             yield from ((run, inputs) for inputs in _random(tensors, shapes))
@@ -201,7 +211,7 @@ def _random(tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> Itera
     yield [_random_like(t, shape) for t, shape in zip(tensors, shapes, strict=True)]
     if not all(t.is_floating_point() for t in tensors):
         yield [
-            _random_like(t, shape) if t.is_floating_point() else _tiled(t, shape)
+            _random_like(t, shape) if t.is_floating_point() else tiled(t, shape)
             for t, shape in zip(tensors, shapes, strict=True)
         ]
 
@@ -209,7 +219,7 @@ def _random(tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> Itera
 def _random_like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     """Fresh values like the given ones, tiled or cut to ``shape``: each changed by about a tenth where floating point
     (so that what was a projection matrix still is one), drawn from among them for anything else."""
-    tensor = _tiled(tensor, shape)
+    tensor = tiled(tensor, shape)
     if not tensor.numel():
         return tensor
     if not tensor.is_floating_point():  # indices and masks stay valid
@@ -217,10 +227,3 @@ def _random_like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     noise = torch.randn(tensor.shape, dtype=torch.float64, device=tensor.device)
     # Zeros alone say nothing: any values will do.
     return (tensor.double() * (1 + 0.1 * noise) if tensor.any() else noise).to(tensor.dtype)
-
-
-def _tiled(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    tensor = tensor.detach()
-    for axis, size in enumerate(shape):
-        tensor = tensor.index_select(axis, torch.arange(size, device=tensor.device) % max(tensor.shape[axis], 1))
-    return tensor

@@ -262,6 +262,8 @@ def test_bad_target(target, message, tmp_path) -> None:
         ({"x": "batch"}, "x expects sizes by axis"),
         ({"x": 0}, "x expects sizes by axis"),
         ({"x": {2: "size", 3: "size"}}, r"'size' is 6 in x \(axis 2\) and 7 in x \(axis 3\)"),
+        ({"x": {3: 4 * torch.export.Dim("k")}}, r"x \(axis 3\) is 7, never 4\*k"),
+        ({"x": {2: "k", 3: 1 + torch.export.Dim("k") * 2}}, r"'k' is 6 in x \(axis 2\) and 3 in x \(axis 3\)"),
     ],
 )
 def test_bad_dynamic_shapes(shapes, message, tmp_path) -> None:
@@ -302,6 +304,40 @@ def test_sizes_that_a_model_divides(divisor, run, opset, tmp_path) -> None:
 
     args = (torch.randn(1, 2, 12, 3),)
     report = svexport.export(Pyramid(), args, tmp_path / "m.onnx", opset=opset, dynamic_axes={"x": {2: "h"}})
+    assert [p.run for p in report.parity] == ["given", "random", run]
+    assert not report.notes
+
+
+@BOTH_EXPORTERS
+def test_sizes_that_are_computed_from_others(opset, tmp_path) -> None:
+    class Twice(nn.Module):
+        def forward(self, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+            return (torch.cat([x, x, x], 1) + y).unflatten(1, (3, -1)) + z[:, :-1]
+
+    k = torch.export.Dim("k")
+    shapes = {"x": {1: 4 * k}, "y": {1: 12 * k}, "z": {1: 4 * k + 1}}
+    for size, other in ((1, 2), (3, 4)):
+        args = (torch.randn(2, 4 * size), torch.randn(2, 12 * size), torch.randn(3, 4 * size + 1))
+        args = (args[0][:1], args[1][:1], args[2])
+        report = svexport.export(Twice(), args, tmp_path / "m.onnx", opset=opset, dynamic_shapes=shapes)
+        assert [p.run for p in report.parity] == ["given", "random", f"k={other}"]
+        assert report.inputs == {"x": "float32[1, 4*k]", "y": "float32[1, 12*k]", "z": "float32[3, 4*k+1]"}
+        assert not report.notes
+
+
+@BOTH_EXPORTERS
+@pytest.mark.parametrize(("size", "run"), [(1, "length=2"), (5, "length=6"), (6, "length=5")])
+def test_sizes_that_end_somewhere(size, run, opset, tmp_path) -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(6, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.table[: x.shape[0]]
+
+    shapes = {"x": {0: torch.export.Dim("length", min=1, max=6)}}
+    report = svexport.export(Positions(), torch.randn(size, 3), tmp_path / "m.onnx", opset=opset, dynamic_shapes=shapes)
     assert [p.run for p in report.parity] == ["given", "random", run]
     assert not report.notes
 
