@@ -45,7 +45,14 @@ def body(b: Builder, operands: Sequence[Value], labels: Sequence[int], ranks: Se
         return b.op("Expand", b.like(0, values[0]), b.shape(*map(size, output)), shape=shape)
     for step in chosen.steps:
         values.append(_node(b, step, values, chosen, size))
-    return replace(values[-1], shape=shape)
+    result = replace(values[-1], shape=shape)
+    summed = [label for label, known in enumerate(chosen.sizes) if known is None and label not in output]
+    if summed and any(isinstance(step, MatMul) for step in chosen.steps):
+        # ONNX Runtime writes only the first matrix of a product that sums over nothing.
+        terms = b.squeeze(b.shape(b.product(*map(size, summed))), 0)
+        nothing = b.op("Equal", terms, b.constant(np.array(0, np.int64)), dtype=TensorProto.BOOL, shape=())
+        result = b.op("Where", nothing, b.like(0, values[0]), result, dtype=values[0].dtype, shape=shape)
+    return result
 
 
 def _node(b: Builder, step: Step, values: Sequence[Value], chosen: EinsumPlan, size: Callable[[int], Dim]) -> Value:
