@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Parity", "parity"]
+from svexport.errors import ExportError
+
+__all__ = ["ATOL", "RTOL", "Parity", "check_tolerances", "parity", "tolerances"]
+
+RTOL, ATOL = 1e-3, 1e-4
+"""Tolerances where none are given; of half types :func:`tolerances` makes larger ones."""
 
 HISTOGRAM_RANGE = (-12, 4)
 """Decades of absolute error covered by :attr:`Parity.histogram`; its first bin also holds the exact zeros."""
@@ -49,8 +55,20 @@ class Parity:
         return {**asdict(self), "ok": self.ok}
 
 
+def check_tolerances(rtol: float | None, atol: float | None) -> None:
+    """Raises :class:`ExportError` unless both are finite numbers from 0 on, or None."""
+    if not all(value is None or 0 <= value < math.inf for value in (rtol, atol)):
+        raise ExportError(f"rtol and atol must be finite and 0 or more, got {rtol} and {atol}")
+
+
+def tolerances(rtol: float | None, atol: float | None, dtypes: Iterable[torch.dtype]) -> tuple[float, float]:
+    """Both as given; where they are None, what the coarsest of the data types that take part can resolve."""
+    halves = [16 * torch.finfo(kind).eps for kind in {*dtypes} & {torch.float16, torch.bfloat16}]
+    return max([RTOL, *halves]) if rtol is None else rtol, max([ATOL, *halves]) if atol is None else atol
+
+
 def parity(
-    name: str, expected: Tensor, actual: Tensor, *, run: str = "given", rtol: float = 1e-3, atol: float = 1e-4
+    name: str, expected: Tensor, actual: Tensor, *, run: str = "given", rtol: float = RTOL, atol: float = ATOL
 ) -> Parity:
     """Compares two tensors element by element, in float64; NaN equals NaN, an infinity equals itself.
 

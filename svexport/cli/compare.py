@@ -16,8 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _model.add_arguments(parser)
     parser.add_argument("file", metavar="FILE.onnx", help="the exported model")
     parser.add_argument("--layers", action="store_true", help="also compare inside: the first layer that differs")
-    parser.add_argument("--rtol", type=float, default=1e-3, help="relative tolerance (default: 1e-3)")
-    parser.add_argument("--atol", type=float, default=1e-4, help="absolute tolerance (default: 1e-4)")
+    parser.add_argument("--rtol", type=float, help="relative tolerance (default: by data type)")
+    parser.add_argument("--atol", type=float, help="absolute tolerance (default: by data type)")
     parser.add_argument("--html", metavar="FILE.html", help="write the comparison as a page")
 
 

@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--simplify", action="store_true", help="fold constants, share equal nodes and remove Transposes that cancel"
     )
     parser.add_argument("--no-verify", action="store_true", help="do not compare the file with torch")
-    parser.add_argument("--rtol", type=float, default=1e-3, help="relative tolerance (default: 1e-3)")
-    parser.add_argument("--atol", type=float, default=1e-4, help="absolute tolerance (default: 1e-4)")
+    parser.add_argument("--rtol", type=float, help="relative tolerance (default: by data type)")
+    parser.add_argument("--atol", type=float, help="absolute tolerance (default: by data type)")
     parser.add_argument("--report", metavar="FILE.html", help="write the report as a page")
 
 

@@ -285,6 +285,11 @@ class FlatModel(nn.Module):
         self._results = _Results()
 
     @property
+    def dtypes(self) -> set[torch.dtype]:
+        """Of the parameters; of a model without any, those of the inputs."""
+        return {p.dtype for p in self.parameters()} or {t.dtype for t in self.tensors}
+
+    @property
     def output_names(self) -> list[str]:
         return self._results.names
 

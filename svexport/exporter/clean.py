@@ -26,14 +26,21 @@ _STACK_TRACE, _NAMESPACE = "pkg.torch.onnx.stack_trace", "namespace"
 def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequence[str]) -> None:
     """Takes the wrapper module out of every name, names inputs and outputs, and leaves of the exporters' metadata only
     each svexport node's source line (``doc_string``) and each node's module (``namespace``), in place."""
+    nodes = [node for graph in graphs(model.graph) for node in graph.node]
+    taken = {name for node in nodes for name in (node.name, *node.output)}
+
+    def unwrapped(name: str) -> str:
+        new = _without_wrapper(name)
+        return new if new == name or new not in taken else f"{new}_inner"  # the wrapper has casts of its own
+
     for graph in graphs(model.graph):
         for node in graph.node:
-            node.name = _without_wrapper(node.name)
-            node.input[:] = map(_without_wrapper, node.input)
-            node.output[:] = map(_without_wrapper, node.output)
+            node.name = unwrapped(node.name)
+            node.input[:] = map(unwrapped, node.input)
+            node.output[:] = map(unwrapped, node.output)
             _clean_node(node)
         for value in (*graph.initializer, *graph.value_info, *graph.input, *graph.output):
-            value.name = _without_wrapper(value.name)
+            value.name = unwrapped(value.name)
             del value.metadata_props[:]
         for value in (*graph.initializer, *graph.value_info):
             value.doc_string = ""

@@ -31,7 +31,7 @@ from svexport.exporter.state import unchanged
 from svexport.exporter.targets import Target
 from svexport.exporter.verify import verify as verify_file
 from svexport.logging import logger
-from svexport.parity import Parity
+from svexport.parity import Parity, check_tolerances, tolerances
 
 if TYPE_CHECKING:
     import onnx
@@ -67,8 +67,8 @@ def export(
     simplify: bool = False,
     weights: str = "inputs",
     verify: bool = True,
-    rtol: float = 1e-3,
-    atol: float = 1e-4,
+    rtol: float | None = None,
+    atol: float | None = None,
 ) -> ExportReport:
     """Exports a torch model to ONNX and proves the file against torch in ONNX Runtime.
 
@@ -102,8 +102,8 @@ def export(
             travel. A TensorRT plugin is created with its attributes, but given its inputs in every inference.
         verify: run the file in ONNX Runtime on ``args``, on random inputs and with other dynamic sizes, and compare. If
             ``forward`` takes values out of tensors (``if x.sum() > 0``), also on inputs with which it goes another way.
-        rtol: relative tolerance of verification.
-        atol: absolute tolerance of verification. For half models both are raised to what the type can resolve.
+        rtol: relative tolerance of verification; default: 1e-3, of half models what their type can resolve.
+        atol: absolute tolerance of verification; default: 1e-4, of half models what their type can resolve.
 
     Returns:
         An :class:`ExportReport`.
@@ -125,8 +125,7 @@ def export(
         )
     if dtype not in (None, torch.float32, torch.float16, torch.bfloat16, torch.float64):
         raise ExportError(f"dtype must be a floating-point torch.dtype or None, got {dtype!r}")
-    if not (rtol >= 0 and atol >= 0):
-        raise ExportError(f"rtol and atol must be 0 or more, got {rtol} and {atol}")
+    check_tolerances(rtol, atol)
     if weights not in WEIGHTS:
         raise ExportError(f"weights must be {' or '.join(map(repr, WEIGHTS))}, got {weights!r}")
     arguments, model = given_arguments(model, args), unwrapped(model)
@@ -140,6 +139,7 @@ def export(
         flat = FlatModel(exported, bound, dtype)
         _check_tensors(flat, bound, dtype, opset)
         _check_devices(flat)
+        rtol, atol = tolerances(rtol, atol, {dtype} if dtype else flat.dtypes)
         names = _names("input_names", input_names, flat.input_names)
         axes, sizes = _dynamic_axes(flat, names, dynamic_shapes, dynamic_axes)
         notes: list[str] = []
@@ -174,7 +174,6 @@ def export(
             finished = time.perf_counter()
             results: list[Parity] = []
             if verify:
-                rtol, atol = _tolerances(flat, dtype, rtol, atol)
                 results = verify_file(
                     flat,
                     file,
@@ -415,13 +414,6 @@ def _collected_warnings(notes: list[str]) -> Iterator[None]:
             note = f"{os.path.relpath(warning.filename)}:{warning.lineno}: {first}"
             if note not in notes:
                 notes.append(note)
-
-
-def _tolerances(flat: FlatModel, dtype: torch.dtype | None, rtol: float, atol: float) -> tuple[float, float]:
-    """Both, raised for a half model: one exported so, or whose parameters (without any, its inputs) are."""
-    kinds = {dtype} if dtype else {p.dtype for p in flat.parameters()} or {t.dtype for t in flat.tensors}
-    halves = [16 * torch.finfo(kind).eps for kind in kinds & {torch.float16, torch.bfloat16}]
-    return max([rtol, *halves]), max([atol, *halves])
 
 
 @dataclass(frozen=True)

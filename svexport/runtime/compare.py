@@ -19,7 +19,7 @@ from svexport import html
 from svexport.errors import SvexportError, UnsupportedError
 from svexport.exporter.arguments import FlatModel, bind, eval_mode, given_arguments
 from svexport.exporter.state import unchanged
-from svexport.parity import Parity, parity
+from svexport.parity import Parity, check_tolerances, parity, tolerances
 from svexport.runtime.engine import Engine
 from svexport.runtime.layers import Inside, OnnxLayers, TorchLayers, compare_layers, converted
 from svexport.runtime.session import OnnxEngine, load
@@ -167,8 +167,8 @@ def compare(
     args: Any = None,
     *,
     layers: bool | Collection[str] | None = None,
-    rtol: float = 1e-3,
-    atol: float = 1e-4,
+    rtol: float | None = None,
+    atol: float | None = None,
 ) -> Comparison:
     """Runs a torch model and an engine on the same inputs and compares what comes out.
 
@@ -185,11 +185,11 @@ def compare(
         layers: True compares the outputs of all submodules as well, a list of submodule names only those. It needs an
             ONNX engine, whose nodes name the module they came from, or a second torch model. A module that the exporter
             folded into another is compared together with it (``conv+bn``).
-        rtol: relative tolerance.
-        atol: absolute tolerance.
+        rtol: relative tolerance; default: 1e-3, or what a half type that either computes with can resolve.
+        atol: absolute tolerance; default: 1e-4, or what a half type can resolve.
 
     Raises:
-        ExportError: if the arguments do not fit ``forward``.
+        ExportError: if the arguments do not fit ``forward``, or the tolerances are no numbers from 0 on.
         EngineError: if they do not fit the engine, or it cannot be loaded or run.
         UnsupportedError: if ``layers`` is asked of an engine that does not show its insides.
         SvexportError: if the two do not have the same number of outputs, or a layer is not a submodule.
@@ -197,8 +197,7 @@ def compare(
 
     if not isinstance(model, nn.Module):
         raise SvexportError(f"expected a torch.nn.Module first and then the engine, got {type(model).__name__}")
-    if not (rtol >= 0 and atol >= 0):
-        raise SvexportError(f"rtol and atol must be 0 or more, got {rtol} and {atol}")
+    check_tolerances(rtol, atol)
     wanted = _wanted(model, layers)
     arguments = given_arguments(model, args)
     bound = bind(model, *arguments)
@@ -226,6 +225,8 @@ def compare(
                 inside = TorchLayers(other, tensors)
         if layers and inside is None:
             raise UnsupportedError(f"layers needs an ONNX engine or a second torch model, which {title} is not")
+        kinds = {tensor.dtype for tensor in (*expected, *actual)}
+        rtol, atol = tolerances(rtol, atol, kinds | flat.dtypes | other.dtypes)
         outputs = []
         for name, e, a in _paired(flat.output_names, expected, other.output_names, actual, title):
             if a.dtype != e.dtype:

@@ -60,6 +60,11 @@ class Engine(ABC):
     outputs: tuple[TensorSpec, ...]
 
     @property
+    def dtypes(self) -> set[torch.dtype]:
+        """Of the weights, as far as the engine tells."""
+        return set()
+
+    @property
     def input_names(self) -> list[str]:
         return [spec.name for spec in self.inputs]
 

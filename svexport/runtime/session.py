@@ -121,6 +121,8 @@ class OnnxEngine(Engine):
             ranked = {value.name for value in declared if value.type.tensor_type.HasField("shape")}
             self.inputs = tuple(_spec(value, value.name in ranked) for value in self._session.get_inputs())
             self.outputs = tuple(_spec(value, value.name in ranked) for value in self._session.get_outputs())
+            kinds = {tensor.data_type for tensor in loaded.graph.initializer}
+            self._weights = {dtype for dtype, number in _TYPES.values() if number in kinds}
         except SvexportError:
             raise
         except Exception as error:  # ONNX Runtime's, protobuf's, UnicodeDecodeError of a damaged name, ...
@@ -141,6 +143,10 @@ class OnnxEngine(Engine):
                     'Install those, or give device="cpu"'
                 )
             self.device = torch.device("cpu")
+
+    @property
+    def dtypes(self) -> set[torch.dtype]:
+        return self._weights
 
     def model(self) -> onnx.ModelProto:
         """The model that runs, read anew: external data left in its files, nodes without a body lowered."""

@@ -217,8 +217,9 @@ def test_unsupported_opset(opset, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("args", "options", "message"),
     [
-        (X, {"rtol": -1}, "rtol and atol must be 0 or more, got -1"),
-        (X, {"atol": float("nan")}, "0 or more, got 0.001 and nan"),  # with which nothing would ever differ
+        (X, {"rtol": -1}, "rtol and atol must be finite and 0 or more, got -1"),
+        (X, {"rtol": float("inf")}, "finite and 0 or more, got inf"),
+        (X, {"atol": float("nan")}, "0 or more, got None and nan"),  # with which nothing would ever differ
         (X, {"output_names": ["x"]}, r"expects 1 different names \(output .*\) that no input has, got \['x'\]"),
         (X, {"output_names": [""]}, "output_names expects 1 different names"),
         (X, {"dtype": torch.bfloat16}, "bfloat16 needs opset 13 or later, got opset=11"),
@@ -478,6 +479,19 @@ def test_half_model(opset, tmp_path) -> None:
     assert before == {k: v.dtype for k, v in model.state_dict().items()}
 
 
+@BOTH_EXPORTERS
+def test_half_model_that_casts_by_itself(opset, tmp_path) -> None:
+    class Casts(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return (x.float() * 2).half().float() + y.double().float()
+
+    report = svexport.export(
+        Casts(), (torch.randn(3), torch.randn(3)), tmp_path / "m.onnx", opset=opset, dtype=torch.half
+    )
+    assert report.verified
+    assert report.outputs == {"output": "float32[3]"}
+
+
 # ---------------------------------------------------------------- files
 
 
@@ -496,6 +510,8 @@ def test_a_model_that_is_half_already(modules, opset, tmp_path) -> None:
     report = svexport.export(Sampled(), args, tmp_path / "m.onnx", opset=opset)
     assert report.verified
     assert report.rtol == report.atol == 16 * torch.finfo(torch.float16).eps
+    report = svexport.export(Sampled(), args, tmp_path / "m.onnx", opset=opset, rtol=0.1, atol=0.2)
+    assert (report.rtol, report.atol) == (0.1, 0.2)
 
 
 def test_unwritable_path(tmp_path) -> None:

@@ -348,8 +348,9 @@ def test_an_engine_of_another_precision():
         info.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
     for tensor in half.graph.initializer:
         tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
-    comparison = compare(Named(), half, torch.randn(3), rtol=1e-2, atol=1e-2)
+    comparison = compare(Named(), half, torch.randn(3))
     assert comparison.ok
+    assert comparison.rtol == comparison.atol == 16 * torch.finfo(torch.float16).eps
     assert comparison.outputs[0].max_abs > 0
     assert comparison.notes == [
         "input x is float16, float32 in torch",
@@ -467,8 +468,37 @@ def test_arguments_as_export_finds_them(tmp_path) -> None:
     assert compare(nn.DataParallel(model), model).ok
 
 
-@pytest.mark.parametrize("tolerances", [{"rtol": float("nan")}, {"atol": -1e-3}])
+@pytest.mark.parametrize("back", [False, True])
+def test_what_export_has_verified_agrees_by_default(back, tmp_path) -> None:
+    """Also where nothing in the file but its weights is half."""
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layers(x)
+            return y.float() if back else y
+
+    torch.manual_seed(0)
+    model, x = Layers(), 10 * torch.randn(16, 8)
+    report = svexport.export(model, x, tmp_path / "m.onnx", dtype=torch.float16)
+    comparison = compare(model, report.path, x)
+    assert comparison.ok
+    assert comparison.outputs[0].max_abs > 1e-4
+    assert (comparison.rtol, comparison.atol) == (report.rtol, report.atol)
+    assert not compare(model, report.path, x, rtol=1e-6, atol=1e-6).ok
+
+
+def test_tolerances_follow_the_coarsest_type() -> None:
+    model, x = nn.Linear(8, 3), torch.randn(4, 8)
+    assert (compare(model, copy.deepcopy(model), x).rtol, compare(model, model, x).atol) == (1e-3, 1e-4)
+    assert compare(model, lambda x: model(x).bfloat16(), x).atol == 16 * torch.finfo(torch.bfloat16).eps
+
+
+@pytest.mark.parametrize("tolerances", [{"rtol": float("nan")}, {"atol": -1e-3}, {"atol": float("inf")}])
 def test_tolerances_that_mean_nothing(tolerances, tmp_path) -> None:
     model = nn.Linear(3, 2)
-    with pytest.raises(SvexportError, match="rtol and atol must be 0 or more"):
+    with pytest.raises(SvexportError, match="rtol and atol must be finite and 0 or more"):
         compare(model, copy.deepcopy(model), torch.randn(4, 3), **tolerances)
