@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.backends import opt_einsum
 
 from svexport._version import __version__
 from svexport.errors import ExportError
@@ -147,7 +148,7 @@ def export(
             file = folder / path.name
             tensors = [t.detach() for t in flat.tensors]
             # Without opt_einsum, which makes numbers of dynamic sizes: the order of products is decided by ours.
-            with _collected_warnings(notes), torch.backends.opt_einsum.flags(enabled=False):
+            with _collected_warnings(notes), opt_einsum.flags(enabled=False):
                 exporter = torchscript if opset < FIRST_DYNAMO_OPSET else dynamo
                 fresh = [t.clone() for t in tensors]  # a model may work on its inputs in place
                 exporter.export(flat, _traceable(fresh, names, axes, sizes), file, opset, names, axes)
