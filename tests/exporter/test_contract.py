@@ -272,6 +272,12 @@ def test_bad_dynamic_shapes(shapes, message, tmp_path) -> None:
         svexport.export(Small(), X, tmp_path / "m.onnx", dynamic_shapes=shapes)
 
 
+def test_dynamic_sizes_at_late_opsets_need_a_newer_torch(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.6.0+cu124"))
+    with pytest.raises(svexport.ExportError, match=r"at opset 18 need a newer torch than 2\.6\.0\+cu124"):
+        svexport.export(Small(), X, tmp_path / "m.onnx", opset=18, dynamic_shapes={"x": {0: "n"}})
+
+
 def test_dynamic_axes_of_nothing(tmp_path) -> None:
     axes = {"images": {0: "n"}, "output": {0: "n"}}
     with pytest.raises(svexport.ExportError, match=r"names \['images'\]; the inputs are x, the outputs output"):
