@@ -147,7 +147,7 @@ struct Fused {
   char* passed_tile[2];
   unsigned* passed[2];
   int passes[2];
-  unsigned* looked;  // of a block of the box branch: how often it is known where cameras see
+  unsigned* looked;          // of a block of the box branch: how often it is known where cameras see
   int presamples;            // how often kOtherWarps do
   float* seen;               // (clusters, kRows, 2, 32) u and v at the cameras, passed on with kPosition, as are
   void* samples;             // (clusters, kRows, kPresampled, ahead_levels, 256) what the first of these cameras see
@@ -181,8 +181,8 @@ constexpr int kHeadDim = kChannels / kHeads, kOwnHeads = kHeads / 2;
 constexpr int kSlots = 2;                                   // products in the ring
 constexpr int kRowsOfWarp = kRows / kWarps;                 // normed by a warp
 constexpr int kSampled = kRows / 2;                         // rows that a block samples, one a warp
-constexpr int kOthers = 2;                                  // of kOtherWarps; if a level is staged,
-constexpr int kStagers = 3;                                 // and as many again where the box branch is apart
+constexpr int kOthers = 2;                                  // of kOtherWarps; if a level is staged there are
+constexpr int kStagers = 3;                                 // so many, and in the cluster of the box branch as well
 constexpr int kStaged = kChannels * 16;                     // bytes of a piece of the staged level
 constexpr int kAtom = kRows * 128, kTileBytes = 4 * kAtom;  // of 64 channels of a tile, of a tile
 constexpr int kBox = kHalf * 128, kSlotBytes = 4 * kBox;    // of the weights of 64 inputs, of a product
@@ -727,7 +727,9 @@ struct Piece {
       const int at = pixel + i * plane;
       const uint32_t left = from ^ i * 16 | at % 8 * 2;
       if (!right) sampled[i] = fmaf(weight[0], load(left), sampled[i]);
-      if (pair && right == straddles(at)) sampled[i] = fmaf(weight[1], load(right ? from ^ i * 16 : left + 2), sampled[i]);
+      if (pair && right == straddles(at)) {
+        sampled[i] = fmaf(weight[1], load(right ? from ^ i * 16 : left + 2), sampled[i]);
+      }
     }
   }
 };
@@ -1033,7 +1035,9 @@ __device__ __forceinline__ void stage_ahead(const Fused& a, Shared<T>& s, const 
     }
     camera = __shfl_sync(0xffffffffu, camera, max(view, 0));
     float u = NAN, v = NAN;
-    if (view >= 0) u = load(view / kPresampled * kSeen + camera), v = load(view / kPresampled * kSeen + kMaxCams + camera);
+    if (view >= 0) {
+      u = load(view / kPresampled * kSeen + camera), v = load(view / kPresampled * kSeen + kMaxCams + camera);
+    }
     const Place at = place_on(level, self.scene, max(camera, 0), u, v);
     const int row = lane / 2 % 2;
     Piece own;
@@ -1794,14 +1798,15 @@ FusedLevel level_of(const TransformerDecoder& d, int i) {
   return l;
 }
 
-// Whether the channels of a camera are planes one after the other, from a multiple of 16 bytes on.
+// Whether the channels of a camera are planes one after the other, a multiple of 16 bytes from those of the next.
 bool of_planes(const FusedLevel& l) {
   return l.format == kStrided && l.x == 1 && l.y == l.width && l.channel == l.y * l.height && l.channel < 1 << 27 &&
-         l.cam % 8 == 0 && reinterpret_cast<uintptr_t>(l.data) % 16 == 0;
+         l.cam % 8 == 0;
 }
 
-// Of a single scene the level whose copy would need most memory is read as it lies, unless that is little: warps sample
-// it ahead, however many queries there are. Or -1.
+// Of a single scene the level whose copy would need most memory is read as it lies, if it is of planes, unless that is
+// little: warps sample it ahead, however many queries there are. Or -1. Scratch memory is reserved before pointers are
+// known, so this does not ask where the map begins.
 constexpr int64_t kMostCopied = 2 << 20;
 
 int largest_copy(const TransformerDecoder& d, const DecoderSizes& n) {
@@ -1846,7 +1851,8 @@ struct FusedBuffers {
     const bool apart = !samples_itself(d, n);  // something else samples
     const bool in_place = level_in_place(d, n) >= 0;
     const int64_t sampled_tiles = apart ? 0 : in_place ? tiles : std::min<int64_t>(tiles, kMostSplit);
-    samples = scratch.take<char>(sampled_tiles * kRows * kPresampled * std::min(kAheadLevels, n.levels) * kChannels * 2);
+    const int64_t samples_of_row = kPresampled * std::min(kAheadLevels, n.levels);
+    samples = scratch.take<char>(sampled_tiles * kRows * samples_of_row * kChannels * 2);
     counters = n.batch + (2 + kBlocks) * tiles;
     done = scratch.take<unsigned>(counters);
     points = scratch.take<float>(n.rows * 3);
@@ -2249,7 +2255,7 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
     if (a.plain_levels == 0) a.first_plain = i;
     if (a.first_plain + a.plain_levels == i) ++a.plain_levels;
   }
-  a.staged = in_place;
+  if (in_place >= 0 && reinterpret_cast<uintptr_t>(a.level[in_place].data) % 16 == 0) a.staged = in_place;
   return launch_all<T>(d, n, copied, b, a, blocks > 0, stream);
 }
 
