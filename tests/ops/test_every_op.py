@@ -99,19 +99,28 @@ def outputs_of(function: Callable[..., Any], args: Sequence[Any]) -> list[Tensor
     return [o for o in as_tuple(function(*args)) if o.requires_grad]
 
 
-@every_sample
-def test_gradient_of_one_tensor_alone(op: Op, index: int) -> None:
+def gradients_of(op: Op, index: int) -> tuple[tuple, list[Tensor], list[Tensor], list[Tensor]]:
+    """Arguments, those that require gradients, weights of the outputs, and the gradients of all at once."""
     args = with_grad(samples(op, torch.float64, 8)[index])
     inputs = [t for t in flat(args) if t.requires_grad]
     outputs = outputs_of(op, args)
-    if not outputs:
-        return
     weights = [torch.randn_like(o) for o in outputs]
-    expected = torch.autograd.grad(outputs, inputs, weights, materialize_grads=True)
-    for one, e in zip(inputs, expected, strict=True):
+    return args, inputs, weights, gradients(outputs, inputs, weights)
+
+
+def gradients(outputs: list[Tensor], inputs: Sequence[Tensor], weights: list[Tensor]) -> list[Tensor]:
+    if not outputs:
+        return []
+    return list(torch.autograd.grad(outputs, inputs, weights, materialize_grads=True))
+
+
+@every_sample
+def test_gradient_of_one_tensor_alone(op: Op, index: int) -> None:
+    args, inputs, weights, expected = gradients_of(op, index)
+    for one, e in zip(inputs, expected):
         for other in inputs:
             other.requires_grad_(other is one)
-        (gradient,) = torch.autograd.grad(outputs_of(op, args), one, weights, materialize_grads=True)
+        (gradient,) = gradients(outputs_of(op, args), [one], weights)
         torch.testing.assert_close(gradient, e, rtol=1e-12, atol=1e-12)
 
 
@@ -123,15 +132,9 @@ class Watched(TorchDispatchMode):
 @every_sample
 def test_gradient_under_a_dispatch_mode(op: Op, index: int) -> None:
     """As of those that count operations: they call operators when autograd has had its turn."""
-    args = with_grad(samples(op, torch.float64, 8)[index])
-    inputs = [t for t in flat(args) if t.requires_grad]
-    outputs = outputs_of(op, args)
-    if not outputs:
-        return
-    weights = [torch.randn_like(o) for o in outputs]
-    expected = torch.autograd.grad(outputs, inputs, weights, materialize_grads=True)
+    args, inputs, weights, expected = gradients_of(op, index)
     with Watched():
-        found = torch.autograd.grad(outputs_of(op, args), inputs, weights, materialize_grads=True)
+        found = gradients(outputs_of(op, args), inputs, weights)
     for gradient, e in zip(found, expected, strict=True):
         torch.testing.assert_close(gradient, e, rtol=0, atol=0)
 
