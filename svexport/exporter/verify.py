@@ -67,9 +67,11 @@ def verify(
     ):
         refusals: dict[str, Exception] = {}
         for run, inputs in alternatives:
+            arguments = [t.clone() for t in inputs]  # a model may work on its inputs in place
             try:
-                with Way() as ways[run]:
-                    expected = model(*(t.clone() for t in inputs))  # a model may work on its inputs in place
+                with Way([*arguments, *model.parameters(), *model.buffers()]) as ways[run]:
+                    expected = model(*arguments)
+                ways[run].end(expected)
                 break
             except Exception as error:
                 if run == "given":

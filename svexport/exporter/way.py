@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import sys
+import weakref
+import zlib
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from svexport.exporter.source import is_library, shown_line
@@ -22,12 +28,19 @@ _VALUES = {
 class Way(TorchFunctionMode):
     """Records the functions of torch that are called in here, the values that Python gets of tensors, and errors.
 
+    Two ways are one where values and functions are the same, or where Python did nothing with values that are others:
+    the same functions, of the same arguments or the results of the same steps (as where a value is only logged).
     Sizes are left out: those that depend on values (``x[x > 0]``) may be another each time, and no way for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+        """``known`` are arguments and parameters, in an order that is the same each time."""
         super().__init__()
+        self._origins: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
+        for index, tensor in enumerate(known):
+            self._note(tensor, ("known", index))
         self._steps: list[tuple[str, str]] = []
+        self._flow: list[Any] = []  # each step with what it was given
         self._lines: dict[int, tuple[str, int, str]] = {}  # in the user's code, of steps that saw something
 
     def __enter__(self) -> Way:
@@ -37,8 +50,10 @@ class Way(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         name = getattr(func, "__name__", "")
         seen = ""
+        flow = (str(func) if name == "__get__" else name, self._given(args), self._given(kwargs))
         try:
             result = func(*args, **(kwargs or {}))
+            self._note(result, ("step", len(self._steps)))
             if name in _VALUES:
                 seen = _written(result)
             return result
@@ -49,9 +64,14 @@ class Way(TorchFunctionMode):
             if seen and (line := self._user_line(sys._getframe(1))):
                 self._lines[len(self._steps)] = line
             self._steps.append((name, seen))
+            self._flow.append(flow)
+
+    def end(self, results: Iterable[Tensor]) -> None:
+        """Takes what forward returned as the last step: a branch may be no more than which tensor that is."""
+        self._flow.append(self._given(list(results)))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Way) and self._steps == other._steps
+        return isinstance(other, Way) and (self._steps == other._steps or self._flow == other._flow)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -61,11 +81,34 @@ class Way(TorchFunctionMode):
         return bool(self._lines)
 
     def parting(self, other: Way) -> str:
-        """The user's line of the first value that was another there; empty where the ways part by something else."""
+        """The user's line of the last value that was another there before the ways part; empty if they part by else."""
+        line = ""
         for index, (step, others) in enumerate(zip(self._steps, other._steps, strict=False)):
-            if step != others:
-                return shown_line(*self._lines[index]) if index in self._lines and step[0] == others[0] else ""
-        return ""
+            if step[0] != others[0] or (line and self._flow[index] != other._flow[index]):
+                return line
+            if step != others and index in self._lines:
+                line = shown_line(*self._lines[index])
+        return line if self._flow != other._flow else ""
+
+    def _note(self, result: Any, origin: Any) -> None:
+        if isinstance(result, Tensor):
+            self._origins[id(result)] = (weakref.ref(result), origin)
+        elif isinstance(result, (list, tuple)) and not isinstance(result, torch.Size):
+            for index, item in enumerate(result):
+                self._note(item, (*origin, index))
+
+    def _given(self, value: Any) -> Any:
+        """Tensors by where they are from, or by what is in them where that is unknown; anything else by its value."""
+        if isinstance(value, Tensor):
+            reference, origin = self._origins.get(id(value), (None, None))
+            return origin if reference is not None and reference() is value else _content(value)
+        if isinstance(value, (list, tuple)):
+            return type(value).__name__, *map(self._given, value)
+        if isinstance(value, dict):
+            return [(str(key), self._given(item)) for key, item in value.items()]
+        if isinstance(value, slice):
+            return "slice", *map(self._given, (value.start, value.stop, value.step))
+        return _written(value)
 
     def _user_line(self, frame: FrameType | None) -> tuple[str, int, str] | None:
         while frame is not None and frame.f_code is not self._outside:
@@ -78,4 +121,12 @@ class Way(TorchFunctionMode):
 
 def _written(value: Any) -> str:
     """A number, list or array, whole, with NaN equal to itself."""
-    return str(value.tolist() if hasattr(value, "tolist") else value)
+    return str(value.tolist() if isinstance(value, (Tensor, np.ndarray, np.generic)) else value)
+
+
+def _content(tensor: Tensor) -> Any:
+    try:
+        values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        return str(tensor.dtype), tuple(tensor.shape), zlib.crc32(values)
+    except Exception:  # noqa: BLE001 - sparse, quantized: like no other
+        return object()

@@ -10,6 +10,7 @@ import os
 import re
 from collections import namedtuple
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -693,6 +694,50 @@ def test_branches_that_change_nothing(opset, tmp_path) -> None:
     report = svexport.export(Checked(), (torch.rand(3, 4),), tmp_path / "m.onnx", opset=opset)
     assert [p.run for p in report.parity] == ["given", "random", "hundredfold"]
     assert not any("not verified" in note for note in report.notes)
+
+
+class Ranked(nn.Module):
+    """Of zeros any order is right."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.scale = x.mean().item()
+        if not x.any():
+            self.scale = 1.0
+        return x.argsort(1), (x * 0.04).exp()
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+def test_values_that_are_only_looked_at(dtype, tmp_path) -> None:
+    x = 2.0 ** torch.arange(-16, 8).flip(0)[None]
+    report = svexport.export(Ranked(), (x,), tmp_path / "m.onnx", opset=11, dtype=dtype)
+    assert {p.run for p in report.parity} == {"given", "random"}
+
+
+class Chooses(nn.Module):
+    """Calls the same functions whatever the values; the last one that is another decides."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.experts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = x.mean().item()
+        loud = bool(x.max() > 50)
+        if self.how == "expert":
+            return self.experts[int(loud)](x)
+        if self.how == "number":
+            return x * int(loud)
+        if self.how == "numpy":
+            return x * torch.from_numpy(np.float32([loud]))
+        first, second = x + 1, x + 2
+        return first if loud else second
+
+
+@pytest.mark.parametrize("how", ["expert", "number", "numpy", "result"])
+def test_values_that_choose_among_the_same_functions(how, tmp_path) -> None:
+    with pytest.raises(svexport.VerificationError, match=r"(?s)on hundredfold.*in forward: loud = bool\("):
+        svexport.export(Chooses(how), (torch.rand(3, 4),), tmp_path / "m.onnx", opset=11)
 
 
 @BOTH_EXPORTERS
