@@ -53,10 +53,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 130
         except Exception as error:  # noqa: BLE001 - a command line answers in one message, not in a traceback
             outcome = _failed(error, options)
-    if options.json:
-        print(json.dumps(_plain({"ok": outcome.ok, **outcome.data}), indent=2, allow_nan=False), file=stdout)
-    else:
-        _show(outcome)
+    try:
+        if options.json:
+            print(json.dumps(_plain({"ok": outcome.ok, **outcome.data}), indent=2, allow_nan=False), file=stdout)
+        else:
+            _show(outcome)
+        stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left would be an error again, at exit
+        if not isinstance(error, BrokenPipeError):  # which `svexport ... | head` means
+            print(f"svexport {options.command}: error: cannot write to stdout: {error.strerror}", file=sys.stderr)
+        return 1
     return 0 if outcome.ok else 1
 
 

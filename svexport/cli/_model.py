@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,6 +80,9 @@ def load(options: argparse.Namespace) -> tuple[nn.Module, Any]:
                 f"--input adds to arguments by name, but {options.inputs} holds a {type(given).__name__}; "
                 "save a dict by parameter name, or give all of them in the file"
             )
+        named = Counter(spec.name for spec in options.input)
+        if twice := [name for name, count in named.items() if count > 1]:
+            raise ExportError(f"--input gives {', '.join(twice)} more than once; of a list, name NAME_0, NAME_1")
         generator = torch.Generator().manual_seed(options.seed)
         given = {**(given or {}), **{spec.name: _random(spec, generator) for spec in options.input}}
     if isinstance(given, Mapping):
@@ -155,7 +159,7 @@ def _load_model(source: str, name: str, seed: int) -> nn.Module:
         inspect.signature(found).bind()
     except TypeError as error:
         raise ExportError(
-            f"{what}{inspect.signature(found)} is called without arguments, but has a {error}; "
+            f"{what}{inspect.signature(found)} is called without arguments, which fails: {error}; "
             "write a function without parameters that returns the model, and name that"
         ) from error
     except ValueError:
@@ -252,8 +256,9 @@ def _torch_load(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
+        first = (str(error) or type(error).__name__).splitlines()[0]  # of an empty file: no message
         raise ExportError(
-            f"{path} cannot be read as tensors saved by torch.save: {str(error).splitlines()[0]}\n"
+            f"{path} cannot be read as tensors saved by torch.save: {first}\n"
             "  Only tensors in dicts, lists and tuples are read, for other objects could run code; "
             "save such: torch.save(model.state_dict(), file)"
         ) from error

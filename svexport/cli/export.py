@@ -11,6 +11,7 @@ import argparse
 import re
 
 from svexport.cli import Outcome, _model
+from svexport.errors import ExportError
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -53,7 +54,9 @@ def run(options: argparse.Namespace) -> Outcome:
     model, args = _model.load(options)
     dynamic: dict[str, dict[int, str]] = {}
     for name, axis, symbol in options.dynamic:
-        dynamic.setdefault(name, {})[axis] = symbol
+        other = dynamic.setdefault(name, {}).setdefault(axis, symbol)
+        if other != symbol:
+            raise ExportError(f"--dynamic calls {name}:{axis} both {other} and {symbol}; give it one name")
     report = svexport.export(
         model,
         args,

@@ -377,6 +377,8 @@ def _traceable(
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
     """A temporary folder next to the file, so that the finished one can be renamed into place."""
+    if path.exists() and not path.is_file():  # a pipe or a device, which a renamed file would replace
+        raise ExportError(f"expected the path of a file, got {path}, which is no regular file; choose another place")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))

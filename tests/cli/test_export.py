@@ -119,6 +119,8 @@ def test_file_that_differs_is_not_written(run, project):
         ("nets:Ready --plugins warp", "expected names of ops"),
         ("nets:Ready --dynamic y:0=batch", "dynamic_shapes names ['y']"),
         ("nets:Ready --dynamic x:4=batch", "x has 4 dimensions, axis 4 is none of them"),
+        ("nets:Ready --dynamic x:0=batch --dynamic x:0=n", "--dynamic calls x:0 both batch and n; give it one name"),
+        ("nets:Ready --input x=1x3x8x8 --input x=2x3x8x8", "--input gives x more than once"),
         ("nets:Ready -o .", "expected the path of a file, got the folder"),
         ("nets:Ready -o nets.py/net.onnx", "cannot write nets.py/net.onnx"),
         ("nets:Ready --report nets.py/net.html", "cannot write nets.py/net.html"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import onnx
@@ -67,3 +68,13 @@ def test_refused(run, file, words, message):
     assert message in result.err
     assert "Traceback" not in result.err
     assert not Path("out.onnx").exists()
+
+
+def test_pipes_and_devices_stay_what_they_are(run, file):
+    """A file that is renamed into their place would replace them: ``-o /dev/null`` of root, for all programs."""
+    os.mkfifo("pipe")
+    for words in (("lower", file, "-o", "pipe"), ("export", "nets:Product", "-o", "pipe")):
+        result = run(*words)
+        assert result.code == 1
+        assert "pipe, which is no regular file" in result.err
+    assert Path("pipe").is_fifo()

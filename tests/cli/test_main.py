@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 
@@ -140,3 +141,24 @@ def test_log_is_silent_again_afterwards(run, monkeypatch):
 def test_interrupt(run, monkeypatch):
     result = run(*answer(monkeypatch, KeyboardInterrupt()))
     assert (result.code, result.err) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_output_that_nobody_takes(words):
+    code = (
+        "import sys\nfrom svexport import cli\nfrom svexport.cli import lower\n"
+        "lower.run = lambda options: cli.Outcome(True, {'a': 1}, ['a'])\n"
+        f"sys.exit(cli.main(['lower', 'in.onnx', '-o', 'out.onnx', *{words}]))"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    closed = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (closed.returncode, closed.stderr) == (1, "")
+    if os.path.exists("/dev/full"):
+        with open("/dev/full", "w") as full:
+            process = subprocess.run(
+                [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            )
+        assert process.returncode == 1
+        assert process.stderr == "svexport lower: error: cannot write to stdout: No space left on device\n"

@@ -60,7 +60,7 @@ def test_file_called_like_a_library(load, project):
         ("nets:broken", r"calling nets:broken\(\) raised RuntimeError: no such checkpoint \(.*nets.py:\d+\)"),
         (
             "nets:Sized",
-            r"nets:Sized\(width\) is called without arguments, but has a missing a required argument: 'width'",
+            r"nets:Sized\(width\) is called without arguments, which fails: missing a required argument: 'width'",
         ),
         ("failing:Net", r"importing failing raised ValueError: bad \(.*failing.py:1\); --verbose shows the traceback"),
         ("needy:Net", r"importing needy raised ModuleNotFoundError: No module named 'mmcv_of_long_ago'"),
@@ -155,6 +155,7 @@ def test_inputs_from_both(load, project):
         ("in.json", b"{}", r"expected a .npz or .pt file of inputs, got in.json; save one with numpy.savez"),
         ("in.npz", b"nonsense", r"in.npz cannot be read as .npz of plain arrays"),
         ("in.pt", b"nonsense", r"in.pt cannot be read as tensors saved by torch.save"),
+        ("in.pt", b"", r"in.pt cannot be read as tensors saved by torch.save: EOFError"),
     ],
 )
 def test_unreadable_inputs(load, project, name, content, message):
