@@ -306,6 +306,11 @@ def _dynamic_axes(
             root = one.root_for(tensor.shape[axis])
             if one.size(root) != tensor.shape[axis]:
                 raise ExportError(f"dynamic_shapes: {name} (axis {axis}) is {tensor.shape[axis]}, never {one.formula}")
+            if not one.low <= root <= one.high:
+                raise ExportError(
+                    f"dynamic_shapes: {name} (axis {axis}) is {tensor.shape[axis]}, so {one.root} is {root}, and "
+                    f"its Dim has the range {one.low} to {one.high}; widen it, or give an input within"
+                )
             place = f"in {name} (axis {axis})"
             first, where = roots.setdefault(one.root, (root, place))
             if first != root:

@@ -265,6 +265,8 @@ def test_bad_target(target, message, tmp_path) -> None:
         ({"x": 0}, "x expects sizes by axis"),
         ({"x": {2: "size", 3: "size"}}, r"'size' is 6 in x \(axis 2\) and 7 in x \(axis 3\)"),
         ({"x": {3: 4 * torch.export.Dim("k")}}, r"x \(axis 3\) is 7, never 4\*k"),
+        ({"x": {3: torch.export.Dim("n", max=6)}}, r"x \(axis 3\) is 7, so n is 7, and its Dim has the range 0 to 6"),
+        ({"x": {3: 1 + 2 * torch.export.Dim("k", min=4)}}, r"is 7, so k is 3, and its Dim has the range 4 to"),
         ({"x": {2: "k", 3: 1 + torch.export.Dim("k") * 2}}, r"'k' is 6 in x \(axis 2\) and 3 in x \(axis 3\)"),
     ],
 )
