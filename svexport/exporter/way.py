@@ -127,6 +127,6 @@ def _written(value: Any) -> str:
 def _content(tensor: Tensor) -> Any:
     try:
         values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-        return str(tensor.dtype), tuple(tensor.shape), zlib.crc32(values)
+        return str(tensor.dtype), tuple(tensor.shape), zlib.crc32(values.tobytes())
     except Exception:  # noqa: BLE001 - sparse, quantized: like no other
         return object()
