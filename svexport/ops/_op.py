@@ -236,6 +236,8 @@ def _register(op: Op) -> None:
     torch.library.register_fake(f"{DOMAIN}::{backward_name}", backward_fake, lib=_library)
 
     _library.impl(op.name, _autograd(op), "Autograd")
+    # vmap alone does not come by autograd, and its own fallback refuses lists of tensors.
+    _library.impl(op.name, op.reference, "FuncTorchBatched")
 
 
 def _autograd(op: Op) -> Callable[..., Any]:
@@ -264,9 +266,11 @@ def _autograd(op: Op) -> Callable[..., Any]:
         args, needs = args[:-1], args[-1]
         tensors = [t for t in _tensors(op, args) if t is not None]
         wanted = [t for t, need in zip(tensors, needs, strict=True) if need]
-        return _vjp(op.reference, args, grads, wanted, create_graph=True)
+        with torch.enable_grad():
+            return _vjp(op.reference, args, grads, wanted, create_graph=True)
 
     _library.impl(f"{op.name}_backward", differentiable, "AutogradPrivateUse3")  # where the extension finds it
+    _library.impl(f"{op.name}_backward", differentiable, "Batched")  # is_grads_batched
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     function: Any = type(op.node_type, (torch.autograd.Function,), methods)

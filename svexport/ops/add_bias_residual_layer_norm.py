@@ -65,6 +65,7 @@ def add_bias_residual_layer_norm(
 
     Raises:
         ValueError: on shapes other than these.
+        TypeError: if ``x`` is not floating point.
     """
     vectors = all(v.shape == x.shape[-1:] for v in (bias, weight, norm_bias))
     if not x.dim() or not vectors or residual.shape != x.shape or (extra is not None and extra.shape != x.shape):
@@ -74,6 +75,8 @@ def add_bias_residual_layer_norm(
             "add_bias_residual_layer_norm expects x, residual, extra (*, D) and bias, weight, norm_bias (D,); "
             f"got {shapes}"
         )
+    if not x.is_floating_point():
+        raise TypeError(f"add_bias_residual_layer_norm expects a floating-point x, got {x.dtype}; convert it first")
     return OP(x, bias, residual, weight, norm_bias, eps, extra)
 
 

@@ -73,13 +73,17 @@ def bilinear_sample(image: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
     Inside the mask it equals ``torch.nn.functional.grid_sample(..., align_corners=True)`` at normalised coordinates.
 
     Raises:
-        ValueError: on a rank, batch or last dimension other than these.
+        ValueError: on a rank, batch or last dimension other than these, or an image without a pixel.
+        TypeError: if ``image`` is not floating point.
     """
-    if image.dim() != 4 or grid.dim() != 4 or grid.shape[-1] != 2 or image.shape[0] != grid.shape[0]:
+    fits = image.dim() == 4 and grid.dim() == 4 and grid.shape[-1] == 2 and image.shape[0] == grid.shape[0]
+    if not fits or 0 in image.shape[2:]:
         raise ValueError(
-            "bilinear_sample expects image (N, C, H, W) and grid (N, gH, gW, 2) of the same N; "
+            "bilinear_sample expects image (N, C, H, W), H and W not 0, and grid (N, gH, gW, 2) of the same N; "
             f"got image {tuple(image.shape)} and grid {tuple(grid.shape)}"
         )
+    if not image.is_floating_point():
+        raise TypeError(f"bilinear_sample expects a floating-point image, got {image.dtype}; convert it first")
     return OP(image, grid)
 
 

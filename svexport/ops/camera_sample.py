@@ -253,7 +253,8 @@ def camera_sample(
         scales: of int8 levels, one per level, any number for those that are not; default: 1.
 
     Raises:
-        ValueError: on shapes other than these, or an unknown activation.
+        ValueError: on shapes other than these, an image without a pixel or an unknown activation.
+        TypeError: if features are neither floating point nor int8, or weights are not floating point.
     """
 
     def unexpected(expected: str) -> ValueError:
@@ -269,7 +270,7 @@ def camera_sample(
     channels = features[0].shape[2]
     if any(f.dim() != 5 or f.shape[:3] != (batch, cams, channels) or 0 in f.shape[3:] for f in features):
         raise unexpected(f"features ({batch}, {cams}, {channels}, H, W), none empty")
-    if weights.dim() == 6 and channels % weights.shape[5]:
+    if weights.dim() == 6 and (weights.shape[5] == 0 or channels % weights.shape[5]):
         raise unexpected(f"a number of groups, the last dimension of weights, that divides the {channels} channels")
     if reference_points.shape != (batch, queries, 3) or lidar2img.shape != (batch, cams, 4, 4):
         raise unexpected(f"reference_points ({batch}, {queries}, 3) and lidar2img ({batch}, {cams}, 4, 4)")
@@ -277,13 +278,17 @@ def camera_sample(
         raise unexpected(f"offsets ({batch}, {queries}, {points}, 3)")
     if activation not in ACTIVATIONS:
         raise ValueError(f"camera_sample expects activation {' or '.join(map(repr, ACTIVATIONS))}, got {activation!r}")
-    if len(image_size) != 2 or len(pc_range) != 6 or (uv_clamp is not None and len(uv_clamp) != 2):
+    pixels = len(image_size) == 2 and min(image_size) > 0
+    if not pixels or len(pc_range) != 6 or (uv_clamp is not None and len(uv_clamp) != 2):
         raise ValueError(
-            "camera_sample expects image_size (height, width), pc_range of 6 numbers and uv_clamp None or (low, high); "
-            f"got {image_size}, {pc_range} and {uv_clamp}"
+            "camera_sample expects image_size (height, width) in pixels, pc_range of 6 numbers and uv_clamp None or "
+            f"(low, high); got {image_size}, {pc_range} and {uv_clamp}"
         )
     if scales is not None and len(scales) != len(features):
         raise ValueError(f"camera_sample expects a scale for each of the {len(features)} features, got {scales}")
+    if not weights.is_floating_point() or not all(f.is_floating_point() or f.dtype == torch.int8 for f in features):
+        kinds = ", ".join(str(t.dtype) for t in (*features, weights))
+        raise TypeError(f"camera_sample expects features in floating point or int8, and weights, got {kinds}")
     return OP(
         list(features),
         reference_points,
@@ -435,9 +440,10 @@ class Detr3DCrossAtten(DropIn, nn.Module):
         residual = query if residual is None else residual
         query = query if query_pos is None else query + query_pos
         weights = self.attention_weights(query.transpose(0, 1))  # (B, Q, cams*points*L)
+        precise = torch.promote_types(reference_points.dtype, torch.float32)  # half would be off by pixels
         lidar2img = torch.stack(
             [
-                torch.stack([torch.as_tensor(m, dtype=query.dtype, device=query.device) for m in meta["lidar2img"]])
+                torch.stack([torch.as_tensor(m, dtype=precise, device=query.device) for m in meta["lidar2img"]])
                 for meta in metas
             ]
         )

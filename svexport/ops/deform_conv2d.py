@@ -181,7 +181,8 @@ def deform_conv2d(
     zero where an offset is NaN.
 
     Raises:
-        ValueError: on shapes other than these.
+        ValueError: on shapes other than these, or a stride or dilation below 1.
+        TypeError: if ``input`` is not floating point.
     """
     strides, paddings, dilations = _pair(stride), _pair(padding), _pair(dilation)
 
@@ -190,6 +191,10 @@ def deform_conv2d(
         got = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors.items() if t is not None)
         return ValueError(f"deform_conv2d expects {expected}; got {got}")
 
+    if min(*strides, *dilations) < 1:
+        raise ValueError(f"deform_conv2d expects strides and dilations of at least 1, got {strides} and {dilations}")
+    if not input.is_floating_point():
+        raise TypeError(f"deform_conv2d expects a floating-point input, got {input.dtype}; convert it first")
     if input.dim() != 4 or offset.dim() != 4 or weight.dim() != 4 or 0 in input.shape[1:] or 0 in weight.shape:
         raise unexpected(
             "input (N, C, H, W), offset (N, 2*offset_groups*kH*kW, oH, oW) and weight (O, C/groups, kH, kW)"
@@ -198,6 +203,8 @@ def deform_conv2d(
     taps = weight.shape[2] * weight.shape[3]
     groups, offset_groups = channels // weight.shape[1], offset.shape[1] // (2 * taps)
     size = _output_size(input.shape[2:], weight.shape[2:], strides, paddings, dilations)
+    if any(isinstance(s, int) and s < 1 for s in size):  # dynamic sizes need not be proven large
+        raise unexpected(f"an image that its kernel fits into, not an output of {size}; use more padding")
     if groups * weight.shape[1] != channels or weight.shape[0] % groups:
         raise unexpected("weight (O, C/groups, kH, kW) for a number of groups that divides O and C")
     if offset_groups == 0 or channels % offset_groups or offset.shape != (n, 2 * offset_groups * taps, *size):

@@ -37,7 +37,12 @@ def fast_sigmoid(x: Tensor) -> Tensor:
     Shape:
         - x: any, floating point; half is computed in float32
         - output: like ``x``; 0 and 1 at -inf and inf, NaN for NaN
+
+    Raises:
+        TypeError: if ``x`` is not floating point.
     """
+    if not x.is_floating_point():
+        raise TypeError(f"fast_sigmoid expects a floating-point tensor, got {x.dtype}; convert it first")
     return OP(x)
 
 

@@ -185,7 +185,7 @@ def grid_sample(
         warnings.warn(
             "grid_sample takes align_corners=None for False, as torch does since 1.3; say False or True", stacklevel=2
         )
-    if torch.is_autocast_enabled(input.device.type):  # to one dtype, as torch does
+    if not input.is_meta and torch.is_autocast_enabled(input.device.type):  # to one dtype, as torch does
         dtype = torch.promote_types(input.dtype, grid.dtype)
         if input.device.type == "cpu":
             dtype = torch.promote_types(dtype, torch.float32)

@@ -19,7 +19,8 @@ def reference(A: Tensor, n: int) -> Tensor:
 def checked(A: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """The inverse, NaN where A is singular, and 0 where it is not."""
     torch._check(A.shape[-1] == n, lambda: f"inverse: expected matrices of size {n}, got {tuple(A.shape)}")
-    inverse, info = torch.linalg.inv_ex(A.to(torch.promote_types(A.dtype, torch.float32)))
+    wide = torch.promote_types(A.dtype, torch.float32) if A.is_floating_point() else A.dtype  # torch refuses integers
+    inverse, info = torch.linalg.inv_ex(A.to(wide))
     return torch.where((info == 0)[..., None, None], inverse, torch.nan).to(A.dtype).contiguous(), info
 
 
@@ -60,7 +61,7 @@ def inverse(A: Tensor) -> Tensor:
           file it is infinite or NaN there, in some elements at least.
 
     Raises:
-        RuntimeError: if A is not a batch of square matrices.
+        RuntimeError: if A is not a batch of square matrices, or holds integers.
     """
     return OP(A, A.shape[-1])
 

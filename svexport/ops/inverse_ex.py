@@ -43,6 +43,6 @@ def inverse_ex(A: Tensor) -> tuple[Tensor, Tensor]:
             file
 
     Raises:
-        RuntimeError: if A is not a batch of square matrices.
+        RuntimeError: if A is not a batch of square matrices, or holds integers.
     """
     return OP(A, A.shape[-1])

@@ -129,6 +129,7 @@ def ms_deform_attn(
 
     Raises:
         ValueError: on shapes other than these, or (eager, on the CPU) levels larger than ``value``.
+        TypeError: if ``value`` is not floating point, or ``spatial_shapes`` or ``level_start_index`` is.
     """
     if (
         value.dim() != 4
@@ -147,6 +148,11 @@ def ms_deform_attn(
             f"{tuple(value.shape)}, spatial_shapes {tuple(spatial_shapes.shape)}, level_start_index "
             f"{tuple(level_start_index.shape)}, sampling_locations {tuple(sampling_locations.shape)} and "
             f"attention_weights {tuple(attention_weights.shape)}"
+        )
+    if not value.is_floating_point() or spatial_shapes.is_floating_point() or level_start_index.is_floating_point():
+        raise TypeError(
+            "ms_deform_attn expects value in floating point, spatial_shapes and level_start_index in integers; got "
+            f"{value.dtype}, {spatial_shapes.dtype} and {level_start_index.dtype}"
         )
     return OP(value, spatial_shapes, level_start_index, sampling_locations, attention_weights)
 
@@ -257,9 +263,14 @@ class MultiScaleDeformableAttention(DropIn, nn.Module):
         """
         if reference_points is None or spatial_shapes is None or level_start_index is None:
             raise ValueError("expected reference_points, spatial_shapes and level_start_index")
-        if reference_points.shape[-1] not in (2, 4):
+        if reference_points.dim() != 4 or reference_points.shape[-1] not in (2, 4):
             raise ValueError(
                 f"expected reference_points (N, Lq, L, 2) or (N, Lq, L, 4), got {tuple(reference_points.shape)}"
+            )
+        if spatial_shapes.shape != (self.num_levels, 2) or reference_points.shape[2] not in (1, self.num_levels):
+            raise ValueError(
+                f"expected spatial_shapes and reference_points of num_levels={self.num_levels}, got "
+                f"{tuple(spatial_shapes.shape)} and {tuple(reference_points.shape)}"
             )
         value = query if value is None else value
         identity = query if identity is None else identity

@@ -19,7 +19,7 @@ def reference(A: Tensor, B: Tensor, n: int, left: bool, vector: bool) -> Tensor:
 def checked(A: Tensor, B: Tensor, n: int, left: bool, vector: bool) -> tuple[Tensor, Tensor]:
     """The solution, NaN where A is singular, and 0 where it is not."""
     torch._check(A.shape[-1] == n, lambda: f"solve: expected matrices of size {n}, got {tuple(A.shape)}")
-    wide = torch.promote_types(B.dtype, torch.float32)
+    wide = torch.promote_types(B.dtype, torch.float32) if B.is_floating_point() else B.dtype  # torch refuses integers
     columns = B.to(wide)[..., None] if vector else B.to(wide)
     result, info = torch.linalg.solve_ex(A.to(wide), columns, left=left)
     result = torch.where((info == 0)[..., None, None], result, torch.nan).to(B.dtype)
@@ -64,7 +64,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
           ``torch.linalg.solve`` raises; in a file it is infinite or NaN there, in some elements at least.
 
     Raises:
-        RuntimeError: if A is not a batch of square matrices, or B does not fit.
+        RuntimeError: if A is not a batch of square matrices, or B does not fit or holds integers.
     """
     return OP(A, B, A.shape[-1], left, is_vector(A.shape, B.shape))
 

@@ -43,6 +43,6 @@ def solve_ex(A: Tensor, B: Tensor, *, left: bool = True) -> tuple[Tensor, Tensor
           a file
 
     Raises:
-        RuntimeError: if A is not a batch of square matrices, or B does not fit.
+        RuntimeError: if A is not a batch of square matrices, or B does not fit or holds integers.
     """
     return OP(A, B, A.shape[-1], left, is_vector(A.shape, B.shape))

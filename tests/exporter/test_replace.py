@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -632,6 +633,27 @@ def test_from_module_of_every_drop_in(cls, make):
 )
 def test_constructors_make_the_same_parameters(ours, theirs):
     ours.load_state_dict(theirs().state_dict())
+
+
+def test_calibrations_stay_float32_in_half_models(monkeypatch):
+    """A pixel counts in thousandths of their numbers, which half precision does not have."""
+    module = sys.modules["svexport.ops.camera_sample"]
+    given, camera_sample = [], module.camera_sample
+
+    def spy(features, points, lidar2img, *args, **options):
+        given.append(lidar2img)
+        return camera_sample(features, points, lidar2img, *args, **options)
+
+    monkeypatch.setattr(module, "camera_sample", spy)
+    ours = ops.Detr3DCrossAtten(8, 2, 2, 1, 2, pc_range=[-8.0, -8.0, -2.0, 8.0, 8.0, 2.0]).half()
+    features = [torch.randn(1, 2, 8, 6, 8).half(), torch.randn(1, 2, 8, 3, 4).half()]
+    matrices = torch.randn(2, 4, 4) * 1e5  # half ends at 65504
+    metas = [{"lidar2img": matrices.tolist(), "img_shape": [(24, 32, 3)] * 2}]
+    output = ours(
+        torch.randn(9, 1, 8).half(), None, features, reference_points=torch.rand(1, 9, 3).half(), img_metas=metas
+    )
+    assert torch.equal(given[0][0], matrices)
+    assert output.dtype == torch.float16
 
 
 def test_transformers():

@@ -122,11 +122,19 @@ def test_half_coordinates_are_float32(dtype: torch.dtype) -> None:
         ((1, 1, 3, 3), (1, 2, 2, 3)),
         ((1, 1, 3, 3), (2, 2, 2, 2)),
         ((1, 1, 3, 3, 3), (1, 2, 2, 2, 3)),
+        ((1, 1, 0, 3), (1, 2, 2, 2)),
     ],
 )
 def test_errors(image: tuple, grid: tuple) -> None:
-    with pytest.raises(ValueError, match=r"image \(N, C, H, W\) and grid \(N, gH, gW, 2\).*got image \(1, "):
+    with pytest.raises(
+        ValueError, match=r"image \(N, C, H, W\), H and W not 0, and grid \(N, gH, gW, 2\).*got image \(1, "
+    ):
         bilinear_sample(torch.zeros(image), torch.zeros(grid))
+
+
+def test_integers_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"floating-point image, got torch.uint8"):
+        bilinear_sample(torch.zeros(1, 1, 3, 3, dtype=torch.uint8), torch.zeros(1, 2, 2, 2))
 
 
 # ---------------------------------------------------------------------------------------------- ONNX

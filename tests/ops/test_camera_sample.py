@@ -463,6 +463,8 @@ def test_int8_features_in_a_file(opset: int, target: str | None, tmp_path) -> No
         ({"offsets": torch.zeros(1, 53, 2, 3)}, r"expects offsets \(1, 53, 1, 3\).*got.*offsets \(1, 53, 2, 3\)"),
         ({"activation": "tanh"}, "'sigmoid' or 'softmax', got 'tanh'"),
         ({"image_size": (928, 1600, 3)}, r"image_size \(height, width\)"),
+        ({"image_size": (0, 1600)}, r"image_size \(height, width\) in pixels"),
+        ({"weights": torch.zeros(1, 53, 6, 1, 4, 0)}, "divides the 8 channels"),
         ({"pc_range": (0, 1)}, "pc_range of 6 numbers"),
         ({"uv_clamp": (0,)}, r"uv_clamp None or \(low, high\)"),
         ({"scales": [1.0]}, r"a scale for each of the 4 features, got \[1.0\]"),
@@ -471,6 +473,14 @@ def test_int8_features_in_a_file(opset: int, target: str | None, tmp_path) -> No
 def test_errors(change: dict, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         camera_sample(**case(**DETR3D) | change)
+
+
+@pytest.mark.parametrize("name", ["features", "weights"])
+def test_integers_are_refused(name: str) -> None:
+    args = case(**DETR3D)
+    args[name] = [f.int() for f in args[name]] if name == "features" else args[name].int()
+    with pytest.raises(TypeError, match=r"features in floating point or int8, and weights, got .*int32"):
+        camera_sample(**args)
 
 
 # ------------------------------------------------------------------ the module and its export

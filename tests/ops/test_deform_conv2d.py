@@ -231,11 +231,20 @@ def test_compile_with_open_sizes() -> None:
         ({"offset": torch.zeros(1, 12, 4, 6)}, r"offset \(1, 12, 4, 6\)"),
         ({"mask": torch.zeros(2, 12, 4, 6)}, r"expects mask \(2, 6, 4, 6\).*got.*mask \(2, 12, 4, 6\)"),
         ({"bias": torch.zeros(5)}, r"expects bias \(6,\).*got.*bias \(5,\)"),
+        ({"stride": 0}, r"strides and dilations of at least 1, got \(0, 0\)"),
+        ({"dilation": -1}, r"strides and dilations of at least 1, got .*\(-1, -1\)"),
+        ({"dilation": 99}, r"an image that its kernel fits into"),
     ],
 )
 def test_errors(change: dict, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         deform_conv2d(**case() | change)
+
+
+def test_integers_are_refused() -> None:
+    args = case()
+    with pytest.raises(TypeError, match=r"expects a floating-point input, got torch.int32"):
+        deform_conv2d(**args | {"input": args["input"].int()})
 
 
 # ------------------------------------------------------------------ the module

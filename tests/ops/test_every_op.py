@@ -180,6 +180,41 @@ def test_transforms_and_forward_mode_are_those_of_the_reference(op: Op) -> None:
 
 
 @every_op
+def test_vmap_is_one_after_the_other(op: Op) -> None:
+    """In one call, without the warning of a fallback: of operators that take lists there is none."""
+    several = [samples(op, torch.float64, seed)[0] for seed in (13, 14)]
+    tensors = [_tensors(op, args) for args in several]
+    changing = [i for i, t in enumerate(tensors[0]) if t is not None and t.is_floating_point()]
+    if not changing:
+        return
+
+    def call(*changed: Tensor) -> tuple[Tensor, ...]:
+        new = dict(zip(changing, changed, strict=True))
+        return as_tuple(op(*_with_tensors(op, several[0], [new.get(i, t) for i, t in enumerate(tensors[0])])))
+
+    found = torch.vmap(call)(*(torch.stack([ts[i] for ts in tensors]) for i in changing))
+    for number, ts in enumerate(tensors):
+        for actual, expected in zip(found, call(*(ts[i] for i in changing)), strict=True):
+            torch.testing.assert_close(actual[number], expected, rtol=1e-10, atol=1e-10)
+
+
+@every_op
+def test_jacobian_in_one_call(op: Op) -> None:
+    """vmap over the backward pass."""
+    args = with_grad(samples(op, torch.float64, 15)[0])
+    inputs = [t for t in flat(args) if t.requires_grad]
+    outputs = outputs_of(op, args)
+    if not outputs:
+        return
+    weights = [torch.randn(2, *o.shape, dtype=o.dtype) for o in outputs]
+    found = torch.autograd.grad(outputs, inputs, weights, True, is_grads_batched=True, materialize_grads=True)
+    for number in range(2):
+        expected = torch.autograd.grad(outputs, inputs, [w[number] for w in weights], True, materialize_grads=True)
+        for actual, e in zip(found, expected, strict=True):
+            torch.testing.assert_close(actual[number], e, rtol=1e-10, atol=1e-10)
+
+
+@every_op
 def test_nothing_is_recorded_where_nothing_is_asked(op: Op) -> None:
     args = samples(op, torch.float32, 10)[0]
     assert not outputs_of(op, args)

@@ -67,6 +67,12 @@ def test_body(opset) -> None:
             torch.testing.assert_close(y, fast_sigmoid(x), rtol=0, atol=float(torch.finfo(dtype).eps), equal_nan=True)
 
 
+@pytest.mark.parametrize("function", [fast_sigmoid, fast_tanh])
+def test_integers_are_refused(function) -> None:
+    with pytest.raises(TypeError, match=r"expects a floating-point tensor, got torch.int64"):
+        function(torch.arange(3))
+
+
 def test_gradient_far_out_is_finite() -> None:
     x = torch.tensor([-1e30, -1e10, 0.0, 1e10, 1e30], requires_grad=True)
     (gradient,) = torch.autograd.grad(fast_sigmoid(x).sum(), x)

@@ -208,6 +208,11 @@ def test_autocast(dtypes: tuple) -> None:
         torch.testing.assert_close(grid_sample(*args, align_corners=False), F.grid_sample(*args, align_corners=False))
 
 
+def test_shapes_on_the_meta_device() -> None:
+    args = [x.to("meta") for x in random_args((1, 2, 5, 7), (3, 2), False)]
+    assert grid_sample(*args, align_corners=False).shape == (1, 2, 3, 2)
+
+
 def test_module() -> None:
     module = GridSample("bicubic", "reflection", align_corners=True)
     assert not module.state_dict()

@@ -133,6 +133,9 @@ def test_module_and_errors() -> None:
     for bad in (torch.randn(2, 3), torch.randn(3)):
         with pytest.raises(RuntimeError):
             inverse(bad)
+    for function in (inverse, svexport.ops.inverse_ex):
+        with pytest.raises(RuntimeError, match="floating point"):  # as torch says; not rounded to integers
+            function(torch.tensor([[2, 0], [0, 4]]))
 
 
 class Inverses(nn.Module):

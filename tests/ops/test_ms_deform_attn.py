@@ -194,6 +194,14 @@ def test_errors(change: dict, match: str) -> None:
         ms_deform_attn(**dict(zip(names, case(), strict=True)) | change)
 
 
+@pytest.mark.parametrize(("at", "dtype"), [(0, torch.int32), (1, torch.float32), (2, torch.float32)])
+def test_wrong_dtypes(at: int, dtype: torch.dtype) -> None:
+    args = list(case())
+    args[at] = args[at].to(dtype)
+    with pytest.raises(TypeError, match=f"value in floating point, .* in integers; got .*{dtype}"):
+        ms_deform_attn(*args)
+
+
 # ------------------------------------------------------------------ the module
 
 
@@ -291,6 +299,10 @@ def test_module_attends_to_the_query_itself() -> None:
         module(query, reference_points=points)
     with pytest.raises(ValueError, match=r"\(N, Lq, L, 4\), got \(1, 6, 1, 3\)"):
         module(query, reference_points=torch.rand(1, 6, 1, 3), **sizes)
+    with pytest.raises(ValueError, match=r"\(N, Lq, L, 4\), got \(1, 6, 2\)"):
+        module(query, reference_points=points[:, :, 0], **sizes)
+    with pytest.raises(ValueError, match=r"num_levels=1, got \(2, 2\) and \(1, 6, 1, 2\)"):
+        module(query, reference_points=points, spatial_shapes=torch.ones(2, 2).long(), level_start_index=torch.zeros(2))
 
 
 class Encoder(nn.Module):

@@ -91,6 +91,11 @@ def test_errors(A: tuple[int, ...], B: tuple[int, ...]) -> None:
         solve(torch.randn(A), torch.randn(B))
 
 
+def test_integers_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="floating point"):
+        solve(2 * torch.eye(3), torch.ones(3, 2, dtype=torch.int64))
+
+
 class Solves(nn.Module):
     def forward(self, A: Tensor, B: Tensor, vectors: Tensor) -> list[Tensor]:
         result, info = torch.linalg.solve_ex(A, B)
