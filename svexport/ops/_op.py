@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 
 from svexport.ops import _cuda
 
-__all__ = ["DOMAIN", "OPS", "Argument", "Op", "tracing"]
+__all__ = ["DOMAIN", "OPS", "Argument", "Op", "check_floating_point", "precise_dtype", "tracing"]
 
 DOMAIN = "svexport"
 OPS: dict[str, Op] = {}
@@ -178,6 +178,17 @@ class Op:
 
     def __call__(self, *args: Any) -> Any:
         return self.torch_op(*args)
+
+
+def check_floating_point(op: str, what: str, tensor: Tensor) -> None:
+    """Raises TypeError if ``tensor``, which the op calls ``what``, holds integers."""
+    if not tensor.is_floating_point():
+        raise TypeError(f"{op} expects a floating-point {what}, got {tensor.dtype}; convert it first")
+
+
+def precise_dtype(tensor: Tensor) -> torch.dtype:
+    """What to compute in: float32 at least, of integers their own dtype."""
+    return torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
 
 
 def as_tuple(outputs: Any) -> tuple[Tensor, ...]:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from svexport.ops._op import Op
+from svexport.ops._op import Op, check_floating_point
 
 __all__ = ["AddBiasResidualLayerNorm", "add_bias_residual_layer_norm"]
 
@@ -75,8 +75,7 @@ def add_bias_residual_layer_norm(
             "add_bias_residual_layer_norm expects x, residual, extra (*, D) and bias, weight, norm_bias (D,); "
             f"got {shapes}"
         )
-    if not x.is_floating_point():
-        raise TypeError(f"add_bias_residual_layer_norm expects a floating-point x, got {x.dtype}; convert it first")
+    check_floating_point("add_bias_residual_layer_norm", "x", x)
     return OP(x, bias, residual, weight, norm_bias, eps, extra)
 
 

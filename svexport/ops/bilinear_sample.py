@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from svexport.ops._op import Op
+from svexport.ops._op import Op, check_floating_point
 
 __all__ = ["BilinearSample", "bilinear_sample"]
 
@@ -82,8 +82,7 @@ def bilinear_sample(image: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
             "bilinear_sample expects image (N, C, H, W), H and W not 0, and grid (N, gH, gW, 2) of the same N; "
             f"got image {tuple(image.shape)} and grid {tuple(grid.shape)}"
         )
-    if not image.is_floating_point():
-        raise TypeError(f"bilinear_sample expects a floating-point image, got {image.dtype}; convert it first")
+    check_floating_point("bilinear_sample", "image", image)
     return OP(image, grid)
 
 

@@ -13,7 +13,7 @@ from torch.nn.modules.utils import _pair
 
 from svexport.ops._bilinear import corners
 from svexport.ops._module import DropIn
-from svexport.ops._op import Op
+from svexport.ops._op import Op, check_floating_point
 
 __all__ = ["DeformConv2d", "ModulatedDeformConv2dPack", "deform_conv2d"]
 
@@ -193,8 +193,7 @@ def deform_conv2d(
 
     if min(*strides, *dilations) < 1:
         raise ValueError(f"deform_conv2d expects strides and dilations of at least 1, got {strides} and {dilations}")
-    if not input.is_floating_point():
-        raise TypeError(f"deform_conv2d expects a floating-point input, got {input.dtype}; convert it first")
+    check_floating_point("deform_conv2d", "input", input)
     if input.dim() != 4 or offset.dim() != 4 or weight.dim() != 4 or 0 in input.shape[1:] or 0 in weight.shape:
         raise unexpected(
             "input (N, C, H, W), offset (N, 2*offset_groups*kH*kW, oH, oW) and weight (O, C/groups, kH, kW)"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from svexport.ops._op import Op
+from svexport.ops._op import Op, check_floating_point
 
 __all__ = ["FastSigmoid", "FastTanh", "fast_sigmoid", "fast_tanh"]
 
@@ -41,8 +41,7 @@ def fast_sigmoid(x: Tensor) -> Tensor:
     Raises:
         TypeError: if ``x`` is not floating point.
     """
-    if not x.is_floating_point():
-        raise TypeError(f"fast_sigmoid expects a floating-point tensor, got {x.dtype}; convert it first")
+    check_floating_point("fast_sigmoid", "tensor", x)
     return OP(x)
 
 

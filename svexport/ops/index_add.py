@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from svexport.ops._op import Op
+from svexport.ops._op import Op, precise_dtype
 
 __all__ = ["index_add"]
 
 
 def reference(input: Tensor, dim: int, index: Tensor, source: Tensor, alpha: float) -> Tensor:
     # In float32 at least, as files and torch on CUDA compute it.
-    precise = torch.promote_types(input.dtype, torch.float32) if input.is_floating_point() else input.dtype
+    precise = precise_dtype(input)
     scaled = source.to(precise) * (alpha if input.is_floating_point() else int(alpha))
     return torch.index_add(input.to(precise), dim, index, scaled).to(input.dtype).contiguous()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from svexport.ops._op import Op
+from svexport.ops._op import Op, precise_dtype
 
 __all__ = ["Inverse", "checked", "inverse"]
 
@@ -19,8 +19,7 @@ def reference(A: Tensor, n: int) -> Tensor:
 def checked(A: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """The inverse, NaN where A is singular, and 0 where it is not."""
     torch._check(A.shape[-1] == n, lambda: f"inverse: expected matrices of size {n}, got {tuple(A.shape)}")
-    wide = torch.promote_types(A.dtype, torch.float32) if A.is_floating_point() else A.dtype  # torch refuses integers
-    inverse, info = torch.linalg.inv_ex(A.to(wide))
+    inverse, info = torch.linalg.inv_ex(A.to(precise_dtype(A)))  # which refuses integers
     return torch.where((info == 0)[..., None, None], inverse, torch.nan).to(A.dtype).contiguous(), info
 
 

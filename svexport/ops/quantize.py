@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from svexport.ops._op import Op
+from svexport.ops._op import Op, check_floating_point
 
 __all__ = ["bind_scale", "quantize", "step_like"]
 
@@ -93,6 +93,5 @@ def quantize(x: Tensor, scale: float | Tensor, axis: int = 1, restricted: bool =
         ValueError: on a scale that is not positive and finite or does not fit ``x``.
         TypeError: if ``x`` is not floating point.
     """
-    if not x.is_floating_point():
-        raise TypeError(f"quantize expects a floating-point tensor, got {x.dtype}")
+    check_floating_point("quantize", "tensor", x)
     return OP(x, *bind_scale("quantize", x, scale, axis), restricted)

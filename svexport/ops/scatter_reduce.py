@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from svexport.ops._op import Op
+from svexport.ops._op import Op, precise_dtype
 
 __all__ = ["REDUCTIONS", "scatter_add", "scatter_reduce"]
 
@@ -16,7 +16,7 @@ REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 
 def reference(input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: int, include_self: bool) -> Tensor:
     # In float32 at least, as files and torch on CUDA compute it.
-    precise = torch.promote_types(input.dtype, torch.float32) if input.is_floating_point() else input.dtype
+    precise = precise_dtype(input)
     result = torch.scatter_reduce(
         input.to(precise), dim, index, src.to(precise), REDUCTIONS[reduce], include_self=include_self
     )

@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from svexport.ops._op import Op
+from svexport.ops._op import Op, check_floating_point
 
 __all__ = ["logit_below", "sigmoid_gt"]
 
@@ -89,6 +89,5 @@ def sigmoid_gt(x: Tensor, threshold: float) -> Tensor:
     """
     if math.isnan(threshold):
         raise ValueError("sigmoid_gt expects a number as threshold, got NaN")
-    if not x.is_floating_point():
-        raise TypeError(f"sigmoid_gt expects a floating-point tensor, got {x.dtype}")
+    check_floating_point("sigmoid_gt", "tensor", x)
     return OP(x, threshold)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from svexport.ops._op import Op
+from svexport.ops._op import Op, precise_dtype
 
 __all__ = ["Solve", "checked", "is_vector", "solve"]
 
@@ -19,7 +19,7 @@ def reference(A: Tensor, B: Tensor, n: int, left: bool, vector: bool) -> Tensor:
 def checked(A: Tensor, B: Tensor, n: int, left: bool, vector: bool) -> tuple[Tensor, Tensor]:
     """The solution, NaN where A is singular, and 0 where it is not."""
     torch._check(A.shape[-1] == n, lambda: f"solve: expected matrices of size {n}, got {tuple(A.shape)}")
-    wide = torch.promote_types(B.dtype, torch.float32) if B.is_floating_point() else B.dtype  # torch refuses integers
+    wide = precise_dtype(B)  # torch refuses integers
     columns = B.to(wide)[..., None] if vector else B.to(wide)
     result, info = torch.linalg.solve_ex(A.to(wide), columns, left=left)
     result = torch.where((info == 0)[..., None, None], result, torch.nan).to(B.dtype)
