@@ -40,7 +40,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
     Values that should be zero, and are not quite, are measured against a thousandth.
     """
-    actual, expected = actual.detach().double().cpu(), expected.detach().double().cpu()
+    actual, expected = actual.detach().cpu().double(), expected.detach().cpu().double()
     assert actual.shape == expected.shape, f"expected shape {tuple(expected.shape)}, got {tuple(actual.shape)}"
     finite = expected.isfinite()
     if not torch.equal(actual.isfinite(), finite) or not torch.equal(actual.isnan(), expected.isnan()):

@@ -252,7 +252,12 @@ def test_channels_of_other_orders(dtype: torch.dtype) -> None:
         flat = torch.randn(x.numel() + begin, device="cuda").to(dtype)
         check(CHANNELS, [flat[begin:].view(x.shape), y], WIDE)
     check(CHANNELS, [x[:, :, :29, :], y], WIDE)  # rows that end before the next begins
-    # Positions with gaps or behind the channels, one channel for all, and a matrix a sample.
+
+
+@DTYPES
+def test_channels_left_to_a_plan(dtype: torch.dtype) -> None:
+    """Positions with gaps or behind the channels, one channel for all, and a matrix a sample: products of torch's."""
+    x, y = channels(4, 24, 40, 30, 25, dtype)
     check(CHANNELS, [x[..., :20], y], kernel=False)
     check(CHANNELS, [x.to(memory_format=torch.channels_last), y], kernel=False)
     check(CHANNELS, [x[:, :1].expand(4, 24, 30, 25), y], kernel=False)

@@ -233,17 +233,22 @@ def test_options(overrides: dict) -> None:
     check_half(config, BFLOAT, 4e-2, 2, 33, "channels-last")
 
 
-def test_half_points_and_other_features() -> None:
-    config = config_of("seed")
-    module = decoder(config, HALF)
-    query, query_pos, points, features, lidar2img = scene(config, HALF, 2, 19)
-    for changed in ((query, query_pos, points.half(), features, lidar2img.half()),
-                    (query, query_pos, points, [f.float() for f in features], lidar2img),
-                    (query, query_pos, points, [features[0].float(), *features[1:]], lidar2img)):  # fmt: skip
-        call = arguments(module, changed)
-        outputs = OP(*call)
-        assert [o.dtype for o in outputs] == [HALF, changed[2].dtype, changed[2].dtype]
-        assert max(errors(outputs, OP.reference(*moved(call, torch.float64)))) < 5e-3
+def check_types(query: Tensor, query_pos: Tensor, points: Tensor, features: list[Tensor], lidar2img: Tensor) -> None:
+    call = arguments(decoder(config_of("seed"), HALF), (query, query_pos, points, features, lidar2img))
+    outputs = OP(*call)
+    assert [o.dtype for o in outputs] == [HALF, points.dtype, points.dtype]
+    assert max(errors(outputs, OP.reference(*moved(call, torch.float64)))) < 5e-3
+
+
+def test_half_points_and_float_features() -> None:
+    query, query_pos, points, features, lidar2img = scene(config_of("seed"), HALF, 2, 19)
+    check_types(query, query_pos, points.half(), features, lidar2img.half())
+    check_types(query, query_pos, points, [f.float() for f in features], lidar2img)
+
+
+def test_features_of_two_types_take_the_composition() -> None:
+    query, query_pos, points, features, lidar2img = scene(config_of("seed"), HALF, 2, 19)
+    check_types(query, query_pos, points, [features[0].float(), *features[1:]], lidar2img)
 
 
 def test_any_strides_and_alignment() -> None:
