@@ -1,0 +1,380 @@
+// Of the fused decoder: what the cameras see of a point.
+#pragma once
+
+#include "bilinear.cuh"
+#include "transformer_decoder_fused_tiles.cuh"
+
+namespace svexport::fused {
+
+// u and v of the point at camera `lane`; not seen: u = NaN. cameras: 12 floats each.
+__device__ __forceinline__ void project(const Fused& a, const float* point, const float* cameras, float& u, float& v) {
+  const int lane = threadIdx.x % 32;
+  u = v = NAN;
+  if (lane >= a.cams) return;
+  float place[3], image[3];
+#pragma unroll
+  for (int i = 0; i < 3; ++i) place[i] = fmaf(point[i], a.size[i], a.low[i]);
+  const float4* matrix = reinterpret_cast<const float4*>(cameras) + lane * 3;
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    const float4 m = matrix[i];
+    image[i] = fmaf(m.x, place[0], fmaf(m.y, place[1], m.z * place[2])) + m.w;
+  }
+  const float depth = fmaxf(image[2], a.depth_eps);
+  bool seen = image[2] > a.depth_eps;
+  float at_image[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    at_image[i] = __fdividef(image[i], depth * a.image[1 - i]);
+    const float centred = 2 * at_image[i] - 1;
+    seen = seen && (a.in_image ? centred > -1 && centred < 1 : !isnan(at_image[i]));
+    if (!a.in_image) at_image[i] = fminf(fmaxf(at_image[i], a.clamp[0]), a.clamp[1]);
+  }
+  if (seen) u = at_image[0], v = at_image[1];
+}
+
+// The lane's 8 channels of a pixel of the map, as they lie: 16 bytes, or 8 of an int8 map.
+template <class T, int Format>
+__device__ __forceinline__ uint4 pixel(const FusedLevel& l, int64_t image, int y, int x) {
+  const int lane = threadIdx.x % 32;
+  const int64_t at = image + y * l.y + x * l.x;
+  if constexpr (Format == kBytes) {
+    const int8_t* p = static_cast<const int8_t*>(l.data) + at + lane / 4 * l.channel + lane % 4 * 8;
+    const uint2 v = __ldg(reinterpret_cast<const uint2*>(p));
+    return make_uint4(v.x, v.y, 0, 0);
+  } else if constexpr (Format == kAdjacent) {
+    return __ldg(reinterpret_cast<const uint4*>(static_cast<const T*>(l.data) + at + lane * 8));
+  } else {
+    const uint16_t* p = static_cast<const uint16_t*>(l.data) + at + lane * 8 * l.channel;
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      words[i] = __ldg(p + 2 * i * l.channel) | static_cast<uint32_t>(__ldg(p + (2 * i + 1) * l.channel)) << 16;
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
+template <class T, int Format>
+__device__ __forceinline__ void add_tap(const uint4& v, float weight, float (&sum)[8]) {
+  float x[8];
+  if constexpr (Format == kBytes) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = static_cast<float>(static_cast<int8_t>((i < 4 ? v.x : v.y) >> i % 4 * 8));
+  } else {
+    unpack8<T>(v, x);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum[i] = fmaf(weight, x[i], sum[i]);
+}
+
+// Where a camera sees the point on a level.
+struct Place {
+  Corners x, y;
+  int64_t image;
+};
+
+__device__ __forceinline__ Place place_on(const FusedLevel& l, int batch, int cam, float u, float v) {
+  return {corners(u * l.width - 0.5f, l.width), corners(v * l.height - 0.5f, l.height), batch * l.batch + cam * l.cam};
+}
+
+// sampled += what one camera sees on a level whose channels are not adjacent. Two lanes have 16 channels, each a column
+// of pixels, so that one access is of both: of the same sector, mostly.
+template <class T>
+__device__ __forceinline__ void sample_strided(const FusedLevel& l, const Place& p, float (&sampled)[8]) {
+  constexpr int kShared = 16;
+  const int lane = threadIdx.x % 32;
+  const bool right = lane % 2;
+  const uint16_t* column = static_cast<const uint16_t*>(l.data) + p.image + lane / 2 * kShared * l.channel +
+                           (right ? p.x.index[1] : p.x.index[0]) * l.x;
+  const uint16_t *upper = column + p.y.index[0] * l.y, *lower = column + p.y.index[1] * l.y;
+  uint16_t pixels[kShared][2];
+#pragma unroll
+  for (int i = 0; i < kShared; ++i) {
+    pixels[i][0] = __ldg(upper + i * l.channel), pixels[i][1] = __ldg(lower + i * l.channel);
+  }
+  const float weight = right ? p.x.weight[1] : p.x.weight[0];
+  const float weights[2] = {p.y.weight[0] * weight, p.y.weight[1] * weight};
+  float sum[kShared];
+#pragma unroll
+  for (int i = 0; i < kShared; ++i) {
+    const float2 two = unpack<T>(pixels[i][0] | static_cast<uint32_t>(pixels[i][1]) << 16);
+    sum[i] = fmaf(weights[1], two.y, weights[0] * two.x);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float given = right ? sum[i] : sum[i + 8];
+    sampled[i] += (right ? sum[i + 8] : sum[i]) + __shfl_xor_sync(0xffffffffu, given, 1);
+  }
+}
+
+// sampled += what one camera sees on one level; of a pooled level pixels are the largest of four of the map's.
+template <class T, int Format>
+__device__ __forceinline__ void sample_level(const FusedLevel& l, const Place& p, float (&sampled)[8]) {
+  if (Format == kStrided && !l.pool) {
+    sample_strided<T>(l, p, sampled);
+    return;
+  }
+  if (!l.pool) {
+    uint4 taps[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) taps[j] = pixel<T, Format>(l, p.image, p.y.index[j / 2], p.x.index[j % 2]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) add_tap<T, Format>(taps[j], p.y.weight[j / 2] * p.x.weight[j % 2], sampled);
+    return;
+  }
+#pragma unroll 1
+  for (int j = 0; j < 4; ++j) {
+    const int y = 2 * (j / 2 ? p.y.index[1] : p.y.index[0]), x = 2 * (j % 2 ? p.x.index[1] : p.x.index[0]);
+    const float weight = (j / 2 ? p.y.weight[1] : p.y.weight[0]) * (j % 2 ? p.x.weight[1] : p.x.weight[0]);
+    uint4 of[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) of[i] = pixel<T, Format>(l, p.image, y + i / 2, x + i % 2);
+#pragma unroll
+    for (int i = 1; i < 4; ++i) {
+      if constexpr (Format == kBytes) {
+        of[0].x = __vmaxs4(of[0].x, of[i].x), of[0].y = __vmaxs4(of[0].y, of[i].y);
+      } else {
+        of[0].x = max_of<T>(of[0].x, of[i].x), of[0].y = max_of<T>(of[0].y, of[i].y);
+        of[0].z = max_of<T>(of[0].z, of[i].z), of[0].w = max_of<T>(of[0].w, of[i].w);
+      }
+    }
+    add_tap<T, Format>(of[0], weight, sampled);
+  }
+}
+
+__device__ __forceinline__ bool is_plain(const Fused& a, int level) {
+  return level >= a.first_plain && level < a.first_plain + a.plain_levels;
+}
+
+// What camera `cam` sees on the plain levels, by a warp: take(level, the lane's channels). The pixels of Together
+// levels are on their way at once; a lane finds the place on one of the levels.
+template <class T, int Together, class Take>
+__device__ __forceinline__ void sample_plain(const Fused& a, int batch, int cam, float cam_u, float cam_v, Take take) {
+  const int lane = threadIdx.x % 32;
+  const FusedLevel& l = a.level[a.first_plain + min(lane % kAheadLevels, a.plain_levels - 1)];
+  const Place p = place_on(l, batch, cam, cam_u, cam_v);
+  const uint64_t corner =
+      reinterpret_cast<uint64_t>(static_cast<const T*>(l.data) + p.image + p.y.index[0] * l.y + p.x.index[0] * l.x);
+  const int right = (p.x.index[1] - p.x.index[0]) * static_cast<int>(l.x);
+  const int down = (p.y.index[1] - p.y.index[0]) * static_cast<int>(l.y);
+#pragma unroll
+  for (int first = 0; first < kAheadLevels; first += Together) {
+    uint4 taps[Together][4];
+#pragma unroll
+    for (int i = 0; i < Together; ++i) {
+      const int level = first + i;
+      if (level < a.plain_levels) {
+        const T* from = reinterpret_cast<const T*>(__shfl_sync(0xffffffffu, corner, level)) + lane * 8;
+        const int to_right = __shfl_sync(0xffffffffu, right, level), to_below = __shfl_sync(0xffffffffu, down, level);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          taps[i][j] = __ldg(reinterpret_cast<const uint4*>(from + (j % 2 ? to_right : 0) + (j / 2 ? to_below : 0)));
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < Together; ++i) {
+      const int level = first + i;
+      if (level < a.plain_levels) {
+        float sampled[8] = {};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float tap = p.y.weight[j / 2] * p.x.weight[j % 2];
+          add_tap<T, kAdjacent>(taps[i][j], __shfl_sync(0xffffffffu, tap, level), sampled);
+        }
+        take(a.first_plain + level, sampled);
+      }
+    }
+  }
+}
+
+// What it sees on another level, by a warp.
+template <class T>
+__device__ __forceinline__ void sample_other(const FusedLevel& l, int batch, int cam, float cam_u, float cam_v,
+                                             float (&sampled)[8]) {
+  const Place p = place_on(l, batch, cam, cam_u, cam_v);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sampled[i] = 0;
+  if (l.format == kAdjacent) {
+    sample_level<T, kAdjacent>(l, p, sampled);
+  } else if (l.format == kBytes) {
+    sample_level<T, kBytes>(l, p, sampled);
+  } else {
+    sample_level<T, kStrided>(l, p, sampled);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sampled[i] *= l.scale;
+}
+
+// Samples of rows, from the `row`-th on: chunks.
+__device__ __forceinline__ int64_t samples_of(const Fused& a, int row) {
+  return static_cast<int64_t>(row) * kPresampled * a.ahead_levels * 32;
+}
+
+// What it sees on the first levels but the staged one, by a warp for those that compute.
+template <class T, int Together, bool Stages, class Take>
+__device__ __forceinline__ void presample(const Fused& a, int batch, int cam, float cam_u, float cam_v, Take take) {
+  if (a.plain_levels > 0) sample_plain<T, Together>(a, batch, cam, cam_u, cam_v, take);
+#pragma unroll 1
+  for (int level = 0; level < a.ahead_levels; ++level) {
+    if (is_plain(a, level) || (Stages && level == a.staged)) continue;
+    float sampled[8];
+    sample_other<T>(a.level[level], batch, cam, cam_u, cam_v, sampled);
+    take(level, sampled);
+  }
+}
+
+// What the first cameras see of a row's point, to its samples.
+template <class T, int Together, bool Stages>
+__device__ __forceinline__ void presample_row(const Fused& a, int batch, float u, float v, void* samples) {
+  uint4* to = static_cast<uint4*>(samples) + threadIdx.x % 32;
+  unsigned seen = __ballot_sync(0xffffffffu, !isnan(u));
+#pragma unroll 1
+  for (int number = 0; number < kPresampled && seen; ++number, seen &= seen - 1, to += a.ahead_levels * 32) {
+    const int cam = __ffs(seen) - 1;
+    const float cam_u = __shfl_sync(0xffffffffu, u, cam), cam_v = __shfl_sync(0xffffffffu, v, cam);
+    presample<T, Together, Stages>(a, batch, cam, cam_u, cam_v,
+                                   [&](int level, const float (&sampled)[8]) { to[level * 32] = pack8<T>(sampled); });
+  }
+}
+
+// A piece of the staged level: of each channel and a row of pixels the 16 bytes that a sample needs, on their way to
+// shared memory without registers; or, where its two pixels lie in two such chunks, one of these. A lane has 8 channels,
+// 16 * 8 bytes, in an order that keeps lanes out of one another's banks; it alone reads them.
+struct Piece {
+  const void* image;  // its first channel
+  float weight[2];    // of the pixels
+  // Of the first channel the left pixel; whether the right one is next to it, else the weight of both is the left one's;
+  // and whether the chunk is that of the right one alone.
+  int pixel;
+  bool pair, right;
+
+  // Of a channel: where planes do not begin at 16 bytes, they differ.
+  __device__ __forceinline__ static bool straddles(int pixel) { return pixel % 8 == 7; }
+  __device__ __forceinline__ static uint32_t place(uint32_t stage) {
+    const int lane = threadIdx.x % 32;
+    return stage + lane * 128 | lane % 8 * 16;
+  }
+
+  template <class T>
+  __device__ __forceinline__ void fetch(uint32_t stage, int plane) const {
+    auto copy = [](uint32_t to, const T* from) {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    };
+    const T* channels = static_cast<const T*>(image) + static_cast<int64_t>(threadIdx.x % 32 * 8) * plane;
+    const uint32_t to = place(stage);
+    if (plane % 8 == 0) {
+      const T* from = channels + ((pixel & ~7) + right * 8);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) copy(to ^ i * 16, from + i * plane);
+      return;
+    }
+#pragma unroll 1
+    for (int i = 0, at = pixel; i < 8; ++i, at += plane) {
+      if (!right || straddles(at)) copy(to ^ i * 16, channels + ((at & ~7) + right * 8));
+    }
+  }
+
+  template <class T>
+  __device__ __forceinline__ void add(uint32_t stage, int plane, float (&sampled)[8]) const {
+    auto load = [](uint32_t from) {
+      uint16_t x;
+      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(from) : "memory");
+      return to_float(reinterpret_cast<const T&>(x));
+    };
+    const uint32_t from = place(stage);
+    if (plane % 8 == 0) {
+      const uint32_t first = from | (right ? 0 : pixel % 8 * 2);
+      const float of_first = right ? weight[1] : weight[0];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sampled[i] = fmaf(of_first, load(first ^ i * 16), sampled[i]);
+      if (right || !pair || straddles(pixel)) return;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sampled[i] = fmaf(weight[1], load((first ^ i * 16) + 2), sampled[i]);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int at = pixel + i * plane;
+      const uint32_t left = from ^ i * 16 | at % 8 * 2;
+      if (!right) sampled[i] = fmaf(weight[0], load(left), sampled[i]);
+      if (pair && right == straddles(at)) {
+        sampled[i] = fmaf(weight[1], load(right ? from ^ i * 16 : left + 2), sampled[i]);
+      }
+    }
+  }
+};
+
+// sum += what all cameras see on all levels, by a warp. weights: of camera and level c * levels + l, in lanes' first
+// and second. ready: what was presampled, if so.
+template <class T, bool Presampled>
+__device__ __forceinline__ void sample(const Fused& a, int batch, float u, float v, const float (&weights)[2],
+                                       const uint4 (&ready)[kPresampled][kAheadLevels], float (&sum)[8]) {
+  const int own_level = min(static_cast<int>(threadIdx.x % kAheadLevels), a.levels - 1);  // whose weight the lane has
+  auto weight_of = [&](int which) {
+    const float even = __shfl_sync(0xffffffffu, weights[0], which % 32);
+    const float odd = __shfl_sync(0xffffffffu, weights[1], which % 32);
+    return which < 32 ? even : odd;
+  };
+  auto add = [&](float weight, const float (&sampled)[8]) {
+#pragma unroll
+    for (int c = 0; c < 8; ++c) sum[c] = fmaf(isnan(sampled[c]) ? 0.f : sampled[c], weight, sum[c]);
+  };
+  unsigned seen = __ballot_sync(0xffffffffu, !isnan(u)), rest = seen;  // the latter: not presampled
+  if constexpr (Presampled) {
+#pragma unroll
+    for (int number = 0; number < kPresampled; ++number) {
+      if (!rest) continue;
+      const float weight = weight_of((__ffs(rest) - 1) * a.levels + own_level);
+#pragma unroll
+      for (int i = 0; i < kAheadLevels; ++i) {
+        if (i < a.ahead_levels) {
+          float sampled[8];
+          unpack8<T>(ready[number][i], sampled);
+          add(__shfl_sync(0xffffffffu, weight, i), sampled);
+        }
+      }
+      rest &= rest - 1;
+    }
+    if (a.ahead_levels == a.levels) seen = rest;
+  }
+#pragma unroll 1
+  for (; seen; seen &= seen - 1) {
+    const int cam = __ffs(seen) - 1;
+    const float cam_u = __shfl_sync(0xffffffffu, u, cam), cam_v = __shfl_sync(0xffffffffu, v, cam);
+    const bool all = rest >> cam & 1;
+    if (all && a.plain_levels > 0) {
+      const float weight = weight_of(cam * a.levels + own_level);
+      sample_plain<T, kAheadLevels>(a, batch, cam, cam_u, cam_v, [&](int level, const float (&sampled)[8]) {
+        add(__shfl_sync(0xffffffffu, weight, level), sampled);
+      });
+    }
+#pragma unroll 1
+    for (int level = all ? 0 : a.ahead_levels; level < a.levels; ++level) {
+      if (is_plain(a, level)) continue;
+      float sampled[8];
+      sample_other<T>(a.level[level], batch, cam, cam_u, cam_v, sampled);
+      add(weight_of(cam * a.levels + level), sampled);
+    }
+  }
+}
+
+// The camera weights of a row, of which the lane has two.
+__device__ __forceinline__ void activate(int activation, int count, float (&x)[2]) {
+  const int lane = threadIdx.x % 32;
+  const bool in[2] = {lane < count, lane + 32 < count};
+  if (activation == 0) {
+    x[0] = sigmoid(x[0]), x[1] = sigmoid(x[1]);
+    return;
+  }
+  float largest = fmaxf(in[0] ? x[0] : -INFINITY, in[1] ? x[1] : -INFINITY);
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+#pragma unroll
+  for (int i = 0; i < 2; ++i) x[i] = in[i] ? expf(x[i] - largest) : 0.f;
+  const float total = warp_sum(x[0] + x[1]);
+  x[0] /= total, x[1] /= total;
+}
+
+}  // namespace svexport::fused

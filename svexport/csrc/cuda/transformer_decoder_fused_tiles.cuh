@@ -1,0 +1,265 @@
+// Of the fused decoder: barriers, tiles of rows in shared memory, and what is done to them, products and norms.
+#pragma once
+
+#include "bulk.cuh"
+#include "transformer_decoder_fused.cuh"
+#include "wgmma.cuh"
+
+namespace svexport::fused {
+
+constexpr int kHeadDim = kChannels / kHeads, kOwnHeads = kHeads / 2;
+constexpr int kSlots = 2;                                   // products in the ring
+constexpr int kRowsOfWarp = kRows / kWarps;                 // normed by a warp
+constexpr int kSampled = kRows / 2;                         // rows that a block samples, one a warp
+constexpr int kOthers = 2;                                  // of kOtherWarps; if a level is staged there are
+constexpr int kStagers = 3;                                 // so many, and in the cluster of the box branch as well
+constexpr int kStaged = kChannels * 16;                     // bytes of a piece of the staged level
+constexpr int kAtom = kRows * 128, kTileBytes = 4 * kAtom;  // of 64 channels of a tile, of a tile
+constexpr int kBox = kHalf * 128, kSlotBytes = 4 * kBox;    // of the weights of 64 inputs, of a product
+constexpr int kHeadBytes = kSlotBytes / kOwnHeads;          // of two blocks of keys and of values of a head
+constexpr int kIncoming = kTileBytes / 2;                   // what the other block sends in an exchange
+constexpr int kSeen = 2 * kMaxCams;                         // floats of a row: where the cameras see it
+constexpr int kLogitsPitch = kNarrow + 4;                   // floats, against bank conflicts
+constexpr float kMaxLogit = 11.512915f;                     // the largest inverse sigmoid: log((1 - kEps) / kEps)
+static_assert(kSampled == kWarps && kHalf == kWarps * 16 && kHeadBytes == 2 * kKeyBlock * kHeadDim * 2 * 2);
+
+// With SVEXPORT_STAGES, the clock at the parts of each product, for benchmarks/transformer_decoder.py; for the last
+// product, which no list reaches, clock and nanoseconds at the kernel's begin and end.
+#ifdef SVEXPORT_STAGES
+constexpr int kStageBlocks = 132, kStageParts = 7;
+__device__ long long stage_clocks[kStageBlocks][kMaxProducts][kStageParts];
+
+__device__ __forceinline__ void record_stage(int product, int part) {
+  if (threadIdx.x != 0 || blockIdx.x >= kStageBlocks) return;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(stage_clocks[blockIdx.x][product][part])::"memory");
+  if (product == kMaxProducts - 1) {
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(stage_clocks[blockIdx.x][product][part + 1])::"memory");
+  }
+}
+#define STAGE(product, part) record_stage(product, part)
+#else
+#define STAGE(product, part) static_cast<void>(product)
+#endif
+
+// ---------------------------------------------------------------- barriers
+
+// Of the warps that compute.
+__device__ __forceinline__ void sync() { asm volatile("bar.sync 1, %0;" ::"n"(kComputing) : "memory"); }
+
+__device__ __forceinline__ int block_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// What the two blocks of a tile send one another. Every store counts its bytes at a barrier of the block that it goes
+// to: a barrier of the whole cluster orders stores by a fence of the whole device, which takes longer than the
+// exchange. Two barriers in turn: the other block is never more than one exchange ahead.
+class Exchange {
+ public:
+  __device__ __forceinline__ Exchange(uint32_t received, int half) : barrier_(received) {
+    uint32_t there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(received), "r"(half ^ 1));
+    away_ = there - received;
+  }
+
+  // To the same place in the other block; here it has been stored.
+  __device__ __forceinline__ void send(uint32_t address, uint4 v) const {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                     address + away_),
+                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier_ + count_ % 2 * 8 + away_)
+                 : "memory");
+  }
+
+  // The end of an exchange: until all threads have sent, and so many bytes have come.
+  __device__ __forceinline__ void receive(int bytes, int thread) {
+    const uint32_t barrier = barrier_ + count_ % 2 * 8;
+    if (thread == 0) expect_bytes(barrier, bytes);
+    sync();
+    wait_for(barrier, count_ / 2 % 2);
+    ++count_;
+  }
+
+ private:
+  uint32_t barrier_, away_, count_ = 0;
+};
+
+// What the block has done can be read by who sees it counted.
+__device__ __forceinline__ void signal(unsigned* counter) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
+
+// Also by bulk copies: for those a fence of global memory alone, as that of all takes as long again as the wait.
+__device__ __forceinline__ void await(const unsigned* counter, unsigned count) {
+  unsigned seen = 0;
+  while (seen < count) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+// ---------------------------------------------------------------- tiles
+
+// A tile is what a tensor map of 128 bytes a row and its swizzle makes of it: 64 channels of all rows, then the next;
+// 16 bytes of 8 channels (a chunk) lie 16 * (chunk ^ row) % 128 into their row.
+__device__ __forceinline__ int chunk_at(int row, int chunk) {
+  return chunk / 8 * kAtom + row * 128 + ((chunk ^ row) & 7) * 16;
+}
+
+// Where the values of 64 keys of a head have that of a dimension and a key: rows of 128 bytes, of odd ones the halves
+// exchanged, so that two do not meet in the same banks.
+__device__ __forceinline__ int value_at(int dim, int key) { return dim * kKeyBlock + (key ^ dim % 2 * 32); }
+
+__device__ __forceinline__ uint4 load_shared(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
+// As load_matrix, the other way.
+__device__ __forceinline__ void store_matrix(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+__device__ __forceinline__ void store_matrix_transposed(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+template <class T>
+__device__ __forceinline__ void unpack8(const uint4& v, float (&x)[8]) {
+  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 two = unpack<T>(words[i]);
+    x[2 * i] = two.x, x[2 * i + 1] = two.y;
+  }
+}
+
+template <class T>
+__device__ __forceinline__ uint4 pack8(const float (&x)[8]) {
+  return make_uint4(pack<T>(x[0], x[1]), pack<T>(x[2], x[3]), pack<T>(x[4], x[5]), pack<T>(x[6], x[7]));
+}
+
+template <class T>
+__device__ __forceinline__ uint32_t max_of(uint32_t a, uint32_t b);  // NaN wins
+template <>
+__device__ __forceinline__ uint32_t max_of<__half>(uint32_t a, uint32_t b) {
+  const __half2 m = __hmax2_nan(reinterpret_cast<__half2&>(a), reinterpret_cast<__half2&>(b));
+  return reinterpret_cast<const uint32_t&>(m);
+}
+template <>
+__device__ __forceinline__ uint32_t max_of<__nv_bfloat16>(uint32_t a, uint32_t b) {
+  const __nv_bfloat162 m = __hmax2_nan(reinterpret_cast<__nv_bfloat162&>(a), reinterpret_cast<__nv_bfloat162&>(b));
+  return reinterpret_cast<const uint32_t&>(m);
+}
+
+// a + b
+template <class T>
+__device__ __forceinline__ uint4 add8(const uint4& a, const uint4& b) {
+  float x[8], y[8];
+  unpack8<T>(a, x);
+  unpack8<T>(b, y);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] += y[i];
+  return pack8<T>(x);
+}
+
+// ---------------------------------------------------------------- matrix products
+
+// How wgmma is told of a matrix in shared memory: rows of 128 bytes, swizzled, 1024 bytes from 8 rows to the next. One
+// for the warp, which the compiler sees by the shuffle; or it would move it out of lanes' registers for each wgmma.
+__device__ __forceinline__ uint64_t matrix_at(uint32_t address) {
+  return 0x4000004000010000ull | __shfl_sync(0xffffffffu, address / 16, 0);
+}
+
+// sum (64 x 16) += a (64 x 16) b (16 x 16); of all warps of a warp group.
+template <class T>
+__device__ __forceinline__ void wgmma(float (&sum)[8], uint64_t a, uint64_t b);
+
+#define SVEXPORT_WGMMA(type, name)                                                                          \
+  template <>                                                                                               \
+  __device__ __forceinline__ void wgmma<type>(float (&sum)[8], uint64_t a, uint64_t b) {                    \
+    asm volatile(                                                                                           \
+        "{.reg .pred adds; setp.eq.b32 adds, 0, 0;"                                                         \
+        " wgmma.mma_async.sync.aligned.m64n16k16.f32." name "." name                                        \
+        " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, adds, 1, 1, 0, 0;}"                                     \
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]), "+f"(sum[4]), "+f"(sum[5]), "+f"(sum[6]), \
+          "+f"(sum[7])                                                                                      \
+        : "l"(a), "l"(b));                                                                                  \
+  }
+SVEXPORT_WGMMA(__half, "f16")
+SVEXPORT_WGMMA(__nv_bfloat16, "bf16")
+#undef SVEXPORT_WGMMA
+
+// Begins sum + odd += 64 outputs of the weights * 16 rows of a tile: 256 inputs. Two sums, as a wgmma waits for the one
+// before that adds to the same.
+template <class T>
+__device__ __forceinline__ void multiply(float (&sum)[8], float (&odd)[8], uint32_t weights, uint32_t rows) {
+  const uint64_t a = matrix_at(weights), b = matrix_at(rows);
+  hold(sum), hold(odd);
+  begin_products();
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    wgmma<T>(i % 2 ? odd : sum, a + (i / 4 * kBox + i % 4 * 32) / 16, b + (i / 4 * kAtom + i % 4 * 32) / 16);
+  }
+  commit_products();
+}
+
+// Ends it: all in sum.
+__device__ __forceinline__ void finish(float (&sum)[8], float (&odd)[8]) {
+  await_products();
+  hold(sum), hold(odd);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) sum[j] += odd[j];
+}
+
+// ---------------------------------------------------------------- norms
+
+// Layer norm of 8 channels a lane, Rows rows at once. weight, bias: of the lane's channels. pivot: any number near the
+// mean, from which differences are taken, so that their sum and that of their squares can be added up side by side.
+template <class T, int Rows>
+__device__ __forceinline__ void normalize(float (&x)[Rows][8], const float (&pivot)[Rows], const uint4& weight,
+                                          const uint4& bias) {
+  float sum[Rows], squares[Rows], gamma[8], beta[8];
+#pragma unroll
+  for (int r = 0; r < Rows; ++r) {
+    float odd = 0, odd_squares = 0;
+    sum[r] = squares[r] = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+      x[r][i] -= pivot[r], x[r][i + 1] -= pivot[r];
+      sum[r] += x[r][i], odd += x[r][i + 1];
+      squares[r] = fmaf(x[r][i], x[r][i], squares[r]), odd_squares = fmaf(x[r][i + 1], x[r][i + 1], odd_squares);
+    }
+    sum[r] += odd, squares[r] += odd_squares;
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+#pragma unroll
+    for (int r = 0; r < Rows; ++r) {
+      sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], step),
+          squares[r] += __shfl_xor_sync(0xffffffffu, squares[r], step);
+    }
+  }
+  unpack8<T>(weight, gamma);
+  unpack8<T>(bias, beta);
+#pragma unroll
+  for (int r = 0; r < Rows; ++r) {
+    const float mean = sum[r] * (1.f / kChannels), variance = fmaf(-mean, mean, squares[r] * (1.f / kChannels));
+    const float scale = rsqrtf(fmaxf(variance, 0.f) + kEps), shift = -mean * scale;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[r][i] = fmaf(fmaf(x[r][i], scale, shift), gamma[i], beta[i]);
+  }
+}
+
+}  // namespace svexport::fused
