@@ -139,4 +139,22 @@ struct Fused {
       : given(d.reference_points), boxes(d.boxes), moved(d.points), lidar2img(d.lidar2img) {}
 };
 
+// With SVEXPORT_STAGES, the clock at the parts of each product, for benchmarks/transformer_decoder.py; for the last
+// product, which no list reaches, clock and nanoseconds at the kernel's begin and end.
+#ifdef SVEXPORT_STAGES
+constexpr int kStageBlocks = 132, kStageParts = 7;
+__device__ long long stage_clocks[kStageBlocks][kMaxProducts][kStageParts];
+
+__device__ __forceinline__ void record_stage(int product, int part) {
+  if (threadIdx.x != 0 || blockIdx.x >= kStageBlocks) return;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(stage_clocks[blockIdx.x][product][part])::"memory");
+  if (product == kMaxProducts - 1) {
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(stage_clocks[blockIdx.x][product][part + 1])::"memory");
+  }
+}
+#define STAGE(product, part) record_stage(product, part)
+#else
+#define STAGE(product, part) static_cast<void>(product)
+#endif
+
 }  // namespace svexport::fused
