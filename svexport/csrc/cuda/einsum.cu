@@ -103,6 +103,7 @@ struct Einsum {
   int before, stage, warp;          // bytes of shared memory: in front of what the warps have, of a stage, of a warp
   float* partials;                  // (parts, S, K, V, W)
   int parts;
+  Divider per_row;  // elements of W
   // Of large_kernel:
   Divider per_tile, per_block;  // warps that share a tile, one or one for each of M; blocks that have `span` tiles between them
   int count, groups_each;       // of M, and groups of columns, that a warp does
@@ -220,7 +221,7 @@ __device__ __forceinline__ void fetch(char* to, const Large& t, int count, const
           store(reinterpret_cast<T*>(shared - lane * 16 + i), last);
         }
       }
-#pragma unroll 4
+#pragma unroll 1
       for (int i = pieces - lane; i > 0; i -= 32, shared += 512, device += 512) copy_async(shared, device, true);
     }
   }
@@ -257,20 +258,20 @@ __device__ __forceinline__ int begin_of(const void* first) {
 // Bytes out of shared memory, where they begin at the same place of 16 bytes as they do where they go.
 template <class T>
 __device__ __forceinline__ void put(T* first, const char* from, int bytes) {
-  constexpr int kSize = sizeof(T);
+  constexpr int kSize = sizeof(T), kPiece = 16 / kSize;
   const int lane = threadIdx.x % 32, begin = within_16(first), end = begin + bytes, last = end / 16 * 16;
   from -= begin;
   char* const to = reinterpret_cast<char*>(first) - begin;
-  const auto one = [&](int i) {
-    if (i >= begin && i < end) *reinterpret_cast<T*>(to + i) = *reinterpret_cast<const T*>(from + i);
-  };
 #pragma unroll 4
   for (int i = (begin ? 16 : 0) + lane * 16; i < last; i += 512) {
     store(reinterpret_cast<uint32_t*>(to + i), load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(from + i)));
   }
-  if (lane * kSize >= 16) return;
-  if (begin) one(lane * kSize);
-  if (last < end && (last || !begin)) one(last + lane * kSize);
+  // The elements of the first and of the last 16 bytes, which need not all be theirs.
+  const bool is_last = lane >= kPiece;
+  const int i = lane % kPiece * kSize + (is_last ? last : 0);
+  if (lane < 2 * kPiece && i >= begin && i < end && (is_last ? last || !begin : begin)) {
+    *reinterpret_cast<T*>(to + i) = *reinterpret_cast<const T*>(from + i);
+  }
 }
 
 template <class T>
@@ -390,7 +391,8 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
     for (int i = 0; i < a.stages; ++i) fetch_tile(first + i * a.workers, i);
 
     if (begins) {
-      for (int i = threadIdx.x; i < a.steps * 4; i += blockDim.x) {
+      const int thread = blockDim.x - 1 - threadIdx.x;  // the last warps may have no tiles to fetch
+      for (int i = thread; i < a.steps * 4; i += blockDim.x) {
 #pragma unroll
         for (int p = 0; p < P; ++p) {
           uint32_t k = i / 4 * 4 * P + p * 4 + i % 4;
@@ -398,7 +400,7 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
           offsets[i].at[p] = k < K ? a.x.begin(k) + piece * (N * kSize) : 0;
         }
       }
-      for (int i = threadIdx.x; i < a.groups * J * 8; i += blockDim.x) {
+      for (int i = thread; i < a.groups * J * 8; i += blockDim.x) {
         uint32_t m = i;
         const int w = a.per_m.split(m);
         columns[i] = m < M && w < W ? (a.count > 1 ? a.z.begin(m) : 0) + w * kSize : -1;
@@ -458,7 +460,7 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
           for (int j = 0; j < 2 * J; ++j) zero = fmaf(sums[i / 2][j / 2][i % 2 * 2 + j % 2], 0.0f, zero);
           finite = finite && (row[i] >= place.rows || zero == 0.0f);
         }
-        if (__any_sync(0xffffffffu, !finite)) exact(a, rows, y, columns_at * 8 + pair * 2, sums);
+        if (__builtin_expect(__any_sync(0xffffffffu, !finite), 0)) exact(a, rows, y, columns_at * 8 + pair * 2, sums);
         if (columns_at == columns_begin) {  // until the results before are out
           if constexpr (kWhole) engine_wait();
           __syncwarp();
@@ -491,17 +493,21 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
   if constexpr (kWhole) engine_wait();
 }
 
+// Floats from row to row of the sums of a warp in shared memory: its lanes store to different banks.
+template <int J>
+constexpr int kSumPitch = J % 2 ? 8 * J : 8 * J + 8;
+
 // The sums of a warp of small_kernel by products of floats, one after the other, from device memory.
 template <class T, int I, int J>
 __device__ __forceinline__ void exact(const Einsum& a, const Range& range, float* to) {
   const int lane = threadIdx.x % 32, V = a.x.width, W = a.z.width;
   for (int i = 0; i < 2 * I; ++i) {
-    const int at = min(static_cast<int>(blockIdx.y) * 16 * I + i * 8 + lane / 4, a.x.count * V - 1);
+    const int at = min(static_cast<int>(blockIdx.z) * 16 * I + i * 8 + lane / 4, a.x.count * V - 1);
     float sums[2 * J] = {};
     for (int tile = range.begin + static_cast<int>(threadIdx.x) / 32; tile < range.end; tile += blockDim.x / 32) {
       const Place place(a, tile);
-      const T* x = a.x.at<const T>(blockIdx.z, place.outer, at / V, place.first) + at % V;
-      const T* z = a.z.at<const T>(blockIdx.z, place.outer, 0, place.first);
+      const T* x = a.x.at<const T>(blockIdx.y, place.outer, at / V, place.first) + at % V;
+      const T* z = a.z.at<const T>(blockIdx.y, place.outer, 0, place.first);
 #pragma unroll 4
       for (int row = 0; row < place.rows; ++row) {
         const float left = to_float(x[row * V]);
@@ -513,7 +519,9 @@ __device__ __forceinline__ void exact(const Einsum& a, const Range& range, float
       }
     }
 #pragma unroll
-    for (int j = 0; j < 2 * J; ++j) to[((i / 2 * J + j / 2) * 4 + i % 2 * 2 + j % 2) * 32 + lane] = sums[j];
+    for (int j = 0; j < J; ++j) {
+      store(to + (i * 8 + lane / 4) * kSumPitch<J> + j * 8 + lane % 4 * 2, Vec<float, 2>{sums[2 * j], sums[2 * j + 1]});
+    }
   }
 }
 
@@ -536,7 +544,7 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
   extern __shared__ __align__(16) char shared[];
   const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const int V = a.x.width, W = a.z.width, kv = a.x.count * V, kv0 = blockIdx.y * 16 * I, s = blockIdx.z;
+  const int V = a.x.width, W = a.z.width, kv = a.x.count * V, kv0 = blockIdx.z * 16 * I, s = blockIdx.y;
   const int k0 = a.per_k.divide(kv0), count = static_cast<int>(a.per_k.divide(min(kv, kv0 + 16 * I) - 1)) - k0 + 1;
   char* const memory = shared + warp * a.warp;
   Stages<kWhole> stages(memory, memory + a.warp - a.stages * 8, a.stages, a.stage, 2);
@@ -614,31 +622,37 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
   for (int i = 0; i < kSums; ++i) {
     if (i / 4 % J * 8 + pair * 2 + i % 2 < W) zero = fmaf(sums[i / 4 / J][i / 4 % J][i % 4], 0.0f, zero);
   }
-  auto* const mine = reinterpret_cast<float*>(memory);  // where the tiles were, (kSums, 32)
+  auto* const mine = reinterpret_cast<float*>(memory);  // where the tiles were, (16 * I, kSumPitch)
 #pragma unroll
-  for (int i = 0; i < kSums; ++i) mine[i * 32 + lane] = sums[i / 4 / J][i / 4 % J][i % 4];
+  for (int i = 0; i < kSums; i += 2) {
+    const auto& four = sums[i / 4 / J][i / 4 % J];
+    store(mine + (i / 4 / J * 16 + i % 4 / 2 * 8 + group) * kSumPitch<J> + i / 4 % J * 8 + pair * 2,
+          Vec<float, 2>{four[i % 4], four[i % 4 + 1]});
+  }
   // Parts of what is not finite, or of what it meets, add up to something else.
   if (__any_sync(0xffffffffu, !(zero == 0.0f))) {
     // The range is found again where registers are short.
     exact<T, I, J>(a, kSmallBound<T, I, J> > kSmallWarps * 32 ? Range(a.tiles, blockIdx.x, gridDim.x) : range, mine);
   }
   __syncthreads();
-  float* const part = a.partials + (static_cast<int64_t>(blockIdx.x) * a.shared + s) * kv * W;
+  const int size = min(16 * I, kv - kv0) * W;
+  float* const part = a.partials + ((static_cast<int64_t>(blockIdx.x) * a.shared + s) * kv + kv0) * W;
 #pragma unroll 2
-  for (int i = warp; i < kSums; i += warps) {
-    const int at = kv0 + i / 4 / J * 16 + i % 4 / 2 * 8 + group, w = i / 4 % J * 8 + pair * 2 + i % 2;
+  for (int i = threadIdx.x; i < size; i += blockDim.x) {
+    uint32_t row = i;
+    const uint32_t w = a.per_row.split(row);
+    const char* const from = shared + (row * kSumPitch<J> + w) * sizeof(float);
     float sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < kSmallWarps; ++j) {
-      if (j < warps) sum += reinterpret_cast<const float*>(shared + j * a.warp)[i * 32 + lane];
+      if (j < warps) sum += *reinterpret_cast<const float*>(from + j * a.warp);
     }
-    if (at >= kv || w >= W) continue;
     if (a.parts == 1) {
-      uint32_t k = at;
+      uint32_t k = kv0 + row;
       const uint32_t v = a.per_k.split(k);
       *small_at<T>(a, s, k, v, w) = from_float<T>(sum);
     } else {
-      part[at * W + w] = sum;
+      part[i] = sum;
     }
   }
   wait_for_previous();  // also where there was no need: what comes next waits for this kernel alone
@@ -834,6 +848,7 @@ cudaError_t launch_small(const Tensor& x, const Tensor& z, const Tensor& y, void
   if (!describe(x, y, z, &a) || a.z.count != 1) return cudaErrorNotSupported;
   const int parts_of_y = groups(x, I);
   a.per_k = Divider(a.x.width);
+  a.per_row = Divider(a.z.width);
   const int most = std::min(a.x.count, (16 * I - 2) / a.x.width + 2);  // of K in a group
   a.stage = most * a.x.pitch + a.z.pitch;
   a.parts = parts(x, parts_of_y);
@@ -841,7 +856,7 @@ cudaError_t launch_small(const Tensor& x, const Tensor& z, const Tensor& y, void
   int warps = 0;
   for (int stages = kMostStages; stages > 0; --stages) {  // the most tiles under way
     // Barriers stay what they are: sums take the place of tiles alone.
-    const int bytes = std::max(stages * a.stage, I * J * 4 * 32 * 4) + ceil_div(stages * 8, 16) * 16;
+    const int bytes = std::max(stages * a.stage, 16 * I * kSumPitch<J> * 4) + ceil_div(stages * 8, 16) * 16;
     const int fit = std::min(kSmallWarps, shared_memory() / bytes), used = std::min(fit, each);
     if (fit < 2 || std::min(used * stages, each) < std::min(warps * a.stages, each)) continue;
     warps = used;
@@ -853,7 +868,7 @@ cudaError_t launch_small(const Tensor& x, const Tensor& z, const Tensor& y, void
   const int bytes = warps * a.warp;
   const auto kernel = whole(a) ? small_kernel<T, I, J, true> : small_kernel<T, I, J, false>;
   if (const cudaError_t status = allow(kernel, bytes); status != cudaSuccess) return status;
-  const dim3 blocks(a.parts, parts_of_y, a.shared);
+  const dim3 blocks(a.parts, a.shared, parts_of_y);
   const cudaError_t status = launch(kernel, blocks, warps * 32, bytes, stream, early, a);
   if (a.parts == 1 || status != cudaSuccess) return status;
   const int64_t size = static_cast<int64_t>(a.shared) * a.x.count * a.x.width * a.z.width;
