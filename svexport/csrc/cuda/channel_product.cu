@@ -1,7 +1,9 @@
 #include "channel_product.h"
 
 #include <algorithm>
+#include <cmath>
 
+#include "overlap.cuh"
 #include "wgmma.cuh"
 
 namespace svexport {
@@ -499,6 +501,7 @@ __global__ void __launch_bounds__(kCorrelating, 1) correlation_kernel(const __gr
   const uint32_t fetched = shared_address(shared + kSlots * kSlotBytes<T>), empty = fetched + kSlots * 16;
   const uint32_t ready = kSize == 4 ? fetched + kSlots * 8 : fetched;
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // the same for all lanes, as the compiler sees
+  start_next();
   const int row0 = static_cast<int>(blockIdx.y) / a.column_tiles * kTall;
   const int column0 = static_cast<int>(blockIdx.y) % a.column_tiles * kNarrow;
   if (threadIdx.x == 0) {
@@ -685,6 +688,7 @@ __global__ void __launch_bounds__(kAddThreads) add_kernel(const float* parts, in
   __shared__ float sums[kAddThreads];
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kAddColumns + threadIdx.x % kAddColumns;
   float sum = 0.0f;
+  wait_for_previous();
   if (i < size) {
 #pragma unroll 8
     for (int part = threadIdx.x / kAddColumns; part < count; part += kAddThreads / kAddColumns) {
@@ -777,11 +781,14 @@ dim3 tiles(const Tensor& rows, const Tensor& columns) {
           static_cast<unsigned>(ceil_div<int64_t>(rows.sizes[1], kTall))};
 }
 
-// Parts of the sum: as many as there are blocks at once.
+// Parts of the sum: at most as many as there are blocks at once. A block's fetches and the sum of all parts take the least
+// time together where one fetch takes as long as to add up kFetchTime floats of parts.
 int parts_of(const Tensor& rows, const Tensor& columns) {
+  constexpr double kFetchTime = 160000;
   const dim3 all = tiles(rows, columns);
-  const int64_t most = processors() / static_cast<int>(all.x * all.y);
-  return static_cast<int>(std::max<int64_t>(1, std::min(most, ceil_div<int64_t>(fetches(rows), 4))));
+  const int64_t most = std::min<int64_t>(processors() / static_cast<int>(all.x * all.y), fetches(rows));
+  const auto best = static_cast<int64_t>(std::sqrt(kFetchTime * fetches(rows) / (rows.sizes[1] * columns.sizes[1])));
+  return static_cast<int>(std::max<int64_t>(1, std::min(most, best)));
 }
 
 }  // namespace
@@ -846,10 +853,9 @@ cudaError_t channel_correlation(const Tensor& x, const Tensor& z, const Tensor& 
     });
     if (status != cudaSuccess) return status;
     const int64_t size = x.sizes[1] * z.sizes[1];
-    add_kernel<T><<<static_cast<unsigned>(ceil_div<int64_t>(size, kAddColumns)), kAddThreads, 0, stream>>>(
-        a.parts, grid.x, a.columns.channels, size, static_cast<T*>(y.data), y.strides[swapped ? 1 : 0],
-        y.strides[swapped ? 0 : 1]);
-    return cudaGetLastError();
+    return svexport::launch(add_kernel<T>, static_cast<unsigned>(ceil_div<int64_t>(size, kAddColumns)), kAddThreads, 0,
+                            stream, true, a.parts, grid.x, a.columns.channels, size, y.data, y.strides[swapped ? 1 : 0],
+                            y.strides[swapped ? 0 : 1]);
   });
 }
 
