@@ -699,6 +699,8 @@ _WIDTHS = range(8, 65)  # of what a large tensor has in common with the small on
 _COUNTS = range(1, 9)  # of such
 _ROWS = 128  # for every matrix of the small tensor, and more
 _MIXED = 2**21  # bytes of the larger one of those whose channels are mixed, and more
+_MIXED_SUMMED = 2**17  # the same where the product or a gradient sums over samples: a plan has a product for each
+_FEW_CHANNELS = 128  # and fewer, for that
 _CHANNELS = range(1, 257)
 _POSITIONS = 128  # and more
 
@@ -710,7 +712,9 @@ def _wide(device: int) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _kernel_form(equation: str, *shapes: tuple[int, ...], mixed: int = 0) -> tuple[Labels, tuple[int, ...]] | None:
+def _kernel_form(
+    equation: str, *shapes: tuple[int, ...], mixed: int = 0, learned: bool = False
+) -> tuple[Labels, tuple[int, ...]] | None:
     """The canonical form of what the operator's CUDA kernels are faster for than a plan, or None.
 
     That is two large tensors and a small one, whichever is the output: a graph convolution or one of 1 x 1, and their
@@ -718,6 +722,7 @@ def _kernel_form(equation: str, *shapes: tuple[int, ...], mixed: int = 0) -> tup
 
     Args:
         mixed: the size in bytes of the elements whose channels may be mixed, 0 if there are no kernels for that.
+        learned: whether the smaller operand needs a gradient.
     """
     labels, ranks = parse(equation, tuple(map(len, shapes)))
     *operands, output = split(labels, ranks)
@@ -733,9 +738,10 @@ def _kernel_form(equation: str, *shapes: tuple[int, ...], mixed: int = 0) -> tup
     small, *large = sorted(terms, key=lambda term: _size(term, sizes))
     if {*small} - {*large[0], *large[1]}:
         return None
-    return (
-        (labels, ranks) if _convolves(small, large, sizes) or (mixed and _mixes(small, large, sizes, mixed)) else None
+    kernels = _convolves(small, large, sizes) or (
+        mixed and _mixes(small, large, sizes, mixed, learned or small is terms[-1])
     )
+    return (labels, ranks) if kernels else None
 
 
 def _convolves(small: Labels, large: Sequence[Labels], sizes: Sequence[int]) -> bool:
@@ -753,17 +759,19 @@ def _convolves(small: Labels, large: Sequence[Labels], sizes: Sequence[int]) -> 
     return rows[0] == rows[1] and not {*rows[0]} & {*small} and copied and _size(alike, sizes) >= _ROWS
 
 
-def _mixes(small: Labels, large: Sequence[Labels], sizes: Sequence[int], item_size: int) -> bool:
+def _mixes(small: Labels, large: Sequence[Labels], sizes: Sequence[int], item_size: int, summed: bool) -> bool:
     """Whether the kernels that mix the channels of all positions alike are for this."""
     shared = [label for label in large[0] if label in large[1]]
     same = takewhile(lambda pair: pair[0] == pair[1], zip(*map(reversed, large), strict=False))
     positions = _size([label for label, _ in same], sizes)
     channels = [[label for label in term if label not in shared] for term in large]
+    counts = [_size(own, sizes) for own in channels]
+    summed = summed and _size(shared, sizes) > positions and max(counts) <= _FEW_CHANNELS
     return (
         {*small} == {*channels[0], *channels[1]}
-        and all(_size(own, sizes) in _CHANNELS for own in channels)
+        and all(count in _CHANNELS for count in counts)
         and positions >= _POSITIONS
-        and _size(large[1], sizes) * item_size >= _MIXED
+        and _size(large[1], sizes) * item_size >= (_MIXED_SUMMED if summed else _MIXED)
         and (item_size > 2 or positions % 8 != 0)  # half types are as fast in torch where rows lie at 16 bytes
     )
 
@@ -869,7 +877,8 @@ def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
     shapes = [x.shape for x in operands]
     if operands[0].is_cuda:
         mixed = operands[0].element_size() if _wide(operands[0].get_device()) else 0
-        form = _kernel_form(equation, *shapes, mixed=mixed)
+        learned = torch.is_grad_enabled() and min(operands, key=Tensor.numel).requires_grad
+        form = _kernel_form(equation, *shapes, mixed=mixed, learned=learned)
         if form and _takes_kernels(operands) and _cuda.load():
             return OP(_autocast(operands, *form), *form)
     short = operands[0].is_cuda and all(x.numel() <= _SHORT for x in operands)

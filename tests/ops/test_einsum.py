@@ -370,6 +370,30 @@ def test_what_the_cuda_kernels_are_for(equation: str, shapes: tuple[tuple[int, .
     assert _kernel_form(equation, *shapes) == (canonical(equation, shapes) if expected else None)
 
 
+@pytest.mark.parametrize(
+    ("shape", "columns", "item_size", "learned", "expected"),
+    [
+        ((8, 64, 300, 25), 128, 4, False, True),
+        ((8, 64, 300, 25), 128, 2, False, True),
+        ((8, 64, 304, 25), 128, 2, True, False),  # rows at 16 bytes
+        ((8, 64, 300, 25), 128, 0, True, False),
+        ((8, 64, 300, 25), 300, 4, True, False),
+        ((2, 64, 75, 18), 128, 4, False, False),  # small
+        ((2, 64, 75, 18), 128, 4, True, True),
+        ((2, 64, 75, 18), 128, 2, True, True),
+        ((1, 64, 75, 18), 128, 4, True, False),  # no sum over samples
+        ((2, 64, 75, 18), 256, 2, True, False),
+        ((2, 16, 30, 18), 16, 4, True, False),
+    ],
+)
+def test_what_the_cuda_kernels_that_mix_channels_are_for(
+    shape: tuple[int, ...], columns: int, item_size: int, learned: bool, expected: bool
+) -> None:
+    equation, shapes = "nctw,cd->ndtw", (shape, (shape[1], columns))
+    form = _kernel_form(equation, *shapes, mixed=item_size, learned=learned)
+    assert form == (canonical(equation, shapes) if expected else None)
+
+
 def test_labels_are_canonical() -> None:
     assert parse("Zb...,...b->...Z", (4, 2)) == ((0, 1, 2, 3, 3, 1, 2, 3, 0), (4, 2, 3))
     assert parse("ba", (2,)) == parse("yx->xy", (2,)) == ((0, 1, 1, 0), (2, 2))
