@@ -103,7 +103,7 @@ struct Einsum {
   int before, stage, warp;          // bytes of shared memory: in front of what the warps have, of a stage, of a warp
   float* partials;                  // (parts, S, K, V, W)
   int parts;
-  Divider per_row;  // elements of W
+  Divider per_row;  // kTogether elements of W
   // Of large_kernel:
   Divider per_tile, per_block;  // warps that share a tile, one or one for each of M; blocks that have `span` tiles between them
   int count, groups_each;       // of M, and groups of columns, that a warp does
@@ -221,7 +221,7 @@ __device__ __forceinline__ void fetch(char* to, const Large& t, int count, const
           store(reinterpret_cast<T*>(shared - lane * 16 + i), last);
         }
       }
-#pragma unroll 1
+#pragma unroll 1  // few rows take longer to fetch instructions than elements
       for (int i = pieces - lane; i > 0; i -= 32, shared += 512, device += 512) copy_async(shared, device, true);
     }
   }
@@ -530,6 +530,7 @@ __device__ __forceinline__ T* small_at(const Einsum& a, int64_t s, int k, int v,
   return reinterpret_cast<T*>(a.y) + s * a.y_shared + (k * a.y_k + v * a.y_v + w * a.y_w);
 }
 
+constexpr int kTogether = 4;  // neighbours of W that a thread adds up
 constexpr int kFewSums = 3;  // tiles of 16 of K times V that a warp adds up, where there are few rows
 
 // Threads for which there must be registers. Few rows are blocks of few warps, of which several are to fit: for floats with
@@ -630,29 +631,38 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
           Vec<float, 2>{four[i % 4], four[i % 4 + 1]});
   }
   // Parts of what is not finite, or of what it meets, add up to something else.
-  if (__any_sync(0xffffffffu, !(zero == 0.0f))) {
+  if (__builtin_expect(__any_sync(0xffffffffu, !(zero == 0.0f)), 0)) {
     // The range is found again where registers are short.
     exact<T, I, J>(a, kSmallBound<T, I, J> > kSmallWarps * 32 ? Range(a.tiles, blockIdx.x, gridDim.x) : range, mine);
   }
   __syncthreads();
-  const int size = min(16 * I, kv - kv0) * W;
+  const int size = min(16 * I, kv - kv0) * ceil_div(W, kTogether);
   float* const part = a.partials + ((static_cast<int64_t>(blockIdx.x) * a.shared + s) * kv + kv0) * W;
-#pragma unroll 2
+#pragma unroll 1
   for (int i = threadIdx.x; i < size; i += blockDim.x) {
     uint32_t row = i;
-    const uint32_t w = a.per_row.split(row);
-    const char* const from = shared + (row * kSumPitch<J> + w) * sizeof(float);
-    float sum = 0.0f;
+    const int first = static_cast<int>(a.per_row.split(row)) * kTogether;
+    const char* const from = shared + (row * kSumPitch<J> + first) * sizeof(float);
+    Vec<float, kTogether> of[kSmallWarps];
 #pragma unroll
-    for (int j = 0; j < kSmallWarps; ++j) {
-      if (j < warps) sum += *reinterpret_cast<const float*>(from + j * a.warp);
+    for (int j = 0; j < kSmallWarps; ++j) {  // all at once
+      of[j] = load<float, kTogether>(reinterpret_cast<const float*>(from + (j < warps ? j * a.warp : 0)));
     }
+    const auto put = [&](auto* to, int stride) {
+#pragma unroll
+      for (int e = 0; e < kTogether; ++e) {
+        float sum = of[0].at[e];
+#pragma unroll
+        for (int j = 1; j < kSmallWarps; ++j) sum = j < warps ? sum + of[j].at[e] : sum;
+        if (first + e < W) to[e * stride] = from_float<element_t<decltype(to)>>(sum);
+      }
+    };
     if (a.parts == 1) {
       uint32_t k = kv0 + row;
       const uint32_t v = a.per_k.split(k);
-      *small_at<T>(a, s, k, v, w) = from_float<T>(sum);
+      put(small_at<T>(a, s, k, v, first), a.y_w);
     } else {
-      part[i] = sum;
+      put(part + row * W + first, 1);
     }
   }
   wait_for_previous();  // also where there was no need: what comes next waits for this kernel alone
@@ -848,7 +858,7 @@ cudaError_t launch_small(const Tensor& x, const Tensor& z, const Tensor& y, void
   if (!describe(x, y, z, &a) || a.z.count != 1) return cudaErrorNotSupported;
   const int parts_of_y = groups(x, I);
   a.per_k = Divider(a.x.width);
-  a.per_row = Divider(a.z.width);
+  a.per_row = Divider(ceil_div(a.z.width, kTogether));
   const int most = std::min(a.x.count, (16 * I - 2) / a.x.width + 2);  // of K in a group
   a.stage = most * a.x.pitch + a.z.pitch;
   a.parts = parts(x, parts_of_y);
@@ -868,7 +878,7 @@ cudaError_t launch_small(const Tensor& x, const Tensor& z, const Tensor& y, void
   const int bytes = warps * a.warp;
   const auto kernel = whole(a) ? small_kernel<T, I, J, true> : small_kernel<T, I, J, false>;
   if (const cudaError_t status = allow(kernel, bytes); status != cudaSuccess) return status;
-  const dim3 blocks(a.parts, a.shared, parts_of_y);
+  const dim3 blocks(a.parts, a.shared, parts_of_y);  // the last of y, often smaller ones, behind all others
   const cudaError_t status = launch(kernel, blocks, warps * 32, bytes, stream, early, a);
   if (a.parts == 1 || status != cudaSuccess) return status;
   const int64_t size = static_cast<int64_t>(a.shared) * a.x.count * a.x.width * a.z.width;
