@@ -251,7 +251,59 @@ struct Close {
   // A block has 1 << log_tiles() of them.
   __host__ __device__ int log_tiles() const { return 3 - shift; }
   __host__ __device__ int blocks() const { return (tiles + (1 << log_tiles()) - 1) >> log_tiles(); }
+  __device__ __forceinline__ int parts() const { return 1 << shift; }
+  __device__ __forceinline__ int part() const { return threadIdx.x / 32 >> log_tiles(); }
+  __device__ __forceinline__ int tile(int block) const {
+    return (block << log_tiles()) + (threadIdx.x / 32 & ((1 << log_tiles()) - 1));
+  }
 };
+
+// What a point, at `position` between its four pixels, adds to the gradient of this.
+__device__ __forceinline__ void add_slopes(float (&sum)[2], const float (&position)[2], float g, float left,
+                                           float right, float lower_left, float lower_right) {
+  const float difference = (lower_right - lower_left) - (right - left);
+  sum[0] = fmaf(g, fmaf(position[1], difference, right - left), sum[0]);
+  sum[1] = fmaf(g, fmaf(position[0], difference, lower_left - left), sum[1]);
+}
+
+// Writes the gradients of a lane's points, which the warps that share the channels of a tile add up first.
+// index(k): of a point of the image; valid(k): whether it is there.
+template <int PADDING, class T, int POINTS, class Valid, class Index>
+__device__ __forceinline__ void set_gradients(const Space& s, int n, const Close<T>& close, const AnyFloat& grad_grid,
+                                              const float (&sum)[POINTS][2], Valid&& valid, Index&& index) {
+  __shared__ float partial[POINTS][2][kThreads];
+  const int tile = kThreads >> close.shift, row = threadIdx.x & (tile - 1), parts = close.parts();
+  const auto set = [&](int k, int a, float gradient) {
+    grad_grid.set((static_cast<int64_t>(n) * s.points + index(k)) * 2 + a, gradient);
+  };
+#pragma unroll
+  for (int k = 0; k < POINTS; ++k) {
+    const auto slope = [&](int a) {
+      return PADDING == kZeros ? s.slope[a] : locate<4, PADDING>(s, n, valid(k) ? index(k) : 0).axis[a].slope[1];
+    };
+#pragma unroll
+    for (int a = 0; a < 2; ++a) {
+      const float gradient = slope(a) * sum[k][a];
+      if (parts > 1) {
+        partial[k][a][threadIdx.x] = gradient;
+      } else if (valid(k)) {
+        set(k, a, gradient);
+      }
+    }
+  }
+  if (parts == 1) return;
+  __syncthreads();
+#pragma unroll 1
+  for (int i = close.part(); i < POINTS * 2; i += parts) {
+    const int k = i / 2, a = i % 2;
+    if (!valid(k)) continue;
+    float gradient = 0;
+#pragma unroll 1
+    for (int j = 0; j < parts; ++j) gradient += partial[k][a][row + j * tile];
+    set(k, a, gradient);
+  }
+  __syncthreads();
+}
 
 // Adds to the gradient of image n and writes that of its bilinear points; grad_grid: (N, points, 2), contiguous, or
 // null. What falls to the same pixel the points below each other and side by side add up first: one atomic is left of a
@@ -260,13 +312,11 @@ template <class T, int PADDING>
 __device__ __forceinline__ void add_close(const Space& s, int n, const Close<T>& close, const Gradient<T>& grad,
                                           const AnyFloat& grad_grid, int channels) {
   constexpr int kDown = kCloseDown, kNowhere = INT_MIN / 2;
-  __shared__ float partial[kDown][2][kThreads];
-  const int tile = kThreads >> close.shift, row = threadIdx.x & (tile - 1), parts = 1 << close.shift;
-  const int part = threadIdx.x / 32 >> close.log_tiles(), lane = threadIdx.x % 32, width = s.size[0];
+  const int parts = close.parts(), part = close.part(), lane = threadIdx.x % 32, width = s.size[0];
   const int across = s.across.d, down = close.down, blocks = close.blocks();
   const int64_t pixels = static_cast<int64_t>(width) * s.size[1];
   for (int block = blockIdx.x; block < blocks; block += gridDim.x) {
-    uint32_t tile_y = (block << close.log_tiles()) + (row >> 5);
+    uint32_t tile_y = close.tile(block);
     const int x = close.across.split(tile_y) * kCloseAcross + lane, y = tile_y * kDown, first = y * across + x;
     const auto valid = [&](int k) { return x < across && y + k < down; };
     // Of each point the upper left pixel, by a number that no pixel to the left of a row shares; then whether that and
@@ -316,11 +366,6 @@ __device__ __forceinline__ void add_close(const Space& s, int n, const Close<T>&
       add_if(pixel, x, stores);
       add_if(pixel + 1, y, stores_right);
     };
-    const auto add_sums = [&](int k, float g, float left, float right, float lower_left, float lower_right) {
-      const float difference = (lower_right - lower_left) - (right - left);
-      sum[k][0] = fmaf(g, fmaf(position[k][1], difference, right - left), sum[k][0]);
-      sum[k][1] = fmaf(g, fmaf(position[k][0], difference, lower_left - left), sum[k][1]);
-    };
     if (even) {
       bool hands, takes;
       share(0, hands, takes);
@@ -361,7 +406,7 @@ __device__ __forceinline__ void add_close(const Space& s, int n, const Close<T>&
         asm volatile("" : "+f"(one));  // or the compiler keeps all differences to it
 #pragma unroll
         for (int k = 0; k < kDown; ++k, to_row += width) {
-          add_sums(k, g[k], pixel[k][0], pixel[k][1], pixel[k + 1][0], pixel[k + 1][1]);
+          add_slopes(sum[k], position[k], g[k], pixel[k][0], pixel[k][1], pixel[k + 1][0], pixel[k + 1][1]);
           const float left = one - position[k][0], right = position[k][0];
           const float upper = g[k] * (one - position[k][1]), lower = g[k] * position[k][1];
           add(to_row, fmaf(upper, left, below[0]), fmaf(upper, right, below[1]), takes, stores, stores_right);
@@ -409,7 +454,7 @@ __device__ __forceinline__ void add_close(const Space& s, int n, const Close<T>&
 #pragma unroll
         for (int k = 0; k < kDown; ++k) {
           if (k > 0 && is(k - 1, kCarries)) pixel[k][0] = pixel[k - 1][2], pixel[k][1] = pixel[k - 1][3];
-          add_sums(k, g[k], pixel[k][0], pixel[k][1], pixel[k][2], pixel[k][3]);
+          add_slopes(sum[k], position[k], g[k], pixel[k][0], pixel[k][1], pixel[k][2], pixel[k][3]);
           const float upper = g[k] * (1 - position[k][1]), lower = g[k] * position[k][1];
           float* const corner = target + to[k];
           const bool carries = is(k, kCarries), takes = is(k, kTakes), hands = is(k, kHands);
@@ -431,34 +476,7 @@ __device__ __forceinline__ void add_close(const Space& s, int n, const Close<T>&
       }
     }
     if (grad_grid.data == nullptr) continue;
-#pragma unroll
-    for (int k = 0; k < kDown; ++k) {
-      const auto slope = [&](int a) {
-        return PADDING == kZeros ? s.slope[a]
-                                 : locate<4, PADDING>(s, n, valid(k) ? first + k * across : 0).axis[a].slope[1];
-      };
-#pragma unroll
-      for (int a = 0; a < 2; ++a) {
-        const float gradient = slope(a) * sum[k][a];
-        if (parts > 1) {
-          partial[k][a][threadIdx.x] = gradient;
-        } else if (valid(k)) {
-          grad_grid.set((static_cast<int64_t>(n) * s.points + first + k * across) * 2 + a, gradient);
-        }
-      }
-    }
-    if (parts == 1) continue;
-    __syncthreads();
-#pragma unroll 1
-    for (int i = part; i < kDown * 2; i += parts) {
-      const int k = i / 2, a = i % 2;
-      if (!valid(k)) continue;
-      float gradient = 0;
-#pragma unroll 1
-      for (int j = 0; j < parts; ++j) gradient += partial[k][a][row + j * tile];
-      grad_grid.set((static_cast<int64_t>(n) * s.points + first + k * across) * 2 + a, gradient);
-    }
-    __syncthreads();
+    set_gradients<PADDING>(s, n, close, grad_grid, sum, valid, [&](int k) { return first + k * across; });
   }
 }
 
@@ -468,13 +486,11 @@ template <class T, int PADDING>
 __device__ __forceinline__ void add_enlarged(const Space& s, int n, const Close<T>& close, const Gradient<T>& grad,
                                              const AnyFloat& grad_grid, int channels) {
   constexpr int kPoints = 4, kNowhere = INT_MIN / 2;  // row by row
-  __shared__ float partial[kPoints][2][kThreads];
-  const int tile = kThreads >> close.shift, row = threadIdx.x & (tile - 1), parts = 1 << close.shift;
-  const int part = threadIdx.x / 32 >> close.log_tiles(), lane = threadIdx.x % 32;
+  const int parts = close.parts(), part = close.part(), lane = threadIdx.x % 32;
   const int width = s.size[0], height = s.size[1], across = s.across.d, down = close.down, blocks = close.blocks();
   const int64_t pixels = static_cast<int64_t>(width) * height;
   for (int block = blockIdx.x; block < blocks; block += gridDim.x) {
-    uint32_t tile_y = (block << close.log_tiles()) + (row >> 5);
+    uint32_t tile_y = close.tile(block);
     const int x = close.across.split(tile_y) * kEnlargedAcross + 2 * lane, y = tile_y * kCloseDown;
     const auto valid = [&](int k) { return x + k % 2 < across && y + k / 2 < down; };
     int column[kPoints], line[kPoints];  // of the upper left pixel
@@ -516,11 +532,6 @@ __device__ __forceinline__ void add_enlarged(const Space& s, int n, const Close<
     const T* g_at = grad.data + n * grad.image + part * grad.channel + first * grad.point;
     const T* source = close.input + n * close.image + part * close.channel;
     float* target = close.output + (static_cast<int64_t>(n) * channels + part) * pixels;
-    const auto add_sums = [&](int k, float g, float left, float right, float lower_left, float lower_right) {
-      const float difference = (lower_right - lower_left) - (right - left);
-      sum[k][0] = fmaf(g, fmaf(position[k][1], difference, right - left), sum[k][0]);
-      sum[k][1] = fmaf(g, fmaf(position[k][0], difference, lower_left - left), sum[k][1]);
-    };
     if (even) {
       const int left = idle ? kNowhere : column[0];
       const bool hands = __shfl_down_sync(~0u, left, 1) == left + 1 && lane < 31;  // all but its first column
@@ -553,8 +564,8 @@ __device__ __forceinline__ void add_enlarged(const Space& s, int n, const Close<
         const auto add_point = [&](auto index, auto first) {
           constexpr int k = index.value, i = first.value;
           const bool right = k % 2 && shifted;
-          add_sums(k, g[k], right ? pixel[i][1] : pixel[i][0], right ? pixel[i][2] : pixel[i][1],
-                   right ? pixel[i + 1][1] : pixel[i + 1][0], right ? pixel[i + 1][2] : pixel[i + 1][1]);
+          add_slopes(sum[k], position[k], g[k], right ? pixel[i][1] : pixel[i][0], right ? pixel[i][2] : pixel[i][1],
+                     right ? pixel[i + 1][1] : pixel[i + 1][0], right ? pixel[i + 1][2] : pixel[i + 1][1]);
 #pragma unroll
           for (int below = 0; below < 2; ++below) {
             const float scaled = g[k] * (below ? position[k][1] : 1 - position[k][1]);
@@ -624,38 +635,8 @@ __device__ __forceinline__ void add_enlarged(const Space& s, int n, const Close<
       }
     }
     if (grad_grid.data == nullptr) continue;
-    const auto index_of = [&](int k, int a) {
-      return ((static_cast<int64_t>(n) * s.points) + static_cast<int64_t>(y + k / 2) * across + x + k % 2) * 2 + a;
-    };
-#pragma unroll
-    for (int k = 0; k < kPoints; ++k) {
-      const auto slope = [&](int a) {
-        return PADDING == kZeros
-                   ? s.slope[a]
-                   : locate<4, PADDING>(s, n, valid(k) ? (y + k / 2) * across + x + k % 2 : 0).axis[a].slope[1];
-      };
-#pragma unroll
-      for (int a = 0; a < 2; ++a) {
-        const float gradient = slope(a) * sum[k][a];
-        if (parts > 1) {
-          partial[k][a][threadIdx.x] = gradient;
-        } else if (valid(k)) {
-          grad_grid.set(index_of(k, a), gradient);
-        }
-      }
-    }
-    if (parts == 1) continue;
-    __syncthreads();
-#pragma unroll 1
-    for (int i = part; i < kPoints * 2; i += parts) {
-      const int k = i / 2, a = i % 2;
-      if (!valid(k)) continue;
-      float gradient = 0;
-#pragma unroll 1
-      for (int j = 0; j < parts; ++j) gradient += partial[k][a][row + j * tile];
-      grad_grid.set(index_of(k, a), gradient);
-    }
-    __syncthreads();
+    set_gradients<PADDING>(s, n, close, grad_grid, sum, valid,
+                           [&](int k) { return (y + k / 2) * across + x + k % 2; });
   }
 }
 
@@ -714,9 +695,7 @@ __global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
   const int lanes = 1 << shift, rows = kThreads >> shift, lane = threadIdx.x & (lanes - 1), row = threadIdx.x >> shift;
   const int bits = tile_bits(shift, width);
   start_next();
-  const bool done = left.done(batch);
-  if (!done || blockIdx.x == 0) wait_for_previous();
-  if (done) return;
+  if (!left.wait(0, 1, batch)) return;
   const uint32_t chunks = (s.points + rows - 1) / static_cast<uint32_t>(rows);
   uint32_t at = blockIdx.x;  // of the chunks of the images that are left
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
@@ -840,9 +819,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int chunk = threadIdx.x % kSlots, chunk_row = chunk / kChunks, chunk_x = chunk % kChunks * (16 / ITEM);
   const int from_y = tile_y * kTileDown + chunk_row, from_x = tile_x * kTileAcross + chunk_x;
   const bool any_chunk = copied && from_y < down && from_x < across;
-  const bool done = left.unlisted(blockIdx.z, gridDim.z, batch);
-  if (!done || blockIdx.x == 0) wait_for_previous();
-  if (done) return;
+  if (!left.wait(blockIdx.z, gridDim.z, batch, Lists::kScattered)) return;
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     if (left(n) || left.runs[n] == Lists::kDone) continue;
     Point<TAPS> points[POINTS];
@@ -1020,59 +997,51 @@ __device__ __forceinline__ void each_square(int batch, int channels, int pixels,
   }
 }
 
-// (N, C, pixels) with the pixels innermost to (N, pixels, C), contiguous; wide: every 4 pixels can be read at once.
-__device__ __forceinline__ void squares_to_channels_last(const float* __restrict__ from, int64_t image, int64_t channel,
-                                                         float* __restrict__ to, int batch, int channels, int pixels,
-                                                         bool wide) {
+// Between planes, (N, C, pixels) with the pixels innermost, and channels-last, (N, pixels, C), contiguous: TO_PLANES, or
+// from them. wide: every 4 pixels of a plane can be read or written at once.
+template <bool TO_PLANES, class Planes, class Last>
+__device__ __forceinline__ void copy_squares(Planes* __restrict__ planes, int64_t image, int64_t channel,
+                                             Last* __restrict__ last, int batch, int channels, int pixels, bool wide) {
   const auto copy = [&](auto side_by_side) {
     constexpr bool SIDE_BY_SIDE = side_by_side.value;
     each_square<SIDE_BY_SIDE>(batch, channels, pixels, [&](int n, const int(&p)[4], int c) {
-      const float* source = from + n * image + c * channel;
+      Planes* plane = planes + n * image + c * channel;
+      const auto pixel = [&](int k) { return last + (static_cast<int64_t>(n) * pixels + k) * channels + c; };
       float v[4][4];  // channels, pixels
+      if constexpr (TO_PLANES) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j, source += channel) {
-        if constexpr (SIDE_BY_SIDE) {
-          const Vec<float, 4> of = load_if<float, 4>(source + p[0], true);
+        for (int k = 0; k < 4; ++k) {
+          const Vec<float, 4> of = load<float, 4>(pixel(SIDE_BY_SIDE ? p[k] : min(p[k], pixels - 1)));
 #pragma unroll
-          for (int k = 0; k < 4; ++k) v[j][k] = of.at[k];
-        } else {
-#pragma unroll
-          for (int k = 0; k < 4; ++k) v[j][k] = load_if<float, 1>(source + p[k], p[k] < pixels).at[0];
+          for (int j = 0; j < 4; ++j) v[j][k] = of.at[j];
         }
-      }
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if (!SIDE_BY_SIDE && p[k] >= pixels) break;
-        store(to + (static_cast<int64_t>(n) * pixels + p[k]) * channels + c,
-              Vec<float, 4>{v[0][k], v[1][k], v[2][k], v[3][k]});
-      }
-    });
-  };
-  wide ? copy(std::true_type()) : copy(std::false_type());
-}
-
-// (N, pixels, C) to (N, C, pixels), both contiguous; wide: every 4 pixels can be written at once.
-__device__ __forceinline__ void squares_from_channels_last(const float* __restrict__ from, float* __restrict__ to,
-                                                           int batch, int channels, int pixels, bool wide) {
-  const auto copy = [&](auto side_by_side) {
-    constexpr bool SIDE_BY_SIDE = side_by_side.value;
-    each_square<SIDE_BY_SIDE>(batch, channels, pixels, [&](int n, const int(&p)[4], int c) {
-      Vec<float, 4> v[4] = {};
+        for (int j = 0; j < 4; ++j, plane += channel) {
+          if constexpr (SIDE_BY_SIDE) {
+            store(plane + p[0], Vec<float, 4>{v[j][0], v[j][1], v[j][2], v[j][3]});
+          } else {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const int at = SIDE_BY_SIDE ? p[k] : min(p[k], pixels - 1);
-        v[k] = load<float, 4>(from + (static_cast<int64_t>(n) * pixels + at) * channels + c);
-      }
-      float* target = to + (static_cast<int64_t>(n) * channels + c) * pixels;
-#pragma unroll
-      for (int j = 0; j < 4; ++j, target += pixels) {
-        if constexpr (SIDE_BY_SIDE) {
-          store(target + p[0], Vec<float, 4>{v[0].at[j], v[1].at[j], v[2].at[j], v[3].at[j]});
-        } else {
-#pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            if (p[k] < pixels) target[p[k]] = v[k].at[j];
+            for (int k = 0; k < 4; ++k) {
+              if (p[k] < pixels) plane[p[k]] = v[j][k];
+            }
           }
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j, plane += channel) {
+          if constexpr (SIDE_BY_SIDE) {
+            const Vec<float, 4> of = load_if<float, 4>(plane + p[0], true);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) v[j][k] = of.at[k];
+          } else {
+#pragma unroll
+            for (int k = 0; k < 4; ++k) v[j][k] = load_if<float, 1>(plane + p[k], p[k] < pixels).at[0];
+          }
+        }
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          if (!SIDE_BY_SIDE && p[k] >= pixels) break;
+          store(pixel(p[k]), Vec<float, 4>{v[0][k], v[1][k], v[2][k], v[3][k]});
         }
       }
     });
@@ -1084,16 +1053,13 @@ template <class T>
 __global__ void __launch_bounds__(kTileThreads)
     to_channels_last_kernel(const T* __restrict__ from, int64_t image, int64_t channel, T* __restrict__ to, int batch,
                             int channels, int pixels, int width, Left left) {
-  start_next();
-  const bool done = left.done(blockIdx.y, gridDim.y, batch);
-  if (!done || blockIdx.x == 0) wait_for_previous();
-  if (done) return;
   each_left(batch, left, [&](int n, int count) {
+    const T* const source = from + n * image;
     T* const target = to + static_cast<int64_t>(n) * channels * pixels;
     if constexpr (sizeof(T) == 4) {
-      squares_to_channels_last(from + n * image, image, channel, target, count, channels, pixels, width == 4);
+      copy_squares<false>(source, image, channel, target, count, channels, pixels, width == 4);
     } else {
-      to_channels_last(from + n * image, image, channel, target, count, channels, pixels, width);
+      to_channels_last(source, image, channel, target, count, channels, pixels, width);
     }
   });
 }
@@ -1102,16 +1068,14 @@ template <class T>
 __global__ void __launch_bounds__(kTileThreads)
     from_channels_last_kernel(const float* __restrict__ from, T* __restrict__ to, int batch, int channels, int pixels,
                               int width, Left left) {
-  start_next();
-  const bool done = left.done(blockIdx.y, gridDim.y, batch);
-  if (!done || blockIdx.x == 0) wait_for_previous();
-  if (done) return;
   each_left(batch, left, [&](int n, int count) {
-    const int64_t first = static_cast<int64_t>(n) * channels * pixels;
+    const int64_t size = static_cast<int64_t>(channels) * pixels;
+    const float* const source = from + n * size;
+    T* const target = to + n * size;
     if constexpr (sizeof(T) == 4) {
-      squares_from_channels_last(from + first, to + first, count, channels, pixels, width == 4);
+      copy_squares<true>(target, size, pixels, source, count, channels, pixels, width == 4);
     } else {
-      from_channels_last(from + first, to + first, count, channels, pixels, width);
+      from_channels_last(source, target, count, channels, pixels, width);
     }
   });
 }
@@ -1130,20 +1094,12 @@ __device__ __forceinline__ void clear(float* to, int64_t size) {
 
 // Images of `size` floats each.
 __global__ void __launch_bounds__(kThreads) zero_kernel(float* __restrict__ to, int batch, int64_t size, Left left) {
-  start_next();
-  const bool done = left.done(blockIdx.y, gridDim.y, batch);
-  if (!done || blockIdx.x == 0) wait_for_previous();
-  if (done) return;
   each_left(batch, left, [&](int first, int count) { clear(to + first * size, count * size); });
 }
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     round_kernel(const float* __restrict__ from, T* __restrict__ to, int batch, int64_t size, Left left) {
-  start_next();
-  const bool done = left.done(blockIdx.y, gridDim.y, batch);
-  if (!done || blockIdx.x == 0) wait_for_previous();
-  if (done) return;
   each_left(batch, left, [&](int image, int count) {
     const int64_t first = image * size, n = count * size;
     for (int64_t i = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x; i < n;
@@ -1191,8 +1147,8 @@ __global__ void __launch_bounds__(kTileThreads)
       clear(sums + n * size, size);
     }
     if (copy) {
-      squares_to_channels_last(close.input + n * close.image, close.image, close.channel, copy + n * size, 1, channels,
-                               pixels, width == 4);
+      copy_squares<false>(close.input + n * close.image, close.image, close.channel, copy + n * size, 1, channels,
+                          pixels, width == 4);
     }
   }
 }

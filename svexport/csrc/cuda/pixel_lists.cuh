@@ -62,37 +62,31 @@ struct Left {
 
   __device__ __forceinline__ bool operator()(int n) const { return runs == nullptr || runs[n] > most; }
 
-  // Whether it is known so early that images first, first + step .. are done, or have no lists either.
-  __device__ __forceinline__ bool done(int first, int step, int batch) const {
-    return all(first, step, batch, Lists::kDone);
-  }
-  // All images; for all threads of a block together.
-  __device__ __forceinline__ bool done(int batch) const {
+  // Whether it is known without a wait that images first, first + step .. are done, or `other`. One thread reads each,
+  // as what goes past the first cache comes from one place of the second for all blocks; all threads of a block together.
+  __device__ __forceinline__ bool nothing(int first, int step, int batch, int other = Lists::kDone) const {
     if (!chosen) return false;
     bool all = true;
-    for (int n = threadIdx.x; n < batch; n += blockDim.x) {
-      all = all && *static_cast<const volatile int*>(runs + n) == Lists::kDone;
+    for (int n = first + threadIdx.x * step; n < batch; n += blockDim.x * step) {
+      const int chosen_runs = *static_cast<const volatile int*>(runs + n);
+      all = all && (chosen_runs == Lists::kDone || chosen_runs == other);
     }
     return __syncthreads_and(all);
   }
-  __device__ __forceinline__ bool unlisted(int first, int step, int batch) const {
-    return all(first, step, batch, Lists::kScattered);
-  }
-
- private:
-  __device__ __forceinline__ bool all(int first, int step, int batch, int other) const {
-    if (!chosen) return false;
-    for (int n = first; n < batch; n += step) {
-      const int chosen_runs = *static_cast<const volatile int*>(runs + n);
-      if (chosen_runs != Lists::kDone && chosen_runs != other) return false;
-    }
-    return true;
+  // Waits for the kernel before, of blocks that have nothing to do only the first; whether this one has.
+  __device__ __forceinline__ bool wait(int first, int step, int batch, int other = Lists::kDone) const {
+    const bool leaves = nothing(first, step, batch, other);
+    if (!leaves || blockIdx.x == 0) wait_for_previous();
+    return !leaves;
   }
 };
 
-// Calls f(first image, images) for those that are left; blocks of whatever x images.
+// Lets the next kernel begin, waits for the one before, and calls f(first image, images) for those that are left; blocks
+// of whatever x images.
 template <class F>
 __device__ __forceinline__ void each_left(int batch, Left left, F&& f) {
+  start_next();
+  if (!left.wait(blockIdx.y, gridDim.y, batch)) return;
   if (left.runs == nullptr) {
     if (blockIdx.y == 0) f(0, batch);
     return;
@@ -142,15 +136,15 @@ template <int PADDING>
 __global__ void __launch_bounds__(kListThreads) list_kernel(Space s, Lists lists, int batch, Left left) {
   const int p = blockIdx.x * kListThreads + threadIdx.x;
   start_next();
-  const bool done = left.unlisted(blockIdx.z, gridDim.z, batch);
-  for (int n = blockIdx.z; n < batch && !done; n += gridDim.z) {
+  const bool nothing = left.nothing(blockIdx.z, gridDim.z, batch, Lists::kScattered);
+  for (int n = blockIdx.z; n < batch && !nothing; n += gridDim.z) {
     Point<4> point;
     if (p < s.points) point = locate<4, PADDING>(s, n, p);
     wait_for_previous();
     if (lists.runs[n] == Lists::kDone || lists.runs[n] == Lists::kScattered) continue;
     list(s, lists, n, p, point);
   }
-  wait_for_previous();
+  if (blockIdx.x == 0) wait_for_previous();
 }
 
 // A point that a pixel is one of: its weight, where its values are, and the next such.
@@ -185,9 +179,7 @@ __global__ void __launch_bounds__(kOwnerThreads, W == 8 ? 3 : 4)
   const int left = tile_x * width, top = tile_y * height;
   const int begin = blockIdx.y * chunk, end = min(begin + chunk, channels);
   const int64_t pixels = static_cast<int64_t>(s.size[0]) * s.size[1];
-  const bool done = known.unlisted(blockIdx.z, gridDim.z, batch);
-  if (!done || blockIdx.x == 0) wait_for_previous();
-  if (done) return;
+  if (!known.wait(blockIdx.z, gridDim.z, batch, Lists::kScattered)) return;
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     if (lists.runs[n] > lists.most || lists.runs[n] == Lists::kDone) continue;
     const int64_t index = static_cast<int64_t>(n) * lists.tiles + blockIdx.x;
