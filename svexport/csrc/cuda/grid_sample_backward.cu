@@ -232,22 +232,39 @@ __global__ void __launch_bounds__(kThreads)
 constexpr int kCloseAcross = 32, kCloseDown = 2, kEnlargedAcross = 64;
 
 // The image, of which n, channel c, pixel p lie at n * image + c * channel + p * pixel, and how the work is divided.
-template <class T>
 struct Close {
-  const T* input;
-  int64_t image, channel, pixel;
+  const float* input;
+  int64_t image, channel, pixel = 1;
   float* output;   // (N, C, pixels), contiguous
   int down;        // points along y
   Divider across;  // by the number of tiles along x
   int tiles;
-  int shift;           // 1 << shift warps share the channels of a tile
+  int shift = 0;       // 1 << shift warps share the channels of a tile
   int64_t step[3];     // from a channel of a warp to its next: of the image, the gradient and the output
   int64_t row, below;  // from pixels and points to those below
 
-  Close(const Space& s, int tile_across)
-      : down(s.points / s.across.d),
+  // point, plane: from a point and a channel of the output's gradient to the next; enough: tiles that are not shared.
+  Close(const Space& s, const Tensor& input, int64_t point, int64_t plane, float* output, int tile_across, int enough)
+      : input(static_cast<const float*>(input.data)),
+        image(input.strides[0]),
+        channel(input.strides[1]),
+        output(output),
+        down(s.points / s.across.d),
         across(ceil_div<int>(s.across.d, tile_across)),
-        tiles(across.d * ceil_div(down, kCloseDown)) {}
+        tiles(tiles_of(s, tile_across)) {
+    const int64_t all = tiles * input.sizes[0];
+    while (log_tiles() > 0 && (2 << shift) <= input.sizes[1] && all << shift < enough) ++shift;
+    Space::evenly_spaced(input, 2, input.rank - 1, pixel);
+    step[0] = channel << shift;
+    step[1] = plane << shift;
+    step[2] = static_cast<int64_t>(s.size[0]) * s.size[1] << shift;
+    row = s.size[0] * pixel;
+    below = s.across.d * point;
+  }
+  static int tiles_of(const Space& s, int tile_across) {
+    const int across = s.across.d;
+    return ceil_div(across, tile_across) * ceil_div<int>(s.points / across, kCloseDown);
+  }
   // A block has 1 << log_tiles() of them.
   __host__ __device__ int log_tiles() const { return 3 - shift; }
   __host__ __device__ int blocks() const { return (tiles + (1 << log_tiles()) - 1) >> log_tiles(); }
@@ -268,8 +285,8 @@ __device__ __forceinline__ void add_slopes(float (&sum)[2], const float (&positi
 
 // Writes the gradients of a lane's points, which the warps that share the channels of a tile add up first.
 // index(k): of a point of the image; valid(k): whether it is there.
-template <int PADDING, class T, int POINTS, class Valid, class Index>
-__device__ __forceinline__ void set_gradients(const Space& s, int n, const Close<T>& close, const AnyFloat& grad_grid,
+template <int PADDING, int POINTS, class Valid, class Index>
+__device__ __forceinline__ void set_gradients(const Space& s, int n, const Close& close, const AnyFloat& grad_grid,
                                               const float (&sum)[POINTS][2], Valid&& valid, Index&& index) {
   __shared__ float partial[POINTS][2][kThreads];
   const int tile = kThreads >> close.shift, row = threadIdx.x & (tile - 1), parts = close.parts();
@@ -308,8 +325,8 @@ __device__ __forceinline__ void set_gradients(const Space& s, int n, const Close
 // Adds to the gradient of image n and writes that of its bilinear points; grad_grid: (N, points, 2), contiguous, or
 // null. What falls to the same pixel the points below each other and side by side add up first: one atomic is left of a
 // point instead of four, and L2 takes no more than 42 sectors a clock. All blocks of blockIdx.x together.
-template <class T, int PADDING>
-__device__ __forceinline__ void add_close(const Space& s, int n, const Close<T>& close, const Gradient<T>& grad,
+template <int PADDING>
+__device__ __forceinline__ void add_close(const Space& s, int n, const Close& close, const Gradient<float>& grad,
                                           const AnyFloat& grad_grid, int channels) {
   constexpr int kDown = kCloseDown, kNowhere = INT_MIN / 2;
   const int parts = close.parts(), part = close.part(), lane = threadIdx.x % 32, width = s.size[0];
@@ -356,8 +373,8 @@ __device__ __forceinline__ void add_close(const Space& s, int n, const Close<T>&
       hands = __shfl_down_sync(~0u, pixel_of[k], 1) == pixel_of[k] + 1 && lane < 31;
       takes = __shfl_up_sync(~0u, static_cast<int>(hands), 1) && lane > 0;
     };
-    const T* g_at = grad.data + n * grad.image + part * grad.channel + first * grad.point;
-    const T* source = close.input + n * close.image + part * close.channel;
+    const float* g_at = grad.data + n * grad.image + part * grad.channel + first * grad.point;
+    const float* source = close.input + n * close.image + part * close.channel;
     float* target = close.output + (static_cast<int64_t>(n) * channels + part) * pixels;
     // Two pixels of a row, the right one unless it belongs to the next lane.
     const auto add = [&](float* pixel, float x, float y, bool takes, bool stores, bool stores_right) {
@@ -373,15 +390,15 @@ __device__ __forceinline__ void add_close(const Space& s, int n, const Close<T>&
       const bool reads[2] = {stores && grad_grid.data, inside[0][0][1] && !idle && grad_grid.data};
       source += to[0] * close.pixel;
       target += to[0];
-      T g_of[kDown], next[kDown + 1][2];
+      float g_of[kDown], next[kDown + 1][2];
       const auto fetch = [&](bool there) {
 #pragma unroll
-        for (int k = 0; k < kDown; ++k) g_of[k] = load_if<T, 1>(g_at + k * close.below, there && !idle).at[0];
-        const T* from = source;
+        for (int k = 0; k < kDown; ++k) g_of[k] = load_if<float, 1>(g_at + k * close.below, there && !idle).at[0];
+        const float* from = source;
 #pragma unroll
         for (int k = 0; k <= kDown; ++k, from += close.row) {
 #pragma unroll
-          for (int i = 0; i < 2; ++i) next[k][i] = load_if<T, 1>(from + i * close.pixel, there && reads[i]).at[0];
+          for (int i = 0; i < 2; ++i) next[k][i] = load_if<float, 1>(from + i * close.pixel, there && reads[i]).at[0];
         }
         source += close.step[0];
         g_at += close.step[1];
@@ -389,7 +406,7 @@ __device__ __forceinline__ void add_close(const Space& s, int n, const Close<T>&
       fetch(true);
 #pragma unroll
       for (int k = 0; k <= kDown; ++k) {  // or the compiler puts the reads behind
-        asm volatile("" ::"f"(to_float(g_of[k % kDown])), "f"(to_float(next[k][0])), "f"(to_float(next[k][1]))
+        asm volatile("" ::"f"(g_of[k % kDown]), "f"(next[k][0]), "f"(next[k][1])
                      : "memory");
       }
       wait_for_previous();
@@ -398,9 +415,9 @@ __device__ __forceinline__ void add_close(const Space& s, int n, const Close<T>&
       for (int c = part; c < channels; c += parts) {
         float g[kDown], pixel[kDown + 1][2];
 #pragma unroll
-        for (int k = 0; k < kDown; ++k) g[k] = to_float(g_of[k]);
+        for (int k = 0; k < kDown; ++k) g[k] = g_of[k];
 #pragma unroll
-        for (int k = 0; k <= kDown; ++k) pixel[k][0] = to_float(next[k][0]), pixel[k][1] = to_float(next[k][1]);
+        for (int k = 0; k <= kDown; ++k) pixel[k][0] = next[k][0], pixel[k][1] = next[k][1];
         fetch(c + parts < channels);  // while these are added
         float below[2] = {}, *to_row = target, one = 1;
         asm volatile("" : "+f"(one));  // or the compiler keeps all differences to it
@@ -440,15 +457,15 @@ __device__ __forceinline__ void add_close(const Space& s, int n, const Close<T>&
       for (int c = part; c < channels; c += parts) {
         float below[2] = {}, g[kDown], pixel[kDown][4];
 #pragma unroll
-        for (int k = 0; k < kDown; ++k) g[k] = to_float(load_if<T, 1>(g_at + k * close.below, valid(k)).at[0]);
+        for (int k = 0; k < kDown; ++k) g[k] = load_if<float, 1>(g_at + k * close.below, valid(k)).at[0];
 #pragma unroll
         for (int k = 0; k < kDown; ++k) {
-          const T* const corner = source + to[k] * close.pixel;
+          const float* const corner = source + to[k] * close.pixel;
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            const T* const from = corner + (i % 2 + i / 2 * width) * close.pixel;
+            const float* const from = corner + (i % 2 + i / 2 * width) * close.pixel;
             const bool known = i < 2 && k > 0 && is(k - 1, kCarries);
-            pixel[k][i] = to_float(load_if<T, 1>(from, is(k, 1 << i) && !known && grad_grid.data).at[0]);
+            pixel[k][i] = load_if<float, 1>(from, is(k, 1 << i) && !known && grad_grid.data).at[0];
           }
         }
 #pragma unroll
@@ -482,8 +499,8 @@ __device__ __forceinline__ void add_close(const Space& s, int n, const Close<T>&
 
 // The same of an image that is enlarged, about two points a pixel along both axes: 2 x 2 of a lane are in the same
 // pixels, or in those beside. If rows of points are rows of pixels, an atomic is left of every pixel that they add to.
-template <class T, int PADDING>
-__device__ __forceinline__ void add_enlarged(const Space& s, int n, const Close<T>& close, const Gradient<T>& grad,
+template <int PADDING>
+__device__ __forceinline__ void add_enlarged(const Space& s, int n, const Close& close, const Gradient<float>& grad,
                                              const AnyFloat& grad_grid, int channels) {
   constexpr int kPoints = 4, kNowhere = INT_MIN / 2;  // row by row
   const int parts = close.parts(), part = close.part(), lane = threadIdx.x % 32;
@@ -529,8 +546,8 @@ __device__ __forceinline__ void add_enlarged(const Space& s, int n, const Close<
     const bool even = __all_sync(~0u, idle || (regular && line[0] == top && line[2] == lower &&
                                                lower - top == static_cast<int>(stepped)));
     const int64_t first = static_cast<int64_t>(y) * across + x;
-    const T* g_at = grad.data + n * grad.image + part * grad.channel + first * grad.point;
-    const T* source = close.input + n * close.image + part * close.channel;
+    const float* g_at = grad.data + n * grad.image + part * grad.channel + first * grad.point;
+    const float* source = close.input + n * close.image + part * close.channel;
     float* target = close.output + (static_cast<int64_t>(n) * channels + part) * pixels;
     if (even) {
       const int left = idle ? kNowhere : column[0];
@@ -549,14 +566,14 @@ __device__ __forceinline__ void add_enlarged(const Space& s, int n, const Close<
         float g[kPoints], pixel[3][3], sums[3][3] = {};
 #pragma unroll
         for (int k = 0; k < kPoints; ++k) {
-          g[k] = to_float(load_if<T, 1>(g_at + k / 2 * close.below + k % 2 * grad.point, !idle && valid(k)).at[0]);
+          g[k] = load_if<float, 1>(g_at + k / 2 * close.below + k % 2 * grad.point, !idle && valid(k)).at[0];
         }
-        const T* from = source;
+        const float* from = source;
 #pragma unroll
         for (int i = 0; i < 3; ++i, from += close.row) {
 #pragma unroll
           for (int j = 0; j < 3; ++j) {
-            pixel[i][j] = to_float(load_if<T, 1>(from + j * close.pixel, rows[i] && inside[j] && grad_grid.data).at[0]);
+            pixel[i][j] = load_if<float, 1>(from + j * close.pixel, rows[i] && inside[j] && grad_grid.data).at[0];
           }
         }
         wait_for_previous();  // which the reads need not
@@ -610,17 +627,17 @@ __device__ __forceinline__ void add_enlarged(const Space& s, int n, const Close<
         const Point<4> point = locate<4, PADDING>(s, n, (y + k / 2) * across + x + k % 2);
         const int stride[3] = {1, width, 0};
         const Taps<4> taps(point, stride);
-        const T* g_from = g_at + k / 2 * close.below + k % 2 * grad.point;
-        const T* from = source;
+        const float* g_from = g_at + k / 2 * close.below + k % 2 * grad.point;
+        const float* from = source;
         float dot[4] = {}, *to = target;
 #pragma unroll 1
         for (int c = part; c < channels; c += parts) {
-          const float g = to_float(load_if<T, 1>(g_from, true).at[0]);
+          const float g = load_if<float, 1>(g_from, true).at[0];
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const bool inside = taps.offset[i] >= 0;
-            const T pixel = load_if<T, 1>(from + taps.offset[i] * close.pixel, inside && grad_grid.data).at[0];
-            if (inside) dot[i] = fmaf(g, to_float(pixel), dot[i]);
+            const float pixel = load_if<float, 1>(from + taps.offset[i] * close.pixel, inside && grad_grid.data).at[0];
+            if (inside) dot[i] = fmaf(g, pixel, dot[i]);
             add_if(to + taps.offset[i], taps.weight[i] * g, inside);
           }
           from += close.step[0];
@@ -661,9 +678,9 @@ struct Choice {
 
 // Images that are done, and if there is no other kernel for them those that are left. The next kernel begins when the
 // one before has ended, and can read what that chose.
-template <class T, int PADDING, bool ENLARGED>
+template <int PADDING, bool ENLARGED>
 __global__ void __launch_bounds__(kThreads, ENLARGED ? 3 : 4)
-    close_kernel(Space s, Choice choice, Close<T> close, Gradient<T> grad, AnyFloat grad_grid, int batch, int channels,
+    close_kernel(Space s, Choice choice, Close close, Gradient<float> grad, AnyFloat grad_grid, int batch, int channels,
                  Left left, bool also_left) {
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     if (choice(s, n) != Lists::kDone) {
@@ -672,9 +689,9 @@ __global__ void __launch_bounds__(kThreads, ENLARGED ? 3 : 4)
       if (!left(n)) continue;
     }
     if constexpr (ENLARGED) {
-      add_enlarged<T, PADDING>(s, n, close, grad, grad_grid, channels);
+      add_enlarged<PADDING>(s, n, close, grad, grad_grid, channels);
     } else {
-      add_close<T, PADDING>(s, n, close, grad, grad_grid, channels);
+      add_close<PADDING>(s, n, close, grad, grad_grid, channels);
     }
   }
   wait_for_previous();
@@ -997,8 +1014,8 @@ __device__ __forceinline__ void each_square(int batch, int channels, int pixels,
   }
 }
 
-// Between planes, (N, C, pixels) with the pixels innermost, and channels-last, (N, pixels, C), contiguous: TO_PLANES, or
-// from them. wide: every 4 pixels of a plane can be read or written at once.
+// Between planes, (N, C, pixels) with the pixels innermost, and channels-last, (N, pixels, C), contiguous: TO_PLANES,
+// or from them. wide: every 4 pixels of a plane can be read or written at once.
 template <bool TO_PLANES, class Planes, class Last>
 __device__ __forceinline__ void copy_squares(Planes* __restrict__ planes, int64_t image, int64_t channel,
                                              Last* __restrict__ last, int batch, int channels, int pixels, bool wide) {
@@ -1125,9 +1142,8 @@ __global__ void __launch_bounds__(kThreads)
 // Finds the choice from a sample, so that all blocks find the same without a word, and makes ready what the kernels
 // after it need: runs; of images that are close together a cleared output, of others a copy in channels-last, if
 // wanted, and cleared sums, or if there are lists cleared counters. Blocks of whatever x images.
-template <class T>
 __global__ void __launch_bounds__(kTileThreads)
-    choose_kernel(Space s, Choice choice, Lists lists, Close<T> close, T* __restrict__ copy, int width,
+    choose_kernel(Space s, Choice choice, Lists lists, Close close, float* __restrict__ copy, int width,
                   float* __restrict__ sums, int batch, int channels) {
   static_assert(kTileThreads == kThreads, "of clear and the choice");
   start_next();
@@ -1302,8 +1318,9 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
   const int64_t n = input.numel(), size = static_cast<int64_t>(channels) * pixels;
   const int64_t plane_sums = pairs ? 2 * (static_cast<int64_t>(pixels) + pixels / s.size[0]) : pixels;
   const int64_t cleared = plane_sums * batch * channels;
-  const bool chosen = add && plan.close && TAPS == 4 && sizeof(T) == 4;  // how, on the device
-  const bool deferred = listed || chosen;                                // until then: kernels may find nothing to do
+  constexpr bool kChoice = TAPS == 4 && sizeof(T) == 4;
+  const bool chosen = add && plan.close && kChoice;  // how, on the device
+  const bool deferred = listed || chosen;            // until then: kernels may find nothing to do
   const bool short_chain = add && !plan.vector && !chosen && n <= (1 << 20);  // of kernels that overlap
   Lists lists = plan.lists;
   Left left;
@@ -1344,49 +1361,32 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
   const float tilted = boxes ? 0.05f : channels < 32 ? 0.25f : 0.1f;
   const float turned = channels <= 4 ? INFINITY : boxes ? 0.8f : 0.5f;
   // With few tiles and many channels a warp has too many of these one after the other.
-  const int64_t points = s.points, doubled = static_cast<int64_t>(Close<T>(s, kEnlargedAcross).tiles) * batch;
+  const int64_t points = s.points, doubled = static_cast<int64_t>(Close::tiles_of(s, kEnlargedAcross)) * batch;
   const bool enlarged = chosen && plan.vector && 2 * points >= 5 * (size / channels) && channels <= 2 * doubled;
   Choice choice{0.5f, 1.5f, tilted, listed, turned};
   if (enlarged) choice = {0.25f, 0.75f, 0.01f, listed, turned};
-  const auto close_images = [&](const Close<T>& close) {
-    if constexpr (TAPS == 4 && sizeof(T) == 4) {
+  const Close close(s, input, point, gradient.channel, static_cast<float*>(grad_input.data),
+                    enlarged ? kEnlargedAcross : kCloseAcross, 4 * few);
+  const auto close_images = [&] {
+    if constexpr (kChoice) {
       const auto with = [&](auto kernel) {
         return launch(kernel, dim3(std::min(close.blocks(), few), 1, images), kThreads, 0, stream, true, s, choice,
                       close, gradient, AnyFloat(grad_grid), batch, channels, left, !plan.vector);
       };
       if (enlarged) {
-        return s.padding == kZeros ? with(close_kernel<T, kZeros, true>) : with(close_kernel<T, kAnyPadding, true>);
+        return s.padding == kZeros ? with(close_kernel<kZeros, true>) : with(close_kernel<kAnyPadding, true>);
       }
-      return s.padding == kZeros ? with(close_kernel<T, kZeros, false>) : with(close_kernel<T, kAnyPadding, false>);
+      return s.padding == kZeros ? with(close_kernel<kZeros, false>) : with(close_kernel<kAnyPadding, false>);
     }
     return cudaErrorNotSupported;
   };
-  Close<T> close(s, enlarged ? kEnlargedAcross : kCloseAcross);
-  if constexpr (TAPS == 4 && sizeof(T) == 4) {
+  if constexpr (kChoice) {
     if (chosen) {
-      close.input = data;
-      close.image = image;
-      close.channel = input.strides[1];
-      close.pixel = 1;
-      Space::evenly_spaced(input, 2, input.rank - 1, close.pixel);
-      close.output = output;
-      const int64_t all = static_cast<int64_t>(close.tiles) * batch;
-      close.shift = 0;
-      while (close.log_tiles() > 0 && (2 << close.shift) <= channels &&
-             all << close.shift < 16 * of_device(cudaDevAttrMultiProcessorCount)) {
-        ++close.shift;
-      }
-      const int64_t parts = 1 << close.shift;
-      close.step[0] = parts * close.channel;
-      close.step[1] = parts * gradient.channel;
-      close.step[2] = parts * pixels;
-      close.row = s.size[0] * close.pixel;
-      close.below = s.across.d * point;
-      choose_kernel<T><<<dim3(std::max<unsigned>(1, few / images), images), kTileThreads, 0, stream>>>(
+      choose_kernel<<<dim3(std::max<unsigned>(1, few / images), images), kTileThreads, 0, stream>>>(
           s, choice, lists, close, boxes ? nullptr : copy, copy_width, sums, batch, channels);
       left = {lists.runs, lists.most, plan.vector};
       if (left.chosen) {
-        const cudaError_t status = close_images(close);
+        const cudaError_t status = close_images();
         if (status != cudaSuccess) return status;
       }
     }
@@ -1480,7 +1480,7 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
                     batch, channels, pixels, pixel_width<T>(output, pixels, pixels), left);
     }
   } else if (chosen) {
-    return close_images(close);
+    return close_images();
   } else if (add || grad_grid.data) {
     const AnyFloat others(listed ? Tensor{} : grad_grid);
     float* to = add ? sums : nullptr;
