@@ -49,6 +49,15 @@ __device__ __forceinline__ void add_pair_if(float* p, float x, float y, bool the
 #endif
 }
 
+// *p where it is there, 0 elsewhere, of what is not read again: sums stay in the second cache instead.
+__device__ __forceinline__ float read_once_if(const float* p, bool there) {
+  float x;
+  asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.cs.nc.f32 %0, [%1];}"
+      : "=f"(x)
+      : "l"(p), "r"(static_cast<int>(there)));
+  return x;
+}
+
 // Distances between the pixels of a dense image, `unit` elements from one pixel to the next.
 struct Dense {
   int stride[3];
@@ -393,12 +402,12 @@ __device__ __forceinline__ void add_close(const Space& s, int n, const Close& cl
       float g_of[kDown], next[kDown + 1][2];
       const auto fetch = [&](bool there) {
 #pragma unroll
-        for (int k = 0; k < kDown; ++k) g_of[k] = load_if<float, 1>(g_at + k * close.below, there && !idle).at[0];
+        for (int k = 0; k < kDown; ++k) g_of[k] = read_once_if(g_at + k * close.below, there && !idle);
         const float* from = source;
 #pragma unroll
         for (int k = 0; k <= kDown; ++k, from += close.row) {
 #pragma unroll
-          for (int i = 0; i < 2; ++i) next[k][i] = load_if<float, 1>(from + i * close.pixel, there && reads[i]).at[0];
+          for (int i = 0; i < 2; ++i) next[k][i] = read_once_if(from + i * close.pixel, there && reads[i]);
         }
         source += close.step[0];
         g_at += close.step[1];
@@ -406,8 +415,7 @@ __device__ __forceinline__ void add_close(const Space& s, int n, const Close& cl
       fetch(true);
 #pragma unroll
       for (int k = 0; k <= kDown; ++k) {  // or the compiler puts the reads behind
-        asm volatile("" ::"f"(g_of[k % kDown]), "f"(next[k][0]), "f"(next[k][1])
-                     : "memory");
+        asm volatile("" ::"f"(g_of[k % kDown]), "f"(next[k][0]), "f"(next[k][1]) : "memory");
       }
       wait_for_previous();
       start_next();
@@ -457,7 +465,7 @@ __device__ __forceinline__ void add_close(const Space& s, int n, const Close& cl
       for (int c = part; c < channels; c += parts) {
         float below[2] = {}, g[kDown], pixel[kDown][4];
 #pragma unroll
-        for (int k = 0; k < kDown; ++k) g[k] = load_if<float, 1>(g_at + k * close.below, valid(k)).at[0];
+        for (int k = 0; k < kDown; ++k) g[k] = read_once_if(g_at + k * close.below, valid(k));
 #pragma unroll
         for (int k = 0; k < kDown; ++k) {
           const float* const corner = source + to[k] * close.pixel;
@@ -465,7 +473,7 @@ __device__ __forceinline__ void add_close(const Space& s, int n, const Close& cl
           for (int i = 0; i < 4; ++i) {
             const float* const from = corner + (i % 2 + i / 2 * width) * close.pixel;
             const bool known = i < 2 && k > 0 && is(k - 1, kCarries);
-            pixel[k][i] = load_if<float, 1>(from, is(k, 1 << i) && !known && grad_grid.data).at[0];
+            pixel[k][i] = read_once_if(from, is(k, 1 << i) && !known && grad_grid.data);
           }
         }
 #pragma unroll
@@ -566,14 +574,14 @@ __device__ __forceinline__ void add_enlarged(const Space& s, int n, const Close&
         float g[kPoints], pixel[3][3], sums[3][3] = {};
 #pragma unroll
         for (int k = 0; k < kPoints; ++k) {
-          g[k] = load_if<float, 1>(g_at + k / 2 * close.below + k % 2 * grad.point, !idle && valid(k)).at[0];
+          g[k] = read_once_if(g_at + k / 2 * close.below + k % 2 * grad.point, !idle && valid(k));
         }
         const float* from = source;
 #pragma unroll
         for (int i = 0; i < 3; ++i, from += close.row) {
 #pragma unroll
           for (int j = 0; j < 3; ++j) {
-            pixel[i][j] = load_if<float, 1>(from + j * close.pixel, rows[i] && inside[j] && grad_grid.data).at[0];
+            pixel[i][j] = read_once_if(from + j * close.pixel, rows[i] && inside[j] && grad_grid.data);
           }
         }
         wait_for_previous();  // which the reads need not
@@ -632,11 +640,11 @@ __device__ __forceinline__ void add_enlarged(const Space& s, int n, const Close&
         float dot[4] = {}, *to = target;
 #pragma unroll 1
         for (int c = part; c < channels; c += parts) {
-          const float g = load_if<float, 1>(g_from, true).at[0];
+          const float g = read_once_if(g_from, true);
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const bool inside = taps.offset[i] >= 0;
-            const float pixel = load_if<float, 1>(from + taps.offset[i] * close.pixel, inside && grad_grid.data).at[0];
+            const float pixel = read_once_if(from + taps.offset[i] * close.pixel, inside && grad_grid.data);
             if (inside) dot[i] = fmaf(g, pixel, dot[i]);
             add_if(to + taps.offset[i], taps.weight[i] * g, inside);
           }
@@ -1220,14 +1228,15 @@ struct Plan {
             input.numel() >= (1 << 17) && input.numel() <= (1 << 20);
     close = input.rank == 4 && input.item_size() == 4 && input_gradient && !plane && even && grid.sizes[2] >= 32 &&
             grid.sizes[1] >= kCloseDown;
-    const bool cached = input.numel() <= (1 << 23);  // else sums are written once, by lists
+    // Sums that the second cache does not hold are written once, by lists; but with few channels these take longer.
+    const bool cached = input.numel() <= (1 << 23), sooner = cached || channels < 16;
     if (vector) {
       const bool many = listed && many_tiles(grid.sizes[2], grid.sizes[1], batch, 4);
-      close = close && !last && (!many || (cached && channels >= 16));
+      close = close && !last && (!many || sooner);
       // With few tiles what scatters is added up no slower than by lists, with many box_kernel has its share.
       listed = listed && (!close || many);
     } else {
-      close = close && listed && cached && channels <= 4;
+      close = close && listed && channels <= 4;
     }
     if (listed) {
       list = padded(lists.bytes(batch));
@@ -1358,7 +1367,7 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
   T* const copy = plan.copied ? reinterpret_cast<T*>(static_cast<char*>(workspace) + plan.sums + plan.list) : nullptr;
   if (deferred) lists.in(static_cast<char*>(workspace) + plan.sums, listed ? batch : 0);
   // By measurement; with up to 4 channels lists are best however the points lie.
-  const float tilted = boxes ? 0.05f : channels < 32 ? 0.25f : 0.1f;
+  const float tilted = boxes ? (n <= (1 << 23) ? 0.1f : 0.05f) : channels < 32 ? 0.25f : 0.1f;
   const float turned = channels <= 4 ? INFINITY : boxes ? 0.8f : 0.5f;
   // With few tiles and many channels a warp has too many of these one after the other.
   const int64_t points = s.points, doubled = static_cast<int64_t>(Close::tiles_of(s, kEnlargedAcross)) * batch;

@@ -62,8 +62,8 @@ struct Left {
 
   __device__ __forceinline__ bool operator()(int n) const { return runs == nullptr || runs[n] > most; }
 
-  // Whether it is known without a wait that images first, first + step .. are done, or `other`. One thread reads each,
-  // as what goes past the first cache comes from one place of the second for all blocks; all threads of a block together.
+  // Whether it is known without a wait that images first, first + step .. are done, or `other`; all threads of a block
+  // together. One of them reads, past the first cache: what all blocks read comes from one place of the second.
   __device__ __forceinline__ bool nothing(int first, int step, int batch, int other = Lists::kDone) const {
     if (!chosen) return false;
     bool all = true;
@@ -73,7 +73,7 @@ struct Left {
     }
     return __syncthreads_and(all);
   }
-  // Waits for the kernel before, of blocks that have nothing to do only the first; whether this one has.
+  // Waits for the kernel before, of blocks with nothing to do only the first; whether this one may have something.
   __device__ __forceinline__ bool wait(int first, int step, int batch, int other = Lists::kDone) const {
     const bool leaves = nothing(first, step, batch, other);
     if (!leaves || blockIdx.x == 0) wait_for_previous();
@@ -81,8 +81,8 @@ struct Left {
   }
 };
 
-// Lets the next kernel begin, waits for the one before, and calls f(first image, images) for those that are left; blocks
-// of whatever x images.
+// Lets the next kernel begin, waits for the one before, and calls f(first image, images) for those that are left;
+// blocks of whatever x images.
 template <class F>
 __device__ __forceinline__ void each_left(int batch, Left left, F&& f) {
   start_next();
