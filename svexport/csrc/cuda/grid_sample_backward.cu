@@ -1228,15 +1228,15 @@ struct Plan {
             input.numel() >= (1 << 17) && input.numel() <= (1 << 20);
     close = input.rank == 4 && input.item_size() == 4 && input_gradient && !plane && even && grid.sizes[2] >= 32 &&
             grid.sizes[1] >= kCloseDown;
-    // Sums that the second cache does not hold are written once, by lists; but with few channels these take longer.
-    const bool cached = input.numel() <= (1 << 23), sooner = cached || channels < 16;
+    // Other sums than these, of many channels that the second cache does not hold, are sooner written once, by lists.
+    const bool summed = input.numel() <= (1 << 23) || channels < 16;
     if (vector) {
       const bool many = listed && many_tiles(grid.sizes[2], grid.sizes[1], batch, 4);
-      close = close && !last && (!many || sooner);
+      close = close && !last && (!many || summed);
       // With few tiles what scatters is added up no slower than by lists, with many box_kernel has its share.
       listed = listed && (!close || many);
     } else {
-      close = close && listed && channels <= 4;
+      close = close && listed && summed;
     }
     if (listed) {
       list = padded(lists.bytes(batch));
@@ -1367,7 +1367,7 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
   T* const copy = plan.copied ? reinterpret_cast<T*>(static_cast<char*>(workspace) + plan.sums + plan.list) : nullptr;
   if (deferred) lists.in(static_cast<char*>(workspace) + plan.sums, listed ? batch : 0);
   // By measurement; with up to 4 channels lists are best however the points lie.
-  const float tilted = boxes ? (n <= (1 << 23) ? 0.1f : 0.05f) : channels < 32 ? 0.25f : 0.1f;
+  const float tilted = boxes ? 0.09f : channels < (plan.vector ? 32 : 9) ? 0.25f : 0.1f;
   const float turned = channels <= 4 ? INFINITY : boxes ? 0.8f : 0.5f;
   // With few tiles and many channels a warp has too many of these one after the other.
   const int64_t points = s.points, doubled = static_cast<int64_t>(Close::tiles_of(s, kEnlargedAcross)) * batch;
@@ -1410,7 +1410,8 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
       }
       cudaError_t status;
       if (plan.vector || !grad_grid.data) {
-        status = launch(list_kernel<PADDING>, dim3(ceil_div(s.points, kListThreads), 1, images), kListThreads, 0,
+        const unsigned all = ceil_div(s.points, kListThreads), some = std::max<unsigned>(1, 2 * few / images);
+        status = launch(list_kernel<PADDING>, dim3(chosen ? std::min(all, some) : all, 1, images), kListThreads, 0,
                         stream, true, s, lists, batch, left);
       } else {
         status = direct(nullptr, AnyFloat(grad_grid), true, std::integral_constant<int, kListSums>());
