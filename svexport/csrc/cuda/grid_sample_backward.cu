@@ -104,15 +104,17 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
       const Taps<TAPS> from(point, s.stride), to(point, dense.stride);
       float dot[TAPS] = {};
       const bool read = grad_grid.data && TAPS > 1 && there;
-      bool hands = false, takes = false, together = false;  // a right pixel to the next lane; most lanes do
+      bool hands = false, takes = false;  // a right pixel to the next lane, the left from the one before
+      bool together = false;              // most lanes are in the pixels of the next, or those beside
       if constexpr (SUMS == kNeighbourSums) {
         const int lane = threadIdx.x % 32;
         const bool any = there && (point.axis[0].inside[0] || point.axis[0].inside[1]) &&
                          (point.axis[1].inside[0] || point.axis[1].inside[1]);
         const int cell = any ? point.axis[1].first * (s.size[0] + 2) + point.axis[0].first : INT_MIN / 2;
-        hands = __shfl_down_sync(~0u, cell, 1) == cell + 1 && lane < 31;
+        const int next = __shfl_down_sync(~0u, cell, 1);
+        hands = next == cell + 1 && lane < 31;
         takes = __shfl_up_sync(~0u, static_cast<int>(hands), 1) && lane > 0;
-        together = __popc(__ballot_sync(~0u, hands)) >= 16;
+        together = __popc(__ballot_sync(~0u, hands || next == cell)) >= 16;
       }
       const T* g = grad.data + n * grad.image + p * grad.point;
       const T* source = input + n * image;
@@ -1224,6 +1226,8 @@ struct Plan {
     listed = input.rank == 4 && input_gradient && !plane && points <= 4 * pixels && pixels <= 32 * points &&
              points < Lists::kFull && batch * points * channels >= (1 << 19) &&
              (batch * points * channels >= (1 << 23) || batch * pixels * channels >= (1 << 22));
+    // Where few channels are enlarged, neighbours add to the same pixels.
+    listed = listed && !(input.item_size() == 4 && channels <= 4 && 2 * points >= 5 * pixels);
     pairs = input_gradient && !plane && !vector && !listed && 2 * points >= pixels && input.item_size() == 2 &&
             input.numel() >= (1 << 17) && input.numel() <= (1 << 20);
     close = input.rank == 4 && input.item_size() == 4 && input_gradient && !plane && even && grid.sizes[2] >= 32 &&
