@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from svexport.ops._op import Op, precise_dtype
 
-__all__ = ["Inverse", "checked", "inverse"]
+__all__ = ["Inverse", "check_square", "checked", "inverse"]
 
 
 def reference(A: Tensor, n: int) -> Tensor:
@@ -21,6 +21,12 @@ def checked(A: Tensor, n: int) -> tuple[Tensor, Tensor]:
     torch._check(A.shape[-1] == n, lambda: f"inverse: expected matrices of size {n}, got {tuple(A.shape)}")
     inverse, info = torch.linalg.inv_ex(A.to(precise_dtype(A)))  # which refuses integers
     return torch.where((info == 0)[..., None, None], inverse, torch.nan).to(A.dtype).contiguous(), info
+
+
+def check_square(op: str, A: Tensor) -> None:
+    """Raises RuntimeError, as torch does, if ``A`` is no batch of square matrices."""
+    if A.dim() < 2 or A.shape[-2] != A.shape[-1]:
+        raise RuntimeError(f"{op} expects square matrices (*, n, n), got {tuple(A.shape)}")
 
 
 def fake(A: Tensor, n: int) -> Tensor:
@@ -62,6 +68,7 @@ def inverse(A: Tensor) -> Tensor:
     Raises:
         RuntimeError: if A is not a batch of square matrices, or holds integers.
     """
+    check_square("inverse", A)
     return OP(A, A.shape[-1])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from svexport.ops._op import Op
-from svexport.ops.inverse import checked
+from svexport.ops.inverse import check_square, checked
 from svexport.ops.inverse import samples as inverse_samples
 
 __all__ = ["inverse_ex"]
@@ -45,4 +45,5 @@ def inverse_ex(A: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         RuntimeError: if A is not a batch of square matrices, or holds integers.
     """
+    check_square("inverse_ex", A)
     return OP(A, A.shape[-1])

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from svexport.ops._op import Op, precise_dtype
+from svexport.ops.inverse import check_square
 
-__all__ = ["Solve", "checked", "is_vector", "solve"]
+__all__ = ["Solve", "check_operands", "checked", "is_vector", "solve"]
 
 
 def reference(A: Tensor, B: Tensor, n: int, left: bool, vector: bool) -> Tensor:
@@ -66,7 +67,15 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     Raises:
         RuntimeError: if A is not a batch of square matrices, or B does not fit or holds integers.
     """
+    check_operands("solve", A, B)
     return OP(A, B, A.shape[-1], left, is_vector(A.shape, B.shape))
+
+
+def check_operands(op: str, A: Tensor, B: Tensor) -> None:
+    """Raises RuntimeError if ``A`` is no batch of square matrices, or ``B`` a single number; torch checks the rest."""
+    check_square(op, A)
+    if B.dim() == 0:
+        raise RuntimeError(f"{op} expects B (*, n, k), (*, k, n) or vectors (*, n), got {tuple(B.shape)}")
 
 
 def is_vector(A: tuple[int | None, ...], B: tuple[int | None, ...]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from svexport.ops._op import Op
-from svexport.ops.solve import checked, is_vector
+from svexport.ops.solve import check_operands, checked, is_vector
 from svexport.ops.solve import samples as solve_samples
 
 __all__ = ["solve_ex"]
@@ -39,10 +39,10 @@ def solve_ex(A: Tensor, B: Tensor, *, left: bool = True) -> tuple[Tensor, Tensor
     Shape:
         - A, B, result: as :func:`svexport.ops.solve` has them
         - info: the batch of A, int32: 0 where A has an inverse, otherwise the number of the first pivot that is zero; 1
-            in
-          a file
+          in a file
 
     Raises:
         RuntimeError: if A is not a batch of square matrices, or B does not fit or holds integers.
     """
+    check_operands("solve_ex", A, B)
     return OP(A, B, A.shape[-1], left, is_vector(A.shape, B.shape))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -130,10 +132,11 @@ def test_gradients() -> None:
 def test_module_and_errors() -> None:
     A = torch.randn(2, 3, 3) + 3 * torch.eye(3)
     torch.testing.assert_close(Inverse()(A), torch.linalg.inv(A))
-    for bad in (torch.randn(2, 3), torch.randn(3)):
-        with pytest.raises(RuntimeError):
-            inverse(bad)
     for function in (inverse, svexport.ops.inverse_ex):
+        for bad in ((2, 3), (2, 2, 3), (3,), ()):
+            match = rf"^{function.__name__} expects square .* got {re.escape(str(bad))}"
+            with pytest.raises(RuntimeError, match=match):
+                function(torch.randn(bad))
         with pytest.raises(RuntimeError, match="floating point"):  # as torch says; not rounded to integers
             function(torch.tensor([[2, 0], [0, 4]]))
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -89,6 +91,15 @@ def test_gradients() -> None:
 def test_errors(A: tuple[int, ...], B: tuple[int, ...]) -> None:
     with pytest.raises(RuntimeError):
         solve(torch.randn(A), torch.randn(B))
+
+
+@pytest.mark.parametrize("function", [solve, svexport.ops.solve_ex])
+def test_errors_say_what_is_expected(function) -> None:
+    for A in ((), (3,), (2, 3), (2, 2, 3)):
+        with pytest.raises(RuntimeError, match=rf"^{function.__name__} expects square .* got {re.escape(str(A))}"):
+            function(torch.randn(A), torch.randn(3))
+    with pytest.raises(RuntimeError, match=rf"^{function.__name__} expects B .* got \(\)"):
+        function(torch.eye(3), torch.tensor(1.0))
 
 
 def test_integers_are_refused() -> None:
