@@ -29,7 +29,7 @@ def _attend(
     n, s, m, d = value.shape
     queries = sampling_locations.shape[1]
     precise = torch.promote_types(torch.promote_types(value.dtype, sampling_locations.dtype), torch.float32)
-    height, width = spatial_shapes[:, :, None].unbind(1)  # (L, 1) each
+    height, width = spatial_shapes[:, :, None].long().unbind(1)  # (L, 1) each
     x, y = sampling_locations.to(precise).unbind(-1)  # (N, Lq, M, L, P) each
     columns = corners(x * width - 0.5, width)
     rows = corners(y * height - 0.5, height)
@@ -56,6 +56,8 @@ def _gather_and_multiply(table: Tensor, index: Tensor, weight: Tensor) -> Tensor
 
 def _embedding_bag(table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
     """The same in one pass over the rows, without a copy of each; but differentiable only once."""
+    if 0 in (*table.shape, *index.shape):  # which embedding_bag refuses
+        return _gather_and_multiply(table, index, weight)
     return F.embedding_bag(index, table, per_sample_weights=weight, mode="sum")
 
 
@@ -64,12 +66,14 @@ def reference(*args: Tensor) -> Tensor:
 
 
 def implementation(*args: Tensor) -> Tensor:
-    value, spatial_shapes = args[:2]
-    if spatial_shapes.is_cpu and int(spatial_shapes.prod(1).sum()) > value.shape[1]:
-        raise ValueError(
-            f"ms_deform_attn: value has {value.shape[1]} rows, fewer than the levels {spatial_shapes.tolist()} "
-            "(height, width) have pixels"
-        )
+    value, spatial_shapes, level_start_index = args[:3]
+    if spatial_shapes.is_cpu and level_start_index.is_cpu:
+        rows, shapes, starts = value.shape[1], spatial_shapes.tolist(), level_start_index.tolist()
+        if any(min(start, h, w) < 0 or start + h * w > rows for (h, w), start in zip(shapes, starts, strict=True)):
+            raise ValueError(
+                f"ms_deform_attn: value has {rows} rows, which do not hold levels of {shapes} (height, width) that "
+                f"start at rows {starts}"
+            )
     return _attend(_embedding_bag, *args)
 
 
@@ -128,7 +132,7 @@ def ms_deform_attn(
     that a NaN location reads 0.
 
     Raises:
-        ValueError: on shapes other than these, or (eager, on the CPU) levels larger than ``value``.
+        ValueError: on shapes other than these, or (eager, on the CPU) levels that are no rows of ``value``.
         TypeError: if ``value`` is not floating point, or ``spatial_shapes`` or ``level_start_index`` is.
     """
     if (
@@ -173,7 +177,8 @@ class MultiScaleDeformableAttention(DropIn, nn.Module):
         value_proj_ratio: channels of the projected value, as a multiple of ``embed_dims``.
 
     Raises:
-        ValueError: if ``num_heads`` does not divide ``embed_dims`` or the projected value's channels.
+        ValueError: if a size is not positive, or ``num_heads`` does not divide ``embed_dims`` or the projected value's
+            channels.
     """
 
     replaces = ("MultiScaleDeformableAttention",)
@@ -196,6 +201,11 @@ class MultiScaleDeformableAttention(DropIn, nn.Module):
         value_proj_ratio: float = 1.0,
     ) -> None:
         super().__init__()
+        if min(embed_dims, num_heads, num_levels, num_points) < 1:
+            raise ValueError(
+                "expected embed_dims, num_heads, num_levels and num_points of at least 1, got "
+                f"{embed_dims}, {num_heads}, {num_levels} and {num_points}"
+            )
         value_dims = int(embed_dims * value_proj_ratio)
         if embed_dims % num_heads or value_dims % num_heads:
             raise ValueError(
@@ -278,6 +288,11 @@ class MultiScaleDeformableAttention(DropIn, nn.Module):
             query = query + query_pos
         if not self.batch_first:
             query, value = query.transpose(0, 1), value.transpose(0, 1)
+        if query.dim() != 3 or value.dim() != 3 or value.shape[0] != query.shape[0]:
+            raise ValueError(
+                f"expected query (N, Lq, {self.embed_dims}) and value (N, S, {self.embed_dims}) of one N, got "
+                f"{tuple(query.shape)} and {tuple(value.shape)}, batch first"
+            )
         n, queries, _ = query.shape
 
         value = self.value_proj(value)

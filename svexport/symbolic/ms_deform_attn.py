@@ -24,6 +24,8 @@ def body(
     precise = TensorProto.DOUBLE if TensorProto.DOUBLE in (dtype, sampling_locations.dtype) else TensorProto.FLOAT
     n, s, m, d = (b.dim(value, axis) for axis in range(4))
     queries, levels, points = (b.dim(sampling_locations, axis) for axis in (1, 3, 4))
+    if 0 in (levels, points):  # a sum over nothing, of which ONNX Runtime writes the first matrix only
+        return b.op("Expand", b.like(0, value), b.shape(n, queries, b.product(m, d)))
     samples = b.product(levels, points)
     every = b.product(m, samples)
 

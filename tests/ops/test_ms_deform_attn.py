@@ -149,18 +149,31 @@ def test_a_strange_location_reads_zero(strange: float) -> None:
         torch.testing.assert_close(actual, expected)
 
 
-@pytest.mark.parametrize("empty", [{"n": 0}, {"queries": 0}])
+@pytest.mark.parametrize("empty", [{"n": 0}, {"queries": 0}, {"points": 0}, {"d": 0}, {"m": 0}])
 def test_empty(empty: dict) -> None:
     args = case(**empty)
-    expected = torch.zeros(args[0].shape[0], args[3].shape[1], 6)
+    expected = torch.zeros(args[0].shape[0], args[3].shape[1], args[0].shape[2] * args[0].shape[3])
     for opset in OPSETS:
-        for dynamic in (False, True):
+        for dynamic in (False, True) if empty.keys() <= {"n", "queries"} else (False,):
             torch.testing.assert_close(run_op(OP, args, opset, dynamic=dynamic)[0], expected)
     for t in (args[0], args[3], args[4]):
         t.requires_grad_()
     output = ms_deform_attn(*args)
     torch.testing.assert_close(output, expected)
     output.sum().backward()
+
+
+def test_no_levels() -> None:
+    args = [t[:, :, :, :0] if t.dim() > 4 else t for t in case()]
+    args[1:3] = args[1][:0], args[2][:0]
+    for actual in (ms_deform_attn(*args), run_op(OP, args, 11)[0]):
+        torch.testing.assert_close(actual, torch.zeros(2, 3, 6))
+
+
+def test_sizes_of_few_bits_do_not_overflow() -> None:
+    value, shapes, starts, *rest = case(levels=((3, 200),))
+    expected = ms_deform_attn(value, shapes, starts, *rest)
+    torch.testing.assert_close(ms_deform_attn(value, shapes.to(torch.uint8), starts, *rest), expected)
 
 
 def test_sizes_are_data() -> None:
@@ -181,7 +194,10 @@ def test_sizes_are_data() -> None:
         ({"value": torch.zeros(2, 0, 2, 3)}, "S > 0"),
         ({"value": torch.zeros(3, 17, 2, 3)}, r"value \(3, 17, 2, 3\)"),
         ({"value": torch.zeros(2, 17, 3, 3)}, r"value \(2, 17, 3, 3\)"),
-        ({"value": torch.zeros(2, 16, 2, 3)}, r"value has 16 rows, fewer than the levels \[\[3, 5\], \[2, 1\]\]"),
+        ({"value": torch.zeros(2, 16, 2, 3)}, r"value has 16 rows, which do not hold levels of \[\[3, 5\], \[2, 1\]\]"),
+        ({"level_start_index": torch.tensor([0, 16])}, r"start at rows \[0, 16\]"),
+        ({"level_start_index": torch.tensor([-1, 15])}, r"start at rows \[-1, 15\]"),
+        ({"spatial_shapes": torch.tensor([[3, 5], [-2, 1]])}, r"levels of \[\[3, 5\], \[-2, 1\]\]"),
         ({"spatial_shapes": torch.ones(3, 2, dtype=torch.int64)}, r"spatial_shapes \(3, 2\)"),
         ({"level_start_index": torch.zeros(3, dtype=torch.int64)}, r"level_start_index \(3,\)"),
         ({"sampling_locations": torch.zeros(2, 3, 2, 2, 2, 3)}, r"sampling_locations \(2, 3, 2, 2, 2, 3\)"),
@@ -224,6 +240,9 @@ def test_module_has_the_parameters_of_the_one_it_replaces() -> None:
     assert module.dropout.p == 0.1
     with pytest.raises(ValueError, match="num_heads=5 and embed_dims=12"):
         MultiScaleDeformableAttention(embed_dims=12, num_heads=5)
+    for zero in ("embed_dims", "num_heads", "num_levels", "num_points"):
+        with pytest.raises(ValueError, match="of at least 1, got"):
+            MultiScaleDeformableAttention(**{zero: 0})
 
 
 def test_module_starts_with_every_head_looking_elsewhere() -> None:
@@ -303,6 +322,9 @@ def test_module_attends_to_the_query_itself() -> None:
         module(query, reference_points=points[:, :, 0], **sizes)
     with pytest.raises(ValueError, match=r"num_levels=1, got \(2, 2\) and \(1, 6, 1, 2\)"):
         module(query, reference_points=points, spatial_shapes=torch.ones(2, 2).long(), level_start_index=torch.zeros(2))
+    for value in (torch.randn(2, 6, 8), torch.randn(6, 8)):
+        with pytest.raises(ValueError, match=r"of one N, got \(1, 6, 8\) and \(.*6, 8\), batch first"):
+            module(query, value=value, reference_points=points, **sizes)
 
 
 class Encoder(nn.Module):
