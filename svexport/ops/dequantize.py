@@ -65,7 +65,7 @@ def dequantize(q: Tensor, scale: float | Tensor, dtype: torch.dtype = torch.floa
         ``dtype``, the shape of ``q``.
 
     Raises:
-        ValueError: on a scale that is not positive and finite or does not fit ``q``.
+        ValueError: on a number that is not positive and finite in float32, or a tensor that does not fit ``q``.
         TypeError: if ``q`` is not int8 or ``dtype`` not floating point.
     """
     numbers = [number for number, known in DTYPES.items() if known == dtype]

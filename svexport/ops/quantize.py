@@ -17,11 +17,13 @@ def bind_scale(name: str, x: Tensor, scale: float | Tensor, axis: int) -> tuple[
     """The scale as arguments of an op: a number, or a tensor of one element or of one per index of ``axis``.
 
     Raises:
-        ValueError: if the number is not positive and finite, or on another shape.
+        ValueError: if the number is not positive and finite in float32, or on another shape.
     """
     if not isinstance(scale, Tensor):
-        if not 0 < scale < math.inf:
-            raise ValueError(f"{name} expects a positive, finite scale, got {scale}")
+        limits = torch.finfo(torch.float32)
+        if not limits.tiny * limits.eps <= scale <= limits.max:
+            why = ", which float32 does not hold" if 0 < scale < math.inf else ""
+            raise ValueError(f"{name} expects a positive, finite scale, got {scale}{why}")
         return scale, None, 0
     if scale.numel() == 1 and scale.dim() <= 1:
         return 1.0, scale.reshape(()), 0
@@ -90,7 +92,7 @@ def quantize(x: Tensor, scale: float | Tensor, axis: int = 1, restricted: bool =
         int8, the shape of ``x``.
 
     Raises:
-        ValueError: on a scale that is not positive and finite or does not fit ``x``.
+        ValueError: on a number that is not positive and finite in float32, or a tensor that does not fit ``x``.
         TypeError: if ``x`` is not floating point.
     """
     check_floating_point("quantize", "tensor", x)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -145,6 +146,12 @@ def test_errors() -> None:
     for scale in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="positive, finite scale, got"):
             quantize(x, scale)
+    for scale in (1e39, 3.5e38, 1e-46):
+        for op in (quantize, svexport.ops.dequantize):
+            with pytest.raises(ValueError, match=f"{op.__name__} .* got {re.escape(str(scale))}, which float32"):
+                op(x if op is quantize else x.to(torch.int8), scale)
+    for scale in (2.0**-149, torch.finfo(torch.float32).max):
+        assert quantize(torch.tensor([scale]), scale).item() == 1
     for scale, axis in ((torch.ones(2), 1), (torch.ones(3, 1), 1), (torch.ones(3), 3), (torch.ones(3), -4)):
         with pytest.raises(ValueError, match=r"size of axis .* of a tensor \(2, 3, 4\); got"):
             quantize(x, scale, axis)
