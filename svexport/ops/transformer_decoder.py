@@ -531,14 +531,15 @@ def transformer_decoder(
     """The decoder of :class:`TransformerDecoder` as a function of its weights.
 
     Shape:
-        - weights: those of :meth:`TransformerDecoder.weights`, in that order, the dtype of ``query``
+        - weights: those of :meth:`TransformerDecoder.weights`, in that order, the dtype of ``query``; under autocast
+          dtypes may differ as far as torch's linear layers allow
         - everything else: as of :class:`TransformerDecoder`
 
     Raises:
         ValueError: on other shapes, or another number of weights.
         TypeError: on other dtypes.
     """
-    _check(config, query, query_pos, reference_points, features, lidar2img)
+    _check(config, query, query_pos, reference_points, features, lidar2img, weights)
     expected = weight_names(vars(config))
     if len(weights) != len(expected):
         raise ValueError(f"transformer_decoder expects {len(expected)} weights for this config, got {len(weights)}")
@@ -553,6 +554,7 @@ def _check(
     reference_points: Tensor,
     features: Sequence[Tensor],
     lidar2img: Tensor,
+    weights: Sequence[Tensor],
 ) -> None:
     def wrong(expected: str, *tensors: Tensor) -> ValueError:
         return ValueError(
@@ -574,6 +576,16 @@ def _check(
         raise wrong(f"{expected}({batch}, {cams}, {blocks}, H, W, 32)", *features)
     if config.pool and min(features[-1].shape[3:5]) < 2:
         raise wrong("a last level to pool of at least 2 by 2 pixels", features[-1])
+    dtype, *others = dict.fromkeys(t.dtype for t in (query, query_pos, *weights))
+    casts = not query.is_meta and torch.is_autocast_enabled(query.device.type)
+    if not dtype.is_floating_point or (others and not casts):
+        kinds = ", ".join(dict.fromkeys(str(t.dtype) for t in weights))
+        raise TypeError(
+            "transformer_decoder expects query, query_pos and weights of one floating-point dtype, got "
+            f"{query.dtype}, {query_pos.dtype} and {kinds}"
+        )
+    if not reference_points.is_floating_point():
+        raise TypeError(f"transformer_decoder expects floating-point reference_points, got {reference_points.dtype}")
     for f in features:
         if f.dtype != torch.int8 and (f.dim() == 6 or not f.is_floating_point()):
             raise TypeError(
@@ -715,11 +727,12 @@ class TransformerDecoder(nn.Module):
         return self._by_nodes(query, query_pos, reference_points, list(features), lidar2img, every_layer=True)
 
     def _by_nodes(self, *inputs: Any, every_layer: bool = False) -> list[DecoderOutput]:
+        inputs = *inputs, self.weights()
         _check(self.config, *inputs)
         dropout = self.dropout if self.training else 0.0
         attend = functools.partial(F.scaled_dot_product_attention, dropout_p=dropout)
         steps = _Steps(attend, CAMERA_SAMPLE, ADD_NORM, dropout, every_layer)
-        args = *inputs, self.weights(), *self.config.attributes()
+        args = *inputs, *self.config.attributes()
         return [DecoderOutput(*output) for output in _decode(steps, *args)]
 
     @property

@@ -645,6 +645,32 @@ def test_other_misuse() -> None:
         TransformerDecoder(config, fuse="all")
 
 
+@pytest.mark.parametrize("fuse", ["block", "nodes"])
+def test_dtypes_that_do_not_fit(fuse: str) -> None:
+    config = small()
+    query, query_pos, *rest = to(inputs(config), torch.float32)
+    decoder = TransformerDecoder(config, fuse)
+    for args, got in (
+        ((query.half(), query_pos), r"torch\.float16, torch\.float32 and torch\.float32"),
+        ((query, query_pos.half()), r"torch\.float32, torch\.float16 and torch\.float32"),
+        ((query.double(), query_pos.double()), r"torch\.float64, torch\.float64 and torch\.float32"),
+        ((query.long(), query_pos.long()), r"torch\.int64, torch\.int64 and torch\.float32"),
+    ):
+        with pytest.raises(TypeError, match=f"query, query_pos and weights of one floating-point dtype, got {got}"):
+            decoder(*args, *rest)
+    with pytest.raises(TypeError, match=r"floating-point reference_points, got torch\.int64"):
+        decoder(query, query_pos, rest[0].long(), *rest[1:])
+    expected = decoder(query, query_pos, *rest).classes
+    with torch.autocast("cpu", torch.bfloat16):
+        for args in ((query, query_pos), (query.bfloat16(), query_pos)):
+            classes = decoder(*args, *rest).classes
+            assert classes.dtype == torch.bfloat16
+            torch.testing.assert_close(classes.float(), expected, rtol=0.1, atol=0.1)
+    decoder.cls[-1].half()
+    with pytest.raises(TypeError, match=r"and torch\.float32, torch\.float16$"):
+        decoder(query, query_pos, *rest)
+
+
 def test_checkpoint_of_other_shapes_or_without_a_layer() -> None:
     config = small()
     state = PlainDecoder(config).state_dict()
