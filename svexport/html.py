@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
+    "check_place",
     "drawing",
     "error_figure",
     "fragment",
@@ -109,12 +110,29 @@ def _is_number(value: Any) -> bool:
     return re.fullmatch(r"[-+]?(\d[\d,]*\.?\d*(e[-+]?\d+)?|inf|nan)", str(value)) is not None
 
 
+def check_place(path: str | os.PathLike[str]) -> None:
+    """For before the work that a page is to tell of. Leaves no trace.
+
+    Raises:
+        SvexportError: if no page can be written there.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise SvexportError(f"expected the path of a file, got the folder {path}; add a file name")
+    if path.exists() and not path.is_file():  # a pipe or a device, which a renamed file would replace
+        raise SvexportError(f"expected the path of a file, got {path}, which is no regular file; choose another place")
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise SvexportError(f"cannot write {path}: {folder} is no folder that can be written to; choose another place")
+
+
 def write(path: str | os.PathLike[str], text: str) -> None:
     """Writes a file beside its place and renames it there: never half of one.
 
     Raises:
         SvexportError: if it cannot be written.
     """
+    check_place(path)
     path = Path(path)
     beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:

@@ -23,7 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Outcome:
     import svexport
+    from svexport import html
 
+    if options.html:
+        html.check_place(options.html)
     model, args = _model.load(options)
     engine = svexport.load(options.file)
     comparison = svexport.compare(

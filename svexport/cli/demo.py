@@ -49,7 +49,11 @@ def run(options: argparse.Namespace) -> Outcome:
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+    from svexport import html
+
     files = examples(options.model)
+    page = options.output / "report.html"
+    html.check_place(page)
     runs: list[Run] = []
     console = Console(stderr=True)
     columns = SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn()
@@ -60,7 +64,6 @@ def run(options: argparse.Namespace) -> Outcome:
                 progress.update(task, description=f"{name}, opset {opset}")
                 runs.append(_export(name, file, opset, options))
                 progress.advance(task)
-    page = options.output / "report.html"
     _write_page(runs, page)
     ok = all(r.verified for r in runs)
     return Outcome(ok, {"report": str(page), "runs": [_facts(r) for r in runs]}, _shown(runs, page))

@@ -50,7 +50,10 @@ def run(options: argparse.Namespace) -> Outcome:
     import torch
 
     import svexport
+    from svexport import html
 
+    if options.report:
+        html.check_place(options.report)
     model, args = _model.load(options)
     dynamic: dict[str, dict[int, str]] = {}
     for name, axis, symbol in options.dynamic:

@@ -57,6 +57,7 @@ def test_recorded_inputs(run, project):
         ("nets:Ready ready.onnx --input x=1x3x9x9", "input 'x' expects float32[1, 3, 8, 8], got float32[1, 3, 9, 9]"),
         ("nets:Product ready.onnx", "compare a model with its own export"),
         ("nets:Ready ready.onnx --html nets.py/page.html", "cannot write nets.py/page.html"),
+        ("nets:nothing_to_load ready.onnx --html .", "expected the path of a file, got the folder ."),
     ],
 )
 def test_refused(run, file, words, message):

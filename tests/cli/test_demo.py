@@ -98,6 +98,13 @@ def test_quick_and_json(run, folder):
     assert result.json["report"] == "out/report.html"
 
 
+def test_output_that_is_no_folder_is_refused_before_the_work(run, folder, tmp_path):
+    (tmp_path / "file").touch()
+    result = run("demo", "-o", "file")
+    assert (result.code, result.out) == (1, "")
+    assert "cannot write file/report.html" in result.err
+
+
 def test_failures_are_told_and_the_rest_is_done(run, folder):
     (folder / "noise.py").write_text(NOISE)
     (folder / "zero.py").write_text("def helper(): ...\n\ndef model():\n    return 1 / 0\n")

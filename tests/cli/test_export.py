@@ -133,6 +133,16 @@ def test_refused(run, project, words, message):
     assert "Traceback" not in result.err
 
 
+@pytest.mark.parametrize("place", ["folder", "/dev/null", "nets.py/net.html"])
+def test_unusable_report_is_refused_before_the_work(run, project, place):
+    (project / "folder").mkdir()
+    result = run("export", "nets:nothing_to_load", "--report", place)
+    assert result.code == 1
+    assert place in result.err
+    assert "nothing_to_load" not in result.err
+    assert Path("/dev/null").is_char_device()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

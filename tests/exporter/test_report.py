@@ -131,7 +131,7 @@ def test_unwritable(report, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(SvexportError, match="cannot write"):
         report.to_html(tmp_path / "file" / "report.html")
-    with pytest.raises(SvexportError, match="cannot write"):
+    with pytest.raises(SvexportError, match="expected the path of a file, got the folder"):
         report.to_html(tmp_path)
 
 
