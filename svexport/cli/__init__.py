@@ -10,7 +10,9 @@ import argparse
 import json
 import math
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
@@ -42,16 +44,19 @@ class Outcome:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line and returns its exit code: 0 success, 1 failure, 2 wrong usage."""
+    """Runs a command line and returns its exit code: 0 success, 1 failure, 2 wrong usage.
+
+    Raises:
+        KeyboardInterrupt: also where an extension, interrupted while it was imported, made another error of it.
+    """
     options = _parser().parse_args(argv, argparse.Namespace(json=False, verbose=False))
     stdout = sys.stdout
-    with _logging(options.verbose), _stdout_to_stderr() if options.json else nullcontext():
+    with _logging(options.verbose), _stdout_to_stderr() if options.json else nullcontext(), _interrupts() as seen:
         try:
             outcome = options.run(options)
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            return 130
-        except Exception as error:  # noqa: BLE001 - a command line answers in one message, not in a traceback
+        except Exception as error:
+            if seen:
+                raise KeyboardInterrupt from error
             outcome = _failed(error, options)
     try:
         if options.json:
@@ -107,6 +112,26 @@ def _show(outcome: Outcome) -> None:
         console.width = max(console.width, 160)
     for renderable in outcome.shown:
         console.print(renderable, soft_wrap=isinstance(renderable, str))
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """The signals of Ctrl-C that came, for an exception may not arrive: torch goes on without numpy, half imported."""
+    seen: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        seen.append(number)
+        signal.default_int_handler(number, frame)
+
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not (usual and threading.current_thread() is threading.main_thread()):
+        yield seen
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

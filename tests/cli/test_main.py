@@ -138,9 +138,48 @@ def test_log_is_silent_again_afterwards(run, monkeypatch):
     assert lines == []
 
 
-def test_interrupt(run, monkeypatch):
-    result = run(*answer(monkeypatch, KeyboardInterrupt()))
-    assert (result.code, result.err) == (130, "interrupted\n")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "sys.modules['svexport.cli.lower'].run = interrupt",
+        "sys.modules['svexport.cli'].import_module = interrupt",
+        "sys.meta_path.insert(0, Interrupted('svexport.cli.'))",
+        "sys.meta_path.insert(0, Interrupted('loguru'))",
+        "sys.modules['svexport.cli.lower'].run = swallow",
+    ],
+)
+def test_interrupt(code):
+    """By Ctrl-C at any time: while modules are imported, and where an extension makes another error of it."""
+    setup = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # not ignored, as of what a shell runs behind
+if "meta_path" not in CODE:
+    import svexport.cli.lower
+
+def interrupt(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+
+def swallow(_):
+    try:
+        interrupt()
+    except KeyboardInterrupt:
+        raise RecursionError("maximum recursion depth exceeded") from None
+
+class Interrupted:
+    def __init__(self, name):
+        self.name = name
+    def find_spec(self, name, *_):
+        if name.startswith(self.name):
+            interrupt()
+
+exec(CODE)
+sys.argv = ["svexport", "lower", "in.onnx", "-o", "out.onnx"]
+from svexport.__main__ import main
+sys.exit(main())
+"""
+    program = f"CODE = {code!r}\n{setup}"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "interrupted\n")
 
 
 @pytest.mark.parametrize("words", [[], ["--json"]])
