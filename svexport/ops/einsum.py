@@ -855,6 +855,9 @@ def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
     Any dtype and device that ``torch.einsum`` supports; the output has the dtype it would have there. On CUDA, graph
     convolutions, convolutions of 1 x 1 and their gradients (two large tensors, a small one) run kernels of their own.
 
+    In a file a dynamic size may be 0 from opset 14 on, but not where a matrix is broadcast to that many
+    (``nctw,cd->ndtw`` without any n): ONNX Runtime refuses such a product, torch.matmul's too, with an error.
+
     Raises:
         RuntimeError: if the equation is malformed, or does not fit the operands.
         ValueError: if there is no operand, or a sublist holds a number outside ``[0, 52)``.
