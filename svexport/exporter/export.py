@@ -190,10 +190,10 @@ def export(
                     state=state,
                 )
             if platform is not None and not platform.bodies:
-                _strip_file(file)
+                done.facts["ir_version"] = _strip_file(file)
             elif platform is not None and done.ambiguous:
                 # Its parser looks bodies up by type alone and would take the wrong one where it lacks the plugin.
-                _strip_file(file, done.ambiguous)
+                done.facts["ir_version"] = _strip_file(file, done.ambiguous)
                 notes.append(f"{', '.join(sorted(done.ambiguous))} carry no bodies: {platform} needs their plugins")
             verified = time.perf_counter()
             size = sum(f.stat().st_size for f in folder.iterdir())
@@ -449,7 +449,7 @@ def _finish(
     """From what the exporter wrote to what was asked for: names, sources, bodies, IR version; saved and checked."""
     import onnx
 
-    from svexport.graph.bodies import attach, lower_in_place, node_types, state_types
+    from svexport.graph.bodies import attach, ir_version, lower_in_place, node_types, state_types
     from svexport.graph.nodes import beyond_plugin, opset_of, svexport_nodes
     from svexport.graph.scope import light_copy
     from svexport.graph.simplify import simplify as simplified
@@ -470,7 +470,7 @@ def _finish(
         return node.op_type not in keep or beyond_plugin(node)
 
     nodes = [NodeSource(n.name, n.op_type, n.doc_string, goes(n)) for n in svexport_nodes(model)]
-    model.ir_version = 8 if opset < 20 else 10  # ONNX Runtime refuses newer ones than it knows
+    model.ir_version = ir_version(opset)
     state_types(model)
     lower_in_place(model, goes)
     if simplify:
@@ -522,7 +522,8 @@ def _describe(info: onnx.ValueInfoProto) -> str:
     return f"{dtype_name(tensor.elem_type)}[{dims}]"
 
 
-def _strip_file(file: Path, node_types: Collection[str] | None = None) -> None:
+def _strip_file(file: Path, node_types: Collection[str] | None = None) -> int:
+    """Takes bodies off a file, and says which IR version it has then."""
     import onnx
 
     from svexport.graph.bodies import strip
@@ -530,6 +531,7 @@ def _strip_file(file: Path, node_types: Collection[str] | None = None) -> None:
     model = onnx.load(str(file))
     strip(model, node_types)
     save(model, file)
+    return model.ir_version
 
 
 def save(model: onnx.ModelProto, file: Path) -> None:

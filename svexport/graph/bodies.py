@@ -25,7 +25,7 @@ from svexport.graph.types import infer_types, types_of
 from svexport.ops._op import DOMAIN, OPS, Op
 from svexport.symbolic._builder import Builder, Value
 
-__all__ = ["attach", "lower", "node_types", "strip"]
+__all__ = ["attach", "ir_version", "lower", "node_types", "strip"]
 
 
 def lower(model: onnx.ModelProto | str | Path, ops: Collection[str] | None = None) -> onnx.ModelProto:
@@ -52,6 +52,11 @@ def lower(model: onnx.ModelProto | str | Path, ops: Collection[str] | None = Non
             symbolic_of(node)  # raises on an unknown op, which would be left as it is
     lower_in_place(lowered, lambda node: node.op_type in chosen)
     return lowered
+
+
+def ir_version(opset: int) -> int:
+    """Of the files we write: runtimes refuse newer ones than they know."""
+    return 8 if opset < 20 else 10
 
 
 def node_types(ops: Collection[str] | None) -> set[str]:
@@ -131,9 +136,16 @@ def strip(model: onnx.ModelProto, node_types: Collection[str] | None = None) -> 
     for node in svexport_nodes(model):
         if node_types is None or node.op_type in node_types:
             node.ClearField("overload")
-    functions = [f for f in model.functions if f.domain != DOMAIN or f.name not in (node_types or (f.name,))]
+    _keep(model, [f for f in model.functions if f.domain != DOMAIN or f.name not in (node_types or (f.name,))])
+
+
+def _keep(model: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]) -> None:
+    """These functions alone; and without overloads the IR version that it had before them."""
+    overloads = any(f.overload for f in model.functions)
     del model.functions[:]
     model.functions.extend(functions)
+    if overloads and not any(f.overload for f in functions):
+        model.ir_version = min(model.ir_version, ir_version(opset_of(model)))
 
 
 def _attach(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], types: dict[str, Value]) -> None:
@@ -293,8 +305,7 @@ def _drop_unused(model: onnx.ModelProto) -> None:
     used = {(n.op_type, n.overload) for n in svexport_nodes(model)}
     functions = [f for f in model.functions if f.domain != DOMAIN or (f.name, f.overload) in used]
     if len(functions) != len(model.functions):
-        del model.functions[:]
-        model.functions.extend(functions)
+        _keep(model, functions)
     if not used:
         imports = [entry for entry in model.opset_import if entry.domain != DOMAIN]
         del model.opset_import[:]

@@ -143,8 +143,24 @@ def test_several_bodies_of_one_op_are_overloads(tmp_path) -> None:
     report = svexport.export(Two(), (x,), tmp_path / "m.onnx", opset=11)
     file = onnx.load(report.path)
     assert len(file.functions) == 2
-    assert file.ir_version == 10
+    assert file.ir_version == report.ir_version == 10
     torch.testing.assert_close(svexport.load(report.path)(x), x @ x - (x @ x).t())
+    assert svexport.lower(file).ir_version == 8
+
+
+@pytest.mark.parametrize(
+    ("target", "opset", "version"), [("8.4", 11, 8), ("8.6", 17, 8), ("11.0", 18, 8), ("11.0", 20, 10)]
+)
+def test_ir_version_of_files_without_overloads(target: str, opset: int, version: int, tmp_path) -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor, grid: Tensor) -> Tensor:
+            return F.grid_sample(x, grid, align_corners=True) - F.grid_sample(x, grid, "nearest", align_corners=True)
+
+    args = (torch.randn(1, 3, 5, 6), torch.rand(1, 4, 5, 2) * 2 - 1)
+    report = svexport.export(Two(), args, tmp_path / "m.onnx", opset=opset, target=target)
+    file = onnx.load(report.path)
+    assert not file.functions
+    assert file.ir_version == report.ir_version == version
 
 
 @pytest.mark.parametrize("opset", [11, 18])

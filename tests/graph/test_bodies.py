@@ -199,8 +199,10 @@ def test_strip() -> None:
     strip(made, {"SvFastSigmoid"})
     assert functions(made) == [("SvEinsum", ""), ("SvEinsum", "1")]
     assert [n.overload for n in svexport_nodes(made)] == ["", "1", ""]
+    assert made.ir_version == 10
     strip(made, {"SvEinsum"})
     assert not made.functions
+    assert made.ir_version == model.ir_version == 8
     assert [n.overload for n in svexport_nodes(made)] == ["", "", ""]
 
 
