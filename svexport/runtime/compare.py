@@ -146,7 +146,8 @@ class Comparison:
 
     def _verdict(self) -> str:
         if self.ok:
-            return f"all {len(self.outputs)} outputs agree (rtol {self.rtol:g}, atol {self.atol:g})"
+            agree = f"all {len(self.outputs)} outputs agree" if len(self.outputs) > 1 else "the output agrees"
+            return f"{agree} (rtol {self.rtol:g}, atol {self.atol:g})"
         failed = sum(not p.ok for p in self.outputs)
         begins = f", beginning at {self.first.name}" if self.first else ""
         return f"{failed} of {len(self.outputs)} outputs differ (rtol {self.rtol:g}, atol {self.atol:g}){begins}"
