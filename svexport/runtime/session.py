@@ -42,7 +42,7 @@ _FATAL = 4  # ONNX Runtime's severity: everything below arrives as an exception
 
 
 def load(path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> Engine:
-    """Loads an exported model: ``.onnx`` runs in ONNX Runtime, ``.engine`` and ``.plan`` in TensorRT.
+    """Loads an exported model: ``.onnx``, which ONNX Runtime runs. Engines of TensorRT are not run yet.
 
     >>> engine = svexport.load("model.onnx")
     >>> boxes, scores = engine(images)
@@ -53,7 +53,8 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device | None = No
 
     Raises:
         EngineError: if the file is missing, malformed or of another kind.
-        UnsupportedError: if it needs what the engine does not have, such as string inputs or an unknown op.
+        UnsupportedError: if it needs what the engine does not have, such as string inputs or an unknown op; or is an
+            engine of TensorRT.
         BackendNotAvailableError: if the runtime it needs is not installed.
     """
     suffix = Path(path).suffix.lower() if isinstance(path, (str, os.PathLike)) else None
