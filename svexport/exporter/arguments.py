@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from svexport.errors import ExportError, UnsupportedError
 from svexport.exporter.decompose import untraced
 from svexport.exporter.record import recorded
+from svexport.exporter.source import user_frame
 
 __all__ = [
     "MODEL_ATTRIBUTE",
@@ -337,6 +339,19 @@ class FlatModel(nn.Module):
         arguments = rebuild(dict(self._bound.arguments), take)
         call = inspect.BoundArguments(self._bound.signature, arguments)  # type: ignore[arg-type]
         return getattr(self, MODEL_ATTRIBUTE)(*call.args, **call.kwargs)
+
+
+def own_failure(model: nn.Module, tensors: Sequence[Tensor]) -> ExportError | None:
+    """The error of a forward that fails without any exporter, with the user's line."""
+    try:
+        model(*(t.clone() for t in tensors))
+    except Exception as own:  # noqa: BLE001 - the user's code may raise anything
+        where = user_frame("".join(traceback.format_tb(own.__traceback__)))
+        return ExportError(
+            f"the model itself fails on these arguments: {type(own).__name__}: {own}"
+            + (f"\n  at {where}" if where else "")
+        )
+    return None
 
 
 def unique(names: Iterable[str], taken: Sequence[str] = ()) -> list[str]:

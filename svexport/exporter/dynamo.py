@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError
-from svexport.exporter.arguments import MODEL_ATTRIBUTE
+from svexport.exporter.arguments import MODEL_ATTRIBUTE, own_failure
 from svexport.exporter.source import user_frame
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.logging import logger, quiet
@@ -215,10 +215,8 @@ def _failure(
     for one in reversed(chain):
         if isinstance(one, ExportError):
             return one
-    try:
-        model(*(t.clone() for t in tensors))
-    except Exception as own:  # noqa: BLE001 - not the exporter's
-        return ExportError(f"the model itself fails on these arguments: {type(own).__name__}: {own}")
+    if own := own_failure(model, tensors):
+        return own
     text = "\n".join(map(str, chain))
     where = user_frame(text) or _source_of(text, model, tensors)
     reason = (str(chain[-1]).strip() or type(chain[-1]).__name__).splitlines()[0]

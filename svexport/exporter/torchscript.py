@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.onnx import symbolic_helper
 from torch.overrides import TorchFunctionMode
 
-from svexport.errors import ExportError
-from svexport.exporter.arguments import TracingStopped
+from svexport.errors import ExportError, SvexportError
+from svexport.exporter.arguments import TracingStopped, own_failure
 from svexport.exporter.corrections import CORRECTIONS
 from svexport.exporter.decompose import DecompositionError, decomposable, decomposed
 from svexport.exporter.source import user_frame
@@ -63,7 +63,14 @@ def export(
         except DecompositionError:  # and the error that led to it stands
             others.pop()
             break
-        except (torch.onnx.errors.OnnxExporterError, AssertionError) as error:
+        except SvexportError:
+            raise
+        except Exception as error:
+            if not isinstance(error, torch.onnx.errors.OnnxExporterError):
+                if own := own_failure(model, tensors):
+                    raise own from error
+                if not isinstance(error, AssertionError):
+                    raise
             cause = error
             name = _function_of(error)
             if name in others or not decomposable(name):

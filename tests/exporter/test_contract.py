@@ -799,6 +799,13 @@ class Fails(nn.Module):
         return x[0, 0] @ x[0, 0]
 
 
+class Inverse(nn.Module):
+    """Which torch does not have in half precision."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.inv(x)
+
+
 @pytest.mark.parametrize(
     ("model", "args", "axes", "message"),
     [
@@ -809,7 +816,6 @@ class Fails(nn.Module):
             r"forward needs the value of a tensor in Python: (?s:.*) at .*x\.sum\(\) > 0(?s:.*)torch\.where",
         ),
         (Rows(), X * 2, {"x": {2: "h"}}, r"axis 2 of x is to be dynamic, but forward takes it for the number 6\n"),
-        (Fails(), X, {}, r"the model itself fails on these arguments: RuntimeError: mat1 and mat2"),
     ],
 )
 def test_what_torch_export_does_not_take(model, args, axes, message, tmp_path, monkeypatch) -> None:
@@ -818,6 +824,19 @@ def test_what_torch_export_does_not_take(model, args, axes, message, tmp_path, m
     with pytest.raises(svexport.ExportError, match=message):
         svexport.export(model, args, tmp_path / "m.onnx", opset=18, dynamic_axes=axes)
     assert not logged
+    assert not list(tmp_path.iterdir())
+
+
+@BOTH_EXPORTERS
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+def test_model_that_fails_by_itself(opset, dtype, tmp_path) -> None:
+    """An assertion and what a type does not have, too; with the line."""
+    matrices = torch.eye(5).expand(2, 3, 5, 5) if dtype else X
+    message = r"the model itself fails on these arguments: (?s:.*)\n  at .*test_contract\.py:\d+ in forward: return "
+    model = Inverse() if dtype else Fails()
+    with pytest.raises(svexport.ExportError, match=message) as raised:
+        svexport.export(model, matrices, tmp_path / "m.onnx", opset=opset, dtype=dtype)
+    assert ("Low precision" if dtype else "RuntimeError: mat1 and mat2") in str(raised.value)
     assert not list(tmp_path.iterdir())
 
 
