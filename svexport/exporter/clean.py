@@ -68,7 +68,7 @@ def keep_inputs(model: onnx.ModelProto, tensors: Mapping[str, Tensor], axes: Map
 
 def name_sizes(model: onnx.ModelProto, lowered: onnx.ModelProto, sizes: Mapping[str, Size]) -> None:
     """Names the dynamic sizes of outputs after those of inputs that they equal, or else after the output, in place.
-    Those of inputs that are computed from others get their formulas.
+    Those of inputs that are computed from others get their formulas, those that are static after all their numbers.
 
     The TorchScript exporter names them after nodes (``Mul14_dim_0``), now and then different sizes the same. What
     equals what is inferred on the same model in standard ONNX, ``lowered``, where such names are taken off too.
@@ -82,7 +82,11 @@ def name_sizes(model: onnx.ModelProto, lowered: onnx.ModelProto, sizes: Mapping[
         inferred = onnx.shape_inference.infer_shapes(lowered, data_prop=True)
         for output, known in zip(model.graph.output, inferred.graph.output, strict=True):
             for axis, (dim, same) in enumerate(zip(_dims(output), _dims(known), strict=True)):
-                if not dim.WhichOneof("value"):
+                if dim.WhichOneof("value"):
+                    continue
+                if same.HasField("dim_value"):
+                    dim.dim_value = same.dim_value
+                else:
                     dim.dim_param = same.dim_param if of_inputs(same.dim_param) else f"{output.name}_dim_{axis}"
     for graph in graphs(model.graph):
         for dim in (dim for value in (*graph.input, *graph.value_info, *graph.output) for dim in _dims(value)):

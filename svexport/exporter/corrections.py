@@ -116,6 +116,24 @@ def _from_the_front(g: Any, self: _Value, axis: int, index: _Value) -> _Value:
     return g.op("Where", negative, g.op("Add", index, length), index)
 
 
+def _expand(g: Any, own: _Own, self: _Value, size: _Value, implicit: _Value) -> Any:
+    """The exporter's own finds out in the file which sizes are -1, six nodes long, and no shape is known after them."""
+    known = symbolic_helper._maybe_get_const(size, "is")
+    if not symbolic_helper._is_value(known):
+        return g.op("Expand", self, g.op("Constant", value_t=torch.tensor(known, dtype=torch.int64).abs()))
+    if not symbolic_helper._is_packed_list(size):
+        return own(g, self, size, implicit)
+    parts = []
+    for one in symbolic_helper._unpack_list(size):
+        number = symbolic_helper._maybe_get_const(one, "t")
+        if isinstance(number, torch.Tensor):
+            parts.append(g.op("Constant", value_t=number.reshape(1).abs()))  # 1 leaves a size as it is, too
+        else:
+            rank = symbolic_helper._get_tensor_rank(one)
+            parts.append(one if rank == 1 else symbolic_helper._unsqueeze_helper(g, one, [0]))
+    return g.op("Expand", self, g.op("Concat", *parts, axis_i=0)) if parts else g.op("Identity", self)
+
+
 def _numbers(value: _Value) -> list[int]:
     return symbolic_helper._parse_arg(value, "t").reshape(-1).tolist()
 
@@ -144,6 +162,7 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     "aten::clamp": _clamp,
     "aten::clamp_max": _clamp_max,
     "aten::clamp_min": _clamp_min,
+    "aten::expand": _expand,
     "aten::floor_divide": _floor_divide,
     "aten::index": _index,
     "aten::movedim": _movedim,

@@ -233,6 +233,48 @@ def test_dimensions_from_the_end(opset: int, tmp_path) -> None:
     check_export(Permutations(), tmp_path, opset, args, (torch.randn(4, 3, 4, 5),), dynamic_axes={"x": {0: "n"}})
 
 
+class Expansions(nn.Module):
+    """Queries for every image of a batch, and whatever else may be told or left as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("query", torch.randn(3, 4))
+        self.inner = torch.jit.script(ScriptedExpansion())
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        one = x[:, :1]
+        return {
+            "queries": self.query[None].expand(x.shape[0], -1, -1),
+            "static": self.query[:, None].expand(3, 2, -1),
+            "first": x[:1].expand(5, -1, -1),
+            "computed": one.expand(-1, x.shape[0] + x.shape[1], -1) + 1,
+            "like": one.expand_as(x) + 1,
+            "shape": x.sum().expand(x.shape[:2]),
+            "scalar": x.sum().expand([]),
+            "mask": (one > 0).expand(-1, 4, -1),
+            "broadcast": torch.broadcast_to(x[:1], x.shape),
+            "scripted": self.inner(x),
+        }
+
+
+class ScriptedExpansion(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:1].expand(x.size(0), -1, 2) * x[:, :1].expand(x.shape)
+
+
+@pytest.mark.parametrize("opset", [9, 11, 13, 17])
+def test_expand(opset: int, tmp_path) -> None:
+    report = check_export(
+        Expansions(), tmp_path, opset, (torch.randn(2, 3, 2),), (torch.randn(4, 5, 2),), dynamic_axes={"x": [0, 1]}
+    )
+    assert report.outputs["queries"].endswith(", 3, 4]")
+    assert report.outputs["static"] == "float32[3, 2, 4]"
+    assert report.outputs["mask"].endswith(", 4, 2]")
+    assert report.nodes["Where"] == 2  # of sizes passed on as they are
+    if opset == 17:
+        assert report.outputs["queries"] == "float32[x_dim_0, 3, 4]"
+
+
 class Indexing(nn.Module):
     """Several indices at once, some of them counted from the end."""
 
