@@ -62,6 +62,7 @@ def verify(
         raise VerificationError(f"{error}. No file was written.\n  {_ANYWAY}") from error
     results: list[Parity] = []
     ways: dict[str, Way] = {}
+    infinite: dict[Parity, tuple[int, int]] = {}  # how many elements of torch's result and of the file's
     for alternatives in _runs(
         tensors, input_names, dynamic_axes, sizes, lambda: bool(warned) or ways["given"].takes_values
     ):
@@ -116,6 +117,9 @@ def verify(
                         f"{name} on {run} inputs: torch itself differs by {gap:.1e} between float32 and float64"
                     )
         results += found
+        for p, (_, e, a) in zip(found, pairs, strict=True):
+            if math.isinf(p.max_abs) and e.shape == a.shape:
+                infinite[p] = int((~e.isfinite()).sum()), int((~a.isfinite()).sum())
     failed = sorted((p for p in results if not p.ok), key=lambda p: p.max_rel, reverse=True)
     if failed:
         worst = failed[0]
@@ -123,19 +127,23 @@ def verify(
         kept = (
             f"  forward changes {', '.join(changed)} of the model, which a file cannot: pass and return it instead.\n"
         )
+        usual = (
+            "Usual causes: random numbers or data-dependent Python branches in forward (traced once, for the given "
+            "inputs)"
+        )
+        if worst in infinite:
+            own, its = infinite[worst]
+            usual = (
+                f"{own} elements of torch's result are NaN or infinite, {its} of the file's: a number became too large "
+                "for its type, or was divided by zero, of which runtimes need not make the same"
+            )
         raise VerificationError(
             f"the exported file does not compute what torch computes: output {worst.name!r} differs by up to "
             f"{worst.max_abs:.3g} (relative {worst.max_rel:.3g}, cosine {worst.cosine:.6f}) on {worst.run} inputs, "
             f"{worst.mismatched} elements outside rtol={rtol:g}, atol={atol:g}; "
             f"{len(failed)} of {len(results)} comparisons fail. No file was written.\n"
             f"{kept if changed else ''}"
-            + _causes(
-                ways,
-                worst.run,
-                warned,
-                "Usual causes: random numbers or data-dependent Python branches in forward (traced once, for the given "
-                "inputs)",
-            )
+            + _causes(ways, worst.run, warned, usual)
             + f"{_ANYWAY}; svexport.compare(..., layers=True) then shows the first layer that differs",
             failed,
         )

@@ -557,6 +557,19 @@ def test_verification_error_names_the_worst_output_and_leaves_no_file(opset, tmp
     assert not svexport.export(Random(), X, tmp_path / "n.onnx", opset=opset, verify=False).verified
 
 
+@BOTH_EXPORTERS
+def test_verification_error_tells_of_numbers_that_are_not_finite(opset, tmp_path) -> None:
+    """Points far outside of an image: torch works out their pixels in half precision on the CPU, beyond its range."""
+
+    class Far(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.grid_sample(x, x[:, :2, :2, :2].permute(0, 2, 3, 1) * 6e4, align_corners=False)
+
+    with pytest.raises(svexport.VerificationError, match=r"\d+ elements of torch's result are NaN or infinite, 0"):
+        svexport.export(Far(), torch.ones(2, 3, 6, 7), tmp_path / "m.onnx", opset=opset, dtype=torch.float16)
+    assert not list(tmp_path.iterdir())
+
+
 def test_files_that_do_not_run_are_not_verified(tmp_path) -> None:
     """For want of kernels in ONNX Runtime, or because a size of the given inputs is in the file."""
 
