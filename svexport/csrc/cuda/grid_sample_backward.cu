@@ -1241,6 +1241,7 @@ struct Plan {
       listed = listed && (!close || many);
     } else {
       close = close && listed && summed;
+      if (close) lists.most = Lists::kFull - 1;  // however the points lie
     }
     if (listed) {
       list = padded(lists.bytes(batch));
@@ -1370,9 +1371,9 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
   const int few = 4 * of_device(cudaDevAttrMultiProcessorCount);  // blocks, where most often there is nothing to do
   T* const copy = plan.copied ? reinterpret_cast<T*>(static_cast<char*>(workspace) + plan.sums + plan.list) : nullptr;
   if (deferred) lists.in(static_cast<char*>(workspace) + plan.sums, listed ? batch : 0);
-  // By measurement; with up to 4 channels lists are best however the points lie.
+  // By measurement; without vectors lists are best however the points lie.
   const float tilted = boxes ? 0.09f : channels < (plan.vector ? 32 : 9) ? 0.25f : 0.1f;
-  const float turned = channels <= 4 ? INFINITY : boxes ? 0.8f : 0.5f;
+  const float turned = !plan.vector ? INFINITY : boxes ? 0.8f : 0.5f;
   // With few tiles and many channels a warp has too many of these one after the other.
   const int64_t points = s.points, doubled = static_cast<int64_t>(Close::tiles_of(s, kEnlargedAcross)) * batch;
   const bool enlarged = chosen && plan.vector && 2 * points >= 5 * (size / channels) && channels <= 2 * doubled;
