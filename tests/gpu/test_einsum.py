@@ -419,7 +419,7 @@ def test_compile(equation: str) -> None:
         return (einsum(equation, x * 2, y) + 1).square().mean()
 
     actual, expected = torch.compile(loss, fullgraph=True)(*operands), loss(*operands)
-    torch.testing.assert_close(actual, expected)
+    assert relative_error(actual, expected) < 1e-5
     wanted = torch.autograd.grad(expected, operands)
     for a, e in zip(torch.autograd.grad(actual, operands), wanted, strict=True):
         assert relative_error(a, e) < 1e-5

@@ -1203,6 +1203,7 @@ struct Plan {
   bool pairs;   // of bilinear points with sums of pairs of pixels
   bool copied;  // the image transposed to channels-last first
   bool close;   // but for images whose points are close together: those by add_close or add_enlarged
+  bool summed;  // sums in the second cache, or of few channels; others are sooner written once, by lists
   int tile;
   Lists lists;
   size_t sums = 0, list = 0, copy = 0;  // bytes
@@ -1232,15 +1233,14 @@ struct Plan {
             input.numel() >= (1 << 17) && input.numel() <= (1 << 20);
     close = input.rank == 4 && input.item_size() == 4 && input_gradient && !plane && even && grid.sizes[2] >= 32 &&
             grid.sizes[1] >= kCloseDown;
-    // Other sums than these, of many channels that the second cache does not hold, are sooner written once, by lists.
-    const bool summed = input.numel() <= (1 << 23) || channels < 16;
+    summed = input.numel() <= (1 << 23) || channels < 16;
     if (vector) {
       const bool many = listed && many_tiles(grid.sizes[2], grid.sizes[1], batch, 4);
       close = close && !last && (!many || summed);
       // With few tiles what scatters is added up no slower than by lists, with many box_kernel has its share.
       listed = listed && (!close || many);
     } else {
-      close = close && listed && summed;
+      close = close && listed;
       if (close) lists.most = Lists::kFull - 1;  // however the points lie
     }
     if (listed) {
@@ -1372,7 +1372,10 @@ cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Sp
   T* const copy = plan.copied ? reinterpret_cast<T*>(static_cast<char*>(workspace) + plan.sums + plan.list) : nullptr;
   if (deferred) lists.in(static_cast<char*>(workspace) + plan.sums, listed ? batch : 0);
   // By measurement; without vectors lists are best however the points lie.
-  const float tilted = boxes ? 0.09f : channels < (plan.vector ? 32 : 9) ? 0.25f : 0.1f;
+  const float tilted = boxes                               ? 0.09f
+                       : !plan.vector && !plan.summed      ? 0.035f
+                       : channels < (plan.vector ? 32 : 9) ? 0.25f
+                                                           : 0.1f;
   const float turned = !plan.vector ? INFINITY : boxes ? 0.8f : 0.5f;
   // With few tiles and many channels a warp has too many of these one after the other.
   const int64_t points = s.points, doubled = static_cast<int64_t>(Close::tiles_of(s, kEnlargedAcross)) * batch;
