@@ -1,0 +1,36 @@
+// The gradient of sampling: what its kernels share.
+#pragma once
+
+#include "pixel_lists.cuh"
+
+namespace svexport::backward {
+
+constexpr int kThreads = 256;
+
+// *p += x atomically where it is to.
+__device__ __forceinline__ void add_if(float* p, float x, bool there) {
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p red.global.add.f32 [%0], %1;}" ::"l"(p), "f"(x),
+               "r"(static_cast<int>(there))
+               : "memory");
+}
+
+// Distances between the pixels of a dense image, `unit` elements from one pixel to the next.
+struct Dense {
+  int stride[3];
+
+  Dense(const Space& s, int unit) : stride{unit, unit * s.size[0], unit * s.size[0] * (s.axes == 3 ? s.size[1] : 1)} {}
+};
+
+// The gradient of a point's coordinates, from the sum over channels of the output's gradient times each pixel.
+template <int TAPS>
+__device__ __forceinline__ void to_coordinates(const Point<TAPS>& point, const float (&dot)[TAPS],
+                                               float (&gradient)[3]) {
+#pragma unroll
+  for (int a = 0; a < Point<TAPS>::AXES; ++a) {
+    gradient[a] = 0;
+#pragma unroll
+    for (int i = 0; i < TAPS; ++i) gradient[a] = fmaf(point.slope(i, a), dot[i], gradient[a]);
+  }
+}
+
+}  // namespace svexport::backward

@@ -1,0 +1,109 @@
+// The gradient of sampling, image and sums in channels-last: 16 bytes of a point each.
+#pragma once
+
+#include "grid_sample_backward.cuh"
+
+namespace svexport::backward {
+
+// Blocks of chunks of 256 >> shift points x images, (16 bytes << shift) of channels at a time; of bilinear points with
+// fewer blocks than chunks, and one row of them, all images' chunks one after the other. input: (N, pixels, C) with C
+// innermost, any strides else; sums: (N, pixels, C), contiguous, or null.
+template <class T, int TAPS, int PADDING>
+__global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
+    vector_kernel(Space s, Dense dense, const T* __restrict__ input, int64_t image, Gradient<T> grad,
+                  float* __restrict__ sums, AnyFloat grad_grid, int batch, int channels, int64_t pixels, int shift,
+                  int width, Left left, Left images) {
+  constexpr int V = 16 / sizeof(T);
+  __shared__ uint4 tile[kThreads];  // points x granules of the gradient
+  const int lanes = 1 << shift, rows = kThreads >> shift, lane = threadIdx.x & (lanes - 1), row = threadIdx.x >> shift;
+  const int bits = tile_bits(shift, width);
+  start_next();
+  if (!left.wait(0, 1, batch)) return;
+  const uint32_t chunks = (s.points + rows - 1) / static_cast<uint32_t>(rows);
+  uint32_t at = blockIdx.x;  // of the chunks of the images that are left
+  for (int n = blockIdx.z; n < batch; n += gridDim.z) {
+    if (!images(n)) continue;
+    if (TAPS == 4 && at >= chunks) {
+      at -= chunks;
+      continue;
+    }
+    const bool add = sums && left(n);
+    do {
+      const int first = at * rows, p = first + row;
+      Point<TAPS> point;
+      if (p < s.points) point = locate<TAPS, PADDING>(s, n, p);
+      const Taps<TAPS> from(point, s.stride), to(point, dense.stride);
+      float dot[TAPS] = {};
+      for (int block_channel = 0; block_channel < channels; block_channel += V << shift) {
+        if (width > 0) {
+          const T* source = grad.data + n * grad.image + first * grad.point + block_channel * grad.channel;
+          __syncthreads();
+          dispatch_width(width, [&](auto w) {
+            constexpr int W = decltype(w)::value;
+            if constexpr (W <= 4) {
+              read_points<W>(tile, bits, shift, rows, source, grad.channel, grad.point, s.points - first,
+                               channels - block_channel);
+            }
+          });
+          __syncthreads();
+        }
+        if (p >= s.points) continue;
+        // Four channels of each lane at a time, so that lanes side by side add to memory side by side.
+#pragma unroll
+        for (int part = 0; part < V / 4; ++part) {
+          const int in_block = (part * lanes + lane) * 4, c = block_channel + in_block;
+          if (c >= channels) break;
+          Vec<T, 4> g;
+          if (width > 0) {
+            const char* granule = reinterpret_cast<const char*>(&tile[swizzled(row * lanes + in_block / V, bits)]);
+            memcpy(&g, granule + in_block % V * sizeof(T), sizeof(g));
+          } else {
+            g = load<T, 4>(grad.data + n * grad.image + p * grad.point + c);
+          }
+          const T* source = input + n * image + c;
+          float* target = sums + n * pixels * channels + c;
+          Vec<T, 4> v[TAPS];
+          if (grad_grid.data && TAPS > 1) {
+#pragma unroll
+            for (int i = 0; i < TAPS; ++i) {
+              v[i] = load_if<T, 4>(source + from.offset[i], from.offset[i] >= 0);
+            }
+          }
+          if (add) {
+#pragma unroll
+            for (int i = 0; i < TAPS; ++i) {
+              float scaled[4];
+#pragma unroll
+              for (int k = 0; k < 4; ++k) scaled[k] = to.weight[i] * to_float(g.at[k]);
+              if (to.offset[i] >= 0) atomic_add(target + to.offset[i], scaled);
+            }
+          }
+          if (grad_grid.data && TAPS > 1) {
+#pragma unroll
+            for (int i = 0; i < TAPS; ++i) {
+              if (from.offset[i] < 0) continue;
+#pragma unroll
+              for (int k = 0; k < 4; ++k) dot[i] = fmaf(to_float(g.at[k]), to_float(v[i].at[k]), dot[i]);
+            }
+          }
+        }
+      }
+      if (grad_grid.data == nullptr) continue;
+      float gradient[3] = {};
+      if (TAPS > 1 && p < s.points) to_coordinates(point, dot, gradient);
+#pragma unroll
+      for (int a = 0; a < Point<TAPS>::AXES; ++a) {
+        for (int mask = lanes / 2; mask > 0; mask /= 2) gradient[a] += __shfl_xor_sync(~0u, gradient[a], mask);
+      }
+      if (lane == 0 && p < s.points) {
+#pragma unroll
+        for (int a = 0; a < Point<TAPS>::AXES; ++a) {
+          if (a < s.axes) grad_grid.set((static_cast<int64_t>(n) * s.points + p) * s.axes + a, gradient[a]);
+        }
+      }
+    } while (TAPS == 4 && (at += gridDim.x) < chunks);
+    if (TAPS == 4) at -= chunks;
+  }
+}
+
+}  // namespace svexport::backward
