@@ -138,228 +138,320 @@ cudaError_t launch_boxes(const Tensor& input, const Space& s, const Gradient<T>&
                 AnyFloat(grad_grid), batch, channels, across, down, copied, unit_of(data, image, channel, plane), left);
 }
 
+// One call: what of the plan its arguments leave, and the launches.
 template <class T, int TAPS>
-cudaError_t run(const Tensor& grad, int64_t point, const Tensor& input, const Space& space, const Tensor& grad_input,
-                const Tensor& grad_grid, bool deterministic, const Plan& plan, void* workspace, cudaStream_t stream) {
-  const int batch = static_cast<int>(input.sizes[0]), channels = static_cast<int>(input.sizes[1]);
-  const int pixels = static_cast<int>(pixels_of(input));
-  const Gradient<T> gradient{static_cast<const T*>(grad.data), grad.strides[0], grad.strides[1], point};
-  const unsigned images = batch < 65535 ? batch : 65535;
-  constexpr int V = 16 / sizeof(T), kUsual = TAPS == 4 || TAPS == 8 ? kZeros : kAnyPadding;  // padding
-  T* output = static_cast<T*>(grad_input.data);
-  const bool ordered = output && deterministic, plane = output && !ordered && plan.plane;
-  const bool add = output && !ordered && !plane;  // by atomics
-  const bool listed = add && plan.listed && TAPS == 4 && space.points * point * sizeof(T) <= UINT32_MAX;
-  constexpr bool kPairs = TAPS == 4 || TAPS == 8;
-  const bool pairs = add && plan.pairs && kPairs;
-  float* sums = plan.sums ? static_cast<float*>(workspace) : reinterpret_cast<float*>(output);
-  // Blocks for copies, and how many pixels side by side can be read at once.
-  const int64_t squares = ceil_div<int64_t>(pixels, 64) * ceil_div(channels, 8) * batch;
-  const int64_t tiles = sizeof(T) == 4 ? ceil_div<int64_t>(squares, kThreads / 32)
-                                       : ceil_div<int64_t>(pixels, kTilePoints) * ceil_div(channels, 8 * V) * batch;
-  const int copy_width =
-      sizeof(T) == 4 && pixels % 4 != 0 ? 1 : pixel_width<T>(input.data, input.strides[0], input.strides[1]);
-  const T* data = static_cast<const T*>(input.data);
-  int64_t image = input.strides[0];
-  Space s = space;
-  const int64_t n = input.numel(), size = static_cast<int64_t>(channels) * pixels;
-  const int64_t plane_sums = pairs ? 2 * (static_cast<int64_t>(pixels) + pixels / s.size[0]) : pixels;
-  const int64_t cleared = plane_sums * batch * channels;
-  constexpr bool kChoice = TAPS == 4 && sizeof(T) == 4;
-  const bool chosen = add && plan.close && kChoice;  // how, on the device
-  const bool deferred = listed || chosen;            // until then: kernels may find nothing to do
-  const bool short_chain = add && !plan.vector && !chosen && n <= (1 << 20);  // of kernels that overlap
-  Lists lists = plan.lists;
-  Left left;
-
-  int shift = 0;  // more threads for each point where there are few points, or many channels
-  while (shift < 5 && (2 << shift) <= channels &&
-         ((16 << shift) <= channels ||
-          static_cast<int64_t>(ceil_div(s.points, kThreads >> shift)) * batch < (TAPS == 8 || channels <= 4 ? 128 : 512))) {
-    ++shift;
+class Backward {
+ public:
+  // point: of the output's gradient, from a point to the next.
+  Backward(const Tensor& grad, int64_t point, const Tensor& input, const Space& space, const Tensor& grad_input,
+           const Tensor& grad_grid, bool deterministic, const Plan& plan, void* workspace, cudaStream_t stream)
+      : grad_(grad),
+        input_(input),
+        grad_grid_(grad_grid),
+        plan_(plan),
+        stream_(stream),
+        s_(space),
+        gradient_{static_cast<const T*>(grad.data), grad.strides[0], grad.strides[1], point},
+        output_(static_cast<T*>(grad_input.data)),
+        batch_(static_cast<int>(input.sizes[0])),
+        channels_(static_cast<int>(input.sizes[1])),
+        pixels_(static_cast<int>(pixels_of(input))),
+        images_(batch_ < 65535 ? batch_ : 65535),
+        few_(4 * of_device(cudaDevAttrMultiProcessorCount)),
+        lists_(plan.lists) {
+    ordered_ = output_ && deterministic;
+    plane_ = output_ && !ordered_ && plan.plane;
+    add_ = output_ && !ordered_ && !plane_;
+    listed_ = add_ && plan.listed && TAPS == 4 && s_.points * point * sizeof(T) <= UINT32_MAX;
+    pairs_ = add_ && plan.pairs && kPairs;
+    chosen_ = add_ && plan.close && kChoice;
+    deferred_ = listed_ || chosen_;
+    short_chain_ = add_ && !plan.vector && !chosen_ && input.numel() <= (1 << 20);
+    boxes_ = listed_ && plan.copied && many_tiles(s_.across.d, s_.points / s_.across.d, batch_, sizeof(T));
+    char* const memory = static_cast<char*>(workspace);
+    sums_ = plan.sums ? static_cast<float*>(workspace) : reinterpret_cast<float*>(output_);
+    if (deferred_) lists_.in(memory + plan.sums, listed_ ? batch_ : 0);
+    if (plan.copied) copy_ = reinterpret_cast<T*>(memory + plan.sums + plan.list);
   }
-  // Behind another kernel it may begin early: nothing else writes what it reads before it waits.
-  const auto direct = [&](float* sums, const AnyFloat& grad_grid, bool early, auto how) {
-    constexpr int U = TAPS == 16 || (TAPS == 8 && sizeof(T) == 4) ? 1 : how.value == kPairSums ? 2 : 4;
-    const auto with = [&](auto kernel) {
-      return launch(kernel, dim3(ceil_div(s.points, kThreads >> shift), 1, images), kThreads, 0, stream, early, s,
-                    Dense(s, 1), data, image, input.strides[1], gradient, sums, grad_grid, batch, channels, plane_sums,
-                    shift, lists, left);
-    };
-    const auto choose = [&](auto padding) {
-      constexpr int PADDING = padding.value;
-      constexpr bool kSpills = PADDING == kAnyPadding && how.value == kNeighbourSums;
-      const int each = ceil_div(channels, 1 << shift);
-      return each == 1   ? with(direct_kernel<T, TAPS, PADDING, 1, how.value>)
-             : each == 2 ? with(direct_kernel<T, TAPS, PADDING, std::min(U, 2), how.value>)
-                         : with(direct_kernel<T, TAPS, PADDING, kSpills ? 2 : U, how.value>);
-    };
-    return s.padding == kUsual ? choose(std::integral_constant<int, kUsual>())
-                               : choose(std::integral_constant<int, kAnyPadding>());
-  };
 
-  // One channel is sooner added up than handed on; with more threads for a point warps are not of neighbours.
-  const bool neighbours = TAPS == 4 && sizeof(T) == 4 && add && channels > 1 && shift <= 3;
-  const bool boxes = listed && plan.copied && many_tiles(s.across.d, s.points / s.across.d, batch, sizeof(T));
-  const int few = 4 * of_device(cudaDevAttrMultiProcessorCount);  // blocks, where most often there is nothing to do
-  T* const copy = plan.copied ? reinterpret_cast<T*>(static_cast<char*>(workspace) + plan.sums + plan.list) : nullptr;
-  if (deferred) lists.in(static_cast<char*>(workspace) + plan.sums, listed ? batch : 0);
-  // By measurement; without vectors lists are best however the points lie.
-  const float tilted = boxes                               ? 0.09f
-                       : !plan.vector && !plan.summed      ? 0.035f
-                       : channels < (plan.vector ? 32 : 9) ? 0.25f
-                                                           : 0.1f;
-  const float turned = !plan.vector ? INFINITY : boxes ? 0.8f : 0.5f;
+  cudaError_t run() {
+    cudaError_t status = cudaSuccess;
+    if (chosen_) status = choose();
+    if (status == cudaSuccess && listed_) status = list();
+    if (status == cudaSuccess) status = clear();
+    if (status == cudaSuccess && ordered_) status = add_in_order();
+    if (status == cudaSuccess && plane_) status = add_planes();
+    if (status != cudaSuccess || (plane_ && channels_ == 1)) return status;  // the points' too
+    if (plan_.vector && (add_ || grad_grid_.data)) {
+      status = vectors();
+      return status == cudaSuccess && ordered_ ? round() : status;
+    }
+    if (chosen_) return close_images();
+    if (add_ || grad_grid_.data) status = points();
+    return status == cudaSuccess && (ordered_ || add_) ? round() : status;
+  }
+
+ private:
+  static constexpr int V = 16 / sizeof(T), kUsual = TAPS == 4 || TAPS == 8 ? kZeros : kAnyPadding;  // padding
+  static constexpr bool kPairs = TAPS == 4 || TAPS == 8, kChoice = TAPS == 4 && sizeof(T) == 4;
+
+  int64_t size() const { return static_cast<int64_t>(channels_) * pixels_; }  // of an image
+  int64_t plane_sums() const { return pairs_ ? 2 * (static_cast<int64_t>(pixels_) + pixels_ / s_.size[0]) : pixels_; }
+
+  // Where there may be nothing to do blocks are few. Images whose sums the second cache does not hold together come one
+  // after the other.
+  dim3 blocks_of(int64_t work) const {
+    if (!deferred_) return dim3(limited(work));
+    const unsigned some = input_.numel() <= (1 << 23) ? std::max<unsigned>(1, few_ / images_) : few_;
+    return dim3(std::min(limited(work), some), images_);
+  }
+
+  // Blocks for copies between layouts.
+  int64_t tiles() const {
+    const int64_t squares = ceil_div<int64_t>(pixels_, 64) * ceil_div(channels_, 8) * batch_;
+    return sizeof(T) == 4 ? ceil_div<int64_t>(squares, kThreads / 32)
+                          : ceil_div<int64_t>(pixels_, kTilePoints) * ceil_div(channels_, 8 * V) * batch_;
+  }
+
+  // How many pixels of the image side by side can be read at once.
+  int copy_width() const {
+    return sizeof(T) == 4 && pixels_ % 4 != 0 ? 1
+                                              : pixel_width<T>(input_.data, input_.strides[0], input_.strides[1]);
+  }
+
+  // More threads for each point where there are few points, or many channels.
+  int sharing() const {
+    int shift = 0;
+    while (shift < 5 && (2 << shift) <= channels_ &&
+           ((16 << shift) <= channels_ || static_cast<int64_t>(ceil_div(s_.points, kThreads >> shift)) * batch_ <
+                                              (TAPS == 8 || channels_ <= 4 ? 128 : 512))) {
+      ++shift;
+    }
+    return shift;
+  }
+
   // With few tiles and many channels a warp has too many of these one after the other.
-  const int64_t points = s.points, doubled = static_cast<int64_t>(Close::tiles_of(s, kEnlargedAcross)) * batch;
-  const bool enlarged = chosen && plan.vector && 2 * points >= 5 * (size / channels) && channels <= 2 * doubled;
-  Choice choice{0.5f, 1.5f, tilted, listed, turned};
-  if (enlarged) choice = {0.25f, 0.75f, 0.01f, listed, turned};
-  const Close close(s, input, point, gradient.channel, static_cast<float*>(grad_input.data),
-                    enlarged ? kEnlargedAcross : kCloseAcross, 4 * few);
-  const auto close_images = [&] {
+  bool enlarged() const {
+    const int64_t points = s_.points, tiles = static_cast<int64_t>(Close::tiles_of(s_, kEnlargedAcross)) * batch_;
+    return chosen_ && plan_.vector && 2 * points >= 5 * static_cast<int64_t>(pixels_) && channels_ <= 2 * tiles;
+  }
+
+  // By measurement; without vectors lists are best however the points lie.
+  Choice choice() const {
+    const float turned = !plan_.vector ? INFINITY : boxes_ ? 0.8f : 0.5f;
+    if (enlarged()) return {0.25f, 0.75f, 0.01f, listed_, turned};
+    const float tilted = boxes_                                ? 0.09f
+                         : !plan_.vector && !plan_.summed      ? 0.035f
+                         : channels_ < (plan_.vector ? 32 : 9) ? 0.25f
+                                                               : 0.1f;
+    return {0.5f, 1.5f, tilted, listed_, turned};
+  }
+
+  Close close() const {
+    return Close(s_, input_, gradient_.point, gradient_.channel, reinterpret_cast<float*>(output_),
+                 enlarged() ? kEnlargedAcross : kCloseAcross, 4 * few_);
+  }
+
+  // How each image's is added up is found on the device; those of close points are.
+  cudaError_t choose() {
     if constexpr (kChoice) {
+      choose_kernel<<<dim3(std::max<unsigned>(1, few_ / images_), images_), kTileThreads, 0, stream_>>>(
+          s_, choice(), lists_, close(), boxes_ ? nullptr : copy_, copy_width(), sums_, batch_, channels_);
+    }
+    left_ = {lists_.runs, lists_.most, plan_.vector};
+    const cudaError_t status = cudaGetLastError();
+    return status == cudaSuccess && left_.chosen ? close_images() : status;
+  }
+
+  // Images of close points, and without vectors those that are left.
+  cudaError_t close_images() const {
+    if constexpr (kChoice) {
+      const Close close = this->close();
       const auto with = [&](auto kernel) {
-        return launch(kernel, dim3(std::min(close.blocks(), few), 1, images), kThreads, 0, stream, true, s, choice,
-                      close, gradient, AnyFloat(grad_grid), batch, channels, left, !plan.vector);
+        return launch(kernel, dim3(std::min(close.blocks(), few_), 1, images_), kThreads, 0, stream_, true, s_,
+                      choice(), close, gradient_, AnyFloat(grad_grid_), batch_, channels_, left_, !plan_.vector);
       };
-      if (enlarged) {
-        return s.padding == kZeros ? with(close_kernel<kZeros, true>) : with(close_kernel<kAnyPadding, true>);
+      if (enlarged()) {
+        return s_.padding == kZeros ? with(close_kernel<kZeros, true>) : with(close_kernel<kAnyPadding, true>);
       }
-      return s.padding == kZeros ? with(close_kernel<kZeros, false>) : with(close_kernel<kAnyPadding, false>);
+      return s_.padding == kZeros ? with(close_kernel<kZeros, false>) : with(close_kernel<kAnyPadding, false>);
     }
     return cudaErrorNotSupported;
-  };
-  if constexpr (kChoice) {
-    if (chosen) {
-      choose_kernel<<<dim3(std::max<unsigned>(1, few / images), images), kTileThreads, 0, stream>>>(
-          s, choice, lists, close, boxes ? nullptr : copy, copy_width, sums, batch, channels);
-      left = {lists.runs, lists.most, plan.vector};
-      if (left.chosen) {
-        const cudaError_t status = close_images();
-        if (status != cudaSuccess) return status;
-      }
+  }
+
+  // Lists of points, and what pixels these make. With boxes, or without vectors, the gradient of the points too.
+  cudaError_t list() {
+    if constexpr (TAPS == 4) {
+      return s_.padding == kZeros ? list<kZeros>() : list<kAnyPadding>();
     }
+    return cudaErrorNotSupported;
   }
-  if constexpr (TAPS == 4) {
-    const auto with_lists = [&](auto padding) {
-      constexpr int PADDING = padding.value;
-      const int64_t counters = lists.counters(batch);
-      if (!chosen) {
-        zero_kernel<<<limited(ceil_div<int64_t>(counters, 4 * kThreads)), kThreads, 0, stream>>>(
-            reinterpret_cast<float*>(lists.counts), 1, counters, Left());
-      }
-      cudaError_t status;
-      if (plan.vector || !grad_grid.data) {
-        const unsigned all = ceil_div(s.points, kListThreads), some = std::max<unsigned>(1, 2 * few / images);
-        status = launch(list_kernel<PADDING>, dim3(chosen ? std::min(all, some) : all, 1, images), kListThreads, 0,
-                        stream, true, s, lists, batch, left);
-      } else {
-        status = direct(nullptr, AnyFloat(grad_grid), true, std::integral_constant<int, kListSums>());
-      }
-      if (status != cudaSuccess) return status;
-      left = {lists.runs, lists.most, left.chosen};
-      status = launch_owner<T, PADDING>(s, lists, gradient, output, batch, channels, left, stream);
-      if (status != cudaSuccess || !boxes) return status;
-      return launch_boxes<T, PADDING>(input, s, gradient, grad_grid, left, stream);
-    };
-    if (listed) {
-      const cudaError_t status = s.padding == kZeros ? with_lists(std::integral_constant<int, kZeros>())
-                                                     : with_lists(std::integral_constant<int, kAnyPadding>());
-      if (status != cudaSuccess) return status;
+
+  template <int PADDING>
+  cudaError_t list() {
+    const int64_t counters = lists_.counters(batch_);
+    if (!chosen_) {
+      zero_kernel<<<limited(ceil_div<int64_t>(counters, 4 * kThreads)), kThreads, 0, stream_>>>(
+          reinterpret_cast<float*>(lists_.counts), 1, counters, Left());
     }
-  }
-  // Images whose sums the second cache does not hold together come one after the other.
-  const unsigned some = n <= (1 << 23) ? std::max<unsigned>(1, few / images) : few;
-  const auto blocks_of = [&](int64_t work) {
-    return deferred ? dim3(std::min(limited(work), some), images) : dim3(limited(work));
-  };
-  if (listed || short_chain) {
-    const cudaError_t status =
-        launch(zero_kernel, blocks_of(ceil_div<int64_t>(listed ? size : cleared, 4 * kThreads)), kThreads, 0, stream,
-               listed, sums, listed ? batch : 1, listed ? size : cleared, left);
+    cudaError_t status;
+    if (plan_.vector || !grad_grid_.data) {
+      const unsigned all = ceil_div(s_.points, kListThreads), some = std::max<unsigned>(1, 2 * few_ / images_);
+      status = launch(list_kernel<PADDING>, dim3(chosen_ ? std::min(all, some) : all, 1, images_), kListThreads, 0,
+                      stream_, true, s_, lists_, batch_, left_);
+    } else {
+      status = direct<kListSums>(nullptr, AnyFloat(grad_grid_), true);
+    }
     if (status != cudaSuccess) return status;
-  } else if (ordered || (add && !chosen)) {
-    const cudaError_t status = cudaMemsetAsync(sums, 0, n * sizeof(float), stream);
-    if (status != cudaSuccess) return status;
+    left_ = {lists_.runs, lists_.most, left_.chosen};
+    status = launch_owner<T, PADDING>(s_, lists_, gradient_, output_, batch_, channels_, left_, stream_);
+    if (status != cudaSuccess || !boxes_) return status;
+    return launch_boxes<T, PADDING>(input_, s_, gradient_, grad_grid_, left_, stream_);
   }
-  if (ordered) {
-    const unsigned blocks = ceil_div<int64_t>(static_cast<int64_t>(batch) * channels, kThreads);
-    ordered_kernel<T, TAPS><<<blocks, kThreads, 0, stream>>>(s, Dense(s, 1), gradient, sums, batch, channels, pixels);
+
+  // Sums of images that are left, if they are not cleared already.
+  cudaError_t clear() const {
+    if (listed_) {
+      return launch(zero_kernel, blocks_of(ceil_div<int64_t>(size(), 4 * kThreads)), kThreads, 0, stream_, true, sums_,
+                    batch_, size(), left_);
+    }
+    if (short_chain_) {
+      const int64_t cleared = plane_sums() * batch_ * channels_;
+      return launch(zero_kernel, blocks_of(ceil_div<int64_t>(cleared, 4 * kThreads)), kThreads, 0, stream_, false,
+                    sums_, 1, cleared, left_);
+    }
+    if (!ordered_ && (!add_ || chosen_)) return cudaSuccess;
+    return cudaMemsetAsync(sums_, 0, input_.numel() * sizeof(float), stream_);
   }
-  if (plane) {
-    const int memory = plan.tile * static_cast<int>(sizeof(float)), parts = ceil_div(pixels, plan.tile);
+
+  cudaError_t add_in_order() const {
+    const unsigned blocks = ceil_div<int64_t>(static_cast<int64_t>(batch_) * channels_, kThreads);
+    ordered_kernel<T, TAPS>
+        <<<blocks, kThreads, 0, stream_>>>(s_, Dense(s_, 1), gradient_, sums_, batch_, channels_, pixels_);
+    return cudaGetLastError();
+  }
+
+  // In shared memory; of images of one channel the gradient of the points too.
+  cudaError_t add_planes() const {
+    const int memory = plan_.tile * static_cast<int>(sizeof(float)), parts = ceil_div(pixels_, plan_.tile);
     const auto kernel = plane_kernel<T, TAPS>;
     const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, memory);
     if (status != cudaSuccess) return status;
-    kernel<<<batch * channels * parts, kPlaneThreads, memory, stream>>>(
-        s, Dense(s, 1), data, image, gradient, output, channels == 1 ? AnyFloat(grad_grid) : AnyFloat(Tensor{}),
-        channels, pixels, plan.tile, parts);
-    if (channels == 1) return cudaGetLastError();
+    kernel<<<batch_ * channels_ * parts, kPlaneThreads, memory, stream_>>>(
+        s_, Dense(s_, 1), static_cast<const T*>(input_.data), input_.strides[0], gradient_, output_,
+        AnyFloat(channels_ == 1 ? grad_grid_ : Tensor{}), channels_, pixels_, plan_.tile, parts);
+    return cudaGetLastError();
   }
-  if (plan.vector && (add || grad_grid.data)) {
-    const Left rest = !deferred                  ? Left()
-                      : boxes || !grad_grid.data ? left
-                      : chosen                   ? Left{lists.runs, Lists::kDone, true}
-                                                 : Left();
-    if (copy) {
-      if (!chosen || boxes) {
+
+  // Image and sums in channels-last; these back to (N, C, pixels).
+  cudaError_t vectors() const {
+    const T* data = static_cast<const T*>(input_.data);
+    int64_t image = input_.strides[0];
+    Space s = s_;
+    const Left rest = !deferred_                   ? Left()
+                      : boxes_ || !grad_grid_.data ? left_
+                      : chosen_                    ? Left{lists_.runs, Lists::kDone, true}
+                                                   : Left();
+    if (copy_) {
+      if (!chosen_ || boxes_) {
         const cudaError_t status =
-            launch(to_channels_last_kernel<T>, rest.runs ? blocks_of(tiles) : dim3(limited(tiles)), kTileThreads, 0,
-                   stream, deferred, data, image, input.strides[1], copy, batch, channels, pixels,
-                   copy_width, rest);
+            launch(to_channels_last_kernel<T>, rest.runs ? blocks_of(tiles()) : dim3(limited(tiles())), kTileThreads,
+                   0, stream_, deferred_, data, image, input_.strides[1], copy_, batch_, channels_, pixels_,
+                   copy_width(), rest);
         if (status != cudaSuccess) return status;
       }
-      data = copy;
-      image = static_cast<int64_t>(pixels) * channels;
-      for (int a = 0; a < 3; ++a) s.stride[a] = Dense(s, channels).stride[a];
+      data = copy_;
+      image = size();
+      for (int a = 0; a < 3; ++a) s.stride[a] = Dense(s, channels_).stride[a];
     }
-    shift = 0;
-    while (shift < 3 && (V << shift) < channels) ++shift;
-    const bool last = grad.strides[1] == 1 && (reinterpret_cast<uintptr_t>(grad.data) | point * sizeof(T) |
-                                               grad.strides[0] * sizeof(T)) % 16 == 0;
-    const int width = last ? 0 : point == 1 ? pixel_width<T>(grad.data, grad.strides[0], grad.strides[1], 4) : 1;
+    int shift = 0;
+    while (shift < 3 && (V << shift) < channels_) ++shift;
+    const int64_t point = gradient_.point;
+    const bool last = grad_.strides[1] == 1 && (reinterpret_cast<uintptr_t>(grad_.data) | point * sizeof(T) |
+                                                grad_.strides[0] * sizeof(T)) % 16 == 0;
+    const int width = last ? 0 : point == 1 ? pixel_width<T>(grad_.data, grad_.strides[0], grad_.strides[1], 4) : 1;
     const auto kernel = s.padding == kUsual ? vector_kernel<T, TAPS, kUsual> : vector_kernel<T, TAPS, kAnyPadding>;
     const unsigned blocks = ceil_div(s.points, kThreads >> shift);
-    const unsigned resident = static_cast<unsigned>(std::min<int64_t>(few, static_cast<int64_t>(blocks) * batch));
-    cudaError_t status = launch(kernel, rest.runs ? dim3(resident) : dim3(blocks, 1, images), kThreads, 0, stream,
-                                deferred, s, Dense(s, channels), data, image, gradient, add ? sums : nullptr,
-                                AnyFloat(grad_grid), batch, channels, pixels, shift, width, left, rest);
-    if (status != cudaSuccess) return status;
-    if (add) {
-      return launch(from_channels_last_kernel<T>, blocks_of(tiles), kTileThreads, 0, stream, deferred, sums, output,
-                    batch, channels, pixels, pixel_width<T>(output, pixels, pixels), left);
+    const unsigned resident = static_cast<unsigned>(std::min<int64_t>(few_, static_cast<int64_t>(blocks) * batch_));
+    const cudaError_t status =
+        launch(kernel, rest.runs ? dim3(resident) : dim3(blocks, 1, images_), kThreads, 0, stream_, deferred_, s,
+               Dense(s, channels_), data, image, gradient_, add_ ? sums_ : nullptr, AnyFloat(grad_grid_), batch_,
+               channels_, pixels_, shift, width, left_, rest);
+    if (status != cudaSuccess || !add_) return status;
+    return launch(from_channels_last_kernel<T>, blocks_of(tiles()), kTileThreads, 0, stream_, deferred_, sums_,
+                  output_, batch_, channels_, pixels_, pixel_width<T>(output_, pixels_, pixels_), left_);
+  }
+
+  // Any strides. Behind another kernel it may begin early: nothing else writes what it reads before it waits.
+  template <int SUMS>
+  cudaError_t direct(float* sums, const AnyFloat& grad_grid, bool early) const {
+    return s_.padding == kUsual ? direct<SUMS, kUsual>(sums, grad_grid, early)
+                                : direct<SUMS, kAnyPadding>(sums, grad_grid, early);
+  }
+
+  template <int SUMS, int PADDING>
+  cudaError_t direct(float* sums, const AnyFloat& grad_grid, bool early) const {
+    constexpr bool kSpills = PADDING == kAnyPadding && SUMS == kNeighbourSums;
+    constexpr int U = TAPS == 16 || (TAPS == 8 && sizeof(T) == 4) ? 1 : SUMS == kPairSums ? 2 : 4;
+    const int shift = sharing(), each = ceil_div(channels_, 1 << shift);
+    const auto with = [&](auto kernel) {
+      return launch(kernel, dim3(ceil_div(s_.points, kThreads >> shift), 1, images_), kThreads, 0, stream_, early, s_,
+                    Dense(s_, 1), static_cast<const T*>(input_.data), input_.strides[0], input_.strides[1], gradient_,
+                    sums, grad_grid, batch_, channels_, plane_sums(), shift, lists_, left_);
+    };
+    return each == 1   ? with(direct_kernel<T, TAPS, PADDING, 1, SUMS>)
+           : each == 2 ? with(direct_kernel<T, TAPS, PADDING, std::min(U, 2), SUMS>)
+                       : with(direct_kernel<T, TAPS, PADDING, kSpills ? 2 : U, SUMS>);
+  }
+
+  cudaError_t points() const {
+    const AnyFloat others(listed_ ? Tensor{} : grad_grid_);
+    float* const sums = add_ ? sums_ : nullptr;
+    const bool early = short_chain_ || deferred_ || plane_;
+    if constexpr (TAPS == 4 && sizeof(T) == 4) {
+      // One channel is sooner added up than handed on; with more threads for a point warps are not of neighbours.
+      if (add_ && channels_ > 1 && sharing() <= 3) return direct<kNeighbourSums>(sums, others, early);
     }
-  } else if (chosen) {
-    return close_images();
-  } else if (add || grad_grid.data) {
-    const AnyFloat others(listed ? Tensor{} : grad_grid);
-    float* to = add ? sums : nullptr;
-    const bool early = short_chain || deferred || plane;
-    cudaError_t status;
-    if (neighbours) {
-      status = cudaErrorNotSupported;
-      if constexpr (TAPS == 4 && sizeof(T) == 4) {
-        status = direct(to, others, early, std::integral_constant<int, kNeighbourSums>());
-      }
-    } else if constexpr (kPairs) {
-      status = pairs ? direct(to, others, early, std::integral_constant<int, kPairSums>())
-                     : direct(to, others, early, std::integral_constant<int, kPixelSums>());
-    } else {
-      status = direct(to, others, early, std::integral_constant<int, kPixelSums>());
+    if constexpr (kPairs) {
+      if (pairs_) return direct<kPairSums>(sums, others, early);
     }
-    if (status != cudaSuccess) return status;
+    return direct<kPixelSums>(sums, others, early);
   }
-  if (pairs) {
-    return launch(add_pairs_kernel<T>, limited(ceil_div<int64_t>(n, kThreads)), kThreads, 0, stream, true, sums, output,
-                  Divider(s.size[0]), static_cast<int>(n));
+
+  // Sums to the output, in its type.
+  cudaError_t round() const {
+    const int64_t n = input_.numel();
+    if (pairs_) {
+      return launch(add_pairs_kernel<T>, limited(ceil_div<int64_t>(n, kThreads)), kThreads, 0, stream_, true, sums_,
+                    output_, Divider(s_.size[0]), static_cast<int>(n));
+    }
+    if (sums_ == reinterpret_cast<float*>(output_)) return cudaSuccess;
+    const int64_t each = listed_ ? size() : n;
+    return launch(round_kernel<T>, blocks_of(ceil_div<int64_t>(each, kThreads)), kThreads, 0, stream_,
+                  short_chain_ || listed_, sums_, output_, listed_ ? batch_ : 1, each, left_);
   }
-  if ((ordered || (add && !plan.vector)) && sums != reinterpret_cast<float*>(output)) {
-    return launch(round_kernel<T>, blocks_of(ceil_div<int64_t>(listed ? size : n, kThreads)), kThreads, 0, stream,
-                  short_chain || listed, sums, output, listed ? batch : 1, listed ? size : n, left);
-  }
-  return cudaGetLastError();
-}
+
+  const Tensor &grad_, &input_, &grad_grid_;
+  const Plan& plan_;
+  const cudaStream_t stream_;
+  const Space s_;
+  const Gradient<T> gradient_;
+  T* const output_;
+  const int batch_, channels_, pixels_;
+  const unsigned images_;
+  const int few_;  // blocks, where most often there is nothing to do
+  bool ordered_;   // the image's gradient in one order,
+  bool plane_;     // by plane_kernel,
+  bool add_;       // or by atomics:
+  bool listed_, pairs_, boxes_;
+  bool chosen_;       // how, on the device;
+  bool deferred_;     // until then kernels may find nothing to do
+  bool short_chain_;  // of kernels that overlap
+  float* sums_;
+  T* copy_ = nullptr;  // of the image, in channels-last
+  Lists lists_;
+  Left left_;  // images for the kernels that follow
+};
 
 }  // namespace
 
@@ -391,7 +483,8 @@ cudaError_t sample_backward(const Tensor& grad, const Tensor& input, const Tenso
   return dispatch_float(input.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
     return dispatch_taps(sampling.mode, s.axes, [&](auto taps) {
-      return run<T, taps()>(grad, point, input, s, grad_input, grad_grid, deterministic, plan, workspace, stream);
+      return Backward<T, taps()>(grad, point, input, s, grad_input, grad_grid, deterministic, plan, workspace, stream)
+          .run();
     });
   });
 }
