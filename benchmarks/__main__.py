@@ -2,8 +2,8 @@
 
 Every module here with ``workloads()`` is one workload family. Ours and the peers are replayed from CUDA graphs, ten
 replays each in turn, in one process; ``--eager`` times plain calls too, ``--sweep`` a module's ``sweep()``: many
-shapes, none of which should be slower than the peer. Where peers take long to compile, ``--apart`` compiles them side
-by side, and ``--compiled`` keeps what was compiled.
+shapes, none of which should be slower than the peer, and ``--random`` shapes that nobody has chosen. Where peers take
+long to compile, ``--apart`` compiles them side by side, and ``--compiled`` keeps what was compiled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from random import Random
 from types import ModuleType
 from typing import Any
 
@@ -41,9 +43,23 @@ def modules(names: list[str]) -> Iterator[tuple[str, ModuleType]]:
             yield name, module
 
 
+def family(options: argparse.Namespace) -> str:
+    """The function of a module that makes its workloads."""
+    return "at_random" if options.random else "sweep" if options.sweep else "workloads"
+
+
 def chosen(name: str, options: argparse.Namespace) -> Iterator[Workload]:
-    generate = getattr(importlib.import_module(f"benchmarks.{name}"), "sweep" if options.sweep else "workloads", None)
+    generate = getattr(importlib.import_module(f"benchmarks.{name}"), family(options), None)
+    if generate and options.random:
+        generate = partial(at_random, generate, options)
     return (w for w in (generate() if generate else ()) if options.filter in w.name)
+
+
+def at_random(draw: Callable[[Random], Workload], options: argparse.Namespace) -> Iterator[Workload]:
+    """Workloads until the time is over. One seed draws the same ones, of a faster GPU more."""
+    generator, until = Random(options.seed), time.monotonic() + options.random
+    while time.monotonic() < until:
+        yield draw(generator)
 
 
 def prepare(workload: Workload, kept: Path | None = None) -> Mapping[str, Callable[[], Any]]:
@@ -94,7 +110,7 @@ def measure(
 
 def row_of(name: str, workload: Workload, calls: Mapping[str, Callable[[], Any]], options: argparse.Namespace) -> dict:
     row = measure(workload, calls, options.replays, options.eager)
-    if options.sweep and is_slower(row):  # or was it noise?
+    if (options.sweep or options.random) and is_slower(row):  # or was it noise?
         row = measure(workload, calls, 10 * options.replays, options.eager)
     return {"module": name, **row}
 
@@ -180,6 +196,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--sweep", action="store_true", help="the sweep of shapes; prints those that are slower than the peer"
     )
+    parser.add_argument(
+        "--random", type=float, metavar="SECONDS", help="random shapes for so long; prints those that are slower"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the random shapes")
     parser.add_argument("--eager", action="store_true", help="plain calls as well as graph replays")
     parser.add_argument("--replays", type=int, default=100)
     parser.add_argument("--out", type=Path, help="folder for <module>.json; default: results/<device>")
@@ -189,25 +209,28 @@ def main(arguments: list[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--compiled", type=Path, help="folder that keeps what torch.compile made for the next time")
     options = parser.parse_args(arguments)
+    if options.random and (options.sweep or options.apart):
+        parser.error("expected --random alone, got --sweep or --apart beside it: drop one of them")
     if not torch.cuda.is_available():
         print("expected a CUDA GPU, found none: these are benchmarks of CUDA kernels", file=sys.stderr)
         return 1
     torch.manual_seed(0)
     device = torch.cuda.get_device_name().lower().replace(" ", "-")
     folder = options.out or RESULTS / device
+    suffix = "-random" if options.random else "-sweep" if options.sweep else ""
     for name, module in modules(options.names):
-        if not hasattr(module, "sweep" if options.sweep else "workloads"):
+        if not hasattr(module, family(options)):
             continue
         rows: list[dict] = []
         path = None
         for row in (apart if options.apart else one_by_one)(name, options):
             rows.append(row)
             if options.out or not options.filter:  # at every row: a run that is cut short leaves what it has measured
-                path = write(f"{name}-sweep" if options.sweep else name, rows, folder)
-            if not options.sweep or is_slower(row):
+                path = write(f"{name}{suffix}", rows, folder)
+            if not suffix or is_slower(row):
                 print(line(row), flush=True)
         ratios = sorted(row["ratio"] for row in rows if "ratio" in row)
-        if options.sweep and ratios:
+        if suffix and ratios:
             print(
                 f"{name}: {len(rows)} shapes, {sum(map(is_slower, rows))} slower than the peer; "
                 f"ratio median {ratios[len(ratios) // 2]:.2f}, worst {ratios[-1]:.2f}"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from random import Random
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks import _random
 from benchmarks._measure import Workload
 from svexport.ops.add_bias_residual_layer_norm import OP
 
@@ -92,3 +95,10 @@ def sweep() -> Iterator[Workload]:
             for dtype in (torch.float16, torch.float32):
                 yield forward(rows, d, dtype, False, compiled=False)
                 yield backward(rows, d, dtype, False, compiled=False)
+
+
+def at_random(r: Random) -> Workload:
+    rows, d = _random.drawn(
+        lambda: (_random.count(r, 1, 200_000), _random.size(r, 8, 12_000)), lambda s: math.prod(s) < _random.LARGEST
+    )
+    return r.choice([forward, backward])(rows, d, _random.dtype(r), r.random() < 0.4, compiled=False)

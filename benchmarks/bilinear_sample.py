@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from random import Random
 
 import torch
 from torch import Tensor
 
-from benchmarks import grid_sample
+from benchmarks import _random, grid_sample
 from benchmarks._measure import Workload
 from svexport.ops.bilinear_sample import OP
 
@@ -75,3 +76,9 @@ def sweep() -> Iterator[Workload]:
     for backward, (shape, out), points in itertools.product((False, True), grid_sample.SHAPES, ("random", "smooth")):
         for layout, dtype in itertools.product(grid_sample.FORMATS, (torch.float16, torch.float32)):
             yield workload(shape, out, points, layout, dtype, backward)
+
+
+def at_random(r: Random) -> Workload:
+    shape, out = grid_sample.random_sizes(r)
+    layout = r.choice(["NCHW", "NCHW", "channels_last"])
+    return workload(shape, out, r.choice(["random", "smooth"]), layout, _random.dtype(r), r.random() < 0.5)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from random import Random
 
 import torch
 from torch import Tensor
 
+from benchmarks import _random
 from benchmarks._measure import Workload
 from examples import detr3d
 from svexport.ops.camera_sample import OP, implementation
@@ -174,3 +177,25 @@ def sweep() -> Iterator[Workload]:
     for backward, sizes, layout in itertools.product((False, True), SHAPES, LAYOUTS):
         for dtype in (torch.float16, torch.float32):
             yield workload(sizes, layout, dtype, backward=backward)
+
+
+def at_random(r: Random) -> Workload:
+    def draw() -> Sizes:
+        height, levels = _random.count(r, 6, 120), r.choice([1, 2, 3, 4, 4])
+        width = round(height * r.uniform(1, 2.6))
+        groups, points = r.choice([1, 1, 1, 2, 4, 8]), r.choice([1, 1, 1, 2, 4, 13])
+        return Sizes(
+            "random",
+            _random.count(r, 1, 3000),
+            tuple((max(1, height >> i), max(1, width >> i)) for i in range(levels)),
+            (height * 8, width * 8),
+            channels=-(-_random.size(r, 4, 512) // groups) * groups,
+            points=points,
+            groups=groups,
+            batch=r.choice([1, 1, 1, 2, 4]),
+            softmax=r.random() < 0.3,
+            offsets=points > 1,
+        )
+
+    sizes = _random.drawn(draw, lambda s: s.batch * 6 * s.channels * math.prod(s.levels[0]) < _random.LARGEST)
+    return workload(sizes, r.choice(LAYOUTS), _random.dtype(r), backward=r.random() < 0.4)

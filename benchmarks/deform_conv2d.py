@@ -5,12 +5,15 @@ torchvision launches its kernels on the default stream, so that no graph capture
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from random import Random
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks import _random
 from benchmarks._measure import Workload
 from svexport.ops.deform_conv2d import OP
 
@@ -138,3 +141,29 @@ def sweep() -> Iterator[Workload]:
         ):
             yield forward(2, 64, 64, (58, 100), dtype, **options)
             yield backward(2, 64, 64, (58, 100), dtype, **options)
+
+
+def at_random(r: Random) -> Workload:
+    def draw() -> tuple:
+        kernel, groups, offset_groups = (
+            r.choice([1, 3, 3, 3, 5]),
+            r.choice([1, 1, 1, 1, 2, 4, 8]),
+            r.choice([1, 1, 2, 4]),
+        )
+        height, both = _random.count(r, 5, 120), groups * offset_groups
+        channels = -(-_random.size(r, 3, 512) // both) * both
+        outputs = -(-_random.size(r, 8, 512) // groups) * groups
+        return (r.choice([1, 1, 2, 4, 6]), channels, outputs, (height, round(height * r.uniform(0.7, 2)))), {
+            "kernel": kernel,
+            "stride": r.choice([1, 1, 2]),
+            "dilation": r.choice([1, 1, 2]),
+            "groups": groups,
+            "offset_groups": offset_groups,
+            "mask": r.random() < 0.7,
+            "layout": _random.layout(r),
+        }
+
+    sizes, options = _random.drawn(
+        draw, lambda s: s[0][0] * s[0][1] * math.prod(s[0][3]) * s[1]["kernel"] ** 2 < 2 * _random.LARGEST
+    )
+    return r.choice([forward, forward, backward])(*sizes, r.choice([torch.float16, torch.float32]), **options)

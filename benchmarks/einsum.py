@@ -7,13 +7,16 @@ The four equations of skeleton and attention networks at their sizes; with a sma
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
+from random import Random
 
 import torch
 from torch import Tensor
 
+from benchmarks import _random
 from benchmarks._measure import Workload, interleaved, write
 from svexport.ops.einsum import einsum
 
@@ -131,6 +134,40 @@ def sweep() -> Iterator[Workload]:
     for (equation, *sizes), dtype, mode in product(shapes, (torch.float32, torch.float16, torch.bfloat16), SWEPT):
         name = f"{mode} {equation} {' '.join('x'.join(map(str, shape)) for shape in sizes)}"
         yield workload(name, SWEPT[mode], equation, sizes, dtype)
+
+
+def at_random(r: Random) -> Workload:
+    equation = r.choice(["nkctv,kvw->nctw", "nkctv,kcvw->nctw", "nctw,cd->ndtw", "bhnm,bdhm->bdhn"])
+    if equation.startswith("b"):
+        b, h, n, d = _random.drawn(
+            lambda: (
+                2 ** r.randint(0, 5),
+                2 ** r.randint(0, 3),
+                _random.count(r, 8, 600),
+                r.choice([16, 32, 32, 64, 128]),
+            ),
+            lambda s: s[0] * s[1] * s[2] * max(s[2:]) < _random.LARGEST,
+        )
+        sizes: tuple[tuple[int, ...], ...] = (b, h, n, n), (b, d, h, n)
+    else:
+        k = r.choice([1, 2, 3, 3, 8])
+        n, c, t, v = _random.drawn(
+            lambda: (
+                r.choice([1, 1, 2, 4, 8, 16, 32, 64]),
+                _random.size(r, 3, 300),
+                r.choice([_random.count(r, 8, 300), 75, 150, 300]),
+                r.choice([17, 18, 20, 22, 25, 25, 27, 42, 50]),
+            ),
+            lambda s: 3 * math.prod(s) < 2 * _random.LARGEST,
+        )
+        sizes = {
+            "nkctv,kvw->nctw": ((n, k, c, t, v), (k, v, v)),
+            "nkctv,kcvw->nctw": ((n, k, c, t, v), (k, c, v, v)),
+            "nctw,cd->ndtw": ((n, c, t, v), (c, _random.size(r, 3, 512))),
+        }[equation]
+    mode = r.choice(list(SWEPT))
+    name = f"{mode} {equation} {' '.join('x'.join(map(str, shape)) for shape in sizes)}"
+    return workload(name, SWEPT[mode], equation, sizes, _random.dtype(r))
 
 
 def main() -> None:

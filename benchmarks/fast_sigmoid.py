@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 
 import torch
 
+from benchmarks import _random
 from benchmarks._measure import Workload
 from svexport.ops.fast_sigmoid import OP
 
@@ -52,3 +54,7 @@ def sweep() -> Iterator[Workload]:
             for dtype in (torch.float16, torch.float32):
                 for backward in (False, True):
                     yield workload(count, dtype, backward, compiled=False)
+
+
+def at_random(r: Random) -> Workload:
+    return workload(_random.count(r, 1, int(_random.LARGEST)), _random.dtype(r), r.random() < 0.5, compiled=False)

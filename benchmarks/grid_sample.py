@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from random import Random
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks import _random
 from benchmarks._measure import Workload
 from svexport.ops.grid_sample import OP
 
@@ -133,3 +135,44 @@ def sweep() -> Iterator[Workload]:
     for backward, (shape, out), points in itertools.product((False, True), VOLUMES, ("random", "smooth")):
         for layout, dtype in itertools.product(FORMATS, (half, single)):
             yield workload(shape, out, points, layout, dtype, backward=backward)
+
+
+def random_sizes(r: Random) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of an image, and of its points: as many, as many times some factor, a few columns, anything."""
+
+    def draw() -> tuple[tuple[int, ...], tuple[int, ...]]:
+        height = _random.size(r, 4, 1500)
+        width = max(2, round(height * r.choice([0.7, 1, 1, 1, 1.5, 16 / 9, 3])))
+        factor = r.choice([0.25, 0.5, 0.75, 1.3, 1.5, 2, 2.5])
+        out = r.choice([
+            (height, width),
+            (max(1, round(height * factor)), max(1, round(width * factor))),
+            (_random.count(r, 1, 4000), r.choice([1, 1, 2, 4, 8])),
+            (_random.size(r, 2, 1000), _random.size(r, 2, 1000)),
+        ])  # fmt: skip
+        return (r.choice([1, 1, 1, 2, 4, 6, 8, 16]), _random.size(r, 1, 600), height, width), out
+
+    return _random.drawn(
+        draw, lambda s: math.prod(s[0][:2]) * max(math.prod(s[0][2:]), math.prod(s[1])) < _random.LARGEST
+    )
+
+
+def random_volumes(r: Random) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def draw() -> tuple[tuple[int, ...], tuple[int, ...]]:
+        image = tuple(_random.count(r, 2, 100) for _ in range(3))
+        out = tuple(_random.count(r, 1, 100) for _ in range(3))
+        return (r.choice([1, 2, 4]), _random.size(r, 1, 128), *image), out
+
+    return _random.drawn(
+        draw, lambda s: math.prod(s[0][:2]) * max(math.prod(s[0][2:]), math.prod(s[1])) < _random.LARGEST
+    )
+
+
+def at_random(r: Random) -> Workload:
+    volume = r.random() < 0.25
+    shape, out = (random_volumes if volume else random_sizes)(r)
+    modes = [(0, 0)] * 5 + [(1, 0), (0, 1), (0, 2), (1 if volume else 2, 0)]
+    mode, padding = r.choice(modes)
+    points = r.choice(["random", "smooth"] if volume else ["random", "smooth", "turned"])
+    layout, backward = r.choice(["NCHW", "NCHW", "channels_last"]), r.random() < 0.5
+    return workload(shape, out, points, layout, _random.dtype(r), mode, padding, r.random() < 0.3, backward)

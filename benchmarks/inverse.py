@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 
 import torch
 
+from benchmarks import _random
 from benchmarks._measure import Workload
 from svexport.ops.inverse import OP
 
@@ -51,3 +53,8 @@ def sweep() -> Iterator[Workload]:
         for n in range(1, 9):
             yield forward(batch, n, eager=False)
             yield backward(batch, n)
+
+
+def at_random(r: Random) -> Workload:
+    batch, n = _random.count(r, 1, 200_000), r.randint(1, 8)
+    return backward(batch, n) if r.random() < 0.5 else forward(batch, n, eager=False)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from functools import partial
+from random import Random
 
 import torch
 import torch._functorch.config
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks import _random
 from benchmarks._measure import Workload
 from svexport.ops.ms_deform_attn import OP
 
@@ -70,25 +74,21 @@ def forward(*sizes: object, levels: tuple = LEVELS, compiled: bool = True, near:
     )
 
 
-def backward(*sizes: object, levels: tuple = LEVELS) -> Workload:
+def backward(*sizes: object, levels: tuple = LEVELS, compiled: bool = True) -> Workload:
     *rest, dtype = sizes
     value, shapes, starts, locations, weights = arguments(*rest, levels, dtype)
-    function = torch.compile(composition, dynamic=False)
     inputs = [t.detach().requires_grad_() for t in (value, locations, weights)]
+    functions = {"compiled": torch.compile(composition, dynamic=False)} if compiled else {}
     with torch.cuda.stream(torch.cuda.Stream()):
-        compiled = function(inputs[0], levels, *inputs[1:])
-        eager = composition(inputs[0], levels, *inputs[1:])
-        grad = torch.randn_like(eager)
-        torch.autograd.grad(compiled, inputs, grad, retain_graph=True)
+        outputs = {n: f(inputs[0], levels, *inputs[1:]) for n, f in (functions | {"eager": composition}).items()}
+        grad = torch.randn_like(outputs["eager"])
+        torch.autograd.grad(next(iter(outputs.values())), inputs, grad, retain_graph=True)
     torch.cuda.synchronize()
     call, needs = torch.ops.svexport.ms_deform_attn_backward, [True, False, False, True, True]
     return Workload(
         name("ms_deform_attn backward", value, locations),
         lambda: call([grad], value, shapes, starts, locations, weights, needs),
-        {
-            "compiled": lambda: torch.autograd.grad(compiled, inputs, grad, retain_graph=True),
-            "eager": lambda: torch.autograd.grad(eager, inputs, grad, retain_graph=True),
-        },
+        {n: partial(torch.autograd.grad, o, inputs, grad, retain_graph=True) for n, o in outputs.items()},
         bytes=2 * sum(t.numel() * t.element_size() for t in inputs) + grad.numel() * grad.element_size(),
         goal=1 / 2,
     )
@@ -109,3 +109,20 @@ def sweep() -> Iterator[Workload]:
             for m, d, points in ((8, 32, 4), (4, 16, 1), (1, 64, 8), (8, 36, 4), (2, 128, 2), (3, 7, 3)):
                 for levels in (small, one) if queries < 2000 else (small,):
                     yield forward(n, queries, m, d, points, dtype, levels=levels, compiled=False)
+
+
+def at_random(r: Random) -> Workload:
+    def draw() -> tuple:
+        height, count = _random.count(r, 4, 120), r.choice([1, 2, 3, 4])
+        levels = tuple((max(1, height >> i), max(1, round(height * 1.6) >> i)) for i in range(count))
+        m, d, points = (
+            r.choice([1, 2, 4, 8, 8, 8]),
+            r.choice([8, 16, 24, 30, 32, 32, 32, 64]),
+            r.choice([1, 2, 4, 4, 8]),
+        )
+        return (r.choice([1, 1, 2, 4]), _random.count(r, 1, 20000), m, d, points), levels
+
+    sizes, levels = _random.drawn(draw, lambda s: math.prod(s[0]) * len(s[1]) < _random.LARGEST)
+    if r.random() < 0.4:
+        return backward(*sizes, _random.dtype(r), levels=levels, compiled=False)
+    return forward(*sizes, _random.dtype(r), levels=levels, compiled=False)

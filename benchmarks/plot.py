@@ -17,12 +17,14 @@ BANDWIDTH = {"NVIDIA H200": 4.3e12}
 
 
 def plot(folder: Path) -> list[Path]:
-    """Draws the results in ``folder``, but no sweeps; returns the files written.
+    """Draws the results in ``folder``, but no sweeps or random shapes; returns the files written.
 
     Raises:
         ValueError: if it holds no results of ``python -m benchmarks``.
     """
-    records = [json.loads(p.read_text()) for p in sorted(folder.glob("*.json")) if not p.stem.endswith("-sweep")]
+    records = [
+        json.loads(p.read_text()) for p in sorted(folder.glob("*.json")) if not p.stem.endswith(("-sweep", "-random"))
+    ]
     rows = [row for record in records for row in record.get("rows", []) if "times" in row]
     if not rows:
         raise ValueError(f"{folder}: expected results written by python -m benchmarks, found none")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from random import Random
 
 import torch
 from torch import Tensor
 
+from benchmarks import _random
 from benchmarks._measure import Workload
 from svexport.ops.dequantize import DTYPES
 from svexport.ops.dequantize import OP as DEQUANTIZE
@@ -57,3 +60,12 @@ def sweep() -> Iterator[Workload]:
                 for axis in (None, 0, 1, 3):
                     yield workload(shape, dtype, axis, back, compiled=False)
                 yield workload(shape, dtype, 1, back, torch.channels_last, compiled=False)
+
+
+def at_random(r: Random) -> Workload:
+    shape = _random.drawn(
+        lambda: (r.choice([1, 2, 6]), *(_random.count(r, 1, 300) for _ in range(3))),
+        lambda s: math.prod(s) < _random.LARGEST,
+    )
+    axis, back = r.choice([None, 0, 1, 3]), r.random() < 0.5
+    return workload(shape, _random.dtype(r), axis, back, _random.layout(r), compiled=False)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 
 import torch
 
+from benchmarks import _random
 from benchmarks._measure import Workload
 from svexport.ops.solve import OP
 
@@ -34,3 +36,7 @@ def sweep() -> Iterator[Workload]:
         for n in (1, 2, 3, 4, 6, 8):
             for columns in (1, 2, 4):
                 yield workload(batch, n, columns, left=columns != 2)
+
+
+def at_random(r: Random) -> Workload:
+    return workload(_random.count(r, 1, 200_000), r.randint(1, 8), r.randint(1, 4), r.random() < 0.5)

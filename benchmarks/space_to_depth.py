@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from random import Random
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks import _random
 from benchmarks._measure import Workload
 from svexport.ops.space_to_depth import OP
 
@@ -62,3 +65,18 @@ def sweep() -> Iterator[Workload]:
                     for layout in (torch.contiguous_format, torch.channels_last):
                         yield forward((n, c, h, w), dtype, layout, compiled=False)
                     yield backward((n, c, h, w), dtype)
+
+
+def at_random(r: Random) -> Workload:
+    shape = _random.drawn(
+        lambda: (
+            r.choice([1, 2, 8]),
+            _random.count(r, 1, 128),
+            2 * _random.count(r, 1, 600),
+            2 * _random.count(r, 1, 600),
+        ),
+        lambda s: math.prod(s) < _random.LARGEST,
+    )
+    if r.random() < 0.4:
+        return backward(shape, _random.dtype(r))
+    return forward(shape, _random.dtype(r), _random.layout(r), compiled=False)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from random import Random
 
 import torch
 from torch import Tensor
 
+from benchmarks import _random
 from benchmarks._measure import Workload
 from svexport.ops.from_chw32 import OP as FROM
 from svexport.ops.to_chw32 import OP
@@ -58,3 +61,13 @@ def sweep() -> Iterator[Workload]:
                 yield workload(name, shape, dtype)
                 if name != "from_chw32":
                     yield workload(name, shape, dtype, torch.channels_last)
+
+
+def at_random(r: Random) -> Workload:
+    shape = _random.drawn(
+        lambda: (r.choice([1, 2, 6]), *(_random.count(r, low, 300) for low in (1, 2, 2))),
+        lambda s: math.prod(s) < _random.LARGEST,
+    )
+    name = r.choice(NAMES)
+    layout = torch.contiguous_format if name == "from_chw32" else _random.layout(r)
+    return workload(name, shape, r.choice([torch.int8, torch.float16, torch.float32]), layout)

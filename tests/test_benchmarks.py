@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import nullcontext
+from itertools import islice
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -74,10 +77,36 @@ def test_first_workload_of_the_sweep(name: str) -> None:
             torch.testing.assert_close(actual, other, rtol=0, atol=1e-2)
 
 
+@pytest.mark.parametrize("name", [name for name, module in runner.modules([]) if hasattr(module, "at_random")])
+def test_shapes_at_random(name: str, monkeypatch) -> None:
+    """A seed draws the same shapes again; ours and its first peer give results of the same shape and type."""
+    if name == "deform_conv2d":
+        pytest.importorskip("torchvision", reason="its peer is torchvision, which is not installed")
+    monkeypatch.setattr("benchmarks._random.LARGEST", 3e4)
+    for name_of in ("Stream", "current_stream", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name_of, MagicMock())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    options = argparse.Namespace(random=60.0, seed=3, filter="", sweep=False)
+    with OnCpu():
+        workloads = list(islice(runner.chosen(name, options), 4))
+        again = [w.name for w in islice(runner.chosen(name, options), 4)]
+        for workload in workloads:
+            ours = as_tuple(workload.ours())
+            peers = [] if name == "ms_deform_attn" else [as_tuple(p()) for p in list(workload.peers.values())[:1]]
+            for others in peers:
+                for actual, other in zip(ours, others, strict=False):
+                    assert actual.shape == other.shape
+                    assert actual.dtype == other.dtype
+    assert [w.name for w in workloads] == again
+    assert len(set(again)) > 1
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, they do not fail")
 def test_processes_that_fail(capfd) -> None:
     """They are left out, with their own words for it; nothing waits for them."""
-    options = argparse.Namespace(sweep=False, filter="6x4x4 4 ", apart=60.0, compiled=None, replays=10, eager=False)
+    options = argparse.Namespace(
+        sweep=False, random=None, filter="6x4x4 4 ", apart=60.0, compiled=None, replays=10, eager=False
+    )
     with OnCpu():
         assert list(runner.apart("solve", options)) == []
     told = capfd.readouterr().err
