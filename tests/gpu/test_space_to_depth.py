@@ -23,7 +23,8 @@ def by_slices(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "shape",
-    [(1, 3, 640, 640), (2, 3, 36, 92), (3, 1, 2, 2), (2, 5, 14, 58), (1, 64, 30, 66), (2, 16, 6, 50), (0, 3, 4, 4)],
+    [(1, 3, 640, 640), (2, 3, 36, 92), (3, 1, 2, 2), (2, 5, 14, 58), (1, 64, 30, 66), (2, 16, 6, 50), (0, 3, 4, 4)]
+    + [(2, 25, 12, 2), (2, 46, 10, 16), (2, 101, 6, 58), (1, 5, 8, 94)],
 )
 def test_values(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x = make(*shape, dtype=dtype)
@@ -42,7 +43,7 @@ def test_values(shape: tuple[int, ...], dtype: torch.dtype) -> None:
         assert torch.equal(output, by_slices(layout))
 
 
-@pytest.mark.parametrize("shape", [(1, 3, 64, 640), (2, 3, 10, 14), (2, 40, 6, 70)])
+@pytest.mark.parametrize("shape", [(1, 3, 64, 640), (2, 3, 10, 14), (2, 40, 6, 70), (2, 7, 10, 6)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_gradient(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x = make(*shape, dtype=dtype)

@@ -41,14 +41,24 @@ struct Plan {
   Lists lists;
   size_t sums = 0, list = 0, copy = 0;  // bytes
 
+  // Whether plane_kernel takes less time than sums by atomics, which have to be cleared before and, of half types,
+  // rounded after; both as measured, in microseconds on 132 multiprocessors.
+  bool few_points(int64_t batch, int64_t channels, int64_t pixels, int64_t points, int64_t item, int taps) const {
+    const int64_t parts = ceil_div<int64_t>(pixels, tile), blocks = batch * channels * parts;
+    if (4 * points * parts > pixels || blocks >= INT32_MAX) return false;
+    const int64_t resident = of_device(cudaDevAttrMultiProcessorCount) * std::min(4, 2 * kPlanePixels / tile);
+    const double turns = static_cast<double>(ceil_div(blocks, resident) * ceil_div<int64_t>(points, kPlaneThreads));
+    const double sums = static_cast<double>(batch * channels * points * taps), all = static_cast<double>(blocks * tile);
+    return turns * (0.6 + 0.25 * taps) <= 2 + 2e-5 * sums + (item == 2 ? 2 + 2.3e-6 * all : 0);
+  }
+
   Plan(const Tensor& input, const Tensor& grid, bool input_gradient, bool grid_gradient)
       : lists(static_cast<int>(input.sizes[input.rank - 1]), static_cast<int>(input.sizes[input.rank - 2]),
               grid.numel() / grid.sizes[0] / (grid.rank - 2), input.sizes[1] <= 4) {
     const int64_t v = 16 / input.item_size(), pixels = pixels_of(input), batch = input.sizes[0];
     const int64_t points = grid.numel() / batch / (grid.rank - 2), channels = input.sizes[1];
     tile = static_cast<int>(pixels < kPlanePixels ? pixels : kPlanePixels);
-    plane = input_gradient && 4 * points * ceil_div<int64_t>(pixels, tile) <= pixels &&
-            batch * channels * ceil_div<int64_t>(pixels, tile) < INT32_MAX;
+    plane = input_gradient && few_points(batch, channels, pixels, points, input.item_size(), 1 << (input.rank - 2));
     const bool last = input.strides[1] == 1 && input.aligned(1, 16);
     int64_t pixel = 1;
     const bool even = Space::evenly_spaced(input, 2, input.rank - 1, pixel);
@@ -57,9 +67,12 @@ struct Plan {
     vector = channels % v == 0 && channels > 4 && pixels * channels < INT32_MAX &&
              (large ? last || dense : last && !input_gradient);
     copied = vector && !last && grid_gradient;
-    listed = input.rank == 4 && input_gradient && !plane && points <= 4 * pixels && pixels <= 32 * points &&
-             points < Lists::kFull && batch * points * channels >= (1 << 19) &&
-             (batch * points * channels >= (1 << 23) || batch * pixels * channels >= (1 << 22));
+    // In half types sums of pixels to which hardly a point is added cost five times what the pixels do.
+    const bool half = input.item_size() == 2, sparse = half && pixels >= 3 * points && pixels <= 256 * points;
+    listed = input.rank == 4 && input_gradient && !plane && points <= 4 * pixels && points < Lists::kFull &&
+             (sparse ? batch * pixels * channels >= (1 << 21)
+                     : pixels <= 32 * points && batch * points * channels >= (1 << 19) &&
+                           (batch * points * channels >= (1 << 23) || batch * pixels * channels >= (1 << 22)));
     // Where few channels are enlarged, neighbours add to the same pixels.
     listed = listed && !(input.item_size() == 4 && channels <= 4 && 2 * points >= 5 * pixels);
     pairs = input_gradient && !plane && !vector && !listed && 2 * points >= pixels && input.item_size() == 2 &&
@@ -74,7 +87,7 @@ struct Plan {
       listed = listed && (!close || many);
     } else {
       close = close && listed;
-      if (close) lists.most = Lists::kFull - 1;  // however the points lie
+      lists.most = Lists::kFull - 1;  // however the points lie
     }
     if (listed) {
       list = padded(lists.bytes(batch));
@@ -166,12 +179,13 @@ class Backward {
     pairs_ = add_ && plan.pairs && kPairs;
     chosen_ = add_ && plan.close && kChoice;
     deferred_ = listed_ || chosen_;
-    short_chain_ = add_ && !plan.vector && !chosen_ && input.numel() <= (1 << 20);
+    vector_ = plan.vector && (TAPS > 1 || s_.points > 2 * static_cast<int64_t>(pixels_));
+    short_chain_ = add_ && !vector_ && !chosen_ && input.numel() <= (1 << 20);
     boxes_ = listed_ && plan.copied && many_tiles(s_.across.d, s_.points / s_.across.d, batch_, sizeof(T));
     char* const memory = static_cast<char*>(workspace);
-    sums_ = plan.sums ? static_cast<float*>(workspace) : reinterpret_cast<float*>(output_);
+    sums_ = vector_ || sizeof(T) == 2 ? static_cast<float*>(workspace) : reinterpret_cast<float*>(output_);
     if (deferred_) lists_.in(memory + plan.sums, listed_ ? batch_ : 0);
-    if (plan.copied) copy_ = reinterpret_cast<T*>(memory + plan.sums + plan.list);
+    if (vector_ && plan.copied) copy_ = reinterpret_cast<T*>(memory + plan.sums + plan.list);
   }
 
   cudaError_t run() {
@@ -182,7 +196,7 @@ class Backward {
     if (status == cudaSuccess && ordered_) status = add_in_order();
     if (status == cudaSuccess && plane_) status = add_planes();
     if (status != cudaSuccess || (plane_ && channels_ == 1)) return status;  // the points' too
-    if (plan_.vector && (add_ || grad_grid_.data)) {
+    if (vector_ && (add_ || grad_grid_.data)) {
       status = vectors();
       return status == cudaSuccess && ordered_ ? round() : status;
     }
@@ -233,16 +247,16 @@ class Backward {
   // With few tiles and many channels a warp has too many of these one after the other.
   bool enlarged() const {
     const int64_t points = s_.points, tiles = static_cast<int64_t>(Close::tiles_of(s_, kEnlargedAcross)) * batch_;
-    return chosen_ && plan_.vector && 2 * points >= 5 * static_cast<int64_t>(pixels_) && channels_ <= 2 * tiles;
+    return chosen_ && vector_ && 2 * points >= 5 * static_cast<int64_t>(pixels_) && channels_ <= 2 * tiles;
   }
 
   // By measurement; without vectors lists are best however the points lie.
   Choice choice() const {
-    const float turned = !plan_.vector ? INFINITY : boxes_ ? 0.8f : 0.5f;
+    const float turned = !vector_ ? INFINITY : boxes_ ? 0.8f : 0.5f;
     if (enlarged()) return {0.25f, 0.75f, 0.01f, listed_, turned};
     const float tilted = boxes_                                ? 0.09f
-                         : !plan_.vector && !plan_.summed      ? 0.035f
-                         : channels_ < (plan_.vector ? 32 : 9) ? 0.25f
+                         : !vector_ && !plan_.summed      ? 0.035f
+                         : channels_ < (vector_ ? 32 : 9) ? 0.25f
                                                                : 0.1f;
     return {0.5f, 1.5f, tilted, listed_, turned};
   }
@@ -258,7 +272,7 @@ class Backward {
       choose_kernel<<<dim3(std::max<unsigned>(1, few_ / images_), images_), kTileThreads, 0, stream_>>>(
           s_, choice(), lists_, close(), boxes_ ? nullptr : copy_, copy_width(), sums_, batch_, channels_);
     }
-    left_ = {lists_.runs, lists_.most, plan_.vector};
+    left_ = {lists_.runs, lists_.most, vector_};
     const cudaError_t status = cudaGetLastError();
     return status == cudaSuccess && left_.chosen ? close_images() : status;
   }
@@ -269,7 +283,7 @@ class Backward {
       const Close close = this->close();
       const auto with = [&](auto kernel) {
         return launch(kernel, dim3(std::min(close.blocks(), few_), 1, images_), kThreads, 0, stream_, true, s_,
-                      choice(), close, gradient_, AnyFloat(grad_grid_), batch_, channels_, left_, !plan_.vector);
+                      choice(), close, gradient_, AnyFloat(grad_grid_), batch_, channels_, left_, !vector_);
       };
       if (enlarged()) {
         return s_.padding == kZeros ? with(close_kernel<kZeros, true>) : with(close_kernel<kAnyPadding, true>);
@@ -295,7 +309,7 @@ class Backward {
           reinterpret_cast<float*>(lists_.counts), 1, counters, Left());
     }
     cudaError_t status;
-    if (plan_.vector || !grad_grid_.data) {
+    if (vector_ || !grad_grid_.data) {
       const unsigned all = ceil_div(s_.points, kListThreads), some = std::max<unsigned>(1, 2 * few_ / images_);
       status = launch(list_kernel<PADDING>, dim3(chosen_ ? std::min(all, some) : all, 1, images_), kListThreads, 0,
                       stream_, true, s_, lists_, batch_, left_);
@@ -334,7 +348,8 @@ class Backward {
   // In shared memory; of images of one channel the gradient of the points too.
   cudaError_t add_planes() const {
     const int memory = plan_.tile * static_cast<int>(sizeof(float)), parts = ceil_div(pixels_, plan_.tile);
-    const auto kernel = plane_kernel<T, TAPS>;
+    constexpr int U = TAPS == 16 ? 1 : 2;
+    const auto kernel = s_.points > kPlaneThreads ? plane_kernel<T, TAPS, U> : plane_kernel<T, TAPS, 1>;
     const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, memory);
     if (status != cudaSuccess) return status;
     kernel<<<batch_ * channels_ * parts, kPlaneThreads, memory, stream_>>>(
@@ -440,6 +455,7 @@ class Backward {
   const int batch_, channels_, pixels_;
   const unsigned images_;
   const int few_;  // blocks, where most often there is nothing to do
+  bool vector_;    // as planned; but nearest points add once and read nothing: few a pixel are not worth it
   bool ordered_;   // the image's gradient in one order,
   bool plane_;     // by plane_kernel,
   bool add_;       // or by atomics:

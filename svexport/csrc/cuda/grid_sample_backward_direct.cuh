@@ -198,10 +198,11 @@ __global__ void __launch_bounds__(kThreads)
 
 constexpr int kPlaneThreads = 512, kPlanePixels = 28000;  // two blocks in the shared memory of a multiprocessor
 
-// Blocks of (image, channel, `tile` pixels): each adds up its part of the gradient and writes it once.
-// output: (N, C, pixels), contiguous. grad_grid: (N, points, axes), contiguous, or null; of images of one channel only.
-template <class T, int TAPS>
-__global__ void __launch_bounds__(kPlaneThreads)
+// Blocks of (image, channel, `tile` pixels): each adds up its part of the gradient and writes it once. A thread takes U
+// points at a time. output: (N, C, pixels), contiguous. grad_grid: (N, points, axes), contiguous, or null; of images of
+// one channel only.
+template <class T, int TAPS, int U>
+__global__ void __launch_bounds__(kPlaneThreads, 2)
     plane_kernel(Space s, Dense dense, const T* __restrict__ input, int64_t image, Gradient<T> grad,
                  T* __restrict__ output, AnyFloat grad_grid, int channels, int pixels, int tile, int tiles) {
   extern __shared__ float sums[];  // (tile)
@@ -211,28 +212,41 @@ __global__ void __launch_bounds__(kPlaneThreads)
   for (int i = threadIdx.x; i < size; i += kPlaneThreads) sums[i] = 0;
   __syncthreads();
   const T* source = grad.data + n * grad.image + c * grad.channel;
-  for (int p = threadIdx.x; p < s.points; p += kPlaneThreads) {
-    const Point<TAPS> point = locate<TAPS>(s, n, p);
-    const Taps<TAPS> taps(point, dense.stride);
-    const float g = to_float(source[p * grad.point]);
+  for (int first = threadIdx.x; first < s.points; first += U * kPlaneThreads) {
+    int p[U];
+    float g[U];
+    Point<TAPS> point[U];
 #pragma unroll
-    for (int i = 0; i < TAPS; ++i) {
-      const int at = taps.offset[i] - begin;
-      if (taps.offset[i] >= 0 && at >= 0 && at < size) atomicAdd(sums + at, taps.weight[i] * g);
+    for (int u = 0; u < U; ++u) {
+      const bool there = first + u * kPlaneThreads < s.points;
+      p[u] = there ? first + u * kPlaneThreads : first;
+      g[u] = to_float(load_if<T, 1>(source + p[u] * grad.point, there).at[0]);
     }
-    if (grad_grid.data == nullptr || begin > 0) continue;
-    float dot[TAPS] = {}, gradient[3] = {};
-    if (TAPS > 1) {
+    locate<TAPS, kAnyPadding>(s, n, p, point);
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (u > 0 && p[u] == first) break;
+      const Taps<TAPS> taps(point[u], dense.stride);
 #pragma unroll
       for (int i = 0; i < TAPS; ++i) {
-        const int from = point.offset(i, s.stride);
-        if (from >= 0) dot[i] = g * to_float(input[n * image + from]);
+        const int at = taps.offset[i] - begin;
+        if (taps.offset[i] >= 0 && at >= 0 && at < size) atomicAdd(sums + at, taps.weight[i] * g[u]);
       }
-      to_coordinates(point, dot, gradient);
-    }
+      if (grad_grid.data == nullptr || begin > 0) continue;
+      float dot[TAPS] = {}, gradient[3] = {};
+      if (TAPS > 1) {
 #pragma unroll
-    for (int a = 0; a < Point<TAPS>::AXES; ++a) {
-      if (a < s.axes) grad_grid.set((static_cast<int64_t>(n) * s.points + p) * s.axes + a, gradient[a]);
+        for (int i = 0; i < TAPS; ++i) {
+          const int from = point[u].offset(i, s.stride);
+          const float value = to_float(load_if<T, 1>(input + n * image + from, from >= 0).at[0]);
+          if (from >= 0) dot[i] = g[u] * value;
+        }
+        to_coordinates(point[u], dot, gradient);
+      }
+#pragma unroll
+      for (int a = 0; a < Point<TAPS>::AXES; ++a) {
+        if (a < s.axes) grad_grid.set((static_cast<int64_t>(n) * s.points + p[u]) * s.axes + a, gradient[a]);
+      }
     }
   }
   __syncthreads();

@@ -22,7 +22,7 @@ __device__ __forceinline__ void wait_for_previous() {
 
 // A launch; `early` only of a kernel that calls wait_for_previous().
 template <class... Parameters, class... Arguments>
-cudaError_t launch(void (*kernel)(Parameters...), dim3 blocks, int threads, int memory, cudaStream_t stream, bool early,
+cudaError_t launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, int memory, cudaStream_t stream, bool early,
                    Arguments... arguments) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -33,9 +33,9 @@ struct Lists {
   // Of an image of width x height pixels. Unless `scattered` lists will do, those whose points lie far apart are left.
   Lists(int width, int height, int64_t points, bool scattered) {
     const int64_t pixels = static_cast<int64_t>(width) * height;
-    int log = 9;  // of the pixels of a tile: about 512 points, or 256 and fewer
+    int log = 9;  // of the pixels of a tile: 512 points at most where they lie evenly, of large tiles 340
     for (int64_t p = points; log > 7 && p > pixels; p /= 2) --log;
-    for (int64_t p = 2 * points; log < 12 && p <= pixels; p *= 2) ++log;
+    for (int64_t p = 2 * points; log < 12 && (log < 10 ? p : p + p / 2) <= pixels; p *= 2) ++log;
     log_width = log == 7 ? 5 : 6;
     log_height = log - log_width;
     across = ceil_div(width, 1 << log_width);

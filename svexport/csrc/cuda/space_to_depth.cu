@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(256) rows_kernel(T* image, Strides image_strid
   }
 }
 
-constexpr int kPairs = 4;
+constexpr int kPairs = 4, kNarrow = 48;  // half rows of fewer are a pair a thread
 
 // The same in pairs, for rows of depth that are not aligned: a warp takes 32 * kPairs of a row, all read before the first
 // is written.
@@ -141,11 +141,14 @@ __global__ void __launch_bounds__(256) pixels_kernel(const T* image, T* depth, c
   }
 }
 
+// In a piece, of which each takes one element more than it has.
+int64_t pairs_of(const Tensor& image) { return kPieceBytes / image.item_size() / (2 * image.sizes[1] + 1) / 8 * 8; }
+
 template <class T>
 cudaError_t launch_pixels(const Tensor& image, const Tensor& depth, cudaStream_t stream) {
   constexpr int V = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
   const int64_t channels = image.sizes[1], half_width = depth.sizes[3];
-  const int64_t pairs = std::min<int64_t>(half_width, kPieceBytes / sizeof(T) / (2 * channels + 1) / 8 * 8);
+  const int64_t pairs = std::min<int64_t>(half_width, pairs_of(image));
   const int64_t pieces = ceil_div<int64_t>(half_width, pairs), blocks = image.sizes[0] * image.sizes[2] * pieces;
   if (blocks > INT32_MAX) return cudaErrorNotSupported;
   const bool words = half_width % V == 0 && depth.aligned(3, V * sizeof(T));
@@ -234,6 +237,9 @@ cudaError_t run(const Tensor& image, const Tensor& depth, cudaStream_t stream) {
       case 2: status = launch_rows<int16_t, 2, kInverse>(image, depth, stream); break;
       default: status = launch_rows<int32_t, 1, kInverse>(image, depth, stream);
     }
+  } else if (size <= 2 && rows(size) && depth.sizes[3] < kNarrow) {
+    status = size == 1 ? launch_rows<int8_t, 1, kInverse>(image, depth, stream)
+                       : launch_rows<int16_t, 1, kInverse>(image, depth, stream);
   } else if (rows(size) && image.aligned(3, 2 * size)) {
     switch (size) {
       case 1: status = launch_pairs<int8_t, kInverse>(image, depth, stream); break;
@@ -244,7 +250,9 @@ cudaError_t run(const Tensor& image, const Tensor& depth, cudaStream_t stream) {
   if (status != cudaErrorNotSupported) return status;
   const bool pixels = image.strides[1] == 1 && image.strides[3] == image.sizes[1] && depth.strides[3] == 1 &&
                       image.numel() > 4096;  // else a copy has done before
-  if (!kInverse && pixels && image.sizes[1] <= 16) {
+  // By measurement; permute, whose tiles narrow rows do not fill, writes two elements of a half type where it can.
+  const bool narrow = depth.sizes[3] <= kNarrow || (size == 2 && depth.sizes[3] % 2 != 0);
+  if (!kInverse && pixels && (image.sizes[1] <= 16 || (narrow && pairs_of(image) >= 8))) {
     switch (size) {
       case 1: return launch_pixels<int8_t>(image, depth, stream);
       case 2: return launch_pixels<int16_t>(image, depth, stream);
