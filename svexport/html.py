@@ -1,7 +1,8 @@
-"""Reports as HTML: self-contained pages, tables, and pictures that follow the reader's light or dark theme."""
+"""Reports as HTML: self-contained pages and output of notebooks, readable in light and dark themes."""
 
 from __future__ import annotations
 
+import base64
 import io
 import math
 import os
@@ -26,7 +27,9 @@ __all__ = [
     "check_place",
     "drawing",
     "error_figure",
+    "folded",
     "fragment",
+    "image",
     "layer_figure",
     "node_figure",
     "note",
@@ -38,25 +41,42 @@ __all__ = [
 ]
 
 _STYLE = """
-.svexport { color-scheme: light dark; --ink: #1b1f24; --soft: #667080; --line: #d9dee5; --good: #1a7f4b; --bad: #c62f3b;
-  --wash: #fdecee; color: var(--ink); font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-@media (prefers-color-scheme: dark) { .svexport { --ink: #e6e9ee; --soft: #98a3b3; --line: #333b47; --good: #5fd08f;
-  --bad: #ff7b82; --wash: #3a1d22; } }
-body.svexport { background: Canvas; max-width: 64rem; margin: 2.5rem auto; padding: 0 1.5rem; }
+.svexport { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
 .svexport h1 { font-size: 1.5rem; font-weight: 650; margin: 0 0 1rem; overflow-wrap: anywhere; }
 .svexport h2 { font-size: 1.05rem; font-weight: 650; margin: 2rem 0 .5rem; }
 .svexport .scroll { overflow-x: auto; }
-.svexport table { border-collapse: collapse; margin: .5rem 0; font-variant-numeric: tabular-nums; color: var(--ink); }
-.svexport th { color: var(--soft); font-weight: 500; }
-.svexport th, .svexport td { padding: .3rem 1.4rem .3rem .4rem; border-bottom: 1px solid var(--line); text-align: left;
-  vertical-align: top; background: none; }
-.svexport .number { text-align: right; white-space: nowrap; }
-.svexport .marked td { background: var(--wash); }
-.svexport .ok { color: var(--good); font-weight: 600; }
-.svexport .fail { color: var(--bad); font-weight: 600; }
+.svexport .scroll table { border: 0; border-collapse: collapse; margin: .5rem 0; font-size: inherit; color: inherit;
+  font-variant-numeric: tabular-nums; }
+.svexport .scroll th { color: var(--soft); font-weight: 500; }
+.svexport .scroll tr { background: none; }
+.svexport .scroll th, .svexport .scroll td { padding: .3rem 1.2rem .3rem .4rem; border: 0; background: none;
+  border-bottom: 1px solid var(--line); max-width: none; overflow-wrap: break-word; text-align: left;
+  vertical-align: top; white-space: normal; }
+.svexport .scroll .number { text-align: right; white-space: nowrap; }
+.svexport .scroll .marked td { background: var(--wash); }
+.svexport .scroll .ok, .svexport .ok { color: var(--good); font-weight: 600; }
+.svexport .scroll .fail, .svexport .fail { color: var(--bad); font-weight: 600; }
 .svexport .note { color: var(--soft); margin: .4rem 0; }
-.svexport svg { display: block; max-width: 100%; height: auto; color: var(--ink); margin: .5rem 0; }
+.svexport summary { cursor: pointer; }
+.svexport svg, .svexport img { display: block; max-width: 100%; height: auto; margin: .5rem 0; }
+.svexport svg { color: inherit; }
 .svexport svg text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, sans-serif !important; }
+"""
+
+# A page has the reader's theme.
+_PAGE = """
+body.svexport { color-scheme: light dark; --ink: #1b1f24; --soft: #667080; --line: #d9dee5; --good: #1a7f4b;
+  --bad: #c62f3b; --wash: #fdecee; color: var(--ink); background: Canvas; max-width: 64rem; margin: 2.5rem auto;
+  padding: 0 1.5rem; }
+@media (prefers-color-scheme: dark) { body.svexport { --ink: #e6e9ee; --soft: #98a3b3; --line: #333b47; --good: #5fd08f;
+  --bad: #ff7b82; --wash: #3a1d22; } }
+"""
+
+# A notebook has its own, whatever the reader's: text in its colour, and colours that can be read on black and on white.
+_NOTEBOOK = """
+.svexport { --soft: #7c8798; --line: #8b95a355; --good: #239a5f; --bad: #e5484d; --wash: #e5484d26; color: inherit;
+  font-size: 13.5px; }
+.svexport h2 { margin: 1.25rem 0 .4rem; }
 """
 
 
@@ -65,18 +85,27 @@ def page(title: str, *body: str) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}{_PAGE}</style>\n</head>\n"
         f'<body class="svexport">\n<h1>{escape(title)}</h1>\n' + "\n".join(body) + "\n</body>\n</html>\n"
     )
 
 
 def fragment(*body: str) -> str:
-    """The same for the output cell of a notebook: a ``div`` that styles nothing but itself."""
-    return f'<div class="svexport">\n<style>{_STYLE}</style>\n' + "\n".join(body) + "\n</div>"
+    """The same for the output cell of a notebook: a ``div`` that styles nothing but itself.
+
+    Viewers of notebooks, git hosts among them, drop styles and SVG: what has to be seen there are tables and
+    :func:`image`.
+    """
+    return f'<div class="svexport">\n<style>{_STYLE}{_NOTEBOOK}</style>\n' + "\n".join(body) + "\n</div>"
 
 
 def section(title: str, *body: str) -> str:
     return f"<h2>{escape(title)}</h2>\n" + "\n".join(body)
+
+
+def folded(summary: str, *body: str) -> str:
+    """What a reader unfolds."""
+    return f"<details><summary>{escape(summary)}</summary>\n" + "\n".join(body) + "\n</details>"
 
 
 def note(text: str) -> str:
@@ -84,10 +113,12 @@ def note(text: str) -> str:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], *, marked: Collection[int] = ()) -> str:
-    """A table of plain values: columns of numbers flush right, ``ok`` and ``FAIL`` in colour, no head without headers.
+    """A table of plain values: columns of numbers and shapes flush right, ``ok`` and ``FAIL`` in colour.
+
+    Long names may break after dots, slashes and underscores.
 
     Args:
-        headers: one per column; empty for none.
+        headers: one per column; empty for no head.
         rows: of values, shown with ``str``.
         marked: indices of rows to stand out.
     """
@@ -95,7 +126,8 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], *, marked: Coll
 
     def cell(tag: str, value: Any, column: int) -> str:
         kind = {"ok": "ok", "FAIL": "fail"}.get(str(value), "number" if numeric[column : column + 1] == [True] else "")
-        return f"<{tag}{f' class={kind}' if kind else ''}>{escape(str(value))}</{tag}>"
+        text = re.sub(r"[\w./]{21,}", lambda name: re.sub(r"(?<=[./_])(?=\w)", "<wbr>", name[0]), escape(str(value)))
+        return f"<{tag}{f' class={kind}' if kind else ''}>{text}</{tag}>"
 
     lines = []
     if headers:
@@ -107,7 +139,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], *, marked: Coll
 
 
 def _is_number(value: Any) -> bool:
-    return re.fullmatch(r"[-+]?(\d[\d,]*\.?\d*(e[-+]?\d+)?|inf|nan)", str(value)) is not None
+    return re.fullmatch(r"[-+]?(\d[\d,]*\.?\d*(e[-+]?\d+)?|inf|nan)|\[[\d, ]*\]", str(value)) is not None
 
 
 def check_place(path: str | os.PathLike[str]) -> None:
@@ -148,6 +180,7 @@ def write(path: str | os.PathLike[str], text: str) -> None:
 # Pictures. Text and axes are drawn in _INK, which becomes the page's own text colour.
 _INK, _FAINT = "#010203", "#8b95a3"
 _BEFORE, _AFTER, _WARN, _BAD = "#a3aebd", "#3b82f6", "#e5a13a", "#e5484d"
+_DPI = 120
 _FLOOR = 10.0 ** HISTOGRAM_RANGE[0]
 """Where zero stands on a logarithmic axis of errors."""
 
@@ -189,18 +222,44 @@ def drawing(salt: str = "") -> Iterator[None]:
 
 def picture(description: str, draw: Callable[..., Figure], *args: Any) -> str:
     """``draw(*args)`` as SVG inside a page; without matplotlib, a line that says so."""
-    try:
-        with drawing(f"{draw.__name__} {description}"):
-            stream = io.StringIO()
-            draw(*args).savefig(stream, format="svg", transparent=True, metadata={"Date": None})
-    except ImportError:
-        return note(f"{description}: not drawn, because matplotlib is not installed (pip install matplotlib)")
-    svg = stream.getvalue()
+    drawn = _saved(description, draw, args, format="svg", transparent=True, metadata={"Date": None})
+    if drawn is None:
+        return _not_drawn(description)
+    svg = drawn.decode("utf-8")
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r' id="[\w.]+_\d+"', "", svg)  # names that would repeat on a page; those referred to are hashes
     svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(description)}"', 1)
     return re.sub(r"\n\s*", "\n", svg).strip()
+
+
+def image(description: str, draw: Callable[..., Figure], *args: Any) -> str:
+    """``draw(*args)`` as PNG on white, for output of notebooks; without matplotlib, a line that says so."""
+    drawn = _saved(description, draw, args, format="png", dpi=_DPI, facecolor="white")
+    if drawn is None:
+        return _not_drawn(description)
+    from PIL import Image  # matplotlib's own dependency
+
+    stream = io.BytesIO()
+    with Image.open(io.BytesIO(drawn)) as pixels:
+        pixels.convert("RGB").quantize(32).save(stream, "PNG", optimize=True)  # a quarter of the bytes
+        width = pixels.width * 96 / _DPI  # a page has 96 pixels an inch
+    source = f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode('ascii')}"
+    return f'<img alt="{escape(description)}" width="{width:.0f}" src="{source}">'
+
+
+def _saved(description: str, draw: Callable[..., Figure], args: Sequence[Any], **options: Any) -> bytes | None:
+    try:
+        with drawing(f"{draw.__name__} {description}"):
+            stream = io.BytesIO()
+            draw(*args).savefig(stream, **options)
+    except ImportError:
+        return None
+    return stream.getvalue()
+
+
+def _not_drawn(description: str) -> str:
+    return note(f"{description}: not drawn, because matplotlib is not installed (pip install matplotlib)")
 
 
 def error_figure(parities: Sequence[Parity], atol: float) -> Figure:
@@ -294,7 +353,9 @@ def layer_figure(layers: Sequence[Parity], atol: float) -> Figure:
     axes.set_ylim(min(heights) / 3, max(*heights, atol, _FLOOR) * 30)
     if atol > 0:
         axes.axhline(atol, color=_INK, linewidth=1, linestyle=(0, (4, 3)))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e"))
+    axes.yaxis.set_major_formatter(
+        lambda value, _: f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e") if value > 1.5 * _FLOOR else "0"
+    )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", color=_FAINT, alpha=0.25, linewidth=0.6)
     axes.set_xlabel(f"layers in order of execution (dashed: atol {atol:g})")

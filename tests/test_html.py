@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import re
 import sys
 from functools import cache
@@ -20,7 +22,7 @@ HOSTILE = "</style><script>alert('x')</script>&amp;\"' $x_{1}$ \u2192 \u5c42 \0"
 class Checked(HTMLParser):
     """Collects tags, ids, text and whatever a browser would load."""
 
-    VOID = ("meta", "use")
+    VOID = ("meta", "use", "img", "wbr")
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -106,6 +108,39 @@ def test_pictures_take_the_colour_of_the_page_and_are_reproducible():
     assert html.picture(f"layers {HOSTILE}", *PICTURES["layers"]) == drawn("layers")
 
 
+@pytest.mark.parametrize("name", PICTURES)
+def test_images(name):
+    """For viewers of notebooks, which drop SVG: the same picture in dots, on white whatever is around it."""
+    from PIL import Image
+
+    text = html.image(f"{name} {HOSTILE}", *PICTURES[name])
+    checked = Checked(text)
+    assert checked.tags == ["img"]
+    (source,) = checked.loads
+    kind, _, data = source.partition(",")
+    assert kind == "data:image/png;base64"
+    with Image.open(io.BytesIO(base64.b64decode(data))) as png:
+        png.load()
+        width, height = (float(n) for n in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn(name)).groups())
+        assert png.width / png.height == pytest.approx(width / height, rel=0.02)
+        assert png.width > 1.2 * int(re.search(r'width="(\d+)"', text)[1])  # sharp
+        pixels = png.convert("RGB")
+        assert {pixels.getpixel((x, y)) for x in (0, png.width - 1) for y in (0, png.height - 1)} == {(255, 255, 255)}
+        colours = {colour for _, colour in pixels.getcolors()}
+    assert 2 <= len(colours) <= 32 or "no " in name
+    assert len(data) < 40_000
+
+
+def test_images_have_the_colours_of_the_pictures():
+    from PIL import Image
+
+    data = html.image("", *PICTURES["errors"]).partition("base64,")[2].partition('"')[0]
+    with Image.open(io.BytesIO(base64.b64decode(data))) as png:
+        found = [colour for _, colour in png.convert("RGB").getcolors()]
+    for wanted in ((0x3B, 0x82, 0xF6), (0xE5, 0x48, 0x4D)):
+        assert min(max(abs(a - b) for a, b in zip(colour, wanted)) for colour in found) < 8
+
+
 def test_pictures_say_what_they_show():
     errors = Checked(drawn("errors")).text
     assert "boxes" in errors
@@ -117,6 +152,11 @@ def test_pictures_say_what_they_show():
     assert "17 other types" in nodes
     assert "12 more outputs" in Checked(drawn("many outputs")).text
     assert "alert" in Checked(drawn("layers")).text  # the first layer outside
+    exact = torch.randn(5)
+    layers = [parity("a", exact, exact), parity("b", exact, exact + 1e-5)]
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", html.picture("", html.layer_figure, layers, 1e-4))
+    assert "0" in labels
+    assert "1e-12" not in labels  # where zeros stand
 
 
 def test_matplotlib_settings_are_left_alone():
@@ -150,6 +190,21 @@ def test_fragment_styles_nothing_else():
     assert all(".svexport" in part for selector in selectors if selector.strip() for part in selector.split(","))
 
 
+def test_fragment_is_readable_on_any_background():
+    """A notebook has a theme of its own, whatever the reader's system is set to."""
+    style = html.fragment("")
+    assert "prefers-color-scheme" not in style
+    assert "color-scheme" not in style
+    assert re.search(r"\.svexport \{[^}]*; color: inherit;", style)
+    for colour in re.findall(r"--(?:soft|good|bad): (#\w+)", style):
+        channels = torch.tensor([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)], dtype=torch.float64)
+        linear = torch.where(channels <= 0.03928, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+        luminance = float(linear @ torch.tensor([0.2126, 0.7152, 0.0722], dtype=torch.float64))
+        assert 1.05 / (luminance + 0.05) > 3  # contrast with white, as WCAG counts it
+        assert (luminance + 0.05) / 0.05 > 3  # with black
+    assert style.count("--soft") == 3  # defined, and used twice
+
+
 def test_table():
     rows = [("conv", 12, "1.5e-07", "ok"), (HOSTILE, 3, "inf", "FAIL")]
     text = html.table(("layer", "count", "error", ""), rows, marked=[1])
@@ -161,6 +216,12 @@ def test_table():
     assert "<td class=ok>ok</td>" in text
     assert "<td class=fail>FAIL</td>" in text
     assert Checked(html.table((), [("a", "b")])).tags.count("th") == 0
+    shapes = html.table(("", "shape"), [("a", [1, 2]), ("b", [])])
+    assert shapes.count("class=number") == 3
+    name = "layers.0.svca.position_encoder.1"
+    broken = html.table((), [(name,), ("short.name",)])
+    assert broken.count("<wbr>") == 5
+    assert Checked(broken).text.split() == [name, "short.name"]
     assert Checked(html.table(("a",), [])).tags.count("tr") == 1
 
 

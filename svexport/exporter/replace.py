@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, cast
 
 import torch
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from svexport import ops
+from svexport import html, ops
 from svexport.errors import UnsupportedError
 from svexport.exporter.arguments import bind, copied, example_arguments, leaves, rebuild
 from svexport.exporter.record import recorded, remember
@@ -331,29 +332,41 @@ def _op_name(function: str) -> str:
 
 
 def _print(model: str, replacements: list[Replacement], left_alone: list[LeftAlone], outputs: _Proof) -> None:
+    """Tables, in a notebook as HTML."""
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    tables: list[tuple[str, Sequence[str], list[tuple[str, ...]]]] = []
     if replacements:
         # A class stands once in the table, with its modules; a call stands for itself.
         groups: dict[tuple[str, str, str], list[Replacement]] = {}
         for r in replacements:
             groups.setdefault((r.before, r.after, r.source), []).append(r)
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for (before, after, source), group in groups.items():
             worst = min(group, key=lambda r: (r.calls > 0, -r.max_abs))
             calls = str(sum(r.calls for r in group) or "")
             rows.append((_names([r.name for r in group]), before, after, _short(source), calls, worst.proof))
-        _table(console, f"{model}: replaced", ("", "was", "is", "source", "calls", "proof"), rows)
-    else:
-        console.print(Text(f"{model}: nothing to replace"))
+        tables.append((f"{model}: replaced", ("", "was", "is", "source", "calls", "proof"), rows))
     if left_alone:
-        rest = [(a.name, a.kind, _short(a.source), a.reason) for a in left_alone]
-        _table(console, f"{model}: left alone", ("", "is", "source", "because"), rest)
+        rows = [(a.name, a.kind, _short(a.source), a.reason) for a in left_alone]
+        tables.append((f"{model}: left alone", ("", "is", "source", "because"), rows))
+    line = "" if replacements else f"{model}: nothing to replace"
     if replacements and (outputs.errors or outputs.fault):
         verdict = outputs.fault or f"max error {outputs.errors[0]:.1e}"
-        console.print(Text(f"{model}, outputs as a whole: {verdict}", "red" if outputs.fault else ""))
+        line = f"{model}, outputs as a whole: {verdict}"
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    if console.is_jupyter:
+        from IPython.display import HTML, display
+
+        body = [html.section(title, html.table(columns, rows)) for title, columns, rows in tables]
+        verdict = f'<p class="{"fail" if outputs.fault else "ok"}">{escape(line)}</p>' if line else ""
+        display(HTML(html.fragment(*body, verdict)))
+        return
+    for title, columns, rows in tables:
+        _table(console, title, columns, rows)
+    if line:
+        console.print(Text(line, "red" if outputs.fault else ""))
 
 
 def _table(console: Any, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
@@ -34,9 +34,9 @@ class NodeSource:
     lowered: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ExportReport:
-    """Result of :func:`svexport.export`; ``print`` shows it as a table.
+    """Result of :func:`svexport.export`; ``print`` shows it as tables, a notebook with pictures.
 
     Attributes:
         path: the written file.
@@ -95,6 +95,10 @@ class ExportReport:
             "verified": self.verified,
         }
 
+    def __repr__(self) -> str:
+        state = f"verified, largest absolute error {self.max_abs:.1e}" if self.verified else "not verified"
+        return f"ExportReport({self.model} -> {self.path} at opset {self.opset}: {state})"
+
     def __str__(self) -> str:
         from rich.console import Console
 
@@ -134,10 +138,10 @@ class ExportReport:
         html.write(path, html.page(f"{self.model} at opset {self.opset}", *self.html_body()))
 
     def _repr_html_(self) -> str:
-        return html.fragment(*self.html_body())
+        return html.fragment(*self.html_body(html.image))
 
-    def html_body(self) -> list[str]:
-        """The report as pieces of a page: verdict, parity, nodes, details."""
+    def html_body(self, picture: Callable[..., str] = html.picture) -> list[str]:
+        """The report as pieces of a page: verdict, parity, nodes, details; ``picture`` draws."""
         verdict = "Not compared with torch (verify=False)"
         parity = []
         if self.parity:
@@ -146,15 +150,15 @@ class ExportReport:
             verdict += f": {len(outputs)} output{'s' * (len(outputs) > 1)} on {', '.join(runs)} inputs"
             verdict += f", largest absolute error {self.max_abs:.1e}"
             header, *rows = self._parity_rows()
-            picture = html.picture("errors of each output", html.error_figure, self.parity, self.atol)
-            parity = [html.section("Parity with torch", picture, html.table(header, rows))]
+            errors = picture("errors of each output", html.error_figure, self.parity, self.atol)
+            parity = [html.section("Parity with torch", errors, html.table(header, rows))]
         counts = self.traced_nodes, self.lowered_nodes, ("as traced", "lowered to standard ONNX")
-        nodes = [html.picture("nodes by type", html.node_figure, *counts)]
+        nodes = [picture("nodes by type", html.node_figure, *counts)]
         if self.svexport_nodes:
             header, *rows = self._node_rows()
             lines = Counter(row[1:] for row in rows)  # a line of the source makes one node per layer
             nodes.append(html.table(("count", *header[1:]), [(count, *line) for line, count in lines.items()]))
-            nodes.append(f"<details><summary>each by name</summary>\n{html.table(header, rows)}\n</details>")
+            nodes.append(html.folded("each by name", html.table(header, rows)))
         return [
             f'<p class="{"ok" if self.verified else "fail"}">{escape(verdict)}</p>',
             *parity,

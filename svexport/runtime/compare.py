@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "compare"]
 
+_SHOWN = 8
+"""Of more layers than this, a page folds the rest."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Result of :func:`svexport.compare`; ``print`` shows it as tables, a notebook with pictures.
 
@@ -81,6 +84,9 @@ class Comparison:
             "notes": list(self.notes),
         }
 
+    def __repr__(self) -> str:
+        return f"Comparison({self.model} and {self.engine}: {self._verdict()})"
+
     def __str__(self) -> str:
         from rich.console import Console
 
@@ -122,27 +128,46 @@ class Comparison:
         html.write(path, html.page(f"{self.model} and {self.engine}", *self.html_body()))
 
     def _repr_html_(self) -> str:
-        return html.fragment(*self.html_body())
+        return html.fragment(*self.html_body(html.image))
 
-    def html_body(self) -> list[str]:
-        """The comparison as pieces of a page: verdict, outputs, layers, notes."""
+    def html_body(self, picture: Callable[..., str] = html.picture) -> list[str]:
+        """The comparison as pieces of a page: verdict, outputs, layers, notes; ``picture`` draws."""
         failed = [i for i, p in enumerate(self.outputs) if not p.ok]
         body = [
             f'<p class="{"ok" if self.ok else "fail"}">{escape(self._verdict().capitalize())}</p>',
             html.section(
                 "Outputs",
-                html.picture("errors of each output", html.error_figure, self.outputs, self.atol),
+                picture("errors of each output", html.error_figure, self.outputs, self.atol),
                 html.table(_header("output"), [_row(p) for p in self.outputs], marked=failed),
             ),
         ]
         if self.layers:
-            first = [i for i, p in enumerate(self.layers) if p is self.first]
-            picture = html.picture("errors layer by layer", html.layer_figure, self.layers, self.atol)
-            rows = html.table(_header("layer"), [_row(p) for p in self.layers], marked=first)
-            body.append(html.section("Layers", picture, rows))
+            body.append(html.section("Layers", *self._html_layers(picture)))
         if self.notes:
             body.append(html.section("Notes", *map(html.note, self.notes)))
         return body
+
+    def _html_layers(self, picture: Callable[..., str]) -> list[str]:
+        """All layers drawn, and in a table; of many, those where an error begins or else the worst, the rest folded."""
+        errors = picture("errors layer by layer", html.layer_figure, self.layers, self.atol)
+        everything = range(len(self.layers))
+        first = next((i for i, p in enumerate(self.layers) if p is self.first), None)
+        shown: Sequence[int] = everything
+        if len(everything) > _SHOWN:
+            shown = sorted(sorted(everything, key=lambda i: -self.layers[i].max_abs)[:_SHOWN])
+            if first is not None:
+                start = min(max(first - 2, 0), len(everything) - _SHOWN)
+                shown = everything[start : start + _SHOWN]
+
+        def table(indices: Sequence[int]) -> str:
+            rows = [_row(self.layers[i]) for i in indices]
+            return html.table(_header("layer"), rows, marked=[n for n, i in enumerate(indices) if i == first])
+
+        if len(shown) == len(everything):
+            return [errors, table(everything)]
+        what = "Where it begins" if first is not None else "The largest errors"
+        text = html.note(f"{what}, {len(shown)} of {len(everything)} layers in order of execution:")
+        return [errors, text, table(shown), html.folded(f"all {len(everything)} layers", table(everything))]
 
     def _verdict(self) -> str:
         if self.ok:

@@ -83,7 +83,7 @@ def test_page(run, folder):
     for opset in (11, 17):
         assert f"<h1>linear at opset {opset}</h1>" in page
     assert page.count("<svg") == 4
-    assert "linear.py:15 in forward: return torch.einsum(" in page
+    assert "linear.py:15 in forward: return torch.einsum(" in page.replace("<wbr>", "")
     order = [page.index(piece) for piece in ("Verified:", "Parity with torch", ">Nodes<", ">Details<")]
     assert order == sorted(order)
     assert not re.search(r'(src|href)="http|<script', page)

@@ -570,6 +570,26 @@ def test_verification_error_tells_of_numbers_that_are_not_finite(opset, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+@BOTH_EXPORTERS
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+def test_verification_error_tells_of_half_precision(opset, dtype, tmp_path) -> None:
+    """Where it is one: outputs may be float32 all the same."""
+
+    class Noise(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+            self.calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return (x * self.weight).float() + 0.01 * self.calls
+
+    with pytest.raises(svexport.VerificationError, match=r"  Usual causes: (half .*allow more\), )?random nu") as info:
+        svexport.export(Noise(), torch.randn(2, 3), tmp_path / "m.onnx", opset=opset, dtype=dtype, rtol=0, atol=1e-4)
+    assert ("half precision itself" in str(info.value)) == (dtype is not None)
+
+
 def test_files_that_do_not_run_are_not_verified(tmp_path) -> None:
     """For want of kernels in ONNX Runtime, or because a size of the given inputs is in the file."""
 

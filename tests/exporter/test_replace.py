@@ -7,6 +7,7 @@ import math
 import pickle
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -570,6 +571,24 @@ def test_report(capsys):
     assert "torch/nn/modules/normalization" in printed
     assert "examples/detr3d.py:" in printed
     assert "outputs as a whole: max error" in printed
+
+
+def test_report_in_a_notebook(monkeypatch, capsys):
+    """As HTML that fits its width; rich alone would print lines of 160 characters."""
+    shown = []
+    display = SimpleNamespace(HTML=lambda text: text, display=shown.append)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=display))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    svexport.replace(MODELS["detr3d"][0]())
+    (text,) = shown
+    assert capsys.readouterr().out == ""
+    assert text.startswith('<div class="svexport">')
+    assert "replaced</h2>" in text
+    assert "and 5 more" in text
+    assert '<p class="ok">DETR3D, outputs as a whole: max error' in text
+    svexport.replace(nn.Sequential(nn.ReLU()), torch.randn(2))
+    assert "Sequential: nothing to replace" in shown[1]
 
 
 def test_refusals():

@@ -15,7 +15,7 @@ from svexport.errors import SvexportError
 from svexport.exporter.report import ExportReport, NodeSource
 from svexport.parity import parity
 
-VOID = {"meta", "path", "use", "rect", "line", "image", "br"}
+VOID = {"meta", "path", "use", "rect", "line", "image", "br", "wbr", "img"}
 
 
 class Wellformed(HTMLParser):
@@ -101,6 +101,13 @@ def test_notebook_gets_a_fragment(report):
     Wellformed(fragment)
     assert fragment.startswith('<div class="svexport">')
     assert "<html" not in fragment
+    assert fragment.count("<img") == 2  # where pages have SVG
+    assert "<svg" not in fragment
+
+
+def test_repr_is_one_line(report):
+    assert repr(report) == "ExportReport(Net -> out/[net].onnx at opset 11: verified, largest absolute error 2.0e-05)"
+    assert repr(replace(report, parity=[])) == "ExportReport(Net -> out/[net].onnx at opset 11: not verified)"
 
 
 def test_failed_and_unverified(report):

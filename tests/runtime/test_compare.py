@@ -6,6 +6,7 @@ import copy
 import json
 import re
 import sys
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -435,11 +436,41 @@ def test_page(comparison, tmp_path):
     text = path.read_text(encoding="utf-8")
     assert text.startswith("<!DOCTYPE html>")
     assert "beginning at norm" in text
-    assert text.count("<tr class=marked>") == 2  # the output that failed, the layer where it begins
+    assert len(comparison.layers) > 8
+    table, everything = text[text.index("Layers</h2>") :].split("<details>")
+    assert text.count("<tr class=marked>") == 3  # the output that failed, and twice the layer where it begins
+    assert everything.count("<tr") == 1 + len(comparison.layers)
+    rows = re.findall(r"<tr.*?>(?:<td.*?>)(.*?)</td>", table.replace("<wbr>", ""))
+    names = [p.name for p in comparison.layers]
+    start = min(names.index("norm") - 2, len(names) - 8)
+    assert rows == names[start : start + 8]
+    assert "norm" in rows
     assert text.count("<svg") == 2
     assert [f.name for f in path.parent.iterdir()] == ["net.html"]
     assert "<table" in comparison._repr_html_()
     assert "<html" not in comparison._repr_html_()
+    assert comparison._repr_html_().count("<img") == 2
+    assert "<svg" not in comparison._repr_html_()
+
+
+def test_page_of_many_layers_that_agree(net, args):
+    """The worst of them, in order of execution; few are all shown."""
+    comparison = compare(net, copy.deepcopy(net), args, layers=True)
+    errors = torch.rand(len(comparison.layers)).tolist()
+    layers = [replace(p, max_abs=error) for p, error in zip(comparison.layers, errors, strict=True)]
+    text = replace(comparison, layers=layers)._repr_html_()
+    table = text[text.index("Layers</h2>") : text.index("<details>")].replace("<wbr>", "")
+    rows = re.findall(r"<tr.*?>(?:<td.*?>)(.*?)</td>", table)
+    worst = sorted(errors)[-8]
+    assert rows == [p.name for p in layers if p.max_abs >= worst]
+    assert f"8 of {len(layers)} layers" in table
+    few = replace(comparison, layers=layers[:8])._repr_html_()
+    assert "<details>" not in few
+    assert few.count("<tr>") == 1 + 2 + 1 + 8
+
+
+def test_repr_is_one_line(comparison):
+    assert repr(comparison) == f"Comparison({str(comparison).splitlines()[0]})"
 
 
 def test_nothing_is_printed_into_a_pipe(net, args, file, capfd):
