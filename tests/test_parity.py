@@ -76,6 +76,18 @@ def test_nan_and_infinity(expected, actual, wrong):
     assert sum(p.histogram) == len(expected)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_agreement_at_infinity_changes_nothing_else(dtype):
+    """Numbers that are all finite are compared on a shorter way."""
+    e = torch.randn(50).to(dtype)
+    a = (e + torch.randn(50) * 10.0 ** torch.randint(-6, 0, (50,))).to(dtype)
+    ends = torch.tensor([INF, -INF, NAN], dtype=dtype)
+    p, q = parity("y", e, a), parity("y", torch.cat((e, ends)), torch.cat((a, ends)))
+    assert (q.max_abs, q.max_rel, q.mismatched) == (p.max_abs, p.max_rel, p.mismatched)
+    assert q.cosine == pytest.approx(p.cosine, rel=1e-12)
+    assert q.histogram == (p.histogram[0] + 3, *p.histogram[1:])
+
+
 def test_an_infinite_expectation_does_not_widen_the_tolerance():
     assert compared([INF, 1.0], [INF, 1.5]).mismatched == 1
 
