@@ -232,6 +232,37 @@ def test_gradients_of_many_points(points: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("mode", [0, 1])
+@pytest.mark.parametrize("points", ["smooth", "scattered", "crowded"])
+def test_gradients_of_fewer_points_than_pixels(points: str, mode: int, dtype: torch.dtype) -> None:
+    """Sums in shared memory, where a thread has several points too, by atomics, or lists of large tiles."""
+    for shape, out in [
+        ((1, 4, 1103, 901), (61, 70)),
+        ((2, 5, 640, 700), (100, 131)),
+        ((3, 8, 420, 416), (210, 208)),
+        ((1, 3, 750, 1120), (373, 560)),
+        ((1, 1, 200, 301), (61, 40)),
+        ((40, 2, 90, 160), (41, 33)),
+        ((1, 24, 150, 160), (29, 37)),
+    ]:
+        grid = many(points, shape[0], out)
+        image = torch.randn(shape, device="cuda", dtype=dtype)
+        gradient = torch.randn(*shape[:2], *out, device="cuda", dtype=dtype)
+        # As above; a nearest point goes over to the next pixel half way between two.
+        pixel = (grid.double() + 1) * torch.tensor(shape[:1:-1], device="cuda") / 2 - (1 if mode else 0.5)
+        gradient.masked_fill_(((pixel - pixel.round()).abs() < 1e-3).any(-1)[:, None], 0)
+        leaves = [image.float().cpu().requires_grad_(), grid.cpu().requires_grad_()]
+        wanted = torch.autograd.grad(OP(*leaves, mode, 0, False), leaves, gradient.float().cpu())
+        for layout in (torch.contiguous_format, torch.channels_last):
+            arguments = ([gradient], image.contiguous(memory_format=layout), grid, mode, 0, False)
+            both = torch.ops.svexport.grid_sample_backward(*arguments, [True, True])
+            (first,) = torch.ops.svexport.grid_sample_backward(*arguments, [True, False])
+            assert relative_error(both[0], wanted[0]) < 2 * TOLERANCES[dtype]
+            assert relative_error(first, wanted[0]) < 2 * TOLERANCES[dtype]
+            assert relative_error(both[1], wanted[1]) < 2e-5
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
 def test_one_channel(dtype: torch.dtype) -> None:
     """Two points a thread, if there is an even number of them and they are aligned."""
     for shape, out in [((2, 1, 33, 47), (12, 10)), ((3, 1, 9, 14), (5, 7)), ((1, 1, 64, 80), (64, 80))]:
