@@ -23,8 +23,18 @@ def by_slices(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "shape",
-    [(1, 3, 640, 640), (2, 3, 36, 92), (3, 1, 2, 2), (2, 5, 14, 58), (1, 64, 30, 66), (2, 16, 6, 50), (0, 3, 4, 4)]
-    + [(2, 25, 12, 2), (2, 46, 10, 16), (2, 101, 6, 58), (1, 5, 8, 94)],
+    [
+        *[
+            (1, 3, 640, 640),
+            (2, 3, 36, 92),
+            (3, 1, 2, 2),
+            (2, 5, 14, 58),
+            (1, 64, 30, 66),
+            (2, 16, 6, 50),
+            (0, 3, 4, 4),
+        ],
+        *[(2, 25, 12, 2), (2, 46, 10, 16), (2, 101, 6, 58), (1, 5, 8, 94)],
+    ],
 )
 def test_values(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x = make(*shape, dtype=dtype)
