@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 
 from svexport.ops import _cuda
 
-__all__ = ["DOMAIN", "OPS", "Argument", "Op", "check_floating_point", "precise_dtype", "tracing"]
+__all__ = ["DOMAIN", "OPS", "Argument", "Op", "autocast", "check_floating_point", "precise_dtype", "tracing"]
 
 DOMAIN = "svexport"
 OPS: dict[str, Op] = {}
@@ -189,6 +189,15 @@ def check_floating_point(op: str, what: str, tensor: Tensor) -> None:
 def precise_dtype(tensor: Tensor) -> torch.dtype:
     """What to compute in: float32 at least, of integers their own dtype."""
     return torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
+
+
+def autocast(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The tensors as autocast converts the factors of a matrix product, which does not know the ops; or themselves."""
+    device = tensors[0].device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return [x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors]
 
 
 def as_tuple(outputs: Any) -> tuple[Tensor, ...]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from svexport.ops import _cuda
-from svexport.ops._op import Op, tracing
+from svexport.ops._op import Op, autocast, tracing
 
 __all__ = ["Einsum", "EinsumPlan", "einsum"]
 
@@ -789,15 +789,13 @@ def _takes_kernels(operands: Sequence[Tensor]) -> bool:
 
 
 def _autocast(operands: Sequence[Tensor], labels: Labels, ranks: tuple[int, ...]) -> list[Tensor]:
-    """As autocast converts the factors of matrix products: the operator is none that it knows."""
-    device = operands[0].device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
-        return list(operands)
-    *terms, output = split(labels, ranks)
-    if not any(label not in output and sum(label in term for term in terms) > 1 for label in labels):
-        return list(operands)
-    dtype = torch.get_autocast_dtype(device)
-    return [x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in operands]
+    """The operands as autocast converts them where anything contracts: then they are factors of matrix products."""
+    converted = autocast(operands)
+    if converted is not operands:
+        *terms, output = split(labels, ranks)
+        if not any(label not in output and sum(label in term for term in terms) > 1 for label in labels):
+            return list(operands)
+    return list(converted)
 
 
 # ------------------------------------------------------------------ the op

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from svexport.ops._op import Op
+from svexport.ops._op import Op, autocast
 from svexport.ops.add_bias_residual_layer_norm import OP as ADD_NORM
 from svexport.ops.camera_sample import ACTIVATIONS
 from svexport.ops.camera_sample import OP as CAMERA_SAMPLE
@@ -532,19 +532,30 @@ def transformer_decoder(
 
     Shape:
         - weights: those of :meth:`TransformerDecoder.weights`, in that order, the dtype of ``query``; under autocast
-          dtypes may differ as far as torch's linear layers allow
+          these and the queries are converted to its dtype first, but for those in float64
         - everything else: as of :class:`TransformerDecoder`
 
     Raises:
         ValueError: on other shapes, or another number of weights.
         TypeError: on other dtypes.
     """
+    args = _arguments(config, query, query_pos, reference_points, features, lidar2img, weights)
+    return DecoderOutput(*OP(*args))
+
+
+def _arguments(
+    config: TransformerDecoderConfig,
+    query: Tensor,
+    query_pos: Tensor,
+    reference_points: Tensor,
+    features: Sequence[Tensor],
+    lidar2img: Tensor,
+    weights: Sequence[Tensor],
+) -> tuple[Any, ...]:
+    """Those of the op, checked."""
+    query, query_pos, *weights = autocast((query, query_pos, *weights))
     _check(config, query, query_pos, reference_points, features, lidar2img, weights)
-    expected = weight_names(vars(config))
-    if len(weights) != len(expected):
-        raise ValueError(f"transformer_decoder expects {len(expected)} weights for this config, got {len(weights)}")
-    args = query, query_pos, reference_points, list(features), lidar2img, list(weights)
-    return DecoderOutput(*OP(*args, *config.attributes()))
+    return query, query_pos, reference_points, list(features), lidar2img, weights, *config.attributes()
 
 
 def _check(
@@ -576,9 +587,11 @@ def _check(
         raise wrong(f"{expected}({batch}, {cams}, {blocks}, H, W, 32)", *features)
     if config.pool and min(features[-1].shape[3:5]) < 2:
         raise wrong("a last level to pool of at least 2 by 2 pixels", features[-1])
+    count = len(weight_names(vars(config)))
+    if len(weights) != count:
+        raise ValueError(f"transformer_decoder expects {count} weights for this config, got {len(weights)}")
     dtype, *others = dict.fromkeys(t.dtype for t in (query, query_pos, *weights))
-    casts = not query.is_meta and torch.is_autocast_enabled(query.device.type)
-    if not dtype.is_floating_point or (others and not casts):
+    if not dtype.is_floating_point or others:
         kinds = ", ".join(dict.fromkeys(str(t.dtype) for t in weights))
         raise TypeError(
             "transformer_decoder expects query, query_pos and weights of one floating-point dtype, got "
@@ -728,11 +741,10 @@ class TransformerDecoder(nn.Module):
 
     def _by_nodes(self, *inputs: Any, every_layer: bool = False) -> list[DecoderOutput]:
         inputs = *inputs, self.weights()
-        _check(self.config, *inputs)
+        args = _arguments(self.config, *inputs)
         dropout = self.dropout if self.training else 0.0
         attend = functools.partial(F.scaled_dot_product_attention, dropout_p=dropout)
         steps = _Steps(attend, CAMERA_SAMPLE, ADD_NORM, dropout, every_layer)
-        args = *inputs, *self.config.attributes()
         return [DecoderOutput(*output) for output in _decode(steps, *args)]
 
     @property
