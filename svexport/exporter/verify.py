@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from svexport.errors import EngineError, VerificationError
+from svexport.exporter.half import HalfSampling
 from svexport.exporter.sizes import Size, tiled
 from svexport.exporter.state import State
 from svexport.exporter.way import Way
@@ -48,6 +49,8 @@ def verify(
     Random inputs may hit what a model was never meant for. Where float32 torch itself is then further from float64
     torch than the tolerance, a file cannot do better: that distance is added to the tolerance, and noted.
 
+    ``F.grid_sample`` in half precision is torch's as on CUDA (:class:`HalfSampling`), which is noted.
+
     If Python takes values out of tensors, or the tracer has ``warned`` of it, inputs of other kinds are tried as well,
     and compared where forward goes a way with them that it has not gone before.
 
@@ -62,6 +65,7 @@ def verify(
         raise VerificationError(f"{error}. No file was written.\n  {_ANYWAY}") from error
     results: list[Parity] = []
     ways: dict[str, Way] = {}
+    sampling = HalfSampling()
     infinite: dict[Parity, tuple[int, int]] = {}  # how many elements of torch's result and of the file's
     for alternatives in _runs(
         tensors, input_names, dynamic_axes, sizes, lambda: bool(warned) or ways["given"].takes_values
@@ -70,7 +74,7 @@ def verify(
         for run, inputs in alternatives:
             arguments = [t.clone() for t in inputs]  # a model may work on its inputs in place
             try:
-                with Way([*arguments, *model.parameters(), *model.buffers()]) as ways[run]:
+                with sampling, Way([*arguments, *model.parameters(), *model.buffers()]) as ways[run]:
                     expected = model(*arguments)
                 ways[run].end(expected)
                 break
@@ -109,7 +113,8 @@ def verify(
         pairs = list(zip(output_names, expected, actual, strict=True))
         found = [parity(name, e, a, run=run, rtol=rtol, atol=atol) for name, e, a in pairs]
         if run != "given" and not all(p.ok for p in found):
-            gaps = _float64_gaps(model, inputs, expected)
+            with sampling:
+                gaps = _float64_gaps(model, inputs, expected)
             for index, ((name, e, a), gap) in enumerate(zip(pairs, gaps, strict=True)):
                 if not found[index].ok and 0 < gap < math.inf:
                     found[index] = parity(name, e, a, run=run, rtol=rtol, atol=atol + 4 * gap)
@@ -120,6 +125,7 @@ def verify(
         for p, (_, e, a) in zip(found, pairs, strict=True):
             if math.isinf(p.max_abs) and e.shape == a.shape:
                 infinite[p] = int((~e.isfinite()).sum()), int((~a.isfinite()).sum())
+    notes += sampling.notes
     failed = sorted((p for p in results if not p.ok), key=lambda p: p.max_rel, reverse=True)
     if failed:
         worst = failed[0]

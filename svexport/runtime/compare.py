@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from svexport import html
 from svexport.errors import SvexportError, UnsupportedError
 from svexport.exporter.arguments import FlatModel, bind, eval_mode, given_arguments
+from svexport.exporter.half import HalfSampling
 from svexport.exporter.state import unchanged
 from svexport.parity import Parity, check_tolerances, parity, tolerances
 from svexport.runtime.engine import Engine
@@ -198,9 +199,9 @@ def compare(
 ) -> Comparison:
     """Runs a torch model and an engine on the same inputs and compares what comes out.
 
-    The model runs in eval mode without gradients and is left as it was. Where the engine's floating-point or integer
-    type is another than torch's (a half file beside a float model), values are converted, and noted, before they are
-    compared.
+    The model runs in eval mode without gradients and is left as it was, ``F.grid_sample`` in half precision as on CUDA,
+    with coordinates in float32, which is noted. Where the engine's floating-point or integer type is another than
+    torch's (a half file beside a float model), values are converted, and noted, before they are compared.
 
     Args:
         model: the torch model.
@@ -237,6 +238,7 @@ def compare(
         unchanged(model),
         eval_mode(other) if isinstance(other, nn.Module) else nullcontext(),
         torch.no_grad(),
+        HalfSampling() as sampling,
     ):
         expected = flat(*(t.clone() for t in tensors))  # a model may work on its inputs in place
         inside: Inside | None = None
@@ -261,6 +263,7 @@ def compare(
         found: list[Parity] = []
         if inside is not None:
             found = compare_layers(flat, tensors, inside, wanted, rtol=rtol, atol=atol, notes=notes)
+        notes += sampling.notes
     return Comparison(type(model).__name__, title, rtol, atol, outputs, found, notes)
 
 
