@@ -62,10 +62,45 @@ def _clamped_integers(g: Any, self: _Value, low: _Value, high: _Value) -> Any:
 
 def _repeat_interleave(g: Any, own: _Own, self: _Value, repeats: _Value, dim: _Value, output_size: _Value) -> Any:
     """The exporter's own counts a negative dimension from the front in place, in a constant that other nodes share."""
-    rank = symbolic_helper._get_tensor_rank(self)
-    if rank is not None and not symbolic_helper._is_none(dim):
-        dim = g.op("Constant", value_t=torch.tensor(_numbers(dim)[0] % rank))
+    if not symbolic_helper._is_none(dim):
+        dim = _dims_from_the_front(g, dim, symbolic_helper._get_tensor_rank(self))
     return own(g, self, repeats, dim, output_size)
+
+
+def _cat(g: Any, own: _Own, tensors: _Value, dim: _Value) -> Any:
+    """The exporter's own, and those below, write Concat with a negative axis, which it has from opset 11 on."""
+    return own(g, tensors, _concat_axis(g, dim, tensors))
+
+
+def _stack(g: Any, own: _Own, tensors: _Value, dim: _Value) -> Any:
+    """As of ``cat``."""
+    return own(g, tensors, _concat_axis(g, dim, tensors, more=1))
+
+
+def _roll(g: Any, own: _Own, self: _Value, shifts: _Value, dims: _Value) -> Any:
+    """As of ``cat``."""
+    return own(g, self, shifts, _concat_axis(g, dims, self))
+
+
+def _cross(g: Any, own: _Own, self: _Value, other: _Value, dim: _Value) -> Any:
+    """As of ``cat``: made of rolled factors."""
+    return own(g, self, other, dim if symbolic_helper._is_none(dim) else _concat_axis(g, dim, self))
+
+
+def _concat_axis(g: Any, dims: _Value, tensors: _Value, more: int = 0) -> _Value:
+    """Dimensions of a tensor or of those in a list, or of one with ``more`` of them, as Concat takes them."""
+    packed = symbolic_helper._is_packed_list(tensors)
+    values = symbolic_helper._unpack_list(tensors) if packed else [tensors]
+    ranks = [rank for rank in map(symbolic_helper._get_tensor_rank, values) if rank is not None]
+    return _dims_from_the_front(g, dims, max(ranks) + more) if ranks and g.opset < 11 else dims
+
+
+def _dims_from_the_front(g: Any, dims: _Value, rank: int | None) -> _Value:
+    if not rank:
+        return dims
+    numbers = [d % rank for d in _numbers(dims)]
+    scalar = symbolic_helper._get_tensor_rank(dims) in (None, 0)
+    return g.op("Constant", value_t=torch.tensor(numbers[0] if scalar else numbers))
 
 
 def _none(g: Any) -> _Value:
@@ -159,13 +194,18 @@ _OF_ALL = {"onnx::Add", "onnx::Concat", "onnx::Div", "onnx::Mul", "onnx::Range"}
 
 # Of an aten function: its conversion, which is given the exporter's own.
 CORRECTIONS: dict[str, Callable[..., Any]] = {
+    "aten::cat": _cat,
     "aten::clamp": _clamp,
     "aten::clamp_max": _clamp_max,
     "aten::clamp_min": _clamp_min,
+    "aten::cross": _cross,
     "aten::expand": _expand,
     "aten::floor_divide": _floor_divide,
     "aten::index": _index,
+    "aten::linalg_cross": _cross,
     "aten::movedim": _movedim,
     "aten::permute": _permute,
     "aten::repeat_interleave": _repeat_interleave,
+    "aten::roll": _roll,
+    "aten::stack": _stack,
 }

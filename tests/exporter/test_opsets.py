@@ -233,6 +233,45 @@ def test_dimensions_from_the_end(opset: int, tmp_path) -> None:
     check_export(Permutations(), tmp_path, opset, args, (torch.randn(4, 3, 4, 5),), dynamic_axes={"x": {0: "n"}})
 
 
+class Concatenations(nn.Module):
+    """Along dimensions from the end, before nodes that ask for ranks; Concat has none before opset 11."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.jit.script(ScriptedConcatenation())
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        made = {
+            "cat": torch.cat((x, 2 * x), -2),
+            "deep": torch.cat((torch.cat((x, x), -1), torch.cat((x, x), -1)), -3),
+            "first is empty": torch.cat((torch.zeros(0), x, x), -1),
+            "stack": torch.stack((x, 2 * x), -1).flatten(2),
+            "stack before": torch.stack((x, 2 * x), -4).flatten(0, 1),
+            "roll": x.roll(1, -1),
+            "roll twice": x.roll((1, -1), (-1, -2)),
+            "cross": torch.linalg.cross(x, 2 * x + 1, dim=-2),
+            "scripted": self.inner(x),
+        }
+        return {name: torch.einsum("bij,bkj->bik", y, y) for name, y in made.items()}
+
+
+class ScriptedConcatenation(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, torch.stack([x, x], -2).flatten(1, 2)], -2)
+
+
+@pytest.mark.parametrize("opset", [9, 10, 11])
+def test_concatenation_along_dimensions_from_the_end(opset: int, tmp_path) -> None:
+    args = (torch.randn(2, 3, 4),)
+    other = (torch.randn(4, 3, 4),)
+    report = check_export(Concatenations(), tmp_path, opset, args, other, dynamic_axes={"x": {0: "n"}})
+    if opset < 11:
+        nodes = onnx.load(report.path).graph.node
+        axes = [helper.get_attribute_value(a) for n in nodes if n.op_type == "Concat" for a in n.attribute]
+        assert len(axes) > 8
+        assert min(axes) >= 0
+
+
 class Expansions(nn.Module):
     """Queries for every image of a batch, and whatever else may be told or left as it is."""
 

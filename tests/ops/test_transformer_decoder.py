@@ -806,7 +806,7 @@ def test_a_file_with_layers_that_no_model_has(layers: int, tmp_path: Path) -> No
         svexport.lower(model)
 
 
-@pytest.mark.parametrize(("preset", "opset"), [("seed", 20), ("detr3d", 11), ("stream", 17)])
+@pytest.mark.parametrize(("preset", "opset"), [("seed", 20), ("detr3d", 11), ("stream", 17), ("detr3d", 9)])
 def test_small_nodes(preset: str, opset: int, tmp_path: Path) -> None:
     """The products stay native."""
     decoder = trained(small(preset))
