@@ -144,10 +144,13 @@ def _decode(
     pool: bool,
     scales: Sequence[float],
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    channels, cams = query.shape[2], lidar2img.shape[1]
     names = weight_names({"num_layers": num_layers, "learned_offsets": learned_offsets})
     parameters = dict(zip(names, weights, strict=True))
+    # Sizes of parameters, which tracers know: those of inputs they compute in the file if any of them is dynamic.
+    sizes, channels = query.shape[:2], parameters["cls.0.bias"].shape[0]
     levels, scales = _levels(features, query.dtype, channels, pool, scales)
+    counts = num_points, len(levels), num_groups
+    cams = parameters["layers.0.svca.attention_weights.bias"].shape[0] // math.prod(counts)
     lidar2img = fold_image_size(lidar2img, image_size)
     points = _cast(reference_points, torch.promote_types(reference_points.dtype, torch.float32))
 
@@ -179,13 +182,13 @@ def _decode(
         qk = F.linear(where, weight[: 2 * channels], bias[: 2 * channels])
         v = F.linear(query, weight[2 * channels :], bias[2 * channels :])
         mixed = steps.attend(heads(qk[..., :channels]), heads(qk[..., channels:]), heads(v))
-        mixed = mixed.transpose(1, 2).flatten(2)
+        mixed = mixed.transpose(1, 2).reshape(*sizes, channels)
         extra = query_pos if residual_query_pos else None
         query = add_norm(f"{layer}.mha.out_proj", f"{layer}.mha_norm", mixed, query, extra)
 
         svca = f"{layer}.svca"
         where = query + query_pos
-        scores = linear(f"{svca}.attention_weights", where).unflatten(-1, (cams, num_points, len(levels), num_groups))
+        scores = linear(f"{svca}.attention_weights", where).unflatten(-1, (cams, *counts))
         if learned_offsets:
             offsets = linear(f"{svca}.sampling_offsets", where).unflatten(-1, (num_points, 3))
         else:
