@@ -26,6 +26,7 @@ from svexport.symbolic._symbolic import TensorInfo, qualified, without_computed
 __all__ = ["export", "translations"]
 
 _LOGGERS = (
+    "onnxscript.optimizer",
     "torch._subclasses.fake_tensor",
     "torch.export._trace",
     "torch.fx.experimental.symbolic_shapes",

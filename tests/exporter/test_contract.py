@@ -874,6 +874,22 @@ class Inverse(nn.Module):
         return torch.linalg.inv(x)
 
 
+def test_nothing_is_logged(tmp_path, caplog) -> None:
+    """What the optimizer of onnxscript does not fold, of which it warns."""
+
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            position, content = self.embedding.weight.chunk(2, dim=-1)
+            return x * position + content
+
+    assert svexport.export(Halves(), torch.randn(2, 3, 2), tmp_path / "m.onnx", opset=18).verified
+    assert not [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
 @pytest.mark.parametrize(
     ("model", "args", "axes", "message"),
     [

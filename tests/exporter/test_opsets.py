@@ -284,6 +284,7 @@ class Expansions(nn.Module):
         one = x[:, :1]
         return {
             "queries": self.query[None].expand(x.shape[0], -1, -1),
+            "halves": self.query[None].expand(x.shape[0], -1, -1).chunk(2, dim=-1)[1] + 1,
             "static": self.query[:, None].expand(3, 2, -1),
             "first": x[:1].expand(5, -1, -1),
             "computed": one.expand(-1, x.shape[0] + x.shape[1], -1) + 1,
