@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -12,6 +13,7 @@ import onnx
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.nn.utils.prune
 from onnx import AttributeProto, numpy_helper
 from torch import Tensor, nn
 
@@ -666,6 +668,44 @@ def test_shapes_that_do_not_fit(change: Any, message: str, fuse: str) -> None:
         TransformerDecoder(config, fuse).double()(*change(inputs(config)))
 
 
+def test_weights_of_modules_that_are_not_plain() -> None:
+    """Parametrized, pruned, wrapped, or given for one call."""
+    config = small(num_layers=1)
+    decoder = TransformerDecoder(config).double().requires_grad_(False)
+    args, plain = inputs(config), copy.deepcopy(decoder)
+    nn.utils.parametrizations.weight_norm(decoder.cls[6])
+    nn.utils.prune.l1_unstructured(decoder.layers[0].ffn[0], "weight", 0.5)
+    plain.layers[0].ffn[0].weight *= decoder.layers[0].ffn[0].weight_mask
+    decoder.cls[3] = torch.compile(decoder.cls[3], backend="eager")
+    assert_same(decoder(*args), plain(*args), 1e-12)
+    halves = {name: p / 2 for name, p in plain.named_parameters()}
+    actual = torch.func.functional_call(plain, halves, args)
+    for p in plain.parameters():
+        p /= 2
+    assert_same(actual, plain(*args), 1e-12)
+
+
+@pytest.mark.parametrize("fuse", ["block", "nodes"])
+def test_weights_that_do_not_fit(fuse: str) -> None:
+    """A kernel would read beyond them."""
+    config = small(num_layers=1, learned_offsets=True, pool=True, num_groups=2, num_points=2)
+    args = inputs(config)
+    names = weight_names(vars(config))
+    decoder = TransformerDecoder(config, fuse).double()
+    decoder(*args)
+    for name in names:
+        wrong = copy.deepcopy(decoder)
+        module, _, parameter = name.rpartition(".")
+        p = getattr(wrong.get_submodule(module), parameter)
+        setattr(wrong.get_submodule(module), parameter, nn.Parameter(torch.cat((p, p[:1])).detach()))
+        got = re.escape(f"expects {name} {tuple(p.shape)} for this config; got {(len(p) + 1, *p.shape[1:])}")
+        with pytest.raises(ValueError, match=got):
+            wrong(*args)
+    decoder.config = replace(config, num_groups=1)
+    with pytest.raises(ValueError, match=r"svca\.attention_weights\.weight \(48, 16\) for this config; got \(96, 16\)"):
+        decoder(*args)
+
+
 def test_other_misuse() -> None:
     config = small()
     decoder, args = TransformerDecoder(config).double(), inputs(config)
@@ -693,10 +733,13 @@ def test_dtypes_that_do_not_fit(fuse: str) -> None:
             decoder(*args, *rest)
     with pytest.raises(TypeError, match=r"floating-point reference_points, got torch\.int64"):
         decoder(query, query_pos, rest[0].long(), *rest[1:])
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match=r"float64 and torch\.bfloat16$"):
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(TypeError, match=r"float64 and torch\.bfloat16; convert one or the other"),
+    ):
         decoder(query.double(), query_pos.double(), *rest)
     decoder.cls[-1].half()
-    with pytest.raises(TypeError, match=r"and torch\.float32, torch\.float16$"):
+    with pytest.raises(TypeError, match=r"and torch\.float32, torch\.float16; convert one"):
         decoder(query, query_pos, *rest)
 
 
@@ -710,6 +753,9 @@ def test_checkpoint_of_other_shapes_or_without_a_layer() -> None:
         decoder.load_detr3d({k: v for k, v in state.items() if "layers.1.norms.0" not in k})
     with pytest.raises(RuntimeError, match="size mismatch"):
         TransformerDecoder(replace(config, num_cams=4)).load_detr3d(state)
+    for other, got in (({"model": state}, "got 'model'"), ({}, "got nothing")):
+        with pytest.raises(RuntimeError, match=rf"keys like 'transformer\.decoder\.layers\.0.*; {got}"):
+            decoder.load_detr3d(other)
     with pytest.raises(RuntimeError, match="Unexpected"):  # a layer that the configuration lacks
         TransformerDecoder(replace(config, num_layers=1)).load_detr3d(state)
 
