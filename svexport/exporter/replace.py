@@ -169,10 +169,13 @@ def _recognise(model: nn.Module) -> tuple[dict[str, type[DropIn]], list[LeftAlon
     known = [cls for cls in vars(ops).values() if isinstance(cls, type) and issubclass(cls, DropIn) and cls.replaces]
     found: dict[str, type[DropIn]] = {}
     left_alone = []
+    # What a decoder holds are the parameters of one op, in modules that are never called.
+    decoders = [name for name, module in model.named_modules() if isinstance(module, ops.TransformerDecoder)]
+    held = tuple(f"{name}." if name else "" for name in decoders)
     for name, module in model.named_modules():
         kind = type(module)
         namesakes = [c for c in known if kind.__name__ in {other.rpartition(".")[2] for other in c.replaces}]
-        if isinstance(module, DropIn) or not namesakes:
+        if isinstance(module, DropIn) or not namesakes or name.startswith(held):
             continue
         misfits = {cls: cls.misfit(module) for cls in namesakes}
         fitting = [cls for cls, misfit in misfits.items() if not misfit]

@@ -730,8 +730,6 @@ class TransformerDecoder(nn.Module):
 
     def __init__(self, config: TransformerDecoderConfig, fuse: str = "block", dropout: float = 0.0) -> None:
         super().__init__()
-        if fuse not in FUSE:
-            raise ValueError(f"TransformerDecoder expects fuse {' or '.join(map(repr, FUSE))}, got {fuse!r}")
         self.config = config
         self.fuse = fuse
         self.dropout = dropout
@@ -743,6 +741,17 @@ class TransformerDecoder(nn.Module):
         last = nn.Linear(channels, config.num_classes)
         self.cls = nn.Sequential(*cls, last)
         nn.init.constant_(last.bias, -math.log((1 - 0.01) / 0.01))  # every class is improbable
+
+    @property
+    def fuse(self) -> str:
+        """``"block"`` or ``"nodes"``; anything else is a ValueError."""
+        return self._fuse
+
+    @fuse.setter
+    def fuse(self, value: str) -> None:
+        if value not in FUSE:
+            raise ValueError(f"TransformerDecoder expects fuse {' or '.join(map(repr, FUSE))}, got {value!r}")
+        self._fuse = value
 
     def weights(self) -> list[Tensor]:
         """The parameters in the order of the op, named as in the state_dict by :func:`weight_names`."""

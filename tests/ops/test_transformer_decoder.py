@@ -716,6 +716,9 @@ def test_other_misuse() -> None:
         transformer_decoder(*args, decoder.weights()[1:], config)
     with pytest.raises(ValueError, match="fuse 'block' or 'nodes', got 'all'"):
         TransformerDecoder(config, fuse="all")
+    with pytest.raises(ValueError, match="fuse 'block' or 'nodes', got 'node'"):
+        decoder.fuse = "node"
+    assert decoder.fuse == "block"
 
 
 @pytest.mark.parametrize("fuse", ["block", "nodes"])
@@ -957,6 +960,18 @@ def test_in_a_model_as_one_node(opset: int, weights: str, tmp_path: Path) -> Non
     assert report.nodes["Conv"] == 2
     engine = svexport.load(report.path)
     assert_same(engine(*args), list(model(*args).values()), 1e-3)
+
+
+def test_replace_leaves_a_decoder_alone() -> None:
+    model = nn.ModuleDict({"norm": nn.LayerNorm(16), "decoder": TransformerDecoder(small(num_layers=1))})
+    replaced = svexport.replace(model, verbose=False)
+    assert [r.name for r in replaced.svexport_replacements if r.name != "forward"] == ["norm"]
+    assert not replaced.svexport_left_alone
+    for fuse in ("block", "nodes"):
+        model["decoder"].fuse = fuse
+        assert not svexport.replace(model["decoder"], verbose=False).svexport_left_alone
+        alone = svexport.replace(model["decoder"], model["decoder"].example_inputs, verbose=False)
+        assert not alone.svexport_replacements
 
 
 def test_weights_that_cannot_be_attributes(tmp_path: Path) -> None:
