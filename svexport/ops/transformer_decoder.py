@@ -712,7 +712,9 @@ class TransformerDecoder(nn.Module):
     Shape:
         - query, query_pos: ``(B, Q, embed_dims)``, content and position embedding
         - reference_points: ``(B, Q, 3)``, in [0, 1] of the range. They may be float32 for half queries, and so are then
-          the boxes and points of the output; between the layers points are in float32 at least.
+          the boxes and points of the output; between the layers points are in float32 at least. A half
+          file with these and ``lidar2img`` in float32 is that of ``decoder.half()`` with such inputs;
+          ``svexport.export(..., dtype=torch.float16)`` converts them too.
         - features: a list of given levels, finest first, each ``(B, cams, C, H, W)``; those in int8 are worth
           ``scales[level]`` a step and may be given in CHW32, ``(B, cams, ceil(C/32), H, W, 32)``
           (:func:`svexport.ops.to_chw32`). TensorRT takes either, and makes its own CHW32 of the former.
