@@ -55,6 +55,13 @@ def parsed(opset: int, signature: str, body: str, domains: str = "") -> onnx.Mod
 # ---------------------------------------------------------------- the library's part
 
 
+@pytest.mark.parametrize("opset", [9, 11, 13])
+def test_lists_of_numbers_are_tensors(opset: int) -> None:
+    """The library writes Constants as they are from opset 12 on, and before that nothing was simplified."""
+    model = parsed(opset, "(float[2, 3] x, float[3, 2] z) => (float[3, 2] y)", "s = Shape(z) y = Reshape(x, s)")
+    assert types(check(model)) == {"Reshape": 1}
+
+
 @pytest.mark.parametrize("opset", OPSETS)
 def test_constants_equal_nodes_identities_and_unused_ones(opset: int) -> None:
     model = parsed(
