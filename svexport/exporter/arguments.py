@@ -58,12 +58,16 @@ def copied(model: nn.Module) -> nn.Module:
     Raises:
         UnsupportedError: if the model cannot be copied.
     """
+    # deepcopy refuses tensors that were computed with gradients: the weight that torch.nn.utils.weight_norm leaves in
+    # a module, the output of the last forward.
+    computed = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor) and t.grad_fn is not None)
+    memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in computed}
     try:
-        return copy.deepcopy(model)
+        return copy.deepcopy(model, memo)
     except Exception as error:
         raise UnsupportedError(
             f"{type(model).__name__} cannot be copied: copy.deepcopy raised {type(error).__name__}: {error}. "
-            "Detach the tensors among its attributes, and take off what does not belong to it"
+            "Take off it what does not belong to it"
         ) from error
 
 
@@ -275,6 +279,7 @@ class FlatModel(nn.Module):
         self.training = model.training
         self._bound = bound
         self._dtype = dtype
+        self._precise = False
         parameters = bound.signature.parameters
         self.input_paths: list[tuple[str, ...]] = []
         self.tensors: list[Tensor] = []
@@ -329,12 +334,19 @@ class FlatModel(nn.Module):
         self._results.names = unique(names, taken=self.input_names)
         return tuple(outputs)
 
+    def double(self) -> FlatModel:
+        """In float64, from what the inputs are in ``dtype``."""
+        self._precise = self._dtype is not None
+        return super().double()
+
     def _call(self, tensors: Iterable[Tensor]) -> Any:
         rest = iter(tensors)
 
         def take(_: Tensor) -> Tensor:
             tensor = next(rest)
-            return tensor.to(self._dtype) if self._dtype is not None and tensor.is_floating_point() else tensor
+            if self._dtype is None or not tensor.is_floating_point():
+                return tensor
+            return tensor.to(self._dtype).double() if self._precise else tensor.to(self._dtype)
 
         arguments = rebuild(dict(self._bound.arguments), take)
         call = inspect.BoundArguments(self._bound.signature, arguments)  # type: ignore[arg-type]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from svexport.symbolic._symbolic import TensorInfo, qualified, without_computed
 __all__ = ["export", "translations"]
 
 _LOGGERS = (
-    "onnxscript.optimizer",
+    "onnx_ir",
+    "onnxscript",
     "torch._subclasses.fake_tensor",
     "torch.export._trace",
     "torch.fx.experimental.symbolic_shapes",
@@ -55,7 +56,7 @@ def export(
         shapes = {"tensors": tuple(dict(dynamic_axes.get(name, {})) for name in input_names)}
     with quiet(*_LOGGERS):
         try:
-            with _OfDynamicSizes() if dynamic_axes else nullcontext():
+            with _without_dump(), _OfDynamicSizes() if dynamic_axes else nullcontext():
                 program = torch.onnx.export(
                     model,
                     tuple(tensors),
@@ -71,6 +72,18 @@ def export(
             raise _failure(model, tensors, opset, input_names, error) from error
         assert program is not None  # it is only for dynamo=False
         _save_optimized(program, path)
+
+
+@contextmanager
+def _without_dump() -> Iterator[None]:
+    """Keeps torch.export from printing its whole graph where the first of its ways fails on a model."""
+    from torch.export import _trace
+
+    _trace.print = lambda *_, **__: None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del _trace.print  # type: ignore[attr-defined]
 
 
 class _OfDynamicSizes(TorchFunctionMode):

@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import os
 import re
+import threading
 from collections import namedtuple
 from typing import Any
 
@@ -20,7 +21,9 @@ from torch import Tensor, nn
 
 import svexport
 from svexport.exporter import export as export_module
+from svexport.exporter.arguments import FlatModel, bind
 from svexport.exporter.torchscript import registry
+from svexport.exporter.verify import _float64_gaps
 
 BOTH_EXPORTERS = pytest.mark.parametrize("opset", [11, 18])
 
@@ -238,9 +241,30 @@ def test_what_cannot_be(args, options, message, tmp_path) -> None:
 
 def test_models_that_cannot_be_copied(tmp_path) -> None:
     model = Small()
-    model.last = model(*X)
-    with pytest.raises(svexport.UnsupportedError, match=r"Small cannot be copied: copy\.deepcopy raised RuntimeError"):
+    model.lock = threading.Lock()
+    with pytest.raises(svexport.UnsupportedError, match=r"Small cannot be copied: copy\.deepcopy raised TypeError"):
         svexport.export(model, X, tmp_path / "m.onnx", dtype=torch.float16)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
+def test_models_with_tensors_that_were_computed(tmp_path) -> None:
+    model = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)), nn.ReLU(), nn.Linear(4, 2))
+    x = torch.randn(3, 4)
+    model.last = model(x)
+    assert svexport.export(model, x, tmp_path / "m.onnx", dtype=torch.float16).verified
+    torch.testing.assert_close(svexport.replace(model, x)(x), model(x))
+    assert model.last.grad_fn is not None
+
+
+def test_how_far_half_models_are_from_themselves() -> None:
+    """In float64 from the same rounded inputs: what a file cannot do better."""
+    model = nn.Linear(256, 4)
+    x = torch.randn(8, 256)
+    half = copy.deepcopy(model).half()
+    flat = FlatModel(half, bind(half, (x,)), torch.float16)
+    (gap,) = _float64_gaps(flat, [x], flat(x))
+    exact = copy.deepcopy(half).double()(x.half().double())
+    assert gap == (half(x.half()).double() - exact).abs().max() > 0
 
 
 def test_unknown_plugin(tmp_path) -> None:
@@ -1117,7 +1141,7 @@ def test_report(tmp_path) -> None:
     assert "<svg" in (tmp_path / "r.html").read_text() or "<img" in (tmp_path / "r.html").read_text()
 
 
-def test_a_model_that_only_the_fallback_of_torch_export_traces(tmp_path) -> None:
+def test_a_model_that_only_the_fallback_of_torch_export_traces(tmp_path, capfd) -> None:
     class FromTensors(nn.Module):
         """Python numbers out of a tensor: torch.export needs its jit fallback, which traces a copy of the model."""
 
@@ -1127,3 +1151,4 @@ def test_a_model_that_only_the_fallback_of_torch_export_traces(tmp_path) -> None
 
     report = svexport.export(FromTensors(), (torch.randn(4, 6),), tmp_path / "m.onnx", opset=18)
     assert list(report.outputs) == ["last"]
+    assert "def forward" not in capfd.readouterr().err  # the graph that torch.export gave up
