@@ -251,6 +251,7 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::bitwise_and.Tensor": _logical(torch.logical_and),
     "aten::bitwise_and_.Tensor": _logical(torch.Tensor.logical_and_),
     "aten::bitwise_xor.Tensor": _logical(torch.logical_xor),
+    "aten::channel_shuffle": lambda x, groups: x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2),
     "aten::cosh": lambda x: (x.exp() + (-x).exp()) / 2,
     "aten::cummax": lambda x, dim: _cumulative(x, dim, torch.amax, -math.inf),
     "aten::cummin": lambda x, dim: _cumulative(x, dim, torch.amin, math.inf),
