@@ -256,6 +256,7 @@ def test_models_with_tensors_that_were_computed(tmp_path) -> None:
     assert model.last.grad_fn is not None
 
 
+@torch.no_grad()
 def test_how_far_half_models_are_from_themselves() -> None:
     """In float64 from the same rounded inputs: what a file cannot do better."""
     model = nn.Linear(256, 4)
