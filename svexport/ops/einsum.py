@@ -202,19 +202,22 @@ class EinsumPlan:
 
 
 @lru_cache(maxsize=4096)
-def plan(labels: Labels, ranks: tuple[int, ...], shapes: tuple[Shape, ...], training: bool = False) -> EinsumPlan:
+def plan(
+    labels: Labels, ranks: tuple[int, ...], shapes: tuple[Shape, ...], training: bool = False, view: bool = False
+) -> EinsumPlan:
     """Plans an einsum given in canonical form (see :func:`parse`).
 
     Args:
         shapes: of the operands; None is a dynamic size, taken not to be broadcast.
         training: leaves every sum to the products. A sum after a product saves a copy, but its gradient needs more.
+        view: for executors whose tensors have strides: the output costs nothing in whatever order its dimensions are.
 
     Raises:
         RuntimeError: if the sizes of a label contradict each other.
     """
     *operands, output = split(labels, ranks)
     sizes, sources = _label_sizes(operands, shapes)
-    planner = _Planner(sizes, len(operands), training)
+    planner = _Planner(sizes, len(operands), training, view)
     alone = len(operands) == 1
 
     # A dimension of size 1 is no dimension at all: it broadcasts, or Reshape puts it back at the end. Only the sum of a
@@ -306,11 +309,12 @@ class _Planner:
 
     _NOMINAL = 32  # for a dynamic size
 
-    def __init__(self, sizes: Shape, operands: int, training: bool) -> None:
+    def __init__(self, sizes: Shape, operands: int, training: bool, view: bool) -> None:
         self.steps: list[Step] = []
         self.sizes = [self._NOMINAL if size is None else max(size, 1) for size in sizes]
         self.operands = operands
         self.training = training
+        self.view = view
 
     def add(self, step: Step, dims: Iterable[Labels]) -> _Value:
         self.steps.append(step)
@@ -354,7 +358,7 @@ class _Planner:
         """Multiplies two values and sums over what is not ``kept``; tends to the order ``output`` if that is given."""
         if kept.issuperset(set(x.labels).intersection(y.labels)):
             return self.multiply(x, y, output)
-        gemm = _best_gemm(x.labels, y.labels, kept, output, self.sizes, self.training)
+        gemm = _best_gemm(x.labels, y.labels, kept, output, self.sizes, self.training, self.view)
         if gemm.swapped:
             x, y = y, x
         x = self.matrix(x, gemm.batch, gemm.rows, gemm.inner)
@@ -417,6 +421,7 @@ _SWAP = 0.25  # a Transpose of the last two dimensions before a product, which m
 _FLOPS = 32  # multiply-adds in the time of one element
 _TILE = 8  # a product is computed in tiles: small dimensions waste what they do not fill
 _LAUNCH = 64  # for each matrix of a batch
+_SUMMED = 4  # products, and more, read and write their sum too often where tensors have strides
 _STEP = 4096  # for a Transpose, or a sum after the product, whatever its size
 
 
@@ -440,7 +445,13 @@ class _Gemm:
 
 
 def _best_gemm(
-    x: Labels, y: Labels, kept: set[int], output: Labels | None, label_sizes: Sequence[int], training: bool
+    x: Labels,
+    y: Labels,
+    kept: set[int],
+    output: Labels | None,
+    label_sizes: Sequence[int],
+    training: bool,
+    view: bool,
 ) -> _Gemm:
     """The cheapest way to compute a pair as a batched matrix product."""
     orders = _fuse([order for order in (x, y, output) if order is not None], kept)
@@ -467,7 +478,7 @@ def _best_gemm(
             batch = {*left, *right} - rows - columns - inner
             summed = batch & contracted
             b, m, n, k = size(batch), size(rows), size(columns), size(inner)
-            if summed and (training or b * m * n > largest):
+            if summed and (training or b * m * n > largest or (view and size(summed) > _SUMMED)):
                 continue
             cost = b * (m * k + k * n + m * n + _tiled(m) * _tiled(n) * _tiled(k) / _FLOPS + _LAUNCH)
             if summed:
@@ -483,9 +494,9 @@ def _best_gemm(
                 _orders(columns, right, target),
                 _orders(inner, left, right),
             ):
-                total = cost + _move(left, bs, ms, ks, size) + _move(right, bs, ks, ns, size)
+                total = cost + _move(left, bs, ms, ks, size, training) + _move(right, bs, ks, ns, size, training)
                 if target and target != tuple(atom for atom in bs if atom not in summed) + ms + ns:
-                    total += _MOVE * size(target) + _STEP
+                    total += _SWAP * size(target) if view else _MOVE * size(target) + _STEP
                 if total < best_cost:
                     best_cost = total
                     best = _Gemm(swapped, *map(_flatten, (bs, ms, ns, ks)))
@@ -545,12 +556,16 @@ def _merge(first: tuple, second: tuple) -> tuple:
     return tuple(merged)
 
 
-def _move(operand: _Atoms, batch: _Atoms, rows: _Atoms, columns: _Atoms, size: Callable[[_Atoms], int]) -> float:
-    """The cost of turning ``operand`` into a batch of matrices."""
+def _move(
+    operand: _Atoms, batch: _Atoms, rows: _Atoms, columns: _Atoms, size: Callable[[_Atoms], int], training: bool
+) -> float:
+    """The cost of turning ``operand`` into a batch of matrices; a transposed matrix is one to torch, which trains."""
     lead = tuple(atom for atom in batch if atom in operand)
     if operand == lead + rows + columns:
         return 0
-    return (_SWAP if operand == lead + columns + rows else _MOVE) * size(operand) + _STEP
+    if operand == lead + columns + rows:
+        return _SWAP * size(operand) + (0 if training else _STEP)
+    return _MOVE * size(operand) + _STEP
 
 
 def _tiled(size: int) -> int:
@@ -682,8 +697,8 @@ def run(program: Program, operands: Sequence[Tensor]) -> Tensor:
 
 
 @lru_cache(maxsize=4096)
-def _program(equation: str, training: bool, *shapes: tuple[int, ...]) -> Program:
-    chosen = plan(*parse(equation, tuple(map(len, shapes))), shapes, training)
+def _program(equation: str, training: bool, view: bool, *shapes: tuple[int, ...]) -> Program:
+    chosen = plan(*parse(equation, tuple(map(len, shapes))), shapes, training, view)
     return bind(chosen, chosen.sizes)  # type: ignore[arg-type]  # all of them known
 
 
@@ -701,8 +716,11 @@ _ROWS = 128  # for every matrix of the small tensor, and more
 _MIXED = 2**21  # bytes of the larger one of those whose channels are mixed, and more
 _MIXED_SUMMED = 2**17  # the same where the product or a gradient sums over samples: a plan has a product for each
 _FEW_CHANNELS = 128  # and fewer, for that
-_CHANNELS = range(1, 257)
+_SUMMED_CHANNELS = range(1, 257)
+_CHANNELS = range(1, 513)
+_MULTIPLIED = 2**24  # products of one sample, and more
 _POSITIONS = 128  # and more
+_SHARED = 222 * 2**10  # bytes of shared memory of a multiprocessor, but for what is beside matrices and tiles
 
 
 @lru_cache(maxsize=64)
@@ -712,45 +730,64 @@ def _wide(device: int) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _kernel_form(
-    equation: str, *shapes: tuple[int, ...], mixed: int = 0, learned: bool = False
-) -> tuple[Labels, tuple[int, ...]] | None:
-    """The canonical form of what the operator's CUDA kernels are faster for than a plan, or None.
+def _kernel_products(
+    equation: str, *shapes: tuple[int, ...], item_size: int, wide: bool = False, needs: tuple[bool, ...] = ()
+) -> tuple[bool, ...]:
+    """Whether the operator's CUDA kernels are faster than a plan: for an einsum, and for each operand's gradient.
 
-    That is two large tensors and a small one, whichever is the output: a graph convolution or one of 1 x 1, and their
-    gradients. The kernels read as it is what a plan has to copy, and multiply float32 on tensor cores.
+    They are for two large tensors and a small one, whichever is the output: a graph convolution or one of 1 x 1, and
+    their gradients. They read as it is what a plan has to copy, and multiply float32 on tensor cores.
 
     Args:
-        mixed: the size in bytes of the elements whose channels may be mixed, 0 if there are no kernels for that.
-        learned: whether the smaller operand needs a gradient.
+        item_size: bytes of an element.
+        wide: whether there are kernels that mix channels.
+        needs: the operands that need a gradient.
     """
     labels, ranks = parse(equation, tuple(map(len, shapes)))
     *operands, output = split(labels, ranks)
     known, _ = _label_sizes(operands, shapes)
     sizes = [size or 0 for size in known]
+    none = (False,) * (len(operands) + 1)
     if len(operands) != 2 or 0 in sizes:
-        return None
-    terms = [
-        tuple(label for label, size in zip(term, shape, strict=True) if size != 1)
-        for term, shape in zip(operands, shapes, strict=True)
-    ]
-    terms.append(tuple(label for label in output if sizes[label] != 1))
-    small, *large = sorted(terms, key=lambda term: _size(term, sizes))
+        return none
+    terms = [tuple(label for label in output if sizes[label] != 1)]
+    for operand, shape in zip(operands, shapes, strict=True):
+        terms.append(tuple(label for label, size in zip(operand, shape, strict=True) if size != 1))
+    at_small, *at_large = sorted(range(3), key=lambda i: _size(terms[i], sizes))
+    small, large = terms[at_small], [terms[i] for i in at_large]
     if {*small} - {*large[0], *large[1]}:
-        return None
-    kernels = _convolves(small, large, sizes) or (
-        mixed and _mixes(small, large, sizes, mixed, learned or small is terms[-1])
-    )
-    return (labels, ranks) if kernels else None
+        return none
+    if _convolves(small, large, sizes):
+        fits = {at_small: 1 in (_own(large[0], large[1], sizes)[1], _own(large[1], large[0], sizes)[1])}
+        for at, (target, source) in zip(at_large, (large, large[::-1]), strict=True):
+            fits[at] = _fits(source, target, sizes, item_size)
+        return tuple(fits[i] for i in range(3))
+    if not wide or not _mixes(small, large, sizes):
+        return none
+    products = {at_small: _correlates(small, large, sizes, item_size)}
+    learned = at_small == 0 or any(needs[at_small - 1 : at_small])
+    for at, (target, source) in zip(at_large, (large, large[::-1]), strict=True):
+        products[at] = _channels(source, target, sizes, item_size, learned)
+    if products[at_large[0]] and products[at_large[1]]:
+        products[at_small] = True
+    return tuple(products[i] for i in range(3))
+
+
+def _own(term: Labels, other: Labels, sizes: Sequence[int]) -> tuple[int, int]:
+    """Of what a term has and another lacks: the size of that which is innermost, and of the rest."""
+    own = [label for label in term if label not in other]
+    width = _size(takewhile(own.__contains__, reversed(term)), sizes)
+    return width, _size(own, sizes) // width
 
 
 def _convolves(small: Labels, large: Sequence[Labels], sizes: Sequence[int]) -> bool:
     """Whether the kernels of a graph convolution are for this."""
-    rows, copied = [], bool({*small}.intersection(*large))
+    shared = {*small}.intersection(*large)
+    rows, copied = [], not shared.issuperset(large[0][: len(shared)])  # matrices of a batch that is not the outermost
     for term, other in (large, reversed(large)):
         own = [label for label in term if label not in other]
         run = list(takewhile(own.__contains__, reversed(term)))
-        width, count = _size(run, sizes), _size(own, sizes) // _size(run, sizes)
+        width, count = _own(term, other, sizes)
         if width not in _WIDTHS or count not in _COUNTS or _size(term, sizes) < _LARGE or not {*own} <= {*small}:
             return False
         rows.append(term[: -len(run)][-1:])
@@ -759,21 +796,52 @@ def _convolves(small: Labels, large: Sequence[Labels], sizes: Sequence[int]) -> 
     return rows[0] == rows[1] and not {*rows[0]} & {*small} and copied and _size(alike, sizes) >= _ROWS
 
 
-def _mixes(small: Labels, large: Sequence[Labels], sizes: Sequence[int], item_size: int, summed: bool) -> bool:
-    """Whether the kernels that mix the channels of all positions alike are for this."""
-    shared = [label for label in large[0] if label in large[1]]
+def _fits(source: Labels, target: Labels, sizes: Sequence[int], item_size: int) -> bool:
+    """Whether a multiprocessor holds a small matrix, in two parts if of float32, and two tiles of 32 rows."""
+    (width, count), (columns, _) = _own(source, target, sizes), _own(target, source, sizes)
+    matrix = count * -(-width // 2) * 2 * -(-columns // 16) * 16 * (8 if item_size == 4 else item_size)
+    return matrix + 2 * 32 * (count * width + columns) * item_size <= _SHARED
+
+
+def _positions(large: Sequence[Labels], sizes: Sequence[int]) -> int:
+    """Of one sample: what two terms end with."""
     same = takewhile(lambda pair: pair[0] == pair[1], zip(*map(reversed, large), strict=False))
-    positions = _size([label for label, _ in same], sizes)
-    channels = [[label for label in term if label not in shared] for term in large]
-    counts = [_size(own, sizes) for own in channels]
-    summed = summed and _size(shared, sizes) > positions and max(counts) <= _FEW_CHANNELS
+    return _size([label for label, _ in same], sizes)
+
+
+def _mixes(small: Labels, large: Sequence[Labels], sizes: Sequence[int]) -> bool:
+    """Whether the channels of all positions are mixed alike."""
+    return {*small} == {*large[0]} ^ {*large[1]} and _positions(large, sizes) >= _POSITIONS
+
+
+def _channels(source: Labels, target: Labels, sizes: Sequence[int], item_size: int, learned: bool) -> bool:
+    """Whether the kernels that mix the channels of a large tensor are for this; learned: the matrix has a gradient."""
+    shared = [label for label in source if label in target]
+    total, positions = _size(shared, sizes), _positions((source, target), sizes)
+    summed, count = _size(source, sizes) // total, _size(target, sizes) // total
+    if total == positions:  # one sample: a plan copies nothing, and one product may have few columns to share all sums
+        enough = item_size == 2 or (total * summed * count >= _MULTIPLIED and summed < 4 * count)
+        least = _MIXED
+    else:
+        enough = True
+        least = _MIXED_SUMMED if learned and max(summed, count) <= _FEW_CHANNELS else _MIXED
     return (
-        {*small} == {*channels[0], *channels[1]}
-        and all(count in _CHANNELS for count in counts)
-        and positions >= _POSITIONS
-        and _size(large[1], sizes) * item_size >= (_MIXED_SUMMED if summed else _MIXED)
+        summed in _SUMMED_CHANNELS
+        and count in _CHANNELS
+        and enough
+        and max(summed, count) * total * item_size >= least
         and (item_size > 2 or positions % 8 != 0)  # half types are as fast in torch where rows lie at 16 bytes
     )
+
+
+def _correlates(small: Labels, large: Sequence[Labels], sizes: Sequence[int], item_size: int) -> bool:
+    """Whether the kernel that sums over all positions is for this: a plan multiplies each sample, or copies them all.
+
+    Its blocks leave parts of the output, which are to be few beside what is read.
+    """
+    total = _size([label for label in large[0] if label in large[1]], sizes)
+    alone = total == _positions(large, sizes)
+    return total * (1 if alone and item_size == 2 else 8) >= _size(small, sizes)
 
 
 def _takes_kernels(operands: Sequence[Tensor]) -> bool:
@@ -877,13 +945,72 @@ def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
         return torch.ops.svexport.einsum(_autocast(operands, labels, ranks), labels, ranks)
     shapes = [x.shape for x in operands]
     if operands[0].is_cuda:
-        mixed = operands[0].element_size() if _wide(operands[0].get_device()) else 0
-        learned = torch.is_grad_enabled() and min(operands, key=Tensor.numel).requires_grad
-        form = _kernel_form(equation, *shapes, mixed=mixed, learned=learned)
-        if form and _takes_kernels(operands) and _cuda.load():
-            return OP(_autocast(operands, *form), *form)
-    short = operands[0].is_cuda and all(x.numel() <= _SHORT for x in operands)
-    return run(_program(equation, short or _training(operands), *shapes), operands)
+        needs = tuple(torch.is_grad_enabled() and x.requires_grad for x in operands)
+        wide, item_size = _wide(operands[0].get_device()), operands[0].element_size()
+        kernels = _kernel_products(equation, *shapes, item_size=item_size, wide=wide, needs=needs)
+        wanted = [kernel for kernel, need in zip(kernels, (True, *needs), strict=True) if need]
+        if any(wanted) and _takes_kernels(operands) and _cuda.load():
+            labels, ranks = parse(equation, tuple(map(len, shapes)))
+            if all(wanted):
+                return OP(_autocast(operands, labels, ranks), labels, ranks)
+            if _gradients(equation, *shapes):
+                return _Products.apply(equation, *_autocast(operands, labels, ranks))
+    training, view = _training(operands), operands[0].is_cuda
+    short = view and all(x.numel() <= _SHORT for x in operands)
+    return run(_program(equation, short or training, view and not training, *shapes), operands)
+
+
+@lru_cache(maxsize=4096)
+def _gradients(equation: str, *shapes: tuple[int, ...]) -> tuple[str, str] | None:
+    """Of two operands: the einsum of the output's gradient and the other one. None if it is not one for both."""
+    labels, ranks = parse(equation, tuple(map(len, shapes)))
+    terms = split(labels, ranks)
+    sizes = {pair for term, shape in zip(terms, shapes, strict=False) for pair in zip(term, shape, strict=True)}
+    counts = Counter(labels)
+    if len(sizes) > len(counts) or min(counts.values()) == 1 or any(len({*term}) < len(term) for term in terms):
+        return None
+    x, y, output = ("".join(map(ascii_letters.__getitem__, term)) for term in terms)
+    return f"{output},{y}->{x}", f"{output},{x}->{y}"
+
+
+class _Products(torch.autograd.Function):
+    """An einsum of two operands whose gradients are einsums too: each of the three by what is fastest for it."""
+
+    @staticmethod
+    def forward(ctx: Any, equation: str, x: Tensor, y: Tensor) -> Tensor:
+        ctx.equation = equation
+        ctx.save_for_backward(x, y)
+        return _product(equation, x, y)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, y = ctx.saved_tensors
+        of_x, of_y = _gradients(ctx.equation, x.shape, y.shape)  # type: ignore[misc]
+        if 0 in grad.stride():  # such as that of a sum
+            grad = grad.contiguous()
+        function = einsum if torch.is_grad_enabled() else _product  # create_graph=True
+        return (
+            None,
+            function(of_x, grad, y) if ctx.needs_input_grad[1] else None,
+            function(of_y, grad, x) if ctx.needs_input_grad[2] else None,
+        )
+
+
+def _product(equation: str, x: Tensor, y: Tensor) -> Tensor:
+    """An einsum of which no gradient is recorded, of operands that kernels take."""
+    wide = x.is_cuda and _wide(x.get_device())
+    return _fastest(equation, x.shape, y.shape, item_size=x.element_size(), wide=wide)([x, y])
+
+
+@lru_cache(maxsize=4096)
+def _fastest(
+    equation: str, *shapes: tuple[int, ...], item_size: int, wide: bool
+) -> Callable[[Sequence[Tensor]], Tensor]:
+    if _kernel_products(equation, *shapes, item_size=item_size, wide=wide)[0]:
+        labels, ranks = parse(equation, tuple(map(len, shapes)))
+        return lambda operands: OP(operands, labels, ranks)
+    program = _program(equation, all(math.prod(shape) <= _SHORT for shape in shapes), True, *shapes)
+    return lambda operands: run(program, operands)
 
 
 def _from_sublists(*arguments: Any) -> tuple[Any, ...]:

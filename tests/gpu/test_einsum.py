@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from svexport.ops import _cuda
-from svexport.ops.einsum import OP, _kernel_form, einsum, parse
+from svexport.ops.einsum import OP, _kernel_products, einsum, parse
 from tests.gpu.support import TOLERANCES, gpu, relative_error
 
 pytestmark = gpu
@@ -77,6 +77,14 @@ def check(equation: str, operands: list[Tensor], kernel: bool = True) -> None:
         (2, 3, 4, 53, 25, 1),
         (2, 3, 4, 53, 3, 5),
         (1, 1, 1, 2, 64, 41),
+        (8, 8, 8, 75, 22, 25),
+        (2, 8, 40, 75, 27, 27),
+        (2, 8, 5, 150, 42, 27),
+        (4, 3, 150, 61, 27, 27),
+        (2, 2, 150, 75, 50, 50),
+        (6, 1, 140, 61, 25, 41),
+        (8, 8, 40, 75, 25, 25),
+        (3, 3, 140, 40, 27, 27),
     ],
 )
 def test_sizes(n: int, k: int, c: int, t: int, v: int, w: int, per_channel: bool, dtype: torch.dtype) -> None:
@@ -153,12 +161,13 @@ def check_not_finite(equation: str, x: Tensor, y: Tensor, grad: Tensor, seed: in
 
 @DTYPES
 @pytest.mark.parametrize("equation", EQUATIONS)
-def test_what_is_not_finite(equation: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("k", "c", "v"), [(3, 4, 25), (3, 150, 27), (8, 64, 27)])
+def test_what_is_not_finite(k: int, c: int, v: int, equation: str, dtype: torch.dtype) -> None:
     """Infinities and NaN are where torch has them, signs included, and what else is in their rows is right."""
     for seed in range(6):
         torch.manual_seed(seed)
-        x, y = graph(2, 3, 4, 61, 25, 25, dtype, equation.count("c") == 3)
-        grad = torch.randn(2, 4, 61, 25, device="cuda").to(dtype)
+        x, y = graph(2, k, c, 61, v, v, dtype, equation.count("c") == 3)
+        grad = torch.randn(2, c, 61, v, device="cuda").to(dtype)
         check_not_finite(equation, x, y, grad, seed)
 
 
@@ -358,7 +367,7 @@ def test_channels_of_more_than_two_to_the_31st_elements() -> None:
 @pytest.fixture
 def large() -> list[Tensor]:
     operands = graph(2, 3, 64, 150, 25, 25, torch.float32, False)
-    assert _kernel_form("nkctv,kvw->nctw", *(x.shape for x in operands))
+    assert all(_kernel_products("nkctv,kvw->nctw", *(x.shape for x in operands), item_size=4))
     return operands
 
 
@@ -366,6 +375,38 @@ def test_eager_runs_the_kernels(large: list[Tensor]) -> None:
     with kernels_only():
         actual = einsum("nkctv,kvw->nctw", *large)
     assert relative_error(actual, torch.einsum("nkctv,kvw->nctw", *[x.double() for x in large])) < 1e-5
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("nkctv,kvw->nctw", ((4, 8, 12, 150, 50), (8, 50, 50))),  # where shared memory does not hold the matrix
+        ("nctw,cd->ndtw", ((2, 12, 75, 18), (12, 40))),  # small
+        ("nctw,cd->ndtw", ((1, 28, 150, 17), (28, 60))),  # one sample
+        ("nctw,cd->ndtw", ((3, 300, 75, 25), (300, 12))),
+        ("nctw,cd->ndtw", ((3, 12, 75, 25), (12, 300))),
+    ],
+)
+def test_products_by_what_is_fastest_for_each(
+    equation: str, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype
+) -> None:
+    leaves = [torch.randn(shape, device="cuda").to(dtype).requires_grad_() for shape in shapes]
+    exact = [z.detach().double().requires_grad_() for z in leaves]
+    expected = torch.einsum(equation, *exact)
+    grad = torch.randn(expected.shape, device="cuda").to(dtype)
+    wanted = torch.autograd.grad(expected, exact, grad.double(), retain_graph=True)
+    output = einsum(equation, *leaves)
+    got = torch.autograd.grad(output, leaves, grad, retain_graph=True)
+    for a, e in zip((output, *got), (expected, *wanted), strict=True):
+        assert a.shape == e.shape
+        assert a.dtype == dtype
+        assert relative_error(a, e.to(dtype)) < TOLERANCES[dtype]
+    for i in range(2):  # one alone, and of a sum, whose own gradient is expanded
+        operands = [z if i == j else z.detach() for j, z in enumerate(leaves)]
+        (alone,) = torch.autograd.grad(einsum(equation, *operands).sum(), operands[i])
+        (of_sum,) = torch.autograd.grad(expected.sum(), exact[i], retain_graph=True)
+        assert relative_error(alone, of_sum.to(dtype)) < TOLERANCES[dtype]
 
 
 def test_second_derivatives(large: list[Tensor]) -> None:

@@ -4,6 +4,7 @@ import gc
 import math
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from svexport.ops.einsum import OP, Einsum, MatMul, Mul, ReduceSum, _kernel_form, einsum, parse, plan, split
+from svexport.ops.einsum import (
+    OP,
+    Einsum,
+    MatMul,
+    Mul,
+    ReduceSum,
+    Reshape,
+    _gradients,
+    _kernel_products,
+    _Products,
+    bind,
+    einsum,
+    parse,
+    plan,
+    run,
+    split,
+)
 from tests.support import OPSETS, op_model, run_op
 
 SEED_EQUATIONS = {  # at the shapes of their networks: (equation, shapes, data transposes allowed)
@@ -355,6 +372,8 @@ def test_a_sum_left_out_of_the_product_stays_small() -> None:
         ("nkctv,kvw->nctw", ((64, 40, 16, 30, 25), (40, 25, 25)), False),
         ("nkctv,kvw->nctw", ((64, 3, 64, 300, 2), (3, 2, 2)), False),
         ("nctv,vw->nctw", ((64, 64, 300, 25), (25, 25)), False),  # nothing is copied
+        ("nkctv,kcvw->nctw", ((2, 1, 64, 300, 25), (1, 64, 25, 25)), True),
+        ("nkctv,kcvw->nctw", ((1, 1, 64, 300, 25), (1, 64, 25, 25)), False),  # nothing is copied
         ("nkctv,kvw->nwct", ((64, 3, 64, 300, 25), (3, 25, 25)), False),
         ("nkctv,kvw->ncw", ((64, 3, 64, 300, 25), (3, 25, 25)), False),
         ("nkctv,kvwx->nctw", ((64, 3, 64, 300, 25), (3, 25, 25, 2)), False),
@@ -367,31 +386,94 @@ def test_a_sum_left_out_of_the_product_stays_small() -> None:
     ],
 )
 def test_what_the_cuda_kernels_are_for(equation: str, shapes: tuple[tuple[int, ...], ...], expected: bool) -> None:
-    assert _kernel_form(equation, *shapes) == (canonical(equation, shapes) if expected else None)
+    products = _kernel_products(equation, *shapes, item_size=4)
+    assert products == (expected,) * len(products)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "item_size", "expected"),
+    [
+        (((1, 8, 20, 300, 50), (8, 50, 50)), 4, (False, True, True)),  # the forward's matrix fills the shared memory
+        (((1, 8, 20, 300, 50), (8, 50, 50)), 2, (True, True, True)),
+        (((16, 8, 8, 300, 42), (8, 42, 42)), 4, (True, True, True)),
+        (((32, 8, 8, 300, 33), (8, 33, 64)), 4, (False, True, True)),
+    ],
+)
+def test_what_shared_memory_holds(shapes: tuple[tuple[int, ...], ...], item_size: int, expected: tuple) -> None:
+    assert _kernel_products("nkctv,kvw->nctw", *shapes, item_size=item_size) == expected
 
 
 @pytest.mark.parametrize(
     ("shape", "columns", "item_size", "learned", "expected"),
     [
-        ((8, 64, 300, 25), 128, 4, False, True),
-        ((8, 64, 300, 25), 128, 2, False, True),
-        ((8, 64, 304, 25), 128, 2, True, False),  # rows at 16 bytes
-        ((8, 64, 300, 25), 128, 0, True, False),
-        ((8, 64, 300, 25), 300, 4, True, False),
-        ((2, 64, 75, 18), 128, 4, False, False),  # small
-        ((2, 64, 75, 18), 128, 4, True, True),
-        ((2, 64, 75, 18), 128, 2, True, True),
-        ((1, 64, 75, 18), 128, 4, True, False),  # no sum over samples
-        ((2, 64, 75, 18), 256, 2, True, False),
-        ((2, 16, 30, 18), 16, 4, True, False),
+        ((8, 64, 300, 25), 128, 4, False, (True, True, True)),
+        ((8, 64, 300, 25), 128, 2, False, (True, True, True)),
+        ((8, 64, 304, 25), 128, 2, True, (False, False, True)),  # rows at 16 bytes
+        ((8, 64, 300, 25), 128, 0, True, (False, False, False)),
+        ((8, 64, 300, 25), 300, 4, True, (True, False, True)),  # sums over 300 channels
+        ((8, 300, 300, 25), 64, 4, True, (False, True, True)),
+        ((2, 64, 75, 18), 128, 4, False, (False, False, True)),  # small
+        ((2, 64, 75, 18), 128, 4, True, (True, True, True)),
+        ((2, 64, 75, 18), 128, 2, True, (True, True, True)),
+        ((1, 64, 75, 18), 128, 4, True, (False, False, True)),  # no sum over samples
+        ((1, 64, 75, 18), 128, 2, True, (False, False, False)),  # nor float32
+        ((2, 64, 75, 18), 256, 2, True, (False, False, True)),
+        ((1, 152, 300, 25), 128, 4, False, (True, True, True)),
+        ((1, 128, 300, 25), 24, 4, False, (False, True, True)),  # sums for few columns
+        ((2, 256, 20, 18), 256, 4, True, (False, False, False)),  # more sums than what they are of
+        ((2, 16, 7, 18), 16, 4, True, (False, False, False)),
     ],
 )
 def test_what_the_cuda_kernels_that_mix_channels_are_for(
-    shape: tuple[int, ...], columns: int, item_size: int, learned: bool, expected: bool
+    shape: tuple[int, ...], columns: int, item_size: int, learned: bool, expected: tuple[bool, ...]
 ) -> None:
     equation, shapes = "nctw,cd->ndtw", (shape, (shape[1], columns))
-    form = _kernel_form(equation, *shapes, mixed=item_size, learned=learned)
-    assert form == (canonical(equation, shapes) if expected else None)
+    needs = (False, learned)
+    assert _kernel_products(equation, *shapes, item_size=item_size or 4, wide=item_size > 0, needs=needs) == expected
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("nkctv,kvw->nctw", ((2, 3, 4, 5, 7), (3, 7, 6))),
+        ("nkctv,kcvw->nctw", ((2, 3, 4, 5, 7), (3, 4, 7, 6))),
+        ("...kctv,kvw->...ctw", ((2, 3, 4, 5, 7), (3, 7, 6))),
+        ("cd,nctw->ndtw", ((4, 6), (2, 4, 5, 3))),
+        ("nctw,ndtw->cd", ((2, 4, 5, 3), (2, 6, 5, 3))),
+    ],
+)
+def test_gradients_that_are_einsums(equation: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+    operands = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    apply = partial(_Products.apply, equation)
+    torch.testing.assert_close(apply(*operands), torch.einsum(equation, *operands))
+    assert torch.autograd.gradcheck(apply, operands)
+    assert torch.autograd.gradgradcheck(apply, operands)
+    for needed in operands:  # of one alone, and of a sum, whose own gradient is expanded
+        (actual,) = torch.autograd.grad(apply(*operands).sum(), needed)
+        (expected,) = torch.autograd.grad(torch.einsum(equation, *operands).sum(), needed)
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("nctw,cd->ndtw", ((2, 4, 5, 3), (1, 6))),  # broadcast
+        ("nkctv,kvv->nctv", ((2, 3, 4, 5, 7), (3, 7, 7))),  # a diagonal
+        ("nctwz,cd->ndtw", ((2, 4, 5, 3, 1), (4, 6))),  # a sum of one alone
+    ],
+)
+def test_gradients_that_are_not(equation: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+    assert _gradients(equation, *shapes) is None
+
+
+def test_an_output_that_may_be_a_view_is_not_moved() -> None:
+    equation, shapes = "nkctv,kcvw->nctw", ((2, 2, 4, 300, 20), (2, 4, 20, 20))
+    for view, batch in ((False, 2), (True, 1)):
+        chosen = plan(*canonical(equation, shapes), shapes, True, view)
+        first = next(step for step in chosen.steps if isinstance(step, Reshape))
+        assert len(first.groups) - 2 == batch
+        operands = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+        torch.testing.assert_close(run(bind(chosen, chosen.sizes), operands), torch.einsum(equation, *operands))
 
 
 def test_labels_are_canonical() -> None:

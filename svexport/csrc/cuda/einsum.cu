@@ -1,6 +1,7 @@
 #include "einsum.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "bulk.cuh"
 #include "overlap.cuh"
@@ -95,7 +96,8 @@ struct Einsum {
   char* y;
   int64_t y_shared, rows;           // the stride of y over S; T
   int y_k, y_v, y_m, y_w;           // the other strides of y
-  int shared, tiles;                // S; tiles of one of S
+  int shared, tiles;                // S, times those that are apart; tiles of one of these
+  Divider apart;                    // of M or, for a sum, of K, if each has tiles of its own, their count being 1; else 1
   Divider per_shared, per_outer;    // tiles of one of S, and of one of O
   int steps, groups;                // of the product over K and V; of the columns, M times W
   Divider per_group, per_k, per_m;  // steps of a group; pieces, or elements, of one of K; columns of one of M
@@ -341,12 +343,13 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
   for (int next = first_tile; next < last_tile;) {
     auto rest = static_cast<uint32_t>(next);
     const int begin = static_cast<int>(a.per_shared.split(rest)), end = min(begin + last_tile - next, a.tiles);
+    const auto of_m = static_cast<int>(a.apart.split(rest));
     const int64_t s = rest;
     const bool begins = next == first_tile;
     next += end - begin;
 
     // What takes longest comes first: the factors, then the tiles; the tables are made meanwhile.
-    const T* const y = reinterpret_cast<const T*>(a.y) + s * a.y_shared;
+    const T* const y = reinterpret_cast<const T*>(a.y) + s * a.y_shared + of_m * a.y_m;
     T loaded[kReads][E];
     const auto read = [&](int i0) {
 #pragma unroll
@@ -424,7 +427,7 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
       const auto m0 = static_cast<int>(a.per_tile.split(tile));
       const Place place(a, begin + static_cast<int>(tile));
       const char* const x = stages.at(stage) + begin_of<kWhole>(a.x.at<const T>(s, place.outer, 0, place.first));
-      T* const to = a.z.at<T>(s, place.outer, m0, place.first);
+      T* const to = a.z.at<T>(s, place.outer, of_m + m0, place.first);
       char* const z = results + begin_of<kWhole>(to);
       const char* rows[4];
 #pragma unroll
@@ -501,13 +504,15 @@ constexpr int kSumPitch = J % 2 ? 8 * J : 8 * J + 8;
 template <class T, int I, int J>
 __device__ __forceinline__ void exact(const Einsum& a, const Range& range, float* to) {
   const int lane = threadIdx.x % 32, V = a.x.width, W = a.z.width;
+  uint32_t s = blockIdx.y;
+  const auto of_k = static_cast<int>(a.apart.split(s));
   for (int i = 0; i < 2 * I; ++i) {
     const int at = min(static_cast<int>(blockIdx.z) * 16 * I + i * 8 + lane / 4, a.x.count * V - 1);
     float sums[2 * J] = {};
     for (int tile = range.begin + static_cast<int>(threadIdx.x) / 32; tile < range.end; tile += blockDim.x / 32) {
       const Place place(a, tile);
-      const T* x = a.x.at<const T>(blockIdx.y, place.outer, at / V, place.first) + at % V;
-      const T* z = a.z.at<const T>(blockIdx.y, place.outer, 0, place.first);
+      const T* x = a.x.at<const T>(s, place.outer, of_k + at / V, place.first) + at % V;
+      const T* z = a.z.at<const T>(s, place.outer, 0, place.first);
 #pragma unroll 4
       for (int row = 0; row < place.rows; ++row) {
         const float left = to_float(x[row * V]);
@@ -526,8 +531,9 @@ __device__ __forceinline__ void exact(const Einsum& a, const Range& range, float
 }
 
 template <class T>
-__device__ __forceinline__ T* small_at(const Einsum& a, int64_t s, int k, int v, int w) {
-  return reinterpret_cast<T*>(a.y) + s * a.y_shared + (k * a.y_k + v * a.y_v + w * a.y_w);
+__device__ __forceinline__ T* small_at(const Einsum& a, uint32_t s, int k, int v, int w) {
+  k += static_cast<int>(a.apart.split(s));
+  return reinterpret_cast<T*>(a.y) + static_cast<int64_t>(s) * a.y_shared + (k * a.y_k + v * a.y_v + w * a.y_w);
 }
 
 constexpr int kTogether = 4;  // neighbours of W that a thread adds up
@@ -545,7 +551,9 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
   extern __shared__ __align__(16) char shared[];
   const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const int V = a.x.width, W = a.z.width, kv = a.x.count * V, kv0 = blockIdx.z * 16 * I, s = blockIdx.y;
+  const int V = a.x.width, W = a.z.width, kv = a.x.count * V, kv0 = blockIdx.z * 16 * I;
+  uint32_t s = blockIdx.y;
+  const auto of_k = static_cast<int>(a.apart.split(s));
   const int k0 = a.per_k.divide(kv0), count = static_cast<int>(a.per_k.divide(min(kv, kv0 + 16 * I) - 1)) - k0 + 1;
   char* const memory = shared + warp * a.warp;
   Stages<kWhole> stages(memory, memory + a.warp - a.stages * 8, a.stages, a.stage, 2);
@@ -557,7 +565,7 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
     if (tile < end) {
       const Place place(a, tile);
       char* const to = stages.at(stage);
-      const T *z = a.z.at<const T>(s, place.outer, 0, place.first), *x = a.x.at<const T>(s, place.outer, k0, place.first);
+      const T *z = a.z.at<const T>(s, place.outer, 0, place.first), *x = a.x.at<const T>(s, place.outer, of_k + k0, place.first);
       fetch<kWhole>(to, a.z, 1, z, place.rows, kRows, stages.barrier(stage));
       fetch<kWhole>(to + a.z.pitch, a.x, count, x, place.rows, kRows, stages.barrier(stage));
     }
@@ -581,7 +589,7 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
     const Place place(a, tile);
     char* const tiles = stages.at(stage);
     char* const z = tiles + begin_of<kWhole>(a.z.at<const T>(s, place.outer, 0, place.first));
-    char* const x = tiles + a.z.pitch + begin_of<kWhole>(a.x.at<const T>(s, place.outer, k0, place.first));
+    char* const x = tiles + a.z.pitch + begin_of<kWhole>(a.x.at<const T>(s, place.outer, of_k + k0, place.first));
     if (!kWhole && place.rows < kRows) {
       clear_last<T>(z, a.z, 1, place.rows * W * kSize);
       clear_last<T>(x, a.x, count, place.rows * V * kSize);
@@ -637,7 +645,7 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
   }
   __syncthreads();
   const int size = min(16 * I, kv - kv0) * ceil_div(W, kTogether);
-  float* const part = a.partials + ((static_cast<int64_t>(blockIdx.x) * a.shared + s) * kv + kv0) * W;
+  float* const part = a.partials + ((static_cast<int64_t>(blockIdx.x) * a.shared + blockIdx.y) * kv + kv0) * W;
 #pragma unroll 1
   for (int i = threadIdx.x; i < size; i += blockDim.x) {
     uint32_t row = i;
@@ -660,7 +668,7 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
     if (a.parts == 1) {
       uint32_t k = kv0 + row;
       const uint32_t v = a.per_k.split(k);
-      put(small_at<T>(a, s, k, v, first), a.y_w);
+      put(small_at<T>(a, blockIdx.y, k, v, first), a.y_w);
     } else {
       put(part + row * W + first, 1);
     }
@@ -697,6 +705,10 @@ __global__ void __launch_bounds__(kSumThreads) sum_kernel(const __grid_constant_
 
 constexpr int kLargestWidth = 64, kLargestCount = 8;  // of V and W, and of K and M
 
+bool small_enough(const Tensor& t) {
+  return t.numel() > 0 && t.sizes[2] <= kLargestCount && t.sizes[4] <= kLargestWidth;
+}
+
 // t: (S, O, K, T, V)
 bool large(const Tensor& t, Large* to) {
   const int64_t size = t.item_size(), width = t.sizes[4];
@@ -712,8 +724,7 @@ bool large(const Tensor& t, Large* to) {
   to->ragged = reinterpret_cast<uintptr_t>(to->end) % 16 != 0;
   for (int i = 0; i < 3; ++i) to->whole = to->whole && (t.sizes[i] == 1 || to->strides[i] % 16 == 0);
   to->whole = to->whole && t.sizes[3] * width * size % 16 == 0;
-  return width <= kLargestWidth && t.sizes[2] <= kLargestCount && (t.strides[4] == 1 || width == 1) &&
-         (t.strides[3] == width || t.sizes[3] == 1);
+  return (t.strides[4] == 1 || width == 1) && (t.strides[3] == width || t.sizes[3] == 1);
 }
 
 // All that does not depend on how the shared memory is divided.
@@ -747,6 +758,8 @@ cudaError_t dispatch_columns(int tiles, F&& f) {
   if (tiles <= 3) return f(std::integral_constant<int, 3>());
   if (tiles <= 4) return f(std::integral_constant<int, 4>());
   if (tiles <= 5) return f(std::integral_constant<int, 5>());
+  if (tiles <= 6) return f(std::integral_constant<int, 6>());
+  if (tiles <= 7) return f(std::integral_constant<int, 7>());
   return f(std::integral_constant<int, 8>());
 }
 
@@ -760,47 +773,92 @@ cudaError_t allow(Kernel kernel, int bytes) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 }
 
-// Most tiles of a block, of one of S.
-int most_tiles(const Tensor& x) {
-  const int64_t tiles = x.sizes[1] * ceil_div<int64_t>(x.sizes[3], kRows);
-  return static_cast<int>(std::min(tiles, ceil_div<int64_t>(tiles * x.sizes[0], processors())));
-}
+// Of a tensor's width.
+int pitch_of(const Tensor& t) { return kRows * static_cast<int>(t.sizes[4] * t.item_size()) + 32; }
 
-// Whether there are so few tiles that every warp is to do only one of M.
-bool apart(const Tensor& x, const Tensor& z) {
-  return x.sizes[0] <= processors() && most_tiles(x) * z.sizes[2] <= kLargeWarps;
+// What does the products of a tile with each of M: a warp, as many that share it, or blocks apart, that read it again.
+enum class Of { kOne, kSharing, kApart };
+
+// How large_kernel divides its work.
+struct Division {
+  int sharing, apart, count;  // 1 or, of M, warps that share a tile, those that are apart, and those that a warp does
+  int columns;                // of 8, that a warp does at once
+  int steps, groups, before;  // as Einsum has them
+  int pieces, workers, stages, warp = 0;  // pieces: of a block, of one of S; the rest as Einsum has it
+  bool fits;
+  double time = INFINITY;
+
+  Division(const Tensor& x, const Tensor& z, Of of)
+      : sharing(of == Of::kSharing ? static_cast<int>(z.sizes[2]) : 1),
+        apart(of == Of::kApart ? static_cast<int>(z.sizes[2]) : 1),
+        count(of == Of::kOne ? static_cast<int>(z.sizes[2]) : 1) {
+    const int size = static_cast<int>(x.item_size()), K = static_cast<int>(x.sizes[2]), pairs = ceil_div<int>(x.sizes[4], 2);
+    // For every group of columns the rows are read anew, which takes as long as 4 tiles of columns. 7 are for half types
+    // alone.
+    const int tiles = ceil_div<int>(count * z.sizes[4], 8);
+    columns = 2;
+    for (const int i : {3, 4, 5, 7}) {
+      if ((i <= 5 || size == 2) && ceil_div(tiles, i) * (4 + i) < ceil_div(tiles, columns) * (4 + columns)) columns = i;
+    }
+    groups = sharing * ceil_div(tiles, columns);
+    steps = ceil_div(K * pairs, size == 4 ? 4 : 8);
+    const int fragment = static_cast<int>(size == 4 ? sizeof(Fragment<float>) : sizeof(Fragment<__half>));
+    before = groups * columns * 32 * (steps * fragment + 1) + steps * 32;
+    const int stage = K * pitch_of(x), results = count * pitch_of(z), room = shared_memory() - before;
+    const auto bytes_of = [&](int n) { return ceil_div(n * (stage + 8), 16) * 16 + results; };
+    // Warps hide more than tiles under way.
+    stages = room / bytes_of(2) >= 12 ? 2 : 1;
+    while (stages < kMostStages && room / bytes_of(stages + 1) >= kLargeWarps) ++stages;
+    const int64_t shared = x.sizes[0] * apart, of_one = x.sizes[1] * ceil_div<int64_t>(x.sizes[3], kRows);
+    pieces = sharing * static_cast<int>(std::min(of_one, ceil_div<int64_t>(of_one * shared, processors())));
+    fits = room / bytes_of(stages) >= 2 && of_one * shared <= INT32_MAX / 2;
+    if (!fits) return;
+    workers = std::min({kLargeWarps, room / bytes_of(stages), pieces});
+    stages = std::min(stages, ceil_div(pieces, workers));
+    warp = bytes_of(stages);
+    // To fetch or to store a tile takes as long as 8 tiles of columns.
+    time = ceil_div(pieces, workers) * (groups / sharing * (4.0 + columns) + 8.0 * (1 + count)) *
+           std::max(1.0, static_cast<double>(shared) / processors());
+  }
+};
+
+Division division_of(const Tensor& x, const Tensor& z) {
+  const Division one(x, z, Of::kOne);
+  if (z.sizes[2] == 1) return one;
+  const Division apart(x, z, Of::kApart);
+  // So few tiles that every warp is to do only one of M. Blocks of one of S each would be more than processors.
+  if (x.sizes[0] <= processors() && one.pieces * z.sizes[2] <= kLargeWarps) {
+    const Division few(x, z, x.sizes[0] == 1 ? Of::kApart : Of::kSharing);
+    if (few.fits) return few;
+  }
+  return apart.fits && apart.time * 1.1 < one.time ? apart : one;
 }
 
 template <class T, int J>
-cudaError_t launch_large(const Tensor& x, const Tensor& y, const Tensor& z, cudaStream_t stream) {
+cudaError_t launch_large(const Tensor& x, const Tensor& y, const Tensor& z, const Division& division, cudaStream_t stream) {
   Einsum a{};
   if (!describe(x, y, z, &a)) return cudaErrorNotSupported;
-  a.steps = ceil_div(a.x.count * ceil_div(a.x.width, kEach<T> / kPieces<T>), 4 * kPieces<T>);
-  const int sharing = apart(x, z) ? a.z.count : 1;  // warps, of a tile
-  a.per_tile = Divider(sharing);
-  a.count = a.z.count / sharing;
-  a.groups_each = ceil_div(a.count * a.z.width, 8 * J);
-  a.groups = sharing * a.groups_each;
+  const auto kernel = whole(a) ? large_kernel<T, J, true> : large_kernel<T, J, false>;
+  a.apart = Divider(division.apart);
+  a.shared *= division.apart;
+  a.z.count /= division.apart;
+  a.per_tile = Divider(division.sharing);
+  a.count = division.count;
+  a.groups = division.groups;
+  a.groups_each = division.groups / division.sharing;
+  a.steps = division.steps;
   a.per_group = Divider(a.steps);
   a.per_k = Divider(ceil_div(a.x.width, kEach<T> / kPieces<T>));
-  a.per_m = Divider(sharing > 1 ? a.groups_each * 8 * J : a.z.width);
-  a.before = a.groups * J * 32 * (a.steps * static_cast<int>(sizeof(Fragment<T>)) + 1) + a.steps * 32;
+  a.per_m = Divider(division.sharing > 1 ? a.groups_each * 8 * J : a.z.width);
+  a.before = division.before;
   a.stage = a.x.count * a.x.pitch;
-  const int room = shared_memory() - a.before;
-  const auto bytes_of = [&](int stages) { return ceil_div(stages * (a.stage + 8), 16) * 16 + a.count * a.z.pitch; };
-  // Warps hide more than tiles under way.
-  a.stages = room / bytes_of(2) >= 12 ? 2 : 1;
-  while (a.stages < kMostStages && room / bytes_of(a.stages + 1) >= kLargeWarps) ++a.stages;
+  a.workers = division.workers;
+  a.stages = division.stages;
+  a.warp = division.warp;
   const int64_t all = static_cast<int64_t>(a.tiles) * a.shared, count = processors();
-  const int each = most_tiles(x) * sharing;
-  if (room / bytes_of(a.stages) < 2) return cudaErrorNotSupported;
-  a.workers = std::min({kLargeWarps, room / bytes_of(a.stages), each});
-  a.stages = std::min(a.stages, ceil_div(each, a.workers));
-  a.warp = bytes_of(a.stages);
   // One block a processor has all its tiles; where it had several of S, there are smaller blocks instead.
-  const bool one = each <= a.workers && a.shared <= count;
+  const bool one = division.pieces <= a.workers && a.shared <= count;
   const int warps = one ? kLargeWarps : std::max(a.workers, kLargeWarps / 2);
-  const auto kernel = whole(a) ? large_kernel<T, J, true> : large_kernel<T, J, false>;
   const int bytes = a.before + a.workers * a.warp;
   cudaError_t status = allow(kernel, bytes);
   int blocks = 1;
@@ -821,9 +879,8 @@ cudaError_t launch_large(const Tensor& x, const Tensor& y, const Tensor& z, cuda
   return cudaGetLastError();
 }
 
-// Tiles of 16 of K times V that a warp adds up, with J of 8 columns: as many as registers hold twice.
-template <int J>
-constexpr int kSumTiles = J > 5 ? 2 : J > 4 ? 4 : 5;
+// Tiles of 16 of K times V that a warp adds up at most, with so many of 8 columns: as registers hold twice.
+constexpr int most_sums(int columns) { return columns > 7 ? 2 : columns > 5 ? 3 : columns > 4 ? 4 : 5; }
 
 // Whether rows are so few that it takes less time to read them more often, each time for fewer of these.
 bool few_rows(const Tensor& x) {
@@ -832,54 +889,111 @@ bool few_rows(const Tensor& x) {
 
 // Calls f with how many of these a warp adds up.
 template <int J, class F>
-cudaError_t dispatch_sums(const Tensor& x, F&& f) {
-  constexpr int kFew = std::min(kSumTiles<J>, kFewSums);
-  return few_rows(x) ? f(std::integral_constant<int, kFew>()) : f(std::integral_constant<int, kSumTiles<J>>());
+cudaError_t dispatch_sums(int tiles, F&& f) {
+  if (tiles == 2) return f(std::integral_constant<int, 2>());
+  if (tiles <= kFewSums) return f(std::integral_constant<int, std::min(most_sums(J), kFewSums)>());
+  return f(std::integral_constant<int, most_sums(J)>());
 }
 
-int groups(const Tensor& x, int tiles) { return static_cast<int>(ceil_div<int64_t>(x.sizes[2] * x.sizes[4], 16 * tiles)); }
+// How small_kernel divides its work.
+struct Sums {
+  int tiles, columns;  // of 16 of K times V, and of 8 columns, that a warp adds up
+  int shared, count;   // S and K or, where each of K is apart, their product and 1
+  int groups, parts;   // of y; of the sum over rows
+  int stage, stages = 0, warps = 0, warp = 0;
+  double time = INFINITY;  // in microseconds: within a tenth those of an H200
 
-// Parts of the sum over rows: as many as leave the fewest processors idle.
-int parts(const Tensor& x, int groups) {
-  const int64_t count = processors(), blocks = x.sizes[0] * groups;
-  const int64_t most = std::max<int64_t>(1, x.sizes[1] * ceil_div<int64_t>(x.sizes[3], kRows) / kSmallWarps);
-  int64_t best = 1;
-  for (int64_t i = 2; i <= std::min(most, std::max<int64_t>(8, count / blocks)); ++i) {
-    // fewer or shorter waves of blocks
-    if (ceil_div(blocks * i, count) * best < ceil_div(blocks * best, count) * i) best = i;
+  Sums(const Tensor& x, const Tensor& z, int tiles, bool apart, int most_warps)
+      : tiles(tiles),
+        columns(std::max(2, ceil_div<int>(z.sizes[4], 8))),
+        shared(static_cast<int>(x.sizes[0] * (apart ? x.sizes[2] : 1))),
+        count(apart ? 1 : static_cast<int>(x.sizes[2])) {
+    const int V = static_cast<int>(x.sizes[4]), rows = 16 * tiles, all = count * V, processors_ = processors();
+    groups = ceil_div(all, rows);
+    const int64_t of_one = x.sizes[1] * ceil_div<int64_t>(x.sizes[3], kRows), blocks_each = int64_t{shared} * groups;
+    // As many parts as leave the fewest processors idle, in fewer or shorter waves of blocks.
+    const int64_t most_parts = std::max<int64_t>(1, of_one / kSmallWarps);
+    int64_t best = std::max<int64_t>(1, std::min<int64_t>(most_parts, processors_ / blocks_each));
+    for (int64_t i = best + 1; i <= std::min<int64_t>(most_parts, 8); ++i) {
+      if (ceil_div<int64_t>(blocks_each * i, processors_) * best < ceil_div<int64_t>(blocks_each * best, processors_) * i) best = i;
+    }
+    parts = static_cast<int>(best);
+    stage = std::min(count, (rows - 2) / V + 2) * pitch_of(x) + pitch_of(z);
+    const auto each = static_cast<int>(ceil_div<int64_t>(of_one, parts));
+    const int sums = rows * (columns % 2 ? 8 * columns : 8 * columns + 8) * 4;
+    for (int n = kMostStages; n > 0 && shared <= 65535; --n) {  // the most tiles under way
+      // Barriers stay what they are: sums take the place of tiles alone.
+      const int bytes = std::max(n * stage, sums) + ceil_div(n * 8, 16) * 16;
+      const int fit = std::min(most_warps, shared_memory() / bytes), used = std::min(fit, each);
+      if (fit < 2 || std::min(used * n, each) < std::min(warps * stages, each)) continue;
+      warps = used;
+      stages = n;
+      warp = bytes;
+    }
+    if (warps == 0) return;
+
+    const bool single = x.item_size() == 4;
+    const double products = tiles * columns, blocks = static_cast<double>(blocks_each) * parts / processors_;
+    int fetched = 0;  // of K, by all groups
+    for (int i = 0; i < groups; ++i) fetched += (std::min(all, (i + 1) * rows) - 1) / V - i * rows / V + 1;
+    const double bytes = static_cast<double>(fetched) / groups * pitch_of(x) + pitch_of(z);
+    const double tile = (single ? 0.0264 : 0.0088) * products + (single ? 0.0181 : 0.0113) * (2 * tiles + columns) + 7e-5 * bytes;
+    const auto registers = static_cast<int>(std::min(255.0, single ? 40 + 11.5 * products : 60 + 6 * products));
+    const double resident = std::min<double>(
+        std::max(1, std::min((shared_memory() + 1024) / (warps * warp + 1024), 65536 / (ceil_div(registers, 8) * 256 * warps))),
+        std::ceil(blocks));
+    const double block = 2.4 + ceil_div(each, warps) * std::max(tile * std::max(1.0, resident * warps / 4), tile + 0.73 / stages) +
+                         0.0078 * products * warps * std::max(1.0, resident / 2);
+    const double waves = blocks / resident;
+    time = 4.4 + std::max(1.0, (std::ceil(waves) + waves) / 2) * block;
+    if (parts > 1) time += 1.5 + 3e-6 * parts * x.sizes[0] * x.sizes[2] * V * z.sizes[4];
+    // What is left between this and what was measured.
+    time *= (single && products > 16 ? 1.12 : tiles == 2 ? 0.93 : 1.0) * (most_warps < kSmallWarps ? 1.06 : 1.0);
   }
-  return static_cast<int>(best);
+};
+
+// The usual one, or another that takes clearly less time. A single sum of many rows is bound by memory.
+Sums sums_of(const Tensor& x, const Tensor& z) {
+  const int columns = std::max(2, ceil_div<int>(z.sizes[4], 8)), few = std::min(most_sums(columns), kFewSums);
+  const bool is_few = few_rows(x);
+  const int usual = columns == 6 || (is_few && columns > 5) ? 2 : is_few ? few : most_sums(columns);
+  Sums best(x, z, usual, false, kSmallWarps);
+  if (x.sizes[0] == 1 && !is_few && best.warps > 0) return best;
+  double time = best.time * 0.92;
+  for (const bool apart : {false, true}) {
+    if (apart && x.sizes[2] == 1) continue;
+    for (const int tiles : {2, few}) {
+      for (const int warps : {kSmallWarps, kSmallWarps / 2}) {
+        const Sums other(x, z, tiles, apart, warps);
+        if (other.time >= time) continue;
+        best = other;
+        time = other.time;
+      }
+    }
+  }
+  return best;
 }
 
 template <class T, int I, int J>
-cudaError_t launch_small(const Tensor& x, const Tensor& z, const Tensor& y, void* workspace, bool early,
+cudaError_t launch_small(const Tensor& x, const Tensor& z, const Tensor& y, void* workspace, bool early, const Sums& sums,
                          cudaStream_t stream) {
   Einsum a{};
   if (!describe(x, y, z, &a) || a.z.count != 1) return cudaErrorNotSupported;
-  const int parts_of_y = groups(x, I);
   a.per_k = Divider(a.x.width);
   a.per_row = Divider(ceil_div(a.z.width, kTogether));
-  const int most = std::min(a.x.count, (16 * I - 2) / a.x.width + 2);  // of K in a group
-  a.stage = most * a.x.pitch + a.z.pitch;
-  a.parts = parts(x, parts_of_y);
-  const int each = ceil_div(a.tiles, a.parts);
-  int warps = 0;
-  for (int stages = kMostStages; stages > 0; --stages) {  // the most tiles under way
-    // Barriers stay what they are: sums take the place of tiles alone.
-    const int bytes = std::max(stages * a.stage, 16 * I * kSumPitch<J> * 4) + ceil_div(stages * 8, 16) * 16;
-    const int fit = std::min(kSmallWarps, shared_memory() / bytes), used = std::min(fit, each);
-    if (fit < 2 || std::min(used * stages, each) < std::min(warps * a.stages, each)) continue;
-    warps = used;
-    a.stages = stages;
-    a.warp = bytes;
-  }
-  if (warps == 0 || a.shared > 65535) return cudaErrorNotSupported;
+  a.apart = Divider(a.x.count / sums.count);
+  a.shared = sums.shared;
+  a.x.count = sums.count;
+  a.parts = sums.parts;
+  a.stage = sums.stage;
+  a.stages = sums.stages;
+  a.warp = sums.warp;
   a.partials = static_cast<float*>(workspace);
-  const int bytes = warps * a.warp;
+  const int bytes = sums.warps * a.warp;
   const auto kernel = whole(a) ? small_kernel<T, I, J, true> : small_kernel<T, I, J, false>;
   if (const cudaError_t status = allow(kernel, bytes); status != cudaSuccess) return status;
-  const dim3 blocks(a.parts, a.shared, parts_of_y);  // the last of y, often smaller ones, behind all others
-  const cudaError_t status = launch(kernel, blocks, warps * 32, bytes, stream, early, a);
+  const dim3 blocks(a.parts, a.shared, sums.groups);  // the last of y, often smaller ones, behind all others
+  const cudaError_t status = launch(kernel, blocks, sums.warps * 32, bytes, stream, early, a);
   if (a.parts == 1 || status != cudaSuccess) return status;
   const int64_t size = static_cast<int64_t>(a.shared) * a.x.count * a.x.width * a.z.width;
   return launch(sum_kernel<T>, static_cast<unsigned>(ceil_div<int64_t>(size, kSumColumns)), kSumThreads, 0, stream,
@@ -889,45 +1003,35 @@ cudaError_t launch_small(const Tensor& x, const Tensor& z, const Tensor& y, void
 }  // namespace
 
 cudaError_t einsum_large(const Tensor& x, const Tensor& y, const Tensor& z, cudaStream_t stream) {
-  if (x.numel() == 0 || z.numel() == 0 || z.sizes[2] * z.sizes[4] > kLargestCount * kLargestWidth) {
-    return cudaErrorNotSupported;
-  }
-  // For every group of columns the rows are read anew, which takes as long as 4 tiles of columns. 7 are for half types alone.
-  const int tiles = static_cast<int>(ceil_div<int64_t>((apart(x, z) ? 1 : z.sizes[2]) * z.sizes[4], 8));
-  int best = 2;
-  for (const int i : {3, 4, 5, 7}) {
-    if ((i <= 5 || x.item_size() == 2) && ceil_div(tiles, i) * (4 + i) < ceil_div(tiles, best) * (4 + best)) best = i;
-  }
+  if (!small_enough(x) || !small_enough(z)) return cudaErrorNotSupported;
+  const Division division = division_of(x, z);
+  if (!division.fits) return cudaErrorNotSupported;
   return dispatch_float(x.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
     if constexpr (sizeof(T) == 2) {
-      if (best == 7) return launch_large<T, 7>(x, y, z, stream);
+      if (division.columns == 7) return launch_large<T, 7>(x, y, z, division, stream);
     }
-    return dispatch_columns(best, [&](auto columns) {
-      return launch_large<T, std::min(columns.value, 5)>(x, y, z, stream);
+    return dispatch_columns(division.columns, [&](auto columns) {
+      return launch_large<T, std::min(columns.value, 5)>(x, y, z, division, stream);
     });
   });
 }
 
 size_t einsum_small_workspace(const Tensor& x, const Tensor& z) {
-  size_t count = 0;
-  if (x.numel() == 0 || z.sizes[4] > kLargestWidth) return 0;
-  dispatch_columns(static_cast<int>(ceil_div<int64_t>(z.sizes[4], 8)), [&](auto columns) {
-    return dispatch_sums<columns.value>(x, [&](auto sums) {
-      count = parts(x, groups(x, sums.value));
-      return cudaSuccess;
-    });
-  });
-  return count == 1 ? 0 : count * x.sizes[0] * x.sizes[2] * x.sizes[4] * z.sizes[4] * sizeof(float);
+  if (!small_enough(x) || !small_enough(z)) return 0;
+  const Sums sums = sums_of(x, z);
+  return sums.parts == 1 ? 0 : sizeof(float) * sums.parts * x.sizes[0] * x.sizes[2] * x.sizes[4] * z.sizes[4];
 }
 
 cudaError_t einsum_small(const Tensor& x, const Tensor& z, const Tensor& y, void* workspace, bool early,
                          cudaStream_t stream) {
-  if (x.numel() == 0 || z.numel() == 0 || z.sizes[4] > kLargestWidth) return cudaErrorNotSupported;
-  return dispatch_columns(static_cast<int>(ceil_div<int64_t>(z.sizes[4], 8)), [&](auto columns) {
+  if (!small_enough(x) || !small_enough(z)) return cudaErrorNotSupported;
+  const Sums sums = sums_of(x, z);
+  if (sums.warps == 0) return cudaErrorNotSupported;
+  return dispatch_columns(sums.columns, [&](auto columns) {
     return dispatch_float(x.dtype, [&](auto* p) {
-      return dispatch_sums<columns.value>(x, [&](auto sums) {
-        return launch_small<element_t<decltype(p)>, sums.value, columns.value>(x, z, y, workspace, early, stream);
+      return dispatch_sums<columns.value>(sums.tiles, [&](auto tiles) {
+        return launch_small<element_t<decltype(p)>, tiles.value, columns.value>(x, z, y, workspace, early, sums, stream);
       });
     });
   });
