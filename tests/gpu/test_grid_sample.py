@@ -194,6 +194,10 @@ def test_planes_in_shared_memory(points: str, dtype: torch.dtype) -> None:
             grid.view(-1, 2)[i::997, i % 2] = x
         for padding in (0, 1, 2):
             check_anywhere(image, grid, padding, 1, max(TOLERANCES[dtype], 5e-5))  # rounded coordinates
+        grid.view(-1, 2)[5::997, 1] = float("inf")  # a row of no band
+        expected = OP(image.double().cpu(), grid.double().cpu(), 0, 0, False)
+        torch.full(expected.shape, 7.0, device="cuda", dtype=dtype)  # is what stays of a result that is not written
+        assert relative_error(on_gpu(image, grid, 0, 0, False), expected) < max(TOLERANCES[dtype], 5e-5)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)

@@ -470,7 +470,7 @@ __global__ void __launch_bounds__(kSampledThreads)
     const int rest = i / work.parts, of_image = work.groups * work.bands, n = rest / of_image;
     const int band = (rest - n * of_image) / work.groups, begin = (rest - n * of_image) % work.groups * work.group;
     const int top = band * work.band, low = band == 0 ? INT32_MIN : top;
-    const int high = band == work.bands - 1 ? INT32_MAX : top + work.band;
+    const int high = band == work.bands - 1 ? INT32_MAX : top + work.band - 1;  // INT32_MAX: infinity too
     const int first = (i - rest * work.parts) * work.part, last = min(first + work.part, s.points);
     const int count = min(work.group, channels - begin);
     const char* source = reinterpret_cast<const char*>(input + n * image + begin * channel);
@@ -517,7 +517,7 @@ __global__ void __launch_bounds__(kSampledThreads)
       bool here[POINTS], all = true;
 #pragma unroll
       for (int k = 0; k < POINTS; ++k) {
-        here[k] = cells.y[k] >= low && cells.y[k] < high;
+        here[k] = cells.y[k] >= low && cells.y[k] <= high;
         all = all && here[k];
         const int corner = (cells.y[k] - top) * work.pitch + cells.x[k] * static_cast<int>(sizeof(T));
 #pragma unroll
