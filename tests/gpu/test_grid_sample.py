@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -99,6 +100,26 @@ def test_layouts(rank: int, dtype: torch.dtype) -> None:
             check(view, grid, 0, padding, False)
         strided = torch.stack([grid, grid + 1], -1).transpose(1, 2).contiguous().transpose(1, 2)[..., 0]
         check(image.to(dtype), strided, 0, padding, False)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("mode", [0, 1])
+def test_channels_last_of_any_number(mode: int, dtype: torch.dtype) -> None:
+    """Read side by side, one or two at once, or by each point's own thread; images that no vector is aligned in."""
+    for shape, out in [
+        ((2, 37, 40, 45), (9, 31)),
+        ((1, 130, 33, 21), (20, 15)),
+        ((1, 30, 50, 50), (41, 43)),
+        ((1, 14, 90, 91), (40, 33)),
+        ((1, 26, 12, 13, 14), (8, 9, 11)),
+        ((2, 16, 40, 40), (120, 110)),
+        ((1, 128, 64, 64), (67, 31)),
+    ]:
+        image, grid = (x.to("cuda") for x in random_args(shape, out, False))
+        grid.view(-1)[: 4 * len(out) : len(out)] = grid.new_tensor([math.nan, math.inf, -math.inf, 1e30])
+        for view in layouts(image.to(dtype)):
+            check(view, grid, mode, 0, False, backward=False)
+            check(view, grid.nan_to_num(0).clamp(-2, 2), mode, 2, False, backward=False)
 
 
 def shifted(images: int, out: tuple[int, ...]) -> Tensor:

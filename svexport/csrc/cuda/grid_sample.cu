@@ -166,6 +166,109 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 ? 4 : 1)
   }
 }
 
+// ------------------------------------------------------------ channels-last: a thread for 16 bytes of a point, or more
+
+// Blocks of (chunks of channels x points) x images. Each thread finds its own pixels, and nothing waits for another.
+template <class T, int TAPS, int PADDING>
+__global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : TAPS == 8 ? 2 : 1)
+    point_kernel(Space s, const T* __restrict__ input, int64_t image, Output<T> output, int batch, int channels,
+                 int chunk, Divider points) {
+  constexpr int V = 16 / sizeof(T), AT_ONCE = TAPS < 4 ? TAPS : 4;
+  uint32_t rest = blockIdx.x * kThreads + threadIdx.x;
+  const int p = points.split(rest), first = rest * chunk, last = min(first + chunk, channels);
+  if (first >= channels) return;
+  for (int n = blockIdx.y; n < batch; n += gridDim.y) {
+    const Taps<TAPS> taps(locate<TAPS, PADDING>(s, n, p), s.stride);
+    if (output.mask && first == 0) output.set_mask(static_cast<int64_t>(n) * s.points + p, taps.offset[0]);
+    const T* source = input + n * image;
+    T* target = output.data + n * output.image + p * output.point;
+    for (int c = first; c < last; c += V) {
+      float sum[V] = {};
+#pragma unroll
+      for (int i = 0; i < TAPS; i += AT_ONCE) {
+        Vec<T, V> v[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j) {
+          const int offset = taps.offset[i + j];
+          v[j] = load_if<T, V>(source + (static_cast<uint32_t>(offset) + c), offset >= 0);
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j) add_scaled(sum, taps.weight[i + j], v[j]);
+      }
+#pragma unroll
+      for (int k = 0; k < V; ++k) target[(c + k) * output.channel] = from_float<T>(sum[k]);
+    }
+  }
+}
+
+// -------------------------------------------------------------- channels-last: lanes side by side read W channels each
+
+constexpr int kParts = 2;  // of the channels of a point that lanes side by side read one after the other
+
+// Blocks of points x chunks of channels x images; 1 << shift lanes for each point. The results go by way of a tile in
+// shared memory, channels `pitch` apart.
+template <class T, int TAPS, int W>
+__global__ void __launch_bounds__(kThreads)
+    narrow_kernel(Space s, const T* __restrict__ input, int64_t image, Output<T> output, int batch, int channels,
+                  int shift, int chunk, int tile_shift, int pitch) {
+  extern __shared__ uint4 memory[];
+  const int tile_points = 1 << tile_shift, first = blockIdx.x << tile_shift, left = min(tile_points, s.points - first);
+  Taps<TAPS>* points = reinterpret_cast<Taps<TAPS>*>(memory);
+  T* tile = reinterpret_cast<T*>(points + tile_points);
+  const int lanes = 1 << shift, rows = kThreads >> shift, lane = threadIdx.x & (lanes - 1), row = threadIdx.x >> shift;
+  const int part = lanes * W, start = blockIdx.y * chunk, end = min(start + chunk, channels);
+  const int p = threadIdx.x & (tile_points - 1), line = threadIdx.x >> tile_shift, lines = kThreads >> tile_shift;
+  for (int n = blockIdx.z; n < batch; n += gridDim.z) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < left; i += kThreads) {
+      points[i] = Taps<TAPS>(locate<TAPS>(s, n, first + i), s.stride);
+      if (output.mask && start == 0) {
+        output.set_mask(static_cast<int64_t>(n) * s.points + first + i, points[i].offset[0]);
+      }
+    }
+    __syncthreads();
+    for (int begin = start; begin < end; begin += kParts * part) {
+      const int c = begin + lane * W;
+      const bool more = c + part < end;
+      const T* source = input + n * image + c;
+#pragma unroll 1
+      for (int r = row; r < left && c < end; r += rows) {
+        const Taps<TAPS>& taps = points[r];
+        Vec<T, W> v[kParts][TAPS];
+#pragma unroll
+        for (int i = 0; i < TAPS; ++i) {
+          const T* pixel = source + taps.offset[i];
+          const bool inside = taps.offset[i] >= 0;
+          v[0][i] = load_if<T, W>(pixel, inside);
+          v[1][i] = load_if<T, W>(pixel + part, inside && more);
+        }
+        float sum[kParts][W] = {};
+#pragma unroll
+        for (int i = 0; i < TAPS; ++i) {
+          const float weight = taps.weight[i];
+#pragma unroll
+          for (int k = 0; k < kParts; ++k) add_scaled(sum[k], weight, v[k][i]);
+        }
+        T* to = tile + lane * W * pitch + r;
+#pragma unroll
+        for (int k = 0; k < kParts; ++k) {
+#pragma unroll
+          for (int w = 0; w < W; ++w) to[(k * part + w) * pitch] = from_float<T>(sum[k][w]);
+        }
+      }
+      __syncthreads();
+      const int count = p < left ? min(kParts * part, end - begin) : 0;
+      const T* from = tile + line * pitch + p;
+      T* target = output.data + n * output.image + (begin + line) * output.channel + (first + p) * output.point;
+#pragma unroll 4
+      for (int i = line; i < count; i += lines, from += lines * pitch, target += lines * output.channel) {
+        *target = *from;
+      }
+      __syncthreads();
+    }
+  }
+}
+
 // ------------------------------------------------------ NCHW: the pixels of a tile of points in shared memory
 
 // Points as rows of `across`, and the tile of a block: 1 << half threads across for twice as many points, the others
@@ -625,6 +728,60 @@ cudaError_t launch_vector(const Space& s, const T* data, int64_t image, int batc
                 shift, steps, width, only);
 }
 
+// Whether point_kernel is faster than vector_kernel: where threads are few and would wait for each other, and where the
+// first cache keeps what points side by side have in common. parts: of 16 bytes, of a point and of all points.
+template <int TAPS>
+bool each_by_itself(int parts_of_point, int64_t parts, int64_t bytes_of_image, bool crowded) {
+  const bool cached = bytes_of_image <= 192 << 10;
+  if (parts_of_point == 1 || TAPS == 1) return true;
+  if (TAPS == 4) return parts_of_point == 2 || parts <= 1 << 15 || (cached && crowded);
+  return TAPS == 8 && cached && parts >= 1 << 15;
+}
+
+// Whether narrow_kernel is faster than direct_kernel, which reads a point's pixels again and again where these are
+// large and far apart. bytes: of an image.
+template <int TAPS>
+bool side_by_side(int channels, int64_t bytes, int64_t results, int64_t pixels, int64_t points) {
+  if (bytes <= 1 << 16 || results < 1 << 14) return false;
+  if (TAPS == 4) return channels >= 24 ? points <= 4 * pixels : channels >= 12 && 4 * points <= pixels;
+  return TAPS == 8 && (channels >= 24 || (channels >= 12 && points <= pixels));
+}
+
+constexpr int64_t kManyThreads = 3 << 15;  // then each does more
+
+template <class T, int TAPS, int PADDING>
+cudaError_t launch_points(const Space& s, const T* data, int64_t image, int batch, int channels,
+                          const Output<T>& output, cudaStream_t stream) {
+  constexpr int V = 16 / sizeof(T);
+  const int64_t parts = static_cast<int64_t>(s.points) * (channels / V);
+  int chunk = V;
+  while (chunk < 4 * V && chunk < channels && batch * parts * V >= kManyThreads * chunk) chunk *= 2;
+  const int64_t blocks = ceil_div<int64_t>(static_cast<int64_t>(s.points) * ceil_div(channels, chunk), kThreads);
+  return launch(point_kernel<T, TAPS, PADDING>, dim3(blocks, batch < 65535 ? batch : 65535), kThreads, 0, stream, false,
+                s, data, image, output, batch, channels, chunk, Divider(s.points));
+}
+
+template <class T, int TAPS, int W>
+cudaError_t launch_narrow(const Space& s, const T* data, int64_t image, int batch, int channels,
+                          const Output<T>& output, int enough, cudaStream_t stream) {
+  const int widest = W == 1 && channels >= 128 ? 5 : 4;
+  int shift = 1, tile = 6;
+  while (shift < widest && (kParts * W << shift) < channels) ++shift;
+  const int together = kParts * W << shift, images = batch < 65535 ? batch : 65535;
+  const auto blocks = [&](int chunk) {
+    return static_cast<int64_t>(ceil_div(s.points, 1 << tile)) * ceil_div(channels, chunk) * images;
+  };
+  while (tile > 4 && blocks(together) < enough / 4) --tile;
+  int chunk = together;
+  while (chunk < 4 * together && blocks(2 * chunk) >= enough) chunk *= 2;
+  while (ceil_div(channels, chunk) > 65535) chunk *= 2;
+  // Lanes side by side write into different banks.
+  const int pitch = (1 << tile) + std::max<int>(std::max<int>(1, 4 / sizeof(T) / W), (32 >> shift) / W);
+  const int bytes = (sizeof(Taps<TAPS>) << tile) + together * pitch * sizeof(T);
+  return launch(narrow_kernel<T, TAPS, W>, dim3(ceil_div(s.points, 1 << tile), ceil_div(channels, chunk), images),
+                kThreads, bytes, stream, false, s, data, image, output, batch, channels, shift, chunk, tile, pitch);
+}
+
 // Gathers from boxes; where points scatter, from a copy in channels-last.
 template <class T, int PADDING>
 cudaError_t launch_boxes(const Tensor& input, const Space& s, const Output<T>& output, int enough, void* workspace,
@@ -662,8 +819,9 @@ cudaError_t launch_boxes(const Tensor& input, const Space& s, const Output<T>& o
 }
 
 constexpr int kSmallPlane = 4096;  // bytes of a plane that the first cache keeps, whatever the points
+constexpr int kTinyPlane = 2048;   // then also beside many others
 // Results for which sampled_kernel is worth its sample; with more of them boxes are faster.
-constexpr float kLeastSampled = 1 << 20, kMostSampled = 3 << 22;
+constexpr int kLeastSampled = 1 << 20, kMostSampled = 3 << 22;
 
 // A thread for each point, or for two of one channel.
 template <class T, class G, int PADDING>
@@ -672,12 +830,15 @@ cudaError_t launch_planes(const Tensor& input, const Space& s, const Output<T>& 
   const uint64_t pairs = reinterpret_cast<uintptr_t>(output.data) / sizeof(T) | output.image | s.points |
                          reinterpret_cast<uintptr_t>(s.grid.data) / (2 * sizeof(G));
   const int points = channels == 1 && pairs % 2 == 0 ? 2 : 1, all = ceil_div(s.points, points);
-  const int threads = all <= 1024 ? ceil_div(all, 32) * 32 : kThreads, blocks = ceil_div(all, threads);
   const int processors = std::max(1, of_device(cudaDevAttrMultiProcessorCount));
+  // All points of a plane in a block, many only where there are blocks enough.
+  const int most = static_cast<int64_t>(batch) * ceil_div(channels, 4) < processors ? 640 : 1024;
+  const int threads = all <= most ? ceil_div(all, 32) * 32 : kThreads, blocks = ceil_div(all, threads);
   const int of_processor = std::max(1, of_device(cudaDevAttrMaxThreadsPerMultiProcessor) / threads);  // blocks
   const int64_t of_channel = static_cast<int64_t>(blocks) * batch;
   const int64_t plane = static_cast<int64_t>(s.size[0]) * s.size[1] * sizeof(T);
   const int cache = of_device(cudaDevAttrMaxSharedMemoryPerMultiprocessor);  // in the same memory
+  const int64_t second_cache = of_device(cudaDevAttrL2CacheSize);
   int chunk = ceil_div<int64_t>(channels, std::max<int64_t>(1, processors * of_processor / of_channel));
   chunk = std::max(chunk, 4);  // each has to find its pixels
   if (blocks == 1) {           // the points of a plane meet in the first cache, if it has room for all planes in use
@@ -688,7 +849,10 @@ cudaError_t launch_planes(const Tensor& input, const Space& s, const Output<T>& 
   const dim3 grid(blocks, ceil_div(channels, chunk), batch);
   if (grid.y > 65535 || grid.z > 65535) return cudaErrorNotSupported;
   const bool crowded = blocks > 1 && 2 * of_channel * grid.y >= processors * of_processor;
-  const Pace pace = !crowded ? kSome : 10 * plane <= 7 * cache ? kChannel : kRow;
+  // Planes that are read at the same time stay in a cache.
+  const bool single = sizeof(T) == 4 && points == 1;
+  const bool stays = 10 * plane <= 7 * cache || (single && 4 * plane * batch * channels <= 3 * second_cache);
+  const Pace pace = !crowded ? kSome : stays ? kChannel : kRow;
   const auto kernel = points == 2 ? planes_kernel<T, G, PADDING, 2> : planes_kernel<T, G, PADDING, 1>;
   return launch(kernel, grid, threads, 0, stream, false, s, static_cast<const T*>(input.data), input.strides[0],
                 input.strides[1], output, channels, chunk, pace);
@@ -759,19 +923,32 @@ cudaError_t run(const Tensor& input, const Space& s, const Output<T>& output, vo
   const T* data = static_cast<const T*>(input.data);
   const int enough = 8 * of_device(cudaDevAttrMultiProcessorCount);  // blocks
   constexpr int V = 16 / sizeof(T);
-  // Not worth the way through shared memory: one or two accesses for each of few points.
-  const bool few = TAPS <= 4 && channels <= 2 * V && static_cast<int64_t>(batch) * s.points <= (1 << 14);
-  if (channels % V == 0 && input.aligned(1, 16) && !few) {
+  const int64_t results = static_cast<int64_t>(batch) * channels * s.points;
+  int64_t pixels = 1;
+  for (int a = 0; a < s.axes; ++a) pixels *= s.size[a];
+  const int64_t bytes = pixels * channels * sizeof(T);
+  const bool transposed = output.channel != 1;
+  if (channels % V == 0 && input.aligned(1, 16)) {
+    if (transposed && results / V <= INT32_MAX &&
+        each_by_itself<TAPS>(channels / V, results / V, bytes, s.points >= 2 * pixels)) {
+      return launch_points<T, TAPS, PADDING>(s, data, image, batch, channels, output, stream);
+    }
     return launch_vector<T, TAPS, PADDING>(s, data, image, batch, channels, output, enough, nullptr, stream);
+  }
+  if constexpr (TAPS == 4 || TAPS == 8) {
+    if (transposed && channel == 1 && side_by_side<TAPS>(channels, bytes, results, pixels, s.points)) {
+      const bool pairs = channels % 2 == 0 && input.aligned(1, 2 * sizeof(T));
+      const auto narrow = pairs ? launch_narrow<T, TAPS, 2> : launch_narrow<T, TAPS, 1>;
+      return narrow(s, data, image, batch, channels, output, enough, stream);
+    }
   }
 
   if constexpr (TAPS == 4) {
     const bool many = workspace && many_points(input, s.points, kBilinear);
-    const int64_t plane = static_cast<int64_t>(s.size[0]) * s.size[1];
+    const int64_t plane = pixels;
     const bool small = plane * sizeof(T) <= kSmallPlane;
-    const float results = static_cast<float>(batch) * channels * s.points;
     const bool sampled = channels >= 8 && s.points >= 4 * kSampledThreads && 2LL * s.points >= plane &&
-                         results >= kLeastSampled && results <= kMostSampled;
+                         plane * sizeof(T) > kTinyPlane && results >= kLeastSampled && results <= kMostSampled;
     if (s.stride[0] == 1 && output.point == 1 && s.grid_dense && s.grid_pairs) {
       const auto of = [&](auto* g, auto padding) {
         using G = element_t<decltype(g)>;
