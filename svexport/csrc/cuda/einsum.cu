@@ -826,9 +826,9 @@ Division division_of(const Tensor& x, const Tensor& z) {
   const Division one(x, z, Of::kOne);
   if (z.sizes[2] == 1) return one;
   const Division apart(x, z, Of::kApart);
-  // So few tiles that every warp is to do only one of M. Blocks of one of S each would be more than processors.
+  // So few tiles that every warp is to do only one of M. More blocks leave a sum that follows no room to begin early.
   if (x.sizes[0] <= processors() && one.pieces * z.sizes[2] <= kLargeWarps) {
-    const Division few(x, z, x.sizes[0] == 1 ? Of::kApart : Of::kSharing);
+    const Division few(x, z, x.sizes[0] == 1 && z.sizes[4] > 32 ? Of::kApart : Of::kSharing);
     if (few.fits) return few;
   }
   return apart.fits && apart.time * 1.1 < one.time ? apart : one;
@@ -952,13 +952,14 @@ struct Sums {
   }
 };
 
-// The usual one, or another that takes clearly less time. A single sum of many rows is bound by memory.
+// The usual one, or another that takes clearly less time. A single sum of many rows is bound by memory; that of few
+// narrow ones begins before the gradient that it follows has ended.
 Sums sums_of(const Tensor& x, const Tensor& z) {
   const int columns = std::max(2, ceil_div<int>(z.sizes[4], 8)), few = std::min(most_sums(columns), kFewSums);
   const bool is_few = few_rows(x);
   const int usual = columns == 6 || (is_few && columns > 5) ? 2 : is_few ? few : most_sums(columns);
   Sums best(x, z, usual, false, kSmallWarps);
-  if (x.sizes[0] == 1 && !is_few && best.warps > 0) return best;
+  if (x.sizes[0] == 1 && (!is_few || columns <= 5) && best.warps > 0) return best;
   double time = best.time * 0.92;
   for (const bool apart : {false, true}) {
     if (apart && x.sizes[2] == 1) continue;
