@@ -56,8 +56,10 @@ def chosen(name: str, options: argparse.Namespace) -> Iterator[Workload]:
 
 
 def at_random(draw: Callable[[Random], Workload], options: argparse.Namespace) -> Iterator[Workload]:
-    """Workloads until the time is over. One seed draws the same ones, of a faster GPU more."""
-    generator, until = Random(options.seed), time.monotonic() + options.random
+    """Workloads until the time is over, from the second on. One seed draws the same ones, of a faster GPU more."""
+    generator = Random(options.seed)
+    yield draw(generator)  # before which modules are imported and libraries loaded
+    until = time.monotonic() + options.random
     while time.monotonic() < until:
         yield draw(generator)
 

@@ -179,7 +179,8 @@ class Backward {
     pairs_ = add_ && plan.pairs && kPairs;
     chosen_ = add_ && plan.close && kChoice;
     deferred_ = listed_ || chosen_;
-    vector_ = plan.vector && (TAPS > 1 || s_.points > 2 * static_cast<int64_t>(pixels_));
+    vector_ = plan.vector && (TAPS > 1 || s_.points > 2 * static_cast<int64_t>(pixels_) ||
+                              (sizeof(T) == 2 && channels_ >= 16));
     short_chain_ = add_ && !vector_ && !chosen_ && input.numel() <= (1 << 20);
     boxes_ = listed_ && plan.copied && many_tiles(s_.across.d, s_.points / s_.across.d, batch_, sizeof(T));
     char* const memory = static_cast<char*>(workspace);
@@ -455,7 +456,7 @@ class Backward {
   const int batch_, channels_, pixels_;
   const unsigned images_;
   const int few_;  // blocks, where most often there is nothing to do
-  bool vector_;    // as planned; but nearest points add once and read nothing: few a pixel are not worth it
+  bool vector_;    // as planned; but nearest points add once and read nothing: by measurement few are not worth it
   bool ordered_;   // the image's gradient in one order,
   bool plane_;     // by plane_kernel,
   bool add_;       // or by atomics:
