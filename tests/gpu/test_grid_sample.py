@@ -221,6 +221,26 @@ def test_planes_in_shared_memory(points: str, dtype: torch.dtype) -> None:
         assert relative_error(on_gpu(image, grid, 0, 0, False), expected) < max(TOLERANCES[dtype], 5e-5)
 
 
+def check_gradients(shape: tuple[int, ...], out: tuple[int, int], points: str, mode: int, dtype: torch.dtype) -> None:
+    """Beside the reference in float32, contiguous and channels-last, both and that of the image alone."""
+    grid = many(points, shape[0], out)
+    image = torch.randn(shape, device="cuda", dtype=dtype)
+    gradient = torch.randn(*shape[:2], *out, device="cuda", dtype=dtype)
+    # At the edge of a pixel, rounding decides which two a point lies between, and half way between two which of them is
+    # nearest: these points have no gradient.
+    pixel = (grid.double() + 1) * torch.tensor(shape[:1:-1], device="cuda") / 2 - (1 if mode == 1 else 0.5)
+    gradient.masked_fill_(((pixel - pixel.round()).abs() < 1e-3).any(-1)[:, None], 0)
+    leaves = [image.float().cpu().requires_grad_(), grid.cpu().requires_grad_()]
+    wanted = torch.autograd.grad(OP(*leaves, mode, 0, False), leaves, gradient.float().cpu())
+    for layout in (torch.contiguous_format, torch.channels_last):
+        arguments = ([gradient], image.contiguous(memory_format=layout), grid, mode, 0, False)
+        both = torch.ops.svexport.grid_sample_backward(*arguments, [True, True])
+        (first,) = torch.ops.svexport.grid_sample_backward(*arguments, [True, False])
+        assert relative_error(both[0], wanted[0]) < 2 * TOLERANCES[dtype]
+        assert relative_error(first, wanted[0]) < 2 * TOLERANCES[dtype]
+        assert relative_error(both[1], wanted[1]) < 2e-5
+
+
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("points", ["smooth", "level", "turned", "scattered", "mixed", "crowded"])
 def test_gradients_of_many_points(points: str, dtype: torch.dtype) -> None:
@@ -239,21 +259,7 @@ def test_gradients_of_many_points(points: str, dtype: torch.dtype) -> None:
         ((3, 8, 131, 90), (261, 183)),
         ((1, 36, 97, 71), (151, 123)),
     ]:
-        grid = many(points, shape[0], out)
-        image = torch.randn(shape, device="cuda", dtype=dtype)
-        gradient = torch.randn(*shape[:2], *out, device="cuda", dtype=dtype)
-        # At the edge of a pixel, rounding decides which two a point lies between: these points have no gradient.
-        pixel = (grid.double() + 1) * torch.tensor(shape[:1:-1], device="cuda") / 2 - 0.5
-        gradient.masked_fill_(((pixel - pixel.round()).abs() < 1e-3).any(-1)[:, None], 0)
-        leaves = [image.float().cpu().requires_grad_(), grid.cpu().requires_grad_()]
-        wanted = torch.autograd.grad(OP(*leaves, 0, 0, False), leaves, gradient.float().cpu())
-        for layout in (torch.contiguous_format, torch.channels_last):
-            arguments = ([gradient], image.contiguous(memory_format=layout), grid, 0, 0, False)
-            both = torch.ops.svexport.grid_sample_backward(*arguments, [True, True])
-            (first,) = torch.ops.svexport.grid_sample_backward(*arguments, [True, False])
-            assert relative_error(both[0], wanted[0]) < 2 * TOLERANCES[dtype]
-            assert relative_error(first, wanted[0]) < 2 * TOLERANCES[dtype]
-            assert relative_error(both[1], wanted[1]) < 2e-5
+        check_gradients(shape, out, points, 0, dtype)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
@@ -270,21 +276,7 @@ def test_gradients_of_fewer_points_than_pixels(points: str, mode: int, dtype: to
         ((40, 2, 90, 160), (41, 33)),
         ((1, 24, 150, 160), (29, 37)),
     ]:
-        grid = many(points, shape[0], out)
-        image = torch.randn(shape, device="cuda", dtype=dtype)
-        gradient = torch.randn(*shape[:2], *out, device="cuda", dtype=dtype)
-        # As above; a nearest point goes over to the next pixel half way between two.
-        pixel = (grid.double() + 1) * torch.tensor(shape[:1:-1], device="cuda") / 2 - (1 if mode else 0.5)
-        gradient.masked_fill_(((pixel - pixel.round()).abs() < 1e-3).any(-1)[:, None], 0)
-        leaves = [image.float().cpu().requires_grad_(), grid.cpu().requires_grad_()]
-        wanted = torch.autograd.grad(OP(*leaves, mode, 0, False), leaves, gradient.float().cpu())
-        for layout in (torch.contiguous_format, torch.channels_last):
-            arguments = ([gradient], image.contiguous(memory_format=layout), grid, mode, 0, False)
-            both = torch.ops.svexport.grid_sample_backward(*arguments, [True, True])
-            (first,) = torch.ops.svexport.grid_sample_backward(*arguments, [True, False])
-            assert relative_error(both[0], wanted[0]) < 2 * TOLERANCES[dtype]
-            assert relative_error(first, wanted[0]) < 2 * TOLERANCES[dtype]
-            assert relative_error(both[1], wanted[1]) < 2e-5
+        check_gradients(shape, out, points, mode, dtype)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
