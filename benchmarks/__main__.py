@@ -112,7 +112,7 @@ def measure(
 
 def row_of(name: str, workload: Workload, calls: Mapping[str, Callable[[], Any]], options: argparse.Namespace) -> dict:
     row = measure(workload, calls, options.replays, options.eager)
-    if (options.sweep or options.random) and is_slower(row):  # or was it noise?
+    if family(options) != "workloads" and is_slower(row):  # or was it noise?
         row = measure(workload, calls, 10 * options.replays, options.eager)
     return {"module": name, **row}
 

@@ -124,6 +124,12 @@ ATTENTION = [  # B, H, N, D
 ]
 
 
+def swept(mode: str, equation: str, sizes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> Workload:
+    """Of a mode of ``SWEPT``, which the name begins with."""
+    name = f"{mode} {equation} {' '.join('x'.join(map(str, shape)) for shape in sizes)}"
+    return workload(name, SWEPT[mode], equation, sizes, dtype)
+
+
 def sweep() -> Iterator[Workload]:
     shapes: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
     for n, c, t, v in FEATURES:
@@ -132,8 +138,7 @@ def sweep() -> Iterator[Workload]:
         shapes.append(("nctw,cd->ndtw", (n, c, t, v), (c, c if c > 128 else 2 * c)))
     shapes += [("bhnm,bdhm->bdhn", (b, h, n, n), (b, d, h, n)) for b, h, n, d in ATTENTION]
     for (equation, *sizes), dtype, mode in product(shapes, (torch.float32, torch.float16, torch.bfloat16), SWEPT):
-        name = f"{mode} {equation} {' '.join('x'.join(map(str, shape)) for shape in sizes)}"
-        yield workload(name, SWEPT[mode], equation, sizes, dtype)
+        yield swept(mode, equation, sizes, dtype)
 
 
 def at_random(r: Random) -> Workload:
@@ -165,9 +170,7 @@ def at_random(r: Random) -> Workload:
             "nkctv,kcvw->nctw": ((n, k, c, t, v), (k, c, v, v)),
             "nctw,cd->ndtw": ((n, c, t, v), (c, _random.size(r, 3, 512))),
         }[equation]
-    mode = r.choice(list(SWEPT))
-    name = f"{mode} {equation} {' '.join('x'.join(map(str, shape)) for shape in sizes)}"
-    return workload(name, SWEPT[mode], equation, sizes, _random.dtype(r))
+    return swept(r.choice(list(SWEPT)), equation, sizes, _random.dtype(r))
 
 
 def main() -> None:

@@ -137,6 +137,12 @@ def sweep() -> Iterator[Workload]:
             yield workload(shape, out, points, layout, dtype, backward=backward)
 
 
+def fits(sizes: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
+    """Neither the image nor what is sampled is too large."""
+    shape, out = sizes
+    return math.prod(shape[:2]) * max(math.prod(shape[2:]), math.prod(out)) < _random.LARGEST
+
+
 def random_sizes(r: Random) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Of an image, and of its points: as many, as many times some factor, a few columns, anything."""
 
@@ -152,9 +158,7 @@ def random_sizes(r: Random) -> tuple[tuple[int, ...], tuple[int, ...]]:
         ])  # fmt: skip
         return (r.choice([1, 1, 1, 2, 4, 6, 8, 16]), _random.size(r, 1, 600), height, width), out
 
-    return _random.drawn(
-        draw, lambda s: math.prod(s[0][:2]) * max(math.prod(s[0][2:]), math.prod(s[1])) < _random.LARGEST
-    )
+    return _random.drawn(draw, fits)
 
 
 def random_volumes(r: Random) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -163,9 +167,7 @@ def random_volumes(r: Random) -> tuple[tuple[int, ...], tuple[int, ...]]:
         out = tuple(_random.count(r, 1, 100) for _ in range(3))
         return (r.choice([1, 2, 4]), _random.size(r, 1, 128), *image), out
 
-    return _random.drawn(
-        draw, lambda s: math.prod(s[0][:2]) * max(math.prod(s[0][2:]), math.prod(s[1])) < _random.LARGEST
-    )
+    return _random.drawn(draw, fits)
 
 
 def at_random(r: Random) -> Workload:

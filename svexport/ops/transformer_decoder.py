@@ -586,19 +586,7 @@ def _arguments(
 ) -> tuple[Any, ...]:
     """Those of the op, checked."""
     query, query_pos, *weights = autocast((query, query_pos, *weights))
-    _check(config, query, query_pos, reference_points, features, lidar2img, weights)
-    return query, query_pos, reference_points, list(features), lidar2img, weights, *config.attributes()
 
-
-def _check(
-    config: TransformerDecoderConfig,
-    query: Tensor,
-    query_pos: Tensor,
-    reference_points: Tensor,
-    features: Sequence[Tensor],
-    lidar2img: Tensor,
-    weights: Sequence[Tensor],
-) -> None:
     def wrong(expected: str, *tensors: Tensor) -> ValueError:
         return ValueError(
             f"transformer_decoder expects {expected}; got {', '.join(str(tuple(t.shape)) for t in tensors)}"
@@ -641,6 +629,7 @@ def _check(
                 "transformer_decoder expects features (B, cams, C, H, W) in floating point or int8, or int8 as made by "
                 f"svexport.ops.to_chw32, (B, cams, ceil(C/32), H, W, 32); got {tuple(f.shape)} in {f.dtype}"
             )
+    return query, query_pos, reference_points, list(features), lidar2img, weights, *config.attributes()
 
 
 def _initialize(module: nn.Module) -> None:
