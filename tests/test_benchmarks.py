@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from contextlib import nullcontext
 from itertools import islice
@@ -121,14 +122,24 @@ def test_without_gpu(monkeypatch, capsys) -> None:
 
 
 def test_plot(tmp_path) -> None:
+    """An overview with every op and direction, and for each file of workloads a picture beside it; none of a sweep."""
     record = {"device": "NVIDIA H200", "versions": {"torch": "2.11"}, "date": "2026-01-02"}
     (tmp_path / "gpu").mkdir()
-    path = tmp_path / "gpu" / "op.json"
-    path.write_text(json.dumps({**record, "rows": [{**row(3, 10), "bytes": 10**7}, row(4, 5)]}))
+    path, sweep = tmp_path / "gpu" / "op.json", tmp_path / "gpu" / "op-sweep.json"
+    backward = {**row(4, 5), "workload": "op backward 3x4"}
+    path.write_text(json.dumps({**record, "rows": [{**row(3, 10), "bytes": 10**7}, backward]}))
+    sweep.write_text(json.dumps({**record, "date": "2026-01-04", "rows": [row(2, 5)]}))
     written = plot(path.parent)
-    assert [p.name for p in written] == ["gpu.png", "gpu.svg"]
+    assert [str(p.relative_to(tmp_path)) for p in written] == ["gpu.png", "gpu.svg", "gpu/op.svg"]
     assert all(p.stat().st_size > 1000 for p in written)
+    texts = [re.findall(r"<text[^>]*>([^<]*)</text>", p.read_text()) for p in written[1:]]
+    assert {"op", "op, backward", "2.9x, 2, torch", "1.2x, 1, torch"} <= set(texts[0])
+    assert "NVIDIA H200, torch 2.11, 2026-01-02 to 2026-01-04" in texts[0]
+    assert {"op: NVIDIA H200, torch 2.11, 2026-01-02", "bytes floor", "svexport", "torch"} <= set(texts[1])
+    first = [p.read_bytes() for p in written[1:]]
+    assert [p.read_bytes() for p in plot(path.parent)[1:]] == first
     path.write_text(json.dumps({**record, "rows": [{"equation": "ab,bc->ac"}]}))
+    sweep.unlink()
     with pytest.raises(ValueError, match="expected results written by python -m benchmarks"):
         plot(path.parent)
 
