@@ -1,8 +1,11 @@
 // What grid_sample and bilinear_sample have in common.
 #include "aot.cuh"
-#include "grid_sample.cu"
+#include "grid_sample_direct.cuh"
+#include "grid_sample_vector.cuh"
 
 namespace svexport::aot {
+
+using namespace forward;
 
 // LAST: channels-last, input and output, C a multiple of 16 bytes, which are read at once. Else a block computes CHUNK
 // channels of its points.

@@ -1,0 +1,22 @@
+// Sampling: where the results go.
+#pragma once
+
+#include "sampling.cuh"
+
+namespace svexport::forward {
+
+constexpr int kThreads = 256;
+
+// Where the results go: image n, channel c, point p at n * image + c * channel + p * point.
+template <class T>
+struct Output {
+  T* data;
+  int64_t image, channel, point;
+  T* mask;  // (N, points), or null
+
+  __device__ __forceinline__ void set_mask(int64_t i, int offset) const {
+    mask[i] = from_float<T>(offset < 0 ? 0.0f : 1.0f);
+  }
+};
+
+}  // namespace svexport::forward
