@@ -1,0 +1,357 @@
+// Sums of products of two large tensors and a small one: what the kernels share.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "bulk.cuh"
+#include "overlap.cuh"
+
+namespace svexport::einsum {
+
+// A warp works on its own: it copies rows of the large tensors to shared memory as they lie in memory, some tiles ahead,
+// and multiplies them there. Which row or element stands where in the fragments is free, as long as both factors agree:
+// the orders here are those in which the lanes of a warp read from different banks.
+
+constexpr int kRows = 32;       // of a tile
+constexpr int kMostStages = 4;  // tiles of a warp that are under way
+constexpr int kLargeWarps = 16, kSmallWarps = 8;  // of a block, at most
+
+// What a lane holds of a row or column in one step of a product: 8 bytes, in pieces of neighbours.
+template <class T>
+constexpr int kEach = 8 / sizeof(T);
+template <class T>
+constexpr int kPieces = sizeof(T) == 4 ? 1 : 2;
+
+template <class T>
+struct alignas(8) Fragment {
+  uint32_t both[2];
+
+  __device__ __forceinline__ void set(const T (&x)[4], bool = false) { memcpy(both, x, sizeof(both)); }
+};
+template <>
+struct alignas(16) Fragment<float> {
+  uint32_t big[2], small[2];
+
+  // A rounded first part leaves a second one of either sign. That of one factor is enough for errors to cancel.
+  __device__ __forceinline__ void set(const float (&x)[2], bool rounded = false) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const Parts p = rounded ? parts(x[i]) : cut(x[i]);
+      big[i] = p.big;
+      small[i] = p.small;
+    }
+  }
+
+ private:
+  // What mma_tf32 cuts off of the first part is the second one.
+  static __device__ __forceinline__ Parts cut(float x) {
+    const uint32_t bits = __float_as_uint(x);
+    return {bits, __float_as_uint(x - __uint_as_float(bits & 0xffffe000u))};
+  }
+};
+
+// c += a b of 16 rows, half of them in each of two fragments, and 8 * J columns.
+template <class T, int J>
+__device__ __forceinline__ void multiply(float (&c)[J][4], const Fragment<T>& upper, const Fragment<T>& lower,
+                                         const Fragment<T> (&b)[J]) {
+  if constexpr (sizeof(T) == 4) {
+    const uint32_t big[4] = {upper.big[0], lower.big[0], upper.big[1], lower.big[1]};
+    const uint32_t small[4] = {upper.small[0], lower.small[0], upper.small[1], lower.small[1]};
+#pragma unroll
+    for (int j = 0; j < J; ++j) mma_tf32(c[j], small, b[j].big[0], b[j].big[1]);
+#pragma unroll
+    for (int j = 0; j < J; ++j) mma_tf32(c[j], big, b[j].small[0], b[j].small[1]);
+#pragma unroll
+    for (int j = 0; j < J; ++j) mma_tf32(c[j], big, b[j].big[0], b[j].big[1]);
+  } else {
+    const uint32_t both[4] = {upper.both[0], lower.both[0], upper.both[1], lower.both[1]};
+#pragma unroll
+    for (int j = 0; j < J; ++j) mma<T>(c[j], both, b[j].both[0], b[j].both[1]);
+  }
+}
+
+// A large tensor; strides in bytes, of S, O and the third dimension.
+struct Large {
+  char* data;
+  int64_t strides[3];
+  int count, width;  // of the third and the last dimension
+  int slip;          // bytes of 16 by which each of them begins after the one before
+  bool whole;        // whether all tiles begin and end where 16 bytes do
+  int pitch;         // bytes in shared memory of a tile of one of them
+  const char* end;   // of the tensor
+  bool ragged;       // whether it ends within 16 bytes
+
+  template <class T>
+  __device__ __forceinline__ T* at(int64_t s, int64_t o, int64_t k, int64_t row) const {
+    return reinterpret_cast<T*>(data + s * strides[0] + o * strides[1] + k * strides[2] +
+                                row * width * static_cast<int>(sizeof(T)));
+  }
+  // Where in shared memory the rows of one of `count` begin, but for where those of the first do in 16 bytes.
+  __device__ __forceinline__ int begin(int k) const { return k * pitch + (k * slip & 15); }
+};
+
+struct Einsum {
+  Large x, z;
+  char* y;
+  int64_t y_shared, rows;           // the stride of y over S; T
+  int y_k, y_v, y_m, y_w;           // the other strides of y
+  int shared, tiles;                // S, times those that are apart; tiles of one of these
+  Divider apart;                    // of M or, for a sum, of K, if each has tiles of its own, their count being 1; else 1
+  Divider per_shared, per_outer;    // tiles of one of S, and of one of O
+  int steps, groups;                // of the product over K and V; of the columns, M times W
+  Divider per_group, per_k, per_m;  // steps of a group; pieces, or elements, of one of K; columns of one of M
+  int workers, stages;              // warps that have tiles; those of a warp that are under way
+  int before, stage, warp;          // bytes of shared memory: in front of what the warps have, of a stage, of a warp
+  float* partials;                  // (parts, S, K, V, W)
+  int parts;
+  Divider per_row;  // kTogether elements of W
+  // Of large_kernel:
+  Divider per_tile, per_block;  // warps that share a tile, one or one for each of M; blocks that have `span` tiles between them
+  int count, groups_each;       // of M, and groups of columns, that a warp does
+  int span, each, more;         // each: tiles of a block; more: blocks that have another one
+};
+
+// One of so many equal parts of 0, 1, .., count - 1.
+struct Range {
+  int begin, end;
+
+  __device__ __forceinline__ Range(int count, int part, int parts) {
+    const int each = static_cast<uint32_t>(count) / static_cast<uint32_t>(parts), more = count - each * parts;
+    begin = each * part + min(part, more);
+    end = begin + each + (part < more ? 1 : 0);
+  }
+};
+
+// The rows of a tile.
+struct Place {
+  int64_t outer, first;
+  int rows;
+
+  __device__ __forceinline__ Place(const Einsum& a, int tile) {
+    auto rest = static_cast<uint32_t>(tile);
+    first = static_cast<int64_t>(a.per_outer.split(rest)) * kRows;
+    outer = rest;
+    rows = static_cast<int>(min(static_cast<int64_t>(kRows), a.rows - first));
+  }
+};
+
+__device__ __forceinline__ int within_16(const void* p) { return static_cast<int>(reinterpret_cast<uintptr_t>(p) & 15); }
+
+// Back to global memory by the copy engine.
+__device__ __forceinline__ void engine_put(char* to, const char* from, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+// Until it has read what this thread puts.
+__device__ __forceinline__ void engine_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+#endif
+}
+
+// The stages of a warp: their tiles are fetched in pieces or, kWhole, by the copy engine.
+template <bool kWhole>
+class Stages {
+ public:
+  // barriers: where those are, of 8 bytes a stage; fetches: of a stage.
+  __device__ __forceinline__ Stages(char* memory, char* barriers, int stages, int bytes, int fetches)
+      : memory_(memory), barriers_(shared_address(barriers)), stages_(stages), bytes_(bytes) {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (!kWhole) return;
+    if (static_cast<int>(threadIdx.x) % 32 < stages) {
+      init_barrier(barrier(threadIdx.x % 32), fetches);
+      publish_barriers();
+    }
+    __syncwarp();
+#endif
+  }
+  __device__ __forceinline__ char* at(int stage) const { return memory_ + stage * bytes_; }
+  __device__ __forceinline__ uint32_t barrier(int stage) const { return barriers_ + stage * 8; }
+
+  // Until the tiles of a stage are there.
+  __device__ __forceinline__ void wait(int stage) {
+    if constexpr (kWhole) {
+      wait_for(barrier(stage), turns_ >> stage & 1);
+      turns_ ^= 1u << stage;
+    } else if (stages_ == 1) {
+      copy_async_wait<0>();
+    } else if (stages_ == 2) {
+      copy_async_wait<1>();
+    } else if (stages_ == 3) {
+      copy_async_wait<2>();
+    } else {
+      copy_async_wait<kMostStages - 1>();
+    }
+    __syncwarp();
+  }
+
+ private:
+  char* memory_;
+  uint32_t barriers_;
+  int stages_, bytes_;
+  uint32_t turns_ = 0;
+};
+
+// Copies rows of `count` to shared memory, where they begin at the same place of 16 bytes as they do where they come from,
+// with zeros behind them until there are `filled` rows, but for the piece of 16 bytes in which they end.
+template <bool kWhole, class T>
+__device__ __forceinline__ void fetch(char* to, const Large& t, int count, const T* first, int rows, int filled,
+                                      uint32_t barrier) {
+  constexpr int kSize = sizeof(T);
+  const int lane = threadIdx.x % 32, begin = kWhole ? 0 : within_16(first), bytes = rows * t.width * kSize;
+  const char* from = reinterpret_cast<const char*>(first);
+  if constexpr (kWhole) {
+    if (lane == 0) expect_bytes(barrier, bytes * count);
+    if (lane < count) copy_bulk(to + lane * t.pitch, from + lane * t.strides[2], bytes, barrier);
+  } else {
+    // Whole pieces, with what lies around the rows.
+    for (int k = 0; k < count; ++k, from += t.strides[2]) {
+      const int before = within_16(from), end = before + bytes;
+      int pieces = ceil_div(end, 16);
+      char* shared = to + t.begin(k) + begin - before + lane * 16;
+      const char* device = from - before + lane * 16;
+      // The last one of the tensor may end behind it: its elements, and a zero. memcheck takes a piece of fewer bytes for
+      // one of 16.
+      if (t.ragged && from - before + pieces * 16 > t.end) {
+        const int i = --pieces * 16 + lane * kSize;
+        if (i <= end) {
+          const auto last = load_if<T, 1>(reinterpret_cast<const T*>(device - lane * 16 + i), i < end);
+          store(reinterpret_cast<T*>(shared - lane * 16 + i), last);
+        }
+      }
+#pragma unroll 1  // few rows take longer to fetch instructions than elements
+      for (int i = pieces - lane; i > 0; i -= 32, shared += 512, device += 512) copy_async(shared, device, true);
+    }
+  }
+  if (rows >= filled) return;
+#pragma unroll 1
+  for (int k = 0; k < count; ++k) {
+    char* const rest = to + t.begin(k) + begin;
+#pragma unroll 1
+    for (int i = bytes + (-within_16(rest + bytes) & 15) + lane * 16; i < filled * t.width * kSize; i += 512) {
+      store(reinterpret_cast<uint32_t*>(rest + i), Vec<uint32_t, 4>{});
+    }
+  }
+  if constexpr (kWhole) publish();
+}
+
+// Zeros from the rows of a tile that have come to where fetch() has filled it.
+template <class T>
+__device__ __forceinline__ void clear_last(char* rows, const Large& t, int count, int bytes) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int k = 0; k < count; ++k) {
+    char* const end = rows + t.begin(k) + bytes;
+    const int i = lane * static_cast<int>(sizeof(T));
+    if (i < (-within_16(end) & 15)) *reinterpret_cast<T*>(end + i) = from_float<T>(0.0f);
+  }
+}
+
+// Where in 16 bytes rows begin that are at `first` in device memory.
+template <bool kWhole>
+__device__ __forceinline__ int begin_of(const void* first) {
+  return kWhole ? 0 : within_16(first);
+}
+
+// Bytes out of shared memory, where they begin at the same place of 16 bytes as they do where they go.
+template <class T>
+__device__ __forceinline__ void put(T* first, const char* from, int bytes) {
+  constexpr int kSize = sizeof(T), kPiece = 16 / kSize;
+  const int lane = threadIdx.x % 32, begin = within_16(first), end = begin + bytes, last = end / 16 * 16;
+  from -= begin;
+  char* const to = reinterpret_cast<char*>(first) - begin;
+#pragma unroll 4
+  for (int i = (begin ? 16 : 0) + lane * 16; i < last; i += 512) {
+    store(reinterpret_cast<uint32_t*>(to + i), load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(from + i)));
+  }
+  // The elements of the first and of the last 16 bytes, which need not all be theirs.
+  const bool is_last = lane >= kPiece;
+  const int i = lane % kPiece * kSize + (is_last ? last : 0);
+  if (lane < 2 * kPiece && i >= begin && i < end && (is_last ? last || !begin : begin)) {
+    *reinterpret_cast<T*>(to + i) = *reinterpret_cast<const T*>(from + i);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ T element(const char* p) {
+  return *reinterpret_cast<const T*>(p);
+}
+
+constexpr int kLargestWidth = 64, kLargestCount = 8;  // of V and W, and of K and M
+
+inline bool small_enough(const Tensor& t) {
+  return t.numel() > 0 && t.sizes[2] <= kLargestCount && t.sizes[4] <= kLargestWidth;
+}
+
+// t: (S, O, K, T, V)
+inline bool large(const Tensor& t, Large* to) {
+  const int64_t size = t.item_size(), width = t.sizes[4];
+  *to = {static_cast<char*>(t.data),
+         {t.strides[0] * size, t.strides[1] * size, t.strides[2] * size},
+         static_cast<int>(t.sizes[2]),
+         static_cast<int>(width),
+         static_cast<int>(t.strides[2] * size & 15),
+         reinterpret_cast<uintptr_t>(t.data) % 16 == 0,
+         static_cast<int>(kRows * width * size) + 32,
+         static_cast<char*>(t.data) + size};
+  for (int i = 0; i < 5; ++i) to->end += (t.sizes[i] - 1) * t.strides[i] * size;
+  to->ragged = reinterpret_cast<uintptr_t>(to->end) % 16 != 0;
+  for (int i = 0; i < 3; ++i) to->whole = to->whole && (t.sizes[i] == 1 || to->strides[i] % 16 == 0);
+  to->whole = to->whole && t.sizes[3] * width * size % 16 == 0;
+  return (t.strides[4] == 1 || width == 1) && (t.strides[3] == width || t.sizes[3] == 1);
+}
+
+// All that does not depend on how the shared memory is divided.
+inline bool describe(const Tensor& x, const Tensor& y, const Tensor& z, Einsum* a) {
+  if (!is_float(x) || y.dtype != x.dtype || z.dtype != x.dtype || !has_mma(DType::kFloat32)) return false;
+  if (!large(x, &a->x) || !large(z, &a->z)) return false;
+  a->y = static_cast<char*>(y.data);
+  int64_t last = 0;  // of one of S
+  for (int i = 1; i < 5; ++i) last += (y.sizes[i] - 1) * y.strides[i];
+  if (last > INT32_MAX || y.numel() > INT32_MAX) return false;
+  a->y_shared = y.strides[0];
+  const auto stride = [&](int i) { return y.sizes[i] == 1 ? 0 : static_cast<int>(y.strides[i]); };
+  a->y_k = stride(1), a->y_v = stride(2), a->y_m = stride(3), a->y_w = stride(4);
+  a->rows = x.sizes[3];
+  const int64_t per_outer = ceil_div<int64_t>(a->rows, kRows), tiles = per_outer * x.sizes[1];
+  if (tiles * x.sizes[0] > INT32_MAX / 2) return false;
+  a->per_outer = Divider(per_outer);
+  a->tiles = static_cast<int>(tiles);
+  a->per_shared = Divider(tiles);
+  a->shared = static_cast<int>(x.sizes[0]);
+  return true;
+}
+
+inline int processors() { return of_device(cudaDevAttrMultiProcessorCount); }
+inline int shared_memory() { return of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
+
+// Calls f with so many tiles of columns, or more.
+template <class F>
+cudaError_t dispatch_columns(int tiles, F&& f) {
+  if (tiles <= 2) return f(std::integral_constant<int, 2>());
+  if (tiles <= 3) return f(std::integral_constant<int, 3>());
+  if (tiles <= 4) return f(std::integral_constant<int, 4>());
+  if (tiles <= 5) return f(std::integral_constant<int, 5>());
+  if (tiles <= 6) return f(std::integral_constant<int, 6>());
+  if (tiles <= 7) return f(std::integral_constant<int, 7>());
+  return f(std::integral_constant<int, 8>());
+}
+
+// Whether tiles can be copied as a whole.
+inline bool whole(const Einsum& a) {
+  return a.x.whole && a.z.whole && of_device(cudaDevAttrComputeCapabilityMajor) >= 9;
+}
+
+template <class Kernel>
+cudaError_t allow(Kernel kernel, int bytes) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
+// Of a tensor's width.
+inline int pitch_of(const Tensor& t) { return kRows * static_cast<int>(t.sizes[4] * t.item_size()) + 32; }
+
+}  // namespace svexport::einsum
