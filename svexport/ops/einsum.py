@@ -716,6 +716,7 @@ _ROWS = 128  # for every matrix of the small tensor, and more
 _MIXED = 2**21  # bytes of the larger one of those whose channels are mixed, and more
 _MIXED_SUMMED = 2**17  # the same where the product or a gradient sums over samples: a plan has a product for each
 _FEW_CHANNELS = 128  # and fewer, for that
+_FEW_SUMMED, _FEW_COLUMNS = 32, 16  # and fewer
 _SUMMED_CHANNELS = range(1, 257)
 _CHANNELS = range(1, 513)
 _MULTIPLIED = 2**24  # products of one sample, and more
@@ -830,7 +831,12 @@ def _channels(source: Labels, target: Labels, sizes: Sequence[int], item_size: i
         and count in _CHANNELS
         and enough
         and max(summed, count) * total * item_size >= least
-        and (item_size > 2 or positions % 8 != 0)  # half types are as fast in torch where rows lie at 16 bytes
+        # Half types are as fast in torch where rows lie at 16 bytes, but for products of few columns or sums.
+        and (
+            item_size > 2
+            or positions % 8 != 0
+            or (total > positions and (summed <= _FEW_SUMMED or count <= _FEW_COLUMNS))
+        )
     )
 
 
@@ -840,8 +846,8 @@ def _correlates(small: Labels, large: Sequence[Labels], sizes: Sequence[int], it
     Its blocks leave parts of the output, which are to be few beside what is read.
     """
     total = _size([label for label in large[0] if label in large[1]], sizes)
-    alone = total == _positions(large, sizes)
-    return total * (1 if alone and item_size == 2 else 8) >= _size(small, sizes)
+    single, alone = item_size > 2, total == _positions(large, sizes)
+    return total * ((8 if single else 1) if alone else (128 if single else 64)) >= _size(small, sizes)
 
 
 def _takes_kernels(operands: Sequence[Tensor]) -> bool:
@@ -957,7 +963,9 @@ def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
                 return _Products.apply(equation, *_autocast(operands, labels, ranks))
     training, view = _training(operands), operands[0].is_cuda
     short = view and all(x.numel() <= _SHORT for x in operands)
-    return run(_program(equation, short or training, view and not training, *shapes), operands)
+    # What is short takes as long as its steps are many: a copy of the gradient, which a view needs, is one less
+    # than a copy of matrices for every sample and the sum of their gradients.
+    return run(_program(equation, short or training, short or (view and not training), *shapes), operands)
 
 
 @lru_cache(maxsize=4096)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -40,13 +42,80 @@ def test_rows(shape: tuple[int, ...]) -> None:
 
 
 @EXTRA
-@pytest.mark.parametrize("d", [4097, 4098, 4100, 5120, 8192, 8200, 10246, 40000])
+@pytest.mark.parametrize("d", [4097, 4098, 4100, 5120, 8192, 8200, 10246, 12001, 40000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_long_rows(d: int, dtype: torch.dtype, extra: bool) -> None:
     check_kernel(OP, problem(67 if d < 8192 else 3, d, extra=extra, dtype=dtype))
 
 
-@pytest.mark.parametrize("d", [256, 1024, 2000, 20001])
+@pytest.fixture
+def filled() -> Iterator[None]:
+    """What torch.empty returns is full of NaN."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@EXTRA
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "d"),
+    [
+        *[(41, 1), (41, 3), (1, 13), (19, 249), (19, 250), (19, 253), (19, 505), (7, 509), (7, 511), (9001, 67)],
+        *[(2201, 511), (1201, 1021), (7, 4090), (7, 4093), (301, 4097), (301, 5297), (170, 6002), (5, 8187), (5, 8191)],
+    ],
+)
+def test_rows_that_begin_anywhere(rows: int, d: int, dtype: torch.dtype, extra: bool, filled: None) -> None:
+    """Rows of any length lie across the 16 bytes of a load: nothing of their neighbours enters, all is written."""
+    check_kernel(OP, problem(rows, d, extra=extra, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("d", [77, 511, 5297])
+def test_neighbours_that_are_not_finite(d: int, dtype: torch.dtype) -> None:
+    """Nor do infinities and NaN of the rows before and behind enter a row, or its gradient."""
+    args = problem(9, d, dtype=dtype)
+    grads = [torch.randn(9, d).to(dtype) for _ in range(2)]
+    even = slice(0, None, 2)
+
+    def gradients(args: tuple, grads: list[Tensor]) -> list[Tensor]:
+        call = torch.ops.svexport.add_bias_residual_layer_norm_backward
+        got = call(moved(grads, "cuda"), *moved(args, "cuda"), [True, False, True, False, False])
+        return [*OP(*moved(args, "cuda")), *got]
+
+    clean = gradients(args, grads)
+    for rows in (args[0], args[2], *grads):
+        rows[1::4], rows[3::4] = torch.inf, torch.nan
+    for a, e in zip(gradients(args, grads), clean, strict=True):
+        assert torch.equal(a[even], e[even])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("d", [63, 64, 66, 5297, 5298])
+def test_tensors_that_begin_anywhere(d: int, dtype: torch.dtype) -> None:
+    """Views from the second element of their memory on; parameters alone; one tensor alone."""
+    args = problem(13, d, extra=True, dtype=dtype)
+
+    def moved_on(t: Tensor) -> Tensor:
+        memory = torch.full((t.numel() + 2,), torch.nan, dtype=t.dtype, device="cuda")
+        memory[1:-1] = t.flatten().cuda()
+        return memory[1:-1].view(t.shape)
+
+    expected = OP.reference(*moved(args, torch.float64))
+    grads = [torch.randn(13, d).to(dtype) for _ in range(2)]
+    call = torch.ops.svexport.add_bias_residual_layer_norm_backward
+    wanted = call(moved(grads, torch.float64), *moved(args, torch.float64), [True] * 6)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-3
+    for which in [{0, 1, 2, 3, 4, 6}, {1, 3, 4}, {2}, {6}]:
+        given = tuple(moved_on(t) if i in which else moved(t, "cuda") for i, t in enumerate(args))
+        for a, e in zip(OP(*given), expected, strict=True):
+            assert relative_error(a, e) < tolerance
+        for a, e in zip(call(moved(grads, "cuda"), *given, [True] * 6), wanted, strict=True):
+            assert relative_error(a, e) < 3 * tolerance
+
+
+@pytest.mark.parametrize("d", [256, 1024, 2000, 5297, 20001])
 def test_large_mean(d: int) -> None:
     """The variance is that of the differences from the mean: nothing cancels. Sums of integers and halves are exact."""
     x, bias, residual, weight, norm_bias, eps, _ = problem(11, d)
@@ -112,7 +181,7 @@ def test_nan_and_infinity_stay_in_their_rows() -> None:
     check_kernel(OP, args, gradients=False)
 
 
-@pytest.mark.parametrize("shape", [(900, 256), (4001, 1000)])
+@pytest.mark.parametrize("shape", [(900, 256), (4001, 1000), (901, 511), (401, 5297), (300, 6000)])
 def test_backward_is_deterministic(shape: tuple[int, ...]) -> None:
     tensors = [t.requires_grad_() for t in moved(problem(*shape), "cuda") if isinstance(t, Tensor)]
     y, s = add_bias_residual_layer_norm(*tensors)

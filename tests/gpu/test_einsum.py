@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from svexport.ops import _cuda
 from svexport.ops.einsum import OP, _kernel_products, einsum, parse
@@ -407,6 +408,43 @@ def test_products_by_what_is_fastest_for_each(
         (alone,) = torch.autograd.grad(einsum(equation, *operands).sum(), operands[i])
         (of_sum,) = torch.autograd.grad(expected.sum(), exact[i], retain_graph=True)
         assert relative_error(alone, of_sum.to(dtype)) < TOLERANCES[dtype]
+
+
+class Steps(TorchDispatchMode):
+    """Counts operators that run a kernel."""
+
+    VIEWS = ("view", "_unsafe_view", "permute", "expand", "transpose", "t", "unsqueeze", "squeeze", "detach", "unbind")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket.__name__ not in self.VIEWS
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("nkctv,kcvw->nctw", ((2, 2, 8, 75, 25), (2, 8, 25, 25))),
+        ("nkctv,kcvw->nctw", ((4, 3, 8, 31, 20), (3, 8, 20, 20))),
+        ("nkctv,kcvw->nctw", ((1, 3, 8, 31, 20), (3, 8, 20, 20))),
+        ("nkctv,kvw->nctw", ((2, 2, 8, 75, 25), (2, 25, 25))),
+        ("nctw,cd->ndtw", ((4, 12, 7, 5), (12, 30))),
+        ("bhnm,bdhm->bdhn", ((8, 4, 13, 13), (8, 32, 4, 13))),
+    ],
+)
+def test_short_products_take_no_more_steps_than_torch(equation: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Forward and backward: each step takes as long as it does to begin."""
+    leaves = [torch.randn(shape, device="cuda", requires_grad=True) for shape in shapes]
+    counts = []
+    for function in (einsum, torch.einsum):
+        grad = torch.ones(function(equation, *leaves).shape, device="cuda")
+        with Steps() as steps:
+            torch.autograd.grad(function(equation, *leaves), leaves, grad)
+        counts.append(steps.count)
+    assert counts[0] <= counts[1]
 
 
 def test_second_derivatives(large: list[Tensor]) -> None:

@@ -420,7 +420,12 @@ def test_what_shared_memory_holds(shapes: tuple[tuple[int, ...], ...], item_size
         ((2, 64, 75, 18), 256, 2, True, (False, False, True)),
         ((1, 152, 300, 25), 128, 4, False, (True, True, True)),
         ((1, 128, 300, 25), 24, 4, False, (False, True, True)),  # sums for few columns
-        ((2, 256, 20, 18), 256, 4, True, (False, False, False)),  # more sums than what they are of
+        ((8, 224, 304, 25), 12, 2, False, (True, True, True)),  # but of few channels
+        ((8, 24, 304, 25), 128, 2, False, (True, False, True)),
+        ((1, 224, 304, 25), 12, 2, False, (False, False, True)),
+        ((2, 256, 20, 18), 256, 4, True, (False, False, True)),
+        ((2, 256, 8, 18), 256, 4, True, (False, False, False)),  # many more sums than what they are of
+        ((2, 256, 20, 18), 256, 2, True, (False, False, False)),
         ((2, 16, 7, 18), 16, 4, True, (False, False, False)),
     ],
 )

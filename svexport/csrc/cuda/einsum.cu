@@ -1,6 +1,7 @@
 #include "einsum.h"
 
 #include "einsum_large.cuh"
+#include "einsum_many.cuh"
 #include "einsum_small.cuh"
 
 namespace svexport {
@@ -22,21 +23,34 @@ cudaError_t einsum_large(const Tensor& x, const Tensor& y, const Tensor& z, cuda
   });
 }
 
+namespace {
+
+// Whether the small tensor has so many sums that warps do better on their own.
+bool by_many(const Sums& sums, const Many& many) { return many.time < 0.95 * sums.time; }
+
+}  // namespace
+
 size_t einsum_small_workspace(const Tensor& x, const Tensor& z) {
   if (!small_enough(x) || !small_enough(z)) return 0;
   const Sums sums = sums_of(x, z);
-  return sums.parts == 1 ? 0 : sizeof(float) * sums.parts * x.sizes[0] * x.sizes[2] * x.sizes[4] * z.sizes[4];
+  const Many many = many_of(x, z);
+  const int parts = by_many(sums, many) ? many.parts : sums.parts;
+  return parts == 1 ? 0 : sizeof(float) * parts * x.sizes[0] * x.sizes[2] * x.sizes[4] * z.sizes[4];
 }
 
 cudaError_t einsum_small(const Tensor& x, const Tensor& z, const Tensor& y, void* workspace, bool early,
                          cudaStream_t stream) {
   if (!small_enough(x) || !small_enough(z)) return cudaErrorNotSupported;
   const Sums sums = sums_of(x, z);
-  if (sums.warps == 0) return cudaErrorNotSupported;
+  const Many many = many_of(x, z);
+  const bool is_many = by_many(sums, many);
+  if (!is_many && sums.warps == 0) return cudaErrorNotSupported;
   return dispatch_columns(sums.columns, [&](auto columns) {
     return dispatch_float(x.dtype, [&](auto* p) {
-      return dispatch_sums<columns.value>(sums.tiles, [&](auto tiles) {
-        return launch_small<element_t<decltype(p)>, tiles.value, columns.value>(x, z, y, workspace, early, sums, stream);
+      using T = element_t<decltype(p)>;
+      return dispatch_sums<columns.value>(is_many ? many.tiles : sums.tiles, [&](auto tiles) {
+        return is_many ? launch_many<T, tiles.value, columns.value>(x, z, y, workspace, early, many, stream)
+                       : launch_small<T, tiles.value, columns.value>(x, z, y, workspace, early, sums, stream);
       });
     });
   });

@@ -78,6 +78,7 @@ struct Large {
   int count, width;  // of the third and the last dimension
   int slip;          // bytes of 16 by which each of them begins after the one before
   bool whole;        // whether all tiles begin and end where 16 bytes do
+  bool pairs;        // whether every two neighbours of a row lie in the same 4 bytes
   int pitch;         // bytes in shared memory of a tile of one of them
   const char* end;   // of the tensor
   bool ragged;       // whether it ends within 16 bytes
@@ -110,6 +111,11 @@ struct Einsum {
   Divider per_tile, per_block;  // warps that share a tile, one or one for each of M; blocks that have `span` tiles between them
   int count, groups_each;       // of M, and groups of columns, that a warp does
   int span, each, more;         // each: tiles of a block; more: blocks that have another one
+  // Of many_kernel:
+  int64_t outer;       // O
+  Divider per_part;    // parts
+  int runs;            // of rows of a tile, each of one of O
+  int x_begin, x_run;  // bytes of a stage in front of rows of x, and of those of a run
 };
 
 // One of so many equal parts of 0, 1, .., count - 1.
@@ -296,11 +302,15 @@ inline bool large(const Tensor& t, Large* to) {
          static_cast<int>(width),
          static_cast<int>(t.strides[2] * size & 15),
          reinterpret_cast<uintptr_t>(t.data) % 16 == 0,
+         width * size % 4 == 0 && reinterpret_cast<uintptr_t>(t.data) % 4 == 0,
          static_cast<int>(kRows * width * size) + 32,
          static_cast<char*>(t.data) + size};
   for (int i = 0; i < 5; ++i) to->end += (t.sizes[i] - 1) * t.strides[i] * size;
   to->ragged = reinterpret_cast<uintptr_t>(to->end) % 16 != 0;
-  for (int i = 0; i < 3; ++i) to->whole = to->whole && (t.sizes[i] == 1 || to->strides[i] % 16 == 0);
+  for (int i = 0; i < 3; ++i) {
+    to->whole = to->whole && (t.sizes[i] == 1 || to->strides[i] % 16 == 0);
+    to->pairs = to->pairs && (t.sizes[i] == 1 || to->strides[i] % 4 == 0);
+  }
   to->whole = to->whole && t.sizes[3] * width * size % 16 == 0;
   return (t.strides[4] == 1 || width == 1) && (t.strides[3] == width || t.sizes[3] == 1);
 }

@@ -35,8 +35,9 @@ __device__ __forceinline__ void exact(const Einsum& a, const char* const (&rows)
   }
 }
 
-// z. The columns, M times W, are in groups of 8 * J.
-template <class T, int J, bool kWhole>
+// z. The columns, M times W, are in groups of 8 * J. kPairs: elements of half types are read and stored by two, as widths
+// are even and rows begin where 4 bytes do.
+template <class T, int J, bool kWhole, bool kPairs>
 __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid_constant__ Einsum a) {
   constexpr int E = kEach<T>, P = kPieces<T>, N = E / P, kSize = sizeof(T);
   constexpr int kReads = J > 5 ? 1 : 2;  // of a thread, at once: as registers allow
@@ -167,10 +168,15 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
           Fragment<T> l[4], r[J];
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            T of[E];
+            if constexpr (kPairs) {
 #pragma unroll
-            for (int e = 0; e < E; ++e) of[e] = element<T>(rows[i] + offset.at[e / N] + e % N * kSize);
-            l[i].set(of);
+              for (int p = 0; p < P; ++p) l[i].both[p] = element<uint32_t>(rows[i] + offset.at[p]);
+            } else {
+              T of[E];
+#pragma unroll
+              for (int e = 0; e < E; ++e) of[e] = element<T>(rows[i] + offset.at[e / N] + e % N * kSize);
+              l[i].set(of);
+            }
           }
 #pragma unroll
           for (int j = 0; j < J; ++j) r[j] = factor[j * 32];
@@ -195,12 +201,22 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
 #pragma unroll
         for (int j = 0; j < J; ++j) {
           const Vec<int, 2> column = load<int, 2>(columns + (columns_at + j) * 8 + pair * 2);
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
+          if constexpr (kPairs) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-              if (column.at[e] < 0) continue;
-              *reinterpret_cast<T*>(z + row[i] * W * kSize + column.at[e]) = from_float<T>(sums[i / 2][j][i % 2 * 2 + e]);
+              const float* const two = sums[i / 2][j] + i % 2 * 2;
+              if (column.at[0] < 0) continue;
+              *reinterpret_cast<uint32_t*>(z + row[i] * W * kSize + column.at[0]) = pack<T>(two[0], two[1]);
+            }
+          } else {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+#pragma unroll
+              for (int i = 0; i < 4; ++i) {
+                if (column.at[e] < 0) continue;
+                *reinterpret_cast<T*>(z + row[i] * W * kSize + column.at[e]) =
+                    from_float<T>(sums[i / 2][j][i % 2 * 2 + e]);
+              }
             }
           }
         }
@@ -229,6 +245,7 @@ struct Division {
   int columns;                // of 8, that a warp does at once
   int steps, groups, before;  // as Einsum has them
   int pieces, workers, stages, warp = 0;  // pieces: of a block, of one of S; the rest as Einsum has it
+  bool even = false;  // whether no block works on two of S
   bool fits;
   double time = INFINITY;
 
@@ -257,7 +274,13 @@ struct Division {
     pieces = sharing * static_cast<int>(std::min(of_one, ceil_div<int64_t>(of_one * shared, processors())));
     fits = room / bytes_of(stages) >= 2 && of_one * shared <= INT32_MAX / 2;
     if (!fits) return;
-    workers = std::min({kLargeWarps, room / bytes_of(stages), pieces});
+    workers = std::min(kLargeWarps, room / bytes_of(stages));
+    if (shared <= processors()) {  // where all tiles are done at once, factors are better read once than by all processors
+      const int64_t most = sharing * ceil_div<int64_t>(of_one, processors() / shared);
+      even = most <= workers;
+      if (even) pieces = static_cast<int>(most);
+    }
+    workers = std::min(workers, pieces);
     stages = std::min(stages, ceil_div(pieces, workers));
     warp = bytes_of(stages);
     // To fetch or to store a tile takes as long as 8 tiles of columns.
@@ -271,9 +294,9 @@ inline Division division_of(const Tensor& x, const Tensor& z) {
   if (z.sizes[2] == 1) return one;
   const Division apart(x, z, Of::kApart);
   // So few tiles that every warp is to do only one of M. More blocks leave a sum that follows no room to begin early.
-  if (x.sizes[0] <= processors() && one.pieces * z.sizes[2] <= kLargeWarps) {
+  if (x.sizes[0] <= processors()) {
     const Division few(x, z, x.sizes[0] == 1 && z.sizes[4] > 32 ? Of::kApart : Of::kSharing);
-    if (few.fits) return few;
+    if (few.fits && few.pieces <= kLargeWarps) return few;
   }
   return apart.fits && apart.time * 1.1 < one.time ? apart : one;
 }
@@ -282,7 +305,10 @@ template <class T, int J>
 cudaError_t launch_large(const Tensor& x, const Tensor& y, const Tensor& z, const Division& division, cudaStream_t stream) {
   Einsum a{};
   if (!describe(x, y, z, &a)) return cudaErrorNotSupported;
-  const auto kernel = whole(a) ? large_kernel<T, J, true> : large_kernel<T, J, false>;
+  auto* kernel = whole(a) ? large_kernel<T, J, true, false> : large_kernel<T, J, false, false>;
+  if constexpr (sizeof(T) == 2) {
+    if (a.x.pairs && a.z.pairs) kernel = whole(a) ? large_kernel<T, J, true, true> : large_kernel<T, J, false, true>;
+  }
   a.apart = Divider(division.apart);
   a.shared *= division.apart;
   a.z.count /= division.apart;
@@ -312,7 +338,7 @@ cudaError_t launch_large(const Tensor& x, const Tensor& y, const Tensor& z, cons
   if (status != cudaSuccess) return status;
   int64_t grid = std::min(all, blocks * count);
   // Where it costs little, no block is to work on two of S.
-  if (const int64_t even = grid / a.shared * a.shared; even * 16 > grid * 15) grid = even;
+  if (const int64_t even = grid / a.shared * a.shared; division.even || even * 16 > grid * 15) grid = even;
   const bool aligned = grid % a.shared == 0;
   const int64_t blocks_each = aligned ? grid / a.shared : grid;
   a.span = aligned ? a.tiles : static_cast<int>(all);

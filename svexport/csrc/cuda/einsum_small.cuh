@@ -9,21 +9,19 @@ namespace svexport::einsum {
 template <int J>
 constexpr int kSumPitch = J % 2 ? 8 * J : 8 * J + 8;
 
-// The sums of a warp of small_kernel by products of floats, one after the other, from device memory.
-template <class T, int I, int J>
-__device__ __forceinline__ void exact(const Einsum& a, const Range& range, float* to) {
+// The sums of a warp, 16 * I of K times V from kv0 on, by products of floats, one after the other, from device memory.
+// for_rows: calls a function with what rows are of and which; put: takes those of a lane of each eight.
+template <class T, int I, int J, class ForRows, class Put>
+__device__ __forceinline__ void exact(const Einsum& a, uint32_t s, int of_k, int kv0, ForRows&& for_rows, Put&& put) {
   const int lane = threadIdx.x % 32, V = a.x.width, W = a.z.width;
-  uint32_t s = blockIdx.y;
-  const auto of_k = static_cast<int>(a.apart.split(s));
   for (int i = 0; i < 2 * I; ++i) {
-    const int at = min(static_cast<int>(blockIdx.z) * 16 * I + i * 8 + lane / 4, a.x.count * V - 1);
+    const int at = min(kv0 + i * 8 + lane / 4, a.x.count * V - 1);
     float sums[2 * J] = {};
-    for (int tile = range.begin + static_cast<int>(threadIdx.x) / 32; tile < range.end; tile += blockDim.x / 32) {
-      const Place place(a, tile);
-      const T* x = a.x.at<const T>(s, place.outer, of_k + at / V, place.first) + at % V;
-      const T* z = a.z.at<const T>(s, place.outer, 0, place.first);
+    for_rows([&](int64_t outer, int64_t first, int rows) {
+      const T* x = a.x.at<const T>(s, outer, of_k + at / V, first) + at % V;
+      const T* z = a.z.at<const T>(s, outer, 0, first);
 #pragma unroll 4
-      for (int row = 0; row < place.rows; ++row) {
+      for (int row = 0; row < rows; ++row) {
         const float left = to_float(x[row * V]);
 #pragma unroll
         for (int j = 0; j < 2 * J; ++j) {
@@ -31,12 +29,44 @@ __device__ __forceinline__ void exact(const Einsum& a, const Range& range, float
           sums[j] = fmaf(left, to_float(z[row * W + w]), sums[j]);
         }
       }
-    }
+    });
+    put(i, sums);
+  }
+}
+
+// sums += products of a tile's rows of x, of which a lane has the elements at `offsets`, and of z, 8 * J columns. of_x,
+// of_z: where each of a lane's eight rows begins.
+template <class T, int I, int J, class OfX, class OfZ>
+__device__ __forceinline__ void add_tile(float (&sums)[I][J][4], const char* x, const char* z, const int (&offsets)[2 * I],
+                                         OfX&& of_x, OfZ&& of_z) {
+  constexpr int E = kEach<T>, kSize = sizeof(T), kSums = I * J * 4;
+  const int group = threadIdx.x % 32 / 4;
+  float part[I][J][4] = {};  // tensor cores cut off what does not fit into a long sum, the additions below round
+#pragma unroll
+  for (int step = 0; step < kRows / (4 * E); ++step) {
+    Fragment<T> r[J];
 #pragma unroll
     for (int j = 0; j < J; ++j) {
-      store(to + (i * 8 + lane / 4) * kSumPitch<J> + j * 8 + lane % 4 * 2, Vec<float, 2>{sums[2 * j], sums[2 * j + 1]});
+      T of[E];
+#pragma unroll
+      for (int e = 0; e < E; ++e) of[e] = element<T>(z + of_z(step * E + e) + (j * 8 + group) * kSize);  // or x, not used
+      r[j].set(of, true);
+    }
+#pragma unroll
+    for (int i = 0; i < I; ++i) {
+      Fragment<T> l[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        T of[E];
+#pragma unroll
+        for (int e = 0; e < E; ++e) of[e] = element<T>(x + of_x(step * E + e) + offsets[2 * i + h]);
+        l[h].set(of);
+      }
+      multiply(part[i], l[0], l[1], r);
     }
   }
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) sums[i / 4 / J][i / 4 % J][i % 4] += part[i / 4 / J][i / 4 % J][i % 4];
 }
 
 template <class T>
@@ -56,7 +86,7 @@ constexpr int kSmallBound = (sizeof(T) == 4 && I == kFewSums && J == 4 ? 12 : kS
 // Parts of y, or y, of 16 * I of K times V and all W, at most 8 * J. A warp adds up tiles.
 template <class T, int I, int J, bool kWhole>
 __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __grid_constant__ Einsum a) {
-  constexpr int E = kEach<T>, kSize = sizeof(T), kSums = I * J * 4;
+  constexpr int kSize = sizeof(T), kSums = I * J * 4;
   extern __shared__ __align__(16) char shared[];
   const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -104,33 +134,9 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
       clear_last<T>(x, a.x, count, place.rows * V * kSize);
       __syncwarp();
     }
-    float part[I][J][4] = {};  // tensor cores cut off what does not fit into a long sum, the additions below round
-#pragma unroll
-    for (int step = 0; step < kRows / (4 * E); ++step) {
-      const int row = pair * 8 + step * E;
-      Fragment<T> r[J];
-#pragma unroll
-      for (int j = 0; j < J; ++j) {
-        T of[E];
-#pragma unroll
-        for (int e = 0; e < E; ++e) of[e] = element<T>(z + ((row + e) * W + j * 8 + group) * kSize);  // or x, not used
-        r[j].set(of, true);
-      }
-#pragma unroll
-      for (int i = 0; i < I; ++i) {
-        Fragment<T> l[2];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          T of[E];
-#pragma unroll
-          for (int e = 0; e < E; ++e) of[e] = element<T>(x + (row + e) * V * kSize + offsets[2 * i + h]);
-          l[h].set(of);
-        }
-        multiply(part[i], l[0], l[1], r);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) sums[i / 4 / J][i / 4 % J][i % 4] += part[i / 4 / J][i / 4 % J][i % 4];
+    add_tile<T>(
+        sums, x, z, offsets, [&](int i) { return (pair * 8 + i) * V * kSize; },
+        [&](int i) { return (pair * 8 + i) * W * kSize; });
     __syncwarp();  // until all have read the tile
     fetch_tile(tile + a.stages * warps, stage);
   }
@@ -140,17 +146,29 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
   for (int i = 0; i < kSums; ++i) {
     if (i / 4 % J * 8 + pair * 2 + i % 2 < W) zero = fmaf(sums[i / 4 / J][i / 4 % J][i % 4], 0.0f, zero);
   }
-  auto* const mine = reinterpret_cast<float*>(memory);  // where the tiles were, (16 * I, kSumPitch)
+  auto* const mine_at = reinterpret_cast<float*>(memory);  // where the tiles were, (16 * I, kSumPitch)
 #pragma unroll
   for (int i = 0; i < kSums; i += 2) {
     const auto& four = sums[i / 4 / J][i / 4 % J];
-    store(mine + (i / 4 / J * 16 + i % 4 / 2 * 8 + group) * kSumPitch<J> + i / 4 % J * 8 + pair * 2,
+    store(mine_at + (i / 4 / J * 16 + i % 4 / 2 * 8 + group) * kSumPitch<J> + i / 4 % J * 8 + pair * 2,
           Vec<float, 2>{four[i % 4], four[i % 4 + 1]});
   }
   // Parts of what is not finite, or of what it meets, add up to something else.
   if (__builtin_expect(__any_sync(0xffffffffu, !(zero == 0.0f)), 0)) {
     // The range is found again where registers are short.
-    exact<T, I, J>(a, kSmallBound<T, I, J> > kSmallWarps * 32 ? Range(a.tiles, blockIdx.x, gridDim.x) : range, mine);
+    const Range mine = kSmallBound<T, I, J> > kSmallWarps * 32 ? Range(a.tiles, blockIdx.x, gridDim.x) : range;
+    const auto for_rows = [&](auto&& f) {
+      for (int tile = mine.begin + warp; tile < mine.end; tile += warps) {
+        const Place place(a, tile);
+        f(place.outer, place.first, place.rows);
+      }
+    };
+    exact<T, I, J>(a, s, of_k, kv0, for_rows, [&](int i, const float (&row)[2 * J]) {
+#pragma unroll
+      for (int j = 0; j < J; ++j) {
+        store(mine_at + (i * 8 + group) * kSumPitch<J> + j * 8 + pair * 2, Vec<float, 2>{row[2 * j], row[2 * j + 1]});
+      }
+    });
   }
   __syncthreads();
   const int size = min(16 * I, kv - kv0) * ceil_div(W, kTogether);
@@ -308,6 +326,13 @@ inline Sums sums_of(const Tensor& x, const Tensor& z) {
   return best;
 }
 
+template <class T>
+cudaError_t launch_sum(const Einsum& a, cudaStream_t stream) {
+  const int64_t size = static_cast<int64_t>(a.shared) * a.x.count * a.x.width * a.z.width;
+  return launch(sum_kernel<T>, static_cast<unsigned>(ceil_div<int64_t>(size, kSumColumns)), kSumThreads, 0, stream,
+                true, a);
+}
+
 template <class T, int I, int J>
 cudaError_t launch_small(const Tensor& x, const Tensor& z, const Tensor& y, void* workspace, bool early, const Sums& sums,
                          cudaStream_t stream) {
@@ -329,9 +354,7 @@ cudaError_t launch_small(const Tensor& x, const Tensor& z, const Tensor& y, void
   const dim3 blocks(a.parts, a.shared, sums.groups);  // the last of y, often smaller ones, behind all others
   const cudaError_t status = launch(kernel, blocks, sums.warps * 32, bytes, stream, early, a);
   if (a.parts == 1 || status != cudaSuccess) return status;
-  const int64_t size = static_cast<int64_t>(a.shared) * a.x.count * a.x.width * a.z.width;
-  return launch(sum_kernel<T>, static_cast<unsigned>(ceil_div<int64_t>(size, kSumColumns)), kSumThreads, 0, stream,
-                true, a);
+  return launch_sum<T>(a, stream);
 }
 
 }  // namespace svexport::einsum
