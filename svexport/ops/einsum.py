@@ -709,6 +709,7 @@ def _training(operands: Sequence[Tensor]) -> bool:
 # ------------------------------------------------------------------ the CUDA kernels
 
 _SHORT = 2**21  # elements of operands that a GPU copies in less time than a plan's further products take to begin
+_ROWS_OF_FLOATS, _ROWS_OF_HALVES = 300, 700  # of matrices whose gradients are faster as one product, and fewer
 _LARGE = 2**18  # elements, and more
 _WIDTHS = range(8, 65)  # of what a large tensor has in common with the small one only, as far as it is innermost
 _COUNTS = range(1, 9)  # of such
@@ -717,6 +718,7 @@ _MIXED = 2**21  # bytes of the larger one of those whose channels are mixed, and
 _MIXED_SUMMED = 2**17  # the same where the product or a gradient sums over samples: a plan has a product for each
 _FEW_CHANNELS = 128  # and fewer, for that
 _FEW_SUMMED, _FEW_COLUMNS = 32, 16  # and fewer
+_NARROW = 40  # channels, and fewer
 _SUMMED_CHANNELS = range(1, 257)
 _CHANNELS = range(1, 513)
 _MULTIPLIED = 2**24  # products of one sample, and more
@@ -846,8 +848,13 @@ def _correlates(small: Labels, large: Sequence[Labels], sizes: Sequence[int], it
     Its blocks leave parts of the output, which are to be few beside what is read.
     """
     total = _size([label for label in large[0] if label in large[1]], sizes)
-    single, alone = item_size > 2, total == _positions(large, sizes)
-    return total * ((8 if single else 1) if alone else (128 if single else 64)) >= _size(small, sizes)
+    samples = total // _positions(large, sizes)
+    if samples == 1:
+        narrow = _size(large[0], sizes) // total <= _NARROW  # the fewer channels of the two
+        parts = 8 if item_size > 2 else 4 if narrow else 1
+    else:  # a plan adds up the product of every sample; of two in half types fast ones, where rows lie at 16 bytes
+        parts = 128 if item_size > 2 else 8 if samples == 2 and total % 16 == 0 else 64
+    return total * parts >= _size(small, sizes)
 
 
 def _takes_kernels(operands: Sequence[Tensor]) -> bool:
@@ -963,9 +970,27 @@ def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
                 return _Products.apply(equation, *_autocast(operands, labels, ranks))
     training, view = _training(operands), operands[0].is_cuda
     short = view and all(x.numel() <= _SHORT for x in operands)
-    # What is short takes as long as its steps are many: a copy of the gradient, which a view needs, is one less
-    # than a copy of matrices for every sample and the sum of their gradients.
-    return run(_program(equation, short or training, short or (view and not training), *shapes), operands)
+    if training:
+        view = short and _few_rows(equation, *shapes, item_size=operands[0].element_size())
+    return run(_program(equation, short or training, view, *shapes), operands)
+
+
+@lru_cache(maxsize=4096)
+def _few_rows(equation: str, *shapes: tuple[int, ...], item_size: int) -> bool:
+    """Whether an output that is a view trains faster, of two short operands: its gradient is copied.
+
+    Otherwise matrices are, for every sample, and the sum of their gradients is one step more; but those of many rows
+    are few products of long sums.
+    """
+    labels, ranks = parse(equation, tuple(map(len, shapes)))
+    *operands, output = split(labels, ranks)
+    if len(operands) != 2:
+        return False
+    known, _ = _label_sizes(operands, shapes)
+    sizes = [size or 0 for size in known]
+    x, y = ([label for label in term if label in output] for term in operands)
+    rows = max(_size({*x} - {*operands[1]}, sizes), _size({*y} - {*operands[0]}, sizes))
+    return rows < (_ROWS_OF_FLOATS if item_size > 2 else _ROWS_OF_HALVES)
 
 
 @lru_cache(maxsize=4096)

@@ -21,6 +21,7 @@ from svexport.ops.einsum import (
     Mul,
     ReduceSum,
     Reshape,
+    _few_rows,
     _gradients,
     _kernel_products,
     _Products,
@@ -426,6 +427,10 @@ def test_what_shared_memory_holds(shapes: tuple[tuple[int, ...], ...], item_size
         ((2, 256, 20, 18), 256, 4, True, (False, False, True)),
         ((2, 256, 8, 18), 256, 4, True, (False, False, False)),  # many more sums than what they are of
         ((2, 256, 20, 18), 256, 2, True, (False, False, False)),
+        ((2, 256, 80, 18), 256, 2, True, (False, False, False)),  # products of two samples, rows at 16 bytes
+        ((4, 256, 80, 18), 256, 2, True, (False, False, True)),
+        ((1, 40, 150, 25), 288, 2, True, (True, False, True)),  # narrow
+        ((1, 112, 300, 18), 146, 2, True, (False, False, False)),
         ((2, 16, 7, 18), 16, 4, True, (False, False, False)),
     ],
 )
@@ -435,6 +440,24 @@ def test_what_the_cuda_kernels_that_mix_channels_are_for(
     equation, shapes = "nctw,cd->ndtw", (shape, (shape[1], columns))
     needs = (False, learned)
     assert _kernel_products(equation, *shapes, item_size=item_size or 4, wide=item_size > 0, needs=needs) == expected
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes", "item_size", "expected"),
+    [
+        ("nkctv,kcvw->nctw", ((2, 3, 4, 75, 20), (3, 4, 20, 20)), 4, True),
+        ("nkctv,kcvw->nctw", ((4, 3, 4, 75, 20), (3, 4, 20, 20)), 4, False),
+        ("nkctv,kcvw->nctw", ((4, 3, 4, 75, 20), (3, 4, 20, 20)), 2, True),
+        ("nkctv,kcvw->nctw", ((4, 3, 4, 300, 20), (3, 4, 20, 20)), 2, False),
+        ("nctw,cd->ndtw", ((2, 4, 300, 25), (4, 6)), 2, False),
+        ("kcvw,nkctv->nctw", ((3, 4, 20, 20), (2, 3, 4, 75, 20)), 4, True),
+        ("nkctv->nkct", ((2, 3, 4, 75, 20),), 4, False),
+    ],
+)
+def test_which_outputs_are_views_in_training(
+    equation: str, shapes: tuple[tuple[int, ...], ...], item_size: int, expected: bool
+) -> None:
+    assert _few_rows(equation, *shapes, item_size=item_size) == expected
 
 
 @pytest.mark.parametrize(
