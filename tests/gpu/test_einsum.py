@@ -86,6 +86,12 @@ def check(equation: str, operands: list[Tensor], kernel: bool = True) -> None:
         (6, 1, 140, 61, 25, 41),
         (8, 8, 40, 75, 25, 25),
         (3, 3, 140, 40, 27, 27),
+        # So many sums that each is a warp's: tiles of several runs of few rows, and parts of a sum, too.
+        (3, 8, 200, 40, 22, 22),
+        (1, 8, 255, 100, 27, 27),
+        (62, 3, 97, 11, 25, 25),
+        (33, 2, 150, 9, 20, 20),
+        (40, 3, 150, 10, 25, 17),
     ],
 )
 def test_sizes(n: int, k: int, c: int, t: int, v: int, w: int, per_channel: bool, dtype: torch.dtype) -> None:
@@ -162,7 +168,7 @@ def check_not_finite(equation: str, x: Tensor, y: Tensor, grad: Tensor, seed: in
 
 @DTYPES
 @pytest.mark.parametrize("equation", EQUATIONS)
-@pytest.mark.parametrize(("k", "c", "v"), [(3, 4, 25), (3, 150, 27), (8, 64, 27)])
+@pytest.mark.parametrize(("k", "c", "v"), [(3, 4, 25), (3, 150, 27), (8, 64, 27), (8, 300, 20), (8, 255, 27)])
 def test_what_is_not_finite(k: int, c: int, v: int, equation: str, dtype: torch.dtype) -> None:
     """Infinities and NaN are where torch has them, signs included, and what else is in their rows is right."""
     for seed in range(6):

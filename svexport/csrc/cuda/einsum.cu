@@ -26,7 +26,7 @@ cudaError_t einsum_large(const Tensor& x, const Tensor& y, const Tensor& z, cuda
 namespace {
 
 // Whether the small tensor has so many sums that warps do better on their own.
-bool by_many(const Sums& sums, const Many& many) { return many.time < 0.95 * sums.time; }
+bool by_many(const Sums& sums, const Many& many) { return many.time < 0.98 * sums.time; }
 
 }  // namespace
 
@@ -49,8 +49,11 @@ cudaError_t einsum_small(const Tensor& x, const Tensor& z, const Tensor& y, void
     return dispatch_float(x.dtype, [&](auto* p) {
       using T = element_t<decltype(p)>;
       return dispatch_sums<columns.value>(is_many ? many.tiles : sums.tiles, [&](auto tiles) {
-        return is_many ? launch_many<T, tiles.value, columns.value>(x, z, y, workspace, early, many, stream)
-                       : launch_small<T, tiles.value, columns.value>(x, z, y, workspace, early, sums, stream);
+        if (!is_many) return launch_small<T, tiles.value, columns.value>(x, z, y, workspace, early, sums, stream);
+        if constexpr (tiles.value <= most_of_many(columns.value, sizeof(T))) {
+          return launch_many<T, tiles.value, columns.value>(x, z, y, workspace, early, many, stream);
+        }
+        return cudaErrorNotSupported;
       });
     });
   });

@@ -231,7 +231,7 @@ struct Many {
         const double tile = (n > 1 ? 1.0 : 1.04) *
                             (0.28 + (runs > 1 ? 0.38 : 0.0) + (single ? 0.08 : 0.046) * products + 0.01 * pieces +
                              beside * (0.052 + 0.022 * pieces + (single ? 0.0052 * products : 0.0) + 6.6e-6 * runs * bytes));
-        double other = 6 + rounds * ceil_div(of_one, i) * tile;
+        double other = 6 + rounds * (3 + ceil_div(of_one, i) * tile);
         if (i > 1) other += 2 + 3e-6 * i * x.sizes[0] * x.sizes[2] * V * z.sizes[4];
         if (other >= time) continue;
         time = other;
@@ -244,9 +244,14 @@ struct Many {
   int zeros() const { return 32 * columns + 32; }  // bytes in front of what the warps have
 };
 
+// Tiles of 16 of K times V that a warp adds up at most, with so many of 8 columns: of floats no more than registers hold.
+constexpr int most_of_many(int columns, int item_size) {
+  return item_size == 4 ? (columns > 6 ? 2 : kFewSums) : most_sums(columns);
+}
+
 // The division that takes the least time.
 inline Many many_of(const Tensor& x, const Tensor& z) {
-  const int most = most_sums(std::max(2, ceil_div<int>(z.sizes[4], 8)));
+  const int most = most_of_many(std::max(2, ceil_div<int>(z.sizes[4], 8)), static_cast<int>(x.item_size()));
   Many best(x, z, 2, false);
   for (const int tiles : {2, std::min(most, kFewSums), most}) {
     for (const bool apart : {false, true}) {
