@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import onnx
@@ -29,6 +30,7 @@ def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequ
     nodes = [node for graph in graphs(model.graph) for node in graph.node]
     taken = {name for node in nodes for name in (node.name, *node.output)}
 
+    @cache
     def unwrapped(name: str) -> str:
         new = _without_wrapper(name)
         return new if new == name or new not in taken else f"{new}_inner"  # the wrapper has casts of its own

@@ -44,7 +44,7 @@ class State:
             now.update(attributes)
             for key, content in contents.items():
                 container = attributes[key]
-                if [*map(id, _items(container))] != [*map(id, _items(content))]:
+                if (container or content) and [*map(id, _items(container))] != [*map(id, _items(content))]:
                     container.clear()
                     (container.extend if isinstance(container, (list, deque)) else container.update)(content)
         with torch.no_grad():

@@ -303,21 +303,29 @@ def _plain(argument: Argument, value: Any) -> Any:
 
 
 def _output_types(op: Op, arguments: Sequence[Any], node: torch._C.Node) -> list[torch._C.TensorType | None]:
-    """Output types from the op's fake, run twice on meta tensors: a size that changes with a dynamic one is dynamic.
+    """Output types from the op's fake, run on meta tensors, twice where sizes are dynamic: what changes with those is
+    dynamic too.
 
     Where the fake does not take the sizes tried, all of them are dynamic, and type and rank are those traced for
     ``node``.
     """
-    runs = []
+    runs: list[tuple[Tensor, ...]] = []
     for primes in ((1009, 1013, 1019, 1021, 1031), (2003, 2011, 2017, 2027, 2029)):
         sizes: dict[int, int] = {}
-        fresh = itertools.cycle(primes)
+        rest = itertools.cycle(primes)
+        drawn: list[int] = []
+
+        def fresh() -> int:
+            drawn.append(next(rest))  # noqa: B023
+            return drawn[-1]  # noqa: B023
 
         def meta(info: TensorInfo) -> Tensor:
             type_ = info.value.type()
             symbols = type_.symbolic_sizes()  # negative: the identity of a dynamic size
-            shape = [s if s >= 0 else sizes.setdefault(s, next(fresh)) for s in symbols]  # noqa: B023
-            return torch.empty(shape, dtype=type_.dtype(), device="meta")
+            for symbol in symbols:
+                if symbol < 0 and symbol not in sizes:  # noqa: B023
+                    sizes[symbol] = fresh()  # noqa: B023
+            return torch.empty([sizes.get(s, s) for s in symbols], dtype=type_.dtype(), device="meta")  # noqa: B023
 
         try:
             args = [
@@ -325,9 +333,9 @@ def _output_types(op: Op, arguments: Sequence[Any], node: torch._C.Node) -> list
                 if argument.kind == "tensors"
                 else meta(value)
                 if argument.is_tensor and value is not None
-                else [next(fresh) if isinstance(v, TensorInfo) else v for v in value]
+                else [fresh() if isinstance(v, TensorInfo) else v for v in value]
                 if isinstance(value, (list, tuple))
-                else next(fresh)
+                else fresh()
                 if isinstance(value, TensorInfo)
                 else value
                 for argument, value in zip(op.arguments, arguments, strict=True)
@@ -335,6 +343,9 @@ def _output_types(op: Op, arguments: Sequence[Any], node: torch._C.Node) -> list
             runs.append(as_tuple(op(*args)))
         except (RuntimeError, TypeError, AttributeError, ValueError, IndexError):
             return [_of_any_size(output.type()) for output in node.outputs()]
+        if not drawn:
+            runs *= 2
+            break
     types: list[torch._C.TensorType | None] = []
     for first, second in zip(*runs, strict=True):
         shape = [a if a == b else None for a, b in zip(first.shape, second.shape, strict=True)]

@@ -150,18 +150,18 @@ def _keep(model: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]) -> No
 
 def _attach(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], types: dict[str, Value]) -> None:
     opset = opset_of(model)
+    general_types = {name: _general(value) for name, value in types.items()}
     by_type: dict[str, list[onnx.NodeProto]] = {}
     for node in nodes:
         by_type.setdefault(node.op_type, []).append(node)
     for same in by_type.values():
-        functions = [_function(node, types, opset) for node in same]
-        if len({f.SerializeToString(deterministic=True) for f in functions}) > 1:
-            general = [_function(node, {n: _general(v) for n, v in types.items()}, opset) for node in same]
-            if len({f.SerializeToString(deterministic=True) for f in general}) == 1:
+        functions = _functions(same, types, opset)
+        if len({key for key, _ in functions}) > 1:
+            general = _functions(same, general_types, opset)
+            if len({key for key, _ in general}) == 1:
                 functions = general
         overloads: dict[bytes, str] = {}
-        for node, function in zip(same, functions, strict=True):
-            key = function.SerializeToString(deterministic=True)
+        for node, (key, function) in zip(same, functions, strict=True):
             if key not in overloads:
                 overloads[key] = str(len(overloads)) if overloads else ""
                 function.overload = overloads[key]
@@ -174,6 +174,23 @@ def _attach(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], types: dict
 def _general(value: Value) -> Value:
     """The value without its static sizes, but for those that broadcast."""
     return replace(value, shape=value.shape and tuple(1 if size == 1 else None for size in value.shape))
+
+
+def _functions(
+    nodes: Sequence[onnx.NodeProto], types: dict[str, Value], opset: int
+) -> list[tuple[bytes, onnx.FunctionProto]]:
+    """The bodies of nodes as functions, each with what it is told by; one is built for all nodes of equal inputs."""
+    built: dict[tuple, tuple[bytes, onnx.FunctionProto]] = {}
+    result = []
+    for node in nodes:
+        inputs = [replace(types[name], name="") if name in types else bool(name) for name in node.input]
+        attributes = onnx.NodeProto(attribute=node.attribute).SerializeToString(deterministic=True)
+        key = (*inputs, len(node.output), attributes)
+        if key not in built:
+            function = _function(node, types, opset)
+            built[key] = function.SerializeToString(deterministic=True), function
+        result.append(built[key])
+    return result
 
 
 def _function(node: onnx.NodeProto, types: dict[str, Value], opset: int) -> onnx.FunctionProto:

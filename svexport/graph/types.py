@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import onnx
-import onnx_ir as ir
-from onnx import helper
-from onnxscript import optimizer
+import math
+from collections.abc import Sequence
 
-from svexport.graph.nodes import graphs
-from svexport.logging import logger, quiet
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from svexport.graph.nodes import graphs, opset_of
+from svexport.logging import logger
 from svexport.symbolic._builder import Value
 
 __all__ = ["infer_types", "types_of"]
@@ -36,31 +39,108 @@ def types_of(model: onnx.ModelProto) -> dict[str, Value]:
 
 
 def infer_types(model: onnx.ModelProto) -> dict[str, Value]:
-    """:func:`types_of` with all that shape inference adds, arithmetic on static shapes folded first."""
-    folded = ir.serde.deserialize_model(model)
-    try:
-        with quiet("onnxscript.optimizer"):
-            optimizer.fold_constants(folded, onnx_shape_inference=True)
-        model = ir.serde.serialize_model(folded)
-    except Exception as error:  # noqa: BLE001 - a library's; without it less may be known
-        logger.debug("constant folding failed, inferring without: {}", error)
-    reshaped: dict[str, Value] = {}  # by a computed target, which tells at least the rank: enough to infer more
-    while True:
-        model = onnx.shape_inference.infer_shapes(model)
-        types = types_of(model)
-        types |= {name: value for name, value in reshaped.items() if types[name].shape is None}
-        known = len(reshaped)
-        for graph in graphs(model.graph):
-            for node in graph.node:
-                if node.op_type != "Reshape" or types.get(node.output[0], _UNKNOWN).shape is not None:
-                    continue
-                data, target = (types.get(name, _UNKNOWN) for name in node.input)
-                if data.dtype is not None and target.shape and target.shape[0] is not None:
-                    shape = (None,) * target.shape[0]
-                    reshaped[node.output[0]] = Value(node.output[0], data.dtype, shape)
-                    graph.value_info.append(helper.make_tensor_value_info(node.output[0], data.dtype, shape))
-        if len(reshaped) == known:
-            return types
+    """:func:`types_of` with all that shape inference adds, arithmetic on static shapes computed on the way."""
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    inference = _Inference(types_of(inferred), opset_of(model), model.ir_version)
+    inference.graph(inferred.graph)
+    return inference.types
+
+
+class _Inference:
+    """Shape inference node by node, of what the library's own, which knows no values, leaves open."""
+
+    def __init__(self, types: dict[str, Value], opset: int, ir_version: int) -> None:
+        self.types = types
+        self._values: dict[str, np.ndarray] = {}
+        self._imports = [helper.make_opsetid("", opset)]
+        self._ir_version = ir_version
+
+    def graph(self, graph: onnx.GraphProto) -> None:
+        overridable = {value.name for value in graph.input}
+        for tensor in graph.initializer:
+            here = tensor.data_location != TensorProto.EXTERNAL and tensor.name not in overridable
+            if here and math.prod(tensor.dims) <= _MOST_NUMBERS and tensor.data_type in _COMPUTED:
+                self._values[tensor.name] = numpy_helper.to_array(tensor)
+        for node in graph.node:
+            for attribute in node.attribute:
+                for inner in (attribute.g, *attribute.graphs):
+                    self.graph(inner)
+            if node.domain == "":
+                self._node(node)
+
+    def _node(self, node: onnx.NodeProto) -> None:
+        given = [self.types.get(name, _UNKNOWN) for name in node.input]
+        if not all(_is_static(self.types.get(name, _UNKNOWN)) for name in node.output if name):
+            self._infer(node, given)
+        name = node.output[0]
+        if node.op_type == "Reshape" and given[0].dtype and self.types.get(name, _UNKNOWN).shape is None:
+            target = given[1].shape  # which tells at least the rank: enough to infer more
+            if target and target[0] is not None:
+                self.types[name] = Value(name, given[0].dtype, (None,) * target[0])
+        if node.op_type == "Shape" and _is_static(given[0]) and not node.attribute:
+            self._values[name] = np.array(given[0].shape, np.int64)
+        elif self._is_computed(node):
+            self._compute(node)
+
+    def _is_computed(self, node: onnx.NodeProto) -> bool:
+        """Whether a node makes a few numbers of known ones."""
+        if node.op_type in _NOT_COMPUTED or len(node.output) != 1:
+            return False
+        known = self.types.get(node.output[0], _UNKNOWN)
+        few = node.op_type == "NonZero" or (
+            _is_static(known) and math.prod(size or 0 for size in known.shape or ()) <= _MOST_NUMBERS
+        )
+        return few and known.dtype in _COMPUTED and all(not name or name in self._values for name in node.input)
+
+    def _compute(self, node: onnx.NodeProto) -> None:
+        feeds = {name: self._values[name] for name in node.input if name}
+        alone = onnx.GraphProto(
+            node=[node],
+            input=[onnx.ValueInfoProto(name=name) for name in feeds],
+            output=[onnx.ValueInfoProto(name=node.output[0])],
+        )
+        try:
+            (value,) = ReferenceEvaluator(alone, opsets={"": self._imports[0].version}).run(None, feeds)
+        except Exception as error:  # noqa: BLE001 - a library's; without it less is known
+            logger.debug("{} is not computed: {}", node.name, error)
+            return
+        if isinstance(value, np.ndarray | np.generic) and np.size(value) <= _MOST_NUMBERS:
+            name, value = node.output[0], np.asarray(value)
+            self._values[name] = value
+            if not _is_static(self.types.get(name, _UNKNOWN)):
+                self.types[name] = Value(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+
+    def _infer(self, node: onnx.NodeProto, given: Sequence[Value]) -> None:
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self._imports[0].version)
+            found = onnx.shape_inference.infer_node_outputs(
+                schema,
+                node,
+                {v.name: helper.make_tensor_type_proto(v.dtype, v.shape) for v in given if v.dtype},
+                {n: numpy_helper.from_array(self._values[n], n) for n in node.input if n in self._values},
+                opset_imports=self._imports,
+                ir_version=self._ir_version,
+            )
+        except Exception as error:  # noqa: BLE001 - as above
+            logger.debug("no types of {}: {}", node.name, error)
+            return
+        for name, type_ in found.items():
+            tensor, before = type_.tensor_type, self.types.get(name, _UNKNOWN)
+            if tensor.elem_type and tensor.HasField("shape"):
+                sizes = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
+                known = before.shape if before.shape is not None else (None,) * len(sizes)
+                shape = tuple(size if k is None else k for size, k in zip(sizes, known, strict=True))
+                self.types[name] = Value(name, tensor.elem_type, shape)
+
+
+def _is_static(value: Value) -> bool:
+    return value.shape is not None and None not in value.shape
 
 
 _UNKNOWN = Value("")
+_MOST_NUMBERS = 1024
+"""More are no sizes."""
+
+_COMPUTED = {TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64, TensorProto.FLOAT, TensorProto.DOUBLE}
+_NOT_COMPUTED = {"If", "Loop", "Scan", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+_NOT_COMPUTED |= {"Bernoulli", "Multinomial", "Dropout", "Shape"}

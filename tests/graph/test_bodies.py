@@ -8,16 +8,19 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper
+from onnx.shape_inference import infer_shapes
 
 import svexport
 from svexport import UnsupportedError
-from svexport.graph import attach, lower, strip
+from svexport.graph import attach, bodies, lower, strip
 from svexport.graph.bodies import state_types
 from svexport.graph.nodes import graphs, set_attributes, svexport_nodes
+from svexport.graph.types import infer_types, types_of
 from svexport.ops._op import OPS
 from svexport.ops.einsum import parse
 from tests.support import run_model
@@ -354,6 +357,48 @@ def test_types_written_down_are_enough(shape: list, monkeypatch) -> None:
     once = model.SerializeToString()
     state_types(model)
     assert model.SerializeToString() == once
+
+
+class Windows(torch.nn.Module):
+    """Pads an image to whole windows, as Swin does, and computes within each of them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, height, width, channels = x.shape
+        x = F.pad(x, (0, 0, 0, (4 - width % 4) % 4, 0, (4 - height % 4) % 4))
+        rows, columns = x.shape[1] // 4, x.shape[2] // 4
+        x = x.view(n, rows, 4, columns, 4, channels).transpose(2, 3)
+        x = x.reshape(-1, 16, channels)
+        mask = torch.zeros(x.shape[:2]).masked_fill(torch.arange(x.shape[0])[:, None] < 2, 1.0)
+        repeated = F.interpolate(x[None] * mask[..., None], scale_factor=(0.5, 2.0))
+        return repeated.expand(3, *repeated.shape[1:]) * x.shape[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*legacy TorchScript:DeprecationWarning")
+@pytest.mark.parametrize("opset", [11, 13, 17])
+def test_inferred_types_are_those_of_a_run(opset: int, tmp_path) -> None:
+    path, x = tmp_path / "m.onnx", torch.randn(2, 7, 10, 5)
+    torch.onnx.export(Windows(), (x,), str(path), dynamo=False, opset_version=opset, input_names=["x"])
+    model = onnx.load(str(path))
+    types = infer_types(model)
+    names = [name for node in model.graph.node for name in node.output]
+    assert any(type_.shape is None or None in type_.shape for type_ in types_of(infer_shapes(model)).values())
+    del model.graph.output[:]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for name, array in zip(names, session.run(None, {"x": x.numpy()}), strict=True):
+        assert (types[name].shape, types[name].dtype) == (array.shape, helper.np_dtype_to_tensor_dtype(array.dtype))
+
+
+def test_equal_nodes_have_one_body_built(monkeypatch) -> None:
+    nodes = [node("space_to_depth", [f"x{i}"], [f"y{i}"]) for i in range(5)]
+    shapes = [[1, 2, 4, 6]] * 3 + [[1, 2, 4, 8]] * 2
+    inputs = [value(f"x{i}", shape) for i, shape in enumerate(shapes)]
+    model = model_of(nodes, inputs, [value(f"y{i}", [None] * 4) for i in range(5)])
+    built = []
+    function = bodies._function
+    monkeypatch.setattr(bodies, "_function", lambda node, *rest: built.append(node) or function(node, *rest))
+    attach(model)
+    assert len(built) == 3  # of two shapes, and one that serves both
 
 
 def test_what_cannot_be_inferred_is_named() -> None:
