@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.onnx import symbolic_helper
 
+from svexport.exporter.slices import assigned, unexpanded
+
 __all__ = ["CORRECTIONS"]
 
 _Value = torch._C.Value
@@ -138,6 +140,65 @@ def _index(g: Any, own: _Own, self: _Value, indices: _Value) -> Any:
     return own(g, self, indices)
 
 
+def _index_put(g: Any, own: _Own, self: _Value, indices: _Value, values: _Value, accumulate: _Value) -> Any:
+    """What is assigned to a slice is put together of parts; the rest is scattered.
+
+    The exporter keeps a dimension of size 1 for each that a number has taken away (``x[i, 0] = y``), and reshapes.
+    """
+    put = None if symbolic_helper._parse_arg(accumulate, "b") else assigned(g, self, indices, values)
+    if put is not None:
+        return put
+    given = symbolic_helper._unpack_list(indices) if symbolic_helper._is_packed_list(indices) else [indices]
+    if len(given) > 1:
+        given = [_places(g, value) for value in given]
+        indices = g.op("prim::ListConstruct", *given)
+    ranks = [r for r in map(symbolic_helper._get_tensor_rank, (self, values, *given)) if r is not None]
+    if len(ranks) == len(given) + 2:
+        whole, count, *each = ranks
+        rank = max(each)
+        single = [rank - r for r, value in zip(each, given, strict=True) if r and _numbers_of(value) == 1]
+        if single and count == rank + whole - len(given) - len(single):
+            inner = unexpanded(values)
+            if inner is not values and symbolic_helper._get_tensor_rank(inner) == count:
+                values = inner
+            values = symbolic_helper._unsqueeze_helper(g, values, sorted(single))
+        elif not single:
+            values = unexpanded(values)
+    return own(g, self, indices, values, accumulate)
+
+
+def _places(g: Any, index: _Value) -> _Value:
+    """The places of a mask, which the exporter has given dimensions of size 1 as if it were indices."""
+    node = index.node()
+    if _kinds.from_value(index, _kinds.UNDEFINED) != _kinds.BOOL or node.kind() != "onnx::Reshape":
+        return index
+    mask, shape = node.inputs()
+    if symbolic_helper._get_tensor_rank(mask) != 1:
+        return index
+    places = g.op("Reshape", g.op("NonZero", mask), shape)
+    sizes = [None] + [1] * ((symbolic_helper._get_tensor_rank(index) or 1) - 1)
+    places.setType(torch._C.TensorType.create_from_tensor(torch.empty(0, dtype=torch.int64)).with_sizes(sizes))
+    return places
+
+
+def _numbers_of(value: _Value) -> int | None:
+    constant = value.node().kind() == "onnx::Constant"
+    return torch.as_tensor(symbolic_helper._node_get(value.node(), "value")).numel() if constant else None
+
+
+def _repeat(g: Any, own: _Own, self: _Value, repeats: _Value) -> Any:
+    """The exporter's own forgets the sizes that stay as they are beside one that is repeated dynamically often."""
+    result = own(g, self, repeats)
+    rank = symbolic_helper._get_tensor_rank(self)
+    if rank is None or not symbolic_helper._is_packed_list(repeats):
+        return result
+    times = [symbolic_helper._maybe_get_const(one, "i") for one in symbolic_helper._unpack_list(repeats)]
+    sizes = [1] * (len(times) - rank) + [symbolic_helper._get_tensor_dim_size(self, axis) for axis in range(rank)]
+    known = [n * s if isinstance(n, int) and s is not None else None for n, s in zip(times, sizes, strict=True)]
+    result.setType(self.type().with_sizes(known))
+    return result
+
+
 def _from_the_front(g: Any, self: _Value, axis: int, index: _Value) -> _Value:
     masks = (_kinds.BOOL, _kinds.UINT8)
     if symbolic_helper._is_none(index) or _kinds.from_value(index) in masks or _not_negative(index):
@@ -212,9 +273,11 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     "aten::expand": _expand,
     "aten::floor_divide": _floor_divide,
     "aten::index": _index,
+    "aten::index_put": _index_put,
     "aten::linalg_cross": _cross,
     "aten::movedim": _movedim,
     "aten::permute": _permute,
+    "aten::repeat": _repeat,
     "aten::repeat_interleave": _repeat_interleave,
     "aten::roll": _roll,
     "aten::stack": _stack,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 __all__ = ["DecompositionError", "decomposable", "decomposed", "untraced"]
 
@@ -20,7 +21,7 @@ class DecompositionError(RuntimeError):
 
 def decomposable(name: str) -> bool:
     """Whether there is something to trace in place of ``aten::outer``, say."""
-    return any(_decomposition(overload) is not None for overload in _overloads(name))
+    return name == _INDEX_PUT or any(_decomposition(overload) is not None for overload in _overloads(name))
 
 
 @contextmanager
@@ -30,19 +31,68 @@ def decomposed(names: Collection[str]) -> Iterator[None]:
     By kernels for the tracer's dispatch key, which get a call whatever Python it came through. Scripted code makes no
     calls while it is traced, and keeps its functions.
     """
+    if _INDEX_PUT in names:
+        with _PutTogether(), decomposed([name for name in names if name != _INDEX_PUT]):
+            yield
+        return
     if not names:
         yield
         return
     library = torch.library.Library("aten", "IMPL")
+    taking = torch.library.Library("svexport_taking", "FRAGMENT")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that kernels are replaced
             for overload in (overload for name in names for overload in _overloads(name)):
                 if (function := _decomposition(overload)) is not None:
-                    library.impl(overload, _once(overload, function), "Tracer")
+                    library.impl(overload, _once(overload, function, _taker(taking, overload)), "Tracer")
         yield
     finally:
+        taking._destroy()
         library._destroy()  # which puts torch's kernels back
+
+
+_INDEX_PUT = "aten::index_put"
+
+
+class _PutTogether(TorchFunctionMode):
+    """Has ``x[i, :, j] = y`` traced as one function, for the exporter takes no indices apart, or of several dimensions,
+    that are assigned to."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is not Tensor.__setitem__ or not self._takes(args[1]):
+            return func(*args, **(kwargs or {}))
+        x, key, values = args
+        indices = [index if isinstance(index, Tensor) else None for index in key]
+        x.copy_(torch.ops.aten.index_put(x, indices, torch.as_tensor(values, dtype=x.dtype, device=x.device)))
+        return None
+
+    def _takes(self, key: Any) -> bool:
+        if not isinstance(key, tuple) or not any(isinstance(index, Tensor) for index in key):
+            return False
+        rest = [index for index in key if not isinstance(index, Tensor)]
+        return all(isinstance(index, slice) and index == slice(None) for index in rest)
+
+
+def _taker(library: torch.library.Library, overload: torch._ops.OpOverload) -> Callable[..., None]:
+    """Takes the traced numbers of a call, which the arguments' parser leaves for the kernel under their names.
+
+    A kernel of Python has no way to them; what lies there at the next function with an argument of that name, in any
+    trace of the process, ends in an assertion. A function of the same names, whose node nothing uses, takes them.
+    """
+    numbers = [a.name for a in overload._schema.arguments if str(a.type) == "List[int]"]
+    if not numbers:
+        return lambda *_, **__: None
+    name = overload.name().replace("::", "_").replace(".", "_")
+    library.define(f"{name}(Tensor x, {', '.join(f'int[] {n}' for n in numbers)}) -> Tensor")
+    library.impl(name, lambda x, *_: x.new_empty(0), "CompositeExplicitAutograd")
+
+    def take(*args: Any, **kwargs: Any) -> None:
+        given = {**dict(zip((a.name for a in overload._schema.arguments), args, strict=False)), **kwargs}
+        lists = [given.get(number) or [] for number in numbers]
+        getattr(torch.ops.svexport_taking, name)(args[0], *([int(n) for n in one] for one in lists))
+
+    return take
 
 
 def _overloads(name: str) -> list[torch._ops.OpOverload]:
@@ -61,7 +111,9 @@ def _is_function(packet: Any, overload: str) -> bool:
     return torch._C._dispatch_has_kernel(name)
 
 
-def _once(overload: torch._ops.OpOverload, function: Callable[..., Any]) -> Callable[..., Any]:
+def _once(
+    overload: torch._ops.OpOverload, function: Callable[..., Any], take: Callable[..., None]
+) -> Callable[..., Any]:
     """The function, with errors of its own. Some are in the end made of themselves."""
     inside = False
 
@@ -71,6 +123,7 @@ def _once(overload: torch._ops.OpOverload, function: Callable[..., Any]) -> Call
             raise DecompositionError(f"{overload} is made of itself")
         inside = True
         try:
+            take(*args, **kwargs)
             return function(*args, **kwargs)
         except DecompositionError:
             raise

@@ -66,11 +66,9 @@ def export(
         except SvexportError:
             raise
         except Exception as error:
-            if not isinstance(error, torch.onnx.errors.OnnxExporterError):
-                if own := own_failure(model, tensors):
-                    raise own from error
-                if not isinstance(error, AssertionError):
-                    raise
+            known = isinstance(error, torch.onnx.errors.OnnxExporterError)
+            if not known and (own := own_failure(model, tensors)):
+                raise own from error
             cause = error
             name = _function_of(error)
             if name in others or not decomposable(name):
@@ -131,7 +129,9 @@ def _remove_unfinished(block: Any) -> None:
 
 def _function_of(error: Exception) -> str:
     """The aten function that an error of the exporter is about (``aten::outer``), empty where that cannot be told."""
-    found = re.search(r"operator '(aten::\w+)'|ONNX export of (?:operator )?(\w+)", str(error))
+    if "adaptive pooling, since output_size is not constant" in str(error):
+        return "aten::adaptive_avg_pool2d"
+    found = re.search(r"(?:operator '|in exporting )(aten::\w+)|ONNX export of (?:operator )?(\w+)", str(error))
     return "" if found is None else found[1] or f"aten::{found[2]}"
 
 
@@ -155,11 +155,12 @@ def registered() -> Iterator[None]:
     """
     for opset in range(9, LAST_OPSET + 1):  # torch.onnx imports its own only when it exports
         import_module(f"torch.onnx.symbolic_opset{opset}")
-    functions = {name: _correction(name, convert) for name, convert in CORRECTIONS.items()}
+    functions = {}
     for symbolic in SYMBOLICS.values():
         functions[f"{DOMAIN}::{symbolic.op.name}"] = _symbolic_function(symbolic)
         for name in {name.partition(".")[0] for name in symbolic.aten}:
             functions[qualified(name)] = _symbolic_function(symbolic, name)
+    functions |= {name: _correction(name, convert, functions.get(name)) for name, convert in CORRECTIONS.items()}
     groups = registry._registry
     before = {name: dict(groups[name]._functions._overrides) if name in groups else None for name in functions}
     try:
@@ -186,10 +187,10 @@ def _exporters_own(name: str) -> Callable[[int], Callable[..., Any] | None]:
     return lambda opset: functions.get(max((first for first in functions if first <= opset), default=0))
 
 
-def _correction(name: str, convert: Callable[..., Any]) -> Callable[..., Any]:
-    """The function torch.onnx calls for an aten function of :data:`CORRECTIONS`."""
+def _correction(name: str, convert: Callable[..., Any], ours: Callable[..., Any] | None) -> Callable[..., Any]:
+    """The function torch.onnx calls for an aten function of :data:`CORRECTIONS`; ``ours`` is an op's, where one is."""
     own = _exporters_own(name)
-    return lambda g, *values: convert(g, own(g.opset), *values)
+    return lambda g, *values: convert(g, ours or own(g.opset), *values)
 
 
 def _symbolic_function(symbolic: Symbolic, aten: str | None = None) -> Callable[..., Any]:

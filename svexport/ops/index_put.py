@@ -1,4 +1,4 @@
-"""Elements added up by index, right for duplicate indices at every opset."""
+"""Elements put or added up by index: masks, dimensions apart and values that broadcast, duplicates where they add."""
 
 from __future__ import annotations
 
@@ -12,27 +12,35 @@ from svexport.ops._op import Op
 __all__ = ["index_put"]
 
 
-def reference(input: Tensor, indices: Sequence[Tensor], values: Tensor, dims: Sequence[int]) -> Tensor:
+def reference(input: Tensor, indices: Sequence[Tensor], values: Tensor, dims: Sequence[int], accumulate: int) -> Tensor:
     at: list[Tensor | None] = [None] * (dims[-1] + 1)
     for dim, index in zip(dims, indices):
         at[dim] = index
-    return torch.ops.aten.index_put(input, at, values, True).contiguous()  # torch.index_put takes no None
+    # torch.index_put takes no None.
+    return torch.ops.aten.index_put(input, at, values, bool(accumulate)).contiguous()
+
+
+def fake(input: Tensor, indices: Sequence[Tensor], values: Tensor, dims: Sequence[int], accumulate: int) -> Tensor:
+    return input.new_empty(input.shape)  # also where masks tell how many values there are
 
 
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
     i, j = torch.tensor([0, 2, 0, -1, 2]), torch.tensor([1, 1, 1, 0, -3])
-    yield make(3, 4), [i], make(5, 4), (0,)
-    yield make(3, 4), [i, j], make(5), (0, 1)
-    yield make(2, 3, 4, 5), [i, j], make(2, 5, 5), (1, 2)
-    yield make(3, 2, 4), [i, j], make(5, 2), (0, 2)
-    yield make(2, 5, 3), [i[:, None], j[:2]], make(1), (1, 2)
-    yield make(3, 4), [i[:0]], make(0, 4), (0,)
+    yield make(3, 4), [i], make(5, 4), (0,), 1
+    yield make(3, 4), [i, j], make(5), (0, 1), 1
+    yield make(2, 3, 4, 5), [i, j], make(2, 5, 5), (1, 2), 1
+    yield make(3, 2, 4), [i, j], make(5, 2), (0, 2), 1
+    yield make(2, 5, 3), [i[:, None], j[:2]], make(1), (1, 2), 1
+    yield make(3, 4), [i[:0]], make(0, 4), (0,), 1
+    yield make(3, 2, 4), [i[1:4], j[1:4]], make(3, 2), (0, 2), 0
+    yield make(2, 3, 4), [i[:2, None], j[3:]], make(2, 2, 2), (1, 2), 0
 
 
 OP = Op(
     name="index_put",
-    schema="(Tensor input, Tensor[] indices, Tensor values, int[] dims) -> Tensor",
+    schema="(Tensor input, Tensor[] indices, Tensor values, int[] dims, int accumulate) -> Tensor",
     reference=reference,
+    fake=fake,
     samples=samples,
     plugin=False,
     inline=True,

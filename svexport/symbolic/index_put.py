@@ -17,7 +17,15 @@ from svexport.symbolic.scatter_reduce import scatter
 __all__: list[str] = []
 
 
-def body(b: Builder, input: Value, indices: Sequence[Value], values: Value, dims: Sequence[int]) -> Value:
+def body(
+    b: Builder, input: Value, indices: Sequence[Value], values: Value, dims: Sequence[int], accumulate: int
+) -> Value:
+    values = b.cast(values, input.dtype)
+    if not accumulate and len(indices) == 1 and indices[0].dtype == TensorProto.BOOL and values.shape == ():
+        mask, rank = indices[0], input.rank
+        before, after = range(dims[0]), range(dims[0] + mask.rank, rank)
+        mask = b.unsqueeze(mask, *before, *after) if before or after else mask
+        return b.op("Where", mask, values, input, dtype=input.dtype, shape=input.shape)
     dims, indices = _without_masks(b, dims, indices)
     rest = [axis for axis in range(input.rank) if axis not in dims]
     sizes = [b.dim(input, axis) for axis in range(input.rank)]
@@ -37,17 +45,27 @@ def body(b: Builder, input: Value, indices: Sequence[Value], values: Value, dims
     front = dims[0] if dims == list(range(dims[0], dims[0] + len(dims))) else 0
     target: list[Dim] = [sizes[axis] for axis in rest]
     target[front:front] = counted
-    values = b.op("Expand", values, b.shape(*target))
+    if values.shape != tuple(target):
+        values = b.op("Expand", values, b.shape(*target))
     order = [*range(front, front + rank), *range(front), *range(front + rank, len(target))]
     values = replace(values, shape=tuple(d if isinstance(d, int) else None for d in target))
 
     row = b.product(*(sizes[axis] for axis in rest))
     count = b.product(*counted)
+    if 0 in (row, count):
+        return input
     source = b.reshape(b.transpose(values, order), count, row)
-    shape = tuple(d if isinstance(d, int) else None for d in (count, row))
-    repeated = b.op("Expand", b.reshape(place, count, 1), b.shape(count, row), shape=shape)
     flat = b.reshape(b.transpose(input, [*dims, *rest]), b.product(*(sizes[dim] for dim in dims)), row)
-    result = scatter(b, flat, 0, repeated, source, "sum")
+    place = b.reshape(place, count, 1)
+    shape = tuple(d if isinstance(d, int) else None for d in (count, row))
+    if not accumulate and b.opset >= 11:
+        result = b.op("ScatterND", flat, place, source, shape=flat.shape)
+    else:
+        repeated = b.op("Expand", place, b.shape(count, row), shape=shape)
+        if accumulate:
+            result = scatter(b, flat, 0, repeated, source, "sum")
+        else:
+            result = b.op("Scatter", flat, repeated, source, axis=0, shape=flat.shape)
     result = b.reshape(result, *(sizes[axis] for axis in (*dims, *rest)))
     return b.transpose(result, np.argsort([*dims, *rest]).tolist())
 
@@ -80,12 +98,13 @@ def _broadcast(indices: Sequence[Value]) -> tuple[int | None, ...]:
 def convert(
     input: TensorInfo, indices: Sequence[TensorInfo | None], values: TensorInfo, accumulate: bool = False, *_: None
 ) -> tuple | None:
-    """``aten::index_put``; without accumulation the exporter's own conversion is right."""
+    """``aten::index_put``. The exporter's own knows no masks beside other indices, no dimensions between them and no
+    values that broadcast, and leaves ranks unknown."""
     dims = [dim for dim, index in enumerate(indices) if index is not None]
     given = [index for index in indices if index is not None]
-    if not accumulate or not input.shape or not given or any(index.shape is None for index in given):
+    if not input.shape or not given or any(info.shape is None for info in (*given, values)):
         return None
-    return input, given, values, dims
+    return input, given, values, dims, int(accumulate)
 
 
 Symbolic(OP, body, aten={"index_put": convert}, until=17)

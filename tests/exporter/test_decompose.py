@@ -98,6 +98,24 @@ def test_average_pooling_is_matrix_products(tmp_path) -> None:
     assert not {"Gather", "Loop", "Slice"} & set(report.nodes)
 
 
+@pytest.mark.parametrize("opset", [11, 17])
+def test_sizes_of_a_trace(opset: int, tmp_path) -> None:
+    """The tracer leaves numbers of a call for the kernel under the name of an argument: with one of Python, the next
+    function with an argument of that name got them, and an assertion of torch's failed, in later exports too."""
+
+    class Pyramid(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            height, width = x.shape[2:]
+            pooled = F.adaptive_avg_pool2d(x, (height // 3, width // 2))
+            narrow = F.interpolate(x, scale_factor=0.4, mode="area")
+            return F.interpolate(pooled, (height, width)), F.interpolate(narrow, x.shape[2:], mode="bilinear")
+
+    assert svexport.export(Pyramid(), torch.randn(1, 2, 11, 7), tmp_path / "m.onnx", opset=opset).verified
+    assert svexport.export(
+        Call(lambda x: F.interpolate(x[None, None], (x.shape[0] * 2, 7))), X, opset=opset, path=tmp_path / "n.onnx"
+    ).verified
+
+
 def test_torch_is_left_as_it_was(tmp_path) -> None:
     def traced() -> list[str]:
         graph = torch.jit.trace(Call(OURS["outer"]), X, check_trace=False).inlined_graph

@@ -53,10 +53,37 @@ def test_body(shape: tuple, indices: list, values: tuple, dims: tuple) -> None:
     torch.manual_seed(0)
     x, added = torch.randn(shape, dtype=torch.float64), torch.randn(values, dtype=torch.float64)
     expected = explicit(x, indices, added, dims)
-    torch.testing.assert_close(OP(x, indices, added, dims), expected)
+    torch.testing.assert_close(OP(x, indices, added, dims, 1), expected)
     for opset, dynamic in itertools.product(OPSETS, (False, True)):
-        (actual,) = run_op(OP, (x.float(), indices, added.float(), dims), opset, dynamic=dynamic)
+        (actual,) = run_op(OP, (x.float(), indices, added.float(), dims, 1), opset, dynamic=dynamic)
         torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+ASSIGNED = [
+    ((5, 4), [torch.tensor([0, 2, -1])], (3, 4), (0,)),
+    ((5, 3, 4), [torch.tensor([0, 2, -1, 3]), torch.tensor([1, 1, 0, -3])], (), (0, 1)),
+    ((3, 2, 4), [torch.tensor([1, -1]), torch.tensor([0, 3])], (2, 1), (0, 2)),
+    ((2, 3, 5, 4), [torch.tensor([2, 0]), torch.tensor([3, 1])], (2, 2, 5), (1, 3)),
+    ((2, 3, 4), [torch.tensor([[0], [2]]), torch.tensor([1, 3])], (2, 1), (1, 2)),
+    ((6, 2), [I > 0], (2, 2), (0,)),
+    ((2, 6, 3), [J == 1], (), (1,)),
+    ((3, 6, 4), [torch.tensor([0, 2, 1, -3]), J == 1], (), (0, 1)),
+    ((2, 3, 4), [torch.eye(3, 4) > 0], (2, 3), (1,)),
+    ((3, 4), [torch.zeros(3, 4) > 0], (0,), (0,)),
+]
+
+
+@pytest.mark.parametrize(("shape", "indices", "values", "dims"), ASSIGNED)
+def test_body_of_assignments(shape: tuple, indices: list, values: tuple, dims: tuple) -> None:
+    torch.manual_seed(0)
+    x, put = torch.randn(shape), torch.randn(values)
+    expected = explicit(x, indices, put, dims) - explicit(x, indices, torch.zeros(()), dims)
+    at = explicit(torch.zeros(shape), indices, torch.ones(()), dims) > 0
+    expected = torch.where(at, expected, x)
+    torch.testing.assert_close(OP(x, indices, put, dims, 0), expected)
+    for opset, dynamic in itertools.product(OPSETS, (False, True)):
+        (actual,) = run_op(OP, (x, indices, put, dims, 0), opset, dynamic=dynamic)
+        torch.testing.assert_close(actual, expected)
 
 
 class Voxels(nn.Module):
@@ -99,17 +126,30 @@ def test_indices_of_32_bits(opset: int, tmp_path) -> None:
 
 
 class Assign(nn.Module):
-    def forward(self, x: Tensor, index: Tensor, values: Tensor) -> list[Tensor]:
-        y = x.clone()
-        y[index] = values
-        y[:, 1] = 5.0
-        return [y]
+    def forward(self, x: Tensor, other: Tensor, mask: Tensor) -> list[Tensor]:
+        index = other[:, 0].argsort() * 2 - 1  # none of them twice, one negative
+        rows, apart, single, masked = (x.clone() for _ in range(4))
+        rows[index] = other[:, :, None]
+        rows[mask] = 0.0
+        apart[index, :, index.abs() // 2] = other  # x is (n, 2, 4)
+        single[index, 0] = other.sum(1, keepdim=True)
+        masked[mask, 1] = -1.0
+        canvas = torch.zeros(2, 5, 3)
+        canvas[:, index] = other.t()[:, :, None]
+        canvas[index.abs() // 4, :, index.abs() // 2] = other[:, :1]
+        return [rows, apart, single, masked, canvas]
+
+
+def assignment(n: int) -> tuple[Tensor, ...]:
+    return torch.randn(n, 2, 4), torch.randn(3, 2), torch.rand(n) > 0.5
 
 
 @pytest.mark.parametrize("opset", [11, 17])
-def test_without_accumulation_nothing_changes(opset: int, tmp_path) -> None:
-    args = (torch.randn(4, 3), torch.tensor([2, 0]), torch.randn(2, 3))
-    check_export(Assign(), tmp_path, opset, args)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_assignments(dynamic: bool, opset: int, tmp_path) -> None:
+    shapes = {"x": {0: "n"}, "mask": {0: "n"}} if dynamic else None
+    others = [assignment(7)] if dynamic else []
+    check_export(Assign(), tmp_path, opset, assignment(5), *others, dynamic_shapes=shapes)
 
 
 def test_the_first_export_of_a_process(tmp_path) -> None:
@@ -117,9 +157,8 @@ def test_the_first_export_of_a_process(tmp_path) -> None:
     code = "\n".join(
         [
             "import torch, svexport",
-            "from tests.ops.test_index_put import Assign",
-            "args = (torch.randn(4, 3), torch.tensor([2, 0]), torch.randn(2, 3))",
-            f"assert svexport.export(Assign(), args, {str(tmp_path / 'm.onnx')!r}, opset=11).verified",
+            "from tests.ops.test_index_put import Assign, assignment",
+            f"assert svexport.export(Assign(), assignment(5), {str(tmp_path / 'm.onnx')!r}, opset=11).verified",
         ]
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
