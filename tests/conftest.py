@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
+
+
+@pytest.fixture(scope="session")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all test processes share, for what is compiled once."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "builds"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.hookimpl(trylast=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,20 +13,11 @@ import torch
 from torch.utils import cpp_extension
 
 from svexport.ops import _cuda
+from tests.csrc import CXX, INCLUDES, NVCC, compiled, run
 
 KERNELS = sorted(_cuda.CSRC.glob("cuda/*.cu"))
 HEADERS = sorted(_cuda.CSRC.glob("cuda/*.h"))
 BINDINGS = sorted(_cuda.CSRC.glob("torch/*.cpp"))
-
-NVCC = shutil.which("nvcc") or (cpp_extension.CUDA_HOME and shutil.which("nvcc", path=f"{cpp_extension.CUDA_HOME}/bin"))
-TOOLKITS = [Path(NVCC).resolve().parents[1]] if NVCC else []
-TOOLKITS += [Path(cpp_extension.CUDA_HOME or "/usr/local/cuda")]
-INCLUDES = [
-    path.parent
-    for root in TOOLKITS
-    for path in [*root.glob("include/cuda_runtime_api.h"), *root.glob("targets/*/include/cuda_runtime_api.h")]
-]
-CXX = shutil.which("g++")
 
 needs_nvcc = pytest.mark.skipif(not NVCC, reason="needs nvcc")
 needs_cxx = pytest.mark.skipif(not CXX, reason="needs g++")
@@ -36,12 +26,6 @@ every_kernel = pytest.mark.parametrize("source", KERNELS, ids=[path.stem for pat
 
 # Of any kernel for sm_90. What is spilled are a few addresses that are kept across a loop; data is not.
 SPILLED_BYTES = 96
-
-
-def run(*command: object) -> str:
-    result = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr[-4000:]
-    return result.stderr
 
 
 def test_kernels_know_neither_torch_nor_tensorrt() -> None:
@@ -64,11 +48,8 @@ def test_headers_of_the_launchers_are_plain_cpp(tmp_path: Path) -> None:
 
 @needs_nvcc
 @every_kernel
-def test_compiles_without_spilling_data(source: Path, tmp_path: Path) -> None:
-    report = run(
-        NVCC, "-std=c++17", *_cuda.FLAGS["nvcc"], "-arch=sm_90a", "-Xptxas", "-v", "-c", source, "-o", tmp_path / "o"
-    )
-    spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", report)]
+def test_compiles_without_spilling_data(source: Path, builds: Path) -> None:
+    spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", compiled(source, builds).report)]
     assert max(spilled, default=0) <= SPILLED_BYTES
 
 

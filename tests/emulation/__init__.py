@@ -1,0 +1,140 @@
+"""Kernels on the CPU: their launchers on CPU tensors, their PTX interpreted (runtime.cpp), their accesses checked."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from svexport.ops import _cuda
+from tests.csrc import CXX, INCLUDES, NVCC, compiled, linked
+
+HERE = Path(__file__).parent
+_FLAGS = ("-std=c++20", "-O2", "-march=native", "-ffp-contract=off", "-fPIC")
+_NOT_SUPPORTED = 801  # cudaErrorNotSupported
+
+emulated = pytest.mark.skipif(not (NVCC and CXX and INCLUDES), reason="needs nvcc, g++ and the CUDA toolkit's headers")
+
+_DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int32, torch.int64, torch.bool]
+
+
+class _Tensor(ctypes.Structure):
+    """``svexport::Tensor`` of tensor.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("dtype", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("sizes", ctypes.c_int64 * 8),
+        ("strides", ctypes.c_int64 * 8),
+    )
+
+
+class Memory(NamedTuple):
+    """Scratch memory: a pointer for a launcher, none where it is empty."""
+
+    tensor: torch.Tensor
+
+    @classmethod
+    def of(cls, size: int) -> Memory:
+        """So many bytes at a multiple of 16, none of which is zero."""
+        tensor = torch.full((size + 16,), 0xFF, dtype=torch.uint8)
+        start = -tensor.data_ptr() % 16
+        return cls(tensor[start : start + size])
+
+
+class Kernels:
+    """The launchers of sources in csrc/cuda, to be called by name with tensors, numbers and :class:`Memory`.
+
+    None stands for an absent tensor. A kernel may access the tensors' storages and memory, and nothing else.
+    """
+
+    def __init__(self, builds: Path, *sources: str) -> None:
+        runtime = linked("emulation", [HERE / "runtime.cpp"], builds, *_FLAGS, *(f"-I{path}" for path in INCLUDES))
+        self._runtime = ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
+        self._runtime.emulation_allow.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        self._runtime.emulation_report.restype = ctypes.c_char_p
+        self._runtime.emulation_launches.restype = ctypes.c_char_p
+        paths = [_cuda.CSRC / "cuda" / f"{source}.cu" if "/" not in source else Path(source) for source in sources]
+        objects = [compiled(path, builds).object for path in paths]
+        library = linked(f"emulated_{'_'.join(path.stem for path in paths)}", [*objects, runtime], builds)
+        self._library = ctypes.CDLL(str(library))
+        listed = [
+            subprocess.run(["nm", *flags, "-D", "--defined-only", library], capture_output=True, text=True, check=True)
+            for flags in ([], ["-C"])
+        ]
+        symbols, readable = (result.stdout.splitlines() for result in listed)
+        self._symbols = {
+            match[1]: symbol.split()[-1]
+            for symbol, text in zip(symbols, readable, strict=True)
+            if (match := re.search(r" T svexport::(\w+)\(", text))
+        }
+
+    def __call__(self, launcher: str, *args: object, then: Memory | None = None) -> bool:
+        """Calls a launcher on stream 0, ``then`` behind it; whether it has a kernel for that.
+
+        Raises AssertionError that says what the kernel did wrong.
+        """
+        behind = () if then is None else (then,)
+        status = self._call(launcher, ctypes.c_int, *args, ctypes.c_void_p(None), *behind)
+        report = self._runtime.emulation_report().decode()
+        assert not report, report
+        assert status in (0, _NOT_SUPPORTED), f"cudaError {status}"
+        return status == 0
+
+    def bytes(self, function: str, *args: object) -> int:
+        """What a function that asks for memory returns."""
+        return int(self._call(function, ctypes.c_size_t, *args))
+
+    def multiprocessors(self, count: int) -> None:
+        """Of the device, which launchers adapt to."""
+        self._runtime.emulation_multiprocessors(count)
+
+    def launched(self) -> dict[str, int]:
+        """The kernels launched since the last call (their names as in the source), and how often."""
+        lines = self._runtime.emulation_launches().decode().splitlines()
+        counts: dict[str, int] = {}
+        for line in lines:
+            name, count = line.split()
+            found = re.findall(r"\d+([a-z_]+)", name)
+            counts[found[-1] if found else name] = counts.get(found[-1] if found else name, 0) + int(count)
+        return counts
+
+    def _call(self, name: str, result: type, *args: object) -> int:
+        function = self._library[self._symbols[name]]
+        function.restype = result
+        values, kept, allowed = [], [], []
+        for arg in args:
+            if isinstance(arg, torch.Tensor) or arg is None:
+                view = _Tensor()
+                if arg is not None:
+                    view.data, view.dtype, view.rank = arg.data_ptr(), _DTYPES.index(arg.dtype), arg.dim()
+                    view.sizes[: arg.dim()], view.strides[: arg.dim()] = arg.shape, arg.stride()
+                    allowed.append((arg.untyped_storage().data_ptr(), arg.untyped_storage().nbytes()))
+                kept.append(view)
+                values.append(ctypes.byref(view))
+            elif isinstance(arg, Memory):
+                values.append(ctypes.c_void_p(arg.tensor.data_ptr() if arg.tensor.numel() else None))
+                allowed.append((arg.tensor.data_ptr(), arg.tensor.numel()))
+            elif isinstance(arg, bool):
+                values.append(ctypes.c_bool(arg))
+            elif isinstance(arg, int):
+                values.append(ctypes.c_int(arg))
+            elif isinstance(arg, float):
+                values.append(ctypes.c_float(arg))
+            else:
+                values.append(arg)
+        for begin, size in allowed:
+            if size:
+                self._runtime.emulation_allow(begin, size)
+        try:
+            return int(function(*values))
+        finally:
+            for begin, size in allowed:
+                if size:
+                    self._runtime.emulation_allow(begin, 0)

@@ -1,0 +1,110 @@
+"""The emulation itself: right kernels give right numbers, and what is wrong in others is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.emulation import HERE, Kernels, emulated
+
+pytestmark = emulated
+
+FILLING, MISALIGNED, REVERSED, NEIGHBOURS, UNWRITTEN, DEADLOCK, MISSING_LANE = 0, 1, 2, 4, 6, 7, 8
+SUM, VOTES, HALVES, PIPELINE, TOO_LARGE, UNKNOWN = 9, 10, 11, 12, 14, 99
+
+
+@pytest.fixture(scope="module")
+def kernels(builds: Path) -> Kernels:
+    return Kernels(builds, str(HERE / "kernels.cu"))
+
+
+def test_an_access_outside_of_what_is_allowed(kernels: Kernels) -> None:
+    x = torch.full((100,), -1.0)
+    assert kernels("emulated", FILLING, x, None, None, 100)
+    assert torch.equal(x, torch.arange(100.0))
+    with pytest.raises(AssertionError, match=r"filling_kernel.*outside of what is allowed: st\.global"):
+        kernels("emulated", FILLING, x, None, None, 101)
+
+
+@pytest.mark.parametrize(
+    ("which", "threads", "message"),
+    [
+        (MISALIGNED, 4, "not aligned"),
+        (REVERSED + 1, 64, "a race: another thread writes|that nobody has written"),
+        (NEIGHBOURS + 1, 32, "a race: another thread writes"),
+        (UNWRITTEN, 64, "nobody has written"),
+        (DEADLOCK, 64, "a deadlock"),
+        (MISSING_LANE, 32, "a lane that is not there"),
+        (TOO_LARGE, 1, "cudaError"),
+    ],
+)
+def test_what_is_wrong_is_found(kernels: Kernels, which: int, threads: int, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        kernels("emulated", which, torch.randn(threads), None, None, 1)
+    x = torch.empty(3)
+    assert kernels("emulated", FILLING, x, None, None, 3), "and what comes after is not concerned"
+
+
+def test_barriers_of_blocks_and_warps(kernels: Kernels) -> None:
+    x = torch.randn(64)
+    expected = x.flip(0)
+    assert kernels("emulated", REVERSED, x, None, None, 0)
+    assert torch.equal(x, expected)
+    x = torch.randn(32)
+    expected = x.view(16, 2).flip(1).flatten()
+    assert kernels("emulated", NEIGHBOURS, x, None, None, 0)
+    assert torch.equal(x, expected)
+    assert kernels.launched()["reversed_kernel"] >= 1
+
+
+@pytest.mark.parametrize("n", [1, 31, 97, 1000])
+def test_a_sum_of_a_block(kernels: Kernels, n: int) -> None:
+    x, y = torch.randn(n), torch.full((n,), torch.nan)
+    assert kernels("emulated", SUM, x, y, None, n)
+    torch.testing.assert_close(y, x.sum().expand(n), rtol=1e-5, atol=1e-5)
+
+
+def test_votes(kernels: Kernels) -> None:
+    x = torch.randint(0, 4, (32,), dtype=torch.int32)
+    y = torch.full((32, 8), -7, dtype=torch.int32)
+    assert kernels("emulated", VOTES, x, y, None, 0)
+    values = x.tolist()
+    for lane, v in enumerate(values):
+        masks = [sum(1 << k for k, other in enumerate(values) if holds(other)) for holds in (lambda o: o & 1, v.__eq__)]
+        bits = (v + 1).bit_length()
+        expected = [
+            *masks,
+            min(values),
+            values.count(2),
+            int(3 in values),
+            values.count(v),
+            sum(other & 1 for other in values) if v & 1 else -1,
+            32 - bits + 100 * ((v & -v).bit_length()) + 10000 * int(f"{v:04b}"[::-1], 2),
+        ]
+        assert [number % 2**32 for number in y[lane].tolist()] == [number % 2**32 for number in expected]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_halves(kernels: Kernels, dtype: torch.dtype) -> None:
+    n = 200
+    x, y = torch.randn(n).to(dtype), torch.randn(n).to(dtype)
+    z = torch.full((3, n), torch.nan, dtype=dtype)
+    assert kernels("emulated", HALVES, x, y, z, n)
+    a, b = x.double(), y.double()
+    expected = [a * b + 0.5, x.float() / y.float(), (x.float() * 100).round()]
+    assert torch.equal(z, torch.stack([e.to(dtype) for e in expected]))
+
+
+def test_copies_happen_when_they_are_waited_for(kernels: Kernels) -> None:
+    n = 5
+    x, y = torch.randn(n * 128), torch.full((n * 128,), torch.nan)
+    assert kernels("emulated", PIPELINE, x, y, None, n)
+    assert torch.equal(x, y)
+    with pytest.raises(AssertionError, match="nobody has written"):
+        kernels("emulated", PIPELINE + 1, x, y, None, n)
+
+
+def test_what_a_launcher_has_no_kernel_for(kernels: Kernels) -> None:
+    assert not kernels("emulated", UNKNOWN, torch.empty(1), None, None, 1)
