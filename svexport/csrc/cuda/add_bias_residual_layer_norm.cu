@@ -54,7 +54,8 @@ struct Backward {
   const void *dy, *ds;
   void* dx[3];      // of x, residual, extra; null: not wanted
   AnyFloat vectors[3];  // gradients of weight, norm_bias, bias
-  float* partials;      // of them: (blocks, 3, d); null: none wanted
+  float* partials;      // of them: (blocks, 3, width); null: none wanted
+  int width, period;    // in those of block i column c is the (c + i * d % period)th
   Statistics* statistics;  // of long rows: (rows); null: not wanted
   int d;
   float eps;
@@ -193,7 +194,10 @@ __device__ __forceinline__ void store_columns(T* row, int column, int d, const f
       uint32_t x[4];
       memcpy(x, words, 16);
       // The compiler would make single elements of it, those of the other branch.
-      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                   :
+                   : "l"(p), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                   : "memory");
       return;
     }
     const uint32_t inside = columns_inside<N>(column, d), all = (1u << W) - 1;
@@ -292,6 +296,52 @@ __device__ __forceinline__ F row_sum(F x, F* scratch) {
   }
 }
 
+// I times K vectors of N floats that a thread keeps: in registers, or in shared memory, as columns of float4, so that no
+// two threads meet in a bank.
+template <int I, int K, int N, bool kShared>
+struct Kept {
+  float registers[kShared ? 1 : I][kShared ? 1 : K][N];
+
+  static __device__ __forceinline__ float4* shared(int i, int k) {
+    extern __shared__ float4 kept[];
+    return kept + (i * K + k) * (N / 4) * blockDim.x + threadIdx.x;
+  }
+  // Puts them there, all threads together; for all of them behind a barrier.
+  static __device__ __forceinline__ void share(int i, const AnyFloat& p, int shift, int d) {
+    extern __shared__ float4 kept[];
+    auto* const to = reinterpret_cast<float*>(kept + i * K * (N / 4) * blockDim.x);
+#pragma unroll 4
+    for (int at = threadIdx.x; at < K * N * blockDim.x; at += blockDim.x) {
+      const int column = at - shift, vector = at / N, j = at % N, k = vector / blockDim.x, thread = vector % blockDim.x;
+      to[((k * (N / 4) + j / 4) * blockDim.x + thread) * 4 + j % 4] =
+          p.get(column, static_cast<uint32_t>(column) < static_cast<uint32_t>(d));
+    }
+  }
+  __device__ __forceinline__ void get(int i, int k, float (&to)[N]) const {
+    if constexpr (kShared) {
+#pragma unroll
+      for (int j = 0; j < N; j += 4) {
+        const float4 x = shared(i, k)[j / 4 * blockDim.x];
+        to[j] = x.x, to[j + 1] = x.y, to[j + 2] = x.z, to[j + 3] = x.w;
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < N; ++j) to[j] = registers[i][k][j];
+    }
+  }
+  __device__ __forceinline__ void set(int i, int k, const float (&from)[N]) {
+    if constexpr (kShared) {
+#pragma unroll
+      for (int j = 0; j < N; j += 4) {
+        shared(i, k)[j / 4 * blockDim.x] = {from[j], from[j + 1], from[j + 2], from[j + 3]};
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < N; ++j) registers[i][k][j] = from[j];
+    }
+  }
+};
+
 constexpr int kMaxThreads = 512;  // that do a row
 
 // A warp or the whole block does one row after another, of at most N * K columns per thread, which stay in registers.
@@ -300,7 +350,9 @@ template <class T, int N, int K, bool kBlock, bool kShifted = false>
 __global__ void __launch_bounds__(kBlock ? kMaxThreads : 128, !kBlock ? 4 : N > 1 && N * K <= 8 ? 2 : 1)
     forward_rows(const __grid_constant__ Forward a) {
   const float part = 1.f / a.d;
-  constexpr bool kKeep = kShifted ? N * K <= 16 : N * K <= 8;  // bias, weight and norm_bias in registers, for all rows of this thread
+  // bias, weight and norm_bias: in registers for all rows of this thread, or in shared memory, or read for each row, all
+  // of them at once or not
+  constexpr bool kKeep = kShifted ? N * K <= 16 : N * K <= 8, kShared = kShifted && !kKeep, kAtOnce = N * K <= 16;
   __shared__ float scratch[kBlock ? kWarp : 1];
   __shared__ Sums<2> scratch_rest[kBlock ? kWarp : 1];
   const int lanes = kBlock ? blockDim.x : kWarp, lane = kBlock ? threadIdx.x : threadIdx.x % kWarp;
@@ -322,6 +374,19 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : 128, !kBlock ? 4 : N > 
     load_columns<N, kShifted>(a.weight, column(k), a.d, weight[k]);
     load_columns<N, kShifted>(a.norm_bias, column(k), a.d, norm_bias[k]);
   }
+  Kept<3, K, N, kShared> kept;
+  if constexpr (kShared) {
+    kept.share(0, a.bias, shift, a.d);
+    kept.share(1, a.weight, shift, a.d);
+    kept.share(2, a.norm_bias, shift, a.d);
+  }
+  const auto parameters = [&](int i, const AnyFloat& p, int k, float (&to)[N]) {
+    if constexpr (kShared) {
+      kept.get(i, k, to);
+    } else {
+      load_floats(p, column(k), column(k) < a.d, to);
+    }
+  };
   if (kShifted) last.share(ends);
   for (; row < a.rows.walk.count; row += step) {
     const Row<T> from(a.rows, row);
@@ -335,13 +400,14 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : 128, !kBlock ? 4 : N > 
         if (column(k) < a.d && column(k) + N > end) loaded[k] = ends;
       }
     }
-    if constexpr (!kKeep) {
+    if constexpr (!kKeep && kAtOnce) {
 #pragma unroll
-      for (int k = 0; k < K; ++k) load_columns<N, kShifted>(a.bias, column(k), a.d, bias[k]);
+      for (int k = 0; k < K; ++k) parameters(0, a.bias, k, bias[k]);
     }
     float v[K][N], sum = 0;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
+      if constexpr (!kAtOnce) parameters(0, a.bias, k, bias[k]);
       loaded[k].sum(bias[k], a.rows.data[2], v[k]);  // 0 where no column is
 #pragma unroll
       for (int j = 0; j < N; ++j) sum += inside[k] >> j & 1 ? v[k][j] : 0;
@@ -359,16 +425,20 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : 128, !kBlock ? 4 : N > 
       }
     }
     const Moments moments(row_sum<kBlock>(rest, scratch_rest), part, a.eps);
-    if constexpr (!kKeep) {
+    if constexpr (!kKeep && kAtOnce) {
 #pragma unroll
       for (int k = 0; k < K; ++k) {
-        load_columns<N, kShifted>(a.weight, column(k), a.d, weight[k]);
-        load_columns<N, kShifted>(a.norm_bias, column(k), a.d, norm_bias[k]);
+        parameters(1, a.weight, k, weight[k]);
+        parameters(2, a.norm_bias, k, norm_bias[k]);
       }
     }
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       if (column(k) >= a.d) continue;
+      if constexpr (!kAtOnce) {
+        parameters(1, a.weight, k, weight[k]);
+        parameters(2, a.norm_bias, k, norm_bias[k]);
+      }
 #pragma unroll
       for (int j = 0; j < N; ++j) v[k][j] = moments.normal(v[k][j]) * weight[k][j] + norm_bias[k][j];
       store_columns<T, N, kShifted>(static_cast<T*>(a.y) + row * a.d, column(k), a.d, v[k]);
@@ -459,48 +529,13 @@ __device__ __forceinline__ void write_sums(const Backward& a, const float (&sums
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) sum += shared[w][c];
       if (!alone) {
-        a.partials[(part * 3 + i) * a.d + first + c] = sum;
+        a.partials[(part * 3 + i) * a.width + first + c] = sum;
       } else if (a.vectors[i].data) {
         a.vectors[i].set(first + c, sum);
       }
     }
   }
 }
-
-// I times K vectors of N floats that a thread keeps: in registers, or in shared memory, as columns of float4, so that no
-// two threads meet in a bank.
-template <int I, int K, int N, bool kShared>
-struct Kept {
-  float registers[kShared ? 1 : I][kShared ? 1 : K][N];
-
-  static __device__ __forceinline__ float4* shared(int i, int k) {
-    extern __shared__ float4 kept[];
-    return kept + (i * K + k) * (N / 4) * blockDim.x + threadIdx.x;
-  }
-  __device__ __forceinline__ void get(int i, int k, float (&to)[N]) const {
-    if constexpr (kShared) {
-#pragma unroll
-      for (int j = 0; j < N; j += 4) {
-        const float4 x = shared(i, k)[j / 4 * blockDim.x];
-        to[j] = x.x, to[j + 1] = x.y, to[j + 2] = x.z, to[j + 3] = x.w;
-      }
-    } else {
-#pragma unroll
-      for (int j = 0; j < N; ++j) to[j] = registers[i][k][j];
-    }
-  }
-  __device__ __forceinline__ void set(int i, int k, const float (&from)[N]) {
-    if constexpr (kShared) {
-#pragma unroll
-      for (int j = 0; j < N; j += 4) {
-        shared(i, k)[j / 4 * blockDim.x] = {from[j], from[j + 1], from[j + 2], from[j + 3]};
-      }
-    } else {
-#pragma unroll
-      for (int j = 0; j < N; ++j) registers[i][k][j] = from[j];
-    }
-  }
-};
 
 constexpr int kKept = 5;  // the sums for weight, norm_bias and bias; bias, weight
 
@@ -543,15 +578,21 @@ __global__ void __launch_bounds__(kBlock ? most_threads(C) : kWarp * kWarps)
   };
   if (kAhead) fetch(row);
   const Ends<T, N, 5> last({a.rows.data[0], a.rows.data[1], a.rows.data[2], a.dy, a.ds}, a.rows.walk.count * a.d);
-#pragma unroll(C > kColumns ? 1 : K)
+#pragma unroll
   for (int k = 0; k < K; ++k) {
+#pragma unroll
+    for (int i = 0; i < 3; ++i) kept.set(i, k, {});
+    if (C > kColumns) continue;
     float bias[N], weight[N];
     load_columns<N, kShifted>(a.bias, column(k), a.d, bias);
     load_columns<N, kShifted>(a.weight, column(k), a.d, weight);
-#pragma unroll
-    for (int i = 0; i < 3; ++i) kept.set(i, k, {});
     kept.set(3, k, bias);
     kept.set(4, k, weight);
+  }
+  if constexpr (C > kColumns) {
+    kept.share(3, a.bias, shift, a.d);
+    kept.share(4, a.weight, shift, a.d);
+    if (!kShifted) __syncthreads();
   }
   if (kShifted) last.share(ends);
   for (; row < a.rows.walk.count; row += step) {
@@ -625,7 +666,8 @@ __global__ void __launch_bounds__(kBlock ? most_threads(C) : kWarp * kWarps)
 #pragma unroll
       for (int i = 0; i < 3; ++i) {
         kept.set(i, k, sums[i]);
-        if (a.dx[i] && column(k) < a.d) store_columns<T, N, kShifted>(static_cast<T*>(a.dx[i]) + row * a.d, column(k), a.d, v[k]);
+        T* const dx = static_cast<T*>(a.dx[i]) + row * a.d;
+        if (a.dx[i] && column(k) < a.d) store_columns<T, N, kShifted>(dx, column(k), a.d, v[k]);
       }
     }
   }
@@ -653,12 +695,10 @@ __global__ void __launch_bounds__(kBlock ? most_threads(C) : kWarp * kWarps)
             if (a.vectors[i].data && inside[k] >> j & 1) a.vectors[i].set(column(k) + j, sums[j]);
           }
         } else {
-          float* const to = a.partials + (blockIdx.x * 3ll + i) * a.d + column(k);
-          constexpr int W = kShifted ? 1 : N < 4 ? N : 4;
+          constexpr int W = N < 4 ? N : 4;
+          float* const to = a.partials + (blockIdx.x * 3ll + i) * a.width + column(k) + shift;
 #pragma unroll
-          for (int j = 0; j < N; j += W) {
-            if (inside[k] >> j & 1) store_floats<float, W>(to + j, sums + j);
-          }
+          for (int j = 0; j < N; j += W) store_floats<float, W>(to + j, sums + j);
         }
       }
     }
@@ -799,7 +839,7 @@ __global__ void __launch_bounds__(kWarp * kWarps, 2) backward_long_columns(const
   write_sums(a, sums, first, 0, blockIdx.y, gridDim.y == 1);
 }
 
-// partials: (count, 3 * d) -> its sums over the first dimension.
+// Sums up `count` partials.
 __global__ void __launch_bounds__(1024) backward_columns(const __grid_constant__ Backward a, int count) {
   __shared__ float shared[kWarp][kWarp];
   const int column = blockIdx.x * kWarp + threadIdx.x;
@@ -807,7 +847,10 @@ __global__ void __launch_bounds__(1024) backward_columns(const __grid_constant__
   float sum = 0;
   if (column < 3 * a.d) {
 #pragma unroll 8
-    for (int i = threadIdx.y; i < count; i += blockDim.y) sum += a.partials[i * 3ll * a.d + column];
+    for (int i = threadIdx.y; i < count; i += blockDim.y) {
+      const int shift = static_cast<uint32_t>(i) * a.d & (a.period - 1);
+      sum += a.partials[(i * 3ll + column / a.d) * a.width + column % a.d + shift];
+    }
   }
   shared[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
@@ -828,9 +871,9 @@ namespace {
 int most_shifted(int64_t d, int n) { return d % n ? n - static_cast<int>(d & -d) : 0; }
 
 // Calls f(N, shifted) with how many elements of all of them can be read and written at a time: those of 16 bytes, in place
-// or, if no more columns than `most` are to be seen then, shifted; 2; or 1.
+// or, if no more columns than `most` are to be seen then, shifted (rather not if `pairs` will do); 2; or 1.
 template <class T, class F>
-cudaError_t with_width(const Rows& rows, int d, int most, std::initializer_list<const void*> contiguous,
+cudaError_t with_width(const Rows& rows, int d, int most, bool pairs, std::initializer_list<const void*> contiguous,
                        std::initializer_list<AnyFloat> vectors, F&& f) {
   const auto aligned = [&](size_t bytes) {
     const auto at = [&](const void* p) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; };
@@ -847,11 +890,14 @@ cudaError_t with_width(const Rows& rows, int d, int most, std::initializer_list<
     return result;
   };
   constexpr int N = 16 / sizeof(T);
-  bool shifted = aligned(16) && rows.walk.rank <= 1 && d + most_shifted(d, N) <= most;
+  const int width = d + most_shifted(d, N), warp = 8 * kWarp;
+  bool shifted = aligned(16) && rows.walk.rank <= 1 && width <= most;
+  // By measurement: where a row of half types would not be a warp's any more.
+  if (sizeof(T) == 2 && d <= warp && width > warp) shifted = false;
   for (int k = 0; shifted && rows.walk.rank && k < 3; ++k) shifted = !rows.data[k] || rows.walk.strides[0][k] == d;
   using std::false_type, std::true_type;
   return fits(N)   ? f(std::integral_constant<int, N>(), false_type())
-         : shifted ? f(std::integral_constant<int, N>(), true_type())
+         : shifted && !(pairs && fits(2)) ? f(std::integral_constant<int, N>(), true_type())
          : fits(2) ? f(std::integral_constant<int, 2>(), false_type())
                    : f(std::integral_constant<int, 1>(), false_type());
 }
@@ -869,6 +915,13 @@ int blocks_of(int64_t rows, int64_t most, int period) {
   return static_cast<int>(rows <= most ? rows : std::max<int64_t>(period, most / period * period));
 }
 
+// Shared memory of a kernel, beyond what every kernel may have.
+template <class... Parameters>
+cudaError_t allow_memory(void (*kernel)(Parameters...), int bytes) {
+  if (bytes <= 48 * 1024) return cudaSuccess;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
 template <class T>
 cudaError_t launch_forward(const Forward& a, cudaStream_t stream) {
   const auto launched = [&](auto width, auto shifted) {
@@ -882,8 +935,10 @@ cudaError_t launch_forward(const Forward& a, cudaStream_t stream) {
       int64_t most = INT32_MAX;
       if (warp && (kShifted || sizeof(T) == 2)) most = 7 * multiprocessors();
       if (!warp && kShifted) most = multiprocessors() * std::max(1, (columns > 8 ? 512 : 1024) / threads);
+      const int memory = kShifted && columns > 16 ? 3 * columns * threads * static_cast<int>(sizeof(float)) : 0;
+      if (const cudaError_t status = allow_memory(kernel, memory); status != cudaSuccess) return status;
       const int64_t rows = a.rows.walk.count, blocks = warp ? ceil_div<int64_t>(rows, 4) : rows;
-      kernel<<<blocks_of(blocks, most, kShifted ? N : 1), threads, 0, stream>>>(a);
+      kernel<<<blocks_of(blocks, most, kShifted ? N : 1), threads, memory, stream>>>(a);
       return cudaGetLastError();
     };
     if (d <= 8 * kWarp) return run(forward_rows<T, N, 8 / N, false, kShifted>, true, 8);
@@ -892,13 +947,17 @@ cudaError_t launch_forward(const Forward& a, cudaStream_t stream) {
       if (d > 8 * kMaxThreads && d <= 16 * kMaxThreads) {
         return run(forward_rows<T, N, 16 / N, true, kShifted>, false, 16);
       }
+      if (d > 16 * kMaxThreads && d <= 32 * kMaxThreads) {
+        return run(forward_rows<T, N, 32 / N, true, kShifted>, false, 32);
+      }
     }
     if (d <= 8 * kMaxThreads) return run(forward_rows<T, N, 8 / N, true, kShifted>, false, 8);
     const int blocks = static_cast<int>(std::min<int64_t>(a.rows.walk.count, INT32_MAX));
     forward_long_rows<T, N, kShifted><<<blocks, kMaxThreads, 0, stream>>>(a);
     return cudaGetLastError();
   };
-  return with_width<T>(a.rows, a.d, INT32_MAX / 2, {a.y, a.s}, {a.bias, a.weight, a.norm_bias}, launched);
+  const bool pairs = sizeof(T) == 2 && a.d <= 8 * kWarp;  // by measurement
+  return with_width<T>(a.rows, a.d, INT32_MAX, pairs, {a.y, a.s}, {a.bias, a.weight, a.norm_bias}, launched);
 }
 
 constexpr int kMostWide = kWidestColumns * most_threads(kWidestColumns);
@@ -947,17 +1006,17 @@ cudaError_t launch_backward(Backward a, void* workspace, cudaStream_t stream) {
     if (d <= (kVectors ? most : kColumns * kMaxThreads)) {
       const Grid grid(rows, d, kShifted ? N : 1);
       a.partials = static_cast<float*>(workspace);
+      if (kShifted && grid.threads.y == 1) {
+        a.width = ceil_div(d, N) * N;
+        a.period = N;
+      }
       auto* kernel = grid.threads.x == kWarp ? backward_rows<T, N, kColumns, false, kShifted>
                                              : backward_rows<T, N, kColumns, true, kShifted>;
       if constexpr (kVectors) {
         if (grid.columns == kWideColumns) kernel = backward_rows<T, N, kWideColumns, true, kShifted>;
         if (grid.columns == kWidestColumns) kernel = backward_rows<T, N, kWidestColumns, true, kShifted>;
       }
-      if (grid.memory > 48 * 1024) {
-        const cudaError_t status =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, grid.memory);
-        if (status != cudaSuccess) return status;
-      }
+      if (const cudaError_t status = allow_memory(kernel, grid.memory); status != cudaSuccess) return status;
       kernel<<<grid.blocks, grid.threads, grid.memory, stream>>>(a);
       return launch_columns(a, grid.blocks, stream);
     }
@@ -976,7 +1035,8 @@ cudaError_t launch_backward(Backward a, void* workspace, cudaStream_t stream) {
         launch(backward_long_columns<T, N>, blocks, dim3(kWarp, kWarps), 0, stream, true, a);
     return status_of_columns != cudaSuccess ? status_of_columns : launch_columns(a, parts, stream);
   };
-  return with_width<T>(a.rows, a.d, most, {a.dy, a.ds, a.dx[0], a.dx[1], a.dx[2]}, {a.bias, a.weight}, launched);
+  return with_width<T>(a.rows, a.d, most, false, {a.dy, a.ds, a.dx[0], a.dx[1], a.dx[2]}, {a.bias, a.weight},
+                       launched);
 }
 
 }  // namespace
@@ -999,7 +1059,7 @@ cudaError_t add_bias_residual_layer_norm(const Tensor& x, const Tensor& bias, co
 size_t add_bias_residual_layer_norm_backward_workspace(const Tensor& x) {
   if (x.numel() == 0) return 0;
   const int64_t d = x.sizes[x.rank - 1], rows = x.numel() / d;
-  const auto of = [&](int64_t parts) { return parts * 3 * d * sizeof(float); };
+  const auto of = [&](int64_t parts) { return parts * 3 * (d + 16) * sizeof(float); };
   const auto of_grid = [&](int64_t width) { return width <= kMostWide ? of(Grid(rows, width, 1).blocks) : 0; };
   const size_t of_long = is_long(d) ? rows * sizeof(Statistics) + of(parts_of(rows, d)) : 0;
   // Whatever the alignment, which is not known here.
@@ -1026,6 +1086,8 @@ cudaError_t add_bias_residual_layer_norm_backward(const Tensor& dy, const Tensor
                    {dx.data, dresidual.data, dextra.data},
                    {AnyFloat(dweight), AnyFloat(dnorm_bias), AnyFloat(dbias)},
                    nullptr,
+                   d,
+                   1,
                    nullptr,
                    d,
                    eps};

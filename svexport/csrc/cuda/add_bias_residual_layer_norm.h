@@ -15,8 +15,8 @@ cudaError_t add_bias_residual_layer_norm(const Tensor& x, const Tensor& bias, co
                                          const Tensor& y, const Tensor& s, cudaStream_t stream);
 
 // Gradients, all contiguous, those with null data left out: dx, dresidual, dextra (*, D) of the type of x, dbias, dweight,
-// dnorm_bias (D,) of any float type. dy, ds: (*, D), contiguous, the type of x. D is at most 4096.
-// The sums over rows are taken in an order that depends on nothing but sizes and the device.
+// dnorm_bias (D,) of any float type. dy, ds: (*, D), contiguous, the type of x.
+// The sums over rows are taken in an order that depends on nothing but sizes, alignment and the device.
 cudaError_t add_bias_residual_layer_norm_backward(const Tensor& dy, const Tensor& ds, const Tensor& x,
                                                   const Tensor& bias, const Tensor& residual, const Tensor& weight,
                                                   float eps, const Tensor& extra, const Tensor& dx, const Tensor& dbias,
