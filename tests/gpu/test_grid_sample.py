@@ -162,21 +162,25 @@ def test_planes(padding: int, dtype: torch.dtype) -> None:
         check_anywhere(image, grid, padding, 2, TOLERANCES[dtype])
 
 
-def many(points: str, images: int, out: tuple[int, int], *window: slice) -> Tensor:
-    """Points on the GPU that lie as said; mixed: smooth, but in a window of the last image."""
-    scattered = torch.rand(images, *out, 2, device="cuda") * 2.2 - 1.1
+def many(points: str, images: int, out: tuple[int, ...], *window: slice) -> Tensor:
+    """Points on the GPU that lie as said; mixed: smooth, but in a window of the last image; strays: but for a few."""
+    axes = len(out)
+    scattered = torch.rand(images, *out, axes, device="cuda") * 2.2 - 1.1
     if points == "scattered":
         return scattered
     if points == "crowded":
         return 0.01 * scattered
-    theta = torch.tensor([[1.0, 0.1, 0.03], [-0.05, 0.9, 0.01]], device="cuda")
+    theta = torch.tensor([[1.0, 0.1, 0, 0.03], [-0.05, 0.9, 0, 0.01], [0, 0.07, 0.95, -0.02]], device="cuda")
     if points == "turned":
         theta[1, 0] = -0.3
     if points == "level":
         theta[0, 1] = theta[1, 0] = 0
-    grid = F.affine_grid(theta.expand(images, 2, 3), [images, 1, *out], align_corners=False).clone()
+    theta = theta[:axes, [*range(axes), 3]]
+    grid = F.affine_grid(theta.expand(images, axes, axes + 1), [images, 1, *out], align_corners=False).clone()
     if points == "mixed":
         grid[(-1, *window)] = scattered[(-1, *window)]
+    if points == "strays":
+        grid.view(-1, axes)[4001::5003] = scattered.view(-1, axes)[4001::5003]
     return grid
 
 
@@ -221,7 +225,7 @@ def test_planes_in_shared_memory(points: str, dtype: torch.dtype) -> None:
         assert relative_error(on_gpu(image, grid, 0, 0, False), expected) < max(TOLERANCES[dtype], 5e-5)
 
 
-def check_gradients(shape: tuple[int, ...], out: tuple[int, int], points: str, mode: int, dtype: torch.dtype) -> None:
+def check_gradients(shape: tuple[int, ...], out: tuple[int, ...], points: str, mode: int, dtype: torch.dtype) -> None:
     """Beside the reference in float32, contiguous and channels-last, both and that of the image alone."""
     grid = many(points, shape[0], out)
     image = torch.randn(shape, device="cuda", dtype=dtype)
@@ -232,7 +236,7 @@ def check_gradients(shape: tuple[int, ...], out: tuple[int, int], points: str, m
     gradient.masked_fill_(((pixel - pixel.round()).abs() < 1e-3).any(-1)[:, None], 0)
     leaves = [image.float().cpu().requires_grad_(), grid.cpu().requires_grad_()]
     wanted = torch.autograd.grad(OP(*leaves, mode, 0, False), leaves, gradient.float().cpu())
-    for layout in (torch.contiguous_format, torch.channels_last):
+    for layout in (torch.contiguous_format, torch.channels_last if len(out) == 2 else torch.channels_last_3d):
         arguments = ([gradient], image.contiguous(memory_format=layout), grid, mode, 0, False)
         both = torch.ops.svexport.grid_sample_backward(*arguments, [True, True])
         (first,) = torch.ops.svexport.grid_sample_backward(*arguments, [True, False])
@@ -277,6 +281,63 @@ def test_gradients_of_fewer_points_than_pixels(points: str, mode: int, dtype: to
         ((1, 24, 150, 160), (29, 37)),
     ]:
         check_gradients(shape, out, points, mode, dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("mode", [0, 1])
+@pytest.mark.parametrize("points", ["smooth", "scattered", "mixed", "crowded"])
+def test_gradients_of_volumes(points: str, mode: int, dtype: torch.dtype) -> None:
+    """As of images: the planes of a volume are listed as rows below each other."""
+    for shape, out in [
+        ((2, 6, 31, 67, 75), (14, 59, 33)),
+        ((1, 24, 40, 33, 45), (21, 30, 43)),
+        ((1, 40, 3, 101, 123), (2, 60, 170)),
+        ((3, 3, 21, 24, 18), (20, 25, 30)),
+    ]:
+        check_gradients(shape, out, points, mode, dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("points", ["smooth", "scattered", "mixed", "crowded"])
+def test_gradients_of_nearest_points(points: str, dtype: torch.dtype) -> None:
+    """Half types link them by pixels; what is of one channel, or crowded, is added up."""
+    for shape, out in [((1, 3, 511, 730), (500, 633)), ((2, 40, 190, 181), (201, 190)), ((1, 5, 504, 503), (58, 151))]:
+        check_gradients(shape, out, points, 1, dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("points", ["smooth", "level", "turned", "strays", "scattered", "mixed", "crowded"])
+def test_gradients_of_few_channels(points: str, dtype: torch.dtype) -> None:
+    """Sums of pairs of pixels, by neighbours, or of each for itself."""
+    for shape, out in [
+        ((1, 1, 401, 334), (401, 334)),
+        ((2, 3, 180, 201), (190, 170)),
+        ((1, 4, 223, 257), (333, 201)),
+        ((3, 2, 130, 400), (100, 391)),
+    ]:
+        check_gradients(shape, out, points, 0, dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("mode", [0, 1])
+def test_gradients_with_special_points(mode: int, dtype: torch.dtype) -> None:
+    """Points that are nowhere add nothing, however the others are added up."""
+    special = torch.tensor([math.nan, math.inf, -math.inf, 1e30, -1e30, 3.0])
+    for shape, out in [
+        ((1, 1, 401, 334), (401, 334)),
+        ((1, 5, 504, 503), (158, 151)),
+        ((2, 6, 31, 67, 75), (14, 59, 33)),
+    ]:
+        grid = many("smooth", shape[0], out)
+        rows = grid.view(-1, len(out))
+        for i, x in enumerate(special):
+            rows[17 + i :: 997, i % len(out)] = x
+        image = torch.randn(shape, device="cuda", dtype=dtype)
+        gradient = torch.randn(*shape[:2], *out, device="cuda", dtype=dtype)
+        (found,) = torch.ops.svexport.grid_sample_backward([gradient], image, grid, mode, 0, False, [True, False])
+        leaf = image.float().cpu().requires_grad_()
+        (wanted,) = torch.autograd.grad(OP(leaf, grid.cpu(), mode, 0, False), leaf, gradient.float().cpu())
+        assert relative_error(found, wanted) < 2 * TOLERANCES[dtype]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)

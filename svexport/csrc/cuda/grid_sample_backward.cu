@@ -1,12 +1,14 @@
 #include <algorithm>
 #include <climits>
 #include <cmath>
+#include <optional>
 
 #include "bilinear_sample.h"
 #include "grid_sample.h"
 #include "grid_sample_backward_box.cuh"
 #include "grid_sample_backward_copies.cuh"
 #include "grid_sample_backward_direct.cuh"
+#include "grid_sample_backward_linked.cuh"
 #include "grid_sample_backward_vector.cuh"
 
 namespace svexport {
@@ -30,35 +32,49 @@ bool many_tiles(int64_t across, int64_t down, int64_t batch, int64_t item) {
 
 // How the gradients are computed, and in how much memory. What is said of bilinear points is not done in other modes.
 struct Plan {
-  bool plane;   // the image's by plane_kernel,
-  bool listed;  // or of bilinear points by owner_kernel, as far as these lie close together,
-  bool vector;  // the others by vector_kernel, else by direct_kernel,
-  bool pairs;   // of bilinear points with sums of pairs of pixels
-  bool copied;  // the image transposed to channels-last first
-  bool close;   // but for images whose points are close together: those by add_close or add_enlarged
-  bool summed;  // sums in the second cache, or of few channels; others are sooner written once, by lists
+  bool plane;          // the image's by plane_kernel,
+  bool nearest_plane;  // of nearest points too,
+  bool listed;         // or of bilinear points by owner_kernel, as far as these lie close together,
+  bool listed_planes;  // of trilinear ones,
+  bool linked;         // of nearest points by linked_kernel,
+  bool vector;         // the others by vector_kernel, else by direct_kernel,
+  bool pairs;          // of bilinear points with sums of pairs of pixels
+  bool copied;         // the image transposed to channels-last first
+  bool close;          // but for images whose points are close together: those by add_close or add_enlarged
+  bool summed;         // sums in the second cache, or of few channels; others are sooner written once, by lists
   int tile;
   Lists lists;
   size_t sums = 0, list = 0, copy = 0;  // bytes
 
   // Whether plane_kernel takes less time than sums by atomics, which have to be cleared before and, of half types,
-  // rounded after; both as measured, in microseconds on 132 multiprocessors.
-  bool few_points(int64_t batch, int64_t channels, int64_t pixels, int64_t points, int64_t item, int taps) const {
-    const int64_t parts = ceil_div<int64_t>(pixels, tile), blocks = batch * channels * parts;
-    if (4 * points * parts > pixels || blocks >= INT32_MAX) return false;
+  // rounded after; both as measured, in microseconds on 132 multiprocessors. of_points: by a kernel of their own, where
+  // there is more than one channel.
+  bool few_points(int64_t batch, int64_t channels, int64_t pixels, int64_t points, int64_t item, int taps,
+                  bool of_points) const {
+    const int64_t blocks = batch * channels * ceil_div<int64_t>(pixels, tile);
+    if (4 * points * ceil_div<int64_t>(pixels, kPlanePixels) > pixels || blocks >= INT32_MAX) return false;
     const int64_t resident = of_device(cudaDevAttrMultiProcessorCount) * std::min(4, 2 * kPlanePixels / tile);
     const double turns = static_cast<double>(ceil_div(blocks, resident) * ceil_div<int64_t>(points, kPlaneThreads));
     const double sums = static_cast<double>(batch * channels * points * taps), all = static_cast<double>(blocks * tile);
-    return turns * (0.6 + 0.25 * taps) <= 2 + 2e-5 * sums + (item == 2 ? 2 + 2.3e-6 * all : 0);
+    return (of_points && channels > 1 ? 4 : 0) + turns * (0.6 + 0.25 * taps) <=
+           2 + 2e-5 * sums + (item == 2 ? 2 + 2.3e-6 * all : 0);
   }
 
   Plan(const Tensor& input, const Tensor& grid, bool input_gradient, bool grid_gradient)
-      : lists(static_cast<int>(input.sizes[input.rank - 1]), static_cast<int>(input.sizes[input.rank - 2]),
-              grid.numel() / grid.sizes[0] / (grid.rank - 2), input.sizes[1] <= 4) {
+      : lists(static_cast<int>(input.sizes[input.rank - 1]),
+              static_cast<int>(pixels_of(input) / input.sizes[input.rank - 1]),
+              grid.numel() / grid.sizes[0] / (grid.rank - 2), input.rank - 3, input.sizes[1] <= 4) {
     const int64_t v = 16 / input.item_size(), pixels = pixels_of(input), batch = input.sizes[0];
     const int64_t points = grid.numel() / batch / (grid.rank - 2), channels = input.sizes[1];
-    tile = static_cast<int>(pixels < kPlanePixels ? pixels : kPlanePixels);
-    plane = input_gradient && few_points(batch, channels, pixels, points, input.item_size(), 1 << (input.rank - 2));
+    // Few planes are divided among more blocks.
+    const int64_t apart = ceil_div<int64_t>(of_device(cudaDevAttrMultiProcessorCount), batch * channels);
+    const int64_t share = std::max<int64_t>(ceil_div<int64_t>(pixels, apart), 1 << 11);
+    tile = static_cast<int>(std::min<int64_t>({pixels, share, kPlanePixels}));
+    const auto few = [&](int taps) {
+      return few_points(batch, channels, pixels, points, input.item_size(), taps, grid_gradient);
+    };
+    plane = input_gradient && few(1 << (input.rank - 2));
+    nearest_plane = plane && few(1);
     const bool last = input.strides[1] == 1 && input.aligned(1, 16);
     int64_t pixel = 1;
     const bool even = Space::evenly_spaced(input, 2, input.rank - 1, pixel);
@@ -73,6 +89,12 @@ struct Plan {
              (sparse ? batch * pixels * channels >= (1 << 21)
                      : pixels <= 32 * points && batch * points * channels >= (1 << 19) &&
                            (batch * points * channels >= (1 << 23) || batch * pixels * channels >= (1 << 22)));
+    // Of one channel what lists cost is more than the atomics that they save.
+    listed = listed && !(half && channels == 1 && !sparse);
+    listed_planes = input.rank == 5 && half && input_gradient && !plane && points <= 4 * pixels &&
+                    points < Lists::kFull && pixels <= 256 * points && input.numel() >= (1 << 20);
+    linked = half && input_gradient && points <= std::min<int64_t>(channels - 1, 4) * pixels &&
+             input.numel() >= (1 << 20);
     // Where few channels are enlarged, neighbours add to the same pixels.
     listed = listed && !(input.item_size() == 4 && channels <= 4 && 2 * points >= 5 * pixels);
     pairs = input_gradient && !plane && !vector && !listed && 2 * points >= pixels && input.item_size() == 2 &&
@@ -89,11 +111,12 @@ struct Plan {
       close = close && listed;
       lists.most = Lists::kFull - 1;  // however the points lie
     }
-    if (listed) {
+    if (listed || listed_planes) {
       list = padded(lists.bytes(batch));
     } else if (close) {
       list = padded(batch * sizeof(int));
     }
+    if (linked) list = std::max(list, padded(batch * sizeof(int)));
     if (pairs) {
       sums = padded(2 * (input.numel() + input.numel() / input.sizes[input.rank - 1]) * sizeof(float));
     } else if (input_gradient && (vector || input.dtype != DType::kFloat32)) {
@@ -106,7 +129,7 @@ struct Plan {
 unsigned limited(int64_t blocks) { return static_cast<unsigned>(blocks < (1 << 20) ? blocks : 1 << 20); }
 
 // Writes what pixels the listed points make.
-template <class T, int PADDING>
+template <class T, int TAPS, int PADDING>
 cudaError_t launch_owner(const Space& s, const Lists& lists, const Gradient<T>& gradient, T* output, int batch,
                          int channels, const Left& left, cudaStream_t stream) {
   const unsigned images = batch < 65535 ? batch : 65535;
@@ -118,8 +141,8 @@ cudaError_t launch_owner(const Space& s, const Lists& lists, const Gradient<T>& 
     while (chunk >= 4 * W && static_cast<int64_t>(lists.tiles) * ceil_div(channels, chunk) * images < enough) {
       chunk = ceil_div(chunk, 2 * W) * W;
     }
-    const auto kernel = owner_kernel<T, W, PADDING>;
-    const int memory = static_cast<int>(owner_memory<T, W>(lists));
+    const auto kernel = owner_kernel<T, TAPS, W, PADDING>;
+    const int memory = static_cast<int>(owner_memory<T, TAPS, W>(lists));
     const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, memory);
     if (status != cudaSuccess) return status;
     return launch(kernel, dim3(lists.tiles, ceil_div(channels, chunk), images), kOwnerThreads, memory, stream, true, s,
@@ -173,20 +196,28 @@ class Backward {
         few_(4 * of_device(cudaDevAttrMultiProcessorCount)),
         lists_(plan.lists) {
     ordered_ = output_ && deterministic;
-    plane_ = output_ && !ordered_ && plan.plane;
+    plane_ = output_ && !ordered_ && (TAPS == 1 ? plan.nearest_plane : plan.plane);
     add_ = output_ && !ordered_ && !plane_;
-    listed_ = add_ && plan.listed && TAPS == 4 && s_.points * point * sizeof(T) <= UINT32_MAX;
-    pairs_ = add_ && plan.pairs && kPairs;
+    if (TAPS == 1) {
+      // Where many points gather on the border chains are too long.
+      listed_ = add_ && plan.linked && kLists && (s_.padding != kBorder || pixels_ / 8 >= s_.points);
+    } else {
+      listed_ = add_ && kLists && (TAPS == 4 ? plan.listed : plan.listed_planes) &&
+                s_.points * point * sizeof(T) <= UINT32_MAX;
+    }
+    pairs_ = add_ && plan.pairs && kPairs && !listed_;
     chosen_ = add_ && plan.close && kChoice;
     deferred_ = listed_ || chosen_;
     vector_ = plan.vector && (TAPS > 1 || s_.points > 2 * static_cast<int64_t>(pixels_) ||
                               (sizeof(T) == 2 && channels_ >= 16));
     short_chain_ = add_ && !vector_ && !chosen_ && input.numel() <= (1 << 20);
-    boxes_ = listed_ && plan.copied && many_tiles(s_.across.d, s_.points / s_.across.d, batch_, sizeof(T));
+    boxes_ = listed_ && TAPS == 4 && plan.copied &&
+             many_tiles(s_.across.d, s_.points / s_.across.d, batch_, sizeof(T));
     char* const memory = static_cast<char*>(workspace);
     sums_ = vector_ || sizeof(T) == 2 ? static_cast<float*>(workspace) : reinterpret_cast<float*>(output_);
-    if (deferred_) lists_.in(memory + plan.sums, listed_ ? batch_ : 0);
-    if (vector_ && plan.copied) copy_ = reinterpret_cast<T*>(memory + plan.sums + plan.list);
+    if (deferred_) lists_.in(memory + plan.sums, listed_ && TAPS > 1 ? batch_ : 0);
+    if (chosen_) choose_how();
+    if (vector_ && plan.copied && TAPS > 1) copy_ = reinterpret_cast<T*>(memory + plan.sums + plan.list);
   }
 
   cudaError_t run() {
@@ -209,6 +240,7 @@ class Backward {
  private:
   static constexpr int V = 16 / sizeof(T), kUsual = TAPS == 4 || TAPS == 8 ? kZeros : kAnyPadding;  // padding
   static constexpr bool kPairs = TAPS == 4 || TAPS == 8, kChoice = TAPS == 4 && sizeof(T) == 4;
+  static constexpr bool kLists = TAPS == 4 || (TAPS < 16 && sizeof(T) == 2);
 
   int64_t size() const { return static_cast<int64_t>(channels_) * pixels_; }  // of an image
   int64_t plane_sums() const { return pairs_ ? 2 * (static_cast<int64_t>(pixels_) + pixels_ / s_.size[0]) : pixels_; }
@@ -220,6 +252,9 @@ class Backward {
     const unsigned some = input_.numel() <= (1 << 23) ? std::max<unsigned>(1, few_ / images_) : few_;
     return dim3(std::min(limited(work), some), images_);
   }
+
+  // The gradient of points that list() has not written.
+  AnyFloat others() const { return AnyFloat(listed_ && (TAPS == 1 || !vector_) ? Tensor{} : grad_grid_); }
 
   // Blocks for copies between layouts.
   int64_t tiles() const {
@@ -239,39 +274,33 @@ class Backward {
     int shift = 0;
     while (shift < 5 && (2 << shift) <= channels_ &&
            ((16 << shift) <= channels_ || static_cast<int64_t>(ceil_div(s_.points, kThreads >> shift)) * batch_ <
-                                              (TAPS == 8 || channels_ <= 4 ? 128 : 512))) {
+                                              (TAPS == 8 ? 256 : channels_ <= 4 ? 128 : 512))) {
       ++shift;
     }
     return shift;
   }
 
-  // With few tiles and many channels a warp has too many of these one after the other.
-  bool enlarged() const {
+  // How close an image's points have to be, by measurement.
+  void choose_how() {
     const int64_t points = s_.points, tiles = static_cast<int64_t>(Close::tiles_of(s_, kEnlargedAcross)) * batch_;
-    return chosen_ && vector_ && 2 * points >= 5 * static_cast<int64_t>(pixels_) && channels_ <= 2 * tiles;
-  }
-
-  // By measurement; without vectors lists are best however the points lie.
-  Choice choice() const {
-    const float turned = !vector_ ? INFINITY : boxes_ ? 0.8f : 0.5f;
-    if (enlarged()) return {0.25f, 0.75f, 0.01f, listed_, turned};
-    const float tilted = boxes_                                ? 0.09f
+    // With few tiles and many channels a warp has too many of these one after the other.
+    enlarged_ = vector_ && 2 * points >= 5 * static_cast<int64_t>(pixels_) && channels_ <= 2 * tiles;
+    const float tilted = enlarged_                        ? 0.01f
+                         : boxes_                         ? 0.09f
                          : !vector_ && !plan_.summed      ? 0.035f
                          : channels_ < (vector_ ? 32 : 9) ? 0.25f
-                                                               : 0.1f;
-    return {0.5f, 1.5f, tilted, listed_, turned};
-  }
-
-  Close close() const {
-    return Close(s_, input_, gradient_.point, gradient_.channel, reinterpret_cast<float*>(output_),
-                 enlarged() ? kEnlargedAcross : kCloseAcross, 4 * few_);
+                                                          : 0.1f;
+    const float turned = !vector_ ? INFINITY : boxes_ ? 0.8f : 0.5f;  // without vectors lists are best anyhow
+    choice_ = {enlarged_ ? 0.25f : 0.5f, enlarged_ ? 0.75f : 1.5f, tilted, listed_, turned};
+    close_.emplace(s_, input_, gradient_.point, gradient_.channel, reinterpret_cast<float*>(output_),
+                   enlarged_ ? kEnlargedAcross : kCloseAcross, 4 * few_);
   }
 
   // How each image's is added up is found on the device; those of close points are.
   cudaError_t choose() {
     if constexpr (kChoice) {
       choose_kernel<<<dim3(std::max<unsigned>(1, few_ / images_), images_), kTileThreads, 0, stream_>>>(
-          s_, choice(), lists_, close(), boxes_ ? nullptr : copy_, copy_width(), sums_, batch_, channels_);
+          s_, choice_, lists_, *close_, boxes_ ? nullptr : copy_, copy_width(), sums_, batch_, channels_);
     }
     left_ = {lists_.runs, lists_.most, vector_};
     const cudaError_t status = cudaGetLastError();
@@ -281,12 +310,11 @@ class Backward {
   // Images of close points, and without vectors those that are left.
   cudaError_t close_images() const {
     if constexpr (kChoice) {
-      const Close close = this->close();
       const auto with = [&](auto kernel) {
-        return launch(kernel, dim3(std::min(close.blocks(), few_), 1, images_), kThreads, 0, stream_, true, s_,
-                      choice(), close, gradient_, AnyFloat(grad_grid_), batch_, channels_, left_, !vector_);
+        return launch(kernel, dim3(std::min(close_->blocks(), few_), 1, images_), kThreads, 0, stream_, true, s_,
+                      choice_, *close_, gradient_, AnyFloat(grad_grid_), batch_, channels_, left_, !vector_);
       };
-      if (enlarged()) {
+      if (enlarged_) {
         return s_.padding == kZeros ? with(close_kernel<kZeros, true>) : with(close_kernel<kAnyPadding, true>);
       }
       return s_.padding == kZeros ? with(close_kernel<kZeros, false>) : with(close_kernel<kAnyPadding, false>);
@@ -296,8 +324,10 @@ class Backward {
 
   // Lists of points, and what pixels these make. With boxes, or without vectors, the gradient of the points too.
   cudaError_t list() {
-    if constexpr (TAPS == 4) {
-      return s_.padding == kZeros ? list<kZeros>() : list<kAnyPadding>();
+    if constexpr (TAPS == 1 && kLists) {
+      return link();
+    } else if constexpr (kLists) {
+      return s_.padding == kUsual ? list<kUsual>() : list<kAnyPadding>();
     }
     return cudaErrorNotSupported;
   }
@@ -312,16 +342,38 @@ class Backward {
     cudaError_t status;
     if (vector_ || !grad_grid_.data) {
       const unsigned all = ceil_div(s_.points, kListThreads), some = std::max<unsigned>(1, 2 * few_ / images_);
-      status = launch(list_kernel<PADDING>, dim3(chosen_ ? std::min(all, some) : all, 1, images_), kListThreads, 0,
-                      stream_, true, s_, lists_, batch_, left_);
+      status = launch(list_kernel<TAPS, PADDING>, dim3(chosen_ ? std::min(all, some) : all, 1, images_), kListThreads,
+                      0, stream_, true, s_, lists_, batch_, left_);
     } else {
       status = direct<kListSums>(nullptr, AnyFloat(grad_grid_), true);
     }
     if (status != cudaSuccess) return status;
     left_ = {lists_.runs, lists_.most, left_.chosen};
-    status = launch_owner<T, PADDING>(s_, lists_, gradient_, output_, batch_, channels_, left_, stream_);
-    if (status != cudaSuccess || !boxes_) return status;
-    return launch_boxes<T, PADDING>(input_, s_, gradient_, grad_grid_, left_, stream_);
+    status = launch_owner<T, TAPS, PADDING>(s_, lists_, gradient_, output_, batch_, channels_, left_, stream_);
+    if constexpr (TAPS == 4) {
+      if (status == cudaSuccess && boxes_) {
+        return launch_boxes<T, PADDING>(input_, s_, gradient_, grad_grid_, left_, stream_);
+      }
+    }
+    return status;
+  }
+
+  // The points of each pixel, and what these make of it.
+  cudaError_t link() {
+    const Chains chains(sums_, lists_.runs, batch_, pixels_);
+    const int64_t cleared = batch_ * (static_cast<int64_t>(pixels_) + 1);
+    zero_kernel<<<limited(ceil_div<int64_t>(cleared, 4 * kThreads)), kThreads, 0, stream_>>>(
+        reinterpret_cast<float*>(chains.heads), 1, cleared, Left());
+    left_ = {chains.runs, 0, false};
+    cudaError_t status = launch(link_kernel, dim3(ceil_div(s_.points, kThreads), 1, images_), kThreads, 0, stream_,
+                                true, s_, Dense(s_, 1), chains, AnyFloat(grad_grid_), batch_, pixels_);
+    if (status != cudaSuccess) return status;
+    const int64_t blocks = ceil_div<int64_t>(pixels_, 2 * kThreads), enough = 2 * few_;
+    int chunk = channels_;
+    while (chunk >= 8 && blocks * ceil_div(channels_, chunk) * images_ < enough) chunk = ceil_div(chunk, 8) * 4;
+    const bool pairs = pixels_ % 2 == 0 && reinterpret_cast<uintptr_t>(output_) % (2 * sizeof(T)) == 0;
+    return launch(linked_kernel<T>, dim3(blocks, ceil_div(channels_, chunk), images_), kThreads, 0, stream_, true,
+                  chains, gradient_, output_, batch_, channels_, pixels_, s_.points, chunk, pairs);
   }
 
   // Sums of images that are left, if they are not cleared already.
@@ -336,7 +388,7 @@ class Backward {
                     sums_, 1, cleared, left_);
     }
     if (!ordered_ && (!add_ || chosen_)) return cudaSuccess;
-    return cudaMemsetAsync(sums_, 0, input_.numel() * sizeof(float), stream_);
+    return cudaMemsetAsync(sums_, 0, plane_sums() * batch_ * channels_ * sizeof(float), stream_);
   }
 
   cudaError_t add_in_order() const {
@@ -364,10 +416,10 @@ class Backward {
     const T* data = static_cast<const T*>(input_.data);
     int64_t image = input_.strides[0];
     Space s = s_;
-    const Left rest = !deferred_                   ? Left()
-                      : boxes_ || !grad_grid_.data ? left_
-                      : chosen_                    ? Left{lists_.runs, Lists::kDone, true}
-                                                   : Left();
+    const Left rest = !deferred_                 ? Left()
+                      : boxes_ || !others().data ? left_
+                      : chosen_                  ? Left{lists_.runs, Lists::kDone, true}
+                                                 : Left();
     if (copy_) {
       if (!chosen_ || boxes_) {
         const cudaError_t status =
@@ -390,8 +442,8 @@ class Backward {
     const unsigned blocks = ceil_div(s.points, kThreads >> shift);
     const unsigned resident = static_cast<unsigned>(std::min<int64_t>(few_, static_cast<int64_t>(blocks) * batch_));
     const cudaError_t status =
-        launch(kernel, rest.runs ? dim3(resident) : dim3(blocks, 1, images_), kThreads, 0, stream_, deferred_, s,
-               Dense(s, channels_), data, image, gradient_, add_ ? sums_ : nullptr, AnyFloat(grad_grid_), batch_,
+        launch(kernel, rest.runs && TAPS <= 4 ? dim3(resident) : dim3(blocks, 1, images_), kThreads, 0, stream_,
+               deferred_, s, Dense(s, channels_), data, image, gradient_, add_ ? sums_ : nullptr, others(), batch_,
                channels_, pixels_, shift, width, left_, rest);
     if (status != cudaSuccess || !add_) return status;
     return launch(from_channels_last_kernel<T>, blocks_of(tiles()), kTileThreads, 0, stream_, deferred_, sums_,
@@ -417,21 +469,26 @@ class Backward {
     };
     return each == 1   ? with(direct_kernel<T, TAPS, PADDING, 1, SUMS>)
            : each == 2 ? with(direct_kernel<T, TAPS, PADDING, std::min(U, 2), SUMS>)
-                       : with(direct_kernel<T, TAPS, PADDING, kSpills ? 2 : U, SUMS>);
+                       : with(direct_kernel<T, TAPS, PADDING, kSpills ? std::min(U, 2) : U, SUMS>);
   }
 
   cudaError_t points() const {
-    const AnyFloat others(listed_ ? Tensor{} : grad_grid_);
     float* const sums = add_ ? sums_ : nullptr;
     const bool early = short_chain_ || deferred_ || plane_;
-    if constexpr (TAPS == 4 && sizeof(T) == 4) {
+    if constexpr (TAPS == 1 && sizeof(T) == 2) {
+      if (listed_) {
+        return launch(crowded_kernel<T>, few_, kThreads, 0, stream_, true, s_, Dense(s_, 1), gradient_, sums_, batch_,
+                      channels_, pixels_, left_);
+      }
+    }
+    if constexpr (kPairs && sizeof(T) == 4) {
       // One channel is sooner added up than handed on; with more threads for a point warps are not of neighbours.
-      if (add_ && channels_ > 1 && sharing() <= 3) return direct<kNeighbourSums>(sums, others, early);
+      if (add_ && (TAPS == 8 || channels_ > 1) && sharing() <= 3) return direct<kNeighbourSums>(sums, others(), early);
     }
     if constexpr (kPairs) {
-      if (pairs_) return direct<kPairSums>(sums, others, early);
+      if (pairs_) return direct<kPairSums>(sums, others(), early);
     }
-    return direct<kPixelSums>(sums, others, early);
+    return direct<kPixelSums>(sums, others(), early);
   }
 
   // Sums to the output, in its type.
@@ -461,7 +518,10 @@ class Backward {
   bool plane_;     // by plane_kernel,
   bool add_;       // or by atomics:
   bool listed_, pairs_, boxes_;
-  bool chosen_;       // how, on the device;
+  bool chosen_;       // how, on the device,
+  bool enlarged_;     // where points are closer together than pixels:
+  Choice choice_{};
+  std::optional<Close> close_;
   bool deferred_;     // until then kernels may find nothing to do
   bool short_chain_;  // of kernels that overlap
   float* sums_;

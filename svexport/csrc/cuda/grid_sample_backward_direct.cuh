@@ -67,10 +67,15 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
       bool together = false;              // most lanes are in the pixels of the next, or those beside
       if constexpr (SUMS == kNeighbourSums) {
         const int lane = threadIdx.x % 32;
-        const bool any = there && (point.axis[0].inside[0] || point.axis[0].inside[1]) &&
-                         (point.axis[1].inside[0] || point.axis[1].inside[1]);
-        const int cell = any ? point.axis[1].first * (s.size[0] + 2) + point.axis[0].first : INT_MIN / 2;
-        const int next = __shfl_down_sync(~0u, cell, 1);
+        bool any = there;
+        int64_t cell = 0;
+#pragma unroll
+        for (int a = Point<TAPS>::AXES - 1; a >= 0; --a) {
+          any = any && (point.axis[a].inside[0] || point.axis[a].inside[1]);
+          cell = cell * (s.size[a] + 2) + point.axis[a].first;
+        }
+        if (!any) cell = INT64_MIN / 2;
+        const int64_t next = __shfl_down_sync(~0u, cell, 1);
         hands = next == cell + 1 && lane < 31;
         takes = __shfl_up_sync(~0u, static_cast<int>(hands), 1) && lane > 0;
         together = __popc(__ballot_sync(~0u, hands || next == cell)) >= 16;

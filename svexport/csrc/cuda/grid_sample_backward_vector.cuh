@@ -5,9 +5,9 @@
 
 namespace svexport::backward {
 
-// Blocks of chunks of 256 >> shift points x images, (16 bytes << shift) of channels at a time; of bilinear points with
-// fewer blocks than chunks, and one row of them, all images' chunks one after the other. input: (N, pixels, C) with C
-// innermost, any strides else; sums: (N, pixels, C), contiguous, or null.
+// Blocks of chunks of 256 >> shift points x images, (16 bytes << shift) of channels at a time; of nearest and bilinear
+// points with fewer blocks than chunks, and one row of them, all images' chunks one after the other. input:
+// (N, pixels, C) with C innermost, any strides else; sums: (N, pixels, C), contiguous, or null.
 template <class T, int TAPS, int PADDING>
 __global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
     vector_kernel(Space s, Dense dense, const T* __restrict__ input, int64_t image, Gradient<T> grad,
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
   uint32_t at = blockIdx.x;  // of the chunks of the images that are left
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     if (!images(n)) continue;
-    if (TAPS == 4 && at >= chunks) {
+    if (TAPS <= 4 && at >= chunks) {
       at -= chunks;
       continue;
     }
@@ -101,8 +101,8 @@ __global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
           if (a < s.axes) grad_grid.set((static_cast<int64_t>(n) * s.points + p) * s.axes + a, gradient[a]);
         }
       }
-    } while (TAPS == 4 && (at += gridDim.x) < chunks);
-    if (TAPS == 4) at -= chunks;
+    } while (TAPS <= 4 && (at += gridDim.x) < chunks);
+    if (TAPS <= 4) at -= chunks;
   }
 }
 
