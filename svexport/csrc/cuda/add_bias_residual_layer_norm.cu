@@ -1060,10 +1060,13 @@ size_t add_bias_residual_layer_norm_backward_workspace(const Tensor& x) {
   if (x.numel() == 0) return 0;
   const int64_t d = x.sizes[x.rank - 1], rows = x.numel() / d;
   const auto of = [&](int64_t parts) { return parts * 3 * (d + 16) * sizeof(float); };
-  const auto of_grid = [&](int64_t width) { return width <= kMostWide ? of(Grid(rows, width, 1).blocks) : 0; };
+  const auto of_grid = [&](int64_t width, int period) {
+    return width <= kMostWide ? of(Grid(rows, width, period).blocks) : 0;
+  };
   const size_t of_long = is_long(d) ? rows * sizeof(Statistics) + of(parts_of(rows, d)) : 0;
   // Whatever the alignment, which is not known here.
-  return std::max({of_grid(d), of_grid(d + most_shifted(d, 16 / static_cast<int>(x.item_size()))), of_long});
+  const int n = 16 / static_cast<int>(x.item_size());
+  return std::max({of_grid(d, 1), of_grid(d + most_shifted(d, n), n), of_long});
 }
 
 cudaError_t add_bias_residual_layer_norm_backward(const Tensor& dy, const Tensor& ds, const Tensor& x,
