@@ -4,8 +4,8 @@
 // for a virtual architecture and uncompressed (-gencode arch=compute_90a,code=compute_90a --no-compress). Device memory
 // is the process's, as far as `emulation_allow` has named it; streams run at once. Blocks run one after another, their
 // warps in turn, and the lanes of a warp together as far as they are at the same place. Reported, as the result of the
-// launch and by `emulation_report`: accesses outside of allowed memory or not aligned, races in shared memory, reads of
-// shared memory that nobody has written, barriers and shuffles that not all threads reach, unknown instructions.
+// launch and by `emulation_report`: accesses outside of allowed memory or not aligned, races in shared memory, barriers
+// and shuffles that not all threads reach, unknown instructions. Shared memory that nobody has written is NaN.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -34,6 +34,7 @@ namespace {
 constexpr int kWarp = 32;
 constexpr uint64_t kShared = 1ull << 56, kLocal = 2ull << 56, kParameters = 3ull << 56;  // tags of generic addresses
 constexpr uint64_t kDynamic = 1ull << 24;  // where in shared memory that of the launch begins
+constexpr uint8_t kPoison = 0xff;  // of memory that nobody has written: NaN as a number
 constexpr int kQuantum = 20000;  // instructions after which it is the next warp's turn
 
 struct Fault : std::runtime_error {
@@ -137,7 +138,6 @@ struct Access {
 struct Byte {
   Access written, read;
   bool many = false;  // read by more than one thread since
-  bool filled = false;
 };
 
 // ---------------------------------------------------------------------------------------------- programs
@@ -258,7 +258,6 @@ struct Block {
       return a.thread / kWarp == w.number && a.warp_epoch < w.epoch;
     };
     const Access now{thread, epoch, w.epoch, how == 'a'};
-    if (how != 'w' && !b.filled) fail("a read of shared memory that nobody has written");
     if (!(how == 'a' && b.written.atomic) && !before(b.written)) {
       fail(how == 'r' ? "a race: another thread writes what is read" : "a race: another thread writes there as well");
     }
@@ -273,7 +272,6 @@ struct Block {
       fail("a race: another thread reads what is written");
     }
     b.written = now;
-    b.filled = true;
   }
 
   uint8_t* shared_at(uint64_t offset, size_t bytes, const Warp& w, int lane, char how) {
@@ -475,8 +473,8 @@ uint64_t special(Special which, dim3 grid, dim3 threads, dim3 block, int thread)
 void run_block(const Function& f, const std::vector<uint8_t>& parameters, dim3 grid, dim3 threads, dim3 at,
                size_t dynamic, std::vector<Warp>& warps) {
   Block block{.function = f, .parameters = parameters};
-  block.shared.assign(f.shared_bytes, 0xcd);
-  block.dynamic.assign(dynamic, 0xcd);
+  block.shared.assign(f.shared_bytes, kPoison);
+  block.dynamic.assign(dynamic, kPoison);
   block.shared_bytes.resize(f.shared_bytes);
   block.dynamic_bytes.resize(dynamic);
   block.threads = block.left = static_cast<int>(threads.x * threads.y * threads.z);
@@ -490,7 +488,7 @@ void run_block(const Function& f, const std::vector<uint8_t>& parameters, dim3 g
     w.alive = w.threads == kWarp ? ~0u : (1u << w.threads) - 1;
     w.registers.resize(static_cast<size_t>(f.registers) * kWarp);
     w.groups.assign(1, {0, w.alive});
-    w.local.assign(f.local_bytes * kWarp, 0xcd);
+    w.local.assign(f.local_bytes * kWarp, kPoison);
     w.copies.clear();
     w.commits = {};
     w.epoch = 1;
