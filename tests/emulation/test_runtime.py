@@ -32,8 +32,8 @@ def test_an_access_outside_of_what_is_allowed(kernels: Kernels) -> None:
     ("which", "threads", "message"),
     [
         (MISALIGNED, 4, "not aligned"),
-        (REVERSED + 1, 64, "a race: another thread writes"),
-        (NEIGHBOURS + 1, 32, "a race: another thread writes"),
+        (REVERSED + 1, 64, "a race: another thread"),
+        (NEIGHBOURS + 1, 32, "a race: another thread"),
         (DEADLOCK, 64, "a deadlock"),
         (MISSING_LANE, 32, "a lane that is not there"),
         (TOO_LARGE, 1, "cudaError"),
