@@ -97,12 +97,11 @@ class Kernels:
 
     def launched(self) -> dict[str, int]:
         """The kernels launched since the last call (their names as in the source), and how often."""
-        lines = self._runtime.emulation_launches().decode().splitlines()
         counts: dict[str, int] = {}
-        for line in lines:
-            name, count = line.split()
-            found = re.findall(r"\d+([a-z_]+)", name)
-            counts[found[-1] if found else name] = counts.get(found[-1] if found else name, 0) + int(count)
+        for line in self._runtime.emulation_launches().decode().splitlines():
+            mangled, count = line.split()
+            name = _name(mangled)
+            counts[name] = counts.get(name, 0) + int(count)
         return counts
 
     def _call(self, name: str, result: type, *args: object) -> int:
@@ -138,3 +137,12 @@ class Kernels:
             for begin, size in allowed:
                 if size:
                     self._runtime.emulation_allow(begin, 0)
+
+
+def _name(mangled: str) -> str:
+    """``kernel`` of ``_ZN9namespace6kernelI...``."""
+    rest, name = mangled.removeprefix("_ZN"), mangled
+    while match := re.match(r"\d+", rest):
+        start, length = match.end(), int(match[0])
+        name, rest = rest[start : start + length], rest[start + length :]
+    return name
