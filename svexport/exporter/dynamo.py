@@ -43,8 +43,9 @@ def export(
     opset: int,
     input_names: Sequence[str],
     dynamic_axes: Mapping[str, Mapping[int, str]],
-) -> None:
-    """Writes ``model(*tensors)`` to ``path``; raises :class:`ExportError` naming the operator and its source line."""
+) -> onnx.ModelProto:
+    """``model(*tensors)`` as ONNX, written to ``path``; raises :class:`ExportError` naming the operator and its source
+    line."""
     shapes = None
     if dynamic_axes and torch.torch_version.TorchVersion(torch.__version__) < "2.7":
         raise ExportError(
@@ -72,6 +73,7 @@ def export(
             raise _failure(model, tensors, opset, input_names, error) from error
         assert program is not None  # it is only for dynamo=False
         _save_optimized(program, path)
+    return onnx.load(str(path))
 
 
 @contextmanager

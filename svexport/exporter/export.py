@@ -152,7 +152,7 @@ def export(
             with _collected_warnings(notes), opt_einsum.flags(enabled=False):
                 exporter = torchscript if opset < FIRST_DYNAMO_OPSET else dynamo
                 fresh = [t.clone() for t in tensors]  # a model may work on its inputs in place
-                exporter.export(flat, _traceable(fresh, names, axes, sizes), file, opset, names, axes)
+                written = exporter.export(flat, _traceable(fresh, names, axes, sizes), file, opset, names, axes)
             warned = list(notes)
             if not flat.output_names:
                 flat(*(t.clone() for t in tensors))  # only the copy that torch.export's fallback traces knows the names
@@ -161,6 +161,7 @@ def export(
             _check_axes_names(dynamic_axes, flat, names, result_names)
 
             done = _finish(
+                written,
                 file,
                 opset,
                 plugins,
@@ -435,6 +436,7 @@ class _Finished:
 
 
 def _finish(
+    model: onnx.ModelProto,
     file: Path,
     opset: int,
     plugins: bool | Collection[str],
@@ -457,7 +459,6 @@ def _finish(
     from svexport.graph.weights import hold_weights
     from svexport.ops._op import OPS
 
-    model = onnx.load(str(file))
     if opset_of(model) != opset:
         raise ExportError(f"the exporter wrote opset {opset_of(model)} where {opset} was asked for; try another opset")
     keep_inputs(model, inputs, axes)
@@ -490,11 +491,11 @@ def _finish(
     model.producer_name, model.producer_version = "svexport", __version__
     model.graph.name = "svexport"
     model.doc_string = ""
-    save(model, file)
     try:
-        onnx.checker.check_model(str(file), full_check=True)
+        onnx.checker.check_model(light_copy(model), full_check=True)
     except Exception as error:
         raise ExportError(f"the exported file is not valid ONNX: {error}") from error
+    save(model, file)
 
     facts = {
         "opset": opset_of(model),
@@ -539,11 +540,15 @@ def save(model: onnx.ModelProto, file: Path) -> None:
     """Writes a model, its weights beside it where they do not fit into one protobuf. ``model`` keeps its weights."""
     import onnx
 
+    from svexport.graph.scope import byte_size
+    from svexport.graph.wire import write_model
+
     for data in file.parent.glob("*"):  # what the exporter left, loaded by now
         data.unlink()
-    size = sum(len(t.raw_data) for t in model.graph.initializer)
+    size = sum(map(byte_size, model.graph.initializer))
     if size < MAX_PROTOBUF_BYTES:
-        file.write_bytes(model.SerializeToString())
+        with file.open("wb") as stream:
+            write_model(model, stream)
         return
     outside = onnx.ModelProto()
     outside.CopyFrom(model)

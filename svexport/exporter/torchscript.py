@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from torch import Tensor, nn
 from torch.onnx import symbolic_helper
@@ -34,6 +36,9 @@ except ImportError:  # torch < 2.9
 __all__ = ["SOURCE_ATTRIBUTE", "export", "registered"]
 
 LAST_OPSET = 17
+_LARGE = 2**30
+"""Bytes of weights from which on the exporter gets a file, beside which it writes what one protobuf does not hold."""
+
 SOURCE_ATTRIBUTE = "svexport_source"
 """Carries the user's source line through the exporter; taken off again when the file is read back."""
 
@@ -45,8 +50,9 @@ def export(
     opset: int,
     input_names: Sequence[str],
     dynamic_axes: Mapping[str, Mapping[int, str]],
-) -> None:
-    """Writes ``model(*tensors)`` to ``path``; raises :class:`ExportError` naming the operator and its source line."""
+) -> onnx.ModelProto:
+    """``model(*tensors)`` as ONNX, written to ``path`` if it is large; raises :class:`ExportError` naming the operator
+    and its source line."""
     others: list[str] = []
     while True:
         try:
@@ -86,20 +92,23 @@ def _export(
     opset: int,
     input_names: Sequence[str],
     dynamic_axes: Mapping[str, Mapping[int, str]],
-) -> None:
+) -> onnx.ModelProto:
     traced: nn.Module = model
     if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
         # The exporter's own tracer refuses scripted submodules; torch.jit.trace takes them in.
         traced = torch.jit.trace(model, tuple(tensors), check_trace=False)
+    size = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
+    written: Any = io.BytesIO() if size < _LARGE else str(path)
     torch.onnx.export(
         traced,
         tuple(tensors),
-        str(path),
+        written,
         dynamo=False,
         opset_version=opset,
         input_names=list(input_names),
         dynamic_axes={name: dict(axes) for name, axes in dynamic_axes.items()},
     )
+    return onnx.load(written) if size >= _LARGE else onnx.load_from_string(written.getvalue())
 
 
 class _TracingOn(TorchFunctionMode):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import ChainMap
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from svexport.graph.nodes import graphs, opset_of
 from svexport.graph.permutation import Perm
 
-__all__ = ["Scope", "drop_unused", "is_standard", "light_copy", "scopes", "used_inside", "used_names"]
+__all__ = ["Scope", "byte_size", "drop_unused", "is_standard", "light_copy", "scopes", "used_inside", "used_names"]
 
 LARGE = 2**16
 """Bytes from which on a constant is not copied where that can be helped."""
@@ -125,7 +126,7 @@ def _inner_scopes(scope: Scope, inferred: onnx.GraphProto) -> Iterator[Scope]:
     for node, same in zip(scope.graph.node, inferred.node, strict=True):
         for inner, inferred_inner in zip(_graphs_of(node), _graphs_of(same), strict=True):
             # Not the large constants: a nested graph would get its own transposed copy of them.
-            small = {name: t for name, t in scope.constants.items() if t.ByteSize() <= LARGE}
+            small = {name: t for name, t in scope.constants.items() if byte_size(t) <= LARGE}
             child = Scope(inner, scope.opset, scope.ir_version, ChainMap({}, scope.infos), small, scope.taken)
             yield from _inner_scopes(child, inferred_inner)
     yield scope
@@ -187,6 +188,13 @@ def drop_unused(graph: onnx.GraphProto, before: set[str]) -> None:
             items.extend(kept)
 
 
+def byte_size(tensor: TensorProto) -> int:
+    """How large the values of a tensor are, without the copy of them that the library makes to tell."""
+    if tensor.data_type == TensorProto.STRING:
+        return tensor.ByteSize()
+    return math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+
+
 def light_copy(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with its large weights as inputs: enough to check it and to infer types."""
     light = onnx.ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import)
@@ -199,7 +207,7 @@ def light_copy(model: onnx.ModelProto) -> onnx.ModelProto:
     graph.value_info.extend(model.graph.value_info)
     given = {value.name for value in graph.input}
     for tensor in model.graph.initializer:
-        if tensor.ByteSize() <= LARGE:
+        if byte_size(tensor) <= LARGE:
             graph.initializer.append(tensor)
         elif tensor.name not in given:
             graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import svexport
 from svexport.exporter import export as export_module
+from svexport.exporter import torchscript
 from svexport.exporter.arguments import FlatModel, bind
 from svexport.exporter.torchscript import registry
 from svexport.exporter.verify import _float64_gaps
@@ -848,6 +849,15 @@ def test_large_models_keep_their_weights_beside_the_file(opset, tmp_path, monkey
     for name in ("big.onnx", "big.onnx.data"):
         os.rename(tmp_path / name, moved / name)
     torch.testing.assert_close(svexport.load(moved / "big.onnx")(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_large_models_are_traced_into_a_file(tmp_path, monkeypatch) -> None:
+    """As one protobuf in memory they would be refused; the exporter puts their weights beside that file."""
+    monkeypatch.setattr(torchscript, "_LARGE", 1000)
+    model = nn.Sequential(nn.Linear(64, 32), Small_head())
+    report = svexport.export(model, (torch.randn(2, 64),), tmp_path / "big.onnx", opset=11)
+    assert report.verified
+    assert os.listdir(tmp_path) == ["big.onnx"]
 
 
 class Small_head(nn.Module):
