@@ -9,7 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any, cast
@@ -22,10 +22,11 @@ from torch.overrides import TorchFunctionMode
 from svexport import html, ops
 from svexport.errors import UnsupportedError
 from svexport.exporter.arguments import bind, copied, example_arguments, leaves, rebuild
+from svexport.exporter.half import HalfSampling
 from svexport.exporter.record import recorded, remember
 from svexport.exporter.source import definition, user_frame
 from svexport.ops._module import DropIn
-from svexport.parity import parity
+from svexport.parity import parity, tolerances
 
 __all__ = ["FUNCTIONS", "LeftAlone", "Replacement", "replace"]
 
@@ -89,6 +90,7 @@ def replace(model: nn.Module, args: Any = None, *, verbose: bool = True) -> nn.M
     class name, attributes and the signature of ``forward``; :data:`FUNCTIONS` wherever the model's forward calls them,
     also in other packages, but not in scripted code. With arguments, every replacement is proven: what it replaces and
     what it is are both run on the activations of a forward pass in eval mode. What differs is left alone.
+    ``F.grid_sample`` in half precision on a CPU is compared as torch computes it on CUDA, with coordinates in float32.
 
     Args:
         model: any ``nn.Module``; it stays as it is.
@@ -110,14 +112,14 @@ def replace(model: nn.Module, args: Any = None, *, verbose: bool = True) -> nn.M
     classes, left_alone = _recognise(model)
     modules: dict[str, _Proof] = {name: _Proof() for name in classes}
     calls: dict[tuple[str, str], _Proof] = {}
-    outputs = _Proof()
+    outputs, sampling = _Proof(), HalfSampling()
     if arguments is not None:
         probe = copied(model)
         _watch(probe, classes, modules)
-        expected = _forward(probe, arguments, nullcontext())
+        expected = _forward(probe, arguments, sampling)
         classes = {name: cls for name, cls in classes.items() if not modules[name].fault}
         probe = _swap(copied(model), classes)
-        outputs.add(expected, functools.partial(_forward, probe, arguments, _Watch(calls)))
+        outputs.add(expected, functools.partial(_forward, probe, arguments, sampling, _Watch(calls)))
         del probe, expected
         if outputs.fault:  # though every part agrees: rounding decides something here, or the model keeps a state
             warnings.warn(f"{type(model).__name__} as a whole, every part of it proven: {outputs.fault}", stacklevel=2)
@@ -157,7 +159,7 @@ def replace(model: nn.Module, args: Any = None, *, verbose: bool = True) -> nn.M
     if last := recorded(model):
         remember(replaced, *last)
     if verbose:
-        _print(type(model).__name__, replacements, left_alone, outputs)
+        _print(type(model).__name__, replacements, left_alone, outputs, sampling.notes)
     return replaced
 
 
@@ -306,20 +308,25 @@ class _Proof:
         if theirs.keys() != found.keys() or not all(isinstance(t, Tensor) for _, t in pairs):
             self.fault = "svexport's returned another structure"
             return expected
-        results = [parity("", e, a) for e, a in pairs]  # type: ignore[arg-type]
+        results = []
+        for e, a in pairs:
+            rtol, atol = tolerances(None, None, {e.dtype})
+            results.append(parity("", e, a, rtol=rtol, atol=atol))  # type: ignore[arg-type]
         self.errors.append(max((p.max_abs for p in results), default=0.0))
         if not all(p.ok for p in results):
             self.fault = f"svexport's differs by {self.errors[-1]:.1e} on the given inputs"
         return expected if self.fault else actual
 
 
-def _forward(model: nn.Module, arguments: tuple[Any, dict[str, Any]], context: AbstractContextManager) -> Any:
+def _forward(model: nn.Module, arguments: tuple[Any, dict[str, Any]], *contexts: AbstractContextManager) -> Any:
     for module in model.modules():
         module.training = False
     bound = bind(model, *arguments)
     fresh = rebuild(dict(bound.arguments), lambda t: t.detach().clone())
     call = inspect.BoundArguments(bound.signature, fresh)  # type: ignore[arg-type]
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), context:
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
         return model(*call.args, **call.kwargs)
 
 
@@ -334,7 +341,13 @@ def _op_name(function: str) -> str:
 # ------------------------------------------------------------------ report
 
 
-def _print(model: str, replacements: list[Replacement], left_alone: list[LeftAlone], outputs: _Proof) -> None:
+def _print(
+    model: str,
+    replacements: list[Replacement],
+    left_alone: list[LeftAlone],
+    outputs: _Proof,
+    notes: Sequence[str],
+) -> None:
     """Tables, in a notebook as HTML."""
     from rich.console import Console
     from rich.text import Text
@@ -364,12 +377,14 @@ def _print(model: str, replacements: list[Replacement], left_alone: list[LeftAlo
 
         body = [html.section(title, html.table(columns, rows)) for title, columns, rows in tables]
         verdict = f'<p class="{"fail" if outputs.fault else "ok"}">{escape(line)}</p>' if line else ""
-        display(HTML(html.fragment(*body, verdict)))
+        display(HTML(html.fragment(*body, verdict, *(f"<p>{escape(note)}</p>" for note in notes))))
         return
     for title, columns, rows in tables:
         _table(console, title, columns, rows)
     if line:
         console.print(Text(line, "red" if outputs.fault else ""))
+    for note in notes:
+        console.print(Text(note))
 
 
 def _table(console: Any, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -464,6 +464,25 @@ def test_what_an_op_does_not_take_is_left_to_torch():
     torch.testing.assert_close(replaced(x), 2 * torch.linalg.inv(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [(7, 9), (301, 503)])
+def test_sampling_in_half_is_compared_as_on_cuda(size, dtype, capsys):
+    """ATen's CPU kernel rounds coordinates to half, which nobody should have kept."""
+
+    class Samples(nn.Module):
+        def forward(self, x, grid):
+            return F.grid_sample(x, grid, align_corners=False)
+
+    x, grid = torch.randn(2, 3, *size).to(dtype), (torch.rand(2, 5, 4, 2) * 2.4 - 1.2).to(dtype)
+    replaced = svexport.replace(Samples(), (x, grid))
+    assert [r.before for r in replaced.svexport_replacements] == ["torch.nn.functional.grid_sample"]
+    assert not replaced.svexport_left_alone
+    assert "is compared as torch has it on CUDA, with coordinates in float32" in capsys.readouterr().out
+    expected = F.grid_sample(x.double(), grid.double(), align_corners=False)
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(replaced(x, grid).double(), expected, rtol=eps, atol=eps)
+
+
 # ------------------------------------------------------------------ what is not replaced
 
 
