@@ -133,8 +133,9 @@ class OnnxEngine(Engine):
                     f"ONNX Runtime lacks a kernel that {self} needs on {self.device}: {reason}"
                 ) from error
             raise EngineError(
-                f"ONNX Runtime cannot load {self}: {reason}\n  If the file was damaged or cut short, export or "
-                "copy it again; onnx.checker.check_model(path, full_check=True) tells more"
+                f"ONNX Runtime cannot load {self}: {reason}\n  onnx.checker.check_model(path, full_check=True) tells "
+                "whether the file is at fault, damaged or cut short perhaps: export or copy it again; if not, ONNX "
+                f"Runtime {onnxruntime.__version__} is: try another version of it, or another opset"
             ) from error
         if self.device.type == "cuda" and "CUDAExecutionProvider" not in self._session.get_providers():
             if device is not None:

@@ -29,8 +29,12 @@ def native(b: Builder, scales: Value | None, dtype: int) -> bool:
 def linear(b: Builder, op_type: str, x: Value, scale: float, scales: Value | None, axis: int, dtype: int) -> Value:
     """QuantizeLinear or DequantizeLinear with zero point 0 and a result of the given dtype."""
     step = b.constant(scale, TensorProto.FLOAT) if scales is None else b.cast(scales, TensorProto.FLOAT)
-    zero = b.constant(np.zeros(step.shape or (), np.int8))
-    return b.op(op_type, x, step, zero, axis=axis if step.rank else None, dtype=dtype, shape=x.shape)
+    inputs = [x, step]
+    # From opset 21 on ONNX Runtime 1.31 cannot load DequantizeLinear before MaxPool, Reshape and others with its zero
+    # point, and takes one that is left out for what it is; before, it does so for uint8.
+    if op_type == "QuantizeLinear" or b.opset < 21:
+        inputs.append(b.constant(np.zeros(step.shape or (), np.int8)))
+    return b.op(op_type, *inputs, axis=axis if step.rank else None, dtype=dtype, shape=x.shape)
 
 
 def body(b: Builder, x: Value, scale: float, scales: Value | None, axis: int, restricted: int) -> Value:

@@ -5,9 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+import svexport
 from svexport.ops import quantize
 from svexport.ops.dequantize import DTYPES, OP, dequantize
 from tests.support import OPSETS, op_model, run_op
@@ -62,6 +65,30 @@ def test_body(opset) -> None:
                 torch.testing.assert_close(y, expected, rtol=0 if dtype == torch.float16 else 1e-7, atol=0)
                 (y,) = run_op(OP, (q, 0.1, None, 0, NUMBERS[dtype]), opset, dynamic=dynamic)
                 assert torch.equal(y, dequantize(q, 0.1, dtype))
+
+
+CARRIED = {
+    "pool": lambda x: F.max_pool2d(x, 2),
+    "reshape": lambda x: x.reshape(2, -1),
+    "transpose": lambda x: x.transpose(1, 3),
+    "slice": lambda x: x[..., 1:4],
+}
+
+
+@pytest.mark.parametrize("opset", [13, 19, 21, 22, 23])
+@pytest.mark.parametrize("name", CARRIED)
+def test_before_what_runtimes_move_it_across(name, opset, tmp_path) -> None:
+    """ONNX Runtime does, from opset 21 on by a node that it cannot load itself if there is a zero point."""
+
+    class Carried(nn.Module):
+        def forward(self, x):
+            return CARRIED[name](dequantize(quantize(x, 0.1), 0.1))
+
+    x = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    for plugins in (True, False):
+        svexport.export(Carried(), x, tmp_path / "m.onnx", opset=opset, plugins=plugins)
+        expected = CARRIED[name]((x.double() / 0.1).round().clamp(-127, 127) * 0.1).float()
+        torch.testing.assert_close(svexport.load(tmp_path / "m.onnx")(x), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("opset", ALL_OPSETS)
