@@ -18,7 +18,17 @@ HERE = Path(__file__).parent
 _FLAGS = ("-std=c++20", "-O2", "-march=native", "-ffp-contract=off", "-fPIC")
 _NOT_SUPPORTED = 801  # cudaErrorNotSupported
 
-emulated = pytest.mark.skipif(not (NVCC and CXX and INCLUDES), reason="needs nvcc, g++ and the CUDA toolkit's headers")
+
+def _compiles() -> bool:
+    if not (NVCC and CXX and INCLUDES):
+        return False
+    flags = ("-std=c++20", "-fsyntax-only", "-x", "c++", "-")
+    return subprocess.run([CXX, *flags], input=b"_Float16 x;", capture_output=True, check=False).returncode == 0
+
+
+emulated = pytest.mark.skipif(
+    not _compiles(), reason="needs nvcc, the CUDA toolkit's headers and a g++ that knows _Float16 (12 and later)"
+)
 
 _DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int32, torch.int64, torch.bool]
 
