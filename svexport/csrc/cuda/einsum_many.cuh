@@ -261,6 +261,10 @@ inline Many many_of(const Tensor& x, const Tensor& z) {
   return best;
 }
 
+// With kernels that are compiled apart.
+cudaError_t run_many(const Tensor& x, const Tensor& z, const Tensor& y, void* workspace, bool early, const Many& many,
+                     cudaStream_t stream);
+
 template <class T, int I, int J>
 cudaError_t launch_many(const Tensor& x, const Tensor& z, const Tensor& y, void* workspace, bool early, const Many& many,
                         cudaStream_t stream) {
