@@ -316,6 +316,7 @@ void finish_copies(Warp& w, uint32_t lanes, int pending) {
   auto& copies = w.copies;
   const auto kept = std::remove_if(copies.begin(), copies.end(), [&](const Copy& c) {
     if (!(lanes >> c.lane & 1) || c.group >= w.commits[c.lane] - pending) return false;
+    w.block->for_bytes(c.to & (kShared - 1), c.bytes, true, [](Byte& b) { b.coming = false; });
     uint8_t* const to = w.at(c.to, c.bytes, c.lane, 'w');
     if (c.given) std::memcpy(to, w.at(c.from, c.given, c.lane, 'r', c.bytes), c.given);
     std::memset(to + c.given, 0, c.bytes - c.given);
@@ -338,8 +339,10 @@ Run async_copies(const std::vector<std::string>& parts) {
     each(lanes, [&](int l) {
       const int bytes = static_cast<int>(i.from[4].number);
       const int given = i.from.size() > 5 ? std::min<int>(bytes, w.get<uint32_t>(i.from[5], l)) : bytes;
-      w.copies.push_back({l, w.commits[l], bytes, given, address_of(w, i, 0, Space::shared, l),
-                          address_of(w, i, 2, Space::global, l)});
+      const uint64_t to = address_of(w, i, 0, Space::shared, l);
+      w.at(to, bytes, l, 'w');
+      w.block->for_bytes(to & (kShared - 1), bytes, true, [](Byte& b) { b.coming = true; });
+      w.copies.push_back({l, w.commits[l], bytes, given, to, address_of(w, i, 2, Space::global, l)});
     });
   };
 }
@@ -691,7 +694,7 @@ void build(Instruction& i, const std::vector<std::string>& parts) {
   } else if ((name == "bar" || name == "barrier") && has("warp")) {
     i.kind = Kind::together;
     i.members = i.from.at(0);
-    i.run = [](Warp& w, const Instruction&, uint32_t) { ++w.epoch; };
+    i.run = [](Warp& w, const Instruction&, uint32_t lanes) { w.synchronize(lanes); };
   } else if ((name == "bar" || name == "barrier") && !has("cluster")) {
     i.kind = Kind::barrier;
     i.waits = !has("arrive");

@@ -3,6 +3,7 @@
 #include <cuda_fp16.h>
 #include <cuda_pipeline.h>
 
+#include "bulk.cuh"
 #include "tensor.h"
 
 namespace svexport {
@@ -110,6 +111,106 @@ __global__ void pipeline_kernel(const float4* x, float4* y, int n) {
   }
 }
 
+// Of each warp's 32 elements its neighbour's: warps 0 and 1 have a barrier between them, 2 and 3 another one. With fault
+// 1, warp 2 reads of warp 1; with 2, warps 0 and 2 do not wait, they only arrive.
+__global__ void pairs_kernel(float* x, int fault) {
+  __shared__ float shared[128];
+  const int warp = threadIdx.x / 32;
+  shared[threadIdx.x] = x[threadIdx.x];
+  if (fault == 2 && warp % 2 == 0) {
+    asm volatile("barrier.arrive %0, 64;" ::"r"(1 + warp / 2) : "memory");
+  } else {
+    asm volatile("barrier.sync %0, 64;" ::"r"(1 + warp / 2) : "memory");
+  }
+  x[threadIdx.x] = shared[(fault == 1 && warp == 2 ? 1 : warp ^ 1) * 32 + threadIdx.x % 32];
+}
+
+// z (16, 8) = x (16, 16) y (16, 8) + 1 by ldmatrix.
+template <class T>
+__global__ void product_kernel(const T* x, const T* y, float* z) {
+  __shared__ __align__(16) T a[16][16], b[16][8];
+  const int lane = threadIdx.x;
+  for (int i = lane; i < 256; i += 32) a[i / 16][i % 16] = x[i];
+  for (int i = lane; i < 128; i += 32) b[i / 8][i % 8] = y[i];
+  __syncwarp();
+  uint32_t left[4], right[2], again[2], first;
+  load_matrix(left, shared_address(&a[lane % 16][lane / 16 * 8]));
+  const uint32_t of_b = shared_address(b[lane % 16]);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(right[0]), "=r"(right[1]) : "r"(of_b));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(again[0]), "=r"(again[1])
+               : "r"(shared_address(&a[lane % 16][0])));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(first) : "r"(shared_address(a[lane % 8])));
+  float c[4] = {1, 1, 1, 1};
+  if (again[0] == left[0] && again[1] == left[1] && first == left[0]) mma<T>(c, left, right[0], right[1]);
+  for (int i = 0; i < 4; ++i) z[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = c[i];
+}
+
+// z (16, 8) = x (16, 8) y (8, 8) of floats, by parts.
+__global__ void parts_kernel(const float* x, const float* y, float* z) {
+  const int group = threadIdx.x / 4, pair = threadIdx.x % 4;
+  const Parts a[4] = {parts(x[group * 8 + pair]), parts(x[(group + 8) * 8 + pair]), parts(x[group * 8 + pair + 4]),
+                      parts(x[(group + 8) * 8 + pair + 4])};
+  float c[4] = {};
+  mma_parts(c, a, parts(y[pair * 8 + group]), parts(y[(pair + 4) * 8 + group]));
+  for (int i = 0; i < 4; ++i) z[(group + i / 2 * 8) * 8 + pair * 2 + i % 2] = c[i];
+}
+
+// What of engine_kernel is left out or done otherwise.
+enum Fault {
+  kNone, kNoWait, kEarlyArrival, kNoSyncwarp, kNoArrival, kFewBytes, kManyArrivals, kSlipped, kNoFence, kNoReadWait,
+  kNoLastWait, kNoInit, kOverwritten, kUnordered
+};
+
+// y = 2 x, of n times 32 floats: warp 0 fetches with the copy engine, warp 1 multiplies and puts back with it.
+__global__ void engine_kernel(const float* x, float* y, int n, int fault) {
+  __shared__ __align__(128) float tiles[2][32], results[32];
+  __shared__ __align__(8) uint64_t barriers[4];
+  const int lane = threadIdx.x % 32;
+  const auto full = [&](int i) { return shared_address(barriers + i % 2); };
+  const auto empty = [&](int i) { return shared_address(barriers + 2 + i % 2); };
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < (fault == kNoInit ? 3 : 4); ++i) init_barrier(shared_address(barriers + i), 1);
+    publish_barriers();
+  }
+  if (fault != kUnordered) __syncthreads();
+  if (threadIdx.x < 32) {
+    uint32_t elected;
+    asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(elected));
+    if (!elected) return;
+    for (int i = 0; i < n; ++i) {
+      if (i >= 2) wait_for(empty(i), (i / 2 - 1) & 1);
+      expect_bytes(full(i), fault == kFewBytes ? 112 : 128);
+      copy_bulk(tiles[i % 2], x + i * 32 + (fault == kSlipped ? 1 : 0), 128, full(i));
+      if (fault == kOverwritten) tiles[i % 2][3] = 1;
+    }
+  } else {
+    for (int i = 0; i < n; ++i) {
+      if (fault != kNoWait) wait_for(full(i), i / 2 & 1);
+      if (fault == kEarlyArrival) arrive_for_warp(empty(i), lane);
+      const float of = tiles[i % 2][lane ^ 1];
+      if (fault == kNoSyncwarp) {
+        if (lane == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty(i)) : "memory");
+      } else if (fault != kEarlyArrival && fault != kNoArrival) {
+        arrive_for_warp(empty(i), lane);
+        if (fault == kManyArrivals) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], 2;" ::"r"(empty(i)) : "memory");
+      }
+      if (fault != kNoReadWait && lane == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+      __syncwarp();
+      results[lane ^ 1] = 2 * of;
+      if (fault != kNoFence) publish();
+      __syncwarp();
+      if (lane == 0) {
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 128;" ::"l"(y + i * 32),
+                     "r"(shared_address(results))
+                     : "memory");
+        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+      }
+    }
+    if (fault != kNoLastWait) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  }
+}
+
 }  // namespace
 
 cudaError_t emulated(int which, const Tensor& x, const Tensor& y, const Tensor& z, int n, cudaStream_t stream) {
@@ -139,6 +240,19 @@ cudaError_t emulated(int which, const Tensor& x, const Tensor& y, const Tensor& 
     case 12: pipeline_kernel<true><<<1, 32, 0, stream>>>(reinterpret_cast<float4*>(a), reinterpret_cast<float4*>(b), n); break;
     case 13: pipeline_kernel<false><<<1, 32, 0, stream>>>(reinterpret_cast<float4*>(a), reinterpret_cast<float4*>(b), n); break;
     case 14: filling_kernel<<<1, 2048, 0, stream>>>(a, n); break;
+    case 15: pairs_kernel<<<1, 128, 0, stream>>>(a, n); break;
+    case 16:
+      if (x.dtype == DType::kFloat16) {
+        product_kernel<<<1, 32, 0, stream>>>(static_cast<__half*>(x.data), static_cast<__half*>(y.data),
+                                             static_cast<float*>(z.data));
+      } else if (x.dtype == DType::kBFloat16) {
+        product_kernel<<<1, 32, 0, stream>>>(static_cast<__nv_bfloat16*>(x.data), static_cast<__nv_bfloat16*>(y.data),
+                                             static_cast<float*>(z.data));
+      } else {
+        parts_kernel<<<1, 32, 0, stream>>>(a, b, static_cast<float*>(z.data));
+      }
+      break;
+    case 17: engine_kernel<<<1, 64, 0, stream>>>(a, b, static_cast<int>(x.sizes[0]) / 32, n); break;
     default: return cudaErrorNotSupported;
   }
   return cudaGetLastError();

@@ -36,6 +36,7 @@ constexpr uint64_t kShared = 1ull << 56, kLocal = 2ull << 56, kParameters = 3ull
 constexpr uint64_t kDynamic = 1ull << 24;  // where in shared memory that of the launch begins
 constexpr uint8_t kPoison = 0xff;  // of memory that nobody has written: NaN as a number
 constexpr int kQuantum = 20000;  // instructions after which it is the next warp's turn
+constexpr int kMostIdle = 100;   // turns of all warps in which they do nothing but to ask whether they may go on
 
 struct Fault : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -128,16 +129,33 @@ void check_global(uint64_t address, size_t bytes) {
   fail("an access outside of what is allowed");
 }
 
-// What was last done to a byte of shared memory, to find races: by whom, and behind which barriers.
-struct Access {
-  int thread = -1;
-  uint32_t block_epoch = 0, warp_epoch = 0;
-  bool atomic = false;
+// Until when what each thread, and the engine of each barrier in memory, has done is known: times of their warps, and
+// phases. Behind these, in kernels that use the copy engine, the same of what it may know of.
+using Clock = std::vector<uint32_t>;
+
+void join(Clock& to, const Clock& from) {
+  if (to.size() < from.size()) to.resize(from.size());
+  for (size_t k = 0; k < from.size(); ++k) to[k] = std::max(to[k], from[k]);
+}
+
+// Lanes of a warp that have read a byte at the same time.
+struct Readers {
+  int warp;
+  uint32_t time, lanes;
 };
 
+// What was last done to a byte of shared memory, to find races. Where nothing has been done to a part of a word, its first
+// byte stands for all four.
 struct Byte {
-  Access written, read;
-  bool many = false;  // read by more than one thread since
+  uint64_t block = 0;  // which the rest is of
+  int writer = -1;     // a thread, or behind them an engine
+  uint32_t written = 0;
+  int changer = -1;  // by an atomic operation, behind that
+  uint32_t changed = 0;
+  bool filled = false, split = false;
+  bool coming = false;  // a copy to there is under way
+  uint32_t going = 0;   // copies from there that are under way
+  std::vector<Readers> readers;  // since; none of whom another one knows of
 };
 
 // ---------------------------------------------------------------------------------------------- programs
@@ -177,6 +195,7 @@ struct Function {
   std::vector<Instruction> code;
   std::vector<Parameter> parameters;
   size_t parameter_bytes = 0, shared_bytes = 0, local_bytes = 0;
+  bool has_engine = false;  // copies by the engine, or barriers in memory
   int registers = 0;
   std::vector<std::pair<int, Special>> specials;
 };
@@ -196,6 +215,7 @@ struct Group {
   int at;
   uint32_t lanes;
   bool blocked = false;
+  bool yields = false;  // until the warp's next turn
 };
 
 struct Copy {
@@ -210,9 +230,12 @@ struct Warp {
   std::vector<uint64_t> registers;  // (registers, lanes)
   std::vector<Group> groups;
   std::vector<uint8_t> local;  // (lanes, bytes)
-  std::vector<Copy> copies;
-  std::array<int, kWarp> commits{};
-  uint32_t epoch = 1;
+  std::vector<Copy> copies, puts;  // puts: by the copy engine, from shared memory
+  std::array<int, kWarp> commits{}, put_commits{};
+  uint32_t time = 1;
+  Clock known;                    // to all lanes
+  std::array<Clock, kWarp> more;  // that one of them knows
+  bool yields = false;
 
   uint64_t bits(const Operand& x, int lane) const { return x.reg < 0 ? x.number : registers[x.reg * kWarp + lane]; }
   template <class T>
@@ -225,10 +248,37 @@ struct Warp {
   }
   // how: r, w or a (atomic); aligned: to so many bytes, if not to `bytes`.
   inline uint8_t* at(uint64_t address, size_t bytes, int lane, char how, size_t aligned = 0);
+
+  int thread(int lane) const { return number * kWarp + lane; }
+  bool knows(int lane, size_t at, uint32_t time) const {
+    return known[at] >= time || (!more[lane].empty() && more[lane][at] >= time);
+  }
+  // What lanes know and have done, for others.
+  void release(uint32_t lanes, Clock& to) {
+    join(to, known);
+    for (; lanes; lanes &= lanes - 1) {
+      const int lane = std::countr_zero(lanes);
+      join(to, more[lane]);
+      to[thread(lane)] = time;
+    }
+    ++time;
+  }
+  void acquire(uint32_t lanes, const Clock& from) {
+    if (!(alive & ~lanes)) return join(known, from);
+    for (; lanes; lanes &= lanes - 1) join(more[std::countr_zero(lanes)], from);
+  }
+  void synchronize(uint32_t lanes) {
+    Clock all;
+    release(lanes, all);
+    acquire(lanes, all);
+    if (alive & ~lanes) return;
+    for (auto& one : more) one.clear();
+  }
 };
 
 struct Barrier {
   int arrived = 0, expected = 0, counted = 0, ones = 0;
+  Clock clock;
   struct Waiting {
     Warp* warp;
     int at;
@@ -239,54 +289,117 @@ struct Barrier {
   std::vector<Waiting> waiting;
 };
 
-bool check_races = true;
+// A barrier in shared memory: a phase of it ends with all arrivals and bytes.
+struct MemoryBarrier {
+  int engine = 0;
+  uint32_t count = 0, pending = 0, phase = 0;
+  int64_t bytes = 0;  // expected, less those that have come
+  Clock arrived, done;  // done: of the phases that have ended
+  std::vector<Copy> copies;
+};
+
+constexpr int kEngines = 128;  // barriers in memory of a block
 
 struct Block {
   const Function& function;
   std::vector<uint8_t> parameters, shared, dynamic;
-  std::vector<Byte> shared_bytes, dynamic_bytes;
+  std::vector<Byte>&shared_bytes, &dynamic_bytes;
+  uint64_t number;
   std::array<Barrier, 16> barriers;
+  std::map<uint64_t, MemoryBarrier> memory_barriers;
   std::vector<Warp> warps;
   int threads = 0, left = 0;
-  uint32_t epoch = 1;
-  bool partial = false;  // barriers of some threads only: what they order is not known
+  int known = 0;        // threads and engines
+  uint64_t events = 0;  // of which others may have waited
 
-  void note(Byte& b, const Warp& w, int lane, char how) {
-    const int thread = w.number * kWarp + lane;
-    const auto before = [&](const Access& a) {
-      if (a.thread < 0 || a.thread == thread || a.block_epoch < epoch) return true;
-      return a.thread / kWarp == w.number && a.warp_epoch < w.epoch;
-    };
-    const Access now{thread, epoch, w.epoch, how == 'a'};
-    if (!(how == 'a' && b.written.atomic) && !before(b.written)) {
+  // Where a thread may do something to a byte only behind what others have done.
+  void check(const Byte& b, const Warp& w, int lane, char how) {
+    const int thread = w.thread(lane);
+    if (b.coming) fail("a race: a copy to there is under way");
+    const auto known = [&](int who, uint32_t when) { return who < 0 || who == thread || w.knows(lane, who, when); };
+    if (!known(b.writer, b.written) || (how != 'a' && !known(b.changer, b.changed))) {
       fail(how == 'r' ? "a race: another thread writes what is read" : "a race: another thread writes there as well");
     }
-    if (how == 'r') {
-      b.many = b.read.thread >= 0 && b.read.thread != thread && b.read.block_epoch == epoch &&
-               (b.many || b.read.thread / kWarp != w.number || b.read.warp_epoch == w.epoch);
-      b.read = now;
-      return;
+    if (how == 'r') return;
+    if (b.going) fail("a race: a copy from there is under way");
+    for (const Readers& r : b.readers) {
+      for (uint32_t lanes = r.lanes; lanes; lanes &= lanes - 1) {
+        const int reader = r.warp * kWarp + std::countr_zero(lanes);
+        if (!known(reader, r.time)) fail("a race: another thread reads what is written");
+      }
     }
-    const bool same_warp = b.read.thread / kWarp == w.number && b.read.warp_epoch < w.epoch;
-    if (!before(b.read) || (b.many && b.read.block_epoch == epoch && !same_warp)) {
-      fail("a race: another thread reads what is written");
-    }
-    b.written = now;
   }
 
-  uint8_t* shared_at(uint64_t offset, size_t bytes, const Warp& w, int lane, char how) {
+  void note(Byte& b, const Warp& w, int lane, char how) {
+    check(b, w, lane, how);
+    if (how == 'r') {
+      for (Readers& r : b.readers) {
+        if (r.warp != w.number || r.time != w.time) continue;
+        r.lanes |= 1u << lane;
+        return;
+      }
+      std::erase_if(b.readers, [&](Readers& r) {
+        for (uint32_t lanes = r.lanes; lanes; lanes &= lanes - 1) {
+          const int other = std::countr_zero(lanes), reader = r.warp * kWarp + other;
+          if (reader == w.thread(lane) || w.knows(lane, reader, r.time)) r.lanes &= ~(1u << other);
+        }
+        return !r.lanes;
+      });
+      b.readers.push_back({w.number, w.time, 1u << lane});
+    } else if (how == 'w') {
+      wrote(b, w.thread(lane), w.time);
+    } else {
+      b.readers.clear();
+      b.changer = w.thread(lane);
+      b.changed = w.time;
+    }
+  }
+
+  static void wrote(Byte& b, int who, uint32_t when) {
+    b.readers.clear();
+    b.writer = who;
+    b.written = when;
+    b.changer = -1;
+    b.filled = true;
+  }
+
+  // Calls f with what is known of bytes at a place in shared memory; same: f leaves them alike. Returns the place.
+  template <class F>
+  uint8_t* for_bytes(uint64_t offset, size_t bytes, bool same, F f) {
     auto& memory = offset < kDynamic ? shared : dynamic;
     auto& noted = offset < kDynamic ? shared_bytes : dynamic_bytes;
     if (offset >= kDynamic) offset -= kDynamic;
     if (offset + bytes > memory.size()) fail("an access outside of shared memory");
-    if (check_races && !partial) {
-      for (size_t i = 0; i < bytes; ++i) note(noted[offset + i], w, lane, how);
+    for (size_t i = offset; i < offset + bytes;) {
+      Byte* const word = &noted[i & ~size_t{3}];
+      if (word->block != number) {
+        word->readers.clear();
+        *word = {.block = number, .readers = std::move(word->readers)};
+      }
+      const bool whole = i % 4 == 0 && offset + bytes - i >= 4;
+      if (!word->split && !whole) {
+        word->split = true;
+        for (int k = 1; k < 4; ++k) word[k] = word[0];
+      }
+      if (!whole) {
+        f(noted[i++]);
+        continue;
+      }
+      f(word[0]);
+      for (int k = 1; k < 4 && word->split; ++k) f(word[k]);
+      word->split = word->split && !same;
+      i += 4;
     }
     return memory.data() + offset;
   }
 
+  uint8_t* shared_at(uint64_t offset, size_t bytes, const Warp& w, int lane, char how) {
+    return for_bytes(offset, bytes, how == 'w', [&](Byte& b) { note(b, w, lane, how); });
+  }
+
   void release(Barrier& barrier) {
     for (const auto& one : barrier.waiting) {
+      one.warp->acquire(one.lanes, barrier.clock);
       one.warp->groups.push_back({one.at, one.lanes});
       const uint32_t result = one.reduction == 1   ? barrier.ones
                               : one.reduction == 2 ? barrier.ones == barrier.counted
@@ -295,9 +408,7 @@ struct Block {
         if (one.lanes >> lane & 1) one.warp->put<uint32_t>(one.to, lane, result);
       }
     }
-    if (barrier.expected && barrier.expected != threads) partial = true;
     barrier = {};
-    ++epoch;
   }
 
   void check(Barrier& barrier) {
@@ -312,6 +423,8 @@ struct Block {
     const bool counted = i.from.size() > (i.reduction ? 2u : 1u);
     if (counted) barrier.expected = w.get<uint32_t>(i.from[1], first);
     barrier.arrived += std::popcount(lanes);
+    w.release(lanes, barrier.clock);
+    ++events;
     if (i.reduction) {
       barrier.counted += std::popcount(lanes);
       for (int lane = 0; lane < kWarp; ++lane) {
@@ -356,6 +469,7 @@ bool advance(Warp& w) {
   bool done = false;
   int left = kQuantum;
   auto& groups = w.groups;
+  for (auto& group : groups) group.yields = false;
   while (!groups.empty() && left > 0) {
     std::sort(groups.begin(), groups.end(), [](const Group& a, const Group& b) { return a.at < b.at; });
     size_t n = 0;
@@ -363,12 +477,13 @@ bool advance(Warp& w) {
       if (groups[k].at == groups[n].at) {
         groups[n].lanes |= groups[k].lanes;
         groups[n].blocked = false;
+        groups[n].yields = groups[n].yields && groups[k].yields;
       } else {
         groups[++n] = groups[k];
       }
     }
     groups.resize(n + 1);
-    const auto found = std::find_if(groups.begin(), groups.end(), [](const Group& g) { return !g.blocked; });
+    const auto found = std::find_if(groups.begin(), groups.end(), [](const Group& g) { return !g.blocked && !g.yields; });
     if (found == groups.end()) break;
     Group g = *found;
     const int until = found + 1 == groups.end() ? std::numeric_limits<int>::max() : found[1].at;
@@ -386,6 +501,11 @@ bool advance(Warp& w) {
         if (i.kind == Kind::plain) {
           if (lanes) i.run(w, i, lanes);
           ++g.at;
+          if (w.yields) {
+            w.yields = false;
+            g.yields = true;
+            break;
+          }
         } else if (i.kind == Kind::branch) {
           if (lanes == g.lanes) {
             g.at = i.target;
@@ -401,6 +521,7 @@ bool advance(Warp& w) {
         } else if (i.kind == Kind::leave) {
           w.alive &= ~lanes;
           w.block->left -= std::popcount(lanes);
+          ++w.block->events;
           g.lanes &= ~lanes;
           ++g.at;
           for (auto& other : groups) other.blocked = false;
@@ -472,13 +593,17 @@ uint64_t special(Special which, dim3 grid, dim3 threads, dim3 block, int thread)
 
 void run_block(const Function& f, const std::vector<uint8_t>& parameters, dim3 grid, dim3 threads, dim3 at,
                size_t dynamic, std::vector<Warp>& warps) {
-  Block block{.function = f, .parameters = parameters};
+  static std::vector<Byte> shared_bytes, dynamic_bytes;
+  static uint64_t number = 0;
+  shared_bytes.resize(std::max(shared_bytes.size(), f.shared_bytes + 4));
+  dynamic_bytes.resize(std::max(dynamic_bytes.size(), dynamic + 4));
+  Block block{.function = f, .parameters = parameters, .shared_bytes = shared_bytes, .dynamic_bytes = dynamic_bytes,
+              .number = ++number};
   block.shared.assign(f.shared_bytes, kPoison);
   block.dynamic.assign(dynamic, kPoison);
-  block.shared_bytes.resize(f.shared_bytes);
-  block.dynamic_bytes.resize(dynamic);
   block.threads = block.left = static_cast<int>(threads.x * threads.y * threads.z);
   const int count = (block.threads + kWarp - 1) / kWarp;
+  block.known = count * kWarp + (f.has_engine ? kEngines : 0);
   warps.resize(count);
   for (int n = 0; n < count; ++n) {
     Warp& w = warps[n];
@@ -490,18 +615,32 @@ void run_block(const Function& f, const std::vector<uint8_t>& parameters, dim3 g
     w.groups.assign(1, {0, w.alive});
     w.local.assign(f.local_bytes * kWarp, kPoison);
     w.copies.clear();
-    w.commits = {};
-    w.epoch = 1;
+    w.puts.clear();
+    w.commits = w.put_commits = {};
+    w.time = 1;
+    w.known.assign(block.known * (f.has_engine ? 2 : 1), 0);
+    for (auto& one : w.more) one.clear();
     for (const auto& [reg, which] : f.specials) {
       for (int lane = 0; lane < w.threads; ++lane) {
         w.registers[reg * kWarp + lane] = special(which, grid, threads, at, n * kWarp + lane);
       }
     }
   }
-  while (block.left > 0) {
-    bool done = false;
-    for (Warp& w : warps) done |= advance(w);
-    if (!done) fail("a deadlock: threads wait for others that do not come");
+  for (int idle = 0; block.left > 0;) {
+    bool done = false, working = false;
+    const uint64_t events = block.events;
+    for (Warp& w : warps) {
+      done |= advance(w);
+      for (const Group& g : w.groups) working |= !g.blocked && !g.yields;
+    }
+    idle = working || block.events != events ? 0 : idle + 1;
+    if (!done || idle > kMostIdle) fail("a deadlock: threads wait for others that do not come");
+  }
+  for (const auto& [at, barrier] : block.memory_barriers) {
+    if (!barrier.copies.empty()) fail("a copy to shared memory that nobody has waited for");
+  }
+  for (const Warp& w : warps) {
+    if (!w.puts.empty()) fail("a copy from shared memory that nobody has waited for");
   }
 }
 
@@ -581,6 +720,7 @@ Declared declared(const std::string& text) {
 }
 
 #include "instructions.h"
+#include "matrices.h"
 
 class Reader {
  public:
@@ -750,7 +890,7 @@ class Reader {
       bool result = std::find(without.begin(), without.end(), parts[0]) == without.end();
       if (parts[0] == "bar" && parts.size() > 1 && parts[1] == "red") result = true;
       for (size_t k = 0; k < operands.size(); ++k) {
-        auto& list = k == 0 && result ? i.to : i.from;
+        auto& list = k == 0 && result && operands[0][0] != '[' ? i.to : i.from;
         const std::string& o = operands[k];
         if (o[0] == '[') {
           address(o, list);
@@ -766,7 +906,8 @@ class Reader {
         }
       }
       try {
-        build(i, parts);
+        function_->has_engine |= parts[0] == "mbarrier" || s.starts_with("cp.async.bulk");
+        if (!build_matrices(i, parts)) build(i, parts);
       } catch (const Fault& fault) {  // only where it is run
         i.run = [what = std::string(fault.what())](Warp&, const Instruction&, uint32_t) { fail(what + " instruction"); };
       }

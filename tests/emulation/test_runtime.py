@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.emulation import HERE, Kernels, emulated
 
 pytestmark = emulated
 
 FILLING, MISALIGNED, REVERSED, NEIGHBOURS, UNWRITTEN, DEADLOCK, MISSING_LANE = 0, 1, 2, 4, 6, 7, 8
-SUM, VOTES, HALVES, PIPELINE, TOO_LARGE, UNKNOWN = 9, 10, 11, 12, 14, 99
+SUM, VOTES, HALVES, PIPELINE, TOO_LARGE, PAIRS, PRODUCT, ENGINE, UNKNOWN = 9, 10, 11, 12, 14, 15, 16, 17, 99
+
+
+def aligned(size: int) -> Tensor:
+    """Random, at a multiple of 16 bytes."""
+    flat = torch.randn(size + 4)
+    start = -flat.data_ptr() % 16 // 4
+    return flat[start : start + size]
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +118,60 @@ def test_copies_happen_when_they_are_waited_for(kernels: Kernels) -> None:
     x, y = torch.randn(n * 128), torch.full((n * 128,), torch.nan)
     assert kernels("emulated", PIPELINE, x, y, None, n)
     assert torch.equal(x, y)
-    assert kernels("emulated", PIPELINE + 1, x, y, None, n)
-    assert y.isnan().any(), "one that was not waited for"
+    with pytest.raises(AssertionError, match="a copy to there is under way"):
+        kernels("emulated", PIPELINE + 1, x, y, None, n)
+
+
+def test_barriers_of_some_warps(kernels: Kernels) -> None:
+    x = torch.randn(128)
+    expected = x.view(2, 2, 32).flip(1).flatten()
+    assert kernels("emulated", PAIRS, x, None, None, 0)
+    assert torch.equal(x, expected)
+    for fault in (1, 2):
+        with pytest.raises(AssertionError, match=r"a race: another thread (writes|reads)"):
+            kernels("emulated", PAIRS, x, None, None, fault)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_products_of_fragments(kernels: Kernels, dtype: torch.dtype) -> None:
+    inner = 8 if dtype == torch.float32 else 16
+    x, y, z = torch.randn(16, inner).to(dtype), torch.randn(inner, 8).to(dtype), torch.full((16, 8), torch.nan)
+    assert kernels("emulated", PRODUCT, x, y, z, 0)
+    expected = x.double() @ y.double() + (dtype != torch.float32)
+    torch.testing.assert_close(z.double(), expected, rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+def test_the_copy_engine(kernels: Kernels, n: int) -> None:
+    x, y = aligned(n * 32), aligned(n * 32)
+    assert kernels("emulated", ENGINE, x, y, None, 0)
+    assert torch.equal(y, 2 * x)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("kNoWait", "a race: "),
+        ("kEarlyArrival", "a race: a copy to there is under way|another thread reads what is written"),
+        ("kNoSyncwarp", "a race: another thread reads what is written|a race: another thread writes what is read"),
+        ("kNoArrival", "a deadlock"),
+        ("kFewBytes", "a deadlock"),
+        ("kManyArrivals", "more arrivals"),
+        ("kSlipped", "not aligned"),
+        ("kNoFence", "without a fence"),
+        ("kNoReadWait", "a copy from there is under way"),
+        ("kNoLastWait", "a copy from shared memory that nobody has waited for"),
+        ("kNoInit", "no barrier"),
+        ("kOverwritten", "a copy to there is under way"),
+        ("kUnordered", "a race: another thread"),
+    ],
+)
+def test_what_is_wrong_with_the_copy_engine_is_found(kernels: Kernels, fault: str, message: str) -> None:
+    names = re.search(r"enum Fault \{(.*?)\}", (HERE / "kernels.cu").read_text(), re.DOTALL)
+    assert names
+    which = [name.strip() for name in names[1].split(",")].index(fault)
+    with pytest.raises(AssertionError, match=message):
+        kernels("emulated", ENGINE, aligned(6 * 32), aligned(6 * 32), None, which)
 
 
 def test_what_a_launcher_has_no_kernel_for(kernels: Kernels) -> None:
