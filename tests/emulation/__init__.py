@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import random
 import re
 import subprocess
 from pathlib import Path
@@ -56,6 +58,25 @@ class Memory(NamedTuple):
         tensor = torch.full((size + 16,), 0xFF, dtype=torch.uint8)
         start = -tensor.data_ptr() % 16
         return cls(tensor[start : start + size])
+
+
+def poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """For outputs: what no kernel should leave there."""
+    return torch.full(shape, math.nan if dtype.is_floating_point else 77, dtype=dtype)
+
+
+def in_memory(x: torch.Tensor, *, order: bool = True) -> torch.Tensor:
+    """The same values, sometimes with gaps, which are poisoned, sometimes not aligned, the axes perhaps in any order."""
+    axes = list(range(x.dim()))
+    if order and random.random() < 0.5:
+        random.shuffle(axes)
+    gap = random.choice([0, 0, 1])
+    sizes = [x.shape[a] + gap * random.choice([0, 0, 1, 2, 8]) for a in axes]
+    start = random.choice([0, 0, 0, 1, 2, 8])
+    result = poisoned(start + math.prod(sizes), dtype=x.dtype)[start:].view(sizes)
+    for position, a in enumerate(axes):
+        result = result.narrow(position, 0, x.shape[a])
+    return result.permute([axes.index(a) for a in range(x.dim())]).copy_(x)
 
 
 class Kernels:

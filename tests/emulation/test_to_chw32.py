@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from svexport.ops.from_chw32 import OP as FROM
+from svexport.ops.to_chw32 import OP
+from tests.emulation import Kernels, emulated, in_memory, poisoned
+
+pytestmark = emulated
+
+FLOATS = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.fixture(scope="module")
+def kernels(builds: Path) -> Kernels:
+    return Kernels(builds, "to_chw32", "from_chw32", "permute")
+
+
+def random_image(dtype: torch.dtype) -> Tensor:
+    n, c = random.choice([1, 1, 2, 3]), random.choice([1, 5, 31, 32, 33, 70])
+    h, w = random.choice([1, 2, 3, 7, 18]), random.choice([1, 2, 3, 7, 16, 23, 24])
+    x = torch.randint(-100, 100, (n if random.random() > 0.05 else 0, c, h, w)).to(dtype)
+    return in_memory(x) if random.random() < 0.6 else x
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int8, torch.int64], ids=str)
+def test_there_and_back(kernels: Kernels, dtype: torch.dtype) -> None:
+    for _ in range(20):
+        x = random_image(dtype)
+        shown = f"{tuple(x.shape)} {x.stride()}"
+        expected = OP.reference(x, False)
+        packed = poisoned(*expected.shape, dtype=dtype)
+        assert kernels("to_chw32", x, False, packed), shown
+        assert torch.equal(packed, expected), shown
+        if random.random() < 0.4:
+            packed = in_memory(packed)
+        back = poisoned(*x.shape, dtype=dtype)
+        shown += f" from {packed.stride()}"
+        assert kernels("from_chw32", packed, back), shown
+        assert torch.equal(back, FROM.reference(packed, x.shape[1])), shown
+        assert torch.equal(back, x), shown
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int8], ids=str)
+def test_pool(kernels: Kernels, dtype: torch.dtype) -> None:
+    """Of NaN and infinity too."""
+    for _ in range(20):
+        x = random_image(dtype)
+        if x.numel() and dtype.is_floating_point and random.random() < 0.5:
+            for value in (torch.nan, torch.inf, -torch.inf):
+                x.masked_fill_(torch.rand(x.shape) < 0.1, value)
+        shown = f"{tuple(x.shape)} {x.stride()}"
+        n, c, h, w = x.shape
+        output = poisoned(n, -(-c // 32), h // 2, w // 2, 32, dtype=dtype)
+        assert kernels("to_chw32", x, True, output), shown
+        if output.numel():
+            expected = OP.reference(x.contiguous().double(), True).to(dtype)
+            assert torch.equal(output.isnan(), expected.isnan()), shown
+            assert torch.equal(output.nan_to_num(123), expected.nan_to_num(123)), shown
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_gradient_of_the_pool(kernels: Kernels, dtype: torch.dtype) -> None:
+    """Of equal pixels the first one gets it, of several NaN the last."""
+    for _ in range(20):
+        x = random_image(dtype).remainder_(3)
+        if x.numel() and random.random() < 0.5:
+            x.masked_fill_(torch.rand(x.shape) < 0.2, torch.nan)
+        shown = f"{tuple(x.shape)} {x.stride()}"
+        n, c, h, w = x.shape
+        grad = torch.randint(-9, 9, (n, -(-c // 32), h // 2, w // 2, 32)).to(dtype)
+        result = poisoned(*x.shape, dtype=dtype)
+        assert kernels("to_chw32_pool_backward", grad, x, result), shown
+        expected = torch.zeros(x.shape, dtype=torch.float64)
+        if grad.numel():
+            same = x.contiguous().double().requires_grad_()
+            planes = FROM.reference(grad.double(), c)
+            (expected,) = torch.autograd.grad(F.max_pool2d(same, 2), same, planes)
+        assert torch.equal(result.double(), expected), shown
