@@ -66,7 +66,7 @@ def poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def in_memory(x: torch.Tensor, *, order: bool = True) -> torch.Tensor:
-    """The same values, sometimes with gaps, which are poisoned, sometimes not aligned, the axes perhaps in any order."""
+    """The same values, sometimes with (poisoned) gaps, sometimes not aligned, the axes perhaps in any order."""
     axes = list(range(x.dim()))
     if order and random.random() < 0.5:
         random.shuffle(axes)
