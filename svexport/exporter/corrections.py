@@ -240,6 +240,11 @@ def _expand(g: Any, own: _Own, self: _Value, size: _Value, implicit: _Value) -> 
     return expanded
 
 
+def _sort(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
+    """With ``stable`` before dim and descending, which the exporter's own takes for them: TopK is stable anyway."""
+    return own(g, self, *rest[-2:])
+
+
 def _numbers(value: _Value) -> list[int]:
     return symbolic_helper._parse_arg(value, "t").reshape(-1).tolist()
 
@@ -265,6 +270,7 @@ _OF_ALL = {"onnx::Add", "onnx::Concat", "onnx::Div", "onnx::Mul", "onnx::Range"}
 
 # Of an aten function: its conversion, which is given the exporter's own.
 CORRECTIONS: dict[str, Callable[..., Any]] = {
+    "aten::argsort": _sort,
     "aten::cat": _cat,
     "aten::clamp": _clamp,
     "aten::clamp_max": _clamp_max,
@@ -280,5 +286,6 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     "aten::repeat": _repeat,
     "aten::repeat_interleave": _repeat_interleave,
     "aten::roll": _roll,
+    "aten::sort": _sort,
     "aten::stack": _stack,
 }

@@ -119,7 +119,7 @@ def _save_optimized(program: torch.onnx.ONNXProgram, path: Path) -> None:
 
 def translations() -> dict[Any, Callable[..., Any]]:
     """``custom_translation_table`` for torch.onnx.export: our operators, and the aten functions they replace."""
-    table: dict[Any, Callable[..., Any]] = {}
+    table: dict[Any, Callable[..., Any]] = {torch.ops.aten.sort.stable: _stable_sort}
     for symbolic in SYMBOLICS.values():
         table[symbolic.op.torch_op] = _translation(symbolic)
         if symbolic.until is not None:  # an opset the TorchScript exporter covers
@@ -134,6 +134,14 @@ def translations() -> dict[Any, Callable[..., Any]]:
                 target = getattr(packet, overload)
                 table[target] = _translation(symbolic, convert, target._schema.arguments)
     return table
+
+
+def _stable_sort(x: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+    """Which the exporter lacks: TopK of all, where equal values stay in the order of their places."""
+    from onnxscript import opset18
+
+    size = opset18.Gather(opset18.Shape(x), opset18.Constant(value_ints=[dim]))  # type: ignore[type-var]
+    return opset18.TopK(x, size, axis=dim, largest=int(descending), sorted=1)
 
 
 def _translation(

@@ -7,10 +7,11 @@ import linecache
 import os
 import re
 from pathlib import Path
+from types import CodeType, FrameType
 
 import torch
 
-__all__ = ["definition", "is_library", "shown_line", "user_frame"]
+__all__ = ["definition", "is_library", "shown_line", "user_frame", "user_line"]
 
 # "path(12): forward" in traced graphs; 'File "path", line 12, in forward' in torch.export and scripted code.
 _FRAME = re.compile(
@@ -51,6 +52,16 @@ def shown_line(path: str, number: int, function: str | None) -> str:
     """A line of source as errors name it: ``model.py:12 in forward: z = einsum(...)``."""
     code = linecache.getline(path, number).strip()
     return f"{_shown(path)}:{number}" + (f" in {function}" if function else "") + (f": {code}" if code else "")
+
+
+def user_line(frame: FrameType | None, outside: CodeType) -> tuple[str, int, str] | None:
+    """What :func:`shown_line` takes, of the innermost of the running frames that is the user's, up to ``outside``."""
+    while frame is not None and frame.f_code is not outside:
+        code = frame.f_code
+        if not is_library(code.co_filename):
+            return code.co_filename, frame.f_lineno, code.co_name
+        frame = frame.f_back
+    return None
 
 
 def definition(kind: type) -> str:

@@ -14,6 +14,7 @@ from svexport.errors import EngineError, VerificationError
 from svexport.exporter.half import HalfSampling
 from svexport.exporter.sizes import Size, tiled
 from svexport.exporter.state import State
+from svexport.exporter.ties import StableOrder
 from svexport.exporter.way import Way
 from svexport.parity import Parity, parity
 
@@ -66,6 +67,7 @@ def verify(
     results: list[Parity] = []
     ways: dict[str, Way] = {}
     sampling = HalfSampling()
+    failing: dict[str, tuple[list[Tensor], list[Tensor]]] = {}  # inputs and what the file made of them, by run
     infinite: dict[Parity, tuple[int, int]] = {}  # how many elements of torch's result and of the file's
     for alternatives in _runs(
         tensors, input_names, dynamic_axes, sizes, lambda: bool(warned) or ways["given"].takes_values
@@ -121,6 +123,8 @@ def verify(
                     notes.append(
                         f"{name} on {run} inputs: torch itself differs by {gap:.1e} between float32 and float64"
                     )
+        if not all(p.ok for p in found):
+            failing[run] = inputs, actual
         results += found
         for p, (_, e, a) in zip(found, pairs, strict=True):
             if math.isinf(p.max_abs) and e.shape == a.shape:
@@ -145,6 +149,13 @@ def verify(
                 f"{own} elements of torch's result are NaN or infinite, {its} of the file's: a number became too large "
                 "for its type, or was divided by zero, of which runtimes need not make the same"
             )
+        with sampling:
+            ties = _ties(model, *failing[worst.run], rtol, atol)
+        if ties:
+            usual = (
+                f"Some values are equal, which torch may return in any order, ONNX by their places: {ties}. Nothing "
+                "else differs. Use torch.sort(x, dim=-1, descending=True, stable=True), or values that are never equal"
+            )
         raise VerificationError(
             f"the exported file does not compute what torch computes: output {worst.name!r} differs by up to "
             f"{worst.max_abs:.3g} (relative {worst.max_rel:.3g}, cosine {worst.cosine:.6f}) on {worst.run} inputs, "
@@ -166,6 +177,17 @@ def _causes(ways: Mapping[str, Way], run: str, warned: Sequence[str], usual: str
             "  A file has one way for all inputs: compute both and choose by torch.where, or make a constant of it. "
         )
     return "".join(f"  {warning}\n" for warning in warned[:5]) + f"  {usual}. "
+
+
+def _ties(model: nn.Module, inputs: Sequence[Tensor], actual: Sequence[Tensor], rtol: float, atol: float) -> str:
+    """The calls that order equal values another way than ONNX does, if torch agrees with the file but for them."""
+    try:
+        with StableOrder() as order:
+            expected = model(*(t.clone() for t in inputs))
+    except Exception:  # noqa: BLE001 - a model that knows what it gets from torch; only the explanation would be lost
+        return ""
+    agrees = all(parity("", e, a, rtol=rtol, atol=atol).ok for e, a in zip(expected, actual, strict=True))
+    return ", ".join(order.where) if agrees else ""
 
 
 def _float64_gaps(model: nn.Module, inputs: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:

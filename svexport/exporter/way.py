@@ -6,7 +6,6 @@ import sys
 import weakref
 import zlib
 from collections.abc import Iterable
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from svexport.exporter.source import is_library, shown_line
+from svexport.exporter.source import shown_line, user_line
 
 __all__ = ["Way"]
 
@@ -61,7 +60,7 @@ class Way(TorchFunctionMode):
             seen = type(error).__name__
             raise
         finally:
-            if seen and (line := self._user_line(sys._getframe(1))):
+            if seen and (line := user_line(sys._getframe(1), self._outside)):
                 self._lines[len(self._steps)] = line
             self._steps.append((name, seen))
             self._flow.append(flow)
@@ -109,14 +108,6 @@ class Way(TorchFunctionMode):
         if isinstance(value, slice):
             return "slice", *map(self._given, (value.start, value.stop, value.step))
         return _written(value)
-
-    def _user_line(self, frame: FrameType | None) -> tuple[str, int, str] | None:
-        while frame is not None and frame.f_code is not self._outside:
-            code = frame.f_code
-            if not is_library(code.co_filename):
-                return code.co_filename, frame.f_lineno, code.co_name
-            frame = frame.f_back
-        return None
 
 
 def _written(value: Any) -> str:

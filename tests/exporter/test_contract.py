@@ -836,6 +836,67 @@ def test_values_that_choose_among_the_same_functions(how, tmp_path) -> None:
         svexport.export(Chooses(how), (torch.rand(3, 4),), tmp_path / "m.onnx", opset=11)
 
 
+class Chosen(nn.Module):
+    """The best of scores of which many are equal: a heatmap of a rounded or saturated activation."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, scores: Tensor, boxes: Tensor) -> Tensor:
+        scores = scores.round()
+        if self.how == "topk":
+            best = torch.topk(scores, 7).indices
+        elif self.how == "argsort":
+            best = scores.argsort(dim=1, descending=True)[:, :7]
+        elif self.how == "sort":
+            best = scores.sort(1)[1][:, -7:]
+        elif self.how == "stable":
+            best = torch.sort(scores, dim=-1, descending=True, stable=True)[1][:, :7]
+        else:
+            best = torch.topk(scores, 7)[1]
+            boxes = boxes + torch.rand(1)
+        return boxes.gather(1, best[..., None].expand(-1, -1, 4))
+
+
+@BOTH_EXPORTERS
+@pytest.mark.parametrize("how", ["topk", "argsort", "sort"])
+def test_ties_in_another_order_are_named(how, opset, tmp_path) -> None:
+    args = torch.rand(2, 61) * 3, torch.rand(2, 61, 4)
+    with pytest.raises(svexport.VerificationError) as caught:
+        svexport.export(Chosen(how), args, tmp_path / "m.onnx", opset=opset)
+    text = str(caught.value)
+    assert re.search(rf"equal.* ONNX by their places: {how} at \S*test_contract.py:\d+ in forward: best = ", text), text
+    assert "random numbers" not in text
+
+
+class Sorted(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = x.round()
+        values, places = torch.sort(x, dim=1, stable=True)
+        return values, places, x.argsort(dim=0, descending=True, stable=True)
+
+
+@BOTH_EXPORTERS
+@pytest.mark.parametrize("shape", [(3, 47, 2), (1, 2, 1)])
+def test_stable_sort(shape, opset, tmp_path) -> None:
+    x = torch.rand(shape) * 3
+    report = svexport.export(Sorted(), x, tmp_path / "m.onnx", opset=opset, dynamic_shapes={"x": {1: "n"}})
+    assert report.verified
+    x = torch.rand(shape[0], shape[1] + 7, shape[2]) * 3
+    for found, expected in zip(svexport.load(tmp_path / "m.onnx")(x), Sorted()(x), strict=True):
+        assert torch.equal(found, expected)
+
+
+@BOTH_EXPORTERS
+def test_ties_are_not_blamed_for_else(opset, tmp_path) -> None:
+    args = torch.rand(2, 61) * 3, torch.rand(2, 61, 4)
+    assert svexport.export(Chosen("stable"), args, tmp_path / "m.onnx", opset=opset).verified
+    with pytest.raises(svexport.VerificationError, match="random numbers") as caught:
+        svexport.export(Chosen("noise"), args, tmp_path / "m.onnx", opset=opset)
+    assert "by their places" not in str(caught.value)
+
+
 @BOTH_EXPORTERS
 def test_large_models_keep_their_weights_beside_the_file(opset, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(export_module, "MAX_PROTOBUF_BYTES", 1000)
