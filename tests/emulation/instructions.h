@@ -312,14 +312,21 @@ Run reductions(const std::string& how, Type type) {
   });
 }
 
+void finish(Warp& w, const Copy& c) {
+  uint8_t* const to = w.block->for_bytes(c.to & (kShared - 1), c.bytes, true, [&](Byte& b) {
+    b.coming = false;
+    w.block->note(b, w, c.lane, 'w');
+    if (c.time) Block::wrote(b, w.thread(c.lane), c.time);
+  });
+  if (c.given) std::memcpy(to, w.at(c.from, c.given, c.lane, 'r', c.bytes), c.given);
+  std::memset(to + c.given, 0, c.bytes - c.given);
+}
+
 void finish_copies(Warp& w, uint32_t lanes, int pending) {
   auto& copies = w.copies;
   const auto kept = std::remove_if(copies.begin(), copies.end(), [&](const Copy& c) {
     if (!(lanes >> c.lane & 1) || c.group >= w.commits[c.lane] - pending) return false;
-    w.block->for_bytes(c.to & (kShared - 1), c.bytes, true, [](Byte& b) { b.coming = false; });
-    uint8_t* const to = w.at(c.to, c.bytes, c.lane, 'w');
-    if (c.given) std::memcpy(to, w.at(c.from, c.given, c.lane, 'r', c.bytes), c.given);
-    std::memset(to + c.given, 0, c.bytes - c.given);
+    finish(w, c);
     return true;
   });
   copies.erase(kept, copies.end());
@@ -342,7 +349,8 @@ Run async_copies(const std::vector<std::string>& parts) {
       const uint64_t to = address_of(w, i, 0, Space::shared, l);
       w.at(to, bytes, l, 'w');
       w.block->for_bytes(to & (kShared - 1), bytes, true, [](Byte& b) { b.coming = true; });
-      w.copies.push_back({l, w.commits[l], bytes, given, to, address_of(w, i, 2, Space::global, l)});
+      w.copies.push_back({l, w.commits[l], bytes, given, to, address_of(w, i, 2, Space::global, l),
+                          w.copied++});
     });
   };
 }

@@ -125,6 +125,18 @@ void arrive_at(Warp& w, MemoryBarrier& barrier, int lane, uint32_t count) {
 
 // Whether a phase has ended. What has been copied for it comes now, when the rest has.
 bool has_ended(Warp& w, MemoryBarrier& barrier, uint32_t parity) {
+  if (barrier.pending && barrier.pending == barrier.late.size()) {
+    for (const LateArrival& a : std::exchange(barrier.late, {})) {
+      std::erase_if(a.warp->copies, [&](const Copy& c) {
+        if (c.lane != a.lane || c.order >= a.order) return false;
+        finish(*a.warp, c);
+        return true;
+      });
+      join(barrier.arrived, a.clock);
+      --barrier.pending;
+    }
+    end_phase(*w.block, barrier);
+  }
   if (!barrier.pending) {
     for (const Copy& c : std::exchange(barrier.copies, {})) {
       uint8_t* const to = w.block->for_bytes(c.to & (kShared - 1), c.bytes, true, [&](Byte& b) {
@@ -202,6 +214,92 @@ Run memory_barriers(const std::vector<std::string>& parts) {
       each(lanes, [&](int l) { w.at(at(w, i, l), 8, l, 'w'); });
     };
   }
+  fail("unknown");
+}
+
+// cp.async.mbarrier.arrive.noinc
+Run late_arrivals() {
+  return [](Warp& w, const Instruction& i, uint32_t lanes) {
+    each(lanes, [&](int l) {
+      MemoryBarrier& barrier = barrier_at(w, address_of(w, i, 0, Space::shared, l), l);
+      if (barrier.late.size() >= barrier.pending) fail("more arrivals than the barrier counts in a phase");
+      for (Copy& c : w.copies) {
+        if (c.lane == l && !c.time) c.time = w.time;
+      }
+      LateArrival& late = barrier.late.emplace_back(LateArrival{&w, l, w.copied, {}});
+      w.release(1u << l, late.clock);
+      ++w.block->events;
+    });
+  };
+}
+
+// ---------------------------------------------------------------------------------------------- wgmma
+
+// C (64 x N) = A B or, where the predicate holds, += A B: 16 rows of each of four warps, as of mma, by columns of 32 bytes
+// in shared memory, which are read until the product is waited for. A warp's rows are its own matter.
+template <int K, class F>
+Run wide_products(F element) {
+  return [element](Warp& w, const Instruction& i, uint32_t lanes) {
+    if (lanes != ~0u) fail("lanes are missing");
+    constexpr int kEach = K / 8, kSize = 32 / K;  // elements of a register; bytes of one
+    const int columns = static_cast<int>(i.to.size()) * 2;
+    const uint64_t matrix = w.bits(i.from[4], 0);
+    if (matrix >> 62) fail("a matrix that is swizzled is not emulated, and is an unknown");
+    const uint64_t begin = (matrix & 0x3fff) << 4, leading = (matrix >> 16 & 0x3fff) << 4, stride = (matrix >> 32 & 0x3fff) << 4;
+    float a[16][K], b[K][256];
+    for (int column = 0; column < columns; ++column) {
+      for (int piece = 0; piece < 2; ++piece) {
+        const uint64_t at = begin + piece * leading + column / 8 * stride + column % 8 * 16;
+        const uint8_t* const from = w.block->for_bytes(at, 16, false, [&](Byte& byte) {
+          w.block->check(byte, w, 0, 'r');
+          check_published(byte, w, 0);
+          ++byte.going;
+        });
+        w.multiplied.emplace_back(at, 16);
+        for (int e = 0; e < K / 2; ++e) {
+          uint32_t bits = 0;
+          std::memcpy(&bits, from + e * kSize, kSize);
+          b[piece * K / 2 + e][column] = element(bits);
+        }
+      }
+    }
+    for (int l = 0; l < kWarp; ++l) {
+      for (int r = 0; r < 4; ++r) {
+        for (int e = 0; e < kEach; ++e) {
+          a[l / 4 + r % 2 * 8][(r / 2 * 4 + l % 4) * kEach + e] = element(w.get<uint32_t>(i.from[r], l) >> (16 * e));
+        }
+      }
+    }
+    const bool adds = w.get<uint8_t>(i.from[5], 0) & 1;
+    for (int l = 0; l < kWarp; ++l) {
+      for (size_t r = 0; r < i.to.size(); ++r) {
+        const int row = l / 4 + static_cast<int>(r) / 2 % 2 * 8, column = static_cast<int>(r) / 4 * 8 + l % 4 * 2 + r % 2;
+        double sum = adds ? w.get<float>(i.to[r], l) : 0.0;
+        for (int k = 0; k < K; ++k) sum += static_cast<double>(a[row][k]) * b[k][column];
+        w.put(i.to[r], l, static_cast<float>(sum));
+      }
+    }
+  };
+}
+
+Run wide_products(const std::vector<std::string>& parts, const Instruction& i) {
+  if (parts[1] == "fence" || parts[1] == "commit_group") return nothing();
+  if (parts[1] == "wait_group") {
+    return [](Warp& w, const Instruction& i, uint32_t) {
+      if (i.from.at(0).number) fail("products that are not waited for at once are an unknown");
+      for (const auto& [at, bytes] : std::exchange(w.multiplied, {})) {
+        w.block->for_bytes(at, bytes, false, [&](Byte& b) {
+          --b.going;
+          w.block->note(b, w, 0, 'r');
+        });
+      }
+    };
+  }
+  if (parts.at(1) != "mma_async" || i.from.size() < 8 || i.from[6].number != 1 || i.from[7].number != 1) fail("unknown");
+  const std::string types = parts.at(5) + "." + parts.at(6) + "." + parts.at(7);
+  if (types == "f32.f16.f16") return wide_products<16>([](uint32_t x) { return static_cast<float>(from_bits<Half>(x & 0xffff)); });
+  if (types == "f32.bf16.bf16") return wide_products<16>([](uint32_t x) { return std::bit_cast<float>(x << 16); });
+  if (types == "f32.tf32.tf32") return wide_products<8>([](uint32_t x) { return std::bit_cast<float>(x & 0xffffe000u); });
   fail("unknown");
 }
 
@@ -300,6 +398,13 @@ bool build_matrices(Instruction& i, const std::vector<std::string>& parts) {
       if (parts.at(3) != "m8n8" || !has("b16")) fail("unknown");
       i.run = load_matrices(has("trans"), space_of(parts));
     }
+  } else if (name == "wgmma") {
+    i.kind = Kind::together;
+    i.members = {-1, ~0u};
+    i.run = wide_products(parts, i);
+  } else if (name == "cp" && parts.size() > 2 && parts[2] == "mbarrier") {
+    if (!has("noinc")) fail("unknown");
+    i.run = late_arrivals();
   } else if (name == "mbarrier") {
     i.run = memory_barriers(parts);
   } else if (name == "cp" && has("bulk")) {

@@ -33,7 +33,7 @@ namespace {
 
 constexpr int kWarp = 32;
 constexpr uint64_t kShared = 1ull << 56, kLocal = 2ull << 56, kParameters = 3ull << 56;  // tags of generic addresses
-constexpr uint64_t kDynamic = 1ull << 24;  // where in shared memory that of the launch begins
+constexpr uint64_t kStatic = 1ull << 24;  // where in shared memory, behind that of the launch, the kernel's own begins
 constexpr uint8_t kPoison = 0xff;  // of memory that nobody has written: NaN as a number
 constexpr int kQuantum = 20000;  // instructions after which it is the next warp's turn
 constexpr int kMostIdle = 100;   // turns of all warps in which they do nothing but to ask whether they may go on
@@ -221,6 +221,8 @@ struct Group {
 struct Copy {
   int lane, group, bytes, given;
   uint64_t to, from;
+  uint64_t order = 0;  // among those of a warp
+  uint32_t time = 0;   // of the first late arrival behind it
 };
 
 struct Warp {
@@ -231,6 +233,8 @@ struct Warp {
   std::vector<Group> groups;
   std::vector<uint8_t> local;  // (lanes, bytes)
   std::vector<Copy> copies, puts;  // puts: by the copy engine, from shared memory
+  uint64_t copied = 0;
+  std::vector<std::pair<uint64_t, int>> multiplied;  // where in shared memory wgmma reads, and how many bytes
   std::array<int, kWarp> commits{}, put_commits{};
   uint32_t time = 1;
   Clock known;                    // to all lanes
@@ -289,6 +293,14 @@ struct Barrier {
   std::vector<Waiting> waiting;
 };
 
+// An arrival when the copies are there that a lane has begun before.
+struct LateArrival {
+  Warp* warp;
+  int lane;
+  uint64_t order;
+  Clock clock;
+};
+
 // A barrier in shared memory: a phase of it ends with all arrivals and bytes.
 struct MemoryBarrier {
   int engine = 0;
@@ -296,6 +308,7 @@ struct MemoryBarrier {
   int64_t bytes = 0;  // expected, less those that have come
   Clock arrived, done;  // done: of the phases that have ended
   std::vector<Copy> copies;
+  std::vector<LateArrival> late;
 };
 
 constexpr int kEngines = 128;  // barriers in memory of a block
@@ -318,14 +331,16 @@ struct Block {
     if (b.coming) fail("a race: a copy to there is under way");
     const auto known = [&](int who, uint32_t when) { return who < 0 || who == thread || w.knows(lane, who, when); };
     if (!known(b.writer, b.written) || (how != 'a' && !known(b.changer, b.changed))) {
-      fail(how == 'r' ? "a race: another thread writes what is read" : "a race: another thread writes there as well");
+      const int who = known(b.writer, b.written) ? b.changer : b.writer;
+      fail((how == 'r' ? "a race: another thread writes what is read" : "a race: another thread writes there as well") +
+           (" (" + std::to_string(who) + ")"));
     }
     if (how == 'r') return;
     if (b.going) fail("a race: a copy from there is under way");
     for (const Readers& r : b.readers) {
       for (uint32_t lanes = r.lanes; lanes; lanes &= lanes - 1) {
         const int reader = r.warp * kWarp + std::countr_zero(lanes);
-        if (!known(reader, r.time)) fail("a race: another thread reads what is written");
+        if (!known(reader, r.time)) fail("a race: another thread reads what is written (" + std::to_string(reader) + ")");
       }
     }
   }
@@ -366,9 +381,9 @@ struct Block {
   // Calls f with what is known of bytes at a place in shared memory; same: f leaves them alike. Returns the place.
   template <class F>
   uint8_t* for_bytes(uint64_t offset, size_t bytes, bool same, F f) {
-    auto& memory = offset < kDynamic ? shared : dynamic;
-    auto& noted = offset < kDynamic ? shared_bytes : dynamic_bytes;
-    if (offset >= kDynamic) offset -= kDynamic;
+    auto& memory = offset < kStatic ? dynamic : shared;
+    auto& noted = offset < kStatic ? dynamic_bytes : shared_bytes;
+    if (offset >= kStatic) offset -= kStatic;
     if (offset + bytes > memory.size()) fail("an access outside of shared memory");
     for (size_t i = offset; i < offset + bytes;) {
       Byte* const word = &noted[i & ~size_t{3}];
@@ -616,6 +631,7 @@ void run_block(const Function& f, const std::vector<uint8_t>& parameters, dim3 g
     w.local.assign(f.local_bytes * kWarp, kPoison);
     w.copies.clear();
     w.puts.clear();
+    w.multiplied.clear();
     w.commits = w.put_commits = {};
     w.time = 1;
     w.known.assign(block.known * (f.has_engine ? 2 : 1), 0);
@@ -815,7 +831,7 @@ class Reader {
     const Declared d = declared(declaration);
     size_t& bytes = function_->shared_bytes;
     if (!d.open) bytes = (bytes + d.alignment - 1) / d.alignment * d.alignment;
-    symbols_[d.name] = kShared + (d.open ? kDynamic : bytes);
+    symbols_[d.name] = kShared + (d.open ? 0 : kStatic + bytes);
     bytes += d.bytes;
   }
 
@@ -888,6 +904,7 @@ class Reader {
                                                             "griddepcontrol", "nanosleep", "prefetch", "discard",
                                                             "applypriority", "trap"};
       bool result = std::find(without.begin(), without.end(), parts[0]) == without.end();
+      if (parts[0] == "wgmma" && parts[1] != "mma_async") result = false;
       if (parts[0] == "bar" && parts.size() > 1 && parts[1] == "red") result = true;
       for (size_t k = 0; k < operands.size(); ++k) {
         auto& list = k == 0 && result && operands[0][0] != '[' ? i.to : i.from;
@@ -906,7 +923,7 @@ class Reader {
         }
       }
       try {
-        function_->has_engine |= parts[0] == "mbarrier" || s.starts_with("cp.async.bulk");
+        function_->has_engine |= parts[0] == "mbarrier" || parts[0] == "wgmma" || s.starts_with("cp.async.bulk");
         if (!build_matrices(i, parts)) build(i, parts);
       } catch (const Fault& fault) {  // only where it is run
         i.run = [what = std::string(fault.what())](Warp&, const Instruction&, uint32_t) { fail(what + " instruction"); };
@@ -1134,6 +1151,12 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     case cudaDevAttrL2CacheSize: *value = 50 << 20; break;
     default: return cudaErrorInvalidValue;
   }
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  *attributes = {};
+  attributes->maxThreadsPerBlock = 1024;
   return cudaSuccess;
 }
 

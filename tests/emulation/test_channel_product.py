@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.emulation import Kernels, Memory, emulated
+
+pytestmark = emulated
+
+# Of the sum of the products' magnitudes.
+TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+CASES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+ALIGNED = pytest.mark.parametrize("aligned", [4, 2, 1])
+
+
+@pytest.fixture(scope="module")
+def kernels(builds: Path) -> Kernels:
+    return Kernels(builds, "channel_product")
+
+
+def large(samples: int, channels: int, positions: int, dtype: torch.dtype, aligned: int, value: float | None = None) -> Tensor:
+    """Samples that begin at multiples of so many elements, with other channels between them."""
+    skipped = random.choice([0, 0, 1])
+    count = samples * (channels + skipped) * positions
+    flat = (torch.randn(count + 24) if value is None else torch.full((count + 24,), value)).to(dtype)
+    start = -flat.data_ptr() % 16 // flat.element_size() + random.choice([0, aligned])
+    return flat[start : start + count].view(samples, channels + skipped, positions)[:, :channels]
+
+
+def check(result: Tensor, expected: Tensor, magnitudes: Tensor, shown: str) -> None:
+    smallest = torch.finfo(result.dtype).tiny
+    error = ((result.double() - expected).abs() / magnitudes.clamp_min(smallest)).max()
+    assert error < TOLERANCES[result.dtype], f"{shown}: {error}"
+
+
+def random_sizes(aligned: int) -> tuple[int, int, int, int]:
+    channels = (random.choice([1, 3, 16, 17, 31, 64, 70, random.randint(1, 140)]) for _ in range(2))
+    return random.randint(1, 3), *channels, aligned * random.choice([1, 5, 32, 33, random.randint(1, 200 // aligned)])
+
+
+@CASES
+@ALIGNED
+def test_product(kernels: Kernels, dtype: torch.dtype, aligned: int) -> None:
+    for count in (132, 2, 1):
+        kernels.multiprocessors(count)
+        n, c, d, s = random_sizes(aligned)
+        x, z = large(n, c, s, dtype, aligned), large(n, d, s, dtype, aligned, math.nan)
+        y = torch.randn(d, c).to(dtype).T if random.random() < 0.5 else torch.randn(c, d).to(dtype)
+        shown = f"N{n} C{c} D{d} S{s}, {count} multiprocessors"
+        assert kernels("channel_product", x, y, z), shown
+        expected, magnitudes = (torch.einsum("ncs,cd->nds", *of) for of in [(x.double(), y.double()), (x.double().abs(), y.double().abs())])
+        check(z, expected, magnitudes, shown)
+
+
+@CASES
+@ALIGNED
+def test_correlation(kernels: Kernels, dtype: torch.dtype, aligned: int) -> None:
+    for count in (132, 2, 1):
+        kernels.multiprocessors(count)
+        n, c, d, s = random_sizes(aligned)
+        x, z = large(n, c, s, dtype, aligned), large(n, d, s, dtype, aligned)
+        y = torch.full((c, d), math.nan, dtype=dtype)
+        if random.random() < 0.5:
+            y = torch.full((d, c), math.nan, dtype=dtype).T
+        workspace = Memory.of(kernels.bytes("channel_correlation_workspace", x, z))
+        shown = f"N{n} C{c} D{d} S{s}, {count} multiprocessors"
+        assert kernels("channel_correlation", x, z, y, workspace), shown
+        expected, magnitudes = (torch.einsum("ncs,nds->cd", *of) for of in [(x.double(), z.double()), (x.double().abs(), z.double().abs())])
+        check(y, expected, magnitudes, shown)

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.emulation import Kernels, Memory, emulated
+
+pytestmark = emulated
+
+# Of the sum of the products' magnitudes.
+TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+
+
+@pytest.fixture(scope="module")
+def kernels(builds: Path) -> Kernels:
+    return Kernels(builds, "einsum", "einsum_large", "einsum_many")
+
+
+def make(sizes: list[int], order: list[int], dtype: torch.dtype, whole: bool, value: float | None = None) -> Tensor:
+    """Its dimensions in an order in memory; whole: all of what could begin where 16 bytes do does."""
+    count = math.prod(sizes)
+    flat = torch.randn(count + 32) if value is None else torch.full((count + 32,), value)
+    flat = flat.to(dtype)
+    start = -flat.data_ptr() % 16 // flat.element_size() + (0 if whole else random.choice([0, 0, 1, 2, 3, 5]))
+    view = flat[start : start + count]
+    back = [order.index(i) for i in range(len(order))]
+    return view.view([sizes[i] for i in order]).permute(back)
+
+
+def large_order() -> list[int]:
+    """Of S, O, K or M, then rows and columns, as they must be."""
+    return [*random.sample(range(3), 3), 3, 4]
+
+
+def small_order() -> list[int]:
+    return random.sample(range(5), 5)
+
+
+def check(result: Tensor, expected: Tensor, magnitudes: Tensor, shown: str) -> None:
+    error = ((result.double() - expected).abs() / magnitudes.clamp_min(torch.finfo(result.dtype).tiny)).max()
+    assert error < TOLERANCES[result.dtype], f"{shown}: {error}"
+
+
+def random_sizes(dtype: torch.dtype, whole: bool) -> tuple[int, ...]:
+    each = 16 // dtype.itemsize if whole else 1
+    s, o = random.choice([1, 1, 2, 3]), random.choice([1, 1, 2, 4])
+    k, m = random.randint(1, 8), random.randint(1, 8)
+    rows = random.choice([1, 2, 7, 31, 32, 33, random.randint(1, 150)])
+    v, w = (random.randint(1, 64 // each) * each for _ in range(2))
+    return s, o, k, m, rows, min(v, 64), min(w, 64)
+
+
+@DTYPES
+@pytest.mark.parametrize("whole", [True, False])
+def test_large(kernels: Kernels, dtype: torch.dtype, whole: bool) -> None:
+    done = 0
+    for count in (132, 132, 4, 2, 1, 132, 4, 2):
+        kernels.multiprocessors(count)
+        s, o, k, m, rows, v, w = random_sizes(dtype, whole)
+        x = make([s, o, k, rows, v], large_order(), dtype, whole)
+        y = make([s, k, v, m, w], small_order(), dtype, whole)
+        z = make([s, o, m, rows, w], large_order(), dtype, whole, math.nan)
+        shown = f"S{s} O{o} K{k} M{m} T{rows} V{v} W{w}, {count} multiprocessors"
+        if not kernels("einsum_large", x, y, z):
+            continue
+        done += 1
+        equation = "soktv,skvmw->somtw"
+        expected = torch.einsum(equation, x.double(), y.double())
+        check(z, expected, torch.einsum(equation, x.double().abs(), y.double().abs()), shown)
+    assert done
+
+
+@DTYPES
+@pytest.mark.parametrize("whole", [True, False])
+def test_small(kernels: Kernels, dtype: torch.dtype, whole: bool) -> None:
+    done = 0
+    for count in (132, 132, 4, 2, 1, 132, 4, 2):
+        kernels.multiprocessors(count)
+        s, o, k, _, rows, v, w = random_sizes(dtype, whole)
+        x = make([s, o, k, rows, v], large_order(), dtype, whole)
+        z = make([s, o, 1, rows, w], large_order(), dtype, whole)
+        y = make([s, k, v, 1, w], small_order(), dtype, whole, math.nan)
+        workspace = Memory.of(kernels.bytes("einsum_small_workspace", x, z))
+        shown = f"S{s} O{o} K{k} T{rows} V{v} W{w}, {count} multiprocessors"
+        if not kernels("einsum_small", x, z, y, workspace, random.random() < 0.5):
+            continue
+        done += 1
+        equation = "soktv,somtw->skvmw"
+        expected = torch.einsum(equation, x.double(), z.double())
+        check(y, expected, torch.einsum(equation, x.double().abs(), z.double().abs()), shown)
+    assert done
