@@ -23,7 +23,9 @@ def kernels(builds: Path) -> Kernels:
     return Kernels(builds, "channel_product")
 
 
-def large(samples: int, channels: int, positions: int, dtype: torch.dtype, aligned: int, value: float | None = None) -> Tensor:
+def large(
+    samples: int, channels: int, positions: int, dtype: torch.dtype, aligned: int, value: float | None = None
+) -> Tensor:
     """Samples that begin at multiples of so many elements, with other channels between them."""
     skipped = random.choice([0, 0, 1])
     count = samples * (channels + skipped) * positions
@@ -53,7 +55,9 @@ def test_product(kernels: Kernels, dtype: torch.dtype, aligned: int) -> None:
         y = torch.randn(d, c).to(dtype).T if random.random() < 0.5 else torch.randn(c, d).to(dtype)
         shown = f"N{n} C{c} D{d} S{s}, {count} multiprocessors"
         assert kernels("channel_product", x, y, z), shown
-        expected, magnitudes = (torch.einsum("ncs,cd->nds", *of) for of in [(x.double(), y.double()), (x.double().abs(), y.double().abs())])
+        expected, magnitudes = (
+            torch.einsum("ncs,cd->nds", *of) for of in [(x.double(), y.double()), (x.double().abs(), y.double().abs())]
+        )
         check(z, expected, magnitudes, shown)
 
 
@@ -70,5 +74,7 @@ def test_correlation(kernels: Kernels, dtype: torch.dtype, aligned: int) -> None
         workspace = Memory.of(kernels.bytes("channel_correlation_workspace", x, z))
         shown = f"N{n} C{c} D{d} S{s}, {count} multiprocessors"
         assert kernels("channel_correlation", x, z, y, workspace), shown
-        expected, magnitudes = (torch.einsum("ncs,nds->cd", *of) for of in [(x.double(), z.double()), (x.double().abs(), z.double().abs())])
+        expected, magnitudes = (
+            torch.einsum("ncs,nds->cd", *of) for of in [(x.double(), z.double()), (x.double().abs(), z.double().abs())]
+        )
         check(y, expected, magnitudes, shown)
