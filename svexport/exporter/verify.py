@@ -127,7 +127,7 @@ def verify(
             failing[run] = inputs, actual
         results += found
         for p, (_, e, a) in zip(found, pairs, strict=True):
-            if math.isinf(p.max_abs) and e.shape == a.shape:
+            if math.isinf(p.max_abs) and e.shape == a.shape and e.dtype == a.dtype:
                 infinite[p] = int((~e.isfinite()).sum()), int((~a.isfinite()).sum())
     notes += sampling.notes
     failed = sorted((p for p in results if not p.ok), key=lambda p: p.max_rel, reverse=True)
@@ -148,6 +148,11 @@ def verify(
             usual = (
                 f"{own} elements of torch's result are NaN or infinite, {its} of the file's: a number became too large "
                 "for its type, or was divided by zero, of which runtimes need not make the same"
+            )
+        elif "(came as " in worst.name:
+            usual = (
+                f"torch's result is {worst.dtype}{list(worst.shape)}: the exporter has lost that, which another one "
+                "(opset 17 or less, 18 or more) need not do"
             )
         with sampling:
             ties = _ties(model, *failing[worst.run], rtol, atol)

@@ -888,6 +888,18 @@ def test_stable_sort(shape, opset, tmp_path) -> None:
         assert torch.equal(found, expected)
 
 
+def test_another_type_is_no_infinity(tmp_path) -> None:
+    """torch.export's promotion of types leaves sums of halves in float32."""
+
+    class Sum(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sum(1)
+
+    with pytest.raises(svexport.VerificationError, match=r"came as float32.*\n.*result is float16\[2, 5\]") as caught:
+        svexport.export(Sum(), torch.randn(2, 3, 5), tmp_path / "m.onnx", opset=20, dtype=torch.float16)
+    assert "infinite" not in str(caught.value)
+
+
 @BOTH_EXPORTERS
 def test_ties_are_not_blamed_for_else(opset, tmp_path) -> None:
     args = torch.rand(2, 61) * 3, torch.rand(2, 61, 4)
