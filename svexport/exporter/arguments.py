@@ -250,6 +250,7 @@ class _Results:
     """Kept apart from the module: torch.export undoes what a forward assigns to it."""
 
     names: list[str] = []  # noqa: RUF012 - replaced, never mutated
+    dtypes: list[torch.dtype] = []  # noqa: RUF012 - as above
 
 
 class TracingStopped(RuntimeError):
@@ -271,6 +272,7 @@ class FlatModel(nn.Module):
         input_names: a name for each, from the parameter names: ``image``, ``features_0``.
         output_names: likewise of the results, from dict keys and positions: ``boxes``, ``output_1``; filled by a
             forward.
+        output_dtypes: of the results, likewise.
     """
 
     def __init__(self, model: nn.Module, bound: inspect.BoundArguments, dtype: torch.dtype | None = None) -> None:
@@ -299,6 +301,10 @@ class FlatModel(nn.Module):
     @property
     def output_names(self) -> list[str]:
         return self._results.names
+
+    @property
+    def output_dtypes(self) -> list[torch.dtype]:
+        return self._results.dtypes
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         tracing = torch.jit.is_tracing()
@@ -332,6 +338,7 @@ class FlatModel(nn.Module):
                 "expected at least one tensor, alone or in dicts, lists, tuples, dataclasses or attributes"
             )
         self._results.names = unique(names, taken=self.input_names)
+        self._results.dtypes = [output.dtype for output in outputs]
         return tuple(outputs)
 
     def double(self) -> FlatModel:

@@ -199,6 +199,29 @@ def _repeat(g: Any, own: _Own, self: _Value, repeats: _Value) -> Any:
     return result
 
 
+def _cumsum(g: Any, own: _Own, self: _Value, dim: _Value, dtype: _Value) -> Any:
+    """CumSum is for half precision from opset 14 on."""
+    kind = _kinds.from_value(self, _kinds.UNDEFINED)
+    if g.opset >= 14 or kind not in (_kinds.HALF, _kinds.BFLOAT16) or not symbolic_helper._is_none(dtype):
+        return own(g, self, dim, dtype)
+    result = own(g, g.op("Cast", self, to_i=_kinds.FLOAT.onnx_type()), dim, dtype)
+    return g.op("Cast", result, to_i=kind.onnx_type())
+
+
+def _of_batches(rank: int) -> Callable[..., Any]:
+    """For one image without a batch (C, H, W) as well, which the exporter's own takes for channels of something."""
+
+    def convert(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
+        if symbolic_helper._get_tensor_rank(self) != rank - 1:
+            return own(g, self, *rest)
+        results = own(g, symbolic_helper._unsqueeze_helper(g, self, [0]), *rest)
+        if isinstance(results, _Value):
+            return symbolic_helper._squeeze_helper(g, results, [0])
+        return tuple(symbolic_helper._squeeze_helper(g, result, [0]) for result in results)
+
+    return convert
+
+
 def _from_the_front(g: Any, self: _Value, axis: int, index: _Value) -> _Value:
     masks = (_kinds.BOOL, _kinds.UINT8)
     if symbolic_helper._is_none(index) or _kinds.from_value(index) in masks or _not_negative(index):
@@ -270,12 +293,26 @@ _OF_ALL = {"onnx::Add", "onnx::Concat", "onnx::Div", "onnx::Mul", "onnx::Range"}
 
 # Of an aten function: its conversion, which is given the exporter's own.
 CORRECTIONS: dict[str, Callable[..., Any]] = {
+    **{
+        f"aten::{pool}{axes}d{suffix}": _of_batches(axes + 2)
+        for axes in (1, 2, 3)
+        for pool, suffixes in {
+            "adaptive_avg_pool": [""],
+            "adaptive_max_pool": [""],
+            "avg_pool": [""],
+            "max_pool": ["", "_with_indices"],
+        }.items()
+        for suffix in suffixes
+    },
+    "aten::pixel_shuffle": _of_batches(4),
+    "aten::pixel_unshuffle": _of_batches(4),
     "aten::argsort": _sort,
     "aten::cat": _cat,
     "aten::clamp": _clamp,
     "aten::clamp_max": _clamp_max,
     "aten::clamp_min": _clamp_min,
     "aten::cross": _cross,
+    "aten::cumsum": _cumsum,
     "aten::expand": _expand,
     "aten::floor_divide": _floor_divide,
     "aten::index": _index,

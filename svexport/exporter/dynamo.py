@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -37,7 +38,7 @@ _LOGGERS = (
 
 
 def export(
-    model: nn.Module,
+    model: FlatModel,
     tensors: Sequence[Tensor],
     path: Path,
     opset: int,
@@ -72,6 +73,7 @@ def export(
         except torch.onnx.OnnxExporterError as error:
             raise _failure(model, tensors, opset, input_names, error) from error
         assert program is not None  # it is only for dynamo=False
+        _cast_back(program, model.output_dtypes)
         _save_optimized(program, path)
     return onnx.load(str(path))
 
@@ -99,6 +101,20 @@ class _OfDynamicSizes(TorchFunctionMode):
 
 def _affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
     return OPS["affine_grid"](theta, size, bool(align_corners))
+
+
+def _cast_back(program: torch.onnx.ONNXProgram, dtypes: Sequence[torch.dtype]) -> None:
+    """Outputs to their data types: the exporter reduces half types in float32, and forgets to go back behind the last
+    node."""
+    outputs = program.model.graph.outputs
+    for place, (value, dtype) in enumerate(zip(outputs, dtypes, strict=False)):
+        wanted = {torch.float16: ir.DataType.FLOAT16, torch.bfloat16: ir.DataType.BFLOAT16}.get(dtype)
+        if value is None or wanted is None or value.dtype != ir.DataType.FLOAT:
+            continue
+        node = ir.node("Cast", [value], {"to": wanted})
+        node.outputs[0].name, node.outputs[0].dtype, node.outputs[0].shape = f"{value.name}_cast", wanted, value.shape
+        program.model.graph.append(node)
+        outputs[place] = node.outputs[0]
 
 
 def _save_optimized(program: torch.onnx.ONNXProgram, path: Path) -> None:

@@ -391,6 +391,43 @@ def test_constants_that_are_shared_stay_as_they_are(opset: int, tmp_path) -> Non
     check_export(Rotary(), tmp_path, opset, (torch.randn(2, 3, 4),))
 
 
+@pytest.mark.parametrize("opset", [11, 13, 17, 18, 23])
+def test_outputs_that_are_reduced_half_precision(opset: int, tmp_path) -> None:
+    """The exporter for opset 18 and later computes them in float32, and left them there."""
+
+    class Reduced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 7)
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            x = self.layer(x)
+            return [x.sum(1), x.amax(1) * 2, x.float().sum(1), x.cumsum(1), x.amax(1), x.prod(1)]
+
+    path = tmp_path / "reduced.onnx"
+    svexport.export(Reduced(), torch.randn(3, 4, 5), path, opset=opset, dtype=torch.float16)
+    kinds = [output.type.tensor_type.elem_type for output in onnx.load(path).graph.output]
+    float16, float32 = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+    assert kinds == [float16, float16, float32, float16, float16, float16]
+
+
+@pytest.mark.parametrize("opset", [9, 11, 17, 18])
+def test_pooling_without_a_batch(opset: int, tmp_path) -> None:
+    class Pools(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {
+                "average": F.avg_pool2d(x, 3, 2, 1),
+                "largest": F.max_pool2d(x, 2),
+                "adaptive": F.adaptive_avg_pool2d(x, 2),
+                "line": F.avg_pool1d(x[0], 2),
+                "volume": F.avg_pool3d(x[None], 2),
+                "shuffled": F.pixel_shuffle(x, 2),
+                "of a batch": F.avg_pool2d(x[None], 2),
+            }
+
+    check_export(Pools(), tmp_path, opset, (torch.randn(4, 6, 8),))
+
+
 @pytest.mark.parametrize("opset", [11, 18])
 def test_products_of_many_dynamic_tensors(opset: int, tmp_path) -> None:
     """Which torch.einsum sorts by sizes where opt_einsum is installed."""
