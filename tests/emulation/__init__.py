@@ -7,6 +7,8 @@ import math
 import random
 import re
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,6 +119,18 @@ class Kernels:
         assert not report, report
         assert status in (0, _NOT_SUPPORTED), f"cudaError {status}"
         return status == 0
+
+    @contextmanager
+    def allowing(self, *tensors: torch.Tensor) -> Iterator[None]:
+        """Of what else kernels may access: where a launcher has pointers in a structure."""
+        begins = [(t.data_ptr(), t.numel() * t.element_size()) for t in tensors]
+        for begin, size in begins:
+            self._runtime.emulation_allow(begin, size)
+        try:
+            yield
+        finally:
+            for begin, _ in begins:
+                self._runtime.emulation_allow(begin, 0)
 
     def bytes(self, function: str, *args: object) -> int:
         """What a function that asks for memory returns."""

@@ -48,19 +48,27 @@ def check(result: Tensor, expected: Tensor, magnitudes: Tensor, shown: str) -> N
 
 
 def random_sizes(dtype: torch.dtype, whole: bool) -> tuple[int, ...]:
+    """S, O, K, M, T, V, W: few sums, many of them, or long ones."""
     each = 16 // dtype.itemsize if whole else 1
-    s, o = random.choice([1, 1, 2, 3]), random.choice([1, 1, 2, 4])
-    k, m = random.randint(1, 8), random.randint(1, 8)
+    kind = random.choice(["few", "few", "many", "long"])
+    most = 64 if kind == "few" else 20
+    s = random.randint(20, 60) if kind == "many" else random.choice([1, 1, 2, 3]) if kind == "few" else 1
+    o = random.randint(40, 120) if kind == "long" else random.choice([1, 1, 2, 4])
+    k, m = (random.randint(1, 8 if kind == "few" else 3) for _ in range(2))
     rows = random.choice([1, 2, 7, 31, 32, 33, random.randint(1, 150)])
-    v, w = (random.randint(1, 64 // each) * each for _ in range(2))
-    return s, o, k, m, rows, min(v, 64), min(w, 64)
+    if kind == "long":
+        rows = random.choice(
+            [9, 40, 70, 72]
+        )  # the last tile of these in turn in all places of shared memory, and others
+    v, w = (random.randint(1, most // each) * each for _ in range(2))
+    return s, o, k, m, rows, v, w
 
 
 @DTYPES
 @pytest.mark.parametrize("whole", [True, False])
 def test_large(kernels: Kernels, dtype: torch.dtype, whole: bool) -> None:
     done = 0
-    for count in (132, 132, 4, 2, 1, 132, 4, 2):
+    for count in (132, 132, 132, 4, 2, 2, 1, 1, 1):
         kernels.multiprocessors(count)
         s, o, k, m, rows, v, w = random_sizes(dtype, whole)
         x = make([s, o, k, rows, v], large_order(), dtype, whole)
@@ -80,7 +88,7 @@ def test_large(kernels: Kernels, dtype: torch.dtype, whole: bool) -> None:
 @pytest.mark.parametrize("whole", [True, False])
 def test_small(kernels: Kernels, dtype: torch.dtype, whole: bool) -> None:
     done = 0
-    for count in (132, 132, 4, 2, 1, 132, 4, 2):
+    for count in (132, 132, 132, 4, 2, 2, 1, 1, 1):
         kernels.multiprocessors(count)
         s, o, k, _, rows, v, w = random_sizes(dtype, whole)
         x = make([s, o, k, rows, v], large_order(), dtype, whole)
@@ -95,3 +103,27 @@ def test_small(kernels: Kernels, dtype: torch.dtype, whole: bool) -> None:
         expected = torch.einsum(equation, x.double(), z.double())
         check(y, expected, torch.einsum(equation, x.double().abs(), z.double().abs()), shown)
     assert done
+
+
+@DTYPES
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_is_not_finite(kernels: Kernels, dtype: torch.dtype, whole: bool) -> None:
+    kernels.multiprocessors(2)
+    for value in (math.inf, -math.inf, math.nan):
+        s, o, k, m, rows, v, w = random_sizes(dtype, whole)
+        x = make([s, o, k, rows, v], large_order(), dtype, whole)
+        y = make([s, k, v, m, w], small_order(), dtype, whole)
+        z = make([s, o, 1, rows, w], large_order(), dtype, whole)
+        for t in (x, y, z):
+            t[tuple(random.randrange(size) for size in t.shape)] = value
+        large = make([s, o, m, rows, w], large_order(), dtype, whole, 7)
+        small = make([s, k, v, 1, w], small_order(), dtype, whole, 7)
+        workspace = Memory.of(kernels.bytes("einsum_small_workspace", x, z))
+        results = []
+        if kernels("einsum_large", x, y, large):
+            results.append((large, torch.einsum("soktv,skvmw->somtw", x.double(), y.double())))
+        if kernels("einsum_small", x, z, small, workspace, False):
+            results.append((small, torch.einsum("soktv,somtw->skvmw", x.double(), z.double())))
+        for result, expected in results:
+            same = torch.where(expected.isfinite(), result.isfinite(), result.double() == expected)
+            assert (same | (expected.isnan() & result.isnan())).all(), f"S{s} O{o} K{k} M{m} T{rows} V{v} W{w}, {value}"

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import ctypes
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.emulation import Kernels, emulated
+
+pytestmark = emulated
+
+# Of the sum of the products' magnitudes.
+TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+class Linear(ctypes.Structure):
+    """``svexport::Linear`` of gemm.h."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("x_tail", ctypes.c_void_p),
+        ("tail", ctypes.c_int),
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("inner", ctypes.c_int),
+        ("out", ctypes.c_int),
+        ("relu", ctypes.c_bool),
+    )
+
+
+@pytest.fixture(scope="module")
+def kernels(builds: Path) -> Kernels:
+    return Kernels(builds, "gemm")
+
+
+def make(*shape: int, dtype: torch.dtype, value: float | None = None) -> Tensor:
+    """Contiguous, sometimes not at a multiple of 16 bytes."""
+    start = random.choice([0, 0, 0, 1, 8])
+    size = start + math.prod(shape)
+    flat = torch.randn(size) if value is None else torch.full((size,), value)
+    return flat.to(dtype)[start:].view(shape)
+
+
+def product(x: Tensor, x_tail: Tensor | None, tail: int, weight: Tensor, bias: Tensor | None) -> Tensor:
+    sums = x.double() @ weight.double().T
+    if x_tail is not None:
+        sums[:, tail:] = x_tail.double() @ weight[tail:].double().T
+    return sums if bias is None else sums + bias.double()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("inner", [range(1, 200), range(8, 257, 8)], ids=str)
+def test_random_layers(kernels: Kernels, dtype: torch.dtype, inner: range) -> None:
+    for _ in range(6):
+        rows, width = random.choice([1, 31, 33, 64, random.randint(1, 150)]), random.choice(inner)
+        out = random.choice([1, 8, 64, 65, random.randint(1, 150)])
+        x, weight = make(rows, width, dtype=dtype), make(out, width, dtype=dtype)
+        bias = make(out, dtype=dtype) if random.random() < 0.7 else None
+        x_tail = make(rows, width, dtype=dtype) if random.random() < 0.5 else None
+        tail = 0 if x_tail is None else random.randint(0, out)
+        relu = random.random() < 0.5
+        y = make(rows, out, dtype=dtype, value=math.nan)
+        tensors = {"x": x, "x_tail": x_tail, "weight": weight, "bias": bias, "y": y}
+        layer = Linear(tail=tail, rows=rows, inner=width, out=out, relu=relu)
+        for name, t in tensors.items():
+            setattr(layer, name, None if t is None else t.data_ptr())
+        shown = (
+            f"{rows}x{width} -> {out}, tail {tail}, {[t is not None and t.data_ptr() % 16 for t in tensors.values()]}"
+        )
+        with kernels.allowing(*(t for t in tensors.values() if t is not None)):
+            assert kernels("linear", ctypes.byref(layer), list(TOLERANCES).index(dtype)), shown
+
+        expected = product(x, x_tail, tail, weight, bias)
+        of_x, of_tail, of_bias = (t if t is None else t.abs() for t in (x, x_tail, bias))
+        magnitudes = product(of_x, of_tail, tail, weight.abs(), of_bias)
+        error = ((y.double() - (expected.relu() if relu else expected)).abs() / magnitudes.clamp_min(1e-4)).max()
+        assert error < TOLERANCES[dtype], f"{shown}: {error}"

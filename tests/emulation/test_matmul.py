@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.emulation import Kernels, Memory, emulated
+
+pytestmark = emulated
+
+# Of the sum of the products' magnitudes.
+TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+@pytest.fixture(scope="module")
+def kernels(builds: Path) -> Kernels:
+    return Kernels(builds, "matmul")
+
+
+def matrices(count: int, rows: int, columns: int, dtype: torch.dtype, along_rows: bool) -> Tensor:
+    """Some that have neighbours along columns, or rows, in memory, with or without gaps, aligned or not."""
+    if along_rows:
+        return matrices(count, columns, rows, dtype, False).transpose(1, 2)
+    skipped, start = random.choice([(0, 0), (0, 0), (0, random.randint(1, 9)), (random.randint(1, 9), 0)])
+    flat = torch.randn(start + count * rows * (columns + skipped)).to(dtype)
+    return flat[start:].view(count, rows, columns + skipped)[..., :columns]
+
+
+def product(a: Tensor, b: Tensor, bias: Tensor | None, count: int) -> Tensor:
+    """Of so many matrices, a's and b's in turn."""
+    sums = a.double().repeat(count // len(a), 1, 1) @ b.double().repeat(count // len(b), 1, 1)
+    return sums if bias is None else sums + bias.double().view(len(a), -1, 1).repeat(count // len(a), 1, 1)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("b_along_k", [False, True])
+def test_random_matrices(kernels: Kernels, dtype: torch.dtype, b_along_k: bool) -> None:
+    for count in (132, 132, 4, 2, 1):
+        kernels.multiprocessors(count)
+        of_a, of_b, times = random.randint(1, 2), random.randint(1, 3), random.choice([1, 1, 2])
+        both = math.lcm(of_a, of_b) * times
+        m, n = (random.choice([1, 8, 33, 64, 70, random.randint(1, 140)]) for _ in range(2))
+        k = random.choice([1, 7, 32, 64, 100, random.randint(1, 200), 700])
+        a = matrices(of_a, m, k, dtype, dtype == torch.float32 and random.random() < 0.5)
+        b = matrices(of_b, k, n, dtype, b_along_k)
+        bias = torch.randn(of_a * m).to(random.choice([dtype, torch.float32])) if random.random() < 0.5 else None
+        c = torch.full((both, m, n), math.nan, dtype=dtype)
+        workspace = Memory.of(kernels.bytes("matmul_workspace"))
+        shown = f"{of_a}x{m}x{k}{a.stride()} {of_b}x{k}x{n}{b.stride()} {count} multiprocessors"
+        assert kernels("matmul", a, b, bias, c, workspace), shown
+
+        expected = product(a, b, bias, both)
+        magnitudes = product(a.abs(), b.abs(), None if bias is None else bias.abs(), both)
+        error = ((c.double() - expected).abs() / magnitudes.clamp_min(torch.finfo(dtype).tiny)).max()
+        assert error < TOLERANCES[dtype], f"{shown}: {error}"
