@@ -211,6 +211,57 @@ __global__ void engine_kernel(const float* x, float* y, int n, int fault) {
   }
 }
 
+// y = x of 64 floats, which one warp copies and the other one, told by a barrier in memory, passes on. `late`: when the
+// copies are there, as it has to be.
+__global__ void late_kernel(const float* x, float* y, bool late) {
+  __shared__ float copied[64];
+  __shared__ uint64_t barrier;
+  const uint32_t at = shared_address(&barrier);
+  if (threadIdx.x == 0) init_barrier(at, 32);
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    __pipeline_memcpy_async(copied + threadIdx.x, x + threadIdx.x, 4);
+    __pipeline_memcpy_async(copied + 63 - threadIdx.x, x + 63 - threadIdx.x, 4);
+    if (late) {
+      asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(at) : "memory");
+    } else {
+      asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+    }
+    __pipeline_commit();
+    __pipeline_wait_prior(0);
+  } else {
+    wait_for(at, 0);
+    for (int i = threadIdx.x % 32; i < 64; i += 32) y[i] = copied[i];
+  }
+}
+
+// z (64, 8) = x (64, 16) y (16, 8) by wgmma of registers and shared memory; `fence`: as it has to be.
+__global__ void wide_product_kernel(const __half* x, const __half* y, float* z, bool fence) {
+  extern __shared__ __align__(128) char shared[];  // of the launch: descriptors reach no further
+  auto* const columns = reinterpret_cast<__half(*)[8][8]>(shared);  // eight of K, of each column, eight of K
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
+  columns[threadIdx.x / 64][threadIdx.x / 8 % 8][threadIdx.x % 8] =
+      y[(threadIdx.x / 64 * 8 + threadIdx.x % 8) * 8 + threadIdx.x / 8 % 8];
+  if (fence) publish();
+  __syncthreads();
+  uint32_t a[4];
+  for (int r = 0; r < 4; ++r) {
+    a[r] = *reinterpret_cast<const uint32_t*>(x + (row + r % 2 * 8) * 16 + r / 2 * 8 + lane % 4 * 2);
+  }
+  const uint64_t matrix = uint64_t{128 / 16} << 32 | uint64_t{128 / 16} << 16 | shared_address(columns) / 16;
+  float c[4] = {};
+#if __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, 1, 1, 1, 0;"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(matrix));
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+  asm volatile("wgmma.wait_group.sync.aligned 0;" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])::"memory");
+#endif
+  for (int i = 0; i < 4; ++i) z[(row + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = c[i];
+}
+
 }  // namespace
 
 cudaError_t emulated(int which, const Tensor& x, const Tensor& y, const Tensor& z, int n, cudaStream_t stream) {
@@ -253,6 +304,11 @@ cudaError_t emulated(int which, const Tensor& x, const Tensor& y, const Tensor& 
       }
       break;
     case 17: engine_kernel<<<1, 64, 0, stream>>>(a, b, static_cast<int>(x.sizes[0]) / 32, n); break;
+    case 18: late_kernel<<<1, 64, 0, stream>>>(a, b, n == 0); break;
+    case 19:
+      wide_product_kernel<<<1, 128, 256, stream>>>(static_cast<__half*>(x.data), static_cast<__half*>(y.data),
+                                                 static_cast<float*>(z.data), n == 0);
+      break;
     default: return cudaErrorNotSupported;
   }
   return cudaGetLastError();

@@ -4,8 +4,9 @@
 // for a virtual architecture and uncompressed (-gencode arch=compute_90a,code=compute_90a --no-compress). Device memory
 // is the process's, as far as `emulation_allow` has named it; streams run at once. Blocks run one after another, their
 // warps in turn, and the lanes of a warp together as far as they are at the same place. Reported, as the result of the
-// launch and by `emulation_report`: accesses outside of allowed memory or not aligned, races in shared memory, barriers
-// and shuffles that not all threads reach, unknown instructions. Shared memory that nobody has written is NaN.
+// launch and by `emulation_report`: accesses outside of allowed memory or not aligned, races in shared memory (of what no
+// barrier orders, of asynchronous copies too), barriers and shuffles that not all threads reach, unknown instructions.
+// Shared memory that nobody has written is NaN.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>

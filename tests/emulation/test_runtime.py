@@ -14,7 +14,8 @@ from tests.emulation import HERE, Kernels, emulated
 pytestmark = emulated
 
 FILLING, MISALIGNED, REVERSED, NEIGHBOURS, UNWRITTEN, DEADLOCK, MISSING_LANE = 0, 1, 2, 4, 6, 7, 8
-SUM, VOTES, HALVES, PIPELINE, TOO_LARGE, PAIRS, PRODUCT, ENGINE, UNKNOWN = 9, 10, 11, 12, 14, 15, 16, 17, 99
+SUM, VOTES, HALVES, PIPELINE, TOO_LARGE, PAIRS, PRODUCT, ENGINE = 9, 10, 11, 12, 14, 15, 16, 17
+LATE, WIDE_PRODUCT, UNKNOWN = 18, 19, 99
 
 
 def aligned(size: int) -> Tensor:
@@ -172,6 +173,22 @@ def test_what_is_wrong_with_the_copy_engine_is_found(kernels: Kernels, fault: st
     which = [name.strip() for name in names[1].split(",")].index(fault)
     with pytest.raises(AssertionError, match=message):
         kernels("emulated", ENGINE, aligned(6 * 32), aligned(6 * 32), None, which)
+
+
+def test_arrivals_when_copies_are_there(kernels: Kernels) -> None:
+    x, y = torch.randn(64), torch.full((64,), torch.nan)
+    assert kernels("emulated", LATE, x, y, None, 0)
+    assert torch.equal(x, y)
+    with pytest.raises(AssertionError, match=r"a copy to there is under way|another thread writes"):
+        kernels("emulated", LATE, x, y, None, 1)
+
+
+def test_products_of_four_warps(kernels: Kernels) -> None:
+    x, y, z = torch.randn(64, 16).half(), torch.randn(16, 8).half(), torch.full((64, 8), torch.nan)
+    assert kernels("emulated", WIDE_PRODUCT, x, y, z, 0)
+    torch.testing.assert_close(z.double(), x.double() @ y.double(), rtol=1e-6, atol=2e-6)
+    with pytest.raises(AssertionError, match=r"without a fence\.proxy\.async"):
+        kernels("emulated", WIDE_PRODUCT, x, y, z, 1)
 
 
 def test_what_a_launcher_has_no_kernel_for(kernels: Kernels) -> None:
