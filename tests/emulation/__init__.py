@@ -7,7 +7,7 @@ import math
 import random
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -37,7 +37,7 @@ emulated = pytest.mark.skipif(
 _DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int32, torch.int64, torch.bool]
 
 
-class _Tensor(ctypes.Structure):
+class View(ctypes.Structure):
     """``svexport::Tensor`` of tensor.h."""
 
     _fields_ = (
@@ -47,6 +47,22 @@ class _Tensor(ctypes.Structure):
         ("sizes", ctypes.c_int64 * 8),
         ("strides", ctypes.c_int64 * 8),
     )
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor | None) -> View:
+        """None: absent."""
+        view = cls()
+        if tensor is not None:
+            view.data, view.dtype, view.rank = tensor.data_ptr(), _DTYPES.index(tensor.dtype), tensor.dim()
+            view.sizes[: tensor.dim()], view.strides[: tensor.dim()] = tensor.shape, tensor.stride()
+        return view
+
+
+class Structure(NamedTuple):
+    """One of ctypes, or an array of them, by its address; and the tensors that are in it."""
+
+    value: ctypes.Structure | ctypes.Array
+    tensors: Sequence[torch.Tensor | None] = ()
 
 
 class Memory(NamedTuple):
@@ -152,16 +168,14 @@ class Kernels:
     def _call(self, name: str, result: type, *args: object) -> int:
         function = self._library[self._symbols[name]]
         function.restype = result
-        values, kept, allowed = [], [], []
+        values, allowed = [], []
         for arg in args:
             if isinstance(arg, torch.Tensor) or arg is None:
-                view = _Tensor()
-                if arg is not None:
-                    view.data, view.dtype, view.rank = arg.data_ptr(), _DTYPES.index(arg.dtype), arg.dim()
-                    view.sizes[: arg.dim()], view.strides[: arg.dim()] = arg.shape, arg.stride()
-                    allowed.append((arg.untyped_storage().data_ptr(), arg.untyped_storage().nbytes()))
-                kept.append(view)
-                values.append(ctypes.byref(view))
+                arg = Structure(View.of(arg), (arg,))
+            if isinstance(arg, Structure):
+                values.append(ctypes.byref(arg.value))
+                storages = [tensor.untyped_storage() for tensor in arg.tensors if tensor is not None]
+                allowed += [(storage.data_ptr(), storage.nbytes()) for storage in storages]
             elif isinstance(arg, Memory):
                 values.append(ctypes.c_void_p(arg.tensor.data_ptr() if arg.tensor.numel() else None))
                 allowed.append((arg.tensor.data_ptr(), arg.tensor.numel()))

@@ -51,6 +51,15 @@ Run on_floats(Type type, F f) {
   }
 }
 
+// x + y as a float that is not above it, or not below it.
+float rounded(double x, double y, bool up) {
+  const double sum = x + y, part = sum - x, rest = (x - (sum - part)) + (y - part);
+  const float z = static_cast<float>(sum);
+  if (!std::isfinite(sum)) return z;
+  const bool wrong = up ? z < sum || (z == sum && rest > 0) : z > sum || (z == sum && rest < 0);
+  return wrong ? std::nextafter(z, up ? INFINITY : -INFINITY) : z;
+}
+
 template <class T>
 auto wide(T) {
   if constexpr (std::is_same_v<T, uint16_t>) return uint32_t();
@@ -184,6 +193,7 @@ Space space_of(const std::vector<std::string>& parts) {
 }
 
 uint64_t tagged(Space space, uint64_t address) {
+  if (address & ~(kShared - 1)) return address;  // a symbol, which has its tag
   const uint64_t low = address & 0xffffffffu;
   switch (space) {
     case Space::shared: return kShared | low;
@@ -417,6 +427,12 @@ void build(Instruction& i, const std::vector<std::string>& parts) {
     return unary<float>([f](float x) { return f(x); });
   };
 
+  const bool arithmetic = name == "add" || name == "sub" || name == "mul" || name == "fma" || name == "div";
+  const bool up = has("rp"), directed = arithmetic && (up || has("rm"));
+  if ((directed && (type != Type::f32 || name == "div")) || (arithmetic && floats && (has("rz") || has("sat")))) {
+    fail("unknown");
+  }
+
   if (name == "mov") {
     i.run = moves(i, type);
   } else if (name == "ld" || name == "ldu") {
@@ -446,7 +462,12 @@ void build(Instruction& i, const std::vector<std::string>& parts) {
       });
     };
   } else if (name == "add" || name == "sub" || (name == "mul" && floats)) {
-    if (floats) {
+    if (floats && directed) {
+      i.run = binary<float>([name, up](float x, float y) {
+        if (name == "mul") return rounded(static_cast<double>(x) * y, 0, up);
+        return rounded(x, name == "add" ? y : -y, up);
+      });
+    } else if (floats) {
       if (name == "add") i.run = on_floats(type, [](auto x, auto y) { return x + y; });
       if (name == "sub") i.run = on_floats(type, [](auto x, auto y) { return x - y; });
       if (name == "mul") i.run = on_floats(type, [](auto x, auto y) { return x * y; });
@@ -459,7 +480,9 @@ void build(Instruction& i, const std::vector<std::string>& parts) {
       return has("hi") ? binary<T>(high<T>) : binary<T>(low<T>);
     });
   } else if (name == "fma" || (name == "mad" && floats)) {
-    if (type == Type::f32) {
+    if (directed) {
+      i.run = ternary<float>([up](float x, float y, float z) { return rounded(static_cast<double>(x) * y, z, up); });
+    } else if (type == Type::f32) {
       i.run = ternary<float>([](float x, float y, float z) { return std::fma(x, y, z); });
     } else if (type == Type::f64) {
       i.run = ternary<double>([](double x, double y, double z) { return std::fma(x, y, z); });

@@ -262,6 +262,26 @@ __global__ void wide_product_kernel(const __half* x, const __half* y, float* z, 
   for (int i = 0; i < 4; ++i) z[(row + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = c[i];
 }
 
+// Returns from two places; not all lanes of a warp call it.
+__device__ __noinline__ float called(const float* x, int i, float otherwise) {
+  if (i % 3 == 0) return otherwise;
+  return x[i] + 1;
+}
+
+__global__ void calls_kernel(const float* x, float* y, int n) {
+  const int i = threadIdx.x;
+  if (i < n && i % 4 != 1) y[i] = called(x, i, -5) + called(x, n - 1 - i, i);
+}
+
+// Sums and products, rounded down and up.
+__global__ void directed_kernel(const float* x, const float* y, float* z, int n) {
+  const int i = threadIdx.x;
+  z[i] = __fadd_rd(x[i], y[i]);
+  z[n + i] = __fadd_ru(x[i], y[i]);
+  z[2 * n + i] = __fmaf_rd(x[i], y[i], 1e-20f);
+  z[3 * n + i] = __fmul_ru(x[i], y[i]);
+}
+
 }  // namespace
 
 cudaError_t emulated(int which, const Tensor& x, const Tensor& y, const Tensor& z, int n, cudaStream_t stream) {
@@ -309,6 +329,8 @@ cudaError_t emulated(int which, const Tensor& x, const Tensor& y, const Tensor& 
       wide_product_kernel<<<1, 128, 256, stream>>>(static_cast<__half*>(x.data), static_cast<__half*>(y.data),
                                                  static_cast<float*>(z.data), n == 0);
       break;
+    case 20: calls_kernel<<<1, 64, 0, stream>>>(a, b, n); break;
+    case 21: directed_kernel<<<1, n, 0, stream>>>(a, b, static_cast<float*>(z.data), n); break;
     default: return cudaErrorNotSupported;
   }
   return cudaGetLastError();

@@ -204,6 +204,7 @@ struct Function {
 struct Program {
   std::string text;
   std::unordered_map<std::string, size_t> entries;     // places in the text
+  std::unordered_map<std::string, size_t> callees;     // of functions that kernels call
   std::unordered_map<std::string, std::string> shared;  // declarations outside of functions
   std::unordered_map<std::string, std::unique_ptr<Function>> functions;
 };
@@ -673,8 +674,8 @@ std::vector<std::string> split(std::string_view s, char by) {
   int depth = 0;
   size_t begin = 0;
   for (size_t k = 0; k <= s.size(); ++k) {
-    if (k < s.size() && (s[k] == '{' || s[k] == '[')) ++depth;
-    if (k < s.size() && (s[k] == '}' || s[k] == ']')) --depth;
+    if (k < s.size() && (s[k] == '{' || s[k] == '[' || s[k] == '(')) ++depth;
+    if (k < s.size() && (s[k] == '}' || s[k] == ']' || s[k] == ')')) --depth;
     if (k == s.size() || (s[k] == by && depth == 0)) {
       if (auto part = trimmed(s.substr(begin, k - begin)); !part.empty()) parts.push_back(std::move(part));
       begin = k + 1;
@@ -736,6 +737,22 @@ Declared declared(const std::string& text) {
   return d;
 }
 
+// What is before the body of a function: "(.param .b32 result) name(.param .b32 x, ...)", both lists maybe absent.
+struct Callee {
+  std::string name;
+  std::vector<std::string> results, parameters;  // declarations
+
+  explicit Callee(std::string_view text) {
+    for (size_t at = 0, open; (open = text.find('(', at)) != text.npos;) {
+      if (trimmed(text.substr(at, open - at)).size()) name = trimmed(text.substr(at, open - at));
+      at = text.find(')', open) + 1;
+      (name.empty() ? results : parameters) = split(text.substr(open + 1, at - open - 2), ',');
+    }
+    if (name.empty()) name = trimmed(text);
+    name = name.substr(0, name.find_first_of(" \t\n"));
+  }
+};
+
 #include "instructions.h"
 #include "matrices.h"
 
@@ -746,23 +763,55 @@ class Reader {
     size_t at = program.entries.at(name);
     const auto body = text.find('{', at), open = text.find('(', at);
     if (open < body) parameters(text.substr(open + 1, text.find(')', open) - open - 1));
-    read(body + 1);
-    for (auto& [place, label] : jumps_) {
-      if (!labels_.count(label)) fail("no label " + label);
-      function_->code[place].target = labels_[label];
-    }
+    body_at(body + 1);
     function_->registers = registers_;
   }
   std::unique_ptr<Function> take() { return std::move(function_); }
 
  private:
+  void body_at(size_t at) {
+    read(at);
+    for (auto& [place, label] : names_.jumps) {
+      if (!names_.labels.count(label)) fail("no label " + label);
+      function_->code[place].target = names_.labels[label];
+    }
+  }
+
+  // "(result), name, (argument, ...)": the function's code, here; what it is given and returns is in local memory.
+  void call(const std::vector<std::string>& operands) {
+    const auto list = [](const std::string& s) { return split(std::string_view(s).substr(1, s.size() - 2), ','); };
+    size_t next = 0;
+    const auto results = operands[0][0] == '(' ? list(operands[next++]) : std::vector<std::string>();
+    const std::string& name = operands.at(next++);
+    const auto given = next < operands.size() ? list(operands[next]) : std::vector<std::string>();
+    const auto found = program_.callees.find(name);
+    if (found == program_.callees.end()) fail("a call of what has no code: " + name);
+    const auto body = program_.text.find('{', found->second);
+    const Callee callee(std::string_view(program_.text).substr(found->second, body - found->second));
+    Names inner;
+    const auto bind = [&](const auto& declarations, const auto& values) {
+      for (size_t k = 0; k < values.size(); ++k) {
+        inner.symbols[declared(declarations.at(k)).name] = operand(values[k]).number;
+      }
+    };
+    bind(callee.results, results);
+    bind(callee.parameters, given);
+    std::swap(inner, names_);
+    ++calls_;
+    body_at(body + 1);
+    --calls_;
+    const int end = static_cast<int>(function_->code.size());
+    for (const size_t place : names_.returns) function_->code[place].target = end;
+    std::swap(inner, names_);
+  }
+
   void parameters(const std::string& text) {
     for (const auto& one : split(text, ',')) {
       const Declared d = declared(one);
       size_t& bytes = function_->parameter_bytes;
       bytes = (bytes + d.alignment - 1) / d.alignment * d.alignment;
       function_->parameters.push_back({bytes, d.bytes});
-      symbols_[d.name] = kParameters + bytes;
+      names_.symbols[d.name] = kParameters + bytes;
       bytes += d.bytes;
     }
   }
@@ -776,17 +825,17 @@ class Reader {
       const bool blank = statement.find_first_not_of(" \t\n\r") == statement.npos;
       if (c == '{' && blank) {
         ++depth;
-        scopes_.emplace_back();
+        names_.scopes.emplace_back();
         statement.clear();
       } else if (c == '}' && blank) {
         --depth;
-        if (!scopes_.empty()) scopes_.pop_back();
+        if (!names_.scopes.empty()) names_.scopes.pop_back();
         statement.clear();
       } else if (c == ';' && !inside) {
         one(trimmed(statement));
         statement.clear();
       } else if (c == ':' && text[at + 1] != ':' && label(statement)) {
-        labels_[trimmed(statement)] = static_cast<int>(function_->code.size());
+        names_.labels[trimmed(statement)] = static_cast<int>(function_->code.size());
         statement.clear();
       } else {
         inside += c == '{' ? 1 : c == '}' ? -1 : 0;
@@ -807,19 +856,19 @@ class Reader {
       for (auto name : split(s.substr(s.find_first_of(" \t", s.find('.', 4))), ',')) {
         const auto many = name.find('<');
         if (many == name.npos) {
-          (scopes_.empty() ? names_ : scopes_.back())[name] = registers_++;
+          (names_.scopes.empty() ? names_.registers : names_.scopes.back())[name] = registers_++;
         } else {
           const int count = std::stoi(name.substr(many + 1));
-          for (int k = 0; k < count; ++k) names_[name.substr(0, many) + std::to_string(k)] = registers_++;
+          for (int k = 0; k < count; ++k) names_.registers[name.substr(0, many) + std::to_string(k)] = registers_++;
         }
       }
     } else if (s.starts_with(".shared") || s.starts_with(".extern .shared")) {
       place(s);
-    } else if (s.starts_with(".local")) {
+    } else if (s.starts_with(".local") || s.starts_with(".param")) {  // .param: of a call
       const Declared d = declared(s);
       size_t& bytes = function_->local_bytes;
       bytes = (bytes + d.alignment - 1) / d.alignment * d.alignment;
-      symbols_[d.name] = kLocal + bytes;
+      names_.symbols[d.name] = kLocal + bytes;
       bytes += d.bytes;
     } else if (s[0] == '.') {
       fail("unknown: " + s);
@@ -832,7 +881,7 @@ class Reader {
     const Declared d = declared(declaration);
     size_t& bytes = function_->shared_bytes;
     if (!d.open) bytes = (bytes + d.alignment - 1) / d.alignment * d.alignment;
-    symbols_[d.name] = kShared + (d.open ? 0 : kStatic + bytes);
+    names_.symbols[d.name] = kShared + (d.open ? 0 : kStatic + bytes);
     bytes += d.bytes;
   }
 
@@ -848,15 +897,15 @@ class Reader {
     const auto found = known.find(name);
     if (found == known.end()) return -1;
     function_->specials.emplace_back(registers_, found->second);
-    return names_[name] = registers_++;
+    return names_.registers[name] = registers_++;
   }
 
   Operand operand(const std::string& s) {
     if (s == "_") return {};
-    for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope) {
+    for (auto scope = names_.scopes.rbegin(); scope != names_.scopes.rend(); ++scope) {
       if (const auto found = scope->find(s); found != scope->end()) return {found->second};
     }
-    if (const auto found = names_.find(s); found != names_.end()) return {found->second};
+    if (const auto found = names_.registers.find(s); found != names_.registers.end()) return {found->second};
     if (s[0] == '%') {
       if (const int reg = special(s); reg >= 0) return {reg};
       fail("no register " + s);
@@ -866,12 +915,12 @@ class Reader {
     if (std::isdigit(s[0])) return {-1, std::stoull(s, nullptr, 0)};
     if (s[0] == '-') return {-1, 0 - std::stoull(s.substr(1), nullptr, 0)};
     if (s == "WARP_SZ") return {-1, kWarp};
-    if (!symbols_.count(s)) {
+    if (!names_.symbols.count(s)) {
       const auto shared = program_.shared.find(s);
       if (shared == program_.shared.end()) fail("unknown: " + s);
       place(shared->second);
     }
-    return {-1, symbols_[s]};
+    return {-1, names_.symbols[s]};
   }
 
   // "[base+4]" as two operands.
@@ -896,7 +945,13 @@ class Reader {
     const auto operands = end == s.npos ? std::vector<std::string>() : split(s.substr(end), ',');
     if (parts[0] == "bra") {
       i.kind = Kind::branch;
-      jumps_.emplace_back(function_->code.size(), operands.at(0));
+      names_.jumps.emplace_back(function_->code.size(), operands.at(0));
+    } else if (parts[0] == "call") {
+      if (i.predicate >= 0) fail("a call of some threads: " + i.text);
+      return call(operands);
+    } else if (parts[0] == "ret" && calls_) {
+      i.kind = Kind::branch;
+      names_.returns.push_back(function_->code.size());
     } else if (parts[0] == "ret" || parts[0] == "exit") {
       i.kind = Kind::leave;
     } else {
@@ -948,12 +1003,16 @@ class Reader {
 
   Program& program_;
   std::unique_ptr<Function> function_ = std::make_unique<Function>();
-  std::unordered_map<std::string, int> names_;
-  std::vector<std::unordered_map<std::string, int>> scopes_;
-  std::unordered_map<std::string, uint64_t> symbols_;  // addresses
-  std::unordered_map<std::string, int> labels_;
-  std::vector<std::pair<size_t, std::string>> jumps_;
-  int registers_ = 0;
+  struct Names {  // of a body
+    std::unordered_map<std::string, int> registers;
+    std::vector<std::unordered_map<std::string, int>> scopes;
+    std::unordered_map<std::string, uint64_t> symbols;  // addresses
+    std::unordered_map<std::string, int> labels;
+    std::vector<std::pair<size_t, std::string>> jumps;
+    std::vector<size_t> returns;
+  };
+  Names names_;
+  int registers_ = 0, calls_ = 0;
 };
 
 // ---------------------------------------------------------------------------------------------- the runtime
@@ -970,6 +1029,8 @@ void index(Program& program) {
       if (const auto entry = statement.find(".entry"); depth == 0 && entry != statement.npos) {
         const auto name = trimmed(statement.substr(entry + 6, statement.find('(', entry) - entry - 6));
         program.entries[name.substr(0, name.find_first_of(" \t\n"))] = at + entry;
+      } else if (const auto function = statement.find(".func"); depth == 0 && function != statement.npos) {
+        program.callees[Callee(statement.substr(function + 5)).name] = at + function + 5;
       }
       ++depth;
     } else if (text[end] == '}') {

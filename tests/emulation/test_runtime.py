@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ pytestmark = emulated
 
 FILLING, MISALIGNED, REVERSED, NEIGHBOURS, UNWRITTEN, DEADLOCK, MISSING_LANE = 0, 1, 2, 4, 6, 7, 8
 SUM, VOTES, HALVES, PIPELINE, TOO_LARGE, PAIRS, PRODUCT, ENGINE = 9, 10, 11, 12, 14, 15, 16, 17
-LATE, WIDE_PRODUCT, UNKNOWN = 18, 19, 99
+LATE, WIDE_PRODUCT, CALLS, DIRECTED, UNKNOWN = 18, 19, 20, 21, 99
 
 
 def aligned(size: int) -> Tensor:
@@ -193,3 +195,27 @@ def test_products_of_four_warps(kernels: Kernels) -> None:
 
 def test_what_a_launcher_has_no_kernel_for(kernels: Kernels) -> None:
     assert not kernels("emulated", UNKNOWN, torch.empty(1), None, None, 1)
+
+
+def test_functions_that_are_called(kernels: Kernels) -> None:
+    n = 50
+    x, y = torch.randn(n), torch.full((n,), torch.nan)
+    assert kernels("emulated", CALLS, x, y, None, n)
+    i = torch.arange(n)
+    expected = torch.where(i % 3 == 0, -5, x + 1) + torch.where((n - 1 - i) % 3 == 0, i, x.flip(0) + 1)
+    torch.testing.assert_close(y, expected.masked_fill(i % 4 == 1, torch.nan), equal_nan=True, rtol=0, atol=0)
+
+
+def test_rounding_up_and_down(kernels: Kernels) -> None:
+    """The last number that is not beyond the exact one."""
+    n = 200
+    x, y = (torch.randn(n) * 10.0 ** torch.randint(-9, 9, (n,)) for _ in range(2))
+    z = torch.full((4, n), torch.nan)
+    assert kernels("emulated", DIRECTED, x, y, z, n)
+    for row, result in enumerate(z):
+        up = row % 2 == 1
+        beyond = result.nextafter(torch.tensor(-math.inf if up else math.inf)).tolist()
+        for a, b, rounded, last in zip(x.tolist(), y.tolist(), result.tolist(), beyond, strict=True):
+            third = Fraction(torch.tensor(1e-20).item()) if row == 2 else 0
+            exact = Fraction(a) + Fraction(b) if row < 2 else Fraction(a) * Fraction(b) + third
+            assert last < exact <= rounded if up else rounded <= exact < last

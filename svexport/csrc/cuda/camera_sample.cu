@@ -69,10 +69,10 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
       const Sample& s = samples[live ? k : 0];
       const uint32_t inside = live ? s.inside : 0;
       const Level& map = p.levels[kOthers ? s.level : 0];
-      const auto add = [&](auto* stored, auto pool) {
+      float v[kParts][N], factor[kParts];
+      const auto read = [&](auto* stored, auto pool) {
         using S = element_t<decltype(stored)>;
         Pixels<S, N, kSplit, pool.value> pixels[kParts];
-        float factor[kParts];
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
           const char* from = s.at + channel_offset<S, kSplit>(s.sc, map.block_shift, channel[i]);
@@ -86,26 +86,26 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
           factor[i] = activate(p.softmax, logit, norms[group[i] - first_group].x);
         }
 #pragma unroll
-        for (int i = 0; i < kParts; ++i) {
-          float v[N];
-          pixels[i].sum(s, column, v);
-#pragma unroll
-          for (int n = 0; n < N; ++n) {
-            if (kSplit) v[n] += __shfl_xor_sync(~0u, v[n], 1);
-            if (live && v[n] == v[n]) sum[i][n] = fmaf(factor[i], v[n], sum[i][n]);
-          }
-        }
+        for (int i = 0; i < kParts; ++i) pixels[i].sum(s, column, v[i]);
       };
       T* stored = nullptr;
       int8_t* codes = nullptr;
       if (!kOthers || !(map.int8 || map.pool)) {
-        add(stored, std::false_type{});
+        read(stored, std::false_type{});
       } else if (!map.int8) {
-        add(stored, std::true_type{});
+        read(stored, std::true_type{});
       } else if (!map.pool) {
-        add(codes, std::false_type{});
+        read(codes, std::false_type{});
       } else {
-        add(codes, std::true_type{});
+        read(codes, std::true_type{});
+      }
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+          if (kSplit) v[i][n] += __shfl_xor_sync(~0u, v[i][n], 1);  // here, where all lanes come: rows differ in levels
+          if (live && v[i][n] == v[i][n]) sum[i][n] = fmaf(factor[i], v[i][n], sum[i][n]);
+        }
       }
     }
   }

@@ -47,7 +47,7 @@ struct CameraSampleGradients {
 // In bytes, for any of the gradients.
 size_t camera_sample_backward_workspace(const CameraLevel* levels, int num_levels, const Tensor& weights);
 
-// For float maps that are not pooled. grad_output: (B, Q, C) of the maps' type, any strides. Every gradient is written
+// For float maps that are not pooled. grad_output: (B, Q, C) of the maps' type, contiguous. Every gradient is written
 // whole. deterministic: what goes to one pixel is added in a fixed order; all other sums always are.
 cudaError_t camera_sample_backward(const CameraLevel* levels, int num_levels, const Tensor& reference_points,
                                    const Tensor& lidar2img, const Tensor& weights, const Tensor& offsets,

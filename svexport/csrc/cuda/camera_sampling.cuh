@@ -303,10 +303,11 @@ __host__ __device__ inline void copy_strides(const Tensor& t, int64_t (&strides)
 }
 
 __host__ __device__ inline bool collapses(const Tensor& weights) {  // cams, points and levels
-  for (int i = 2; i < 4; ++i) {
-    int64_t expected = weights.strides[4];
-    for (int j = i + 1; j < 5; ++j) expected *= weights.sizes[j];
-    if (weights.sizes[i] != 1 && weights.strides[i] != expected) return false;
+  int64_t expected = -1;  // any, until there is an axis of more than one
+  for (int i = 4; i >= 2; --i) {
+    if (weights.sizes[i] == 1) continue;
+    if (expected >= 0 && weights.strides[i] != expected) return false;
+    expected = weights.sizes[i] * weights.strides[i];
   }
   return true;
 }
