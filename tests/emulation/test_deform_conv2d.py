@@ -1,0 +1,207 @@
+"""What taps read, its gradients, and packing. The product with the weight is a matter of matmul."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from svexport.ops.deform_conv2d import OP
+from tests.emulation import Kernels, Structure, emulated, in_memory, poisoned
+
+pytestmark = emulated
+
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+PAIR = ctypes.c_int * 2
+
+
+class DeformConv2d(ctypes.Structure):
+    _fields_ = (
+        *((name, PAIR) for name in ("kernel", "stride", "padding", "dilation")),
+        *((name, ctypes.c_int) for name in ("channels", "groups", "offset_groups")),
+    )
+
+
+@pytest.fixture(scope="module")
+def kernels(builds: Path) -> Kernels:
+    return Kernels(builds, "deform_conv2d", "matmul", "permute")
+
+
+class Case:
+    """Random sizes, and what the taps read: outputs of a convolution whose weight is the identity."""
+
+    def __init__(self, dtype: torch.dtype, channels: int, groups: int, offset_groups: int) -> None:
+        self.n, self.channels, self.groups = random.choice([1, 2, 3]), channels, groups
+        two = [
+            [random.choice(numbers) for _ in range(2)] for numbers in ((1, 2, 3), (1, 1, 2, 3), (0, 1, 2), (1, 1, 2))
+        ]
+        self.kernel, stride, padding, dilation = two
+        size = [d * (k - 1) + random.randint(1, 12) for d, k in zip(dilation, self.kernel, strict=True)]
+        plane = F.conv2d(torch.zeros(1, 1, *size), torch.zeros(1, 1, *self.kernel), None, stride, padding, dilation)
+        self.out = list(plane.shape[2:])
+        taps = math.prod(self.kernel)
+        self.per_group = channels // groups
+        self.structure = Structure(
+            DeformConv2d(*(PAIR(*pair) for pair in two), channels, groups, offset_groups),
+        )
+        self.input = torch.randn(self.n, channels, *size).to(dtype)
+        # Places that are exact in every type, so that the reference reads the same pixels.
+        offset = (torch.randn(self.n, 2 * offset_groups * taps, *self.out) * 16).round().clamp(-120, 120) / 8
+        mask = torch.rand(self.n, offset_groups * taps, *self.out)
+        self.offset = in_memory(offset.to(random.choice([dtype, torch.float32])))
+        self.mask = in_memory(mask.to(random.choice([dtype, torch.float32]))) if random.random() < 0.7 else None
+        self.leaves = [t if t is None else t.double().requires_grad_() for t in (self.input, self.offset, self.mask)]
+        x, offset64, mask64 = self.leaves
+        one = torch.eye(self.per_group * taps, dtype=torch.float64).view(-1, self.per_group, *self.kernel)
+        weight = one.repeat(groups, 1, 1, 1)
+        options = (stride, padding, dilation, groups, offset_groups)
+        self.read = OP.reference(x, offset64, weight, None, mask64, *options)
+        self.read = self.read.view(self.n * groups, self.per_group * taps, math.prod(self.out))
+        self.run = math.gcd(self.per_group, channels // offset_groups)
+        self.packed_run = -(-self.run * self.input.itemsize // 16) * 16 // self.input.itemsize
+        self.first = random.randrange(self.n)
+        self.shown = (
+            f"{tuple(self.input.shape)} kernel {self.kernel} stride {stride} padding {padding} dilation {dilation} "
+            f"groups {groups} {offset_groups} offset {self.offset.dtype} {self.offset.stride()} first {self.first} "
+            f"mask {self.mask is not None and (self.mask.dtype, self.mask.stride())}"
+        )
+
+    def packed(self, x: Tensor) -> Tensor:
+        """``(N, H, W, packed C)``."""
+        runs = x.unflatten(1, (-1, self.run)).permute(0, 3, 4, 1, 2)
+        return F.pad(runs, (0, self.packed_run - self.run)).flatten(3).contiguous()
+
+    def unpacked(self, y: Tensor) -> Tensor:
+        return y.unflatten(3, (-1, self.packed_run))[..., : self.run].flatten(3).permute(0, 3, 1, 2)
+
+    def in_columns(self, read: Tensor) -> Tensor:
+        """Packed, ``(N*groups, oH*oW, taps * packed C/groups)``."""
+        taps = read.unflatten(1, (self.per_group, -1))  # (N*groups, C/groups, taps, oH*oW)
+        runs = taps.unflatten(1, (-1, self.run)).permute(0, 4, 3, 1, 2)
+        return F.pad(runs, (0, self.packed_run - self.run)).flatten(2).contiguous()
+
+    def part(self, x: Tensor) -> Tensor:
+        """Of ``first`` and the images after it."""
+        return x[self.first * (len(x) // self.n) :]
+
+
+def compare(result: Tensor, expected: Tensor, shown: str, factor: float = 1) -> None:
+    if expected.numel():
+        error = (result.double() - expected).abs().max() / expected.abs().max().clamp_min(1e-3)
+        assert error < factor * TOLERANCES.get(result.dtype, 1e-5), f"{shown}: {error}"
+
+
+GROUPS = [(16, 1, 1), (64, 1, 4), (24, 2, 2), (32, 4, 2), (64, 2, 8), (36, 1, 1), (40, 1, 5), (264, 1, 1), (72, 1, 9)]
+SHORT = [(3, 1, 1), (1, 1, 1), (12, 3, 4), (16, 16, 16), (5, 1, 5), (14, 2, 2), (27, 1, 3)]
+
+
+def backward(kernels: Kernels, case: Case, launcher: str, grads: Tensor, given: Tensor, shape: torch.Size) -> tuple:
+    """Whether ``grads`` is replaced by what was read; the sums of the input's gradients; gradients of offset and mask."""
+    deterministic, replace = random.random() < 0.3, random.random() < 0.6
+    scale = torch.tensor(2.0**40) if deterministic else None
+    needed = [random.random() < 0.8 for _ in range(3)]
+    sums = torch.zeros(shape, dtype=torch.int64 if deterministic else torch.float32) if needed[0] else None
+    results = [
+        poisoned(*t.shape, dtype=t.dtype) if t is not None and need else None
+        for t, need in zip((case.offset, case.mask), needed[1:], strict=True)
+    ]
+    arguments = grads, replace, given, case.offset, case.mask, case.structure, ctypes.c_int64(case.first)
+    assert kernels(launcher, *arguments, sums, scale, *results), case.shown
+    if sums is not None and deterministic:
+        sums = sums.double() / 2.0**40
+    return replace, sums, results
+
+
+def check_gradients(case: Case, wanted: tuple, sums: Tensor | None, results: list) -> None:
+    if sums is not None:
+        compare(sums, wanted[0], f"gradient of input {case.shown}")
+    for result, gradient, name in zip(results, wanted[1:], ("offset", "mask"), strict=False):
+        if result is not None:
+            compare(case.part(result), case.part(gradient), f"gradient of {name} {case.shown}", 3)
+            assert result[: case.first].isnan().all(), f"gradient of {name} of another image {case.shown}"
+
+
+@DTYPES
+@pytest.mark.parametrize(("channels", "groups", "offset_groups"), GROUPS)
+def test_columns(kernels: Kernels, channels: int, groups: int, offset_groups: int, dtype: torch.dtype) -> None:
+    """Of packed images."""
+    case = Case(dtype, channels, groups, offset_groups)
+    image, expected = case.packed(case.input), case.part(case.in_columns(case.read)).detach()
+    columns = poisoned(*expected.shape, dtype=dtype)
+    given = image, case.offset, case.mask, case.structure, ctypes.c_int64(case.first)
+    assert kernels("deform_conv2d_columns", *given, columns), case.shown
+    compare(columns, expected, case.shown)
+
+    grads = torch.randn(expected.shape).to(dtype)
+    padding = case.in_columns(torch.ones_like(case.read))
+    grads = grads * case.part(padding).to(dtype)  # as a product with packed weights has them
+    leaves = [t for t in case.leaves if t is not None]
+    wanted = torch.autograd.grad(case.part(case.in_columns(case.read)), leaves, grads.double())
+    replace, sums, results = backward(kernels, case, "deform_conv2d_columns_backward", grads, image, image.shape)
+    check_gradients(case, wanted, sums if sums is None else case.unpacked(sums), results)
+    if replace:
+        compare(grads, expected, f"replaced {case.shown}")
+
+
+@DTYPES
+@pytest.mark.parametrize(("channels", "groups", "offset_groups"), [*SHORT, *GROUPS[:4]])
+def test_planes(kernels: Kernels, channels: int, groups: int, offset_groups: int, dtype: torch.dtype) -> None:
+    """Of images of any strides; rows of columns that are padded."""
+    case = Case(dtype, channels, groups, offset_groups)
+    expected = case.part(case.read).detach()
+    plane = math.prod(case.out)
+    storage = poisoned(*expected.shape[:2], -(-plane // 8) * 8, dtype=dtype)
+    given = in_memory(case.input), case.offset, case.mask, case.structure, ctypes.c_int64(case.first)
+    assert kernels("deform_conv2d_planes", *given, storage[..., :plane]), f"{case.shown} {given[0].stride()}"
+    compare(storage[..., :plane], expected, f"{case.shown} {given[0].stride()}")
+    assert not storage[..., plane:].any(), case.shown
+
+    grads = torch.randn(expected.shape).to(dtype)
+    leaves = [t for t in case.leaves if t is not None]
+    wanted = torch.autograd.grad(case.part(case.read), leaves, grads.double())
+    replace, sums, results = backward(
+        kernels, case, "deform_conv2d_planes_backward", grads, case.input, case.input.shape
+    )
+    check_gradients(case, wanted, sums, results)
+    if replace:
+        compare(grads, expected, f"replaced {case.shown}")
+
+
+@DTYPES
+def test_packing_and_back(kernels: Kernels, dtype: torch.dtype) -> None:
+    """Of inputs, and of weights."""
+    for channels, groups, offset_groups in (*GROUPS, *SHORT):
+        case = Case(dtype, channels, groups, offset_groups)
+        weight = torch.randn(random.randint(1, 40), case.per_group, *case.kernel).to(dtype)
+        for x in (case.input, weight):
+            x, expected = in_memory(x), case.packed(x)
+            y = poisoned(*expected.shape, dtype=dtype)
+            assert kernels("pack", x, y, case.structure), case.shown
+            assert torch.equal(y, expected), f"{case.shown} {x.stride()}"
+            back = poisoned(*x.shape, dtype=dtype)
+            assert kernels("unpack", y.float(), back, case.structure), case.shown
+            assert torch.equal(back, x), case.shown
+
+
+@pytest.mark.parametrize("strange", [math.nan, math.inf, -math.inf, 1e30, -1e30, 3e9])
+def test_a_strange_offset_reads_zero(kernels: Kernels, strange: float) -> None:
+    case = Case(torch.float32, 8, 1, 1)
+    case.offset[:, 0] = strange
+    image = case.packed(case.input)
+    expected = case.part(case.read).detach().unflatten(1, (8, -1))
+    expected[:, :, 0] = 0
+    expected = case.part(case.in_columns(case.read.detach() * 0)).shape, case.in_columns(expected.flatten(1, 2))
+    columns = poisoned(*expected[0], dtype=torch.float32)
+    given = case.offset, case.mask, case.structure, ctypes.c_int64(case.first)
+    assert kernels("deform_conv2d_columns", image, *given, columns), case.shown
+    compare(columns, expected[1], case.shown)
+    planes = poisoned(len(columns), 8 * math.prod(case.kernel), math.prod(case.out), dtype=torch.float32)
+    assert kernels("deform_conv2d_planes", case.input, *given, planes), case.shown
+    compare(case.in_columns(planes), expected[1], case.shown)
