@@ -1,4 +1,4 @@
-"""What taps read, its gradients, and packing. The product with the weight is a matter of matmul."""
+"""The operator, what its taps read, the gradients of that, and packing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from svexport.ops.deform_conv2d import OP
-from tests.emulation import Kernels, Structure, emulated, in_memory, poisoned
+from tests.emulation import Kernels, Memory, Structure, emulated, in_memory, poisoned
 
 pytestmark = emulated
 
@@ -61,8 +61,8 @@ class Case:
         x, offset64, mask64 = self.leaves
         one = torch.eye(self.per_group * taps, dtype=torch.float64).view(-1, self.per_group, *self.kernel)
         weight = one.repeat(groups, 1, 1, 1)
-        options = (stride, padding, dilation, groups, offset_groups)
-        self.read = OP.reference(x, offset64, weight, None, mask64, *options)
+        self.options = (stride, padding, dilation, groups, offset_groups)
+        self.read = OP.reference(x, offset64, weight, None, mask64, *self.options)
         self.read = self.read.view(self.n * groups, self.per_group * taps, math.prod(self.out))
         self.run = math.gcd(self.per_group, channels // offset_groups)
         self.packed_run = -(-self.run * self.input.itemsize // 16) * 16 // self.input.itemsize
@@ -103,7 +103,7 @@ SHORT = [(3, 1, 1), (1, 1, 1), (12, 3, 4), (16, 16, 16), (5, 1, 5), (14, 2, 2), 
 
 
 def backward(kernels: Kernels, case: Case, launcher: str, grads: Tensor, given: Tensor, shape: torch.Size) -> tuple:
-    """Whether ``grads`` is replaced by what was read; the sums of the input's gradients; gradients of offset and mask."""
+    """Whether ``grads`` is what was read now; the sums of the input's gradients; gradients of offset and mask."""
     deterministic, replace = random.random() < 0.3, random.random() < 0.6
     scale = torch.tensor(2.0**40) if deterministic else None
     needed = [random.random() < 0.8 for _ in range(3)]
@@ -172,6 +172,28 @@ def test_planes(kernels: Kernels, channels: int, groups: int, offset_groups: int
     check_gradients(case, wanted, sums, results)
     if replace:
         compare(grads, expected, f"replaced {case.shown}")
+
+
+@DTYPES
+@pytest.mark.parametrize(("channels", "groups", "offset_groups"), [*GROUPS[:5], *SHORT[:4]])
+def test_operator(kernels: Kernels, channels: int, groups: int, offset_groups: int, dtype: torch.dtype) -> None:
+    case = Case(dtype, channels, groups, offset_groups)
+    weight = torch.randn(groups * random.randint(1, 40), case.per_group, *case.kernel).to(dtype)
+    weight = weight / weight[0].numel() ** 0.5
+    bias = torch.randn(len(weight)).to(random.choice([dtype, torch.float32])) if random.random() < 0.5 else None
+    layout = random.choice(
+        [torch.Tensor.contiguous, lambda t: t.contiguous(memory_format=torch.channels_last), in_memory]
+    )
+    x, weight = layout(case.input), layout(weight)
+    expected = OP.reference(
+        *(None if t is None else t.double() for t in (x, case.offset, weight, bias, case.mask)), *case.options
+    )
+    output = poisoned(*expected.shape, dtype=dtype)
+    memory = Memory.of(kernels.bytes("deform_conv2d_workspace", x, case.offset, weight, case.structure))
+    arguments = x, case.offset, weight, bias, case.mask, output, case.structure, memory
+    shown = f"{case.shown} {x.stride()} weight {tuple(weight.shape)} {weight.stride()}"
+    assert kernels("deform_conv2d", *arguments), shown
+    compare(output, expected, shown, 3)
 
 
 @DTYPES

@@ -20,8 +20,9 @@ size_t grid_sample_workspace(const Tensor& input, const Tensor& grid, int mode);
 // Scratch memory of grid_sample_backward, in bytes.
 size_t grid_sample_backward_workspace(const Tensor& input, const Tensor& grid, bool input_gradient, bool grid_gradient);
 
-// grad: of the output, of any strides. grad_input, grad_grid: contiguous, of the shape and type of input and grid; data
-// null: not wanted. deterministic: adds up in one order, slower.
+// grad: of the output, its points evenly spaced as they are where it is contiguous or channels-last. grad_input,
+// grad_grid: contiguous, of the shape and type of input and grid; data null: not wanted. deterministic: adds up in one
+// order, slower.
 cudaError_t grid_sample_backward(const Tensor& grad, const Tensor& input, const Tensor& grid, const Tensor& grad_input,
                                  const Tensor& grad_grid, int mode, int padding, bool align_corners, bool deterministic,
                                  void* workspace, cudaStream_t stream);
