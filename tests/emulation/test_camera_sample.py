@@ -111,7 +111,7 @@ def random_case(channels: int) -> tuple:
             cams=cams,
             points=points,
             groups=random.choice([g for g in (1, 1, 2, 4) if channels % g == 0]),
-            offsets=random.random() < 0.5,
+            offsets=points > 1 or random.random() < 0.5,  # or equal points have sums that cancel
             activation=random.choice(["sigmoid", "sigmoid", "softmax"]),
             **clamp,
         )
@@ -140,7 +140,7 @@ def compare(result: Tensor, expected: Tensor, shown: str, factor: float = 1) -> 
     assert torch.equal(result.isnan(), expected.isnan()), f"{shown}: not NaN where it should be, or NaN elsewhere"
     if expected.numel():
         difference = (result.double() - expected).nan_to_num(0, math.inf, -math.inf).abs().max()
-        error = difference / expected.nan_to_num(0).abs().max().clamp_min(1e-4)
+        error = difference / expected.nan_to_num(0).abs().max().clamp_min(1e-2)
         assert error < factor * TOLERANCES[result.dtype], f"{shown}: {error}"
 
 
