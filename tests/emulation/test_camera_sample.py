@@ -99,7 +99,7 @@ def random_case(channels: int) -> tuple:
     levels = [(random.randint(1, most), random.randint(1, most + 5)) for _ in range(random.choice([1, 2, 3, 4, 5]))]
     batch, cams = random.choice([1, 1, 2, 3]), random.choice([1, 3, 4, 6, 6, 7, 12])
     points = random.choice([1, 1, 2, 5, 13])
-    queries = 40_000 // (batch * cams * points * len(levels) * max(channels, 16))
+    queries = 20_000 // (batch * cams * points * len(levels) * max(channels, 16))
     clamp = random.choice([{}, {}, {"uv_clamp": (-1.0, 2.0), "depth_eps": 1e-2}, {"uv_clamp": (0.1, 0.9)}])
     return node_args(
         case(
@@ -178,7 +178,7 @@ def check_gradients(kernels: Kernels, args: tuple, deterministic: bool = False, 
 
 
 @DTYPES
-@pytest.mark.parametrize("channels", [1, 3, 8, 31, 64, 96, 130, 256, 520])
+@pytest.mark.parametrize("channels", [1, 3, 8, 31, 64, 130, 256, 520])
 def test_random_cases(kernels: Kernels, channels: int, dtype: torch.dtype) -> None:
     kernels.multiprocessors(132)
     for _ in range(2):
