@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError
-from svexport.exporter.arguments import MODEL_ATTRIBUTE, own_failure
+from svexport.exporter.arguments import MODEL_ATTRIBUTE, FlatModel, own_failure
 from svexport.exporter.source import user_frame
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.logging import logger, quiet
