@@ -291,20 +291,13 @@ _OF_THE_FIRST = {
 }
 _OF_ALL = {"onnx::Add", "onnx::Concat", "onnx::Div", "onnx::Mul", "onnx::Range"}
 
+_POOLS = ("adaptive_avg_pool{}d", "adaptive_max_pool{}d", "avg_pool{}d", "max_pool{}d_with_indices")
+
 # Of an aten function: its conversion, which is given the exporter's own.
 CORRECTIONS: dict[str, Callable[..., Any]] = {
-    **{
-        f"aten::{pool}{axes}d{suffix}": _of_batches(axes + 2)
-        for axes in (1, 2, 3)
-        for pool, suffixes in {
-            "adaptive_avg_pool": [""],
-            "adaptive_max_pool": [""],
-            "avg_pool": [""],
-            "max_pool": ["", "_with_indices"],
-        }.items()
-        for suffix in suffixes
-        if (pool, axes, suffix) != ("max_pool", 2, "")  # which an op of ours is, with a batch and without
-    },
+    **{f"aten::{pool.format(axes)}": _of_batches(axes + 2) for axes in (1, 2, 3) for pool in _POOLS},
+    # But aten::max_pool2d, which is an op of ours.
+    **{f"aten::max_pool{axes}d": _of_batches(axes + 2) for axes in (1, 3)},
     "aten::pixel_shuffle": _of_batches(4),
     "aten::pixel_unshuffle": _of_batches(4),
     "aten::argsort": _sort,

@@ -7,8 +7,7 @@ import math
 import random
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,16 +58,21 @@ class View(ctypes.Structure):
 
 
 class Structure(NamedTuple):
-    """One of ctypes, or an array of them, by its address; and the tensors that are in it."""
+    """One of ctypes, or an array of them, by its address; and the tensors and memory that are in it."""
 
     value: ctypes.Structure | ctypes.Array
-    tensors: Sequence[torch.Tensor | None] = ()
+    tensors: Sequence[torch.Tensor | Memory | None] = ()
 
 
 class Memory(NamedTuple):
     """Scratch memory: a pointer for a launcher, none where it is empty."""
 
     tensor: torch.Tensor
+
+    @classmethod
+    def within(cls, tensor: torch.Tensor) -> Memory:
+        """Of a contiguous tensor, and no more of its storage."""
+        return cls(tensor.view(-1).view(torch.uint8))
 
     @classmethod
     def of(cls, size: int) -> Memory:
@@ -95,6 +99,25 @@ def in_memory(x: torch.Tensor, *, order: bool = True) -> torch.Tensor:
     for position, a in enumerate(axes):
         result = result.narrow(position, 0, x.shape[a])
     return result.permute([axes.index(a) for a in range(x.dim())]).copy_(x)
+
+
+PRODUCT_TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+"""Of the sum of the products' magnitudes."""
+
+
+def check_product(
+    result: torch.Tensor,
+    product: Callable[..., torch.Tensor],
+    *operands: torch.Tensor | None,
+    shown: str,
+    smallest: float | None = None,
+) -> None:
+    """Against the product in float64; ``smallest``: sum of magnitudes that counts, default: the least normal number."""
+    precise = [None if x is None else x.double() for x in operands]
+    magnitudes = product(*(None if x is None else x.abs() for x in precise))
+    smallest = torch.finfo(result.dtype).tiny if smallest is None else smallest
+    error = ((result.double() - product(*precise)).abs() / magnitudes.clamp_min(smallest)).max()
+    assert error < PRODUCT_TOLERANCES[result.dtype], f"{shown}: {error}"
 
 
 class Kernels:
@@ -136,18 +159,6 @@ class Kernels:
         assert status in (0, _NOT_SUPPORTED), f"cudaError {status}"
         return status == 0
 
-    @contextmanager
-    def allowing(self, *tensors: torch.Tensor) -> Iterator[None]:
-        """Of what else kernels may access: where a launcher has pointers in a structure."""
-        begins = [(t.data_ptr(), t.numel() * t.element_size()) for t in tensors]
-        for begin, size in begins:
-            self._runtime.emulation_allow(begin, size)
-        try:
-            yield
-        finally:
-            for begin, _ in begins:
-                self._runtime.emulation_allow(begin, 0)
-
     def bytes(self, function: str, *args: object) -> int:
         """What a function that asks for memory returns."""
         return int(self._call(function, ctypes.c_size_t, *args))
@@ -174,11 +185,10 @@ class Kernels:
                 arg = Structure(View.of(arg), (arg,))
             if isinstance(arg, Structure):
                 values.append(ctypes.byref(arg.value))
-                storages = [tensor.untyped_storage() for tensor in arg.tensors if tensor is not None]
-                allowed += [(storage.data_ptr(), storage.nbytes()) for storage in storages]
+                allowed += [_extent(tensor) for tensor in arg.tensors if tensor is not None]
             elif isinstance(arg, Memory):
                 values.append(ctypes.c_void_p(arg.tensor.data_ptr() if arg.tensor.numel() else None))
-                allowed.append((arg.tensor.data_ptr(), arg.tensor.numel()))
+                allowed.append(_extent(arg))
             elif isinstance(arg, bool):
                 values.append(ctypes.c_bool(arg))
             elif isinstance(arg, int):
@@ -196,6 +206,13 @@ class Kernels:
             for begin, size in allowed:
                 if size:
                     self._runtime.emulation_allow(begin, 0)
+
+
+def _extent(x: torch.Tensor | Memory) -> tuple[int, int]:
+    """Where what a kernel may access begins, and its bytes: a tensor's storage, or memory."""
+    if isinstance(x, Memory):
+        return x.tensor.data_ptr(), x.tensor.numel()
+    return x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()
 
 
 def _name(mangled: str) -> str:

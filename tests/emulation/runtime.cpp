@@ -186,7 +186,7 @@ struct Instruction {
 };
 
 enum class Special { tid_x, tid_y, tid_z, ntid_x, ntid_y, ntid_z, ctaid_x, ctaid_y, ctaid_z, nctaid_x, nctaid_y, nctaid_z,
-                     laneid, warpid, lanemask_lt, lanemask_le, lanemask_gt, lanemask_ge, lanemask_eq, zero };
+                     laneid, warpid, lanemask_lt, lanemask_le, lanemask_gt, lanemask_ge, lanemask_eq };
 
 struct Parameter {
   size_t offset, size;

@@ -31,7 +31,7 @@ def test_random_queries(kernels: Kernels, dtype: torch.dtype, head_dim: int | ra
         start = -flat.data_ptr() % 16 // flat.element_size() + random.choice([0, 0, 0, 1])
         qkv = flat[start : start + size].view(batch, queries, 3, heads, of_head)
         output = torch.full((batch, queries, heads, of_head), math.nan, dtype=dtype)
-        given = (Memory(t.reshape(-1).view(torch.uint8)) for t in (qkv, output))
+        given = map(Memory.within, (qkv, output))
         shown = f"batch {batch}, {queries} queries, {heads} heads of {of_head}, from {start}"
         assert kernels("attention", *given, batch, queries, heads, of_head, list(TOLERANCES).index(dtype)), shown
         q, k, v = qkv.double().permute(2, 0, 3, 1, 4)

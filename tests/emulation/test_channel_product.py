@@ -2,19 +2,18 @@ from __future__ import annotations
 
 import math
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.emulation import Kernels, Memory, emulated
+from tests.emulation import PRODUCT_TOLERANCES, Kernels, Memory, check_product, emulated
 
 pytestmark = emulated
 
-# Of the sum of the products' magnitudes.
-TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-CASES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+CASES = pytest.mark.parametrize("dtype", PRODUCT_TOLERANCES, ids=str)
 ALIGNED = pytest.mark.parametrize("aligned", [4, 2, 1])
 
 
@@ -34,12 +33,6 @@ def large(
     return flat[start : start + count].view(samples, channels + skipped, positions)[:, :channels]
 
 
-def check(result: Tensor, expected: Tensor, magnitudes: Tensor, shown: str) -> None:
-    smallest = torch.finfo(result.dtype).tiny
-    error = ((result.double() - expected).abs() / magnitudes.clamp_min(smallest)).max()
-    assert error < TOLERANCES[result.dtype], f"{shown}: {error}"
-
-
 def random_sizes(aligned: int) -> tuple[int, int, int, int]:
     channels = (random.choice([1, 3, 16, 17, 31, 64, 70, random.randint(1, 140)]) for _ in range(2))
     return random.randint(1, 3), *channels, aligned * random.choice([1, 5, 32, 33, random.randint(1, 200 // aligned)])
@@ -55,10 +48,7 @@ def test_product(kernels: Kernels, dtype: torch.dtype, aligned: int) -> None:
         y = torch.randn(d, c).to(dtype).T if random.random() < 0.5 else torch.randn(c, d).to(dtype)
         shown = f"N{n} C{c} D{d} S{s}, {count} multiprocessors"
         assert kernels("channel_product", x, y, z), shown
-        expected, magnitudes = (
-            torch.einsum("ncs,cd->nds", *of) for of in [(x.double(), y.double()), (x.double().abs(), y.double().abs())]
-        )
-        check(z, expected, magnitudes, shown)
+        check_product(z, partial(torch.einsum, "ncs,cd->nds"), x, y, shown=shown)
 
 
 @CASES
@@ -74,7 +64,4 @@ def test_correlation(kernels: Kernels, dtype: torch.dtype, aligned: int) -> None
         workspace = Memory.of(kernels.bytes("channel_correlation_workspace", x, z))
         shown = f"N{n} C{c} D{d} S{s}, {count} multiprocessors"
         assert kernels("channel_correlation", x, z, y, workspace), shown
-        expected, magnitudes = (
-            torch.einsum("ncs,nds->cd", *of) for of in [(x.double(), z.double()), (x.double().abs(), z.double().abs())]
-        )
-        check(y, expected, magnitudes, shown)
+        check_product(y, partial(torch.einsum, "ncs,nds->cd"), x, z, shown=shown)

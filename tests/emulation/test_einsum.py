@@ -2,19 +2,19 @@ from __future__ import annotations
 
 import math
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.emulation import Kernels, Memory, emulated
+from tests.emulation import PRODUCT_TOLERANCES, Kernels, Memory, check_product, emulated
 
 pytestmark = emulated
 
-# Of the sum of the products' magnitudes.
-TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+LARGE, SMALL = "soktv,skvmw->somtw", "soktv,somtw->skvmw"
+DTYPES = pytest.mark.parametrize("dtype", PRODUCT_TOLERANCES, ids=str)
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +40,6 @@ def large_order() -> list[int]:
 
 def small_order() -> list[int]:
     return random.sample(range(5), 5)
-
-
-def check(result: Tensor, expected: Tensor, magnitudes: Tensor, shown: str) -> None:
-    error = ((result.double() - expected).abs() / magnitudes.clamp_min(torch.finfo(result.dtype).tiny)).max()
-    assert error < TOLERANCES[result.dtype], f"{shown}: {error}"
 
 
 def random_sizes(dtype: torch.dtype, whole: bool) -> tuple[int, ...]:
@@ -78,9 +73,7 @@ def test_large(kernels: Kernels, dtype: torch.dtype, whole: bool) -> None:
         if not kernels("einsum_large", x, y, z):
             continue
         done += 1
-        equation = "soktv,skvmw->somtw"
-        expected = torch.einsum(equation, x.double(), y.double())
-        check(z, expected, torch.einsum(equation, x.double().abs(), y.double().abs()), shown)
+        check_product(z, partial(torch.einsum, LARGE), x, y, shown=shown)
     assert done
 
 
@@ -99,9 +92,7 @@ def test_small(kernels: Kernels, dtype: torch.dtype, whole: bool) -> None:
         if not kernels("einsum_small", x, z, y, workspace, random.random() < 0.5):
             continue
         done += 1
-        equation = "soktv,somtw->skvmw"
-        expected = torch.einsum(equation, x.double(), z.double())
-        check(y, expected, torch.einsum(equation, x.double().abs(), z.double().abs()), shown)
+        check_product(y, partial(torch.einsum, SMALL), x, z, shown=shown)
     assert done
 
 
@@ -121,9 +112,9 @@ def test_what_is_not_finite(kernels: Kernels, dtype: torch.dtype, whole: bool) -
         workspace = Memory.of(kernels.bytes("einsum_small_workspace", x, z))
         results = []
         if kernels("einsum_large", x, y, large):
-            results.append((large, torch.einsum("soktv,skvmw->somtw", x.double(), y.double())))
+            results.append((large, torch.einsum(LARGE, x.double(), y.double())))
         if kernels("einsum_small", x, z, small, workspace, False):
-            results.append((small, torch.einsum("soktv,somtw->skvmw", x.double(), z.double())))
+            results.append((small, torch.einsum(SMALL, x.double(), z.double())))
         for result, expected in results:
             same = torch.where(expected.isfinite(), result.isfinite(), result.double() == expected)
             assert (same | (expected.isnan() & result.isnan())).all(), f"S{s} O{o} K{k} M{m} T{rows} V{v} W{w}, {value}"

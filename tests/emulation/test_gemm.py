@@ -3,18 +3,16 @@ from __future__ import annotations
 import ctypes
 import math
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.emulation import Kernels, emulated
+from tests.emulation import PRODUCT_TOLERANCES, Kernels, Memory, Structure, check_product, emulated
 
 pytestmark = emulated
-
-# Of the sum of the products' magnitudes.
-TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
 class Linear(ctypes.Structure):
@@ -47,14 +45,16 @@ def make(*shape: int, dtype: torch.dtype, value: float | None = None) -> Tensor:
     return flat.to(dtype)[start:].view(shape)
 
 
-def product(x: Tensor, x_tail: Tensor | None, tail: int, weight: Tensor, bias: Tensor | None) -> Tensor:
-    sums = x.double() @ weight.double().T
+def product(tail: int, relu: bool, x: Tensor, x_tail: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
+    sums = x @ weight.T
     if x_tail is not None:
-        sums[:, tail:] = x_tail.double() @ weight[tail:].double().T
-    return sums if bias is None else sums + bias.double()
+        sums[:, tail:] = x_tail @ weight[tail:].T
+    if bias is not None:
+        sums = sums + bias
+    return sums.relu() if relu else sums
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("dtype", PRODUCT_TOLERANCES, ids=str)
 @pytest.mark.parametrize("inner", [range(1, 200), range(8, 257, 8)], ids=str)
 def test_random_layers(kernels: Kernels, dtype: torch.dtype, inner: range) -> None:
     for _ in range(6):
@@ -73,11 +73,6 @@ def test_random_layers(kernels: Kernels, dtype: torch.dtype, inner: range) -> No
         shown = (
             f"{rows}x{width} -> {out}, tail {tail}, {[t is not None and t.data_ptr() % 16 for t in tensors.values()]}"
         )
-        with kernels.allowing(*(t for t in tensors.values() if t is not None)):
-            assert kernels("linear", ctypes.byref(layer), list(TOLERANCES).index(dtype)), shown
-
-        expected = product(x, x_tail, tail, weight, bias)
-        of_x, of_tail, of_bias = (t if t is None else t.abs() for t in (x, x_tail, bias))
-        magnitudes = product(of_x, of_tail, tail, weight.abs(), of_bias)
-        error = ((y.double() - (expected.relu() if relu else expected)).abs() / magnitudes.clamp_min(1e-4)).max()
-        assert error < TOLERANCES[dtype], f"{shown}: {error}"
+        given = Structure(layer, [Memory.within(t) for t in tensors.values() if t is not None])
+        assert kernels("linear", given, list(PRODUCT_TOLERANCES).index(dtype)), shown
+        check_product(y, partial(product, tail, relu), x, x_tail, weight, bias, shown=shown, smallest=1e-4)
