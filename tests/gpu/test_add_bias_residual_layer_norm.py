@@ -35,7 +35,8 @@ def test_sizes(d: int, dtype: torch.dtype, extra: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [(1, 256), (1, 777), (1, 2048), (5003, 256), (40, 23, 64), (701, 1024), (3, 1, 2, 768)]
+    "shape",
+    [(1, 256), (1, 777), (1, 2048), (5003, 256), (40, 23, 64), (701, 1024), (3, 1, 2, 768), (16, 5120), (17, 8192)],
 )
 def test_rows(shape: tuple[int, ...]) -> None:
     check_kernel(OP, problem(*shape, extra=True))

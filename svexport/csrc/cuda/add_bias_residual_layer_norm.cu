@@ -306,15 +306,17 @@ struct Kept {
     extern __shared__ float4 kept[];
     return kept + (i * K + k) * (N / 4) * blockDim.x + threadIdx.x;
   }
-  // Puts them there, all threads together; for all of them behind a barrier.
+  // Puts them there, all threads together, one column after another; for all of them behind a barrier.
   static __device__ __forceinline__ void share(int i, const AnyFloat& p, int shift, int d) {
     extern __shared__ float4 kept[];
-    auto* const to = reinterpret_cast<float*>(kept + i * K * (N / 4) * blockDim.x);
-#pragma unroll 4
-    for (int at = threadIdx.x; at < K * N * blockDim.x; at += blockDim.x) {
-      const int column = at - shift, vector = at / N, j = at % N, k = vector / blockDim.x, thread = vector % blockDim.x;
-      to[((k * (N / 4) + j / 4) * blockDim.x + thread) * 4 + j % 4] =
-          p.get(column, static_cast<uint32_t>(column) < static_cast<uint32_t>(d));
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const int at = j * blockDim.x + threadIdx.x, column = k * blockDim.x * N + at - shift;
+        auto* const to = kept + ((i * K + k) * (N / 4) + at % N / 4) * blockDim.x + at / N;
+        reinterpret_cast<float*>(to)[at % 4] = p.get(column, static_cast<uint32_t>(column) < static_cast<uint32_t>(d));
+      }
     }
   }
   __device__ __forceinline__ void get(int i, int k, float (&to)[N]) const {
@@ -561,6 +563,7 @@ __global__ void __launch_bounds__(kBlock ? most_threads(C) : kWarp * kWarps)
   // As far as the registers do, a row is on its way while the one before is summed up; or all of it at once; or first what
   // the sums need.
   constexpr bool kAhead = sizeof(T) == 2 && N * sizeof(T) == 16 && C <= kWideColumns, kLate = C == kWidestColumns;
+  constexpr bool kShare = C > kColumns && kShifted;  // bias and weight, which a thread would read by single elements
   Loaded<T, N> loaded[K];
   Vec<T, N> loaded_dy[K], loaded_ds[K];
   const auto fetch = [&](int64_t row) {
@@ -578,21 +581,20 @@ __global__ void __launch_bounds__(kBlock ? most_threads(C) : kWarp * kWarps)
   };
   if (kAhead) fetch(row);
   const Ends<T, N, 5> last({a.rows.data[0], a.rows.data[1], a.rows.data[2], a.dy, a.ds}, a.rows.walk.count * a.d);
-#pragma unroll
+#pragma unroll(C > kColumns ? 1 : K)
   for (int k = 0; k < K; ++k) {
 #pragma unroll
     for (int i = 0; i < 3; ++i) kept.set(i, k, {});
-    if (C > kColumns) continue;
+    if (kShare) continue;
     float bias[N], weight[N];
     load_columns<N, kShifted>(a.bias, column(k), a.d, bias);
     load_columns<N, kShifted>(a.weight, column(k), a.d, weight);
     kept.set(3, k, bias);
     kept.set(4, k, weight);
   }
-  if constexpr (C > kColumns) {
+  if constexpr (kShare) {
     kept.share(3, a.bias, shift, a.d);
     kept.share(4, a.weight, shift, a.d);
-    if (!kShifted) __syncthreads();
   }
   if (kShifted) last.share(ends);
   for (; row < a.rows.walk.count; row += step) {
@@ -961,6 +963,7 @@ cudaError_t launch_forward(const Forward& a, cudaStream_t stream) {
 }
 
 constexpr int kMostWide = kWidestColumns * most_threads(kWidestColumns);
+constexpr int kFewRows = 16;
 
 // Blocks of backward_rows, for rows that are seen as d columns.
 struct Grid {
@@ -997,13 +1000,13 @@ cudaError_t launch_columns(const Backward& a, int parts, cudaStream_t stream) {
 template <class T>
 cudaError_t launch_backward(Backward a, void* workspace, cudaStream_t stream) {
   const int64_t rows = a.rows.walk.count;
-  // Of few long rows the sums over rows are most of it, and have blocks for the columns then.
-  const int most = is_long(a.d) && rows < multiprocessors() ? kColumns * kMaxThreads : kMostWide;
   const auto launched = [&](auto width, auto shifted) {
     constexpr int N = width.value;
     constexpr bool kShifted = shifted.value, kVectors = N * sizeof(T) == 16;
     const int d = a.d + (kShifted ? most_shifted(a.d, N) : 0);
-    if (d <= (kVectors ? most : kColumns * kMaxThreads)) {
+    // Of so few rows the sums over them are most of it: blocks for the columns are faster, by measurement.
+    const bool few = !kShifted && rows <= kFewRows && d <= kWideColumns * kMaxThreads;
+    if (d <= (kVectors && !few ? kMostWide : kColumns * kMaxThreads)) {
       const Grid grid(rows, d, kShifted ? N : 1);
       a.partials = static_cast<float*>(workspace);
       if (kShifted && grid.threads.y == 1) {
@@ -1035,7 +1038,7 @@ cudaError_t launch_backward(Backward a, void* workspace, cudaStream_t stream) {
         launch(backward_long_columns<T, N>, blocks, dim3(kWarp, kWarps), 0, stream, true, a);
     return status_of_columns != cudaSuccess ? status_of_columns : launch_columns(a, parts, stream);
   };
-  return with_width<T>(a.rows, a.d, most, false, {a.dy, a.ds, a.dx[0], a.dx[1], a.dx[2]}, {a.bias, a.weight},
+  return with_width<T>(a.rows, a.d, kMostWide, false, {a.dy, a.ds, a.dx[0], a.dx[1], a.dx[2]}, {a.bias, a.weight},
                        launched);
 }
 
