@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.onnx import symbolic_helper
 
+from svexport.exporter.quantizers import full_range
 from svexport.exporter.slices import assigned, unexpanded
 
 __all__ = ["CORRECTIONS"]
@@ -268,6 +269,27 @@ def _sort(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
     return own(g, self, *rest[-2:])
 
 
+def _fake_quantize(g: Any, own: _Own, self: _Value, scale: _Value, zero_point: _Value, *rest: _Value) -> Any:
+    """The exporter's own knows no other ranges than those of types, or adds a Clip of uint8, which TensorRT lacks."""
+    *axis, low, high = (int(symbolic_helper._maybe_get_const(value, "i")) for value in rest)
+    full = full_range(low, high)
+    if full is None or full == (low, high):
+        return own(g, self, scale, zero_point, *rest)
+    limits = scale, zero_point
+    if axis:
+        shape = [1] * (symbolic_helper._get_tensor_rank(self) or 1)
+        shape[axis[0]] = -1
+        limits = tuple(g.op("Reshape", v, g.op("Constant", value_t=torch.tensor(shape))) for v in limits)
+    kind = _kinds.from_value(self).onnx_type()
+    steps, middle = (g.op("Cast", v, to_i=kind) for v in limits)
+    for bound, beyond, limit in zip((low, high), ("Max", "Min"), full, strict=True):
+        if bound != limit:
+            number = g.op("Cast", g.op("Constant", value_t=torch.tensor(float(bound))), to_i=kind)
+            self = g.op(beyond, self, g.op("Mul", g.op("Sub", number, middle), steps))
+    ends = (g.op("Constant", value_t=torch.tensor(limit)) for limit in full)
+    return own(g, self, scale, zero_point, *rest[: len(axis)], *ends)
+
+
 def _numbers(value: _Value) -> list[int]:
     return symbolic_helper._parse_arg(value, "t").reshape(-1).tolist()
 
@@ -308,6 +330,8 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     "aten::cross": _cross,
     "aten::cumsum": _cumsum,
     "aten::expand": _expand,
+    "aten::fake_quantize_per_channel_affine": _fake_quantize,
+    "aten::fake_quantize_per_tensor_affine": _fake_quantize,
     "aten::floor_divide": _floor_divide,
     "aten::index": _index,
     "aten::index_put": _index_put,

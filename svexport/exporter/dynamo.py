@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError
 from svexport.exporter.arguments import MODEL_ATTRIBUTE, FlatModel, own_failure
+from svexport.exporter.quantizers import FullRanges
 from svexport.exporter.source import user_frame
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.logging import logger, quiet
@@ -58,7 +59,7 @@ def export(
         shapes = {"tensors": tuple(dict(dynamic_axes.get(name, {})) for name in input_names)}
     with quiet(*_LOGGERS):
         try:
-            with _without_dump(), _OfDynamicSizes() if dynamic_axes else nullcontext():
+            with _without_dump(), FullRanges(), _OfDynamicSizes() if dynamic_axes else nullcontext():
                 program = torch.onnx.export(
                     model,
                     tuple(tensors),

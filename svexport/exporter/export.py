@@ -25,6 +25,7 @@ from svexport.errors import ExportError
 from svexport.exporter import dynamo, torchscript
 from svexport.exporter.arguments import FlatModel, bind, copied, eval_mode, given_arguments, leaves, unique, unwrapped
 from svexport.exporter.clean import clean, keep_inputs, name_sizes
+from svexport.exporter.quantizers import frozen
 from svexport.exporter.report import ExportReport, NodeSource
 from svexport.exporter.sizes import Size, tiled
 from svexport.exporter.source import is_library
@@ -104,6 +105,8 @@ def export(
         verify: run the file in ONNX Runtime on ``args``, on random inputs and with other dynamic sizes, and compare. If
             ``forward`` takes values out of tensors (``if x.sum() > 0``), also on inputs with which it goes another way.
             ``F.grid_sample`` of a half model is compared as torch computes it on CUDA, with coordinates in float32.
+            Elements may be steps of a quantizer apart where torch is from itself once what it quantizes changes by
+            some rounding errors, which is noted.
         rtol: relative tolerance of verification; default: 1e-3, of half models what their type can resolve.
         atol: absolute tolerance of verification; default: 1e-4, of half models what their type can resolve.
 
@@ -136,7 +139,7 @@ def export(
         raise ExportError(f"expected the path of a file, got the folder {path}; add a file name")
 
     exported = model if dtype is None else copied(model).to(dtype)
-    with _lock, eval_mode(exported), unchanged(exported) as state, torch.no_grad():
+    with _lock, eval_mode(exported), unchanged(exported) as state, frozen(exported), torch.no_grad():
         bound = bind(exported, *arguments)
         flat = FlatModel(exported, bound, dtype)
         _check_tensors(flat, bound, dtype, opset)

@@ -261,6 +261,8 @@ def _session(onnxruntime: Any, source: str | bytes, device: torch.device, folder
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _FATAL
     options.use_deterministic_compute = True
+    # As the file says: of quantizers around a Conv or MatMul one of integers would be made, whose bias is rounded too.
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
     if isinstance(source, bytes) and folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.fspath(folder))
     providers: list[Any] = ["CPUExecutionProvider"]
