@@ -21,6 +21,8 @@ class DecompositionError(RuntimeError):
 
 def decomposable(name: str) -> bool:
     """Whether there is something to trace in place of ``aten::outer``, say."""
+    if name in _WHOLE:
+        return False
     return name == _INDEX_PUT or any(_decomposition(overload) is not None for overload in _overloads(name))
 
 
@@ -53,6 +55,8 @@ def decomposed(names: Collection[str]) -> Iterator[None]:
 
 
 _INDEX_PUT = "aten::index_put"
+_WHOLE = {"aten::fake_quantize_per_channel_affine", "aten::fake_quantize_per_tensor_affine"}
+"""Made of what no exporter knows at any opset."""
 
 
 class _PutTogether(TorchFunctionMode):

@@ -271,7 +271,10 @@ def _failure(
         advice = "keep int(), range() and branches off sizes, make it static, or try opset=17 (another exporter)"
     elif "data-dependent" in text:
         reason = f"forward needs the value of a tensor in Python: {reason}"
-        advice = "a file has one way for all inputs: compute both and choose by torch.where, or make a constant of it"
+        advice = (
+            "a file has one way for all inputs: compute both and choose by torch.where, or make a constant of it; "
+            "opset=17 or less takes the way of the given inputs, and tries others with which it would not hold"
+        )
     scripted = [name for name, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)]
     if scripted:
         place = scripted[0].replace(MODEL_ATTRIBUTE, "model", 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -497,7 +498,7 @@ def _finish(
     try:
         onnx.checker.check_model(light_copy(model), full_check=True)
     except Exception as error:
-        raise ExportError(f"the exported file is not valid ONNX: {error}") from error
+        raise ExportError(f"the exported file is not valid ONNX: {error}{_later(str(error), opset)}") from error
     save(model, file)
 
     facts = {
@@ -510,6 +511,17 @@ def _finish(
         "lowered_nodes": _counts(lowered),
     }
     return _Finished(nodes, facts, {f.name for f in model.functions if f.overload})
+
+
+def _later(error: str, opset: int) -> str:
+    """Of an operator that a model's own symbolic wrote: the opset from which it is another one."""
+    import onnx
+
+    found = re.search(r"for operator (\w+)", error) or re.search(r"OpType: (\w+)", error)
+    schemas = onnx.defs.get_all_schemas_with_history() if found else []
+    versions = sorted({s.since_version for s in schemas if found and s.name == found[1] and not s.domain})
+    later = next((version for version in versions if version > opset), None)
+    return f"\n  {found[1]} has changed in opset {later}: try opset={later} or later" if found and later else ""
 
 
 def _counts(model: onnx.ModelProto) -> dict[str, int]:

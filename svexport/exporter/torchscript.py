@@ -198,8 +198,15 @@ def _exporters_own(name: str) -> Callable[[int], Callable[..., Any] | None]:
 
 def _correction(name: str, convert: Callable[..., Any], ours: Callable[..., Any] | None) -> Callable[..., Any]:
     """The function torch.onnx calls for an aten function of :data:`CORRECTIONS`; ``ours`` is an op's, where one is."""
-    own = _exporters_own(name)
-    return lambda g, *values: convert(g, ours or own(g.opset), *values)
+    exporters_own = _exporters_own(name)
+
+    def function(g: Any, *values: torch._C.Value) -> Any:
+        if (own := ours or exporters_own(g.opset)) is None:
+            first = next((opset for opset in range(g.opset, LAST_OPSET + 1) if exporters_own(opset)), None)
+            raise torch.onnx.errors.UnsupportedOperatorError(name, g.opset, first)
+        return convert(g, own, *values)
+
+    return function
 
 
 def _symbolic_function(symbolic: Symbolic, aten: str | None = None) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -170,3 +171,44 @@ def test_modules_of_torch(opset: int, tmp_path: Path) -> None:
     assert not any("forward" in vars(module) for module in model.modules())
     actual = svexport.load(tmp_path / "m.onnx")(x)
     assert (actual - model(x)).abs().gt(1e-5).double().mean() < 0.01
+
+
+@pytest.mark.parametrize(("opset", "first"), [(9, 10), (12, 13)])
+def test_opsets_without(opset: int, first: int, tmp_path: Path) -> None:
+    model = Ranged(-128, 127, 0, 1) if first == 13 else Quantized()
+    with pytest.raises(ExportError, match=rf"fake_quantize_per_\w+(?s:.*)opset={first} or later"):
+        svexport.export(model, torch.randn(2, 3 if first == 10 else 5, 6, 7), tmp_path / "m.onnx", opset=opset)
+
+
+class Channels(torch.autograd.Function):
+    """With a symbolic of its own that knows nothing of opsets, as modelopt's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        return torch.fake_quantize_per_channel_affine(
+            x, scale, torch.zeros_like(scale, dtype=torch.int32), 1, -128, 127
+        )
+
+    @staticmethod
+    def symbolic(g: Any, x: Any, scale: Any) -> Any:
+        zero = g.op("Constant", value_t=torch.zeros(3, dtype=torch.int8))
+        return g.op("DequantizeLinear", g.op("QuantizeLinear", x, scale, zero, axis_i=1), scale, zero, axis_i=1)
+
+
+class OwnSymbolic(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor([0.01, 0.02, 0.03]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Channels.apply(x, self.scale)
+
+
+def test_an_operator_of_later_opsets(tmp_path: Path) -> None:
+    x = torch.randn(2, 3, 5)
+    with pytest.raises(
+        ExportError, match=r"not valid ONNX: (?s:.*)QuantizeLinear has changed in opset 13: try opset=13"
+    ):
+        svexport.export(OwnSymbolic(), x, tmp_path / "m.onnx", opset=11)
+    svexport.export(OwnSymbolic(), x, tmp_path / "m.onnx", opset=13)
+    torch.testing.assert_close(svexport.load(tmp_path / "m.onnx")(x), OwnSymbolic()(x))
