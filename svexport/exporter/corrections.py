@@ -270,24 +270,27 @@ def _sort(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
 
 
 def _fake_quantize(g: Any, own: _Own, self: _Value, scale: _Value, zero_point: _Value, *rest: _Value) -> Any:
-    """The exporter's own knows no other ranges than those of types, or adds a Clip of uint8, which TensorRT lacks."""
+    """The exporter's own knows no other ranges than those of types, or adds a Clip of uint8, which TensorRT lacks; and
+    before opset 13 no scale that is a parameter."""
     *axis, low, high = (int(symbolic_helper._maybe_get_const(value, "i")) for value in rest)
     full = full_range(low, high)
-    if full is None or full == (low, high):
+    if full is None or (axis and g.opset < 13):
         return own(g, self, scale, zero_point, *rest)
-    limits = scale, zero_point
-    if axis:
-        shape = [1] * (symbolic_helper._get_tensor_rank(self) or 1)
-        shape[axis[0]] = -1
-        limits = tuple(g.op("Reshape", v, g.op("Constant", value_t=torch.tensor(shape))) for v in limits)
-    kind = _kinds.from_value(self).onnx_type()
-    steps, middle = (g.op("Cast", v, to_i=kind) for v in limits)
-    for bound, beyond, limit in zip((low, high), ("Max", "Min"), full, strict=True):
-        if bound != limit:
-            number = g.op("Cast", g.op("Constant", value_t=torch.tensor(float(bound))), to_i=kind)
-            self = g.op(beyond, self, g.op("Mul", g.op("Sub", number, middle), steps))
-    ends = (g.op("Constant", value_t=torch.tensor(limit)) for limit in full)
-    return own(g, self, scale, zero_point, *rest[: len(axis)], *ends)
+    scale = g.op("Cast", scale, to_i=_kinds.FLOAT.onnx_type())
+    if full != (low, high):
+        limits = scale, g.op("Cast", zero_point, to_i=_kinds.FLOAT.onnx_type())
+        if axis:
+            shape = [1] * (symbolic_helper._get_tensor_rank(self) or 1)
+            shape[axis[0]] = -1
+            limits = tuple(g.op("Reshape", v, g.op("Constant", value_t=torch.tensor(shape))) for v in limits)
+        for bound, beyond, limit in zip((low, high), ("Max", "Min"), full, strict=True):
+            if bound != limit:
+                steps = g.op("Sub", g.op("Constant", value_t=torch.tensor(float(bound))), limits[1])
+                self = g.op(beyond, self, g.op("Mul", steps, limits[0]))
+    kind = _kinds.INT8 if full[0] else _kinds.UINT8
+    given = scale, g.op("Cast", zero_point, to_i=kind.onnx_type())
+    along = {"axis_i": axis[0]} if axis else {}
+    return g.op("DequantizeLinear", g.op("QuantizeLinear", self, *given, **along), *given, **along)
 
 
 def _numbers(value: _Value) -> list[int]:

@@ -173,6 +173,19 @@ def test_modules_of_torch(opset: int, tmp_path: Path) -> None:
     assert (actual - model(x)).abs().gt(1e-5).double().mean() < 0.01
 
 
+@pytest.mark.parametrize("opset", [10, 12])
+def test_one_scale_that_is_a_buffer_before_opset_13(opset: int, tmp_path: Path) -> None:
+    class Model(Ranged):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.fake_quantize_per_tensor_affine(x, self.one, self.zero_point, *self.range)
+
+    model, x = Model(-127, 127, 0, 0), torch.randn(5, 4, 3) * 8
+    svexport.export(model, x, tmp_path / "m.onnx", opset=opset)
+    torch.testing.assert_close(
+        svexport.load(tmp_path / "m.onnx")(x), model.reference(x)[1].float(), rtol=1e-5, atol=1e-6
+    )
+
+
 @pytest.mark.parametrize(("opset", "first"), [(9, 10), (12, 13)])
 def test_opsets_without(opset: int, first: int, tmp_path: Path) -> None:
     model = Ranged(-128, 127, 0, 1) if first == 13 else Quantized()
