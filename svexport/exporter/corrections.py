@@ -269,6 +269,22 @@ def _sort(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
     return own(g, self, *rest[-2:])
 
 
+def _convolution(g: Any, own: _Own, self: _Value, weight: _Value, bias: _Value, *rest: _Value) -> Any:
+    """The exporter's own writes the kernel's size, which a kernel of a dynamic one has in itself."""
+    sizes = symbolic_helper._get_tensor_sizes(weight)
+    if sizes is not None and None not in sizes[2:]:
+        return own(g, self, weight, bias, *rest)
+    stride, padding, dilation, transposed, output_padding, groups = (_numbers(value) for value in rest[:6])
+    inputs = [self, weight] if symbolic_helper._is_none(bias) else [self, weight, bias]
+    numbers = {"strides_i": stride, "pads_i": padding * 2, "dilations_i": dilation, "group_i": groups[0]}
+    if any(output_padding):
+        numbers["output_padding_i"] = output_padding
+    result = g.op("ConvTranspose" if transposed[0] else "Conv", *inputs, **numbers)
+    if rank := symbolic_helper._get_tensor_rank(self):
+        result.setType(self.type().with_sizes([None] * rank))
+    return result
+
+
 def _fake_quantize(g: Any, own: _Own, self: _Value, scale: _Value, zero_point: _Value, *rest: _Value) -> Any:
     """The exporter's own knows no other ranges than those of types, or adds a Clip of uint8, which TensorRT lacks; and
     before opset 13 no scale that is a parameter."""
@@ -325,6 +341,7 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     **{f"aten::max_pool{axes}d": _of_batches(axes + 2) for axes in (1, 3)},
     "aten::pixel_shuffle": _of_batches(4),
     "aten::pixel_unshuffle": _of_batches(4),
+    "aten::_convolution": _convolution,
     "aten::argsort": _sort,
     "aten::cat": _cat,
     "aten::clamp": _clamp,

@@ -275,6 +275,9 @@ def _failure(
             "a file has one way for all inputs: compute both and choose by torch.where, or make a constant of it; "
             "opset=17 or less takes the way of the given inputs, and tries others with which it would not hold"
         )
+    elif re.search(r"Unsupported attribute type: .*Symbolic", text):
+        reason = "a number that ONNX has as an attribute is a dynamic size, such as groups=x.shape[0] of a convolution"
+        advice = "make that size static, or compute it by functions that take tensors, such as torch.einsum"
     scripted = [name for name, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)]
     if scripted:
         place = scripted[0].replace(MODEL_ATTRIBUTE, "model", 1)

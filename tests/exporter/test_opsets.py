@@ -442,3 +442,37 @@ def test_products_of_many_dynamic_tensors(opset: int, tmp_path) -> None:
     assert torch.backends.opt_einsum.enabled == enabled
     assert report.nodes == {"SvEinsum": 1}
     assert not report.notes
+
+
+class KernelsOfDynamicSizes(nn.Module):
+    """As of a tracker: what is looked for is an input, and of any size."""
+
+    def forward(self, x: Tensor, k: Tensor, bias: Tensor) -> dict[str, Tensor]:
+        one = F.conv2d(x.reshape(1, -1, *x.shape[2:]), k.reshape(-1, 1, *k.shape[2:]), groups=12)
+        return {
+            "correlation": one.reshape(3, 4, *one.shape[2:]),
+            "conv": F.conv2d(x, k, stride=2, padding=1),
+            "transposed": F.conv_transpose2d(x, k.transpose(0, 1), bias, stride=2, output_padding=1),
+        }
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_kernels_of_dynamic_sizes(opset: int, tmp_path) -> None:
+    example = torch.randn(3, 4, 11, 13), torch.randn(3, 4, 2, 3), torch.randn(3)
+    axes = {"k": {2: "rows", 3: "columns"}}
+    check_export(KernelsOfDynamicSizes(), tmp_path, opset, example, dynamic_shapes=axes)
+
+
+class ConvolutionOfDynamicGroups(nn.Module):
+    def forward(self, x: Tensor, kernels: Tensor) -> Tensor:
+        n = kernels.shape[0]
+        return F.conv2d(
+            x.expand(n, -1, -1, -1).reshape(1, -1, *x.shape[2:]), kernels.flatten(0, 1)[..., None, None], groups=n
+        )
+
+
+@pytest.mark.parametrize(("opset", "reason"), [(11, "or the groups of a convolution"), (18, "such as groups=")])
+def test_groups_are_numbers(opset: int, reason: str, tmp_path) -> None:
+    example, axes = (torch.randn(1, 4, 5, 6), torch.randn(3, 2, 4)), {"kernels": {0: "n"}}
+    with pytest.raises(svexport.SvexportError, match=reason):
+        svexport.export(ConvolutionOfDynamicGroups(), example, tmp_path / "m.onnx", opset=opset, dynamic_shapes=axes)
