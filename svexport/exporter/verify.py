@@ -105,8 +105,8 @@ def verify(
                     ways,
                     run,
                     warned,
-                    "Usual cause: a number that the tracer took as it was, such as int(x.shape[0]), len(x) or the groups "
-                    "of a convolution",
+                    "Usual cause: a number that the tracer took as it was, such as int(x.shape[0]), len(x) or the "
+                    "groups of a convolution",
                 )
                 + _ANYWAY
             ) from error
