@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["DecompositionError", "decomposable", "decomposed", "untraced"]
+__all__ = ["IN_PLACE_OF", "DecompositionError", "decomposable", "decomposed", "untraced"]
 
 
 class DecompositionError(RuntimeError):
@@ -246,6 +246,50 @@ def _isin(elements: Tensor, test_elements: Tensor, *, assume_unique: bool = Fals
     return ~found if invert else found
 
 
+def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: Any = None) -> Tensor:
+    return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
+
+
+def _index_reduce(
+    input: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    index = index.reshape([-1 if i == dim % input.dim() else 1 for i in range(input.dim())]).expand_as(source)
+    return input.scatter_reduce(dim, index, source, reduce, include_self=include_self)
+
+
+def _kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    values, places = (x.narrow(dim, k - 1, 1) for x in torch.topk(input, k, dim, largest=False, sorted=True))
+    return torch.return_types.kthvalue((values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim)))
+
+
+def _searchsorted(
+    sorted_sequence: Tensor,
+    input: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Tensor:
+    """NaN is larger than all numbers."""
+    if sorter is not None:
+        sorted_sequence = sorted_sequence.gather(-1, sorter)
+    values = torch.as_tensor(input, dtype=sorted_sequence.dtype, device=sorted_sequence.device)
+    ends = sorted_sequence.unsqueeze(-2) if sorted_sequence.dim() > 1 else sorted_sequence
+    behind = ends > values.unsqueeze(-1) if right or side == "right" else ends >= values.unsqueeze(-1)
+    return (~behind).sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+
+
+IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.cdist: _cdist,
+    torch.index_reduce: _index_reduce,
+    torch.kthvalue: _kthvalue,
+    torch.searchsorted: _searchsorted,
+    Tensor.index_reduce: _index_reduce,
+    Tensor.kthvalue: _kthvalue,
+}
+"""Functions that torch's other exporter does not know, as Python calls them."""
+
 _OURS: dict[str, Callable[..., Any]] = {
     "aten::_adaptive_avg_pool2d": _adaptive_avg_pool,
     "aten::_adaptive_avg_pool3d": _adaptive_avg_pool,
@@ -263,12 +307,16 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::exp2": lambda x: 2.0**x,
     "aten::expm1": lambda x: x.exp() - 1,
     "aten::hypot": lambda x, y: (x * x + y * y).sqrt(),
+    "aten::index_reduce": _index_reduce,
     "aten::isin.Tensor_Tensor": _isin,
+    "aten::kthvalue": _kthvalue,
     "aten::median": lambda x: _median(x.flatten(), 0)[0],
     "aten::median.dim": _median,
     "aten::outer": lambda x, y: x.unsqueeze(1) * y,
     "aten::repeat_interleave.self_Tensor": _repeat_interleave,
     "aten::repeat_interleave.self_int": _repeat_interleave,
+    "aten::searchsorted.Scalar": _searchsorted,
+    "aten::searchsorted.Tensor": _searchsorted,
     "aten::sinh": lambda x: (x.exp() - (-x).exp()) / 2,
     "aten::trunc": lambda x: torch.where(x < 0, x.ceil(), x.floor()),
 }

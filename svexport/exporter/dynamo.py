@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError
 from svexport.exporter.arguments import MODEL_ATTRIBUTE, FlatModel, own_failure
+from svexport.exporter.decompose import IN_PLACE_OF
 from svexport.exporter.quantizers import FullRanges
 from svexport.exporter.source import user_frame
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
@@ -59,7 +60,7 @@ def export(
         shapes = {"tensors": tuple(dict(dynamic_axes.get(name, {})) for name in input_names)}
     with quiet(*_LOGGERS):
         try:
-            with _without_dump(), FullRanges(), _OfDynamicSizes() if dynamic_axes else nullcontext():
+            with _without_dump(), FullRanges(), _InPlaceOf(dynamic=bool(dynamic_axes)):
                 program = torch.onnx.export(
                     model,
                     tuple(tensors),
@@ -91,13 +92,15 @@ def _without_dump() -> Iterator[None]:
         del _trace.print  # type: ignore[attr-defined]
 
 
-class _OfDynamicSizes(TorchFunctionMode):
-    """Has our operators traced in place of functions that torch.export takes for constant sizes only."""
+class _InPlaceOf(TorchFunctionMode):
+    """Has functions traced in place of those that the exporter does not know, or for constant sizes only."""
+
+    def __init__(self, dynamic: bool) -> None:
+        super().__init__()
+        self._functions = IN_PLACE_OF | ({F.affine_grid: _affine_grid} if dynamic else {})
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if func is F.affine_grid:
-            return _affine_grid(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        return self._functions.get(func, func)(*args, **(kwargs or {}))
 
 
 def _affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:

@@ -40,13 +40,17 @@ OURS = {
     "expm1": lambda x: torch.expm1(x),
     "frac": lambda x: torch.frac(x * 3),
     "hypot": lambda x: torch.hypot(x, x + 1),
+    "index_reduce": lambda x: x.index_reduce(1, torch.tensor([2, 0, 2]), x[:, :3] * 2, "amax", include_self=False),
     "isclose": lambda x: torch.isclose(x, x.round(), atol=0.3).float(),
     "isin": lambda x: torch.isin((x * 2).long(), torch.tensor([1, -1])).float(),
+    "kthvalue": lambda x: (*x.kthvalue(2), torch.kthvalue(x, 3, 0, keepdim=True).values),
     "median": lambda x: x.median(),
     "median_of_rows": lambda x: (*x.median(1), x.median(0, keepdim=True).values),
     "outer": lambda x: torch.outer(x[0], x[:, 1]),
     "repeat_interleave": lambda x: x[x[:, 0] > -9].repeat_interleave(2, dim=0),
     "repeat_interleave_by_a_size": lambda x: x.repeat_interleave(x.shape[0], dim=1),
+    "searchsorted": lambda x: torch.searchsorted(x[0].sort().values, x / 2),
+    "searchsorted_from_the_right": lambda x: torch.searchsorted((x * 2).round().sort().values, x.round(), side="right"),
     "sinh": lambda x: torch.sinh(x),
     "trunc": lambda x: torch.trunc(x * 3),
 }
@@ -90,6 +94,15 @@ def test_ours_with_dynamic_sizes(name, tmp_path) -> None:
     report = svexport.export(Call(OURS[name]), X, tmp_path / "m.onnx", opset=13, dynamic_axes={"x": {0: "rows"}})
     assert report.verified
     assert any(p.run == "rows=4" for p in report.parity)
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("name", ["cdist", "index_reduce", "kthvalue", "searchsorted"])
+def test_opset_18(name: str, rows: bool, tmp_path) -> None:
+    """What the other exporter does not know either."""
+    functions = {**OURS, "cdist": lambda x: (torch.cdist(x, x[:2] + 1), torch.cdist(x[None], x[None] * 2, 1.0))}
+    axes = {"x": {0: "rows"}} if rows else None
+    assert svexport.export(Call(functions[name]), X, tmp_path / "m.onnx", opset=18, dynamic_axes=axes).verified
 
 
 def test_average_pooling_is_matrix_products(tmp_path) -> None:
