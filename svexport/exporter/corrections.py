@@ -269,6 +269,32 @@ def _sort(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
     return own(g, self, *rest[-2:])
 
 
+def _arithmetic(g: Any, own: _Own, self: _Value, other: _Value, *rest: _Value) -> Any:
+    """The exporter's own makes doubles of constant integers and numbers, ``torch.arange(4) + 0.5``, and of what follows."""
+    kind = _kinds.from_value(g.original_node.output(), _kinds.UNDEFINED)
+    if kind != _kinds.UNDEFINED and kind.dtype().is_floating_point:
+        self, other = (_floating(g, value, kind) for value in (self, other))
+    return own(g, self, other, *rest)
+
+
+def _floating(g: Any, value: _Value, kind: Any) -> Any:
+    """What is of integers or booleans, as ``kind``."""
+    mine = _kinds.from_value(value, _kinds.UNDEFINED)
+    if mine == _kinds.UNDEFINED or mine.dtype().is_floating_point or mine.dtype().is_complex:
+        return value
+    return g.op("Cast", value, to_i=kind.onnx_type())
+
+
+def _linspace(g: Any, own: _Own, start: _Value, end: _Value, steps: _Value, *rest: _Value) -> Any:
+    """The exporter's own computes with doubles."""
+    kind = _kinds.from_value(g.original_node.output(), _kinds.FLOAT)
+    numbers = [symbolic_helper._maybe_get_const(value, "f") for value in (start, end, steps)]
+    if not any(isinstance(number, _Value) for number in numbers):
+        ends = numbers[0], numbers[1], int(numbers[2])
+        return g.op("Constant", value_t=torch.linspace(*ends, dtype=kind.dtype()))
+    return g.op("Cast", own(g, start, end, steps, *rest), to_i=kind.onnx_type())
+
+
 def _convolution(g: Any, own: _Own, self: _Value, weight: _Value, bias: _Value, *rest: _Value) -> Any:
     """The exporter's own writes the kernel's size, which a kernel of a dynamic one has in itself."""
     sizes = symbolic_helper._get_tensor_sizes(weight)
@@ -341,6 +367,7 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     **{f"aten::max_pool{axes}d": _of_batches(axes + 2) for axes in (1, 3)},
     "aten::pixel_shuffle": _of_batches(4),
     "aten::pixel_unshuffle": _of_batches(4),
+    **{f"aten::{name}": _arithmetic for name in ("add", "fmod", "mul", "remainder", "rsub", "sub")},
     "aten::_convolution": _convolution,
     "aten::argsort": _sort,
     "aten::cat": _cat,
@@ -356,6 +383,7 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     "aten::index": _index,
     "aten::index_put": _index_put,
     "aten::linalg_cross": _cross,
+    "aten::linspace": _linspace,
     "aten::movedim": _movedim,
     "aten::permute": _permute,
     "aten::repeat": _repeat,

@@ -262,6 +262,13 @@ def _kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> An
     return torch.return_types.kthvalue((values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim)))
 
 
+def _rsub(input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
+    """Of integers and a floating-point number the exporter finds no function."""
+    if isinstance(other, float) and not (input.is_floating_point() or input.is_complex()):
+        input = input.to(torch.get_default_dtype())
+    return torch.rsub(input, other, alpha=alpha)
+
+
 def _searchsorted(
     sorted_sequence: Tensor,
     input: Any,
@@ -284,7 +291,9 @@ IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.cdist: _cdist,
     torch.index_reduce: _index_reduce,
     torch.kthvalue: _kthvalue,
+    torch.rsub: _rsub,
     torch.searchsorted: _searchsorted,
+    Tensor.__rsub__: _rsub,
     Tensor.index_reduce: _index_reduce,
     Tensor.kthvalue: _kthvalue,
 }

@@ -476,3 +476,33 @@ def test_groups_are_numbers(opset: int, reason: str, tmp_path) -> None:
     example, axes = (torch.randn(1, 4, 5, 6), torch.randn(3, 2, 4)), {"kernels": {0: "n"}}
     with pytest.raises(svexport.SvexportError, match=reason):
         svexport.export(ConvolutionOfDynamicGroups(), example, tmp_path / "m.onnx", opset=opset, dynamic_shapes=axes)
+
+
+class IntegersAndNumbers(nn.Module):
+    """Centres of cells, say, as detectors make them: of integers that a trace knows, and numbers."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        columns, rows = torch.arange(x.shape[1], device=x.device), torch.arange(x.shape[0])
+        centres = torch.stack(torch.meshgrid(rows + 0.5, columns + 0.5, indexing="ij"), -1)
+        return {
+            "centres": centres,
+            "added": columns + 0.5 + x,
+            "scaled": columns * 0.1,
+            "from a number": 1.5 - columns,
+            "rest": columns % 1.5 + x,
+            "alpha": torch.add(x, columns, alpha=0.5),
+            "largest": torch.maximum(columns * 0.5, x),
+            "spaced": torch.linspace(0.5, 5.5, 6) + x,
+            "counted": (x > 0).sum() * 0.5 + x,
+            "mask": (x > 0) * 0.5,
+            "bytes": (x * 9).to(torch.uint8) * 0.5,
+            "integers": columns * 3 - 1,
+            "doubles": columns.double() + 0.5,
+        }
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("opset", OPSETS)
+def test_integers_and_numbers(opset: int, dynamic: bool, tmp_path) -> None:
+    axes = {"x": {0: "rows"}} if dynamic else None
+    check_export(IntegersAndNumbers(), tmp_path, opset, (torch.rand(5, 6),), dynamic_shapes=axes)
