@@ -270,7 +270,7 @@ def _sort(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
 
 
 def _arithmetic(g: Any, own: _Own, self: _Value, other: _Value, *rest: _Value) -> Any:
-    """The exporter's own makes doubles of constant integers and numbers, ``torch.arange(4) + 0.5``, and of what follows."""
+    """The exporter's own makes doubles of constant integers and numbers (``arange(4) + 0.5``), and of the rest."""
     kind = _kinds.from_value(g.original_node.output(), _kinds.UNDEFINED)
     if kind != _kinds.UNDEFINED and kind.dtype().is_floating_point:
         self, other = (_floating(g, value, kind) for value in (self, other))
