@@ -16,7 +16,8 @@ from svexport.exporter.arguments import MODEL_ATTRIBUTE
 from svexport.exporter.sizes import Size
 from svexport.exporter.source import user_frame
 from svexport.exporter.torchscript import SOURCE_ATTRIBUTE
-from svexport.graph.nodes import attributes_of, graphs, rename, set_attributes, symbolic_of
+from svexport.graph.nodes import rename, set_attributes, symbolic_of
+from svexport.graph.walk import attributes_of, graphs
 from svexport.ops._op import DOMAIN
 
 __all__ = ["clean", "keep_inputs", "name_sizes"]

@@ -31,10 +31,10 @@ from svexport.exporter.report import ExportReport, NodeSource
 from svexport.exporter.sizes import Size, tiled
 from svexport.exporter.source import is_library
 from svexport.exporter.state import unchanged
-from svexport.exporter.targets import Target
 from svexport.exporter.verify import verify as verify_file
 from svexport.logging import logger
 from svexport.parity import Parity, check_tolerances, tolerances
+from svexport.tensorrt.support.target import Target
 
 if TYPE_CHECKING:
     import onnx
@@ -457,9 +457,10 @@ def _finish(
     import onnx
 
     from svexport.graph.bodies import attach, ir_version, lower_in_place, node_types, state_types
-    from svexport.graph.nodes import beyond_plugin, opset_of, svexport_nodes
+    from svexport.graph.nodes import beyond_plugin, svexport_nodes
     from svexport.graph.scope import light_copy
     from svexport.graph.simplify import simplify as simplified
+    from svexport.graph.walk import opset_of
     from svexport.graph.weights import hold_weights
     from svexport.ops._op import OPS
 
@@ -526,7 +527,7 @@ def _later(error: str, opset: int) -> str:
 
 def _counts(model: onnx.ModelProto) -> dict[str, int]:
     """Nodes by type, nested graphs included, constants left out."""
-    from svexport.graph.nodes import graphs
+    from svexport.graph.walk import graphs
 
     return dict(Counter(n.op_type for g in graphs(model.graph) for n in g.node if n.op_type != "Constant"))
 

@@ -1,16 +1,25 @@
-"""TensorRT versions as export targets: which opsets they parse and whether bodies may stand beside plugins."""
+"""TensorRT versions as targets: which opsets they parse and whether bodies may stand beside plugins."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from svexport.errors import ExportError
 
-__all__ = ["Target"]
+__all__ = ["Target", "Version", "version"]
+
+Version: TypeAlias = tuple[int, int]
 
 # (first version, lowest opset, highest opset), from the release notes and docs/operators.md of onnx-tensorrt.
-_OPSETS = [((8, 2), 9, 13), ((8, 4), 9, 17), ((10, 0), 9, 20), ((10, 16), 9, 24), ((11, 0), 9, 24)]
+_OPSETS = [((8, 2), 9, 13), ((8, 4), 9, 17), ((10, 0), 9, 20), ((10, 15), 9, 24), ((11, 5), 9, 25)]
+
+
+def version(text: str) -> Version:
+    """``"8.6"`` as (8, 6)."""
+    major, minor = text.split(".")
+    return int(major), int(minor)
 
 
 @dataclass(frozen=True)
@@ -24,7 +33,7 @@ class Target:
             shadow the plugin, so files for those versions carry none.
     """
 
-    version: tuple[int, int]
+    version: Version
     opsets: tuple[int, int]
     bodies: bool
 
