@@ -14,7 +14,17 @@ from onnx import TensorProto, helper, numpy_helper
 from svexport.graph.permutation import Perm
 from svexport.graph.walk import graphs, graphs_of, opset_of
 
-__all__ = ["Scope", "byte_size", "drop_unused", "is_standard", "light_copy", "scopes", "used_inside", "used_names"]
+__all__ = [
+    "Scope",
+    "byte_size",
+    "constant_value",
+    "drop_unused",
+    "is_standard",
+    "light_copy",
+    "scopes",
+    "used_inside",
+    "used_names",
+]
 
 LARGE = 2**16
 """Bytes from which on a constant is not copied where that can be helped."""
@@ -116,7 +126,7 @@ def _inner_scopes(scope: Scope, inferred: onnx.GraphProto) -> Iterator[Scope]:
         scope.infos[value.name] = value.type.tensor_type
     tensors = [(t.name, t) for t in scope.graph.initializer]
     for node in scope.graph.node:
-        if is_standard(node, "Constant") and (tensor := _value(node)) is not None:
+        if is_standard(node, "Constant") and (tensor := constant_value(node)) is not None:
             tensors.append((node.output[0], tensor))
     overridable = {value.name for value in scope.graph.input}
     for name, tensor in tensors:
@@ -132,7 +142,7 @@ def _inner_scopes(scope: Scope, inferred: onnx.GraphProto) -> Iterator[Scope]:
     yield scope
 
 
-def _value(node: onnx.NodeProto) -> TensorProto | None:
+def constant_value(node: onnx.NodeProto) -> TensorProto | None:
     """Of a ``Constant`` node; None for a sparse one or strings."""
     types = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
     for attribute in node.attribute:
