@@ -140,9 +140,10 @@ class Nodes:
         """As the parser goes about it: its own importers, by op_type alone, then local functions, then plugins."""
         proto, version = node.proto, self._target.version
         name, standard = proto.op_type, proto.domain in STANDARD
+        meant = standard or not onnx.defs.has(name)  # some of the parser's own ops have another domain
         asked_first = version >= PLUGINS_FIRST and any(a.name == "plugin_namespace" for a in proto.attribute)
-        if is_parsed(name, version) and (standard or not asked_first):
-            if not standard:
+        if is_parsed(name, version) and (meant or not asked_first):
+            if not meant:
                 expected = f"an op_type of its own for what is not ONNX's {name}"
                 came = f"{proto.domain}::{name}, taken for ONNX's: the parser looks at op_type alone"
                 self._add("warning", "shadowing", expected, came, "rename it, unless that is meant", proto, where)
@@ -156,7 +157,7 @@ class Nodes:
             todo = "inline them: onnx.inliner.inline_local_functions"
             self._add("error", "local_function", expected, str(self._target), todo, proto, where)
             return "unsupported"
-        if (standard and name in OPERATORS) or onnx.defs.has(name, "" if standard else proto.domain):
+        if (meant and name in OPERATORS) or onnx.defs.has(name, "" if standard else proto.domain):
             first = OPERATORS[name].first if name in OPERATORS else None
             expected = f"TensorRT {dotted(first)} or later: the first that parses {name}" if first else ""
             expected = expected or f"ops that TensorRT parses: no version has {name}"

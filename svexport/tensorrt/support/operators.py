@@ -98,7 +98,8 @@ OPERATORS: dict[str, Operator] = {
         r.no_output(1, "present_key", kind="documented"),
         r.no_output(2, "present_value", kind="documented"),
         r.no_output(3, "qk_matmul_output", kind="documented"),
-        r.attribute("softcap", 0.0, 0.0, kind="documented"),
+        r.attribute("softcap", 0.0, 0.0),
+        r.without("softmax_precision"),
     ),
     "AveragePool": op("8.2", "float int8", *POOL, r.within(r.AVERAGE_PADS, before="8.5")),
     "BatchNormalization": op(
@@ -328,17 +329,36 @@ OPERATORS: dict[str, Operator] = {
     "Xor": op("8.4", "bool"),
 }
 
+# TensorRT's own, which the tools that quantize for it write.
+OPERATORS |= {
+    "DistCollective": op("10.16", ""),
+    "TRT_Attention": op("11.0", ""),
+    "TRT_BlockQuantize": op("10.15", ""),
+    "TRT_FP4DynamicQuantize": op("10.8", ""),
+    "TRT_FP8DequantizeLinear": op("8.6", ""),
+    "TRT_FP8QuantizeLinear": op("8.6", ""),
+    "TRT_INT4DequantizeLinear": op("10.0", ""),
+    "TRT_INT4QuantizeLinear": op("10.0", ""),
+    "TRT_KVCacheUpdate": op("11.0", ""),
+    "TRT_MoE": op("11.0", ""),
+    "TRT_MXFP8DequantizeLinear": op("10.12", ""),
+    "TRT_MXFP8DynamicQuantize": op("10.12", ""),
+    "TRT_MXFP8QuantizeLinear": op("10.12", ""),
+    "TRT_QuantizedAttention": op("10.15", ""),
+}
+
 INSTEAD = {
     "AffineGrid": "svexport.export writes F.affine_grid with other ops up to opset 19",
     "Col2Im": "svexport.export writes F.fold with other ops up to opset 17",
     "DeformConv": "svexport.export keeps torchvision's deform_conv2d as SvDeformConv2d, a plugin",
     "Det": "write it out for small matrices",
     "Einsum": "svexport.export writes torch.einsum as Transposes and MatMuls",
+    "Gelu": "export at opset 19 or below, which writes it with other ops",
     "GridSample": "svexport.export keeps F.grid_sample as SvGridSample, a plugin; plugins=False writes other ops",
     "GroupNormalization": "export at opset 17 or below, which writes it with other ops",
     "IsInf": "svexport.export writes torch.isinf and nan_to_num with other ops up to opset 17",
     "LayerNormalization": "svexport.export writes F.layer_norm with other ops up to opset 16",
-    "Gelu": "export at opset 19 or below, which writes it with other ops",
+    "Mod": "write x - y * floor(x / y)",
     "Trilu": "svexport.export writes torch.triu and tril with other ops up to opset 13",
 }
 """What to do without an op where there is more to say than that another opset may write it otherwise."""
