@@ -410,6 +410,8 @@ def test_files_that_are_no_models(tmp_path):
         check(tmp_path / "absent.onnx", "8.4")
     with pytest.raises(SvexportError, match="got the folder"):
         check(tmp_path, "8.4")
+    with pytest.raises(SvexportError, match="got a Sampler; export it first"):
+        check(Sampler(), "8.4")
     with pytest.raises(ExportError, match="expects a TensorRT version"):
         check(tmp_path / "cut.onnx", "seven")
 

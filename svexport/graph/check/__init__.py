@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ __all__ = ["CheckReport", "Finding", "check"]
 _MAX_BYTES = 2**31 - 1
 
 
-def check(model: onnx.ModelProto | str | Path, target: str) -> CheckReport:
+def check(model: onnx.ModelProto | str | os.PathLike[str], target: str) -> CheckReport:
     """Tells whether a TensorRT version parses a file, without TensorRT, a GPU or running anything.
 
     Every node, those in nested graphs and local functions too, is held to what TensorRT's parser is known to take: its
@@ -48,6 +49,8 @@ def check(model: onnx.ModelProto | str | Path, target: str) -> CheckReport:
     """
     started = time.perf_counter()
     platform = Target.parse(target)
+    if not isinstance(model, (onnx.ModelProto, str, os.PathLike)):
+        raise SvexportError(f"expected an ONNX model or the path of one, got a {type(model).__name__}; export it first")
     path = None if isinstance(model, onnx.ModelProto) else Path(model)
     loaded = model if isinstance(model, onnx.ModelProto) else _load(Path(model))
     _check_whole(loaded, "the model" if path is None else str(path))

@@ -324,7 +324,14 @@ OPERATORS: dict[str, Operator] = {
     "Transpose": op("8.2", "float int int8 bool"),
     "Trilu": op("8.5", "float int int8 bool", r.rank(0, 2, 3, before="8.6")),
     "Unsqueeze": op("8.2", "float int int8 bool", r.foldable(1, "axes", before="10.7")),
-    "Upsample": op("8.2", "float", r.RESIZE_LINEAR, r.refused("INT32", before="8.5"), r.refused("BOOL")),
+    "Upsample": op(
+        "8.2",
+        "float",
+        r.constant(1, "scales", before="8.4"),
+        r.RESIZE_LINEAR,
+        r.refused("INT32", before="8.5"),
+        r.refused("BOOL"),
+    ),
     "Where": op("8.2", "float int bool@8.5", r.refused("BOOL", inputs=(1, 2), before="8.5"), data=1),
     "Xor": op("8.4", "bool"),
 }
