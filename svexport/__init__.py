@@ -28,12 +28,15 @@ if TYPE_CHECKING:
     from svexport.exporter.replace import replace
     from svexport.exporter.report import ExportReport
     from svexport.graph.bodies import lower
+    from svexport.graph.check import check
+    from svexport.graph.check.report import CheckReport
     from svexport.parity import Parity
     from svexport.runtime.compare import Comparison, compare
     from svexport.runtime.session import load
 
 __all__ = [
     "BackendNotAvailableError",
+    "CheckReport",
     "Comparison",
     "EngineError",
     "ExportError",
@@ -44,6 +47,7 @@ __all__ = [
     "UnsupportedError",
     "VerificationError",
     "__version__",
+    "check",
     "compare",
     "export",
     "load",
@@ -57,9 +61,11 @@ __all__ = [
 # Imported on first use: onnx costs as much time to import as svexport may take, and the command line has to answer
 # `--help` without torch and `doctor` even where it is missing.
 _LAZY = {
+    "CheckReport": "svexport.graph.check.report",
     "Comparison": "svexport.runtime.compare",
     "ExportReport": "svexport.exporter.report",
     "Parity": "svexport.parity",
+    "check": "svexport.graph.check",
     "compare": "svexport.runtime.compare",
     "export": "svexport.exporter.export",
     "load": "svexport.runtime.session",

@@ -31,7 +31,8 @@ def run(options: argparse.Namespace) -> Outcome:
 
     from svexport.exporter.export import write
     from svexport.graph.bodies import lower
-    from svexport.graph.nodes import opset_of, svexport_nodes
+    from svexport.graph.nodes import svexport_nodes
+    from svexport.graph.walk import opset_of
 
     try:
         onnx.checker.check_model(str(options.input))  # of a path: it may be larger than a protobuf

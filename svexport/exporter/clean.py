@@ -16,7 +16,8 @@ from svexport.exporter.arguments import MODEL_ATTRIBUTE
 from svexport.exporter.sizes import Size
 from svexport.exporter.source import user_frame
 from svexport.exporter.torchscript import SOURCE_ATTRIBUTE
-from svexport.graph.nodes import attributes_of, graphs, rename, set_attributes, symbolic_of
+from svexport.graph.nodes import rename, set_attributes, symbolic_of
+from svexport.graph.walk import attributes_of, graphs
 from svexport.ops._op import DOMAIN
 
 __all__ = ["clean", "keep_inputs", "name_sizes"]
@@ -47,11 +48,32 @@ def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequ
         for value in (*graph.initializer, *graph.value_info):
             value.doc_string = ""
         del graph.metadata_props[:]
+    _join_constants(model)
     _rename_outputs(model.graph, output_names)
     rename(
         model.graph, {i.name: name for i, name in zip(model.graph.input, input_names, strict=True) if i.name != name}
     )
     del model.metadata_props[:]
+
+
+def _join_constants(model: onnx.ModelProto) -> None:
+    """Takes out each Identity by which an exporter gives one initializer several names, in place: TensorRT knows no
+    initializer behind it, and wants one where a convolution has its bias."""
+    constants = {tensor.name for graph in graphs(model.graph) for tensor in graph.initializer}
+    results = {value.name for graph in graphs(model.graph) for value in graph.output}
+    names: dict[str, str] = {}
+    for graph in graphs(model.graph):
+        kept = []
+        for node in graph.node:
+            source = names.get(node.input[0], node.input[0]) if node.op_type == "Identity" else ""
+            if source in constants and node.output[0] not in results:
+                names[node.output[0]] = source
+            else:
+                kept.append(node)
+        if len(kept) < len(graph.node):
+            del graph.node[:]
+            graph.node.extend(kept)
+    rename(model.graph, names)
 
 
 def keep_inputs(model: onnx.ModelProto, tensors: Mapping[str, Tensor], axes: Mapping[str, Mapping[int, str]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -316,7 +317,7 @@ def _fake_quantize(g: Any, own: _Own, self: _Value, scale: _Value, zero_point: _
     before opset 13 no scale that is a parameter."""
     *axis, low, high = (int(symbolic_helper._maybe_get_const(value, "i")) for value in rest)
     full = full_range(low, high)
-    if full is None or (axis and g.opset < 13):
+    if full is None or g.opset < (13 if axis else 10):
         return own(g, self, scale, zero_point, *rest)
     scale = g.op("Cast", scale, to_i=_kinds.FLOAT.onnx_type())
     if full != (low, high):
@@ -333,6 +334,47 @@ def _fake_quantize(g: Any, own: _Own, self: _Value, scale: _Value, zero_point: _
     given = scale, g.op("Cast", zero_point, to_i=kind.onnx_type())
     along = {"axis_i": axis[0]} if axis else {}
     return g.op("DequantizeLinear", g.op("QuantizeLinear", self, *given, **along), *given, **along)
+
+
+def _isinf(g: Any, own: _Own, self: _Value) -> Any:
+    """The exporter's own, and those below, cast to double for IsInf, which TensorRT has from 8.6 and ONNX from opset 10
+    on."""
+    kind = _kinds.from_value(self, _kinds.UNDEFINED)
+    if not _is_floating(kind):
+        return own(g, self)
+    return g.op("Greater", g.op("Abs", self), _scalar(g, torch.finfo(kind.dtype()).max, kind))
+
+
+def _isfinite(g: Any, own: _Own, self: _Value) -> Any:
+    """As of ``isinf``."""
+    kind = _kinds.from_value(self, _kinds.UNDEFINED)
+    if not _is_floating(kind):
+        return own(g, self)
+    return g.op("Less", g.op("Abs", self), _scalar(g, math.inf, kind))
+
+
+def _nan_to_num(g: Any, own: _Own, self: _Value, nan: _Value, high: _Value, low: _Value) -> Any:
+    """As of ``isinf``."""
+    kind = _kinds.from_value(self, _kinds.UNDEFINED)
+    if not _is_floating(kind):
+        return own(g, self, nan, high, low)
+    limits = torch.finfo(kind.dtype())
+    given = [None if symbolic_helper._is_none(v) else symbolic_helper._parse_arg(v, "f") for v in (nan, high, low)]
+    replaced = g.op("Where", g.op("IsNaN", self), _scalar(g, given[0] or 0.0, kind), self)
+    for beyond, limit, number in (("Greater", limits.max, given[1]), ("Less", limits.min, given[2])):
+        number = limit if number is None else number
+        if not math.isinf(number) or (number > 0) != (limit > 0):
+            infinite = g.op(beyond, self, _scalar(g, limit, kind))
+            replaced = g.op("Where", infinite, _scalar(g, number, kind), replaced)
+    return replaced
+
+
+def _is_floating(kind: Any) -> bool:
+    return kind != _kinds.UNDEFINED and kind.dtype().is_floating_point
+
+
+def _scalar(g: Any, number: float, kind: Any) -> _Value:
+    return g.op("Constant", value_t=torch.tensor(number, dtype=kind.dtype()))
 
 
 def _numbers(value: _Value) -> list[int]:
@@ -382,9 +424,12 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     "aten::floor_divide": _floor_divide,
     "aten::index": _index,
     "aten::index_put": _index_put,
+    "aten::isfinite": _isfinite,
+    "aten::isinf": _isinf,
     "aten::linalg_cross": _cross,
     "aten::linspace": _linspace,
     "aten::movedim": _movedim,
+    "aten::nan_to_num": _nan_to_num,
     "aten::permute": _permute,
     "aten::repeat": _repeat,
     "aten::repeat_interleave": _repeat_interleave,

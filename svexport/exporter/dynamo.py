@@ -122,9 +122,10 @@ def _cast_back(program: torch.onnx.ONNXProgram, dtypes: Sequence[torch.dtype]) -
 
 
 def _save_optimized(program: torch.onnx.ONNXProgram, path: Path) -> None:
-    """Saves the program as the exporter's optimizer leaves it, or as it was where that makes it invalid.
+    """Saves the program as the exporter's optimizer leaves it, or with constants folded where that makes it invalid.
 
-    onnxscript 0.7 breaks some graphs: two equal ``clamp(0, 1)`` of one tensor lose the node that both share.
+    onnxscript 0.7 breaks some graphs: two equal ``clamp(0, 1)`` of one tensor lose the node that both share. As it was
+    traced, a program has sequences of the parts of splits, and computes biases of convolutions that have none.
     """
     plain = path.with_name("plain.onnx")
     program.save(str(plain))
@@ -133,8 +134,13 @@ def _save_optimized(program: torch.onnx.ONNXProgram, path: Path) -> None:
     try:
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:
-        logger.warning("kept the graph as traced: the optimizer broke it ({})", str(error).splitlines()[0])
-        plain.replace(path)
+        from onnxscript import optimizer
+
+        logger.warning("folded constants only: the optimizer broke the graph ({})", str(error).splitlines()[0])
+        folded = ir.load(str(plain))
+        optimizer.fold_constants(folded)
+        optimizer.remove_unused_nodes(folded)
+        ir.save(folded, str(path))
 
 
 def translations() -> dict[Any, Callable[..., Any]]:

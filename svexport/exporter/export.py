@@ -31,10 +31,11 @@ from svexport.exporter.report import ExportReport, NodeSource
 from svexport.exporter.sizes import Size, tiled
 from svexport.exporter.source import is_library
 from svexport.exporter.state import unchanged
-from svexport.exporter.targets import Target
 from svexport.exporter.verify import verify as verify_file
+from svexport.graph.check import check
 from svexport.logging import logger
 from svexport.parity import Parity, check_tolerances, tolerances
+from svexport.tensorrt.support.target import Target
 
 if TYPE_CHECKING:
     import onnx
@@ -91,7 +92,7 @@ def export(
             standard ONNX; a list of op names keeps those.
         target: a TensorRT version (``"8.6"``) the file is for. Files for versions below 10.12 carry no bodies, and ops
             that TensorRT runs natively (einsum) are lowered. The file is verified all the same, before its bodies are
-            taken off.
+            taken off, and held to what that version parses: ``report.check``, see :func:`svexport.check`.
         dtype: ``torch.float16`` (or bfloat16) exports a strongly typed model of that type; inputs keep theirs.
         dynamic_shapes: by parameter name (nested like the argument) or input name, ``{"x": {0: "batch"}}``, or a tuple
             in the order of the arguments. Axes of one name have one size.
@@ -204,6 +205,10 @@ def export(
             verified = time.perf_counter()
             size = sum(f.stat().st_size for f in folder.iterdir())
             _move(folder, path)
+    checked = None if target is None else check(path, target)
+    if checked is not None and (found := [*checked.errors, *checked.warnings]):
+        what = ", ".join(dict.fromkeys(finding.op or finding.rule for finding in found))
+        notes.append(f"{platform}: {checked.verdict} ({what}); print(report.check) lists them")
     seconds = {"trace": traced - started, "bodies": finished - traced}
     if verify:
         seconds["verify"] = verified - finished
@@ -213,6 +218,7 @@ def export(
         model=type(model).__name__,
         target=None if platform is None else str(platform),
         bytes=size,
+        check=checked,
         parity=results,
         rtol=rtol,
         atol=atol,
@@ -457,9 +463,10 @@ def _finish(
     import onnx
 
     from svexport.graph.bodies import attach, ir_version, lower_in_place, node_types, state_types
-    from svexport.graph.nodes import beyond_plugin, opset_of, svexport_nodes
+    from svexport.graph.nodes import beyond_plugin, svexport_nodes
     from svexport.graph.scope import light_copy
     from svexport.graph.simplify import simplify as simplified
+    from svexport.graph.walk import opset_of
     from svexport.graph.weights import hold_weights
     from svexport.ops._op import OPS
 
@@ -526,7 +533,7 @@ def _later(error: str, opset: int) -> str:
 
 def _counts(model: onnx.ModelProto) -> dict[str, int]:
     """Nodes by type, nested graphs included, constants left out."""
-    from svexport.graph.nodes import graphs
+    from svexport.graph.walk import graphs
 
     return dict(Counter(n.op_type for g in graphs(model.graph) for n in g.node if n.op_type != "Constant"))
 

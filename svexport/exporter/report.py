@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from svexport import html
+from svexport.graph.check.report import CheckReport
 from svexport.parity import Parity
 
 __all__ = ["ExportReport", "NodeSource"]
@@ -56,6 +57,7 @@ class ExportReport:
         atol: absolute tolerance.
         seconds: wall time of each stage.
         notes: remarks, such as what the tracer warned of.
+        check: what the target makes of the file; None without one.
     """
 
     path: Path
@@ -75,6 +77,7 @@ class ExportReport:
     atol: float
     seconds: Mapping[str, float]
     notes: list[str] = field(default_factory=list)
+    check: CheckReport | None = None
 
     @property
     def verified(self) -> bool:
@@ -92,6 +95,7 @@ class ExportReport:
             **asdict(self),
             "path": str(self.path),
             "parity": [p.to_dict() for p in self.parity],
+            "check": self.check and self.check.to_dict(),
             "verified": self.verified,
         }
 
@@ -127,6 +131,8 @@ class ExportReport:
                 for row in rows[1:]:
                     table.add_row(*map(Text, row))
                 tables.append(table)
+        if self.check is not None and not self.check.ok:
+            tables += self.check.tables()
         return tables
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
@@ -163,6 +169,7 @@ class ExportReport:
             f'<p class="{"ok" if self.verified else "fail"}">{escape(verdict)}</p>',
             *parity,
             html.section("Nodes", *nodes),
+            *([html.section(f"Checked for {self.check.target}", *self.check.html_body())] if self.check else []),
             html.section("Details", html.table((), self._facts())),
             *([html.section("Notes", *map(html.note, self.notes))] if self.notes else []),
         ]

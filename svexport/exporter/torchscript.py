@@ -200,11 +200,12 @@ def _correction(name: str, convert: Callable[..., Any], ours: Callable[..., Any]
     """The function torch.onnx calls for an aten function of :data:`CORRECTIONS`; ``ours`` is an op's, where one is."""
     exporters_own = _exporters_own(name)
 
+    def missing(g: Any, *values: torch._C.Value) -> Any:  # what a correction does without is not missed
+        first = next((opset for opset in range(g.opset, LAST_OPSET + 1) if exporters_own(opset)), None)
+        raise torch.onnx.errors.UnsupportedOperatorError(name, g.opset, first)
+
     def function(g: Any, *values: torch._C.Value) -> Any:
-        if (own := ours or exporters_own(g.opset)) is None:
-            first = next((opset for opset in range(g.opset, LAST_OPSET + 1) if exporters_own(opset)), None)
-            raise torch.onnx.errors.UnsupportedOperatorError(name, g.opset, first)
-        return convert(g, own, *values)
+        return convert(g, ours or exporters_own(g.opset) or missing, *values)
 
     return function
 

@@ -10,18 +10,10 @@ import onnx
 from onnx import AttributeProto, helper
 
 from svexport.errors import UnsupportedError
-from svexport.graph.nodes import (
-    arguments_of,
-    attributes_of,
-    graphs,
-    opset_of,
-    separate_names,
-    svexport_nodes,
-    symbolic_of,
-    weight_attributes,
-)
+from svexport.graph.nodes import arguments_of, separate_names, svexport_nodes, symbolic_of, weight_attributes
 from svexport.graph.scope import light_copy
 from svexport.graph.types import infer_types, types_of
+from svexport.graph.walk import attributes_of, graphs, opset_of
 from svexport.ops._op import DOMAIN, OPS, Op
 from svexport.symbolic._builder import Builder, Value
 

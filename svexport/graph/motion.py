@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx
 
-from svexport.graph.nodes import attributes_of
 from svexport.graph.permutation import Perm, identity
 from svexport.graph.scope import Scope
+from svexport.graph.walk import attributes_of
 
 __all__ = ["FAMILIES", "Motion", "motion_of"]
 

@@ -1,4 +1,4 @@
-"""Reading and writing svexport nodes, and walking a model's graphs."""
+"""Reading and writing svexport nodes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ import onnx
 from onnx import AttributeProto, TensorProto, helper
 
 from svexport.errors import UnsupportedError
+from svexport.graph.walk import attributes_of, graphs
 from svexport.ops._op import DOMAIN, Op
 from svexport.symbolic import SYMBOLICS
 from svexport.symbolic._builder import Value
 from svexport.symbolic._symbolic import COMPUTED, Symbolic
 
 __all__ = [
-    "attributes_of",
     "beyond_plugin",
-    "graphs",
     "is_svexport",
-    "opset_of",
     "rename",
     "separate_names",
     "set_attributes",
@@ -32,18 +30,6 @@ __all__ = [
 
 PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": "1"}
 """On every node: what TensorRT's parser looks a plugin creator up by."""
-
-
-def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """The graph and every graph nested in its nodes (If, Loop, Scan), outermost first."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                yield from graphs(attribute.g)
-            elif attribute.type == AttributeProto.GRAPHS:
-                for nested in attribute.graphs:
-                    yield from graphs(nested)
 
 
 def rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
@@ -95,18 +81,6 @@ def svexport_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
                 yield node
 
 
-def opset_of(model: onnx.ModelProto) -> int:
-    """The opset of the default domain.
-
-    Raises:
-        UnsupportedError: if the model imports none.
-    """
-    for entry in model.opset_import:
-        if entry.domain in ("", "ai.onnx"):
-            return entry.version
-    raise UnsupportedError("expected a model that imports the default ONNX domain; this one imports none")
-
-
 def symbolic_of(node: onnx.NodeProto) -> Symbolic:
     """The symbolic of a node.
 
@@ -119,11 +93,6 @@ def symbolic_of(node: onnx.NodeProto) -> Symbolic:
             f"(it has {', '.join(sorted(SYMBOLICS))}); the file was written by a newer svexport: upgrade it"
         )
     return SYMBOLICS[node.op_type]
-
-
-def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
-    """A node's attributes by name, as Python has them."""
-    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
 
 def beyond_plugin(node: onnx.NodeProto) -> bool:

@@ -9,12 +9,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
-from svexport.graph.nodes import graphs, opset_of
 from svexport.graph.permutation import Perm
+from svexport.graph.walk import graphs, graphs_of, opset_of
 
-__all__ = ["Scope", "byte_size", "drop_unused", "is_standard", "light_copy", "scopes", "used_inside", "used_names"]
+__all__ = [
+    "Scope",
+    "byte_size",
+    "constant_value",
+    "drop_unused",
+    "is_standard",
+    "light_copy",
+    "scopes",
+    "used_inside",
+    "used_names",
+]
 
 LARGE = 2**16
 """Bytes from which on a constant is not copied where that can be helped."""
@@ -116,7 +126,7 @@ def _inner_scopes(scope: Scope, inferred: onnx.GraphProto) -> Iterator[Scope]:
         scope.infos[value.name] = value.type.tensor_type
     tensors = [(t.name, t) for t in scope.graph.initializer]
     for node in scope.graph.node:
-        if is_standard(node, "Constant") and (tensor := _value(node)) is not None:
+        if is_standard(node, "Constant") and (tensor := constant_value(node)) is not None:
             tensors.append((node.output[0], tensor))
     overridable = {value.name for value in scope.graph.input}
     for name, tensor in tensors:
@@ -124,7 +134,7 @@ def _inner_scopes(scope: Scope, inferred: onnx.GraphProto) -> Iterator[Scope]:
         if name not in overridable and _is_plain(tensor):
             scope.constants[name] = tensor
     for node, same in zip(scope.graph.node, inferred.node, strict=True):
-        for inner, inferred_inner in zip(_graphs_of(node), _graphs_of(same), strict=True):
+        for inner, inferred_inner in zip(graphs_of(node), graphs_of(same), strict=True):
             # Not the large constants: a nested graph would get its own transposed copy of them.
             small = {name: t for name, t in scope.constants.items() if byte_size(t) <= LARGE}
             child = Scope(inner, scope.opset, scope.ir_version, ChainMap({}, scope.infos), small, scope.taken)
@@ -132,7 +142,7 @@ def _inner_scopes(scope: Scope, inferred: onnx.GraphProto) -> Iterator[Scope]:
     yield scope
 
 
-def _value(node: onnx.NodeProto) -> TensorProto | None:
+def constant_value(node: onnx.NodeProto) -> TensorProto | None:
     """Of a ``Constant`` node; None for a sparse one or strings."""
     types = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
     for attribute in node.attribute:
@@ -149,16 +159,9 @@ def _is_plain(tensor: TensorProto) -> bool:
     return types and tensor.data_location != TensorProto.EXTERNAL
 
 
-def _graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            yield attribute.g
-        yield from attribute.graphs
-
-
 def used_inside(node: onnx.NodeProto) -> list[str]:
     """Names that occur in the graphs nested in a node."""
-    inner = [graph for outer in _graphs_of(node) for graph in graphs(outer)]
+    inner = [graph for outer in graphs_of(node) for graph in graphs(outer)]
     names = [name for graph in inner for each in graph.node for name in each.input]
     return list(dict.fromkeys(names + [output.name for graph in inner for output in graph.output]))
 

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from svexport.graph.nodes import graphs
 from svexport.graph.scope import light_copy
 from svexport.graph.space_to_depth import fuse_space_to_depth
 from svexport.graph.transposes import remove_transposes
+from svexport.graph.walk import graphs
 from svexport.logging import logger, quiet
 
 __all__ = ["simplify"]

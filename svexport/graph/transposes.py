@@ -25,9 +25,9 @@ from onnx import helper
 
 from svexport.graph.cut import Network
 from svexport.graph.motion import Edits, Motion, motion_of
-from svexport.graph.nodes import graphs
 from svexport.graph.permutation import Perm, compose, extend, identity, inverse, restrict
 from svexport.graph.scope import LARGE, Scope, drop_unused, is_standard, scopes, used_inside, used_names
+from svexport.graph.walk import graphs
 
 __all__ = ["remove_transposes"]
 

@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from svexport.graph.nodes import graphs, opset_of
+from svexport.graph.walk import graphs, opset_of
 from svexport.logging import logger
 from svexport.symbolic._builder import Value
 

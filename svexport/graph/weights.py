@@ -6,8 +6,9 @@ import onnx
 from onnx import AttributeProto, TensorProto, numpy_helper
 
 from svexport.errors import UnsupportedError
-from svexport.graph.nodes import attributes_of, graphs, svexport_nodes, symbolic_of, weight_attributes
+from svexport.graph.nodes import svexport_nodes, symbolic_of, weight_attributes
 from svexport.graph.scope import drop_unused
+from svexport.graph.walk import attributes_of, graphs
 
 __all__ = ["hold_weights"]
 

@@ -25,7 +25,7 @@ def guard(model: onnx.ModelProto, folder: str | os.PathLike[str] | None) -> None
     Raises:
         EngineError: otherwise.
     """
-    from svexport.graph.nodes import graphs
+    from svexport.graph.walk import graphs
 
     for tensor in _tensors(model):
         location = next((entry.value for entry in tensor.external_data if entry.key == "location"), None)
@@ -51,7 +51,7 @@ def _key(node: onnx.NodeProto) -> tuple[str, str, str]:
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    from svexport.graph.nodes import graphs
+    from svexport.graph.walk import graphs
 
     for root in (model.graph, *model.functions):
         for graph in graphs(root):

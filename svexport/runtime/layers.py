@@ -376,7 +376,7 @@ def _scopes(name: str, known: Collection[str]) -> Iterator[str]:
 
 def _users(graph: onnx.GraphProto) -> dict[str, set[int]]:
     """Which nodes use each value, themselves or in a nested graph."""
-    from svexport.graph.nodes import graphs
+    from svexport.graph.walk import graphs
 
     users: dict[str, set[int]] = defaultdict(set)
     for number, node in enumerate(graph.node):

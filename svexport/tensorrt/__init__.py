@@ -1,7 +1,28 @@
-"""TensorRT: plugins for the svexport nodes of a file, compiled from C++ or in Python."""
+"""TensorRT: plugins for the svexport nodes of a file, compiled from C++ or in Python, and what each version parses."""
 
-from svexport.tensorrt.library import build, libraries
-from svexport.tensorrt.plugins import Registered, register_plugins
-from svexport.tensorrt.torch_tensorrt import register_torch_tensorrt
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from svexport.tensorrt.library import build, libraries
+    from svexport.tensorrt.plugins import Registered, register_plugins
+    from svexport.tensorrt.torch_tensorrt import register_torch_tensorrt
 
 __all__ = ["Registered", "build", "libraries", "register_plugins", "register_torch_tensorrt"]
+
+# Imported on first use: plugins need torch, and what a version parses is told without it.
+_LAZY = {
+    "Registered": "plugins",
+    "build": "library",
+    "libraries": "library",
+    "register_plugins": "plugins",
+    "register_torch_tensorrt": "torch_tensorrt",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'svexport.tensorrt' has no attribute {name!r}")
+    return getattr(import_module(f"svexport.tensorrt.{_LAZY[name]}"), name)

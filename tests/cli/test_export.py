@@ -9,7 +9,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from svexport.graph.nodes import opset_of, svexport_nodes
+from svexport.graph.nodes import svexport_nodes
+from svexport.graph.walk import opset_of
 
 
 def test_export_with_defaults(run, project):

@@ -506,3 +506,77 @@ class IntegersAndNumbers(nn.Module):
 def test_integers_and_numbers(opset: int, dynamic: bool, tmp_path) -> None:
     axes = {"x": {0: "rows"}} if dynamic else None
     check_export(IntegersAndNumbers(), tmp_path, opset, (torch.rand(5, 6),), dynamic_shapes=axes)
+
+
+class Finite(nn.Module):
+    """What tells numbers from infinities, as the cameras of DETR3D are put together."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {
+            "isinf": torch.isinf(x),
+            "isfinite": x.isfinite(),
+            "default": torch.nan_to_num(x),
+            "numbers": x.nan_to_num(1.5, 2.5, -3.5),
+            "infinities": x.nan_to_num(0.0, torch.inf, -torch.inf),
+            "turned": x.nan_to_num(nan=7.0, posinf=-torch.inf, neginf=torch.inf),
+            "scalar": x[0, 0].nan_to_num(),
+        }
+
+
+@pytest.mark.parametrize("opset", [9, 11, 17, 18])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_infinities(dtype: torch.dtype, opset: int, tmp_path) -> None:
+    special = torch.tensor([torch.nan, torch.inf, -torch.inf, torch.finfo(dtype).max, torch.finfo(dtype).min, 0.0])
+    x = torch.cat([special.to(dtype), torch.randn(6).to(dtype)]).reshape(3, 4)
+    report = check_export(Finite(), tmp_path, opset, (x,), (x.flip(0),))
+    if opset < 18 and dtype == torch.float32:  # TensorRT 8.4 has no IsInf, and no DOUBLE in any version
+        assert not {"IsInf", "Cast"} & set(report.nodes)
+        assert svexport.check(report.path, "8.4").ok
+
+
+class Twins(nn.Module):
+    """Convolutions with equal biases, of which the exporter keeps one, and gives it other names by Identity."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(3, 3, 1) for _ in range(3))
+        for conv in self.convs:
+            nn.init.ones_(conv.bias)
+        self.table = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        for conv in self.convs:
+            x = conv(x)
+        return {"x": x, "table": self.table}
+
+
+@pytest.mark.parametrize("opset", [9, 11, 17, 18])
+def test_equal_constants_stay_initializers(opset: int, tmp_path) -> None:
+    report = check_export(Twins(), tmp_path, opset, (torch.randn(1, 3, 4, 4),))
+    model = onnx.load(report.path)
+    held = {tensor.name for tensor in model.graph.initializer}
+    convs = [node for node in model.graph.node if node.op_type == "Conv"]
+    assert len(convs) == 3
+    assert {node.input[2] for node in convs} <= held
+    assert svexport.check(model, "10.15" if opset == 18 else "8.4").ok
+
+
+class Clamped(nn.Module):
+    """What the optimizer of onnxscript 0.7 breaks, beside what TensorRT does not take as it is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1, bias=False)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        a, b = self.conv(x).split(2, dim=1)
+        c, d, e = x.split([1, 1, 2], dim=2)
+        return {"one": a.clamp(0, 1) + b, "other": a.clamp(0, 1) * 2, "parts": c * d + e}
+
+
+@pytest.mark.parametrize("opset", [18, 20])
+def test_graphs_that_the_optimizer_breaks(opset: int, tmp_path) -> None:
+    report = check_export(Clamped(), tmp_path, opset, (torch.randn(1, 3, 4, 4),), target="10.15")
+    assert report.check is not None
+    assert report.check.ok, report.check
+    assert not {"Expand", "CastLike", "SequenceAt"} & set(report.nodes)

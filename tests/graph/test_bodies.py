@@ -19,8 +19,9 @@ import svexport
 from svexport import UnsupportedError
 from svexport.graph import attach, bodies, lower, strip
 from svexport.graph.bodies import state_types
-from svexport.graph.nodes import graphs, set_attributes, svexport_nodes
+from svexport.graph.nodes import set_attributes, svexport_nodes
 from svexport.graph.types import infer_types, types_of
+from svexport.graph.walk import graphs
 from svexport.ops._op import OPS
 from svexport.ops.einsum import parse
 from tests.support import run_model

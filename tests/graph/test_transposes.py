@@ -18,10 +18,10 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from svexport.errors import VerificationError
 from svexport.graph.cut import Network
 from svexport.graph.motion import FAMILIES
-from svexport.graph.nodes import graphs
 from svexport.graph.permutation import compose, extend, identity, inverse, restrict
 from svexport.graph.prove import prove
 from svexport.graph.transposes import remove_transposes
+from svexport.graph.walk import graphs
 
 SIZES = {"N": 2, "H": 4, "W": 5}
 

@@ -1,16 +1,45 @@
-"""TensorRT versions as export targets: which opsets they parse and whether bodies may stand beside plugins."""
+"""TensorRT versions as targets: which opsets they parse and whether bodies may stand beside plugins."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from svexport.errors import ExportError
 
-__all__ = ["Target"]
+__all__ = [
+    "DOMAIN_AS_NAMESPACE",
+    "LOCAL_FUNCTIONS",
+    "PLUGINS_FIRST",
+    "Target",
+    "Version",
+    "dotted",
+    "version",
+]
+
+Version: TypeAlias = tuple[int, int]
 
 # (first version, lowest opset, highest opset), from the release notes and docs/operators.md of onnx-tensorrt.
-_OPSETS = [((8, 2), 9, 13), ((8, 4), 9, 17), ((10, 0), 9, 20), ((10, 16), 9, 24), ((11, 0), 9, 24)]
+_OPSETS = [((8, 2), 9, 13), ((8, 4), 9, 17), ((10, 0), 9, 20), ((10, 15), 9, 24), ((11, 5), 9, 25)]
+
+LOCAL_FUNCTIONS: Version = (9, 0)
+"""The first version that parses local functions."""
+DOMAIN_AS_NAMESPACE: Version = (10, 10)
+"""The first that looks for a plugin under the node's domain, where the node has no attribute plugin_namespace."""
+PLUGINS_FIRST: Version = (10, 16)
+"""The first that asks for a plugin before anything else, where the node has that attribute."""
+
+
+def version(text: str) -> Version:
+    """``"8.6"`` as (8, 6)."""
+    major, minor = text.split(".")
+    return int(major), int(minor)
+
+
+def dotted(version: Version) -> str:
+    """(8, 6) as ``"8.6"``."""
+    return f"{version[0]}.{version[1]}"
 
 
 @dataclass(frozen=True)
@@ -24,7 +53,7 @@ class Target:
             shadow the plugin, so files for those versions carry none.
     """
 
-    version: tuple[int, int]
+    version: Version
     opsets: tuple[int, int]
     bodies: bool
 
@@ -45,4 +74,4 @@ class Target:
         return cls(version, known[-1][1:], version >= (10, 12))
 
     def __str__(self) -> str:
-        return f"TensorRT {self.version[0]}.{self.version[1]}"
+        return f"TensorRT {dotted(self.version)}"

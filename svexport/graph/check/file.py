@@ -1,0 +1,181 @@
+"""What concerns a file as a whole: opset, functions, data types, data in other files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from svexport.graph.check.report import Finding, listed
+from svexport.graph.check.types import OURS
+from svexport.graph.scope import constant_value, is_standard
+from svexport.graph.walk import graphs
+from svexport.tensorrt.support.datatypes import FIRST, NARROWED, onnx_name
+from svexport.tensorrt.support.operators import is_parsed
+from svexport.tensorrt.support.target import LOCAL_FUNCTIONS, Target, dotted
+
+__all__ = ["file_findings"]
+
+_INT32 = np.iinfo(np.int32)
+
+
+def file_findings(
+    model: onnx.ModelProto,
+    light: onnx.ModelProto,
+    target: Target,
+    types: Mapping[str, onnx.TypeProto.Tensor],
+    path: Path | None,
+) -> Iterator[Finding]:
+    """All that is not about one node.
+
+    Args:
+        model: the model.
+        light: the same without its large weights.
+        target: the TensorRT version.
+        types: of its tensors, by name.
+        path: of the file; None for a model in memory.
+    """
+    every = list(graphs(model.graph))
+    yield from _opset(model, target)
+    yield from _validity(light)
+    yield from _functions(model, target)
+    yield from _other_files(every, path)
+    yield from _inputs(model.graph)
+    yield from _data_types(every, target, types)
+    if target.version < NARROWED["INT64"][1]:
+        yield from _narrowed(every)
+
+
+def _finding(severity: str, rule: str, expected: str, came: str, todo: str) -> Finding:
+    return Finding(severity, rule, "", "", "", expected, came, todo)
+
+
+def _opset(model: onnx.ModelProto, target: Target) -> Iterator[Finding]:
+    low, high = target.opsets
+    opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    expected, came = f"opset {low} to {high}", f"opset {opset}"
+    if opset > high:
+        yield _finding("error", "opset", expected, came, f"export with opset={high}")
+    elif opset < low:
+        yield _finding("warning", "opset", expected, came, f"export with opset={low} or later")
+
+
+def _validity(light: onnx.ModelProto) -> Iterator[Finding]:
+    """What the library's own checker says, but for ops and versions that it does not know: those are told of here."""
+    try:
+        onnx.checker.check_model(light)
+    except Exception as error:  # noqa: BLE001 - it has several
+        text = str(error).strip()
+        if not any(words in text for words in ("No Op registered", "ir_version", "No opset import")):
+            expected = "what the checker of onnx accepts"
+            yield _finding("warning", "onnx", expected, text.split("\n")[0], "export it again, or mend it")
+
+
+def _functions(model: onnx.ModelProto, target: Target) -> Iterator[Finding]:
+    counts = Counter((function.domain, function.name) for function in model.functions)
+    for (domain, name), count in counts.items():
+        if is_parsed(name, target.version):
+            came = f"{domain}::{name}, never called: the parser looks at names alone, and knows this one"
+            yield _finding("warning", "shadowed_function", "functions with names of their own", came, "rename it")
+        elif count > 1 and target.version >= LOCAL_FUNCTIONS:
+            came = f"{count} of {domain}::{name}, and the parser looks at names alone"
+            todo = "load svexport's plugins, or lower these nodes" if domain == OURS else "give them different names"
+            yield _finding("warning", "overloads", "one function of a name", came, todo)
+
+
+def _other_files(every: Sequence[onnx.GraphProto], path: Path | None) -> Iterator[Finding]:
+    """Weights that lie in other files: whether those are where the parser will look. They are not opened."""
+    outside = [t for graph in every for t in graph.initializer if t.data_location == TensorProto.EXTERNAL]
+    places = (next((entry.value for entry in t.external_data if entry.key == "location"), "") for t in outside)
+    counts = Counter(places)
+    for location, count in counts.items():
+        expected = f"{location} beside the file"
+        if not location or Path(location).is_absolute() or ".." in Path(location).parts:
+            came = f"{count} weights in {location!r}"
+            yield _finding("error", "external_data", "weights beside the file", came, "save it again")
+        elif path is not None and not (path.parent / location).is_file():
+            yield _finding("error", "external_data", expected, "no such file", "copy it along")
+        else:
+            todo = "keep them together, and parse by path: the parser has to know the folder"
+            yield _finding("note", "external_data", expected, f"{count} weights in it", todo)
+
+
+def _inputs(graph: onnx.GraphProto) -> Iterator[Finding]:
+    for value in (*graph.input, *graph.output):
+        kind = (value.type.WhichOneof("value") or "tensor_type").removesuffix("_type")
+        if kind != "tensor":
+            came = f"{value.name!r} is a {kind}"
+            yield _finding("error", "data_type", "tensors as inputs and outputs", came, "take and return tensors")
+    given = {tensor.name for tensor in graph.initializer}
+    for value in graph.input:
+        if value.name not in given and not value.type.tensor_type.HasField("shape"):
+            todo = "state its shape, with names for dynamic sizes"
+            yield _finding("error", "rank", "inputs of known rank", f"{value.name!r} has none", todo)
+
+
+def _data_types(
+    every: Sequence[onnx.GraphProto], target: Target, types: Mapping[str, onnx.TypeProto.Tensor]
+) -> Iterator[Finding]:
+    """Types that the version does not know, or makes others of: one finding for each."""
+    names: dict[str, list[str]] = {}
+    for name, type_ in types.items():
+        names.setdefault(onnx_name(type_.elem_type), []).append(name)
+    names.pop("UNDEFINED", None)
+    if uint8 := _misplaced(every, target, names.pop("UINT8", [])):
+        known = target.version >= FIRST["UINT8"]
+        expected = "UINT8 as inputs and outputs only" if known else f"no UINT8 before TensorRT {dotted(FIRST['UINT8'])}"
+        todo = "cast what is fed at once, and what is returned last" if known else "feed and return another type"
+        yield _finding("error", "data_type", expected, listed(uint8), todo)
+    for kind, found in names.items():
+        first = FIRST.get(kind)
+        if first is None or target.version < first:
+            since = f" before TensorRT {dotted(first)}" if first else ""
+            yield _finding("error", "data_type", f"no {kind}{since}", listed(found), "export another type, or cast")
+        elif kind == "DOUBLE":
+            came = f"{listed(found)}, computed in FLOAT"
+            yield _finding("warning", "data_type", "no DOUBLE", came, "see that FLOAT is precise enough")
+
+
+def _misplaced(every: Sequence[onnx.GraphProto], target: Target, uint8: list[str]) -> list[str]:
+    """UINT8 tensors that are neither constants nor quantized nor, where the version knows such, at the boundary."""
+    if not uint8:
+        return []
+    fine = {tensor.name for graph in every for tensor in graph.initializer}
+    makers = (node for graph in every for node in graph.node if node.op_type in ("Constant", "QuantizeLinear"))
+    fine.update(name for node in makers for name in node.output)
+    if target.version >= FIRST["UINT8"]:
+        fine.update(value.name for value in (*every[0].input, *every[0].output))
+    return [name for name in uint8 if name not in fine]
+
+
+def _narrowed(every: Sequence[onnx.GraphProto]) -> Iterator[Finding]:
+    """INT64 that becomes INT32: numbers that do not fit, and inputs and outputs that callers have to feed so."""
+    nodes = [node for graph in every for node in graph.node]
+    bounds = {name for node in nodes if node.op_type == "Slice" for name in node.input[1:3]}  # clamped, they do as well
+    constants = [(tensor.name, tensor) for graph in every for tensor in graph.initializer]
+    for node in nodes:
+        if is_standard(node, "Constant") and node.output and (tensor := constant_value(node)) is not None:
+            constants.append((node.output[0], tensor))
+    for name, tensor in constants:
+        if tensor.data_type == TensorProto.INT64 and name not in bounds and (number := _beyond_int32(tensor)):
+            came = f"{name!r} holds {number}, which is clamped"
+            todo = "see whether the clamped number does as well"
+            yield _finding("warning", "int64_range", "INT64 constants that fit into INT32", came, todo)
+    boundary = (*every[0].input, *every[0].output)
+    if names := [value.name for value in boundary if value.type.tensor_type.elem_type == TensorProto.INT64]:
+        came = f"{listed(names)} as INT64"
+        yield _finding("note", "int64_binding", "INT32 bindings", came, "feed and read them as INT32")
+
+
+def _beyond_int32(tensor: TensorProto) -> str:
+    """A number of an INT64 constant that INT32 does not hold, read where it lies; empty if there is none."""
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return ""
+    raw = tensor.raw_data
+    values = np.frombuffer(raw[: len(raw) // 8 * 8], "<i8") if raw else np.asarray(tensor.int64_data, np.int64)
+    ends = (values.min(), values.max()) if values.size else ()
+    return next((str(value) for value in ends if not _INT32.min <= value <= _INT32.max), "")

@@ -1,0 +1,299 @@
+"""What becomes of every node of a file."""
+
+from __future__ import annotations
+
+from collections import ChainMap, Counter
+from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import onnx
+from onnx import TensorProto
+
+from svexport.graph.check.report import Finding, listed
+from svexport.graph.check.types import OURS, our_ops
+from svexport.graph.scope import constant_value, is_standard
+from svexport.graph.walk import attributes_of, graphs, graphs_of, opset_of
+from svexport.logging import logger
+from svexport.tensorrt.support.node import Node, Undecided, UnknownTensor
+from svexport.tensorrt.support.operators import INSTEAD, OPERATORS, Operator, is_parsed
+from svexport.tensorrt.support.rules import Rule, allowed_types
+from svexport.tensorrt.support.target import (
+    DOMAIN_AS_NAMESPACE,
+    LOCAL_FUNCTIONS,
+    PLUGINS_FIRST,
+    Target,
+    dotted,
+)
+
+if TYPE_CHECKING:
+    from svexport.ops._op import Op
+
+__all__ = ["VERDICTS", "Nodes"]
+
+VERDICTS = ("native", "plugin", "body", "unknown plugin", "undecided", "restricted", "unsupported")
+"""The later, the worse."""
+
+STANDARD = ("", "ai.onnx")
+OTHERWISE = "write it with other ops, at another opset, or as a plugin"
+
+
+class Nodes:
+    """All nodes of a model, those of nested graphs and of the local functions that are called too.
+
+    Attributes:
+        counts: nodes by type.
+        verdicts: nodes by what becomes of them.
+    """
+
+    def __init__(self, model: onnx.ModelProto, target: Target, types: Mapping[str, onnx.TypeProto.Tensor]) -> None:
+        self.counts: Counter[str] = Counter()
+        self.verdicts: Counter[str] = Counter()
+        self._findings: list[Finding] = []
+        self._model = model
+        self._target = target
+        self._types = types
+        self._ops = our_ops(model)
+        self._local = {function.name: function for function in model.functions}  # the parser too knows names alone
+        self._called: dict[str, bool] = {}  # functions by name, and whether a plugin comes before each call of them
+        self._unknown: dict[str, list[str]] = {}  # tensors, and the nodes of which restrictions depend on them
+        self._rules: dict[str, tuple[list[Rule], list[str]]] = {}  # by op, of this version
+
+    def findings(self) -> list[Finding]:
+        """Looks at all of them."""
+        self._graph(self._model.graph, opset_of(self._model), "")
+        self._functions()
+        self._unknown_tensors()
+        return self._findings
+
+    def _add(
+        self,
+        severity: str,
+        rule: str,
+        expected: str,
+        came: str,
+        todo: str,
+        node: onnx.NodeProto | None,
+        where: str = "",
+    ) -> None:
+        op, name = ("", "") if node is None else (node.op_type, _label(node))
+        self._findings.append(Finding(severity, rule, op, name, where, expected, came, todo))
+
+    # Where nodes are --------------------------------------------------------------------------------------------------
+
+    def _graph(
+        self,
+        graph: onnx.GraphProto | onnx.FunctionProto,
+        opset: int,
+        where: str,
+        constants: MutableMapping[str, TensorProto] | None = None,
+        makers: MutableMapping[str, onnx.NodeProto] | None = None,
+        inputs: frozenset[str] = frozenset(),
+        in_function: bool = False,
+    ) -> None:
+        """Every node of a graph and of those nested in it, which see its constants, makers of tensors and inputs."""
+        constants = ChainMap({}, constants or {})
+        makers = ChainMap({}, makers or {})
+        if isinstance(graph, onnx.GraphProto):
+            constants.update((tensor.name, tensor) for tensor in graph.initializer)
+            inputs |= {value.name for value in graph.input} | {t.values.name for t in graph.sparse_initializer}
+        else:
+            inputs = frozenset(graph.input)
+        for node in graph.node:
+            makers.update((name, node) for name in node.output if name)
+            if is_standard(node, "Constant") and node.output and (tensor := constant_value(node)) is not None:
+                constants[node.output[0]] = tensor
+        types = {} if in_function else self._types
+        for node in graph.node:
+            self.counts[node.op_type] += 1
+            if lost := [n for n in node.input if n and not (n in makers or n in constants or n in inputs)]:
+                came = f"{listed(lost)}, which nothing makes"
+                self._add("error", "missing_input", "inputs that are there", came, "export it again", node, where)
+            known = Node(node, opset, self._target.version, types, constants, makers, in_function)
+            self.verdicts[self._verdict(known, where)] += 1
+            for nested in graphs_of(node):
+                inside = f"{where}/{_label(node)}" if where else _label(node)
+                self._graph(nested, opset, inside, constants, makers, inputs, in_function)
+
+    def _functions(self) -> None:
+        """The local functions that nodes run by, each once. What is wrong with a plugin's stand-in is no error."""
+        done: set[str] = set()
+        while names := self._called.keys() - done:
+            name = min(names)
+            done.add(name)
+            function = self._local[name]
+            opset = next((e.version for e in function.opset_import if e.domain in STANDARD), opset_of(self._model))
+            before = len(self._findings)
+            self._graph(function, opset, f"function {function.domain}::{name}", in_function=True)
+            if self._called[name]:
+                for index, finding in enumerate(self._findings[before:], before):
+                    if finding.severity == "error":
+                        self._findings[index] = replace(finding, severity="warning")
+
+    def _call(self, node: onnx.NodeProto, after_plugin: bool = False) -> str:
+        self._called[node.op_type] = after_plugin and self._called.get(node.op_type, True)
+        return "plugin" if after_plugin else "body"
+
+    # What becomes of them ---------------------------------------------------------------------------------------------
+
+    def _verdict(self, node: Node, where: str) -> str:
+        """As the parser goes about it: its own importers, by op_type alone, then local functions, then plugins."""
+        proto, version = node.proto, self._target.version
+        name, standard = proto.op_type, proto.domain in STANDARD
+        meant = standard or not onnx.defs.has(name)  # some of the parser's own ops have another domain
+        asked_first = version >= PLUGINS_FIRST and any(a.name == "plugin_namespace" for a in proto.attribute)
+        if is_parsed(name, version) and (meant or not asked_first):
+            if not meant:
+                expected = f"an op_type of its own for what is not ONNX's {name}"
+                came = f"{proto.domain}::{name}, taken for ONNX's: the parser looks at op_type alone"
+                self._add("warning", "shadowing", expected, came, "rename it, unless that is meant", proto, where)
+            return self._native(node, OPERATORS[name], where)
+        if proto.domain == OURS:
+            return self._ours(proto, where)
+        if name in self._local and not standard:
+            if version >= LOCAL_FUNCTIONS:
+                return self._call(proto)
+            expected = f"TensorRT {dotted(LOCAL_FUNCTIONS)} or later: the first that parses local functions"
+            todo = "inline them: onnx.inliner.inline_local_functions"
+            self._add("error", "local_function", expected, str(self._target), todo, proto, where)
+            return "unsupported"
+        if (meant and name in OPERATORS) or onnx.defs.has(name, "" if standard else proto.domain):
+            first = OPERATORS[name].first if name in OPERATORS else None
+            expected = f"TensorRT {dotted(first)} or later: the first that parses {name}" if first else ""
+            expected = expected or f"ops that TensorRT parses: no version has {name}"
+            todo = INSTEAD.get(name, OTHERWISE)
+            self._add("error", "unsupported", expected, str(self._target), todo, proto, where)
+            return "unsupported"
+        return self._foreign(proto, where)
+
+    def _foreign(self, node: onnx.NodeProto, where: str) -> str:
+        """A plugin of somebody else, or a mistake."""
+        namespace = next((a.s.decode(errors="replace") for a in node.attribute if a.name == "plugin_namespace"), "")
+        spaces = [namespace]
+        if node.domain and self._target.version >= DOMAIN_AS_NAMESPACE:
+            spaces.append(node.domain)
+        expected = f"a plugin {node.op_type} registered in namespace {' or '.join(map(repr, dict.fromkeys(spaces)))}"
+        came = f"{node.domain or 'ai.onnx'}::{node.op_type}, which neither ONNX nor svexport has"
+        todo = "load the library that has it before parsing"
+        if node.op_type.endswith("_TRT"):
+            todo = "initLibNvInferPlugins: so TensorRT's own are called; see whether this version has it"
+        self._add("warning", "unknown_plugin", expected, came, todo, node, where)
+        return "unknown plugin"
+
+    def _ours(self, node: onnx.NodeProto, where: str) -> str:
+        op = self._ops.get(node.op_type)
+        if op is None:
+            came = f"svexport::{node.op_type}, which this svexport does not have"
+            todo = "upgrade svexport: a newer one wrote the file"
+            self._add("error", "svexport_node", "nodes of this svexport", came, todo, node, where)
+            return "unsupported"
+        plugin = _has_plugin(op, node)
+        body = node.op_type in self._local and self._target.version >= LOCAL_FUNCTIONS
+        again = f"export with target={dotted(self._target.version)!r}"
+        if not plugin and not body:
+            came = f"svexport::{node.op_type}, which has neither here"
+            todo = f"{again}, or svexport lower FILE -o OUT --ops {op.name}"
+            self._add("error", "svexport_node", "a plugin, or a body that is parsed", came, todo, node, where)
+            return "unsupported"
+        if body and plugin and not self._target.bodies:
+            expected = "no body beside a plugin: before 10.12 the parser takes the body"
+            self._add("warning", "shadowed_plugin", expected, "a body", f"{again}, which leaves it out", node, where)
+        if body and not (plugin and self._target.bodies):
+            return self._call(node)
+        came = f"svexport::{node.op_type}{', which runs by its body without it' if body else ''}"
+        todo = "svexport plugins build, or svexport.tensorrt.register_plugins()"
+        self._add("note", "plugin", "svexport's plugin library", came, todo, node, where)
+        fine = self._plugin_attributes(op, node, where)
+        if body:
+            self._call(node, after_plugin=True)
+        return "plugin" if fine else "restricted"
+
+    def _plugin_attributes(self, op: Op, node: onnx.NodeProto, where: str) -> bool:
+        """Whether TensorRT finds the plugin, and the plugin all its fields."""
+        given = attributes_of(node)
+        found, version = given.get("plugin_namespace"), given.get("plugin_version", b"1")
+        todo = "export it again: svexport writes it on every node"
+        wrong = []
+        if found != OURS.encode():
+            found_by_domain = found is None and self._target.version >= DOMAIN_AS_NAMESPACE
+            wrong.append(("plugin_namespace", f"plugin_namespace={OURS!r}", found, found_by_domain))
+        if version != b"1":
+            wrong.append(("plugin_version", "plugin_version='1'", version, False))
+        for argument in op.attributes:
+            if argument.name not in given:
+                wrong.append(("attributes", f"the attribute {argument.name}", None, False))
+        for rule, expected, came, harmless in wrong:
+            severity = "warning" if harmless else "error"
+            self._add(severity, rule, expected, "none" if came is None else repr(came), todo, node, where)
+        return all(harmless for *_, harmless in wrong)
+
+    def _native(self, node: Node, entry: Operator, where: str) -> str:
+        """A node that the parser has an importer for: what that asks of it."""
+        if node.proto.op_type not in self._rules:
+            version = self._target.version
+            rules = [rule for rule in entry.rules if rule.since <= version < rule.before]
+            self._rules[node.proto.op_type] = rules, allowed_types(entry.types, version)
+        rules, types = self._rules[node.proto.op_type]
+        outcomes = [(rule.name, self._restriction(node, rule, where)) for rule in rules]
+        if types and ("type", "restricted") not in outcomes:
+            outcomes.append(("documented", self._documented_type(node, entry, types, where)))
+        return max(("native", *(verdict for _, verdict in outcomes)), key=VERDICTS.index)
+
+    def _restriction(self, node: Node, rule: Rule, where: str) -> str:
+        proto, todo = node.proto, rule.todo or OTHERWISE
+        try:
+            came = rule.came(node)
+        except UnknownTensor as unknown:
+            if not node.in_function:
+                self._unknown.setdefault(unknown.name, []).append(_label(proto))
+            return "native" if node.in_function else "undecided"
+        except Undecided as undecided:
+            if node.in_function:  # of which nothing is known but where it is called
+                return "native"
+            self._add("warning", rule.name, rule.expected, f"not decided: {undecided}", todo, proto, where)
+            return "undecided"
+        except Exception as error:  # noqa: BLE001 - attributes or constants of a malformed node
+            logger.debug("{} of {} is not decided: {}", rule.name, _label(proto), error)
+            came = f"not decided: {type(error).__name__} in reading the node"
+            self._add("warning", rule.name, rule.expected, came, "see whether the node is valid ONNX", proto, where)
+            return "undecided"
+        if came is None:
+            return "native"
+        if rule.kind == "documented":
+            self._add("warning", rule.name, f"{rule.expected}, as documented", came, todo, proto, where)
+            return "undecided"
+        silent = ", which is not refused but computes something else" if rule.kind == "silent" else ""
+        self._add("error", rule.name, rule.expected, came + silent, todo, proto, where)
+        return "restricted"
+
+    def _documented_type(self, node: Node, entry: Operator, types: list[str], where: str) -> str:
+        """Of types the documentation lists fewer than the parser takes: it may go well."""
+        try:
+            kind = node.dtype(entry.data) if node.has_input(entry.data) else types[0]
+        except Undecided:
+            return "native"  # restrictions that depend on it say so
+        if kind in types:
+            return "native"
+        expected, came = f"{' or '.join(types)}, as documented", f"{kind} ({node.proto.input[entry.data]!r})"
+        self._add("warning", "type", expected, came, "cast before it, if the parser refuses it", node.proto, where)
+        return "undecided"
+
+    def _unknown_tensors(self) -> None:
+        """One finding for each tensor of which nothing is known, at the node that makes it."""
+        makers = {name: node for graph in graphs(self._model.graph) for node in graph.node for name in node.output}
+        for name, users in self._unknown.items():
+            came = f"{name!r} has none; {listed(list(dict.fromkeys(users)))} depend on it"
+            todo = "add value_info to the file, or see what its maker returns"
+            self._add("warning", "unknown_type", "types and ranks that can be inferred", came, todo, makers.get(name))
+
+
+def _label(node: onnx.NodeProto) -> str:
+    return node.name or next((name for name in node.output if name), "")
+
+
+def _has_plugin(op: Op, node: onnx.NodeProto) -> bool:
+    try:
+        beyond = op.beyond_plugin(attributes_of(node))
+    except Exception:  # noqa: BLE001 - of attributes that are missing, which is told where the plugin would need them
+        beyond = False
+    return bool(op.plugin) and not op.inline and not beyond

@@ -1,0 +1,175 @@
+"""What a check found."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import Any
+
+__all__ = ["SEVERITIES", "CheckReport", "Finding", "listed"]
+
+SEVERITIES = ("error", "warning", "note")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing found in a file.
+
+    Attributes:
+        severity: ``"error"``: TensorRT does not parse it, or takes it for something else. ``"warning"``: it may not, or
+            what decides that is not known. ``"note"``: what else it needs.
+        rule: what was looked at, in a word.
+        op: type of the node; empty where the file as a whole is meant.
+        node: the node's name, or its first output.
+        where: the nested graph or the function that the node is in; empty for the graph itself.
+        expected: by TensorRT.
+        came: instead.
+        todo: what to do next.
+    """
+
+    severity: str
+    rule: str
+    op: str
+    node: str
+    where: str
+    expected: str
+    came: str
+    todo: str
+
+
+@dataclass(frozen=True, repr=False)
+class CheckReport:
+    """Result of :func:`svexport.check`; ``print`` shows it as tables, equal findings as one line.
+
+    Attributes:
+        source: the file, or the name of the graph.
+        target: ``"TensorRT 8.4"``.
+        opset: of the default domain.
+        ir_version: of the file.
+        nodes: nodes by type, nested graphs and functions included.
+        verdicts: nodes by what becomes of them: ``"native"``, ``"plugin"`` (of svexport), ``"body"`` (they run by their
+            local function), ``"unknown plugin"`` (of somebody else), ``"restricted"`` (a restriction is broken),
+            ``"undecided"``, ``"unsupported"``.
+        findings: errors first, in the order of the file.
+        seconds: wall time.
+    """
+
+    source: str
+    target: str
+    opset: int
+    ir_version: int
+    nodes: Mapping[str, int]
+    verdicts: Mapping[str, int]
+    findings: list[Finding]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no error."""
+        return not self.errors
+
+    @property
+    def errors(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.severity == "error"]
+
+    @property
+    def warnings(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.severity == "warning"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain JSON-serialisable values."""
+        return {"ok": self.ok, **asdict(self)}
+
+    def __repr__(self) -> str:
+        return f"CheckReport({self.source} for {self.target}: {self.verdict})"
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=110, color_system=None)
+        for table in self.tables():
+            console.print(table)
+        return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
+
+    @property
+    def verdict(self) -> str:
+        """In a few words."""
+        counts = [(len(self.errors), "error"), (len(self.warnings), "warning")]
+        found = ", ".join(f"{count} {name}{'s' * (count > 1)}" for count, name in counts if count)
+        return found or "nothing stands against it"
+
+    def tables(self) -> list[Any]:
+        """The report as rich renderables: a title, a summary, and a table with one row for all equal findings."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        title = Text(f"{self.source} for {self.target}: {self.verdict}", "bold")
+        summary = Table(box=box.SIMPLE_HEAD, show_header=False)
+        for fact in self._facts():
+            summary.add_row(*map(Text, fact))
+        if not self.findings:
+            return [title, summary]
+        header, *rows = self._rows()
+        table = Table(box=box.SIMPLE_HEAD)
+        for name in header:
+            table.add_column(name, overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        return [title, summary, table]
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Writes the report as one page.
+
+        Raises:
+            SvexportError: if it cannot be written.
+        """
+        from svexport import html
+
+        html.write(path, html.page(f"{self.source} for {self.target}", *self.html_body()))
+
+    def _repr_html_(self) -> str:
+        from svexport import html
+
+        return html.fragment(*self.html_body())
+
+    def html_body(self) -> list[str]:
+        """The report as pieces of a page: verdict, summary, findings."""
+        from svexport import html
+
+        verdict = f'<p class="{"ok" if self.ok else "fail"}">{escape(self.verdict)}</p>'
+        header, *rows = self._rows()
+        findings = [html.section("Findings", html.table(header, rows))] if rows else []
+        return [verdict, html.table((), self._facts()), *findings]
+
+    def _facts(self) -> list[tuple[str, str]]:
+        verdicts = ", ".join(f"{count} {name}" for name, count in self.verdicts.items()) or "none"
+        return [("opset / IR", f"{self.opset} / {self.ir_version}"), ("nodes", verdicts)]
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        """A header, and a row for all findings that say the same of the same type of node."""
+        groups: dict[tuple[str, ...], list[Finding]] = {}
+        for finding in self.findings:
+            key = finding.severity, finding.op, finding.rule, finding.expected, finding.todo
+            groups.setdefault(key, []).append(finding)
+        rows: list[tuple[str, ...]] = [("", "op", "count", "expected", "came", "nodes", "what to do")]
+        for (severity, op, _, expected, todo), group in groups.items():
+            nodes = _first([": ".join(filter(None, (f.where, f.node))) for f in group])
+            rows.append((severity, op, str(len(group)), expected, _first([f.came for f in group]), nodes, todo))
+        return rows
+
+
+def _first(texts: Sequence[str]) -> str:
+    """The first three different ones, one a line."""
+    different = list(dict.fromkeys(texts))
+    more = [f"and {len(different) - 3} more"] if len(different) > 3 else []
+    return "\n".join(different[:3] + more)
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first three of some names."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(repr, names[:3])) + more

@@ -1,0 +1,126 @@
+"""What is known of the tensors of a file, and of our ops in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import onnx
+from onnx import helper
+
+from svexport.graph.walk import graphs
+from svexport.logging import logger
+
+if TYPE_CHECKING:
+    from svexport.ops._op import Op
+
+__all__ = ["OURS", "known_types", "our_ops"]
+
+OURS = "svexport"  # svexport.ops._op.DOMAIN, for which torch would have to be imported
+
+
+def our_ops(model: onnx.ModelProto) -> dict[str, Op]:
+    """Our ops by node type, for a file that has nodes of ours; nothing for others, which are checked without torch."""
+    if not any(node.domain == OURS for graph in graphs(model.graph) for node in graph.node):
+        return {}
+    import svexport.ops  # noqa: F401 - fills OPS
+    from svexport.ops._op import DOMAIN, OPS
+
+    assert DOMAIN == OURS
+    return {op.node_type: op for op in OPS.values()}
+
+
+def known_types(light: onnx.ModelProto) -> Mapping[str, onnx.TypeProto.Tensor]:
+    """Types by name, inferred through the bodies of our nodes; a name that stands for several tensors has none."""
+    model = _lowered(light)
+    try:
+        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except Exception as error:  # noqa: BLE001 - the library's; less is known then
+        logger.debug("types as stated: {}", error)
+    types: dict[str, onnx.TypeProto.Tensor] = {}
+    ambiguous = set()
+    for graph in graphs(model.graph):
+        own = {t.name: helper.make_tensor_type_proto(t.data_type, t.dims).tensor_type for t in graph.initializer}
+        own |= {v.name: v.type.tensor_type for v in (*graph.input, *graph.value_info, *graph.output)}
+        ambiguous |= {name for name in own.keys() & types.keys() if own[name] != types[name]}
+        types |= own
+    types = {name: type_ for name, type_ in types.items() if name not in ambiguous}
+    for graph in graphs(model.graph):
+        for node in graph.node:
+            _complete_rank(node, types)
+    return types
+
+
+def _complete_rank(node: onnx.NodeProto, types: dict[str, onnx.TypeProto.Tensor]) -> None:
+    """The rank of what a node makes, where the library loses it with the sizes: before opset 13 it computes none."""
+    for name in node.output[:1]:
+        if name not in types or types[name].HasField("shape"):
+            continue
+        ranks = [_rank(types.get(given)) for given in node.input]
+        rank = None
+        if node.op_type in _AS_THE_FIRST and ranks:
+            rank = ranks[0]
+        elif node.op_type in _BROADCASTING and ranks and None not in ranks:
+            rank = max(rank or 0 for rank in ranks)
+        elif node.op_type == "Reshape" and len(ranks) == 2 and ranks[1] == 1:
+            (dim,) = types[node.input[1]].shape.dim
+            rank = dim.dim_value if dim.HasField("dim_value") else None
+        if rank is not None and rank <= _MOST_DIMENSIONS:
+            known = onnx.TypeProto.Tensor(elem_type=types[name].elem_type)
+            known.shape.dim.extend([onnx.TensorShapeProto.Dimension() for _ in range(rank)])
+            types[name] = known
+
+
+def _rank(type_: onnx.TypeProto.Tensor | None) -> int | None:
+    return len(type_.shape.dim) if type_ is not None and type_.HasField("shape") else None
+
+
+_MOST_DIMENSIONS = 64
+_AS_THE_FIRST = {
+    *("AveragePool", "BatchNormalization", "Cast", "Ceil", "Clip", "Concat", "Conv", "ConvTranspose", "CumSum"),
+    *("DepthToSpace", "Dropout", "Elu", "Erf", "Exp", "Floor", "HardSigmoid", "HardSwish", "Identity"),
+    *(
+        "InstanceNormalization",
+        "LRN",
+        "LayerNormalization",
+        "LeakyRelu",
+        "Log",
+        "LogSoftmax",
+        "MaxPool",
+        "Neg",
+        "PRelu",
+    ),
+    *("Pad", "Relu", "Resize", "Selu", "Sigmoid", "Slice", "Softmax", "Softplus", "Sqrt", "Tanh", "Tile", "Transpose"),
+    "Upsample",
+}
+_BROADCASTING = {
+    *(
+        "Add",
+        "And",
+        "Div",
+        "Equal",
+        "Greater",
+        "GreaterOrEqual",
+        "Less",
+        "LessOrEqual",
+        "Max",
+        "Min",
+        "Mod",
+        "Mul",
+        "Or",
+    ),
+    *("Pow", "Sub", "Sum", "Where"),
+}
+
+
+def _lowered(light: onnx.ModelProto) -> onnx.ModelProto:
+    ops = our_ops(light)
+    if not ops:
+        return light
+    from svexport.graph.bodies import lower
+
+    try:
+        return lower(light, [op.name for op in ops.values()])
+    except Exception as error:  # noqa: BLE001 - nodes of ours that are not as they should be, which the check tells
+        logger.debug("types without bodies: {}", error)
+        return light

@@ -1,0 +1,46 @@
+"""Walking a model's graphs and reading its nodes, whatever ops they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import onnx
+from onnx import AttributeProto, helper
+
+from svexport.errors import UnsupportedError
+
+__all__ = ["attributes_of", "graphs", "graphs_of", "opset_of"]
+
+
+def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graph and every graph nested in its nodes (If, Loop, Scan), outermost first."""
+    yield graph
+    for node in graph.node:
+        for nested in graphs_of(node):
+            yield from graphs(nested)
+
+
+def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs that are attributes of a node."""
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The opset of the default domain.
+
+    Raises:
+        UnsupportedError: if the model imports none.
+    """
+    for entry in model.opset_import:
+        if entry.domain in ("", "ai.onnx"):
+            return entry.version
+    raise UnsupportedError("expected a model that imports the default ONNX domain; this one imports none")
+
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    """A node's attributes by name, as Python has them."""
+    return {a.name: helper.get_attribute_value(a) for a in node.attribute}

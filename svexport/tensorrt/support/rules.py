@@ -1,0 +1,479 @@
+"""Restrictions: what TensorRT asks of a node beyond its type.
+
+A :class:`Rule` has words for what is expected and a function of the :class:`Node` that says what came instead, None
+where the node is as expected. What cannot be told without running the model raises :class:`Undecided`. Functions in
+lower case make rules, for ``operators`` to list; each can be limited to ``since <= version < before``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from svexport.tensorrt.support.datatypes import FIRST, onnx_name
+from svexport.tensorrt.support.node import Node, Undecided
+from svexport.tensorrt.support.target import Version, version
+
+__all__ = [
+    "Rule",
+    "allowed_types",
+    "all_ones",
+    "attribute",
+    "computed",
+    "constant",
+    "directions",
+    "foldable",
+    "needs_input",
+    "no_input",
+    "no_output",
+    "no_type",
+    "only",
+    "rank",
+    "refused",
+    "same_types",
+    "static",
+    "within",
+    "without",
+]
+
+Came: TypeAlias = str | None
+
+FOLD = (
+    "fold constants: svexport.export(..., simplify=True), or `polygraphy surgeon sanitize --fold-constants` for files "
+    "from elsewhere"
+)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A restriction.
+
+    Attributes:
+        name: short and stable, for programs that read reports.
+        expected: what TensorRT wants.
+        came: what the node has instead, or None.
+        todo: what to do about it.
+        since: the first version that it holds for.
+        before: the first that it does not hold for any more.
+        kind: ``"error"``: the parser refuses the node. ``"silent"``: it takes the node and computes something else.
+            ``"documented"``: so says the documentation; the parser's sources do not refuse it.
+    """
+
+    name: str
+    expected: str
+    came: Callable[[Node], Came]
+    todo: str = ""
+    since: Version = (0, 0)
+    before: Version = (99, 0)
+    kind: str = "error"
+
+
+def within(rule: Rule, since: str = "0.0", before: str = "99.0", kind: str = "error", todo: str = "") -> Rule:
+    return replace(rule, since=version(since), before=version(before), kind=kind, todo=todo or rule.todo)
+
+
+# Inputs and outputs ---------------------------------------------------------------------------------------------------
+
+
+def constant(index: int, name: str, **limits: Any) -> Rule:
+    """An input that has to be an initializer (or ``Constant``), if it is there."""
+
+    def came(node: Node) -> Came:
+        return None if not node.has_input(index) or node.is_constant(index) else node.origin(index)
+
+    return within(Rule(f"constant_{name}", f"{name} as an initializer", came, FOLD), **limits)
+
+
+def computed(index: int, name: str, **limits: Any) -> Rule:
+    """An input that may be no initializer."""
+
+    def came(node: Node) -> Came:
+        return f"{node.proto.input[index]!r}, an initializer" if node.is_constant(index) else None
+
+    return within(Rule(f"computed_{name}", f"{name} that is no initializer", came), **limits)
+
+
+def foldable(index: int, name: str, **limits: Any) -> Rule:
+    """An input whose values the parser has to be able to work out: it can, of the sizes of tensors and the like."""
+
+    def came(node: Node) -> Came:
+        if not node.has_input(index) or node.is_constant(index):
+            return None
+        if node.proto.input[index] not in node.makers:
+            return node.origin(index)
+        raise Undecided(f"{node.origin(index)}, may or may not come to a constant in the parser")
+
+    return within(Rule(f"known_{name}", f"{name} as a constant", came, FOLD), **limits)
+
+
+def rank(index: int, *allowed: int, **limits: Any) -> Rule:
+    """How many dimensions an input may have."""
+    dims = " or ".join([", ".join(map(str, allowed[:-1])), str(allowed[-1])] if len(allowed) > 1 else [str(allowed[0])])
+
+    def came(node: Node) -> Came:
+        if not node.has_input(index):
+            return None
+        found = len(node.shape(index))
+        return None if found in allowed else f"{found} dimensions ({node.proto.input[index]!r})"
+
+    return within(Rule("rank", f"input {index} with {dims} dimensions", came), **limits)
+
+
+def static(index: int, **limits: Any) -> Rule:
+    """An input of sizes that are known."""
+
+    def came(node: Node) -> Came:
+        shape = node.shape(index)
+        return None if None not in shape else f"{node.proto.input[index]!r} of shape {_sizes(shape)}"
+
+    return within(
+        Rule("static_shape", f"input {index} of static sizes", came, "export without dynamic sizes"), **limits
+    )
+
+
+def refused(*types: str, inputs: tuple[int, ...] = (0,), **limits: Any) -> Rule:
+    """Types for which the parser has an error."""
+    todo = "cast to a floating-point type before it"
+    return within(
+        Rule("type", f"no {' or '.join(types)} tensors", lambda node: _typed(node, inputs, types), todo), **limits
+    )
+
+
+def only(*types: str, inputs: tuple[int, ...] = (0,), **limits: Any) -> Rule:
+    """The types for which the parser has no error."""
+    others = [name for name in FIRST if name not in types]
+    return within(
+        Rule("type", f"tensors of {' or '.join(types)}", lambda node: _typed(node, inputs, others), "cast before it"),
+        **limits,
+    )
+
+
+def _typed(node: Node, inputs: Sequence[int], types: Sequence[str]) -> Came:
+    """The first of some inputs that has one of the types."""
+    found = [(node.proto.input[index], node.dtype(index)) for index in inputs if node.has_input(index)]
+    return next((f"{kind} ({name!r})" for name, kind in found if kind in types), None)
+
+
+def same_types(*inputs: int, **limits: Any) -> Rule:
+    def came(node: Node) -> Came:
+        found = list(dict.fromkeys(node.dtype(i) for i in inputs if node.has_input(i)))
+        return None if len(found) < 2 else " and ".join(found)
+
+    return within(Rule("same_types", "one type for all inputs", came, "cast them to one type"), **limits)
+
+
+def no_output(index: int, name: str, **limits: Any) -> Rule:
+    def came(node: Node) -> Came:
+        return f"the output {node.proto.output[index]!r}" if node.has_output(index) else None
+
+    todo = f"do without {name} in the model"
+    return within(Rule(f"no_{name}", f"no output {name}", came, todo), **limits)
+
+
+def no_input(index: int, name: str, **limits: Any) -> Rule:
+    def came(node: Node) -> Came:
+        return f"{node.proto.input[index]!r}" if node.has_input(index) else None
+
+    return within(Rule(f"no_{name}", f"no input {name}", came, f"do without {name} in the model"), **limits)
+
+
+def needs_input(index: int, name: str, **limits: Any) -> Rule:
+    def came(node: Node) -> Came:
+        return None if node.has_input(index) else f"{len(node.proto.input)} inputs"
+
+    return within(Rule(f"needs_{name}", f"the input {name}", came, f"write {name} out"), **limits)
+
+
+# Attributes -----------------------------------------------------------------------------------------------------------
+
+
+def attribute(name: str, default: Any, *allowed: Any, **limits: Any) -> Rule:
+    """An attribute that has to have one of some values."""
+
+    def came(node: Node) -> Came:
+        found = node.attribute(name, default)
+        return None if found in allowed else f"{name}={found!r}"
+
+    return within(Rule(name, " or ".join(f"{name}={value!r}" for value in allowed), came), **limits)
+
+
+def all_ones(name: str, **limits: Any) -> Rule:
+    def came(node: Node) -> Came:
+        found = list(node.attribute(name, ()))
+        return None if set(found) <= {1} else f"{name}={found}"
+
+    return within(Rule(name, f"{name} of 1 only", came), **limits)
+
+
+def without(*names: str, **limits: Any) -> Rule:
+    """Attributes that a node may not have."""
+
+    def came(node: Node) -> Came:
+        return next((a.name for a in node.proto.attribute if a.name in names), None)
+
+    return within(Rule("attribute", f"no {' or '.join(names)}", came), **limits)
+
+
+def no_type(name: str, *types: str, **limits: Any) -> Rule:
+    """The types that an attribute may not name."""
+
+    def came(node: Node) -> Came:
+        found = onnx_name(node.attribute(name, 0))
+        return f"{name}={found}" if found in types else None
+
+    return within(Rule(name, f"no {name}={' or '.join(types)}", came), **limits)
+
+
+# Single ops -----------------------------------------------------------------------------------------------------------
+
+
+def _number(node: Node, index: int) -> float:
+    value = node.value(index)
+    if value.size != 1:
+        raise Undecided(f"{node.proto.input[index]!r} has {value.size} elements where one is expected")
+    return value.ravel()[0].item()
+
+
+def _sizes(shape: tuple[int | None, ...]) -> str:
+    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+
+
+def _pads_alike(node: Node) -> Came:
+    pads = list(node.attribute("pads", ()))
+    return None if pads[: len(pads) // 2] == pads[len(pads) // 2 :] else f"pads={pads}"
+
+
+def _average_pads(node: Node) -> Came:
+    pads = list(node.attribute("pads", ()))
+    half = len(pads) // 2
+    fits = all(after - before in (0, 1) for before, after in zip(pads[:half], pads[half:], strict=False))
+    return None if fits else f"pads={pads}"
+
+
+def _einsum_letters(node: Node) -> Came:
+    equation = node.attribute("equation", "")
+    wrong = sorted({c for c in equation if not ("a" <= c <= "z" or c in "->., ")})
+    return f"{', '.join(wrong)} in {equation!r}" if wrong else None
+
+
+def _einsum_plain(node: Node) -> Came:
+    equation = node.attribute("equation", "").replace(" ", "")
+    if "..." in equation:
+        return f"an ellipsis in {equation!r}"
+    terms, _, output = equation.partition("->")
+    if any(len(set(term)) < len(term) for term in [*terms.split(","), output]):
+        return f"a label twice in one operand of {equation!r}"
+    sizes: dict[str, int | None] = {}
+    for index, term in enumerate(terms.split(",")):
+        for label, size in zip(term, node.shape(index), strict=False):
+            before = sizes.setdefault(label, size)
+            if 1 in (before, size) and size is not None and before is not None and before != size:
+                return f"sizes {before} and {size} of {label!r} in {equation!r}"
+    return None
+
+
+def _topk_k(node: Node) -> Came:
+    k = node.attribute("k") if node.opset < 10 else _number(node, 1)
+    return None if k is None or k <= 3840 else f"K={k:g}"
+
+
+def _zero_point(node: Node) -> Came:
+    if not node.has_input(2):
+        return None
+    name = node.proto.input[2]
+    return f"{name!r} with other values" if np.any(np.asarray(node.value(2), np.float64)) else None
+
+
+def _zero_point_type(node: Node) -> Came:
+    kind = node.dtype(2) if node.has_input(2) else "UINT8"
+    if kind == "UINT8" and node.attribute("output_dtype", 0) == 0:
+        return f"UINT8 ({node.proto.input[2]!r})" if node.has_input(2) else "no zero point, which stands for UINT8"
+    return None
+
+
+def _scales(node: Node) -> Came:
+    if not node.is_constant(1):
+        return None  # the parser looks at constants only
+    scales = np.asarray(node.value(1), np.float64)
+    return None if scales.size and np.all(scales > 0) else f"{node.proto.input[1]!r} with other values"
+
+
+def _directions(count: int) -> Callable[[Node], Came]:
+    def came(node: Node) -> Came:
+        if node.attribute("direction", "forward") != "bidirectional":
+            return None
+        for name in ("activations", "activation_alpha", "activation_beta"):
+            given = list(node.attribute(name, ()))
+            if len(given) > count and given[:count] != given[count:]:
+                return f"{name}={given}"
+        return None
+
+    return came
+
+
+def _dropout(node: Node) -> Came:
+    if node.opset < 12 or not node.has_input(2):
+        return None
+    return "training_mode is true" if np.any(node.value(2)) else None
+
+
+def _resized(last: int) -> Callable[[Node], Came]:
+    """Whether no more than the last dimensions change; of sizes the same is asked by TensorRT's layer."""
+
+    def came(node: Node) -> Came:
+        if node.attribute("axes") is not None or not node.has_input(0):
+            return None
+        index = 1 if node.opset < 11 or node.proto.op_type == "Upsample" else 2
+        if not node.has_input(index) or not node.is_constant(index):
+            return None  # the parser looks at constants only
+        scales = node.value(index).ravel().tolist()
+        return f"scales {scales}" if any(scale != 1 for scale in scales[:-last]) else None
+
+    return came
+
+
+def _resize_linear(node: Node) -> Came:
+    return _resized(3)(node) if node.attribute("mode", "nearest") in ("linear", "bilinear") else None
+
+
+def _resize_cubic(node: Node) -> Came:
+    return _resized(2)(node) if node.attribute("mode", "nearest") == "cubic" else None
+
+
+def _resize_axes(node: Node) -> Came:
+    axes = node.attribute("axes")
+    if axes is None or not node.has_input(2) or node.is_constant(2):
+        return None
+    return None if list(axes) == list(range(len(node.shape(0)))) else f"axes={list(axes)} with computed scales"
+
+
+def _nearest_of_tensorflow(node: Node) -> Came:
+    if node.attribute("coordinate_transformation_mode", "half_pixel") != "tf_half_pixel_for_nn":
+        return None
+    found = node.attribute("nearest_mode", "round_prefer_floor")
+    return None if found == "round_prefer_floor" else f"nearest_mode={found!r}"
+
+
+def _mod(node: Node) -> Came:
+    kind = node.dtype(0)
+    return f"fmod=0 and {kind}" if not node.attribute("fmod", 0) and kind not in ("INT32", "INT64") else None
+
+
+def _branches(node: Node) -> tuple[Any, Any]:
+    return node.attribute("then_branch"), node.attribute("else_branch")
+
+
+def _if_count(node: Node) -> Came:
+    counts = [len(branch.output) for branch in _branches(node)]
+    return None if counts[0] == counts[1] else f"{counts[0]} and {counts[1]} outputs"
+
+
+def _if_ranks(node: Node) -> Came:
+    for one, other in zip(*(branch.output for branch in _branches(node)), strict=False):
+        ranks = [len(node.shape_of(value.name)) for value in (one, other)]
+        if ranks[0] != ranks[1]:
+            return f"{one.name!r} with {ranks[0]} and {other.name!r} with {ranks[1]} dimensions"
+    return None
+
+
+def _if_names(node: Node) -> Came:
+    pairs = zip(*(branch.output for branch in _branches(node)), strict=False)
+    return next((f"{one.name!r} in both" for one, other in pairs if one.name == other.name), None)
+
+
+def _loop_states(node: Node) -> Came:
+    body = node.attribute("body")
+    for index in range(2, min(len(node.proto.input), len(body.output) + 1)):
+        before, after = node.shape(index), node.shape_of(body.output[index - 1].name)
+        if len(before) != len(after) or any(None not in pair and pair[0] != pair[1] for pair in zip(before, after)):
+            return f"{node.proto.input[index]!r} of shape {_sizes(before)}, {_sizes(after)} after an iteration"
+        if None in (*before, *after):
+            raise Undecided(f"sizes of {node.proto.input[index]!r} are dynamic")
+    return None
+
+
+def _loop_scans(node: Node) -> Came:
+    states = max(len(node.proto.input) - 2, 0)
+    if len(node.proto.output) <= states:
+        return None
+    return None if node.has_input(0) and node.is_constant(0) else "scan outputs, and a trip count that is computed"
+
+
+def _squeeze(node: Node) -> Came:
+    if node.has_input(1) or node.attribute("axes") is not None or None not in node.shape(0):
+        return None
+    return f"no axes, and {node.proto.input[0]!r} of shape {_sizes(node.shape(0))}"
+
+
+def _padded(node: Node) -> Came:
+    return f"{node.proto.output[0]!r}, of which the last rows may be no boxes"
+
+
+def _reduction(node: Node) -> Came:
+    found = node.attribute("reduction", "none")
+    return None if found == "none" else f"reduction={found!r}"
+
+
+PAIRED_PADS = Rule("pads", "pads of which the end is like the beginning", _pads_alike)
+AVERAGE_PADS = Rule("pads", "pads of which the end is like the beginning, or 1 more", _average_pads)
+EINSUM_LETTERS = Rule("equation", "labels of a to z", _einsum_letters, "write the equation in lower-case letters")
+EINSUM_PLAIN = Rule("equation", "no ellipsis, no diagonal, no broadcasting of size 1", _einsum_plain)
+TOPK_K = Rule("topk_k", "K of at most 3840", _topk_k)
+ZERO_POINT = Rule("zero_point", "a zero point of 0", _zero_point, "quantize symmetrically")
+UINT8_ZERO_POINT = Rule(
+    "zero_point_type", "an INT8 zero point", _zero_point_type, "quantize to INT8: a UINT8 zero point is taken for INT8"
+)
+SCALES = Rule("scales", "scales above 0", _scales)
+DROPOUT = Rule("training_mode", "no training_mode", _dropout, "export in eval mode")
+RESIZE_LINEAR = Rule("resize", "linear over the last 3 dimensions only", _resize_linear)
+RESIZE_CUBIC = Rule("resize", "cubic over the last 2 dimensions only", _resize_cubic)
+RESIZE_AXES = Rule("resize", "axes of all dimensions in order, where scales are computed", _resize_axes)
+RESIZE_NEAREST = Rule(
+    "nearest_mode", "nearest_mode='round_prefer_floor' with tf_half_pixel_for_nn", _nearest_of_tensorflow
+)
+MOD = Rule("fmod", "integers where fmod is 0", _mod, "export torch.fmod, or cast to integers")
+IF_COUNT = Rule("if_outputs", "as many outputs in both branches", _if_count)
+IF_RANKS = Rule("if_outputs", "outputs of the same rank in both branches", _if_ranks)
+IF_NAMES = Rule("if_names", "different names for the outputs of the branches", _if_names, "rename those of one branch")
+LOOP_STATES = Rule("loop_shapes", "states that keep their shape over all iterations", _loop_states)
+LOOP_SCANS = Rule("loop_scans", "scan outputs of a length that is known", _loop_scans)
+SQUEEZE = Rule("squeeze_axes", "axes, where sizes are dynamic", _squeeze, "name the dimensions to squeeze")
+PADDED = Rule("padded", "a graph that takes boxes padded to max_output_boxes_per_class", _padded)
+REDUCTION = Rule("reduction", "reduction='none'", _reduction)
+
+
+def directions(count: int) -> Rule:
+    """Of a recurrent op with so many activations."""
+    return Rule("activations", "the same activations in both directions", _directions(count))
+
+
+# Documented types -----------------------------------------------------------------------------------------------------
+
+# (type, first version, first version that does not document it any more)
+_TYPES: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "float": (("FLOAT", "0.0", "99.0"), ("FLOAT16", "0.0", "99.0"), ("BFLOAT16", "9.0", "99.0")),
+    "half": (("FLOAT", "0.0", "99.0"), ("FLOAT16", "0.0", "99.0")),
+    "int": (("INT32", "0.0", "99.0"), ("INT64", "9.0", "99.0")),
+    "int8": (("INT8", "0.0", "10.0"),),  # from 10 on a type of quantized tensors alone
+    "uint8": (("UINT8", "0.0", "99.0"),),
+    "bool": (("BOOL", "0.0", "99.0"),),
+    "quantized": (
+        ("INT8", "0.0", "99.0"),
+        ("FLOAT8E4M3FN", "9.0", "99.0"),
+        ("INT4", "10.0", "99.0"),
+        ("FLOAT4E2M1", "10.8", "99.0"),
+    ),
+}
+
+
+def allowed_types(words: str, of: Version) -> list[str]:
+    """What ``"float int@8.6"`` stands for in a version; ``@`` is the version that a word holds from."""
+    types = []
+    for word in words.split():
+        name, _, since = word.partition("@")
+        if of >= version(since or "0.0"):
+            types += [kind for kind, first, until in _TYPES[name] if version(first) <= of < version(until)]
+    return types
