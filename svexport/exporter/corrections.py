@@ -202,8 +202,10 @@ def _repeat(g: Any, own: _Own, self: _Value, repeats: _Value) -> Any:
 
 
 def _cumsum(g: Any, own: _Own, self: _Value, dim: _Value, dtype: _Value) -> Any:
-    """CumSum is for half precision from opset 14 on."""
+    """CumSum is for half precision from opset 14 on, and never for booleans."""
     kind = _kinds.from_value(self, _kinds.UNDEFINED)
+    if kind == _kinds.BOOL:
+        self = g.op("Cast", self, to_i=_kinds.INT64.onnx_type())
     if g.opset >= 14 or kind not in (_kinds.HALF, _kinds.BFLOAT16) or not symbolic_helper._is_none(dtype):
         return own(g, self, dim, dtype)
     result = own(g, g.op("Cast", self, to_i=_kinds.FLOAT.onnx_type()), dim, dtype)
@@ -409,7 +411,10 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     **{f"aten::max_pool{axes}d": _of_batches(axes + 2) for axes in (1, 3)},
     "aten::pixel_shuffle": _of_batches(4),
     "aten::pixel_unshuffle": _of_batches(4),
-    **{f"aten::{name}": _arithmetic for name in ("add", "fmod", "mul", "remainder", "rsub", "sub")},
+    **{
+        f"aten::{name}": _arithmetic
+        for name in ("add", "fmod", "maximum", "minimum", "mul", "remainder", "rsub", "sub")
+    },
     "aten::_convolution": _convolution,
     "aten::argsort": _sort,
     "aten::cat": _cat,

@@ -494,6 +494,7 @@ class IntegersAndNumbers(nn.Module):
             "largest": torch.maximum(columns * 0.5, x),
             "spaced": torch.linspace(0.5, 5.5, 6) + x,
             "counted": (x > 0).sum() * 0.5 + x,
+            "smallest": torch.minimum(columns, x),
             "mask": (x > 0) * 0.5,
             "bytes": (x * 9).to(torch.uint8) * 0.5,
             "integers": columns * 3 - 1,
@@ -580,3 +581,12 @@ def test_graphs_that_the_optimizer_breaks(opset: int, tmp_path) -> None:
     assert report.check is not None
     assert report.check.ok, report.check
     assert not {"Expand", "CastLike", "SequenceAt"} & set(report.nodes)
+
+
+@pytest.mark.parametrize("opset", [11, 17, 18])
+def test_sums_of_masks(opset: int, tmp_path) -> None:
+    class Places(nn.Module):
+        def forward(self, x: Tensor) -> list[Tensor]:
+            return [(x > 0).cumsum(1), (x > 0).cumsum(0) * 0.1, (x > 0).cumsum(1, dtype=torch.float32)]
+
+    check_export(Places(), tmp_path, opset, (torch.randn(5, 6),))
