@@ -275,7 +275,7 @@ def _sort(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
 def _arithmetic(g: Any, own: _Own, self: _Value, other: _Value, *rest: _Value) -> Any:
     """The exporter's own makes doubles of constant integers and numbers (``arange(4) + 0.5``), and of the rest."""
     kind = _kinds.from_value(g.original_node.output(), _kinds.UNDEFINED)
-    if kind != _kinds.UNDEFINED and kind.dtype().is_floating_point:
+    if _is_floating(kind):
         self, other = (_floating(g, value, kind) for value in (self, other))
     return own(g, self, other, *rest)
 
@@ -283,7 +283,7 @@ def _arithmetic(g: Any, own: _Own, self: _Value, other: _Value, *rest: _Value) -
 def _floating(g: Any, value: _Value, kind: Any) -> Any:
     """What is of integers or booleans, as ``kind``."""
     mine = _kinds.from_value(value, _kinds.UNDEFINED)
-    if mine == _kinds.UNDEFINED or mine.dtype().is_floating_point or mine.dtype().is_complex:
+    if mine == _kinds.UNDEFINED or _is_floating(mine) or mine.dtype().is_complex:
         return value
     return g.op("Cast", value, to_i=kind.onnx_type())
 

@@ -15,7 +15,7 @@ import onnx
 
 from svexport.graph.permutation import Perm, identity
 from svexport.graph.scope import Scope
-from svexport.graph.walk import attributes_of
+from svexport.graph.walk import STANDARD, attributes_of
 
 __all__ = ["FAMILIES", "Motion", "motion_of"]
 
@@ -46,7 +46,7 @@ class Motion:
 
 def motion_of(node: onnx.NodeProto, scope: Scope) -> Motion | None:
     """How a node runs in other frames; None if it runs in no other, or if too little is known of it."""
-    if node.domain not in ("", "ai.onnx") or node.op_type not in FAMILIES:
+    if node.domain not in STANDARD or node.op_type not in FAMILIES:
         return None
     try:
         motion = FAMILIES[node.op_type](_Node(node, scope))

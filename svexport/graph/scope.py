@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from svexport.graph.permutation import Perm
-from svexport.graph.walk import graphs, graphs_of, opset_of
+from svexport.graph.walk import STANDARD, graphs, graphs_of, opset_of
 
 __all__ = [
     "Scope",
@@ -107,7 +107,7 @@ class Scope:
 
 
 def is_standard(node: onnx.NodeProto, op_type: str) -> bool:
-    return node.op_type == op_type and node.domain in ("", "ai.onnx")
+    return node.op_type == op_type and node.domain in STANDARD
 
 
 def scopes(model: onnx.ModelProto) -> Iterator[Scope]:

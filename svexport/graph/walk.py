@@ -10,7 +10,10 @@ from onnx import AttributeProto, helper
 
 from svexport.errors import UnsupportedError
 
-__all__ = ["attributes_of", "graphs", "graphs_of", "opset_of"]
+__all__ = ["STANDARD", "attributes_of", "graphs", "graphs_of", "opset_of"]
+
+STANDARD = "", "ai.onnx"
+"""The names of the default domain."""
 
 
 def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
@@ -36,7 +39,7 @@ def opset_of(model: onnx.ModelProto) -> int:
         UnsupportedError: if the model imports none.
     """
     for entry in model.opset_import:
-        if entry.domain in ("", "ai.onnx"):
+        if entry.domain in STANDARD:
             return entry.version
     raise UnsupportedError("expected a model that imports the default ONNX domain; this one imports none")
 

@@ -19,7 +19,7 @@ from svexport.graph.check.nodes import VERDICTS, Nodes
 from svexport.graph.check.report import SEVERITIES, CheckReport, Finding
 from svexport.graph.check.types import known_types
 from svexport.graph.scope import light_copy
-from svexport.graph.walk import graphs, opset_of
+from svexport.graph.walk import STANDARD, graphs, opset_of
 from svexport.tensorrt.support.target import Target
 
 __all__ = ["CheckReport", "Finding", "check"]
@@ -93,7 +93,7 @@ def _check_whole(model: onnx.ModelProto, what: str) -> None:
         SvexportError: naming what is missing.
     """
     missing = [name for name in ("ir_version", "graph") if not model.HasField(name)]
-    if not any(entry.domain in ("", "ai.onnx") for entry in model.opset_import):
+    if not any(entry.domain in STANDARD for entry in model.opset_import):
         missing.append("opset of the default domain")
     if missing:
         raise SvexportError(f"{what} is not a valid ONNX file: it has no {' and no '.join(missing)}")

@@ -13,7 +13,7 @@ from onnx import TensorProto
 from svexport.graph.check.report import Finding, listed
 from svexport.graph.check.types import OURS
 from svexport.graph.scope import constant_value, is_standard
-from svexport.graph.walk import graphs
+from svexport.graph.walk import graphs, opset_of
 from svexport.tensorrt.support.datatypes import FIRST, NARROWED, onnx_name
 from svexport.tensorrt.support.operators import is_parsed
 from svexport.tensorrt.support.target import LOCAL_FUNCTIONS, Target, dotted
@@ -56,7 +56,7 @@ def _finding(severity: str, rule: str, expected: str, came: str, todo: str) -> F
 
 def _opset(model: onnx.ModelProto, target: Target) -> Iterator[Finding]:
     low, high = target.opsets
-    opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    opset = opset_of(model)
     expected, came = f"opset {low} to {high}", f"opset {opset}"
     if opset > high:
         yield _finding("error", "opset", expected, came, f"export with opset={high}")

@@ -13,7 +13,7 @@ from onnx import TensorProto
 from svexport.graph.check.report import Finding, listed
 from svexport.graph.check.types import OURS, our_ops
 from svexport.graph.scope import constant_value, is_standard
-from svexport.graph.walk import attributes_of, graphs, graphs_of, opset_of
+from svexport.graph.walk import STANDARD, attributes_of, graphs, graphs_of, opset_of
 from svexport.logging import logger
 from svexport.tensorrt.support.node import Node, Undecided, UnknownTensor
 from svexport.tensorrt.support.operators import INSTEAD, OPERATORS, Operator, is_parsed
@@ -34,7 +34,6 @@ __all__ = ["VERDICTS", "Nodes"]
 VERDICTS = ("native", "plugin", "body", "unknown plugin", "undecided", "restricted", "unsupported")
 """The later, the worse."""
 
-STANDARD = ("", "ai.onnx")
 OTHERWISE = "write it with other ops, at another opset, or as a plugin"
 
 
