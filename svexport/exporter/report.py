@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 from svexport import html
 from svexport.graph.check.report import CheckReport
 from svexport.parity import Parity
+from svexport.text import plain
 
 __all__ = ["ExportReport", "NodeSource"]
 
@@ -104,14 +104,7 @@ class ExportReport:
         return f"ExportReport({self.model} -> {self.path} at opset {self.opset}: {state})"
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(file=io.StringIO(), width=110, color_system=None)
-        for table in self.tables():
-            console.print(table)
-        for note in self.notes:
-            console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
-        return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
+        return plain(self.tables(), self.notes)
 
     def tables(self) -> list[Any]:
         """The report as rich tables."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import io
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
@@ -25,6 +24,7 @@ from svexport.parity import Parity, check_tolerances, parity, tolerances
 from svexport.runtime.engine import Engine
 from svexport.runtime.layers import Inside, OnnxLayers, TorchLayers, compare_layers, converted
 from svexport.runtime.session import OnnxEngine, load
+from svexport.text import plain
 
 if TYPE_CHECKING:
     import onnx
@@ -90,15 +90,7 @@ class Comparison:
         return f"Comparison({self.model} and {self.engine}: {self._verdict()})"
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(file=io.StringIO(), width=110, color_system=None)
-        for table in self.tables():
-            console.print(table)
-        for note in self.notes:
-            console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
-        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-        return "\n".join(line.rstrip() for line in lines).rstrip()
+        return plain(self.tables(), self.notes)
 
     def tables(self) -> list[Any]:
         """The comparison as rich renderables: a line and tables."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
+
+from svexport.text import plain
 
 __all__ = ["SEVERITIES", "CheckReport", "Finding", "listed"]
 
@@ -87,12 +88,7 @@ class CheckReport:
         return f"CheckReport({self.source} for {self.target}: {self.verdict})"
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(file=io.StringIO(), width=110, color_system=None)
-        for table in self.tables():
-            console.print(table)
-        return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
+        return plain(self.tables())
 
     @property
     def verdict(self) -> str:

@@ -1,0 +1,22 @@
+"""Reports as plain text."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["plain"]
+
+
+def plain(renderables: Sequence[Any], notes: Sequence[str] = ()) -> str:
+    """What rich prints of ``renderables``, 110 columns wide and without colours, and a line for each of ``notes``."""
+    from rich.console import Console
+
+    file = io.StringIO()
+    console = Console(file=file, width=110, color_system=None)
+    for renderable in renderables:
+        console.print(renderable)
+    for note in notes:
+        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).rstrip()
