@@ -121,7 +121,7 @@ def check_product(
 
 
 class Kernels:
-    """The launchers of sources in csrc/cuda, to be called by name with tensors, numbers and :class:`Memory`.
+    """The launchers of sources in csrc/cuda (stems or patterns), by name, with tensors, numbers and :class:`Memory`.
 
     None stands for an absent tensor. A kernel may access the tensors' storages and memory, and nothing else.
     """
@@ -132,7 +132,7 @@ class Kernels:
         self._runtime.emulation_allow.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         self._runtime.emulation_report.restype = ctypes.c_char_p
         self._runtime.emulation_launches.restype = ctypes.c_char_p
-        paths = [_cuda.CSRC / "cuda" / f"{source}.cu" if "/" not in source else Path(source) for source in sources]
+        paths = [p for s in sources for p in ([Path(s)] if "/" in s else sorted((_cuda.CSRC / "cuda").glob(f"{s}.cu")))]
         objects = [compiled(path, builds).object for path in paths]
         library = linked(f"emulated_{'_'.join(path.stem for path in paths)}", [*objects, runtime], builds)
         self._library = ctypes.CDLL(str(library))

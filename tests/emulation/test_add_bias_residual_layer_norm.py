@@ -19,7 +19,7 @@ DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 
 @pytest.fixture(scope="module")
 def kernels(builds: Path) -> Kernels:
-    return Kernels(builds, "add_bias_residual_layer_norm")
+    return Kernels(builds, "add_bias_residual_layer_norm*")
 
 
 def make(*shape: int, dtype: torch.dtype, value: float | None = None) -> Tensor:

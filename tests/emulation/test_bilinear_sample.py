@@ -19,7 +19,7 @@ DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 
 @pytest.fixture(scope="module")
 def kernels(builds: Path) -> Kernels:
-    return Kernels(builds, "bilinear_sample", "grid_sample", "grid_sample_backward")
+    return Kernels(builds, "bilinear_sample", "grid_sample*")
 
 
 def random_points(n: int, points: list[int], height: int, width: int) -> Tensor:

@@ -19,7 +19,7 @@ DTYPES = pytest.mark.parametrize("dtype", PRODUCT_TOLERANCES, ids=str)
 
 @pytest.fixture(scope="module")
 def kernels(builds: Path) -> Kernels:
-    return Kernels(builds, "einsum", "einsum_large", "einsum_many")
+    return Kernels(builds, "einsum*")
 
 
 def make(sizes: list[int], order: list[int], dtype: torch.dtype, whole: bool, value: float | None = None) -> Tensor:

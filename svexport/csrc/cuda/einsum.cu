@@ -27,15 +27,11 @@ cudaError_t einsum_small(const Tensor& x, const Tensor& z, const Tensor& y, void
   if (!small_enough(x) || !small_enough(z)) return cudaErrorNotSupported;
   const Sums sums = sums_of(x, z);
   const Many many = many_of(x, z);
-  if (by_many(sums, many)) return run_many(x, z, y, workspace, early, many, stream);
-  if (sums.warps == 0) return cudaErrorNotSupported;
-  return dispatch_columns(sums.columns, [&](auto columns) {
-    return dispatch_float(x.dtype, [&](auto* p) {
-      using T = element_t<decltype(p)>;
-      return dispatch_sums<columns.value>(sums.tiles, [&](auto tiles) {
-        return launch_small<T, tiles.value, columns.value>(x, z, y, workspace, early, sums, stream);
-      });
-    });
+  return dispatch_float(x.dtype, [&](auto* p) {
+    using T = element_t<decltype(p)>;
+    if (by_many(sums, many)) return run_many<T>(x, z, y, workspace, early, many, stream);
+    if (sums.warps == 0) return cudaErrorNotSupported;
+    return run_small<T>(x, z, y, workspace, early, sums, stream);
   });
 }
 

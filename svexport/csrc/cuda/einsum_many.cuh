@@ -261,10 +261,6 @@ inline Many many_of(const Tensor& x, const Tensor& z) {
   return best;
 }
 
-// With kernels that are compiled apart.
-cudaError_t run_many(const Tensor& x, const Tensor& z, const Tensor& y, void* workspace, bool early, const Many& many,
-                     cudaStream_t stream);
-
 template <class T, int I, int J>
 cudaError_t launch_many(const Tensor& x, const Tensor& z, const Tensor& y, void* workspace, bool early, const Many& many,
                         cudaStream_t stream) {
@@ -309,5 +305,26 @@ cudaError_t launch_many(const Tensor& x, const Tensor& z, const Tensor& y, void*
   status = launch(kernel, grid, kManyWarps * 32, bytes, stream, early, a);
   return a.parts == 1 || status != cudaSuccess ? status : launch_sum<T>(a, stream);
 }
+
+// With kernels of one type, which are compiled apart: einsum_many.cu, einsum_half.cu and einsum_bfloat16.cu.
+template <class T>
+cudaError_t run_many(const Tensor& x, const Tensor& z, const Tensor& y, void* workspace, bool early, const Many& many,
+                     cudaStream_t stream) {
+  return dispatch_columns(many.columns, [&](auto columns) {
+    return dispatch_sums<columns.value>(many.tiles, [&](auto tiles) {
+      if constexpr (tiles.value <= most_of_many(columns.value, sizeof(T))) {
+        return launch_many<T, tiles.value, columns.value>(x, z, y, workspace, early, many, stream);
+      }
+      return cudaErrorNotSupported;
+    });
+  });
+}
+
+extern template cudaError_t run_many<float>(const Tensor&, const Tensor&, const Tensor&, void*, bool, const Many&,
+                                            cudaStream_t);
+extern template cudaError_t run_many<__half>(const Tensor&, const Tensor&, const Tensor&, void*, bool, const Many&,
+                                             cudaStream_t);
+extern template cudaError_t run_many<__nv_bfloat16>(const Tensor&, const Tensor&, const Tensor&, void*, bool,
+                                                    const Many&, cudaStream_t);
 
 }  // namespace svexport::einsum

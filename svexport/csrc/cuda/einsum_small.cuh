@@ -357,4 +357,22 @@ cudaError_t launch_small(const Tensor& x, const Tensor& z, const Tensor& y, void
   return launch_sum<T>(a, stream);
 }
 
+// With kernels of one type, which are compiled apart: einsum_small.cu, einsum_half.cu and einsum_bfloat16.cu.
+template <class T>
+cudaError_t run_small(const Tensor& x, const Tensor& z, const Tensor& y, void* workspace, bool early, const Sums& sums,
+                      cudaStream_t stream) {
+  return dispatch_columns(sums.columns, [&](auto columns) {
+    return dispatch_sums<columns.value>(sums.tiles, [&](auto tiles) {
+      return launch_small<T, tiles.value, columns.value>(x, z, y, workspace, early, sums, stream);
+    });
+  });
+}
+
+extern template cudaError_t run_small<float>(const Tensor&, const Tensor&, const Tensor&, void*, bool, const Sums&,
+                                             cudaStream_t);
+extern template cudaError_t run_small<__half>(const Tensor&, const Tensor&, const Tensor&, void*, bool, const Sums&,
+                                              cudaStream_t);
+extern template cudaError_t run_small<__nv_bfloat16>(const Tensor&, const Tensor&, const Tensor&, void*, bool,
+                                                     const Sums&, cudaStream_t);
+
 }  // namespace svexport::einsum

@@ -117,7 +117,7 @@ __device__ __forceinline__ void clear(float* to, int64_t size) {
 }
 
 // Images of `size` floats each.
-__global__ void __launch_bounds__(kThreads) zero_kernel(float* __restrict__ to, int batch, int64_t size, Left left) {
+static __global__ void __launch_bounds__(kThreads) zero_kernel(float* __restrict__ to, int batch, int64_t size, Left left) {
   each_left(batch, left, [&](int first, int count) { clear(to + first * size, count * size); });
 }
 
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kThreads)
 // Finds the choice from a sample, so that all blocks find the same without a word, and makes ready what the kernels
 // after it need: runs; of images that are close together a cleared output, of others a copy in channels-last, if
 // wanted, and cleared sums, or if there are lists cleared counters. Blocks of whatever x images.
-__global__ void __launch_bounds__(kTileThreads)
+static __global__ void __launch_bounds__(kTileThreads)
     choose_kernel(Space s, Choice choice, Lists lists, Close close, float* __restrict__ copy, int width,
                   float* __restrict__ sums, int batch, int channels) {
   static_assert(kTileThreads == kThreads, "of clear and the choice");

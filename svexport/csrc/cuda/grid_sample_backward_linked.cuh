@@ -20,7 +20,7 @@ struct Chains {
 };
 
 // Blocks of points x images. grad_grid: (N, points, axes), contiguous, or null; nearest points have none.
-__global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kThreads)
     link_kernel(Space s, Dense dense, Chains chains, AnyFloat grad_grid, int batch, int64_t pixels) {
   const int p = blockIdx.x * kThreads + threadIdx.x;
   start_next();

@@ -1,0 +1,383 @@
+// Bias, residual and layer norm in one: what forward and gradient share.
+#pragma once
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "overlap.cuh"
+#include "strided.cuh"
+
+namespace svexport::norm {
+
+constexpr int kWarp = 32;
+
+// x, residual and extra (*, D) as rows that are walked together.
+struct Rows {
+  Walk<3> walk;
+  const void* data[3];  // null: no extra
+
+  __device__ Rows(const Walk<3>& walk, const void* x, const void* residual, const void* extra)
+      : walk(walk), data{x, residual, extra} {}
+  Rows(const Tensor& x, const Tensor& residual, const Tensor& extra)
+      : walk(Axes<3>({&x, &residual, &extra}, 1, Axes<3>::Order::kRowMajor)),
+        data{x.data, residual.data, extra.data} {}
+};
+
+template <class T>
+struct Row {
+  const T *x, *residual, *extra;
+
+  __device__ __forceinline__ Row(const Rows& rows, int64_t i) {
+    int64_t at[3];
+    rows.walk.offsets(i, at);
+    x = static_cast<const T*>(rows.data[0]) + at[0];
+    residual = static_cast<const T*>(rows.data[1]) + at[1];
+    extra = rows.data[2] ? static_cast<const T*>(rows.data[2]) + at[2] : nullptr;
+  }
+};
+
+// Rows of any length that lie one behind the other are read and written at multiples of 16 bytes all the same, "shifted":
+// the N columns of a vector may begin before the first of the row or end behind its last. A thread keeps its columns if
+// its rows are a multiple of N apart.
+template <int N>
+__device__ __forceinline__ int shift_of(int64_t row, int d) {
+  return static_cast<int>(row % N) * (d % N) % N;
+}
+
+// Up to which column of this row whole vectors can be read: of the last rows, to the end of the tensor.
+template <int N>
+__device__ __forceinline__ int readable(int64_t row, int64_t count, int d) {
+  return row + N < count ? INT32_MAX : static_cast<int>(min((count - row) * d, static_cast<int64_t>(INT32_MAX)));
+}
+
+// One bit per column of the vector that is in the row.
+template <int N>
+__device__ __forceinline__ uint32_t columns_inside(int column, int d) {
+  const int before = max(-column, 0), behind = min(max(column + N - d, 0), N);
+  return ((1u << N) - 1 >> behind) & ~0u << before;
+}
+
+// Loads that wait for none before them: without branches, and used only when all are on their way.
+template <class T, int N>
+struct Loaded {
+  Vec<T, N> x, residual, extra;
+
+  __device__ __forceinline__ Loaded(const Row<T>& row, int column, bool there)
+      : x(load_if<T, N>(row.x + column, there)),
+        residual(load_if<T, N>(row.residual + column, there)),
+        extra(load_if<T, N>(row.extra + column, there && row.extra)) {}
+  Loaded() = default;
+
+  template <int I>
+  __device__ __forceinline__ Loaded(const Vec<T, N> (&all)[I]) : x(all[0]), residual(all[1]), extra(all[2]) {}
+
+  // x + bias + residual (+ extra)
+  __device__ __forceinline__ void sum(const float (&bias)[N], bool has_extra, float (&to)[N]) const {
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      to[j] = to_float(x.at[j]) + bias[j] + to_float(residual.at[j]);
+      if (has_extra) to[j] += to_float(extra.at[j]);
+    }
+  }
+};
+
+// Contiguous tensors' last vectors, of which only a part is theirs: on their way, and then for all threads behind a barrier.
+template <class T, int N, int I>
+struct Ends {
+  Vec<T, 1> elements[I];
+
+  __device__ __forceinline__ Ends(const void* const (&tensors)[I], int64_t numel) {
+    const int64_t i = numel / N * N + threadIdx.x;
+#pragma unroll
+    for (int k = 0; k < I; ++k) {
+      elements[k] = load_if<T, 1>(static_cast<const T*>(tensors[k]) + i, tensors[k] && i < numel);
+    }
+  }
+  __device__ __forceinline__ void share(Vec<T, N> (&to)[I]) const {
+    if (threadIdx.x < N && threadIdx.y == 0) {
+#pragma unroll
+      for (int k = 0; k < I; ++k) to[k].at[threadIdx.x] = elements[k].at[0];
+    }
+    __syncthreads();
+  }
+};
+
+template <int N>
+__device__ __forceinline__ void load_floats(const AnyFloat& p, int64_t i, bool there, float (&to)[N]) {
+  if constexpr (N == 1) {
+    to[0] = there ? p.get(i) : 0;
+  } else {
+    constexpr int W = N < 4 ? N : 4;
+    const bool wide = p.dtype == DType::kFloat32;
+    Vec<float, W> floats[N / W];
+#pragma unroll
+    for (int k = 0; k < N / W; ++k) {
+      floats[k] = load_if<float, W>(static_cast<const float*>(p.data) + i + W * k, there && wide);
+    }
+    const auto halves = load_if<uint16_t, N>(static_cast<const uint16_t*>(p.data) + i, there && !wide);
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const float narrow = p.dtype == DType::kFloat16 ? __half2float(__ushort_as_half(halves.at[j]))
+                                                      : __uint_as_float(static_cast<uint32_t>(halves.at[j]) << 16);
+      to[j] = wide ? floats[j / W].at[j % W] : narrow;
+    }
+  }
+}
+
+// What was computed from v is not kept in registers.
+template <class T, int N>
+__device__ __forceinline__ void converted_again(Vec<T, N>& v) {
+  constexpr int kBytes = sizeof(v), kWords = kBytes < 4 ? 1 : kBytes / 4;
+  uint32_t words[kWords];
+  memcpy(words, &v, kBytes);
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) asm volatile("" : "+r"(words[i]));
+  memcpy(&v, words, kBytes);
+}
+
+template <class T, int N>
+__device__ __forceinline__ void store_floats(T* p, const float* from) {
+  Vec<T, N> v;
+#pragma unroll
+  for (int j = 0; j < N; ++j) v.at[j] = from_float<T>(from[j]);
+  store<T, N>(p, v);
+}
+
+// The columns of a vector of the parameters.
+template <int N, bool kShifted>
+__device__ __forceinline__ void load_columns(const AnyFloat& p, int column, int d, float (&to)[N]) {
+  if constexpr (kShifted) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) to[j] = p.get(column + j, static_cast<uint32_t>(column + j) < static_cast<uint32_t>(d));
+  } else {
+    load_floats(p, column, column < d, to);
+  }
+}
+
+// Of a vector that is not all of the row words of 4 bytes, and elements where these are not either.
+template <class T, int N, bool kShifted>
+__device__ __forceinline__ void store_columns(T* row, int column, int d, const float* from) {
+  T* const p = row + column;
+  if constexpr (!kShifted) {
+    store_floats<T, N>(p, from);
+  } else {
+    constexpr int W = 4 / sizeof(T);
+    Vec<T, W> words[N / W];
+#pragma unroll
+    for (int j = 0; j < N; ++j) words[j / W].at[j % W] = from_float<T>(from[j]);
+    if (column >= 0 && column + N <= d) {
+      uint32_t x[4];
+      memcpy(x, words, 16);
+      // The compiler would make single elements of it, those of the other branch.
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                   :
+                   : "l"(p), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                   : "memory");
+      return;
+    }
+    const uint32_t inside = columns_inside<N>(column, d), all = (1u << W) - 1;
+#pragma unroll
+    for (int w = 0; w < N / W; ++w) {
+      const uint32_t here = inside >> W * w & all;
+      if (here == all) {
+        store<T, W>(p + W * w, words[w]);
+      } else if (here) {  // one of two
+        p[W * w + (here != 1)] = here == 1 ? words[w].at[0] : words[w].at[W - 1];
+      }
+    }
+  }
+}
+
+// Sums that are taken together.
+template <int K>
+struct Sums {
+  float at[K];
+
+  __device__ __forceinline__ Sums& operator+=(const Sums& other) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) at[k] += other.at[k];
+    return *this;
+  }
+};
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int o = kWarp / 2; o; o /= 2) x += __shfl_xor_sync(~0u, x, o);
+  return x;
+}
+
+// Of two lanes that differ in `bit` one gets the sum of their `low`, the other that of their `high`.
+__device__ __forceinline__ float halved(float low, float high, int bit) {
+  const bool upper = threadIdx.x & bit;
+  return (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, bit);
+}
+
+template <int K>
+__device__ __forceinline__ Sums<K> warp_sum(Sums<K> x) {
+#pragma unroll
+  for (int k = 0; k < K; ++k) x.at[k] = warp_sum(x.at[k]);
+  return x;
+}
+
+// Several sums on different lanes at a time, and then given to all: fewer instructions one after another.
+__device__ __forceinline__ float shared_sum(float x) { return warp_sum(x); }
+
+__device__ __forceinline__ Sums<2> shared_sum(const Sums<2>& x) {
+  float sum = halved(x.at[0], x.at[1], 16);
+#pragma unroll
+  for (int o = 8; o; o /= 2) sum += __shfl_xor_sync(~0u, sum, o);
+  return {__shfl_sync(~0u, sum, 0), __shfl_sync(~0u, sum, 16)};
+}
+
+__device__ __forceinline__ Sums<3> shared_sum(const Sums<3>& x) {
+  float sum = halved(halved(x.at[0], x.at[2], 16), x.at[1] + __shfl_xor_sync(~0u, x.at[1], 16), 8);
+#pragma unroll
+  for (int o = 4; o; o /= 2) sum += __shfl_xor_sync(~0u, sum, o);
+  return {__shfl_sync(~0u, sum, 0), __shfl_sync(~0u, sum, 8), __shfl_sync(~0u, sum, 16)};
+}
+
+// The sum over the block, in every thread. `scratch` holds one element per warp; two calls in a row need two of them.
+template <class F>
+__device__ __forceinline__ F block_sum(F x, F* scratch) {
+  const int lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
+  x = shared_sum(x);
+  if (lane == 0) scratch[threadIdx.x / kWarp] = x;
+  __syncthreads();
+  if (warps > 4) return shared_sum(lane < warps ? scratch[lane] : F{});
+  F sum = scratch[0];
+  for (int i = 1; i < warps; ++i) sum += scratch[i];
+  return sum;
+}
+
+// From the sums of v and of v*v, where v is the difference from the mean but for its rounding, which is taken off again:
+// of a mean much larger than the deviation it is no small part of that.
+struct Moments {
+  float shift, scale;
+
+  // part: of one column in the mean
+  __device__ __forceinline__ Moments(const Sums<2>& sums, float part, float eps) : shift(sums.at[0] * part) {
+    scale = rsqrtf(fmaxf(sums.at[1] * part - shift * shift, 0.f) + eps);
+  }
+  __device__ __forceinline__ float normal(float v) const { return (v - shift) * scale; }
+};
+
+// A row of x summed up by the threads that share it: a warp, or the whole block.
+template <bool kBlock, class F>
+__device__ __forceinline__ F row_sum(F x, F* scratch) {
+  if constexpr (kBlock) {
+    return block_sum(x, scratch);
+  } else {
+    return warp_sum(x);
+  }
+}
+
+// I times K vectors of N floats that a thread keeps: in registers, or in shared memory, as columns of float4, so that no
+// two threads meet in a bank.
+template <int I, int K, int N, bool kShared>
+struct Kept {
+  float registers[kShared ? 1 : I][kShared ? 1 : K][N];
+
+  static __device__ __forceinline__ float4* shared(int i, int k) {
+    extern __shared__ float4 kept[];
+    return kept + (i * K + k) * (N / 4) * blockDim.x + threadIdx.x;
+  }
+  // Puts them there, all threads together, one column after another; for all of them behind a barrier.
+  static __device__ __forceinline__ void share(int i, const AnyFloat& p, int shift, int d) {
+    extern __shared__ float4 kept[];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const int at = j * blockDim.x + threadIdx.x, column = k * blockDim.x * N + at - shift;
+        auto* const to = kept + ((i * K + k) * (N / 4) + at % N / 4) * blockDim.x + at / N;
+        reinterpret_cast<float*>(to)[at % 4] = p.get(column, static_cast<uint32_t>(column) < static_cast<uint32_t>(d));
+      }
+    }
+  }
+  __device__ __forceinline__ void get(int i, int k, float (&to)[N]) const {
+    if constexpr (kShared) {
+#pragma unroll
+      for (int j = 0; j < N; j += 4) {
+        const float4 x = shared(i, k)[j / 4 * blockDim.x];
+        to[j] = x.x, to[j + 1] = x.y, to[j + 2] = x.z, to[j + 3] = x.w;
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < N; ++j) to[j] = registers[i][k][j];
+    }
+  }
+  __device__ __forceinline__ void set(int i, int k, const float (&from)[N]) {
+    if constexpr (kShared) {
+#pragma unroll
+      for (int j = 0; j < N; j += 4) {
+        shared(i, k)[j / 4 * blockDim.x] = {from[j], from[j + 1], from[j + 2], from[j + 3]};
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < N; ++j) registers[i][k][j] = from[j];
+    }
+  }
+};
+
+constexpr int kMaxThreads = 512;  // that do a row
+
+#ifndef SVEXPORT_AOT  // csrc/aot takes the kernels only
+
+// How far a row can begin behind a multiple of n columns, if rows of d lie one behind the other.
+inline int most_shifted(int64_t d, int n) { return d % n ? n - static_cast<int>(d & -d) : 0; }
+
+// Calls f(N, shifted) with how many elements of all of them can be read and written at a time: those of 16 bytes, in place
+// or, if no more columns than `most` are to be seen then, shifted (rather not if `pairs` will do); 2; or 1.
+template <class T, class F>
+cudaError_t with_width(const Rows& rows, int d, int most, bool pairs, std::initializer_list<const void*> contiguous,
+                       std::initializer_list<AnyFloat> vectors, F&& f) {
+  const auto aligned = [&](size_t bytes) {
+    const auto at = [&](const void* p) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; };
+    return std::all_of(rows.data, rows.data + 3, at) && std::all_of(contiguous.begin(), contiguous.end(), at);
+  };
+  const auto fits = [&](int n) {
+    bool result = d % n == 0 && aligned(n * sizeof(T));
+    for (int k = 0; k < 3; ++k) {
+      for (int i = 0; i < rows.walk.rank; ++i) result = result && rows.walk.strides[i][k] % n == 0;
+    }
+    for (const AnyFloat& v : vectors) {
+      result = result && reinterpret_cast<uintptr_t>(v.data) % (std::min(n, 4) * sizeof(float)) == 0;
+    }
+    return result;
+  };
+  constexpr int N = 16 / sizeof(T);
+  const int width = d + most_shifted(d, N), warp = 8 * kWarp;
+  bool shifted = aligned(16) && rows.walk.rank <= 1 && width <= most;
+  // By measurement: where a row of half types would not be a warp's any more.
+  if (sizeof(T) == 2 && d <= warp && width > warp) shifted = false;
+  for (int k = 0; shifted && rows.walk.rank && k < 3; ++k) shifted = !rows.data[k] || rows.walk.strides[0][k] == d;
+  using std::false_type, std::true_type;
+  return fits(N)   ? f(std::integral_constant<int, N>(), false_type())
+         : shifted && !(pairs && fits(2)) ? f(std::integral_constant<int, N>(), true_type())
+         : fits(2) ? f(std::integral_constant<int, 2>(), false_type())
+                   : f(std::integral_constant<int, 1>(), false_type());
+}
+
+// Whether a tensor like x, or none, has the type of x and contiguous columns.
+inline bool walks(const Tensor& t, const Tensor& x) {
+  return !t.data || (t.dtype == x.dtype && x.sizes[x.rank - 1] < INT32_MAX / 2 &&
+                     (t.strides[t.rank - 1] == 1 || t.sizes[t.rank - 1] == 1));
+}
+
+inline int multiprocessors() { return of_device(cudaDevAttrMultiProcessorCount); }
+
+// Blocks for as many rows, one after another where they are more than `most`; then a multiple of `period`.
+inline int blocks_of(int64_t rows, int64_t most, int period) {
+  return static_cast<int>(rows <= most ? rows : std::max<int64_t>(period, most / period * period));
+}
+
+// Shared memory of a kernel, beyond what every kernel may have.
+template <class... Parameters>
+cudaError_t allow_memory(void (*kernel)(Parameters...), int bytes) {
+  if (bytes <= 48 * 1024) return cudaSuccess;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
+#endif
+
+}  // namespace svexport::norm

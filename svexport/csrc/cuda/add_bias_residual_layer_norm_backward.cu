@@ -1,0 +1,518 @@
+#include "add_bias_residual_layer_norm.h"
+
+#include "add_bias_residual_layer_norm.cuh"
+
+namespace svexport {
+namespace {
+
+using namespace norm;
+
+// Of a row: what is left to find a column's gradients.
+struct alignas(16) Statistics {
+  float mean, shift, scale;  // normal: (s - mean - shift) * scale
+  float mean_g, mean_gn;     // of the gradient of y times the weight; of that times normal, times scale
+  float unused[3];
+};
+
+struct Backward {
+  Rows rows;
+  AnyFloat bias, weight;
+  const void *dy, *ds;
+  void* dx[3];      // of x, residual, extra; null: not wanted
+  AnyFloat vectors[3];  // gradients of weight, norm_bias, bias
+  float* partials;      // of them: (blocks, 3, width); null: none wanted
+  int width, period;    // in those of block i column c is the (c + i * d % period)th
+  Statistics* statistics;  // of long rows: (rows); null: not wanted
+  int d;
+  float eps;
+};
+
+constexpr int kColumns = 8;  // per thread, in the backward kernel
+constexpr int kWarps = 8;    // per block, where a warp does a row
+
+// Of a thread whose columns are too many for its registers; as many threads as shared memory and registers do for.
+constexpr int kWideColumns = 16, kWidestColumns = 32;
+
+constexpr int most_threads(int columns) { return columns == kWidestColumns ? 352 : kMaxThreads; }
+
+// The sums of the vectors' gradients over the warps of a block, one after another, of columns from `first` on that lie
+// kWarp * N apart in a thread: to the part of a block, or if it is alone to where they go.
+template <int K, int N>
+__device__ __forceinline__ void write_sums(const Backward& a, const float (&sums)[3][K][N], int first, int shift,
+                                           int64_t part, bool alone) {
+  __shared__ float shared[kWarps][kWarp * kColumns];
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const int c = (k * kWarp + threadIdx.x) * N + j - shift;
+        if (c >= 0) shared[threadIdx.y][c] = sums[i][k][j];
+      }
+    }
+    __syncthreads();
+    const int count = min(a.d - first, kWarp * kColumns);
+    for (int c = threadIdx.y * kWarp + threadIdx.x; c < count; c += kWarp * kWarps) {
+      float sum = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) sum += shared[w][c];
+      if (!alone) {
+        a.partials[(part * 3 + i) * a.width + first + c] = sum;
+      } else if (a.vectors[i].data) {
+        a.vectors[i].set(first + c, sum);
+      }
+    }
+  }
+}
+
+constexpr int kKept = 5;  // the sums for weight, norm_bias and bias; bias, weight
+
+// A warp (blockDim.y of them) or the whole block does one row after another, C columns a thread. A thread keeps the same
+// columns all the time, so that it can sum up the gradients of the vectors.
+template <class T, int N, int C, bool kBlock, bool kShifted>
+__global__ void __launch_bounds__(kBlock ? most_threads(C) : kWarp * kWarps)
+    backward_rows(const __grid_constant__ Backward a) {
+  constexpr int K = C / N;
+  const float part = 1.f / a.d;
+  start_next();
+  __shared__ Sums<2> scratch[kBlock ? kWarp : 1];
+  __shared__ Sums<3> scratch_rest[kBlock ? kWarp : 1];
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
+  int64_t row = blockIdx.x * static_cast<int64_t>(blockDim.y) + threadIdx.y;
+  __shared__ Vec<T, N> ends[5];
+  const int shift = kShifted ? shift_of<N>(row, a.d) : 0;
+  auto column = [&](int k) { return (k * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * N - shift; };
+  uint32_t inside[K];
+  Kept<kKept, K, N, (C > kColumns)> kept;
+#pragma unroll
+  for (int k = 0; k < K; ++k) inside[k] = kShifted ? columns_inside<N>(column(k), a.d) : ~0u;
+  // As far as the registers do, a row is on its way while the one before is summed up; or all of it at once; or first what
+  // the sums need.
+  constexpr bool kAhead = sizeof(T) == 2 && N * sizeof(T) == 16 && C <= kWideColumns, kLate = C == kWidestColumns;
+  constexpr bool kShare = C > kColumns && kShifted;  // bias and weight, which a thread would read by single elements
+  Loaded<T, N> loaded[K];
+  Vec<T, N> loaded_dy[K], loaded_ds[K];
+  const auto fetch = [&](int64_t row) {
+    const bool real = row < a.rows.walk.count;
+    const Row<T> from(a.rows, real ? row : 0);
+    const T *dy = static_cast<const T*>(a.dy) + row * a.d, *ds = static_cast<const T*>(a.ds) + row * a.d;
+    const int end = kShifted ? readable<N>(row, a.rows.walk.count, a.d) : INT32_MAX;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const bool there = real && column(k) < a.d && column(k) + N <= end;
+      loaded[k] = {from, column(k), there};
+      loaded_dy[k] = load_if<T, N>(dy + column(k), there);
+      if (!kLate) loaded_ds[k] = load_if<T, N>(ds + column(k), there);
+    }
+  };
+  if (kAhead) fetch(row);
+  const Ends<T, N, 5> last({a.rows.data[0], a.rows.data[1], a.rows.data[2], a.dy, a.ds}, a.rows.walk.count * a.d);
+#pragma unroll(C > kColumns ? 1 : K)
+  for (int k = 0; k < K; ++k) {
+#pragma unroll
+    for (int i = 0; i < 3; ++i) kept.set(i, k, {});
+    if (kShare) continue;
+    float bias[N], weight[N];
+    load_columns<N, kShifted>(a.bias, column(k), a.d, bias);
+    load_columns<N, kShifted>(a.weight, column(k), a.d, weight);
+    kept.set(3, k, bias);
+    kept.set(4, k, weight);
+  }
+  if constexpr (kShare) {
+    kept.share(3, a.bias, shift, a.d);
+    kept.share(4, a.weight, shift, a.d);
+  }
+  if (kShifted) last.share(ends);
+  for (; row < a.rows.walk.count; row += step) {
+    if (!kAhead) fetch(row);
+    const int end = kShifted ? readable<N>(row, a.rows.walk.count, a.d) : INT32_MAX;
+    if (kShifted && end != INT32_MAX) {  // here and not in fetch(), where it would wait for what was loaded
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        if (column(k) < a.d && column(k) + N > end) loaded[k] = ends, loaded_dy[k] = ends[3], loaded_ds[k] = ends[4];
+      }
+    }
+    float v[K][N];  // s and then s - mean
+    Vec<T, N> dy[K], ds[K];
+    Sums<2> sum{};  // of s, of the gradient of y times the weight
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      float bias[N], weight[N];
+      kept.get(3, k, bias);
+      kept.get(4, k, weight);
+      loaded[k].sum(bias, a.rows.data[2], v[k]);
+      dy[k] = loaded_dy[k];
+      if (!kLate) ds[k] = loaded_ds[k];
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        if (kShifted && !(inside[k] >> j & 1)) v[k][j] = 0, dy[k].at[j] = from_float<T>(0);
+        sum += {v[k][j], __fmul_rn(to_float(dy[k].at[j]), weight[j])};
+      }
+      if (C > kColumns) converted_again(dy[k]);
+    }
+    if (kAhead) fetch(row + step);
+    sum = row_sum<kBlock>(sum, scratch);
+    const float mean = sum.at[0] * part, mean_g = sum.at[1] * part;
+    Sums<3> rest{};  // of v = s - mean, its square, v * g * weight
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      float weight[N];
+      kept.get(4, k, weight);
+      const float less = column(k) < a.d ? mean : 0;  // v stays 0 where no column is
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        v[k][j] = inside[k] >> j & 1 ? v[k][j] - less : 0;
+        rest += {v[k][j], v[k][j] * v[k][j], v[k][j] * __fmul_rn(to_float(dy[k].at[j]), weight[j])};
+      }
+    }
+    if constexpr (kLate) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const bool there = column(k) < a.d, all = column(k) + N <= end;
+        ds[k] = load_if<T, N>(static_cast<const T*>(a.ds) + row * a.d + column(k), there && all);
+        if (kShifted && there && !all) ds[k] = ends[4];
+      }
+    }
+    rest = row_sum<kBlock>(rest, scratch_rest);
+    const Moments moments({rest.at[0], rest.at[1]}, part, a.eps);
+    const float mean_gn = (rest.at[2] * part - moments.shift * mean_g) * moments.scale;  // n: v, normal
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      float weight[N], sums[3][N];
+      kept.get(4, k, weight);
+#pragma unroll
+      for (int i = 0; i < 3; ++i) kept.get(i, k, sums[i]);
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const float normal = moments.normal(v[k][j]), g = to_float(dy[k].at[j]);
+        sums[0][j] += g * normal;
+        sums[1][j] += g;
+        // The product rounded, as it was in the mean: of a single column nothing may be left.
+        v[k][j] = (__fmul_rn(g, weight[j]) - mean_g - normal * mean_gn) * moments.scale + to_float(ds[k].at[j]);
+        sums[2][j] += v[k][j];
+      }
+#pragma unroll
+      for (int i = 0; i < 3; ++i) {
+        kept.set(i, k, sums[i]);
+        T* const dx = static_cast<T*>(a.dx[i]) + row * a.d;
+        if (a.dx[i] && column(k) < a.d) store_columns<T, N, kShifted>(dx, column(k), a.d, v[k]);
+      }
+    }
+  }
+  if (!a.partials) return;
+  const bool alone = gridDim.x == 1;
+  if constexpr (!kBlock) {
+    float sums[3][K][N];
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) kept.get(i, k, sums[i][k]);
+    }
+    write_sums(a, sums, 0, shift, blockIdx.x, alone);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        if (column(k) >= a.d) continue;
+        float sums[N];
+        kept.get(i, k, sums);
+        if (alone) {
+#pragma unroll
+          for (int j = 0; j < N; ++j) {
+            if (a.vectors[i].data && inside[k] >> j & 1) a.vectors[i].set(column(k) + j, sums[j]);
+          }
+        } else {
+          constexpr int W = N < 4 ? N : 4;
+          float* const to = a.partials + (blockIdx.x * 3ll + i) * a.width + column(k) + shift;
+#pragma unroll
+          for (int j = 0; j < N; j += W) store_floats<float, W>(to + j, sums + j);
+        }
+      }
+    }
+  }
+}
+
+// One block per row: the gradients of rows, and statistics of these. A row of at most N * K columns per thread stays in
+// registers; of any length (kKept false) it is read and summed up three times, N * K columns per thread at a time.
+template <class T, int N, int K, bool kKept>
+__global__ void __launch_bounds__(kMaxThreads) backward_long_rows(const __grid_constant__ Backward a) {
+  const float part = 1.f / a.d;
+  __shared__ Sums<2> scratch[kWarp];
+  __shared__ Sums<3> scratch_rest[kWarp];
+  start_next();
+  const int step = kKept ? INT32_MAX / 2 : static_cast<int>(blockDim.x) * N * K;
+  for (int64_t row = blockIdx.x; row < a.rows.walk.count; row += gridDim.x) {
+    const Row<T> from(a.rows, row);
+    const T *dy = static_cast<const T*>(a.dy) + row * a.d, *ds = static_cast<const T*>(a.ds) + row * a.d;
+    auto column = [&](int first, int k) {
+      return first + (k * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * N;
+    };
+    float v[K][N], g[K][N];  // s and the gradient of y times the weight; of columns that are not there 0
+    const auto read = [&](int first) {
+      Loaded<T, N> loaded[K];
+      Vec<T, N> loaded_dy[K];
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const bool there = column(first, k) < a.d;
+        loaded[k] = {from, column(first, k), there};
+        loaded_dy[k] = load_if<T, N>(dy + column(first, k), there);
+      }
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const bool there = column(first, k) < a.d;
+        float bias[N], weight[N];
+        load_floats(a.bias, column(first, k), there, bias);
+        load_floats(a.weight, column(first, k), there, weight);
+        loaded[k].sum(bias, a.rows.data[2], v[k]);
+#pragma unroll
+        for (int j = 0; j < N; ++j) g[k][j] = __fmul_rn(to_float(loaded_dy[k].at[j]), weight[j]);
+      }
+    };
+    if (kKept) read(0);
+    Sums<2> sum{};
+    for (int first = 0; first < a.d; first += step) {
+      if (!kKept) read(first);
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) sum += {v[k][j], g[k][j]};
+      }
+    }
+    sum = block_sum(sum, scratch);
+    const float mean = sum.at[0] * part, mean_g = sum.at[1] * part;
+    Sums<3> rest{};
+    for (int first = 0; first < a.d; first += step) {
+      if (!kKept) read(first);
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        if (column(first, k) >= a.d) continue;
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          const float difference = v[k][j] - mean;
+          rest += {difference, difference * difference, difference * g[k][j]};
+        }
+      }
+    }
+    rest = block_sum(rest, scratch_rest);
+    const Moments moments({rest.at[0], rest.at[1]}, part, a.eps);
+    const float mean_gn = (rest.at[2] * part - moments.shift * mean_g) * moments.scale;
+    if (a.statistics && threadIdx.x == 0) {
+      a.statistics[row] = {mean, moments.shift, moments.scale, mean_g, mean_gn};
+    }
+    for (int first = 0; first < a.d; first += step) {
+      if (!kKept) read(first);
+      Vec<T, N> loaded_ds[K];
+#pragma unroll
+      for (int k = 0; k < K; ++k) loaded_ds[k] = load_if<T, N>(ds + column(first, k), column(first, k) < a.d);
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        if (column(first, k) >= a.d) continue;
+        float dx[N];
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          dx[j] = (g[k][j] - mean_g - moments.normal(v[k][j] - mean) * mean_gn) * moments.scale +
+                  to_float(loaded_ds[k].at[j]);
+        }
+#pragma unroll
+        for (int i = 0; i < 3; ++i) {
+          if (a.dx[i]) store_floats<T, N>(static_cast<T*>(a.dx[i]) + row * a.d + column(first, k), dx);
+        }
+      }
+    }
+  }
+}
+
+// The gradients of the vectors from long rows and their statistics. Blocks of kWarp * kColumns columns x rows.
+template <class T, int N>
+__global__ void __launch_bounds__(kWarp * kWarps, 2) backward_long_columns(const __grid_constant__ Backward a) {
+  constexpr int K = kColumns / N;
+  const int first = blockIdx.x * kWarp * kColumns;
+  start_next();
+  auto column = [&](int k) { return first + (k * kWarp + static_cast<int>(threadIdx.x)) * N; };
+  float bias[K][N], weight[K][N], sums[3][K][N] = {};
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    load_floats(a.bias, column(k), column(k) < a.d, bias[k]);
+    load_floats(a.weight, column(k), column(k) < a.d, weight[k]);
+  }
+  wait_for_previous();
+  const int64_t step = static_cast<int64_t>(gridDim.y) * kWarps;
+  for (int64_t row = blockIdx.y * static_cast<int64_t>(kWarps) + threadIdx.y; row < a.rows.walk.count; row += step) {
+    const Statistics of = a.statistics[row];
+    const Row<T> from(a.rows, row);
+    const T *dy = static_cast<const T*>(a.dy) + row * a.d, *ds = static_cast<const T*>(a.ds) + row * a.d;
+    Loaded<T, N> loaded[K];
+    Vec<T, N> loaded_dy[K], loaded_ds[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      loaded[k] = {from, column(k), column(k) < a.d};
+      loaded_dy[k] = load_if<T, N>(dy + column(k), column(k) < a.d);
+      loaded_ds[k] = load_if<T, N>(ds + column(k), column(k) < a.d);
+    }
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      float v[N];
+      loaded[k].sum(bias[k], a.rows.data[2], v);
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const float g = to_float(loaded_dy[k].at[j]), normal = (v[j] - of.mean - of.shift) * of.scale;
+        sums[0][k][j] += g * normal;
+        sums[1][k][j] += g;
+        sums[2][k][j] += (__fmul_rn(g, weight[k][j]) - of.mean_g - normal * of.mean_gn) * of.scale +
+                         to_float(loaded_ds[k].at[j]);
+      }
+    }
+  }
+  write_sums(a, sums, first, 0, blockIdx.y, gridDim.y == 1);
+}
+
+// Sums up `count` partials.
+__global__ void __launch_bounds__(1024) backward_columns(const __grid_constant__ Backward a, int count) {
+  __shared__ float shared[kWarp][kWarp];
+  const int column = blockIdx.x * kWarp + threadIdx.x;
+  wait_for_previous();
+  float sum = 0;
+  if (column < 3 * a.d) {
+#pragma unroll 8
+    for (int i = threadIdx.y; i < count; i += blockDim.y) {
+      const int shift = static_cast<uint32_t>(i) * a.d & (a.period - 1);
+      sum += a.partials[(i * 3ll + column / a.d) * a.width + column % a.d + shift];
+    }
+  }
+  shared[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || column >= 3 * a.d) return;
+  for (int i = 1; i < blockDim.y; ++i) sum += shared[i][threadIdx.x];
+  const AnyFloat& to = a.vectors[column / a.d];
+  if (to.data) to.set(column % a.d, sum);
+}
+
+constexpr int kMostWide = kWidestColumns * most_threads(kWidestColumns);
+constexpr int kFewRows = 16;
+
+// Blocks of backward_rows, for rows that are seen as d columns.
+struct Grid {
+  int columns;  // of a thread
+  dim3 threads;
+  int blocks, memory;
+
+  Grid(int64_t rows, int64_t d, int period)
+      : columns(d <= kColumns * kMaxThreads ? kColumns : d <= kWideColumns * kMaxThreads ? kWideColumns : kWidestColumns) {
+    const int lanes = static_cast<int>(ceil_div<int64_t>(d, columns * kWarp)) * kWarp;
+    threads = lanes == kWarp ? dim3(kWarp, kWarps) : dim3(lanes);
+    memory = columns == kColumns ? 0 : kKept * columns * lanes * static_cast<int>(sizeof(float));
+    const int resident = std::max(1, most_threads(columns) / static_cast<int>(threads.x * threads.y));
+    blocks = blocks_of(ceil_div<int64_t>(rows, threads.y), multiprocessors() * resident, threads.y == 1 ? period : 1);
+  }
+};
+
+// Parts of rows in backward_long_columns: as many blocks as are resident, of two rows a warp at least.
+int parts_of(int64_t rows, int64_t d) {
+  const int64_t blocks = ceil_div<int64_t>(d, kWarp * kColumns), most = ceil_div<int64_t>(rows, 2 * kWarps);
+  return static_cast<int>(std::min(most, std::max<int64_t>(1, 2 * multiprocessors() / blocks)));
+}
+
+bool is_long(int64_t d) { return d > kColumns * kMaxThreads; }
+
+// The second stage of the sums over rows.
+cudaError_t launch_columns(const Backward& a, int parts, cudaStream_t stream) {
+  if (!a.partials || parts == 1) return cudaGetLastError();
+  const dim3 threads(kWarp, std::min(ceil_div(parts, 8), kWarp));
+  return launch(backward_columns, ceil_div(3 * a.d, kWarp), threads, 0, stream, true, a, parts);
+}
+
+// workspace: null if no gradient of the vectors is wanted.
+template <class T>
+cudaError_t launch_backward(Backward a, void* workspace, cudaStream_t stream) {
+  const int64_t rows = a.rows.walk.count;
+  const auto launched = [&](auto width, auto shifted) {
+    constexpr int N = width.value;
+    constexpr bool kShifted = shifted.value, kVectors = N * sizeof(T) == 16;
+    const int d = a.d + (kShifted ? most_shifted(a.d, N) : 0);
+    // Of so few rows the sums over them are most of it: blocks for the columns are faster, by measurement.
+    const bool few = !kShifted && rows <= kFewRows && d <= kWideColumns * kMaxThreads;
+    if (d <= (kVectors && !few ? kMostWide : kColumns * kMaxThreads)) {
+      const Grid grid(rows, d, kShifted ? N : 1);
+      a.partials = static_cast<float*>(workspace);
+      if (kShifted && grid.threads.y == 1) {
+        a.width = ceil_div(d, N) * N;
+        a.period = N;
+      }
+      auto* kernel = grid.threads.x == kWarp ? backward_rows<T, N, kColumns, false, kShifted>
+                                             : backward_rows<T, N, kColumns, true, kShifted>;
+      if constexpr (kVectors) {
+        if (grid.columns == kWideColumns) kernel = backward_rows<T, N, kWideColumns, true, kShifted>;
+        if (grid.columns == kWidestColumns) kernel = backward_rows<T, N, kWidestColumns, true, kShifted>;
+      }
+      if (const cudaError_t status = allow_memory(kernel, grid.memory); status != cudaSuccess) return status;
+      kernel<<<grid.blocks, grid.threads, grid.memory, stream>>>(a);
+      return launch_columns(a, grid.blocks, stream);
+    }
+    if constexpr (kShifted) return cudaErrorNotSupported;  // never: with_width
+    a.statistics = static_cast<Statistics*>(workspace);
+    a.partials = reinterpret_cast<float*>(workspace ? a.statistics + rows : nullptr);
+    const bool kept = a.d <= 16 * kMaxThreads;
+    const auto kernel = kept ? backward_long_rows<T, N, 16 / N, true> : backward_long_rows<T, N, 8 / N, false>;
+    const int threads = kept ? ceil_div(a.d, 16 * kWarp) * kWarp : kMaxThreads;
+    kernel<<<static_cast<int>(std::min<int64_t>(rows, INT32_MAX)), threads, 0, stream>>>(a);
+    const cudaError_t status = cudaGetLastError();
+    if (status != cudaSuccess || !workspace) return status;
+    const int parts = parts_of(rows, a.d);
+    const dim3 blocks(ceil_div(a.d, kWarp * kColumns), parts);
+    const cudaError_t status_of_columns =
+        launch(backward_long_columns<T, N>, blocks, dim3(kWarp, kWarps), 0, stream, true, a);
+    return status_of_columns != cudaSuccess ? status_of_columns : launch_columns(a, parts, stream);
+  };
+  return with_width<T>(a.rows, a.d, kMostWide, false, {a.dy, a.ds, a.dx[0], a.dx[1], a.dx[2]}, {a.bias, a.weight},
+                       launched);
+}
+
+}  // namespace
+
+size_t add_bias_residual_layer_norm_backward_workspace(const Tensor& x) {
+  if (x.numel() == 0) return 0;
+  const int64_t d = x.sizes[x.rank - 1], rows = x.numel() / d;
+  const auto of = [&](int64_t parts) { return parts * 3 * (d + 16) * sizeof(float); };
+  const auto of_grid = [&](int64_t width, int period) {
+    return width <= kMostWide ? of(Grid(rows, width, period).blocks) : 0;
+  };
+  const size_t of_long = is_long(d) ? rows * sizeof(Statistics) + of(parts_of(rows, d)) : 0;
+  // Whatever the alignment, which is not known here.
+  const int n = 16 / static_cast<int>(x.item_size());
+  return std::max({of_grid(d, 1), of_grid(d + most_shifted(d, n), n), of_long});
+}
+
+cudaError_t add_bias_residual_layer_norm_backward(const Tensor& dy, const Tensor& ds, const Tensor& x,
+                                                  const Tensor& bias, const Tensor& residual, const Tensor& weight,
+                                                  float eps, const Tensor& extra, const Tensor& dx, const Tensor& dbias,
+                                                  const Tensor& dresidual, const Tensor& dweight,
+                                                  const Tensor& dnorm_bias, const Tensor& dextra, void* workspace,
+                                                  cudaStream_t stream) {
+  if (!walks(x, x) || !walks(residual, x) || !walks(extra, x) || !walks(dy, x) || !walks(ds, x) || !is_float(bias) ||
+      !is_float(weight) || x.numel() == 0) {
+    return cudaErrorNotSupported;
+  }
+  const bool columns = dbias.data || dweight.data || dnorm_bias.data;
+  const auto d = static_cast<int>(x.sizes[x.rank - 1]);
+  const Backward a{Rows(x, residual, extra),
+                   AnyFloat(bias),
+                   AnyFloat(weight),
+                   dy.data,
+                   ds.data,
+                   {dx.data, dresidual.data, dextra.data},
+                   {AnyFloat(dweight), AnyFloat(dnorm_bias), AnyFloat(dbias)},
+                   nullptr,
+                   d,
+                   1,
+                   nullptr,
+                   d,
+                   eps};
+  return dispatch_float(x.dtype, [&](auto* p) {
+    return launch_backward<element_t<decltype(p)>>(a, columns ? workspace : nullptr, stream);
+  });
+}
+
+}  // namespace svexport
