@@ -123,7 +123,7 @@ def _by_a_tensor(function: Callable[..., Any], input: Tensor, other: Any, *args:
     """The exporter makes a number of what may be the size of a tensor."""
     if isinstance(other, (torch.SymInt, torch.SymFloat)):
         kind = input.dtype if isinstance(other, torch.SymInt) else torch.result_type(input, 1.0)
-        other = input.new_full((), other, dtype=kind)
+        other = input.new_full((), other, dtype=kind)  # type: ignore[arg-type]
     return function(input, other, *args, **kwargs)
 
 

@@ -148,7 +148,10 @@ def verify(
             f"  forward changes {', '.join(changed)} of the model, which a file cannot: pass and return it instead.\n"
         )
         kinds = {str(t.dtype) for t in (*model.parameters(), *model.buffers())} | {f"torch.{worst.dtype}"}
-        half = "half precision itself, in which every runtime rounds its own way (give rtol and atol to allow more), "
+        half = (
+            "half precision itself, in which every runtime rounds its own way (give rtol and atol to allow more) and "
+            "argmax and topk may take another of values that are nearly equal (compare what they take it from), "
+        )
         usual = (
             f"Usual causes: {half if kinds & {'torch.float16', 'torch.bfloat16'} else ''}random numbers or "
             "data-dependent Python branches in forward (traced once, for the given inputs)"
