@@ -304,13 +304,21 @@ def _floating(g: Any, value: _Value, kind: Any) -> Any:
 
 
 def _linspace(g: Any, own: _Own, start: _Value, end: _Value, steps: _Value, *rest: _Value) -> Any:
-    """The exporter's own computes with doubles."""
+    """The exporter's own computes with doubles, and one step of a dynamic number of them is NaN."""
     kind = _kinds.from_value(g.original_node.output(), _kinds.FLOAT)
     numbers = [symbolic_helper._maybe_get_const(value, "f") for value in (start, end, steps)]
     if not any(isinstance(number, _Value) for number in numbers):
         ends = numbers[0], numbers[1], int(numbers[2])
         return g.op("Constant", value_t=torch.linspace(*ends, dtype=kind.dtype()))
-    return g.op("Cast", own(g, start, end, steps, *rest), to_i=kind.onnx_type())
+    first, last, count = (
+        g.op("Cast", value, to_i=type_.onnx_type())
+        for value, type_ in ((start, kind), (end, kind), (steps, _kinds.INT64))
+    )
+    one = g.op("Constant", value_t=torch.tensor(1))
+    single = g.op("Cast", g.op("Equal", count, one), to_i=_kinds.INT64.onnx_type())
+    gaps = g.op("Cast", g.op("Add", g.op("Sub", count, one), single), to_i=kind.onnx_type())
+    places = g.op("Cast", symbolic_helper._arange_helper(g, count, None), to_i=kind.onnx_type())
+    return g.op("Add", first, g.op("Mul", places, g.op("Div", g.op("Sub", last, first), gaps)))
 
 
 def _convolution(g: Any, own: _Own, self: _Value, weight: _Value, bias: _Value, *rest: _Value) -> Any:

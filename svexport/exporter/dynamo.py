@@ -150,7 +150,7 @@ def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = N
     place = torch.arange(steps, dtype=dtype, device=kwargs.get("device"))
     first, last = (x.to(place) if isinstance(x, Tensor) else place.new_full((), x) for x in (start, end))
     step = (last - first) / place.new_full((), steps - 1).clamp(min=1)
-    return torch.where(place < steps // 2, first + place * step, last - (steps - 1 - place) * step)
+    return torch.where(place < (steps + 1) // 2, first + place * step, last - (steps - 1 - place) * step)
 
 
 _OF_MASKS: dict[Callable[..., Any], Callable[..., Any]] = {
