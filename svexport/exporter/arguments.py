@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import inspect
 import traceback
 from collections import defaultdict
@@ -361,7 +362,16 @@ class FlatModel(nn.Module):
 
 
 def own_failure(model: nn.Module, tensors: Sequence[Tensor]) -> ExportError | None:
-    """The error of a forward that fails without any exporter, with the user's line."""
+    """The error of a forward that fails without any exporter, with the user's line; or of packed sequences, of which
+    the exporters' own errors say nothing."""
+    packed: list[str] = []
+
+    def look(name: str, module: nn.Module, args: tuple) -> None:
+        if args and isinstance(args[0], nn.utils.rnn.PackedSequence):
+            packed.append(name.replace(MODEL_ATTRIBUTE, "model", 1))
+
+    recurrent = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.RNNBase)]
+    hooks = [m.register_forward_pre_hook(functools.partial(look, name)) for name, m in recurrent]
     try:
         model(*(t.clone() for t in tensors))
     except Exception as own:  # noqa: BLE001 - the user's code may raise anything
@@ -369,6 +379,16 @@ def own_failure(model: nn.Module, tensors: Sequence[Tensor]) -> ExportError | No
         return ExportError(
             f"the model itself fails on these arguments: {type(own).__name__}: {own}"
             + (f"\n  at {where}" if where else "")
+        )
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if packed:
+        return ExportError(
+            f"{packed[0]} is given a packed sequence, whose sizes are values of tensors, and cannot be exported\n"
+            "  pass it the padded one, and take each row's last output, at lengths - 1, by torch.gather (of one "
+            "direction that is the last state); or, with opset=17 or less, use nothing but the output, by "
+            "pad_packed_sequence"
         )
     return None
 

@@ -145,6 +145,10 @@ def _clean_node(node: onnx.NodeProto) -> None:
     node.doc_string = ""
     if node.op_type == "Conv":
         _state_padding(node)
+    if node.op_type == "TopK":  # in any order is in this one too, and TensorRT has no other
+        kept = [a for a in node.attribute if a.name != "sorted"]
+        del node.attribute[:]
+        node.attribute.extend(kept)
     if node.domain != DOMAIN:
         return
     while node.input and not node.input[-1]:  # absent, which TensorRT's parser would make a null tensor of

@@ -40,14 +40,14 @@ def _clamp(g: Any, own: _Own, self: _Value, low: _Value, high: _Value) -> Any:
 
 
 def _clamp_min(g: Any, own: _Own, self: _Value, low: _Value) -> Any:
-    return _clamped_integers(g, self, low, _none(g)) or own(g, self, low)
+    return _clamped_integers(g, self, low, None) or own(g, self, low)
 
 
 def _clamp_max(g: Any, own: _Own, self: _Value, high: _Value) -> Any:
-    return _clamped_integers(g, self, _none(g), high) or own(g, self, high)
+    return _clamped_integers(g, self, None, high) or own(g, self, high)
 
 
-def _clamped_integers(g: Any, self: _Value, low: _Value, high: _Value) -> Any:
+def _clamped_integers(g: Any, self: _Value, low: _Value | None, high: _Value | None) -> Any:
     """Before opset 12 Clip is for floating-point numbers, which the exporter sees to for static shapes alone.
 
     Never does it make floating-point numbers of integers, as such bounds do. None where its own is right.
@@ -58,7 +58,7 @@ def _clamped_integers(g: Any, self: _Value, low: _Value, high: _Value) -> Any:
     if mine != kind:
         self = g.op("Cast", self, to_i=kind.onnx_type())
     for bound, beyond in ((low, "Less"), (high, "Greater")):
-        if not symbolic_helper._is_none(bound):
+        if bound is not None and not symbolic_helper._is_none(bound):
             bound = g.op("Cast", bound, to_i=kind.onnx_type())
             self = g.op("Where", g.op(beyond, self, bound), bound, self)
     return self
@@ -105,10 +105,6 @@ def _dims_from_the_front(g: Any, dims: _Value, rank: int | None) -> _Value:
     numbers = [d % rank for d in _numbers(dims)]
     scalar = symbolic_helper._get_tensor_rank(dims) in (None, 0)
     return g.op("Constant", value_t=torch.tensor(numbers[0] if scalar else numbers))
-
-
-def _none(g: Any) -> _Value:
-    return g.op("prim::Constant")
 
 
 def _permute(g: Any, own: _Own, self: _Value, dims: _Value) -> Any:
@@ -212,6 +208,25 @@ def _cumsum(g: Any, own: _Own, self: _Value, dim: _Value, dtype: _Value) -> Any:
     return g.op("Cast", result, to_i=kind.onnx_type())
 
 
+def _of_masks(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
+    """Of booleans, the largest and where it is: ONNX has neither for them before opset 20, and TensorRT at none."""
+    if _kinds.from_value(self, _kinds.UNDEFINED) != _kinds.BOOL:
+        return own(g, self, *rest)
+    numbers = [
+        g.op("Cast", v, to_i=_kinds.FLOAT.onnx_type()) if _kinds.from_value(v, _kinds.UNDEFINED) == _kinds.BOOL else v
+        for v in (self, *rest[:1])  # of max, another tensor, or the dimension
+    ]
+    results = own(g, *numbers, *rest[1:])
+    values, *places = [results] if isinstance(results, _Value) else results
+    values = g.op("Cast", values, to_i=_kinds.BOOL.onnx_type())
+    return (values, *places) if places else values
+
+
+def _extreme(g: Any, own: _Own, self: _Value, other: _Value) -> Any:
+    masks = _kinds.from_value(g.original_node.output(), _kinds.UNDEFINED) == _kinds.BOOL
+    return (_of_masks if masks else _arithmetic)(g, own, self, other)
+
+
 def _of_batches(rank: int) -> Callable[..., Any]:
     """For one image without a batch (C, H, W) as well, which the exporter's own takes for channels of something."""
 
@@ -289,13 +304,21 @@ def _floating(g: Any, value: _Value, kind: Any) -> Any:
 
 
 def _linspace(g: Any, own: _Own, start: _Value, end: _Value, steps: _Value, *rest: _Value) -> Any:
-    """The exporter's own computes with doubles."""
+    """The exporter's own computes with doubles, and one step of a dynamic number of them is NaN."""
     kind = _kinds.from_value(g.original_node.output(), _kinds.FLOAT)
     numbers = [symbolic_helper._maybe_get_const(value, "f") for value in (start, end, steps)]
     if not any(isinstance(number, _Value) for number in numbers):
         ends = numbers[0], numbers[1], int(numbers[2])
         return g.op("Constant", value_t=torch.linspace(*ends, dtype=kind.dtype()))
-    return g.op("Cast", own(g, start, end, steps, *rest), to_i=kind.onnx_type())
+    first, last, count = (
+        g.op("Cast", value, to_i=type_.onnx_type())
+        for value, type_ in ((start, kind), (end, kind), (steps, _kinds.INT64))
+    )
+    one = g.op("Constant", value_t=torch.tensor(1))
+    single = g.op("Cast", g.op("Equal", count, one), to_i=_kinds.INT64.onnx_type())
+    gaps = g.op("Cast", g.op("Add", g.op("Sub", count, one), single), to_i=kind.onnx_type())
+    places = g.op("Cast", symbolic_helper._arange_helper(g, count, None), to_i=kind.onnx_type())
+    return g.op("Add", first, g.op("Mul", places, g.op("Div", g.op("Sub", last, first), gaps)))
 
 
 def _convolution(g: Any, own: _Own, self: _Value, weight: _Value, bias: _Value, *rest: _Value) -> Any:
@@ -411,10 +434,9 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     **{f"aten::max_pool{axes}d": _of_batches(axes + 2) for axes in (1, 3)},
     "aten::pixel_shuffle": _of_batches(4),
     "aten::pixel_unshuffle": _of_batches(4),
-    **{
-        f"aten::{name}": _arithmetic
-        for name in ("add", "fmod", "maximum", "minimum", "mul", "remainder", "rsub", "sub")
-    },
+    **{f"aten::{name}": _arithmetic for name in ("add", "fmod", "mul", "remainder", "rsub", "sub")},
+    **{f"aten::{name}": _extreme for name in ("maximum", "minimum")},
+    **{f"aten::{name}": _of_masks for name in ("amax", "amin", "max", "min")},
     "aten::_convolution": _convolution,
     "aten::argsort": _sort,
     "aten::cat": _cat,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -93,11 +95,12 @@ def _without_dump() -> Iterator[None]:
 
 
 class _InPlaceOf(TorchFunctionMode):
-    """Has functions traced in place of those that the exporter does not know, or for constant sizes only."""
+    """Has functions traced in place of those that the exporter does not know, or not of booleans, or for constant sizes
+    only."""
 
     def __init__(self, dynamic: bool) -> None:
         super().__init__()
-        self._functions = IN_PLACE_OF | ({F.affine_grid: _affine_grid} if dynamic else {})
+        self._functions = IN_PLACE_OF | _OF_MASKS | (_OF_DYNAMIC_SIZES if dynamic else {})
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         return self._functions.get(func, func)(*args, **(kwargs or {}))
@@ -105,6 +108,65 @@ class _InPlaceOf(TorchFunctionMode):
 
 def _affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
     return OPS["affine_grid"](theta, size, bool(align_corners))
+
+
+def _of_masks(function: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Of booleans, the largest and where it is: ONNX has neither for them before opset 20, and TensorRT at none."""
+    if input.dtype != torch.bool:
+        return function(input, *args, **kwargs)
+    numbers = [x.float() if isinstance(x, Tensor) and x.dtype == torch.bool else x for x in (input, *args)]
+    result = function(*numbers, **kwargs)
+    return result.bool() if isinstance(result, Tensor) else type(result)((result[0].bool(), result[1]))
+
+
+def _by_a_tensor(function: Callable[..., Any], input: Tensor, other: Any, *args: Any, **kwargs: Any) -> Any:
+    """The exporter makes a number of what may be the size of a tensor."""
+    if isinstance(other, (torch.SymInt, torch.SymFloat)):
+        kind = input.dtype if isinstance(other, torch.SymInt) else torch.result_type(input, 1.0)
+        other = input.new_full((), other, dtype=kind)  # type: ignore[arg-type]
+    return function(input, other, *args, **kwargs)
+
+
+def _parts(function: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The exporter makes a sequence of the parts of a dynamic size, on which its optimizer fails, and TensorRT too."""
+    parts = function(input, *args, **kwargs)
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    if not isinstance(input.shape[dim], torch.SymInt):
+        return parts
+    start, slices = 0, []
+    for part in parts:
+        slices.append(input.narrow(dim, start, part.shape[dim]))
+        start = start + part.shape[dim]
+    return tuple(slices)
+
+
+def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
+    """The exporter's own is for constant numbers. Computed from both ends to the middle, as torch's is."""
+    if not any(isinstance(x, (torch.SymInt, torch.SymFloat)) for x in (start, end, steps)):
+        return torch.linspace(start, end, steps, dtype=dtype, **kwargs)
+    dtype = dtype or torch.get_default_dtype()
+    if not dtype.is_floating_point:
+        raise ExportError(f"torch.linspace of {dtype} between dynamic sizes; use floating-point numbers, and cast them")
+    place = torch.arange(steps, dtype=dtype, device=kwargs.get("device"))
+    first, last = (x.to(place) if isinstance(x, Tensor) else place.new_full((), x) for x in (start, end))
+    step = (last - first) / place.new_full((), steps - 1).clamp(min=1)
+    return torch.where(place < (steps + 1) // 2, first + place * step, last - (steps - 1 - place) * step)
+
+
+_OF_MASKS: dict[Callable[..., Any], Callable[..., Any]] = {
+    function: functools.partial(_of_masks, function)
+    for name in ("amax", "amin", "max", "maximum", "min", "minimum")
+    for function in (getattr(torch, name), getattr(Tensor, name))
+}
+_OF_DYNAMIC_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.affine_grid: _affine_grid,
+    torch.linspace: _linspace,
+    **{f: functools.partial(_parts, f) for f in (torch.chunk, torch.split, Tensor.chunk, Tensor.split)},
+    **{
+        f: functools.partial(_by_a_tensor, f)
+        for f in (torch.pow, torch.remainder, Tensor.__mod__, Tensor.__pow__, Tensor.pow, Tensor.remainder)
+    },
+}
 
 
 def _cast_back(program: torch.onnx.ONNXProgram, dtypes: Sequence[torch.dtype]) -> None:
@@ -124,28 +186,35 @@ def _cast_back(program: torch.onnx.ONNXProgram, dtypes: Sequence[torch.dtype]) -
 def _save_optimized(program: torch.onnx.ONNXProgram, path: Path) -> None:
     """Saves the program as the exporter's optimizer leaves it, or with constants folded where that makes it invalid.
 
-    onnxscript 0.7 breaks some graphs: two equal ``clamp(0, 1)`` of one tensor lose the node that both share. As it was
-    traced, a program has sequences of the parts of splits, and computes biases of convolutions that have none.
+    onnxscript 0.7 breaks some graphs: two equal ``clamp(0, 1)`` of one tensor lose the node that both share. On
+    others it fails. As it was traced, a program has sequences of the parts of splits, and computes biases of
+    convolutions that have none.
     """
     plain = path.with_name("plain.onnx")
     program.save(str(plain))
-    program.optimize()
-    program.save(str(path))
     try:
+        program.optimize()
+        program.save(str(path))
         onnx.checker.check_model(str(path))
-    except onnx.checker.ValidationError as error:
+    except (onnx.checker.ValidationError, ir.passes.PassError) as error:
         from onnxscript import optimizer
 
         logger.warning("folded constants only: the optimizer broke the graph ({})", str(error).splitlines()[0])
         folded = ir.load(str(plain))
-        optimizer.fold_constants(folded)
-        optimizer.remove_unused_nodes(folded)
+        try:
+            optimizer.fold_constants(folded)
+            optimizer.remove_unused_nodes(folded)
+        except ir.passes.PassError:  # as it was traced, then
+            folded = ir.load(str(plain))
         ir.save(folded, str(path))
 
 
 def translations() -> dict[Any, Callable[..., Any]]:
     """``custom_translation_table`` for torch.onnx.export: our operators, and the aten functions they replace."""
-    table: dict[Any, Callable[..., Any]] = {torch.ops.aten.sort.stable: _stable_sort}
+    table: dict[Any, Callable[..., Any]] = {
+        torch.ops.aten.sort.stable: _stable_sort,
+        operator.floordiv: _floor_divide_sizes,
+    }
     for symbolic in SYMBOLICS.values():
         table[symbolic.op.torch_op] = _translation(symbolic)
         if symbolic.until is not None:  # an opset the TorchScript exporter covers
@@ -168,6 +237,35 @@ def _stable_sort(x: Any, *, stable: bool | None = None, dim: int = -1, descendin
 
     size = opset18.Gather(opset18.Shape(x), opset18.Constant(value_ints=[dim]))  # type: ignore[type-var]
     return opset18.TopK(x, size, axis=dim, largest=int(descending), sorted=1)
+
+
+def _floor_divide_sizes(x: Any, y: Any) -> Any:
+    """The exporter's own rounds towards zero, which is another number in ``-(-size // 8)``."""
+    from onnxscript import opset18
+
+    if _not_negative(x) and _not_negative(y):
+        return opset18.Div(x, y)
+    return opset18.Div(opset18.Sub(x, opset18.Mod(x, y)), y)
+
+
+def _not_negative(size: Any) -> bool:
+    """Whether a number is surely not negative: a size, or made of some by what keeps it so."""
+    if isinstance(size, (int, float)):
+        return size >= 0
+    node = size.producer() if hasattr(size, "producer") else None
+    if node is None:
+        return False
+    if node.op_type == "Constant":
+        value = node.attributes["value"].as_tensor() if "value" in node.attributes else None
+        return value is not None and bool((value.numpy() >= 0).all())
+    if node.op_type in ("Shape", "Size"):
+        return True
+    inputs = node.inputs[:1] if node.op_type in _OF_THE_FIRST else node.inputs
+    return node.op_type in _OF_THE_FIRST | _OF_ALL and all(map(_not_negative, inputs))
+
+
+_OF_THE_FIRST = {"Cast", "Gather", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
+_OF_ALL = {"Add", "Div", "Mul", "Max", "Min", "Mod"}
 
 
 def _translation(

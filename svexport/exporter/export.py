@@ -106,7 +106,8 @@ def export(
             travel. A TensorRT plugin is created with its attributes, but given its inputs in every inference.
         verify: run the file in ONNX Runtime on ``args``, on random inputs and with other dynamic sizes, and compare. If
             ``forward`` takes values out of tensors (``if x.sum() > 0``), also on inputs with which it goes another way.
-            ``F.grid_sample`` of a half model is compared as torch computes it on CUDA, with coordinates in float32.
+            ``F.grid_sample`` of a half model is compared as torch computes it on CUDA, with coordinates in float32, and
+            ``topk(sorted=False)``, which torch leaves in any order, in that of files: sorted.
             Elements may be steps of a quantizer apart where torch is from itself once what it quantizes changes by
             some rounding errors, which is noted.
         rtol: relative tolerance of verification; default: 1e-3, of half models what their type can resolve.

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from svexport import html, ops
 from svexport.errors import UnsupportedError
 from svexport.exporter.arguments import bind, copied, example_arguments, leaves, rebuild
-from svexport.exporter.half import HalfSampling
+from svexport.exporter.as_in_files import AsInFiles
 from svexport.exporter.record import recorded, remember
 from svexport.exporter.source import definition, user_frame
 from svexport.ops._module import DropIn
@@ -112,14 +112,14 @@ def replace(model: nn.Module, args: Any = None, *, verbose: bool = True) -> nn.M
     classes, left_alone = _recognise(model)
     modules: dict[str, _Proof] = {name: _Proof() for name in classes}
     calls: dict[tuple[str, str], _Proof] = {}
-    outputs, sampling = _Proof(), HalfSampling()
+    outputs, as_files = _Proof(), AsInFiles()
     if arguments is not None:
         probe = copied(model)
         _watch(probe, classes, modules)
-        expected = _forward(probe, arguments, sampling)
+        expected = _forward(probe, arguments, as_files)
         classes = {name: cls for name, cls in classes.items() if not modules[name].fault}
         probe = _swap(copied(model), classes)
-        outputs.add(expected, functools.partial(_forward, probe, arguments, sampling, _Watch(calls)))
+        outputs.add(expected, functools.partial(_forward, probe, arguments, as_files, _Watch(calls)))
         del probe, expected
         if outputs.fault:  # though every part agrees: rounding decides something here, or the model keeps a state
             warnings.warn(f"{type(model).__name__} as a whole, every part of it proven: {outputs.fault}", stacklevel=2)
@@ -159,7 +159,7 @@ def replace(model: nn.Module, args: Any = None, *, verbose: bool = True) -> nn.M
     if last := recorded(model):
         remember(replaced, *last)
     if verbose:
-        _print(type(model).__name__, replacements, left_alone, outputs, sampling.notes)
+        _print(type(model).__name__, replacements, left_alone, outputs, as_files.notes)
     return replaced
 
 

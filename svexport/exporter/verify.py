@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from svexport.errors import EngineError, VerificationError
-from svexport.exporter.half import HalfSampling
+from svexport.exporter.as_in_files import AsInFiles
 from svexport.exporter.quantizers import allow_steps, repeats
 from svexport.exporter.sizes import Size, tiled
 from svexport.exporter.state import State
@@ -54,7 +54,8 @@ def verify(
     A quantizer makes a whole step of a rounding error on the border of two. Where torch differs from itself alike once
     what it rounds to steps changes by some rounding errors, such differences are allowed, and noted.
 
-    ``F.grid_sample`` in half precision is torch's as on CUDA (:class:`HalfSampling`), which is noted.
+    ``F.grid_sample`` in half precision is torch's as on CUDA, and ``topk(sorted=False)`` sorts (:class:`AsInFiles`),
+    which is noted.
 
     If Python takes values out of tensors, or the tracer has ``warned`` of it, inputs of other kinds are tried as well,
     and compared where forward goes a way with them that it has not gone before.
@@ -70,7 +71,7 @@ def verify(
         raise VerificationError(f"{error}. No file was written.\n  {_ANYWAY}") from error
     results: list[Parity] = []
     ways: dict[str, Way] = {}
-    sampling = HalfSampling()
+    as_files = AsInFiles()
     failing: dict[str, tuple[list[Tensor], list[Tensor]]] = {}  # inputs and what the file made of them, by run
     infinite: dict[Parity, tuple[int, int]] = {}  # how many elements of torch's result and of the file's
     for alternatives in _runs(
@@ -80,7 +81,7 @@ def verify(
         for run, inputs in alternatives:
             arguments = [t.clone() for t in inputs]  # a model may work on its inputs in place
             try:
-                with sampling, Way([*arguments, *model.parameters(), *model.buffers()]) as ways[run]:
+                with as_files, Way([*arguments, *model.parameters(), *model.buffers()]) as ways[run]:
                     expected = model(*arguments)
                 ways[run].end(expected)
                 break
@@ -121,10 +122,10 @@ def verify(
         found = [parity(name, e, a, run=run, rtol=rtol, atol=atol) for name, e, a in pairs]
         rounds = False
         if not all(p.ok for p in found):
-            with sampling:
+            with as_files:
                 rounds = allow_steps(found, model, inputs, pairs, rtol, atol, notes)
         if not rounds and run != "given" and not all(p.ok for p in found):
-            with sampling:
+            with as_files:
                 gaps = _float64_gaps(model, inputs, expected)
             for index, ((name, e, a), gap) in enumerate(zip(pairs, gaps, strict=True)):
                 if not found[index].ok and 0 < gap < math.inf:
@@ -138,7 +139,7 @@ def verify(
         for p, (_, e, a) in zip(found, pairs, strict=True):
             if math.isinf(p.max_abs) and e.shape == a.shape and e.dtype == a.dtype:
                 infinite[p] = int((~e.isfinite()).sum()), int((~a.isfinite()).sum())
-    notes += sampling.notes
+    notes += as_files.notes
     failed = sorted((p for p in results if not p.ok), key=lambda p: p.max_rel, reverse=True)
     if failed:
         worst = failed[0]
@@ -147,7 +148,10 @@ def verify(
             f"  forward changes {', '.join(changed)} of the model, which a file cannot: pass and return it instead.\n"
         )
         kinds = {str(t.dtype) for t in (*model.parameters(), *model.buffers())} | {f"torch.{worst.dtype}"}
-        half = "half precision itself, in which every runtime rounds its own way (give rtol and atol to allow more), "
+        half = (
+            "half precision itself, in which every runtime rounds its own way (give rtol and atol to allow more) and "
+            "argmax and topk may take another of values that are nearly equal (compare what they take it from), "
+        )
         usual = (
             f"Usual causes: {half if kinds & {'torch.float16', 'torch.bfloat16'} else ''}random numbers or "
             "data-dependent Python branches in forward (traced once, for the given inputs)"
@@ -163,7 +167,7 @@ def verify(
                 f"torch's result is {worst.dtype}{list(worst.shape)}: the exporter has lost that, which another one "
                 "(opset 17 or less, 18 or more) need not do"
             )
-        with sampling:
+        with as_files:
             ties = _ties(model, *failing[worst.run], rtol, atol)
         if ties:
             usual = (

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from svexport import html
 from svexport.errors import SvexportError, UnsupportedError
 from svexport.exporter.arguments import FlatModel, bind, eval_mode, given_arguments
-from svexport.exporter.half import HalfSampling
+from svexport.exporter.as_in_files import AsInFiles
 from svexport.exporter.quantizers import allow_steps
 from svexport.exporter.state import unchanged
 from svexport.parity import Parity, check_tolerances, parity, tolerances
@@ -232,7 +232,7 @@ def compare(
         unchanged(model),
         eval_mode(other) if isinstance(other, nn.Module) else nullcontext(),
         torch.no_grad(),
-        HalfSampling() as sampling,
+        AsInFiles() as as_files,
     ):
         expected = flat(*(t.clone() for t in tensors))  # a model may work on its inputs in place
         inside: Inside | None = None
@@ -260,7 +260,7 @@ def compare(
         found: list[Parity] = []
         if inside is not None:
             found = compare_layers(flat, tensors, inside, wanted, rtol=rtol, atol=atol, notes=notes)
-        notes += sampling.notes
+        notes += as_files.notes
     return Comparison(type(model).__name__, title, rtol, atol, outputs, found, notes)
 
 

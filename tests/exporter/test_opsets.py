@@ -590,3 +590,80 @@ def test_sums_of_masks(opset: int, tmp_path) -> None:
             return [(x > 0).cumsum(1), (x > 0).cumsum(0) * 0.1, (x > 0).cumsum(1, dtype=torch.float32)]
 
     check_export(Places(), tmp_path, opset, (torch.randn(5, 6),))
+
+
+class Extremes(nn.Module):
+    """LoFTR takes the first match of a row as ``mask.max(dim=2)``."""
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        mask, other = x > 0.5, x < -0.5
+        values, places = mask.max(dim=-1)
+        least = mask.min(0, keepdim=True)
+        whole = [mask.amax((0, 1)), torch.amin(mask, 1), mask.max(), torch.min(mask)]
+        return [values, places, *least, *whole, torch.maximum(mask, other), torch.min(mask, other), x.max(1).values]
+
+
+@pytest.mark.parametrize("opset", [9, 11, 13, 17, 18, 20])
+def test_extremes_of_masks(opset: int, tmp_path) -> None:
+    check_export(Extremes(), tmp_path, opset, (torch.randn(3, 7),), dynamic_axes={"x": {0: "rows"}})
+
+
+@pytest.mark.parametrize("opset", [9, 11, 17, 18])
+def test_unsorted_topk_is_sorted(opset: int, tmp_path) -> None:
+    """Which order it has in torch depends on the device; TensorRT has no other than sorted."""
+
+    class Unsorted(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            values, places = x.flatten(1).topk(7, sorted=False)
+            return values, places, *torch.topk(x, 3, 2, True, False)
+
+    model, x = Unsorted(), torch.randn(2, 6, 10)
+    report = svexport.export(model, x, tmp_path / "model.onnx", opset=opset)
+    torch.testing.assert_close(svexport.load(report.path)(x), (*x.flatten(1).topk(7), *x.topk(3)))
+    assert [note for note in report.notes if "sorted" in note] == [
+        "topk(sorted=False) is compared in sorted order, which files have: torch's own may be any"
+    ]
+    nodes = [node for node in onnx.load(str(report.path)).graph.node if node.op_type == "TopK"]
+    assert len(nodes) == 2
+    assert not any(attribute.name == "sorted" for node in nodes for attribute in node.attribute)
+    comparison = svexport.compare(model, report.path, (x,))
+    assert comparison.ok
+    assert any("sorted" in note for note in comparison.notes)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("opset", [9, 11])
+def test_integers_of_a_least_or_greatest_size(opset: int, dynamic: bool, tmp_path) -> None:
+    class Bounds(nn.Module):
+        def forward(self, i: Tensor) -> list[Tensor]:
+            return [i.clamp_min(2), i.clamp_max(3), i.clamp_min(i.shape[1] // 2), i.clamp_max(i.shape[0])]
+
+    axes = {"i": {0: "rows", 1: "columns"}} if dynamic else None
+    check_export(Bounds(), tmp_path, opset, (torch.randint(-9, 9, (4, 6)),), dynamic_axes=axes)
+
+
+SIZES = {
+    "coordinates_of_places": lambda x, i: (torch.stack([i % x.shape[2], i // x.shape[2]]), i.remainder(x.shape[1] * 8)),
+    "remainder_of_floats": lambda x, i: (x % x.shape[1], torch.remainder(x, x.shape[2] / 4)),
+    "powers": lambda x, i: (x.abs() + 0.1) ** (x.shape[2] / 8),
+    "reference_points": lambda x, i: torch.linspace(0.5, x.shape[1] - 0.5, x.shape[1])[:, None] / x.shape[1] + x,
+    "linspace_of_a_size": lambda x, i: torch.linspace(-1, 1, x.shape[2], dtype=x.dtype) * x,
+    "linspace_to_a_size": lambda x, i: torch.linspace(0, x.shape[2] - 1, 5),
+    "padding_to_a_multiple": lambda x, i: F.pad(x, (0, -(-x.shape[2] // 4) * 4 - x.shape[2], 0, -x.shape[1] % 4)),
+    "halves_of_two_batches": lambda x, i: torch.cat([x, x * 2], 1).chunk(2, dim=1),
+    "split_in_two": lambda x, i: x.split([x.shape[2] // 2, x.shape[2] - x.shape[2] // 2], -1),
+}
+
+
+@pytest.mark.parametrize("opset", [11, 17, 18, 20])
+@pytest.mark.parametrize("name", SIZES)
+def test_numbers_made_of_dynamic_sizes(name: str, opset: int, tmp_path) -> None:
+    class Sizes(nn.Module):
+        def forward(self, x: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+            result = SIZES[name](x, i)
+            return (result,) if isinstance(result, Tensor) else tuple(result)
+
+    axes = {0: "batch", 1: "height", 2: "width"}
+    args, one_row = ((torch.randn(size), torch.randint(-9, 90, size)) for size in ((2, 5, 10), (3, 1, 12)))
+    report = check_export(Sizes(), tmp_path, opset, args, one_row, dynamic_axes={"x": axes, "i": axes})
+    assert not {"SequenceAt", "SplitToSequence"} & set(report.nodes)

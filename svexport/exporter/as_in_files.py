@@ -1,4 +1,4 @@
-"""Half precision as torch computes it on CUDA, for comparisons on a CPU."""
+"""What torch leaves open, or does otherwise on a CPU than on CUDA, as files have it: for comparisons."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["HalfSampling"]
+__all__ = ["AsInFiles"]
 
 _SAMPLERS = {F.grid_sample, torch.grid_sampler, torch.grid_sampler_2d, torch.grid_sampler_3d}
+_TOPK = {torch.topk, Tensor.topk}
 
 
-class HalfSampling(TorchFunctionMode):
-    """Has ``F.grid_sample`` in half precision on a CPU count pixels in float32, as it does on CUDA, and as files do.
+class AsInFiles(TorchFunctionMode):
+    """Has ``topk(sorted=False)`` sort, and ``F.grid_sample`` in half precision on a CPU count pixels in float32.
 
-    ATen's CPU kernels count them in half: pixels off in an image 3000 wide, and NaN, or any pixel, for points so far
-    outside that half has no number for them. Scripted code is not reached.
+    Which order unsorted values come in is left to the device; files have them sorted, which TensorRT asks for.
+
+    ATen's CPU kernels count pixels in half where CUDA's, and files, do so in float32: pixels off in an image 3000 wide,
+    and NaN, or any pixel, for points so far outside that half has no number for them. Scripted code is not reached.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.notes: list[str] = []
-        """One, of what is compared, once there was such a call."""
+        """Of what is compared another way than torch has it here, one of each kind, once there was such a call."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -32,12 +35,19 @@ class HalfSampling(TorchFunctionMode):
             given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
             (dtype, *others), devices = dict.fromkeys(x.dtype for x in given), {x.device.type for x in given}
             if dtype in (torch.float16, torch.bfloat16) and not others and devices == {"cpu"}:
-                self.notes = [
+                self._note(
                     f"grid_sample in {str(dtype).removeprefix('torch.')} is compared as torch has it on CUDA, with "
                     "coordinates in float32, which its CPU kernel rounds"
-                ]
+                )
                 return func(*map(_float, args), **{k: _float(v) for k, v in kwargs.items()}).to(dtype)
+        if func in _TOPK and not (args[4] if len(args) > 4 else kwargs.get("sorted", True)):
+            self._note("topk(sorted=False) is compared in sorted order, which files have: torch's own may be any")
+            return func(*args[:4], **{**kwargs, "sorted": True})
         return func(*args, **kwargs)
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
 
 
 def _float(value: Any) -> Any:
