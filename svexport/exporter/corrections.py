@@ -413,7 +413,7 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     "aten::pixel_unshuffle": _of_batches(4),
     **{
         f"aten::{name}": _arithmetic
-        for name in ("add", "fmod", "maximum", "minimum", "mul", "remainder", "rsub", "sub")
+        for name in ("add", "fmod", "maximum", "minimum", "mul", "outer", "remainder", "rsub", "sub")
     },
     "aten::_convolution": _convolution,
     "aten::argsort": _sort,

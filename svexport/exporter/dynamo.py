@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError
 from svexport.exporter.arguments import MODEL_ATTRIBUTE, FlatModel, own_failure
+from svexport.exporter.complex import ComplexParts
 from svexport.exporter.decompose import IN_PLACE_OF
 from svexport.exporter.quantizers import FullRanges
 from svexport.exporter.source import user_frame
@@ -60,7 +61,12 @@ def export(
         shapes = {"tensors": tuple(dict(dynamic_axes.get(name, {})) for name in input_names)}
     with quiet(*_LOGGERS):
         try:
-            with _without_dump(), FullRanges(), _InPlaceOf(dynamic=bool(dynamic_axes)):
+            with (
+                _without_dump(),
+                FullRanges(),
+                _InPlaceOf(dynamic=bool(dynamic_axes)),
+                model.traced_in(ComplexParts(own=True)),
+            ):
                 program = torch.onnx.export(
                     model,
                     tuple(tensors),

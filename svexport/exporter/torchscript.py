@@ -18,7 +18,8 @@ from torch.onnx import symbolic_helper
 from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError, SvexportError
-from svexport.exporter.arguments import TracingStopped, own_failure
+from svexport.exporter.arguments import FlatModel, TracingStopped, own_failure
+from svexport.exporter.complex import ComplexParts, has_complex
 from svexport.exporter.corrections import CORRECTIONS
 from svexport.exporter.decompose import DecompositionError, decomposable, decomposed
 from svexport.exporter.source import user_frame
@@ -44,7 +45,7 @@ SOURCE_ATTRIBUTE = "svexport_source"
 
 
 def export(
-    model: nn.Module,
+    model: FlatModel,
     tensors: Sequence[Tensor],
     path: Path,
     opset: int,
@@ -54,9 +55,10 @@ def export(
     """``model(*tensors)`` as ONNX, written to ``path`` if it is large; raises :class:`ExportError` naming the operator
     and its source line."""
     others: list[str] = []
+    parts: ComplexParts | None = None
     while True:
         try:
-            with registered(), _without_dump(), decomposed(others):
+            with registered(), _without_dump(), decomposed(others), model.traced_in(parts):
                 try:
                     return _export(model, tensors, path, opset, input_names, dynamic_axes)
                 except TracingStopped:
@@ -75,13 +77,16 @@ def export(
             known = isinstance(error, torch.onnx.errors.OnnxExporterError)
             if not known and (own := own_failure(model, tensors)):
                 raise own from error
+            if parts is None and has_complex(model, tensors):
+                parts = ComplexParts(own=False)
+                continue
             cause = error
             name = _function_of(error)
             if name in others or not decomposable(name):
                 break
         logger.info("{} cannot be exported at opset {}: tracing what it is made of", name, opset)
         others.append(name)
-    with decomposed(others):
+    with decomposed(others), model.traced_in(parts):
         raise _failure(model, tensors, opset, cause) from cause
 
 
