@@ -154,6 +154,21 @@ def test_no_decomposition(function, name, tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("opset", [11, 17, 18])
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda x: torch.linalg.cholesky(x), "linalg_cholesky"),
+        (lambda x: torch.linalg.svd(x)[1], "linalg_svd"),
+        (lambda x: torch.linalg.qr(x)[1], "linalg_qr"),
+    ],
+)
+def test_factorizations_are_at_no_opset(function, name: str, opset: int, tmp_path) -> None:
+    with pytest.raises(svexport.ExportError, match=rf"{name}(?s:.*)test_decompose.py:\d+ in (?s:.*)ONNX factorizes no"):
+        svexport.export(Call(function), torch.eye(3) + 1, tmp_path / "m.onnx", opset=opset)
+    assert not list(tmp_path.iterdir())
+
+
 def test_scripted_code_keeps_its_functions(tmp_path) -> None:
     class Scripted(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
