@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError
 from svexport.exporter.arguments import MODEL_ATTRIBUTE, FlatModel, own_failure
-from svexport.exporter.complex import ComplexParts
+from svexport.exporter.complex import ComplexParts, has_complex
 from svexport.exporter.decompose import IN_PLACE_OF, advice_on
 from svexport.exporter.quantizers import FullRanges
 from svexport.exporter.source import user_frame
@@ -65,7 +65,7 @@ def export(
                 _without_dump(),
                 FullRanges(),
                 _InPlaceOf(dynamic=bool(dynamic_axes)),
-                model.traced_in(ComplexParts(own=True)),
+                model.traced_in(ComplexParts(own=True) if has_complex(model, tensors) else None),
             ):
                 program = torch.onnx.export(
                     model,
