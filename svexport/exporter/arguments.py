@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError, UnsupportedError
 from svexport.exporter.decompose import untraced
@@ -29,6 +30,7 @@ __all__ = [
     "copied",
     "example_arguments",
     "given_arguments",
+    "in_type",
     "unwrapped",
 ]
 
@@ -70,6 +72,11 @@ def copied(model: nn.Module) -> nn.Module:
             f"{type(model).__name__} cannot be copied: copy.deepcopy raised {type(error).__name__}: {error}. "
             "Take off it what does not belong to it"
         ) from error
+
+
+def in_type(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy with its floating-point numbers in a type; complex ones, which ``to`` takes the real parts of, stay."""
+    return copied(model)._apply(lambda t: t.to(dtype) if t.is_floating_point() else t)
 
 
 def example_arguments(model: nn.Module, args: Any) -> tuple[Any, dict[str, Any]] | None:
@@ -283,6 +290,7 @@ class FlatModel(nn.Module):
         self._bound = bound
         self._dtype = dtype
         self._precise = False
+        self._mode: TorchFunctionMode | None = None
         parameters = bound.signature.parameters
         self.input_paths: list[tuple[str, ...]] = []
         self.tensors: list[Tensor] = []
@@ -308,6 +316,12 @@ class FlatModel(nn.Module):
         return self._results.dtypes
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        if self._mode is None or torch.compiler.is_dynamo_compiling():  # which takes no modes in
+            return self._forward(tensors)
+        with self._mode:
+            return self._forward(tensors)
+
+    def _forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         tracing = torch.jit.is_tracing()
         result = self._call(tensors)
         if tracing and not torch.jit.is_tracing():
@@ -324,6 +338,12 @@ class FlatModel(nn.Module):
         names, outputs = [], []
         for path, leaf in results:
             if isinstance(leaf, Tensor):
+                if leaf.dtype.is_complex and (tracing or self._mode):
+                    raise ExportError(
+                        f"{type(getattr(self, MODEL_ATTRIBUTE)).__name__} returned a "
+                        f"{str(leaf.dtype).removeprefix('torch.')} tensor{' at ' + '.'.join(path) if path else ''}, "
+                        "which ONNX does not compute with; return torch.view_as_real of it"
+                    )
                 positional = not path or path[0].isdigit()
                 names.append("_".join(("output", *path) if positional else path) or "output")
                 outputs.append(leaf)
@@ -341,6 +361,15 @@ class FlatModel(nn.Module):
         self._results.names = unique(names, taken=self.input_names)
         self._results.dtypes = [output.dtype for output in outputs]
         return tuple(outputs)
+
+    @contextmanager
+    def traced_in(self, mode: TorchFunctionMode | None) -> Iterator[None]:
+        """Has forward called in a mode that what is around it, in the exporters, does not need."""
+        self._mode = mode
+        try:
+            yield
+        finally:
+            self._mode = None
 
     def double(self) -> FlatModel:
         """In float64, from what the inputs are in ``dtype``."""

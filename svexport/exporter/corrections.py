@@ -434,7 +434,7 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     **{f"aten::max_pool{axes}d": _of_batches(axes + 2) for axes in (1, 3)},
     "aten::pixel_shuffle": _of_batches(4),
     "aten::pixel_unshuffle": _of_batches(4),
-    **{f"aten::{name}": _arithmetic for name in ("add", "fmod", "mul", "remainder", "rsub", "sub")},
+    **{f"aten::{name}": _arithmetic for name in ("add", "fmod", "mul", "outer", "remainder", "rsub", "sub")},
     **{f"aten::{name}": _extreme for name in ("maximum", "minimum")},
     **{f"aten::{name}": _of_masks for name in ("amax", "amin", "max", "min")},
     "aten::_convolution": _convolution,

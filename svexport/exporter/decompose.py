@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["IN_PLACE_OF", "DecompositionError", "decomposable", "decomposed", "untraced"]
+__all__ = ["IN_PLACE_OF", "DecompositionError", "advice_on", "decomposable", "decomposed", "untraced"]
 
 
 class DecompositionError(RuntimeError):
     """A function is not made of others."""
+
+
+_FACTORIZATION = re.compile(r"aten[.:]+_?(linalg_)?(cholesky|eig|geqrf|ldl|lu|qr|svd)")
+
+
+def advice_on(text: str) -> str:
+    """What to do about a function named in a text, where no other opset helps; else empty."""
+    if not _FACTORIZATION.search(text):
+        return ""
+    return (
+        "ONNX factorizes no matrices at any opset: make what comes of it an input, or a buffer if it does not depend "
+        "on the inputs; to solve equations there is torch.linalg.solve"
+    )
 
 
 def decomposable(name: str) -> bool:
@@ -84,7 +99,7 @@ def _taker(library: torch.library.Library, overload: torch._ops.OpOverload) -> C
     A kernel of Python has no way to them; what lies there at the next function with an argument of that name, in any
     trace of the process, ends in an assertion. A function of the same names, whose node nothing uses, takes them.
     """
-    numbers = [a.name for a in overload._schema.arguments if str(a.type) == "List[int]"]
+    numbers = [a.name for a in overload._schema.arguments if str(a.type) in ("List[int]", "Optional[List[int]]")]
     if not numbers:
         return lambda *_, **__: None
     name = overload.name().replace("::", "_").replace(".", "_")
@@ -262,6 +277,53 @@ def _kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> An
     return torch.return_types.kthvalue((values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim)))
 
 
+def _max_unpool(input: Tensor, indices: Tensor, output_size: Sequence[int], *_: Any) -> Tensor:
+    axes = len(output_size)
+    flat = input.new_zeros((*input.shape[:-axes], math.prod(output_size)))
+    flat = flat.scatter(-1, indices.flatten(-axes), input.flatten(-axes))
+    return flat.unflatten(-1, tuple(output_size))
+
+
+def _nearest_exact(input: Tensor, output_size: Sequence[int] | None, *scales: Any) -> Tensor:
+    """By places that torch has computed, for Resize rounds some otherwise. Whole multiples are as by ``nearest``."""
+    with untraced():
+        sizes = input.shape[2:]
+        factors = (scales[0] if len(scales) == 1 and not isinstance(scales[0], float) else scales) or [None] * len(
+            sizes
+        )
+        news = output_size or [int(size * factor) for size, factor in zip(sizes, factors, strict=True)]
+        whole = [new // size for size, new in zip(sizes, news, strict=True)]
+        multiples = all(factor in (None, times) for factor, times in zip(factors, whole, strict=True)) and [
+            size * times for size, times in zip(sizes, whole, strict=True)
+        ] == list(news)
+        places = [
+            torch.ops.aten._upsample_nearest_exact1d(torch.arange(float(size))[None, None], [new], factor)
+            .flatten()
+            .long()
+            for size, new, factor in zip(sizes, news, factors, strict=True)
+        ]
+    if multiples:
+        return F.interpolate(input, scale_factor=[float(times) for times in whole])
+    for axis, index in enumerate(places, start=2):
+        input = input.index_select(axis, index.to(input.device))
+    return input
+
+
+def _floor_divide(input: Any, other: Any) -> Tensor:
+    """As of ``rsub``."""
+    if isinstance(other, float) and not input.is_floating_point():
+        input = input.to(torch.get_default_dtype())
+    return torch.floor_divide(input, other)
+
+
+def _rrelu(
+    input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
+) -> Tensor:
+    if training:
+        return F.rrelu(input, lower, upper, training, inplace)
+    return F.leaky_relu(input, (lower + upper) / 2, inplace)
+
+
 def _rsub(input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
     """Of integers and a floating-point number the exporter finds no function."""
     if isinstance(other, float) and not (input.is_floating_point() or input.is_complex()):
@@ -288,12 +350,17 @@ def _searchsorted(
 
 
 IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.rrelu: _rrelu,
     torch.cdist: _cdist,
+    torch.floor_divide: _floor_divide,
     torch.index_reduce: _index_reduce,
     torch.kthvalue: _kthvalue,
+    torch.rrelu: _rrelu,
     torch.rsub: _rsub,
     torch.searchsorted: _searchsorted,
+    Tensor.__floordiv__: _floor_divide,
     Tensor.__rsub__: _rsub,
+    Tensor.floor_divide: _floor_divide,
     Tensor.index_reduce: _index_reduce,
     Tensor.kthvalue: _kthvalue,
 }
@@ -302,6 +369,7 @@ IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
 _OURS: dict[str, Callable[..., Any]] = {
     "aten::_adaptive_avg_pool2d": _adaptive_avg_pool,
     "aten::_adaptive_avg_pool3d": _adaptive_avg_pool,
+    **{f"aten::_upsample_nearest_exact{axes}d{form}": _nearest_exact for axes in (1, 2, 3) for form in ("", ".vec")},
     "aten::acosh": lambda x: (x + (x * x - 1).sqrt()).log(),
     "aten::asinh": lambda x: x.sign() * (x.abs() + (x * x + 1).sqrt()).log(),
     "aten::atanh": lambda x: ((1 + x) / (1 - x)).log() / 2,
@@ -319,6 +387,8 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::index_reduce": _index_reduce,
     "aten::isin.Tensor_Tensor": _isin,
     "aten::kthvalue": _kthvalue,
+    "aten::max_unpool2d": _max_unpool,
+    "aten::max_unpool3d": _max_unpool,
     "aten::median": lambda x: _median(x.flatten(), 0)[0],
     "aten::median.dim": _median,
     "aten::outer": lambda x, y: x.unsqueeze(1) * y,

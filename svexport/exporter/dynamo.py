@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError
 from svexport.exporter.arguments import MODEL_ATTRIBUTE, FlatModel, own_failure
-from svexport.exporter.decompose import IN_PLACE_OF
+from svexport.exporter.complex import ComplexParts, has_complex
+from svexport.exporter.decompose import IN_PLACE_OF, advice_on
 from svexport.exporter.quantizers import FullRanges
 from svexport.exporter.source import user_frame
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
@@ -62,7 +63,12 @@ def export(
         shapes = {"tensors": tuple(dict(dynamic_axes.get(name, {})) for name in input_names)}
     with quiet(*_LOGGERS):
         try:
-            with _without_dump(), FullRanges(), _InPlaceOf(dynamic=bool(dynamic_axes)):
+            with (
+                _without_dump(),
+                FullRanges(),
+                _InPlaceOf(dynamic=bool(dynamic_axes)),
+                model.traced_in(ComplexParts(own=True) if has_complex(model, tensors) else None),
+            ):
                 program = torch.onnx.export(
                     model,
                     tuple(tensors),
@@ -368,7 +374,7 @@ def _failure(
     text = "\n".join(map(str, chain))
     where = user_frame(text) or _source_of(text, model, tensors)
     reason = (str(chain[-1]).strip() or type(chain[-1]).__name__).splitlines()[0]
-    advice = "replace the function by supported ones, or try opset=17 (another exporter)"
+    advice = advice_on(reason) or "replace the function by supported ones, or try opset=17 (another exporter)"
     fixed = re.findall(r"static shape of (\d+) for dimension inputs\['tensors'\]\[(\d+)\]\.shape\[(\d+)\]", text)
     if fixed:
         size, index, axis = fixed[0]

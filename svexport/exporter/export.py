@@ -24,7 +24,7 @@ from torch.backends import opt_einsum
 from svexport._version import __version__
 from svexport.errors import ExportError
 from svexport.exporter import dynamo, torchscript
-from svexport.exporter.arguments import FlatModel, bind, copied, eval_mode, given_arguments, leaves, unique, unwrapped
+from svexport.exporter.arguments import FlatModel, bind, eval_mode, given_arguments, in_type, leaves, unique, unwrapped
 from svexport.exporter.clean import clean, keep_inputs, name_sizes
 from svexport.exporter.quantizers import frozen
 from svexport.exporter.report import ExportReport, NodeSource
@@ -141,7 +141,7 @@ def export(
     if path.is_dir():
         raise ExportError(f"expected the path of a file, got the folder {path}; add a file name")
 
-    exported = model if dtype is None else copied(model).to(dtype)
+    exported = model if dtype is None else in_type(model, dtype)
     with _lock, eval_mode(exported), unchanged(exported) as state, frozen(exported), torch.no_grad():
         bound = bind(exported, *arguments)
         flat = FlatModel(exported, bound, dtype)

@@ -13,14 +13,16 @@ from typing import Any
 
 import onnx
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.onnx import symbolic_helper
 from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError, SvexportError
-from svexport.exporter.arguments import TracingStopped, own_failure
+from svexport.exporter.arguments import FlatModel, TracingStopped, own_failure
+from svexport.exporter.complex import ComplexParts, has_complex
 from svexport.exporter.corrections import CORRECTIONS
-from svexport.exporter.decompose import DecompositionError, decomposable, decomposed
+from svexport.exporter.decompose import DecompositionError, advice_on, decomposable, decomposed, untraced
 from svexport.exporter.source import user_frame
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.logging import logger
@@ -44,7 +46,7 @@ SOURCE_ATTRIBUTE = "svexport_source"
 
 
 def export(
-    model: nn.Module,
+    model: FlatModel,
     tensors: Sequence[Tensor],
     path: Path,
     opset: int,
@@ -54,9 +56,10 @@ def export(
     """``model(*tensors)`` as ONNX, written to ``path`` if it is large; raises :class:`ExportError` naming the operator
     and its source line."""
     others: list[str] = []
+    parts: ComplexParts | None = None
     while True:
         try:
-            with registered(), _without_dump(), decomposed(others):
+            with registered(), _without_dump(), _numbers_of_unpooling(), decomposed(others), model.traced_in(parts):
                 try:
                     return _export(model, tensors, path, opset, input_names, dynamic_axes)
                 except TracingStopped:
@@ -75,13 +78,16 @@ def export(
             known = isinstance(error, torch.onnx.errors.OnnxExporterError)
             if not known and (own := own_failure(model, tensors)):
                 raise own from error
+            if parts is None and has_complex(model, tensors):
+                parts = ComplexParts(own=False)
+                continue
             cause = error
             name = _function_of(error)
             if name in others or not decomposable(name):
                 break
         logger.info("{} cannot be exported at opset {}: tracing what it is made of", name, opset)
         others.append(name)
-    with decomposed(others):
+    with decomposed(others), model.traced_in(parts):
         raise _failure(model, tensors, opset, cause) from cause
 
 
@@ -153,6 +159,23 @@ def _without_dump() -> Iterator[None]:
         yield
     finally:
         torch._C._jit_onnx_log = log
+
+
+@contextmanager
+def _numbers_of_unpooling() -> Iterator[None]:
+    """Has ``F.max_unpool2d`` compute with numbers the size that it checks; the tracer makes tensors of sizes."""
+    own = F._unpool_output_size  # type: ignore[attr-defined]
+
+    def numbers(input: Tensor, kernel_size: Any, stride: Any, padding: Any, output_size: Any) -> list[int]:
+        with untraced():
+            given = None if output_size is None else [int(size) for size in output_size]
+            return own(input, kernel_size, stride, padding, given)
+
+    F._unpool_output_size = numbers  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        F._unpool_output_size = own  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -398,6 +421,6 @@ def _failure(model: nn.Module, tensors: Sequence[Tensor], opset: int, error: Exc
     advice = (
         f"export with opset={needs[1].split(',')[0]} or later"
         if len(needs) == 2
-        else "replace it by supported functions, or try opset=18 or later (another exporter)"
+        else advice_on(name) or "replace it by supported functions, or try opset=18 or later (another exporter)"
     )
     return ExportError(f"operator {name or message} cannot be exported at opset {opset}{at}\n  {advice}")

@@ -146,12 +146,26 @@ def test_torch_is_left_as_it_was(tmp_path) -> None:
         (lambda x: torch.erfinv(x.tanh()), "erfinv"),  # made of itself only
         (lambda x: torch.logcumsumexp(x, 1), "logcumsumexp"),
         (lambda x: torch.bitwise_and(x.long(), 3).float(), "bitwise"),  # ours is for booleans
-        (lambda x: torch.fft.fft(x).abs(), "_fft_r2c"),  # what it is made of is not known either
     ],
 )
 def test_no_decomposition(function, name, tmp_path) -> None:
     with pytest.raises(svexport.ExportError, match=rf"{name}(?s:.*)at opset 11|opset 11(?s:.*){name}"):
         svexport.export(Call(function), X, tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("opset", [11, 17, 18])
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda x: torch.linalg.cholesky(x), "linalg_cholesky"),
+        (lambda x: torch.linalg.svd(x)[1], "linalg_svd"),
+        (lambda x: torch.linalg.qr(x)[1], "linalg_qr"),
+    ],
+)
+def test_factorizations_are_at_no_opset(function, name: str, opset: int, tmp_path) -> None:
+    with pytest.raises(svexport.ExportError, match=rf"{name}(?s:.*)test_decompose.py:\d+ in (?s:.*)ONNX factorizes no"):
+        svexport.export(Call(function), torch.eye(3) + 1, tmp_path / "m.onnx", opset=opset)
     assert not list(tmp_path.iterdir())
 
 

@@ -499,6 +499,9 @@ class IntegersAndNumbers(nn.Module):
             "bytes": (x * 9).to(torch.uint8) * 0.5,
             "integers": columns * 3 - 1,
             "doubles": columns.double() + 0.5,
+            "outer": torch.outer(rows, x[0]).cos(),
+            "floors": columns // 2.5 + x,
+            "floors of negative ones": (columns - 3).floor_divide(0.7) + x,
         }
 
 
@@ -667,3 +670,77 @@ def test_numbers_made_of_dynamic_sizes(name: str, opset: int, tmp_path) -> None:
     args, one_row = ((torch.randn(size), torch.randint(-9, 90, size)) for size in ((2, 5, 10), (3, 1, 12)))
     report = check_export(Sizes(), tmp_path, opset, args, one_row, dynamic_axes={"x": axes, "i": axes})
     assert not {"SequenceAt", "SplitToSequence"} & set(report.nodes)
+
+
+class NearestExact(nn.Module):
+    """Also to sizes at which a place falls between two, or Resize rounds otherwise."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        def resized(x: Tensor, **options: object) -> Tensor:
+            return F.interpolate(x, mode="nearest-exact", **options)  # type: ignore[arg-type]
+
+        line, volume = x.flatten(1, 2), x[:, None]
+        return {
+            **{f"to {size}": resized(x, size=size) for size in [(41, 1), (47, 5), (4, 23), (55, 28), (2, 7), (3, 9)]},
+            **{f"by {scale}": resized(x, scale_factor=scale) for scale in (2, 0.5, 1.1, 1.3, (0.7, 3), 1 / 3, 0.3)},
+            "computed": resized(x, scale_factor=0.7, recompute_scale_factor=True),
+            "line": resized(line, size=61),
+            "line by": resized(line, scale_factor=1.6),
+            "volume": resized(volume, size=(5, 3, 23)),
+            "volume by": resized(volume, scale_factor=(2, 0.8, 1.1)),
+        }
+
+
+@pytest.mark.parametrize("batches", [False, True])
+@pytest.mark.parametrize("opset", [9, 11, 13, 17, 18, 20])
+def test_nearest_exact(opset: int, batches: bool, tmp_path) -> None:
+    axes = {"x": {0: "n"}} if batches else None
+    args, other = (torch.randn(2, 3, 4, 14),), (torch.randn(3 if batches else 2, 3, 4, 14),)
+    check_export(NearestExact(), tmp_path, opset, args, other, dynamic_shapes=axes, tolerance=0)
+
+
+@pytest.mark.parametrize("opset", [11, 17, 18])
+def test_whole_multiples_of_any_size(opset: int, tmp_path) -> None:
+    model = nn.Sequential(nn.Upsample(scale_factor=3, mode="nearest-exact"), nn.Identity())
+    axes = {"input": {0: "n", 2: "h", 3: "w"}}
+    report = svexport.export(model, torch.randn(2, 3, 4, 5), tmp_path / "m.onnx", opset=opset, dynamic_shapes=axes)
+    assert "Gather" not in report.nodes, report.nodes
+    x = torch.randn(3, 3, 7, 2)
+    torch.testing.assert_close(svexport.load(report.path)(x), model(x), rtol=0, atol=0)
+
+
+class Unpools(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        values, places = F.max_pool2d(x, 2, return_indices=True)
+        rows, row_places = F.max_pool1d(x[0], 3, return_indices=True)
+        return {
+            "of a size": F.max_unpool2d(values * 2, places, 2, output_size=x.shape),
+            "of an image": F.max_unpool2d(values[0], places[0], 2, output_size=(7, 9)),
+            "overlapping": F.max_unpool2d(*F.max_pool2d(x, 3, 2, 1, return_indices=True), 3, 2, 1),
+            "even": F.max_unpool2d(*F.max_pool2d(x[:, :, :6, :8], 2, return_indices=True), 2),
+            "line": F.max_unpool1d(rows, row_places, 3, output_size=(9,)),
+            "volume": F.max_unpool3d(*F.max_pool3d(x[:, :2, :6, :8], 2, return_indices=True), 2),
+        }
+
+
+@pytest.mark.parametrize("batches", [False, True])
+@pytest.mark.parametrize("opset", [9, 11, 13, 17, 18, 20])
+def test_max_unpool(opset: int, batches: bool, tmp_path) -> None:
+    axes = {"x": {0: "n"}} if batches else None
+    args, other = (torch.randn(2, 4, 7, 9),), (torch.randn(3 if batches else 2, 4, 7, 9),)
+    own = F._unpool_output_size
+    check_export(Unpools(), tmp_path, opset, args, other, dynamic_shapes=axes, tolerance=0)
+    assert F._unpool_output_size is own
+
+
+@pytest.mark.parametrize("opset", [11, 18, 20])
+def test_rrelu(opset: int, tmp_path) -> None:
+    class Slopes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.RReLU(0.1, 0.7)
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            return [self.layer(x), F.rrelu(x), torch.rrelu(x + 1, 0.2)]
+
+    check_export(Slopes().eval(), tmp_path, opset, (torch.randn(3, 5),), (torch.randn(3, 5),))

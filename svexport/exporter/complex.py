@@ -1,0 +1,523 @@
+"""Complex numbers, with which ONNX does not compute, traced as their real and imaginary parts."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from svexport.errors import ExportError
+from svexport.exporter.decompose import untraced
+from svexport.exporter.source import shown_line, user_line
+
+__all__ = ["ComplexParts", "has_complex"]
+
+
+class ComplexParts(TorchFunctionMode):
+    """Has functions of complex tensors traced as functions of their real and imaginary parts.
+
+    Scripted code makes no calls while it is traced, and keeps its functions.
+
+    Args:
+        own: whether the exporter knows some complex functions itself, and gets those that are not known here. Else they
+            raise :class:`ExportError`, and complex tensors that are there already, buffers say, become constants.
+    """
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self._own = own
+        self._known: dict[int, tuple[Tensor, Complex]] = {}
+
+    def __enter__(self) -> ComplexParts:
+        self._outside = sys._getframe(1).f_code
+        return super().__enter__()
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        name = _name(func)
+        if name in _OF_TYPES:
+            return func(*args, **kwargs)
+        given = list(_leaves((args, kwargs)))
+        tensors = any(isinstance(leaf, Tensor) for leaf in given)
+        concerned = any(_is_complex(leaf) for leaf in given)
+        if name in _CREATED and concerned:
+            args, kwargs = self._parted(args), self._parted(kwargs)
+            return _created(func, args, kwargs)
+        if name in _MAKERS or (tensors and concerned):
+            args, kwargs = self._parted(args), self._parted(kwargs)
+            function = _function(name, func)
+            if function is not None:
+                return function(*args, **kwargs)
+            if self._own:
+                return func(*_mapped(_whole, args), **_mapped(_whole, kwargs))
+            raise self._unknown(name)
+        result = func(*args, **kwargs)
+        if tensors and not self._own and any(_is_complex(leaf) for leaf in _leaves(result)):
+            raise self._unknown(name)
+        return result
+
+    def _parted(self, values: Any) -> Any:
+        return _mapped(self._parts, values)
+
+    def _parts(self, value: Any) -> Any:
+        """A complex tensor of torch's as its parts."""
+        if not isinstance(value, Tensor) or isinstance(value, Complex) or not value.dtype.is_complex:
+            return value
+        if id(value) in self._known:
+            return self._known[id(value)][1]
+        if self._own:
+            made = Complex(*torch.view_as_real(value.resolve_conj()).unbind(-1))
+        else:
+            with untraced():
+                made = Complex(*(part.clone() for part in torch.view_as_real(value.resolve_conj()).unbind(-1)))
+        self._known[id(value)] = value, made
+        return made
+
+    def _unknown(self, name: str) -> ExportError:
+        line = user_line(sys._getframe(2), self._outside)
+        return ExportError(
+            f"{name} cannot be exported with complex numbers"
+            + (f"\n  at {shown_line(*line)}" if line else "")
+            + "\n  ONNX has none: compute with the real and imaginary parts, torch.view_as_real(z), or try opset=18 or "
+            "later (another exporter)"
+        )
+
+
+def has_complex(model: nn.Module, tensors: Sequence[Tensor]) -> bool:
+    """Whether a forward makes complex tensors, as far as it comes."""
+    with _Seen() as seen, suppress(Exception):  # which the exporter meets and tells of
+        model(*(t.clone() for t in tensors))
+    return seen.complex
+
+
+class _Seen(TorchFunctionMode):
+    complex = False
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.complex |= any(isinstance(x, Tensor) and x.dtype.is_complex for x in _leaves((args, result)))
+        return result
+
+
+class Complex(Tensor):
+    """Stands for a complex tensor; only :class:`ComplexParts` computes with it.
+
+    Attributes:
+        re: its real part.
+        im: its imaginary part, of the same shape and type.
+    """
+
+    re: Tensor
+    im: Tensor
+
+    @staticmethod
+    def __new__(cls, re: Tensor, im: Tensor) -> Complex:
+        dtype = torch.promote_types(re.dtype, im.dtype)
+        if not dtype.is_floating_point:
+            dtype = torch.get_default_dtype()
+        re, im = (part if part.dtype == dtype else part.to(dtype) for part in (re, im))
+        if re.shape != im.shape:
+            re, im = torch.broadcast_tensors(re, im)
+        made = Tensor._make_wrapper_subclass(cls, (0,), dtype=dtype.to_complex(), device=re.device)  # type: ignore[attr-defined]
+        made.re, made.im = re, im
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        raise RuntimeError(f"{func} cannot be computed with complex numbers in a file, which ONNX has none of")
+
+
+def _name(func: Any) -> str:
+    """``mul``, ``__getitem__``, ``shape``, ``fft_rfft2``: of methods, functions, properties and operators alike."""
+    if isinstance(func, torch._ops.OpOverload):
+        return func._schema.name.partition("::")[2]
+    name = getattr(func, "__name__", "")
+    return func.__self__.__name__ if name == "__get__" else name
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """The same structure with a function of every leaf, sizes and slices among them."""
+    if isinstance(value, dict):
+        return {key: _mapped(function, item) for key, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_mapped(function, item) for item in value)
+    return function(value)
+
+
+def _is_complex(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        value = value.dtype
+    return value.is_complex if isinstance(value, torch.dtype) else isinstance(value, complex)
+
+
+def _re(value: Any) -> Any:
+    """The real part, of types too; anything else as it is."""
+    if isinstance(value, Complex):
+        return value.re
+    return value.to_real() if isinstance(value, torch.dtype) and value.is_complex else value
+
+
+def _im(value: Any) -> Any:
+    return value.im if isinstance(value, Complex) else value
+
+
+def _whole(value: Any) -> Any:
+    return torch.complex(value.re, value.im) if isinstance(value, Complex) else value
+
+
+def _pair(value: Any) -> tuple[Any, Any]:
+    """Both parts of a tensor or a number; 0 of what is real."""
+    if isinstance(value, Complex):
+        return value.re, value.im
+    return (value.real, value.imag) if isinstance(value, complex) else (value, 0.0)
+
+
+def _function(name: str, func: Callable[..., Any]) -> Callable[..., Any] | None:
+    if name in _FUNCTIONS:
+        return _FUNCTIONS[name]
+    if name in _OF_SHAPES:
+        return lambda *args, **kwargs: func(*_mapped(_re, args), **kwargs)
+    if name in _OF_EACH_PART:
+        return lambda *args, **kwargs: _of_each_part(func, args, kwargs)
+    if name in _PRODUCTS:
+        return lambda *args, **kwargs: _product(func, args, kwargs)
+    if name.endswith("_") and not name.endswith("__") and name[:-1] in _FUNCTIONS:
+        return lambda x, *args, **kwargs: _assigned(x, _FUNCTIONS[name[:-1]](x, *args, **kwargs))
+    return None
+
+
+def _of_each_part(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    re = func(*_mapped(_re, args), **_mapped(_re, kwargs))
+    return _joined(re, func(*_mapped(_im, args), **_mapped(_im, kwargs)))
+
+
+def _joined(re: Any, im: Any) -> Any:
+    if isinstance(re, Tensor):
+        return Complex(re, im)
+    return type(re)(_joined(*pair) for pair in zip(re, im, strict=True))
+
+
+def _product(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Of a function that is linear in each of its tensors."""
+    flat = [leaf for arg in args for leaf in (arg if isinstance(arg, (tuple, list)) else [arg])]
+    place = next((i for i, leaf in enumerate(flat) if isinstance(leaf, Complex)), None)
+    if place is None:
+        return func(*flat, **kwargs)
+    by_re, by_im = (
+        _product(func, (*flat[:place], part, *flat[place + 1 :]), kwargs) for part in (flat[place].re, flat[place].im)
+    )
+    if isinstance(by_re, Complex):
+        return Complex(by_re.re - by_im.im, by_re.im + by_im.re)
+    return Complex(by_re, by_im)
+
+
+def _created(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Tensor:
+    made = func(*_mapped(_re, args), **_mapped(_re, kwargs))
+    dtype = kwargs.get("dtype")
+    return made if dtype is not None and not dtype.is_complex else Complex(made, torch.zeros_like(made))
+
+
+def _assigned(x: Complex, value: Complex) -> Complex:
+    x.re.copy_(value.re)
+    x.im.copy_(value.im)
+    return x
+
+
+def _add(x: Any, y: Any, *, alpha: Any = 1) -> Complex:
+    (a, b), (c, d) = _pair(x), _pair(y)
+    if alpha != 1:
+        c, d = c * alpha, d * alpha
+    return Complex(a + c, _tensor(b + d, x, y))
+
+
+def _sub(x: Any, y: Any, *, alpha: Any = 1) -> Complex:
+    (a, b), (c, d) = _pair(x), _pair(y)
+    if alpha != 1:
+        c, d = c * alpha, d * alpha
+    return Complex(a - c, _tensor(-d if isinstance(b, float) and b == 0 else b - d, x, y))
+
+
+def _tensor(value: Any, *like: Any) -> Tensor:
+    """A number as a tensor of the operand that is one."""
+    return value if isinstance(value, Tensor) else torch.full_like(_first(like), value)
+
+
+def _first(values: Sequence[Any]) -> Tensor:
+    return next(_re(value) for value in values if isinstance(value, Tensor))
+
+
+def _mul(x: Any, y: Any) -> Complex:
+    if isinstance(y, complex):
+        x, y = y, x
+    if not isinstance(x, complex):
+        return _product(torch.mul, (x, y), {})
+    a, b = _pair(y)
+    if x.real == 0:  # 1j, to mostly
+        return Complex(_tensor(-b * x.imag, a), a * x.imag)
+    return Complex(a * x.real - b * x.imag, a * x.imag + b * x.real)
+
+
+def _div(x: Any, y: Any, *, rounding_mode: None = None) -> Complex:
+    c, d = _pair(y)
+    if isinstance(y, complex):
+        return _mul(x, 1 / y)
+    if not isinstance(y, Complex):
+        return Complex(x.re / c, x.im / c)
+    square = c * c + d * d
+    product = _mul(x, Complex(c, -d))
+    return Complex(product.re / square, product.im / square)
+
+
+def _pow(x: Complex, exponent: Any) -> Complex:
+    if not isinstance(exponent, int) or exponent < 1:
+        raise ExportError(f"a complex tensor to the power of {exponent} cannot be exported; use torch.polar")
+    result = x
+    for _ in range(exponent - 1):
+        result = _mul(result, x)
+    return result
+
+
+def _exp(z: Complex) -> Complex:
+    return _polar(z.re.exp(), z.im)
+
+
+def _polar(abs: Tensor, angle: Tensor) -> Complex:
+    return Complex(abs * angle.cos(), abs * angle.sin())
+
+
+def _abs(z: Complex) -> Tensor:
+    return (z.re * z.re + z.im * z.im).sqrt()
+
+
+def _angle(z: Complex) -> Tensor:
+    """0 of 0. Files do not tell -0 from 0 in imaginary parts, where torch has -pi and pi of negative numbers."""
+    return torch.atan2(z.im, torch.where(z.re.abs() + z.im.abs() > 0, z.re, 1.0))
+
+
+def _setitem(x: Complex, key: Any, value: Any) -> None:
+    re, im = _pair(value)
+    x.re[key] = re
+    x.im[key] = im
+
+
+def _of_lists(function: Callable[..., Tensor]) -> Callable[..., Complex]:
+    """Of functions that join tensors, real ones among them."""
+
+    def joined(tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> Complex:
+        res, ims = zip(*map(_pair, tensors), strict=True)
+        ims = tuple(torch.zeros_like(re) if isinstance(im, float) else im for re, im in zip(res, ims, strict=True))
+        return Complex(function(res, *args, **kwargs), function(ims, *args, **kwargs))
+
+    return joined
+
+
+def _where(condition: Tensor, x: Any, y: Any) -> Complex:
+    (a, b), (c, d) = _pair(x), _pair(y)
+    return Complex(torch.where(condition, a, c), torch.where(condition, b, d))
+
+
+def _masked_fill(z: Complex, mask: Tensor, value: Any) -> Complex:
+    return _where(mask, value, z)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Complex:
+    product = _product(F.linear, (x, weight), {})
+    return product if bias is None else _add(product, bias)
+
+
+def _to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Also ``type_as``. What goes to a real type loses its imaginary part."""
+    kinds = [value for value in (*args, *kwargs.values()) if isinstance(value, (Tensor, torch.dtype))]
+    args, kwargs = _mapped(_re, args), _mapped(_re, kwargs)
+    re = _re(x).to(*args, **kwargs)
+    if not any(map(_is_complex, kinds or [x])):
+        return re
+    return Complex(re, x.im.to(*args, **kwargs) if isinstance(x, Complex) else torch.zeros_like(re))
+
+
+# ---------------------------------------------------------------- Fourier transforms: products with matrices
+
+
+def _waves(size: int, inverse: bool, norm: str | None, like: Tensor) -> Complex:
+    """``exp(-2 pi i j k / size)``, conjugated for the inverse, with the factor that ``norm`` asks for."""
+    place = torch.arange(size)
+    angle = (place[:, None] * place % size).double() * (2 * math.pi / size)
+    power = {"ortho": 0.5, "forward": float(not inverse)}.get(norm or "backward", float(inverse))
+    scale = size**-power
+    dtype = like.dtype if like.dtype.is_floating_point else torch.get_default_dtype()
+    parts = angle.cos(), angle.sin() if inverse else -angle.sin()
+    # Zeros of sine and cosine are none in floating point, and signs of what they make would be chance.
+    return Complex(*(torch.where(part.abs() < 1e-9, 0.0, part * scale).to(like.device, dtype) for part in parts))
+
+
+def _transformed(x: Tensor, size: Any, dim: int, inverse: bool, norm: str | None, half: bool = False) -> Tensor:
+    """Along one axis, which is cut or filled up with zeros to ``size``. Of real numbers ``half`` leaves out what is
+    the conjugate of the rest, and of what is left makes real numbers again where it is inverse."""
+    with untraced():
+        given = int(_re(x).shape[dim])
+        size = (2 * (given - 1) if half and inverse else given) if size is None else int(size)
+        waves = _waves(size, inverse, norm, _re(x))
+        kept = size // 2 + 1
+        rows = min(given, kept if half and inverse else size)
+        matrix = _mapped_parts(lambda part: part[:rows], waves)
+        if half and inverse:
+            twice = torch.tensor([1.0 if row in (0, size - row) else 2.0 for row in range(rows)])[:, None]
+            matrix = _mapped_parts(lambda part: part * twice.to(part), matrix)
+        elif half:
+            matrix = _mapped_parts(lambda part: part[:, :kept].contiguous(), matrix)
+    if given > rows:
+        x = _mapped_parts(lambda part: part.narrow(dim, 0, rows), x)
+    last = dim in (-1, _re(x).dim() - 1)
+    if not last:
+        x = _mapped_parts(lambda part: part.transpose(dim, -1), x)
+    if half and inverse:
+        y: Tensor = _re(x) @ matrix.re
+        if isinstance(x, Complex):
+            y = y - x.im @ matrix.im
+    else:
+        y = _product(torch.matmul, (x if _re(x).is_floating_point() else _re(x).to(matrix.re.dtype), matrix), {})
+    return y if last else _mapped_parts(lambda part: part.transpose(dim, -1), y)
+
+
+def _mapped_parts(function: Callable[[Tensor], Tensor], x: Any) -> Any:
+    return Complex(function(x.re), function(x.im)) if isinstance(x, Complex) else function(x)
+
+
+def _fft(inverse: bool, half: bool = False) -> Callable[..., Tensor]:
+    def transform(input: Tensor, n: Any = None, dim: int = -1, norm: str | None = None) -> Tensor:
+        return _transformed(input, n, dim, inverse, norm, half)
+
+    return transform
+
+
+def _fftn(inverse: bool, half: bool = False, last: int | None = None) -> Callable[..., Tensor]:
+    """Of several axes; all of them, or the ``last`` two, by default."""
+
+    def transform(input: Tensor, s: Any = None, dim: Any = None, norm: str | None = None) -> Tensor:
+        if dim is None:
+            dim = range(-(last or (_re(input).dim() if s is None else len(s))), 0)
+        dims = [dim] if isinstance(dim, int) else list(dim)
+        sizes: list[Any] = [None] * len(dims) if s is None else [s] if isinstance(s, int) else list(s)
+        pairs = list(zip(sizes, dims, strict=True))
+        if half and not inverse:
+            input = _transformed(input, *pairs.pop(), inverse, norm, half)
+        final = [pairs.pop()] if half and inverse else []
+        for size, axis in pairs:
+            input = _transformed(input, size, axis, inverse, norm)
+        for size, axis in final:
+            input = _transformed(input, size, axis, inverse, norm, half)
+        return input
+
+    return transform
+
+
+_OF_TYPES = {"dtype", "is_complex", "is_floating_point", "requires_grad", "__hash__"}
+"""Functions that may be asked of what stands for a complex tensor."""
+
+_OF_SHAPES = {
+    *("__len__", "device", "dim", "get_device", "is_contiguous", "is_cuda", "ndim", "ndimension", "nelement", "numel"),
+    *("shape", "size"),
+}
+"""Functions of a complex tensor that say the same of its real part."""
+
+_OF_EACH_PART = {
+    *("__getitem__", "alias", "broadcast_tensors", "broadcast_to", "chunk", "clone", "contiguous", "cpu", "cumsum"),
+    *("detach", "diag_embed", "diagonal", "diff", "dropout", "expand", "expand_as", "fft_fftshift", "fft_ifftshift"),
+    *("flatten", "flip", "gather", "index", "index_select", "mT", "mean", "moveaxis", "movedim", "narrow", "neg"),
+    *("pad", "permute", "ravel", "repeat", "repeat_interleave", "reshape", "reshape_as", "resolve_conj"),
+    *("resolve_neg", "roll", "select", "slice", "split", "split_with_sizes", "squeeze", "sum", "swapaxes", "swapdims"),
+    *("T", "t", "take_along_dim", "tensor_split", "tile", "transpose", "tril", "triu", "unbind", "unflatten"),
+    *("unsqueeze", "view", "view_as"),
+}
+"""Functions whose parts are those of the parts."""
+
+_PRODUCTS = {"bmm", "dot", "einsum", "kron", "matmul", "mm", "mv", "outer", "tensordot"}
+
+_CREATED = {
+    *("empty", "empty_like", "new_empty", "new_ones", "new_zeros", "ones", "ones_like", "zeros", "zeros_like"),
+}
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "H": lambda z: Complex(z.re.mT, -z.im.mT),
+    "__iter__": lambda z: iter([Complex(*pair) for pair in zip(z.re.unbind(0), z.im.unbind(0), strict=True)]),
+    "__rdiv__": lambda x, y: _div(y, x),
+    "__rsub__": lambda x, y: _sub(y, x),
+    "__setitem__": _setitem,
+    "abs": _abs,
+    "absolute": _abs,
+    "add": _add,
+    "adjoint": lambda z: Complex(z.re.mT, -z.im.mT),
+    "angle": _angle,
+    "cat": _of_lists(torch.cat),
+    "cdouble": lambda x: _to(x, torch.complex128),
+    "cfloat": lambda x: _to(x, torch.complex64),
+    "complex": lambda real, imag: Complex(real, imag),
+    "concat": _of_lists(torch.cat),
+    "conj": lambda z: Complex(z.re, -z.im),
+    "conj_physical": lambda z: Complex(z.re, -z.im),
+    "copy_": lambda x, y: _assigned(x, _add(torch.zeros_like(x.re), y)),
+    "div": _div,
+    "divide": _div,
+    "exp": _exp,
+    "fft_fft": _fft(False),
+    "fft_fft2": _fftn(False, last=2),
+    "fft_fftn": _fftn(False),
+    "fft_ifft": _fft(True),
+    "fft_ifft2": _fftn(True, last=2),
+    "fft_ifftn": _fftn(True),
+    "fft_irfft": _fft(True, half=True),
+    "fft_irfft2": _fftn(True, half=True, last=2),
+    "fft_irfftn": _fftn(True, half=True),
+    "fft_rfft": _fft(False, half=True),
+    "fft_rfft2": _fftn(False, half=True, last=2),
+    "fft_rfftn": _fftn(False, half=True),
+    "imag": _im,
+    "linear": _linear,
+    "log": lambda z: Complex(_abs(z).log(), _angle(z)),
+    "mH": lambda z: Complex(z.re.mT, -z.im.mT),
+    "masked_fill": _masked_fill,
+    "mul": _mul,
+    "multiply": _mul,
+    "polar": _polar,
+    "pow": _pow,
+    "real": _re,
+    "reciprocal": lambda z: _div(1.0, z),
+    "rsub": lambda x, y, alpha=1: _sub(y, x, alpha=alpha),
+    "square": lambda z: _mul(z, z),
+    "stack": _of_lists(torch.stack),
+    "sub": _sub,
+    "subtract": _sub,
+    "to": _to,
+    "true_divide": _div,
+    "type": _to,
+    "type_as": _to,
+    "view_as_complex": lambda x: Complex(*(x.select(x.dim() - 1, part) for part in (0, 1))),  # opset 9 has no axis -1
+    "view_as_real": lambda z: torch.stack((z.re, z.im), -1),
+    "where": _where,
+}
+
+_MAKERS = {name for name in _FUNCTIONS if name.startswith("fft_")} | {
+    *("cdouble", "cfloat", "complex", "polar", "view_as_complex"),
+}
+"""Functions that make complex tensors of real ones."""
