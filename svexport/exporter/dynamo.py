@@ -125,18 +125,23 @@ def _of_masks(function: Callable[..., Any], input: Tensor, *args: Any, **kwargs:
     return result.bool() if isinstance(result, Tensor) else type(result)((result[0].bool(), result[1]))
 
 
-def _by_a_tensor(function: Callable[..., Any], input: Tensor, other: Any, *args: Any, **kwargs: Any) -> Any:
+def _by_a_tensor(function: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any) -> Any:
     """The exporter makes a number of what may be the size of a tensor."""
-    if isinstance(other, (torch.SymInt, torch.SymFloat)):
-        kind = input.dtype if isinstance(other, torch.SymInt) else torch.result_type(input, 1.0)
-        other = input.new_full((), other, dtype=kind)  # type: ignore[arg-type]
-    return function(input, other, *args, **kwargs)
+
+    def tensor(value: Any) -> Any:
+        if not isinstance(value, (torch.SymInt, torch.SymFloat)):
+            return value
+        kind = input.dtype if isinstance(value, torch.SymInt) else torch.result_type(input, 1.0)
+        return input.new_full((), value, dtype=kind)  # type: ignore[arg-type]
+
+    return function(input, *map(tensor, args), **{name: tensor(value) for name, value in kwargs.items()})
 
 
-def _parts(function: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _parts(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The exporter makes a sequence of the parts of a dynamic size, on which its optimizer fails, and TensorRT too."""
-    parts = function(input, *args, **kwargs)
-    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    parts = function(*args, **kwargs)
+    input: Tensor = args[0] if args else kwargs["input" if "input" in kwargs else "tensor"]
+    dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
     if not isinstance(input.shape[dim], torch.SymInt):
         return parts
     start, slices = 0, []

@@ -649,6 +649,8 @@ SIZES = {
     "coordinates_of_places": lambda x, i: (torch.stack([i % x.shape[2], i // x.shape[2]]), i.remainder(x.shape[1] * 8)),
     "remainder_of_floats": lambda x, i: (x % x.shape[1], torch.remainder(x, x.shape[2] / 4)),
     "powers": lambda x, i: (x.abs() + 0.1) ** (x.shape[2] / 8),
+    "power_by_name": lambda x, i: torch.pow(x.abs() + 0.1, exponent=x.shape[2] / 8),
+    "chunks_by_name": lambda x, i: torch.chunk(input=torch.cat([x, x * 2], 1), chunks=2, dim=1),
     "reference_points": lambda x, i: torch.linspace(0.5, x.shape[1] - 0.5, x.shape[1])[:, None] / x.shape[1] + x,
     "linspace_of_a_size": lambda x, i: torch.linspace(-1, 1, x.shape[2], dtype=x.dtype) * x,
     "linspace_to_a_size": lambda x, i: torch.linspace(0, x.shape[2] - 1, 5),
