@@ -188,7 +188,7 @@ class Call(nn.Module):
         return self.function(x)
 
 
-@pytest.mark.parametrize("opset", [9, 11, 13, 17, 18, 20])
+@pytest.mark.parametrize("opset", [9, 11, 13, 17, 18])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("function", [arithmetic, parts, layout])
 def test_functions(function: Callable[[Tensor], dict[str, Tensor]], dynamic: bool, opset: int, tmp_path) -> None:
@@ -229,7 +229,7 @@ def transforms(x: Tensor) -> dict[str, Tensor]:
     )
 
 
-@pytest.mark.parametrize("opset", [9, 11, 17, 18, 20])
+@pytest.mark.parametrize("opset", [9, 11, 17, 18])
 @pytest.mark.parametrize("size", [7, 10])
 def test_fourier_transforms(size: int, opset: int, tmp_path) -> None:
     example, other = torch.randn(2, 5, size, 6), torch.randn(2, 5, size, 6)
