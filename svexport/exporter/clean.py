@@ -17,7 +17,7 @@ from svexport.exporter.sizes import Size
 from svexport.exporter.source import user_frame
 from svexport.exporter.torchscript import SOURCE_ATTRIBUTE
 from svexport.graph.nodes import rename, set_attributes, symbolic_of
-from svexport.graph.walk import attributes_of, graphs
+from svexport.graph.walk import attributes_of, graphs, remove_attribute
 from svexport.ops._op import DOMAIN
 
 __all__ = ["clean", "keep_inputs", "name_sizes"]
@@ -146,9 +146,7 @@ def _clean_node(node: onnx.NodeProto) -> None:
     if node.op_type == "Conv":
         _state_padding(node)
     if node.op_type == "TopK":  # in any order is in this one too, and TensorRT has no other
-        kept = [a for a in node.attribute if a.name != "sorted"]
-        del node.attribute[:]
-        node.attribute.extend(kept)
+        remove_attribute(node, "sorted")
     if node.domain != DOMAIN:
         return
     while node.input and not node.input[-1]:  # absent, which TensorRT's parser would make a null tensor of
@@ -167,9 +165,8 @@ def _state_padding(node: onnx.NodeProto) -> None:
     if attributes.get("auto_pad") == b"SAME_UPPER" and set(attributes["strides"]) == {1}:
         totals = [d * (k - 1) for d, k in zip(attributes["dilations"], attributes["kernel_shape"], strict=True)]
         pads = [total // 2 for total in totals] + [total - total // 2 for total in totals]
-        kept = [a for a in node.attribute if a.name != "auto_pad"]
-        del node.attribute[:]
-        node.attribute.extend([*kept, helper.make_attribute("pads", pads)])
+        remove_attribute(node, "auto_pad")
+        node.attribute.append(helper.make_attribute("pads", pads))
 
 
 def _rename_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:

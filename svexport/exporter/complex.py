@@ -285,7 +285,7 @@ def _div(x: Any, y: Any, *, rounding_mode: None = None) -> Complex:
     if not isinstance(y, Complex):
         return Complex(x.re / c, x.im / c)
     square = c * c + d * d
-    product = _mul(x, Complex(c, -d))
+    product = _mul(x, _conj(y))
     return Complex(product.re / square, product.im / square)
 
 
@@ -304,6 +304,14 @@ def _exp(z: Complex) -> Complex:
 
 def _polar(abs: Tensor, angle: Tensor) -> Complex:
     return Complex(abs * angle.cos(), abs * angle.sin())
+
+
+def _conj(z: Complex) -> Complex:
+    return Complex(z.re, -z.im)
+
+
+def _adjoint(z: Complex) -> Complex:
+    return _mapped_parts(lambda part: part.mT, _conj(z))
 
 
 def _abs(z: Complex) -> Tensor:
@@ -459,7 +467,7 @@ _CREATED = {
 }
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "H": lambda z: Complex(z.re.mT, -z.im.mT),
+    "H": _adjoint,
     "__iter__": lambda z: iter([Complex(*pair) for pair in zip(z.re.unbind(0), z.im.unbind(0), strict=True)]),
     "__rdiv__": lambda x, y: _div(y, x),
     "__rsub__": lambda x, y: _sub(y, x),
@@ -467,15 +475,15 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": _abs,
     "absolute": _abs,
     "add": _add,
-    "adjoint": lambda z: Complex(z.re.mT, -z.im.mT),
+    "adjoint": _adjoint,
     "angle": _angle,
     "cat": _of_lists(torch.cat),
     "cdouble": lambda x: _to(x, torch.complex128),
     "cfloat": lambda x: _to(x, torch.complex64),
-    "complex": lambda real, imag: Complex(real, imag),
+    "complex": lambda real, imag: Complex(real, imag),  # by these names
     "concat": _of_lists(torch.cat),
-    "conj": lambda z: Complex(z.re, -z.im),
-    "conj_physical": lambda z: Complex(z.re, -z.im),
+    "conj": _conj,
+    "conj_physical": _conj,
     "copy_": lambda x, y: _assigned(x, _add(torch.zeros_like(x.re), y)),
     "div": _div,
     "divide": _div,
@@ -495,7 +503,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "imag": _im,
     "linear": _linear,
     "log": lambda z: Complex(_abs(z).log(), _angle(z)),
-    "mH": lambda z: Complex(z.re.mT, -z.im.mT),
+    "mH": _adjoint,
     "masked_fill": _masked_fill,
     "mul": _mul,
     "multiply": _mul,

@@ -288,22 +288,18 @@ def _nearest_exact(input: Tensor, output_size: Sequence[int] | None, *scales: An
     """By places that torch has computed, for Resize rounds some otherwise. Whole multiples are as by ``nearest``."""
     with untraced():
         sizes = input.shape[2:]
-        factors = (scales[0] if len(scales) == 1 and not isinstance(scales[0], float) else scales) or [None] * len(
-            sizes
-        )
+        factors = scales[0] if len(scales) == 1 and not isinstance(scales[0], float) else scales
+        factors = factors or [None] * len(sizes)
         news = output_size or [int(size * factor) for size, factor in zip(sizes, factors, strict=True)]
-        whole = [new // size for size, new in zip(sizes, news, strict=True)]
-        multiples = all(factor in (None, times) for factor, times in zip(factors, whole, strict=True)) and [
-            size * times for size, times in zip(sizes, whole, strict=True)
-        ] == list(news)
+        axes = list(zip(sizes, news, factors, strict=True))
         places = [
             torch.ops.aten._upsample_nearest_exact1d(torch.arange(float(size))[None, None], [new], factor)
             .flatten()
             .long()
-            for size, new, factor in zip(sizes, news, factors, strict=True)
+            for size, new, factor in axes
         ]
-    if multiples:
-        return F.interpolate(input, scale_factor=[float(times) for times in whole])
+    if all(new % size == 0 and factor in (None, new // size) for size, new, factor in axes):
+        return F.interpolate(input, scale_factor=[float(new // size) for size, new, _ in axes])
     for axis, index in enumerate(places, start=2):
         input = input.index_select(axis, index.to(input.device))
     return input

@@ -78,7 +78,7 @@ def export(
             known = isinstance(error, torch.onnx.errors.OnnxExporterError)
             if not known and (own := own_failure(model, tensors)):
                 raise own from error
-            if parts is None and has_complex(model, tensors):
+            if parts is None and not others and has_complex(model, tensors):
                 parts = ComplexParts(own=False)
                 continue
             cause = error

@@ -27,7 +27,7 @@ from svexport.graph.cut import Network
 from svexport.graph.motion import Edits, Motion, motion_of
 from svexport.graph.permutation import Perm, compose, extend, identity, inverse, restrict
 from svexport.graph.scope import LARGE, Scope, drop_unused, is_standard, scopes, used_inside, used_names
-from svexport.graph.walk import graphs
+from svexport.graph.walk import graphs, remove_attribute
 
 __all__ = ["remove_transposes"]
 
@@ -441,6 +441,5 @@ class _Writer:
 
 
 def _set_attribute(node: onnx.NodeProto, name: str, value: Any) -> None:
-    others = [attribute for attribute in node.attribute if attribute.name != name]
-    del node.attribute[:]
-    node.attribute.extend([*others, helper.make_attribute(name, value)])
+    remove_attribute(node, name)
+    node.attribute.append(helper.make_attribute(name, value))

@@ -1,4 +1,4 @@
-"""Walking a model's graphs and reading its nodes, whatever ops they are of."""
+"""Walking a model's graphs, and the attributes of nodes, whatever ops they are of."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx import AttributeProto, helper
 
 from svexport.errors import UnsupportedError
 
-__all__ = ["STANDARD", "attributes_of", "graphs", "graphs_of", "opset_of"]
+__all__ = ["STANDARD", "attributes_of", "graphs", "graphs_of", "opset_of", "remove_attribute"]
 
 STANDARD = "", "ai.onnx"
 """The names of the default domain."""
@@ -47,3 +47,9 @@ def opset_of(model: onnx.ModelProto) -> int:
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
     """A node's attributes by name, as Python has them."""
     return {a.name: helper.get_attribute_value(a) for a in node.attribute}
+
+
+def remove_attribute(node: onnx.NodeProto, name: str) -> None:
+    """Leaves an attribute, if the node has it, to its default."""
+    for attribute in [a for a in node.attribute if a.name == name]:
+        node.attribute.remove(attribute)
