@@ -8,17 +8,35 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format clean
+.PHONY: help demo test test-all test-core check format clean
 
 help:  ## show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY)  ## export the example models and prove every file; pictures in build/demo/report.html
 	$(BIN)/svexport demo $(ARGS)
 
-# One torch thread per test process: two processes of two threads each would only wait for one another.
-test: $(READY)  ## run the tests; ARGS="-k einsum" selects
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+# One torch thread per test process: processes of several threads each would only wait for one another.
+PYTEST := -m pytest -n logical --dist worksteal
+export OMP_NUM_THREADS ?= 1
+
+test: $(READY)  ## run the tests, in minutes; ARGS="-k einsum" selects
+	$(BIN)/python $(PYTEST) $(ARGS)
+
+test-all: $(READY)  ## every test and combination, all kernels compiled and emulated; ARGS=--seed=random for other inputs
+	$(BIN)/python $(PYTEST) --all $(ARGS)
+
+# With the newest of everything else that goes with that torch: the ranges of pyproject.toml are held to what they say.
+TORCH ?= 2.13.0
+CORE = build/core-$(notdir $(PYTHON))-$(TORCH)
+test-core: $(CORE)/.ready  ## a few tests of every part, with any Python and torch: PYTHON=python3.10 TORCH=2.6.0
+	$(CORE)/bin/python $(PYTEST) --core $(ARGS)
+
+$(CORE)/.ready: pyproject.toml setup.py
+	$(PYTHON) -m venv $(CORE)
+	$(CORE)/bin/python -m pip install --disable-pip-version-check --quiet \
+	  torch==$(TORCH) -e . pytest pytest-xdist filelock hypothesis psutil setuptools
+	@touch $@
 
 check: $(READY)  ## lint, formatting and types
 	$(BIN)/ruff check .

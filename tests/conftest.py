@@ -1,23 +1,47 @@
-"""For all tests."""
+"""For all tests: which of them run, in what order, and the seeds of what is random in them (tests/harness)."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+from collections.abc import Generator
+from typing import Any
 
 import pytest
 
+from tests.harness import extent, kernels, seeds
+from tests.harness.seeds import pytest_fixture_setup, pytest_make_collect_report, pytest_runtest_setup
 
-@pytest.fixture(scope="session")
-def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that all test processes share, for what is compiled once."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "builds"
-    folder.mkdir(exist_ok=True)
-    return folder
+__all__ = ["pytest_fixture_setup", "pytest_make_collect_report", "pytest_runtest_setup"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    extent.add_options(parser)
+    seeds.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    seeds.configure(config)
+    kernels.configure(config)
+    extent.configure(config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    seeds.configure_node(node)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return seeds.header(config)
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What compiles kernels takes longest, so it comes first: processes share out the rest beside it."""
-    items.sort(key=lambda item: item.path.name != "test_csrc.py")
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    extent.select(items, config)
+    kernels.select(items, everything=config.getoption("all"))
+    extent.order(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    report = yield
+    seeds.show(item, report)
+    return report

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,22 @@ def run_op(op: Op, args: Sequence[Any], opset: int, **options: Any) -> list[torc
     """The op's outputs as its body computes them in ONNX Runtime."""
     flat = [t for value in args for t in (value if isinstance(value, (list, tuple)) else [value])]
     return run_model(op_model(op, args, opset, **options), [t for t in flat if isinstance(t, torch.Tensor)])
+
+
+def calls(function: Callable[[], object]) -> int:
+    """How many functions are called on the way: work that depends on no clock."""
+    count = 0
+
+    def called(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(called)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
 
 
 def check_export(

@@ -13,7 +13,7 @@ import torch
 from torch.utils import cpp_extension
 
 from svexport.ops import _cuda
-from tests.csrc import CXX, INCLUDES, NVCC, compiled, run
+from tests.csrc import CXX, INCLUDES, NVCC, built, compiled
 
 KERNELS = sorted(_cuda.CSRC.glob("cuda/*.cu"))
 HEADERS = sorted(_cuda.CSRC.glob("cuda/*.h"))
@@ -22,7 +22,9 @@ BINDINGS = sorted(_cuda.CSRC.glob("torch/*.cpp"))
 needs_nvcc = pytest.mark.skipif(not NVCC, reason="needs nvcc")
 needs_cxx = pytest.mark.skipif(not CXX, reason="needs g++")
 needs_headers = pytest.mark.skipif(not (CXX and INCLUDES), reason="needs g++ and the headers of a CUDA toolkit")
-every_kernel = pytest.mark.parametrize("source", KERNELS, ids=[path.stem for path in KERNELS])
+every_kernel = pytest.mark.parametrize(
+    "source", [pytest.param(path, id=path.stem, marks=pytest.mark.kernels(path)) for path in KERNELS]
+)
 
 # Of any kernel for sm_90. What is spilled are a few addresses that are kept across a loop; data is not.
 SPILLED_BYTES = 96
@@ -38,77 +40,62 @@ def test_kernels_know_neither_torch_nor_tensorrt() -> None:
 
 
 @needs_headers
-def test_headers_of_the_launchers_are_plain_cpp(tmp_path: Path) -> None:
+def test_headers_of_the_launchers_are_plain_cpp() -> None:
     """Each on its own: no device code, nothing left for the one who includes it to include."""
+    flags = ("-std=c++17", "-Wall", "-Werror", "-fsyntax-only", *(f"-I{path}" for path in INCLUDES))
     for header in HEADERS:
-        source = tmp_path / f"{header.stem}.cpp"
-        source.write_text(f'#include "{header}"\n')
-        run(CXX, "-std=c++17", "-Wall", "-Werror", "-fsyntax-only", *(f"-I{path}" for path in INCLUDES), source)
+        built("checked", (CXX, *flags, "-x", "c++", "-include", header, os.devnull), [header])
 
 
 @needs_nvcc
 @every_kernel
-def test_compiles_without_spilling_data(source: Path, builds: Path) -> None:
-    spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", compiled(source, builds).report)]
+def test_compiles_without_spilling_data(source: Path) -> None:
+    spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", compiled(source).report)]
     assert max(spilled, default=0) <= SPILLED_BYTES
 
 
 @needs_nvcc
 @every_kernel
-def test_compiles_for_the_oldest_architecture(source: Path, tmp_path: Path) -> None:
+def test_compiles_for_the_oldest_architecture(source: Path) -> None:
     oldest = _cuda.architectures().split()[0].replace(".", "")
     if f"compute_{oldest}" not in subprocess.run([NVCC, "--list-gpu-arch"], capture_output=True, text=True).stdout:
         pytest.skip(f"this nvcc does not know compute_{oldest}")
     # With few optimisations, or none where nvcc has no such option: sooner done.
     known = "--Ofast-compile" in subprocess.run([NVCC, "--help"], capture_output=True, text=True).stdout
     quick = ["-Ofc", "max"] if known else ["-G"]
-    run(NVCC, "-std=c++17", *quick, f"-arch=sm_{oldest}", "-c", source, "-o", tmp_path / "o")
+    built("oldest.o", (NVCC, "-std=c++17", *quick, f"-arch=sm_{oldest}", "-c", source), [source])
 
 
 @needs_headers
 def test_bindings_fit_torch_and_the_launchers(tmp_path: Path) -> None:
     """All in one translation unit, torch's headers once; each in a namespace of its own, where its names are free."""
     headers = [*sorted(_cuda.CSRC.glob("torch/*.h")), *HEADERS]
-    lines = [f'#include "{header}"' for header in headers]
+    lines = [f'#include "{header.relative_to(_cuda.CSRC)}"' for header in headers]
     for source in BINDINGS:
         name = f"svexport_{source.stem}"
         lines += [
             f"namespace {name} {{ using namespace svexport; }}",
             f"#define svexport {name}",
-            f'#include "{source}"',
+            f'#include "{source.relative_to(_cuda.CSRC)}"',
             "#undef svexport",
         ]
     unit = tmp_path / "bindings.cpp"
     unit.write_text("\n".join(lines) + "\n")
-    paths = [*cpp_extension.include_paths(), *INCLUDES, _cuda.CSRC / "cuda", _cuda.CSRC / "torch"]
+    paths = [*cpp_extension.include_paths(), *INCLUDES, _cuda.CSRC, _cuda.CSRC / "cuda", _cuda.CSRC / "torch"]
     # The macro stands for a header that only CUDA builds of torch have.
-    run(
-        CXX,
-        "-std=c++20",
-        "-fsyntax-only",
-        "-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE",
-        *(f"-I{path}" for path in paths),
-        unit,
-    )
+    flags = ("-std=c++20", "-fsyntax-only", "-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE", *(f"-I{path}" for path in paths))
+    built("checked", (CXX, *flags, unit), [unit])
 
 
 @needs_cxx
 def test_autograd_of_the_extension(tmp_path: Path) -> None:
     """Built for CPU tensors, it passes the tests of autograd that Python's passes."""
-    library = tmp_path / "autograd.so"
-    torch_folder = Path(torch.__file__).parent
-    run(
-        CXX,
-        "-std=c++17",
-        "-shared",
-        "-fPIC",
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-        "-DSVEXPORT_AUTOGRAD=AutogradCPU",
-        *(f"-I{path}" for path in cpp_extension.include_paths()),
-        _cuda.CSRC / "torch" / "autograd.cpp",
-        *(f"-L{torch_folder}/lib", "-lc10", "-ltorch_cpu", "-ltorch"),
-        *("-o", library),
-    )
+    source, torch_folder = _cuda.CSRC / "torch" / "autograd.cpp", Path(torch.__file__).parent
+    flags = ["-std=c++17", "-shared", "-fPIC", "-DSVEXPORT_AUTOGRAD=AutogradCPU"]
+    flags += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+    flags += [f"-I{path}" for path in cpp_extension.include_paths()]
+    link = (f"-L{torch_folder}/lib", "-lc10", "-ltorch_cpu", "-ltorch")
+    library = built("autograd.so", (CXX, *flags, source, *link), [source])
     (tmp_path / "autograd_plugin.py").write_text(
         "import torch, svexport.ops\n"
         f"torch.ops.load_library({str(library)!r})\n"

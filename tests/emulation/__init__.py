@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from svexport.ops import _cuda
-from tests.csrc import CXX, INCLUDES, NVCC, compiled, linked
+from tests.csrc import CXX, INCLUDES, NVCC, built, compiled, linked
 
 HERE = Path(__file__).parent
+RUNTIME = (HERE / "runtime.cpp", HERE / "__init__.py")
 _FLAGS = ("-std=c++20", "-O2", "-march=native", "-ffp-contract=off", "-fPIC")
 _NOT_SUPPORTED = 801  # cudaErrorNotSupported
 
@@ -29,9 +30,20 @@ def _compiles() -> bool:
     return subprocess.run([CXX, *flags], input=b"_Float16 x;", capture_output=True, check=False).returncode == 0
 
 
-emulated = pytest.mark.skipif(
+_needed = pytest.mark.skipif(
     not _compiles(), reason="needs nvcc, the CUDA toolkit's headers and a g++ that knows _Float16 (12 and later)"
 )
+
+
+def emulated(*sources: str) -> list[pytest.MarkDecorator]:
+    """For a module whose fixture ``kernels`` is to be these sources (:func:`paths`)."""
+    return [_needed, pytest.mark.kernels(*paths(*sources), *RUNTIME)]
+
+
+def paths(*sources: str) -> list[Path]:
+    """Those of csrc/cuda by stem or pattern; ``kernels`` is this folder's."""
+    return [p for s in sources for p in sorted((HERE if s == "kernels" else _cuda.CSRC / "cuda").glob(f"{s}.cu"))]
+
 
 _DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int32, torch.int64, torch.bool]
 
@@ -121,20 +133,19 @@ def check_product(
 
 
 class Kernels:
-    """The launchers of sources in csrc/cuda (stems or patterns), by name, with tensors, numbers and :class:`Memory`.
+    """The launchers of sources, by name, with tensors, numbers and :class:`Memory`.
 
     None stands for an absent tensor. A kernel may access the tensors' storages and memory, and nothing else.
     """
 
-    def __init__(self, builds: Path, *sources: str) -> None:
-        runtime = linked("emulation", [HERE / "runtime.cpp"], builds, *_FLAGS, *(f"-I{path}" for path in INCLUDES))
+    def __init__(self, *sources: Path) -> None:
+        flags = (*_FLAGS, *(f"-I{path}" for path in INCLUDES))
+        runtime = built("emulation.so", (CXX, "-shared", RUNTIME[0], *flags), [RUNTIME[0]])
         self._runtime = ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
         self._runtime.emulation_allow.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         self._runtime.emulation_report.restype = ctypes.c_char_p
         self._runtime.emulation_launches.restype = ctypes.c_char_p
-        paths = [p for s in sources for p in ([Path(s)] if "/" in s else sorted((_cuda.CSRC / "cuda").glob(f"{s}.cu")))]
-        objects = [compiled(path, builds).object for path in paths]
-        library = linked(f"emulated_{'_'.join(path.stem for path in paths)}", [*objects, runtime], builds)
+        library = linked("emulated", [*(compiled(path).object for path in sources), runtime])
         self._library = ctypes.CDLL(str(library))
         listed = [
             subprocess.run(["nm", *flags, "-D", "--defined-only", library], capture_output=True, text=True, check=True)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,15 +10,10 @@ from torch import Tensor
 
 from tests.emulation import Kernels, Memory, emulated
 
-pytestmark = emulated
+pytestmark = emulated("add_bias_residual_layer_norm*")
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-
-
-@pytest.fixture(scope="module")
-def kernels(builds: Path) -> Kernels:
-    return Kernels(builds, "add_bias_residual_layer_norm*")
 
 
 def make(*shape: int, dtype: torch.dtype, value: float | None = None) -> Tensor:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,14 +9,9 @@ import torch.nn.functional as F
 
 from tests.emulation import Kernels, Memory, emulated
 
-pytestmark = emulated
+pytestmark = emulated("attention")
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-
-
-@pytest.fixture(scope="module")
-def kernels(builds: Path) -> Kernels:
-    return Kernels(builds, "attention")
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)

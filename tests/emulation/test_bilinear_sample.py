@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,15 +10,10 @@ from torch import Tensor
 from svexport.ops.bilinear_sample import OP
 from tests.emulation import Kernels, Memory, emulated, in_memory, poisoned
 
-pytestmark = emulated
+pytestmark = emulated("bilinear_sample", "grid_sample*")
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-
-
-@pytest.fixture(scope="module")
-def kernels(builds: Path) -> Kernels:
-    return Kernels(builds, "bilinear_sample", "grid_sample*")
 
 
 def random_points(n: int, points: list[int], height: int, width: int) -> Tensor:

@@ -4,7 +4,6 @@ import ctypes
 import math
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from svexport.ops.camera_sample import OP, reference
 from tests.emulation import Kernels, Memory, Structure, View, emulated, in_memory, poisoned
 from tests.ops.test_camera_sample import case, node_args
 
-pytestmark = emulated
+pytestmark = emulated("camera_sample", "camera_sample_backward")
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 1.5e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -45,11 +44,6 @@ class CameraSampleGradients(ctypes.Structure):
         ("weights", View),
         ("offsets", View),
     )
-
-
-@pytest.fixture(scope="module")
-def kernels(builds: Path) -> Kernels:
-    return Kernels(builds, "camera_sample", "camera_sample_backward")
 
 
 def levels_of(maps: Sequence[Tensor], scales: Sequence[float], pool: Sequence[bool]) -> Structure:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from svexport.ops.deform_conv2d import OP
 from tests.emulation import Kernels, Memory, Structure, emulated, in_memory, poisoned
 
-pytestmark = emulated
+pytestmark = emulated("deform_conv2d", "matmul", "permute")
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -27,11 +26,6 @@ class DeformConv2d(ctypes.Structure):
         *((name, PAIR) for name in ("kernel", "stride", "padding", "dilation")),
         *((name, ctypes.c_int) for name in ("channels", "groups", "offset_groups")),
     )
-
-
-@pytest.fixture(scope="module")
-def kernels(builds: Path) -> Kernels:
-    return Kernels(builds, "deform_conv2d", "matmul", "permute")
 
 
 class Case:

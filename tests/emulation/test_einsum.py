@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 import random
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,15 +10,10 @@ from torch import Tensor
 
 from tests.emulation import PRODUCT_TOLERANCES, Kernels, Memory, check_product, emulated
 
-pytestmark = emulated
+pytestmark = emulated("einsum*")
 
 LARGE, SMALL = "soktv,skvmw->somtw", "soktv,somtw->skvmw"
 DTYPES = pytest.mark.parametrize("dtype", PRODUCT_TOLERANCES, ids=str)
-
-
-@pytest.fixture(scope="module")
-def kernels(builds: Path) -> Kernels:
-    return Kernels(builds, "einsum*")
 
 
 def make(sizes: list[int], order: list[int], dtype: torch.dtype, whole: bool, value: float | None = None) -> Tensor:

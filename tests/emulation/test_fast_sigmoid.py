@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,14 +9,9 @@ from torch import Tensor
 from svexport.ops.fast_sigmoid import OP
 from tests.emulation import Kernels, emulated, in_memory, poisoned
 
-pytestmark = emulated
+pytestmark = emulated("fast_sigmoid")
 
 TOLERANCES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-
-
-@pytest.fixture(scope="module")
-def kernels(builds: Path) -> Kernels:
-    return Kernels(builds, "fast_sigmoid")
 
 
 def check(kernels: Kernels, x: Tensor, grad: Tensor) -> None:

@@ -4,7 +4,6 @@ import ctypes
 import math
 import random
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from tests.emulation import PRODUCT_TOLERANCES, Kernels, Memory, Structure, check_product, emulated
 
-pytestmark = emulated
+pytestmark = emulated("gemm")
 
 
 class Linear(ctypes.Structure):
@@ -30,11 +29,6 @@ class Linear(ctypes.Structure):
         ("out", ctypes.c_int),
         ("relu", ctypes.c_bool),
     )
-
-
-@pytest.fixture(scope="module")
-def kernels(builds: Path) -> Kernels:
-    return Kernels(builds, "gemm")
 
 
 def make(*shape: int, dtype: torch.dtype, value: float | None = None) -> Tensor:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,16 +10,11 @@ from torch import Tensor
 
 from tests.emulation import Kernels, Memory, emulated
 
-pytestmark = emulated
+pytestmark = emulated("grid_sample*")
 
 MODES, PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
 TOLERANCES = {torch.float32: 2e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-
-
-@pytest.fixture(scope="module")
-def kernels(builds: Path) -> Kernels:
-    return Kernels(builds, "grid_sample*")
 
 
 def in_layout(x: Tensor) -> Tensor:

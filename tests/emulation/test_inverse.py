@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,16 +9,11 @@ from torch import Tensor
 from svexport.ops.inverse_ex import OP as EX
 from tests.emulation import Kernels, emulated, in_memory, poisoned
 
-pytestmark = emulated
+pytestmark = emulated("inverse")
 
 TOLERANCES = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 SIZES = pytest.mark.parametrize("n", range(1, 9))
-
-
-@pytest.fixture(scope="module")
-def kernels(builds: Path) -> Kernels:
-    return Kernels(builds, "inverse")
 
 
 def random_batch() -> list[int]:

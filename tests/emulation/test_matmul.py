@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 import random
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,12 +10,7 @@ from torch import Tensor
 
 from tests.emulation import PRODUCT_TOLERANCES, Kernels, Memory, check_product, emulated
 
-pytestmark = emulated
-
-
-@pytest.fixture(scope="module")
-def kernels(builds: Path) -> Kernels:
-    return Kernels(builds, "matmul")
+pytestmark = emulated("matmul")
 
 
 def matrices(count: int, rows: int, columns: int, dtype: torch.dtype, along_rows: bool) -> Tensor:

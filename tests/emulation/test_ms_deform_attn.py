@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,15 +10,10 @@ from torch import Tensor
 from svexport.ops.ms_deform_attn import OP
 from tests.emulation import Kernels, emulated, in_memory, poisoned
 
-pytestmark = emulated
+pytestmark = emulated("ms_deform_attn")
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-
-
-@pytest.fixture(scope="module")
-def kernels(builds: Path) -> Kernels:
-    return Kernels(builds, "ms_deform_attn")
 
 
 def make(n: int, queries: int, m: int, d: int, points: int, levels: list[tuple[int, int]]) -> list[Tensor]:

@@ -1,19 +1,13 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.emulation import Kernels, emulated, in_memory, poisoned
 
-pytestmark = emulated
-
-
-@pytest.fixture(scope="module")
-def kernels(builds: Path) -> Kernels:
-    return Kernels(builds, "permute")
+pytestmark = emulated("permute")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8, torch.int64], ids=str)

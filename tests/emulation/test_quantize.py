@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,15 +12,10 @@ from svexport.ops.dequantize import OP as DEQUANTIZE
 from svexport.ops.quantize import OP
 from tests.emulation import Kernels, emulated, in_memory, poisoned
 
-pytestmark = emulated
+pytestmark = emulated("quantize", "dequantize")
 
 FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
-
-
-@pytest.fixture(scope="module")
-def kernels(builds: Path) -> Kernels:
-    return Kernels(builds, "quantize", "dequantize")
 
 
 def random_scales(shape: tuple[int, ...]) -> tuple[float, Tensor | None, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from tests.emulation import HERE, Kernels, emulated
 
-pytestmark = emulated
+pytestmark = emulated("kernels")
 
 FILLING, MISALIGNED, REVERSED, NEIGHBOURS, UNWRITTEN, DEADLOCK, MISSING_LANE = 0, 1, 2, 4, 6, 7, 8
 SUM, VOTES, HALVES, PIPELINE, TOO_LARGE, PAIRS, PRODUCT, ENGINE = 9, 10, 11, 12, 14, 15, 16, 17
@@ -25,11 +24,6 @@ def aligned(size: int) -> Tensor:
     flat = torch.randn(size + 4)
     start = -flat.data_ptr() % 16 // 4
     return flat[start : start + size]
-
-
-@pytest.fixture(scope="module")
-def kernels(builds: Path) -> Kernels:
-    return Kernels(builds, str(HERE / "kernels.cu"))
 
 
 def test_an_access_outside_of_what_is_allowed(kernels: Kernels) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,14 +8,9 @@ from torch import Tensor
 
 from tests.emulation import Kernels, emulated, in_memory, poisoned
 
-pytestmark = emulated
+pytestmark = emulated("solve")
 
 TOLERANCES = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-
-
-@pytest.fixture(scope="module")
-def kernels(builds: Path) -> Kernels:
-    return Kernels(builds, "solve")
 
 
 def matrices(*batch: int, n: int) -> Tensor:

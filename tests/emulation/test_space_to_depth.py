@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,12 +8,7 @@ import torch
 from svexport.ops.space_to_depth import OP
 from tests.emulation import Kernels, emulated
 
-pytestmark = emulated
-
-
-@pytest.fixture(scope="module")
-def kernels(builds: Path) -> Kernels:
-    return Kernels(builds, "space_to_depth", "permute")
+pytestmark = emulated("space_to_depth", "permute")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8, torch.int64], ids=str)

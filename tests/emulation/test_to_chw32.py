@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,14 +11,9 @@ from svexport.ops.from_chw32 import OP as FROM
 from svexport.ops.to_chw32 import OP
 from tests.emulation import Kernels, emulated, in_memory, poisoned
 
-pytestmark = emulated
+pytestmark = emulated("to_chw32", "from_chw32", "permute")
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
-
-
-@pytest.fixture(scope="module")
-def kernels(builds: Path) -> Kernels:
-    return Kernels(builds, "to_chw32", "from_chw32", "permute")
 
 
 def random_image(dtype: torch.dtype) -> Tensor:

@@ -267,7 +267,7 @@ def test_padded_positions(opset: int, tmp_path) -> None:
     actual = svexport.load(report.path)(x, hidden)
     torch.testing.assert_close(actual[~hidden], fast[~hidden], rtol=1e-5, atol=1e-5)
     assert actual[hidden].all()
-    with pytest.raises(svexport.ExportError):
+    with pytest.raises(svexport.ExportError, match="missing a required argument: 'hidden'"):
         svexport.export(model, (x,), tmp_path / "n.onnx", opset=opset)
     assert torch.backends.mha.get_fastpath_enabled()  # after an error too
 

@@ -93,12 +93,12 @@ def test_without_arguments_the_error_says_how_to_give_them(tmp_path) -> None:
     [
         ((), r"missing a required argument: 'x'"),
         ((X[0], X[0]), r"too many positional arguments"),
-        ({"y": X[0]}, r"."),
-        ((3,), r"no tensor among its arguments|."),
+        ({"y": X[0]}, r"the model itself fails on these arguments: TypeError: conv2d\(\) .* got \(dict,"),
+        ((3,), r"expected at least one tensor among the arguments, got int"),
     ],
 )
 def test_wrong_arity(args, message, tmp_path) -> None:
-    with pytest.raises((svexport.ExportError, AttributeError, TypeError), match=message):
+    with pytest.raises(svexport.ExportError, match=message):
         svexport.export(Small(), args, tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
 
@@ -1074,7 +1074,7 @@ def test_everything_is_as_before(opset, tmp_path) -> None:
 
     svexport.export(model, X, tmp_path / "m.onnx", opset=opset)
     assert calls  # hooks run during tracing, as in any forward
-    with pytest.raises(svexport.ExportError):
+    with pytest.raises(svexport.ExportError, match=r"factorizes no matrices.*torch\.linalg\.solve"):
         svexport.export(nn.Sequential(model, Unsupported()), X, tmp_path / "n.onnx", opset=opset)
 
     assert [m.training for m in (model, model.conv, model.norm, model.drop)] == [True, True, False, True]

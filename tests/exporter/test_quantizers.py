@@ -169,8 +169,10 @@ def test_modules_of_torch(opset: int, tmp_path: Path) -> None:
     report = svexport.export(model, x, tmp_path / "m.onnx", opset=opset)
     assert report.nodes["QuantizeLinear"] == 3
     assert not any("forward" in vars(module) for module in model.modules())
-    actual = svexport.load(tmp_path / "m.onnx")(x)
-    assert (actual - model(x)).abs().gt(1e-5).double().mean() < 0.01
+    # Each channel's scale is its largest weight / 127.5, so that a rounding error decides about a step of that weight.
+    error = (svexport.load(tmp_path / "m.onnx")(x) - model(x)).abs()
+    assert error.max() < 1.01 * model.fused.scale
+    assert error.gt(1e-5).double().mean() < 0.2
 
 
 @pytest.mark.parametrize("opset", [10, 12])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import time
 from itertools import combinations
 from math import prod
 
@@ -22,6 +21,7 @@ from svexport.graph.permutation import compose, extend, identity, inverse, restr
 from svexport.graph.prove import prove
 from svexport.graph.transposes import remove_transposes
 from svexport.graph.walk import graphs
+from tests.support import calls
 
 SIZES = {"N": 2, "H": 4, "W": 5}
 
@@ -776,13 +776,15 @@ def large(kind: str, count: int) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(("kind", "left"), [("chain", 0), ("fixed", None), ("residual", 2)])
-def test_5000_nodes_take_less_than_2_seconds(kind: str, left: int | None) -> None:
-    model = large(kind, 5000)
-    before = transposes(model)[0]
-    started = time.process_time()
-    remove_transposes(model)
-    assert time.process_time() - started < 2
-    assert transposes(model)[0] == (before if left is None else left)
+def test_large_graphs_take_no_more_a_node(kind: str, left: int | None) -> None:
+    def work(count: int) -> int:
+        model = large(kind, count)
+        before = transposes(model)[0]
+        result = calls(lambda: remove_transposes(model))
+        assert transposes(model)[0] == (before if left is None else left)
+        return result
+
+    assert work(2000) < 2.1 * work(1000)
 
 
 def test_a_wrong_rewrite_does_not_pass() -> None:
@@ -795,5 +797,5 @@ def test_a_wrong_rewrite_does_not_pass() -> None:
         prove(before, other)
     close = model_of("a = T10(x) b = Add(a, e) y = Relu(b)", "float[3,3] x | float e = {1e-6}")
     prove(before, close)
-    with pytest.raises(VerificationError):
+    with pytest.raises(VerificationError, match=r"changed output 'y' of shape \[3, 3\]: \d elements differ"):
         prove(before, close, exact=True)

@@ -238,7 +238,7 @@ def test_data_types(equation: str, shapes: list[tuple[int, ...]], dtype: torch.d
 def test_mixed_data_types_promote_only_where_torch_promotes() -> None:
     x, y = X.float(), X
     assert einsum("ij,ij->ij", x, y).dtype == torch.float64
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="expected scalar type Float but found Double"):
         einsum("ij,ij->i", x, y)
 
 

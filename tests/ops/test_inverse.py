@@ -107,7 +107,7 @@ def test_singular(singular: Tensor) -> None:
     """NaN from the op, something that is not finite from a file, and no harm to the rest of the batch."""
     regular = torch.tensor([[2.0, 1, 0], [0, 1, 1], [1, 0, 1]])
     A = torch.stack([regular, singular, regular.T])
-    with pytest.raises(torch.linalg.LinAlgError):
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
         torch.linalg.inv(A)
     actual = inverse(A)
     assert actual[1].isnan().all()

@@ -179,5 +179,5 @@ def test_shapes_that_turn_out_not_to_fit_are_an_error(opset: int, tmp_path) -> N
     report = svexport.export(Model(), args, tmp_path / "m.onnx", opset=opset, dynamic_shapes=shapes, verify=False)
     engine = svexport.load(report.path)
     torch.testing.assert_close(engine(*args), Model()(*args))
-    with pytest.raises(svexport.SvexportError):
+    with pytest.raises(svexport.SvexportError, match=r"index: \[1, 2\].*dimensions must match"):
         engine(args[0], args[1][:1], args[2][:1])

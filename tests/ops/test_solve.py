@@ -87,9 +87,16 @@ def test_gradients() -> None:
         assert torch.autograd.gradcheck(solve, (A.requires_grad_(), right.clone().requires_grad_()))
 
 
-@pytest.mark.parametrize(("A", "B"), [((2, 3), (2,)), ((3, 3), (4, 2)), ((2, 3, 3), (3, 3, 2))])
-def test_errors(A: tuple[int, ...], B: tuple[int, ...]) -> None:
-    with pytest.raises(RuntimeError):
+@pytest.mark.parametrize(
+    ("A", "B", "match"),
+    [
+        ((2, 3), (2,), r"square matrices \(\*, n, n\), got \(2, 3\)"),
+        ((3, 3), (4, 2), r"Incompatible shapes of A and B .*3x3 and 4x2"),
+        ((2, 3, 3), (3, 3, 2), r"a \(3\) must match the size of tensor b \(2\)"),
+    ],
+)
+def test_errors(A: tuple[int, ...], B: tuple[int, ...], match: str) -> None:
+    with pytest.raises(RuntimeError, match=match):
         solve(torch.randn(A), torch.randn(B))
 
 

@@ -238,7 +238,7 @@ def test_the_model_is_left_as_it_was(net, args, file):
 
 
 def test_hooks_are_removed_after_an_error(net, args, file):
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="to have 3 channels, but got 2"):
         compare(net, file, (args[0][:, :2], args[1]), layers=True)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
 

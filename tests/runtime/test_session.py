@@ -382,7 +382,7 @@ def test_external_data_from_elsewhere_is_refused(folder, location, where, holder
 @pytest.mark.parametrize("place", [("missing.bin",), ("w.bin", 32), ("w.bin", 16, 8), ("w.bin", 1 << 60), ("",)])
 def test_external_data_that_is_not_there(folder, place):
     onnx.save(external(*place), str(folder / "net.onnx"))
-    with pytest.raises(EngineError):
+    with pytest.raises(EngineError, match=r"ONNX Runtime cannot load net.onnx: .*([Ee]xternal|initializer: w)"):
         load(folder / "net.onnx")
 
 
@@ -521,7 +521,7 @@ def test_paths_that_are_no_model(given):
 
 @pytest.mark.parametrize("name", ["net.engine", "net.plan", "NET.ENGINE"])
 def test_tensorrt_engines_say_what_is_missing(name):
-    with pytest.raises((BackendNotAvailableError, UnsupportedError), match="TensorRT"):
+    with pytest.raises(BackendNotAvailableError, match=f"{name} is a TensorRT engine and TensorRT is not installed"):
         load(name)
 
 

@@ -1,0 +1,116 @@
+"""Which tests run: ``--core``, most of them (the default), or ``--all``; and in what order.
+
+By default
+
+* tests marked ``exhaustive`` are left to ``--all``;
+* of a product of parameters that takes long in all, so many combinations run that every two values of different
+  parameters meet, and of two parameters alone so many that every value is met.
+
+What takes long is in durations.json. The longest come first, so that no process is left with one of them at the end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+
+import pytest
+
+DURATIONS = Path(__file__).with_name("durations.json")
+SHORTEST = 0.5  # seconds that all cases of a test take; what is shorter is not kept
+LONG = 2.0  # seconds from which on a test has cases to spare
+
+
+def add_options(parser: pytest.Parser) -> None:
+    group = parser.getgroup("extent")
+    group.addoption("--core", action="store_true", help="only tests marked 'core': a few of every part")
+    group.addoption("--all", action="store_true", help="every test and every combination of parameters")
+    group.addoption("--keep-durations", action="store_true", help=f"write those of this run to {DURATIONS.name}")
+
+
+def select(items: list[pytest.Item], config: pytest.Config) -> None:
+    """Keeps the tests that are wanted, deselects the others."""
+    if config.getoption("all"):
+        return
+    if config.getoption("core"):
+        wanted = {item for item in items if item.get_closest_marker("core")}
+    else:
+        seconds, groups = durations(), defaultdict(list)
+        for item in items:
+            if not item.get_closest_marker("exhaustive"):
+                groups[_test(item.nodeid)].append(item)
+        wanted = set()
+        for name, group in groups.items():
+            is_long = seconds.get(name, 0.0) >= LONG
+            wanted |= {group[i] for i in covering([_values(item) for item in group])} if is_long else set(group)
+    config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+    items[:] = [item for item in items if item in wanted]
+
+
+def _test(nodeid: str) -> str:
+    """Its name without parameters."""
+    return nodeid.partition("[")[0]
+
+
+def _values(item: pytest.Item) -> tuple[Hashable, ...]:
+    """Which value each of its parameters has, by its identity; names that are given together are one parameter."""
+    values = {name: id(value) for name, value in item.callspec.params.items()} if hasattr(item, "callspec") else {}
+    together = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    groups = [names.replace(" ", "").split(",") if isinstance(names, str) else names for names in together]
+    found: list[Hashable] = [tuple((name, values.pop(name)) for name in names if name in values) for names in groups]
+    return (*found, *values.items())
+
+
+def covering(combinations: Sequence[tuple[Hashable, ...]]) -> list[int]:
+    """Indices of combinations in which all pairs of values meet that meet in any; of two parameters, all values.
+
+    Greedy: each next one is that with the most that is new, the first of them.
+    """
+    size = 2 if combinations and len(combinations[0]) > 2 else 1
+    parts = [set(itertools.combinations(values, size)) for values in combinations]
+    missing = set().union(*parts)
+    chosen: list[int] = []
+    while missing:
+        best = max(range(len(parts)), key=lambda i: len(parts[i] & missing))
+        chosen.append(best)
+        missing -= parts[best]
+    return sorted(chosen) if len(combinations) > 1 else list(range(len(combinations)))
+
+
+def order(items: list[pytest.Item]) -> None:
+    """Files that take longest first; what is in a file stays together, for its fixtures."""
+    files: dict[str, float] = defaultdict(float)
+    for name, seconds in durations().items():
+        files[name.partition("::")[0]] += seconds
+    items.sort(key=lambda item: -files[item.nodeid.partition("::")[0]])
+
+
+def durations() -> dict[str, float]:
+    """Seconds that all cases of a test took in some run, by its name."""
+    return dict(json.loads(DURATIONS.read_text()))
+
+
+class Keep:
+    """Writes how long the tests of a run took: ``make test-all ARGS=--keep-durations``."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[_test(report.nodeid)] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        kept = {name: round(seconds, 1) for name, seconds in sorted(self.seconds.items()) if seconds >= SHORTEST}
+        DURATIONS.write_text(json.dumps(kept, indent=0) + "\n")
+
+
+def configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "core: of 'make test-core'")
+    config.addinivalue_line(
+        "markers", "exhaustive: takes long and proves little more than others do; of 'make test-all'"
+    )
+    if config.getoption("keep_durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Keep())
