@@ -18,7 +18,7 @@ demo: $(READY)  ## export the example models and prove every file; pictures in b
 
 # One torch thread per test process: processes of several threads each would only wait for one another.
 PYTEST := -m pytest -n logical --dist worksteal
-export OMP_NUM_THREADS ?= 1
+test test-all test-core: export OMP_NUM_THREADS ?= 1
 
 test: $(READY)  ## run the tests, in minutes; ARGS="-k einsum" selects
 	$(BIN)/python $(PYTEST) $(ARGS)
