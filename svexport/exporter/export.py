@@ -35,6 +35,7 @@ from svexport.exporter.verify import verify as verify_file
 from svexport.graph.check import check
 from svexport.logging import logger
 from svexport.parity import Parity, check_tolerances, tolerances
+from svexport.progress import phase
 from svexport.tensorrt.support.target import Target
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ def export(
         with _beside(path) as folder:
             file = folder / path.name
             tensors = [t.detach() for t in flat.tensors]
+            phase("tracing")
             # Without opt_einsum, which makes numbers of dynamic sizes: the order of products is decided by ours.
             with _collected_warnings(notes), opt_einsum.flags(enabled=False):
                 exporter = torchscript if opset < FIRST_DYNAMO_OPSET else dynamo
@@ -163,6 +165,7 @@ def export(
             if not flat.output_names:
                 flat(*(t.clone() for t in tensors))  # only the copy that torch.export's fallback traces knows the names
             traced = time.perf_counter()
+            phase("writing nodes and bodies")
             result_names = _names("output_names", output_names, flat.output_names, taken=names)
             _check_axes_names(dynamic_axes, flat, names, result_names)
 
@@ -206,6 +209,8 @@ def export(
             verified = time.perf_counter()
             size = sum(f.stat().st_size for f in folder.iterdir())
             _move(folder, path)
+    if target is not None:
+        phase(f"checking for {platform}")
     checked = None if target is None else check(path, target)
     if checked is not None and (found := [*checked.errors, *checked.warnings]):
         what = ", ".join(dict.fromkeys(finding.op or finding.rule for finding in found))
