@@ -34,6 +34,12 @@ __all__ = ["VERDICTS", "Nodes"]
 VERDICTS = ("native", "plugin", "body", "unknown plugin", "undecided", "restricted", "unsupported")
 """The later, the worse."""
 
+_CONSEQUENCES = {
+    "silent": ", which is not refused but computes something else",
+    "builder": ", which is parsed, but no engine can be built of it",
+}
+"""Of restrictions that the parser does not enforce, by their kind."""
+
 OTHERWISE = "write it with other ops, at another opset, or as a plugin"
 
 
@@ -261,8 +267,7 @@ class Nodes:
         if rule.kind == "documented":
             self._add("warning", rule.name, f"{rule.expected}, as documented", came, todo, proto, where)
             return "undecided"
-        silent = ", which is not refused but computes something else" if rule.kind == "silent" else ""
-        self._add("error", rule.name, rule.expected, came + silent, todo, proto, where)
+        self._add("error", rule.name, rule.expected, came + _CONSEQUENCES.get(rule.kind, ""), todo, proto, where)
         return "restricted"
 
     def _documented_type(self, node: Node, entry: Operator, types: list[str], where: str) -> str:
