@@ -63,7 +63,7 @@ def branch(rank: int, name: str) -> onnx.GraphProto:
     return helper.make_graph([node], name, [], [helper.make_tensor_value_info(name, FLOAT, [2] * rank)])
 
 
-def body(shape: list[int], made: list[int], scans: bool = False) -> onnx.GraphProto:
+def body(shape: list[int], made: list[int], scans: bool = False, counted: bool = False) -> onnx.GraphProto:
     """Of a Loop with one state of this shape, which an iteration gives that shape."""
     given = [("i", INT64, []), ("go", BOOL, []), ("state", FLOAT, shape)]
     nodes = [helper.make_node("Identity", ["go"], ["again"]), helper.make_node("Tile", ["state", "times"], ["next"])]
@@ -72,6 +72,9 @@ def body(shape: list[int], made: list[int], scans: bool = False) -> onnx.GraphPr
     if scans:
         nodes.append(helper.make_node("Identity", ["next"], ["scanned"]))
         results.append(("scanned", FLOAT, made))
+    if counted:
+        nodes.append(helper.make_node("Identity", ["i"], ["number"]))
+        results.append(("number", INT64, []))
     infos = [[helper.make_tensor_value_info(*value) for value in values] for values in (given, results)]
     return helper.make_graph(nodes, "body", *infos, [times])
 
@@ -80,6 +83,7 @@ IMAGE, ROW = (FLOAT, [1, 4, 8, 8]), (FLOAT, [1, 4, 8])
 CUBE = (FLOAT, [1, 2, 4, 4, 4])
 GRID = (FLOAT, [1, 6, 6, 2])
 SQUARE = (FLOAT, [3, 3])
+TRUE = np.array(True)
 WEIGHT, BIAS = np.ones((4, 4, 3, 3), np.float32), np.ones(4, np.float32)
 SCALE, ZERO = np.float32([0.5]), np.zeros(1, np.int8)
 QUERY = (FLOAT, [1, 2, 4, 8])
@@ -224,14 +228,14 @@ CASES = [
     Case(
         "loop_shapes",
         "8.4",
-        *(one_node("Loop", np.array(3), None, (FLOAT, [2]), body=body([2], [n])) for n in (4, 2)),
+        *(one_node("Loop", np.array(3), TRUE, (FLOAT, [2]), body=body([2], [n])) for n in (4, 2)),
         "warning",
     ),
     Case(
         "loop_scans",
         "8.4",
-        one_node("Loop", (INT64, []), None, (FLOAT, [2]), outputs=2, body=body([2], [2], scans=True)),
-        one_node("Loop", np.array(3), None, (FLOAT, [2]), outputs=2, body=body([2], [2], scans=True)),
+        one_node("Loop", (INT64, []), TRUE, (FLOAT, [2]), outputs=2, body=body([2], [2], scans=True)),
+        one_node("Loop", np.array(3), TRUE, (FLOAT, [2]), outputs=2, body=body([2], [2], scans=True)),
         "warning",
     ),
     *(
@@ -384,7 +388,7 @@ CASES = [
         "antialias",
         "10.0",
         *(
-            one_node("Resize", IMAGE, None, np.float32([1, 1, 2, 2]), opset=18, mode="linear", antialias=n)
+            one_node("Resize", IMAGE, None, np.float32([1, 1, 0.5, 0.5]), opset=18, mode="linear", antialias=n)
             for n in (1, 0)
         ),
     ),
@@ -503,6 +507,11 @@ CASES = [
         one_node("DequantizeLinear", (UINT8, [4]), SCALE),
         one_node("DequantizeLinear", (INT8, [4]), SCALE),
     ),
+    Case(
+        "type",
+        "8.5",
+        *(one_node("OneHot", (INT64, [3]), np.array(5, kind), np.float32([0, 1])) for kind in (np.float32, np.int64)),
+    ),
     Case("type", "10.1", one_node("Celu", (HALF, [4])), one_node("Celu", (FLOAT, [4]))),
     Case(
         "bounds",
@@ -549,16 +558,43 @@ CASES = [
         ),
     ),
     Case(
+        "corners",
+        "10.1",
+        *(
+            one_node(
+                "Resize",
+                IMAGE,
+                None,
+                np.float32([1, 1, n, n]),
+                mode="linear",
+                coordinate_transformation_mode="align_corners",
+            )
+            for n in (0.6, 0.75)
+        ),
+    ),
+    Case("type", "10.1", one_node("ReduceMax", (BOOL, [4]), opset=20), one_node("ReduceMax", (FLOAT, [4]), opset=20)),
+    Case(
         "uneven_split",
         "10.1",
         one_node("Split", (FLOAT, [5]), opset=18, outputs=4, num_outputs=4),
         one_node("Split", (FLOAT, [6]), opset=18, outputs=4, num_outputs=4),
     ),
     Case(
+        "loop_counter",
+        "8.5",
+        one_node("Loop", np.array(3), TRUE, (FLOAT, [2]), outputs=2, body=body([2], [2], counted=True)),
+        one_node("Loop", np.array(3), TRUE, (FLOAT, [2]), body=body([2], [2])),
+    ),
+    Case(
+        "loop_given",
+        "10.1",
+        *(one_node("Loop", np.array(3), given, (FLOAT, [2]), body=body([2], [2])) for given in (None, TRUE)),
+    ),
+    Case(
         "renamed_input",
         "10.1",
         one_node("Loop", np.array(3), (BOOL, []), (FLOAT, [2]), body=body([2], [2])),
-        one_node("Loop", np.array(3), None, (FLOAT, [2]), body=body([2], [2])),
+        one_node("Loop", np.array(3), TRUE, (FLOAT, [2]), body=body([2], [2])),
     ),
     Case(
         "kernel_shape",
@@ -581,8 +617,12 @@ CASES = [
     Case(
         "int4",
         "10.1",
-        *(one_node("DequantizeLinear", (TensorProto.INT4, [n]), SCALE, opset=21) for n in (5, 6)),
+        *(
+            one_node("DequantizeLinear", (TensorProto.INT4, [n]), SCALE, (TensorProto.INT4, [1]), opset=21)
+            for n in (5, 6)
+        ),
     ),
+    Case("empty_axes", "8.6", one_node("ReduceSum", ROW, numbers()), one_node("ReduceSum", ROW)),
     Case("empty_axes", "10.1", one_node("Unsqueeze", ROW, numbers()), one_node("Unsqueeze", ROW, numbers(0))),
     Case(
         "axis",

@@ -51,7 +51,8 @@ OLD = (r.within(r.OLD_BROADCAST, before="10.0"), r.within(r.OLD_ELEMENTWISE, sin
 NO_INT = r.refused("INT32", "INT64", inputs=(0, 1))
 UNARY = r.refused("INT32", "INT64", "BOOL")
 ACTIVATION = r.refused("INT32", "BOOL")
-AXES = r.REDUCE_AXES  # an input from opset 13 or 18 on
+REDUCE_BOOL = (r.refused("BOOL", before="10.0", kind="builder"), r.refused("BOOL", since="10.0"))
+REDUCE = (r.REDUCE_AXES, *REDUCE_BOOL)  # axes are an input from opset 13 or 18 on
 POOL = (r.rank(0, 3, 4, 5), r.all_ones("dilations"), r.within(r.POOL_CEIL, kind="silent"))
 LP = r.attribute("p", 2, 1, 2)
 QUANTIZED = (r.needs_input(2, "zero_point", before="9.0"), r.ZERO_POINT, r.SCALES)
@@ -66,6 +67,14 @@ COORDINATES = r.attribute(
     "coordinate_transformation_mode",
     "half_pixel",
     *("half_pixel", "pytorch_half_pixel", "tf_half_pixel_for_nn", "asymmetric", "align_corners"),
+)
+NEWER_RESIZE = tuple(
+    r.attribute(name, default, default, todo=todo, **limits)
+    for name, default, todo in [
+        ("antialias", 0, "svexport.export writes antialiased resizes with other ops"),
+        ("keep_aspect_ratio_policy", "stretch", "give the sizes as they come out"),
+    ]
+    for limits in ({"before": "10.0", "kind": "silent"}, {"since": "10.0"})
 )
 GRID_MODE = r.attribute(
     "mode",
@@ -105,14 +114,18 @@ OPERATORS: dict[str, Operator] = {
     ),
     "AveragePool": op("8.2", "float int8", *POOL, r.within(r.AVERAGE_PADS, before="8.5")),
     "BatchNormalization": op(
-        "8.2", "float", r.attribute("training_mode", 0, 0, todo="export in eval mode"), r.no_output(1, "running_mean")
+        "8.2",
+        "float",
+        r.attribute("training_mode", 0, 0, before="8.5", kind="silent", todo="export in eval mode"),
+        r.attribute("training_mode", 0, 0, since="8.5", todo="export in eval mode"),
+        r.no_output(1, "running_mean"),
     ),
     "BlackmanWindow": op("10.4", ""),
     "Cast": op("8.2", "float int int8 bool uint8@8.5", r.no_type("to", "UINT8", before="8.5")),
     "CastLike": op("9.1", "float int int8 bool uint8"),
     "Ceil": op("8.2", "float", UNARY),
     "Celu": op("8.2", "float", r.only("FLOAT", kind="builder")),
-    "Clip": op("8.2", "float int", r.refused("BOOL", "INT8"), r.within(r.CLIP_BOUNDS, before="8.5")),
+    "Clip": op("8.2", "float int", r.refused("BOOL", "INT8"), r.within(r.CLIP_BOUNDS, before="8.5", kind="silent")),
     "Concat": op("8.2", "float int int8 bool"),
     "Constant": op(
         "8.2",
@@ -203,7 +216,9 @@ OPERATORS: dict[str, Operator] = {
         "",
         r.within(r.LOOP_STATES, kind="documented"),
         r.within(r.LOOP_SCANS, kind="documented"),
+        r.LOOP_GIVEN,
         r.within(r.LOOP_CONDITION, kind="silent"),
+        r.within(r.LOOP_COUNTER, before="8.6", kind="silent"),
     ),
     "LpNormalization": op("8.2", "float", LP, r.refused("BOOL", "INT8", "INT32", "INT64")),
     "LpPool": op("8.2", "float int8", *POOL, LP, r.refused("BOOL", "INT8", "INT32", "INT64")),
@@ -233,7 +248,13 @@ OPERATORS: dict[str, Operator] = {
         "8.5", "float int int8 bool", r.only("FLOAT", "FLOAT16", "BFLOAT16", "INT32", "INT64", "INT8", "BOOL")
     ),
     "Not": op("8.2", "bool"),
-    "OneHot": op("8.5", "float int bool", r.foldable(1, "depth", kind="builder"), data=2),
+    "OneHot": op(
+        "8.5",
+        "float int bool",
+        r.foldable(1, "depth", kind="builder"),
+        r.only("INT32", "INT64", inputs=(1,), before="8.6"),
+        data=2,
+    ),
     "Or": op("8.2", "bool", *OLD),
     "Pad": op(
         "8.2",
@@ -258,16 +279,16 @@ OPERATORS: dict[str, Operator] = {
     "RandomUniformLike": op("8.2", "float", *RANDOM_LIKE),
     "Range": op("8.2", "float int", r.only("FLOAT", "INT32", "INT64"), r.same_types(0, 1, 2)),
     "Reciprocal": op("8.2", "float", UNARY),
-    "ReduceL1": op("8.2", "float int@9.0", AXES),
-    "ReduceL2": op("8.2", "float int@9.0", AXES),
-    "ReduceLogSum": op("8.2", "float int@9.0", AXES),
-    "ReduceLogSumExp": op("8.2", "float int@9.0", r.within(r.AXES_AFTER_EXP, kind="silent")),
-    "ReduceMax": op("8.2", "float int@9.0", AXES),
-    "ReduceMean": op("8.2", "float int@9.0", AXES),
-    "ReduceMin": op("8.2", "float int@9.0", AXES),
-    "ReduceProd": op("8.2", "float int@9.0", AXES),
-    "ReduceSum": op("8.2", "float int@9.0", AXES),
-    "ReduceSumSquare": op("8.2", "float int@9.0", AXES),
+    "ReduceL1": op("8.2", "float int@9.0", *REDUCE),
+    "ReduceL2": op("8.2", "float int@9.0", *REDUCE),
+    "ReduceLogSum": op("8.2", "float int@9.0", *REDUCE, r.within(r.ALL_AXES, before="10.0", kind="silent")),
+    "ReduceLogSumExp": op("8.2", "float int@9.0", r.within(r.AXES_AFTER_EXP, kind="silent"), *REDUCE_BOOL),
+    "ReduceMax": op("8.2", "float int@9.0", *REDUCE),
+    "ReduceMean": op("8.2", "float int@9.0", *REDUCE),
+    "ReduceMin": op("8.2", "float int@9.0", *REDUCE),
+    "ReduceProd": op("8.2", "float int@9.0", *REDUCE),
+    "ReduceSum": op("8.2", "float int@9.0", *REDUCE, r.within(r.ALL_AXES, before="10.0", kind="silent")),
+    "ReduceSumSquare": op("8.2", "float int@9.0", *REDUCE),
     "Relu": op("8.2", "float int8 int@9.0", r.refused("INT32", before="9.0"), r.refused("BOOL")),
     "Reshape": op("8.2", "float int int8 bool"),
     "Resize": op(
@@ -279,8 +300,8 @@ OPERATORS: dict[str, Operator] = {
         r.RESIZE_LINEAR,
         r.RESIZE_CUBIC,
         r.RESIZE_AXES,
-        r.attribute("antialias", 0, 0, todo="svexport.export writes antialiased resizes with other ops"),
-        r.attribute("keep_aspect_ratio_policy", "stretch", "stretch"),
+        r.within(r.RESIZE_CORNERS, kind="silent"),
+        *NEWER_RESIZE,
         r.constant(2, "scales", before="8.4"),
         r.within(r.COMPUTED_SCALES, since="8.4", kind="silent"),
         r.within(r.SIZES_OF_TENSORFLOW, since="8.5"),

@@ -330,10 +330,17 @@ def _shape_part(node: Node) -> Came:
 def _reduce_axes(node: Node) -> Came:
     if not node.has_input(1) or node.is_constant(1):
         return None
+    unread = node.version < (10, 0) and node.proto.op_type not in ("ReduceSum", "ReduceLogSum")  # as if there were none
     try:
-        return None if node.shape(1) == (0,) else node.origin(1)
+        return None if unread and node.shape(1) == (0,) else node.origin(1)
     except UnknownTensor:
         return node.origin(1)
+
+
+def _nothing_to_reduce(node: Node) -> Came:
+    if not node.has_input(1) or not node.is_constant(1) or node.shape(1) != (0,):
+        return None
+    return None if node.attribute("noop_with_empty_axes", 0) else f"{node.proto.input[1]!r}, which is empty"
 
 
 def _axes_after_exp(node: Node) -> Came:
@@ -430,6 +437,23 @@ def _loop_condition(node: Node) -> Came:
     return f"{node.proto.input[1]!r}, an input of the graph, which becomes {inside!r}"
 
 
+def _used(body: Any, index: int) -> str:
+    """The name of an input of a body, if it is used there."""
+    name = body.input[index].name
+    used = {name for inside in body.node for name in inside.input} | {value.name for value in body.output}
+    return name if name in used else ""
+
+
+def _loop_counter(node: Node) -> Came:
+    counter = _used(node.attribute("body"), 0)
+    return f"{counter!r}, of shape [1] in the body" if counter else None
+
+
+def _loop_given(node: Node) -> Came:
+    used = [_used(node.attribute("body"), index) for index in (0, 1) if not node.has_input(index)]
+    return next((f"{name!r}, used in the body" for name in used if name), None)
+
+
 def _topk_k(node: Node) -> Came:
     k = node.attribute("k") if node.opset < 10 else _number(node, 1)
     return None if k is None or k <= 3840 else f"K={k:g}"
@@ -496,6 +520,25 @@ def _resize_linear(node: Node) -> Came:
 
 def _resize_cubic(node: Node) -> Came:
     return _resized(2)(node) if node.attribute("mode", "nearest") == "cubic" else None
+
+
+def _resize_corners(node: Node) -> Came:
+    """Corners are aligned with those of the sizes as they are; ONNX aligns them with size times scale."""
+    if node.attribute("coordinate_transformation_mode", "half_pixel") != "align_corners":
+        return None
+    if node.opset < 11 or not node.has_input(2) or not node.is_constant(2):
+        return None
+    scales = node.value(2).ravel().tolist()
+    axes = node.attribute("axes", range(len(scales)))
+    shape = node.shape(0)
+    for axis, scale in zip(axes, scales, strict=False):
+        if float(scale).is_integer():
+            continue
+        if (size := shape[axis]) is None:
+            raise Undecided(f"sizes of {node.proto.input[0]!r} are dynamic")
+        if abs(size * scale - round(size * scale)) > 1e-4:
+            return f"{size} elements times {scale:g}"
+    return None
 
 
 def _resize_axes(node: Node) -> Came:
@@ -598,9 +641,14 @@ UNEVEN_SPLIT = Rule("uneven_split", "parts of which none is negative", _uneven_s
 LOOP_CONDITION = Rule(
     "renamed_input", "a condition that is no input of the graph", _loop_condition, "pass it through Identity first"
 )
+LOOP_COUNTER = Rule("loop_counter", "no use of the iteration number", _loop_counter, "count in a state of the loop")
+LOOP_GIVEN = Rule(
+    "loop_given", "trip count and condition as inputs, where the body uses them", _loop_given, "write them out"
+)
 KERNEL_SHAPE = Rule("kernel_shape", "kernel_shape, where weights are computed", _kernel_shape, "write it out")
 POOL_CEIL = Rule("ceil_mode", "no window behind the data", _pool_ceil, "pad in the model, and pool without ceil_mode")
 ODD_INT4 = Rule("int4", "an even last dimension", _odd_int4, "pad the weights")
+ALL_AXES = Rule("empty_axes", "axes, or none at all", _nothing_to_reduce, "leave the input out: all are reduced then")
 EMPTY_AXES = Rule("empty_axes", "axes that are not empty", _no_axes, "leave the node out")
 REDUCE_AXES = Rule("constant_axes", "axes as an initializer", _reduce_axes, FOLD)
 PAIRED_PADS = Rule("pads", "pads of which the end is like the beginning", _pads_alike)
@@ -618,6 +666,9 @@ SCALES = Rule("scales", "scales above 0", _scales)
 DROPOUT = Rule("training_mode", "no training_mode", _dropout, "export in eval mode")
 RESIZE_LINEAR = Rule("resize", "linear over the last 3 dimensions only", _resize_linear)
 RESIZE_CUBIC = Rule("resize", "cubic over the last 2 dimensions only", _resize_cubic)
+RESIZE_CORNERS = Rule(
+    "corners", "whole numbers of elements with align_corners", _resize_corners, "give sizes, not scales"
+)
 RESIZE_AXES = Rule("resize", "axes of all dimensions in order, where scales are computed", _resize_axes)
 RESIZE_NEAREST = Rule(
     "nearest_mode", "nearest_mode='round_prefer_floor' with tf_half_pixel_for_nn", _nearest_of_tensorflow
