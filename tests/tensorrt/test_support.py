@@ -73,10 +73,10 @@ def body(shape: list[int], made: list[int], scans: bool = False, counted: bool =
         nodes.append(helper.make_node("Identity", ["next"], ["scanned"]))
         results.append(("scanned", FLOAT, made))
     if counted:
-        nodes.append(helper.make_node("Identity", ["i"], ["number"]))
-        results.append(("number", INT64, []))
+        nodes.append(helper.make_node("Unsqueeze", ["i", "first"], ["number"]))
+        results.append(("number", INT64, [1]))
     infos = [[helper.make_tensor_value_info(*value) for value in values] for values in (given, results)]
-    return helper.make_graph(nodes, "body", *infos, [times])
+    return helper.make_graph(nodes, "body", *infos, [times, numpy_helper.from_array(numbers(0), "first")])
 
 
 IMAGE, ROW = (FLOAT, [1, 4, 8, 8]), (FLOAT, [1, 4, 8])

@@ -444,9 +444,16 @@ def _used(body: Any, index: int) -> str:
     return name if name in used else ""
 
 
+_ELEMENTWISE = ("Identity", "Cast", "Add", "Sub", "Mul", "Div", "Mod", "Less", "Greater", "Equal")
+"""Ops that a vector of one element serves as well as a number."""
+
+
 def _loop_counter(node: Node) -> Came:
-    counter = _used(node.attribute("body"), 0)
-    return f"{counter!r}, of shape [1] in the body" if counter else None
+    body = node.attribute("body")
+    counter = body.input[0].name
+    users = [inside.op_type for inside in body.node if counter in inside.input]
+    others = [name for name in users if name not in _ELEMENTWISE]
+    return f"{counter!r}, of shape [1] in the body, as an input of {others[0]}" if others else None
 
 
 def _loop_given(node: Node) -> Came:
@@ -641,7 +648,12 @@ UNEVEN_SPLIT = Rule("uneven_split", "parts of which none is negative", _uneven_s
 LOOP_CONDITION = Rule(
     "renamed_input", "a condition that is no input of the graph", _loop_condition, "pass it through Identity first"
 )
-LOOP_COUNTER = Rule("loop_counter", "no use of the iteration number", _loop_counter, "count in a state of the loop")
+LOOP_COUNTER = Rule(
+    "loop_counter",
+    "an iteration number of which the shape does not matter",
+    _loop_counter,
+    "count in a state of the loop",
+)
 LOOP_GIVEN = Rule(
     "loop_given", "trip count and condition as inputs, where the body uses them", _loop_given, "write them out"
 )
