@@ -248,7 +248,7 @@ CASES = [
         )
         for rule, wrong, severity in [
             ("if_outputs", helper.make_graph([], "none", [], []), "error"),
-            ("if_outputs", branch(2, "else"), "warning"),
+            ("if_outputs", branch(2, "else"), "error"),
             ("if_names", branch(1, "then"), "warning"),
         ]
     ),
@@ -621,6 +621,20 @@ CASES = [
             one_node("DequantizeLinear", (TensorProto.INT4, [n]), SCALE, (TensorProto.INT4, [1]), opset=21)
             for n in (5, 6)
         ),
+    ),
+    Case("scalar", "10.1", *(one_node("QuantizeLinear", (FLOAT, n), SCALE, ZERO) for n in ([], [1]))),
+    Case(
+        "reduction",
+        "10.1",
+        one_node(
+            "ScatterND",
+            ROW,
+            np.zeros((1, 1, 1, 3), np.int64),
+            np.ones((1, 1, 1), np.float32),
+            reduction="none",
+            opset=16,
+        ),
+        one_node("ScatterND", ROW, np.zeros((1, 1, 1, 3), np.int64), np.ones((1, 1, 1), np.float32), opset=16),
     ),
     Case("empty_axes", "8.6", one_node("ReduceSum", ROW, numbers()), one_node("ReduceSum", ROW)),
     Case("empty_axes", "10.1", one_node("Unsqueeze", ROW, numbers()), one_node("Unsqueeze", ROW, numbers(0))),

@@ -55,7 +55,12 @@ REDUCE_BOOL = (r.refused("BOOL", before="10.0", kind="builder"), r.refused("BOOL
 REDUCE = (r.REDUCE_AXES, *REDUCE_BOOL)  # axes are an input from opset 13 or 18 on
 POOL = (r.rank(0, 3, 4, 5), r.all_ones("dilations"), r.within(r.POOL_CEIL, kind="silent"))
 LP = r.attribute("p", 2, 1, 2)
-QUANTIZED = (r.needs_input(2, "zero_point", before="9.0"), r.ZERO_POINT, r.SCALES)
+QUANTIZED = (
+    r.needs_input(2, "zero_point", before="9.0"),
+    r.ZERO_POINT,
+    r.SCALES,
+    r.within(r.SCALAR, since="10.0", kind="silent"),
+)
 LAYOUT = r.attribute("layout", 0, 0, kind="silent", todo="export with batch_first=False: layout is not read")
 RANDOM = r.no_type("dtype", "BFLOAT16", "DOUBLE")
 RANDOM_LIKE = (RANDOM, r.computed(0, "input", before="10.11"))
@@ -192,7 +197,7 @@ OPERATORS: dict[str, Operator] = {
         r.IF_COUNT,
         r.within(r.IF_NAMES, before="8.4"),
         r.within(r.IF_NAMES, since="8.4", kind="documented"),
-        r.within(r.IF_RANKS, kind="documented"),
+        r.within(r.IF_RANKS, kind="builder"),
     ),
     "ImageScaler": op("8.2", "float"),
     "InstanceNormalization": op(
@@ -322,7 +327,8 @@ OPERATORS: dict[str, Operator] = {
         "8.2",
         "float int int8",
         r.within(r.REDUCTION, before="10.0", kind="silent"),
-        r.within(r.REDUCTION, since="10.0"),
+        r.within(r.REDUCTION_GIVEN, since="10.0", before="10.2"),
+        r.within(r.REDUCTION, since="10.2"),
     ),
     "Selu": op("8.2", "float int8", ACTIVATION),
     "Shape": op("8.2", "float int int8 bool", r.within(r.SHAPE_PART, before="10.0", kind="silent")),

@@ -617,6 +617,15 @@ def _padded(node: Node) -> Came:
     return f"{node.proto.output[0]!r}, of which the last rows may be no boxes"
 
 
+def _reduction_given(node: Node) -> Came:
+    found = node.attribute("reduction")
+    return None if found is None else f"reduction={found!r}"
+
+
+def _scalar(node: Node) -> Came:
+    return f"{node.proto.input[0]!r} of shape [], which becomes [1]" if node.shape(0) == () else None
+
+
 def _reduction(node: Node) -> Came:
     found = node.attribute("reduction", "none")
     return None if found == "none" else f"reduction={found!r}"
@@ -693,6 +702,8 @@ LOOP_STATES = Rule("loop_shapes", "states that keep their shape over all iterati
 LOOP_SCANS = Rule("loop_scans", "scan outputs of a length that is known", _loop_scans)
 SQUEEZE = Rule("squeeze_axes", "axes, where sizes are dynamic", _squeeze, "name the dimensions to squeeze")
 PADDED = Rule("padded", "a graph that takes boxes padded to max_output_boxes_per_class", _padded)
+REDUCTION_GIVEN = Rule("reduction", "no attribute reduction, whatever it says", _reduction_given, "leave it out")
+SCALAR = Rule("scalar", "a tensor of one dimension at least", _scalar, "quantize a tensor of shape [1]")
 REDUCTION = Rule("reduction", "reduction='none'", _reduction)
 
 

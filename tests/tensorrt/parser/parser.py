@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,16 @@ OWN_PLUGINS = {
     ),
     "ScatterElements": (2, "axis,reduction"),
 }
+
+
+def scatter_elements(x: Tensor, index: Tensor, updates: Tensor, axis: Sequence[float], reduction: str) -> Tensor:
+    how = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}[reduction.rstrip("\0")]
+    index = torch.where(index < 0, index + x.shape[int(axis[0])], index).long()
+    return x.scatter_reduce(int(axis[0]), index, updates, how)
+
+
+OWN: Mapping[str, Callable[..., Tensor]] = {"ScatterElements": scatter_elements}
+"""Plugins of TensorRT itself, as they are documented."""
 
 
 def compile_parser(headers: Headers, parser: Path, folder: Path, cuda: Path) -> Path:
@@ -91,6 +101,8 @@ class Parsed:
     def _plugin(self, made: int, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """A plugin as the operator of torch that it stands for, with the fields that the creator got."""
         note = self.asked[made]
+        if note["name"] in OWN:
+            return [OWN[note["name"]](*inputs, **{f["name"]: f["data"] for f in note["fields"]})]
         op = next((op for op in OPS.values() if op.node_type == note["name"]), None)
         if op is None:
             raise Unsupported(f"the plugin {note['name']}")
