@@ -622,6 +622,14 @@ CASES = [
             for n in (5, 6)
         ),
     ),
+    Case(
+        "scattered",
+        "10.1",
+        *(
+            one_node("ScatterElements", (FLOAT, [4]), np.zeros(n, np.int64), np.zeros(n, np.float32), opset=16)
+            for n in (5, 4)
+        ),
+    ),
     Case("scalar", "10.1", *(one_node("QuantizeLinear", (FLOAT, n), SCALE, ZERO) for n in ([], [1]))),
     Case(
         "reduction",

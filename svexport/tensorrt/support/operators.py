@@ -321,8 +321,10 @@ OPERATORS: dict[str, Operator] = {
     "Round": op("8.2", "float int8", UNARY),
     "ScaledTanh": op("8.2", "float int8", ACTIVATION),
     "Scan": op("8.2", ""),
-    "Scatter": op("8.2", "float int int8"),
-    "ScatterElements": op("8.2", "float int int8", r.within(r.REDUCTION, before="10.0", kind="silent")),
+    "Scatter": op("8.2", "float int int8", r.within(r.SCATTERED, since="8.4")),
+    "ScatterElements": op(
+        "8.2", "float int int8", r.within(r.REDUCTION, before="10.0", kind="silent"), r.within(r.SCATTERED, since="8.4")
+    ),
     "ScatterND": op(
         "8.2",
         "float int int8",

@@ -622,6 +622,15 @@ def _reduction_given(node: Node) -> Came:
     return None if found is None else f"reduction={found!r}"
 
 
+def _scattered(node: Node) -> Came:
+    """Of a scatter that adds nothing up: the layer wants no more indices than data along any axis."""
+    if node.attribute("reduction", "none") != "none":
+        return None
+    data, index = node.shape(0), node.shape(1)
+    larger = any(a is not None and b is not None and b > a for a, b in zip(data, index, strict=False))
+    return f"indices of shape {_sizes(index)} for data of {_sizes(data)}" if larger else None
+
+
 def _scalar(node: Node) -> Came:
     return f"{node.proto.input[0]!r} of shape [], which becomes [1]" if node.shape(0) == () else None
 
@@ -703,6 +712,7 @@ LOOP_SCANS = Rule("loop_scans", "scan outputs of a length that is known", _loop_
 SQUEEZE = Rule("squeeze_axes", "axes, where sizes are dynamic", _squeeze, "name the dimensions to squeeze")
 PADDED = Rule("padded", "a graph that takes boxes padded to max_output_boxes_per_class", _padded)
 REDUCTION_GIVEN = Rule("reduction", "no attribute reduction, whatever it says", _reduction_given, "leave it out")
+SCATTERED = Rule("scattered", "no more indices than data along any axis", _scattered, "scatter in several steps")
 SCALAR = Rule("scalar", "a tensor of one dimension at least", _scalar, "quantize a tensor of shape [1]")
 REDUCTION = Rule("reduction", "reduction='none'", _reduction)
 

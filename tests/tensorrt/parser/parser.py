@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from svexport.ops._op import OPS, as_tuple
@@ -44,7 +45,18 @@ def scatter_elements(x: Tensor, index: Tensor, updates: Tensor, axis: Sequence[f
     return x.scatter_reduce(int(axis[0]), index, updates, how)
 
 
-OWN: Mapping[str, Callable[..., Tensor]] = {"ScatterElements": scatter_elements}
+def instance_normalization(
+    x: Tensor, epsilon: Sequence[float], scales: Sequence[float], bias: Sequence[float], **activation: Any
+) -> Tensor:
+    weight, shift = (torch.tensor(values, dtype=torch.float32) for values in (scales, bias))
+    y = F.instance_norm(x.float(), weight=weight, bias=shift, eps=epsilon[0])
+    return y.to(x.dtype)
+
+
+OWN: Mapping[str, Callable[..., Tensor]] = {
+    "InstanceNormalization_TRT": instance_normalization,
+    "ScatterElements": scatter_elements,
+}
 """Plugins of TensorRT itself, as they are documented."""
 
 
