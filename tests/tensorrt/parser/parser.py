@@ -70,7 +70,7 @@ def compile_parser(headers: Headers, parser: Path, folder: Path, cuda: Path) -> 
     path = folder / "parser_host"
     command = [
         *("g++", "-std=c++17", "-O1", "-DNDEBUG", "-Wno-deprecated-declarations", "-I", folder, "-I", parser),
-        *("-isystem", headers.folder, "-isystem", cuda / "include", SOURCES / "host.cpp"),
+        *("-I", SOURCES, "-isystem", headers.folder, "-isystem", cuda / "include", SOURCES / "host.cpp"),
         *("-Wl,--whole-archive", *objects, "-Wl,--no-whole-archive", "-lprotobuf", "-ldl", "-lpthread", "-o", path),
     ]
     subprocess.run(command, check=True)
