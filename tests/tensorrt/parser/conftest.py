@@ -5,6 +5,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from filelock import FileLock
 
 from svexport.tensorrt import library
 from tests.tensorrt.conftest import CUDA
@@ -12,16 +13,17 @@ from tests.tensorrt.parser.parser import VARIABLE, Parsed, Parser, compile_parse
 
 
 @pytest.fixture(scope="session")
-def parser(headers: library.Headers, builds: Path) -> Parser:
+def parser(headers: library.Headers, shared: Path) -> Parser:
     """NVIDIA's parser for the headers of TENSORRT_ROOT."""
     objects = configured()
     if objects is None:
         pytest.skip(
             f"needs NVIDIA's ONNX parser: set {VARIABLE} to a folder with NvOnnxParser.h and what it compiles to"
         )
-    folder = builds / "parser"
+    folder = shared / "parser"
     folder.mkdir(exist_ok=True)
-    return Parser(compile_parser(headers, objects, folder, CUDA), headers.version)
+    with FileLock(folder / "lock"):
+        return Parser(compile_parser(headers, objects, folder, CUDA), headers.version)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from svexport.ops._op import OPS, as_tuple
 from svexport.tensorrt.library import Headers
+from tests.tensorrt.parser import generate
 from tests.tensorrt.parser.interpret import Unsupported, run
 
 __all__ = ["VARIABLE", "Parsed", "Parser", "compile_parser", "configured", "difference", "outcome"]
@@ -62,12 +62,11 @@ OWN: Mapping[str, Callable[..., Tensor]] = {
 
 def compile_parser(headers: Headers, parser: Path, folder: Path, cuda: Path) -> Path:
     """Compiles the host with the parser's objects; the path of the program."""
-    generated = subprocess.run(
-        [sys.executable, SOURCES / "generate.py", headers.folder], capture_output=True, text=True, check=True
-    )
-    (folder / "generated.h").write_text(generated.stdout)
-    objects = sorted([*parser.glob("*.a"), *parser.glob("*.o")])
     path = folder / "parser_host"
+    if path.is_file():  # another process of this run has made it
+        return path
+    (folder / "generated.h").write_text(generate.header(headers.folder))
+    objects = sorted([*parser.glob("*.a"), *parser.glob("*.o")])
     command = [
         *("g++", "-std=c++17", "-O1", "-DNDEBUG", "-Wno-deprecated-declarations", "-I", folder, "-I", parser),
         *("-I", SOURCES, "-isystem", headers.folder, "-isystem", cuda / "include", SOURCES / "host.cpp"),
