@@ -26,6 +26,10 @@ from tests.tensorrt.parser.models import random_model
 from tests.tensorrt.parser.parser import Parsed, Parser, outcome
 
 
+# What is exported so that no engine can be built of it, and why check does not say so.
+BRANCHES = {("tile", 17): "branches of an If whose ranks differ by sizes that onnx does not infer"}
+
+
 def tensors(value: Any) -> list[Tensor]:
     return [t for t in torch.utils._pytree.tree_leaves(value) if isinstance(t, Tensor)]
 
@@ -173,6 +177,8 @@ def test_bodies(parser: Parser, tmp_path: Path, op: Op, opset: int) -> None:
 @pytest.mark.parametrize("opset", [11, 17])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(parser: Parser, plugin_library: Path, tmp_path: Path, name: str, opset: int) -> None:
+    if reason := BRANCHES.get((name, opset)):
+        pytest.xfail(reason)
     function, args = FUNCTIONS[name]
     model = function if isinstance(function, nn.Module) else Function(function)
     try:
