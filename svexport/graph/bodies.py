@@ -10,6 +10,7 @@ import onnx
 from onnx import AttributeProto, helper
 
 from svexport.errors import UnsupportedError
+from svexport.graph.guard import add_guard
 from svexport.graph.nodes import arguments_of, separate_names, svexport_nodes, symbolic_of, weight_attributes
 from svexport.graph.scope import light_copy
 from svexport.graph.types import infer_types, types_of
@@ -109,9 +110,10 @@ def attach(model: onnx.ModelProto) -> None:
     """Gives every svexport node its body as a model-local function, in place.
 
     Nodes of one op share a body where one body serves them all; it is then specialised by all that is static in common.
-    Where they need different ones (two einsum equations, say), each further body is an overload of the function
-    (ONNX IR 10) and the node names it. ONNX Runtime honours overloads; TensorRT's parser looks bodies up by op_type
-    alone.
+    Where they need different ones (grids in two modes, say), each further body is an overload of the function (ONNX
+    IR 10) and the node names it. ONNX Runtime honours overloads. TensorRT's parser does not, nor does it keep the names
+    of bodies and of the graph apart: every body has a guard, which it refuses (:mod:`svexport.graph.guard`), and its
+    values have names of their own.
 
     Raises:
         UnsupportedError: on an unknown op, or a node whose input data types and ranks cannot be inferred.
@@ -143,6 +145,7 @@ def _keep(model: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]) -> No
 def _attach(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], types: dict[str, Value]) -> None:
     opset = opset_of(model)
     general_types = {name: _general(value) for name, value in types.items()}
+    taken = _names(model.graph)
     by_type: dict[str, list[onnx.NodeProto]] = {}
     for node in nodes:
         by_type.setdefault(node.op_type, []).append(node)
@@ -157,10 +160,35 @@ def _attach(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], types: dict
             if key not in overloads:
                 overloads[key] = str(len(overloads)) if overloads else ""
                 function.overload = overloads[key]
+                _set_apart(function, taken)
                 model.functions.append(function)
             node.overload = overloads[key]
         if len(overloads) > 1:
             model.ir_version = max(model.ir_version, 10)  # the first with overloads
+
+
+def _names(graph: onnx.GraphProto) -> set[str]:
+    """Of all values and nodes of a graph and of those nested in it."""
+    names: set[str] = set()
+    for one in graphs(graph):
+        names.update(value.name for value in (*one.input, *one.initializer))
+        for node in one.node:
+            names.update([node.name], node.output)
+    return names
+
+
+def _set_apart(function: onnx.FunctionProto, taken: Collection[str]) -> None:
+    """Gives the values of a function, and its nodes, names that nothing else in the file has, in place."""
+    prefix = f"{function.name}_{function.overload}".strip("_")
+    while any(name.startswith(f"{prefix}/") for name in taken):
+        prefix += "_"
+    new = lambda name: name and f"{prefix}/{name}"  # noqa: E731 - an absent input keeps its empty name
+    function.input[:] = map(new, function.input)
+    function.output[:] = map(new, function.output)
+    for node in function.node:
+        node.name = new(node.name)
+        node.input[:] = map(new, node.input)
+        node.output[:] = map(new, node.output)
 
 
 def _general(value: Value) -> Value:
@@ -195,6 +223,7 @@ def _function(node: onnx.NodeProto, types: dict[str, Value], opset: int) -> onnx
     renamed.output[:] = [f"output_{i}" for i in range(len(node.output))]
     types = {new: replace(types[old], name=new) for new, old in zip(inputs, node.input, strict=True) if old in types}
     builder = _build(renamed, types, opset)
+    add_guard(builder, [types[name] for name in renamed.input if name], op.node_type)
     constants = [helper.make_node("Constant", [], [name], value=t) for name, t in builder.constants.items()]
     for attribute in node.attribute:
         if attribute.type == AttributeProto.TENSOR:

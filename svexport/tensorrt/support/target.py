@@ -11,6 +11,7 @@ from svexport.errors import ExportError
 __all__ = [
     "DOMAIN_AS_NAMESPACE",
     "LOCAL_FUNCTIONS",
+    "PLUGINS_BEFORE_FUNCTIONS",
     "PLUGINS_FIRST",
     "Target",
     "Version",
@@ -25,6 +26,8 @@ _OPSETS = [((8, 2), 9, 13), ((8, 4), 9, 17), ((10, 0), 9, 20), ((10, 15), 9, 24)
 
 LOCAL_FUNCTIONS: Version = (9, 0)
 """The first version that parses local functions."""
+PLUGINS_BEFORE_FUNCTIONS: Version = (10, 7)
+"""The first version that asks for a plugin before it looks at local functions, by the changelog of its parser."""
 DOMAIN_AS_NAMESPACE: Version = (10, 10)
 """The first that looks for a plugin under the node's domain, where the node has no attribute plugin_namespace."""
 PLUGINS_FIRST: Version = (10, 16)
@@ -49,8 +52,8 @@ class Target:
     Attributes:
         version: (major, minor).
         opsets: lowest and highest opset its parser knows.
-        bodies: whether the parser asks for a plugin before it looks at local functions (10.12 on). Before, a body would
-            shadow the plugin, so files for those versions carry none.
+        bodies: whether the parser asks for a plugin before it looks at local functions. Before, a body would shadow the
+            plugin, so files for those versions carry none.
     """
 
     version: Version
@@ -71,7 +74,7 @@ class Target:
             raise ExportError(
                 f'target expects a TensorRT version from "8.2" on, such as "8.6" or "10.12"; got {text!r}'
             )
-        return cls(version, known[-1][1:], version >= (10, 12))
+        return cls(version, known[-1][1:], version >= PLUGINS_BEFORE_FUNCTIONS)
 
     def __str__(self) -> str:
         return f"TensorRT {dotted(self.version)}"
