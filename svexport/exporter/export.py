@@ -467,9 +467,11 @@ def _finish(
     import onnx
 
     from svexport.graph.bodies import attach, ir_version, lower_in_place, node_types, state_types
-    from svexport.graph.nodes import beyond_plugin, svexport_nodes
+    from svexport.graph.forms import write_for, write_plainly
+    from svexport.graph.nodes import beyond_plugin, separate_names, svexport_nodes
     from svexport.graph.scope import light_copy
     from svexport.graph.simplify import simplify as simplified
+    from svexport.graph.types import infer_types
     from svexport.graph.walk import opset_of
     from svexport.graph.weights import hold_weights
     from svexport.ops._op import OPS
@@ -498,8 +500,12 @@ def _finish(
             f"simplify: {sum(before.values())} nodes became {sum(after.values())}, "
             f"{before.get('Transpose', 0)} Transposes {after.get('Transpose', 0)}"
         )
-    lowered = light_copy(model)
-    lower_in_place(lowered, lambda _: True)
+    write_plainly(model)
+    lowered = _lowered(model)
+    if target is not None:
+        separate_names(model)
+        write_for(model, target, infer_types(lowered))
+        lowered = _lowered(model)
     name_sizes(model, lowered, sizes)
     if weights == "attributes":
         hold_weights(model)
@@ -523,6 +529,16 @@ def _finish(
         "lowered_nodes": _counts(lowered),
     }
     return _Finished(nodes, facts)
+
+
+def _lowered(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model in standard ONNX, without its large weights."""
+    from svexport.graph.bodies import lower_in_place
+    from svexport.graph.scope import light_copy
+
+    lowered = light_copy(model)
+    lower_in_place(lowered, lambda _: True)
+    return lowered
 
 
 def _later(error: str, opset: int) -> str:
