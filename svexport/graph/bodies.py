@@ -202,7 +202,7 @@ def _function(node: onnx.NodeProto, types: dict[str, Value], opset: int) -> onnx
     renamed.output[:] = [f"output_{i}" for i in range(len(node.output))]
     types = {new: replace(types[old], name=new) for new, old in zip(inputs, node.input, strict=True) if old in types}
     builder = _build(renamed, types, opset)
-    add_guard(builder, [types[name] for name in renamed.input if name], op.node_type)
+    add_guard(builder, [types[name] for name in renamed.input if name], renamed.output, op.node_type)
     constants = [helper.make_node("Constant", [], [name], value=t) for name, t in builder.constants.items()]
     for attribute in node.attribute:
         if attribute.type == AttributeProto.TENSOR:

@@ -38,15 +38,22 @@ def is_guarded(body: FunctionProto) -> bool:
     return any(node.op_type in _GUARDS for node in body.node)
 
 
-def add_guard(builder: Builder, inputs: Sequence[Value], node_type: str) -> None:
+def add_guard(builder: Builder, inputs: Sequence[Value], outputs: Sequence[str], node_type: str) -> None:
     """Puts a guard before the body that a builder holds.
 
     Args:
         builder: with the whole body.
         inputs: of the body, of known rank; without those that are absent.
+        outputs: names of its results.
         node_type: whose body it is: the guard is named so that TensorRT's error says what is missing.
     """
     body = list(builder.nodes)
+    used = set(outputs)
+    live = []
+    for node in reversed(body):
+        if not used.isdisjoint(node.output):
+            used.update(node.input)
+            live.append(node)
     del builder.nodes[:]
     if builder.opset >= _FIRST_SEQUENCES:
         shape = builder.op("Shape", inputs[0], dtype=TensorProto.INT64)
@@ -58,7 +65,7 @@ def add_guard(builder: Builder, inputs: Sequence[Value], node_type: str) -> None
     guard.name = f"TensorRT needs the plugin {node_type}"
 
     for kind in _NUMBERS:
-        for node in body:
+        for node in reversed(live):
             for index, name in enumerate(node.input):
                 number = builder.constants.get(name) if node.op_type in _WITH_NUMBERS else None
                 if number is not None and number.data_type == kind and math.prod(number.dims) == 1:
@@ -67,9 +74,9 @@ def add_guard(builder: Builder, inputs: Sequence[Value], node_type: str) -> None
                     builder.nodes += body
                     return
     # A body without a number gets its smallest input in another shape, which is the same.
-    smallest = min(inputs, key=lambda value: value.rank)
-    shape = builder.op("Mul", builder.op("Shape", smallest, dtype=TensorProto.INT64), one)
-    reshaped = builder.op("Reshape", smallest, shape)
-    for node in body:
-        node.input[:] = [reshaped.name if name == smallest.name else name for name in node.input]
+    for smallest in sorted((value for value in inputs if value.name in used), key=lambda value: value.rank)[:1]:
+        shape = builder.op("Mul", builder.op("Shape", smallest, dtype=TensorProto.INT64), one)
+        reshaped = builder.op("Reshape", smallest, shape)
+        for node in body:
+            node.input[:] = [reshaped.name if name == smallest.name else name for name in node.input]
     builder.nodes += body
