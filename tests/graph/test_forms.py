@@ -20,6 +20,7 @@ from tests.support import run_model
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 TYPES = {torch.float32: FLOAT, torch.int64: INT64, torch.int32: TensorProto.INT32, torch.bool: BOOL}
+TYPES[torch.float16] = TensorProto.FLOAT16
 
 
 def model_of(
@@ -103,6 +104,31 @@ def test_parts_of_a_shape(start: int, end: int | None) -> None:
     model = model_of("Shape", [x], 15, output=INT64, start=start, **({} if end is None else {"end": end}))
     same(model, [x], "8.6")
     assert op_types(written(model, "10.0")) == ["Shape"]
+
+
+@pytest.mark.parametrize("batch", [(2,), (2, 3)])
+def test_a_vector_before_matrices(batch: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    given = [torch.randn(4), torch.randn(*batch, 4, 5)]
+    result = same(model_of("MatMul", given, 11), given, "10.1")
+    torch.testing.assert_close(run_model(result, given)[0], given[0] @ given[1])
+    for shapes in (([4], [4, 5]), ([3, 4], [2, 4, 5]), ([2, 3, 4], [4])):
+        plain = model_of("MatMul", [torch.zeros(shape) for shape in shapes], 11)
+        assert op_types(written(plain, "10.1")) == ["MatMul"]
+
+
+def test_half_between_bounds() -> None:
+    x = torch.linspace(-2, 2, 9, dtype=torch.float16)
+    low, high = np.array(-1, np.float16), np.array(0.5, np.float16)
+    result = same(model_of("Clip", [x], 11, [low, high], output=TensorProto.FLOAT16), [x], "8.4")
+    assert op_types(result) == ["Max", "Min"]
+    assert op_types(written(model_of("Clip", [x.float()], 11), "8.4")) == ["Clip"]
+
+
+def test_dimensions_in_their_order() -> None:
+    x = torch.zeros(2, 3)
+    assert op_types(same(model_of("Transpose", [x], 11, perm=[0, 1]), [x], "8.4")) == ["Identity"]
+    assert op_types(written(model_of("Transpose", [x], 11, perm=[1, 0]), "8.4")) == ["Transpose"]
 
 
 def test_the_smallest() -> None:
