@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.inliner
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -230,7 +231,44 @@ def test_local_functions():
     shadowed = model([node("Relu", "x", "y", domain="mine")], functions=[called], domains=["mine"])
     assert found(check(shadowed, "9.0"), "shadowed_function")
     overloaded = model(twice.graph.node, functions=[FUNCTION, FUNCTION], domains=["mine"])
-    assert found(check(overloaded, "9.0"), "overloads")
+    (error,) = check(overloaded, "9.0").errors
+    assert (error.rule, error.node) == ("overloads", "the_Twice")
+    assert "the first is taken for all" in error.came
+
+
+@pytest.mark.parametrize("formal", ["y", "z", "w"])
+def test_inputs_of_functions_that_are_named_like_a_tensor_of_the_graph(formal):
+    """The parser gives them that tensor, whatever the node has: an input, a constant, a result."""
+    body = [node("Mul", f"{formal} {formal}", "b")]
+    square = helper.make_function("mine", "Square", [formal], ["b"], body, [helper.make_opsetid("", 13)])
+    nodes = [node("Relu", "y", "z"), node("Square", "x", "v", domain="mine"), node("Sum", "v z w", "u")]
+    constants = {"w": np.ones((2, 3), np.float32)}
+    made = model(nodes, ["x", "y"], ["u"], constants, functions=[square], domains=["mine"])
+    (error,) = check(made, "10.1").errors
+    assert (error.rule, error.node) == ("captured_names", "the_Square")
+    assert repr(formal) in error.came
+    nodes[1].input[0] = formal  # itself
+    same = model(nodes, ["x", "y"], ["u"], constants, functions=[square], domains=["mine"])
+    assert check(same, "10.1").ok
+
+
+def test_functions_with_constants():
+    """The parser reads them after the function is gone."""
+    body = [helper.make_node("Constant", [], ["two"], value_float=2.0), node("Mul", "a two", "b")]
+    double = helper.make_function("mine", "Double", ["a"], ["b"], body, [helper.make_opsetid("", 13)])
+    made = model([node("Double", "x", "y", domain="mine")], functions=[double], domains=["mine"])
+    errors = check(made, "10.1").errors
+    assert {error.rule for error in errors} >= {"function_constants"}
+    assert "inline" in errors[0].todo
+    assert check(onnx.inliner.inline_local_functions(made), "10.1").ok
+
+
+def test_functions_of_which_an_input_is_absent():
+    body = [node("Clip", "a low", "b")]
+    clip = helper.make_function("mine", "AtLeast", ["a", "low"], ["b"], body, [helper.make_opsetid("", 13)])
+    made = model([node("AtLeast", "x", "y", domain="mine")], functions=[clip], domains=["mine"])
+    (error,) = check(made, "10.1").errors
+    assert (error.rule, error.came) == ("function_inputs", "1 of them")
 
 
 def test_functions_that_call_themselves():
