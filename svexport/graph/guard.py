@@ -5,9 +5,9 @@ plugin, and up to 10.6 before it looks for one; but it finds functions by name a
 tensors of the graph for inputs of a function that are named alike, and reads constants of functions after they are
 gone. So every body has a node first that no parser knows: TensorRT refuses the file by name, and runs nothing else.
 
-Its result is 1, the length of a sequence of one tensor, and some number of the body is multiplied by it. No tool folds
-it, for it is made of the shape of an input, which a function does not know. ONNX Runtime (1.31, CPU) takes 1
-microsecond a node for it.
+Its result is 1, the length of a sequence of one tensor, and a number of the body is multiplied by it: the last one, for
+what comes after it is shared by no two nodes. No tool folds it, for it is made of the shape of an input, which a
+function does not know. ONNX Runtime (1.31, CPU) takes 1 microsecond a node for it, 4 where all nodes have one grid.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def add_guard(builder: Builder, inputs: Sequence[Value], outputs: Sequence[str],
     guard.name = f"TensorRT needs the plugin {node_type}"
 
     for kind in _NUMBERS:
-        for node in reversed(live):
+        for node in live:
             for index, name in enumerate(node.input):
                 number = builder.constants.get(name) if node.op_type in _WITH_NUMBERS else None
                 if number is not None and number.data_type == kind and math.prod(number.dims) == 1:
