@@ -149,7 +149,7 @@ def _write_page(runs: list[Run], page: Path) -> None:
 
 
 def _numbers(run: Run) -> tuple[str, str, str, str]:
-    """File, nodes, svexport nodes in it (``SvEinsum 4, SvGridSample 24``), largest error; blanks without a file."""
+    """File, nodes, svexport nodes in it (``SvGridSample 24``), largest error; blanks without a file."""
     if run.report is None:
         return "", "", "", ""
     counts = Counter(node.type for node in run.report.svexport_nodes if not node.lowered)

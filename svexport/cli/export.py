@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_plugins,
         default=True,
         metavar="all|none|OP,OP",
-        help="svexport nodes to keep; the others are lowered to standard ONNX (default: all)",
+        help="svexport nodes to keep; the others are lowered to standard ONNX (default: all with a TensorRT plugin)",
     )
     parser.add_argument("--target", metavar="VERSION", help="TensorRT version the file is for, such as 8.6")
     parser.add_argument("--dtype", choices=DTYPES, help="of the exported model; inputs keep theirs")

@@ -13,7 +13,7 @@ from svexport.graph.nodes import svexport_nodes
 
 @pytest.fixture
 def file(project, run):
-    assert run("export", "nets:Product", "-o", "product.onnx").code == 0
+    assert run("export", "nets:Product", "-o", "product.onnx", "--plugins", "einsum").code == 0
     return Path("product.onnx")
 
 

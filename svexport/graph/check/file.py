@@ -11,13 +11,12 @@ import onnx
 from onnx import TensorProto
 
 from svexport.graph.check.report import Finding, listed
-from svexport.graph.check.types import OURS
 from svexport.graph.scope import constant_value, is_standard
 from svexport.graph.walk import STANDARD, attributes_of, graphs, opset_of
 from svexport.tensorrt.support.datatypes import FIRST, NARROWED, onnx_name
 from svexport.tensorrt.support.operators import is_parsed
 from svexport.tensorrt.support.opsets import newer_than
-from svexport.tensorrt.support.target import LOCAL_FUNCTIONS, Target, dotted
+from svexport.tensorrt.support.target import Target, dotted
 
 __all__ = ["file_findings"]
 
@@ -104,15 +103,10 @@ def _validity(light: onnx.ModelProto) -> Iterator[Finding]:
 
 
 def _functions(model: onnx.ModelProto, target: Target) -> Iterator[Finding]:
-    counts = Counter((function.domain, function.name) for function in model.functions)
-    for (domain, name), count in counts.items():
+    for domain, name in dict.fromkeys((function.domain, function.name) for function in model.functions):
         if is_parsed(name, target.version):
             came = f"{domain}::{name}, never called: the parser looks at names alone, and knows this one"
             yield _finding("warning", "shadowed_function", "functions with names of their own", came, "rename it")
-        elif count > 1 and target.version >= LOCAL_FUNCTIONS:
-            came = f"{count} of {domain}::{name}, and the parser looks at names alone"
-            todo = "load svexport's plugins, or lower these nodes" if domain == OURS else "give them different names"
-            yield _finding("warning", "overloads", "one function of a name", came, todo)
 
 
 def _other_files(every: Sequence[onnx.GraphProto], path: Path | None) -> Iterator[Finding]:

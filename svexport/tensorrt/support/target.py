@@ -12,6 +12,7 @@ __all__ = [
     "DOMAIN_AS_NAMESPACE",
     "KNOWN",
     "LOCAL_FUNCTIONS",
+    "PLUGINS_BEFORE_FUNCTIONS",
     "PLUGINS_FIRST",
     "Target",
     "Version",
@@ -31,6 +32,8 @@ _OPSETS = [((8, 2), 9, 13), ((8, 4), 9, 17), ((10, 0), 9, 20), ((10, 15), 9, 24)
 
 LOCAL_FUNCTIONS: Version = (9, 0)
 """The first version that parses local functions."""
+PLUGINS_BEFORE_FUNCTIONS: Version = (10, 7)
+"""The first version that asks for a plugin before it looks at local functions, by the changelog of its parser."""
 DOMAIN_AS_NAMESPACE: Version = (10, 10)
 """The first that looks for a plugin under the node's domain, where the node has no attribute plugin_namespace."""
 PLUGINS_FIRST: Version = (10, 16)
@@ -55,8 +58,8 @@ class Target:
     Attributes:
         version: (major, minor).
         opsets: lowest and highest opset its parser knows.
-        bodies: whether the parser asks for a plugin before it looks at local functions (10.12 on). Before, a body would
-            shadow the plugin, so files for those versions carry none.
+        bodies: whether the parser asks for a plugin before it looks at local functions. Before, a body would shadow the
+            plugin, so files for those versions carry none.
     """
 
     version: Version
@@ -86,7 +89,7 @@ class Target:
                 f"yet: name {newest}, if it is to be assumed to take what {newest} does"
             )
         opsets = next(entry[1:] for entry in reversed(_OPSETS) if entry[0] <= version)
-        return cls(version, opsets, version >= (10, 12))
+        return cls(version, opsets, version >= PLUGINS_BEFORE_FUNCTIONS)
 
     def __str__(self) -> str:
         return f"TensorRT {dotted(self.version)}"
