@@ -98,8 +98,10 @@ struct Net : INetworkDefinition {
       markOutput(t);
       return true;
     }
-    void setErrorRecorder(IErrorRecorder* r) noexcept override { recorder = r; }
-    IErrorRecorder* getErrorRecorder() const noexcept override { return recorder; }
+    // The parser destroys its recorder and leaves it with the network: no later network may hand it out.
+    IErrorRecorder* mine{};
+    void setErrorRecorder(IErrorRecorder* r) noexcept override { recorder = mine = r; }
+    IErrorRecorder* getErrorRecorder() const noexcept override { return mine; }
     bool setWeightsName(Weights, char const*) noexcept override { return true; }
     IBuilder& getBuilder() const noexcept { return theBuilder; }
     bool hasExplicitPrecision() const noexcept { return false; }
