@@ -19,7 +19,7 @@ from svexport.tensorrt.library import Headers
 from tests.tensorrt.parser import generate
 from tests.tensorrt.parser.interpret import Unsupported, run
 
-__all__ = ["VARIABLE", "Parsed", "Parser", "compile_parser", "configured", "difference", "outcome"]
+__all__ = ["VARIABLE", "Parsed", "Parser", "compile_library", "compile_parser", "configured", "difference", "outcome"]
 
 VARIABLE = "SVEXPORT_ONNX_PARSER"
 """Names a folder with NvOnnxParser.h and the compiled parser (``*.a`` or ``*.o``), for the headers of TENSORRT_ROOT."""
@@ -65,18 +65,31 @@ def compile_parser(headers: Headers, parser: Path, folder: Path, cuda: Path) -> 
     path = folder / "parser_host"
     if path.is_file():  # another process of this run has made it
         return path
-    (folder / "generated.h").write_text(generate.header(headers.folder))
-    objects = sorted([*parser.glob("*.a"), *parser.glob("*.o")])
-    command = [
-        *("g++", "-std=c++17", "-O1", "-DNDEBUG", "-Wno-deprecated-declarations", "-I", folder, "-I", parser),
-        *("-I", SOURCES, "-isystem", headers.folder, "-isystem", cuda / "include", SOURCES / "host.cpp"),
-        *("-Wl,--whole-archive", *objects, "-Wl,--no-whole-archive", "-lprotobuf", "-ldl", "-lpthread", "-o", path),
-    ]
-    subprocess.run(command, check=True)
+    _compile(headers, parser, folder, cuda, path, ())
     # The library of TensorRT's own plugins, which the parser opens where it makes a layer of some of them.
     empty = folder / f"libnvinfer_vc_plugin.so.{headers.version[0]}"
     subprocess.run(["g++", "-shared", "-x", "c++", "/dev/null", "-o", empty], check=True)
     return path
+
+
+def compile_library(headers: Headers, parser: Path, folder: Path, cuda: Path) -> Path:
+    """Compiles host and parser as the library that TensorRT's Python bindings of this version are linked to."""
+    path = folder / f"libnvinfer.so.{headers.version[0]}"
+    _compile(headers, parser, folder, cuda, path, ("-shared", "-fPIC", "-DHOST_LIBRARY"))
+    for name in ("libnvonnxparser", "libnvinfer_plugin"):
+        (folder / f"{name}.so.{headers.version[0]}").symlink_to(path)
+    return path
+
+
+def _compile(headers: Headers, parser: Path, folder: Path, cuda: Path, path: Path, flags: Sequence[str]) -> None:
+    (folder / "generated.h").write_text(generate.header(headers.folder))
+    objects = sorted([*parser.glob("*.a"), *parser.glob("*.o")])
+    command = [
+        *("g++", "-std=c++17", "-O1", "-DNDEBUG", "-Wno-deprecated-declarations", *flags, "-I", folder, "-I", parser),
+        *("-I", SOURCES, "-isystem", headers.folder, "-isystem", cuda / "include", SOURCES / "host.cpp"),
+        *("-Wl,--whole-archive", *objects, "-Wl,--no-whole-archive", "-lprotobuf", "-ldl", "-lpthread", "-o", path),
+    ]
+    subprocess.run(command, check=True)
 
 
 @dataclass
