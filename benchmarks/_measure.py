@@ -17,7 +17,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["RESULTS", "Workload", "captured", "eager_times", "graph_times", "interleaved", "peak_memory", "queued_times", "write"]
+__all__ = [
+    *("RESULTS", "Workload", "captured", "eager_times", "graph_times", "interleaved", "peak_memory", "queued_times"),
+    "write",
+]
 
 RESULTS = Path(__file__).parent / "results"
 

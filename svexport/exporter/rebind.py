@@ -189,7 +189,7 @@ def _uses(function: FunctionType) -> Iterator[_Use]:
 # ------------------------------------------------------------------ changed code
 
 
-def _width(code: bytes, offset: int) -> int:
+def _width(code: bytes | bytearray, offset: int) -> int:
     """Bytes of an instruction with its caches."""
     entries: Any = getattr(opcode, "_inline_cache_entries", None)
     if entries is None:
@@ -199,7 +199,7 @@ def _width(code: bytes, offset: int) -> int:
     return 2 + 2 * count
 
 
-def _prefixes(code: bytes, offset: int) -> int:
+def _prefixes(code: bytes | bytearray, offset: int) -> int:
     """How many EXTENDED_ARG come before an instruction."""
     count = 0
     while offset >= 2 * (count + 1) and code[offset - 2 * (count + 1)] == opcode.EXTENDED_ARG:
@@ -366,13 +366,15 @@ class Binder:
 
     def _references(self, function: FunctionType) -> Iterator[tuple[Any, Key]]:
         """The values that a function refers to, and by which of the functions in it."""
-        if not self.plan.looks_into(function.__code__, function.__globals__):
-            return
-        for use in _uses(function):
-            yield (use if use.method else use.value), key_of(use.code, function.__globals__)
         key = key_of(function.__code__, function.__globals__)
-        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            yield value, key
+        if self.plan.looks_into(function.__code__, function.__globals__):
+            for use in _uses(function):
+                yield (use if use.method else use.value), key_of(use.code, function.__globals__)
+            for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+                yield value, key
+        elif self.plan.reached is not None:
+            return
+        # Also of torch's decorators.
         for cell in function.__closure__ or ():
             content = _content(cell)
             for value in (v for _, v in _taken(function, content)) if isinstance(content, ModuleType) else (content,):
@@ -397,7 +399,6 @@ class Binder:
             if hasattr(function, name):
                 setattr(new, name, getattr(function, name))
         vars(new).update(vars(function), _svexport_original=function)
-
         notes, called = self._notes.setdefault(new, []), self._called.setdefault(new, [])
 
         def fill() -> bool:
@@ -410,7 +411,8 @@ class Binder:
                     called.append(cell.cell_contents)
             uses: dict[CodeType, list[tuple[_Use, str]]] = {}
             done: set[tuple[CodeType, int]] = set()
-            for use in _uses(function):
+            looked = self.plan.looks_into(function.__code__, function.__globals__)
+            for use in _uses(function) if looked else ():
                 inner = key_of(use.code, function.__globals__)
                 if use.method:
                     value = FUNCTIONS[use.value].ours if self.plan.binds(use.value, inner) else use.value
@@ -531,7 +533,7 @@ class _Bound:
 
 def _rebound(plan: Plan, function: Callable[..., Any], args: tuple) -> Any:
     value = function(*args)
-    value.__class__ = _bound_class(type(value), plan)
+    value.__class__ = _bound_class(type(value), plan)  # type: ignore[arg-type]
     return value
 
 
@@ -593,7 +595,7 @@ def _bind_object(value: Any, plan: Plan) -> list[Any]:
     changes = _changes(vars(value), binder(plan))
     overrides = _overrides(base, plan)
     if changes or overrides:
-        value.__class__ = _bound_class(base, plan)
+        value.__class__ = _bound_class(base, plan)  # type: ignore[arg-type]
         vars(value).update(changes)
     hooks = [hook for new in changes.values() if isinstance(new, dict) for hook in new.values()]
     return [*changes.values(), *hooks, *(new for names in overrides.values() for new in names.values())]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from html import escape
-from types import FrameType, FunctionType
+from types import CellType, FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -345,7 +345,8 @@ class _Wholes:
             self._arguments[frame] = [frame.f_locals[name] for name in parameters(code)]
         elif frame in self._arguments and value is not None:
             arguments = self._arguments.pop(frame)
-            function = FunctionType(code, frame.f_globals)
+            closure = tuple(CellType(frame.f_locals[name]) for name in code.co_freevars)
+            function = FunctionType(code, frame.f_globals, None, None, closure)
             proof = self.calls.setdefault((key, found[1], line, frozenset(_chain(frame))), _Proof())
             with torch._C.DisableTorchFunction():
                 proof.add(value, lambda: found[0](*arguments))
@@ -394,8 +395,9 @@ def _told(
         if kept:
             left.append(LeftAlone("forward", name, line, binder(plan).refused.get(key) or max(kept)))
         if len(kept) < len(proof.errors):
-            calls, *rest = proof.words(True)
-            replaced.append(Replacement("forward", name, _op_name(FUNCTIONS[name].op), line, calls - len(kept), *rest))
+            calls, error, words = proof.words(True)
+            calls -= len(kept)
+            replaced.append(Replacement("forward", name, _op_name(FUNCTIONS[name].op), line, calls, error, words))
     return replaced, left
 
 
@@ -469,7 +471,7 @@ class _Proof:
 
         given = rebuild(tuple(arguments), near)
         wanted = [t for _, t in leaves(given) if isinstance(t, Tensor) and t.requires_grad]
-        found = []
+        found: list[list[Tensor | None]] = []
         try:
             with torch.enable_grad():
                 for function in (theirs, ours):
@@ -484,12 +486,11 @@ class _Proof:
         except Exception as error:  # noqa: BLE001 - what cannot be shown is not
             self.fault = f"its gradients cannot be compared: {type(error).__name__}: {error}"
             return
-        for theirs_grad, ours_grad in zip(*found, strict=True):
-            e = theirs_grad if theirs_grad is not None else torch.zeros(())
-            a = ours_grad if ours_grad is not None else torch.zeros_like(e)
-            e = e if theirs_grad is not None else torch.zeros_like(a)
+        for given_to, *gradients in zip(wanted, *found, strict=True):
+            e, a = (torch.zeros_like(given_to) if g is None else g for g in gradients)
             rtol, atol = tolerances(None, None, {torch.float64})
-            if not parity("", e, a, rtol=rtol, atol=atol * max(1.0, float(e.abs().max()) if e.numel() else 0.0)).ok:
+            scale = max(1.0, float(e.abs().max())) if e.numel() else 1.0
+            if not parity("", e, a, rtol=rtol, atol=atol * scale).ok:
                 self.fault = f"svexport's gradient differs by {float((e - a).abs().max()):.1e} on the given inputs"
 
     def merge(self, other: _Proof) -> None:
