@@ -14,10 +14,11 @@ import functools
 import itertools
 import opcode
 import sys
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -50,12 +51,14 @@ class Plan:
         wholes: functions that are an op as a whole. None: all that :func:`whole` knows.
         reached: functions to look into. None: those of the model's own methods and of what these call, outside torch.
         skipped: names in :data:`FUNCTIONS`, and of whole functions, that stay as they are.
+        token: of its own for each plan: what names refer to may be another thing the next time.
     """
 
     calls: frozenset[tuple[Key, str]] | None = None
     wholes: frozenset[Key] | None = None
     reached: frozenset[Key] | None = None
     skipped: frozenset[str] = frozenset()
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __deepcopy__(self, memo: Any) -> Plan:
         return self
@@ -590,13 +593,15 @@ def _original(value: Any) -> Any:
 def _bind_object(value: Any, plan: Plan) -> list[Any]:
     """Binds what an object has itself; returns the copies."""
     base = type(value)
-    if issubclass(base, _Bound):
+    changes, overrides = _changes(vars(value), binder(plan)), _overrides(base, plan)
+    if not changes and not overrides:
+        return []
+    if issubclass(base, _Bound):  # a copy's copy
         base, plan = base._svexport_base, base._svexport_plan | plan
-    changes = _changes(vars(value), binder(plan))
-    overrides = _overrides(base, plan)
-    if changes or overrides:
-        value.__class__ = _bound_class(base, plan)  # type: ignore[arg-type]
-        vars(value).update(changes)
+        vars(value).update(_changes(vars(value), _original))
+        changes, overrides = _changes(vars(value), binder(plan)), _overrides(base, plan)
+    value.__class__ = _bound_class(base, plan)  # type: ignore[arg-type]
+    vars(value).update(changes)
     hooks = [hook for new in changes.values() if isinstance(new, dict) for hook in new.values()]
     return [*changes.values(), *hooks, *(new for names in overrides.values() for new in names.values())]
 
