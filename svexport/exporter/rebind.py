@@ -51,6 +51,7 @@ class Plan:
         wholes: functions that are an op as a whole. None: all that :func:`whole` knows.
         reached: functions to look into. None: those of the model's own methods and of what these call, outside torch.
         skipped: names in :data:`FUNCTIONS`, and of whole functions, that stay as they are.
+        faulty: names in :data:`FUNCTIONS` that are no op somewhere, and so none where nobody knows who calls them.
         token: of its own for each plan: what names refer to may be another thing the next time.
     """
 
@@ -58,6 +59,7 @@ class Plan:
     wholes: frozenset[Key] | None = None
     reached: frozenset[Key] | None = None
     skipped: frozenset[str] = frozenset()
+    faulty: frozenset[str] = frozenset()
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __deepcopy__(self, memo: Any) -> Plan:
@@ -70,14 +72,17 @@ class Plan:
             parts = getattr(self, name), getattr(other, name)
             return None if None in parts else parts[0] | parts[1]
 
-        return Plan(either("calls"), either("wholes"), either("reached"), self.skipped & other.skipped)
+        skipped, faulty = self.skipped & other.skipped, self.faulty | other.faulty
+        return Plan(either("calls"), either("wholes"), either("reached"), skipped, faulty)
 
     def binds(self, name: str, key: Key | None) -> bool:
         """Whether a function of :data:`FUNCTIONS` is an op where ``key`` calls it; None is no place in particular."""
         if name in self.skipped:
             return False
-        if self.calls is None or key is None:
-            return self.calls is None or any(call[1] == name for call in self.calls)
+        if self.calls is None:
+            return True
+        if key is None:
+            return name not in self.faulty and any(call[1] == name for call in self.calls)
         return (key, name) in self.calls
 
     def whole(self, function: FunctionType) -> tuple[Callable[..., Any], str] | None:
@@ -256,7 +261,7 @@ def _inject(names: dict[str, Any], chain: tuple[str, ...], value: Any) -> str:
     """Puts ``value`` among the globals of a module, under a name that is new there; what is there already stays one."""
     known = id(names), chain, id(value)
     if known not in _injected or _injected[known][0] not in names:
-        name = f"_svexport_{next(_numbers)}_{chain[-1]}"
+        name = next(n for i in _numbers if (n := f"_svexport_{i}_{chain[-1]}") not in names)
         names[name] = _namespace(chain[1:], value)
         _injected[known] = name, value  # which also keeps the value, and so its id
     return _injected[known][0]
@@ -530,7 +535,10 @@ class _Bound:
         if set_state is not None:
             set_state(state)
         else:
-            vars(self).update(state)
+            attributes, slots = state if isinstance(state, tuple) else (state, None)
+            vars(self).update(attributes or {})
+            for name, value in (slots or {}).items():
+                setattr(self, name, value)
         vars(self).update(_changes(vars(self), binder(self._svexport_plan)))
 
 
@@ -619,7 +627,7 @@ def objects(model: nn.Module) -> Iterator[Any]:
             pending += value.values()
         elif isinstance(value, (list, tuple)):
             pending += value
-        elif hasattr(value, "__dict__"):
+        elif isinstance(getattr(value, "__dict__", None), dict):
             pending += vars(value).values()
             yield value
 

@@ -7,7 +7,7 @@ import inspect
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from html import escape
@@ -97,9 +97,9 @@ def replace(
         model: any ``nn.Module``; it stays as it is.
         args: as for :func:`svexport.export`, with the same defaults. Without any, nothing is proven, and functions are
             replaced whether or not the model calls them.
-        only: names of what to replace: of modules in the model (``"decoder"``, with all it holds), of classes and
-            functions as the report has them or by their last part (``"torch.einsum"``, ``"LayerNorm"``), or of ops.
-            None: everything.
+        only: names of what to replace: of modules in the model (``"decoder"``: it and those it holds, not the functions
+            that they call), of classes and functions as the report has them or by their last part
+            (``"torch.einsum"``, ``"LayerNorm"``), or of ops. None: everything.
         skip: likewise of what to leave as it is.
         verbose: print a report.
 
@@ -128,7 +128,7 @@ def replace(
     chosen.check(model)
 
     modules: dict[str, _Proof] = {name: _Proof() for name in classes}
-    watch, wholes, remaining = _Watch(), _Wholes(), _Remaining()
+    watch, wholes, remaining = _Watch(skipped), _Wholes(skipped), _Remaining(skipped)
     outputs, as_files = _Proof(), AsInFiles()
     plan = Plan(skipped=frozenset(skipped))
     if arguments is not None:
@@ -138,6 +138,7 @@ def replace(
         classes = {name: cls for name, cls in classes.items() if not modules[name].fault}
         _forward(_swap(copied(model), classes), arguments, as_files, watch, wholes)
         plan = _plan(watch, wholes, plan.skipped)
+        del probe
 
     replaced = _swap(copied(model), classes)
     copies = bind_functions(replaced, plan, {id(value) for value in objects(model)})
@@ -269,10 +270,15 @@ def _watch(model: nn.Module, classes: Mapping[str, type[DropIn]], proofs: Mappin
 class _Calls(TorchFunctionMode):
     """Sees the calls of torch's functions that have an op; monkeypatching misses ``from torch import einsum``."""
 
+    def __init__(self, skipped: Set[str]) -> None:
+        super().__init__()
+        self.skipped = skipped
+
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = NAMES.get(func)
-        frame = None if name is None or kwargs.get("out") is not None else _caller(func)
+        seen = name is not None and name not in self.skipped and kwargs.get("out") is None
+        frame = _caller(func) if seen else None
         if frame is None:
             return func(*args, **kwargs)
         return self.call(name, frame, args, kwargs)  # type: ignore[arg-type]
@@ -284,8 +290,8 @@ class _Calls(TorchFunctionMode):
 class _Watch(_Calls):
     """Compares every call with our op's."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, skipped: Set[str]) -> None:
+        super().__init__(skipped)
         self.calls: dict[tuple[str, Key, str, frozenset[Key]], _Proof] = {}
         """By function, who calls it, where, and those who call that one in turn."""
 
@@ -299,8 +305,8 @@ class _Watch(_Calls):
 class _Remaining(_Calls):
     """Counts the calls that a copy leaves to torch."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, skipped: Set[str]) -> None:
+        super().__init__(skipped)
         self.calls: dict[tuple[str, str], list[str]] = {}
         """Why they are, by function and line."""
 
@@ -319,7 +325,8 @@ class _Remaining(_Calls):
 class _Wholes:
     """Compares every call of a function that an op may replace as a whole, while it is entered."""
 
-    def __init__(self) -> None:
+    def __init__(self, skipped: Set[str]) -> None:
+        self.names = WHOLES.keys() - skipped
         self.calls: dict[tuple[Key, str, str, frozenset[Key]], _Proof] = {}
         """By function, the op, where it is defined, and those who call it."""
         self.unfit: dict[tuple[Key, str], str] = {}
@@ -335,7 +342,7 @@ class _Wholes:
 
     def _profile(self, frame: FrameType, event: str, value: Any) -> None:
         code = frame.f_code
-        if code.co_name not in WHOLES or event not in ("call", "return"):
+        if code.co_name not in self.names or event not in ("call", "return"):
             return
         found, key = whole(code), key_of(code, frame.f_globals)
         line = shown_line(code.co_filename, code.co_firstlineno, "")
@@ -343,8 +350,7 @@ class _Wholes:
             self.unfit[key, line] = unfit(code)
         elif event == "call":
             self._arguments[frame] = [frame.f_locals[name] for name in parameters(code)]
-        elif frame in self._arguments and value is not None:
-            arguments = self._arguments.pop(frame)
+        elif (arguments := self._arguments.pop(frame, None)) is not None and value is not None:
             closure = tuple(CellType(frame.f_locals[name]) for name in code.co_freevars)
             function = FunctionType(code, frame.f_globals, None, None, closure)
             proof = self.calls.setdefault((key, found[1], line, frozenset(_chain(frame))), _Proof())
@@ -356,14 +362,15 @@ class _Wholes:
 
 def _plan(watch: _Watch, wholes: _Wholes, skipped: frozenset[str]) -> Plan:
     """What may be bound: all that was proven, where it was."""
-    entire = {key for key, _, _, _ in wholes.calls if key[1].rpartition(".")[2] not in skipped}
+    entire = {key for key, _, _, _ in wholes.calls}
     entire -= {key for (key, *_), proof in wholes.calls.items() if proof.fault}
     outside = {call: proof for call, proof in watch.calls.items() if entire.isdisjoint(call[3])}
     faulty = {(key, name) for (name, key, _, _), proof in outside.items() if proof.fault}
-    calls = {(key, name) for name, key, _, _ in outside if name not in skipped} - faulty
+    calls = {(key, name) for name, key, _, _ in outside} - faulty
     reached = {k for name, key, _, chain in outside if (key, name) in calls for k in chain}
     reached |= {k for key, _, _, chain in wholes.calls if key in entire for k in chain}
-    return Plan(frozenset(calls), frozenset(entire), frozenset(reached), skipped)
+    no_op = frozenset(name for _, name in faulty)
+    return Plan(frozenset(calls), frozenset(entire), frozenset(reached), skipped, no_op)
 
 
 def _told(
@@ -384,7 +391,7 @@ def _told(
             left.append(LeftAlone("forward", ".".join(key), line, proof.fault))
     proofs: dict[tuple[str, Key, str], _Proof] = {}
     for (name, key, line, chain), proof in watch.calls.items():
-        if entire.isdisjoint(chain) and name not in plan.skipped:
+        if entire.isdisjoint(chain):
             proofs.setdefault((name, key, line), _Proof()).merge(proof)
     for (name, key, line), proof in proofs.items():
         if (key, name) not in (plan.calls or ()):

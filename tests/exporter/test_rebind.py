@@ -8,7 +8,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import MethodType, ModuleType
 
 import pytest
 import torch
@@ -265,3 +265,46 @@ def test_functions_that_load_many_names():
         assert len(replaced.svexport_replacements) == bound
         assert [a.reason for a in replaced.svexport_left_alone] == ["its code has no room to load another name"][bound:]
         torch.testing.assert_close(replaced(2 * torch.eye(3)[None]), torch.eye(3)[None] / 2)
+
+
+def test_a_forward_of_its_own():
+    """Which some repositories put on an instance before they export it."""
+
+    def forward(self, x, grid):
+        return self.warp(x, grid) + torch.einsum("nchw->nchw", x)
+
+    args, model = inputs(), reached.Small()
+    model.forward = MethodType(forward, model)
+    replaced = svexport.replace(model, args, verbose=False)
+    assert len(replaced.svexport_replacements) == 2
+    assert replaced.forward.__self__ is replaced
+    assert left_to_torch(replaced, *args) == []
+    torch.testing.assert_close(replaced(*args), model(*args), rtol=1e-5, atol=1e-5)
+
+
+def test_names_that_mean_another_thing_later(monkeypatch):
+    """A cell of a notebook is run again: an earlier copy keeps what it has, a new one has the new function."""
+    args, model = inputs(), reached.Derived()
+    first = svexport.replace(model, args, verbose=False)
+    before = first(*args)
+
+    def forward(self, x, grid):
+        return torch.nn.functional.grid_sample(x, grid, align_corners=True) * 3
+
+    forward.__qualname__ = "Base.forward"
+    monkeypatch.setattr(reached.Base, "forward", forward)
+    second = svexport.replace(model, args, verbose=False)
+    torch.testing.assert_close(second(*args), model(*args), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(first(*args), before, rtol=0, atol=0)
+    assert left_to_torch(second, *args) == left_to_torch(first, *args) == []
+
+
+def test_a_copy_is_replaced_again():
+    args = inputs()
+    partly = svexport.replace(reached.Small(), args, only="einsum", verbose=False)
+    assert left_to_torch(partly, *args) == ["torch.nn.functional.grid_sample"]
+    replaced = svexport.replace(partly, args, verbose=False)
+    assert [r.before for r in replaced.svexport_replacements] == ["torch.nn.functional.grid_sample"]
+    assert left_to_torch(replaced, *args) == []
+    assert left_to_torch(pickle.loads(pickle.dumps(replaced)), *args) == []  # noqa: S301 - written here
+    torch.testing.assert_close(replaced(*args), partly(*args), rtol=1e-5, atol=1e-5)

@@ -829,6 +829,15 @@ def test_whole_functions_are_ops(make, function, args, op, tmp_path):
     assert ours == pytest.approx(theirs, rel=1e-5)
 
 
+def test_wholes_break_no_graph():
+    """Where the encoder asks tensors for sizes, which torch.compile cannot read."""
+    model = example("deformable_detr", config="small", layers=1)()
+    replaced = svexport.replace(model, verbose=False)
+    torch.compiler.reset()
+    compiled = torch.compile(replaced, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*model.example_inputs), model(*model.example_inputs), rtol=1e-4, atol=1e-4)
+
+
 def test_functions_of_a_whole_are_replaced_where_it_is_not():
     model = Attends(changed(options={"align_corners": True}))
     replaced = svexport.replace(model, ATTENDED, verbose=False)
