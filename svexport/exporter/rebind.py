@@ -33,6 +33,7 @@ __all__ = ["Binder", "Key", "Plan", "bind_functions", "binder", "key_of", "objec
 Key = tuple[str, str]
 """A function by its module and qualified name, for another process to find."""
 
+_SWAP = opcode.opmap.get("SWAP")  # from Python 3.11 on
 _METHODS = {name.rpartition(".")[2]: name for name in FUNCTIONS if name.startswith("torch.Tensor.")}
 _NAMES = {id(function.theirs): name for name, function in FUNCTIONS.items()}  # not everything that is called hashes
 
@@ -111,7 +112,7 @@ def unnamed(code: CodeType, names: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Use:
-    """An instruction of a function that loads a value by a global name and attributes, or calls a method.
+    """An instruction of a function that loads a value by a global name and attributes, or a method (from Python 3.11).
 
     Attributes:
         code: of the function, or one nested in it.
@@ -189,7 +190,7 @@ def _uses(function: FunctionType) -> Iterator[_Use]:
                 if known:
                     chain.append(instruction.argval)
                     yield _Use(code, root.offset, tuple(chain), value, line)
-                elif _is_method(instruction) and instruction.argval in _METHODS:
+                elif _SWAP is not None and _is_method(instruction) and instruction.argval in _METHODS:
                     name = _METHODS[instruction.argval]
                     yield _Use(code, instruction.offset, (instruction.argval,), name, line, method=True)
 
@@ -237,9 +238,9 @@ def _rewritten(code: CodeType, changes: dict[CodeType, list[tuple[_Use, str]]]) 
         load = bytes([opcode.opmap["LOAD_GLOBAL"], argument & 0xFF])
         load += bytes(_width(load, 0) - 2)
         load = (bytes([opcode.EXTENDED_ARG, high]) if high else b"") + load
-        load += bytes([opcode.opmap.get("SWAP", 0), 2])
+        load += bytes([_SWAP or 0, 2])
         width = _width(instructions, offset)
-        if high > 0xFF or len(load) > width or "SWAP" not in opcode.opmap:
+        if high > 0xFF or len(load) > width:
             return None
         nop = bytes([opcode.opmap["NOP"], 0])
         instructions[offset - 2 * prefixes : offset] = nop * prefixes

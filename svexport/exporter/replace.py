@@ -7,6 +7,7 @@ import inspect
 import math
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -128,7 +129,8 @@ def replace(
     chosen.check(model)
 
     modules: dict[str, _Proof] = {name: _Proof() for name in classes}
-    watch, wholes, remaining = _Watch(skipped), _Wholes(skipped), _Remaining(skipped)
+    watch, wholes = _Watch(skipped), _Wholes(skipped)
+    remaining, entered = _Remaining(skipped), _Wholes(skipped, compare=False)
     outputs, as_files = _Proof(), AsInFiles()
     plan = Plan(skipped=frozenset(skipped))
     if arguments is not None:
@@ -143,10 +145,11 @@ def replace(
     replaced = _swap(copied(model), classes)
     copies = bind_functions(replaced, plan, {id(value) for value in objects(model)})
     if arguments is not None:
-        outputs.add(expected, functools.partial(_forward, copied(replaced), arguments, as_files, remaining))
+        copy = copied(replaced)
+        outputs.add(expected, functools.partial(_forward, copy, arguments, as_files, remaining, entered))
         if outputs.fault:  # though every part agrees: rounding decides something here, or the model keeps a state
             warnings.warn(f"{type(model).__name__} as a whole, every part of it proven: {outputs.fault}", stacklevel=2)
-        del expected
+        del expected, copy
 
     replacements = []
     for name, proof in modules.items():
@@ -162,7 +165,7 @@ def replace(
             op = function.op if function else WHOLES[name.rpartition(".")[2]][0][1]
             replacements.append(Replacement("forward", name, _op_name(op), source, *_Proof().words(False)))
     else:
-        more, not_bound = _told(watch, wholes, remaining, plan)
+        more, not_bound = _told(watch, wholes, remaining, entered.entered, plan)
         replacements += more
         left_alone += not_bound
     replaced.svexport_replacements = replacements  # type: ignore[assignment]
@@ -302,31 +305,37 @@ class _Watch(_Calls):
         return proof.add(function.theirs(*args, **kwargs), lambda: function.ours(*args, **kwargs))
 
 
+_NO_NAME = (
+    "by no name that can be bound: through C code (torch.autograd.Function.apply), a container or an import inside a "
+    "function, say"
+)
+
+
 class _Remaining(_Calls):
     """Counts the calls that a copy leaves to torch."""
 
     def __init__(self, skipped: Set[str]) -> None:
         super().__init__(skipped)
-        self.calls: dict[tuple[str, str], list[str]] = {}
-        """Why they are, by function and line."""
+        self.calls: dict[tuple[str, Key, str], list[str]] = {}
+        """Why they are, by function, who calls it, and where."""
 
     def call(self, name: str, frame: FrameType, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if unnamed(frame.f_code, frame.f_globals):
             reason = f"{frame.f_code.co_name} was executed from text, in globals of no module"
         else:
-            reason = (
-                f"{frame.f_code.co_name} reaches it, or is reached, by no name that can be bound: through C code "
-                "(torch.autograd.Function.apply), a container or an import inside a function, say"
-            )
-        self.calls.setdefault((name, _line(frame)), []).append(reason)
+            reason = f"{frame.f_code.co_name} reaches it, or is reached, {_NO_NAME}"
+        call = name, key_of(frame.f_code, frame.f_globals), _line(frame)
+        self.calls.setdefault(call, []).append(reason)
         return FUNCTIONS[name].theirs(*args, **kwargs)
 
 
 class _Wholes:
-    """Compares every call of a function that an op may replace as a whole, while it is entered."""
+    """Compares every call of a function that an op may replace as a whole, while it is entered; or counts them."""
 
-    def __init__(self, skipped: Set[str]) -> None:
+    def __init__(self, skipped: Set[str], *, compare: bool = True) -> None:
         self.names = WHOLES.keys() - skipped
+        self.compare = compare
+        self.entered: Counter[Key] = Counter()
         self.calls: dict[tuple[Key, str, str, frozenset[Key]], _Proof] = {}
         """By function, the op, where it is defined, and those who call it."""
         self.unfit: dict[tuple[Key, str], str] = {}
@@ -346,6 +355,9 @@ class _Wholes:
             return
         found, key = whole(code), key_of(code, frame.f_globals)
         line = shown_line(code.co_filename, code.co_firstlineno, "")
+        self.entered[key] += event == "call"
+        if not self.compare:
+            return
         if found is None:
             self.unfit[key, line] = unfit(code)
         elif event == "call":
@@ -374,7 +386,7 @@ def _plan(watch: _Watch, wholes: _Wholes, skipped: frozenset[str]) -> Plan:
 
 
 def _told(
-    watch: _Watch, wholes: _Wholes, remaining: _Remaining, plan: Plan
+    watch: _Watch, wholes: _Wholes, remaining: _Remaining, entered: Mapping[Key, int], plan: Plan
 ) -> tuple[list[Replacement], list[LeftAlone]]:
     """What became of the calls of functions, line by line."""
     replaced, left = [], []
@@ -385,8 +397,12 @@ def _told(
     for (key, op, line, _), proof in wholes.calls.items():
         whole_proofs.setdefault((key, op, line), _Proof()).merge(proof)
     for (key, op, line), proof in whole_proofs.items():
-        if key in entire:
-            replaced.append(Replacement("forward", ".".join(key), _op_name(op), line, *proof.words(True)))
+        calls, error, words = proof.words(True)
+        kept = entered.get(key, 0) if key in entire else 0
+        if kept:
+            left.append(LeftAlone("forward", ".".join(key), line, f"it is reached {_NO_NAME}"))
+        if key in entire and kept < calls:
+            replaced.append(Replacement("forward", ".".join(key), _op_name(op), line, calls - kept, error, words))
         elif proof.fault:
             left.append(LeftAlone("forward", ".".join(key), line, proof.fault))
     proofs: dict[tuple[str, Key, str], _Proof] = {}
@@ -394,17 +410,18 @@ def _told(
         if entire.isdisjoint(chain):
             proofs.setdefault((name, key, line), _Proof()).merge(proof)
     for (name, key, line), proof in proofs.items():
+        reasons = remaining.calls.pop((name, key, line), [])
         if (key, name) not in (plan.calls or ()):
             reason = proof.fault or f"{name} stays as it is in {key[1]}, because of another call there"
             left.append(LeftAlone("forward", name, line, reason))
             continue
-        kept = remaining.calls.get((name, line), [])
-        if kept:
-            left.append(LeftAlone("forward", name, line, binder(plan).refused.get(key) or max(kept)))
-        if len(kept) < len(proof.errors):
-            calls, error, words = proof.words(True)
-            calls -= len(kept)
-            replaced.append(Replacement("forward", name, _op_name(FUNCTIONS[name].op), line, calls, error, words))
+        if reasons:
+            left.append(LeftAlone("forward", name, line, binder(plan).refused.get(key) or reasons[0]))
+        calls, error, words = proof.words(True)
+        if len(reasons) < calls:
+            op = _op_name(FUNCTIONS[name].op)
+            replaced.append(Replacement("forward", name, op, line, calls - len(reasons), error, words))
+    left += [LeftAlone("forward", name, line, reasons[0]) for (name, _, line), reasons in remaining.calls.items()]
     return replaced, left
 
 
@@ -430,9 +447,10 @@ def _chain(frame: FrameType | None) -> list[Key]:
 
 def _line(frame: FrameType) -> str:
     """Where the user's code called: the innermost of the frames that is not torch's."""
-    return shown_line(
-        *(user_line(frame, _forward.__code__) or (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-    )
+    code = frame.f_code
+    if line := user_line(frame, _forward.__code__):
+        return shown_line(*line)
+    return shown_line(code.co_filename.rstrip(".0123456789"), frame.f_lineno, code.co_name)  # texts are numbered
 
 
 # ------------------------------------------------------------------ proof
@@ -518,6 +536,7 @@ def _forward(model: nn.Module, arguments: tuple[Any, dict[str, Any]], *contexts:
     fresh = rebuild(dict(bound.arguments), lambda t: t.detach().clone())
     call = inspect.BoundArguments(bound.signature, fresh)  # type: ignore[arg-type]
     with torch.no_grad(), torch.random.fork_rng(devices=[]), ExitStack() as stack:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # what is compiled calls by no name
         for context in contexts:
             stack.enter_context(context)
         return model(*call.args, **call.kwargs)

@@ -201,6 +201,17 @@ def test_what_cannot_be_bound_is_left_alone_with_the_reason():
     torch.testing.assert_close(replaced(*args), model(*args), rtol=1e-5, atol=1e-5)
 
 
+def test_generated_code_is_left_alone():
+    """torch.fx makes it anew for every copy."""
+    args, model = inputs(), torch.fx.symbolic_trace(reached.Base())
+    replaced = svexport.replace(model, args, verbose=False)
+    assert replaced.svexport_replacements == []
+    assert [a.reason for a in replaced.svexport_left_alone] == [
+        "forward was executed from text, in globals of no module"
+    ]
+    torch.testing.assert_close(replaced(*args), model(*args), rtol=0, atol=0)
+
+
 def test_without_inputs_everything_that_is_found_is_bound():
     args = inputs()
     replaced = svexport.replace(reached.Everything(), verbose=False)

@@ -838,6 +838,17 @@ def test_wholes_break_no_graph():
     torch.testing.assert_close(compiled(*model.example_inputs), model(*model.example_inputs), rtol=1e-4, atol=1e-4)
 
 
+def test_wholes_that_no_name_reaches():
+    class Table(Samples):
+        def forward(self, image, grid):
+            return self.function["sampler"](image * self.scale, grid)
+
+    replaced = svexport.replace(Table({"sampler": bilinear_grid_sample}), SAMPLED, verbose=False)
+    assert replaced.svexport_replacements == []
+    assert [a.kind.rpartition(".")[2] for a in replaced.svexport_left_alone] == ["bilinear_grid_sample"]
+    assert "by no name that can be bound" in replaced.svexport_left_alone[0].reason
+
+
 def test_functions_of_a_whole_are_replaced_where_it_is_not():
     model = Attends(changed(options={"align_corners": True}))
     replaced = svexport.replace(model, ATTENDED, verbose=False)

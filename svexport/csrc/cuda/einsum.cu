@@ -21,8 +21,8 @@ struct Chosen {
   // Whether the small tensor has so many sums that warps do better on their own.
   bool by_many() const { return many.time < 0.98 * sums.time; }
 
-  // For tensors of these sizes. The search takes a hundred times as long as a launch, and a model asks for the same
-  // ones in every step.
+  // For tensors of these sizes. The search takes the CPU longer than a launch, and a model asks for the same ones in
+  // every step.
   static Chosen of(const Tensor& x, const Tensor& z) {
     constexpr size_t kMost = 1024;
     static thread_local std::map<std::array<int64_t, 13>, Chosen> known;
