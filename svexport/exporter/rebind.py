@@ -33,6 +33,7 @@ __all__ = ["Binder", "Key", "Plan", "bind_functions", "binder", "key_of", "objec
 Key = tuple[str, str]
 """A function by its module and qualified name, for another process to find."""
 
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _SWAP = opcode.opmap.get("SWAP")  # from Python 3.11 on
 _METHODS = {name.rpartition(".")[2]: name for name in FUNCTIONS if name.startswith("torch.Tensor.")}
 _NAMES = {id(function.theirs): name for name, function in FUNCTIONS.items()}  # not everything that is called hashes
@@ -139,7 +140,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _loads(code: CodeType) -> Iterator[tuple[list[dis.Instruction], int]]:
-    """Runs of instructions that load a variable and attributes of it, and their line."""
+    """Runs of instructions that load a variable, or attributes of what was there before, and attributes; their line."""
     run: list[dis.Instruction] = []
     line = first = code.co_firstlineno
     for instruction in dis.get_instructions(code):
@@ -147,7 +148,7 @@ def _loads(code: CodeType) -> Iterator[tuple[list[dis.Instruction], int]]:
         line = (positions.lineno if positions else instruction.starts_line) or line
         if instruction.opname in ("EXTENDED_ARG", "CACHE"):
             continue
-        if run and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        if run and instruction.opname in _ATTRIBUTES:
             run.append(instruction)
             continue
         if run:
@@ -182,7 +183,7 @@ def _uses(function: FunctionType) -> Iterator[_Use]:
             chain = [root.argval]
             if known:
                 yield _Use(code, root.offset, tuple(chain), value, line)
-            for instruction in attributes:
+            for instruction in run if root.opname in _ATTRIBUTES else attributes:
                 # Of modules and classes, whose attributes are not computed; what an object holds is its own.
                 known = known and isinstance(value, (ModuleType, type))
                 value = _attribute(value, instruction.argval) if known else None
@@ -496,7 +497,7 @@ def _taken(function: FunctionType, module: ModuleType) -> Iterator[tuple[str, An
     }
     for code in _codes(function.__code__):
         for (root, *attributes), _ in _loads(code):
-            if root.argval in mine and root.opname != "LOAD_GLOBAL" and attributes:
+            if root.argval in mine and root.opname == "LOAD_DEREF" and attributes:
                 value = _attribute(module, attributes[0].argval)
                 if value is not None:
                     yield attributes[0].argval, value

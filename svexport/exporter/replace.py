@@ -91,7 +91,8 @@ def replace(
 
     With arguments, every replacement is proven: what it replaces and what it is are both run on the activations of a
     forward pass in eval mode, whole functions with their gradients. What differs is left alone, and so is what is
-    reached by no name that can be bound: through C code, a container, or code executed from text.
+    reached by no name that can be bound: through C code, a container, code executed from text, and before Python 3.11
+    a method of tensors.
     ``F.grid_sample`` in half precision on a CPU is compared as torch computes it on CUDA, with coordinates in float32.
 
     Args:

@@ -45,8 +45,13 @@ def inputs():
     return torch.randn(2, 3, 5, 5), torch.rand(2, 5, 5, 2) * 2 - 1
 
 
+METHODS = sys.version_info >= (3, 11)
+
+
 @pytest.fixture(scope="module")
 def everything():
+    if not METHODS:
+        pytest.skip("methods of tensors are bound from Python 3.11 on")
     args = inputs()
     model = reached.Everything()
     return model, svexport.replace(model, args, verbose=False), args
@@ -219,7 +224,7 @@ def test_without_inputs_everything_that_is_found_is_bound():
     assert any(
         r.source.endswith('in mix: return einsum("nchw,cd->ndhw", x, w)') for r in replaced.svexport_replacements
     )
-    assert left_to_torch(replaced, *args) == ["torch.linalg.inv"]
+    assert not METHODS or left_to_torch(replaced, *args) == ["torch.linalg.inv"]
 
 
 def test_those_who_collect_classes_do_not_see_the_copies():
@@ -266,6 +271,7 @@ def test_functions_that_load_many_names():
     for text, bound in (
         (f"return torch.linalg.inv(x) + {sums}", False),  # loads torch before all others
         (f"y = {sums}; return torch.linalg.inv(x) + y", True),
+        (f"y = {sums}; return x.inverse() + y", METHODS),
     ):
         exec(f"class Many(nn.Module):\n    def forward(self, x):\n        {text}\n", module.__dict__)  # noqa: S102
         sys.modules["many_names"] = module

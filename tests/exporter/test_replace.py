@@ -379,6 +379,9 @@ class Functions(nn.Module):
         return times * (y + inverse + torch.linalg.solve(x, y))
 
 
+METHODS = {"torch.Tensor.inverse"} if sys.version_info >= (3, 11) else set()
+
+
 def regular(n=2):
     return torch.randn(n, 3, 3) + 4 * torch.eye(3)
 
@@ -387,13 +390,7 @@ def test_functions_are_ops_wherever_they_are_called(monkeypatch):
     model, x = Functions(), regular()
     replaced = svexport.replace(model, (x,), verbose=False)
     names = {r.before: r.source for r in replaced.svexport_replacements}
-    assert set(names) == {
-        "torch.einsum",
-        "torch.linalg.inv",
-        "torch.inverse",
-        "torch.Tensor.inverse",
-        "torch.linalg.solve",
-    }
+    assert set(names) == {"torch.einsum", "torch.linalg.inv", "torch.inverse", "torch.linalg.solve", *METHODS}
     line = Functions.forward.__code__.co_firstlineno
     assert f"test_replace.py:{line + 1} in forward: y = einsum(" in names["torch.einsum"]
     with torch.no_grad():
@@ -869,7 +866,7 @@ def test_gradients_decide_too():
     [
         ({"only": "torch.einsum"}, {"torch.einsum"}),
         ({"only": ["einsum", "LayerNorm"]}, {"torch.einsum", "torch.nn.modules.normalization.LayerNorm"}),
-        ({"only": "svexport.ops.inverse"}, {"torch.linalg.inv", "torch.inverse", "torch.Tensor.inverse"}),
+        ({"only": "svexport.ops.inverse"}, {"torch.linalg.inv", "torch.inverse", *METHODS}),
         ({"only": "1"}, {"torch.nn.modules.normalization.LayerNorm"}),
         ({"skip": ["inverse", "solve", "1"]}, {"torch.einsum"}),
         ({"only": "inverse", "skip": "torch.Tensor.inverse"}, {"torch.linalg.inv", "torch.inverse"}),
@@ -880,7 +877,7 @@ def test_only_and_skip(options, expected, given):
     model = nn.Sequential(Functions(), nn.LayerNorm(3))
     replaced = svexport.replace(model, regular() if given else None, **options, verbose=False)
     assert {r.before for r in replaced.svexport_replacements} == expected
-    assert replaced.svexport_left_alone == []
+    assert not METHODS or replaced.svexport_left_alone == []
 
 
 def test_names_that_nothing_has():
