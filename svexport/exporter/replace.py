@@ -87,7 +87,7 @@ def replace(
     class name, attributes and the signature of ``forward``. Functions are torch's (:data:`FUNCTIONS`), and whole ones
     of other packages by name and parameters (:data:`WHOLES`): those that the model's forward reaches are copied, also
     in other packages, with the names they look up bound to the ops: a call costs no more than that of the op. The
-    model and its packages keep theirs; scripted code does.
+    model, scripted code and the packages stay as they are, but for private names beside their own.
 
     With arguments, every replacement is proven: what it replaces and what it is are both run on the activations of a
     forward pass in eval mode, whole functions with their gradients. What differs is left alone, and so is what is

@@ -96,7 +96,13 @@ def alias(x, grid):
 def inverses(m):
     out = torch.linalg.inv(m, out=torch.empty_like(m))
     return (
-        m.inverse() + torch.linalg.inv(m) + torch.inverse(m) + torch.linalg.solve(m, m) + torch.Tensor.inverse(m) + out
+        m.inverse()
+        + (m @ m).inverse()
+        + torch.linalg.inv(m)
+        + torch.inverse(m)
+        + torch.linalg.solve(m, m)
+        + torch.Tensor.inverse(m)
+        + out
     )
 
 
