@@ -35,6 +35,7 @@ def _make() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
     index = torch.randint(0, 9, (2, 4, 11), generator=generator)
     yes, no = x > 0, y > 0
     weight, weight1, weight3 = r(6, 4, 3, 3), r(6, 9, 3), r(3, 2, 2, 3, 3)
+    bias, upward, mean, mixing = r(6), r(4, 5, 3, 3), r(4), r(4, 3)
     one: dict[str, Callable[..., Any]] = {
         "abs": torch.abs,
         "neg": torch.neg,
@@ -217,9 +218,9 @@ def _make() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
         "one_hot": (lambda t: F.one_hot(t, 9), (ints,)),
         "conv1d": (lambda t, w: F.conv1d(t, w, padding=1), (x, weight1)),
         "conv2d": (lambda t, w: F.conv2d(t, w, stride=2, padding=1), (image, weight)),
-        "conv2d_fixed": (lambda t: F.conv2d(t, weight, r(6), padding="same"), (image,)),
+        "conv2d_fixed": (lambda t: F.conv2d(t, weight, bias, padding="same"), (image,)),
         "conv3d": (lambda t, w: F.conv3d(t, w), (cube, weight3)),
-        "conv_transpose2d": (lambda t: F.conv_transpose2d(t, r(4, 5, 3, 3), stride=2, output_padding=1), (image,)),
+        "conv_transpose2d": (lambda t: F.conv_transpose2d(t, upward, stride=2, output_padding=1), (image,)),
         "max_pool1d": (lambda t: F.max_pool1d(t, 2), (x,)),
         "max_pool2d": (lambda t: F.max_pool2d(t, 3, 2, 1), (image,)),
         "max_pool2d_ceil": (lambda t: F.max_pool2d(t, 3, 2, ceil_mode=True), (image,)),
@@ -230,7 +231,7 @@ def _make() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
         "avg_pool3d": (lambda t: F.avg_pool3d(t, 2), (cube,)),
         "adaptive_avg_pool2d": (lambda t: F.adaptive_avg_pool2d(t, (4, 5)), (image,)),
         "adaptive_max_pool2d": (lambda t: F.adaptive_max_pool2d(t, 1), (image,)),
-        "batch_norm": (lambda t: F.batch_norm(t, r(4), r(4).abs() + 0.5, r(4), r(4)), (image,)),
+        "batch_norm": (lambda t: F.batch_norm(t, mean, mean.abs() + 0.5, mean, mean), (image,)),
         "group_norm": (lambda t: F.group_norm(t, 2), (image,)),
         "instance_norm": (lambda t: F.instance_norm(t), (image,)),
         "local_response_norm": (lambda t: F.local_response_norm(t, 3), (image,)),
@@ -258,7 +259,7 @@ def _make() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
         "gru": (nn.GRU(11, 7, bidirectional=True).eval(), (x,)),
         "multihead_attention": (nn.MultiheadAttention(12, 3).eval(), (r(5, 2, 12), r(6, 2, 12), r(6, 2, 12))),
         "transformer_layer": (nn.TransformerEncoderLayer(12, 3, 20).eval(), (r(5, 2, 12),)),
-        "deform_like": (lambda t: torch.einsum("nchw,ck->nkhw", t, r(4, 3)), (image,)),
+        "einsum_fixed": (lambda t: torch.einsum("nchw,ck->nkhw", t, mixing), (image,)),
     }
     return functions
 
