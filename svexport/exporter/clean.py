@@ -17,8 +17,10 @@ from svexport.exporter.sizes import Size
 from svexport.exporter.source import user_frame
 from svexport.exporter.torchscript import SOURCE_ATTRIBUTE
 from svexport.graph.nodes import rename, set_attributes, symbolic_of
+from svexport.graph.types import infer_types
 from svexport.graph.walk import attributes_of, graphs, remove_attribute
 from svexport.ops._op import DOMAIN
+from svexport.symbolic._builder import Value
 
 __all__ = ["clean", "keep_inputs", "name_sizes"]
 
@@ -103,8 +105,16 @@ def name_sizes(model: onnx.ModelProto, lowered: onnx.ModelProto, sizes: Mapping[
             if dim.dim_param and not of_inputs(dim.dim_param):
                 dim.ClearField("dim_param")
     if not all(dim.WhichOneof("value") for output in model.graph.output for dim in _dims(output)):
-        inferred = onnx.shape_inference.infer_shapes(lowered, data_prop=True)
+        for output in lowered.graph.output:
+            output.type.tensor_type.ClearField("shape")  # of branches that were not taken, it may have another rank
+        inferred, types = onnx.shape_inference.infer_shapes(lowered, data_prop=True), dict[str, Value]()
         for output, known in zip(model.graph.output, inferred.graph.output, strict=True):
+            if not known.type.tensor_type.HasField("shape"):  # more is inferred where numbers are computed on the way
+                types = types or infer_types(lowered)
+                shape = types[output.name].shape if output.name in types else None
+                known.CopyFrom(output if shape is None else _info(output.name, shape))
+            if len(_dims(output)) != len(_dims(known)):
+                output.type.tensor_type.shape.CopyFrom(known.type.tensor_type.shape)
             for axis, (dim, same) in enumerate(zip(_dims(output), _dims(known), strict=True)):
                 if dim.WhichOneof("value"):
                     continue
@@ -123,6 +133,10 @@ def _with_formulas(name: str, sizes: Mapping[str, Size]) -> str:
     return formulas.get(name) or re.sub(
         r"\w+", lambda word: f"({formulas[word[0]]})" if word[0] in formulas else word[0], name
     )
+
+
+def _info(name: str, shape: Sequence[int | None]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
 
 
 def _dims(value: onnx.ValueInfoProto) -> Sequence[onnx.TensorShapeProto.Dimension]:
