@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["IN_PLACE_OF", "DecompositionError", "advice_on", "decomposable", "decomposed", "untraced"]
+from svexport.exporter.exact import EXACT
+
+__all__ = ["IN_PLACE_OF", "WRONG", "DecompositionError", "advice_on", "decomposable", "decomposed", "untraced"]
 
 
 class DecompositionError(RuntimeError):
@@ -36,7 +38,7 @@ def advice_on(text: str) -> str:
 
 def decomposable(name: str) -> bool:
     """Whether there is something to trace in place of ``aten::outer``, say."""
-    if name in _WHOLE:
+    if name in _WHOLE | WRONG:
         return False
     return name == _INDEX_PUT or any(_decomposition(overload) is not None for overload in _overloads(name))
 
@@ -156,8 +158,13 @@ def _once(
 
 def _decomposition(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
     """What to trace in place of a function: of ours, else what torch's C++ calls, else what its Python does."""
-    if overload.name() in _OURS:
-        return _OURS[overload.name()]
+    name = overload.name()
+    if name in _OURS:
+        return _OURS[name]
+    function, _, form = name.partition(".")
+    written = _OURS.get(function.removesuffix("_") + (f".{form}" if form else ""))
+    if written is not None and overload._schema.is_mutable:
+        return lambda x, *args, **kwargs: x.copy_(written(x, *args, **kwargs))
     if overload._can_decompose():
         return overload.decompose
     from torch._decomp import decomposition_table
@@ -312,6 +319,11 @@ def _floor_divide(input: Any, other: Any) -> Tensor:
     return torch.floor_divide(input, other)
 
 
+def _log10(x: Tensor) -> Tensor:
+    x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
+    return x.log() * (1 / math.log(10))
+
+
 def _rrelu(
     input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
 ) -> Tensor:
@@ -363,17 +375,16 @@ IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
 """Functions that torch's other exporter does not know, as Python calls them."""
 
 _OURS: dict[str, Callable[..., Any]] = {
+    **EXACT,
+    "aten::_to_copy": lambda x, *, dtype=None, **_: x.clone() if dtype in (None, x.dtype) else x.to(dtype),
     "aten::_adaptive_avg_pool2d": _adaptive_avg_pool,
     "aten::_adaptive_avg_pool3d": _adaptive_avg_pool,
     **{f"aten::_upsample_nearest_exact{axes}d{form}": _nearest_exact for axes in (1, 2, 3) for form in ("", ".vec")},
-    "aten::acosh": lambda x: (x + (x * x - 1).sqrt()).log(),
-    "aten::asinh": lambda x: x.sign() * (x.abs() + (x * x + 1).sqrt()).log(),
-    "aten::atanh": lambda x: ((1 + x) / (1 - x)).log() / 2,
+    "aten::addcmul": lambda x, y, z, *, value=1: x + (y * z if value == 1 else y * z * value),
     "aten::bitwise_and.Tensor": _logical(torch.logical_and),
     "aten::bitwise_and_.Tensor": _logical(torch.Tensor.logical_and_),
     "aten::bitwise_xor.Tensor": _logical(torch.logical_xor),
     "aten::channel_shuffle": lambda x, groups: x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2),
-    "aten::cosh": lambda x: (x.exp() + (-x).exp()) / 2,
     "aten::cummax": lambda x, dim: _cumulative(x, dim, torch.amax, -math.inf),
     "aten::cummin": lambda x, dim: _cumulative(x, dim, torch.amin, math.inf),
     "aten::erfc": lambda x: 1 - x.erf(),
@@ -383,6 +394,7 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::index_reduce": _index_reduce,
     "aten::isin.Tensor_Tensor": _isin,
     "aten::kthvalue": _kthvalue,
+    "aten::log10": _log10,
     "aten::max_unpool2d": _max_unpool,
     "aten::max_unpool3d": _max_unpool,
     "aten::median": lambda x: _median(x.flatten(), 0)[0],
@@ -392,6 +404,8 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::repeat_interleave.self_int": _repeat_interleave,
     "aten::searchsorted.Scalar": _searchsorted,
     "aten::searchsorted.Tensor": _searchsorted,
-    "aten::sinh": lambda x: (x.exp() - (-x).exp()) / 2,
     "aten::trunc": lambda x: torch.where(x < 0, x.ceil(), x.floor()),
 }
+
+WRONG = frozenset({name.partition(".")[0] for name in EXACT} | {"aten::addcmul", "aten::log10"})
+"""Functions of which the exporter makes something else than torch does: traced as what they are made of, always."""

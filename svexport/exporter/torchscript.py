@@ -22,7 +22,8 @@ from svexport.errors import ExportError, SvexportError
 from svexport.exporter.arguments import FlatModel, TracingStopped, own_failure
 from svexport.exporter.complex import ComplexParts, has_complex
 from svexport.exporter.corrections import CORRECTIONS
-from svexport.exporter.decompose import DecompositionError, advice_on, decomposable, decomposed, untraced
+from svexport.exporter.decompose import WRONG, DecompositionError, advice_on, decomposable, decomposed, untraced
+from svexport.exporter.exact import exact_embeddings
 from svexport.exporter.source import user_frame
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.logging import logger
@@ -59,7 +60,14 @@ def export(
     parts: ComplexParts | None = None
     while True:
         try:
-            with registered(), _without_dump(), _numbers_of_unpooling(), decomposed(others), model.traced_in(parts):
+            with (
+                registered(),
+                _without_dump(),
+                _numbers_of_unpooling(),
+                exact_embeddings(),
+                decomposed([*WRONG, *others]),
+                model.traced_in(parts),
+            ):
                 try:
                     return _export(model, tensors, path, opset, input_names, dynamic_axes)
                 except TracingStopped:
@@ -69,8 +77,16 @@ def export(
             raise ExportError(
                 f"cannot be exported at opset {opset}: {error}; do not call what may fail, or try opset=18 or later"
             ) from error
-        except DecompositionError:  # and the error that led to it stands
-            others.pop()
+        except DecompositionError as error:
+            if others:  # and the error that led to it stands
+                others.pop()
+                break
+            if own := own_failure(model, tensors):
+                raise own from error
+            cause = error
+            if parts is None and has_complex(model, tensors):
+                parts = ComplexParts(own=False)
+                continue
             break
         except SvexportError:
             raise
@@ -87,7 +103,7 @@ def export(
                 break
         logger.info("{} cannot be exported at opset {}: tracing what it is made of", name, opset)
         others.append(name)
-    with decomposed(others), model.traced_in(parts):
+    with decomposed([*WRONG, *others]), model.traced_in(parts):
         raise _failure(model, tensors, opset, cause) from cause
 
 
