@@ -30,11 +30,14 @@ def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequ
     each svexport node's source line (``doc_string``) and each node's module (``namespace``), in place."""
     nodes = [node for graph in graphs(model.graph) for node in graph.node]
     taken = {name for node in nodes for name in (node.name, *node.output)}
+    taken |= {value.name for value in model.graph.input}  # forward(self, w) beside self.w
 
     @cache
     def unwrapped(name: str) -> str:
         new = _without_wrapper(name)
-        return new if new == name or new not in taken else f"{new}_inner"  # the wrapper has casts of its own
+        while new != name and new in taken:  # the wrapper has casts of its own, too
+            new += "_inner"
+        return new
 
     for graph in graphs(model.graph):
         for node in graph.node:

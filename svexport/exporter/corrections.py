@@ -309,6 +309,27 @@ def _of_batches(rank: int) -> Callable[..., Any]:
     return convert
 
 
+def _average(axes: int) -> Callable[..., Any]:
+    """The exporter's own forgets the divisor."""
+    batches = _of_batches(axes + 2)
+
+    def convert(g: Any, own: _Own, self: _Value, size: _Value, *rest: _Value) -> Any:
+        *others, ceil, _, divisor = rest
+        if symbolic_helper._is_none(divisor):
+            return batches(g, own, self, size, *rest)
+        if symbolic_helper._parse_arg(ceil, "i"):
+            return symbolic_helper._unimplemented(f"avg_pool{axes}d", "ceil_mode with divisor_override", self)
+        sizes = symbolic_helper._parse_arg(size, "is")
+        count = math.prod(sizes * (axes if len(sizes) == 1 else 1))
+        padded, none = g.op("Constant", value_t=torch.tensor(1)), g.op("prim::Constant")
+        none.setType(torch._C.NoneType.get())
+        result = batches(g, own, self, size, *others, ceil, padded, none)
+        factor = count / symbolic_helper._parse_arg(divisor, "i")
+        return g.op("Mul", result, _scalar(g, factor, _kinds.from_value(self, _kinds.FLOAT)))
+
+    return convert
+
+
 def _from_the_front(g: Any, self: _Value, axis: int, index: _Value) -> _Value:
     masks = (_kinds.BOOL, _kinds.UINT8)
     if symbolic_helper._is_none(index) or _kinds.from_value(index) in masks or _not_negative(index):
@@ -631,6 +652,7 @@ _POOLS = ("adaptive_avg_pool{}d", "adaptive_max_pool{}d", "avg_pool{}d", "max_po
 # Of an aten function: its conversion, which is given the exporter's own.
 CORRECTIONS: dict[str, Callable[..., Any]] = {
     **{f"aten::{pool.format(axes)}": _of_batches(axes + 2) for axes in (1, 2, 3) for pool in _POOLS},
+    **{f"aten::avg_pool{axes}d": _average(axes) for axes in (2, 3)},
     # But aten::max_pool2d, which is an op of ours.
     **{f"aten::max_pool{axes}d": _of_batches(axes + 2) for axes in (1, 3)},
     "aten::pixel_shuffle": _of_batches(4),

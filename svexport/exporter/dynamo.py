@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -136,35 +137,61 @@ def _normalized_by_itself(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
     training: bool,
     momentum: float,
     eps: float,
 ) -> Any:
-    """BatchNormalization that is told to train is not what it is in torch: ``BatchNorm2d(track_running_stats=False)``."""
+    """BatchNormalization that is told to train gives its statistics in another order, and another variance."""
     if not training:
         return NotImplemented
     axes = [axis for axis in range(x.dim()) if axis != 1]
     shape = [1, -1] + [1] * (x.dim() - 2)
     mean = x.mean(axes)
     apart = x - mean.reshape(shape)
-    variance = (apart * apart).mean(axes)
-    scale = (variance + eps).rsqrt()
+    squares = (apart * apart).sum(axes)
+    count = x.numel() // x.shape[1]
+    scale = (squares / count + eps).rsqrt()
     normal = apart * scale.reshape(shape)
     if weight is not None:
         normal = normal * weight.reshape(shape)
-    return normal if bias is None else normal + bias.reshape(shape), mean, scale
+    if bias is not None:
+        normal = normal + bias.reshape(shape)
+    running_mean = (1 - momentum) * running_mean + momentum * mean
+    running_var = (1 - momentum) * running_var + momentum * squares / (count - 1)
+    return normal, mean, scale, running_mean, running_var
+
+
+def _averaged(axes: int) -> Callable[..., Any]:
+    """The exporter's own forgets the divisor."""
+    pool = getattr(torch.ops.aten, f"avg_pool{axes}d")
+
+    def function(
+        x: Tensor,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:
+        if divisor_override is None:
+            return NotImplemented
+        if ceil_mode:
+            raise ExportError(f"avg_pool{axes}d with ceil_mode and divisor_override; pad the input, and leave ceil_mode")
+        sizes = list(kernel_size) * (axes if len(kernel_size) == 1 else 1)
+        return pool(x, kernel_size, stride, padding, False, True) * (math.prod(sizes) / divisor_override)
+
+    return function
 
 
 _ALSO: dict[str, Callable[..., Any]] = {
-    "aten::_native_batch_norm_legit": _normalized_by_itself,
-    "aten::_native_batch_norm_legit.no_stats": lambda x, weight, bias, *rest: _normalized_by_itself(
-        x, weight, bias, None, None, *rest
-    ),
-    "aten::native_batch_norm": _normalized_by_itself,
+    "aten::_native_batch_norm_legit_functional": _normalized_by_itself,
+    "aten::avg_pool2d": _averaged(2),
+    "aten::avg_pool3d": _averaged(3),
 }
-"""As :data:`EXACT`, of what the other exporter has right."""
+"""As :data:`EXACT`, of what the other exporter has right or another form of."""
 
 
 def _overload(name: str) -> Any:
