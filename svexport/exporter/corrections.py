@@ -521,6 +521,17 @@ def _any(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
     return own(g, self, *rest)
 
 
+def _copy(g: Any, own: _Own, self: _Value, values: _Value, non_blocking: _Value) -> Any:
+    """What ``x.copy_(values)`` becomes, which the exporter lacks."""
+    kind = _kinds.from_value(self, _kinds.UNDEFINED)
+    if kind not in (_kinds.UNDEFINED, _kinds.from_value(values, _kinds.UNDEFINED)):
+        values = g.op("Cast", values, to_i=kind.onnx_type())
+    sizes = [symbolic_helper._get_tensor_sizes(v) for v in (self, values)]
+    if sizes[0] is not None and None not in sizes[0] and sizes[0] == sizes[1]:
+        return g.op("Identity", values)
+    return g.op("Expand", values, g.op("Shape", self))
+
+
 def _softplus(g: Any, own: _Own, self: _Value, beta: _Value, threshold: _Value) -> Any:
     """The exporter's own forgets the threshold."""
     result = own(g, self, beta, threshold)
@@ -671,6 +682,7 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     "aten::clamp": _clamp,
     "aten::clamp_max": _clamp_max,
     "aten::clamp_min": _clamp_min,
+    "aten::copy": _copy,
     "aten::cross": _cross,
     "aten::cumsum": _cumsum,
     "aten::expand": _expand,

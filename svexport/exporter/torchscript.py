@@ -64,6 +64,7 @@ def export(
                 registered(),
                 _without_dump(),
                 _numbers_of_unpooling(),
+                _open_functions(),
                 exact_embeddings(),
                 decomposed([*WRONG, *others]),
                 model.traced_in(parts),
@@ -175,6 +176,29 @@ def _without_dump() -> Iterator[None]:
         yield
     finally:
         torch._C._jit_onnx_log = log
+
+
+@contextmanager
+def _open_functions() -> Iterator[None]:
+    """Has the forward of an ``autograd.Function`` traced as any code: inside the node that the tracer makes of it, writes
+    in place are lost. Those that say by ``symbolic`` what they are in a file stay nodes."""
+    function = torch.autograd.Function
+    own = function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if hasattr(cls, "symbolic") or not torch.jit.is_tracing():
+            return own.__get__(None, cls)(*args, **kwargs)
+        if cls.setup_context is not function.setup_context:
+            return cls.forward(*args, **kwargs)
+        context = torch.autograd.function.FunctionCtx()
+        context.needs_input_grad = (False,) * len(args)  # type: ignore[attr-defined]
+        return cls.forward(context, *args, **kwargs)
+
+    function.apply = classmethod(apply)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        function.apply = own
 
 
 @contextmanager
