@@ -532,6 +532,35 @@ def _copy(g: Any, own: _Own, self: _Value, values: _Value, non_blocking: _Value)
     return g.op("Expand", values, g.op("Shape", self))
 
 
+def _power(g: Any, own: _Own, self: _Value, exponent: _Value) -> Any:
+    """Before opset 12 Pow is for floating-point numbers, and what the exporter's own makes of integers stays such."""
+    kind = _kinds.from_value(g.original_node.output(), _kinds.UNDEFINED)
+    if g.opset >= 12 or kind == _kinds.UNDEFINED or _is_floating(kind) or kind.dtype().is_complex:
+        return own(g, self, exponent)
+    precise = (g.op("Cast", value, to_i=_kinds.DOUBLE.onnx_type()) for value in (self, exponent))
+    return g.op("Cast", g.op("Pow", *precise), to_i=kind.onnx_type())
+
+
+def _sign(g: Any, own: _Own, self: _Value) -> Any:
+    """Of integers by comparisons, of which ONNX Runtime's Sign takes 32 bits."""
+    kind = _kinds.from_value(self, _kinds.UNDEFINED)
+    if kind not in (_kinds.INT, _kinds.INT64):
+        return own(g, self)
+    one, zero, less = (_scalar(g, number, kind) for number in (1, 0, -1))
+    return g.op("Where", g.op("Less", self, zero), less, g.op("Where", g.op("Greater", self, zero), one, zero))
+
+
+def _unique_along(g: Any, own: _Own, self: _Value, dim: _Value, sorted: _Value, *rest: _Value) -> Any:
+    """Sorted, as torch's always is along a dimension."""
+    return own(g, self, dim, g.op("Constant", value_t=torch.tensor(True)), *rest)
+
+
+def _unique(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
+    """Of the whole tensor, the places have its shape, which the exporter's own forgets."""
+    values, places, *counts = own(g, self, *rest)
+    return (values, g.op("Reshape", places, g.op("Shape", self)), *counts)
+
+
 def _softplus(g: Any, own: _Own, self: _Value, beta: _Value, threshold: _Value) -> Any:
     """The exporter's own forgets the threshold."""
     result = own(g, self, beta, threshold)
@@ -702,13 +731,17 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     "aten::movedim": _movedim,
     "aten::nan_to_num": _nan_to_num,
     "aten::permute": _permute,
+    "aten::pow": _power,
     "aten::relu": _integers_within(0, None),
     "aten::relu6": _integers_within(0, 6),
     "aten::repeat": _repeat,
     "aten::repeat_interleave": _repeat_interleave,
     "aten::roll": _roll,
+    "aten::sign": _sign,
     "aten::softplus": _softplus,
     "aten::sort": _sort,
     "aten::stack": _stack,
     "aten::topk": _topk,
+    "aten::_unique2": _unique,
+    "aten::unique_dim": _unique_along,
 }

@@ -388,7 +388,8 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::cummax": lambda x, dim: _cumulative(x, dim, torch.amax, -math.inf),
     "aten::cummin": lambda x, dim: _cumulative(x, dim, torch.amin, math.inf),
     "aten::erfc": lambda x: 1 - x.erf(),
-    "aten::exp2": lambda x: 2.0**x,
+    "aten::exp2": lambda x: (x * math.log(2)).exp(),
+    **{f"aten::float_power.Tensor_{form}": lambda x, y: x.double() ** y for form in ("Scalar", "Tensor")},
     "aten::expm1": lambda x: x.exp() - 1,
     "aten::hypot": lambda x, y: (x * x + y * y).sqrt(),
     "aten::index_reduce": _index_reduce,
@@ -407,5 +408,5 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::trunc": lambda x: torch.where(x < 0, x.ceil(), x.floor()),
 }
 
-WRONG = frozenset({name.partition(".")[0] for name in EXACT} | {"aten::addcmul", "aten::log10"})
+WRONG = frozenset({name.partition(".")[0] for name in EXACT} | {"aten::addcmul", "aten::float_power", "aten::log10"})
 """Functions of which the exporter makes something else than torch does: traced as what they are made of, always."""

@@ -158,6 +158,10 @@ def _trunc_divide(x: Tensor, y: Any, *, rounding_mode: str | None) -> Tensor:
     return torch.where((down < 0) & (rest != 0), down + 1, down)
 
 
+def _sign_bit(x: Tensor) -> Tensor:
+    return _negative(x) if x.is_floating_point() else x < 0
+
+
 def _vector_norm(
     x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -249,5 +253,6 @@ EXACT: dict[str, Callable[..., Any]] = {
     "aten::logaddexp": _log_add_exp,
     "aten::logaddexp2": _log_add_exp2,
     "aten::logcumsumexp": _log_cumsum_exp,
+    "aten::signbit": _sign_bit,
 }
 """By the overload of ATen."""

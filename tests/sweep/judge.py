@@ -26,8 +26,8 @@ OPSETS = (11, 13, 17, 18, 20, 23)
 EXPORTERS = ("svexport", "torch")
 SECONDS = 60
 """A function that is not done at an opset then counts as refused."""
-LIMITS = ("large", "nan")
-"""Runs in which a function may differ without being wrong: the page says of which it does."""
+LIMITS = ("large", "infinite", "nan")
+"""Runs in which a function that is right of tame numbers differs: the page says which functions do."""
 EXPORTS = 8
 """Of a function at an opset, to find out which of its samples are refused."""
 
@@ -134,15 +134,25 @@ def judge(cases: Sequence[tuple[Case, list[Expected]]], opset: int, exporter: st
                 verdict.add("refused", f"not done in {SECONDS} s", len(group) + sum(map(len, waiting)))
                 break
             except Exception as error:  # noqa: BLE001 - exporters raise anything
-                if len(group) > 1:
-                    waiting += [group[len(group) // 2 :], group[: len(group) // 2]]
-                else:
+                if len(group) == 1:
                     verdict.add("refused", f"{group[0][0].text}: {_line(error)}")
+                    if not (verdict.right or verdict.wrong or verdict.limits) and len(set(map(_reason, verdict.reasons))) < verdict.refused:
+                        verdict.add("refused", "", sum(map(len, waiting)))  # the first and the last, for one reason
+                        break
+                elif len(group) == len(cases) > 2:
+                    waiting += [group[1:-1], group[-1:], group[:1]]
+                else:
+                    waiting += [group[len(group) // 2 :], group[: len(group) // 2]]
                 continue
             for (case, _), problem in zip(group, judged, strict=True):
                 kind = "right" if not problem else "limits" if problem.startswith(LIMITS) else "wrong"
                 verdict.add(kind, f"{case.text}: {problem}" if problem else "")
     return verdict
+
+
+def _reason(text: str) -> str:
+    """Why a sample was refused, without the sample."""
+    return text.partition("Error: ")[2][:60]
 
 
 def _judged(cases: Sequence[tuple[Case, list[Expected]]], opset: int, exporter: str) -> list[str]:

@@ -63,7 +63,7 @@ def write(results: Results) -> None:
         "false), and compared with torch in ONNX Runtime. Written by `python -m tests.sweep`; each cell is from a run "
         f"(torch {torch.__version__.split('+')[0]}, onnx {onnx.__version__}, ONNX Runtime {onnxruntime.__version__}).",
         "",
-        "✓ right · ✓* right but of NaN, or of numbers whose squares or exponentials overflow · part: some samples right, the others refused · – refused · **wrong**: a file that differs from "
+        "✓ right · ✓* right of tame numbers, and other than torch of NaN, infinities or numbers whose sums or squares overflow · part: some samples right, the others refused · – refused · **wrong**: a file that differs from "
         "torch. *torch* is `torch.onnx.export`, of TorchScript up to 17 and of torch.export from 18 on.",
         "",
         "| | " + " | ".join(f"{e} {o}" for e, o in columns) + " |",
