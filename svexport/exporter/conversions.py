@@ -82,8 +82,7 @@ def extreme_along(write: Writer, op_type: str, x: Any, axis: int, keepdims: bool
 
 
 def sorted_along(write: Writer, x: Any, count: Any, axis: int, largest: bool) -> tuple[Any, Any]:
-    """The first of the sorted values along an axis, and where they are; NaN is larger than all numbers, but among
-    infinities."""
+    """The first of the sorted values along an axis, and where they are; NaN is larger than all numbers."""
     if write.rank(x) == 0:
         return write("Identity", x), _first(write)
     if write.dtype(x) == torch.bool:
@@ -101,9 +100,13 @@ def _first(write: Writer) -> Any:
 
 
 def _without_nan(write: Writer, x: Any, number: float) -> Any:
-    if not is_floating(write, x):
+    """An infinity in place of NaN, and the last finite number in place of that infinity."""
+    dtype = write.dtype(x)
+    if dtype is None or not dtype.is_floating_point:
         return x
-    return write("Where", write("IsNaN", x), write.constant(torch.tensor(number, dtype=write.dtype(x))), x)
+    last = write.constant(torch.tensor(math.copysign(torch.finfo(dtype).max, number), dtype=dtype))
+    finite = write("Min" if number > 0 else "Max", x, last)
+    return write("Where", write("IsNaN", x), write.constant(torch.tensor(number, dtype=dtype)), finite)
 
 
 def larger(write: Writer, op_type: str, x: Any, y: Any) -> Any:

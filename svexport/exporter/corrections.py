@@ -515,7 +515,7 @@ def _nan_to_num(g: Any, own: _Own, self: _Value, nan: _Value, high: _Value, low:
 
 
 def _any(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
-    """The exporter's own asks whether the sum is positive."""
+    """The exporter's own asks whether the sum is positive; ``all`` is made of it."""
     if _kinds.from_value(self, _kinds.UNDEFINED) != _kinds.BOOL:
         self = g.op("Cast", self, to_i=_kinds.BOOL.onnx_type())
     return own(g, self, *rest)
@@ -705,6 +705,7 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     },
     **{f"aten::{name}": _unary(name.capitalize()) for name in ("acosh", "asinh", "atanh", "cosh", "sinh")},
     "aten::_convolution": _convolution,
+    "aten::all": _any,
     "aten::any": _any,
     "aten::argsort": _argsort,
     "aten::cat": _cat,

@@ -62,8 +62,9 @@ def decomposed(names: Collection[str]) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that kernels are replaced
-            for overload in (overload for name in names for overload in _overloads(name)):
-                if (function := _decomposition(overload)) is not None:
+            for name, overload in ((name, overload) for name in names for overload in _overloads(name)):
+                function = _ours(overload) if name in WRONG else _decomposition(overload)
+                if function is not None:
                     library.impl(overload, _once(overload, function, _taker(taking, overload)), "Tracer")
         yield
     finally:
@@ -158,13 +159,8 @@ def _once(
 
 def _decomposition(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
     """What to trace in place of a function: of ours, else what torch's C++ calls, else what its Python does."""
-    name = overload.name()
-    if name in _OURS:
-        return _OURS[name]
-    function, _, form = name.partition(".")
-    written = _OURS.get(function.removesuffix("_") + (f".{form}" if form else ""))
-    if written is not None and overload._schema.is_mutable:
-        return lambda x, *args, **kwargs: x.copy_(written(x, *args, **kwargs))
+    if (ours := _ours(overload)) is not None:
+        return ours
     if overload._can_decompose():
         return overload.decompose
     from torch._decomp import decomposition_table
@@ -181,6 +177,18 @@ def _decomposition(overload: torch._ops.OpOverload) -> Callable[..., Any] | None
         return _Aten(graph).run(*args)
 
     return function
+
+
+def _ours(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """What is written here in place of a function, and in place of its in-place form."""
+    name = overload.name()
+    if name in _OURS:
+        return _OURS[name]
+    function, _, form = name.partition(".")
+    ours = _OURS.get(function.removesuffix("_") + (f".{form}" if form else ""))
+    if ours is None or not overload._schema.is_mutable:
+        return None
+    return lambda x, *args, **kwargs: x.copy_(ours(x, *args, **kwargs))
 
 
 @contextmanager
@@ -226,18 +234,6 @@ def _median(input: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Ten
     middle = (input.size(dim) - 1) // 2
     values, indices = values.select(dim, middle), indices.select(dim, middle)
     return (values.unsqueeze(dim), indices.unsqueeze(dim)) if keepdim else (values, indices)
-
-
-def _cumulative(input: Tensor, dim: int, reduce: Callable[..., Tensor], worst: float) -> tuple[Tensor, Tensor]:
-    """``cummax`` and ``cummin`` from all pairs of places; the last of several that are equal."""
-    if not input.is_floating_point():
-        worst = math.copysign(torch.iinfo(input.dtype).max, worst)
-    input = input.transpose(dim, -1).unsqueeze(-2)
-    place = torch.arange(input.size(-1), device=input.device)
-    ahead = place > place.unsqueeze(-1)
-    values = reduce(input.masked_fill(ahead, worst), -1, keepdim=True)
-    indices = place.masked_fill(ahead | (input != values), -1).amax(-1)
-    return values.squeeze(-1).transpose(dim, -1), indices.transpose(dim, -1)
 
 
 def _repeat_interleave(
@@ -385,8 +381,6 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::bitwise_and_.Tensor": _logical(torch.Tensor.logical_and_),
     "aten::bitwise_xor.Tensor": _logical(torch.logical_xor),
     "aten::channel_shuffle": lambda x, groups: x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2),
-    "aten::cummax": lambda x, dim: _cumulative(x, dim, torch.amax, -math.inf),
-    "aten::cummin": lambda x, dim: _cumulative(x, dim, torch.amin, math.inf),
     "aten::erfc": lambda x: 1 - x.erf(),
     "aten::exp2": lambda x: (x * math.log(2)).exp(),
     **{f"aten::float_power.Tensor_{form}": lambda x, y: x.double() ** y for form in ("Scalar", "Tensor")},

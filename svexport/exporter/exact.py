@@ -132,6 +132,23 @@ def _cross_entropy_of_logits(
     return (lambda x: x, torch.mean, torch.sum)[reduction](loss)
 
 
+def _cumulative(x: Tensor, dim: int, reduce: Callable[..., Tensor], worst: float) -> tuple[Tensor, Tensor]:
+    """``cummax`` and ``cummin`` from all pairs of places; the last of several that are equal, or NaN."""
+    if not x.dim():
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    if not x.is_floating_point():
+        worst = math.copysign(torch.iinfo(x.dtype).max, worst)
+    x = x.transpose(dim, -1).unsqueeze(-2)
+    place = torch.arange(x.size(-1), device=x.device)
+    ahead = place > place.unsqueeze(-1)
+    values = reduce(x.masked_fill(ahead, worst), -1, keepdim=True)
+    same = x == values
+    if x.is_floating_point():
+        same = same | x.isnan()
+    places = torch.where(same & ~ahead, place, -1).amax(-1)
+    return values.squeeze(-1).transpose(dim, -1), places.transpose(dim, -1)
+
+
 def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """By places: the exporters' own multiplies by a mask, which infinities and NaN beside the diagonal outlive."""
     dim1, dim2 = dim1 % x.dim(), dim2 % x.dim()
@@ -244,6 +261,8 @@ EXACT: dict[str, Callable[..., Any]] = {
     **{f"aten::{name}": _right_shift for name in ("__rshift__.Scalar", "__rshift__.Tensor")},
     **{f"aten::bitwise_left_shift.{form}": _left_shift for form in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")},
     **{f"aten::bitwise_right_shift.{form}": _right_shift for form in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")},
+    "aten::cummax": lambda x, dim: _cumulative(x, dim, torch.amax, -math.inf),
+    "aten::cummin": lambda x, dim: _cumulative(x, dim, torch.amin, math.inf),
     "aten::diagonal": _diagonal,
     "aten::diagonal_copy": _diagonal,
     "aten::div.Scalar_mode": _trunc_divide,

@@ -41,8 +41,7 @@ _PLACES = {
     *("argmax", "argmin", "argsort", "cummax", "cummin", "kthvalue", "max", "median", "min", "mode", "msort"),
     *("nanmedian", "sort", "topk"),
 }
-"""Functions that say where a value is, which torch leaves open among equal ones; and NaN beside infinity, where it
-lasts in values only."""
+"""Functions that say where a value is, which torch leaves open among equal ones."""
 
 
 _ORDERED = {"bucketize", "searchsorted"}
@@ -74,11 +73,10 @@ class Case:
         else:
             large = [6e4, -6e4, 6e-8] if self.dtype == _HALF else [1e30, -1e30, 1e-40]
             finite = [x for x in _FINITE + large if not self.places or math.copysign(1, x) > 0 or x]
-            nan = [math.nan, *finite[:-3]] if self.places else [math.nan, math.inf, *finite[:-3]]
             yield "finite", self._filled(lambda t, seed: _scattered(t, finite[:-3], seed))
             yield "large", self._filled(lambda t, seed: _scattered(t, finite, seed))
             yield "infinite", self._filled(lambda t, seed: _scattered(t, [math.inf, -math.inf, *finite], seed))
-            yield "nan", self._filled(lambda t, seed: _scattered(t, nan, seed))
+            yield "nan", self._filled(lambda t, seed: _scattered(t, [math.nan, math.inf, *finite[:-3]], seed))
 
     def _filled(self, value: Callable[[Tensor, int], Tensor]) -> list[Tensor]:
         return [
