@@ -35,8 +35,11 @@ def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequ
     @cache
     def unwrapped(name: str) -> str:
         new = _without_wrapper(name)
-        while new != name and new in taken:  # the wrapper has casts of its own, too
+        if new == name:
+            return name
+        while new in taken:  # the wrapper has casts of its own, too
             new += "_inner"
+        taken.add(new)
         return new
 
     for graph in graphs(model.graph):
