@@ -69,12 +69,11 @@ def _bounded(g: Any, self: _Value, low: _Value | None, high: _Value | None) -> A
     numbers = all(b is not None and b.node().kind() == "onnx::Constant" for b in bounds)
     if numbers and mine == kind and mine.dtype().is_floating_point:
         return None
-    write = TorchScriptWriter(g)
-    self, low, high = (
+    x, low, high = (
         v if v is None or (v is self and mine == kind) else g.op("Cast", v, to_i=kind.onnx_type())
         for v in (self, *bounds)
     )
-    return bounded(write, self, low, high)
+    return bounded(TorchScriptWriter(g), x, low, high)
 
 
 def _repeat_interleave(g: Any, own: _Own, self: _Value, repeats: _Value, dim: _Value, output_size: _Value) -> Any:
@@ -607,7 +606,9 @@ def _mean(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
     kind = _kinds.from_value(g.original_node.output(), _kinds.UNDEFINED)
     if not _is_floating(kind) or not (sizes is None or 0 in sizes or (None in sizes and masks)):
         return result
-    axes = symbolic_helper._parse_arg(rest[0], "is") if len(rest) > 1 and not symbolic_helper._is_none(rest[0]) else None
+    axes = (
+        symbolic_helper._parse_arg(rest[0], "is") if len(rest) > 1 and not symbolic_helper._is_none(rest[0]) else None
+    )
     return mean_of_some(TorchScriptWriter(g), result, self, axes)
 
 

@@ -62,8 +62,8 @@ def decomposed(names: Collection[str]) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that kernels are replaced
-            for name, overload in ((name, overload) for name in names for overload in _overloads(name)):
-                function = _ours(overload) if name in WRONG else _decomposition(overload)
+            for overload, written in ((o, name in WRONG) for name in names for o in _overloads(name)):
+                function = _ours(overload) if written else _decomposition(overload)
                 if function is not None:
                     library.impl(overload, _once(overload, function, _taker(taking, overload)), "Tracer")
         yield

@@ -179,7 +179,9 @@ def _averaged(axes: int) -> Callable[..., Any]:
         if divisor_override is None:
             return NotImplemented
         if ceil_mode:
-            raise ExportError(f"avg_pool{axes}d with ceil_mode and divisor_override; pad the input, and leave ceil_mode")
+            raise ExportError(
+                f"avg_pool{axes}d with ceil_mode and divisor_override; pad the input, and leave ceil_mode"
+            )
         sizes = list(kernel_size) * (axes if len(kernel_size) == 1 else 1)
         return pool(x, kernel_size, stride, padding, False, True) * (math.prod(sizes) / divisor_override)
 
@@ -351,7 +353,7 @@ class _OnnxscriptWriter:
     def constant(self, tensor: Tensor) -> Any:
         from onnxscript import opset18
 
-        return opset18.Constant(value=ir.tensor(tensor))
+        return opset18.Constant(value=ir.tensor(tensor))  # type: ignore[arg-type]
 
     def dtype(self, value: Any) -> torch.dtype | None:
         return None if value.dtype is None else _TORCH_DTYPES.get(value.dtype)

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
-from torch.nn.parameter import UninitializedTensorMixin
 
 __all__ = ["State", "unchanged"]
 
@@ -35,7 +34,9 @@ class State:
         self._storages: dict[int, Tensor] = {}
         self._random = _random_state()
         self._dtype = torch.get_default_dtype()
-        held = sum(p.numel() * p.element_size() for p in model.parameters() if not isinstance(p, UninitializedTensorMixin))
+        held = sum(
+            p.numel() * p.element_size() for p in model.parameters() if not nn.parameter.is_lazy(p)
+        )
         for name, module in model.named_modules():
             if isinstance(module, (torch.jit.ScriptModule, LazyModuleMixin)):
                 continue

@@ -58,6 +58,7 @@ def export(
     and its source line."""
     others: list[str] = []
     parts: ComplexParts | None = None
+    cause: Exception
     while True:
         try:
             with (
@@ -180,8 +181,11 @@ def _without_dump() -> Iterator[None]:
 
 @contextmanager
 def _open_functions() -> Iterator[None]:
-    """Has the forward of an ``autograd.Function`` traced as any code: inside the node that the tracer makes of it, writes
-    in place are lost. Those that say by ``symbolic`` what they are in a file stay nodes."""
+    """Has the forward of an ``autograd.Function`` traced as any code.
+
+    Inside the node that the tracer makes of it, writes in place are lost. Those that say by ``symbolic`` what they are
+    in a file stay nodes.
+    """
     function = torch.autograd.Function
     own = function.__dict__["apply"]
 
@@ -194,11 +198,11 @@ def _open_functions() -> Iterator[None]:
         context.needs_input_grad = (False,) * len(args)  # type: ignore[attr-defined]
         return cls.forward(context, *args, **kwargs)
 
-    function.apply = classmethod(apply)  # type: ignore[assignment]
+    function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        function.apply = own
+        function.apply = own  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Functions of extremes: NaN, infinities, zeros of both signs, huge, negative and large numbers, chosen from nothing."""
+"""Functions of extremes: NaN, infinities, zeros of both signs, negative and large numbers, and nothing."""
 
 from __future__ import annotations
 

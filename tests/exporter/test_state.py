@@ -190,7 +190,13 @@ def test_autograd_functions_that_write_in_place(opset, tmp_path) -> None:
     class Functions(nn.Module):
         def forward(self, x: Tensor) -> dict[str, Tensor]:
             y, out = x + 1, torch.zeros_like(x)
-            return {"masked": Masked.apply(x), "filled": Filled.apply(x, out), "out": out, "doubled": Doubled.apply(y), "y": y}
+            return {
+                "masked": Masked.apply(x),
+                "filled": Filled.apply(x, out),
+                "out": out,
+                "doubled": Doubled.apply(y),
+                "y": y,
+            }
 
     report = svexport.export(Functions(), X, tmp_path / "m.onnx", opset=opset)
     for actual, expected in zip(svexport.load(report.path)(X), Functions()(X).values(), strict=True):

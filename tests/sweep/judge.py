@@ -136,7 +136,10 @@ def judge(cases: Sequence[tuple[Case, list[Expected]]], opset: int, exporter: st
             except Exception as error:  # noqa: BLE001 - exporters raise anything
                 if len(group) == 1:
                     verdict.add("refused", f"{group[0][0].text}: {_line(error)}")
-                    if not (verdict.right or verdict.wrong or verdict.limits) and len(set(map(_reason, verdict.reasons))) < verdict.refused:
+                    if (
+                        not (verdict.right or verdict.wrong or verdict.limits)
+                        and len(set(map(_reason, verdict.reasons))) < verdict.refused
+                    ):
                         verdict.add("refused", "", sum(map(len, waiting)))  # the first and the last, for one reason
                         break
                 elif len(group) == len(cases) > 2:

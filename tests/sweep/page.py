@@ -15,7 +15,7 @@ import torch
 from tests.sweep.judge import EXPORTERS, OPSETS
 
 PAGE = Path(__file__).parents[2] / "docs" / "opsets.md"
-MARKS = {"right": "✓", "part": "part", "refused": "–", "limits": "✓*", "wrong": "**wrong**", "": ""}
+MARKS = {"right": "✓", "part": "part", "refused": "-", "limits": "✓*", "wrong": "**wrong**", "": ""}
 
 Results = dict[str, dict[str, Any]]
 
@@ -63,8 +63,9 @@ def write(results: Results) -> None:
         "false), and compared with torch in ONNX Runtime. Written by `python -m tests.sweep`; each cell is from a run "
         f"(torch {torch.__version__.split('+')[0]}, onnx {onnx.__version__}, ONNX Runtime {onnxruntime.__version__}).",
         "",
-        "✓ right · ✓* right of tame numbers, and other than torch of NaN, infinities or numbers whose sums or squares overflow · part: some samples right, the others refused · – refused · **wrong**: a file that differs from "
-        "torch. *torch* is `torch.onnx.export`, of TorchScript up to 17 and of torch.export from 18 on.",
+        "✓ right; ✓* right of tame numbers, and other than torch of NaN, infinities or numbers whose sums or squares "
+        "overflow; part: some samples right, the others refused; - refused; **wrong**: a file that differs from torch; "
+        "empty: not run yet. *torch* is `torch.onnx.export`, by TorchScript up to 17 and by torch.export from 18 on.",
         "",
         "| | " + " | ".join(f"{e} {o}" for e, o in columns) + " |",
         "|---|" + "---|" * len(columns),

@@ -79,9 +79,7 @@ class Case:
             yield "nan", self._filled(lambda t, seed: _scattered(t, [math.nan, math.inf, *finite[:-3]], seed))
 
     def _filled(self, value: Callable[[Tensor, int], Tensor]) -> list[Tensor]:
-        return [
-            value(t, i) if t.dtype == self.dtype and t.numel() else t.clone() for i, t in enumerate(self.tensors)
-        ]
+        return [value(t, i) if t.dtype == self.dtype and t.numel() else t.clone() for i, t in enumerate(self.tensors)]
 
 
 def _scattered(like: Tensor, values: Sequence[float], seed: int) -> Tensor:
