@@ -571,6 +571,17 @@ def _softplus(g: Any, own: _Own, self: _Value, beta: _Value, threshold: _Value) 
     return g.op("Where", g.op("Greater", scaled, _scalar(g, limit, kind)), self, result)
 
 
+def _promoted(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
+    """Of integers and booleans as floating-point numbers, which the exporter's own leaves as they are."""
+    return own(g, _floating(g, self, _kinds.from_value(g.original_node.output(), _kinds.FLOAT)), *rest)
+
+
+def _rounded(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
+    """Integers are round."""
+    kind = _kinds.from_value(self, _kinds.FLOAT)
+    return own(g, self, *rest) if _is_floating(kind) else g.op("Identity", self)
+
+
 def _unary(op_type: str) -> Callable[..., Any]:
     """A function that ONNX has, and the exporter lacks."""
 
@@ -704,6 +715,12 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
         for name in ("Max", "Min")
         for form, convert in (("{}", _extreme_of), ("a{}", _extremes_of), ("arg{}", _place_of), ("{}imum", _larger))
     },
+    **{
+        f"aten::{name}": _promoted
+        for name in ("acos", "asin", "atan", "cos", "erf", "exp", "log", "reciprocal", "rsqrt", "sigmoid", "sin", "sqrt")
+    },
+    **{f"aten::{name}": _promoted for name in ("log1p", "log2", "tan", "tanh")},
+    **{f"aten::{name}": _rounded for name in ("ceil", "floor", "round")},
     **{f"aten::{name}": _unary(name.capitalize()) for name in ("acosh", "asinh", "atanh", "cosh", "sinh")},
     "aten::_convolution": _convolution,
     "aten::all": _any,

@@ -380,6 +380,7 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::bitwise_and.Tensor": _logical(torch.logical_and),
     "aten::bitwise_and_.Tensor": _logical(torch.Tensor.logical_and_),
     "aten::bitwise_xor.Tensor": _logical(torch.logical_xor),
+    "aten::cdist": _cdist,
     "aten::channel_shuffle": lambda x, groups: x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2),
     "aten::erfc": lambda x: 1 - x.erf(),
     "aten::exp2": lambda x: (x * math.log(2)).exp(),
@@ -402,5 +403,5 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::trunc": lambda x: torch.where(x < 0, x.ceil(), x.floor()),
 }
 
-WRONG = frozenset({name.partition(".")[0] for name in EXACT} | {"aten::addcmul", "aten::float_power", "aten::log10"})
+WRONG = frozenset({name.partition(".")[0] for name in EXACT} | {"aten::addcmul", "aten::cdist", "aten::float_power", "aten::log10"})
 """Functions of which the exporter makes something else than torch does: traced as what they are made of, always."""

@@ -150,8 +150,11 @@ def test_half_precision_stays(opset: int, tmp_path) -> None:
 
 
 class Mean(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x[x > 0].mean(), x[x[:, 0] > 0].mean(0)
+    """Of what a mask chooses; and the shapes of other reductions of it."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        rows = x[x[:, 0] > 0]
+        return x[x > 0].mean(), rows.mean(0), rows.sum(-1), rows.mean(-1, keepdim=True), rows.amax(-1)
 
 
 @pytest.mark.parametrize("opset", OPSETS)
