@@ -268,6 +268,12 @@ def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: Any = None) -> 
     return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
 
 
+def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """The exporter's own makes float32 of half precision."""
+    x1, x2 = (x / torch.clamp_min((x * x).sum(dim, keepdim=True).sqrt(), eps) for x in (x1, x2))
+    return (x1 * x2).sum(dim)
+
+
 def _index_reduce(
     input: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
@@ -382,6 +388,7 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::bitwise_xor.Tensor": _logical(torch.logical_xor),
     "aten::cdist": _cdist,
     "aten::channel_shuffle": lambda x, groups: x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2),
+    "aten::cosine_similarity": _cosine_similarity,
     "aten::erfc": lambda x: 1 - x.erf(),
     "aten::exp2": lambda x: (x * math.log(2)).exp(),
     **{f"aten::float_power.Tensor_{form}": lambda x, y: x.double() ** y for form in ("Scalar", "Tensor")},
@@ -403,5 +410,7 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::trunc": lambda x: torch.where(x < 0, x.ceil(), x.floor()),
 }
 
-WRONG = frozenset({name.partition(".")[0] for name in EXACT} | {"aten::addcmul", "aten::cdist", "aten::float_power", "aten::log10"})
+WRONG = frozenset(name.partition(".")[0] for name in EXACT) | {
+    *("aten::addcmul", "aten::cdist", "aten::cosine_similarity", "aten::float_power", "aten::log10"),
+}
 """Functions of which the exporter makes something else than torch does: traced as what they are made of, always."""

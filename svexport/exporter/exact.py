@@ -137,7 +137,7 @@ def _cumulative(x: Tensor, dim: int, reduce: Callable[..., Tensor], worst: float
     if not x.dim():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     if not x.is_floating_point():
-        worst = math.copysign(torch.iinfo(x.dtype).max, worst)
+        worst = torch.iinfo(x.dtype).max if worst > 0 else torch.iinfo(x.dtype).min
     x = x.transpose(dim, -1).unsqueeze(-2)
     place = torch.arange(x.size(-1), device=x.device)
     ahead = place > place.unsqueeze(-1)
