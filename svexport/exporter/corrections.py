@@ -717,7 +717,20 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     },
     **{
         f"aten::{name}": _promoted
-        for name in ("acos", "asin", "atan", "cos", "erf", "exp", "log", "reciprocal", "rsqrt", "sigmoid", "sin", "sqrt")
+        for name in (
+            "acos",
+            "asin",
+            "atan",
+            "cos",
+            "erf",
+            "exp",
+            "log",
+            "reciprocal",
+            "rsqrt",
+            "sigmoid",
+            "sin",
+            "sqrt",
+        )
     },
     **{f"aten::{name}": _promoted for name in ("log1p", "log2", "tan", "tanh")},
     **{f"aten::{name}": _rounded for name in ("ceil", "floor", "round")},

@@ -34,9 +34,7 @@ class State:
         self._storages: dict[int, Tensor] = {}
         self._random = _random_state()
         self._dtype = torch.get_default_dtype()
-        held = sum(
-            p.numel() * p.element_size() for p in model.parameters() if not nn.parameter.is_lazy(p)
-        )
+        held = sum(p.numel() * p.element_size() for p in model.parameters() if not nn.parameter.is_lazy(p))
         for name, module in model.named_modules():
             if isinstance(module, (torch.jit.ScriptModule, LazyModuleMixin)):
                 continue

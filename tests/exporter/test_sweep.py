@@ -1,4 +1,4 @@
-"""A slice of the sweep over PyTorch's samples: what it says of functions that everybody uses, and that it would say so."""
+"""A slice of the sweep over PyTorch's samples: what it says of functions that everybody uses, and would say of others."""
 
 from __future__ import annotations
 
