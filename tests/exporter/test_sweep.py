@@ -1,4 +1,4 @@
-"""A slice of the sweep over PyTorch's samples: what it says of functions that everybody uses, and would say of others."""
+"""A slice of the sweep over PyTorch's samples: that it finds nothing wrong, and what it says of what is."""
 
 from __future__ import annotations
 
