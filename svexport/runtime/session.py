@@ -112,7 +112,7 @@ class OnnxEngine(Engine):
         loaded = _read(self._source)
         try:
             guard(loaded, self._folder)
-            runnable = _with_bodies(loaded)
+            runnable = for_runtime(onnxruntime, _with_bodies(loaded))
             if self.path is not None and runnable is loaded:
                 source: str | bytes = str(self._source)  # lets ONNX Runtime map the file
             else:
@@ -255,6 +255,14 @@ def _with_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in bare:
         symbolic_of(node)  # raises on an unknown op
     return lower(model) if bare else model
+
+
+def for_runtime(onnxruntime: Any, model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model as this ONNX Runtime runs it right: before 1.27 it takes the first body of a name for all overloads."""
+    from svexport.graph.bodies import without_overloads
+
+    version = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
+    return without_overloads(model) if version < (1, 27) else model
 
 
 def _session(onnxruntime: Any, source: str | bytes, device: torch.device, folder: str | os.PathLike[str] | None) -> Any:

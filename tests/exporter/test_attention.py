@@ -107,6 +107,7 @@ def first(batch_first: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
     return tensors if batch_first else tuple(t.transpose(0, 1) for t in tensors)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", OPSETS)
 def test_multihead_attention(opset: int, tmp_path) -> None:
     model = Variants()
@@ -135,6 +136,7 @@ def test_multihead_attention(opset: int, tmp_path) -> None:
     check(model, opset, tmp_path)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [11, 17, 20])
 def test_multihead_attention_with_options(opset: int, tmp_path) -> None:
     """Without biases, other sizes of keys and values, learned, zero keys, causal, weights of each head, unbatched."""
@@ -241,6 +243,7 @@ def test_a_mask_that_looks_causal_stays_an_input(opset: int, tmp_path) -> None:
         torch.testing.assert_close(svexport.load(report.path)(x, given), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [11, 18])
 def test_padded_positions(opset: int, tmp_path) -> None:
     """The encoder's fast path puts zeros at padded positions; everywhere else the file agrees with it."""
@@ -300,6 +303,7 @@ class ScaledDotProduct(nn.Module):
         }
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("opset", "dynamic"), [(9, True), (11, False), (13, True), (17, False), (18, True), (23, True)]
 )

@@ -96,6 +96,7 @@ def test_ours_with_dynamic_sizes(name, tmp_path) -> None:
     assert any(p.run == "rows=4" for p in report.parity)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("name", ["cdist", "index_reduce", "kthvalue", "searchsorted"])
 def test_opset_18(name: str, rows: bool, tmp_path) -> None:
@@ -154,6 +155,7 @@ def test_no_decomposition(function, name, tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [11, 17, 18])
 @pytest.mark.parametrize(
     ("function", "name"),

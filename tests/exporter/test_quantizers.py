@@ -156,6 +156,7 @@ class Observed(nn.Module):
         return self.off(self.fused(F.conv2d(self.input(x), self.weight(self.conv.weight), self.conv.bias)))
 
 
+@pytest.mark.core
 @OPSETS
 def test_modules_of_torch(opset: int, tmp_path: Path) -> None:
     model = Observed()

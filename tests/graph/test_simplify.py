@@ -316,6 +316,7 @@ class PatchMerging(nn.Module):
         return torch.cat([x[:, 0::2, 0::2], x[:, 1::2, 0::2], x[:, 0::2, 1::2], x[:, 1::2, 1::2]], -1).relu()
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("opset", "dynamic"), [(11, None), (13, {"x": {0: "n"}}), (18, {"x": {0: "n"}})])
 def test_space_to_depth_as_exported(opset: int, dynamic: dict | None, tmp_path) -> None:
     x = (torch.randn(2, 3, 6, 8),)
@@ -332,6 +333,7 @@ def test_space_to_depth_as_exported(opset: int, dynamic: dict | None, tmp_path) 
         assert bool(onnx.load(report.path).functions) == ("SvSpaceToDepth" in expected)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [11, 18])
 def test_export_says_what_it_simplified(opset: int, tmp_path) -> None:
     class Net(nn.Module):

@@ -117,6 +117,7 @@ def test_equals_torch_in_values_and_gradients(problem: tuple[str, list[tuple[int
     torch.testing.assert_close(actual_grads, expected_grads, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.core
 @settings(quiet, max_examples=1000)
 @given(
     st.text(alphabet="iijjkB.,->  1", max_size=9)
@@ -565,6 +566,7 @@ def test_operator_never_aliases_its_operands() -> None:
         assert output.is_contiguous()
 
 
+@pytest.mark.core
 def test_compile_and_export_keep_one_operator() -> None:
     class Model(torch.nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -611,6 +613,7 @@ def test_body_with_static_shapes(problem: Any, opset: int, dtype: torch.dtype, l
     check_body(*problem, opset, dtype, lowered=lowered)
 
 
+@pytest.mark.core
 @settings(quiet, max_examples=200)
 @given(problems(broadcast=False, smallest=1), st.sampled_from(OPSETS))
 def test_body_with_dynamic_shapes(problem: Any, opset: int) -> None:

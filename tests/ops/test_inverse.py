@@ -156,6 +156,7 @@ class Inverses(nn.Module):
         return [*again, inverse, info, torch.linalg.inv_ex(A)[0] * 2]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [9, 11, 13, 17, 18, 20, 23])
 def test_unedited_models(opset: int, tmp_path) -> None:
     torch.manual_seed(2)

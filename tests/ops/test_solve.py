@@ -129,6 +129,7 @@ class Solves(nn.Module):
         ]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [9, 11, 13, 17, 18, 20, 23])
 def test_unedited_models(opset: int, tmp_path) -> None:
     torch.manual_seed(opset)

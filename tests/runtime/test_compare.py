@@ -23,6 +23,8 @@ from svexport.runtime import EngineError, OnnxEngine, load
 from svexport.runtime import layers as layers_module
 from svexport.runtime.compare import Comparison, compare
 
+pytestmark = pytest.mark.core
+
 
 class Block(nn.Module):
     def __init__(self, channels: int) -> None:

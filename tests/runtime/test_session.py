@@ -23,6 +23,8 @@ from svexport.ops.bilinear_sample import OP as BILINEAR_SAMPLE
 from svexport.runtime import Engine, EngineError, OnnxEngine, TensorSpec, load
 from tests.support import op_model
 
+pytestmark = pytest.mark.core
+
 DTYPES = {
     torch.float64: TensorProto.DOUBLE,
     torch.float32: TensorProto.FLOAT,
