@@ -14,12 +14,21 @@ import torch
 from onnx import helper
 
 import svexport
+from svexport.exporter.opsets import LAST_TORCHSCRIPT_OPSET
+from svexport.exporter.opsets import OPSETS as EXPORT_OPSETS
 from svexport.graph import attach, lower
 from svexport.graph.nodes import set_attributes
 from svexport.ops._op import Op
 from svexport.runtime.session import for_runtime
 
 OPSETS = (9, 11, 13, 16, 17, 18, 20, 23)
+BOTH_EXPORTERS = LAST_TORCHSCRIPT_OPSET < 18
+"""Whether opset 18 is the exporter's on torch.export, as in all but old versions of torch."""
+
+
+def exported(opset: int) -> pytest.MarkDecorator:
+    """Skips where torch is too old to export to an opset."""
+    return pytest.mark.skipif(opset not in EXPORT_OPSETS, reason=f"torch {torch.__version__} is too old for it")
 
 
 def op_model(

@@ -26,7 +26,7 @@ from svexport.errors import ExportError
 from svexport.exporter import dynamo, torchscript
 from svexport.exporter.arguments import FlatModel, bind, eval_mode, given_arguments, in_type, leaves, unique, unwrapped
 from svexport.exporter.clean import clean, keep_inputs, name_sizes
-from svexport.exporter.opsets import LAST_TORCHSCRIPT_OPSET, OPSETS
+from svexport.exporter.opsets import FIRST_WITH_BOTH, LAST_TORCHSCRIPT_OPSET, OPSETS
 from svexport.exporter.quantizers import frozen
 from svexport.exporter.report import ExportReport, NodeSource
 from svexport.exporter.sizes import Size, tiled
@@ -124,7 +124,7 @@ def export(
     if not isinstance(opset, int) or opset not in OPSETS:
         raise ExportError(
             f"opset must be an integer from {OPSETS.start} to {OPSETS[-1]}, got {opset!r}"
-            + ("" if OPSETS[-1] == 23 else f"; torch {torch.__version__} has no more, torch 2.7 has 23")
+            + ("" if OPSETS[-1] == 23 else f"; this is torch {torch.__version__}, 21 to 23 need {FIRST_WITH_BOTH}")
         )
     platform = None if target is None else Target.parse(target)
     if platform is not None and not platform.opsets[0] <= opset <= platform.opsets[1]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["LAST_TORCHSCRIPT_OPSET", "LATER", "OPSETS"]
+__all__ = ["FIRST_WITH_BOTH", "LAST_TORCHSCRIPT_OPSET", "LATER", "OPSETS"]
 
-_BOTH = torch.torch_version.TorchVersion(torch.__version__) >= "2.7"
-"""torch 2.6 has one on torch.export too, which knows no dynamic sizes, and no einsum but what it is made of."""
+FIRST_WITH_BOTH = "2.11"
+"""Of torch: in older ones the exporter on torch.export decomposes einsum and fails on dynamic sizes."""
+
+_BOTH = torch.torch_version.TorchVersion(torch.__version__) >= FIRST_WITH_BOTH
 
 OPSETS = range(9, 24 if _BOTH else 21)
 
@@ -17,6 +19,6 @@ LAST_TORCHSCRIPT_OPSET = 17 if _BOTH else OPSETS[-1]
 LATER = (
     "try opset=18 or later (another exporter)"
     if _BOTH
-    else f"update torch: this is {torch.__version__}, and from 2.7 on another exporter writes opset 18 and later"
+    else f"update torch, {torch.__version__}: from {FIRST_WITH_BOTH} on another exporter writes opset 18 and later"
 )
 """What to do where the TorchScript exporter fails."""

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import svexport
+from tests.support import exported
 
 OPSETS = [11, 13, 17, 18, 20]
 EMBED, HEADS, BATCH, LENGTH, SOURCE = 8, 2, 2, 3, 5
@@ -107,7 +108,6 @@ def first(batch_first: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
     return tensors if batch_first else tuple(t.transpose(0, 1) for t in tensors)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("opset", OPSETS)
 def test_multihead_attention(opset: int, tmp_path) -> None:
     model = Variants()
@@ -136,7 +136,6 @@ def test_multihead_attention(opset: int, tmp_path) -> None:
     check(model, opset, tmp_path)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("opset", [11, 17, 20])
 def test_multihead_attention_with_options(opset: int, tmp_path) -> None:
     """Without biases, other sizes of keys and values, learned, zero keys, causal, weights of each head, unbatched."""
@@ -305,7 +304,8 @@ class ScaledDotProduct(nn.Module):
 
 @pytest.mark.core
 @pytest.mark.parametrize(
-    ("opset", "dynamic"), [(9, True), (11, False), (13, True), (17, False), (18, True), (23, True)]
+    ("opset", "dynamic"),
+    [(9, True), (11, False), (13, True), (17, False), (18, True), pytest.param(23, True, marks=exported(23))],
 )
 def test_scaled_dot_product_attention(opset: int, dynamic: bool, tmp_path) -> None:
     torch.manual_seed(opset)

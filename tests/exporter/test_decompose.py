@@ -96,7 +96,6 @@ def test_ours_with_dynamic_sizes(name, tmp_path) -> None:
     assert any(p.run == "rows=4" for p in report.parity)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("name", ["cdist", "index_reduce", "kthvalue", "searchsorted"])
 def test_opset_18(name: str, rows: bool, tmp_path) -> None:

@@ -316,7 +316,6 @@ class PatchMerging(nn.Module):
         return torch.cat([x[:, 0::2, 0::2], x[:, 1::2, 0::2], x[:, 0::2, 1::2], x[:, 1::2, 1::2]], -1).relu()
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(("opset", "dynamic"), [(11, None), (13, {"x": {0: "n"}}), (18, {"x": {0: "n"}})])
 def test_space_to_depth_as_exported(opset: int, dynamic: dict | None, tmp_path) -> None:
     x = (torch.randn(2, 3, 6, 8),)

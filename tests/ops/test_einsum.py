@@ -117,7 +117,6 @@ def test_equals_torch_in_values_and_gradients(problem: tuple[str, list[tuple[int
     torch.testing.assert_close(actual_grads, expected_grads, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.core
 @settings(quiet, max_examples=1000)
 @given(
     st.text(alphabet="iijjkB.,->  1", max_size=9)

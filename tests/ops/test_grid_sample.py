@@ -144,7 +144,6 @@ def test_memory_layouts() -> None:
         assert actual.stride() == expected.stride()
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(("mode", "padding"), [*itertools.product(range(3), range(3))])
 def test_compiles_with_dynamic_shapes(mode: int, padding: int) -> None:
     torch.compiler.reset()  # or the ninth of these is one recompilation too many

@@ -783,7 +783,6 @@ def exported(decoder: nn.Module, folder: Path, **options: Any) -> tuple[onnx.Mod
     return onnx.load(report.path), report
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("preset", "opset", "weights"),
     [

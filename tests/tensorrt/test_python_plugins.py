@@ -27,8 +27,6 @@ from tests.tensorrt.cases import arguments, inputs_of, with_inputs
 from tests.tensorrt.engines import runnable
 from tests.tensorrt.test_aot import AOT_OPS, evaluate, kernel_for
 
-pytestmark = pytest.mark.core
-
 ROOT = Path(__file__).parents[2]
 BINDINGS = {
     f.name.removeprefix("tensorrt-"): f
