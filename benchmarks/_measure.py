@@ -17,7 +17,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["RESULTS", "Workload", "captured", "eager_times", "graph_times", "interleaved", "queued_times", "write"]
+__all__ = [
+    *("RESULTS", "Workload", "captured", "eager_times", "graph_times", "interleaved", "peak_memory", "queued_times"),
+    "write",
+]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -34,6 +37,7 @@ class Workload:
         limit: the longest time of ours that meets the goal, in microseconds.
         eager: peers that no graph can capture; timed as they are.
         capturable: whether a graph captures all that the functions do. If not, plain calls are timed.
+        whole: whether the functions are models: plain calls are timed, launches included, and their memory is told.
     """
 
     name: str
@@ -44,6 +48,7 @@ class Workload:
     limit: float | None = None
     eager: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     capturable: bool = True
+    whole: bool = False
 
 
 def graph_times(functions: Mapping[str, Callable[[], Any]], replays: int = 100) -> dict[str, dict]:
@@ -111,6 +116,18 @@ def eager_times(functions: Mapping[str, Callable[[], Any]], runs: int = 20, call
             if index >= 2:
                 times[name].append(start.elapsed_time(end) * 1e3 / calls)
     return _summary(times)
+
+
+def peak_memory(function: Callable[[], Any]) -> int:
+    """Bytes allocated at once during a call, its results among them."""
+    function()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()  # or what is left of larger blocks counts where they are not worth dividing
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    function()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def _timed(function: Callable[[], Any]) -> tuple[torch.cuda.Event, torch.cuda.Event]:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks._measure import RESULTS, Workload, write
+from benchmarks._measure import RESULTS, Workload, peak_memory, write
 from svexport.ops import TransformerDecoder, TransformerDecoderConfig, _cuda
 from svexport.ops.transformer_decoder import OP, rig
 
@@ -140,18 +140,6 @@ def cases(dtype: torch.dtype = torch.float16, layout: str = "channels_last") -> 
         config = replace(TransformerDecoderConfig.preset(preset), **overrides)
         made[name] = arguments(config, 1, config.num_queries, dtype, layout)
     return made
-
-
-def peak_memory(function: Callable[[], Any]) -> int:
-    """Bytes allocated at once during a call, its results among them."""
-    function()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()  # or what is left of larger blocks counts where they are not worth dividing
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    function()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
 
 
 def launches(function: Callable[[], Any]) -> int:

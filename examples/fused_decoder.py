@@ -2,7 +2,7 @@
 
 A few convolutions stand for the image backbone. Behind them, layers of self attention, camera attention, feed forward
 and box branch train as modules do, and are one ``SvTransformerDecoder`` node in the file, which TensorRT runs as one
-plugin and everything else by its body in standard ONNX. ``--nodes`` exports the same decoder as small nodes between
+plugin and ONNX Runtime by its body in standard ONNX. ``--nodes`` exports the same decoder as small nodes between
 matrix products that stay native.
 
     python examples/fused_decoder.py             # a summary, and fused_decoder.onnx at opset 11

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +33,19 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     return seeds.header(config)
+
+
+@pytest.fixture(scope="session")
+def everything(request: pytest.FixtureRequest) -> bool:
+    """Whether this is ``--all``, for tests whose combinations are no parameters."""
+    return bool(request.config.getoption("all"))
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run for all its processes: what one has made in it, under a FileLock, the others take."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 @pytest.hookimpl(trylast=True)

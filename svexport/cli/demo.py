@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from svexport.cli import Outcome, _model
 from svexport.errors import SvexportError
+from svexport.progress import phases_to
 
 if TYPE_CHECKING:
     from svexport.exporter.report import ExportReport
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Outcome:
     from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from svexport import html
 
@@ -56,13 +57,18 @@ def run(options: argparse.Namespace) -> Outcome:
     html.check_place(page)
     runs: list[Run] = []
     console = Console(stderr=True)
-    columns = SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn()
+    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=len(files) * len(options.opset))
         for name, file in files.items():
             for opset in options.opset:
-                progress.update(task, description=f"{name}, opset {opset}")
-                runs.append(_export(name, file, opset, options))
+
+                def show(phase: str, running: str = f"{name}, opset {opset}") -> None:
+                    progress.update(task, description=f"{running}: {phase}")
+
+                show("loading")
+                with phases_to(show):
+                    runs.append(_export(name, file, opset, options))
                 progress.advance(task)
     _write_page(runs, page)
     ok = all(r.verified for r in runs)
@@ -143,7 +149,7 @@ def _write_page(runs: list[Run], page: Path) -> None:
 
 
 def _numbers(run: Run) -> tuple[str, str, str, str]:
-    """File, nodes, svexport nodes in it (``SvEinsum 4, SvGridSample 24``), largest error; blanks without a file."""
+    """File, nodes, svexport nodes in it (``SvGridSample 24``), largest error; blanks without a file."""
     if run.report is None:
         return "", "", "", ""
     counts = Counter(node.type for node in run.report.svexport_nodes if not node.lowered)

@@ -11,6 +11,7 @@ import argparse
 import re
 
 from svexport.cli import Outcome, _model
+from svexport.cli._progress import status
 from svexport.errors import ExportError
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_plugins,
         default=True,
         metavar="all|none|OP,OP",
-        help="svexport nodes to keep; the others are lowered to standard ONNX (default: all)",
+        help="svexport nodes to keep; the others are lowered to standard ONNX (default: all with a TensorRT plugin)",
     )
     parser.add_argument("--target", metavar="VERSION", help="TensorRT version the file is for, such as 8.6")
     parser.add_argument("--dtype", choices=DTYPES, help="of the exported model; inputs keep theirs")
@@ -60,20 +61,21 @@ def run(options: argparse.Namespace) -> Outcome:
         other = dynamic.setdefault(name, {}).setdefault(axis, symbol)
         if other != symbol:
             raise ExportError(f"--dynamic calls {name}:{axis} both {other} and {symbol}; give it one name")
-    report = svexport.export(
-        model,
-        args,
-        options.output,
-        opset=options.opset,
-        plugins=options.plugins,
-        target=options.target,
-        dtype=getattr(torch, options.dtype) if options.dtype else None,
-        dynamic_shapes=dynamic or None,
-        simplify=options.simplify,
-        verify=not options.no_verify,
-        rtol=options.rtol,
-        atol=options.atol,
-    )
+    with status(f"exporting {options.output}"):
+        report = svexport.export(
+            model,
+            args,
+            options.output,
+            opset=options.opset,
+            plugins=options.plugins,
+            target=options.target,
+            dtype=getattr(torch, options.dtype) if options.dtype else None,
+            dynamic_shapes=dynamic or None,
+            simplify=options.simplify,
+            verify=not options.no_verify,
+            rtol=options.rtol,
+            atol=options.atol,
+        )
     if options.report:
         report.to_html(options.report)
     return Outcome(True, report.to_dict(), [*report.tables(), *(f"note: {note}" for note in report.notes)])

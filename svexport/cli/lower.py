@@ -2,7 +2,7 @@
 
 examples:
   svexport lower detr3d.onnx -o detr3d-standard.onnx
-  svexport lower detr3d.onnx -o detr3d-einsum.onnx --ops einsum
+  svexport lower detr3d.onnx -o detr3d-sampled.onnx --ops grid_sample
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ from svexport.exporter.verify import verify as verify_file
 from svexport.graph.check import check
 from svexport.logging import logger
 from svexport.parity import Parity, check_tolerances, tolerances
+from svexport.progress import phase
 from svexport.tensorrt.support.target import Target
 
 if TYPE_CHECKING:
@@ -86,11 +87,14 @@ def export(
         path: of the file to write; default: the class name, ``./Model.onnx``. Weights of models above 2 GiB go beside
             it (``<name>.onnx.data``).
         opset: 9 to 23; the file has exactly that one.
-        plugins: True keeps every svexport node, with its body attached as a local function; False lowers all of them to
-            standard ONNX; a list of op names keeps those.
-        target: a TensorRT version (``"8.6"``) the file is for. Files for versions below 10.12 carry no bodies, and ops
-            that TensorRT runs natively (einsum) are lowered. The file is verified all the same, before its bodies are
-            taken off, and held to what that version parses: ``report.check``, see :func:`svexport.check`.
+        plugins: True keeps the svexport nodes that TensorRT has a plugin for, each with its body attached as a local
+            function, and lowers the others (einsum, say) to standard ONNX; False lowers all of them; a list of op names
+            keeps those. The bodies are for ONNX Runtime alone: TensorRT runs the plugins (:mod:`svexport.tensorrt`), or
+            refuses the file by name.
+        target: a TensorRT version (``"8.6"``) the file is for. Its parser takes every op as ONNX means it; files for
+            versions below 10.7, which look at bodies first, carry none, and nodes without a plugin are lowered whatever
+            ``plugins`` says. The file is verified all the same, before its bodies are taken off, and held to what that
+            version parses: ``report.check``, see :func:`svexport.check`.
         dtype: ``torch.float16`` (or bfloat16) exports a strongly typed model of that type; inputs keep theirs.
         dynamic_shapes: by parameter name (nested like the argument) or input name, ``{"x": {0: "batch"}}``, or a tuple
             in the order of the arguments. Axes of one name have one size.
@@ -155,6 +159,7 @@ def export(
         with _beside(path) as folder:
             file = folder / path.name
             tensors = [t.detach() for t in flat.tensors]
+            phase("tracing")
             # Without opt_einsum, which makes numbers of dynamic sizes: the order of products is decided by ours.
             with _collected_warnings(notes), opt_einsum.flags(enabled=False):
                 exporter = torchscript if opset <= LAST_TORCHSCRIPT_OPSET else dynamo
@@ -164,6 +169,7 @@ def export(
             if not flat.output_names:
                 flat(*(t.clone() for t in tensors))  # only the copy that torch.export's fallback traces knows the names
             traced = time.perf_counter()
+            phase("writing nodes and bodies")
             result_names = _names("output_names", output_names, flat.output_names, taken=names)
             _check_axes_names(dynamic_axes, flat, names, result_names)
 
@@ -200,13 +206,11 @@ def export(
                 )
             if platform is not None and not platform.bodies:
                 done.facts["ir_version"] = _strip_file(file)
-            elif platform is not None and done.ambiguous:
-                # Its parser looks bodies up by type alone and would take the wrong one where it lacks the plugin.
-                done.facts["ir_version"] = _strip_file(file, done.ambiguous)
-                notes.append(f"{', '.join(sorted(done.ambiguous))} carry no bodies: {platform} needs their plugins")
             verified = time.perf_counter()
             size = sum(f.stat().st_size for f in folder.iterdir())
             _move(folder, path)
+    if target is not None:
+        phase(f"checking for {platform}")
     checked = None if target is None else check(path, target)
     if checked is not None and (found := [*checked.errors, *checked.warnings]):
         what = ", ".join(dict.fromkeys(finding.op or finding.rule for finding in found))
@@ -444,7 +448,6 @@ class _Finished:
 
     svexport_nodes: list[NodeSource]
     facts: dict[str, Any]  # of the report, by field
-    ambiguous: set[str]  # node types with several bodies
 
 
 def _finish(
@@ -465,9 +468,11 @@ def _finish(
     import onnx
 
     from svexport.graph.bodies import attach, ir_version, lower_in_place, node_types, state_types
-    from svexport.graph.nodes import beyond_plugin, svexport_nodes
+    from svexport.graph.forms import write_for, write_plainly
+    from svexport.graph.nodes import beyond_plugin, separate_names, svexport_nodes
     from svexport.graph.scope import light_copy
     from svexport.graph.simplify import simplify as simplified
+    from svexport.graph.types import infer_types
     from svexport.graph.walk import opset_of
     from svexport.graph.weights import hold_weights
     from svexport.ops._op import OPS
@@ -478,8 +483,9 @@ def _finish(
     clean(model, list(inputs), output_names)
     traced = _counts(model)
 
-    keep = node_types(None) if plugins is True else node_types(plugins) if plugins else set()
-    keep = keep - {op.node_type for op in OPS.values() if op.inline or (target is not None and not op.plugin)}
+    keep = set() if plugins is False else node_types(None if plugins is True else plugins)
+    only_plugins = plugins is True or target is not None
+    keep -= {op.node_type for op in OPS.values() if op.inline or (only_plugins and not op.has_plugin)}
 
     def goes(node: onnx.NodeProto) -> bool:
         return node.op_type not in keep or beyond_plugin(node)
@@ -495,8 +501,12 @@ def _finish(
             f"simplify: {sum(before.values())} nodes became {sum(after.values())}, "
             f"{before.get('Transpose', 0)} Transposes {after.get('Transpose', 0)}"
         )
-    lowered = light_copy(model)
-    lower_in_place(lowered, lambda _: True)
+    write_plainly(model)
+    lowered = _lowered(model)
+    if target is not None:
+        separate_names(model)
+        write_for(model, target, infer_types(lowered))
+        lowered = _lowered(model)
     name_sizes(model, lowered, sizes)
     if weights == "attributes":
         hold_weights(model)
@@ -519,7 +529,17 @@ def _finish(
         "traced_nodes": traced,
         "lowered_nodes": _counts(lowered),
     }
-    return _Finished(nodes, facts, {f.name for f in model.functions if f.overload})
+    return _Finished(nodes, facts)
+
+
+def _lowered(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model in standard ONNX, without its large weights."""
+    from svexport.graph.bodies import lower_in_place
+    from svexport.graph.scope import light_copy
+
+    lowered = light_copy(model)
+    lower_in_place(lowered, lambda _: True)
+    return lowered
 
 
 def _later(error: str, opset: int) -> str:
@@ -548,14 +568,14 @@ def _describe(info: onnx.ValueInfoProto) -> str:
     return f"{dtype_name(tensor.elem_type)}[{dims}]"
 
 
-def _strip_file(file: Path, node_types: Collection[str] | None = None) -> int:
-    """Takes bodies off a file, and says which IR version it has then."""
+def _strip_file(file: Path) -> int:
+    """Takes the bodies off a file, and says which IR version it has then."""
     import onnx
 
     from svexport.graph.bodies import strip
 
     model = onnx.load(str(file))
-    strip(model, node_types)
+    strip(model)
     save(model, file)
     return model.ir_version
 

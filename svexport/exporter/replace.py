@@ -6,16 +6,16 @@ import functools
 import inspect
 import math
 import sys
-import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any, cast
+from types import CellType, FrameType, FunctionType
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -23,24 +23,14 @@ from svexport import html, ops
 from svexport.errors import UnsupportedError
 from svexport.exporter.arguments import bind, copied, example_arguments, leaves, rebuild
 from svexport.exporter.as_in_files import AsInFiles
+from svexport.exporter.functions import FUNCTIONS, NAMES, WHOLES, parameters, unfit, whole
+from svexport.exporter.rebind import Key, Plan, bind_functions, binder, key_of, objects, unnamed
 from svexport.exporter.record import recorded, remember
-from svexport.exporter.source import definition, user_frame
+from svexport.exporter.source import definition, shown_line, user_line
 from svexport.ops._module import DropIn
 from svexport.parity import parity, tolerances
 
-__all__ = ["FUNCTIONS", "LeftAlone", "Replacement", "replace"]
-
-FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
-    "torch.einsum": (torch.einsum, ops.einsum),
-    "torch.nn.functional.grid_sample": (F.grid_sample, ops.grid_sample),
-    "torch.linalg.inv": (torch.linalg.inv, ops.inverse),
-    "torch.inverse": (torch.inverse, ops.inverse),
-    "torch.Tensor.inverse": (torch.Tensor.inverse, ops.inverse),
-    "torch.linalg.solve": (torch.linalg.solve, ops.solve),
-}
-"""The functions that are replaced, by name: torch's, and the op."""
-
-_KEYWORDS = {op: frozenset(inspect.signature(op).parameters) for _, op in FUNCTIONS.values()}
+__all__ = ["LeftAlone", "Replacement", "replace"]
 
 
 @dataclass(frozen=True)
@@ -83,51 +73,84 @@ class LeftAlone:
     reason: str
 
 
-def replace(model: nn.Module, args: Any = None, *, verbose: bool = True) -> nn.Module:
+def replace(
+    model: nn.Module,
+    args: Any = None,
+    *,
+    only: str | Iterable[str] | None = None,
+    skip: str | Iterable[str] = (),
+    verbose: bool = True,
+) -> nn.Module:
     """A copy of a model in which modules and functions with a counterpart in ``svexport.ops`` are those ops.
 
     The copy has the model's state_dict keys, trains like it and exports to the same nodes. Modules are recognised by
-    class name, attributes and the signature of ``forward``; :data:`FUNCTIONS` wherever the model's forward calls them,
-    also in other packages, but not in scripted code. With arguments, every replacement is proven: what it replaces and
-    what it is are both run on the activations of a forward pass in eval mode. What differs is left alone.
+    class name, attributes and the signature of ``forward``. Functions are torch's (:data:`FUNCTIONS`), and whole ones
+    of other packages by name and parameters (:data:`WHOLES`): those that the model's forward reaches are copied, also
+    in other packages, with the names they look up bound to the ops: a call costs no more than that of the op. The
+    model, scripted code and the packages stay as they are, but for private names beside their own.
+
+    With arguments, every replacement is proven: what it replaces and what it is are both run on the activations of a
+    forward pass in eval mode, whole functions with their gradients. What differs is left alone, and so is what is
+    reached by no name that can be bound: through C code, a container, code executed from text, and before Python 3.11
+    a method of tensors.
     ``F.grid_sample`` in half precision on a CPU is compared as torch computes it on CUDA, with coordinates in float32.
 
     Args:
         model: any ``nn.Module``; it stays as it is.
         args: as for :func:`svexport.export`, with the same defaults. Without any, nothing is proven, and functions are
             replaced whether or not the model calls them.
+        only: names of what to replace: of modules in the model (``"decoder"``: it and those it holds, not the functions
+            that they call), of classes and functions as the report has them or by their last part
+            (``"torch.einsum"``, ``"LayerNorm"``), or of ops. None: everything.
+        skip: likewise of what to leave as it is.
         verbose: print a report.
 
     Returns:
         The copy, with ``svexport_replacements``, a list of :class:`Replacement`, and ``svexport_left_alone``, a list of
-        :class:`LeftAlone`.
+        :class:`LeftAlone`. It can be pickled where the model can, and be copied, compiled and wrapped like it. What
+        ``torch.jit.script`` compiles is the model's text, with torch's functions.
 
     Raises:
-        UnsupportedError: if ``model`` is no module, or one that cannot be copied.
+        UnsupportedError: if ``model`` is no module, or one that cannot be copied; or ``only`` or ``skip`` names what
+            there is not.
         ExportError: if the arguments do not fit ``forward``.
     """
     if not isinstance(model, nn.Module):
         raise UnsupportedError(f"expected a torch.nn.Module, got {type(model).__name__}; wrap functions in a module")
     arguments = example_arguments(model, args)
     classes, left_alone = _recognise(model)
+    chosen = _Choice(only, skip)
+    classes = {
+        name: cls for name, cls in classes.items() if chosen(_labels(name, type(model.get_submodule(name)), cls))
+    }
+    skipped = {
+        name for name, function in FUNCTIONS.items() if not chosen({*_parts(name), *_parts(_op_name(function.op))})
+    }
+    skipped |= {name for name, known in WHOLES.items() if not chosen({name, *_parts(_op_name(known[0][1]))})}
+    chosen.check(model)
+
     modules: dict[str, _Proof] = {name: _Proof() for name in classes}
-    calls: dict[tuple[str, str], _Proof] = {}
+    watch, wholes = _Watch(skipped), _Wholes(skipped)
+    remaining, entered = _Remaining(skipped), _Wholes(skipped, compare=False)
     outputs, as_files = _Proof(), AsInFiles()
+    plan = Plan(skipped=frozenset(skipped))
     if arguments is not None:
         probe = copied(model)
         _watch(probe, classes, modules)
         expected = _forward(probe, arguments, as_files)
         classes = {name: cls for name, cls in classes.items() if not modules[name].fault}
-        probe = _swap(copied(model), classes)
-        outputs.add(expected, functools.partial(_forward, probe, arguments, as_files, _Watch(calls)))
-        del probe, expected
+        _forward(_swap(copied(model), classes), arguments, as_files, watch, wholes)
+        plan = _plan(watch, wholes, plan.skipped)
+        del probe
+
+    replaced = _swap(copied(model), classes)
+    copies = bind_functions(replaced, plan, {id(value) for value in objects(model)})
+    if arguments is not None:
+        copy = copied(replaced)
+        outputs.add(expected, functools.partial(_forward, copy, arguments, as_files, remaining, entered))
         if outputs.fault:  # though every part agrees: rounding decides something here, or the model keeps a state
             warnings.warn(f"{type(model).__name__} as a whole, every part of it proven: {outputs.fault}", stacklevel=2)
-
-    def proven(proof: _Proof) -> tuple[int, float, str]:
-        error = max(proof.errors, default=math.nan)
-        unproven = "not proven: no inputs" if arguments is None else "not proven: not reached"
-        return len(proof.errors), error, f"max error {error:.1e}" if proof.errors else unproven
+        del expected, copy
 
     replacements = []
     for name, proof in modules.items():
@@ -135,25 +158,17 @@ def replace(model: nn.Module, args: Any = None, *, verbose: bool = True) -> nn.M
         if proof.fault:
             left_alone.append(LeftAlone(name, _qualified(kind), definition(kind), proof.fault))
         else:
-            after = f"svexport.ops.{classes[name].__name__}"
-            replacements.append(Replacement(name, _qualified(kind), after, definition(kind), *proven(proof)))
-    faulty = {function for (function, _), proof in calls.items() if proof.fault}
-    functions = [f for f in FUNCTIONS if arguments is None or f in {function for function, _ in calls} - faulty]
-    for (function, source), proof in calls.items():
-        if function in functions:
-            replacements.append(Replacement("forward", function, _op_name(function), source, *proven(proof)))
-        else:
-            reason = proof.fault or f"{function} stays as it is everywhere, because of another call"
-            left_alone.append(LeftAlone("forward", function, source, reason))
-
-    replaced = _swap(copied(model), classes)
-    if functions and not isinstance(replaced, (_Replaced, torch.jit.ScriptModule)):
-        if arguments is None:
-            ours = ", ".join(dict.fromkeys(map(_op_name, FUNCTIONS)))
-            everywhere = "wherever it calls them"
-            replacements.append(Replacement("forward", ", ".join(FUNCTIONS), ours, everywhere, *proven(_Proof())))
-        replaced.__class__ = _with_functions(type(replaced))  # type: ignore[arg-type]
-        replaced._svexport_functions = tuple(functions)  # type: ignore[assignment]
+            after, proven = _op_name(classes[name].__name__), proof.words(arguments is not None)
+            replacements.append(Replacement(name, _qualified(kind), after, definition(kind), *proven))
+    if arguments is None:
+        for name, source in binder(plan).notes(copies):
+            function = FUNCTIONS.get(name)
+            op = function.op if function else WHOLES[name.rpartition(".")[2]][0][1]
+            replacements.append(Replacement("forward", name, _op_name(op), source, *_Proof().words(False)))
+    else:
+        more, not_bound = _told(watch, wholes, remaining, entered.entered, plan)
+        replacements += more
+        left_alone += not_bound
     replaced.svexport_replacements = replacements  # type: ignore[assignment]
     replaced.svexport_left_alone = left_alone  # type: ignore[assignment]
     if last := recorded(model):
@@ -161,6 +176,39 @@ def replace(model: nn.Module, args: Any = None, *, verbose: bool = True) -> nn.M
     if verbose:
         _print(type(model).__name__, replacements, left_alone, outputs, as_files.notes)
     return replaced
+
+
+class _Choice:
+    """What ``only`` and ``skip`` leave to be replaced."""
+
+    def __init__(self, only: str | Iterable[str] | None, skip: str | Iterable[str]) -> None:
+        self.only = None if only is None else {only} if isinstance(only, str) else set(only)
+        self.skip = {skip} if isinstance(skip, str) else set(skip)
+        self.labels: set[str] = set()
+
+    def __call__(self, labels: set[str]) -> bool:
+        self.labels |= labels
+        return (self.only is None or not labels.isdisjoint(self.only)) and labels.isdisjoint(self.skip)
+
+    def check(self, model: nn.Module) -> None:
+        """Raises UnsupportedError if there is a name that nothing has."""
+        modules = {name for name, _ in model.named_modules()}
+        if unknown := {*(self.only or ()), *self.skip} - self.labels - modules:
+            raise UnsupportedError(
+                f"only and skip expect names of modules of {type(model).__name__}, or among "
+                f"{', '.join(sorted(self.labels - modules))}; got {', '.join(sorted(map(repr, unknown)))}"
+            )
+
+
+def _labels(name: str, kind: type, cls: type) -> set[str]:
+    """The names that a module goes by, and those of the modules that hold it."""
+    path = name.split(".")
+    holders = {".".join(path[: i + 1]) for i in range(len(path))}
+    return {*holders, *_parts(_qualified(kind)), *_parts(_op_name(cls.__name__))}
+
+
+def _parts(name: str) -> tuple[str, str]:
+    return name, name.rpartition(".")[2]
 
 
 # ------------------------------------------------------------------ modules
@@ -223,67 +271,187 @@ def _watch(model: nn.Module, classes: Mapping[str, type[DropIn]], proofs: Mappin
 # ------------------------------------------------------------------ functions
 
 
-class _Functions(TorchFunctionMode):
-    """Calls our ops in the place of torch's functions; monkeypatching misses ``from torch import einsum``."""
+class _Calls(TorchFunctionMode):
+    """Sees the calls of torch's functions that have an op; monkeypatching misses ``from torch import einsum``."""
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, skipped: Set[str]) -> None:
         super().__init__()
-        self.names = {FUNCTIONS[name][0]: name for name in names}
+        self.skipped = skipped
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = self.names.get(func)
-        if name is None or not kwargs.keys() <= _KEYWORDS[FUNCTIONS[name][1]]:  # out=, say
+        name = NAMES.get(func)
+        seen = name is not None and name not in self.skipped and kwargs.get("out") is None
+        frame = _caller(func) if seen else None
+        if frame is None:
             return func(*args, **kwargs)
-        return self.call(name, args, kwargs)
+        return self.call(name, frame, args, kwargs)  # type: ignore[arg-type]
 
-    def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return FUNCTIONS[name][1](*args, **kwargs)
+    def call(self, name: str, frame: FrameType, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
 
 
-class _Watch(_Functions):
+class _Watch(_Calls):
     """Compares every call with our op's."""
 
-    def __init__(self, proofs: dict[tuple[str, str], _Proof]) -> None:
-        super().__init__(FUNCTIONS)
-        self.proofs = proofs
+    def __init__(self, skipped: Set[str]) -> None:
+        super().__init__(skipped)
+        self.calls: dict[tuple[str, Key, str, frozenset[Key]], _Proof] = {}
+        """By function, who calls it, where, and those who call that one in turn."""
 
-    def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        theirs, ours = FUNCTIONS[name]
-        proof = self.proofs.setdefault((name, user_frame("".join(traceback.format_stack()))), _Proof())
-        return proof.add(theirs(*args, **kwargs), lambda: ours(*args, **kwargs))
-
-
-class _Replaced:
-    """Mixin of the class of a copy whose forward runs under :class:`_Functions`."""
-
-    _svexport_functions: tuple[str, ...]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """By the class it was made from: the copy's own is no attribute of a module, where pickle could find it."""
-        _, _, *state = cast(tuple, super().__reduce_ex__(protocol))
-        return _new, (type(self).__mro__[2],), *state
+    def call(self, name: str, frame: FrameType, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        chain = _chain(frame)
+        proof = self.calls.setdefault((name, chain[0], _line(frame), frozenset(chain)), _Proof())
+        function = FUNCTIONS[name]
+        return proof.add(function.theirs(*args, **kwargs), lambda: function.ours(*args, **kwargs))
 
 
-@functools.cache
-def _with_functions(base: type[nn.Module]) -> type[nn.Module]:
-    @functools.wraps(base.forward)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _Functions(self._svexport_functions):
-            return base.forward(self, *args, **kwargs)
-
-    names = {
-        "forward": forward,
-        "__module__": base.__module__,
-        "__qualname__": base.__qualname__,
-        "__doc__": base.__doc__,
-    }
-    return type(base.__name__, (_Replaced, base), names)
+_NO_NAME = (
+    "by no name that can be bound: through C code (torch.autograd.Function.apply), a container or an import inside a "
+    "function, say"
+)
 
 
-def _new(base: type[nn.Module]) -> nn.Module:
-    cls = _with_functions(base)  # type: ignore[arg-type]
-    return cls.__new__(cls)
+class _Remaining(_Calls):
+    """Counts the calls that a copy leaves to torch."""
+
+    def __init__(self, skipped: Set[str]) -> None:
+        super().__init__(skipped)
+        self.calls: dict[tuple[str, Key, str], list[str]] = {}
+        """Why they are, by function, who calls it, and where."""
+
+    def call(self, name: str, frame: FrameType, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if unnamed(frame.f_code, frame.f_globals):
+            reason = f"{frame.f_code.co_name} was executed from text, in globals of no module"
+        else:
+            reason = f"{frame.f_code.co_name} reaches it, or is reached, {_NO_NAME}"
+        call = name, key_of(frame.f_code, frame.f_globals), _line(frame)
+        self.calls.setdefault(call, []).append(reason)
+        return FUNCTIONS[name].theirs(*args, **kwargs)
+
+
+class _Wholes:
+    """Compares every call of a function that an op may replace as a whole, while it is entered; or counts them."""
+
+    def __init__(self, skipped: Set[str], *, compare: bool = True) -> None:
+        self.names = WHOLES.keys() - skipped
+        self.compare = compare
+        self.entered: Counter[Key] = Counter()
+        self.calls: dict[tuple[Key, str, str, frozenset[Key]], _Proof] = {}
+        """By function, the op, where it is defined, and those who call it."""
+        self.unfit: dict[tuple[Key, str], str] = {}
+        self._arguments: dict[FrameType, list[Any]] = {}
+
+    def __enter__(self) -> _Wholes:
+        self._before = sys.getprofile()
+        sys.setprofile(self._profile)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(self._before)
+
+    def _profile(self, frame: FrameType, event: str, value: Any) -> None:
+        code = frame.f_code
+        if code.co_name not in self.names or event not in ("call", "return"):
+            return
+        found, key = whole(code), key_of(code, frame.f_globals)
+        line = shown_line(code.co_filename, code.co_firstlineno, "")
+        self.entered[key] += event == "call"
+        if not self.compare:
+            return
+        if found is None:
+            self.unfit[key, line] = unfit(code)
+        elif event == "call":
+            self._arguments[frame] = [frame.f_locals[name] for name in parameters(code)]
+        elif (arguments := self._arguments.pop(frame, None)) is not None and value is not None:
+            closure = tuple(CellType(frame.f_locals[name]) for name in code.co_freevars)
+            function = FunctionType(code, frame.f_globals, None, None, closure)
+            proof = self.calls.setdefault((key, found[1], line, frozenset(_chain(frame))), _Proof())
+            with torch._C.DisableTorchFunction():
+                proof.add(value, lambda: found[0](*arguments))
+                if len(proof.errors) == 1 and not proof.fault:
+                    proof.add_gradients(function, found[0], arguments)
+
+
+def _plan(watch: _Watch, wholes: _Wholes, skipped: frozenset[str]) -> Plan:
+    """What may be bound: all that was proven, where it was."""
+    entire = {key for key, _, _, _ in wholes.calls}
+    entire -= {key for (key, *_), proof in wholes.calls.items() if proof.fault}
+    outside = {call: proof for call, proof in watch.calls.items() if entire.isdisjoint(call[3])}
+    faulty = {(key, name) for (name, key, _, _), proof in outside.items() if proof.fault}
+    calls = {(key, name) for name, key, _, _ in outside} - faulty
+    reached = {k for name, key, _, chain in outside if (key, name) in calls for k in chain}
+    reached |= {k for key, _, _, chain in wholes.calls if key in entire for k in chain}
+    no_op = frozenset(name for _, name in faulty)
+    return Plan(frozenset(calls), frozenset(entire), frozenset(reached), skipped, no_op)
+
+
+def _told(
+    watch: _Watch, wholes: _Wholes, remaining: _Remaining, entered: Mapping[Key, int], plan: Plan
+) -> tuple[list[Replacement], list[LeftAlone]]:
+    """What became of the calls of functions, line by line."""
+    replaced, left = [], []
+    entire = plan.wholes or frozenset()
+    for key, line in wholes.unfit:
+        left.append(LeftAlone("forward", ".".join(key), line, wholes.unfit[key, line]))
+    whole_proofs: dict[tuple[Key, str, str], _Proof] = {}
+    for (key, op, line, _), proof in wholes.calls.items():
+        whole_proofs.setdefault((key, op, line), _Proof()).merge(proof)
+    for (key, op, line), proof in whole_proofs.items():
+        calls, error, words = proof.words(True)
+        kept = entered.get(key, 0) if key in entire else 0
+        if kept:
+            left.append(LeftAlone("forward", ".".join(key), line, f"it is reached {_NO_NAME}"))
+        if key in entire and kept < calls:
+            replaced.append(Replacement("forward", ".".join(key), _op_name(op), line, calls - kept, error, words))
+        elif proof.fault:
+            left.append(LeftAlone("forward", ".".join(key), line, proof.fault))
+    proofs: dict[tuple[str, Key, str], _Proof] = {}
+    for (name, key, line, chain), proof in watch.calls.items():
+        if entire.isdisjoint(chain):
+            proofs.setdefault((name, key, line), _Proof()).merge(proof)
+    for (name, key, line), proof in proofs.items():
+        reasons = remaining.calls.pop((name, key, line), [])
+        if (key, name) not in (plan.calls or ()):
+            reason = proof.fault or f"{name} stays as it is in {key[1]}, because of another call there"
+            left.append(LeftAlone("forward", name, line, reason))
+            continue
+        if reasons:
+            left.append(LeftAlone("forward", name, line, binder(plan).refused.get(key) or reasons[0]))
+        calls, error, words = proof.words(True)
+        if len(reasons) < calls:
+            op = _op_name(FUNCTIONS[name].op)
+            replaced.append(Replacement("forward", name, op, line, calls - len(reasons), error, words))
+    left += [LeftAlone("forward", name, line, reasons[0]) for (name, _, line), reasons in remaining.calls.items()]
+    return replaced, left
+
+
+def _caller(function: Any) -> FrameType | None:
+    """The frame that calls a function of torch; None if it is svexport's."""
+    frame: FrameType | None = sys._getframe(2)
+    skipped = __file__, torch.overrides.__file__
+    inner = getattr(function, "__code__", None)
+    while frame is not None and (frame.f_code.co_filename in skipped or frame.f_code is inner):
+        frame = frame.f_back
+    package = __name__.partition(".")[0]
+    return None if frame is None or str(frame.f_globals.get("__name__")).partition(".")[0] == package else frame
+
+
+def _chain(frame: FrameType | None) -> list[Key]:
+    """A frame and those that called it, in the model."""
+    chain = []
+    while frame is not None and frame.f_code is not _forward.__code__:
+        chain.append(key_of(frame.f_code, frame.f_globals))
+        frame = frame.f_back
+    return chain
+
+
+def _line(frame: FrameType) -> str:
+    """Where the user's code called: the innermost of the frames that is not torch's."""
+    code = frame.f_code
+    if line := user_line(frame, _forward.__code__):
+        return shown_line(*line)
+    return shown_line(code.co_filename.rstrip(".0123456789"), frame.f_lineno, code.co_name)  # texts are numbered
 
 
 # ------------------------------------------------------------------ proof
@@ -317,6 +485,50 @@ class _Proof:
             self.fault = f"svexport's differs by {self.errors[-1]:.1e} on the given inputs"
         return expected if self.fault else actual
 
+    def add_gradients(self, theirs: Callable[..., Any], ours: Callable[..., Any], arguments: Sequence[Any]) -> None:
+        """Compares gradients, in float64 and a little beside the arguments: at the edges of pixels there are none."""
+        generator = torch.Generator().manual_seed(0)
+
+        def near(t: Tensor) -> Tensor:
+            if not t.is_floating_point():
+                return t
+            noise = torch.rand(t.shape, generator=generator, dtype=torch.float64).to(t.device)
+            return (t.detach().double() + 1e-3 * noise).requires_grad_()
+
+        given = rebuild(tuple(arguments), near)
+        wanted = [t for _, t in leaves(given) if isinstance(t, Tensor) and t.requires_grad]
+        found: list[list[Tensor | None]] = []
+        try:
+            with torch.enable_grad():
+                for function in (theirs, ours):
+                    outputs = [t for _, t in leaves(function(*given)) if isinstance(t, Tensor) and t.requires_grad]
+                    cotangent = torch.Generator().manual_seed(1)
+                    weights = [torch.rand(t.shape, generator=cotangent, dtype=t.dtype).to(t.device) for t in outputs]
+                    total = sum(((t * w).sum() for t, w in zip(outputs, weights, strict=True)), torch.zeros(()))
+                    if not outputs:
+                        found.append([None] * len(wanted))
+                        continue
+                    found.append(list(torch.autograd.grad(total, wanted, allow_unused=True)))
+        except Exception as error:  # noqa: BLE001 - what cannot be shown is not
+            self.fault = f"its gradients cannot be compared: {type(error).__name__}: {error}"
+            return
+        for given_to, *gradients in zip(wanted, *found, strict=True):
+            e, a = (torch.zeros_like(given_to) if g is None else g for g in gradients)
+            rtol, atol = tolerances(None, None, {torch.float64})
+            scale = max(1.0, float(e.abs().max())) if e.numel() else 1.0
+            if not parity("", e, a, rtol=rtol, atol=atol * scale).ok:
+                self.fault = f"svexport's gradient differs by {float((e - a).abs().max()):.1e} on the given inputs"
+
+    def merge(self, other: _Proof) -> None:
+        self.errors += other.errors
+        self.fault = self.fault or other.fault
+
+    def words(self, given: bool) -> tuple[int, float, str]:
+        """How many comparisons there were, the largest error, and what to say; given: whether there were inputs."""
+        unproven = "not proven: not reached" if given else "not proven: no inputs"
+        error = max(self.errors, default=math.nan)
+        return len(self.errors), error, f"max error {error:.1e}" if self.errors else unproven
+
 
 def _forward(model: nn.Module, arguments: tuple[Any, dict[str, Any]], *contexts: AbstractContextManager) -> Any:
     for module in model.modules():
@@ -325,6 +537,7 @@ def _forward(model: nn.Module, arguments: tuple[Any, dict[str, Any]], *contexts:
     fresh = rebuild(dict(bound.arguments), lambda t: t.detach().clone())
     call = inspect.BoundArguments(bound.signature, fresh)  # type: ignore[arg-type]
     with torch.no_grad(), torch.random.fork_rng(devices=[]), ExitStack() as stack:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # what is compiled calls by no name
         for context in contexts:
             stack.enter_context(context)
         return model(*call.args, **call.kwargs)
@@ -334,8 +547,8 @@ def _qualified(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _op_name(function: str) -> str:
-    return f"svexport.ops.{FUNCTIONS[function][1].__name__}"
+def _op_name(op: str) -> str:
+    return f"svexport.ops.{op}"
 
 
 # ------------------------------------------------------------------ report

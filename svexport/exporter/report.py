@@ -24,7 +24,7 @@ class NodeSource:
 
     Attributes:
         name: of the node.
-        type: ``SvEinsum``, ...
+        type: ``SvGridSample``, ...
         source: the user's line it came from, empty where unknown.
         lowered: whether the file carries its body instead of the node.
     """

@@ -18,6 +18,7 @@ from svexport.exporter.state import State
 from svexport.exporter.ties import StableOrder
 from svexport.exporter.way import Way
 from svexport.parity import Parity, parity
+from svexport.progress import phase
 
 __all__ = ["verify"]
 
@@ -79,6 +80,7 @@ def verify(
     ):
         refusals: dict[str, Exception] = {}
         for run, inputs in alternatives:
+            phase(f"verifying, {run} inputs")
             arguments = [t.clone() for t in inputs]  # a model may work on its inputs in place
             try:
                 with as_files, Way([*arguments, *model.parameters(), *model.buffers()]) as ways[run]:

@@ -10,8 +10,10 @@ import onnx
 from onnx import AttributeProto, helper
 
 from svexport.errors import UnsupportedError
+from svexport.graph.guard import add_guard
 from svexport.graph.nodes import arguments_of, separate_names, svexport_nodes, symbolic_of, weight_attributes
 from svexport.graph.scope import light_copy
+from svexport.graph.substitute import give_outputs, substitute
 from svexport.graph.types import infer_types, types_of
 from svexport.graph.walk import attributes_of, graphs, opset_of
 from svexport.ops._op import DOMAIN, OPS, Op
@@ -72,46 +74,28 @@ def lower_in_place(model: onnx.ModelProto, chosen: Callable[[onnx.NodeProto], bo
 
 def _lower(model: onnx.ModelProto, chosen: Callable[[onnx.NodeProto], bool], types: dict[str, Value]) -> None:
     opset = opset_of(model)
-    constants: dict[tuple, str] = {}
-    used: set[str] = set()
-    for graph in graphs(model.graph):
-        if not any(n.domain == DOMAIN and chosen(n) for n in graph.node):
-            continue
-        result: list[onnx.NodeProto] = []
-        for node in graph.node:
-            if node.domain != DOMAIN or not chosen(node):
-                result.append(node)
-                continue
-            name = node.name or node.output[0]
-            while name in used:  # names of nodes need not be unique, those of constants must
-                name += "_"
-            used.add(name)
-            builder = _build(node, types, opset, prefix=f"{name}/")
-            names: dict[str, str] = {}
-            held = {a.name: a.t for a in node.attribute if a.type == AttributeProto.TENSOR}
-            for inner_name, tensor in {**builder.constants, **held}.items():
-                key = (tensor.data_type, tuple(tensor.dims), tensor.raw_data)
-                if key not in constants:
-                    constants[key] = inner_name if inner_name in builder.constants else f"{name}/{inner_name}"
-                    model.graph.initializer.append(tensor)  # of the outermost graph: visible in all of them
-                    model.graph.initializer[-1].name = constants[key]
-                names[inner_name] = constants[key]
-            for inner in builder.nodes:
-                inner.input[:] = [names.get(name, name) for name in inner.input]
-                inner.doc_string = node.doc_string
-                inner.metadata_props.extend(node.metadata_props)
-                result.append(inner)
-        del graph.node[:]
-        graph.node.extend(result)
+
+    def build(node: onnx.NodeProto, prefix: str) -> Builder | None:
+        if node.domain != DOMAIN or not chosen(node):
+            return None
+        builder = _build(node, types, opset, prefix)
+        held = {a.name: a.t for a in node.attribute if a.type == AttributeProto.TENSOR}
+        builder.constants.update({f"{prefix}{name}": tensor for name, tensor in held.items()})
+        for inner in builder.nodes:
+            inner.input[:] = [f"{prefix}{name}" if name in held else name for name in inner.input]
+        return builder
+
+    substitute(model, build)
 
 
 def attach(model: onnx.ModelProto) -> None:
     """Gives every svexport node its body as a model-local function, in place.
 
     Nodes of one op share a body where one body serves them all; it is then specialised by all that is static in common.
-    Where they need different ones (two einsum equations, say), each further body is an overload of the function
-    (ONNX IR 10) and the node names it. ONNX Runtime honours overloads from 1.27 on; what came before, and TensorRT's
-    parser, look bodies up by op_type alone.
+    Where they need different ones (grids in two modes, say), each further body is an overload of the function (ONNX
+    IR 10) and the node names it. ONNX Runtime honours overloads from 1.27 on; :func:`without_overloads` is for older
+    ones. TensorRT's parser does not, nor does it keep the names of bodies and of the graph apart: every body has a
+    guard, which it refuses (:mod:`svexport.graph.guard`), and its values have names of their own.
 
     Raises:
         UnsupportedError: on an unknown op, or a node whose input data types and ranks cannot be inferred.
@@ -175,6 +159,7 @@ def _keep(model: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]) -> No
 def _attach(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], types: dict[str, Value]) -> None:
     opset = opset_of(model)
     general_types = {name: _general(value) for name, value in types.items()}
+    taken = _names(model.graph)
     by_type: dict[str, list[onnx.NodeProto]] = {}
     for node in nodes:
         by_type.setdefault(node.op_type, []).append(node)
@@ -189,10 +174,32 @@ def _attach(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], types: dict
             if key not in overloads:
                 overloads[key] = str(len(overloads)) if overloads else ""
                 function.overload = overloads[key]
+                _set_apart(function, f"body{len(model.functions)}", taken)
                 model.functions.append(function)
             node.overload = overloads[key]
         if len(overloads) > 1:
             model.ir_version = max(model.ir_version, 10)  # the first with overloads
+
+
+def _names(graph: onnx.GraphProto) -> set[str]:
+    """Of all values of a graph and of those nested in it."""
+    names: set[str] = set()
+    for one in graphs(graph):
+        names.update(value.name for value in (*one.input, *one.initializer))
+        names.update(name for node in one.node for name in node.output)
+    return names
+
+
+def _set_apart(function: onnx.FunctionProto, prefix: str, taken: Collection[str]) -> None:
+    """Gives the values of a function names that nothing else in the file has, in place."""
+    while any(name.startswith(f"{prefix}/") for name in taken):
+        prefix += "_"
+    new = lambda name: name and f"{prefix}/{name}"  # noqa: E731 - an absent input keeps its empty name
+    function.input[:] = map(new, function.input)
+    function.output[:] = map(new, function.output)
+    for node in function.node:
+        node.input[:] = map(new, node.input)
+        node.output[:] = map(new, node.output)
 
 
 def _general(value: Value) -> Value:
@@ -227,6 +234,7 @@ def _function(node: onnx.NodeProto, types: dict[str, Value], opset: int) -> onnx
     renamed.output[:] = [f"output_{i}" for i in range(len(node.output))]
     types = {new: replace(types[old], name=new) for new, old in zip(inputs, node.input, strict=True) if old in types}
     builder = _build(renamed, types, opset)
+    add_guard(builder, [types[name] for name in renamed.input if name], renamed.output, op.node_type)
     constants = [helper.make_node("Constant", [], [name], value=t) for name, t in builder.constants.items()]
     for attribute in node.attribute:
         if attribute.type == AttributeProto.TENSOR:
@@ -273,18 +281,7 @@ def _build(node: onnx.NodeProto, types: dict[str, Value], opset: int, prefix: st
             f"node {node.name!r} (svexport::{node.op_type}) has attributes or inputs that its op does not know: "
             f"{type(error).__name__}: {error}"
         ) from error
-    produced = {name for inner in builder.nodes for name in inner.output}
-    renames: dict[str, str] = {}
-    for value, name in zip(outputs, node.output, strict=False):  # trailing outputs may be unused
-        if not name:
-            continue
-        if value.name in produced and value.name not in renames:
-            renames[value.name] = name
-        else:  # an input or constant returned as it is, or one value returned twice
-            builder.nodes.append(helper.make_node("Identity", [value.name], [name], name=f"{prefix}Identity_{name}"))
-    for inner in builder.nodes:
-        inner.input[:] = [renames.get(name, name) for name in inner.input]
-        inner.output[:] = [renames.get(name, name) for name in inner.output]
+    give_outputs(builder, outputs, node)
     return builder
 
 

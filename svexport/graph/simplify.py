@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import onnx
-from onnx import helper, numpy_helper
 
+from svexport.graph.forms import constants_as_tensors
 from svexport.graph.scope import light_copy
 from svexport.graph.space_to_depth import fuse_space_to_depth
 from svexport.graph.transposes import remove_transposes
@@ -58,7 +57,7 @@ def _by_library(model: onnx.ModelProto) -> onnx.ModelProto:
             common.CommonSubexpressionEliminationPass()(graph)
             common.RemoveUnusedNodesPass()(graph)
             copy = ir.to_proto(graph)
-        _constants_as_tensors(copy)
+        constants_as_tensors(copy)
         _remove_remarks(copy)
         copy.functions.extend(model.functions)
         onnx.checker.check_model(light_copy(copy))
@@ -74,20 +73,6 @@ def _signature(model: onnx.ModelProto) -> tuple:
     values = ((value.name, value.type.tensor_type.elem_type) for value in (*model.graph.input, *model.graph.output))
     versions = ((entry.domain, entry.version) for entry in model.opset_import)
     return model.ir_version, tuple(versions), tuple(values)
-
-
-def _constants_as_tensors(model: onnx.ModelProto) -> None:
-    """The optimizer writes lists of numbers into Constants, which have only tensors before opset 12."""
-    for graph in graphs(model.graph):
-        for node in graph.node:
-            if node.op_type != "Constant" or node.attribute[0].name not in _DTYPES:
-                continue
-            (attribute,) = node.attribute
-            values = np.array(helper.get_attribute_value(attribute), _DTYPES[attribute.name])
-            attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))
-
-
-_DTYPES = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
 
 
 def _remove_remarks(model: onnx.ModelProto) -> None:

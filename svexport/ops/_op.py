@@ -87,9 +87,9 @@ class Op:
         implementation: a faster equal of ``reference`` where torch already has one; used for eager forward and
             backward.
         fake: output metadata; by default the reference itself, run on fake tensors.
-        plugin: whether TensorRT runs the node as a plugin; if not, a file written for a TensorRT target carries the
-            body in its place (einsum, whose body is native MatMuls). Or a function that is called with the attributes
-            by name, of an op whose plugin does not run every node: every file carries the bodies of the others.
+        plugin: whether TensorRT runs the node as a plugin; if not, files carry the body in its place unless the node is
+            asked for (einsum, whose body is native MatMuls). Or a function that is called with the attributes by name,
+            of an op whose plugin does not run every node: every file carries the bodies of the others.
         inline: whether every file carries the body in place of the node: functions that are no plugin's business,
             missing from the exporters at old opsets only (unflatten, say).
         weight_names: called with the attributes by name, names the tensors of the schema's last list, the op's weights,
@@ -136,6 +136,11 @@ class Op:
     def tensor_positions(self) -> tuple[tuple[int, bool], ...]:
         """Which arguments are tensors, and whether each is a list of them."""
         return tuple((i, a.kind == "tensors") for i, a in enumerate(self.arguments) if a.is_tensor)
+
+    @property
+    def has_plugin(self) -> bool:
+        """Whether TensorRT has a plugin for nodes of this op, in C++ and in Python alike."""
+        return bool(self.plugin) and not self.inline
 
     @property
     def num_outputs(self) -> int:

@@ -618,6 +618,8 @@ def _matmul_swapped(x: Tensor, y: Tensor, summed: tuple[int, ...]) -> Tensor:
 
 
 def _matmul(x: Tensor, y: Tensor, summed: tuple[int, ...]) -> Tensor:
+    if x.dim() == y.dim() == 3 and not summed and x.shape[0] == y.shape[0]:
+        return torch.bmm(x, y)
     while x.dim() < y.dim():
         x = x[None]
     while y.dim() < x.dim():
@@ -956,23 +958,36 @@ def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
     if tracing():
         labels, ranks = parse.__wrapped__(equation, tuple(x.dim() for x in operands))  # torch.compile warns of caches
         return torch.ops.svexport.einsum(_autocast(operands, labels, ranks), labels, ranks)
-    shapes = [x.shape for x in operands]
-    if operands[0].is_cuda:
-        needs = tuple(torch.is_grad_enabled() and x.requires_grad for x in operands)
-        wide, item_size = _wide(operands[0].get_device()), operands[0].element_size()
-        kernels = _kernel_products(equation, *shapes, item_size=item_size, wide=wide, needs=needs)
-        wanted = [kernel for kernel, need in zip(kernels, (True, *needs), strict=True) if need]
-        if any(wanted) and _takes_kernels(operands) and _cuda.load():
-            labels, ranks = parse(equation, tuple(map(len, shapes)))
-            if all(wanted):
-                return OP(_autocast(operands, labels, ranks), labels, ranks)
-            if _gradients(equation, *shapes):
-                return _Products.apply(equation, *_autocast(operands, labels, ranks))
-    training, view = _training(operands), operands[0].is_cuda
-    short = view and all(x.numel() <= _SHORT for x in operands)
-    if training:
-        view = short and _few_rows(equation, *shapes, item_size=operands[0].element_size())
-    return run(_program(equation, short or training, view, *shapes), operands)
+    first, shapes = operands[0], [x.shape for x in operands]
+    needs = tuple([torch.is_grad_enabled() and x.requires_grad for x in operands])
+    if not first.is_cuda:
+        return run(_program(equation, any(needs), False, *shapes), operands)
+    item_size = first.element_size()
+    way = _way(equation, needs, item_size, first.get_device(), *shapes)
+    if way is not None and _takes_kernels(operands) and _cuda.load():
+        labels, ranks = parse(equation, tuple(map(len, shapes)))
+        if way is OP:
+            return OP(_autocast(operands, labels, ranks), labels, ranks)
+        return way.apply(equation, *_autocast(operands, labels, ranks))
+    return run(_cuda_program(equation, any(needs), item_size, *shapes), operands)
+
+
+@lru_cache(maxsize=4096)
+def _way(equation: str, needs: tuple[bool, ...], item_size: int, device: int, *shapes: tuple[int, ...]) -> Any:
+    """What has kernels for an einsum on CUDA: the operator, or a function whose gradients are einsums too; or None."""
+    kernels = _kernel_products(equation, *shapes, item_size=item_size, wide=_wide(device), needs=needs)
+    wanted = [kernel for kernel, need in zip(kernels, (True, *needs), strict=True) if need]
+    if all(wanted):
+        return OP
+    return _Products if any(wanted) and _gradients(equation, *shapes) else None
+
+
+@lru_cache(maxsize=4096)
+def _cuda_program(equation: str, training: bool, item_size: int, *shapes: tuple[int, ...]) -> Program:
+    """A plan for operands on CUDA."""
+    short = all(math.prod(shape) <= _SHORT for shape in shapes)
+    view = short and _few_rows(equation, *shapes, item_size=item_size) if training else True
+    return _program(equation, short or training, view, *shapes)
 
 
 @lru_cache(maxsize=4096)

@@ -64,7 +64,7 @@ def layer_norm(
 ) -> Tensor:
     """``torch.nn.functional.layer_norm``, by the same kernels.
 
-    Up to opset 16 it is exported as ``SvLayerNorm``, from opset 17 on as ONNX LayerNormalization; so is torch's own.
+    Up to opset 16 it is exported as its definition, from opset 17 on as ONNX LayerNormalization; so is torch's own.
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.layer_norm.html
 
     Shape:

@@ -206,6 +206,7 @@ class Builder:
         return self.op("Unsqueeze", x, axes=list(axes), shape=shape)
 
     def squeeze(self, x: Value, *axes: int) -> Value:
+        """Squeeze at the given axes; negative ones need opset 11, or a rank that is known."""
         shape = None
         if x.shape is not None:
             axes = tuple(a % x.rank for a in axes)

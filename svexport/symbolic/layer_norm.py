@@ -13,7 +13,7 @@ from svexport.ops.layer_norm import OP
 from svexport.symbolic._builder import Builder, Dim, Value
 from svexport.symbolic._symbolic import Symbolic, TensorInfo
 
-__all__ = ["normalize"]
+__all__ = ["define", "normalize"]
 
 
 def body(
@@ -33,6 +33,12 @@ def normalize(b: Builder, x: Value, dims: int, weight: Value | None, bias: Value
     if b.opset >= 17 and not double:
         inputs = [v and b.cast(v, x.dtype) for v in (x, weight, bias)]
         return b.op("LayerNormalization", *inputs, axis=-dims, epsilon=eps, shape=x.shape)
+    return define(b, x, dims, weight, bias, eps)
+
+
+def define(b: Builder, x: Value, dims: int, weight: Value | None, bias: Value | None, eps: float) -> Value:
+    """:func:`normalize` by the definition of LayerNormalization, at any opset."""
+    double = x.dtype == TensorProto.DOUBLE
     precise = TensorProto.DOUBLE if double else TensorProto.FLOAT
     y = b.cast(x, precise)
     axes = range(-dims, 0)

@@ -19,7 +19,7 @@ _TYPES = {"int": "int32_t", "float": "float", "ints": "std::vector<int32_t>", "f
 
 def plugin_ops() -> list[Op]:
     """The ops that TensorRT runs as plugins, by name."""
-    return sorted((op for op in OPS.values() if op.plugin and not op.inline), key=lambda op: op.name)
+    return sorted((op for op in OPS.values() if op.has_plugin), key=lambda op: op.name)
 
 
 def header() -> str:

@@ -319,7 +319,7 @@ def attributes_of(op: Op, fields: Sequence[Any]) -> dict[str, Any]:
         raise BackendNotAvailableError(
             f"{op.node_type} has lists as attributes, of which the Python bindings of TensorRT "
             f"{_tensorrt().__version__} show a plugin the first element only; use the C++ library (svexport plugins "
-            "build), or bindings other than 10.14 and 10.15"
+            "build), or bindings of another version: 10.16 and 11.4 show them all, 10.1, 10.14 and 10.15 do not"
         )
     found: dict[str, Any] = {}
     for field in fields:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.core
 
 @pytest.fixture
 def file(project, run):
-    assert run("export", "nets:Product", "-o", "product.onnx").code == 0
+    assert run("export", "nets:Product", "-o", "product.onnx", "--plugins", "einsum").code == 0
     return Path("product.onnx")
 
 

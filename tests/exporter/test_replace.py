@@ -19,6 +19,7 @@ import svexport
 from svexport import ops
 from svexport.cli._model import load_file
 from svexport.exporter.arguments import leaves
+from svexport.exporter.functions import WHOLES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -274,7 +275,7 @@ MODELS = {
     "yolox_stem": (example("yolox_stem", height=48, width=64), {"Focus": 1}),
     "deformable_detr": (
         example("deformable_detr", config="small", layers=1),
-        {"LayerNorm": 2, "torch.nn.functional.grid_sample": 1},
+        {"LayerNorm": 2, "svexport_file_deformable_detr.ms_deform_attn_core_pytorch": 1},
     ),
     "multicamera": (
         example("multicamera", queries=20, layers=1, cameras=2, image_size=(72, 120)),
@@ -379,6 +380,9 @@ class Functions(nn.Module):
         return times * (y + inverse + torch.linalg.solve(x, y))
 
 
+METHODS = {"torch.Tensor.inverse"} if sys.version_info >= (3, 11) else set()
+
+
 def regular(n=2):
     return torch.randn(n, 3, 3) + 4 * torch.eye(3)
 
@@ -388,13 +392,7 @@ def test_functions_are_ops_wherever_they_are_called(monkeypatch):
     model, x = Functions(), regular()
     replaced = svexport.replace(model, (x,), verbose=False)
     names = {r.before: r.source for r in replaced.svexport_replacements}
-    assert set(names) == {
-        "torch.einsum",
-        "torch.linalg.inv",
-        "torch.inverse",
-        "torch.Tensor.inverse",
-        "torch.linalg.solve",
-    }
+    assert set(names) == {"torch.einsum", "torch.linalg.inv", "torch.inverse", "torch.linalg.solve", *METHODS}
     line = Functions.forward.__code__.co_firstlineno
     assert f"test_replace.py:{line + 1} in forward: y = einsum(" in names["torch.einsum"]
     with torch.no_grad():
@@ -563,7 +561,7 @@ def test_outputs_that_differ_as_a_whole_are_told():
             forwards.append(x)
             return torch.linalg.inv(x) + len(forwards)
 
-    with pytest.warns(UserWarning, match="Counting as a whole, every part of it proven: svexport's differs by 1.0"):
+    with pytest.warns(UserWarning, match="Counting as a whole, every part of it proven: svexport's differs by 2.0"):
         replaced = svexport.replace(Counting(), regular(), verbose=False)
     assert len(replaced.svexport_replacements) == 1
 
@@ -627,6 +625,276 @@ def test_refusals():
     model.stream = (i for i in range(3))
     with pytest.raises(svexport.UnsupportedError, match=r"Linear cannot be copied: .*TypeError"):
         svexport.replace(model)
+
+
+# ------------------------------------------------------------------ whole functions, and those that only look like them
+
+
+def core(value, spatial_shapes, sampling_locations, attention_weights, *, change=None):
+    """Multi-scale deformable attention in plain torch, as Deformable DETR and mmcv have it, with something changed."""
+    change = change or {}
+    n, _, m, d = value.shape
+    _, queries, m, levels, points, _ = sampling_locations.shape
+    shapes = change.get("shapes", lambda s: s)([(int(h), int(w)) for h, w in spatial_shapes])
+    maps = value.split([h * w for h, w in shapes], dim=1)
+    grids = change.get("grids", lambda x: 2 * x - 1)(sampling_locations)
+    found = []
+    for level, (h, w) in enumerate(shapes):
+        image = maps[level].flatten(2).transpose(1, 2).reshape(n * m, d, h, w)
+        options = {"mode": "bilinear", "padding_mode": "zeros", "align_corners": False, **change.get("options", {})}
+        found.append(F.grid_sample(image, grids[:, :, :, level].transpose(1, 2).flatten(0, 1), **options))
+    weights = change.get("weights", lambda w: w)(attention_weights)
+    weights = weights.transpose(1, 2).reshape(n * m, 1, queries, levels * points)
+    output = (torch.stack(found, dim=-2).flatten(-2) * weights).sum(-1)
+    output = output.view(n, m * d, queries).transpose(1, 2).contiguous()
+    return change.get("output", lambda x: x)(output)
+
+
+def multi_scale_deformable_attn_pytorch(value, value_spatial_shapes, sampling_locations, attention_weights):
+    return core(value, value_spatial_shapes, sampling_locations, attention_weights)
+
+
+def bilinear_grid_sample(im, grid, align_corners=False):
+    """What mmcv has for opset 11, pixel by pixel."""
+    return gathered(im, grid, align_corners)
+
+
+def gathered(image, grid, align_corners=False, *, border=False, floor=torch.floor, weight=lambda t: t):
+    n, c, h, w = image.shape
+    x, y = grid.unbind(-1)
+    x, y = (((t + 1) / 2 * (s - 1)) if align_corners else ((t + 1) * s - 1) / 2 for t, s in ((x, w), (y, h)))
+    if border:
+        x, y = x.clamp(0, w - 1), y.clamp(0, h - 1)
+    x0, y0 = floor(x).detach(), floor(y).detach()
+    output = 0.0
+    for dx, dy in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        i, j = x0 + dx, y0 + dy
+        inside = (i >= 0) & (i < w) & (j >= 0) & (j < h)
+        share = weight(1 - (x - i).abs()) * weight(1 - (y - j).abs()) * inside
+        index = (j.clamp(0, h - 1) * w + i.clamp(0, w - 1)).long().flatten(1)[:, None].expand(-1, c, -1)
+        output = output + image.flatten(2).gather(2, index).view(n, c, *x.shape[1:]) * share[:, None]
+    return output
+
+
+class Attends(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.scale = function, nn.Parameter(torch.tensor(0.9))
+
+    def forward(self, value, locations, weights):
+        return self.function(value * self.scale, torch.tensor(SHAPES), locations * self.scale, weights * self.scale)
+
+
+class Samples(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.scale = function, nn.Parameter(torch.tensor(0.9))
+
+    def forward(self, image, grid):
+        return self.function(image * self.scale, grid * self.scale)
+
+
+ATTENDED = torch.randn(2, 41, 3, 4), torch.rand(2, 4, 3, 2, 2, 2) * 1.2 - 0.1, torch.rand(2, 4, 3, 2, 2)
+SAMPLED = torch.randn(2, 3, 5, 7), torch.rand(2, 4, 3, 2) * 2.4 - 1.2
+
+
+def changed(**change):
+    def multi_scale_deformable_attn_pytorch(value, value_spatial_shapes, sampling_locations, attention_weights):
+        return core(value, value_spatial_shapes, sampling_locations, attention_weights, change=change)
+
+    return multi_scale_deformable_attn_pytorch
+
+
+def sampler(function):
+    def bilinear_grid_sample(im, grid, align_corners=False):
+        return function(im, grid)
+
+    return bilinear_grid_sample
+
+
+def other_parameters():
+    def ms_deform_attn_core_pytorch(value, shapes, locations, weights):
+        return core(value, shapes, locations, weights) * 2
+
+    return ms_deform_attn_core_pytorch
+
+
+def one_more():
+    def ms_deform_attn_core_pytorch(value, value_spatial_shapes, sampling_locations, attention_weights, power=2):
+        return core(value, value_spatial_shapes, sampling_locations, attention_weights) ** power
+
+    return ms_deform_attn_core_pytorch
+
+
+def names_of_others(image, grid):
+    class F:
+        @staticmethod
+        def grid_sample(image, grid, align_corners):
+            return gathered(image, grid, align_corners, border=True)
+
+    def einsum(equation, x):
+        return x * len(equation)
+
+    class Rotation:
+        def __init__(self, angle):
+            self.angle = angle
+
+        def inverse(self):
+            return -self.angle
+
+    return F.grid_sample(image, grid, align_corners=True) + einsum("nchw->nchw", image).mean() + Rotation(1.0).inverse()
+
+
+class lookalike:
+    """Whose functions have torch's names."""
+
+    @staticmethod
+    def grid_sample(image, grid, **_):
+        return F.grid_sample(image, grid, align_corners=True) * 3
+
+    @staticmethod
+    def einsum(equation, x):
+        return x.sum() * len(equation)
+
+
+DECOYS = {
+    # of multi-scale deformable attention
+    "corners": (Attends, changed(options={"align_corners": True})),
+    "border": (Attends, changed(options={"padding_mode": "border"})),
+    "reflection": (Attends, changed(options={"padding_mode": "reflection"})),
+    "nearest": (Attends, changed(options={"mode": "nearest"})),
+    "bicubic": (Attends, changed(options={"mode": "bicubic"})),
+    "softmax": (Attends, changed(weights=lambda w: w.flatten(3).softmax(-1).view_as(w))),
+    "squares": (Attends, changed(weights=lambda w: w * w)),
+    "no weights": (Attends, changed(weights=torch.ones_like)),
+    "weights in reverse": (Attends, changed(weights=lambda w: w.flip(3))),
+    "constant weights": (Attends, changed(weights=lambda w: w.detach())),
+    "constant grids": (Attends, changed(grids=lambda x: 2 * x.detach() - 1)),
+    "constant output": (Attends, changed(output=lambda x: x.detach() + 0 * x)),
+    "straight through": (Attends, changed(weights=lambda w: w + (w.detach() * 2 - w * 2).clone() * 0.5)),
+    "normalised": (Attends, changed(grids=lambda x: x)),
+    "clamped": (Attends, changed(grids=lambda x: 2 * x.clamp(0, 1) - 1)),
+    "y before x": (Attends, changed(grids=lambda x: 2 * x.flip(-1) - 1)),
+    "width before height": (Attends, changed(shapes=lambda s: [(w, h) for h, w in s])),
+    "levels in reverse": (Attends, changed(shapes=lambda s: s[::-1], grids=lambda x: 2 * x.flip(3) - 1)),
+    "mean": (Attends, changed(output=lambda x: x / 4)),
+    "not transposed": (Attends, changed(output=lambda x: x.transpose(1, 2).contiguous())),
+    "in a tuple": (Attends, changed(output=lambda x: (x, x))),
+    "other parameters": (Attends, other_parameters()),
+    "one parameter more": (Attends, one_more()),
+    # of a bilinear sampler
+    "sampled at corners": (Samples, sampler(lambda image, grid: gathered(image, grid, True))),
+    "sampled at the border": (Samples, sampler(lambda image, grid: gathered(image, grid, border=True))),
+    "nearest pixel": (Samples, sampler(lambda image, grid: gathered(image, grid, weight=lambda t: (t > 0.5) * 1.0))),
+    "smooth step": (Samples, sampler(lambda image, grid: gathered(image, grid, weight=lambda t: t * t * (3 - 2 * t)))),
+    "in pixels": (Samples, sampler(lambda image, grid: gathered(image, grid * 3))),
+    "constant grid": (Samples, sampler(lambda image, grid: gathered(image, grid.detach()))),
+    # of torch
+    "names of others": (Samples, names_of_others),
+    "lookalike": (Samples, lambda image, grid: lookalike.grid_sample(image, grid) + lookalike.einsum("ij", image)),
+}
+
+
+@pytest.mark.parametrize("name", DECOYS)
+def test_decoys_are_left_alone_or_right(name):
+    make, function = DECOYS[name]
+    model = make(function)
+    args = ATTENDED if make is Attends else SAMPLED
+    replaced = svexport.replace(model, args, verbose=False)
+    wholes = [r.before for r in replaced.svexport_replacements if not r.before.startswith("torch.")]
+    assert not wholes, "its meaning is another"
+    if function.__name__ in WHOLES:
+        assert any(function.__name__ in a.kind and a.reason for a in replaced.svexport_left_alone)
+    ours, theirs = [], []
+    for m, found in ((model, theirs), (replaced, ours)):
+        given = [t.clone().requires_grad_() for t in args]
+        output = sum(t.square().sum() for t in tensors(m(*given)))
+        found += [output, *torch.autograd.grad(output, [*given, m.scale], allow_unused=True)]
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("make", "function", "args", "op"),
+    [
+        (Attends, multi_scale_deformable_attn_pytorch, ATTENDED, "ms_deform_attn"),
+        (Samples, bilinear_grid_sample, SAMPLED, "grid_sample"),
+    ],
+)
+def test_whole_functions_are_ops(make, function, args, op, tmp_path):
+    model = make(function)
+    replaced = svexport.replace(model, args, verbose=False)
+    assert [(r.before.rpartition(".")[2], r.after, r.calls) for r in replaced.svexport_replacements] == [
+        (function.__name__, f"svexport.ops.{op}", 1)
+    ]
+    assert replaced.svexport_left_alone == []
+    with torch.no_grad():
+        targets = [str(node.target) for node in torch.export.export(replaced, args).graph.nodes]
+    assert f"svexport.{op}.default" in targets
+    reports = [svexport.export(m, args, tmp_path / f"{i}.onnx", opset=16) for i, m in enumerate((model, replaced))]
+    assert sum(reports[1].nodes.values()) <= sum(reports[0].nodes.values())
+    ours, theirs = losses(replaced, args), losses(model, args)
+    assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+def test_wholes_break_no_graph():
+    """Where the encoder asks tensors for sizes, which torch.compile cannot read."""
+    model = example("deformable_detr", config="small", layers=1)()
+    replaced = svexport.replace(model, verbose=False)
+    torch.compiler.reset()
+    compiled = torch.compile(replaced, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*model.example_inputs), model(*model.example_inputs), rtol=1e-4, atol=1e-4)
+
+
+def test_wholes_that_no_name_reaches():
+    class Table(Samples):
+        def forward(self, image, grid):
+            return self.function["sampler"](image * self.scale, grid)
+
+    replaced = svexport.replace(Table({"sampler": bilinear_grid_sample}), SAMPLED, verbose=False)
+    assert replaced.svexport_replacements == []
+    assert [a.kind.rpartition(".")[2] for a in replaced.svexport_left_alone] == ["bilinear_grid_sample"]
+    assert "by no name that can be bound" in replaced.svexport_left_alone[0].reason
+
+
+def test_functions_of_a_whole_are_replaced_where_it_is_not():
+    model = Attends(changed(options={"align_corners": True}))
+    replaced = svexport.replace(model, ATTENDED, verbose=False)
+    assert [r.before for r in replaced.svexport_replacements] == ["torch.nn.functional.grid_sample"]
+    assert "differs by" in replaced.svexport_left_alone[0].reason
+
+
+def test_gradients_decide_too():
+    replaced = svexport.replace(Attends(DECOYS["constant grids"][1]), ATTENDED, verbose=False)
+    assert "gradient differs by" in replaced.svexport_left_alone[0].reason
+
+
+# ------------------------------------------------------------------ what is asked for
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"only": "torch.einsum"}, {"torch.einsum"}),
+        ({"only": ["einsum", "LayerNorm"]}, {"torch.einsum", "torch.nn.modules.normalization.LayerNorm"}),
+        ({"only": "svexport.ops.inverse"}, {"torch.linalg.inv", "torch.inverse", *METHODS}),
+        ({"only": "1"}, {"torch.nn.modules.normalization.LayerNorm"}),
+        ({"skip": ["inverse", "solve", "1"]}, {"torch.einsum"}),
+        ({"only": "inverse", "skip": "torch.Tensor.inverse"}, {"torch.linalg.inv", "torch.inverse"}),
+    ],
+)
+@pytest.mark.parametrize("given", [True, False])
+def test_only_and_skip(options, expected, given):
+    model = nn.Sequential(Functions(), nn.LayerNorm(3))
+    replaced = svexport.replace(model, regular() if given else None, **options, verbose=False)
+    assert {r.before for r in replaced.svexport_replacements} == expected
+    assert not METHODS or replaced.svexport_left_alone == []
+
+
+def test_names_that_nothing_has():
+    with pytest.raises(
+        svexport.UnsupportedError, match=r"expect names of modules of Linear, or among .*; got 'einsumm'"
+    ):
+        svexport.replace(nn.Linear(2, 2), only="einsumm")
 
 
 # ------------------------------------------------------------------ one by one

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.inliner
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -74,51 +75,86 @@ def test_what_we_write_for_a_target_is_parsed_by_it(tmp_path, target, opset):
     assert report.to_dict()["check"]["ok"]
 
 
+class Found(nn.Module):
+    """What TensorRT has an op for from 8.5 on, which none of 8.4 stands for."""
+
+    example_inputs = (torch.eye(3),)
+
+    def forward(self, x):
+        return x.nonzero()
+
+
 def test_what_the_target_lacks_is_in_the_report_of_the_export(tmp_path):
-    """LayerNormalization, of which the body consists from opset 17 on."""
-    report = svexport.export(Sampler(), path=tmp_path / "m.onnx", opset=17, target="8.4", verify=False)
+    report = svexport.export(Found(), path=tmp_path / "m.onnx", opset=11, target="8.4", verify=False)
     (error,) = report.check.errors
-    assert (error.rule, error.op, error.severity) == ("unsupported", "LayerNormalization", "error")
-    assert "TensorRT 8.6 or later" in error.expected
-    assert any("TensorRT 8.4: 1 error (LayerNormalization)" in note for note in report.notes)
+    assert (error.rule, error.op, error.severity) == ("unsupported", "NonZero", "error")
+    assert "TensorRT 8.5 or later" in error.expected
+    assert any("TensorRT 8.4: 1 error (NonZero)" in note for note in report.notes)
     for shown in (" ".join(str(report).split()), report._repr_html_(), report.check._repr_html_()):
         assert "1 unsupported" in shown
-    assert svexport.export(Sampler(), path=tmp_path / "m.onnx", opset=17, verify=False).check is None
+    assert svexport.export(Found(), path=tmp_path / "m.onnx", opset=11, verify=False).check is None
 
 
-@pytest.mark.parametrize(
-    ("target", "verdict", "rule"),
-    [
-        ("8.4", "plugin", "plugin"),
-        ("9.0", "body", "shadowed_plugin"),
-        ("10.0", "body", "shadowed_plugin"),
-        ("10.12", "plugin", "plugin"),
-    ],
-)
-def test_bodies(tmp_path, target, verdict, rule):
-    """A portable file: before 9.0 bodies are ignored, up to 10.11 they come before plugins."""
+BODIES = {"8.4": "plugin", "9.0": "unsupported", "10.1": "unsupported", "10.6": "unsupported", "10.7": "plugin"}
+
+
+def test_bodies(tmp_path):
+    """A portable file: before 9.0 bodies are ignored, up to 10.6 they are looked at before plugins, and refused."""
     svexport.export(Sampler(), path=tmp_path / "m.onnx", opset=11, verify=False)
-    report = check(tmp_path / "m.onnx", target)
-    (finding,) = [finding for finding in found(report, rule) if finding.op == "SvGridSample"]
-    assert finding.severity == ("note" if rule == "plugin" else "warning")
-    assert report.verdicts[verdict] >= 1
-    assert report.ok == (target != "8.4")  # where einsum and layer_norm have neither plugin nor body
-    if target == "8.4":
-        assert {error.op for error in report.errors} == {"SvEinsum", "SvLayerNorm"}
-        assert "svexport lower" in report.errors[0].todo
-    else:
-        assert report.nodes["Floor"] >= 1  # of the body
+    for target, verdict in BODIES.items():
+        report = check(tmp_path / "m.onnx", target)
+        assert set(report.verdicts) == {"native", verdict}
+        (finding,) = [finding for finding in report.findings if finding.op == "SvGridSample"]
+        if verdict == "plugin":
+            assert report.ok
+            assert (finding.severity, finding.rule) == ("note", "plugin")
+            assert "register_plugins" in finding.todo
+        else:
+            assert (finding.severity, finding.rule) == ("error", "body")
+            assert report.errors == [finding]
+            assert f"target='{target}'" in finding.todo
+            assert "load the plugins" in finding.todo
+            assert "plugins=False" in finding.todo
 
 
-def test_a_body_that_is_not_parsed(tmp_path):
+def test_bodies_without_a_guard(tmp_path):
+    """As other versions of svexport write them: TensorRT would run them for the plugin."""
     svexport.export(Sampler(), path=tmp_path / "m.onnx", opset=11, verify=False)
-    broken = onnx.load(tmp_path / "m.onnx")
-    for function in broken.functions:
-        function.node.append(helper.make_node("Det", [function.input[0]], ["never"], name="det"))
-    report = check(broken, "10.12")
-    places = {finding.where: finding.severity for finding in found(report, "unsupported")}
-    assert places["function svexport::SvGridSample"] == "warning"  # only without the plugin
-    assert places["function svexport::SvEinsum"] == "error"
+    old = onnx.load(tmp_path / "m.onnx")
+    (body,) = old.functions
+    del body.node[:]
+    body.node.extend([helper.make_node("Identity", [body.input[0]], [body.output[0]])])
+    (error,) = check(old, "10.1").errors
+    assert "taken for the plugin" in error.came
+    newer = check(old, "10.7")
+    assert newer.ok
+    assert [finding.rule for finding in newer.warnings] == ["body"]
+
+
+def test_a_node_that_no_version_has_a_plugin_for(tmp_path):
+    """It is in the file because it was asked for; its body is ONNX Runtime's all the same."""
+    report = svexport.export(Sampler(), path=tmp_path / "m.onnx", opset=11, plugins=["einsum"], verify=False)
+    assert [n.type for n in report.svexport_nodes if not n.lowered] == ["SvEinsum"]
+    for target in ("8.4", "10.1", "11.0"):
+        (error,) = check(tmp_path / "m.onnx", target).errors
+        assert (error.rule, error.op) == ("svexport_node", "SvEinsum")
+        assert "svexport lower FILE -o OUT --ops einsum" in error.todo
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_ops_without_a_plugin_do_not_stay(tmp_path, opset):
+    """Two products of one shape and different equations, of which TensorRT would make the first one twice."""
+
+    class Net(nn.Module):
+        def forward(self, x, y):
+            return torch.einsum("bij,bjk->bik", x, y) + torch.einsum("bij,bkj->bik", x, y)
+
+    args = (torch.randn(2, 4, 4), torch.randn(2, 4, 4))
+    report = svexport.export(Net(), args, tmp_path / "m.onnx", opset=opset)
+    assert report.verified
+    assert all(n.lowered for n in report.svexport_nodes)
+    assert not onnx.load(tmp_path / "m.onnx").functions
+    assert check(tmp_path / "m.onnx", "10.1").ok
 
 
 @pytest.mark.parametrize(
@@ -197,7 +233,44 @@ def test_local_functions():
     shadowed = model([node("Relu", "x", "y", domain="mine")], functions=[called], domains=["mine"])
     assert found(check(shadowed, "9.0"), "shadowed_function")
     overloaded = model(twice.graph.node, functions=[FUNCTION, FUNCTION], domains=["mine"])
-    assert found(check(overloaded, "9.0"), "overloads")
+    (error,) = check(overloaded, "9.0").errors
+    assert (error.rule, error.node) == ("overloads", "the_Twice")
+    assert "the first is taken for all" in error.came
+
+
+@pytest.mark.parametrize("formal", ["y", "z", "w"])
+def test_inputs_of_functions_that_are_named_like_a_tensor_of_the_graph(formal):
+    """The parser gives them that tensor, whatever the node has: an input, a constant, a result."""
+    body = [node("Mul", f"{formal} {formal}", "b")]
+    square = helper.make_function("mine", "Square", [formal], ["b"], body, [helper.make_opsetid("", 13)])
+    nodes = [node("Relu", "y", "z"), node("Square", "x", "v", domain="mine"), node("Sum", "v z w", "u")]
+    constants = {"w": np.ones((2, 3), np.float32)}
+    made = model(nodes, ["x", "y"], ["u"], constants, functions=[square], domains=["mine"])
+    (error,) = check(made, "10.1").errors
+    assert (error.rule, error.node) == ("captured_names", "the_Square")
+    assert repr(formal) in error.came
+    nodes[1].input[0] = formal  # itself
+    same = model(nodes, ["x", "y"], ["u"], constants, functions=[square], domains=["mine"])
+    assert check(same, "10.1").ok
+
+
+def test_functions_with_constants():
+    """The parser reads them after the function is gone."""
+    body = [helper.make_node("Constant", [], ["two"], value_float=2.0), node("Mul", "a two", "b")]
+    double = helper.make_function("mine", "Double", ["a"], ["b"], body, [helper.make_opsetid("", 13)])
+    made = model([node("Double", "x", "y", domain="mine")], functions=[double], domains=["mine"])
+    errors = check(made, "10.1").errors
+    assert {error.rule for error in errors} >= {"function_constants"}
+    assert "inline" in errors[0].todo
+    assert check(onnx.inliner.inline_local_functions(made), "10.1").ok
+
+
+def test_functions_of_which_an_input_is_absent():
+    body = [node("Clip", "a low", "b")]
+    clip = helper.make_function("mine", "AtLeast", ["a", "low"], ["b"], body, [helper.make_opsetid("", 13)])
+    made = model([node("AtLeast", "x", "y", domain="mine")], functions=[clip], domains=["mine"])
+    (error,) = check(made, "10.1").errors
+    assert (error.rule, error.came) == ("function_inputs", "1 of them")
 
 
 def test_functions_that_call_themselves():
@@ -235,7 +308,7 @@ def test_constants_of_the_graph_around():
 
 @pytest.mark.parametrize(
     ("opset", "target", "severity"),
-    [(18, "8.4", "error"), (17, "8.4", None), (21, "10.0", "error"), (24, "10.15", None), (8, "8.4", "warning")],
+    [(18, "8.4", "warning"), (17, "8.4", None), (21, "10.0", "warning"), (24, "10.15", None), (8, "8.4", "warning")],
 )
 def test_opset(opset, target, severity):
     findings = found(check(model([node("Relu", "x", "y")], opset=opset), target), "opset")

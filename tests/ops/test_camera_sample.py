@@ -445,7 +445,7 @@ def test_int8_features_in_a_file(opset: int, target: str | None, tmp_path) -> No
     types = {v.name: v.type.tensor_type.elem_type for v in graph.value_info}
     assert types[node.input[0]] == onnx.TensorProto.INT8
     (before,) = (n for n in graph.node if node.input[0] in n.output)
-    assert before.op_type == ("SvQuantize" if target is None else "QuantizeLinear")
+    assert before.op_type == "QuantizeLinear"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import random
 import sys
 from typing import Any
 
@@ -56,7 +55,7 @@ def main(folder: str, stub: str) -> dict[str, Any]:
 def of_op(trt: Any, plugins: Any, op: Op) -> dict[str, Any]:
     _, creator_class = plugins.plugin_classes(op)
     creator = creator_class()
-    generator = torch.Generator().manual_seed(random.randrange(2**31))
+    generator = torch.Generator().manual_seed(0)
     args = next(iter(op.samples(lambda *shape: torch.randn(shape, generator=generator))))
     node = next(n for n in op_model(op, args, 11, lowered=False).graph.node if n.domain == "svexport")
     plugin = creator.create_plugin(node.name, fields(trt, node), trt.TensorRTPhase.BUILD)

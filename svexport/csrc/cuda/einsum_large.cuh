@@ -249,7 +249,7 @@ struct Division {
   bool fits;
   double time = INFINITY;
 
-  Division(const Tensor& x, const Tensor& z, Of of)
+  Division(const Tensor& x, const Tensor& z, Of of, int processors_)
       : sharing(of == Of::kSharing ? static_cast<int>(z.sizes[2]) : 1),
         apart(of == Of::kApart ? static_cast<int>(z.sizes[2]) : 1),
         count(of == Of::kOne ? static_cast<int>(z.sizes[2]) : 1) {
@@ -271,12 +271,12 @@ struct Division {
     stages = room / bytes_of(2) >= 12 ? 2 : 1;
     while (stages < kMostStages && room / bytes_of(stages + 1) >= kLargeWarps) ++stages;
     const int64_t shared = x.sizes[0] * apart, of_one = x.sizes[1] * ceil_div<int64_t>(x.sizes[3], kRows);
-    pieces = sharing * static_cast<int>(std::min(of_one, ceil_div<int64_t>(of_one * shared, processors())));
+    pieces = sharing * static_cast<int>(std::min(of_one, ceil_div<int64_t>(of_one * shared, processors_)));
     fits = room / bytes_of(stages) >= 2 && of_one * shared <= INT32_MAX / 2;
     if (!fits) return;
     workers = std::min(kLargeWarps, room / bytes_of(stages));
-    if (shared <= processors()) {  // where all tiles are done at once, factors are better read once than by all processors
-      const int64_t most = sharing * ceil_div<int64_t>(of_one, processors() / shared);
+    if (shared <= processors_) {  // where all tiles are done at once, factors are better read once than by all processors
+      const int64_t most = sharing * ceil_div<int64_t>(of_one, processors_ / shared);
       even = most <= workers;
       if (even) pieces = static_cast<int>(most);
     }
@@ -285,17 +285,18 @@ struct Division {
     warp = bytes_of(stages);
     // To fetch or to store a tile takes as long as 8 tiles of columns.
     time = ceil_div(pieces, workers) * (groups / sharing * (4.0 + columns) + 8.0 * (1 + count)) *
-           std::max(1.0, static_cast<double>(shared) / processors());
+           std::max(1.0, static_cast<double>(shared) / processors_);
   }
 };
 
 inline Division division_of(const Tensor& x, const Tensor& z) {
-  const Division one(x, z, Of::kOne);
+  const int processors_ = processors();  // the driver takes its time
+  const Division one(x, z, Of::kOne, processors_);
   if (z.sizes[2] == 1) return one;
-  const Division apart(x, z, Of::kApart);
+  const Division apart(x, z, Of::kApart, processors_);
   // So few tiles that every warp is to do only one of M. More blocks leave a sum that follows no room to begin early.
-  if (x.sizes[0] <= processors()) {
-    const Division few(x, z, x.sizes[0] == 1 && z.sizes[4] > 32 ? Of::kApart : Of::kSharing);
+  if (x.sizes[0] <= processors_) {
+    const Division few(x, z, x.sizes[0] == 1 && z.sizes[4] > 32 ? Of::kApart : Of::kSharing, processors_);
     if (few.fits && few.pieces <= kLargeWarps) return few;
   }
   return apart.fits && apart.time * 1.1 < one.time ? apart : one;

@@ -211,6 +211,7 @@ struct Many {
     x_run = std::min(count, (size - 2) / V + 2) * x_pitch;
     stage = runs * (x_run + z_pitch);
     const bool single = x.item_size() == 4;
+    const int processors_ = processors(), memory_ = shared_memory();  // the driver takes its time
     const double products = tiles * columns;
     const auto registers = static_cast<int>(std::min(255.0, single ? 60 + 10 * products : 65 + 7 * products));
     int fetched = 0;  // of K, by all groups
@@ -220,14 +221,14 @@ struct Many {
     const double pieces = whole ? 0 : runs * (static_cast<double>(fetched) / groups + 1);
     for (int n = 1; n <= kMostStages; ++n) {
       const int memory = n * stage + ceil_div(n * 8, 16) * 16;
-      const int fit = std::min((shared_memory() + 1024) / (zeros() + kManyWarps * memory + 1024),
+      const int fit = std::min((memory_ + 1024) / (zeros() + kManyWarps * memory + 1024),
                                65536 / (ceil_div(registers, 8) * 256 * kManyWarps));
       if (fit == 0) break;
       for (int i = 1; i <= std::min(of_one, kMostParts); ++i) {
         const int64_t all = int64_t{shared} * groups * i;
         if (all > INT32_MAX / 2) break;
-        const auto rounds = static_cast<double>(ceil_div<int64_t>(all, int64_t{fit} * kManyWarps * processors()));
-        const double beside = all / rounds / processors();
+        const auto rounds = static_cast<double>(ceil_div<int64_t>(all, int64_t{fit} * kManyWarps * processors_));
+        const double beside = all / rounds / processors_;
         const double tile = (n > 1 ? 1.0 : 1.04) *
                             (0.28 + (runs > 1 ? 0.38 : 0.0) + (single ? 0.08 : 0.046) * products + 0.01 * pieces +
                              beside * (0.052 + 0.022 * pieces + (single ? 0.0052 * products : 0.0) + 6.6e-6 * runs * bytes));

@@ -260,6 +260,7 @@ struct Sums {
         shared(static_cast<int>(x.sizes[0] * (apart ? x.sizes[2] : 1))),
         count(apart ? 1 : static_cast<int>(x.sizes[2])) {
     const int V = static_cast<int>(x.sizes[4]), rows = 16 * tiles, all = count * V, processors_ = processors();
+    const int memory_ = shared_memory();  // the driver takes its time
     groups = ceil_div(all, rows);
     const int64_t of_one = x.sizes[1] * ceil_div<int64_t>(x.sizes[3], kRows), blocks_each = int64_t{shared} * groups;
     // As many parts as leave the fewest processors idle, in fewer or shorter waves of blocks.
@@ -275,7 +276,7 @@ struct Sums {
     for (int n = kMostStages; n > 0 && shared <= 65535; --n) {  // the most tiles under way
       // Barriers stay what they are: sums take the place of tiles alone.
       const int bytes = std::max(n * stage, sums) + ceil_div(n * 8, 16) * 16;
-      const int fit = std::min(most_warps, shared_memory() / bytes), used = std::min(fit, each);
+      const int fit = std::min(most_warps, memory_ / bytes), used = std::min(fit, each);
       if (fit < 2 || std::min(used * n, each) < std::min(warps * stages, each)) continue;
       warps = used;
       stages = n;
@@ -291,7 +292,7 @@ struct Sums {
     const double tile = (single ? 0.0264 : 0.0088) * products + (single ? 0.0181 : 0.0113) * (2 * tiles + columns) + 7e-5 * bytes;
     const auto registers = static_cast<int>(std::min(255.0, single ? 40 + 11.5 * products : 60 + 6 * products));
     const double resident = std::min<double>(
-        std::max(1, std::min((shared_memory() + 1024) / (warps * warp + 1024), 65536 / (ceil_div(registers, 8) * 256 * warps))),
+        std::max(1, std::min((memory_ + 1024) / (warps * warp + 1024), 65536 / (ceil_div(registers, 8) * 256 * warps))),
         std::ceil(blocks));
     const double block = 2.4 + ceil_div(each, warps) * std::max(tile * std::max(1.0, resident * warps / 4), tile + 0.73 / stages) +
                          0.0078 * products * warps * std::max(1.0, resident / 2);

@@ -11,12 +11,12 @@ import onnx
 from onnx import TensorProto
 
 from svexport.graph.check.report import Finding, listed
-from svexport.graph.check.types import OURS
 from svexport.graph.scope import constant_value, is_standard
-from svexport.graph.walk import graphs, opset_of
+from svexport.graph.walk import STANDARD, attributes_of, graphs, opset_of
 from svexport.tensorrt.support.datatypes import FIRST, NARROWED, onnx_name
 from svexport.tensorrt.support.operators import is_parsed
-from svexport.tensorrt.support.target import LOCAL_FUNCTIONS, Target, dotted
+from svexport.tensorrt.support.opsets import newer_than
+from svexport.tensorrt.support.target import Target, dotted
 
 __all__ = ["file_findings"]
 
@@ -40,11 +40,12 @@ def file_findings(
         path: of the file; None for a model in memory.
     """
     every = list(graphs(model.graph))
-    yield from _opset(model, target)
+    yield from _opset(model, every, target, types)
     yield from _validity(light)
     yield from _functions(model, target)
     yield from _other_files(every, path)
     yield from _inputs(model.graph)
+    yield from _renamed(model.graph, target)
     yield from _data_types(every, target, types)
     if target.version < NARROWED["INT64"][1]:
         yield from _narrowed(every)
@@ -54,12 +55,38 @@ def _finding(severity: str, rule: str, expected: str, came: str, todo: str) -> F
     return Finding(severity, rule, "", "", "", expected, came, todo)
 
 
-def _opset(model: onnx.ModelProto, target: Target) -> Iterator[Finding]:
+def _harmless(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto.Tensor]) -> bool:
+    """Whether what a node says newly is what it said without it: no axes to reduce, parts of equal size."""
+    if node.op_type.startswith("Reduce") and len(node.input) > 1 and node.input[1] in types:
+        return [d.dim_value for d in types[node.input[1]].shape.dim if d.HasField("dim_value")] == [0]
+    if node.op_type == "Split" and node.input[0] in types:
+        given, dims = attributes_of(node), types[node.input[0]].shape.dim
+        axis, parts = given.get("axis", 0), given.get("num_outputs", 0)
+        if parts > 0 and -len(dims) <= axis < len(dims) and dims[axis].HasField("dim_value"):
+            return dims[axis].dim_value % parts == 0
+    return False
+
+
+def _opset(
+    model: onnx.ModelProto,
+    every: Sequence[onnx.GraphProto],
+    target: Target,
+    types: Mapping[str, onnx.TypeProto.Tensor],
+) -> Iterator[Finding]:
+    """Of a newer opset than the version knows, what its nodes say that they could not say before: no parser looks at
+    the number itself, and takes nodes for those of the opsets that it knows."""
     low, high = target.opsets
     opset = opset_of(model)
     expected, came = f"opset {low} to {high}", f"opset {opset}"
     if opset > high:
-        yield _finding("error", "opset", expected, came, f"export with opset={high}")
+        nodes = [n for graph in every for n in graph.node if n.domain in STANDARD and not _harmless(n, types)]
+        new = Counter((node.op_type, text) for node in nodes if (text := newer_than(node, opset, high)))
+        for (name, text), count in new.items():
+            said = f"{came}, in which {f'{count} {name}' if count > 1 else name} has {text}"
+            yield _finding("error", "opset", expected, said, f"export with opset={high}")
+        if not new:
+            said = f"{came}, of which no node says anything that opset {high} does not know"
+            yield _finding("warning", "opset", expected, said, f"export with opset={high}, to be on the safe side")
     elif opset < low:
         yield _finding("warning", "opset", expected, came, f"export with opset={low} or later")
 
@@ -76,15 +103,10 @@ def _validity(light: onnx.ModelProto) -> Iterator[Finding]:
 
 
 def _functions(model: onnx.ModelProto, target: Target) -> Iterator[Finding]:
-    counts = Counter((function.domain, function.name) for function in model.functions)
-    for (domain, name), count in counts.items():
+    for domain, name in dict.fromkeys((function.domain, function.name) for function in model.functions):
         if is_parsed(name, target.version):
             came = f"{domain}::{name}, never called: the parser looks at names alone, and knows this one"
             yield _finding("warning", "shadowed_function", "functions with names of their own", came, "rename it")
-        elif count > 1 and target.version >= LOCAL_FUNCTIONS:
-            came = f"{count} of {domain}::{name}, and the parser looks at names alone"
-            todo = "load svexport's plugins, or lower these nodes" if domain == OURS else "give them different names"
-            yield _finding("warning", "overloads", "one function of a name", came, todo)
 
 
 def _other_files(every: Sequence[onnx.GraphProto], path: Path | None) -> Iterator[Finding]:
@@ -115,6 +137,25 @@ def _inputs(graph: onnx.GraphProto) -> Iterator[Finding]:
         if value.name not in given and not value.type.tensor_type.HasField("shape"):
             todo = "state its shape, with names for dynamic sizes"
             yield _finding("error", "rank", "inputs of known rank", f"{value.name!r} has none", todo)
+
+
+def _renamed(graph: onnx.GraphProto, target: Target) -> Iterator[Finding]:
+    """Inputs that are outputs, or that a node returns as they are: the name is the output's, after it ``__`` and it."""
+    names = {value.name: value.name for value in graph.output}
+    for node in graph.node:
+        attributes = attributes_of(node) if node.op_type == "Transpose" else {}
+        order = list(attributes.get("perm", ()))
+        same = node.op_type == "Transpose" and order == sorted(order) and len(order) > 0 and target.version < (8, 5)
+        mask = node.op_type == "Dropout" and len(node.output) > 1 and target.version < (8, 6)
+        if same or mask:
+            names.setdefault(node.input[0], node.output[0])
+    for value in graph.input:
+        if value.name in names:
+            came = (
+                f"{value.name!r}, which is {names[value.name]!r} too, and becomes '__{names[value.name]}' as an input"
+            )
+            todo = "return it through Identity, under another name"
+            yield _finding("error", "renamed_input", "inputs that are no outputs", came, todo)
 
 
 def _data_types(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import ChainMap, Counter
 from collections.abc import Mapping, MutableMapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import onnx
@@ -12,6 +11,7 @@ from onnx import TensorProto
 
 from svexport.graph.check.report import Finding, listed
 from svexport.graph.check.types import OURS, our_ops
+from svexport.graph.guard import is_guarded
 from svexport.graph.scope import constant_value, is_standard
 from svexport.graph.walk import STANDARD, attributes_of, graphs, graphs_of, opset_of
 from svexport.logging import logger
@@ -21,6 +21,7 @@ from svexport.tensorrt.support.rules import Rule, allowed_types
 from svexport.tensorrt.support.target import (
     DOMAIN_AS_NAMESPACE,
     LOCAL_FUNCTIONS,
+    PLUGINS_BEFORE_FUNCTIONS,
     PLUGINS_FIRST,
     Target,
     dotted,
@@ -34,6 +35,13 @@ __all__ = ["VERDICTS", "Nodes"]
 VERDICTS = ("native", "plugin", "body", "unknown plugin", "undecided", "restricted", "unsupported")
 """The later, the worse."""
 
+_CONSEQUENCES = {
+    "silent": ", which is not refused but computes something else",
+    "builder": ", which is parsed, but no engine can be built of it",
+}
+"""Of restrictions that the parser does not enforce, by their kind."""
+
+INLINE = "inline them: onnx.inliner.inline_local_functions"
 OTHERWISE = "write it with other ops, at another opset, or as a plugin"
 
 
@@ -54,7 +62,8 @@ class Nodes:
         self._types = types
         self._ops = our_ops(model)
         self._local = {function.name: function for function in model.functions}  # the parser too knows names alone
-        self._called: dict[str, bool] = {}  # functions by name, and whether a plugin comes before each call of them
+        self._called: set[str] = set()  # names of functions that nodes run by
+        self._tensors = {name for graph in graphs(model.graph) for name in _names(graph)}
         self._unknown: dict[str, list[str]] = {}  # tensors, and the nodes of which restrictions depend on them
         self._rules: dict[str, tuple[list[Rule], list[str]]] = {}  # by op, of this version
 
@@ -115,23 +124,39 @@ class Nodes:
                 self._graph(nested, opset, inside, constants, makers, inputs, in_function)
 
     def _functions(self) -> None:
-        """The local functions that nodes run by, each once. What is wrong with a plugin's stand-in is no error."""
+        """The local functions that nodes run by, each once."""
         done: set[str] = set()
-        while names := self._called.keys() - done:
+        while names := self._called - done:
             name = min(names)
             done.add(name)
             function = self._local[name]
             opset = next((e.version for e in function.opset_import if e.domain in STANDARD), opset_of(self._model))
-            before = len(self._findings)
-            self._graph(function, opset, f"function {function.domain}::{name}", in_function=True)
-            if self._called[name]:
-                for index, finding in enumerate(self._findings[before:], before):
-                    if finding.severity == "error":
-                        self._findings[index] = replace(finding, severity="warning")
+            where = f"function {function.domain}::{name}"
+            self._graph(function, opset, where, in_function=True)
+            if freed := [n.output[0] for n in function.node if is_standard(n, "Constant") and n.output]:
+                expected = "functions without constants, which the parser reads after they are gone"
+                self._add("error", "function_constants", expected, listed(freed), INLINE, None, where)
 
-    def _call(self, node: onnx.NodeProto, after_plugin: bool = False) -> str:
-        self._called[node.op_type] = after_plugin and self._called.get(node.op_type, True)
-        return "plugin" if after_plugin else "body"
+    def _call(self, node: onnx.NodeProto, where: str) -> str:
+        """A node that the parser takes for a function: what it makes of the function's names."""
+        function = self._local[node.op_type]
+        self._called.add(node.op_type)
+        if sum(other.name == function.name for other in self._model.functions) > 1:
+            came = f"several functions {node.op_type}, and the parser looks at names alone: the first is taken for all"
+            self._add("error", "overloads", "one function of a name", came, INLINE, node, where)
+            return "restricted"
+        pairs = list(zip(function.input, node.input, strict=False))
+        if captured := [formal for formal, given in pairs if formal != given and formal in self._tensors]:
+            expected = "inputs of functions that are named like no tensor of the graph"
+            came = f"{listed(captured)}, for which the parser takes that tensor"
+            self._add("error", "captured_names", expected, came, INLINE, node, where)
+            return "restricted"
+        if len(node.input) != len(function.input) or not all(node.input):
+            expected = f"all {len(function.input)} inputs of the function"
+            came = f"{sum(map(bool, node.input))} of them"
+            self._add("error", "function_inputs", expected, came, INLINE, node, where)
+            return "restricted"
+        return "body"
 
     # What becomes of them ---------------------------------------------------------------------------------------------
 
@@ -151,10 +176,9 @@ class Nodes:
             return self._ours(proto, where)
         if name in self._local and not standard:
             if version >= LOCAL_FUNCTIONS:
-                return self._call(proto)
+                return self._call(proto, where)
             expected = f"TensorRT {dotted(LOCAL_FUNCTIONS)} or later: the first that parses local functions"
-            todo = "inline them: onnx.inliner.inline_local_functions"
-            self._add("error", "local_function", expected, str(self._target), todo, proto, where)
+            self._add("error", "local_function", expected, str(self._target), INLINE, proto, where)
             return "unsupported"
         if (meant and name in OPERATORS) or onnx.defs.has(name, "" if standard else proto.domain):
             first = OPERATORS[name].first if name in OPERATORS else None
@@ -186,26 +210,28 @@ class Nodes:
             todo = "upgrade svexport: a newer one wrote the file"
             self._add("error", "svexport_node", "nodes of this svexport", came, todo, node, where)
             return "unsupported"
-        plugin = _has_plugin(op, node)
-        body = node.op_type in self._local and self._target.version >= LOCAL_FUNCTIONS
-        again = f"export with target={dotted(self._target.version)!r}"
-        if not plugin and not body:
-            came = f"svexport::{node.op_type}, which has neither here"
-            todo = f"{again}, or svexport lower FILE -o OUT --ops {op.name}"
-            self._add("error", "svexport_node", "a plugin, or a body that is parsed", came, todo, node, where)
+        version = self._target.version
+        again = f"export with target={dotted(version)!r}"
+        lowered = f"plugins=False, or svexport lower FILE -o OUT --ops {op.name}"
+        if not _has_plugin(op, node):
+            came = f"svexport::{node.op_type}, for which there is none"
+            todo = f"{again}, with plugins=True or {lowered}"
+            self._add("error", "svexport_node", "nodes that have a plugin", came, todo, node, where)
             return "unsupported"
-        if body and plugin and not self._target.bodies:
-            expected = "no body beside a plugin: before 10.12 the parser takes the body"
-            self._add("warning", "shadowed_plugin", expected, "a body", f"{again}, which leaves it out", node, where)
-        if body and not (plugin and self._target.bodies):
-            return self._call(node)
-        came = f"svexport::{node.op_type}{', which runs by its body without it' if body else ''}"
-        todo = "svexport plugins build, or svexport.tensorrt.register_plugins()"
+        body = self._local.get(node.op_type)
+        if body is not None and LOCAL_FUNCTIONS <= version < PLUGINS_BEFORE_FUNCTIONS:
+            expected = f"no body before TensorRT {dotted(PLUGINS_BEFORE_FUNCTIONS)}, which looks for plugins first"
+            came = "a body, which is refused" if is_guarded(body) else "a body, which is taken for the plugin"
+            todo = f"{again}, which leaves bodies out, and load the plugins; or {lowered}"
+            self._add("error", "body", expected, came, todo, node, where)
+            return "unsupported"
+        if body is not None and version >= LOCAL_FUNCTIONS and not is_guarded(body):
+            came = "a body that is taken for it where the plugin is missing"
+            self._add("warning", "body", "bodies that only ONNX Runtime takes", came, "export it again", node, where)
+        came = f"svexport::{node.op_type}, refused without it"
+        todo = "svexport plugins build, or svexport.tensorrt.register_plugins(); or plugins=False, which needs none"
         self._add("note", "plugin", "svexport's plugin library", came, todo, node, where)
-        fine = self._plugin_attributes(op, node, where)
-        if body:
-            self._call(node, after_plugin=True)
-        return "plugin" if fine else "restricted"
+        return "plugin" if self._plugin_attributes(op, node, where) else "restricted"
 
     def _plugin_attributes(self, op: Op, node: onnx.NodeProto, where: str) -> bool:
         """Whether TensorRT finds the plugin, and the plugin all its fields."""
@@ -261,8 +287,7 @@ class Nodes:
         if rule.kind == "documented":
             self._add("warning", rule.name, f"{rule.expected}, as documented", came, todo, proto, where)
             return "undecided"
-        silent = ", which is not refused but computes something else" if rule.kind == "silent" else ""
-        self._add("error", rule.name, rule.expected, came + silent, todo, proto, where)
+        self._add("error", rule.name, rule.expected, came + _CONSEQUENCES.get(rule.kind, ""), todo, proto, where)
         return "restricted"
 
     def _documented_type(self, node: Node, entry: Operator, types: list[str], where: str) -> str:
@@ -295,4 +320,10 @@ def _has_plugin(op: Op, node: onnx.NodeProto) -> bool:
         beyond = op.beyond_plugin(attributes_of(node))
     except Exception:  # noqa: BLE001 - of attributes that are missing, which is told where the plugin would need them
         beyond = False
-    return bool(op.plugin) and not op.inline and not beyond
+    return op.has_plugin and not beyond
+
+
+def _names(graph: onnx.GraphProto) -> set[str]:
+    """Of all tensors of a graph."""
+    made = {name for node in graph.node for name in node.output}
+    return made.union(value.name for value in (*graph.input, *graph.initializer))

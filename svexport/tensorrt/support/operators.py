@@ -46,13 +46,21 @@ def op(first: str, types: str, *rules: Rule, data: int = 0) -> Operator:
 
 # Restrictions that several ops share.
 NO_BOOL = r.refused("BOOL", inputs=(0, 1))
+# Before opset 7 only equal ranks; and from 10.0 on not even those, for elementwise ops.
+OLD = (r.within(r.OLD_BROADCAST, before="10.0"), r.within(r.OLD_ELEMENTWISE, since="10.0"))
 NO_INT = r.refused("INT32", "INT64", inputs=(0, 1))
 UNARY = r.refused("INT32", "INT64", "BOOL")
 ACTIVATION = r.refused("INT32", "BOOL")
-AXES = r.constant(1, "axes")  # an input from opset 13 or 18 on
-POOL = (r.rank(0, 3, 4, 5), r.all_ones("dilations"))
+REDUCE_BOOL = (r.refused("BOOL", before="10.0", kind="builder"), r.refused("BOOL", since="10.0"))
+REDUCE = (r.REDUCE_AXES, *REDUCE_BOOL)  # axes are an input from opset 13 or 18 on
+POOL = (r.rank(0, 3, 4, 5), r.all_ones("dilations"), r.within(r.POOL_CEIL, kind="silent"))
 LP = r.attribute("p", 2, 1, 2)
-QUANTIZED = (r.needs_input(2, "zero_point", before="9.0"), r.ZERO_POINT, r.SCALES)
+QUANTIZED = (
+    r.needs_input(2, "zero_point", before="9.0"),
+    r.ZERO_POINT,
+    r.SCALES,
+    r.within(r.SCALAR, since="10.0", kind="silent"),
+)
 LAYOUT = r.attribute("layout", 0, 0, kind="silent", todo="export with batch_first=False: layout is not read")
 RANDOM = r.no_type("dtype", "BFLOAT16", "DOUBLE")
 RANDOM_LIKE = (RANDOM, r.computed(0, "input", before="10.11"))
@@ -64,6 +72,14 @@ COORDINATES = r.attribute(
     "coordinate_transformation_mode",
     "half_pixel",
     *("half_pixel", "pytorch_half_pixel", "tf_half_pixel_for_nn", "asymmetric", "align_corners"),
+)
+NEWER_RESIZE = tuple(
+    r.attribute(name, default, default, todo=todo, **limits)
+    for name, default, todo in [
+        ("antialias", 0, "svexport.export writes antialiased resizes with other ops"),
+        ("keep_aspect_ratio_policy", "stretch", "give the sizes as they come out"),
+    ]
+    for limits in ({"before": "10.0", "kind": "silent"}, {"since": "10.0"})
 )
 GRID_MODE = r.attribute(
     "mode",
@@ -77,8 +93,8 @@ OPERATORS: dict[str, Operator] = {
     "Abs": op("8.2", "float int", r.refused("BOOL")),
     "Acos": op("8.2", "float", UNARY),
     "Acosh": op("8.2", "float", UNARY),
-    "Add": op("8.2", "float int", NO_BOOL),
-    "And": op("8.2", "bool"),
+    "Add": op("8.2", "float int", NO_BOOL, *OLD),
+    "And": op("8.2", "bool", *OLD),
     "ArgMax": op("8.2", "float int@8.6", r.refused("INT32", before="8.6")),
     "ArgMin": op("8.2", "float int@8.6", r.refused("INT32", before="8.6")),
     "Asin": op("8.2", "float", UNARY),
@@ -103,18 +119,27 @@ OPERATORS: dict[str, Operator] = {
     ),
     "AveragePool": op("8.2", "float int8", *POOL, r.within(r.AVERAGE_PADS, before="8.5")),
     "BatchNormalization": op(
-        "8.2", "float", r.attribute("training_mode", 0, 0, todo="export in eval mode"), r.no_output(1, "running_mean")
+        "8.2",
+        "float",
+        r.attribute("training_mode", 0, 0, before="8.5", kind="silent", todo="export in eval mode"),
+        r.attribute("training_mode", 0, 0, since="8.5", todo="export in eval mode"),
+        r.no_output(1, "running_mean"),
     ),
     "BlackmanWindow": op("10.4", ""),
     "Cast": op("8.2", "float int int8 bool uint8@8.5", r.no_type("to", "UINT8", before="8.5")),
     "CastLike": op("9.1", "float int int8 bool uint8"),
     "Ceil": op("8.2", "float", UNARY),
-    "Celu": op("8.2", "float"),
-    "Clip": op("8.2", "float int int8", r.refused("BOOL")),
+    "Celu": op("8.2", "float", r.only("FLOAT", kind="builder")),
+    "Clip": op("8.2", "float int", r.refused("BOOL", "INT8"), r.within(r.CLIP_BOUNDS, before="8.5", kind="silent")),
     "Concat": op("8.2", "float int int8 bool"),
-    "Constant": op("8.2", "", r.without("sparse_value", "value_string", "value_strings")),
+    "Constant": op(
+        "8.2",
+        "",
+        r.without("sparse_value", "value_string", "value_strings"),
+        r.within(r.VALUE_INT, before="9.2", kind="silent"),
+    ),
     "ConstantOfShape": op("8.2", ""),
-    "Conv": op("8.2", "float int8", r.constant(2, "B")),
+    "Conv": op("8.2", "float int8", r.constant(2, "B"), r.KERNEL_SHAPE),
     "ConvTranspose": op("8.2", "float int8", r.constant(2, "B", before="8.5"), r.rank(0, 3, 4, 5)),
     "Cos": op("8.2", "float", UNARY),
     "Cosh": op("8.2", "float", UNARY),
@@ -123,18 +148,22 @@ OPERATORS: dict[str, Operator] = {
         "10.1", "half", r.rank(0, 3, 4), r.PAIRED_PADS, r.only("FLOAT", "FLOAT16"), r.same_types(0, 1, 2, 3, 4)
     ),
     "DepthToSpace": op("8.2", "float int", r.rank(0, 4), r.refused("BOOL")),
-    "DequantizeLinear": op("8.2", "quantized", *QUANTIZED),
-    "Div": op("8.2", "float int", NO_BOOL),
+    "DequantizeLinear": op(
+        "8.2", "quantized", *QUANTIZED, r.refused("UINT8", since="8.5"), r.within(r.ODD_INT4, since="10.0")
+    ),
+    "Div": op("8.2", "float int", NO_BOOL, *OLD),
     "Dropout": op("8.2", "float", r.constant(2, "training_mode"), r.DROPOUT),
     "Einsum": op(
         "8.2",
         "float",
         r.EINSUM_LETTERS,
-        r.within(r.EINSUM_PLAIN, before="10.12", kind="documented"),
+        r.within(r.EINSUM_PLAIN, before="9.0", kind="builder"),
+        r.within(r.EINSUM_DIAGONAL, before="10.12", kind="builder"),
+        r.within(r.EINSUM_SIZES, before="10.12", kind="documented"),
         r.refused("INT32", "INT64", since="10.15"),
     ),
     "Elu": op("8.2", "float int8", ACTIVATION),
-    "Equal": op("8.2", "float int bool@8.5", r.refused("BOOL", inputs=(0, 1), before="8.5")),
+    "Equal": op("8.2", "float int bool@8.5", r.refused("BOOL", inputs=(0, 1), before="8.5"), *OLD),
     "Erf": op("8.2", "float", UNARY),
     "Exp": op("8.2", "float", UNARY),
     "Expand": op("8.2", "float int bool", r.rank(1, 1)),
@@ -145,13 +174,13 @@ OPERATORS: dict[str, Operator] = {
     "GatherElements": op("8.2", "float int int8 bool@8.5", r.refused("BOOL", before="8.5")),
     "GatherND": op("8.2", "float int int8 bool@8.5", r.refused("BOOL", before="8.5")),
     "Gelu": op("10.0", "float int"),
-    "Gemm": op("8.2", "float int8", r.rank(0, 2), r.rank(1, 2), NO_INT),
+    "Gemm": op("8.2", "float int8", r.rank(0, 2), r.rank(1, 2), NO_INT, r.OLD_BIAS),
     "GlobalAveragePool": op("8.2", "float int8"),
     "GlobalLpPool": op("8.2", "float int8"),
     "GlobalMaxPool": op("8.2", "float int8"),
-    "Greater": op("8.2", "float int", NO_BOOL),
+    "Greater": op("8.2", "float int", NO_BOOL, *OLD),
     "GreaterOrEqual": op("8.2", "float int", NO_BOOL),
-    "GridSample": op("8.5", "half", r.rank(0, 4, kind="documented"), GRID_MODE, r.refused("BOOL", inputs=(0, 1))),
+    "GridSample": op("8.5", "half", r.rank(0, 4, kind="builder"), GRID_MODE, r.refused("BOOL", inputs=(0, 1))),
     "GroupNormalization": op("8.6", "float", r.rank(0, 3, 4, 5, 6, 7, 8)),
     "GRU": op("8.2", "float", r.directions(2), LAYOUT),
     "HammingWindow": op("10.4", ""),
@@ -168,39 +197,47 @@ OPERATORS: dict[str, Operator] = {
         r.IF_COUNT,
         r.within(r.IF_NAMES, before="8.4"),
         r.within(r.IF_NAMES, since="8.4", kind="documented"),
-        r.within(r.IF_RANKS, kind="documented"),
+        r.within(r.IF_RANKS, kind="builder"),
     ),
     "ImageScaler": op("8.2", "float"),
     "InstanceNormalization": op(
         "8.2",
         "float",
-        r.constant(1, "scale", before="8.6"),
-        r.constant(2, "B", before="8.6"),
-        r.rank(0, 3, 4, 5, before="8.6"),
-        r.same_types(0, 1, 2, since="8.6"),
+        r.constant(1, "scale", before="10.0"),
+        r.constant(2, "B", before="10.0"),
+        r.rank(0, 3, 4, 5, before="10.0"),
+        r.same_types(0, 1, 2, since="10.0"),
     ),
     "IsInf": op("8.6", "float", r.only("FLOAT", "FLOAT16", since="8.6", before="9.0")),
     "IsNaN": op("8.2", "float int"),
     "LayerNormalization": op("8.6", "float", r.no_output(1, "Mean"), r.no_output(2, "InvStdDev")),
     "LeakyRelu": op("8.2", "float int8", ACTIVATION),
-    "Less": op("8.2", "float int", NO_BOOL),
+    "Less": op("8.2", "float int", NO_BOOL, *OLD),
     "LessOrEqual": op("8.2", "float int", NO_BOOL),
     "Log": op("8.2", "float", UNARY),
     "LogSoftmax": op("8.2", "float"),
-    "Loop": op("8.2", "", r.within(r.LOOP_STATES, kind="documented"), r.within(r.LOOP_SCANS, kind="documented")),
+    "Loop": op(
+        "8.2",
+        "",
+        r.within(r.LOOP_STATES, kind="documented"),
+        r.within(r.LOOP_SCANS, kind="documented"),
+        r.LOOP_GIVEN,
+        r.within(r.LOOP_CONDITION, kind="silent"),
+        r.within(r.LOOP_COUNTER, before="8.6", kind="silent"),
+    ),
     "LpNormalization": op("8.2", "float", LP, r.refused("BOOL", "INT8", "INT32", "INT64")),
     "LpPool": op("8.2", "float int8", *POOL, LP, r.refused("BOOL", "INT8", "INT32", "INT64")),
     "LRN": op("8.2", "float"),
     "LSTM": op("8.2", "float", r.attribute("input_forget", 0, 0), r.directions(3), LAYOUT),
-    "MatMul": op("8.2", "float", NO_INT),
-    "Max": op("8.2", "float int", NO_BOOL),
+    "MatMul": op("8.2", "float", NO_INT, r.within(r.VECTOR_FIRST, kind="silent")),
+    "Max": op("8.2", "float int", NO_BOOL, *OLD),
     "MaxPool": op("8.2", "float int8", *POOL, r.no_output(1, "Indices")),
-    "Mean": op("8.2", "float int"),
+    "Mean": op("8.2", "float int", *OLD),
     "MeanVarianceNormalization": op("8.5", "float", r.refused("BOOL", "INT8", "INT32", "INT64")),
-    "Min": op("8.2", "float int", NO_BOOL),
+    "Min": op("8.2", "float int", NO_BOOL, *OLD),
     "Mish": op("10.0", "half", r.only("FLOAT", "FLOAT16")),
     "Mod": op("8.5", "float int", r.MOD),
-    "Mul": op("8.2", "float int", NO_BOOL),
+    "Mul": op("8.2", "float int", NO_BOOL, *OLD),
     "Neg": op("8.2", "float int", r.refused("BOOL")),
     "NonMaxSuppression": op(
         "8.2",
@@ -216,8 +253,14 @@ OPERATORS: dict[str, Operator] = {
         "8.5", "float int int8 bool", r.only("FLOAT", "FLOAT16", "BFLOAT16", "INT32", "INT64", "INT8", "BOOL")
     ),
     "Not": op("8.2", "bool"),
-    "OneHot": op("8.5", "float int bool", r.foldable(1, "depth"), data=2),
-    "Or": op("8.2", "bool"),
+    "OneHot": op(
+        "8.5",
+        "float int bool",
+        r.foldable(1, "depth", kind="builder"),
+        r.only("INT32", "INT64", inputs=(1,), before="8.6"),
+        data=2,
+    ),
+    "Or": op("8.2", "bool", *OLD),
     "Pad": op(
         "8.2",
         "float int int8",
@@ -229,10 +272,11 @@ OPERATORS: dict[str, Operator] = {
         "8.2",
         "float int@10.12",
         NO_BOOL,
+        *OLD,
         r.refused("INT32", "INT64", inputs=(0, 1), before="10.8"),
         r.refused("INT32", "INT64", since="10.8", before="10.12"),
     ),
-    "PRelu": op("8.2", "float int8", NO_INT),
+    "PRelu": op("8.2", "float int8", NO_INT, r.OLD_BROADCAST),
     "QuantizeLinear": op("8.2", "float", *QUANTIZED, r.within(r.UINT8_ZERO_POINT, kind="silent")),
     "RandomNormal": op("8.5", "", RANDOM),
     "RandomNormalLike": op("8.5", "float", *RANDOM_LIKE),
@@ -240,16 +284,16 @@ OPERATORS: dict[str, Operator] = {
     "RandomUniformLike": op("8.2", "float", *RANDOM_LIKE),
     "Range": op("8.2", "float int", r.only("FLOAT", "INT32", "INT64"), r.same_types(0, 1, 2)),
     "Reciprocal": op("8.2", "float", UNARY),
-    "ReduceL1": op("8.2", "float int@9.0", AXES),
-    "ReduceL2": op("8.2", "float int@9.0", AXES),
-    "ReduceLogSum": op("8.2", "float int@9.0", AXES),
-    "ReduceLogSumExp": op("8.2", "float int@9.0", AXES),
-    "ReduceMax": op("8.2", "float int@9.0", AXES),
-    "ReduceMean": op("8.2", "float int@9.0", AXES),
-    "ReduceMin": op("8.2", "float int@9.0", AXES),
-    "ReduceProd": op("8.2", "float int@9.0", AXES),
-    "ReduceSum": op("8.2", "float int@9.0", AXES),
-    "ReduceSumSquare": op("8.2", "float int@9.0", AXES),
+    "ReduceL1": op("8.2", "float int@9.0", *REDUCE),
+    "ReduceL2": op("8.2", "float int@9.0", *REDUCE),
+    "ReduceLogSum": op("8.2", "float int@9.0", *REDUCE, r.within(r.ALL_AXES, before="10.0", kind="silent")),
+    "ReduceLogSumExp": op("8.2", "float int@9.0", r.within(r.AXES_AFTER_EXP, kind="silent"), *REDUCE_BOOL),
+    "ReduceMax": op("8.2", "float int@9.0", *REDUCE),
+    "ReduceMean": op("8.2", "float int@9.0", *REDUCE),
+    "ReduceMin": op("8.2", "float int@9.0", *REDUCE),
+    "ReduceProd": op("8.2", "float int@9.0", *REDUCE),
+    "ReduceSum": op("8.2", "float int@9.0", *REDUCE, r.within(r.ALL_AXES, before="10.0", kind="silent")),
+    "ReduceSumSquare": op("8.2", "float int@9.0", *REDUCE),
     "Relu": op("8.2", "float int8 int@9.0", r.refused("INT32", before="9.0"), r.refused("BOOL")),
     "Reshape": op("8.2", "float int int8 bool"),
     "Resize": op(
@@ -261,9 +305,11 @@ OPERATORS: dict[str, Operator] = {
         r.RESIZE_LINEAR,
         r.RESIZE_CUBIC,
         r.RESIZE_AXES,
-        r.attribute("antialias", 0, 0, todo="svexport.export writes antialiased resizes with other ops"),
-        r.attribute("keep_aspect_ratio_policy", "stretch", "stretch"),
+        r.within(r.RESIZE_CORNERS, kind="silent"),
+        *NEWER_RESIZE,
         r.constant(2, "scales", before="8.4"),
+        r.within(r.COMPUTED_SCALES, since="8.4", kind="silent"),
+        r.within(r.SIZES_OF_TENSORFLOW, since="8.5"),
         r.refused("INT32", before="8.5"),
         r.refused("BOOL"),
     ),
@@ -275,16 +321,19 @@ OPERATORS: dict[str, Operator] = {
     "Round": op("8.2", "float int8", UNARY),
     "ScaledTanh": op("8.2", "float int8", ACTIVATION),
     "Scan": op("8.2", ""),
-    "Scatter": op("8.2", "float int int8"),
-    "ScatterElements": op("8.2", "float int int8", r.within(r.REDUCTION, before="10.0", kind="silent")),
+    "Scatter": op("8.2", "float int int8", r.within(r.SCATTERED, since="8.4")),
+    "ScatterElements": op(
+        "8.2", "float int int8", r.within(r.REDUCTION, before="10.0", kind="silent"), r.within(r.SCATTERED, since="8.4")
+    ),
     "ScatterND": op(
         "8.2",
         "float int int8",
         r.within(r.REDUCTION, before="10.0", kind="silent"),
-        r.within(r.REDUCTION, since="10.0"),
+        r.within(r.REDUCTION_GIVEN, since="10.0", before="10.2"),
+        r.within(r.REDUCTION, since="10.2"),
     ),
     "Selu": op("8.2", "float int8", ACTIVATION),
-    "Shape": op("8.2", "float int int8 bool"),
+    "Shape": op("8.2", "float int int8 bool", r.within(r.SHAPE_PART, before="10.0", kind="silent")),
     "Shrink": op("8.4", "float int", r.refused("BOOL")),
     "Sigmoid": op("8.2", "float int8", ACTIVATION),
     "Sign": op("8.2", "float int int8", r.refused("INT32", before="9.0"), r.refused("BOOL")),
@@ -296,14 +345,14 @@ OPERATORS: dict[str, Operator] = {
     "Softplus": op("8.2", "float int8", ACTIVATION),
     "Softsign": op("8.2", "float int8", ACTIVATION),
     "SpaceToDepth": op("8.2", "float int", r.rank(0, 4), r.refused("BOOL")),
-    "Split": op("8.2", "float int bool"),
+    "Split": op("8.2", "float int bool", r.within(r.UNEVEN_SPLIT, since="10.0")),
     "Sqrt": op("8.2", "float", UNARY),
     "Squeeze": op("8.2", "float int int8 bool", r.constant(1, "axes", before="10.7"), r.SQUEEZE),
     "STFT": op(
         "10.5", "half", r.constant(1, "frame_step", kind="documented"), r.constant(2, "window", kind="documented")
     ),
-    "Sub": op("8.2", "float int", NO_BOOL),
-    "Sum": op("8.2", "float int", NO_BOOL),
+    "Sub": op("8.2", "float int", NO_BOOL, *OLD),
+    "Sum": op("8.2", "float int", NO_BOOL, *OLD),
     "Swish": op("11.0", ""),
     "Tan": op("8.2", "float", UNARY),
     "Tanh": op("8.2", "float int8", ACTIVATION),
@@ -322,18 +371,19 @@ OPERATORS: dict[str, Operator] = {
         r.refused("INT32", before="8.6"),
     ),
     "Transpose": op("8.2", "float int int8 bool"),
-    "Trilu": op("8.5", "float int int8 bool", r.rank(0, 2, 3, before="8.6")),
-    "Unsqueeze": op("8.2", "float int int8 bool", r.foldable(1, "axes", before="10.7")),
+    "Trilu": op("8.5", "float int int8 bool", r.rank(0, 2, 3, before="8.6"), r.within(r.UPPER, kind="silent")),
+    "Unsqueeze": op("8.2", "float int int8 bool", r.foldable(1, "axes", before="10.7"), r.EMPTY_AXES),
     "Upsample": op(
         "8.2",
         "float",
         r.constant(1, "scales", before="8.4"),
+        r.within(r.COMPUTED_SCALES, since="8.4", kind="silent"),
         r.RESIZE_LINEAR,
         r.refused("INT32", before="8.5"),
         r.refused("BOOL"),
     ),
     "Where": op("8.2", "float int bool@8.5", r.refused("BOOL", inputs=(1, 2), before="8.5"), data=1),
-    "Xor": op("8.4", "bool"),
+    "Xor": op("8.4", "bool", *OLD),
 }
 
 # TensorRT's own, which the tools that quantize for it write.

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from svexport.tensorrt.support.datatypes import FIRST, onnx_name
-from svexport.tensorrt.support.node import Node, Undecided
+from svexport.tensorrt.support.node import Node, Undecided, UnknownTensor
 from svexport.tensorrt.support.target import Version, version
 
 __all__ = [
@@ -59,7 +59,8 @@ class Rule:
         since: the first version that it holds for.
         before: the first that it does not hold for any more.
         kind: ``"error"``: the parser refuses the node. ``"silent"``: it takes the node and computes something else.
-            ``"documented"``: so says the documentation; the parser's sources do not refuse it.
+            ``"builder"``: it takes the node, of which no engine can be built. ``"documented"``: so says the
+            documentation; the parser's sources do not refuse it.
     """
 
     name: str
@@ -260,19 +261,204 @@ def _einsum_letters(node: Node) -> Came:
 
 
 def _einsum_plain(node: Node) -> Came:
-    equation = node.attribute("equation", "").replace(" ", "")
+    equation = node.attribute("equation", "")
     if "..." in equation:
         return f"an ellipsis in {equation!r}"
-    terms, _, output = equation.partition("->")
-    if any(len(set(term)) < len(term) for term in [*terms.split(","), output]):
-        return f"a label twice in one operand of {equation!r}"
+    return f"{len(node.proto.input)} operands of {equation!r}" if len(node.proto.input) > 2 else None
+
+
+def _einsum_diagonal(node: Node) -> Came:
+    equation = node.attribute("equation", "").replace(" ", "")
+    terms, _, output = equation.replace(".", "").partition("->")
+    twice = any(len(set(term)) < len(term) for term in [*terms.split(","), output])
+    return f"a label twice in one operand of {equation!r}" if twice else None
+
+
+def _einsum_sizes(node: Node) -> Came:
+    equation = node.attribute("equation", "").replace(" ", "")
+    if "..." in equation:
+        return None
     sizes: dict[str, int | None] = {}
-    for index, term in enumerate(terms.split(",")):
+    for index, term in enumerate(equation.partition("->")[0].split(",")):
         for label, size in zip(term, node.shape(index), strict=False):
             before = sizes.setdefault(label, size)
             if 1 in (before, size) and size is not None and before is not None and before != size:
                 return f"sizes {before} and {size} of {label!r} in {equation!r}"
     return None
+
+
+def _equal_ranks(node: Node) -> Came:
+    if node.opset >= 7:
+        return None
+    ranks = [len(node.shape(index)) for index in range(len(node.proto.input)) if node.has_input(index)]
+    return (
+        None if len(set(ranks)) < 2 else f"opset {node.opset} and inputs of {' and '.join(map(str, ranks))} dimensions"
+    )
+
+
+def _no_old_elementwise(node: Node) -> Came:
+    return f"opset {node.opset}" if node.opset < 7 else None
+
+
+def _gemm_bias(node: Node) -> Came:
+    if node.opset >= 7 or not node.has_input(2) or len(node.shape(2)) == 2:
+        return None
+    return f"opset {node.opset} and a bias of {len(node.shape(2))} dimensions"
+
+
+def _upper(node: Node) -> Came:
+    return None if node.attribute("upper") is not None else "no upper, which is taken for 0"
+
+
+def _value_int(node: Node) -> Came:
+    if node.attribute("value_int", 0):
+        return f"value_int={node.attribute('value_int')}, which is taken for 0"
+    return "value_ints, which is taken for empty" if node.attribute("value_ints", ()) else None
+
+
+def _shape_part(node: Node) -> Came:
+    start, end = node.attribute("start", 0), node.attribute("end")
+    if not start and end is None:
+        return None
+    rank = len(node.shape(0))
+    if slice(start, end).indices(rank)[:2] == (0, rank):
+        return None
+    given = [f"{name}={value}" for name, value in (("start", start), ("end", end)) if value]
+    return f"{' and '.join(given) or 'end=0'}, which is not read"
+
+
+def _reduce_axes(node: Node) -> Came:
+    if not node.has_input(1) or node.is_constant(1):
+        return None
+    unread = node.version < (10, 0) and node.proto.op_type not in ("ReduceSum", "ReduceLogSum")  # as if there were none
+    try:
+        return None if unread and node.shape(1) == (0,) else node.origin(1)
+    except UnknownTensor:
+        return node.origin(1)
+
+
+def _nothing_to_reduce(node: Node) -> Came:
+    if not node.has_input(1) or not node.is_constant(1) or node.shape(1) != (0,):
+        return None
+    return None if node.attribute("noop_with_empty_axes", 0) else f"{node.proto.input[1]!r}, which is empty"
+
+
+def _axes_after_exp(node: Node) -> Came:
+    if not node.has_input(1) or node.shape(1) == (0,):
+        return None
+    return "axes as an input, which is not read: all dimensions are reduced"
+
+
+def _clip_bounds(node: Node) -> Came:
+    bounds = [node.proto.input[index] for index in (1, 2) if node.has_input(index)]
+    return f"FLOAT16 with {bounds[0]!r}" if bounds and node.dtype(0) == "FLOAT16" else None
+
+
+def _vector_first(node: Node) -> Came:
+    if len(node.shape(0)) != 1 or len(node.shape(1)) < 3:
+        return None
+    batch = node.shape(1)[:-2]
+    if batch[-1] == 1 and len(batch) == 1:
+        return None
+    return f"a vector times {_sizes(node.shape(1))}, of which the first dimension is dropped"
+
+
+def _computed_scales(node: Node) -> Came:
+    index = 1 if node.opset < 11 or node.proto.op_type == "Upsample" else 2
+    if not node.has_input(index) or node.is_constant(index) or node.has_input(3):
+        return None
+    name = node.proto.input[index]
+    if name in node.makers:
+        raise Undecided(f"{node.origin(index)}: sizes times scales may or may not be whole numbers")
+    return f"{node.origin(index)}: sizes are rounded before coordinates are computed from them"
+
+
+def _sizes_of_tensorflow(node: Node) -> Came:
+    if node.attribute("coordinate_transformation_mode", "half_pixel") != "tf_half_pixel_for_nn":
+        return None
+    return "sizes, which are not read" if node.opset >= 11 and node.has_input(3) else None
+
+
+def _uneven_split(node: Node) -> Came:
+    count = node.attribute("num_outputs")
+    if count is None or node.has_input(1):
+        return None
+    shape = node.shape(0)
+    size = shape[node.attribute("axis", 0)]
+    if size is None:
+        return None
+    left = size - -(-size // count) * (count - 1)
+    return f"{size} into {count} parts, of which the last has {left}" if left < 0 else None
+
+
+def _kernel_shape(node: Node) -> Came:
+    if node.attribute("kernel_shape") is not None or node.is_constant(1):
+        return None
+    return f"none, and weights of {node.origin(1)}"
+
+
+def _pool_ceil(node: Node) -> Came:
+    """A window that begins behind the data: ONNX drops it, TensorRT does not."""
+    if not node.attribute("ceil_mode", 0) or node.attribute("auto_pad", "NOTSET") != "NOTSET":
+        return None
+    kernel = list(node.attribute("kernel_shape", ()))
+    n = len(kernel)
+    strides, pads = list(node.attribute("strides", [1] * n)), list(node.attribute("pads", [0] * 2 * n))
+    for i, (k, stride) in enumerate(zip(kernel, strides)):
+        before, after = pads[i], pads[n + i]
+        if after + stride <= k:
+            continue  # whatever the size
+        size = node.shape(0)[2 + i]
+        if size is None:
+            raise Undecided(f"sizes of {node.proto.input[0]!r} are dynamic")
+        windows = -(-(size + before + after - k) // stride) + 1
+        if (windows - 1) * stride >= size + before:
+            return f"ceil_mode=1 of {size} elements, stride {stride} and pads {before} and {after}"
+    return None
+
+
+def _odd_int4(node: Node) -> Came:
+    shape = node.shape(0)
+    if node.dtype(0) != "INT4" or not shape or shape[-1] is None or shape[-1] % 2 == 0:
+        return None
+    return f"INT4 of shape {_sizes(shape)}"
+
+
+def _no_axes(node: Node) -> Came:
+    if not node.has_input(1) or not node.is_constant(1) or node.shape(1) != (0,):
+        return None
+    return f"{node.proto.input[1]!r}, which is empty"
+
+
+def _loop_condition(node: Node) -> Came:
+    if not node.has_input(1) or node.is_constant(1) or node.proto.input[1] in node.makers:
+        return None
+    inside = node.attribute("body").input[1].name
+    return f"{node.proto.input[1]!r}, an input of the graph, which becomes {inside!r}"
+
+
+def _used(body: Any, index: int) -> str:
+    """The name of an input of a body, if it is used there."""
+    name = body.input[index].name
+    used = {name for inside in body.node for name in inside.input} | {value.name for value in body.output}
+    return name if name in used else ""
+
+
+_ELEMENTWISE = ("Identity", "Cast", "Add", "Sub", "Mul", "Div", "Mod", "Less", "Greater", "Equal")
+"""Ops that a vector of one element serves as well as a number."""
+
+
+def _loop_counter(node: Node) -> Came:
+    body = node.attribute("body")
+    counter = body.input[0].name
+    users = [inside.op_type for inside in body.node if counter in inside.input]
+    others = [name for name in users if name not in _ELEMENTWISE]
+    return f"{counter!r}, of shape [1] in the body, as an input of {others[0]}" if others else None
+
+
+def _loop_given(node: Node) -> Came:
+    used = [_used(node.attribute("body"), index) for index in (0, 1) if not node.has_input(index)]
+    return next((f"{name!r}, used in the body" for name in used if name), None)
 
 
 def _topk_k(node: Node) -> Came:
@@ -341,6 +527,25 @@ def _resize_linear(node: Node) -> Came:
 
 def _resize_cubic(node: Node) -> Came:
     return _resized(2)(node) if node.attribute("mode", "nearest") == "cubic" else None
+
+
+def _resize_corners(node: Node) -> Came:
+    """Corners are aligned with those of the sizes as they are; ONNX aligns them with size times scale."""
+    if node.attribute("coordinate_transformation_mode", "half_pixel") != "align_corners":
+        return None
+    if node.opset < 11 or not node.has_input(2) or not node.is_constant(2):
+        return None
+    scales = node.value(2).ravel().tolist()
+    axes = node.attribute("axes", range(len(scales)))
+    shape = node.shape(0)
+    for axis, scale in zip(axes, scales, strict=False):
+        if float(scale).is_integer():
+            continue
+        if (size := shape[axis]) is None:
+            raise Undecided(f"sizes of {node.proto.input[0]!r} are dynamic")
+        if abs(size * scale - round(size * scale)) > 1e-4:
+            return f"{size} elements times {scale:g}"
+    return None
 
 
 def _resize_axes(node: Node) -> Came:
@@ -412,15 +617,76 @@ def _padded(node: Node) -> Came:
     return f"{node.proto.output[0]!r}, of which the last rows may be no boxes"
 
 
+def _reduction_given(node: Node) -> Came:
+    found = node.attribute("reduction")
+    return None if found is None else f"reduction={found!r}"
+
+
+def _scattered(node: Node) -> Came:
+    """Of a scatter that adds nothing up: the layer wants no more indices than data along any axis."""
+    if node.attribute("reduction", "none") != "none":
+        return None
+    data, index = node.shape(0), node.shape(1)
+    larger = any(a is not None and b is not None and b > a for a, b in zip(data, index, strict=False))
+    return f"indices of shape {_sizes(index)} for data of {_sizes(data)}" if larger else None
+
+
+def _scalar(node: Node) -> Came:
+    return f"{node.proto.input[0]!r} of shape [], which becomes [1]" if node.shape(0) == () else None
+
+
 def _reduction(node: Node) -> Came:
     found = node.attribute("reduction", "none")
     return None if found == "none" else f"reduction={found!r}"
 
 
+OLD_BROADCAST = Rule(
+    "old_broadcast", "opset 7 or later, where inputs are broadcast", _equal_ranks, "export with opset=9 or later"
+)
+OLD_ELEMENTWISE = Rule("old_broadcast", "opset 7 or later", _no_old_elementwise, "export with opset=9 or later")
+OLD_BIAS = Rule(
+    "old_broadcast", "opset 7 or later, or a bias of 2 dimensions", _gemm_bias, "export with opset=9 or later"
+)
+UPPER = Rule("upper", "upper written out", _upper, "write upper=1 out: no version knows ONNX's default")
+VALUE_INT = Rule("value_int", "integers as a tensor (value)", _value_int, "write value, a tensor")
+SHAPE_PART = Rule("shape_part", "no start or end", _shape_part, "take the part with Slice")
+AXES_AFTER_EXP = Rule(
+    "axes_after_exp",
+    "axes as an attribute",
+    _axes_after_exp,
+    "export at opset 17 or below, or write it as Log(ReduceSum(Exp(x)))",
+)
+CLIP_BOUNDS = Rule("bounds", "no bounds for FLOAT16", _clip_bounds, "write Max and Min, or cast to FLOAT before it")
+VECTOR_FIRST = Rule(
+    "vector_first", "a matrix before a batch of matrices", _vector_first, "unsqueeze the vector, and squeeze the result"
+)
+COMPUTED_SCALES = Rule("computed_scales", "scales as an initializer, or sizes", _computed_scales, FOLD)
+SIZES_OF_TENSORFLOW = Rule("sizes", "scales with tf_half_pixel_for_nn", _sizes_of_tensorflow, "give scales, not sizes")
+UNEVEN_SPLIT = Rule("uneven_split", "parts of which none is negative", _uneven_split, "give the sizes of the parts")
+LOOP_CONDITION = Rule(
+    "renamed_input", "a condition that is no input of the graph", _loop_condition, "pass it through Identity first"
+)
+LOOP_COUNTER = Rule(
+    "loop_counter",
+    "an iteration number of which the shape does not matter",
+    _loop_counter,
+    "count in a state of the loop",
+)
+LOOP_GIVEN = Rule(
+    "loop_given", "trip count and condition as inputs, where the body uses them", _loop_given, "write them out"
+)
+KERNEL_SHAPE = Rule("kernel_shape", "kernel_shape, where weights are computed", _kernel_shape, "write it out")
+POOL_CEIL = Rule("ceil_mode", "no window behind the data", _pool_ceil, "pad in the model, and pool without ceil_mode")
+ODD_INT4 = Rule("int4", "an even last dimension", _odd_int4, "pad the weights")
+ALL_AXES = Rule("empty_axes", "axes, or none at all", _nothing_to_reduce, "leave the input out: all are reduced then")
+EMPTY_AXES = Rule("empty_axes", "axes that are not empty", _no_axes, "leave the node out")
+REDUCE_AXES = Rule("constant_axes", "axes as an initializer", _reduce_axes, FOLD)
 PAIRED_PADS = Rule("pads", "pads of which the end is like the beginning", _pads_alike)
 AVERAGE_PADS = Rule("pads", "pads of which the end is like the beginning, or 1 more", _average_pads)
 EINSUM_LETTERS = Rule("equation", "labels of a to z", _einsum_letters, "write the equation in lower-case letters")
-EINSUM_PLAIN = Rule("equation", "no ellipsis, no diagonal, no broadcasting of size 1", _einsum_plain)
+EINSUM_PLAIN = Rule("equation", "two operands, and no ellipsis", _einsum_plain)
+EINSUM_DIAGONAL = Rule("equation", "no diagonal", _einsum_diagonal)
+EINSUM_SIZES = Rule("equation", "no broadcasting of size 1", _einsum_sizes)
 TOPK_K = Rule("topk_k", "K of at most 3840", _topk_k)
 ZERO_POINT = Rule("zero_point", "a zero point of 0", _zero_point, "quantize symmetrically")
 UINT8_ZERO_POINT = Rule(
@@ -430,6 +696,9 @@ SCALES = Rule("scales", "scales above 0", _scales)
 DROPOUT = Rule("training_mode", "no training_mode", _dropout, "export in eval mode")
 RESIZE_LINEAR = Rule("resize", "linear over the last 3 dimensions only", _resize_linear)
 RESIZE_CUBIC = Rule("resize", "cubic over the last 2 dimensions only", _resize_cubic)
+RESIZE_CORNERS = Rule(
+    "corners", "whole numbers of elements with align_corners", _resize_corners, "give sizes, not scales"
+)
 RESIZE_AXES = Rule("resize", "axes of all dimensions in order, where scales are computed", _resize_axes)
 RESIZE_NEAREST = Rule(
     "nearest_mode", "nearest_mode='round_prefer_floor' with tf_half_pixel_for_nn", _nearest_of_tensorflow
@@ -442,6 +711,9 @@ LOOP_STATES = Rule("loop_shapes", "states that keep their shape over all iterati
 LOOP_SCANS = Rule("loop_scans", "scan outputs of a length that is known", _loop_scans)
 SQUEEZE = Rule("squeeze_axes", "axes, where sizes are dynamic", _squeeze, "name the dimensions to squeeze")
 PADDED = Rule("padded", "a graph that takes boxes padded to max_output_boxes_per_class", _padded)
+REDUCTION_GIVEN = Rule("reduction", "no attribute reduction, whatever it says", _reduction_given, "leave it out")
+SCATTERED = Rule("scattered", "no more indices than data along any axis", _scattered, "scatter in several steps")
+SCALAR = Rule("scalar", "a tensor of one dimension at least", _scalar, "quantize a tensor of shape [1]")
 REDUCTION = Rule("reduction", "reduction='none'", _reduction)
 
 

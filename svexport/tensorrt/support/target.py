@@ -10,7 +10,9 @@ from svexport.errors import ExportError
 
 __all__ = [
     "DOMAIN_AS_NAMESPACE",
+    "KNOWN",
     "LOCAL_FUNCTIONS",
+    "PLUGINS_BEFORE_FUNCTIONS",
     "PLUGINS_FIRST",
     "Target",
     "Version",
@@ -20,11 +22,18 @@ __all__ = [
 
 Version: TypeAlias = tuple[int, int]
 
+# From the release notes.
+_MINORS = {8: (2, 4, 5, 6), 9: range(4), 10: range(17), 11: range(6)}
+KNOWN = tuple((major, minor) for major, minors in _MINORS.items() for minor in minors)
+"""The versions that there are, to the newest of which anything is known here."""
+
 # (first version, lowest opset, highest opset), from the release notes and docs/operators.md of onnx-tensorrt.
 _OPSETS = [((8, 2), 9, 13), ((8, 4), 9, 17), ((10, 0), 9, 20), ((10, 15), 9, 24), ((11, 5), 9, 25)]
 
 LOCAL_FUNCTIONS: Version = (9, 0)
 """The first version that parses local functions."""
+PLUGINS_BEFORE_FUNCTIONS: Version = (10, 7)
+"""The first version that asks for a plugin before it looks at local functions, by the changelog of its parser."""
 DOMAIN_AS_NAMESPACE: Version = (10, 10)
 """The first that looks for a plugin under the node's domain, where the node has no attribute plugin_namespace."""
 PLUGINS_FIRST: Version = (10, 16)
@@ -49,8 +58,8 @@ class Target:
     Attributes:
         version: (major, minor).
         opsets: lowest and highest opset its parser knows.
-        bodies: whether the parser asks for a plugin before it looks at local functions (10.12 on). Before, a body would
-            shadow the plugin, so files for those versions carry none.
+        bodies: whether the parser asks for a plugin before it looks at local functions. Before, a body would shadow the
+            plugin, so files for those versions carry none.
     """
 
     version: Version
@@ -59,19 +68,28 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """``"8.6"``, ``"10.12"``, ``"11"``.
+        """``"8.6"``, ``"10.12"``, ``"11"``; ``"8.6.1"`` is 8.6.
 
         Raises:
-            ExportError: on anything that is no TensorRT version from 8.2 on.
+            ExportError: on anything that is none of the versions in ``KNOWN``.
         """
         match = re.fullmatch(r"(\d+)(?:\.(\d+))?(?:\.\d+)*", str(text))
         version = (int(match[1]), int(match[2] or 0)) if match else (0, 0)
-        known = [entry for entry in _OPSETS if entry[0] <= version]
-        if not known:
+        if version not in KNOWN:
+            ranges = [
+                f"{major}.{minors[0]} to {major}.{minors[-1]}"
+                if isinstance(minors, range)
+                else ", ".join(f"{major}.{minor}" for minor in minors)
+                for major, minors in _MINORS.items()
+            ]
+            listed = ", ".join(ranges)
+            newest = dotted(KNOWN[-1])
             raise ExportError(
-                f'target expects a TensorRT version from "8.2" on, such as "8.6" or "10.12"; got {text!r}'
+                f"target expects a TensorRT version, one of {listed}; got {text!r}. Of a newer one nothing is known "
+                f"yet: name {newest}, if it is to be assumed to take what {newest} does"
             )
-        return cls(version, known[-1][1:], version >= (10, 12))
+        opsets = next(entry[1:] for entry in reversed(_OPSETS) if entry[0] <= version)
+        return cls(version, opsets, version >= PLUGINS_BEFORE_FUNCTIONS)
 
     def __str__(self) -> str:
         return f"TensorRT {dotted(self.version)}"

@@ -1,0 +1,82 @@
+"""The guard of a body: ONNX Runtime runs it, and no TensorRT takes it.
+
+A body is ONNX Runtime's, a plugin TensorRT's. TensorRT's parser takes a function of a node's type where it finds no
+plugin, and up to 10.6 before it looks for one; but it finds functions by name alone, whatever their overload, takes
+tensors of the graph for inputs of a function that are named alike, and reads constants of functions after they are
+gone. So every body has a node first that no parser knows: TensorRT refuses the file by name, and runs nothing else.
+
+Its result is 1, the length of a sequence of one tensor, and a number of the body is multiplied by it: the last one, for
+what comes after it is shared by no two nodes. No tool folds it, for it is made of the shape of an input, which a
+function does not know. ONNX Runtime (1.31, CPU) takes 1 microsecond a node for it, 4 where all nodes have one grid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from onnx import FunctionProto, TensorProto, numpy_helper
+
+if TYPE_CHECKING:  # of what needs torch, which a check of a file does not
+    from svexport.symbolic._builder import Builder, Value
+
+__all__ = ["add_guard", "is_guarded"]
+
+_FIRST_SEQUENCES = 11
+
+_GUARDS = {"SequenceConstruct", "Compress"}
+"""What no parser knows. TensorRT has no sequences at all."""
+
+_WITH_NUMBERS = {"Add", "Div", "Equal", "Greater", "Less", "Max", "Min", "Mul", "Pow", "Sub"}
+_NUMBERS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.INT64, TensorProto.INT32)
+"""Types of the number that is guarded, those first that are no sizes: runtimes like to know sizes beforehand."""
+
+
+def is_guarded(body: FunctionProto) -> bool:
+    """Whether no TensorRT takes a body."""
+    return any(node.op_type in _GUARDS for node in body.node)
+
+
+def add_guard(builder: Builder, inputs: Sequence[Value], outputs: Sequence[str], node_type: str) -> None:
+    """Puts a guard before the body that a builder holds.
+
+    Args:
+        builder: with the whole body.
+        inputs: of the body, of known rank; without those that are absent.
+        outputs: names of its results.
+        node_type: whose body it is: the guard is named so that TensorRT's error says what is missing.
+    """
+    body = list(builder.nodes)
+    used = set(outputs)
+    live = []
+    for node in reversed(body):
+        if not used.isdisjoint(node.output):
+            used.update(node.input)
+            live.append(node)
+    del builder.nodes[:]
+    if builder.opset >= _FIRST_SEQUENCES:
+        shape = builder.op("Shape", inputs[0], dtype=TensorProto.INT64)
+        one = builder.op("SequenceLength", builder.op("SequenceConstruct", shape), dtype=TensorProto.INT64, shape=())
+    else:
+        chosen = builder.op("Compress", builder.ints(1), builder.constant([True]), dtype=TensorProto.INT64)
+        one = builder.op("Reshape", chosen, builder.ints(), shape=())
+    guard = next(node for node in builder.nodes if node.op_type in _GUARDS)
+    guard.name = f"TensorRT needs the plugin {node_type}"
+
+    for kind in _NUMBERS:
+        for node in live:
+            for index, name in enumerate(node.input):
+                number = builder.constants.get(name) if node.op_type in _WITH_NUMBERS else None
+                if number is not None and number.data_type == kind and math.prod(number.dims) == 1:
+                    value = builder.constant(numpy_helper.to_array(number))
+                    node.input[index] = builder.op("Mul", value, builder.cast(one, kind)).name
+                    builder.nodes += body
+                    return
+    # A body without a number gets its smallest input in another shape, which is the same.
+    for smallest in sorted((value for value in inputs if value.name in used), key=lambda value: value.rank)[:1]:
+        shape = builder.op("Mul", builder.op("Shape", smallest, dtype=TensorProto.INT64), one)
+        reshaped = builder.op("Reshape", smallest, shape)
+        for node in body:
+            node.input[:] = [reshaped.name if name == smallest.name else name for name in node.input]
+    builder.nodes += body

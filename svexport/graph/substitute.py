@@ -1,0 +1,71 @@
+"""Nodes replaced by others that a builder makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import onnx
+from onnx import helper
+
+from svexport.graph.walk import graphs
+from svexport.symbolic._builder import Builder, Value
+
+__all__ = ["give_outputs", "substitute"]
+
+
+def substitute(model: onnx.ModelProto, build: Callable[[onnx.NodeProto, str], Builder | None]) -> None:
+    """Replaces nodes of a model and of the graphs nested in it, in place; equal constants become one.
+
+    Args:
+        model: with unique names of values.
+        build: called with each node, and with what the names of new values have to begin with; None leaves the node.
+            What the builder holds makes the outputs of the node.
+    """
+    constants: dict[tuple, str] = {}
+    used: set[str] = set()
+    for graph in graphs(model.graph):
+        result: list[onnx.NodeProto] = []
+        changed = False
+        for node in graph.node:
+            name = node.name or (node.output[0] if node.output else "")
+            while name in used:  # names of nodes need not be unique, those of constants must
+                name += "_"
+            builder = build(node, f"{name}/")
+            if builder is None:
+                result.append(node)
+                continue
+            used.add(name)
+            changed = True
+            names: dict[str, str] = {}
+            for inner_name, tensor in builder.constants.items():
+                key = (tensor.data_type, tuple(tensor.dims), tensor.raw_data)
+                if key not in constants:
+                    constants[key] = inner_name
+                    model.graph.initializer.append(tensor)  # of the outermost graph: visible in all of them
+                    model.graph.initializer[-1].name = inner_name
+                names[inner_name] = constants[key]
+            for inner in builder.nodes:
+                inner.input[:] = [names.get(name, name) for name in inner.input]
+                inner.doc_string = node.doc_string
+                inner.metadata_props.extend(node.metadata_props)
+                result.append(inner)
+        if changed:
+            del graph.node[:]
+            graph.node.extend(result)
+
+
+def give_outputs(builder: Builder, outputs: Sequence[Value], node: onnx.NodeProto) -> None:
+    """Names what a builder made after the outputs of a node, in place; trailing outputs may be unused."""
+    produced = {name for inner in builder.nodes for name in inner.output}
+    renames: dict[str, str] = {}
+    for value, name in zip(outputs, node.output, strict=False):
+        if not name:
+            continue
+        if value.name in produced and value.name not in renames:
+            renames[value.name] = name
+        else:  # an input or constant returned as it is, or one value returned twice
+            label = f"{builder.prefix}Identity_{name}"
+            builder.nodes.append(helper.make_node("Identity", [value.name], [name], name=label))
+    for inner in builder.nodes:
+        inner.input[:] = [renames.get(name, name) for name in inner.input]
+        inner.output[:] = [renames.get(name, name) for name in inner.output]

@@ -1,0 +1,27 @@
+"""What long work is at, said to whoever shows it: nothing here prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+__all__ = ["phase", "phases_to"]
+
+_listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
+
+
+def phase(name: str) -> None:
+    """Says that a phase of an export begins: ``"tracing"``, ``"verifying, random inputs"``."""
+    if listener := _listener.get():
+        listener(name)
+
+
+@contextmanager
+def phases_to(listener: Callable[[str], None]) -> Iterator[None]:
+    """Calls ``listener`` with each phase that begins within."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)

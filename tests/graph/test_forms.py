@@ -1,0 +1,207 @@
+"""Standard nodes written as every version of TensorRT reads them: ONNX Runtime makes the same of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+import svexport
+from svexport.graph.forms import write_for, write_plainly
+from svexport.graph.types import infer_types
+from svexport.tensorrt.support.target import Target
+from tests.support import run_model
+
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+TYPES = {torch.float32: FLOAT, torch.int64: INT64, torch.int32: TensorProto.INT32, torch.bool: BOOL}
+TYPES[torch.float16] = TensorProto.FLOAT16
+
+
+def model_of(
+    op: str,
+    inputs: Sequence[torch.Tensor],
+    opset: int,
+    constants: Sequence[np.ndarray] = (),
+    output: int = FLOAT,
+    outputs: int = 1,
+    **attributes: Any,
+) -> onnx.ModelProto:
+    names = [f"x{i}" for i in range(len(inputs))]
+    tensors = [numpy_helper.from_array(array, f"c{i}") for i, array in enumerate(constants)]
+    results = [f"y{i}" for i in range(outputs)]
+    node = helper.make_node(op, [*names, *(t.name for t in tensors)], results, name="n", **attributes)
+    given = [helper.make_tensor_value_info(n, TYPES[x.dtype], x.shape) for n, x in zip(names, inputs, strict=True)]
+    types = [output, INT64][:outputs]
+    made = [helper.make_tensor_value_info(n, kind, None) for n, kind in zip(results, types, strict=True)]
+    graph = helper.make_graph([node], "g", given, made, tensors)
+    imports = [helper.make_opsetid("", opset)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=8 if opset < 20 else 10)
+    return onnx.shape_inference.infer_shapes(model, data_prop=True)
+
+
+def written(model: onnx.ModelProto, target: str) -> onnx.ModelProto:
+    result = copy.deepcopy(model)
+    write_for(result, Target.parse(target), infer_types(result))
+    onnx.checker.check_model(result)
+    return result
+
+
+def op_types(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def same(model: onnx.ModelProto, given: Sequence[torch.Tensor], target: str) -> onnx.ModelProto:
+    """What the target gets: other nodes, of the same results, which the target parses."""
+    result = written(model, target)
+    assert op_types(result) != op_types(model)
+    for actual, expected in zip(run_model(result, given), run_model(model, given), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert svexport.check(result, target).ok
+    return result
+
+
+INTEGERS = torch.tensor([7, -7, 7, -7, 0, 6, -6, 1, -1, 2**31 - 1, -(2**31), 2**31 - 1])
+DIVISORS = torch.tensor([3, 3, -3, -3, 5, 3, -3, 2**31 - 1, 2**31 - 1, 2**31 - 2, 2**31 - 1, -(2**31)])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_mod_has_the_sign_of_the_divisor(dtype: torch.dtype) -> None:
+    given = [INTEGERS.to(dtype), DIVISORS.to(dtype)]
+    model = model_of("Mod", given, 13, output=TYPES[dtype])
+    result = same(model, given, "8.4")
+    torch.testing.assert_close(run_model(result, given)[0], torch.remainder(*given))
+    assert op_types(written(model, "8.5")) == ["Mod"]
+    fmod = same(model_of("Mod", given, 13, output=TYPES[dtype], fmod=1), given, "8.4")
+    torch.testing.assert_close(run_model(fmod, given)[0], torch.fmod(*given))
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize("axes", [[1], [0, 2]])
+def test_log_sum_exp_of_axes_that_are_an_input(axes: list[int], keepdims: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 9, 3) * 200
+    x[0, :, 0], x[1, 2, 1], x[0, 0, 1] = -torch.inf, torch.inf, torch.nan
+    model = model_of("ReduceLogSumExp", [x], 18, [np.array(axes)], keepdims=keepdims)
+    result = written(model, "10.1")
+    assert "ReduceLogSumExp" not in op_types(result)
+    torch.testing.assert_close(
+        run_model(result, [x])[0], torch.logsumexp(x, axes, bool(keepdims)), rtol=1e-5, atol=1e-5, equal_nan=True
+    )
+    assert svexport.check(result, "10.1").ok
+    old = model_of("ReduceLogSumExp", [x], 17, axes=axes)
+    assert op_types(written(old, "10.1")) == ["ReduceLogSumExp"]  # attributes are read
+
+
+@pytest.mark.parametrize(("start", "end"), [(1, None), (0, 2), (-2, None), (1, -1)])
+def test_parts_of_a_shape(start: int, end: int | None) -> None:
+    x = torch.zeros(2, 3, 4, 5)
+    model = model_of("Shape", [x], 15, output=INT64, start=start, **({} if end is None else {"end": end}))
+    same(model, [x], "8.6")
+    assert op_types(written(model, "10.0")) == ["Shape"]
+
+
+@pytest.mark.parametrize("batch", [(2,), (2, 3)])
+def test_a_vector_before_matrices(batch: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    given = [torch.randn(4), torch.randn(*batch, 4, 5)]
+    result = same(model_of("MatMul", given, 11), given, "10.1")
+    torch.testing.assert_close(run_model(result, given)[0], given[0] @ given[1])
+    for shapes in (([4], [4, 5]), ([3, 4], [2, 4, 5]), ([2, 3, 4], [4])):
+        plain = model_of("MatMul", [torch.zeros(shape) for shape in shapes], 11)
+        assert op_types(written(plain, "10.1")) == ["MatMul"]
+
+
+def test_half_between_bounds() -> None:
+    x = torch.linspace(-2, 2, 9, dtype=torch.float16)
+    low, high = np.array(-1, np.float16), np.array(0.5, np.float16)
+    result = same(model_of("Clip", [x], 11, [low, high], output=TensorProto.FLOAT16), [x], "8.4")
+    assert op_types(result) == ["Max", "Min"]
+    assert op_types(written(model_of("Clip", [x.float()], 11), "8.4")) == ["Clip"]
+
+
+def test_dimensions_in_their_order() -> None:
+    x = torch.zeros(2, 3)
+    assert op_types(same(model_of("Transpose", [x], 11, perm=[0, 1]), [x], "8.4")) == ["Identity"]
+    assert op_types(written(model_of("Transpose", [x], 11, perm=[1, 0]), "8.4")) == ["Transpose"]
+
+
+def test_the_smallest() -> None:
+    x = torch.tensor([[3.0, -1.0, 3.0, 2.0], [0.5, 0.5, -torch.inf, torch.inf]])
+    model = model_of("TopK", [x], 11, [np.array([3])], outputs=2, largest=0)
+    same(model, [x], "8.4")
+    assert op_types(written(model, "8.5")) == ["TopK"]
+    assert op_types(written(model_of("TopK", [x], 11, [np.array([3])], outputs=2), "8.4")) == ["TopK"]
+
+
+def test_masks() -> None:
+    torch.manual_seed(0)
+    x, y = (torch.rand(3, 4) > 0.5 for _ in range(2))
+    same(model_of("Equal", [x, y], 11, output=BOOL), [x, y], "8.4")
+    same(model_of("Gather", [x], 11, [np.array([2, 0])], output=BOOL, axis=1), [x], "8.4")
+    assert op_types(written(model_of("Equal", [x.float(), y.float()], 11, output=BOOL), "8.4")) == ["Equal"]
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+def test_one_hot(axis: int) -> None:
+    x = torch.tensor([[0, 4], [-1, -5], [3, 9]])
+    model = model_of("OneHot", [x], 11, [np.array([5]), np.array([0.5, 2.0], np.float32)], axis=axis)
+    same(model, [x], "8.4")
+    assert op_types(written(model, "8.5")) == ["OneHot"]
+
+
+@pytest.mark.parametrize("diagonal", [None, -1, 2])
+def test_triangles(diagonal: int | None) -> None:
+    x = torch.randn(2, 3, 4)
+    constants = [] if diagonal is None else [np.array(diagonal)]
+    for attributes in ({}, {"upper": 0}):
+        same(model_of("Trilu", [x], 14, constants, **attributes), [x], "8.4")
+
+
+def test_layer_norm() -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(2, 3, 5), np.linspace(1, 2, 15), np.linspace(-1, 1, 15)
+    constants = [array.reshape(3, 5).astype(np.float32) for array in (weight, bias)]
+    same(model_of("LayerNormalization", [x], 17, constants, axis=1), [x], "8.5")
+    assert op_types(written(model_of("LayerNormalization", [x], 17, constants[:1], axis=1), "8.6")) == [
+        "LayerNormalization"
+    ]
+
+
+def test_nothing_that_is_not_known_is_changed() -> None:
+    x = torch.zeros(3, 3)
+    model = model_of("Trilu", [x], 14)
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    before = model.SerializeToString()
+    write_for(model, Target.parse("8.4"), infer_types(model))
+    assert model.SerializeToString() == before
+
+
+def test_defaults_of_the_parser_are_written_out() -> None:
+    x = torch.randn(3, 3)
+    for op, attribute, value in (("Trilu", "upper", 1), ("Selu", "alpha", 1.6732631921768188)):
+        model = model_of(op, [x], 14)
+        expected = run_model(model, [x])[0]
+        write_plainly(model)
+        given = {a.name: helper.get_attribute_value(a) for a in model.graph.node[0].attribute}
+        assert given[attribute] == value
+        torch.testing.assert_close(run_model(model, [x])[0], expected)
+    lower = model_of("Trilu", [x], 14, upper=0)
+    write_plainly(lower)
+    assert [a.i for a in lower.graph.node[0].attribute] == [0]
+
+
+@pytest.mark.parametrize(
+    "number", [{"value_int": 3}, {"value_ints": [1, 2]}, {"value_float": 0.5}, {"value_floats": [0.5, 1.5]}]
+)
+def test_constants_are_tensors(number: dict[str, Any]) -> None:
+    model = model_of("Constant", [], 12, output=INT64 if "int" in next(iter(number)) else FLOAT, **number)
+    expected = run_model(model, [])[0]
+    write_plainly(model)
+    assert [a.name for a in model.graph.node[0].attribute] == ["value"]
+    torch.testing.assert_close(run_model(model, [])[0], expected)

@@ -1,0 +1,153 @@
+"""What decides which tests run, and from which seeds."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from tests import csrc
+from tests.harness import extent, kernels, seeds
+
+
+@pytest.mark.parametrize("sizes", [(3, 4, 2), (2, 2, 2, 3, 2), (5, 3, 4)])
+def test_every_two_values_meet(sizes: tuple[int, ...]) -> None:
+    product = [tuple(enumerate(values)) for values in itertools.product(*map(range, sizes))]
+    chosen = [product[i] for i in extent.covering(product)]
+    met = {pair for values in chosen for pair in itertools.combinations(values, 2)}
+    assert met == {pair for values in product for pair in itertools.combinations(values, 2)}
+    assert len(chosen) < len(product)
+
+
+def test_of_two_parameters_every_value_is_met() -> None:
+    product = [(("a", a), ("b", b)) for a in range(5) for b in range(3)]
+    chosen = [product[i] for i in extent.covering(product)]
+    assert len(chosen) == 5
+    assert {value for values in chosen for value in values} == {value for values in product for value in values}
+
+
+def test_what_has_no_product_is_kept() -> None:
+    assert extent.covering([()]) == [0]
+    assert extent.covering([(("a", i),) for i in range(7)]) == list(range(7))
+
+
+def test_names_given_together_are_one_parameter() -> None:
+    marks = [pytest.mark.parametrize(("a", "b"), []).mark, pytest.mark.parametrize("c", []).mark]
+    params = {"c": "c0", "b": "b0", "a": "a0", "fixture": 1}
+    item = SimpleNamespace(callspec=SimpleNamespace(params=params), iter_markers=lambda name: marks)
+    assert len(extent._values(item)) == 3
+
+
+def test_durations_are_of_tests_that_there_are() -> None:
+    root = Path(__file__).parents[1]
+    gone = [name for name in extent.durations() if not (root / name.partition("::")[0]).is_file()]
+    assert not gone, "make test-all ARGS=--keep-durations"
+
+
+def numbers() -> tuple[float, float, float]:
+    return random.random(), np.random.random(), torch.rand(1).item()
+
+
+def test_random_numbers_follow_from_name_and_seed(pytestconfig: pytest.Config) -> None:
+    config = SimpleNamespace(stash={seeds.KEY: 1})
+    drawn = []
+    for name in ("a", "b", "a"):
+        seeds._start(config, name)
+        drawn.append(numbers())
+    assert drawn[0] == drawn[2]
+    assert not set(drawn[0]) & set(drawn[1])
+    config.stash[seeds.KEY] = 2
+    seeds._start(config, "a")
+    assert not set(numbers()) & set(drawn[0])
+
+
+@pytest.fixture(scope="module")
+def drawn_by_a_fixture() -> tuple[float, float, float]:
+    return numbers()
+
+
+def test_fixtures_take_no_random_numbers_of_a_test(request: pytest.FixtureRequest) -> None:
+    seeds._start(request.config, "a")
+    expected = numbers()
+    seeds._start(request.config, "a")
+    assert request.getfixturevalue("drawn_by_a_fixture") != expected
+    assert numbers() == expected
+
+
+def item_of(name: str, source: Path) -> SimpleNamespace:
+    added: list[pytest.MarkDecorator] = []
+    return SimpleNamespace(
+        nodeid=name,
+        path=Path(__file__),
+        user_properties=[],
+        iter_markers=lambda _: [pytest.mark.kernels(source).mark],
+        add_marker=added.append,
+        added=added,
+    )
+
+
+def test_kernels_run_where_their_sources_changed_since_they_passed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(kernels, "PASSED", tmp_path / "passed.json")
+    header, source = tmp_path / "op.h", tmp_path / "op.cu"
+    header.write_text("// one")
+    source.write_text('#include "op.h"\n')
+
+    def reasons(everything: bool = False) -> list[str]:
+        items = [item_of("f::test[1]", source), item_of("f::test[2]", source)]
+        kernels.select(items, everything=everything)
+        passed = kernels.Passed()
+        for item in items:
+            if not item.added:
+                report = SimpleNamespace(nodeid=item.nodeid, skipped=False, failed=False, when="call")
+                passed.pytest_runtest_logreport(SimpleNamespace(**vars(report), user_properties=item.user_properties))
+        passed.pytest_sessionfinish()
+        return [mark.mark.kwargs["reason"].split(" ")[0] for item in items for mark in item.added]
+
+    assert reasons() == ["compiles", "compiles"], "never compiled here"
+    assert reasons(everything=True) == []
+    assert reasons() == ["passed", "passed"]
+    assert reasons(everything=True) == []
+    header.write_text("// two")
+    assert reasons() == []
+    assert reasons() == ["passed", "passed"]
+
+
+def test_what_failed_runs_again(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(kernels, "PASSED", tmp_path / "passed.json")
+    kernels.PASSED.write_text(json.dumps({"a": "key", "b": "key"}))
+    passed = kernels.Passed()
+    failure = SimpleNamespace(nodeid="a", skipped=False, failed=True, when="call", user_properties=[("kernels", "key")])
+    passed.pytest_runtest_logreport(failure)
+    passed.pytest_sessionfinish()
+    assert json.loads(kernels.PASSED.read_text()) == {"b": "key"}
+
+
+@pytest.mark.skipif(not csrc.CXX, reason="needs g++")
+def test_objects_are_made_once(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(csrc, "CACHE", tmp_path / "cache")
+    runs: list[tuple] = []
+    run = csrc.run
+    monkeypatch.setattr(csrc, "run", lambda *command: runs.append(command) or run(*command))
+
+    def build(folder: str, header: str, *flags: str) -> Path:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "a.h").write_text(header)
+        source = tmp_path / folder / "a.cpp"
+        source.write_text('#include "a.h"\nint a() { return A; }\n')
+        return csrc.built("a.o", (csrc.CXX, "-c", *flags, source), [source])
+
+    first = build("one", "#define A 1")
+    assert build("two", "#define A 1") == first, "wherever the checkout is"
+    assert len(runs) == 1
+    assert build("two", "#define A 2") != first
+    assert build("two", "#define A 1", "-O1") != first
+    assert len(runs) == 3
+    with pytest.raises(AssertionError, match="error"):
+        build("two", "#define B 1")
+    assert build("two", "#define A 1") == first
