@@ -19,7 +19,7 @@ from svexport.exporter.opsets import OPSETS as EXPORT_OPSETS
 from svexport.graph import attach, lower
 from svexport.graph.nodes import set_attributes
 from svexport.ops._op import Op
-from svexport.runtime.session import for_runtime
+from svexport.runtime.session import broken_optimizers, for_runtime
 
 OPSETS = (9, 11, 13, 16, 17, 18, 20, 23)
 BOTH_EXPORTERS = LAST_TORCHSCRIPT_OPSET < 18
@@ -74,7 +74,10 @@ def run_model(model: onnx.ModelProto, tensors: Sequence[torch.Tensor]) -> list[t
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     file = for_runtime(onnxruntime, model).SerializeToString()
-    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    broken = broken_optimizers(onnxruntime)
+    session = onnxruntime.InferenceSession(
+        file, options, providers=["CPUExecutionProvider"], disabled_optimizers=broken
+    )
     feeds = {i.name: t.detach().contiguous().numpy() for i, t in zip(session.get_inputs(), tensors, strict=True)}
     try:
         return [torch.from_numpy(y) for y in session.run(None, feeds)]

@@ -257,12 +257,20 @@ def _with_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
     return lower(model) if bare else model
 
 
+def _before_overloads(onnxruntime: Any) -> bool:
+    return tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 27)
+
+
 def for_runtime(onnxruntime: Any, model: onnx.ModelProto) -> onnx.ModelProto:
     """The model as this ONNX Runtime runs it right: before 1.27 it takes the first body of a name for all overloads."""
     from svexport.graph.bodies import without_overloads
 
-    version = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
-    return without_overloads(model) if version < (1, 27) else model
+    return without_overloads(model) if _before_overloads(onnxruntime) else model
+
+
+def broken_optimizers(onnxruntime: Any) -> list[str]:
+    """Optimizers of this ONNX Runtime that refuse right models: Reshapes to sizes a body computes, some LayerNorms."""
+    return ["ReshapeFusion", "SkipLayerNormFusion"] if _before_overloads(onnxruntime) else []
 
 
 def _session(onnxruntime: Any, source: str | bytes, device: torch.device, folder: str | os.PathLike[str] | None) -> Any:
@@ -277,7 +285,10 @@ def _session(onnxruntime: Any, source: str | bytes, device: torch.device, folder
     if device.type == "cuda":
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": str(device.index)}))
     # Without its fallback, which prints to stdout and tries the same once more.
-    return onnxruntime.InferenceSession(source, options, providers=providers, enable_fallback=0)
+    disabled = broken_optimizers(onnxruntime)
+    return onnxruntime.InferenceSession(
+        source, options, providers=providers, enable_fallback=0, disabled_optimizers=disabled
+    )
 
 
 def _spec(value: Any, ranked: bool) -> TensorSpec:
