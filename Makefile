@@ -35,7 +35,7 @@ test-core: $(CORE)/.ready  ## a few tests of every part, with any Python and tor
 $(CORE)/.ready: pyproject.toml setup.py
 	$(PYTHON) -m venv $(CORE)
 	$(CORE)/bin/python -m pip install --disable-pip-version-check --quiet \
-	  torch==$(TORCH) -e . pytest pytest-xdist filelock hypothesis psutil setuptools
+	  torch==$(TORCH) -e '.[plots]' pytest pytest-xdist filelock hypothesis psutil 'setuptools>=77'
 	@touch $@
 
 check: $(READY)  ## lint, formatting and types

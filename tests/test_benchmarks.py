@@ -14,9 +14,12 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from svexport.ops._op import as_tuple
+
+pytest.importorskip("matplotlib")
+
 from benchmarks import __main__ as runner
 from benchmarks.plot import plot
-from svexport.ops._op import as_tuple
 
 
 def row(ours: float, peer: float, minimum: float = 0.9) -> dict:

@@ -16,6 +16,8 @@ from svexport import html
 from svexport.errors import SvexportError
 from svexport.parity import parity
 
+pytestmark = pytest.mark.core
+
 HOSTILE = "</style><script>alert('x')</script>&amp;\"' $x_{1}$ \u2192 \u5c42 \0"
 
 

@@ -11,6 +11,8 @@ import torch
 
 from svexport.parity import HISTOGRAM_RANGE, parity
 
+pytestmark = pytest.mark.core
+
 NAN, INF = math.nan, math.inf
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError
 from svexport.exporter.decompose import untraced
+from svexport.exporter.opsets import LATER
 from svexport.exporter.source import shown_line, user_line
 
 __all__ = ["ComplexParts", "has_complex"]
@@ -85,8 +86,7 @@ class ComplexParts(TorchFunctionMode):
         return ExportError(
             f"{name} cannot be exported with complex numbers"
             + (f"\n  at {shown_line(*line)}" if line else "")
-            + "\n  ONNX has none: compute with the real and imaginary parts, torch.view_as_real(z), or try opset=18 or "
-            "later (another exporter)"
+            + f"\n  ONNX has none: compute with the real and imaginary parts, torch.view_as_real(z), or {LATER}"
         )
 
 

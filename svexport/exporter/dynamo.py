@@ -66,11 +66,6 @@ def export(
     """``model(*tensors)`` as ONNX, written to ``path``; raises :class:`ExportError` naming the operator and its source
     line."""
     shapes = None
-    if dynamic_axes and torch.torch_version.TorchVersion(torch.__version__) < "2.7":
-        raise ExportError(
-            f"dynamic sizes at opset {opset} need a newer torch than {torch.__version__}; update it, or export with "
-            "opset=17 or less (another exporter)"
-        )
     if dynamic_axes:
         # Axes of one name share one size, as they do in the file.
         shapes = {"tensors": tuple(dict(dynamic_axes.get(name, {})) for name in input_names)}

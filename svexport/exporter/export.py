@@ -26,6 +26,7 @@ from svexport.errors import ExportError
 from svexport.exporter import dynamo, torchscript
 from svexport.exporter.arguments import FlatModel, bind, eval_mode, given_arguments, in_type, leaves, unique, unwrapped
 from svexport.exporter.clean import clean, keep_inputs, name_sizes
+from svexport.exporter.opsets import FIRST_WITH_BOTH, LAST_TORCHSCRIPT_OPSET, OPSETS
 from svexport.exporter.quantizers import frozen
 from svexport.exporter.report import ExportReport, NodeSource
 from svexport.exporter.sizes import Size, tiled
@@ -43,10 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["export"]
 
-OPSETS = range(9, 24)
 FIRST_BFLOAT16_OPSET = 13
-FIRST_DYNAMO_OPSET = 18
-"""The TorchScript exporter is reliable up to 17; the dynamo exporter writes nothing below 18."""
 
 WEIGHTS = ("inputs", "attributes")
 
@@ -129,7 +127,10 @@ def export(
     if not isinstance(model, nn.Module):
         raise ExportError(f"expected a torch.nn.Module, got {type(model).__name__}; wrap functions in a module")
     if not isinstance(opset, int) or opset not in OPSETS:
-        raise ExportError(f"opset must be an integer from {OPSETS.start} to {OPSETS.stop - 1}, got {opset!r}")
+        raise ExportError(
+            f"opset must be an integer from {OPSETS.start} to {OPSETS[-1]}, got {opset!r}"
+            + ("" if OPSETS[-1] == 23 else f"; this is torch {torch.__version__}, 21 to 23 need {FIRST_WITH_BOTH}")
+        )
     platform = None if target is None else Target.parse(target)
     if platform is not None and not platform.opsets[0] <= opset <= platform.opsets[1]:
         raise ExportError(
@@ -162,7 +163,7 @@ def export(
             phase("tracing")
             # Without opt_einsum, which makes numbers of dynamic sizes: the order of products is decided by ours.
             with _collected_warnings(notes), opt_einsum.flags(enabled=False):
-                exporter = torchscript if opset < FIRST_DYNAMO_OPSET else dynamo
+                exporter = torchscript if opset <= LAST_TORCHSCRIPT_OPSET else dynamo
                 fresh = [t.clone() for t in tensors]  # a model may work on its inputs in place
                 written = exporter.export(flat, _traceable(fresh, names, axes, sizes), file, opset, names, axes)
             warned = list(notes)

@@ -24,6 +24,7 @@ from svexport.exporter.complex import ComplexParts, has_complex
 from svexport.exporter.corrections import CORRECTIONS
 from svexport.exporter.decompose import WRONG, DecompositionError, advice_on, decomposable, decomposed, untraced
 from svexport.exporter.exact import exact_embeddings
+from svexport.exporter.opsets import LAST_TORCHSCRIPT_OPSET, LATER, OPSETS
 from svexport.exporter.source import user_frame
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.logging import logger
@@ -38,7 +39,6 @@ except ImportError:  # torch < 2.9
 
 __all__ = ["SOURCE_ATTRIBUTE", "export", "registered"]
 
-LAST_OPSET = 17
 _LARGE = 2**30
 """Bytes of weights from which on the exporter gets a file, beside which it writes what one protobuf does not hold."""
 
@@ -77,7 +77,7 @@ def export(
                         return _export(model, tensors, path, opset, input_names, dynamic_axes)
         except TracingStopped as error:
             raise ExportError(
-                f"cannot be exported at opset {opset}: {error}; do not call what may fail, or try opset=18 or later"
+                f"cannot be exported at opset {opset}: {error}; do not call what may fail, or {LATER}"
             ) from error
         except DecompositionError as error:
             if others:  # and the error that led to it stands
@@ -229,7 +229,7 @@ def registered() -> Iterator[None]:
 
     The registry is left exactly as it was, also after an error.
     """
-    for opset in range(9, LAST_OPSET + 1):  # torch.onnx imports its own only when it exports
+    for opset in range(OPSETS.start, LAST_TORCHSCRIPT_OPSET + 1):  # torch.onnx imports its own only when it exports
         import_module(f"torch.onnx.symbolic_opset{opset}")
     functions = {}
     for symbolic in SYMBOLICS.values():
@@ -242,7 +242,7 @@ def registered() -> Iterator[None]:
     try:
         for name, function in functions.items():
             # At every opset: a built-in of a later opset would win over a custom one of an earlier.
-            for opset in range(9, LAST_OPSET + 1):
+            for opset in range(OPSETS.start, LAST_TORCHSCRIPT_OPSET + 1):
                 registry.register(name, opset, function, custom=True)
         yield
     finally:
@@ -250,7 +250,7 @@ def registered() -> Iterator[None]:
             if overrides is None:
                 groups.pop(name, None)
                 continue
-            for opset in range(9, LAST_OPSET + 1):
+            for opset in range(OPSETS.start, LAST_TORCHSCRIPT_OPSET + 1):
                 groups[name]._functions.remove_override(opset)
             for opset, function in overrides.items():
                 groups[name]._functions.override(opset, function)
@@ -268,7 +268,7 @@ def _correction(name: str, convert: Callable[..., Any], ours: Callable[..., Any]
     exporters_own = _exporters_own(name)
 
     def missing(g: Any, *values: torch._C.Value) -> Any:  # what a correction does without is not missed
-        first = next((opset for opset in range(g.opset, LAST_OPSET + 1) if exporters_own(opset)), None)
+        first = next((opset for opset in range(g.opset, LAST_TORCHSCRIPT_OPSET + 1) if exporters_own(opset)), None)
         raise torch.onnx.errors.UnsupportedOperatorError(name, g.opset, first)
 
     def function(g: Any, *values: torch._C.Value) -> Any:
@@ -449,7 +449,7 @@ def _failure(model: nn.Module, tensors: Sequence[Tensor], opset: int, error: Exc
     message = str(error)
     if not isinstance(error, torch.onnx.errors.UnsupportedOperatorError):  # from inside one of the conversions
         reason = message.split("  [Caused by")[0].split("\n")[0] or type(error).__name__
-        return ExportError(f"cannot be exported at opset {opset}: {reason}\n  try opset=18 or later")
+        return ExportError(f"cannot be exported at opset {opset}: {reason}\n  {LATER}")
     name = message.split("'")[1] if "'" in message else ""
     where: list[str] = []
     try:
@@ -465,6 +465,6 @@ def _failure(model: nn.Module, tensors: Sequence[Tensor], opset: int, error: Exc
     advice = (
         f"export with opset={needs[1].split(',')[0]} or later"
         if len(needs) == 2
-        else advice_on(name) or "replace it by supported functions, or try opset=18 or later (another exporter)"
+        else advice_on(name) or f"replace it by supported functions, or {LATER}"
     )
     return ExportError(f"operator {name or message} cannot be exported at opset {opset}{at}\n  {advice}")

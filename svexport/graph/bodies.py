@@ -19,7 +19,7 @@ from svexport.graph.walk import attributes_of, graphs, opset_of
 from svexport.ops._op import DOMAIN, OPS, Op
 from svexport.symbolic._builder import Builder, Value
 
-__all__ = ["attach", "ir_version", "lower", "node_types", "strip"]
+__all__ = ["attach", "ir_version", "lower", "node_types", "strip", "without_overloads"]
 
 
 def lower(model: onnx.ModelProto | str | Path, ops: Collection[str] | None = None) -> onnx.ModelProto:
@@ -93,9 +93,9 @@ def attach(model: onnx.ModelProto) -> None:
 
     Nodes of one op share a body where one body serves them all; it is then specialised by all that is static in common.
     Where they need different ones (grids in two modes, say), each further body is an overload of the function (ONNX
-    IR 10) and the node names it. ONNX Runtime honours overloads. TensorRT's parser does not, nor does it keep the names
-    of bodies and of the graph apart: every body has a guard, which it refuses (:mod:`svexport.graph.guard`), and its
-    values have names of their own.
+    IR 10) and the node names it. ONNX Runtime honours overloads from 1.27 on; :func:`without_overloads` is for older
+    ones. TensorRT's parser does not, nor does it keep the names of bodies and of the graph apart: every body has a
+    guard, which it refuses (:mod:`svexport.graph.guard`), and its values have names of their own.
 
     Raises:
         UnsupportedError: on an unknown op, or a node whose input data types and ranks cannot be inferred.
@@ -113,6 +113,38 @@ def strip(model: onnx.ModelProto, node_types: Collection[str] | None = None) -> 
         if node_types is None or node.op_type in node_types:
             node.ClearField("overload")
     _keep(model, [f for f in model.functions if f.domain != DOMAIN or f.name not in (node_types or (f.name,))])
+
+
+def without_overloads(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model itself, or a copy in which each overload of a function is one of a name of its own.
+
+    The same for a runtime that takes the first function of a name for all of its overloads; none for TensorRT, whose
+    plugins are found by op_type.
+    """
+    if not any(function.overload for function in model.functions):
+        return model
+    renamed = onnx.ModelProto()
+    renamed.CopyFrom(model)
+    for function in renamed.functions:
+        if function.overload:
+            function.name = f"{function.name}_{function.overload}"
+            function.ClearField("overload")
+    bodies = [onnx.GraphProto(node=function.node) for function in renamed.functions]
+    for outer, function in zip(bodies, renamed.functions, strict=True):
+        for graph in graphs(outer):
+            _name_overloads(graph)
+        del function.node[:]
+        function.node.extend(outer.node)
+    for graph in graphs(renamed.graph):
+        _name_overloads(graph)
+    return renamed
+
+
+def _name_overloads(graph: onnx.GraphProto) -> None:
+    for node in graph.node:
+        if node.overload:
+            node.op_type = f"{node.op_type}_{node.overload}"
+            node.ClearField("overload")
 
 
 def _keep(model: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]) -> None:

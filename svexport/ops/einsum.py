@@ -62,10 +62,13 @@ def parse(equation: str, ranks: tuple[int, ...]) -> tuple[Labels, tuple[int, ...
         covered = max(covered, missing) if "..." in names else covered
         operands.append(_expand(names, missing))
 
-    counts = Counter(name for names in operands for name in names if name in ascii_letters)
+    # Counted in strings: torch.compile of 2.6 knows neither Counter nor count() of a list.
+    letters = "".join([name for names in operands for name in names if name in ascii_letters])
+    counts = {name: letters.count(name) for name in letters}
     if arrow:
         names = _subscripts(output, equation, "the output")
-        for name, count in Counter(names).items():
+        for name in names:
+            count = "".join(names).count(name)
             if name != "..." and (count > 1 or name not in counts):
                 fault = f"appears {count} times there" if count > 1 else "appears in no operand"
                 raise RuntimeError(
@@ -874,7 +877,7 @@ def _takes_kernels(operands: Sequence[Tensor]) -> bool:
 def _autocast(operands: Sequence[Tensor], labels: Labels, ranks: tuple[int, ...]) -> list[Tensor]:
     """The operands as autocast converts them where anything contracts: then they are factors of matrix products."""
     converted = autocast(operands)
-    if converted is not operands:
+    if any(new.dtype != old.dtype for new, old in zip(converted, operands, strict=True)):
         *terms, output = split(labels, ranks)
         if not any(label not in output and sum(label in term for term in terms) > 1 for label in labels):
             return list(operands)

@@ -112,7 +112,7 @@ class OnnxEngine(Engine):
         loaded = _read(self._source)
         try:
             guard(loaded, self._folder)
-            runnable = _with_bodies(loaded)
+            runnable = for_runtime(onnxruntime, _with_bodies(loaded))
             if self.path is not None and runnable is loaded:
                 source: str | bytes = str(self._source)  # lets ONNX Runtime map the file
             else:
@@ -257,6 +257,22 @@ def _with_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
     return lower(model) if bare else model
 
 
+def _before_overloads(onnxruntime: Any) -> bool:
+    return tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 27)
+
+
+def for_runtime(onnxruntime: Any, model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model as this ONNX Runtime runs it right: before 1.27 it takes the first body of a name for all overloads."""
+    from svexport.graph.bodies import without_overloads
+
+    return without_overloads(model) if _before_overloads(onnxruntime) else model
+
+
+def broken_optimizers(onnxruntime: Any) -> list[str]:
+    """Optimizers of this ONNX Runtime that refuse right models: Reshapes to sizes a body computes, some LayerNorms."""
+    return ["ReshapeFusion", "SkipLayerNormFusion"] if _before_overloads(onnxruntime) else []
+
+
 def _session(onnxruntime: Any, source: str | bytes, device: torch.device, folder: str | os.PathLike[str] | None) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _FATAL
@@ -269,7 +285,10 @@ def _session(onnxruntime: Any, source: str | bytes, device: torch.device, folder
     if device.type == "cuda":
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": str(device.index)}))
     # Without its fallback, which prints to stdout and tries the same once more.
-    return onnxruntime.InferenceSession(source, options, providers=providers, enable_fallback=0)
+    disabled = broken_optimizers(onnxruntime)
+    return onnxruntime.InferenceSession(
+        source, options, providers=providers, enable_fallback=0, disabled_optimizers=disabled
+    )
 
 
 def _spec(value: Any, ranked: bool) -> TensorSpec:

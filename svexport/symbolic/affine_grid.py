@@ -46,4 +46,4 @@ def convert(theta: TensorInfo, size: Sequence[int | TensorInfo], align_corners: 
     return theta, size, align_corners
 
 
-Symbolic(OP, body, aten={"affine_grid_generator": convert}, until=17)
+Symbolic(OP, body, aten={"affine_grid_generator": convert}, until=20)

@@ -107,4 +107,4 @@ def convert(
     return input, given, values, dims, int(accumulate)
 
 
-Symbolic(OP, body, aten={"index_put": convert}, until=17)
+Symbolic(OP, body, aten={"index_put": convert}, until=20)

@@ -40,4 +40,4 @@ def convert(input: TensorInfo, *numbers: Sequence[int] | bool) -> tuple | None:
     return (input, *(list(n) * (2 // len(n)) if isinstance(n, (list, tuple)) and n else n for n in numbers))
 
 
-Symbolic(OP, body, aten={"max_pool2d": convert}, until=17)
+Symbolic(OP, body, aten={"max_pool2d": convert}, until=20)

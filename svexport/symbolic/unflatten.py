@@ -28,4 +28,4 @@ def convert(input: TensorInfo, dim: int, sizes: Sequence[int | TensorInfo], *_: 
     return None if input.shape is None else (input, dim, sizes)
 
 
-Symbolic(OP, body, aten={"unflatten": convert}, until=17)
+Symbolic(OP, body, aten={"unflatten": convert}, until=20)

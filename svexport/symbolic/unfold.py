@@ -40,4 +40,4 @@ def convert(input: TensorInfo, dimension: int, size: int, step: int) -> tuple | 
     return (input, *numbers) if input.shape and all(isinstance(n, int) for n in numbers) else None
 
 
-Symbolic(OP, body, aten={"unfold": convert}, until=17)
+Symbolic(OP, body, aten={"unfold": convert}, until=20)

@@ -6,6 +6,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):

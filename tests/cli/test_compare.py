@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 def file(project, run):

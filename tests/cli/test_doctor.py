@@ -9,6 +9,8 @@ import pytest
 from svexport.cli import doctor
 from svexport.tensorrt import library
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 def checks(run, monkeypatch):

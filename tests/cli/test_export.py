@@ -12,6 +12,8 @@ import pytest
 from svexport.graph.nodes import svexport_nodes
 from svexport.graph.walk import opset_of
 
+pytestmark = pytest.mark.core
+
 
 def test_export_with_defaults(run, project):
     result = run("export", "nets:Ready")

@@ -10,6 +10,8 @@ import torch
 import svexport
 from svexport.graph.nodes import svexport_nodes
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 def file(project, run):

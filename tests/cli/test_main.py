@@ -175,6 +175,8 @@ class Interrupted:
 exec(CODE)
 sys.argv = ["svexport", "lower", "in.onnx", "-o", "out.onnx"]
 from svexport.__main__ import main
+
+pytestmark = pytest.mark.core
 sys.exit(main())
 """
     program = f"CODE = {code!r}\n{setup}"

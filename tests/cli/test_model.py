@@ -10,6 +10,8 @@ import torch
 
 from svexport.cli import _model
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 def load(project):

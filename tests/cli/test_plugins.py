@@ -7,6 +7,8 @@ import pytest
 from svexport.tensorrt import library
 from svexport.tensorrt.nodes import plugin_ops
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):

@@ -77,6 +77,7 @@ def test_model_is_deterministic_and_leaves_the_random_state_alone(net):
     assert all((m.weight != 1).all() for m in net.modules() if isinstance(m, nn.LayerNorm))
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [11, 17])
 def test_exports_unedited(net, opset, tmp_path):
     report = svexport.export(net, path=tmp_path / "encoder.onnx", opset=opset)

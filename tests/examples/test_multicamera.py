@@ -76,6 +76,7 @@ def test_model_is_deterministic_and_leaves_the_random_state_alone(net):
         assert norm.momentum == 0.1
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [11, 17])
 def test_exports_unedited(net, opset, tmp_path):
     report = svexport.export(net, path=tmp_path / "detector.onnx", opset=opset)

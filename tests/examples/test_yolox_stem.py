@@ -65,6 +65,7 @@ def test_model_is_deterministic_and_leaves_the_random_state_alone(net):
         assert norm.momentum == 0.03
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [11, 17])
 def test_exports_unedited(net, opset, tmp_path):
     report = svexport.export(net, path=tmp_path / "stem.onnx", opset=opset)

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 import svexport
 
+pytestmark = pytest.mark.core
+
 
 class Layer:
     def __init__(self, keys: Tensor, values: Tensor) -> None:

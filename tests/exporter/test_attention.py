@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import svexport
+from tests.support import exported
 
 OPSETS = [11, 13, 17, 18, 20]
 EMBED, HEADS, BATCH, LENGTH, SOURCE = 8, 2, 2, 3, 5
@@ -252,6 +253,7 @@ def test_a_mask_that_looks_causal_stays_an_input(opset: int, tmp_path) -> None:
         torch.testing.assert_close(svexport.load(report.path)(x, given), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [11, 18])
 def test_padded_positions(opset: int, tmp_path) -> None:
     """The encoder's fast path puts zeros at padded positions; everywhere else the file agrees with it."""
@@ -311,8 +313,10 @@ class ScaledDotProduct(nn.Module):
         }
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
-    ("opset", "dynamic"), [(9, True), (11, False), (13, True), (17, False), (18, True), (23, True)]
+    ("opset", "dynamic"),
+    [(9, True), (11, False), (13, True), (17, False), (18, True), pytest.param(23, True, marks=exported(23))],
 )
 def test_scaled_dot_product_attention(opset: int, dynamic: bool, tmp_path) -> None:
     torch.manual_seed(opset)

@@ -57,6 +57,7 @@ def test_rotary_embeddings(held: str, opset: int, tmp_path) -> None:
     assert any("length=6" in p.run for p in report.parity)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [11, 17, 18])
 def test_buffers_are_real_constants(opset: int, tmp_path) -> None:
     model = Rotary().eval()
@@ -265,6 +266,7 @@ def test_unknown_functions_of_real_tensors_are_named(opset: int, tmp_path) -> No
         svexport.export(Call(function), torch.randn(2, 4, 8), tmp_path / "m.onnx", opset=opset)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [11, 18])
 def test_complex_results(opset: int, tmp_path) -> None:
     with pytest.raises(svexport.ExportError, match=r"returned a complex64 tensor at z, (?s:.*)torch.view_as_real"):

@@ -153,6 +153,7 @@ def test_no_decomposition(function, name, tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [11, 17, 18])
 @pytest.mark.parametrize(
     ("function", "name"),

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 import svexport
 from svexport.graph.nodes import svexport_nodes
 
+pytestmark = pytest.mark.core
+
 opsets = pytest.mark.parametrize("opset", [11, 18])
 
 

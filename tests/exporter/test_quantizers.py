@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 import svexport
 from svexport.errors import ExportError, VerificationError
+from tests.support import exported
 
-OPSETS = pytest.mark.parametrize("opset", [13, 17, 18, 21])
+OPSETS = pytest.mark.parametrize("opset", [13, 17, 18, pytest.param(21, marks=exported(21))])
 
 
 def symmetric(x: Tensor, scale: float) -> Tensor:
@@ -156,6 +157,7 @@ class Observed(nn.Module):
         return self.off(self.fused(F.conv2d(self.input(x), self.weight(self.conv.weight), self.conv.bias)))
 
 
+@pytest.mark.core
 @OPSETS
 def test_modules_of_torch(opset: int, tmp_path: Path) -> None:
     model = Observed()

@@ -15,6 +15,8 @@ from svexport.errors import SvexportError
 from svexport.exporter.report import ExportReport, NodeSource
 from svexport.parity import parity
 
+pytestmark = pytest.mark.core
+
 VOID = {"meta", "path", "use", "rect", "line", "image", "br", "wbr", "img"}
 
 

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import svexport
 
+pytestmark = pytest.mark.core
+
 Write = Callable[[Tensor, Tensor], None]
 
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 import svexport
 
+pytestmark = pytest.mark.core
+
 BOTH_EXPORTERS = pytest.mark.parametrize("opset", [11, 18])
 X = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
 

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 import svexport
 from tests.support import check_export
 
+pytestmark = pytest.mark.core
+
 
 class Model(nn.Module):
     def forward(self, before: Tensor, x: Tensor, after: Tensor) -> list[Tensor]:

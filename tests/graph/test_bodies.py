@@ -18,13 +18,15 @@ from onnx.shape_inference import infer_shapes
 import svexport
 from svexport import UnsupportedError
 from svexport.graph import attach, bodies, lower, strip
-from svexport.graph.bodies import state_types
+from svexport.graph.bodies import state_types, without_overloads
 from svexport.graph.nodes import set_attributes, svexport_nodes
 from svexport.graph.types import infer_types, types_of
 from svexport.graph.walk import graphs
 from svexport.ops._op import OPS
 from svexport.ops.einsum import parse
 from tests.support import run_model
+
+pytestmark = pytest.mark.core
 
 FLOAT, BOOL = TensorProto.FLOAT, TensorProto.BOOL
 
@@ -190,6 +192,28 @@ def test_overloads() -> None:
     check(model, b @ b.T, given=[X])
     for again in (attached(made), attached(attached(made))):
         assert again == made
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_overloads_for_runtimes_without_them(nested: bool) -> None:
+    nodes = [einsum("ij->ji", ["x"], "a"), einsum("ij->i", ["a"], "y")]
+    if nested:
+        branches = {
+            f"{name}_branch": helper.make_graph([einsum("ij->i", ["a"], name)], name, [], [value(name, [3])])
+            for name in ("then", "else")
+        }
+        nodes[1] = helper.make_node("If", ["c"], ["y"], **branches)
+    inputs = [value("x", [2, 3]), value("c", [], BOOL)][: 1 + nested]
+    made = attached(model_of(nodes, inputs, [value("y", [3])], types=[value("a", [3, 2])]))
+    before = made.SerializeToString()
+    assert functions(made) == [("SvEinsum", ""), ("SvEinsum", "1")]
+    renamed = without_overloads(made)
+    assert made.SerializeToString() == before
+    assert functions(renamed) == [("SvEinsum", ""), ("SvEinsum_1", "")]
+    given = [X, torch.tensor(True)][: 1 + nested]
+    (actual,) = run_model(renamed, given)
+    torch.testing.assert_close(actual, X.sum(0))
+    assert without_overloads(renamed) is renamed
 
 
 def test_strip() -> None:

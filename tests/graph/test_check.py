@@ -21,6 +21,8 @@ from svexport.graph.check import check
 from svexport.graph.check.report import CheckReport, Finding
 from tests.support import calls
 
+pytestmark = pytest.mark.core
+
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
 

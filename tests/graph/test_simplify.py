@@ -332,6 +332,7 @@ def test_space_to_depth_as_exported(opset: int, dynamic: dict | None, tmp_path) 
         assert bool(onnx.load(report.path).functions) == ("SvSpaceToDepth" in expected)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [11, 18])
 def test_export_says_what_it_simplified(opset: int, tmp_path) -> None:
     class Net(nn.Module):

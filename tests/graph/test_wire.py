@@ -11,6 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from svexport.graph.wire import write_model
 
+pytestmark = pytest.mark.core
+
 
 def model(*tensors: onnx.TensorProto) -> onnx.ModelProto:
     """With something in every field around the weights, nested graphs and functions included."""

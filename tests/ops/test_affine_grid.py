@@ -65,6 +65,7 @@ class Transformer(nn.Module):
         }
 
 
+@pytest.mark.core
 @pytest.mark.filterwarnings("ignore:Default grid_sample")
 @pytest.mark.parametrize("opset", [9, 11, 13, 17, 18, 20])
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -513,6 +513,7 @@ class Attention(nn.Module):
         return self.sample(features, points, lidar2img, weights, offsets)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("opset", "sizes"), [(11, DETR3D), (11, STREAM), (18, DETR3D)])
 def test_export(opset: int, sizes: dict, tmp_path) -> None:
     args = case(**sizes)

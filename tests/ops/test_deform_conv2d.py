@@ -290,6 +290,7 @@ class Layer(nn.Module):
         return self.convolution(x, self.offset(x), None if self.mask is None else self.mask(x).sigmoid())
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("opset", "bias", "masked", "inputs"),
     [(11, True, True, 5), (11, False, True, 5), (11, False, False, 3), (18, False, True, 5)],
@@ -341,6 +342,7 @@ class Unedited(Layer):
         )
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("opset", "masked"), [(11, False), (11, True), (18, False)])
 def test_export_of_an_unedited_torchvision_model(opset: int, masked: bool, tmp_path) -> None:
     _torchvision()

@@ -565,6 +565,7 @@ def test_operator_never_aliases_its_operands() -> None:
         assert output.is_contiguous()
 
 
+@pytest.mark.core
 def test_compile_and_export_keep_one_operator() -> None:
     class Model(torch.nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -611,6 +612,7 @@ def test_body_with_static_shapes(problem: Any, opset: int, dtype: torch.dtype, l
     check_body(*problem, opset, dtype, lowered=lowered)
 
 
+@pytest.mark.core
 @settings(quiet, max_examples=200)
 @given(problems(broadcast=False, smallest=1), st.sampled_from(OPSETS))
 def test_body_with_dynamic_shapes(problem: Any, opset: int) -> None:

@@ -29,10 +29,12 @@ def samples(op: Op, dtype: torch.dtype, seed: int) -> list[tuple]:
 
 
 def cases(some: int | None = None) -> Iterator:
-    """The samples of each op, by index; those after the first ``some`` are exhaustive."""
+    """The samples of each op, by index; the first is core, those after the first ``some`` are exhaustive."""
     for name, op in OPS.items():
         for index in range(len(samples(op, torch.float64, 0))):
-            marks = [pytest.mark.exhaustive] if some is not None and index >= some else []
+            marks = [pytest.mark.core] if index == 0 else []
+            if some is not None and index >= some:
+                marks = [pytest.mark.exhaustive]
             yield pytest.param(op, index, id=f"{name}-{index}", marks=marks)
 
 
@@ -54,6 +56,7 @@ def with_grad(args: tuple) -> tuple:
     return tuple(map(one, args))
 
 
+@pytest.mark.core
 @every_op
 def test_files_are_where_the_name_says(op: Op) -> None:
     for folder in ("ops", "symbolic"):
@@ -142,6 +145,7 @@ def test_gradient_under_a_dispatch_mode(op: Op, index: int) -> None:
         torch.testing.assert_close(gradient, e, rtol=0, atol=0)
 
 
+@pytest.mark.core
 @every_op
 def test_gradient_of_gradients_is_that_of_the_reference(op: Op) -> None:
     args = with_grad(samples(op, torch.float64, 9)[0])
@@ -159,6 +163,7 @@ def test_gradient_of_gradients_is_that_of_the_reference(op: Op) -> None:
         torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.core
 @every_op
 def test_transforms_and_forward_mode_are_those_of_the_reference(op: Op) -> None:
     args = samples(op, torch.float64, 12)[0]
@@ -182,6 +187,7 @@ def test_transforms_and_forward_mode_are_those_of_the_reference(op: Op) -> None:
     torch.testing.assert_close(slope, (gradient * tangent).sum(), rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.core
 @every_op
 def test_vmap_is_one_after_the_other(op: Op) -> None:
     """In one call, without the warning of a fallback: of operators that take lists there is none."""
@@ -201,6 +207,7 @@ def test_vmap_is_one_after_the_other(op: Op) -> None:
             torch.testing.assert_close(actual[number], expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.core
 @every_op
 def test_jacobian_in_one_call(op: Op) -> None:
     """vmap over the backward pass."""
@@ -217,6 +224,7 @@ def test_jacobian_in_one_call(op: Op) -> None:
             torch.testing.assert_close(actual[number], e, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.core
 @every_op
 def test_nothing_is_recorded_where_nothing_is_asked(op: Op) -> None:
     args = samples(op, torch.float32, 10)[0]
@@ -227,6 +235,7 @@ def test_nothing_is_recorded_where_nothing_is_asked(op: Op) -> None:
         assert all(o.is_inference() for o in as_tuple(op(*with_grad(args))))
 
 
+@pytest.mark.core
 @every_op
 def test_a_change_in_place_before_backward_is_noticed(op: Op) -> None:
     args = with_grad(samples(op, torch.float32, 11)[0])
@@ -242,6 +251,7 @@ def test_a_change_in_place_before_backward_is_noticed(op: Op) -> None:
                 sum(o.sum() for o in outputs).backward()
 
 
+@pytest.mark.core
 @every_op
 def test_tensors_are_kept_as_saved_tensor_hooks_say(op: Op) -> None:
     """Offloaded, say: nothing else of the graph holds them."""
@@ -310,6 +320,7 @@ def test_non_contiguous_and_channels_last(op: Op, index: int) -> None:
             torch.testing.assert_close(actual, e, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.core
 @every_op
 def test_compile_in_one_graph(op: Op) -> None:
     """Forward and backward under torch.compile(fullgraph=True)."""
@@ -329,7 +340,9 @@ def test_compile_in_one_graph(op: Op) -> None:
             torch.testing.assert_close(actual, e)
 
 
-@pytest.mark.parametrize("opset", range(9, 24))
+@pytest.mark.parametrize(
+    "opset", [pytest.param(opset, marks=[pytest.mark.core] if opset in (11, 18) else []) for opset in range(9, 24)]
+)
 @every_op
 def test_body_is_the_reference(op: Op, opset: int) -> None:
     """In ONNX Runtime: lowered and attached, static and dynamic, for every sample; between OPSETS in one way."""
@@ -357,6 +370,7 @@ def test_body_in_half(op: Op, opset: int) -> None:
             torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", OPSETS)
 @every_op
 def test_lowered_body_is_standard_onnx(op: Op, opset: int) -> None:

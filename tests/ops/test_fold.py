@@ -80,6 +80,7 @@ class AnySize(nn.Module):
         return [F.fold(blocks, size, 3, padding=1, stride=2)]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [11, 13, 17, 18, 20])
 def test_unedited_models(opset: int, tmp_path) -> None:
     images = [torch.randn(n, 2, 5, 7) for n in (2, 1, 5)]

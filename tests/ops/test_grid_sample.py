@@ -302,6 +302,7 @@ def test_body_in_double_and_half(rank: int, mode: int, padding: int, align: bool
         torch.testing.assert_close(actual, OP(*args), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [10, 17])
 @every_combination
 def test_body_with_an_open_batch(rank: int, mode: int, padding: int, align: bool, opset: int) -> None:
@@ -330,6 +331,7 @@ def test_body_is_small(rank: int, mode: int, padding: int, align: bool, opset: i
             assert len(model.graph.node) <= limit
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [11, 18])
 @pytest.mark.parametrize(("rank", "mode", "padding"), [(4, 0, 0), (4, 2, 2), (5, 1, 1)])
 def test_unedited_model(tmp_path, opset: int, rank: int, mode: int, padding: int) -> None:

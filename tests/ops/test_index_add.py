@@ -51,6 +51,7 @@ def inputs(count: int) -> tuple[Tensor, ...]:
     return torch.randn(4, 3), index, torch.randn(count, 3)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [9, 11, 13, 16, 17, 18, 20])
 def test_unedited_models(opset: int, tmp_path) -> None:
     shapes = {"index": {0: "m"}, "source": {0: "m"}} if opset in (9, 13, 17, 20) else None

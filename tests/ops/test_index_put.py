@@ -109,6 +109,7 @@ def inputs(count: int) -> tuple[Tensor, ...]:
     return torch.randn(4, 5, 2), row, column, torch.randn(count, 2)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [9, 11, 13, 16, 17, 18, 20])
 def test_unedited_models(opset: int, tmp_path) -> None:
     shapes = {name: {0: "m"} for name in ("row", "column", "points")} if opset in (9, 13, 17, 20) else None

@@ -94,6 +94,7 @@ class Resizes(nn.Module):
         }
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [9, 11, 13, 17, 18, 20])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_unedited_models(opset: int, dynamic: bool, tmp_path) -> None:

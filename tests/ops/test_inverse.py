@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import svexport
 from svexport.ops.inverse import OP, Inverse, inverse
-from tests.support import OPSETS, op_model, run_op
+from tests.support import OPSETS, exported, op_model, run_op
 
 
 def rotations(*batch: int, n: int = 3) -> Tensor:
@@ -156,7 +156,8 @@ class Inverses(nn.Module):
         return [*again, inverse, info, torch.linalg.inv_ex(A)[0] * 2]
 
 
-@pytest.mark.parametrize("opset", [9, 11, 13, 17, 18, 20, 23])
+@pytest.mark.core
+@pytest.mark.parametrize("opset", [9, 11, 13, 17, 18, 20, pytest.param(23, marks=exported(23))])
 def test_unedited_models(opset: int, tmp_path) -> None:
     torch.manual_seed(2)
     A = torch.stack([lidar2img(1)[0].float(), torch.ones(4, 4)])

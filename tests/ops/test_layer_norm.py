@@ -130,6 +130,7 @@ class Norms(nn.Module):
         return y, self.weight(x + y), self.none(x) * 2, F.layer_norm(y, (8,), None, self.offset)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [9, 16, 17, 18])
 def test_export_of_an_unedited_model(opset, tmp_path) -> None:
     torch.manual_seed(0)

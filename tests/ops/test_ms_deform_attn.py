@@ -338,6 +338,7 @@ class Encoder(nn.Module):
         return self.attention(query, reference_points=points, spatial_shapes=shapes, level_start_index=starts)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [11, 18])
 def test_export(opset: int, tmp_path) -> None:
     model = Encoder().eval()

@@ -177,6 +177,7 @@ class RoundTrip(nn.Module):
         return by_number, by_channel, by_tensor, *back
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [9, 11, 13, 18])
 def test_export(opset, tmp_path) -> None:
     args = (torch.randn(2, 3, 4, 5),)

@@ -112,6 +112,7 @@ def inputs(rows: int, columns: int) -> tuple[Tensor, ...]:
     return torch.randn(rows, 4, generator=generator), index, torch.randn(rows, columns, generator=generator)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [9, 11, 13, 15, 16, 17, 18, 20])
 def test_unedited_models(opset: int, tmp_path) -> None:
     shapes = (

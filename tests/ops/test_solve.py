@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import svexport
 from svexport.ops.solve import OP, Solve, is_vector, solve
 from tests.ops.test_inverse import MATRICES
-from tests.support import OPSETS, run_op
+from tests.support import OPSETS, exported, run_op
 
 SHAPES = {  # of A and B, and whether A stands on the left
     "matrix": ((2, 4, 4), (2, 4, 3), True),
@@ -129,7 +129,8 @@ class Solves(nn.Module):
         ]
 
 
-@pytest.mark.parametrize("opset", [9, 11, 13, 17, 18, 20, 23])
+@pytest.mark.core
+@pytest.mark.parametrize("opset", [9, 11, 13, 17, 18, 20, pytest.param(23, marks=exported(23))])
 def test_unedited_models(opset: int, tmp_path) -> None:
     torch.manual_seed(opset)
     A, B, vectors = torch.randn(3, 4, 4) + 3 * torch.eye(4), torch.randn(3, 4, 2), torch.randn(3, 4)

@@ -93,6 +93,7 @@ class Layouts(nn.Module):
         return blocks, svexport.ops.to_chw32(q, pool=True), svexport.ops.from_chw32(blocks * 2, 40)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [9, 11, 18])
 def test_export(opset, tmp_path) -> None:
     shapes = {"x": {0: "n", 2: "h", 3: "w"}}

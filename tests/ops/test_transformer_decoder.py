@@ -425,6 +425,7 @@ def test_dropout_leaves_the_mean() -> None:
         torch.testing.assert_close(kept, ours.eval()(*args).reference_points, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.core
 def test_compiles_in_one_graph() -> None:
     config = small(num_layers=1)
     decoder = TransformerDecoder(config)
@@ -949,6 +950,7 @@ class Backbone(nn.Module):
         return self.decoder(query, query_pos, points, features, lidar2img)._asdict()
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("opset", "weights"), [(11, "inputs"), (17, "attributes")])
 def test_in_a_model_as_one_node(opset: int, weights: str, tmp_path: Path) -> None:
     config = small("seed", image_size=(32, 80), feature_sizes=((8, 20), (4, 10)))

@@ -27,6 +27,7 @@ class Triangles(nn.Module):
         }
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", [9, 11, 13, 14, 18])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_unedited_models(opset: int, dynamic: bool, tmp_path) -> None:

@@ -9,6 +9,8 @@ import pytest
 from svexport.errors import PluginBuildError
 from svexport.tensorrt import library
 
+pytestmark = pytest.mark.core
+
 NAMES = ("NvInferRuntime.h", "NvInferRuntimeCommon.h", "NvInferRuntimePlugin.h", "NvInferImpl.h")
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from svexport.ops._op import OPS
 from svexport.tensorrt import library
 from svexport.tensorrt.nodes import HEADER, header, plugin_ops
+
+pytestmark = pytest.mark.core
 
 KERNELS = library.CSRC / "tensorrt"
 

@@ -110,6 +110,7 @@ def test_what_a_plugin_does_not_run_is_not_converted(dry_runs: tuple[dict[str, A
     assert not dry_runs[0]["models"]["inverse of 9x9"]["supported"]
 
 
+@pytest.mark.core
 @pytest.mark.skipif(importlib.util.find_spec("torch_tensorrt") is not None, reason="Torch-TensorRT is installed")
 def test_without_torch_tensorrt() -> None:
     with pytest.raises(BackendNotAvailableError, match="pip install torch-tensorrt"):
