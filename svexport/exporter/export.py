@@ -28,13 +28,14 @@ from svexport.exporter.arguments import FlatModel, bind, eval_mode, given_argume
 from svexport.exporter.clean import clean, keep_inputs, name_sizes
 from svexport.exporter.quantizers import frozen
 from svexport.exporter.report import ExportReport, NodeSource
+from svexport.exporter.rounding import Tolerances
 from svexport.exporter.sizes import Size, tiled
 from svexport.exporter.source import is_library
 from svexport.exporter.state import unchanged
 from svexport.exporter.verify import verify as verify_file
 from svexport.graph.check import check
 from svexport.logging import logger
-from svexport.parity import Parity, check_tolerances, tolerances
+from svexport.parity import Parity, check_tolerances
 from svexport.progress import phase
 from svexport.tensorrt.support.target import Target
 
@@ -115,8 +116,10 @@ def export(
             ``topk(sorted=False)``, which torch leaves in any order, in that of files: sorted.
             Elements may be steps of a quantizer apart where torch is from itself once what it quantizes changes by
             some rounding errors, which is noted.
-        rtol: relative tolerance of verification; default: 1e-3, of half models what their type can resolve.
-        atol: absolute tolerance of verification; default: 1e-4, of half models what their type can resolve.
+        rtol: relative tolerance of verification; default: 1e-3, of half models what their type can resolve, of whole
+            numbers 0.
+        atol: absolute tolerance of verification; default: 1e-4, of half models what their type can resolve, times the
+            largest number of the output where that is below 1; more, up to that, where torch's own rounding is.
 
     Returns:
         An :class:`ExportReport`.
@@ -152,7 +155,7 @@ def export(
         flat = FlatModel(exported, bound, dtype)
         _check_tensors(flat, bound, dtype, opset)
         _check_devices(flat)
-        rtol, atol = tolerances(rtol, atol, {dtype} if dtype else flat.dtypes)
+        held_to = Tolerances.of(rtol, atol, {dtype} if dtype else flat.dtypes)
         names = _names("input_names", input_names, flat.input_names)
         axes, sizes = _dynamic_axes(flat, names, dynamic_shapes, dynamic_axes)
         notes: list[str] = []
@@ -198,8 +201,7 @@ def export(
                     result_names,
                     dynamic_axes=axes,
                     sizes=sizes,
-                    rtol=rtol,
-                    atol=atol,
+                    held_to=held_to,
                     notes=notes,
                     warned=warned,
                     state=state,
@@ -226,8 +228,8 @@ def export(
         bytes=size,
         check=checked,
         parity=results,
-        rtol=rtol,
-        atol=atol,
+        rtol=held_to.most[0],
+        atol=held_to.most[1],
         seconds=seconds,
         svexport_nodes=done.svexport_nodes,
         notes=notes,

@@ -54,7 +54,7 @@ class ExportReport:
         svexport_nodes: each svexport node, with the user's source line.
         parity: one entry per output and run; empty with ``verify=False``.
         rtol: relative tolerance it was held to.
-        atol: absolute tolerance.
+        atol: absolute tolerance, of outputs whose largest number is 1 or more; ``parity`` has each one's own.
         seconds: wall time of each stage.
         notes: remarks, such as what the tracer warned of.
         check: what the target makes of the file; None without one.

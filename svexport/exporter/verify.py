@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,8 @@ from torch import Tensor, nn
 
 from svexport.errors import EngineError, VerificationError
 from svexport.exporter.as_in_files import AsInFiles
-from svexport.exporter.quantizers import allow_steps, repeats
+from svexport.exporter.quantizers import allow_steps
+from svexport.exporter.rounding import Rounding, Tolerances
 from svexport.exporter.sizes import Size, tiled
 from svexport.exporter.state import State
 from svexport.exporter.ties import StableOrder
@@ -41,19 +41,19 @@ def verify(
     *,
     dynamic_axes: Mapping[str, Mapping[int, str]],
     sizes: Mapping[str, Size],
-    rtol: float,
-    atol: float,
+    held_to: Tolerances,
     notes: list[str],
     warned: Sequence[str],
     state: State,
 ) -> list[Parity]:
     """Compares every output on the given inputs, on random ones, and with every dynamic size changed.
 
-    Random inputs may hit what a model was never meant for. Where float32 torch itself is then further from float64
-    torch than the tolerance, a file cannot do better: that distance is added to the tolerance, and noted.
+    What an output is held to is relative to its own scale. Where torch in float32 is itself further from float64 than
+    that, a file cannot do better: what it differs by is allowed as far as torch's own rounding explains it, and noted
+    of inputs that are not the given ones, for those may be what a model was never meant for.
 
-    A quantizer makes a whole step of a rounding error on the border of two. Where torch differs from itself alike once
-    what it rounds to steps changes by some rounding errors, such differences are allowed, and noted.
+    A quantizer makes a whole step of a rounding error on the border of two. Elements that torch, too, takes for the
+    other step once what it rounds changes by some rounding errors are allowed, and noted.
 
     ``F.grid_sample`` in half precision is torch's as on CUDA, and ``topk(sorted=False)`` sorts (:class:`AsInFiles`),
     which is noted.
@@ -121,20 +121,13 @@ def verify(
                 + _ANYWAY
             )
         pairs = list(zip(output_names, expected, actual, strict=True))
-        found = [parity(name, e, a, run=run, rtol=rtol, atol=atol) for name, e, a in pairs]
-        rounds = False
+        found = [_held(name, e, a, run, held_to) for name, e, a in pairs]
         if not all(p.ok for p in found):
             with as_files:
-                rounds = allow_steps(found, model, inputs, pairs, rtol, atol, notes)
-        if not rounds and run != "given" and not all(p.ok for p in found):
+                allow_steps(found, model, inputs, pairs, notes)
+        if not all(p.ok for p in found):
             with as_files:
-                gaps = _float64_gaps(model, inputs, expected)
-            for index, ((name, e, a), gap) in enumerate(zip(pairs, gaps, strict=True)):
-                if not found[index].ok and 0 < gap < math.inf:
-                    found[index] = parity(name, e, a, run=run, rtol=rtol, atol=atol + 4 * gap)
-                    notes.append(
-                        f"{name} on {run} inputs: torch itself differs by {gap:.1e} between float32 and float64"
-                    )
+                _allow_rounding(found, Rounding(model, inputs, expected), pairs, held_to, notes)
         if not all(p.ok for p in found):
             failing[run] = inputs, actual
         results += found
@@ -170,7 +163,7 @@ def verify(
                 "(opset 17 or less, 18 or more) need not do"
             )
         with as_files:
-            ties = _ties(model, *failing[worst.run], rtol, atol)
+            ties = _ties(model, *failing[worst.run], held_to)
         if ties:
             usual = (
                 f"Some values are equal, which torch may return in any order, ONNX by their places: {ties}. Nothing "
@@ -179,7 +172,7 @@ def verify(
         raise VerificationError(
             f"the exported file does not compute what torch computes: output {worst.name!r} differs by up to "
             f"{worst.max_abs:.3g} (relative {worst.max_rel:.3g}, cosine {worst.cosine:.6f}) on {worst.run} inputs, "
-            f"{worst.mismatched} elements outside rtol={rtol:g}, atol={atol:g}; "
+            f"{worst.mismatched} elements outside rtol={worst.rtol:g}, atol={worst.atol:.3g}; "
             f"{len(failed)} of {len(results)} comparisons fail. No file was written.\n"
             f"{kept if changed else ''}"
             + _causes(ways, worst.run, warned, usual)
@@ -199,27 +192,40 @@ def _causes(ways: Mapping[str, Way], run: str, warned: Sequence[str], usual: str
     return "".join(f"  {warning}\n" for warning in warned[:5]) + f"  {usual}. "
 
 
-def _ties(model: nn.Module, inputs: Sequence[Tensor], actual: Sequence[Tensor], rtol: float, atol: float) -> str:
+def _ties(model: nn.Module, inputs: Sequence[Tensor], actual: Sequence[Tensor], held_to: Tolerances) -> str:
     """The calls that order equal values another way than ONNX does, if torch agrees with the file but for them."""
     try:
         with StableOrder() as order:
             expected = model(*(t.clone() for t in inputs))
     except Exception:  # noqa: BLE001 - a model that knows what it gets from torch; only the explanation would be lost
         return ""
-    agrees = all(parity("", e, a, rtol=rtol, atol=atol).ok for e, a in zip(expected, actual, strict=True))
+    agrees = all(_held("", e, a, "", held_to).ok for e, a in zip(expected, actual, strict=True))
     return ", ".join(order.where) if agrees else ""
 
 
-def _float64_gaps(model: nn.Module, inputs: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
-    """Per output, how far torch is from itself in float64; 0 where that cannot be told."""
-    try:
-        if not repeats(model, inputs, expected):
-            return [0.0] * len(expected)
-        precise = copy.deepcopy(model).double()(*(t.double() if t.is_floating_point() else t.clone() for t in inputs))
-    except Exception:  # noqa: BLE001 - a model tied to one dtype; the plain tolerance stands
-        return [0.0] * len(expected)
-    gaps = [(p.double() - e.double()).abs().nan_to_num(0.0) for p, e in zip(precise, expected, strict=True)]
-    return [float(g.max()) if g.numel() else 0.0 for g in gaps]
+def _held(name: str, expected: Tensor, actual: Tensor, run: str, held_to: Tolerances) -> Parity:
+    rtol, atol = held_to.held(expected)
+    return parity(name, expected, actual, run=run, rtol=rtol, atol=atol)
+
+
+def _allow_rounding(
+    found: list[Parity],
+    rounding: Rounding,
+    pairs: Sequence[tuple[str, Tensor, Tensor]],
+    held_to: Tolerances,
+    notes: list[str],
+) -> None:
+    """Of ``found``, allows what torch's own rounding explains; on the given inputs up to what is held to at most."""
+    for index, (name, e, a) in enumerate(pairs):
+        p = found[index]
+        if p.ok or not (own := rounding.allows(index, a, p.rtol, p.atol)):
+            continue
+        atol = p.atol + Rounding.FACTOR * own
+        if p.run != "given":
+            notes.append(f"{name} on {p.run} inputs: torch itself differs by {own:.1e} between float32 and float64")
+        elif held_to.atol is not None or (e.is_floating_point() and atol > held_to.most[1]):
+            continue
+        found[index] = parity(name, e, a, run=p.run, rtol=p.rtol, atol=atol)
 
 
 def _runs(
