@@ -160,8 +160,8 @@ def allow_steps(
         most = float(apart[index].amax())
         found[index] = parity(name, e, a, run=before.run, rtol=before.rtol, atol=before.atol + most)
         notes.append(
-            f"{name} on {before.run} inputs differs by {most:.1e}, torch from itself by {float(reach[index].amax()):.1e} "
-            "in the same elements, where what is rounded to steps changes by some rounding errors"
+            f"{name} on {before.run} inputs differs by {most:.1e}, torch from itself by {float(reach[index].amax()):.1e}"
+            " in the same elements, where what is rounded to steps changes by some rounding errors"
         )
     return True
 
