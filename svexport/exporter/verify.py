@@ -219,7 +219,7 @@ def verify(
         )
         usual = (
             f"Usual causes: {half if kinds & {'torch.float16', 'torch.bfloat16'} else ''}random numbers or "
-            "data-dependent Python branches in forward (traced once, for the given inputs)"
+            "data-dependent Python branches in forward (traced once, for the given inputs, with dynamic sizes of 2 or more)"
         )
         if worst in infinite:
             own, its = infinite[worst]
@@ -346,7 +346,9 @@ def _causes(ways: Mapping[str, Way], run: str, warned: Sequence[str], usual: str
             f"  forward takes values out of tensors, which are others there than on the given inputs, at {where}\n"
             "  A file has one way for all inputs: compute both and choose by torch.where, or make a constant of it. "
         )
-    return "".join(f"  {warning}\n" for warning in warned[:5]) + f"  {usual}. "
+    taken = [shown_line(*line) for line in ways["given"].exits if not any(f":{line[1]}: " in w for w in warned)]
+    lines = [*warned[:5], *(f"values of inputs are taken out of tensors at {line}" for line in taken[:5])]
+    return "".join(f"  {line}\n" for line in lines) + f"  {usual}. "
 
 
 def _ties(model: nn.Module, inputs: Sequence[Tensor], actual: Sequence[Tensor], held_to: Tolerances) -> str:
@@ -401,14 +403,14 @@ def _other(name: str, tensors: Sequence[Tensor], ranges: Mapping[int, int]) -> I
 
 
 def _scaled(tensor: Tensor, size: int | None) -> Tensor:
-    """Of both signs, from a hundredth to a hundred times as large; no mask set, other integers."""
+    """Of both signs, as large, a tenth, ten or a hundred times as large; no mask set, other integers."""
     if tensor.dtype == torch.bool:
         return torch.zeros_like(tensor)
     noise = torch.rand(tensor.shape, dtype=torch.float64, device=tensor.device)
     if tensor.is_floating_point():
         signs = torch.randint_like(noise, 2) * 2 - 1
         most = torch.finfo(tensor.dtype).max
-        return (tensor.double() * signs * 10 ** (4 * noise - 2)).clamp(-most, most).to(tensor.dtype)
+        return (tensor.double() * signs * 10 ** ((4 * noise).floor() - 1)).clamp(-most, most).to(tensor.dtype)
     if size is not None:
         return (noise * size).long().clamp(max=size - 1).to(tensor.dtype)
     if _is_mask(tensor):
