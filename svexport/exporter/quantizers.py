@@ -157,10 +157,10 @@ def allow_steps(
             break
     for index in sorted(explained):
         (name, e, a), before = pairs[index], found[index]
-        most, own = float(apart[index].amax()), float(reach[index].amax())
+        most, torchs = float(apart[index].amax()), float(reach[index].amax())
         found[index] = parity(name, e, a, run=before.run, rtol=before.rtol, atol=before.atol + most)
         notes.append(
-            f"{name} on {before.run} inputs differs by {most:.1e}, torch from itself by {own:.1e}"
+            f"{name} on {before.run} inputs differs by {most:.1e}, torch from itself by {torchs:.1e}"
             " in the same elements, where what is rounded to steps changes by some rounding errors"
         )
     return True

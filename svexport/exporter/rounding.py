@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -60,6 +60,9 @@ class Rounding:
     rounding error (which also tells of numbers that cancel, and of models that have no float64).
 
     Nothing is computed before it is asked for.
+
+    Attributes:
+        sizes: whether rounding errors change sizes of what torch returns, as far as ``gaps`` were asked for.
     """
 
     FACTOR = 4.0
@@ -67,6 +70,7 @@ class Rounding:
 
     def __init__(self, model: nn.Module, inputs: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
         self._model, self._inputs, self._expected = model, inputs, expected
+        self.sizes = False
 
     def allows(self, index: int, actual: Tensor, rtol: float, atol: float) -> float:
         """How far torch is from itself, if that explains ``actual``, the file's output of that index; else 0."""
@@ -95,11 +99,13 @@ class Rounding:
         except Exception:  # noqa: BLE001 - a model that cannot be copied; the plain tolerance stands
             return [None] * len(self._expected)
         gaps: list[Tensor | None] = [None] * len(self._expected)
+        again: Callable[[], Sequence[Tensor]]
         for again in (self._precise, *(partial(self._perturbed, seed) for seed in range(PERTURBATIONS))):
             try:
                 others = again()
             except Exception:  # noqa: BLE001 - a model tied to one dtype; one that knows what it gets from torch
                 continue
+            self.sizes |= any(e.shape != o.shape for e, o in zip(self._expected, others, strict=True))
             found = [_gap(e, o) for e, o in zip(self._expected, others, strict=True)]
             gaps = [b if a is None else a if b is None else a.maximum(b) for a, b in zip(gaps, found, strict=True)]
         return gaps

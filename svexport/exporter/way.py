@@ -21,7 +21,7 @@ __all__ = ["Exit", "TooLong", "Way"]
 
 _TRUTHS = {"__bool__", "__contains__", "allclose", "equal", "is_nonzero"}
 _TEXTS = {"__format__", "__reduce_ex__", "__repr__", "__str__"}
-_ARRAYS = {"__array__", "__dlpack__", "numpy"}
+_ARRAYS = {"__array__", "__dlpack__", "numpy", "untyped_storage"}  # the last one of what is pickled
 _VALUES = {*_TRUTHS, *_TEXTS, *_ARRAYS, "__complex__", "__float__", "__index__", "__int__", "item", "tolist"}
 """Functions that give Python the values of tensors."""
 
