@@ -99,8 +99,9 @@ class Rounding:
         except Exception:  # noqa: BLE001 - a model that cannot be copied; the plain tolerance stands
             return [None] * len(self._expected)
         gaps: list[Tensor | None] = [None] * len(self._expected)
-        again: Callable[[], Sequence[Tensor]]
-        for again in (self._precise, *(partial(self._perturbed, seed) for seed in range(PERTURBATIONS))):
+        perturbed = [partial(self._perturbed, seed) for seed in range(PERTURBATIONS)]
+        tries: list[Callable[[], Sequence[Tensor]]] = [self._precise, *perturbed]
+        for again in tries:
             try:
                 others = again()
             except Exception:  # noqa: BLE001 - a model tied to one dtype; one that knows what it gets from torch

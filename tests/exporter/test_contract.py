@@ -403,7 +403,7 @@ def test_no_size_that_a_model_takes(tmp_path) -> None:
             return x + torch.ones(6)
 
     report = svexport.export(Only(), torch.randn(2, 6), tmp_path / "m.onnx", dynamic_axes={"x": {1: "w"}})
-    assert [p.run for p in report.parity] == ["given", "random", "scaled", "zeros"]
+    assert [p.run for p in report.parity] == ["given", "random", "scaled", "zeros", "w=1"]  # of which there can be six
     assert "not verified with w=7 or w=8 or w=12: the model itself fails there" in report.notes[0]
 
 
@@ -711,7 +711,7 @@ class Found(nn.Module):
             {"x": torch.rand(3, 4)},
             r"values out of tensors, .* at .*test_contract\.py:\d+ in forward: if x\.sum\(\) > 0:",
         ),
-        (Loud(), {"x": torch.rand(3, 4)}, r"on hundredfold inputs.*in forward: return x if x\.max\(\) < 50 else"),
+        (Loud(), {"x": torch.rand(3, 4)}, r"on (scaled|hundredfold) inputs.*in forward: return x if x\.max\(\) < 50 else"),
         (
             Masked(),
             {"x": torch.rand(3, 4), "mask": torch.ones(3, 4, dtype=torch.bool)},
@@ -837,7 +837,7 @@ class Chooses(nn.Module):
 
 @pytest.mark.parametrize("how", ["expert", "number", "numpy", "result"])
 def test_values_that_choose_among_the_same_functions(how, tmp_path) -> None:
-    with pytest.raises(svexport.VerificationError, match=r"(?s)on hundredfold.*in forward: loud = bool\("):
+    with pytest.raises(svexport.VerificationError, match=r"(?s)on (scaled|hundredfold).*in forward: loud = bool\("):
         svexport.export(Chooses(how), (torch.rand(3, 4),), tmp_path / "m.onnx", opset=11)
 
 
