@@ -245,8 +245,8 @@ class Way(TorchFunctionMode):
         return _written(value)
 
 
-OTHERS = 3
-"""So many other values are tried of each number."""
+OTHERS = 7
+"""So many other values are tried of each number, the nearest first: what it is the size of should not become large."""
 
 
 def _another(func: Any, name: str, args: tuple, kwargs: dict[str, Any], which: int) -> Any:
@@ -257,11 +257,11 @@ def _another(func: Any, name: str, args: tuple, kwargs: dict[str, Any], which: i
     if x.dtype == torch.bool:
         other = ~x
     elif x.is_floating_point():
-        other = (x + 1e3, x - 1e3, x * -7 - 1)[which]
+        other = (x * -7 - 1, x + 1e3, x - 1e3, x * 0, x * 0 + 1, x * 0 + 1e9, x * 0 - 1e9)[which]
     elif x.is_complex():
         other = x * -7 - 1
     else:
-        other = (x + 1, x - 1, x + 1000)[which]
+        other = (x + 1, x - 1, x * 0, x * 0 + 2, x * 0 - 1, x + 1000, x * 0 + 1000000)[which]
     return func(other, *args[1:], **kwargs)
 
 
