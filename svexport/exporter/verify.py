@@ -6,7 +6,7 @@ import dis
 import io
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,9 @@ _KINDS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]
 _OTHERS = ("scaled", "zeros")
 """Inputs of every model that are far from the given ones."""
 
+_NOTHING = ("zeros", "zero")
+"""Of which most functions are zero: a way that is gone with these alone has not been compared."""
+
 _FIRST = ("random first",)
 """Of models that forward changes: what they remember of the given inputs is not in a file."""
 
@@ -72,9 +75,9 @@ def verify(
     """Compares every output on the given inputs, on others of the same kind, and with every dynamic size changed.
 
     Of the others floating-point numbers are a little off, then of several scales and both signs, then zero; integers
-    are drawn anew, within what they index; masks are drawn anew, then all false, then all true. Runs that the model
-    itself raises on, or makes numbers of that are not finite, are ``skipped``, which names them. With ``kind="quick"``
-    there are the given inputs alone.
+    are drawn anew, within what they index; masks are drawn anew, then all true (or mixed, where they were), then all
+    false. Runs that the model itself raises on, or makes numbers of that are not finite, are ``skipped``, which names
+    them. With ``kind="quick"`` there are the given inputs alone.
 
     What an output is held to is relative to its own scale. Where torch in float32 is itself further from float64 than
     that, a file cannot do better: what it differs by is allowed as far as torch's own rounding explains it, and noted
@@ -107,6 +110,7 @@ def verify(
     failing: dict[str, tuple[list[Tensor], list[Tensor]]] = {}  # inputs and what the file made of them, by run
     infinite: dict[Parity, tuple[int, int]] = {}  # how many elements of torch's result and of the file's
     inputs_of: dict[str, list[Tensor]] = {}
+    compared: dict[str, Way] = {}
     sized = False  # whether there was a run with other sizes
     held = [*model.parameters(), *model.buffers()]
 
@@ -161,7 +165,7 @@ def verify(
             continue
         sized |= run not in {"given", "random", *_OTHERS, *_FIRST, *_KINDS}
         inputs_of[run] = list(inputs)
-        if run in _KINDS and any(ways[run] == way for before, way in ways.items() if before != run):
+        if run in _KINDS and any(ways[run] == way for way in compared.values()):
             continue
         try:
             actual = engine.run([t.detach().cpu() for t in inputs])
@@ -205,6 +209,8 @@ def verify(
         if not all(p.ok for p in found):
             failing[run] = inputs, actual
         results += found
+        if run not in _NOTHING:
+            compared[run] = ways[run]
         for p, (_, e, a) in zip(found, pairs, strict=True):
             if math.isinf(p.max_abs) and e.shape == a.shape and e.dtype == a.dtype:
                 infinite[p] = int((~e.isfinite()).sum()), int((~a.isfinite()).sum())
@@ -255,7 +261,7 @@ def verify(
         )
     if kind != "quick":
         with as_files:
-            unproven = _unproven(model, inputs_of, ways, held, guarded)
+            unproven = _unproven(model, inputs_of, ways, compared.values(), held, guarded)
         if unproven:
             _refuse(unproven, input_names)
     return results
@@ -265,6 +271,7 @@ def _unproven(
     model: nn.Module,
     inputs_of: Mapping[str, Sequence[Tensor]],
     ways: Mapping[str, Way],
+    compared: Collection[Way],
     held: Sequence[Tensor],
     guarded: bool,
 ) -> list[Exit]:
@@ -282,11 +289,11 @@ def _unproven(
     for line, (run, found) in first.items():
         if guarded and found.name not in UNGUARDED:
             continue
-        seen = set().union(*(way.seen_at(line) for way in ways.values()))
+        seen = set().union(*(way.seen_at(line) for way in compared))
         if {"True", "False"} <= seen:
             continue
         for which in range(1 if seen <= {"True", "False"} else OTHERS):
-            if _follows(model, inputs_of[run], ways[run], ways.values(), held, (line, which)):
+            if _follows(model, inputs_of[run], ways[run], compared, held, (line, which)):
                 unproven.append(found)
                 break
     return unproven
@@ -407,9 +414,7 @@ def _other(name: str, tensors: Sequence[Tensor], ranges: Mapping[int, int]) -> I
 
 
 def _scaled(tensor: Tensor, size: int | None) -> Tensor:
-    """Of both signs, as large, a tenth, ten or a hundred times as large; no mask set, other integers."""
-    if tensor.dtype == torch.bool:
-        return torch.zeros_like(tensor)
+    """Of both signs, a tenth, as large, ten or a hundred times as large; other integers; masks all set, or half."""
     noise = torch.rand(tensor.shape, dtype=torch.float64, device=tensor.device)
     if tensor.is_floating_point():
         signs = torch.randint_like(noise, 2) * 2 - 1
@@ -417,21 +422,16 @@ def _scaled(tensor: Tensor, size: int | None) -> Tensor:
         return (tensor.double() * signs * 10 ** ((4 * noise).floor() - 1)).clamp(-most, most).to(tensor.dtype)
     if size is not None:
         return (noise * size).long().clamp(max=size - 1).to(tensor.dtype)
-    if _is_mask(tensor):
-        return torch.zeros_like(tensor)
-    return (
-        (tensor + (4 * noise).long().to(tensor.dtype) - 1).clamp(min=min(int(tensor.min()), 0))
-        if tensor.numel()
-        else tensor
-    )
+    if tensor.dtype == torch.bool or _is_mask(tensor):
+        return (noise < 0.5).to(tensor.dtype) if bool(tensor.all()) else torch.ones_like(tensor)
+    least = min(int(tensor.min()), 0) if tensor.numel() else 0
+    return (tensor + (4 * noise).long().to(tensor.dtype) - 1).clamp(min=least)
 
 
 def _zeros(tensor: Tensor, size: int | None) -> Tensor:
-    """Nothing but zero; every mask set, integers in another order."""
-    if tensor.is_floating_point():
+    """Nothing but zero, no mask set; integers in another order."""
+    if tensor.is_floating_point() or tensor.dtype == torch.bool or _is_mask(tensor):
         return torch.zeros_like(tensor)
-    if tensor.dtype == torch.bool or _is_mask(tensor):
-        return torch.ones_like(tensor)
     return tensor.flatten().flip(0).reshape(tensor.shape) if size is None else (size - 1 - tensor).clamp(0, size - 1)
 
 
