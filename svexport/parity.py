@@ -35,6 +35,8 @@ class Parity:
         cosine: cosine similarity of the two, flattened (1 for two zero tensors).
         mismatched: number of elements outside ``atol + rtol * |expected|``.
         histogram: counts of absolute errors per decade, from 1e-12 (and below) to 1e4.
+        rtol: relative tolerance it was held to.
+        atol: absolute tolerance.
     """
 
     name: str
@@ -46,6 +48,8 @@ class Parity:
     cosine: float
     mismatched: int
     histogram: tuple[int, ...] = field(repr=False)
+    rtol: float = RTOL
+    atol: float = ATOL
 
     @property
     def ok(self) -> bool:
@@ -80,11 +84,11 @@ def parity(
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         found = f"{name} (came as {str(actual.dtype).removeprefix('torch.')}{list(actual.shape)})"
         count = max(expected.numel(), actual.numel(), 1)
-        return Parity(found, run, shape, dtype, math.inf, math.inf, 0.0, count, (0,) * bins)
+        return Parity(found, run, shape, dtype, math.inf, math.inf, 0.0, count, (0,) * bins, rtol, atol)
     wide = torch.complex128 if expected.is_complex() else torch.float64
     e, a = expected.detach().cpu().to(wide).flatten(), actual.detach().cpu().to(wide).flatten()
     if not e.numel():
-        return Parity(name, run, shape, dtype, 0.0, 0.0, 1.0, 0, (0,) * bins)
+        return Parity(name, run, shape, dtype, 0.0, 0.0, 1.0, 0, (0,) * bins, rtol, atol)
     error, magnitude = (e - a).abs(), e.abs()
     both = e.isfinite() & a.isfinite()
     finite = e, a
@@ -109,4 +113,6 @@ def parity(
         cosine=cosine,
         mismatched=mismatched,
         histogram=tuple(torch.bincount(decades.clamp(0, bins - 1), minlength=bins).tolist()),
+        rtol=rtol,
+        atol=atol,
     )

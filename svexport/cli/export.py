@@ -41,7 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--simplify", action="store_true", help="fold constants, share equal nodes and remove Transposes that cancel"
     )
+    parser.add_argument(
+        "--verify",
+        choices=("default", "quick"),
+        default="default",
+        help="quick compares the file with torch on the given inputs only, and does not call that verified",
+    )
     parser.add_argument("--no-verify", action="store_true", help="do not compare the file with torch")
+    parser.add_argument(
+        "--freeze", action="append", default=[], metavar="NAME", help="an input that becomes a constant of the file"
+    )
     parser.add_argument("--rtol", type=float, help="relative tolerance (default: by data type)")
     parser.add_argument("--atol", type=float, help="absolute tolerance (default: by data type)")
     parser.add_argument("--report", metavar="FILE.html", help="write the report as a page")
@@ -72,7 +81,8 @@ def run(options: argparse.Namespace) -> Outcome:
             dtype=getattr(torch, options.dtype) if options.dtype else None,
             dynamic_shapes=dynamic or None,
             simplify=options.simplify,
-            verify=not options.no_verify,
+            verify=False if options.no_verify else options.verify,
+            freeze=options.freeze,
             rtol=options.rtol,
             atol=options.atol,
         )

@@ -8,7 +8,7 @@ import functools
 import inspect
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -274,6 +274,7 @@ class FlatModel(nn.Module):
         model: the user's model, not changed.
         bound: its arguments, from :func:`bind`.
         dtype: if given, floating-point inputs are cast to it on entry.
+        freeze: parameters of forward, or names of inputs, whose tensors are constants instead.
 
     Attributes:
         tensors: the tensors among the arguments, in order.
@@ -281,9 +282,19 @@ class FlatModel(nn.Module):
         output_names: likewise of the results, from dict keys and positions: ``boxes``, ``output_1``; filled by a
             forward.
         output_dtypes: of the results, likewise.
+        frozen: what the constants are, by name.
+
+    Raises:
+        ExportError: if ``freeze`` names what is no input.
     """
 
-    def __init__(self, model: nn.Module, bound: inspect.BoundArguments, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        bound: inspect.BoundArguments,
+        dtype: torch.dtype | None = None,
+        freeze: Collection[str] = (),
+    ) -> None:
         super().__init__()
         self.add_module(MODEL_ATTRIBUTE, model)
         self.training = model.training
@@ -294,11 +305,25 @@ class FlatModel(nn.Module):
         parameters = bound.signature.parameters
         self.input_paths: list[tuple[str, ...]] = []
         self.tensors: list[Tensor] = []
+        self.frozen: dict[str, str] = {}
+        self._constants: list[Tensor | None] = []  # of each tensor among the arguments; None of inputs
+        found, paths = [], []
         for path, leaf in leaves(dict(bound.arguments)):
             if isinstance(leaf, Tensor):
                 keywords = parameters[path[0]].kind is inspect.Parameter.VAR_KEYWORD
-                self.input_paths.append(path[1:] if keywords else path)
-                self.tensors.append(leaf)
+                paths.append(path[1:] if keywords else path)
+                found.append(leaf)
+        names = unique("_".join(path) for path in paths)
+        for name, path, tensor in zip(names, paths, found, strict=True):
+            constant = name in freeze or path[0] in freeze
+            self._constants.append(tensor.detach().clone() if constant else None)
+            if constant:
+                self.frozen[name] = _values(tensor)
+            else:
+                self.input_paths.append(path)
+                self.tensors.append(tensor)
+        if unknown := set(freeze) - {*names, *(path[0] for path in paths)}:
+            raise ExportError(f"freeze names {sorted(unknown)}; the inputs are {', '.join(names)}")
         self.input_names = unique("_".join(path) for path in self.input_paths)
         self._results = _Results()
 
@@ -377,10 +402,11 @@ class FlatModel(nn.Module):
         return super().double()
 
     def _call(self, tensors: Iterable[Tensor]) -> Any:
-        rest = iter(tensors)
+        rest, constants = iter(tensors), iter(self._constants)
 
         def take(_: Tensor) -> Tensor:
-            tensor = next(rest)
+            constant = next(constants)
+            tensor = next(rest) if constant is None else constant.clone()
             if self._dtype is None or not tensor.is_floating_point():
                 return tensor
             return tensor.to(self._dtype).double() if self._precise else tensor.to(self._dtype)
@@ -388,6 +414,11 @@ class FlatModel(nn.Module):
         arguments = rebuild(dict(self._bound.arguments), take)
         call = inspect.BoundArguments(self._bound.signature, arguments)  # type: ignore[arg-type]
         return getattr(self, MODEL_ATTRIBUTE)(*call.args, **call.kwargs)
+
+
+def _values(tensor: Tensor) -> str:
+    values = ", ".join(f"{v:.6g}" if isinstance(v, float) else str(v) for v in tensor.detach().flatten()[:16].tolist())
+    return f"{_describe(tensor)} [{values}{', ...' if tensor.numel() > 16 else ''}]"
 
 
 def own_failure(model: nn.Module, tensors: Sequence[Tensor]) -> ExportError | None:

@@ -29,13 +29,14 @@ from svexport.exporter.clean import clean, keep_inputs, name_sizes
 from svexport.exporter.opsets import FIRST_WITH_BOTH, LAST_TORCHSCRIPT_OPSET, OPSETS
 from svexport.exporter.quantizers import frozen
 from svexport.exporter.report import ExportReport, NodeSource
+from svexport.exporter.rounding import Tolerances
 from svexport.exporter.sizes import Size, tiled
 from svexport.exporter.source import is_library
 from svexport.exporter.state import unchanged
 from svexport.exporter.verify import verify as verify_file
 from svexport.graph.check import check
 from svexport.logging import logger
-from svexport.parity import Parity, check_tolerances, tolerances
+from svexport.parity import Parity, check_tolerances
 from svexport.progress import phase
 from svexport.tensorrt.support.target import Target
 
@@ -69,9 +70,10 @@ def export(
     output_names: Sequence[str] | None = None,
     simplify: bool = False,
     weights: str = "inputs",
-    verify: bool = True,
+    verify: bool | str = True,
     rtol: float | None = None,
     atol: float | None = None,
+    freeze: Collection[str] = (),
 ) -> ExportReport:
     """Exports a torch model to ONNX and proves the file against torch in ONNX Runtime.
 
@@ -113,8 +115,10 @@ def export(
             ``topk(sorted=False)``, which torch leaves in any order, in that of files: sorted.
             Elements may be steps of a quantizer apart where torch is from itself once what it quantizes changes by
             some rounding errors, which is noted.
-        rtol: relative tolerance of verification; default: 1e-3, of half models what their type can resolve.
-        atol: absolute tolerance of verification; default: 1e-4, of half models what their type can resolve.
+        rtol: relative tolerance of verification; default: 1e-3, of half models what their type can resolve, of whole
+            numbers 0.
+        atol: absolute tolerance of verification; default: 1e-4, of half models what their type can resolve, times the
+            largest number of the output where that is below 1; more, up to that, where torch's own rounding is.
 
     Returns:
         An :class:`ExportReport`.
@@ -140,6 +144,9 @@ def export(
     if dtype not in (None, torch.float32, torch.float16, torch.bfloat16, torch.float64):
         raise ExportError(f"dtype must be a floating-point torch.dtype or None, got {dtype!r}")
     check_tolerances(rtol, atol)
+    kind = _kind(verify)
+    if isinstance(freeze, str):
+        raise ExportError(f"freeze expects a list of input names, got {freeze!r}; give freeze=[{freeze!r}]")
     if weights not in WEIGHTS:
         raise ExportError(f"weights must be {' or '.join(map(repr, WEIGHTS))}, got {weights!r}")
     arguments, model = given_arguments(model, args), unwrapped(model)
@@ -148,15 +155,15 @@ def export(
         raise ExportError(f"expected the path of a file, got the folder {path}; add a file name")
 
     exported = model if dtype is None else in_type(model, dtype)
-    with _lock, eval_mode(exported), unchanged(exported) as state, frozen(exported), torch.no_grad():
+    with _lock, eval_mode(exported), frozen(exported), unchanged(exported) as state, torch.no_grad():
         bound = bind(exported, *arguments)
-        flat = FlatModel(exported, bound, dtype)
+        flat = FlatModel(exported, bound, dtype, freeze)
         _check_tensors(flat, bound, dtype, opset)
         _check_devices(flat)
-        rtol, atol = tolerances(rtol, atol, {dtype} if dtype else flat.dtypes)
+        held_to = Tolerances.of(rtol, atol, {dtype} if dtype else flat.dtypes)
         names = _names("input_names", input_names, flat.input_names)
         axes, sizes = _dynamic_axes(flat, names, dynamic_shapes, dynamic_axes)
-        notes: list[str] = []
+        notes: list[str] = [f"{name} is a constant of the file (freeze): {text}" for name, text in flat.frozen.items()]
         with _beside(path) as folder:
             file = folder / path.name
             tensors = [t.detach() for t in flat.tensors]
@@ -166,7 +173,7 @@ def export(
                 exporter = torchscript if opset <= LAST_TORCHSCRIPT_OPSET else dynamo
                 fresh = [t.clone() for t in tensors]  # a model may work on its inputs in place
                 written = exporter.export(flat, _traceable(fresh, names, axes, sizes), file, opset, names, axes)
-            warned = list(notes)
+            warned = notes[len(flat.frozen) :]
             if not flat.output_names:
                 flat(*(t.clone() for t in tensors))  # only the copy that torch.export's fallback traces knows the names
             traced = time.perf_counter()
@@ -187,10 +194,12 @@ def export(
                 simplify,
                 weights,
                 notes,
+                flat.frozen,
             )
             finished = time.perf_counter()
             results: list[Parity] = []
-            if verify:
+            skipped: list[str] = []
+            if kind != "none":
                 results = verify_file(
                     flat,
                     file,
@@ -199,11 +208,13 @@ def export(
                     result_names,
                     dynamic_axes=axes,
                     sizes=sizes,
-                    rtol=rtol,
-                    atol=atol,
+                    held_to=held_to,
                     notes=notes,
                     warned=warned,
                     state=state,
+                    skipped=skipped,
+                    guarded=exporter is dynamo,
+                    kind=kind,
                 )
             if platform is not None and not platform.bodies:
                 done.facts["ir_version"] = _strip_file(file)
@@ -217,7 +228,7 @@ def export(
         what = ", ".join(dict.fromkeys(finding.op or finding.rule for finding in found))
         notes.append(f"{platform}: {checked.verdict} ({what}); print(report.check) lists them")
     seconds = {"trace": traced - started, "bodies": finished - traced}
-    if verify:
+    if kind != "none":
         seconds["verify"] = verified - finished
     logger.info("exported {} to {}", type(model).__name__, path)
     return ExportReport(
@@ -227,13 +238,24 @@ def export(
         bytes=size,
         check=checked,
         parity=results,
-        rtol=rtol,
-        atol=atol,
+        rtol=held_to.most[0],
+        atol=held_to.most[1],
         seconds=seconds,
         svexport_nodes=done.svexport_nodes,
         notes=notes,
+        skipped=skipped,
+        verify=kind,
         **done.facts,
     )
+
+
+def _kind(verify: bool | str) -> str:
+    """``"default"``, ``"quick"`` or ``"none"``."""
+    kinds = {True: "default", "default": "default", "quick": "quick", False: "none"}
+    if not isinstance(verify, (bool, str)) or verify not in kinds:
+        unknown = "is not there yet" if verify == "thorough" else "is unknown"
+        raise ExportError(f"verify={verify!r} {unknown}; give True (or 'default'), 'quick' or False")
+    return kinds[verify]
 
 
 def _check_tensors(flat: FlatModel, bound: inspect.BoundArguments, dtype: torch.dtype | None, opset: int) -> None:
@@ -464,6 +486,7 @@ def _finish(
     simplify: bool,
     weights: str,
     notes: list[str],
+    frozen: Mapping[str, str],
 ) -> _Finished:
     """From what the exporter wrote to what was asked for: names, sources, bodies, IR version; saved and checked."""
     import onnx
@@ -517,7 +540,7 @@ def _finish(
     attach(model)
     model.producer_name, model.producer_version = "svexport", __version__
     model.graph.name = "svexport"
-    model.doc_string = ""
+    model.doc_string = "".join(f"{name} is a constant: {text}\n" for name, text in frozen.items()).strip()
     try:
         onnx.checker.check_model(light_copy(model), full_check=True)
     except Exception as error:

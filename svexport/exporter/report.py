@@ -18,6 +18,10 @@ from svexport.text import plain
 __all__ = ["ExportReport", "NodeSource"]
 
 
+_LARGE = ("scaled", "hundredfold")
+"""Runs whose errors are large where the numbers are."""
+
+
 @dataclass(frozen=True)
 class NodeSource:
     """One svexport node of the traced model.
@@ -54,9 +58,11 @@ class ExportReport:
         svexport_nodes: each svexport node, with the user's source line.
         parity: one entry per output and run; empty with ``verify=False``.
         rtol: relative tolerance it was held to.
-        atol: absolute tolerance.
+        atol: absolute tolerance, of outputs whose largest number is 1 or more; ``parity`` has each one's own.
         seconds: wall time of each stage.
         notes: remarks, such as what the tracer warned of.
+        skipped: runs that were not compared, and why: ``zeros: what torch computes there is not finite``.
+        verify: ``"default"``, ``"quick"`` or ``"none"``.
         check: what the target makes of the file; None without one.
     """
 
@@ -78,16 +84,18 @@ class ExportReport:
     seconds: Mapping[str, float]
     notes: list[str] = field(default_factory=list)
     check: CheckReport | None = None
+    skipped: list[str] = field(default_factory=list)
+    verify: str = "default"
 
     @property
     def verified(self) -> bool:
-        """Whether every output was compared with torch and agreed."""
-        return bool(self.parity) and all(p.ok for p in self.parity)
+        """Whether every output was compared with torch, on more than the given inputs, and agreed."""
+        return self.verify == "default" and bool(self.parity) and all(p.ok for p in self.parity)
 
     @property
     def max_abs(self) -> float:
-        """The largest absolute difference of all comparisons; NaN where none was made."""
-        return max((p.max_abs for p in self.parity), default=float("nan"))
+        """The largest absolute difference on inputs like the given ones, not those made far larger; NaN of none."""
+        return max((p.max_abs for p in self.parity if p.run not in _LARGE), default=float("nan"))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain JSON-serialisable values."""
@@ -146,6 +154,8 @@ class ExportReport:
         if self.parity:
             outputs, runs = (list(dict.fromkeys(getattr(p, key) for p in self.parity)) for key in ("name", "run"))
             verdict = "Verified" if self.verified else "Not verified"
+            if self.verify == "quick":
+                verdict = "Not verified, only compared (verify='quick')"
             verdict += f": {len(outputs)} output{'s' * (len(outputs) > 1)} on {', '.join(runs)} inputs"
             verdict += f", largest absolute error {self.max_abs:.1e}"
             header, *rows = self._parity_rows()
@@ -178,6 +188,9 @@ class ExportReport:
         ]
         if self.parity:
             facts.append(("tolerances", f"rtol {self.rtol:g}, atol {self.atol:g}"))
+            facts.append(("compared on", ", ".join(dict.fromkeys(p.run for p in self.parity)) + " inputs"))
+        if self.skipped:
+            facts.append(("not compared on", "; ".join(self.skipped)))
         return [*facts, ("seconds", ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in self.seconds.items()))]
 
     def _node_rows(self) -> list[tuple[str, ...]]:

@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 
 import torch
 
-__all__ = ["definition", "is_library", "shown_line", "user_frame", "user_line"]
+__all__ = ["definition", "is_library", "is_own", "shown_line", "user_frame", "user_line"]
 
 # "path(12): forward" in traced graphs; 'File "path", line 12, in forward' in torch.export and scripted code.
 _FRAME = re.compile(
@@ -26,6 +26,11 @@ _EXAMPLES = str(_PACKAGE / "examples") + os.sep  # where an installed svexport h
 def is_library(path: str) -> bool:
     """Whether a source file belongs to torch or svexport, or is no file."""
     return path.startswith(("<", *_LIBRARIES)) and not path.startswith(_EXAMPLES)
+
+
+def is_own(path: str) -> bool:
+    """Whether a source file is one of svexport."""
+    return path.startswith(_LIBRARIES[1]) and not path.startswith(_EXAMPLES)
 
 
 def user_frame(trace: str) -> str:

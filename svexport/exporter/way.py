@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,15 +15,53 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from svexport.exporter.source import shown_line, user_line
+from svexport.exporter.source import is_own, shown_line, user_line
 
-__all__ = ["Way"]
+__all__ = ["Exit", "TooLong", "Way"]
 
-_VALUES = {
-    *("__array__", "__bool__", "__complex__", "__contains__", "__float__", "__index__", "__int__", "allclose", "equal"),
-    *("is_nonzero", "item", "numpy", "tolist"),
-}
+_TRUTHS = {"__bool__", "__contains__", "allclose", "equal", "is_nonzero"}
+_TEXTS = {"__format__", "__reduce_ex__", "__repr__", "__str__"}
+_ARRAYS = {"__array__", "__dlpack__", "numpy", "untyped_storage"}  # the last one of what is pickled
+_VALUES = {*_TRUTHS, *_TEXTS, *_ARRAYS, "__complex__", "__float__", "__index__", "__int__", "item", "tolist"}
 """Functions that give Python the values of tensors."""
+
+UNGUARDED = frozenset({*_TEXTS, *_ARRAYS})
+"""Of those, what ``torch.export`` lets pass: the others it guards, refuses, or has in its graph."""
+
+_OF_SIZES = {"empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "ones_like"}
+_OF_SIZES |= {"rand_like", "randint_like", "randn_like", "zeros_like"}
+"""Functions whose first argument gives no values."""
+
+_IN_PLACE = {"__setitem__", *(f"__i{op}__" for op in ("add", "sub", "mul", "truediv", "floordiv", "and", "or", "xor"))}
+_IN_PLACE |= {"__imod__", "__ipow__", "__ilshift__", "__irshift__"}
+
+_INDEXING: dict[str, tuple[int, int]] = {
+    "embedding": (0, 1),
+    "gather": (2, 0),
+    "index_select": (2, 0),
+    "one_hot": (0, 1),
+    "__getitem__": (1, 0),
+}
+"""By function: which argument has the indices, and which is indexed."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A value that a line of the user's code took out of a tensor which depends on the values of inputs.
+
+    Attributes:
+        line: path, number and function.
+        inputs: on which the value depends, by index.
+        name: of the function: ``__bool__``.
+    """
+
+    line: tuple[str, int, str]
+    inputs: frozenset[int]
+    name: str
+
+
+class TooLong(Exception):
+    """A forward that calls more functions than it was to."""
 
 
 class Way(TorchFunctionMode):
@@ -30,13 +70,34 @@ class Way(TorchFunctionMode):
     Two ways are one where values and functions are the same, or where Python did nothing with values that are others:
     the same functions, of the same arguments or the results of the same steps (as where a value is only logged).
     Sizes are left out: those that depend on values (``x[x > 0]``) may be another each time, and no way for it.
+
+    Attributes:
+        exits: values of inputs that lines of the user's code took, the first of each line.
+        ranges: how many there are of what an input's integers index, by that input's index.
     """
 
-    def __init__(self, known: Iterable[Tensor] = ()) -> None:
-        """``known`` are arguments and parameters, in an order that is the same each time."""
+    def __init__(
+        self,
+        inputs: Sequence[Tensor] = (),
+        held: Iterable[Tensor] = (),
+        *,
+        forced: tuple[tuple[str, int, str], int] | None = None,
+        most: float = math.inf,
+    ) -> None:
+        """``held`` are parameters and buffers, in an order that is the same each time.
+
+        With ``forced``, a line and a number from 0 on, what that line takes out of tensors is another value: each of
+        :data:`OTHERS` in turn, a truth the other one. More than ``most`` calls raise :class:`TooLong`.
+        """
         super().__init__()
+        self.exits: dict[tuple[str, int, str], Exit] = {}
+        self.ranges: dict[int, int] = {}
+        self._forced, self._most = forced, most
         self._origins: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
-        for index, tensor in enumerate(known):
+        self._inputs: dict[int, tuple[weakref.ref[Tensor], frozenset[int]]] = {}  # that a tensor's values depend on
+        for index, tensor in enumerate(inputs):
+            self._depend(tensor, frozenset({index}))
+        for index, tensor in enumerate([*inputs, *held]):
             self._note(tensor, ("known", index))
         self._steps: list[tuple[str, str]] = []
         self._flow: list[Any] = []  # each step with what it was given
@@ -47,12 +108,21 @@ class Way(TorchFunctionMode):
         return super().__enter__()
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if len(self._steps) > self._most:
+            raise TooLong
         seen = ""
         flow = (str(func) if name == "__get__" else name, self._given(args), self._given(kwargs))
+        inputs = self._dependence([args[1:], kwargs] if name in _OF_SIZES else [args, kwargs])
         try:
-            result = func(*args, **(kwargs or {}))
+            if name in _VALUES and inputs and self._takes(name, inputs):
+                result = _another(func, name, args, kwargs, self._forced[1] if self._forced else 0)
+            else:
+                result = func(*args, **kwargs)
             self._note(result, ("step", len(self._steps)))
+            if inputs:
+                self._follow(name, args, kwargs, result, inputs)
             if name in _VALUES:
                 seen = _written(result)
             return result
@@ -64,6 +134,71 @@ class Way(TorchFunctionMode):
                 self._lines[len(self._steps)] = line
             self._steps.append((name, seen))
             self._flow.append(flow)
+
+    def _takes(self, name: str, inputs: frozenset[int]) -> bool:
+        """Notes that a line of the user's takes a value; whether it shall get another one."""
+        frame = sys._getframe(2)
+        if is_own(frame.f_code.co_filename):  # what ops look at is theirs
+            return False
+        line = user_line(frame, self._outside)
+        if line is None:
+            return False
+        before = self.exits.get(line)
+        self.exits[line] = Exit(
+            line, inputs | (before.inputs if before else frozenset()), before.name if before else name
+        )
+        return self._forced is not None and self._forced[0] == line
+
+    def _follow(self, name: str, args: tuple, kwargs: dict[str, Any], result: Any, inputs: frozenset[int]) -> None:
+        """Which tensors now depend on inputs: the results, and what was written to, with all that shares its memory."""
+        self._depend(result, inputs)
+        target = kwargs.get("out")
+        if target is None and args and (name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))):
+            target = args[0]
+        for written in _tensors(target):
+            storage = _storage(written)
+            for reference, _ in list(self._origins.values()):
+                other = reference()
+                if other is not None and (other is written or (storage and _storage(other) == storage)):
+                    self._depend(other, inputs)
+            self._depend(written, inputs)
+        if name in _INDEXING and len(args) > max(_INDEXING[name]):
+            place, of = _INDEXING[name]
+            indices, indexed = args[place], args[of]
+            dim = args[1] if name in ("gather", "index_select") else 0
+            size = indexed.shape[dim] if isinstance(indexed, Tensor) and indexed.dim() else indexed
+            whole = isinstance(indices, Tensor) and not indices.is_floating_point() and indices.dtype != torch.bool
+            if whole and isinstance(size, int) and size > 0:
+                for index in self._dependence(indices):
+                    self.ranges[index] = min(size, self.ranges.get(index, size))
+
+    def _depend(self, value: Any, inputs: frozenset[int]) -> None:
+        for tensor in _tensors(value):
+            self._inputs[id(tensor)] = (weakref.ref(tensor), inputs | self._dependence(tensor))
+
+    def _dependence(self, value: Any) -> frozenset[int]:
+        found: frozenset[int] = frozenset()
+        for tensor in _tensors(value):
+            reference, inputs = self._inputs.get(id(tensor), (None, found))
+            if reference is not None and reference() is tensor:
+                found |= inputs
+        return found
+
+    def leaves(self, other: Way) -> bool:
+        """Whether this way, which may have ended early, is not the other's, up to there."""
+        own, others = ([flow for flow in way._flow if flow[0] not in _TEXTS] for way in (self, other))
+        return own != others[: len(own)]
+
+    def same_flow(self, other: Way) -> bool:
+        return self._flow == other._flow
+
+    @property
+    def length(self) -> int:
+        return len(self._steps)
+
+    def seen_at(self, line: tuple[str, int, str]) -> set[str]:
+        """What a line of the user's code took out of tensors."""
+        return {self._steps[index][1] for index, place in self._lines.items() if place == line}
 
     def end(self, results: Iterable[Tensor]) -> None:
         """Takes what forward returned as the last step: a branch may be no more than which tensor that is."""
@@ -108,6 +243,44 @@ class Way(TorchFunctionMode):
         if isinstance(value, slice):
             return "slice", *map(self._given, (value.start, value.stop, value.step))
         return _written(value)
+
+
+OTHERS = 7
+"""So many other values are tried of each number, the nearest first: what it is the size of should not become large."""
+
+
+def _another(func: Any, name: str, args: tuple, kwargs: dict[str, Any], which: int) -> Any:
+    """What a function that gives Python values would give of other ones."""
+    if name in _TRUTHS:
+        return not func(*args, **kwargs)
+    x = args[0]
+    if x.dtype == torch.bool:
+        other = ~x
+    elif x.is_floating_point():
+        other = (x * -7 - 1, x + 1e3, x - 1e3, x * 0, x * 0 + 1, x * 0 + 1e9, x * 0 - 1e9)[which]
+    elif x.is_complex():
+        other = x * -7 - 1
+    else:
+        other = (x + 1, x - 1, x * 0, x * 0 + 2, x * 0 - 1, x + 1000, x * 0 + 1000000)[which]
+    return func(other, *args[1:], **kwargs)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _storage(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except Exception:  # noqa: BLE001 - sparse
+        return 0
 
 
 def _written(value: Any) -> str:

@@ -256,7 +256,7 @@ def compare(
             pairs.append((name, e, converted(e, a)))
         outputs = [parity(name, e, a, rtol=rtol, atol=atol) for name, e, a in pairs]
         if not all(p.ok for p in outputs):
-            allow_steps(outputs, flat, tensors, pairs, rtol, atol, notes)
+            allow_steps(outputs, flat, tensors, pairs, notes)
         found: list[Parity] = []
         if inside is not None:
             found = compare_layers(flat, tensors, inside, wanted, rtol=rtol, atol=atol, notes=notes)

@@ -1,0 +1,168 @@
+"""How far torch is from itself for rounding alone, and what a file may differ by because of it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from svexport.exporter.quantizers import repeats
+from svexport.parity import ATOL, RTOL, tolerances
+
+__all__ = ["Perturbed", "Rounding", "Tolerances"]
+
+PERTURBATIONS = 4
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """What verification holds outputs to.
+
+    What the caller gave holds as given. Else the absolute one is relative to an output's own scale, its largest number,
+    from 1 down, and whole numbers are equal or not.
+
+    Attributes:
+        rtol: as given, or None.
+        atol: as given, or None.
+        most: both, of outputs whose scale is 1 or more.
+    """
+
+    rtol: float | None
+    atol: float | None
+    most: tuple[float, float] = (RTOL, ATOL)
+
+    @classmethod
+    def of(cls, rtol: float | None, atol: float | None, dtypes: set[torch.dtype]) -> Tolerances:
+        """``dtypes`` take part in the computation: the coarsest decides."""
+        return cls(rtol, atol, tolerances(rtol, atol, dtypes))
+
+    def held(self, expected: Tensor) -> tuple[float, float]:
+        """rtol and atol of one output."""
+        rtol, atol = self.most
+        if not expected.is_floating_point():
+            return 0.0 if self.rtol is None else rtol, 0.0 if self.atol is None else atol
+        if self.atol is None:
+            kind = torch.finfo(expected.dtype)
+            steps = 16 * kind.smallest_normal * kind.eps  # of the smallest numbers of its type
+            atol = max(atol * min(_scale(expected), 1.0), steps)
+        return rtol, atol
+
+
+class Rounding:
+    """Torch's own rounding in one run: how far it is from float64, and from itself where its every result changes by a
+    rounding error (which also tells of numbers that cancel, and of models that have no float64).
+
+    Nothing is computed before it is asked for.
+
+    Attributes:
+        sizes: whether rounding errors change sizes of what torch returns, as far as ``gaps`` were asked for.
+    """
+
+    FACTOR = 4.0
+    """A file may be so many times further from torch than torch from itself at most, and twice that typically."""
+
+    def __init__(self, model: nn.Module, inputs: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+        self._model, self._inputs, self._expected = model, inputs, expected
+        self.sizes = False
+
+    def allows(self, index: int, actual: Tensor, rtol: float, atol: float) -> float:
+        """How far torch is from itself, if that explains ``actual``, the file's output of that index; else 0."""
+        expected = self._expected[index].detach().cpu().double()
+        gap = self.gaps[index]
+        if gap is None or actual.shape != expected.shape or actual.dtype != self._expected[index].dtype:
+            return 0.0
+        most = float(gap.amax()) if gap.numel() else 0.0
+        actual = actual.double()
+        same = (actual == expected) | (actual.isnan() & expected.isnan())
+        apart = torch.where(same, 0.0, (actual - expected).abs().nan_to_num(math.inf))
+        allowed = atol + rtol * expected.abs().nan_to_num(0.0, 0.0, 0.0)
+        beyond = (apart - allowed).clamp(min=0)
+        # Of elements that are whole steps apart, indices or classes for one, not many more than in torch.
+        count = 8 * self._expected[index].is_floating_point() + 4 * int((self.FACTOR * gap > allowed).sum())
+        explained = float(beyond.amax()) <= self.FACTOR * most and int(beyond.count_nonzero()) <= count
+        typical = float(beyond.square().mean().sqrt()) <= 2 * self.FACTOR * float(gap.square().mean().sqrt())
+        return most if most and explained and typical else 0.0
+
+    @cached_property
+    def gaps(self) -> list[Tensor | None]:
+        """Per output, how far each element is; None where that cannot be told."""
+        try:
+            if not repeats(self._model, self._inputs, self._expected):
+                return [None] * len(self._expected)
+        except Exception:  # noqa: BLE001 - a model that cannot be copied; the plain tolerance stands
+            return [None] * len(self._expected)
+        gaps: list[Tensor | None] = [None] * len(self._expected)
+        perturbed = [partial(self._perturbed, seed) for seed in range(PERTURBATIONS)]
+        tries: list[Callable[[], Sequence[Tensor]]] = [self._precise, *perturbed]
+        for again in tries:
+            try:
+                others = again()
+            except Exception:  # noqa: BLE001 - a model tied to one dtype; one that knows what it gets from torch
+                continue
+            self.sizes |= any(e.shape != o.shape for e, o in zip(self._expected, others, strict=True))
+            found = [_gap(e, o) for e, o in zip(self._expected, others, strict=True)]
+            gaps = [b if a is None else a if b is None else a.maximum(b) for a, b in zip(gaps, found, strict=True)]
+        return gaps
+
+    def _precise(self) -> Sequence[Tensor]:
+        double = copy.deepcopy(self._model).double()
+        return double(*(t.double() if t.is_floating_point() else t.clone() for t in self._inputs))
+
+    def _perturbed(self, seed: int) -> Sequence[Tensor]:
+        with Perturbed(seed):
+            return copy.deepcopy(self._model)(*(t.clone() for t in self._inputs))
+
+
+class Perturbed(TorchDispatchMode):
+    """Changes each floating-point result by up to twice its type's rounding error, at random."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        fresh = isinstance(result, Tensor) and all(r.alias_info is None for r in func._schema.returns)
+        if not fresh or not result.is_floating_point() or not _computes(func):
+            return result
+        by = 2 * torch.rand(result.shape, generator=self._generator, dtype=torch.float64).to(result.device) - 1
+        exact = result.double()
+        size = exact.abs()
+        if func._schema.name.partition("::")[2] in _SUMS:  # what is added up may be larger than what comes of it
+            size = size + exact.square().mean().sqrt()
+        return (exact + 2 * torch.finfo(result.dtype).eps * size * by).to(result.dtype)
+
+
+def _computes(func: Any) -> bool:
+    """Whether a function of ATen rounds: not those that only move what there is, or make constants."""
+    name = func._schema.name.partition("::")[2]
+    return any(isinstance(a.type, torch._C.TensorType) for a in func._schema.arguments) and name not in _MOVES
+
+
+_SUMS = {"addmm", "baddbmm", "bmm", "convolution", "cumsum", "linear", "mean", "mm", "mv", "sum"}
+_MOVES = {
+    *("abs", "cat", "ceil", "clamp", "clone", "constant_pad_nd", "copy", "empty_like", "floor", "full_like", "gather"),
+    *("index", "index_select", "masked_fill", "max_pool2d_with_indices", "neg", "new_zeros", "new_ones", "ones_like"),
+    *("relu", "repeat", "round", "scatter", "sign", "stack", "trunc", "where", "zeros_like", "_to_copy"),
+}
+
+
+def _gap(expected: Tensor, other: Tensor) -> Tensor | None:
+    if other.shape != expected.shape or expected.is_complex():
+        return None
+    e, o = expected.detach().cpu().double(), other.detach().cpu().double()
+    return torch.where(e == o, 0.0, (e - o).abs()).nan_to_num(0.0, 0.0, 0.0)
+
+
+def _scale(tensor: Tensor) -> float:
+    """The largest finite number of a tensor."""
+    finite = tensor.detach().abs()
+    finite = finite[finite.isfinite()]
+    return float(finite.amax()) if finite.numel() else 0.0
