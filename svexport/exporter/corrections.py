@@ -596,17 +596,37 @@ def _compared(op_type: str) -> Callable[..., Any]:
     """``ge`` or ``le``: before opset 12 the exporter's own is that it is not the opposite, which is so of NaN."""
 
     def convert(g: Any, own: _Own, self: _Value, other: _Value) -> Any:
-        kinds = [_kinds.from_value(v, _kinds.UNDEFINED) for v in (self, other)]
-        if g.opset >= 12 or g.opset < 11 or not any(map(_is_floating, kinds)):
-            return own(g, self, other)
-        kind = next(k for k in kinds if _is_floating(k))
-        for k in kinds:
-            if _is_floating(k) and k != kind:
-                return own(g, self, other)
-        self, other = (_floating(g, value, kind) for value in (self, other))
-        return g.op("Or", g.op(op_type, self, other), g.op("Equal", self, other))
+        alike = _alike(g, self, other) if g.opset < 12 else None
+        return own(g, self, other) if alike is None else g.op("Or", g.op(op_type, *alike), _equal(g, *alike))
 
     return convert
+
+
+def _equality(differs: bool) -> Callable[..., Any]:
+    """``eq`` or ``ne``: before opset 11 there is no Equal of floating-point numbers."""
+
+    def convert(g: Any, own: _Own, self: _Value, other: _Value) -> Any:
+        alike = _alike(g, self, other) if g.opset < 11 else None
+        if alike is None:
+            return own(g, self, other)
+        return g.op("Not", _equal(g, *alike)) if differs else _equal(g, *alike)
+
+    return convert
+
+
+def _alike(g: Any, self: _Value, other: _Value) -> list[_Value] | None:
+    """Two floating-point tensors of one type; None where they are no such tensors, or of two such types."""
+    kinds = {_kinds.from_value(v, _kinds.UNDEFINED) for v in (self, other)}
+    floating = [kind for kind in kinds if _is_floating(kind)]
+    return [_floating(g, value, floating[0]) for value in (self, other)] if len(floating) == 1 else None
+
+
+def _equal(g: Any, self: _Value, other: _Value) -> _Value:
+    if g.opset >= 11:
+        return g.op("Equal", self, other)
+    # Of NaN neither is true.
+    differs = g.op("Or", g.op("Less", self, other), g.op("Greater", self, other))
+    return g.op("Not", g.op("Or", differs, g.op("Or", g.op("IsNaN", self), g.op("IsNaN", other))))
 
 
 def _mean(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
@@ -750,6 +770,7 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     "aten::fake_quantize_per_channel_affine": _fake_quantize,
     "aten::fake_quantize_per_tensor_affine": _fake_quantize,
     "aten::floor_divide": _floor_divide,
+    "aten::eq": _equality(differs=False),
     "aten::ge": _compared("Greater"),
     "aten::hardtanh": _integers_within(),
     "aten::index": _index,
@@ -757,6 +778,7 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     "aten::isfinite": _isfinite,
     "aten::isinf": _isinf,
     "aten::le": _compared("Less"),
+    "aten::ne": _equality(differs=True),
     "aten::linalg_cross": _cross,
     "aten::linspace": _linspace,
     "aten::mean": _mean,

@@ -285,7 +285,9 @@ def test_unknown_plugin(tmp_path) -> None:
         svexport.export(Small(), X, tmp_path / "m.onnx", plugins=["gridsample"])
 
 
-@pytest.mark.parametrize(("target", "message"), [("7.0", '"8.2" on'), ("x", "got 'x'"), ("8.6", "opset 9 to 17")])
+@pytest.mark.parametrize(
+    ("target", "message"), [("7.0", "one of 8.2, 8.4"), ("x", "got 'x'"), ("8.6", "opset 9 to 17")]
+)
 def test_bad_target(target, message, tmp_path) -> None:
     with pytest.raises(svexport.ExportError, match=message):
         svexport.export(Small(), X, tmp_path / "m.onnx", opset=18, target=target)

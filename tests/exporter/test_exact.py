@@ -194,3 +194,16 @@ def test_average_with_a_divisor(opset: int, tmp_path) -> None:
             tmp_path / "m.onnx",
             opset=opset,
         )
+
+
+@pytest.mark.parametrize("opset", [9, 10])
+def test_comparisons_of_floats_before_they_could_be_equal(opset: int, tmp_path) -> None:
+    """Equal takes no floating-point numbers before opset 11."""
+    functions = {
+        "eq": lambda x, y: x == y,
+        "eq_of_a_number": lambda x, y: x == 0,
+        "ge": lambda x, y: x >= y,
+        "le": lambda x, y: x <= 1,
+        "ne": lambda x, y: x != y,
+    }
+    hold(functions, (TAME, TAME.flip(0)), [(X, Y)], opset, tmp_path)
