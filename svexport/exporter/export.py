@@ -109,22 +109,28 @@ def export(
             that cancel; a note of the report says what that left.
         weights: ``"inputs"`` or ``"attributes"``: how those of svexport nodes that have many (the transformer decoder)
             travel. A TensorRT plugin is created with its attributes, but given its inputs in every inference.
-        verify: run the file in ONNX Runtime on ``args``, on random inputs and with other dynamic sizes, and compare. If
-            ``forward`` takes values out of tensors (``if x.sum() > 0``), also on inputs with which it goes another way.
+        verify: run the file in ONNX Runtime, and compare, on ``args``, on random inputs, on large ones of both signs,
+            on zeros, with other integers and masks, and with dynamic sizes larger, smaller and much larger;
+            ``report.skipped`` has the runs that the model itself does not take. Up to opset 17, lines of ``forward``
+            that take values of inputs out of tensors (``if x.sum() > 0``) are refused unless nothing follows from
+            these values but what has been compared. ``"quick"``: on ``args`` alone, and not called verified.
             ``F.grid_sample`` of a half model is compared as torch computes it on CUDA, with coordinates in float32, and
             ``topk(sorted=False)``, which torch leaves in any order, in that of files: sorted.
-            Elements may be steps of a quantizer apart where torch is from itself once what it quantizes changes by
-            some rounding errors, which is noted.
+            Elements may be steps of a quantizer apart where torch takes them for the other step, too, once what it
+            quantizes changes by some rounding errors, which is noted.
         rtol: relative tolerance of verification; default: 1e-3, of half models what their type can resolve, of whole
             numbers 0.
         atol: absolute tolerance of verification; default: 1e-4, of half models what their type can resolve, times the
             largest number of the output where that is below 1; more, up to that, where torch's own rounding is.
+        freeze: names of inputs that become constants of the file, with the values in ``args``; the report's notes and
+            the file's ``doc_string`` say so.
 
     Returns:
         An :class:`ExportReport`.
 
     Raises:
-        ExportError: what cannot be exported, with the operator and the source line where they are known.
+        ExportError: what cannot be exported, with the operator and the source line where they are known; lines that
+            take values of inputs.
         VerificationError: the file differs from torch. No file is written, an older one of that name stays as it was.
     """
     started = time.perf_counter()
