@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
-from onnx import helper
+from onnx import helper, numpy_helper
 from torch import Tensor
 
 from svexport.exporter.arguments import MODEL_ATTRIBUTE
@@ -17,8 +18,11 @@ from svexport.exporter.sizes import Size
 from svexport.exporter.source import user_frame
 from svexport.exporter.torchscript import SOURCE_ATTRIBUTE
 from svexport.graph.nodes import rename, set_attributes, symbolic_of
+from svexport.graph.scope import light_copy
+from svexport.graph.types import infer_types
 from svexport.graph.walk import attributes_of, graphs, remove_attribute
 from svexport.ops._op import DOMAIN
+from svexport.symbolic._builder import Value
 
 __all__ = ["clean", "keep_inputs", "name_sizes"]
 
@@ -30,11 +34,17 @@ def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequ
     each svexport node's source line (``doc_string``) and each node's module (``namespace``), in place."""
     nodes = [node for graph in graphs(model.graph) for node in graph.node]
     taken = {name for node in nodes for name in (node.name, *node.output)}
+    taken |= {value.name for value in model.graph.input}  # forward(self, w) beside self.w
 
     @cache
     def unwrapped(name: str) -> str:
         new = _without_wrapper(name)
-        return new if new == name or new not in taken else f"{new}_inner"  # the wrapper has casts of its own
+        if new == name:
+            return name
+        while new in taken:  # the wrapper has casts of its own, too
+            new += "_inner"
+        taken.add(new)
+        return new
 
     for graph in graphs(model.graph):
         for node in graph.node:
@@ -49,6 +59,7 @@ def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequ
             value.doc_string = ""
         del graph.metadata_props[:]
     _join_constants(model)
+    _count_axes_from_the_front(model)
     _rename_outputs(model.graph, output_names)
     rename(
         model.graph, {i.name: name for i, name in zip(model.graph.input, input_names, strict=True) if i.name != name}
@@ -74,6 +85,49 @@ def _join_constants(model: onnx.ModelProto) -> None:
             del graph.node[:]
             graph.node.extend(kept)
     rename(model.graph, names)
+
+
+def _count_axes_from_the_front(model: onnx.ModelProto) -> None:
+    """Writes axes of reductions as numbers that are not negative, in place, where ranks are known: along negative ones
+    ONNX Runtime leaves tensors without elements as they are."""
+    constants = {tensor.name: tensor for graph in graphs(model.graph) for tensor in graph.initializer}
+    for node in (node for graph in graphs(model.graph) for node in graph.node):
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            constants[node.output[0]] = node.attribute[0].t
+    found: list[tuple[onnx.GraphProto, onnx.NodeProto, list[int]]] = []
+    for graph in graphs(model.graph):
+        for node in graph.node:
+            if not node.op_type.startswith("Reduce"):
+                continue
+            axes = [axis for attribute in node.attribute if attribute.name == "axes" for axis in attribute.ints]
+            if len(node.input) > 1 and node.input[1] in constants:
+                axes = numpy_helper.to_array(constants[node.input[1]]).reshape(-1).tolist()
+            if any(axis < 0 for axis in axes):
+                found.append((graph, node, axes))
+    if not found:
+        return
+    ranks = _ranks(model)
+    if any(node.input[0] not in ranks for _, node, _ in found):
+        ranks |= _ranks(onnx.shape_inference.infer_shapes(light_copy(model)))
+    for graph, node, axes in found:
+        rank = ranks.get(node.input[0])
+        if not rank:
+            continue
+        axes = [axis % rank for axis in axes]
+        if len(node.input) > 1:
+            node.input[1] = f"{node.output[0]}_axes"
+            graph.initializer.append(numpy_helper.from_array(np.array(axes, np.int64), node.input[1]))
+        else:
+            next(attribute for attribute in node.attribute if attribute.name == "axes").ints[:] = axes
+
+
+def _ranks(model: onnx.ModelProto) -> dict[str, int]:
+    ranks: dict[str, int] = {}
+    for graph in graphs(model.graph):
+        values = (*graph.input, *graph.value_info, *graph.output)
+        ranks |= {v.name: len(v.type.tensor_type.shape.dim) for v in values if v.type.tensor_type.HasField("shape")}
+        ranks |= {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    return ranks
 
 
 def keep_inputs(model: onnx.ModelProto, tensors: Mapping[str, Tensor], axes: Mapping[str, Mapping[int, str]]) -> None:
@@ -103,8 +157,16 @@ def name_sizes(model: onnx.ModelProto, lowered: onnx.ModelProto, sizes: Mapping[
             if dim.dim_param and not of_inputs(dim.dim_param):
                 dim.ClearField("dim_param")
     if not all(dim.WhichOneof("value") for output in model.graph.output for dim in _dims(output)):
-        inferred = onnx.shape_inference.infer_shapes(lowered, data_prop=True)
+        for output in lowered.graph.output:
+            output.type.tensor_type.ClearField("shape")  # of branches that were not taken, it may have another rank
+        inferred, types = onnx.shape_inference.infer_shapes(lowered, data_prop=True), dict[str, Value]()
         for output, known in zip(model.graph.output, inferred.graph.output, strict=True):
+            if not known.type.tensor_type.HasField("shape"):  # more is inferred where numbers are computed on the way
+                types = types or infer_types(lowered)
+                shape = types[output.name].shape if output.name in types else None
+                known.CopyFrom(output if shape is None else _info(output.name, shape))
+            if len(_dims(output)) != len(_dims(known)):
+                output.type.tensor_type.shape.CopyFrom(known.type.tensor_type.shape)
             for axis, (dim, same) in enumerate(zip(_dims(output), _dims(known), strict=True)):
                 if dim.WhichOneof("value"):
                     continue
@@ -123,6 +185,10 @@ def _with_formulas(name: str, sizes: Mapping[str, Size]) -> str:
     return formulas.get(name) or re.sub(
         r"\w+", lambda word: f"({formulas[word[0]]})" if word[0] in formulas else word[0], name
     )
+
+
+def _info(name: str, shape: Sequence[int | None]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
 
 
 def _dims(value: onnx.ValueInfoProto) -> Sequence[onnx.TensorShapeProto.Dimension]:

@@ -9,6 +9,15 @@ from typing import Any
 import torch
 from torch.onnx import symbolic_helper
 
+from svexport.exporter.conversions import (
+    bounded,
+    extreme,
+    extreme_along,
+    larger,
+    mean_of_some,
+    place_of_extreme,
+    sorted_along,
+)
 from svexport.exporter.quantizers import full_range
 from svexport.exporter.slices import assigned, unexpanded
 
@@ -36,32 +45,35 @@ def _floor_divide(g: Any, own: _Own, self: _Value, other: _Value) -> Any:
 
 
 def _clamp(g: Any, own: _Own, self: _Value, low: _Value, high: _Value) -> Any:
-    return _clamped_integers(g, self, low, high) or own(g, self, low, high)
+    return _bounded(g, self, low, high) or own(g, self, low, high)
 
 
 def _clamp_min(g: Any, own: _Own, self: _Value, low: _Value) -> Any:
-    return _clamped_integers(g, self, low, None) or own(g, self, low)
+    return _bounded(g, self, low, None) or own(g, self, low)
 
 
 def _clamp_max(g: Any, own: _Own, self: _Value, high: _Value) -> Any:
-    return _clamped_integers(g, self, None, high) or own(g, self, high)
+    return _bounded(g, self, None, high) or own(g, self, high)
 
 
-def _clamped_integers(g: Any, self: _Value, low: _Value | None, high: _Value | None) -> Any:
-    """Before opset 12 Clip is for floating-point numbers, which the exporter sees to for static shapes alone.
+def _bounded(g: Any, self: _Value, low: _Value | None, high: _Value | None) -> Any:
+    """Before opset 12 Clip is for floating-point numbers, which the exporter sees to for static shapes alone, and after
+    it wrong of large integers; with one bound it makes infinities finite.
 
     Never does it make floating-point numbers of integers, as such bounds do. None where its own is right.
     """
     mine, kind = (_kinds.from_value(v, _kinds.UNDEFINED) for v in (self, g.original_node.output()))
-    if _kinds.UNDEFINED in (mine, kind) or mine.dtype().is_floating_point or (mine == kind and g.opset >= 12):
+    if _kinds.UNDEFINED in (mine, kind):
         return None
-    if mine != kind:
-        self = g.op("Cast", self, to_i=kind.onnx_type())
-    for bound, beyond in ((low, "Less"), (high, "Greater")):
-        if bound is not None and not symbolic_helper._is_none(bound):
-            bound = g.op("Cast", bound, to_i=kind.onnx_type())
-            self = g.op("Where", g.op(beyond, self, bound), bound, self)
-    return self
+    bounds = [None if b is None or symbolic_helper._is_none(b) else b for b in (low, high)]
+    numbers = all(b is not None and b.node().kind() == "onnx::Constant" for b in bounds)
+    if numbers and mine == kind and mine.dtype().is_floating_point:
+        return None
+    x, low, high = (
+        v if v is None or (v is self and mine == kind) else g.op("Cast", v, to_i=kind.onnx_type())
+        for v in (self, *bounds)
+    )
+    return bounded(TorchScriptWriter(g), x, low, high)
 
 
 def _repeat_interleave(g: Any, own: _Own, self: _Value, repeats: _Value, dim: _Value, output_size: _Value) -> Any:
@@ -222,9 +234,64 @@ def _of_masks(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
     return (values, *places) if places else values
 
 
-def _extreme(g: Any, own: _Own, self: _Value, other: _Value) -> Any:
-    masks = _kinds.from_value(g.original_node.output(), _kinds.UNDEFINED) == _kinds.BOOL
-    return (_of_masks if masks else _arithmetic)(g, own, self, other)
+def _extreme_of(name: str) -> Callable[..., Any]:
+    """``max`` or ``min``, of one tensor, along a dimension, or of two: NaN is what comes out of NaN."""
+
+    def convert(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
+        kind, write = _kinds.from_value(self, _kinds.UNDEFINED), TorchScriptWriter(g)
+        if kind in (_kinds.BOOL, _kinds.UNDEFINED) or g.opset < 11:
+            return _of_masks(g, own, self, *rest)
+        if not rest:
+            return extreme(write, f"Reduce{name}", self, None, False)
+        if len(rest) == 1:
+            return _larger(name)(g, own, self, *rest)
+        axis, keep = (int(symbolic_helper._get_const(v, "i", "dim")) for v in rest)
+        return extreme_along(write, f"Reduce{name}", self, axis, bool(keep))
+
+    return convert
+
+
+def _extremes_of(name: str) -> Callable[..., Any]:
+    """``amax`` or ``amin``: as of ``max``."""
+
+    def convert(g: Any, own: _Own, self: _Value, dim: _Value, keepdim: _Value) -> Any:
+        if _kinds.from_value(self, _kinds.UNDEFINED) in (_kinds.BOOL, _kinds.UNDEFINED) or g.opset < 11:
+            return _of_masks(g, own, self, dim, keepdim)
+        axes, keep = symbolic_helper._parse_arg(dim, "is"), symbolic_helper._parse_arg(keepdim, "i")
+        return extreme(TorchScriptWriter(g), f"Reduce{name}", self, axes or None, bool(keep))
+
+    return convert
+
+
+def _place_of(name: str) -> Callable[..., Any]:
+    """``argmax`` or ``argmin``: as of ``max``."""
+
+    def convert(g: Any, own: _Own, self: _Value, dim: _Value, keepdim: _Value) -> Any:
+        kind = _kinds.from_value(self, _kinds.UNDEFINED)
+        if not _is_floating(kind) or symbolic_helper._is_none(dim):
+            return _of_masks(g, own, self, dim, keepdim)
+        axis, keep = (symbolic_helper._parse_arg(v, "i") for v in (dim, keepdim))
+        return place_of_extreme(TorchScriptWriter(g), f"Arg{name}", self, axis, bool(keep))
+
+    return convert
+
+
+def _larger(name: str) -> Callable[..., Any]:
+    """``maximum`` or ``minimum``."""
+
+    def convert(g: Any, own: _Own, self: _Value, other: _Value) -> Any:
+        kind = _kinds.from_value(g.original_node.output(), _kinds.UNDEFINED)
+        if kind == _kinds.BOOL:
+            return _of_masks(g, own, self, other)
+        if kind == _kinds.UNDEFINED or _is_floating(kind):
+            return _arithmetic(g, own, self, other)
+        values = (
+            v if _kinds.from_value(v, _kinds.UNDEFINED) == kind else g.op("Cast", v, to_i=kind.onnx_type())
+            for v in (self, other)
+        )
+        return larger(TorchScriptWriter(g), name, *values)
+
+    return convert
 
 
 def _of_batches(rank: int) -> Callable[..., Any]:
@@ -237,6 +304,27 @@ def _of_batches(rank: int) -> Callable[..., Any]:
         if isinstance(results, _Value):
             return symbolic_helper._squeeze_helper(g, results, [0])
         return tuple(symbolic_helper._squeeze_helper(g, result, [0]) for result in results)
+
+    return convert
+
+
+def _average(axes: int) -> Callable[..., Any]:
+    """The exporter's own forgets the divisor."""
+    batches = _of_batches(axes + 2)
+
+    def convert(g: Any, own: _Own, self: _Value, size: _Value, *rest: _Value) -> Any:
+        *others, ceil, _, divisor = rest
+        if symbolic_helper._is_none(divisor):
+            return batches(g, own, self, size, *rest)
+        if symbolic_helper._parse_arg(ceil, "i"):
+            return symbolic_helper._unimplemented(f"avg_pool{axes}d", "ceil_mode with divisor_override", self)
+        sizes = symbolic_helper._parse_arg(size, "is")
+        count = math.prod(sizes * (axes if len(sizes) == 1 else 1))
+        padded, none = g.op("Constant", value_t=torch.tensor(1)), g.op("prim::Constant")
+        none.setType(torch._C.NoneType.get())
+        result = batches(g, own, self, size, *others, ceil, padded, none)
+        factor = count / symbolic_helper._parse_arg(divisor, "i")
+        return g.op("Mul", result, _scalar(g, factor, _kinds.from_value(self, _kinds.FLOAT)))
 
     return convert
 
@@ -284,7 +372,38 @@ def _expand(g: Any, own: _Own, self: _Value, size: _Value, implicit: _Value) -> 
 
 def _sort(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
     """With ``stable`` before dim and descending, which the exporter's own takes for them: TopK is stable anyway."""
-    return own(g, self, *rest[-2:])
+    return _sorted(g, own, self, *rest[-2:]) or own(g, self, *rest[-2:])
+
+
+def _argsort(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
+    """As of ``sort``."""
+    result = _sorted(g, own, self, *rest[-2:])
+    return result[1] if result else own(g, self, *rest[-2:])
+
+
+def _sorted(g: Any, own: _Own, self: _Value, dim: _Value, descending: _Value) -> Any:
+    rank = symbolic_helper._get_tensor_rank(self)
+    axis, largest = (symbolic_helper._maybe_get_const(v, "i") for v in (dim, descending))
+    if g.opset < 11 or rank is None or isinstance(axis, _Value) or isinstance(largest, _Value):
+        return None
+    place = g.op("Constant", value_t=torch.tensor([axis % max(rank, 1)]))
+    size = g.op("Gather", g.op("Shape", self), place) if rank else None
+    return sorted_along(TorchScriptWriter(g), self, size, axis, bool(largest))
+
+
+def _topk(g: Any, own: _Own, self: _Value, k: _Value, dim: _Value, largest: _Value, sorted: _Value) -> Any:
+    """As of ``max``."""
+    if g.opset < 11:
+        return own(g, self, k, dim, largest, sorted)
+    number = symbolic_helper._maybe_get_const(k, "i")
+    if isinstance(number, _Value):
+        count = symbolic_helper._reshape_helper(g, number, g.op("Constant", value_t=torch.tensor([1])))
+        if _kinds.from_value(count, _kinds.UNDEFINED) != _kinds.INT64:
+            count = g.op("Cast", count, to_i=_kinds.INT64.onnx_type())
+    else:
+        count = g.op("Constant", value_t=torch.tensor([number]))
+    axis, most = (symbolic_helper._parse_arg(v, "i") for v in (dim, largest))
+    return sorted_along(TorchScriptWriter(g), self, count, axis, bool(most))
 
 
 def _arithmetic(g: Any, own: _Own, self: _Value, other: _Value, *rest: _Value) -> Any:
@@ -394,6 +513,161 @@ def _nan_to_num(g: Any, own: _Own, self: _Value, nan: _Value, high: _Value, low:
     return replaced
 
 
+def _any(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
+    """The exporter's own asks whether the sum is positive; ``all`` is made of it."""
+    if _kinds.from_value(self, _kinds.UNDEFINED) != _kinds.BOOL:
+        self = g.op("Cast", self, to_i=_kinds.BOOL.onnx_type())
+    return own(g, self, *rest)
+
+
+def _copy(g: Any, own: _Own, self: _Value, values: _Value, non_blocking: _Value) -> Any:
+    """What ``x.copy_(values)`` becomes, which the exporter lacks."""
+    kind = _kinds.from_value(self, _kinds.UNDEFINED)
+    if kind not in (_kinds.UNDEFINED, _kinds.from_value(values, _kinds.UNDEFINED)):
+        values = g.op("Cast", values, to_i=kind.onnx_type())
+    sizes = [symbolic_helper._get_tensor_sizes(v) for v in (self, values)]
+    if sizes[0] is not None and None not in sizes[0] and sizes[0] == sizes[1]:
+        return g.op("Identity", values)
+    return g.op("Expand", values, g.op("Shape", self))
+
+
+def _power(g: Any, own: _Own, self: _Value, exponent: _Value) -> Any:
+    """Before opset 12 Pow is for floating-point numbers, and what the exporter's own makes of integers stays such."""
+    kind = _kinds.from_value(g.original_node.output(), _kinds.UNDEFINED)
+    if g.opset >= 12 or kind == _kinds.UNDEFINED or _is_floating(kind) or kind.dtype().is_complex:
+        return own(g, self, exponent)
+    precise = (g.op("Cast", value, to_i=_kinds.DOUBLE.onnx_type()) for value in (self, exponent))
+    return g.op("Cast", g.op("Pow", *precise), to_i=kind.onnx_type())
+
+
+def _sign(g: Any, own: _Own, self: _Value) -> Any:
+    """Of integers by comparisons, of which ONNX Runtime's Sign takes 32 bits."""
+    kind = _kinds.from_value(self, _kinds.UNDEFINED)
+    if kind not in (_kinds.INT, _kinds.INT64):
+        return own(g, self)
+    one, zero, less = (_scalar(g, number, kind) for number in (1, 0, -1))
+    return g.op("Where", g.op("Less", self, zero), less, g.op("Where", g.op("Greater", self, zero), one, zero))
+
+
+def _unique_along(g: Any, own: _Own, self: _Value, dim: _Value, sorted: _Value, *rest: _Value) -> Any:
+    """Sorted, as torch's always is along a dimension."""
+    return own(g, self, dim, g.op("Constant", value_t=torch.tensor(True)), *rest)
+
+
+def _unique(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
+    """Of the whole tensor, the places have its shape, which the exporter's own forgets."""
+    values, places, *counts = own(g, self, *rest)
+    return (values, g.op("Reshape", places, g.op("Shape", self)), *counts)
+
+
+def _softplus(g: Any, own: _Own, self: _Value, beta: _Value, threshold: _Value) -> Any:
+    """The exporter's own forgets the threshold."""
+    result = own(g, self, beta, threshold)
+    factor, limit = (symbolic_helper._maybe_get_const(v, "f") for v in (beta, threshold))
+    kind = _kinds.from_value(self, _kinds.UNDEFINED)
+    if limit >= 12 or not _is_floating(kind):  # from there on both are the same number
+        return result
+    scaled = g.op("Mul", self, _scalar(g, factor, kind))
+    return g.op("Where", g.op("Greater", scaled, _scalar(g, limit, kind)), self, result)
+
+
+def _promoted(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
+    """Of integers and booleans as floating-point numbers, which the exporter's own leaves as they are."""
+    return own(g, _floating(g, self, _kinds.from_value(g.original_node.output(), _kinds.FLOAT)), *rest)
+
+
+def _rounded(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
+    """Integers are round."""
+    kind = _kinds.from_value(self, _kinds.FLOAT)
+    return own(g, self, *rest) if _is_floating(kind) else g.op("Identity", self)
+
+
+def _unary(op_type: str) -> Callable[..., Any]:
+    """A function that ONNX has, and the exporter lacks."""
+
+    def convert(g: Any, own: _Own, self: _Value) -> Any:
+        kind = _kinds.from_value(g.original_node.output(), _kinds.FLOAT)
+        return g.op(op_type, _floating(g, self, kind))
+
+    return convert
+
+
+def _compared(op_type: str) -> Callable[..., Any]:
+    """``ge`` or ``le``: before opset 12 the exporter's own is that it is not the opposite, which is so of NaN."""
+
+    def convert(g: Any, own: _Own, self: _Value, other: _Value) -> Any:
+        kinds = [_kinds.from_value(v, _kinds.UNDEFINED) for v in (self, other)]
+        if g.opset >= 12 or g.opset < 11 or not any(map(_is_floating, kinds)):
+            return own(g, self, other)
+        kind = next(k for k in kinds if _is_floating(k))
+        for k in kinds:
+            if _is_floating(k) and k != kind:
+                return own(g, self, other)
+        self, other = (_floating(g, value, kind) for value in (self, other))
+        return g.op("Or", g.op(op_type, self, other), g.op("Equal", self, other))
+
+    return convert
+
+
+def _mean(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
+    """NaN of what a mask has chosen where that is nothing."""
+    result = own(g, self, *rest)
+    sizes = symbolic_helper._get_tensor_sizes(self)
+    masks = any(node.kind() == "onnx::NonZero" for node in g.block.nodes())
+    kind = _kinds.from_value(g.original_node.output(), _kinds.UNDEFINED)
+    if not _is_floating(kind) or not (sizes is None or 0 in sizes or (None in sizes and masks)):
+        return result
+    axes = (
+        symbolic_helper._parse_arg(rest[0], "is") if len(rest) > 1 and not symbolic_helper._is_none(rest[0]) else None
+    )
+    return mean_of_some(TorchScriptWriter(g), result, self, axes)
+
+
+def _integers_within(*numbers: float | None) -> Callable[..., Any]:
+    """Of integers by comparisons, as of ``clamp``, between these numbers or those that are given."""
+
+    def convert(g: Any, own: _Own, self: _Value, *given: _Value) -> Any:
+        kind = _kinds.from_value(self, _kinds.UNDEFINED)
+        if kind == _kinds.UNDEFINED or _is_floating(kind):
+            return own(g, self, *given)
+        bounds = numbers or [symbolic_helper._parse_arg(value, "f") for value in given]
+        low, high = (None if n is None else _scalar(g, n, kind) for n in bounds)
+        return bounded(TorchScriptWriter(g), self, low, high)
+
+    return convert
+
+
+class TorchScriptWriter:
+    """Writes nodes of a graph that the TorchScript exporter makes: :class:`svexport.exporter.conversions.Writer`."""
+
+    def __init__(self, g: Any) -> None:
+        self._g = g
+        self.opset: int = g.opset
+
+    def __call__(self, op_type: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
+        typed = {f"{name}_{'f' if isinstance(value, float) else 'i'}": value for name, value in attributes.items()}
+        return self._g.op(op_type, *inputs, outputs=outputs, **typed)
+
+    def constant(self, tensor: torch.Tensor) -> Any:
+        return self._g.op("Constant", value_t=tensor)
+
+    def dtype(self, value: Any) -> torch.dtype | None:
+        kind = _kinds.from_value(value, _kinds.UNDEFINED)
+        return None if kind == _kinds.UNDEFINED else kind.dtype()
+
+    def rank(self, value: Any) -> int | None:
+        return symbolic_helper._get_tensor_rank(value)
+
+    def reduced(self, op_type: str, x: Any, axes: Sequence[int] | None, keepdims: bool) -> Any:
+        if op_type == "ReduceSum" and axes is not None:
+            return symbolic_helper._reducesum_helper(self._g, x, axes_i=list(axes), keepdims_i=int(keepdims))
+        given = {} if axes is None else {"axes_i": list(axes)}
+        return self._g.op(op_type, x, keepdims_i=int(keepdims), **given)
+
+    def squeezed(self, x: Any, axis: int) -> Any:
+        return symbolic_helper._squeeze_helper(self._g, x, [axis])
+
+
 def _is_floating(kind: Any) -> bool:
     return kind != _kinds.UNDEFINED and kind.dtype().is_floating_point
 
@@ -430,37 +704,76 @@ _POOLS = ("adaptive_avg_pool{}d", "adaptive_max_pool{}d", "avg_pool{}d", "max_po
 # Of an aten function: its conversion, which is given the exporter's own.
 CORRECTIONS: dict[str, Callable[..., Any]] = {
     **{f"aten::{pool.format(axes)}": _of_batches(axes + 2) for axes in (1, 2, 3) for pool in _POOLS},
+    **{f"aten::avg_pool{axes}d": _average(axes) for axes in (2, 3)},
     # But aten::max_pool2d, which is an op of ours.
     **{f"aten::max_pool{axes}d": _of_batches(axes + 2) for axes in (1, 3)},
     "aten::pixel_shuffle": _of_batches(4),
     "aten::pixel_unshuffle": _of_batches(4),
     **{f"aten::{name}": _arithmetic for name in ("add", "fmod", "mul", "outer", "remainder", "rsub", "sub")},
-    **{f"aten::{name}": _extreme for name in ("maximum", "minimum")},
-    **{f"aten::{name}": _of_masks for name in ("amax", "amin", "max", "min")},
+    **{
+        f"aten::{form.format(name.lower())}": convert(name)
+        for name in ("Max", "Min")
+        for form, convert in (("{}", _extreme_of), ("a{}", _extremes_of), ("arg{}", _place_of), ("{}imum", _larger))
+    },
+    **{
+        f"aten::{name}": _promoted
+        for name in (
+            "acos",
+            "asin",
+            "atan",
+            "cos",
+            "erf",
+            "exp",
+            "log",
+            "reciprocal",
+            "rsqrt",
+            "sigmoid",
+            "sin",
+            "sqrt",
+        )
+    },
+    **{f"aten::{name}": _promoted for name in ("log1p", "log2", "tan", "tanh")},
+    **{f"aten::{name}": _rounded for name in ("ceil", "floor", "round")},
+    **{f"aten::{name}": _unary(name.capitalize()) for name in ("acosh", "asinh", "atanh", "cosh", "sinh")},
     "aten::_convolution": _convolution,
-    "aten::argsort": _sort,
+    "aten::all": _any,
+    "aten::any": _any,
+    "aten::argsort": _argsort,
     "aten::cat": _cat,
     "aten::clamp": _clamp,
     "aten::clamp_max": _clamp_max,
     "aten::clamp_min": _clamp_min,
+    "aten::copy": _copy,
     "aten::cross": _cross,
     "aten::cumsum": _cumsum,
     "aten::expand": _expand,
     "aten::fake_quantize_per_channel_affine": _fake_quantize,
     "aten::fake_quantize_per_tensor_affine": _fake_quantize,
     "aten::floor_divide": _floor_divide,
+    "aten::ge": _compared("Greater"),
+    "aten::hardtanh": _integers_within(),
     "aten::index": _index,
     "aten::index_put": _index_put,
     "aten::isfinite": _isfinite,
     "aten::isinf": _isinf,
+    "aten::le": _compared("Less"),
     "aten::linalg_cross": _cross,
     "aten::linspace": _linspace,
+    "aten::mean": _mean,
     "aten::movedim": _movedim,
     "aten::nan_to_num": _nan_to_num,
     "aten::permute": _permute,
+    "aten::pow": _power,
+    "aten::relu": _integers_within(0, None),
+    "aten::relu6": _integers_within(0, 6),
     "aten::repeat": _repeat,
     "aten::repeat_interleave": _repeat_interleave,
     "aten::roll": _roll,
+    "aten::sign": _sign,
+    "aten::softplus": _softplus,
     "aten::sort": _sort,
     "aten::stack": _stack,
+    "aten::topk": _topk,
+    "aten::_unique2": _unique,
+    "aten::unique_dim": _unique_along,
 }

@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["IN_PLACE_OF", "DecompositionError", "advice_on", "decomposable", "decomposed", "untraced"]
+from svexport.exporter.exact import EXACT
+
+__all__ = ["IN_PLACE_OF", "WRONG", "DecompositionError", "advice_on", "decomposable", "decomposed", "untraced"]
 
 
 class DecompositionError(RuntimeError):
@@ -36,7 +38,7 @@ def advice_on(text: str) -> str:
 
 def decomposable(name: str) -> bool:
     """Whether there is something to trace in place of ``aten::outer``, say."""
-    if name in _WHOLE:
+    if name in _WHOLE | WRONG:
         return False
     return name == _INDEX_PUT or any(_decomposition(overload) is not None for overload in _overloads(name))
 
@@ -60,8 +62,9 @@ def decomposed(names: Collection[str]) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that kernels are replaced
-            for overload in (overload for name in names for overload in _overloads(name)):
-                if (function := _decomposition(overload)) is not None:
+            for overload, written in ((o, name in WRONG) for name in names for o in _overloads(name)):
+                function = _ours(overload) if written else _decomposition(overload)
+                if function is not None:
                     library.impl(overload, _once(overload, function, _taker(taking, overload)), "Tracer")
         yield
     finally:
@@ -156,8 +159,8 @@ def _once(
 
 def _decomposition(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
     """What to trace in place of a function: of ours, else what torch's C++ calls, else what its Python does."""
-    if overload.name() in _OURS:
-        return _OURS[overload.name()]
+    if (ours := _ours(overload)) is not None:
+        return ours
     if overload._can_decompose():
         return overload.decompose
     from torch._decomp import decomposition_table
@@ -174,6 +177,18 @@ def _decomposition(overload: torch._ops.OpOverload) -> Callable[..., Any] | None
         return _Aten(graph).run(*args)
 
     return function
+
+
+def _ours(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """What is written here in place of a function, and in place of its in-place form."""
+    name = overload.name()
+    if name in _OURS:
+        return _OURS[name]
+    function, _, form = name.partition(".")
+    ours = _OURS.get(function.removesuffix("_") + (f".{form}" if form else ""))
+    if ours is None or not overload._schema.is_mutable:
+        return None
+    return lambda x, *args, **kwargs: x.copy_(ours(x, *args, **kwargs))
 
 
 @contextmanager
@@ -221,18 +236,6 @@ def _median(input: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Ten
     return (values.unsqueeze(dim), indices.unsqueeze(dim)) if keepdim else (values, indices)
 
 
-def _cumulative(input: Tensor, dim: int, reduce: Callable[..., Tensor], worst: float) -> tuple[Tensor, Tensor]:
-    """``cummax`` and ``cummin`` from all pairs of places; the last of several that are equal."""
-    if not input.is_floating_point():
-        worst = math.copysign(torch.iinfo(input.dtype).max, worst)
-    input = input.transpose(dim, -1).unsqueeze(-2)
-    place = torch.arange(input.size(-1), device=input.device)
-    ahead = place > place.unsqueeze(-1)
-    values = reduce(input.masked_fill(ahead, worst), -1, keepdim=True)
-    indices = place.masked_fill(ahead | (input != values), -1).amax(-1)
-    return values.squeeze(-1).transpose(dim, -1), indices.transpose(dim, -1)
-
-
 def _repeat_interleave(
     input: Tensor, repeats: int | Tensor, dim: int | None = None, *, output_size: int | None = None
 ) -> Tensor:
@@ -263,6 +266,12 @@ def _isin(elements: Tensor, test_elements: Tensor, *, assume_unique: bool = Fals
 
 def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: Any = None) -> Tensor:
     return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
+
+
+def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """The exporter's own makes float32 of half precision."""
+    x1, x2 = (x / torch.clamp_min((x * x).sum(dim, keepdim=True).sqrt(), eps) for x in (x1, x2))
+    return (x1 * x2).sum(dim)
 
 
 def _index_reduce(
@@ -310,6 +319,11 @@ def _floor_divide(input: Any, other: Any) -> Tensor:
     if isinstance(other, float) and not input.is_floating_point():
         input = input.to(torch.get_default_dtype())
     return torch.floor_divide(input, other)
+
+
+def _log10(x: Tensor) -> Tensor:
+    x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
+    return x.log() * (1 / math.log(10))
 
 
 def _rrelu(
@@ -363,26 +377,27 @@ IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
 """Functions that torch's other exporter does not know, as Python calls them."""
 
 _OURS: dict[str, Callable[..., Any]] = {
+    **EXACT,
+    "aten::_to_copy": lambda x, *, dtype=None, **_: x.clone() if dtype in (None, x.dtype) else x.to(dtype),
     "aten::_adaptive_avg_pool2d": _adaptive_avg_pool,
     "aten::_adaptive_avg_pool3d": _adaptive_avg_pool,
     **{f"aten::_upsample_nearest_exact{axes}d{form}": _nearest_exact for axes in (1, 2, 3) for form in ("", ".vec")},
-    "aten::acosh": lambda x: (x + (x * x - 1).sqrt()).log(),
-    "aten::asinh": lambda x: x.sign() * (x.abs() + (x * x + 1).sqrt()).log(),
-    "aten::atanh": lambda x: ((1 + x) / (1 - x)).log() / 2,
+    "aten::addcmul": lambda x, y, z, *, value=1: x + (y * z if value == 1 else y * z * value),
     "aten::bitwise_and.Tensor": _logical(torch.logical_and),
     "aten::bitwise_and_.Tensor": _logical(torch.Tensor.logical_and_),
     "aten::bitwise_xor.Tensor": _logical(torch.logical_xor),
+    "aten::cdist": _cdist,
     "aten::channel_shuffle": lambda x, groups: x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2),
-    "aten::cosh": lambda x: (x.exp() + (-x).exp()) / 2,
-    "aten::cummax": lambda x, dim: _cumulative(x, dim, torch.amax, -math.inf),
-    "aten::cummin": lambda x, dim: _cumulative(x, dim, torch.amin, math.inf),
+    "aten::cosine_similarity": _cosine_similarity,
     "aten::erfc": lambda x: 1 - x.erf(),
-    "aten::exp2": lambda x: 2.0**x,
+    "aten::exp2": lambda x: (x * math.log(2)).exp(),
+    **{f"aten::float_power.Tensor_{form}": lambda x, y: x.double() ** y for form in ("Scalar", "Tensor")},
     "aten::expm1": lambda x: x.exp() - 1,
     "aten::hypot": lambda x, y: (x * x + y * y).sqrt(),
     "aten::index_reduce": _index_reduce,
     "aten::isin.Tensor_Tensor": _isin,
     "aten::kthvalue": _kthvalue,
+    "aten::log10": _log10,
     "aten::max_unpool2d": _max_unpool,
     "aten::max_unpool3d": _max_unpool,
     "aten::median": lambda x: _median(x.flatten(), 0)[0],
@@ -392,6 +407,10 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::repeat_interleave.self_int": _repeat_interleave,
     "aten::searchsorted.Scalar": _searchsorted,
     "aten::searchsorted.Tensor": _searchsorted,
-    "aten::sinh": lambda x: (x.exp() - (-x).exp()) / 2,
     "aten::trunc": lambda x: torch.where(x < 0, x.ceil(), x.floor()),
 }
+
+WRONG = frozenset(name.partition(".")[0] for name in EXACT) | {
+    *("aten::addcmul", "aten::cdist", "aten::cosine_similarity", "aten::float_power", "aten::log10"),
+}
+"""Functions of which the exporter makes something else than torch does: traced as what they are made of, always."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,19 @@ from torch.overrides import TorchFunctionMode
 from svexport.errors import ExportError
 from svexport.exporter.arguments import MODEL_ATTRIBUTE, FlatModel, own_failure
 from svexport.exporter.complex import ComplexParts, has_complex
+from svexport.exporter.conversions import (
+    Writer,
+    bounded,
+    extreme,
+    extreme_along,
+    is_floating,
+    larger,
+    mean_of_some,
+    place_of_extreme,
+    sorted_along,
+)
 from svexport.exporter.decompose import IN_PLACE_OF, advice_on
+from svexport.exporter.exact import EXACT, exact_embeddings
 from svexport.exporter.quantizers import FullRanges
 from svexport.exporter.source import user_frame
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
@@ -60,6 +73,8 @@ def export(
         try:
             with (
                 _without_dump(),
+                _exact(),
+                exact_embeddings(),
                 FullRanges(),
                 _InPlaceOf(dynamic=bool(dynamic_axes)),
                 model.traced_in(ComplexParts(own=True) if has_complex(model, tensors) else None),
@@ -93,6 +108,92 @@ def _without_dump() -> Iterator[None]:
         yield
     finally:
         del _trace.print  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _exact() -> Iterator[None]:
+    """Has the exporter decompose functions that it converts to something else than torch, as the other exporter has
+    them."""
+    from torch.onnx._internal.exporter import _decomp
+
+    own = _decomp.create_onnx_friendly_decomposition_table
+
+    def table(*args: Any, **kwargs: Any) -> dict[Any, Callable[..., Any]]:
+        return own(*args, **kwargs) | {_overload(name): function for name, function in (EXACT | _ALSO).items()}
+
+    _decomp.create_onnx_friendly_decomposition_table = table
+    try:
+        yield
+    finally:
+        _decomp.create_onnx_friendly_decomposition_table = own
+
+
+def _normalized_by_itself(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """BatchNormalization that is told to train gives its statistics in another order, and another variance."""
+    if not training:
+        return NotImplemented
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    mean = x.mean(axes)
+    apart = x - mean.reshape(shape)
+    squares = (apart * apart).sum(axes)
+    count = x.numel() // x.shape[1]
+    scale = (squares / count + eps).rsqrt()
+    normal = apart * scale.reshape(shape)
+    if weight is not None:
+        normal = normal * weight.reshape(shape)
+    if bias is not None:
+        normal = normal + bias.reshape(shape)
+    running_mean = (1 - momentum) * running_mean + momentum * mean
+    running_var = (1 - momentum) * running_var + momentum * squares / (count - 1)
+    return normal, mean, scale, running_mean, running_var
+
+
+def _averaged(axes: int) -> Callable[..., Any]:
+    """The exporter's own forgets the divisor."""
+    pool = getattr(torch.ops.aten, f"avg_pool{axes}d")
+
+    def function(
+        x: Tensor,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:
+        if divisor_override is None:
+            return NotImplemented
+        if ceil_mode:
+            raise ExportError(
+                f"avg_pool{axes}d with ceil_mode and divisor_override; pad the input, and leave ceil_mode"
+            )
+        sizes = list(kernel_size) * (axes if len(kernel_size) == 1 else 1)
+        return pool(x, kernel_size, stride, padding, False, True) * (math.prod(sizes) / divisor_override)
+
+    return function
+
+
+_ALSO: dict[str, Callable[..., Any]] = {
+    "aten::_native_batch_norm_legit_functional": _normalized_by_itself,
+    "aten::avg_pool2d": _averaged(2),
+    "aten::avg_pool3d": _averaged(3),
+}
+"""As :data:`EXACT`, of what the other exporter has right or another form of."""
+
+
+def _overload(name: str) -> Any:
+    function, _, form = name.removeprefix("aten::").partition(".")
+    return getattr(getattr(torch.ops.aten, function), form or "default")
 
 
 class _InPlaceOf(TorchFunctionMode):
@@ -217,10 +318,7 @@ def _save_optimized(program: torch.onnx.ONNXProgram, path: Path) -> None:
 
 def translations() -> dict[Any, Callable[..., Any]]:
     """``custom_translation_table`` for torch.onnx.export: our operators, and the aten functions they replace."""
-    table: dict[Any, Callable[..., Any]] = {
-        torch.ops.aten.sort.stable: _stable_sort,
-        operator.floordiv: _floor_divide_sizes,
-    }
+    table: dict[Any, Callable[..., Any]] = {operator.floordiv: _floor_divide_sizes} | _conversions()
     for symbolic in SYMBOLICS.values():
         table[symbolic.op.torch_op] = _translation(symbolic)
         if symbolic.until is not None:  # an opset the TorchScript exporter covers
@@ -237,12 +335,141 @@ def translations() -> dict[Any, Callable[..., Any]]:
     return table
 
 
-def _stable_sort(x: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    """Which the exporter lacks: TopK of all, where equal values stay in the order of their places."""
-    from onnxscript import opset18
+class _OnnxscriptWriter:
+    """Writes nodes by onnxscript: :class:`svexport.exporter.conversions.Writer`."""
 
-    size = opset18.Gather(opset18.Shape(x), opset18.Constant(value_ints=[dim]))  # type: ignore[type-var]
-    return opset18.TopK(x, size, axis=dim, largest=int(descending), sorted=1)
+    opset = 18
+
+    def __call__(self, op_type: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
+        from onnxscript import opset18
+
+        return getattr(opset18, op_type)(*inputs, **attributes)
+
+    def constant(self, tensor: Tensor) -> Any:
+        from onnxscript import opset18
+
+        return opset18.Constant(value=ir.tensor(tensor))  # type: ignore[arg-type]
+
+    def dtype(self, value: Any) -> torch.dtype | None:
+        return None if value.dtype is None else _TORCH_DTYPES.get(value.dtype)
+
+    def rank(self, value: Any) -> int | None:
+        return None if value.shape is None else len(value.shape)
+
+    def reduced(self, op_type: str, x: Any, axes: Sequence[int] | None, keepdims: bool) -> Any:
+        given = [] if axes is None else [self.constant(torch.tensor(list(axes)))]
+        return self(op_type, x, *given, keepdims=int(keepdims))
+
+    def squeezed(self, x: Any, axis: int) -> Any:
+        return self("Squeeze", x, self.constant(torch.tensor([axis])))
+
+
+_TORCH_DTYPES = {
+    ir.DataType.BFLOAT16: torch.bfloat16,
+    ir.DataType.BOOL: torch.bool,
+    ir.DataType.DOUBLE: torch.float64,
+    ir.DataType.FLOAT: torch.float32,
+    ir.DataType.FLOAT16: torch.float16,
+    ir.DataType.INT16: torch.int16,
+    ir.DataType.INT32: torch.int32,
+    ir.DataType.INT64: torch.int64,
+    ir.DataType.INT8: torch.int8,
+    ir.DataType.UINT8: torch.uint8,
+}
+
+
+def _conversions() -> dict[Any, Callable[..., Any]]:
+    """Of functions that the exporter converts to something else than torch, by the rules of both exporters."""
+    aten, write = torch.ops.aten, _OnnxscriptWriter()
+
+    def sorted_stably(x: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+        return sort(x, dim, descending)
+
+    def sort(x: Any, dim: int = -1, descending: bool = False) -> Any:
+        size = write("Gather", write("Shape", x), write.constant(torch.tensor([dim]))) if write.rank(x) else None
+        return sorted_along(write, x, size, dim, descending)
+
+    def topk(x: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+        one = torch.tensor([k if isinstance(k, int) else 1])
+        count = write.constant(one) if isinstance(k, int) else write("Reshape", k, write.constant(one))
+        return sorted_along(write, x, count, dim, largest)
+
+    def bound(x: Any, number: Any) -> Any:
+        if number is None or not isinstance(number, (bool, int, float)):
+            return number if number is None or number.dtype == x.dtype else write("CastLike", number, x)
+        return write.constant(torch.tensor(number, dtype=write.dtype(x)))
+
+    def clamp(x: Any, min: Any = None, max: Any = None) -> Any:
+        low, high = bound(x, min), bound(x, max)
+        if isinstance(min, (int, float)) and isinstance(max, (int, float)) and is_floating(write, x):
+            return write("Clip", x, low, high)
+        return bounded(write, x, low, high)
+
+    def relu(x: Any) -> Any:
+        return write("Relu", x) if is_floating(write, x) else clamp(x, 0)
+
+    def mean(x: Any, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: int | None = None) -> Any:
+        if dtype not in (None, -1):
+            x = write("Cast", x, to=dtype)
+        if write.rank(x) == 0:
+            return write("Identity", x)
+        result = write.reduced("ReduceMean", x, list(dim) if dim else None, keepdim)
+        sizes = [None] if x.shape is None else [x.shape[axis] for axis in dim or range(len(x.shape))]
+        chosen = any(s == 0 if isinstance(s, int) else str(getattr(s, "value", s)).startswith("u") for s in sizes)
+        return mean_of_some(write, result, x, dim) if chosen else result
+
+    table: dict[Any, Callable[..., Any]] = {
+        aten.clamp.default: clamp,
+        aten.clamp.Tensor: clamp,
+        aten.clamp_max.default: lambda x, max: clamp(x, None, max),
+        aten.clamp_max.Tensor: lambda x, max: clamp(x, None, max),
+        aten.clamp_min.default: clamp,
+        aten.clamp_min.Tensor: clamp,
+        aten.hardtanh.default: lambda x, min_val=-1, max_val=1: clamp(x, min_val, max_val),
+        aten.mean.default: lambda x, *, dtype=None: mean(x, dtype=dtype),
+        aten.mean.dim: mean,
+        aten.relu.default: relu,
+        aten.relu6.default: lambda x: clamp(x, 0, 6),
+        aten.sort.default: sort,
+        aten.sort.stable: sorted_stably,
+        aten.topk.default: topk,
+    }
+    for name in ("Max", "Min"):
+        table |= _extremes(write, name)
+    return table
+
+
+def _extremes(write: Writer, name: str) -> dict[Any, Callable[..., Any]]:
+    aten, reduce = torch.ops.aten, f"Reduce{name}"
+
+    def whole(x: Any) -> Any:
+        return extreme(write, reduce, x, None, False)
+
+    def along(x: Any, dim: int, keepdim: bool = False) -> Any:
+        return extreme_along(write, reduce, x, dim, keepdim)
+
+    def along_all(x: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+        return extreme(write, reduce, x, list(dim) or None, keepdim)
+
+    def place(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+        if dim is not None or write.rank(x) == 0:
+            return place_of_extreme(write, f"Arg{name}", x, dim or 0, keepdim)
+        flat = write("Reshape", x, write.constant(torch.tensor([-1])))
+        found = place_of_extreme(write, f"Arg{name}", flat, 0, False)
+        shape = write.constant(torch.tensor([1] * (write.rank(x) or 0)))
+        return write("Reshape", found, shape) if keepdim else found
+
+    def two(x: Any, y: Any) -> Any:
+        return larger(write, name, x, y)
+
+    small = name.lower()
+    return {
+        getattr(aten, small).default: whole,
+        getattr(aten, small).dim: along,
+        getattr(aten, f"a{small}").default: along_all,
+        getattr(aten, f"arg{small}").default: place,
+        getattr(aten, f"{small}imum").default: two,
+    }
 
 
 def _floor_divide_sizes(x: Any, y: Any) -> Any:

@@ -76,7 +76,8 @@ def export(
     """Exports a torch model to ONNX and proves the file against torch in ONNX Runtime.
 
     The model needs no edits: ``torch.einsum``, ``F.grid_sample`` and the like become svexport nodes, up to opset 17
-    inside scripted submodules too. It is exported in eval mode and is left as it was.
+    inside scripted submodules too. It is exported in eval mode and is left as it was,
+    with its parameters, as are the states of random numbers and the default type.
 
     Args:
         model: any ``nn.Module``; up to opset 17 it may be scripted or have scripted submodules.
@@ -468,6 +469,7 @@ def _finish(
     import onnx
 
     from svexport.graph.bodies import attach, ir_version, lower_in_place, node_types, state_types
+    from svexport.graph.conditions import take_decided_branches
     from svexport.graph.forms import write_for, write_plainly
     from svexport.graph.nodes import beyond_plugin, separate_names, svexport_nodes
     from svexport.graph.scope import light_copy
@@ -503,6 +505,8 @@ def _finish(
         )
     write_plainly(model)
     lowered = _lowered(model)
+    while take_decided_branches(model, lowered):
+        lowered = _lowered(model)
     if target is not None:
         separate_names(model)
         write_for(model, target, infer_types(lowered))

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 __all__ = ["State", "unchanged"]
 
+MAX_PARAMETER_BYTES = 2**30
+
 _CONTAINERS = (list, dict, set, deque)
 
 
 class State:
-    """The attributes and buffers of a model's modules as they were, one level into their lists and dicts.
+    """The attributes, buffers and parameters of a model's modules as they were, one level into their lists and dicts,
+    and what is global: the state of random numbers and the default type.
 
-    Parameters are left out, which no forward changes, and so are scripted modules and lazy ones.
+    Scripted modules and lazy ones are left out, and parameters of more than a gibibyte in all, which hardly a forward
+    changes.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._attributes: list[tuple[str, nn.Module, dict[str, Any], dict[str, Any]]] = []
         self._values: dict[int, tuple[Tensor, Tensor]] = {}  # by id; a tensor may be in several places
+        self._storages: dict[int, Tensor] = {}
+        self._random = _random_state()
+        self._dtype = torch.get_default_dtype()
+        held = sum(p.numel() * p.element_size() for p in model.parameters() if not nn.parameter.is_lazy(p))
         for name, module in model.named_modules():
             if isinstance(module, (torch.jit.ScriptModule, LazyModuleMixin)):
                 continue
@@ -32,8 +42,13 @@ class State:
             contents = {key: value.copy() for key, value in attributes.items() if isinstance(value, _CONTAINERS)}
             self._attributes.append((name, module, attributes, contents))
             for value in _flat(attributes, contents).values():
-                if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and id(value) not in self._values:
-                    self._values[id(value)] = (value, value.detach().clone())
+                if not isinstance(value, Tensor) or id(value) in self._values:
+                    continue
+                if isinstance(value, nn.Parameter):
+                    if held > MAX_PARAMETER_BYTES:
+                        continue
+                    self._storages[id(value)] = value.detach()
+                self._values[id(value)] = (value, value.detach().clone())
 
     def restore(self) -> None:
         """Puts back what changed; nothing else is touched, for another thread may run the model."""
@@ -48,9 +63,15 @@ class State:
                     container.clear()
                     (container.extend if isinstance(container, (list, deque)) else container.update)(content)
         with torch.no_grad():
-            for value, before in self._values.values():
+            for place, (value, before) in self._values.items():
+                storage = self._storages.get(place)
+                if storage is not None and storage.data_ptr() != value.data_ptr():
+                    value.data = storage
                 if not _same(value, before):
                     value.copy_(before)
+        _set_random_state(self._random)
+        if torch.get_default_dtype() != self._dtype:
+            torch.set_default_dtype(self._dtype)
 
     def changed(self) -> list[str]:
         """Names of what is not as it was: ``head.memory``."""
@@ -66,6 +87,22 @@ class State:
                 if (key in old) != (key in new) or not _same(before, after):
                     names.append(f"{name}.{key}" if name else key)
         return list(dict.fromkeys(names))
+
+
+def _random_state() -> dict[str, Any]:
+    """Of torch on a CPU and on the GPUs that are in use, of Python, and of NumPy."""
+    state = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state()}
+    if torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state_all(state["cuda"])
 
 
 def _items(container: Any) -> list[Any]:
@@ -89,14 +126,16 @@ def _same(before: Any, after: Any) -> bool:
         if not isinstance(before, Tensor) or not isinstance(after, Tensor):
             return bool(before == after)
         same = before.shape == after.shape and before.dtype == after.dtype and before.device == after.device
-        return same and (before.is_meta or torch.equal(before.nan_to_num(), after.nan_to_num()))
+        if not same or before.is_meta:
+            return same
+        return torch.equal(before, after) or torch.equal(before.nan_to_num(), after.nan_to_num())
     except Exception:  # noqa: BLE001 - arrays and quantized tensors, say, which have no single answer
         return False
 
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[State]:
-    """Undoes what forwards in here do to the model's attributes and buffers; gives the state before."""
+    """Undoes what forwards in here do to the model's attributes, buffers and parameters; gives the state before."""
     state = State(model)
     try:
         yield state

@@ -22,7 +22,8 @@ from svexport.errors import ExportError, SvexportError
 from svexport.exporter.arguments import FlatModel, TracingStopped, own_failure
 from svexport.exporter.complex import ComplexParts, has_complex
 from svexport.exporter.corrections import CORRECTIONS
-from svexport.exporter.decompose import DecompositionError, advice_on, decomposable, decomposed, untraced
+from svexport.exporter.decompose import WRONG, DecompositionError, advice_on, decomposable, decomposed, untraced
+from svexport.exporter.exact import exact_embeddings
 from svexport.exporter.opsets import LAST_TORCHSCRIPT_OPSET, LATER, OPSETS
 from svexport.exporter.source import user_frame
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
@@ -57,9 +58,18 @@ def export(
     and its source line."""
     others: list[str] = []
     parts: ComplexParts | None = None
+    cause: Exception
     while True:
         try:
-            with registered(), _without_dump(), _numbers_of_unpooling(), decomposed(others), model.traced_in(parts):
+            with (
+                registered(),
+                _without_dump(),
+                _numbers_of_unpooling(),
+                _open_functions(),
+                exact_embeddings(),
+                decomposed([*WRONG, *others]),
+                model.traced_in(parts),
+            ):
                 try:
                     return _export(model, tensors, path, opset, input_names, dynamic_axes)
                 except TracingStopped:
@@ -69,8 +79,16 @@ def export(
             raise ExportError(
                 f"cannot be exported at opset {opset}: {error}; do not call what may fail, or {LATER}"
             ) from error
-        except DecompositionError:  # and the error that led to it stands
-            others.pop()
+        except DecompositionError as error:
+            if others:  # and the error that led to it stands
+                others.pop()
+                break
+            if own := own_failure(model, tensors):
+                raise own from error
+            cause = error
+            if parts is None and has_complex(model, tensors):
+                parts = ComplexParts(own=False)
+                continue
             break
         except SvexportError:
             raise
@@ -87,7 +105,7 @@ def export(
                 break
         logger.info("{} cannot be exported at opset {}: tracing what it is made of", name, opset)
         others.append(name)
-    with decomposed(others), model.traced_in(parts):
+    with decomposed([*WRONG, *others]), model.traced_in(parts):
         raise _failure(model, tensors, opset, cause) from cause
 
 
@@ -159,6 +177,32 @@ def _without_dump() -> Iterator[None]:
         yield
     finally:
         torch._C._jit_onnx_log = log
+
+
+@contextmanager
+def _open_functions() -> Iterator[None]:
+    """Has the forward of an ``autograd.Function`` traced as any code.
+
+    Inside the node that the tracer makes of it, writes in place are lost. Those that say by ``symbolic`` what they are
+    in a file stay nodes.
+    """
+    function = torch.autograd.Function
+    own = function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if hasattr(cls, "symbolic") or not torch.jit.is_tracing():
+            return own.__get__(None, cls)(*args, **kwargs)
+        if cls.setup_context is not function.setup_context:
+            return cls.forward(*args, **kwargs)
+        context = torch.autograd.function.FunctionCtx()
+        context.needs_input_grad = (False,) * len(args)  # type: ignore[attr-defined]
+        return cls.forward(context, *args, **kwargs)
+
+    function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        function.apply = own  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from svexport.graph.walk import graphs, opset_of
 from svexport.logging import logger
 from svexport.symbolic._builder import Value
 
-__all__ = ["infer_types", "types_of"]
+__all__ = ["infer_types", "infer_values", "types_of"]
 
 
 def types_of(model: onnx.ModelProto) -> dict[str, Value]:
@@ -40,10 +40,19 @@ def types_of(model: onnx.ModelProto) -> dict[str, Value]:
 
 def infer_types(model: onnx.ModelProto) -> dict[str, Value]:
     """:func:`types_of` with all that shape inference adds, arithmetic on static shapes computed on the way."""
+    return _inferred(model).types
+
+
+def infer_values(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """The values of tensors of few numbers that static shapes and constants decide, by name."""
+    return _inferred(model).values
+
+
+def _inferred(model: onnx.ModelProto) -> _Inference:
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     inference = _Inference(types_of(inferred), opset_of(model), model.ir_version)
     inference.graph(inferred.graph)
-    return inference.types
+    return inference
 
 
 class _Inference:
@@ -51,7 +60,8 @@ class _Inference:
 
     def __init__(self, types: dict[str, Value], opset: int, ir_version: int) -> None:
         self.types = types
-        self._values: dict[str, np.ndarray] = {}
+        self.values: dict[str, np.ndarray] = {}
+        self._shapes: dict[str, tuple[int | None, ...]] = {}  # by the name of what Shape makes of them
         self._imports = [helper.make_opsetid("", opset)]
         self._ir_version = ir_version
 
@@ -60,7 +70,7 @@ class _Inference:
         for tensor in graph.initializer:
             here = tensor.data_location != TensorProto.EXTERNAL and tensor.name not in overridable
             if here and math.prod(tensor.dims) <= _MOST_NUMBERS and tensor.data_type in _COMPUTED:
-                self._values[tensor.name] = numpy_helper.to_array(tensor)
+                self.values[tensor.name] = numpy_helper.to_array(tensor)
         for node in graph.node:
             for attribute in node.attribute:
                 for inner in (attribute.g, *attribute.graphs):
@@ -78,9 +88,21 @@ class _Inference:
             if target and target[0] is not None:
                 self.types[name] = Value(name, given[0].dtype, (None,) * target[0])
         if node.op_type == "Shape" and _is_static(given[0]) and not node.attribute:
-            self._values[name] = np.array(given[0].shape, np.int64)
+            self.values[name] = np.array(given[0].shape, np.int64)
+        elif node.op_type == "Shape" and given[0].shape is not None and not node.attribute:
+            self._shapes[name] = given[0].shape
+        elif node.op_type == "Gather" and self._gathers_sizes(node):
+            sizes, index = self._shapes[node.input[0]], self.values[node.input[1]]
+            self.values[name] = np.array([sizes[i] for i in index.flat], np.int64).reshape(index.shape)
+        elif node.op_type == "Size" and _is_static(given[0]):
+            self.values[name] = np.array(math.prod(size or 0 for size in given[0].shape or ()), np.int64)
         elif self._is_computed(node):
             self._compute(node)
+
+    def _gathers_sizes(self, node: onnx.NodeProto) -> bool:
+        """Whether a Gather takes sizes of a shape that are static, beside others that are not."""
+        sizes, index = self._shapes.get(node.input[0], ()), self.values.get(node.input[1])
+        return index is not None and all(-len(sizes) <= i < len(sizes) and sizes[i] is not None for i in index.flat)
 
     def _is_computed(self, node: onnx.NodeProto) -> bool:
         """Whether a node makes a few numbers of known ones."""
@@ -90,10 +112,10 @@ class _Inference:
         few = node.op_type == "NonZero" or (
             _is_static(known) and math.prod(size or 0 for size in known.shape or ()) <= _MOST_NUMBERS
         )
-        return few and known.dtype in _COMPUTED and all(not name or name in self._values for name in node.input)
+        return few and known.dtype in _COMPUTED and all(not name or name in self.values for name in node.input)
 
     def _compute(self, node: onnx.NodeProto) -> None:
-        feeds = {name: self._values[name] for name in node.input if name}
+        feeds = {name: self.values[name] for name in node.input if name}
         alone = onnx.GraphProto(
             node=[node],
             input=[onnx.ValueInfoProto(name=name) for name in feeds],
@@ -106,7 +128,7 @@ class _Inference:
             return
         if isinstance(value, np.ndarray | np.generic) and np.size(value) <= _MOST_NUMBERS:
             name, value = node.output[0], np.asarray(value)
-            self._values[name] = value
+            self.values[name] = value
             if not _is_static(self.types.get(name, _UNKNOWN)):
                 self.types[name] = Value(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
 
@@ -117,7 +139,7 @@ class _Inference:
                 schema,
                 node,
                 {v.name: helper.make_tensor_type_proto(v.dtype, v.shape) for v in given if v.dtype},
-                {n: numpy_helper.from_array(self._values[n], n) for n in node.input if n in self._values},
+                {n: numpy_helper.from_array(self.values[n], n) for n in node.input if n in self.values},
                 opset_imports=self._imports,
                 ir_version=self._ir_version,
             )
@@ -129,6 +151,8 @@ class _Inference:
             if tensor.elem_type and tensor.HasField("shape"):
                 sizes = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
                 known = before.shape if before.shape is not None else (None,) * len(sizes)
+                if len(known) != len(sizes):  # what was stated is wrong
+                    known = (None,) * len(sizes)
                 shape = tuple(size if k is None else k for size, k in zip(sizes, known, strict=True))
                 self.types[name] = Value(name, tensor.elem_type, shape)
 

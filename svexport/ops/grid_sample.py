@@ -181,7 +181,7 @@ def grid_sample(
     for name, value, known in (("mode", mode, _MODES), ("padding_mode", padding_mode, _PADDINGS)):
         if value not in known:
             raise ValueError(f"grid_sample expects {name} to be one of {', '.join(map(repr, known))}; got {value!r}")
-    if align_corners is None:
+    if align_corners is None and not torch.compiler.is_compiling():  # which has no warnings in one graph
         warnings.warn(
             "grid_sample takes align_corners=None for False, as torch does since 1.3; say False or True", stacklevel=2
         )

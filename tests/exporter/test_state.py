@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -107,3 +109,116 @@ def test_inputs_that_forward_changes(opset, tmp_path) -> None:
     torch.testing.assert_close(x, X, rtol=0, atol=0)
     torch.testing.assert_close(y, X + 1, rtol=0, atol=0)
     torch.testing.assert_close(svexport.load(report.path)(x, y), InPlace()(x.clone(), y.clone()))
+
+
+class Writing(nn.Module):
+    """Writes into its parameters, seeds, draws, and changes the default type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+        self.shift = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.manual_seed(5)
+        np.random.seed(5)
+        random.seed(5)
+        with torch.no_grad():
+            self.scale.clamp_(max=2)
+            self.shift.sub_(0)
+        torch.set_default_dtype(torch.float64)
+        return x * self.scale + self.shift
+
+
+@BOTH_EXPORTERS
+def test_parameters_and_global_state_are_as_before(opset, tmp_path) -> None:
+    model = Writing()
+    scale, storage = model.scale, model.scale.data_ptr()
+    torch.manual_seed(1)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    try:
+        svexport.export(model, X, tmp_path / "m.onnx", opset=opset, verify=False)
+        assert torch.get_default_dtype() == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1:] == (random.getstate(), np.random.get_state()[1].tolist())
+    assert model.scale is scale
+    assert scale.data_ptr() == storage
+    assert model.scale.tolist() == [1, 2, 3]
+
+
+def test_a_parameter_gets_its_storage_back(tmp_path) -> None:
+    class Replacing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            self.weight.data = self.weight.data + 1
+            return super().forward(x)
+
+    model = Replacing(3, 2)
+    storage, weight = model.weight.data_ptr(), model.weight.detach().clone()
+    svexport.export(model, X, tmp_path / "m.onnx", opset=17, verify=False)
+    assert model.weight.data_ptr() == storage
+    assert torch.equal(model.weight, weight)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+
+class Masked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        y = x.clone()
+        y[:, 0] = 0
+        ctx.save_for_backward(y)
+        return y.add_(1) if ctx.needs_input_grad[0] else y + 1
+
+
+class Filled(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, out: Tensor) -> Tensor:
+        return out.copy_(x * 3)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.mark_dirty(inputs[1])
+
+
+@pytest.mark.parametrize("opset", [11, 17, 18, 20])
+def test_autograd_functions_that_write_in_place(opset, tmp_path) -> None:
+    class Functions(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            y, out = x + 1, torch.zeros_like(x)
+            return {
+                "masked": Masked.apply(x),
+                "filled": Filled.apply(x, out),
+                "out": out,
+                "doubled": Doubled.apply(y),
+                "y": y,
+            }
+
+    report = svexport.export(Functions(), X, tmp_path / "m.onnx", opset=opset)
+    for actual, expected in zip(svexport.load(report.path)(X), Functions()(X).values(), strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("opset", [11, 17, 18, 20])
+def test_autograd_functions_with_a_symbolic_stay_theirs(opset, tmp_path) -> None:
+    class Named(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x: Tensor) -> Tensor:
+            return x.relu()
+
+        @staticmethod
+        def symbolic(g, x):
+            return g.op("Max", x, g.op("Constant", value_t=torch.tensor(0.0)))
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return Named.apply(x)
+
+    report = svexport.export(Model(), X, tmp_path / "m.onnx", opset=opset)
+    assert ("Max" in report.nodes) == (opset < 18)

@@ -25,9 +25,6 @@ from tests.tensorrt.parser.functions import FUNCTIONS, Function
 from tests.tensorrt.parser.models import random_model
 from tests.tensorrt.parser.parser import Parsed, Parser, outcome
 
-# What is exported so that no engine can be built of it, and why check does not say so.
-BRANCHES = {("tile", 17): "branches of an If whose ranks differ by sizes that onnx does not infer"}
-
 
 def tensors(value: Any) -> list[Tensor]:
     return [t for t in torch.utils._pytree.tree_leaves(value) if isinstance(t, Tensor)]
@@ -175,11 +172,7 @@ def test_bodies(parser: Parser, tmp_path: Path, op: Op, opset: int) -> None:
 
 @pytest.mark.parametrize("opset", [11, 17])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions(
-    parser: Parser, plugin_library: Path, tmp_path: Path, name: str, opset: int, request: pytest.FixtureRequest
-) -> None:
-    if reason := BRANCHES.get((name, opset)):
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+def test_functions(parser: Parser, plugin_library: Path, tmp_path: Path, name: str, opset: int) -> None:
     function, args = FUNCTIONS[name]
     model = function if isinstance(function, nn.Module) else Function(function)
     try:

@@ -1,0 +1,134 @@
+"""Conversions to ONNX that both exporters get, in place of theirs that say something else than torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+__all__ = [
+    "Writer",
+    "bounded",
+    "extreme",
+    "extreme_along",
+    "larger",
+    "mean_of_some",
+    "place_of_extreme",
+    "sorted_along",
+]
+
+
+_FLOAT, _BOOL = 1, 9  # as ONNX numbers its types
+
+
+class Writer(Protocol):
+    """Writes nodes of a graph; its values are those of an exporter."""
+
+    opset: int
+
+    def __call__(self, op_type: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
+        """The outputs of a new node, a tuple of several."""
+
+    def constant(self, tensor: torch.Tensor) -> Any:
+        """A constant."""
+
+    def dtype(self, value: Any) -> torch.dtype | None:
+        """Of a value, where it is known."""
+
+    def rank(self, value: Any) -> int | None:
+        """Of a value, where it is known."""
+
+    def reduced(self, op_type: str, x: Any, axes: Sequence[int] | None, keepdims: bool) -> Any:
+        """A reduction, whose axes are an input from some opset on."""
+
+    def squeezed(self, x: Any, axis: int) -> Any:
+        """Without a dimension of size 1."""
+
+
+def is_floating(write: Writer, x: Any) -> bool:
+    dtype = write.dtype(x)
+    return dtype is not None and dtype.is_floating_point
+
+
+def extreme(write: Writer, op_type: str, x: Any, axes: Sequence[int] | None, keepdims: bool) -> Any:
+    """The largest or smallest (ReduceMax, ReduceMin), NaN where one is: what the reductions do with it is open."""
+    if write.rank(x) == 0:
+        return write("Identity", x)
+    result = write.reduced(op_type, x, axes, keepdims)
+    if not is_floating(write, x):
+        return result
+    numbers = write.constant(torch.tensor(0, dtype=write.dtype(x)))
+    nans = write("Where", write("IsNaN", x), x, numbers)
+    return write("Add", result, write.reduced("ReduceSum", nans, axes, keepdims))
+
+
+def place_of_extreme(write: Writer, op_type: str, x: Any, axis: int, keepdims: bool) -> Any:
+    """Where the largest or smallest is (ArgMax, ArgMin): the first NaN, which comes before all numbers."""
+    if write.rank(x) == 0:
+        return _first(write)
+    numbers = _without_nan(write, x, math.inf if op_type == "ArgMax" else -math.inf)
+    return write(op_type, numbers, axis=axis, keepdims=int(keepdims))
+
+
+def extreme_along(write: Writer, op_type: str, x: Any, axis: int, keepdims: bool) -> tuple[Any, Any]:
+    """The largest or smallest along an axis, and where it is."""
+    if write.rank(x) == 0:
+        return write("Identity", x), _first(write)
+    places = place_of_extreme(write, f"Arg{op_type[-3:]}", x, axis, True)
+    values = write("GatherElements", x, places, axis=axis)
+    return (values, places) if keepdims else (write.squeezed(values, axis), write.squeezed(places, axis))
+
+
+def sorted_along(write: Writer, x: Any, count: Any, axis: int, largest: bool) -> tuple[Any, Any]:
+    """The first of the sorted values along an axis, and where they are; NaN is larger than all numbers."""
+    if write.rank(x) == 0:
+        return write("Identity", x), _first(write)
+    if write.dtype(x) == torch.bool:
+        values, places = sorted_along(write, write("Cast", x, to=_FLOAT), count, axis, largest)
+        return write("Cast", values, to=_BOOL), places
+    attributes = {"axis": axis, "largest": int(largest), "sorted": 1}
+    if not is_floating(write, x):
+        return write("TopK", x, count, outputs=2, **attributes)
+    _, places = write("TopK", _without_nan(write, x, math.inf), count, outputs=2, **attributes)
+    return write("GatherElements", x, places, axis=axis), places
+
+
+def _first(write: Writer) -> Any:
+    return write.constant(torch.tensor(0))
+
+
+def _without_nan(write: Writer, x: Any, number: float) -> Any:
+    """An infinity in place of NaN, and the last finite number in place of that infinity."""
+    dtype = write.dtype(x)
+    if dtype is None or not dtype.is_floating_point:
+        return x
+    last = write.constant(torch.tensor(math.copysign(torch.finfo(dtype).max, number), dtype=dtype))
+    finite = write("Min" if number > 0 else "Max", x, last)
+    return write("Where", write("IsNaN", x), write.constant(torch.tensor(number, dtype=dtype)), finite)
+
+
+def larger(write: Writer, op_type: str, x: Any, y: Any) -> Any:
+    """The larger or smaller of two (Max, Min) of one type: of integers, ONNX Runtime compares 32 bits of 64."""
+    if is_floating(write, x):
+        return write(op_type, x, y)
+    return write("Where", write("Less", *((x, y) if op_type == "Max" else (y, x))), y, x)
+
+
+def bounded(write: Writer, x: Any, low: Any, high: Any) -> Any:
+    """Within bounds of its type, each of which may be None: Clip has the largest finite number in place of it."""
+    if low is not None:
+        x = larger(write, "Max", x, low)
+    return x if high is None else larger(write, "Min", x, high)
+
+
+def mean_of_some(write: Writer, mean: Any, x: Any, axes: Sequence[int] | None) -> Any:
+    """NaN in place of the mean of nothing, of which ONNX Runtime makes 0."""
+    if axes:
+        lengths = write("Gather", write("Shape", x), write.constant(torch.tensor(list(axes))))
+        count = write("ReduceProd", lengths, keepdims=0)
+    else:
+        count = write("Size", x)
+    nothing = write("Equal", count, write.constant(torch.tensor(0)))
+    return write("Where", nothing, write.constant(torch.tensor(math.nan, dtype=write.dtype(mean))), mean)

@@ -1,0 +1,277 @@
+"""Functions of which torch's exporters make something else than torch does, made of functions that they take.
+
+What is right for one tracer is right for the other: both take these in place of their own conversions, TorchScript
+while it traces (see ``decompose``), torch.export where it decomposes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["EXACT", "exact_embeddings"]
+
+
+def _floating(x: Tensor) -> Tensor:
+    return x if x.is_floating_point() else x.to(torch.get_default_dtype())
+
+
+def _angle(x: Tensor) -> Tensor:
+    """0 or pi, but of NaN. The exporters' own is of complex numbers, or calls for atan2."""
+    if x.is_complex():
+        return torch.atan2(torch.imag(x), torch.real(x))
+    x = _floating(x)
+    return torch.where(x < 0, math.pi, torch.where(x >= 0, 0.0, x)).to(x.dtype)
+
+
+def _atan2(y: Tensor, x: Tensor) -> Tensor:
+    """From the angle within an eighth of the circle; the exporters' own is wrong on the axes and of infinities."""
+    kind = torch.result_type(y, x)
+    kind = kind if kind.is_floating_point else torch.get_default_dtype()
+    y, x = y.to(kind), x.to(kind)
+    height, width = y.abs(), x.abs()
+    steep = height > width
+    short, long = torch.where(steep, width, height), torch.where(steep, height, width)
+    diagonal = torch.where(long > 0, 1.0, 0.0).to(kind)
+    angle = torch.where(short == long, diagonal, short / long).atan()
+    angle = torch.where(steep, math.pi / 2 - angle, angle)
+    angle = torch.where(_negative(x), math.pi - angle, angle)
+    return torch.where(_negative(y), -angle, angle)
+
+
+def _negative(x: Tensor) -> Tensor:
+    """Negative numbers, and -0."""
+    return torch.where(x == 0, 1 / x, x) < 0
+
+
+def _left_shift(x: Any, places: Any) -> Tensor:
+    """By multiplication, which TensorRT has and ONNX for signed integers; 0 beyond the type's bits."""
+    x, places, kind = _shifted(x, places)
+    bits = torch.iinfo(kind).bits
+    if isinstance(places, int):
+        inside = 0 <= places < bits
+        return x * (2**places if places < bits - 1 else -(2**places)) if inside else torch.zeros_like(x)
+    shifted = x * (2 ** places.clamp(0, bits - 2)).to(kind)
+    shifted = torch.where(places == bits - 1, shifted * 2, shifted)
+    return torch.where((places >= 0) & (places < bits), shifted, 0).to(kind)
+
+
+def _right_shift(x: Any, places: Any) -> Tensor:
+    """By a division that rounds down; -1 or 0 beyond the type's bits."""
+    x, places, kind = _shifted(x, places)
+    bits = torch.iinfo(kind).bits
+    beyond = torch.where(x < 0, -1, 0).to(kind)
+    if isinstance(places, int):
+        return torch.floor_divide(x, 2**places) if 0 <= places < bits - 1 else beyond
+    quotient = torch.floor_divide(x, (2 ** places.clamp(0, bits - 2)).to(kind))
+    return torch.where((places >= 0) & (places < bits - 1), quotient, beyond)
+
+
+def _shifted(x: Any, places: Any) -> tuple[Tensor, Any, torch.dtype]:
+    kind = torch.result_type(x, places)
+    if not isinstance(x, Tensor):
+        x = torch.full_like(places, x, dtype=kind)
+    return x.to(kind), places.to(kind) if isinstance(places, Tensor) else places, kind
+
+
+def _log_sigmoid(x: Tensor) -> Tensor:
+    """``log(sigmoid(x))`` is minus infinity from -18 on (in half precision -104 and -17)."""
+    return -F.relu(-x) - torch.log(1 + torch.exp(-x.abs()))
+
+
+def _log_add_exp(x: Tensor, y: Tensor) -> Tensor:
+    """Of the larger one: the exporter's own exponentials overflow."""
+    x, y = _floating(x), _floating(y)
+    apart = torch.where(x == y, 0.0, -(x - y).abs())
+    return torch.maximum(x, y) + torch.log(1 + torch.exp(apart))
+
+
+def _log_add_exp2(x: Tensor, y: Tensor) -> Tensor:
+    """As of ``logaddexp``."""
+    x, y = _floating(x), _floating(y)
+    apart = torch.where(x == y, 0.0, -(x - y).abs())
+    return torch.maximum(x, y) + torch.log(1 + torch.exp(apart * math.log(2))) / math.log(2)
+
+
+def _log_cumsum_exp(x: Tensor, dim: int) -> Tensor:
+    """From all pairs of places: less the largest of all, as the exporter has it, small sums before a large number are
+    gone."""
+    if not x.dim():
+        return x.clone()
+    x = x.transpose(dim, -1)
+    place = torch.arange(x.size(-1), device=x.device)
+    ahead = place > place.unsqueeze(-1)
+    pairs = torch.where(ahead, -math.inf, x.unsqueeze(-2)).to(x.dtype)
+    top = pairs.amax(-1, keepdim=True)
+    top = torch.where(top.abs() == math.inf, 0.0, top).to(x.dtype)
+    sums = torch.log(torch.exp(pairs - top).sum(-1)) + top.squeeze(-1)
+    return sums.transpose(dim, -1)
+
+
+def _cross_entropy_of_logits(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: int = 1,
+) -> Tensor:
+    """Of ``logsigmoid``, without an exponential that overflows."""
+    loss = (1 - target) * x
+    if pos_weight is None:
+        loss = loss - _log_sigmoid(x)
+    else:
+        loss = loss - (1 + (pos_weight - 1) * target) * _log_sigmoid(x)
+    if weight is not None:
+        loss = loss * weight
+    return (lambda x: x, torch.mean, torch.sum)[reduction](loss)
+
+
+def _cumulative(x: Tensor, dim: int, reduce: Callable[..., Tensor], worst: float) -> tuple[Tensor, Tensor]:
+    """``cummax`` and ``cummin`` from all pairs of places; the last of several that are equal, or NaN."""
+    if not x.dim():
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    if not x.is_floating_point():
+        worst = torch.iinfo(x.dtype).max if worst > 0 else torch.iinfo(x.dtype).min
+    x = x.transpose(dim, -1).unsqueeze(-2)
+    place = torch.arange(x.size(-1), device=x.device)
+    ahead = place > place.unsqueeze(-1)
+    values = reduce(x.masked_fill(ahead, worst), -1, keepdim=True)
+    same = x == values
+    if x.is_floating_point():
+        same = same | x.isnan()
+    places = torch.where(same & ~ahead, place, -1).amax(-1)
+    return values.squeeze(-1).transpose(dim, -1), places.transpose(dim, -1)
+
+
+def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """By places: the exporters' own multiplies by a mask, which infinities and NaN beside the diagonal outlive."""
+    dim1, dim2 = dim1 % x.dim(), dim2 % x.dim()
+    rest = [axis for axis in range(x.dim()) if axis not in (dim1, dim2)]
+    x = x.permute(*rest, dim1, dim2)
+    x = x[..., max(-offset, 0) :, max(offset, 0) :]
+    x = x[..., : x.shape[-1], :]
+    places = torch.arange(x.shape[-2], device=x.device).unsqueeze(-1)
+    return x.gather(-1, places.expand(*x.shape[:-1], 1)).squeeze(-1)
+
+
+def _trunc_divide(x: Tensor, y: Any, *, rounding_mode: str | None) -> Tensor:
+    """The exporter's own goes through integers, which have no infinities and end at 2**63."""
+    if rounding_mode is None:
+        return torch.true_divide(x, y)
+    if rounding_mode == "floor":
+        return torch.floor_divide(x, y)
+    kind = torch.result_type(x, y)
+    if kind.is_floating_point:
+        quotient = x.to(kind) / y
+        return torch.where(quotient < 0, quotient.ceil(), quotient.floor())
+    down = torch.floor_divide(x, y)
+    rest = x - down * y
+    return torch.where((down < 0) & (rest != 0), down + 1, down)
+
+
+def _sign_bit(x: Tensor) -> Tensor:
+    return _negative(x) if x.is_floating_point() else x < 0
+
+
+def _vector_norm(
+    x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """The exporter's own raises negative numbers to powers."""
+    kind = dtype or x.dtype
+    x = x.to(kind)
+    if not x.dim():
+        x, dims, shape = x.reshape(1), [0], []
+        keepdim = False
+    elif dim is None:
+        shape = [1] * x.dim()
+        x, dims = x.flatten(), [0]
+    else:
+        shape, dims = [], [dim] if isinstance(dim, int) else list(dim) or list(range(x.dim()))
+    if ord == 0:
+        norm = (x != 0).to(kind).sum(dims, keepdim)
+    elif ord == 1:
+        norm = x.abs().sum(dims, keepdim)
+    elif ord == 2:
+        norm = (x * x).sum(dims, keepdim).sqrt()
+    elif ord == math.inf:
+        norm = x.abs().amax(dims, keepdim)
+    elif ord == -math.inf:
+        norm = x.abs().amin(dims, keepdim)
+    else:
+        norm = (x.abs() ** ord).sum(dims, keepdim) ** (1 / ord)
+    return norm.reshape(shape) if shape and keepdim else norm
+
+
+@contextmanager
+def exact_embeddings() -> Iterator[None]:
+    """Has ``F.embedding(max_norm=...)`` compute with all rows as they would be read, and write none of them.
+
+    torch shortens the rows that are looked up, in the weight itself: a trace has those of its own inputs only.
+    """
+    own = F.embedding, F.embedding_bag
+
+    def shortened(weight: Tensor, max_norm: float, norm_type: float) -> Tensor:
+        norm = torch.linalg.vector_norm(weight, norm_type, -1, keepdim=True)
+        return torch.where(norm > max_norm, weight * (max_norm / (norm + 1e-7)), weight)
+
+    def embedding(
+        input: Tensor,
+        weight: Tensor,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        if max_norm is not None:
+            weight = shortened(weight, max_norm, norm_type)
+        return own[0](input, weight, padding_idx, None, norm_type, *args, **kwargs)
+
+    def embedding_bag(
+        input: Tensor,
+        weight: Tensor,
+        offsets: Tensor | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        if max_norm is not None:
+            weight = shortened(weight, max_norm, norm_type)
+        return own[1](input, weight, offsets, None, norm_type, *args, **kwargs)
+
+    F.embedding, F.embedding_bag = embedding, embedding_bag  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        F.embedding, F.embedding_bag = own
+
+
+EXACT: dict[str, Callable[..., Any]] = {
+    "aten::angle": _angle,
+    "aten::atan2": _atan2,
+    "aten::binary_cross_entropy_with_logits": _cross_entropy_of_logits,
+    **{f"aten::{name}": _left_shift for name in ("__lshift__.Scalar", "__lshift__.Tensor")},
+    **{f"aten::{name}": _right_shift for name in ("__rshift__.Scalar", "__rshift__.Tensor")},
+    **{f"aten::bitwise_left_shift.{form}": _left_shift for form in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")},
+    **{f"aten::bitwise_right_shift.{form}": _right_shift for form in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")},
+    "aten::cummax": lambda x, dim: _cumulative(x, dim, torch.amax, -math.inf),
+    "aten::cummin": lambda x, dim: _cumulative(x, dim, torch.amin, math.inf),
+    "aten::diagonal": _diagonal,
+    "aten::diagonal_copy": _diagonal,
+    "aten::div.Scalar_mode": _trunc_divide,
+    "aten::div.Tensor_mode": _trunc_divide,
+    "aten::linalg_vector_norm": _vector_norm,
+    "aten::log_sigmoid": _log_sigmoid,
+    "aten::logaddexp": _log_add_exp,
+    "aten::logaddexp2": _log_add_exp2,
+    "aten::logcumsumexp": _log_cumsum_exp,
+    "aten::signbit": _sign_bit,
+}
+"""By the overload of ATen."""

@@ -1,0 +1,196 @@
+"""Functions of extremes: NaN, infinities, zeros of both signs, negative and large numbers, and nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import svexport
+
+OPSETS = [11, 13, 17, 18, 20, 23]
+INF, NAN = float("inf"), float("nan")
+
+
+class Functions(nn.Module):
+    """All of a table, by name."""
+
+    def __init__(self, functions: dict[str, Callable[..., object]]) -> None:
+        super().__init__()
+        self.functions = functions
+
+    def forward(self, *inputs: Tensor) -> dict[str, object]:
+        return {name: function(*inputs) for name, function in self.functions.items()}
+
+
+def hold(functions: dict[str, Callable[..., object]], tame: tuple, extremes: list[tuple], opset: int, tmp_path) -> None:
+    """Exports the table with tame inputs, and compares the file with torch on extreme ones."""
+    model = Functions(functions)
+    report = svexport.export(model, tame, tmp_path / "m.onnx", opset=opset)
+    assert report.verified
+    engine = svexport.load(report.path)
+    names = list(report.outputs)
+    for run, inputs in enumerate((tame, *extremes)):
+        actual = dict(zip(names, engine(*inputs), strict=True))
+        flat = {}
+        for name, value in model(*inputs).items():
+            parts = value if isinstance(value, tuple) else (value,)
+            flat |= {f"{name}_{i}" if isinstance(value, tuple) else name: part for i, part in enumerate(parts)}
+        assert flat.keys() == actual.keys()
+        for name, expected in flat.items():
+            message = f"{name} at {opset} in run {run}"
+            torch.testing.assert_close(
+                actual[name], expected, rtol=1e-5, atol=1e-6, equal_nan=True, msg=lambda m, s=message: f"{s}: {m}"
+            )
+
+
+NUMBERS = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 20.0, -20.0, 100.0, -100.0, 1e4, -1e4, INF, -INF, NAN])
+X = NUMBERS.repeat_interleave(len(NUMBERS)).view(len(NUMBERS), -1)
+Y = NUMBERS.expand_as(X)
+TAME = torch.randn(X.shape, generator=torch.Generator().manual_seed(0))
+OF_FLOATS = {
+    "all": lambda x, y: x.all(1),
+    "amax": lambda x, y: x.amax((0, 1)),
+    "amin": lambda x, y: x.amin(1, keepdim=True),
+    "angle": lambda x, y: x.angle(),
+    "any": lambda x, y: x.any(-1),
+    "any_of_all": lambda x, y: (-x.abs()).any(),
+    "argmax": lambda x, y: y.flip(0).argmax(1),
+    "atan2": lambda x, y: torch.atan2(x, y),
+    "binary_cross_entropy": lambda x, y: F.binary_cross_entropy_with_logits(
+        x.clamp(-1e4, 1e4), torch.full_like(x, 0.3), pos_weight=torch.tensor(2.0), reduction="none"
+    ),
+    "clamp_max": lambda x, y: x.clamp(max=3),
+    "clamp_min": lambda x, y: x.clamp(min=-3.0),
+    "clamp_within": lambda x, y: x.clamp(-1, 2),
+    "clamp_by_tensors": lambda x, y: x.clamp(torch.minimum(y, -y), None),
+    "cummax": lambda x, y: y.cummax(1),
+    "cummin": lambda x, y: x.cummin(0),
+    "diagonal": lambda x, y: (x.diagonal(), x.diagonal(2), x.diagonal(-1)),
+    "ge": lambda x, y: x >= y,
+    "le": lambda x, y: x <= y,
+    "logaddexp": lambda x, y: torch.logaddexp(x, y),
+    "logaddexp2": lambda x, y: torch.logaddexp2(x, y),
+    "logcumsumexp": lambda x, y: (x.T - y.T).logcumsumexp(0),
+    "logsigmoid": lambda x, y: F.logsigmoid(x),
+    "max": lambda x, y: x.max(),
+    "max_along": lambda x, y: x.max(0),
+    "maximum": lambda x, y: torch.maximum(x, y),
+    "min_along": lambda x, y: x.min(1, keepdim=True),
+    "minimum": lambda x, y: torch.minimum(x, y),
+    "relu": lambda x, y: x.relu(),
+    "signbit": lambda x, y: x.signbit(),
+    "softplus": lambda x, y: F.softplus(x, beta=3, threshold=2),
+    "trunc_divided": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "vector_norm": lambda x, y: torch.linalg.vector_norm(x.clamp(-9, 9), 3, 1),
+}
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_of_floats(opset: int, tmp_path) -> None:
+    hold(OF_FLOATS, (TAME, TAME.T.contiguous()), [(X, Y), (Y.contiguous(), X), (TAME, Y.contiguous())], opset, tmp_path)
+
+
+DISTINCT = torch.tensor([[3.0, NAN, -1.0, 7.0], [INF, -INF, 0.5, 2.0], [NAN, 1.0, -2.0, -INF]])
+SORTED = {
+    "argsort": lambda x: x.argsort(1, descending=True),
+    "sort": lambda x: x.sort(1),
+    "topk": lambda x: x.topk(3),
+    "topk_smallest": lambda x: x.topk(2, largest=False),
+}
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_sorted_nan(opset: int, tmp_path) -> None:
+    tame = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+    hold(SORTED, (tame,), [(DISTINCT,)], opset, tmp_path)
+
+
+LARGE = torch.tensor([0, 1, -1, 7, -8, 100, 2**31, -(2**31) - 1, 2**40, -(2**40)])
+I, J = LARGE[:, None].expand(-1, len(LARGE)).contiguous(), LARGE.expand(len(LARGE), -1).contiguous()
+PLACES = torch.arange(-3, 7).expand_as(I).contiguous()
+OF_INTEGERS = {
+    "any": lambda i, j, n: i.any(1),
+    "clamp": lambda i, j, n: i.clamp(-5, 2**33),
+    "clamp_min": lambda i, j, n: i.clamp(min=0),
+    "left_shift": lambda i, j, n: i << n,
+    "left_shift_of_3": lambda i, j, n: 3 << n,
+    "max": lambda i, j, n: torch.maximum(i, j),
+    "min": lambda i, j, n: torch.minimum(i, j),
+    "relu": lambda i, j, n: i.relu(),
+    "right_shift": lambda i, j, n: i >> n,
+    "right_shift_by_1": lambda i, j, n: i >> 1,
+    "right_shift_of_bytes": lambda i, j, n: (i % 256 - 128).to(torch.int8) >> 2,
+    "trunc_divided": lambda i, j, n: torch.div(i, j.abs() + 2, rounding_mode="trunc"),
+}
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_of_integers(opset: int, tmp_path) -> None:
+    tame = (I.remainder(9), J.remainder(9), PLACES.abs())
+    hold(OF_INTEGERS, tame, [(I, J, PLACES), (J, I, PLACES * 20)], opset, tmp_path)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_half_precision_stays(opset: int, tmp_path) -> None:
+    """Numbers among the arguments make no float32 of it."""
+    x = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)).half() + 0.1
+    functions = {
+        "addcmul": lambda x: torch.addcmul(x, x, x, value=0.5),
+        "entropy": lambda x: torch.special.entr(x),
+        "log10": lambda x: x.log10(),
+        "triplet": lambda x: F.triplet_margin_loss(x, x + 1, x - 1),
+    }
+    report = svexport.export(Functions(functions), (x,), tmp_path / "m.onnx", opset=opset)
+    assert report.verified
+    assert [output.dtype for output in svexport.load(report.path)(x)] == [torch.float16] * 4
+
+
+class Mean(nn.Module):
+    """Of what a mask chooses; and the shapes of other reductions of it."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        rows = x[x[:, 0] > 0]
+        return x[x > 0].mean(), rows.mean(0), rows.sum(-1), rows.mean(-1, keepdim=True), rows.amax(-1)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_mean_of_nothing(opset: int, tmp_path) -> None:
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    report = svexport.export(Mean(), (x,), tmp_path / "m.onnx", opset=opset)
+    engine = svexport.load(report.path)
+    for given in (x, -x.abs(), x.abs()):
+        torch.testing.assert_close(engine(given), Mean()(given), equal_nan=True)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_embedding_within_a_norm(opset: int, tmp_path) -> None:
+    """Every row is shortened that is read, whichever the example reads, and none in the model."""
+    model = nn.Embedding(6, 4, max_norm=1.0)
+    torch.nn.init.normal_(model.weight, generator=torch.Generator().manual_seed(0))
+    before = model.weight.detach().clone()
+    report = svexport.export(model, (torch.tensor([0, 1]),), tmp_path / "m.onnx", opset=opset)
+    assert torch.equal(model.weight, before)
+    every = torch.arange(6)
+    torch.testing.assert_close(svexport.load(report.path)(every[:2] + 4), model(every[:2] + 4))
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_average_with_a_divisor(opset: int, tmp_path) -> None:
+    x = torch.randn(1, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+    functions = {
+        "all": lambda x: F.avg_pool2d(x, 3, 1, 1, divisor_override=2),
+        "within": lambda x: F.avg_pool2d(x, 2, count_include_pad=False, divisor_override=3),
+        "of_one": lambda x: F.avg_pool2d(x[0], 2, divisor_override=1),
+    }
+    hold(functions, (x,), [], opset, tmp_path)
+    with pytest.raises(svexport.ExportError, match="divisor_override"):
+        svexport.export(
+            Functions({"y": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, divisor_override=2)}),
+            (x,),
+            tmp_path / "m.onnx",
+            opset=opset,
+        )
