@@ -47,7 +47,7 @@ _NOTHING = ("zeros", "zero")
 _FIRST = ("random first",)
 """Of models that forward changes: what they remember of the given inputs is not in a file."""
 
-MOST_ELEMENTS = 2**22
+MOST_ELEMENTS = 2**14
 """Of inputs of other sizes, or some times as many as are given."""
 
 
@@ -494,7 +494,7 @@ def _resized(
             for axis, symbol in dynamic_axes.get(name, {}).items():
                 if sizes[symbol].root in wanted:
                     shape[axis] = sizes[symbol].size(wanted[sizes[symbol].root])
-        if sum(map(math.prod, shapes)) > max(MOST_ELEMENTS, 16 * sum(t.numel() for t in tensors)):
+        if sum(map(math.prod, shapes)) > max(MOST_ELEMENTS, 4 * sum(t.numel() for t in tensors)):
             return
         yield from ((run, inputs) for inputs in _random(tensors, shapes))
 
@@ -518,7 +518,7 @@ def _resized(
     def much(root: str) -> Iterator[tuple[str, list[Tensor]]]:
         size, given = roots[root]
         n = size.root_for(given)
-        for wanted in (-(-4 * n // 12) * 12, 4 * n, 2 * n):
+        for wanted in (-(-4 * n // 12) * 12, -(-2 * n // 12) * 12, 4 * n, 2 * n):
             if n < wanted <= size.high:
                 yield from at({root: wanted})
 
