@@ -18,7 +18,7 @@ from svexport.text import plain
 __all__ = ["ExportReport", "NodeSource"]
 
 
-_LARGE = ("scaled", "hundredfold")
+_UNLIKE = ("scaled", "hundredfold", "zero", "zeros")
 """Runs whose errors are large where the numbers are."""
 
 
@@ -94,8 +94,8 @@ class ExportReport:
 
     @property
     def max_abs(self) -> float:
-        """The largest absolute difference on inputs like the given ones, not those made far larger; NaN of none."""
-        return max((p.max_abs for p in self.parity if p.run not in _LARGE), default=float("nan"))
+        """The largest absolute difference on inputs like the given ones, no zeros or far larger ones; NaN of none."""
+        return max((p.max_abs for p in self.parity if p.run not in _UNLIKE), default=float("nan"))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain JSON-serialisable values."""

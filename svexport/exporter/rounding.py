@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from svexport.exporter.quantizers import repeats
+from svexport.ops._op import DOMAIN
 from svexport.parity import ATOL, RTOL, tolerances
 
 __all__ = ["Perturbed", "Rounding", "Tolerances"]
@@ -129,14 +130,23 @@ class Perturbed(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        fresh = isinstance(result, Tensor) and all(r.alias_info is None for r in func._schema.returns)
-        if not fresh or not result.is_floating_point() or not _computes(func):
+        if not all(r.alias_info is None for r in func._schema.returns) or not _computes(func):
+            return result
+        if isinstance(result, (list, tuple)) and func.namespace == DOMAIN:  # one op for what others are many
+            return type(result)(self._changed(func, item) for item in result)
+        return self._changed(func, result)
+
+    def _changed(self, func: Any, result: Any) -> Any:
+        if not isinstance(result, Tensor) or not result.is_floating_point():
             return result
         by = 2 * torch.rand(result.shape, generator=self._generator, dtype=torch.float64).to(result.device) - 1
         exact = result.double()
         size = exact.abs()
-        if func._schema.name.partition("::")[2] in _SUMS:  # what is added up may be larger than what comes of it
+        name = func._schema.name.partition("::")[2]
+        if name in _SUMS:  # what is added up may be larger than what comes of it
             size = size + exact.square().mean().sqrt()
+        if name in _HALVES:
+            size = size + 0.5
         return (exact + 2 * torch.finfo(result.dtype).eps * size * by).to(result.dtype)
 
 
@@ -147,6 +157,9 @@ def _computes(func: Any) -> bool:
 
 
 _SUMS = {"addmm", "baddbmm", "bmm", "convolution", "cumsum", "linear", "mean", "mm", "mv", "sum"}
+_HALVES = {"sigmoid", "transformer_decoder"}
+"""What ends in a sigmoid: ONNX Runtime computes it as a quotient plus a half, and so rounds the smallest as a half."""
+
 _MOVES = {
     *("abs", "cat", "ceil", "clamp", "clone", "constant_pad_nd", "copy", "empty_like", "floor", "full_like", "gather"),
     *("index", "index_select", "masked_fill", "max_pool2d_with_indices", "neg", "new_zeros", "new_ones", "ones_like"),

@@ -13,6 +13,8 @@ from svexport import cli
 from svexport._version import __version__
 from svexport.cli import COMMANDS, Outcome, lower
 
+pytestmark = pytest.mark.core
+
 
 def answer(monkeypatch, outcome):
     """Makes `lower` do that: return an outcome, or raise."""
@@ -176,7 +178,6 @@ exec(CODE)
 sys.argv = ["svexport", "lower", "in.onnx", "-o", "out.onnx"]
 from svexport.__main__ import main
 
-pytestmark = pytest.mark.core
 sys.exit(main())
 """
     program = f"CODE = {code!r}\n{setup}"
