@@ -19,7 +19,7 @@ from svexport.exporter.source import user_frame
 from svexport.exporter.torchscript import SOURCE_ATTRIBUTE
 from svexport.graph.nodes import rename, set_attributes, symbolic_of
 from svexport.graph.scope import light_copy
-from svexport.graph.types import infer_types
+from svexport.graph.types import infer_types, types_of
 from svexport.graph.walk import attributes_of, graphs, remove_attribute
 from svexport.ops._op import DOMAIN
 from svexport.symbolic._builder import Value
@@ -106,9 +106,9 @@ def _count_axes_from_the_front(model: onnx.ModelProto) -> None:
                 found.append((graph, node, axes))
     if not found:
         return
-    ranks = _ranks(model)
+    ranks = _ranks(types_of(model))
     if any(node.input[0] not in ranks for _, node, _ in found):
-        ranks |= _ranks(onnx.shape_inference.infer_shapes(light_copy(model)))
+        ranks |= _ranks(types_of(onnx.shape_inference.infer_shapes(light_copy(model))))
     for graph, node, axes in found:
         rank = ranks.get(node.input[0])
         if not rank:
@@ -121,13 +121,8 @@ def _count_axes_from_the_front(model: onnx.ModelProto) -> None:
             next(attribute for attribute in node.attribute if attribute.name == "axes").ints[:] = axes
 
 
-def _ranks(model: onnx.ModelProto) -> dict[str, int]:
-    ranks: dict[str, int] = {}
-    for graph in graphs(model.graph):
-        values = (*graph.input, *graph.value_info, *graph.output)
-        ranks |= {v.name: len(v.type.tensor_type.shape.dim) for v in values if v.type.tensor_type.HasField("shape")}
-        ranks |= {tensor.name: len(tensor.dims) for tensor in graph.initializer}
-    return ranks
+def _ranks(types: Mapping[str, Value]) -> dict[str, int]:
+    return {name: len(value.shape) for name, value in types.items() if value.shape is not None}
 
 
 def keep_inputs(model: onnx.ModelProto, tensors: Mapping[str, Tensor], axes: Mapping[str, Mapping[int, str]]) -> None:
