@@ -1,0 +1,1 @@
+"""Activations: Softmax and its kin, HardSwish, Mish, Gelu, Celu, Swish."""

@@ -1,0 +1,1 @@
+"""Normalizations over batches, instances, layers and groups."""

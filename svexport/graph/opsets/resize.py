@@ -1,0 +1,1 @@
+"""Resize, down to Upsample."""

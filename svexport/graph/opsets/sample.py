@@ -1,0 +1,1 @@
+"""GridSample, AffineGrid, DeformConv."""

@@ -1,0 +1,1 @@
+"""Strings, images, n-grams."""
