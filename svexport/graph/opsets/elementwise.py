@@ -6,6 +6,8 @@ from svexport.graph.opsets.dtypes import moves
 from svexport.graph.opsets.rules import Node, down, unchanged
 from svexport.symbolic._builder import Builder, Value
 
+moves("Clip Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Max Min Relu Sign Where")
+
 unchanged("Abs Ceil Div Erf Exp Floor Log Mul Neg Reciprocal Sigmoid Sqrt Sub Tanh Add", 13)
 unchanged("Add Div Mul Sub", 14)
 unchanged("Acos Acosh Asin Asinh Atan Atanh Cos Cosh Sin Sinh Tan Round Softplus Softsign", 22)
@@ -14,6 +16,3 @@ unchanged("Acos Acosh Asin Asinh Atan Atanh Cos Cosh Sin Sinh Tan Round Softplus
 @down("BitwiseXor", 18)
 def _bitwise_xor(b: Builder, node: Node) -> Value:
     node.refuse("no op below has bits of integers")
-
-
-moves("Clip Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Max Min Relu Sign Where")

@@ -6,6 +6,9 @@ from svexport.graph.opsets.dtypes import moves
 from svexport.graph.opsets.rules import Node, down, unchanged
 from svexport.symbolic._builder import Builder
 
+moves("Concat DepthToSpace Expand Flatten Identity Pad Reshape Shape Size Slice SpaceToDepth Split Squeeze Tile")
+moves("Transpose Trilu Unsqueeze")
+
 unchanged("Transpose", 13, 21, 23, 24)
 unchanged("Squeeze Unsqueeze", 21, 23, 24)
 
@@ -18,9 +21,3 @@ def _axes_as_attribute(b: Builder, node: Node) -> None:
             node.refuse("its axes are computed, and are an attribute there")
         node.set(axes=axes)
         node.give(node.input())
-
-
-moves(
-    "Concat DepthToSpace Expand Flatten Identity Pad Reshape Shape Size Slice SpaceToDepth Split Squeeze Tile Transpose"
-)
-moves("Trilu Unsqueeze")
