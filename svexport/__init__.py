@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from svexport.graph.bodies import lower
     from svexport.graph.check import check
     from svexport.graph.check.report import CheckReport
+    from svexport.graph.opsets import convert
     from svexport.parity import Parity
     from svexport.runtime.compare import Comparison, compare
     from svexport.runtime.session import load
@@ -49,6 +50,7 @@ __all__ = [
     "__version__",
     "check",
     "compare",
+    "convert",
     "export",
     "load",
     "lower",
@@ -67,6 +69,7 @@ _LAZY = {
     "Parity": "svexport.parity",
     "check": "svexport.graph.check",
     "compare": "svexport.runtime.compare",
+    "convert": "svexport.graph.opsets",
     "export": "svexport.exporter.export",
     "load": "svexport.runtime.session",
     "lower": "svexport.graph.bodies",

@@ -1,0 +1,1 @@
+"""QuantizeLinear, DequantizeLinear and their kin."""

@@ -1,0 +1,5 @@
+"""Reductions, ArgMax, CumSum, TopK."""
+
+from svexport.graph.opsets.dtypes import moves
+
+moves("ArgMax ArgMin ReduceMax ReduceMin TopK")
