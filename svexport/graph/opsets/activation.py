@@ -13,9 +13,9 @@ from svexport.symbolic._builder import FLOAT_TYPES, Builder, Value
 
 __all__: list[str] = []
 
-unchanged("Elu Selu HardSigmoid Softplus Softsign ThresholdedRelu HardSwish Mish", 22)
+unchanged("Elu Selu HardSigmoid ThresholdedRelu HardSwish Mish", 22)
 unchanged("LeakyRelu PRelu", 16)
-unchanged("Relu Sigmoid Tanh", 13)
+unchanged("Relu", 13)
 
 
 @down("Softmax LogSoftmax Hardmax", 13)

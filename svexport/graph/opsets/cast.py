@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from svexport.graph.opsets.rules import Node, down
-from svexport.graph.opsets.types import takes
+from svexport.graph.opsets.rules import Node, down, schema_of
 from svexport.symbolic._builder import Builder, Value, dtype_name
 
 __all__: list[str] = []
@@ -15,7 +14,10 @@ __all__: list[str] = []
 def cast(b: Builder, node: Node) -> None:
     """Only types fall away, and with them what is said of their rounding."""
     to = node.attribute("to")
-    if not takes("Cast", b.opset, "T2", to):
+    schema = schema_of("Cast", b.opset)
+    assert schema is not None
+    made = next(c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == "T2")
+    if f"tensor({TensorProto.DataType.Name(to).lower()})" not in made:
         node.refuse(f"there are no tensors of {dtype_name(to)} there")
     if b.opset < 24:
         node.remove("round_mode")
@@ -23,17 +25,8 @@ def cast(b: Builder, node: Node) -> None:
         node.remove("saturate")
 
 
-@down("CastLike", 25, 24, 23, 21, 19)
-def cast_like_types(b: Builder, node: Node) -> Value:
-    return _cast_like(b, node)
-
-
-@down("CastLike", 15)
+@down("CastLike", 24, 23, 21, 19, 15)
 def cast_like(b: Builder, node: Node) -> Value:
-    return _cast_like(b, node)
-
-
-def _cast_like(b: Builder, node: Node) -> Value:
     """To the type of another tensor, which is known."""
     saturate = node.attribute("saturate") if node.version >= 19 else None
     x, dtype = node.input(), node.dtype(1)
