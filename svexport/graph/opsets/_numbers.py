@@ -62,6 +62,10 @@ class Numbers:
         """``(n,)`` -> ``(n, 1)``."""
         return self.b.unsqueeze(replace(x, shape=(None,)), 1) if isinstance(x, Value) else x[:, None]
 
+    def row(self, x: Number) -> Number:
+        """``(n,)`` -> ``(1, n)``."""
+        return self.b.unsqueeze(replace(x, shape=(None,)), 0) if isinstance(x, Value) else x[None]
+
     def sums(self, x: Number) -> Number:
         """``(n, m)`` -> ``(n, 1)``."""
         if isinstance(x, Value):

@@ -10,12 +10,14 @@ import numpy as np
 from onnx import TensorProto
 
 from svexport.graph.opsets._float import at_least_float
+from svexport.graph.opsets.dtypes import moves
 from svexport.graph.opsets.rules import Node, down, refused, unchanged
 from svexport.symbolic._builder import Builder, Dim, Value
 
 __all__: list[str] = []
 
-unchanged("AveragePool MaxPool LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool MaxUnpool MaxRoiPool RoiAlign", 22)
+moves("MaxPool MaxUnpool")
+unchanged("LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool MaxUnpool MaxRoiPool RoiAlign", 22)
 unchanged("AveragePool MaxPool LpPool MaxUnpool NonMaxSuppression", 11)
 unchanged("MaxPool", 12)
 refused(
@@ -41,6 +43,8 @@ class Window:
     out: list[int | None]
     stated: list[tuple[int, int]]
     """The padding before "ceil_mode" adds to it."""
+    dropped: bool
+    """Whether a last window that "ceil_mode" would add starts in the padding."""
 
     @property
     def pads(self) -> list[int]:
@@ -65,6 +69,7 @@ def window_of(node: Node) -> Window:
     shape = node.input().shape
     sizes = (None,) * axes if shape is None else shape[2:]
     before, after, out, stated = [], [], [], []
+    dropped = False
     for i, size in enumerate(sizes):
         reach = dilations[i] * (kernel[i] - 1) + 1
         pad = (pads[i], pads[axes + i])
@@ -82,7 +87,7 @@ def window_of(node: Node) -> Window:
             span = size + sum(pad) - reach
             count = (math.ceil(span / strides[i]) if ceil and auto in ("NOTSET", "") else span // strides[i]) + 1
             if ceil and (count - 1) * strides[i] >= size + pad[0]:
-                count -= 1
+                count, dropped = count - 1, True
             extra = max((count - 1) * strides[i] - span, 0)
         elif ceil and strides[i] > 1 and auto in ("NOTSET", ""):
             if pad[1] + strides[i] > reach:
@@ -91,11 +96,27 @@ def window_of(node: Node) -> Window:
         before.append(pad[0])
         after.append(pad[1] + extra)
         out.append(count)
-    return Window(kernel, strides, dilations, before, after, out, stated)
+    return Window(kernel, strides, dilations, before, after, out, stated, dropped)
 
 
 def _spatial(node: Node, b: Builder) -> list[Dim]:
     return [b.dim(node.input(), i) for i in range(2, node.rank())]
+
+
+@down("AveragePool MaxPool", 22)
+def last_window(b: Builder, node: Node) -> Value | None:
+    """Whether "ceil_mode" drops a last window that starts in the padding was not said: where it does, it is."""
+    if not node.attribute("ceil_mode"):
+        return None
+    window = window_of(node)
+    if not window.dropped:
+        return None
+    if [*zip(window.before, window.after)] != window.stated:
+        if node.proto.op_type == "AveragePool" and node.attribute("count_include_pad"):
+            return _average(b, node, window)
+        node.set(pads=window.pads, auto_pad=None)
+    node.remove("ceil_mode")
+    return None
 
 
 # ------------------------------------------------------------------ averages and norms

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -47,11 +46,7 @@ class Axis:
 
 
 def resample(b: Builder, x: Value, axes: Sequence[Axis], kernel: Kernel) -> Value:
-    """Every axis resized. What cannot be read off (the taps of an antialias filter of unknown scale) is an error.
-
-    Raises:
-        ValueError: if the number of taps depends on a size that only the run decides.
-    """
+    """Every axis resized, one after the other."""
     dtype = x.dtype
     if kernel.mode != "nearest" and dtype != TensorProto.DOUBLE:
         x = b.cast(x, TensorProto.FLOAT)
@@ -88,15 +83,15 @@ def _along(b: Builder, x: Value, axis: Axis, kernel: Kernel) -> tuple[Value, Val
         index = _index(b, _inside(do, _nearest(do, at, axis, kernel), axis))
         return b.op("Gather", x, index, axis=axis.dim, shape=sizes), beyond
     first = do("Floor", at)
-    offsets = _offsets(axis, kernel)
+    offsets = _offsets(do, axis, kernel)
     positions = do("Add", do.column(first), offsets)
     weights = _weights(do, do("Sub", offsets, do.column(do("Sub", at, first))), axis, kernel)
     if kernel.exclude_outside:
         out = do("Or", do("Less", positions, 0.0), do("Greater", positions, do("Sub", do.size(axis.old), 1.0)))
         weights = do("Where", out, 0.0, weights)
-    if kernel.exclude_outside or _stretched(axis, kernel):
+    if kernel.exclude_outside or kernel.antialias:
         weights = do("Div", weights, do.sums(weights))
-    taps = len(offsets[0])
+    taps = None if isinstance(offsets, Value) else offsets.size
     gathered = b.op("Gather", x, _index(b, _inside(do, positions, axis)), axis=axis.dim, dtype=x.dtype)
     gathered = replace(gathered, shape=(*sizes[: axis.dim + 1], taps, *sizes[axis.dim + 1 :]))
     weights = _trailing(b, weights, 2, x.rank - axis.dim - 1)
@@ -146,26 +141,24 @@ def _inside(do: Numbers, position: Number, axis: Axis) -> Number:
     return do("Max", do("Min", position, do("Sub", do.size(axis.old), 1.0)), 0.0)
 
 
-def _stretched(axis: Axis, kernel: Kernel) -> float:
-    """By how much an antialias filter is stretched: its scale; 0 for none."""
-    if not kernel.antialias:
-        return 0
-    if isinstance(axis.scale, Value):
-        raise ValueError("the width of an antialias filter depends on a size that is not static")
-    scale = float(axis.scale.item())
-    return scale if scale < 1 else 0
+def _stretched(do: Numbers, axis: Axis, kernel: Kernel) -> Number:
+    """By how much the filter is stretched, as antialiasing does to reduce: its scale, 1 for not at all."""
+    return do("Min", axis.scale, 1.0) if kernel.antialias else np.ones(1, np.float32)
 
 
-def _offsets(axis: Axis, kernel: Kernel) -> np.ndarray:
+def _offsets(do: Numbers, axis: Axis, kernel: Kernel) -> Number:
     """The taps, counted from the pixel at or before a coordinate: ``(1, taps)``."""
-    reach = 1 if kernel.mode == "linear" else 2
-    start = math.floor(-reach / (_stretched(axis, kernel) or 1)) + 1
-    return np.arange(start, 2 - start, dtype=np.float32)[None]
+    reach = 1.0 if kernel.mode == "linear" else 2.0
+    start = do("Add", do("Floor", do("Div", -reach, _stretched(do, axis, kernel))), 1.0)
+    if isinstance(start, Value):
+        count = do.b.cast(do("Sub", 2.0, do("Mul", start, 2.0)), TensorProto.INT64)
+        return do.row(do("Add", do.count(count), start))
+    return np.arange(start.item(), 2 - start.item(), dtype=np.float32)[None]
 
 
 def _weights(do: Numbers, distance: Number, axis: Axis, kernel: Kernel) -> Number:
     """Of every tap, by its distance from the coordinate."""
-    x = do("Abs", do("Mul", distance, _stretched(axis, kernel) or 1.0))
+    x = do("Abs", do("Mul", distance, _stretched(do, axis, kernel)))
     if kernel.mode == "linear":
         return do("Max", do("Sub", 1.0, x), 0.0)
     a = kernel.cubic

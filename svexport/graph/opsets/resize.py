@@ -239,10 +239,7 @@ def _regions(b: Builder, node: Node, count: int) -> list[tuple[Number, Number]]:
 def _apart(b: Builder, node: Node) -> Value:
     node.dtype()
     node.rank()
-    try:
-        return resample(b, node.input(), _axes(b, node), _kernel(node))
-    except ValueError as error:
-        node.refuse(str(error))
+    return resample(b, node.input(), _axes(b, node), _kernel(node))
 
 
 def _by_sizes(axis: Axis) -> bool:
