@@ -1,0 +1,212 @@
+"""ONNX's own tests of nodes, converted to lower opsets and run there.
+
+``python -m tests.graph.opsets.backend [--cases REGEX] [--targets 9,11]`` prints what is not right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx.backend.test.loader import load_model_tests
+from onnx.reference import ReferenceEvaluator
+
+import svexport
+from svexport import UnsupportedError
+from svexport.graph.opsets.rules import schema_of
+from svexport.graph.walk import graphs
+
+HIGHEST = 23
+RANDOM = {"Bernoulli", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A test of ONNX: a model at an opset of ours, what it is given, and what it has to return."""
+
+    name: str
+    model: onnx.ModelProto
+    opset: int
+    data: Sequence[tuple[Sequence[Any], Sequence[Any]]]
+    rtol: float
+    atol: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a case at an opset: right, refused, wrong, or unable where nothing runs it, not as it was either."""
+
+    kind: str
+    detail: str = ""
+
+
+@functools.cache
+def cases() -> dict[str, Case]:
+    """Every case of the default domain that is valid at an opset up to the highest, by name."""
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tests = load_model_tests(kind="node")
+    for test in tests:
+        if any(entry.domain for entry in test.model.opset_import):
+            continue
+        if any(node.op_type in RANDOM for graph in graphs(test.model.graph) for node in graph.node):
+            continue
+        stated = test.model.opset_import[0].version
+        for opset in range(HIGHEST, 9, -1):
+            model = at_opset(test.model, stated, opset)
+            if model is not None:
+                found[test.name] = Case(test.name, model, opset, test.data_sets, test.rtol, test.atol)
+                break
+    return found
+
+
+def at_opset(model: onnx.ModelProto, stated: int, opset: int) -> onnx.ModelProto | None:
+    """The model as one of another opset at which its nodes mean the same; None where there are none."""
+    for graph in graphs(model.graph):
+        for node in graph.node:
+            then, now = schema_of(node.op_type, stated), schema_of(node.op_type, opset)
+            if then is None or now is None or (opset > stated and then.since_version != now.since_version):
+                return None
+            if not {a.name for a in node.attribute} <= set(now.attributes):
+                return None
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    result.opset_import[0].version = opset
+    result.ir_version = 8 if opset < 19 else 10
+    try:
+        onnx.checker.check_model(result, full_check=True)
+    except Exception:  # noqa: BLE001 - any of a library's: it is not valid there
+        return None
+    return result
+
+
+def run(model: onnx.ModelProto, inputs: Sequence[Any]) -> list[Any]:
+    """What ONNX Runtime computes."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    feeds = {i.name: feed(x) for i, x in zip(session.get_inputs(), inputs, strict=False)}
+    return session.run(None, feeds)
+
+
+def feed(x: Any) -> Any:
+    return [np.asarray(item) for item in x] if isinstance(x, list) else x
+
+
+def difference(actual: Sequence[Any], expected: Sequence[Any], rtol: float, atol: float) -> str:
+    """What differs first; empty where nothing does."""
+    for index, (a, e) in enumerate(zip(actual, expected, strict=False)):
+        if isinstance(e, list):
+            if len(a) != len(e):
+                return f"output {index}: {len(a)} items for {len(e)}"
+            inner = difference(a, e, rtol, atol)
+            if inner:
+                return f"output {index}: {inner}"
+            continue
+        if a is None or e is None:
+            if (a is None) != (e is None):
+                return f"output {index}: {a!r} for {e!r}"
+            continue
+        a, e = np.asarray(a), np.asarray(e)
+        if a.shape != e.shape:
+            return f"output {index}: shape {a.shape} for {e.shape}"
+        if a.dtype != e.dtype and not (a.dtype.kind in "OUS" and e.dtype.kind in "OUS"):
+            return f"output {index}: type {a.dtype} for {e.dtype}"
+        if e.dtype.kind in "OUSb":
+            if not (a.astype(str) == e.astype(str)).all():
+                return f"output {index}: {a.ravel()[:8]} for {e.ravel()[:8]}"
+        elif not np.allclose(wide(a), wide(e), rtol=rtol, atol=atol, equal_nan=True):
+            return f"output {index}: {a.ravel()[:8]} for {e.ravel()[:8]}"
+    return ""
+
+
+def wide(x: np.ndarray) -> np.ndarray:
+    return x if x.dtype.kind in "iufc" else x.astype(np.float32)
+
+
+def attempt(model: onnx.ModelProto, inputs: Sequence[Any], *, reference: bool) -> list[Any] | str:
+    """Outputs, or why there are none."""
+    try:
+        if not reference:
+            return run(model, inputs)
+        names = [value.name for value in model.graph.input]
+        return ReferenceEvaluator(model).run(None, dict(zip(names, inputs, strict=False)))
+    except Exception as error:  # noqa: BLE001 - a library's
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+@functools.cache
+def as_it_was(name: str) -> tuple[list[Any] | str, ...]:
+    """What ONNX Runtime makes of a case at its own opset, for each set of its data."""
+    case = cases()[name]
+    return tuple(attempt(case.model, inputs, reference=False) for inputs, _ in case.data)
+
+
+def judge(case: Case, target: int) -> Verdict:
+    """Converts a case and runs it."""
+    try:
+        converted = svexport.convert(case.model, target)
+    except UnsupportedError as error:
+        return Verdict("refused", str(error))
+    try:
+        onnx.checker.check_model(converted, full_check=True)
+    except Exception as error:  # noqa: BLE001 - a library's
+        return Verdict("wrong", f"not valid: {error}")
+    if converted.opset_import[0].version != target:
+        return Verdict("wrong", "another opset")
+    for (inputs, expected), before in zip(case.data, as_it_was(case.name), strict=True):
+        actual = attempt(converted, inputs, reference=False)
+        if isinstance(actual, str):
+            if not isinstance(before, str):
+                return Verdict("wrong", f"ONNX Runtime no longer runs it: {actual}")
+            actual = attempt(converted, inputs, reference=True)
+            if isinstance(actual, str):
+                return Verdict("unable", actual)
+        differs = difference(actual, expected, case.rtol, case.atol)
+        if differs and (isinstance(before, str) or difference(actual, before, 1e-5, 1e-6)):
+            return Verdict("wrong", differs)
+    return Verdict("right")
+
+
+def verdicts(pattern: str = "", targets: Sequence[int] = range(9, HIGHEST)) -> Iterator[tuple[Case, int, Verdict]]:
+    """Verdicts of the cases whose names match, at each target below their opsets."""
+    for case in cases().values():
+        if re.search(pattern, case.name):
+            for target in targets:
+                if target < case.opset:
+                    yield case, target, judge(case, target)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cases", default="", help="regular expression")
+    parser.add_argument("--targets", default="9,10,11,12,13,15,17,18,19,20,21,22")
+    parser.add_argument("--all", action="store_true", help="show what is refused as well, and unable")
+    options = parser.parse_args()
+    counts: Counter[str] = Counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for case, target, verdict in verdicts(options.cases, [int(t) for t in options.targets.split(",")]):
+            counts[verdict.kind] += 1
+            if verdict.kind == "wrong" or (options.all and verdict.kind != "right"):
+                detail = verdict.detail.partition("\n")[2].strip() if verdict.kind == "refused" else verdict.detail
+                print(
+                    f"{verdict.kind:8} {case.name} {case.opset} -> {target}: {detail.splitlines()[0][:300]}", flush=True
+                )
+    print(dict(counts))
+
+
+if __name__ == "__main__":
+    main()
