@@ -15,7 +15,6 @@ from svexport.graph.scope import drop_unused, light_copy, used_names
 from svexport.graph.types import types_of
 from svexport.graph.walk import STANDARD, graphs, opset_of
 from svexport.logging import logger
-from svexport.symbolic._builder import Value
 
 __all__ = ["FAMILIES", "LOWEST", "convert", "convert_in_place"]
 
@@ -23,7 +22,7 @@ LOWEST = 9
 """The lowest opset that models are converted to."""
 
 FAMILIES = (
-    *("shape", "index", "reduce", "elementwise", "control"),
+    *("shape", "pad", "constant", "index", "reduce", "elementwise", "control"),
     *("activation", "norm", "pool", "resize", "sample", "product", "quantize", "attention", "signal", "recurrent"),
     *("loss", "random", "text", "cast"),
 )
@@ -74,7 +73,7 @@ def convert_in_place(model: onnx.ModelProto, opset: int) -> None:
     taken = {name for graph in graphs(model.graph) for node in graph.node for name in (*node.output, node.name)}
     taken.update(value.name for g in graphs(model.graph) for value in (*g.input, *g.initializer, *g.value_info))
     converter = Converter(taken, opset)
-    converter.graph(model.graph, before, Known(_types(model), model.ir_version))
+    converter.graph(model.graph, before, _known(model))
     if converter.refused:
         raise _refusal(converter, before, opset)
     for graph, names in reversed(used):
@@ -85,7 +84,7 @@ def convert_in_place(model: onnx.ModelProto, opset: int) -> None:
     model.ir_version = max(4, min(model.ir_version, 8 if opset < 20 else 10))
 
 
-def _types(model: onnx.ModelProto) -> dict[str, Value]:
+def _known(model: onnx.ModelProto) -> Known:
     """What the model states and shape inference adds. Initializers that a caller may override decide nothing."""
     light = light_copy(model)
     overridable = {value.name for value in model.graph.input}
@@ -96,7 +95,13 @@ def _types(model: onnx.ModelProto) -> dict[str, Value]:
         light = onnx.shape_inference.infer_shapes(light, data_prop=True)
     except Exception as error:  # noqa: BLE001 - a library's; without it less is known
         logger.debug("no types are inferred: {}", error)
-    return types_of(light)
+    kinds = {}
+    for graph in graphs(light.graph):
+        for info in (*graph.input, *graph.value_info, *graph.output):
+            kind = info.type.WhichOneof("value")
+            if kind not in ("tensor_type", None):
+                kinds[info.name] = kind.removesuffix("_type")
+    return Known(types_of(light), model.ir_version, kinds)
 
 
 def _refusal(converter: Converter, before: int, opset: int) -> UnsupportedError:

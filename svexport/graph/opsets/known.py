@@ -23,10 +23,12 @@ class Known:
     Args:
         types: what is known from the start.
         ir_version: of the model.
+        kinds: "sequence", "optional" or "map", of values that are no tensors.
     """
 
-    def __init__(self, types: Mapping[str, Value], ir_version: int) -> None:
+    def __init__(self, types: Mapping[str, Value], ir_version: int, kinds: Mapping[str, str]) -> None:
         self.types = dict(types)
+        self._kinds = dict(kinds)
         self._inference = Inference(self.types, 1, ir_version)
         self._tensors: dict[str, TensorProto] = {}
         self._producers: dict[str, tuple[onnx.NodeProto, int]] = {}
@@ -54,6 +56,10 @@ class Known:
         if not self._typed(name):
             self._infer(name, values=False)
         return self.types.get(name) or Value(name)
+
+    def kind(self, name: str) -> str:
+        """``"tensor"`` unless it is known to be something else: ``"sequence"``, ``"optional"``, ``"map"``."""
+        return self._kinds.get(name, "tensor")
 
     def array(self, name: str) -> np.ndarray | None:
         """The numbers of a constant, or of a few that constants and static shapes decide; otherwise None."""
