@@ -9,14 +9,14 @@ from svexport.graph.opsets.dtypes import moves
 from svexport.graph.opsets.rules import Node, down, unchanged
 from svexport.symbolic._builder import FLOAT_TYPES, Builder, Value
 
-moves("Clip Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Max Min Relu Sign Where")
+moves("Clip Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Max Min Sign Where")
 
 unchanged("Abs Add Ceil Div Erf Exp Floor Log Mean Mul Neg Reciprocal Sigmoid Sign Sqrt Sub Sum Tanh", 13)
-unchanged("Clip Equal Greater IsNaN Less Max Min Mod Pow Relu", 13)
+unchanged("Clip Equal Greater IsNaN Less Max Min Mod Pow", 13)
 unchanged("Add Div Mul Sub", 14)
 unchanged("GreaterOrEqual LessOrEqual Where", 16)
 unchanged("IsInf IsNaN", 20)
-unchanged("Acos Acosh Asin Asinh Atan Atanh Cos Cosh Round Sin Sinh Tan", 22)
+unchanged("Acos Acosh Asin Asinh Atan Atanh Cos Cosh Round Sin Sinh Softplus Softsign Tan", 22)
 
 BOOL, INT64, UINT64, DOUBLE = TensorProto.BOOL, TensorProto.INT64, TensorProto.UINT64, TensorProto.DOUBLE
 _LARGE = (INT64, UINT64)
@@ -70,12 +70,6 @@ def _clip_attributes(b: Builder, node: Node) -> Value | None:
     node.set(max=np.inf if numbers[1] is None else numbers[1].item())
     node.give(x)
     return None
-
-
-@down("Relu", 14)
-def _relu(b: Builder, node: Node) -> Value | None:
-    x = node.input()
-    return _chosen(b, "Greater", x, b.like(0, x)) if node.dtype() == INT64 else None
 
 
 # ---------------------------------------------------------------- comparisons
