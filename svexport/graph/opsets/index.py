@@ -196,23 +196,6 @@ def _lines(b: Builder, node: Node) -> tuple[Value, Value, Value, Sequence[Dim]]:
     return lines, column, b.reshape(updates, count, width), sizes
 
 
-@down("TensorScatter", 24)
-def _write_cache(b: Builder, node: Node) -> Value:
-    """Updates of a cache, from a place of each batch on."""
-    rank = node.rank(0)
-    cache, update, axis = node.input(0), node.input(1), axis_of(node, -2)
-    node.rank(1)
-    places = b.arange(b.dim(update, axis))
-    places = b.unsqueeze(Value(places.name, INT64, (None,)), *(a for a in range(rank) if a != axis))
-    if node.given(2) is not None:
-        start = b.unsqueeze(Value(node.input(2).name, INT64, (None,)), *range(1, rank))
-        places = b.op("Add", places, start, dtype=INT64)
-    if node.attribute("mode") == "circular":
-        places = b.op("Mod", places, b.shape(b.dim(cache, axis)), dtype=INT64)
-    places = b.op("Expand", places, b.shape(*(b.dim(update, a) for a in range(rank))), dtype=INT64)
-    return b.op("ScatterElements", cache, places, update, axis=axis)
-
-
 # ---------------------------------------------------------------- blocks and sequences
 
 
