@@ -51,6 +51,10 @@ def node_model(
     inferred = onnx.shape_inference.infer_shapes(model)
     del model.graph.output[:]
     model.graph.output.extend(inferred.graph.output)
+    for value in model.graph.output:
+        if not value.type.tensor_type.elem_type:  # of some functions nothing is inferred
+            assert inputs[0] is not None
+            value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(inputs[0].dtype)
     return model
 
 
