@@ -164,7 +164,9 @@ class Converter:
             if node.domain in STANDARD:
                 known.add_node(node, opset)
                 fitted = fit(node, opset, known, f"{prefix}{index}/")
-                result += [node] if fitted is None else fitted
+                for one in fitted or ():  # the node makes other values now
+                    known.add_node(one, opset)
+                result += fitted or [node]
             else:
                 result.append(node)
         return result

@@ -9,14 +9,14 @@ from svexport.graph.opsets.dtypes import moves
 from svexport.graph.opsets.rules import Node, down, unchanged
 from svexport.symbolic._builder import FLOAT_TYPES, Builder, Value
 
-moves("Clip Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Max Min Relu Sign Where")
+moves("Clip Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Max Min Sign Where")
 
 unchanged("Abs Add Ceil Div Erf Exp Floor Log Mean Mul Neg Reciprocal Sigmoid Sign Sqrt Sub Sum Tanh", 13)
-unchanged("Clip Equal Greater IsNaN Less Max Min Mod Pow Relu", 13)
+unchanged("Clip Equal Greater IsNaN Less Max Min Mod Pow", 13)
 unchanged("Add Div Mul Sub", 14)
 unchanged("GreaterOrEqual LessOrEqual Where", 16)
 unchanged("IsInf IsNaN", 20)
-unchanged("Acos Acosh Asin Asinh Atan Atanh Cos Cosh Round Sin Sinh Tan", 22)
+unchanged("Acos Acosh Asin Asinh Atan Atanh Cos Cosh Round Sin Sinh Softplus Softsign Tan", 22)
 
 BOOL, INT64, UINT64, DOUBLE = TensorProto.BOOL, TensorProto.INT64, TensorProto.UINT64, TensorProto.DOUBLE
 _LARGE = (INT64, UINT64)
@@ -36,6 +36,8 @@ def _max(b: Builder, node: Node) -> Value | None:
     """Of integers that floating-point numbers do not hold."""
     if node.dtype() not in _LARGE:
         return None
+    if node.dtype() == UINT64:
+        node.refuse("ONNX Runtime has no Where of uint64")
     compare = "Greater" if node.proto.op_type == "Max" else "Less"
     result, *rest = (node.input(index) for index in range(len(node.proto.input)))
     for each in rest:
@@ -60,7 +62,8 @@ def _clip_attributes(b: Builder, node: Node) -> Value | None:
     x, low, high = node.input(), node.given(1), node.given(2)
     numbers = [node.constant(index) for index in (1, 2)]
     computed = any(number is None and bound is not None for number, bound in zip(numbers, (low, high), strict=True))
-    if computed or node.dtype() != TensorProto.FLOAT:
+    crossed = not computed and None not in (low, high) and not numbers[0].item() <= numbers[1].item()  # type: ignore[union-attr]
+    if computed or crossed or node.dtype() != TensorProto.FLOAT:
         for op_type, bound in (("Max", low), ("Min", high)):
             if bound is not None:
                 x = b.op(op_type, x, bound)
@@ -70,12 +73,6 @@ def _clip_attributes(b: Builder, node: Node) -> Value | None:
     node.set(max=np.inf if numbers[1] is None else numbers[1].item())
     node.give(x)
     return None
-
-
-@down("Relu", 14)
-def _relu(b: Builder, node: Node) -> Value | None:
-    x = node.input()
-    return _chosen(b, "Greater", x, b.like(0, x)) if node.dtype() == INT64 else None
 
 
 # ---------------------------------------------------------------- comparisons

@@ -33,11 +33,17 @@ def _compress(b: Builder, node: Node) -> None:
 def _one_hot(b: Builder, node: Node) -> None:
     if node.attribute("axis") < -1:
         from_front(node, node.rank() + 1)
-    depth = node.constant(1)
-    size = b.cast(b.reshape(node.input(1), 1), INT64) if depth is None else int(depth.item())
+    indices, dtype = node.constant(0), node.dtype(0)
+    if indices is not None and not (indices < 0).any():
+        return
+    # What counts from the end of the depth, or lies before its begin, where nothing is on.
+    depth, zero = b.cast(b.reshape(node.input(1), 1), dtype), b.constant(0, dtype)
+    placed = nonnegative_indices(b, node, 0, Value(depth.name, dtype, (1,)))
+    placed = b.op("Where", b.op("Less", placed, zero, dtype=TensorProto.BOOL), depth, placed, dtype=dtype)
+    if not node.rank(0):
+        placed = b.reshape(placed)
     inputs = node.inputs
-    node.dtype(0)
-    node.give(nonnegative_indices(b, node, 0, size), *inputs[1:])
+    node.give(placed, *inputs[1:])
 
 
 # ---------------------------------------------------------------- Gather
@@ -194,23 +200,6 @@ def _lines(b: Builder, node: Node) -> tuple[Value, Value, Value, Sequence[Dim]]:
     shape = tuple(size if isinstance(size, int) else None for size in (count, width))
     column = b.op("Expand", column, b.shape(count, width), dtype=INT64, shape=shape)
     return lines, column, b.reshape(updates, count, width), sizes
-
-
-@down("TensorScatter", 24)
-def _write_cache(b: Builder, node: Node) -> Value:
-    """Updates of a cache, from a place of each batch on."""
-    rank = node.rank(0)
-    cache, update, axis = node.input(0), node.input(1), axis_of(node, -2)
-    node.rank(1)
-    places = b.arange(b.dim(update, axis))
-    places = b.unsqueeze(Value(places.name, INT64, (None,)), *(a for a in range(rank) if a != axis))
-    if node.given(2) is not None:
-        start = b.unsqueeze(Value(node.input(2).name, INT64, (None,)), *range(1, rank))
-        places = b.op("Add", places, start, dtype=INT64)
-    if node.attribute("mode") == "circular":
-        places = b.op("Mod", places, b.shape(b.dim(cache, axis)), dtype=INT64)
-    places = b.op("Expand", places, b.shape(*(b.dim(update, a) for a in range(rank))), dtype=INT64)
-    return b.op("ScatterElements", cache, places, update, axis=axis)
 
 
 # ---------------------------------------------------------------- blocks and sequences
