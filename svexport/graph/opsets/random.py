@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from onnx import TensorProto
 
@@ -25,17 +27,16 @@ def _uniform(b: Builder, node: Node, x: Value) -> Value:
     """As many numbers from 0 to 1."""
     seed = node.attribute("seed")
     seed = None if seed is None else float(seed)
-    return b.op("RandomUniformLike", x, dtype=TensorProto.FLOAT, seed=seed, shape=x.shape)
+    (drawn,) = b.ops("RandomUniformLike", x, outputs=1, dtype=TensorProto.FLOAT, seed=seed)
+    return replace(drawn, dtype=TensorProto.FLOAT, shape=x.shape)
 
 
 @down("Dropout", 12)
 def dropout(b: Builder, node: Node) -> tuple[Value | None, ...]:
     """Nothing is dropped outside of training. In training, what remains is scaled up."""
     x, ratio = node.input(), node.given(1)
-    training = False if node.given(2) is None else node.constant(2)
-    if training is None:
-        node.refuse("whether it is training is no constant")
-    if not np.any(training):
+    training = np.array(False) if node.given(2) is None else node.constant(2)
+    if training is not None and not training.any():
         kept = None if node.output(1) is None else _everywhere(b, x)
         return b.op("Identity", x, shape=x.shape), kept
     node.dtype()
@@ -44,7 +45,11 @@ def dropout(b: Builder, node: Node) -> tuple[Value | None, ...]:
     factor = b.op("Reciprocal", b.op("Sub", b.constant(np.float32(1)), share, shape=()), shape=())
     scaled = b.op("Mul", x, b.cast(factor, x.dtype), shape=x.shape)
     y = b.op("Where", lost, b.like(0, x), scaled, dtype=x.dtype, shape=x.shape)
-    return y, b.op("Not", lost, dtype=TensorProto.BOOL, shape=x.shape)
+    kept = b.op("Not", lost, dtype=TensorProto.BOOL, shape=x.shape)
+    if training is None:  # the run tells
+        y = b.op("Where", node.input(2), y, x, dtype=x.dtype, shape=x.shape)
+        kept = b.op("Or", kept, b.op("Not", node.input(2)), dtype=TensorProto.BOOL, shape=x.shape)
+    return y, kept
 
 
 def _everywhere(b: Builder, x: Value) -> Value:
