@@ -202,9 +202,7 @@ def _sums(b: Builder, node: Node, x: Value, window: Window) -> Value:
     rows = b.reshape(x, b.product(b.dim(x, 0), b.dim(x, 1)), 1, *(b.dim(x, i) for i in range(2, rank)))
     ones = b.constant(np.ones((1, 1, *window.kernel)), x.dtype)
     dilations = window.dilations if window.dilated else None
-    sums = b.op(
-        "Conv", rows, ones, kernel_shape=window.kernel, strides=window.strides, pads=window.pads, dilations=dilations
-    )
+    sums = b.op("Conv", rows, ones, kernel_shape=window.kernel, strides=window.strides, pads=window.pads, dilations=dilations)
     sums = replace(sums, dtype=x.dtype, shape=(None, 1, *window.out))
     return b.reshape(sums, b.dim(x, 0), b.dim(x, 1), *(b.dim(sums, i) for i in range(2, rank)))
 
@@ -245,13 +243,7 @@ def max_pool(b: Builder, node: Node) -> Value | tuple[Value | None, ...] | None:
         node.refuse("indices of a dilated MaxPool")
     x = node.input()
     lowest = float(np.finfo(np.float32).min) if node.dtype() != TensorProto.FLOAT16 else -65504.0
-    padded = _padded(
-        b,
-        replace(x, shape=node.input().shape or (None,) * (len(window.kernel) + 2)),
-        window.before,
-        window.after,
-        lowest,
-    )
+    padded = _padded(b, replace(x, shape=node.input().shape or (None,) * (len(window.kernel) + 2)), window.before, window.after, lowest)
     for i, kernel in enumerate(window.kernel):
         out = window.out[i]
         if out is None:

@@ -88,13 +88,7 @@ def scales_only(b: Builder, node: Node) -> Value | None:
     scales = _as_scales(b, node)
     if scales is None:
         return _apart(b, node)
-    return b.op(
-        "Resize",
-        node.input(),
-        scales,
-        mode=node.attribute("mode"),
-        shape=node.output().shape if node.output() else None,
-    )
+    return b.op("Resize", node.input(), scales, mode=node.attribute("mode"), shape=node.output().shape if node.output() else None)
 
 
 @down("Resize", 10)
@@ -191,11 +185,8 @@ def _idle(axis: Axis, kernel: Kernel) -> bool:
             return False
     if kernel.coordinates == "tf_half_pixel_for_nn":
         return False
-    return (
-        not isinstance(axis.scale, Value)
-        and bool(axis.scale == 1)
-        and axis.new == axis.old
-        or (isinstance(axis.new, Value) and not isinstance(axis.scale, Value) and bool(axis.scale == 1))
+    return not isinstance(axis.scale, Value) and bool(axis.scale == 1) and axis.new == axis.old or (
+        isinstance(axis.new, Value) and not isinstance(axis.scale, Value) and bool(axis.scale == 1)
     )
 
 

@@ -171,11 +171,7 @@ def stft(b: Builder, node: Node) -> Value:
 
 # ------------------------------------------------------------------ windows
 
-_COSINES = {
-    "HannWindow": (0.5, 0.5, 0.0),
-    "HammingWindow": (25 / 46, 21 / 46, 0.0),
-    "BlackmanWindow": (0.42, 0.5, 0.08),
-}
+_COSINES = {"HannWindow": (0.5, 0.5, 0.0), "HammingWindow": (25 / 46, 21 / 46, 0.0), "BlackmanWindow": (0.42, 0.5, 0.08)}
 """``a0 - a1 cos(t) + a2 cos(2 t)``."""
 
 

@@ -75,7 +75,7 @@ def cases() -> dict[str, Case]:
 
 
 def with_constants(case: Case) -> Case | None:
-    """The case with small inputs behind the first as initializers: as files have axes, pads, bounds; None if none is."""
+    """The case with small inputs behind the first as initializers, as files have axes and bounds; None if none is."""
     inputs, expected = case.data[0]
     names = [value.name for value in case.model.graph.input]
     small = {
