@@ -52,9 +52,8 @@ def node_model(
     del model.graph.output[:]
     model.graph.output.extend(inferred.graph.output)
     for value in model.graph.output:
-        if not value.type.tensor_type.elem_type:  # of some functions nothing is inferred
-            assert inputs[0] is not None
-            value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(inputs[0].dtype)
+        if not value.type.tensor_type.elem_type:  # nothing is inferred of some functions: they return what is like x0
+            value.type.CopyFrom(model.graph.input[0].type)
     return model
 
 
