@@ -9,6 +9,9 @@ from svexport.graph.opsets.dtypes import moves
 from svexport.graph.opsets.rules import Node, down, unchanged
 from svexport.symbolic._builder import FLOAT_TYPES, Builder, Value
 
+MOST_NUMBERS = 2**22
+"""Of places that a constant lists."""
+
 moves("Pad")
 unchanged("Pad", 13, 21, 23, 24)
 
@@ -66,6 +69,8 @@ def _by_places(b: Builder, node: Node) -> Value:
         size = node.input().shape[axis]  # type: ignore[index]
         if not size:
             node.refuse(f"mode {mode!r} needs a size that is known, and that of dimension {axis} is not")
+        if size + max(0, before) + max(0, after) > MOST_NUMBERS:
+            node.refuse(f"the places of {size:,} elements would have to be listed")
         places = np.arange(max(0, -before), size - max(0, -after))
         places = np.pad(places, (max(0, before), max(0, after)), mode=mode)
         x = b.op("Gather", x, b.constant(places.astype(np.int64)), axis=axis)

@@ -9,6 +9,7 @@ from onnx import TensorProto, helper
 
 from svexport.graph.opsets.axes import axis_of, from_front
 from svexport.graph.opsets.dtypes import moves
+from svexport.graph.opsets.pad import MOST_NUMBERS
 from svexport.graph.opsets.rules import Node, down, unchanged
 from svexport.symbolic._builder import Builder, Value
 from svexport.symbolic.triu import keep
@@ -183,6 +184,8 @@ def _places(b: Builder, node: Node, axis: int, start: int, end: int, step: int) 
             count = b.dim(node.input(), axis)
             return b.op("Sub", b.op("Sub", b.shape(count), b.ints(1)), b.arange(count), dtype=INT64)
         node.refuse("it has steps, for which the size has to be known there")
+    if size > MOST_NUMBERS:
+        node.refuse(f"the places of {size:,} elements would have to be listed")
     return b.constant(np.arange(size, dtype=np.int64)[slice(*_bounds(start, end, step, size))])
 
 
