@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import onnx
-from onnx import helper
 
 from svexport.graph.opsets.dtypes import fit
 from svexport.graph.opsets.known import Known
@@ -15,7 +14,7 @@ from svexport.graph.substitute import give_outputs
 from svexport.graph.walk import STANDARD, graphs, graphs_of
 from svexport.symbolic._builder import Builder, Value
 
-__all__ = ["Converter", "Refused"]
+__all__ = ["Converter", "Refused", "names_in"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,11 @@ class Refused:
 
 
 class Converter:
-    """Converts graphs and functions of one model in place.
+    """Converts a graph and those nested in it, in place.
+
+    Args:
+        taken: names of values and nodes that are in use.
+        opset: to convert to.
 
     Attributes:
         refused: nodes without a form, which are left as they are.
@@ -57,16 +60,6 @@ class Converter:
         self._graph(graph, opset, self.opset, known)
         graph.initializer.extend(self._made)
         self._made.clear()
-        self._constants.clear()
-
-    def function(self, function: onnx.FunctionProto, opset: int, known: Known) -> None:
-        """Converts a function; new constants become nodes at its begin."""
-        nodes = self._nodes(function.node, opset, self.opset, known)
-        constants = [helper.make_node("Constant", [], [t.name], t.name, value=t) for t in self._made]
-        del function.node[:]
-        function.node.extend([*constants, *nodes])
-        self._made.clear()
-        self._constants.clear()
 
     def _graph(self, graph: onnx.GraphProto, opset: int, to: int, known: Known) -> None:
         overridable = {value.name for value in graph.input}
@@ -164,7 +157,9 @@ class Converter:
             if node.domain in STANDARD:
                 known.add_node(node, opset)
                 fitted = fit(node, opset, known, f"{prefix}{index}/")
-                result += [node] if fitted is None else fitted
+                for one in fitted or ():  # the node makes other values now
+                    known.add_node(one, opset)
+                result += fitted or [node]
             else:
                 result.append(node)
         return result
@@ -176,3 +171,9 @@ def _version(node: onnx.NodeProto, opset: int) -> int:
         return 0
     schema = schema_of(node.op_type, opset)
     return 0 if schema is None else schema.since_version
+
+
+def names_in(graph: onnx.GraphProto) -> set[str]:
+    """Of values and nodes, nested graphs included."""
+    names = {name for each in graphs(graph) for node in each.node for name in (*node.output, node.name)}
+    return names.union(value.name for g in graphs(graph) for value in (*g.input, *g.initializer, *g.value_info))

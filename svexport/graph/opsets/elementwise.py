@@ -36,6 +36,8 @@ def _max(b: Builder, node: Node) -> Value | None:
     """Of integers that floating-point numbers do not hold."""
     if node.dtype() not in _LARGE:
         return None
+    if node.dtype() == UINT64:
+        node.refuse("ONNX Runtime has no Where of uint64")
     compare = "Greater" if node.proto.op_type == "Max" else "Less"
     result, *rest = (node.input(index) for index in range(len(node.proto.input)))
     for each in rest:
@@ -60,7 +62,8 @@ def _clip_attributes(b: Builder, node: Node) -> Value | None:
     x, low, high = node.input(), node.given(1), node.given(2)
     numbers = [node.constant(index) for index in (1, 2)]
     computed = any(number is None and bound is not None for number, bound in zip(numbers, (low, high), strict=True))
-    if computed or node.dtype() != TensorProto.FLOAT:
+    crossed = not computed and None not in (low, high) and not numbers[0].item() <= numbers[1].item()  # type: ignore[union-attr]
+    if computed or crossed or node.dtype() != TensorProto.FLOAT:
         for op_type, bound in (("Max", low), ("Min", high)):
             if bound is not None:
                 x = b.op(op_type, x, bound)

@@ -33,11 +33,17 @@ def _compress(b: Builder, node: Node) -> None:
 def _one_hot(b: Builder, node: Node) -> None:
     if node.attribute("axis") < -1:
         from_front(node, node.rank() + 1)
-    depth = node.constant(1)
-    size = b.cast(b.reshape(node.input(1), 1), INT64) if depth is None else int(depth.item())
+    indices, dtype = node.constant(0), node.dtype(0)
+    if indices is not None and not (indices < 0).any():
+        return
+    # What counts from the end of the depth, or lies before its begin, where nothing is on.
+    depth, zero = b.cast(b.reshape(node.input(1), 1), dtype), b.constant(0, dtype)
+    placed = nonnegative_indices(b, node, 0, Value(depth.name, dtype, (1,)))
+    placed = b.op("Where", b.op("Less", placed, zero, dtype=TensorProto.BOOL), depth, placed, dtype=dtype)
+    if not node.rank(0):
+        placed = b.reshape(placed)
     inputs = node.inputs
-    node.dtype(0)
-    node.give(nonnegative_indices(b, node, 0, size), *inputs[1:])
+    node.give(placed, *inputs[1:])
 
 
 # ---------------------------------------------------------------- Gather

@@ -9,12 +9,16 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from svexport.graph.scope import constant_value, is_standard
-from svexport.graph.types import MOST_NUMBERS, Inference
-from svexport.graph.walk import STANDARD
+from svexport.errors import UnsupportedError
+from svexport.graph.bodies import lower_in_place
+from svexport.graph.nodes import svexport_nodes
+from svexport.graph.scope import constant_value, is_standard, light_copy
+from svexport.graph.types import MOST_NUMBERS, Inference, types_of
+from svexport.graph.walk import STANDARD, graphs
+from svexport.logging import logger
 from svexport.symbolic._builder import Value
 
-__all__ = ["Known"]
+__all__ = ["Known", "known_of"]
 
 
 class Known:
@@ -105,3 +109,29 @@ class Known:
                 self._inference.values[name] = numpy_helper.to_array(tensor)
         self._inference.opset = opset
         self._inference.node(node)
+
+
+def known_of(model: onnx.ModelProto) -> Known:
+    """What a model states and shape inference adds. Initializers that a caller may override decide nothing."""
+    light = light_copy(model)
+    overridable = {value.name for value in model.graph.input}
+    fixed = [tensor for tensor in light.graph.initializer if tensor.name not in overridable]
+    del light.graph.initializer[:]
+    light.graph.initializer.extend(fixed)
+    stated = types_of(light)
+    if any(name not in stated for node in svexport_nodes(light) for name in node.output):
+        try:
+            lower_in_place(light, lambda _: True)  # inference knows no svexport nodes
+        except UnsupportedError as error:
+            logger.debug("no types of svexport nodes: {}", error)
+    try:
+        light = onnx.shape_inference.infer_shapes(light, data_prop=True)
+    except Exception as error:  # noqa: BLE001 - a library's; without it less is known
+        logger.debug("no types are inferred: {}", error)
+    kinds = {}
+    for graph in graphs(light.graph):
+        for info in (*graph.input, *graph.value_info, *graph.output):
+            kind = info.type.WhichOneof("value")
+            if kind not in ("tensor_type", None):
+                kinds[info.name] = kind.removesuffix("_type")
+    return Known({**types_of(light), **stated}, model.ir_version, kinds)

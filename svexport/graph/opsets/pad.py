@@ -9,6 +9,9 @@ from svexport.graph.opsets.dtypes import moves
 from svexport.graph.opsets.rules import Node, down, unchanged
 from svexport.symbolic._builder import FLOAT_TYPES, Builder, Value
 
+MOST_NUMBERS = 2**22
+"""Of places that a constant lists."""
+
 moves("Pad")
 unchanged("Pad", 13, 21, 23, 24)
 
@@ -20,9 +23,10 @@ def _axes(b: Builder, node: Node) -> None:
         node.give(*node.inputs[:3])
         return
     axes = node.ints(3)
-    if axes is None:
-        node.refuse("its axes are computed")
     rank, inputs, pads = node.rank(), node.inputs, node.ints(1)
+    if axes is None:
+        node.give(inputs[0], _scattered(b, node), inputs[2])
+        return
     axes = [axis % rank for axis in axes]
     if pads is not None:
         full = [0] * (2 * rank)
@@ -35,6 +39,16 @@ def _axes(b: Builder, node: Node) -> None:
     places += [place if place == 2 * len(axes) else place + len(axes) for place in places]
     with_zero = b.op("Concat", node.input(1), b.ints(0), axis=0)
     node.give(inputs[0], b.op("Gather", with_zero, b.ints(*places), axis=0), inputs[2] if len(inputs) > 2 else None)
+
+
+def _scattered(b: Builder, node: Node) -> Value:
+    """Pads of computed axes at their places among those of all."""
+    rank, axes = b.ints(node.rank()), node.input(3)
+    axes = axes if node.dtype(3) == TensorProto.INT64 else b.cast(axes, TensorProto.INT64)
+    behind = b.op("Add", axes, rank)
+    axes = b.op("Where", b.op("Less", axes, b.ints(0), dtype=TensorProto.BOOL), behind, axes)
+    places = b.op("Concat", axes, b.op("Add", axes, rank), axis=0)
+    return b.op("ScatterElements", b.ints(*[0] * (2 * node.rank())), places, node.input(1), axis=0)
 
 
 @down("Pad", 19)
@@ -55,6 +69,8 @@ def _by_places(b: Builder, node: Node) -> Value:
         size = node.input().shape[axis]  # type: ignore[index]
         if not size:
             node.refuse(f"mode {mode!r} needs a size that is known, and that of dimension {axis} is not")
+        if size + max(0, before) + max(0, after) > MOST_NUMBERS:
+            node.refuse(f"the places of {size:,} elements would have to be listed")
         places = np.arange(max(0, -before), size - max(0, -after))
         places = np.pad(places, (max(0, before), max(0, after)), mode=mode)
         x = b.op("Gather", x, b.constant(places.astype(np.int64)), axis=axis)

@@ -9,6 +9,7 @@ from onnx import TensorProto, helper
 
 from svexport.graph.opsets.axes import axis_of, from_front
 from svexport.graph.opsets.dtypes import moves
+from svexport.graph.opsets.pad import MOST_NUMBERS
 from svexport.graph.opsets.rules import Node, down, unchanged
 from svexport.symbolic._builder import Builder, Value
 from svexport.symbolic.triu import keep
@@ -183,6 +184,8 @@ def _places(b: Builder, node: Node, axis: int, start: int, end: int, step: int) 
             count = b.dim(node.input(), axis)
             return b.op("Sub", b.op("Sub", b.shape(count), b.ints(1)), b.arange(count), dtype=INT64)
         node.refuse("it has steps, for which the size has to be known there")
+    if size > MOST_NUMBERS:
+        node.refuse(f"the places of {size:,} elements would have to be listed")
     return b.constant(np.arange(size, dtype=np.int64)[slice(*_bounds(start, end, step, size))])
 
 
@@ -260,24 +263,20 @@ def _trilu(b: Builder, node: Node) -> Value:
 
 @down("CenterCropPad", 18)
 def _center_crop_pad(b: Builder, node: Node) -> Value:
-    """Of static sizes: pads before or after, and slices from the middle, as the definition has it."""
-    target = node.ints(1)
-    if target is None:
-        node.refuse("its shape is computed")
-    x, axes = node.input(), node.attribute("axes")
-    axes = list(range(node.rank())) if axes is None else [axis % node.rank() for axis in axes]
-    pads = [0] * (2 * node.rank())
-    crops = []
-    for axis, size in zip(axes, target, strict=True):
-        have = node.input().shape[axis]  # type: ignore[index]
-        if have is None:
-            node.refuse(f"the size of its dimension {axis} is not known")
-        if size >= have:
-            pads[axis], pads[axis + node.rank()] = (size - have) // 2, size - have - (size - have) // 2
-        else:
-            crops.append((axis, (have - size) // 2, (have - size) // 2 + size))
-    for axis, start, end in crops:
-        x = b.slice(x, axis, start, end)
-    if any(pads):
-        x = b.op("Pad", x, b.ints(*pads), mode="constant")
-    return x
+    """Pads, of which negative ones crop; quotients are rounded towards zero, and the larger half is behind."""
+    x, axes, target = node.input(), node.attribute("axes"), node.ints(1)
+    rank = node.rank()
+    axes = list(range(rank)) if axes is None else [axis % rank for axis in axes]
+    have = [b.dim(x, axis) for axis in axes]
+    if target is not None and all(isinstance(size, int) for size in have):
+        pads = [0] * (2 * rank)
+        for axis, size, wanted in zip(axes, have, target, strict=True):
+            pads[axis] = int((wanted - size) / 2)  # type: ignore[operator]
+            pads[axis + rank] = wanted - size - pads[axis]  # type: ignore[operator]
+        return b.op("Pad", x, b.ints(*pads))
+    more = b.op("Sub", b.cast(node.input(1), INT64) if node.dtype(1) != INT64 else node.input(1), b.shape(*have))
+    before = b.op("Div", more, b.ints(2), dtype=INT64)
+    both = b.op("Concat", before, b.op("Sub", more, before), b.ints(0), axis=0, dtype=INT64)
+    first = [axes.index(axis) if axis in axes else -1 for axis in range(rank)]
+    places = [*first, *(place + len(axes) if place >= 0 else -1 for place in first)]
+    return b.op("Pad", x, b.op("Gather", both, b.ints(*(place % (2 * len(axes) + 1) for place in places)), axis=0))

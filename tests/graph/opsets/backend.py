@@ -11,12 +11,13 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
+from onnx import numpy_helper
 from onnx.backend.test.loader import load_model_tests
 from onnx.reference import ReferenceEvaluator
 
@@ -65,9 +66,33 @@ def cases() -> dict[str, Case]:
         for opset in range(HIGHEST, 9, -1):
             model = at_opset(test.model, stated, opset)
             if model is not None:
-                found[test.name] = Case(test.name, model, opset, test.data_sets, test.rtol, test.atol)
+                case = Case(test.name, model, opset, test.data_sets, test.rtol, test.atol)
+                found[case.name] = case
+                if (frozen := with_constants(case)) is not None:
+                    found[frozen.name] = frozen
                 break
     return found
+
+
+def with_constants(case: Case) -> Case | None:
+    """The case with small inputs behind the first as initializers, as files have axes and bounds; None if none is."""
+    inputs, expected = case.data[0]
+    names = [value.name for value in case.model.graph.input]
+    small = {
+        name: x
+        for name, x in zip(names[1:], inputs[1:], strict=False)
+        if isinstance(x, np.ndarray | np.generic) and x.ndim <= 1 and x.size <= 64
+    }
+    if not small or len(case.data) > 1:
+        return None
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    kept = [value for value in model.graph.input if value.name not in small]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(x), name) for name, x in small.items())
+    given = [x for name, x in zip(names, inputs, strict=False) if name not in small]
+    return replace(case, name=f"{case.name}:constants", model=model, data=[(given, expected)])
 
 
 def at_opset(model: onnx.ModelProto, stated: int, opset: int) -> onnx.ModelProto | None:
@@ -102,7 +127,9 @@ def run(model: onnx.ModelProto, inputs: Sequence[Any]) -> list[Any]:
 
 
 def feed(x: Any) -> Any:
-    return [np.asarray(item) for item in x] if isinstance(x, list) else x
+    return (
+        [np.asarray(item) for item in x] if isinstance(x, list) else np.asarray(x) if isinstance(x, np.generic) else x
+    )
 
 
 def difference(actual: Sequence[Any], expected: Sequence[Any], rtol: float, atol: float) -> str:
@@ -174,6 +201,7 @@ def judge(case: Case, target: int) -> Verdict:
             actual = attempt(converted, inputs, reference=True)
             if isinstance(actual, str):
                 return Verdict("unable", actual)
+            before = attempt(case.model, inputs, reference=True)
         differs = difference(actual, expected, case.rtol, case.atol)
         if differs and (isinstance(before, str) or difference(actual, before, 1e-5, 1e-6)):
             return Verdict("wrong", differs)
@@ -196,15 +224,19 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="show what is refused as well, and unable")
     options = parser.parse_args()
     counts: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for case, target, verdict in verdicts(options.cases, [int(t) for t in options.targets.split(",")]):
             counts[verdict.kind] += 1
-            if verdict.kind == "wrong" or (options.all and verdict.kind != "right"):
-                detail = verdict.detail.partition("\n")[2].strip() if verdict.kind == "refused" else verdict.detail
-                print(
-                    f"{verdict.kind:8} {case.name} {case.opset} -> {target}: {detail.splitlines()[0][:300]}", flush=True
-                )
+            if verdict.kind == "refused":
+                reasons[re.sub(r"^node '[^']*' ", "", verdict.detail.splitlines()[1].strip())[:230]] += 1
+            elif verdict.kind != "right":
+                detail = (verdict.detail.splitlines() or [""])[0][:300]
+                print(f"{verdict.kind:8} {case.name} {case.opset} -> {target}: {detail}", flush=True)
+    if options.all:
+        for reason, count in sorted(reasons.items()):
+            print(f"{count:5} {reason}")
     print(dict(counts))
 
 
