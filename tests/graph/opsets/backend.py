@@ -181,7 +181,7 @@ def difference(actual: Sequence[Any], expected: Sequence[Any], rtol: float, atol
 
 
 def close(actual: np.ndarray, expected: np.ndarray, rtol: float, atol: float) -> bool:
-    """Within the tolerance, two units of a short type, or a millionth of the largest number, which sums are rounded by."""
+    """Within the tolerance, two units of a short type, or a millionth of the largest number: sums are rounded."""
     if expected.dtype.itemsize == 2 and expected.dtype.kind not in "iu":
         rtol = max(rtol, 2**-6 if expected.dtype.name == "bfloat16" else 2**-9)
     a, e = wide(actual), wide(expected)
