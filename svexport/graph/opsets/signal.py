@@ -106,9 +106,9 @@ def _matrix(
     b: Builder, rows: Dim, columns: Dim, length: Dim, parts: int, inverse: bool, real: bool, like: Value
 ) -> Value:
     """``(rows * parts, columns * 2)``, or as many columns where the result is ``real``."""
-    known = [size for size in (rows, columns, length) if isinstance(size, int)]
-    if len(known) == 3 and known[0] * known[1] * parts * 2 <= _LARGEST:
-        return b.constant(_static_matrix(*known, parts, inverse, real), like.dtype)
+    match rows, columns, length:
+        case int(), int(), int() if rows * columns * parts * 2 <= _LARGEST:
+            return b.constant(_static_matrix(rows, columns, length, parts, inverse, real), like.dtype)
     n, k, size = b.unsqueeze(b.arange(rows), 1), b.arange(columns), b.shape(length)
     turns = b.op("Mod", b.op("Mul", n, k), size, shape=(None, None))
     count = b.cast(size, like.dtype)

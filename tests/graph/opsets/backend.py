@@ -7,26 +7,30 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
+import pkgutil
 import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 from onnx import numpy_helper
-from onnx.backend.test.loader import load_model_tests
+from onnx.backend.test.case import node
 from onnx.reference import ReferenceEvaluator
 
 import svexport
 from svexport import UnsupportedError
+from svexport.graph import opsets
 from svexport.graph.opsets.rules import schema_of
 from svexport.graph.walk import graphs
 
 HIGHEST = 23
+LOWEST = opsets.LOWEST
 RANDOM = {"Bernoulli", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"}
 
 
@@ -40,6 +44,14 @@ class Case:
     data: Sequence[tuple[Sequence[Any], Sequence[Any]]]
     rtol: float
     atol: float
+    _known: dict[int, list[Any] | str] = field(default_factory=dict, compare=False)
+
+    def at_home(self, inputs: Sequence[Any]) -> list[Any] | str:
+        """What ONNX Runtime makes of the model as it is, or why it does not."""
+        key = id(inputs)
+        if key not in self._known:
+            self._known[key] = attempt(self.model, inputs, reference=False)
+        return self._known[key]
 
 
 @dataclass(frozen=True)
@@ -51,27 +63,32 @@ class Verdict:
 
 
 @functools.cache
-def cases() -> dict[str, Case]:
-    """Every case of the default domain that is valid at an opset up to the highest, by name."""
-    found = {}
+def modules() -> tuple[str, ...]:
+    """The files of ONNX's tests of nodes, an op or a few of a kind in each."""
+    return tuple(sorted(info.name for info in pkgutil.iter_modules(node.__path__) if not info.ispkg))
+
+
+@functools.cache
+def cases(module: str) -> tuple[Case, ...]:
+    """The cases in a file that are valid at an opset up to the highest; each also with small inputs as constants."""
+    before = len(node._NodeTestCases)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tests = load_model_tests(kind="node")
-    for test in tests:
+        importlib.import_module(f"{node.__name__}.{module}")
+    found: list[Case] = []
+    for test in node._NodeTestCases[before:]:
         if any(entry.domain for entry in test.model.opset_import):
             continue
-        if any(node.op_type in RANDOM for graph in graphs(test.model.graph) for node in graph.node):
+        if any(each.op_type in RANDOM for graph in graphs(test.model.graph) for each in graph.node):
             continue
         stated = test.model.opset_import[0].version
-        for opset in range(HIGHEST, 9, -1):
+        for opset in range(HIGHEST, LOWEST, -1):
             model = at_opset(test.model, stated, opset)
             if model is not None:
-                case = Case(test.name, model, opset, test.data_sets, test.rtol, test.atol)
-                found[case.name] = case
-                if (frozen := with_constants(case)) is not None:
-                    found[frozen.name] = frozen
+                found.append(Case(test.name, model, opset, test.data_sets, test.rtol, test.atol))
+                found += filter(None, [with_constants(found[-1])])
                 break
-    return found
+    return tuple(found)
 
 
 def with_constants(case: Case) -> Case | None:
@@ -96,17 +113,17 @@ def with_constants(case: Case) -> Case | None:
     except Exception:  # noqa: BLE001 - a library's, which infers other shapes of constants than the test states
         return None
     given = [x for name, x in zip(names, inputs, strict=False) if name not in small]
-    return replace(case, name=f"{case.name}:constants", model=model, data=[(given, expected)])
+    return Case(f"{case.name}:constants", model, case.opset, [(given, expected)], case.rtol, case.atol)
 
 
 def at_opset(model: onnx.ModelProto, stated: int, opset: int) -> onnx.ModelProto | None:
     """The model as one of another opset at which its nodes mean the same; None where there are none."""
     for graph in graphs(model.graph):
-        for node in graph.node:
-            then, now = schema_of(node.op_type, stated), schema_of(node.op_type, opset)
+        for each in graph.node:
+            then, now = schema_of(each.op_type, stated), schema_of(each.op_type, opset)
             if then is None or now is None or (opset > stated and then.since_version != now.since_version):
                 return None
-            if not {a.name for a in node.attribute} <= set(now.attributes):
+            if not {a.name for a in each.attribute} <= set(now.attributes):
                 return None
     result = onnx.ModelProto()
     result.CopyFrom(model)
@@ -164,7 +181,7 @@ def difference(actual: Sequence[Any], expected: Sequence[Any], rtol: float, atol
 
 
 def close(actual: np.ndarray, expected: np.ndarray, rtol: float, atol: float) -> bool:
-    """Within the tolerance, two units of a short type, or a millionth of the largest number: sums round."""
+    """Within the tolerance, two units of a short type, or a millionth of the largest number: sums are rounded."""
     if expected.dtype.itemsize == 2 and expected.dtype.kind not in "iu":
         rtol = max(rtol, 2**-6 if expected.dtype.name == "bfloat16" else 2**-9)
     a, e = wide(actual), wide(expected)
@@ -188,13 +205,6 @@ def attempt(model: onnx.ModelProto, inputs: Sequence[Any], *, reference: bool) -
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
-@functools.cache
-def as_it_was(name: str) -> tuple[list[Any] | str, ...]:
-    """What ONNX Runtime makes of a case at its own opset, for each set of its data."""
-    case = cases()[name]
-    return tuple(attempt(case.model, inputs, reference=False) for inputs, _ in case.data)
-
-
 def judge(case: Case, target: int) -> Verdict:
     """Converts a case and runs it."""
     try:
@@ -207,7 +217,8 @@ def judge(case: Case, target: int) -> Verdict:
         return Verdict("wrong", f"not valid: {error}")
     if converted.opset_import[0].version != target:
         return Verdict("wrong", "another opset")
-    for (inputs, expected), before in zip(case.data, as_it_was(case.name), strict=True):
+    for inputs, expected in case.data:
+        before = case.at_home(inputs)
         actual = attempt(converted, inputs, reference=False)
         if isinstance(actual, str):
             if not isinstance(before, str):
@@ -222,36 +233,40 @@ def judge(case: Case, target: int) -> Verdict:
     return Verdict("right")
 
 
-def verdicts(pattern: str = "", targets: Sequence[int] = range(9, HIGHEST)) -> Iterator[tuple[Case, int, Verdict]]:
+def verdicts(pattern: str = "", targets: Sequence[int] = range(LOWEST, HIGHEST)) -> Iterator[tuple[Case, int, Verdict]]:
     """Verdicts of the cases whose names match, at each target below their opsets."""
-    for case in cases().values():
-        if re.search(pattern, case.name):
-            for target in targets:
-                if target < case.opset:
-                    yield case, target, judge(case, target)
+    for module in modules():
+        for case in cases(module):
+            if re.search(pattern, case.name):
+                for target in targets:
+                    if target < case.opset:
+                        yield case, target, judge(case, target)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--cases", default="", help="regular expression")
+    parser.add_argument("--cases", default="", help="regular expression of their names")
     parser.add_argument("--targets", default="9,10,11,12,13,15,17,18,19,20,21,22")
-    parser.add_argument("--all", action="store_true", help="show what is refused as well, and unable")
+    parser.add_argument("--all", action="store_true", help="count what is refused by its reasons, too")
     options = parser.parse_args()
     counts: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for case, target, verdict in verdicts(options.cases, [int(t) for t in options.targets.split(",")]):
-            counts[verdict.kind] += 1
-            if verdict.kind == "refused":
-                reasons[re.sub(r"^node '[^']*' ", "", verdict.detail.splitlines()[1].strip())[:230]] += 1
-            elif verdict.kind != "right":
-                detail = (verdict.detail.splitlines() or [""])[0][:300]
-                print(f"{verdict.kind:8} {case.name} {case.opset} -> {target}: {detail}", flush=True)
+    for case, target, verdict in verdicts(options.cases, [int(t) for t in options.targets.split(",")]):
+        counts[verdict.kind] += 1
+        if verdict.kind == "refused":
+            reasons[reason(verdict)] += 1
+        elif verdict.kind != "right":
+            detail = (verdict.detail.splitlines() or [""])[0][:300]
+            print(f"{verdict.kind:8} {case.name} {case.opset} -> {target}: {detail}", flush=True)
     if options.all:
-        for reason, count in sorted(reasons.items()):
-            print(f"{count:5} {reason}")
+        for text, count in sorted(reasons.items()):
+            print(f"{count:5} {text}")
     print(dict(counts))
+
+
+def reason(verdict: Verdict) -> str:
+    """Of a refusal: what decides it first, without the name of the node."""
+    return re.sub(r"^node '[^']*' ", "", verdict.detail.splitlines()[1].strip())
 
 
 if __name__ == "__main__":
