@@ -11,10 +11,12 @@ from onnx import TensorProto
 
 from svexport.graph.opsets._numbers import Number
 from svexport.graph.opsets.resample import Axis, Kernel, places, resample
-from svexport.graph.opsets.rules import Node, down
+from svexport.graph.opsets.rules import Node, down, unchanged
 from svexport.symbolic._builder import Builder, Dim, Value
 
 __all__: list[str] = []
+
+unchanged("Upsample", 10)
 
 _ROI, _SCALES, _SIZES = 1, 2, 3
 
