@@ -50,7 +50,11 @@ def _filled(b: Builder, mask: Value, keys: Dim) -> Value:
     if count == keys:
         return mask
     rank = mask.rank
-    missing = b.op("Sub", b.shape(keys), b.shape(count), shape=(1,)) if isinstance(keys, Value) or isinstance(count, Value) else keys - count
+    missing = (
+        b.op("Sub", b.shape(keys), b.shape(count), shape=(1,))
+        if isinstance(keys, Value) or isinstance(count, Value)
+        else keys - count
+    )
     rest = [*(b.dim(mask, i) for i in range(rank - 1)), missing]
     fill = b.constant(np.array(False)) if mask.dtype == _BOOL else b.like(-math.inf, mask)
     shape = (*(mask.shape or ())[:-1], keys if isinstance(keys, int) else None)
@@ -160,7 +164,7 @@ def _bias(b: Builder, node: Node, q: Value, k: Value, past: Dim) -> tuple[list[V
     return [total], b.op("Less", most, b.like(_LOWEST[q.dtype], q), dtype=_BOOL)
 
 
-_LOWEST = {
+_LOWEST: dict[int | None, float] = {
     TensorProto.FLOAT: float(np.finfo(np.float32).min),
     TensorProto.FLOAT16: -65504.0,
     TensorProto.DOUBLE: float(np.finfo(np.float64).min),

@@ -127,7 +127,9 @@ def group_normalization(b: Builder, node: Node) -> Value:
     ones, zeros = (b.constant(np.full(groups, number), precise.dtype) for number in (1, 0))
     y = _by_groups(b, node, precise, ones, zeros)
     channels = [b.dim(x, 1), *[1] * (node.rank() - 2)]
-    scale, bias = (b.reshape(b.cast(replace(v, dtype=node.dtype(i)), y.dtype), *channels) for i, v in ((1, scale), (2, bias)))
+    scale, bias = (
+        b.reshape(b.cast(replace(v, dtype=node.dtype(i)), y.dtype), *channels) for i, v in ((1, scale), (2, bias))
+    )
     y = b.op("Add", b.op("Mul", y, scale, shape=x.shape), bias, shape=x.shape)
     return b.cast(y, x.dtype)
 

@@ -23,7 +23,7 @@ unchanged("MaxPool", 12)
 refused(
     "NonMaxSuppression",
     10,
-    "which boxes remain, and how many, is decided one by one: no op of opset 9 makes an output of such a size from boxes",
+    "which boxes remain is decided one after the other, which no op does",
 )
 
 
@@ -202,7 +202,9 @@ def _sums(b: Builder, node: Node, x: Value, window: Window) -> Value:
     rows = b.reshape(x, b.product(b.dim(x, 0), b.dim(x, 1)), 1, *(b.dim(x, i) for i in range(2, rank)))
     ones = b.constant(np.ones((1, 1, *window.kernel)), x.dtype)
     dilations = window.dilations if window.dilated else None
-    sums = b.op("Conv", rows, ones, kernel_shape=window.kernel, strides=window.strides, pads=window.pads, dilations=dilations)
+    sums = b.op(
+        "Conv", rows, ones, kernel_shape=window.kernel, strides=window.strides, pads=window.pads, dilations=dilations
+    )
     sums = replace(sums, dtype=x.dtype, shape=(None, 1, *window.out))
     return b.reshape(sums, b.dim(x, 0), b.dim(x, 1), *(b.dim(sums, i) for i in range(2, rank)))
 
@@ -243,7 +245,13 @@ def max_pool(b: Builder, node: Node) -> Value | tuple[Value | None, ...] | None:
         node.refuse("indices of a dilated MaxPool")
     x = node.input()
     lowest = float(np.finfo(np.float32).min) if node.dtype() != TensorProto.FLOAT16 else -65504.0
-    padded = _padded(b, replace(x, shape=node.input().shape or (None,) * (len(window.kernel) + 2)), window.before, window.after, lowest)
+    padded = _padded(
+        b,
+        replace(x, shape=node.input().shape or (None,) * (len(window.kernel) + 2)),
+        window.before,
+        window.after,
+        lowest,
+    )
     for i, kernel in enumerate(window.kernel):
         out = window.out[i]
         if out is None:
@@ -311,9 +319,11 @@ def _align(b: Builder, node: Node, half_pixel: bool) -> Value:
         high = b.op("Min", b.op("Add", low, b.like(1, x)), last, shape=at.shape)
         part = b.op("Sub", at, low, shape=at.shape)
         zero = b.like(0, x)
-        weights = b.op("Sub", b.like(1, x), part), part
-        weights = tuple(b.op("Where", out, zero, weight, dtype=x.dtype, shape=at.shape) for weight in weights)
-        return [(b.cast(place, TensorProto.INT64), weight) for place, weight in zip((low, high), weights)]
+        pairs = (low, b.op("Sub", b.like(1, x), part)), (high, part)
+        return [
+            (b.cast(place, TensorProto.INT64), b.op("Where", out, zero, weight, dtype=x.dtype, shape=at.shape))
+            for place, weight in pairs
+        ]
 
     rows = along(y1, y2, height, h)
     columns = along(x1, x2, width, w)

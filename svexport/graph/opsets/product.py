@@ -51,7 +51,9 @@ def det(b: Builder, node: Node) -> Value:
     given = replace(node.input(), dtype=node.dtype())
     n = next((size for size in (given.shape or ())[-2:] if size is not None), None)
     if n is None or not 0 < n <= LARGEST:
-        node.refuse(f"matrices of {'a size that is not static' if n is None else f'{n} rows'}: it is written for 1 to {LARGEST}")
+        node.refuse(
+            f"matrices of {'a size that is not static' if n is None else f'{n} rows'}: it is written for 1 to {LARGEST}"
+        )
     x = at_least_float(b, replace(given, shape=(*(given.shape or ())[:-2], n, n)))
     rows, columns = rank - 2, rank - 1
     numbers = b.constant(np.arange(n).reshape(n, 1))
@@ -67,7 +69,9 @@ def det(b: Builder, node: Node) -> Value:
         row = b.reduce_sum(b.op("Where", chosen, x, zero, dtype=x.dtype, shape=x.shape), [rows], keepdims=True)
         pivot = b.slice(row, columns, k, k + 1)  # (*, 1, 1)
         before = b.op("Less", numbers, largest, dtype=_BOOL)
-        passed = b.reduce_sum(b.op("Where", before, remaining, zero, dtype=x.dtype, shape=column.shape), [rows], keepdims=True)
+        passed = b.reduce_sum(
+            b.op("Where", before, remaining, zero, dtype=x.dtype, shape=column.shape), [rows], keepdims=True
+        )
         factor = b.op("Mul", pivot, _sign(b, passed))
         product = factor if product is None else b.op("Mul", product, factor)
         if k + 1 < n:
@@ -147,7 +151,9 @@ def qlinear_conv(b: Builder, node: Node) -> Value:
     total = _conv(b, node, 0, 3, 2, 5)
     ones = [1] * (node.rank() - 2)
     if (bias := node.given(8)) is not None:
-        total = b.op("Add", total, b.reshape(replace(bias, dtype=_INT32), 1, b.dim(node.input(3), 0), *ones), dtype=_INT32)
+        total = b.op(
+            "Add", total, b.reshape(replace(bias, dtype=_INT32), 1, b.dim(node.input(3), 0), *ones), dtype=_INT32
+        )
     scale = node.input(4)
     if scale.shape is None:
         node.refuse(f"the rank of its scale {scale.name!r} is not known")
@@ -183,7 +189,9 @@ def _conv(b: Builder, node: Node, x_index: int, w_index: int, x_zero: int, w_zer
     for start in range(0, inputs, channels):
         end = min(start + channels, inputs)
         part = (x, w) if end - start == inputs else (b.slice(x, 1, start, end), b.slice(w, 1, start, end))
-        y = b.cast(replace(b.op("Conv", *part, **stated), dtype=_FLOAT, shape=(None, outputs, *[None] * len(kernel))), _INT32)
+        y = b.cast(
+            replace(b.op("Conv", *part, **stated), dtype=_FLOAT, shape=(None, outputs, *[None] * len(kernel))), _INT32
+        )
         total = y if total is None else b.op("Add", total, y, dtype=_INT32)
     if total is None:
         node.refuse("its weight has no channels")

@@ -14,7 +14,7 @@ __all__ = ["RANGES", "dequantized", "quantized"]
 
 unchanged("QuantizeLinear DequantizeLinear", 24)
 
-RANGES = {
+RANGES: dict[int, tuple[int, int]] = {
     TensorProto.INT8: (-128, 127),
     TensorProto.UINT8: (0, 255),
     TensorProto.INT16: (-32768, 32767),
@@ -223,7 +223,7 @@ def _whole(node: Node) -> bool:
 
 
 def _spread(b: Builder, node: Node, value: Value, index: int) -> Value:
-    """A scale or zero point, to broadcast with the input: one for all, one for each along an axis, or one for a block."""
+    """A scale or zero point, to broadcast with the input: for all, for each along an axis, or for a block."""
     shape = value.shape if value.shape is not None else node.input(index).shape
     if shape == ():
         return value

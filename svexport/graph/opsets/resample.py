@@ -94,8 +94,8 @@ def _along(b: Builder, x: Value, axis: Axis, kernel: Kernel) -> tuple[Value, Val
     taps = None if isinstance(offsets, Value) else offsets.size
     gathered = b.op("Gather", x, _index(b, _inside(do, positions, axis)), axis=axis.dim, dtype=x.dtype)
     gathered = replace(gathered, shape=(*sizes[: axis.dim + 1], taps, *sizes[axis.dim + 1 :]))
-    weights = _trailing(b, weights, 2, x.rank - axis.dim - 1)
-    weighted = b.op("Mul", gathered, b.cast(weights, x.dtype), shape=gathered.shape)
+    factors = _trailing(b, weights, 2, x.rank - axis.dim - 1)
+    weighted = b.op("Mul", gathered, b.cast(factors, x.dtype), shape=gathered.shape)
     return b.reduce_sum(weighted, [axis.dim + 1]), beyond
 
 
@@ -151,8 +151,9 @@ def _offsets(do: Numbers, axis: Axis, kernel: Kernel) -> Number:
     reach = 1.0 if kernel.mode == "linear" else 2.0
     start = do("Add", do("Floor", do("Div", -reach, _stretched(do, axis, kernel))), 1.0)
     if isinstance(start, Value):
-        count = do.b.cast(do("Sub", 2.0, do("Mul", start, 2.0)), TensorProto.INT64)
-        return do.row(do("Add", do.count(count), start))
+        count = do("Sub", 2.0, do("Mul", start, 2.0))
+        assert isinstance(count, Value)
+        return do.row(do("Add", do.count(do.b.cast(count, TensorProto.INT64)), start))
     return np.arange(start.item(), 2 - start.item(), dtype=np.float32)[None]
 
 

@@ -11,10 +11,12 @@ from onnx import TensorProto
 
 from svexport.graph.opsets._numbers import Number
 from svexport.graph.opsets.resample import Axis, Kernel, places, resample
-from svexport.graph.opsets.rules import Node, down
+from svexport.graph.opsets.rules import Node, down, unchanged
 from svexport.symbolic._builder import Builder, Dim, Value
 
 __all__: list[str] = []
+
+unchanged("Upsample", 10)
 
 _ROI, _SCALES, _SIZES = 1, 2, 3
 
@@ -24,17 +26,16 @@ def half_pixel_symmetric(b: Builder, node: Node) -> Value | None:
     """The mode differs from half_pixel where a scale makes no whole number of pixels."""
     if node.attribute("coordinate_transformation_mode") != "half_pixel_symmetric":
         return None
-    scales, shape = _factors(node), node.input().shape
-    if scales is None and node.given(_SCALES) is None:
-        node.set(coordinate_transformation_mode="half_pixel")
-        return None
-    if scales is not None and all(
-        scale == int(scale) or (shape is not None and shape[dim] is not None and (scale * shape[dim]).is_integer())
-        for dim, scale in zip(_dims(node), map(float, scales))
-    ):
-        node.set(coordinate_transformation_mode="half_pixel")
-        return None
-    return _apart(b, node)
+    scales, sizes = _factors(node), node.input().shape
+    whole = _given(node, _SCALES) is None
+    if scales is not None:
+        known = [None] * node.rank() if sizes is None else sizes
+        each = [(float(scale), known[dim]) for dim, scale in zip(_dims(node), scales.tolist(), strict=True)]
+        whole = all(scale.is_integer() or (size and (scale * size).is_integer()) for scale, size in each)
+    if not whole:
+        return _apart(b, node)
+    node.set(coordinate_transformation_mode="half_pixel")
+    return None
 
 
 @down("Resize", 18)
@@ -52,14 +53,15 @@ def axes_and_policies(b: Builder, node: Node) -> Value | None:
         exact = all(_by_sizes(axis) for axis in axes)
         if not exact and not all(_by_scale(axis) for axis in axes):
             return resample(b, x, axes, _kernel(node))
-        factors = dict.fromkeys(range(node.rank()), np.ones(1, np.float32))
+        factors: dict[int, Number] = dict.fromkeys(range(node.rank()), np.ones(1, np.float32))
         factors |= {axis.dim: axis.scale for axis in axes}
         news: dict[int, Dim] = {axis.dim: axis.new for axis in axes}
         if exact:
             sizes = b.shape(*(news.get(i, b.dim(x, i)) for i in range(node.rank())))
             node.give(x, _full_roi(b, node), None, sizes)
         else:
-            node.give(x, _full_roi(b, node), b.constant(np.concatenate([*factors.values()])))
+            every = [factor for factor in factors.values() if isinstance(factor, np.ndarray)]
+            node.give(x, _full_roi(b, node), b.constant(np.concatenate(every)))
     elif node.has("axes"):
         dims = _dims(node)
         scales_given, sizes_given = node.given(_SCALES), node.given(_SIZES)
@@ -88,7 +90,7 @@ def scales_only(b: Builder, node: Node) -> Value | None:
     scales = _as_scales(b, node)
     if scales is None:
         return _apart(b, node)
-    return b.op("Resize", node.input(), scales, mode=node.attribute("mode"), shape=node.output().shape if node.output() else None)
+    return b.op("Resize", node.input(), scales, mode=node.attribute("mode"))
 
 
 @down("Resize", 10)
@@ -185,7 +187,7 @@ def _idle(axis: Axis, kernel: Kernel) -> bool:
             return False
     if kernel.coordinates == "tf_half_pixel_for_nn":
         return False
-    return not isinstance(axis.scale, Value) and bool(axis.scale == 1) and axis.new == axis.old or (
+    return (not isinstance(axis.scale, Value) and bool(axis.scale == 1) and axis.new == axis.old) or (
         isinstance(axis.new, Value) and not isinstance(axis.scale, Value) and bool(axis.scale == 1)
     )
 
@@ -212,7 +214,7 @@ def _kept(b: Builder, old: Sequence[Dim], scales: Sequence[Number], smaller: boo
     """One scale for all axes, and the sizes that it makes, halves rounded up."""
     if not any(isinstance(scale, Value) for scale in scales) and all(isinstance(size, int) for size in old):
         known = (min if smaller else max)(scale.item() for scale in scales)  # type: ignore[union-attr]
-        sizes = [math.floor(np.float32(known) * np.float32(size) + np.float32(0.5)) for size in old]
+        sizes = [math.floor(np.float32(known) * np.float32(size) + np.float32(0.5)) for size in old]  # type: ignore[arg-type]
         return [np.array([known], np.float32) for _ in old], list(sizes)
     scale = b.op("Min" if smaller else "Max", *scales, dtype=TensorProto.FLOAT, shape=(1,))
     new: list[Dim] = []
@@ -253,7 +255,8 @@ def _by_scale(axis: Axis) -> bool:
     """Whether the scale alone tells the size of an axis."""
     if isinstance(axis.scale, Value) or not isinstance(axis.old, int) or not isinstance(axis.new, int):
         return False
-    return math.floor(np.float32(axis.old) * axis.scale.item()) == axis.new
+    products = float(axis.old) * float(axis.scale.item()), np.float32(axis.old) * np.float32(axis.scale.item())
+    return all(math.floor(product) == axis.new for product in products)  # in double and in single precision
 
 
 def _full_roi(b: Builder, node: Node) -> Value | None:

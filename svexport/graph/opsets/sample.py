@@ -16,8 +16,14 @@ __all__: list[str] = []
 unchanged("GridSample DeformConv", 22)
 
 _MODES = {
-    **{"linear": BILINEAR, "bilinear": BILINEAR, "nearest": NEAREST, "cubic": BICUBIC, "bicubic": BICUBIC},
-    **{"zeros": ZEROS, "border": BORDER, "reflection": REFLECTION},
+    "linear": BILINEAR,
+    "bilinear": BILINEAR,
+    "nearest": NEAREST,
+    "cubic": BICUBIC,
+    "bicubic": BICUBIC,
+    "zeros": ZEROS,
+    "border": BORDER,
+    "reflection": REFLECTION,
 }
 
 
@@ -64,7 +70,9 @@ def deform_conv_19(b: Builder, node: Node) -> Value:
     bias, mask = (None if node.given(i) is None else _ranked(node, i) for i in (3, 4))
     return deform_conv2d.body(
         b,
-        *(_ranked(node, i) for i in (0, 2, 1)),
+        _ranked(node, 0),
+        _ranked(node, 2),
+        _ranked(node, 1),
         bias,
         mask,
         node.attribute("strides") or [1, 1],

@@ -72,10 +72,13 @@ def _transformed(b: Builder, node: Node, axis: int) -> Value:
 def _dft(b: Builder, node: Node, x: Value, length: Dim, inverse: bool, onesided: bool) -> Value:
     """``(..., n, 1 | 2)`` -> ``(..., k, 2)``, or ``(..., k, 1)`` for the inverse of what is one-sided."""
     parts = b.dim(x, -1)
-    if parts not in (1, 2):
+    if not isinstance(parts, int) or parts not in (1, 2):
         node.refuse("whether its numbers are real or complex is not known: the last size is neither 1 nor 2")
     real = inverse and onesided
-    half = b.op("Add", b.quotient(length, 2), b.ints(1), shape=(1,)) if isinstance(length, Value) else length // 2 + 1
+    if isinstance(length, int):
+        half: Dim = length // 2 + 1
+    else:
+        half = b.op("Add", b.shape(b.quotient(length, 2)), b.ints(1), shape=(1,))
     limit = half if real else length
     size = b.dim(x, -2)
     if not (isinstance(size, int) and isinstance(limit, int) and size <= limit):  # what is beyond does not count
@@ -103,40 +106,44 @@ def _matrix(
     b: Builder, rows: Dim, columns: Dim, length: Dim, parts: int, inverse: bool, real: bool, like: Value
 ) -> Value:
     """``(rows * parts, columns * 2)``, or as many columns where the result is ``real``."""
-    static = isinstance(rows, int) and isinstance(columns, int) and isinstance(length, int)
-    if static and rows * columns * parts * 2 <= _LARGEST:  # type: ignore[operator]
-        n, k = np.arange(rows), np.arange(columns)
-        angle = np.outer(n, k) % max(length, 1) * (2 * math.pi / max(length, 1))  # type: ignore[type-var, operator]
-        cos, sin = np.cos(angle), np.sin(angle)
-        if real:
-            twice = np.where((n == 0) | (2 * n == length), 1.0, 2.0)[:, None]
-            pairs = [[cos * twice], [-sin * twice]][:parts]
-        else:
-            pairs = [[cos, sin if inverse else -sin], [-sin if inverse else sin, cos]][:parts]
-        stacked = np.stack([np.stack(pair, -1) for pair in pairs], 1).reshape(len(n) * parts, -1)
-        return b.constant(stacked / (length if inverse else 1), like.dtype)
-    n_value, k_value = b.unsqueeze(b.arange(rows), 1), b.arange(columns)
-    turns = b.op("Mod", b.op("Mul", n_value, k_value), b.shape(length), shape=(None, None))
-    angle_value = b.op("Div", b.cast(turns, like.dtype), b.cast(b.shape(length), like.dtype), shape=(None, None))
-    angle_value = b.op("Mul", angle_value, b.like(2 * math.pi, like), shape=(None, None))
-    cos_value, sin_value = (b.op(wave, angle_value, shape=(None, None)) for wave in ("Cos", "Sin"))
+    match rows, columns, length:
+        case int(), int(), int() if rows * columns * parts * 2 <= _LARGEST:
+            return b.constant(_static_matrix(rows, columns, length, parts, inverse, real), like.dtype)
+    n, k, size = b.unsqueeze(b.arange(rows), 1), b.arange(columns), b.shape(length)
+    turns = b.op("Mod", b.op("Mul", n, k), size, shape=(None, None))
+    count = b.cast(size, like.dtype)
+    angle = b.op("Div", b.cast(turns, like.dtype), count, shape=(None, None))
+    angle = b.op("Mul", angle, b.like(2 * math.pi, like), shape=(None, None))
+    cos, sin = (b.op(wave, angle, shape=(None, None)) for wave in ("Cos", "Sin"))
+    if real:  # all but the first and the middle one stand for two
+        edge = b.op("Equal", b.op("Mul", n, b.ints(2)), size, dtype=TensorProto.BOOL)
+        edge = b.op("Or", edge, b.op("Equal", n, b.ints(0), dtype=TensorProto.BOOL))
+        count = b.op("Mul", count, b.op("Where", edge, b.like(1, like), b.like(0.5, like), dtype=like.dtype))
     if inverse:
-        count = b.cast(b.shape(length), like.dtype)
-        if real:
-            edge = b.op("Equal", b.op("Mul", n_value, b.ints(2)), b.shape(length), dtype=TensorProto.BOOL)
-            edge = b.op("Or", edge, b.op("Equal", n_value, b.ints(0), dtype=TensorProto.BOOL))
-            count = b.op("Mul", count, b.op("Where", edge, b.like(1, like), b.like(0.5, like), dtype=like.dtype))
-        cos_value, sin_value = (b.op("Div", x, count, shape=(None, None)) for x in (cos_value, sin_value))
-    minus = b.op("Neg", sin_value, shape=(None, None))
+        cos, sin = (b.op("Div", x, count, shape=(None, None)) for x in (cos, sin))
+    minus = b.op("Neg", sin, shape=(None, None))
     if real:
-        blocks = [[cos_value], [minus]][:parts]
-    elif inverse:
-        blocks = [[cos_value, sin_value], [minus, cos_value]][:parts]
+        blocks = [[cos], [minus]][:parts]
     else:
-        blocks = [[cos_value, minus], [sin_value, cos_value]][:parts]
+        blocks = ([[cos, sin], [minus, cos]] if inverse else [[cos, minus], [sin, cos]])[:parts]
     lines = [replace(b.concat([b.unsqueeze(x, 2) for x in block], 2), shape=(None,) * 3) for block in blocks]
-    stacked_value = replace(b.concat([b.unsqueeze(line, 1) for line in lines], 1), dtype=like.dtype, shape=(None,) * 4)
-    return b.reshape(stacked_value, b.product(rows, parts), b.product(columns, 1 if real else 2))
+    stacked = replace(b.concat([b.unsqueeze(line, 1) for line in lines], 1), dtype=like.dtype, shape=(None,) * 4)
+    return b.reshape(stacked, b.product(rows, parts), b.product(columns, 1 if real else 2))
+
+
+def _static_matrix(rows: int, columns: int, length: int, parts: int, inverse: bool, real: bool) -> np.ndarray:
+    """:func:`_matrix` of static sizes."""
+    n = np.arange(rows)
+    length = max(length, 1)
+    angle = np.outer(n, np.arange(columns)) % length * (2 * math.pi / length)
+    cos, sin = np.cos(angle), np.sin(angle)
+    if real:
+        twice = np.where((n == 0) | (2 * n == length), 1.0, 2.0)[:, None]
+        blocks = [[cos * twice], [-sin * twice]][:parts]
+    else:
+        blocks = ([[cos, sin], [-sin, cos]] if inverse else [[cos, -sin], [sin, cos]])[:parts]
+    stacked = np.stack([np.stack(block, -1) for block in blocks], 1).reshape(rows * parts, -1)
+    return stacked / length if inverse else stacked
 
 
 @down("STFT", 17)
@@ -171,7 +178,11 @@ def stft(b: Builder, node: Node) -> Value:
 
 # ------------------------------------------------------------------ windows
 
-_COSINES = {"HannWindow": (0.5, 0.5, 0.0), "HammingWindow": (25 / 46, 21 / 46, 0.0), "BlackmanWindow": (0.42, 0.5, 0.08)}
+_COSINES = {
+    "HannWindow": (0.5, 0.5, 0.0),
+    "HammingWindow": (25 / 46, 21 / 46, 0.0),
+    "BlackmanWindow": (0.42, 0.5, 0.08),
+}
 """``a0 - a1 cos(t) + a2 cos(2 t)``."""
 
 

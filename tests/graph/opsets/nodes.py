@@ -31,7 +31,7 @@ def node_model(
         inputs: arrays as they will be fed, None for an absent one.
         constant: which of them are initializers.
         outputs: how many the node has.
-        dynamic: leaves every dimension of the graph's inputs open.
+        dynamic: leaves every dimension of the first input open.
     """
     names = ["" if x is None else f"x{i}" for i, x in enumerate(inputs)]
     node = helper.make_node(op_type, names, [f"y{i}" for i in range(outputs)], name="node", **attributes)
@@ -42,7 +42,7 @@ def node_model(
         if i in constant:
             kept.append(numpy_helper.from_array(x, name))
             continue
-        shape = [f"{name}_{j}" for j in range(x.ndim)] if dynamic else list(x.shape)
+        shape = [f"{name}_{j}" for j in range(x.ndim)] if dynamic and i == 0 else list(x.shape)
         fed.append(helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(x.dtype), shape))
     results = [helper.make_empty_tensor_value_info(name) for name in node.output]
     graph = helper.make_graph([node], "graph", fed, results, kept)

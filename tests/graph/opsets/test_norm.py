@@ -49,7 +49,9 @@ def test_rms_normalization(axis: int, target: int) -> None:
 @pytest.mark.parametrize(("shape", "dynamic"), [((2, 6, 5, 4), False), ((2, 6, 5, 4), True), ((3, 6), False)])
 def test_group_normalization(shape: tuple[int, ...], dynamic: bool, target: int) -> None:
     x, scale, bias = draw(*shape), draw(6), draw(6) + 1
-    wanted = F.group_norm(*(torch.from_numpy(v) for v in (x,)), 3, torch.from_numpy(scale), torch.from_numpy(bias)).numpy()
+    wanted = F.group_norm(
+        *(torch.from_numpy(v) for v in (x,)), 3, torch.from_numpy(scale), torch.from_numpy(bias)
+    ).numpy()
     model = node_model("GroupNormalization", 21, [x, scale, bias], num_groups=3, dynamic=dynamic)
     check(model, [x, scale, bias], target, [wanted])
 
@@ -89,5 +91,7 @@ def test_what_is_not_known_is_said() -> None:
     model = node_model("LayerNormalization", 17, [x, scale], axis=1)
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.ClearField("shape")
-    with pytest.raises(UnsupportedError, match=r"'node' \(LayerNormalization\) .* opset 17: the rank of its input 'x0'"):
+    with pytest.raises(
+        UnsupportedError, match=r"'node' \(LayerNormalization\) .* opset 17: the rank of its input 'x0'"
+    ):
         converted(model, 13)
