@@ -835,6 +835,26 @@ def test_newer_opsets():
 
 
 @pytest.mark.parametrize(
+    ("axes", "attributes", "ok"),
+    [
+        (numbers(0, 1, 2), {}, True),
+        (numbers(0, 1, 2), {"keepdims": 0}, True),
+        ((INT64, [3]), {}, True),  # whichever they are
+        ((INT64, [2]), {}, False),
+        ((INT64, [0]), {}, True),
+        ((INT64, [0]), {"noop_with_empty_axes": 1}, False),
+        (numbers(1, 2), {}, True),  # the other has one element
+        (numbers(1, 2), {"keepdims": 0}, False),
+        (numbers(0, 1), {}, False),
+    ],
+)
+def test_axes_that_are_not_read(axes, attributes, ok):
+    """Before opset 18 all axes are reduced where the node has none as an attribute."""
+    assert svexport.check(one_node("ReduceMax", ROW, axes, opset=18, **attributes), "8.6").ok is ok
+    assert svexport.check(one_node("ReduceLogSumExp", ROW, axes, opset=18, **attributes), "10.1").ok is ok
+
+
+@pytest.mark.parametrize(
     ("model", "target", "renamed"),
     [
         (one_node("Transpose", ROW, perm=[0, 1, 2]), "8.4", True),

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from svexport.tensorrt.support.datatypes import FIRST, onnx_name
-from svexport.tensorrt.support.node import Node, Undecided, UnknownTensor
+from svexport.tensorrt.support.node import Node, Undecided, reduces_everything
 from svexport.tensorrt.support.target import Version, version
 
 __all__ = [
@@ -331,10 +331,7 @@ def _reduce_axes(node: Node) -> Came:
     if not node.has_input(1) or node.is_constant(1):
         return None
     unread = node.version < (10, 0) and node.proto.op_type not in ("ReduceSum", "ReduceLogSum")  # as if there were none
-    try:
-        return None if unread and node.shape(1) == (0,) else node.origin(1)
-    except UnknownTensor:
-        return node.origin(1)
+    return None if unread and reduces_everything(node.proto, node.types) else node.origin(1)
 
 
 def _nothing_to_reduce(node: Node) -> Came:
@@ -344,7 +341,7 @@ def _nothing_to_reduce(node: Node) -> Came:
 
 
 def _axes_after_exp(node: Node) -> Came:
-    if not node.has_input(1) or node.shape(1) == (0,):
+    if not node.has_input(1) or reduces_everything(node.proto, node.types):
         return None
     return "axes as an input, which is not read: all dimensions are reduced"
 
