@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from svexport._version import __version__
 from svexport.errors import (
     BackendNotAvailableError,
+    BuildError,
     EngineError,
     ExportError,
     PluginBuildError,
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
     from svexport.graph.check import check
     from svexport.graph.check.report import CheckReport
     from svexport.parity import Parity
+    from svexport.runtime.build import build
     from svexport.runtime.compare import Comparison, compare
     from svexport.runtime.session import load
 
 __all__ = [
     "BackendNotAvailableError",
+    "BuildError",
     "CheckReport",
     "Comparison",
     "EngineError",
@@ -47,6 +50,7 @@ __all__ = [
     "UnsupportedError",
     "VerificationError",
     "__version__",
+    "build",
     "check",
     "compare",
     "export",
@@ -65,6 +69,7 @@ _LAZY = {
     "Comparison": "svexport.runtime.compare",
     "ExportReport": "svexport.exporter.report",
     "Parity": "svexport.parity",
+    "build": "svexport.runtime.build",
     "check": "svexport.graph.check",
     "compare": "svexport.runtime.compare",
     "export": "svexport.exporter.export",

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from svexport.errors import EngineError
+from svexport.graph.returned import Returned
+from svexport.runtime.outputs import Outputs
 
 __all__ = ["Engine", "TensorSpec"]
 
@@ -52,12 +54,14 @@ class Engine(ABC):
         device: where it runs and where its outputs are; inputs on another device are copied there.
         inputs: what it takes, in order.
         outputs: what it returns, in order.
+        returned: the dict in which the model returned them; None for another model, or a file that does not say.
     """
 
     path: Path | None
     device: torch.device
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    returned: Returned | None = None
 
     @property
     def dtypes(self) -> set[torch.dtype]:
@@ -72,17 +76,20 @@ class Engine(ABC):
     def output_names(self) -> list[str]:
         return [spec.name for spec in self.outputs]
 
-    def __call__(self, /, *tensors: Tensor, **named: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def __call__(self, /, *tensors: Tensor, **named: Tensor) -> Any:
         """Runs the model on tensors given in order, by input name, or both.
 
         Returns:
-            A tensor if the model has one output, else a tuple of them; on :attr:`device`, without gradients.
+            A tensor if the model has one output, else :class:`Outputs`: a tuple whose tensors are also found by name,
+            as of every model that returned a dict. On :attr:`device`, without gradients.
 
         Raises:
             EngineError: if number, names, data types or shapes do not fit :attr:`inputs`, or the run fails.
         """
         outputs = self.run(self._in_order(tensors, named))
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        if len(outputs) == 1 and self.returned is None:
+            return outputs[0]
+        return Outputs(outputs, self.output_names, self.returned)
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Runs the model on one tensor per input, in order; always returns a list.
