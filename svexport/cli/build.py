@@ -45,9 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_argument("--fp16", action="store_true", help="before TensorRT 10: also compute in half")
     options.add_argument("--tf32", action="store_true", help="multiply float32 in TF32")
     options.add_argument("--optimization-level", type=int, metavar="0-5", help="how long to look for fast kernels")
-    options.add_argument(
-        "--workspace", metavar="SIZE", help="scratch memory, such as 4G or 512M (default: all there is)"
-    )
+    options.add_argument("--workspace", metavar="SIZE", help="scratch memory, such as 4G or 512M (default: all)")
     options.add_argument("--dla-core", type=int, metavar="N", help="run on this DLA what it takes")
     options.add_argument("--version-compatible", action="store_true", help="loads in later versions of this major one")
     options.add_argument("--hardware-compatibility", choices=("ampere+", "same"), help="runs on other GPUs too")
@@ -74,10 +72,8 @@ def run(options: argparse.Namespace) -> Outcome:
             "hardware_compatibility", "strip_weights", "refit", "plugins", "device",
         )
     }  # fmt: skip
-    given |= {
-        "shapes": _named(options.shapes, "--shapes") or None,
-        "values": _named(options.values, "--values") or None,
-    }
+    for name in ("shapes", "values"):
+        given[name] = _named(getattr(options, name), f"--{name}") or None
     given["timing_cache"] = False if options.no_timing_cache else options.timing_cache or True
     if options.trtexec:
         return _command(options, given)
@@ -97,7 +93,7 @@ def run(options: argparse.Namespace) -> Outcome:
 
 def _command(options: argparse.Namespace, given: dict[str, Any]) -> Outcome:
     from svexport.graph.check import check
-    from svexport.runtime.build import trtexec
+    from svexport.tensorrt.command import trtexec
 
     made = trtexec(options.file, options.output, target=options.target, **given)
     notes = list(made.notes)

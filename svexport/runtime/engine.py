@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from svexport.errors import EngineError
 from svexport.graph.returned import Returned
@@ -48,6 +49,8 @@ class TensorSpec:
 
 class Engine(ABC):
     """Runs an exported model on torch tensors. Any number of threads may call one engine.
+
+    As a context manager it is closed at the end, which frees what TensorRT holds at once.
 
     Attributes:
         path: the file it was loaded from; None for a model given in memory.
@@ -106,6 +109,15 @@ class Engine(ABC):
     @abstractmethod
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """:meth:`run` on tensors that fit."""
+
+    def close(self) -> None:
+        """Frees what the engine holds; it is not run again."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def _in_order(self, tensors: Sequence[Tensor], named: dict[str, Tensor]) -> list[Tensor]:
         names = self.input_names

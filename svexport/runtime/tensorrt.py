@@ -368,12 +368,6 @@ class TensorRTEngine(Engine):
         self._graphs.clear()
         self._engine = self._runtime = None
 
-    def __enter__(self) -> TensorRTEngine:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
 
 def _release(version: str) -> list[str]:
     return version.split(".")[:3]

@@ -77,7 +77,7 @@ class Log:
         from svexport.logging import logger
 
         if severity in (levels.INTERNAL_ERROR, levels.ERROR):
-            logger.error("TensorRT: {}", message)
+            logger.debug("TensorRT fails: {}", message)
             self.errors = [*self.errors, message][-self.KEPT :]
         elif severity == levels.WARNING:
             logger.debug("TensorRT warns: {}", message)
