@@ -6,17 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from svexport.errors import EngineError
 from svexport.graph.returned import Returned
 from svexport.runtime.outputs import Outputs
 
 __all__ = ["Engine", "TensorSpec"]
+
+E = TypeVar("E", bound="Engine")
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,10 @@ class Engine(ABC):
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """:meth:`run` on tensors that fit."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most hold nothing that has to be freed
         """Frees what the engine holds; it is not run again."""
 
-    def __enter__(self) -> Self:
+    def __enter__(self: E) -> E:
         return self
 
     def __exit__(self, *exception: object) -> None:

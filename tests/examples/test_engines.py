@@ -15,6 +15,7 @@ from tests.tensorrt.engines import EXAMPLES
 from tests.tensorrt.reference import VERSIONS, install
 
 ROOT = Path(__file__).parents[2]
+QUICK = ("stgcn", "yolox_stem")
 TARGETS = {"8.6.1": "8.6", "10.1.0": "10.1", "10.16.1": None, "11.4.0": None}
 
 
@@ -38,10 +39,12 @@ def test_in_python(name: str, version: str, tmp_path: Path, monkeypatch: pytest.
     assert not list(trt.alive)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.exhaustive) for n in EXAMPLES]
+)
 def test_on_the_command_line(
     name: str,
-    run: Callable[..., Any],
+    run: Callable[..., Any],  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
