@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from svexport.advise.kinds import Call, integer
 from svexport.advise.rule import Scope
 
-__all__ = ["Inserted", "composed", "inserted", "is_whole", "permutation", "permuting"]
+__all__ = ["Inserted", "composed", "inserted", "is_whole", "permutation", "permuted", "permuting"]
 
 _PERMUTING = ("permute", "transpose", "swapaxes", "swapdims")
 
@@ -33,7 +33,7 @@ class Inserted:
 
 
 def inserted(scope: Scope, node: ast.expr) -> Inserted:
-    """Axes of size 1 that ``node`` adds by ``unsqueeze`` or ``None``, as far as that is certain."""
+    """Axes of size 1 that ``node`` has by ``unsqueeze``, ``None`` or ``view``, as far as that is certain."""
     node = scope.value_of(node)
     call = scope.call(node)
     if call is not None and call.name == "unsqueeze":
@@ -44,6 +44,13 @@ def inserted(scope: Scope, node: ast.expr) -> Inserted:
         # Axes on the side that is counted from keep their place only in front of the new one.
         kept = {a for a in before.axes if (a >= 0) == (axis >= 0) and (a < axis if axis >= 0 else a > axis)}
         return Inserted(frozenset({axis, *kept}), before.rank + 1 if before.rank is not None else None)
+    if call is not None and call.is_method and call.name in ("view", "reshape"):
+        sizes = list(call.arguments)
+        if len(sizes) == 1 and isinstance(sizes[0], (ast.Tuple, ast.List)):
+            sizes = sizes[0].elts
+        if len(sizes) < 2 or any(isinstance(size, ast.Starred) for size in sizes):
+            return Inserted()
+        return Inserted(frozenset(i for i, size in enumerate(sizes) if integer(size) == 1), len(sizes))
     if isinstance(node, ast.Subscript):
         return _by_none(node.slice)
     return Inserted()
@@ -79,6 +86,16 @@ def permuting(scope: Scope, node: ast.AST) -> Call | None:
     if call.name == "permute" or not call.is_method:
         return call
     return call if len(call.arguments) == 2 or scope.is_tensor(call.input) else None
+
+
+def permuted(scope: Scope, node: ast.expr) -> Call | None:
+    """``node``, or what a name that is used nowhere else stands for, as a permute; made contiguous or not."""
+    if isinstance(node, ast.Name) and len(scope.uses.get(node.id, [])) == 1:
+        node = scope.value_of(node)
+    call = scope.call(node)
+    if call is not None and call.is_method and call.name == "contiguous":
+        node = call.input
+    return permuting(scope, node)
 
 
 def permutation(call: Call, rank: int | None) -> tuple[int, ...] | None:

@@ -298,7 +298,7 @@ class Function:
     def _takes_tensors(self) -> bool:
         if any(is_tensor_annotation(p.annotation, self.file) for p in self.parameters if p.annotation is not None):
             return True
-        if self.owner is not None:
+        if self.owner is not None and not self.owner.is_module:
             return False
         given = {p.arg for p in self.parameters}
         return any(

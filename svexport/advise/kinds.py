@@ -7,8 +7,8 @@ import enum
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from svexport.advise.functions import File, Function, is_tensor_annotation
-from svexport.advise.torch_names import FUNCTIONS, METHODS, MODULE_OUTPUT, SEVERAL, UNMISTAKABLE
+from svexport.advise.functions import File, Function, Reach, is_tensor_annotation
+from svexport.advise.torch_names import ELEMENTWISE_LAYERS, FUNCTIONS, METHODS, MODULE_OUTPUT, SEVERAL, UNMISTAKABLE
 
 __all__ = ["Call", "Kind", "Kinds"]
 
@@ -95,12 +95,21 @@ class Kinds:
                     return self._function_call(node, name.removeprefix(prefix))
         if not isinstance(node.func, ast.Attribute):
             return None
+        layer = self._layer(name)
+        if layer is not None:
+            return Call(node, layer, node.args[0], (), False) if len(node.args) == 1 and not node.keywords else None
         root: ast.AST = node.func.value
         while isinstance(root, ast.Attribute):
             root = root.value
         if isinstance(root, ast.Name) and root.id in self.file.names:
             return None
         return Call(node, node.func.attr, node.func.value, tuple(node.args), True)
+
+    def _layer(self, name: str | None) -> str | None:
+        """The function that a layer of ``self`` computes elementwise."""
+        if name is None or not name.startswith("self.") or self.function.owner is None:
+            return None
+        return ELEMENTWISE_LAYERS.get(self.function.owner.module(name.removeprefix("self.")) or "")
 
     def _function_call(self, node: ast.Call, name: str) -> Call | None:
         first = (
@@ -274,14 +283,37 @@ class Kinds:
         if parameter.annotation is not None:
             return Kind.TENSOR if is_tensor_annotation(parameter.annotation, self.file) else None
         name = parameter.arg
+        if any(self._asks_for_type(call, name) for call in self.function.all(ast.Call)):
+            return None
+        bound = [getattr(b.statement, "lineno", 0) for b in self.bindings.get(name, [])]
         for use in self.uses.get(name, []):
-            attribute = self.file.parents[use]
-            if isinstance(attribute, ast.Attribute) and attribute.attr in UNMISTAKABLE:
-                call = self.file.parents[attribute]
-                # A name that is bound again may be a tensor only then.
-                if isinstance(call, ast.Call) and call.func is attribute and name not in self.bindings:
-                    return Kind.TENSOR
+            # Later on it is what it was bound to, which may have been made of something else.
+            if use.lineno < min(bound, default=use.lineno + 1) and self._shows_tensor(use):
+                return Kind.TENSOR
         return None
+
+    def _asks_for_type(self, call: ast.Call, name: str) -> bool:
+        """Whether it is ``isinstance(name, ...)``: the name may be something else as well."""
+        first = call.args[0] if call.args else None
+        return self.file.qualified(call.func) == "isinstance" and isinstance(first, ast.Name) and first.id == name
+
+    def _shows_tensor(self, use: ast.Name) -> bool:
+        """Whether a name is used as only a tensor can be; in a forward, whose arguments are no arrays of numpy."""
+        parent = self.file.parents[use]
+        in_forward = self.function.reach is Reach.FORWARD
+        if isinstance(parent, ast.Attribute):
+            if in_forward and parent.attr in ("shape", "ndim", "device", "dtype"):
+                return True
+            call = self.file.parents[parent]
+            methods = UNMISTAKABLE | METHODS | {"size", "dim"} if in_forward else UNMISTAKABLE
+            return isinstance(call, ast.Call) and call.func is parent and parent.attr in methods - {"type", "take"}
+        if not in_forward or not isinstance(parent, ast.Call) or parent.args[:1] != [use]:
+            return False
+        name = self.file.qualified(parent.func) or ""
+        if name.startswith("self.") and self.function.owner is not None:
+            return self.function.owner.module(name.removeprefix("self.")) in MODULE_OUTPUT
+        module, _, last = name.rpartition(".")
+        return module in ("torch", "torch.nn.functional") and last in METHODS
 
     def _kind_of_binding(self, binding: Binding) -> Kind | None:
         if binding.value is None:

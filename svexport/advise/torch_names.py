@@ -8,6 +8,7 @@ __all__ = [
     "CONVOLUTIONS",
     "CREATORS",
     "DATA_CLASSES",
+    "ELEMENTWISE_LAYERS",
     "FUNCTIONS",
     "LABELS",
     "LIKE_CREATORS",
@@ -104,6 +105,10 @@ MODULE_OUTPUT = frozenset(
     )
 )
 
+# Layers without parameters, and the functions that they are.
+ELEMENTWISE_LAYERS = {
+    f"torch.nn.{name}": name.lower() for name in ("Sigmoid", "Tanh", "ReLU", "GELU", "SiLU", "Mish", "ReLU6")
+}
 # Ends of names of classes that derive from torch.nn.Module.
 MODULE_BASES = ("Module", "PreTrainedModel", "LightningModule", "PretrainedModel")
 TRAINING_CLASSES = ("Loss", "Criterion", "HungarianMatcher", "Assigner", "Trainer", "Optimizer", "Evaluator", "Metric")

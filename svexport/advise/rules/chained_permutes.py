@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from svexport.advise.axes import composed, permutation, permuting
+from svexport.advise.axes import composed, permutation, permuted, permuting
 from svexport.advise.kinds import Call
 from svexport.advise.rule import Found, Rule, Scope
 from svexport.advise.source import Edit
@@ -16,8 +16,10 @@ __all__ = ["RULE"]
 def find(scope: Scope) -> Iterator[Found]:
     for node in scope.function.all(ast.Call):
         outer = permuting(scope, node)
-        inner = permuting(scope, outer.input) if outer is not None else None
+        inner = permuted(scope, outer.input) if outer is not None else None
         if outer is None or inner is None:
+            continue
+        if inner.node is not outer.input and _is_multiplied(scope, node):
             continue
         above = scope.parent(node)
         if isinstance(above, ast.Attribute) and permuting(scope, scope.parent(above)) is not None:
@@ -31,11 +33,20 @@ def find(scope: Scope) -> Iterator[Found]:
         same = order == tuple(range(len(order)))
         message += ": that of nothing, leave both out" if same else f": `permute({axes})`"
         edits: tuple[Edit, ...] = ()
-        if inner.is_method and outer.is_method:
+        if inner.is_method and outer.is_method and inner.node is outer.input:
             receiver = scope.source.receiver(inner.node)
             edit = scope.source.replace(node, f"({receiver})" if same else f"{receiver}.permute({axes})")
             edits = (edit,) if edit else ()
         yield Found(node, message, edits)
+
+
+def _is_multiplied(scope: Scope, node: ast.Call) -> bool:
+    """Whether a matrix product takes it, which reads a transposed operand as it is."""
+    parent = scope.parent(node)
+    if isinstance(parent, ast.BinOp):
+        return isinstance(parent.op, ast.MatMult)
+    call = scope.call(parent)
+    return call is not None and call.name in ("matmul", "bmm", "baddbmm", "einsum")
 
 
 def _order(outer: Call, inner: Call) -> tuple[int, ...] | None:

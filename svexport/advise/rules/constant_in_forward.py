@@ -49,6 +49,9 @@ def _is_constant(scope: Scope, node: ast.expr) -> bool:
         return _is_constant(scope, node.operand)
     if isinstance(node, ast.BinOp):
         return _is_constant(scope, node.left) and _is_constant(scope, node.right)
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+        owner = scope.function.owner
+        return owner is not None and isinstance(owner.attributes.get(node.attr), (ast.List, ast.Tuple))
     if isinstance(node, ast.Attribute):
         return scope.file.qualified(node) in _NUMBERS
     return isinstance(node, ast.Constant) and isinstance(node.value, (int, float, complex))
@@ -58,8 +61,8 @@ RULE = Rule(
     code="SVX106",
     name="a constant made in forward",
     why=(
-        "Run on CUDA, it is made on the CPU and copied, which waits for the device, in every forward; in a half model "
-        "it has a type of its own, with casts around it."
+        "It is made anew in every forward: by `torch.tensor` on the CPU, then copied, which waits for the device. In a "
+        "half model it has a type of its own, with casts around it."
     ),
     before=(
         "def forward(self, x):\n    mean = torch.tensor([0.485, 0.456, 0.406], device=x.device)\n"

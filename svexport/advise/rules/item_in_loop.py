@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from svexport.advise.functions import Reach
 from svexport.advise.rule import Found, Rule, Scope
 
 __all__ = ["RULE"]
@@ -15,7 +16,10 @@ def find(scope: Scope) -> Iterator[Found]:
         call = scope.call(node)
         if call is None or call.name not in ("item", "tolist") or node.args or node.keywords:
             continue
-        if not (scope.is_tensor(call.input) and scope.function.in_loop(node)) or scope.function.guarded(node):
+        certain = call.name == "item" and scope.function.reach is Reach.FORWARD  # where no arrays of numpy are
+        if not (certain or scope.is_tensor(call.input)):
+            continue
+        if not scope.function.in_loop(node) or scope.function.guarded(node):
             continue
         if _ends_early(scope, node) or _is_on_cpu(scope, call.input):
             continue

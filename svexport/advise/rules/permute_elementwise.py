@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from svexport.advise.axes import permuting
+from svexport.advise.axes import permuted, permuting
 from svexport.advise.kinds import Call
 from svexport.advise.rule import Found, Rule, Scope
 from svexport.advise.torch_names import ACTIVATIONS
@@ -15,45 +15,45 @@ __all__ = ["RULE"]
 
 def find(scope: Scope) -> Iterator[Found]:
     for node in scope.function.all(ast.Compare):
-        permuted = permuting(scope, node.left)
-        if permuted is None or len(node.ops) != 1 or not _is_scalar(node.comparators[0]):
+        before = permuting(scope, node.left)
+        if before is None or len(node.ops) != 1 or not _is_scalar(node.comparators[0]):
             continue
         if not isinstance(node.ops[0], (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)):
             continue
         tail = scope.source.text[scope.source.span(node.left)[1] : scope.source.span(node)[1]]
-        text = f"({scope.source.receiver(permuted.node)}{tail})" if permuted.is_method else ""
+        text = f"({scope.source.receiver(before.node)}{tail})" if before.is_method else ""
         message = "permuted before a comparison: compare first, and permute the booleans, a quarter of the bytes"
-        yield _found(scope, node, permuted, text, message)
+        yield _found(scope, node, before, text, message)
     for call_node in scope.function.all(ast.Call):
         call = scope.call(call_node)
         if call is None or call.name not in ACTIVATIONS or "inplace" in call.keywords:
             continue
-        permuted = permuting(scope, call.input)
-        if permuted is None or scope.function.guarded(call_node):
+        before = permuting(scope, call.input) or permuted(scope, call.input)
+        if before is None or scope.function.guarded(call_node):
             continue
-        text = _activated(scope, call, permuted)
+        text = _activated(scope, call, before) if before.node is call.input else ""
         message = (
             f"permuted before `{call.name}`: after it, `{call.name}` can run with the operation that made the tensor"
         )
-        yield _found(scope, call_node, permuted, text, message)
+        yield _found(scope, call_node, before, text, message)
 
 
-def _activated(scope: Scope, call: Call, permuted: Call) -> str:
+def _activated(scope: Scope, call: Call, before: Call) -> str:
     """The elementwise function of what is permuted; empty where that is not certain."""
-    if not permuted.is_method:
+    if not before.is_method:
         return ""
-    receiver = scope.source.receiver(permuted.node)
+    receiver = scope.source.receiver(before.node)
     start, end = scope.source.span(call.node)
-    inner_start, inner_end = scope.source.span(permuted.node)
+    inner_start, inner_end = scope.source.span(before.node)
     text = scope.source.text
     return text[start:inner_start] + receiver + text[inner_end:end]
 
 
-def _found(scope: Scope, node: ast.AST, permuted: Call, text: str, message: str) -> Found:
-    axes = scope.source.text[scope.source.span(permuted.node.func)[1] : scope.source.span(permuted.node)[1]]
-    if not text or "\n" in text or permuted.dims is None:
+def _found(scope: Scope, node: ast.AST, before: Call, text: str, message: str) -> Found:
+    axes = scope.source.text[scope.source.span(before.node.func)[1] : scope.source.span(before.node)[1]]
+    if not text or "\n" in text or before.dims is None:
         return Found(node, message)
-    edit = scope.source.replace(node, f"{text}.{permuted.name}{axes}")
+    edit = scope.source.replace(node, f"{text}.{before.name}{axes}")
     return Found(node, message, (edit,) if edit else ())
 
 

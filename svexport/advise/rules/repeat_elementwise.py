@@ -46,6 +46,9 @@ def _repeated(factors: list[ast.expr]) -> int | None:
 
 
 def _has_size_1(scope: Scope, node: ast.expr, axis: int, rank: int) -> bool:
+    made = scope.value_of(node)
+    if isinstance(made, ast.Call) and scope.file.qualified(made.func) in ("torch.arange", "torch.linspace"):
+        return axis < rank - 1  # in front of its one axis
     return any((axis if at >= 0 else axis - rank) == at for at in inserted(scope, node).axes)
 
 

@@ -32,7 +32,7 @@ def find(scope: Scope) -> Iterator[Found]:
         if not any(len(_items(place.slice)) > 1 or _is_given_tensor(scope, place) for place in places):
             continue
         in_loop = len(places) == 1 and scope.function.reach is Reach.FORWARD and _is_row_of_loop(scope, places[0])
-        if in_loop or _are_parts(scope, places):
+        if in_loop or _are_parts(scope, places) or (scope.function.reach is Reach.FORWARD and _are_ranges(places)):
             times = "in a loop" if in_loop else f"{len(places)} times"
             better = "put its parts together with `torch.stack` or `torch.cat`"
             yield Found(
@@ -89,6 +89,22 @@ def _are_parts(scope: Scope, places: list[ast.Subscript]) -> bool:
     return phases == {(start, count) for start in range(count)}
 
 
+def _are_ranges(places: list[ast.Subscript]) -> bool:
+    """``y[:, :k] = ...; y[:, k:] = ...``: ranges of one axis."""
+    axes = set()
+    for place in places:
+        items = _items(place.slice)
+        parts = [i for i, item in enumerate(items) if not _is_all(item)]
+        if len(parts) != 1:
+            return False
+        (part,) = parts
+        item = items[part]
+        if not isinstance(item, ast.Slice) or item.step is not None:
+            return False
+        axes.add((part, len(items)))
+    return len(axes) == 1
+
+
 def _phase(item: ast.expr) -> tuple[int, int] | None:
     """(start, step) of ``start::step``."""
     if not isinstance(item, ast.Slice) or item.step is None or item.upper is not None:
@@ -105,7 +121,8 @@ def _is_new(scope: Scope, name: ast.expr) -> bool:
     call = scope.call(scope.value_of(name))
     if call is None:
         return False
-    return call.name in (NEW_CREATORS | LIKE_CREATORS if call.is_method else CREATORS | LIKE_CREATORS) - {"full"}
+    methods = NEW_CREATORS | {"clone"}
+    return call.name in (methods if call.is_method else CREATORS | LIKE_CREATORS | {"clone"}) - {"full"}
 
 
 RULE = Rule(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from svexport.advise.kinds import Kind, integer
 from svexport.advise.rule import Found, Rule, Scope
+from svexport.advise.torch_names import FUNCTIONS, METHODS
 
 __all__ = ["RULE"]
 
@@ -19,39 +20,63 @@ _RAGGED = {
 
 def find(scope: Scope) -> Iterator[Found]:
     for loop in scope.function.all(ast.For):
-        over = _over(scope, loop)
+        over = _over(scope, loop, loop.target, loop.iter)
         if over is None or scope.function.guarded(loop) or _is_carried(scope, loop) or _is_ragged(scope, loop):
             continue
-        message = f"a loop over the first axis of `{over}` is unrolled, its size frozen: work on all rows at once"
-        yield Found(loop, message)
+        if all(isinstance(s, (ast.Raise, ast.Assert)) or (isinstance(s, ast.If) and _raises(s)) for s in loop.body):
+            continue
+        yield Found(loop, _message(over))
+    for node in scope.function.all(ast.comprehension):
+        whole = scope.parent(node)
+        if not isinstance(whole, (ast.ListComp, ast.GeneratorExp)) or len(whole.generators) != 1 or node.ifs:
+            continue
+        over = _over(scope, whole, node.target, node.iter)
+        if over is not None and not scope.function.guarded(whole) and not _is_ragged(scope, whole):
+            yield Found(whole, _message(over))
 
 
-def _over(scope: Scope, loop: ast.For) -> str | None:
+def _message(over: str) -> str:
+    return f"a loop over the first axis of `{over}` is unrolled, its size frozen: work on all rows at once"
+
+
+def _over(scope: Scope, loop: ast.AST, target: ast.expr, over: ast.expr) -> str | None:
     """The tensor whose rows the loop takes."""
-    over = loop.iter
     if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and over.args:
         function, first = over.func.id, over.args[0]
-        if function == "range" and len(over.args) == 1 and isinstance(loop.target, ast.Name):
-            return _indexed(scope, loop, first, loop.target.id)
+        if function == "range" and len(over.args) == 1 and isinstance(target, ast.Name):
+            return _indexed(scope, loop, first, target.id)
         over = first if function == "enumerate" else over
-    if isinstance(over, (ast.Name, ast.Attribute)) and scope.is_tensor(over):
+    if isinstance(over, (ast.Name, ast.Attribute)) and scope.is_tensor(over) and _computes(scope, loop, target):
         return ast.unparse(over)
     return None
 
 
-def _indexed(scope: Scope, loop: ast.For, size: ast.expr, index: str) -> str | None:
+def _computes(scope: Scope, loop: ast.AST, target: ast.expr) -> bool:
+    """Whether torch or a layer is given a row: else rows may be numbers, or what is called a tensor is a list."""
+    rows = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
+    for node in ast.walk(loop):
+        call = scope.call(node)
+        if call is None:
+            continue
+        name = scope.file.qualified(call.node.func) or ""
+        layer = name.startswith("self.") and name.count(".") == 1
+        known = call.name in METHODS or call.name in FUNCTIONS
+        given = call.node.args if layer else [call.input] if known else []
+        if any(isinstance(n, ast.Name) and n.id in rows for a in given for n in ast.walk(a)):
+            return True
+    return False
+
+
+def _indexed(scope: Scope, loop: ast.AST, size: ast.expr, index: str) -> str | None:
     tensor = _first_size_of(scope, size)
     if tensor is None or not scope.is_tensor(tensor):
         return None
     for node in ast.walk(loop):
-        if (
-            isinstance(node, ast.Subscript)
-            and isinstance(node.ctx, ast.Load)
-            and ast.dump(node.value) == ast.dump(tensor)
-        ):
-            first = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) and node.slice.elts else node.slice
-            if isinstance(first, ast.Name) and first.id == index:
-                return ast.unparse(tensor)
+        if not isinstance(node, ast.Subscript) or not isinstance(node.ctx, ast.Load):
+            continue
+        first = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) and node.slice.elts else node.slice
+        if isinstance(first, ast.Name) and first.id == index and ast.dump(node.value) == ast.dump(tensor):
+            return ast.unparse(tensor)
     return None
 
 
@@ -100,9 +125,10 @@ def _is_carried(scope: Scope, loop: ast.For) -> bool:
     return any(isinstance(node, (ast.Break, ast.Return, ast.Yield, ast.Await)) for node in ast.walk(loop))
 
 
-def _is_ragged(scope: Scope, loop: ast.For) -> bool:
+def _is_ragged(scope: Scope, loop: ast.For | ast.ListComp | ast.GeneratorExp) -> bool:
     """Whether rows differ in size, or something besides tensors is taken apart with them."""
-    index = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+    target = loop.target if isinstance(loop, ast.For) else loop.generators[0].target
+    index = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
     for node in ast.walk(loop):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -113,7 +139,7 @@ def _is_ragged(scope: Scope, loop: ast.For) -> bool:
                 return True
         elif isinstance(node, ast.Subscript) and any(_picks(scope, n) for n in ast.walk(node.slice)):
             return True
-    return all(isinstance(s, (ast.Raise, ast.Assert)) or (isinstance(s, ast.If) and _raises(s)) for s in loop.body)
+    return False
 
 
 def _picks(scope: Scope, node: ast.AST) -> bool:
@@ -122,7 +148,7 @@ def _picks(scope: Scope, node: ast.AST) -> bool:
         return isinstance(scope.value_of(node), ast.Compare) or any(
             word in node.id for word in ("mask", "keep", "valid")
         )
-    return isinstance(node, ast.Compare)
+    return isinstance(node, (ast.Compare, ast.Subscript))
 
 
 def _raises(statement: ast.If) -> bool:
