@@ -110,7 +110,8 @@ def export(
         weights: ``"inputs"`` or ``"attributes"``: how those of svexport nodes that have many (the transformer decoder)
             travel. A TensorRT plugin is created with its attributes, but given its inputs in every inference.
         verify: run the file in ONNX Runtime, and compare, on ``args``, on random inputs, on large ones of both signs,
-            on zeros, with other integers and masks, and with dynamic sizes larger, smaller and much larger;
+            on zeros, with other integers and masks, and with dynamic sizes larger, smaller and much larger,
+            and on both sides of what ``forward`` compares them with (or the export is refused);
             ``report.skipped`` has the runs that the model itself does not take. Up to opset 17, lines of ``forward``
             that take values of inputs out of tensors (``if x.sum() > 0``) are refused unless nothing follows from
             these values but what has been compared. ``"quick"``: on ``args`` alone, and not called verified.
