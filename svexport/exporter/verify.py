@@ -31,6 +31,9 @@ _SIZES = (
     "size as a number of its own instead of a dynamic one, or declare the dynamic size"
 )
 
+SEARCHED = "searched"
+"""Inputs that were looked for, far from the given ones."""
+
 MOST_AT_BORDERS = 2**20
 """Elements of inputs whose sizes are to turn a comparison."""
 
@@ -51,13 +54,11 @@ def verify(
     dynamic_axes: Mapping[str, Mapping[int, str]],
     sizes: Mapping[str, Size],
     held_to: Tolerances,
-    notes: list[str],
     warned: Sequence[str],
     state: State,
-    skipped: list[str],
     guarded: bool,
     kind: str = "default",
-) -> list[Parity]:
+) -> Verification:
     """Compares every output on the given inputs, on others of the same kind, and with every dynamic size changed.
 
     Of the others floating-point numbers are a little off, then of several scales and both signs, then zero; integers
@@ -99,15 +100,11 @@ def verify(
         warned=warned,
         state=state,
     )
-    try:
-        verification.compare(kind == "quick")
-        verification.raise_failed()
-        if kind != "quick":
-            verification.raise_unproven(guarded)
-    finally:
-        notes += verification.notes
-        skipped += verification.skipped
-    return verification.results
+    verification.compare(kind == "quick")
+    verification.raise_failed()
+    if kind != "quick":
+        verification.raise_unproven(guarded)
+    return verification
 
 
 class Verification:
@@ -154,6 +151,7 @@ class Verification:
         self._ways: dict[str, Way] = {}
         self._sizes: dict[str, Sizes] = {}
         self._compared: dict[str, Way] = {}
+        self._agreed: dict[str, None] = {}
         self._failing: dict[str, tuple[list[Tensor], list[Tensor]]] = {}  # inputs and what the file made of them
         self._infinite: dict[Parity, tuple[int, int]] = {}  # how many elements of torch's result and of the file's
         self._sized = False  # whether there was a run with other sizes
@@ -170,10 +168,9 @@ class Verification:
         yield [("given", list(tensors))]
         if quick:
             return
-        ranges = self._ways["given"].ranges
         yield (("random", inputs) for inputs in random(tensors, [t.shape for t in tensors]))
         for name in FAR:
-            yield ((name, inputs) for inputs in far(name, tensors, ranges))
+            yield ((name, inputs) for inputs in far(name, tensors, self.ranges))
         yield from self._resized.runs()
         if self.warned or self._ways["given"].takes_values:
             yield from ([(name, [of_kind(name, t) for t in tensors])] for name in KINDS)
@@ -193,12 +190,34 @@ class Verification:
         with self.as_files, Way(arguments, self._held, sizes=learned) as way:
             expected = self.model(*arguments)
         way.end(expected)
-        if run in FAR and not all(bool(e.isfinite().all()) for e in expected if e.is_floating_point()):
+        if _is_far(run) and not all(bool(e.isfinite().all()) for e in expected if e.is_floating_point()):
             raise _NotFinite("what torch computes there is not finite")
         self._ways[run] = way
         if learned is not None:
             self._sizes[run] = learned
         return expected
+
+    @property
+    def compared(self) -> list[str]:
+        """Runs on which the file computes what torch does."""
+        return list(self._agreed)
+
+    @property
+    def ranges(self) -> Mapping[int, int]:
+        """How many there are of what an input's integers index."""
+        return self._ways["given"].ranges
+
+    def computed(self, run: str, inputs: list[Tensor]) -> tuple[Tensor, ...] | None:
+        """What torch makes of inputs; None where that is no numbers."""
+        try:
+            return self.forward(run, inputs)
+        except Exception:  # noqa: BLE001 - not what the model is for
+            return None
+
+    def agrees(self, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...]) -> bool:
+        """Whether the file computes on one more run what torch does."""
+        self._compare(run, inputs, expected)
+        return run in self._agreed
 
     def _first_taken(self, alternatives: Iterable[Run]) -> tuple[str, list[Tensor], tuple[Tensor, ...]] | None:
         """The first of them that the model computes, with what it does; None, and why, if that is none."""
@@ -231,7 +250,9 @@ class Verification:
         found = self._judged(run, inputs, pairs)
         if found is None:
             return
-        if not all(p.ok for p in found):
+        if all(p.ok for p in found):
+            self._agreed[run] = None
+        else:
             self._failing[run] = inputs, actual
         self.results += found
         if run not in NOTHING:
@@ -278,10 +299,10 @@ class Verification:
             rounding = Rounding(self.model, inputs, [e for _, e, _ in pairs])
             with self.as_files:
                 allow_rounding(found, rounding, pairs, self.held_to, self.notes)
-            if run in FAR and rounding.sizes:
+            if _is_far(run) and rounding.sizes:
                 self.skipped.append(f"{run}: how large torch's results are there depends on its rounding errors")
                 return None
-        if run in FAR and not all(p.ok for p in found):
+        if _is_far(run) and not all(p.ok for p in found):
             with self.as_files:
                 if jumps(self.model, inputs, pairs, found):
                     self.skipped.append(
@@ -378,6 +399,10 @@ class Verification:
         self.notes += [
             f"compared on both sides ({sizes}): {shown_line(*line)}" for line, sizes in self._borders.turned.items()
         ]
+
+
+def _is_far(run: str) -> bool:
+    return run in FAR or run.startswith(SEARCHED)
 
 
 def _refuse_beyond(turns: Sequence[Turn], symbol: str) -> NoReturn:
