@@ -45,11 +45,15 @@ def main() -> None:
                 continue
             found = {target: judge(case, target) for target in range(case.opset - 1, LOWEST - 1, -1)}
             counts.update(verdict.kind for verdict in found.values())
+            for target, verdict in found.items():
+                if verdict.kind in ("wrong", "unable"):
+                    print(f"{verdict.kind} {case.name} {case.opset} -> {target}: {verdict.detail[:300]}", flush=True)
             _note(case, found, lowest, reasons)
     for (op_type, version), text in REFUSED.items():
         if op_type not in lowest:
             lowest[op_type] = [version]
             reasons[op_type][text] = version
+    print(dict(counts))
     PAGE.write_text(f"{HEAD}\n{_summary(counts)}\n\n{_table(lowest, reasons)}\n")
 
 
