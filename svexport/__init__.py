@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from svexport.graph.bodies import lower
     from svexport.graph.check import check
     from svexport.graph.check.report import CheckReport
+    from svexport.graph.opsets import convert
     from svexport.parity import Parity
     from svexport.runtime.bench import Bench, bench
     from svexport.runtime.build import build
@@ -57,6 +58,7 @@ __all__ = [
     "build",
     "check",
     "compare",
+    "convert",
     "export",
     "load",
     "lower",
@@ -79,6 +81,7 @@ _LAZY = {
     "build": "svexport.runtime.build",
     "check": "svexport.graph.check",
     "compare": "svexport.runtime.compare",
+    "convert": "svexport.graph.opsets",
     "export": "svexport.exporter.export",
     "load": "svexport.runtime.session",
     "lower": "svexport.graph.bodies",
