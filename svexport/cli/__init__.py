@@ -25,7 +25,20 @@ from svexport.errors import SvexportError, VerificationError
 
 __all__ = ["Outcome", "main"]
 
-COMMANDS = ("demo", "export", "check", "build", "compare", "bench", "debug", "lower", "convert", "plugins", "advise", "doctor")
+COMMANDS = (
+    "demo",
+    "export",
+    "check",
+    "build",
+    "compare",
+    "bench",
+    "debug",
+    "lower",
+    "convert",
+    "plugins",
+    "advise",
+    "doctor",
+)
 
 
 @dataclass(frozen=True)
