@@ -230,12 +230,17 @@ def _read(source: Path | onnx.ModelProto) -> onnx.ModelProto:
     import onnx
     from google.protobuf.message import DecodeError
 
+    from svexport.graph.reading import check_regular
+
     if isinstance(source, onnx.ModelProto):
         return source
     if not isinstance(source, Path):
         raise EngineError(f"expected the path of an ONNX file or an onnx.ModelProto, got {type(source).__name__}")
     try:
+        check_regular(source)
         model = onnx.load_model_from_string(source.read_bytes())
+    except SvexportError as error:
+        raise EngineError(str(error)) from error
     except OSError as error:
         raise EngineError(f"cannot read {source}: {error.strerror or error}; check the path") from error
     except DecodeError as error:
