@@ -21,8 +21,9 @@ SEARCHES = 36
 
 
 def thorough(verification: Verification, model: onnx.ModelProto, lines: Mapping[str, str]) -> Faults:
-    """Plants faults in a file that has passed, and compares it on inputs that are searched for, which may notice those that
-    no run has, and what the file lacks.
+    """Plants faults in a file that has passed, and compares it on inputs that are searched for.
+
+    Those may notice faults that no run has, and what the file lacks.
 
     Args:
         verification: that it passed.
