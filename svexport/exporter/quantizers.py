@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from svexport.errors import ExportError
 from svexport.parity import Parity, parity
 
-__all__ = ["ROUNDING", "Copies", "FullRanges", "allow_steps", "frozen", "full_range", "repeats"]
+__all__ = ["ROUNDING", "Copies", "FullRanges", "allow_steps", "frozen", "full_range", "largest", "repeats"]
 
 MOST = 2.0**-18
 """Of the largest element: some times what sums in another order differ by in float32."""
@@ -193,7 +193,7 @@ def repeats(copies: Copies, inputs: Sequence[Tensor], expected: Sequence[Tensor]
     again = copies.single()(*(t.clone() for t in inputs))
     return all(
         a.shape == e.shape
-        and bool((_apart(e, a) <= REPEATED * _largest(e)).all() if e.is_floating_point() else torch.equal(a, e))
+        and bool((_apart(e, a) <= REPEATED * largest(e)).all() if e.is_floating_point() else torch.equal(a, e))
         for a, e in zip(again, expected, strict=True)
     )
 
@@ -224,7 +224,7 @@ def _rounding(copies: Copies, inputs: Sequence[Tensor]) -> list[float]:
         copies.single()(*(t.clone() for t in inputs))
     if not given.values:
         return []
-    most = [_largest(x) * max(MOST, 2 * torch.finfo(x.dtype).eps) for x in given.values]
+    most = [largest(x) * max(MOST, 2 * torch.finfo(x.dtype).eps) for x in given.values]
     precise = _Given()
     try:
         with precise:
@@ -242,7 +242,8 @@ def _rounding(copies: Copies, inputs: Sequence[Tensor]) -> list[float]:
     return rounding
 
 
-def _largest(x: Tensor) -> float:
+def largest(x: Tensor) -> float:
+    """The largest finite magnitude."""
     return float(x.abs().nan_to_num(0.0, 0.0, 0.0).amax()) if x.numel() else 0.0
 
 

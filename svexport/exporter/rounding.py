@@ -91,6 +91,17 @@ class Rounding:
                 return 0.0
         return most
 
+    def measured(self) -> list[float | None]:
+        """Per output, how far torch is from itself, at least a rounding error of its scale; None where unknown."""
+        while self._look_further():
+            pass
+        return [
+            None if gap is None or not gap.numel() else max(float(gap.amax()), torch.finfo(e.dtype).eps * _scale(e))
+            for gap, e in (
+                (gap if e.is_floating_point() else None, e) for gap, e in zip(self.gaps, self._expected, strict=True)
+            )
+        ]
+
     def _explained(self, index: int, actual: Tensor, rtol: float, atol: float) -> float:
         """By what is known of the rounding so far."""
         expected = self._expected[index].detach().cpu().double()

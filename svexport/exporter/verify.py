@@ -15,14 +15,14 @@ from svexport.exporter.agreement import allow_rounding, held, jumps, ties
 from svexport.exporter.as_in_files import AsInFiles
 from svexport.exporter.borders import Borders, Sizes, Turn
 from svexport.exporter.inputs import FAR, FIRST, KINDS, NOTHING, Resized, far, of_kind, random
-from svexport.exporter.quantizers import ROUNDING, Copies, allow_steps
+from svexport.exporter.quantizers import ROUNDING, Copies, allow_steps, largest
 from svexport.exporter.rounding import Rounding, Tolerances
 from svexport.exporter.sizes import Size
 from svexport.exporter.source import shown_line
 from svexport.exporter.state import State, random_state, same_random_state
 from svexport.exporter.values import ANYWAY, refuse_values, unproven
 from svexport.exporter.way import Way
-from svexport.parity import Parity
+from svexport.parity import Parity, parity
 from svexport.progress import phase
 
 __all__ = ["verify"]
@@ -34,6 +34,9 @@ _SIZES = (
 
 SEARCHED = "searched"
 """Inputs that were looked for, far from the given ones."""
+
+MOST_ROUNDING = 10.0
+"""A file may differ by so many times torch's own rounding where it is held to that."""
 
 MOST_AT_BORDERS = 2**20
 """Elements of inputs whose sizes are to turn a comparison."""
@@ -243,6 +246,38 @@ class Verification:
         """Whether the file computes on one more run what torch does."""
         self._compare(run, inputs, expected)
         return run in self._agreed
+
+    def usually_held(self, run: str, expected: Sequence[Tensor]) -> list[tuple[float, float]]:
+        """rtol and atol per output of a run."""
+        return [self.held_to.held(e, _is_far(run)) for e in expected]
+
+    def held_to_rounding(
+        self, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...]
+    ) -> list[tuple[float, float]]:
+        """rtol and atol per output of a run that agrees, as torch's own rounding there allows them: a few times that.
+
+        Where that is unknown, or more than usual, and with quantizers, which make steps of it, the usual ones. The file
+        is held to them at once; :meth:`raise_failed` tells.
+        """
+        usual = self.usually_held(run, expected)
+        given = self.held_to.rtol is not None or self.held_to.atol is not None
+        if given or self._ways[run].calls(ROUNDING):
+            return usual
+        with self.as_files:
+            measured = Rounding(self.model, inputs, expected, self._copies).measured()
+        result = []
+        actual = self._computed(run, inputs, len(expected))
+        for name, e, a, (rtol, atol), own in zip(self.output_names, expected, actual, usual, measured, strict=True):
+            tight = None if own is None else MOST_ROUNDING * own
+            if tight is None or tight >= atol + rtol * largest(e):
+                result.append((rtol, atol))
+                continue
+            result.append((0.0, tight))
+            found = parity(name, e, a, run=run, rtol=0.0, atol=tight)
+            if not found.ok:
+                self.results.append(found)
+                self._failing[run] = inputs, actual
+        return result
 
     def _first_taken(self, alternatives: Iterable[Run]) -> tuple[str, list[Tensor], tuple[Tensor, ...]] | None:
         """The first of them that the model computes, with what it does; None, and why, if that is none."""

@@ -190,6 +190,8 @@ class OnnxEngine(Engine):
             given = ", ".join(f"{s.name}: {list(t.shape)}" for s, t in zip(self.inputs, ready, strict=True))
             raise EngineError(f"{self} failed in ONNX Runtime on {given}: {_reason(error)}") from error
         values = binding.get_outputs_as_ortvaluevector()
+        if len(values) != len(self.outputs):
+            raise EngineError(f"{self} returned {len(values)} of {len(self.outputs)} outputs: it is damaged")
         # By index: iterating ends in a C++ exception, which takes 80 us. The view: DLPack turns bool into uint8.
         return [torch.from_dlpack(values[i].to_dlpack()).view(spec.dtype) for i, spec in enumerate(self.outputs)]
 
