@@ -122,8 +122,12 @@ class Inference:
 
     def _gathers_sizes(self, node: onnx.NodeProto) -> bool:
         """Whether a Gather takes sizes of a shape that are static, beside others that are not."""
-        sizes, index = self._shapes.get(node.input[0], ()), self.values.get(node.input[1])
-        return index is not None and all(-len(sizes) <= i < len(sizes) and sizes[i] is not None for i in index.flat)
+        sizes, index = self._shapes.get(node.input[0]), self.values.get(node.input[1])
+        return (
+            sizes is not None
+            and index is not None
+            and all(-len(sizes) <= i < len(sizes) and sizes[i] is not None for i in index.flat)
+        )
 
     def _is_computed(self, node: onnx.NodeProto) -> bool:
         """Whether a node makes a few numbers of known ones."""
