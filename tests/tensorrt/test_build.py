@@ -271,7 +271,7 @@ def test_ctrl_c_cancels(files: Path, tmp_path: Path, tensorrt: Install, version:
 
     def interrupted() -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.5)  # the main thread hears it
+        time.sleep(0.25)  # the main thread hears it
         seen.append(threading.current_thread())
 
     trt.during_build = interrupted
