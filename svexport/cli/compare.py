@@ -32,10 +32,10 @@ def run(options: argparse.Namespace) -> Outcome:
         *(partial(html.check_place, path) for path in [options.report] if path),
     )
     model, args = _model.load(options)
-    engine = svexport.load(options.file)
-    comparison = svexport.compare(
-        model, engine, args, layers=options.layers or None, rtol=options.rtol, atol=options.atol
-    )
+    with svexport.load(options.file) as engine:
+        comparison = svexport.compare(
+            model, engine, args, layers=options.layers or None, rtol=options.rtol, atol=options.atol
+        )
     if options.report:
         comparison.to_html(options.report)
     return Outcome(

@@ -28,7 +28,7 @@ def test_bash(run, tmp_path, monkeypatch):
     (tmp_path / "model.onnx").touch()
     script = run("completion", "bash").out
     assert set(COMMANDS) <= completed(script, "svexport", "")
-    assert completed(script, "svexport", "co") == {"compare", "completion"}
+    assert completed(script, "svexport", "comp") == {"compare", "completion"}
     assert completed(script, "svexport", "check", "--re") == {"--report"}
     assert completed(script, "svexport", "--json", "check", "--t") == {"--target"}
     assert completed(script, "svexport", "export", "--dtype", "") == {"float16", "bfloat16", "float32", "float64"}

@@ -74,7 +74,7 @@ def test_runs_on_the_model_of_a_reader(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", [name for name, page in PAGES.items() if blocks_of(page)])
 def test_what_does_not_run_is_right_as_far_as_one_can_tell(name):
     for block in blocks_of(PAGES[name]):
-        assert block.language in ("python", "sh", "text"), f"line {block.line}: say what language it is"
+        assert block.language, f"line {block.line}: say what language it is"
         if not block.runs:
             check(block)
 
