@@ -136,14 +136,22 @@ def _write_page(runs: list[Run], page: Path) -> None:
     """One page: the summary, then each report in full."""
     from svexport import html
 
-    rows = [(r.model, r.opset, *_numbers(r), "ok" if r.verified else "FAIL", f"{r.seconds:.1f}") for r in runs]
+    rows = [
+        (
+            html.Link(r.model, f"{r.model}-{r.opset}"),
+            r.opset,
+            *_numbers(r),
+            "ok" if r.verified else "FAIL",
+            f"{r.seconds:.1f}",
+        )
+        for r in runs
+    ]
     body = [html.table(("model", "opset", "file", "nodes", "svexport nodes", "max abs error", "", "seconds"), rows)]
     for r in runs:
         pieces = [f'<p class="fail">{escape(r.error)}</p>'] if r.report is None else r.report.html_body()
         body.append(
-            f'<article style="margin-top: 4rem">\n<h1>{escape(r.model)} at opset {r.opset}</h1>\n'
-            + "\n".join(pieces)
-            + "\n</article>"
+            f'<article id="{escape(r.model)}-{r.opset}" style="margin-top: 4rem">\n'
+            f"<h1>{escape(r.model)} at opset {r.opset}</h1>\n" + "\n".join(pieces) + "\n</article>"
         )
     passed = sum(r.verified for r in runs)
     html.write(page, html.page(f"svexport demo: {passed} of {len(runs)} files verified", *body))

@@ -88,7 +88,10 @@ def test_page(run, folder):
     assert "linear.py:15 in forward: image = torch.einsum(" in page.replace("<wbr>", "")
     order = [page.index(piece) for piece in ("Verified:", "Parity with torch", ">Nodes<", ">Details<")]
     assert order == sorted(order)
-    assert not re.search(r'(src|href)="http|<script', page)
+    assert not re.search(r'(src|href)="http', page)
+    for opset in (11, 17):
+        assert f'<a href="#linear-{opset}">' in page
+        assert f'id="linear-{opset}"' in page
 
 
 def test_quick_and_json(run, folder):
