@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import argparse
 import re
+from functools import partial
 
-from svexport.cli import Outcome, _model
+from svexport.cli import Outcome, _ahead, _model
 from svexport.cli._progress import status
 from svexport.errors import ExportError
 
@@ -19,7 +20,13 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _model.add_arguments(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", help="file to write (default: the class name, ./Model.onnx)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE.onnx",
+        type=_ahead.onnx_file,
+        help="file to write (default: the class name, ./Model.onnx)",
+    )
     parser.add_argument("--opset", type=int, default=11, metavar="N", help="9 to 23 (default: 11)")
     parser.add_argument(
         "--plugins",
@@ -63,8 +70,11 @@ def run(options: argparse.Namespace) -> Outcome:
     import svexport
     from svexport import html
 
-    if options.report:
-        html.check_place(options.report)
+    _ahead.all_of(
+        *_model.checks(options),
+        _ahead.target(options.target),
+        *(partial(html.check_place, path) for path in (options.output, options.report) if path),
+    )
     model, args = _model.load(options)
     dynamic: dict[str, dict[int, str]] = {}
     for name, axis, symbol in options.dynamic:
