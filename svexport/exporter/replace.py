@@ -18,7 +18,7 @@ from svexport.exporter.as_in_files import AsInFiles
 from svexport.exporter.calls import Remaining, Watch, Wholes, forward, plan_of, told
 from svexport.exporter.faster import gains, measure, on_gpu
 from svexport.exporter.functions import FUNCTIONS, WHOLES
-from svexport.exporter.patterns import FINDERS, Patterns
+from svexport.exporter.patterns import DECODER, FINDERS, Patterns
 from svexport.exporter.proof import Proof
 from svexport.exporter.rebind import Plan, bind_functions, binder, objects
 from svexport.exporter.record import recorded, remember
@@ -140,7 +140,7 @@ def _replaced(model: nn.Module, arguments: Any, chosen: _Choice, proofs: dict[An
     }
     skipped |= {name for name, known in WHOLES.items() if not chosen({name, *_parts(op_name(known[0][1]))})}
     patterns = Patterns(lambda name, op: chosen(_labels(name, type(model.get_submodule(name)), op)), proofs=proofs)
-    for op in FINDERS:
+    for op in (*FINDERS, DECODER):
         chosen.labels |= {*_parts(op_name(op))}
     chosen.check(model)
 
@@ -179,7 +179,7 @@ def _replaced(model: nn.Module, arguments: Any, chosen: _Choice, proofs: dict[An
         kind = type(model.get_submodule(name))
         if part.proof.fault:
             left_alone.append(LeftAlone(name, part.what, definition(kind), part.proof.fault))
-        elif name in patterns.rewrites:
+        elif name in patterns.rewrites or name in patterns.wholes:
             proven = part.proof.words(True)
             replacements.append(Replacement(name, part.what, op_name(part.op), definition(kind), *proven))
     if arguments is None:

@@ -266,11 +266,17 @@ def example(name, **arguments):
     return lambda: load_file(EXAMPLES / f"{name}.py").model(**arguments)
 
 
+DECODER = {
+    "LayerNorm": 7,
+    "project, mask, sample, weigh, sum": 1,
+    "softmax(QK^T)V": 1,
+    "a decoder of the DETR3D kind, without gradients": 1,
+}
 MODELS = {
     "stgcn": (example("stgcn", frames=8), {"torch.einsum": 1}),
     "detr3d": (
         example("detr3d", config="small", layers=1, queries=20),
-        {"LayerNorm": 7, "project, mask, sample, weigh, sum": 1, "softmax(QK^T)V": 1},
+        DECODER,
     ),
     "yolox_stem": (example("yolox_stem", height=48, width=64), {"Focus": 1}),
     "deformable_detr": (
@@ -279,7 +285,7 @@ MODELS = {
     ),
     "multicamera": (
         example("multicamera", queries=20, layers=1, cameras=2, image_size=(72, 120)),
-        {"LayerNorm": 7, "project, mask, sample, weigh, sum": 1, "softmax(QK^T)V": 1},
+        DECODER,
     ),
     "ModulatedDeformConv2dPack": (pack, {"ModulatedDeformConv2dPack": 1}),
     "DeformConv2d": (torchvision, {"DeformConv2d": 1}),

@@ -8,7 +8,7 @@ becomes the forward of a class of its own (:mod:`rewrite`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,15 +17,18 @@ import torch
 from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
+from svexport import ops
 from svexport.exporter.functions import FUNCTIONS, NAMES
-from svexport.exporter.patterns import attention, camera_sample
+from svexport.exporter.patterns import attention, camera_sample, decoder
 from svexport.exporter.patterns.pattern import Pattern, prove
-from svexport.exporter.patterns.rewrite import Rewrite, apply, replace_node, rewrite_of
+from svexport.exporter.patterns.rewrite import Rewrite, apply, replace_node, rewrite_of, whole_of
 from svexport.exporter.patterns.traced import NotTraced, Traced, trace
 from svexport.exporter.proof import Proof
 from svexport.ops._module import DropIn
 
-__all__ = ["FINDERS", "Part", "Patterns"]
+__all__ = ["DECODER", "FINDERS", "Part", "Patterns"]
+
+DECODER = decoder.OP
 
 FINDERS: dict[str, Callable[[Traced], Iterator[Pattern]]] = {
     "camera_sample": camera_sample.find,
@@ -62,12 +65,14 @@ class Patterns:
     Attributes:
         chosen: whether a part of a module, by its name, may be an op.
         rewrites: new forwards by the module's name.
+        wholes: likewise, that run without gradients and in the place of submodules.
         parts: what was found there, and what was nearly.
         proofs: of the same parts of the same graphs before, which are not proven again.
     """
 
     chosen: Callable[[str, str], bool]
     rewrites: dict[str, Rewrite] = field(default_factory=dict)
+    wholes: dict[str, Rewrite] = field(default_factory=dict)
     parts: dict[str, list[Part]] = field(default_factory=dict)
     proofs: dict[Any, tuple[int | None, Proof, str]] = field(default_factory=dict)
 
@@ -79,11 +84,15 @@ class Patterns:
 
         def looks(name: str) -> Callable[..., None]:
             def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
-                if anchors.leave() and module not in seen and fruitless[type(module)] < FRUITLESS:
-                    seen.add(module)
-                    with anchors.asleep():
+                called = anchors.leave()
+                if module in seen or anchors.is_asleep:
+                    return
+                seen.add(module)
+                with anchors.asleep():
+                    if called and fruitless[type(module)] < FRUITLESS:
                         self._look(name, module, args, kwargs)
-                    fruitless[type(module)] += name not in self.parts
+                        fruitless[type(module)] += name not in self.parts
+                    self._look_at_whole(name, module, args, kwargs)
 
             return hook
 
@@ -96,7 +105,7 @@ class Patterns:
 
     def applied(self, model: nn.Module) -> nn.Module:
         """The model, its modules with their new forwards."""
-        for name, rewrite in self.rewrites.items():
+        for name, rewrite in (*self.rewrites.items(), *self.wholes.items()):
             apply(model.get_submodule(name), rewrite)
         return model
 
@@ -114,6 +123,35 @@ class Patterns:
                     part.proof = Proof(fault=str(error))
         if parts:
             self.parts[name] = parts
+
+    def _look_at_whole(self, name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Whether a module that holds some with parts is a decoder; the innermost is."""
+        below = {n: parts for n, parts in self.parts.items() if n != name and n.startswith(f"{name}." if name else "")}
+        held = {part.op for parts in below.values() for part in parts}
+        if decoder.OP in held or not held >= set(FINDERS) or not self.chosen(name, decoder.OP):
+            return
+        prefix = f"{name}." if name else ""
+        inner = {module.get_submodule(n.removeprefix(prefix)): self.rewrites[n] for n in below if n in self.rewrites}
+        kinds: dict[nn.Module, Any] = {m: type(m) for m in inner}
+        try:
+            for m, rewrite in inner.items():
+                apply(m, rewrite)
+            with _ops_recorded({type(m) for m in inner}):
+                traced = trace(module, args, kwargs, inline=True)
+            found = decoder.find(traced)
+            if found is None:
+                return
+            proof = decoder.prove(traced, found)
+            if not proof.fault:
+                decoder.put(traced, found)
+                whole = whole_of(module, traced.inlined, found.modules)
+                self.wholes[name] = rewrite_of(traced, whole)
+        except NotTraced:
+            return
+        finally:
+            for m, kind in kinds.items():
+                m.__class__ = kind
+        self.parts.setdefault(name, []).append(Part(decoder.WHAT, decoder.OP, proof))
 
     def _parts(self, name: str, traced: Traced) -> list[Part]:
         parts = []
@@ -162,34 +200,65 @@ class Patterns:
         return None, fault, what
 
 
+@contextmanager
+def _ops_recorded(kinds: Iterable[Any]) -> Iterator[None]:
+    """Has new forwards of these classes record the ops of parts, which check what they are given, as one call each."""
+    changed: list[tuple[dict[str, Any], str, Any]] = []
+
+    def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            proxies: list[fx.Proxy] = []
+            for value in (*args, *kwargs.values()):
+                proxies += [
+                    v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, fx.Proxy)
+                ]
+            if not proxies:
+                return function(*args, **kwargs)
+            return proxies[0].tracer.create_proxy("call_function", function, args, kwargs)
+
+        return call
+
+    for kind in kinds:
+        names = kind.forward.__globals__
+        for name, value in list(names.items()):
+            if value in (getattr(ops, op) for op in FINDERS):
+                changed.append((names, name, value))
+                names[name] = recorded(value)
+    try:
+        yield
+    finally:
+        for names, name, value in changed:
+            names[name] = value
+
+
 class _Anchors(TorchFunctionMode):
     """Notes which modules' own code calls a function that parts have."""
 
     def __init__(self) -> None:
         super().__init__()
         self._called = [False]
-        self._asleep = False
+        self.is_asleep = False
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        if not self._asleep and func in _ANCHORS:
+        if not self.is_asleep and func in _ANCHORS:
             self._called[-1] = True
         return func(*args, **(kwargs or {}))
 
     def enter(self) -> None:
-        if not self._asleep:
+        if not self.is_asleep:
             self._called.append(False)
 
     def leave(self) -> bool:
         """Whether the module that is left, by its own code, called one."""
-        return False if self._asleep else self._called.pop()
+        return False if self.is_asleep else self._called.pop()
 
     @contextmanager
     def asleep(self) -> Iterator[None]:
-        self._asleep = True
+        self.is_asleep = True
         try:
             yield
         finally:
-            self._asleep = False
+            self.is_asleep = False
 
 
 def _key(traced: Traced) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -102,7 +103,10 @@ def _attention(traced: Traced, softmax: fx.Node) -> Pattern | None:
             scale = scale * number if _SCALES[target] else scale / number
         return scale
 
+    width = traced.values[query].shape[orders[0][-1]]
     numbers = [traced.values[f] if isinstance(f, fx.Node) else f for _, f in scales]
+
+    usual = math.isclose(scale_of(numbers), 1 / math.sqrt(width), rel_tol=1e-12)
 
     def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.permute(order) for x, order in zip((q, k, v), orders, strict=True))
@@ -110,7 +114,7 @@ def _attention(traced: Traced, softmax: fx.Node) -> Pattern | None:
 
     def build(graph: fx.Graph) -> fx.Node:
         scale: Any = 1.0
-        for target, factor in scales:
+        for target, factor in () if usual else scales:
             operation = operator.mul if _SCALES[target] else operator.truediv
             if isinstance(scale, fx.Node) or isinstance(factor, fx.Node):
                 scale = graph.call_function(operation, (scale, factor))
@@ -126,7 +130,7 @@ def _attention(traced: Traced, softmax: fx.Node) -> Pattern | None:
             return graph.call_method("permute", (node, *order))
 
         q, k, v = (permuted(x, order) for x, order in zip((query, key, value), orders, strict=True))
-        attended = graph.call_function(ops.scaled_dot_product_attention, (q, k, v), {"scale": scale})
+        attended = graph.call_function(ops.scaled_dot_product_attention, (q, k, v), {} if usual else {"scale": scale})
         return permuted(attended, back)
 
     def draw(generator: torch.Generator) -> list[Tensor]:

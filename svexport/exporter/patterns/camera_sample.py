@@ -20,7 +20,7 @@ from svexport import ops
 from svexport.exporter.patterns.pattern import Pattern, noise, source_of
 from svexport.exporter.patterns.traced import Traced, operand
 
-__all__ = ["SAMPLERS", "find"]
+__all__ = ["SAMPLERS", "find", "looking"]
 
 SAMPLERS: set[Any] = {F.grid_sample, torch.grid_sampler, torch.grid_sampler_2d}
 _ACTIVATIONS: dict[Any, str] = {
@@ -223,7 +223,7 @@ def _pattern(
             cameras = cameras + 0.03 * cameras.abs() * noise(cameras, generator)
             cameras[:, -1] = _behind(options).to(cameras)
         else:
-            cameras = _looking(given[1], options, generator)
+            cameras = looking(given[1], options, generator)
         features = [noise(traced.values[node][..., :_SIZE, :_SIZE], generator) for node in sampling.features]
         return [points, cameras, noise(given[2], generator, scale=2.0), *features]
 
@@ -240,7 +240,7 @@ def _behind(options: dict[str, Any]) -> Tensor:
     return matrix
 
 
-def _looking(like: Tensor, options: dict[str, Any], generator: torch.Generator) -> Tensor:
+def looking(like: Tensor, options: dict[str, Any], generator: torch.Generator) -> Tensor:
     """Cameras that have most of the range in the image, at many depths."""
     low, high = (torch.tensor(options["pc_range"][i : i + 3], dtype=torch.float64) for i in (0, 3))
     reach = (high - low).abs().max().clamp(min=1e-3)

@@ -9,16 +9,17 @@ import inspect
 import linecache
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
 
 from svexport.exporter.patterns.traced import NotTraced, Traced
 
-__all__ = ["FILES", "Rewrite", "apply", "replace_node", "rewrite_of"]
+__all__ = ["FILES", "Rewrite", "apply", "replace_node", "rewrite_of", "whole_of"]
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,63 @@ class Rewrite:
         names: what the text refers to: a name, the module that holds it and its path there.
         reads: attributes of the module that the graph holds as constants. When one is set, the forward is again the
             one that the author wrote.
+        whole: of a graph that takes the place of submodules.
     """
 
     text: str
     names: tuple[tuple[str, str, str], ...]
     reads: frozenset[str]
+    whole: Whole | None = None
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Submodules whose forward is part of a graph; it runs without gradients only.
+
+    Attributes:
+        modules: each by the index of the one that holds it (0 is the module itself, then in this order from 1), its
+            name there, and module and name of its class. While one is of another class, or has a hook, the forward is
+            the author's.
+        weights: of the op, by indices: of one module, or of those whose weights it has as one.
+    """
+
+    modules: tuple[tuple[int, str, str, str], ...]
+    weights: tuple[tuple[int, ...], ...]
+
+
+def whole_of(module: nn.Module, inlined: Iterable[str], steps: Sequence[tuple[str, ...]]) -> Whole:
+    """The submodules of these names and those that hold them."""
+    index: dict[str, int] = {"": 0}
+    modules = []
+    for path in (*inlined, *(path for step in steps for path in step)):
+        for i in range(1, path.count(".") + 2):
+            name = ".".join(path.split(".")[:i])
+            if name not in index:
+                holder, _, last = name.rpartition(".")
+                kind = type(module.get_submodule(name))
+                index[name] = len(index)
+                modules.append((index[holder], last, kind.__module__, kind.__qualname__))
+    return Whole(tuple(modules), tuple(tuple(index[path] for path in step) for step in steps))
+
+
+def _weights(root: nn.Module, whole: Whole) -> list[Tensor] | None:
+    """The weights of a whole; None where its submodules are others than they were, or have hooks."""
+    found = [root]
+    for holder, name, module, kind in whole.modules:
+        held = found[holder]._modules.get(name)
+        if held is None or type(held).__qualname__ != kind or type(held).__module__ != module:
+            return None
+        if held._forward_hooks or held._forward_pre_hooks or vars(held).get("_svexport_stale"):
+            return None
+        found.append(held)
+    weights: list[Any] = []
+    for step in whole.weights:
+        for name in ("weight", "bias"):
+            if len(step) == 1:
+                weights.append(found[step[0]]._parameters.get(name))
+            else:
+                weights.append(torch.cat([found[i]._parameters[name] for i in step]))  # type: ignore[misc]
+    return None if any(w is None for w in weights) else weights
 
 
 FILES = "<svexport "
@@ -43,7 +96,7 @@ FILES = "<svexport "
 _GRAPH = "_svexport_graph"
 
 
-def rewrite_of(traced: Traced) -> Rewrite:
+def rewrite_of(traced: Traced, whole: Whole | None = None) -> Rewrite:
     """The forward of a module with the changes that were made to its graph.
 
     Raises:
@@ -51,11 +104,11 @@ def rewrite_of(traced: Traced) -> Rewrite:
     """
     code = traced.graph.python_code("self")
     _, _, body = code.src.partition("def forward(")
-    graph = f"def {_GRAPH}({body}".replace(" -> _Tensor_:", ":", 1)
-    text = f"{graph.strip()}\n\n{_forward(traced)}"
+    graph = re.sub(r"\A(.*?\)) -> .*?:\n", r"\1:\n", f"def {_GRAPH}({body}")  # annotations have no names here
+    text = f"{graph.strip()}\n\n{_forward(traced, whole is not None)}"
     words = set(re.findall(r"\w+", graph))
     names = [(name, *_place(value)) for name, value in code.globals.items() if name in words]
-    return Rewrite(text, tuple(names), traced.reads)
+    return Rewrite(text, tuple(names), traced.reads, whole)
 
 
 def _place(value: Any) -> tuple[str, str]:
@@ -82,7 +135,7 @@ def _found(module: str, path: str) -> Any:
         return None
 
 
-def _forward(traced: Traced) -> str:
+def _forward(traced: Traced, whole: bool) -> str:
     """A forward of the author's parameters, which calls the graph where it was recorded for such arguments."""
     signature = inspect.signature(type(traced.module).forward)
     parameters, starred = [], False
@@ -108,10 +161,16 @@ def _forward(traced: Traced) -> str:
             unlike.append(f"{name} is None or len({name}) != {argument.length}")
             unlike += [f"{name}[{i}].dim() != {rank}" for i, rank in enumerate(argument.ranks)]
             given += [f"{name}[{i}]" for i in range(argument.length)]
+    if whole:
+        unlike.insert(0, "_svexport_is_grad_enabled()")
+        given.insert(0, "weights")
+    theirs = f"_svexport_theirs({this}, {', '.join(all_of_them)})"
+    weights = f"    weights = _svexport_weights({this})\n    if weights is None:\n        return {theirs}\n"
     return (
         f"def forward({', '.join(parameters)}):\n"
         f"    if {' or '.join(unlike)}:\n"
-        f"        return _svexport_theirs({this}, {', '.join(all_of_them)})\n"
+        f"        return {theirs}\n"
+        f"{weights if whole else ''}"
         f"    return {_GRAPH}({', '.join([this, *given])})\n"
     )
 
@@ -127,7 +186,8 @@ class _Rewritten:
         """Keeps the class from those who collect the subclasses of its base."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self._svexport_rewrite.reads:
+        rewrites = [vars(kind).get("_svexport_rewrite") for kind in type(self).__mro__]
+        if any(name in rewrite.reads for rewrite in rewrites if rewrite is not None):
             vars(self)["_svexport_stale"] = True
         super().__setattr__(name, value)
 
@@ -137,13 +197,18 @@ class _Rewritten:
         if not isinstance(reduced, tuple):
             return reduced
         function, args, *rest = reduced
-        args = tuple(self._svexport_author if arg is type(self) else arg for arg in args)
-        return _remade, (self._svexport_rewrite, function, args), *rest
+        author: Any = self._svexport_author
+        rewrites = [self._svexport_rewrite]
+        while issubclass(author, _Rewritten):
+            author, rewrites = author._svexport_author, [author._svexport_rewrite, *rewrites]
+        args = tuple(author if arg is type(self) else arg for arg in args)
+        return _remade, (tuple(rewrites), function, args), *rest
 
 
-def _remade(rewrite: Rewrite, function: Callable[..., Any], args: tuple) -> Any:
+def _remade(rewrites: Iterable[Rewrite], function: Callable[..., Any], args: tuple) -> Any:
     value = function(*args)
-    apply(value, rewrite)
+    for rewrite in rewrites:
+        apply(value, rewrite)
     return value
 
 
@@ -161,7 +226,7 @@ def _class(base: type, rewrite: Rewrite) -> type:
         setattr(forward, name, getattr(author, name))
     new = type(base)(
         base.__name__,
-        (_Rewritten, base),
+        (base,) if issubclass(base, _Rewritten) else (_Rewritten, base),
         {
             "__module__": base.__module__,
             "__qualname__": base.__qualname__,
@@ -176,6 +241,9 @@ def _class(base: type, rewrite: Rewrite) -> type:
         return super(new, self).forward(*args, **kwargs)  # type: ignore[misc, arg-type]
 
     forward.__globals__["_svexport_theirs"] = theirs
+    if (whole := rewrite.whole) is not None:
+        forward.__globals__["_svexport_is_grad_enabled"] = torch.is_grad_enabled
+        forward.__globals__["_svexport_weights"] = lambda root: _weights(root, whole)
     return new
 
 

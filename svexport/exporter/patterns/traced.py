@@ -10,7 +10,7 @@ import math
 import operator
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from svexport.exporter.arguments import rebuild
+from svexport.exporter.source import is_library
 
 __all__ = ["Argument", "NotTraced", "Traced", "operand", "trace"]
 
@@ -69,6 +70,10 @@ _CALLS: dict[Any, str] = {
 _CHANGES = {getattr(operator, f"i{name}") for name in ("add", "sub", "mul", "truediv", "pow", "and", "or")}
 
 
+_COMPARISONS = {operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge}
+_RANKS = {"dim", "ndimension"}
+
+
 class _Guard:
     """Notices, while a forward is recorded, what a graph cannot hold."""
 
@@ -80,7 +85,10 @@ class _Guard:
         if self.asleep:
             return
         if event == "call":
-            self.found = self.found or _CONTEXTS.get(frame.f_code, "")
+            name = _CONTEXTS.get(frame.f_code, "")
+            caller = frame.f_back.f_code.co_filename if frame.f_back else ""
+            if name and not (frame.f_code is torch.compiler.is_compiling.__code__ and is_library(caller)):
+                self.found = self.found or name
         elif event == "c_call" and not self.found:
             owner = getattr(value, "__self__", None)
             if isinstance(owner, random.Random) or type(owner).__module__.startswith("numpy.random"):
@@ -108,15 +116,21 @@ class _Tracer(fx.Tracer):
     What it records it computes, too: how long a shape is decides what code does with it.
     """
 
-    def __init__(self, arguments: Mapping[str, Any], signature: inspect.Signature, guard: _Guard) -> None:
+    def __init__(self, arguments: Mapping[str, Any], signature: inspect.Signature, guard: _Guard, inline: bool) -> None:
         super().__init__(autowrap_modules=(math,))
+        self.inline = inline
+        self.inlined: dict[str, None] = {}
         self.given, self.signature, self.guard = arguments, signature, guard
         self.arguments: list[Argument] = []
         self.values: dict[fx.Node, Any] = {}
         self.versions: dict[fx.Node, int] = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return True
+        library = type(m).__module__.partition(".")[0] in ("torch", "svexport")
+        leaf = not self.inline or (library and not isinstance(m, nn.Sequential))
+        if not leaf:
+            self.inlined[module_qualified_name] = None
+        return leaf
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> fx.Proxy:
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **more)
@@ -145,6 +159,12 @@ class _Tracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
+
+    def to_bool(self, obj: Any) -> bool:
+        """Of a comparison of ranks, for which the graph is."""
+        if obj.node.target in _COMPARISONS and all(n.target in _RANKS for n in obj.node.all_input_nodes):
+            return bool(self.values[obj.node])
+        return super().to_bool(obj)
 
     def iter(self, obj: Any) -> Iterator[Any]:
         value = self.values.get(obj.node)
@@ -203,6 +223,7 @@ class Traced:
         values: what each node of the graph came to.
         changed: nodes whose value was changed in place later on.
         reads: attributes of the module that are no tensors and no modules, and which the forward read.
+        inlined: names of the submodules whose own code is in the graph.
     """
 
     module: nn.Module
@@ -211,6 +232,7 @@ class Traced:
     values: dict[fx.Node, Any] = field(default_factory=dict)
     changed: set[fx.Node] = field(default_factory=set)
     reads: frozenset[str] = frozenset()
+    inlined: tuple[str, ...] = ()
     _ancestors: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
 
     def tensor(self, node: Any) -> Tensor | None:
@@ -232,10 +254,12 @@ class Traced:
                     break
         return self._ancestors[node]
 
-    def region(self, output: fx.Node, given: Iterable[fx.Node]) -> list[fx.Node] | None:
+    def region(
+        self, output: fx.Node, given: Iterable[fx.Node], modules: Set[str] = frozenset()
+    ) -> list[fx.Node] | None:
         """The nodes between ``given`` and ``output``, in order; None where the output is computed from more than that.
 
-        Sizes, types and devices of other values count as known, and so do their constants.
+        Sizes, types and devices of other values count as known, and so do their constants, and ``modules``.
         """
         stop, found, pending = set(given), set(), [output]
         while pending:
@@ -244,7 +268,12 @@ class Traced:
                 continue
             if node.op in ("placeholder", "get_attr") or node in self.changed:
                 return None
-            if node.op == "call_module" and not isinstance(self._module(node), _STATELESS):
+            known = (
+                node.target in modules or isinstance(self._module(node), _STATELESS)
+                if node.op == "call_module"
+                else True
+            )
+            if not known:
                 return None
             found.add(node)
             inputs = node.all_input_nodes
@@ -315,12 +344,13 @@ def _modes(module: nn.Module, training: bool) -> Iterator[None]:
             m.training = mode
 
 
-def trace(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Traced:
+def trace(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, inline: bool = False) -> Traced:
     """Records a module's forward.
 
     Args:
         module: in any mode; its forward must be one graph in both.
         args, kwargs: what it was called with.
+        inline: records its submodules too, down to torch's.
 
     Raises:
         NotTraced: if the forward is no fixed sequence of functions of torch and submodules: it decides by values or
@@ -337,16 +367,16 @@ def trace(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     graphs = []
     for training in (True, False):
         with _modes(module, training):
-            tracer, graph, reads = _record(module, bound.arguments, signature)
+            tracer, graph, reads = _record(module, bound.arguments, signature, inline)
             graphs.append(graph.python_code("self").src)
     if graphs[0] != graphs[1]:
         raise NotTraced("its forward is another one in training")
     changed = {n for n, version in tracer.versions.items() if tracer.values[n]._version != version}
-    return Traced(module, graph, tuple(tracer.arguments), tracer.values, changed, reads)
+    return Traced(module, graph, tuple(tracer.arguments), tracer.values, changed, reads, tuple(tracer.inlined))
 
 
 def _record(
-    module: nn.Module, arguments: Mapping[str, Any], signature: inspect.Signature
+    module: nn.Module, arguments: Mapping[str, Any], signature: inspect.Signature, inline: bool
 ) -> tuple[_Tracer, fx.Graph, frozenset[str]]:
     before = _state(module)
     reads: set[str] = set()
@@ -358,7 +388,7 @@ def _record(
         return kind.__getattribute__(self, name)
 
     guard, profile = _Guard(), sys.getprofile()
-    tracer = _Tracer(arguments, signature, guard)
+    tracer = _Tracer(arguments, signature, guard, inline)
     try:
         names = {"__getattribute__": read, "__module__": kind.__module__}
         module.__class__ = type(kind)(kind.__name__, (_Unseen, kind), names)
@@ -384,7 +414,8 @@ def _record(
     if any(node.target in _CHANGES or node.target is operator.setitem for node in graph.nodes):
         raise NotTraced("its forward changes tensors in place")
     for node in reversed(graph.nodes):
-        if not node.users and node.target in (getattr, operator.getitem):  # what unpacking a shape leaves
+        asked = node.target in _RANKS | _COMPARISONS and not isinstance(tracer.values[node], Tensor)
+        if not node.users and (asked or node.target in (getattr, operator.getitem)):  # unpacking a shape leaves some
             graph.erase_node(node)
     return tracer, graph, frozenset(reads - {"training"})
 
