@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib
@@ -147,6 +148,10 @@ def _forward(traced: Traced, whole: bool) -> str:
         parameters.append(f"{name}=None" if has_default else name)  # the author's defaults are set afterwards
     this = next(iter(signature.parameters))
     unlike, given, all_of_them = [f"{this}._svexport_stale"], [], []
+    for name in sorted(traced.reads):
+        value = vars(traced.module)[name]
+        if type(value) in (dict, list, set):  # which may be changed and stay the same object
+            unlike.append(f"{this}.{name} != {_literal(name, value)}")
     for argument in traced.arguments:
         name = argument.name
         keyword = signature.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
@@ -173,6 +178,21 @@ def _forward(traced: Traced, whole: bool) -> str:
         f"{weights if whole else ''}"
         f"    return {_GRAPH}({', '.join([this, *given])})\n"
     )
+
+
+def _literal(name: str, value: Any) -> str:
+    """The text of a container of plain values.
+
+    Raises:
+        NotTraced: if it has others, which cannot be compared at every call.
+    """
+    text = repr(value)
+    try:
+        if ast.literal_eval(text) == value:
+            return text
+    except (ValueError, SyntaxError):
+        pass
+    raise NotTraced(f"its forward reads {name}, a {type(value).__name__} of more than plain values")
 
 
 class _Rewritten:
@@ -221,6 +241,11 @@ def apply(module: nn.Module, rewrite: Rewrite) -> None:
 @functools.lru_cache(maxsize=1024)
 def _class(base: type, rewrite: Rewrite) -> type:
     forward, author = _compiled(rewrite), base.forward  # type: ignore[attr-defined]
+    # torch.jit.script compiles the author's text, with the names that it has.
+    forward.__wrapped__ = author  # type: ignore[attr-defined]
+    for name in author.__code__.co_names:
+        if name in author.__globals__:
+            forward.__globals__.setdefault(name, author.__globals__[name])
     forward.__defaults__, forward.__kwdefaults__ = author.__defaults__, author.__kwdefaults__
     for name in functools.WRAPPER_ASSIGNMENTS:
         setattr(forward, name, getattr(author, name))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import builtins
 import copy
+import dis
 import functools
 import inspect
 import math
 import operator
+import os
 import random
 import sys
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -82,16 +85,21 @@ class _Guard:
         self.asleep = False
 
     def __call__(self, frame: FrameType, event: str, value: Any) -> None:
-        if self.asleep:
+        if self.asleep or self.found:
             return
         if event == "call":
             name = _CONTEXTS.get(frame.f_code, "")
             caller = frame.f_back.f_code.co_filename if frame.f_back else ""
             if name and not (frame.f_code is torch.compiler.is_compiling.__code__ and is_library(caller)):
-                self.found = self.found or name
-        elif event == "c_call" and not self.found:
+                self.found = name
+            elif _is_authors(frame.f_code) and _assigns_outside(frame.f_code):
+                self.found = "a variable that it assigns outside of itself"
+        elif event == "c_call":
             owner = getattr(value, "__self__", None)
-            if isinstance(owner, random.Random) or type(owner).__module__.startswith("numpy.random"):
+            fills = type(owner) in _CONTAINERS and value.__name__ in _FILLS and _is_authors(frame.f_code)
+            if fills and _is_outside(owner, frame):
+                self.found = "a container that it fills outside of itself"
+            elif isinstance(owner, random.Random) or type(owner).__module__.startswith("numpy.random"):
                 self.found = "random numbers"
             elif getattr(value, "__module__", None) == "time":
                 self.found = "the time"
@@ -100,6 +108,46 @@ class _Guard:
                     self.found = _CALLS.get(value, "")
                 except TypeError:  # of what cannot be hashed
                     self.found = ""
+
+
+_CONTAINERS = {list, dict, set, OrderedDict, Counter, defaultdict, deque}
+_FILLS = {
+    "append",
+    "extend",
+    "insert",
+    "update",
+    "setdefault",
+    "add",
+    "pop",
+    "popleft",
+    "appendleft",
+    "clear",
+    "remove",
+}
+
+
+_STANDARD = os.path.dirname(os.__file__) + os.sep
+
+
+def _is_authors(code: CodeType) -> bool:
+    """Whether code is the model's: not torch's, ours or Python's own."""
+    path = code.co_filename
+    return not is_library(path) and (not path.startswith(_STANDARD) or "site-packages" in path)
+
+
+def _is_outside(container: Any, frame: FrameType) -> bool:
+    """Whether a function has a container from its globals or from a function around it."""
+    around = [frame.f_locals.get(name) for name in frame.f_code.co_freevars]
+    return any(container is value for value in (*around, *frame.f_globals.values()))
+
+
+@functools.lru_cache(maxsize=4096)
+def _assigns_outside(code: CodeType) -> bool:
+    """Whether code assigns a global, or a variable of a function around it."""
+    return any(
+        i.opname == "STORE_GLOBAL" or (i.opname == "STORE_DEREF" and i.argval in code.co_freevars)
+        for i in dis.get_instructions(code)
+    )
 
 
 class _Proxy(fx.Proxy):

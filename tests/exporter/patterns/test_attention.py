@@ -111,21 +111,79 @@ def test_what_is_nearly_that_is_left(mix):
     torch.testing.assert_close(replaced.found, model.found, rtol=1e-4, atol=1e-5)
 
 
-def test_keeps_what_it_sees_nothing_of():
-    """A forward with an effect beside its result stays as it is."""
-    seen = []
+LOG: list[int] = []
 
-    class Counts(Attends):
-        def forward(self, x):
-            self.count = getattr(self, "count", 0) + 1
-            return super().forward(x)
 
-    class Prints(Attends):
-        def forward(self, x):
-            print("forward")
-            return super().forward(x)
+class Counts(Attends):
+    def forward(self, x):
+        self.count = getattr(self, "count", 0) + 1
+        return super().forward(x)
 
-    for kind in (Counts, Prints):
-        replaced = svexport.replace(kind(einsum), (torch.randn(2, 6, 12),), verbose=False)
-        seen += [r.before for r in replaced.svexport_replacements]
-    assert WHAT not in seen
+
+class Prints(Attends):
+    def forward(self, x):
+        print("forward")
+        return super().forward(x)
+
+
+class Logs(Attends):
+    def forward(self, x):
+        LOG.append(1)
+        return super().forward(x)
+
+
+class Noisy(Attends):
+    def forward(self, x):
+        return super().forward(x) + torch.rand(())
+
+
+class BySize(Attends):
+    def forward(self, x):
+        return super().forward(x) if x.shape[1] > 3 else x
+
+
+@pytest.mark.parametrize("kind", [Counts, Prints, Logs, Noisy, BySize])
+def test_a_forward_that_does_more_stays_as_it_is(kind):
+    replaced = svexport.replace(kind(einsum), (torch.randn(2, 6, 12),), verbose=False)
+    assert WHAT not in [r.before for r in replaced.svexport_replacements]
+
+
+class Configured(Attends):
+    def __init__(self):
+        super().__init__(einsum)
+        self.config = {"scale": 1.0}
+
+    def forward(self, x, scale=1.0, *, bias=None):
+        y = super().forward(x) * scale * self.config["scale"]
+        return y if bias is None else y + bias
+
+
+def test_other_arguments_and_settings():
+    model, x = Configured(), torch.randn(2, 6, 12)
+    replaced = svexport.replace(model, (x,), verbose=False)
+    assert WHAT in [r.before for r in replaced.svexport_replacements]
+    for args, kwargs in [((x,), {}), ((x, 2.0), {}), ((x,), {"bias": x}), ((), {"scale": 3, "x": x})]:
+        torch.testing.assert_close(replaced(*args, **kwargs), model(*args, **kwargs))
+    for m in (model, replaced):
+        m.config["scale"] = 2.0
+    torch.testing.assert_close(replaced(x), model(x))
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(12, 12) for _ in range(3))
+
+    def forward(self, x):
+        weights = F.softmax(self.q(x) @ self.k(x).transpose(-2, -1), dim=-1)
+        return weights @ self.v(x)
+
+
+def test_scripts_to_the_authors_text():
+    model, x = Plain(), torch.randn(2, 6, 12)
+    replaced = svexport.replace(model, (x,), verbose=False)
+    assert [r.before for r in replaced.svexport_replacements] == [WHAT]
+    scripted = torch.jit.script(replaced)
+    assert "softmax" in scripted.code
+    torch.testing.assert_close(scripted(x), model(x))
+    torch.testing.assert_close(torch.jit.trace(replaced, (x,))(x), model(x))
