@@ -47,10 +47,12 @@ def replace(
     model, scripted code and the packages stay as they are, but for private names beside their own.
 
     Given arguments, parts of a module's forward are ops too, whatever they are called
-    (:data:`svexport.exporter.patterns.FINDERS`): they are found in the graph of the functions that it calls, and the
-    module gets a forward of that graph. It runs for arguments like those that it was recorded for (tensors where these
-    were, lists as long, the same constants), whatever their sizes; for others, and once an attribute that the forward
-    read is set, the forward is the author's. Objects that attributes refer to are as they were: a configuration, say.
+    (:data:`svexport.exporter.patterns.FINDERS`). They are found in the graph of the functions that it calls, and the
+    module gets a forward of that graph. It runs for arguments like those that it was recorded for (tensors of as many
+    dimensions, lists as long, the same constants), whatever their sizes; for others, and once an attribute that it
+    read is set, or is a list, dict or set that has changed, the forward is the author's. Other objects that attributes
+    refer to count as they were. A whole decoder of the DETR3D kind is one op where no gradient is asked for, unless
+    modules in it were exchanged or have hooks.
 
     With arguments, every replacement is proven: what it replaces and what it is are both run on the activations of a
     forward pass in eval mode, whole functions and parts of forwards with their gradients too, parts also on other
