@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fnmatch
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -191,16 +192,18 @@ def _analyse(source: Source, rules: list[Rule]) -> _Analysis:
                 continue
             for rule in rules:
                 if function.reach >= rule.reach:
-                    analysis.found += [
-                        (rule, f) for f in rule.find(scope) if not _is_suppressed(source, rule, f, scope)
-                    ]
+                    analysis.found += [(rule, found) for found in rule.find(scope) if _counts(rule, found, scope)]
     except RecursionError as error:
         raise UnreadableError("is nested too deeply") from error
     analysis.found.sort(key=lambda item: (source.span(item[1].node)[0], item[0].code))
     return analysis
 
 
-def _is_suppressed(source: Source, rule: Rule, found: Found, scope: Scope) -> bool:
+def _counts(rule: Rule, found: Found, scope: Scope) -> bool:
+    """Whether nothing excuses it: no comment, nor that it is text, whose places in it older Pythons do not know."""
+    if any(isinstance(parent, ast.JoinedStr) for _, parent in scope.function.above(found.node)):
+        return False
     statement = scope.function.statement(found.node)
     last = statement.body[0].lineno - 1 if hasattr(statement, "body") else statement.end_lineno or statement.lineno
-    return source.suppressed(rule.code, {found.node.lineno, statement.lineno, max(last, statement.lineno)})  # type: ignore[attr-defined]
+    line = found.node.lineno  # type: ignore[attr-defined]
+    return not scope.source.suppressed(rule.code, {line, statement.lineno, max(last, statement.lineno)})

@@ -235,6 +235,21 @@ def test_fix_keeps_comments(model):
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "x[:, [0, 1]] = x[:, 1:3]",
+        "x[:, [0, 1]] *= x[:, 1:3]",
+        "y = x[:, [0, 1]]",
+        "x[:, [0, 1]].view(-1)",
+        "x[:, [0, 1]].t()[0] = 1",
+    ],
+)
+def test_views_that_would_tell(model, line):
+    model.write_text(forward(line, "return x"))
+    assert [(f.code, f.fixable) for f in advise([model], fix=True).findings] == [("SVX204", False)]
+
+
+@pytest.mark.parametrize(
     ("head", "expected"),
     [
         ("import torch\n", "import svexport\nimport torch\n"),
@@ -301,13 +316,16 @@ def test_slices_that_are_found_but_not_fixed(model, lines):
         forward("return x.softmax(1).argmax(-1)"),
         forward("return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)"),
         forward("k = x.transpose(1, 2)", "return x @ k.transpose(-1, -2)"),
+        forward("print(f'{x.permute(0, 2, 1).sigmoid()}')", "return x"),
+        forward("match x.shape:", "    case [x]:", "        return len(x)", parameters="self, x"),
         forward("for size in x:", "    y.append(round_up(size))", "return y", parameters="self, x: torch.Tensor, y"),
         forward("return [h * w for h, w in x]"),
         forward("if isinstance(x, torch.Tensor):", "    return x.shape[0]", "return len(x) + 1", parameters="self, x"),
         forward("masks = [len(row[row > 0]) for row in x]", "return [x[i][keep[i]] for i in range(len(x))]"),
         forward("return [x[i][y[i]] for i in range(x.shape[0])]", parameters="self, x, y: torch.Tensor"),
         forward("for i in range(10):", "    s = self.step(x)", "    if s.item() < 1:", "        break", "return s"),
-        forward("y = x.clone()", "y[:, 0] += 1", "y[:, 1] = x[:, 0]", "return y"),
+        forward("y = x.clone()", "y[:, 0] += 1", "y[:, 1] = y[:, 0]", "return y"),
+        forward("if x.numel():", "    y = torch.zeros_like(x)", "    y[0] = 0", "return x"),
         forward("y = torch.zeros_like(x)", "y[0] = 3", "y[1] = 4", "return y"),
         forward("y = torch.zeros_like(x)", "y[:, :3] = x", "y[:3, :] = x", "return y"),
         forward("y = self.linear(x).permute(0, 3, 1, 2).contiguous()", "return self.conv(y).view(2, -1), y"),
