@@ -84,13 +84,15 @@ class File:
         helpers = {f.name: f for f in self.functions if f.owner is None and f.parent is None}
         pending = [f for f in self.functions if f.reach is Reach.FORWARD]
         while pending:
-            for node in pending.pop().all(ast.Call):
+            caller = pending.pop()
+            for node in caller.all(ast.Call):
                 helper = helpers.get(node.func.id) if isinstance(node.func, ast.Name) else None
-                if helper is not None and helper.reach is Reach.TENSORS:
-                    inner = [f for f in self.functions if f is helper or f.is_inside(helper)]
-                    for function in inner:
-                        function.reach = Reach.FORWARD
-                    pending += inner
+                if helper is None or helper.reach is not Reach.TENSORS or caller.guarded(node):
+                    continue
+                inner = [f for f in self.functions if f is helper or f.is_inside(helper)]
+                for function in inner:
+                    function.reach = Reach.FORWARD
+                pending += inner
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         for alias in node.names:

@@ -327,6 +327,7 @@ def test_slices_that_are_found_but_not_fixed(model, lines):
         forward("y = x.clone()", "y[:, 0] += 1", "y[:, 1] = y[:, 0]", "return y"),
         forward("if x.numel():", "    y = torch.zeros_like(x)", "    y[0] = 0", "return x"),
         forward("y = torch.zeros_like(x)", "y[0] = 3", "y[1] = 4", "return y"),
+        forward("y = x.clone()", "y[..., 0, 0] *= 2", "y[..., 1, 1] *= 2", "return y"),
         forward("y = torch.zeros_like(x)", "y[:, :3] = x", "y[:3, :] = x", "return y"),
         forward("y = self.linear(x).permute(0, 3, 1, 2).contiguous()", "return self.conv(y).view(2, -1), y"),
         forward("return int(x.sum()), int(self.scale), len(self.layers), len(x.shape)"),

@@ -29,6 +29,9 @@ def find(scope: Scope) -> Iterator[Found]:
             continue
         in_forward = scope.function.reach is Reach.FORWARD
         in_loop = len(places) == 1 and in_forward and _is_row_of_loop(scope, places[0])
+        call = scope.call(scope.value_of(places[0].value))
+        if call is not None and call.name == "clone" and len(_numbers(places[0])) > 1:
+            continue  # a few elements of a matrix, whose others stay
         if in_loop or _are_parts(scope, places) or (in_forward and _are_ranges(places)):
             better = "put its parts together, by `torch.stack`, `torch.cat` or `F.pad`"
             yield Found(scope.function.statement(places[0]), f"`{name}` is written into slice by slice: {better}")
@@ -77,7 +80,7 @@ def _are_parts(scope: Scope, places: list[ast.Subscript]) -> bool:
     keys = set()
     for place in places:
         items = _items(place.slice)
-        numbers = {i: integer(item) for i, item in enumerate(items) if integer(item) is not None}
+        numbers = _numbers(place)
         steps = {i: _phase(item) for i, item in enumerate(items) if _phase(item) is not None}
         if len(numbers) + len(steps) == 0 or (numbers and steps) or len(steps) > 1:
             return False
@@ -91,6 +94,12 @@ def _are_parts(scope: Scope, places: list[ast.Subscript]) -> bool:
         return len({scope.parent(scope.parent(place)) for place in places}) == 1  # not one or another branch
     count = len(phases)
     return phases == {(start, count) for start in range(count)}
+
+
+def _numbers(place: ast.Subscript) -> dict[int, int]:
+    """The integers among its indices, by axis."""
+    numbers = {i: integer(item) for i, item in enumerate(_items(place.slice))}
+    return {i: number for i, number in numbers.items() if number is not None}
 
 
 def _are_ranges(places: list[ast.Subscript]) -> bool:
