@@ -25,6 +25,7 @@ LEFT_OUT = {
     "dist",
 }  # fmt: skip
 _ROUNDS = 8  # of fixes: one may make room for another
+MAX_NODES = 20_000  # of a function's syntax tree: several times what people write
 
 
 class AdviseError(SvexportError):
@@ -63,11 +64,12 @@ def advise(
         number += 1
         name = _shown(path)
         try:
-            found, count = _advise_file(path, name, rules, fix)
+            found, too_long, count = _advise_file(path, name, rules, fix)
         except UnreadableError as error:
             unread.append(Finding(name, error.line, error.column, "", str(error)))
             continue
         findings += found
+        unread += too_long
         if count:
             fixed[name] = count
     return AdviseReport(number, tuple(sorted(findings)), tuple(sorted(unread)), fixed)
@@ -131,10 +133,11 @@ def _shown(path: str | os.PathLike[str]) -> str:
 
 @dataclass
 class _Analysis:
-    """The findings of a source, each with what was found."""
+    """What was found in a source, and which of its functions were too long."""
 
     source: Source
     found: list[tuple[Rule, Found]] = field(default_factory=list)
+    too_long: list[Function] = field(default_factory=list)
 
     def findings(self, name: str) -> list[Finding]:
         result = []
@@ -145,10 +148,11 @@ class _Analysis:
         return result
 
 
-def _advise_file(path: Path, name: str, rules: list[Rule], fix: bool) -> tuple[list[Finding], int]:
+def _advise_file(path: Path, name: str, rules: list[Rule], fix: bool) -> tuple[list[Finding], list[Finding], int]:
+    """What is found, which functions are too long for that, and how many places were fixed."""
     source = Source(path)
     if "torch" not in source.text:
-        return [], 0
+        return [], [], 0
     fixed = 0
     analysis = _analyse(source, rules)
     for _ in range(_ROUNDS if fix else 0):
@@ -163,7 +167,9 @@ def _advise_file(path: Path, name: str, rules: list[Rule], fix: bool) -> tuple[l
             source.write()
         except OSError as error:
             raise AdviseError(f"cannot write {name}: {error.strerror or error}; nothing of it was changed") from error
-    return analysis.findings(name), fixed
+    message = f"a function of more than {MAX_NODES:,} nodes is not analysed"
+    too_long = [Finding(name, *source.position(f.node), "", message) for f in analysis.too_long]
+    return analysis.findings(name), too_long, fixed
 
 
 def _together(found: Iterable[tuple[Rule, Found]]) -> tuple[list[Edit], set[str], int]:
@@ -189,6 +195,9 @@ def _analyse(source: Source, rules: list[Rule]) -> _Analysis:
             scopes[function] = Scope(function, scopes.get(function.parent) if function.parent else None)
         for function, scope in scopes.items():
             if function.reach is Reach.OTHER:
+                continue
+            if sum(map(len, function.nodes.values())) > MAX_NODES:
+                analysis.too_long.append(function)
                 continue
             for rule in rules:
                 if function.reach >= rule.reach:

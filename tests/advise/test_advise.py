@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from svexport.advise import RULES, advise
-from svexport.advise.advise import AdviseError
+from svexport.advise.advise import MAX_NODES, AdviseError
 from svexport.advise.source import MAX_BYTES
 from svexport.advise.table import table
 
@@ -343,6 +343,18 @@ def test_names_that_define_each_other_end(tmp_path):
     assert codes(forward(*lines), tmp_path) == []
     deep = "+".join(["x"] * 900)
     assert codes(forward(f"return len({deep}), x.permute(0, 2, 1).sigmoid()"), tmp_path) == ["SVX205"]
+
+
+def test_a_function_too_long(tmp_path):
+    """Said, and the others are analysed: no file takes minutes."""
+    path = tmp_path / "long.py"
+    long = "\n".join(["def long(x):"] + ["    y = torch.log(x / (1 - x))"] * (MAX_NODES // 8))
+    path.write_text(f"{HABIT}\n\n{long}\n")
+    report = advise([path])
+    assert [f.code for f in report.findings] == ["SVX205"]
+    assert [(f.line, f.message) for f in report.unread] == [
+        (10, "a function of more than 20,000 nodes is not analysed")
+    ]
 
 
 def test_nothing_is_imported_or_run(tmp_path):
