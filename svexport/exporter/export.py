@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import re
@@ -22,17 +23,18 @@ from torch import Tensor, nn
 from torch.backends import opt_einsum
 
 from svexport._version import __version__
-from svexport.errors import ExportError
+from svexport.errors import BackendNotAvailableError, ExportError
 from svexport.exporter import dynamo, torchscript
 from svexport.exporter.arguments import FlatModel, bind, eval_mode, given_arguments, in_type, leaves, unique, unwrapped
 from svexport.exporter.clean import clean, keep_inputs, name_sizes
 from svexport.exporter.opsets import FIRST_WITH_BOTH, LAST_TORCHSCRIPT_OPSET, OPSETS
 from svexport.exporter.quantizers import frozen
-from svexport.exporter.report import ExportReport, NodeSource
+from svexport.exporter.report import ExportReport, Faults, NodeSource
 from svexport.exporter.rounding import Tolerances
 from svexport.exporter.sizes import Size, tiled
 from svexport.exporter.source import is_library
 from svexport.exporter.state import unchanged
+from svexport.exporter.verify import Verification
 from svexport.exporter.verify import verify as verify_file
 from svexport.graph.check import check
 from svexport.logging import logger
@@ -51,6 +53,9 @@ WEIGHTS = ("inputs", "attributes")
 
 MAX_PROTOBUF_BYTES = 2**31 - 2**20
 """Larger models keep their weights in a file beside the ``.onnx``: protobuf ends at 2 GiB."""
+
+_NO_PLACE = {errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EROFS}
+"""Errors of writing: a quota, a limit of file sizes, a full disk, one that is read only."""
 
 _lock = threading.RLock()  # the exporters' registries are global
 
@@ -109,11 +114,14 @@ def export(
             that cancel; a note of the report says what that left.
         weights: ``"inputs"`` or ``"attributes"``: how those of svexport nodes that have many (the transformer decoder)
             travel. A TensorRT plugin is created with its attributes, but given its inputs in every inference.
-        verify: run the file in ONNX Runtime, and compare, on ``args``, on random inputs, on large ones of both signs,
-            on zeros, with other integers and masks, and with dynamic sizes larger, smaller and much larger;
+        verify: run the file in ONNX Runtime, and compare, on ``args``, on random inputs of both signs and several
+            scales, on zeros, with other integers and masks, and with dynamic sizes larger, smaller and much larger, and
+            on both sides of what ``forward`` compares them with (or the export is refused);
             ``report.skipped`` has the runs that the model itself does not take. Up to opset 17, lines of ``forward``
             that take values of inputs out of tensors (``if x.sum() > 0``) are refused unless nothing follows from
             these values but what has been compared. ``"quick"``: on ``args`` alone, and not called verified.
+            ``"thorough"`` plants single faults in the file, says how many of them these inputs notice, and searches for
+            inputs that notice the others: ``report.faults``.
             ``F.grid_sample`` of a half model is compared as torch computes it on CUDA, with coordinates in float32, and
             ``topk(sorted=False)``, which torch leaves in any order, in that of files: sorted.
             Elements may be steps of a quantizer apart where torch takes them for the other step, too, once what it
@@ -157,9 +165,7 @@ def export(
         raise ExportError(f"weights must be {' or '.join(map(repr, WEIGHTS))}, got {weights!r}")
     arguments, model = given_arguments(model, args), unwrapped(model)
     path = Path(f"{type(model).__name__}.onnx" if path is None else path)
-    if path.is_dir():
-        raise ExportError(f"expected the path of a file, got the folder {path}; add a file name")
-
+    _check_place(path)
     exported = model if dtype is None else in_type(model, dtype)
     with _lock, eval_mode(exported), frozen(exported), unchanged(exported) as state, torch.no_grad():
         bound = bind(exported, *arguments)
@@ -175,7 +181,7 @@ def export(
             tensors = [t.detach() for t in flat.tensors]
             phase("tracing")
             # Without opt_einsum, which makes numbers of dynamic sizes: the order of products is decided by ours.
-            with _collected_warnings(notes), opt_einsum.flags(enabled=False):
+            with _collected_warnings(notes), opt_einsum.flags(enabled=False), _installed(opset):
                 exporter = torchscript if opset <= LAST_TORCHSCRIPT_OPSET else dynamo
                 fresh = [t.clone() for t in tensors]  # a model may work on its inputs in place
                 written = exporter.export(flat, _traceable(fresh, names, axes, sizes), file, opset, names, axes)
@@ -201,12 +207,14 @@ def export(
                 weights,
                 notes,
                 flat.frozen,
+                flat.output_keys,
             )
             finished = time.perf_counter()
             results: list[Parity] = []
             skipped: list[str] = []
+            faults: Faults | None = None
             if kind != "none":
-                results = verify_file(
+                verification = verify_file(
                     flat,
                     file,
                     tensors,
@@ -215,13 +223,15 @@ def export(
                     dynamic_axes=axes,
                     sizes=sizes,
                     held_to=held_to,
-                    notes=notes,
                     warned=warned,
                     state=state,
-                    skipped=skipped,
                     guarded=exporter is dynamo,
                     kind=kind,
                 )
+                if kind == "thorough":
+                    faults = _planted(verification, file, done.lines)
+                results, skipped = verification.results, verification.skipped
+                notes += verification.notes
             if platform is not None and not platform.bodies:
                 done.facts["ir_version"] = _strip_file(file)
             verified = time.perf_counter()
@@ -251,17 +261,24 @@ def export(
         notes=notes,
         skipped=skipped,
         verify=kind,
+        faults=faults,
         **done.facts,
     )
 
 
 def _kind(verify: bool | str) -> str:
-    """``"default"``, ``"quick"`` or ``"none"``."""
-    kinds = {True: "default", "default": "default", "quick": "quick", False: "none"}
+    """``"default"``, ``"quick"``, ``"thorough"`` or ``"none"``."""
+    kinds = {True: "default", "default": "default", "quick": "quick", "thorough": "thorough", False: "none"}
     if not isinstance(verify, (bool, str)) or verify not in kinds:
-        unknown = "is not there yet" if verify == "thorough" else "is unknown"
-        raise ExportError(f"verify={verify!r} {unknown}; give True (or 'default'), 'quick' or False")
+        raise ExportError(f"verify={verify!r} is unknown; give True (or 'default'), 'quick', 'thorough' or False")
     return kinds[verify]
+
+
+def _planted(verification: Verification, file: Path, lines: Mapping[str, str]) -> Faults:
+    from svexport.exporter.thorough import thorough
+    from svexport.graph.bodies import lower
+
+    return thorough(verification, lower(file), lines)
 
 
 def _check_tensors(flat: FlatModel, bound: inspect.BoundArguments, dtype: torch.dtype | None, opset: int) -> None:
@@ -427,10 +444,35 @@ def _traceable(
 
 
 @contextmanager
+def _installed(opset: int) -> Iterator[None]:
+    """Says of packages that torch's exporters import late how to get them."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("onnx", "onnx_ir", "onnxscript"):
+            raise
+        raise BackendNotAvailableError(
+            f"exporting at opset {opset} needs {error.name}, which is not installed here: pip install {error.name}"
+        ) from error
+
+
+def _check_place(path: Path) -> None:
+    if "\0" in str(path):
+        raise ExportError(f"expected the path of a file, got {str(path)!r}, with a NUL in it; take that out")
+    try:
+        if path.is_dir():
+            raise ExportError(f"expected the path of a file, got the folder {path}; add a file name")
+        if path.exists() and not path.is_file():  # a pipe or a device, which a renamed file would replace
+            raise ExportError(
+                f"expected the path of a file, got {path}, which is no regular file; choose another place"
+            )
+    except OSError as error:  # too long a name, say
+        raise ExportError(f"cannot write {path}: {error.strerror or error}; choose another name") from error
+
+
+@contextmanager
 def _beside(path: Path) -> Iterator[Path]:
     """A temporary folder next to the file, so that the finished one can be renamed into place."""
-    if path.exists() and not path.is_file():  # a pipe or a device, which a renamed file would replace
-        raise ExportError(f"expected the path of a file, got {path}, which is no regular file; choose another place")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
@@ -438,12 +480,19 @@ def _beside(path: Path) -> Iterator[Path]:
         raise ExportError(f"cannot write {path}: {error.strerror or error}; choose a writable folder") from error
     try:
         yield folder
+    except OSError as error:
+        if error.errno not in _NO_PLACE:  # the user's code may raise others
+            raise
+        raise ExportError(
+            f"cannot write {path}: {error.strerror}; make room there, or choose another folder. No file was written"
+        ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def write(model: onnx.ModelProto, path: Path) -> None:
     """Writes a model beside its place and moves it there: a file of that name is whole at any time."""
+    _check_place(path)
     with _beside(path) as folder:
         save(model, folder / path.name)
         _move(folder, path)
@@ -476,6 +525,7 @@ class _Finished:
     """What :func:`_finish` learned of the file, besides writing it."""
 
     svexport_nodes: list[NodeSource]
+    lines: Mapping[str, str]  # the user's, by name of a node, as far as the tracer tells
     facts: dict[str, Any]  # of the report, by field
 
 
@@ -493,6 +543,7 @@ def _finish(
     weights: str,
     notes: list[str],
     frozen: Mapping[str, str],
+    returned: Sequence[tuple[str, ...]],
 ) -> _Finished:
     """From what the exporter wrote to what was asked for: names, sources, bodies, IR version; saved and checked."""
     import onnx
@@ -501,6 +552,7 @@ def _finish(
     from svexport.graph.conditions import take_decided_branches
     from svexport.graph.forms import write_for, write_plainly
     from svexport.graph.nodes import beyond_plugin, separate_names, svexport_nodes
+    from svexport.graph.returned import note_returned
     from svexport.graph.scope import light_copy
     from svexport.graph.simplify import simplify as simplified
     from svexport.graph.types import infer_types
@@ -511,7 +563,7 @@ def _finish(
     if opset_of(model) != opset:
         raise ExportError(f"the exporter wrote opset {opset_of(model)} where {opset} was asked for; try another opset")
     keep_inputs(model, inputs, axes)
-    clean(model, list(inputs), output_names)
+    lines = clean(model, list(inputs), output_names)
     traced = _counts(model)
 
     keep = set() if plugins is False else node_types(None if plugins is True else plugins)
@@ -546,6 +598,8 @@ def _finish(
     attach(model)
     model.producer_name, model.producer_version = "svexport", __version__
     model.graph.name = "svexport"
+    if returned:
+        note_returned(model, returned)
     model.doc_string = "".join(f"{name} is a constant: {text}\n" for name, text in frozen.items()).strip()
     try:
         onnx.checker.check_model(light_copy(model), full_check=True)
@@ -562,7 +616,7 @@ def _finish(
         "traced_nodes": traced,
         "lowered_nodes": _counts(lowered),
     }
-    return _Finished(nodes, facts)
+    return _Finished(nodes, lines, facts)
 
 
 def _lowered(model: onnx.ModelProto) -> onnx.ModelProto:

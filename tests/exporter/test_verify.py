@@ -120,6 +120,7 @@ def test_rounding_explains_only_itself() -> None:
     rounding = Rounding(model, [x], [expected])
     assert 0 < rounding.allows(0, exact, 0.0, 0.0) < 1e-5
     assert rounding.allows(0, expected + 1e-4, 0.0, 0.0) == 0.0
+    rounding.allows(0, expected + 1, 0.0, 0.0)  # which nothing explains
     biased = expected + 5 * rounding.gaps[0].amax()
     assert rounding.allows(0, biased, 0.0, 0.0) == 0.0
     random = nn.Sequential(nn.Dropout(), model)  # which is no rounding
@@ -475,7 +476,7 @@ def test_what_tame_inputs_do_not_reach(fault, opset, tmp_path) -> None:
             svexport.export(Ends(), inputs, tmp_path / "m.onnx", opset=opset)
         return
     report = svexport.export(Ends(), inputs, tmp_path / "m.onnx", opset=opset)
-    assert [p.run for p in report.parity] == ["given", "random", "scaled", "zeros"]
+    assert [p.run for p in report.parity] == ["given", "scaled", "zeros"]
     assert report.skipped == []
 
 
@@ -502,9 +503,7 @@ def test_quick(opset, tmp_path) -> None:
     assert svexport.export(nn.Linear(4, 4), X, tmp_path / "m.onnx", opset=opset, verify="default").verified
 
 
-@pytest.mark.parametrize(
-    ("verify", "message"), [("thorough", "is not there yet"), ("fast", "is unknown"), (1.5, "unknown")]
-)
+@pytest.mark.parametrize(("verify", "message"), [("slow", "is unknown"), ("fast", "is unknown"), (1.5, "unknown")])
 def test_kinds_of_verification(verify, message, tmp_path) -> None:
     with pytest.raises(svexport.ExportError, match=message):
         svexport.export(nn.Linear(4, 4), X, tmp_path / "m.onnx", verify=verify)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from svexport.tensorrt.support.datatypes import FIRST, onnx_name
-from svexport.tensorrt.support.node import Node, Undecided, reduces_everything
+from svexport.tensorrt.support.node import Node, Undecided, UnknownTensor, reduces_everything
 from svexport.tensorrt.support.target import Version, version
 
 __all__ = [
@@ -307,7 +307,11 @@ def _gemm_bias(node: Node) -> Came:
 
 
 def _upper(node: Node) -> Came:
-    return None if node.attribute("upper") is not None else "no upper, which is taken for 0"
+    try:
+        same = node.attribute("upper") is not None or 0 in node.shape(0)
+    except UnknownTensor:
+        same = False
+    return None if same else "no upper, which is taken for 0"
 
 
 def _value_int(node: Node) -> Came:

@@ -35,7 +35,7 @@ class Case:
     expected: list[Tensor] | None
 
     def on_other_numbers(self) -> Case | None:
-        """The same with floats forty times as large and in another order, as ONNX Runtime computes it.
+        """The same with floats four hundred times as large and in another order, as ONNX Runtime computes it.
 
         Whether a file is read rightly shows on numbers that it was not written for. None where that does not run, or
         has other sizes.
@@ -46,7 +46,7 @@ class Case:
         feeds = {}
         for name, x in self.feeds.items():
             if x.is_floating_point() and x.numel() > 1:
-                x = 40 * x.flatten()[torch.randperm(x.numel(), generator=generator)].reshape(x.shape)
+                x = 400 * x.flatten()[torch.randperm(x.numel(), generator=generator)].reshape(x.shape)
             feeds[name] = x
         try:
             session = onnxruntime.InferenceSession(self.model.SerializeToString(), providers=["CPUExecutionProvider"])
