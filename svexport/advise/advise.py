@@ -24,7 +24,7 @@ LEFT_OUT = {
     ".pytest_cache", ".ipynb_checkpoints", "__pycache__", "__pypackages__", "node_modules", "site-packages", "build",
     "dist",
 }  # fmt: skip
-_ROUNDS = 8  # of fixes: one may make room for another
+_ROUNDS = 100  # of fixes: one may make room for another, and that for a third
 MAX_NODES = 20_000  # of a function's syntax tree: several times what people write
 
 
