@@ -60,7 +60,7 @@ def window_of(node: Node) -> Window:
     strides = node.attribute("strides") or [1] * axes
     dilations = node.attribute("dilations") or [1] * axes
     pads = node.attribute("pads") or [0] * (2 * axes)
-    auto, ceil = node.attribute("auto_pad"), bool(node.attribute("ceil_mode", 0))
+    auto, ceil = node.attribute("auto_pad"), node.attribute("ceil_mode", 0) == 1
     shape = node.input().shape
     sizes = (None,) * axes if shape is None else shape[2:]
     before, after, out, stated = [], [], [], []
@@ -102,7 +102,7 @@ def _spatial(node: Node, b: Builder) -> list[Dim]:
 def last_window(b: Builder, node: Node) -> Value | None:
     """Whether "ceil_mode" drops a last window that starts in the padding was not said: where it does, it is."""
     shape = node.input().shape
-    if not node.attribute("ceil_mode") or shape is None or None in shape[2:]:
+    if node.attribute("ceil_mode") != 1 or shape is None or None in shape[2:]:
         return None
     window = window_of(node)
     if not window.dropped:
@@ -131,7 +131,7 @@ def average_pool(b: Builder, node: Node) -> Value | None:
 @down("AveragePool", 10)
 def average_pool_floor(b: Builder, node: Node) -> Value | None:
     """So is rounding up the size of the result."""
-    if not node.attribute("ceil_mode"):
+    if node.attribute("ceil_mode") != 1:
         node.remove("ceil_mode")
         return None
     window = window_of(node)
