@@ -56,8 +56,8 @@ def lower(model: onnx.ModelProto | str | Path, ops: Collection[str] | None = Non
 
 
 def ir_version(opset: int) -> int:
-    """Of the files we write: runtimes refuse newer ones than they know."""
-    return 8 if opset < 20 else 10
+    """Of the files we write: runtimes refuse newer ones than they know, and float8 (opset 19) is of a later one."""
+    return 8 if opset < 19 else 10
 
 
 def node_types(ops: Collection[str] | None) -> set[str]:

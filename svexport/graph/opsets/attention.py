@@ -28,7 +28,7 @@ def attention_24(b: Builder, node: Node) -> Value | tuple[Value | None, ...] | N
     keys = b.dim(k, -2)
     places, valid = b.arange(keys), b.unsqueeze(valid, 1, 2, 3)  # (K,), (B, 1, 1, 1)
     allowed = b.op("Less", places, valid, dtype=_BOOL, shape=(None, 1, 1, None))
-    if node.attribute("is_causal"):
+    if node.attribute("is_causal") == 1:
         rows = b.unsqueeze(b.arange(b.dim(q, -2)), 1)  # (Q, 1)
         last = b.op("Sub", b.op("Add", rows, valid), b.shape(b.dim(q, -2)))
         beyond = b.op("Greater", places, last, dtype=_BOOL, shape=(None, 1, None, None))
@@ -81,7 +81,7 @@ def attention_23(b: Builder, node: Node) -> tuple[Value | None, ...]:
     sizes = (*(q.shape or ())[:3], (k.shape or (None,) * 4)[2])
     scores = b.op("MatMul", b.op("Mul", q, factor, shape=q.shape), swapped, shape=sizes)
     steps = [scores]
-    if softcap := node.attribute("softcap"):
+    if (softcap := node.attribute("softcap")) > 0:
         cap = b.like(softcap, scores)
         scores = b.op("Mul", b.op("Tanh", b.op("Div", scores, cap, shape=sizes), shape=sizes), cap, shape=sizes)
     steps.append(scores)
@@ -150,7 +150,7 @@ def _bias(b: Builder, node: Node, q: Value, k: Value, past: Dim) -> tuple[list[V
         if mask.dtype == _BOOL:
             mask = b.op("Where", mask, zero, lowest, dtype=q.dtype, shape=mask.shape)
         parts.append(mask)
-    if node.attribute("is_causal"):
+    if node.attribute("is_causal") == 1:
         allowed = keep(b, b.dim(q, 2), b.dim(k, 2), past, upper=False)
         if allowed.name in b.constants:
             known = np.where(numpy_helper.to_array(b.constants[allowed.name]), 0.0, -math.inf)

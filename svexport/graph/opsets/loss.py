@@ -36,10 +36,14 @@ def softmax_cross_entropy(b: Builder, node: Node) -> tuple[Value | None, ...]:
 def _likelihood(b: Builder, node: Node, x: Value) -> Value:
     """The loss of log-probabilities ``(N, C, ...)``: what is not of the target, or ignored, counts as zero."""
     target, weight, ignored = node.input(1), node.given(2), node.attribute("ignore_index")
+    reduction = node.attribute("reduction")
+    if reduction not in ("none", "sum", "mean"):
+        node.refuse(f"its reduction {reduction!r} is not one of ONNX")
     rank = x.rank
     target = b.cast(replace(target, dtype=node.dtype(1), shape=target.shape or (None,) * (rank - 1)), TensorProto.INT64)
     classes = b.reshape(b.arange(b.dim(x, 1)), -1, *[1] * (rank - 2))
     of_target = b.op("Equal", b.unsqueeze(target, 1), classes, dtype=TensorProto.BOOL, shape=x.shape)
+    counted: Value | None = None
     if ignored is not None:
         counted = b.op("Not", b.op("Equal", target, b.ints(ignored), dtype=TensorProto.BOOL), shape=target.shape)
         of_target = b.op("And", of_target, b.unsqueeze(counted, 1), shape=x.shape)
@@ -54,15 +58,15 @@ def _likelihood(b: Builder, node: Node, x: Value) -> Value:
         weight = b.cast(replace(weight, dtype=node.dtype(2)), x.dtype)
         weights = chosen(b.reshape(weight, -1, *[1] * (rank - 2)))
         loss = b.op("Mul", loss, weights, shape=target.shape)
-    reduction = node.attribute("reduction")
     if reduction == "none":
         return loss
     every = range(rank - 1)
-    if reduction == "mean" and weights is None and ignored is None:
+    if reduction == "mean" and weights is None and counted is None:
         return b.reduce("ReduceMean", loss, every)
     total = b.reduce_sum(loss, every)
     if reduction == "sum":
         return total
     if weights is None:
+        assert counted is not None
         weights = b.cast(replace(counted, shape=target.shape), x.dtype)
     return b.op("Div", total, b.reduce_sum(weights, every), shape=())

@@ -26,7 +26,7 @@ def batch_normalization(b: Builder, node: Node) -> Value | tuple[Value | None, .
 @down("BatchNormalization", 14)
 def batch_normalization_training(b: Builder, node: Node) -> Value | tuple[Value | None, ...] | None:
     """Mean and variance had the type of the input, and statistics of the batch were another op's."""
-    if node.attribute("training_mode"):
+    if node.attribute("training_mode") == 1:
         return _training(b, node)
     node.remove("training_mode")
     return _one_type(b, node, [1, 2, 3, 4], [])
@@ -37,7 +37,7 @@ def _one_type(b: Builder, node: Node, same: list[int], other: list[int]) -> Valu
     dtypes = {i: node.dtype(i) for i in range(5)}
     if all(dtypes[i] == dtypes[0] for i in same):
         return None
-    if node.attribute("training_mode"):
+    if node.attribute("training_mode") == 1:
         return _training(b, node)
     wide = TensorProto.DOUBLE if TensorProto.DOUBLE in dtypes.values() else TensorProto.FLOAT
     inputs = [b.cast(node.input(i), wide) for i in range(5)]
