@@ -238,7 +238,7 @@ def _regions(b: Builder, node: Node, count: int) -> list[tuple[Number, Number]]:
     if (roi := node.constant(_ROI)) is not None:
         numbers = roi.astype(np.float32).reshape(2, count, 1)
         return list(zip(numbers[0], numbers[1]))
-    value = b.cast(replace(node.input(_ROI), dtype=node.dtype(_ROI), shape=(2 * count,)), TensorProto.FLOAT)
+    value = b.cast(replace(node.typed(_ROI), shape=(2 * count,)), TensorProto.FLOAT)
     parts = b.split(value, 0, [1] * (2 * count))
     return list(zip(parts[:count], parts[count:]))
 
@@ -277,7 +277,7 @@ def _full_roi(b: Builder, node: Node) -> Value | None:
     if not node.has("axes"):
         return roi
     count = len(_dims(node))
-    roi = replace(roi, dtype=node.dtype(_ROI), shape=(2 * count,))
+    roi = replace(node.typed(_ROI), shape=(2 * count,))
     start, end = b.split(roi, 0, [count, count])
     return b.concat([_spread(b, node, start, 0.0), _spread(b, node, end, 1.0)], 0)
 
