@@ -23,8 +23,8 @@ def attention_24(b: Builder, node: Node) -> Value | tuple[Value | None, ...] | N
     """How many keys of each batch count is new: a mask says the same."""
     if node.given(6) is None:
         return None
-    q, k, mask = _ranked(node, 0), _ranked(node, 1), None if node.given(3) is None else _computed(b, node, 3)
-    valid = b.cast(replace(node.input(6), dtype=node.dtype(6), shape=(None,)), _INT64)
+    q, k, mask = node.tensor(), node.tensor(1), None if node.given(3) is None else _computed(b, node, 3)
+    valid = b.cast(replace(node.typed(6), shape=(None,)), _INT64)
     keys = b.dim(k, -2)
     places, valid = b.arange(keys), b.unsqueeze(valid, 1, 2, 3)  # (K,), (B, 1, 1, 1)
     allowed = b.op("Less", places, valid, dtype=_BOOL, shape=(None, 1, 1, None))
@@ -105,14 +105,9 @@ def attention_23(b: Builder, node: Node) -> tuple[Value | None, ...]:
     return tuple(b.cast(x, dtype) if node.output(i) is not None else None for i, (x, dtype) in enumerate(made))
 
 
-def _ranked(node: Node, index: int) -> Value:
-    node.rank(index)
-    return replace(node.input(index), dtype=node.dtype(index))
-
-
 def _computed(b: Builder, node: Node, index: int) -> Value:
     """An input in a type that runtimes compute with."""
-    x = _ranked(node, index)
+    x = node.tensor(index)
     return b.cast(x, TensorProto.FLOAT) if x.dtype == TensorProto.BFLOAT16 else x
 
 
@@ -177,8 +172,8 @@ _LOWEST: dict[int | None, float] = {
 
 @down("RotaryEmbedding", 23)
 def rotary_embedding(b: Builder, node: Node) -> Value:
-    given = _ranked(node, 0)
-    cos, sin = (replace(node.input(i), dtype=node.dtype(i)) for i in (1, 2))
+    given = node.tensor()
+    cos, sin = (node.typed(i) for i in (1, 2))
     x = given
     if given.rank == 3:
         count = node.attribute("num_heads")
@@ -225,7 +220,7 @@ def rotary_embedding(b: Builder, node: Node) -> Value:
 @down("TensorScatter", 24)
 def tensor_scatter(b: Builder, node: Node) -> Value:
     """ScatterElements, at the places after each batch's own."""
-    cache, update = _ranked(node, 0), _ranked(node, 1)
+    cache, update = node.tensor(), node.tensor(1)
     axis = node.attribute("axis") % cache.rank
     index = b.reshape(b.arange(b.dim(update, axis)), *(-1 if i == axis else 1 for i in range(cache.rank)))
     if (starts := node.given(2)) is not None:
