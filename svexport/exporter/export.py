@@ -207,6 +207,7 @@ def export(
                 weights,
                 notes,
                 flat.frozen,
+                flat.output_keys,
             )
             finished = time.perf_counter()
             results: list[Parity] = []
@@ -542,6 +543,7 @@ def _finish(
     weights: str,
     notes: list[str],
     frozen: Mapping[str, str],
+    returned: Sequence[tuple[str, ...]],
 ) -> _Finished:
     """From what the exporter wrote to what was asked for: names, sources, bodies, IR version; saved and checked."""
     import onnx
@@ -550,6 +552,7 @@ def _finish(
     from svexport.graph.conditions import take_decided_branches
     from svexport.graph.forms import write_for, write_plainly
     from svexport.graph.nodes import beyond_plugin, separate_names, svexport_nodes
+    from svexport.graph.returned import note_returned
     from svexport.graph.scope import light_copy
     from svexport.graph.simplify import simplify as simplified
     from svexport.graph.types import infer_types
@@ -595,6 +598,8 @@ def _finish(
     attach(model)
     model.producer_name, model.producer_version = "svexport", __version__
     model.graph.name = "svexport"
+    if returned:
+        note_returned(model, returned)
     model.doc_string = "".join(f"{name} is a constant: {text}\n" for name, text in frozen.items()).strip()
     try:
         onnx.checker.check_model(light_copy(model), full_check=True)

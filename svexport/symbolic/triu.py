@@ -14,6 +14,10 @@ from svexport.symbolic._symbolic import Symbolic, TensorInfo
 __all__ = ["keep"]
 
 
+_MASK = 2**22
+"""Elements of one that is a constant, at most."""
+
+
 def body(b: Builder, input: Value, diagonal: Dim, upper: bool) -> Value:
     kept = keep(b, b.dim(input, -2), b.dim(input, -1), diagonal, upper)
     if input.dtype == TensorProto.BOOL:
@@ -23,7 +27,7 @@ def body(b: Builder, input: Value, diagonal: Dim, upper: bool) -> Value:
 
 def keep(b: Builder, rows: Dim, columns: Dim, diagonal: Dim, upper: bool) -> Value:
     """Which elements of a matrix belong to the triangle."""
-    if isinstance(rows, int) and isinstance(columns, int) and isinstance(diagonal, int):
+    if isinstance(rows, int) and isinstance(columns, int) and isinstance(diagonal, int) and rows * columns <= _MASK:
         ones = np.ones((rows, columns), bool)
         return b.constant(np.triu(ones, diagonal) if upper else np.tril(ones, diagonal))
     column = b.arange(columns)

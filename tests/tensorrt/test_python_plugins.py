@@ -20,6 +20,7 @@ import torch
 from svexport.errors import BackendNotAvailableError, PluginBuildError
 from svexport.ops._op import OPS, Op, as_tuple
 from svexport.tensorrt import aot, plugins, register_plugins
+from svexport.tensorrt.bindings import dtypes
 from svexport.tensorrt.library import Library
 from svexport.tensorrt.nodes import plugin_ops
 from svexport.tensorrt.plugins import COORDINATES, FACTORS, IMAGES, Description, Size, output_descriptions
@@ -85,6 +86,15 @@ def test_engines_are_built_and_run_by_what_the_bindings_have(bindings: dict[str,
     )
     assert len(said["failures"]) == 5
     assert "a reason" in said["failures"]["OnnxParser.parse"]
+
+
+def test_what_builds_and_engines_implement(bindings: dict[str, Any]) -> None:
+    said = bindings["subclasses"]
+    assert said["bases"] == [True, True]
+    assert said["log"] == [["an error"], ["a warning"]]
+    assert said["output"] == [True, [2, 3]]
+    assert said["goes on"] == [True, False]
+    assert len(said["dtypes"]) == 8
 
 
 @every_op
@@ -291,7 +301,7 @@ def test_selection(
     fake.get_plugin_registry = lambda: registry
     path = tmp_path / "libsvexport_tensorrt10.so"
     path.touch()
-    monkeypatch.setattr(plugins, "_tensorrt", lambda: fake)
+    monkeypatch.setattr(plugins, "load_tensorrt", lambda: fake)
     monkeypatch.setattr(plugins, "_registered", {})
     monkeypatch.setattr(plugins, "libraries", lambda: [] if library is None else [Library(path, 10), Library(path, 9)])
     monkeypatch.setattr(aot, "available", lambda: nvcc)
@@ -340,7 +350,7 @@ def test_enqueue_computes_on_the_given_memory_and_stream(
 ) -> None:
     fake = fake_tensorrt()
     monkeypatch.setattr(plugins, "_tensorrt", lambda: fake)
-    types = {dtype: type_ for type_, dtype in plugins._dtypes(fake).items()}
+    types = {dtype: type_ for type_, dtype in dtypes(fake).items()}
     stream = torch.cuda.Stream()
     for args in filter(partial(runnable, op), arguments(op)):
         named = inputs_of(op, args)
@@ -399,6 +409,8 @@ def test_without_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_old_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(__version__="8.6.1"))
+    old = SimpleNamespace(__version__="8.6.1", get_plugin_registry=SimpleNamespace)
+    monkeypatch.setitem(sys.modules, "tensorrt", old)
+    monkeypatch.setattr(plugins, "libraries", list)
     with pytest.raises(BackendNotAvailableError, match=r"this is 8\.6\.1.*svexport plugins build"):
         register_plugins()
