@@ -59,7 +59,7 @@ USES: dict[str, Callable[[Tensor, float], Any]] = {
     "steps": lambda x, n: sum(x * k for k in range(1, 2 + int(n) // 4)),
     "capped": lambda x, n: x * min(n, 13.0),
 }
-NOT_FOLLOWED = {("found", "power"), ("found", "capped"), ("nonzero", "odd")}
+NOT_FOLLOWED = {("found", use) for use in ("branch", "capped", "power")} | {("nonzero", "branch"), ("nonzero", "odd")}
 """How many values a mask or ``nonzero`` finds, of which the tracer warns: not followed through ``float`` yet."""
 
 MODELS = [*itertools.product(VALUES, USES), *itertools.product(SIZES, USES)]
