@@ -46,6 +46,8 @@ def lower(model: onnx.ModelProto | str | Path, ops: Collection[str] | None = Non
     else:
         lowered = read_model(Path(model))
     what = "the model" if isinstance(model, onnx.ModelProto) else str(model)
+    if lowered.HasField("graph"):
+        opset_of(lowered)  # which says what to do where there is none
     check_whole(lowered, what)
     with damaged(what):
         if ops is None:
