@@ -168,11 +168,12 @@ def check(block: Block) -> None:
 
 
 def environment(monkeypatch: Any, folder: Path) -> None:
-    """The current folder is ``folder``, where files may be imported from, with an ONNX file ``m.onnx``."""
+    """The current folder is ``folder``, where files may be imported from, with two ONNX files."""
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "graph", [x], [y])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=8)
-    (folder / "m.onnx").write_bytes(model.SerializeToString())
+    for name, opset in (("m", 11), ("any", 17)):
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+        (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
