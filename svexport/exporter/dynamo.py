@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from svexport.errors import ExportError
 from svexport.exporter.arguments import MODEL_ATTRIBUTE, FlatModel, own_failure
 from svexport.exporter.complex import ComplexParts, has_complex
+from svexport.exporter.constants import ConstantValues, without_assertions
 from svexport.exporter.conversions import (
     Writer,
     bounded,
@@ -77,7 +78,8 @@ def export(
                 exact_embeddings(),
                 FullRanges(),
                 _InPlaceOf(dynamic=bool(dynamic_axes)),
-                model.traced_in(ComplexParts(own=True) if has_complex(model, tensors) else None),
+                without_assertions(),
+                model.traced_in(ComplexParts(own=True) if has_complex(model, tensors) else None, ConstantValues(model)),
             ):
                 program = torch.onnx.export(
                     model,

@@ -499,6 +499,7 @@ def _finish(
 
     from svexport.graph.bodies import attach, ir_version, lower_in_place, node_types, state_types
     from svexport.graph.conditions import take_decided_branches
+    from svexport.graph.fold import fold_constants
     from svexport.graph.forms import write_for, write_plainly
     from svexport.graph.nodes import beyond_plugin, separate_names, svexport_nodes
     from svexport.graph.scope import light_copy
@@ -534,7 +535,7 @@ def _finish(
         )
     write_plainly(model)
     lowered = _lowered(model)
-    while take_decided_branches(model, lowered):
+    while fold_constants(model, lowered) or take_decided_branches(model, lowered):
         lowered = _lowered(model)
     if target is not None:
         separate_names(model)
