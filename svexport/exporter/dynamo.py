@@ -7,7 +7,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from svexport.exporter.conversions import (
 from svexport.exporter.decompose import IN_PLACE_OF, advice_on
 from svexport.exporter.exact import EXACT, exact_embeddings
 from svexport.exporter.quantizers import FullRanges
+from svexport.exporter.sizes import tiled
 from svexport.exporter.source import user_frame
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.logging import logger, quiet
@@ -43,12 +44,13 @@ from svexport.ops._op import DOMAIN, OPS, Op
 from svexport.symbolic import SYMBOLICS, Symbolic
 from svexport.symbolic._symbolic import TensorInfo, qualified, without_computed
 
-__all__ = ["export", "translations"]
+__all__ = ["batch_axes", "export", "translations"]
 
 _LOGGERS = (
     "onnx_ir",
     "onnxscript",
     "torch._subclasses.fake_tensor",
+    "torch._export.non_strict_utils",
     "torch.export._trace",
     "torch.fx.experimental.symbolic_shapes",
     "torch.onnx._internal.exporter",
@@ -98,6 +100,75 @@ def export(
         _cast_back(program, model.output_dtypes)
         _save_optimized(program, path)
     return onnx.load(str(path))
+
+
+@contextmanager
+def _tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Iterator[None]:
+    """Everything that is to be another while a model is traced and decomposed."""
+    with (
+        _without_dump(),
+        _exact(),
+        exact_embeddings(),
+        FullRanges(),
+        _InPlaceOf(dynamic),
+        without_assertions(),
+        model.traced_in(ComplexParts(own=True) if has_complex(model, tensors) else None, ConstantValues(model)),
+    ):
+        yield
+
+
+def batch_axes(model: FlatModel, tensors: Sequence[Tensor]) -> list[Any]:
+    """Of each input, its first size as ``torch.export`` finds it where all of them may be dynamic.
+
+    Returns:
+        A ``torch.export.Dim`` for each that the model allows to be another, one for those that are the same, or a
+        formula of one; None of the others.
+
+    Raises:
+        ExportError: if torch.export does not take the model.
+    """
+    given = _of_more_than_one(model, tensors)
+    shapes = {"tensors": tuple({0: torch.export.Dim.AUTO} if t.dim() else None for t in given)}
+    with quiet(*_LOGGERS):
+        try:
+            with _tracing(model, given, dynamic=True):
+                program = torch.export.export(model, tuple(given), dynamic_shapes=shapes, strict=False)
+        except Exception as error:
+            raise _failure(model, tensors, 18, model.input_names, error) from error
+    values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    sizes = [values[name].shape[:1] for name in program.graph_signature.user_inputs]
+    roots: dict[Any, Any] = {}
+    found: list[Any] = []
+    for size, name in zip(sizes, model.input_names, strict=True):
+        formula = size[0].node.expr if size and isinstance(size[0], torch.SymInt) else None
+        symbols = sorted(formula.free_symbols, key=str) if formula is not None else []
+        if len(symbols) != 1:
+            found.append(None)
+            continue
+        (symbol,) = symbols
+        factor, offset = int(formula.coeff(symbol)), int(formula.subs(symbol, 0))
+        if formula - factor * symbol - offset != 0 or factor < 1:
+            found.append(None)
+            continue
+        if symbol not in roots:
+            limits = program.range_constraints.get(symbol)
+            least, most = (0, math.inf) if limits is None else (int(limits.lower), limits.upper)
+            bounds = ({"min": least} if least > 2 else {}) | ({"max": int(most)} if most < 2**31 else {})
+            roots[symbol] = torch.export.Dim(f"{name}_batch" if roots else "batch", **bounds)
+        dim = roots[symbol] * factor if factor > 1 else roots[symbol]
+        found.append(dim + offset if offset else dim)
+    return found
+
+
+def _of_more_than_one(model: FlatModel, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The inputs with first sizes that torch.export does not take for numbers, as it does 0 and 1: twice as large, of
+    all of them or of matrices alone, as the model takes them."""
+    for least in (1, 2) if any(t.dim() and t.shape[0] < 2 for t in tensors) else ():
+        larger = [tiled(t, (t.shape[0] * 2 or 2, *t.shape[1:])) if t.dim() >= least else t for t in tensors]
+        with suppress(Exception):  # of the user's code
+            model(*(t.clone() for t in larger))
+            return larger
+    return [t.clone() for t in tensors]
 
 
 @contextmanager

@@ -64,7 +64,7 @@ def export(
     plugins: bool | Collection[str] = True,
     target: str | None = None,
     dtype: torch.dtype | None = None,
-    dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = None,
+    dynamic_shapes: Mapping[str, Any] | Sequence[Any] | str | None = None,
     dynamic_axes: Mapping[str, Any] | None = None,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
@@ -100,7 +100,8 @@ def export(
             version parses: ``report.check``, see :func:`svexport.check`.
         dtype: ``torch.float16`` (or bfloat16) exports a strongly typed model of that type; inputs keep theirs.
         dynamic_shapes: by parameter name (nested like the argument) or input name, ``{"x": {0: "batch"}}``, or a tuple
-            in the order of the arguments. Axes of one name have one size.
+            in the order of the arguments. Axes of one name have one size. ``"auto"``: the first axis of every input of
+            which ``torch.export`` finds that the model allows it; a note of the report says which.
         dynamic_axes: the same, as ``torch.onnx.export`` spells it: ``{"x": {0: "batch"}}`` or ``{"x": [0]}``.
         input_names: default: the parameter names of ``forward`` (``features_0`` for nested ones).
         output_names: default: dict keys and positions of the result (``boxes``, ``output_0``; a single one is
@@ -168,18 +169,21 @@ def export(
         _check_devices(flat)
         held_to = Tolerances.of(rtol, atol, {dtype} if dtype else flat.dtypes)
         names = _names("input_names", input_names, flat.input_names)
-        axes, sizes = _dynamic_axes(flat, names, dynamic_shapes, dynamic_axes)
         notes: list[str] = [f"{name} is a constant of the file (freeze): {text}" for name, text in flat.frozen.items()]
+        if isinstance(dynamic_shapes, str):
+            dynamic_shapes = _allowed_batches(flat, names, dynamic_shapes, notes)
+        axes, sizes = _dynamic_axes(flat, names, dynamic_shapes, dynamic_axes)
         with _beside(path) as folder:
             file = folder / path.name
             tensors = [t.detach() for t in flat.tensors]
             phase("tracing")
+            before = len(notes)
             # Without opt_einsum, which makes numbers of dynamic sizes: the order of products is decided by ours.
             with _collected_warnings(notes), opt_einsum.flags(enabled=False):
                 exporter = torchscript if opset <= LAST_TORCHSCRIPT_OPSET else dynamo
                 fresh = [t.clone() for t in tensors]  # a model may work on its inputs in place
                 written = exporter.export(flat, _traceable(fresh, names, axes, sizes), file, opset, names, axes)
-            warned = notes[len(flat.frozen) :]
+            warned = notes[before:]
             if not flat.output_names:
                 flat(*(t.clone() for t in tensors))  # only the copy that torch.export's fallback traces knows the names
             traced = time.perf_counter()
@@ -303,6 +307,24 @@ def _names(option: str, given: Sequence[str] | None, derived: list[str], taken: 
             f"{' that no input has' if taken else ''}, got {list(given)!r}"
         )
     return list(given)
+
+
+def _allowed_batches(flat: FlatModel, names: Sequence[str], spec: str, notes: list[str]) -> dict[str, dict[int, Any]]:
+    """``dynamic_shapes="auto"``: the first axis of each input, where torch.export finds that the model allows it."""
+    if spec != "auto":
+        raise ExportError(f"dynamic_shapes expects sizes by input, or 'auto', got {spec!r}")
+    found = dict(zip(names, dynamo.batch_axes(flat, [t.detach() for t in flat.tensors]), strict=True))
+    dynamic = {name: {0: dim} for name, dim in found.items() if dim is not None}
+    static = ", ".join(name for name, tensor in zip(names, flat.tensors, strict=True) if name not in dynamic)
+    shown = ", ".join(
+        f"{name} ({Size.of(dim, name).formula})"
+        for name, (dim,) in ((name, tuple(spec.values())) for name, spec in dynamic.items())
+    )
+    notes.append(
+        f"dynamic_shapes='auto': the first size is dynamic of {shown or 'no input'}"
+        + (f"; the model takes it for a number of {static}" if static else "")
+    )
+    return dynamic
 
 
 def _dynamic_axes(
