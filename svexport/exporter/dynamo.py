@@ -46,6 +46,9 @@ from svexport.symbolic._symbolic import TensorInfo, qualified, without_computed
 
 __all__ = ["batch_axes", "export", "translations"]
 
+FIRST_OPSET = 18
+"""What torch's exporter writes; models of lower ones are converted."""
+
 _LOGGERS = (
     "onnx_ir",
     "onnxscript",
@@ -74,23 +77,15 @@ def export(
         shapes = {"tensors": tuple(dict(dynamic_axes.get(name, {})) for name in input_names)}
     with quiet(*_LOGGERS):
         try:
-            with (
-                _without_dump(),
-                _exact(),
-                exact_embeddings(),
-                FullRanges(),
-                _InPlaceOf(dynamic=bool(dynamic_axes)),
-                without_assertions(),
-                model.traced_in(ComplexParts(own=True) if has_complex(model, tensors) else None, ConstantValues(model)),
-            ):
+            with _tracing(model, tensors, dynamic=bool(dynamic_axes)):
                 program = torch.onnx.export(
                     model,
                     tuple(tensors),
                     dynamo=True,
-                    opset_version=opset,
+                    opset_version=max(opset, FIRST_OPSET),
                     input_names=list(input_names),
                     dynamic_shapes=shapes,
-                    custom_translation_table=translations(),
+                    custom_translation_table=translations(opset),
                     optimize=False,
                     verbose=False,
                 )
@@ -99,7 +94,12 @@ def export(
         assert program is not None  # it is only for dynamo=False
         _cast_back(program, model.output_dtypes)
         _save_optimized(program, path)
-    return onnx.load(str(path))
+    written = onnx.load(str(path))
+    if opset < FIRST_OPSET:
+        from svexport.graph.opsets import convert_in_place
+
+        convert_in_place(written, opset)
+    return written
 
 
 @contextmanager
@@ -389,12 +389,12 @@ def _save_optimized(program: torch.onnx.ONNXProgram, path: Path) -> None:
         ir.save(folded, str(path))
 
 
-def translations() -> dict[Any, Callable[..., Any]]:
+def translations(opset: int = FIRST_OPSET) -> dict[Any, Callable[..., Any]]:
     """``custom_translation_table`` for torch.onnx.export: our operators, and the aten functions they replace."""
     table: dict[Any, Callable[..., Any]] = {operator.floordiv: _floor_divide_sizes} | _conversions()
     for symbolic in SYMBOLICS.values():
         table[symbolic.op.torch_op] = _translation(symbolic)
-        if symbolic.until is not None:  # an opset the TorchScript exporter covers
+        if symbolic.until is not None and (opset > symbolic.until or opset >= FIRST_OPSET):
             continue
         for key, convert in symbolic.aten.items():
             name, _, only = key.partition(".")

@@ -23,16 +23,17 @@ from torch.backends import opt_einsum
 
 from svexport._version import __version__
 from svexport.errors import ExportError
-from svexport.exporter import dynamo, torchscript
+from svexport.exporter import dynamo
 from svexport.exporter.arguments import FlatModel, bind, eval_mode, given_arguments, in_type, leaves, unique, unwrapped
 from svexport.exporter.clean import clean, keep_inputs, name_sizes
-from svexport.exporter.opsets import FIRST_WITH_BOTH, LAST_TORCHSCRIPT_OPSET, OPSETS
+from svexport.exporter.opsets import FIRST_WITH_BOTH, OPSETS
 from svexport.exporter.quantizers import frozen
 from svexport.exporter.report import ExportReport, NodeSource
 from svexport.exporter.rounding import Tolerances
 from svexport.exporter.sizes import Size, tiled
 from svexport.exporter.source import is_library
 from svexport.exporter.state import unchanged
+from svexport.exporter.trace import traced
 from svexport.exporter.verify import verify as verify_file
 from svexport.graph.check import check
 from svexport.logging import logger
@@ -180,13 +181,13 @@ def export(
             before = len(notes)
             # Without opt_einsum, which makes numbers of dynamic sizes: the order of products is decided by ours.
             with _collected_warnings(notes), opt_einsum.flags(enabled=False):
-                exporter = torchscript if opset <= LAST_TORCHSCRIPT_OPSET else dynamo
                 fresh = [t.clone() for t in tensors]  # a model may work on its inputs in place
-                written = exporter.export(flat, _traceable(fresh, names, axes, sizes), file, opset, names, axes)
+                given = _traceable(fresh, names, axes, sizes)
+                written, guarded = traced(flat, given, file, opset, names, axes, notes)
             warned = notes[before:]
             if not flat.output_names:
                 flat(*(t.clone() for t in tensors))  # only the copy that torch.export's fallback traces knows the names
-            traced = time.perf_counter()
+            was_traced = time.perf_counter()
             phase("writing nodes and bodies")
             result_names = _names("output_names", output_names, flat.output_names, taken=names)
             _check_axes_names(dynamic_axes, flat, names, result_names)
@@ -223,7 +224,7 @@ def export(
                     warned=warned,
                     state=state,
                     skipped=skipped,
-                    guarded=exporter is dynamo,
+                    guarded=guarded,
                     kind=kind,
                 )
             if platform is not None and not platform.bodies:
@@ -237,7 +238,7 @@ def export(
     if checked is not None and (found := [*checked.errors, *checked.warnings]):
         what = ", ".join(dict.fromkeys(finding.op or finding.rule for finding in found))
         notes.append(f"{platform}: {checked.verdict} ({what}); print(report.check) lists them")
-    seconds = {"trace": traced - started, "bodies": finished - traced}
+    seconds = {"trace": was_traced - started, "bodies": finished - was_traced}
     if kind != "none":
         seconds["verify"] = verified - finished
     logger.info("exported {} to {}", type(model).__name__, path)

@@ -1,0 +1,60 @@
+"""From a model to ONNX: torch.export first and the down-converter after it, TorchScript for what that refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+from torch import Tensor
+
+from svexport.errors import SvexportError
+from svexport.exporter import dynamo, torchscript
+from svexport.exporter.arguments import FlatModel
+from svexport.exporter.opsets import LAST_TORCHSCRIPT_OPSET
+from svexport.logging import logger
+
+__all__ = ["torch_export_first", "traced"]
+
+_first = False
+
+
+@contextmanager
+def torch_export_first(first: bool = True) -> Iterator[None]:
+    """Has models traced by torch.export at every opset, or at opset 18 and later only."""
+    global _first
+    before, _first = _first, first
+    try:
+        yield
+    finally:
+        _first = before
+
+
+def traced(
+    model: FlatModel,
+    tensors: Sequence[Tensor],
+    path: Path,
+    opset: int,
+    input_names: Sequence[str],
+    dynamic_axes: Mapping[str, Mapping[int, str]],
+    notes: list[str],
+) -> tuple[onnx.ModelProto, bool]:
+    """``model(*tensors)`` as ONNX, and whether torch.export guards the values that Python takes of tensors.
+
+    Raises:
+        ExportError: naming the operator and its source line, if neither tracer takes the model.
+    """
+    if opset > LAST_TORCHSCRIPT_OPSET:
+        return dynamo.export(model, tensors, path, opset, input_names, dynamic_axes), True
+    if _first:
+        try:
+            given = [tensor.clone() for tensor in tensors]
+            return dynamo.export(model, given, path, opset, input_names, dynamic_axes), True
+        except SvexportError as error:
+            reason = str(error).split("\n")[0]
+            logger.info("torch.export does not take the model, which TorchScript traces: {}", reason)
+    written = torchscript.export(model, tensors, path, opset, input_names, dynamic_axes)
+    if _first:
+        notes.append(f"traced by TorchScript, for torch.export refuses the model: {reason}")
+    return written, False
