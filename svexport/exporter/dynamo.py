@@ -77,7 +77,7 @@ def export(
         shapes = {"tensors": tuple(dict(dynamic_axes.get(name, {})) for name in input_names)}
     with quiet(*_LOGGERS):
         try:
-            with _tracing(model, tensors, dynamic=bool(dynamic_axes)):
+            with _tracing(model, tensors, dynamic=bool(dynamic_axes)), _attempts(1 if opset < FIRST_OPSET else 2):
                 program = torch.onnx.export(
                     model,
                     tuple(tensors),
@@ -90,6 +90,8 @@ def export(
                     verbose=False,
                 )
         except torch.onnx.OnnxExporterError as error:
+            if opset < FIRST_OPSET:  # there is another exporter
+                raise ExportError(_first_line(_chain(error)[-1])) from error
             raise _failure(model, tensors, opset, input_names, error) from error
         assert program is not None  # it is only for dynamo=False
         _cast_back(program, model.output_dtypes)
@@ -181,6 +183,19 @@ def _without_dump() -> Iterator[None]:
         yield
     finally:
         del _trace.print  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _attempts(count: int) -> Iterator[None]:
+    """How many of torch.export's ways are tried: the second takes long, and hardly any model that the first refuses."""
+    from torch.onnx._internal.exporter import _capture_strategies
+
+    own = _capture_strategies.CAPTURE_STRATEGIES
+    _capture_strategies.CAPTURE_STRATEGIES = own[:count]  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        _capture_strategies.CAPTURE_STRATEGIES = own
 
 
 @contextmanager
@@ -661,11 +676,7 @@ def _failure(
     model: nn.Module, tensors: Sequence[Tensor], opset: int, input_names: Sequence[str], error: BaseException
 ) -> ExportError:
     """The root cause of the exporter's chain of errors, with the user's source line where one is known."""
-    chain: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in chain:
-        chain.append(cause)
-        cause = cause.__cause__ or cause.__context__
+    chain = _chain(error)
     for one in reversed(chain):
         if isinstance(one, ExportError):
             return one
@@ -673,7 +684,7 @@ def _failure(
         return own
     text = "\n".join(map(str, chain))
     where = user_frame(text) or _source_of(text, model, tensors)
-    reason = (str(chain[-1]).strip() or type(chain[-1]).__name__).splitlines()[0]
+    reason = _first_line(chain[-1])
     advice = advice_on(reason) or "replace the function by supported ones, or try opset=17 (another exporter)"
     fixed = re.findall(r"static shape of (\d+) for dimension inputs\['tensors'\]\[(\d+)\]\.shape\[(\d+)\]", text)
     if fixed:
@@ -701,6 +712,20 @@ def _failure(
     return ExportError(
         f"cannot be exported at opset {opset}: {reason}" + (f"\n  at {where}" if where else "") + f"\n  {advice}"
     )
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """An error, and what led to it, the first cause last."""
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return chain
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _source_of(text: str, model: nn.Module, tensors: Sequence[Tensor]) -> str:

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
+import torch
 from torch import Tensor
 
-from svexport.errors import SvexportError
 from svexport.exporter import dynamo, torchscript
 from svexport.exporter.arguments import FlatModel
 from svexport.exporter.opsets import LAST_TORCHSCRIPT_OPSET
@@ -47,14 +47,22 @@ def traced(
     """
     if opset > LAST_TORCHSCRIPT_OPSET:
         return dynamo.export(model, tensors, path, opset, input_names, dynamic_axes), True
-    if _first:
+    reason = _refused(model) if _first else "it goes second"
+    if not reason:
         try:
             given = [tensor.clone() for tensor in tensors]
             return dynamo.export(model, given, path, opset, input_names, dynamic_axes), True
-        except SvexportError as error:
-            reason = str(error).split("\n")[0]
+        except Exception as error:  # noqa: BLE001 - whatever a library raises, the other tracer may take the model
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             logger.info("torch.export does not take the model, which TorchScript traces: {}", reason)
     written = torchscript.export(model, tensors, path, opset, input_names, dynamic_axes)
     if _first:
         notes.append(f"traced by TorchScript, for torch.export refuses the model: {reason}")
     return written, False
+
+
+def _refused(model: FlatModel) -> str:
+    """Why torch.export need not be asked; empty where it may take the model."""
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        return "it has scripted modules"
+    return ""
