@@ -409,8 +409,8 @@ def translations(opset: int = FIRST_OPSET) -> dict[Any, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = {operator.floordiv: _floor_divide_sizes} | _conversions()
     for symbolic in SYMBOLICS.values():
         table[symbolic.op.torch_op] = _translation(symbolic)
-        if symbolic.until is not None and (opset > symbolic.until or opset >= FIRST_OPSET):
-            continue
+        if symbolic.until is not None and (opset > symbolic.until or symbolic.until >= FIRST_OPSET):
+            continue  # the exporter's own is right, and below exact by the converter
         for key, convert in symbolic.aten.items():
             name, _, only = key.partition(".")
             library, _, function = qualified(name).partition("::")
