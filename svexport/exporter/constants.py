@@ -37,6 +37,9 @@ _OF_SIZES = {"__len__", "data_ptr", "dim", "element_size", "is_contiguous", "num
 _OF_SIZES |= {"__get__", "__set__", "untyped_storage"}
 """Functions that make no tensor; properties but for those of :data:`_VIEWS`."""
 
+_IMMUTABLE = {bool, complex, float, int, str, torch.Size, torch.device, torch.dtype, torch.layout, torch.memory_format}
+"""What a function may be given to be called again: arrays and other objects may have changed by then."""
+
 _VIEWS = {"H", "T", "data", "mH", "mT"}
 
 
@@ -55,7 +58,7 @@ class ConstantValues(TorchFunctionMode):
         super().__init__()
         self._true = dict(_held(model))
         self._model = model
-        self._known: dict[int, tuple[weakref.ref[Tensor], Callable[[], Any]]] = {}
+        self._known: dict[int, tuple[weakref.ref[Tensor], int, Callable[[], Any]]] = {}
         self._written: set[int] = set()
 
     def __enter__(self) -> ConstantValues:
@@ -87,22 +90,22 @@ class ConstantValues(TorchFunctionMode):
     def _is_constant(self, name: str, args: tuple, kwargs: Mapping[str, Any]) -> bool:
         if any(word in name for word in _RANDOM) or kwargs.get("out") is not None or _is_in_place(name):
             return False
-        if torch.is_autocast_enabled("cpu") or torch.jit.is_tracing():
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or torch.jit.is_tracing():
             return False
         return all(self._is_known(leaf) for leaf in _leaves((args, kwargs)))
 
     def _is_known(self, leaf: Any) -> bool:
-        if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool, torch.Generator)):
-            return False
-        return not isinstance(leaf, Tensor) or self._value_of(leaf) is not None
+        if isinstance(leaf, Tensor):
+            return self._value_of(leaf) is not None
+        return leaf is None or leaf is Ellipsis or type(leaf) in _IMMUTABLE
 
     def _value_of(self, tensor: Tensor) -> Callable[[], Any] | None:
         """How to get the true tensor that a traced one stands for; None where there is none."""
         if _storage(tensor) in self._written:
             return None
-        reference, value = self._known.get(id(tensor), (None, None))
+        reference, version, value = self._known.get(id(tensor), (None, 0, None))
         if reference is not None and reference() is tensor:
-            return value
+            return value if tensor._version == version else None
         if type(tensor) is Tensor and not _is_traced(tensor):  # an attribute that is no buffer
             return tensor.detach
         return None
@@ -135,12 +138,12 @@ class ConstantValues(TorchFunctionMode):
                 self._keep(item, lambda index=index: value()[index])  # type: ignore[misc]
 
     def _note(self, tensor: Tensor, value: Callable[[], Any]) -> None:
-        self._known[id(tensor)] = weakref.ref(tensor), value
+        self._known[id(tensor)] = weakref.ref(tensor), tensor._version, value
 
     def _forget_written(self, name: str, args: tuple, kwargs: Mapping[str, Any]) -> None:
         written = kwargs.get("out")
-        if written is None and args and _is_in_place(name):
-            written = args[0]
+        if written is None and args and (_is_in_place(name) or kwargs.get("inplace") or any(a is True for a in args)):
+            written = args[0]  # of F.relu(x, True), too
         self._written |= {_storage(tensor) for tensor in _leaves(written) if isinstance(tensor, Tensor)}
 
     def _with_numbers(self, name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
