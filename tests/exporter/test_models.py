@@ -269,7 +269,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]
 }
 
 
-@pytest.mark.parametrize("opset", [11, 17, 20])
+@pytest.mark.parametrize("opset", [18, 20])
 @pytest.mark.parametrize("name", MODELS)
 def test_model(name: str, opset: int, tmp_path) -> None:
     build, inputs, dynamic = MODELS[name]
