@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,7 +13,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["MOST_BYTES", "ConstantValues", "without_assertions"]
+from svexport.errors import ExportError
+from svexport.exporter.source import is_library, shown_line
+
+__all__ = ["MOST_BYTES", "ConstantValues", "sizes_stay_dynamic", "without_assertions"]
 
 MOST_BYTES = 16 * 2**20
 """No larger constant is made of constants."""
@@ -296,3 +300,24 @@ def without_assertions() -> Iterator[None]:
     finally:
         for name, function in zip(names, own, strict=True):
             setattr(torch, name, function)
+
+
+@contextmanager
+def sizes_stay_dynamic() -> Iterator[None]:
+    """Refuses ``int(n / 4)`` of a dynamic size in the user's code: torch.export goes on with the number it is now."""
+    own = torch.SymFloat.__int__
+
+    def number(size: torch.SymFloat) -> int:
+        frame = sys._getframe(1)
+        if is_library(frame.f_code.co_filename) or size.node.expr.is_number:
+            return own(size)
+        line = shown_line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        raise ExportError(
+            f"forward makes a number of a dynamic size\n  at {line}\n  divide by //, or make the size static"
+        )
+
+    torch.SymFloat.__int__ = number  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.SymFloat.__int__ = own  # type: ignore[method-assign]

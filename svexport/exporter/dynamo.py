@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from svexport.errors import ExportError
 from svexport.exporter.arguments import MODEL_ATTRIBUTE, FlatModel, own_failure
 from svexport.exporter.complex import ComplexParts, has_complex
-from svexport.exporter.constants import ConstantValues, without_assertions
+from svexport.exporter.constants import ConstantValues, sizes_stay_dynamic, without_assertions
 from svexport.exporter.conversions import (
     Writer,
     bounded,
@@ -75,20 +75,19 @@ def export(
     if dynamic_axes:
         # Axes of one name share one size, as they do in the file.
         shapes = {"tensors": tuple(dict(dynamic_axes.get(name, {})) for name in input_names)}
+    options = {
+        "dynamo": True,
+        "opset_version": max(opset, FIRST_OPSET),
+        "input_names": list(input_names),
+        "dynamic_shapes": shapes,
+        "custom_translation_table": translations(opset),
+        "optimize": False,
+        "verbose": False,
+    }
     with quiet(*_LOGGERS):
         try:
-            with _tracing(model, tensors, dynamic=bool(dynamic_axes)), _attempts(1 if opset < FIRST_OPSET else 2):
-                program = torch.onnx.export(
-                    model,
-                    tuple(tensors),
-                    dynamo=True,
-                    opset_version=max(opset, FIRST_OPSET),
-                    input_names=list(input_names),
-                    dynamic_shapes=shapes,
-                    custom_translation_table=translations(opset),
-                    optimize=False,
-                    verbose=False,
-                )
+            with _tracing(model, tensors, dynamic=bool(dynamic_axes)):
+                program = _exported(model, tensors, options)
         except torch.onnx.OnnxExporterError as error:
             if opset < FIRST_OPSET:  # there is another exporter
                 raise ExportError(_first_line(_chain(error)[-1])) from error
@@ -114,6 +113,7 @@ def _tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Iter
         FullRanges(),
         _InPlaceOf(dynamic),
         without_assertions(),
+        sizes_stay_dynamic(),
         model.traced_in(ComplexParts(own=True) if has_complex(model, tensors) else None, ConstantValues(model)),
     ):
         yield
@@ -185,17 +185,26 @@ def _without_dump() -> Iterator[None]:
         del _trace.print  # type: ignore[attr-defined]
 
 
-@contextmanager
-def _attempts(count: int) -> Iterator[None]:
-    """How many of torch.export's ways are tried: the second takes long, and hardly any model that the first refuses."""
+def _exported(model: FlatModel, tensors: Sequence[Tensor], options: dict[str, Any]) -> Any:
+    """The exporter's program, of the second of torch.export's ways where the first refuses the model.
+
+    But not where a value is missing, which neither has and the second looks for at length.
+    """
     from torch.onnx._internal.exporter import _capture_strategies
 
     own = _capture_strategies.CAPTURE_STRATEGIES
-    _capture_strategies.CAPTURE_STRATEGIES = own[:count]  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        _capture_strategies.CAPTURE_STRATEGIES = own
+    errors: list[torch.onnx.OnnxExporterError] = []
+    for way in own[:2]:
+        _capture_strategies.CAPTURE_STRATEGIES = (way,)  # type: ignore[assignment]
+        try:
+            return torch.onnx.export(model, tuple(tensors), **options)
+        except torch.onnx.OnnxExporterError as error:
+            errors.append(error)
+            if any("data-dependent" in str(one) for one in _chain(error)):
+                break
+        finally:
+            _capture_strategies.CAPTURE_STRATEGIES = own
+    raise errors[0]
 
 
 @contextmanager
