@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import operator
@@ -108,6 +109,7 @@ def _tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Iter
     """Everything that is to be another while a model is traced and decomposed."""
     with (
         _without_dump(),
+        _registry_read_once(),
         _exact(),
         exact_embeddings(),
         FullRanges(),
@@ -117,6 +119,31 @@ def _tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Iter
         model.traced_in(ComplexParts(own=True) if has_complex(model, tensors) else None, ConstantValues(model)),
     ):
         yield
+
+
+@contextmanager
+def _registry_read_once() -> Iterator[None]:
+    """Keeps the exporter's own conversions, of which it otherwise reads the source code in every export."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    own = ONNXRegistry.__dict__["from_torchlib"]
+
+    def from_torchlib(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        key = args, tuple(kwargs.items())
+        if key not in _registries:
+            _registries[key] = own.__get__(None, cls)(*args, **kwargs)
+        registry = copy.copy(_registries[key])  # ours are registered in it
+        registry.functions = {target: list(found) for target, found in registry.functions.items()}
+        return registry
+
+    ONNXRegistry.from_torchlib = classmethod(from_torchlib)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        ONNXRegistry.from_torchlib = own  # type: ignore[method-assign]
+
+
+_registries: dict[Any, Any] = {}
 
 
 def batch_axes(model: FlatModel, tensors: Sequence[Tensor]) -> list[Any]:
