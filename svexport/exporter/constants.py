@@ -76,6 +76,8 @@ class ConstantValues(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         name = _name(func)
+        if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
+            raise ExportError("forward assigns to the data of a tensor, with which torch.export may end the process")
         constant = name not in _OF_SIZES and self._is_constant(name, args, kwargs)
         if constant and (name in _VALUES or _is_sized_by_values(name, args)):
             with _outside():

@@ -87,7 +87,7 @@ def export(
     }
     with quiet(*_LOGGERS):
         try:
-            with _tracing(model, tensors, dynamic=bool(dynamic_axes)):
+            with _tracing(model, tensors, dynamic=bool(dynamic_axes)), _without_symbolics(opset):
                 program = _exported(model, tensors, options)
         except torch.onnx.OnnxExporterError as error:
             if opset < FIRST_OPSET:  # there is another exporter
@@ -119,6 +119,29 @@ def _tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Iter
         model.traced_in(ComplexParts(own=True) if has_complex(model, tensors) else None, ConstantValues(model)),
     ):
         yield
+
+
+@contextmanager
+def _without_symbolics(opset: int) -> Iterator[None]:
+    """Leaves an ``autograd.Function`` that says by ``symbolic`` what it is in a file to the exporter that asks it."""
+    if opset >= FIRST_OPSET:
+        yield
+        return
+    function = torch.autograd.Function
+    own = function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if hasattr(cls, "symbolic"):
+            raise ExportError(
+                f"{cls.__name__} says by symbolic what it is in a file, for which torch.export does not ask"
+            )
+        return own.__get__(None, cls)(*args, **kwargs)
+
+    function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        function.apply = own  # type: ignore[method-assign]
 
 
 @contextmanager
