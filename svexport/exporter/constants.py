@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from svexport.errors import ExportError
 from svexport.exporter.source import is_library, shown_line
 
-__all__ = ["MOST_BYTES", "ConstantValues", "sizes_stay_dynamic", "without_assertions"]
+__all__ = ["MOST_BYTES", "ConstantValues", "NotTraced", "sizes_stay_dynamic", "without_assertions"]
 
 MOST_BYTES = 16 * 2**20
 """No larger constant is made of constants."""
@@ -45,6 +45,10 @@ _IMMUTABLE = {bool, complex, float, int, str, torch.Size, torch.device, torch.dt
 """What a function may be given to be called again: arrays and other objects may have changed by then."""
 
 _VIEWS = {"H", "T", "data", "mH", "mT"}
+
+
+class NotTraced(ExportError):
+    """What no way of torch.export is to be tried with."""
 
 
 class ConstantValues(TorchFunctionMode):
@@ -77,7 +81,7 @@ class ConstantValues(TorchFunctionMode):
         kwargs = kwargs or {}
         name = _name(func)
         if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
-            raise ExportError("forward assigns to the data of a tensor, with which torch.export may end the process")
+            raise NotTraced("forward assigns to the data of a tensor, with which torch.export may end the process")
         constant = name not in _OF_SIZES and self._is_constant(name, args, kwargs)
         if constant and (name in _VALUES or _is_sized_by_values(name, args)):
             with _outside():

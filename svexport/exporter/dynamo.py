@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from svexport.errors import ExportError
 from svexport.exporter.arguments import MODEL_ATTRIBUTE, FlatModel, own_failure
 from svexport.exporter.complex import ComplexParts, has_complex
-from svexport.exporter.constants import ConstantValues, sizes_stay_dynamic, without_assertions
+from svexport.exporter.constants import ConstantValues, NotTraced, sizes_stay_dynamic, without_assertions
 from svexport.exporter.conversions import (
     Writer,
     bounded,
@@ -250,7 +250,7 @@ def _exported(model: FlatModel, tensors: Sequence[Tensor], options: dict[str, An
             return torch.onnx.export(model, tuple(tensors), **options)
         except torch.onnx.OnnxExporterError as error:
             errors.append(error)
-            if any("data-dependent" in str(one) for one in _chain(error)):
+            if any(isinstance(one, NotTraced) or "data-dependent" in str(one) for one in _chain(error)):
                 break
         finally:
             _capture_strategies.CAPTURE_STRATEGIES = own
