@@ -14,9 +14,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from svexport.errors import ExportError
-from svexport.exporter.source import is_library, shown_line
+from svexport.exporter.source import is_library, shown_line, user_line
 
-__all__ = ["MOST_BYTES", "ConstantValues", "NotTraced", "sizes_stay_dynamic", "without_assertions"]
+__all__ = ["LINE", "MOST_BYTES", "ConstantValues", "NotTraced", "sizes_stay_dynamic", "without_assertions"]
+
+LINE = "svexport_line"
+"""Attribute of an error: the user's line at which it was raised."""
 
 MOST_BYTES = 16 * 2**20
 """No larger constant is made of constants."""
@@ -70,6 +73,7 @@ class ConstantValues(TorchFunctionMode):
         self._written: set[int] = set()
 
     def __enter__(self) -> ConstantValues:
+        self._outside = sys._getframe(1).f_code
         self._known.clear()
         self._written.clear()
         for name, tensor in _held(self._model):
@@ -91,7 +95,13 @@ class ConstantValues(TorchFunctionMode):
         args, kwargs = self._with_numbers(name, args, kwargs)
         if name in ("__getitem__", "index_put", "index_put_", "__setitem__"):
             args = self._with_places(name, args)
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except Exception as error:
+            line = user_line(sys._getframe(1), self._outside)
+            if line and not hasattr(error, LINE):
+                setattr(error, LINE, shown_line(*line))
+            raise
         self._forget_written(name, args, kwargs)
         if constant:
             self._keep(result, self._again(func, args, kwargs))

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from svexport.errors import ExportError
 from svexport.exporter.arguments import MODEL_ATTRIBUTE, FlatModel, own_failure
 from svexport.exporter.complex import ComplexParts, has_complex
-from svexport.exporter.constants import ConstantValues, NotTraced, sizes_stay_dynamic, without_assertions
+from svexport.exporter.constants import LINE, ConstantValues, NotTraced, sizes_stay_dynamic, without_assertions
 from svexport.exporter.conversions import (
     Writer,
     bounded,
@@ -91,7 +91,9 @@ def export(
                 program = _exported(model, tensors, options)
         except torch.onnx.OnnxExporterError as error:
             if opset < FIRST_OPSET:  # there is another exporter
-                raise ExportError(_first_line(_chain(error)[-1])) from error
+                reason, _ = _reason(error, input_names)
+                where = _line(error)
+                raise ExportError(reason + (f", at {where}" if where else "")) from error
             raise _failure(model, tensors, opset, input_names, error) from error
         assert program is not None  # it is only for dynamo=False
         _cast_back(program, model.output_dtypes)
@@ -132,7 +134,7 @@ def _without_symbolics(opset: int) -> Iterator[None]:
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if hasattr(cls, "symbolic"):
-            raise ExportError(
+            raise NotTraced(
                 f"{cls.__name__} says by symbolic what it is in a file, for which torch.export does not ask"
             )
         return own.__get__(None, cls)(*args, **kwargs)
@@ -735,32 +737,13 @@ def _failure(
     model: nn.Module, tensors: Sequence[Tensor], opset: int, input_names: Sequence[str], error: BaseException
 ) -> ExportError:
     """The root cause of the exporter's chain of errors, with the user's source line where one is known."""
-    chain = _chain(error)
-    for one in reversed(chain):
+    for one in reversed(_chain(error)):
         if isinstance(one, ExportError):
             return one
     if own := own_failure(model, tensors):
         return own
-    text = "\n".join(map(str, chain))
-    where = user_frame(text) or _source_of(text, model, tensors)
-    reason = _first_line(chain[-1])
-    advice = advice_on(reason) or "replace the function by supported ones, or try opset=17 (another exporter)"
-    fixed = re.findall(r"static shape of (\d+) for dimension inputs\['tensors'\]\[(\d+)\]\.shape\[(\d+)\]", text)
-    if fixed:
-        size, index, axis = fixed[0]
-        reason = (
-            f"axis {axis} of {input_names[int(index)]} is to be dynamic, but forward takes it for the number {size}"
-        )
-        advice = "keep int(), range() and branches off sizes, make it static, or try opset=17 (another exporter)"
-    elif "data-dependent" in text:
-        reason = f"forward needs the value of a tensor in Python: {reason}"
-        advice = (
-            "a file has one way for all inputs: compute both and choose by torch.where, or make a constant of it; "
-            "opset=17 or less takes the way of the given inputs, and tries others with which it would not hold"
-        )
-    elif re.search(r"Unsupported attribute type: .*Symbolic", text):
-        reason = "a number that ONNX has as an attribute is a dynamic size, such as groups=x.shape[0] of a convolution"
-        advice = "make that size static, or compute it by functions that take tensors, such as torch.einsum"
+    where = _line(error) or _source_of(_text(error), model, tensors)
+    reason, advice = _reason(error, input_names)
     scripted = [name for name, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)]
     if scripted:
         place = scripted[0].replace(MODEL_ATTRIBUTE, "model", 1)
@@ -771,6 +754,40 @@ def _failure(
     return ExportError(
         f"cannot be exported at opset {opset}: {reason}" + (f"\n  at {where}" if where else "") + f"\n  {advice}"
     )
+
+
+def _reason(error: BaseException, input_names: Sequence[str]) -> tuple[str, str]:
+    """Why torch.export, or the exporter behind it, does not take a model, and what to do about it."""
+    text, chain = _text(error), _chain(error)
+    reason = _first_line(next((one for one in reversed(chain) if isinstance(one, ExportError)), chain[-1]))
+    fixed = re.findall(r"static shape of (\d+) for dimension inputs\['tensors'\]\[(\d+)\]\.shape\[(\d+)\]", text)
+    if fixed:
+        size, index, axis = fixed[0]
+        return (
+            f"axis {axis} of {input_names[int(index)]} is to be dynamic, but forward takes it for the number {size}",
+            "keep int(), range() and branches off sizes, make it static, or try opset=17 (another exporter)",
+        )
+    if "data-dependent" in text:
+        return (
+            f"forward needs the value of a tensor in Python: {reason}",
+            "a file has one way for all inputs: compute both and choose by torch.where, or make a constant of it; "
+            "opset=17 or less takes the way of the given inputs, and tries others with which it would not hold",
+        )
+    if re.search(r"Unsupported attribute type: .*Symbolic", text):
+        return (
+            "a number that ONNX has as an attribute is a dynamic size, such as groups=x.shape[0] of a convolution",
+            "make that size static, or compute it by functions that take tensors, such as torch.einsum",
+        )
+    return reason, advice_on(reason) or "replace the function by supported ones, or try opset=17 (another exporter)"
+
+
+def _line(error: BaseException) -> str:
+    """The user's line, where the error is one of what a function was given, or names one."""
+    return next((getattr(one, LINE) for one in _chain(error) if hasattr(one, LINE)), "") or user_frame(_text(error))
+
+
+def _text(error: BaseException) -> str:
+    return "\n".join(map(str, _chain(error)))
 
 
 def _chain(error: BaseException) -> list[BaseException]:
