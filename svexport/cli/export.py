@@ -94,8 +94,8 @@ def _sizes(given: list[tuple[str, int, str] | str]) -> dict[str, dict[int, str]]
             raise ExportError("--dynamic auto finds the sizes itself; give it alone, or name the sizes")
         return "auto"
     sizes: dict[str, dict[int, str]] = {}
-    for name, axis, symbol in given:
-        other = sizes.setdefault(name, {}).setdefault(int(axis), symbol)
+    for name, axis, symbol in (one for one in given if not isinstance(one, str)):
+        other = sizes.setdefault(name, {}).setdefault(axis, symbol)
         if other != symbol:
             raise ExportError(f"--dynamic calls {name}:{axis} both {other} and {symbol}; give it one name")
     return sizes

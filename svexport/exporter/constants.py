@@ -36,7 +36,17 @@ _TAKE_SIZES = {"arange", "broadcast_to", "empty", "expand", "narrow", "new_empty
 _TAKE_SIZES |= {"new_zeros", "ones", "rand", "randn", "repeat", "reshape", "tile", "unflatten", "view", "zeros"}
 """Functions that take integer tensors without dimensions for sizes, and learn their values without a call."""
 
-_RANDOM = ("bernoulli", "cauchy", "dropout", "empty", "exponential", "geometric", "multinomial", "normal", "poisson")
+_RANDOM: tuple[str, ...] = (
+    "bernoulli",
+    "cauchy",
+    "dropout",
+    "empty",
+    "exponential",
+    "geometric",
+    "multinomial",
+    "normal",
+    "poisson",
+)
 _RANDOM += ("rand", "seed", "uniform")
 """In names of functions that give no value twice."""
 
@@ -175,7 +185,7 @@ class ConstantValues(TorchFunctionMode):
             value = self._value_of(leaf)
             with _outside():
                 found, true = (False, None) if value is None else _tried(value)
-                return int(true) if found else leaf
+                return int(true) if found and true is not None else leaf
 
         if name in ("full", "new_full"):  # whose other number has a type
             size = slice(0, 1) if name == "full" else slice(1, 2)

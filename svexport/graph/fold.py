@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -128,7 +128,7 @@ def _computed(
     alone.graph.node.extend(n for n in model.graph.node if n.op_type == "Constant" and n.output[0] in read)
     alone.graph.node.extend(nodes)
     alone.graph.output.extend(
-        helper.make_tensor_value_info(name, types[name].dtype, types[name].shape) for name in wanted
+        helper.make_tensor_value_info(name, types[name].dtype or 0, types[name].shape) for name in wanted
     )
     try:
         return dict(zip(wanted, _run(alone), strict=True))
@@ -152,7 +152,7 @@ def _run(model: onnx.ModelProto) -> Sequence[np.ndarray]:
     return session.run(None, {})
 
 
-def _replace(graph: onnx.GraphProto, gone: Collection[str], values: Mapping[str, np.ndarray]) -> None:
+def _replace(graph: onnx.GraphProto, gone: set[str], values: Mapping[str, np.ndarray]) -> None:
     before = used_names(graph)
     nodes = [node for node in graph.node if gone.isdisjoint(node.output)]
     del graph.node[:]
