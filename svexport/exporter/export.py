@@ -183,7 +183,7 @@ def export(
             with _collected_warnings(notes), opt_einsum.flags(enabled=False):
                 fresh = [t.clone() for t in tensors]  # a model may work on its inputs in place
                 given = _traceable(fresh, names, axes, sizes)
-                written, guarded = traced(flat, given, file, opset, names, axes, notes)
+                written, guarded = traced(flat, given, file, opset, names, axes, notes, state)
             warned = notes[before:]
             if not flat.output_names:
                 flat(*(t.clone() for t in tensors))  # only the copy that torch.export's fallback traces knows the names

@@ -13,6 +13,7 @@ from torch import Tensor
 from svexport.exporter import dynamo, torchscript
 from svexport.exporter.arguments import FlatModel
 from svexport.exporter.opsets import LAST_TORCHSCRIPT_OPSET
+from svexport.exporter.state import State
 from svexport.logging import logger
 
 __all__ = ["torch_export_first", "traced"]
@@ -39,8 +40,11 @@ def traced(
     input_names: Sequence[str],
     dynamic_axes: Mapping[str, Mapping[int, str]],
     notes: list[str],
+    state: State,
 ) -> tuple[onnx.ModelProto, bool]:
     """``model(*tensors)`` as ONNX, and whether torch.export guards the values that Python takes of tensors.
+
+    Between two tracers the model's state is put back to ``state``.
 
     Raises:
         ExportError: naming the operator and its source line, if neither tracer takes the model.
@@ -54,6 +58,7 @@ def traced(
             return dynamo.export(model, given, path, opset, input_names, dynamic_axes), True
         except Exception as error:  # noqa: BLE001 - whatever a library raises, the other tracer may take the model
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            state.restore()
             logger.info("torch.export does not take the model, which TorchScript traces: {}", reason)
     written = torchscript.export(model, tensors, path, opset, input_names, dynamic_axes)
     if _first:
