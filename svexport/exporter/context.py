@@ -196,7 +196,7 @@ class _InPlaceOf(TorchFunctionMode):
 
     def __init__(self, dynamic: bool) -> None:
         super().__init__()
-        self._functions = IN_PLACE_OF | _OF_MASKS | (_OF_DYNAMIC_SIZES if dynamic else {})
+        self._functions = IN_PLACE_OF | _OF_MASKS | _OF_INDICES | (_OF_DYNAMIC_SIZES if dynamic else {})
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         return self._functions.get(func, func)(*args, **(kwargs or {}))
@@ -213,6 +213,16 @@ def _of_masks(function: Callable[..., Any], input: Tensor, *args: Any, **kwargs:
     numbers = [x.float() if isinstance(x, Tensor) and x.dtype == torch.bool else x for x in (input, *args)]
     result = function(*numbers, **kwargs)
     return result.bool() if isinstance(result, Tensor) else type(result)((result[0].bool(), result[1]))
+
+
+def _by_places(function: Callable[..., Any], input: Tensor, index: Any, *values: Any) -> Any:
+    """Of a mask beside other indices, the exporter takes those for masks as well: the places of each mask."""
+    indices = index if isinstance(index, tuple) else (index,)
+    masks = [isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices]
+    if any(masks) and sum(isinstance(i, (Tensor, list)) for i in indices) > 1:
+        places = [i.nonzero(as_tuple=True) if mask else (i,) for i, mask in zip(indices, masks, strict=True)]
+        index = tuple(place for some in places for place in some)
+    return function(input, index, *values)
 
 
 def _by_a_tensor(function: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -258,6 +268,9 @@ _OF_MASKS: dict[Callable[..., Any], Callable[..., Any]] = {
     function: functools.partial(_of_masks, function)
     for name in ("amax", "amin", "max", "maximum", "min", "minimum")
     for function in (getattr(torch, name), getattr(Tensor, name))
+}
+_OF_INDICES: dict[Callable[..., Any], Callable[..., Any]] = {
+    function: functools.partial(_by_places, function) for function in (Tensor.__getitem__, Tensor.__setitem__)
 }
 _OF_DYNAMIC_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.affine_grid: _affine_grid,
