@@ -33,7 +33,7 @@ from svexport.exporter.rounding import Tolerances
 from svexport.exporter.sizes import Size, tiled
 from svexport.exporter.source import is_library
 from svexport.exporter.state import unchanged
-from svexport.exporter.trace import traced
+from svexport.exporter.trace import second_tracer, traced
 from svexport.exporter.verify import verify as verify_file
 from svexport.graph.check import check
 from svexport.logging import logger
@@ -56,6 +56,7 @@ MAX_PROTOBUF_BYTES = 2**31 - 2**20
 _lock = threading.RLock()  # the exporters' registries are global
 
 
+@second_tracer
 def export(
     model: nn.Module,
     args: Any = None,

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
 from torch import Tensor
 
+from svexport.errors import SvexportError
 from svexport.exporter import dynamo, torchscript
 from svexport.exporter.arguments import FlatModel
 from svexport.exporter.opsets import LAST_TORCHSCRIPT_OPSET
+from svexport.exporter.report import ExportReport
 from svexport.exporter.state import State
 from svexport.logging import logger
 
-__all__ = ["torch_export_first", "traced"]
+__all__ = ["second_tracer", "torch_export_first", "traced"]
 
 _first = False
 
@@ -30,6 +35,35 @@ def torch_export_first(first: bool = True) -> Iterator[None]:
         yield
     finally:
         _first = before
+
+
+def second_tracer(export: Callable[..., ExportReport]) -> Callable[..., ExportReport]:
+    """Has TorchScript trace a model of which the converted file is not right; the report says so."""
+
+    @functools.wraps(export)
+    def tried(*args: Any, **kwargs: Any) -> ExportReport:
+        token = _converted.set([])
+        try:
+            return export(*args, **kwargs)
+        except SvexportError as error:
+            if not _converted.get():
+                raise
+            reason = str(error).split("\n")[0]
+            logger.warning("TorchScript traces what torch.export has not got right: {}", reason)
+            with torch_export_first(False):
+                try:
+                    report = export(*args, **kwargs)
+                except SvexportError:
+                    raise error from None
+        finally:
+            _converted.reset(token)
+        report.notes.append(f"traced by TorchScript, for the file by torch.export is not right: {reason}")
+        return report
+
+    return tried
+
+
+_converted: ContextVar[list[bool]] = ContextVar("converted", default=[])  # noqa: B039 - set anew by each export
 
 
 def traced(
@@ -55,7 +89,9 @@ def traced(
     if not reason:
         try:
             given = [tensor.clone() for tensor in tensors]
-            return dynamo.export(model, given, path, opset, input_names, dynamic_axes), True
+            written = dynamo.export(model, given, path, opset, input_names, dynamic_axes)
+            _converted.get().append(True)
+            return written, True
         except Exception as error:  # noqa: BLE001 - whatever a library raises, the other tracer may take the model
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             state.restore()
