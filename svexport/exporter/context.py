@@ -177,10 +177,38 @@ def _averaged(axes: int) -> Callable[..., Any]:
     return function
 
 
+def _slice_assigned(x: Tensor, values: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
+    """``x[:, 1:3] = values``, put together of parts: the exporter scatters, with an index for each element."""
+    size = x.shape[dim]
+    start, end = 0 if start is None else start, 2**63 - 1 if end is None else end
+    if step != 1 or not isinstance(start, int) or not isinstance(end, int):
+        return NotImplemented
+    if isinstance(size, int):
+        start, end, _ = slice(start, end).indices(size)
+    elif (start < 0) != (end < 0) and (start != 0 and end != 2**63 - 1):
+        return NotImplemented  # which of them is first depends on the size
+    if start >= end and (start < 0) == (end < 0):
+        return x.clone()
+    parts = [torch.ops.aten.slice(x, dim, 0, start)] if start else []
+    parts.append(values)
+    if end != 2**63 - 1 and end != size:
+        parts.append(torch.ops.aten.slice(x, dim, end, 2**63 - 1))
+    return torch.cat(parts, dim) if len(parts) > 1 else parts[0].clone()
+
+
+def _index_assigned(x: Tensor, values: Tensor, dim: int, index: Any) -> Any:
+    """As of a slice, of one place."""
+    if not isinstance(index, int):
+        return NotImplemented
+    return _slice_assigned(x, values.unsqueeze(dim), dim, index, index + 1 or None)
+
+
 _ALSO: dict[str, Callable[..., Any]] = {
     "aten::_native_batch_norm_legit_functional": _normalized_by_itself,
     "aten::avg_pool2d": _averaged(2),
     "aten::avg_pool3d": _averaged(3),
+    "aten::select_scatter": _index_assigned,
+    "aten::slice_scatter": _slice_assigned,
 }
 """As :data:`EXACT`, of what the other exporter has right or another form of."""
 
