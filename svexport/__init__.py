@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from svexport._version import __version__
 from svexport.errors import (
     BackendNotAvailableError,
+    BuildError,
     EngineError,
     ExportError,
     PluginBuildError,
@@ -30,12 +31,17 @@ if TYPE_CHECKING:
     from svexport.graph.bodies import lower
     from svexport.graph.check import check
     from svexport.graph.check.report import CheckReport
+    from svexport.graph.opsets import convert
     from svexport.parity import Parity
+    from svexport.runtime.bench import Bench, bench
+    from svexport.runtime.build import build
     from svexport.runtime.compare import Comparison, compare
     from svexport.runtime.session import load
 
 __all__ = [
     "BackendNotAvailableError",
+    "Bench",
+    "BuildError",
     "CheckReport",
     "Comparison",
     "EngineError",
@@ -47,8 +53,11 @@ __all__ = [
     "UnsupportedError",
     "VerificationError",
     "__version__",
+    "bench",
+    "build",
     "check",
     "compare",
+    "convert",
     "export",
     "load",
     "lower",
@@ -61,12 +70,16 @@ __all__ = [
 # Imported on first use: onnx costs as much time to import as svexport may take, and the command line has to answer
 # `--help` without torch and `doctor` even where it is missing.
 _LAZY = {
+    "Bench": "svexport.runtime.bench",
     "CheckReport": "svexport.graph.check.report",
     "Comparison": "svexport.runtime.compare",
     "ExportReport": "svexport.exporter.report",
     "Parity": "svexport.parity",
+    "bench": "svexport.runtime.bench",
+    "build": "svexport.runtime.build",
     "check": "svexport.graph.check",
     "compare": "svexport.runtime.compare",
+    "convert": "svexport.graph.opsets",
     "export": "svexport.exporter.export",
     "load": "svexport.runtime.session",
     "lower": "svexport.graph.bodies",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "BackendNotAvailableError",
+    "BuildError",
     "EngineError",
     "ExportError",
     "PluginBuildError",
@@ -35,6 +36,10 @@ class VerificationError(SvexportError):
 
 class EngineError(SvexportError):
     """A file that cannot be loaded as an engine, inputs that do not fit an engine, or a run that failed."""
+
+
+class BuildError(SvexportError):
+    """An engine cannot be built as asked, or its builder failed. No file is left behind."""
 
 
 class UnsupportedError(SvexportError):

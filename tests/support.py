@@ -125,6 +125,7 @@ def check_export(
         expected = model(*given)
         named = expected if isinstance(expected, dict) else dict(enumerate(expected))
         outputs = engine(*given)
-        for (name, e), a in zip(named.items(), [outputs] if len(named) == 1 else outputs, strict=True):
+        results = [outputs] if isinstance(outputs, torch.Tensor) else outputs
+        for (name, e), a in zip(named.items(), results, strict=True):
             torch.testing.assert_close(a, e, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
     return report

@@ -28,10 +28,10 @@ def run(options: argparse.Namespace) -> Outcome:
     if options.html:
         html.check_place(options.html)
     model, args = _model.load(options)
-    engine = svexport.load(options.file)
-    comparison = svexport.compare(
-        model, engine, args, layers=options.layers or None, rtol=options.rtol, atol=options.atol
-    )
+    with svexport.load(options.file) as engine:
+        comparison = svexport.compare(
+            model, engine, args, layers=options.layers or None, rtol=options.rtol, atol=options.atol
+        )
     if options.html:
         comparison.to_html(options.html)
     return Outcome(

@@ -44,9 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--verify",
-        choices=("default", "quick"),
+        choices=("default", "quick", "thorough"),
         default="default",
-        help="quick compares the file with torch on the given inputs only, and does not call that verified",
+        help="quick compares the file with torch on the given inputs only, and does not call that verified; "
+        "thorough plants faults in the file and searches for inputs that notice them",
     )
     parser.add_argument("--no-verify", action="store_true", help="do not compare the file with torch")
     parser.add_argument(

@@ -259,6 +259,7 @@ class _Results:
 
     names: list[str] = []  # noqa: RUF012 - replaced, never mutated
     dtypes: list[torch.dtype] = []  # noqa: RUF012 - as above
+    keys: list[tuple[str, ...]] = []  # noqa: RUF012 - as above
 
 
 class TracingStopped(RuntimeError):
@@ -337,6 +338,11 @@ class FlatModel(nn.Module):
         return self._results.names
 
     @property
+    def output_keys(self) -> list[tuple[str, ...]]:
+        """Keys and positions that lead to each result in the dict that the model returned; empty of another."""
+        return self._results.keys
+
+    @property
     def output_dtypes(self) -> list[torch.dtype]:
         return self._results.dtypes
 
@@ -386,6 +392,8 @@ class FlatModel(nn.Module):
                 "expected at least one tensor, alone or in dicts, lists, tuples, dataclasses or attributes"
             )
         self._results.names = unique(names, taken=self.input_names)
+        kept = [path for path, leaf in results if isinstance(leaf, Tensor)]
+        self._results.keys = kept if isinstance(result, Mapping) else []
         self._results.dtypes = [output.dtype for output in outputs]
         return tuple(outputs)
 

@@ -29,9 +29,13 @@ __all__ = ["clean", "keep_inputs", "name_sizes"]
 _STACK_TRACE, _NAMESPACE = "pkg.torch.onnx.stack_trace", "namespace"
 
 
-def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequence[str]) -> None:
+def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequence[str]) -> dict[str, str]:
     """Takes the wrapper module out of every name, names inputs and outputs, and leaves of the exporters' metadata only
-    each svexport node's source line (``doc_string``) and each node's module (``namespace``), in place."""
+    each svexport node's source line (``doc_string``) and each node's module (``namespace``), in place.
+
+    Returns the source lines of all nodes by name, where the exporter tells them.
+    """
+    lines: dict[str, str] = {}
     nodes = [node for graph in graphs(model.graph) for node in graph.node]
     taken = {name for node in nodes for name in (node.name, *node.output)}
     taken |= {value.name for value in model.graph.input}  # forward(self, w) beside self.w
@@ -51,7 +55,8 @@ def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequ
             node.name = unwrapped(node.name)
             node.input[:] = map(unwrapped, node.input)
             node.output[:] = map(unwrapped, node.output)
-            _clean_node(node)
+            if line := _clean_node(node):
+                lines[node.name] = line
         for value in (*graph.initializer, *graph.value_info, *graph.input, *graph.output):
             value.name = unwrapped(value.name)
             del value.metadata_props[:]
@@ -65,6 +70,7 @@ def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequ
         model.graph, {i.name: name for i, name in zip(model.graph.input, input_names, strict=True) if i.name != name}
     )
     del model.metadata_props[:]
+    return lines
 
 
 def _join_constants(model: onnx.ModelProto) -> None:
@@ -196,7 +202,8 @@ def _without_wrapper(name: str) -> str:
     return re.sub(rf"(^|/)(?:{MODEL_ATTRIBUTE}[./])+", r"\1", name)
 
 
-def _clean_node(node: onnx.NodeProto) -> None:
+def _clean_node(node: onnx.NodeProto) -> str:
+    """Returns its source line."""
     properties = {p.key: p.value for p in node.metadata_props}
     del node.metadata_props[:]
     if _NAMESPACE in properties:
@@ -208,16 +215,18 @@ def _clean_node(node: onnx.NodeProto) -> None:
         _state_padding(node)
     if node.op_type == "TopK":  # in any order is in this one too, and TensorRT has no other
         remove_attribute(node, "sorted")
+    line = user_frame(properties.get(_STACK_TRACE, ""))
     if node.domain != DOMAIN:
-        return
+        return line
     while node.input and not node.input[-1]:  # absent, which TensorRT's parser would make a null tensor of
         node.input.pop()
-    node.doc_string = user_frame(properties.get(_STACK_TRACE, ""))
+    node.doc_string = line
     attributes = attributes_of(node)
     if SOURCE_ATTRIBUTE in attributes:
         node.doc_string = attributes[SOURCE_ATTRIBUTE].decode()
     op = symbolic_of(node).op
     set_attributes(node, op, [attributes.get(a.name, []) for a in op.attributes])  # the exporters drop empty lists
+    return node.doc_string
 
 
 def _state_padding(node: onnx.NodeProto) -> None:

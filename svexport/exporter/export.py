@@ -28,12 +28,13 @@ from svexport.exporter.arguments import FlatModel, bind, eval_mode, given_argume
 from svexport.exporter.clean import clean, keep_inputs, name_sizes
 from svexport.exporter.opsets import FIRST_WITH_BOTH, OPSETS
 from svexport.exporter.quantizers import frozen
-from svexport.exporter.report import ExportReport, NodeSource
+from svexport.exporter.report import ExportReport, Faults, NodeSource
 from svexport.exporter.rounding import Tolerances
 from svexport.exporter.sizes import Size, tiled
 from svexport.exporter.source import is_library
 from svexport.exporter.state import unchanged
 from svexport.exporter.trace import second_tracer, traced
+from svexport.exporter.verify import Verification
 from svexport.exporter.verify import verify as verify_file
 from svexport.graph.check import check
 from svexport.logging import logger
@@ -113,10 +114,13 @@ def export(
         weights: ``"inputs"`` or ``"attributes"``: how those of svexport nodes that have many (the transformer decoder)
             travel. A TensorRT plugin is created with its attributes, but given its inputs in every inference.
         verify: run the file in ONNX Runtime, and compare, on ``args``, on random inputs, on large ones of both signs,
-            on zeros, with other integers and masks, and with dynamic sizes larger, smaller and much larger;
+            on zeros, with other integers and masks, and with dynamic sizes larger, smaller and much larger,
+            and on both sides of what ``forward`` compares them with (or the export is refused);
             ``report.skipped`` has the runs that the model itself does not take. Up to opset 17, lines of ``forward``
             that take values of inputs out of tensors (``if x.sum() > 0``) are refused unless nothing follows from
             these values but what has been compared. ``"quick"``: on ``args`` alone, and not called verified.
+            ``"thorough"`` plants single faults in the file, says how many of them these inputs notice, and searches for
+            inputs that notice the others: ``report.faults``.
             ``F.grid_sample`` of a half model is compared as torch computes it on CUDA, with coordinates in float32, and
             ``topk(sorted=False)``, which torch leaves in any order, in that of files: sorted.
             Elements may be steps of a quantizer apart where torch takes them for the other step, too, once what it
@@ -179,12 +183,12 @@ def export(
             file = folder / path.name
             tensors = [t.detach() for t in flat.tensors]
             phase("tracing")
-            before = len(notes)
             # Without opt_einsum, which makes numbers of dynamic sizes: the order of products is decided by ours.
             with _collected_warnings(notes), opt_einsum.flags(enabled=False):
                 fresh = [t.clone() for t in tensors]  # a model may work on its inputs in place
                 given = _traceable(fresh, names, axes, sizes)
                 written, guarded = traced(flat, given, file, opset, names, axes, notes, state)
+                before = len(notes)
             warned = notes[before:]
             if not flat.output_names:
                 flat(*(t.clone() for t in tensors))  # only the copy that torch.export's fallback traces knows the names
@@ -207,12 +211,14 @@ def export(
                 weights,
                 notes,
                 flat.frozen,
+                flat.output_keys,
             )
             finished = time.perf_counter()
             results: list[Parity] = []
             skipped: list[str] = []
+            faults: Faults | None = None
             if kind != "none":
-                results = verify_file(
+                verification = verify_file(
                     flat,
                     file,
                     tensors,
@@ -221,13 +227,15 @@ def export(
                     dynamic_axes=axes,
                     sizes=sizes,
                     held_to=held_to,
-                    notes=notes,
                     warned=warned,
                     state=state,
-                    skipped=skipped,
                     guarded=guarded,
                     kind=kind,
                 )
+                if kind == "thorough":
+                    faults = _planted(verification, file, done.lines)
+                results, skipped = verification.results, verification.skipped
+                notes += verification.notes
             if platform is not None and not platform.bodies:
                 done.facts["ir_version"] = _strip_file(file)
             verified = time.perf_counter()
@@ -257,17 +265,24 @@ def export(
         notes=notes,
         skipped=skipped,
         verify=kind,
+        faults=faults,
         **done.facts,
     )
 
 
 def _kind(verify: bool | str) -> str:
-    """``"default"``, ``"quick"`` or ``"none"``."""
-    kinds = {True: "default", "default": "default", "quick": "quick", False: "none"}
+    """``"default"``, ``"quick"``, ``"thorough"`` or ``"none"``."""
+    kinds = {True: "default", "default": "default", "quick": "quick", "thorough": "thorough", False: "none"}
     if not isinstance(verify, (bool, str)) or verify not in kinds:
-        unknown = "is not there yet" if verify == "thorough" else "is unknown"
-        raise ExportError(f"verify={verify!r} {unknown}; give True (or 'default'), 'quick' or False")
+        raise ExportError(f"verify={verify!r} is unknown; give True (or 'default'), 'quick', 'thorough' or False")
     return kinds[verify]
+
+
+def _planted(verification: Verification, file: Path, lines: Mapping[str, str]) -> Faults:
+    from svexport.exporter.thorough import thorough
+    from svexport.graph.bodies import lower
+
+    return thorough(verification, lower(file), lines)
 
 
 def _check_tensors(flat: FlatModel, bound: inspect.BoundArguments, dtype: torch.dtype | None, opset: int) -> None:
@@ -500,6 +515,7 @@ class _Finished:
     """What :func:`_finish` learned of the file, besides writing it."""
 
     svexport_nodes: list[NodeSource]
+    lines: Mapping[str, str]  # the user's, by name of a node, as far as the tracer tells
     facts: dict[str, Any]  # of the report, by field
 
 
@@ -517,6 +533,7 @@ def _finish(
     weights: str,
     notes: list[str],
     frozen: Mapping[str, str],
+    returned: Sequence[tuple[str, ...]],
 ) -> _Finished:
     """From what the exporter wrote to what was asked for: names, sources, bodies, IR version; saved and checked."""
     import onnx
@@ -526,6 +543,7 @@ def _finish(
     from svexport.graph.fold import fold_constants
     from svexport.graph.forms import write_for, write_plainly
     from svexport.graph.nodes import beyond_plugin, separate_names, svexport_nodes
+    from svexport.graph.returned import note_returned
     from svexport.graph.scope import light_copy
     from svexport.graph.simplify import simplify as simplified
     from svexport.graph.types import infer_types
@@ -536,7 +554,7 @@ def _finish(
     if opset_of(model) != opset:
         raise ExportError(f"the exporter wrote opset {opset_of(model)} where {opset} was asked for; try another opset")
     keep_inputs(model, inputs, axes)
-    clean(model, list(inputs), output_names)
+    lines = clean(model, list(inputs), output_names)
     traced = _counts(model)
 
     keep = set() if plugins is False else node_types(None if plugins is True else plugins)
@@ -571,6 +589,8 @@ def _finish(
     attach(model)
     model.producer_name, model.producer_version = "svexport", __version__
     model.graph.name = "svexport"
+    if returned:
+        note_returned(model, returned)
     model.doc_string = "".join(f"{name} is a constant: {text}\n" for name, text in frozen.items()).strip()
     try:
         onnx.checker.check_model(light_copy(model), full_check=True)
@@ -587,7 +607,7 @@ def _finish(
         "traced_nodes": traced,
         "lowered_nodes": _counts(lowered),
     }
-    return _Finished(nodes, facts)
+    return _Finished(nodes, lines, facts)
 
 
 def _lowered(model: onnx.ModelProto) -> onnx.ModelProto:

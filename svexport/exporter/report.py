@@ -15,10 +15,13 @@ from svexport.graph.check.report import CheckReport
 from svexport.parity import Parity
 from svexport.text import plain
 
-__all__ = ["ExportReport", "NodeSource"]
+__all__ = ["ExportReport", "Faults", "NodeSource"]
 
 
-_UNLIKE = ("scaled", "hundredfold", "zero", "zeros")
+MOST_SHOWN = 20
+"""Faults that nothing noticed, in tables."""
+
+_UNLIKE = ("scaled", "hundredfold", "searched", "zero", "zeros")
 """Runs whose errors are large where the numbers are."""
 
 
@@ -37,6 +40,29 @@ class NodeSource:
     type: str
     source: str
     lowered: bool
+
+
+@dataclass(frozen=True)
+class Faults:
+    """How many single faults of a file its verification would notice.
+
+    Attributes:
+        planted: how many there were.
+        noticed: of them, on the inputs of a default verification.
+        found: of the others, on inputs that were searched for.
+        missed: the rest: what is wrong, and the user's line or module. Some change nothing on any input.
+    """
+
+    planted: int
+    noticed: int
+    found: int
+    missed: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.noticed + self.found} of {self.planted} planted faults noticed, "
+            f"{self.noticed} on the inputs of a default verification"
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,7 +88,8 @@ class ExportReport:
         seconds: wall time of each stage.
         notes: remarks, such as what the tracer warned of.
         skipped: runs that were not compared, and why: ``zeros: what torch computes there is not finite``.
-        verify: ``"default"``, ``"quick"`` or ``"none"``.
+        verify: ``"default"``, ``"quick"``, ``"thorough"`` or ``"none"``.
+        faults: those that ``verify="thorough"`` planted, and which were noticed; None without.
         check: what the target makes of the file; None without one.
     """
 
@@ -86,16 +113,17 @@ class ExportReport:
     check: CheckReport | None = None
     skipped: list[str] = field(default_factory=list)
     verify: str = "default"
+    faults: Faults | None = None
 
     @property
     def verified(self) -> bool:
         """Whether every output was compared with torch, on more than the given inputs, and agreed."""
-        return self.verify == "default" and bool(self.parity) and all(p.ok for p in self.parity)
+        return self.verify in ("default", "thorough") and bool(self.parity) and all(p.ok for p in self.parity)
 
     @property
     def max_abs(self) -> float:
         """The largest absolute difference on inputs like the given ones, no zeros or far larger ones; NaN of none."""
-        return max((p.max_abs for p in self.parity if p.run not in _UNLIKE), default=float("nan"))
+        return max((p.max_abs for p in self.parity if p.run.split()[0] not in _UNLIKE), default=float("nan"))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain JSON-serialisable values."""
@@ -191,6 +219,11 @@ class ExportReport:
             facts.append(("compared on", ", ".join(dict.fromkeys(p.run for p in self.parity)) + " inputs"))
         if self.skipped:
             facts.append(("not compared on", "; ".join(self.skipped)))
+        if self.faults is not None:
+            facts.append(("faults", str(self.faults)))
+            facts += [("", f"missed: {fault}") for fault in self.faults.missed[:MOST_SHOWN]]
+            if (more := len(self.faults.missed) - MOST_SHOWN) > 0:
+                facts.append(("", f"and {more} more (report.faults.missed)"))
         return [*facts, ("seconds", ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in self.seconds.items()))]
 
     def _node_rows(self) -> list[tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import linecache
 import os
@@ -11,7 +12,7 @@ from types import CodeType, FrameType
 
 import torch
 
-__all__ = ["definition", "is_library", "is_own", "shown_line", "user_frame", "user_line"]
+__all__ = ["definition", "is_library", "is_own", "near", "raising_line", "shown_line", "user_frame", "user_line"]
 
 # "path(12): forward" in traced graphs; 'File "path", line 12, in forward' in torch.export and scripted code.
 _FRAME = re.compile(
@@ -67,6 +68,25 @@ def user_line(frame: FrameType | None, outside: CodeType) -> tuple[str, int, str
             return code.co_filename, frame.f_lineno, code.co_name
         frame = frame.f_back
     return None
+
+
+def raising_line(error: BaseException) -> tuple[str, int, str] | None:
+    """The line that raised an error by a statement, as an assertion does, or called ``torch._assert``; None of what
+    Python or torch could not do."""
+    trace = error.__traceback__
+    frames = []
+    while trace is not None:
+        frames.append((trace.tb_frame.f_code, trace.tb_lasti, trace.tb_lineno))
+        trace = trace.tb_next
+    if not frames or frames[-1][0].co_code[frames[-1][1]] != dis.opmap["RAISE_VARARGS"]:
+        return None
+    code, _, number = frames[-2 if frames[-1][0] is torch._assert.__code__ and len(frames) > 1 else -1]
+    return code.co_filename, number, code.co_name
+
+
+def near(line: tuple[str, int, str], raising: tuple[str, int, str]) -> bool:
+    """Whether a line that raises belongs to one that looks at a value; its message may look at more."""
+    return (line[0], line[2]) == (raising[0], raising[2]) and 0 <= raising[1] - line[1] <= 3
 
 
 def definition(kind: type) -> str:

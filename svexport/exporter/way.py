@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from svexport.exporter.borders import Sizes
 from svexport.exporter.source import is_own, shown_line, user_line
 
 __all__ = ["Exit", "TooLong", "Way"]
@@ -24,6 +25,12 @@ _TEXTS = {"__format__", "__reduce_ex__", "__repr__", "__str__"}
 _ARRAYS = {"__array__", "__dlpack__", "numpy", "untyped_storage"}  # the last one of what is pickled
 _VALUES = {*_TRUTHS, *_TEXTS, *_ARRAYS, "__complex__", "__float__", "__index__", "__int__", "item", "tolist"}
 """Functions that give Python the values of tensors."""
+
+_SIZES = {"__get__", "__len__", "nelement", "numel", "size"}
+"""Functions that give Python sizes of tensors, where they are none of other attributes."""
+
+_PARTS = {"__iter__", "chunk", "split", "unbind"}
+"""Functions that return so many tensors as a size says."""
 
 UNGUARDED = frozenset({*_TEXTS, *_ARRAYS})
 """Of those, what ``torch.export`` lets pass: the others it guards, refuses, or has in its graph."""
@@ -83,16 +90,18 @@ class Way(TorchFunctionMode):
         *,
         forced: tuple[tuple[str, int, str], int] | None = None,
         most: float = math.inf,
+        sizes: Sizes | None = None,
     ) -> None:
         """``held`` are parameters and buffers, in an order that is the same each time.
 
         With ``forced``, a line and a number from 0 on, what that line takes out of tensors is another value: each of
-        :data:`OTHERS` in turn, a truth the other one. More than ``most`` calls raise :class:`TooLong`.
+        :data:`OTHERS` in turn, a truth the other one. More than ``most`` calls raise :class:`TooLong`. ``sizes`` is
+        told of those that Python gets.
         """
         super().__init__()
         self.exits: dict[tuple[str, int, str], Exit] = {}
         self.ranges: dict[int, int] = {}
-        self._forced, self._most = forced, most
+        self._forced, self._most, self._sizes = forced, most, sizes
         self._origins: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
         self._inputs: dict[int, tuple[weakref.ref[Tensor], frozenset[int]]] = {}  # that a tensor's values depend on
         for index, tensor in enumerate(inputs):
@@ -105,6 +114,8 @@ class Way(TorchFunctionMode):
 
     def __enter__(self) -> Way:
         self._outside = sys._getframe(1).f_code
+        if self._sizes is not None:
+            self._sizes.outside = self._outside
         return super().__enter__()
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -120,6 +131,8 @@ class Way(TorchFunctionMode):
                 result = _another(func, name, args, kwargs, self._forced[1] if self._forced else 0)
             else:
                 result = func(*args, **kwargs)
+            if self._sizes is not None and (name in _SIZES or name in _PARTS):
+                result = self._measured(name, args, kwargs, result)
             self._note(result, ("step", len(self._steps)))
             if inputs:
                 self._follow(name, args, kwargs, result, inputs)
@@ -134,6 +147,36 @@ class Way(TorchFunctionMode):
                 self._lines[len(self._steps)] = line
             self._steps.append((name, seen))
             self._flow.append(flow)
+
+    def _measured(self, name: str, args: tuple, kwargs: dict[str, Any], result: Any) -> Any:
+        """A size, or sizes, that Python gets of a tensor, or so many parts as its size says."""
+        assert self._sizes is not None
+        x = args[0] if args else kwargs.get("self", kwargs.get("input"))
+        if not isinstance(x, Tensor) or (name == "__get__" and not isinstance(result, torch.Size)):
+            return result
+        origin = self._origin(x)
+        if isinstance(result, torch.Size):
+            return self._sizes.of(result, origin)
+        if name in _PARTS:
+            by = 1 if name in ("unbind", "__iter__") else args[1] if len(args) > 1 else next(iter(kwargs.values()), 1)
+            place = 1 if name in ("unbind", "__iter__") else 2
+            dim = args[place] if len(args) > place else kwargs.get("dim", 0)
+            if isinstance(by, int) and x.dim() and x.shape[dim]:
+                size = self._sizes.size(x.shape[dim], origin, dim % x.dim())
+                self._sizes.take(-(-size // (-(-size // by) if name == "chunk" else by)), name, depth=3)
+            return result
+        shape = self._sizes.of(x.shape, origin)
+        if name == "size":
+            return shape[args[1] if len(args) > 1 else kwargs["dim"]]
+        if name in ("numel", "nelement"):
+            return math.prod(shape)
+        self._sizes.take(shape[0], name, depth=3)
+        return result
+
+    def _origin(self, tensor: Tensor) -> Any:
+        """Where a tensor is from; None where that is unknown."""
+        reference, origin = self._origins.get(id(tensor), (None, None))
+        return origin if reference is not None and reference() is tensor else None
 
     def _takes(self, name: str, inputs: frozenset[int]) -> bool:
         """Notes that a line of the user's takes a value; whether it shall get another one."""
@@ -234,8 +277,8 @@ class Way(TorchFunctionMode):
     def _given(self, value: Any) -> Any:
         """Tensors by where they are from, or by what is in them where that is unknown; anything else by its value."""
         if isinstance(value, Tensor):
-            reference, origin = self._origins.get(id(value), (None, None))
-            return origin if reference is not None and reference() is value else _content(value)
+            origin = self._origin(value)
+            return _content(value) if origin is None else origin
         if isinstance(value, (list, tuple)):
             return type(value).__name__, *map(self._given, value)
         if isinstance(value, dict):

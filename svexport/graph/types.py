@@ -14,7 +14,7 @@ from svexport.graph.walk import graphs, opset_of
 from svexport.logging import logger
 from svexport.symbolic._builder import Value
 
-__all__ = ["infer_types", "infer_values", "types_of"]
+__all__ = ["MOST_NUMBERS", "Inference", "infer_types", "infer_values", "types_of"]
 
 
 def types_of(model: onnx.ModelProto) -> dict[str, Value]:
@@ -48,37 +48,44 @@ def infer_values(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     return _inferred(model).values
 
 
-def _inferred(model: onnx.ModelProto) -> _Inference:
+def _inferred(model: onnx.ModelProto) -> Inference:
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    inference = _Inference(types_of(inferred), opset_of(model), model.ir_version)
+    inference = Inference(types_of(inferred), opset_of(model), model.ir_version)
     inference.graph(inferred.graph)
     return inference
 
 
-class _Inference:
-    """Shape inference node by node, of what the library's own, which knows no values, leaves open."""
+class Inference:
+    """Shape inference node by node, of what the library's own, which knows no values, leaves open.
+
+    Attributes:
+        types: by name; completed in place.
+        values: the numbers of constants, and of what they and static shapes decide, by name.
+        opset: in whose meaning the nodes are written.
+    """
 
     def __init__(self, types: dict[str, Value], opset: int, ir_version: int) -> None:
         self.types = types
         self.values: dict[str, np.ndarray] = {}
         self._shapes: dict[str, tuple[int | None, ...]] = {}  # by the name of what Shape makes of them
-        self._imports = [helper.make_opsetid("", opset)]
+        self.opset = opset
         self._ir_version = ir_version
 
     def graph(self, graph: onnx.GraphProto) -> None:
         overridable = {value.name for value in graph.input}
         for tensor in graph.initializer:
             here = tensor.data_location != TensorProto.EXTERNAL and tensor.name not in overridable
-            if here and math.prod(tensor.dims) <= _MOST_NUMBERS and tensor.data_type in _COMPUTED:
+            if here and math.prod(tensor.dims) <= MOST_NUMBERS and tensor.data_type in _COMPUTED:
                 self.values[tensor.name] = numpy_helper.to_array(tensor)
         for node in graph.node:
             for attribute in node.attribute:
                 for inner in (attribute.g, *attribute.graphs):
                     self.graph(inner)
             if node.domain == "":
-                self._node(node)
+                self.node(node)
 
-    def _node(self, node: onnx.NodeProto) -> None:
+    def node(self, node: onnx.NodeProto) -> None:
+        """Infers what a standard node makes; what it takes has to be met before."""
         given = [self.types.get(name, _UNKNOWN) for name in node.input]
         if not all(_is_static(self.types.get(name, _UNKNOWN)) for name in node.output if name):
             self._infer(node, given)
@@ -110,7 +117,7 @@ class _Inference:
             return False
         known = self.types.get(node.output[0], _UNKNOWN)
         few = node.op_type == "NonZero" or (
-            _is_static(known) and math.prod(size or 0 for size in known.shape or ()) <= _MOST_NUMBERS
+            _is_static(known) and math.prod(size or 0 for size in known.shape or ()) <= MOST_NUMBERS
         )
         return few and known.dtype in _COMPUTED and all(not name or name in self.values for name in node.input)
 
@@ -122,11 +129,11 @@ class _Inference:
             output=[onnx.ValueInfoProto(name=node.output[0])],
         )
         try:
-            (value,) = ReferenceEvaluator(alone, opsets={"": self._imports[0].version}).run(None, feeds)
+            (value,) = ReferenceEvaluator(alone, opsets={"": self.opset}).run(None, feeds)
         except Exception as error:  # noqa: BLE001 - a library's; without it less is known
             logger.debug("{} is not computed: {}", node.name, error)
             return
-        if isinstance(value, np.ndarray | np.generic) and np.size(value) <= _MOST_NUMBERS:
+        if isinstance(value, np.ndarray | np.generic) and np.size(value) <= MOST_NUMBERS:
             name, value = node.output[0], np.asarray(value)
             self.values[name] = value
             if not _is_static(self.types.get(name, _UNKNOWN)):
@@ -134,13 +141,13 @@ class _Inference:
 
     def _infer(self, node: onnx.NodeProto, given: Sequence[Value]) -> None:
         try:
-            schema = onnx.defs.get_schema(node.op_type, self._imports[0].version)
+            schema = onnx.defs.get_schema(node.op_type, self.opset)
             found = onnx.shape_inference.infer_node_outputs(
                 schema,
                 node,
                 {v.name: helper.make_tensor_type_proto(v.dtype, v.shape) for v in given if v.dtype},
                 {n: numpy_helper.from_array(self.values[n], n) for n in node.input if n in self.values},
-                opset_imports=self._imports,
+                opset_imports=[helper.make_opsetid("", self.opset)],
                 ir_version=self._ir_version,
             )
         except Exception as error:  # noqa: BLE001 - as above
@@ -155,6 +162,8 @@ class _Inference:
                     known = (None,) * len(sizes)
                 shape = tuple(size if k is None else k for size, k in zip(sizes, known, strict=True))
                 self.types[name] = Value(name, tensor.elem_type, shape)
+            elif tensor.elem_type and before.dtype is None:
+                self.types[name] = Value(name, tensor.elem_type, before.shape)
 
 
 def _is_static(value: Value) -> bool:
@@ -162,7 +171,7 @@ def _is_static(value: Value) -> bool:
 
 
 _UNKNOWN = Value("")
-_MOST_NUMBERS = 1024
+MOST_NUMBERS = 1024
 """More are no sizes."""
 
 _COMPUTED = {TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64, TensorProto.FLOAT, TensorProto.DOUBLE}

@@ -29,7 +29,7 @@ from svexport.text import plain
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparison", "compare", "feeds_of"]
 
 _SHOWN = 8
 """Of more layers than this, a page folds the rest."""
@@ -227,7 +227,9 @@ def compare(
     other = _other(engine, bound, arguments)
     title = str(other) if isinstance(other, Engine) else getattr(engine, "__name__", type(engine).__name__)
     notes: list[str] = []
+    loaded = other if isinstance(engine, (str, os.PathLike)) and isinstance(other, Engine) else nullcontext()
     with (
+        loaded,
         eval_mode(model),
         unchanged(model),
         eval_mode(other) if isinstance(other, nn.Module) else nullcontext(),
@@ -237,7 +239,7 @@ def compare(
         expected = flat(*(t.clone() for t in tensors))  # a model may work on its inputs in place
         inside: Inside | None = None
         if isinstance(other, Engine):
-            feeds = _feeds(other, flat.input_names, tensors, notes)
+            feeds = feeds_of(other, flat.input_names, tensors, notes)
             actual = other.run(feeds)
             if layers and isinstance(other, OnnxEngine):
                 inside = OnnxLayers(other, feeds)
@@ -301,8 +303,8 @@ class _Function(nn.Module):
         return self._function(*args, **kwargs)
 
 
-def _feeds(engine: Engine, names: Sequence[str], tensors: Sequence[Tensor], notes: list[str]) -> list[Tensor]:
-    """The model's inputs as the engine takes them: by name, else by position; of its floating-point type."""
+def feeds_of(engine: Engine, names: Sequence[str], tensors: Sequence[Tensor], notes: list[str]) -> list[Tensor]:
+    """The model's inputs as the engine takes them: by name, else by position; of its type."""
     by_name = dict(zip(names, tensors, strict=True))
     if set(engine.input_names).issubset(names):  # the exporter may have dropped an unused one
         tensors = [by_name[name] for name in engine.input_names]
@@ -313,7 +315,9 @@ def _feeds(engine: Engine, names: Sequence[str], tensors: Sequence[Tensor], note
         )
     feeds = []
     for spec, tensor in zip(engine.inputs, tensors, strict=True):
-        if tensor.dtype != spec.dtype and tensor.is_floating_point() and spec.dtype.is_floating_point:
+        floats = tensor.is_floating_point() and spec.dtype.is_floating_point
+        narrower = (tensor.dtype, spec.dtype) == (torch.int64, torch.int32)  # TensorRT before 10 has no other integers
+        if tensor.dtype != spec.dtype and (floats or narrower):
             notes.append(f"input {spec.name} is {_short(spec.dtype)}, {_short(tensor.dtype)} in torch")
             tensor = tensor.to(spec.dtype)
         feeds.append(tensor)

@@ -6,14 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from svexport.errors import EngineError
+from svexport.graph.returned import Returned
+from svexport.runtime.outputs import Outputs
 
 __all__ = ["Engine", "TensorSpec"]
+
+E = TypeVar("E", bound="Engine")
 
 
 @dataclass(frozen=True)
@@ -47,17 +51,21 @@ class TensorSpec:
 class Engine(ABC):
     """Runs an exported model on torch tensors. Any number of threads may call one engine.
 
+    As a context manager it is closed at the end, which frees what TensorRT holds at once.
+
     Attributes:
         path: the file it was loaded from; None for a model given in memory.
         device: where it runs and where its outputs are; inputs on another device are copied there.
         inputs: what it takes, in order.
         outputs: what it returns, in order.
+        returned: the dict in which the model returned them; None for another model, or a file that does not say.
     """
 
     path: Path | None
     device: torch.device
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    returned: Returned | None = None
 
     @property
     def dtypes(self) -> set[torch.dtype]:
@@ -72,17 +80,20 @@ class Engine(ABC):
     def output_names(self) -> list[str]:
         return [spec.name for spec in self.outputs]
 
-    def __call__(self, /, *tensors: Tensor, **named: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def __call__(self, /, *tensors: Tensor, **named: Tensor) -> Any:
         """Runs the model on tensors given in order, by input name, or both.
 
         Returns:
-            A tensor if the model has one output, else a tuple of them; on :attr:`device`, without gradients.
+            A tensor if the model has one output, else :class:`Outputs`: a tuple whose tensors are also found by name,
+            as of every model that returned a dict. On :attr:`device`, without gradients.
 
         Raises:
             EngineError: if number, names, data types or shapes do not fit :attr:`inputs`, or the run fails.
         """
         outputs = self.run(self._in_order(tensors, named))
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        if len(outputs) == 1 and self.returned is None:
+            return outputs[0]
+        return Outputs(outputs, self.output_names, self.returned)
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Runs the model on one tensor per input, in order; always returns a list.
@@ -99,6 +110,15 @@ class Engine(ABC):
     @abstractmethod
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """:meth:`run` on tensors that fit."""
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing that has to be freed
+        """Frees what the engine holds; it is not run again."""
+
+    def __enter__(self: E) -> E:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def _in_order(self, tensors: Sequence[Tensor], named: dict[str, Tensor]) -> list[Tensor]:
         names = self.input_names

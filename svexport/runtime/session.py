@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from svexport.errors import BackendNotAvailableError, EngineError, SvexportError, UnsupportedError
+from svexport.graph.returned import returned_of
 from svexport.runtime.engine import Engine, TensorSpec
 from svexport.runtime.guard import guard
 
@@ -41,34 +41,42 @@ _ELEMENT = dict(_TYPES.values())
 _FATAL = 4  # ONNX Runtime's severity: everything below arrives as an exception
 
 
-def load(path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> Engine:
-    """Loads an exported model: ``.onnx``, which ONNX Runtime runs. Engines of TensorRT are not run yet.
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: str | torch.device | None = None,
+    refit: str | os.PathLike[str] | onnx.ModelProto | None = None,
+    cuda_graphs: int = 0,
+    trusted: bool = False,
+) -> Engine:
+    """Loads an exported model: ``.onnx``, which ONNX Runtime runs, or ``.engine`` and ``.plan``, which TensorRT runs.
 
     >>> engine = svexport.load("model.onnx")
     >>> boxes, scores = engine(images)
+    >>> engine(images)["boxes"]
 
     Args:
         path: of the file. External data stays beside it; svexport nodes without bodies are lowered in memory.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; default: CUDA if ONNX Runtime and torch both have it, else CPU.
+            TensorRT is on CUDA alone.
+        refit: of TensorRT, the ONNX file whose weights go into an engine that was built without them.
+        cuda_graphs: of TensorRT, for how many shapes of inputs the launches are recorded and replayed at once.
+        trusted: of TensorRT, whether code in the file may run, which version-compatible engines hold.
 
     Raises:
         EngineError: if the file is missing, malformed or of another kind.
-        UnsupportedError: if it needs what the engine does not have, such as string inputs or an unknown op; or is an
-            engine of TensorRT.
+        UnsupportedError: if it needs what the engine does not have, such as string inputs or an unknown op.
         BackendNotAvailableError: if the runtime it needs is not installed.
     """
     suffix = Path(path).suffix.lower() if isinstance(path, (str, os.PathLike)) else None
     if suffix == ".onnx":
+        if refit is not None or cuda_graphs or trusted:
+            raise EngineError(f"refit, cuda_graphs and trusted are for engines of TensorRT, and {path} is an ONNX file")
         return OnnxEngine(path, device=device)
     if suffix in (".engine", ".plan"):
-        if importlib.util.find_spec("tensorrt") is None:
-            raise BackendNotAvailableError(
-                f"{path} is a TensorRT engine and TensorRT is not installed; install the version it was built with "
-                "(pip install tensorrt), or load the .onnx file it was built from"
-            )
-        raise UnsupportedError(
-            f"{path} is a TensorRT engine, which this svexport does not run yet; load the .onnx file it was built from"
-        )
+        from svexport.runtime.tensorrt import TensorRTEngine
+
+        return TensorRTEngine(path, device=device, refit=refit, cuda_graphs=cuda_graphs, trusted=trusted)
     given = f"a {type(path).__name__}" if suffix is None else str(path)
     raise EngineError(f"expected the path of a .onnx, .engine or .plan file, got {given}")
 
@@ -123,6 +131,7 @@ class OnnxEngine(Engine):
             self.inputs = tuple(_spec(value, value.name in ranked) for value in self._session.get_inputs())
             self.outputs = tuple(_spec(value, value.name in ranked) for value in self._session.get_outputs())
             kinds = {tensor.data_type for tensor in loaded.graph.initializer}
+            self.returned = returned_of(loaded)
             self._weights = {dtype for dtype, number in _TYPES.values() if number in kinds}
         except SvexportError:
             raise

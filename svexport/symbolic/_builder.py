@@ -41,6 +41,10 @@ Dim: TypeAlias = "int | Value"
 """A size: a Python int where it is static, otherwise an int64 tensor of shape (1,) computed by the graph."""
 
 
+_MOST_NUMBERS = 2**20
+"""Of a constant that lists positions; more are made when the graph runs."""
+
+
 class Builder:
     """Collects the nodes of a body.
 
@@ -290,7 +294,9 @@ class Builder:
     def arange(self, size: Dim) -> Value:
         """``0, 1, ..., size - 1`` as int64, at opset 9 too (Range came with 11)."""
         if isinstance(size, int):
-            return self.constant(np.arange(size, dtype=np.int64))
+            if size <= _MOST_NUMBERS:
+                return self.constant(np.arange(size, dtype=np.int64))
+            size = self.ints(size)
         if self.opset >= 11:
             zero, one = (self.constant(np.array(i, np.int64)) for i in (0, 1))
             return self.op("Range", zero, self.squeeze(size, 0), one, dtype=TensorProto.INT64, shape=(None,))

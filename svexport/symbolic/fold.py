@@ -11,10 +11,10 @@ from svexport.ops.fold import OP
 from svexport.symbolic._builder import Builder, Dim, Value
 from svexport.symbolic._symbolic import Symbolic, TensorInfo
 
-__all__: list[str] = []
+__all__ = ["fold"]
 
 
-def body(
+def fold(
     b: Builder,
     input: Value,
     output_size: Sequence[Dim],
@@ -69,4 +69,4 @@ def convert(input: TensorInfo, output_size: Sequence[int | TensorInfo], *blocks:
     return None if input.shape is None else (input, output_size, *blocks)
 
 
-Symbolic(OP, body, aten={"col2im": convert})
+Symbolic(OP, fold, aten={"col2im": convert})

@@ -14,7 +14,7 @@ from svexport.symbolic._builder import Builder, Value
 from svexport.symbolic._symbolic import Symbolic, TensorInfo
 from svexport.symbolic.triu import keep
 
-__all__: list[str] = []
+__all__ = ["repeat_heads"]
 
 LOWEST: dict[int, float] = {TensorProto.FLOAT16: -65504.0, TensorProto.DOUBLE: float(np.finfo(np.float64).min)}
 
@@ -34,7 +34,7 @@ def body(
         sizes = [d if isinstance(d, int) else None for d in shape]
         return b.op("Expand", b.like(0, query), b.shape(*shape), shape=sizes)
     if enable_gqa:
-        key, value = _repeat(b, key, query), _repeat(b, value, query)
+        key, value = repeat_heads(b, key, query), repeat_heads(b, value, query)
     rank = max(query.rank, key.rank)
     swapped = b.transpose(key, [*range(key.rank - 2), key.rank - 1, key.rank - 2])
     scores = b.op("MatMul", b.op("Mul", query, _factor(b, query, scale)), swapped)
@@ -68,7 +68,7 @@ def _bias(b: Builder, mask: Value, query: Value) -> Value:
     return b.op("Where", mask, b.like(0, query), b.like(-np.inf, query), dtype=query.dtype, shape=mask.shape)
 
 
-def _repeat(b: Builder, x: Value, query: Value) -> Value:
+def repeat_heads(b: Builder, x: Value, query: Value) -> Value:
     """Each head as often as there are query heads for it."""
     *batch, heads, length, size = (b.dim(x, i) for i in range(x.rank))
     wanted = b.dim(query, -3)

@@ -14,6 +14,10 @@ from svexport.symbolic._symbolic import Symbolic, TensorInfo
 __all__ = ["keep"]
 
 
+_MOST_NUMBERS = 2**22
+"""Of a mask that is a constant."""
+
+
 def body(b: Builder, input: Value, diagonal: Dim, upper: bool) -> Value:
     kept = keep(b, b.dim(input, -2), b.dim(input, -1), diagonal, upper)
     if input.dtype == TensorProto.BOOL:
@@ -23,8 +27,9 @@ def body(b: Builder, input: Value, diagonal: Dim, upper: bool) -> Value:
 
 def keep(b: Builder, rows: Dim, columns: Dim, diagonal: Dim, upper: bool) -> Value:
     """Which elements of a matrix belong to the triangle."""
-    if isinstance(rows, int) and isinstance(columns, int) and isinstance(diagonal, int):
-        ones = np.ones((rows, columns), bool)
+    static = isinstance(rows, int) and isinstance(columns, int) and isinstance(diagonal, int)
+    if static and rows * columns <= _MOST_NUMBERS:  # type: ignore[operator]
+        ones = np.ones((rows, columns), bool)  # type: ignore[arg-type]
         return b.constant(np.triu(ones, diagonal) if upper else np.tril(ones, diagonal))
     column = b.arange(columns)
     row = b.unsqueeze(b.op("Add", b.arange(rows), b.shape(diagonal)), 1)

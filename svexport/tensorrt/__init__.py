@@ -6,11 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from svexport.tensorrt.command import trtexec
     from svexport.tensorrt.library import build, libraries
     from svexport.tensorrt.plugins import Registered, register_plugins
     from svexport.tensorrt.torch_tensorrt import register_torch_tensorrt
 
-__all__ = ["Registered", "build", "libraries", "register_plugins", "register_torch_tensorrt"]
+__all__ = ["Registered", "build", "libraries", "register_plugins", "register_torch_tensorrt", "trtexec"]
 
 # Imported on first use: plugins need torch, and what a version parses is told without it.
 _LAZY = {
@@ -19,6 +20,7 @@ _LAZY = {
     "libraries": "library",
     "register_plugins": "plugins",
     "register_torch_tensorrt": "torch_tensorrt",
+    "trtexec": "command",
 }
 
 

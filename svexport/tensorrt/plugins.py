@@ -24,6 +24,8 @@ from svexport.errors import BackendNotAvailableError, PluginBuildError
 from svexport.logging import logger
 from svexport.ops._op import DOMAIN, Op, as_tuple
 from svexport.tensorrt import aot
+from svexport.tensorrt.bindings import dtypes as dtypes_of
+from svexport.tensorrt.bindings import load_tensorrt
 from svexport.tensorrt.library import libraries
 from svexport.tensorrt.nodes import plugin_ops
 
@@ -235,10 +237,10 @@ def register_plugins(library: str | os.PathLike[str] | None = None) -> Registere
         library: the plugin library; by default the one that ``svexport plugins build`` left in the cache.
 
     Raises:
-        BackendNotAvailableError: without TensorRT 10 or later.
+        BackendNotAvailableError: without TensorRT 10 or later, with a library 8.6 or later.
         PluginBuildError: if a library that was given cannot be loaded.
     """
-    trt = _tensorrt()
+    trt = load_tensorrt()
     registry = trt.get_plugin_registry()
     if registry is None:
         raise BackendNotAvailableError("TensorRT has no plugin registry here; is libnvinfer complete?")
@@ -246,6 +248,8 @@ def register_plugins(library: str | os.PathLike[str] | None = None) -> Registere
     path = Path(library) if library else next((lib.path for lib in libraries() if lib.major == major), None)
     if path is not None and (not path.is_file() or registry.load_library(str(path)) is None):
         raise PluginBuildError(f"{path} is no plugin library that TensorRT {trt.__version__} loads; build it again")
+    if not hasattr(registry, "get_creator"):
+        return _registered_in_library(_tensorrt() if path is None else trt, registry, path)
     ahead = hasattr(trt, "IPluginV3QuickAOTBuild") and aot.available()
     kinds = {}
     for op in plugin_ops():
@@ -258,6 +262,18 @@ def register_plugins(library: str | os.PathLike[str] | None = None) -> Registere
             raise PluginBuildError(f"TensorRT {trt.__version__} refused the plugin {op.node_type}")
         _registered[op.node_type] = creator, kinds[op.node_type]
     registered = Registered(kinds, path)
+    logger.info("plugins: {}", registered)
+    return registered
+
+
+def _registered_in_library(trt: ModuleType, registry: Any, path: Path | None) -> Registered:
+    """Before 10 there is the library, and nothing in Python."""
+    lacking = [
+        op.node_type for op in plugin_ops() if registry.get_plugin_creator(op.node_type, VERSION, DOMAIN) is None
+    ]
+    if lacking:
+        raise PluginBuildError(f"{path} has no {', '.join(lacking)} for TensorRT {trt.__version__}; build it again")
+    registered = Registered({op.node_type: "C++" for op in plugin_ops()}, path)
     logger.info("plugins: {}", registered)
     return registered
 
@@ -281,30 +297,13 @@ def create_plugin(op: Op, name: str, attributes: Mapping[str, Any]) -> Any:
 
 
 def _tensorrt() -> ModuleType:
-    try:
-        import tensorrt
-    except ImportError as error:
+    trt = load_tensorrt()
+    if not hasattr(trt, "IPluginV3OneBuild"):
         raise BackendNotAvailableError(
-            f"plugins need TensorRT's Python bindings, which do not import here ({error}); pip install tensorrt"
-        ) from error
-    if not hasattr(tensorrt, "IPluginV3OneBuild"):
-        raise BackendNotAvailableError(
-            f"plugins in Python need TensorRT 10 or later, this is {tensorrt.__version__}; build those in C++ for it: "
+            f"plugins in Python need TensorRT 10 or later, this is {trt.__version__}; build those in C++ for it: "
             "svexport plugins build"
         )
-    return tensorrt
-
-
-def _dtypes(trt: ModuleType) -> dict[Any, torch.dtype]:
-    return {
-        trt.DataType.FLOAT: torch.float32,
-        trt.DataType.HALF: torch.float16,
-        trt.DataType.BF16: torch.bfloat16,
-        trt.DataType.INT8: torch.int8,
-        trt.DataType.INT32: torch.int32,
-        trt.DataType.INT64: torch.int64,
-        trt.DataType.BOOL: torch.bool,
-    }
+    return trt
 
 
 def attributes_of(op: Op, fields: Sequence[Any]) -> dict[str, Any]:
@@ -387,7 +386,7 @@ def plugin_classes(op: Op) -> tuple[type, type]:
         BackendNotAvailableError: without TensorRT 10 or later.
     """
     trt = _tensorrt()
-    dtypes = _dtypes(trt)
+    dtypes = dtypes_of(trt)
     types = {dtype: type_ for type_, dtype in dtypes.items()}
 
     class Plugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime):  # type: ignore[name-defined, misc]
@@ -482,7 +481,7 @@ def aot_plugin_classes(op: Op) -> tuple[type, type]:
         raise BackendNotAvailableError(
             f"plugins compiled ahead of time need TensorRT 10.8 or later, this is {trt.__version__}"
         )
-    dtypes = _dtypes(trt)
+    dtypes = dtypes_of(trt)
     types = {dtype: type_ for type_, dtype in dtypes.items()}
 
     class Expression(trt.ISymExpr):  # type: ignore[name-defined, misc]

@@ -524,9 +524,22 @@ def test_paths_that_are_no_model(given):
 
 
 @pytest.mark.parametrize("name", ["net.engine", "net.plan", "NET.ENGINE"])
-def test_tensorrt_engines_say_what_is_missing(name):
-    with pytest.raises(BackendNotAvailableError, match=f"{name} is a TensorRT engine and TensorRT is not installed"):
-        load(name)
+def test_tensorrt_engines_say_what_is_missing(name, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    (tmp_path / name).write_bytes(b"ftrt".ljust(64, b"\0"))
+    with pytest.raises(BackendNotAvailableError, match="needs TensorRT's Python bindings"):
+        load(tmp_path / name)
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(EngineError, match="0 bytes, which is no TensorRT engine"):
+        load(tmp_path / name)
+    with pytest.raises(EngineError, match="cannot read"):
+        load(tmp_path / "none" / name)
+
+
+def test_options_of_tensorrt_are_not_for_onnx_files(tmp_path):
+    onnx.save(unary("Neg"), tmp_path / "net.onnx")
+    with pytest.raises(EngineError, match="engines of TensorRT"):
+        load(tmp_path / "net.onnx", cuda_graphs=4)
 
 
 def test_not_a_model_at_all():

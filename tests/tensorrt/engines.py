@@ -22,7 +22,7 @@ from torch import Tensor
 import svexport
 from svexport.graph import strip
 from svexport.ops._op import DOMAIN, Op, as_tuple
-from svexport.tensorrt import aot, plugins
+from svexport.tensorrt import aot, bindings, plugins
 from tests.support import op_model
 from tests.tensorrt.cases import CASES, COORDINATES, arguments, inputs_of, with_inputs
 
@@ -98,7 +98,7 @@ def run(trt: Any, plan: bytes, tensors: Mapping[str, Tensor], device: str = "cud
     if engine is None:
         raise RuntimeError("TensorRT does not load the plan; its log says why")
     context = engine.create_execution_context()
-    dtypes = plugins._dtypes(trt)
+    dtypes = bindings.dtypes(trt)
     memory: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]

@@ -20,6 +20,7 @@ import torch
 from svexport.errors import BackendNotAvailableError, PluginBuildError
 from svexport.ops._op import OPS, Op, as_tuple
 from svexport.tensorrt import aot, plugins, register_plugins
+from svexport.tensorrt.bindings import dtypes
 from svexport.tensorrt.library import Library
 from svexport.tensorrt.nodes import plugin_ops
 from svexport.tensorrt.plugins import COORDINATES, FACTORS, IMAGES, Description, Size, output_descriptions
@@ -340,7 +341,7 @@ def test_enqueue_computes_on_the_given_memory_and_stream(
 ) -> None:
     fake = fake_tensorrt()
     monkeypatch.setattr(plugins, "_tensorrt", lambda: fake)
-    types = {dtype: type_ for type_, dtype in plugins._dtypes(fake).items()}
+    types = {dtype: type_ for type_, dtype in dtypes(fake).items()}
     stream = torch.cuda.Stream()
     for args in filter(partial(runnable, op), arguments(op)):
         named = inputs_of(op, args)

@@ -520,6 +520,7 @@ CASES = [
         one_node("Clip", (FLOAT, [4]), np.array(0, np.float32)),
     ),
     Case("upper", "10.1", one_node("Trilu", ROW, opset=14), one_node("Trilu", ROW, opset=14, upper=0)),
+    Case("upper", "10.1", one_node("Trilu", ROW, opset=14), one_node("Trilu", (FLOAT, [0, 5]), opset=14)),
     Case("value_int", "8.6", one_node("Constant", value_int=3), one_node("Constant", value=from_int(3))),
     Case("value_int", "9.1", one_node("Constant", value_ints=[3, 4]), one_node("Constant", value_int=0)),
     Case("shape_part", "9.3", one_node("Shape", ROW, opset=15, start=1), one_node("Shape", ROW, opset=15, start=-3)),
@@ -832,6 +833,44 @@ def test_newer_opsets():
     assert [(finding.rule, finding.came) for finding in report.errors] == [
         ("opset", "opset 18, in which ReduceMax has axes as an input")
     ]
+
+
+@pytest.mark.parametrize(
+    ("axes", "attributes", "ok"),
+    [
+        (numbers(0, 1, 2), {}, True),
+        (numbers(0, 1, 2), {"keepdims": 0}, True),
+        ((INT64, [3]), {}, True),  # whichever they are
+        ((INT64, [2]), {}, False),
+        ((INT64, [0]), {}, True),
+        ((INT64, [0]), {"noop_with_empty_axes": 1}, False),
+        (numbers(1, 2), {}, True),  # the other has one element
+        (numbers(1, 2), {"keepdims": 0}, False),
+        (numbers(0, 1), {}, False),
+    ],
+)
+def test_axes_that_are_not_read(axes, attributes, ok):
+    """Before opset 18 all axes are reduced where the node has none as an attribute."""
+    assert svexport.check(one_node("ReduceMax", ROW, axes, opset=18, **attributes), "8.6").ok is ok
+    assert svexport.check(one_node("ReduceLogSumExp", ROW, axes, opset=18, **attributes), "10.1").ok is ok
+
+
+@pytest.mark.parametrize(("first", "ok"), [(0, True), (1, False)])
+def test_axes_that_are_counted(first, ok):
+    """Axes from one to the last: how many is known where the rank is, which is the size of a shape."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Size", ["shape"], ["rank"]),
+        helper.make_node("Range", ["first", "rank", "one"], ["axes"]),
+        helper.make_node("ReduceMax", ["x", "axes"], ["y"]),
+    ]
+    scalars = [numpy_helper.from_array(np.array(n), name) for n, name in ((first, "first"), (1, "one"))]
+    infos = [
+        [helper.make_tensor_value_info(name, FLOAT, sizes)] for name, sizes in (("x", [3, 4, 5]), ("y", [None] * 3))
+    ]
+    graph = helper.make_graph(nodes, "counted", *infos, scalars)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    assert svexport.check(model, "8.6").ok is ok
 
 
 @pytest.mark.parametrize(

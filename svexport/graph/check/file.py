@@ -14,6 +14,7 @@ from svexport.graph.check.report import Finding, listed
 from svexport.graph.scope import constant_value, is_standard
 from svexport.graph.walk import STANDARD, attributes_of, graphs, opset_of
 from svexport.tensorrt.support.datatypes import FIRST, NARROWED, onnx_name
+from svexport.tensorrt.support.node import reduces_everything
 from svexport.tensorrt.support.operators import is_parsed
 from svexport.tensorrt.support.opsets import newer_than
 from svexport.tensorrt.support.target import Target, dotted
@@ -56,9 +57,9 @@ def _finding(severity: str, rule: str, expected: str, came: str, todo: str) -> F
 
 
 def _harmless(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto.Tensor]) -> bool:
-    """Whether what a node says newly is what it said without it: no axes to reduce, parts of equal size."""
-    if node.op_type.startswith("Reduce") and len(node.input) > 1 and node.input[1] in types:
-        return [d.dim_value for d in types[node.input[1]].shape.dim if d.HasField("dim_value")] == [0]
+    """Whether what a node says newly is what it said without it: all axes to reduce, parts of equal size."""
+    if node.op_type.startswith("Reduce") and len(node.input) > 1:
+        return reduces_everything(node, types)
     if node.op_type == "Split" and node.input[0] in types:
         given, dims = attributes_of(node), types[node.input[0]].shape.dim
         axis, parts = given.get("axis", 0), given.get("num_outputs", 0)

@@ -34,7 +34,10 @@ def known_types(light: onnx.ModelProto) -> Mapping[str, onnx.TypeProto.Tensor]:
     """Types by name, inferred through the bodies of our nodes; a name that stands for several tensors has none."""
     model = _lowered(light)
     try:
-        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        if ranks := _counted_dimensions(inferred):
+            inferred = onnx.shape_inference.infer_shapes(_with_constants(model, ranks), data_prop=True)
+        model = inferred
     except Exception as error:  # noqa: BLE001 - the library's; less is known then
         logger.debug("types as stated: {}", error)
     types: dict[str, onnx.TypeProto.Tensor] = {}
@@ -49,6 +52,31 @@ def known_types(light: onnx.ModelProto) -> Mapping[str, onnx.TypeProto.Tensor]:
         for node in graph.node:
             _complete_rank(node, types)
     return types
+
+
+def _counted_dimensions(model: onnx.ModelProto) -> dict[str, int]:
+    """What ``Size`` makes of a ``Shape``, by name: the rank, for which the library takes the number of elements."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+    values = {v.name: v.type.tensor_type for v in (*model.graph.input, *model.graph.value_info)}
+    ranks = {}
+    for node in model.graph.node:
+        shape = makers.get(node.input[0]) if node.op_type == "Size" and node.input else None
+        if shape is not None and shape.op_type == "Shape" and not shape.attribute and shape.input:
+            rank = _rank(values.get(shape.input[0]))
+            if rank is not None:
+                ranks[node.output[0]] = rank
+    return ranks
+
+
+def _with_constants(model: onnx.ModelProto, numbers: Mapping[str, int]) -> onnx.ModelProto:
+    """A copy in which scalars are constants."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for node in copy.graph.node:
+        if len(node.output) == 1 and node.output[0] in numbers:
+            value = helper.make_tensor("", onnx.TensorProto.INT64, (), [numbers[node.output[0]]])
+            node.CopyFrom(helper.make_node("Constant", [], node.output, value=value))
+    return copy
 
 
 def _complete_rank(node: onnx.NodeProto, types: dict[str, onnx.TypeProto.Tensor]) -> None:

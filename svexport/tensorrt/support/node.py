@@ -14,7 +14,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from svexport.tensorrt.support.datatypes import type_name
 from svexport.tensorrt.support.target import Version
 
-__all__ = ["Node", "Undecided", "UnknownTensor"]
+__all__ = ["Node", "Undecided", "UnknownTensor", "reduces_everything"]
 
 _MOST_NUMBERS = 4096
 """Of a constant that a rule looks at; what TensorRT wants as constants are axes, sizes, thresholds and scales."""
@@ -128,3 +128,22 @@ class Node:
         if name not in self.types:
             raise UnknownTensor(name)
         return self.types[name]
+
+
+def reduces_everything(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto.Tensor]) -> bool:
+    """Whether a reduction is the same without the axes that it has as an input: there are none, or all, or its result
+    has one element."""
+    attributes = {attribute.name: attribute.i for attribute in node.attribute}
+    if attributes.get("noop_with_empty_axes", 0):
+        return False
+    data, axes, result = (_sizes(types, name) for name in (*node.input[:2], *node.output[:1]))
+    if axes == [0] or (data is not None and axes == [len(data)]):
+        return True
+    ranks = bool(attributes.get("keepdims", 1) or not result)  # of the result, with and without
+    return ranks and result is not None and all(size == 1 for size in result)
+
+
+def _sizes(types: Mapping[str, onnx.TypeProto.Tensor], name: str) -> list[int | None] | None:
+    if name not in types or not types[name].HasField("shape"):
+        return None
+    return [d.dim_value if d.HasField("dim_value") else None for d in types[name].shape.dim]

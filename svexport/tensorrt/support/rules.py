@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from svexport.tensorrt.support.datatypes import FIRST, onnx_name
-from svexport.tensorrt.support.node import Node, Undecided, UnknownTensor
+from svexport.tensorrt.support.node import Node, Undecided, UnknownTensor, reduces_everything
 from svexport.tensorrt.support.target import Version, version
 
 __all__ = [
@@ -307,7 +307,11 @@ def _gemm_bias(node: Node) -> Came:
 
 
 def _upper(node: Node) -> Came:
-    return None if node.attribute("upper") is not None else "no upper, which is taken for 0"
+    try:
+        same = node.attribute("upper") is not None or 0 in node.shape(0)
+    except UnknownTensor:
+        same = False
+    return None if same else "no upper, which is taken for 0"
 
 
 def _value_int(node: Node) -> Came:
@@ -331,10 +335,7 @@ def _reduce_axes(node: Node) -> Came:
     if not node.has_input(1) or node.is_constant(1):
         return None
     unread = node.version < (10, 0) and node.proto.op_type not in ("ReduceSum", "ReduceLogSum")  # as if there were none
-    try:
-        return None if unread and node.shape(1) == (0,) else node.origin(1)
-    except UnknownTensor:
-        return node.origin(1)
+    return None if unread and reduces_everything(node.proto, node.types) else node.origin(1)
 
 
 def _nothing_to_reduce(node: Node) -> Came:
@@ -344,7 +345,7 @@ def _nothing_to_reduce(node: Node) -> Came:
 
 
 def _axes_after_exp(node: Node) -> Came:
-    if not node.has_input(1) or node.shape(1) == (0,):
+    if not node.has_input(1) or reduces_everything(node.proto, node.types):
         return None
     return "axes as an input, which is not read: all dimensions are reduced"
 

@@ -178,16 +178,17 @@ struct Mock2 : IPluginV2DynamicExt {
     return 1;
   }
 };
-struct Mock2C : IPluginCreator {
+// a creator by name: one that was registered, or a stand-in that has fields of these names
+template <class Creator>
+struct Named : Creator {
   std::string n, v, ns;
   std::vector<std::string> names;
   std::vector<PluginField> f;
   PluginFieldCollection fc{};
-  IPluginCreator* real{};
+  Creator* real{};
   AsciiChar const* getPluginName() const noexcept override { return n.c_str(); }
   AsciiChar const* getPluginVersion() const noexcept override { return v.c_str(); }
   AsciiChar const* getPluginNamespace() const noexcept override { return ns.c_str(); }
-  void setPluginNamespace(AsciiChar const* s) noexcept override { ns = s; }
   PluginFieldCollection const* getFieldNames() noexcept override {
     if (real) return real->getFieldNames();
     f.clear();
@@ -196,6 +197,9 @@ struct Mock2C : IPluginCreator {
     fc.fields = f.data();
     return &fc;
   }
+};
+struct Mock2C : Named<IPluginCreator> {
+  void setPluginNamespace(AsciiChar const* s) noexcept override { ns = s; }
   IPluginV2* createPlugin(AsciiChar const* a, PluginFieldCollection const* c) noexcept override {
     IPluginV2* p = real ? real->createPlugin(a, c) : new Mock2(n, v);
     madeBy[p] = note.asked.size();
@@ -262,23 +266,7 @@ struct Keep : IPluginV3 {
     return q ? new Keep(q) : nullptr;
   }
 };
-struct Mock3C : IPluginCreatorV3One {
-  std::string n, v, ns;
-  std::vector<std::string> names;
-  std::vector<PluginField> f;
-  PluginFieldCollection fc{};
-  IPluginCreatorV3One* real{};
-  AsciiChar const* getPluginName() const noexcept override { return n.c_str(); }
-  AsciiChar const* getPluginVersion() const noexcept override { return v.c_str(); }
-  AsciiChar const* getPluginNamespace() const noexcept override { return ns.c_str(); }
-  PluginFieldCollection const* getFieldNames() noexcept override {
-    if (real) return real->getFieldNames();
-    f.clear();
-    for (auto& s : names) f.push_back(PluginField{s.c_str(), nullptr, PluginFieldType::kUNKNOWN, 0});
-    fc.nbFields = f.size();
-    fc.fields = f.data();
-    return &fc;
-  }
+struct Mock3C : Named<IPluginCreatorV3One> {
   IPluginV3* createPlugin(AsciiChar const* a, PluginFieldCollection const* c, TensorRTPhase ph) noexcept override {
     IPluginV3* p = real ? real->createPlugin(a, c, ph) : new Mock3(n, v);
     madeBy[p] = note.asked.size();

@@ -1,0 +1,206 @@
+"""Sources in, findings out."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from svexport.advise.functions import File, Function, Reach
+from svexport.advise.report import AdviseReport, Finding
+from svexport.advise.rule import Found, Rule, Scope
+from svexport.advise.rules import RULES
+from svexport.advise.source import Edit, Source, UnreadableError
+from svexport.errors import SvexportError
+
+__all__ = ["AdviseError", "advise", "selected"]
+
+# Folders that hold no sources of the repo's own.
+LEFT_OUT = {
+    ".git", ".hg", ".svn", ".venv", "venv", ".env", "env", ".tox", ".nox", ".eggs", ".mypy_cache", ".ruff_cache",
+    ".pytest_cache", ".ipynb_checkpoints", "__pycache__", "__pypackages__", "node_modules", "site-packages", "build",
+    "dist",
+}  # fmt: skip
+_ROUNDS = 8  # of fixes: one may make room for another
+
+
+class AdviseError(SvexportError):
+    """Paths or rules that do not exist, or a fix that could not be written."""
+
+
+def advise(
+    paths: Iterable[str | os.PathLike[str]] = (".",),
+    *,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    fix: bool = False,
+) -> AdviseReport:
+    """Finds habits that cost at export or run time in Python sources, without importing or running any of them.
+
+    Args:
+        paths: files, and folders whose ``*.py`` files are read; links to folders are not followed.
+        select: codes or beginnings of codes: those rules alone.
+        ignore: codes or beginnings of codes: not those rules.
+        exclude: patterns of files and folders that are left out, by name or by path.
+        fix: whether to write better forms into the files, where they compute the same for sure.
+
+    Returns:
+        What was found, or with ``fix`` is left. Files that cannot be read or parsed are in ``report.unread``.
+
+    Raises:
+        AdviseError: if a path or a rule does not exist, or a fix cannot be written.
+    """
+    rules = selected(select, ignore)
+    findings: list[Finding] = []
+    unread: list[Finding] = []
+    fixed: dict[str, int] = {}
+    number = 0
+    for path in _files(list(paths), exclude):
+        number += 1
+        name = _shown(path)
+        try:
+            found, count = _advise_file(path, name, rules, fix)
+        except UnreadableError as error:
+            unread.append(Finding(name, error.line, error.column, "", str(error)))
+            continue
+        findings += found
+        if count:
+            fixed[name] = count
+    return AdviseReport(number, tuple(sorted(findings)), tuple(sorted(unread)), fixed)
+
+
+def selected(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> list[Rule]:
+    """The rules that ``select`` names, all without it, but for those of ``ignore``.
+
+    Raises:
+        AdviseError: if one of the names is no beginning of a code.
+    """
+    wrong = [given for given in (*select, *ignore) if not any(_begins(code, given) for code in RULES)]
+    if wrong:
+        raise AdviseError(
+            f"expected codes of rules such as SVX101 or SVX1, got {', '.join(wrong)}; there are {', '.join(RULES)}"
+        )
+    return [
+        rule
+        for code, rule in RULES.items()
+        if (not select or any(_begins(code, given) for given in select))
+        and not any(_begins(code, given) for given in ignore)
+    ]
+
+
+def _begins(code: str, given: str) -> bool:
+    return bool(given) and code.startswith(given.upper())
+
+
+def _files(paths: list[str | os.PathLike[str]], exclude: Sequence[str]) -> Iterator[Path]:
+    missing = [os.fspath(path) for path in paths if not os.path.lexists(path)]
+    if missing:
+        raise AdviseError(f"expected files and folders, no such: {', '.join(map(_shown, missing))}")
+    seen: set[str] = set()  # the same file by two names, or given twice
+    for path in paths:
+        for file in sorted(_below(Path(path), exclude)) if os.path.isdir(path) else [Path(path)]:
+            real = os.path.realpath(file)
+            if real not in seen:
+                seen.add(real)
+                yield file
+
+
+def _below(folder: Path, exclude: Sequence[str]) -> Iterator[Path]:
+    def kept(path: Path) -> bool:
+        return not any(fnmatch.fnmatch(path.name, p) or fnmatch.fnmatch(path.as_posix(), p) for p in exclude)
+
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(
+            n for n in folders if n not in LEFT_OUT and not n.endswith(".egg-info") and kept(Path(place, n))
+        )
+        for name in files:
+            path = Path(place, name)
+            if name.endswith(".py") and kept(path):
+                yield path
+
+
+def _shown(path: str | os.PathLike[str]) -> str:
+    """A path that can be printed: control characters and what is no text escaped."""
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+@dataclass
+class _Analysis:
+    """The findings of a source, each with what was found."""
+
+    source: Source
+    found: list[tuple[Rule, Found]] = field(default_factory=list)
+
+    def findings(self, name: str) -> list[Finding]:
+        result = []
+        for rule, found in self.found:
+            line, column = self.source.position(found.node)
+            end = found.node.end_lineno or line  # type: ignore[attr-defined]
+            result.append(Finding(name, line, column, rule.code, found.message, bool(found.edits), end))
+        return result
+
+
+def _advise_file(path: Path, name: str, rules: list[Rule], fix: bool) -> tuple[list[Finding], int]:
+    source = Source(path)
+    if "torch" not in source.text:
+        return [], 0
+    fixed = 0
+    analysis = _analyse(source, rules)
+    for _ in range(_ROUNDS if fix else 0):
+        edits, imports, count = _together(analysis.found)
+        if not edits:
+            break
+        source.apply(edits, imports)
+        fixed += count
+        analysis = _analyse(source, rules)
+    if fixed:
+        try:
+            source.write()
+        except OSError as error:
+            raise AdviseError(f"cannot write {name}: {error.strerror or error}; nothing of it was changed") from error
+    return analysis.findings(name), fixed
+
+
+def _together(found: Iterable[tuple[Rule, Found]]) -> tuple[list[Edit], set[str], int]:
+    """The edits of as many findings as do not overlap."""
+    edits: list[Edit] = []
+    imports: set[str] = set()
+    count = 0
+    for _, item in found:
+        clash = any(e.start < taken.end and taken.start < e.end for e in item.edits for taken in edits)
+        if item.edits and not clash:
+            edits += item.edits
+            imports |= {*item.imports}
+            count += 1
+    return edits, imports, count
+
+
+def _analyse(source: Source, rules: list[Rule]) -> _Analysis:
+    analysis = _Analysis(source)
+    try:
+        file = File(source)
+        scopes: dict[Function, Scope] = {}
+        for function in file.functions:  # outer ones come first
+            scopes[function] = Scope(function, scopes.get(function.parent) if function.parent else None)
+        for function, scope in scopes.items():
+            if function.reach is Reach.OTHER:
+                continue
+            for rule in rules:
+                if function.reach >= rule.reach:
+                    analysis.found += [
+                        (rule, f) for f in rule.find(scope) if not _is_suppressed(source, rule, f, scope)
+                    ]
+    except RecursionError as error:
+        raise UnreadableError("is nested too deeply") from error
+    analysis.found.sort(key=lambda item: (source.span(item[1].node)[0], item[0].code))
+    return analysis
+
+
+def _is_suppressed(source: Source, rule: Rule, found: Found, scope: Scope) -> bool:
+    statement = scope.function.statement(found.node)
+    last = statement.body[0].lineno - 1 if hasattr(statement, "body") else statement.end_lineno or statement.lineno
+    return source.suppressed(rule.code, {found.node.lineno, statement.lineno, max(last, statement.lineno)})  # type: ignore[attr-defined]

@@ -1,0 +1,427 @@
+"""What a file defines: imported names, classes, and functions with what reaches them; all from the syntax tree."""
+
+from __future__ import annotations
+
+import ast
+import enum
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TypeVar
+
+from svexport.advise.source import Source
+from svexport.advise.torch_names import (
+    DATA_CLASSES,
+    LABELS,
+    METHODS,
+    MODULE_BASES,
+    TRACING,
+    TRAINING_CLASSES,
+    UNMISTAKABLE,
+)
+
+__all__ = ["Class", "File", "Function", "Reach", "is_tensor_annotation"]
+
+Node = TypeVar("Node", bound=ast.AST)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Reach(enum.IntEnum):
+    """What is known of when a function runs."""
+
+    OTHER = 0  # set-up, checkpoints, data, or unknown
+    TENSORS = 1  # it takes tensors, or calls torch
+    FORWARD = 2  # a module's forward, or called from one
+
+
+class File:
+    """One file's imports, classes and functions.
+
+    Attributes:
+        names: dotted names of what is imported: ``{"F": "torch.nn.functional"}``.
+        parents: each node's parent.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.names: dict[str, str] = {}
+        self.parents: dict[ast.AST, ast.AST] = {}
+        self.classes: dict[str, Class] = {}
+        self.functions: list[Function] = []
+        self._visit(source.tree)
+        for function in self.functions:
+            if function.owner is not None and function.parent is None:
+                function.owner.methods[function.name] = function
+        for cls in self.classes.values():
+            cls.settle()
+        for function in self.functions:  # outer ones come first
+            function.settle()
+        self._reach_helpers()
+
+    def _visit(self, tree: ast.Module) -> None:
+        pending: list[tuple[ast.AST, Class | None, Function | None]] = [(tree, None, None)]
+        while pending:
+            node, owner, function = pending.pop()
+            for child in ast.iter_child_nodes(node):
+                self.parents[child] = node
+                inside, cls = function, owner
+                if isinstance(child, FUNCTIONS):
+                    inside = Function(child, self, owner, function)
+                    self.functions.append(inside)
+                elif isinstance(child, ast.ClassDef):
+                    cls, inside = Class(child, self), None
+                    self.classes.setdefault(child.name, cls)
+                elif isinstance(child, (ast.Import, ast.ImportFrom)):
+                    self._import(child)
+                if function is not None and inside is function:
+                    function.nodes.setdefault(type(child), []).append(child)
+                pending.append((child, cls, inside))
+        for function in self.functions:
+            for nodes in function.nodes.values():  # a stack turns their order round
+                nodes.sort(key=_place)
+
+    def _reach_helpers(self) -> None:
+        """What a forward calls is part of it: functions of this file."""
+        helpers = {f.name: f for f in self.functions if f.owner is None and f.parent is None}
+        pending = [f for f in self.functions if f.reach is Reach.FORWARD]
+        while pending:
+            for node in pending.pop().all(ast.Call):
+                helper = helpers.get(node.func.id) if isinstance(node.func, ast.Name) else None
+                if helper is not None and helper.reach is Reach.TENSORS:
+                    inner = [f for f in self.functions if f is helper or f.is_inside(helper)]
+                    for function in inner:
+                        function.reach = Reach.FORWARD
+                    pending += inner
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+        for alias in node.names:
+            if isinstance(node, ast.ImportFrom):
+                self.names[alias.asname or alias.name] = f"{node.module or ''}.{alias.name}".lstrip(".")
+            elif alias.asname:
+                self.names[alias.asname] = alias.name
+            else:
+                root = alias.name.partition(".")[0]
+                self.names[root] = root
+
+    def qualified(self, node: ast.AST) -> str | None:
+        """The dotted name of an expression, imports resolved: ``F.relu`` is ``"torch.nn.functional.relu"``."""
+        attributes = []
+        while isinstance(node, ast.Attribute):
+            attributes.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return None
+        return ".".join([self.names.get(node.id, node.id), *reversed(attributes)])
+
+
+class Class:
+    """A class: whether it is a module, and which of its methods a forward reaches."""
+
+    def __init__(self, node: ast.ClassDef, file: File) -> None:
+        self.node = node
+        self.file = file
+        self.methods: dict[str, Function] = {}
+        self.reached: set[str] = set()
+        self.set_up: set[str] = set()
+
+    @cached_property
+    def bases(self) -> list[str]:
+        """Dotted names of its bases, those of local bases included."""
+        names: list[str] = []
+        pending = [self]
+        seen = {self}
+        while pending:
+            for base in pending.pop().node.bases:
+                name = self.file.qualified(base.value if isinstance(base, ast.Subscript) else base)
+                local = self.file.classes.get(name or "")
+                if local is not None and local not in seen:
+                    seen.add(local)
+                    pending.append(local)
+                if name is not None:
+                    names.append(name)
+        return names
+
+    @cached_property
+    def is_module(self) -> bool:
+        """Whether it derives from ``torch.nn.Module``, as far as names tell."""
+        if any(name.endswith("autograd.Function") or name == "Function" for name in self.bases):
+            return False
+        return any(name.rpartition(".")[2].endswith(MODULE_BASES) for name in self.bases) or (
+            self.bases not in ([], ["object"]) and "forward" in self.methods
+        )
+
+    @cached_property
+    def is_training_only(self) -> bool:
+        """Whether its name, or a base's, is that of a loss or of what assigns targets."""
+        names = [self.node.name, *(name.rpartition(".")[2] for name in self.bases)]
+        return any(word in name for name in names for word in TRAINING_CLASSES)
+
+    @cached_property
+    def is_data(self) -> bool:
+        """Whether its name, or a base's, is that of a data set or of what prepares data."""
+        names = [self.node.name, *(name.rpartition(".")[2] for name in self.bases)]
+        return any(word in name for name in names for word in DATA_CLASSES)
+
+    @cached_property
+    def attributes(self) -> dict[str, ast.expr]:
+        """What ``self.name`` is, where ``__init__`` assigns it once: ``{"conv": <nn.Conv2d(...)>}``."""
+        found: dict[str, list[ast.expr]] = {}
+        init = self.methods.get("__init__")
+        for node in init.all(ast.Assign) if init else ():
+            for target in node.targets:
+                if (
+                    isinstance(target, ast.Attribute)
+                    and isinstance(target.value, ast.Name)
+                    and target.value.id == "self"
+                ):
+                    found.setdefault(target.attr, []).append(node.value)
+        return {name: values[0] for name, values in found.items() if len(values) == 1}
+
+    @cached_property
+    def buffers(self) -> set[str]:
+        """Names of its buffers and parameters."""
+        found = {n for n, v in self.attributes.items() if (self._called(v) or "").rpartition(".")[2] == "Parameter"}
+        for method in self.methods.values():
+            for call in method.all(ast.Call):
+                name = self.file.qualified(call.func)
+                if name in ("self.register_buffer", "self.register_parameter") and call.args:
+                    first = call.args[0]
+                    if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                        found.add(first.value)
+        return found
+
+    def _called(self, node: ast.expr) -> str | None:
+        return self.file.qualified(node.func) if isinstance(node, ast.Call) else None
+
+    def module(self, attribute: str) -> str | None:
+        """The dotted class of the submodule ``self.attribute``."""
+        value = self.attributes.get(attribute)
+        return self._called(value) if value is not None else None
+
+    def settle(self) -> None:
+        """Finds which methods a forward reaches."""
+        if not self.is_module:
+            return
+        pending = [name for name in self.methods if name == "forward" or name.startswith("forward_")]
+        while pending:
+            name = pending.pop()
+            if name in self.reached or name not in self.methods:
+                continue
+            self.reached.add(name)
+            pending += self._mentioned(name)
+        pending = ["__init__"]  # what only set-up calls is part of it
+        while pending:
+            name = pending.pop()
+            if name not in self.set_up and name in self.methods and name not in self.reached:
+                self.set_up.add(name)
+                pending += self._mentioned(name)
+
+    def _mentioned(self, name: str) -> list[str]:
+        """What a method takes from ``self``, but for what it does once or in training only."""
+        method = self.methods[name]
+        return [
+            node.attr
+            for node in method.every(ast.Attribute)
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            if not method.guarded(node) and not method.is_kept(node)
+        ]
+
+
+class Function:
+    """A function or method, nested ones apart.
+
+    Attributes:
+        owner: the class whose method it, or the function around it, is.
+        parent: the function around it.
+        nodes: what stands in it by type, in the order of the text.
+        reach: what is known of when it runs.
+    """
+
+    def __init__(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef, file: File, owner: Class | None, parent: Function | None
+    ) -> None:
+        self.node = node
+        self.name = node.name
+        self.file = file
+        self.owner = owner
+        self.parent = parent
+        self.nodes: dict[type[ast.AST], list[ast.AST]] = {}
+        self.reach = Reach.OTHER
+
+    def all(self, kind: type[Node]) -> list[Node]:
+        """Its nodes of one type, in the order of the text."""
+        return self.nodes.get(kind, [])  # type: ignore[return-value]
+
+    def every(self, kind: type[Node]) -> Iterator[Node]:
+        """Its nodes of one type, nested functions included."""
+        return (node for node in ast.walk(self.node) if isinstance(node, kind))
+
+    @cached_property
+    def parameters(self) -> list[ast.arg]:
+        a = self.node.args
+        return [*a.posonlyargs, *a.args, *a.kwonlyargs]
+
+    def is_inside(self, other: Function) -> bool:
+        function = self.parent
+        while function is not None and function is not other:
+            function = function.parent
+        return function is other
+
+    def settle(self) -> None:
+        """Decides on ``reach``."""
+        if self.parent is not None:
+            self.reach = self.parent.reach
+        elif self._is_set_up() or self._is_left_out() or (self.owner is not None and self.owner.is_data):
+            return
+        elif self.owner is not None and self.name in self.owner.reached:
+            self.reach = Reach.FORWARD
+        elif self._takes_tensors():
+            self.reach = Reach.TENSORS
+
+    def _is_set_up(self) -> bool:
+        bare = self.name.lstrip("_")
+        return (
+            bare.startswith(("init", "reset", "load", "convert", "remap", "test", "checkpoint", "save", "plot", "draw"))
+            or bare in ("post_init", "new", "extra_repr", "repr__", "main", "setup")
+            or self.name == "__init__"
+            or any(word in bare for word in ("loss", "train", "denois"))
+            or (self.owner is not None and self.name in self.owner.set_up)
+        )
+
+    def _is_left_out(self) -> bool:
+        """Compilers are told to leave it alone, or it is a custom function's."""
+        names = [self.file.qualified(d.func if isinstance(d, ast.Call) else d) or "" for d in self.node.decorator_list]
+        last = [name.rpartition(".")[2] for name in names]
+        if any(name in ("ignore", "unused", "disable", "fixture", "jit") or "cache" in name for name in last):
+            return True
+        return self.owner is not None and self.owner.is_training_only
+
+    def _takes_tensors(self) -> bool:
+        if any(is_tensor_annotation(p.annotation, self.file) for p in self.parameters if p.annotation is not None):
+            return True
+        if self.owner is not None and not self.owner.is_module:
+            return False
+        given = {p.arg for p in self.parameters}
+        return any(
+            (node.attr in UNMISTAKABLE or node.attr == "device")
+            and isinstance(node.value, ast.Name)
+            and node.value.id in given
+            for node in self.all(ast.Attribute)
+        ) or any(self._is_computed_from(n, given) for n in self.all(ast.Call))
+
+    def _is_computed_from(self, call: ast.Call, given: set[str]) -> bool:
+        """Whether a torch function computes something of what the function is given."""
+        module, _, name = (self.file.qualified(call.func) or "").rpartition(".")
+        if not module.startswith("torch") or name not in METHODS | {"cat", "stack", "einsum", "concat"}:
+            return False
+        return any(isinstance(node, ast.Name) and node.id in given for a in call.args for node in ast.walk(a))
+
+    def above(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+        """(child, parent) from ``node`` up to this function."""
+        while node is not self.node:
+            parent = self.file.parents[node]
+            yield node, parent
+            node = parent
+
+    def in_loop(self, node: ast.AST) -> bool:
+        """Whether ``node`` is evaluated once per round of a loop or comprehension."""
+        for child, parent in self.above(node):
+            if isinstance(parent, (ast.For, ast.AsyncFor)) and child in parent.body:
+                return True
+            if isinstance(parent, ast.While) and child not in parent.orelse:
+                return True
+            if isinstance(parent, ast.comprehension) and child is not parent.iter:
+                return True
+            if isinstance(parent, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)) and (
+                child is not parent.generators[0]
+            ):
+                return True
+        return False
+
+    def guarded(self, node: ast.AST) -> bool:
+        """Whether ``node`` runs only in training, only without a tracer, or once; or in an assertion or error."""
+        for child, parent in self.above(node):
+            if isinstance(parent, (ast.Assert, ast.Raise)):
+                return True
+            if isinstance(parent, (ast.If, ast.IfExp)):
+                if child is parent.test:
+                    continue
+                body = parent.body if isinstance(parent.body, list) else [parent.body]
+                if _excuses(parent.test, child in body):
+                    return True
+        return False
+
+    def is_kept(self, node: ast.AST) -> bool:
+        """Whether ``node`` makes what is assigned to an attribute of ``self``: state, not made in every forward."""
+        statement = self.statement(node)
+        if not isinstance(statement, ast.Assign) or node in ast.walk(statement.targets[0]):
+            return False
+        target = statement.targets[0]
+        return isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """The statement that ``node`` is part of."""
+        while not isinstance(node, ast.stmt):
+            node = self.file.parents[node]
+        return node
+
+
+def _excuses(test: ast.expr, in_body: bool) -> bool:
+    words = {n.attr for n in ast.walk(test) if isinstance(n, ast.Attribute)}
+    words |= {n.id for n in ast.walk(test) if isinstance(n, ast.Name)}
+    if words & TRACING:
+        return True
+    negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+    if any("loss" in word for word in words) and in_body:
+        return True
+    if "training" in words:
+        return in_body != negated
+    for node in ast.walk(test):
+        if isinstance(node, ast.Compare) and isinstance(node.comparators[0], ast.Constant):
+            if isinstance(node.ops[0], ast.IsNot) and in_body and _last_name(node.left).endswith(LABELS):
+                return True
+            # A cache that is filled once.
+            if isinstance(node.ops[0], ast.Is) and in_body and isinstance(node.left, ast.Attribute):
+                return True
+    return False
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _place(node: ast.AST) -> tuple[int, int]:
+    return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
+
+
+def is_tensor_annotation(node: ast.AST | None, file: File) -> bool:
+    """Whether an annotation says one tensor, or None: ``Tensor``, ``Tensor | None``, ``Optional[Tensor]``."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        try:
+            node = ast.parse(node.value[:200], mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return False
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        sides = [side for side in (node.left, node.right) if not _is_none(side)]
+        return bool(sides) and all(is_tensor_annotation(side, file) for side in sides)
+    if isinstance(node, ast.Subscript):
+        name = (file.qualified(node.value) or "").rpartition(".")[2]
+        if name == "Optional":
+            return is_tensor_annotation(node.slice, file)
+        if name == "Annotated" and isinstance(node.slice, ast.Tuple):
+            return is_tensor_annotation(node.slice.elts[0], file)
+        if name == "Union":
+            parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            parts = [part for part in parts if not _is_none(part)]
+            return bool(parts) and all(is_tensor_annotation(part, file) for part in parts)
+        return False
+    if not isinstance(node, (ast.Name, ast.Attribute)):
+        return False
+    name = file.qualified(node) or ""
+    return name.rpartition(".")[2] in _TENSOR_TYPES and not name.startswith(("tensorflow", "tf.", "jax"))
+
+
+_TENSOR_TYPES = {"Tensor", *(f"{kind}Tensor" for kind in ("Float", "Long", "Bool", "Int", "Half", "Double", "Byte"))}
+
+
+def _is_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None

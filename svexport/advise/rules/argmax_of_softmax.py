@@ -1,0 +1,42 @@
+"""SVX304: softmaxes for nothing but their argmax."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from svexport.advise.kinds import integer
+from svexport.advise.rule import Found, Rule, Scope
+
+__all__ = ["RULE"]
+
+
+def find(scope: Scope) -> Iterator[Found]:
+    for node in scope.function.all(ast.Call):
+        call = scope.call(node)
+        if call is None or call.name != "argmax":
+            continue
+        made = call.input
+        if isinstance(made, ast.Name):
+            value = scope.value_of(made)
+            if value is made or len(scope.uses.get(made.id, [])) != 1:
+                continue
+            made = value
+        inner = scope.call(made)
+        if inner is None or inner.name not in ("softmax", "log_softmax", "sigmoid"):
+            continue
+        dim = integer(call.get(0, "dim", "axis"))
+        if inner.name != "sigmoid" and (dim is None or integer(inner.get(0, "dim", "axis")) != dim):
+            continue
+        yield Found(node, f"`{inner.name}` keeps the order: take `argmax` of what it is given")
+
+
+RULE = Rule(
+    code="SVX304",
+    name="a softmax before argmax",
+    why="Softmax and sigmoid keep the order of their values: the index of the largest is the same without them.",
+    before="label = logits.softmax(-1).argmax(-1)",
+    after="label = logits.argmax(-1)",
+    find=find,
+    note="values that round to one probability differ as logits: which index wins may change",
+)

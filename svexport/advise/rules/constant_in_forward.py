@@ -1,0 +1,80 @@
+"""SVX106: constants made anew in every forward."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from svexport.advise.functions import Reach
+from svexport.advise.rule import Found, Rule, Scope
+
+__all__ = ["RULE"]
+
+_MAKERS = {
+    f"torch.{name}"
+    for name in (
+        "tensor",
+        "as_tensor",
+        "arange",
+        "linspace",
+        "Tensor",
+        "FloatTensor",
+        "LongTensor",
+        "IntTensor",
+        "BoolTensor",
+    )
+}
+_NUMBERS = ("math.pi", "math.e", "math.inf", "numpy.pi", "numpy.inf", "torch.pi", "torch.inf")
+
+
+def find(scope: Scope) -> Iterator[Found]:
+    owner = scope.function.owner
+    if owner is None or owner.is_training_only:
+        return
+    for node in scope.function.all(ast.Call):
+        name = scope.file.qualified(node.func)
+        if name not in _MAKERS or not node.args or not all(_is_constant(scope, a) for a in node.args):
+            continue
+        if any(k.arg not in ("device", "dtype") for k in node.keywords) or scope.function.guarded(node):
+            continue
+        if any(isinstance(parent, ast.Lambda) for _, parent in scope.function.above(node)):
+            continue
+        yield Found(node, f"`{name}` of constants in every forward: make it once, `self.register_buffer` in `__init__`")
+
+
+def _is_constant(scope: Scope, node: ast.expr) -> bool:
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return bool(node.elts) and all(_is_constant(scope, item) for item in node.elts)
+    if isinstance(node, ast.UnaryOp):
+        return _is_constant(scope, node.operand)
+    if isinstance(node, ast.BinOp):
+        return _is_constant(scope, node.left) and _is_constant(scope, node.right)
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+        owner = scope.function.owner
+        return owner is not None and isinstance(owner.attributes.get(node.attr), (ast.List, ast.Tuple))
+    if isinstance(node, ast.Attribute):
+        return scope.file.qualified(node) in _NUMBERS
+    return isinstance(node, ast.Constant) and isinstance(node.value, (int, float, complex))
+
+
+RULE = Rule(
+    code="SVX106",
+    name="a constant made in forward",
+    why=(
+        "It is made anew in every forward: by `torch.tensor` on the CPU, then copied, which waits for the device. In a "
+        "half model it has a type of its own, with casts around it."
+    ),
+    before=(
+        "def forward(self, x):\n    mean = torch.tensor([0.485, 0.456, 0.406], device=x.device)\n"
+        "    return x - mean[:, None, None]"
+    ),
+    after=(
+        "def __init__(self):\n    super().__init__()\n"
+        "    mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None]\n"
+        '    self.register_buffer("mean", mean, persistent=False)\n\n'
+        "def forward(self, x):\n    return x - self.mean"
+    ),
+    find=find,
+    reach=Reach.FORWARD,
+    note="the buffer needs a name, and a place in `__init__`",
+)

@@ -1,0 +1,87 @@
+"""SVX303: inverse sigmoids that are infinite at 0 and 1."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from svexport.advise.rule import Found, Rule, Scope
+
+__all__ = ["RULE"]
+
+_BOUNDING = ("clamp", "clip", "eps", "nan_to_num", "clamp_min", "maximum", "minimum", "clamp_")
+_MASKING = ("where", "masked_fill", "masked_fill_", "nan_to_num")
+
+
+def find(scope: Scope) -> Iterator[Found]:
+    for node in [*scope.function.all(ast.Call), *scope.function.all(ast.BinOp)]:
+        x = _inverted(scope, node)
+        if x is None or _is_bounded(scope, x) or _is_masked(scope, node):
+            continue
+        text = scope.text(x)
+        yield Found(node, f"an inverse sigmoid is infinite at 0 and 1: `torch.logit({text}, eps=1e-5)`")
+
+
+def _inverted(scope: Scope, node: ast.AST) -> ast.Name | None:
+    """x of ``log(x / (1 - x))`` or ``log(x) - log(1 - x)``."""
+    if isinstance(node, ast.BinOp):
+        logs = [_logarithm(scope, side) for side in (node.left, node.right)] if isinstance(node.op, ast.Sub) else []
+        pair = (logs[0], logs[1]) if logs and logs[0] is not None and logs[1] is not None else None
+    else:
+        value = _logarithm(scope, node)
+        is_ratio = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div)
+        pair = (value.left, value.right) if is_ratio else None  # type: ignore[union-attr]
+    if pair is None or not isinstance(pair[0], ast.Name):
+        return None
+    x, rest = pair
+    one = isinstance(rest, ast.BinOp) and isinstance(rest.op, ast.Sub) and isinstance(rest.left, ast.Constant)
+    if not one or rest.left.value != 1 or not isinstance(rest.right, ast.Name) or rest.right.id != x.id:  # type: ignore[attr-defined]
+        return None
+    return x  # type: ignore[return-value]
+
+
+def _logarithm(scope: Scope, node: ast.AST) -> ast.expr | None:
+    call = scope.call(node)
+    return call.input if call is not None and call.name == "log" and not call.arguments else None
+
+
+def _is_bounded(scope: Scope, x: ast.Name) -> bool:
+    """Whether something keeps x from 0 and 1, or it is no tensor."""
+    for binding in scope.bindings.get(x.id, []):
+        names = {n.attr for n in ast.walk(binding.value or x) if isinstance(n, ast.Attribute)}
+        names |= {n.id for n in ast.walk(binding.value or x) if isinstance(n, ast.Name)}
+        if any(word in name for name in names for word in _BOUNDING):
+            return True
+    for use in scope.uses.get(x.id, []):  # x.clamp_(...)
+        attribute = scope.parent(use)
+        if isinstance(attribute, ast.Attribute) and attribute.attr == "clamp_":
+            return True
+    return False
+
+
+def _is_masked(scope: Scope, node: ast.AST) -> bool:
+    """Whether what it is assigned to is masked later."""
+    statement = scope.function.statement(node)
+    targets = {t.id for t in getattr(statement, "targets", []) if isinstance(t, ast.Name)}
+    for later in scope.function.all(ast.Call):
+        call = scope.call(later)
+        if later.lineno <= statement.lineno or call is None or call.name not in _MASKING:
+            continue
+        given = (call.input, *call.arguments)
+        if targets & {n.id for a in given for n in ast.walk(a) if isinstance(n, ast.Name)}:
+            return True
+    return False
+
+
+RULE = Rule(
+    code="SVX303",
+    name="an inverse sigmoid without eps",
+    why=(
+        "`log(x / (1 - x))` is infinite at 0 and 1, which sigmoids reach by rounding: in half from about 8.3 on. One "
+        "infinite reference point makes NaN of all that attends to it."
+    ),
+    before="def inverse_sigmoid(x):\n    return torch.log(x / (1 - x))",
+    after="def inverse_sigmoid(x, eps=1e-5):\n    return torch.logit(x, eps=eps)",
+    find=find,
+    note="values next to 0 and 1 change, which is the point of it",
+)

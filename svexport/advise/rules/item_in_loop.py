@@ -1,0 +1,64 @@
+"""SVX101: values taken out of tensors in a loop."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from svexport.advise.functions import Reach
+from svexport.advise.rule import Found, Rule, Scope
+
+__all__ = ["RULE"]
+
+
+def find(scope: Scope) -> Iterator[Found]:
+    for node in scope.function.all(ast.Call):
+        call = scope.call(node)
+        if call is None or call.name not in ("item", "tolist") or node.args or node.keywords:
+            continue
+        certain = call.name == "item" and scope.function.reach is Reach.FORWARD  # where no arrays of numpy are
+        if not (certain or scope.is_tensor(call.input)):
+            continue
+        if not scope.function.in_loop(node) or scope.function.guarded(node):
+            continue
+        if _ends_early(scope, node) or _is_on_cpu(scope, call.input):
+            continue
+        better = "take all values out before the loop, in one `.tolist()`, or stay with tensors"
+        yield Found(node, f"`.{call.name}()` in a loop waits for the device every round: {better}")
+
+
+def _ends_early(scope: Scope, node: ast.AST) -> bool:
+    """Whether the loop ends by what is computed in it: there is no time before it at which all values are known."""
+    for child, parent in scope.function.above(node):
+        if isinstance(parent, ast.While):
+            return True
+        if isinstance(parent, ast.For) and child in parent.body:
+            return any(isinstance(n, ast.Break) for n in ast.walk(parent))
+    return False
+
+
+def _is_on_cpu(scope: Scope, node: ast.expr) -> bool:
+    """Whether it was made by torch on the CPU: nothing to wait for."""
+    names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n.id not in scope.file.names]
+    values = [binding.value for n in names for binding in scope.bindings.get(n.id, [])]
+    made = [v for v in values if isinstance(v, ast.Call) and scope.file.qualified(v.func) in _MAKERS]
+    return bool(made) and not any(k.arg == "device" for v in made for k in v.keywords)
+
+
+_MAKERS = {
+    f"torch.{n}"
+    for n in ("arange", "linspace", "tensor", "zeros", "ones", "randperm", "randint", "rand", "empty", "full")
+}
+
+RULE = Rule(
+    code="SVX101",
+    name="`.item()` or `.tolist()` in a loop",
+    why=(
+        "Each call waits until the device has done everything queued so far, then copies one value: the device idles "
+        "while Python goes on. A tracer keeps the value of the example input as a constant, or refuses."
+    ),
+    before="for i in range(8):\n    scale = scales[i].item()\n    parts.append(x[i] * scale)",
+    after="parts = x[:8] * scales[:8, None]    # or, outside of the model: for scale in scales.tolist():",
+    find=find,
+    note="what takes the place of the values depends on what is done with them",
+)

@@ -1,0 +1,91 @@
+"""SVX204: lists of neighbouring indices."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from itertools import pairwise
+
+from svexport.advise.functions import Reach
+from svexport.advise.kinds import integer
+from svexport.advise.rule import Found, Rule, Scope
+from svexport.advise.torch_names import ACTIVATIONS, ARITHMETIC, REDUCTIONS
+
+__all__ = ["RULE"]
+
+# Functions whose results share no memory with what they take.
+_FRESH = (
+    ACTIVATIONS | ARITHMETIC | REDUCTIONS | {"cat", "concat", "stack", "softmax", "matmul", "bmm", "einsum", "linear"}
+)
+
+
+def find(scope: Scope) -> Iterator[Found]:
+    for node in scope.function.all(ast.Subscript):
+        index = _list(node.slice)
+        if index is None or isinstance(node.ctx, ast.Del):
+            continue
+        in_forward = scope.function.reach is Reach.FORWARD and isinstance(node.slice, ast.Tuple)
+        if not (scope.is_tensor(node.value) or in_forward):
+            continue
+        parent = scope.parent(node)
+        if isinstance(parent, ast.Attribute) and parent.attr.endswith("_") and not parent.attr.endswith("__"):
+            continue  # in place, on a copy: a slice would not be one
+        text = _slice([v for v in map(integer, index.elts) if v is not None])
+        if text is None:
+            continue
+        edit = scope.source.replace(index, text) if _is_safe(scope, node) else None
+        yield Found(
+            index, f"a list of neighbouring indices gathers, a slice reads in place: `{text}`", (edit,) if edit else ()
+        )
+
+
+def _list(index: ast.expr) -> ast.List | None:
+    """The one list among slices."""
+    items = index.elts if isinstance(index, ast.Tuple) else [index]
+    lists = [item for item in items if isinstance(item, ast.List)]
+    others = [item for item in items if not isinstance(item, ast.List)]
+    plain = all(
+        isinstance(o, ast.Slice) or (isinstance(o, ast.Constant) and o.value in (None, Ellipsis)) for o in others
+    )
+    if len(lists) != 1 or not plain or any(integer(e) is None for e in lists[0].elts):
+        return None
+    return lists[0]
+
+
+def _slice(values: list[int]) -> str | None:
+    """``values`` as a slice, None if they are none."""
+    if not values or any((v < 0) != (values[0] < 0) for v in values):
+        return None
+    step = values[1] - values[0] if len(values) > 1 else 1
+    if step < 1 or any(b - a != step for a, b in pairwise(values)):
+        return None
+    stop = values[-1] + 1
+    start = str(values[0]) if values[0] else ""
+    return f"{start}:{stop if stop else ''}" + (f":{step}" if step > 1 else "")
+
+
+def _is_safe(scope: Scope, node: ast.Subscript) -> bool:
+    """Whether nothing can tell a view of the tensor from a copy."""
+    if isinstance(node.ctx, ast.Store):
+        return isinstance(scope.parent(node), (ast.Assign, ast.AugAssign))
+    parent: ast.AST = scope.parent(node)
+    if isinstance(parent, (ast.List, ast.Tuple)):
+        parent = scope.parent(parent)
+    if isinstance(parent, (ast.BinOp, ast.Compare, ast.UnaryOp)):
+        return True
+    if isinstance(parent, ast.Attribute):
+        parent = scope.parent(parent)
+    call = scope.call(parent)
+    return call is not None and call.name in _FRESH
+
+
+RULE = Rule(
+    code="SVX204",
+    name="a list of neighbouring indices",
+    why="It is an index tensor, copied to the device in every forward, and a Gather; a slice is a view and a Slice.",
+    before="center = boxes[:, [0, 1]] * scale",
+    after="center = boxes[:, :2] * scale",
+    find=find,
+    fixes=True,
+    note="fixed where nothing can tell a view from a copy: operands of arithmetic and their like, and targets",
+)

@@ -1,0 +1,60 @@
+"""SVX104: results whose size depends on values."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from svexport.advise.functions import Reach
+from svexport.advise.rule import Found, Rule, Scope
+
+__all__ = ["RULE"]
+
+
+def find(scope: Scope) -> Iterator[Found]:
+    for node in scope.function.all(ast.Call):
+        call = scope.call(node)
+        if call is None or scope.function.guarded(node):
+            continue
+        if call.name == "where" and not call.is_method and not call.arguments and not call.keywords:
+            name = "torch.where(condition)"
+        elif call.name in ("nonzero", "argwhere") and (not call.is_method or scope.is_tensor(call.input)):
+            name = call.name
+        else:
+            continue
+        if scope.function.in_loop(node) or _leaves(scope, node):
+            continue
+        better = "keep the shape: `torch.where(mask, a, b)`, `masked_fill`, a product with the mask, or `topk`"
+        yield Found(node, f"the size of `{name}` depends on values: {better}")
+
+
+def _leaves(scope: Scope, node: ast.AST) -> bool:
+    """Whether Python takes the result apart: ``for i in mask.nonzero()``, ``.tolist()``."""
+    for child, parent in scope.function.above(node):
+        if isinstance(parent, (ast.For, ast.comprehension)):
+            return child is parent.iter
+        if isinstance(parent, ast.Attribute) and parent.attr in ("tolist", "numpy", "item"):
+            return True
+        if isinstance(parent, ast.stmt):
+            break
+    name = scope.only_value(child)
+    return any(
+        isinstance(scope.parent(use), (ast.For, ast.comprehension))
+        or getattr(scope.parent(use), "attr", "") in ("tolist", "numpy", "item")
+        for use in (scope.uses.get(name, []) if name else [])
+    )
+
+
+RULE = Rule(
+    code="SVX104",
+    name="`nonzero()` or `torch.where(condition)` in forward",
+    why=(
+        "How many there are is known only after the values are: eager CUDA waits for the device, torch.export needs an "
+        "unbacked size, and TensorRT has NonZero from 8.5 on only."
+    ),
+    before="rows = torch.nonzero(mask)[:, 0]\nx[rows] = 0",
+    after="x = x.masked_fill(mask[:, None], 0)",
+    find=find,
+    reach=Reach.FORWARD,
+    note="what keeps the shape depends on what is done with the indices",
+)

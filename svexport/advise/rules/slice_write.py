@@ -1,0 +1,139 @@
+"""SVX105: tensors put together by writes into slices."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from svexport.advise.axes import is_whole
+from svexport.advise.functions import Reach
+from svexport.advise.kinds import integer
+from svexport.advise.rule import Found, Rule, Scope
+from svexport.advise.torch_names import CREATORS, LIKE_CREATORS, NEW_CREATORS
+
+__all__ = ["RULE"]
+
+
+def find(scope: Scope) -> Iterator[Found]:
+    writes: dict[str, list[ast.Subscript]] = {}
+    others: set[str] = set()  # read or changed piece by piece as well
+    for node in scope.function.all(ast.Subscript):
+        if not isinstance(node.value, ast.Name):
+            continue
+        if isinstance(node.ctx, ast.Store) and isinstance(scope.parent(node), ast.Assign):
+            writes.setdefault(node.value.id, []).append(node)
+        else:
+            others.add(node.value.id)
+    for name, places in writes.items():
+        if name in others or len(scope.bindings.get(name, [])) != 1 or not _is_new(scope, places[0].value):
+            continue
+        if any(scope.function.guarded(place) for place in places):
+            continue
+        if not any(len(_items(place.slice)) > 1 or _is_given_tensor(scope, place) for place in places):
+            continue
+        in_loop = len(places) == 1 and scope.function.reach is Reach.FORWARD and _is_row_of_loop(scope, places[0])
+        if in_loop or _are_parts(scope, places) or (scope.function.reach is Reach.FORWARD and _are_ranges(places)):
+            times = "in a loop" if in_loop else f"{len(places)} times"
+            better = "put its parts together with `torch.stack` or `torch.cat`"
+            yield Found(
+                scope.function.statement(places[0]), f"`{name}` is written into slice by slice, {times}: {better}"
+            )
+
+
+def _is_given_tensor(scope: Scope, place: ast.Subscript) -> bool:
+    """Whether a tensor is written, and not a number, of which nothing could be stacked."""
+    assignment = scope.parent(place)
+    return isinstance(assignment, ast.Assign) and scope.is_tensor(assignment.value)
+
+
+def _items(index: ast.expr) -> list[ast.expr]:
+    return index.elts if isinstance(index, ast.Tuple) else [index]
+
+
+def _is_row_of_loop(scope: Scope, place: ast.Subscript) -> bool:
+    """``y[:, i] = ...`` for every i of a range."""
+    items = [item for item in _items(place.slice) if not _is_all(item)]
+    if len(items) != 1 or not isinstance(items[0], ast.Name):
+        return False
+    counter = items[0].id
+    for child, parent in scope.function.above(place):
+        if isinstance(parent, (ast.If, ast.While)):
+            return False  # some rows only
+        if isinstance(parent, ast.For) and child in parent.body:
+            call, target = parent.iter, parent.target
+            name = getattr(call.func, "id", "") if isinstance(call, ast.Call) else ""
+            if name == "enumerate" and isinstance(target, ast.Tuple):
+                target = target.elts[0]
+            return name in ("range", "enumerate") and isinstance(target, ast.Name) and target.id == counter
+    return False
+
+
+def _are_parts(scope: Scope, places: list[ast.Subscript]) -> bool:
+    """``y[..., 0] = ...; y[..., 1] = ...``, or every phase: ``y[0::2] = ...; y[1::2] = ...``."""
+    keys = set()
+    for place in places:
+        items = _items(place.slice)
+        numbers = {i: integer(item) for i, item in enumerate(items) if integer(item) is not None}
+        steps = {i: _phase(item) for i, item in enumerate(items) if _phase(item) is not None}
+        if len(numbers) + len(steps) == 0 or (numbers and steps) or len(steps) > 1:
+            return False
+        if any(not _is_all(item) for i, item in enumerate(items) if i not in numbers and i not in steps):
+            return False
+        keys.add((tuple(numbers or steps), len(items), tuple(numbers.values()), tuple(steps.values())))
+    if len(keys) < 2 or len(keys) != len(places) or len({key[:2] for key in keys}) != 1:
+        return False
+    phases = {key[3][0] for key in keys if key[3]}
+    if not phases:
+        return len({scope.parent(scope.parent(place)) for place in places}) == 1  # not one or another branch
+    count = len(phases)
+    return phases == {(start, count) for start in range(count)}
+
+
+def _are_ranges(places: list[ast.Subscript]) -> bool:
+    """``y[:, :k] = ...; y[:, k:] = ...``: ranges of one axis."""
+    axes = set()
+    for place in places:
+        items = _items(place.slice)
+        parts = [i for i, item in enumerate(items) if not _is_all(item)]
+        if len(parts) != 1:
+            return False
+        (part,) = parts
+        item = items[part]
+        if not isinstance(item, ast.Slice) or item.step is not None:
+            return False
+        axes.add((part, len(items)))
+    return len(axes) == 1
+
+
+def _phase(item: ast.expr) -> tuple[int, int] | None:
+    """(start, step) of ``start::step``."""
+    if not isinstance(item, ast.Slice) or item.step is None or item.upper is not None:
+        return None
+    step, start = integer(item.step), 0 if item.lower is None else integer(item.lower)
+    return (start, step) if step is not None and start is not None else None
+
+
+def _is_all(item: ast.expr) -> bool:
+    return is_whole(item) or (isinstance(item, ast.Constant) and item.value is Ellipsis)
+
+
+def _is_new(scope: Scope, name: ast.expr) -> bool:
+    call = scope.call(scope.value_of(name))
+    if call is None:
+        return False
+    methods = NEW_CREATORS | {"clone"}
+    return call.name in (methods if call.is_method else CREATORS | LIKE_CREATORS | {"clone"}) - {"full"}
+
+
+RULE = Rule(
+    code="SVX105",
+    name="a tensor written into slice by slice",
+    why=(
+        "Each write is a ScatterND over the whole tensor in the file, with its indices, after a fill with values that "
+        "nobody reads; run, each is a kernel of its own."
+    ),
+    before="y = torch.zeros_like(x)\ny[..., 0] = x[..., 0] * w\ny[..., 1] = x[..., 1] * h",
+    after="y = torch.stack((x[..., 0] * w, x[..., 1] * h), -1)",
+    find=find,
+    note="what is stacked, and along which axis, follows from all writes together",
+)

@@ -1,0 +1,147 @@
+"""SVX203: every phase of strided slices, joined: space to depth."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from svexport.advise.kinds import integer
+from svexport.advise.rule import Found, Rule, Scope
+from svexport.advise.source import Edit
+
+__all__ = ["RULE"]
+
+_FOCUS = ((0, 0), (1, 0), (0, 1), (1, 1))  # (row, column) of svexport.ops.space_to_depth
+
+
+@dataclass(frozen=True)
+class _Phase:
+    base: str
+    axes: tuple[int, ...]  # of the strided slices, from the back after an ellipsis
+    starts: tuple[int, ...]
+    count: int  # of indices
+
+
+def find(scope: Scope) -> Iterator[Found]:
+    for node in scope.function.all(ast.Call):
+        call = scope.call(node)
+        if call is None or call.is_method or call.name not in ("cat", "concat", "concatenate"):
+            continue
+        if not isinstance(call.input, (ast.List, ast.Tuple)) or len(call.input.elts) != 4:
+            continue
+        phases = [_phase(scope.value_of(item)) for item in call.input.elts]
+        first = phases[0]
+        if first is None or any(
+            p is None or (p.base, p.axes, p.count) != (first.base, first.axes, first.count) for p in phases
+        ):
+            continue
+        starts = tuple(p.starts for p in phases if p is not None)
+        if sorted(starts) != sorted(_FOCUS):
+            continue
+        dim = integer(call.get(0, "dim", "axis"))
+        rows_and_columns = first.axes in ((-2, -1), (2, 3))
+        if rows_and_columns and dim in (1, -3):
+            message = "four strided slices and `cat` are one space to depth: `svexport.ops.space_to_depth(x)`"
+            if starts != _FOCUS:
+                message += ", its channels permuted"
+            yield Found(node, message, _edits(scope, node, call.input.elts, starts), ("svexport",))
+        else:
+            yield Found(
+                node,
+                "four strided slices and `cat` are one space to depth: `x.reshape(...).permute(...).flatten(...)`",
+            )
+
+
+def _phase(node: ast.expr) -> _Phase | None:
+    """``x[..., i::2, j::2]``."""
+    if not isinstance(node, ast.Subscript) or not isinstance(node.slice, ast.Tuple):
+        return None
+    items = node.slice.elts
+    axes, starts, after = [], [], False
+    for i, item in enumerate(items):
+        if isinstance(item, ast.Constant) and item.value is Ellipsis:
+            after = True
+        elif not isinstance(item, ast.Slice):
+            return None
+        elif item.step is not None:
+            start = 0 if item.lower is None else integer(item.lower)
+            if integer(item.step) != 2 or item.upper is not None or start not in (0, 1):
+                return None
+            axes.append(i - len(items) if after else i)
+            starts.append(start)
+        elif item.lower is not None or item.upper is not None:
+            return None
+    return _Phase(ast.dump(node.value), tuple(axes), tuple(starts), len(items)) if len(axes) == 2 else None
+
+
+def _edits(
+    scope: Scope, node: ast.Call, items: list[ast.expr], starts: tuple[tuple[int, ...], ...]
+) -> tuple[Edit, ...]:
+    slices = [scope.value_of(item) for item in items]
+    base = slices[0].value if isinstance(slices[0], ast.Subscript) else None
+    if starts != _FOCUS or not isinstance(base, ast.Name) or "svexport" in scope.bindings:
+        return ()
+    if scope.file.names.get("svexport", "svexport") != "svexport":
+        return ()
+    call = scope.source.replace(node, f"svexport.ops.space_to_depth({base.id})")
+    if call is None:
+        return ()
+    end = scope.function.statement(node)
+    edits = [call]
+    for item in items:
+        if not isinstance(item, ast.Name):
+            continue
+        (binding,) = scope.bindings[item.id]
+        statement = binding.statement
+        if len(scope.uses[item.id]) != 1 or not isinstance(statement, ast.Assign):
+            return ()
+        removed = _removed(scope, statement, end)
+        if removed is None:
+            return ()
+        edits.append(removed)
+    begin = min(
+        [
+            end.lineno,
+            *(
+                b.lineno
+                for i in items
+                if isinstance(i, ast.Name)
+                for b in (scope.function.statement(scope.value_of(i)),)
+            ),
+        ]
+    )
+    for binding in scope.bindings.get(base.id, []):  # the slices and the call have to mean the same tensor
+        if binding.statement is None or begin <= getattr(binding.statement, "lineno", begin) < end.lineno:
+            return ()
+    return tuple(edits)
+
+
+def _removed(scope: Scope, statement: ast.Assign, end: ast.stmt) -> Edit | None:
+    """The lines of ``statement``, which nothing else stands on, out of the block of ``end``."""
+    if scope.parent(statement) is not scope.parent(end) or len(statement.targets) != 1:
+        return None
+    if not isinstance(statement.targets[0], ast.Name):
+        return None
+    start, stop = scope.source.span(statement)
+    text = scope.source.text
+    line = text.rfind("\n", 0, start) + 1
+    following = text.find("\n", stop)
+    if following < 0 or text[line:start].strip() or text[stop:following].strip():
+        return None
+    return Edit(line, following + 1, "")
+
+
+RULE = Rule(
+    code="SVX203",
+    name="strided slices and `cat`",
+    why=(
+        "Four strided slices read every second pixel each, and `cat` copies what they gave. It is one reshape, "
+        "transpose and reshape."
+    ),
+    before="y = torch.cat((x[..., ::2, ::2], x[..., 1::2, ::2], x[..., ::2, 1::2], x[..., 1::2, 1::2]), 1)",
+    after="y = svexport.ops.space_to_depth(x)    # the module: svexport.ops.Focus",
+    find=find,
+    fixes=True,
+    note="fixed in YOLOX's order of slices, the assignments of the slices included",
+)

@@ -1,0 +1,169 @@
+"""SVX102: Python loops over a tensor's first axis."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from svexport.advise.kinds import Kind, integer
+from svexport.advise.rule import Found, Rule, Scope
+from svexport.advise.torch_names import FUNCTIONS, METHODS
+
+__all__ = ["RULE"]
+
+# What gives each row a size of its own: nothing that all rows could do at once.
+_RAGGED = {
+    "nms", "batched_nms", "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "split", "item",
+    "tolist", "where", "linear_sum_assignment",
+}  # fmt: skip
+
+
+def find(scope: Scope) -> Iterator[Found]:
+    for loop in scope.function.all(ast.For):
+        over = _over(scope, loop, loop.target, loop.iter)
+        if over is None or scope.function.guarded(loop) or _is_carried(scope, loop) or _is_ragged(scope, loop):
+            continue
+        if all(isinstance(s, (ast.Raise, ast.Assert)) or (isinstance(s, ast.If) and _raises(s)) for s in loop.body):
+            continue
+        yield Found(loop, _message(over))
+    for node in scope.function.all(ast.comprehension):
+        whole = scope.parent(node)
+        if not isinstance(whole, (ast.ListComp, ast.GeneratorExp)) or len(whole.generators) != 1 or node.ifs:
+            continue
+        over = _over(scope, whole, node.target, node.iter)
+        if over is not None and not scope.function.guarded(whole) and not _is_ragged(scope, whole):
+            yield Found(whole, _message(over))
+
+
+def _message(over: str) -> str:
+    return f"a loop over the first axis of `{over}` is unrolled, its size frozen: work on all rows at once"
+
+
+def _over(scope: Scope, loop: ast.AST, target: ast.expr, over: ast.expr) -> str | None:
+    """The tensor whose rows the loop takes."""
+    if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and over.args:
+        function, first = over.func.id, over.args[0]
+        if function == "range" and len(over.args) == 1 and isinstance(target, ast.Name):
+            return _indexed(scope, loop, first, target.id)
+        over = first if function == "enumerate" else over
+    if isinstance(over, (ast.Name, ast.Attribute)) and scope.is_tensor(over) and _computes(scope, loop, target):
+        return ast.unparse(over)
+    return None
+
+
+def _computes(scope: Scope, loop: ast.AST, target: ast.expr) -> bool:
+    """Whether torch or a layer is given a row: else rows may be numbers, or what is called a tensor is a list."""
+    rows = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
+    for node in ast.walk(loop):
+        call = scope.call(node)
+        if call is None:
+            continue
+        name = scope.file.qualified(call.node.func) or ""
+        layer = name.startswith("self.") and name.count(".") == 1
+        known = call.name in METHODS or call.name in FUNCTIONS
+        given = call.node.args if layer else [call.input] if known else []
+        if any(isinstance(n, ast.Name) and n.id in rows for a in given for n in ast.walk(a)):
+            return True
+    return False
+
+
+def _indexed(scope: Scope, loop: ast.AST, size: ast.expr, index: str) -> str | None:
+    tensor = _first_size_of(scope, size)
+    if tensor is None or not scope.is_tensor(tensor):
+        return None
+    for node in ast.walk(loop):
+        if not isinstance(node, ast.Subscript) or not isinstance(node.ctx, ast.Load):
+            continue
+        first = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) and node.slice.elts else node.slice
+        if isinstance(first, ast.Name) and first.id == index and ast.dump(node.value) == ast.dump(tensor):
+            return ast.unparse(tensor)
+    return None
+
+
+def _first_size_of(scope: Scope, size: ast.expr) -> ast.expr | None:
+    """The tensor whose first size that is."""
+    if isinstance(size, ast.Name):
+        bindings = scope.bindings.get(size.id, [])
+        if len(bindings) != 1:
+            return None
+        binding = bindings[0]
+        if binding.item:
+            return _shape_of(scope, binding.value) if binding.index == 0 else None
+        size = binding.value or size
+    if isinstance(size, ast.Call) and isinstance(size.func, ast.Name) and size.func.id == "len" and size.args:
+        return size.args[0]
+    if isinstance(size, ast.Subscript) and integer(size.slice) == 0:
+        return _shape_of(scope, size.value)
+    call = scope.call(size)
+    if call is not None and call.name == "size" and len(call.arguments) == 1 and integer(call.arguments[0]) == 0:
+        return call.input
+    return None
+
+
+def _shape_of(scope: Scope, node: ast.expr | None) -> ast.expr | None:
+    if node is None or scope.kind(node) is not Kind.SHAPE:
+        return None
+    if isinstance(node, ast.Attribute):
+        return node.value
+    call = scope.call(node)
+    return call.input if call is not None else None
+
+
+def _is_carried(scope: Scope, loop: ast.For) -> bool:
+    """Whether a round reads what an earlier one computed: no loop to do without."""
+    written: set[str] = set()
+    for statement in loop.body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                written.add(node.id)
+    before = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+    for statement in loop.body:
+        reads = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        if reads & (written - before):
+            return True
+        before |= {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return any(isinstance(node, (ast.Break, ast.Return, ast.Yield, ast.Await)) for node in ast.walk(loop))
+
+
+def _is_ragged(scope: Scope, loop: ast.For | ast.ListComp | ast.GeneratorExp) -> bool:
+    """Whether rows differ in size, or something besides tensors is taken apart with them."""
+    target = loop.target if isinstance(loop, ast.For) else loop.generators[0].target
+    index = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
+    for node in ast.walk(loop):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in _RAGGED:
+                return True
+        elif isinstance(node, ast.Subscript) and not scope.is_tensor(node.value):
+            if isinstance(node.slice, ast.Name) and node.slice.id in index:
+                return True
+        elif isinstance(node, ast.Subscript) and any(_picks(scope, n) for n in ast.walk(node.slice)):
+            return True
+    return False
+
+
+def _picks(scope: Scope, node: ast.AST) -> bool:
+    """Whether it is a mask, or indices that depend on values."""
+    if isinstance(node, ast.Name):
+        return isinstance(scope.value_of(node), ast.Compare) or any(
+            word in node.id for word in ("mask", "keep", "valid")
+        )
+    return isinstance(node, (ast.Compare, ast.Subscript))
+
+
+def _raises(statement: ast.If) -> bool:
+    return not statement.orelse and all(isinstance(s, ast.Raise) for s in statement.body)
+
+
+RULE = Rule(
+    code="SVX102",
+    name="a Python loop over a tensor's first axis",
+    why=(
+        "The graph gets a copy of the loop's body per row of the example input, and is right for that number of rows "
+        "alone; run, each row starts kernels of its own."
+    ),
+    before="rows = []\nfor row in x:\n    rows.append(torch.softmax(row, -1))\ny = torch.stack(rows)",
+    after="y = torch.softmax(x, -1)",
+    find=find,
+    note="what is done with a row has to be written for all of them",
+)

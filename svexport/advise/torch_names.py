@@ -1,0 +1,122 @@
+"""Names that tell what code does: of torch's functions and methods, and of classes and arguments in training repos."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ACTIVATIONS",
+    "ARITHMETIC",
+    "CONVOLUTIONS",
+    "CREATORS",
+    "DATA_CLASSES",
+    "ELEMENTWISE_LAYERS",
+    "FUNCTIONS",
+    "LABELS",
+    "LIKE_CREATORS",
+    "METHODS",
+    "MODULE_BASES",
+    "MODULE_OUTPUT",
+    "NEW_CREATORS",
+    "REDUCTIONS",
+    "SEVERAL",
+    "TRACING",
+    "TRAINING_CLASSES",
+    "UNMISTAKABLE",
+]
+
+
+def _set(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Elementwise functions of one tensor.
+ACTIVATIONS = _set(
+    "abs acos acosh asin asinh atan atanh ceil celu cos cosh elu erf erfc exp exp2 expm1 floor gelu hardsigmoid "
+    "hardswish hardtanh leaky_relu log log10 log1p log2 logsigmoid mish neg reciprocal relu relu6 round rsqrt "
+    "selu sigmoid sign silu sin sinh softplus softsign sqrt square tan tanh trunc"
+)
+# Elementwise functions of several tensors, which broadcast.
+ARITHMETIC = _set(
+    "add sub subtract mul multiply div divide true_divide pow maximum minimum eq ne lt le gt ge less greater "
+    "less_equal greater_equal logical_and logical_or logical_xor where fmod remainder atan2 lerp addcmul "
+    "addcdiv"
+)
+REDUCTIONS = _set("sum mean prod amax amin argmax argmin all any std var norm logsumexp count_nonzero")
+CREATORS = _set("zeros ones empty full")
+LIKE_CREATORS = _set("zeros_like ones_like empty_like")
+NEW_CREATORS = _set("new_zeros new_ones new_empty")
+
+# Methods that nothing but a tensor has, and that return one.
+UNMISTAKABLE = _set(
+    "permute unsqueeze contiguous expand expand_as view_as masked_fill softmax log_softmax sigmoid type_as "
+    "detach index_select new_zeros new_ones new_empty new_full new_tensor scatter_add unflatten "
+    "masked_scatter bmm clamp_min clamp_max relu tanh repeat_interleave addmm movedim triu tril masked_fill_ "
+    "logical_not"
+)
+# Methods of tensors that return one, and that other classes have too.
+METHODS = (
+    ACTIVATIONS
+    | ARITHMETIC
+    | REDUCTIONS
+    | UNMISTAKABLE
+    | _set(
+        "view reshape transpose flatten squeeze repeat float half double long int bool bfloat16 to clone clamp "
+        "clip t matmul mm cumsum gather scatter scatter_ roll flip type cpu swapaxes swapdims narrow select "
+        "unfold fill_ zero_ add_ mul_ sub_ div_ copy_ requires_grad_ inverse diagonal take nan_to_num isnan "
+        "isfinite baddbmm dot outer bitwise_not"
+    )
+)
+# torch.<name> and torch.nn.functional.<name> that return one tensor.
+FUNCTIONS = (
+    (METHODS - _set("float half double long int bool bfloat16 to type cpu cuda view fill_ zero_ view_as t copy_"))
+    | CREATORS
+    | LIKE_CREATORS
+    | _set(
+        "tensor as_tensor from_numpy full_like arange linspace logspace eye rand randn randint randperm "
+        "rand_like randn_like cat concat concatenate stack hstack vstack einsum linear conv1d conv2d conv3d "
+        "conv_transpose2d conv_transpose1d conv_transpose3d batch_norm layer_norm group_norm instance_norm "
+        "dropout pad interpolate grid_sample affine_grid max_pool2d avg_pool2d adaptive_avg_pool2d max_pool1d "
+        "avg_pool1d max_pool3d avg_pool3d one_hot normalize embedding scaled_dot_product_attention glu "
+        "pixel_shuffle pixel_unshuffle fold upsample softmin cosine_similarity cdist cross rms_norm bincount "
+        "logit isclose isinf bitwise_and bitwise_or cumprod tensordot bernoulli multinomial diag cartesian_prod "
+        "block_diag trace det searchsorted bucketize histc nonzero argwhere argsort rot90 flatten complex polar "
+        "view_as_complex view_as_real Tensor FloatTensor LongTensor BoolTensor special.expit special.logit "
+        "linalg.inv linalg.norm"
+    )
+)
+# Functions and methods that return several tensors.
+SEVERAL = _set("split chunk unbind tensor_split meshgrid broadcast_tensors topk sort")
+
+# What reads a channels-last tensor as it is.
+CONVOLUTIONS = _set(
+    "torch.nn.functional.conv2d torch.nn.functional.grid_sample torch.nn.functional.interpolate torch.conv2d "
+    "torch.nn.functional.max_pool2d torch.nn.functional.avg_pool2d torch.nn.functional.conv_transpose2d "
+    "torch.nn.functional.adaptive_avg_pool2d torch.nn.Conv2d torch.nn.ConvTranspose2d torch.nn.MaxPool2d "
+    "torch.nn.AvgPool2d torch.nn.AdaptiveAvgPool2d torch.nn.BatchNorm2d torch.nn.Upsample "
+    "torch.nn.functional.batch_norm"
+)
+# Classes of torch.nn that make one tensor of one.
+MODULE_OUTPUT = frozenset(
+    f"torch.nn.{name}"
+    for name in _set(
+        "Linear Embedding LayerNorm GroupNorm BatchNorm1d BatchNorm2d BatchNorm3d InstanceNorm2d ReLU GELU SiLU "
+        "Sigmoid Tanh Softmax Dropout Dropout2d Identity MaxPool2d AvgPool2d AdaptiveAvgPool2d Upsample PixelShuffle "
+        "Flatten Unfold Fold LeakyReLU ReLU6 Hardswish ELU Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d "
+        "ConvTranspose3d"
+    )
+)
+
+# Layers without parameters, and the functions that they are.
+ELEMENTWISE_LAYERS = {
+    f"torch.nn.{name}": name.lower() for name in ("Sigmoid", "Tanh", "ReLU", "GELU", "SiLU", "Mish", "ReLU6")
+}
+# Ends of names of classes that derive from torch.nn.Module.
+MODULE_BASES = ("Module", "PreTrainedModel", "LightningModule", "PretrainedModel")
+TRAINING_CLASSES = ("Loss", "Criterion", "HungarianMatcher", "Assigner", "Trainer", "Optimizer", "Evaluator", "Metric")
+DATA_CLASSES = ("Dataset", "DataLoader", "Collator", "Tokenizer", "ImageProcessor", "Augment")
+LABELS = ("labels", "label", "targets", "target", "gt", "gts", "annotations")
+# What code asks to learn whether a tracer or compiler runs it.
+TRACING = _set(
+    "is_tracing is_scripting is_exporting is_compiling is_in_onnx_export is_dynamo_compiling "
+    "is_torchdynamo_compiling is_tracing_enabled is_torchscript is_jit is_torch_fx_proxy is_fx_tracing "
+    "exportable is_export export_mode is_exportable is_scriptable no_jit"
+)

@@ -1,0 +1,40 @@
+"""Time a model and the files made of it side by side, and compare their results.
+
+Exit code 1 if a file does not compute what torch does, within the tolerances of `svexport compare`.
+
+examples:
+  svexport bench models.resnet:ResNet resnet.onnx resnet.engine --input x=1x3x224x224
+  svexport bench head.py:build head.onnx --compile --inputs sample.npz --html head.html
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from svexport.cli import Outcome, _model
+from svexport.cli._progress import status
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _model.add_arguments(parser)
+    parser.add_argument("files", metavar="FILE", nargs="*", help=".onnx, .engine or .plan; none: torch alone")
+    parser.add_argument("--compile", action="store_true", help="torch.compile of the model takes part")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each of them (default: 1), at least 10 runs")
+    parser.add_argument("--runs", type=int, metavar="N", help="so many runs of each, whatever time they take")
+    parser.add_argument("--html", metavar="FILE.html", help="write table and picture as a page")
+
+
+def run(options: argparse.Namespace) -> Outcome:
+    import svexport
+    from svexport import html
+
+    if options.html:
+        html.check_place(options.html)
+    model, args = _model.load(options)
+    with status("benchmark"):
+        result = svexport.bench(
+            model, options.files, args, seconds=options.seconds, runs=options.runs, compiled=options.compile
+        )
+    if options.html:
+        result.to_html(options.html)
+    return Outcome(result.ok, result.to_dict(), [*result.tables(), *(f"note: {note}" for note in result.notes)])

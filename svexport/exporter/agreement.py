@@ -1,0 +1,76 @@
+"""Whether what a file computes is what torch does: held to its tolerances, or excused by torch's own rounding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from svexport.exporter.rounding import Rounding, Tolerances
+from svexport.exporter.ties import StableOrder
+from svexport.parity import Parity, parity
+
+__all__ = ["allow_rounding", "held", "jumps", "ties"]
+
+
+def jumps(
+    model: nn.Module, inputs: Sequence[Tensor], pairs: Sequence[tuple[str, Tensor, Tensor]], found: Sequence[Parity]
+) -> bool:
+    """Whether torch's own results change as much as ``found`` says of the file's, where inputs hardly change."""
+    for _ in range(2):
+        near = [t + 1e-6 * (_size(t) * torch.randn_like(t)) if t.is_floating_point() else t.clone() for t in inputs]
+        try:
+            others = model(*near)
+        except Exception:  # noqa: BLE001 - which is as far as can be
+            return True
+        for p, (_, e, _), other in zip(found, pairs, others, strict=True):
+            if not p.ok and other.shape != e.shape:
+                return True
+            if not p.ok and e.numel() and not math.isinf(p.max_abs):
+                own = parity("", e, other, rtol=p.rtol, atol=p.atol)
+                if own.max_abs >= p.max_abs / 4 and 4 * own.mismatched >= p.mismatched:
+                    return True
+    return False
+
+
+def _size(tensor: Tensor) -> float:
+    """The largest number of a tensor, or 1 of nothing."""
+    return float(tensor.abs().amax()) or 1.0 if tensor.numel() else 1.0
+
+
+def ties(model: nn.Module, inputs: Sequence[Tensor], actual: Sequence[Tensor], held_to: Tolerances) -> str:
+    """The calls that order equal values another way than ONNX does, if torch agrees with the file but for them."""
+    try:
+        with StableOrder() as order:
+            expected = model(*(t.clone() for t in inputs))
+    except Exception:  # noqa: BLE001 - a model that knows what it gets from torch; only the explanation would be lost
+        return ""
+    agrees = all(held("", e, a, "", held_to).ok for e, a in zip(expected, actual, strict=True))
+    return ", ".join(order.where) if agrees else ""
+
+
+def held(name: str, expected: Tensor, actual: Tensor, run: str, held_to: Tolerances) -> Parity:
+    rtol, atol = held_to.held(expected)
+    return parity(name, expected, actual, run=run, rtol=rtol, atol=atol)
+
+
+def allow_rounding(
+    found: list[Parity],
+    rounding: Rounding,
+    pairs: Sequence[tuple[str, Tensor, Tensor]],
+    held_to: Tolerances,
+    notes: list[str],
+) -> None:
+    """Of ``found``, allows what torch's own rounding explains; on the given inputs up to what is held to at most."""
+    for index, (name, e, a) in enumerate(pairs):
+        p = found[index]
+        if p.ok or not (own := rounding.allows(index, a, p.rtol, p.atol)):
+            continue
+        atol = p.atol + Rounding.FACTOR * own
+        if p.run != "given":
+            notes.append(f"{name} on {p.run} inputs: torch itself differs by {own:.1e} between float32 and float64")
+        elif held_to.atol is not None or (e.is_floating_point() and atol > held_to.most[1]):
+            continue
+        found[index] = parity(name, e, a, run=p.run, rtol=p.rtol, atol=atol)

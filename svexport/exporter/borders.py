@@ -1,0 +1,414 @@
+"""Sizes in Python: comparisons of dynamic sizes, the numbers made of them, and the sizes at which they turn."""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from collections import ChainMap, Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svexport.exporter.inputs import Resized
+from svexport.exporter.source import is_library, is_own, near, raising_line, user_line
+
+__all__ = ["Borders", "Sizes", "Turn"]
+
+MOST_OF_A_LINE = 8
+"""Comparisons of one line that are kept, as where layers of one kind share it."""
+
+TRIES = 6
+"""Sizes that are tried to turn one comparison."""
+
+MOST_RUNS = 24
+"""Of one verification, to turn comparisons."""
+
+MOST_HELD = 64
+"""Of containers that have more, numbers are not looked for."""
+
+MOST_NUMBERS = 8
+"""Of one verification, with sizes that are numbers of the source."""
+
+FAR = 4096
+"""Sizes up to this one are asked one by one where a comparison turns, then those around powers of two."""
+
+Values = Mapping[Hashable, int]
+Place = tuple[Any, ...]
+"""Of a comparison: its line, where in that, and how many were there before."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A comparison of sizes, or a number made of them, which compares with itself: it turns where that is another.
+
+    Attributes:
+        line: the user's: path, number and function.
+        own: whether that line itself compares, not torch's code below it.
+        number: whether Python took a plain number.
+        truth: what came out.
+        test: what would, of other sizes.
+    """
+
+    line: tuple[str, int, str]
+    own: bool
+    number: bool
+    truth: bool
+    test: Callable[[Values], bool]
+
+
+class Sizes:
+    """The sizes that Python gets in one run, and what it compares them with.
+
+    Attributes:
+        roots: of the dynamic sizes of the inputs.
+        values: all sizes, by where they are from.
+        turns: comparisons, by where they are.
+        numbers: whole ones in the functions that get sizes, by which they may be cut.
+        reads: lines of the user's that get sizes.
+    """
+
+    def __init__(self, roots: Mapping[str, int], axes: Sequence[Mapping[int, Any]]) -> None:
+        """``axes`` has the dynamic :class:`Size` of each input's axes."""
+        self.roots = dict(roots)
+        self.values: dict[Hashable, int] = {root: size for root, size in roots.items()}  # noqa: C416 - of another type
+        self.turns: dict[Place, Turn] = {}
+        self.numbers: set[int] = set()
+        self.reads: dict[tuple[str, int, str], None] = {}
+        self.outside: CodeType | None = None
+        self._codes: set[CodeType] = set()
+        self._axes = axes
+        self._counts: Counter[Any] = Counter()
+
+    def of(self, shape: Iterable[int], origin: Any) -> torch.Size:
+        """The shape of a tensor of that origin, with sizes that know where they are from."""
+        self._look(sys._getframe(3), origin)
+        return torch.Size([self.size(size, origin, axis) for axis, size in enumerate(shape)])
+
+    def size(self, size: int, origin: Any, axis: int) -> int:
+        if origin is None:
+            return size
+        if origin[0] == "known":
+            dynamic = self._axes[origin[1]].get(axis) if origin[1] < len(self._axes) else None
+            return size if dynamic is None else _Int.made(size, lambda v: dynamic.size(v[dynamic.root]), self)
+        place = (origin, axis)
+        self.values[place] = size
+        return _Int.made(size, lambda v: v[place], self)
+
+    def take(self, number: Any, name: str, depth: int = 2) -> None:
+        """Notes that Python took a plain number, by a function of that name."""
+        value = _plain(number)
+        self.note(name, True, lambda v: _at(number, v) == value, depth + 1, number=True)
+
+    def _look(self, frame: FrameType, origin: Any) -> None:
+        """For numbers, where a function of the user's gets sizes."""
+        code = frame.f_code
+        if is_library(code.co_filename) or code is self.outside:
+            return
+        if origin is not None and (origin[0] != "known" or self._dynamic(origin)):
+            self.reads.setdefault((code.co_filename, frame.f_lineno, code.co_name))
+        if code in self._codes:
+            return
+        self._codes.add(code)
+        held = [*code.co_consts, *frame.f_locals.values(), *map(frame.f_globals.get, code.co_names)]
+        for value in list(held):
+            if isinstance(value, nn.Module):
+                held += vars(value).values()
+            elif isinstance(value, (dict, frozenset, list, set, tuple)) and len(value) <= MOST_HELD:
+                held += value
+        self.numbers |= {value for value in held if type(value) is int and 1 < value <= FAR}
+
+    def _dynamic(self, origin: Any) -> bool:
+        return origin[1] < len(self._axes) and bool(self._axes[origin[1]])
+
+    def note(self, name: str, truth: bool, test: Callable[[Values], bool], depth: int, number: bool = False) -> None:
+        frame = sys._getframe(depth)
+        file = frame.f_code.co_filename
+        if self.outside is None or is_own(file):
+            return
+        line = user_line(frame, self.outside)
+        if line is None:
+            return
+        where = (line, frame.f_code, frame.f_lasti, name)
+        self._counts[where] += 1
+        if self._counts[where] <= MOST_OF_A_LINE:
+            own = not is_library(file)
+            place = line, frame.f_code, frame.f_lasti, name, self._counts[where]
+            self.turns[place] = Turn(line, own, number, truth, test)
+
+
+class _Number:
+    """What :class:`Sizes` gave, or what Python computed of it: a plain number, but for what it tells of itself."""
+
+    at: Callable[[Values], Any]
+    sizes: Sizes
+
+    @classmethod
+    def made(cls, value: Any, at: Callable[[Values], Any], sizes: Sizes) -> Any:
+        number = cls(value)  # type: ignore[call-arg]
+        number.at, number.sizes = at, sizes
+        return number
+
+
+class _Int(_Number, int):
+    pass
+
+
+class _Float(_Number, float):
+    pass
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _Int):
+        return int.__int__(value)
+    return float.__float__(value) if isinstance(value, _Float) else value
+
+
+def _at(value: Any, values: Values) -> Any:
+    return value.at(values) if isinstance(value, _Number) else value
+
+
+def _made(value: Any, at: Callable[[Values], Any], sizes: Sizes) -> Any:
+    kind: type[_Number] | None = {int: _Int, float: _Float}.get(type(value))
+    return value if kind is None else kind.made(value, at, sizes)
+
+
+def _binary(function: Callable[[Any, Any], Any], swapped: bool) -> Callable[[Any, Any], Any]:
+    def method(self: Any, other: Any) -> Any:
+        if not isinstance(other, (int, float)):
+            if isinstance(other, (list, tuple, str)):  # repeated
+                self.sizes.take(self, "repeated")
+            return NotImplemented
+        left, right = (other, self) if swapped else (self, other)
+        return _made(function(_plain(left), _plain(right)), lambda v: function(_at(left, v), _at(right, v)), self.sizes)
+
+    return method
+
+
+def _unary(function: Callable[..., Any], number: bool) -> Callable[..., Any]:
+    def method(self: Any, *rest: Any) -> Any:
+        value = function(_plain(self), *rest)
+        if number:
+            self.sizes.take(_made(value, lambda v: function(self.at(v), *rest), self.sizes), function.__name__)
+            return value
+        return _made(value, lambda v: function(self.at(v), *rest), self.sizes)
+
+    return method
+
+
+def _comparing(function: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:
+    def method(self: Any, other: Any) -> Any:
+        if not isinstance(other, (int, float)):
+            return NotImplemented
+        truth = function(_plain(self), _plain(other))
+        self.sizes.note(function.__name__, truth, lambda v: function(_at(self, v), _at(other, v)), 2)
+        return truth
+
+    return method
+
+
+def _truth(self: Any) -> bool:
+    truth = bool(_plain(self))
+    self.sizes.note("bool", truth, lambda v: bool(_at(self, v)), 2)
+    return truth
+
+
+def _divided(self: Any, other: Any) -> Any:
+    return self // other, self % other
+
+
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+_OF_INTS = ("and_", "or_", "xor", "lshift", "rshift")
+_COMPUTING: tuple[Callable[..., Any], ...] = (abs, math.ceil, math.floor, math.trunc, operator.neg, round)
+_TAKING: tuple[Callable[..., Any], ...] = (float, format, hash, int, repr, str)
+
+for _kind in (_Int, _Float):
+    for _name in _ARITHMETIC + (_OF_INTS if _kind is _Int else ()):
+        _function = getattr(operator, _name)
+        setattr(_kind, f"__{_name.strip('_')}__", _binary(_function, swapped=False))
+        setattr(_kind, f"__r{_name.strip('_')}__", _binary(_function, swapped=True))
+    for _name in ("lt", "le", "eq", "ne", "gt", "ge"):
+        setattr(_kind, f"__{_name}__", _comparing(getattr(operator, _name)))
+    for _function in _COMPUTING + _TAKING:
+        setattr(_kind, f"__{_function.__name__}__", _unary(_function, number=_function in _TAKING))
+    _kind.__bool__ = _truth  # type: ignore[attr-defined, method-assign]
+    _kind.__divmod__ = _divided  # type: ignore[attr-defined, method-assign]
+
+
+class Borders:
+    """Finds sizes on both sides of each comparison that Python made of dynamic ones.
+
+    Attributes:
+        turned: lines that compare, by the sizes at which each came out the other way.
+    """
+
+    def __init__(self, resized: Resized, most: int) -> None:
+        """``most`` elements may be tried."""
+        self._resized, self._most = resized, most
+        self._runs: list[Sizes] = []
+        self._first: dict[Place, tuple[Turn, Sizes]] = {}
+        self._tries: Counter[Place] = Counter()
+        self._open: dict[Place, None] = {}
+        self._beyond: dict[Place, None] = {}
+        self._asked: set[tuple[tuple[str, int], ...]] = set()
+        self._left = MOST_RUNS
+        self.turned: dict[tuple[str, int, str], str] = {}
+
+    def new_run(self, inputs: Sequence[Tensor]) -> Sizes:
+        return Sizes(self._resized.roots(inputs), self._resized.axes)
+
+    def add(self, run: Sizes) -> None:
+        """A run that has been compared."""
+        self._runs.append(run)
+        for place, turn in run.turns.items():
+            if place not in self._first:
+                self._first[place] = turn, run
+                self._open[place] = None
+            elif turn.truth != self._first[place][0].truth and place in self._open:
+                del self._open[place]
+                if turn.own and not turn.number:
+                    changed = {r: n for r, n in run.roots.items() if n != self._first[place][1].roots[r]}
+                    self.turned.setdefault(turn.line, ", ".join(f"{r}={n}" for r, n in changed.items()))
+
+    def fails(self, error: BaseException) -> None:
+        """Notes that the model raised: where a comparison was to turn that it raises for, there is no other side."""
+        if (line := raising_line(error)) is not None:
+            self._open = {p: None for p in self._open if not near(self._first[p][0].line, line)}
+
+    def runs(self) -> Iterator[Iterator[tuple[str, list[Tensor]]]]:
+        """Each with sizes that are to turn a comparison which has always come out the same in those before."""
+        while self._left and (wanted := self._next()) is not None:
+            self._left -= 1
+            yield self._resized.at(wanted, self._most)
+
+    def runs_near_numbers(self) -> Iterator[Iterator[tuple[str, list[Tensor]]]]:
+        """Each with one size larger than a number of the source, of which a range of steps, say, is one step more; or
+        equal to it where sizes are keys."""
+        keys = any(place[3] == "hash" and self._varying(*found) for place, found in self._first.items())
+        left = MOST_NUMBERS
+        for number in sorted(set().union(*(run.numbers for run in self._runs))):
+            for root, (low, high) in self._resized.ranges.items():
+                for size in [number] * keys + [number + 1] * (number >= self._resized.given[root]):
+                    if left and low <= size <= high and not self._resized.too_large({root: size}, self._most):
+                        left -= 1
+                        yield self._resized.at({root: size}, self._most)
+
+    def other_way(self, run: Sizes) -> list[tuple[str, int, str]]:
+        """Lines of the user's that compare sizes, which come out another way in a run than on the given inputs."""
+        given = self._runs[0].turns if self._runs else {}
+        return list(dict.fromkeys(t.line for p, t in run.turns.items() if p in given and given[p].truth != t.truth))
+
+    def reads(self, run: Sizes) -> list[tuple[str, int, str]]:
+        """Lines of the user's that ask for sizes, in a run of other ones than are given."""
+        return [] if run.roots == self._resized.given else list(run.reads)
+
+    def beyond(self) -> list[Turn]:
+        """Comparisons of the user's that turn at sizes only that are too large to try."""
+        turns = [self._first[place][0] for place in self._beyond if place in self._open]
+        return [turn for turn in turns if turn.own and not turn.number]
+
+    def _next(self) -> dict[str, int] | None:
+        for place in list(self._open):
+            turn, run = self._first[place]
+            wanted = None if self._tries[place] >= TRIES else self._turning(place, turn, run)
+            if wanted is not None:
+                self._tries[place] += 1
+                return wanted
+        return None
+
+    def _turning(self, place: Place, turn: Turn, run: Sizes) -> dict[str, int] | None:
+        """Sizes at which it should come out the other way; none of what is the same at all sizes."""
+        varying = self._varying(turn, run)
+        if not varying:
+            del self._open[place]
+            return None
+        changed = {r: n for r, n in run.roots.items() if n != self._resized.given[r]}
+        large = False
+        for step in (lambda n: 1, lambda n: n & -n, lambda n: n):
+            for root, n in run.roots.items():
+                turns = self._turns(turn, run, root, varying)
+                for size in filter(turns, self._candidates(root, n, step(n) or 1)):
+                    wanted = {**changed, root: size}
+                    key = tuple(sorted(wanted.items()))
+                    if key in self._asked:
+                        continue
+                    if self._resized.too_large(wanted, self._most):
+                        large = True
+                        break
+                    self._asked.add(key)
+                    return wanted
+        if large and not self._tries[place]:
+            self._beyond[place] = None
+        self._tries[place] = TRIES
+        return None
+
+    def _candidates(self, root: str, n: int, step: int) -> Iterator[int]:
+        """Sizes by how far they are from one."""
+        low, high = self._resized.ranges[root]
+        near = sorted(range(max(low, 1), int(min(high, FAR)) + 1), key=lambda size: abs(size - n))
+        powers = (size for exponent in range(12, 31) for size in (2**exponent, 2**exponent + 1, 3 * 2**exponent // 2))
+        yield from (size for size in (*near, *powers) if size % step == 0 and low <= size <= high and size != n)
+
+    def _varying(self, turn: Turn, run: Sizes) -> set[Hashable]:
+        """The sizes that a comparison is of, but for those that are the same in all runs."""
+        asked = _Asked(run.values)
+        try:
+            turn.test(asked)
+        except Exception:  # noqa: BLE001 - numbers too deep for recursion
+            return set()
+        return {p for p in asked.places if p in run.roots or self._varies(p, run.values[p])}
+
+    def _varies(self, place: Hashable, value: int) -> bool:
+        return any(run.values.get(place, value) != value for run in self._runs)
+
+    def _turns(self, turn: Turn, run: Sizes, root: str, varying: Iterable[Hashable]) -> Callable[[int], bool]:
+        """Whether a comparison should come out the other way at a size of ``root``."""
+        known = {place: self._known(place, run, root) for place in varying}
+
+        def turns(size: int) -> bool:
+            expected = {place: _on_a_line(sizes, size) for place, sizes in known.items()}
+            try:
+                return turn.test(ChainMap(expected, run.values)) != turn.truth  # type: ignore[arg-type]
+            except Exception:  # noqa: BLE001 - divided by zero, say
+                return False
+
+        return turns
+
+    def _known(self, place: Hashable, run: Sizes, root: str) -> dict[int, int]:
+        """A size by that of ``root``; in runs that differ by nothing else, if there are any."""
+        if place in run.roots:
+            n = run.roots[place]  # type: ignore[index]
+            return {0: 0, 1: 1} if place == root else {n: n}
+        runs = [other for other in self._runs if place in other.values]
+        known = {r.roots[root]: r.values[place] for r in runs if _alone(r, run, root)}
+        if len(known) < 2:
+            known |= {r.roots[root]: r.values[place] for r in runs}
+        return known | {run.roots[root]: run.values[place]}
+
+
+def _on_a_line(known: Mapping[int, int], size: int) -> int:
+    """Between, or beyond, the nearest two that are known."""
+    if size in known or len(known) < 2:
+        return known[size if size in known else next(iter(known))]
+    a, b = sorted(known, key=lambda n: abs(n - size))[:2]
+    return known[a] + math.floor((known[b] - known[a]) * (size - a) / (b - a) + 0.5)
+
+
+def _alone(one: Sizes, other: Sizes, root: str) -> bool:
+    return all(n == other.roots[r] for r, n in one.roots.items() if r != root)
+
+
+class _Asked(dict[Hashable, int]):
+    """Sizes that know which of them were asked for."""
+
+    def __init__(self, values: Values) -> None:
+        super().__init__(values)
+        self.places: set[Hashable] = set()
+
+    def __getitem__(self, place: Hashable) -> int:
+        self.places.add(place)
+        return super().__getitem__(place)

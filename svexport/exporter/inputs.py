@@ -1,0 +1,197 @@
+"""Inputs worth trying: of the same kind as the given ones, far from them, and of other sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from svexport.exporter.sizes import Size, tiled
+
+__all__ = ["FIRST", "KINDS", "NOTHING", "FAR", "Resized", "of_kind", "far", "random"]
+
+KINDS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "negated": (torch.neg, torch.logical_not),
+    "hundredfold": (lambda x: x * 100, torch.clone),
+    "zero": (torch.zeros_like, torch.zeros_like),
+}
+"""Inputs of another kind than the given ones, for models that decide by values: of floating-point numbers, of masks."""
+
+FAR = ("scaled", "zeros")
+"""Inputs of every model that are far from the given ones."""
+
+NOTHING = ("zeros", "zero")
+"""Of which most functions are zero: a way that is gone with these alone has not been compared."""
+
+FIRST = ("random first",)
+"""Of models that forward changes: what they remember of the given inputs is not in a file."""
+
+MOST_ELEMENTS = 2**14
+"""Of inputs of other sizes, or some times as many as are given."""
+
+
+def of_kind(kind: str, tensor: Tensor) -> Tensor:
+    number, mask = KINDS[kind]
+    return number(tensor) if tensor.is_floating_point() else mask(tensor) if tensor.dtype == torch.bool else tensor
+
+
+def far(name: str, tensors: Sequence[Tensor], ranges: Mapping[int, int]) -> Iterator[list[Tensor]]:
+    """Inputs far from the given ones; with the given integers, and masks, where a model does not take others."""
+    change = _scaled if name == "scaled" else _zeros
+    changed = [change(t, ranges.get(index)) for index, t in enumerate(tensors)]
+    yield changed
+    for kept in (lambda t: not t.is_floating_point() and t.dtype != torch.bool, lambda t: not t.is_floating_point()):
+        if any(map(kept, tensors)):
+            yield [t if kept(t) else c for t, c in zip(tensors, changed, strict=True)]
+
+
+def _scaled(tensor: Tensor, size: int | None) -> Tensor:
+    """Of both signs, a tenth, as large, ten or a hundred times as large; other integers; masks all set, or half."""
+    noise = torch.rand(tensor.shape, dtype=torch.float64, device=tensor.device)
+    if tensor.is_floating_point():
+        signs = torch.randint_like(noise, 2) * 2 - 1
+        most = torch.finfo(tensor.dtype).max
+        return (tensor.double() * signs * 10 ** ((4 * noise).floor() - 1)).clamp(-most, most).to(tensor.dtype)
+    if size is not None:
+        return (noise * size).long().clamp(max=size - 1).to(tensor.dtype)
+    if tensor.dtype == torch.bool or _is_mask(tensor):
+        return (noise < 0.5).to(tensor.dtype) if bool(tensor.all()) else torch.ones_like(tensor)
+    least = min(int(tensor.min()), 0) if tensor.numel() else 0
+    return (tensor + (4 * noise).long().to(tensor.dtype) - 1).clamp(min=least)
+
+
+def _zeros(tensor: Tensor, size: int | None) -> Tensor:
+    """Nothing but zero, no mask set; integers in another order."""
+    if tensor.is_floating_point() or tensor.dtype == torch.bool or _is_mask(tensor):
+        return torch.zeros_like(tensor)
+    return tensor.flatten().flip(0).reshape(tensor.shape) if size is None else (size - 1 - tensor).clamp(0, size - 1)
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    return bool(((tensor == 0) | (tensor == 1)).all()) and bool(tensor.numel())
+
+
+def random(tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> Iterator[list[Tensor]]:
+    """Everything random; or floating-point numbers alone, for integers may be sizes that fit one another."""
+    yield [_random_like(t, shape) for t, shape in zip(tensors, shapes, strict=True)]
+    if not all(t.is_floating_point() for t in tensors):
+        yield [
+            _random_like(t, shape) if t.is_floating_point() else tiled(t, shape)
+            for t, shape in zip(tensors, shapes, strict=True)
+        ]
+
+
+def _random_like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """Fresh values like the given ones, tiled or cut to ``shape``: each changed by about a tenth where floating point
+    (so that what was a projection matrix still is one), drawn from among them for anything else."""
+    tensor = tiled(tensor, shape)
+    if not tensor.numel():
+        return tensor
+    if not tensor.is_floating_point():  # indices and masks stay valid
+        return tensor.flatten()[torch.randint(tensor.numel(), tensor.shape, device=tensor.device)]
+    noise = torch.randn(tensor.shape, dtype=torch.float64, device=tensor.device)
+    # Zeros alone say nothing: any values will do.
+    return (tensor.double() * (1 + 0.1 * noise) if tensor.any() else noise).to(tensor.dtype)
+
+
+class Resized:
+    """Inputs of other dynamic sizes.
+
+    A model may halve its sizes, or divide them by other numbers: of each run there are alternatives.
+
+    Attributes:
+        given: the root of each dynamic size of the given inputs.
+        ranges: the least and the largest value of each root.
+        axes: by input and axis, its dynamic size.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        names: Sequence[str],
+        dynamic_axes: Mapping[str, Mapping[int, str]],
+        sizes: Mapping[str, Size],
+    ) -> None:
+        self._tensors = tensors
+        self.axes = [{axis: sizes[symbol] for axis, symbol in dynamic_axes.get(name, {}).items()} for name in names]
+        self._roots: dict[str, tuple[Size, int]] = {}
+        for axes, tensor in zip(self.axes, tensors, strict=True):
+            for axis, size in axes.items():
+                self._roots.setdefault(size.root, (size, tensor.shape[axis]))
+        self.given = self.roots(tensors)
+        self.ranges = {
+            root: (max(size.low, *(s.root_for(1) for s in sizes.values() if s.root == root)), size.high)
+            for root, (size, _) in self._roots.items()
+        }
+        self._tried = {self._run(self.given)}
+
+    def roots(self, tensors: Sequence[Tensor]) -> dict[str, int]:
+        """Of the dynamic sizes of some inputs."""
+        found: dict[str, int] = {}
+        for axes, tensor in zip(self.axes, tensors, strict=True):
+            for axis, size in axes.items():
+                found.setdefault(size.root, size.root_for(tensor.shape[axis]))
+        return found
+
+    def at(self, wanted: Mapping[str, int], most: int = MOST_ELEMENTS) -> Iterator[tuple[str, list[Tensor]]]:
+        """Runs with some sizes changed, which have not been before, of no more elements than ``most`` in all (or four
+        times as many as are given)."""
+        run = ", ".join(f"{root}={size}" for root, size in wanted.items())
+        whole = self._run({**self.given, **wanted})
+        shapes = self.shapes(wanted)
+        if whole in self._tried or self.too_large(wanted, most):
+            return
+        self._tried.add(whole)
+        yield from ((run, inputs) for inputs in random(self._tensors, shapes))
+
+    def shapes(self, wanted: Mapping[str, int]) -> list[list[int]]:
+        shapes = [list(tensor.shape) for tensor in self._tensors]
+        for axes, shape in zip(self.axes, shapes, strict=True):
+            for axis, size in axes.items():
+                if size.root in wanted:
+                    shape[axis] = size.size(wanted[size.root])
+        return shapes
+
+    def too_large(self, wanted: Mapping[str, int], most: int) -> bool:
+        return sum(map(math.prod, self.shapes(wanted))) > max(most, 4 * sum(t.numel() for t in self._tensors))
+
+    def runs(self) -> Iterator[Iterator[tuple[str, list[Tensor]]]]:
+        """Every dynamic size larger, then as small as can be, then each alone much larger.
+
+        Of several the larger ones are unequal where a model takes that.
+        """
+        if not self._roots:
+            return
+        yield self._larger()
+        yield self._smaller()
+        for root in list(self._roots)[:3]:
+            yield self._much(root)
+
+    def _larger(self) -> Iterator[tuple[str, list[Tensor]]]:
+        for apart in (1, 0) if len(self._roots) > 1 else (0,):
+            for more in (lambda n, k: n + 1 + k, lambda n, k: n + (n & -n) * (1 + k), lambda n, k: n * (2 + k)):
+                wanted = {}
+                for place, (root, (size, given)) in enumerate(self._roots.items()):
+                    wanted[root] = size.other(given, partial(more, k=place * apart))
+                yield from self.at(wanted)
+
+    def _smaller(self) -> Iterator[tuple[str, list[Tensor]]]:
+        for less in (lambda n: 1, lambda n: n & -n, lambda n: n // 2, lambda n: n - 1):
+            wanted = {}
+            for root, n in self.given.items():
+                low = self.ranges[root][0]
+                wanted[root] = n if n <= low else max(less(n), low)
+            yield from self.at(wanted)
+
+    def _much(self, root: str) -> Iterator[tuple[str, list[Tensor]]]:
+        n = self.given[root]
+        for wanted in (-(-4 * n // 12) * 12, -(-2 * n // 12) * 12, 4 * n, 2 * n):
+            if n < wanted <= self.ranges[root][1]:
+                yield from self.at({root: wanted})
+
+    @staticmethod
+    def _run(wanted: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+        return tuple(sorted(wanted.items()))

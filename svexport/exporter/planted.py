@@ -1,0 +1,264 @@
+"""Faults planted in an exported file one after another: which of them inputs would notice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor
+
+from svexport.exporter.faults import Fault, faults_of
+from svexport.exporter.rounding import Tolerances
+from svexport.graph.walk import STANDARD, graphs_of
+
+__all__ = ["Planted", "Recording", "Site"]
+
+MOST_BYTES = 2**28
+"""Of values that are recorded at a time."""
+
+_SIZED = {
+    *("ConstantOfShape", "Expand", "Loop", "OneHot", "Pad", "Range", "Reshape", "Resize", "Scan", "Slice", "Split"),
+    *("Squeeze", "Tile", "TopK", "Unsqueeze", "Upsample", "If", "AffineGrid", "RandomNormal", "RandomUniform"),
+}
+"""Ops whose later inputs say how large their outputs are; a fault before them may make anything of that."""
+
+_CHOICE = "planted_choice"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A fault and its place.
+
+    Attributes:
+        number: of the node.
+        node: its name.
+        op: its type.
+        module: in which it is, as far as its name tells.
+        line: the user's it came from, empty where unknown.
+        fault: what is wrong.
+    """
+
+    number: int
+    node: str
+    op: str
+    module: str
+    line: str
+    fault: Fault
+
+    def __str__(self) -> str:
+        where = self.line or (f"in {self.module}" if self.module else self.node)
+        return f"{self.op} {self.fault.kind}, {where}"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a graph made of some inputs: its outputs, and the values of nodes that have sites."""
+
+    feeds: Mapping[str, np.ndarray]
+    outputs: Sequence[np.ndarray]
+    values: Mapping[str, np.ndarray]
+
+
+class Planted:
+    """A graph in standard ONNX whose every value can be replaced.
+
+    Each value of interest comes through an ``If`` that takes another one in its place, if it is told so by an input of
+    its own. A faulty node is computed alone, of what was recorded before it; what comes after it is computed anew.
+    """
+
+    def __init__(self, model: onnx.ModelProto, held_to: Tolerances, lines: Mapping[str, str]) -> None:
+        self._held_to, self._lines = held_to, lines
+        self._graph, self._opsets, self._ir = model.graph, list(model.opset_import), model.ir_version
+        self._constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+        for node in model.graph.node:
+            if node.op_type == "Constant" and node.attribute[0].name == "value":
+                self._constants[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
+        sizes = _names_of_sizes(model.graph)
+        self._nodes = [
+            (number, node)
+            for number, node in enumerate(model.graph.node)
+            if node.op_type not in ("Constant", "Identity", "Shape", "Size", "Dropout")
+            and sum(map(bool, node.output)) == 1
+            and node.domain in STANDARD
+            and node.output[0] not in sizes
+        ]
+        wanted = dict.fromkeys(
+            name for _, node in self._nodes for name in (*node.input, node.output[0]) if name not in self._constants
+        )
+        given = {value.name for value in model.graph.input}
+        self._kept = [name for name in wanted if name and name not in given]
+        self._recorder = _session(self._with_outputs(model))
+        kinds = {o.name: _dtype(o.type) for o in self._recorder.get_outputs()}
+        self._kinds = {n.output[0]: kind for _, n in self._nodes if (kind := kinds.get(n.output[0])) is not None}
+        self._nodes = [(number, node) for number, node in self._nodes if node.output[0] in self._kinds]
+        self._session = _session(self._with_choices(model))
+        self._outputs = [value.name for value in model.graph.output]
+        self._names = [value.name for value in model.graph.input]
+        self._alone: dict[int, Any] = {}
+
+    def _with_outputs(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        probe = onnx.ModelProto()
+        probe.CopyFrom(model)
+        present = {value.name for value in probe.graph.output}
+        probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in self._kept if name not in present)
+        return probe
+
+    def _with_choices(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """The model with an ``If`` behind each node of interest."""
+        chosen = onnx.ModelProto()
+        chosen.CopyFrom(model)
+        graph = chosen.graph
+        of_interest = dict(self._nodes)
+        nodes = list(graph.node)
+        del graph.node[:], graph.value_info[:]
+        graph.input.append(helper.make_tensor_value_info(_CHOICE, TensorProto.INT64, []))
+        for number, node in enumerate(nodes):
+            graph.node.append(node)
+            if number not in of_interest:
+                continue
+            name, kind = node.output[0], self._kinds[node.output[0]]
+            graph.node[-1].output[0] = own = f"{name}_as_it_is"
+            graph.input.append(helper.make_tensor_value_info(other := f"{name}_planted", kind, None))
+            branches = [
+                helper.make_graph(
+                    [helper.make_node("Identity", [source], [f"{source}_taken"])],
+                    f"take_{source}",
+                    [],
+                    [helper.make_tensor_value_info(f"{source}_taken", kind, None)],
+                )
+                for source in (other, own)
+            ]
+            number_name, same = f"{name}_number", f"{name}_chosen"
+            graph.initializer.append(numpy_helper.from_array(np.array(number, np.int64), number_name))
+            graph.node.append(helper.make_node("Equal", [_CHOICE, number_name], [same]))
+            graph.node.append(helper.make_node("If", [same], [name], then_branch=branches[0], else_branch=branches[1]))
+        return chosen
+
+    def record(self, tensors: Sequence[Tensor]) -> Recording | None:
+        """None of what has too large values."""
+        feeds = {name: t.detach().cpu().numpy() for name, t in zip(self._names, tensors, strict=True)}
+        names = [value.name for value in self._recorder.get_outputs()]
+        values = dict(zip(names, self._recorder.run(names, feeds), strict=True))
+        if sum(v.nbytes for v in values.values() if isinstance(v, np.ndarray)) > MOST_BYTES:
+            return None
+        return Recording(feeds, [values[name] for name in self._outputs], {**values, **feeds})
+
+    def sites(self, recording: Recording) -> Iterator[Site]:
+        """All faults of all nodes."""
+        for number, node in self._nodes:
+            for fault in faults_of(node, self._constants, recording.values):
+                yield Site(number, node.name, node.op_type, _module(node), self._line(node), fault)
+
+    def outputs(self, site: Site, recording: Recording) -> list[np.ndarray] | None:
+        """What the graph computes with a fault; None where the node computes what it does without.
+
+        Raises:
+            Exception: ONNX Runtime's, of what does not compute.
+        """
+        faulty = self._computed(site, recording)
+        name = self._graph.node[site.number].output[0]
+        if _equal(faulty, recording.values[name]):
+            return None
+        feeds = dict(recording.feeds)
+        feeds[_CHOICE] = np.array(site.number, np.int64)
+        for other, kind in self._kinds.items():
+            feeds[f"{other}_planted"] = faulty if other == name else np.zeros((), helper.tensor_dtype_to_np_dtype(kind))
+        return self._session.run(self._outputs, feeds)
+
+    def notices(self, site: Site, recording: Recording) -> bool:
+        """Whether verification would see a fault on these inputs."""
+        try:
+            outputs = self.outputs(site, recording)
+        except Exception:  # noqa: BLE001 - ONNX Runtime's, of a graph that no longer fits together
+            return True
+        if outputs is None:
+            return False
+        return any(self._differs(e, a) for e, a in zip(recording.outputs, outputs, strict=True))
+
+    def _differs(self, expected: np.ndarray, actual: np.ndarray) -> bool:
+        if expected.shape != actual.shape:
+            return True
+        rtol, atol = self._held_to.held(torch.from_numpy(np.ascontiguousarray(expected)))
+        e, a = expected.astype(np.float64), actual.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            return not bool(np.all((e == a) | (np.isnan(e) & np.isnan(a)) | (np.abs(e - a) <= atol + rtol * np.abs(e))))
+
+    def _computed(self, site: Site, recording: Recording) -> np.ndarray:
+        """What the faulty node alone makes of what was recorded before it."""
+        node, fault = self._graph.node[site.number], site.fault
+        if fault.transposed is not None:
+            return np.ascontiguousarray(recording.values[node.output[0]].swapaxes(*fault.transposed))
+        if fault.node is None:
+            name = node.input[0]
+            return recording.values[name] if name in recording.values else self._constants[name]
+        session = self._alone.get(id(fault))
+        if session is None:
+            session = self._alone[id(fault)] = _session(self._model_of(fault))
+        feeds = {i.name: recording.values[i.name] for i in session.get_inputs()}
+        return session.run(None, feeds)[0]
+
+    def _model_of(self, fault: Fault) -> onnx.ModelProto:
+        node = fault.node
+        assert node is not None
+        names = list(dict.fromkeys(filter(None, node.input)))
+        changed = fault.constants or {}
+        constants = [
+            numpy_helper.from_array(changed.get(n, self._constants[n]), n) for n in names if n in self._constants
+        ]
+        inputs = [helper.make_tensor_value_info(n, self._kind(n), None) for n in names if n not in self._constants]
+        graph = helper.make_graph([node], "planted", inputs, [onnx.ValueInfoProto(name=node.output[0])], constants)
+        return helper.make_model(graph, opset_imports=self._opsets, ir_version=self._ir)
+
+    def _kind(self, name: str) -> int:
+        found = {v.name: v.type for v in (*self._recorder.get_inputs(), *self._recorder.get_outputs())}
+        return _dtype(found[name]) or TensorProto.FLOAT
+
+    def _line(self, node: onnx.NodeProto) -> str:
+        return node.doc_string or self._lines.get(node.name, "")
+
+
+def _names_of_sizes(graph: onnx.GraphProto) -> set[str]:
+    """Values from which sizes are computed, directly or through other whole numbers."""
+    sizes = {name for node in graph.node if node.op_type in _SIZED for name in node.input[1:]}
+    sizes |= {name for node in graph.node for nested in graphs_of(node) for n in nested.node for name in n.input}
+    for node in reversed(graph.node):
+        if sizes.intersection(node.output) and node.op_type not in ("Shape", "Size"):
+            sizes.update(node.input)
+    return sizes
+
+
+def _module(node: onnx.NodeProto) -> str:
+    for entry in node.metadata_props:
+        if entry.key == "namespace":
+            return next((part.split(": ")[0] for part in reversed(entry.value.split("/")[:-1]) if part[:1] != ":"), "")
+    return ".".join(node.name.split("/")[1:-1])
+
+
+def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool(np.array_equal(one, other, equal_nan=one.dtype.kind == "f"))
+
+
+def _dtype(name: str) -> int | None:
+    """ONNX's number of ONNX Runtime's ``tensor(float)``; None of types that are not planted in."""
+    kinds = {"float": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "double": 11}
+    return kinds.get(name.removeprefix("tensor(").removesuffix(")"))
+
+
+def _session(model: onnx.ModelProto) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.use_deterministic_compute = True
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"], enable_fallback=0
+    )

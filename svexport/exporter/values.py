@@ -1,0 +1,85 @@
+"""Values of inputs in Python: what follows from them, and refusing it."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+
+from svexport.errors import ExportError
+from svexport.exporter.source import near, raising_line, shown_line
+from svexport.exporter.way import OTHERS, UNGUARDED, Exit, TooLong, Way
+
+__all__ = ["ANYWAY", "refuse_values", "unproven"]
+
+ANYWAY = "svexport.export(..., verify=False) writes the file anyway"
+
+
+def unproven(
+    model: nn.Module,
+    inputs_of: Mapping[str, Sequence[Tensor]],
+    ways: Mapping[str, Way],
+    compared: Collection[Way],
+    held: Sequence[Tensor],
+    guarded: bool,
+) -> list[Exit]:
+    """Lines that take values of inputs out of tensors, from which something follows that has not been compared.
+
+    What follows is seen where a line is made to get another value: functions called, or given, anything else. Nothing
+    does where the value is only printed, kept, or checked by an assertion. A branch has been compared if both its ways
+    have been gone.
+    """
+    first: dict[Any, tuple[str, Exit]] = {}
+    for run, way in ways.items():
+        for line, found in way.exits.items():
+            first.setdefault(line, (run, found))
+    found_unproven = []
+    for line, (run, found) in first.items():
+        if guarded and found.name not in UNGUARDED:
+            continue
+        seen = set().union(*(way.seen_at(line) for way in compared))
+        if {"True", "False"} <= seen:
+            continue
+        for which in range(1 if seen <= {"True", "False"} else OTHERS):
+            if _follows(model, inputs_of[run], ways[run], compared, held, (line, which)):
+                found_unproven.append(found)
+                break
+    return found_unproven
+
+
+def _follows(
+    model: nn.Module,
+    inputs: Sequence[Tensor],
+    usual: Way,
+    compared: Iterable[Way],
+    held: Sequence[Tensor],
+    forced: tuple[tuple[str, int, str], int],
+) -> bool:
+    """Whether forward goes a way that has not been compared when a line gets another value out of a tensor."""
+    arguments = [t.clone() for t in inputs]
+    way = Way(arguments, held, forced=forced, most=2 * usual.length + 100)
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with way:
+                results = model(*arguments)
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+        refusal = None if isinstance(error, TooLong) else raising_line(error)
+        return refusal is None or (way.leaves(usual) and not near(forced[0], refusal))
+    way.end(results)
+    return not any(way.same_flow(other) for other in compared)
+
+
+def refuse_values(unproven: Sequence[Exit], names: Sequence[str]) -> NoReturn:
+    inputs = [names[index] for index in sorted(frozenset().union(*(e.inputs for e in unproven))) if index < len(names)]
+    where = "".join(f"\n  at {shown_line(*e.line)}" for e in unproven[:5])
+    raise ExportError(
+        f"forward takes values of {', '.join(inputs)} out of tensors, and goes on by them; a file would have those of "
+        f"the given inputs for all. No file was written.{where}\n"
+        "  Keep them tensors: compute both ways and choose by torch.where, multiply with a mask, torch.gather what an "
+        f"index says; or make constants of these inputs: svexport.export(..., freeze={inputs!r}). {ANYWAY}"
+    )

@@ -1,0 +1,356 @@
+"""Engines and torch beside one another in time: interleaved runs in one process, and how far each is from torch."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from svexport import html
+from svexport.errors import SvexportError
+from svexport.exporter.arguments import FlatModel, bind, eval_mode, given_arguments
+from svexport.exporter.state import unchanged
+from svexport.progress import phase
+from svexport.runtime.compare import compare, feeds_of
+from svexport.runtime.engine import Engine
+from svexport.runtime.session import load
+from svexport.text import plain
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Bench", "Timing", "bench"]
+
+_WARM_UP = 3
+_MOST = 100_000
+"""Runs of each, whatever the time."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one contender took.
+
+    Attributes:
+        name: of the contender.
+        device: it ran on.
+        milliseconds: of every run, in order.
+        error: the largest absolute difference from torch; None for torch itself.
+        ok: whether all outputs are within :func:`svexport.compare`'s tolerances; None for torch itself.
+        memory: most bytes of the GPU that torch held while it ran, over what it held before; None on the CPU. What
+            TensorRT and ONNX Runtime allocate themselves is not in it.
+    """
+
+    name: str
+    device: str
+    milliseconds: tuple[float, ...]
+    error: float | None = None
+    ok: bool | None = None
+    memory: int | None = None
+
+    def percentile(self, percent: float) -> float:
+        """In milliseconds: the run below which so many of 100 lie."""
+        ordered = sorted(self.milliseconds)
+        return ordered[min(int(len(ordered) * percent / 100), len(ordered) - 1)]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.milliseconds)
+
+    @property
+    def throughput(self) -> float:
+        """Runs a second, one after the other."""
+        return 1e3 * len(self.milliseconds) / sum(self.milliseconds)
+
+    def to_dict(self) -> dict[str, Any]:
+        percentiles = {f"p{p}": self.percentile(p) for p in (50, 90, 99)}
+        return {**asdict(self), "milliseconds": {"min": min(self.milliseconds), **percentiles, "median": self.median},
+                "runs": len(self.milliseconds), "throughput": self.throughput}  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class Bench:
+    """Result of :func:`svexport.bench`; ``print`` shows it as a table, a notebook with a picture.
+
+    Attributes:
+        model: class name of the torch model.
+        inputs: name -> ``"float32[1, 3, 224, 224]"``.
+        timings: of each contender, torch's first.
+        notes: how it was measured.
+    """
+
+    model: str
+    inputs: Mapping[str, str]
+    timings: list[Timing]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every contender computes what torch does."""
+        return all(t.ok is not False for t in self.timings)
+
+    def __getitem__(self, name: str) -> Timing:
+        found = next((t for t in self.timings if t.name == name), None)
+        if found is None:
+            raise SvexportError(f"nothing is named {name!r}; there are {', '.join(t.name for t in self.timings)}")
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but single runs, as plain JSON-serialisable values."""
+        return {
+            "model": self.model,
+            "ok": self.ok,
+            "inputs": dict(self.inputs),
+            "timings": [t.to_dict() for t in self.timings],
+            "notes": list(self.notes),
+        }
+
+    def __repr__(self) -> str:
+        return f"Bench({self.model}: {', '.join(f'{t.name} {t.median:.3g} ms' for t in self.timings)})"
+
+    def __str__(self) -> str:
+        return plain(self.tables(), self.notes)
+
+    def tables(self) -> list[Any]:
+        """The table as a rich renderable."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        header, *rows = self._rows()
+        table = Table(title=Text(f"{self.model}, {', '.join(self.inputs.values())}", "bold"), box=box.SIMPLE_HEAD)
+        table.title_justify = "left"
+        for i, name in enumerate(header):
+            table.add_column(name, overflow="fold", justify="left" if i == 0 else "right")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        return [table]
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Writes the table and a picture of all runs as one page.
+
+        Raises:
+            SvexportError: if it cannot be written.
+        """
+        html.write(path, html.page(f"{self.model}: time and error", *self.html_body()))
+
+    def _repr_html_(self) -> str:
+        return html.fragment(*self.html_body(html.image))
+
+    def html_body(self, picture: Callable[..., str] = html.picture) -> list[str]:
+        """The result as pieces of a page; ``picture`` draws."""
+        header, *rows = self._rows()
+        wrong = [i for i, t in enumerate(self.timings) if t.ok is False]
+        drawn = picture("milliseconds of the runs of each", timing_figure, self.timings)
+        notes = [html.section("Notes", *map(html.note, self.notes))] if self.notes else []
+        return [html.section("Time and error", drawn, html.table(header, rows, marked=wrong)), *notes]
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        header = ("", "device", "p50 ms", "p90", "p99", "runs/s", "times torch's", "max abs error", "")
+        first = self.timings[0].median
+        rows: list[tuple[str, ...]] = [header]
+        for t in self.timings:
+            times = [f"{t.percentile(p):.3f}" for p in (50, 90, 99)]
+            error = "" if t.error is None else f"{t.error:.2e}"
+            verdict = {None: "", True: "ok", False: "FAIL"}[t.ok]
+            rows.append((t.name, t.device, *times, f"{t.throughput:,.0f}", f"{t.median / first:.3g}", error, verdict))
+        return rows
+
+
+@dataclass
+class _Contender:
+    name: str
+    device: torch.device
+    calls: list[Callable[[], Any]]  # one for each copy of the inputs
+    error: float | None = None
+    ok: bool | None = None
+    times: list[float] = field(default_factory=list)
+    memory: int | None = None
+
+    def run(self, number: int) -> None:
+        """Once, on the copy of that number; the time until the device has done it."""
+        started = time.perf_counter()
+        self.calls[number % len(self.calls)]()
+        self.wait()
+        self.times.append(1e3 * (time.perf_counter() - started))
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def bench(
+    model: nn.Module,
+    others: Any = (),
+    args: Any = None,
+    *,
+    seconds: float = 1.0,
+    runs: int | None = None,
+    compiled: bool = False,
+    copies: int = 4,
+) -> Bench:
+    """Times a torch model and what was made of it, and compares their results.
+
+    >>> print(svexport.bench(model, ["model.onnx", "model.engine"], (images,)))
+
+    They run one after the other again and again, in an order that turns with every round, so that what happens on the
+    machine meanwhile is everybody's; each round on another copy of the inputs, which lie on the contender's device
+    before its time begins. A time is the wall clock's from the call to the end of the work on the device.
+
+    Args:
+        model: the torch model, run in eval mode without gradients.
+        others: engines, paths for :func:`svexport.load`, torch models or functions of the same arguments: one, a
+            sequence, or a dict by the names to show.
+        args: as for :func:`svexport.export`.
+        seconds: time for each contender; at least 10 runs.
+        runs: so many runs of each, whatever time they take.
+        compiled: ``torch.compile`` of the model takes part.
+        copies: of the inputs.
+
+    Raises:
+        ExportError: if the arguments do not fit ``forward``.
+        EngineError: if they do not fit an engine, or it cannot be loaded or run.
+        SvexportError: on names that are there twice, or numbers below 1.
+    """
+    if (runs is not None and runs < 1) or copies < 1 or not seconds > 0:
+        raise SvexportError(f"runs and copies expect 1 or more, seconds more than 0; got {runs}, {copies}, {seconds}")
+    bound = bind(model, *given_arguments(model, args))
+    arguments = bound.args, bound.kwargs
+    flat = FlatModel(model, bound)
+    names = dict(_named(others))
+    if compiled:
+        names = {"torch.compile": torch.compile(model), **names}
+    if "torch" in names:
+        raise SvexportError("'torch' names the model itself; give another name")
+    notes: list[str] = []
+    with ExitStack() as stack:
+        for context in (eval_mode(model), unchanged(model), torch.no_grad()):
+            stack.enter_context(context)
+        contenders = [_torch("torch", model, arguments, copies, _device_of(model, flat.tensors))]
+        for name, other in names.items():
+            phase(f"loading {name}")
+            contenders.append(_contender(stack, name, other, model, flat, args, arguments, copies, notes))
+        for contender in contenders:
+            phase(f"warming up {contender.name}")
+            contender.memory = _warm_up(contender)
+        _measure(contenders, seconds, runs)
+    timings = [Timing(c.name, str(c.device), tuple(c.times), c.error, c.ok, c.memory) for c in contenders]
+    threads = f"{torch.get_num_threads()} threads of torch"
+    notes.append(f"{len(timings[0].milliseconds)} rounds, {copies} copies of the inputs, wall clock, {threads}")
+    inputs = {
+        name: f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}"
+        for name, t in zip(flat.input_names, flat.tensors, strict=True)
+    }
+    return Bench(type(model).__name__, inputs, timings, list(dict.fromkeys(notes)))
+
+
+def _named(others: Any) -> list[tuple[str, Any]]:
+    if isinstance(others, Mapping):
+        return [(str(name), other) for name, other in others.items()]
+    single = isinstance(others, (str, os.PathLike, Engine, nn.Module)) or callable(others)
+    found = []
+    for other in [others] if single else list(others):
+        if isinstance(other, (str, os.PathLike)):
+            name = Path(other).name
+        else:
+            name = str(other) if isinstance(other, Engine) else getattr(other, "__name__", type(other).__name__)
+        found.append((name, other))
+    if len(dict(found)) < len(found):
+        raise SvexportError(
+            f"several are named {[n for n, _ in found]}; give them as a dict by name: {{'half': 'a/m.onnx', …}}"
+        )
+    return found
+
+
+def _device_of(model: nn.Module, tensors: Sequence[Tensor]) -> torch.device:
+    return next((t.device for t in (*model.parameters(), *model.buffers(), *tensors)), torch.device("cpu"))
+
+
+def _torch(
+    name: str, function: Callable[..., Any], arguments: tuple[Any, dict[str, Any]], copies: int, device: torch.device
+) -> _Contender:
+    def call(args: Any, kwargs: dict[str, Any]) -> Callable[[], Any]:
+        return lambda: function(*args, **kwargs)
+
+    clone = lambda t: t.detach().clone()  # noqa: E731
+    copied = [torch.utils._pytree.tree_map_only(Tensor, clone, arguments) for _ in range(copies)]
+    return _Contender(name, device, [call(*one) for one in copied])
+
+
+def _contender(
+    stack: ExitStack,
+    name: str,
+    other: Any,
+    model: nn.Module,
+    flat: FlatModel,
+    args: Any,
+    arguments: tuple[Any, dict[str, Any]],
+    copies: int,
+    notes: list[str],
+) -> _Contender:
+    if isinstance(other, (str, os.PathLike)):
+        other = stack.enter_context(load(other))
+    compared = compare(model, other, args)
+    notes += compared.notes
+    if isinstance(other, Engine):
+        feeds = feeds_of(other, flat.input_names, [t.detach() for t in flat.tensors], [])
+        placed = [[t.to(other.device, copy=True).contiguous() for t in feeds] for _ in range(copies)]
+        made = _Contender(name, other.device, [partial(other.run, given) for given in placed])
+    else:
+        if isinstance(other, nn.Module):
+            stack.enter_context(eval_mode(other))
+        made = _torch(name, other, arguments, copies, _device_of(model, flat.tensors))
+    made.error, made.ok = max(p.max_abs for p in compared.outputs), compared.ok
+    return made
+
+
+def _warm_up(contender: _Contender) -> int | None:
+    before = None
+    if contender.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(contender.device)
+        before = torch.cuda.memory_allocated(contender.device)
+    for number in range(max(_WARM_UP, len(contender.calls))):
+        contender.run(number)
+    contender.times.clear()
+    return None if before is None else torch.cuda.max_memory_allocated(contender.device) - before
+
+
+def _measure(contenders: Sequence[_Contender], seconds: float, runs: int | None) -> None:
+    deadline = time.perf_counter() + seconds * len(contenders)
+    number = 0
+    while number < (runs or _MOST):
+        if runs is None and number >= 10 and time.perf_counter() > deadline:
+            break
+        if number % 64 == 0:
+            phase(f"measuring, round {number}")
+        turned = number % len(contenders)
+        for contender in (*contenders[turned:], *contenders[:turned]):
+            contender.run(number)
+        number += 1
+
+
+def timing_figure(timings: Sequence[Timing]) -> Figure:
+    """Every contender's runs as a bar from p10 to p90 with a tick at the median."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 0.6 + 0.45 * len(timings)), layout="constrained")
+    axes = figure.add_subplot()
+    for row, timing in enumerate(timings):
+        low, high = timing.percentile(10), timing.percentile(90)
+        axes.barh(
+            row, high - low, left=low, height=0.5, color="#e5484d" if timing.ok is False else "#3b82f6", alpha=0.5
+        )
+        axes.plot([timing.median] * 2, [row - 0.3, row + 0.3], color="#010203", linewidth=1.5)
+    axes.set_yticks(range(len(timings)), [t.name for t in timings])
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    axes.set_xlabel("milliseconds: median, and 80 of 100 runs")
+    return figure

@@ -1,0 +1,166 @@
+"""``svexport.build``: an engine of TensorRT from an ONNX file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from svexport.runtime.tensorrt import TensorRTEngine, place
+from svexport.tensorrt import builder
+from svexport.tensorrt.bindings import load_tensorrt
+from svexport.tensorrt.build_report import BuildReport
+from svexport.tensorrt.options import BuildOptions
+
+if TYPE_CHECKING:
+    import onnx
+    import torch
+
+__all__ = ["build"]
+
+
+def build(
+    onnx: str | os.PathLike[str] | onnx.ModelProto,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    shapes: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    values: Mapping[str, Any] | None = None,
+    fp16: bool = False,
+    tf32: bool = False,
+    optimization_level: int | None = None,
+    workspace: int | str | None = None,
+    dla_core: int | None = None,
+    version_compatible: bool = False,
+    hardware_compatibility: str | None = None,
+    strip_weights: bool = False,
+    refit: bool = False,
+    plugins: str | os.PathLike[str] | None = None,
+    timing_cache: bool | str | os.PathLike[str] = True,
+    check: bool = True,
+    device: str | torch.device | None = None,
+) -> TensorRTEngine:
+    """Builds an engine of TensorRT (8.6 or later), on the GPU that it is for.
+
+    >>> images = (1, 3, 224, 224), (4, 3, 224, 224), (8, 3, 224, 224)
+    >>> engine = svexport.build("model.onnx", "model.engine", shapes={"images": images})
+    >>> print(engine.report)
+
+    From TensorRT 10 on the types are those of the file; before, what the file has of half precision and of quantizers
+    is allowed by flags. Plugins for svexport nodes are registered first (:func:`svexport.tensorrt.register_plugins`);
+    bodies are taken out for a TensorRT that would run them in place of plugins. Ctrl-C ends the build and leaves no
+    file; TensorRT before 10 hears it when it has ended by itself.
+
+    Args:
+        onnx: the path of an ONNX file, or a model in memory.
+        path: the engine's file; default: that of the ONNX file, as ``.engine``. A model in memory is not written
+            without one.
+        shapes: sizes to build for, by input: ``(smallest, usual, largest)`` shape, or one for all three. Several
+            mappings in a list make several profiles. What is left out follows from sizes of the same name, else an open
+            first axis is 1 to 8, which the report says; any other open axis is an error that says what to give.
+        values: likewise, of inputs whose numbers are sizes (of a Reshape, say).
+        fp16: before TensorRT 10: also compute in half where that is faster.
+        tf32: multiply float32 in TF32, 1e-3 off.
+        optimization_level: 0 to 5: how long to look for fast kernels; default: TensorRT's.
+        workspace: scratch memory, in bytes or as ``"4G"``; default: all there is.
+        dla_core: run on this DLA of a Jetson or DRIVE what it takes, and the rest on the GPU.
+        version_compatible: the engine loads in later versions of this major one (``load(…, trusted=True)``), with the
+            plugin library in it.
+        hardware_compatibility: ``"ampere+"`` or ``"same"`` (compute capability): the engine runs on other GPUs too.
+        strip_weights: leave the weights out of the plan; ``load(…, refit="model.onnx")`` puts them in.
+        refit: weights can be exchanged by :meth:`TensorRTEngine.refit`.
+        plugins: the plugin library; default: as :func:`svexport.tensorrt.register_plugins`.
+        timing_cache: timings of kernels that builds before have measured: True for those in svexport's cache, by device
+            and version; a path; False for none.
+        check: hold the file to what this TensorRT parses first (:func:`svexport.check`), before minutes of building.
+        device: ``"cuda"`` or ``"cuda:1"``; default: torch's current one.
+
+    Returns:
+        The engine, loaded from its file; ``engine.report`` says what was built.
+
+    Raises:
+        BuildError: if the file is refused, does not parse, or does not build, with TensorRT's reason.
+        UnsupportedError: if this version of TensorRT lacks what is asked for.
+        BackendNotAvailableError: without TensorRT 8.6 or later, or without a GPU.
+        PluginBuildError: if the plugin library cannot be loaded.
+    """
+    options = BuildOptions.of(
+        workspace,
+        fp16=fp16,
+        tf32=tf32,
+        optimization_level=optimization_level,
+        dla_core=dla_core,
+        version_compatible=version_compatible,
+        hardware_compatibility=hardware_compatibility,
+        strip_weights=strip_weights,
+        refit=refit,
+    )
+    source = builder.read_source(onnx)
+    target = engine_path(source, path)
+    trt = load_tensorrt()
+    where = place(device)
+    cache = builder.timing_cache_path(trt.__version__, where.name) if timing_cache is True else None
+    if not isinstance(timing_cache, bool):
+        cache = Path(timing_cache)
+    with where.active():
+        built = builder.build_plan(
+            trt,
+            source,
+            target,
+            options,
+            shapes=shapes,
+            values=values,
+            plugins=plugins,
+            timing_cache=cache,
+            check=check,
+            device=where.device.index or 0,
+        )
+    refit_from = (source.path or source.model) if strip_weights else None
+    engine = TensorRTEngine(built.plan, path=target, device=where.device, refit=refit_from, trusted=True)
+    if target is not None:
+        try:
+            builder.write(target, built.plan)
+        except BaseException:
+            engine.close()
+            raise
+    engine.report = BuildReport(
+        source=str(source),
+        path=target,
+        tensorrt=trt.__version__,
+        device=where.name,
+        bytes=len(built.plan),
+        profiles=[str(profile) for profile in built.profiles],
+        plugins=built.plugins,
+        layers=engine.layers(),
+        sources=builder.source_lines(source.model),
+        seconds=built.seconds,
+        trtexec=built.trtexec,
+        notes=built.notes,
+        check=built.check,
+    )
+    engine.sources = engine.report.sources
+    return engine
+
+
+def engine_path(source: builder.Source, path: str | os.PathLike[str] | None) -> Path | None:
+    """Where the engine goes.
+
+    Raises:
+        BuildError: if nothing can be written there, before minutes of building.
+    """
+    from svexport import html
+    from svexport.errors import BuildError, SvexportError
+
+    if path is None:
+        target = None if source.path is None else source.path.with_suffix(".engine")
+    else:
+        target = Path(path)
+    if target is None:
+        return None
+    if target.suffix.lower() not in (".engine", ".plan"):
+        raise BuildError(f"an engine is a .engine or .plan file, by which svexport.load knows it; got {target}")
+    try:
+        html.check_place(target)
+    except SvexportError as error:
+        raise BuildError(str(error)) from error
+    return target

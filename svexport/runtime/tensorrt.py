@@ -1,0 +1,373 @@
+"""Engines of TensorRT on torch tensors."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from svexport.errors import EngineError, SvexportError, UnsupportedError
+from svexport.graph.returned import parse_returned
+from svexport.logging import logger
+from svexport.runtime import place as places
+from svexport.runtime.context import Context, Graphs, Recorded
+from svexport.runtime.engine import Engine, TensorSpec
+from svexport.tensorrt.bindings import Log, dtypes, load_tensorrt, logger_for
+from svexport.tensorrt.build_report import BuildReport, Layer, read_layers
+from svexport.tensorrt.plan import Plan, read_plan
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["LayerTime", "TensorRTEngine", "place"]
+
+place = places.cuda
+"""The device of an engine, from what the caller asks for."""
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """What one layer took in :meth:`TensorRTEngine.profile`.
+
+    Attributes:
+        name: of the layer.
+        milliseconds: the mean of all runs.
+        nodes: of the file that it computes, as far as the engine tells.
+        source: the model's line of the first of them that has one.
+    """
+
+    name: str
+    milliseconds: float
+    nodes: tuple[str, ...]
+    source: str
+
+
+class TensorRTEngine(Engine):
+    """An engine of TensorRT (8.6 or later), run on torch's current stream.
+
+    Contiguous inputs on the engine's device are read where they are; outputs are new tensors of the caller's own. A
+    call returns as soon as the work is enqueued, as torch's operators do. Any number of threads may call: each run has
+    an execution context of its own, which is kept for the next.
+
+    A plan is taken for untrusted: it is looked at before TensorRT is, and code in it (of version-compatible engines,
+    and of plugin libraries in them) is refused unless ``trusted``. Plugins of svexport are registered before it is
+    loaded where they can be. Use it as a context manager, or :meth:`close` it, to free its memory at once.
+
+    Args:
+        plan: the path of a plan, or its bytes.
+        device: ``"cuda"`` or ``"cuda:1"``; default: torch's current one.
+        refit: the ONNX file whose weights go into a plan that was built without.
+        cuda_graphs: so many shapes of inputs have their launches recorded and replayed at once, which saves the CPU's
+            time of enqueueing. The inputs are copied then. :meth:`info` says why one is not.
+        trusted: code in the plan may run.
+        path: names the engine if ``plan`` is bytes.
+
+    Attributes:
+        version: of the TensorRT that built it; empty where the plan does not say.
+        report: what :func:`svexport.build` did; None of an engine that was loaded.
+        sources: the model's line of each node, for :meth:`profile`.
+
+    Raises:
+        EngineError: if it is no plan, or TensorRT refuses it: the error names the version that built it.
+        UnsupportedError: on inputs or outputs that torch has no tensors for.
+        BackendNotAvailableError: without TensorRT 8.6 or later, or without a GPU.
+    """
+
+    def __init__(
+        self,
+        plan: str | os.PathLike[str] | bytes,
+        *,
+        device: str | torch.device | None = None,
+        refit: str | os.PathLike[str] | onnx.ModelProto | None = None,
+        cuda_graphs: int = 0,
+        trusted: bool = False,
+        path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.path = Path(path) if path is not None else None
+        if isinstance(plan, bytes):
+            read = Plan.parse(plan, str(self))
+        else:
+            self.path = Path(plan)
+            read = read_plan(self.path)
+        self.version = read.version
+        self.report: BuildReport | None = None
+        self.sources: Mapping[str, str] = {}
+        self._trt = trt = load_tensorrt()
+        self._place = place(device)
+        self.device = self._place.device
+        self._log = Log()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._idle: list[Context] = []
+        self._graphs = Graphs(cuda_graphs)
+        self._logger = logger_for(trt, self._log)
+        with self._place.active():
+            self._register_plugins()
+            self._runtime = trt.Runtime(self._logger)
+            if trusted:
+                self._runtime.engine_host_code_allowed = True
+            self._engine = self._runtime.deserialize_cuda_engine(read.content)
+            if self._engine is None:
+                raise EngineError(self._refused())
+            self._bytes = len(read.content)
+            try:
+                if refit is not None:
+                    self.refit(refit)
+                self._read_tensors()
+                self._idle.append(self._new_context())  # what it lacks is said now
+            except BaseException:
+                self.close()
+                raise
+        self.returned = parse_returned(self._engine.name or "", len(self.outputs))
+
+    # ------------------------------------------------------------------------------------------------------ loading
+
+    def _register_plugins(self) -> None:
+        from svexport.tensorrt.plugins import register_plugins
+
+        self._plugins = ""
+        try:
+            register_plugins()
+        except SvexportError as error:  # most engines need none; one that does is refused
+            self._plugins = f" (svexport's plugins are not registered: {error})"
+            logger.debug("plugins are not registered: {}", error)
+
+    def _refused(self) -> str:
+        here, reason = self._trt.__version__, self._log.reason()
+        if self.version and _release(self.version) != _release(here):
+            return (
+                f"{self} was built by TensorRT {self.version}, this is {here}, which does not load it: {reason}. Build "
+                "it again here, or install that version; an engine that was built version_compatible by an earlier "
+                "one loads with trusted=True"
+            )
+        by = f", built by TensorRT {self.version}" if self.version else ""
+        advice = self._plugins or ". If it was cut short or is of another GPU, build or copy it again"
+        return f"TensorRT {here} does not load {self}{by}: {reason}{advice}"
+
+    def _read_tensors(self) -> None:
+        trt, engine = self._trt, self._engine
+        names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+        known = dtypes(trt)
+        self._profiles = engine.num_optimization_profiles
+        self._on_host: set[str] = set()
+        found: dict[Any, list[TensorSpec]] = {trt.TensorIOMode.INPUT: [], trt.TensorIOMode.OUTPUT: []}
+        for name in names:
+            kind = engine.get_tensor_dtype(name)
+            if kind not in known:
+                listed = ", ".join(str(d).removeprefix("torch.") for d in known.values())
+                raise UnsupportedError(f"{name!r} of {self} is {kind}; engines exchange {listed}")
+            if engine.get_tensor_format(name) != trt.TensorFormat.LINEAR:
+                raise UnsupportedError(
+                    f"{name!r} of {self} is in the format {engine.get_tensor_format_desc(name)!r}, and torch's tensors "
+                    "are linear; build it without formats of inputs and outputs"
+                )
+            if engine.get_tensor_location(name) == trt.TensorLocation.HOST:
+                self._on_host.add(name)
+            shape = tuple(None if size < 0 else int(size) for size in engine.get_tensor_shape(name))
+            found[engine.get_tensor_mode(name)].append(TensorSpec(name, known[kind], shape))
+        self.inputs = tuple(found[trt.TensorIOMode.INPUT])
+        self.outputs = tuple(found[trt.TensorIOMode.OUTPUT])
+        self._ranges = [self._ranges_of(number) for number in range(self._profiles)]
+
+    def _ranges_of(self, profile: int) -> dict[str, tuple[Any, Any, Any]]:
+        """Smallest, usual and largest shape of each input that has open sizes."""
+        return {
+            spec.name: tuple(tuple(s) for s in self._engine.get_tensor_profile_shape(spec.name, profile))  # type: ignore[misc]
+            for spec in self.inputs
+            if spec.shape is not None and None in spec.shape
+        }
+
+    def refit(self, model: str | os.PathLike[str] | onnx.ModelProto) -> None:
+        """Puts the weights of an ONNX file into the engine; nothing may run meanwhile.
+
+        Raises:
+            EngineError: if the engine was not built for it, or the file does not fit.
+            UnsupportedError: before TensorRT 10.
+        """
+        trt = self._trt
+        if not hasattr(trt, "OnnxParserRefitter"):
+            raise UnsupportedError(f"weights are exchanged from TensorRT 10 on, this is {trt.__version__}")
+        if not self._engine.refittable:
+            raise EngineError(f"{self} was not built to have its weights exchanged: build it with refit=True")
+        refitter = trt.Refitter(self._engine, self._logger)
+        parser = trt.OnnxParserRefitter(refitter, self._logger)
+        if isinstance(model, (str, os.PathLike)):
+            done = parser.refit_from_file(str(model))
+        else:
+            done = parser.refit_from_bytes(model.SerializeToString())
+        if not done or not refitter.refit_cuda_engine():
+            said = [parser.get_error(i).desc() for i in range(parser.num_errors)]
+            raise EngineError(f"{self} does not take the weights: {(said or [self._log.reason()])[0]}")
+
+    # ------------------------------------------------------------------------------------------------------ running
+
+    def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        if self._closed:
+            raise EngineError(f"{self} is closed; load it again")
+        with self._place.active():
+            ready = [self._ready(spec, tensor) for spec, tensor in zip(self.inputs, tensors, strict=True)]
+            if self._graphs.size:
+                shapes = tuple(tuple(t.shape) for t in ready)
+                graph = self._graphs.get(shapes, lambda: self._record(ready))
+                if graph is not None:
+                    return graph(ready)
+            with self._context() as context:
+                return context.run(ready)
+
+    def _ready(self, spec: TensorSpec, tensor: Tensor) -> Tensor:
+        device = torch.device("cpu") if spec.name in self._on_host else self.device
+        return tensor.detach().to(device).resolve_neg().contiguous()
+
+    @contextmanager
+    def _context(self) -> Iterator[Context]:
+        with self._lock:
+            context = self._idle.pop() if self._idle else None
+        if context is None:
+            context = self._new_context()
+        try:
+            yield context
+        except BaseException:
+            raise  # one that has failed is not used again
+        else:
+            with self._lock:
+                if not self._closed:
+                    self._idle.append(context)
+
+    def _new_context(self) -> Context:
+        made = self._engine.create_execution_context()
+        if made is None:
+            raise EngineError(
+                f"TensorRT makes no execution context of {self}, which needs {self._memory() / 1e6:.1f} MB of the GPU: "
+                f"{self._log.reason()}. Free memory there, or build with a smaller largest shape"
+            )
+        return Context(self, made)
+
+    def _memory(self) -> int:
+        name = "device_memory_size_v2" if hasattr(self._engine, "device_memory_size_v2") else "device_memory_size"
+        return int(getattr(self._engine, name))
+
+    def profile_for(self, tensors: Sequence[Tensor]) -> int:
+        """The number of the first profile that was built for these sizes.
+
+        Raises:
+            EngineError: if none was; it says what the engine was built for.
+        """
+        if not any(self._ranges):
+            return 0
+        for number, ranges in enumerate(self._ranges):
+            if all(
+                all(low <= size <= high for low, size, high in zip(r[0], t.shape, r[2], strict=True))
+                for spec, t in zip(self.inputs, tensors, strict=True)
+                if (r := ranges.get(spec.name))
+            ):
+                return number
+        given = ", ".join(f"{spec.name}: {list(t.shape)}" for spec, t in zip(self.inputs, tensors, strict=True))
+        built = " or ".join(
+            ", ".join(f"{name}: {list(r[0])} to {list(r[2])}" for name, r in ranges.items()) for ranges in self._ranges
+        )
+        raise EngineError(f"{self} was built for {built}, got {given}; build it with shapes= that hold these")
+
+    def _record(self, tensors: Sequence[Tensor]) -> Recorded | str:
+        """A graph for inputs of these shapes, or why there is none."""
+        if self._on_host:
+            return f"the numbers of {', '.join(sorted(self._on_host))} are read on the CPU in every run"
+        context = self._new_context()
+        own = [tensor.clone() for tensor in tensors]
+        try:
+            outputs = context.prepare(own)
+            if outputs is None:
+                return "the sizes of its outputs follow from its numbers"
+            replay = self._place.capture(context.enqueue)
+        except Exception as error:  # noqa: BLE001 - whatever capturing does not allow
+            return f"{type(error).__name__}: {error}"
+        lock = threading.Lock()
+
+        def run(given: Sequence[Tensor]) -> list[Tensor]:
+            with lock:
+                for mine, tensor in zip(own, given, strict=True):
+                    mine.copy_(tensor)
+                replay()
+                return [output.clone() for output in outputs]
+
+        return run
+
+    # -------------------------------------------------------------------------------------------------- what it tells
+
+    def layers(self) -> list[Layer]:
+        """The engine's layers, as far as it keeps them (``profilingVerbosity``)."""
+        inspector = self._engine.create_engine_inspector()
+        return read_layers(inspector.get_engine_information(self._trt.LayerInformationFormat.JSON))
+
+    def profile(self, *tensors: Tensor, runs: int = 10, **named: Tensor) -> list[LayerTime]:
+        """Times every layer on these inputs, in the order in which they run.
+
+        Raises:
+            EngineError: as calling the engine does.
+        """
+        ordered = self._in_order(tensors, named)
+        self.run(ordered)  # checks them; and what happens once is not timed
+        trt = self._trt
+
+        class Profiler(trt.IProfiler):  # type: ignore[name-defined, misc]
+            def __init__(self) -> None:
+                trt.IProfiler.__init__(self)
+                self.times: dict[str, float] = {}
+
+            def report_layer_time(self, layer_name: str, ms: float) -> None:
+                self.times[layer_name] = self.times.get(layer_name, 0.0) + ms
+
+        profiler = Profiler()
+        with self._place.active():
+            ready = [self._ready(spec, tensor) for spec, tensor in zip(self.inputs, ordered, strict=True)]
+            context = self._new_context()
+            context.profiler = profiler
+            for _ in range(max(runs, 1)):
+                context.run(ready)
+                self._place.synchronize()
+        nodes = {layer.name: layer.nodes for layer in self.layers()}
+        found = []
+        for name, total in profiler.times.items():
+            own = nodes.get(name, ())
+            line = next((self.sources[node] for node in own if node in self.sources), "")
+            found.append(LayerTime(name, total / max(runs, 1), own, line))
+        return found
+
+    def info(self) -> dict[str, Any]:
+        """What is known of the engine, as plain JSON-serialisable values."""
+        return {
+            "path": None if self.path is None else str(self.path),
+            "built_by": self.version or None,
+            "tensorrt": self._trt.__version__,
+            "device": self._place.name,
+            "bytes": self._bytes,
+            "memory": self._memory(),
+            "layers": int(self._engine.num_layers),
+            "inputs": {spec.name: str(spec) for spec in self.inputs},
+            "outputs": {spec.name: str(spec) for spec in self.outputs},
+            "profiles": [{name: [list(s) for s in r] for name, r in ranges.items()} for ranges in self._ranges],
+            "refittable": bool(self._engine.refittable),
+            "contexts": len(self._idle),
+            "cuda_graphs": self._graphs.info(),
+        }
+
+    def close(self) -> None:
+        """Frees the engine; what runs on the device is waited for."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._place.synchronize()
+        self._idle.clear()
+        self._graphs.clear()
+        self._engine = self._runtime = None
+
+
+def _release(version: str) -> list[str]:
+    return version.split(".")[:3]

@@ -1,0 +1,182 @@
+"""What a build did: the engine's layers, and which nodes each came from."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from svexport.graph.check.report import CheckReport
+from svexport.text import plain
+
+__all__ = ["BuildReport", "Layer", "read_layers"]
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of an engine, as TensorRT's inspector tells.
+
+    Attributes:
+        name: in the engine.
+        kind: ``"CaskConvolution"``, ``"Reformat"``, ``"PluginV3"``; empty if the engine keeps no more than names.
+        nodes: nodes of the file that it computes; several where they were fused.
+        tactic: how; empty where that is not told.
+        inputs: type and format of each.
+        outputs: likewise.
+    """
+
+    name: str
+    kind: str = ""
+    nodes: tuple[str, ...] = ()
+    tactic: str = ""
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    @property
+    def reformat(self) -> bool:
+        """Whether it does nothing but change type or format."""
+        return self.kind.lower() in ("reformat", "shuffle_reformat") or self.name.startswith("Reformatting CopyNode")
+
+    @property
+    def remedy(self) -> str:
+        """What would remove a reformat."""
+        if not self.reformat:
+            return ""
+        before, after = " ".join(self.inputs), " ".join(self.outputs)
+        types = [set(re.findall(r"FP32|FP16|BF16|INT8|INT32|INT64|FP8|Int8|Float|Half", t)) for t in (before, after)]
+        if types[0] != types[1]:
+            return "one type on both sides: export with dtype=, or keep=, so that its neighbours agree"
+        if "Network Input" in self.name or "input" in self.name.lower().split():
+            return "an input in the format that the first layer reads"
+        return "neighbours that take one format; docs/tensorrt.md has the formats of the plugins"
+
+
+def read_layers(text: str) -> list[Layer]:
+    """The layers in what an inspector says in JSON; an empty list if it says nothing that is understood."""
+    try:
+        found = json.loads(text).get("Layers", [])
+    except (ValueError, AttributeError):
+        return []
+    return [_layer(entry) for entry in found if isinstance(entry, (str, dict))]
+
+
+def _layer(entry: str | dict[str, Any]) -> Layer:
+    if isinstance(entry, str):
+        return Layer(entry)
+    metadata = str(entry.get("Metadata", ""))
+    return Layer(
+        name=str(entry.get("Name", "")),
+        kind=str(entry.get("LayerType", "")),
+        nodes=tuple(dict.fromkeys(re.findall(r"\[ONNX Layer: ([^\]]*)\]", metadata))),
+        tactic=str(entry.get("TacticName") or entry.get("TacticValue") or ""),
+        inputs=tuple(_format(tensor) for tensor in entry.get("Inputs", [])),
+        outputs=tuple(_format(tensor) for tensor in entry.get("Outputs", [])),
+    )
+
+
+def _format(tensor: Any) -> str:
+    return str(tensor.get("Format/Datatype", tensor.get("Datatype", ""))) if isinstance(tensor, dict) else str(tensor)
+
+
+@dataclass(frozen=True, repr=False)
+class BuildReport:
+    """What :func:`svexport.build` did; ``print`` shows it as tables.
+
+    Attributes:
+        source: the file it was built from.
+        path: the engine's file.
+        tensorrt: the version that built it.
+        device: the GPU.
+        bytes: size of the plan.
+        profiles: the sizes it is built for, each as ``"images 1x3x8x8 / 4x3x8x8 / 8x3x8x8"``.
+        plugins: how each svexport node of the file runs: ``"C++"``, ``"AOT"`` or ``"JIT"``, by name.
+        layers: of the engine.
+        sources: line of the model that a node came from, by name of the node.
+        seconds: wall time of each stage.
+        trtexec: the command that builds the same engine without Python.
+        notes: what was assumed, and what TensorRT warned of.
+        check: what was known of the file before.
+    """
+
+    source: str
+    path: Path | None
+    tensorrt: str
+    device: str
+    bytes: int
+    profiles: list[str]
+    plugins: Mapping[str, str]
+    layers: list[Layer]
+    sources: Mapping[str, str]
+    seconds: Mapping[str, float]
+    trtexec: str
+    notes: list[str] = field(default_factory=list)
+    check: CheckReport | None = None
+
+    @property
+    def reformats(self) -> list[Layer]:
+        return [layer for layer in self.layers if layer.reformat]
+
+    @property
+    def fused(self) -> list[Layer]:
+        """Layers that compute several nodes."""
+        return [layer for layer in self.layers if len(layer.nodes) > 1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain JSON-serialisable values."""
+        layers = [{**asdict(layer), "reformat": layer.reformat, "remedy": layer.remedy} for layer in self.layers]
+        path = None if self.path is None else str(self.path)
+        check = None if self.check is None else self.check.to_dict()
+        return {**asdict(self), "path": path, "layers": layers, "check": check}
+
+    def __repr__(self) -> str:
+        return f"BuildReport({self.source} -> {self.path}: {len(self.layers)} layers, TensorRT {self.tensorrt})"
+
+    def __str__(self) -> str:
+        return f"{plain(self.tables(), self.notes)}\n{self.trtexec}"
+
+    def tables(self) -> list[Any]:
+        """The report as rich renderables: a summary, plugins, reformats."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        name = self.path.name if self.path else "an engine in memory"
+        summary = Table(title=Text(f"{self.source} -> {name}", "bold"), box=box.SIMPLE_HEAD, show_header=False)
+        summary.title_justify = "left"
+        for fact in self._facts():
+            summary.add_row(*map(Text, fact))
+        tables: list[Any] = [summary]
+        plugins = [(node, kind, self.sources.get(node, "")) for node, kind in self.plugins.items()]
+        reformats = [(layer.name, f"{_joined(layer.inputs)} -> {_joined(layer.outputs)}", layer.remedy)
+                     for layer in self.reformats]  # fmt: skip
+        for header, rows in ((("node", "plugin", "source"), plugins), (("reformat", "", "removed by"), reformats)):
+            if rows:
+                table = Table(box=box.SIMPLE_HEAD)
+                for title in header:
+                    table.add_column(title, overflow="fold")
+                for row in rows[:_SHOWN]:
+                    table.add_row(*map(Text, row))
+                if len(rows) > _SHOWN:
+                    table.add_row(f"and {len(rows) - _SHOWN} more", "", "")
+                tables.append(table)
+        return tables
+
+    def _facts(self) -> list[tuple[str, str]]:
+        kinds = [f"{len(self.layers)} layers"]
+        kinds += [f"{len(self.fused)} of several nodes"] if self.fused else []
+        kinds += [f"{len(self.reformats)} reformats"] if self.reformats else []
+        return [
+            ("built by", f"TensorRT {self.tensorrt} on {self.device}"),
+            ("plan", f"{self.bytes / 1e6:.2f} MB, {', '.join(kinds)}"),
+            ("sizes", "\n".join(self.profiles) or "as in the file"),
+            ("seconds", ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in self.seconds.items())),
+        ]
+
+
+def _joined(formats: Sequence[str]) -> str:
+    return ", ".join(formats) or "?"

@@ -1,0 +1,427 @@
+"""An ONNX file as a plan: checked, parsed, built, with everything that TensorRT says made an error or a report."""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import os
+import re
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import onnx
+from onnx import TensorProto
+
+from svexport.errors import BuildError, ExportError
+from svexport.graph.bodies import strip
+from svexport.graph.check import check as check_file
+from svexport.graph.check.report import CheckReport
+from svexport.graph.nodes import svexport_nodes
+from svexport.graph.returned import returned_of
+from svexport.graph.walk import graphs
+from svexport.ops._cuda import cache_folder
+from svexport.progress import phase
+from svexport.tensorrt.bindings import Log, logger_for, version_of
+from svexport.tensorrt.options import BuildOptions, trtexec_command
+from svexport.tensorrt.plugins import Registered, register_plugins
+from svexport.tensorrt.profiles import Profile, profiles_of
+from svexport.tensorrt.support.target import PLUGINS_BEFORE_FUNCTIONS, Version, dotted
+
+__all__ = ["Source", "build_plan", "read_source", "source_lines", "timing_cache_path", "write"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file to build from.
+
+    Attributes:
+        path: of the file; None for a model in memory.
+        model: without its external data if it has a path.
+        half: it has float16 tensors.
+        integers: it has quantizers.
+        stripped: bodies were taken out of it.
+    """
+
+    path: Path | None
+    model: onnx.ModelProto
+    half: bool
+    integers: bool
+    stripped: bool = False
+
+    def for_version(self, version: Version) -> Source:
+        """Without bodies, for a parser that would take them for the plugins."""
+        if version >= PLUGINS_BEFORE_FUNCTIONS or not self.model.functions:
+            return self
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        strip(model)
+        return replace(self, model=model, stripped=True)
+
+    def __str__(self) -> str:
+        return str(self.path) if self.path else "the model"
+
+
+def read_source(model: str | os.PathLike[str] | onnx.ModelProto) -> Source:
+    """The model, as :func:`svexport.build` takes it.
+
+    Raises:
+        BuildError: if it cannot be read.
+    """
+    path = None
+    if not isinstance(model, onnx.ModelProto):
+        if not isinstance(model, (str, os.PathLike)):
+            raise BuildError(f"expected the path of an ONNX file or an onnx.ModelProto, got {type(model).__name__}")
+        path = Path(model)
+        try:
+            model = onnx.load(str(path), load_external_data=False)
+        except OSError as error:
+            raise BuildError(f"cannot read {path}: {error.strerror or error}; check the path") from error
+        except Exception as error:  # protobuf's own
+            raise BuildError(f"{path} is not an ONNX file, or it was cut short; export or copy it again") from error
+        if not model.HasField("graph"):
+            raise BuildError(f"{path} holds no ONNX graph; export or copy it again")
+    every = [g for root in (model.graph, *model.functions) for g in graphs(root)]
+    constants = (t for g in every if isinstance(g, onnx.GraphProto) for t in g.initializer)
+    types = {t.data_type for t in constants} | {v.type.tensor_type.elem_type for v in model.graph.input}
+    integers = any(node.op_type == "QuantizeLinear" for g in every for node in g.node)
+    return Source(path, model, TensorProto.FLOAT16 in types, integers)
+
+
+def source_lines(model: onnx.ModelProto) -> dict[str, str]:
+    """The user's line that a node came from, by the node's name, as far as the file says so."""
+    return {node.name: node.doc_string for g in graphs(model.graph) for node in g.node if node.name and node.doc_string}
+
+
+def checked(source: Source, version: Version, notes: list[str]) -> CheckReport | None:
+    """What is known of the file; None if nothing is known of this version.
+
+    Raises:
+        BuildError: if there are errors.
+    """
+    try:
+        report = check_file(source.path if source.path and not source.stripped else source.model, dotted(version))
+    except ExportError as error:
+        notes.append(f"not checked before: {error}")
+        return None
+    if errors := report.errors:
+        first = errors[0]
+        where = ": ".join(filter(None, (first.op, first.node)))
+        more = f" (and {len(errors) - 1} more: svexport check)" if len(errors) > 1 else ""
+        raise BuildError(
+            f"{source} is not for TensorRT {dotted(version)}: {where + ': ' if where else ''}"
+            f"expected {first.expected}, came {first.came}; {first.todo}{more}. check=False tries all the same"
+        )
+    return report
+
+
+@dataclass
+class Built:
+    """What :func:`build_plan` hands back."""
+
+    plan: bytes
+    profiles: list[Profile]
+    registered: Registered | None
+    plugins: dict[str, str]
+    seconds: dict[str, float]
+    trtexec: str
+    check: CheckReport | None
+    notes: list[str]
+
+
+def build_plan(
+    trt: ModuleType,
+    source: Source,
+    path: Path | None,
+    options: BuildOptions,
+    *,
+    shapes: Any = None,
+    values: Any = None,
+    plugins: str | os.PathLike[str] | None = None,
+    timing_cache: Path | None = None,
+    check: bool = True,
+    device: int = 0,
+) -> Built:
+    """Builds a plan; nothing is written but the timing cache.
+
+    Raises:
+        BuildError: if the file does not parse or the engine does not build, with TensorRT's reason.
+        KeyboardInterrupt: after the build has ended, if Ctrl-C came meanwhile.
+    """
+    version = version_of(trt)
+    options.hold_to(version)
+    source = source.for_version(version)
+    notes: list[str] = []
+    started = time.perf_counter()
+    seconds: dict[str, float] = {}
+
+    def lap(stage: str) -> None:
+        nonlocal started
+        now = time.perf_counter()
+        seconds[stage], started = now - started, now
+
+    profiles = profiles_of(source.model.graph, shapes, values)
+    notes += [note for profile in profiles for note in profile.notes]
+    phase("checking")
+    report = checked(source, version, notes) if check else None
+    lap("check")
+    phase("registering plugins")
+    nodes = list(svexport_nodes(source.model))
+    registered = register_plugins(plugins) if nodes or plugins is not None else None
+    lap("plugins")
+
+    log = Log()
+    trt_logger = logger_for(trt, log)
+    builder = trt.Builder(trt_logger)
+    flags = 0
+    for name in ("STRONGLY_TYPED", "EXPLICIT_BATCH"):  # the latter is all there is from 10 on, and gone in 11
+        if hasattr(trt.NetworkDefinitionCreationFlag, name) and (name == "STRONGLY_TYPED" or version < (10, 0)):
+            flags |= 1 << int(getattr(trt.NetworkDefinitionCreationFlag, name))
+    network = builder.create_network(flags)
+    network.name = _network_name(source.model)
+    phase("parsing")
+    parser = parse(trt, network, trt_logger, log, source)
+    lap("parse")
+
+    config = builder.create_builder_config()
+    options.apply(trt, config, source.half, source.integers)
+    for profile in profiles:
+        _add_profile(builder, network, config, profile)
+    library = None if registered is None else registered.library
+    if library is not None and options.version_compatible:
+        config.plugins_to_serialize = [str(library)]
+    if timing_cache is not None:
+        _load_timing_cache(config, timing_cache, notes)
+    plan = _build(trt, builder, network, config, log)
+    del parser
+    if plan is None:
+        raise BuildError(f"TensorRT {trt.__version__} builds no engine of {source}: {log.reason()}{_advice(log)}")
+    content = bytes(plan)
+    if timing_cache is not None:
+        _save_timing_cache(config, timing_cache, notes)
+    lap("build")
+    notes += [f"TensorRT warns: {text}" for text in log.warnings[:5]]
+    command = trtexec_command(
+        source.path or Path("model.onnx"),
+        path or Path("model.engine"),
+        version,
+        options,
+        profiles,
+        plugins=library,
+        timing_cache=timing_cache,
+        device=device,
+        half=source.half,
+        integers=source.integers,
+    )
+    kinds = {} if registered is None else registered.kinds
+    by_node = {node.name: kinds.get(node.op_type, "?") for node in nodes}
+    return Built(content, profiles, registered, by_node, seconds, command, report, notes)
+
+
+def parse(trt: ModuleType, network: Any, trt_logger: Any, log: Log, source: Source) -> Any:
+    """Fills a network; the parser that is returned holds its weights, and has to live until it is built.
+
+    Raises:
+        BuildError: with what the parser says, and the line of the model that the node came from.
+    """
+    parser = trt.OnnxParser(network, trt_logger)
+    path = None if source.path is None else str(source.path.absolute())
+    try:
+        content = source.model.SerializeToString()
+    except ValueError as error:
+        raise BuildError(f"{source} is above 2 GiB; save its weights beside it, as external data") from error
+    if parser.parse(content, path):
+        return parser
+    said = [_parser_error(parser.get_error(i), source.model) for i in range(parser.num_errors)]
+    said = list(dict.fromkeys(said)) or [log.reason()]
+    more = f" (and {len(said) - 1} more)" if len(said) > 1 else ""
+    raise BuildError(f"TensorRT {trt.__version__} does not parse {source}: {said[0]}{more}{_plugin_advice(said[0])}")
+
+
+def _parser_error(error: Any, model: onnx.ModelProto) -> str:
+    text = error.desc().strip()
+    name = error.node_name() if hasattr(error, "node_name") else ""
+    index = error.node()
+    if not name and 0 <= index < len(model.graph.node):
+        name = model.graph.node[index].name
+    if not name:
+        return text
+    line = source_lines(model).get(name)
+    return f"{text} (node {name!r}{f', {line}' if line else ''})"
+
+
+def _plugin_advice(said: str) -> str:
+    if match := re.search(r"\bSv[A-Z]\w+", said):
+        return (
+            f". {match[0]} is a plugin of svexport: see that it is registered (svexport plugins build), or export with "
+            "plugins=False"
+        )
+    return "; svexport check tells what it takes"
+
+
+def _advice(log: Log) -> str:
+    if "memory" in log.reason().lower():
+        return ". Free memory of the GPU, or give a smaller workspace= or largest shape"
+    return ". export with plugins=False, or a lower optimization_level, tells whether one of those is at fault"
+
+
+def _network_name(model: onnx.ModelProto) -> str:
+    """The engine keeps it: there it says how the model returned its outputs, where it did so in a dict."""
+    returned = returned_of(model)
+    return model.graph.name[:200] or "model" if returned is None else json.dumps(returned, separators=(",", ":"))
+
+
+def _add_profile(builder: Any, network: Any, config: Any, profile: Profile) -> None:
+    made = builder.create_optimization_profile()
+    for i in range(network.num_inputs):
+        tensor = network.get_input(i)
+        shapes, values = profile.shapes.get(tensor.name), profile.values.get(tensor.name)
+        if shapes:
+            made.set_shape(tensor.name, *shapes)
+        if values:
+            made.set_shape_input(tensor.name, *values)
+        elif tensor.is_shape_tensor:
+            raise BuildError(
+                f"the numbers of {tensor.name!r} are sizes in this network: give values="
+                f'{{"{tensor.name}": (smallest, usual, largest)}}, each a tuple of its numbers'
+            )
+    if config.add_optimization_profile(made) < 0:
+        raise BuildError(f"TensorRT refuses the profile {profile}; its log says why")
+
+
+def _build(trt: ModuleType, builder: Any, network: Any, config: Any, log: Log) -> Any:
+    """The plan or None. The work is done in another thread, so that Ctrl-C is seen while TensorRT does it."""
+    cancelled = threading.Event()
+    if hasattr(config, "progress_monitor"):
+        config.progress_monitor = monitor = _monitor(trt, cancelled.is_set)  # noqa: F841 - lives as long as the build
+        phase("building")
+    else:
+        phase("building; Ctrl-C is heard when it has ended")
+    result: list[Any] = [None]
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        follow()
+        try:
+            result[0] = builder.build_serialized_network(network, config)
+        except BaseException as error:  # noqa: BLE001 - raised where the caller waits
+            failure.append(error)
+
+    with _device_of_thread() as follow, _interrupt(cancelled):
+        told = contextvars.copy_context()  # who listens to phases
+        thread = threading.Thread(target=told.run, args=(work,), name="svexport build", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.1)
+    if cancelled.is_set():
+        raise KeyboardInterrupt
+    if failure and isinstance(failure[0], KeyboardInterrupt):
+        raise failure[0]
+    if failure:
+        raise BuildError(
+            f"TensorRT fails to build: {type(failure[0]).__name__}: {failure[0]}; {log.reason()}"
+        ) from failure[0]
+    return result[0]
+
+
+@contextmanager
+def _device_of_thread() -> Iterator[Callable[[], None]]:
+    """What gives another thread the CUDA device of this one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        yield lambda: None
+        return
+    device = torch.cuda.current_device()
+    yield lambda: torch.cuda.set_device(device)
+
+
+@contextmanager
+def _interrupt(cancelled: threading.Event) -> Iterator[None]:
+    """Ctrl-C sets ``cancelled``, where this thread hears it and nobody else has asked to."""
+    usual = signal.getsignal(signal.SIGINT)
+    ours = threading.current_thread() is threading.main_thread() and callable(usual)
+    if not ours:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: cancelled.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def _monitor(trt: ModuleType, cancelled: Callable[[], bool]) -> Any:
+    """Tells phases of the build to :mod:`svexport.progress`, and TensorRT whether to go on."""
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.phases: dict[str, int] = {}
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            self.phases[phase_name] = num_steps
+            phase(f"building: {phase_name}")
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            total = self.phases.get(phase_name, 0)
+            phase(f"building: {phase_name}, {min(step + 1, total)} of {total}")
+            return not cancelled()
+
+        def phase_finish(self, phase_name: str) -> None:
+            self.phases.pop(phase_name, None)
+
+    return Monitor()
+
+
+def timing_cache_path(trt_version: str, device: str) -> Path:
+    """Where the timings of a device are kept."""
+    name = re.sub(r"[^\w.]+", "-", f"{trt_version}-{device}")
+    return cache_folder() / "tensorrt" / "timing" / f"{name}.cache"
+
+
+def _load_timing_cache(config: Any, path: Path, notes: list[str]) -> None:
+    try:
+        kept = path.read_bytes()
+    except OSError:
+        kept = b""
+    cache = config.create_timing_cache(kept)
+    if cache is None or not config.set_timing_cache(cache, False):
+        notes.append(f"the timings in {path} are not of this device and version: measured anew")
+        config.set_timing_cache(config.create_timing_cache(b""), False)
+
+
+def _save_timing_cache(config: Any, path: Path, notes: list[str]) -> None:
+    cache = config.get_timing_cache()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if cache is not None:
+            write(path, bytes(cache.serialize()))
+    except (OSError, BuildError) as error:
+        notes.append(f"timings are not kept: {error}")
+
+
+def write(path: Path, content: bytes) -> None:
+    """Writes a file beside its place and renames it there.
+
+    Raises:
+        BuildError: if it cannot be written.
+    """
+    beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(content)
+        os.replace(beside, path)
+    except BaseException as error:
+        with suppress(OSError):
+            beside.unlink()
+        if isinstance(error, OSError):
+            raise BuildError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
+        raise

@@ -1,0 +1,61 @@
+"""A plan: the file of a TensorRT engine, of which only the header is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from svexport.errors import EngineError
+
+__all__ = ["HEADER_BYTES", "Plan", "read_plan"]
+
+HEADER_BYTES = 28
+_MAGIC = b"ftrt"
+_LAYOUT = bytes(4)  # of the header: the only one that is documented, by trtexec --getPlanVersionOnly
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan that begins as one should.
+
+    Attributes:
+        content: all of it.
+        version: of the TensorRT that built it, ``"10.16.1.11"``; empty if the header is of a newer layout.
+    """
+
+    content: bytes
+    version: str
+
+    @classmethod
+    def parse(cls, content: bytes, name: str) -> Plan:
+        """Looks at the header alone.
+
+        Raises:
+            EngineError: if it is no plan.
+        """
+        if len(content) <= HEADER_BYTES:
+            raise EngineError(f"{name} has {len(content)} bytes, which is no TensorRT engine; build or copy it again")
+        if content[:4] != _MAGIC:
+            said = " but a protobuf, probably an ONNX file: name it .onnx" if content[:1] == b"\x08" else ""
+            raise EngineError(
+                f"{name} is no TensorRT engine{said}: it should begin with {_MAGIC.decode()!r}, got {content[:4]!r}; "
+                "build it with svexport.build or trtexec --saveEngine"
+            )
+        known = content[4:8] == _LAYOUT
+        return cls(content, ".".join(str(byte) for byte in content[24:28]) if known else "")
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in a file.
+
+    Raises:
+        EngineError: if it cannot be read, or is no plan.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEADER_BYTES + 1)
+            Plan.parse(head, str(path))  # before all of a large file is read that is none
+            content = head + file.read()
+    except OSError as error:
+        raise EngineError(f"cannot read {path}: {error.strerror or error}; check the path") from error
+    return Plan.parse(content, str(path))

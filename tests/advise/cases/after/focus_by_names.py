@@ -1,0 +1,14 @@
+import torch
+from torch import nn
+
+import svexport
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        x = svexport.ops.space_to_depth(x)
+        return x + 1
+
+
+def example_inputs():
+    return (torch.randn(2, 3, 4, 6),)

@@ -1,0 +1,14 @@
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def forward(self, x: torch.Tensor):
+        y = x.clone()
+        y[:, [1, 2]] = 0.0  # SVX204 *
+        y[:, [0]] *= 2  # SVX204 *
+        return y
+
+
+def example_inputs():
+    return (torch.rand(2, 4),)

@@ -1,0 +1,14 @@
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def forward(self, x, weight):
+        return x * weight.unsqueeze(1).repeat(1, 3, 1)  # SVX201 *
+
+
+def example_inputs():
+    return (
+        torch.randn(2, 3, 4),
+        torch.randn(2, 4),
+    )

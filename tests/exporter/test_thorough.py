@@ -1,0 +1,170 @@
+"""Faults that ``verify="thorough"`` plants, and the inputs it finds for those that tame ones do not notice."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+
+import svexport
+from svexport.cli import main
+from svexport.exporter.faults import faults_of
+from svexport.exporter.planted import Planted
+from svexport.exporter.rounding import Tolerances
+from svexport.exporter.search import stepped
+
+BOTH_EXPORTERS = pytest.mark.parametrize("opset", [11, 18])
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        y = nn.functional.relu6(self.conv(x))
+        y = torch.where(mask[:, None], y, y * 2)
+        return self.head(y.mean((2, 3))).softmax(-1), y.clamp(max=100.0)
+
+
+@BOTH_EXPORTERS
+def test_faults_that_nothing_can_notice_are_named(opset, tmp_path) -> None:
+    """No number is above 12 where the last clamp is: what is done to it is missed, and all else is noticed."""
+    inputs = torch.randn(2, 3, 6, 6), torch.ones(2, 6, 6, dtype=torch.bool)
+    report = svexport.export(Net().eval(), inputs, tmp_path / "m.onnx", opset=opset, verify="thorough")
+    assert report.verified
+    faults = report.faults
+    assert faults.planted > 30
+    assert faults.noticed + faults.found + len(faults.missed) == faults.planted
+    assert faults.missed
+    assert all(missed.startswith(("Min ", "Clip ")) for missed in faults.missed), faults.missed
+    if opset == 18:
+        assert all("test_thorough.py:" in missed for missed in faults.missed)
+    assert f"{faults.noticed + faults.found} of {faults.planted} planted faults noticed" in str(report)
+    assert json.loads(json.dumps(report.to_dict()))["faults"]["planted"] == faults.planted
+
+
+class Ends(nn.Module):
+    """Has ends that default inputs do not reach; in the file a fault leaves one out."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        traced = self.fault if torch.jit.is_tracing() or torch.compiler.is_exporting() else ""
+        x = self.linear(x)
+        if self.fault == "large":
+            return x * 2 if traced else x.clamp(max=5e3) * 2
+        return x if traced else x + (x.mean() - 1e3).relu()
+
+
+@pytest.mark.parametrize("fault", ["large", "steep"])
+def test_inputs_are_searched_that_notice(fault, tmp_path) -> None:
+    """A file that a default verification lets pass is refused."""
+    torch.manual_seed(0)
+    model, x = Ends(fault), torch.rand(3, 4)
+    assert svexport.export(model, x, tmp_path / "m.onnx", opset=11).verified
+    with pytest.raises(svexport.VerificationError, match=r"on searched \d+ inputs"):
+        svexport.export(model, x, tmp_path / "other.onnx", opset=11, verify="thorough")
+    assert not (tmp_path / "other.onnx").exists()
+    model.fault = ""
+    assert svexport.export(model, x, tmp_path / "m.onnx", opset=11, verify="thorough").faults.missed == []
+
+
+def test_steps_reach_the_other_side() -> None:
+    class Far(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x.mean() - 40).relu() + (x[0] + 90).abs().clamp(max=500)
+
+    x = torch.rand(2, 3)
+    steps = list(stepped(Far(), [x]))
+    assert any(s.mean() > 40 or (s[0] < -90).any() for (s,) in steps)
+    assert not list(stepped(nn.Linear(3, 3), [x]))
+
+
+def model_of(*nodes: onnx.NodeProto, inputs: dict[str, int], outputs: list[str], **constants: np.ndarray):
+    graph = helper.make_graph(
+        list(nodes),
+        "g",
+        [helper.make_tensor_value_info(name, kind, None) for name, kind in inputs.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+
+
+def test_faults_are_carried_on_through_the_graph() -> None:
+    """Each output beside that of a graph which has the fault from the start."""
+    scale = np.array([1.0, -2.0, 3.0], np.float32)
+    nodes = [
+        helper.make_node("Mul", ["x", "scale"], ["a"], "first"),
+        helper.make_node("Relu", ["a"], ["b"], "second"),
+        helper.make_node("Sub", ["b", "x"], ["y"], "third"),
+    ]
+    model = model_of(*nodes, inputs={"x": TensorProto.FLOAT}, outputs=["y"], scale=scale)
+    planted = Planted(model, Tolerances.of(None, None, {torch.float32}), {"second": "m.py:3"})
+    x = torch.tensor([[-1.0, 2.0, 0.5], [3.0, -1.0, 0.0], [0.3, 0.2, 0.1]])
+    recording = planted.record([x])
+    np.testing.assert_array_equal(recording.outputs[0], (np.maximum(x.numpy() * scale, 0) - x.numpy()))
+    found = {f"{site.node}: {site.fault.kind}": planted.outputs(site, recording) for site in planted.sites(recording)}
+    x, scaled = x.numpy(), x.numpy() * scale
+    one = scale.copy()
+    one[2] = 3 * 0.5 + 0.1
+    expected = {
+        "first: dropped": np.maximum(x, 0) - x,
+        "first: axes 0 and 1 of the result transposed": np.maximum(scaled.T, 0) - x,
+        "first: constant 1 a tenth larger": np.maximum(x * (scale * 1.1 + 1e-3), 0) - x,
+        "first: an element of constant 1": np.maximum(x * one, 0) - x,
+        "second: dropped": scaled - x,
+        "second: LeakyRelu instead": np.where(scaled < 0, scaled * 0.01, scaled) - x,
+        "third: inputs 0 and 1 swapped": x - np.maximum(scaled, 0),
+        "third: Add instead": x + np.maximum(scaled, 0),
+    }
+    assert expected.keys() <= found.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name][0], value, rtol=1e-5, err_msg=name)
+    assert "m.py:3" in {str(site).rpartition(", ")[2] for site in planted.sites(recording)}
+    tame = planted.record([torch.tensor([[1.0, -1.0, 2.0]])])
+    assert not any(planted.notices(s, tame) for s in planted.sites(tame) if s.node == "second")
+
+
+def test_sizes_are_left_alone() -> None:
+    """A fault before what sizes are computed from might ask for any memory."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Mul", ["s", "two"], ["t"], "sizes"),
+        helper.make_node("Expand", ["x", "t"], ["y"], "expand"),
+    ]
+    model = model_of(*nodes, inputs={"x": TensorProto.FLOAT}, outputs=["y"], two=np.array([2], np.int64))
+    planted = Planted(model, Tolerances.of(None, None, {torch.float32}), {})
+    sites = list(planted.sites(planted.record([torch.rand(1)])))
+    assert "sizes" not in {site.node for site in sites}
+
+
+def test_faults_of_a_convolution() -> None:
+    node = helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=[3, 3], pads=[1, 0, 1, 0], strides=[2, 1])
+    values = {"x": np.zeros((1, 4, 8, 8), np.float32), "y": np.zeros((1, 4, 4, 6), np.float32)}
+    kinds = {fault.kind for fault in faults_of(node, {"w": np.ones((4, 4, 3, 3), np.float32)}, values)}
+    assert {"pads=[0, 1, 0, 1]", "strides=[1, 2]", "constant 1 transposed"} <= kinds
+
+
+def test_command_line(tmp_path, capsys) -> None:
+    arguments = [
+        "export",
+        "torch.nn:ReLU",
+        "--input",
+        "input=2x3",
+        "-o",
+        str(tmp_path / "m.onnx"),
+        "--verify",
+        "thorough",
+    ]
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["faults"]["planted"] > 0

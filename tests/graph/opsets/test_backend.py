@@ -1,0 +1,34 @@
+"""ONNX's own tests of nodes at every lower opset: right in ONNX Runtime, or refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.graph.opsets.backend import HIGHEST, LOWEST, cases, judge, modules
+
+OFTEN = {
+    *("clip", "cumsum", "gathernd", "gelu", "layernormalization", "mod", "onehot", "pad", "reducemax", "reducesum"),
+    *("reshape", "scatterelements", "shape", "slice", "softmax", "split", "squeeze", "topk", "unsqueeze"),
+}
+"""Files whose ops changed most of what exporters write."""
+
+
+def wrong(module: str, targets: range | tuple[int, ...]) -> list[tuple[str, int, str]]:
+    found = []
+    for case in cases(module):
+        for target in targets:
+            if target < case.opset and (verdict := judge(case, target)).kind == "wrong":
+                found.append((case.name, target, verdict.detail))
+    return found
+
+
+@pytest.mark.parametrize("module", sorted(OFTEN))
+def test_often(module: str) -> None:
+    assert sum(judge(case, 17).kind == "right" for case in cases(module)) > 0
+    assert wrong(module, (9, 11)) == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("module", modules())
+def test_all(module: str) -> None:
+    assert wrong(module, range(LOWEST, HIGHEST)) == []
