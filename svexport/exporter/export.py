@@ -81,8 +81,9 @@ def export(
     """Exports a torch model to ONNX and proves the file against torch in ONNX Runtime.
 
     The model needs no edits: ``torch.einsum``, ``F.grid_sample`` and the like become svexport nodes, up to opset 17
-    inside scripted submodules too. It is exported in eval mode and is left as it was,
-    with its parameters, as are the states of random numbers and the default type.
+    inside scripted submodules too. ``torch.export`` traces it; below opset 18 the file is converted, exactly, and what
+    ``torch.export`` refuses TorchScript traces, which a note of the report says. It is exported in eval mode and is
+    left as it was, with its parameters, as are the states of random numbers and the default type.
 
     Args:
         model: any ``nn.Module``; up to opset 17 it may be scripted or have scripted submodules.

@@ -16,14 +16,14 @@ from torch import Tensor
 from svexport.errors import SvexportError
 from svexport.exporter import dynamo, torchscript
 from svexport.exporter.arguments import FlatModel
-from svexport.exporter.opsets import LAST_TORCHSCRIPT_OPSET
+from svexport.exporter.opsets import FIRST_DYNAMO_OPSET, LAST_TORCHSCRIPT_OPSET
 from svexport.exporter.report import ExportReport
 from svexport.exporter.state import State
 from svexport.logging import logger
 
 __all__ = ["second_tracer", "torch_export_first", "traced"]
 
-_first = False
+_first = LAST_TORCHSCRIPT_OPSET < FIRST_DYNAMO_OPSET
 
 
 @contextmanager

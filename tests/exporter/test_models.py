@@ -269,7 +269,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]
 }
 
 
-@pytest.mark.parametrize("opset", [18, 20])
+@pytest.mark.parametrize("opset", [11, 17, 20])
 @pytest.mark.parametrize("name", MODELS)
 def test_model(name: str, opset: int, tmp_path) -> None:
     build, inputs, dynamic = MODELS[name]
@@ -282,7 +282,7 @@ def test_model(name: str, opset: int, tmp_path) -> None:
         assert "batch=1" in {p.run for p in report.parity}
 
 
-@pytest.mark.parametrize("opset", [18, 20])
+@pytest.mark.parametrize("opset", [11, 17, 20])
 def test_a_batch_that_is_made_a_number(opset: int, tmp_path) -> None:
     """As in Microsoft's Swin: ``int()`` of a dynamic size, which one of torch.export's ways makes a number."""
     model, x = Windows(by_int=True), torch.randn(2, 5, 6, 4)
