@@ -57,6 +57,12 @@ _OF_SIZES |= {"__get__", "__set__", "untyped_storage"}
 _IMMUTABLE = {bool, complex, float, int, str, torch.Size, torch.device, torch.dtype, torch.layout, torch.memory_format}
 """What a function may be given to be called again: arrays and other objects may have changed by then."""
 
+_MAY_BE_IN_PLACE = {"celu", "elu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "mish", "relu", "relu6"}
+_MAY_BE_IN_PLACE |= {"rrelu", "selu", "silu", "threshold"}
+"""Functions with an argument that says so."""
+
+_NOT_IN_PLACE = {"__index__", "__int__", "__invert__", "__iter__"}
+
 _VIEWS = {"H", "T", "data", "mH", "mT"}
 
 
@@ -118,7 +124,7 @@ class ConstantValues(TorchFunctionMode):
         return result
 
     def _is_constant(self, name: str, args: tuple, kwargs: Mapping[str, Any]) -> bool:
-        if any(word in name for word in _RANDOM) or kwargs.get("out") is not None or _is_in_place(name):
+        if any(word in name for word in _RANDOM) or kwargs.get("out") is not None or _is_in_place(name, args, kwargs):
             return False
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or torch.jit.is_tracing():
             return False
@@ -172,8 +178,8 @@ class ConstantValues(TorchFunctionMode):
 
     def _forget_written(self, name: str, args: tuple, kwargs: Mapping[str, Any]) -> None:
         written = kwargs.get("out")
-        if written is None and args and (_is_in_place(name) or kwargs.get("inplace") or any(a is True for a in args)):
-            written = args[0]  # of F.relu(x, True), too
+        if written is None and args and _is_in_place(name, args, kwargs):
+            written = args[0]
         self._written |= {_storage(tensor) for tensor in _leaves(written) if isinstance(tensor, Tensor)}
 
     def _with_numbers(self, name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
@@ -267,13 +273,12 @@ def _name(func: Any) -> str:
     return name
 
 
-def _is_in_place(name: str) -> bool:
-    private = name.startswith("__")
-    return (
-        name == "__setitem__"
-        or (name.endswith("_") and not private)
-        or (private and name.startswith("__i") and name not in ("__index__", "__int__", "__invert__"))
-    )
+def _is_in_place(name: str, args: tuple, kwargs: Mapping[str, Any]) -> bool:
+    if name in _MAY_BE_IN_PLACE:
+        return bool(kwargs.get("inplace")) or any(argument is True for argument in args)
+    if name.startswith("__"):
+        return name == "__setitem__" or (name.startswith("__i") and name not in _NOT_IN_PLACE)
+    return name.endswith("_")
 
 
 def _is_sized_by_values(name: str, args: tuple) -> bool:
