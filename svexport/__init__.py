@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from svexport.runtime.bench import Bench, bench
     from svexport.runtime.build import build
     from svexport.runtime.compare import Comparison, compare
+    from svexport.runtime.reduce import reduce
     from svexport.runtime.session import load
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "lower",
     "ops",
     "record",
+    "reduce",
     "replace",
     "tensorrt",
 ]
@@ -84,6 +86,7 @@ _LAZY = {
     "load": "svexport.runtime.session",
     "lower": "svexport.graph.bodies",
     "record": "svexport.exporter.record",
+    "reduce": "svexport.runtime.reduce",
     "replace": "svexport.exporter.replace",
 }
 

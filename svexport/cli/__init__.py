@@ -1,4 +1,4 @@
-"""The command line: ``svexport demo | export | check | build | compare | bench | lower | convert | …``.
+"""The command line: ``svexport demo | export | check | build | compare | bench | debug | lower | convert | …``.
 
 Each command is a file with ``add_arguments(parser)`` and ``run(options) -> Outcome``. It imports torch and the rest
 inside ``run``: ``--help`` and usage errors answer at once, and ``doctor`` also where nothing else is installed.
@@ -25,7 +25,20 @@ from svexport.errors import SvexportError, VerificationError
 
 __all__ = ["Outcome", "main"]
 
-COMMANDS = ("demo", "export", "check", "build", "compare", "bench", "lower", "convert", "plugins", "advise", "doctor")
+COMMANDS = (
+    "demo",
+    "export",
+    "check",
+    "build",
+    "compare",
+    "bench",
+    "debug",
+    "lower",
+    "convert",
+    "plugins",
+    "advise",
+    "doctor",
+)
 
 
 @dataclass(frozen=True)

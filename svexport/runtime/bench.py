@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +19,7 @@ from svexport.errors import SvexportError
 from svexport.exporter.arguments import FlatModel, bind, eval_mode, given_arguments
 from svexport.exporter.state import unchanged
 from svexport.progress import phase
-from svexport.runtime.compare import compare, feeds_of
+from svexport.runtime.compare import compare, feeds_of, named
 from svexport.runtime.engine import Engine
 from svexport.runtime.session import load
 from svexport.text import plain
@@ -225,7 +224,7 @@ def bench(
     bound = bind(model, *given_arguments(model, args))
     arguments = bound.args, bound.kwargs
     flat = FlatModel(model, bound)
-    names = dict(_named(others))
+    names = dict(named(others))
     if compiled:
         names = {"torch.compile": torch.compile(model), **names}
     if "torch" in names:
@@ -250,24 +249,6 @@ def bench(
         for name, t in zip(flat.input_names, flat.tensors, strict=True)
     }
     return Bench(type(model).__name__, inputs, timings, list(dict.fromkeys(notes)))
-
-
-def _named(others: Any) -> list[tuple[str, Any]]:
-    if isinstance(others, Mapping):
-        return [(str(name), other) for name, other in others.items()]
-    single = isinstance(others, (str, os.PathLike, Engine, nn.Module)) or callable(others)
-    found = []
-    for other in [others] if single else list(others):
-        if isinstance(other, (str, os.PathLike)):
-            name = Path(other).name
-        else:
-            name = str(other) if isinstance(other, Engine) else getattr(other, "__name__", type(other).__name__)
-        found.append((name, other))
-    if len(dict(found)) < len(found):
-        raise SvexportError(
-            f"several are named {[n for n, _ in found]}; give them as a dict by name: {{'half': 'a/m.onnx', …}}"
-        )
-    return found
 
 
 def _device_of(model: nn.Module, tensors: Sequence[Tensor]) -> torch.device:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +24,11 @@ from svexport.exporter.state import unchanged
 from svexport.parity import Parity, check_tolerances, parity, tolerances
 from svexport.runtime.engine import Engine
 from svexport.runtime.layers import Inside, OnnxLayers, TorchLayers, compare_layers, converted
+from svexport.runtime.samples import SampleComparison, compare_samples
 from svexport.runtime.session import OnnxEngine, load
 from svexport.text import plain
 
-if TYPE_CHECKING:
-    import onnx
-
-__all__ = ["Comparison", "compare", "feeds_of"]
+__all__ = ["Comparison", "compare", "feeds_of", "named", "paired"]
 
 _SHOWN = 8
 """Of more layers than this, a page folds the rest."""
@@ -181,15 +180,45 @@ def _row(p: Parity) -> tuple[str, ...]:
     return (p.name, str(list(p.shape)), p.dtype, *numbers, "ok" if p.ok else "FAIL")
 
 
+@overload
 def compare(
     model: nn.Module,
-    engine: Engine | str | os.PathLike[str] | onnx.ModelProto | Callable[..., Any],
+    engine: Any,
     args: Any = None,
     *,
     layers: bool | Collection[str] | None = None,
     rtol: float | None = None,
     atol: float | None = None,
-) -> Comparison:
+    samples: None = None,
+    metric: None = None,
+) -> Comparison: ...
+
+
+@overload
+def compare(
+    model: nn.Module,
+    engine: Any,
+    args: None = None,
+    *,
+    layers: None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    samples: Iterable[Any],
+    metric: Callable[[Any, Any], Any] | None = None,
+) -> SampleComparison: ...
+
+
+def compare(
+    model: nn.Module,
+    engine: Any,
+    args: Any = None,
+    *,
+    layers: bool | Collection[str] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    samples: Iterable[Any] | None = None,
+    metric: Callable[[Any, Any], Any] | None = None,
+) -> Comparison | SampleComparison:
     """Runs a torch model and an engine on the same inputs and compares what comes out.
 
     The model runs in eval mode without gradients and is left as it was, ``F.grid_sample`` in half precision as on CUDA,
@@ -208,6 +237,13 @@ def compare(
             folded into another is compared together with it (``conv+bn``).
         rtol: relative tolerance; default: 1e-3, or what a half type that either computes with can resolve.
         atol: absolute tolerance; default: 1e-4, or what a half type can resolve.
+        samples: in place of ``args`` an iterable of such, a DataLoader perhaps: statistics over all of them, and the
+            worst kept. ``engine`` may be several then, in a list or in a dict by name.
+        metric: with ``samples``, ``metric(outputs, sample)`` returns a number or a dict of numbers, for torch and each
+            engine; their means stand beside the errors. ``outputs`` is a tensor, or several by position and name.
+
+    Returns:
+        A :class:`Comparison`; of samples a :class:`~svexport.runtime.samples.SampleComparison`.
 
     Raises:
         ExportError: if the arguments do not fit ``forward``, or the tolerances are no numbers from 0 on.
@@ -219,6 +255,12 @@ def compare(
     if not isinstance(model, nn.Module):
         raise SvexportError(f"expected a torch.nn.Module first and then the engine, got {type(model).__name__}")
     check_tolerances(rtol, atol)
+    if samples is not None:
+        if args is not None or layers:
+            raise SvexportError("samples stands in place of args, and without layers; compare one sample with layers")
+        return _over_samples(model, engine, samples, rtol, atol, metric)
+    if metric is not None or isinstance(engine, (list, tuple, dict)):
+        raise SvexportError("metric, and several engines, go with samples: samples=[args] for a single one")
     wanted = _wanted(model, layers)
     arguments = given_arguments(model, args)
     bound = bind(model, *arguments)
@@ -252,7 +294,7 @@ def compare(
         kinds = {tensor.dtype for tensor in (*expected, *actual)}
         rtol, atol = tolerances(rtol, atol, kinds | flat.dtypes | other.dtypes)
         pairs = []
-        for name, e, a in _paired(flat.output_names, expected, other.output_names, actual, title):
+        for name, e, a in paired(flat.output_names, expected, other.output_names, actual, title):
             if a.dtype != e.dtype:
                 notes.append(f"output {name} is {_short(a.dtype)}, {_short(e.dtype)} in torch")
             pairs.append((name, e, converted(e, a)))
@@ -264,6 +306,46 @@ def compare(
             found = compare_layers(flat, tensors, inside, wanted, rtol=rtol, atol=atol, notes=notes)
         notes += as_files.notes
     return Comparison(type(model).__name__, title, rtol, atol, outputs, found, notes)
+
+
+def _over_samples(
+    model: nn.Module,
+    engine: Any,
+    samples: Iterable[Any],
+    rtol: float | None,
+    atol: float | None,
+    metric: Callable[[Any, Any], Any] | None,
+) -> SampleComparison:
+    with ExitStack() as stack:
+        others: dict[str, Engine | nn.Module] = {}
+        for name, one in named(engine):
+            if isinstance(one, (str, os.PathLike)):
+                one = stack.enter_context(load(one))
+            elif not isinstance(one, (Engine, nn.Module)):
+                one = _Function(one) if callable(one) else OnnxEngine(one)
+            others[name] = one
+        return compare_samples(model, others, samples, rtol=rtol, atol=atol, metric=metric)
+
+
+def named(engines: Any) -> list[tuple[str, Any]]:
+    """Engines, files, models or functions, one or several, each with a name to show.
+
+    Raises:
+        SvexportError: if two have the same.
+    """
+    if isinstance(engines, Mapping):
+        return [(str(name), one) for name, one in engines.items()]
+    found = []
+    for one in engines if isinstance(engines, (list, tuple)) else [engines]:
+        if isinstance(one, (str, os.PathLike)):
+            name = Path(one).name
+        else:
+            name = str(one) if isinstance(one, Engine) else getattr(one, "__name__", type(one).__name__)
+        found.append((name, one))
+    if len(dict(found)) < len(found):
+        names = [name for name, _ in found]
+        raise SvexportError(f"several are named {names}; give them as a dict by name: {{'half': 'a/m.onnx', …}}")
+    return found
 
 
 def _wanted(model: nn.Module, layers: bool | Collection[str] | None) -> list[str] | None:
@@ -324,7 +406,7 @@ def feeds_of(engine: Engine, names: Sequence[str], tensors: Sequence[Tensor], no
     return feeds
 
 
-def _paired(
+def paired(
     names: Sequence[str], expected: Sequence[Tensor], others: Sequence[str], actual: Sequence[Tensor], title: str
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Outputs of both, by name if all names agree, else by position."""

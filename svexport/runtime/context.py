@@ -71,8 +71,12 @@ class Context:
 
     def enqueue(self, stream: int) -> None:
         engine = self._engine
-        if not self._context.execute_async_v3(stream):
-            raise EngineError(f"{engine} failed in TensorRT: {engine._log.reason()}")
+        if self._context.execute_async_v3(stream):
+            return
+        for allocator in self._allocators.values():
+            if allocator.failure is not None:
+                raise EngineError(f"{engine} got no memory for an output: {allocator.failure}") from allocator.failure
+        raise EngineError(f"{engine} failed in TensorRT: {engine._log.reason()}")
 
     def _set_inputs(self, tensors: Sequence[Tensor], stream: int) -> None:
         engine, context = self._engine, self._context
@@ -126,9 +130,14 @@ def _allocator(trt: Any, allocate: Callable[[int], Tensor]) -> Any:
             trt.IOutputAllocator.__init__(self)
             self.memory: Tensor = torch.empty(0, dtype=torch.uint8)
             self.shape: tuple[int, ...] = ()
+            self.failure: Exception | None = None
 
         def reallocate_output(self, tensor_name: str, memory: Any, size: int, alignment: int) -> int:
-            self.memory = allocate(size)
+            try:
+                self.memory = allocate(size)
+            except Exception as error:  # noqa: BLE001 - TensorRT would print it, and forget it
+                self.failure = error
+                return 0
             return self.memory.data_ptr()
 
         def reallocate_output_async(self, tensor_name: str, memory: Any, size: int, alignment: int, stream: int) -> int:

@@ -14,8 +14,8 @@ from svexport.symbolic._symbolic import Symbolic, TensorInfo
 __all__ = ["keep"]
 
 
-_MOST_NUMBERS = 2**22
-"""Of a mask that is a constant."""
+_MASK = 2**22
+"""Elements of one that is a constant, at most."""
 
 
 def body(b: Builder, input: Value, diagonal: Dim, upper: bool) -> Value:
@@ -27,9 +27,8 @@ def body(b: Builder, input: Value, diagonal: Dim, upper: bool) -> Value:
 
 def keep(b: Builder, rows: Dim, columns: Dim, diagonal: Dim, upper: bool) -> Value:
     """Which elements of a matrix belong to the triangle."""
-    static = isinstance(rows, int) and isinstance(columns, int) and isinstance(diagonal, int)
-    if static and rows * columns <= _MOST_NUMBERS:  # type: ignore[operator]
-        ones = np.ones((rows, columns), bool)  # type: ignore[arg-type]
+    if isinstance(rows, int) and isinstance(columns, int) and isinstance(diagonal, int) and rows * columns <= _MASK:
+        ones = np.ones((rows, columns), bool)
         return b.constant(np.triu(ones, diagonal) if upper else np.tril(ones, diagonal))
     column = b.arange(columns)
     row = b.unsqueeze(b.op("Add", b.arange(rows), b.shape(diagonal)), 1)

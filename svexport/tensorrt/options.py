@@ -83,8 +83,8 @@ class BuildOptions:
             )
         if self.strip_weights and version < (10, 0):
             raise UnsupportedError(f"strip_weights needs TensorRT 10, this is {dotted(version)}")
-        if self.hardware_compatibility == "same" and version < (10, 10):
-            raise UnsupportedError(f'hardware_compatibility="same" needs TensorRT 10.10, this is {dotted(version)}')
+        if self.hardware_compatibility == "same" and version <= (10, 1):  # where in 10 it came is not known here
+            raise UnsupportedError(f'hardware_compatibility="same" is of later versions; {dotted(version)} has it not')
 
     def apply(self, trt: Any, config: Any, half: bool, integers: bool) -> None:
         """Sets a builder's configuration.
@@ -99,6 +99,8 @@ class BuildOptions:
         flags += [(self.strip_weights, "STRIP_PLAN"), (self.strip_weights and not self.refit, "REFIT_IDENTICAL")]
         if not hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED"):
             flags += [(self.fp16 or half, "FP16"), (integers, "INT8")]
+            # So that threads may run the same profile; later versions always allow it.
+            config.set_preview_feature(trt.PreviewFeature.PROFILE_SHARING_0806, True)
         for wanted, name in flags:
             if wanted:
                 config.set_flag(_member(trt, trt.BuilderFlag, name))
@@ -158,7 +160,7 @@ def trtexec_command(
     if STRONGLY_TYPED <= version < ALWAYS_STRONGLY_TYPED:
         words.append("--stronglyTyped")
     if version < STRONGLY_TYPED:
-        words += ["--fp16"] * (options.fp16 or half) + ["--int8"] * integers
+        words += ["--fp16"] * (options.fp16 or half) + ["--int8"] * integers + ["--preview=+profileSharing0806"]
     words += ["--noTF32"] * (not options.tf32)
     if len(profiles) > 1 and version < (10, 0):
         raise UnsupportedError("trtexec before 10 builds one profile; give one, or build in Python")

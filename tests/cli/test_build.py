@@ -53,7 +53,7 @@ def test_failures_are_one_line(run, files, tmp_path, monkeypatch):
 
 
 TRTEXEC = {
-    "8.6": "--skipInference --noTF32",
+    "8.6": "--skipInference --preview=+profileSharing0806 --noTF32",
     "10.3": "--skipInference --stronglyTyped --noTF32",
     "11.4": "--skipInference --noTF32",
 }

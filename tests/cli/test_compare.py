@@ -54,7 +54,7 @@ def test_recorded_inputs(run, project):
     [
         ("nets:Ready absent.onnx", "absent.onnx"),
         ("nets:Ready nets.py", "expected the path of a .onnx"),
-        ("nets:Ready net.engine", "net.engine is a TensorRT engine"),
+        ("nets:Ready net.engine", "cannot read net.engine"),
         ("nets:Net ready.onnx", "Net came without inputs"),
         ("nets:Ready ready.onnx --input x=1x3x9x9", "input 'x' expects float32[1, 3, 8, 8], got float32[1, 3, 9, 9]"),
         ("nets:Product ready.onnx", "compare a model with its own export"),

@@ -131,6 +131,26 @@ def test_sizes_that_follow_from_numbers(tensorrt: Install, version: str) -> None
         assert all(torch.equal(a, b) for a, b in results)  # memory of one run is not that of the next
 
 
+def test_no_memory_for_an_output(tensorrt: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("NonZero", ["x"], ["y"])],
+        "g",
+        [value("x", TensorProto.FLOAT, [2])],
+        [value("y", TensorProto.INT64, [1, None])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    tensorrt()
+
+    def allocate(self: Host, size: int) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with svexport.build(model) as engine:
+        monkeypatch.setattr(Host, "allocate", allocate)
+        with pytest.raises(EngineError, match="no memory for an output: CUDA out of memory"):
+            engine(torch.ones(2))
+
+
 @pytest.mark.parametrize("kind", [torch.float16, torch.int32, torch.int8, torch.bool, torch.int64, torch.float64])
 def test_types(tensorrt: Install, kind: torch.dtype) -> None:
     number = {torch.float16: 10, torch.int32: 6, torch.int8: 3, torch.bool: 9, torch.int64: 7, torch.float64: 11}[kind]
@@ -152,8 +172,12 @@ def test_types(tensorrt: Install, kind: torch.dtype) -> None:
 # -------------------------------------------------------------------------------------------------- contexts, threads
 
 
-def test_threads_each_have_a_context(plan: Path) -> None:
-    with svexport.load(plan) as engine:
+@pytest.mark.parametrize("version", VERSIONS[:2])
+def test_threads_each_have_a_context(files: Path, tmp_path: Path, tensorrt: Install, version: str) -> None:
+    """Before 10 only because profiles are shared."""
+    tensorrt(version)
+    svexport.build(files / "sampler.onnx", tmp_path / "m.engine").close()
+    with svexport.load(tmp_path / "m.engine") as engine:
         inputs = [(torch.randn(1 + i % 8, 3, 8, 8), torch.rand(1 + i % 8, 5, 5, 2)) for i in range(8)]
         wanted = [engine(*args) for args in inputs]
         wrong: list[Any] = []

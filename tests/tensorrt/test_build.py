@@ -275,11 +275,12 @@ def test_ctrl_c_cancels(files: Path, tmp_path: Path, tensorrt: Install, version:
         seen.append(threading.current_thread())
 
     trt.during_build = interrupted
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.default_int_handler
+    outer = signal.signal(signal.SIGINT, before)  # what runs the tests may ignore it
     with pytest.raises(KeyboardInterrupt) as caught:
         svexport.build(files / "sampler.onnx", tmp_path / "m.engine")
     del caught
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.signal(signal.SIGINT, outer) is before
     assert seen[0] is not threading.main_thread()
     assert trt.finished == (version == "8.6.1")
     nothing_left(tmp_path, trt)
@@ -364,7 +365,7 @@ def test_wrong_requests(
     ("version", "options", "said"),
     [
         ("8.6.1", {"strip_weights": True}, "needs TensorRT 10"),
-        ("10.1.0", {"hardware_compatibility": "same"}, r"needs TensorRT 10\.10"),
+        ("10.1.0", {"hardware_compatibility": "same"}, r"10\.1 has it not"),
     ],
 )
 def test_what_a_version_lacks(

@@ -292,7 +292,7 @@ def test_selection(
     fake.get_plugin_registry = lambda: registry
     path = tmp_path / "libsvexport_tensorrt10.so"
     path.touch()
-    monkeypatch.setattr(plugins, "_tensorrt", lambda: fake)
+    monkeypatch.setattr(plugins, "load_tensorrt", lambda: fake)
     monkeypatch.setattr(plugins, "_registered", {})
     monkeypatch.setattr(plugins, "libraries", lambda: [] if library is None else [Library(path, 10), Library(path, 9)])
     monkeypatch.setattr(aot, "available", lambda: nvcc)
@@ -400,6 +400,8 @@ def test_without_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_old_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(__version__="8.6.1"))
+    old = SimpleNamespace(__version__="8.6.1", get_plugin_registry=SimpleNamespace)
+    monkeypatch.setitem(sys.modules, "tensorrt", old)
+    monkeypatch.setattr(plugins, "libraries", list)
     with pytest.raises(BackendNotAvailableError, match=r"this is 8\.6\.1.*svexport plugins build"):
         register_plugins()

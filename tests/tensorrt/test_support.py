@@ -861,7 +861,9 @@ def test_axes_that_are_counted(first, ok):
     nodes = [
         helper.make_node("Shape", ["x"], ["shape"]),
         helper.make_node("Size", ["shape"], ["rank"]),
-        helper.make_node("Range", ["first", "rank", "one"], ["axes"]),
+        helper.make_node("Add", ["first", "rank"], ["behind"]),
+        helper.make_node("Sub", ["behind", "rank"], ["begin"]),
+        helper.make_node("Range", ["begin", "rank", "one"], ["axes"]),
         helper.make_node("ReduceMax", ["x", "axes"], ["y"]),
     ]
     scalars = [numpy_helper.from_array(np.array(n), name) for n, name in ((first, "first"), (1, "one"))]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
+from svexport.graph.scope import constant_value, is_standard
 from svexport.graph.walk import graphs
 from svexport.logging import logger
 
@@ -54,17 +55,42 @@ def known_types(light: onnx.ModelProto) -> Mapping[str, onnx.TypeProto.Tensor]:
     return types
 
 
+_OF_SCALARS: Mapping[str, Callable[..., int]] = {
+    "Identity": lambda a: a,
+    "Add": lambda a, b: a + b,
+    "Sub": lambda a, b: a - b,
+}
+
+
 def _counted_dimensions(model: onnx.ModelProto) -> dict[str, int]:
-    """What ``Size`` makes of a ``Shape``, by name: the rank, for which the library takes the number of elements."""
+    """What ``Size`` makes of a ``Shape``, by name: the rank, for which the library takes the number of elements.
+
+    And what is computed of ranks and constants: where axes from the last or to the last begin and end.
+    """
     makers = {name: node for node in model.graph.node for name in node.output}
     values = {v.name: v.type.tensor_type for v in (*model.graph.input, *model.graph.value_info)}
-    ranks = {}
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    ranks: dict[str, int] = {}
+
+    def number(name: str) -> int | None:
+        tensor = constants.get(name)
+        if tensor is not None and tensor.data_type == onnx.TensorProto.INT64 and not tensor.dims:
+            return int(numpy_helper.to_array(tensor))
+        return ranks.get(name)
+
     for node in model.graph.node:
-        shape = makers.get(node.input[0]) if node.op_type == "Size" and node.input else None
-        if shape is not None and shape.op_type == "Shape" and not shape.attribute and shape.input:
-            rank = _rank(values.get(shape.input[0]))
-            if rank is not None:
-                ranks[node.output[0]] = rank
+        if is_standard(node, "Constant") and (constant := constant_value(node)) is not None:
+            constants[node.output[0]] = constant
+        elif node.op_type == "Size" and node.input:
+            shape = makers.get(node.input[0])
+            if shape is not None and shape.op_type == "Shape" and not shape.attribute and shape.input:
+                rank = _rank(values.get(shape.input[0]))
+                if rank is not None:
+                    ranks[node.output[0]] = rank
+        elif ranks and node.op_type in _OF_SCALARS:
+            given = [number(name) for name in node.input]
+            if None not in given:
+                ranks[node.output[0]] = _OF_SCALARS[node.op_type](*given)
     return ranks
 
 

@@ -14,6 +14,7 @@ from svexport.graph.nodes import separate_names
 from svexport.graph.opsets.converter import Converter, Refused, names_in
 from svexport.graph.opsets.functions import convert_functions, inlined
 from svexport.graph.opsets.known import known_of
+from svexport.graph.opsets.rules import BROKEN
 from svexport.graph.scope import drop_unused, used_names
 from svexport.graph.walk import STANDARD, graphs, opset_of
 from svexport.ops._op import DOMAIN
@@ -87,12 +88,31 @@ def convert_in_place(model: onnx.ModelProto, opset: int) -> None:
         raise UnsupportedError(f"expected a model of an opset up to {known}, got one of opset {before}")
     if opset == before:
         return
+    _check_axes(model)
     try:
         _convert(model, before, opset)
-    except (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError) as error:
+    except BROKEN as error:
         raise UnsupportedError(
             f"the model is not as ONNX defines it: {type(error).__name__}: {error}; onnx.checker.check_model tells more"
         ) from error
+
+
+_AXES = ("axis", "axes", "batch_dims", "batch_axis", "time_axis")
+
+
+def _check_axes(model: onnx.ModelProto) -> None:
+    """Shape inference of the library does not survive some that are no axes."""
+    bodies = [onnx.GraphProto(node=function.node) for function in model.functions]
+    for graph in (inner for outer in (model.graph, *bodies) for inner in graphs(outer)):
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.name in ("axis", "axes") and not all(
+                    -64 <= a < 64 for a in (attribute.i, *attribute.ints)
+                ):
+                    raise UnsupportedError(
+                        f"node {node.name or next(iter(node.output), '')!r} ({node.op_type}) has {attribute.name} "
+                        f"{attribute.i or list(attribute.ints)}; expected those of a tensor"
+                    )
 
 
 def _convert(model: onnx.ModelProto, before: int, opset: int) -> None:

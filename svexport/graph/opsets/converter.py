@@ -9,7 +9,7 @@ import onnx
 
 from svexport.graph.opsets.dtypes import fit
 from svexport.graph.opsets.known import Known
-from svexport.graph.opsets.rules import REFUSED, RULES, Node, Refusal, schema_of
+from svexport.graph.opsets.rules import BROKEN, REFUSED, RULES, Node, Refusal, schema_of
 from svexport.graph.substitute import give_outputs
 from svexport.graph.walk import STANDARD, graphs, graphs_of
 from svexport.symbolic._builder import Builder, Value
@@ -119,7 +119,7 @@ class Converter:
             return made
         except Refusal as refusal:
             reason = str(refusal)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except BROKEN as error:
             reason = f"it is not as ONNX defines it, or too little is known: {error}"
         inner = "" if proto.op_type == label[1] else f"{proto.op_type}, which it is written with: "
         self.refused.append(Refused(*label, version, inner + reason))

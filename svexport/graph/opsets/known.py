@@ -115,9 +115,17 @@ def known_of(model: onnx.ModelProto) -> Known:
     """What a model states and shape inference adds. Initializers that a caller may override decide nothing."""
     light = light_copy(model)
     overridable = {value.name for value in model.graph.input}
-    fixed = [tensor for tensor in light.graph.initializer if tensor.name not in overridable]
+    fixed = [
+        tensor
+        for tensor in light.graph.initializer
+        if tensor.name not in overridable and min(tensor.dims, default=0) >= 0
+    ]
     del light.graph.initializer[:]
     light.graph.initializer.extend(fixed)
+    infos = [info for graph in graphs(light.graph) for info in (*graph.input, *graph.value_info, *graph.output)]
+    for dim in (dim for info in infos for dim in info.type.tensor_type.shape.dim):
+        if not 0 <= dim.dim_value < 2**40:  # no size; the library does not survive all of these
+            dim.ClearField("dim_value")
     stated = types_of(light)
     if any(name not in stated for node in svexport_nodes(light) for name in node.output):
         try:
@@ -125,7 +133,7 @@ def known_of(model: onnx.ModelProto) -> Known:
         except UnsupportedError as error:
             logger.debug("no types of svexport nodes: {}", error)
     try:
-        light = onnx.shape_inference.infer_shapes(light, data_prop=True)
+        light = onnx.shape_inference.infer_shapes(light, data_prop=not any(map(_is_long_list, infos)))
     except Exception as error:  # noqa: BLE001 - a library's; without it less is known
         logger.debug("no types are inferred: {}", error)
     kinds = {}
@@ -135,3 +143,9 @@ def known_of(model: onnx.ModelProto) -> Known:
             if kind not in ("tensor_type", None):
                 kinds[info.name] = kind.removesuffix("_type")
     return Known({**types_of(light), **stated}, model.ir_version, kinds)
+
+
+def _is_long_list(info: onnx.ValueInfoProto) -> bool:
+    """Whether the library, which takes every list for sizes, would hold one of many of them."""
+    dims = info.type.tensor_type.shape.dim
+    return len(dims) == 1 and dims[0].dim_value > 2**16

@@ -106,7 +106,8 @@ def _spatial(node: Node, b: Builder) -> list[Dim]:
 @down("AveragePool MaxPool", 22)
 def last_window(b: Builder, node: Node) -> Value | None:
     """Whether "ceil_mode" drops a last window that starts in the padding was not said: where it does, it is."""
-    if not node.attribute("ceil_mode"):
+    shape = node.input().shape
+    if not node.attribute("ceil_mode") or shape is None or None in shape[2:]:
         return None
     window = window_of(node)
     if not window.dropped:

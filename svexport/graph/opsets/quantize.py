@@ -142,21 +142,20 @@ def dequantize_23(b: Builder, node: Node) -> Value | None:
 @down("DequantizeLinear", 21)
 def dequantize_21(b: Builder, node: Node) -> Value | None:
     """Blocks and integers of other widths are new. Constants of four bits are constants of eight."""
-    dtype = node.dtype()
+    dtype, block = node.dtype(), node.attribute("block_size")
+    x, scale, zero = node.input(0), node.input(1), node.given(2)
     if dtype in _INT4:
         numbers, zeros = node.constant(0), node.constant(2)
-        if numbers is None or (node.given(2) is not None and zeros is None):
+        if numbers is None or (zero is not None and zeros is None):
             node.refuse(f"there are no tensors of {dtype_name(dtype)} there, but constants")
         wide = TensorProto.INT8 if dtype == TensorProto.INT4 else TensorProto.UINT8
         x = b.constant(numbers.astype(np.int8), wide)
-        node.give(x, node.input(1), None if zeros is None else b.constant(zeros.astype(np.int8), wide))
-        dtype = wide
-        if node.attribute("block_size"):
-            return dequantized(b, node, x, None if zeros is None else b.constant(zeros.astype(np.int8), wide))
-    elif node.attribute("block_size") or dtype in (TensorProto.INT16, TensorProto.UINT16):
+        zero = None if zeros is None else b.constant(zeros.astype(np.int8), wide)
+    if block or dtype in (TensorProto.INT16, TensorProto.UINT16):
         if (constant := _constant_floats(b, node)) is not None:
             return _scaled(b, node, constant, node.dtype(1))
-        return dequantized(b, node, node.input(0), node.given(2))
+        return dequantized(b, node, x, zero)
+    node.give(x, scale, zero)
     node.remove("block_size")
     return None
 

@@ -27,7 +27,7 @@ from svexport.graph.opsets.known import Known
 from svexport.graph.walk import remove_attribute
 from svexport.symbolic._builder import Builder, Value
 
-__all__ = ["REFUSED", "RULES", "Node", "Refusal", "Rule", "down", "refused", "schema_of", "unchanged"]
+__all__ = ["BROKEN", "REFUSED", "RULES", "Node", "Refusal", "Rule", "down", "refused", "schema_of", "unchanged"]
 
 Rule: TypeAlias = "Callable[[Builder, Node], Value | Sequence[Value | None] | None]"
 
@@ -36,6 +36,19 @@ RULES: dict[tuple[str, int], Rule] = {}
 
 REFUSED: dict[tuple[str, int], str] = {}
 """Why there is no rule, likewise."""
+
+
+BROKEN = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What nodes that are not as ONNX defines them raise on the way."""
 
 
 class Refusal(Exception):

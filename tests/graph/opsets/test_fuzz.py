@@ -24,7 +24,7 @@ FILES += (
     "squeeze",
     "topk",
     "loop",
-    "sequencemap",
+    "sequence_map",
     "attention",
     "dequantizelinear",
     "constantofshape",
@@ -124,7 +124,8 @@ def shapes(rng: random.Random, changed: onnx.ModelProto) -> None:
 def headers(rng: random.Random, changed: onnx.ModelProto) -> None:
     match rng.randrange(4):
         case 0:
-            changed.opset_import[0].version = rng.choice([*NUMBERS, 18, 21, 23])
+            for entry in changed.opset_import[:1]:
+                entry.version = rng.choice([*NUMBERS, 18, 21, 23])
         case 1:
             del changed.opset_import[:]
         case 2:

@@ -115,6 +115,7 @@ class Network(Object):
             "name": self.name,
             "profiles": [{k: [list(s) for s in r] for k, r in p._shapes.items()} for p in config._profiles],
             "refittable": bool({"REFIT", "REFIT_IDENTICAL"} & config._flags),
+            "sharing": config._sharing or version[0] != "8",
             "stripped": "STRIP_PLAN" in config._flags,
         }
         model = onnx.ModelProto()
@@ -151,6 +152,7 @@ class Config(Object):
     def _init(self) -> None:
         self._flags = {"TF32"}
         self._profiles: list[Any] = []
+        self._sharing = False
         self._pools: dict[str, int] = {}
         self._cache: Any = None
 
@@ -159,6 +161,9 @@ class Config(Object):
 
     def clear_flag(self, flag: Any) -> None:
         self._flags.discard(flag.name)
+
+    def set_preview_feature(self, feature: Any, enable: bool) -> None:
+        self._sharing = feature.name == "PROFILE_SHARING_0806" and enable
 
     def set_memory_pool_limit(self, pool: Any, pool_size: int) -> None:
         self._pools[pool.name] = pool_size

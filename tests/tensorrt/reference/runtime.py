@@ -113,6 +113,9 @@ class CudaEngine(Object):
         return inspector
 
     def create_execution_context(self, strategy: Any = None) -> Any:
+        mine = [c for c in self._trt.alive if isinstance(c, Context) and c._engine is self]
+        if len(mine) >= self.num_optimization_profiles and not self._facts["sharing"]:
+            return say(self._logger, "ERROR", "no optimization profile is free for another context")
         if "context" in self._trt.faults:
             return say(self._logger, "ERROR", self._trt.faults["context"])
         context = made(self._trt, "IExecutionContext", Context, self)
@@ -210,6 +213,9 @@ class Context(Object):
                     address = allocator.reallocate_output_async(name, None, size, 256, stream_handle)
                 else:
                     address = allocator.reallocate_output(name, None, size, 256)
+                if not address:
+                    say(engine._logger, "ERROR", "no memory for an output")
+                    return False
                 allocator.notify_shape(name, tuple(result.shape))
             if result.numel():
                 ctypes.memmove(address, result.data_ptr(), result.numel() * result.itemsize)

@@ -1,0 +1,43 @@
+"""Cut a file that fails to the smallest part that still fails the same way, ready for a bug report.
+
+Writes the part, and a script beside it that shows the failure.
+
+examples:
+  svexport debug reduce net.onnx -o small.onnx --fails check --target 8.6
+  svexport debug reduce net.onnx -o small.onnx --fails build
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from svexport.cli import Outcome
+from svexport.cli._progress import status
+from svexport.errors import SvexportError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("reduce",))
+    parser.add_argument("file", metavar="FILE.onnx", type=Path)
+    parser.add_argument("-o", "--output", metavar="OUT.onnx", type=Path, required=True)
+    parser.add_argument(
+        "--fails",
+        choices=("check", "load", "build", "differs"),
+        required=True,
+        help="svexport check finds an error; ONNX Runtime does not load it; TensorRT builds no engine; "
+        "its engine computes something else than ONNX Runtime",
+    )
+    parser.add_argument("--target", metavar="VERSION", help="of --fails check: a TensorRT version, such as 8.6")
+
+
+def run(options: argparse.Namespace) -> Outcome:
+    import svexport
+    from svexport import html
+
+    if not options.file.is_file():
+        raise SvexportError(f"no such file: {options.file}")
+    html.check_place(options.output)
+    with status(f"reducing {options.file}"):
+        found = svexport.reduce(options.file, options.fails, options.output, target=options.target)
+    return Outcome(True, found.to_dict(), [str(found), f"{found.path}, shown by {found.script}"])

@@ -1,0 +1,224 @@
+"""``svexport.reduce``: the smallest file that still fails, ready for a bug report."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+
+from svexport.errors import SvexportError
+from svexport.graph.check import check
+from svexport.graph.reduce import reduce as reduced
+from svexport.parity import parity
+from svexport.progress import phase
+from svexport.runtime.session import OnnxEngine
+from svexport.tensorrt.builder import write
+
+__all__ = ["FAILURES", "Reduction", "reduce"]
+
+Failing = Callable[[onnx.ModelProto], str]
+"""The failure of a model in words that are the same for the same failure; empty if there is none."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Result of :func:`reduce`.
+
+    Attributes:
+        model: the smallest part that fails.
+        before: nodes of the file.
+        nodes: names and types of those that are left.
+        failure: what fails.
+        tried: models that were tried.
+        path: the file, if it was written.
+        script: a Python script beside it that shows the failure.
+    """
+
+    model: onnx.ModelProto
+    before: int
+    nodes: list[tuple[str, str]]
+    failure: str
+    tried: int
+    path: Path | None = None
+    script: Path | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the model, as plain JSON-serialisable values."""
+        path, script = (None if p is None else str(p) for p in (self.path, self.script))
+        nodes = [list(node) for node in self.nodes]
+        return {"before": self.before, "nodes": nodes, "failure": self.failure, "tried": self.tried, "path": path,
+                "script": script}  # fmt: skip
+
+    def __str__(self) -> str:
+        left = ", ".join(f"{kind} {name!r}" for name, kind in self.nodes)
+        return f"{len(self.nodes)} of {self.before} nodes ({self.tried} models tried): {left}\n{self.failure}"
+
+
+def check_fails(target: str) -> Failing:
+    """The first error of :func:`svexport.check` in the whole file, if it is one of the part's."""
+    wanted: list[str] = []
+
+    def failing(model: onnx.ModelProto) -> str:
+        errors = [f"{f.rule}: {f.op}: expected {f.expected}, came {f.came}" for f in check(model, target).errors]
+        wanted.extend(errors[: not wanted])
+        return next((error for error in errors if _alike(error) == _alike(wanted[0])), "")
+
+    return failing
+
+
+def load_fails() -> Failing:
+    """That ONNX Runtime does not load it."""
+
+    def failing(model: onnx.ModelProto) -> str:
+        try:
+            OnnxEngine(model, device="cpu")
+        except SvexportError as error:
+            return str(error)
+        return ""
+
+    return failing
+
+
+def build_fails(**options: Any) -> Failing:
+    """That TensorRT builds no engine of it."""
+
+    def failing(model: onnx.ModelProto) -> str:
+        from svexport.runtime.build import build
+
+        try:
+            build(model, check=False, **options).close()
+        except SvexportError as error:
+            return str(error)
+        return ""
+
+    return failing
+
+
+def differs(values: dict[str, torch.Tensor], rtol: float = 1e-3, atol: float = 1e-4, **options: Any) -> Failing:
+    """That an engine of TensorRT computes something else than ONNX Runtime, on values of the whole model's run."""
+
+    def failing(model: onnx.ModelProto) -> str:
+        from svexport.runtime.build import build
+
+        try:
+            expected = OnnxEngine(model, device="cpu")
+            feeds = [values[spec.name] for spec in expected.inputs]
+            shapes = {spec.name: tuple(t.shape) for spec, t in zip(expected.inputs, feeds, strict=True)}
+            with build(model, check=False, shapes=shapes, **options) as engine:
+                actual = engine.run([t.to(s.dtype) for s, t in zip(engine.inputs, feeds, strict=True)])
+        except (SvexportError, KeyError):
+            return ""
+        for name, e, a in zip(expected.output_names, expected.run(feeds), actual, strict=True):
+            if not parity(name, e, a.cpu().to(e.dtype), rtol=rtol, atol=atol).ok:
+                return "TensorRT computes something else than ONNX Runtime"
+        return ""
+
+    return failing
+
+
+FAILURES = ("check", "load", "build", "differs")
+_SCRIPTS = {
+    "check": "print(svexport.check(FILE, target={target!r}))",
+    "load": "svexport.load(FILE)",
+    "build": "svexport.build(FILE, check=False)",
+    "differs": (
+        "reference, engine = svexport.load(FILE, device='cpu'), svexport.build(FILE, check=False)\n"
+        "shapes = [[s if isinstance(s, int) else 2 for s in i.shape] for i in reference.inputs]\n"
+        "inputs = [torch.ones(shape).to(i.dtype) for shape, i in zip(shapes, reference.inputs)]\n"
+        "print(reference.run(inputs), engine.run(inputs))"
+    ),
+}  # fmt: skip
+
+
+def reduce(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    fails: str | Callable[[onnx.ModelProto], Any],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    target: str | None = None,
+    inputs: dict[str, torch.Tensor] | None = None,
+) -> Reduction:
+    """Cuts a file that fails to the smallest part that still fails the same way.
+
+    Args:
+        model: the path of an ONNX file, or a model; its weights must be inside it.
+        fails: ``"check"`` (``svexport.check`` for ``target`` finds an error), ``"load"`` (ONNX Runtime does not load
+            it), ``"build"`` (TensorRT builds no engine), ``"differs"`` (its engine computes something else than ONNX
+            Runtime); or a function of a model that returns what fails (a text, which has to stay the same; True) or
+            nothing.
+        path: where the part is written, with a script beside it that shows the failure.
+        target: of ``"check"``.
+        inputs: of ``"differs"``, by name; default: random ones.
+
+    Raises:
+        SvexportError: if it does not fail, or ``fails`` is nothing of this.
+    """
+    loaded = model if isinstance(model, onnx.ModelProto) else onnx.load(os.fspath(model))
+    failing, kind = _failing(loaded, fails, target, inputs)
+    first = failing(loaded)
+    if not first:
+        raise SvexportError("the file as a whole does not fail that way: there is nothing to reduce")
+    tried = 0
+
+    def same(part: onnx.ModelProto) -> bool:
+        nonlocal tried
+        tried += 1
+        phase(f"model {tried}, {len(part.graph.node)} nodes")
+        return _alike(failing(part)) == _alike(first)
+
+    smallest = reduced(loaded, same)
+    nodes = [(n.name or n.output[0], n.op_type) for n in smallest.graph.node if n.op_type != "Constant"]
+    failure = failing(smallest)
+    if path is None:
+        return Reduction(smallest, len(loaded.graph.node), nodes, failure, tried)
+    place = Path(path)
+    write(place, smallest.SerializeToString())
+    script = place.with_suffix(".py")
+    lines = _SCRIPTS.get(kind, "print(onnx.load(FILE))").format(target=target)
+    said = "\n".join(f"# {line}" for line in failure.splitlines())
+    text = f"import onnx\nimport torch\n\nimport svexport\n\nFILE = {place.name!r}\n\n{said}\n{lines}\n"
+    write(script, text.encode())
+    return Reduction(smallest, len(loaded.graph.node), nodes, failure, tried, place, script)
+
+
+def _failing(
+    model: onnx.ModelProto, fails: Any, target: str | None, inputs: dict[str, torch.Tensor] | None
+) -> tuple[Failing, str]:
+    if callable(fails):
+        function = fails
+        return lambda part: str(found) if (found := function(part)) else "", ""
+    if fails == "check":
+        if target is None:
+            raise SvexportError('fails="check" needs target=, a TensorRT version such as "8.6"')
+        return check_fails(target), fails
+    if fails == "differs":
+        return differs(_values(model, inputs)), fails
+    if fails in FAILURES:
+        return (load_fails() if fails == "load" else build_fails()), fails
+    raise SvexportError(f"fails expects one of {', '.join(map(repr, FAILURES))}, or a function; got {fails!r}")
+
+
+def _values(model: onnx.ModelProto, inputs: dict[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
+    """Every value of a run in ONNX Runtime: what a part takes is what the whole would have given it."""
+    engine = OnnxEngine(model, device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    feeds = {}
+    for spec in engine.inputs:
+        shape = [size if isinstance(size, int) else 2 for size in spec.shape or ()]
+        drawn = torch.randn(shape, generator=generator)
+        feeds[spec.name] = (inputs or {}).get(spec.name, drawn.to(spec.dtype))
+    names = [name for node in model.graph.node for name in node.output if name]
+    probe = engine.with_outputs(names)
+    found = dict(zip(probe.output_names, probe.run(list(feeds.values())), strict=True))
+    return feeds | found
+
+
+def _alike(said: str) -> str:
+    """A failure without names and numbers, which differ from part to part."""
+    return re.sub(r"'[^']*'|\"[^\"]*\"|\([^()]*\)|[\w/.:]*\d[\w/.:]*|\s+", " ", said)[:200].strip()
