@@ -121,5 +121,5 @@ def _dynamic(text: str) -> tuple[str, int, str] | str:
         return text
     match = re.fullmatch(r"(?P<name>\w+):(?P<axis>-?\d+)=(?P<symbol>[^\W\d]\w*)", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"expected auto or NAME:AXIS=SYMBOL, such as image:0=batch; got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected NAME:AXIS=SYMBOL, such as image:0=batch; got {text!r}")
     return match["name"], int(match["axis"]), match["symbol"]

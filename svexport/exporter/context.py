@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,7 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
     with (
         _without_dump(),
         _registry_read_once(),
+        _composites_collected_once(),
         _exact(),
         exact_embeddings(),
         FullRanges(),
@@ -90,6 +92,40 @@ def _registry_read_once() -> Iterator[None]:
 
 
 _registries: dict[Any, Any] = {}
+
+
+@contextmanager
+def _composites_collected_once() -> Iterator[None]:
+    """Keeps the list of functions that torch decomposes by itself, until there are other functions; and has torch
+    write their types without making them: together half of what a small model takes."""
+    from torch.export import decomp_utils, exported_program
+
+    name = "_collect_all_valid_cia_ops"
+    places = [module for module in (decomp_utils, exported_program) if hasattr(module, name)]
+    own = [getattr(module, name) for module in places]
+
+    def collected() -> Any:
+        count = len(torch._C._dispatch_get_all_op_names())
+        if count not in _composites:
+            _composites.clear()
+            _composites[count] = own[0]()
+        return set(_composites[count])
+
+    callable_ = vars(torch._ops).get("Callable")
+    for module in places:
+        setattr(module, name, collected)
+    if callable_ is not None:
+        torch._ops.Callable = typing.Callable  # type: ignore[attr-defined] # which keeps what it is indexed by
+    try:
+        yield
+    finally:
+        for module, function in zip(places, own, strict=True):
+            setattr(module, name, function)
+        if callable_ is not None:
+            torch._ops.Callable = callable_  # type: ignore[attr-defined]
+
+
+_composites: dict[int, Any] = {}
 
 
 @contextmanager
