@@ -340,4 +340,7 @@ def test_unedited(name: str, opset: int, tmp_path) -> None:
     assert report.opset == opset
     assert report.max_abs < 1e-3
     assert nodes <= set(report.traced_nodes)
+    assert not [note for note in report.notes if note.startswith("traced by TorchScript")]
+    if not any("_dim_" in shape for shape in report.outputs.values()):  # as of keypoints that are found
+        assert "Shape" not in report.lowered_nodes
     assert {p.run for p in report.parity} >= {"given", "random"}
