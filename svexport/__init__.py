@@ -90,6 +90,8 @@ _LAZY = {
     "replace": "svexport.exporter.replace",
 }
 
+_NEEDED = {"numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "rich", "torch"}
+
 _MODULES = ("ops", "tensorrt")
 
 
@@ -98,7 +100,14 @@ def __getattr__(name: str) -> Any:
         return import_module(f"svexport.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'svexport' has no attribute {name!r}")
-    value = getattr(import_module(_LAZY[name]), name)
+    try:
+        value = getattr(import_module(_LAZY[name]), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _NEEDED:
+            raise
+        raise BackendNotAvailableError(
+            f"svexport.{name} needs {error.name}, which is not installed here: pip install {error.name}"
+        ) from error
     globals()[name] = value
     return value
 

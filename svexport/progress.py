@@ -12,7 +12,7 @@ _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", def
 
 
 def phase(name: str) -> None:
-    """Says that a phase of an export begins: ``"tracing"``, ``"verifying, random inputs"``."""
+    """Says that a phase of an export begins: ``"tracing"``, ``"verifying, scaled inputs"``."""
     if listener := _listener.get():
         listener(name)
 

@@ -14,7 +14,7 @@ def test_an_export_says_what_it_is_at(tmp_path) -> None:
     phase("after that nobody listens")
     assert said[:3] == ["tracing", "writing nodes and bodies", "verifying, given inputs"]
     assert said[-1] == "checking for TensorRT 8.6"
-    assert "verifying, random inputs" in said
+    assert "verifying, scaled inputs" in said
 
 
 def test_the_last_listener_hears() -> None:

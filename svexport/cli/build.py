@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_argument("--no-timing-cache", action="store_true", help="measure every kernel anew")
     options.add_argument("--device", metavar="cuda:N", help="default: cuda")
     parser.add_argument("--no-check", action="store_true", help="do not hold the file to what TensorRT parses first")
+    parser.add_argument("--report", metavar="FILE.html", help="write layers, plugins and reformats as a page")
     parser.add_argument("--trtexec", action="store_true", help="only print the command of trtexec")
     parser.add_argument(
         "--target", metavar="VERSION", help="of --trtexec: the TensorRT it is for (default: the installed one)"
@@ -80,13 +81,18 @@ def run(options: argparse.Namespace) -> Outcome:
     if options.target:
         raise BuildError("--target goes with --trtexec: an engine is built by the TensorRT that is installed")
     import svexport
+    from svexport import html
 
+    if options.report:
+        html.check_place(options.report)
     with (
         status(f"building {options.output or options.file.with_suffix('.engine')}"),
         svexport.build(options.file, options.output, check=not options.no_check, **given) as engine,
     ):
         report, info = engine.report, engine.info()
     assert report is not None  # of an engine that was built
+    if options.report:
+        report.to_html(options.report)
     notes = [f"note: {note}" for note in report.notes]
     return Outcome(True, {**report.to_dict(), "engine": info}, [*report.tables(), *notes, report.trtexec])
 

@@ -51,8 +51,8 @@ def ties(model: nn.Module, inputs: Sequence[Tensor], actual: Sequence[Tensor], h
     return ", ".join(order.where) if agrees else ""
 
 
-def held(name: str, expected: Tensor, actual: Tensor, run: str, held_to: Tolerances) -> Parity:
-    rtol, atol = held_to.held(expected)
+def held(name: str, expected: Tensor, actual: Tensor, run: str, held_to: Tolerances, far: bool = False) -> Parity:
+    rtol, atol = held_to.held(expected, far)
     return parity(name, expected, actual, run=run, rtol=rtol, atol=atol)
 
 

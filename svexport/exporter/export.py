@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import re
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from torch.backends import opt_einsum
 
 from svexport._version import __version__
-from svexport.errors import ExportError
+from svexport.errors import BackendNotAvailableError, ExportError
 from svexport.exporter import dynamo
 from svexport.exporter.arguments import FlatModel, bind, eval_mode, given_arguments, in_type, leaves, unique, unwrapped
 from svexport.exporter.clean import clean, keep_inputs, name_sizes
@@ -53,6 +54,9 @@ WEIGHTS = ("inputs", "attributes")
 
 MAX_PROTOBUF_BYTES = 2**31 - 2**20
 """Larger models keep their weights in a file beside the ``.onnx``: protobuf ends at 2 GiB."""
+
+_NO_PLACE = {errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EROFS}
+"""Errors of writing: a quota, a limit of file sizes, a full disk, one that is read only."""
 
 _lock = threading.RLock()  # the exporters' registries are global
 
@@ -114,9 +118,9 @@ def export(
             that cancel; a note of the report says what that left.
         weights: ``"inputs"`` or ``"attributes"``: how those of svexport nodes that have many (the transformer decoder)
             travel. A TensorRT plugin is created with its attributes, but given its inputs in every inference.
-        verify: run the file in ONNX Runtime, and compare, on ``args``, on random inputs, on large ones of both signs,
-            on zeros, with other integers and masks, and with dynamic sizes larger, smaller and much larger,
-            and on both sides of what ``forward`` compares them with (or the export is refused);
+        verify: run the file in ONNX Runtime, and compare, on ``args``, on random inputs of both signs and several
+            scales, on zeros, with other integers and masks, and with dynamic sizes larger, smaller and much larger, and
+            on both sides of what ``forward`` compares them with (or the export is refused);
             ``report.skipped`` has the runs that the model itself does not take. Up to opset 17, lines of ``forward``
             that take values of inputs out of tensors (``if x.sum() > 0``) are refused unless nothing follows from
             these values but what has been compared. ``"quick"``: on ``args`` alone, and not called verified.
@@ -165,9 +169,7 @@ def export(
         raise ExportError(f"weights must be {' or '.join(map(repr, WEIGHTS))}, got {weights!r}")
     arguments, model = given_arguments(model, args), unwrapped(model)
     path = Path(f"{type(model).__name__}.onnx" if path is None else path)
-    if path.is_dir():
-        raise ExportError(f"expected the path of a file, got the folder {path}; add a file name")
-
+    _check_place(path)
     exported = model if dtype is None else in_type(model, dtype)
     with _lock, eval_mode(exported), frozen(exported), unchanged(exported) as state, torch.no_grad():
         bound = bind(exported, *arguments)
@@ -185,7 +187,7 @@ def export(
             tensors = [t.detach() for t in flat.tensors]
             phase("tracing")
             # Without opt_einsum, which makes numbers of dynamic sizes: the order of products is decided by ours.
-            with _collected_warnings(notes), opt_einsum.flags(enabled=False):
+            with _collected_warnings(notes), opt_einsum.flags(enabled=False), _installed(opset):
                 fresh = [t.clone() for t in tensors]  # a model may work on its inputs in place
                 given = _traceable(fresh, names, axes, sizes)
                 written, guarded = traced(flat, given, file, opset, names, axes, notes, state)
@@ -467,10 +469,35 @@ def _traceable(
 
 
 @contextmanager
+def _installed(opset: int) -> Iterator[None]:
+    """Says of packages that torch's exporters import late how to get them."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("onnx", "onnx_ir", "onnxscript"):
+            raise
+        raise BackendNotAvailableError(
+            f"exporting at opset {opset} needs {error.name}, which is not installed here: pip install {error.name}"
+        ) from error
+
+
+def _check_place(path: Path) -> None:
+    if "\0" in str(path):
+        raise ExportError(f"expected the path of a file, got {str(path)!r}, with a NUL in it; take that out")
+    try:
+        if path.is_dir():
+            raise ExportError(f"expected the path of a file, got the folder {path}; add a file name")
+        if path.exists() and not path.is_file():  # a pipe or a device, which a renamed file would replace
+            raise ExportError(
+                f"expected the path of a file, got {path}, which is no regular file; choose another place"
+            )
+    except OSError as error:  # too long a name, say
+        raise ExportError(f"cannot write {path}: {error.strerror or error}; choose another name") from error
+
+
+@contextmanager
 def _beside(path: Path) -> Iterator[Path]:
     """A temporary folder next to the file, so that the finished one can be renamed into place."""
-    if path.exists() and not path.is_file():  # a pipe or a device, which a renamed file would replace
-        raise ExportError(f"expected the path of a file, got {path}, which is no regular file; choose another place")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
@@ -478,12 +505,19 @@ def _beside(path: Path) -> Iterator[Path]:
         raise ExportError(f"cannot write {path}: {error.strerror or error}; choose a writable folder") from error
     try:
         yield folder
+    except OSError as error:
+        if error.errno not in _NO_PLACE:  # the user's code may raise others
+            raise
+        raise ExportError(
+            f"cannot write {path}: {error.strerror}; make room there, or choose another folder. No file was written"
+        ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def write(model: onnx.ModelProto, path: Path) -> None:
     """Writes a model beside its place and moves it there: a file of that name is whole at any time."""
+    _check_place(path)
     with _beside(path) as folder:
         save(model, folder / path.name)
         _move(folder, path)

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from svexport.exporter.faults import Fault, faults_of
-from svexport.exporter.rounding import Tolerances
 from svexport.graph.walk import STANDARD, graphs_of
 
 __all__ = ["Planted", "Recording", "Site"]
@@ -57,11 +55,19 @@ class Site:
 
 @dataclass(frozen=True)
 class Recording:
-    """What a graph made of some inputs: its outputs, and the values of nodes that have sites."""
+    """What a graph made of some inputs: its outputs, and the values of nodes that have sites.
+
+    Attributes:
+        feeds: the inputs.
+        outputs: of the graph.
+        values: of nodes, and the inputs.
+        held: rtol and atol that each output is held to.
+    """
 
     feeds: Mapping[str, np.ndarray]
     outputs: Sequence[np.ndarray]
     values: Mapping[str, np.ndarray]
+    held: Sequence[tuple[float, float]]
 
 
 class Planted:
@@ -71,8 +77,8 @@ class Planted:
     its own. A faulty node is computed alone, of what was recorded before it; what comes after it is computed anew.
     """
 
-    def __init__(self, model: onnx.ModelProto, held_to: Tolerances, lines: Mapping[str, str]) -> None:
-        self._held_to, self._lines = held_to, lines
+    def __init__(self, model: onnx.ModelProto, lines: Mapping[str, str]) -> None:
+        self._lines = lines
         self._graph, self._opsets, self._ir = model.graph, list(model.opset_import), model.ir_version
         self._constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
         for node in model.graph.node:
@@ -139,14 +145,14 @@ class Planted:
             graph.node.append(helper.make_node("If", [same], [name], then_branch=branches[0], else_branch=branches[1]))
         return chosen
 
-    def record(self, tensors: Sequence[Tensor]) -> Recording | None:
-        """None of what has too large values."""
+    def record(self, tensors: Sequence[Tensor], held: Sequence[tuple[float, float]]) -> Recording | None:
+        """What the graph makes of inputs, whose outputs are ``held`` to rtol and atol; None of too large values."""
         feeds = {name: t.detach().cpu().numpy() for name, t in zip(self._names, tensors, strict=True)}
         names = [value.name for value in self._recorder.get_outputs()]
         values = dict(zip(names, self._recorder.run(names, feeds), strict=True))
         if sum(v.nbytes for v in values.values() if isinstance(v, np.ndarray)) > MOST_BYTES:
             return None
-        return Recording(feeds, [values[name] for name in self._outputs], {**values, **feeds})
+        return Recording(feeds, [values[name] for name in self._outputs], {**values, **feeds}, held)
 
     def sites(self, recording: Recording) -> Iterator[Site]:
         """All faults of all nodes."""
@@ -178,15 +184,7 @@ class Planted:
             return True
         if outputs is None:
             return False
-        return any(self._differs(e, a) for e, a in zip(recording.outputs, outputs, strict=True))
-
-    def _differs(self, expected: np.ndarray, actual: np.ndarray) -> bool:
-        if expected.shape != actual.shape:
-            return True
-        rtol, atol = self._held_to.held(torch.from_numpy(np.ascontiguousarray(expected)))
-        e, a = expected.astype(np.float64), actual.astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            return not bool(np.all((e == a) | (np.isnan(e) & np.isnan(a)) | (np.abs(e - a) <= atol + rtol * np.abs(e))))
+        return any(map(_differs, recording.outputs, outputs, recording.held))
 
     def _computed(self, site: Site, recording: Recording) -> np.ndarray:
         """What the faulty node alone makes of what was recorded before it."""
@@ -220,6 +218,15 @@ class Planted:
 
     def _line(self, node: onnx.NodeProto) -> str:
         return node.doc_string or self._lines.get(node.name, "")
+
+
+def _differs(expected: np.ndarray, actual: np.ndarray, held: tuple[float, float]) -> bool:
+    if expected.shape != actual.shape:
+        return True
+    rtol, atol = held
+    e, a = expected.astype(np.float64), actual.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        return not bool(np.all((e == a) | (np.isnan(e) & np.isnan(a)) | (np.abs(e - a) <= atol + rtol * np.abs(e))))
 
 
 def _names_of_sizes(graph: onnx.GraphProto) -> set[str]:

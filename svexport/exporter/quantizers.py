@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from svexport.errors import ExportError
 from svexport.parity import Parity, parity
 
-__all__ = ["FullRanges", "allow_steps", "frozen", "full_range", "repeats"]
+__all__ = ["ROUNDING", "Copies", "FullRanges", "allow_steps", "frozen", "full_range", "largest", "repeats"]
 
 MOST = 2.0**-18
 """Of the largest element: some times what sums in another order differ by in float32."""
@@ -110,9 +110,27 @@ def _quantize(module: Any) -> Callable[[Tensor], Tensor]:
     return partial(torch.fake_quantize_per_tensor_affine, **rest, quant_min=low, quant_max=high)
 
 
+class Copies:
+    """A model to compute with once more: itself where forward leaves it as it is, or a fresh copy each time."""
+
+    def __init__(self, model: nn.Module, *, changes: bool = True, random: bool = True) -> None:
+        """``changes`` and ``random`` say whether forward may change the model, and draw random numbers."""
+        self._model, self._changes = model, changes
+        self._double: nn.Module | None = None
+        self.repeats = not changes and not random
+
+    def single(self) -> nn.Module:
+        return copy.deepcopy(self._model) if self._changes else self._model
+
+    def double(self) -> nn.Module:
+        if self._double is None or self._changes:
+            self._double = copy.deepcopy(self._model).double()
+        return self._double
+
+
 def allow_steps(
     found: list[Parity],
-    model: nn.Module,
+    model: nn.Module | Copies,
     inputs: Sequence[Tensor],
     pairs: Sequence[tuple[str, Tensor, Tensor]],
     notes: list[str],
@@ -126,15 +144,14 @@ def allow_steps(
         found: how each of ``pairs`` (name, expected, actual) agrees.
         inputs: what the model computed the expected tensors of.
     """
+    copies = model if isinstance(model, Copies) else Copies(model)
     failed = [index for index, p in enumerate(found) if not p.ok]
     apart = {index: _apart(*pairs[index][1:]) for index in failed}
     try:
-        if not repeats(model, inputs, [e for _, e, _ in pairs]):
+        rounding = _rounding(copies, inputs)
+        if not rounding or not repeats(copies, inputs, [e for _, e, _ in pairs]):
             return False
-        rounding = _rounding(model, inputs)
     except Exception:  # noqa: BLE001 - a model that cannot be copied; the plain tolerance stands
-        return False
-    if not rounding:
         return False
     reach = {index: torch.zeros_like(apart[index]) for index in failed}
     typical = dict.fromkeys(failed, 0.0)
@@ -142,7 +159,7 @@ def allow_steps(
     for seed in range(NUDGES):
         try:
             with _Nudged(seed, rounding):
-                again = copy.deepcopy(model)(*(t.clone() for t in inputs))
+                again = copies.single()(*(t.clone() for t in inputs))
         except Exception:  # noqa: BLE001 - as above
             break
         for index in failed:
@@ -166,15 +183,17 @@ def allow_steps(
     return True
 
 
-def repeats(model: nn.Module, inputs: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+def repeats(copies: Copies, inputs: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     """Whether a copy computes the same once more: how far a random or stateful model is from itself excuses nothing.
 
     Sums may be added up in another order, as some kernels do where memory begins at another address.
     """
-    again = copy.deepcopy(model)(*(t.clone() for t in inputs))
+    if copies.repeats:
+        return True
+    again = copies.single()(*(t.clone() for t in inputs))
     return all(
         a.shape == e.shape
-        and bool((_apart(e, a) <= REPEATED * _largest(e)).all() if e.is_floating_point() else torch.equal(a, e))
+        and bool((_apart(e, a) <= REPEATED * largest(e)).all() if e.is_floating_point() else torch.equal(a, e))
         for a, e in zip(again, expected, strict=True)
     )
 
@@ -195,19 +214,21 @@ def _root_mean_square(values: Tensor) -> float:
     return float(values.square().mean().sqrt()) if values.numel() else 0.0
 
 
-def _rounding(model: nn.Module, inputs: Sequence[Tensor]) -> list[float]:
+def _rounding(copies: Copies, inputs: Sequence[Tensor]) -> list[float]:
     """By how much what is given to each quantizer, and each ``torch.round``, may be off; nothing of a model without.
 
     Some times what float32 typically is from float64 there, but for elements that are steps of those before apart, or
     the most that sums in another order make of it where that cannot be told.
     """
     with _Given() as given:
-        copy.deepcopy(model)(*(t.clone() for t in inputs))
-    most = [_largest(x) * max(MOST, 2 * torch.finfo(x.dtype).eps) for x in given.values]
+        copies.single()(*(t.clone() for t in inputs))
+    if not given.values:
+        return []
+    most = [largest(x) * max(MOST, 2 * torch.finfo(x.dtype).eps) for x in given.values]
     precise = _Given()
     try:
         with precise:
-            copy.deepcopy(model).double()(*(t.double() if t.is_floating_point() else t.clone() for t in inputs))
+            copies.double()(*(t.double() if t.is_floating_point() else t.clone() for t in inputs))
     except Exception:  # noqa: BLE001 - a model tied to one dtype
         return most
     if [x.shape for x in precise.values] != [x.shape for x in given.values]:
@@ -221,7 +242,8 @@ def _rounding(model: nn.Module, inputs: Sequence[Tensor]) -> list[float]:
     return rounding
 
 
-def _largest(x: Tensor) -> float:
+def largest(x: Tensor) -> float:
+    """The largest finite magnitude."""
     return float(x.abs().nan_to_num(0.0, 0.0, 0.0).amax()) if x.numel() else 0.0
 
 
@@ -231,7 +253,7 @@ class _AtRounding(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "").partition(".")[0]
-        if name in _ROUNDING:
+        if name in ROUNDING:
             x = kwargs.pop("input") if "input" in kwargs else args[0]
             if isinstance(x, Tensor) and x.is_floating_point():
                 with torch.no_grad():
@@ -280,7 +302,7 @@ class _Nudged(_AtRounding):
         return x.add_(by) if name.endswith("_") else x + by
 
 
-_ROUNDING = {
+ROUNDING = {
     "round",
     "round_",
     "quantize",  # svexport's

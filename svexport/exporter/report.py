@@ -48,8 +48,8 @@ class Faults:
 
     Attributes:
         planted: how many there were.
-        noticed: of them, on the inputs of a default verification.
-        found: of the others, on inputs that were searched for.
+        noticed: of them, by a default verification: on its inputs, and to its tolerances.
+        found: of the others, on inputs that were searched for, or where outputs are held to torch's own rounding.
         missed: the rest: what is wrong, and the user's line or module. Some change nothing on any input.
     """
 
@@ -61,7 +61,7 @@ class Faults:
     def __str__(self) -> str:
         return (
             f"{self.noticed + self.found} of {self.planted} planted faults noticed, "
-            f"{self.noticed} on the inputs of a default verification"
+            f"{self.noticed} by a default verification"
         )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-__all__ = ["State", "unchanged"]
+__all__ = ["State", "random_state", "same_random_state", "unchanged"]
 
 MAX_PARAMETER_BYTES = 2**30
 
@@ -32,7 +32,7 @@ class State:
         self._attributes: list[tuple[str, nn.Module, dict[str, Any], dict[str, Any]]] = []
         self._values: dict[int, tuple[Tensor, Tensor]] = {}  # by id; a tensor may be in several places
         self._storages: dict[int, Tensor] = {}
-        self._random = _random_state()
+        self._random = random_state()
         self._dtype = torch.get_default_dtype()
         held = sum(p.numel() * p.element_size() for p in model.parameters() if not nn.parameter.is_lazy(p))
         for name, module in model.named_modules():
@@ -89,12 +89,19 @@ class State:
         return list(dict.fromkeys(names))
 
 
-def _random_state() -> dict[str, Any]:
+def random_state() -> dict[str, Any]:
     """Of torch on a CPU and on the GPUs that are in use, of Python, and of NumPy."""
     state = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state()}
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
+
+
+def same_random_state(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    numbers, others = (state["numpy"] for state in (one, other))
+    same = torch.equal(one["torch"], other["torch"]) and one["python"] == other["python"]
+    same &= all(np.array_equal(a, b) for a, b in zip(numbers, others, strict=True))
+    return same and all(map(torch.equal, one.get("cuda", []), other.get("cuda", [])))
 
 
 def _set_random_state(state: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import math
 import sys
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,9 @@ UNGUARDED = frozenset({*_TEXTS, *_ARRAYS})
 _OF_SIZES = {"empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "ones_like"}
 _OF_SIZES |= {"rand_like", "randint_like", "randn_like", "zeros_like"}
 """Functions whose first argument gives no values."""
+
+_BY_VALUES = {"argwhere", "bincount", "masked_select", "nonzero", "repeat_interleave", "unique", "unique_consecutive"}
+"""Functions whose results are as large as values say, as those of masks are that index."""
 
 _IN_PLACE = {"__setitem__", *(f"__i{op}__" for op in ("add", "sub", "mul", "truediv", "floordiv", "and", "or", "xor"))}
 _IN_PLACE |= {"__imod__", "__ipow__", "__ilshift__", "__irshift__"}
@@ -81,6 +84,7 @@ class Way(TorchFunctionMode):
     Attributes:
         exits: values of inputs that lines of the user's code took, the first of each line.
         ranges: how many there are of what an input's integers index, by that input's index.
+        sizes_of_values: whether a result was as large as values say.
     """
 
     def __init__(
@@ -108,6 +112,7 @@ class Way(TorchFunctionMode):
             self._depend(tensor, frozenset({index}))
         for index, tensor in enumerate([*inputs, *held]):
             self._note(tensor, ("known", index))
+        self.sizes_of_values = False
         self._steps: list[tuple[str, str]] = []
         self._flow: list[Any] = []  # each step with what it was given
         self._lines: dict[int, tuple[str, int, str]] = {}  # in the user's code, of steps that saw something
@@ -133,6 +138,8 @@ class Way(TorchFunctionMode):
                 result = func(*args, **kwargs)
             if self._sizes is not None and (name in _SIZES or name in _PARTS):
                 result = self._measured(name, args, kwargs, result)
+            masked = name == "__getitem__" and any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(args[1:]))
+            self.sizes_of_values |= masked or name in _BY_VALUES
             self._note(result, ("step", len(self._steps)))
             if inputs:
                 self._follow(name, args, kwargs, result, inputs)
@@ -234,6 +241,10 @@ class Way(TorchFunctionMode):
 
     def same_flow(self, other: Way) -> bool:
         return self._flow == other._flow
+
+    def calls(self, names: Collection[str]) -> bool:
+        """Whether any function of these names was called."""
+        return any(name.partition(".")[0] in names for name, _ in self._steps)
 
     @property
     def length(self) -> int:

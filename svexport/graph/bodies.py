@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
-from onnx import AttributeProto, helper
+from onnx import AttributeProto, helper, numpy_helper
 
 from svexport.errors import UnsupportedError
 from svexport.graph.guard import add_guard
 from svexport.graph.nodes import arguments_of, separate_names, svexport_nodes, symbolic_of, weight_attributes
+from svexport.graph.reading import check_whole, damaged, read_model
 from svexport.graph.scope import light_copy
 from svexport.graph.substitute import give_outputs, substitute
 from svexport.graph.types import infer_types, types_of
@@ -33,18 +35,23 @@ def lower(model: onnx.ModelProto | str | Path, ops: Collection[str] | None = Non
         A new model. Without svexport nodes left it imports the default domain only.
 
     Raises:
-        UnsupportedError: on an unknown op, or a node whose input data types and ranks cannot be inferred.
+        UnsupportedError: on an unknown op, a node whose input data types and ranks cannot be inferred, or a damaged
+            model.
+        SvexportError: if the file is missing or is no ONNX model.
     """
+    chosen = node_types(ops)
     if isinstance(model, onnx.ModelProto):
         lowered = onnx.ModelProto()
         lowered.CopyFrom(model)
     else:
-        lowered = onnx.load(str(model))
-    chosen = node_types(ops)
-    if ops is None:
-        for node in svexport_nodes(lowered):
-            symbolic_of(node)  # raises on an unknown op, which would be left as it is
-    lower_in_place(lowered, lambda node: node.op_type in chosen)
+        lowered = read_model(Path(model))
+    what = "the model" if isinstance(model, onnx.ModelProto) else str(model)
+    check_whole(lowered, what)
+    with damaged(what):
+        if ops is None:
+            for node in svexport_nodes(lowered):
+                symbolic_of(node)  # raises on an unknown op, which would be left as it is
+        lower_in_place(lowered, lambda node: node.op_type in chosen)
     return lowered
 
 
@@ -320,7 +327,13 @@ def _complete_types(model: onnx.ModelProto) -> dict[str, Value]:
     types = types_of(model)
     typed = lambda node: all(_known(name, types) for name in node.input if name)  # noqa: E731
     missing = [n for n in svexport_nodes(model) if not typed(n)]
-    while missing:
+    if missing:
+        trial = light_copy(model)
+        strip(trial)
+        found = infer_types(trial, _Outputs(opset_of(model), model.ir_version))
+        types |= {name: value for name, value in found.items() if value.shape is not None and not _known(name, types)}
+        missing = [n for n in missing if not typed(n)]
+    while missing:  # what sizes that are computed along the whole graph decide
         trial = light_copy(model)
         strip(trial)
         _lower(trial, typed, types)
@@ -336,6 +349,47 @@ def _complete_types(model: onnx.ModelProto) -> dict[str, Value]:
             )
         missing = still
     return types
+
+
+class _Outputs:
+    """The types of what svexport nodes compute, by inference in the body of each alone; equal nodes share it."""
+
+    def __init__(self, opset: int, ir_version: int) -> None:
+        self._opset, self._ir_version = opset, ir_version
+        self._known: dict[tuple, list[tuple[int, tuple[int | None, ...] | None]]] = {}
+
+    def __call__(
+        self, node: onnx.NodeProto, types: Mapping[str, Value], values: Mapping[str, np.ndarray]
+    ) -> Iterator[Value]:
+        if node.domain != DOMAIN or not all(_known(name, types) for name in node.input if name):
+            return
+        given = tuple((types[n].dtype, types[n].shape) if n else None for n in node.input)
+        numbers = tuple(values[n].tobytes() if n in values else None for n in node.input)
+        same = tuple(map(list(node.input).index, node.input))
+        attributes = onnx.NodeProto(attribute=node.attribute).SerializeToString(deterministic=True)
+        key = node.op_type, attributes, given, numbers, same, len(node.output)
+        if key not in self._known:
+            self._known[key] = list(self._infer(node, types, values))
+        for name, (dtype, shape) in zip(node.output, self._known[key], strict=False):
+            if name and dtype:
+                yield Value(name, dtype, shape)
+
+    def _infer(
+        self, node: onnx.NodeProto, types: Mapping[str, Value], values: Mapping[str, np.ndarray]
+    ) -> Iterator[tuple[int, tuple[int | None, ...] | None]]:
+        alone = onnx.ModelProto(ir_version=self._ir_version)
+        alone.opset_import.extend([helper.make_opsetid("", self._opset), helper.make_opsetid(DOMAIN, 1)])
+        alone.graph.node.append(node)
+        for name in dict.fromkeys(filter(None, node.input)):
+            if name in values:
+                alone.graph.initializer.append(numpy_helper.from_array(values[name], name))
+            else:
+                alone.graph.input.append(_info(types[name]))
+        _lower(alone, lambda _: True, {name: types[name] for name in node.input if name})
+        found = infer_types(alone)
+        for name in node.output:
+            value = found.get(name)
+            yield (0, None) if value is None else (value.dtype or 0, value.shape)
 
 
 def _drop_unused(model: onnx.ModelProto) -> None:

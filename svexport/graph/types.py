@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -38,9 +38,16 @@ def types_of(model: onnx.ModelProto) -> dict[str, Value]:
     return types
 
 
-def infer_types(model: onnx.ModelProto) -> dict[str, Value]:
-    """:func:`types_of` with all that shape inference adds, arithmetic on static shapes computed on the way."""
-    return _inferred(model).types
+OutputsOf = Callable[[onnx.NodeProto, Mapping[str, Value], Mapping[str, np.ndarray]], Iterable[Value]]
+"""Types of the outputs of a node that is not of standard ONNX, by the types and values that are known before it."""
+
+
+def infer_types(model: onnx.ModelProto, outputs_of: OutputsOf | None = None) -> dict[str, Value]:
+    """:func:`types_of` with all that shape inference adds, arithmetic on static shapes computed on the way.
+
+    ``outputs_of`` is asked for nodes of other domains than the default one.
+    """
+    return _inferred(model, outputs_of).types
 
 
 def infer_values(model: onnx.ModelProto) -> dict[str, np.ndarray]:
@@ -48,9 +55,9 @@ def infer_values(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     return _inferred(model).values
 
 
-def _inferred(model: onnx.ModelProto) -> Inference:
+def _inferred(model: onnx.ModelProto, outputs_of: OutputsOf | None = None) -> Inference:
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    inference = Inference(types_of(inferred), opset_of(model), model.ir_version)
+    inference = Inference(types_of(inferred), opset_of(model), model.ir_version, outputs_of)
     inference.graph(inferred.graph)
     return inference
 
@@ -64,8 +71,11 @@ class Inference:
         opset: in whose meaning the nodes are written.
     """
 
-    def __init__(self, types: dict[str, Value], opset: int, ir_version: int) -> None:
+    def __init__(
+        self, types: dict[str, Value], opset: int, ir_version: int, outputs_of: OutputsOf | None = None
+    ) -> None:
         self.types = types
+        self._outputs_of = outputs_of
         self.values: dict[str, np.ndarray] = {}
         self._shapes: dict[str, tuple[int | None, ...]] = {}  # by the name of what Shape makes of them
         self.opset = opset
@@ -83,6 +93,10 @@ class Inference:
                     self.graph(inner)
             if node.domain == "":
                 self.node(node)
+            elif self._outputs_of is not None:
+                for value in self._outputs_of(node, self.types, self.values):
+                    if value.shape is not None and self.types.get(value.name, _UNKNOWN).shape is None:
+                        self.types[value.name] = value
 
     def node(self, node: onnx.NodeProto) -> None:
         """Infers what a standard node makes; what it takes has to be met before."""
@@ -108,8 +122,12 @@ class Inference:
 
     def _gathers_sizes(self, node: onnx.NodeProto) -> bool:
         """Whether a Gather takes sizes of a shape that are static, beside others that are not."""
-        sizes, index = self._shapes.get(node.input[0], ()), self.values.get(node.input[1])
-        return index is not None and all(-len(sizes) <= i < len(sizes) and sizes[i] is not None for i in index.flat)
+        sizes, index = self._shapes.get(node.input[0]), self.values.get(node.input[1])
+        return (
+            sizes is not None
+            and index is not None
+            and all(-len(sizes) <= i < len(sizes) and sizes[i] is not None for i in index.flat)
+        )
 
     def _is_computed(self, node: onnx.NodeProto) -> bool:
         """Whether a node makes a few numbers of known ones."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.utils import _pytree
 
 from svexport.errors import EngineError
 from svexport.graph.returned import Returned
@@ -73,3 +74,12 @@ class Outputs(tuple):
     def __repr__(self) -> str:
         listed = ", ".join(f"{name}: {list(t.shape)}" for name, t in zip(self._names, self, strict=True))
         return f"Outputs({listed})"
+
+
+# Without it, tree_map and its like would take all outputs for one leaf.
+_pytree.register_pytree_node(
+    Outputs,
+    lambda outputs: (list(outputs), (outputs._names, outputs._returned)),
+    lambda tensors, context: Outputs(list(tensors), *context),
+    serialized_type_name="svexport.runtime.outputs.Outputs",
+)

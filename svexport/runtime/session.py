@@ -199,6 +199,8 @@ class OnnxEngine(Engine):
             given = ", ".join(f"{s.name}: {list(t.shape)}" for s, t in zip(self.inputs, ready, strict=True))
             raise EngineError(f"{self} failed in ONNX Runtime on {given}: {_reason(error)}") from error
         values = binding.get_outputs_as_ortvaluevector()
+        if len(values) != len(self.outputs):
+            raise EngineError(f"{self} returned {len(values)} of {len(self.outputs)} outputs: it is damaged")
         # By index: iterating ends in a C++ exception, which takes 80 us. The view: DLPack turns bool into uint8.
         return [torch.from_dlpack(values[i].to_dlpack()).view(spec.dtype) for i, spec in enumerate(self.outputs)]
 
@@ -239,12 +241,17 @@ def _read(source: Path | onnx.ModelProto) -> onnx.ModelProto:
     import onnx
     from google.protobuf.message import DecodeError
 
+    from svexport.graph.reading import check_regular
+
     if isinstance(source, onnx.ModelProto):
         return source
     if not isinstance(source, Path):
         raise EngineError(f"expected the path of an ONNX file or an onnx.ModelProto, got {type(source).__name__}")
     try:
+        check_regular(source)
         model = onnx.load_model_from_string(source.read_bytes())
+    except SvexportError as error:
+        raise EngineError(str(error)) from error
     except OSError as error:
         raise EngineError(f"cannot read {source}: {error.strerror or error}; check the path") from error
     except DecodeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -151,20 +152,61 @@ class BuildReport:
         for fact in self._facts():
             summary.add_row(*map(Text, fact))
         tables: list[Any] = [summary]
-        plugins = [(node, kind, self.sources.get(node, "")) for node, kind in self.plugins.items()]
-        reformats = [(layer.name, f"{_joined(layer.inputs)} -> {_joined(layer.outputs)}", layer.remedy)
-                     for layer in self.reformats]  # fmt: skip
-        for header, rows in ((("node", "plugin", "source"), plugins), (("reformat", "", "removed by"), reformats)):
-            if rows:
-                table = Table(box=box.SIMPLE_HEAD)
-                for title in header:
-                    table.add_column(title, overflow="fold")
-                for row in rows[:_SHOWN]:
-                    table.add_row(*map(Text, row))
-                if len(rows) > _SHOWN:
-                    table.add_row(f"and {len(rows) - _SHOWN} more", "", "")
-                tables.append(table)
+        for header, rows in self._lists():
+            table = Table(box=box.SIMPLE_HEAD)
+            for title in header:
+                table.add_column(title, overflow="fold")
+            for row in rows[:_SHOWN]:
+                table.add_row(*map(Text, row))
+            if len(rows) > _SHOWN:
+                table.add_row(f"and {len(rows) - _SHOWN} more", "", "")
+            tables.append(table)
         return tables
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Writes the report as one page, every layer in it.
+
+        Raises:
+            SvexportError: if it cannot be written.
+        """
+        from svexport import html
+
+        html.write(path, html.page(f"{self.source} by TensorRT {self.tensorrt}", *self.html_body()))
+
+    def _repr_html_(self) -> str:
+        from svexport import html
+
+        return html.fragment(*self.html_body())
+
+    def html_body(self) -> list[str]:
+        """The report as pieces of a page: summary, plugins, reformats, layers, notes."""
+        from svexport import html
+
+        body = [html.table((), [*self._facts(), ("trtexec", self.trtexec)])]
+        for header, rows in self._lists():
+            body.append(html.section(f"{header[0].capitalize()}s", html.table(header, rows)))
+        header = ("layer", "kind", "nodes", "tactic", "inputs", "outputs")
+        layers = [
+            (one.name, one.kind, ", ".join(one.nodes), one.tactic, _joined(one.inputs), _joined(one.outputs))
+            for one in self.layers
+        ]
+        body.append(html.section("Layers", html.folded(f"all {len(layers)} layers", html.table(header, layers))))
+        if self.notes:
+            body.append(html.section("Notes", *map(html.note, self.notes)))
+        return body
+
+    def _lists(self) -> list[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
+        """A header and rows of each list that is not empty: nodes that became plugins, reformats."""
+        plugins: list[tuple[str, ...]] = [(n, kind, self.sources.get(n, "")) for n, kind in self.plugins.items()]
+        reformats: list[tuple[str, ...]] = [
+            (layer.name, f"{_joined(layer.inputs)} -> {_joined(layer.outputs)}", layer.remedy)
+            for layer in self.reformats
+        ]
+        lists: list[tuple[tuple[str, ...], list[tuple[str, ...]]]] = [
+            (("node", "plugin", "source"), plugins),
+            (("reformat", "from and to", "removed by"), reformats),
+        ]
+        return [(header, rows) for header, rows in lists if rows]
 
     def _facts(self) -> list[tuple[str, str]]:
         kinds = [f"{len(self.layers)} layers"]

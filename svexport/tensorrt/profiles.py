@@ -140,7 +140,7 @@ def _known(name: str, inputs: Mapping[str, Any], what: str) -> None:
 
 def _range(name: str, spec: Any, what: str) -> Range:
     try:
-        rows = [spec] * 3 if all(isinstance(size, int) for size in spec) else list(spec)
+        rows = [spec] * 3 if all(hasattr(size, "__index__") for size in spec) else list(spec)
         low, usual, high = (tuple(int(size) for size in row) for row in rows)
     except (TypeError, ValueError) as error:
         raise BuildError(

@@ -33,7 +33,9 @@ def test_build(run, files, tmp_path, monkeypatch):
     assert result.json["plugins"] == {"/SvGridSample": "C++"}
     assert (tmp_path / "m.engine").stat().st_size == result.json["bytes"]
     assert not list(trt.alive)
-    said = run("build", files / "scale.onnx", "-o", tmp_path / "s.engine", "--no-timing-cache").out
+    words = ["--no-timing-cache", "--report", tmp_path / "build.html"]
+    said = run("build", files / "scale.onnx", "-o", tmp_path / "s.engine", *words).out
+    assert "TensorRT 10.16.1.9" in (tmp_path / "build.html").read_text()
     assert "TensorRT 10.16.1.9 on reference" in said
     assert said.splitlines()[-1].startswith("trtexec --onnx=")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,18 @@ from tests.tensorrt.engines import EXAMPLES
 from tests.tensorrt.reference import VERSIONS, install
 
 ROOT = Path(__file__).parents[2]
-QUICK = ("stgcn", "yolox_stem")
 TARGETS = {"8.6.1": "8.6", "10.1.0": "10.1", "10.16.1": None, "11.4.0": None}
 
 
-@pytest.mark.parametrize(("name", "version"), [(n, VERSIONS[i % len(VERSIONS)]) for i, n in enumerate(EXAMPLES)])
+def examples(quick: Collection[str], *values: Sequence[Any]) -> list[Any]:
+    """Each example, with its value of each sequence in turn; those that are not quick are of make test-all."""
+    return [
+        pytest.param(name, *(v[i % len(v)] for v in values), marks=[] if name in quick else pytest.mark.exhaustive)
+        for i, name in enumerate(EXAMPLES)
+    ]
+
+
+@pytest.mark.parametrize(("name", "version"), examples(("detr3d", "fused_decoder", "stgcn", "yolox_stem"), VERSIONS))
 def test_in_python(name: str, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trt = install(monkeypatch, tmp_path, version)
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
@@ -39,9 +46,7 @@ def test_in_python(name: str, version: str, tmp_path: Path, monkeypatch: pytest.
     assert not list(trt.alive)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.exhaustive) for n in EXAMPLES]
-)
+@pytest.mark.parametrize("name", examples(("stgcn", "yolox_stem")))
 def test_on_the_command_line(
     name: str,
     run: Callable[..., Any],  # noqa: F811

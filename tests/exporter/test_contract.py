@@ -275,7 +275,9 @@ def test_how_far_half_models_are_from_themselves() -> None:
     x = torch.randn(8, 256)
     half = copy.deepcopy(model).half()
     flat = FlatModel(half, bind(half, (x,)), torch.float16)
-    (found,) = Rounding(flat, [x], flat(x)).gaps
+    rounding = Rounding(flat, [x], flat(x))
+    rounding.allows(0, flat(x)[0] + 1, 0.0, 0.0)  # which nothing explains
+    (found,) = rounding.gaps
     gap = found.max()
     exact = copy.deepcopy(half).double()(x.half().double())
     assert 0 < (half(x.half()).double() - exact).abs().max() <= gap < 0.01
@@ -358,7 +360,7 @@ def test_sizes_that_a_model_divides(divisor, run, opset, tmp_path) -> None:
 
     args = (torch.randn(1, 2, 12, 3),)
     report = svexport.export(Pyramid(), args, tmp_path / "m.onnx", opset=opset, dynamic_axes={"x": {2: "h"}})
-    assert {"given", "random", "scaled", "zeros", run} <= {p.run for p in report.parity}
+    assert {"given", "scaled", "zeros", run} <= {p.run for p in report.parity}
     assert not report.notes
 
 
@@ -375,7 +377,7 @@ def test_sizes_that_are_computed_from_others(opset, tmp_path) -> None:
         args = (torch.randn(2, 4 * size), torch.randn(2, 12 * size), torch.randn(3, 4 * size + 1))
         args = (args[0][:1], args[1][:1], args[2])
         report = svexport.export(Twice(), args, tmp_path / "m.onnx", opset=opset, dynamic_shapes=shapes)
-        assert {"given", "random", "scaled", "zeros", f"k={other}"} <= {p.run for p in report.parity}
+        assert {"given", "scaled", "zeros", f"k={other}"} <= {p.run for p in report.parity}
         assert report.inputs == {"x": "float32[1, 4*k]", "y": "float32[1, 12*k]", "z": "float32[3, 4*k+1]"}
         assert not report.notes
 
@@ -393,7 +395,7 @@ def test_sizes_that_end_somewhere(size, run, opset, tmp_path) -> None:
 
     shapes = {"x": {0: torch.export.Dim("length", min=1, max=6)}}
     report = svexport.export(Positions(), torch.randn(size, 3), tmp_path / "m.onnx", opset=opset, dynamic_shapes=shapes)
-    assert {"given", "random", "scaled", "zeros", run} <= {p.run for p in report.parity}
+    assert {"given", "scaled", "zeros", run} <= {p.run for p in report.parity}
     assert not report.notes
 
 
@@ -410,7 +412,7 @@ def test_integers_that_fit_one_another(opset, tmp_path) -> None:
     args = (torch.randn(2, 23, 2, 4), shapes, torch.rand(2, 6, 2, 2, 3, 2), torch.rand(2, 6, 2, 2, 3))
     axes = {name: {0: "n"} for name in ("value", "locations", "weights")}
     report = svexport.export(Levels(), args, tmp_path / "m.onnx", opset=opset, dynamic_axes=axes)
-    assert [p.run for p in report.parity] == ["given", "random", "scaled", "zeros", "n=3", "n=1", "n=12"]
+    assert [p.run for p in report.parity] == ["given", "scaled", "zeros", "n=3", "n=1", "n=12"]
     assert not report.notes
 
 
@@ -420,7 +422,7 @@ def test_no_size_that_a_model_takes(tmp_path) -> None:
             return x + torch.ones(6)
 
     report = svexport.export(Only(), torch.randn(2, 6), tmp_path / "m.onnx", dynamic_axes={"x": {1: "w"}})
-    assert [p.run for p in report.parity] == ["given", "random", "scaled", "zeros", "w=1"]  # of which there can be six
+    assert [p.run for p in report.parity] == ["given", "scaled", "zeros", "w=1"]  # of which there can be six
     traced, verified = report.notes
     assert traced.startswith("traced by TorchScript, for torch.export refuses the model: axis 1 of x is to be dynamic")
     assert "not verified with w=7 or w=8 or w=12: the model itself fails there" in verified
@@ -838,8 +840,8 @@ class Ranked(nn.Module):
 def test_values_that_are_only_looked_at(dtype, tmp_path) -> None:
     x = 2.0 ** torch.arange(-16, 8).flip(0)[None]
     report = svexport.export(Ranked(), (x,), tmp_path / "m.onnx", opset=11, dtype=dtype)
-    assert {p.run for p in report.parity} == {"given", "random", "scaled", "random first"}
-    assert all("equal values" in skipped for skipped in report.skipped)
+    assert {p.run for p in report.parity} - {"scaled"} == {"given", "random first"}
+    assert all("equal values" in skipped or "not finite" in skipped for skipped in report.skipped)
 
 
 class Chooses(nn.Module):

@@ -15,9 +15,9 @@ import svexport
 from svexport.cli import main
 from svexport.exporter.faults import faults_of
 from svexport.exporter.planted import Planted
-from svexport.exporter.rounding import Tolerances
 from svexport.exporter.search import stepped
 
+HELD = [(1e-3, 1e-4)]
 BOTH_EXPORTERS = pytest.mark.parametrize("opset", [11, 18])
 
 
@@ -109,9 +109,9 @@ def test_faults_are_carried_on_through_the_graph() -> None:
         helper.make_node("Sub", ["b", "x"], ["y"], "third"),
     ]
     model = model_of(*nodes, inputs={"x": TensorProto.FLOAT}, outputs=["y"], scale=scale)
-    planted = Planted(model, Tolerances.of(None, None, {torch.float32}), {"second": "m.py:3"})
+    planted = Planted(model, {"second": "m.py:3"})
     x = torch.tensor([[-1.0, 2.0, 0.5], [3.0, -1.0, 0.0], [0.3, 0.2, 0.1]])
-    recording = planted.record([x])
+    recording = planted.record([x], HELD)
     np.testing.assert_array_equal(recording.outputs[0], (np.maximum(x.numpy() * scale, 0) - x.numpy()))
     found = {f"{site.node}: {site.fault.kind}": planted.outputs(site, recording) for site in planted.sites(recording)}
     x, scaled = x.numpy(), x.numpy() * scale
@@ -131,7 +131,7 @@ def test_faults_are_carried_on_through_the_graph() -> None:
     for name, value in expected.items():
         np.testing.assert_allclose(found[name][0], value, rtol=1e-5, err_msg=name)
     assert "m.py:3" in {str(site).rpartition(", ")[2] for site in planted.sites(recording)}
-    tame = planted.record([torch.tensor([[1.0, -1.0, 2.0]])])
+    tame = planted.record([torch.tensor([[1.0, -1.0, 2.0]])], HELD)
     assert not any(planted.notices(s, tame) for s in planted.sites(tame) if s.node == "second")
 
 
@@ -143,8 +143,8 @@ def test_sizes_are_left_alone() -> None:
         helper.make_node("Expand", ["x", "t"], ["y"], "expand"),
     ]
     model = model_of(*nodes, inputs={"x": TensorProto.FLOAT}, outputs=["y"], two=np.array([2], np.int64))
-    planted = Planted(model, Tolerances.of(None, None, {torch.float32}), {})
-    sites = list(planted.sites(planted.record([torch.rand(1)])))
+    planted = Planted(model, {})
+    sites = list(planted.sites(planted.record([torch.rand(1)], HELD)))
     assert "sizes" not in {site.node for site in sites}
 
 

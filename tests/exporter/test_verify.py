@@ -120,6 +120,7 @@ def test_rounding_explains_only_itself() -> None:
     rounding = Rounding(model, [x], [expected])
     assert 0 < rounding.allows(0, exact, 0.0, 0.0) < 1e-5
     assert rounding.allows(0, expected + 1e-4, 0.0, 0.0) == 0.0
+    rounding.allows(0, expected + 1, 0.0, 0.0)  # which nothing explains
     biased = expected + 5 * rounding.gaps[0].amax()
     assert rounding.allows(0, biased, 0.0, 0.0) == 0.0
     random = nn.Sequential(nn.Dropout(), model)  # which is no rounding
@@ -475,7 +476,7 @@ def test_what_tame_inputs_do_not_reach(fault, opset, tmp_path) -> None:
             svexport.export(Ends(), inputs, tmp_path / "m.onnx", opset=opset)
         return
     report = svexport.export(Ends(), inputs, tmp_path / "m.onnx", opset=opset)
-    assert [p.run for p in report.parity] == ["given", "random", "scaled", "zeros"]
+    assert [p.run for p in report.parity] == ["given", "scaled", "zeros"]
     assert report.skipped == []
 
 

@@ -89,6 +89,9 @@ def test_names() -> None:
         outputs[3]
     for again in (copy.deepcopy(outputs), pickle.loads(pickle.dumps(outputs))):  # noqa: S301 - our own
         assert torch.equal(again["x"][0], B)
+    doubled = torch.utils._pytree.tree_map(lambda tensor: 2 * tensor, outputs)
+    assert isinstance(doubled, Outputs)
+    assert torch.equal(doubled["x"][1], 2 * C)
     assert repr(outputs) == "Outputs(a: [1], x_0: [2], x_1: [3])"
     assert dict(Outputs([A], ["a"])) == {"a": A}
 

@@ -38,6 +38,7 @@ def main(folder: str, stub: str) -> dict[str, Any]:
     return {
         "build and run": build_and_run(trt),
         "version": trt.__version__,
+        "subclasses": subclasses(trt),
         "kinds": kinds,
         "kinds again": dict(plugins.register_plugins().kinds),
         "registered": library.registered_creators(),
@@ -49,6 +50,31 @@ def main(folder: str, stub: str) -> dict[str, Any]:
             for request in (0, STRICT_AOT)
         ],
         "requests": {op.node_type: requests(library, op) for op in plugin_ops() if kinds[op.node_type] == "AOT"},
+    }
+
+
+def subclasses(trt: Any) -> dict[str, Any]:
+    """What svexport.build and engines implement of TensorRT's, as the real base classes take it."""
+    from svexport.runtime import context
+    from svexport.tensorrt import bindings, builder
+
+    log = bindings.Log()
+    logger = bindings.logger_for(trt, log)
+    logger.log(trt.ILogger.ERROR, "an error")
+    logger.log(trt.ILogger.WARNING, "a warning")
+    logger.log(trt.ILogger.VERBOSE, "chatter")
+    allocator = context._allocator(trt, lambda size: torch.zeros(size, dtype=torch.uint8))
+    address = allocator.reallocate_output_async("y", None, 24, 256, 0)
+    allocator.notify_shape("y", trt.Dims([2, 3]))
+    monitors = [builder._monitor(trt, lambda cancelled=cancelled: cancelled) for cancelled in (False, True)]
+    for monitor in monitors:
+        monitor.phase_start("phase", None, 2)
+    return {
+        "bases": [isinstance(logger, trt.ILogger), isinstance(allocator, trt.IOutputAllocator)],
+        "log": [log.errors, log.warnings],
+        "output": [address != 0, list(allocator.take(torch.float32).shape)],
+        "goes on": [monitor.step_complete("phase", 0) for monitor in monitors],
+        "dtypes": sorted(str(dtype) for dtype in bindings.dtypes(trt).values()),
     }
 
 

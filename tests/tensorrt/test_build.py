@@ -221,6 +221,10 @@ def test_layers_are_told_with_what_would_remove_reformats(files: Path, tmp_path:
     assert "dtype=" in report.reformats[0].remedy
     assert "formats of the plugins" in report.reformats[1].remedy
     assert "2 reformats" in str(report)
+    report.to_html(tmp_path / "build.html")
+    page = (tmp_path / "build.html").read_text()
+    for text in ("sm90_xmma", "Reformatting CopyNode", "dtype=", "all 3 layers", "trtexec --onnx="):
+        assert text in page
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"Layers": ["a", {}, 3]}', '{"Layers": [{"Inputs": ["x"]}]}', "null"])
@@ -271,7 +275,7 @@ def test_ctrl_c_cancels(files: Path, tmp_path: Path, tensorrt: Install, version:
 
     def interrupted() -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.5)  # the main thread hears it
+        time.sleep(0.25)  # the main thread hears it
         seen.append(threading.current_thread())
 
     trt.during_build = interrupted

@@ -88,6 +88,15 @@ def test_engines_are_built_and_run_by_what_the_bindings_have(bindings: dict[str,
     assert "a reason" in said["failures"]["OnnxParser.parse"]
 
 
+def test_what_builds_and_engines_implement(bindings: dict[str, Any]) -> None:
+    said = bindings["subclasses"]
+    assert said["bases"] == [True, True]
+    assert said["log"] == [["an error"], ["a warning"]]
+    assert said["output"] == [True, [2, 3]]
+    assert said["goes on"] == [True, False]
+    assert len(said["dtypes"]) == 8
+
+
 @every_op
 def test_fields_are_the_attributes(bindings: dict[str, Any], op: Op) -> None:
     said = bindings["ops"][op.name]

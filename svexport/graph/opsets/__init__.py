@@ -29,7 +29,19 @@ HIGHEST = 24
 
 FAMILIES = (
     *("shape", "pad", "constant", "index", "reduce", "elementwise", "control"),
-    *("activation", "norm", "pool", "resize", "sample", "product", "quantize", "attention", "signal", "recurrent"),
+    *(
+        "activation",
+        "norm",
+        "pool",
+        "boxes",
+        "resize",
+        "sample",
+        "product",
+        "quantize",
+        "attention",
+        "signal",
+        "recurrent",
+    ),
     *("loss", "random", "text", "cast"),
 )
 """The files of rules in this folder, by what their ops do."""

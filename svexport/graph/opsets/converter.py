@@ -10,6 +10,7 @@ import onnx
 from svexport.graph.opsets.dtypes import fit
 from svexport.graph.opsets.known import Known
 from svexport.graph.opsets.rules import BROKEN, REFUSED, RULES, Node, Refusal, schema_of
+from svexport.graph.scope import used_names
 from svexport.graph.substitute import give_outputs
 from svexport.graph.walk import STANDARD, graphs, graphs_of
 from svexport.symbolic._builder import Builder, Value
@@ -58,7 +59,8 @@ class Converter:
     def graph(self, graph: onnx.GraphProto, opset: int, known: Known) -> None:
         """Converts a model's graph; new constants become its initializers."""
         self._graph(graph, opset, self.opset, known)
-        graph.initializer.extend(self._made)
+        used = used_names(graph)
+        graph.initializer.extend(tensor for tensor in self._made if tensor.name in used)
         self._made.clear()
 
     def _graph(self, graph: onnx.GraphProto, opset: int, to: int, known: Known) -> None:

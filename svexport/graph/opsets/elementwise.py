@@ -50,6 +50,8 @@ def _clip_integers(b: Builder, node: Node) -> Value | None:
     x = node.input()
     if node.dtype() in (TensorProto.FLOAT, TensorProto.FLOAT16):
         return None
+    if node.dtype() == UINT64:
+        node.refuse("ONNX Runtime has no Where of uint64")
     integers = node.dtype() not in FLOAT_TYPES
     for compare, bound in (("Greater", node.given(1)), ("Less", node.given(2))):
         if bound is not None:
@@ -221,29 +223,49 @@ def _is_unsigned(dtype: int) -> bool:
 
 @down("BitwiseAnd BitwiseOr BitwiseXor", 18)
 def _bitwise(b: Builder, node: Node) -> Value:
-    """Bit by bit, along a dimension of their own behind the others."""
+    """Bit by bit, along a dimension of their own behind the others; the sign by itself."""
     dtype, logic = node.dtype(), node.proto.op_type.removeprefix("Bitwise")
-    if dtype not in _BITS:
-        node.refuse(f"no op below has the bits of {'uint64' if dtype == UINT64 else 'int64'}")
-    powers = b.constant(2 ** np.arange(_BITS[dtype], dtype=np.int64))
-    two, zero = b.constant(2, INT64), b.constant(0, INT64)
-
-    def bits(index: int) -> Value:
-        x = b.cast(node.input(index), INT64)
-        if not _is_unsigned(dtype):
-            shifted = b.op("Add", x, b.constant(2 ** _BITS[dtype], INT64))
-            x = b.op("Where", b.op("Less", x, zero, dtype=BOOL), shifted, x, dtype=INT64)
-        each = b.op("Div", b.unsqueeze(Value(x.name, INT64), node.rank(index)), powers, dtype=INT64)
-        return b.op("Greater", b.op("Mod", each, two, dtype=INT64), zero, dtype=BOOL)
-
-    first, second = bits(0), bits(1)
-    if node.rank(0) != node.rank(1):
-        rank = max(node.rank(0), node.rank(1))
-        first, second = (
-            b.unsqueeze(Value(x.name, BOOL), *range(rank - node.rank(index))) if node.rank(index) < rank else x
-            for index, x in enumerate((first, second))
-        )
-    together = b.cast(Value(b.op(logic, first, second).name, BOOL), INT64)
+    if dtype == UINT64:
+        node.refuse("no op below divides uint64")
+    mask = node.constant(1)
+    if logic == "And" and mask is not None and mask.size == 1 and _is_low_bits(int(mask.item())):
+        rest = b.op("Mod", b.cast(node.input(), INT64), b.constant(int(mask.item()) + 1, INT64), dtype=INT64)
+        return b.cast(Value(rest.name, INT64, node.input().shape), dtype)
+    signed = not _is_unsigned(dtype)
+    count = _BITS.get(dtype, 64) - signed
     rank = max(node.rank(0), node.rank(1))
-    summed = b.reduce_sum(b.op("Mul", together, powers, dtype=INT64), [rank])
-    return b.cast(Value(summed.name, INT64), dtype)
+    powers = b.constant(2 ** np.arange(count, dtype=np.int64))
+    two, zero, lowest = (b.constant(number, INT64) for number in (2, 0, -(2**count) if signed else 0))
+
+    def parts(index: int) -> tuple[Value, Value | None]:
+        """The bits (..., count), and where the number is negative."""
+        x, negative = b.cast(node.input(index), INT64), None
+        if signed:
+            negative = b.op("Less", x, zero, dtype=BOOL)
+            x = b.op("Where", negative, b.op("Sub", x, lowest, dtype=INT64), x, dtype=INT64)
+        x = b.unsqueeze(Value(x.name, INT64), node.rank(index))
+        bits = b.op("Greater", b.op("Mod", b.op("Div", x, powers, dtype=INT64), two, dtype=INT64), zero, dtype=BOOL)
+        return bits, negative
+
+    (first, minus), (second, other_minus) = parts(0), parts(1)
+    bits = b.op(logic, first, second, dtype=BOOL)
+    ones = b.cast(bits, INT64)
+    weights = 2 ** (np.arange(count, dtype=np.int64) % 32)
+    result: Value | None = None
+    for start in range(0, count, 32):  # ONNX Runtime rounds sums beyond 2**53
+        of_half = b.constant(weights * (np.arange(count) // 32 == start // 32))
+        part = b.op("Mul", ones, of_half, dtype=INT64)
+        part = b.reduce_sum(Value(part.name, INT64, (None,) * (rank + 1)), [rank])
+        if result is None:
+            result = part
+        else:
+            result = b.op("Add", result, b.op("Mul", part, b.constant(2**start, INT64), dtype=INT64), dtype=INT64)
+    assert result is not None
+    if minus is not None and other_minus is not None:
+        sign = b.op(logic, minus, other_minus, dtype=BOOL)
+        result = b.op("Where", sign, b.op("Add", result, lowest, dtype=INT64), result, dtype=INT64)
+    return b.cast(Value(result.name, INT64), dtype)
+
+
+def _is_low_bits(mask: int) -> bool:
+    return 0 < mask < 2**62 and mask & (mask + 1) == 0

@@ -111,22 +111,28 @@ def _as_rows(b: Builder, node: Node) -> tuple[Value, Value, list[Dim]]:
 
 @down("GatherElements", 11)
 def _gather_elements(b: Builder, node: Node) -> Value:
-    """By the place of every element in the data as one line."""
     rank = node.rank(0)
-    axis, data = axis_of(node, 0), node.input()
+    data, places = node.input(), _places(b, node, axis_of(node, 0))
+    line = b.reshape(data, b.product(*(b.dim(data, axis) for axis in range(rank))))
+    return b.op("Gather", line, places, axis=0, dtype=data.dtype) if rank else data
+
+
+def _places(b: Builder, node: Node, axis: int) -> Value:
+    """Where in the data as one line the elements are that GatherElements and ScatterElements index."""
+    data, rank = node.input(), node.rank(0)
+    node.rank(1)
     indices = b.cast(nonnegative_indices(b, node, 1, b.dim(data, axis)), INT64)
     sizes = [b.dim(data, other) for other in range(rank)]
     place: Value | None = None
     for other in range(rank):
-        number = indices if other == axis else b.arange(b.dim(node.input(1), other))
+        number = indices
         if other != axis:
+            number = b.arange(b.dim(node.input(1), other))
             aside = [each for each in range(rank) if each != other]
             number = b.unsqueeze(Value(number.name, INT64, (None,)), *aside)
         number = b.op("Mul", number, b.shape(b.product(*sizes[other + 1 :])), dtype=INT64)
         place = number if place is None else b.op("Add", place, number, dtype=INT64)
-    if place is None:
-        return data
-    return b.op("Gather", b.reshape(data, b.product(*sizes)), place, axis=0, dtype=data.dtype)
+    return Value((place or indices).name, INT64, node.input(1).shape)
 
 
 # ---------------------------------------------------------------- Scatter
@@ -142,16 +148,27 @@ def _reduce_elements(b: Builder, node: Node) -> Value | None:
     if reduction == "none":
         node.remove("reduction")
         return None
-    axis, data = axis_of(node, 0), node.input()
+    axis, data, updates = axis_of(node, 0), node.input(), node.input(2)
     node.rank(0)
     node.rank(1)
     node.dtype()
-    indices = nonnegative_indices(b, node, 1, b.dim(data, axis))
-    indices = Value(b.cast(indices, INT64).name, INT64, node.input(1).shape)
     try:
-        return scatter(b, data, axis, indices, node.input(2), _REDUCE[reduction])
+        if _is_narrow(data, node.input(1), axis):
+            sizes = [b.dim(data, other) for other in range(node.rank())]
+            count = b.product(*(b.dim(node.input(1), other) for other in range(node.rank(1))))
+            line, places = b.reshape(data, b.product(*sizes)), b.reshape(_places(b, node, axis), count)
+            return b.reshape(scatter(b, line, 0, places, b.reshape(updates, count), _REDUCE[reduction]), *sizes)
+        indices = nonnegative_indices(b, node, 1, b.dim(data, axis))
+        indices = Value(b.cast(indices, INT64).name, INT64, node.input(1).shape)
+        return scatter(b, data, axis, indices, updates, _REDUCE[reduction])
     except ExportError as error:
         node.refuse(str(error))
+
+
+def _is_narrow(data: Value, indices: Value, axis: int) -> bool:
+    """Whether indices leave elements out of other dimensions than that which they index."""
+    sizes = enumerate(zip(data.shape or (), indices.shape or (), strict=False))
+    return any(size is not None and have is not None and have < size for i, (size, have) in sizes if i != axis)
 
 
 @down("ScatterND", 18, 16)

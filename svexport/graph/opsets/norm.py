@@ -149,5 +149,13 @@ def _by_groups(b: Builder, node: Node, x: Value, scale: Value, bias: Value) -> V
     node.rank()
     dims = [b.dim(x, i) for i in range(x.rank)]
     rows = b.reshape(x, dims[0], groups, b.quotient(b.product(*dims[1:]), groups))
-    y = b.op("InstanceNormalization", rows, scale, bias, epsilon=node.attribute("epsilon"), shape=rows.shape)
+    if x.dtype == TensorProto.DOUBLE:  # of which ONNX Runtime has no InstanceNormalization
+        scale, bias = (b.unsqueeze(replace(v, shape=(groups,)), 1) for v in (scale, bias))
+        centred = b.op("Sub", rows, b.reduce("ReduceMean", rows, [2], keepdims=True), shape=rows.shape)
+        square = b.op("Mul", centred, centred, shape=rows.shape)
+        variance = b.op("Add", b.reduce("ReduceMean", square, [2], keepdims=True), b.like(node.attribute("epsilon"), x))
+        y = b.op("Div", centred, b.op("Sqrt", variance), shape=rows.shape)
+        y = b.op("Add", b.op("Mul", y, scale, shape=rows.shape), bias, shape=rows.shape)
+    else:
+        y = b.op("InstanceNormalization", rows, scale, bias, epsilon=node.attribute("epsilon"), shape=rows.shape)
     return b.reshape(y, *dims)

@@ -1,4 +1,4 @@
-"""Pools, and what chooses boxes."""
+"""Pools."""
 
 from __future__ import annotations
 
@@ -11,20 +11,15 @@ from onnx import TensorProto
 
 from svexport.graph.opsets._float import at_least_float
 from svexport.graph.opsets.dtypes import moves
-from svexport.graph.opsets.rules import Node, down, refused, unchanged
+from svexport.graph.opsets.rules import Node, down, unchanged
 from svexport.symbolic._builder import Builder, Dim, Value
 
 __all__: list[str] = []
 
 moves("MaxPool MaxUnpool")
-unchanged("LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool MaxUnpool MaxRoiPool RoiAlign", 22)
-unchanged("AveragePool MaxPool LpPool MaxUnpool NonMaxSuppression", 11)
+unchanged("LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool MaxUnpool", 22)
+unchanged("AveragePool MaxPool LpPool MaxUnpool", 11)
 unchanged("MaxPool", 12)
-refused(
-    "NonMaxSuppression",
-    10,
-    "which boxes remain is decided one after the other, which no op does",
-)
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,7 @@ def window_of(node: Node) -> Window:
     strides = node.attribute("strides") or [1] * axes
     dilations = node.attribute("dilations") or [1] * axes
     pads = node.attribute("pads") or [0] * (2 * axes)
-    auto, ceil = node.attribute("auto_pad"), bool(node.attribute("ceil_mode", 0))
+    auto, ceil = node.attribute("auto_pad"), node.attribute("ceil_mode", 0) == 1
     shape = node.input().shape
     sizes = (None,) * axes if shape is None else shape[2:]
     before, after, out, stated = [], [], [], []
@@ -107,7 +102,7 @@ def _spatial(node: Node, b: Builder) -> list[Dim]:
 def last_window(b: Builder, node: Node) -> Value | None:
     """Whether "ceil_mode" drops a last window that starts in the padding was not said: where it does, it is."""
     shape = node.input().shape
-    if not node.attribute("ceil_mode") or shape is None or None in shape[2:]:
+    if node.attribute("ceil_mode") != 1 or shape is None or None in shape[2:]:
         return None
     window = window_of(node)
     if not window.dropped:
@@ -136,7 +131,7 @@ def average_pool(b: Builder, node: Node) -> Value | None:
 @down("AveragePool", 10)
 def average_pool_floor(b: Builder, node: Node) -> Value | None:
     """So is rounding up the size of the result."""
-    if not node.attribute("ceil_mode"):
+    if node.attribute("ceil_mode") != 1:
         node.remove("ceil_mode")
         return None
     window = window_of(node)
@@ -262,85 +257,3 @@ def max_pool(b: Builder, node: Node) -> Value | tuple[Value | None, ...] | None:
         shape[2 + i] = out * kernel
         padded = b.op("Gather", padded, b.ints(*taps.ravel()), axis=2 + i, shape=shape)
     return b.op("MaxPool", padded, kernel_shape=window.kernel, strides=window.kernel)
-
-
-# ------------------------------------------------------------------ regions
-
-
-@down("RoiAlign", 16)
-def roi_align(b: Builder, node: Node) -> Value | None:
-    """Regions shifted by half a pixel are new: samples at places that are computed."""
-    if node.attribute("coordinate_transformation_mode") == "output_half_pixel":
-        node.remove("coordinate_transformation_mode")
-        return None
-    return _align(b, node, half_pixel=True)
-
-
-@down("RoiAlign", 10)
-def roi_align_10(b: Builder, node: Node) -> Value:
-    return _align(b, node, half_pixel=False)
-
-
-def _align(b: Builder, node: Node, half_pixel: bool) -> Value:
-    """Bilinear samples at every point of every bin, read from the image as rows of channels.
-
-    A point more than a pixel outside of the image counts as zero; one that is closer is moved to its edge.
-    """
-    ratio, height, width = (node.attribute(name) for name in ("sampling_ratio", "output_height", "output_width"))
-    if ratio <= 0:
-        node.refuse("with sampling_ratio 0 the number of samples depends on the size of each region")
-    node.rank()
-    given, rois, batch = node.input(0), node.input(1), node.input(2)
-    x = at_least_float(b, replace(given, dtype=node.dtype()))
-    rois = b.cast(replace(rois, dtype=node.dtype(1), shape=rois.shape or (None, 4)), x.dtype)
-    n, c, h, w = (b.dim(x, i) for i in range(4))
-    r = b.dim(rois, 0)
-    corners = b.op("Mul", rois, b.like(node.attribute("spatial_scale"), x), shape=rois.shape)
-    if half_pixel:
-        corners = b.op("Sub", corners, b.like(0.5, x), shape=rois.shape)
-    x1, y1, x2, y2 = b.split(corners, 1, [1, 1, 1, 1])  # (R, 1)
-
-    def along(start: Value, end: Value, bins: int, size: Dim) -> list[tuple[Value, Value]]:
-        """(index, weight) of both pixels of every sample, ``(R, bins * ratio)``; weights 0 outside."""
-        extent = b.op("Sub", end, start, shape=(None, 1))
-        if not half_pixel:
-            extent = b.op("Max", extent, b.like(1, x), shape=(None, 1))
-        points = (np.arange(bins)[:, None] + (np.arange(ratio) + 0.5) / ratio).reshape(1, -1) / bins
-        at = b.op("Add", start, b.op("Mul", extent, b.constant(points, x.dtype)), shape=(None, bins * ratio))
-        total = b.cast(b.shape(size), x.dtype)
-        out = b.op(
-            "Or",
-            b.op("Less", at, b.like(-1, x), dtype=TensorProto.BOOL),
-            b.op("Greater", at, total, dtype=TensorProto.BOOL),
-            dtype=TensorProto.BOOL,
-        )
-        last = b.op("Sub", total, b.like(1, x))
-        at = b.op("Max", b.op("Min", at, last), b.like(0, x), shape=at.shape)
-        low = b.op("Floor", at, shape=at.shape)
-        high = b.op("Min", b.op("Add", low, b.like(1, x)), last, shape=at.shape)
-        part = b.op("Sub", at, low, shape=at.shape)
-        zero = b.like(0, x)
-        pairs = (low, b.op("Sub", b.like(1, x), part)), (high, part)
-        return [
-            (b.cast(place, TensorProto.INT64), b.op("Where", out, zero, weight, dtype=x.dtype, shape=at.shape))
-            for place, weight in pairs
-        ]
-
-    rows = along(y1, y2, height, h)
-    columns = along(x1, x2, width, w)
-    pixels = b.reshape(b.transpose(x, (0, 2, 3, 1)), b.product(n, h, w), c)
-    first = b.op("Mul", b.cast(batch, TensorProto.INT64), b.shape(b.product(h, w)), shape=(None,))
-    first = b.unsqueeze(first, 1, 2)  # (R, 1, 1)
-    parts = []
-    for j, v in rows:
-        row = b.op("Add", b.op("Mul", b.unsqueeze(j, 2), b.shape(w)), first)
-        for i, u in columns:
-            index = b.op("Add", row, b.unsqueeze(i, 1))  # (R, oh * ratio, ow * ratio)
-            weight = b.op("Mul", b.unsqueeze(v, 2), b.unsqueeze(u, 1), shape=(None,) * 3)
-            read = b.op("Gather", pixels, index, axis=0, dtype=x.dtype)
-            parts.append(b.op("Mul", read, b.unsqueeze(weight, 3)))
-    largest = node.attribute("mode") == "max"
-    samples = b.op("Max" if largest else "Sum", *parts, dtype=x.dtype, shape=(None,) * 4)
-    bins = b.reshape(samples, r, height, ratio, width, ratio, c)
-    pooled = b.reduce("ReduceMax" if largest else "ReduceMean", bins, [2, 4])
-    return b.cast(b.transpose(replace(pooled, shape=(None, height, width, None)), (0, 3, 1, 2)), given.dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from onnx import TensorProto
 
@@ -9,6 +11,7 @@ from svexport.graph.opsets.axes import axes_to_attribute, axis_of, from_front
 from svexport.graph.opsets.dtypes import moves
 from svexport.graph.opsets.rules import Node, down, unchanged
 from svexport.symbolic._builder import FLOAT_TYPES, Builder, Value
+from svexport.symbolic.scatter_reduce import LARGEST
 
 moves("ArgMax ArgMin ReduceMax ReduceMin TopK")
 
@@ -75,15 +78,21 @@ def _sums(b: Builder, node: Node) -> Value:
     x, rank = node.input(), node.rank()
     axis = axes[0] % rank
     size = b.dim(x, axis)
+    static = None if x.shape is None or None in x.shape else math.prod(x.shape) * x.shape[axis]  # type: ignore[arg-type,operator]
+    if static is not None and static > LARGEST:
+        node.refuse(f"every element beside every place would be {static:,} elements")
     order = [*(other for other in range(rank) if other != axis), axis]
     lines = b.unsqueeze(b.transpose(x, order), rank - 1)  # (*, 1, S)
     source = b.arange(size)
     place = b.unsqueeze(Value(source.name, INT64, source.shape), 1)
     earlier, later = (place, source) if node.attribute("reverse") else (source, place)
-    counts = b.op("Less", earlier, later, dtype=TensorProto.BOOL)
+    counts = b.op("Less", earlier, later, dtype=TensorProto.BOOL)  # (place, source)
     if not node.attribute("exclusive"):
         counts = b.op("Not", b.op("Less", later, earlier, dtype=TensorProto.BOOL), dtype=TensorProto.BOOL)
-    node.dtype()
+    if node.dtype() not in FLOAT_TYPES:  # sums of int64 are rounded beyond 2**53, products of matrices are not
+        summands = b.transpose(Value(b.cast(counts, x.dtype).name, x.dtype, (None, None)), [1, 0])
+        products = b.op("MatMul", b.transpose(x, order), summands, dtype=x.dtype, shape=(None,) * rank)
+        return b.transpose(products, np.argsort(order).tolist())
     parts = b.op("Where", counts, lines, b.like(0, x), dtype=x.dtype)
     sums = b.reduce_sum(Value(parts.name, x.dtype, (None,) * (rank + 1)), [rank])
     return b.transpose(Value(sums.name, x.dtype, (None,) * rank), np.argsort(order).tolist())

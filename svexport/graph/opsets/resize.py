@@ -106,13 +106,21 @@ def upsample(b: Builder, node: Node) -> Value | None:
 
 # ------------------------------------------------------------------ what a node says
 
+_COORDINATES = {
+    *("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric"),
+    *("tf_half_pixel_for_nn", "tf_crop_and_resize"),
+}
+
 
 def _kernel(node: Node) -> Kernel:
     if node.version < 11:
         return Kernel(mode=node.attribute("mode"), coordinates="asymmetric", nearest="simple")
+    coordinates = node.attribute("coordinate_transformation_mode")
+    if coordinates not in _COORDINATES:
+        node.refuse(f"its coordinate_transformation_mode {coordinates!r} is not one of ONNX")
     return Kernel(
         node.attribute("mode"),
-        node.attribute("coordinate_transformation_mode"),
+        coordinates,
         node.attribute("nearest_mode"),
         node.attribute("cubic_coeff_a"),
         bool(node.attribute("exclude_outside")),
@@ -262,10 +270,12 @@ def _by_scale(axis: Axis) -> bool:
 def _full_roi(b: Builder, node: Node) -> Value | None:
     """The region over all axes."""
     roi = _given(node, _ROI)
-    if roi is None or not node.has("axes"):
-        return roi
     if node.attribute("coordinate_transformation_mode") != "tf_crop_and_resize":
         return None
+    if roi is None:  # all of it
+        return b.constant(np.repeat(np.array([0, 1], np.float32), node.rank()))
+    if not node.has("axes"):
+        return roi
     count = len(_dims(node))
     roi = replace(roi, dtype=node.dtype(_ROI), shape=(2 * count,))
     start, end = b.split(roi, 0, [count, count])

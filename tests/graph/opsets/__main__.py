@@ -5,17 +5,24 @@ python -m tests.graph.opsets
 
 from __future__ import annotations
 
+import argparse
+import json
+import math
+import re
+import time
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnxruntime
 
 from svexport.graph.opsets import LOWEST
 from svexport.graph.opsets.rules import REFUSED
-from tests.graph.opsets.backend import HIGHEST, Case, Verdict, cases, judge, modules, reason
+from tests.graph.opsets.backend import HIGHEST, Case, cases, judge, modules, reason
 
-PAGE = Path(__file__).parents[3] / "docs" / "convert.md"
+ROOT = Path(__file__).parents[3]
+PAGE, RESULTS = ROOT / "docs" / "convert.md", ROOT / "build" / "opsets.json"
 
 HEAD = f"""# Opsets, downwards
 
@@ -36,42 +43,57 @@ rounded as ONNX Runtime rounds them, which differs between kernels by units in t
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=math.inf, help="to spend: the next run goes on")
+    parser.add_argument("--again", default="$", help="regular expression of files to run once more")
+    options = parser.parse_args()
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = {module: of for module, of in results.items() if not re.search(options.again, module)}
+    end = time.process_time() + options.seconds
+    for module in modules():
+        if module not in results and time.process_time() < end:
+            results[module] = [_of(case) for case in cases(module) if "_expanded" not in case.name]
+            RESULTS.parent.mkdir(exist_ok=True)
+            RESULTS.write_text(json.dumps(results))
+    missing = len(modules()) - len(results)
+    print(f"{missing} files of tests are left" if missing else f"{PAGE}: {_write(results)}")
+
+
+def _of(case: Case) -> dict[str, Any]:
+    """What came of a case, told by opset. Its forms with constants and open sizes take the same steps down."""
+    targets = range(case.opset - 1, LOWEST - 1, -1) if ":" not in case.name else (17, 13, 11, 9)
+    found = {target: judge(case, target) for target in targets if target < case.opset}
+    for target, verdict in found.items():
+        if verdict.kind == "wrong":
+            print(f"{verdict.kind} {case.name} {case.opset} -> {target}: {verdict.detail[:300]}", flush=True)
+    reached, why = case.opset, {}
+    for target, verdict in found.items():
+        if verdict.kind == "refused":
+            first = re.search(r"below opset (\d+)", reason(verdict))
+            why = {reason(verdict).partition(": ")[2]: int(first[1]) if first else target + 1}
+            reached = max(why.values())
+            break
+        reached = target
+    counts = Counter(verdict.kind for verdict in found.values())
+    return {"op": case.model.graph.node[-1].op_type, "reached": reached, "why": why, "counts": counts}
+
+
+def _write(results: dict[str, list[dict[str, Any]]]) -> str:
     counts: Counter[str] = Counter()
     lowest: dict[str, list[int]] = defaultdict(list)
     reasons: dict[str, dict[str, int]] = defaultdict(dict)
-    for module in modules():
-        for case in cases(module):
-            if "_expanded" in case.name:  # into other ops, which have tests of their own
-                continue
-            found = {target: judge(case, target) for target in range(case.opset - 1, LOWEST - 1, -1)}
-            counts.update(verdict.kind for verdict in found.values())
-            for target, verdict in found.items():
-                if verdict.kind in ("wrong", "unable"):
-                    print(f"{verdict.kind} {case.name} {case.opset} -> {target}: {verdict.detail[:300]}", flush=True)
-            _note(case, found, lowest, reasons)
+    for case in (case for of in results.values() for case in of):
+        counts.update(case["counts"])
+        lowest[case["op"]].append(case["reached"])
+        for text, opset in case["why"].items():
+            reasons[case["op"]][text] = max(reasons[case["op"]].get(text, 0), opset)
     for (op_type, version), text in REFUSED.items():
         if op_type not in lowest:
             lowest[op_type] = [version]
             reasons[op_type][text] = version
-    print(dict(counts))
-    PAGE.write_text(f"{HEAD}\n{_summary(counts)}\n\n{_table(lowest, reasons)}\n")
-
-
-def _note(
-    case: Case,
-    found: dict[int, Verdict],
-    lowest: dict[str, list[int]],
-    reasons: dict[str, dict[str, int]],
-) -> None:
-    op_type = case.model.graph.node[-1].op_type
-    reached = case.opset
-    for target, verdict in found.items():
-        if verdict.kind == "refused":
-            text = reason(verdict).partition(": ")[2]
-            reasons[op_type][text] = max(reasons[op_type].get(text, 0), target + 1)
-            break
-        reached = target
-    lowest[op_type].append(reached)
+    summary = _summary(counts)
+    PAGE.write_text(f"{HEAD}\n{summary}\n\n{_table(lowest, reasons)}\n")
+    return summary
 
 
 def _summary(counts: Counter[str]) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 from onnx.backend.test.case import node
 from onnx.reference import ReferenceEvaluator
 
@@ -86,7 +86,8 @@ def cases(module: str) -> tuple[Case, ...]:
         for opset in range(HIGHEST, LOWEST, -1):
             model = at_opset(test.model, stated, opset)
             if model is not None:
-                found.append(Case(test.name, model, opset, test.data_sets, test.rtol, test.atol))
+                data = [([plain(x) for x in inputs], [plain(x) for x in outputs]) for inputs, outputs in test.data_sets]
+                found.append(Case(test.name, model, opset, data, test.rtol, test.atol))
                 frozen = with_constants(found[-1])
                 found += [frozen] if frozen is not None else []
                 found.append(with_open_sizes(found[-1]))
@@ -156,14 +157,15 @@ def run(model: onnx.ModelProto, inputs: Sequence[Any]) -> list[Any]:
     options.intra_op_num_threads = 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    feeds = {i.name: feed(x) for i, x in zip(session.get_inputs(), inputs, strict=False)}
+    feeds = {i.name: x for i, x in zip(session.get_inputs(), inputs, strict=False)}
     return session.run(None, feeds)
 
 
-def feed(x: Any) -> Any:
-    return (
-        [np.asarray(item) for item in x] if isinstance(x, list) else np.asarray(x) if isinstance(x, np.generic) else x
-    )
+def plain(x: Any) -> Any:
+    """An array, a list of them, or None."""
+    if isinstance(x, list):
+        return [plain(item) for item in x]
+    return numpy_helper.to_array(x) if isinstance(x, TensorProto) else x if x is None else np.asarray(x)
 
 
 def difference(actual: Sequence[Any], expected: Sequence[Any], rtol: float, atol: float) -> str:

@@ -57,8 +57,9 @@ def test_group_normalization(shape: tuple[int, ...], dynamic: bool, target: int)
 
 
 @pytest.mark.parametrize("target", [17, 9])
-def test_group_normalization_by_groups(target: int) -> None:
-    x, scale, bias = draw(2, 6, 5), draw(3), draw(3) + 1
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_group_normalization_by_groups(dtype: type, target: int) -> None:
+    x, scale, bias = draw(2, 6, 5, dtype=dtype), draw(3, dtype=dtype), draw(3, dtype=dtype) + 1
     each = [torch.from_numpy(np.repeat(v, 2)) for v in (scale, bias)]
     wanted = F.group_norm(torch.from_numpy(x), 3, *each).numpy()
     check(node_model("GroupNormalization", 18, [x, scale, bias], num_groups=3), [x, scale, bias], target, [wanted])

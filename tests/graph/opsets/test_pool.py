@@ -1,4 +1,4 @@
-"""Pools and regions at lower opsets."""
+"""Pools at lower opsets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 
 from svexport import UnsupportedError
-from tests.graph.opsets.backend import run
 from tests.graph.opsets.nodes import check, converted, node_model
 
 
@@ -71,21 +70,3 @@ def test_norms(p: int, target: int) -> None:
 def test_integers() -> None:
     x = np.arange(48, dtype=np.int8).reshape(1, 1, 6, 8)
     check(node_model("MaxPool", 12, [x], kernel_shape=[2, 2], strides=[2, 2]), [x], 9)
-
-
-@pytest.mark.parametrize("target", [15, 11, 9])
-@pytest.mark.parametrize("mode", ["avg", "max"])
-@pytest.mark.parametrize("coordinates", ["half_pixel", "output_half_pixel"])
-def test_regions(coordinates: str, mode: str, target: int) -> None:
-    x = draw(2, 3, 12, 10)
-    rois = np.array([[0, 0, 20, 15], [5, 2, 5.2, 2.1], [-9, -9, 50, 60], [8, 8, 3, 3]], np.float32)
-    inputs = [x, rois, np.array([0, 1, 1, 0])]
-    attributes = {"output_height": 3, "output_width": 2, "sampling_ratio": 2, "spatial_scale": 0.5}
-    model = node_model("RoiAlign", 16, inputs, mode=mode, coordinate_transformation_mode=coordinates, **attributes)
-    check(model, inputs, target, run(model, inputs))
-
-
-def test_samples_of_unknown_number_are_refused() -> None:
-    inputs = [draw(1, 2, 4, 4), np.array([[0, 0, 2, 2]], np.float32), np.array([0])]
-    with pytest.raises(UnsupportedError, match="the number of samples depends on the size of each region"):
-        converted(node_model("RoiAlign", 16, inputs), 15)

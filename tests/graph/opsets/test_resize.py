@@ -134,6 +134,14 @@ def test_pixels_that_are_not_finite_stay_where_they_are() -> None:
     check(resize(inputs, mode="linear", antialias=1), inputs, 9)
 
 
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("sizes", [UP, DOWN, ((8, 6), (4, 3))])
+def test_the_first_resize(sizes: tuple, dynamic: bool, mode: str) -> None:
+    x, _, scales = sized(*sizes, "scales")
+    check(node_model("Resize", 10, [x, scales], constant=(1,), dynamic=dynamic, mode=mode), [x, scales], 9)
+
+
 def test_unknown_ranks_are_refused() -> None:
     model = resize(sized(*UP, "sizes"), mode="cubic")
     for value in (*model.graph.input, *model.graph.output):

@@ -51,11 +51,7 @@ def test_affine_grids(size: tuple[int, ...], aligned: bool, constant: tuple[int,
 
 @pytest.mark.parametrize("target", [18, 11, 9])
 def test_deformed_convolutions(target: int) -> None:
-    vision = pytest.importorskip("torchvision.ops")
     x, weight, bias = draw(2, 4, 7, 6), draw(6, 2, 3, 3), draw(6)
-    offset, mask = draw(2, 36, 4, 3), draw(2, 18, 4, 3)
-    t = [torch.from_numpy(v) for v in (x, offset, weight, bias)]
-    wanted = vision.deform_conv2d(*t, (2, 2), (1, 1), mask=torch.from_numpy(mask)).numpy()
-    inputs = [x, weight, offset, bias, mask]
+    inputs = [x, weight, draw(2, 36, 4, 3), bias, draw(2, 18, 4, 3)]
     attributes = {"strides": [2, 2], "pads": [1, 1, 1, 1], "group": 2, "offset_group": 2}
-    check(node_model("DeformConv", 19, inputs, **attributes), inputs, target, [wanted])
+    check(node_model("DeformConv", 19, inputs, **attributes), inputs, target)

@@ -1,0 +1,133 @@
+"""``python -m benchmarks.faults [INPUTS [NAME …]]``: how many faults of exported files their verification notices.
+
+Single faults are planted in each file, node by node. One counts where it changes an output by more than ten times what
+torch's own rounding is there, on an input that verification tries or on one of so many others, drawn apart from those
+(1000 unless given).
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import svexport
+from benchmarks._measure import write
+from examples import deformable_detr, stgcn, yolox_stem
+from svexport.exporter import thorough
+from svexport.exporter.planted import Planted, Recording, Site
+from svexport.exporter.search import searched
+from svexport.exporter.verify import Verification
+from tests.exporter.test_architectures import ARCHITECTURES
+
+OPSET = 13
+
+
+def _convolutions() -> tuple[nn.Module, Any]:
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU6(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3)]
+    return nn.Sequential(*layers, nn.Hardswish(), nn.Flatten(), nn.Linear(72, 5), nn.Softmax(-1)), torch.randn(
+        2, 3, 10, 10
+    )
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "convolutions": _convolutions,
+    "example stgcn": lambda: (stgcn.model(frames=16), None),
+    "example deformable_detr": lambda: (deformable_detr.model("small", layers=1), None),
+    "example yolox_stem": lambda: (yolox_stem.model(), None),
+    **{name: ARCHITECTURES[name][0] for name in ("bert", "dinov2", "clip", "detr", "swin", "patch_tst")},
+}
+
+
+def main(count: int = 1000, *names: str) -> None:
+    warnings.simplefilter("ignore")
+    rows = []
+    for name in names or MODELS:
+        torch.manual_seed(0)
+        model, args = MODELS[name]()
+        rows.append({"model": name, **measured(model.eval(), args, count)})
+        print(rows[-1], flush=True)
+    if not names:
+        print(write("faults-cpu", rows))
+
+
+def measured(model: nn.Module, args: Any, count: int) -> dict[str, Any]:
+    """Of one model: how many faults count, and are noticed."""
+    row: dict[str, Any] = {}
+    own = thorough.plant
+
+    def plant(verification: Verification, *rest: Any) -> thorough.Planting | None:
+        planting = own(verification, *rest)
+        if planting is not None:
+            tried, seen = telling(verification, planting.planted, planting.unnoticed, count)
+            counts = len(planting.sites) - len(planting.unnoticed) + len(seen)
+            missed = [str(site) for site in planting.missed if site in seen]
+            by_default = len(planting.sites) - len(planting.unnoticed)
+            row.update(planted=len(planting.sites), inputs=tried, counted=counts, default=by_default / counts)
+            row.update(thorough=1 - len(missed) / counts, missed=missed)
+        return planting
+
+    thorough.plant = plant
+    started = time.process_time()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            svexport.export(model, args, Path(folder, "m.onnx"), opset=OPSET, verify="thorough")
+    finally:
+        thorough.plant = own
+    return {**row, "seconds": round(time.process_time() - started, 1)}
+
+
+def telling(verification: Verification, planted: Planted, sites: Sequence[Site], count: int) -> tuple[int, list[Site]]:
+    """How many inputs were valid, and the faults that change an output there by more than ten times its rounding."""
+    torch.manual_seed(4711)
+    left, seen, tried = list(sites), [], 0
+    double = copy.deepcopy(verification.model).double()
+    for inputs in searched(verification.tensors, verification.ranges, count):
+        expected = verification.computed("searched apart", inputs)
+        recording = None if expected is None else planted.record(inputs, [(0.0, 0.0)] * len(expected))
+        if expected is None or recording is None:
+            continue
+        try:
+            exact = double(*(t.double() if t.is_floating_point() else t.clone() for t in inputs))
+        except Exception:  # noqa: BLE001 - a model tied to one data type
+            exact = expected
+        tried += 1
+        rounding = [_most(e.double() - o) for e, o in zip(exact, expected, strict=True)]
+        found = [site for site in left if _changes(planted, site, recording, rounding)]
+        seen += found
+        left = [site for site in left if site not in found]
+    return tried, seen
+
+
+def _most(difference: Tensor) -> float:
+    return float(difference.abs().nan_to_num(0.0, 0.0, 0.0).amax()) if difference.numel() else 0.0
+
+
+def _changes(planted: Planted, site: Site, recording: Recording, rounding: Sequence[float]) -> bool:
+    outputs = None
+    with suppress(Exception):  # ONNX Runtime's, of what no longer fits together: such a fault shows on any input
+        outputs = planted.outputs(site, recording)
+    if outputs is None:
+        return False
+    for before, after, own in zip(recording.outputs, outputs, rounding, strict=True):
+        if before.shape != after.shape:
+            return True
+        apart = np.abs(before.astype(np.float64) - after.astype(np.float64))
+        least = np.finfo(np.float32).eps * float(np.abs(before).max(initial=0)) if before.dtype.kind == "f" else 0.0
+        if float(np.nan_to_num(apart).max(initial=0)) > 10 * max(own, least):
+            return True
+    return False
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:2]), *sys.argv[2:])

@@ -1,0 +1,24 @@
+"""Damaged files, some of them; ``python -m tests.mutated`` reads thousands."""
+
+from __future__ import annotations
+
+import pytest
+
+import svexport
+from tests.mutated import ACTIONS
+from tests.mutated.run import main
+
+
+@pytest.mark.parametrize("first", [0])
+def test_some_damaged_files(first, capfd) -> None:
+    """Each in a process of its own: none raises what is not svexport's, dies or hangs."""
+    assert main(60, first) == 0, capfd.readouterr().out
+    assert set(ACTIONS) == {"check", "compare", "load", "lower"}
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x08", b"\xff" * 40, b"PK\x03\x04" + b"\0" * 40, b"\n" * 1000])
+@pytest.mark.parametrize("read", [lambda p: svexport.check(p, "8.6"), svexport.lower, svexport.load])
+def test_what_is_no_model(damage, read, tmp_path) -> None:
+    (tmp_path / "m.onnx").write_bytes(damage)
+    with pytest.raises(svexport.SvexportError, match=r"m\.onnx"):
+        read(tmp_path / "m.onnx")
