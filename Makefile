@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-core check format clean
+.PHONY: help demo test test-all test-core check docs format clean
 
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,10 +38,14 @@ $(CORE)/.ready: pyproject.toml setup.py
 	  torch==$(TORCH) -e '.[plots]' pytest pytest-xdist filelock hypothesis psutil 'setuptools>=77'
 	@touch $@
 
-check: $(READY)  ## lint, formatting and types
+check: $(READY)  ## lint, formatting, types and the documentation site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+docs: $(READY)  ## the documentation site in build/site, strictly; open build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 format: $(READY)  ## format, and fix what the linter can fix
 	$(BIN)/ruff check --fix .

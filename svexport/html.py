@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import math
 import os
@@ -11,6 +12,7 @@ import secrets
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
+    "Link",
     "check_place",
     "drawing",
     "error_figure",
@@ -40,53 +43,72 @@ __all__ = [
     "write",
 ]
 
-_STYLE = """
-.svexport { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-.svexport h1 { font-size: 1.5rem; font-weight: 650; margin: 0 0 1rem; overflow-wrap: anywhere; }
-.svexport h2 { font-size: 1.05rem; font-weight: 650; margin: 2rem 0 .5rem; }
-.svexport .scroll { overflow-x: auto; }
-.svexport .scroll table { border: 0; border-collapse: collapse; margin: .5rem 0; font-size: inherit; color: inherit;
-  font-variant-numeric: tabular-nums; }
-.svexport .scroll th { color: var(--soft); font-weight: 500; }
-.svexport .scroll tr { background: none; }
-.svexport .scroll th, .svexport .scroll td { padding: .3rem 1.2rem .3rem .4rem; border: 0; background: none;
-  border-bottom: 1px solid var(--line); max-width: none; overflow-wrap: break-word; text-align: left;
-  vertical-align: top; white-space: normal; }
-.svexport .scroll .number { text-align: right; white-space: nowrap; }
-.svexport .scroll .marked td { background: var(--wash); }
-.svexport .scroll .ok, .svexport .ok { color: var(--good); font-weight: 600; }
-.svexport .scroll .fail, .svexport .fail { color: var(--bad); font-weight: 600; }
-.svexport .note { color: var(--soft); margin: .4rem 0; }
-.svexport summary { cursor: pointer; }
-.svexport svg, .svexport img { display: block; max-width: 100%; height: auto; margin: .5rem 0; }
-.svexport svg { color: inherit; }
-.svexport svg text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, sans-serif !important; }
-"""
+_STYLE = Path(__file__).with_name("page.css").read_text("utf-8")
+_SCRIPT = Path(__file__).with_name("page.js").read_text("utf-8")
 
 # A page has the reader's theme.
 _PAGE = """
-body.svexport { color-scheme: light dark; --ink: #1b1f24; --soft: #667080; --line: #d9dee5; --good: #1a7f4b;
-  --bad: #c62f3b; --wash: #fdecee; color: var(--ink); background: Canvas; max-width: 64rem; margin: 2.5rem auto;
-  padding: 0 1.5rem; }
-@media (prefers-color-scheme: dark) { body.svexport { --ink: #e6e9ee; --soft: #98a3b3; --line: #333b47; --good: #5fd08f;
-  --bad: #ff7b82; --wash: #3a1d22; } }
+body.svexport { color-scheme: light dark; --ink: #1b1f24; --soft: #5b6472; --line: #d9dee5; --good: #00694d;
+  --bad: #b3381a; --warn: #8a5a00; --info: #0062a3; --wash: #fdeee8; color: var(--ink); background: Canvas;
+  max-width: 64rem; margin: 2.5rem auto; padding: 0 1.5rem; }
+@media (prefers-color-scheme: dark) { body.svexport { --ink: #e6e9ee; --soft: #98a3b3; --line: #333b47; --good: #4fd3a5;
+  --bad: #ff8f6b; --warn: #f0b429; --info: #6cb6ff; --wash: #3a231d; } }
+.svexport a { color: inherit; text-underline-offset: .2em; }
+.svexport input { font: inherit; margin: .5rem 0 0; padding: .2rem .5rem; max-width: 100%; box-sizing: border-box;
+  color: inherit; background: Field; border: 1px solid var(--soft); border-radius: .3rem; }
+.svexport th[tabindex] { cursor: pointer; }
+.svexport th[aria-sort=ascending]::after { content: " \\2191"; }
+.svexport th[aria-sort=descending]::after { content: " \\2193"; }
+@media (max-width: 44rem) {
+  body.svexport { margin: 1.5rem auto; padding: 0 .9rem; }
+  .svexport .scroll svg, .svexport .scroll img { max-width: none; width: 36rem; }
+  .svexport .scroll thead { display: none; }
+  .svexport .scroll table, .svexport .scroll tbody { display: block; }
+  .svexport .scroll tr { display: flex; flex-wrap: wrap; gap: 0 1.2rem; padding: .5rem .4rem;
+    border-bottom: 1px solid var(--line); }
+  .svexport .scroll tr[hidden] { display: none; }
+  .svexport .scroll .marked { background: var(--wash); }
+  .svexport .scroll td { border: 0; padding: .1rem 0; text-align: left; min-width: 0; overflow-wrap: anywhere; }
+  .svexport .scroll td:empty { display: none; }
+  .svexport .scroll td[data-label]::before { content: attr(data-label) " "; color: var(--soft); font-weight: 400; }
+  .svexport .scroll .ok, .svexport .scroll .fail, .svexport .scroll .error, .svexport .scroll .warning,
+  .svexport .scroll .info { order: -1; }
+}
 """
 
 # A notebook has its own, whatever the reader's: text in its colour, and colours that can be read on black and on white.
 _NOTEBOOK = """
-.svexport { --soft: #7c8798; --line: #8b95a355; --good: #239a5f; --bad: #e5484d; --wash: #e5484d26; color: inherit;
-  font-size: 13.5px; }
+.svexport { --soft: #7c8798; --line: #8b95a355; --good: #0d9a73; --bad: #e0552b; --warn: #b07a00; --info: #2f86d6;
+  --wash: #e0552b26; color: inherit; font-size: 13.5px; }
 .svexport h2 { margin: 1.25rem 0 .4rem; }
 """
 
 
+@dataclass(frozen=True)
+class Link:
+    """A value of a table that leads to the element with the id ``to``."""
+
+    text: str
+    to: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
 def page(title: str, *body: str) -> str:
-    """A whole page, without scripts and anything loaded from elsewhere; ``body`` is HTML, ``title`` plain text."""
+    """A whole page; ``body`` is HTML, ``title`` plain text.
+
+    It loads nothing from elsewhere, and runs no script but :file:`page.js`, which sorts and searches its tables.
+    """
+    allowed = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'"
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{_STYLE}{_PAGE}</style>\n</head>\n"
-        f'<body class="svexport">\n<h1>{escape(title)}</h1>\n' + "\n".join(body) + "\n</body>\n</html>\n"
+        f'<body class="svexport">\n<h1>{escape(title)}</h1>\n' + "\n".join(body) + "\n"
+        f"<script>{_SCRIPT}</script>\n</body>\n</html>\n"
     )
 
 
@@ -113,29 +135,40 @@ def note(text: str) -> str:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], *, marked: Collection[int] = ()) -> str:
-    """A table of plain values: columns of numbers and shapes flush right, ``ok`` and ``FAIL`` in colour.
+    """A table of plain values: columns of numbers and shapes flush right, verdicts and severities with colour and sign.
 
-    Long names may break after dots, slashes and underscores.
+    Where a page is narrow, every row is a block of its values, each with its heading, the verdict first. Long names may
+    break after dots, slashes and underscores.
 
     Args:
         headers: one per column; empty for no head.
-        rows: of values, shown with ``str``.
+        rows: of values, shown with ``str``; a :class:`Link` leads somewhere on the page.
         marked: indices of rows to stand out.
     """
     numeric = [all(map(_is_number, column)) for column in zip(*rows, strict=True)]
 
     def cell(tag: str, value: Any, column: int) -> str:
-        kind = {"ok": "ok", "FAIL": "fail"}.get(str(value), "number" if numeric[column : column + 1] == [True] else "")
+        kind = "number" if numeric[column : column + 1] == [True] else ""
+        kind = _KINDS.get(str(value), kind) if tag == "td" else kind
         text = re.sub(r"[\w./]{21,}", lambda name: re.sub(r"(?<=[./_])(?=\w)", "<wbr>", name[0]), escape(str(value)))
-        return f"<{tag}{f' class={kind}' if kind else ''}>{text}</{tag}>"
+        if isinstance(value, Link):
+            text = f'<a href="#{escape(value.to)}">{text}</a>'
+        label = f' data-label="{escape(headers[column])}"' if tag == "td" and headers and headers[column] else ""
+        return f"<{tag}{f' class={kind}' if kind else ''}{label}>{text}</{tag}>"
 
     lines = []
     if headers:
-        lines.append(f"<tr>{''.join(cell('th', header, i) for i, header in enumerate(headers))}</tr>")
+        lines.append(f"<thead><tr>{''.join(cell('th', header, i) for i, header in enumerate(headers))}</tr></thead>")
+    lines.append("<tbody>")
     for index, row in enumerate(rows):
         cells = "".join(cell("td", value, i) for i, value in enumerate(row))
         lines.append(f"<tr{' class=marked' if index in marked else ''}>{cells}</tr>")
+    lines.append("</tbody>")
     return '<div class="scroll"><table>\n' + "\n".join(lines) + "\n</table></div>"
+
+
+_KINDS = {"ok": "ok", "FAIL": "fail", "error": "error", "warning": "warning", "note": "info"}
+"""Classes of cells that are a verdict or a severity."""
 
 
 def _is_number(value: Any) -> bool:
@@ -230,7 +263,8 @@ def picture(description: str, draw: Callable[..., Figure], *args: Any) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r' id="[\w.]+_\d+"', "", svg)  # names that would repeat on a page; those referred to are hashes
     svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(description)}"', 1)
-    return re.sub(r"\n\s*", "\n", svg).strip()
+    svg = re.sub(r"\n\s*", "\n", svg).strip()
+    return f'<div class="scroll">{svg}</div>'  # where a page is narrow, rather than too small to be read
 
 
 def image(description: str, draw: Callable[..., Figure], *args: Any) -> str:

@@ -38,6 +38,7 @@ COMMANDS = (
     "plugins",
     "advise",
     "doctor",
+    "completion",
 )
 
 
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         KeyboardInterrupt: also where an extension, interrupted while it was imported, made another error of it.
     """
-    options = _parser().parse_args(argv, argparse.Namespace(json=False, verbose=False))
+    options = parser().parse_args(argv, argparse.Namespace(json=False, verbose=False))
     stdout = sys.stdout
     with _logging(options.verbose), _stdout_to_stderr() if options.json else nullcontext(), _interrupts() as seen:
         try:
@@ -85,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if outcome.ok else 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Of the whole command line, each command with what its file says."""
     # On either side of the command; without defaults, which on its right would undo what stood on its left.
     common = argparse.ArgumentParser(add_help=False)
     for flag, meaning in (
@@ -93,11 +95,11 @@ def _parser() -> argparse.ArgumentParser:
         ("--verbose", "log on stderr what happens, and tracebacks of errors"),
     ):
         common.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=meaning)
-    parser = argparse.ArgumentParser(
+    whole = argparse.ArgumentParser(
         "svexport", description="PyTorch to TensorRT through ONNX, exact and proven.", parents=[common]
     )
-    parser.add_argument("--version", action="version", version=f"svexport {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    whole.add_argument("--version", action="version", version=f"svexport {__version__}")
+    commands = whole.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
         module = import_module(f"svexport.cli.{name}")
         summary, _, more = (module.__doc__ or "").partition("\n\n")
@@ -111,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         module.add_arguments(command)
         command.set_defaults(run=module.run)
-    return parser
+    return whole
 
 
 def _show(outcome: Outcome) -> None:

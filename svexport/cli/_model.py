@@ -11,19 +11,20 @@ import re
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from svexport.cli import _ahead
 from svexport.errors import ExportError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["add_arguments", "load", "load_file"]
+__all__ = ["add_arguments", "checks", "load", "load_file"]
 
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
 
@@ -59,6 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--inputs", metavar="FILE", help=".npz or .pt with the arguments of forward; default: model.example_inputs"
     )
     parser.add_argument("--seed", type=int, default=0, help="of random weights and inputs (default: 0)")
+
+
+def checks(options: argparse.Namespace) -> list[Callable[[], None]]:
+    """What has to hold before the model is loaded: the files that are named are there."""
+    source, _ = options.model
+    named = (source if source.endswith(".py") else None, options.weights, options.inputs)
+    return [_ahead.existing(path) for path in named]
 
 
 def load(options: argparse.Namespace) -> tuple[nn.Module, Any]:

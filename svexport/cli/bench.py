@@ -4,7 +4,7 @@ Exit code 1 if a file does not compute what torch does, within the tolerances of
 
 examples:
   svexport bench models.resnet:ResNet resnet.onnx resnet.engine --input x=1x3x224x224
-  svexport bench head.py:build head.onnx --compile --inputs sample.npz --html head.html
+  svexport bench head.py:build head.onnx --compile --inputs sample.npz --report head.html
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compile", action="store_true", help="torch.compile of the model takes part")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each of them (default: 1), at least 10 runs")
     parser.add_argument("--runs", type=int, metavar="N", help="so many runs of each, whatever time they take")
-    parser.add_argument("--html", metavar="FILE.html", help="write table and picture as a page")
+    parser.add_argument("--report", metavar="FILE.html", help="write table and picture as a page")
 
 
 def run(options: argparse.Namespace) -> Outcome:
     import svexport
     from svexport import html
 
-    if options.html:
-        html.check_place(options.html)
+    if options.report:
+        html.check_place(options.report)
     model, args = _model.load(options)
     with status("benchmark"):
         result = svexport.bench(
             model, options.files, args, seconds=options.seconds, runs=options.runs, compiled=options.compile
         )
-    if options.html:
-        result.to_html(options.html)
+    if options.report:
+        result.to_html(options.report)
     return Outcome(result.ok, result.to_dict(), [*result.tables(), *(f"note: {note}" for note in result.notes)])

@@ -10,9 +10,10 @@ examples:
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
-from svexport.cli import Outcome
+from svexport.cli import Outcome, _ahead
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,12 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Outcome:
+    from svexport import html
     from svexport.graph.check import check
 
-    if options.report:
-        from svexport import html
-
-        html.check_place(options.report)
+    _ahead.all_of(
+        _ahead.existing(options.file),
+        _ahead.target(options.target),
+        *(partial(html.check_place, path) for path in [options.report] if path),
+    )
     report = check(options.file, options.target)
     if options.report:
         report.to_html(options.report)

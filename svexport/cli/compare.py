@@ -2,14 +2,15 @@
 
 examples:
   svexport compare models.resnet:ResNet resnet.onnx --input x=1x3x224x224
-  svexport compare head.py:build head.onnx --weights head.pt --inputs sample.npz --layers --html head.html
+  svexport compare head.py:build head.onnx --weights head.pt --inputs sample.npz --layers --report head.html
 """
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
-from svexport.cli import Outcome, _model
+from svexport.cli import Outcome, _ahead, _model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,22 +19,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", action="store_true", help="also compare inside: the first layer that differs")
     parser.add_argument("--rtol", type=float, help="relative tolerance (default: by data type)")
     parser.add_argument("--atol", type=float, help="absolute tolerance (default: by data type)")
-    parser.add_argument("--html", metavar="FILE.html", help="write the comparison as a page")
+    parser.add_argument("--report", metavar="FILE.html", help="write the comparison as a page")
 
 
 def run(options: argparse.Namespace) -> Outcome:
     import svexport
     from svexport import html
 
-    if options.html:
-        html.check_place(options.html)
+    _ahead.all_of(
+        *_model.checks(options),
+        _ahead.existing(options.file if options.file.endswith(".onnx") else None),  # load says what else it may be
+        *(partial(html.check_place, path) for path in [options.report] if path),
+    )
     model, args = _model.load(options)
     with svexport.load(options.file) as engine:
         comparison = svexport.compare(
             model, engine, args, layers=options.layers or None, rtol=options.rtol, atol=options.atol
         )
-    if options.html:
-        comparison.to_html(options.html)
+    if options.report:
+        comparison.to_html(options.report)
     return Outcome(
         comparison.ok, comparison.to_dict(), [*comparison.tables(), *(f"note: {note}" for note in comparison.notes)]
     )

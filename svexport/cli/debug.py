@@ -10,17 +10,17 @@ examples:
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
-from svexport.cli import Outcome
+from svexport.cli import Outcome, _ahead
 from svexport.cli._progress import status
-from svexport.errors import SvexportError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("reduce",))
     parser.add_argument("file", metavar="FILE.onnx", type=Path)
-    parser.add_argument("-o", "--output", metavar="OUT.onnx", type=Path, required=True)
+    parser.add_argument("-o", "--output", metavar="OUT.onnx", type=_ahead.onnx_file, required=True)
     parser.add_argument(
         "--fails",
         choices=("check", "load", "build", "differs"),
@@ -35,9 +35,9 @@ def run(options: argparse.Namespace) -> Outcome:
     import svexport
     from svexport import html
 
-    if not options.file.is_file():
-        raise SvexportError(f"no such file: {options.file}")
-    html.check_place(options.output)
+    _ahead.all_of(
+        _ahead.existing(options.file), partial(html.check_place, options.output), _ahead.target(options.target)
+    )
     with status(f"reducing {options.file}"):
         found = svexport.reduce(options.file, options.fails, options.output, target=options.target)
     return Outcome(True, found.to_dict(), [str(found), f"{found.path}, shown by {found.script}"])

@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, default=folder, metavar="FOLDER", help=f"default: {folder}")
     parser.add_argument("--opset", type=int, nargs="+", default=[11, 17], metavar="N", help="default: 11 17")
     parser.add_argument("--model", nargs="+", metavar="NAME", help="which ones (default: every one)")
+    parser.add_argument("--report", type=Path, metavar="FILE.html", help="default: report.html in that folder")
     parser.add_argument("--quick", action="store_true", help="the small configuration of each model")
 
 
@@ -53,7 +54,7 @@ def run(options: argparse.Namespace) -> Outcome:
     from svexport import html
 
     files = examples(options.model)
-    page = options.output / "report.html"
+    page = options.report or options.output / "report.html"
     html.check_place(page)
     runs: list[Run] = []
     console = Console(stderr=True)
@@ -72,7 +73,7 @@ def run(options: argparse.Namespace) -> Outcome:
                 progress.advance(task)
     _write_page(runs, page)
     ok = all(r.verified for r in runs)
-    return Outcome(ok, {"report": str(page), "runs": [_facts(r) for r in runs]}, _shown(runs, page))
+    return Outcome(ok, {"report": str(page), "runs": [_facts(r) for r in runs]}, _shown(runs, options.output, page))
 
 
 def examples(names: list[str] | None = None) -> dict[str, Path]:
@@ -115,7 +116,7 @@ def _facts(run: Run) -> dict[str, Any]:
     return {**facts, "report": report, "error": run.error or None}
 
 
-def _shown(runs: list[Run], page: Path) -> list[Any]:
+def _shown(runs: list[Run], folder: Path, page: Path) -> list[Any]:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -128,21 +129,29 @@ def _shown(runs: list[Run], page: Path) -> list[Any]:
         mark = Text("yes", "green") if r.verified else Text("NO", "bold red")
         table.add_row(r.model, str(r.opset), *map(Text, _numbers(r)), mark, f"{r.seconds:.1f}")
     failures = [Text(f"{r.model}, opset {r.opset}: {r.error}", "red") for r in runs if r.error]
-    return [table, *failures, f"files: {page.parent}", f"report: {page}"]
+    return [table, *failures, f"files: {folder}", f"report: {page}"]
 
 
 def _write_page(runs: list[Run], page: Path) -> None:
     """One page: the summary, then each report in full."""
     from svexport import html
 
-    rows = [(r.model, r.opset, *_numbers(r), "ok" if r.verified else "FAIL", f"{r.seconds:.1f}") for r in runs]
+    rows = [
+        (
+            html.Link(r.model, f"{r.model}-{r.opset}"),
+            r.opset,
+            *_numbers(r),
+            "ok" if r.verified else "FAIL",
+            f"{r.seconds:.1f}",
+        )
+        for r in runs
+    ]
     body = [html.table(("model", "opset", "file", "nodes", "svexport nodes", "max abs error", "", "seconds"), rows)]
     for r in runs:
         pieces = [f'<p class="fail">{escape(r.error)}</p>'] if r.report is None else r.report.html_body()
         body.append(
-            f'<article style="margin-top: 4rem">\n<h1>{escape(r.model)} at opset {r.opset}</h1>\n'
-            + "\n".join(pieces)
-            + "\n</article>"
+            f'<article id="{escape(r.model)}-{r.opset}" style="margin-top: 4rem">\n'
+            f"<h1>{escape(r.model)} at opset {r.opset}</h1>\n" + "\n".join(pieces) + "\n</article>"
         )
     passed = sum(r.verified for r in runs)
     html.write(page, html.page(f"svexport demo: {passed} of {len(runs)} files verified", *body))

@@ -49,7 +49,9 @@ class Check:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    pass
+    parser.add_argument(
+        "--thorough", action="store_true", help="also export at opset 18, which takes some seconds more"
+    )
 
 
 def run(options: argparse.Namespace) -> Outcome:
@@ -61,7 +63,7 @@ def run(options: argparse.Namespace) -> Outcome:
         *core,
         *(check for check in small if check.state != "ok"),
         _exporter("TorchScript exporter", 11, "opset 9 to 17"),
-        _exporter("dynamo exporter", 18, "opset 18 to 23"),
+        *([_exporter("dynamo exporter", 18, "opset 18 to 23")] if options.thorough else []),
         _gpu(),
         _nvcc(),
         _compiler(),
@@ -241,8 +243,8 @@ def _shown(checks: list[Check], ok: bool) -> list[Any]:
     shown: list[Any] = [table]
     wanted = [c for c in checks if c.state != "ok" and c.install]
     if wanted:
-        commands = Table("to install next", "with", box=box.SIMPLE_HEAD)
-        for check in sorted(wanted, key=lambda c: not c.required):
-            commands.add_row(Text(check.name), Text(check.install))
+        commands = Table("", "to install next, in this order", "with", box=box.SIMPLE_HEAD)
+        for number, check in enumerate(sorted(wanted, key=lambda c: not c.required), 1):
+            commands.add_row(str(number), Text(check.name), Text(check.install))
         shown.append(commands)
     return [*shown, Text(verdict, "bold green" if ok else "bold red")]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import argparse
 import re
+from functools import partial
 
-from svexport.cli import Outcome, _model
+from svexport.cli import Outcome, _ahead, _model
 from svexport.cli._progress import status
 from svexport.errors import ExportError
 
@@ -19,7 +20,13 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _model.add_arguments(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", help="file to write (default: the class name, ./Model.onnx)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE.onnx",
+        type=_ahead.onnx_file,
+        help="file to write (default: the class name, ./Model.onnx)",
+    )
     parser.add_argument("--opset", type=int, default=11, metavar="N", help="9 to 23 (default: 11)")
     parser.add_argument(
         "--plugins",
@@ -35,8 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_dynamic,
         action="append",
         default=[],
-        metavar="NAME:AXIS=SYMBOL",
-        help="a size of an input that may change, such as image:0=batch; may be repeated",
+        metavar="auto|NAME:AXIS=SYMBOL",
+        help="a size of an input that may change, such as image:0=batch; may be repeated. auto: the first size of "
+        "every input of which the model allows it",
     )
     parser.add_argument(
         "--simplify", action="store_true", help="fold constants, share equal nodes and remove Transposes that cancel"
@@ -63,14 +71,13 @@ def run(options: argparse.Namespace) -> Outcome:
     import svexport
     from svexport import html
 
-    if options.report:
-        html.check_place(options.report)
+    _ahead.all_of(
+        *_model.checks(options),
+        _ahead.target(options.target),
+        *(partial(html.check_place, path) for path in (options.output, options.report) if path),
+    )
     model, args = _model.load(options)
-    dynamic: dict[str, dict[int, str]] = {}
-    for name, axis, symbol in options.dynamic:
-        other = dynamic.setdefault(name, {}).setdefault(axis, symbol)
-        if other != symbol:
-            raise ExportError(f"--dynamic calls {name}:{axis} both {other} and {symbol}; give it one name")
+    dynamic = _sizes(options.dynamic)
     with status(f"exporting {options.output}"):
         report = svexport.export(
             model,
@@ -92,6 +99,19 @@ def run(options: argparse.Namespace) -> Outcome:
     return Outcome(True, report.to_dict(), [*report.tables(), *(f"note: {note}" for note in report.notes)])
 
 
+def _sizes(given: list[tuple[str, int, str] | str]) -> dict[str, dict[int, str]] | str:
+    if "auto" in given:
+        if len(given) > 1:
+            raise ExportError("--dynamic auto finds the sizes itself; give it alone, or name the sizes")
+        return "auto"
+    sizes: dict[str, dict[int, str]] = {}
+    for name, axis, symbol in (one for one in given if not isinstance(one, str)):
+        other = sizes.setdefault(name, {}).setdefault(axis, symbol)
+        if other != symbol:
+            raise ExportError(f"--dynamic calls {name}:{axis} both {other} and {symbol}; give it one name")
+    return sizes
+
+
 def _plugins(text: str) -> bool | list[str]:
     if text in ("all", "none"):
         return text == "all"
@@ -106,7 +126,9 @@ def op_names(text: str) -> list[str]:
     return names
 
 
-def _dynamic(text: str) -> tuple[str, int, str]:
+def _dynamic(text: str) -> tuple[str, int, str] | str:
+    if text == "auto":
+        return text
     match = re.fullmatch(r"(?P<name>\w+):(?P<axis>-?\d+)=(?P<symbol>[^\W\d]\w*)", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"expected NAME:AXIS=SYMBOL, such as image:0=batch; got {text!r}")

@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
-from svexport.cli import Outcome
+from svexport.cli import Outcome, _ahead
 from svexport.cli.export import op_names
 from svexport.errors import SvexportError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="IN.onnx", type=Path)
-    parser.add_argument("-o", "--output", metavar="OUT.onnx", type=Path, required=True, help="may be IN.onnx")
+    parser.add_argument(
+        "-o", "--output", metavar="OUT.onnx", type=_ahead.onnx_file, required=True, help="may be IN.onnx"
+    )
     parser.add_argument("--ops", type=op_names, metavar="OP,OP", help="ops to lower (default: every one)")
 
 
 def run(options: argparse.Namespace) -> Outcome:
-    if not options.input.is_file():
-        raise SvexportError(f"no such file: {options.input}")
-    if options.output.is_dir():
-        raise SvexportError(f"expected the path of a file, got the folder {options.output}; add a file name")
+    from svexport import html
+
+    _ahead.all_of(_ahead.existing(options.input), partial(html.check_place, options.output))
     import onnx
 
     from svexport.exporter.export import write
@@ -40,7 +42,7 @@ def run(options: argparse.Namespace) -> Outcome:
     except Exception as error:
         raise SvexportError(f"{options.input} is not a valid ONNX file: {error}") from error
     lowered = lower(model, options.ops)
-    write(lowered, options.output)
+    write(lowered, Path(options.output))
 
     before, after = (Counter(node.op_type for node in svexport_nodes(m)) for m in (model, lowered))
     data = {

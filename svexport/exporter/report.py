@@ -156,7 +156,9 @@ class ExportReport:
         tables = [summary]
         for rows in (self._node_rows(), self._parity_rows()):
             if rows:
-                table = Table(*rows[0], box=box.SIMPLE_HEAD)
+                table = Table(box=box.SIMPLE_HEAD)
+                for name in rows[0]:
+                    table.add_column(name, overflow="fold")  # a line number is not to be cut
                 for row in rows[1:]:
                     table.add_row(*map(Text, row))
                 tables.append(table)

@@ -13,7 +13,7 @@ def file(run, project):
 
 
 def test_files_beside_torch(run, file, project):
-    result = run("bench", "nets.py:Ready", file, "--runs", 12, "--html", "bench.html", "--json")
+    result = run("bench", "nets.py:Ready", file, "--runs", 12, "--report", "bench.html", "--json")
     assert result.code == 0, result.err
     torch, engine = result.json["timings"]
     assert (torch["name"], engine["name"]) == ("torch", "net.onnx")

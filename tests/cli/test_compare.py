@@ -14,13 +14,13 @@ def file(project, run):
     return "ready.onnx"
 
 
-@pytest.mark.parametrize("words", ["", "--input x=1x3x8x8", "--layers", "--html net.html"])
+@pytest.mark.parametrize("words", ["", "--input x=1x3x8x8", "--layers", "--report net.html"])
 def test_the_same_model(run, file, words):
     result = run("compare", "nets:Ready", file, *words.split())
     assert result.code == 0, result.err
     assert "the output agrees" in result.out
     assert ("conv" in result.out) == ("--layers" in words)
-    assert Path("net.html").is_file() == ("--html" in words)
+    assert Path("net.html").is_file() == ("--report" in words)
 
 
 def test_other_weights(run, file):
@@ -58,8 +58,8 @@ def test_recorded_inputs(run, project):
         ("nets:Net ready.onnx", "Net came without inputs"),
         ("nets:Ready ready.onnx --input x=1x3x9x9", "input 'x' expects float32[1, 3, 8, 8], got float32[1, 3, 9, 9]"),
         ("nets:Product ready.onnx", "compare a model with its own export"),
-        ("nets:Ready ready.onnx --html nets.py/page.html", "cannot write nets.py/page.html"),
-        ("nets:nothing_to_load ready.onnx --html .", "expected the path of a file, got the folder ."),
+        ("nets:Ready ready.onnx --report nets.py/page.html", "cannot write nets.py/page.html"),
+        ("nets:nothing_to_load ready.onnx --report .", "expected the path of a file, got the folder ."),
     ],
 )
 def test_refused(run, file, words, message):

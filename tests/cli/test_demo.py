@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -87,7 +88,10 @@ def test_page(run, folder):
     assert "linear.py:15 in forward: image = torch.einsum(" in page.replace("<wbr>", "")
     order = [page.index(piece) for piece in ("Verified:", "Parity with torch", ">Nodes<", ">Details<")]
     assert order == sorted(order)
-    assert not re.search(r'(src|href)="http|<script', page)
+    assert not re.search(r'(src|href)="http', page)
+    for opset in (11, 17):
+        assert f'<a href="#linear-{opset}">' in page
+        assert f'id="linear-{opset}"' in page
 
 
 def test_quick_and_json(run, folder):
@@ -97,6 +101,13 @@ def test_quick_and_json(run, folder):
     assert (found["model"], found["opset"], found["verified"], found["error"]) == ("linear", 13, True, None)
     assert found["report"]["inputs"] == {"x": "float32[4, 2]"}
     assert result.json["report"] == "out/report.html"
+
+
+def test_the_report_may_go_elsewhere(run, folder):
+    result = run("demo", "--quick", "--opset", "13", "-o", "out", "--report", "pages/demo.html", "--json")
+    assert result.json["report"] == "pages/demo.html"
+    assert "verified" in Path("pages/demo.html").read_text()
+    assert not Path("out/report.html").exists()
 
 
 def test_output_that_is_no_folder_is_refused_before_the_work(run, folder, tmp_path):

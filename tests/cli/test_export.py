@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
@@ -134,6 +135,32 @@ def test_refused(run, project, words, message):
     assert result.code == 1
     assert message in result.err
     assert "Traceback" not in result.err
+
+
+def test_all_that_is_wrong_is_said_at_once(run, project):
+    words = "--weights w.pt --inputs in.npz --target 7.0 -o nets.py/net.onnx --report nets.py/net.html"
+    result = run("export", "absent.py:Net", *words.split())
+    assert result.code == 1
+    assert "6 things are wrong" in result.err
+    missing = ("absent.py", "w.pt", "in.npz")
+    assert all(f"no such file: {name}" in result.err for name in missing)
+    assert "8.2, 8.4, 8.5, 8.6" in result.err  # the targets there are
+    assert result.err.count("cannot write nets.py/net") == 2
+
+
+def test_line_numbers_are_whole_in_narrow_tables(run, project, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    report = run("export", "nets:Product", "-o", "product.onnx", "--json").json
+    (source,) = [node["source"] for node in report["svexport_nodes"]]
+    from nets import Product
+    from rich.console import Console
+
+    import svexport
+
+    console = Console(width=70, record=True, file=io.StringIO())
+    for table in svexport.export(Product(), path="product.onnx").tables():
+        console.print(table)
+    assert source.split(" ")[0] in console.export_text()  # nets.py:31
 
 
 @pytest.mark.parametrize("place", ["folder", "/dev/null", "nets.py/net.html"])

@@ -72,11 +72,18 @@ def test_refused(run, file, words, message):
     assert not Path("out.onnx").exists()
 
 
+def test_an_output_that_is_no_onnx_file_is_refused_at_once(run, file):
+    for words in (("lower", "absent.onnx"), ("export", "nets:nothing_to_load")):
+        result = run(*words, "-o", "out.txt")
+        assert result.code == 2
+        assert "expected the name of an ONNX file, such as model.onnx; got 'out.txt'" in result.err
+
+
 def test_pipes_and_devices_stay_what_they_are(run, file):
     """A file that is renamed into their place would replace them: ``-o /dev/null`` of root, for all programs."""
-    os.mkfifo("pipe")
-    for words in (("lower", file, "-o", "pipe"), ("export", "nets:Product", "-o", "pipe")):
+    os.mkfifo("pipe.onnx")
+    for words in (("lower", file, "-o", "pipe.onnx"), ("export", "nets:Product", "-o", "pipe.onnx")):
         result = run(*words)
         assert result.code == 1
-        assert "pipe, which is no regular file" in result.err
-    assert Path("pipe").is_fifo()
+        assert "pipe.onnx, which is no regular file" in result.err
+    assert Path("pipe.onnx").is_fifo()

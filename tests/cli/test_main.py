@@ -117,7 +117,7 @@ def test_verbose_shows_the_traceback_and_the_log(run, monkeypatch):
 
     answer(monkeypatch, None)
     monkeypatch.setattr(lower, "run", act)
-    quiet, verbose = (run("lower", "a", "-o", "b", *words) for words in ([], ["--verbose"]))
+    quiet, verbose = (run("lower", "a", "-o", "b.onnx", *words) for words in ([], ["--verbose"]))
     assert quiet.err == "svexport lower: error: it failed\n"
     assert "DEBUG" in verbose.err
     assert "a step" in verbose.err

@@ -1,13 +1,9 @@
-"""The notebooks of ``examples/`` run as they are, and show the outputs of such a run.
-
-After a change, ``jupyter execute --inplace examples/compare.ipynb``, which comes with nbclient, makes the outputs anew.
-"""
+"""The notebooks of ``examples/`` run as they are, in any folder; they are stored without their outputs."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -18,15 +14,13 @@ pytest.importorskip("ipykernel", reason="ipykernel is not installed")
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
-NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|\bnan\b|[-+]?\binf\b")
-"""As a verdict may print one: which digits, sign and exponent depends on the machine."""
 
 
 @pytest.fixture
 def execute(tmp_path, monkeypatch):
-    """Runs a notebook beside a copy of the examples; its files, and those of the kernel, stay in a temporary folder."""
-    folder = tmp_path / "examples"
-    shutil.copytree(ROOT / "examples", folder, ignore=shutil.ignore_patterns("__pycache__", "*.onnx"))
+    """Runs a notebook in an empty folder; the files of the kernel stay in another."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
     for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
@@ -41,52 +35,45 @@ def execute(tmp_path, monkeypatch):
 
 
 def outputs_of(notebook):
-    """What each output of the code cells is, and the verdicts of its reports, numbers aside."""
-    found = []
-    for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            page = output.get("data", {}).get("text/html", "")
-            verdicts = re.findall(r'<p class="(ok|fail)">(.*?)</p>', page)
-            kinds = output.get("name") or sorted(output.get("data", {}))
-            numberless = [(kind, NUMBER.sub("#", text)) for kind, text in verdicts]
-            found.append((cell.id, output.output_type, kinds, numberless, page.count("<img"), page.count("<tr>")))
-    return found
+    return [output for cell in notebook.cells for output in cell.get("outputs", [])]
 
 
 def test_there_are_notebooks():
     assert NOTEBOOKS
 
 
-@pytest.mark.parametrize(
-    "number", ["0", "7.", ".5", "0.0e+00", "1.9e-06", "-3.4e5", "1e10", "nan", "inf", "-inf", "12.25"]
-)
-def test_verdicts_are_compared_without_their_numbers(number):
-    """However a number is printed, nothing of it is left."""
-    assert NUMBER.sub("#", f"max error {number}, given") == "max error #, given"
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs(path, execute):
-    shown = nbformat.read(path, as_version=4)
-    run = execute(nbformat.read(path, as_version=4))
-    assert outputs_of(run) == outputs_of(shown)
-    assert "stderr" not in str(outputs_of(run))
+    """To the end, where what it claims is asserted; with pictures, and verdicts where it shows a report."""
+    outputs = outputs_of(execute(nbformat.read(path, as_version=4)))
+    assert not [output for output in outputs if output.get("name") == "stderr"]
+    pages = [output.get("data", {}).get("text/html", "") for output in outputs]
+    pictures = sum("image/png" in output.get("data", {}) for output in outputs) + sum(
+        page.count("<img") for page in pages
+    )
+    assert pictures >= 2
+    assert all(re.search(r'<p class="(ok|fail)">', page) for page in pages if 'class="svexport"' in page)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_is_fit_to_be_looked_at(path):
-    """From one run in order, small, without anything of the machine it ran on."""
+def test_is_stored_as_it_was_written(path):
+    """Without outputs, counts of runs, and anything of the machine it ran on."""
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
-    assert sum("<img" in str(output) or "image/png" in str(output) for cell in code for output in cell.outputs) >= 3
+    assert outputs_of(notebook) == []
+    assert {cell.get("execution_count") for cell in notebook.cells} == {None}
     text = path.read_text(encoding="utf-8")
-    assert len(text) < 300_000
+    assert len(text) < 50_000
     assert not re.findall(r"/(?:home|root|tmp|opt|usr)/|site-packages|ipykernel_", text)
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_links_lead_somewhere(path):
+    targets = re.findall(r"\]\(([^)#\s]+)", path.read_text(encoding="utf-8"))
+    assert [target for target in targets if "://" not in target and not (path.parent / target).exists()] == []
+
+
 def test_a_cell_that_raises_fails(execute):
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("import detr3d\nassert not detr3d.CONFIGS")])
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("import svexport\nassert not svexport")])
     with pytest.raises(nbclient.exceptions.CellExecutionError, match="AssertionError"):
         execute(notebook)

@@ -1,0 +1,59 @@
+"""What can be told of a command line before anything is loaded or run: all that is wrong with it, at once."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from svexport.errors import ExportError, SvexportError
+
+__all__ = ["all_of", "existing", "onnx_file", "target"]
+
+
+def all_of(*checks: Callable[[], Any]) -> None:
+    """Runs every check, and raises what they raise: one error as it is, several as one that lists them.
+
+    Raises:
+        SvexportError: if any check does.
+    """
+    errors: list[SvexportError] = []
+    for check in checks:
+        try:
+            check()
+        except SvexportError as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise SvexportError("\n".join([f"{len(errors)} things are wrong:", *(f"  - {error}" for error in errors)]))
+
+
+def existing(path: str | Path | None) -> Callable[[], None]:
+    """A check that what is to be read is there (what else may be wrong with it is said by who reads it)."""
+
+    def check() -> None:
+        if path is not None and not Path(path).exists():
+            raise ExportError(f"no such file: {path}")
+
+    return check
+
+
+def target(text: str | None) -> Callable[[], None]:
+    """A check that a TensorRT version is one of those that are known; None is none."""
+
+    def check() -> None:
+        from svexport.tensorrt.support.target import Target
+
+        if text is not None:
+            Target.parse(text)
+
+    return check
+
+
+def onnx_file(text: str) -> str:
+    """The type of an option that names an ONNX file to write."""
+    if not text.endswith(".onnx") and not Path(text).is_dir():  # which the command says itself
+        raise argparse.ArgumentTypeError(f"expected the name of an ONNX file, such as model.onnx; got {text!r}")
+    return text
