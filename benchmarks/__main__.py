@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import itertools
+import json
 import lzma
 import multiprocessing
 import multiprocessing.connection
@@ -52,7 +53,8 @@ def chosen(name: str, options: argparse.Namespace) -> Iterator[Workload]:
     generate = getattr(importlib.import_module(f"benchmarks.{name}"), family(options), None)
     if generate and options.random:
         generate = partial(at_random, generate, options)
-    return (w for w in (generate() if generate else ()) if options.filter in w.name)
+    done = {row["workload"] for row in getattr(options, "done", ())}
+    return (w for w in (generate() if generate else ()) if options.filter in w.name and w.name not in done)
 
 
 def at_random(draw: Callable[[Random], Workload], options: argparse.Namespace) -> Iterator[Workload]:
@@ -215,6 +217,7 @@ def main(arguments: list[str] | None = None) -> int:
         "side by side, for so long at most, then timed one after the other",
     )  # fmt: skip
     parser.add_argument("--compiled", type=Path, help="folder that keeps what torch.compile made for the next time")
+    parser.add_argument("--resume", action="store_true", help="keep what <module>.json has, measure what it lacks")
     options = parser.parse_args(arguments)
     if options.random and (options.sweep or options.apart):
         parser.error("expected --random alone, got --sweep or --apart beside it: drop one of them")
@@ -228,8 +231,10 @@ def main(arguments: list[str] | None = None) -> int:
     for name, module in modules(options.names):
         if not hasattr(module, family(options)):
             continue
-        rows: list[dict] = []
         path = None
+        kept = folder / f"{name}{suffix}.json"
+        options.done = json.loads(kept.read_text())["rows"] if options.resume and kept.exists() else []
+        rows: list[dict] = list(options.done)
         for row in (apart if options.apart else one_by_one)(name, options):
             rows.append(row)
             if options.out or not options.filter:  # at every row: a run that is cut short leaves what it has measured

@@ -1,15 +1,16 @@
-"""Whole models: the examples as they are, beside their copies by ``svexport.replace``.
+"""Whole models: the examples as they are, beside their copies by ``svexport.replace``, which is called for each cell.
 
-Wall time of plain calls, launches included, on one GPU in float32: inference and a training step (forward, backward,
-SGD), eager and by ``torch.compile(mode="reduce-overhead")``; and the device memory that a call takes.
+Wall time of plain calls, launches included, on one GPU, in float32 and under autocast to half: inference and a training
+step (forward, backward, SGD), eager and by ``torch.compile(mode="reduce-overhead")``; and the device memory that a call
+takes. All of it does not fit one sitting: ``python -m benchmarks models --resume`` goes on where the last one ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +20,28 @@ from benchmarks._measure import Workload
 from svexport.cli._model import load_file
 from svexport.exporter.arguments import leaves, rebuild
 
-EXAMPLES = ("stgcn", "detr3d", "deformable_detr", "multicamera", "yolox_stem")
-BATCHES = {"stgcn": (1, 16)}
+EXAMPLES = ("detr3d", "deformable_detr", "stgcn", "multicamera", "yolox_stem")
+BATCHES = (1, 8, 32)
+MORE_BATCHES = {"stgcn": (16,)}
 DEVICE = "cuda"
 GOAL = 1.02
 """A replaced model is slower by no more than what two timings of one model differ by."""
 
 
-@cache
+class Cell(NamedTuple):
+    """What is timed, but for which of the two models.
+
+    Attributes:
+        half: whether under autocast.
+    """
+
+    name: str
+    batch: int
+    half: bool
+    compiled: bool
+
+
+@lru_cache(maxsize=1)  # of large models no two have to fit
 def pair(name: str, batch: int) -> tuple[nn.Module, nn.Module, tuple]:
     """An example, its copy, and inputs of both, on the GPU."""
     model = load_file(Path(__file__).parents[1] / "examples" / f"{name}.py").model()
@@ -39,28 +54,31 @@ def pair(name: str, batch: int) -> tuple[nn.Module, nn.Module, tuple]:
     return model, svexport.replace(model, inputs, verbose=False), inputs
 
 
-def inference(name: str, batch: int, replaced: bool, compiled: bool) -> Callable[[], Any]:
+def inference(cell: Cell, replaced: bool) -> Callable[[], Any]:
     """A forward in evaluation mode."""
-    model, inputs = pair(name, batch)[replaced].eval(), pair(name, batch)[2]
-    call: Any = torch.compile(model, mode="reduce-overhead") if compiled else model
+    models, inputs = pair(cell.name, cell.batch)[:2], pair(cell.name, cell.batch)[2]
+    model = models[replaced].eval()
+    call: Any = torch.compile(model, mode="reduce-overhead") if cell.compiled else model
 
     def run() -> Any:
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(DEVICE, enabled=cell.half):
             return call(*inputs)
 
     return run
 
 
-def training(name: str, batch: int, replaced: bool, compiled: bool) -> Callable[[], Tensor]:
+def training(cell: Cell, replaced: bool) -> Callable[[], Tensor]:
     """A training step, of steps too small to change what is computed; returns the loss."""
-    model, inputs = pair(name, batch)[replaced].train(), pair(name, batch)[2]
-    call: Any = torch.compile(model, mode="reduce-overhead") if compiled else model
+    models, inputs = pair(cell.name, cell.batch)[:2], pair(cell.name, cell.batch)[2]
+    model = models[replaced].train()
+    call: Any = torch.compile(model, mode="reduce-overhead") if cell.compiled else model
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
 
     def run() -> Tensor:
         optimizer.zero_grad()
-        outputs = [leaf for _, leaf in leaves(call(*inputs))]
-        loss = torch.stack([output.square().mean() for output in outputs]).sum()
+        with torch.autocast(DEVICE, enabled=cell.half):
+            outputs = [leaf for _, leaf in leaves(call(*inputs))]
+        loss = torch.stack([output.float().square().mean() for output in outputs]).sum()
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -70,22 +88,27 @@ def training(name: str, batch: int, replaced: bool, compiled: bool) -> Callable[
 
 def later(make: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:
     """A function that is made when it is first called: models that are not asked for are never loaded."""
-    made = cache(make)
-    return lambda: made()()
+    made: list[Callable[[], Any]] = []
+
+    def call() -> Any:
+        if not made:
+            made.append(make())
+        return made[0]()
+
+    return call
 
 
 def workloads() -> Iterator[Workload]:
-    for name in EXAMPLES:
-        for batch in BATCHES.get(name, (1,)):
-            for step in (inference, training):
-                for how in ("eager", "compiled"):
-                    if how == "compiled" and batch > 1:
-                        continue
-                    make = partial(step, name, batch, compiled=how == "compiled")
-                    yield Workload(
-                        f"{name} batch {batch} {step.__name__} {how}",
-                        later(partial(make, True)),
-                        {"original": later(partial(make, False))},
-                        goal=GOAL,
-                        whole=True,
-                    )
+    cells = [Cell(n, b, half, False) for n in EXAMPLES for b in (1, *MORE_BATCHES.get(n, ())) for half in (False, True)]
+    cells += [Cell(name, 1, False, True) for name in EXAMPLES]
+    cells += [Cell(name, batch, half, False) for batch in BATCHES[1:] for name in EXAMPLES for half in (False, True)]
+    for cell in cells:
+        for step in (inference, training):
+            half, how = ("half" if cell.half else "float32"), ("compiled" if cell.compiled else "eager")
+            yield Workload(
+                f"{cell.name} batch {cell.batch} {half} {step.__name__} {how}",
+                later(partial(step, cell, True)),
+                {"original": later(partial(step, cell, False))},
+                goal=GOAL,
+                whole=True,
+            )

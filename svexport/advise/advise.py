@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fnmatch
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +24,8 @@ LEFT_OUT = {
     ".pytest_cache", ".ipynb_checkpoints", "__pycache__", "__pypackages__", "node_modules", "site-packages", "build",
     "dist",
 }  # fmt: skip
-_ROUNDS = 8  # of fixes: one may make room for another
+_ROUNDS = 100  # of fixes: one may make room for another, and that for a third
+MAX_NODES = 20_000  # of a function's syntax tree: several times what people write
 
 
 class AdviseError(SvexportError):
@@ -62,11 +64,12 @@ def advise(
         number += 1
         name = _shown(path)
         try:
-            found, count = _advise_file(path, name, rules, fix)
+            found, too_long, count = _advise_file(path, name, rules, fix)
         except UnreadableError as error:
             unread.append(Finding(name, error.line, error.column, "", str(error)))
             continue
         findings += found
+        unread += too_long
         if count:
             fixed[name] = count
     return AdviseReport(number, tuple(sorted(findings)), tuple(sorted(unread)), fixed)
@@ -130,10 +133,11 @@ def _shown(path: str | os.PathLike[str]) -> str:
 
 @dataclass
 class _Analysis:
-    """The findings of a source, each with what was found."""
+    """What was found in a source, and which of its functions were too long."""
 
     source: Source
     found: list[tuple[Rule, Found]] = field(default_factory=list)
+    too_long: list[Function] = field(default_factory=list)
 
     def findings(self, name: str) -> list[Finding]:
         result = []
@@ -144,10 +148,11 @@ class _Analysis:
         return result
 
 
-def _advise_file(path: Path, name: str, rules: list[Rule], fix: bool) -> tuple[list[Finding], int]:
+def _advise_file(path: Path, name: str, rules: list[Rule], fix: bool) -> tuple[list[Finding], list[Finding], int]:
+    """What is found, which functions are too long for that, and how many places were fixed."""
     source = Source(path)
     if "torch" not in source.text:
-        return [], 0
+        return [], [], 0
     fixed = 0
     analysis = _analyse(source, rules)
     for _ in range(_ROUNDS if fix else 0):
@@ -162,7 +167,9 @@ def _advise_file(path: Path, name: str, rules: list[Rule], fix: bool) -> tuple[l
             source.write()
         except OSError as error:
             raise AdviseError(f"cannot write {name}: {error.strerror or error}; nothing of it was changed") from error
-    return analysis.findings(name), fixed
+    message = f"a function of more than {MAX_NODES:,} nodes is not analysed"
+    too_long = [Finding(name, *source.position(f.node), "", message) for f in analysis.too_long]
+    return analysis.findings(name), too_long, fixed
 
 
 def _together(found: Iterable[tuple[Rule, Found]]) -> tuple[list[Edit], set[str], int]:
@@ -189,18 +196,23 @@ def _analyse(source: Source, rules: list[Rule]) -> _Analysis:
         for function, scope in scopes.items():
             if function.reach is Reach.OTHER:
                 continue
+            if sum(map(len, function.nodes.values())) > MAX_NODES:
+                analysis.too_long.append(function)
+                continue
             for rule in rules:
                 if function.reach >= rule.reach:
-                    analysis.found += [
-                        (rule, f) for f in rule.find(scope) if not _is_suppressed(source, rule, f, scope)
-                    ]
+                    analysis.found += [(rule, found) for found in rule.find(scope) if _counts(rule, found, scope)]
     except RecursionError as error:
         raise UnreadableError("is nested too deeply") from error
     analysis.found.sort(key=lambda item: (source.span(item[1].node)[0], item[0].code))
     return analysis
 
 
-def _is_suppressed(source: Source, rule: Rule, found: Found, scope: Scope) -> bool:
+def _counts(rule: Rule, found: Found, scope: Scope) -> bool:
+    """Whether nothing excuses it: no comment, nor that it is text, whose places in it older Pythons do not know."""
+    if any(isinstance(parent, ast.JoinedStr) for _, parent in scope.function.above(found.node)):
+        return False
     statement = scope.function.statement(found.node)
     last = statement.body[0].lineno - 1 if hasattr(statement, "body") else statement.end_lineno or statement.lineno
-    return source.suppressed(rule.code, {found.node.lineno, statement.lineno, max(last, statement.lineno)})  # type: ignore[attr-defined]
+    line = found.node.lineno  # type: ignore[attr-defined]
+    return not scope.source.suppressed(rule.code, {line, statement.lineno, max(last, statement.lineno)})

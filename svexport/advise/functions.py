@@ -82,15 +82,23 @@ class File:
     def _reach_helpers(self) -> None:
         """What a forward calls is part of it: functions of this file."""
         helpers = {f.name: f for f in self.functions if f.owner is None and f.parent is None}
+        inside: dict[Function, list[Function]] = {}
+        for function in self.functions:
+            outer = function.parent
+            while outer is not None:
+                inside.setdefault(outer, []).append(function)
+                outer = outer.parent
         pending = [f for f in self.functions if f.reach is Reach.FORWARD]
         while pending:
-            for node in pending.pop().all(ast.Call):
+            caller = pending.pop()
+            for node in caller.all(ast.Call):
                 helper = helpers.get(node.func.id) if isinstance(node.func, ast.Name) else None
-                if helper is not None and helper.reach is Reach.TENSORS:
-                    inner = [f for f in self.functions if f is helper or f.is_inside(helper)]
-                    for function in inner:
-                        function.reach = Reach.FORWARD
-                    pending += inner
+                if helper is None or helper.reach is not Reach.TENSORS or caller.guarded(node):
+                    continue
+                inner = [helper, *inside.get(helper, [])]
+                for function in inner:
+                    function.reach = Reach.FORWARD
+                pending += inner
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         for alias in node.names:
@@ -260,12 +268,6 @@ class Function:
         a = self.node.args
         return [*a.posonlyargs, *a.args, *a.kwonlyargs]
 
-    def is_inside(self, other: Function) -> bool:
-        function = self.parent
-        while function is not None and function is not other:
-            function = function.parent
-        return function is other
-
     def settle(self) -> None:
         """Decides on ``reach``."""
         if self.parent is not None:
@@ -280,7 +282,9 @@ class Function:
     def _is_set_up(self) -> bool:
         bare = self.name.lstrip("_")
         return (
-            bare.startswith(("init", "reset", "load", "convert", "remap", "test", "checkpoint", "save", "plot", "draw"))
+            bare.startswith(
+                ("from_", "init", "reset", "load", "convert", "remap", "test", "checkpoint", "save", "plot", "draw")
+            )
             or bare in ("post_init", "new", "extra_repr", "repr__", "main", "setup")
             or self.name == "__init__"
             or any(word in bare for word in ("loss", "train", "denois"))

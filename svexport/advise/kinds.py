@@ -160,6 +160,7 @@ class Kinds:
                 bind(item.optional_vars, Binding(None))
         names = [n.name for n in f.all(ast.FunctionDef)] + [n.name for n in f.all(ast.ClassDef)]
         names += [n.name for n in f.all(ast.ExceptHandler) if n.name]
+        names += [n.name for n in f.all(ast.MatchAs) if n.name] + [n.name for n in f.all(ast.MatchStar) if n.name]
         names += [name for n in f.all(ast.Global) for name in n.names]
         names += [name for n in f.all(ast.Nonlocal) for name in n.names]
         for name in names:

@@ -42,8 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_dynamic,
         action="append",
         default=[],
-        metavar="NAME:AXIS=SYMBOL",
-        help="a size of an input that may change, such as image:0=batch; may be repeated",
+        metavar="auto|NAME:AXIS=SYMBOL",
+        help="a size of an input that may change, such as image:0=batch; may be repeated. auto: the first size of "
+        "every input of which the model allows it",
     )
     parser.add_argument(
         "--simplify", action="store_true", help="fold constants, share equal nodes and remove Transposes that cancel"
@@ -76,11 +77,7 @@ def run(options: argparse.Namespace) -> Outcome:
         *(partial(html.check_place, path) for path in (options.output, options.report) if path),
     )
     model, args = _model.load(options)
-    dynamic: dict[str, dict[int, str]] = {}
-    for name, axis, symbol in options.dynamic:
-        other = dynamic.setdefault(name, {}).setdefault(axis, symbol)
-        if other != symbol:
-            raise ExportError(f"--dynamic calls {name}:{axis} both {other} and {symbol}; give it one name")
+    dynamic = _sizes(options.dynamic)
     with status(f"exporting {options.output}"):
         report = svexport.export(
             model,
@@ -102,6 +99,19 @@ def run(options: argparse.Namespace) -> Outcome:
     return Outcome(True, report.to_dict(), [*report.tables(), *(f"note: {note}" for note in report.notes)])
 
 
+def _sizes(given: list[tuple[str, int, str] | str]) -> dict[str, dict[int, str]] | str:
+    if "auto" in given:
+        if len(given) > 1:
+            raise ExportError("--dynamic auto finds the sizes itself; give it alone, or name the sizes")
+        return "auto"
+    sizes: dict[str, dict[int, str]] = {}
+    for name, axis, symbol in (one for one in given if not isinstance(one, str)):
+        other = sizes.setdefault(name, {}).setdefault(axis, symbol)
+        if other != symbol:
+            raise ExportError(f"--dynamic calls {name}:{axis} both {other} and {symbol}; give it one name")
+    return sizes
+
+
 def _plugins(text: str) -> bool | list[str]:
     if text in ("all", "none"):
         return text == "all"
@@ -116,7 +126,9 @@ def op_names(text: str) -> list[str]:
     return names
 
 
-def _dynamic(text: str) -> tuple[str, int, str]:
+def _dynamic(text: str) -> tuple[str, int, str] | str:
+    if text == "auto":
+        return text
     match = re.fullmatch(r"(?P<name>\w+):(?P<axis>-?\d+)=(?P<symbol>[^\W\d]\w*)", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"expected NAME:AXIS=SYMBOL, such as image:0=batch; got {text!r}")

@@ -9,7 +9,7 @@ import inspect
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -302,7 +302,7 @@ class FlatModel(nn.Module):
         self._bound = bound
         self._dtype = dtype
         self._precise = False
-        self._mode: TorchFunctionMode | None = None
+        self._modes: Sequence[TorchFunctionMode] = ()
         parameters = bound.signature.parameters
         self.input_paths: list[tuple[str, ...]] = []
         self.tensors: list[Tensor] = []
@@ -347,9 +347,11 @@ class FlatModel(nn.Module):
         return self._results.dtypes
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        if self._mode is None or torch.compiler.is_dynamo_compiling():  # which takes no modes in
+        if torch.compiler.is_dynamo_compiling():  # which takes no modes in
             return self._forward(tensors)
-        with self._mode:
+        with ExitStack() as stack:
+            for mode in self._modes:
+                stack.enter_context(mode)
             return self._forward(tensors)
 
     def _forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -369,7 +371,7 @@ class FlatModel(nn.Module):
         names, outputs = [], []
         for path, leaf in results:
             if isinstance(leaf, Tensor):
-                if leaf.dtype.is_complex and (tracing or self._mode):
+                if leaf.dtype.is_complex and (tracing or self._modes):
                     raise ExportError(
                         f"{type(getattr(self, MODEL_ATTRIBUTE)).__name__} returned a "
                         f"{str(leaf.dtype).removeprefix('torch.')} tensor{' at ' + '.'.join(path) if path else ''}, "
@@ -396,13 +398,13 @@ class FlatModel(nn.Module):
         return tuple(outputs)
 
     @contextmanager
-    def traced_in(self, mode: TorchFunctionMode | None) -> Iterator[None]:
-        """Has forward called in a mode that what is around it, in the exporters, does not need."""
-        self._mode = mode
+    def traced_in(self, *modes: TorchFunctionMode | None) -> Iterator[None]:
+        """Has forward called in modes that what is around it, in the exporters, does not need, the last one first."""
+        self._modes = [mode for mode in modes if mode is not None]
         try:
             yield
         finally:
-            self._mode = None
+            self._modes = ()
 
     def double(self) -> FlatModel:
         """In float64, from what the inputs are in ``dtype``."""

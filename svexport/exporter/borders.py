@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import sys
@@ -12,10 +13,10 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from svexport.exporter.inputs import Resized
-from svexport.exporter.source import is_library, is_own, near, raising_line, user_line
+from svexport.exporter.source import around, is_library, is_own, near, raising_line, user_line
 
 __all__ = ["Borders", "Sizes", "Turn"]
 
@@ -28,15 +29,16 @@ TRIES = 6
 MOST_RUNS = 24
 """Of one verification, to turn comparisons."""
 
-MOST_HELD = 64
-"""Of containers that have more, numbers are not looked for."""
+NEAR = 128
+"""Sizes up to this one are asked where a number that Python takes passes one of the source."""
 
-MOST_NUMBERS = 8
+MOST_NUMBERS = 24
 """Of one verification, with sizes that are numbers of the source."""
 
 FAR = 4096
 """Sizes up to this one are asked one by one where a comparison turns, then those around powers of two."""
 
+Run = tuple[str, list[Tensor]]
 Values = Mapping[Hashable, int]
 Place = tuple[Any, ...]
 """Of a comparison: its line, where in that, and how many were there before."""
@@ -49,14 +51,14 @@ class Turn:
     Attributes:
         line: the user's: path, number and function.
         own: whether that line itself compares, not torch's code below it.
-        number: whether Python took a plain number.
+        number: that Python took; None of a comparison.
         truth: what came out.
         test: what would, of other sizes.
     """
 
     line: tuple[str, int, str]
     own: bool
-    number: bool
+    number: Any
     truth: bool
     test: Callable[[Values], bool]
 
@@ -68,7 +70,6 @@ class Sizes:
         roots: of the dynamic sizes of the inputs.
         values: all sizes, by where they are from.
         turns: comparisons, by where they are.
-        numbers: whole ones in the functions that get sizes, by which they may be cut.
         reads: lines of the user's that get sizes.
     """
 
@@ -77,10 +78,8 @@ class Sizes:
         self.roots = dict(roots)
         self.values: dict[Hashable, int] = {root: size for root, size in roots.items()}  # noqa: C416 - of another type
         self.turns: dict[Place, Turn] = {}
-        self.numbers: set[int] = set()
         self.reads: dict[tuple[str, int, str], None] = {}
         self.outside: CodeType | None = None
-        self._codes: set[CodeType] = set()
         self._axes = axes
         self._counts: Counter[Any] = Counter()
 
@@ -102,30 +101,20 @@ class Sizes:
     def take(self, number: Any, name: str, depth: int = 2) -> None:
         """Notes that Python took a plain number, by a function of that name."""
         value = _plain(number)
-        self.note(name, True, lambda v: _at(number, v) == value, depth + 1, number=True)
+        self.note(name, True, lambda v: _at(number, v) == value, depth + 1, number)
 
     def _look(self, frame: FrameType, origin: Any) -> None:
-        """For numbers, where a function of the user's gets sizes."""
+        """Notes a line of the user's that gets sizes."""
         code = frame.f_code
         if is_library(code.co_filename) or code is self.outside:
             return
         if origin is not None and (origin[0] != "known" or self._dynamic(origin)):
             self.reads.setdefault((code.co_filename, frame.f_lineno, code.co_name))
-        if code in self._codes:
-            return
-        self._codes.add(code)
-        held = [*code.co_consts, *frame.f_locals.values(), *map(frame.f_globals.get, code.co_names)]
-        for value in list(held):
-            if isinstance(value, nn.Module):
-                held += vars(value).values()
-            elif isinstance(value, (dict, frozenset, list, set, tuple)) and len(value) <= MOST_HELD:
-                held += value
-        self.numbers |= {value for value in held if type(value) is int and 1 < value <= FAR}
 
     def _dynamic(self, origin: Any) -> bool:
         return origin[1] < len(self._axes) and bool(self._axes[origin[1]])
 
-    def note(self, name: str, truth: bool, test: Callable[[Values], bool], depth: int, number: bool = False) -> None:
+    def note(self, name: str, truth: bool, test: Callable[[Values], bool], depth: int, number: Any = None) -> None:
         frame = sys._getframe(depth)
         file = frame.f_code.co_filename
         if self.outside is None or is_own(file):
@@ -270,7 +259,7 @@ class Borders:
                 self._open[place] = None
             elif turn.truth != self._first[place][0].truth and place in self._open:
                 del self._open[place]
-                if turn.own and not turn.number:
+                if turn.own and turn.number is None:
                     changed = {r: n for r, n in run.roots.items() if n != self._first[place][1].roots[r]}
                     self.turned.setdefault(turn.line, ", ".join(f"{r}={n}" for r, n in changed.items()))
 
@@ -279,23 +268,42 @@ class Borders:
         if (line := raising_line(error)) is not None:
             self._open = {p: None for p in self._open if not near(self._first[p][0].line, line)}
 
-    def runs(self) -> Iterator[Iterator[tuple[str, list[Tensor]]]]:
+    def runs(self) -> Iterator[Iterator[Run]]:
         """Each with sizes that are to turn a comparison which has always come out the same in those before."""
         while self._left and (wanted := self._next()) is not None:
             self._left -= 1
             yield self._resized.at(wanted, self._most)
 
-    def runs_near_numbers(self) -> Iterator[Iterator[tuple[str, list[Tensor]]]]:
-        """Each with one size larger than a number of the source, of which a range of steps, say, is one step more; or
-        equal to it where sizes are keys."""
-        keys = any(place[3] == "hash" and self._varying(*found) for place, found in self._first.items())
-        left = MOST_NUMBERS
-        for number in sorted(set().union(*(run.numbers for run in self._runs))):
+    def runs_near_numbers(self, numbers: Callable[[], Iterable[float]]) -> Iterator[Iterator[Run]]:
+        """Each with a size that makes a number of the user's source of what Python took, or one more.
+
+        That may be a key, or a range of steps one step longer.
+        """
+        taken = [found for place, found in self._first.items() if found[0].number is not None and self._varying(*found)]
+        reads = any(run.reads for run in self._runs)
+        wanted: dict[tuple[str, int], None] = {}
+        known = sorted(set(numbers())) if taken or reads else []
+        for number in known:
             for root, (low, high) in self._resized.ranges.items():
-                for size in [number] * keys + [number + 1] * (number >= self._resized.given[root]):
-                    if left and low <= size <= high and not self._resized.too_large({root: size}, self._most):
-                        left -= 1
-                        yield self._resized.at({root: size}, self._most)
+                if number >= self._resized.given[root] and low <= number < high and number == int(number):
+                    wanted.setdefault((root, int(number) + 1))
+        for number in around(n * k for n in known for k in (1, max(n, 1))) if taken else ():
+            for turn, run in taken[:MOST_OF_A_LINE]:
+                for root in self._resized.ranges:
+                    wanted |= dict.fromkeys((root, size) for size in self._reaching(number, turn, run, root))
+        left = MOST_NUMBERS
+        for root, size in wanted:
+            if left and not self._resized.too_large({root: size}, self._most):
+                left -= 1
+                yield self._resized.at({root: size}, self._most)
+
+    def _reaching(self, number: float, turn: Turn, run: Sizes, root: str) -> Iterator[int]:
+        """The nearest size of ``root`` at which what Python took should be on the other side of a number, or be it."""
+        taken = turn.number
+        below = _plain(taken) < number
+        crossing = Turn(turn.line, turn.own, taken, below, lambda v: _at(taken, v) < number)
+        turns = self._turns(crossing, run, root, self._varying(turn, run))
+        yield from itertools.islice(filter(turns, self._candidates(root, run.roots[root], 1, NEAR)), 1)
 
     def other_way(self, run: Sizes) -> list[tuple[str, int, str]]:
         """Lines of the user's that compare sizes, which come out another way in a run than on the given inputs."""
@@ -309,7 +317,7 @@ class Borders:
     def beyond(self) -> list[Turn]:
         """Comparisons of the user's that turn at sizes only that are too large to try."""
         turns = [self._first[place][0] for place in self._beyond if place in self._open]
-        return [turn for turn in turns if turn.own and not turn.number]
+        return [turn for turn in turns if turn.own and turn.number is None]
 
     def _next(self) -> dict[str, int] | None:
         for place in list(self._open):
@@ -346,10 +354,10 @@ class Borders:
         self._tries[place] = TRIES
         return None
 
-    def _candidates(self, root: str, n: int, step: int) -> Iterator[int]:
+    def _candidates(self, root: str, n: int, step: int, far: int = FAR) -> Iterator[int]:
         """Sizes by how far they are from one."""
         low, high = self._resized.ranges[root]
-        near = sorted(range(max(low, 1), int(min(high, FAR)) + 1), key=lambda size: abs(size - n))
+        near = sorted(range(max(low, 1), int(min(high, far)) + 1), key=lambda size: abs(size - n))
         powers = (size for exponent in range(12, 31) for size in (2**exponent, 2**exponent + 1, 3 * 2**exponent // 2))
         yield from (size for size in (*near, *powers) if size % step == 0 and low <= size <= high and size != n)
 

@@ -480,39 +480,6 @@ def _fake_quantize(g: Any, own: _Own, self: _Value, scale: _Value, zero_point: _
     return g.op("DequantizeLinear", g.op("QuantizeLinear", self, *given, **along), *given, **along)
 
 
-def _isinf(g: Any, own: _Own, self: _Value) -> Any:
-    """The exporter's own, and those below, cast to double for IsInf, which TensorRT has from 8.6 and ONNX from opset 10
-    on."""
-    kind = _kinds.from_value(self, _kinds.UNDEFINED)
-    if not _is_floating(kind):
-        return own(g, self)
-    return g.op("Greater", g.op("Abs", self), _scalar(g, torch.finfo(kind.dtype()).max, kind))
-
-
-def _isfinite(g: Any, own: _Own, self: _Value) -> Any:
-    """As of ``isinf``."""
-    kind = _kinds.from_value(self, _kinds.UNDEFINED)
-    if not _is_floating(kind):
-        return own(g, self)
-    return g.op("Less", g.op("Abs", self), _scalar(g, math.inf, kind))
-
-
-def _nan_to_num(g: Any, own: _Own, self: _Value, nan: _Value, high: _Value, low: _Value) -> Any:
-    """As of ``isinf``."""
-    kind = _kinds.from_value(self, _kinds.UNDEFINED)
-    if not _is_floating(kind):
-        return own(g, self, nan, high, low)
-    limits = torch.finfo(kind.dtype())
-    given = [None if symbolic_helper._is_none(v) else symbolic_helper._parse_arg(v, "f") for v in (nan, high, low)]
-    replaced = g.op("Where", g.op("IsNaN", self), _scalar(g, given[0] or 0.0, kind), self)
-    for beyond, limit, number in (("Greater", limits.max, given[1]), ("Less", limits.min, given[2])):
-        number = limit if number is None else number
-        if not math.isinf(number) or (number > 0) != (limit > 0):
-            infinite = g.op(beyond, self, _scalar(g, limit, kind))
-            replaced = g.op("Where", infinite, _scalar(g, number, kind), replaced)
-    return replaced
-
-
 def _any(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
     """The exporter's own asks whether the sum is positive; ``all`` is made of it."""
     if _kinds.from_value(self, _kinds.UNDEFINED) != _kinds.BOOL:
@@ -775,15 +742,12 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     "aten::hardtanh": _integers_within(),
     "aten::index": _index,
     "aten::index_put": _index_put,
-    "aten::isfinite": _isfinite,
-    "aten::isinf": _isinf,
     "aten::le": _compared("Less"),
     "aten::ne": _equality(differs=True),
     "aten::linalg_cross": _cross,
     "aten::linspace": _linspace,
     "aten::mean": _mean,
     "aten::movedim": _movedim,
-    "aten::nan_to_num": _nan_to_num,
     "aten::permute": _permute,
     "aten::pow": _power,
     "aten::relu": _integers_within(0, None),

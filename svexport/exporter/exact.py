@@ -175,6 +175,27 @@ def _trunc_divide(x: Tensor, y: Any, *, rounding_mode: str | None) -> Tensor:
     return torch.where((down < 0) & (rest != 0), down + 1, down)
 
 
+def _is_finite(x: Tensor) -> Tensor:
+    """By comparison, as those below: IsInf is for two types, and TensorRT has it from 8.6 on."""
+    return x.abs() < math.inf if x.is_floating_point() else torch.ones_like(x, dtype=torch.bool)
+
+
+def _is_infinite(x: Tensor) -> Tensor:
+    return x.abs() > torch.finfo(x.dtype).max if x.is_floating_point() else torch.zeros_like(x, dtype=torch.bool)
+
+
+def _nan_to_num(
+    x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Tensor:
+    if not x.is_floating_point():
+        return x.clone()
+    last = torch.finfo(x.dtype).max
+    high, low = (last if posinf is None else posinf), (-last if neginf is None else neginf)
+    result = torch.where(x.isnan(), x.new_full((), nan or 0.0), x)
+    result = torch.where(x > last, x.new_full((), high), result)
+    return torch.where(x < -last, x.new_full((), low), result)
+
+
 def _sign_bit(x: Tensor) -> Tensor:
     return _negative(x) if x.is_floating_point() else x < 0
 
@@ -267,11 +288,14 @@ EXACT: dict[str, Callable[..., Any]] = {
     "aten::diagonal_copy": _diagonal,
     "aten::div.Scalar_mode": _trunc_divide,
     "aten::div.Tensor_mode": _trunc_divide,
+    "aten::isfinite": _is_finite,
+    "aten::isinf": _is_infinite,
     "aten::linalg_vector_norm": _vector_norm,
     "aten::log_sigmoid": _log_sigmoid,
     "aten::logaddexp": _log_add_exp,
     "aten::logaddexp2": _log_add_exp2,
     "aten::logcumsumexp": _log_cumsum_exp,
+    "aten::nan_to_num": _nan_to_num,
     "aten::signbit": _sign_bit,
 }
 """By the overload of ATen."""

@@ -24,16 +24,17 @@ from torch.backends import opt_einsum
 
 from svexport._version import __version__
 from svexport.errors import BackendNotAvailableError, ExportError
-from svexport.exporter import dynamo, torchscript
+from svexport.exporter import dynamo
 from svexport.exporter.arguments import FlatModel, bind, eval_mode, given_arguments, in_type, leaves, unique, unwrapped
 from svexport.exporter.clean import clean, keep_inputs, name_sizes
-from svexport.exporter.opsets import FIRST_WITH_BOTH, LAST_TORCHSCRIPT_OPSET, OPSETS
+from svexport.exporter.opsets import FIRST_WITH_BOTH, OPSETS
 from svexport.exporter.quantizers import frozen
 from svexport.exporter.report import ExportReport, Faults, NodeSource
 from svexport.exporter.rounding import Tolerances
 from svexport.exporter.sizes import Size, tiled
 from svexport.exporter.source import is_library
 from svexport.exporter.state import unchanged
+from svexport.exporter.trace import second_tracer, traced
 from svexport.exporter.verify import Verification
 from svexport.exporter.verify import verify as verify_file
 from svexport.graph.check import check
@@ -60,6 +61,7 @@ _NO_PLACE = {errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EROFS}
 _lock = threading.RLock()  # the exporters' registries are global
 
 
+@second_tracer
 def export(
     model: nn.Module,
     args: Any = None,
@@ -69,7 +71,7 @@ def export(
     plugins: bool | Collection[str] = True,
     target: str | None = None,
     dtype: torch.dtype | None = None,
-    dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = None,
+    dynamic_shapes: Mapping[str, Any] | Sequence[Any] | str | None = None,
     dynamic_axes: Mapping[str, Any] | None = None,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
@@ -83,8 +85,9 @@ def export(
     """Exports a torch model to ONNX and proves the file against torch in ONNX Runtime.
 
     The model needs no edits: ``torch.einsum``, ``F.grid_sample`` and the like become svexport nodes, up to opset 17
-    inside scripted submodules too. It is exported in eval mode and is left as it was,
-    with its parameters, as are the states of random numbers and the default type.
+    inside scripted submodules too. ``torch.export`` traces it; below opset 18 the file is converted, exactly, and what
+    ``torch.export`` refuses TorchScript traces, which a note of the report says. It is exported in eval mode and is
+    left as it was, with its parameters, as are the states of random numbers and the default type.
 
     Args:
         model: any ``nn.Module``; up to opset 17 it may be scripted or have scripted submodules.
@@ -105,7 +108,8 @@ def export(
             version parses: ``report.check``, see :func:`svexport.check`.
         dtype: ``torch.float16`` (or bfloat16) exports a strongly typed model of that type; inputs keep theirs.
         dynamic_shapes: by parameter name (nested like the argument) or input name, ``{"x": {0: "batch"}}``, or a tuple
-            in the order of the arguments. Axes of one name have one size.
+            in the order of the arguments. Axes of one name have one size. ``"auto"``: the first axis of every input of
+            which ``torch.export`` finds that the model allows it; a note of the report says which.
         dynamic_axes: the same, as ``torch.onnx.export`` spells it: ``{"x": {0: "batch"}}`` or ``{"x": [0]}``.
         input_names: default: the parameter names of ``forward`` (``features_0`` for nested ones).
         output_names: default: dict keys and positions of the result (``boxes``, ``output_0``; a single one is
@@ -174,21 +178,24 @@ def export(
         _check_devices(flat)
         held_to = Tolerances.of(rtol, atol, {dtype} if dtype else flat.dtypes)
         names = _names("input_names", input_names, flat.input_names)
-        axes, sizes = _dynamic_axes(flat, names, dynamic_shapes, dynamic_axes)
         notes: list[str] = [f"{name} is a constant of the file (freeze): {text}" for name, text in flat.frozen.items()]
+        if isinstance(dynamic_shapes, str):
+            dynamic_shapes = _allowed_batches(flat, names, dynamic_shapes, notes)
+        axes, sizes = _dynamic_axes(flat, names, dynamic_shapes, dynamic_axes)
         with _beside(path) as folder:
             file = folder / path.name
             tensors = [t.detach() for t in flat.tensors]
             phase("tracing")
             # Without opt_einsum, which makes numbers of dynamic sizes: the order of products is decided by ours.
             with _collected_warnings(notes), opt_einsum.flags(enabled=False), _installed(opset):
-                exporter = torchscript if opset <= LAST_TORCHSCRIPT_OPSET else dynamo
                 fresh = [t.clone() for t in tensors]  # a model may work on its inputs in place
-                written = exporter.export(flat, _traceable(fresh, names, axes, sizes), file, opset, names, axes)
-            warned = notes[len(flat.frozen) :]
+                given = _traceable(fresh, names, axes, sizes)
+                written, guarded = traced(flat, given, file, opset, names, axes, notes, state)
+                before = len(notes)
+            warned = notes[before:]
             if not flat.output_names:
                 flat(*(t.clone() for t in tensors))  # only the copy that torch.export's fallback traces knows the names
-            traced = time.perf_counter()
+            was_traced = time.perf_counter()
             phase("writing nodes and bodies")
             result_names = _names("output_names", output_names, flat.output_names, taken=names)
             _check_axes_names(dynamic_axes, flat, names, result_names)
@@ -225,7 +232,7 @@ def export(
                     held_to=held_to,
                     warned=warned,
                     state=state,
-                    guarded=exporter is dynamo,
+                    guarded=guarded,
                     kind=kind,
                 )
                 if kind == "thorough":
@@ -243,7 +250,7 @@ def export(
     if checked is not None and (found := [*checked.errors, *checked.warnings]):
         what = ", ".join(dict.fromkeys(finding.op or finding.rule for finding in found))
         notes.append(f"{platform}: {checked.verdict} ({what}); print(report.check) lists them")
-    seconds = {"trace": traced - started, "bodies": finished - traced}
+    seconds = {"trace": was_traced - started, "bodies": finished - was_traced}
     if kind != "none":
         seconds["verify"] = verified - finished
     logger.info("exported {} to {}", type(model).__name__, path)
@@ -320,6 +327,24 @@ def _names(option: str, given: Sequence[str] | None, derived: list[str], taken: 
             f"{' that no input has' if taken else ''}, got {list(given)!r}"
         )
     return list(given)
+
+
+def _allowed_batches(flat: FlatModel, names: Sequence[str], spec: str, notes: list[str]) -> dict[str, dict[int, Any]]:
+    """``dynamic_shapes="auto"``: the first axis of each input, where torch.export finds that the model allows it."""
+    if spec != "auto":
+        raise ExportError(f"dynamic_shapes expects sizes by input, or 'auto', got {spec!r}")
+    found = dict(zip(names, dynamo.batch_axes(flat, [t.detach() for t in flat.tensors]), strict=True))
+    dynamic = {name: {0: dim} for name, dim in found.items() if dim is not None}
+    static = ", ".join(name for name, tensor in zip(names, flat.tensors, strict=True) if name not in dynamic)
+    shown = ", ".join(
+        f"{name} ({Size.of(dim, name).formula})"
+        for name, (dim,) in ((name, tuple(spec.values())) for name, spec in dynamic.items())
+    )
+    notes.append(
+        f"dynamic_shapes='auto': the first size is dynamic of {shown or 'no input'}"
+        + (f"; the model takes it for a number of {static}" if static else "")
+    )
+    return dynamic
 
 
 def _dynamic_axes(
@@ -550,6 +575,7 @@ def _finish(
 
     from svexport.graph.bodies import attach, ir_version, lower_in_place, node_types, state_types
     from svexport.graph.conditions import take_decided_branches
+    from svexport.graph.fold import fold_constants
     from svexport.graph.forms import write_for, write_plainly
     from svexport.graph.nodes import beyond_plugin, separate_names, svexport_nodes
     from svexport.graph.returned import note_returned
@@ -586,7 +612,7 @@ def _finish(
         )
     write_plainly(model)
     lowered = _lowered(model)
-    while take_decided_branches(model, lowered):
+    while fold_constants(model, lowered) or take_decided_branches(model, lowered):
         lowered = _lowered(model)
     if target is not None:
         separate_names(model)

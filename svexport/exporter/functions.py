@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from svexport import ops
+from svexport.ops._kept import kept_of
 
 __all__ = ["FUNCTIONS", "NAMES", "WHOLES", "Function", "parameters", "unfit", "whole"]
 
@@ -67,8 +68,13 @@ def _ms_deform_attn(
     value: Tensor, value_spatial_shapes: Any, sampling_locations: Tensor, attention_weights: Tensor
 ) -> Tensor:
     shapes = torch.as_tensor(value_spatial_shapes, device=value.device)
+    return ops.ms_deform_attn(value, shapes, kept_of(shapes, _starts), sampling_locations, attention_weights)
+
+
+def _starts(shapes: Tensor) -> Tensor:
+    """Where each level starts among the pixels of all."""
     sizes = shapes.prod(-1)
-    return ops.ms_deform_attn(value, shapes, sizes.cumsum(0) - sizes, sampling_locations, attention_weights)
+    return sizes.cumsum(0) - sizes
 
 
 def _ms_deform_attn_core(

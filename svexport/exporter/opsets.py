@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["FIRST_WITH_BOTH", "LAST_TORCHSCRIPT_OPSET", "LATER", "OPSETS"]
+__all__ = ["FIRST_DYNAMO_OPSET", "FIRST_WITH_BOTH", "LAST_TORCHSCRIPT_OPSET", "LATER", "OPSETS"]
 
 FIRST_WITH_BOTH = "2.11"
 """Of torch: in older ones the exporter on torch.export decomposes einsum and fails on dynamic sizes."""
@@ -15,6 +15,9 @@ OPSETS = range(9, 24 if _BOTH else 21)
 
 LAST_TORCHSCRIPT_OPSET = 17 if _BOTH else OPSETS[-1]
 """The TorchScript exporter is reliable up to 17, and with what we verify up to 20; the other writes none below 18."""
+
+FIRST_DYNAMO_OPSET = 18
+"""What the exporter on torch.export writes; models of lower ones are converted."""
 
 LATER = (
     "try opset=18 or later (another exporter)"

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import dis
 import inspect
+import itertools
 import linecache
+import math
 import os
 import re
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 import torch
+from torch import nn
 
-__all__ = ["definition", "is_library", "is_own", "near", "raising_line", "shown_line", "user_frame", "user_line"]
+__all__ = [
+    *("around", "definition", "is_library", "is_own", "near", "numbers_of_users", "raising_line", "shown_line"),
+    *("user_frame", "user_line"),
+]
 
 # "path(12): forward" in traced graphs; 'File "path", line 12, in forward' in torch.export and scripted code.
 _FRAME = re.compile(
@@ -21,6 +32,7 @@ _FRAME = re.compile(
 )
 _PACKAGE = Path(__file__).parent.parent
 _LIBRARIES = (str(Path(torch.__file__).parent) + os.sep, str(_PACKAGE) + os.sep)
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
 _EXAMPLES = str(_PACKAGE / "examples") + os.sep  # where an installed svexport has them; user code all the same
 
 
@@ -70,6 +82,45 @@ def user_line(frame: FrameType | None, outside: CodeType) -> tuple[str, int, str
     return None
 
 
+@contextmanager
+def numbers_of_users() -> Iterator[set[float]]:
+    """Gathers the numbers in functions of the user's that are called in here, and in what modules they belong to keep:
+    what values and sizes may be compared with, or divided by."""
+    numbers: set[float] = set()
+    seen: set[CodeType] = set()
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event != "call" or code in seen:
+            return
+        seen.add(code)
+        if is_library(code.co_filename) or code.co_filename.startswith(_STANDARD):
+            return
+        held = [*code.co_consts, *map(frame.f_globals.get, code.co_names)]
+        for value in [*held, *frame.f_locals.values()]:
+            if isinstance(value, nn.Module):
+                held += vars(value).values()
+            elif isinstance(value, (dict, frozenset, list, set, tuple)) and len(value) <= MOST_HELD:
+                held += value
+        for value in held:
+            if type(value) in (int, float) and math.isfinite(value):
+                numbers.add(value)
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        yield numbers
+    finally:
+        sys.setprofile(before)
+
+
+def around(numbers: Iterable[float]) -> list[float]:
+    """Numbers, what is a little less and more than each, and between two."""
+    found = sorted(set(numbers))
+    between = [(a + b) / 2 for a, b in itertools.pairwise(found)]
+    return sorted({*(n + by for n in found for by in (-1, -0.25, 0, 0.25, 1)), *between}, key=abs)
+
+
 def raising_line(error: BaseException) -> tuple[str, int, str] | None:
     """The line that raised an error by a statement, as an assertion does, or called ``torch._assert``; None of what
     Python or torch could not do."""
@@ -87,6 +138,10 @@ def raising_line(error: BaseException) -> tuple[str, int, str] | None:
 def near(line: tuple[str, int, str], raising: tuple[str, int, str]) -> bool:
     """Whether a line that raises belongs to one that looks at a value; its message may look at more."""
     return (line[0], line[2]) == (raising[0], raising[2]) and 0 <= raising[1] - line[1] <= 3
+
+
+MOST_HELD = 64
+"""Of containers that have more, numbers are not looked for."""
 
 
 def definition(kind: type) -> str:

@@ -11,10 +11,13 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 from svexport.errors import ExportError
-from svexport.exporter.source import near, raising_line, shown_line
+from svexport.exporter.source import around, near, numbers_of_users, raising_line, shown_line
 from svexport.exporter.way import OTHERS, UNGUARDED, Exit, TooLong, Way
 
-__all__ = ["ANYWAY", "refuse_values", "unproven"]
+__all__ = ["ANYWAY", "refuse_values", "unproven", "user_numbers"]
+
+MOST_NUMBERS = 48
+"""Of the user's source, that values are tried to be."""
 
 ANYWAY = "svexport.export(..., verify=False) writes the file anyway"
 
@@ -38,17 +41,34 @@ def unproven(
         for line, found in way.exits.items():
             first.setdefault(line, (run, found))
     found_unproven = []
+    numbers: list[float] | None = None
     for line, (run, found) in first.items():
         if guarded and found.name not in UNGUARDED:
             continue
         seen = set().union(*(way.seen_at(line) for way in compared))
         if {"True", "False"} <= seen:
             continue
-        for which in range(1 if seen <= {"True", "False"} else OTHERS):
-            if _follows(model, inputs_of[run], ways[run], compared, held, (line, which)):
+        truth = seen <= {"True", "False"}
+        if numbers is None and not truth:
+            numbers = around(user_numbers(model, inputs_of[run]))[:MOST_NUMBERS]
+        tried = [] if truth else numbers or []
+        for which in range(1 if truth else OTHERS + len(tried)):
+            if _follows(model, inputs_of[run], ways[run], compared, held, (line, which), tried):
                 found_unproven.append(found)
                 break
     return found_unproven
+
+
+def user_numbers(model: nn.Module, inputs: Sequence[Tensor]) -> set[float]:
+    """Numbers of the user's source, around which values and sizes may decide."""
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with numbers_of_users() as numbers:
+                model(*(t.clone() for t in inputs))
+    except Exception:  # noqa: BLE001 - the user's code may raise anything
+        return set()
+    return numbers
 
 
 def _follows(
@@ -58,10 +78,11 @@ def _follows(
     compared: Iterable[Way],
     held: Sequence[Tensor],
     forced: tuple[tuple[str, int, str], int],
+    numbers: Sequence[float],
 ) -> bool:
     """Whether forward goes a way that has not been compared when a line gets another value out of a tensor."""
     arguments = [t.clone() for t in inputs]
-    way = Way(arguments, held, forced=forced, most=2 * usual.length + 100)
+    way = Way(arguments, held, forced=forced, most=2 * usual.length + 100, numbers=numbers)
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,7 +20,7 @@ from svexport.exporter.rounding import Rounding, Tolerances
 from svexport.exporter.sizes import Size
 from svexport.exporter.source import shown_line
 from svexport.exporter.state import State, random_state, same_random_state
-from svexport.exporter.values import ANYWAY, refuse_values, unproven
+from svexport.exporter.values import ANYWAY, refuse_values, unproven, user_numbers
 from svexport.exporter.way import Way
 from svexport.parity import Parity, parity
 from svexport.progress import phase
@@ -186,7 +186,8 @@ class Verification:
         if self._changes:
             self.state.restore()
             yield ((FIRST[0], inputs) for inputs in random(tensors, [t.shape for t in tensors]))
-        for more in (self._borders.runs, self._borders.runs_near_numbers, self._borders.runs):
+        near = partial(self._borders.runs_near_numbers, lambda: user_numbers(self.model, tensors))
+        for more in (self._borders.runs, near, self._borders.runs):
             for alternatives in more():
                 if self._failing:
                     return

@@ -95,17 +95,18 @@ class Way(TorchFunctionMode):
         forced: tuple[tuple[str, int, str], int] | None = None,
         most: float = math.inf,
         sizes: Sizes | None = None,
+        numbers: Sequence[float] = (),
     ) -> None:
         """``held`` are parameters and buffers, in an order that is the same each time.
 
         With ``forced``, a line and a number from 0 on, what that line takes out of tensors is another value: each of
-        :data:`OTHERS` in turn, a truth the other one. More than ``most`` calls raise :class:`TooLong`. ``sizes`` is
-        told of those that Python gets.
+        :data:`OTHERS` in turn and then of ``numbers``, a truth the other one. More than ``most`` calls raise
+        :class:`TooLong`. ``sizes`` is told of those that Python gets.
         """
         super().__init__()
         self.exits: dict[tuple[str, int, str], Exit] = {}
         self.ranges: dict[int, int] = {}
-        self._forced, self._most, self._sizes = forced, most, sizes
+        self._forced, self._most, self._sizes, self._numbers = forced, most, sizes, numbers
         self._origins: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
         self._inputs: dict[int, tuple[weakref.ref[Tensor], frozenset[int]]] = {}  # that a tensor's values depend on
         for index, tensor in enumerate(inputs):
@@ -133,7 +134,9 @@ class Way(TorchFunctionMode):
         inputs = self._dependence([args[1:], kwargs] if name in _OF_SIZES else [args, kwargs])
         try:
             if name in _VALUES and inputs and self._takes(name, inputs):
-                result = _another(func, name, args, kwargs, self._forced[1] if self._forced else 0)
+                which = self._forced[1] if self._forced else 0
+                number = self._numbers[which - OTHERS] if which >= OTHERS else None
+                result = _another(func, name, args, kwargs, which, number)
             else:
                 result = func(*args, **kwargs)
             if self._sizes is not None and (name in _SIZES or name in _PARTS):
@@ -303,13 +306,15 @@ OTHERS = 7
 """So many other values are tried of each number, the nearest first: what it is the size of should not become large."""
 
 
-def _another(func: Any, name: str, args: tuple, kwargs: dict[str, Any], which: int) -> Any:
+def _another(func: Any, name: str, args: tuple, kwargs: dict[str, Any], which: int, number: float | None = None) -> Any:
     """What a function that gives Python values would give of other ones."""
     if name in _TRUTHS:
         return not func(*args, **kwargs)
     x = args[0]
     if x.dtype == torch.bool:
         other = ~x
+    elif number is not None:
+        other = torch.full_like(x, number)
     elif x.is_floating_point():
         other = (x * -7 - 1, x + 1e3, x - 1e3, x * 0, x * 0 + 1, x * 0 + 1e9, x * 0 - 1e9)[which]
     elif x.is_complex():

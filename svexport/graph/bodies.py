@@ -46,6 +46,8 @@ def lower(model: onnx.ModelProto | str | Path, ops: Collection[str] | None = Non
     else:
         lowered = read_model(Path(model))
     what = "the model" if isinstance(model, onnx.ModelProto) else str(model)
+    if lowered.HasField("graph"):
+        opset_of(lowered)  # which says what to do where there is none
     check_whole(lowered, what)
     with damaged(what):
         if ops is None:
@@ -56,8 +58,8 @@ def lower(model: onnx.ModelProto | str | Path, ops: Collection[str] | None = Non
 
 
 def ir_version(opset: int) -> int:
-    """Of the files we write: runtimes refuse newer ones than they know."""
-    return 8 if opset < 20 else 10
+    """Of the files we write: runtimes refuse newer ones than they know, and float8 (opset 19) is of a later one."""
+    return 8 if opset < 19 else 10
 
 
 def node_types(ops: Collection[str] | None) -> set[str]:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from svexport.ops._bilinear import corners
+from svexport.ops._kept import zeros
 from svexport.ops._module import DropIn
 from svexport.ops._op import Op
 from svexport.ops.dequantize import dequantize
@@ -295,7 +296,7 @@ def camera_sample(
         lidar2img,
         weights if weights.dim() == 6 else weights[..., None],
         # zeros rather than an absent input, which TensorRT's parser does not know before one that is there
-        reference_points.new_zeros(1, 1, 1, 3) if offsets is None else offsets,
+        zeros(reference_points, (1, 1, 1, 3)) if offsets is None else offsets,
         list(image_size),
         list(pc_range),
         depth_eps,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 
@@ -18,7 +20,7 @@ from svexport.graph.reduce import reduce as reduced
 from svexport.parity import parity
 from svexport.progress import phase
 from svexport.runtime.session import OnnxEngine
-from svexport.tensorrt.builder import write
+from svexport.tensorrt.builder import read_source, write
 
 __all__ = ["FAILURES", "Reduction", "reduce"]
 
@@ -129,8 +131,8 @@ _SCRIPTS = {
     "build": "svexport.build(FILE, check=False)",
     "differs": (
         "reference, engine = svexport.load(FILE, device='cpu'), svexport.build(FILE, check=False)\n"
-        "shapes = [[s if isinstance(s, int) else 2 for s in i.shape] for i in reference.inputs]\n"
-        "inputs = [torch.ones(shape).to(i.dtype) for shape, i in zip(shapes, reference.inputs)]\n"
+        "given = np.load(FILE.replace('.onnx', '.npz'))\n"
+        "inputs = [torch.from_numpy(given[n]).to(i.dtype) for n, i in zip(given, reference.inputs)]\n"
         "print(reference.run(inputs), engine.run(inputs))"
     ),
 }  # fmt: skip
@@ -152,15 +154,21 @@ def reduce(
             it), ``"build"`` (TensorRT builds no engine), ``"differs"`` (its engine computes something else than ONNX
             Runtime); or a function of a model that returns what fails (a text, which has to stay the same; True) or
             nothing.
-        path: where the part is written, with a script beside it that shows the failure.
+        path: where the part is written, a .onnx file, with a script beside it that shows the failure, and for
+            ``"differs"`` the part's inputs.
         target: of ``"check"``.
         inputs: of ``"differs"``, by name; default: random ones.
 
     Raises:
+        BuildError: if the file cannot be read.
         SvexportError: if it does not fail, or ``fails`` is nothing of this.
     """
-    loaded = model if isinstance(model, onnx.ModelProto) else onnx.load(os.fspath(model))
-    failing, kind = _failing(loaded, fails, target, inputs)
+    source = read_source(model)
+    loaded = source.model if source.path is None else onnx.load(str(source.path))
+    if path is not None and Path(path).suffix != ".onnx":
+        raise SvexportError(f"the part is written as a .onnx file, got {path}")
+    values = _values(loaded, inputs) if fails == "differs" else {}
+    failing, kind = _failing(fails, target, values)
     first = failing(loaded)
     if not first:
         raise SvexportError("the file as a whole does not fail that way: there is nothing to reduce")
@@ -179,17 +187,20 @@ def reduce(
         return Reduction(smallest, len(loaded.graph.node), nodes, failure, tried)
     place = Path(path)
     write(place, smallest.SerializeToString())
+    if kind == "differs":
+        stream = io.BytesIO()
+        given = [values[value.name] for value in smallest.graph.input]
+        np.savez(stream, *((t.float() if t.dtype == torch.bfloat16 else t).numpy() for t in given))
+        write(place.with_suffix(".npz"), stream.getvalue())
     script = place.with_suffix(".py")
     lines = _SCRIPTS.get(kind, "print(onnx.load(FILE))").format(target=target)
     said = "\n".join(f"# {line}" for line in failure.splitlines())
-    text = f"import onnx\nimport torch\n\nimport svexport\n\nFILE = {place.name!r}\n\n{said}\n{lines}\n"
-    write(script, text.encode())
+    imports = "import numpy as np\nimport onnx\nimport torch\n\nimport svexport\n"
+    write(script, f"{imports}\nFILE = {place.name!r}\n\n{said}\n{lines}\n".encode())
     return Reduction(smallest, len(loaded.graph.node), nodes, failure, tried, place, script)
 
 
-def _failing(
-    model: onnx.ModelProto, fails: Any, target: str | None, inputs: dict[str, torch.Tensor] | None
-) -> tuple[Failing, str]:
+def _failing(fails: Any, target: str | None, values: dict[str, torch.Tensor]) -> tuple[Failing, str]:
     if callable(fails):
         function = fails
         return lambda part: str(found) if (found := function(part)) else "", ""
@@ -198,7 +209,7 @@ def _failing(
             raise SvexportError('fails="check" needs target=, a TensorRT version such as "8.6"')
         return check_fails(target), fails
     if fails == "differs":
-        return differs(_values(model, inputs)), fails
+        return differs(values), fails
     if fails in FAILURES:
         return (load_fails() if fails == "load" else build_fails()), fails
     raise SvexportError(f"fails expects one of {', '.join(map(repr, FAILURES))}, or a function; got {fails!r}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from svexport.advise import RULES, advise
-from svexport.advise.advise import AdviseError
+from svexport.advise.advise import MAX_NODES, AdviseError
 from svexport.advise.source import MAX_BYTES
 from svexport.advise.table import table
 
@@ -235,6 +235,21 @@ def test_fix_keeps_comments(model):
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "x[:, [0, 1]] = x[:, 1:3]",
+        "x[:, [0, 1]] *= x[:, 1:3]",
+        "y = x[:, [0, 1]]",
+        "x[:, [0, 1]].view(-1)",
+        "x[:, [0, 1]].t()[0] = 1",
+    ],
+)
+def test_views_that_would_tell(model, line):
+    model.write_text(forward(line, "return x"))
+    assert [(f.code, f.fixable) for f in advise([model], fix=True).findings] == [("SVX204", False)]
+
+
+@pytest.mark.parametrize(
     ("head", "expected"),
     [
         ("import torch\n", "import svexport\nimport torch\n"),
@@ -301,14 +316,18 @@ def test_slices_that_are_found_but_not_fixed(model, lines):
         forward("return x.softmax(1).argmax(-1)"),
         forward("return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)"),
         forward("k = x.transpose(1, 2)", "return x @ k.transpose(-1, -2)"),
+        forward("print(f'{x.permute(0, 2, 1).sigmoid()}')", "return x"),
+        forward("match x.shape:", "    case [x]:", "        return len(x)", parameters="self, x"),
         forward("for size in x:", "    y.append(round_up(size))", "return y", parameters="self, x: torch.Tensor, y"),
         forward("return [h * w for h, w in x]"),
         forward("if isinstance(x, torch.Tensor):", "    return x.shape[0]", "return len(x) + 1", parameters="self, x"),
         forward("masks = [len(row[row > 0]) for row in x]", "return [x[i][keep[i]] for i in range(len(x))]"),
         forward("return [x[i][y[i]] for i in range(x.shape[0])]", parameters="self, x, y: torch.Tensor"),
         forward("for i in range(10):", "    s = self.step(x)", "    if s.item() < 1:", "        break", "return s"),
-        forward("y = x.clone()", "y[:, 0] += 1", "y[:, 1] = x[:, 0]", "return y"),
+        forward("y = x.clone()", "y[:, 0] += 1", "y[:, 1] = y[:, 0]", "return y"),
+        forward("if x.numel():", "    y = torch.zeros_like(x)", "    y[0] = 0", "return x"),
         forward("y = torch.zeros_like(x)", "y[0] = 3", "y[1] = 4", "return y"),
+        forward("y = x.clone()", "y[..., 0, 0] *= 2", "y[..., 1, 1] *= 2", "return y"),
         forward("y = torch.zeros_like(x)", "y[:, :3] = x", "y[:3, :] = x", "return y"),
         forward("y = self.linear(x).permute(0, 3, 1, 2).contiguous()", "return self.conv(y).view(2, -1), y"),
         forward("return int(x.sum()), int(self.scale), len(self.layers), len(x.shape)"),
@@ -324,6 +343,18 @@ def test_names_that_define_each_other_end(tmp_path):
     assert codes(forward(*lines), tmp_path) == []
     deep = "+".join(["x"] * 900)
     assert codes(forward(f"return len({deep}), x.permute(0, 2, 1).sigmoid()"), tmp_path) == ["SVX205"]
+
+
+def test_a_function_too_long(tmp_path):
+    """Said, and the others are analysed: no file takes minutes."""
+    path = tmp_path / "long.py"
+    long = "\n".join(["def long(x):"] + ["    y = torch.log(x / (1 - x))"] * (MAX_NODES // 8))
+    path.write_text(f"{HABIT}\n\n{long}\n")
+    report = advise([path])
+    assert [f.code for f in report.findings] == ["SVX205"]
+    assert [(f.line, f.message) for f in report.unread] == [
+        (10, "a function of more than 20,000 nodes is not analysed")
+    ]
 
 
 def test_nothing_is_imported_or_run(tmp_path):

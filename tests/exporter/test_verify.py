@@ -54,6 +54,18 @@ SMALL_FAULTS = {
     "softmax": (lambda x: x.softmax(1) * 1e-6, lambda x: x.softmax(0) * 1e-6),
     "whole numbers": (lambda x: (x * 1e5).long() + 10**6, lambda x: (x * 1e5).long() + 10**6 + 7),
     "half": (lambda x: (x * 1e-3).half(), lambda x: (x * 1.02e-3).half()),
+    "scale": (lambda x: x * 1e-6, lambda x: x * 1.01e-6),
+    "one row": (lambda x: x * 1e-6, lambda x: torch.cat([x[:1] * 1.01e-6, x[1:] * 1e-6])),
+    "transposed": (lambda x: x[:4, :4] * 1e-6, lambda x: x[:4, :4].T * 1e-6),
+    "absolute": (lambda x: x.abs() * 1e-6, lambda x: x * 1e-6),
+    "clamp": (lambda x: x.clamp(max=0.1) * 1e-6, lambda x: x * 1e-6),
+    "maximum": (lambda x: x.amax(1) * 1e-6, lambda x: x.amin(1) * 1e-6),
+    "shifted": (lambda x: x * 1e-6, lambda x: x.roll(1, 1) * 1e-6),
+    "bias": (lambda x: (x + 0.01) * 1e-6, lambda x: x * 1e-6),
+    "power": (lambda x: x.square() * 1e-6, lambda x: x.abs() * x.abs() * x.abs() * 1e-6),
+    "comparison": (lambda x: torch.where(x > 0, x, -x) * 1e-6, lambda x: torch.where(x < 0, x, -x) * 1e-6),
+    "zero": (lambda x: x * 1e-6, lambda x: x * 0),
+    "rounded": (lambda x: x * 1e-6, lambda x: (x * 8).round() / 8 * 1e-6),
 }
 
 

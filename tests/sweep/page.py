@@ -13,6 +13,7 @@ import onnxruntime
 import torch
 
 from tests.sweep.judge import EXPORTERS, OPSETS
+from tests.sweep.samples import names
 
 PAGE = Path(__file__).parents[2] / "docs" / "opsets.md"
 MARKS = {"right": "✓", "part": "part", "refused": "-", "limits": "✓*", "wrong": "**wrong**", "": ""}
@@ -61,7 +62,8 @@ def write(results: Results) -> None:
         "(`op_db`), in float32, float16, int64 and bool where it has them, called with its samples and with extremes "
         "(NaN, infinities, zeros of both signs, subnormal, huge, negative and largest numbers, masks all true and all "
         "false), and compared with torch in ONNX Runtime. Written by `python -m tests.sweep`; each cell is from a run "
-        f"(torch {torch.__version__.split('+')[0]}, onnx {onnx.__version__}, ONNX Runtime {onnxruntime.__version__}).",
+        f"(torch {torch.__version__.split('+')[0]}, onnx {onnx.__version__}, ONNX Runtime {onnxruntime.__version__}): "
+        f"{len(compared)} of {len(names())} functions so far.",
         "",
         "✓ right; ✓* right of tame numbers, and other than torch of NaN, infinities or numbers whose sums or squares "
         "overflow; part: some samples right, the others refused; - refused; **wrong**: a file that differs from torch; "

@@ -199,3 +199,11 @@ def texts() -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.parametrize(("text", "lacking"), list(texts()))
 def test_the_walk_finds_what_is_lacking(text: str, lacking: list[str]) -> None:
     assert [found[2] for found in walked(text).wrong] == lacking
+
+
+def test_every_file_that_uses_tensorrt_is_walked() -> None:
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        if any(is_trt(node.value) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)):
+            found.add(path.relative_to(PACKAGE).as_posix())
+    assert found - {"__init__.py"} <= set(FILES)

@@ -35,7 +35,7 @@ def find(scope: Scope) -> Iterator[Found]:
         edits: tuple[Edit, ...] = ()
         if inner.is_method and outer.is_method and inner.node is outer.input:
             receiver = scope.source.receiver(inner.node)
-            edit = scope.source.replace(node, f"({receiver})" if same else f"{receiver}.permute({axes})")
+            edit = scope.source.replace(node, receiver if same else f"{receiver}.permute({axes})")
             edits = (edit,) if edit else ()
         yield Found(node, message, edits)
 

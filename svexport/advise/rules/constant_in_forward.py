@@ -15,6 +15,7 @@ _MAKERS = {
     for name in (
         "tensor",
         "as_tensor",
+        "from_numpy",
         "arange",
         "linspace",
         "Tensor",
@@ -47,6 +48,9 @@ def _is_constant(scope: Scope, node: ast.expr) -> bool:
         return bool(node.elts) and all(_is_constant(scope, item) for item in node.elts)
     if isinstance(node, ast.UnaryOp):
         return _is_constant(scope, node.operand)
+    if isinstance(node, ast.Call):
+        array = scope.file.qualified(node.func) in ("numpy.array", "numpy.asarray", "numpy.arange", "numpy.linspace")
+        return array and bool(node.args) and all(_is_constant(scope, argument) for argument in node.args)
     if isinstance(node, ast.BinOp):
         return _is_constant(scope, node.left) and _is_constant(scope, node.right)
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":

@@ -31,7 +31,7 @@ def _int(scope: Scope, node: ast.Call) -> Found | None:
         return None
     if scope.kind(value) is Kind.SIZE:
         text = scope.text(value)
-        better = text if isinstance(value, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)) else f"({text})"
+        atom = isinstance(value, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
         message = f"`int()` of a size freezes it when traced: it is an integer already, `{_short(text)}`"
     elif isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div) and scope.kind(value.left) is Kind.SIZE:
         divisor = value.right
@@ -47,12 +47,20 @@ def _int(scope: Scope, node: ast.Call) -> Found | None:
         text = scope.source.text[start:left_end] + between.replace("/", "//") + scope.text(divisor)
         if text.count("(") != text.count(")"):
             return None
-        better = f"({text})"
+        atom = False
         message = f"`int()` of a size freezes it when traced: divide integers, `{_short(text)}`"
     else:
         return None
+    better = text if atom or _stands_alone(scope, node) else f"({text})"
     edit = scope.source.replace(node, better) if "\n" not in better else None
     return Found(node, message, (edit,) if edit else ())
+
+
+def _stands_alone(scope: Scope, node: ast.AST) -> bool:
+    """Whether an operator may stand there without parentheses."""
+    return isinstance(
+        scope.parent(node), (ast.Assign, ast.AnnAssign, ast.Return, ast.Call, ast.keyword, ast.Tuple, ast.List)
+    )
 
 
 def _is_of_state(scope: Scope, node: ast.expr) -> bool:

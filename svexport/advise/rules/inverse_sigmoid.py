@@ -23,12 +23,16 @@ def find(scope: Scope) -> Iterator[Found]:
 
 
 def _inverted(scope: Scope, node: ast.AST) -> ast.Name | None:
-    """x of ``log(x / (1 - x))`` or ``log(x) - log(1 - x)``."""
+    """x of ``log(x / (1 - x))``, ``log(x) - log(1 - x)`` or ``log(1 / x - 1)``."""
+    value = _logarithm(scope, node)
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Sub) and _is_one(value.right):
+        inverse = value.left
+        if isinstance(inverse, ast.BinOp) and isinstance(inverse.op, ast.Div) and _is_one(inverse.left):
+            return inverse.right if isinstance(inverse.right, ast.Name) else None
     if isinstance(node, ast.BinOp):
         logs = [_logarithm(scope, side) for side in (node.left, node.right)] if isinstance(node.op, ast.Sub) else []
         pair = (logs[0], logs[1]) if logs and logs[0] is not None and logs[1] is not None else None
     else:
-        value = _logarithm(scope, node)
         is_ratio = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div)
         pair = (value.left, value.right) if is_ratio else None  # type: ignore[union-attr]
     if pair is None or not isinstance(pair[0], ast.Name):
@@ -38,6 +42,10 @@ def _inverted(scope: Scope, node: ast.AST) -> ast.Name | None:
     if not one or rest.left.value != 1 or not isinstance(rest.right, ast.Name) or rest.right.id != x.id:  # type: ignore[attr-defined]
         return None
     return x  # type: ignore[return-value]
+
+
+def _is_one(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value == 1
 
 
 def _logarithm(scope: Scope, node: ast.AST) -> ast.expr | None:

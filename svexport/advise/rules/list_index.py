@@ -67,7 +67,12 @@ def _slice(values: list[int]) -> str | None:
 def _is_safe(scope: Scope, node: ast.Subscript) -> bool:
     """Whether nothing can tell a view of the tensor from a copy."""
     if isinstance(node.ctx, ast.Store):
-        return isinstance(scope.parent(node), (ast.Assign, ast.AugAssign))
+        written = scope.parent(node)
+        if not isinstance(written, (ast.Assign, ast.AugAssign)):
+            return False
+        # A view of the same tensor would be read while it is written.
+        names = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+        return not any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(written.value))
     parent: ast.AST = scope.parent(node)
     if isinstance(parent, (ast.List, ast.Tuple)):
         parent = scope.parent(parent)

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from svexport.advise.axes import permuted, permuting
+from svexport.advise.comparisons import comparison
 from svexport.advise.kinds import Call
 from svexport.advise.rule import Found, Rule, Scope
 from svexport.advise.torch_names import ACTIVATIONS
@@ -14,53 +15,40 @@ __all__ = ["RULE"]
 
 
 def find(scope: Scope) -> Iterator[Found]:
-    for node in scope.function.all(ast.Compare):
-        before = permuting(scope, node.left)
-        if before is None or len(node.ops) != 1 or not _is_scalar(node.comparators[0]):
+    for node in scope.function.all(ast.Call):
+        before = permuting(scope, node)
+        name = scope.only_value(node)
+        uses: list[ast.AST] = list(scope.uses.get(name, [])) if name else [node]
+        compared = comparison(scope, uses[0]) if before is not None and len(uses) == 1 else None
+        if before is not None and compared is not None:
+            message = "permuted before a comparison: compare first, and permute the booleans, a quarter of the bytes"
+            yield _found(scope, compared.node, before, message, uses[0] is node)
+        call = scope.call(node)
+        if call is None or call.name not in ACTIVATIONS or {"inplace", "out"} & {*call.keywords}:
             continue
-        if not isinstance(node.ops[0], (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)):
+        before = permuted(scope, call.input)
+        if before is None or scope.function.guarded(node):
             continue
-        tail = scope.source.text[scope.source.span(node.left)[1] : scope.source.span(node)[1]]
-        text = f"({scope.source.receiver(before.node)}{tail})" if before.is_method else ""
-        message = "permuted before a comparison: compare first, and permute the booleans, a quarter of the bytes"
-        yield _found(scope, node, before, text, message)
-    for call_node in scope.function.all(ast.Call):
-        call = scope.call(call_node)
-        if call is None or call.name not in ACTIVATIONS or "inplace" in call.keywords:
-            continue
-        before = permuting(scope, call.input) or permuted(scope, call.input)
-        if before is None or scope.function.guarded(call_node):
-            continue
-        text = _activated(scope, call, before) if before.node is call.input else ""
         message = (
             f"permuted before `{call.name}`: after it, `{call.name}` can run with the operation that made the tensor"
         )
-        yield _found(scope, call_node, before, text, message)
+        yield _found(scope, node, before, message, before.node is call.input)
 
 
-def _activated(scope: Scope, call: Call, before: Call) -> str:
-    """The elementwise function of what is permuted; empty where that is not certain."""
-    if not before.is_method:
-        return ""
-    receiver = scope.source.receiver(before.node)
-    start, end = scope.source.span(call.node)
-    inner_start, inner_end = scope.source.span(before.node)
-    text = scope.source.text
-    return text[start:inner_start] + receiver + text[inner_end:end]
-
-
-def _found(scope: Scope, node: ast.AST, before: Call, text: str, message: str) -> Found:
-    axes = scope.source.text[scope.source.span(before.node.func)[1] : scope.source.span(before.node)[1]]
-    if not text or "\n" in text or before.dims is None:
+def _found(scope: Scope, node: ast.expr, before: Call, message: str, directly: bool) -> Found:
+    """``node`` of what is permuted, and then permuted, where it says so itself."""
+    if not directly or not before.is_method or before.dims is None:
         return Found(node, message)
-    edit = scope.source.replace(node, f"{text}.{before.name}{axes}")
+    text, source = scope.source.text, scope.source
+    start, end = source.span(node)
+    inner_start, inner_end = source.span(before.node)
+    better = text[start:inner_start] + source.receiver(before.node) + text[inner_end:end]
+    axes = text[source.span(before.node.func)[1] : inner_end]
+    if "\n" in better or "\n" in axes:
+        return Found(node, message)
+    better = f"({better})" if isinstance(node, ast.Compare) else better
+    edit = source.replace(node, f"{better}.{before.name}{axes}")
     return Found(node, message, (edit,) if edit else ())
-
-
-def _is_scalar(node: ast.expr) -> bool:
-    if isinstance(node, ast.UnaryOp):
-        node = node.operand
-    return isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
 
 
 RULE = Rule(

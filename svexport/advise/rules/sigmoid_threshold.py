@@ -6,11 +6,10 @@ import ast
 import math
 from collections.abc import Iterator
 
+from svexport.advise.comparisons import comparison
 from svexport.advise.rule import Found, Rule, Scope
 
 __all__ = ["RULE"]
-
-_THRESHOLD = ("thr", "conf")
 
 
 def find(scope: Scope) -> Iterator[Found]:
@@ -20,32 +19,18 @@ def find(scope: Scope) -> Iterator[Found]:
             continue
         name = scope.only_value(node)
         places: list[ast.AST] = list(scope.uses.get(name, [])) if name else [node]
-        thresholds = [_threshold(scope, place) for place in places]
-        if not thresholds or None in thresholds:
+        compared = [comparison(scope, place) for place in places]
+        if not compared or any(c is None or not c.is_order for c in compared):
             continue
-        better = "`svexport.ops.sigmoid_gt(x, t)`, or `x > log(t / (1 - t))`"
-        values = {t.value for t in thresholds if isinstance(t, ast.Constant)}
-        if len(values) == 1 and len(thresholds) == len(places):
-            t = values.pop()
-            assert isinstance(t, (int, float))
-            if not 0 < t < 1:
-                continue
+        values = {c.value for c in compared if c is not None}
+        t = values.pop() if len(values) == 1 else None
+        if t is None:
+            better = "`svexport.ops.sigmoid_gt(x, t)`, or `x > log(t / (1 - t))`"
+        elif 0 < t < 1:
             better = f"the logit with {math.log(t / (1 - t)):.6g}, or `svexport.ops.sigmoid_gt(x, {t})`"
+        else:
+            continue
         yield Found(node, f"a sigmoid for nothing but a threshold: compare {better}")
-
-
-def _threshold(scope: Scope, node: ast.AST) -> ast.expr | None:
-    """What ``node`` is compared with, a number."""
-    parent = scope.parent(node)
-    if not isinstance(parent, ast.Compare) or len(parent.ops) != 1:
-        return None
-    if not isinstance(parent.ops[0], (ast.Lt, ast.LtE, ast.Gt, ast.GtE)):
-        return None
-    other = parent.comparators[0] if parent.left is node else parent.left
-    if isinstance(other, ast.Constant) and isinstance(other.value, (int, float)):
-        return other
-    name = other.attr if isinstance(other, ast.Attribute) else other.id if isinstance(other, ast.Name) else ""
-    return other if any(word in name.lower() for word in _THRESHOLD) and not scope.is_tensor(other) else None
 
 
 RULE = Rule(

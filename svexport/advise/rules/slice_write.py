@@ -16,28 +16,35 @@ __all__ = ["RULE"]
 
 def find(scope: Scope) -> Iterator[Found]:
     writes: dict[str, list[ast.Subscript]] = {}
-    others: set[str] = set()  # read or changed piece by piece as well
     for node in scope.function.all(ast.Subscript):
-        if not isinstance(node.value, ast.Name):
-            continue
-        if isinstance(node.ctx, ast.Store) and isinstance(scope.parent(node), ast.Assign):
+        written = isinstance(node.ctx, ast.Store) and isinstance(scope.parent(node), (ast.Assign, ast.AugAssign))
+        if isinstance(node.value, ast.Name) and written:
             writes.setdefault(node.value.id, []).append(node)
-        else:
-            others.add(node.value.id)
     for name, places in writes.items():
-        if name in others or len(scope.bindings.get(name, [])) != 1 or not _is_new(scope, places[0].value):
+        if len(scope.bindings.get(name, [])) != 1 or not _is_new(scope, places[0].value):
             continue
-        if any(scope.function.guarded(place) for place in places):
+        if _is_read_between(scope, name, places) or any(scope.function.guarded(place) for place in places):
             continue
         if not any(len(_items(place.slice)) > 1 or _is_given_tensor(scope, place) for place in places):
             continue
-        in_loop = len(places) == 1 and scope.function.reach is Reach.FORWARD and _is_row_of_loop(scope, places[0])
-        if in_loop or _are_parts(scope, places) or (scope.function.reach is Reach.FORWARD and _are_ranges(places)):
-            times = "in a loop" if in_loop else f"{len(places)} times"
-            better = "put its parts together with `torch.stack` or `torch.cat`"
-            yield Found(
-                scope.function.statement(places[0]), f"`{name}` is written into slice by slice, {times}: {better}"
-            )
+        in_forward = scope.function.reach is Reach.FORWARD
+        in_loop = len(places) == 1 and in_forward and _is_row_of_loop(scope, places[0])
+        call = scope.call(scope.value_of(places[0].value))
+        if call is not None and call.name == "clone" and len(_numbers(places[0])) > 1:
+            continue  # a few elements of a matrix, whose others stay
+        if in_loop or _are_parts(scope, places) or (in_forward and _are_ranges(places)):
+            better = "put its parts together, by `torch.stack`, `torch.cat` or `F.pad`"
+            yield Found(scope.function.statement(places[0]), f"`{name}` is written into slice by slice: {better}")
+
+
+def _is_read_between(scope: Scope, name: str, places: list[ast.Subscript]) -> bool:
+    """Whether parts of it are read, but for the part that a write replaces: ``y[:, 0] = y[:, 0] * 2``."""
+    indices = {scope.function.statement(place): ast.unparse(place.slice) for place in places}
+    for node in scope.function.all(ast.Subscript):
+        reads = isinstance(node.ctx, ast.Load) and isinstance(node.value, ast.Name) and node.value.id == name
+        if reads and indices.get(scope.function.statement(node)) != ast.unparse(node.slice):
+            return True
+    return False
 
 
 def _is_given_tensor(scope: Scope, place: ast.Subscript) -> bool:
@@ -73,7 +80,7 @@ def _are_parts(scope: Scope, places: list[ast.Subscript]) -> bool:
     keys = set()
     for place in places:
         items = _items(place.slice)
-        numbers = {i: integer(item) for i, item in enumerate(items) if integer(item) is not None}
+        numbers = _numbers(place)
         steps = {i: _phase(item) for i, item in enumerate(items) if _phase(item) is not None}
         if len(numbers) + len(steps) == 0 or (numbers and steps) or len(steps) > 1:
             return False
@@ -89,20 +96,28 @@ def _are_parts(scope: Scope, places: list[ast.Subscript]) -> bool:
     return phases == {(start, count) for start in range(count)}
 
 
+def _numbers(place: ast.Subscript) -> dict[int, int]:
+    """The integers among its indices, by axis."""
+    numbers = {i: integer(item) for i, item in enumerate(_items(place.slice))}
+    return {i: number for i, number in numbers.items() if number is not None}
+
+
 def _are_ranges(places: list[ast.Subscript]) -> bool:
-    """``y[:, :k] = ...; y[:, k:] = ...``: ranges of one axis."""
+    """``y[:, :k] = ...; y[:, k:] = ...``: ranges of one axis, a single integer among them too."""
     axes = set()
+    ranges = 0
     for place in places:
         items = _items(place.slice)
         parts = [i for i, item in enumerate(items) if not _is_all(item)]
         if len(parts) != 1:
             return False
-        (part,) = parts
-        item = items[part]
-        if not isinstance(item, ast.Slice) or item.step is not None:
+        item = items[parts[0]]
+        is_range = isinstance(item, ast.Slice) and item.step is None
+        if not is_range and integer(item) is None:
             return False
-        axes.add((part, len(items)))
-    return len(axes) == 1
+        ranges += is_range
+        axes.add((parts[0], len(items)))
+    return len(axes) == 1 and ranges > 0
 
 
 def _phase(item: ast.expr) -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from svexport.errors import SvexportError, UnsupportedError
+from svexport.graph.bodies import ir_version
 from svexport.graph.nodes import separate_names
 from svexport.graph.opsets.converter import Converter, Refused, names_in
 from svexport.graph.opsets.functions import convert_functions, inlined
@@ -162,7 +163,8 @@ def _converted(model: onnx.ModelProto, before: int, opset: int) -> list[Refused]
         if entry.domain in STANDARD:
             entry.version = opset
     lowest = 8 if model.functions else 4  # from which on initializers need not be inputs
-    model.ir_version = max(lowest, min(model.ir_version, 8 if opset < 19 else 10))
+    if opset < 23:  # which has types of a later one
+        model.ir_version = max(lowest, min(model.ir_version, ir_version(opset)))
     return [refused for each in all_of for refused in each.refused]
 
 

@@ -61,18 +61,16 @@ def hard_swish(b: Builder, node: Node) -> Value:
 
 @down("Celu", 12)
 def celu(b: Builder, node: Node) -> Value:
-    x, alpha = node.input(), node.attribute("alpha")
+    x, alpha = node.typed(), node.attribute("alpha")
     if alpha == 1:
         return b.op("Elu", x, alpha=1.0, shape=x.shape)
-    x = replace(x, dtype=node.dtype())
     scaled = b.op("Elu", b.op("Div", x, b.like(alpha, x), shape=x.shape), alpha=1.0, shape=x.shape)
     return b.op("Mul", scaled, b.like(alpha, x), shape=x.shape)
 
 
 @down("ThresholdedRelu", 10)
 def thresholded_relu(b: Builder, node: Node) -> Value:
-    node.dtype()
-    x = node.input()
+    x = node.typed()
     above = b.op("Greater", x, b.like(node.attribute("alpha"), x), dtype=TensorProto.BOOL, shape=x.shape)
     return b.op("Where", above, x, b.like(0, x), dtype=x.dtype, shape=x.shape)
 
@@ -86,8 +84,7 @@ def mish(b: Builder, node: Node) -> Value:
 @down("Gelu", 20)
 def gelu(b: Builder, node: Node) -> Value:
     """In the form that runtimes make one kernel of."""
-    node.dtype()
-    given = node.input()
+    given = node.typed()
     x = at_least_float(b, given)
 
     def op(op_type: str, *inputs: Value) -> Value:
@@ -104,7 +101,6 @@ def gelu(b: Builder, node: Node) -> Value:
 
 @down("Swish", 24)
 def swish(b: Builder, node: Node) -> Value:
-    node.dtype()
-    x, alpha = node.input(), node.attribute("alpha")
+    x, alpha = node.typed(), node.attribute("alpha")
     inner = x if alpha == 1 else b.op("Mul", x, b.like(alpha, x), shape=x.shape)
     return b.op("Mul", x, b.op("Sigmoid", inner, shape=x.shape), shape=x.shape)

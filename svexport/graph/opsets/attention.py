@@ -23,12 +23,12 @@ def attention_24(b: Builder, node: Node) -> Value | tuple[Value | None, ...] | N
     """How many keys of each batch count is new: a mask says the same."""
     if node.given(6) is None:
         return None
-    q, k, mask = _ranked(node, 0), _ranked(node, 1), None if node.given(3) is None else _computed(b, node, 3)
-    valid = b.cast(replace(node.input(6), dtype=node.dtype(6), shape=(None,)), _INT64)
+    q, k, mask = node.tensor(), node.tensor(1), None if node.given(3) is None else _computed(b, node, 3)
+    valid = b.cast(replace(node.typed(6), shape=(None,)), _INT64)
     keys = b.dim(k, -2)
     places, valid = b.arange(keys), b.unsqueeze(valid, 1, 2, 3)  # (K,), (B, 1, 1, 1)
     allowed = b.op("Less", places, valid, dtype=_BOOL, shape=(None, 1, 1, None))
-    if node.attribute("is_causal"):
+    if node.attribute("is_causal") == 1:
         rows = b.unsqueeze(b.arange(b.dim(q, -2)), 1)  # (Q, 1)
         last = b.op("Sub", b.op("Add", rows, valid), b.shape(b.dim(q, -2)))
         beyond = b.op("Greater", places, last, dtype=_BOOL, shape=(None, 1, None, None))
@@ -81,7 +81,7 @@ def attention_23(b: Builder, node: Node) -> tuple[Value | None, ...]:
     sizes = (*(q.shape or ())[:3], (k.shape or (None,) * 4)[2])
     scores = b.op("MatMul", b.op("Mul", q, factor, shape=q.shape), swapped, shape=sizes)
     steps = [scores]
-    if softcap := node.attribute("softcap"):
+    if (softcap := node.attribute("softcap")) > 0:
         cap = b.like(softcap, scores)
         scores = b.op("Mul", b.op("Tanh", b.op("Div", scores, cap, shape=sizes), shape=sizes), cap, shape=sizes)
     steps.append(scores)
@@ -105,14 +105,9 @@ def attention_23(b: Builder, node: Node) -> tuple[Value | None, ...]:
     return tuple(b.cast(x, dtype) if node.output(i) is not None else None for i, (x, dtype) in enumerate(made))
 
 
-def _ranked(node: Node, index: int) -> Value:
-    node.rank(index)
-    return replace(node.input(index), dtype=node.dtype(index))
-
-
 def _computed(b: Builder, node: Node, index: int) -> Value:
     """An input in a type that runtimes compute with."""
-    x = _ranked(node, index)
+    x = node.tensor(index)
     return b.cast(x, TensorProto.FLOAT) if x.dtype == TensorProto.BFLOAT16 else x
 
 
@@ -150,7 +145,7 @@ def _bias(b: Builder, node: Node, q: Value, k: Value, past: Dim) -> tuple[list[V
         if mask.dtype == _BOOL:
             mask = b.op("Where", mask, zero, lowest, dtype=q.dtype, shape=mask.shape)
         parts.append(mask)
-    if node.attribute("is_causal"):
+    if node.attribute("is_causal") == 1:
         allowed = keep(b, b.dim(q, 2), b.dim(k, 2), past, upper=False)
         if allowed.name in b.constants:
             known = np.where(numpy_helper.to_array(b.constants[allowed.name]), 0.0, -math.inf)
@@ -177,8 +172,8 @@ _LOWEST: dict[int | None, float] = {
 
 @down("RotaryEmbedding", 23)
 def rotary_embedding(b: Builder, node: Node) -> Value:
-    given = _ranked(node, 0)
-    cos, sin = (replace(node.input(i), dtype=node.dtype(i)) for i in (1, 2))
+    given = node.tensor()
+    cos, sin = (node.typed(i) for i in (1, 2))
     x = given
     if given.rank == 3:
         count = node.attribute("num_heads")
@@ -225,7 +220,7 @@ def rotary_embedding(b: Builder, node: Node) -> Value:
 @down("TensorScatter", 24)
 def tensor_scatter(b: Builder, node: Node) -> Value:
     """ScatterElements, at the places after each batch's own."""
-    cache, update = _ranked(node, 0), _ranked(node, 1)
+    cache, update = node.tensor(), node.tensor(1)
     axis = node.attribute("axis") % cache.rank
     index = b.reshape(b.arange(b.dim(update, axis)), *(-1 if i == axis else 1 for i in range(cache.rank)))
     if (starts := node.given(2)) is not None:

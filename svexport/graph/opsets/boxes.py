@@ -42,9 +42,9 @@ def _align(b: Builder, node: Node, half_pixel: bool) -> Value:
     if ratio <= 0:
         node.refuse("with sampling_ratio 0 the number of samples depends on the size of each region")
     node.rank()
-    given, rois, batch = node.input(0), node.input(1), node.input(2)
-    x = at_least_float(b, replace(given, dtype=node.dtype()))
-    rois = b.cast(replace(rois, dtype=node.dtype(1), shape=rois.shape or (None, 4)), x.dtype)
+    given, rois, batch = node.typed(), node.typed(1), node.input(2)
+    x = at_least_float(b, given)
+    rois = b.cast(replace(rois, shape=rois.shape or (None, 4)), x.dtype)
     n, c, h, w = (b.dim(x, i) for i in range(4))
     r = b.dim(rois, 0)
     corners = b.op("Mul", rois, b.like(node.attribute("spatial_scale"), x), shape=rois.shape)

@@ -12,7 +12,7 @@ from svexport.graph.opsets.known import Known
 from svexport.graph.opsets.rules import Refusal, schema_of
 from svexport.symbolic._builder import Builder, Value, dtype_name
 
-__all__ = ["fit", "lacks_kernel", "moves"]
+__all__ = ["fit", "moves"]
 
 _T = TensorProto
 _WIDER_INTEGERS: dict[int, tuple[int, ...]] = {
@@ -44,18 +44,11 @@ _WIDER_FLOATS: dict[int, tuple[int, ...]] = {
 """One rounding to the narrower type at the end; of one sum, product, quotient or square root it is the right one."""
 
 _MOVING: set[str] = set()
-_NO_KERNEL: dict[tuple[str, int], frozenset[int]] = {}
 
 
 def moves(op_types: str) -> None:
     """Says that ops move, choose or compare numbers: they return numbers that they are given, places or booleans."""
     _MOVING.update(op_types.split())
-
-
-def lacks_kernel(op_types: str, version: int, *dtypes: int) -> None:
-    """Says that ONNX Runtime has no CPU kernel for data types that a version of ops takes by its definition."""
-    for op_type in op_types.split():
-        _NO_KERNEL[op_type, version] = _NO_KERNEL.get((op_type, version), frozenset()) | frozenset(dtypes)
 
 
 @functools.cache
@@ -100,16 +93,20 @@ def fit(node: onnx.NodeProto, opset: int, known: Known, prefix: str) -> list[onn
             if dtype is not None:
                 bound.setdefault(formal.type_str, dtype)
     casts: dict[str, int] = {}
-    lacking = _NO_KERNEL.get((node.op_type, schema.since_version), frozenset())
     for variable, dtype in bound.items():
         allowed = variables[variable]
-        if not allowed or (dtype in allowed and dtype not in lacking):
+        if not allowed or dtype in allowed:
             continue
-        wider = _wider(node.op_type, dtype, allowed - lacking)
-        if dtype not in allowed and (wider is None or node.op_type == "Cast"):
+        wider = _wider(node.op_type, dtype, allowed)
+        if wider is None or node.op_type == "Cast":
             raise Refusal(f"{node.op_type} takes no {dtype_name(dtype)} there, and no wider type holds all its numbers")
-        if wider is not None:
-            casts[variable] = wider
+        casts[variable] = wider
+    for index, name in enumerate(node.output):
+        formal = _formal(schema.outputs, index)
+        if name and formal is not None and formal.type_str in variables and formal.type_str not in bound:
+            made, allowed = known.value(name).dtype, variables[formal.type_str]
+            if made is not None and allowed and made not in allowed:
+                raise Refusal(f"{node.op_type} makes no {dtype_name(made)} there")
     return _cast(node, schema, opset, casts, bound, prefix) if casts else None
 
 

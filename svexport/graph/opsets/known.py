@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -132,17 +133,43 @@ def known_of(model: onnx.ModelProto) -> Known:
             lower_in_place(light, lambda _: True)  # inference knows no svexport nodes
         except UnsupportedError as error:
             logger.debug("no types of svexport nodes: {}", error)
+    forgetful = onnx.ModelProto()
+    forgetful.CopyFrom(light)
+    for graph in graphs(forgetful.graph):
+        _forget(graph)
     try:
-        light = onnx.shape_inference.infer_shapes(light, data_prop=not any(map(_is_long_list, infos)))
+        light = onnx.shape_inference.infer_shapes(forgetful, data_prop=not any(map(_is_long_list, infos)))
     except Exception as error:  # noqa: BLE001 - a library's; without it less is known
         logger.debug("no types are inferred: {}", error)
-    kinds = {}
+    types, kinds = {**stated, **types_of(light)}, {}
     for graph in graphs(light.graph):
         for info in (*graph.input, *graph.value_info, *graph.output):
             kind = info.type.WhichOneof("value")
             if kind not in ("tensor_type", None):
                 kinds[info.name] = kind.removesuffix("_type")
-    return Known({**types_of(light), **stated}, model.ir_version, kinds)
+            elif info.name in stated:
+                types[info.name] = _completed(types[info.name], info, stated[info.name])
+    return Known(types, model.ir_version, kinds)
+
+
+def _forget(graph: onnx.GraphProto) -> None:
+    """Removes what a file states of values that inference tells: it is often left behind where inputs were edited."""
+    made = {name for node in graph.node if node.domain in STANDARD for name in node.output}
+    kept = [info for info in graph.value_info if info.name not in made]
+    del graph.value_info[:]
+    graph.value_info.extend(kept)
+    for info in graph.output:
+        if info.name in made and info.type.HasField("tensor_type"):
+            info.type.tensor_type.ClearField("shape")
+
+
+def _completed(inferred: Value, info: onnx.ValueInfoProto, stated: Value) -> Value:
+    """An inferred type with stated sizes where inference leaves them open, but not where it has a name for them."""
+    if inferred.shape is None or stated.shape is None or len(inferred.shape) != len(stated.shape):
+        return stated if inferred.shape is None else inferred
+    named = [dim.dim_param and not dim.dim_param.startswith("unk__") for dim in info.type.tensor_type.shape.dim]
+    sizes = zip(inferred.shape, stated.shape, named, strict=True)
+    return replace(inferred, shape=tuple(own if own is not None or name else other for own, other, name in sizes))
 
 
 def _is_long_list(info: onnx.ValueInfoProto) -> bool:

@@ -26,7 +26,7 @@ def batch_normalization(b: Builder, node: Node) -> Value | tuple[Value | None, .
 @down("BatchNormalization", 14)
 def batch_normalization_training(b: Builder, node: Node) -> Value | tuple[Value | None, ...] | None:
     """Mean and variance had the type of the input, and statistics of the batch were another op's."""
-    if node.attribute("training_mode"):
+    if node.attribute("training_mode") == 1:
         return _training(b, node)
     node.remove("training_mode")
     return _one_type(b, node, [1, 2, 3, 4], [])
@@ -37,7 +37,7 @@ def _one_type(b: Builder, node: Node, same: list[int], other: list[int]) -> Valu
     dtypes = {i: node.dtype(i) for i in range(5)}
     if all(dtypes[i] == dtypes[0] for i in same):
         return None
-    if node.attribute("training_mode"):
+    if node.attribute("training_mode") == 1:
         return _training(b, node)
     wide = TensorProto.DOUBLE if TensorProto.DOUBLE in dtypes.values() else TensorProto.FLOAT
     inputs = [b.cast(node.input(i), wide) for i in range(5)]
@@ -78,18 +78,18 @@ def _training(b: Builder, node: Node) -> tuple[Value | None, ...]:
 @down("LayerNormalization", 17)
 def layer_normalization(b: Builder, node: Node) -> tuple[Value | None, ...]:
     """By its definition: mean and variance in the type that ``stash_type`` names, at least float32."""
-    x, scale, bias = node.input(0), node.input(1), node.given(2)
+    x, scale, bias = node.typed(), node.typed(1), node.given(2)
     axes, stash = _last_axes(node), node.attribute("stash_type")
-    y = b.cast(replace(x, dtype=node.dtype()), stash)
+    y = b.cast(x, stash)
     mean = b.reduce("ReduceMean", y, axes, keepdims=True)
     centred = b.op("Sub", y, mean, shape=x.shape)
     power = b.op("Pow", centred, b.like(2, y), shape=x.shape)  # with Pow, runtimes make one kernel of all this
     variance = b.reduce("ReduceMean", power, axes, keepdims=True)
     deviation = b.op("Sqrt", b.op("Add", variance, b.like(node.attribute("epsilon"), y)))
     result = b.op("Div", centred, deviation, shape=x.shape)
-    result = b.op("Mul", result, b.cast(replace(scale, dtype=node.dtype(1)), stash), shape=x.shape)
+    result = b.op("Mul", result, b.cast(scale, stash), shape=x.shape)
     if bias is not None:
-        result = b.op("Add", result, b.cast(replace(bias, dtype=node.dtype(2)), stash), shape=x.shape)
+        result = b.op("Add", result, b.cast(node.typed(2), stash), shape=x.shape)
     outputs: list[Value | None] = [b.cast(result, x.dtype)]
     outputs.append(None if node.output(1) is None else mean)
     outputs.append(None if node.output(2) is None else b.op("Reciprocal", deviation))
@@ -98,14 +98,14 @@ def layer_normalization(b: Builder, node: Node) -> tuple[Value | None, ...]:
 
 @down("RMSNormalization", 23)
 def rms_normalization(b: Builder, node: Node) -> Value:
-    x, scale = node.input(0), node.input(1)
+    x, scale = node.typed(), node.typed(1)
     axes, stash = _last_axes(node), node.attribute("stash_type")
-    y = b.cast(replace(x, dtype=node.dtype()), stash)
+    y = b.cast(x, stash)
     square = b.reduce("ReduceMean", b.op("Mul", y, y, shape=x.shape), axes, keepdims=True)
     root = b.op("Sqrt", b.op("Add", square, b.like(node.attribute("epsilon"), y)))
     result = b.op("Div", y, root, shape=x.shape)
-    result = b.op("Mul", result, b.cast(replace(scale, dtype=node.dtype(1)), stash), shape=x.shape)
-    return b.cast(result, x.dtype if node.dtype(1) == x.dtype else node.dtype(1))
+    result = b.op("Mul", result, b.cast(scale, stash), shape=x.shape)
+    return b.cast(result, scale.dtype)
 
 
 def _last_axes(node: Node) -> list[int]:
@@ -120,16 +120,14 @@ def _last_axes(node: Node) -> list[int]:
 @down("GroupNormalization", 21)
 def group_normalization(b: Builder, node: Node) -> Value:
     """Scale and bias of every channel, after groups that are normalized alone."""
-    x, scale, bias = node.input(0), node.input(1), node.input(2)
+    x, scale, bias = node.typed(), node.typed(1), node.typed(2)
     groups = node.attribute("num_groups")
     stash = node.attribute("stash_type")
-    precise = b.cast(replace(x, dtype=node.dtype()), stash) if stash else x
+    precise = b.cast(x, stash) if stash else x
     ones, zeros = (b.constant(np.full(groups, number), precise.dtype) for number in (1, 0))
     y = _by_groups(b, node, precise, ones, zeros)
     channels = [b.dim(x, 1), *[1] * (node.rank() - 2)]
-    scale, bias = (
-        b.reshape(b.cast(replace(v, dtype=node.dtype(i)), y.dtype), *channels) for i, v in ((1, scale), (2, bias))
-    )
+    scale, bias = (b.reshape(b.cast(v, y.dtype), *channels) for v in (scale, bias))
     y = b.op("Add", b.op("Mul", y, scale, shape=x.shape), bias, shape=x.shape)
     return b.cast(y, x.dtype)
 
@@ -137,9 +135,9 @@ def group_normalization(b: Builder, node: Node) -> Value:
 @down("GroupNormalization", 18)
 def group_normalization_18(b: Builder, node: Node) -> Value:
     """Scale and bias of every group."""
-    x = node.input()
-    precise = at_least_float(b, replace(x, dtype=node.dtype()))
-    scale, bias = (b.cast(replace(node.input(i), dtype=node.dtype(i)), precise.dtype) for i in (1, 2))
+    x = node.typed()
+    precise = at_least_float(b, x)
+    scale, bias = (b.cast(node.typed(i), precise.dtype) for i in (1, 2))
     return b.cast(_by_groups(b, node, precise, scale, bias), x.dtype)
 
 

@@ -143,8 +143,8 @@ def average_pool_floor(b: Builder, node: Node) -> Value | None:
 
 def _average(b: Builder, node: Node, window: Window) -> Value:
     """The sum over each window, over the number of elements in it."""
-    given = node.input()
-    x = at_least_float(b, replace(given, dtype=node.dtype()))
+    given = node.typed()
+    x = at_least_float(b, given)
     total = _sums(b, node, x, window)
     if node.attribute("count_include_pad"):
         pads = [pad[0] for pad in window.stated], [pad[1] for pad in window.stated]
@@ -213,8 +213,8 @@ def lp_pool(b: Builder, node: Node) -> Value | None:
     if window is None or (same and not window.dilated):
         node.remove("dilations", "ceil_mode")
         return None
-    given, p = node.input(), node.attribute("p")
-    x = at_least_float(b, replace(given, dtype=node.dtype()))
+    given, p = node.typed(), node.attribute("p")
+    x = at_least_float(b, given)
     power = b.op("Abs", x, shape=x.shape)
     if p != 1:
         power = b.op("Pow", power, b.like(p, x), shape=x.shape)

@@ -35,7 +35,7 @@ def gemm(b: Builder, node: Node) -> None:
 @down("Einsum", 12)
 def einsum_12(b: Builder, node: Node) -> Value:
     """As matrix products."""
-    operands = [replace(node.input(i), dtype=node.dtype(i)) for i in range(len(node.proto.input))]
+    operands = [node.typed(i) for i in range(len(node.proto.input))]
     ranks = tuple(node.rank(i) for i in range(len(operands)))
     try:
         labels, all_ranks = parse(node.attribute("equation"), ranks)
@@ -48,7 +48,7 @@ def einsum_12(b: Builder, node: Node) -> Value:
 def det(b: Builder, node: Node) -> Value:
     """By elimination with the largest pivot of each column, row by row: for matrices of a small static size."""
     rank = node.rank()
-    given = replace(node.input(), dtype=node.dtype())
+    given = node.typed()
     n = next((size for size in (given.shape or ())[-2:] if size is not None), None)
     if n is None or not 0 < n <= LARGEST:
         node.refuse(
@@ -100,7 +100,7 @@ def matmul_integer(b: Builder, node: Node) -> Value:
 
 def _centred(b: Builder, node: Node, index: int, zero_index: int, axis: int) -> Value:
     """An operand less its zero point: one for all, or one for each along an axis."""
-    x = replace(node.input(index), dtype=node.dtype(index))
+    x = node.typed(index)
     zero = node.given(zero_index)
     x = b.cast(x, _INT32)
     if zero is None:
@@ -118,7 +118,7 @@ def qlinear_matmul_21(b: Builder, node: Node) -> None:
     """Scales were float32."""
     inputs = node.inputs
     for i in (1, 4, 6):
-        inputs[i] = b.cast(replace(node.input(i), dtype=node.dtype(i)), _FLOAT)
+        inputs[i] = b.cast(node.typed(i), _FLOAT)
     node.give(*inputs)
 
 
@@ -176,7 +176,7 @@ def _conv(b: Builder, node: Node, x_index: int, w_index: int, x_zero: int, w_zer
     if channels == 0 or (group != 1 and channels < inputs):
         node.refuse("its sums of products are larger than float32 holds exactly")
     x = b.cast(_centred(b, node, x_index, x_zero, 0), _FLOAT)
-    weight = replace(node.input(w_index), dtype=node.dtype(w_index))
+    weight = node.typed(w_index)
     zero = node.given(w_zero)
     if zero is not None and zero.shape is not None and len(zero.shape) == 1:
         zero = b.reshape(replace(zero, dtype=node.dtype(w_zero)), -1, *[1] * (rank - 1))

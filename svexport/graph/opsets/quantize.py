@@ -69,10 +69,10 @@ def quantize_19(b: Builder, node: Node) -> Value | None:
     dtype = _quantized_dtype(node)
     if dtype in _FLOAT8:
         node.refuse(f"there are no tensors of {dtype_name(dtype)} there")
-    x, scale, zero = node.input(0), node.input(1), node.given(2)
+    x, scale, zero = node.typed(), node.typed(1), node.given(2)
     node.remove("saturate")
-    x_float = x if node.dtype() == TensorProto.INT32 else b.cast(x, _FLOAT)
-    node.give(x_float, b.cast(replace(scale, dtype=node.dtype(1)), _FLOAT), zero)
+    x_float = x if x.dtype == TensorProto.INT32 else b.cast(x, _FLOAT)
+    node.give(x_float, b.cast(scale, _FLOAT), zero)
     return None
 
 
@@ -100,10 +100,10 @@ def _quantized_dtype(node: Node) -> int:
 def _by_arithmetic(b: Builder, node: Node, dtype: int) -> Value:
     if dtype not in RANGES:
         node.refuse(f"tensors of {dtype_name(dtype)} are not computed with there")
-    x = node.input(0)
+    x = node.typed()
     scale, zero = (None if v is None else _spread(b, node, v, i) for i, v in ((1, node.input(1)), (2, node.given(2))))
     assert scale is not None
-    y = b.op("Div", b.cast(replace(x, dtype=node.dtype()), _FLOAT), b.cast(scale, _FLOAT), shape=x.shape)
+    y = b.op("Div", b.cast(x, _FLOAT), b.cast(scale, _FLOAT), shape=x.shape)
     return quantized(b, y, None if zero is None else b.cast(zero, _FLOAT), dtype)
 
 
@@ -200,7 +200,7 @@ def dequantized(b: Builder, node: Node, x: Value, zero: Value | None) -> Value:
 
 
 def _scaled(b: Builder, node: Node, x: Value, dtype: int) -> Value:
-    scale = b.cast(_spread(b, node, replace(node.input(1), dtype=node.dtype(1)), 1), _FLOAT)
+    scale = b.cast(_spread(b, node, node.typed(1), 1), _FLOAT)
     return b.cast(b.op("Mul", x, scale, shape=x.shape), dtype)
 
 

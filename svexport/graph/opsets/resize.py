@@ -52,7 +52,7 @@ def axes_and_policies(b: Builder, node: Node) -> Value | None:
         axes = _axes(b, node)
         exact = all(_by_sizes(axis) for axis in axes)
         if not exact and not all(_by_scale(axis) for axis in axes):
-            return resample(b, x, axes, _kernel(node))
+            return _apart(b, node)
         factors: dict[int, Number] = dict.fromkeys(range(node.rank()), np.ones(1, np.float32))
         factors |= {axis.dim: axis.scale for axis in axes}
         news: dict[int, Dim] = {axis.dim: axis.new for axis in axes}
@@ -64,13 +64,13 @@ def axes_and_policies(b: Builder, node: Node) -> Value | None:
             node.give(x, _full_roi(b, node), b.constant(np.concatenate(every)))
     elif node.has("axes"):
         dims = _dims(node)
-        scales_given, sizes_given = node.given(_SCALES), node.given(_SIZES)
-        if sizes_given is not None:
-            dims_given = _entries(b, node, _SIZES, len(dims))
-            new = dict(zip(dims, dims_given))
+        if node.given(_SIZES) is not None:
+            new = dict(zip(dims, _entries(b, node, _SIZES, len(dims)), strict=True))
             sizes = b.shape(*(new.get(i, b.dim(x, i)) for i in range(node.rank())))
             node.give(x, _full_roi(b, node), None, sizes)
-        elif scales_given is not None:
+        else:
+            known = _factors(node)
+            scales_given = replace(node.input(_SCALES), dtype=TensorProto.FLOAT) if known is None else known
             node.give(x, _full_roi(b, node), _spread(b, node, scales_given, 1.0))
     node.remove("axes", "antialias", "keep_aspect_ratio_policy")
     return None
@@ -195,9 +195,9 @@ def _idle(axis: Axis, kernel: Kernel) -> bool:
             return False
     if kernel.coordinates == "tf_half_pixel_for_nn":
         return False
-    return (not isinstance(axis.scale, Value) and bool(axis.scale == 1) and axis.new == axis.old) or (
-        isinstance(axis.new, Value) and not isinstance(axis.scale, Value) and bool(axis.scale == 1)
-    )
+    if isinstance(axis.scale, Value) or axis.scale != 1:
+        return False
+    return isinstance(axis.new, Value) or axis.new == axis.old
 
 
 def _scaled(b: Builder, size: Dim, scale: Number) -> Dim:
@@ -238,7 +238,7 @@ def _regions(b: Builder, node: Node, count: int) -> list[tuple[Number, Number]]:
     if (roi := node.constant(_ROI)) is not None:
         numbers = roi.astype(np.float32).reshape(2, count, 1)
         return list(zip(numbers[0], numbers[1]))
-    value = b.cast(replace(node.input(_ROI), dtype=node.dtype(_ROI), shape=(2 * count,)), TensorProto.FLOAT)
+    value = b.cast(replace(node.typed(_ROI), shape=(2 * count,)), TensorProto.FLOAT)
     parts = b.split(value, 0, [1] * (2 * count))
     return list(zip(parts[:count], parts[count:]))
 
@@ -277,16 +277,19 @@ def _full_roi(b: Builder, node: Node) -> Value | None:
     if not node.has("axes"):
         return roi
     count = len(_dims(node))
-    roi = replace(roi, dtype=node.dtype(_ROI), shape=(2 * count,))
-    start, end = b.split(roi, 0, [count, count])
-    return b.concat([_spread(b, node, start, 0.0), _spread(b, node, end, 1.0)], 0)
+    known = node.constant(_ROI)
+    halves: Sequence[Number] = [] if known is None else [known[:count], known[count:]]
+    if known is None:
+        halves = b.split(replace(node.typed(_ROI), shape=(2 * count,)), 0, [count, count])
+    return b.concat([_spread(b, node, half, other) for half, other in zip(halves, (0.0, 1.0), strict=True)], 0)
 
 
-def _spread(b: Builder, node: Node, values: Value, other: float) -> Value:
+def _spread(b: Builder, node: Node, values: Number, other: float) -> Value:
     """Numbers of the chosen axes as numbers of all, ``other`` for the rest."""
     dims, rank = _dims(node), node.rank()
-    values = replace(values, dtype=values.dtype or TensorProto.FLOAT)
     order = [dims.index(i) if i in dims else len(dims) for i in range(rank)]
+    if isinstance(values, np.ndarray):
+        return b.constant(np.append(values, values.dtype.type(other))[order])
     padded = b.op("Concat", values, b.constant([other], values.dtype), axis=0, shape=(len(dims) + 1,))
     return b.op("Gather", padded, b.ints(*order), axis=0, shape=(rank,))
 

@@ -147,6 +147,16 @@ class Node:
             self.refuse(f"the data type of its input {value.name!r} is not known")
         return value.dtype
 
+    def typed(self, index: int = 0) -> Value:
+        """An input of a known data type, without which the node is refused."""
+        self.dtype(index)
+        return self.input(index)
+
+    def tensor(self, index: int = 0) -> Value:
+        """An input of a known data type and rank, without which the node is refused."""
+        self.rank(index)
+        return self.typed(index)
+
     def rank(self, index: int = 0) -> int:
         """The rank of an input, without which the node is refused."""
         value = self.input(index)

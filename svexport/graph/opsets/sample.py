@@ -44,17 +44,17 @@ def grid_sample_16(b: Builder, node: Node) -> Value:
 
 def _grid_sample(b: Builder, node: Node) -> Value:
     mode, padding = _MODES[node.attribute("mode")], _MODES[node.attribute("padding_mode")]
-    image = _ranked(node, 0)
+    image = node.tensor()
     if image.dtype not in FLOAT_TYPES:
         node.refuse("its image is not of floating-point numbers")
     if image.rank not in (4, 5) or (image.rank == 5 and mode == BICUBIC):
         node.refuse(f"{node.attribute('mode')} samples of an image of rank {image.rank}")
-    return grid_sample.body(b, image, _ranked(node, 1), mode, padding, node.attribute("align_corners"))
+    return grid_sample.body(b, image, node.tensor(1), mode, padding, node.attribute("align_corners"))
 
 
 @down("AffineGrid", 20)
 def affine_grid_20(b: Builder, node: Node) -> Value:
-    theta = replace(node.input(0), dtype=node.dtype())
+    theta = node.typed()
     size = node.input(1)
     if (ints := node.ints(1)) is not None:
         return affine_grid.body(b, theta, ints, node.attribute("align_corners"))
@@ -67,12 +67,12 @@ def affine_grid_20(b: Builder, node: Node) -> Value:
 def deform_conv_19(b: Builder, node: Node) -> Value:
     if node.rank() != 4:
         node.refuse(f"an image of rank {node.rank()}: it is written for two spatial axes")
-    bias, mask = (None if node.given(i) is None else _ranked(node, i) for i in (3, 4))
+    bias, mask = (None if node.given(i) is None else node.tensor(i) for i in (3, 4))
     return deform_conv2d.body(
         b,
-        _ranked(node, 0),
-        _ranked(node, 2),
-        _ranked(node, 1),
+        node.tensor(),
+        node.tensor(2),
+        node.tensor(1),
         bias,
         mask,
         node.attribute("strides") or [1, 1],
@@ -81,8 +81,3 @@ def deform_conv_19(b: Builder, node: Node) -> Value:
         node.attribute("group"),
         node.attribute("offset_group"),
     )
-
-
-def _ranked(node: Node, index: int) -> Value:
-    node.rank(index)
-    return replace(node.input(index), dtype=node.dtype(index))

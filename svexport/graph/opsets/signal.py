@@ -47,14 +47,14 @@ def _scalar(b: Builder, node: Node, index: int) -> Dim | None:
         return None
     if (ints := node.ints(index)) is not None:
         return ints[0]
-    flat = b.op("Reshape", replace(value, dtype=node.dtype(index)), b.ints(1), shape=(1,))
+    flat = b.op("Reshape", node.typed(index), b.ints(1), shape=(1,))
     return b.cast(flat, _INT64)
 
 
 def _transformed(b: Builder, node: Node, axis: int) -> Value:
     """A DFT, along an axis that is put before the last."""
     rank = node.rank()
-    given = replace(node.input(), dtype=node.dtype())
+    given = node.typed()
     x = at_least_float(b, given)
     perm = [i for i in range(rank - 1) if i != axis] + [axis, rank - 1]
     x = b.transpose(x, perm)
@@ -150,7 +150,7 @@ def _static_matrix(rows: int, columns: int, length: int, parts: int, inverse: bo
 def stft(b: Builder, node: Node) -> Value:
     """Frames of the signal, gathered; the transform of each, weighted by the window."""
     node.rank()
-    given = replace(node.input(), dtype=node.dtype())
+    given = node.typed()
     x = at_least_float(b, given)
     step, window = _scalar(b, node, 1), node.given(2)
     assert step is not None
@@ -171,7 +171,7 @@ def stft(b: Builder, node: Node) -> Value:
     known = [d if isinstance(d, int) else None for d in (b.dim(x, 0), count, length, b.dim(x, 2))]
     frames = b.op("Gather", x, index, axis=1, shape=known)
     if window is not None:
-        weights = b.cast(replace(window, dtype=node.dtype(2)), x.dtype)
+        weights = b.cast(node.typed(2), x.dtype)
         frames = b.op("Mul", frames, b.unsqueeze(weights, 1), shape=known)
     return b.cast(_dft(b, node, frames, length, False, bool(node.attribute("onesided"))), given.dtype)
 

@@ -4,7 +4,7 @@ from torch import nn
 
 class Model(nn.Module):
     def forward(self, x: torch.Tensor):
-        y = x.clone()
+        y = x * 1
         y[:, 1:3] = 0.0
         y[:, :1] *= 2
         return y

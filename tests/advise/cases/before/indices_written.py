@@ -4,7 +4,7 @@ from torch import nn
 
 class Model(nn.Module):
     def forward(self, x: torch.Tensor):
-        y = x.clone()
+        y = x * 1
         y[:, [1, 2]] = 0.0  # SVX204 *
         y[:, [0]] *= 2  # SVX204 *
         return y

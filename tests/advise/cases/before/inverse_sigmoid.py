@@ -8,7 +8,7 @@ def inverse_sigmoid(x):
 
 class Model(nn.Module):
     def forward(self, x, y=None):
-        return inverse_sigmoid(x), torch.log(x) - torch.log(1 - x)  # SVX303
+        return inverse_sigmoid(x), torch.log(x) - torch.log(1 - x), -torch.log(1 / x - 1)  # SVX303 SVX303
 
 
 def example_inputs():

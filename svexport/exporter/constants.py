@@ -1,0 +1,354 @@
+"""Values that Python takes of tensors which no input decides, as ``torch.export`` traces: they are constants."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from svexport.errors import ExportError
+from svexport.exporter.source import is_library, shown_line, user_line
+
+__all__ = ["LINE", "MOST_BYTES", "ConstantValues", "NotTraced", "sizes_stay_dynamic", "without_assertions"]
+
+LINE = "svexport_line"
+"""Attribute of an error: the user's line at which it was raised."""
+
+MOST_BYTES = 16 * 2**20
+"""No larger constant is made of constants."""
+
+_VALUES = {"__array__", "__bool__", "__complex__", "__contains__", "__float__", "__index__", "__int__", "allclose"}
+_VALUES |= {"equal", "is_nonzero", "item", "numpy", "tolist"}
+"""Functions that give Python the values of tensors."""
+
+_SIZED_BY_VALUES = {"argwhere", "bincount", "masked_select", "nonzero", "repeat_interleave", "unique"}
+_SIZED_BY_VALUES |= {"unique_consecutive", "_unique2"}
+"""Functions whose results have sizes that are values; ``where`` of one tensor, and masks as indices, are so too."""
+
+_TAKE_SIZES = {"arange", "broadcast_to", "empty", "expand", "narrow", "new_empty", "new_ones"}
+_TAKE_SIZES |= {"new_zeros", "ones", "rand", "randn", "repeat", "reshape", "tile", "unflatten", "view", "zeros"}
+"""Functions that take integer tensors without dimensions for sizes, and learn their values without a call."""
+
+_RANDOM: tuple[str, ...] = (
+    "bernoulli",
+    "cauchy",
+    "dropout",
+    "empty",
+    "exponential",
+    "geometric",
+    "multinomial",
+    "normal",
+    "poisson",
+)
+_RANDOM += ("rand", "seed", "uniform")
+"""In names of functions that give no value twice."""
+
+_OF_SIZES = {"__len__", "data_ptr", "dim", "element_size", "is_contiguous", "numel", "size", "storage_offset", "stride"}
+_OF_SIZES |= {"__get__", "__set__", "untyped_storage"}
+"""Functions that make no tensor; properties but for those of :data:`_VIEWS`."""
+
+_IMMUTABLE = {bool, complex, float, int, str, torch.Size, torch.device, torch.dtype, torch.layout, torch.memory_format}
+"""What a function may be given to be called again: arrays and other objects may have changed by then."""
+
+_MAY_BE_IN_PLACE = {"celu", "elu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "mish", "relu", "relu6"}
+_MAY_BE_IN_PLACE |= {"rrelu", "selu", "silu", "threshold"}
+"""Functions with an argument that says so."""
+
+_NOT_IN_PLACE = {"__index__", "__int__", "__invert__", "__iter__"}
+
+_VIEWS = {"H", "T", "data", "mH", "mT"}
+
+
+class NotTraced(ExportError):
+    """What no way of torch.export is to be tried with."""
+
+
+class ConstantValues(TorchFunctionMode):
+    """Gives Python the values of tensors that come of parameters, buffers and numbers alone, which fake tensors have
+    none of: ``for h, w in self.shapes: h = int(h)``, ``x[self.mask]``.
+
+    What is computed is computed again, of the true tensors, where a value is asked for. A tensor that was written to
+    is no constant, nor is what comes of one that depends on an input, of a dynamic size, or of random numbers.
+
+    Args:
+        model: whose parameters and buffers are constants; entered within a forward in which they may be fake.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._true = dict(_held(model))
+        self._model = model
+        self._known: dict[int, tuple[weakref.ref[Tensor], int, Callable[[], Any]]] = {}
+        self._written: set[int] = set()
+
+    def __enter__(self) -> ConstantValues:
+        self._outside = sys._getframe(1).f_code
+        self._known.clear()
+        self._written.clear()
+        for name, tensor in _held(self._model):
+            if name in self._true:
+                self._note(tensor, self._true[name].detach)
+        return super().__enter__()
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        name = _name(func)
+        if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
+            raise NotTraced("forward assigns to the data of a tensor, with which torch.export may end the process")
+        constant = name not in _OF_SIZES and self._is_constant(name, args, kwargs)
+        if constant and (name in _VALUES or _is_sized_by_values(name, args)):
+            with _outside():
+                found, value = _tried(self._again(func, args, kwargs))
+            if found:
+                return value
+        args, kwargs = self._with_numbers(name, args, kwargs)
+        if name in ("__getitem__", "index_put", "index_put_", "__setitem__"):
+            args = self._with_places(name, args)
+        try:
+            result = func(*args, **kwargs)
+        except Exception as error:
+            line = user_line(sys._getframe(1), self._outside)
+            if line and not hasattr(error, LINE):
+                setattr(error, LINE, shown_line(*line))
+            raise
+        self._forget_written(name, args, kwargs)
+        if constant:
+            self._keep(result, self._again(func, args, kwargs))
+        return result
+
+    def _is_constant(self, name: str, args: tuple, kwargs: Mapping[str, Any]) -> bool:
+        if any(word in name for word in _RANDOM) or kwargs.get("out") is not None or _is_in_place(name, args, kwargs):
+            return False
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or torch.jit.is_tracing():
+            return False
+        return all(self._is_known(leaf) for leaf in _leaves((args, kwargs)))
+
+    def _is_known(self, leaf: Any) -> bool:
+        if isinstance(leaf, Tensor):
+            return self._value_of(leaf) is not None
+        return leaf is None or leaf is Ellipsis or type(leaf) in _IMMUTABLE
+
+    def _value_of(self, tensor: Tensor) -> Callable[[], Any] | None:
+        """How to get the true tensor that a traced one stands for; None where there is none."""
+        if _storage(tensor) in self._written:
+            return None
+        reference, version, value = self._known.get(id(tensor), (None, 0, None))
+        if reference is not None and reference() is tensor:
+            return value if tensor._version == version else None
+        if type(tensor) is Tensor and not _is_traced(tensor):  # an attribute that is no buffer
+            return tensor.detach
+        return None
+
+    def _again(self, func: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]) -> Callable[[], Any]:
+        """Calls a function with the true tensors, once."""
+        given = _mapped(self._held_value, (args, dict(kwargs)))
+        results: list[Any] = []
+
+        def value() -> Any:
+            if not results:
+                positional, keywords = _mapped(lambda leaf: leaf() if isinstance(leaf, _Later) else leaf, given)
+                result = func(*positional, **keywords)
+                if any(t.numel() * t.element_size() > MOST_BYTES for t in _leaves(result) if isinstance(t, Tensor)):
+                    raise _TooLarge
+                results.append(result)
+            return results[0]
+
+        return value
+
+    def _held_value(self, leaf: Any) -> Any:
+        value = self._value_of(leaf) if isinstance(leaf, Tensor) else None
+        return leaf if value is None else _Later(value)
+
+    def _keep(self, result: Any, value: Callable[[], Any]) -> None:
+        if isinstance(result, Tensor):
+            self._note(result, value)
+        elif isinstance(result, (tuple, list)):
+            for index, item in enumerate(result):
+                self._keep(item, lambda index=index: value()[index])  # type: ignore[misc]
+
+    def _note(self, tensor: Tensor, value: Callable[[], Any]) -> None:
+        self._known[id(tensor)] = weakref.ref(tensor), tensor._version, value
+
+    def _forget_written(self, name: str, args: tuple, kwargs: Mapping[str, Any]) -> None:
+        written = kwargs.get("out")
+        if written is None and args and _is_in_place(name, args, kwargs):
+            written = args[0]
+        self._written |= {_storage(tensor) for tensor in _leaves(written) if isinstance(tensor, Tensor)}
+
+    def _with_numbers(self, name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Arguments with numbers instead of constant tensors where a size, or an end of a slice, is meant."""
+
+        def number(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor) or leaf.dim() or leaf.is_floating_point() or leaf.dtype == torch.bool:
+                return leaf
+            value = self._value_of(leaf)
+            with _outside():
+                found, true = (False, None) if value is None else _tried(value)
+                return int(true) if found and true is not None else leaf
+
+        if name in ("full", "new_full"):  # whose other number has a type
+            size = slice(0, 1) if name == "full" else slice(1, 2)
+            return (*args[: size.start], *_mapped(number, args[size]), *args[size.stop :]), kwargs
+        if name in _TAKE_SIZES:
+            first = args[:1] if args and isinstance(args[0], Tensor) else ()
+            return (*first, *_mapped(number, args[len(first) :])), _mapped(number, kwargs)
+        if name in ("__getitem__", "__setitem__") and any(isinstance(i, slice) for i in _as_tuple(args[1])):
+            indices = (_mapped(number, i) if isinstance(i, slice) else i for i in _as_tuple(args[1]))
+            return (args[0], tuple(indices), *args[2:]), kwargs
+        return args, kwargs
+
+    def _with_places(self, name: str, args: tuple) -> tuple:
+        """Indices with the places of each constant mask instead of it, which has no size that depends on an input."""
+        if len(args) < 2:
+            return args
+        indices = tuple(args[1]) if name.startswith("index_put") else _as_tuple(args[1])
+        places: list[Any] = []
+        for index in indices:
+            value = self._value_of(index) if isinstance(index, Tensor) and index.dtype == torch.bool else None
+            found = False
+            if value is not None and index.dim():
+                with _outside():
+                    found, mask = _tried(value)
+                    places += mask.nonzero(as_tuple=True) if found else ()
+            if not found:
+                places.append(index)
+        changed = len(places) != len(indices) or any(a is not b for a, b in zip(places, indices, strict=True))
+        return (args[0], tuple(places), *args[2:]) if changed else args
+
+
+class _Later:
+    """A true tensor, computed where it is needed."""
+
+    def __init__(self, value: Callable[[], Any]) -> None:
+        self._value = value
+
+    def __call__(self) -> Any:
+        return self._value()
+
+
+class _TooLarge(Exception):
+    pass
+
+
+def _as_tuple(indices: Any) -> tuple:
+    return indices if isinstance(indices, tuple) else (indices,)
+
+
+def _tried(value: Callable[[], Any]) -> tuple[bool, Any]:
+    """Whether there is a value, and which. Errors are the traced function's to raise."""
+    try:
+        return True, _mapped(lambda x: x.clone() if isinstance(x, Tensor) else x, value())
+    except Exception:  # noqa: BLE001 - see above
+        return False, None
+
+
+@contextmanager
+def _outside() -> Iterator[None]:
+    """Computes with true tensors, outside of any trace."""
+    with ExitStack() as stack:
+        stack.enter_context(torch._C.DisableTorchFunction())
+        stack.enter_context(_disable_current_modes())
+        stack.enter_context(torch.no_grad())
+        yield
+
+
+def _held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _name(func: Any) -> str:
+    if isinstance(func, torch._ops.OpOverload):
+        return func._schema.name.partition("::")[2]
+    name = getattr(func, "__name__", "")
+    if name == "__get__" and getattr(func.__self__, "__name__", "") in _VIEWS:
+        return func.__self__.__name__
+    return name
+
+
+def _is_in_place(name: str, args: tuple, kwargs: Mapping[str, Any]) -> bool:
+    if name in _MAY_BE_IN_PLACE:
+        return bool(kwargs.get("inplace")) or any(argument is True for argument in args)
+    if name.startswith("__"):
+        return name == "__setitem__" or (name.startswith("__i") and name not in _NOT_IN_PLACE)
+    return name.endswith("_")
+
+
+def _is_sized_by_values(name: str, args: tuple) -> bool:
+    return name in _SIZED_BY_VALUES or (name == "where" and len(args) == 1)
+
+
+def _is_traced(tensor: Tensor) -> bool:
+    return torch._is_functional_tensor(tensor) or isinstance(tensor, torch._subclasses.FakeTensor)
+
+
+def _storage(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage()._cdata
+    except Exception:  # noqa: BLE001 - sparse, or a stand-in without one
+        return id(tensor)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, slice):
+        value = (value.start, value.stop, value.step)
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _mapped(function, item) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*(_mapped(function, item) for item in (value.start, value.stop, value.step)))
+    if isinstance(value, (tuple, list)):
+        items = [_mapped(function, item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return function(value)
+
+
+@contextmanager
+def without_assertions() -> Iterator[None]:
+    """Drops ``torch._check_tensor_all``: a file asserts nothing, and the values it looks at are no constants."""
+    names = ("_check_tensor_all", "_check_tensor_all_with")
+    own = [getattr(torch, name) for name in names]
+    for name in names:
+        setattr(torch, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for name, function in zip(names, own, strict=True):
+            setattr(torch, name, function)
+
+
+@contextmanager
+def sizes_stay_dynamic() -> Iterator[None]:
+    """Refuses ``int(n / 4)`` of a dynamic size in the user's code: torch.export goes on with the number it is now."""
+    own = torch.SymFloat.__int__
+
+    def number(size: torch.SymFloat) -> int:
+        frame = sys._getframe(1)
+        if is_library(frame.f_code.co_filename) or size.node.expr.is_number:
+            return own(size)
+        line = shown_line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        raise ExportError(
+            f"forward makes a number of a dynamic size\n  at {line}\n  divide by //, or make the size static"
+        )
+
+    torch.SymFloat.__int__ = number  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.SymFloat.__int__ = own  # type: ignore[method-assign]

@@ -1,0 +1,347 @@
+"""All that is another while torch.export traces a model and the exporter behind it decomposes the graph."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from svexport.errors import ExportError
+from svexport.exporter.arguments import FlatModel
+from svexport.exporter.complex import ComplexParts, has_complex
+from svexport.exporter.constants import ConstantValues, NotTraced, sizes_stay_dynamic, without_assertions
+from svexport.exporter.decompose import IN_PLACE_OF
+from svexport.exporter.exact import EXACT, exact_embeddings
+from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
+from svexport.exporter.quantizers import FullRanges
+from svexport.ops._op import OPS
+
+__all__ = ["tracing", "without_symbolics"]
+
+
+@contextmanager
+def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Iterator[None]:
+    """Everything that is to be another while a model is traced and decomposed."""
+    with (
+        _without_dump(),
+        _registry_read_once(),
+        _composites_collected_once(),
+        _exact(),
+        exact_embeddings(),
+        FullRanges(),
+        _InPlaceOf(dynamic),
+        without_assertions(),
+        sizes_stay_dynamic(),
+        model.traced_in(ComplexParts(own=True) if has_complex(model, tensors) else None, ConstantValues(model)),
+    ):
+        yield
+
+
+@contextmanager
+def without_symbolics(opset: int) -> Iterator[None]:
+    """Leaves an ``autograd.Function`` that says by ``symbolic`` what it is in a file to the exporter that asks it."""
+    if opset >= FIRST_DYNAMO_OPSET:
+        yield
+        return
+    function = torch.autograd.Function
+    own = function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if hasattr(cls, "symbolic"):
+            raise NotTraced(
+                f"{cls.__name__} says by symbolic what it is in a file, for which torch.export does not ask"
+            )
+        return own.__get__(None, cls)(*args, **kwargs)
+
+    function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        function.apply = own  # type: ignore[method-assign]
+
+
+@contextmanager
+def _registry_read_once() -> Iterator[None]:
+    """Keeps the exporter's own conversions, of which it otherwise reads the source code in every export."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    own = ONNXRegistry.__dict__["from_torchlib"]
+
+    def from_torchlib(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        key = args, tuple(kwargs.items())
+        if key not in _registries:
+            _registries[key] = own.__get__(None, cls)(*args, **kwargs)
+        registry = copy.copy(_registries[key])  # ours are registered in it
+        registry.functions = {target: list(found) for target, found in registry.functions.items()}
+        return registry
+
+    ONNXRegistry.from_torchlib = classmethod(from_torchlib)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        ONNXRegistry.from_torchlib = own  # type: ignore[method-assign]
+
+
+_registries: dict[Any, Any] = {}
+
+
+@contextmanager
+def _composites_collected_once() -> Iterator[None]:
+    """Keeps the list of functions that torch decomposes by itself, until there are other functions; and has torch
+    write their types without making them: together half of what a small model takes."""
+    from torch.export import decomp_utils, exported_program
+
+    name = "_collect_all_valid_cia_ops"
+    places = [module for module in (decomp_utils, exported_program) if hasattr(module, name)]
+    own = [getattr(module, name) for module in places]
+
+    def collected() -> Any:
+        count = len(torch._C._dispatch_get_all_op_names())
+        if count not in _composites:
+            _composites.clear()
+            _composites[count] = own[0]()
+        return set(_composites[count])
+
+    callable_ = vars(torch._ops).get("Callable")
+    for module in places:
+        setattr(module, name, collected)
+    if callable_ is not None:
+        torch._ops.Callable = typing.Callable  # type: ignore[attr-defined] # which keeps what it is indexed by
+    try:
+        yield
+    finally:
+        for module, function in zip(places, own, strict=True):
+            setattr(module, name, function)
+        if callable_ is not None:
+            torch._ops.Callable = callable_  # type: ignore[attr-defined]
+
+
+_composites: dict[int, Any] = {}
+
+
+@contextmanager
+def _without_dump() -> Iterator[None]:
+    """Keeps torch.export from printing its whole graph where the first of its ways fails on a model."""
+    from torch.export import _trace
+
+    _trace.print = lambda *_, **__: None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del _trace.print  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _exact() -> Iterator[None]:
+    """Has the exporter decompose functions that it converts to something else than torch, as the other exporter has
+    them."""
+    from torch.onnx._internal.exporter import _decomp
+
+    own = _decomp.create_onnx_friendly_decomposition_table
+
+    def table(*args: Any, **kwargs: Any) -> dict[Any, Callable[..., Any]]:
+        return own(*args, **kwargs) | {_overload(name): function for name, function in (EXACT | _ALSO).items()}
+
+    _decomp.create_onnx_friendly_decomposition_table = table
+    try:
+        yield
+    finally:
+        _decomp.create_onnx_friendly_decomposition_table = own
+
+
+def _normalized_by_itself(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """BatchNormalization that is told to train gives its statistics in another order, and another variance."""
+    if not training:
+        return NotImplemented
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    mean = x.mean(axes)
+    apart = x - mean.reshape(shape)
+    squares = (apart * apart).sum(axes)
+    count = x.numel() // x.shape[1]
+    scale = (squares / count + eps).rsqrt()
+    normal = apart * scale.reshape(shape)
+    if weight is not None:
+        normal = normal * weight.reshape(shape)
+    if bias is not None:
+        normal = normal + bias.reshape(shape)
+    running_mean = (1 - momentum) * running_mean + momentum * mean
+    running_var = (1 - momentum) * running_var + momentum * squares / (count - 1)
+    return normal, mean, scale, running_mean, running_var
+
+
+def _averaged(axes: int) -> Callable[..., Any]:
+    """The exporter's own forgets the divisor."""
+    pool = getattr(torch.ops.aten, f"avg_pool{axes}d")
+
+    def function(
+        x: Tensor,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:
+        if divisor_override is None:
+            return NotImplemented
+        if ceil_mode:
+            raise ExportError(
+                f"avg_pool{axes}d with ceil_mode and divisor_override; pad the input, and leave ceil_mode"
+            )
+        sizes = list(kernel_size) * (axes if len(kernel_size) == 1 else 1)
+        return pool(x, kernel_size, stride, padding, False, True) * (math.prod(sizes) / divisor_override)
+
+    return function
+
+
+def _slice_assigned(x: Tensor, values: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
+    """``x[:, 1:3] = values``, put together of parts: the exporter scatters, with an index for each element."""
+    size = x.shape[dim]
+    start, end = 0 if start is None else start, 2**63 - 1 if end is None else end
+    if step != 1 or not isinstance(start, int) or not isinstance(end, int):
+        return NotImplemented
+    if isinstance(size, int):
+        start, end, _ = slice(start, end).indices(size)
+    elif (start < 0) != (end < 0) and (start != 0 and end != 2**63 - 1):
+        return NotImplemented  # which of them is first depends on the size
+    if start >= end and (start < 0) == (end < 0):
+        return x.clone()
+    parts = [torch.ops.aten.slice(x, dim, 0, start)] if start else []
+    parts.append(values)
+    if end != 2**63 - 1 and end != size:
+        parts.append(torch.ops.aten.slice(x, dim, end, 2**63 - 1))
+    return torch.cat(parts, dim) if len(parts) > 1 else parts[0].clone()
+
+
+def _index_assigned(x: Tensor, values: Tensor, dim: int, index: Any) -> Any:
+    """As of a slice, of one place."""
+    if not isinstance(index, int):
+        return NotImplemented
+    return _slice_assigned(x, values.unsqueeze(dim), dim, index, index + 1 or None)
+
+
+_ALSO: dict[str, Callable[..., Any]] = {
+    "aten::_native_batch_norm_legit_functional": _normalized_by_itself,
+    "aten::avg_pool2d": _averaged(2),
+    "aten::avg_pool3d": _averaged(3),
+    "aten::select_scatter": _index_assigned,
+    "aten::slice_scatter": _slice_assigned,
+}
+"""As :data:`EXACT`, of what the other exporter has right or another form of."""
+
+
+def _overload(name: str) -> Any:
+    function, _, form = name.removeprefix("aten::").partition(".")
+    return getattr(getattr(torch.ops.aten, function), form or "default")
+
+
+class _InPlaceOf(TorchFunctionMode):
+    """Has functions traced in place of those that the exporter does not know, or not of booleans, or for constant sizes
+    only."""
+
+    def __init__(self, dynamic: bool) -> None:
+        super().__init__()
+        self._functions = IN_PLACE_OF | _OF_MASKS | _OF_INDICES | (_OF_DYNAMIC_SIZES if dynamic else {})
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        return self._functions.get(func, func)(*args, **(kwargs or {}))
+
+
+def _affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
+    return OPS["affine_grid"](theta, size, bool(align_corners))
+
+
+def _of_masks(function: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Of booleans, the largest and where it is: ONNX has neither for them before opset 20, and TensorRT at none."""
+    if input.dtype != torch.bool:
+        return function(input, *args, **kwargs)
+    numbers = [x.float() if isinstance(x, Tensor) and x.dtype == torch.bool else x for x in (input, *args)]
+    result = function(*numbers, **kwargs)
+    return result.bool() if isinstance(result, Tensor) else type(result)((result[0].bool(), result[1]))
+
+
+def _by_places(function: Callable[..., Any], input: Tensor, index: Any, *values: Any) -> Any:
+    """Of a mask beside other indices, the exporter takes those for masks as well: the places of each mask."""
+    indices = index if isinstance(index, tuple) else (index,)
+    masks = [isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices]
+    if any(masks) and sum(isinstance(i, (Tensor, list)) for i in indices) > 1:
+        places = [i.nonzero(as_tuple=True) if mask else (i,) for i, mask in zip(indices, masks, strict=True)]
+        index = tuple(place for some in places for place in some)
+    return function(input, index, *values)
+
+
+def _by_a_tensor(function: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The exporter makes a number of what may be the size of a tensor."""
+
+    def tensor(value: Any) -> Any:
+        if not isinstance(value, (torch.SymInt, torch.SymFloat)):
+            return value
+        kind = input.dtype if isinstance(value, torch.SymInt) else torch.result_type(input, 1.0)
+        return input.new_full((), value, dtype=kind)  # type: ignore[arg-type]
+
+    return function(input, *map(tensor, args), **{name: tensor(value) for name, value in kwargs.items()})
+
+
+def _parts(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The exporter makes a sequence of the parts of a dynamic size, on which its optimizer fails, and TensorRT too."""
+    parts = function(*args, **kwargs)
+    input: Tensor = args[0] if args else kwargs["input" if "input" in kwargs else "tensor"]
+    dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
+    if not isinstance(input.shape[dim], torch.SymInt):
+        return parts
+    start, slices = 0, []
+    for part in parts:
+        slices.append(input.narrow(dim, start, part.shape[dim]))
+        start = start + part.shape[dim]
+    return tuple(slices)
+
+
+def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
+    """The exporter's own is for constant numbers. Computed from both ends to the middle, as torch's is."""
+    if not any(isinstance(x, (torch.SymInt, torch.SymFloat)) for x in (start, end, steps)):
+        return torch.linspace(start, end, steps, dtype=dtype, **kwargs)
+    dtype = dtype or torch.get_default_dtype()
+    if not dtype.is_floating_point:
+        raise ExportError(f"torch.linspace of {dtype} between dynamic sizes; use floating-point numbers, and cast them")
+    place = torch.arange(steps, dtype=dtype, device=kwargs.get("device"))
+    first, last = (x.to(place) if isinstance(x, Tensor) else place.new_full((), x) for x in (start, end))
+    step = (last - first) / place.new_full((), steps - 1).clamp(min=1)
+    return torch.where(place < (steps + 1) // 2, first + place * step, last - (steps - 1 - place) * step)
+
+
+_OF_MASKS: dict[Callable[..., Any], Callable[..., Any]] = {
+    function: functools.partial(_of_masks, function)
+    for name in ("amax", "amin", "max", "maximum", "min", "minimum")
+    for function in (getattr(torch, name), getattr(Tensor, name))
+}
+_OF_INDICES: dict[Callable[..., Any], Callable[..., Any]] = {
+    function: functools.partial(_by_places, function) for function in (Tensor.__getitem__, Tensor.__setitem__)
+}
+_OF_DYNAMIC_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.affine_grid: _affine_grid,
+    torch.linspace: _linspace,
+    **{f: functools.partial(_parts, f) for f in (torch.chunk, torch.split, Tensor.chunk, Tensor.split)},
+    **{
+        f: functools.partial(_by_a_tensor, f)
+        for f in (torch.pow, torch.remainder, Tensor.__mod__, Tensor.__pow__, Tensor.pow, Tensor.remainder)
+    },
+}

@@ -1,0 +1,101 @@
+"""Why torch.export, or the exporter behind it, does not take a model: errors that name the user's line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from svexport.errors import ExportError
+from svexport.exporter.arguments import MODEL_ATTRIBUTE, own_failure
+from svexport.exporter.constants import LINE
+from svexport.exporter.decompose import advice_on
+from svexport.exporter.source import user_frame
+
+__all__ = ["chain", "failure", "line_of", "reason_of"]
+
+
+def failure(
+    model: nn.Module, tensors: Sequence[Tensor], opset: int, input_names: Sequence[str], error: BaseException
+) -> ExportError:
+    """The root cause of the exporter's chain of errors, with the user's source line where one is known."""
+    for one in reversed(chain(error)):
+        if isinstance(one, ExportError):
+            return one
+    if own := own_failure(model, tensors):
+        return own
+    where = line_of(error) or _source_of(_text(error), model, tensors)
+    reason, advice = reason_of(error, input_names)
+    scripted = [name for name, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)]
+    if scripted:
+        place = scripted[0].replace(MODEL_ATTRIBUTE, "model", 1)
+        advice = (
+            f"{place} is scripted, which torch.export does not take: put the module it was made of in its place, or "
+            "export with opset=17 or less (another exporter)"
+        )
+    return ExportError(
+        f"cannot be exported at opset {opset}: {reason}" + (f"\n  at {where}" if where else "") + f"\n  {advice}"
+    )
+
+
+def reason_of(error: BaseException, input_names: Sequence[str]) -> tuple[str, str]:
+    """Why torch.export, or the exporter behind it, does not take a model, and what to do about it."""
+    text, causes = _text(error), chain(error)
+    reason = _first_line(next((one for one in reversed(causes) if isinstance(one, ExportError)), causes[-1]))
+    fixed = re.findall(r"static shape of (\d+) for dimension inputs\['tensors'\]\[(\d+)\]\.shape\[(\d+)\]", text)
+    if fixed:
+        size, index, axis = fixed[0]
+        return (
+            f"axis {axis} of {input_names[int(index)]} is to be dynamic, but forward takes it for the number {size}",
+            "keep int(), range() and branches off sizes, make it static, or try opset=17 (another exporter)",
+        )
+    if "data-dependent" in text:
+        return (
+            f"forward needs the value of a tensor in Python: {reason}",
+            "a file has one way for all inputs: compute both and choose by torch.where, or make a constant of it; "
+            "opset=17 or less takes the way of the given inputs, and tries others with which it would not hold",
+        )
+    if re.search(r"Unsupported attribute type: .*Symbolic", text):
+        return (
+            "a number that ONNX has as an attribute is a dynamic size, such as groups=x.shape[0] of a convolution",
+            "make that size static, or compute it by functions that take tensors, such as torch.einsum",
+        )
+    return reason, advice_on(reason) or "replace the function by supported ones, or try opset=17 (another exporter)"
+
+
+def line_of(error: BaseException) -> str:
+    """The user's line, where the error is one of what a function was given, or names one."""
+    return next((getattr(one, LINE) for one in chain(error) if hasattr(one, LINE)), "") or user_frame(_text(error))
+
+
+def _text(error: BaseException) -> str:
+    return "\n".join(map(str, chain(error)))
+
+
+def chain(error: BaseException) -> list[BaseException]:
+    """An error, and what led to it, the first cause last."""
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return causes
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _source_of(text: str, model: nn.Module, tensors: Sequence[Tensor]) -> str:
+    """The source line of the operator that an error message names, found by tracing once more."""
+    try:
+        program = torch.export.export(model, tuple(tensors), strict=False)
+        nodes = [*program.graph.nodes, *program.run_decompositions().graph.nodes]
+    except Exception:  # noqa: BLE001 - only the source line would be lost
+        return ""
+    for node in nodes:
+        if node.op == "call_function" and (f"%{node.name} " in text or f"'{node.target}'".rsplit(".", 1)[0] in text):
+            return user_frame(node.meta.get("stack_trace") or "")
+    return ""

@@ -1,0 +1,136 @@
+"""Which replacements make a model faster, measured in place."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svexport.exporter.arguments import leaves
+
+__all__ = ["Times", "gains", "measure", "on_gpu"]
+
+ROUNDS, SECONDS = 12, 4.0
+"""How often all are timed in turn, unless that takes longer than this."""
+
+MARGIN = 1.02
+"""What two timings of one model differ by."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long a call of a model takes, launches included.
+
+    Attributes:
+        inference: seconds of a forward without gradients.
+        training: seconds of a forward and backward; None of a model without gradients, or of one too large for it.
+    """
+
+    inference: float
+    training: float | None
+
+    def over(self, other: Times) -> tuple[float, ...]:
+        """How many times as long this takes as the other, in inference and in training."""
+        both = [(self.inference, other.inference)]
+        if self.training is not None and other.training is not None:
+            both.append((self.training, other.training))
+        return tuple(a / b for a, b in both)
+
+    def words(self, other: Times) -> str:
+        """How much faster the other is."""
+        return " ".join(
+            f"{ratio:.2f}x{'' if name == 'inference' else ' trained'}"
+            for name, ratio in zip(("inference", "training"), self.over(other), strict=False)
+        )
+
+    def sentence(self, other: Times) -> str:
+        """The same for a report, with the times."""
+        both = [("inference", self.inference, other.inference)]
+        if self.training is not None and other.training is not None:
+            both.append(("training", self.training, other.training))
+        return f"{self.words(other)} as fast: " + ", ".join(
+            f"{name} {1e3 * theirs:.2f} ms to {1e3 * ours:.2f}" for name, theirs, ours in both
+        )
+
+
+def on_gpu(arguments: Any) -> bool:
+    return any(isinstance(leaf, Tensor) and leaf.is_cuda for _, leaf in leaves(arguments))
+
+
+def gains(without: Times, replaced: Times) -> bool:
+    """Whether a model is faster than without a replacement: slower in nothing, and faster in something."""
+    ratios = without.over(replaced)
+    return min(ratios) > 1 / MARGIN and max(ratios) > 1
+
+
+def measure(models: Mapping[str, nn.Module], call: Callable[[nn.Module], Any]) -> dict[str, Times]:
+    """Times models in turn, several calls at once, so that what else the machine does favours none.
+
+    Args:
+        models: copies, which are in eval mode afterwards: training on would change what norms have counted.
+        call: runs a model on its inputs.
+    """
+    for module in (module for model in models.values() for module in model.modules()):
+        module.training = False
+    inference = _in_turn({name: _forward(model, call) for name, model in models.items()})
+    steps = {name: _step(model, call) for name, model in models.items()}
+    training: Mapping[str, float | None] = dict.fromkeys(models)
+    if any(p.requires_grad for model in models.values() for p in model.parameters()):
+        try:
+            training = _in_turn(steps)
+        except RuntimeError:  # out of memory, or there is no gradient
+            for model in models.values():
+                model.zero_grad(set_to_none=True)
+            torch.cuda.empty_cache()
+    return {name: Times(inference[name], training[name]) for name in models}
+
+
+def _forward(model: nn.Module, call: Callable[[nn.Module], Any]) -> Callable[[], None]:
+    def run() -> None:
+        with torch.no_grad():
+            call(model)
+
+    return run
+
+
+def _step(model: nn.Module, call: Callable[[nn.Module], Any]) -> Callable[[], None]:
+    def run() -> None:
+        model.zero_grad(set_to_none=True)
+        outputs = [t for _, t in leaves(call(model)) if isinstance(t, Tensor) and t.requires_grad]
+        torch.stack([t.float().mean() for t in outputs]).sum().backward()
+        model.zero_grad(set_to_none=True)
+
+    return run
+
+
+def _in_turn(functions: Mapping[str, Callable[[], None]]) -> dict[str, float]:
+    for function in functions.values():
+        for _ in range(2):
+            function()
+    _wait()
+    start = time.perf_counter()
+    for function in functions.values():
+        function()
+    _wait()
+    each = (time.perf_counter() - start) / len(functions)
+    calls = max(1, min(5, int(0.05 / each)))
+    rounds = max(3, min(ROUNDS, int(SECONDS / (each * calls * len(functions)))))
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for turn in range(rounds):
+        for name, function in list(functions.items())[:: -1 if turn % 2 else 1]:
+            start = time.perf_counter()
+            for _ in range(calls):
+                function()
+            _wait()
+            times[name].append((time.perf_counter() - start) / calls)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

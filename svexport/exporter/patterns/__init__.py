@@ -1,0 +1,289 @@
+"""Parts of a module's forward that are ops, whatever they are called, found in its graph.
+
+A module's own code is recorded as a graph of torch's functions (:mod:`traced`). Finders propose parts of it that an op
+may compute; what is proven on the model's values, on others and by its gradients takes the part's place; and the graph
+becomes the forward of a class of its own (:mod:`rewrite`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.overrides import TorchFunctionMode
+
+from svexport import ops
+from svexport.exporter.functions import FUNCTIONS, NAMES
+from svexport.exporter.patterns import attention, camera_sample, decoder
+from svexport.exporter.patterns.pattern import Pattern, prove
+from svexport.exporter.patterns.rewrite import Rewrite, apply, replace_node, rewrite_of, whole_of
+from svexport.exporter.patterns.traced import NotTraced, Traced, trace
+from svexport.exporter.proof import Proof
+from svexport.ops._module import DropIn
+
+__all__ = ["DECODER", "FINDERS", "Part", "Patterns"]
+
+DECODER = decoder.OP
+
+FINDERS: dict[str, Callable[[Traced], Iterator[Pattern]]] = {
+    "camera_sample": camera_sample.find,
+    "scaled_dot_product_attention": attention.find,
+}
+"""By op, the largest part first."""
+
+_ANCHORS = camera_sample.SAMPLERS | attention.SOFTMAX | {torch.Tensor.softmax}
+"""Functions of which every part has one: modules that call none of them are not recorded."""
+
+FRUITLESS = 3
+"""Of a class no more modules are looked into after so many without a part."""
+
+
+@dataclass
+class Part:
+    """A part of a module's forward that is an op, or was nearly one.
+
+    Attributes:
+        what: the part in words, or the function of torch.
+        op: its name.
+        proof: of the two being the same; with a fault if the part is left as it is.
+    """
+
+    what: str
+    op: str
+    proof: Proof
+
+
+@dataclass
+class Patterns:
+    """Finds the parts in every module of a model that its forward calls.
+
+    Attributes:
+        chosen: whether a part of a module, by its name, may be an op.
+        rewrites: new forwards by the module's name.
+        wholes: likewise, that run without gradients and in the place of submodules.
+        parts: what was found there, and what was nearly.
+        proofs: of the same parts of the same graphs before, which are not proven again.
+    """
+
+    chosen: Callable[[str, str], bool]
+    rewrites: dict[str, Rewrite] = field(default_factory=dict)
+    wholes: dict[str, Rewrite] = field(default_factory=dict)
+    parts: dict[str, list[Part]] = field(default_factory=dict)
+    proofs: dict[Any, tuple[int | None, Proof, str]] = field(default_factory=dict)
+
+    def watch(self, model: nn.Module) -> _Anchors:
+        """A context for a forward of a model, which looks into its modules when they are first called."""
+        seen: set[nn.Module] = set()
+        fruitless: Counter[type] = Counter()
+        anchors = _Anchors()
+
+        def looks(name: str) -> Callable[..., None]:
+            def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+                called = anchors.leave()
+                if module in seen or anchors.is_asleep:
+                    return
+                seen.add(module)
+                with anchors.asleep():
+                    if called and fruitless[type(module)] < FRUITLESS:
+                        self._look(name, module, args, kwargs)
+                        fruitless[type(module)] += name not in self.parts
+                    self._look_at_whole(name, module, args, kwargs)
+
+            return hook
+
+        for name, module in model.named_modules():
+            library = type(module).__module__.partition(".")[0] in ("torch", "svexport")
+            if not library and not isinstance(module, (DropIn, torch.jit.ScriptModule)):
+                module.register_forward_pre_hook(lambda *_: anchors.enter())
+                module.register_forward_hook(looks(name), prepend=True, with_kwargs=True)
+        return anchors
+
+    def applied(self, model: nn.Module) -> nn.Module:
+        """The model, its modules with their new forwards."""
+        for name, rewrite in (*self.rewrites.items(), *self.wholes.items()):
+            apply(model.get_submodule(name), rewrite)
+        return model
+
+    def _look(self, name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        try:
+            traced = trace(module, args, kwargs)
+        except NotTraced:
+            return
+        parts = self._parts(name, traced)
+        if any(not part.proof.fault for part in parts):
+            try:
+                self.rewrites[name] = rewrite_of(traced)
+            except NotTraced as error:
+                for part in parts:
+                    part.proof = Proof(fault=str(error))
+        if parts:
+            self.parts[name] = parts
+
+    def _look_at_whole(self, name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Whether a module that holds some with parts is a decoder; the innermost is."""
+        below = {n: parts for n, parts in self.parts.items() if n != name and n.startswith(f"{name}." if name else "")}
+        held = {part.op for parts in below.values() for part in parts}
+        if decoder.OP in held or not held >= set(FINDERS) or not self.chosen(name, decoder.OP):
+            return
+        prefix = f"{name}." if name else ""
+        inner = {module.get_submodule(n.removeprefix(prefix)): self.rewrites[n] for n in below if n in self.rewrites}
+        kinds: dict[nn.Module, Any] = {m: type(m) for m in inner}
+        try:
+            for m, rewrite in inner.items():
+                apply(m, rewrite)
+            with _ops_recorded({type(m) for m in inner}):
+                traced = trace(module, args, kwargs, inline=True)
+            found = decoder.find(traced)
+            if found is None:
+                return
+            proof = decoder.prove(traced, found)
+            if not proof.fault:
+                decoder.put(traced, found)
+                whole = whole_of(module, traced.inlined, found.modules)
+                self.wholes[name] = rewrite_of(traced, whole)
+        except NotTraced:
+            return
+        finally:
+            for m, kind in kinds.items():
+                m.__class__ = kind
+        self.parts.setdefault(name, []).append(Part(decoder.WHAT, decoder.OP, proof))
+
+    def _parts(self, name: str, traced: Traced) -> list[Part]:
+        parts = []
+        key = _key(traced)
+        for op, find in FINDERS.items():
+            if not self.chosen(name, op):
+                continue
+            count = 0
+            while True:
+                found, proof, what = self._first(traced, find, (key, op, count, self._skipped(name)))
+                if found is None:
+                    if proof.fault:
+                        parts.append(Part(what, op, proof))
+                    break
+                count += 1
+                parts.append(Part(found.what, op, proof))
+                with traced.graph.inserting_before(found.output):
+                    new = found.build(traced.graph)
+                traced.values[new] = traced.values[found.output]
+                replace_node(traced.graph, found.output, new)
+                traced.forget()
+        if any(not part.proof.fault for part in parts):
+            parts += _functions(traced, lambda op: self.chosen(name, op))
+        return parts
+
+    def _skipped(self, name: str) -> tuple[str, ...]:
+        return tuple(op for op in FINDERS if not self.chosen(name, op))
+
+    def _first(
+        self, traced: Traced, find: Callable[[Traced], Iterator[Pattern]], key: Any
+    ) -> tuple[Pattern | None, Proof, str]:
+        """The first that is proven, or the fault of the first that is not."""
+        if key in self.proofs:
+            index, proof, what = self.proofs[key]
+            patterns = (p for i, p in enumerate(find(traced)) if i == index)
+            return (None if index is None else next(patterns)), proof, what
+        fault, what = Proof(), ""
+        for index, pattern in enumerate(find(traced)):
+            proof = prove(traced, pattern)
+            if not proof.fault:
+                self.proofs[key] = index, proof, pattern.what
+                return pattern, proof, pattern.what
+            if not fault.fault:
+                fault, what = proof, pattern.what
+        self.proofs[key] = None, fault, what
+        return None, fault, what
+
+
+@contextmanager
+def _ops_recorded(kinds: Iterable[Any]) -> Iterator[None]:
+    """Has new forwards of these classes record the ops of parts, which check what they are given, as one call each."""
+    changed: list[tuple[dict[str, Any], str, Any]] = []
+
+    def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            proxies: list[fx.Proxy] = []
+            for value in (*args, *kwargs.values()):
+                proxies += [
+                    v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, fx.Proxy)
+                ]
+            if not proxies:
+                return function(*args, **kwargs)
+            return proxies[0].tracer.create_proxy("call_function", function, args, kwargs)
+
+        return call
+
+    for kind in kinds:
+        names = kind.forward.__globals__
+        for name, value in list(names.items()):
+            if value in (getattr(ops, op) for op in FINDERS):
+                changed.append((names, name, value))
+                names[name] = recorded(value)
+    try:
+        yield
+    finally:
+        for names, name, value in changed:
+            names[name] = value
+
+
+class _Anchors(TorchFunctionMode):
+    """Notes which modules' own code calls a function that parts have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._called = [False]
+        self.is_asleep = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if not self.is_asleep and func in _ANCHORS:
+            self._called[-1] = True
+        return func(*args, **(kwargs or {}))
+
+    def enter(self) -> None:
+        if not self.is_asleep:
+            self._called.append(False)
+
+    def leave(self) -> bool:
+        """Whether the module that is left, by its own code, called one."""
+        return False if self.is_asleep else self._called.pop()
+
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        self.is_asleep = True
+        try:
+            yield
+        finally:
+            self.is_asleep = False
+
+
+def _key(traced: Traced) -> Any:
+    """What decides how a graph's parts come out, but for weights."""
+    values = [traced.tensor(node) for node in traced.graph.nodes]
+    sizes = tuple((tuple(t.shape), t.dtype, t.device) for t in values if t is not None)
+    return type(traced.module), traced.graph.python_code("self").src, sizes
+
+
+def _functions(traced: Traced, chosen: Callable[[str], bool]) -> list[Part]:
+    """Has the calls of torch's functions that are left in a graph be ops, where they are the same."""
+    parts = []
+    for node in list(traced.graph.nodes):
+        name = NAMES.get(node.target) if node.op == "call_function" else None
+        if node.op == "call_method":
+            name = f"torch.Tensor.{node.target}"
+        if name not in FUNCTIONS or node not in traced.values or not chosen(FUNCTIONS[name].op):
+            continue
+        known = all(n in traced.values for n in node.all_input_nodes)
+        if not known or node.kwargs.get("out") is not None:
+            continue
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: traced.values[n])
+        proof, ours = Proof(), FUNCTIONS[name].ours
+        proof.add(traced.values[node], lambda: ours(*args, **kwargs))  # noqa: B023 - called at once
+        parts.append(Part(name, FUNCTIONS[name].op, proof))
+        if not proof.fault:
+            node.op, node.target = "call_function", ours
+    return parts

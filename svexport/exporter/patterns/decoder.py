@@ -1,0 +1,337 @@
+"""A whole decoder of the DETR3D kind, however its layers are divided into modules.
+
+Its own parts come first: in a graph of everything down to torch's modules, each layer has an attention among queries
+and one to cameras. What lies between them leads to the parameters, and those to a :class:`TransformerDecoderConfig`;
+that the two are the same is then proven. The operator's gradient stops at the points between layers, as DETR3D's does,
+and authors' may not: the decoder takes their place where no gradient is asked for.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from svexport import ops
+from svexport.exporter.patterns.camera_sample import looking
+from svexport.exporter.patterns.pattern import VIEWS, noise
+from svexport.exporter.patterns.traced import NotTraced, Traced
+from svexport.exporter.proof import Proof
+
+__all__ = ["OP", "WHAT", "Decoder", "decode", "find", "prove", "put"]
+
+OP, WHAT = "transformer_decoder", "a decoder of the DETR3D kind, without gradients"
+_MOVES = VIEWS | {"transpose", "permute", torch.transpose, torch.permute}
+_SUMS = {operator.add, torch.add, "add"}
+_RELUS = {F.relu, torch.relu, "relu"}
+_SIZE = 12
+
+Node = Any  # of a graph, whose arguments may be anything
+Step = tuple[str, ...]
+"""A path to a module; of the three projections of an attention, three."""
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder in a graph.
+
+    Attributes:
+        query, query_pos, points, cameras: nodes; what the first layer starts from.
+        features: nodes.
+        options: of its configuration.
+        modules: paths of the modules that have its parameters, in the order of the op; three for an ``in_proj``.
+        outputs: nodes of classes, boxes and points, of which a model may return none.
+    """
+
+    query: Node
+    query_pos: Node
+    points: Node
+    cameras: Node
+    features: tuple[Node, ...]
+    options: tuple[tuple[str, Any], ...]
+    modules: tuple[Step, ...]
+    outputs: tuple[Node | None, ...]
+
+
+_configs: dict[tuple[tuple[str, Any], ...], ops.TransformerDecoderConfig] = {}
+
+
+def _config(options: tuple[tuple[str, Any], ...]) -> ops.TransformerDecoderConfig:
+    if options not in _configs:  # no functools.cache, of which torch.compile warns
+        _configs[options] = ops.TransformerDecoderConfig(**dict(options))
+    return _configs[options]
+
+
+def decode(
+    options: tuple[tuple[str, Any], ...],
+    query: Tensor,
+    query_pos: Tensor,
+    points: Tensor,
+    features: list[Tensor],
+    cameras: Tensor,
+    weights: list[Tensor],
+) -> tuple[Tensor, ...]:
+    """:func:`svexport.ops.transformer_decoder` with a configuration of plain values."""
+    return tuple(ops.transformer_decoder(query, query_pos, points, features, cameras, weights, _config(options)))
+
+
+class _Walk:
+    """Steps from node to node; each raises NotTraced where there is none."""
+
+    def __init__(self, traced: Traced) -> None:
+        self.traced = traced
+
+    def kind(self, node: Any) -> type | None:
+        return type(self.traced.module.get_submodule(str(node.target))) if node.op == "call_module" else None
+
+    def is_a(self, node: Node, kind: type) -> bool:
+        found = self.kind(node)
+        return found is not None and issubclass(found, kind)
+
+    def relu(self, node: Node) -> bool:
+        return node.target in _RELUS or self.is_a(node, nn.ReLU)
+
+    def back(self, node: Any, kind: type) -> Node:
+        """The module of a kind that a node is a view of the output of."""
+        while isinstance(node, fx.Node) and node.target in _MOVES | {getattr} and node.args:
+            node = node.args[0]
+        if isinstance(node, fx.Node) and self.is_a(node, kind):
+            return node
+        raise NotTraced(f"expects a {kind.__name__} before {node}")
+
+    def forth(self, node: Node, *kinds: type) -> list[Node]:
+        """A chain of modules after a node; a ReLU may be a function, and views count as nothing."""
+        found = list(self._chains(node, kinds))
+        if len(found) != 1:
+            raise NotTraced(f"expects one {', '.join(k.__name__ for k in kinds)} after {node}, got {len(found)}")
+        return found[0]
+
+    def _chains(self, node: Node, kinds: Sequence[type]) -> Iterator[list[Node]]:
+        if not kinds:
+            yield []
+            return
+        for user in node.users:
+            if user.target in _MOVES:
+                yield from self._chains(user, kinds)
+            elif self.relu(user) if kinds[0] is nn.ReLU else self.is_a(user, kinds[0]):
+                for rest in self._chains(user, kinds[1:]):
+                    yield [user, *rest]
+
+    def norm(self, node: Node) -> tuple[Node, list[Node]]:
+        """The norm of a sum that a node is part of, and the other summands."""
+        others: list[Node] = []
+        while True:
+            norms = [user for user in node.users if self.is_a(user, nn.LayerNorm)]
+            if norms:
+                return norms[0], others
+            sums = [user for user in node.users if user.target in _SUMS]
+            if len(sums) != 1 or len(node.users) != 1:
+                raise NotTraced(f"expects a LayerNorm of a sum after {node}")
+            others += [n for n in sums[0].all_input_nodes if n is not node]
+            node = sums[0]
+
+
+_LINEAR, _NORM, _RELU = nn.Linear, nn.LayerNorm, nn.ReLU
+
+
+def find(traced: Traced) -> Decoder | None:
+    """A decoder in a graph whose own parts are ops already; None where there is none."""
+    samples = [n for n in traced.graph.nodes if n.target is ops.camera_sample]
+    attends = [n for n in traced.graph.nodes if n.target is ops.scaled_dot_product_attention]
+    if not samples or len(samples) != len(attends):
+        return None
+    walk = _Walk(traced)
+    modules: list[Step] = []
+    starts = []
+    for attend, sample in zip(attends, samples, strict=True):
+        layer, norm, reg, start = _layer(walk, attend, sample)
+        modules += [tuple(str(n.target) for n in step) for step in layer]
+        starts.append(start)
+    cls = walk.forth(norm, _LINEAR, _NORM, _RELU, _LINEAR, _NORM, _RELU, _LINEAR)
+    modules += [(str(n.target),) for n in cls if not walk.relu(n)]
+    query, query_pos = starts[0]
+    sample, attend = samples[0], attends[0]
+    options = _options(walk, modules, sample, attend, len(samples), traced)
+    features, points, cameras, _ = sample.args
+    found = Decoder(query, query_pos, points, cameras, tuple(features), options, tuple(modules), (cls[-1], None, None))
+    return _with_outputs(traced, found, reg)
+
+
+def _layer(walk: _Walk, attend: Node, sample: Node) -> tuple[list[tuple[Node, ...]], Node, Node, tuple[Node, Node]]:
+    """The modules of a layer in the order of the op, its last norm and box branch, and its query and position."""
+    q, k, v = (walk.back(x, _LINEAR) for x in attend.args[:3])
+    query = v.args[0]
+    where = q.args[0]
+    summands = where.all_input_nodes if isinstance(where, fx.Node) and where.target in _SUMS else []
+    if k.args[0] is not where or query not in summands or len(summands) != 2:
+        raise NotTraced("expects attention among query + position")
+    query_pos = next(n for n in summands if n is not query)
+    (mha_out,) = walk.forth(attend, _LINEAR)
+    mha_norm, _ = walk.norm(mha_out)
+    scores = walk.back(sample.args[3], _LINEAR)
+    (output,) = walk.forth(sample, _LINEAR)
+    svca_norm, others = walk.norm(output)
+    encoder = _encoder(walk, others)
+    ffn = _ffn(walk, svca_norm)
+    ffn_norm, _ = walk.norm(ffn[-1])
+    reg = walk.forth(ffn_norm, _LINEAR, _RELU, _LINEAR, _RELU, _LINEAR)
+    layer: list[tuple[Node, ...]] = [(q, k, v), (mha_out,), (mha_norm,), (scores,), (output,)]
+    layer += [(n,) for n in (*encoder, svca_norm, ffn[0], ffn[2], ffn_norm, reg[0], reg[2], reg[4])]
+    return layer, ffn_norm, reg[-1], (query, query_pos)
+
+
+def _encoder(walk: _Walk, nodes: list[Node]) -> list[Node]:
+    """Linear, norm, ReLU, twice, of what is added to the sampled."""
+    for node in nodes:
+        found: list[Node] = []
+        for kind in (_RELU, _NORM, _LINEAR) * 2:
+            if not (walk.relu(node) if kind is _RELU else walk.is_a(node, kind)):
+                break
+            found.append(node)
+            node = node.args[0]
+        else:
+            return [n for n in reversed(found) if not walk.relu(n)]
+    raise NotTraced("expects an encoder of positions")
+
+
+def _ffn(walk: _Walk, norm: Node) -> list[Node]:
+    for user in norm.users:
+        if walk.kind(user) is _LINEAR:
+            try:
+                chain = [user, *walk.forth(user, _RELU, _LINEAR)]
+                walk.norm(chain[-1])
+                return chain
+            except NotTraced:
+                continue
+    raise NotTraced("expects a feed forward")
+
+
+def _options(
+    walk: _Walk, modules: list[Step], sample: Node, attend: Node, layers: int, traced: Traced
+) -> tuple[tuple[str, Any], ...]:
+    features, _, cameras, scores = sample.args
+
+    def linear(step: Step) -> Any:
+        return traced.module.get_submodule(step[0])
+
+    per_layer = (len(modules) - 5) // layers
+    cams = traced.values[cameras].shape[1]
+    unflattened = scores
+    while unflattened.target == "permute":
+        unflattened = unflattened.args[0]
+    if unflattened is not scores:
+        raise NotTraced("expects weights in the order of cameras, points and levels")
+    channels = linear(modules[0]).out_features
+    head = traced.values[attend].shape[1]
+    options = {
+        "num_layers": layers,
+        "embed_dims": channels,
+        "num_heads": head,
+        "ffn_dims": linear(modules[10]).out_features,
+        "num_classes": linear(modules[-1]).out_features,
+        "code_size": linear(modules[per_layer - 1]).out_features,
+        "num_cams": cams,
+        "num_points": unflattened.args[2][1],
+        "feature_sizes": ((1, 1),) * len(features),
+        **{k: v for k, v in sample.kwargs.items() if k in ("image_size", "pc_range", "depth_eps", "uv_clamp")},
+        "activation": sample.kwargs["activation"],
+    }
+    return tuple(options.items())
+
+
+def weights_of(module: nn.Module, modules: Sequence[Step], change: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """The weights of the op; changed copies."""
+    weights = []
+    for step in modules:
+        for name in ("weight", "bias"):
+            found = [change(getattr(module.get_submodule(path), name)) for path in step]
+            weights.append(found[0] if len(found) == 1 else torch.cat(found))
+    return weights
+
+
+def _with_outputs(traced: Traced, decoder: Decoder, reg: Node) -> Decoder | None:
+    """With the nodes that have the boxes and points of the last layer, by their values."""
+    given = [decoder.query, decoder.query_pos, decoder.points, [*decoder.features], decoder.cameras]
+    values: Any = fx.node.map_arg(given, lambda n: traced.values[n].detach())
+    weights = weights_of(traced.module, decoder.modules, lambda t: t.detach())
+    with torch.no_grad():
+        query, query_pos, points, features, cameras = values
+        ours = decode(decoder.options, query, query_pos, points, features, cameras, weights)
+    outputs = list(decoder.outputs)
+    for i in (1, 2):
+        for node in traced.graph.nodes:
+            value = traced.tensor(node)
+            if value is None or value.shape != ours[i].shape or reg not in traced.ancestors(node):
+                continue
+            if torch.allclose(value, ours[i], rtol=1e-3, atol=1e-3):
+                outputs[i] = node
+                break
+    return Decoder(**{**vars(decoder), "outputs": tuple(outputs)})
+
+
+def prove(traced: Traced, decoder: Decoder) -> Proof:
+    """Compares all three outputs: on the model's values, and on others in float64."""
+    proof = Proof()
+    nodes = [decoder.query, decoder.query_pos, decoder.points, decoder.cameras, *decoder.features]
+    own = {path for step in decoder.modules for path in step}
+    outputs = [(i, node) for i, node in enumerate(decoder.outputs) if node is not None]
+    if any(traced.region(node, nodes, own) is None for _, node in outputs):
+        proof.fault = "it depends on more than the op is given"
+        return proof
+
+    def ours(values: Sequence[Tensor], weights: list[Tensor]) -> list[Tensor]:
+        query, query_pos, points, cameras, *features = values
+        found = decode(decoder.options, query, query_pos, points, features, cameras, weights)
+        return [found[i] for i, _ in outputs]
+
+    weights = weights_of(traced.module, decoder.modules, lambda t: t.detach())
+    precise = [w.double() for w in weights]
+    with torch.no_grad():
+        proof.add([traced.values[n] for _, n in outputs], lambda: ours([traced.values[n] for n in nodes], weights))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        draw = _draw(traced, decoder, generator)
+        given = dict(zip(nodes, draw, strict=True))
+        found = ours(draw, precise) if not proof.fault else []
+        for (_, node), value in zip(outputs, found, strict=False):
+            proof.add_other(lambda: traced.evaluate(node, given), lambda: value)  # noqa: B023 - called at once
+    return proof
+
+
+def _draw(traced: Traced, decoder: Decoder, generator: torch.Generator) -> list[Tensor]:
+    query, query_pos, points, cameras = (
+        traced.values[n].detach() for n in (decoder.query, decoder.query_pos, decoder.points, decoder.cameras)
+    )
+    places = torch.rand(points.shape, generator=generator, dtype=torch.float64).to(points.device)
+    features = [noise(traced.values[n][..., :_SIZE, :_SIZE], generator) for n in decoder.features]
+    rig = looking(cameras, dict(decoder.options), generator)
+    return [noise(query, generator), noise(query_pos, generator), places, rig, *features]
+
+
+def put(traced: Traced, decoder: Decoder) -> None:
+    """Puts the op into the graph, which gets one placeholder more, for its weights: the first."""
+    graph = traced.graph
+    with graph.inserting_before(next(iter(graph.nodes))):
+        weights = graph.placeholder("weights")
+    outputs = [node for node in decoder.outputs if node is not None]
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    starts = [decoder.query, decoder.query_pos, decoder.points, decoder.cameras, *decoder.features]
+    last = max(starts, key=order.__getitem__)
+    with graph.inserting_after(last):
+        given = decoder.query, decoder.query_pos, decoder.points, list(decoder.features), decoder.cameras, weights
+        node = graph.call_function(decode, (decoder.options, *given))
+    with graph.inserting_after(node):
+        new = {old: graph.call_function(operator.getitem, (node, i)) for i, old in enumerate(decoder.outputs) if old}
+    for old in outputs:
+        old.replace_all_uses_with(new[old])
+    erased: set[Node] = set()
+    for each in reversed(list(graph.nodes)):
+        between = order.get(each, -1) > order[last] and each.op != "output"
+        if between and not each.users and each not in erased:
+            erased.add(each)
+            graph.erase_node(each)

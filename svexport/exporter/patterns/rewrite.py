@@ -1,0 +1,295 @@
+"""Classes whose forward is a graph that was changed, beside the one that their author wrote."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib
+import inspect
+import linecache
+import operator
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from svexport.exporter.patterns.traced import NotTraced, Traced
+
+__all__ = ["FILES", "Rewrite", "apply", "replace_node", "rewrite_of", "whole_of"]
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A forward as plain data, from which another process makes the same class.
+
+    Attributes:
+        text: two functions: the graph, and the forward that calls it for the arguments that it was recorded for.
+        names: what the text refers to: a name, the module that holds it and its path there.
+        reads: attributes of the module that the graph holds as constants. When one is set, the forward is again the
+            one that the author wrote.
+        whole: of a graph that takes the place of submodules.
+    """
+
+    text: str
+    names: tuple[tuple[str, str, str], ...]
+    reads: frozenset[str]
+    whole: Whole | None = None
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Submodules whose forward is part of a graph; it runs without gradients only.
+
+    Attributes:
+        modules: each by the index of the one that holds it (0 is the module itself, then in this order from 1), its
+            name there, and module and name of its class. While one is of another class, or has a hook, the forward is
+            the author's.
+        weights: of the op, by indices: of one module, or of those whose weights it has as one.
+    """
+
+    modules: tuple[tuple[int, str, str, str], ...]
+    weights: tuple[tuple[int, ...], ...]
+
+
+def whole_of(module: nn.Module, inlined: Iterable[str], steps: Sequence[tuple[str, ...]]) -> Whole:
+    """The submodules of these names and those that hold them."""
+    index: dict[str, int] = {"": 0}
+    modules = []
+    for path in (*inlined, *(path for step in steps for path in step)):
+        for i in range(1, path.count(".") + 2):
+            name = ".".join(path.split(".")[:i])
+            if name not in index:
+                holder, _, last = name.rpartition(".")
+                kind = type(module.get_submodule(name))
+                index[name] = len(index)
+                modules.append((index[holder], last, kind.__module__, kind.__qualname__))
+    return Whole(tuple(modules), tuple(tuple(index[path] for path in step) for step in steps))
+
+
+def _weights(root: nn.Module, whole: Whole) -> list[Tensor] | None:
+    """The weights of a whole; None where its submodules are others than they were, or have hooks."""
+    found = [root]
+    for holder, name, module, kind in whole.modules:
+        held = found[holder]._modules.get(name)
+        if held is None or type(held).__qualname__ != kind or type(held).__module__ != module:
+            return None
+        if held._forward_hooks or held._forward_pre_hooks or vars(held).get("_svexport_stale"):
+            return None
+        found.append(held)
+    weights: list[Any] = []
+    for step in whole.weights:
+        for name in ("weight", "bias"):
+            if len(step) == 1:
+                weights.append(found[step[0]]._parameters.get(name))
+            else:
+                weights.append(torch.cat([found[i]._parameters[name] for i in step]))  # type: ignore[misc]
+    return None if any(w is None for w in weights) else weights
+
+
+FILES = "<svexport "
+"""What the names of files of rewritten forwards begin with, in tracebacks."""
+
+_GRAPH = "_svexport_graph"
+
+
+def rewrite_of(traced: Traced, whole: Whole | None = None) -> Rewrite:
+    """The forward of a module with the changes that were made to its graph.
+
+    Raises:
+        NotTraced: if the graph calls what no other process would find.
+    """
+    code = traced.graph.python_code("self")
+    _, _, body = code.src.partition("def forward(")
+    graph = re.sub(r"\A(.*?\)) -> .*?:\n", r"\1:\n", f"def {_GRAPH}({body}")  # annotations have no names here
+    text = f"{graph.strip()}\n\n{_forward(traced, whole is not None)}"
+    words = set(re.findall(r"\w+", graph))
+    names = [(name, *_place(value)) for name, value in code.globals.items() if name in words]
+    return Rewrite(text, tuple(names), traced.reads, whole)
+
+
+def _place(value: Any) -> tuple[str, str]:
+    """Where another process finds a value: a module, and its path there."""
+    if inspect.ismodule(value):
+        return value.__name__, ""
+    path = getattr(value, "__qualname__", getattr(value, "__name__", None))
+    places = [(getattr(value, "__module__", None), path)]
+    places += [("math", name) for name in ("inf", "nan") if value is getattr(importlib.import_module("math"), name)]
+    if isinstance(value, float):
+        places += [("math", "inf" if value > 0 else "nan")]
+    places += [("torch", str(value).removeprefix("torch.")), ("torch", path), ("builtins", path), ("types", path)]
+    for module, where in places:
+        if module and where and _found(module, where) is value:
+            return module, where
+    raise NotTraced(f"its forward calls {path or value}, which has no name of its own")
+
+
+def _found(module: str, path: str) -> Any:
+    try:
+        found = importlib.import_module(module)
+        return operator.attrgetter(path)(found) if path else found
+    except (ImportError, AttributeError):
+        return None
+
+
+def _forward(traced: Traced, whole: bool) -> str:
+    """A forward of the author's parameters, which calls the graph where it was recorded for such arguments."""
+    signature = inspect.signature(type(traced.module).forward)
+    parameters, starred = [], False
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not starred:
+            parameters.append("*")
+            starred = True
+        has_default = parameter.default is not inspect.Parameter.empty
+        parameters.append(f"{name}=None" if has_default else name)  # the author's defaults are set afterwards
+    this = next(iter(signature.parameters))
+    unlike, given, all_of_them = [f"{this}._svexport_stale"], [], []
+    for name in sorted(traced.reads):
+        value = vars(traced.module)[name]
+        if type(value) in (dict, list, set):  # which may be changed and stay the same object
+            unlike.append(f"{this}.{name} != {_literal(name, value)}")
+    for argument in traced.arguments:
+        name = argument.name
+        keyword = signature.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+        all_of_them.append(f"{name}={name}" if keyword else name)
+        if argument.constant:
+            exact = argument.value is None or isinstance(argument.value, bool)
+            unlike.append(f"{name} {'is not' if exact else '!='} {argument.value!r}")
+        elif argument.length is None:
+            unlike.append(f"{name} is None or {name}.dim() != {argument.ranks[0]}")
+            given.append(name)
+        else:
+            unlike.append(f"{name} is None or len({name}) != {argument.length}")
+            unlike += [f"{name}[{i}].dim() != {rank}" for i, rank in enumerate(argument.ranks)]
+            given += [f"{name}[{i}]" for i in range(argument.length)]
+    if whole:
+        unlike.insert(0, "_svexport_is_grad_enabled()")
+        given.insert(0, "weights")
+    theirs = f"_svexport_theirs({this}, {', '.join(all_of_them)})"
+    weights = f"    weights = _svexport_weights({this})\n    if weights is None:\n        return {theirs}\n"
+    return (
+        f"def forward({', '.join(parameters)}):\n"
+        f"    if {' or '.join(unlike)}:\n"
+        f"        return {theirs}\n"
+        f"{weights if whole else ''}"
+        f"    return {_GRAPH}({', '.join([this, *given])})\n"
+    )
+
+
+def _literal(name: str, value: Any) -> str:
+    """The text of a container of plain values.
+
+    Raises:
+        NotTraced: if it has others, which cannot be compared at every call.
+    """
+    text = repr(value)
+    try:
+        if ast.literal_eval(text) == value:
+            return text
+    except (ValueError, SyntaxError):
+        pass
+    raise NotTraced(f"its forward reads {name}, a {type(value).__name__} of more than plain values")
+
+
+class _Rewritten:
+    """Mixin of a class whose forward is a graph."""
+
+    _svexport_author: type
+    _svexport_rewrite: Rewrite
+    _svexport_stale = False
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        """Keeps the class from those who collect the subclasses of its base."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        rewrites = [vars(kind).get("_svexport_rewrite") for kind in type(self).__mro__]
+        if any(name in rewrite.reads for rewrite in rewrites if rewrite is not None):
+            vars(self)["_svexport_stale"] = True
+        super().__setattr__(name, value)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """By the author's class: this one is no attribute of a module, where pickle could find it."""
+        reduced = super().__reduce_ex__(protocol)
+        if not isinstance(reduced, tuple):
+            return reduced
+        function, args, *rest = reduced
+        author: Any = self._svexport_author
+        rewrites = [self._svexport_rewrite]
+        while issubclass(author, _Rewritten):
+            author, rewrites = author._svexport_author, [author._svexport_rewrite, *rewrites]
+        args = tuple(author if arg is type(self) else arg for arg in args)
+        return _remade, (tuple(rewrites), function, args), *rest
+
+
+def _remade(rewrites: Iterable[Rewrite], function: Callable[..., Any], args: tuple) -> Any:
+    value = function(*args)
+    for rewrite in rewrites:
+        apply(value, rewrite)
+    return value
+
+
+def apply(module: nn.Module, rewrite: Rewrite) -> None:
+    """Gives a module that forward."""
+    kind: Any = type(module)
+    module.__class__ = _class(kind, rewrite)
+
+
+@functools.lru_cache(maxsize=1024)
+def _class(base: type, rewrite: Rewrite) -> type:
+    forward, author = _compiled(rewrite), base.forward  # type: ignore[attr-defined]
+    # torch.jit.script compiles the author's text, with the names that it has.
+    forward.__wrapped__ = author  # type: ignore[attr-defined]
+    for name in author.__code__.co_names:
+        if name in author.__globals__:
+            forward.__globals__.setdefault(name, author.__globals__[name])
+    forward.__defaults__, forward.__kwdefaults__ = author.__defaults__, author.__kwdefaults__
+    for name in functools.WRAPPER_ASSIGNMENTS:
+        setattr(forward, name, getattr(author, name))
+    new = type(base)(
+        base.__name__,
+        (base,) if issubclass(base, _Rewritten) else (_Rewritten, base),
+        {
+            "__module__": base.__module__,
+            "__qualname__": base.__qualname__,
+            "__doc__": base.__doc__,
+            "forward": forward,
+            "_svexport_author": base,
+            "_svexport_rewrite": rewrite,
+        },
+    )
+
+    def theirs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return super(new, self).forward(*args, **kwargs)  # type: ignore[misc, arg-type]
+
+    forward.__globals__["_svexport_theirs"] = theirs
+    if (whole := rewrite.whole) is not None:
+        forward.__globals__["_svexport_is_grad_enabled"] = torch.is_grad_enabled
+        forward.__globals__["_svexport_weights"] = lambda root: _weights(root, whole)
+    return new
+
+
+def _compiled(rewrite: Rewrite) -> FunctionType:
+    # No __name__: torch.compile would look for the others in the module of that name.
+    names: dict[str, Any] = {name: _found(module, path) for name, module, path in rewrite.names}
+    file = f"{FILES}{hashlib.sha256(rewrite.text.encode()).hexdigest()[:16]}>"
+    lines = rewrite.text.splitlines(keepends=True)
+    linecache.cache[file] = len(rewrite.text), None, lines, file  # for tracebacks
+    exec(compile(rewrite.text, file, "exec"), names)  # noqa: S102 - written by torch.fx, from calls that were recorded
+    return names["forward"]
+
+
+def replace_node(graph: fx.Graph, old: fx.Node, new: fx.Node) -> None:
+    """Has all users of a node use another, and erases it with what only it used."""
+    old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+    pending = [old]
+    while pending:
+        node = pending.pop()
+        if node.users or node.op in ("placeholder", "output", "call_module") or node not in graph.nodes:
+            continue
+        inputs = node.all_input_nodes
+        graph.erase_node(node)
+        pending += inputs

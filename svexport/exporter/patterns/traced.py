@@ -1,0 +1,497 @@
+"""The forward of one module as a graph of torch's functions, with the values that it computed."""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import dis
+import functools
+import inspect
+import math
+import operator
+import os
+import random
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from svexport.exporter.arguments import rebuild
+from svexport.exporter.source import is_library
+
+__all__ = ["Argument", "NotTraced", "Traced", "operand", "trace"]
+
+
+class NotTraced(Exception):
+    """Why a forward is left as its author wrote it."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What a graph has been recorded for: one argument of a forward.
+
+    Attributes:
+        name: of the parameter.
+        length: of a list or tuple of tensors; None of what is none.
+        ranks: of the tensors.
+        constant: whether it is no tensor, but ``value``.
+        value: None, a bool, a number or a string.
+    """
+
+    name: str
+    length: int | None = None
+    ranks: tuple[int, ...] = ()
+    constant: bool = False
+    value: bool | int | float | str | None = None
+
+
+# What decides or computes something beside the graph, which would not know it.
+_CONTEXTS = {
+    f.__code__: name
+    for f, name in (
+        *((c.__enter__, f"torch.{c.__name__}") for c in (torch.no_grad, torch.enable_grad, torch.inference_mode)),
+        (torch.set_grad_enabled.__init__, "torch.set_grad_enabled"),
+        (torch.autocast.__enter__, "torch.autocast"),
+        (torch.autograd.Function.apply.__func__, "torch.autograd.Function"),  # type: ignore[attr-defined]
+        (torch.compiler.is_compiling, "torch.compiler.is_compiling"),
+    )
+}
+_CALLS: dict[Any, str] = {
+    torch.is_grad_enabled: "torch.is_grad_enabled",
+    torch.is_inference_mode_enabled: "torch.is_inference_mode_enabled",
+    torch.is_autocast_enabled: "torch.is_autocast_enabled",
+    builtins.print: "print",
+    builtins.open: "open",
+    builtins.input: "input",
+}
+_CHANGES = {getattr(operator, f"i{name}") for name in ("add", "sub", "mul", "truediv", "pow", "and", "or")}
+
+
+_COMPARISONS = {operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge}
+_RANKS = {"dim", "ndimension"}
+
+
+class _Guard:
+    """Notices, while a forward is recorded, what a graph cannot hold."""
+
+    def __init__(self) -> None:
+        self.found = ""
+        self.asleep = False
+
+    def __call__(self, frame: FrameType, event: str, value: Any) -> None:
+        if self.asleep or self.found:
+            return
+        if event == "call":
+            name = _CONTEXTS.get(frame.f_code, "")
+            caller = frame.f_back.f_code.co_filename if frame.f_back else ""
+            if name and not (frame.f_code is torch.compiler.is_compiling.__code__ and is_library(caller)):
+                self.found = name
+            elif _is_authors(frame.f_code) and _assigns_outside(frame.f_code):
+                self.found = "a variable that it assigns outside of itself"
+        elif event == "c_call":
+            owner = getattr(value, "__self__", None)
+            fills = type(owner) in _CONTAINERS and value.__name__ in _FILLS and _is_authors(frame.f_code)
+            if fills and _is_outside(owner, frame):
+                self.found = "a container that it fills outside of itself"
+            elif isinstance(owner, random.Random) or type(owner).__module__.startswith("numpy.random"):
+                self.found = "random numbers"
+            elif getattr(value, "__module__", None) == "time":
+                self.found = "the time"
+            else:
+                try:
+                    self.found = _CALLS.get(value, "")
+                except TypeError:  # of what cannot be hashed
+                    self.found = ""
+
+
+_CONTAINERS = {list, dict, set, OrderedDict, Counter, defaultdict, deque}
+_FILLS = {
+    "append",
+    "extend",
+    "insert",
+    "update",
+    "setdefault",
+    "add",
+    "pop",
+    "popleft",
+    "appendleft",
+    "clear",
+    "remove",
+}
+
+
+_STANDARD = os.path.dirname(os.__file__) + os.sep
+
+
+def _is_authors(code: CodeType) -> bool:
+    """Whether code is the model's: not torch's, ours or Python's own."""
+    path = code.co_filename
+    return not is_library(path) and (not path.startswith(_STANDARD) or "site-packages" in path)
+
+
+def _is_outside(container: Any, frame: FrameType) -> bool:
+    """Whether a function has a container from its globals or from a function around it."""
+    around = [frame.f_locals.get(name) for name in frame.f_code.co_freevars]
+    return any(container is value for value in (*around, *frame.f_globals.values()))
+
+
+@functools.lru_cache(maxsize=4096)
+def _assigns_outside(code: CodeType) -> bool:
+    """Whether code assigns a global, or a variable of a function around it."""
+    return any(
+        i.opname == "STORE_GLOBAL" or (i.opname == "STORE_DEREF" and i.argval in code.co_freevars)
+        for i in dis.get_instructions(code)
+    )
+
+
+class _Proxy(fx.Proxy):
+    """Which knows how long a shape or a list is: that follows from ranks, for which the graph is."""
+
+    def __len__(self) -> int:
+        value = self.tracer.values.get(self.node)  # type: ignore[attr-defined]
+        return len(value) if isinstance(value, (tuple, list)) else super().__len__()
+
+
+class _Tracer(fx.Tracer):
+    """Records one module's own code; its submodules are called as they are, with their hooks.
+
+    What it records it computes, too: how long a shape is decides what code does with it.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], signature: inspect.Signature, guard: _Guard, inline: bool) -> None:
+        super().__init__(autowrap_modules=(math,))
+        self.inline = inline
+        self.inlined: dict[str, None] = {}
+        self.given, self.signature, self.guard = arguments, signature, guard
+        self.arguments: list[Argument] = []
+        self.values: dict[fx.Node, Any] = {}
+        self.versions: dict[fx.Node, int] = {}
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        library = type(m).__module__.partition(".")[0] in ("torch", "svexport")
+        leaf = not self.inline or (library and not isinstance(m, nn.Sequential))
+        if not leaf:
+            self.inlined[module_qualified_name] = None
+        return leaf
+
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> fx.Proxy:
+        proxy = super().create_proxy(kind, target, args, kwargs, *rest, **more)
+        if kind.startswith("call_"):
+            given = fx.node.map_arg((proxy.node.args, proxy.node.kwargs), self.values.__getitem__)
+            self.guard.asleep = True
+            try:
+                self._is(proxy.node, _called(self.root, proxy.node, *given))
+            finally:
+                self.guard.asleep = False
+        elif kind == "get_attr":
+            self._is(proxy.node, functools.reduce(_held, target.split("."), self.root))
+        return proxy
+
+    def _is(self, node: fx.Node, value: Any) -> None:
+        self.values[node] = value
+        if isinstance(value, Tensor):
+            self.versions[node] = value._version
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        # What a submodule calls while it is computed is not recorded.
+        return forward(*args, **kwargs) if self.guard.asleep else super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
+        return attr_val if self.guard.asleep else super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+    def to_bool(self, obj: Any) -> bool:
+        """Of a comparison of ranks, for which the graph is."""
+        if obj.node.target in _COMPARISONS and all(n.target in _RANKS for n in obj.node.all_input_nodes):
+            return bool(self.values[obj.node])
+        return super().to_bool(obj)
+
+    def iter(self, obj: Any) -> Iterator[Any]:
+        value = self.values.get(obj.node)
+        if isinstance(value, (tuple, list)):
+            return iter([obj[i] for i in range(len(value))])
+        return super().iter(obj)
+
+    def create_args_for_root(self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None) -> Any:
+        values = {name: self._placeholder(name, value) for name, value in self.given.items()}
+        keywords = {name for name, p in self.signature.parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+        named = {name: value for name, value in values.items() if name in keywords}
+        function = functools.partial(root_fn, **named) if named else root_fn
+        return function, [self.root, *(value for name, value in values.items() if name not in keywords)]
+
+    def _placeholder(self, name: str, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            self.arguments.append(Argument(name, ranks=(value.dim(),)))
+            return self._proxy(value)
+        if type(value) in (list, tuple) and value and all(isinstance(t, Tensor) for t in value):
+            self.arguments.append(Argument(name, len(value), tuple(t.dim() for t in value)))
+            return type(value)(self._proxy(t) for t in value)
+        if value is None or type(value) in (bool, int, float, str):
+            self.arguments.append(Argument(name, constant=True, value=value))
+            return value
+        raise NotTraced(f"expects tensors, lists of them or constants as arguments, got {name}={type(value).__name__}")
+
+    def _proxy(self, value: Tensor) -> fx.Proxy:
+        proxy = self.create_proxy("placeholder", f"given_{len(self.values)}", (), {})
+        self._is(proxy.node, value)
+        return proxy
+
+
+def _called(root: nn.Module, node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    if node.op == "call_function":
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    return root.get_submodule(str(node.target))(*args, **kwargs)
+
+
+def _held(holder: Any, name: str) -> Any:
+    """An attribute, without asking a module's ``__getattr__``, which records."""
+    held = vars(holder)
+    kinds = ("_parameters", "_buffers", "_modules") if isinstance(holder, nn.Module) else ()
+    return next((held[kind][name] for kind in kinds if name in held[kind]), held.get(name))
+
+
+@dataclass
+class Traced:
+    """A forward as a graph.
+
+    Attributes:
+        module: whose forward it is.
+        graph: of functions and methods of torch and calls of submodules.
+        arguments: of the forward, in the order of the graph's placeholders.
+        values: what each node of the graph came to.
+        changed: nodes whose value was changed in place later on.
+        reads: attributes of the module that are no tensors and no modules, and which the forward read.
+        inlined: names of the submodules whose own code is in the graph.
+    """
+
+    module: nn.Module
+    graph: fx.Graph
+    arguments: tuple[Argument, ...]
+    values: dict[fx.Node, Any] = field(default_factory=dict)
+    changed: set[fx.Node] = field(default_factory=set)
+    reads: frozenset[str] = frozenset()
+    inlined: tuple[str, ...] = ()
+    _ancestors: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
+
+    def tensor(self, node: Any) -> Tensor | None:
+        """The value of a node that is a tensor."""
+        value = self.values.get(node) if isinstance(node, fx.Node) else None
+        return value if isinstance(value, Tensor) else None
+
+    def forget(self) -> None:
+        """To be called when the graph has been changed."""
+        self._ancestors.clear()
+
+    def ancestors(self, node: fx.Node) -> frozenset[fx.Node]:
+        """A node and all that it is computed from."""
+        if node not in self._ancestors:
+            for each in self.graph.nodes:
+                known = [self._ancestors[n] for n in each.all_input_nodes if n in self._ancestors]
+                self._ancestors.setdefault(each, frozenset({each}).union(*known))
+                if each is node:
+                    break
+        return self._ancestors[node]
+
+    def region(
+        self, output: fx.Node, given: Iterable[fx.Node], modules: Set[str] = frozenset()
+    ) -> list[fx.Node] | None:
+        """The nodes between ``given`` and ``output``, in order; None where the output is computed from more than that.
+
+        Sizes, types and devices of other values count as known, and so do their constants, and ``modules``.
+        """
+        stop, found, pending = set(given), set(), [output]
+        while pending:
+            node = pending.pop()
+            if node in found or node in stop:
+                continue
+            if node.op in ("placeholder", "get_attr") or node in self.changed:
+                return None
+            known = (
+                node.target in modules or isinstance(self._module(node), _STATELESS)
+                if node.op == "call_module"
+                else True
+            )
+            if not known:
+                return None
+            found.add(node)
+            inputs = node.all_input_nodes
+            pending += [n for n in inputs if not self._only_like(node, n)]
+        return [node for node in self.graph.nodes if node in found]
+
+    def _only_like(self, node: fx.Node, argument: fx.Node) -> bool:
+        """Whether a node asks an argument for nothing but its shape, type and device."""
+        if node.target is getattr:
+            return node.args[1] in ("shape", "dtype", "device", "ndim")
+        if node.op == "call_method" and node.args and node.args[0] is argument:
+            return node.target in _LIKE and argument not in (*node.args[1:], *node.kwargs.values())
+        return node.target in _LIKES and node.args[0] is argument
+
+    def _module(self, node: fx.Node) -> nn.Module:
+        return self.module.get_submodule(str(node.target))
+
+    def evaluate(self, output: fx.Node, given: Mapping[fx.Node, Any]) -> Any:
+        """A node's value for other values of some nodes, in float64, whatever the model computes in.
+
+        What does not depend on those is as it was.
+        """
+        values: dict[fx.Node, Any] = dict(given)
+        needed = self.ancestors(output)
+        modules: dict[str, nn.Module] = {}
+
+        def value_of(node: fx.Node) -> Any:
+            return values[node] if node in values else _double(self.values[node])
+
+        for node in self.graph.nodes:
+            if node in given or node not in needed or not any(n in values for n in node.all_input_nodes):
+                continue
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
+            if node.op == "call_module":
+                name = str(node.target)
+                if name not in modules:
+                    modules[name] = copy.deepcopy(self._module(node)).double()
+                values[node] = modules[name](*args, **kwargs)
+            else:
+                values[node] = _called(self.module, node, args, kwargs)
+        return value_of(output)
+
+
+_STATELESS = (nn.Sigmoid, nn.Softmax, nn.ReLU, nn.Identity, nn.Flatten, nn.Unflatten)
+_LIKE = {"size", "dim", "ndimension", "numel", "new_tensor", "new_zeros", "new_ones", "new_full", "new_empty"}
+_LIKES = {torch.zeros_like, torch.ones_like, torch.full_like}
+
+
+def _double(value: Any) -> Any:
+    return rebuild(value, lambda t: t.detach().double() if t.is_floating_point() else t.detach())
+
+
+def operand(node: fx.Node, index: int, name: str) -> Any:
+    """An argument of a node, by position or name."""
+    return node.args[index] if len(node.args) > index else node.kwargs.get(name)
+
+
+@contextmanager
+def _modes(module: nn.Module, training: bool) -> Iterator[None]:
+    before = {m: m.training for m in module.modules()}
+    try:
+        for m in before:
+            m.training = False  # of submodules: they are computed
+        module.training = training
+        yield
+    finally:
+        for m, mode in before.items():
+            m.training = mode
+
+
+def trace(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, inline: bool = False) -> Traced:
+    """Records a module's forward.
+
+    Args:
+        module: in any mode; its forward must be one graph in both.
+        args, kwargs: what it was called with.
+        inline: records its submodules too, down to torch's.
+
+    Raises:
+        NotTraced: if the forward is no fixed sequence of functions of torch and submodules: it decides by values or
+            sizes, changes itself, prints, draws random numbers or sets a mode.
+    """
+    if "forward" in vars(module):
+        raise NotTraced("it has a forward of its own")
+    signature = inspect.signature(module.forward)
+    kinds = {p.kind for p in signature.parameters.values()}
+    if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY}:
+        raise NotTraced("its forward takes any arguments")
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    graphs = []
+    for training in (True, False):
+        with _modes(module, training):
+            tracer, graph, reads = _record(module, bound.arguments, signature, inline)
+            graphs.append(graph.python_code("self").src)
+    if graphs[0] != graphs[1]:
+        raise NotTraced("its forward is another one in training")
+    changed = {n for n, version in tracer.versions.items() if tracer.values[n]._version != version}
+    return Traced(module, graph, tuple(tracer.arguments), tracer.values, changed, reads, tuple(tracer.inlined))
+
+
+def _record(
+    module: nn.Module, arguments: Mapping[str, Any], signature: inspect.Signature, inline: bool
+) -> tuple[_Tracer, fx.Graph, frozenset[str]]:
+    before = _state(module)
+    reads: set[str] = set()
+    kind: Any = type(module)
+
+    def read(self: Any, name: str) -> Any:
+        if not name.startswith("_") and name in object.__getattribute__(self, "__dict__"):
+            reads.add(name)
+        return kind.__getattribute__(self, name)
+
+    guard, profile = _Guard(), sys.getprofile()
+    tracer = _Tracer(arguments, signature, guard, inline)
+    try:
+        names = {"__getattribute__": read, "__module__": kind.__module__}
+        module.__class__ = type(kind)(kind.__name__, (_Unseen, kind), names)
+    except TypeError as error:
+        raise NotTraced(f"its class cannot be watched: {error}") from None
+    try:
+        sys.setprofile(guard)
+        graph = tracer.trace(module)
+    except NotTraced:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a forward does with what is no tensor
+        text = str(error).strip().partition("\n")[0]
+        raise NotTraced(f"its forward is no fixed graph: {type(error).__name__}: {text}") from None
+    finally:
+        sys.setprofile(profile)
+        module.__class__ = kind
+    if guard.found:
+        raise NotTraced(f"its forward uses {guard.found}")
+    if before != _state(module):
+        raise NotTraced("its forward changes the module")
+    if any(node.op == "get_attr" and not _is_registered(module, str(node.target)) for node in graph.nodes):
+        raise NotTraced("its forward makes tensors of its own")
+    if any(node.target in _CHANGES or node.target is operator.setitem for node in graph.nodes):
+        raise NotTraced("its forward changes tensors in place")
+    for node in reversed(graph.nodes):
+        asked = node.target in _RANKS | _COMPARISONS and not isinstance(tracer.values[node], Tensor)
+        if not node.users and (asked or node.target in (getattr, operator.getitem)):  # unpacking a shape leaves some
+            graph.erase_node(node)
+    return tracer, graph, frozenset(reads - {"training"})
+
+
+class _Unseen:
+    """Keeps the class that watches a module from those who collect the subclasses of its base."""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        pass
+
+
+def _state(module: nn.Module) -> dict[str, Any]:
+    """What a forward could change, as plain as can be compared."""
+
+    def shallow(value: Any) -> Any:
+        if isinstance(value, (list, tuple, set)):
+            return type(value).__name__, [id(v) for v in value]
+        return {k: id(v) for k, v in value.items()} if isinstance(value, dict) else id(value)
+
+    return {
+        f"{name}.{key}": shallow(value)
+        for name, m in module.named_modules()
+        for key, value in vars(m).items()
+        if not key.startswith("_tensor_constant")
+    }
+
+
+def _is_registered(module: nn.Module, name: str) -> bool:
+    holder = module.get_submodule(name.rpartition(".")[0])
+    last = name.rpartition(".")[2]
+    return last in holder._parameters or last in holder._buffers

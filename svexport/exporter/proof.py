@@ -1,0 +1,103 @@
+"""Whether what takes the place of a part of a model computes the same, and has the same gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from svexport.exporter.arguments import leaves, rebuild
+from svexport.parity import parity, tolerances
+
+__all__ = ["Proof"]
+
+
+@dataclass
+class Proof:
+    """What the comparisons of one replacement came to."""
+
+    errors: list[float] = field(default_factory=list)
+    fault: str = ""
+
+    def add(self, expected: Any, ours: Callable[[], Any]) -> Any:
+        """Compares with what ``ours`` computes; returns that, or ``expected`` where it is not to be used."""
+        try:
+            actual = ours()
+        except Exception as error:  # noqa: BLE001 - whatever our op does not take is left to torch
+            self.fault = f"svexport's raised {type(error).__name__}: {error}"
+            return expected
+        theirs, found = (dict(leaves(value)) for value in (expected, actual))
+        pairs = [(t, found.get(path)) for path, t in theirs.items() if isinstance(t, Tensor)]
+        if theirs.keys() != found.keys() or not all(isinstance(t, Tensor) for _, t in pairs):
+            self.fault = "svexport's returned another structure"
+            return expected
+        results = []
+        for e, a in pairs:
+            rtol, atol = tolerances(None, None, {e.dtype})
+            results.append(parity("", e, a, rtol=rtol, atol=atol))  # type: ignore[arg-type]
+        self.errors.append(max((p.max_abs for p in results), default=0.0))
+        if not all(p.ok for p in results):
+            self.fault = f"svexport's differs by {self.errors[-1]:.1e} on the given inputs"
+        return expected if self.fault else actual
+
+    def add_other(self, theirs: Callable[[], Any], ours: Callable[[], Any]) -> None:
+        """Compares the two on inputs of our own, in float64; they do not count as the model's."""
+        try:
+            with torch.no_grad():
+                expected, actual = theirs(), ours()
+        except Exception as error:  # noqa: BLE001 - what cannot be shown is not
+            self.fault = f"other inputs cannot be compared: {type(error).__name__}: {error}"
+            return
+        scale = float(expected.abs().amax()) if expected.numel() else 0.0
+        if not scale > 0:
+            self.fault = "it is zero on all other inputs, which shows nothing"
+        elif expected.shape != actual.shape or not parity("", expected, actual, rtol=1e-6, atol=1e-6 * scale).ok:
+            self.fault = "svexport's differs on other inputs"
+
+    def add_gradients(self, theirs: Callable[..., Any], ours: Callable[..., Any], arguments: Sequence[Any]) -> None:
+        """Compares gradients, in float64 and a little beside the arguments: at the edges of pixels there are none."""
+        generator = torch.Generator().manual_seed(0)
+
+        def near(t: Tensor) -> Tensor:
+            if not t.is_floating_point():
+                return t
+            noise = torch.rand(t.shape, generator=generator, dtype=torch.float64).to(t.device)
+            return (t.detach().double() + 1e-3 * noise).requires_grad_()
+
+        given = rebuild(tuple(arguments), near)
+        wanted = [t for _, t in leaves(given) if isinstance(t, Tensor) and t.requires_grad]
+        found: list[list[Tensor | None]] = []
+        try:
+            with torch.enable_grad():
+                for function in (theirs, ours):
+                    outputs = [t for _, t in leaves(function(*given)) if isinstance(t, Tensor) and t.requires_grad]
+                    cotangent = torch.Generator().manual_seed(1)
+                    weights = [torch.rand(t.shape, generator=cotangent, dtype=t.dtype).to(t.device) for t in outputs]
+                    total = sum(((t * w).sum() for t, w in zip(outputs, weights, strict=True)), torch.zeros(()))
+                    if not outputs:
+                        found.append([None] * len(wanted))
+                        continue
+                    found.append(list(torch.autograd.grad(total, wanted, allow_unused=True)))
+        except Exception as error:  # noqa: BLE001 - what cannot be shown is not
+            self.fault = f"its gradients cannot be compared: {type(error).__name__}: {error}"
+            return
+        for given_to, *gradients in zip(wanted, *found, strict=True):
+            e, a = (torch.zeros_like(given_to) if g is None else g for g in gradients)
+            rtol, atol = tolerances(None, None, {torch.float64})
+            scale = max(1.0, float(e.abs().max())) if e.numel() else 1.0
+            if not parity("", e, a, rtol=rtol, atol=atol * scale).ok:
+                self.fault = f"svexport's gradient differs by {float((e - a).abs().max()):.1e} on the given inputs"
+
+    def merge(self, other: Proof) -> None:
+        self.errors += other.errors
+        self.fault = self.fault or other.fault
+
+    def words(self, given: bool) -> tuple[int, float, str]:
+        """How many comparisons there were, the largest error, and what to say; given: whether there were inputs."""
+        unproven = "not proven: not reached" if given else "not proven: no inputs"
+        error = max(self.errors, default=math.nan)
+        return len(self.errors), error, f"max error {error:.1e}" if self.errors else unproven

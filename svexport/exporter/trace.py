@@ -1,0 +1,109 @@
+"""From a model to ONNX: torch.export first and the down-converter after it, TorchScript for what that refuses."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from torch import Tensor
+
+from svexport.errors import SvexportError
+from svexport.exporter import dynamo, torchscript
+from svexport.exporter.arguments import FlatModel
+from svexport.exporter.opsets import FIRST_DYNAMO_OPSET, LAST_TORCHSCRIPT_OPSET
+from svexport.exporter.report import ExportReport
+from svexport.exporter.state import State
+from svexport.logging import logger
+
+__all__ = ["second_tracer", "torch_export_first", "traced"]
+
+_first = LAST_TORCHSCRIPT_OPSET < FIRST_DYNAMO_OPSET
+
+
+@contextmanager
+def torch_export_first(first: bool = True) -> Iterator[None]:
+    """Has models traced by torch.export at every opset, or at opset 18 and later only."""
+    global _first
+    before, _first = _first, first
+    try:
+        yield
+    finally:
+        _first = before
+
+
+def second_tracer(export: Callable[..., ExportReport]) -> Callable[..., ExportReport]:
+    """Has TorchScript trace a model of which the converted file is not right; the report says so."""
+
+    @functools.wraps(export)
+    def tried(*args: Any, **kwargs: Any) -> ExportReport:
+        token = _converted.set([])
+        try:
+            return export(*args, **kwargs)
+        except SvexportError as error:
+            if not _converted.get():
+                raise
+            reason = str(error).split("\n")[0]
+            logger.warning("TorchScript traces what torch.export has not got right: {}", reason)
+            with torch_export_first(False):
+                try:
+                    report = export(*args, **kwargs)
+                except SvexportError:
+                    raise error from None
+        finally:
+            _converted.reset(token)
+        report.notes.append(f"traced by TorchScript, for the file by torch.export is not right: {reason}")
+        return report
+
+    return tried
+
+
+_converted: ContextVar[list[bool]] = ContextVar("converted", default=[])  # noqa: B039 - set anew by each export
+
+
+def traced(
+    model: FlatModel,
+    tensors: Sequence[Tensor],
+    path: Path,
+    opset: int,
+    input_names: Sequence[str],
+    dynamic_axes: Mapping[str, Mapping[int, str]],
+    notes: list[str],
+    state: State,
+) -> tuple[onnx.ModelProto, bool]:
+    """``model(*tensors)`` as ONNX, and whether torch.export guards the values that Python takes of tensors.
+
+    Between two tracers the model's state is put back to ``state``.
+
+    Raises:
+        ExportError: naming the operator and its source line, if neither tracer takes the model.
+    """
+    if opset > LAST_TORCHSCRIPT_OPSET:
+        return dynamo.export(model, tensors, path, opset, input_names, dynamic_axes), True
+    reason = _refused(model) if _first else "it goes second"
+    if not reason:
+        try:
+            given = [tensor.clone() for tensor in tensors]
+            written = dynamo.export(model, given, path, opset, input_names, dynamic_axes)
+            _converted.get().append(True)
+            return written, True
+        except Exception as error:  # noqa: BLE001 - whatever a library raises, the other tracer may take the model
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            state.restore()
+            logger.info("torch.export does not take the model, which TorchScript traces: {}", reason)
+    written = torchscript.export(model, tensors, path, opset, input_names, dynamic_axes)
+    if _first:
+        notes.append(f"traced by TorchScript, for torch.export refuses the model: {reason}")
+    return written, False
+
+
+def _refused(model: FlatModel) -> str:
+    """Why torch.export need not be asked; empty where it may take the model."""
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        return "it has scripted modules"
+    return ""

@@ -1,0 +1,46 @@
+"""Small tensors that follow from others, kept from call to call: a launch costs more than they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from svexport.ops._op import tracing
+
+__all__ = ["kept_of", "zeros"]
+
+_of: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_zeros: dict[tuple[torch.device, torch.dtype, tuple[int, ...]], Tensor] = {}
+
+
+def _keeps(like: Tensor) -> bool:
+    """Whether what is made now is an ordinary tensor that lasts: graphs and modes have tensors of their own."""
+    if tracing() or type(like) is not Tensor or torch.is_inference_mode_enabled() or like.is_inference():
+        return False
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+        return False
+    return not (like.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def kept_of(tensor: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+    """``make(tensor)``, made again when the tensor has been written to."""
+    if not _keeps(tensor):
+        return make(tensor)
+    known = _of.get(tensor)
+    if known is None or known[0] is not make or known[1] != tensor._version:
+        known = make, tensor._version, make(tensor)
+        _of[tensor] = known
+    return known[2]
+
+
+def zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Zeros of a type and device, which nobody writes to."""
+    if not _keeps(like):
+        return like.new_zeros(shape)
+    key = like.device, like.dtype, shape
+    if key not in _zeros:
+        _zeros[key] = like.new_zeros(shape)
+    return _zeros[key]

@@ -1,0 +1,59 @@
+"""``dynamic_shapes="auto"``: the batches that a model allows, found by torch.export."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import svexport
+
+
+class Cameras(nn.Module):
+    """Six images of each sample, in one axis; a scale that is no batch, and points that are another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, images: Tensor, poses: Tensor, scale: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.conv(images).mean((2, 3)).view(poses.shape[0], 6, 4)
+        return torch.einsum("bnc,bncd->bnd", features, poses) * scale, points * 2
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_sizes_that_hang_together(batch: int, opset: int, tmp_path) -> None:
+    args = torch.randn(6 * batch, 3, 8, 8), torch.randn(batch, 6, 4, 4), torch.randn(1), torch.randn(7, 4)
+    report = svexport.export(Cameras(), args, tmp_path / "m.onnx", opset=opset, dynamic_shapes="auto")
+    assert report.inputs == {
+        "images": "float32[6*batch, 3, 8, 8]",
+        "poses": "float32[batch, 6, 4, 4]",
+        "scale": "float32[1]",
+        "points": "float32[points_batch, 4]",
+    }
+    assert report.verified
+    assert any("points_batch=" in p.run for p in report.parity)
+    (note,) = (note for note in report.notes if note.startswith("dynamic_shapes='auto'"))
+    assert note.endswith(
+        "images (6*batch), poses (batch), points (points_batch); the model takes it for a number of scale"
+    )
+
+
+def test_a_size_that_the_model_takes_for_a_number(tmp_path) -> None:
+    class Pairs(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            assert x.shape[0] == 2
+            return x + y
+
+    args = torch.randn(2, 3), torch.randn(2, 3)
+    report = svexport.export(Pairs(), args, tmp_path / "m.onnx", opset=18, dynamic_shapes="auto")
+    assert report.inputs == {"x": "float32[2, 3]", "y": "float32[2, 3]"}
+    assert report.notes == [
+        "dynamic_shapes='auto': the first size is dynamic of no input; the model takes it for a number of x, y"
+    ]
+
+
+def test_another_word(tmp_path) -> None:
+    with pytest.raises(svexport.ExportError, match="or 'auto', got 'all'"):
+        svexport.export(Cameras(), (torch.zeros(1),) * 4, tmp_path / "m.onnx", dynamic_shapes="all")

@@ -1,0 +1,124 @@
+"""Values that Python takes of tensors while torch.export traces: constants, unless something was written to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import svexport
+from svexport.graph.fold import MOST_BYTES
+
+
+class Held(nn.Module):
+    """A function of a buffer, a parameter and an attribute that is neither."""
+
+    def __init__(self, function: Callable[[Held, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("counts", torch.tensor([2, 0, 3]))
+        self.weight = nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
+        self.plain = torch.tensor([True, False, True])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def in_place(self: Held, x: Tensor) -> Tensor:
+    weight = self.weight.clone()
+    F.relu(weight, True)
+    return x + int(weight.sum())
+
+
+def through_a_view(self: Held, x: Tensor) -> Tensor:
+    counts = self.counts.clone()
+    counts.view(1, 3)[0, 1] += 5
+    return x + counts[1].item()
+
+
+def by_out(self: Held, x: Tensor) -> Tensor:
+    made = torch.zeros(3)
+    torch.add(self.weight, 1, out=made)
+    return x + float(made.sum())
+
+
+CONSTANT: list[Callable[[Held, Tensor], Tensor]] = [
+    lambda self, x: x * int(self.counts[0]),
+    lambda self, x: torch.cat([x[:, : self.counts[2]], x[:, self.counts[0] :]], 1),
+    lambda self, x: x[:, :3][:, self.plain] * self.weight[self.plain],
+    lambda self, x: torch.zeros(self.counts[0], self.counts[2]) + x[:2, :3],
+    lambda self, x: x.new_full((self.counts[2], 1), self.counts[0]) + x[:3].sum(1, keepdim=True),
+    lambda self, x: x[[0, 2]] + self.counts.sum().item(),
+    lambda self, x: x[:, self.plain.nonzero()[:, 0]],
+    lambda self, x: torch.stack([x[:, i] for i in self.counts.tolist()]),
+    lambda self, x: x[:, torch.unique(self.counts)] if (self.weight > 2).any() else -x,
+    lambda self, x: x.index_put((torch.tensor([0]), torch.tensor([1])), x.new_ones(1) * float(self.weight.norm())),
+    lambda self, x: x * self.counts.float().mean().numpy().item(),
+]
+
+
+@pytest.mark.parametrize("function", CONSTANT)
+def test_values_of_constants(function: Callable[[Held, Tensor], Tensor], tmp_path) -> None:
+    report = svexport.export(Held(function), torch.randn(4, 5), tmp_path / "m.onnx", opset=18)
+    assert report.verified
+
+
+@pytest.mark.parametrize("function", [in_place, through_a_view, by_out])
+def test_what_was_written_to_is_computed(function: Callable[[Held, Tensor], Tensor], tmp_path) -> None:
+    """Of a value that it cannot know, torch.export makes a node or an error; never the one before the write."""
+    try:
+        report = svexport.export(Held(function), torch.randn(4, 5), tmp_path / "m.onnx", opset=18)
+    except svexport.VerificationError:
+        raise
+    except svexport.ExportError:
+        return
+    assert report.verified
+
+
+@pytest.mark.parametrize(
+    "function", [lambda self, x: x * int(x.sum() > 0), lambda self, x: x[: int(x.shape[0] * self.counts[0]) - 3]]
+)
+def test_values_of_inputs_are_none(function: Callable[[Held, Tensor], Tensor], tmp_path) -> None:
+    model = Held(function)
+    try:
+        report = svexport.export(
+            model, torch.randn(4, 5), tmp_path / "m.onnx", opset=18, dynamic_shapes={"x": {0: "n"}}
+        )
+    except svexport.VerificationError:
+        raise
+    except svexport.ExportError:
+        return
+    assert report.verified
+
+
+def test_a_large_constant_is_a_node(tmp_path) -> None:
+    class Large(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            rows = torch.arange(2100.0)
+            return x + rows[:, None] * rows
+
+    model = Large()
+    report = svexport.export(model, torch.randn(1), tmp_path / "m.onnx", opset=18)
+    assert MOST_BYTES < 4 * 2100**2
+    assert "Mul" in report.nodes
+    assert report.bytes < 2**20
+
+
+def test_weights_are_not_written_to(tmp_path) -> None:
+    """What is computed again of the true tensors leaves them as they are."""
+
+    def function(self: Held, x: Tensor) -> Tensor:
+        return x + int(F.relu(self.weight.detach(), inplace=True).sum()) * F.elu(self.weight, 1.0, False).sum().item()
+
+    model = Held(function)
+    before = model.weight.detach().clone()
+    try:
+        assert svexport.export(model, torch.randn(4, 5), tmp_path / "m.onnx", opset=18).verified
+    except svexport.VerificationError:
+        raise
+    except svexport.ExportError:
+        pass
+    assert torch.equal(model.weight, before)
