@@ -112,9 +112,9 @@ class Patterns:
     def _look(self, name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         try:
             traced = trace(module, args, kwargs)
-        except NotTraced:
+            parts = self._parts(name, traced)
+        except Exception:  # noqa: BLE001 - a forward that cannot be read stays as it is
             return
-        parts = self._parts(name, traced)
         if any(not part.proof.fault for part in parts):
             try:
                 self.rewrites[name] = rewrite_of(traced)
@@ -127,8 +127,9 @@ class Patterns:
     def _look_at_whole(self, name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Whether a module that holds some with parts is a decoder; the innermost is."""
         below = {n: parts for n, parts in self.parts.items() if n != name and n.startswith(f"{name}." if name else "")}
-        held = {part.op for parts in below.values() for part in parts}
-        if decoder.OP in held or not held >= set(FINDERS) or not self.chosen(name, decoder.OP):
+        held = Counter(part.op for parts in below.values() for part in parts if not part.proof.fault)
+        layers = {held[op] for op in FINDERS}  # of each part one a layer
+        if held[decoder.OP] or len(layers) != 1 or 0 in layers or not self.chosen(name, decoder.OP):
             return
         prefix = f"{name}." if name else ""
         inner = {module.get_submodule(n.removeprefix(prefix)): self.rewrites[n] for n in below if n in self.rewrites}
@@ -146,7 +147,7 @@ class Patterns:
                 decoder.put(traced, found)
                 whole = whole_of(module, traced.inlined, found.modules)
                 self.wholes[name] = rewrite_of(traced, whole)
-        except NotTraced:
+        except Exception:  # noqa: BLE001 - a graph that is read as a decoder may be anything
             return
         finally:
             for m, kind in kinds.items():

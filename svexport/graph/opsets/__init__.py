@@ -101,7 +101,7 @@ def convert_in_place(model: onnx.ModelProto, opset: int) -> None:
         raise UnsupportedError(f"expected a model of an opset up to {known}, got one of opset {before}")
     if opset == before:
         return
-    _check_axes(model)
+    _check_attributes(model)
     try:
         _convert(model, before, opset)
     except BROKEN as error:
@@ -113,18 +113,19 @@ def convert_in_place(model: onnx.ModelProto, opset: int) -> None:
 _AXES = ("axis", "axes", "batch_dims", "batch_axis", "time_axis")
 
 
-def _check_axes(model: onnx.ModelProto) -> None:
-    """Shape inference of the library does not survive some that are no axes."""
+def _check_attributes(model: onnx.ModelProto) -> None:
+    """Shape inference of the library does not survive some numbers that are none of a valid model."""
     bodies = [onnx.GraphProto(node=function.node) for function in model.functions]
     for graph in (inner for outer in (model.graph, *bodies) for inner in graphs(outer)):
         for node in graph.node:
             for attribute in node.attribute:
-                if attribute.name in ("axis", "axes") and not all(
-                    -64 <= a < 64 for a in (attribute.i, *attribute.ints)
-                ):
+                axes = (attribute.i, *attribute.ints) if attribute.name in _AXES else ()
+                parts = attribute.i if attribute.name == "num_outputs" else len(node.output)
+                first = 0 if attribute.name == "batch_dims" else -64
+                if not all(first <= axis < 64 for axis in axes) or parts != len(node.output):
                     raise UnsupportedError(
                         f"node {node.name or next(iter(node.output), '')!r} ({node.op_type}) has {attribute.name} "
-                        f"{attribute.i or list(attribute.ints)}; expected those of a tensor"
+                        f"{attribute.i or list(attribute.ints)}, which is not as ONNX defines it"
                     )
 
 

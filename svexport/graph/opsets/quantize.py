@@ -8,7 +8,7 @@ import numpy as np
 from onnx import TensorProto
 
 from svexport.graph.opsets.rules import Node, down, unchanged
-from svexport.symbolic._builder import Builder, Dim, Value, dtype_name
+from svexport.symbolic._builder import Builder, Value, dtype_name
 
 __all__ = ["RANGES", "dequantized", "quantized"]
 
@@ -230,20 +230,16 @@ def _spread(b: Builder, node: Node, value: Value, index: int) -> Value:
     rank = node.rank()
     axis %= max(rank, 1)
     if block:
-        x = node.input(0)
-        sizes: list[Dim] = [b.dim(x, i) for i in range(rank)]
         value = replace(value, shape=shape or (None,) * rank)
         blocks = [b.dim(value, i) for i in range(rank)]
         dims = [*blocks[: axis + 1], block, *blocks[axis + 1 :]]
         known = [d if isinstance(d, int) else None for d in dims]
         each = b.op("Expand", b.unsqueeze(value, axis + 1), b.shape(*dims), shape=known)
         each = b.reshape(each, *blocks[:axis], b.product(blocks[axis], block), *blocks[axis + 1 :])
-        size, made = sizes[axis], blocks[axis]
-        if isinstance(size, int) and isinstance(made, int):
-            return each if made * block == size else b.slice(each, axis, 0, size)
-        if not isinstance(size, int):
-            node.refuse("whether its last block is full depends on a size that is not static")
-        return b.slice(each, axis, 0, size)
+        size, made = b.dim(node.input(), axis), blocks[axis]
+        if isinstance(size, int):
+            return each if isinstance(made, int) and made * block == size else b.slice(each, axis, 0, size)
+        return b.op("Slice", each, b.ints(0), size, b.ints(axis), dtype=value.dtype, shape=(None,) * rank)
     if rank <= 1:
         return value
     return b.op("Reshape", value, b.ints(*(-1 if i == axis else 1 for i in range(rank))), dtype=value.dtype)

@@ -117,6 +117,12 @@ def test_at_run_time(x: np.ndarray, target: int) -> None:
     check(model, [x], target, run(model, [x]), tolerance=1e-6)
 
 
+@pytest.mark.parametrize("block", [2, 4])
+def test_blocks_of_any_size(block: int) -> None:
+    inputs = [X, *parameters(1, np.int8, block)]
+    check(node_model("QuantizeLinear", 21, inputs, dynamic=True, **attributes(1, block)), inputs, 9, tolerance=0)
+
+
 def test_unknown_scales_are_spread() -> None:
     inputs = [X, *parameters(1, np.int8)]
     model = node_model("QuantizeLinear", 13, inputs)
