@@ -30,7 +30,7 @@ def test_build(run, files, tmp_path, monkeypatch):
     assert result.json["engine"]["profiles"] == [
         {"image": [[2, 3, 8, 8], [4, 3, 8, 8], [6, 3, 8, 8]], "grid": [[2, 5, 5, 2], [4, 5, 5, 2], [6, 5, 5, 2]]}
     ]
-    assert result.json["plugins"] == {"/SvGridSample": "C++"}
+    assert list(result.json["plugins"].values()) == ["C++"]
     assert (tmp_path / "m.engine").stat().st_size == result.json["bytes"]
     assert not list(trt.alive)
     words = ["--no-timing-cache", "--report", tmp_path / "build.html"]
