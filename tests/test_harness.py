@@ -37,6 +37,13 @@ def test_what_has_no_product_is_kept() -> None:
     assert extent.covering([(("a", i),) for i in range(7)]) == list(range(7))
 
 
+def test_cases_of_even_distance() -> None:
+    assert extent.spread("abcdefgh", 4) == ["a", "c", "e", "g"]
+    assert extent.spread("abc", 9) == ["a", "b", "c"]
+    assert extent.spread("abcde", 2) == ["a", "c"]
+    assert extent.spread("", 3) == []
+
+
 def test_names_given_together_are_one_parameter() -> None:
     marks = [pytest.mark.parametrize(("a", "b"), []).mark, pytest.mark.parametrize("c", []).mark]
     params = {"c": "c0", "b": "b0", "a": "a0", "fixture": 1}

@@ -4,9 +4,11 @@ By default
 
 * tests marked ``exhaustive`` are left to ``--all``;
 * of a product of parameters that takes long in all, so many combinations run that every two values of different
-  parameters meet, and of two parameters alone so many that every value is met.
+  parameters meet, and of two parameters alone so many that every value is met;
+* of a test that takes longer than that even so, cases of even distance, as many as fit into the time that a test has.
 
-What takes long is in durations.json. The longest come first, so that no process is left with one of them at the end.
+How long a case of a test takes is in durations.json. The longest come first, so that no process is left with one of
+them at the end.
 """
 
 from __future__ import annotations
@@ -16,12 +18,16 @@ import json
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
+
+Case = TypeVar("Case")
 
 DURATIONS = Path(__file__).with_name("durations.json")
 SHORTEST = 0.5  # seconds that all cases of a test take; what is shorter is not kept
 LONG = 2.0  # seconds from which on a test has cases to spare
+MOST = 4.0  # seconds that the cases of a test take by default
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -44,8 +50,10 @@ def select(items: list[pytest.Item], config: pytest.Config) -> None:
                 groups[_test(item.nodeid)].append(item)
         wanted = set()
         for name, group in groups.items():
-            is_long = seconds.get(name, 0.0) >= LONG
-            wanted |= {group[i] for i in covering([_values(item) for item in group])} if is_long else set(group)
+            each = seconds.get(name, 0.0)
+            if each * len(group) >= LONG:
+                group = [group[i] for i in covering([_values(item) for item in group])]
+            wanted |= set(spread(group, max(1, int(MOST / each)) if each else len(group)))
     config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
     items[:] = [item for item in items if item in wanted]
 
@@ -80,16 +88,23 @@ def covering(combinations: Sequence[tuple[Hashable, ...]]) -> list[int]:
     return sorted(chosen) if len(combinations) > 1 else list(range(len(combinations)))
 
 
+def spread(cases: Sequence[Case], count: int) -> list[Case]:
+    """At most ``count`` cases, of even distance, the first among them."""
+    count = min(count, len(cases))
+    return [cases[i * len(cases) // count] for i in range(count)]
+
+
 def order(items: list[pytest.Item]) -> None:
     """Files that take longest first; what is in a file stays together, for its fixtures."""
     files: dict[str, float] = defaultdict(float)
-    for name, seconds in durations().items():
-        files[name.partition("::")[0]] += seconds
+    seconds = durations()
+    for item in items:
+        files[item.nodeid.partition("::")[0]] += seconds.get(_test(item.nodeid), 0.0)
     items.sort(key=lambda item: -files[item.nodeid.partition("::")[0]])
 
 
 def durations() -> dict[str, float]:
-    """Seconds that all cases of a test took in some run, by its name."""
+    """Seconds that a case of a test took in some run, by the test's name."""
     return dict(json.loads(DURATIONS.read_text()))
 
 
@@ -98,12 +113,16 @@ class Keep:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
+        self.cases: dict[str, set[str]] = defaultdict(set)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.seconds[_test(report.nodeid)] += report.duration
+        name = _test(report.nodeid)
+        self.seconds[name] += report.duration
+        self.cases[name].add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
-        kept = {name: round(seconds, 1) for name, seconds in sorted(self.seconds.items()) if seconds >= SHORTEST}
+        long = sorted(name for name, seconds in self.seconds.items() if seconds >= SHORTEST)
+        kept = {name: round(self.seconds[name] / len(self.cases[name]), 3) for name in long}
         DURATIONS.write_text(json.dumps(kept, indent=0) + "\n")
 
 
