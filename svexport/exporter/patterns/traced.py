@@ -6,6 +6,7 @@ import builtins
 import copy
 import dis
 import functools
+import gc
 import inspect
 import math
 import operator
@@ -435,7 +436,7 @@ def _record(
             reads.add(name)
         return kind.__getattribute__(self, name)
 
-    guard, profile = _Guard(), sys.getprofile()
+    guard, profile, collects = _Guard(), sys.getprofile(), gc.isenabled()
     tracer = _Tracer(arguments, signature, guard, inline)
     try:
         names = {"__getattribute__": read, "__module__": kind.__module__}
@@ -443,6 +444,7 @@ def _record(
     except TypeError as error:
         raise NotTraced(f"its class cannot be watched: {error}") from None
     try:
+        gc.disable()  # what others have called on a collection, such as a clock, is no part of the forward
         sys.setprofile(guard)
         graph = tracer.trace(module)
     except NotTraced:
@@ -452,6 +454,8 @@ def _record(
         raise NotTraced(f"its forward is no fixed graph: {type(error).__name__}: {text}") from None
     finally:
         sys.setprofile(profile)
+        if collects:
+            gc.enable()
         module.__class__ = kind
     if guard.found:
         raise NotTraced(f"its forward uses {guard.found}")
