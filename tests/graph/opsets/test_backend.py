@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.graph.opsets.backend import HIGHEST, LOWEST, cases, judge, modules
+from tests.graph.opsets.backend import cases, judge, modules
 
 OFTEN = {
     *("clip", "cumsum", "gathernd", "gelu", "layernormalization", "mod", "onehot", "pad", "reducemax", "reducesum"),
@@ -13,7 +13,7 @@ OFTEN = {
 """Files whose ops changed most of what exporters write."""
 
 
-def wrong(module: str, targets: range | tuple[int, ...]) -> list[tuple[str, int, str]]:
+def wrong(module: str, targets: tuple[int, ...]) -> list[tuple[str, int, str]]:
     found = []
     for case in cases(module):
         for target in targets:
@@ -31,4 +31,5 @@ def test_often(module: str) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("module", modules())
 def test_all(module: str) -> None:
-    assert wrong(module, range(LOWEST, HIGHEST)) == []
+    """At the opsets that deployments have; ``python -m tests.graph.opsets.backend --all`` goes to every one."""
+    assert wrong(module, (9, 11, 13, 17)) == []
