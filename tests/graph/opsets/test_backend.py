@@ -31,5 +31,5 @@ def test_often(module: str) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("module", modules())
 def test_all(module: str) -> None:
-    """At the opsets that deployments have; ``python -m tests.graph.opsets.backend --all`` goes to every one."""
+    """At the opsets that deployments have; ``python -m tests.graph.opsets`` goes to every one."""
     assert wrong(module, (9, 11, 13, 17)) == []
