@@ -140,13 +140,21 @@ def _places(b: Builder, node: Node, axis: int) -> Value:
 _REDUCE = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
-@down("ScatterElements", 18, 16)
-def _reduce_elements(b: Builder, node: Node) -> Value | None:
+def _reduction(node: Node) -> str | None:
+    """How updates meet what is there, by torch's name, where the version below cannot say it; else the node stays."""
     reduction = node.attribute("reduction")
     if node.version == 18 and reduction not in ("max", "min"):
         return None
     if reduction == "none":
         node.remove("reduction")
+        return None
+    return _REDUCE[reduction]
+
+
+@down("ScatterElements", 18, 16)
+def _reduce_elements(b: Builder, node: Node) -> Value | None:
+    reduction = _reduction(node)
+    if reduction is None:
         return None
     axis, data, updates = axis_of(node, 0), node.input(), node.input(2)
     node.rank(0)
@@ -157,10 +165,10 @@ def _reduce_elements(b: Builder, node: Node) -> Value | None:
             sizes = [b.dim(data, other) for other in range(node.rank())]
             count = b.product(*(b.dim(node.input(1), other) for other in range(node.rank(1))))
             line, places = b.reshape(data, b.product(*sizes)), b.reshape(_places(b, node, axis), count)
-            return b.reshape(scatter(b, line, 0, places, b.reshape(updates, count), _REDUCE[reduction]), *sizes)
+            return b.reshape(scatter(b, line, 0, places, b.reshape(updates, count), reduction), *sizes)
         indices = nonnegative_indices(b, node, 1, b.dim(data, axis))
         indices = Value(b.cast(indices, INT64).name, INT64, node.input(1).shape)
-        return scatter(b, data, axis, indices, updates, _REDUCE[reduction])
+        return scatter(b, data, axis, indices, updates, reduction)
     except ExportError as error:
         node.refuse(str(error))
 
@@ -173,15 +181,12 @@ def _is_narrow(data: Value, indices: Value, axis: int) -> bool:
 
 @down("ScatterND", 18, 16)
 def _reduce_nd(b: Builder, node: Node) -> Value | None:
-    reduction = node.attribute("reduction")
-    if node.version == 18 and reduction not in ("max", "min"):
-        return None
-    if reduction == "none":
-        node.remove("reduction")
+    reduction = _reduction(node)
+    if reduction is None:
         return None
     rows, places, updates, sizes = _lines(b, node)
     try:
-        return b.reshape(scatter(b, rows, 0, places, updates, _REDUCE[reduction]), *sizes)
+        return b.reshape(scatter(b, rows, 0, places, updates, reduction), *sizes)
     except ExportError as error:
         node.refuse(str(error))
 
