@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from svexport.graph.check.report import CheckReport
     from svexport.graph.opsets import convert
     from svexport.parity import Parity
+    from svexport.quantization.quantize import quantize
+    from svexport.quantization.sensitivity import Sensitivity, sensitivity
     from svexport.runtime.bench import Bench, bench
     from svexport.runtime.build import build
     from svexport.runtime.compare import Comparison, compare
@@ -50,6 +52,7 @@ __all__ = [
     "ExportReport",
     "Parity",
     "PluginBuildError",
+    "Sensitivity",
     "SvexportError",
     "UnsupportedError",
     "VerificationError",
@@ -63,9 +66,11 @@ __all__ = [
     "load",
     "lower",
     "ops",
+    "quantize",
     "record",
     "reduce",
     "replace",
+    "sensitivity",
     "tensorrt",
 ]
 
@@ -77,6 +82,7 @@ _LAZY = {
     "Comparison": "svexport.runtime.compare",
     "ExportReport": "svexport.exporter.report",
     "Parity": "svexport.parity",
+    "Sensitivity": "svexport.quantization.sensitivity",
     "bench": "svexport.runtime.bench",
     "build": "svexport.runtime.build",
     "check": "svexport.graph.check",
@@ -85,9 +91,11 @@ _LAZY = {
     "export": "svexport.exporter.export",
     "load": "svexport.runtime.session",
     "lower": "svexport.graph.bodies",
+    "quantize": "svexport.quantization.quantize",
     "record": "svexport.exporter.record",
     "reduce": "svexport.runtime.reduce",
     "replace": "svexport.exporter.replace",
+    "sensitivity": "svexport.quantization.sensitivity",
 }
 
 _NEEDED = {"numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "rich", "torch"}
