@@ -157,7 +157,7 @@ def _replaced(model: nn.Module, arguments: Any, chosen: _Choice, proofs: dict[An
         expected = forward(probe, arguments, as_files)
         classes = {name: cls for name, cls in classes.items() if not modules[name].fault}
         probe = _swap(copied(model), classes)
-        forward(probe, arguments, patterns.watch(probe))
+        forward(probe, arguments, as_files, patterns.watch(probe))
         forward(patterns.applied(_swap(copied(model), classes)), arguments, as_files, watch, wholes)
         plan = plan_of(watch, wholes, plan.skipped)
         del probe
@@ -184,6 +184,8 @@ def _replaced(model: nn.Module, arguments: Any, chosen: _Choice, proofs: dict[An
         elif name in patterns.rewrites or name in patterns.wholes:
             proven = part.proof.words(True)
             replacements.append(Replacement(name, part.what, op_name(part.op), definition(kind), *proven))
+    for name, (what, reason) in patterns.unread.items():
+        left_alone.append(LeftAlone(name, what, definition(type(model.get_submodule(name))), reason))
     if arguments is None:
         for name, source in binder(plan).notes(copies):
             function = FUNCTIONS.get(name)

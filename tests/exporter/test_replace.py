@@ -348,7 +348,7 @@ def test_copy_is_the_same_model(case, tmp_path):
     for r in replaced.svexport_replacements:
         assert r.calls > 0
         assert r.max_abs <= 1e-4
-    assert replaced.svexport_left_alone == []
+    assert {a.kind for a in replaced.svexport_left_alone} <= {"its forward as a graph"}
 
     assert list(replaced.state_dict()) == list(model.state_dict())
     assert not {id(p) for p in replaced.parameters()} & {id(p) for p in model.parameters()}

@@ -39,6 +39,9 @@ FINDERS: dict[str, Callable[[Traced], Iterator[Pattern]]] = {
 _ANCHORS = camera_sample.SAMPLERS | attention.SOFTMAX | {torch.Tensor.softmax}
 """Functions of which every part has one: modules that call none of them are not recorded."""
 
+FORWARD = "its forward as a graph"
+"""What is left alone where no part can be looked for."""
+
 FRUITLESS = 3
 """Of a class no more modules are looked into after so many without a part."""
 
@@ -68,6 +71,7 @@ class Patterns:
         wholes: likewise, that run without gradients and in the place of submodules.
         parts: what was found there, and what was nearly.
         proofs: of the same parts of the same graphs before, which are not proven again.
+        unread: by the module's name, what could not be read as a graph, and why.
     """
 
     chosen: Callable[[str, str], bool]
@@ -75,11 +79,13 @@ class Patterns:
     wholes: dict[str, Rewrite] = field(default_factory=dict)
     parts: dict[str, list[Part]] = field(default_factory=dict)
     proofs: dict[Any, tuple[int | None, Proof, str]] = field(default_factory=dict)
+    unread: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def watch(self, model: nn.Module) -> _Anchors:
         """A context for a forward of a model, which looks into its modules when they are first called."""
         seen: set[nn.Module] = set()
         fruitless: Counter[type] = Counter()
+        unread: dict[type, str] = {}
         anchors = _Anchors()
 
         def looks(name: str) -> Callable[..., None]:
@@ -92,6 +98,10 @@ class Patterns:
                     if called and fruitless[type(module)] < FRUITLESS:
                         self._look(name, module, args, kwargs)
                         fruitless[type(module)] += name not in self.parts
+                        if name in self.unread:
+                            unread[type(module)] = self.unread[name][1]
+                    elif called and type(module) in unread:
+                        self.unread[name] = FORWARD, unread[type(module)]
                     self._look_at_whole(name, module, args, kwargs)
 
             return hook
@@ -110,10 +120,13 @@ class Patterns:
         return model
 
     def _look(self, name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if not any(self.chosen(name, op) for op in FINDERS):
+            return
         try:
             traced = trace(module, args, kwargs)
             parts = self._parts(name, traced)
-        except Exception:  # noqa: BLE001 - a forward that cannot be read stays as it is
+        except Exception as error:  # noqa: BLE001 - a forward that cannot be read stays as it is
+            self.unread[name] = FORWARD, _reason(error)
             return
         if any(not part.proof.fault for part in parts):
             try:
@@ -147,7 +160,9 @@ class Patterns:
                 decoder.put(traced, found)
                 whole = whole_of(module, traced.inlined, found.modules)
                 self.wholes[name] = rewrite_of(traced, whole)
-        except Exception:  # noqa: BLE001 - a graph that is read as a decoder may be anything
+                self.unread = {n: u for n, u in self.unread.items() if u[0] != decoder.WHAT or not n.startswith(prefix)}
+        except Exception as error:  # noqa: BLE001 - a graph that is read as a decoder may be anything
+            self.unread.setdefault(name, (decoder.WHAT, _reason(error)))
             return
         finally:
             for m, kind in kinds.items():
@@ -260,6 +275,10 @@ class _Anchors(TorchFunctionMode):
             yield
         finally:
             self.is_asleep = False
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, NotTraced) else f"{type(error).__name__}: {error}"
 
 
 def _key(traced: Traced) -> Any:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from svexport.exporter.arguments import rebuild
+from svexport.exporter.as_in_files import AsInFiles
 from svexport.exporter.source import is_library
 
 __all__ = ["Argument", "NotTraced", "Traced", "operand", "trace"]
@@ -184,10 +185,13 @@ class _Tracer(fx.Tracer):
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> fx.Proxy:
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **more)
         if kind.startswith("call_"):
+            if any(n not in self.values for n in proxy.node.all_input_nodes):
+                raise NotTraced("its forward makes tensors of its own")
             given = fx.node.map_arg((proxy.node.args, proxy.node.kwargs), self.values.__getitem__)
             self.guard.asleep = True
             try:
-                self._is(proxy.node, _called(self.root, proxy.node, *given))
+                with AsInFiles():
+                    self._is(proxy.node, _called(self.root, proxy.node, *given))
             finally:
                 self.guard.asleep = False
         elif kind == "get_attr":
@@ -450,7 +454,7 @@ def _record(
     except NotTraced:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a forward does with what is no tensor
-        text = str(error).strip().partition("\n")[0]
+        text = str(error).strip().partition("\n")[0].partition(". ")[0]
         raise NotTraced(f"its forward is no fixed graph: {type(error).__name__}: {text}") from None
     finally:
         sys.setprofile(profile)
