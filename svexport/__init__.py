@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from svexport.runtime.compare import Comparison, compare
     from svexport.runtime.reduce import reduce
     from svexport.runtime.session import load
+    from svexport.runtime.triton import TritonRepository, triton_repository
 
 __all__ = [
     "BackendNotAvailableError",
@@ -51,6 +52,7 @@ __all__ = [
     "Parity",
     "PluginBuildError",
     "SvexportError",
+    "TritonRepository",
     "UnsupportedError",
     "VerificationError",
     "__version__",
@@ -67,6 +69,7 @@ __all__ = [
     "reduce",
     "replace",
     "tensorrt",
+    "triton_repository",
 ]
 
 # Imported on first use: onnx costs as much time to import as svexport may take, and the command line has to answer
@@ -77,6 +80,7 @@ _LAZY = {
     "Comparison": "svexport.runtime.compare",
     "ExportReport": "svexport.exporter.report",
     "Parity": "svexport.parity",
+    "TritonRepository": "svexport.runtime.triton",
     "bench": "svexport.runtime.bench",
     "build": "svexport.runtime.build",
     "check": "svexport.graph.check",
@@ -88,6 +92,7 @@ _LAZY = {
     "record": "svexport.exporter.record",
     "reduce": "svexport.runtime.reduce",
     "replace": "svexport.exporter.replace",
+    "triton_repository": "svexport.runtime.triton",
 }
 
 _NEEDED = {"numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "rich", "torch"}
