@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from svexport.runtime.compare import Comparison, compare
     from svexport.runtime.reduce import reduce
     from svexport.runtime.session import load
+    from svexport.runtime.triton import TritonRepository, triton_repository
 
 __all__ = [
     "BackendNotAvailableError",
@@ -54,6 +55,7 @@ __all__ = [
     "PluginBuildError",
     "Sensitivity",
     "SvexportError",
+    "TritonRepository",
     "UnsupportedError",
     "VerificationError",
     "__version__",
@@ -72,6 +74,7 @@ __all__ = [
     "replace",
     "sensitivity",
     "tensorrt",
+    "triton_repository",
 ]
 
 # Imported on first use: onnx costs as much time to import as svexport may take, and the command line has to answer
@@ -83,6 +86,7 @@ _LAZY = {
     "ExportReport": "svexport.exporter.report",
     "Parity": "svexport.parity",
     "Sensitivity": "svexport.quantization.sensitivity",
+    "TritonRepository": "svexport.runtime.triton",
     "bench": "svexport.runtime.bench",
     "build": "svexport.runtime.build",
     "check": "svexport.graph.check",
@@ -96,6 +100,7 @@ _LAZY = {
     "reduce": "svexport.runtime.reduce",
     "replace": "svexport.exporter.replace",
     "sensitivity": "svexport.quantization.sensitivity",
+    "triton_repository": "svexport.runtime.triton",
 }
 
 _NEEDED = {"numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "rich", "torch"}
