@@ -36,6 +36,7 @@ COMMANDS = (
     "debug",
     "lower",
     "convert",
+    "quantize",
     "plugins",
     "advise",
     "doctor",

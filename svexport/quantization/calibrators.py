@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from svexport.errors import SvexportError
 from svexport.quantization.histogram import Histogram
 
 __all__ = ["METHODS", "calibrate", "check_method"]
@@ -28,12 +29,12 @@ def calibrate(histogram: Histogram, method: str, percentile: float) -> float:
 def check_method(method: str, percentile: float) -> None:
     """
     Raises:
-        ValueError: if the method is not one of :data:`METHODS`, or the percentile no part of a hundred.
+        SvexportError: if the method is not one of :data:`METHODS`, or the percentile no part of a hundred.
     """
     if method not in METHODS:
-        raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
+        raise SvexportError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
     if not 0 < percentile <= 100:
-        raise ValueError(f"percentile: expected a number above 0 and up to 100, got {percentile!r}")
+        raise SvexportError(f"percentile: expected a number above 0 and up to 100, got {percentile!r}")
 
 
 def _minmax(histogram: Histogram, _: float) -> float:

@@ -62,9 +62,9 @@ def quantize(
 
     Raises:
         SvexportError: without a layer to quantize or without batches, if an input of a layer is not finite, if nothing
-            is named like a name in ``keep``, or if ``cache`` is not this model's.
+            is named like a name in ``keep``, if ``method`` or ``percentile`` is none, or if ``cache`` is not this
+            model's.
         ExportError: if a batch does not fit ``forward``.
-        ValueError: if ``method`` or ``percentile`` is none.
     """
     check_method(method, percentile)
     result = copied(unwrapped(model))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from svexport import SvexportError
 from svexport.quantization.calibrators import METHODS, calibrate, check_method
 from svexport.quantization.histogram import Histogram
 
@@ -114,8 +115,8 @@ def test_hardly_anything(x: torch.Tensor, method: str) -> None:
 
 
 def test_arguments() -> None:
-    with pytest.raises(ValueError, match="method: expected one of entropy, minmax, mse, percentile, got 'max'"):
+    with pytest.raises(SvexportError, match="method: expected one of entropy, minmax, mse, percentile, got 'max'"):
         check_method("max", 99)
     for percentile in (0, -1, 100.1, float("nan")):
-        with pytest.raises(ValueError, match="percentile: expected a number above 0 and up to 100"):
+        with pytest.raises(SvexportError, match="percentile: expected a number above 0 and up to 100"):
             check_method("percentile", percentile)

@@ -253,5 +253,5 @@ def test_refused(tmp_path: Path) -> None:
         svexport.quantize(Net(), [tuple(batches(3))])
     with pytest.raises(SvexportError, match="folder"):
         svexport.quantize(Net(), batches(), cache=tmp_path)
-    with pytest.raises(ValueError, match="method: expected one of"):
+    with pytest.raises(SvexportError, match="method: expected one of"):
         svexport.quantize(Net(), batches(), method="kl")
