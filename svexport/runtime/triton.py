@@ -458,8 +458,8 @@ def _write_file(engine: Engine, place: Path) -> None:
     if isinstance(engine, OnnxEngine):
         from onnx.external_data_helper import load_external_data_for_model
 
-        from svexport.exporter.export import save
         from svexport.graph.bodies import lower
+        from svexport.graph.saving import save
 
         model = lower(engine.model())  # a copy of what may be the caller's
         if engine._folder is not None:
