@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import onnx
 from torch import Tensor
 
+from svexport.errors import SvexportError
 from svexport.progress import phase
 from svexport.runtime.layers import Call, Groups, Layer, OnnxLayers
 from svexport.runtime.session import OnnxEngine, element_type
@@ -82,9 +83,17 @@ class EngineLayers(OnnxLayers):
     def fetch(self, layers: Sequence[Layer]) -> list[list[Tensor]]:
         names = list(dict.fromkeys(value for layer in layers for value in layer.values))
         phase(f"building an engine that shows {', '.join(names)}")
-        model = self._with_outputs(names)
-        with self._build(model) as probe:
-            outputs = probe.run(self._feeds)
+        try:
+            with self._build(self._with_outputs(names)) as probe:
+                outputs = probe.run(self._feeds)
+        except SvexportError as error:
+            if len(layers) > 1:  # most of them may be shown all the same
+                return [self.fetch([layer])[0] for layer in layers]
+            reason = str(error).split("\n")[0]
+            self._notes.append(
+                f"{', '.join(names)} cannot be made outputs of an engine, so looked through: {reason}"
+            )
+            return [[]]
         self._builds += 1
         values = dict(zip(probe.output_names, outputs, strict=True))
         own = [values[name] for name in self._engine.output_names]

@@ -34,13 +34,13 @@ class Where:
     outside: tuple[tuple[tuple[int, int], ...], ...]
 
     def __str__(self) -> str:
-        """``axis 1: only 3, 7-9 of 64``, for the axes that say something."""
+        """``on axis 1 only at 3, 7-9 (of 64)``, for the axes that say something."""
         told = []
         for axis, (size, ranges) in enumerate(zip(self.shape, self.outside, strict=True)):
             count = sum(last - first + 1 for first, last in ranges)
             if 0 < count <= size // 2:
                 listed = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges[:_RANGES])
-                told.append(f"axis {axis}: only {listed}{', …' if len(ranges) > _RANGES else ''} of {size}")
+                told.append(f"on axis {axis} only at {listed}{', …' if len(ranges) > _RANGES else ''} (of {size})")
         return "; ".join(told) or "all over the tensor"
 
     def to_dict(self) -> dict[str, Any]:

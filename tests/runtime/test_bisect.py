@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import svexport
-from svexport import UnsupportedError
+from svexport import BuildError, UnsupportedError
 from svexport.runtime import bisect
 from tests.tensorrt.reference.fixtures import Install
 
@@ -114,6 +114,29 @@ def test_what_fails_only_where_layers_are_fused(file: Path, tmp_path: Path, tens
     assert not found.ok
     assert found.first is None
     assert any("as further outputs the engine's own agree" in note for note in found.notes)
+
+
+def test_values_that_cannot_be_outputs_are_looked_through(
+    file: Path, tmp_path: Path, tensorrt: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from svexport.runtime import build as module
+
+    plain = module.build
+    products = [node.output[0] for node in onnx.load(file).graph.node if node.op_type == "Mul"]
+    hidden = products[5]  # of left.4, where the fault is
+
+    def build(model: onnx.ModelProto, *args: object, **options: object) -> object:
+        if hidden in [output.name for output in model.graph.output]:
+            raise BuildError("TensorRT builds no engine")
+        return plain(model, *args, **options)  # type: ignore[arg-type]
+
+    tensorrt(kernel=scale(1.14))
+    with svexport.build(file, tmp_path / "m.engine") as engine:
+        monkeypatch.setattr(module, "build", build)
+        found = svexport.compare(Branches(), engine, layers=True)
+    assert found.first is not None
+    assert found.first.name == "left.5"
+    assert any(f"{hidden} cannot be made outputs" in note for note in found.notes)
 
 
 def test_behind_all_layers(tmp_path: Path, tensorrt: Install) -> None:

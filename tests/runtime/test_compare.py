@@ -474,8 +474,8 @@ def test_where_an_error_lies(net, args) -> None:
         other.head["fc"].bias[3] += 1
     found = compare(net, other, args, layers=True)
     assert [one.name for one in found.where] == ["scores", "head.fc"]
-    assert all(str(one) == "axis 1: only 3 of 5" for one in found.where)
-    assert "head.fc differs axis 1: only 3 of 5" in str(found)
+    assert all(str(one) == "on axis 1 only at 3 (of 5)" for one in found.where)
+    assert "head.fc differs on axis 1 only at 3 (of 5)" in str(found)
     assert [one["outside"] for one in found.to_dict()["where"]] == [[[[0, 1]], [[3, 3]]]] * 2
 
 

@@ -232,5 +232,5 @@ def test_the_first_bad_module_is_named(
         assert re.match(r".*examples/\w+\.py:\d+ in \w+: ", line)
         assert f"beginning at {one.first.name} ({line})" in str(one).replace("\n", " ")
         if fault == "one_channel":
-            assert str(one.where[-1]).startswith("axis ")
-            assert f"{one.first.name} differs axis" in str(one)
+            assert str(one.where[-1]).startswith("on axis ")
+            assert f"{one.first.name} differs on axis" in str(one)

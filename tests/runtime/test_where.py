@@ -18,7 +18,7 @@ def test_one_channel() -> None:
     actual[:, 3:6, 2, 2] += 0.25
     where = locate("y", expected, actual, rtol=1e-3, atol=1e-4)
     assert where is not None
-    assert str(where) == "axis 1: only 3-5, 17 of 64"
+    assert str(where) == "on axis 1 only at 3-5, 17 (of 64)"
     assert where.outside[1] == ((3, 5), (17, 17))
     assert [where.largest[1][i] for i in (3, 17, 20)] == [0.25, 0.5, 0.0]
     assert where.largest[0] == (0.5, 0.5)
@@ -43,7 +43,10 @@ def test_everywhere_and_many_places() -> None:
     assert str(everywhere) == "all over the tensor"
     actual = torch.zeros(100)
     actual[::4] = 1
-    assert str(locate("y", torch.zeros(100), actual, rtol=0, atol=0)) == "axis 0: only 0, 4, 8, 12, 16, 20, … of 100"
+    assert (
+        str(locate("y", torch.zeros(100), actual, rtol=0, atol=0))
+        == "on axis 0 only at 0, 4, 8, 12, 16, 20, … (of 100)"
+    )
 
 
 def test_long_axes_are_binned() -> None:
