@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from svexport.graph.check.report import CheckReport
     from svexport.graph.opsets import convert
     from svexport.parity import Parity
+    from svexport.quantization.quantize import quantize
+    from svexport.quantization.sensitivity import Sensitivity, sensitivity
     from svexport.runtime.bench import Bench, bench
     from svexport.runtime.build import build
     from svexport.runtime.compare import Comparison, compare
@@ -51,6 +53,7 @@ __all__ = [
     "ExportReport",
     "Parity",
     "PluginBuildError",
+    "Sensitivity",
     "SvexportError",
     "TritonRepository",
     "UnsupportedError",
@@ -65,9 +68,11 @@ __all__ = [
     "load",
     "lower",
     "ops",
+    "quantize",
     "record",
     "reduce",
     "replace",
+    "sensitivity",
     "tensorrt",
     "triton_repository",
 ]
@@ -80,6 +85,7 @@ _LAZY = {
     "Comparison": "svexport.runtime.compare",
     "ExportReport": "svexport.exporter.report",
     "Parity": "svexport.parity",
+    "Sensitivity": "svexport.quantization.sensitivity",
     "TritonRepository": "svexport.runtime.triton",
     "bench": "svexport.runtime.bench",
     "build": "svexport.runtime.build",
@@ -89,9 +95,11 @@ _LAZY = {
     "export": "svexport.exporter.export",
     "load": "svexport.runtime.session",
     "lower": "svexport.graph.bodies",
+    "quantize": "svexport.quantization.quantize",
     "record": "svexport.exporter.record",
     "reduce": "svexport.runtime.reduce",
     "replace": "svexport.exporter.replace",
+    "sensitivity": "svexport.quantization.sensitivity",
     "triton_repository": "svexport.runtime.triton",
 }
 

@@ -37,6 +37,7 @@ COMMANDS = (
     "debug",
     "lower",
     "convert",
+    "quantize",
     "plugins",
     "advise",
     "doctor",

@@ -90,9 +90,7 @@ class EngineLayers(OnnxLayers):
             if len(layers) > 1:  # most of them may be shown all the same
                 return [self.fetch([layer])[0] for layer in layers]
             reason = str(error).split("\n")[0]
-            self._notes.append(
-                f"{', '.join(names)} cannot be made outputs of an engine, so looked through: {reason}"
-            )
+            self._notes.append(f"{', '.join(names)} cannot be made outputs of an engine, so looked through: {reason}")
             return [[]]
         self._builds += 1
         values = dict(zip(probe.output_names, outputs, strict=True))
