@@ -27,7 +27,11 @@ from svexport.ops.transformer_decoder import (
 
 __all__ = ["recorded", "takes"]
 
-_BACKWARD = torch.ops.aten
+_relu_backward = torch.ops.aten.threshold_backward.default
+_sigmoid_backward = torch.ops.aten.sigmoid_backward.default
+_layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
+_norm_backward = torch.ops.svexport.add_bias_residual_layer_norm_backward.default
+_sample_backward = torch.ops.svexport.camera_sample_backward.default
 _CENTRE = (0, 1), (1, 2), (4, 5)
 """Where x, y and z stand in a box."""
 
@@ -72,7 +76,7 @@ class _Norm(NamedTuple):
     def backward(self, grad: Tensor, unused: Tensor, into: dict[str, Tensor], linear: str, norm: str) -> Tensor:
         """The gradient of the sum; adds those of the bias and of the norm's parameters."""
         needs = [True, True, False, True, True] + ([] if self.extra is None else [False])
-        total, *rest = torch.ops.svexport.add_bias_residual_layer_norm_backward([grad, unused], *self, needs)
+        total, *rest = _norm_backward([grad, unused], *self, needs)
         into[f"{linear}.bias"], into[f"{norm}.weight"], into[f"{norm}.bias"] = rest
         return total
 
@@ -89,7 +93,7 @@ class _Layer:
     samples: tuple[Any, ...]
     sampled: Tensor
     points: Tensor
-    logits: Tensor
+    sides: list[Tensor]
     encoded: list[tuple[Tensor, ...]]
     hidden: list[Tensor]
     moved: Tensor
@@ -97,6 +101,10 @@ class _Layer:
 
 def _linear(p: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
     return torch.addmm(p[f"{name}.bias"], x, p[f"{name}.weight"].t())
+
+
+def _linear_relu(p: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    return torch._addmm_activation(p[f"{name}.bias"], x, p[f"{name}.weight"].t())
 
 
 def _norm_relu(p: dict[str, Tensor], linear: str, norm: str, x: Tensor) -> tuple[Tensor, ...]:
@@ -117,23 +125,23 @@ def _norm_relu_backward(
     """The gradient of the linear layer's input."""
     y, x, product, mean, rstd = kept
     weight, bias = p[f"{norm}.weight"], p[f"{norm}.bias"]
-    grad = _BACKWARD.threshold_backward(grad, y, 0)
+    grad = _relu_backward(grad, y, 0)
     masks = [True, True, True]
-    found = _BACKWARD.native_layer_norm_backward(grad, product, weight.shape, mean, rstd, weight, bias, masks)
+    found = _layer_norm_backward(grad, product, weight.shape, mean, rstd, weight, bias, masks)
     grad, into[f"{norm}.weight"], into[f"{norm}.bias"] = found
     _linear_backward(p, into, linear, grad, x)
     return grad @ p[f"{linear}.weight"]
 
 
-def _logits(points: Tensor) -> Tensor:
-    """The inverse sigmoid."""
-    return torch.log(points.clamp(EPS, 1) / (1 - points).clamp(EPS, 1))
+def _logits(points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The inverse sigmoid, and what its backward needs: points and what they lack of 1, and both within bounds."""
+    sides = torch.stack((points, 1 - points))
+    bounded = sides.clamp(EPS, 1)
+    return torch.log(bounded[0] / bounded[1]), sides, bounded
 
 
-def _logits_backward(grad: Tensor, points: Tensor) -> Tensor:
-    down = 1 - points
-    up = (points >= EPS) / points.clamp(EPS, 1) + (down >= EPS) / down.clamp(EPS, 1)
-    return grad * up * ((points >= 0) & (down >= 0))
+def _logits_backward(grad: Tensor, sides: Tensor, bounded: Tensor) -> Tensor:
+    return grad * ((sides == bounded) / bounded).sum(0)
 
 
 class _Decoder:
@@ -143,6 +151,7 @@ class _Decoder:
         self.config = config
         self.names = weight_names(vars(config))
         self.p = dict(zip(self.names, weights, strict=True))
+        self.offsets = weights[0].new_zeros(1, 1, 1, 3)
 
     def layer(
         self, i: int, query: Tensor, pos: Tensor, points: Tensor, features: list[Tensor], cameras: Tensor
@@ -169,24 +178,23 @@ class _Decoder:
         svca = f"{name}.svca"
         kept.scored = query + pos
         scores = _linear(p, f"{svca}.attention_weights", kept.scored).view(batch, queries, *counts)
-        offsets = points.new_zeros(1, 1, 1, 3)
         _, _, _, _, _, _, depth_eps, in_image, uv_clamp, activation, *_, scales = config.attributes()
         view = [1, 1], list(map(float, config.pc_range)), depth_eps, in_image, uv_clamp, activation, scales
-        kept.samples = features, points, cameras, scores, offsets, *view
+        kept.samples = features, points, cameras, scores, self.offsets, *view
         kept.sampled = CAMERA_SAMPLE(*kept.samples).view(-1, channels)
-        kept.logits = _logits(points)
+        logits, *kept.sides = _logits(points)
         encoder = f"{svca}.position_encoder"
-        kept.encoded = [_norm_relu(p, f"{encoder}.0", f"{encoder}.1", kept.logits.view(-1, 3))]
+        kept.encoded = [_norm_relu(p, f"{encoder}.0", f"{encoder}.1", logits.view(-1, 3))]
         kept.encoded += [_norm_relu(p, f"{encoder}.3", f"{encoder}.4", kept.encoded[0][0])]
         position = kept.encoded[1][0]
         query = self._add_norm(kept, f"{svca}.output_proj", f"{name}.svca_norm", kept.sampled, query, position)
 
-        kept.hidden = [query, _linear(p, f"{name}.ffn.0", query).relu_()]
+        kept.hidden = [query, _linear_relu(p, f"{name}.ffn.0", query)]
         query = self._add_norm(kept, f"{name}.ffn.2", f"{name}.ffn_norm", kept.hidden[1], query)
-        kept.hidden += [query, _linear(p, f"{name}.reg.0", query).relu_()]
-        kept.hidden += [_linear(p, f"{name}.reg.2", kept.hidden[3]).relu_()]
+        kept.hidden += [query, _linear_relu(p, f"{name}.reg.0", query)]
+        kept.hidden += [_linear_relu(p, f"{name}.reg.2", kept.hidden[3])]
         box = _linear(p, f"{name}.reg.4", kept.hidden[4]).view(batch, queries, -1)
-        kept.moved = torch.cat([box[..., a:b] for a, b in _CENTRE], -1).add_(kept.logits).sigmoid_()
+        kept.moved = torch.cat([box[..., a:b] for a, b in _CENTRE], -1).add_(logits).sigmoid_()
         return kept, query, box
 
     def _add_norm(
@@ -204,28 +212,35 @@ class _Decoder:
         return _linear(self.p, "cls.6", kept[1][0]), kept
 
     def layer_backward(
-        self, i: int, kept: _Layer, grad: Tensor, grad_box: Tensor, sums: _Sums, into: dict[str, Tensor]
+        self,
+        i: int,
+        kept: _Layer,
+        grad: Tensor,
+        grad_box: Tensor,
+        grad_logits: Tensor,
+        sums: _Sums,
+        into: dict[str, Tensor],
     ) -> tuple[Tensor, Tensor]:
         """Gradients of the query and of the points that came in.
 
         Args:
             grad: of the query that came out; it is added to.
             grad_box: of the box, that of its centre as it moves the points among it.
+            grad_logits: of the inverse sigmoid of the points, by these.
         """
         p, name, unused = self.p, f"layers.{i}", sums.zeros
         mid, wide, out, first, second = kept.hidden
-        grad_logits = torch.cat([grad_box[..., a:b] for a, b in _CENTRE], -1)
         g = grad_box.reshape(-1, grad_box.shape[-1])
         _linear_backward(p, into, f"{name}.reg.4", g, second)
-        g = _BACKWARD.threshold_backward(g @ p[f"{name}.reg.4.weight"], second, 0)
+        g = _relu_backward(g @ p[f"{name}.reg.4.weight"], second, 0)
         _linear_backward(p, into, f"{name}.reg.2", g, first)
-        g = _BACKWARD.threshold_backward(g @ p[f"{name}.reg.2.weight"], first, 0)
+        g = _relu_backward(g @ p[f"{name}.reg.2.weight"], first, 0)
         _linear_backward(p, into, f"{name}.reg.0", g, out)
         grad = torch.addmm(grad, g, p[f"{name}.reg.0.weight"])
 
         grad = kept.norms[2].backward(grad, unused, into, f"{name}.ffn.2", f"{name}.ffn_norm")
         into[f"{name}.ffn.2.weight"] = grad.t() @ wide
-        g = _BACKWARD.threshold_backward(grad @ p[f"{name}.ffn.2.weight"], wide, 0)
+        g = _relu_backward(grad @ p[f"{name}.ffn.2.weight"], wide, 0)
         _linear_backward(p, into, f"{name}.ffn.0", g, mid)
         grad = torch.addmm(grad, g, p[f"{name}.ffn.0.weight"])
 
@@ -237,7 +252,7 @@ class _Decoder:
         g = _norm_relu_backward(p, into, f"{encoder}.0", f"{encoder}.1", g, kept.encoded[0])
         grad_logits = grad_logits + g.view_as(grad_logits)
         grad_points, grad_scores = sums.samples(kept.samples, (grad @ p[f"{svca}.output_proj.weight"]))
-        grad_points = grad_points + _logits_backward(grad_logits, kept.points)
+        grad_points = grad_points + _logits_backward(grad_logits, *kept.sides)
         g = grad_scores.view(len(grad), -1)
         _linear_backward(p, into, f"{svca}.attention_weights", g, kept.scored)
         g = g @ p[f"{svca}.attention_weights.weight"]
@@ -254,14 +269,13 @@ class _Decoder:
         g = (grad @ p[f"{name}.mha.out_proj.weight"]).view_as(mixed.transpose(1, 2)).transpose(1, 2)
         # The graph is kept: somebody may ask for gradients a second time.
         found = torch.autograd.grad(mixed, heads, g, retain_graph=True)
-        q, k, v = (t.transpose(1, 2).reshape(-1, channels) for t in found)
-        qk = torch.cat((q, k), -1)
+        qkv = torch.cat([t.transpose(1, 2).reshape(-1, channels) for t in found], -1)
+        qk, v = qkv[:, : 2 * channels], qkv[:, 2 * channels :]
         weight = p[f"{name}.mha.in_proj_weight"]
-        grads = torch.empty_like(weight), torch.empty_like(weight[:, 0])
-        for part, x, rows in ((qk, kept.where, slice(0, 2 * channels)), (v, kept.query, slice(2 * channels, None))):
-            torch.mm(part.t(), x, out=grads[0][rows])
-            torch.sum(part, 0, out=grads[1][rows])
-        into[f"{name}.mha.in_proj_weight"], into[f"{name}.mha.in_proj_bias"] = grads
+        grad_weight = torch.empty_like(weight)
+        torch.mm(qk.t(), kept.where, out=grad_weight[: 2 * channels])
+        torch.mm(v.t(), kept.query, out=grad_weight[2 * channels :])
+        into[f"{name}.mha.in_proj_weight"], into[f"{name}.mha.in_proj_bias"] = grad_weight, qkv.sum(0)
         g = qk @ weight[: 2 * channels]
         sums.pos += g
         return torch.addmm(grad, v, weight[2 * channels :]).add_(g)
@@ -288,7 +302,7 @@ class _Sums:
         points = samples[1]
         needs = [*self.needs_features, self.needs_points, self.needs_cameras, True, False]
         grad = grad.view(*points.shape[:2], -1)
-        found = iter(torch.ops.svexport.camera_sample_backward([grad], *samples, needs))
+        found = iter(_sample_backward([grad], *samples, needs))
         for i, need in enumerate(self.needs_features):
             if need:
                 self.features[i] = _added(self.features[i], next(found))
@@ -377,20 +391,20 @@ def _backward(ctx: Any, grads: Any, tensors: Sequence[Tensor], needs: Sequence[b
         _linear_backward(p, into, "cls.6", g, second[0])
         g = _norm_relu_backward(p, into, "cls.3", "cls.4", g @ p["cls.6.weight"], second)
         grad = _norm_relu_backward(p, into, "cls.0", "cls.1", g, first)
-    box = kept[-1].points.new_zeros(*query.shape[:2], config.code_size)
+    nothing = query.new_zeros(*query.shape[:2], config.code_size)
+    sizes = nothing if grad_boxes is None else grad_boxes
     if grad_boxes is not None:
-        box = grad_boxes.clone()
         scale = [config.pc_range[j + 3] - config.pc_range[j] for j in range(3)]
         centre = torch.cat([grad_boxes[..., a:b] * s for (a, b), s in zip(_CENTRE, scale, strict=True)], -1)
         grad_moved = centre if grad_moved is None else centre + grad_moved
     for i in reversed(range(config.num_layers)):
         moved = kept[i].moved
-        g = box.new_zeros(moved.shape) if grad_moved is None else _BACKWARD.sigmoid_backward(grad_moved, moved)
-        box[..., 0:2], box[..., 4:5] = g[..., 0:2], g[..., 2:3]
-        grad, grad_moved = decoder.layer_backward(i, kept[i], grad, box, sums, into)
+        g = nothing[..., :3] if grad_moved is None else _sigmoid_backward(grad_moved, moved)
+        box = torch.cat((g[..., :2], sizes[..., 2:4], g[..., 2:], sizes[..., 5:]), -1)
+        grad, grad_moved = decoder.layer_backward(i, kept[i], grad, box, g, sums, into)
         if not ctx.joined and i:
             grad_moved = None
-        box = torch.zeros_like(box)
+        sizes = nothing
     found: list[Tensor | None] = [grad.view_as(query), sums.pos.view_as(query), grad_moved]
     if sums.cameras is not None:
         height, width = config.image_size
