@@ -32,6 +32,9 @@ _sigmoid_backward = torch.ops.aten.sigmoid_backward.default
 _layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
 _norm_backward = torch.ops.svexport.add_bias_residual_layer_norm_backward.default
 _sample_backward = torch.ops.svexport.camera_sample_backward.default
+_BIAS_OF_NORM = {"mha.out_proj", "svca.output_proj", "ffn.2"}
+"""Linear layers in front of a norm, whose kernel has the gradient of their bias."""
+
 _CENTRE = (0, 1), (1, 2), (4, 5)
 """Where x, y and z stand in a box."""
 
@@ -115,22 +118,43 @@ def _norm_relu(p: dict[str, Tensor], linear: str, norm: str, x: Tensor) -> tuple
     return y.relu_(), x, product, mean, rstd
 
 
-def _linear_backward(p: dict[str, Tensor], into: dict[str, Tensor], name: str, grad: Tensor, x: Tensor) -> None:
-    into[f"{name}.weight"], into[f"{name}.bias"] = grad.t() @ x, grad.sum(0)
+class _Linears:
+    """Gradients of the parameters of linear layers: those of all layers of the decoder at once, which are alike."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, dict[int, tuple[Tensor, ...]]] = {}
+
+    def add(self, i: int, name: str, grad: Tensor, *inputs: Tensor) -> None:
+        """Keeps the gradient of the output of ``name`` in layer ``i``, and the input; two of an ``in_proj``."""
+        self._kept.setdefault(name, {})[i] = grad, *inputs
+
+    def put(self, into: dict[str, Tensor], channels: int) -> None:
+        for name, layers in self._kept.items():
+            grads, *inputs = (torch.stack(tensors) for tensors in zip(*layers.values(), strict=True))
+            if len(inputs) == 1:
+                weights = grads.transpose(1, 2) @ inputs[0]
+            else:  # of queries and keys, and of values
+                parts = grads[..., : 2 * channels], grads[..., 2 * channels :]
+                weights = torch.cat([g.transpose(1, 2) @ x for g, x in zip(parts, inputs, strict=True)], 1)
+            biases = None if name in _BIAS_OF_NORM else grads.sum(1)
+            mark = "_" if name.endswith("in_proj") else "."
+            for j, i in enumerate(layers):
+                into[f"layers.{i}.{name}{mark}weight"] = weights[j]
+                if biases is not None:
+                    into[f"layers.{i}.{name}{mark}bias"] = biases[j]
 
 
 def _norm_relu_backward(
     p: dict[str, Tensor], into: dict[str, Tensor], linear: str, norm: str, grad: Tensor, kept: tuple[Tensor, ...]
-) -> Tensor:
-    """The gradient of the linear layer's input."""
-    y, x, product, mean, rstd = kept
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the linear layer's output and input."""
+    y, _, product, mean, rstd = kept
     weight, bias = p[f"{norm}.weight"], p[f"{norm}.bias"]
     grad = _relu_backward(grad, y, 0)
     masks = [True, True, True]
     found = _layer_norm_backward(grad, product, weight.shape, mean, rstd, weight, bias, masks)
     grad, into[f"{norm}.weight"], into[f"{norm}.bias"] = found
-    _linear_backward(p, into, linear, grad, x)
-    return grad @ p[f"{linear}.weight"]
+    return grad, grad @ p[f"{linear}.weight"]
 
 
 def _logits(points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -231,40 +255,40 @@ class _Decoder:
         p, name, unused = self.p, f"layers.{i}", sums.zeros
         mid, wide, out, first, second = kept.hidden
         g = grad_box.reshape(-1, grad_box.shape[-1])
-        _linear_backward(p, into, f"{name}.reg.4", g, second)
+        sums.linears.add(i, "reg.4", g, second)
         g = _relu_backward(g @ p[f"{name}.reg.4.weight"], second, 0)
-        _linear_backward(p, into, f"{name}.reg.2", g, first)
+        sums.linears.add(i, "reg.2", g, first)
         g = _relu_backward(g @ p[f"{name}.reg.2.weight"], first, 0)
-        _linear_backward(p, into, f"{name}.reg.0", g, out)
+        sums.linears.add(i, "reg.0", g, out)
         grad = torch.addmm(grad, g, p[f"{name}.reg.0.weight"])
 
         grad = kept.norms[2].backward(grad, unused, into, f"{name}.ffn.2", f"{name}.ffn_norm")
-        into[f"{name}.ffn.2.weight"] = grad.t() @ wide
+        sums.linears.add(i, "ffn.2", grad, wide)
         g = _relu_backward(grad @ p[f"{name}.ffn.2.weight"], wide, 0)
-        _linear_backward(p, into, f"{name}.ffn.0", g, mid)
+        sums.linears.add(i, "ffn.0", g, mid)
         grad = torch.addmm(grad, g, p[f"{name}.ffn.0.weight"])
 
         svca = f"{name}.svca"
         grad = kept.norms[1].backward(grad, unused, into, f"{svca}.output_proj", f"{name}.svca_norm")
-        into[f"{svca}.output_proj.weight"] = grad.t() @ kept.sampled
+        sums.linears.add(i, "svca.output_proj", grad, kept.sampled)
         encoder = f"{svca}.position_encoder"
-        g = _norm_relu_backward(p, into, f"{encoder}.3", f"{encoder}.4", grad, kept.encoded[1])
-        g = _norm_relu_backward(p, into, f"{encoder}.0", f"{encoder}.1", g, kept.encoded[0])
+        g = grad
+        for j, of in ((3, kept.encoded[1]), (0, kept.encoded[0])):
+            product, g = _norm_relu_backward(p, into, f"{encoder}.{j}", f"{encoder}.{j + 1}", g, of)
+            sums.linears.add(i, f"svca.position_encoder.{j}", product, of[1])
         grad_logits = grad_logits + g.view_as(grad_logits)
         grad_points, grad_scores = sums.samples(kept.samples, (grad @ p[f"{svca}.output_proj.weight"]))
         grad_points = grad_points + _logits_backward(grad_logits, *kept.sides)
         g = grad_scores.view(len(grad), -1)
-        _linear_backward(p, into, f"{svca}.attention_weights", g, kept.scored)
+        sums.linears.add(i, "svca.attention_weights", g, kept.scored)
         g = g @ p[f"{svca}.attention_weights.weight"]
         sums.pos += g
-        return self._attention_backward(name, kept, grad + g, sums, into), grad_points
+        return self._attention_backward(i, kept, grad + g, sums, into), grad_points
 
-    def _attention_backward(
-        self, name: str, kept: _Layer, grad: Tensor, sums: _Sums, into: dict[str, Tensor]
-    ) -> Tensor:
-        p, channels = self.p, self.config.embed_dims
+    def _attention_backward(self, i: int, kept: _Layer, grad: Tensor, sums: _Sums, into: dict[str, Tensor]) -> Tensor:
+        p, channels, name = self.p, self.config.embed_dims, f"layers.{i}"
         grad = kept.norms[0].backward(grad, sums.zeros, into, f"{name}.mha.out_proj", f"{name}.mha_norm")
-        into[f"{name}.mha.out_proj.weight"] = grad.t() @ kept.mixed
+        sums.linears.add(i, "mha.out_proj", grad, kept.mixed)
         mixed, heads = kept.attended
         g = (grad @ p[f"{name}.mha.out_proj.weight"]).view_as(mixed.transpose(1, 2)).transpose(1, 2)
         # The graph is kept: somebody may ask for gradients a second time.
@@ -272,10 +296,7 @@ class _Decoder:
         qkv = torch.cat([t.transpose(1, 2).reshape(-1, channels) for t in found], -1)
         qk, v = qkv[:, : 2 * channels], qkv[:, 2 * channels :]
         weight = p[f"{name}.mha.in_proj_weight"]
-        grad_weight = torch.empty_like(weight)
-        torch.mm(qk.t(), kept.where, out=grad_weight[: 2 * channels])
-        torch.mm(v.t(), kept.query, out=grad_weight[2 * channels :])
-        into[f"{name}.mha.in_proj_weight"], into[f"{name}.mha.in_proj_bias"] = grad_weight, qkv.sum(0)
+        sums.linears.add(i, "mha.in_proj", qkv, kept.where, kept.query)
         g = qk @ weight[: 2 * channels]
         sums.pos += g
         return torch.addmm(grad, v, weight[2 * channels :]).add_(g)
@@ -288,9 +309,11 @@ class _Sums:
         zeros: the gradient of what nobody uses.
         pos: of the positions of queries.
         features, cameras: as the samples have them; None where nobody asks.
+        linears: of parameters.
     """
 
     def __init__(self, like: Tensor, needs: tuple[bool, bool, Sequence[bool]]) -> None:
+        self.linears = _Linears()
         self.zeros = torch.zeros_like(like)
         self.pos = torch.zeros_like(like)
         self.needs_cameras, self.needs_points, self.needs_features = needs
@@ -388,9 +411,11 @@ def _backward(ctx: Any, grads: Any, tensors: Sequence[Tensor], needs: Sequence[b
         grad = torch.zeros_like(first[1])
     else:
         g = grad_classes.reshape(-1, grad_classes.shape[-1])
-        _linear_backward(p, into, "cls.6", g, second[0])
-        g = _norm_relu_backward(p, into, "cls.3", "cls.4", g @ p["cls.6.weight"], second)
-        grad = _norm_relu_backward(p, into, "cls.0", "cls.1", g, first)
+        into["cls.6.weight"], into["cls.6.bias"] = g.t() @ second[0], g.sum(0)
+        grad = g @ p["cls.6.weight"]
+        for j, of in ((3, second), (0, first)):
+            g, grad = _norm_relu_backward(p, into, f"cls.{j}", f"cls.{j + 1}", grad, of)
+            into[f"cls.{j}.weight"], into[f"cls.{j}.bias"] = g.t() @ of[1], g.sum(0)
     nothing = query.new_zeros(*query.shape[:2], config.code_size)
     sizes = nothing if grad_boxes is None else grad_boxes
     if grad_boxes is not None:
@@ -405,6 +430,7 @@ def _backward(ctx: Any, grads: Any, tensors: Sequence[Tensor], needs: Sequence[b
         if not ctx.joined and i:
             grad_moved = None
         sizes = nothing
+    sums.linears.put(into, config.embed_dims)
     found: list[Tensor | None] = [grad.view_as(query), sums.pos.view_as(query), grad_moved]
     if sums.cameras is not None:
         height, width = config.image_size
