@@ -32,6 +32,9 @@ _sigmoid_backward = torch.ops.aten.sigmoid_backward.default
 _layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
 _norm_backward = torch.ops.svexport.add_bias_residual_layer_norm_backward.default
 _sample_backward = torch.ops.svexport.camera_sample_backward.default
+_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+"""Whether the backward that runs may run again, retain_graph=True."""
+
 _BIAS_OF_NORM = {"mha.out_proj", "svca.output_proj", "ffn.2"}
 """Linear layers in front of a norm, whose kernel has the gradient of their bias."""
 
@@ -129,7 +132,8 @@ class _Linears:
         self._kept.setdefault(name, {})[i] = grad, *inputs
 
     def put(self, into: dict[str, Tensor], channels: int) -> None:
-        for name, layers in self._kept.items():
+        while self._kept:
+            name, layers = self._kept.popitem()
             grads, *inputs = (torch.stack(tensors) for tensors in zip(*layers.values(), strict=True))
             if len(inputs) == 1:
                 weights = grads.transpose(1, 2) @ inputs[0]
@@ -291,8 +295,7 @@ class _Decoder:
         sums.linears.add(i, "mha.out_proj", grad, kept.mixed)
         mixed, heads = kept.attended
         g = (grad @ p[f"{name}.mha.out_proj.weight"]).view_as(mixed.transpose(1, 2)).transpose(1, 2)
-        # The graph is kept: somebody may ask for gradients a second time.
-        found = torch.autograd.grad(mixed, heads, g, retain_graph=True)
+        found = torch.autograd.grad(mixed, heads, g, retain_graph=_keeps_graph())
         qkv = torch.cat([t.transpose(1, 2).reshape(-1, channels) for t in found], -1)
         qk, v = qkv[:, : 2 * channels], qkv[:, 2 * channels :]
         weight = p[f"{name}.mha.in_proj_weight"]
@@ -422,11 +425,13 @@ def _backward(ctx: Any, grads: Any, tensors: Sequence[Tensor], needs: Sequence[b
         scale = [config.pc_range[j + 3] - config.pc_range[j] for j in range(3)]
         centre = torch.cat([grad_boxes[..., a:b] * s for (a, b), s in zip(_CENTRE, scale, strict=True)], -1)
         grad_moved = centre if grad_moved is None else centre + grad_moved
+    again = _keeps_graph()  # somebody may ask for gradients a second time
     for i in reversed(range(config.num_layers)):
-        moved = kept[i].moved
+        layer = kept[i] if again else kept.pop()
+        moved = layer.moved
         g = nothing[..., :3] if grad_moved is None else _sigmoid_backward(grad_moved, moved)
         box = torch.cat((g[..., :2], sizes[..., 2:4], g[..., 2:], sizes[..., 5:]), -1)
-        grad, grad_moved = decoder.layer_backward(i, kept[i], grad, box, g, sums, into)
+        grad, grad_moved = decoder.layer_backward(i, layer, grad, box, g, sums, into)
         if not ctx.joined and i:
             grad_moved = None
         sizes = nothing
