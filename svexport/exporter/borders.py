@@ -18,7 +18,7 @@ from torch import Tensor
 from svexport.exporter.inputs import Resized
 from svexport.exporter.source import around, is_library, is_own, near, raising_line, user_line
 
-__all__ = ["Borders", "Sizes", "Turn"]
+__all__ = ["Borders", "Sizes", "Turn", "is_found"]
 
 MOST_OF_A_LINE = 8
 """Comparisons of one line that are kept, as where layers of one kind share it."""
@@ -83,12 +83,12 @@ class Sizes:
         self._axes = axes
         self._counts: Counter[Any] = Counter()
 
-    def of(self, shape: Iterable[int], origin: Any) -> torch.Size:
+    def of(self, shape: Iterable[int], origin: Any, found: bool = False) -> torch.Size:
         """The shape of a tensor of that origin, with sizes that know where they are from."""
         self._look(sys._getframe(3), origin)
-        return torch.Size([self.size(size, origin, axis) for axis, size in enumerate(shape)])
+        return torch.Size([self.size(size, origin, axis, found) for axis, size in enumerate(shape)])
 
-    def size(self, size: int, origin: Any, axis: int) -> int:
+    def size(self, size: int, origin: Any, axis: int, found: bool = False) -> int:
         if origin is None:
             return size
         if origin[0] == "known":
@@ -96,7 +96,7 @@ class Sizes:
             return size if dynamic is None else _Int.made(size, lambda v: dynamic.size(v[dynamic.root]), self)
         place = (origin, axis)
         self.values[place] = size
-        return _Int.made(size, lambda v: v[place], self)
+        return _Int.made(size, lambda v: v[place], self, found)
 
     def take(self, number: Any, name: str, depth: int = 2) -> None:
         """Notes that Python took a plain number, by a function of that name."""
@@ -131,15 +131,20 @@ class Sizes:
 
 
 class _Number:
-    """What :class:`Sizes` gave, or what Python computed of it: a plain number, but for what it tells of itself."""
+    """What :class:`Sizes` gave, or what Python computed of it: a plain number, but for what it tells of itself.
+
+    Attributes:
+        found: whether values decide it, by arithmetic that tracers follow: no other number of a forward.
+    """
 
     at: Callable[[Values], Any]
     sizes: Sizes
+    found: bool
 
     @classmethod
-    def made(cls, value: Any, at: Callable[[Values], Any], sizes: Sizes) -> Any:
+    def made(cls, value: Any, at: Callable[[Values], Any], sizes: Sizes, found: bool = False) -> Any:
         number = cls(value)  # type: ignore[call-arg]
-        number.at, number.sizes = at, sizes
+        number.at, number.sizes, number.found = at, sizes, found
         return number
 
 
@@ -161,9 +166,14 @@ def _at(value: Any, values: Values) -> Any:
     return value.at(values) if isinstance(value, _Number) else value
 
 
-def _made(value: Any, at: Callable[[Values], Any], sizes: Sizes) -> Any:
+def is_found(value: Any) -> bool:
+    """Whether a number is how many a mask found, or was computed of that."""
+    return isinstance(value, _Number) and value.found
+
+
+def _made(value: Any, at: Callable[[Values], Any], sizes: Sizes, found: bool = False) -> Any:
     kind: type[_Number] | None = {int: _Int, float: _Float}.get(type(value))
-    return value if kind is None else kind.made(value, at, sizes)
+    return value if kind is None else kind.made(value, at, sizes, found)
 
 
 def _binary(function: Callable[[Any, Any], Any], swapped: bool) -> Callable[[Any, Any], Any]:
@@ -173,7 +183,8 @@ def _binary(function: Callable[[Any, Any], Any], swapped: bool) -> Callable[[Any
                 self.sizes.take(self, "repeated")
             return NotImplemented
         left, right = (other, self) if swapped else (self, other)
-        return _made(function(_plain(left), _plain(right)), lambda v: function(_at(left, v), _at(right, v)), self.sizes)
+        value, found = function(_plain(left), _plain(right)), is_found(left) or is_found(right)
+        return _made(value, lambda v: function(_at(left, v), _at(right, v)), self.sizes, found)
 
     return method
 
@@ -184,7 +195,8 @@ def _unary(function: Callable[..., Any], number: bool) -> Callable[..., Any]:
         if number:
             self.sizes.take(_made(value, lambda v: function(self.at(v), *rest), self.sizes), function.__name__)
             return value
-        return _made(value, lambda v: function(self.at(v), *rest), self.sizes)
+        found = self.found and function in _FOLLOWED
+        return _made(value, lambda v: function(self.at(v), *rest), self.sizes, found)
 
     return method
 
@@ -212,7 +224,8 @@ def _divided(self: Any, other: Any) -> Any:
 
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 _OF_INTS = ("and_", "or_", "xor", "lshift", "rshift")
-_COMPUTING: tuple[Callable[..., Any], ...] = (abs, math.ceil, math.floor, math.trunc, operator.neg, round)
+_FOLLOWED: tuple[Callable[..., Any], ...] = (abs, operator.neg)
+_COMPUTING: tuple[Callable[..., Any], ...] = (*_FOLLOWED, math.ceil, math.floor, math.trunc, round)
 _TAKING: tuple[Callable[..., Any], ...] = (float, format, hash, int, repr, str)
 
 for _kind in (_Int, _Float):

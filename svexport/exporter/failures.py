@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
+import traceback
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 
 import torch
 from torch import Tensor, nn
 
 from svexport.errors import ExportError
-from svexport.exporter.arguments import MODEL_ATTRIBUTE, own_failure
+from svexport.exporter.arguments import MODEL_ATTRIBUTE, FlatModel, own_failure
 from svexport.exporter.constants import LINE
 from svexport.exporter.decompose import advice_on
-from svexport.exporter.source import user_frame
+from svexport.exporter.source import is_library, is_standard, shown_line, user_frame
 
 __all__ = ["chain", "failure", "line_of", "reason_of"]
+
+_SOLVER = f"{os.sep}sympy{os.sep}"
 
 
 def failure(
@@ -67,7 +73,21 @@ def reason_of(error: BaseException, input_names: Sequence[str]) -> tuple[str, st
 
 def line_of(error: BaseException) -> str:
     """The user's line, where the error is one of what a function was given, or names one."""
-    return next((getattr(one, LINE) for one in chain(error) if hasattr(one, LINE)), "") or user_frame(_text(error))
+    causes = chain(error)
+    known = next((getattr(one, LINE) for one in causes if hasattr(one, LINE)), "") or user_frame(_text(error))
+    return known or next(filter(None, map(_line_within, reversed(causes))), "")
+
+
+def _line_within(error: BaseException) -> str:
+    """The innermost of the user's lines within the model's forward that an error came through."""
+    line, within = "", False
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        within |= code is FlatModel.forward.__code__
+        path = code.co_filename
+        if within and not (is_library(path) or is_standard(path) or _SOLVER in path):
+            line = shown_line(path, number, code.co_name)
+    return line
 
 
 def _text(error: BaseException) -> str:
@@ -91,7 +111,8 @@ def _first_line(error: BaseException) -> str:
 def _source_of(text: str, model: nn.Module, tensors: Sequence[Tensor]) -> str:
     """The source line of the operator that an error message names, found by tracing once more."""
     try:
-        program = torch.export.export(model, tuple(tensors), strict=False)
+        with redirect_stderr(io.StringIO()):  # torch.export prints its graph
+            program = torch.export.export(model, tuple(tensors), strict=False)
         nodes = [*program.graph.nodes, *program.run_decompositions().graph.nodes]
     except Exception:  # noqa: BLE001 - only the source line would be lost
         return ""

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 __all__ = [
-    *("around", "definition", "is_library", "is_own", "near", "numbers_of_users", "raising_line", "shown_line"),
-    *("user_frame", "user_line"),
+    *("around", "definition", "is_library", "is_own", "is_standard", "near", "numbers_of_users", "raising_line"),
+    *("shown_line", "user_frame", "user_line"),
 ]
 
 # "path(12): forward" in traced graphs; 'File "path", line 12, in forward' in torch.export and scripted code.
@@ -39,6 +39,11 @@ _EXAMPLES = str(_PACKAGE / "examples") + os.sep  # where an installed svexport h
 def is_library(path: str) -> bool:
     """Whether a source file belongs to torch or svexport, or is no file."""
     return path.startswith(("<", *_LIBRARIES)) and not path.startswith(_EXAMPLES)
+
+
+def is_standard(path: str) -> bool:
+    """Whether a source file belongs to Python."""
+    return path.startswith(_STANDARD) and "site-packages" not in path
 
 
 def is_own(path: str) -> bool:

@@ -14,10 +14,16 @@ from svexport.errors import ExportError
 from svexport.exporter.source import around, near, numbers_of_users, raising_line, shown_line
 from svexport.exporter.way import OTHERS, UNGUARDED, Exit, TooLong, Way
 
-__all__ = ["ANYWAY", "refuse_values", "unproven", "user_numbers"]
+__all__ = ["ANYWAY", "refuse_values", "unproven", "unproven_counts", "user_numbers"]
 
 MOST_NUMBERS = 48
 """Of the user's source, that values are tried to be."""
+
+MOST_COUNTED = 33
+"""So many are found by all functions together, and then by each, from none on; and around numbers of the source."""
+
+MOST_CALLS = 3000
+"""Of functions of torch, to find other numbers of them in turn."""
 
 ANYWAY = "svexport.export(..., verify=False) writes the file anyway"
 
@@ -59,6 +65,32 @@ def unproven(
     return found_unproven
 
 
+def unproven_counts(
+    model: nn.Module,
+    inputs_of: Mapping[str, Sequence[Tensor]],
+    ways: Mapping[str, Way],
+    compared: Collection[Way],
+    held: Sequence[Tensor],
+) -> list[Exit]:
+    """Lines that get sizes of what was found by values, where forward goes a way that has not been compared once others
+    are found: none, some, all, or around a number of the user's source."""
+    known: set[Any] = set()
+    for run, way in ways.items():
+        new = [found for line, found in way.counts.items() if line not in known]
+        known |= way.counts.keys()
+        if not new:
+            continue
+        numbers = [int(n) for n in around(user_numbers(model, inputs_of[run])) if 0 <= n == int(n)][:MOST_NUMBERS]
+        near = [n + by for n in way.finds for by in (-1, 1) if n + by >= 0]
+        counts = dict.fromkeys([0, *near, *range(MOST_COUNTED), *numbers])
+        apart = range(len(way.finds)) if len(way.finds) > 1 else ()
+        forced = [(place, count) for place in (None, *apart) for count in counts]
+        most = max(MOST_CALLS // way.length, len(counts))
+        if any(_follows(model, inputs_of[run], way, compared, held, count=count) for count in forced[:most]):
+            return new
+    return []
+
+
 def user_numbers(model: nn.Module, inputs: Sequence[Tensor]) -> set[float]:
     """Numbers of the user's source, around which values and sizes may decide."""
     try:
@@ -77,18 +109,22 @@ def _follows(
     usual: Way,
     compared: Iterable[Way],
     held: Sequence[Tensor],
-    forced: tuple[tuple[str, int, str], int],
-    numbers: Sequence[float],
+    forced: tuple[tuple[str, int, str], int] | None = None,
+    numbers: Sequence[float] = (),
+    count: tuple[int | None, int] | None = None,
 ) -> bool:
-    """Whether forward goes a way that has not been compared when a line gets another value out of a tensor."""
+    """Whether forward goes a way that has not been compared when a line gets another value out of a tensor, or finds
+    another number of them; not where the model has none for it."""
     arguments = [t.clone() for t in inputs]
-    way = Way(arguments, held, forced=forced, most=2 * usual.length + 100, numbers=numbers)
+    way = Way(arguments, held, forced=forced, count=count, most=2 * usual.length + 100, numbers=numbers)
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with way:
                 results = model(*arguments)
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+        if forced is None:
+            return isinstance(error, TooLong)
         refusal = None if isinstance(error, TooLong) else raising_line(error)
         return refusal is None or (way.leaves(usual) and not near(forced[0], refusal))
     way.end(results)

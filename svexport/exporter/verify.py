@@ -20,7 +20,7 @@ from svexport.exporter.rounding import Rounding, Tolerances
 from svexport.exporter.sizes import Size
 from svexport.exporter.source import shown_line
 from svexport.exporter.state import State, random_state, same_random_state
-from svexport.exporter.values import ANYWAY, refuse_values, unproven, user_numbers
+from svexport.exporter.values import ANYWAY, refuse_values, unproven, unproven_counts, user_numbers
 from svexport.exporter.way import Way
 from svexport.parity import Parity, parity
 from svexport.progress import phase
@@ -181,7 +181,7 @@ class Verification:
             yield (("random", inputs) for inputs in random(tensors, [t.shape for t in tensors]))
         yield from self._resized.runs()
         given = self._ways["given"]
-        if given.takes_values or (self.warned and given.sizes_of_values):
+        if given.takes_values or given.counts or (self.warned and given.finds):
             yield from ([(name, [of_kind(name, t) for t in tensors])] for name in KINDS)
         if self._changes:
             self.state.restore()
@@ -448,6 +448,7 @@ class Verification:
         guesses = [
             *self.warned[:5],
             *(f"values of inputs are taken out of tensors at {line}" for line in taken[:5]),
+            *(f"sizes that values decide are asked for at {shown_line(*line)}" for line in list(given.counts)[:5]),
             *(f"dynamic sizes are asked for at {shown_line(*line)}" for line in lines_of_sizes[:5]),
         ]
         return "".join(f"  {guess}\n" for guess in guesses) + f"  {usual}. "
@@ -455,7 +456,8 @@ class Verification:
     def raise_unproven(self, guarded: bool) -> None:
         """Raises :class:`ExportError` of values of inputs, and of sizes, that decide on what has not been compared."""
         with self.as_files:
-            found = unproven(self.model, self.inputs, self._ways, self._compared.values(), self._held, guarded)
+            given = self.model, self.inputs, self._ways, self._compared.values(), self._held
+            found = unproven(*given, guarded) or ([] if guarded else unproven_counts(*given))
         if found:
             refuse_values(found, self.input_names)
         if turns := self._borders.beyond():

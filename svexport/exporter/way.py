@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from svexport.exporter.borders import Sizes
+from svexport.exporter.borders import Sizes, is_found
+from svexport.exporter.found import deciding, finding, returns_found
 from svexport.exporter.source import is_own, shown_line, user_line
 
 __all__ = ["Exit", "TooLong", "Way"]
@@ -38,9 +39,6 @@ UNGUARDED = frozenset({*_TEXTS, *_ARRAYS})
 _OF_SIZES = {"empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "ones_like"}
 _OF_SIZES |= {"rand_like", "randint_like", "randn_like", "zeros_like"}
 """Functions whose first argument gives no values."""
-
-_BY_VALUES = {"argwhere", "bincount", "masked_select", "nonzero", "repeat_interleave", "unique", "unique_consecutive"}
-"""Functions whose results are as large as values say, as those of masks are that index."""
 
 _IN_PLACE = {"__setitem__", *(f"__i{op}__" for op in ("add", "sub", "mul", "truediv", "floordiv", "and", "or", "xor"))}
 _IN_PLACE |= {"__imod__", "__ipow__", "__ilshift__", "__irshift__"}
@@ -79,12 +77,14 @@ class Way(TorchFunctionMode):
 
     Two ways are one where values and functions are the same, or where Python did nothing with values that are others:
     the same functions, of the same arguments or the results of the same steps (as where a value is only logged).
-    Sizes are left out: those that depend on values (``x[x > 0]``) may be another each time, and no way for it.
+    Sizes are left out: those that depend on values (``x[x > 0]``) may be another each time, and no way for it; so are
+    numbers that Python computes of these, but not what it takes of them, or decides by them.
 
     Attributes:
         exits: values of inputs that lines of the user's code took, the first of each line.
         ranges: how many there are of what an input's integers index, by that input's index.
-        sizes_of_values: whether a result was as large as values say.
+        finds: how many were found by functions that return as many as values say.
+        counts: lines of the user's code that get the sizes of such results.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class Way(TorchFunctionMode):
         held: Iterable[Tensor] = (),
         *,
         forced: tuple[tuple[str, int, str], int] | None = None,
+        count: tuple[int | None, int] | None = None,
         most: float = math.inf,
         sizes: Sizes | None = None,
         numbers: Sequence[float] = (),
@@ -100,20 +101,24 @@ class Way(TorchFunctionMode):
         """``held`` are parameters and buffers, in an order that is the same each time.
 
         With ``forced``, a line and a number from 0 on, what that line takes out of tensors is another value: each of
-        :data:`OTHERS` in turn and then of ``numbers``, a truth the other one. More than ``most`` calls raise
-        :class:`TooLong`. ``sizes`` is told of those that Python gets.
+        :data:`OTHERS` in turn and then of ``numbers``, a truth the other one. With ``count``, which of :attr:`finds`
+        or None for all, and a number, so many are found there. More than ``most`` calls raise :class:`TooLong`.
+        ``sizes`` is told of those that Python gets.
         """
         super().__init__()
         self.exits: dict[tuple[str, int, str], Exit] = {}
         self.ranges: dict[int, int] = {}
-        self._forced, self._most, self._sizes, self._numbers = forced, most, sizes, numbers
+        self.finds: list[int] = []
+        self.counts: dict[tuple[str, int, str], Exit] = {}
+        self._forced, self._count, self._most, self._sizes, self._numbers = forced, count, most, sizes, numbers
+        self._dynamic = sizes is not None
+        self._found: dict[int, weakref.ref[Tensor]] = {}  # tensors as large as values say
         self._origins: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
         self._inputs: dict[int, tuple[weakref.ref[Tensor], frozenset[int]]] = {}  # that a tensor's values depend on
         for index, tensor in enumerate(inputs):
             self._depend(tensor, frozenset({index}))
         for index, tensor in enumerate([*inputs, *held]):
             self._note(tensor, ("known", index))
-        self.sizes_of_values = False
         self._steps: list[tuple[str, str]] = []
         self._flow: list[Any] = []  # each step with what it was given
         self._lines: dict[int, tuple[str, int, str]] = {}  # in the user's code, of steps that saw something
@@ -132,18 +137,23 @@ class Way(TorchFunctionMode):
         seen = ""
         flow = (str(func) if name == "__get__" else name, self._given(args), self._given(kwargs))
         inputs = self._dependence([args[1:], kwargs] if name in _OF_SIZES else [args, kwargs])
+        decisive = bool(inputs) and bool(self._dependence(deciding(name, args, kwargs)))
         try:
             if name in _VALUES and inputs and self._takes(name, inputs):
                 which = self._forced[1] if self._forced else 0
                 number = self._numbers[which - OTHERS] if which >= OTHERS else None
                 result = _another(func, name, args, kwargs, which, number)
+            elif decisive and self._count is not None and self._count[0] in (None, len(self.finds)):
+                result = finding(self._count[1], func, name, args, kwargs)
             else:
                 result = func(*args, **kwargs)
             if self._sizes is not None and (name in _SIZES or name in _PARTS):
                 result = self._measured(name, args, kwargs, result)
-            masked = name == "__getitem__" and any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(args[1:]))
-            self.sizes_of_values |= masked or name in _BY_VALUES
             self._note(result, ("step", len(self._steps)))
+            if decisive and returns_found(name):
+                self._find(result)
+            elif self._found and (self._is_found(args) or self._is_found(kwargs)):
+                self._found |= {id(t): weakref.ref(t) for t in _tensors(result)}
             if inputs:
                 self._follow(name, args, kwargs, result, inputs)
             if name in _VALUES:
@@ -164,18 +174,23 @@ class Way(TorchFunctionMode):
         x = args[0] if args else kwargs.get("self", kwargs.get("input"))
         if not isinstance(x, Tensor) or (name == "__get__" and not isinstance(result, torch.Size)):
             return result
+        found = self._is_found(x)
+        if not found and not self._dynamic:
+            return result
+        if found:
+            self._count_at(x)
         origin = self._origin(x)
         if isinstance(result, torch.Size):
-            return self._sizes.of(result, origin)
+            return self._sizes.of(result, origin, found)
         if name in _PARTS:
             by = 1 if name in ("unbind", "__iter__") else args[1] if len(args) > 1 else next(iter(kwargs.values()), 1)
             place = 1 if name in ("unbind", "__iter__") else 2
             dim = args[place] if len(args) > place else kwargs.get("dim", 0)
             if isinstance(by, int) and x.dim() and x.shape[dim]:
-                size = self._sizes.size(x.shape[dim], origin, dim % x.dim())
+                size = self._sizes.size(x.shape[dim], origin, dim % x.dim(), found)
                 self._sizes.take(-(-size // (-(-size // by) if name == "chunk" else by)), name, depth=3)
             return result
-        shape = self._sizes.of(x.shape, origin)
+        shape = self._sizes.of(x.shape, origin, found)
         if name == "size":
             return shape[args[1] if len(args) > 1 else kwargs["dim"]]
         if name in ("numel", "nelement"):
@@ -187,6 +202,30 @@ class Way(TorchFunctionMode):
         """Where a tensor is from; None where that is unknown."""
         reference, origin = self._origins.get(id(tensor), (None, None))
         return origin if reference is not None and reference() is tensor else None
+
+    def _find(self, result: Any) -> None:
+        """Notes a result that is as large as values say."""
+        if self._sizes is None:
+            self._sizes = Sizes({}, [])
+            self._sizes.outside = self._outside
+        first = next(_tensors(result))
+        self._found |= {id(t): weakref.ref(t) for t in _tensors(result)}
+        self.finds.append(first.shape[0] if first.dim() else 0)
+
+    def _count_at(self, tensor: Tensor) -> None:
+        """Notes that a line of the user's gets sizes of what was found."""
+        frame = sys._getframe(3)
+        line = None if is_own(frame.f_code.co_filename) else user_line(frame, self._outside)
+        if line is not None:
+            self.counts.setdefault(line, Exit(line, self._dependence(tensor), "size"))
+
+    def _is_found(self, value: Any) -> bool:
+        """Whether it is as large as values say, or has a number that is."""
+        for tensor in _tensors(value):
+            reference = self._found.get(id(tensor))
+            if reference is not None and reference() is tensor:
+                return True
+        return _has_found(value)
 
     def _takes(self, name: str, inputs: frozenset[int]) -> bool:
         """Notes that a line of the user's takes a value; whether it shall get another one."""
@@ -299,7 +338,7 @@ class Way(TorchFunctionMode):
             return [(str(key), self._given(item)) for key, item in value.items()]
         if isinstance(value, slice):
             return "slice", *map(self._given, (value.start, value.stop, value.step))
-        return _written(value)
+        return "found" if is_found(value) else _written(value)
 
 
 OTHERS = 7
@@ -333,6 +372,12 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
         for item in value:
             yield from _tensors(item)
+
+
+def _has_found(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_found, value))
+    return any(map(_has_found, value.values())) if isinstance(value, dict) else is_found(value)
 
 
 def _storage(tensor: Tensor) -> int:

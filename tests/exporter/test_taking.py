@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import svexport
+from svexport.exporter.trace import torch_export_first
 
 Way = Callable[[Tensor], float]
 VALUES: dict[str, Way] = {
@@ -60,8 +61,8 @@ USES: dict[str, Callable[[Tensor, float], Any]] = {
     "steps": lambda x, n: sum(x * k for k in range(1, 2 + int(n) // 4)),
     "capped": lambda x, n: x * min(n, 13.0),
 }
-NOT_FOLLOWED = {("found", use) for use in ("branch", "capped", "power")} | {("nonzero", "branch"), ("nonzero", "odd")}
-"""How many values a mask or ``nonzero`` finds, of which the tracer warns: not followed through ``float`` yet."""
+COUNTS = [*itertools.product(["found"], ["branch", "capped", "power"]), ("nonzero", "branch"), ("nonzero", "odd")]
+"""How many values a mask or ``nonzero`` finds, which only a run with so many of them tells."""
 
 MODELS = [*itertools.product(VALUES, USES), *itertools.product(SIZES, USES)]
 
@@ -88,7 +89,7 @@ def test_there_are_three_hundred() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("opset", [11, 18])
+@pytest.mark.parametrize("opset", [11, 20])
 @pytest.mark.parametrize("model", MODELS, ids="-".join)
 def test_none_is_wrong(model, opset, tmp_path) -> None:
     check(model, opset, tmp_path)
@@ -99,11 +100,84 @@ def test_some_are_not_wrong(model, tmp_path) -> None:
     check(model, 11 if MODELS.index(model) % 2 else 17, tmp_path)
 
 
+@pytest.mark.parametrize("opset", [11, 17, 18, 20])
+@pytest.mark.parametrize("model", COUNTS, ids="-".join)
+def test_how_many_are_found(model, opset, tmp_path) -> None:
+    """Refused, with the line."""
+    x = torch.rand(3, 8, generator=torch.Generator().manual_seed(2))
+    with pytest.raises(svexport.SvexportError, match=r"test_taking\.py:\d+"):
+        svexport.export(Taking(*model), x, tmp_path / "m.onnx", opset=opset)
+    assert not list(tmp_path.iterdir())
+
+
+def boxes(x: Tensor) -> Tensor:
+    found = x[x[:, 0] > 0.3]
+    count, width = found.shape
+    assert width == 8, found.shape
+    halves = found.reshape(2 * count, 4).unbind(1)
+    return torch.stack(halves, 1) * found.shape[0] + torch.zeros(2 * count, 4)
+
+
+def places(x: Tensor) -> Tensor:
+    rows, columns = torch.nonzero(x > 0.3, as_tuple=True)
+    if rows.dim() != 1 or columns.size(0) < 0:
+        raise ValueError(f"{len(rows)} places")
+    return torch.cat([rows, columns]).view(2, -1)[:, : rows.shape[0]]
+
+
+def logged(x: Tensor) -> Tensor:
+    print(f"{x[x > 0.3].shape[0]} found")
+    return x * 2
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+@pytest.mark.parametrize("function", [boxes, places, logged], ids=lambda f: f.__name__)
+def test_sizes_of_what_is_found(function, opset, tmp_path) -> None:
+    """A tracer follows them: no good model is refused."""
+
+    class Finding(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)
+
+    x = torch.rand(3, 8, generator=torch.Generator().manual_seed(2))
+    with torch_export_first(False):
+        assert svexport.export(Finding(), x, tmp_path / "m.onnx", opset=opset).verified
+    engine = svexport.load(tmp_path / "m.onnx")
+    for other in inputs(sized=False):
+        torch.testing.assert_close(engine(other), function(other))
+
+
+def rows(x: Tensor) -> Tensor:
+    return torch.stack([row * 2 for row in x[x[:, 0] > 0.2]]).sum(0)
+
+
+def ranged(x: Tensor) -> Tensor:
+    return sum((x + k for k in range(torch.nonzero(x > 0.3).shape[0])), x)
+
+
+def capped(x: Tensor) -> Tensor:
+    found = x.unique()
+    return x * 2 if found.shape[0] > 25 else x * 3
+
+
+def pairs(x: Tensor) -> Tensor:
+    return x * 2 if len(x[x > 0.7]) == len(x[x < 0.1]) + 9 else x * 3
+
+
+@pytest.mark.parametrize("function", [rows, ranged, capped, pairs], ids=lambda f: f.__name__)
+def test_what_follows_from_how_many_are_found(function, tmp_path) -> None:
+    class Finding(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)
+
+    x = torch.rand(4, 8, generator=torch.Generator().manual_seed(2))
+    with torch_export_first(False), pytest.raises(svexport.SvexportError, match=rf"in {function.__name__}: "):
+        svexport.export(Finding(), x, tmp_path / "m.onnx", opset=11)
+
+
 def check(model: tuple[str, str], opset: int, tmp_path: Path) -> None:
     """Refused, or right on inputs that the export has not seen."""
     way, use = model
-    if model in NOT_FOLLOWED:
-        pytest.xfail("sizes that values decide are not followed")
     x = torch.rand(3, 8, generator=torch.Generator().manual_seed(2))
     axes = {"x": {1: "n"}} if way in SIZES else None
     try:
