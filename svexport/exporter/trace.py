@@ -76,7 +76,7 @@ def traced(
     notes: list[str],
     state: State,
 ) -> tuple[onnx.ModelProto, bool]:
-    """``model(*tensors)`` as ONNX, and whether torch.export guards the values that Python takes of tensors.
+    """``model(*tensors)`` as ONNX, and whether torch.export guards the values and sizes that Python takes of tensors.
 
     Between two tracers the model's state is put back to ``state``.
 
@@ -84,14 +84,14 @@ def traced(
         ExportError: naming the operator and its source line, if neither tracer takes the model.
     """
     if opset > LAST_TORCHSCRIPT_OPSET:
-        return dynamo.export(model, tensors, path, opset, input_names, dynamic_axes), True
+        return dynamo.export(model, tensors, path, opset, input_names, dynamic_axes)
     reason = _refused(model) if _first else "it goes second"
     if not reason:
         try:
             given = [tensor.clone() for tensor in tensors]
             written = dynamo.export(model, given, path, opset, input_names, dynamic_axes)
             _converted.get().append(True)
-            return written, True
+            return written
         except Exception as error:  # noqa: BLE001 - whatever a library raises, the other tracer may take the model
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             state.restore()
