@@ -31,6 +31,9 @@ MOST_DRAWN = 200
 MOST_COUNTED = 33
 """So many are found by all functions together, and then by each, from none on; and around numbers of the source."""
 
+LEAST_COUNTS = 12
+"""Of those, of a model however large."""
+
 MOST_CALLS = 3000
 """Of functions of torch, to take random values, or find other numbers of elements, in turn."""
 
@@ -97,10 +100,10 @@ def unproven_counts(
             continue
         numbers = [int(n) for n in around(user_numbers(model, inputs_of[run])) if 0 <= n == int(n)][:MOST_NUMBERS]
         near = [n + by for n in way.finds for by in (-1, 1) if n + by >= 0]
-        counts = dict.fromkeys([0, *near, *range(MOST_COUNTED), *numbers])
+        counts = dict.fromkeys([0, *near, *numbers, *range(MOST_COUNTED)])
         apart = range(len(way.finds)) if len(way.finds) > 1 else ()
         forced = [(place, count) for place in (None, *apart) for count in counts]
-        most = max(MOST_CALLS // way.length, len(counts))
+        most = max(MOST_CALLS // way.length, LEAST_COUNTS)
         if any(_follows(model, inputs_of[run], way, compared, held, count=count) for count in forced[:most]):
             return new
     return []
