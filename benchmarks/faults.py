@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from svexport.exporter import thorough
 from svexport.exporter.planted import Planted, Recording, Site
 from svexport.exporter.search import searched
 from svexport.exporter.verify import Verification
-from tests.exporter.test_architectures import ARCHITECTURES
 
 OPSET = 13
 
@@ -40,12 +40,18 @@ def _convolutions() -> tuple[nn.Module, Any]:
     )
 
 
+def _architecture(name: str) -> Any:
+    from tests.exporter.test_architectures import ARCHITECTURES  # needs transformers
+
+    return ARCHITECTURES[name][0]()
+
+
 MODELS: dict[str, Callable[[], Any]] = {
     "convolutions": _convolutions,
     "example stgcn": lambda: (stgcn.model(frames=16), None),
     "example deformable_detr": lambda: (deformable_detr.model("small", layers=1), None),
     "example yolox_stem": lambda: (yolox_stem.model(), None),
-    **{name: ARCHITECTURES[name][0] for name in ("bert", "dinov2", "clip", "detr", "swin", "patch_tst")},
+    **{name: partial(_architecture, name) for name in ("bert", "dinov2", "clip", "detr", "swin", "patch_tst")},
 }
 
 

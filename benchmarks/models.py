@@ -42,8 +42,8 @@ class Cell(NamedTuple):
 
 
 @lru_cache(maxsize=1)  # of large models no two have to fit
-def pair(name: str, batch: int) -> tuple[nn.Module, nn.Module, tuple]:
-    """An example, its copy, and inputs of both, on the GPU."""
+def pair(name: str, batch: int, half: bool) -> tuple[nn.Module, nn.Module, tuple]:
+    """An example, its copy, made under autocast where it is to run there, and inputs of both, on the GPU."""
     model = load_file(Path(__file__).parents[1] / "examples" / f"{name}.py").model()
 
     def repeated(t: Tensor) -> Tensor:
@@ -51,12 +51,13 @@ def pair(name: str, batch: int) -> tuple[nn.Module, nn.Module, tuple]:
 
     inputs = rebuild(model.example_inputs, repeated)
     model = model.to(DEVICE)
-    return model, svexport.replace(model, inputs, verbose=False), inputs
+    with torch.autocast(DEVICE, enabled=half):
+        return model, svexport.replace(model, inputs, verbose=False), inputs
 
 
 def inference(cell: Cell, replaced: bool) -> Callable[[], Any]:
     """A forward in evaluation mode."""
-    models, inputs = pair(cell.name, cell.batch)[:2], pair(cell.name, cell.batch)[2]
+    *models, inputs = pair(cell.name, cell.batch, cell.half)
     model = models[replaced].eval()
     call: Any = torch.compile(model, mode="reduce-overhead") if cell.compiled else model
 
@@ -69,7 +70,7 @@ def inference(cell: Cell, replaced: bool) -> Callable[[], Any]:
 
 def training(cell: Cell, replaced: bool) -> Callable[[], Tensor]:
     """A training step, of steps too small to change what is computed; returns the loss."""
-    models, inputs = pair(cell.name, cell.batch)[:2], pair(cell.name, cell.batch)[2]
+    *models, inputs = pair(cell.name, cell.batch, cell.half)
     model = models[replaced].train()
     call: Any = torch.compile(model, mode="reduce-overhead") if cell.compiled else model
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)

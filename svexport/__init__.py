@@ -33,11 +33,14 @@ if TYPE_CHECKING:
     from svexport.graph.check.report import CheckReport
     from svexport.graph.opsets import convert
     from svexport.parity import Parity
+    from svexport.quantization.quantize import quantize
+    from svexport.quantization.sensitivity import Sensitivity, sensitivity
     from svexport.runtime.bench import Bench, bench
     from svexport.runtime.build import build
     from svexport.runtime.compare import Comparison, compare
     from svexport.runtime.reduce import reduce
     from svexport.runtime.session import load
+    from svexport.runtime.triton import TritonRepository, triton_repository
 
 __all__ = [
     "BackendNotAvailableError",
@@ -50,7 +53,9 @@ __all__ = [
     "ExportReport",
     "Parity",
     "PluginBuildError",
+    "Sensitivity",
     "SvexportError",
+    "TritonRepository",
     "UnsupportedError",
     "VerificationError",
     "__version__",
@@ -63,10 +68,13 @@ __all__ = [
     "load",
     "lower",
     "ops",
+    "quantize",
     "record",
     "reduce",
     "replace",
+    "sensitivity",
     "tensorrt",
+    "triton_repository",
 ]
 
 # Imported on first use: onnx costs as much time to import as svexport may take, and the command line has to answer
@@ -77,6 +85,8 @@ _LAZY = {
     "Comparison": "svexport.runtime.compare",
     "ExportReport": "svexport.exporter.report",
     "Parity": "svexport.parity",
+    "Sensitivity": "svexport.quantization.sensitivity",
+    "TritonRepository": "svexport.runtime.triton",
     "bench": "svexport.runtime.bench",
     "build": "svexport.runtime.build",
     "check": "svexport.graph.check",
@@ -85,9 +95,12 @@ _LAZY = {
     "export": "svexport.exporter.export",
     "load": "svexport.runtime.session",
     "lower": "svexport.graph.bodies",
+    "quantize": "svexport.quantization.quantize",
     "record": "svexport.exporter.record",
     "reduce": "svexport.runtime.reduce",
     "replace": "svexport.exporter.replace",
+    "sensitivity": "svexport.quantization.sensitivity",
+    "triton_repository": "svexport.runtime.triton",
 }
 
 _NEEDED = {"numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "rich", "torch"}

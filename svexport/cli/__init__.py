@@ -1,4 +1,4 @@
-"""The command line: ``svexport demo | export | check | build | compare | bench | debug | lower | convert | …``.
+"""The command line: ``svexport demo | export | check | build | compare | bench | triton | debug | lower | …``.
 
 Each command is a file with ``add_arguments(parser)`` and ``run(options) -> Outcome``. It imports torch and the rest
 inside ``run``: ``--help`` and usage errors answer at once, and ``doctor`` also where nothing else is installed.
@@ -32,9 +32,11 @@ COMMANDS = (
     "build",
     "compare",
     "bench",
+    "triton",
     "debug",
     "lower",
     "convert",
+    "quantize",
     "plugins",
     "advise",
     "doctor",

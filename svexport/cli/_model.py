@@ -1,4 +1,4 @@
-"""The model a command line names, and what its forward is called with: shared by ``export`` and ``compare``."""
+"""The model a command line names, and what its forward is called with: shared by several commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import re
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from svexport.errors import ExportError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["add_arguments", "checks", "load", "load_file"]
+__all__ = ["add_arguments", "add_model", "batches", "checks", "load", "load_file", "load_model"]
 
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
 
@@ -38,7 +38,7 @@ class InputSpec:
     dtype: str
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -48,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights", metavar="FILE", help="checkpoint to load into the model: a state_dict, alone or under a usual key"
     )
+    parser.add_argument("--seed", type=int, default=0, help="of random weights and inputs (default: 0)")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model, and arguments of its ``forward``."""
+    add_model(parser)
     parser.add_argument(
         "--input",
         metavar="NAME=1x3x224x224[:DTYPE]",
@@ -59,13 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--inputs", metavar="FILE", help=".npz or .pt with the arguments of forward; default: model.example_inputs"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of random weights and inputs (default: 0)")
 
 
 def checks(options: argparse.Namespace) -> list[Callable[[], None]]:
     """What has to hold before the model is loaded: the files that are named are there."""
     source, _ = options.model
-    named = (source if source.endswith(".py") else None, options.weights, options.inputs)
+    named = (source if source.endswith(".py") else None, options.weights, vars(options).get("inputs"))
     return [_ahead.existing(path) for path in named]
 
 
@@ -77,10 +82,7 @@ def load(options: argparse.Namespace) -> tuple[nn.Module, Any]:
     """
     import torch
 
-    source, name = options.model
-    model = _load_model(source, name, options.seed)
-    if options.weights is not None:
-        _load_weights(model, Path(options.weights))
+    model = load_model(options)
     given = None if options.inputs is None else _read_inputs(Path(options.inputs))
     if options.input:
         if not (given is None or isinstance(given, Mapping)):
@@ -104,6 +106,52 @@ def load(options: argparse.Namespace) -> tuple[nn.Module, Any]:
                 f"it has {', '.join(parameters)}"
             )
     return model, _own_inputs(model) if given is None else given
+
+
+def load_model(options: argparse.Namespace) -> nn.Module:
+    """The model alone, with its weights.
+
+    Raises:
+        ExportError: naming what could not be found or read.
+    """
+    source, name = options.model
+    model = _load_model(source, name, options.seed)
+    if options.weights is not None:
+        _load_weights(model, Path(options.weights))
+    return model
+
+
+def batches(given: Sequence[str], model: nn.Module) -> Iterable[Any]:
+    """What ``forward`` is called with, time after time: a file each, or one name of an iterable in Python.
+
+    Raises:
+        ExportError: naming what could not be found or read.
+    """
+    if all(text.endswith((".npz", ".pt", ".pth")) for text in given):
+        return _of_files([Path(text) for text in given], model)
+    if len(given) > 1:
+        raise ExportError(f"expected .npz or .pt files, or one package.module:name, got {' '.join(given)}")
+    try:
+        source, name = _model_spec(given[0])
+    except argparse.ArgumentTypeError:
+        raise ExportError(
+            f"expected .npz or .pt files, or package.module:name of a DataLoader, got {given[0]!r}"
+        ) from None
+    found = _named(source, name)
+    if not isinstance(found, Iterable) and callable(found):
+        with _blaming(f"calling {given[0]}()"):
+            found = found()
+    if not isinstance(found, Iterable):
+        raise ExportError(
+            f"{given[0]} is a {type(found).__name__}; expected an iterable of batches, or what returns one when called"
+        )
+    return found
+
+
+def _of_files(paths: Sequence[Path], model: nn.Module) -> Iterator[Any]:
+    for path in paths:
+        one = _read_inputs(path)
+        yield _by_parameter(one, model) if isinstance(one, Mapping) else one
 
 
 def load_file(path: Path) -> ModuleType:
@@ -148,16 +196,21 @@ def _input_spec(text: str) -> InputSpec:
     return InputSpec(match["name"], tuple(map(int, match["shape"].split("x"))), dtype)
 
 
-def _load_model(source: str, name: str, seed: int) -> nn.Module:
-    import torch
-    from torch import nn
-
-    torch.manual_seed(seed)  # a model without a checkpoint has the same weights in every command
+def _named(source: str, name: str) -> Any:
     found: Any = load_file(Path(source)) if source.endswith(".py") else _import(source)
     for part in name.split("."):
         if not hasattr(found, part):
             raise ExportError(f"{source} has no {name!r}; it has {', '.join(_candidates(found)) or 'no models'}")
         found = getattr(found, part)
+    return found
+
+
+def _load_model(source: str, name: str, seed: int) -> nn.Module:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(seed)  # a model without a checkpoint has the same weights in every command
+    found = _named(source, name)
     if isinstance(found, nn.Module):
         return found
     what = f"{source}:{name}"

@@ -33,8 +33,9 @@ class AsInFiles(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _SAMPLERS:
             given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-            (dtype, *others), devices = dict.fromkeys(x.dtype for x in given), {x.device.type for x in given}
-            if dtype in (torch.float16, torch.bfloat16) and not others and devices == {"cpu"}:
+            dtypes, devices = {x.dtype for x in given}, {x.device.type for x in given}
+            if dtypes in ({torch.float16}, {torch.bfloat16}) and devices == {"cpu"}:
+                (dtype,) = dtypes
                 self._note(
                     f"grid_sample in {str(dtype).removeprefix('torch.')} is compared as torch has it on CUDA, with "
                     "coordinates in float32, which its CPU kernel rounds"

@@ -71,6 +71,8 @@ def gains(without: Times, replaced: Times) -> bool:
 def measure(models: Mapping[str, nn.Module], call: Callable[[nn.Module], Any]) -> dict[str, Times]:
     """Times models in turn, several calls at once, so that what else the machine does favours none.
 
+    Under autocast, where the caller is, every call converts the weights again, as steps of a training do.
+
     Args:
         models: copies, which are in eval mode afterwards: training on would change what norms have counted.
         call: runs a model on its inputs.
@@ -94,6 +96,7 @@ def _forward(model: nn.Module, call: Callable[[nn.Module], Any]) -> Callable[[],
     def run() -> None:
         with torch.no_grad():
             call(model)
+        torch.clear_autocast_cache()
 
     return run
 
@@ -104,6 +107,7 @@ def _step(model: nn.Module, call: Callable[[nn.Module], Any]) -> Callable[[], No
         outputs = [t for _, t in leaves(call(model)) if isinstance(t, Tensor) and t.requires_grad]
         torch.stack([t.float().mean() for t in outputs]).sum().backward()
         model.zero_grad(set_to_none=True)
+        torch.clear_autocast_cache()
 
     return run
 

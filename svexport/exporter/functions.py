@@ -14,7 +14,7 @@ from torch import Tensor
 from svexport import ops
 from svexport.ops._kept import kept_of
 
-__all__ = ["FUNCTIONS", "NAMES", "WHOLES", "Function", "parameters", "unfit", "whole"]
+__all__ = ["FUNCTIONS", "NAMES", "WHOLES", "Function", "deform_attn", "parameters", "unfit", "whole"]
 
 
 class Function(NamedTuple):
@@ -64,9 +64,10 @@ NAMES = {function.theirs: name for name, function in FUNCTIONS.items()}
 # ------------------------------------------------------------------ whole functions
 
 
-def _ms_deform_attn(
+def deform_attn(
     value: Tensor, value_spatial_shapes: Any, sampling_locations: Tensor, attention_weights: Tensor
 ) -> Tensor:
+    """:func:`svexport.ops.ms_deform_attn` of levels one after the other, by sizes alone."""
     shapes = torch.as_tensor(value_spatial_shapes, device=value.device)
     return ops.ms_deform_attn(value, shapes, kept_of(shapes, _starts), sampling_locations, attention_weights)
 
@@ -80,7 +81,7 @@ def _starts(shapes: Tensor) -> Tensor:
 def _ms_deform_attn_core(
     value: Tensor, spatial_shapes: Any, sampling_locations: Tensor, attention_weights: Tensor
 ) -> Tensor:
-    return _ms_deform_attn(value, spatial_shapes, sampling_locations, attention_weights)
+    return deform_attn(value, spatial_shapes, sampling_locations, attention_weights)
 
 
 def _bilinear_grid_sample(im: Tensor, grid: Tensor, align_corners: bool = False) -> Tensor:
@@ -96,7 +97,7 @@ WHOLES: dict[str, Sequence[tuple[Callable[..., Any], str]]] = {
             "multi_scale_deformable_attention",
             "deformable_attention_core_func",
         ),
-        ((_ms_deform_attn, "ms_deform_attn"), (_ms_deform_attn_core, "ms_deform_attn")),
+        ((deform_attn, "ms_deform_attn"), (_ms_deform_attn_core, "ms_deform_attn")),
     ),
     "bilinear_grid_sample": ((_bilinear_grid_sample, "grid_sample"),),  # mmcv
 }

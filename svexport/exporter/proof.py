@@ -48,15 +48,16 @@ class Proof:
         """Compares the two on inputs of our own, in float64; they do not count as the model's."""
         try:
             with torch.no_grad():
-                expected, actual = theirs(), ours()
+                pairs = list(zip(_tensors(theirs()), _tensors(ours()), strict=True))
         except Exception as error:  # noqa: BLE001 - what cannot be shown is not
             self.fault = f"other inputs cannot be compared: {type(error).__name__}: {error}"
             return
-        scale = float(expected.abs().amax()) if expected.numel() else 0.0
-        if not scale > 0:
-            self.fault = "it is zero on all other inputs, which shows nothing"
-        elif expected.shape != actual.shape or not parity("", expected, actual, rtol=1e-6, atol=1e-6 * scale).ok:
-            self.fault = "svexport's differs on other inputs"
+        for expected, actual in pairs:
+            scale = float(expected.abs().amax()) if expected.numel() else 0.0
+            if not scale > 0:
+                self.fault = "it is zero on all other inputs, which shows nothing"
+            elif expected.shape != actual.shape or not parity("", expected, actual, rtol=1e-6, atol=1e-6 * scale).ok:
+                self.fault = "svexport's differs on other inputs"
 
     def add_gradients(self, theirs: Callable[..., Any], ours: Callable[..., Any], arguments: Sequence[Any]) -> None:
         """Compares gradients, in float64 and a little beside the arguments: at the edges of pixels there are none."""
@@ -101,3 +102,7 @@ class Proof:
         unproven = "not proven: not reached" if given else "not proven: no inputs"
         error = max(self.errors, default=math.nan)
         return len(self.errors), error, f"max error {error:.1e}" if self.errors else unproven
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [t for _, t in leaves(value) if isinstance(t, Tensor)]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_field
 from typing import Any
 
+import torch
 from torch import nn
 
 from svexport import ops
@@ -70,7 +72,8 @@ def replace(
         skip: likewise of what to leave as it is.
         choose: ``"faster"`` times the model with and without each kind of replacement, forward and with backward, and
             leaves alone what does not gain; ``"all"`` replaces whatever is the same. Default: the former where
-            arguments are on a GPU.
+            arguments are on a GPU. Under autocast, for models that will run there, it is timed under autocast; proofs
+            are made without.
         verbose: print a report.
 
     Returns:
@@ -92,9 +95,14 @@ def replace(
         raise UnsupportedError("choose='faster' expects arguments of the model to time it with: replace(model, args)")
     chosen = _Choice(only, skip)
     proofs: dict[Any, Any] = {}
-    made = _replaced(model, arguments, chosen, proofs)
+
+    def remade(kinds: Set[str]) -> _Made:
+        with _without_autocast():
+            return _replaced(model, arguments, chosen.without(kinds), proofs)
+
+    made = remade(frozenset())
     if arguments is not None and (choose == "faster" or (choose is None and on_gpu(arguments))):
-        made = _faster(model, arguments, made, lambda kinds: _replaced(model, arguments, chosen.without(kinds), proofs))
+        made = _faster(model, arguments, made, remade)
     if made.outputs.fault:  # though every part agrees: rounding decides something here, or the model keeps a state
         fault = f"{type(model).__name__} as a whole, every part of it proven: {made.outputs.fault}"
         warnings.warn(fault, stacklevel=2)
@@ -105,6 +113,16 @@ def replace(
     if verbose:
         print_report(type(model).__name__, made.replacements, made.left_alone, made.outputs, [*made.speed, *made.notes])
     return made.copy
+
+
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    """For proofs: what a model rounds to half by itself, such as projections into cameras, decides what it samples."""
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 @dataclass
@@ -157,7 +175,7 @@ def _replaced(model: nn.Module, arguments: Any, chosen: _Choice, proofs: dict[An
         expected = forward(probe, arguments, as_files)
         classes = {name: cls for name, cls in classes.items() if not modules[name].fault}
         probe = _swap(copied(model), classes)
-        forward(probe, arguments, patterns.watch(probe))
+        forward(probe, arguments, as_files, patterns.watch(probe))
         forward(patterns.applied(_swap(copied(model), classes)), arguments, as_files, watch, wholes)
         plan = plan_of(watch, wholes, plan.skipped)
         del probe
@@ -184,6 +202,8 @@ def _replaced(model: nn.Module, arguments: Any, chosen: _Choice, proofs: dict[An
         elif name in patterns.rewrites or name in patterns.wholes:
             proven = part.proof.words(True)
             replacements.append(Replacement(name, part.what, op_name(part.op), definition(kind), *proven))
+    for name, (what, reason) in patterns.unread.items():
+        left_alone.append(LeftAlone(name, what, definition(type(model.get_submodule(name))), reason))
     if arguments is None:
         for name, source in binder(plan).notes(copies):
             function = FUNCTIONS.get(name)

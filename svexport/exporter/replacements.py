@@ -83,7 +83,10 @@ def print_report(
         shown = len(head) if any(r.gain for r in replacements) else len(head) - 1
         tables.append((f"{model}: replaced", head[:shown], [row[:shown] for row in rows]))
     if left_alone:
-        rows = [(a.name, a.kind, _short(a.source), a.reason) for a in left_alone]
+        alike: dict[tuple[str, str, str], list[str]] = {}
+        for a in left_alone:
+            alike.setdefault((a.kind, _short(a.source), a.reason), []).append(a.name)
+        rows = [(_names(names), *rest) for rest, names in alike.items()]
         tables.append((f"{model}: left alone", ("", "is", "source", "because"), rows))
     line = "" if replacements else f"{model}: nothing to replace"
     if replacements and (outputs.errors or outputs.fault):

@@ -121,6 +121,8 @@ class Engine(ABC):
         self.close()
 
     def _in_order(self, tensors: Sequence[Tensor], named: dict[str, Tensor]) -> list[Tensor]:
+        if not named and len(tensors) == len(self.inputs):
+            return list(tensors)
         names = self.input_names
         unknown = [name for name in named if name not in names]
         if unknown:
@@ -138,6 +140,9 @@ class Engine(ABC):
             advice = "; use torch.from_numpy" if type(tensor).__module__ == "numpy" else ""
             raise EngineError(f"{self} expects torch tensors, got {type(tensor).__name__} for {spec.name!r}{advice}")
         wrong = None
+        fits = tensor.dtype is spec.dtype and tensor.layout is torch.strided and spec.accepts(tensor.shape)
+        if fits and not tensor.is_meta:
+            return
         if tensor.layout != torch.strided or tensor.is_meta:
             wrong = f"a {'meta' if tensor.is_meta else 'sparse'} tensor; pass a dense one that has values"
         elif tensor.dtype != spec.dtype:

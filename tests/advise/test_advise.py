@@ -249,6 +249,11 @@ def test_views_that_would_tell(model, line):
     assert [(f.code, f.fixable) for f in advise([model], fix=True).findings] == [("SVX204", False)]
 
 
+@pytest.mark.parametrize(("sizes", "found"), [("-x.shape[1]", ["SVX103"]), ("not x.shape[1]", [])])
+def test_what_an_operator_makes_of_a_size(tmp_path, sizes, found):
+    assert codes(forward(f"return x.sum() * int({sizes})"), tmp_path) == found
+
+
 @pytest.mark.parametrize(
     ("head", "expected"),
     [

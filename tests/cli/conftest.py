@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from svexport.cli import main
+from tests.tensorrt.reference.fixtures import files, tensorrt
+
+__all__ = ["Result", "files", "project", "run", "tensorrt"]
 
 MODELS = """
 import os

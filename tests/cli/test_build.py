@@ -8,21 +8,10 @@ import sys
 import pytest
 
 from svexport.tensorrt.library import library_name
-from tests.tensorrt.models import Sampler, Scale, exported
-from tests.tensorrt.reference import install
-from tests.tensorrt.test_build import BATCH
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("files")
-    exported(Sampler(), folder / "sampler.onnx", dynamic_shapes=BATCH)
-    exported(Scale(), folder / "scale.onnx")
-    return folder
-
-
-def test_build(run, files, tmp_path, monkeypatch):
-    trt = install(monkeypatch, tmp_path, "10.16.1")
+def test_build(run, files, tmp_path, tensorrt):
+    trt = tensorrt()
     shapes = "image=2x3x8x8:4x3x8x8:6x3x8x8"
     words = ["--shapes", shapes, "--workspace", "1G", "--optimization-level", 1, "--json"]
     result = run("build", files / "sampler.onnx", "-o", tmp_path / "m.engine", *words)
@@ -40,8 +29,8 @@ def test_build(run, files, tmp_path, monkeypatch):
     assert said.splitlines()[-1].startswith("trtexec --onnx=")
 
 
-def test_failures_are_one_line(run, files, tmp_path, monkeypatch):
-    install(monkeypatch, tmp_path, "10.16.1", build="no kernel")
+def test_failures_are_one_line(run, files, tmp_path, tensorrt):
+    tensorrt(build="no kernel")
     result = run("build", files / "scale.onnx", "-o", tmp_path / "m.engine")
     assert result.code == 1
     assert result.err.startswith("svexport build: error: TensorRT 10.16.1.9 builds no engine")

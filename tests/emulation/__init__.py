@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import random
 import re
 import subprocess
@@ -21,6 +22,7 @@ HERE = Path(__file__).parent
 RUNTIME = (HERE / "runtime.cpp", HERE / "__init__.py")
 _FLAGS = ("-std=c++20", "-O2", "-march=native", "-ffp-contract=off", "-fPIC")
 _NOT_SUPPORTED = 801  # cudaErrorNotSupported
+_OWN = os.RTLD_NOW | os.RTLD_DEEPBIND  # CUDA's runtime is the emulated one, also where torch has loaded the real one
 
 
 def _compiles() -> bool:
@@ -141,12 +143,12 @@ class Kernels:
     def __init__(self, *sources: Path) -> None:
         flags = (*_FLAGS, *(f"-I{path}" for path in INCLUDES))
         runtime = built("emulation.so", (CXX, "-shared", RUNTIME[0], *flags), [RUNTIME[0]])
-        self._runtime = ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
+        self._runtime = ctypes.CDLL(str(runtime), mode=_OWN)
         self._runtime.emulation_allow.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         self._runtime.emulation_report.restype = ctypes.c_char_p
         self._runtime.emulation_launches.restype = ctypes.c_char_p
         library = linked("emulated", [*(compiled(path).object for path in sources), runtime])
-        self._library = ctypes.CDLL(str(library))
+        self._library = ctypes.CDLL(str(library), mode=_OWN)
         listed = [
             subprocess.run(["nm", *flags, "-D", "--defined-only", library], capture_output=True, text=True, check=True)
             for flags in ([], ["-C"])

@@ -97,3 +97,36 @@ def test_measuring_leaves_models_as_they_are():
     assert all(p.grad is None for m in models.values() for p in m.parameters())
     for name, m in models.items():
         torch.testing.assert_close(m.state_dict(), before[name])
+
+
+def test_timed_under_the_callers_autocast(monkeypatch):
+    """With weights converted in every call: autocast keeps them until it is left."""
+
+    class Watched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.types = nn.Linear(4, 4), []
+
+        def forward(self, x):
+            y = self.linear(x)
+            self.types.append(y.dtype)
+            return torch.einsum("bij,bjk->bik", y, y)
+
+    def fake(models, call):
+        for model in models.values():
+            call(model)
+            types.update(model.types)
+        return {name: Times(1.0 if name else 0.5, None) for name in models}
+
+    types = set()
+    monkeypatch.setattr(module, "measure", fake)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        replaced = svexport.replace(Watched(), args(), choose="faster", verbose=False)
+    assert types == {torch.bfloat16}
+    assert [r.before for r in replaced.svexport_replacements] == ["torch.einsum"]
+
+    model, given = Watched(), args()
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.profiler.profile() as profile:
+        measure({"": model}, lambda m: m(*given))
+    casts = sum(e.count for e in profile.key_averages() if e.key == "aten::_to_copy")
+    assert casts >= 3 * len(model.types)  # of input, weight and bias

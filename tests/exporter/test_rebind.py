@@ -59,7 +59,8 @@ def everything():
 
 def test_whatever_way_a_function_is_reached(everything):
     model, replaced, args = everything
-    assert replaced.svexport_left_alone == []
+    (left,) = replaced.svexport_left_alone
+    assert (left.kind, left.reason) == ("its forward as a graph", "its forward makes tensors of its own")
     # The one with out=, which the op leaves to torch.
     assert left_to_torch(replaced, *args) == ["torch.linalg.inv"]
     assert len(left_to_torch(model, *args)) > 30
@@ -196,9 +197,12 @@ def test_what_cannot_be_bound_is_left_alone_with_the_reason():
     args = inputs()
     model = reached.Unbindable()
     replaced = svexport.replace(model, args, verbose=False)
-    functions = [a.source.partition(" in ")[2].partition(":")[0] for a in replaced.svexport_left_alone]
+    forward, *left = replaced.svexport_left_alone
+    assert (forward.kind, forward.name) == ("its forward as a graph", "")
+    assert forward.reason
+    functions = [a.source.partition(" in ")[2].partition(":")[0] for a in left]
     assert functions == ["of_a_table", "imported", "forward", "forward"]  # the last calls what has no lines
-    *named, text = [a.reason for a in replaced.svexport_left_alone]
+    *named, text = [a.reason for a in left]
     assert all("by no name that can be bound" in reason for reason in named)
     assert text == "from_text was executed from text, in globals of no module"
     assert [r.source.partition(" in ")[2].partition(":")[0] for r in replaced.svexport_replacements] == ["warp"]

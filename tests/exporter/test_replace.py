@@ -268,6 +268,7 @@ def example(name, **arguments):
 
 DECODER = {
     "LayerNorm": 7,
+    "layer_norm(x + y)": 2,
     "project, mask, sample, weigh, sum": 1,
     "softmax(QK^T)V": 1,
     "a decoder of the DETR3D kind, without gradients": 1,
@@ -281,7 +282,7 @@ MODELS = {
     "yolox_stem": (example("yolox_stem", height=48, width=64), {"Focus": 1}),
     "deformable_detr": (
         example("deformable_detr", config="small", layers=1),
-        {"LayerNorm": 2, "svexport_file_deformable_detr.ms_deform_attn_core_pytorch": 1},
+        {"LayerNorm": 2, "layer_norm(x + y)": 2, "svexport_file_deformable_detr.ms_deform_attn_core_pytorch": 1},
     ),
     "multicamera": (
         example("multicamera", queries=20, layers=1, cameras=2, image_size=(72, 120)),
@@ -348,7 +349,7 @@ def test_copy_is_the_same_model(case, tmp_path):
     for r in replaced.svexport_replacements:
         assert r.calls > 0
         assert r.max_abs <= 1e-4
-    assert replaced.svexport_left_alone == []
+    assert {a.kind for a in replaced.svexport_left_alone} <= {"its forward as a graph"}
 
     assert list(replaced.state_dict()) == list(model.state_dict())
     assert not {id(p) for p in replaced.parameters()} & {id(p) for p in model.parameters()}
@@ -696,6 +697,13 @@ class Attends(nn.Module):
         return self.function(value * self.scale, torch.tensor(SHAPES), locations * self.scale, weights * self.scale)
 
 
+class Takes(Attends):
+    """Any arguments, so that there is no graph of it, in which the function would be found without its name."""
+
+    def forward(self, *args):
+        return super().forward(*args)
+
+
 class Samples(nn.Module):
     def __init__(self, function):
         super().__init__()
@@ -813,8 +821,9 @@ def test_decoys_are_left_alone_or_right(name):
     args = ATTENDED if make is Attends else SAMPLED
     replaced = svexport.replace(model, args, verbose=False)
     wholes = [r.before for r in replaced.svexport_replacements if not r.before.startswith("torch.")]
-    assert not wholes, "its meaning is another"
-    if function.__name__ in WHOLES:
+    part = "split, sample, stack, weigh, sum"  # which some are but for what comes before or after
+    assert {*wholes} <= {part}, "its meaning is another"
+    if function.__name__ in WHOLES and not wholes:
         assert any(function.__name__ in a.kind and a.reason for a in replaced.svexport_left_alone)
     ours, theirs = [], []
     for m, found in ((model, theirs), (replaced, ours)):
@@ -827,7 +836,7 @@ def test_decoys_are_left_alone_or_right(name):
 @pytest.mark.parametrize(
     ("make", "function", "args", "op"),
     [
-        (Attends, multi_scale_deformable_attn_pytorch, ATTENDED, "ms_deform_attn"),
+        (Takes, multi_scale_deformable_attn_pytorch, ATTENDED, "ms_deform_attn"),
         (Samples, bilinear_grid_sample, SAMPLED, "grid_sample"),
     ],
 )
@@ -837,7 +846,7 @@ def test_whole_functions_are_ops(make, function, args, op, tmp_path):
     assert [(r.before.rpartition(".")[2], r.after, r.calls) for r in replaced.svexport_replacements] == [
         (function.__name__, f"svexport.ops.{op}", 1)
     ]
-    assert replaced.svexport_left_alone == []
+    assert {a.kind for a in replaced.svexport_left_alone} <= {"its forward as a graph"}
     with torch.no_grad():
         targets = [str(node.target) for node in torch.export.export(replaced, args).graph.nodes]
     assert f"svexport.{op}.default" in targets
@@ -871,12 +880,13 @@ def test_functions_of_a_whole_are_replaced_where_it_is_not():
     model = Attends(changed(options={"align_corners": True}))
     replaced = svexport.replace(model, ATTENDED, verbose=False)
     assert [r.before for r in replaced.svexport_replacements] == ["torch.nn.functional.grid_sample"]
+    assert len(replaced.svexport_left_alone) == 2  # by its name, and as a graph
     assert "differs by" in replaced.svexport_left_alone[0].reason
 
 
 def test_gradients_decide_too():
     replaced = svexport.replace(Attends(DECOYS["constant grids"][1]), ATTENDED, verbose=False)
-    assert "gradient differs by" in replaced.svexport_left_alone[0].reason
+    assert all("gradient differs by" in a.reason for a in replaced.svexport_left_alone)
 
 
 # ------------------------------------------------------------------ what is asked for

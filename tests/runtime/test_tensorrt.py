@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,26 +17,9 @@ from onnx import TensorProto, helper
 import svexport
 from svexport import EngineError, UnsupportedError
 from svexport.runtime.tensorrt import TensorRTEngine
-from tests.tensorrt.models import Sampler, Scale, exported
-from tests.tensorrt.reference import VERSIONS, Host, Reference, install
-from tests.tensorrt.test_build import BATCH, model_of
-
-Install = Callable[..., Reference]
-every_version = pytest.mark.parametrize("version", VERSIONS)
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("files")
-    torch.manual_seed(0)
-    exported(Sampler(), folder / "sampler.onnx", dynamic_shapes=BATCH)
-    exported(Scale(), folder / "scale.onnx")
-    return folder
-
-
-@pytest.fixture
-def tensorrt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Install:
-    return lambda version="10.16.1", **faults: install(monkeypatch, tmp_path, version, **faults)
+from tests.tensorrt.models import Sampler, model_of
+from tests.tensorrt.reference import VERSIONS, Host
+from tests.tensorrt.reference.fixtures import Install, every_version
 
 
 @pytest.fixture

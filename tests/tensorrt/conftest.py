@@ -16,6 +16,9 @@ import svexport
 from svexport.graph.nodes import svexport_nodes
 from svexport.tensorrt import library
 from tests.tensorrt.host import SOURCES, Host, compile_host, without_launchers
+from tests.tensorrt.reference.fixtures import files, tensorrt
+
+__all__ = ["files", "held", "headers", "host", "plugin_library", "tensorrt"]
 
 CUDA = Path(cpp_extension.CUDA_HOME or "/usr/local/cuda")
 

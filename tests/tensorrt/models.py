@@ -5,13 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 import torch.nn.functional as F
+from onnx import TensorProto, helper
 from torch import Tensor, nn
 
 import svexport
 
-__all__ = ["Sampler", "Scale", "exported"]
+__all__ = ["BATCH", "Sampler", "Scale", "exported", "model_of"]
+
+
+BATCH = {"image": {0: "batch"}, "grid": {0: "batch"}}
+"""Dynamic sizes of :class:`Sampler`."""
 
 
 class Sampler(nn.Module):
@@ -42,3 +48,18 @@ def exported(model: nn.Module, path: Path, **options: Any) -> Path:
     """The file of a model for its example inputs."""
     svexport.export(model.eval(), model.example_inputs, path, opset=17, verify="quick", **options)
     return path
+
+
+def model_of(shapes: dict[str, list[int | str | None]]) -> onnx.ModelProto:
+    """Each input is negated."""
+    value = helper.make_tensor_value_info
+    nodes = [helper.make_node("Neg", [name], [f"{name}_y"]) for name in shapes]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [value(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()],
+        [value(f"{name}_y", TensorProto.FLOAT, [None] * len(shape)) for name, shape in shapes.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    return model

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +23,9 @@ from svexport.graph.bodies import strip
 from svexport.progress import phases_to
 from svexport.tensorrt import plugins
 from svexport.tensorrt.build_report import read_layers
-from tests.tensorrt.models import Sampler, Scale, exported
-from tests.tensorrt.reference import VERSIONS, Reference, install
-
-BATCH = {"image": {0: "batch"}, "grid": {0: "batch"}}
-Install = Callable[..., Reference]
-every_version = pytest.mark.parametrize("version", VERSIONS)
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("files")
-    torch.manual_seed(0)
-    exported(Sampler(), folder / "sampler.onnx", dynamic_shapes=BATCH)
-    exported(Scale(), folder / "scale.onnx")
-    return folder
-
-
-@pytest.fixture
-def tensorrt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Install:
-    return lambda version="10.16.1", **faults: install(monkeypatch, tmp_path, version, **faults)
+from tests.tensorrt.models import exported, model_of
+from tests.tensorrt.reference import VERSIONS, Reference
+from tests.tensorrt.reference.fixtures import Install, every_version
 
 
 def nothing_left(folder: Path, trt: Reference) -> None:
@@ -431,21 +413,6 @@ def test_without_a_plugin(files: Path, tmp_path: Path, tensorrt: Install, monkey
 
 
 # ------------------------------------------------------------------------------------------------------------- sizes
-
-
-def model_of(shapes: dict[str, list[int | str | None]]) -> onnx.ModelProto:
-    """Each input is negated."""
-    value = helper.make_tensor_value_info
-    nodes = [helper.make_node("Neg", [name], [f"{name}_y"]) for name in shapes]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [value(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()],
-        [value(f"{name}_y", TensorProto.FLOAT, [None] * len(shape)) for name, shape in shapes.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    model.ir_version = 8
-    return model
 
 
 def test_sizes_follow_from_those_of_the_same_name(tensorrt: Install) -> None:

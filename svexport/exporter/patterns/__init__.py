@@ -9,19 +9,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx, nn
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from svexport import ops
 from svexport.exporter.functions import FUNCTIONS, NAMES
-from svexport.exporter.patterns import attention, camera_sample, decoder
+from svexport.exporter.patterns import (
+    attention,
+    camera_sample,
+    decoder,
+    einsum,
+    layer_norm,
+    ms_deform_attn,
+    space_to_depth,
+)
 from svexport.exporter.patterns.pattern import Pattern, prove
-from svexport.exporter.patterns.rewrite import Rewrite, apply, replace_node, rewrite_of, whole_of
+from svexport.exporter.patterns.rewrite import Rewrite, apply, replace_nodes, rewrite_of, whole_of
 from svexport.exporter.patterns.traced import NotTraced, Traced, trace
 from svexport.exporter.proof import Proof
 from svexport.ops._module import DropIn
@@ -33,11 +43,23 @@ DECODER = decoder.OP
 FINDERS: dict[str, Callable[[Traced], Iterator[Pattern]]] = {
     "camera_sample": camera_sample.find,
     "scaled_dot_product_attention": attention.find,
+    "ms_deform_attn": ms_deform_attn.find,
+    "einsum": einsum.find,
+    "space_to_depth": space_to_depth.find,
+    "add_bias_residual_layer_norm": layer_norm.find,
 }
 """By op, the largest part first."""
 
 _ANCHORS = camera_sample.SAMPLERS | attention.SOFTMAX | {torch.Tensor.softmax}
-"""Functions of which every part has one: modules that call none of them are not recorded."""
+"""Functions of which parts have one: modules that call none, and no other of a part's, are not recorded."""
+
+_ADDS = {torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__}
+_PRODUCTS = {torch.mul, torch.multiply, torch.Tensor.mul, torch.Tensor.multiply}
+_PRODUCTS |= {torch.Tensor.__mul__, torch.Tensor.__rmul__}
+_SUMS = {torch.sum, torch.Tensor.sum}
+
+FORWARD = "its forward as a graph"
+"""What is left alone where no part can be looked for."""
 
 FRUITLESS = 3
 """Of a class no more modules are looked into after so many without a part."""
@@ -66,20 +88,25 @@ class Patterns:
         chosen: whether a part of a module, by its name, may be an op.
         rewrites: new forwards by the module's name.
         wholes: likewise, that run without gradients and in the place of submodules.
+        cores: likewise, with nothing but the parts of decoders as ops.
         parts: what was found there, and what was nearly.
         proofs: of the same parts of the same graphs before, which are not proven again.
+        unread: by the module's name, what could not be read as a graph, and why.
     """
 
     chosen: Callable[[str, str], bool]
     rewrites: dict[str, Rewrite] = field(default_factory=dict)
     wholes: dict[str, Rewrite] = field(default_factory=dict)
+    cores: dict[str, Rewrite] = field(default_factory=dict)
     parts: dict[str, list[Part]] = field(default_factory=dict)
     proofs: dict[Any, tuple[int | None, Proof, str]] = field(default_factory=dict)
+    unread: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def watch(self, model: nn.Module) -> _Anchors:
         """A context for a forward of a model, which looks into its modules when they are first called."""
         seen: set[nn.Module] = set()
         fruitless: Counter[type] = Counter()
+        unread: dict[type, str] = {}
         anchors = _Anchors()
 
         def looks(name: str) -> Callable[..., None]:
@@ -92,6 +119,10 @@ class Patterns:
                     if called and fruitless[type(module)] < FRUITLESS:
                         self._look(name, module, args, kwargs)
                         fruitless[type(module)] += name not in self.parts
+                        if name in self.unread:
+                            unread[type(module)] = self.unread[name][1]
+                    elif called and type(module) in unread:
+                        self.unread[name] = FORWARD, unread[type(module)]
                     self._look_at_whole(name, module, args, kwargs)
 
             return hook
@@ -110,10 +141,13 @@ class Patterns:
         return model
 
     def _look(self, name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if not any(self.chosen(name, op) for op in FINDERS):
+            return
         try:
             traced = trace(module, args, kwargs)
             parts = self._parts(name, traced)
-        except Exception:  # noqa: BLE001 - a forward that cannot be read stays as it is
+        except Exception as error:  # noqa: BLE001 - a forward that cannot be read stays as it is
+            self.unread[name] = FORWARD, _reason(error)
             return
         if any(not part.proof.fault for part in parts):
             try:
@@ -128,11 +162,11 @@ class Patterns:
         """Whether a module that holds some with parts is a decoder; the innermost is."""
         below = {n: parts for n, parts in self.parts.items() if n != name and n.startswith(f"{name}." if name else "")}
         held = Counter(part.op for parts in below.values() for part in parts if not part.proof.fault)
-        layers = {held[op] for op in FINDERS}  # of each part one a layer
+        layers = {held[op] for op in decoder.PARTS}  # of each part one a layer
         if held[decoder.OP] or len(layers) != 1 or 0 in layers or not self.chosen(name, decoder.OP):
             return
         prefix = f"{name}." if name else ""
-        inner = {module.get_submodule(n.removeprefix(prefix)): self.rewrites[n] for n in below if n in self.rewrites}
+        inner = {module.get_submodule(n.removeprefix(prefix)): self.cores[n] for n in below if n in self.cores}
         kinds: dict[nn.Module, Any] = {m: type(m) for m in inner}
         try:
             for m, rewrite in inner.items():
@@ -147,7 +181,9 @@ class Patterns:
                 decoder.put(traced, found)
                 whole = whole_of(module, traced.inlined, found.modules)
                 self.wholes[name] = rewrite_of(traced, whole)
-        except Exception:  # noqa: BLE001 - a graph that is read as a decoder may be anything
+                self.unread = {n: u for n, u in self.unread.items() if u[0] != decoder.WHAT or not n.startswith(prefix)}
+        except Exception as error:  # noqa: BLE001 - a graph that is read as a decoder may be anything
+            self.unread.setdefault(name, (decoder.WHAT, _reason(error)))
             return
         finally:
             for m, kind in kinds.items():
@@ -169,11 +205,10 @@ class Patterns:
                     break
                 count += 1
                 parts.append(Part(found.what, op, proof))
-                with traced.graph.inserting_before(found.output):
-                    new = found.build(traced.graph)
-                traced.values[new] = traced.values[found.output]
-                replace_node(traced.graph, found.output, new)
-                traced.forget()
+                _put(traced, found)
+            if op == decoder.PARTS[-1] and any(not part.proof.fault for part in parts):
+                with suppress(NotTraced):
+                    self.cores[name] = rewrite_of(traced)
         if any(not part.proof.fault for part in parts):
             parts += _functions(traced, lambda op: self.chosen(name, op))
         return parts
@@ -201,6 +236,18 @@ class Patterns:
         return None, fault, what
 
 
+def _put(traced: Traced, found: Pattern) -> None:
+    """Puts an op in the place of a part."""
+    first = next(node for node in traced.graph.nodes if node in found.outputs)
+    with traced.graph.inserting_before(first):
+        built = found.build(traced.graph)
+    new = built if found.more else (built,)
+    for node, old in zip(new, found.outputs, strict=True):
+        traced.values[node] = traced.values[old]
+    replace_nodes(traced.graph, found.outputs, new)
+    traced.forget()
+
+
 @contextmanager
 def _ops_recorded(kinds: Iterable[Any]) -> Iterator[None]:
     """Has new forwards of these classes record the ops of parts, which check what they are given, as one call each."""
@@ -222,7 +269,7 @@ def _ops_recorded(kinds: Iterable[Any]) -> Iterator[None]:
     for kind in kinds:
         names = kind.forward.__globals__
         for name, value in list(names.items()):
-            if value in (getattr(ops, op) for op in FINDERS):
+            if value in (getattr(ops, op) for op in decoder.PARTS):
                 changed.append((names, name, value))
                 names[name] = recorded(value)
     try:
@@ -233,17 +280,34 @@ def _ops_recorded(kinds: Iterable[Any]) -> Iterator[None]:
 
 
 class _Anchors(TorchFunctionMode):
-    """Notes which modules' own code calls a function that parts have."""
+    """Notes which modules' own code calls what parts have."""
 
     def __init__(self) -> None:
         super().__init__()
         self._called = [False]
+        self._sums: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._products: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.is_asleep = False
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        if not self.is_asleep and func in _ANCHORS:
-            self._called[-1] = True
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if not self.is_asleep:
+            self._called[-1] |= self._is_anchor(func, args, result)
+        return result
+
+    def _is_anchor(self, func: Any, args: Sequence[Any], result: Any) -> bool:
+        if func in _ADDS and isinstance(result, Tensor):
+            self._sums[result] = True
+        elif func in _PRODUCTS and all(isinstance(x, Tensor) and x.numel() < result.numel() for x in args):
+            self._products[result] = True
+        if func in _SUMS:
+            return bool(args) and args[0] in self._products
+        if func is F.layer_norm:
+            return bool(args) and args[0] in self._sums
+        if func in space_to_depth.CATS:
+            images = args[0] if args and len(args[0]) == 4 else ()
+            return len({t.untyped_storage().data_ptr() for t in images if t.dim() == 4}) == 1
+        return func in _ANCHORS
 
     def enter(self) -> None:
         if not self.is_asleep:
@@ -260,6 +324,10 @@ class _Anchors(TorchFunctionMode):
             yield
         finally:
             self.is_asleep = False
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, NotTraced) else f"{type(error).__name__}: {error}"
 
 
 def _key(traced: Traced) -> Any:

@@ -23,9 +23,12 @@ from svexport.exporter.patterns.pattern import VIEWS, noise
 from svexport.exporter.patterns.traced import NotTraced, Traced
 from svexport.exporter.proof import Proof
 
-__all__ = ["OP", "WHAT", "Decoder", "decode", "find", "prove", "put"]
+__all__ = ["OP", "PARTS", "WHAT", "Decoder", "decode", "find", "prove", "put"]
 
 OP, WHAT = "transformer_decoder", "a decoder of the DETR3D kind, without gradients"
+PARTS = "camera_sample", "scaled_dot_product_attention"
+"""Ops that every layer has one of, in the graph that a decoder is found in."""
+
 _MOVES = VIEWS | {"transpose", "permute", torch.transpose, torch.permute}
 _SUMS = {operator.add, torch.add, "add"}
 _RELUS = {F.relu, torch.relu, "relu"}

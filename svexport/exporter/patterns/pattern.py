@@ -30,37 +30,53 @@ class Pattern:
         ours: the op on values of ``given``.
         build: puts the op into the graph, before ``output``, and returns the node that has its value.
         draw: other values of ``given``, in float64.
+        more: nodes that the op computes beside ``output``; then ``ours`` and ``build`` return as many.
+        modules: names of submodules whose parameters the op is given too.
     """
 
     op: str
     what: str
     output: fx.Node
     given: tuple[fx.Node, ...]
-    ours: Callable[..., Tensor]
-    build: Callable[[fx.Graph], fx.Node]
+    ours: Callable[..., Any]
+    build: Callable[[fx.Graph], Any]
     draw: Callable[[torch.Generator], Sequence[Tensor]]
+    more: tuple[fx.Node, ...] = ()
+    modules: frozenset[str] = frozenset()
+
+    @property
+    def outputs(self) -> tuple[fx.Node, ...]:
+        return self.output, *self.more
 
 
 def prove(traced: Traced, pattern: Pattern) -> Proof:
     """Compares a part with the op: on the model's own values, and in float64 on others, there with gradients."""
     proof = Proof()
-    if traced.region(pattern.output, pattern.given) is None:
+    if any(traced.region(node, pattern.given, pattern.modules) is None for node in pattern.outputs):
         proof.fault = "it depends on more than the op is given"
         return proof
-    proof.add(traced.values[pattern.output], lambda: pattern.ours(*(traced.values[node] for node in pattern.given)))
+    given = tuple(dict.fromkeys(pattern.given))  # a node may be two of them
+
+    def ours(*values: Any) -> tuple[Any, ...]:
+        known = dict(zip(given, values, strict=True))
+        found = pattern.ours(*(known[node] for node in pattern.given))
+        return tuple(found) if pattern.more else (found,)
+
+    def theirs(*values: Any) -> tuple[Any, ...]:
+        known = dict(zip(given, values, strict=True))
+        return tuple(traced.evaluate(node, known) for node in pattern.outputs)
+
+    proof.add(tuple(traced.values[n] for n in pattern.outputs), lambda: ours(*(traced.values[n] for n in given)))
     generator = torch.Generator().manual_seed(0)
-
-    def theirs(*values: Any) -> Any:
-        return traced.evaluate(pattern.output, dict(zip(pattern.given, values, strict=True)))
-
     draw: Sequence[Tensor] = ()
     for _ in range(DRAWS):
         if proof.fault:
             return proof
-        draw = pattern.draw(generator)
-        proof.add_other(lambda: theirs(*draw), lambda: pattern.ours(*draw))  # noqa: B023 - called at once
+        known = dict(zip(pattern.given, pattern.draw(generator), strict=True))
+        draw = [known[node] for node in given]
+        proof.add_other(lambda: theirs(*draw), lambda: ours(*draw))  # noqa: B023 - called at once
     if not proof.fault:
-        proof.add_gradients(theirs, pattern.ours, draw)
+        proof.add_gradients(theirs, ours, draw)
     return proof
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 
 from svexport.exporter.patterns.traced import NotTraced, Traced
 
-__all__ = ["FILES", "Rewrite", "apply", "replace_node", "rewrite_of", "whole_of"]
+__all__ = ["FILES", "Rewrite", "apply", "replace_nodes", "rewrite_of", "whole_of"]
 
 
 @dataclass(frozen=True)
@@ -166,6 +166,11 @@ def _forward(traced: Traced, whole: bool) -> str:
             unlike.append(f"{name} is None or len({name}) != {argument.length}")
             unlike += [f"{name}[{i}].dim() != {rank}" for i, rank in enumerate(argument.ranks)]
             given += [f"{name}[{i}]" for i in range(argument.length)]
+    recorded = [n for n in traced.graph.nodes if n.op == "placeholder" and str(n.target).startswith("given_")]
+    texts = dict(zip(recorded, given, strict=True))
+    for (node, dim), size in traced.sizes.items():
+        place = f"{this}.{node.target}" if node.op == "get_attr" else texts[node]
+        unlike.append(f"{place}.shape[{dim}] != {size}")
     if whole:
         unlike.insert(0, "_svexport_is_grad_enabled()")
         given.insert(0, "weights")
@@ -282,13 +287,15 @@ def _compiled(rewrite: Rewrite) -> FunctionType:
     return names["forward"]
 
 
-def replace_node(graph: fx.Graph, old: fx.Node, new: fx.Node) -> None:
-    """Has all users of a node use another, and erases it with what only it used."""
-    old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
-    pending = [old]
+def replace_nodes(graph: fx.Graph, old: Sequence[fx.Node], new: Sequence[fx.Node]) -> None:
+    """Has all users of nodes use others, and erases these with what only they used."""
+    for before, after in zip(old, new, strict=True):
+        before.replace_all_uses_with(after)
+    pending = list(old)
     while pending:
         node = pending.pop()
-        if node.users or node.op in ("placeholder", "output", "call_module") or node not in graph.nodes:
+        kept = node.op in ("placeholder", "output") or (node.op == "call_module" and node not in old)
+        if node.users or kept or node not in graph.nodes:
             continue
         inputs = node.all_input_nodes
         graph.erase_node(node)

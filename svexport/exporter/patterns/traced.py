@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import builtins
 import copy
-import dis
 import functools
 import gc
 import inspect
 import math
 import operator
-import os
-import random
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from svexport.exporter.arguments import rebuild
-from svexport.exporter.source import is_library
+from svexport.exporter.as_in_files import AsInFiles
+from svexport.exporter.patterns.guard import Guard, NotTraced
 
 __all__ = ["Argument", "NotTraced", "Traced", "operand", "trace"]
-
-
-class NotTraced(Exception):
-    """Why a forward is left as its author wrote it."""
 
 
 @dataclass(frozen=True)
@@ -52,25 +43,6 @@ class Argument:
     value: bool | int | float | str | None = None
 
 
-# What decides or computes something beside the graph, which would not know it.
-_CONTEXTS = {
-    f.__code__: name
-    for f, name in (
-        *((c.__enter__, f"torch.{c.__name__}") for c in (torch.no_grad, torch.enable_grad, torch.inference_mode)),
-        (torch.set_grad_enabled.__init__, "torch.set_grad_enabled"),
-        (torch.autocast.__enter__, "torch.autocast"),
-        (torch.autograd.Function.apply.__func__, "torch.autograd.Function"),  # type: ignore[attr-defined]
-        (torch.compiler.is_compiling, "torch.compiler.is_compiling"),
-    )
-}
-_CALLS: dict[Any, str] = {
-    torch.is_grad_enabled: "torch.is_grad_enabled",
-    torch.is_inference_mode_enabled: "torch.is_inference_mode_enabled",
-    torch.is_autocast_enabled: "torch.is_autocast_enabled",
-    builtins.print: "print",
-    builtins.open: "open",
-    builtins.input: "input",
-}
 _CHANGES = {getattr(operator, f"i{name}") for name in ("add", "sub", "mul", "truediv", "pow", "and", "or")}
 
 
@@ -78,85 +50,17 @@ _COMPARISONS = {operator.eq, operator.ne, operator.lt, operator.le, operator.gt,
 _RANKS = {"dim", "ndimension"}
 
 
-class _Guard:
-    """Notices, while a forward is recorded, what a graph cannot hold."""
-
-    def __init__(self) -> None:
-        self.found = ""
-        self.asleep = False
-
-    def __call__(self, frame: FrameType, event: str, value: Any) -> None:
-        if self.asleep or self.found:
-            return
-        if event == "call":
-            name = _CONTEXTS.get(frame.f_code, "")
-            caller = frame.f_back.f_code.co_filename if frame.f_back else ""
-            if name and not (frame.f_code is torch.compiler.is_compiling.__code__ and is_library(caller)):
-                self.found = name
-            elif _is_authors(frame.f_code) and _assigns_outside(frame.f_code):
-                self.found = "a variable that it assigns outside of itself"
-        elif event == "c_call":
-            owner = getattr(value, "__self__", None)
-            fills = type(owner) in _CONTAINERS and value.__name__ in _FILLS and _is_authors(frame.f_code)
-            if fills and _is_outside(owner, frame):
-                self.found = "a container that it fills outside of itself"
-            elif isinstance(owner, random.Random) or type(owner).__module__.startswith("numpy.random"):
-                self.found = "random numbers"
-            elif getattr(value, "__module__", None) == "time":
-                self.found = "the time"
-            else:
-                try:
-                    self.found = _CALLS.get(value, "")
-                except TypeError:  # of what cannot be hashed
-                    self.found = ""
-
-
-_CONTAINERS = {list, dict, set, OrderedDict, Counter, defaultdict, deque}
-_FILLS = {
-    "append",
-    "extend",
-    "insert",
-    "update",
-    "setdefault",
-    "add",
-    "pop",
-    "popleft",
-    "appendleft",
-    "clear",
-    "remove",
-}
-
-
-_STANDARD = os.path.dirname(os.__file__) + os.sep
-
-
-def _is_authors(code: CodeType) -> bool:
-    """Whether code is the model's: not torch's, ours or Python's own."""
-    path = code.co_filename
-    return not is_library(path) and (not path.startswith(_STANDARD) or "site-packages" in path)
-
-
-def _is_outside(container: Any, frame: FrameType) -> bool:
-    """Whether a function has a container from its globals or from a function around it."""
-    around = [frame.f_locals.get(name) for name in frame.f_code.co_freevars]
-    return any(container is value for value in (*around, *frame.f_globals.values()))
-
-
-@functools.lru_cache(maxsize=4096)
-def _assigns_outside(code: CodeType) -> bool:
-    """Whether code assigns a global, or a variable of a function around it."""
-    return any(
-        i.opname == "STORE_GLOBAL" or (i.opname == "STORE_DEREF" and i.argval in code.co_freevars)
-        for i in dis.get_instructions(code)
-    )
+_BY_SIZE: set[Any] = {"unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit"}
+_BY_SIZE |= {getattr(torch, name) for name in _BY_SIZE} | {"tolist"}
+"""Return as many as sizes or values say."""
 
 
 class _Proxy(fx.Proxy):
     """Which knows how long a shape or a list is: that follows from ranks, for which the graph is."""
 
     def __len__(self) -> int:
-        value = self.tracer.values.get(self.node)  # type: ignore[attr-defined]
-        return len(value) if isinstance(value, (tuple, list)) else super().__len__()
+        found = self.tracer.length(self.node)  # type: ignore[attr-defined]
+        return super().__len__() if found is None else found
 
 
 class _Tracer(fx.Tracer):
@@ -165,7 +69,9 @@ class _Tracer(fx.Tracer):
     What it records it computes, too: how long a shape is decides what code does with it.
     """
 
-    def __init__(self, arguments: Mapping[str, Any], signature: inspect.Signature, guard: _Guard, inline: bool) -> None:
+    proxy_buffer_attributes = True
+
+    def __init__(self, arguments: Mapping[str, Any], signature: inspect.Signature, guard: Guard, inline: bool) -> None:
         super().__init__(autowrap_modules=(math,))
         self.inline = inline
         self.inlined: dict[str, None] = {}
@@ -173,6 +79,7 @@ class _Tracer(fx.Tracer):
         self.arguments: list[Argument] = []
         self.values: dict[fx.Node, Any] = {}
         self.versions: dict[fx.Node, int] = {}
+        self.sizes: dict[tuple[fx.Node, int], int] = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         library = type(m).__module__.partition(".")[0] in ("torch", "svexport")
@@ -184,10 +91,13 @@ class _Tracer(fx.Tracer):
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> fx.Proxy:
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **more)
         if kind.startswith("call_"):
+            if any(n not in self.values for n in proxy.node.all_input_nodes):
+                raise NotTraced("its forward makes tensors of its own")
             given = fx.node.map_arg((proxy.node.args, proxy.node.kwargs), self.values.__getitem__)
             self.guard.asleep = True
             try:
-                self._is(proxy.node, _called(self.root, proxy.node, *given))
+                with AsInFiles():
+                    self._is(proxy.node, _called(self.root, proxy.node, *given))
             finally:
                 self.guard.asleep = False
         elif kind == "get_attr":
@@ -216,10 +126,34 @@ class _Tracer(fx.Tracer):
         return super().to_bool(obj)
 
     def iter(self, obj: Any) -> Iterator[Any]:
-        value = self.values.get(obj.node)
-        if isinstance(value, (tuple, list)):
-            return iter([obj[i] for i in range(len(value))])
-        return super().iter(obj)
+        length = self.length(obj.node)
+        return super().iter(obj) if length is None else iter([obj[i] for i in range(length)])
+
+    def length(self, node: fx.Node) -> int | None:
+        """How long a value is, where that follows from ranks or is noted as a size that the graph is for.
+
+        Raises:
+            NotTraced: if it follows from other sizes.
+        """
+        value = self.values.get(node)
+        parts = isinstance(value, (tuple, list)) and node.target in _BY_SIZE
+        if parts and not isinstance(operand(node, 1, "split_size"), (tuple, list)):
+            raise NotTraced(f"its forward counts what {getattr(node.target, '__name__', node.target)} returns")
+        if isinstance(value, Tensor) and value.dim():
+            place = self._sized(node)
+            if place is None:
+                raise NotTraced("its forward counts the rows of a tensor that it computed")
+            self.sizes[place] = value.shape[0]
+            return value.shape[0]
+        return len(value) if isinstance(value, (tuple, list)) else None
+
+    def _sized(self, node: fx.Node) -> tuple[fx.Node, int] | None:
+        """The argument or attribute, and its dimension, that a tensor has its first size from: it, or a row of it."""
+        if node.op in ("placeholder", "get_attr"):
+            return node, 0
+        row = node.target is operator.getitem and isinstance(node.args[1], int)
+        above = self._sized(node.args[0]) if row else None  # type: ignore[arg-type]
+        return None if above is None else (above[0], above[1] + 1)
 
     def create_args_for_root(self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None) -> Any:
         values = {name: self._placeholder(name, value) for name, value in self.given.items()}
@@ -273,6 +207,7 @@ class Traced:
         changed: nodes whose value was changed in place later on.
         reads: attributes of the module that are no tensors and no modules, and which the forward read.
         inlined: names of the submodules whose own code is in the graph.
+        sizes: of arguments and attributes, by their node and dimension, that the graph is for.
     """
 
     module: nn.Module
@@ -282,6 +217,7 @@ class Traced:
     changed: set[fx.Node] = field(default_factory=set)
     reads: frozenset[str] = frozenset()
     inlined: tuple[str, ...] = ()
+    sizes: dict[tuple[fx.Node, int], int] = field(default_factory=dict)
     _ancestors: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
 
     def tensor(self, node: Any) -> Tensor | None:
@@ -346,14 +282,19 @@ class Traced:
         What does not depend on those is as it was.
         """
         values: dict[fx.Node, Any] = dict(given)
-        needed = self.ancestors(output)
+        needed: set[fx.Node] = set()
+        pending = [output]
+        while pending:
+            if (node := pending.pop()) not in needed and node not in given:
+                needed.add(node)
+                pending += node.all_input_nodes
         modules: dict[str, nn.Module] = {}
 
         def value_of(node: fx.Node) -> Any:
             return values[node] if node in values else _double(self.values[node])
 
         for node in self.graph.nodes:
-            if node in given or node not in needed or not any(n in values for n in node.all_input_nodes):
+            if node not in needed or not any(n in values for n in node.all_input_nodes):
                 continue
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
             if node.op == "call_module":
@@ -421,7 +362,8 @@ def trace(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, 
     if graphs[0] != graphs[1]:
         raise NotTraced("its forward is another one in training")
     changed = {n for n, version in tracer.versions.items() if tracer.values[n]._version != version}
-    return Traced(module, graph, tuple(tracer.arguments), tracer.values, changed, reads, tuple(tracer.inlined))
+    inlined = tuple(tracer.inlined)
+    return Traced(module, graph, tuple(tracer.arguments), tracer.values, changed, reads, inlined, tracer.sizes)
 
 
 def _record(
@@ -436,7 +378,7 @@ def _record(
             reads.add(name)
         return kind.__getattribute__(self, name)
 
-    guard, profile, collects = _Guard(), sys.getprofile(), gc.isenabled()
+    guard, profile, collects = Guard(), sys.getprofile(), gc.isenabled()
     tracer = _Tracer(arguments, signature, guard, inline)
     try:
         names = {"__getattribute__": read, "__module__": kind.__module__}
@@ -450,7 +392,7 @@ def _record(
     except NotTraced:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a forward does with what is no tensor
-        text = str(error).strip().partition("\n")[0]
+        text = str(error).strip().partition("\n")[0].partition(". ")[0]
         raise NotTraced(f"its forward is no fixed graph: {type(error).__name__}: {text}") from None
     finally:
         sys.setprofile(profile)

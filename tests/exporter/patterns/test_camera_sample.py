@@ -187,7 +187,7 @@ def test_compiles_whole():
 def test_only_and_skip():
     model, args = Looks(), inputs()
     assert whats(svexport.replace(model, args, only="camera_sample", verbose=False)) == [WHAT]
-    assert whats(svexport.replace(model, args, skip="camera_sample", verbose=False)) == []
+    assert WHAT not in whats(svexport.replace(model, args, skip="camera_sample", verbose=False))
 
 
 def test_export_is_no_larger(tmp_path):

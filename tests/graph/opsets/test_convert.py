@@ -194,7 +194,9 @@ def test_the_larger_of_any_type(op_type: str, dtype: Any) -> None:
     y = np.array(
         [np.nextafter(info.max, dtype(0)) if np.dtype(dtype).kind == "f" else info.max - 1, info.max, 0], dtype
     )
-    check(given, 9, x, y, exactly=True)
+    # Not beside itself before: an old ONNX Runtime has these of few types.
+    (actual,) = run(svexport.convert(given, 9), (x, y))
+    np.testing.assert_array_equal(actual, getattr(np, f"{op_type.lower()}imum")(x, y), strict=True)
 
 
 def test_bfloat16_is_refused_where_nothing_casts_it() -> None:

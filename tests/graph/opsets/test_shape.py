@@ -114,3 +114,19 @@ def test_what_only_numbers_can_say_is_refused() -> None:
     model = node_model("ReduceMax", 20, [x, np.array([1])])
     with pytest.raises(UnsupportedError, match="cannot be written below opset 18: its axes are computed"):
         svexport.convert(model, 17)
+
+
+@pytest.mark.parametrize("opset", LOWER)
+@pytest.mark.parametrize(("dilation", "padding", "stride"), [(None, None, None), (2, 1, 1), (1, 0, 2)])
+def test_columns_to_an_image(dilation: int | None, padding: int | None, stride: int | None, opset: int) -> None:
+    """``fold``, with attributes and with what they are where they are absent."""
+    given = {"dilation": dilation, "padding": padding, "stride": stride}
+    given = {name: value for name, value in given.items() if value is not None}
+    image, block = (7, 9), (2, 3)
+    positions = torch.nn.functional.unfold(torch.zeros(1, 1, *image), block, **given).shape[-1]
+    x = torch.randn(2, 3 * 2 * 3, positions)
+    expected = torch.nn.functional.fold(x, image, block, **given).numpy()
+    names = {"dilation": "dilations", "padding": "pads", "stride": "strides"}
+    attributes = {names[name]: [value] * (4 if name == "padding" else 2) for name, value in given.items()}
+    inputs = [x.numpy(), np.array(image), np.array(block)]
+    check(node_model("Col2Im", 18, inputs, constant=(1, 2), **attributes), inputs, opset, [expected])

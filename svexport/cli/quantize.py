@@ -1,0 +1,86 @@
+"""Quantize a model to int8 with the scales that batches ask for, and export it.
+
+examples:
+  svexport quantize models.resnet:ResNet --batches data.py:loader -o resnet.onnx
+  svexport quantize head.py:build --weights head.pt --batches samples/*.npz --keep "neck.*" --ranking
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from svexport.cli import Outcome, _ahead, _model
+from svexport.cli._progress import status
+from svexport.errors import ExportError
+
+METHODS = ("entropy", "minmax", "mse", "percentile")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _model.add_model(parser)
+    parser.add_argument(
+        "--batches",
+        nargs="+",
+        required=True,
+        metavar="FILE|MODULE:NAME",
+        help=".npz or .pt files with the arguments of forward, or an iterable of them in Python, a DataLoader perhaps",
+    )
+    parser.add_argument("--limit", type=_count, metavar="N", help="so many batches (default: all)")
+    parser.add_argument("-o", "--output", metavar="FILE.onnx", type=_ahead.onnx_file, help="file to write")
+    parser.add_argument("--method", choices=METHODS, default="entropy", help="of calibration (default: entropy)")
+    parser.add_argument("--percentile", type=float, default=99.99, help="for that method, in per cent (default: 99.99)")
+    parser.add_argument(
+        "--keep", action="append", default=[], metavar="LAYER", help="stays as it is; a name or pattern, repeatable"
+    )
+    parser.add_argument("--cache", metavar="FILE.json", help="keeps what was seen: an interrupted calibration goes on")
+    parser.add_argument("--ranking", action="store_true", help="rank the layers by the noise that each alone makes")
+    parser.add_argument("--opset", type=int, default=17, metavar="N", help="13 to 23 (default: 17)")
+    parser.add_argument("--target", metavar="VERSION", help="TensorRT version the file is for, such as 8.6")
+
+
+def run(options: argparse.Namespace) -> Outcome:
+    import svexport
+    from svexport import html
+
+    files = [path for path in options.batches if ":" not in path]
+    _ahead.all_of(
+        *_model.checks(options),
+        _ahead.target(options.target),
+        *map(_ahead.existing, files),
+        *(partial(html.check_place, path) for path in (options.output, options.cache) if path),
+    )
+    model = _model.load_model(options)
+    taken: list[Any] = []
+
+    def batches() -> Any:
+        for batch in islice(_model.batches(options.batches, model), options.limit):
+            if options.ranking or not taken:
+                taken.append(batch)
+            yield batch
+
+    with status("calibrating"):
+        quantized = svexport.quantize(
+            model,
+            batches(),
+            method=options.method,
+            percentile=options.percentile,
+            keep=options.keep,
+            cache=options.cache,
+        )
+        if not taken:
+            raise ExportError("batches were none; give at least the one that the file is traced and verified with")
+        ranking = svexport.sensitivity(quantized, taken) if options.ranking else None
+    with status(f"exporting {options.output}"):
+        report = svexport.export(quantized, taken[0], options.output, opset=options.opset, target=options.target)
+    data = {"report": report.to_dict(), "ranking": None if ranking is None else ranking.to_dict()}
+    shown = [*(ranking.tables() if ranking else ()), *report.tables(), *(f"note: {note}" for note in report.notes)]
+    return Outcome(True, data, shown)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"expected a number of batches, at least 1, got {text!r}")
+    return int(text)

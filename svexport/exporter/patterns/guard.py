@@ -1,0 +1,116 @@
+"""What a forward does beside calling functions of torch, noticed while it is recorded."""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import os
+import random
+from collections import Counter, OrderedDict, defaultdict, deque
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from svexport.exporter.source import is_library
+
+__all__ = ["Guard", "NotTraced"]
+
+
+class NotTraced(Exception):
+    """Why a forward is left as its author wrote it."""
+
+
+# What decides or computes something beside the graph, which would not know it.
+_CONTEXTS = {
+    f.__code__: name
+    for f, name in (
+        *((c.__enter__, f"torch.{c.__name__}") for c in (torch.no_grad, torch.enable_grad, torch.inference_mode)),
+        (torch.set_grad_enabled.__init__, "torch.set_grad_enabled"),
+        (torch.autocast.__enter__, "torch.autocast"),
+        (torch.autograd.Function.apply.__func__, "torch.autograd.Function"),  # type: ignore[attr-defined]
+        (torch.compiler.is_compiling, "torch.compiler.is_compiling"),
+    )
+}
+_CALLS: dict[Any, str] = {
+    torch.is_grad_enabled: "torch.is_grad_enabled",
+    torch.is_inference_mode_enabled: "torch.is_inference_mode_enabled",
+    torch.is_autocast_enabled: "torch.is_autocast_enabled",
+    builtins.print: "print",
+    builtins.open: "open",
+    builtins.input: "input",
+}
+
+
+class Guard:
+    """Notices, while a forward is recorded, what a graph cannot hold."""
+
+    def __init__(self) -> None:
+        self.found = ""
+        self.asleep = False
+
+    def __call__(self, frame: FrameType, event: str, value: Any) -> None:
+        if self.asleep or self.found:
+            return
+        if event == "call":
+            name = _CONTEXTS.get(frame.f_code, "")
+            caller = frame.f_back.f_code.co_filename if frame.f_back else ""
+            if name and not (frame.f_code is torch.compiler.is_compiling.__code__ and is_library(caller)):
+                self.found = name
+            elif _is_authors(frame.f_code) and _assigns_outside(frame.f_code):
+                self.found = "a variable that it assigns outside of itself"
+        elif event == "c_call":
+            owner = getattr(value, "__self__", None)
+            fills = type(owner) in _CONTAINERS and value.__name__ in _FILLS and _is_authors(frame.f_code)
+            if fills and _is_outside(owner, frame):
+                self.found = "a container that it fills outside of itself"
+            elif isinstance(owner, random.Random) or type(owner).__module__.startswith("numpy.random"):
+                self.found = "random numbers"
+            elif getattr(value, "__module__", None) == "time":
+                self.found = "the time"
+            else:
+                try:
+                    self.found = _CALLS.get(value, "")
+                except TypeError:  # of what cannot be hashed
+                    self.found = ""
+
+
+_CONTAINERS = {list, dict, set, OrderedDict, Counter, defaultdict, deque}
+_FILLS = {
+    "append",
+    "extend",
+    "insert",
+    "update",
+    "setdefault",
+    "add",
+    "pop",
+    "popleft",
+    "appendleft",
+    "clear",
+    "remove",
+}
+
+
+_STANDARD = os.path.dirname(os.__file__) + os.sep
+
+
+def _is_authors(code: CodeType) -> bool:
+    """Whether code is the model's: not torch's, ours or Python's own."""
+    path = code.co_filename
+    return not is_library(path) and (not path.startswith(_STANDARD) or "site-packages" in path)
+
+
+def _is_outside(container: Any, frame: FrameType) -> bool:
+    """Whether a function has a container from its globals or from a function around it."""
+    around = [frame.f_locals.get(name) for name in frame.f_code.co_freevars]
+    return any(container is value for value in (*around, *frame.f_globals.values()))
+
+
+@functools.lru_cache(maxsize=4096)
+def _assigns_outside(code: CodeType) -> bool:
+    """Whether code assigns a global, or a variable of a function around it."""
+    return any(
+        i.opname == "STORE_GLOBAL" or (i.opname == "STORE_DEREF" and i.argval in code.co_freevars)
+        for i in dis.get_instructions(code)
+    )

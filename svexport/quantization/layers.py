@@ -1,0 +1,165 @@
+"""Layers of torch.nn with fake quantizers before their input and their weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+__all__ = ["FakeQuantizer", "QuantizedLayer", "quantizable", "quantized_layers", "to_quantized"]
+
+LOW, HIGH = -128, 127
+
+
+class FakeQuantizer(nn.Module):
+    """``clamp(round(x / scale), -128, 127) * scale``, with the gradient of a straight-through estimator.
+
+    Exported as QuantizeLinear and DequantizeLinear.
+
+    Attributes:
+        scale: float32, of no dimension, or ``(C,)`` along an axis.
+        axis: the axis, None for one scale.
+        enabled: whether it quantizes.
+    """
+
+    scale: Tensor
+    zero_point: Tensor
+
+    def __init__(self, scale: Tensor, axis: int | None = None) -> None:
+        super().__init__()
+        self.axis, self.enabled = axis, True
+        self.register_buffer("scale", scale)
+        self.register_buffer("zero_point", torch.zeros_like(scale, dtype=torch.int32), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.enabled:
+            return x
+        if self.axis is None:
+            return torch.fake_quantize_per_tensor_affine(x, self.scale, self.zero_point, LOW, HIGH)
+        return torch.fake_quantize_per_channel_affine(x, self.scale, self.zero_point, self.axis, LOW, HIGH)
+
+    def extra_repr(self) -> str:
+        shown = f"scale={float(self.scale):.3g}" if self.axis is None else f"{len(self.scale)} scales, axis={self.axis}"
+        return shown + ("" if self.enabled else ", off")
+
+
+class QuantizedLayer(nn.Module):
+    """A layer that computes with quantized numbers.
+
+    Attributes:
+        input_quantizer: one scale.
+        weight_quantizer: one scale per output channel.
+    """
+
+    input_quantizer: FakeQuantizer
+    weight_quantizer: FakeQuantizer
+    output_axis = 0  # of the weight
+
+    def switch(self, on: bool) -> None:
+        """Has it compute with quantized numbers, or as it did before."""
+        self.input_quantizer.enabled = self.weight_quantizer.enabled = on
+
+
+class QuantizedLinear(nn.Linear, QuantizedLayer):
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(self.input_quantizer(input), self.weight_quantizer(self.weight), self.bias)
+
+
+class QuantizedConv1d(nn.Conv1d, QuantizedLayer):
+    def forward(self, input: Tensor) -> Tensor:
+        return self._conv_forward(self.input_quantizer(input), self.weight_quantizer(self.weight), self.bias)
+
+
+class QuantizedConv2d(nn.Conv2d, QuantizedLayer):
+    def forward(self, input: Tensor) -> Tensor:
+        return self._conv_forward(self.input_quantizer(input), self.weight_quantizer(self.weight), self.bias)
+
+
+class QuantizedConv3d(nn.Conv3d, QuantizedLayer):
+    def forward(self, input: Tensor) -> Tensor:
+        return self._conv_forward(self.input_quantizer(input), self.weight_quantizer(self.weight), self.bias)
+
+
+class _Transposed(QuantizedLayer):
+    output_axis = 1
+    dimensions: int
+    function: staticmethod
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        layer: Any = self
+        padding = layer._output_padding(
+            input, output_size, layer.stride, layer.padding, layer.kernel_size, self.dimensions, layer.dilation
+        )
+        x, weight = self.input_quantizer(input), self.weight_quantizer(layer.weight)
+        result: Tensor = self.function(
+            x, weight, layer.bias, layer.stride, layer.padding, padding, layer.groups, layer.dilation
+        )
+        return result
+
+
+class QuantizedConvTranspose1d(_Transposed, nn.ConvTranspose1d):
+    dimensions, function = 1, staticmethod(F.conv_transpose1d)
+
+
+class QuantizedConvTranspose2d(_Transposed, nn.ConvTranspose2d):
+    dimensions, function = 2, staticmethod(F.conv_transpose2d)
+
+
+class QuantizedConvTranspose3d(_Transposed, nn.ConvTranspose3d):
+    dimensions, function = 3, staticmethod(F.conv_transpose3d)
+
+
+_QUANTIZED: dict[type[nn.Module], type[QuantizedLayer]] = {
+    nn.Linear: QuantizedLinear,
+    nn.Conv1d: QuantizedConv1d,
+    nn.Conv2d: QuantizedConv2d,
+    nn.Conv3d: QuantizedConv3d,
+    nn.ConvTranspose1d: QuantizedConvTranspose1d,
+    nn.ConvTranspose2d: QuantizedConvTranspose2d,
+    nn.ConvTranspose3d: QuantizedConvTranspose3d,
+}
+
+
+def quantizable(model: nn.Module) -> dict[str, nn.Module]:
+    """Layers that :func:`to_quantized` knows, by name; of a layer that is used under several names, the first.
+
+    Without those inside ``nn.MultiheadAttention``, which reads their weights and never calls them, and without those
+    that compute their weight anew for every forward.
+    """
+    inside = [name for name, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) in _QUANTIZED
+        and "weight" in module._parameters
+        and not any(not outer or name.startswith(f"{outer}.") for outer in inside)
+    }
+
+
+def to_quantized(layer: nn.Module, largest: float) -> None:
+    """Makes a quantized layer of a layer, in place.
+
+    Args:
+        layer: one of :func:`quantizable`.
+        largest: the magnitude of its inputs that 127 stands for.
+    """
+    kind = _QUANTIZED[type(layer)]
+    weight = layer.get_parameter("weight").detach()
+    rows = weight.transpose(0, kind.output_axis).flatten(1).float()
+    scales = _scale(rows.abs().amax(1) if rows.numel() else rows.new_zeros(len(rows)))
+    one = _scale(torch.tensor(largest, device=weight.device))
+    layer.__class__ = kind
+    assert isinstance(layer, QuantizedLayer)
+    layer.input_quantizer, layer.weight_quantizer = FakeQuantizer(one), FakeQuantizer(scales, kind.output_axis)
+
+
+def _scale(largest: Tensor) -> Tensor:
+    """Of zeros, any; one that a quotient with does not leave float32 anyhow."""
+    return torch.where(largest > 0, largest, 1.0).float().div(HIGH).clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def quantized_layers(model: nn.Module) -> Iterator[tuple[str, QuantizedLayer]]:
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, QuantizedLayer))

@@ -1,0 +1,157 @@
+"""int8 with the scales that a few batches ask for."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svexport.errors import SvexportError
+from svexport.exporter.arguments import bind, copied, eval_mode, unwrapped
+from svexport.logging import logger
+from svexport.progress import phase
+from svexport.quantization.cache import CalibrationCache
+from svexport.quantization.calibrators import calibrate, check_method
+from svexport.quantization.histogram import Histogram
+from svexport.quantization.layers import QuantizedLayer, quantizable, to_quantized
+
+__all__ = ["quantize"]
+
+_SECONDS = 10.0
+"""Between two writes of the cache."""
+
+
+def quantize(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    method: str = "entropy",
+    percentile: float = 99.99,
+    keep: Collection[str] = (),
+    cache: str | os.PathLike[str] | None = None,
+) -> nn.Module:
+    """A copy of a model whose layers compute with int8 numbers, as TensorRT will: explicit quantization.
+
+    Every ``nn.Linear``, ``nn.Conv1d`` to ``3d`` and ``nn.ConvTranspose1d`` to ``3d`` gets fake quantizers, symmetric
+    and 8 bits wide: one scale for its input, and one per output channel for its weight, that of the channel's largest
+    magnitude. :func:`svexport.export` writes them as QuantizeLinear and DequantizeLinear, from opset 13 on. The copy
+    can be trained on: gradients pass the quantizers as if they were not there, where they do not clamp.
+
+    Args:
+        model: the model, in float32 or half. It is left as it is.
+        batches: what ``forward`` is called with, a DataLoader perhaps: tensors, tuples or dicts, as
+            :func:`svexport.export` takes them. The model runs in eval mode, without gradients.
+        method: which magnitude of an input 127 stands for: ``"minmax"`` the largest; ``"percentile"`` the one that
+            ``percentile`` per cent of all elements do not exceed; ``"mse"`` that of the least squared error;
+            ``"entropy"`` that of the least Kullback-Leibler divergence, as TensorRT has it.
+        percentile: for the method of that name, in per cent.
+        keep: names of layers that stay as they are, also patterns of them: ``"head.*"``.
+        cache: a file for what was seen of the batches. A calibration that was interrupted goes on where it was, with
+            the same batches in the same order, and another method needs none of them again.
+
+    Returns:
+        The copy. Its ``state_dict`` has the keys of the model's, and ``<layer>.input_quantizer.scale`` and
+        ``<layer>.weight_quantizer.scale``. Layers that no batch reached stay as they are.
+
+    Raises:
+        SvexportError: without a layer to quantize or without batches, if an input of a layer is not finite, if nothing
+            is named like a name in ``keep``, if ``method`` or ``percentile`` is none, or if ``cache`` is not this
+            model's.
+        ExportError: if a batch does not fit ``forward``.
+    """
+    check_method(method, percentile)
+    result = copied(unwrapped(model))
+    if any(isinstance(module, QuantizedLayer) for module in result.modules()):
+        raise SvexportError(f"{type(result).__name__} is quantized already; give the model it was made of")
+    layers = _chosen(result, keep)
+    histograms = _calibrated(result, layers, batches, None if cache is None else CalibrationCache(cache, result))
+    for i, (name, layer) in enumerate(layers.items()):
+        if name in histograms:
+            phase(f"choosing scales, {i + 1} of {len(layers)} layers")
+            to_quantized(layer, calibrate(histograms[name], method, percentile))
+    if missed := [name for name in layers if name not in histograms]:
+        logger.warning("{} layers stay as they are, for no batch reached them: {}", len(missed), ", ".join(missed[:8]))
+    return result
+
+
+def _chosen(model: nn.Module, keep: Collection[str]) -> dict[str, nn.Module]:
+    """The layers to quantize."""
+    if isinstance(keep, str):
+        raise SvexportError(f"keep: expected a list of names, got the string {keep!r}; give [{keep!r}]")
+    layers = quantizable(model)
+    names = list(layers)
+    if none := [pattern for pattern in keep if not any(fnmatchcase(name, pattern) for name in names)]:
+        raise SvexportError(
+            f"keep: no layer is named {', '.join(map(repr, none))}; those that can be quantized are {_some(names)}"
+        )
+    chosen = {name: layer for name, layer in layers.items() if not any(fnmatchcase(name, p) for p in keep)}
+    if not chosen:
+        kinds = "nn.Linear, nn.Conv and nn.ConvTranspose"
+        left = f"keep leaves none of {len(layers)}" if layers else "it has none"
+        raise SvexportError(f"{type(model).__name__}: expected a layer to quantize, {kinds}; {left}")
+    return chosen
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _calibrated(
+    model: nn.Module, layers: Mapping[str, nn.Module], batches: Iterable[Any], cache: CalibrationCache | None
+) -> dict[str, Histogram]:
+    """Histograms of the inputs of all layers that some batch reaches."""
+    seen, histograms = cache.read() if cache else (0, {})
+    number, written = 0, time.monotonic()
+    with torch.no_grad(), eval_mode(model), _observed(layers, histograms):
+        for number, batch in enumerate(batches, 1):
+            if number <= seen:
+                continue
+            phase(f"calibrating, batch {number}")
+            bound = bind(model, batch)
+            try:
+                model(*bound.args, **bound.kwargs)
+            except _NotFinite as error:
+                raise SvexportError(f"batch {number}: {error}") from error
+            if cache and time.monotonic() - written > _SECONDS:
+                cache.write(number, histograms)
+                written = time.monotonic()
+    if not max(number, seen):
+        raise SvexportError("batches were none; give an iterable of what forward is called with, a DataLoader perhaps")
+    if cache and number > seen:
+        cache.write(number, histograms)
+    return {name: histogram for name, histogram in histograms.items() if name in layers}
+
+
+class _NotFinite(SvexportError):
+    pass
+
+
+@contextmanager
+def _observed(layers: Mapping[str, nn.Module], histograms: dict[str, Histogram]) -> Iterator[None]:
+    handles = [
+        layer.register_forward_pre_hook(partial(_observe, name, histograms), with_kwargs=True)
+        for name, layer in layers.items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _observe(
+    name: str, histograms: dict[str, Histogram], layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    x = args[0] if args else kwargs["input"]
+    if isinstance(x, Tensor):
+        try:
+            histograms.setdefault(name, Histogram()).add(x)
+        except SvexportError as error:
+            raise _NotFinite(f"input of {name}: {error}") from error

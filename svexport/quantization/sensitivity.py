@@ -1,0 +1,194 @@
+"""Which layers a quantized model suffers from, and which to keep for a given loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from svexport.errors import SvexportError
+from svexport.exporter.arguments import bind, eval_mode
+from svexport.progress import phase
+from svexport.quantization.layers import QuantizedLayer, quantized_layers
+from svexport.text import plain
+
+__all__ = ["LayerSensitivity", "Sensitivity", "sensitivity"]
+
+
+@dataclass(frozen=True)
+class LayerSensitivity:
+    """What one layer does to the results.
+
+    Attributes:
+        name: of the layer.
+        loss: with this layer alone quantized.
+        rest: with this layer and all before it in the ranking as they were, and the others quantized.
+    """
+
+    name: str
+    loss: float
+    rest: float
+
+
+@dataclass(frozen=True, repr=False)
+class Sensitivity:
+    """Result of :func:`svexport.sensitivity`; ``print`` shows it as a table.
+
+    Attributes:
+        model: class name of the model.
+        loss: of the model with all its layers quantized.
+        unit: what losses are: ``"metric"``, what the user's metric falls by, or ``"noise"``, the noise's part of the
+            results' power.
+        layers: the most sensitive first.
+    """
+
+    model: str
+    loss: float
+    unit: str
+    layers: list[LayerSensitivity]
+
+    def keep(self, loss: float) -> list[str]:
+        """The fewest layers from the top of the ranking with which no more than ``loss`` was lost, for
+        ``svexport.quantize(model, batches, keep=…)``.
+
+        Raises:
+            SvexportError: if even without any quantized layer more was lost: a metric that differs from run to run.
+        """
+        if self.loss <= loss:
+            return []
+        for count, layer in enumerate(self.layers, 1):
+            if layer.rest <= loss:
+                return [one.name for one in self.layers[:count]]
+        raise SvexportError(
+            f"keep: with no layer quantized {self.layers[-1].rest:.3g} was lost, more than {loss:.3g}; does the metric "
+            "give the same number for the same outputs?"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON-serialisable values."""
+        layers = [{"name": one.name, "loss": one.loss, "rest": one.rest} for one in self.layers]
+        return {"model": self.model, "loss": self.loss, "unit": self.unit, "layers": layers}
+
+    def __repr__(self) -> str:
+        first = f", {self.layers[0].name} first" if self.layers else ""
+        return f"Sensitivity({self.model}: {self.unit} {self.loss:.3g}{first})"
+
+    def __str__(self) -> str:
+        return plain(self.tables())
+
+    def tables(self) -> list[Any]:
+        """The ranking as rich renderables."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("layer", "alone", "rest", box=box.SIMPLE_HEAD)
+        for one in self.layers:
+            table.add_row(Text(one.name), f"{one.loss:.3g}", f"{one.rest:.3g}")
+        return [Text(f"{self.model}: {self.unit} {self.loss:.3g} with all layers in int8", "bold"), table]
+
+
+def sensitivity(
+    model: nn.Module, batches: Iterable[Any], metric: Callable[[Any, Any], float] | None = None
+) -> Sensitivity:
+    """Ranks the layers of a quantized model by what is lost when each alone is quantized.
+
+    The model runs twice as often over the batches as it has quantized layers.
+
+    Args:
+        model: of :func:`svexport.quantize`. It is left as it is.
+        batches: held-out ones; kept in memory.
+        metric: ``metric(outputs, batch)``, a number for a batch, the larger the better; its mean counts. ``None``
+            measures noise: the squared difference from the outputs without quantization, relative to their square.
+
+    Raises:
+        SvexportError: if nothing is quantized, or without batches.
+        ExportError: if a batch does not fit ``forward``.
+    """
+    layers = dict(quantized_layers(model))
+    if not layers:
+        raise SvexportError(f"{type(model).__name__}: expected the result of svexport.quantize, got no quantized layer")
+    held = list(batches)
+    if not held:
+        raise SvexportError("batches were none; give an iterable of what forward is called with, a DataLoader perhaps")
+    with torch.no_grad(), eval_mode(model), _kept(layers.values()):
+        loss = _Loss(model, layers, held, metric)
+        count = len(layers)
+        everything = loss(layers, "all layers")
+        alone = {name: loss([name], f"layer {i} of {count} alone") for i, name in enumerate(layers, 1)}
+        ranking = sorted(layers, key=lambda name: -alone[name])
+        rest = [loss(ranking[i:], f"all layers but {i} of {count}") for i in range(1, count + 1)]
+    ranked = [LayerSensitivity(name, alone[name], left) for name, left in zip(ranking, rest, strict=True)]
+    return Sensitivity(type(model).__name__, everything, "metric" if metric else "noise", ranked)
+
+
+@contextmanager
+def _kept(layers: Iterable[QuantizedLayer]) -> Iterator[None]:
+    """Which quantizers are on afterwards."""
+    quantizers = [each for layer in layers for each in (layer.input_quantizer, layer.weight_quantizer)]
+    before = [quantizer.enabled for quantizer in quantizers]
+    try:
+        yield
+    finally:
+        for quantizer, enabled in zip(quantizers, before, strict=True):
+            quantizer.enabled = enabled
+
+
+class _Loss:
+    """What is lost with some layers quantized, against none."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Mapping[str, QuantizedLayer],
+        batches: Sequence[Any],
+        metric: Callable[[Any, Any], float] | None,
+    ) -> None:
+        self._model, self._layers, self._metric = model, layers, metric
+        self._batches = [(batch, bind(model, batch)) for batch in batches]
+        outputs = self._outputs((), "no layer")
+        if metric is None:
+            self._expected = [_tensors(one) for one in outputs]
+            self._power = sum(_power(expected) for expected in self._expected)
+        else:
+            self._reference = self._mean(outputs)
+
+    def __call__(self, quantized: Iterable[str], said: str) -> float:
+        outputs = self._outputs(quantized, said)
+        if self._metric is not None:
+            return self._reference - self._mean(outputs)
+        pairs = zip(self._expected, map(_tensors, outputs), strict=True)
+        noise = sum(_power([a - e for e, a in zip(expected, actual, strict=True)]) for expected, actual in pairs)
+        return noise / self._power if self._power and math.isfinite(noise) else (math.inf if noise else 0.0)
+
+    def _outputs(self, quantized: Iterable[str], said: str) -> Iterator[Any]:
+        phase(f"measuring, {said} quantized")
+        on = set(quantized)
+        for name, layer in self._layers.items():
+            layer.switch(name in on)
+        return (self._model(*bound.args, **bound.kwargs) for _, bound in self._batches)
+
+    def _mean(self, outputs: Iterable[Any]) -> float:
+        assert self._metric is not None
+        numbers = [self._metric(one, batch) for one, (batch, _) in zip(outputs, self._batches, strict=True)]
+        try:
+            mean = math.fsum(map(float, numbers)) / len(numbers)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise SvexportError(f"metric expects to return a number, got {type(numbers[0]).__name__}") from error
+        if not math.isfinite(mean):
+            raise SvexportError(f"metric expects to return finite numbers, got a mean of {mean}")
+        return mean
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    return [t.double() for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.is_floating_point()]
+
+
+def _power(tensors: Iterable[Tensor]) -> float:
+    return math.fsum(float(t.square().sum()) for t in tensors)

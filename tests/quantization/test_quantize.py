@@ -1,0 +1,257 @@
+"""Models with fake quantizers: their numbers, their files, and calibrations that are interrupted."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+import svexport
+from svexport import SvexportError
+from svexport.quantization.layers import quantized_layers
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.up = nn.ConvTranspose2d(8, 6, 3, 2, 1, output_padding=1, groups=2)
+        self.head = nn.Linear(6, 5, bias=False)
+        self.never = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        y = self.up(self.stem(x)).mean((-2, -1))
+        return self.head(y if scale is None else y * scale)
+
+
+def batches(count: int = 4) -> list[Tensor]:
+    return [torch.randn(3, 3, 9, 7) for _ in range(count)]
+
+
+def scales(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value for name, value in model.state_dict().items() if name.endswith("quantizer.scale")}
+
+
+def int8(x: Tensor, scale: Tensor) -> Tensor:
+    """Numbers from -128 to 127 of this scale, in float64."""
+    scale = scale.double()
+    return (x.double() / scale).round().clamp(-128, 127) * scale
+
+
+@pytest.mark.core
+def test_copy_with_the_same_keys() -> None:
+    net = Net()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    quantized = svexport.quantize(net, batches(), method="minmax")
+    assert not scales(net)
+    assert net.training
+    assert type(net.head) is nn.Linear
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    names = [name for name, _ in quantized_layers(quantized)]
+    assert names == ["stem.0", "up", "head"]  # never is not reached
+    added = {f"{name}.{which}_quantizer.scale" for name in names for which in ("input", "weight")}
+    assert set(quantized.state_dict()) == set(before) | added
+    second = svexport.quantize(net, batches(), method="minmax")
+    second.load_state_dict(quantized.state_dict())
+    assert repr(quantized.up).count("scale") == 2
+    again = copy.deepcopy(quantized)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in quantized.state_dict().items())
+
+
+@pytest.mark.core
+def test_numbers() -> None:
+    net, data = Net().eval(), batches()
+    quantized = svexport.quantize(net, data, method="minmax")
+    largest = max(float(x.abs().max()) for x in data)
+    assert scales(quantized)["stem.0.input_quantizer.scale"].item() == pytest.approx(largest / 127, rel=1e-6)
+    rows = net.up.weight.detach().transpose(0, 1).flatten(1).abs().amax(1)
+    torch.testing.assert_close(scales(quantized)["up.weight_quantizer.scale"], rows / 127)
+
+    x = torch.randn(2, 6)
+    head, wide = quantized.head, net.head.weight.detach()
+    assert isinstance(head, nn.Linear)
+    s = scales(quantized)
+    expected = int8(x, s["head.input_quantizer.scale"]) @ int8(wide, s["head.weight_quantizer.scale"][:, None]).T
+    torch.testing.assert_close(head(x).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_every_layer() -> None:
+    """With scales of one step in a million there is nothing left but the layer itself."""
+    layers = [
+        (nn.Linear(4, 3), (2, 5, 4)),
+        (nn.Conv1d(4, 6, 3, stride=2, padding="valid", groups=2), (2, 4, 9)),
+        (nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"), (2, 4, 5, 6)),
+        (nn.Conv3d(2, 3, 2, dilation=2), (1, 2, 4, 5, 6)),
+        (nn.ConvTranspose1d(4, 6, 3, 2, bias=False), (2, 4, 5)),
+        (nn.ConvTranspose2d(4, 6, 3, 2, 1, groups=2, dilation=2), (2, 4, 5, 3)),
+        (nn.ConvTranspose3d(2, 3, 2), (1, 2, 3, 2, 2)),
+    ]
+    for layer, shape in layers:
+        x = torch.randn(shape)
+        quantized = svexport.quantize(layer, [x], method="minmax")
+        for module in quantized.modules():
+            if hasattr(module, "scale"):
+                module.scale.fill_(torch.finfo(torch.float32).tiny)
+        assert not torch.allclose(quantized(x), layer(x), atol=1e-3)  # all numbers are clamped
+        for _, one in quantized_layers(quantized):
+            one.switch(on=False)
+        torch.testing.assert_close(quantized(x), layer(x))
+
+
+def test_output_size_of_transposed_convolutions() -> None:
+    layer = nn.ConvTranspose2d(2, 3, 3, stride=2)
+    x = torch.randn(1, 2, 4, 4)
+    quantized = svexport.quantize(layer, [x])
+    assert quantized(x, output_size=[10, 10]).shape == layer(x, output_size=[10, 10]).shape == (1, 3, 10, 10)
+
+
+@pytest.mark.parametrize("opset", [11, 13, 17, 20])
+def test_file(opset: int, tmp_path: Path) -> None:
+    """Verified against the model; the quantizers are nodes."""
+    quantized = svexport.quantize(Net(), batches())
+    path = tmp_path / "m.onnx"
+    report = svexport.export(quantized, (batches(1)[0],), path, opset=opset)
+    assert report.verified
+    if opset >= 13:  # there are scales by channel from there on
+        nodes = [node.op_type for node in onnx.load(path).graph.node]
+        assert nodes.count("DequantizeLinear") == 6
+        assert opset > 17 or svexport.check(path, "8.6").ok
+        assert svexport.check(path, "10.1").ok
+
+
+def test_trains() -> None:
+    quantized = svexport.quantize(Net(), batches()).train()
+    optimizer = torch.optim.SGD(quantized.parameters(), 0.05)
+    x, y = torch.randn(16, 3, 9, 7), torch.randn(16, 5)
+    losses = []
+    for _ in range(30):
+        loss = nn.functional.mse_loss(quantized(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert all(p.grad is not None for name, p in quantized.named_parameters() if "never" not in name)
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("method", ["entropy", "mse", "percentile"])
+def test_batch_sizes_give_the_same(method: str) -> None:
+    net, x = Net(), torch.randn(16, 3, 9, 7)
+    found = [scales(svexport.quantize(net, x.split(size), method=method)) for size in (1, 4, 16)]
+    for name, value in found[0].items():
+        # Convolutions of other batch sizes round otherwise: by a bin at most.
+        assert all(torch.allclose(value, other[name], rtol=2e-3) for other in found[1:])
+
+
+def test_as_forward_is_called() -> None:
+    net, x, scale = Net(), torch.randn(3, 3, 9, 7), torch.rand(6)
+    given: list[Any] = [(x, scale), {"x": x, "scale": scale}, (x, {"scale": scale})]
+    found = [scales(svexport.quantize(net, [one], method="minmax")) for one in given]
+    assert all(torch.equal(found[0][name], other[name]) for other in found[1:] for name in found[0])
+
+
+def test_keep() -> None:
+    quantized = svexport.quantize(Net(), batches(), keep=["stem.*", "up"])
+    assert [name for name, _ in quantized_layers(quantized)] == ["head"]
+
+
+def test_attention_stays() -> None:
+    """It reads the weights of its layers and never calls them."""
+    net = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    quantized = svexport.quantize(net, [torch.randn(2, 5, 8)])
+    assert [name for name, _ in quantized_layers(quantized)] == ["linear1", "linear2"]
+
+
+def test_weights_that_are_computed_stay() -> None:
+    net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2))
+    quantized = svexport.quantize(net, [torch.randn(3, 4)])
+    assert [name for name, _ in quantized_layers(quantized)] == ["1"]
+
+
+def test_zeros() -> None:
+    net = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    nn.init.zeros_(net[0].weight)
+    quantized = svexport.quantize(net, [torch.zeros(2, 3)])
+    torch.testing.assert_close(quantized(torch.ones(2, 3)), net(torch.ones(2, 3)))
+
+
+class Stops:
+    """Batches of which the last never comes."""
+
+    def __init__(self, data: list[Tensor], after: int) -> None:
+        self.data, self.after = data, after
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield from self.data[: self.after]
+        raise KeyboardInterrupt
+
+
+def test_interrupted_calibration_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("svexport.quantization.quantize._SECONDS", 0.0)
+    net, data, cache = Net(), batches(6), tmp_path / "cache.json"
+    with pytest.raises(KeyboardInterrupt):
+        svexport.quantize(net, Stops(data, 4), cache=cache)
+    assert json.loads(cache.read_text())["batches"] == 4
+    calls = []
+    net.register_forward_hook(lambda *_: calls.append(1))
+    resumed = scales(svexport.quantize(net, data, cache=cache))
+    assert len(calls) == 2
+    whole = scales(svexport.quantize(net, data))
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+    calls.clear()
+    other = scales(svexport.quantize(net, [], method="minmax", cache=cache))  # has seen enough
+    assert not calls
+    assert all(torch.equal(v, other[n]) for n, v in scales(svexport.quantize(net, data, method="minmax")).items())
+
+
+def test_cache_of_another_model(tmp_path: Path) -> None:
+    cache = tmp_path / "cache.json"
+    net = Net()
+    svexport.quantize(net, batches(), cache=cache)
+    with torch.no_grad():
+        net.head.weight[0, 0] += 1e-3
+    with pytest.raises(SvexportError, match="calibration of another model, or of other weights; delete it"):
+        svexport.quantize(net, batches(), cache=cache)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "{", "[" * 100000, "\x00", '{"format": "svexport calibration", "version": 2}',
+             '{"format": "svexport calibration", "version": 1, "batches": -1, "layers": {}}',
+             '{"format": "svexport calibration", "version": 1, "batches": 1, "layers": {"head": {}}}']
+)  # fmt: skip
+def test_damaged_cache(text: str, tmp_path: Path) -> None:
+    cache = tmp_path / "cache.json"
+    cache.write_text(text)
+    with pytest.raises(SvexportError, match=r"is no calibration cache: .*; delete it"):
+        svexport.quantize(Net(), batches(), cache=cache)
+    assert cache.read_text() == text
+
+
+def test_refused(tmp_path: Path) -> None:
+    with pytest.raises(SvexportError, match="batches were none"):
+        svexport.quantize(Net(), [])
+    with pytest.raises(SvexportError, match=r"expected a layer to quantize, .*; it has none"):
+        svexport.quantize(nn.ReLU(), batches())
+    with pytest.raises(SvexportError, match="keep leaves none of 4"):
+        svexport.quantize(Net(), batches(), keep=["*"])
+    with pytest.raises(SvexportError, match=r"no layer is named 'tail'; those that can be quantized are stem\.0, up"):
+        svexport.quantize(Net(), batches(), keep=["tail", "head"])
+    with pytest.raises(SvexportError, match="expected a list of names, got the string 'head'"):
+        svexport.quantize(Net(), batches(), keep="head")
+    with pytest.raises(SvexportError, match="Net is quantized already"):
+        svexport.quantize(svexport.quantize(Net(), batches()), batches())
+    with pytest.raises(SvexportError, match=r"batch 2: input of stem\.0: expected finite values"):
+        svexport.quantize(Net(), [*batches(1), torch.full((1, 3, 9, 7), float("nan"))])
+    with pytest.raises(svexport.ExportError, match=r"do not fit Net\.forward"):
+        svexport.quantize(Net(), [tuple(batches(3))])
+    with pytest.raises(SvexportError, match="folder"):
+        svexport.quantize(Net(), batches(), cache=tmp_path)
+    with pytest.raises(SvexportError, match="method: expected one of"):
+        svexport.quantize(Net(), batches(), method="kl")

@@ -1,0 +1,3 @@
+from tests.tensorrt.reference.fixtures import files, tensorrt
+
+__all__ = ["files", "tensorrt"]
