@@ -213,7 +213,7 @@ def _formula(function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
         return None
     try:
         return hash((function.__name__, *of)) if function in _GROWING else function(*of)
-    except ArithmeticError:
+    except (ArithmeticError, TypeError, ValueError):  # of numbers that stand for others
         return None
 
 

@@ -21,6 +21,7 @@ from svexport.exporter.failures import chain, failure, line_of, reason_of
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.sizes import tiled
 from svexport.exporter.translations import translations
+from svexport.exporter.way import Guards
 from svexport.logging import logger, quiet
 
 __all__ = ["batch_axes", "export"]
@@ -44,9 +45,9 @@ def export(
     opset: int,
     input_names: Sequence[str],
     dynamic_axes: Mapping[str, Mapping[int, str]],
-) -> tuple[onnx.ModelProto, bool]:
-    """``model(*tensors)`` as ONNX, written to ``path``, and whether torch.export guards what Python takes of them and
-    sizes; raises :class:`ExportError` naming the operator and its source line."""
+) -> tuple[onnx.ModelProto, Guards]:
+    """``model(*tensors)`` as ONNX, written to ``path``, and what torch.export guards; raises :class:`ExportError`
+    naming the operator and its source line."""
     shapes = None
     if dynamic_axes:
         # Axes of one name share one size, as they do in the file.
@@ -82,7 +83,7 @@ def export(
         from svexport.graph.opsets import convert_in_place
 
         convert_in_place(written, opset)
-    return written, not texts
+    return written, Guards(values=True, sizes=not texts)
 
 
 def batch_axes(model: FlatModel, tensors: Sequence[Tensor]) -> list[Any]:

@@ -19,6 +19,7 @@ from svexport.exporter.arguments import FlatModel
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET, LAST_TORCHSCRIPT_OPSET
 from svexport.exporter.report import ExportReport
 from svexport.exporter.state import State
+from svexport.exporter.way import Guards
 from svexport.logging import logger
 
 __all__ = ["second_tracer", "torch_export_first", "traced"]
@@ -75,8 +76,8 @@ def traced(
     dynamic_axes: Mapping[str, Mapping[int, str]],
     notes: list[str],
     state: State,
-) -> tuple[onnx.ModelProto, bool]:
-    """``model(*tensors)`` as ONNX, and whether torch.export guards the values and sizes that Python takes of tensors.
+) -> tuple[onnx.ModelProto, Guards]:
+    """``model(*tensors)`` as ONNX, and what the tracer guards.
 
     Between two tracers the model's state is put back to ``state``.
 
@@ -99,7 +100,7 @@ def traced(
     written = torchscript.export(model, tensors, path, opset, input_names, dynamic_axes)
     if _first:
         notes.append(f"traced by TorchScript, for torch.export refuses the model: {reason}")
-    return written, False
+    return written, Guards(values=False, sizes=False)
 
 
 def _refused(model: FlatModel) -> str:

@@ -22,7 +22,7 @@ from svexport.exporter.sizes import Size
 from svexport.exporter.source import shown_line
 from svexport.exporter.state import State, random_state, same_random_state
 from svexport.exporter.values import refuse_values, unproven, unproven_counts, user_numbers
-from svexport.exporter.way import Way
+from svexport.exporter.way import Guards, Way
 from svexport.parity import Parity, parity
 from svexport.progress import phase
 
@@ -59,7 +59,7 @@ def verify(
     held_to: Tolerances,
     warned: Sequence[str],
     state: State,
-    guarded: bool,
+    guarded: Guards,
     kind: str = "default",
 ) -> Verification:
     """Compares every output on the given inputs, on others of the same kind, and with every dynamic size changed.
@@ -83,7 +83,7 @@ def verify(
     If Python takes values out of tensors, inputs of more kinds are tried as well,
     and compared where forward goes a way with them that it has not gone before. Then nothing may follow from a value
     that a line took out of what depends on an input, whatever it is, but what has been compared (see
-    :func:`unproven`); with ``guarded`` the tracer has seen to those that ``torch.export`` knows of.
+    :func:`unproven`); ``guarded`` says whether the tracer has seen to those that ``torch.export`` knows of.
 
     Of dynamic sizes that Python compares, or counts by, some on both sides are tried (:class:`Borders`).
 
@@ -162,13 +162,13 @@ class Verification:
         self._random = False  # whether forward draws random numbers
         self._sized = False  # whether there was a run with other sizes
 
-    def compare(self, quick: bool, guarded: bool) -> None:
+    def compare(self, quick: bool, guarded: Guards) -> None:
         for alternatives in self._runs(quick, guarded):
             if (taken := self._first_taken(alternatives)) is not None:
                 self._compare(*taken)
         self.notes += self.as_files.notes
 
-    def _runs(self, quick: bool, guarded: bool) -> Iterator[Iterable[Run]]:
+    def _runs(self, quick: bool, guarded: Guards) -> Iterator[Iterable[Run]]:
         """Each as alternatives, of which the first that the model takes counts."""
         tensors = self.tensors
         yield [("given", list(tensors))]
@@ -186,7 +186,7 @@ class Verification:
             self.state.restore()
             yield ((FIRST[0], inputs) for inputs in random(tensors, [t.shape for t in tensors]))
         near = partial(self._borders.runs_near_numbers, lambda: user_numbers(self.model, tensors))
-        others = () if guarded else (self._sizes_of_other_ways,)
+        others = () if guarded.sizes else (self._sizes_of_other_ways,)
         for more in (self._borders.runs, near, self._borders.runs, *others):
             for alternatives in more():
                 if self._failing:
@@ -484,11 +484,11 @@ class Verification:
         ]
         return "".join(f"  {guess}\n" for guess in guesses) + f"  {usual}. "
 
-    def raise_unproven(self, guarded: bool) -> None:
+    def raise_unproven(self, guarded: Guards) -> None:
         """Raises :class:`ExportError` of values of inputs, and of sizes, that decide on what has not been compared."""
         with self.as_files:
             given = self.model, self.inputs, self._ways, self._compared.values(), self._held
-            found = unproven(*given, guarded) or ([] if guarded else unproven_counts(*given))
+            found = unproven(*given, guarded.values) or ([] if guarded.sizes else unproven_counts(*given))
         if found:
             refuse_values(found, self.input_names)
         if turns := self._borders.beyond():

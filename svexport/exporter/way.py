@@ -20,7 +20,7 @@ from svexport.exporter.borders import Sizes, formula, is_found
 from svexport.exporter.found import deciding, finding, returns_found
 from svexport.exporter.source import is_own, shown_line, user_line
 
-__all__ = ["Exit", "Forced", "TooLong", "Way"]
+__all__ = ["Exit", "Forced", "Guards", "TooLong", "Way"]
 
 _TRUTHS = {"__bool__", "__contains__", "allclose", "equal", "is_nonzero"}
 _TEXTS = {"__format__", "__reduce_ex__", "__repr__", "__str__"}
@@ -82,6 +82,19 @@ class Forced:
     line: tuple[str, int, str]
     which: int = 0
     place: int | None = None
+
+
+@dataclass(frozen=True)
+class Guards:
+    """What of a forward the tracer itself has seen to.
+
+    Attributes:
+        values: that Python takes of tensors.
+        sizes: that it takes of them.
+    """
+
+    values: bool
+    sizes: bool
 
 
 class TooLong(Exception):
