@@ -108,11 +108,11 @@ def test_what_torch_export_gets_wrong(wrong: bool, monkeypatch: pytest.MonkeyPat
     own = dynamo.export
 
     def broken(*args: Any) -> Any:
-        model = own(*args)
+        model, guards = own(*args)
         for node in model.graph.node:
             if node.op_type == "Sigmoid":
                 node.op_type = "Tanh" if wrong else "Nonsense"
-        return model
+        return model, guards
 
     monkeypatch.setattr(dynamo, "export", broken)
     report = svexport.export(nn.Sigmoid(), torch.randn(2, 3), tmp_path / "m.onnx", opset=11)
