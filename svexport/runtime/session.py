@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,7 +137,7 @@ class OnnxEngine(Engine):
             self._bools = [i for i, spec in enumerate(self.outputs) if spec.dtype is torch.bool]
             # Inputs that are outputs as well come back as the caller's own tensors.
             self._passed = [i for i, spec in enumerate(self.outputs) if spec.name in self._input_names]
-            self._ort_value = onnxruntime.capi.onnxruntime_pybind11_state.OrtValue
+            self._shared = _sharing(onnxruntime.capi.onnxruntime_pybind11_state.OrtValue)
             kinds = {tensor.data_type for tensor in loaded.graph.initializer}
             self.returned = returned_of(loaded)
             self._weights = {dtype for dtype, number in _TYPES.values() if number in kinds}
@@ -193,7 +194,7 @@ class OnnxEngine(Engine):
         # Held until the run is over.
         ready = [tensor.detach().to(self.device).resolve_neg().contiguous() for tensor in tensors]
         try:
-            values = self._values(ready) if self.device.type == "cpu" else self._values_on_cuda(ready)
+            values = self._bound(ready) if self._shared is None or self.device.type != "cpu" else self._values(ready)
         except Exception as error:
             given = ", ".join(f"{s.name}: {list(t.shape)}" for s, t in zip(self.inputs, ready, strict=True))
             raise EngineError(f"{self} failed in ONNX Runtime on {given}: {_reason(error)}") from error
@@ -209,24 +210,47 @@ class OnnxEngine(Engine):
 
     def _values(self, ready: Sequence[Tensor]) -> Any:
         """The outputs on the CPU. Through the session's own interface: what is around it takes more than small runs."""
-        make, feeds = self._ort_value.from_dlpack, {}
-        for name, tensor in zip(self._input_names, ready, strict=True):
-            if tensor.dtype is torch.bool:
-                feeds[name] = make(_to_dlpack(tensor.view(torch.uint8)), True)
-            else:
-                feeds[name] = make(_to_dlpack(tensor), False)
+        assert self._shared is not None
+        feeds = dict(zip(self._input_names, map(self._shared, ready), strict=True))
         return self._session._sess.run_with_ort_values(feeds, self._output_names, None)
 
-    def _values_on_cuda(self, ready: Sequence[Tensor]) -> Any:
+    def _bound(self, ready: Sequence[Tensor]) -> Any:
+        """The outputs where they are computed."""
         place = (self.device.type, self.device.index or 0)
         binding = self._session.io_binding()  # one per call, for threads
         for spec, tensor in zip(self.inputs, ready, strict=True):
             binding.bind_input(spec.name, *place, _ELEMENT[spec.dtype], list(tensor.shape), tensor.data_ptr())
         for spec in self.outputs:
             binding.bind_output(spec.name, *place)
-        torch.cuda.current_stream(self.device).synchronize()  # ONNX Runtime computes on a stream of its own
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()  # ONNX Runtime computes on a stream of its own
         self._session.run_with_iobinding(binding)
         return binding.get_outputs_as_ortvaluevector()
+
+
+@cache
+def _sharing(ort_value: Any) -> Callable[[Tensor], Any] | None:
+    """What makes a value of ONNX Runtime of a tensor on the CPU, in the same memory; None where nothing does.
+
+    Up to 1.31 a bool is a uint8 of which that is said; from 1.32 on DLPack says it.
+    """
+
+    def as_it_is(tensor: Tensor) -> Any:
+        return ort_value.from_dlpack(_to_dlpack(tensor))
+
+    def with_a_flag(tensor: Tensor) -> Any:
+        if tensor.dtype is torch.bool:
+            return ort_value.from_dlpack(_to_dlpack(tensor.view(torch.uint8)), True)
+        return ort_value.from_dlpack(_to_dlpack(tensor), False)
+
+    for make in (as_it_is, with_a_flag):
+        try:
+            if make(torch.ones(1, dtype=torch.bool)).data_type() == "tensor(bool)":
+                make(torch.ones(1))
+                return make
+        except (AttributeError, TypeError, RuntimeError):
+            continue
+    return None
 
 
 def _onnxruntime() -> Any:

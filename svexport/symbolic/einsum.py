@@ -10,20 +10,9 @@ import numpy as np
 from onnx import TensorProto
 
 from svexport.errors import ExportError
-from svexport.ops.einsum import (
-    OP,
-    Diagonal,
-    EinsumPlan,
-    MatMul,
-    Mul,
-    ReduceSum,
-    Reshape,
-    Step,
-    Transpose,
-    parse,
-    plan,
-    split,
-)
+from svexport.ops._einsum.labels import parse, split
+from svexport.ops._einsum.plan import Diagonal, EinsumPlan, MatMul, Mul, ReduceSum, Reshape, Step, Transpose, plan
+from svexport.ops.einsum import OP
 from svexport.symbolic._builder import FLOAT_TYPES, Builder, Dim, Value
 from svexport.symbolic._symbolic import Symbolic, TensorInfo
 

@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from svexport.ops import _cuda
-from svexport.ops.einsum import OP, _kernel_products, einsum, parse
+from svexport.ops._einsum.kernels import kernel_products
+from svexport.ops._einsum.labels import parse
+from svexport.ops.einsum import OP, einsum
 from tests.gpu.support import TOLERANCES, gpu, relative_error
 
 pytestmark = gpu
@@ -374,7 +376,7 @@ def test_channels_of_more_than_two_to_the_31st_elements() -> None:
 @pytest.fixture
 def large() -> list[Tensor]:
     operands = graph(2, 3, 64, 150, 25, 25, torch.float32, False)
-    assert all(_kernel_products("nkctv,kvw->nctw", *(x.shape for x in operands), item_size=4))
+    assert all(kernel_products("nkctv,kvw->nctw", *(x.shape for x in operands), item_size=4))
     return operands
 
 

@@ -22,8 +22,8 @@ from svexport.graph.bodies import state_types, without_overloads
 from svexport.graph.nodes import set_attributes, svexport_nodes
 from svexport.graph.types import infer_types, types_of
 from svexport.graph.walk import graphs
+from svexport.ops._einsum.labels import parse
 from svexport.ops._op import OPS
-from svexport.ops.einsum import parse
 from tests.support import run_model
 
 pytestmark = pytest.mark.core

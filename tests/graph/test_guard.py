@@ -15,8 +15,8 @@ from svexport.graph import lower
 from svexport.graph.guard import is_guarded
 from svexport.graph.simplify import simplify
 from svexport.graph.walk import graphs
+from svexport.ops._einsum.labels import parse
 from svexport.ops._op import OPS, Op
-from svexport.ops.einsum import parse
 from svexport.tensorrt.support.operators import OPERATORS
 from tests.support import op_model, run_model
 

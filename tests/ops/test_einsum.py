@@ -14,24 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from svexport.ops.einsum import (
-    OP,
-    Einsum,
-    MatMul,
-    Mul,
-    ReduceSum,
-    Reshape,
-    _few_rows,
-    _gradients,
-    _kernel_products,
-    _Products,
-    bind,
-    einsum,
-    parse,
-    plan,
-    run,
-    split,
-)
+from svexport.ops._einsum.kernels import few_rows, kernel_products
+from svexport.ops._einsum.labels import parse, split
+from svexport.ops._einsum.plan import MatMul, Mul, ReduceSum, Reshape, plan
+from svexport.ops._einsum.program import bind, run
+from svexport.ops.einsum import OP, Einsum, _gradients, _Products, einsum
 from tests.support import OPSETS, op_model, run_op
 
 SEED_EQUATIONS = {  # at the shapes of their networks: (equation, shapes, data transposes allowed)
@@ -387,7 +374,7 @@ def test_a_sum_left_out_of_the_product_stays_small() -> None:
     ],
 )
 def test_what_the_cuda_kernels_are_for(equation: str, shapes: tuple[tuple[int, ...], ...], expected: bool) -> None:
-    products = _kernel_products(equation, *shapes, item_size=4)
+    products = kernel_products(equation, *shapes, item_size=4)
     assert products == (expected,) * len(products)
 
 
@@ -401,7 +388,7 @@ def test_what_the_cuda_kernels_are_for(equation: str, shapes: tuple[tuple[int, .
     ],
 )
 def test_what_shared_memory_holds(shapes: tuple[tuple[int, ...], ...], item_size: int, expected: tuple) -> None:
-    assert _kernel_products("nkctv,kvw->nctw", *shapes, item_size=item_size) == expected
+    assert kernel_products("nkctv,kvw->nctw", *shapes, item_size=item_size) == expected
 
 
 @pytest.mark.parametrize(
@@ -439,7 +426,7 @@ def test_what_the_cuda_kernels_that_mix_channels_are_for(
 ) -> None:
     equation, shapes = "nctw,cd->ndtw", (shape, (shape[1], columns))
     needs = (False, learned)
-    assert _kernel_products(equation, *shapes, item_size=item_size or 4, wide=item_size > 0, needs=needs) == expected
+    assert kernel_products(equation, *shapes, item_size=item_size or 4, wide=item_size > 0, needs=needs) == expected
 
 
 @pytest.mark.parametrize(
@@ -457,7 +444,7 @@ def test_what_the_cuda_kernels_that_mix_channels_are_for(
 def test_which_outputs_are_views_in_training(
     equation: str, shapes: tuple[tuple[int, ...], ...], item_size: int, expected: bool
 ) -> None:
-    assert _few_rows(equation, *shapes, item_size=item_size) == expected
+    assert few_rows(equation, *shapes, item_size=item_size) == expected
 
 
 @pytest.mark.parametrize(

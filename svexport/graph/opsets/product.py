@@ -11,7 +11,7 @@ from onnx import TensorProto
 from svexport.graph.opsets._float import at_least_float
 from svexport.graph.opsets.quantize import quantized
 from svexport.graph.opsets.rules import Node, down, unchanged
-from svexport.ops.einsum import parse
+from svexport.ops._einsum.labels import parse
 from svexport.symbolic import einsum
 from svexport.symbolic._builder import Builder, Value
 from svexport.symbolic.inverse import LARGEST
