@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -14,9 +15,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from svexport.errors import ExportError
-from svexport.exporter.source import is_library, shown_line, user_line
+from svexport.exporter.source import is_library, is_standard, shown_line, user_line
 
-__all__ = ["LINE", "MOST_BYTES", "ConstantValues", "NotTraced", "sizes_stay_dynamic", "without_assertions"]
+__all__ = [
+    *(
+        "LINE",
+        "MOST_BYTES",
+        "ConstantValues",
+        "NotTraced",
+        "sizes_stay_dynamic",
+        "texts_of_sizes",
+        "without_assertions",
+    ),
+]
 
 LINE = "svexport_line"
 """Attribute of an error: the user's line at which it was raised."""
@@ -87,11 +98,13 @@ class ConstantValues(TorchFunctionMode):
         self._model = model
         self._known: dict[int, tuple[weakref.ref[Tensor], int, Callable[[], Any]]] = {}
         self._written: set[int] = set()
+        self._data: set[int] = set()  # storages of what ``data`` returned
 
     def __enter__(self) -> ConstantValues:
         self._outside = sys._getframe(1).f_code
         self._known.clear()
         self._written.clear()
+        self._data.clear()
         for name, tensor in _held(self._model):
             if name in self._true:
                 self._note(tensor, self._true[name].detach)
@@ -102,6 +115,8 @@ class ConstantValues(TorchFunctionMode):
         name = _name(func)
         if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
             raise NotTraced("forward assigns to the data of a tensor, with which torch.export may end the process")
+        if self._data and _is_in_place(name, args, kwargs) and args and _storage(args[0]) in self._data:
+            raise NotTraced("forward writes to the data of a tensor, with which torch.export may end the process")
         constant = name not in _OF_SIZES and self._is_constant(name, args, kwargs)
         if constant and (name in _VALUES or _is_sized_by_values(name, args)):
             with _outside():
@@ -118,6 +133,8 @@ class ConstantValues(TorchFunctionMode):
             if line and not hasattr(error, LINE):
                 setattr(error, LINE, shown_line(*line))
             raise
+        if name == "data" and getattr(func, "__self__", None) is Tensor.data:
+            self._data.add(_storage(result))
         self._forget_written(name, args, kwargs)
         if constant:
             self._keep(result, self._again(func, args, kwargs))
@@ -331,6 +348,33 @@ def without_assertions() -> Iterator[None]:
     finally:
         for name, function in zip(names, own, strict=True):
             setattr(torch, name, function)
+
+
+@contextmanager
+def texts_of_sizes() -> Iterator[list[str]]:
+    """Gathers the user's lines that make texts of dynamic sizes, of which ``torch.export`` knows nothing."""
+    lines: list[str] = []
+    own = {
+        name: vars(torch.SymInt)[name] for name in ("__repr__", "__str__", "__format__") if name in vars(torch.SymInt)
+    }
+
+    def noting(function: Callable[..., str]) -> Callable[..., str]:
+        @functools.wraps(function)
+        def text(*args: Any) -> str:
+            frame = sys._getframe(1)
+            if not is_library(frame.f_code.co_filename) and not is_standard(frame.f_code.co_filename):
+                lines.append(shown_line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            return function(*args)
+
+        return text
+
+    for name, function in own.items():
+        setattr(torch.SymInt, name, noting(function))
+    try:
+        yield lines
+    finally:
+        for name, function in own.items():
+            setattr(torch.SymInt, name, function)
 
 
 @contextmanager

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from svexport.errors import ExportError
 from svexport.exporter.arguments import FlatModel
-from svexport.exporter.constants import NotTraced
+from svexport.exporter.constants import NotTraced, texts_of_sizes
 from svexport.exporter.context import tracing, without_symbolics
 from svexport.exporter.failures import chain, failure, line_of, reason_of
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.sizes import tiled
 from svexport.exporter.translations import translations
+from svexport.exporter.way import Guards
 from svexport.logging import logger, quiet
 
 __all__ = ["batch_axes", "export"]
@@ -44,9 +45,9 @@ def export(
     opset: int,
     input_names: Sequence[str],
     dynamic_axes: Mapping[str, Mapping[int, str]],
-) -> onnx.ModelProto:
-    """``model(*tensors)`` as ONNX, written to ``path``; raises :class:`ExportError` naming the operator and its source
-    line."""
+) -> tuple[onnx.ModelProto, Guards]:
+    """``model(*tensors)`` as ONNX, written to ``path``, and what torch.export guards; raises :class:`ExportError`
+    naming the operator and its source line."""
     shapes = None
     if dynamic_axes:
         # Axes of one name share one size, as they do in the file.
@@ -62,7 +63,11 @@ def export(
     }
     with quiet(*_LOGGERS):
         try:
-            with tracing(model, tensors, dynamic=bool(dynamic_axes)), without_symbolics(opset):
+            with (
+                tracing(model, tensors, dynamic=bool(dynamic_axes)),
+                without_symbolics(opset),
+                texts_of_sizes() as texts,
+            ):
                 program = _exported(model, tensors, options)
         except torch.onnx.OnnxExporterError as error:
             if opset < FIRST_DYNAMO_OPSET:  # there is another exporter
@@ -78,7 +83,7 @@ def export(
         from svexport.graph.opsets import convert_in_place
 
         convert_in_place(written, opset)
-    return written
+    return written, Guards(values=True, sizes=not texts)
 
 
 def batch_axes(model: FlatModel, tensors: Sequence[Tensor]) -> list[Any]:

@@ -108,8 +108,9 @@ def export(
             scales, on zeros, with other integers and masks, and with dynamic sizes larger, smaller and much larger, and
             on both sides of what ``forward`` compares them with (or the export is refused);
             ``report.skipped`` has the runs that the model itself does not take. Up to opset 17, lines of ``forward``
-            that take values of inputs out of tensors (``if x.sum() > 0``) are refused unless nothing follows from
-            these values but what has been compared. ``"quick"``: on ``args`` alone, and not called verified.
+            that take values of inputs out of tensors (``if x.sum() > 0``), or how many a mask finds, are refused unless
+            nothing follows from these values but what has been compared. ``"quick"``: on ``args`` alone, and not called
+            verified.
             ``"thorough"`` plants single faults in the file, says how many of them these inputs notice, and searches for
             inputs that notice the others: ``report.faults``.
             ``F.grid_sample`` of a half model is compared as torch computes it on CUDA, with coordinates in float32, and
