@@ -26,6 +26,7 @@ from svexport.exporter.decompose import WRONG, DecompositionError, advice_on, de
 from svexport.exporter.exact import exact_embeddings
 from svexport.exporter.opsets import LAST_TORCHSCRIPT_OPSET, LATER, OPSETS
 from svexport.exporter.source import user_frame
+from svexport.exporter.swapped import applied_by, swapped
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.logging import logger
 from svexport.ops._op import DOMAIN, Argument, Op, as_tuple
@@ -172,12 +173,8 @@ def _function_of(error: Exception) -> str:
 @contextmanager
 def _without_dump() -> Iterator[None]:
     """Keeps the exporter from printing its whole graph before an error: its own switch for that is always on."""
-    log = torch._C._jit_onnx_log
-    torch._C._jit_onnx_log = lambda *_: None
-    try:
+    with swapped(torch._C, _jit_onnx_log=lambda *_: None):
         yield
-    finally:
-        torch._C._jit_onnx_log = log
 
 
 @contextmanager
@@ -215,23 +212,18 @@ def _open_functions() -> Iterator[None]:
     Inside the node that the tracer makes of it, writes in place are lost. Those that say by ``symbolic`` what they are
     in a file stay nodes.
     """
-    function = torch.autograd.Function
-    own = function.__dict__["apply"]
 
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply(own: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         if hasattr(cls, "symbolic") or not torch.jit.is_tracing():
-            return own.__get__(None, cls)(*args, **kwargs)
-        if cls.setup_context is not function.setup_context:
+            return own(*args, **kwargs)
+        if cls.setup_context is not torch.autograd.Function.setup_context:
             return cls.forward(*args, **kwargs)
         context = torch.autograd.function.FunctionCtx()
         context.needs_input_grad = (False,) * len(args)  # type: ignore[attr-defined]
         return cls.forward(context, *args, **kwargs)
 
-    function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
-    try:
+    with applied_by(apply):
         yield
-    finally:
-        function.apply = own  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -244,11 +236,8 @@ def _numbers_of_unpooling() -> Iterator[None]:
             given = None if output_size is None else [int(size) for size in output_size]
             return own(input, kernel_size, stride, padding, given)
 
-    F._unpool_output_size = numbers  # type: ignore[attr-defined]
-    try:
+    with swapped(F, _unpool_output_size=numbers):
         yield
-    finally:
-        F._unpool_output_size = own  # type: ignore[attr-defined]
 
 
 @contextmanager

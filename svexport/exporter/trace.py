@@ -85,12 +85,12 @@ def traced(
         ExportError: naming the operator and its source line, if neither tracer takes the model.
     """
     if opset > LAST_TORCHSCRIPT_OPSET:
-        return dynamo.export(model, tensors, path, opset, input_names, dynamic_axes)
+        return dynamo.export(model, tensors, opset, input_names, dynamic_axes)
     reason = _refused(model) if _first else "it goes second"
     if not reason:
         try:
             given = [tensor.clone() for tensor in tensors]
-            written = dynamo.export(model, given, path, opset, input_names, dynamic_axes)
+            written = dynamo.export(model, given, opset, input_names, dynamic_axes)
             _converted.get().append(True)
             return written
         except Exception as error:  # noqa: BLE001 - whatever a library raises, the other tracer may take the model
