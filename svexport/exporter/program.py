@@ -48,6 +48,13 @@ _VIEWS = {
 
 _CASTS = {_aten.to, _aten.type_as}
 
+_NEW = {
+    *(_aten.batch_norm.default, _aten.conv1d.default, _aten.conv2d.default, _aten.conv3d.default),
+    *(_aten.conv_transpose2d.input, _aten.group_norm.default, _aten.layer_norm.default, _aten.linear.default),
+    *(_aten.matmul.default, _aten.max_pool2d.default),
+}
+"""Functions that torch makes of others, of which the results are memory of their own."""
+
 _WHOLE = _EQUAL | {_aten.reshape.default}
 """Functions that stay as they are, though torch makes them of others."""
 
@@ -337,7 +344,8 @@ def _may_share(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return True
     returns = target._schema.returns
-    return any(one.alias_info is not None for one in returns) or _is_composite(target)
+    aliases = any(one.alias_info is not None for one in returns)
+    return aliases or (_is_composite(target) and target not in _NEW)
 
 
 def _join(sharing: dict[fx.Node, list[fx.Node]], *nodes: fx.Node) -> None:

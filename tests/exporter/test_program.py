@@ -84,6 +84,8 @@ IN_PLACE = {
     "written by a view": (written_by_a_view, False),
     "part of a split": (part_of_a_split, False),
     "same type": (same_type, True),
+    "normalized": (lambda x: F.silu(F.layer_norm(x, (3,)), inplace=True) + x, True),
+    "of weights": (lambda x: F.relu(F.linear(x, torch.eye(3)), inplace=True) + x, True),
 }
 """Functions that write in place, and whether that is seen to be to what nothing else sees."""
 
