@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from svexport.ops._op import _vjp
+from svexport.ops._op import _vjp, aliases
 from svexport.ops.add_bias_residual_layer_norm import OP as ADD_NORM
 from svexport.ops.camera_sample import OP as CAMERA_SAMPLE
 from svexport.ops.transformer_decoder import (
@@ -378,18 +378,19 @@ class _Recorded(torch.autograd.Function):
         tensors = ctx.saved_tensors  # which notices what was changed in place
         needs = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # create_graph=True
-            wanted = [t for t, need in zip(tensors, needs, strict=True) if need]
-            found = iter(_composed(ctx.config, ctx.joined, tensors, grads, wanted))
+            found = iter(_composed(ctx.config, ctx.joined, tensors, grads, needs))
             return None, None, *(next(found) if need else None for need in needs)
         found_all = _backward(ctx, grads, tensors, needs)
         return None, None, *(g if need else None for g, need in zip(found_all, needs, strict=True))
 
 
 def _composed(
-    config: TransformerDecoderConfig, joined: bool, tensors: Sequence[Tensor], grads: Any, wanted: Sequence[Tensor]
+    config: TransformerDecoderConfig, joined: bool, tensors: Sequence[Tensor], grads: Any, needs: Sequence[bool]
 ) -> list[Tensor]:
     """Gradients that are differentiable again, by the definition."""
-    query, query_pos, points, cameras, *rest = tensors
+    seen: list[Any] = aliases(tensors)
+    wanted = [t for t, need in zip(seen, needs, strict=True) if need]
+    query, query_pos, points, cameras, *rest = seen
     levels = len(config.feature_sizes)
     args = query, query_pos, points, rest[:levels], cameras, rest[levels:], *config.attributes()
     used = [g is not None for g in grads]

@@ -79,10 +79,11 @@ def test_gradients_of_gradients():
     config = ops.TransformerDecoderConfig(**{**CONFIG, "num_layers": 1})
     given = tensors(config)
     found = []
-    for outputs in both(config, False, given):
+    dependent = [given[0], given[1] + given[0].mean(), *given[2:]]  # a way that is none of the decoder's
+    for outputs in both(config, False, dependent):
         first = torch.autograd.grad(outputs[1].square().sum(), [given[0], given[8]], create_graph=True)
         total = sum(g.square().sum() for g in first)
-        found.append(torch.autograd.grad(total, [given[1], given[8]]))
+        found.append(torch.autograd.grad(total, [given[0], given[1], given[8]], retain_graph=True))
     torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-8)
 
 
