@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError
+from svexport.exporter.constants import leaves_of, mapped
 from svexport.exporter.decompose import untraced
 from svexport.exporter.opsets import LATER
 from svexport.exporter.source import shown_line, user_line
@@ -45,7 +46,7 @@ class ComplexParts(TorchFunctionMode):
         name = _name(func)
         if name in _OF_TYPES:
             return func(*args, **kwargs)
-        given = list(_leaves((args, kwargs)))
+        given = list(leaves_of((args, kwargs)))
         tensors = any(isinstance(leaf, Tensor) for leaf in given)
         concerned = any(_is_complex(leaf) for leaf in given)
         if name in _CREATED and concerned:
@@ -57,15 +58,15 @@ class ComplexParts(TorchFunctionMode):
             if function is not None:
                 return function(*args, **kwargs)
             if self._own:
-                return func(*_mapped(_whole, args), **_mapped(_whole, kwargs))
+                return func(*mapped(_whole, args), **mapped(_whole, kwargs))
             raise self._unknown(name)
         result = func(*args, **kwargs)
-        if tensors and not self._own and any(_is_complex(leaf) for leaf in _leaves(result)):
+        if tensors and not self._own and any(_is_complex(leaf) for leaf in leaves_of(result)):
             raise self._unknown(name)
         return result
 
     def _parted(self, values: Any) -> Any:
-        return _mapped(self._parts, values)
+        return mapped(self._parts, values)
 
     def _parts(self, value: Any) -> Any:
         """A complex tensor of torch's as its parts."""
@@ -102,7 +103,7 @@ class _Seen(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.complex |= any(isinstance(x, Tensor) and x.dtype.is_complex for x in _leaves((args, result)))
+        self.complex |= any(isinstance(x, Tensor) and x.dtype.is_complex for x in leaves_of((args, result)))
         return result
 
 
@@ -146,25 +147,6 @@ def _name(func: Any) -> str:
     return func.__self__.__name__ if name == "__get__" else name
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
-
-
-def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """The same structure with a function of every leaf, sizes and slices among them."""
-    if isinstance(value, dict):
-        return {key: _mapped(function, item) for key, item in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(_mapped(function, item) for item in value)
-    return function(value)
-
-
 def _is_complex(value: Any) -> bool:
     if isinstance(value, Tensor):
         value = value.dtype
@@ -197,7 +179,7 @@ def _function(name: str, func: Callable[..., Any]) -> Callable[..., Any] | None:
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
     if name in _OF_SHAPES:
-        return lambda *args, **kwargs: func(*_mapped(_re, args), **kwargs)
+        return lambda *args, **kwargs: func(*mapped(_re, args), **kwargs)
     if name in _OF_EACH_PART:
         return lambda *args, **kwargs: _of_each_part(func, args, kwargs)
     if name in _PRODUCTS:
@@ -208,8 +190,8 @@ def _function(name: str, func: Callable[..., Any]) -> Callable[..., Any] | None:
 
 
 def _of_each_part(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-    re = func(*_mapped(_re, args), **_mapped(_re, kwargs))
-    return _joined(re, func(*_mapped(_im, args), **_mapped(_im, kwargs)))
+    re = func(*mapped(_re, args), **mapped(_re, kwargs))
+    return _joined(re, func(*mapped(_im, args), **mapped(_im, kwargs)))
 
 
 def _joined(re: Any, im: Any) -> Any:
@@ -233,7 +215,7 @@ def _product(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> A
 
 
 def _created(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Tensor:
-    made = func(*_mapped(_re, args), **_mapped(_re, kwargs))
+    made = func(*mapped(_re, args), **mapped(_re, kwargs))
     dtype = kwargs.get("dtype")
     return made if dtype is not None and not dtype.is_complex else Complex(made, torch.zeros_like(made))
 
@@ -357,7 +339,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Complex:
 def _to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Also ``type_as``. What goes to a real type loses its imaginary part."""
     kinds = [value for value in (*args, *kwargs.values()) if isinstance(value, (Tensor, torch.dtype))]
-    args, kwargs = _mapped(_re, args), _mapped(_re, kwargs)
+    args, kwargs = mapped(_re, args), mapped(_re, kwargs)
     re = _re(x).to(*args, **kwargs)
     if not any(map(_is_complex, kinds or [x])):
         return re

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -14,9 +15,20 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from svexport.errors import ExportError
-from svexport.exporter.source import is_library, shown_line, user_line
+from svexport.exporter.source import is_library, is_standard, shown_line, user_line
+from svexport.exporter.swapped import swapped
 
-__all__ = ["LINE", "MOST_BYTES", "ConstantValues", "NotTraced", "sizes_stay_dynamic", "without_assertions"]
+__all__ = [
+    "LINE",
+    "MOST_BYTES",
+    "ConstantValues",
+    "NotTraced",
+    "leaves_of",
+    "mapped",
+    "sizes_stay_dynamic",
+    "texts_of_sizes",
+    "without_assertions",
+]
 
 LINE = "svexport_line"
 """Attribute of an error: the user's line at which it was raised."""
@@ -87,11 +99,13 @@ class ConstantValues(TorchFunctionMode):
         self._model = model
         self._known: dict[int, tuple[weakref.ref[Tensor], int, Callable[[], Any]]] = {}
         self._written: set[int] = set()
+        self._data: set[int] = set()  # storages of what ``data`` returned
 
     def __enter__(self) -> ConstantValues:
         self._outside = sys._getframe(1).f_code
         self._known.clear()
         self._written.clear()
+        self._data.clear()
         for name, tensor in _held(self._model):
             if name in self._true:
                 self._note(tensor, self._true[name].detach)
@@ -102,6 +116,8 @@ class ConstantValues(TorchFunctionMode):
         name = _name(func)
         if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
             raise NotTraced("forward assigns to the data of a tensor, with which torch.export may end the process")
+        if self._data and _is_in_place(name, args, kwargs) and args and _storage(args[0]) in self._data:
+            raise NotTraced("forward writes to the data of a tensor, with which torch.export may end the process")
         constant = name not in _OF_SIZES and self._is_constant(name, args, kwargs)
         if constant and (name in _VALUES or _is_sized_by_values(name, args)):
             with _outside():
@@ -118,6 +134,8 @@ class ConstantValues(TorchFunctionMode):
             if line and not hasattr(error, LINE):
                 setattr(error, LINE, shown_line(*line))
             raise
+        if name == "data" and getattr(func, "__self__", None) is Tensor.data:
+            self._data.add(_storage(result))
         self._forget_written(name, args, kwargs)
         if constant:
             self._keep(result, self._again(func, args, kwargs))
@@ -128,7 +146,7 @@ class ConstantValues(TorchFunctionMode):
             return False
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or torch.jit.is_tracing():
             return False
-        return all(self._is_known(leaf) for leaf in _leaves((args, kwargs)))
+        return all(self._is_known(leaf) for leaf in leaves_of((args, kwargs)))
 
     def _is_known(self, leaf: Any) -> bool:
         if isinstance(leaf, Tensor):
@@ -148,14 +166,14 @@ class ConstantValues(TorchFunctionMode):
 
     def _again(self, func: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]) -> Callable[[], Any]:
         """Calls a function with the true tensors, once."""
-        given = _mapped(self._held_value, (args, dict(kwargs)))
+        given = mapped(self._held_value, (args, dict(kwargs)))
         results: list[Any] = []
 
         def value() -> Any:
             if not results:
-                positional, keywords = _mapped(lambda leaf: leaf() if isinstance(leaf, _Later) else leaf, given)
+                positional, keywords = mapped(lambda leaf: leaf() if isinstance(leaf, _Later) else leaf, given)
                 result = func(*positional, **keywords)
-                if any(t.numel() * t.element_size() > MOST_BYTES for t in _leaves(result) if isinstance(t, Tensor)):
+                if any(t.numel() * t.element_size() > MOST_BYTES for t in leaves_of(result) if isinstance(t, Tensor)):
                     raise _TooLarge
                 results.append(result)
             return results[0]
@@ -180,7 +198,7 @@ class ConstantValues(TorchFunctionMode):
         written = kwargs.get("out")
         if written is None and args and _is_in_place(name, args, kwargs):
             written = args[0]
-        self._written |= {_storage(tensor) for tensor in _leaves(written) if isinstance(tensor, Tensor)}
+        self._written |= {_storage(tensor) for tensor in leaves_of(written) if isinstance(tensor, Tensor)}
 
     def _with_numbers(self, name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Arguments with numbers instead of constant tensors where a size, or an end of a slice, is meant."""
@@ -195,12 +213,12 @@ class ConstantValues(TorchFunctionMode):
 
         if name in ("full", "new_full"):  # whose other number has a type
             size = slice(0, 1) if name == "full" else slice(1, 2)
-            return (*args[: size.start], *_mapped(number, args[size]), *args[size.stop :]), kwargs
+            return (*args[: size.start], *mapped(number, args[size]), *args[size.stop :]), kwargs
         if name in _TAKE_SIZES:
             first = args[:1] if args and isinstance(args[0], Tensor) else ()
-            return (*first, *_mapped(number, args[len(first) :])), _mapped(number, kwargs)
+            return (*first, *mapped(number, args[len(first) :])), mapped(number, kwargs)
         if name in ("__getitem__", "__setitem__") and any(isinstance(i, slice) for i in _as_tuple(args[1])):
-            indices = (_mapped(number, i) if isinstance(i, slice) else i for i in _as_tuple(args[1]))
+            indices = (mapped(number, i) if isinstance(i, slice) else i for i in _as_tuple(args[1]))
             return (args[0], tuple(indices), *args[2:]), kwargs
         return args, kwargs
 
@@ -244,7 +262,7 @@ def _as_tuple(indices: Any) -> tuple:
 def _tried(value: Callable[[], Any]) -> tuple[bool, Any]:
     """Whether there is a value, and which. Errors are the traced function's to raise."""
     try:
-        return True, _mapped(lambda x: x.clone() if isinstance(x, Tensor) else x, value())
+        return True, mapped(lambda x: x.clone() if isinstance(x, Tensor) else x, value())
     except Exception:  # noqa: BLE001 - see above
         return False, None
 
@@ -296,25 +314,27 @@ def _storage(tensor: Tensor) -> int:
         return id(tensor)
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def leaves_of(value: Any) -> Iterator[Any]:
+    """What lies in dicts, slices, lists and tuples, sizes among them."""
     if isinstance(value, dict):
         value = tuple(value.values())
     if isinstance(value, slice):
         value = (value.start, value.stop, value.step)
     if isinstance(value, (tuple, list)):
         for item in value:
-            yield from _leaves(item)
+            yield from leaves_of(item)
     else:
         yield value
 
 
-def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """The same structure with a function of every leaf; a ``torch.Size`` is one."""
     if isinstance(value, dict):
-        return {key: _mapped(function, item) for key, item in value.items()}
+        return {key: mapped(function, item) for key, item in value.items()}
     if isinstance(value, slice):
-        return slice(*(_mapped(function, item) for item in (value.start, value.stop, value.step)))
-    if isinstance(value, (tuple, list)):
-        items = [_mapped(function, item) for item in value]
+        return slice(*(mapped(function, item) for item in (value.start, value.stop, value.step)))
+    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+        items = [mapped(function, item) for item in value]
         return items if isinstance(value, list) else tuple(items)
     return function(value)
 
@@ -322,15 +342,30 @@ def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
 @contextmanager
 def without_assertions() -> Iterator[None]:
     """Drops ``torch._check_tensor_all``: a file asserts nothing, and the values it looks at are no constants."""
-    names = ("_check_tensor_all", "_check_tensor_all_with")
-    own = [getattr(torch, name) for name in names]
-    for name in names:
-        setattr(torch, name, lambda *_, **__: None)
-    try:
+    nothing = lambda *_, **__: None  # noqa: E731
+    with swapped(torch, _check_tensor_all=nothing, _check_tensor_all_with=nothing):
         yield
-    finally:
-        for name, function in zip(names, own, strict=True):
-            setattr(torch, name, function)
+
+
+@contextmanager
+def texts_of_sizes() -> Iterator[list[str]]:
+    """Gathers the user's lines that make texts of dynamic sizes, of which ``torch.export`` knows nothing."""
+    lines: list[str] = []
+    names = ("__repr__", "__str__", "__format__")
+    own = {name: vars(torch.SymInt)[name] for name in names if name in vars(torch.SymInt)}
+
+    def noting(function: Callable[..., str]) -> Callable[..., str]:
+        @functools.wraps(function)
+        def text(*args: Any) -> str:
+            frame = sys._getframe(1)
+            if not is_library(frame.f_code.co_filename) and not is_standard(frame.f_code.co_filename):
+                lines.append(shown_line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            return function(*args)
+
+        return text
+
+    with swapped(torch.SymInt, **{name: noting(function) for name, function in own.items()}):
+        yield lines
 
 
 @contextmanager
@@ -347,8 +382,5 @@ def sizes_stay_dynamic() -> Iterator[None]:
             f"forward makes a number of a dynamic size\n  at {line}\n  divide by //, or make the size static"
         )
 
-    torch.SymFloat.__int__ = number  # type: ignore[method-assign]
-    try:
+    with swapped(torch.SymFloat, __int__=number):
         yield
-    finally:
-        torch.SymFloat.__int__ = own  # type: ignore[method-assign]

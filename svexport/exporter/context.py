@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import math
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -17,15 +18,17 @@ from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError
 from svexport.exporter.arguments import FlatModel
-from svexport.exporter.complex import ComplexParts, has_complex
+from svexport.exporter.complex import ComplexParts
 from svexport.exporter.constants import ConstantValues, NotTraced, sizes_stay_dynamic, without_assertions
-from svexport.exporter.decompose import IN_PLACE_OF
+from svexport.exporter.decompose import IN_PLACE_OF, adaptive_avg_pool
 from svexport.exporter.exact import EXACT, exact_embeddings
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
+from svexport.exporter.program import decompose_nodes, promote
 from svexport.exporter.quantizers import FullRanges
+from svexport.exporter.swapped import applied_by, swapped
 from svexport.ops._op import OPS
 
-__all__ = ["tracing", "without_symbolics"]
+__all__ = ["other_functions", "tracing", "without_symbolics"]
 
 
 @contextmanager
@@ -33,17 +36,23 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
     """Everything that is to be another while a model is traced and decomposed."""
     with (
         _without_dump(),
+        _without_collections(),
+        _rules_by_type(),
         _registry_read_once(),
         _composites_collected_once(),
         _exact(),
+        _decomposed_by_node(),
         exact_embeddings(),
-        FullRanges(),
-        _InPlaceOf(dynamic),
         without_assertions(),
         sizes_stay_dynamic(),
-        model.traced_in(ComplexParts(own=True) if has_complex(model, tensors) else None, ConstantValues(model)),
+        model.traced_in(*other_functions(dynamic), ComplexParts(own=True), ConstantValues(model)),
     ):
         yield
+
+
+def other_functions(dynamic: bool) -> tuple[TorchFunctionMode, ...]:
+    """Modes that have other functions traced in place of some."""
+    return FullRanges(), _InPlaceOf(dynamic)
 
 
 @contextmanager
@@ -52,21 +61,44 @@ def without_symbolics(opset: int) -> Iterator[None]:
     if opset >= FIRST_DYNAMO_OPSET:
         yield
         return
-    function = torch.autograd.Function
-    own = function.__dict__["apply"]
 
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply(own: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         if hasattr(cls, "symbolic"):
             raise NotTraced(
                 f"{cls.__name__} says by symbolic what it is in a file, for which torch.export does not ask"
             )
-        return own.__get__(None, cls)(*args, **kwargs)
+        return own(*args, **kwargs)
 
-    function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+    with applied_by(apply):
+        yield
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Puts off the collection of garbage: traces make no end of objects, nearly all of which stay in use."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
     try:
         yield
     finally:
-        function.apply = own  # type: ignore[method-assign]
+        gc.enable()
+
+
+@contextmanager
+def _rules_by_type() -> Iterator[None]:
+    """Has onnxscript's optimizer try rules on nodes of the type alone with which their patterns end, not on all."""
+    from onnxscript.rewriter._rewrite_rule import RewriteRule
+
+    own = RewriteRule.try_rewrite
+
+    def try_rewrite(self: Any, model: Any, graph: Any, node: Any, **options: Any) -> Any:
+        last = self._target_pattern.output_nodes[0].op_identifier()
+        return None if last and last[1] != node.op_type else own(self, model, graph, node, **options)
+
+    with swapped(RewriteRule, try_rewrite=try_rewrite):
+        yield
 
 
 @contextmanager
@@ -84,11 +116,8 @@ def _registry_read_once() -> Iterator[None]:
         registry.functions = {target: list(found) for target, found in registry.functions.items()}
         return registry
 
-    ONNXRegistry.from_torchlib = classmethod(from_torchlib)  # type: ignore[method-assign, assignment]
-    try:
+    with swapped(ONNXRegistry, from_torchlib=classmethod(from_torchlib)):
         yield
-    finally:
-        ONNXRegistry.from_torchlib = own  # type: ignore[method-assign]
 
 
 _registries: dict[Any, Any] = {}
@@ -100,9 +129,8 @@ def _composites_collected_once() -> Iterator[None]:
     write their types without making them: together half of what a small model takes."""
     from torch.export import decomp_utils, exported_program
 
-    name = "_collect_all_valid_cia_ops"
-    places = [module for module in (decomp_utils, exported_program) if hasattr(module, name)]
-    own = [getattr(module, name) for module in places]
+    places = [module for module in (decomp_utils, exported_program) if hasattr(module, "_collect_all_valid_cia_ops")]
+    own = [module._collect_all_valid_cia_ops for module in places]
 
     def collected() -> Any:
         count = len(torch._C._dispatch_get_all_op_names())
@@ -111,18 +139,12 @@ def _composites_collected_once() -> Iterator[None]:
             _composites[count] = own[0]()
         return set(_composites[count])
 
-    callable_ = vars(torch._ops).get("Callable")
-    for module in places:
-        setattr(module, name, collected)
-    if callable_ is not None:
-        torch._ops.Callable = typing.Callable  # type: ignore[attr-defined] # which keeps what it is indexed by
-    try:
+    with ExitStack() as stack:
+        for module in places:
+            stack.enter_context(swapped(module, _collect_all_valid_cia_ops=collected))
+        if "Callable" in vars(torch._ops):
+            stack.enter_context(swapped(torch._ops, Callable=typing.Callable))  # which keeps what it is indexed by
         yield
-    finally:
-        for module, function in zip(places, own, strict=True):
-            setattr(module, name, function)
-        if callable_ is not None:
-            torch._ops.Callable = callable_  # type: ignore[attr-defined]
 
 
 _composites: dict[int, Any] = {}
@@ -133,11 +155,30 @@ def _without_dump() -> Iterator[None]:
     """Keeps torch.export from printing its whole graph where the first of its ways fails on a model."""
     from torch.export import _trace
 
-    _trace.print = lambda *_, **__: None  # type: ignore[attr-defined]
-    try:
+    with swapped(_trace, print=lambda *_, **__: None):
         yield
-    finally:
-        del _trace.print  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _decomposed_by_node() -> Iterator[None]:
+    """Has the exporter decompose single nodes, and trace a program a second time where that is not enough."""
+    from torch.export import decomp_utils
+    from torch.onnx._internal.exporter import _decomp, _fx_passes
+
+    own = _fx_passes.decompose_with_registry
+
+    def decompose(program: torch.export.ExportedProgram, registry: Any) -> torch.export.ExportedProgram:
+        known = set(_decomp.get_onnx_implemented_overloads(registry))
+        table = _decomp.create_onnx_friendly_decomposition_table(known)
+        composites = decomp_utils._collect_all_valid_cia_ops()  # type: ignore[attr-defined]
+        return program if decompose_nodes(program, table, composites) else own(program, registry)
+
+    def promoted(module: torch.fx.GraphModule) -> None:
+        for inner in module.modules():
+            promote(inner)  # type: ignore[arg-type]
+
+    with swapped(_fx_passes, decompose_with_registry=decompose, insert_type_promotion_nodes=promoted):
+        yield
 
 
 @contextmanager
@@ -151,11 +192,8 @@ def _exact() -> Iterator[None]:
     def table(*args: Any, **kwargs: Any) -> dict[Any, Callable[..., Any]]:
         return own(*args, **kwargs) | {_overload(name): function for name, function in (EXACT | _ALSO).items()}
 
-    _decomp.create_onnx_friendly_decomposition_table = table
-    try:
+    with swapped(_decomp, create_onnx_friendly_decomposition_table=table):
         yield
-    finally:
-        _decomp.create_onnx_friendly_decomposition_table = own
 
 
 def _normalized_by_itself(
@@ -239,12 +277,39 @@ def _index_assigned(x: Tensor, values: Tensor, dim: int, index: Any) -> Any:
     return _slice_assigned(x, values.unsqueeze(dim), dim, index, index + 1 or None)
 
 
+def _unfold_side_by_side(x: Tensor, dimension: int, size: int, step: int) -> Any:
+    """Windows that do not overlap are a dimension divided in two."""
+    dimension %= x.dim() or 1
+    length = x.shape[dimension] if x.dim() else None
+    if size != step or not isinstance(length, int) or length < size:
+        return NotImplemented
+    kept = x.narrow(dimension, 0, length // size * size)
+    return kept.unflatten(dimension, (-1, size)).movedim(dimension + 1, -1)
+
+
+def _patches_side_by_side(
+    x: Tensor, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
+) -> Any:
+    """As of ``unfold``, of patches."""
+    sizes = x.shape[-2:]
+    plain = list(kernel_size) == list(stride) and set(dilation) == {1} and set(padding) == {0} and x.dim() == 4
+    if not plain or any(not isinstance(n, int) or n % k for n, k in zip(sizes, kernel_size, strict=True)):
+        return NotImplemented
+    (rows, columns), (height, width) = kernel_size, (n // k for n, k in zip(sizes, kernel_size, strict=True))
+    patches = x.reshape(x.shape[0], x.shape[1], height, rows, width, columns).permute(0, 1, 3, 5, 2, 4)
+    return patches.reshape(x.shape[0], x.shape[1] * rows * columns, height * width)
+
+
 _ALSO: dict[str, Callable[..., Any]] = {
+    "aten::_adaptive_avg_pool2d": adaptive_avg_pool,
+    "aten::_adaptive_avg_pool3d": adaptive_avg_pool,
     "aten::_native_batch_norm_legit_functional": _normalized_by_itself,
     "aten::avg_pool2d": _averaged(2),
     "aten::avg_pool3d": _averaged(3),
+    "aten::im2col": _patches_side_by_side,
     "aten::select_scatter": _index_assigned,
     "aten::slice_scatter": _slice_assigned,
+    "aten::unfold": _unfold_side_by_side,
 }
 """As :data:`EXACT`, of what the other exporter has right or another form of."""
 
@@ -260,7 +325,7 @@ class _InPlaceOf(TorchFunctionMode):
 
     def __init__(self, dynamic: bool) -> None:
         super().__init__()
-        self._functions = IN_PLACE_OF | _OF_MASKS | _OF_INDICES | (_OF_DYNAMIC_SIZES if dynamic else {})
+        self._functions = IN_PLACE_OF | _OF_MASKS | _OF_INDICES | _OF_NOTHING | (_OF_DYNAMIC_SIZES if dynamic else {})
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         return self._functions.get(func, func)(*args, **(kwargs or {}))
@@ -301,6 +366,15 @@ def _by_a_tensor(function: Callable[..., Any], input: Tensor, *args: Any, **kwar
     return function(input, *map(tensor, args), **{name: tensor(value) for name, value in kwargs.items()})
 
 
+def _of_nothing(function: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Of products of nothing, ONNX Runtime's Gemm forgets the factor of what they are added to."""
+    if len(args) != 2 or not isinstance(args[0].shape[-1], int) or args[0].shape[-1]:
+        return function(input, *args, **kwargs)
+    beta = kwargs.get("beta", 1)
+    added = input * beta if beta else torch.zeros_like(input)
+    return added.expand(args[0].shape[0], args[1].shape[1]).clone()
+
+
 def _parts(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The exporter makes a sequence of the parts of a dynamic size, on which its optimizer fails, and TensorRT too."""
     parts = function(*args, **kwargs)
@@ -335,6 +409,9 @@ _OF_MASKS: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 _OF_INDICES: dict[Callable[..., Any], Callable[..., Any]] = {
     function: functools.partial(_by_places, function) for function in (Tensor.__getitem__, Tensor.__setitem__)
+}
+_OF_NOTHING: dict[Callable[..., Any], Callable[..., Any]] = {
+    function: functools.partial(_of_nothing, function) for function in (torch.addmm, Tensor.addmm)
 }
 _OF_DYNAMIC_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.affine_grid: _affine_grid,

@@ -16,7 +16,16 @@ from torch.overrides import TorchFunctionMode
 
 from svexport.exporter.exact import EXACT
 
-__all__ = ["IN_PLACE_OF", "WRONG", "DecompositionError", "advice_on", "decomposable", "decomposed", "untraced"]
+__all__ = [
+    "IN_PLACE_OF",
+    "WRONG",
+    "DecompositionError",
+    "adaptive_avg_pool",
+    "advice_on",
+    "decomposable",
+    "decomposed",
+    "untraced",
+]
 
 
 class DecompositionError(RuntimeError):
@@ -212,13 +221,27 @@ class _Aten(torch.fx.Interpreter):
 # ---------------------------------------------------------------- ours: where torch has none, or one of fixed sizes
 
 
-def _adaptive_avg_pool(input: Tensor, output_size: Sequence[int]) -> Tensor:
-    """One matrix product per dimension, whose windows may overlap and differ in size."""
+def adaptive_avg_pool(input: Tensor, output_size: Sequence[int]) -> Tensor:
+    """A pool where its windows are alike; else one matrix product per dimension, for they overlap or differ in size."""
+    axes = len(output_size)
     with untraced():
-        sizes = input.shape[-len(output_size) :]
-        means = [_window_means(*pair).to(input) for pair in zip(sizes, output_size, strict=True)]
-    for axis, mean in enumerate(reversed(means), start=1):
-        input = (input.transpose(-1, -axis) @ mean).transpose(-1, -axis)
+        sizes = list(input.shape[-axes:])
+        if not all(isinstance(size, int) for size in (*sizes, *output_size)):
+            return NotImplemented
+        pairs = list(zip(sizes, output_size, strict=True))
+        if all(size % windows == 0 for size, windows in pairs):
+            window = [size // windows for size, windows in pairs]
+            return getattr(F, f"avg_pool{axes}d")(input, window, window)
+        means = [
+            None if size == windows else _window_means(size, windows).to(input.dtype).to(input.device)
+            for size, windows in pairs
+        ]
+    if means[-1] is not None:
+        input = input @ means[-1]
+    if means[-2] is not None:
+        input = means[-2].T @ input
+    if axes == 3 and means[0] is not None:
+        input = (means[0].T @ input.flatten(-2)).unflatten(-1, tuple(output_size[1:]))
     return input
 
 
@@ -379,8 +402,8 @@ IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
 _OURS: dict[str, Callable[..., Any]] = {
     **EXACT,
     "aten::_to_copy": lambda x, *, dtype=None, **_: x.clone() if dtype in (None, x.dtype) else x.to(dtype),
-    "aten::_adaptive_avg_pool2d": _adaptive_avg_pool,
-    "aten::_adaptive_avg_pool3d": _adaptive_avg_pool,
+    "aten::_adaptive_avg_pool2d": adaptive_avg_pool,
+    "aten::_adaptive_avg_pool3d": adaptive_avg_pool,
     **{f"aten::_upsample_nearest_exact{axes}d{form}": _nearest_exact for axes in (1, 2, 3) for form in ("", ".vec")},
     "aten::addcmul": lambda x, y, z, *, value=1: x + (y * z if value == 1 else y * z * value),
     "aten::bitwise_and.Tensor": _logical(torch.logical_and),

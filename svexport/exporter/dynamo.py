@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import onnx
@@ -15,12 +14,14 @@ from torch import Tensor
 
 from svexport.errors import ExportError
 from svexport.exporter.arguments import FlatModel
-from svexport.exporter.constants import NotTraced
-from svexport.exporter.context import tracing, without_symbolics
+from svexport.exporter.constants import NotTraced, texts_of_sizes
+from svexport.exporter.context import other_functions, tracing, without_symbolics
 from svexport.exporter.failures import chain, failure, line_of, reason_of
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.sizes import tiled
 from svexport.exporter.translations import translations
+from svexport.exporter.way import Guards
+from svexport.graph.scope import light_copy
 from svexport.logging import logger, quiet
 
 __all__ = ["batch_axes", "export"]
@@ -29,6 +30,7 @@ _LOGGERS = (
     "onnx_ir",
     "onnxscript",
     "torch._subclasses.fake_tensor",
+    "torch.utils.flop_counter",
     "torch._export.non_strict_utils",
     "torch.export._trace",
     "torch.fx.experimental.symbolic_shapes",
@@ -40,13 +42,12 @@ _LOGGERS = (
 def export(
     model: FlatModel,
     tensors: Sequence[Tensor],
-    path: Path,
     opset: int,
     input_names: Sequence[str],
     dynamic_axes: Mapping[str, Mapping[int, str]],
-) -> onnx.ModelProto:
-    """``model(*tensors)`` as ONNX, written to ``path``; raises :class:`ExportError` naming the operator and its source
-    line."""
+) -> tuple[onnx.ModelProto, Guards]:
+    """``model(*tensors)`` as ONNX, and what torch.export guards; raises :class:`ExportError` naming the operator and
+    its source line."""
     shapes = None
     if dynamic_axes:
         # Axes of one name share one size, as they do in the file.
@@ -62,23 +63,24 @@ def export(
     }
     with quiet(*_LOGGERS):
         try:
-            with tracing(model, tensors, dynamic=bool(dynamic_axes)), without_symbolics(opset):
+            with (
+                tracing(model, tensors, dynamic=bool(dynamic_axes)),
+                without_symbolics(opset),
+                texts_of_sizes() as texts,
+            ):
                 program = _exported(model, tensors, options)
+                written = _optimized(program, options, model.output_dtypes)
         except torch.onnx.OnnxExporterError as error:
             if opset < FIRST_DYNAMO_OPSET:  # there is another exporter
                 reason, _ = reason_of(error, input_names)
                 where = line_of(error)
                 raise ExportError(reason + (f", at {where}" if where else "")) from error
             raise failure(model, tensors, opset, input_names, error) from error
-        assert program is not None  # it is only for dynamo=False
-        _cast_back(program, model.output_dtypes)
-        _save_optimized(program, path)
-    written = onnx.load(str(path))
     if opset < FIRST_DYNAMO_OPSET:
         from svexport.graph.opsets import convert_in_place
 
         convert_in_place(written, opset)
-    return written
+    return written, Guards(values=True, sizes=not texts)
 
 
 def batch_axes(model: FlatModel, tensors: Sequence[Tensor]) -> list[Any]:
@@ -147,7 +149,10 @@ def _exported(model: FlatModel, tensors: Sequence[Tensor], options: dict[str, An
     for way in own[:2]:
         _capture_strategies.CAPTURE_STRATEGIES = (way,)  # type: ignore[assignment]
         try:
-            return torch.onnx.export(model, tuple(tensors), **options)
+            with ExitStack() as stack:
+                for mode in other_functions(bool(options["dynamic_shapes"])) if errors else ():
+                    stack.enter_context(mode)  # dynamo takes none into forward
+                return torch.onnx.export(model, tuple(tensors), **options)
         except torch.onnx.OnnxExporterError as error:
             errors.append(error)
             if any(isinstance(one, NotTraced) or "data-dependent" in str(one) for one in chain(error)):
@@ -171,27 +176,39 @@ def _cast_back(program: torch.onnx.ONNXProgram, dtypes: Sequence[torch.dtype]) -
         outputs[place] = node.outputs[0]
 
 
-def _save_optimized(program: torch.onnx.ONNXProgram, path: Path) -> None:
-    """Saves the program as the exporter's optimizer leaves it, or with constants folded where that makes it invalid.
+def _optimized(
+    program: torch.onnx.ONNXProgram, options: Mapping[str, Any], dtypes: Sequence[torch.dtype]
+) -> onnx.ModelProto:
+    """The program as the exporter's optimizer leaves it, or with constants folded where that makes it invalid.
 
     onnxscript 0.7 breaks some graphs: two equal ``clamp(0, 1)`` of one tensor lose the node that both share. On
     others it fails. As it was traced, a program has sequences of the parts of splits, and computes biases of
     convolutions that have none.
     """
-    plain = path.with_name("plain.onnx")
-    program.save(str(plain))
+    _cast_back(program, dtypes)
     try:
         program.optimize()
-        program.save(str(path))
-        onnx.checker.check_model(str(path))
+        written = program.model_proto
+        onnx.checker.check_model(light_copy(written))
+        return written
     except (onnx.checker.ValidationError, ir.passes.PassError) as error:
-        from onnxscript import optimizer
-
         logger.warning("folded constants only: the optimizer broke the graph ({})", str(error).splitlines()[0])
-        folded = ir.load(str(plain))
-        try:
-            optimizer.fold_constants(folded)
-            optimizer.remove_unused_nodes(folded)
-        except ir.passes.PassError:  # as it was traced, then
-            folded = ir.load(str(plain))
-        ir.save(folded, str(path))
+    from onnxscript import optimizer
+
+    try:
+        plain = _plain(program, options, dtypes)
+        optimizer.fold_constants(plain.model)
+        optimizer.remove_unused_nodes(plain.model)
+    except ir.passes.PassError:  # as it was traced, then
+        plain = _plain(program, options, dtypes)
+    return plain.model_proto
+
+
+def _plain(
+    program: torch.onnx.ONNXProgram, options: Mapping[str, Any], dtypes: Sequence[torch.dtype]
+) -> torch.onnx.ONNXProgram:
+    """The program before it was optimized."""
+    again = torch.onnx.export(program.exported_program, **options)  # type: ignore[arg-type]
+    assert again is not None
+    _cast_back(again, dtypes)
+    return again

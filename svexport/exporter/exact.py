@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from svexport.exporter.swapped import swapped
+
 __all__ = ["EXACT", "exact_embeddings"]
 
 
@@ -267,11 +269,8 @@ def exact_embeddings() -> Iterator[None]:
             weight = shortened(weight, max_norm, norm_type)
         return own[1](input, weight, offsets, None, norm_type, *args, **kwargs)
 
-    F.embedding, F.embedding_bag = embedding, embedding_bag  # type: ignore[assignment]
-    try:
+    with swapped(F, embedding=embedding, embedding_bag=embedding_bag):
         yield
-    finally:
-        F.embedding, F.embedding_bag = own
 
 
 EXACT: dict[str, Callable[..., Any]] = {

@@ -26,6 +26,7 @@ from svexport.exporter.decompose import WRONG, DecompositionError, advice_on, de
 from svexport.exporter.exact import exact_embeddings
 from svexport.exporter.opsets import LAST_TORCHSCRIPT_OPSET, LATER, OPSETS
 from svexport.exporter.source import user_frame
+from svexport.exporter.swapped import applied_by, swapped
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.logging import logger
 from svexport.ops._op import DOMAIN, Argument, Op, as_tuple
@@ -64,6 +65,7 @@ def export(
             with (
                 registered(),
                 _without_dump(),
+                _without_reshapes_of_nothing(any(not t.numel() for t in tensors)),
                 _numbers_of_unpooling(),
                 _open_functions(),
                 exact_embeddings(),
@@ -171,12 +173,36 @@ def _function_of(error: Exception) -> str:
 @contextmanager
 def _without_dump() -> Iterator[None]:
     """Keeps the exporter from printing its whole graph before an error: its own switch for that is always on."""
-    log = torch._C._jit_onnx_log
-    torch._C._jit_onnx_log = lambda *_: None
+    with swapped(torch._C, _jit_onnx_log=lambda *_: None):
+        yield
+
+
+@contextmanager
+def _without_reshapes_of_nothing(empty: bool) -> Iterator[None]:
+    """Refuses a Reshape of nothing to a size that is to be found: the exporter divides by it, which ends the process.
+
+    ``empty`` says whether an input of the model has no elements, as has then what has no known shape.
+    """
+    name = "_jit_pass_onnx_node_shape_type_inference"
+    own = getattr(torch._C, name)
+
+    def inferred(node: Any, *args: Any) -> Any:
+        if node.kind() == "onnx::Reshape":
+            data, shape = node.inputs()
+            sizes = data.type().sizes() if isinstance(data.type(), torch._C.TensorType) else None
+            known = shape.node().kind() == "onnx::Constant" and -1 not in shape.node().t("value")
+            if (empty if sizes is None else 0 in sizes) and not known:
+                raise ExportError(
+                    "forward reshapes a tensor without elements, with which the exporter ends the process; give "
+                    "example inputs that have elements, and declare the size dynamic if it may be 0"
+                )
+        return own(node, *args)
+
+    setattr(torch._C, name, inferred)
     try:
         yield
     finally:
-        torch._C._jit_onnx_log = log
+        setattr(torch._C, name, own)
 
 
 @contextmanager
@@ -186,23 +212,18 @@ def _open_functions() -> Iterator[None]:
     Inside the node that the tracer makes of it, writes in place are lost. Those that say by ``symbolic`` what they are
     in a file stay nodes.
     """
-    function = torch.autograd.Function
-    own = function.__dict__["apply"]
 
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply(own: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         if hasattr(cls, "symbolic") or not torch.jit.is_tracing():
-            return own.__get__(None, cls)(*args, **kwargs)
-        if cls.setup_context is not function.setup_context:
+            return own(*args, **kwargs)
+        if cls.setup_context is not torch.autograd.Function.setup_context:
             return cls.forward(*args, **kwargs)
         context = torch.autograd.function.FunctionCtx()
         context.needs_input_grad = (False,) * len(args)  # type: ignore[attr-defined]
         return cls.forward(context, *args, **kwargs)
 
-    function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
-    try:
+    with applied_by(apply):
         yield
-    finally:
-        function.apply = own  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -215,11 +236,8 @@ def _numbers_of_unpooling() -> Iterator[None]:
             given = None if output_size is None else [int(size) for size in output_size]
             return own(input, kernel_size, stride, padding, given)
 
-    F._unpool_output_size = numbers  # type: ignore[attr-defined]
-    try:
+    with swapped(F, _unpool_output_size=numbers):
         yield
-    finally:
-        F._unpool_output_size = own  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -456,8 +456,8 @@ def _write(
 
 def _write_file(engine: Engine, place: Path) -> None:
     if isinstance(engine, OnnxEngine):
-        from svexport.exporter.export import save
         from svexport.graph.bodies import lower
+        from svexport.graph.saving import save
 
         save(lower(engine.file()), place)
     elif engine.path is None or not engine.path.is_file():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import itertools
 import logging
 import os
 import re
@@ -27,6 +28,7 @@ from svexport.exporter.opsets import LAST_TORCHSCRIPT_OPSET, OPSETS
 from svexport.exporter.rounding import Rounding
 from svexport.exporter.torchscript import registry
 from svexport.exporter.trace import torch_export_first
+from svexport.graph import saving
 
 BOTH_EXPORTERS = pytest.mark.parametrize("opset", [11, 18])
 
@@ -625,14 +627,11 @@ def test_folders_are_made(tmp_path) -> None:
 @pytest.mark.core
 @BOTH_EXPORTERS
 def test_verification_error_names_the_worst_output_and_leaves_no_file(opset, tmp_path) -> None:
-    class Random(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.calls = 0
+    calls = itertools.count(1)  # of no attribute, which would be put back for each comparison
 
+    class Random(nn.Module):
         def forward(self, x: Tensor) -> dict[str, Tensor]:
-            self.calls += 1
-            return {"good": x * 2, "bad": x * 2 + 0.01 * self.calls}
+            return {"good": x * 2, "bad": x * 2 + 0.01 * next(calls)}
 
     old = tmp_path / "m.onnx"
     old.write_text("an older file")
@@ -662,15 +661,15 @@ def test_verification_error_tells_of_numbers_that_are_not_finite(opset, tmp_path
 def test_verification_error_tells_of_half_precision(opset, dtype, tmp_path) -> None:
     """Where it is one: outputs may be float32 all the same."""
 
+    calls = itertools.count(1)
+
     class Noise(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.ones(3))
-            self.calls = 0
 
         def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            return (x * self.weight).float() + 0.01 * self.calls
+            return (x * self.weight).float() + 0.01 * next(calls)
 
     with pytest.raises(
         svexport.VerificationError, match=r"  Usual causes: (half .*argmax and topk .*from\), )?random nu"
@@ -949,7 +948,7 @@ def test_ties_are_not_blamed_for_else(opset, tmp_path) -> None:
 
 @BOTH_EXPORTERS
 def test_large_models_keep_their_weights_beside_the_file(opset, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(export_module, "MAX_PROTOBUF_BYTES", 1000)
+    monkeypatch.setattr(saving, "MAX_PROTOBUF_BYTES", 1000)
     model = nn.Sequential(nn.Linear(64, 32), Small_head())
     report = svexport.export(model, (torch.randn(2, 64),), tmp_path / "big.onnx", opset=opset)
     assert sorted(os.listdir(tmp_path)) == ["big.onnx", "big.onnx.data"]

@@ -1,0 +1,40 @@
+"""Attributes of torch and its exporters that are others for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+__all__ = ["applied_by", "swapped"]
+
+
+@contextmanager
+def swapped(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Gives a module or a class other attributes while it is entered; those it does not have are taken off again."""
+    own = {name: vars(owner)[name] for name in attributes if name in vars(owner)}
+    for name, value in attributes.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            if name in own:
+                setattr(owner, name, own[name])
+            else:
+                delattr(owner, name)
+
+
+@contextmanager
+def applied_by(apply: Callable[..., Any]) -> Iterator[None]:
+    """Has ``apply(own, cls, *args, **kwargs)`` called for every ``autograd.Function``; ``own`` is torch's."""
+    function = torch.autograd.Function
+    before = function.__dict__["apply"]
+
+    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return apply(before.__get__(None, cls), cls, *args, **kwargs)
+
+    with swapped(function, apply=classmethod(applied)):
+        yield
