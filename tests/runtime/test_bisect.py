@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import svexport
 from svexport import BuildError, UnsupportedError
 from svexport.runtime import bisect
-from tests.tensorrt.reference.fixtures import Install
+from tests.tensorrt.reference.fixtures import Install, every_version
 
 
 class Scaled(nn.Module):
@@ -172,8 +172,9 @@ def test_outputs_that_agree_and_chosen_layers(file: Path, tmp_path: Path, tensor
         assert len(trt.built) == 3  # three at a time
 
 
-def test_an_engine_that_was_loaded_needs_its_file(file: Path, tmp_path: Path, tensorrt: Install) -> None:
-    tensorrt(kernel=scale(1.14))
+@every_version
+def test_an_engine_that_was_loaded_needs_its_file(file: Path, tmp_path: Path, tensorrt: Install, version: str) -> None:
+    tensorrt(version, kernel=scale(1.14))
     svexport.build(file, tmp_path / "m.engine").close()
     with pytest.raises(UnsupportedError, match=r"m\.engine needs the ONNX file that it was built from: onnx="):
         svexport.compare(Branches(), tmp_path / "m.engine", layers=True)
