@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from svexport.runtime.where import Where
+
 __all__ = [
     "Link",
     "check_place",
@@ -40,6 +42,7 @@ __all__ = [
     "picture",
     "section",
     "table",
+    "where_figure",
     "write",
 ]
 
@@ -394,6 +397,31 @@ def layer_figure(layers: Sequence[Parity], atol: float) -> Figure:
     axes.grid(axis="y", color=_FAINT, alpha=0.25, linewidth=0.6)
     axes.set_xlabel(f"layers in order of execution (dashed: atol {atol:g})")
     axes.set_ylabel("largest absolute error")
+    return figure
+
+
+def where_figure(where: Where) -> Figure:
+    """The largest error at each index of every axis, a strip of colours for each."""
+    from matplotlib.figure import Figure
+
+    axes = [axis for axis, size in enumerate(where.shape) if size > 1] or [0]
+    errors = [max(error, _FLOOR) for axis in axes for error in where.largest[axis]]
+    high = math.log10(min(max(errors), 1e12))
+    low = max(min(math.log10(min(error, 1e12)) for error in errors), high - 6)
+    figure = Figure(figsize=(9, 0.7 + 0.55 * len(axes)), layout="constrained")
+    rows: list[Axes] = list(figure.subplots(len(axes), squeeze=False)[:, 0])
+    for row, axis in zip(rows, axes, strict=True):
+        size = where.shape[axis]
+        strip = [math.log10(min(max(error, _FLOOR), 1e12)) for error in where.largest[axis]]
+        shown = row.imshow([strip], aspect="auto", cmap="cividis", vmin=low, vmax=max(high, low + 0.1),
+                           extent=(-0.5, size - 0.5, 0, 1), interpolation="nearest")  # fmt: skip
+        row.set_yticks([0.5], [f"axis {axis}"])
+        row.tick_params(axis="y", length=0)
+        row.set_xticks(sorted({0, size // 2, size - 1}))
+    bar = figure.colorbar(shown, ax=rows, fraction=0.04, pad=0.02)
+    bar.ax.yaxis.set_major_formatter(lambda value, _: f"1e{value:.0f}" if abs(value - round(value)) < 0.05 else "")
+    bar.outline.set_visible(False)
+    rows[-1].set_xlabel("index; the largest absolute error there")
     return figure
 
 

@@ -33,6 +33,7 @@ COMMANDS = (
     "compare",
     "bench",
     "triton",
+    "view",
     "debug",
     "lower",
     "convert",

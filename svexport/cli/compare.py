@@ -15,8 +15,9 @@ from svexport.cli import Outcome, _ahead, _model
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _model.add_arguments(parser)
-    parser.add_argument("file", metavar="FILE.onnx", help="the exported model")
+    parser.add_argument("file", metavar="FILE", help="the exported model: .onnx, .engine or .plan")
     parser.add_argument("--layers", action="store_true", help="also compare inside: the first layer that differs")
+    parser.add_argument("--onnx", metavar="FILE.onnx", help="of --layers: what an .engine was built from")
     parser.add_argument("--rtol", type=float, help="relative tolerance (default: by data type)")
     parser.add_argument("--atol", type=float, help="absolute tolerance (default: by data type)")
     parser.add_argument("--report", metavar="FILE.html", help="write the comparison as a page")
@@ -29,12 +30,13 @@ def run(options: argparse.Namespace) -> Outcome:
     _ahead.all_of(
         *_model.checks(options),
         _ahead.existing(options.file if options.file.endswith(".onnx") else None),  # load says what else it may be
+        _ahead.existing(options.onnx),
         *(partial(html.check_place, path) for path in [options.report] if path),
     )
     model, args = _model.load(options)
     with svexport.load(options.file) as engine:
         comparison = svexport.compare(
-            model, engine, args, layers=options.layers or None, rtol=options.rtol, atol=options.atol
+            model, engine, args, layers=options.layers or None, onnx=options.onnx, rtol=options.rtol, atol=options.atol
         )
     if options.report:
         comparison.to_html(options.report)

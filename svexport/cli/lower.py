@@ -31,9 +31,9 @@ def run(options: argparse.Namespace) -> Outcome:
     _ahead.all_of(_ahead.existing(options.input), partial(html.check_place, options.output))
     import onnx
 
-    from svexport.exporter.export import write
     from svexport.graph.bodies import lower
     from svexport.graph.nodes import svexport_nodes
+    from svexport.graph.saving import write
     from svexport.graph.walk import opset_of
 
     try:

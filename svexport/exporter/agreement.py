@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,17 +12,27 @@ from svexport.exporter.rounding import Rounding, Tolerances
 from svexport.exporter.ties import StableOrder
 from svexport.parity import Parity, parity
 
-__all__ = ["allow_rounding", "held", "jumps", "ties"]
+__all__ = ["AnotherWay", "allow_rounding", "held", "jumps", "ties"]
+
+
+class AnotherWay(Exception):
+    """Values that Python takes of tensors decide another way."""
 
 
 def jumps(
-    model: nn.Module, inputs: Sequence[Tensor], pairs: Sequence[tuple[str, Tensor, Tensor]], found: Sequence[Parity]
+    model: Callable[..., Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    pairs: Sequence[tuple[str, Tensor, Tensor]],
+    found: Sequence[Parity],
 ) -> bool:
-    """Whether torch's own results change as much as ``found`` says of the file's, where inputs hardly change."""
+    """Whether torch's own results change as much as ``found`` says of the file's, where inputs hardly change; not if
+    ``model`` raises :class:`AnotherWay` there."""
     for _ in range(2):
         near = [t + 1e-6 * (_size(t) * torch.randn_like(t)) if t.is_floating_point() else t.clone() for t in inputs]
         try:
             others = model(*near)
+        except AnotherWay:
+            return False
         except Exception:  # noqa: BLE001 - which is as far as can be
             return True
         for p, (_, e, _), other in zip(found, pairs, others, strict=True):

@@ -6,19 +6,21 @@ import itertools
 import math
 import operator
 import sys
+import zlib
 from collections import ChainMap, Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from svexport.errors import ExportError
 from svexport.exporter.inputs import Resized
-from svexport.exporter.source import around, is_library, is_own, near, raising_line, user_line
+from svexport.exporter.source import around, is_library, is_own, near, raising_line, shown_line, user_line
 
-__all__ = ["Borders", "Sizes", "Turn", "is_found"]
+__all__ = ["Borders", "Sizes", "Turn", "formula", "is_found", "refuse_beyond"]
 
 MOST_OF_A_LINE = 8
 """Comparisons of one line that are kept, as where layers of one kind share it."""
@@ -37,6 +39,14 @@ MOST_NUMBERS = 24
 
 FAR = 4096
 """Sizes up to this one are asked one by one where a comparison turns, then those around powers of two."""
+
+ANYWAY = "svexport.export(..., verify=False) writes the file anyway"
+
+WITHOUT_NUMBERS = (
+    "Compute with the sizes alone (pad and slice by them, torch.where of a comparison as a tensor), give the model a "
+    "size as a number of its own instead of a dynamic one, or declare the dynamic size"
+)
+"""What to write instead of numbers made of dynamic sizes."""
 
 Run = tuple[str, list[Tensor]]
 Values = Mapping[Hashable, int]
@@ -93,10 +103,13 @@ class Sizes:
             return size
         if origin[0] == "known":
             dynamic = self._axes[origin[1]].get(axis) if origin[1] < len(self._axes) else None
-            return size if dynamic is None else _Int.made(size, lambda v: dynamic.size(v[dynamic.root]), self)
+            if dynamic is None:
+                return size
+            formula = dynamic.size(_number_of(dynamic.root))
+            return _Int.made(size, lambda v: dynamic.size(v[dynamic.root]), self, formula)
         place = (origin, axis)
         self.values[place] = size
-        return _Int.made(size, lambda v: v[place], self, found)
+        return _Int.made(size, lambda v: v[place], self, _number_of(place), found)
 
     def take(self, number: Any, name: str, depth: int = 2) -> None:
         """Notes that Python took a plain number, by a function of that name."""
@@ -134,17 +147,23 @@ class _Number:
     """What :class:`Sizes` gave, or what Python computed of it: a plain number, but for what it tells of itself.
 
     Attributes:
-        found: whether values decide it, by arithmetic that tracers follow: no other number of a forward.
+        at: what it is of other sizes.
+        formula: stands for how it was computed, the same for the same arithmetic of the same sizes, whatever these are;
+            None where that is no arithmetic that tracers follow.
+        found: whether values decide it.
     """
 
     at: Callable[[Values], Any]
     sizes: Sizes
+    formula: Any
     found: bool
 
     @classmethod
-    def made(cls, value: Any, at: Callable[[Values], Any], sizes: Sizes, found: bool = False) -> Any:
+    def made(
+        cls, value: Any, at: Callable[[Values], Any], sizes: Sizes, formula: Any = None, found: bool = False
+    ) -> Any:
         number = cls(value)  # type: ignore[call-arg]
-        number.at, number.sizes, number.found = at, sizes, found
+        number.at, number.sizes, number.formula, number.found = at, sizes, formula, found
         return number
 
 
@@ -171,9 +190,36 @@ def is_found(value: Any) -> bool:
     return isinstance(value, _Number) and value.found
 
 
-def _made(value: Any, at: Callable[[Values], Any], sizes: Sizes, found: bool = False) -> Any:
+def formula(value: Any) -> Any:
+    """A number by how it was computed of sizes, where tracers follow that; None of any other."""
+    return value.formula if isinstance(value, _Number) else None
+
+
+def _made(function: Callable[..., Any], operands: tuple[Any, ...], sizes: Sizes) -> Any:
+    """What a function makes of numbers."""
+    value = function(*map(_plain, operands))
     kind: type[_Number] | None = {int: _Int, float: _Float}.get(type(value))
-    return value if kind is None else kind.made(value, at, sizes, found)
+    if kind is None:
+        return value
+    followed, found = _formula(function, operands), any(map(is_found, operands))
+    return kind.made(value, lambda v: function(*(_at(o, v) for o in operands)), sizes, followed, found)
+
+
+def _formula(function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+    if function not in _FOLLOWED:
+        return None
+    of = [o.formula if isinstance(o, _Number) else o for o in operands]
+    if any(o is None for o in of):
+        return None
+    try:
+        return hash((function.__name__, *of)) if function in _GROWING else function(*of)
+    except (ArithmeticError, TypeError, ValueError):  # of numbers that stand for others
+        return None
+
+
+def _number_of(place: Hashable) -> int:
+    """A number that stands for the size at a place, whatever that is."""
+    return 1009 + zlib.crc32(repr(place).encode()) % 100003
 
 
 def _binary(function: Callable[[Any, Any], Any], swapped: bool) -> Callable[[Any, Any], Any]:
@@ -182,21 +228,18 @@ def _binary(function: Callable[[Any, Any], Any], swapped: bool) -> Callable[[Any
             if isinstance(other, (list, tuple, str)):  # repeated
                 self.sizes.take(self, "repeated")
             return NotImplemented
-        left, right = (other, self) if swapped else (self, other)
-        value, found = function(_plain(left), _plain(right)), is_found(left) or is_found(right)
-        return _made(value, lambda v: function(_at(left, v), _at(right, v)), self.sizes, found)
+        return _made(function, (other, self) if swapped else (self, other), self.sizes)
 
     return method
 
 
 def _unary(function: Callable[..., Any], number: bool) -> Callable[..., Any]:
     def method(self: Any, *rest: Any) -> Any:
-        value = function(_plain(self), *rest)
+        made = _made(function, (self, *rest), self.sizes)
         if number:
-            self.sizes.take(_made(value, lambda v: function(self.at(v), *rest), self.sizes), function.__name__)
-            return value
-        found = self.found and function in _FOLLOWED
-        return _made(value, lambda v: function(self.at(v), *rest), self.sizes, found)
+            self.sizes.take(made, function.__name__)
+            return _plain(made)
+        return made
 
     return method
 
@@ -224,9 +267,11 @@ def _divided(self: Any, other: Any) -> Any:
 
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 _OF_INTS = ("and_", "or_", "xor", "lshift", "rshift")
-_FOLLOWED: tuple[Callable[..., Any], ...] = (abs, operator.neg)
-_COMPUTING: tuple[Callable[..., Any], ...] = (*_FOLLOWED, math.ceil, math.floor, math.trunc, round)
+_COMPUTING: tuple[Callable[..., Any], ...] = (abs, math.ceil, math.floor, math.trunc, operator.neg, round)
 _TAKING: tuple[Callable[..., Any], ...] = (float, format, hash, int, repr, str)
+
+_FOLLOWED = {abs, operator.neg, *(getattr(operator, name) for name in _ARITHMETIC + _OF_INTS)}
+_GROWING = {operator.pow, operator.lshift}
 
 for _kind in (_Int, _Float):
     for _name in _ARITHMETIC + (_OF_INTS if _kind is _Int else ()):
@@ -309,6 +354,16 @@ class Borders:
             if left and not self._resized.too_large({root: size}, self._most):
                 left -= 1
                 yield self._resized.at({root: size}, self._most)
+
+    def near(self) -> Iterator[dict[str, int]]:
+        """Dynamic sizes that are less than :data:`NEAR` off the given ones, each alone, and all: the nearest first."""
+        given = self._resized.given
+        for by in (sign * n for n in range(1, NEAR) for sign in (1, -1)):
+            alone = [{root: size + by} for root, size in given.items()]
+            together = {root: size + by for root, size in given.items()}
+            for sizes in alone if len(alone) == 1 else (*alone, together):
+                if all(max(self._resized.ranges[r][0], 1) <= n <= self._resized.ranges[r][1] for r, n in sizes.items()):
+                    yield sizes
 
     def _reaching(self, number: float, turn: Turn, run: Sizes, root: str) -> Iterator[int]:
         """The nearest size of ``root`` at which what Python took should be on the other side of a number, or be it."""
@@ -433,3 +488,12 @@ class _Asked(dict[Hashable, int]):
     def __getitem__(self, place: Hashable) -> int:
         self.places.add(place)
         return super().__getitem__(place)
+
+
+def refuse_beyond(turns: Sequence[Turn], symbol: str) -> NoReturn:
+    where = "".join(f"\n  at {shown_line(*line)}" for line in dict.fromkeys(turn.line for turn in turns))
+    raise ExportError(
+        "forward compares dynamic sizes, which come out the other way only where inputs are too large to try; a file "
+        f"has one way for all. No file was written.{where}\n"
+        f"  {WITHOUT_NUMBERS}, as torch.export.Dim({symbol!r}, min=..., max=...) on one side of it. {ANYWAY}"
+    )

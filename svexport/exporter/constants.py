@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from svexport.errors import ExportError
-from svexport.exporter.source import is_library, shown_line, user_line
+from svexport.exporter.source import is_library, is_standard, shown_line, user_line
 from svexport.exporter.swapped import swapped
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "leaves_of",
     "mapped",
     "sizes_stay_dynamic",
+    "texts_of_sizes",
     "without_assertions",
 ]
 
@@ -97,11 +99,13 @@ class ConstantValues(TorchFunctionMode):
         self._model = model
         self._known: dict[int, tuple[weakref.ref[Tensor], int, Callable[[], Any]]] = {}
         self._written: set[int] = set()
+        self._data: set[int] = set()  # storages of what ``data`` returned
 
     def __enter__(self) -> ConstantValues:
         self._outside = sys._getframe(1).f_code
         self._known.clear()
         self._written.clear()
+        self._data.clear()
         for name, tensor in _held(self._model):
             if name in self._true:
                 self._note(tensor, self._true[name].detach)
@@ -112,6 +116,8 @@ class ConstantValues(TorchFunctionMode):
         name = _name(func)
         if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
             raise NotTraced("forward assigns to the data of a tensor, with which torch.export may end the process")
+        if self._data and _is_in_place(name, args, kwargs) and args and _storage(args[0]) in self._data:
+            raise NotTraced("forward writes to the data of a tensor, with which torch.export may end the process")
         constant = name not in _OF_SIZES and self._is_constant(name, args, kwargs)
         if constant and (name in _VALUES or _is_sized_by_values(name, args)):
             with _outside():
@@ -128,6 +134,8 @@ class ConstantValues(TorchFunctionMode):
             if line and not hasattr(error, LINE):
                 setattr(error, LINE, shown_line(*line))
             raise
+        if name == "data" and getattr(func, "__self__", None) is Tensor.data:
+            self._data.add(_storage(result))
         self._forget_written(name, args, kwargs)
         if constant:
             self._keep(result, self._again(func, args, kwargs))
@@ -337,6 +345,27 @@ def without_assertions() -> Iterator[None]:
     # Two functions: dynamo takes none by two names.
     with swapped(torch, _check_tensor_all=lambda *_, **__: None, _check_tensor_all_with=lambda *_, **__: None):
         yield
+
+
+@contextmanager
+def texts_of_sizes() -> Iterator[list[str]]:
+    """Gathers the user's lines that make texts of dynamic sizes, of which ``torch.export`` knows nothing."""
+    lines: list[str] = []
+    names = ("__repr__", "__str__", "__format__")
+    own = {name: vars(torch.SymInt)[name] for name in names if name in vars(torch.SymInt)}
+
+    def noting(function: Callable[..., str]) -> Callable[..., str]:
+        @functools.wraps(function)
+        def text(*args: Any) -> str:
+            frame = sys._getframe(1)
+            if not is_library(frame.f_code.co_filename) and not is_standard(frame.f_code.co_filename):
+                lines.append(shown_line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            return function(*args)
+
+        return text
+
+    with swapped(torch.SymInt, **{name: noting(function) for name, function in own.items()}):
+        yield lines
 
 
 @contextmanager

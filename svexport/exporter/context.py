@@ -325,7 +325,7 @@ class _InPlaceOf(TorchFunctionMode):
 
     def __init__(self, dynamic: bool) -> None:
         super().__init__()
-        self._functions = IN_PLACE_OF | _OF_MASKS | _OF_INDICES | (_OF_DYNAMIC_SIZES if dynamic else {})
+        self._functions = IN_PLACE_OF | _OF_MASKS | _OF_INDICES | _OF_NOTHING | (_OF_DYNAMIC_SIZES if dynamic else {})
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         return self._functions.get(func, func)(*args, **(kwargs or {}))
@@ -366,6 +366,15 @@ def _by_a_tensor(function: Callable[..., Any], input: Tensor, *args: Any, **kwar
     return function(input, *map(tensor, args), **{name: tensor(value) for name, value in kwargs.items()})
 
 
+def _of_nothing(function: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Of products of nothing, ONNX Runtime's Gemm forgets the factor of what they are added to."""
+    if len(args) != 2 or not isinstance(args[0].shape[-1], int) or args[0].shape[-1]:
+        return function(input, *args, **kwargs)
+    beta = kwargs.get("beta", 1)
+    added = input * beta if beta else torch.zeros_like(input)
+    return added.expand(args[0].shape[0], args[1].shape[1]).clone()
+
+
 def _parts(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The exporter makes a sequence of the parts of a dynamic size, on which its optimizer fails, and TensorRT too."""
     parts = function(*args, **kwargs)
@@ -400,6 +409,9 @@ _OF_MASKS: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 _OF_INDICES: dict[Callable[..., Any], Callable[..., Any]] = {
     function: functools.partial(_by_places, function) for function in (Tensor.__getitem__, Tensor.__setitem__)
+}
+_OF_NOTHING: dict[Callable[..., Any], Callable[..., Any]] = {
+    function: functools.partial(_of_nothing, function) for function in (torch.addmm, Tensor.addmm)
 }
 _OF_DYNAMIC_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.affine_grid: _affine_grid,

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from svexport.errors import ExportError
 from svexport.exporter.arguments import FlatModel
-from svexport.exporter.constants import NotTraced
+from svexport.exporter.constants import NotTraced, texts_of_sizes
 from svexport.exporter.context import other_functions, tracing, without_symbolics
 from svexport.exporter.failures import chain, failure, line_of, reason_of
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.sizes import tiled
 from svexport.exporter.translations import translations
+from svexport.exporter.way import Guards
 from svexport.graph.scope import light_copy
 from svexport.logging import logger, quiet
 
@@ -29,6 +30,7 @@ _LOGGERS = (
     "onnx_ir",
     "onnxscript",
     "torch._subclasses.fake_tensor",
+    "torch.utils.flop_counter",
     "torch._export.non_strict_utils",
     "torch.export._trace",
     "torch.fx.experimental.symbolic_shapes",
@@ -43,8 +45,9 @@ def export(
     opset: int,
     input_names: Sequence[str],
     dynamic_axes: Mapping[str, Mapping[int, str]],
-) -> onnx.ModelProto:
-    """``model(*tensors)`` as ONNX; raises :class:`ExportError` naming the operator and its source line."""
+) -> tuple[onnx.ModelProto, Guards]:
+    """``model(*tensors)`` as ONNX, and what torch.export guards; raises :class:`ExportError` naming the operator and
+    its source line."""
     shapes = None
     if dynamic_axes:
         # Axes of one name share one size, as they do in the file.
@@ -60,7 +63,11 @@ def export(
     }
     with quiet(*_LOGGERS):
         try:
-            with tracing(model, tensors, dynamic=bool(dynamic_axes)), without_symbolics(opset):
+            with (
+                tracing(model, tensors, dynamic=bool(dynamic_axes)),
+                without_symbolics(opset),
+                texts_of_sizes() as texts,
+            ):
                 program = _exported(model, tensors, options)
                 written = _optimized(program, options, model.output_dtypes)
         except torch.onnx.OnnxExporterError as error:
@@ -73,7 +80,7 @@ def export(
         from svexport.graph.opsets import convert_in_place
 
         convert_in_place(written, opset)
-    return written
+    return written, Guards(values=True, sizes=not texts)
 
 
 def batch_axes(model: FlatModel, tensors: Sequence[Tensor]) -> list[Any]:

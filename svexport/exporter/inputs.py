@@ -136,15 +136,18 @@ class Resized:
                 found.setdefault(size.root, size.root_for(tensor.shape[axis]))
         return found
 
-    def at(self, wanted: Mapping[str, int], most: int = MOST_ELEMENTS) -> Iterator[tuple[str, list[Tensor]]]:
+    def at(
+        self, wanted: Mapping[str, int], most: int = MOST_ELEMENTS, tried: bool = True
+    ) -> Iterator[tuple[str, list[Tensor]]]:
         """Runs with some sizes changed, which have not been before, of no more elements than ``most`` in all (or four
-        times as many as are given)."""
+        times as many as are given); ``tried`` counts them as been."""
         run = ", ".join(f"{root}={size}" for root, size in wanted.items())
         whole = self._run({**self.given, **wanted})
         shapes = self.shapes(wanted)
         if whole in self._tried or self.too_large(wanted, most):
             return
-        self._tried.add(whole)
+        if tried:
+            self._tried.add(whole)
         yield from ((run, inputs) for inputs in random(self._tensors, shapes))
 
     def shapes(self, wanted: Mapping[str, int]) -> list[list[int]]:

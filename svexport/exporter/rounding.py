@@ -74,10 +74,16 @@ class Rounding:
     """A file may be so many times further from torch than torch from itself at most, and twice that typically."""
 
     def __init__(
-        self, model: nn.Module, inputs: Sequence[Tensor], expected: Sequence[Tensor], copies: Copies | None = None
+        self,
+        model: nn.Module,
+        inputs: Sequence[Tensor],
+        expected: Sequence[Tensor],
+        copies: Copies | None = None,
+        call: Callable[[nn.Module, Sequence[Tensor]], Sequence[Tensor]] = lambda model, inputs: model(*inputs),
     ) -> None:
+        """``call`` raises where a model does not compute the same functions as in this run."""
         self._inputs, self._expected = inputs, expected
-        self._copies = copies or Copies(model)
+        self._copies, self._call = copies or Copies(model), call
         self._tries: Iterator[Callable[[], Sequence[Tensor]]] | None = None
         self.gaps: list[Tensor | None] = [None] * len(expected)
         self.sizes = False
@@ -147,11 +153,12 @@ class Rounding:
         yield from (partial(self._perturbed, seed) for seed in range(PERTURBATIONS))
 
     def _precise(self) -> Sequence[Tensor]:
-        return self._copies.double()(*(t.double() if t.is_floating_point() else t.clone() for t in self._inputs))
+        inputs = [t.double() if t.is_floating_point() else t.clone() for t in self._inputs]
+        return self._call(self._copies.double(), inputs)
 
     def _perturbed(self, seed: int) -> Sequence[Tensor]:
         with Perturbed(seed):
-            return self._copies.single()(*(t.clone() for t in self._inputs))
+            return self._call(self._copies.single(), [t.clone() for t in self._inputs])
 
 
 class Perturbed(TorchDispatchMode):

@@ -65,6 +65,7 @@ def export(
             with (
                 registered(),
                 _without_dump(),
+                _without_reshapes_of_nothing(any(not t.numel() for t in tensors)),
                 _numbers_of_unpooling(),
                 _open_functions(),
                 exact_embeddings(),
@@ -174,6 +175,34 @@ def _without_dump() -> Iterator[None]:
     """Keeps the exporter from printing its whole graph before an error: its own switch for that is always on."""
     with swapped(torch._C, _jit_onnx_log=lambda *_: None):
         yield
+
+
+@contextmanager
+def _without_reshapes_of_nothing(empty: bool) -> Iterator[None]:
+    """Refuses a Reshape of nothing to a size that is to be found: the exporter divides by it, which ends the process.
+
+    ``empty`` says whether an input of the model has no elements, as has then what has no known shape.
+    """
+    name = "_jit_pass_onnx_node_shape_type_inference"
+    own = getattr(torch._C, name)
+
+    def inferred(node: Any, *args: Any) -> Any:
+        if node.kind() == "onnx::Reshape":
+            data, shape = node.inputs()
+            sizes = data.type().sizes() if isinstance(data.type(), torch._C.TensorType) else None
+            known = shape.node().kind() == "onnx::Constant" and -1 not in shape.node().t("value")
+            if (empty if sizes is None else 0 in sizes) and not known:
+                raise ExportError(
+                    "forward reshapes a tensor without elements, with which the exporter ends the process; give "
+                    "example inputs that have elements, and declare the size dynamic if it may be 0"
+                )
+        return own(node, *args)
+
+    setattr(torch._C, name, inferred)
+    try:
+        yield
+    finally:
+        setattr(torch._C, name, own)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from svexport.exporter.arguments import FlatModel
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET, LAST_TORCHSCRIPT_OPSET
 from svexport.exporter.report import ExportReport
 from svexport.exporter.state import State
+from svexport.exporter.way import Guards
 from svexport.logging import logger
 
 __all__ = ["second_tracer", "torch_export_first", "traced"]
@@ -75,8 +76,8 @@ def traced(
     dynamic_axes: Mapping[str, Mapping[int, str]],
     notes: list[str],
     state: State,
-) -> tuple[onnx.ModelProto, bool]:
-    """``model(*tensors)`` as ONNX, and whether torch.export guards the values that Python takes of tensors.
+) -> tuple[onnx.ModelProto, Guards]:
+    """``model(*tensors)`` as ONNX, and what the tracer guards.
 
     Between two tracers the model's state is put back to ``state``.
 
@@ -84,14 +85,14 @@ def traced(
         ExportError: naming the operator and its source line, if neither tracer takes the model.
     """
     if opset > LAST_TORCHSCRIPT_OPSET:
-        return dynamo.export(model, tensors, opset, input_names, dynamic_axes), True
+        return dynamo.export(model, tensors, opset, input_names, dynamic_axes)
     reason = _refused(model) if _first else "it goes second"
     if not reason:
         try:
             given = [tensor.clone() for tensor in tensors]
             written = dynamo.export(model, given, opset, input_names, dynamic_axes)
             _converted.get().append(True)
-            return written, True
+            return written
         except Exception as error:  # noqa: BLE001 - whatever a library raises, the other tracer may take the model
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             state.restore()
@@ -99,7 +100,7 @@ def traced(
     written = torchscript.export(model, tensors, path, opset, input_names, dynamic_axes)
     if _first:
         notes.append(f"traced by TorchScript, for torch.export refuses the model: {reason}")
-    return written, False
+    return written, Guards(values=False, sizes=False)
 
 
 def _refused(model: FlatModel) -> str:

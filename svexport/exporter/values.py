@@ -11,21 +11,31 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 from svexport.errors import ExportError
+from svexport.exporter.borders import ANYWAY
 from svexport.exporter.source import around, near, numbers_of_users, raising_line, shown_line
-from svexport.exporter.way import OTHERS, UNGUARDED, Exit, TooLong, Way
+from svexport.exporter.way import OTHERS, UNGUARDED, Exit, Forced, TooLong, Way
 
-__all__ = ["ANYWAY", "refuse_values", "unproven", "unproven_counts", "user_numbers"]
+__all__ = ["refuse_values", "unproven", "unproven_counts", "user_numbers"]
 
 MOST_NUMBERS = 48
 """Of the user's source, that values are tried to be."""
 
+_TRUTHS = {"True", "False"}
+
+MOST_PLACES = 32
+"""Truths that a line takes, one after another, of which each is tried to be the other one."""
+
+MOST_DRAWN = 200
+"""Random values that a line is given, where nothing follows from those before."""
+
 MOST_COUNTED = 33
 """So many are found by all functions together, and then by each, from none on; and around numbers of the source."""
 
-MOST_CALLS = 3000
-"""Of functions of torch, to find other numbers of them in turn."""
+LEAST_COUNTS = 12
+"""Of those, of a model however large."""
 
-ANYWAY = "svexport.export(..., verify=False) writes the file anyway"
+MOST_CALLS = 3000
+"""Of functions of torch, to take random values, or find other numbers of elements, in turn."""
 
 
 def unproven(
@@ -40,29 +50,37 @@ def unproven(
 
     What follows is seen where a line is made to get another value: functions called, or given, anything else. Nothing
     does where the value is only printed, kept, or checked by an assertion. A branch has been compared if both its ways
-    have been gone.
+    have been gone, each time that one run comes there.
     """
-    first: dict[Any, tuple[str, Exit]] = {}
+    known: set[tuple[Any, int | None]] = set()
+    found_unproven: dict[Any, Exit] = {}
     for run, way in ways.items():
         for line, found in way.exits.items():
-            first.setdefault(line, (run, found))
-    found_unproven = []
-    numbers: list[float] | None = None
-    for line, (run, found) in first.items():
-        if guarded and found.name not in UNGUARDED:
-            continue
-        seen = set().union(*(way.seen_at(line) for way in compared))
-        if {"True", "False"} <= seen:
-            continue
-        truth = seen <= {"True", "False"}
-        if numbers is None and not truth:
-            numbers = around(user_numbers(model, inputs_of[run]))[:MOST_NUMBERS]
-        tried = [] if truth else numbers or []
-        for which in range(1 if truth else OTHERS + len(tried)):
-            if _follows(model, inputs_of[run], ways[run], compared, held, (line, which), tried):
-                found_unproven.append(found)
-                break
-    return found_unproven
+            if line in found_unproven or (guarded and found.name not in UNGUARDED):
+                continue
+            taken = way.taken.get(line, [])
+            places = range(min(len(taken), MOST_PLACES)) if set(taken) <= _TRUTHS else (None,)
+            for place in [place for place in places if (line, place) not in known]:
+                known.add((line, place))
+                numbers: list[float] = []
+                whiches = range(1)
+                if place is None:
+                    numbers = around(user_numbers(model, inputs_of[run]))[:MOST_NUMBERS]
+                    drawn = min(MOST_DRAWN, MOST_CALLS // max(way.length, 1))
+                    whiches = range(OTHERS + len(numbers) + drawn)
+                elif _both(line, place, compared):
+                    continue
+                others = (Forced(line, which, place) for which in whiches)
+                if any(_follows(model, inputs_of[run], way, compared, held, other, numbers) for other in others):
+                    found_unproven[line] = found
+                    break
+    return list(found_unproven.values())
+
+
+def _both(line: tuple[str, int, str], place: int, compared: Collection[Way]) -> bool:
+    """Whether a truth that a line takes has been both, in what has been compared."""
+    taken = [way.taken.get(line, []) for way in compared]
+    return {truths[place] for truths in taken if place < len(truths)} >= _TRUTHS
 
 
 def unproven_counts(
@@ -82,10 +100,10 @@ def unproven_counts(
             continue
         numbers = [int(n) for n in around(user_numbers(model, inputs_of[run])) if 0 <= n == int(n)][:MOST_NUMBERS]
         near = [n + by for n in way.finds for by in (-1, 1) if n + by >= 0]
-        counts = dict.fromkeys([0, *near, *range(MOST_COUNTED), *numbers])
+        counts = dict.fromkeys([0, *near, *numbers, *range(MOST_COUNTED)])
         apart = range(len(way.finds)) if len(way.finds) > 1 else ()
         forced = [(place, count) for place in (None, *apart) for count in counts]
-        most = max(MOST_CALLS // way.length, len(counts))
+        most = max(MOST_CALLS // way.length, LEAST_COUNTS)
         if any(_follows(model, inputs_of[run], way, compared, held, count=count) for count in forced[:most]):
             return new
     return []
@@ -109,7 +127,7 @@ def _follows(
     usual: Way,
     compared: Iterable[Way],
     held: Sequence[Tensor],
-    forced: tuple[tuple[str, int, str], int] | None = None,
+    forced: Forced | None = None,
     numbers: Sequence[float] = (),
     count: tuple[int | None, int] | None = None,
 ) -> bool:
@@ -126,7 +144,7 @@ def _follows(
         if forced is None:
             return isinstance(error, TooLong)
         refusal = None if isinstance(error, TooLong) else raising_line(error)
-        return refusal is None or (way.leaves(usual) and not near(forced[0], refusal))
+        return refusal is None or (way.leaves(usual) and not near(forced.line, refusal))
     way.end(results)
     return not any(way.same_flow(other) for other in compared)
 

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NoReturn
 
 from torch import Tensor, nn
 
-from svexport.errors import EngineError, ExportError, VerificationError
-from svexport.exporter.agreement import allow_rounding, held, jumps, ties
+from svexport.errors import EngineError, VerificationError
+from svexport.exporter.agreement import AnotherWay, allow_rounding, held, jumps, ties
 from svexport.exporter.as_in_files import AsInFiles
-from svexport.exporter.borders import Borders, Sizes, Turn
+from svexport.exporter.borders import ANYWAY, MOST_RUNS, WITHOUT_NUMBERS, Borders, Sizes, refuse_beyond
 from svexport.exporter.inputs import FAR, FIRST, KINDS, NOTHING, Resized, far, of_kind, random
 from svexport.exporter.quantizers import ROUNDING, Copies, allow_steps, largest
 from svexport.exporter.rounding import Rounding, Tolerances
 from svexport.exporter.sizes import Size
 from svexport.exporter.source import shown_line
 from svexport.exporter.state import State, random_state, same_random_state
-from svexport.exporter.values import ANYWAY, refuse_values, unproven, unproven_counts, user_numbers
-from svexport.exporter.way import Way
+from svexport.exporter.values import refuse_values, unproven, unproven_counts, user_numbers
+from svexport.exporter.way import Guards, Way
 from svexport.parity import Parity, parity
 from svexport.progress import phase
 
 __all__ = ["verify"]
-
-_SIZES = (
-    "Compute with the sizes alone (pad and slice by them, torch.where of a comparison as a tensor), give the model a "
-    "size as a number of its own instead of a dynamic one, or declare the dynamic size"
-)
 
 SEARCHED = "searched"
 """Inputs that were looked for, far from the given ones."""
@@ -40,6 +36,9 @@ MOST_ROUNDING = 10.0
 
 MOST_AT_BORDERS = 2**20
 """Elements of inputs whose sizes are to turn a comparison."""
+
+MOST_CALLS = 3000
+"""Of functions of torch, to look for sizes with which forward goes another way."""
 
 Run = tuple[str, list[Tensor]]
 
@@ -60,7 +59,7 @@ def verify(
     held_to: Tolerances,
     warned: Sequence[str],
     state: State,
-    guarded: bool,
+    guarded: Guards,
     kind: str = "default",
 ) -> Verification:
     """Compares every output on the given inputs, on others of the same kind, and with every dynamic size changed.
@@ -84,7 +83,7 @@ def verify(
     If Python takes values out of tensors, inputs of more kinds are tried as well,
     and compared where forward goes a way with them that it has not gone before. Then nothing may follow from a value
     that a line took out of what depends on an input, whatever it is, but what has been compared (see
-    :func:`unproven`); with ``guarded`` the tracer has seen to those that ``torch.export`` knows of.
+    :func:`unproven`); ``guarded`` says whether the tracer has seen to those that ``torch.export`` knows of.
 
     Of dynamic sizes that Python compares, or counts by, some on both sides are tried (:class:`Borders`).
 
@@ -105,7 +104,7 @@ def verify(
         warned=warned,
         state=state,
     )
-    verification.compare(kind == "quick")
+    verification.compare(kind == "quick", guarded)
     verification.raise_failed()
     if kind != "quick":
         verification.raise_unproven(guarded)
@@ -163,13 +162,13 @@ class Verification:
         self._random = False  # whether forward draws random numbers
         self._sized = False  # whether there was a run with other sizes
 
-    def compare(self, quick: bool) -> None:
-        for alternatives in self._runs(quick):
+    def compare(self, quick: bool, guarded: Guards) -> None:
+        for alternatives in self._runs(quick, guarded):
             if (taken := self._first_taken(alternatives)) is not None:
                 self._compare(*taken)
         self.notes += self.as_files.notes
 
-    def _runs(self, quick: bool) -> Iterator[Iterable[Run]]:
+    def _runs(self, quick: bool, guarded: Guards) -> Iterator[Iterable[Run]]:
         """Each as alternatives, of which the first that the model takes counts."""
         tensors = self.tensors
         yield [("given", list(tensors))]
@@ -187,11 +186,24 @@ class Verification:
             self.state.restore()
             yield ((FIRST[0], inputs) for inputs in random(tensors, [t.shape for t in tensors]))
         near = partial(self._borders.runs_near_numbers, lambda: user_numbers(self.model, tensors))
-        for more in (self._borders.runs, near, self._borders.runs):
+        others = () if guarded.sizes else (self._sizes_of_other_ways,)
+        for more in (self._borders.runs, near, self._borders.runs, *others):
             for alternatives in more():
                 if self._failing:
                     return
                 yield alternatives
+
+    def _sizes_of_other_ways(self) -> Iterator[Iterator[Run]]:
+        """Sizes with which forward goes a way that has not been compared, whatever Python decides that by."""
+        most = MOST_RUNS
+        calls = MOST_CALLS // max(self._ways["given"].length, 1)
+        for sizes in itertools.islice(self._borders.near(), calls):
+            with suppress(Exception):  # sizes that the model does not take
+                _, inputs = next(self._resized.at(sizes, tried=False))
+                _, way, _ = self._gone(inputs)
+                if most and not any(way.same_flow(other) for other in self._compared.values()):
+                    most -= 1
+                    yield self._resized.at(sizes)
 
     def _far_tell(self) -> bool:
         """Whether the far inputs say what inputs like the given ones would: computed they were, and to results of their
@@ -212,12 +224,8 @@ class Verification:
 
     def forward(self, run: str, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         phase(f"verifying, {run} inputs")
-        arguments = [t.clone() for t in inputs]  # a model may work on its inputs in place
-        learned = self._borders.new_run(inputs) if self._resized.given else None
         before = random_state()
-        with self.as_files, Way(arguments, self._held, sizes=learned) as way:
-            expected = self.model(*arguments)
-        way.end(expected)
+        expected, way, learned = self._gone(inputs)
         self._random |= not same_random_state(before, random_state())
         if _is_far(run) and not all(bool(e.isfinite().all()) for e in expected if e.is_floating_point()):
             raise _NotFinite("what torch computes there is not finite")
@@ -225,6 +233,15 @@ class Verification:
         if learned is not None:
             self._sizes[run] = learned
         return expected
+
+    def _gone(self, inputs: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Way, Sizes | None]:
+        """What torch computes, the way that it goes, and the sizes that Python gets there."""
+        arguments = [t.clone() for t in inputs]  # a model may work on its inputs in place
+        learned = self._borders.new_run(inputs) if self._resized.given else None
+        with self.as_files, Way(arguments, self._held, sizes=learned) as way:
+            expected = self.model(*arguments)
+        way.end(expected)
+        return expected, way, learned
 
     @property
     def compared(self) -> list[str]:
@@ -356,11 +373,12 @@ class Verification:
         found = [held(name, e, a, run, self.held_to, _is_far(run)) for name, e, a in pairs]
         if all(p.ok for p in found):
             return found
+        same_way = partial(self._same_way, run)
         with self.as_files:
             if self._ways[run].calls(ROUNDING):
                 allow_steps(found, self._copies, inputs, pairs, self.notes)
         if not all(p.ok for p in found):
-            rounding = Rounding(self.model, inputs, [e for _, e, _ in pairs], self._copies)
+            rounding = Rounding(self.model, inputs, [e for _, e, _ in pairs], self._copies, same_way)
             with self.as_files:
                 allow_rounding(found, rounding, pairs, self.held_to, self.notes)
             if _is_far(run) and rounding.sizes:
@@ -368,12 +386,25 @@ class Verification:
                 return None
         if _is_far(run) and not all(p.ok for p in found):
             with self.as_files:
-                if jumps(self.model, inputs, pairs, found):
+                if jumps(lambda *near: same_way(self.model, near), inputs, pairs, found):
                     self.skipped.append(
                         f"{run}: torch's results there jump where inputs change by a millionth, of equal values say"
                     )
                     return None
         return found
+
+    def _same_way(self, run: str, model: nn.Module, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What a model computes; raises :class:`AnotherWay` where Python decides by values another way."""
+        usual = self._ways[run]
+        if not usual.exits:
+            return model(*inputs)
+        learned = self._borders.new_run(inputs) if self._resized.given else None
+        with Way(inputs, [*model.parameters(), *model.buffers()], sizes=learned) as way:
+            results = model(*inputs)
+        way.end(results)
+        if not way.decides_like(usual):
+            raise AnotherWay
+        return results
 
     def raise_failed(self) -> None:
         """Raises :class:`VerificationError` if any output differs."""
@@ -435,7 +466,7 @@ class Verification:
             return (
                 "  forward compares dynamic sizes, or takes them as numbers, which come out another way there than on "
                 f"the given inputs:{where}\n"
-                f"  A file has one way for all sizes. {_SIZES} with a range that leaves those out. "
+                f"  A file has one way for all sizes. {WITHOUT_NUMBERS} with a range that leaves those out. "
             )
         if where := given.parting(self._ways[run]):
             return (
@@ -453,15 +484,15 @@ class Verification:
         ]
         return "".join(f"  {guess}\n" for guess in guesses) + f"  {usual}. "
 
-    def raise_unproven(self, guarded: bool) -> None:
+    def raise_unproven(self, guarded: Guards) -> None:
         """Raises :class:`ExportError` of values of inputs, and of sizes, that decide on what has not been compared."""
         with self.as_files:
             given = self.model, self.inputs, self._ways, self._compared.values(), self._held
-            found = unproven(*given, guarded) or ([] if guarded else unproven_counts(*given))
+            found = unproven(*given, guarded.values) or ([] if guarded.sizes else unproven_counts(*given))
         if found:
             refuse_values(found, self.input_names)
         if turns := self._borders.beyond():
-            _refuse_beyond(turns, next(iter(self._resized.given)))
+            refuse_beyond(turns, next(iter(self._resized.given)))
         self.notes += [
             f"compared on both sides ({sizes}): {shown_line(*line)}" for line, sizes in self._borders.turned.items()
         ]
@@ -476,12 +507,3 @@ def _mostly_unlike(one: Tensor, other: Tensor) -> bool:
 
 def _is_far(run: str) -> bool:
     return run in FAR or run.startswith(SEARCHED)
-
-
-def _refuse_beyond(turns: Sequence[Turn], symbol: str) -> NoReturn:
-    where = "".join(f"\n  at {shown_line(*line)}" for line in dict.fromkeys(turn.line for turn in turns))
-    raise ExportError(
-        "forward compares dynamic sizes, which come out the other way only where inputs are too large to try; a file "
-        f"has one way for all. No file was written.{where}\n"
-        f"  {_SIZES}, as torch.export.Dim({symbol!r}, min=..., max=...) on one side of it. {ANYWAY}"
-    )

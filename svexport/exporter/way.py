@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import weakref
 import zlib
@@ -15,15 +16,15 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from svexport.exporter.borders import Sizes, is_found
+from svexport.exporter.borders import Sizes, formula, is_found
 from svexport.exporter.found import deciding, finding, returns_found
 from svexport.exporter.source import is_own, shown_line, user_line
 
-__all__ = ["Exit", "TooLong", "Way"]
+__all__ = ["Exit", "Forced", "Guards", "TooLong", "Way"]
 
 _TRUTHS = {"__bool__", "__contains__", "allclose", "equal", "is_nonzero"}
 _TEXTS = {"__format__", "__reduce_ex__", "__repr__", "__str__"}
-_ARRAYS = {"__array__", "__dlpack__", "numpy", "untyped_storage"}  # the last one of what is pickled
+_ARRAYS = {"__array__", "__dlpack__", "numpy", "data_ptr", "untyped_storage"}  # the last one of what is pickled
 _VALUES = {*_TRUTHS, *_TEXTS, *_ARRAYS, "__complex__", "__float__", "__index__", "__int__", "item", "tolist"}
 """Functions that give Python the values of tensors."""
 
@@ -68,6 +69,34 @@ class Exit:
     name: str
 
 
+@dataclass(frozen=True)
+class Forced:
+    """Another value than a line of the user's code took.
+
+    Attributes:
+        line: path, number and function.
+        which: other value.
+        place: which of the values that the line takes, one after another; None for all.
+    """
+
+    line: tuple[str, int, str]
+    which: int = 0
+    place: int | None = None
+
+
+@dataclass(frozen=True)
+class Guards:
+    """What of a forward the tracer itself has seen to.
+
+    Attributes:
+        values: that Python takes of tensors.
+        sizes: that it takes of them.
+    """
+
+    values: bool
+    sizes: bool
+
+
 class TooLong(Exception):
     """A forward that calls more functions than it was to."""
 
@@ -77,11 +106,12 @@ class Way(TorchFunctionMode):
 
     Two ways are one where values and functions are the same, or where Python did nothing with values that are others:
     the same functions, of the same arguments or the results of the same steps (as where a value is only logged).
-    Sizes are left out: those that depend on values (``x[x > 0]``) may be another each time, and no way for it; so are
-    numbers that Python computes of these, but not what it takes of them, or decides by them.
+    Sizes are left out: those that are dynamic or depend on values (``x[x > 0]``) may be another each time, and no way
+    for it; numbers that Python computes of these count as how they are computed, as far as tracers follow that.
 
     Attributes:
         exits: values of inputs that lines of the user's code took, the first of each line.
+        taken: what these lines took, one after another.
         ranges: how many there are of what an input's integers index, by that input's index.
         finds: how many were found by functions that return as many as values say.
         counts: lines of the user's code that get the sizes of such results.
@@ -92,7 +122,7 @@ class Way(TorchFunctionMode):
         inputs: Sequence[Tensor] = (),
         held: Iterable[Tensor] = (),
         *,
-        forced: tuple[tuple[str, int, str], int] | None = None,
+        forced: Forced | None = None,
         count: tuple[int | None, int] | None = None,
         most: float = math.inf,
         sizes: Sizes | None = None,
@@ -100,18 +130,21 @@ class Way(TorchFunctionMode):
     ) -> None:
         """``held`` are parameters and buffers, in an order that is the same each time.
 
-        With ``forced``, a line and a number from 0 on, what that line takes out of tensors is another value: each of
-        :data:`OTHERS` in turn and then of ``numbers``, a truth the other one. With ``count``, which of :attr:`finds`
+        With ``forced``, what a line takes out of tensors is another value: of number 0 on, each of :data:`OTHERS`,
+        then of ``numbers``, then random ones; a truth the other one. With ``count``, which of :attr:`finds`
         or None for all, and a number, so many are found there. More than ``most`` calls raise :class:`TooLong`.
         ``sizes`` is told of those that Python gets.
         """
         super().__init__()
         self.exits: dict[tuple[str, int, str], Exit] = {}
         self.ranges: dict[int, int] = {}
+        self.taken: dict[tuple[str, int, str], list[str]] = {}
         self.finds: list[int] = []
         self.counts: dict[tuple[str, int, str], Exit] = {}
         self._forced, self._count, self._most, self._sizes, self._numbers = forced, count, most, sizes, numbers
         self._dynamic = sizes is not None
+        self._random = torch.Generator().manual_seed(forced.which) if forced else None
+        self._kept: list[Tensor] = []  # of which Python has the address
         self._found: dict[int, weakref.ref[Tensor]] = {}  # tensors as large as values say
         self._origins: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
         self._inputs: dict[int, tuple[weakref.ref[Tensor], frozenset[int]]] = {}  # that a tensor's values depend on
@@ -138,11 +171,10 @@ class Way(TorchFunctionMode):
         flow = (str(func) if name == "__get__" else name, self._given(args), self._given(kwargs))
         inputs = self._dependence([args[1:], kwargs] if name in _OF_SIZES else [args, kwargs])
         decisive = bool(inputs) and bool(self._dependence(deciding(name, args, kwargs)))
+        taker = self._exit(name, inputs) if name in _VALUES and inputs else None
         try:
-            if name in _VALUES and inputs and self._takes(name, inputs):
-                which = self._forced[1] if self._forced else 0
-                number = self._numbers[which - OTHERS] if which >= OTHERS else None
-                result = _another(func, name, args, kwargs, which, number)
+            if taker is not None and self._is_forced(taker):
+                result = self._another(func, name, args, kwargs)
             elif decisive and self._count is not None and self._count[0] in (None, len(self.finds)):
                 result = finding(self._count[1], func, name, args, kwargs)
             else:
@@ -157,7 +189,11 @@ class Way(TorchFunctionMode):
             if inputs:
                 self._follow(name, args, kwargs, result, inputs)
             if name in _VALUES:
-                seen = _written(result)
+                seen = name if name == "data_ptr" else _written(result)
+                if self._found and self._is_found(args):
+                    self._count_at(args[0], depth=2)
+            if taker is not None:
+                self.taken.setdefault(taker, []).append(seen)
             return result
         except Exception as error:
             seen = type(error).__name__
@@ -212,9 +248,9 @@ class Way(TorchFunctionMode):
         self._found |= {id(t): weakref.ref(t) for t in _tensors(result)}
         self.finds.append(first.shape[0] if first.dim() else 0)
 
-    def _count_at(self, tensor: Tensor) -> None:
+    def _count_at(self, tensor: Tensor, depth: int = 3) -> None:
         """Notes that a line of the user's gets sizes of what was found."""
-        frame = sys._getframe(3)
+        frame = sys._getframe(depth)
         line = None if is_own(frame.f_code.co_filename) else user_line(frame, self._outside)
         if line is not None:
             self.counts.setdefault(line, Exit(line, self._dependence(tensor), "size"))
@@ -227,19 +263,44 @@ class Way(TorchFunctionMode):
                 return True
         return _has_found(value)
 
-    def _takes(self, name: str, inputs: frozenset[int]) -> bool:
-        """Notes that a line of the user's takes a value; whether it shall get another one."""
+    def _exit(self, name: str, inputs: frozenset[int]) -> tuple[str, int, str] | None:
+        """Notes that a line of the user's takes a value, which it returns."""
         frame = sys._getframe(2)
         if is_own(frame.f_code.co_filename):  # what ops look at is theirs
-            return False
+            return None
         line = user_line(frame, self._outside)
-        if line is None:
-            return False
-        before = self.exits.get(line)
-        self.exits[line] = Exit(
-            line, inputs | (before.inputs if before else frozenset()), before.name if before else name
-        )
-        return self._forced is not None and self._forced[0] == line
+        if line is not None:
+            before = self.exits.get(line)
+            self.exits[line] = Exit(
+                line, inputs | (before.inputs if before else frozenset()), before.name if before else name
+            )
+        return line
+
+    def _is_forced(self, line: tuple[str, int, str]) -> bool:
+        forced = self._forced
+        return forced is not None and forced.line == line and forced.place in (None, len(self.taken.get(line, ())))
+
+    def _another(self, func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """What a function that gives Python values would give of other ones."""
+        assert self._forced is not None
+        if name in _TRUTHS:
+            return not func(*args, **kwargs)
+        which, x = self._forced.which, args[0]
+        if x.dtype == torch.bool:
+            other = ~x
+        elif which >= OTHERS + len(self._numbers):
+            assert self._random is not None
+            other = _drawn(x, self._random)
+        elif which >= OTHERS:
+            other = torch.full_like(x, self._numbers[which - OTHERS])
+        elif x.is_floating_point():
+            other = (x * -7 - 1, x + 1e3, x - 1e3, x * 0, x * 0 + 1, x * 0 + 1e9, x * 0 - 1e9)[which]
+        elif x.is_complex():
+            other = x * -7 - 1
+        else:
+            other = (x + 1, x - 1, x * 0, x * 0 + 2, x * 0 - 1, x + 1000, x * 0 + 1000000)[which]
+        self._kept.append(other)
+        return func(other, *args[1:], **kwargs)
 
     def _follow(self, name: str, args: tuple, kwargs: dict[str, Any], result: Any, inputs: frozenset[int]) -> None:
         """Which tensors now depend on inputs: the results, and what was written to, with all that shares its memory."""
@@ -284,6 +345,11 @@ class Way(TorchFunctionMode):
     def same_flow(self, other: Way) -> bool:
         return self._flow == other._flow
 
+    def decides_like(self, other: Way) -> bool:
+        """Whether the same functions are called in both, with the same whole numbers, truths and texts: not so where
+        Python decides another way by values that rounding changes."""
+        return _decisions(self._flow) == _decisions(other._flow)
+
     def calls(self, names: Collection[str]) -> bool:
         """Whether any function of these names was called."""
         return any(name.partition(".")[0] in names for name, _ in self._steps)
@@ -291,10 +357,6 @@ class Way(TorchFunctionMode):
     @property
     def length(self) -> int:
         return len(self._steps)
-
-    def seen_at(self, line: tuple[str, int, str]) -> set[str]:
-        """What a line of the user's code took out of tensors."""
-        return {self._steps[index][1] for index, place in self._lines.items() if place == line}
 
     def end(self, results: Iterable[Tensor]) -> None:
         """Takes what forward returned as the last step: a branch may be no more than which tensor that is."""
@@ -338,29 +400,38 @@ class Way(TorchFunctionMode):
             return [(str(key), self._given(item)) for key, item in value.items()]
         if isinstance(value, slice):
             return "slice", *map(self._given, (value.start, value.stop, value.step))
-        return "found" if is_found(value) else _written(value)
+        sizes = formula(value)
+        return _written(value) if sizes is None else ("size", sizes)
 
 
 OTHERS = 7
 """So many other values are tried of each number, the nearest first: what it is the size of should not become large."""
 
 
-def _another(func: Any, name: str, args: tuple, kwargs: dict[str, Any], which: int, number: float | None = None) -> Any:
-    """What a function that gives Python values would give of other ones."""
-    if name in _TRUTHS:
-        return not func(*args, **kwargs)
-    x = args[0]
-    if x.dtype == torch.bool:
-        other = ~x
-    elif number is not None:
-        other = torch.full_like(x, number)
-    elif x.is_floating_point():
-        other = (x * -7 - 1, x + 1e3, x - 1e3, x * 0, x * 0 + 1, x * 0 + 1e9, x * 0 - 1e9)[which]
-    elif x.is_complex():
-        other = x * -7 - 1
+def _decisions(given: Any) -> Any:
+    """What a step was given, but for tensors and for numbers that need not be whole."""
+    if isinstance(given, (list, tuple)):
+        return None if given[:1] == ("content",) else [_decisions(item) for item in given]
+    return None if isinstance(given, str) and _FRACTION.fullmatch(given) else given
+
+
+_FRACTION = re.compile(r"-?(\d+\.\d*(e[-+]?\d+)?|\d+e[-+]?\d+|nan|inf)")
+
+
+def _drawn(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Random values like those of a tensor: between the least and the largest, a little off, or of other scales."""
+    kind = int(torch.randint(3, (), generator=generator))
+    exact = x.detach().double() if not x.is_complex() else x.detach().abs().double()
+    low, high = (float(exact.min()), float(exact.max())) if x.numel() else (0.0, 0.0)
+    apart = high - low or abs(high) + 1.0
+    noise = torch.rand(x.shape, generator=generator, dtype=torch.float64).to(x.device)
+    if kind == 0:
+        drawn = low + apart * noise
+    elif kind == 1:
+        drawn = exact + 0.6 * apart * (noise - 0.5)
     else:
-        other = (x + 1, x - 1, x * 0, x * 0 + 2, x * 0 - 1, x + 1000, x * 0 + 1000000)[which]
-    return func(other, *args[1:], **kwargs)
+        drawn = exact * 10 ** (4 * noise - 2)
+    return drawn.to(x.dtype) if x.is_floating_point() or x.is_complex() else drawn.round().to(x.dtype)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -395,6 +466,6 @@ def _written(value: Any) -> str:
 def _content(tensor: Tensor) -> Any:
     try:
         values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-        return str(tensor.dtype), tuple(tensor.shape), zlib.crc32(values.tobytes())
+        return "content", str(tensor.dtype), tuple(tensor.shape), zlib.crc32(values.tobytes())
     except Exception:  # noqa: BLE001 - sparse, quantized: like no other
         return object()

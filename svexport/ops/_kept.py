@@ -36,11 +36,17 @@ def kept_of(tensor: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
     return known[2]
 
 
-def zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Zeros of a type and device, which nobody writes to."""
+def zeros(like: Tensor, shape: tuple[int, ...], *, traced: bool = True) -> Tensor:
+    """Zeros of a type and device, which nobody writes to.
+
+    Args:
+        traced: whether a tracer may be under way, which would take kept ones for a constant.
+    """
+    key = like.device, like.dtype, shape
+    if not traced and type(like) is Tensor and (known := _zeros.get(key)) is not None:
+        return known
     if not _keeps(like):
         return like.new_zeros(shape)
-    key = like.device, like.dtype, shape
     if key not in _zeros:
         _zeros[key] = like.new_zeros(shape)
     return _zeros[key]

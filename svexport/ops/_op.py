@@ -289,10 +289,11 @@ def _autograd(op: Op) -> Callable[..., Any]:
     def differentiable(grads: Sequence[Tensor], *args: Any) -> list[Tensor]:
         """The backward with ``create_graph=True``, through the reference."""
         args, needs = args[:-1], args[-1]
-        tensors = [t for t in _tensors(op, args) if t is not None]
-        wanted = [t for t, need in zip(tensors, needs, strict=True) if need]
         with torch.enable_grad():
-            return _vjp(op.reference, args, grads, wanted, create_graph=True)
+            tensors = aliases(_tensors(op, args))
+            present = [t for t in tensors if t is not None]
+            wanted = [t for t, need in zip(present, needs, strict=True) if need]
+            return _vjp(op.reference, _with_tensors(op, args, tensors), grads, wanted, create_graph=True)
 
     _library.impl(f"{op.name}_backward", differentiable, "AutogradPrivateUse3")  # where the extension finds it
     _library.impl(f"{op.name}_backward", differentiable, "Batched")  # is_grads_batched
@@ -335,6 +336,11 @@ def _with_tensors(op: Op, args: Sequence[Any], tensors: Iterable[Tensor | None])
     for i, is_list in op.tensor_positions:
         args[i] = [next(rest) for _ in args[i]] if is_list else next(rest)
     return args
+
+
+def aliases(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
+    """Views of what requires gradients: of a tensor that another one is computed from, that way is no part of these."""
+    return [t.view_as(t) if t is not None and t.requires_grad else t for t in tensors]
 
 
 def _vjp(

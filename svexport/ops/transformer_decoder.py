@@ -147,6 +147,7 @@ class _Steps(NamedTuple):
     add_norm: Callable[..., tuple[Tensor, Tensor]]
     dropout: float = 0.0
     every_layer: bool = False  # is asked for classes and boxes, not the last alone
+    joined: bool = False  # whether what a layer does with its points teaches the layer that put them there
 
 
 def _decode(
@@ -203,7 +204,9 @@ def _decode(
 
     for i in range(num_layers):
         layer = f"layers.{i}"
-        if i:  # as in DETR3D: what a layer does with its points does not teach the layer that put them there
+        if (
+            i and not steps.joined
+        ):  # as in DETR3D: what a layer does with its points does not teach the layer that put them there
             points = points.detach()
         where = query + query_pos
         weight, bias = (parameters[f"{layer}.mha.in_proj_{p}"] for p in ("weight", "bias"))
@@ -283,6 +286,11 @@ _IMPLEMENTATION = _Steps(F.scaled_dot_product_attention, sample, ADD_NORM.refere
 
 def reference(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     return _decode(_REFERENCE, *args)[-1]
+
+
+def differentiable(joined: bool, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The reference, with or without the gradients of points between layers."""
+    return _decode(_REFERENCE._replace(joined=joined), *args)[-1]
 
 
 def implementation(*args: Any) -> tuple[Tensor, Tensor, Tensor]:

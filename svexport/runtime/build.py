@@ -139,6 +139,21 @@ def build(
         check=built.check,
     )
     engine.sources = engine.report.sources
+    engine.built_from = (
+        source.path or source.model,
+        {
+            "values": values,
+            "fp16": fp16,
+            "tf32": tf32,
+            "optimization_level": optimization_level,
+            "workspace": workspace,
+            "dla_core": dla_core,
+            "hardware_compatibility": hardware_compatibility,
+            "plugins": plugins,
+            "timing_cache": timing_cache,
+            "device": where.device,
+        },
+    )
     return engine
 
 

@@ -23,9 +23,10 @@ from svexport.exporter.quantizers import allow_steps
 from svexport.exporter.state import unchanged
 from svexport.parity import Parity, check_tolerances, parity, tolerances
 from svexport.runtime.engine import Engine
-from svexport.runtime.layers import Inside, OnnxLayers, TorchLayers, compare_layers, converted
+from svexport.runtime.layers import Compared, Inside, OnnxLayers, TorchLayers, compare_layers, converted
 from svexport.runtime.samples import SampleComparison, compare_samples
 from svexport.runtime.session import OnnxEngine, load
+from svexport.runtime.where import Where, locate
 from svexport.text import plain
 
 __all__ = ["Comparison", "compare", "feeds_of", "named", "paired"]
@@ -46,6 +47,8 @@ class Comparison:
         outputs: one entry per output.
         layers: one entry per compared layer output, in order of execution; empty unless asked for.
         notes: remarks: data types that were converted, layers that could not be compared.
+        sources: by the name of a layer, the model's line that its last node came from or else that called it.
+        where: in each output outside the tolerances, and in the first such layer, the error lies.
     """
 
     model: str
@@ -55,6 +58,8 @@ class Comparison:
     outputs: list[Parity]
     layers: list[Parity] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    where: list[Where] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -68,7 +73,8 @@ class Comparison:
 
     @property
     def first(self) -> Parity | None:
-        """The first layer outside the tolerances: where an error begins. None if all agree or none was compared."""
+        """The first layer outside the tolerances: an error begins in it, or in what the forward around it computes
+        between it and the layer before. None if all agree or none was compared."""
         return next((p for p in self.layers if not p.ok), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,6 +88,8 @@ class Comparison:
             "outputs": [p.to_dict() for p in self.outputs],
             "layers": [p.to_dict() for p in self.layers],
             "first": self.first.name if self.first else None,
+            "source": self.sources.get(self.first.name) if self.first else None,
+            "where": [one.to_dict() for one in self.where],
             "notes": list(self.notes),
         }
 
@@ -110,6 +118,7 @@ class Comparison:
                 cells.append(f"{verdict} <- first" if first else verdict)
                 table.add_row(*map(Text, cells), style="bold red" if first else "")
             tables.append(table)
+        tables += [Text(f"{one.name} differs {one}") for one in self.where]
         return tables
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
@@ -136,9 +145,14 @@ class Comparison:
         ]
         if self.layers:
             body.append(html.section("Layers", *self._html_layers(picture)))
+        if self.where:
+            body.append(html.section("Where in the tensors", *(self._html_where(one, picture) for one in self.where)))
         if self.notes:
             body.append(html.section("Notes", *map(html.note, self.notes)))
         return body
+
+    def _html_where(self, one: Where, picture: Callable[..., str]) -> str:
+        return html.note(f"{one.name} differs {one}") + picture(f"errors in {one.name} by axis", html.where_figure, one)
 
     def _html_layers(self, picture: Callable[..., str]) -> list[str]:
         """All layers drawn, and in a table; of many, those where an error begins or else the worst, the rest folded."""
@@ -165,10 +179,20 @@ class Comparison:
     def _verdict(self) -> str:
         if self.ok:
             agree = f"all {len(self.outputs)} outputs agree" if len(self.outputs) > 1 else "the output agrees"
-            return f"{agree} (rtol {self.rtol:g}, atol {self.atol:g})"
+            verdict = f"{agree} (rtol {self.rtol:g}, atol {self.atol:g})"
+            if self.first is None:
+                return verdict
+            count = sum(not p.ok for p in self.layers)
+            differ = f"{count} layers differ, {self._begins()} first" if count > 1 else f"{self._begins()} differs"
+            return f"{verdict}, although {differ}: what comes after makes up for it on these inputs"
         failed = sum(not p.ok for p in self.outputs)
-        begins = f", beginning at {self.first.name}" if self.first else ""
+        begins = f", beginning at {self._begins()}" if self.first else ""
         return f"{failed} of {len(self.outputs)} outputs differ (rtol {self.rtol:g}, atol {self.atol:g}){begins}"
+
+    def _begins(self) -> str:
+        assert self.first is not None
+        source = self.sources.get(self.first.name)
+        return f"{self.first.name} ({source})" if source else self.first.name
 
 
 def _header(kind: str) -> tuple[str, ...]:
@@ -187,6 +211,7 @@ def compare(
     args: Any = None,
     *,
     layers: bool | Collection[str] | None = None,
+    onnx: Any = None,
     rtol: float | None = None,
     atol: float | None = None,
     samples: None = None,
@@ -201,6 +226,7 @@ def compare(
     args: None = None,
     *,
     layers: None = None,
+    onnx: None = None,
     rtol: float | None = None,
     atol: float | None = None,
     samples: Iterable[Any],
@@ -214,6 +240,7 @@ def compare(
     args: Any = None,
     *,
     layers: bool | Collection[str] | None = None,
+    onnx: Any = None,
     rtol: float | None = None,
     atol: float | None = None,
     samples: Iterable[Any] | None = None,
@@ -234,7 +261,10 @@ def compare(
             parameter name, or a single argument.
         layers: True compares the outputs of all submodules as well, a list of submodule names only those. It needs an
             ONNX engine, whose nodes name the module they came from, or a second torch model. A module that the exporter
-            folded into another is compared together with it (``conv+bn``).
+            folded into another is compared together with it (``conv+bn``). An engine of TensorRT is built again with
+            a few more outputs at a time; True bisects, until the first module that differs is found.
+        onnx: the file that an engine of TensorRT was built from, for ``layers``; default: what :func:`svexport.build`
+            built it from.
         rtol: relative tolerance; default: 1e-3, or what a half type that either computes with can resolve.
         atol: absolute tolerance; default: 1e-4, or what a half type can resolve.
         samples: in place of ``args`` an iterable of such, a DataLoader perhaps: statistics over all of them, and the
@@ -279,18 +309,14 @@ def compare(
         AsInFiles() as as_files,
     ):
         expected = flat(*(t.clone() for t in tensors))  # a model may work on its inputs in place
-        inside: Inside | None = None
+        if layers:
+            _check_inside(engine, other, onnx, title)
         if isinstance(other, Engine):
-            feeds = feeds_of(other, flat.input_names, tensors, notes)
+            feeds: Sequence[Tensor] = feeds_of(other, flat.input_names, tensors, notes)
             actual = other.run(feeds)
-            if layers and isinstance(other, OnnxEngine):
-                inside = OnnxLayers(other, feeds)
         else:
+            feeds = tensors
             actual = other(*(t.clone() for t in tensors))
-            if layers and isinstance(engine, nn.Module):
-                inside = TorchLayers(other, tensors)
-        if layers and inside is None:
-            raise UnsupportedError(f"layers needs an ONNX engine or a second torch model, which {title} is not")
         kinds = {tensor.dtype for tensor in (*expected, *actual)}
         rtol, atol = tolerances(rtol, atol, kinds | flat.dtypes | other.dtypes)
         pairs = []
@@ -301,11 +327,72 @@ def compare(
         outputs = [parity(name, e, a, rtol=rtol, atol=atol) for name, e, a in pairs]
         if not all(p.ok for p in outputs):
             allow_steps(outputs, flat, tensors, pairs, notes)
-        found: list[Parity] = []
-        if inside is not None:
+        failed = [p.name for p in outputs if not p.ok]
+        located = [locate(name, e, a, rtol=rtol, atol=atol) for name, e, a in pairs if name in failed]
+        found = Compared()
+        if layers:
+            rtol_, atol_ = rtol, atol
+
+            def agrees(outputs: Sequence[Tensor]) -> bool:
+                own = paired(flat.output_names, expected, other.output_names, outputs, title)
+                return all(parity(name, e, converted(e, a), rtol=rtol_, atol=atol_).ok for name, e, a in own)
+
+            inside = _inside(other, feeds, onnx, _names_in(other, flat, failed), wanted, agrees, notes)
             found = compare_layers(flat, tensors, inside, wanted, rtol=rtol, atol=atol, notes=notes)
+            located.append(found.where)
         notes += as_files.notes
-    return Comparison(type(model).__name__, title, rtol, atol, outputs, found, notes)
+    where = [one for one in located if one is not None]
+    parities, sources = found.parities, found.sources
+    return Comparison(type(model).__name__, title, rtol, atol, outputs, parities, notes, sources, where)
+
+
+def _check_inside(engine: Any, other: Engine | FlatModel, onnx: Any, title: str) -> None:
+    """Whether it shows its insides, before anything is run."""
+    if isinstance(other, OnnxEngine) or (isinstance(other, FlatModel) and isinstance(engine, nn.Module)):
+        return
+    if not isinstance(other, Engine) or not hasattr(other, "built_from"):
+        raise UnsupportedError(f"layers needs an engine or a second torch model, which {title} is not")
+    if other.built_from is None and onnx is None:
+        raise UnsupportedError(
+            f"layers of {title} needs the ONNX file that it was built from: onnx=, on the command line --onnx"
+        )
+
+
+def _names_in(other: Engine | FlatModel, flat: FlatModel, failed: Sequence[str]) -> list[str]:
+    """Outputs by the names of the other side, paired as by :func:`paired`."""
+    if set(flat.output_names) == set(other.output_names):
+        return list(failed)
+    return [theirs for ours, theirs in zip(flat.output_names, other.output_names, strict=True) if ours in failed]
+
+
+def _inside(
+    other: Engine | FlatModel,
+    feeds: Sequence[Tensor],
+    onnx: Any,
+    failed: Sequence[str],
+    wanted: Collection[str] | None,
+    agrees: Callable[[Sequence[Tensor]], bool],
+    notes: list[str],
+) -> Inside:
+    if isinstance(other, FlatModel):
+        return TorchLayers(other, feeds)
+    if isinstance(other, OnnxEngine):
+        return OnnxLayers(other, feeds)
+    from svexport.runtime.bisect import EngineLayers
+    from svexport.runtime.build import build
+
+    file, options = getattr(other, "built_from", None) or (onnx, {})
+    source = OnnxEngine(file if onnx is None else onnx, device="cpu")
+    shapes = {
+        spec.name: tuple(tensor.shape)
+        for spec, tensor in zip(source.inputs, feeds, strict=True)
+        if spec.shape is None or not all(isinstance(size, int) for size in spec.shape)
+    }
+
+    def built(model: Any) -> Engine:
+        return build(model, shapes=shapes or None, check=False, **options)
+
+    return EngineLayers(source, feeds, built, failed, wanted is not None, agrees, notes)
 
 
 def _over_samples(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,8 @@ MAX_NODES = 500_000
 
 
 def guard(model: onnx.ModelProto, folder: str | os.PathLike[str] | None) -> None:
-    """Checks that external data lies in ``folder`` and that local functions neither recurse nor multiply endlessly.
+    """Checks that external data lies in ``folder``, that local functions neither recurse nor multiply endlessly, and
+    that nothing normalizes what has no elements.
 
     Raises:
         EngineError: otherwise.
@@ -33,6 +34,11 @@ def guard(model: onnx.ModelProto, folder: str | os.PathLike[str] | None) -> None
             where = "the folder of the model" if folder else "data_folder, which a model in memory needs"
             raise EngineError(f"the external data of {tensor.name!r} must lie in {where}, got {location!r}")
 
+    empty = [i.name for i in model.graph.input if any(d.HasField("dim_value") and not d.dim_value for d in _shape(i))]
+    if empty and any(n.op_type == "InstanceNormalization" for f in (model.graph, *model.functions) for n in f.node):
+        raise EngineError(
+            f"InstanceNormalization and {empty[0]!r}, which has no elements: with that ONNX Runtime may end the process"
+        )
     calls = {(f.domain, f.name, f.overload): [_key(n) for g in graphs(f) for n in g.node] for f in model.functions}
     sizes: dict[tuple[str, str, str], int] = {}
     try:
@@ -44,6 +50,10 @@ def guard(model: onnx.ModelProto, folder: str | os.PathLike[str] | None) -> None
     total = sum(sizes.get(_key(node), 1) for graph in graphs(model.graph) for node in graph.node)
     if total > MAX_NODES:
         raise EngineError(f"expected at most {MAX_NODES:,} nodes; with its local functions unfolded it has {total:,}")
+
+
+def _shape(value: onnx.ValueInfoProto) -> Iterable[onnx.TensorShapeProto.Dimension]:
+    return value.type.tensor_type.shape.dim
 
 
 def _key(node: onnx.NodeProto) -> tuple[str, str, str]:

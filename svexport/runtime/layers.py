@@ -6,21 +6,23 @@ import re
 import sys
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Collection, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from svexport.exporter.arguments import MODEL_ATTRIBUTE, FlatModel, leaves
+from svexport.exporter.source import shown_line, user_line
 from svexport.parity import Parity, parity
 from svexport.runtime.session import OnnxEngine
+from svexport.runtime.where import Where, locate
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Call", "Layer", "OnnxLayers", "TorchLayers", "compare_layers", "record"]
+__all__ = ["Call", "Compared", "Groups", "Layer", "OnnxLayers", "TorchLayers", "compare_layers", "record"]
 
 CHUNK_BYTES = 2**30
 """Layers are compared in groups whose outputs take about this much memory; both sides run once more for each group."""
@@ -39,6 +41,7 @@ class Call:
         shapes: of the tensors it returned.
         bytes: of them together.
         outputs: copies of them, if they were to be kept.
+        line: of the user's source, that called it; None where there is none.
     """
 
     module: str
@@ -49,12 +52,13 @@ class Call:
     shapes: list[tuple[int, ...]]
     bytes: int
     outputs: list[Tensor]
+    line: tuple[str, int, str] | None = None
 
 
 def record(flat: FlatModel, tensors: Sequence[Tensor], keep: Collection[int] = ()) -> list[Call]:
     """Runs the model and reports every call of a submodule, with the outputs of those numbered in ``keep``."""
     calls: list[Call] = []
-    active: list[tuple[str, Tensor | None, list[int]]] = []
+    active: list[tuple[str, Tensor | None, list[int], tuple[str, int, str] | None]] = []
     producers: dict[int, tuple[weakref.ref[Tensor], list[int]]] = {}
 
     def enter(name: str) -> Any:
@@ -63,13 +67,14 @@ def record(flat: FlatModel, tensors: Sequence[Tensor], keep: Collection[int] = (
             known, indices = producers.get(id(source), (None, []))
             scope = (active[-1][0] if active else "") + "/" + _scope_name(name)
             # By identity and not by address: a freed tensor's may be taken again.
-            active.append((scope, source, list(indices) if known is not None and known() is source else []))
+            follows = list(indices) if known is not None and known() is source else []
+            active.append((scope, source, follows, user_line(sys._getframe(1), record.__code__)))
 
         return hook
 
     def leave(name: str) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-            scope, source, follows = active.pop()
+            scope, source, follows, line = active.pop()
             outputs = list(_tensors(result))
             index = len(calls)
             for tensor in outputs:
@@ -89,6 +94,7 @@ def record(flat: FlatModel, tensors: Sequence[Tensor], keep: Collection[int] = (
                     bytes=sum(t.numel() * t.element_size() for t in outputs),
                     # Copied at once: the next module may work in place.
                     outputs=[t.detach().clone() for t in outputs] if index in keep else [],
+                    line=line,
                 )
             )
 
@@ -132,22 +138,52 @@ class Layer:
         modules: all modules in question.
         values: candidates, as the other side names them.
         certain: False where the exporter changed the weights without a trace of why.
+        source: the model's line that its last node came from, as far as the other side tells.
     """
 
     expected: dict[str, int]
     modules: set[str]
     values: list[Any]
     certain: bool = True
+    source: str = ""
 
 
 class Inside(Protocol):
-    """The other side of a comparison."""
+    """The other side of a comparison.
+
+    Attributes:
+        bisects: looks at few of the layers.
+    """
+
+    bisects: bool
 
     def layers(self, calls: Sequence[Call]) -> list[Layer]:
         """The calls it has values for, in order of execution."""
 
+    def groups(self, layers: Sequence[Layer], calls: Sequence[Call]) -> Groups:
+        """Indices of the layers to compare next; it is sent what came of them."""
+
     def fetch(self, layers: Sequence[Layer]) -> list[list[Tensor]]:
         """The values of each layer's candidates."""
+
+
+Groups: TypeAlias = "Generator[list[int], dict[int, bool], None]"
+"""What is sent says of each layer that could be compared whether it is within the tolerances."""
+
+
+@dataclass
+class Compared:
+    """What came of all layers.
+
+    Attributes:
+        parities: one per output of each, in order of execution.
+        sources: the model's line by the name of a parity: that of the other side's last node, else that of the call.
+        where: the error lies in the first that is outside the tolerances; None if none is.
+    """
+
+    parities: list[Parity] = field(default_factory=list)
+    sources: dict[str, str] = field(default_factory=dict)
+    where: Where | None = None
 
 
 def compare_layers(
@@ -159,20 +195,45 @@ def compare_layers(
     rtol: float,
     atol: float,
     notes: list[str],
-) -> list[Parity]:
+) -> Compared:
     """One entry per output of each module (or wanted module) that can be compared; the others are noted."""
     calls = record(flat, tensors)
     layers = [layer for layer in inside.layers(calls) if wanted is None or layer.modules.intersection(wanted)]
-    found: list[Parity] = []
-    compared: set[str] = set()
-    for group in _groups(layers, calls):
-        kept = record(flat, tensors, keep={index for layer in group for index in layer.expected.values()})
-        for layer, values in zip(group, inside.fetch(group), strict=True):
+    found: dict[int, list[Parity]] = {}
+    where: dict[int, Where | None] = {}
+    made = Compared()
+    choice = inside.groups(layers, calls)
+    group = next(choice, None)
+    while group is not None:
+        chosen = [layers[number] for number in group]
+        kept = record(flat, tensors, keep={index for layer in chosen for index in layer.expected.values()})
+        for number, layer, values in zip(group, chosen, inside.fetch(chosen), strict=True):
             results = _compare(layer, kept, values, rtol, atol)
-            found += results
-            compared |= layer.modules if results else set()
+            found[number] = [p for p, _, _ in results]
+            line = calls[next(reversed(layer.expected.values()))].line
+            if source := layer.source or (shown_line(*line) if line else ""):
+                made.sources |= dict.fromkeys([p.name for p in found[number]], source)
+            failed = [(p.name, e, a) for p, e, a in results if not p.ok]
+            if failed and number < min(where, default=len(layers)):
+                where = {number: locate(*failed[0], rtol=rtol, atol=atol)}
+        try:
+            group = choice.send({number: all(p.ok for p in found[number]) for number in group if found[number]})
+        except StopIteration:
+            group = None
+    made.parities = [p for number in sorted(found) for p in found[number]]
+    made.where = next(iter(where.values()), None)
+    compared = {name for number, results in found.items() if results for name in layers[number].modules}
+    _note_missing(calls, compared, wanted, inside.bisects, notes)
+    return made
+
+
+def _note_missing(
+    calls: Sequence[Call], compared: Collection[str], wanted: Collection[str] | None, bisected: bool, notes: list[str]
+) -> None:
     called = dict.fromkeys(call.module for call in calls if not call.identity)
     missing = [name for name in called if name not in compared and (wanted is None or name in wanted)]
+    if bisected and wanted is None:
+        missing = []  # by choice
     for names, reason in (
         (missing, "the other side has no value that is theirs alone"),
         ([name for name in wanted or () if name not in {call.module for call in calls}], "never called, or scripted"),
@@ -180,32 +241,38 @@ def compare_layers(
         if names:
             shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
             notes.append(f"not compared: {shown} ({reason})")
-    return found
 
 
-def _groups(layers: Sequence[Layer], calls: Sequence[Call]) -> Iterator[list[Layer]]:
-    """The layers in groups of about CHUNK_BYTES, with a progress bar on a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
+class _Everything:
+    """Compares all layers."""
 
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("comparing layers", total=len(layers))
-        group: list[Layer] = []
-        size = 0
-        for layer in layers:
-            needs = sum(calls[index].bytes for index in layer.expected.values())
-            if group and size + needs > CHUNK_BYTES:
+    bisects = False
+
+    def groups(self, layers: Sequence[Layer], calls: Sequence[Call]) -> Groups:
+        """In groups of about CHUNK_BYTES, with a progress bar on a terminal."""
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+            task = progress.add_task("comparing layers", total=len(layers))
+            group: list[int] = []
+            size = 0
+            for number, layer in enumerate(layers):
+                needs = sum(calls[index].bytes for index in layer.expected.values())
+                if group and size + needs > CHUNK_BYTES:
+                    yield group
+                    progress.advance(task, len(group))
+                    group, size = [], 0
+                group.append(number)
+                size += needs
+            if group:
                 yield group
-                progress.advance(task, len(group))
-                group, size = [], 0
-            group.append(layer)
-            size += needs
-        if group:
-            yield group
 
 
-def _compare(layer: Layer, calls: Sequence[Call], values: Sequence[Tensor], rtol: float, atol: float) -> list[Parity]:
-    results: list[Parity] = []
+def _compare(
+    layer: Layer, calls: Sequence[Call], values: Sequence[Tensor], rtol: float, atol: float
+) -> list[tuple[Parity, Tensor, Tensor]]:
+    results: list[tuple[Parity, Tensor, Tensor]] = []
     for name, index in layer.expected.items():
         outputs = calls[index].outputs
         pairs = _pair(outputs, values)
@@ -213,8 +280,9 @@ def _compare(layer: Layer, calls: Sequence[Call], values: Sequence[Tensor], rtol
         for number, (output, value) in enumerate(zip(outputs, pairs, strict=True)):
             if value is not None:
                 label = f"{name}[{number}]" if len(outputs) > 1 else name
-                results.append(parity(label, output, converted(output, value), rtol=rtol, atol=atol))
-        if results and all(p.ok for p in results):
+                value = converted(output, value)
+                results.append((parity(label, output, value, rtol=rtol, atol=atol), output, value))
+        if results and all(p.ok for p, _, _ in results):
             return results
     return results if layer.certain else []
 
@@ -249,7 +317,7 @@ def _numbered(calls: Sequence[Call]) -> list[str]:
     return names
 
 
-class TorchLayers:
+class TorchLayers(_Everything):
     """The inside of a second torch model: submodules of the same name."""
 
     def __init__(self, flat: FlatModel, tensors: Sequence[Tensor]) -> None:
@@ -269,7 +337,7 @@ class TorchLayers:
         return [calls[index].outputs for layer in layers for index in layer.values]
 
 
-class OnnxLayers:
+class OnnxLayers(_Everything):
     """The inside of an ONNX file: values that nodes of a module compute and nodes of others use."""
 
     def __init__(self, engine: OnnxEngine, feeds: Sequence[Tensor]) -> None:
@@ -312,7 +380,8 @@ class OnnxLayers:
             if call.leaf and earlier is not None:
                 expected = {_together(names[earlier], names[index]): index}
                 modules.add(calls[earlier].module)
-            found.append(Layer(expected, modules, values, certain=not renamed or last in explained))
+            certain = not renamed or last in explained
+            found.append(Layer(expected, modules, values, certain, node.doc_string.split("\n")[0]))
         return found
 
     def fetch(self, layers: Sequence[Layer]) -> list[list[Tensor]]:

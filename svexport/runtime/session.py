@@ -22,7 +22,7 @@ from svexport.runtime.guard import guard
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["OnnxEngine", "load"]
+__all__ = ["OnnxEngine", "element_type", "load"]
 
 # torch's data type and ONNX's number for each type that ONNX Runtime and torch exchange without a copy.
 _TYPES: dict[str, tuple[torch.dtype, int]] = {
@@ -41,6 +41,13 @@ _TYPES: dict[str, tuple[torch.dtype, int]] = {
     "tensor(bfloat16)": (torch.bfloat16, 16),
 }
 _ELEMENT = dict(_TYPES.values())
+
+
+def element_type(dtype: torch.dtype) -> int:
+    """ONNX's number of a data type that engines exchange."""
+    return _ELEMENT[dtype]
+
+
 _FATAL = 4  # ONNX Runtime's severity: everything below arrives as an exception
 
 
@@ -170,6 +177,17 @@ class OnnxEngine(Engine):
     def model(self) -> onnx.ModelProto:
         """The model that runs, read anew: external data left in its files, nodes without a body lowered."""
         return _with_bodies(_read(self._source))
+
+    def file(self) -> onnx.ModelProto:
+        """A copy of the model as it was given, svexport nodes as they are, with the data in other files."""
+        import onnx
+        from onnx.external_data_helper import load_external_data_for_model
+
+        model = onnx.ModelProto()
+        model.CopyFrom(_read(self._source))
+        if self._folder is not None:
+            load_external_data_for_model(model, str(self._folder))
+        return model
 
     def with_outputs(self, names: Iterable[str]) -> OnnxEngine:
         """An engine of the same model that also returns values from inside its graph, after the outputs it already has.

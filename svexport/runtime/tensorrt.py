@@ -73,6 +73,8 @@ class TensorRTEngine(Engine):
         version: of the TensorRT that built it; empty where the plan does not say.
         report: what :func:`svexport.build` did; None of an engine that was loaded.
         sources: the model's line of each node, for :meth:`profile`.
+        built_from: the ONNX file (or model) and the options that :func:`svexport.build` made it with; None of an engine
+            that was loaded.
 
     Raises:
         EngineError: if it is no plan, or TensorRT refuses it: the error names the version that built it.
@@ -99,6 +101,7 @@ class TensorRTEngine(Engine):
         self.version = read.version
         self.report: BuildReport | None = None
         self.sources: Mapping[str, str] = {}
+        self.built_from: tuple[Any, dict[str, Any]] | None = None
         self._trt = trt = load_tensorrt()
         self._place = place(device)
         self.device = self._place.device

@@ -456,15 +456,10 @@ def _write(
 
 def _write_file(engine: Engine, place: Path) -> None:
     if isinstance(engine, OnnxEngine):
-        from onnx.external_data_helper import load_external_data_for_model
-
-        from svexport.exporter.export import save
         from svexport.graph.bodies import lower
+        from svexport.graph.saving import save
 
-        model = lower(engine.model())  # a copy of what may be the caller's
-        if engine._folder is not None:
-            load_external_data_for_model(model, str(engine._folder))
-        save(model, place)
+        save(lower(engine.file()), place)
     elif engine.path is None or not engine.path.is_file():
         raise EngineError("an engine of TensorRT is copied from its file, and this one has none; build it with a path")
     else:

@@ -152,6 +152,24 @@ def test_sizes_that_may_decide(function, opset, tmp_path) -> None:
     assert len(both) == (function is either)
 
 
+def logged(x: Tensor) -> Tensor:
+    print(f"{x.shape}", x.shape[2])
+    return x * x.sum().item()
+
+
+def named(x: Tensor) -> Tensor:
+    return x * {"h13": 2.0}.get(f"h{x.shape[2]}", 3.0)
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_texts_of_sizes(opset, tmp_path) -> None:
+    """A key is what follows from sizes, a print is nothing, and values that torch.export keeps are as they were."""
+    assert written(logged, tmp_path / "m.onnx", opset=opset).verified
+    assert_right(logged, tmp_path / "m.onnx")
+    with pytest.raises(svexport.SvexportError):
+        written(named, tmp_path / "n.onnx", opset=opset)
+
+
 def test_sizes_too_large_to_try(tmp_path) -> None:
     def large(x: Tensor) -> Tensor:
         return x * 2 if x.shape[2] > 3_000_000 else x * 3

@@ -28,6 +28,7 @@ from svexport.exporter.opsets import LAST_TORCHSCRIPT_OPSET, OPSETS
 from svexport.exporter.rounding import Rounding
 from svexport.exporter.torchscript import registry
 from svexport.exporter.trace import torch_export_first
+from svexport.graph import saving
 
 BOTH_EXPORTERS = pytest.mark.parametrize("opset", [11, 18])
 
@@ -947,7 +948,7 @@ def test_ties_are_not_blamed_for_else(opset, tmp_path) -> None:
 
 @BOTH_EXPORTERS
 def test_large_models_keep_their_weights_beside_the_file(opset, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(export_module, "MAX_PROTOBUF_BYTES", 1000)
+    monkeypatch.setattr(saving, "MAX_PROTOBUF_BYTES", 1000)
     model = nn.Sequential(nn.Linear(64, 32), Small_head())
     report = svexport.export(model, (torch.randn(2, 64),), tmp_path / "big.onnx", opset=opset)
     assert sorted(os.listdir(tmp_path)) == ["big.onnx", "big.onnx.data"]

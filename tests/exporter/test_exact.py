@@ -167,6 +167,18 @@ def test_mean_of_nothing(opset: int, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("opset", OPSETS)
+def test_sums_with_products_of_nothing(opset: int, tmp_path) -> None:
+    functions = {
+        "addmm": lambda x, y, z: torch.addmm(x, y, z, beta=0.2, alpha=3),
+        "row": lambda x, y, z: x[0].addmm(y, z, beta=0.2),
+        "forgotten": lambda x, y, z: torch.addmm(x, y, z, beta=0),
+        "products": lambda x, y, z: torch.addmm(x, y.new_ones(2, 4), z.new_ones(4, 3), beta=0.2),
+    }
+    inputs = torch.randn(2, 3), torch.zeros(2, 0), torch.zeros(0, 3)
+    hold(functions, inputs, [(torch.full((2, 3), NAN), *inputs[1:])], opset, tmp_path)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
 def test_embedding_within_a_norm(opset: int, tmp_path) -> None:
     """Every row is shortened that is read, whichever the example reads, and none in the model."""
     model = nn.Embedding(6, 4, max_norm=1.0)

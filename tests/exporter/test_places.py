@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import svexport
-from svexport.exporter import export as module
 from svexport.graph import reading
+from svexport.graph import saving as module
 
 X = torch.rand(2, 3)
 
@@ -107,4 +107,4 @@ def test_device(tmp_path) -> None:
     with pytest.raises(svexport.SvexportError, match="pipe or a device"):
         reading.check_regular(Path(os.devnull))
     with pytest.raises(svexport.ExportError, match="no regular file"):
-        module._check_place(Path(os.devnull))
+        module.check_place(Path(os.devnull))

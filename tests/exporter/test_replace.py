@@ -271,7 +271,7 @@ DECODER = {
     "layer_norm(x + y)": 2,
     "project, mask, sample, weigh, sum": 1,
     "softmax(QK^T)V": 1,
-    "a decoder of the DETR3D kind, without gradients": 1,
+    "a decoder of the DETR3D kind": 1,
 }
 MODELS = {
     "stgcn": (example("stgcn", frames=8), {"torch.einsum": 1}),

@@ -223,3 +223,17 @@ def test_autograd_functions_with_a_symbolic_stay_theirs(opset, tmp_path) -> None
 
     report = svexport.export(Model(), X, tmp_path / "m.onnx", opset=opset)
     assert ("Max" in report.nodes) == (opset <= LAST_TORCHSCRIPT_OPSET)
+
+
+@pytest.mark.parametrize("opset", [11, 20])
+def test_writing_to_data_is_refused(opset, tmp_path) -> None:
+    """torch.export ends the process with it."""
+
+    class Writing(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.weight.data.mul_(1.5)
+            return super().forward(x)
+
+    with pytest.raises(svexport.SvexportError):
+        svexport.export(Writing(3, 3), torch.rand(2, 3), tmp_path / "m.onnx", opset=opset)
+    assert not list(tmp_path.iterdir())

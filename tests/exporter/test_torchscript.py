@@ -108,11 +108,11 @@ def test_what_torch_export_gets_wrong(wrong: bool, monkeypatch: pytest.MonkeyPat
     own = dynamo.export
 
     def broken(*args: Any) -> Any:
-        model = own(*args)
+        model, guards = own(*args)
         for node in model.graph.node:
             if node.op_type == "Sigmoid":
                 node.op_type = "Tanh" if wrong else "Nonsense"
-        return model
+        return model, guards
 
     monkeypatch.setattr(dynamo, "export", broken)
     report = svexport.export(nn.Sigmoid(), torch.randn(2, 3), tmp_path / "m.onnx", opset=11)
@@ -124,4 +124,26 @@ def test_what_torch_export_gets_wrong(wrong: bool, monkeypatch: pytest.MonkeyPat
 def test_neither_is_right(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     with pytest.raises(svexport.VerificationError, match="does not compute what torch computes"):
         svexport.export(nn.Softmax(-1), torch.randn(2, 30), tmp_path / "m.onnx", opset=11, rtol=1e-16, atol=1e-16)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("opset", [11, 17, 18])
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda x: torch.nn.functional.unfold(x, 2), (0, 2, 4, 4)),
+        (lambda x: torch.nn.functional.group_norm(x, 2), (0, 4, 3)),
+        (lambda x: torch.nn.functional.group_norm(x, 2), (2, 4, 0)),
+    ],
+    ids=["unfold", "group_norm", "group_norm of no positions"],
+)
+def test_nothing_does_not_end_the_process(function, shape, opset, tmp_path) -> None:
+    """The exporter, and ONNX Runtime, divide by sizes that are zero."""
+
+    class Of(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)
+
+    with pytest.raises(svexport.SvexportError):
+        svexport.export(Of(), torch.zeros(shape), tmp_path / "m.onnx", opset=opset)
     assert not list(tmp_path.iterdir())

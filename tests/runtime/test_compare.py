@@ -428,6 +428,57 @@ def test_text(comparison):
     assert all(line == line.rstrip() and "\x1b" not in line for line in lines)
 
 
+class Hidden(nn.Module):
+    """What the inner layer computes is of no consequence for inputs below 10."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        nn.init.constant_(self.inner.weight, factor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x > 10, self.inner(x), x)
+
+
+def test_a_green_verdict_above_a_red_layer_explains_itself() -> None:
+    torch.manual_seed(0)
+    model = Hidden(1.0)
+    other = copy.deepcopy(model)
+    nn.init.constant_(other.inner.weight, 2.0)
+    x = torch.randn(2, 3)
+    found = compare(model, other, (x,), layers=True)
+    assert found.ok
+    line = found.sources["inner"]
+    assert re.search(r"test_compare\.py:\d+ in forward: return torch\.where", line)
+    assert (
+        str(found)
+        .splitlines()[0]
+        .startswith("Hidden and Hidden: the output agrees (rtol 0.001, atol 0.0001), although")
+    )
+    assert f"although inner ({line}) differs: what comes after makes up for it on these inputs" in found._verdict()
+    assert "although" not in compare(model, model, (x,), layers=True)._verdict()
+
+
+def test_the_line_that_called_a_module(net, args, file) -> None:
+    """Of any engine, in whatever of torch's containers it is."""
+    for other in (file, copy.deepcopy(net)):
+        sources = compare(net, other, args, layers=True).sources
+        assert re.search(r"test_compare\.py:\d+ in forward: .*self\.stem\(image\)", sources["stem"])
+        assert "self.norm(x.permute" in sources["norm"]
+        assert "block(x)" in sources["blocks.0"]
+
+
+def test_where_an_error_lies(net, args) -> None:
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        other.head["fc"].bias[3] += 1
+    found = compare(net, other, args, layers=True)
+    assert [one.name for one in found.where] == ["scores", "head.fc"]
+    assert all(str(one) == "on axis 1 only at 3 (of 5)" for one in found.where)
+    assert "head.fc differs on axis 1 only at 3 (of 5)" in str(found)
+    assert [one["outside"] for one in found.to_dict()["where"]] == [[[[0, 1]], [[3, 3]]]] * 2
+
+
 def test_dict_is_json(comparison):
     fields = json.loads(json.dumps(comparison.to_dict()))
     assert fields["ok"] is False
@@ -451,11 +502,11 @@ def test_page(comparison, tmp_path):
     start = min(names.index("norm") - 2, len(names) - 8)
     assert rows == names[start : start + 8]
     assert "norm" in rows
-    assert text.count("<svg") == 2
+    assert text.count("<svg") == 4  # outputs, layers, and where the error lies in one of either
     assert [f.name for f in path.parent.iterdir()] == ["net.html"]
     assert "<table" in comparison._repr_html_()
     assert "<html" not in comparison._repr_html_()
-    assert comparison._repr_html_().count("<img") == 2
+    assert comparison._repr_html_().count("<img") == 4
     assert "<svg" not in comparison._repr_html_()
 
 
@@ -476,7 +527,8 @@ def test_page_of_many_layers_that_agree(net, args):
 
 
 def test_repr_is_one_line(comparison):
-    assert repr(comparison) == f"Comparison({str(comparison).splitlines()[0]})"
+    assert "\n" not in repr(comparison)
+    assert repr(comparison).startswith(f"Comparison({str(comparison).splitlines()[0]}")
 
 
 def test_nothing_is_printed_into_a_pipe(net, args, file, capfd):

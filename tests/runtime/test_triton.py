@@ -332,7 +332,7 @@ def test_nothing_is_left_of_what_fails(tmp_path: Path, monkeypatch: pytest.Monke
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("svexport.exporter.export.save", full)
+    monkeypatch.setattr("svexport.graph.saving.save", full)
     with pytest.raises(EngineError, match="No space left"):
         svexport.triton_repository(tmp_path / "a", {"m": model_of()})
     assert list(tmp_path.iterdir()) == []

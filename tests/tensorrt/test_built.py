@@ -16,8 +16,7 @@ import torch
 import svexport
 from svexport import BuildError
 from tests.tensorrt.engines import EXAMPLES
-from tests.tensorrt.models import Sampler, exported
-from tests.tensorrt.test_build import BATCH
+from tests.tensorrt.models import BATCH, Sampler, exported
 from tests.tensorrt.test_engines import TENSORRT
 
 pytestmark = [

@@ -87,7 +87,7 @@ class Patterns:
     Attributes:
         chosen: whether a part of a module, by its name, may be an op.
         rewrites: new forwards by the module's name.
-        wholes: likewise, that run without gradients and in the place of submodules.
+        wholes: likewise, that run in the place of submodules.
         cores: likewise, with nothing but the parts of decoders as ops.
         parts: what was found there, and what was nearly.
         proofs: of the same parts of the same graphs before, which are not proven again.
@@ -176,10 +176,10 @@ class Patterns:
             found = decoder.find(traced)
             if found is None:
                 return
-            proof = decoder.prove(traced, found)
+            proof, joined = decoder.prove(traced, found)
             if not proof.fault:
-                decoder.put(traced, found)
-                whole = whole_of(module, traced.inlined, found.modules)
+                decoder.put(traced, found, bool(joined))
+                whole = whole_of(module, traced.inlined, found.modules, joined is not None)
                 self.wholes[name] = rewrite_of(traced, whole)
                 self.unread = {n: u for n, u in self.unread.items() if u[0] != decoder.WHAT or not n.startswith(prefix)}
         except Exception as error:  # noqa: BLE001 - a graph that is read as a decoder may be anything
@@ -188,7 +188,8 @@ class Patterns:
         finally:
             for m, kind in kinds.items():
                 m.__class__ = kind
-        self.parts.setdefault(name, []).append(Part(decoder.WHAT, decoder.OP, proof))
+        what = decoder.WHAT if joined is not None else f"{decoder.WHAT}, without gradients"
+        self.parts.setdefault(name, []).append(Part(what, decoder.OP, proof))
 
     def _parts(self, name: str, traced: Traced) -> list[Part]:
         parts = []

@@ -2,12 +2,14 @@
 
 Its own parts come first: in a graph of everything down to torch's modules, each layer has an attention among queries
 and one to cameras. What lies between them leads to the parameters, and those to a :class:`TransformerDecoderConfig`;
-that the two are the same is then proven. The operator's gradient stops at the points between layers, as DETR3D's does,
-and authors' may not: the decoder takes their place where no gradient is asked for.
+that the two are the same is then proven, and with them gradients, of parameters too. These stop at the points between
+layers, as in DETR3D's own code, or do not: both are tried. Where neither is the author's, the decoder takes the place
+of layers where no gradient is asked for.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,10 +24,12 @@ from svexport.exporter.patterns.camera_sample import looking
 from svexport.exporter.patterns.pattern import VIEWS, noise
 from svexport.exporter.patterns.traced import NotTraced, Traced
 from svexport.exporter.proof import Proof
+from svexport.ops._decoder_gradients import recorded, takes
+from svexport.parity import parity
 
 __all__ = ["OP", "PARTS", "WHAT", "Decoder", "decode", "find", "prove", "put"]
 
-OP, WHAT = "transformer_decoder", "a decoder of the DETR3D kind, without gradients"
+OP, WHAT = "transformer_decoder", "a decoder of the DETR3D kind"
 PARTS = "camera_sample", "scaled_dot_product_attention"
 """Ops that every layer has one of, in the graph that a decoder is found in."""
 
@@ -72,6 +76,7 @@ def _config(options: tuple[tuple[str, Any], ...]) -> ops.TransformerDecoderConfi
 
 def decode(
     options: tuple[tuple[str, Any], ...],
+    joined: bool,
     query: Tensor,
     query_pos: Tensor,
     points: Tensor,
@@ -79,8 +84,15 @@ def decode(
     cameras: Tensor,
     weights: list[Tensor],
 ) -> tuple[Tensor, ...]:
-    """:func:`svexport.ops.transformer_decoder` with a configuration of plain values."""
-    return tuple(ops.transformer_decoder(query, query_pos, points, features, cameras, weights, _config(options)))
+    """:func:`svexport.ops.transformer_decoder` with a configuration of plain values.
+
+    Args:
+        joined: where gradients are recorded, whether they join layers by their points.
+    """
+    config = _config(options)
+    if torch.is_grad_enabled():
+        return recorded(query, query_pos, points, features, cameras, weights, config, joined=joined)
+    return tuple(ops.transformer_decoder(query, query_pos, points, features, cameras, weights, config))
 
 
 class _Walk:
@@ -264,7 +276,7 @@ def _with_outputs(traced: Traced, decoder: Decoder, reg: Node) -> Decoder | None
     weights = weights_of(traced.module, decoder.modules, lambda t: t.detach())
     with torch.no_grad():
         query, query_pos, points, features, cameras = values
-        ours = decode(decoder.options, query, query_pos, points, features, cameras, weights)
+        ours = decode(decoder.options, False, query, query_pos, points, features, cameras, weights)
     outputs = list(decoder.outputs)
     for i in (1, 2):
         for node in traced.graph.nodes:
@@ -277,33 +289,75 @@ def _with_outputs(traced: Traced, decoder: Decoder, reg: Node) -> Decoder | None
     return Decoder(**{**vars(decoder), "outputs": tuple(outputs)})
 
 
-def prove(traced: Traced, decoder: Decoder) -> Proof:
-    """Compares all three outputs: on the model's values, and on others in float64."""
+def prove(traced: Traced, decoder: Decoder) -> tuple[Proof, bool | None]:
+    """Compares all outputs, on the model's values and on others in float64, and gradients there.
+
+    Returns:
+        The proof, and how gradients are the author's: whether they join layers; None if they are not.
+    """
     proof = Proof()
     nodes = [decoder.query, decoder.query_pos, decoder.points, decoder.cameras, *decoder.features]
     own = {path for step in decoder.modules for path in step}
     outputs = [(i, node) for i, node in enumerate(decoder.outputs) if node is not None]
     if any(traced.region(node, nodes, own) is None for _, node in outputs):
         proof.fault = "it depends on more than the op is given"
-        return proof
+        return proof, None
 
-    def ours(values: Sequence[Tensor], weights: list[Tensor]) -> list[Tensor]:
+    def ours(values: Sequence[Tensor], weights: list[Tensor], joined: bool = False) -> list[Tensor]:
         query, query_pos, points, cameras, *features = values
-        found = decode(decoder.options, query, query_pos, points, features, cameras, weights)
+        found = decode(decoder.options, joined, query, query_pos, points, features, cameras, weights)
         return [found[i] for i, _ in outputs]
 
     weights = weights_of(traced.module, decoder.modules, lambda t: t.detach())
     precise = [w.double() for w in weights]
+    generator = torch.Generator().manual_seed(0)
+    draw: list[Tensor] = []
     with torch.no_grad():
         proof.add([traced.values[n] for _, n in outputs], lambda: ours([traced.values[n] for n in nodes], weights))
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(2):
-        draw = _draw(traced, decoder, generator)
-        given = dict(zip(nodes, draw, strict=True))
-        found = ours(draw, precise) if not proof.fault else []
-        for (_, node), value in zip(outputs, found, strict=False):
-            proof.add_other(lambda: traced.evaluate(node, given), lambda: value)  # noqa: B023 - called at once
-    return proof
+        for _ in range(2):
+            draw = _draw(traced, decoder, generator)
+            given = dict(zip(nodes, draw, strict=True))
+            found = ours(draw, precise) if not proof.fault else []
+            for (_, node), value in zip(outputs, found, strict=False):
+                proof.add_other(lambda: traced.evaluate(node, given), lambda: value)  # noqa: B023 - called at once
+    if proof.fault or not takes(_config(decoder.options)):
+        return proof, None
+    for joined in (True, False):
+        if _same_gradients(traced, decoder, nodes, draw, functools.partial(ours, joined=joined)):
+            return proof, joined
+    return proof, None
+
+
+def _same_gradients(
+    traced: Traced, decoder: Decoder, nodes: list[Node], draw: list[Tensor], ours: Callable[..., list[Tensor]]
+) -> bool:
+    """Whether the gradients of inputs and parameters are the author's, in float64."""
+    given = [t.clone().requires_grad_() for t in draw]
+    copies: dict[str, nn.Module] = {}
+    cotangents = torch.Generator().manual_seed(1)
+    found: list[Sequence[Tensor | None]] = []
+    try:
+        with torch.enable_grad():
+            known = dict(zip(nodes, given, strict=True))
+            theirs = [traced.evaluate(n, known, copies) for n in decoder.outputs if n is not None]
+            parameters = [getattr(copies[p], n) for step in decoder.modules for p in step for n in ("weight", "bias")]
+            weights = [
+                torch.cat([getattr(copies[path], name) for path in step])
+                for step in decoder.modules
+                for name in ("weight", "bias")
+            ]
+            rates = [torch.rand(t.shape, generator=cotangents, dtype=t.dtype).to(t.device) for t in theirs]
+            for outputs in (theirs, ours(given, weights)):
+                total = torch.stack([(t * rate).sum() for t, rate in zip(outputs, rates, strict=True)]).sum()
+                found.append(torch.autograd.grad(total, [*given, *parameters], allow_unused=True))
+    except Exception:  # noqa: BLE001 - what cannot be shown is not
+        return False
+    for like, *pair in zip([*given, *parameters], *found, strict=True):
+        expected, actual = (torch.zeros_like(like) if g is None else g for g in pair)
+        atol = 1e-6 * max(1.0, float(expected.abs().max()))
+        if not parity("", expected, actual, rtol=1e-6, atol=atol).ok:
+            return False
+    return True
 
 
 def _draw(traced: Traced, decoder: Decoder, generator: torch.Generator) -> list[Tensor]:
@@ -316,7 +370,7 @@ def _draw(traced: Traced, decoder: Decoder, generator: torch.Generator) -> list[
     return [noise(query, generator), noise(query_pos, generator), places, rig, *features]
 
 
-def put(traced: Traced, decoder: Decoder) -> None:
+def put(traced: Traced, decoder: Decoder, joined: bool) -> None:
     """Puts the op into the graph, which gets one placeholder more, for its weights: the first."""
     graph = traced.graph
     with graph.inserting_before(next(iter(graph.nodes))):
@@ -327,7 +381,7 @@ def put(traced: Traced, decoder: Decoder) -> None:
     last = max(starts, key=order.__getitem__)
     with graph.inserting_after(last):
         given = decoder.query, decoder.query_pos, decoder.points, list(decoder.features), decoder.cameras, weights
-        node = graph.call_function(decode, (decoder.options, *given))
+        node = graph.call_function(decode, (decoder.options, joined, *given))
     with graph.inserting_after(node):
         new = {old: graph.call_function(operator.getitem, (node, i)) for i, old in enumerate(decoder.outputs) if old}
     for old in outputs:

@@ -23,6 +23,7 @@ from svexport.ops._op import tracing
 __all__ = ["SUMS", "find", "layer_norm_of_sum", "norm_of_sum"]
 
 SUMS: set[Any] = {operator.add, torch.add, "add"}
+_add_norm = torch.ops.svexport.add_bias_residual_layer_norm.default
 _NORMS = (nn.LayerNorm, ops.LayerNorm)
 
 
@@ -51,7 +52,8 @@ def layer_norm_of_sum(
 
 
 def _op(x: Tensor, residual: Tensor, weight: Any, bias: Any, eps: Any, extra: Tensor | None) -> tuple[Tensor, Tensor]:
-    return ops.add_bias_residual_layer_norm(x, zeros(x, bias.shape), residual, weight, bias, eps, extra)
+    zero = zeros(x, bias.shape, traced=False)  # no tracer, as _fits has it
+    return _add_norm(x, zero, residual, weight, bias, eps, extra)
 
 
 def _sum(x: Tensor, residual: Tensor, extra: Tensor | None) -> Tensor:

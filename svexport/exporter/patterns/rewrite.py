@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.autograd import forward_ad
 
 from svexport.exporter.patterns.traced import NotTraced, Traced
+from svexport.ops._op import tracing
 
 __all__ = ["FILES", "Rewrite", "apply", "replace_nodes", "rewrite_of", "whole_of"]
 
@@ -43,20 +45,22 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class Whole:
-    """Submodules whose forward is part of a graph; it runs without gradients only.
+    """Submodules whose forward is part of a graph.
 
     Attributes:
         modules: each by the index of the one that holds it (0 is the module itself, then in this order from 1), its
             name there, and module and name of its class. While one is of another class, or has a hook, the forward is
             the author's.
         weights: of the op, by indices: of one module, or of those whose weights it has as one.
+        gradients: whether it may run where gradients are recorded.
     """
 
     modules: tuple[tuple[int, str, str, str], ...]
     weights: tuple[tuple[int, ...], ...]
+    gradients: bool = False
 
 
-def whole_of(module: nn.Module, inlined: Iterable[str], steps: Sequence[tuple[str, ...]]) -> Whole:
+def whole_of(module: nn.Module, inlined: Iterable[str], steps: Sequence[tuple[str, ...]], gradients: bool) -> Whole:
     """The submodules of these names and those that hold them."""
     index: dict[str, int] = {"": 0}
     modules = []
@@ -68,11 +72,14 @@ def whole_of(module: nn.Module, inlined: Iterable[str], steps: Sequence[tuple[st
                 kind = type(module.get_submodule(name))
                 index[name] = len(index)
                 modules.append((index[holder], last, kind.__module__, kind.__qualname__))
-    return Whole(tuple(modules), tuple(tuple(index[path] for path in step) for step in steps))
+    return Whole(tuple(modules), tuple(tuple(index[path] for path in step) for step in steps), gradients)
 
 
 def _weights(root: nn.Module, whole: Whole) -> list[Tensor] | None:
-    """The weights of a whole; None where its submodules are others than they were, or have hooks."""
+    """The weights of a whole; None where its submodules are others than they were, or have hooks.
+
+    Where gradients are recorded, None too for what they are not written for: autocast, half, transformations of them.
+    """
     found = [root]
     for holder, name, module, kind in whole.modules:
         held = found[holder]._modules.get(name)
@@ -88,7 +95,20 @@ def _weights(root: nn.Module, whole: Whole) -> list[Tensor] | None:
                 weights.append(found[step[0]]._parameters.get(name))
             else:
                 weights.append(torch.cat([found[i]._parameters[name] for i in step]))  # type: ignore[misc]
-    return None if any(w is None for w in weights) else weights
+    if any(w is None for w in weights):
+        return None
+    if torch.is_grad_enabled():
+        kind = weights[0]
+        transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+        precise = kind.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(kind.device.type)
+        if transformed or not precise or any(w.dtype != kind.dtype for w in weights):
+            return None
+    return weights
+
+
+def _composed(gradients: bool) -> bool:
+    """Whether the forward is the author's: where gradients are recorded that a whole has not, or by a tracer."""
+    return torch.is_grad_enabled() and (not gradients or tracing())
 
 
 FILES = "<svexport "
@@ -172,7 +192,7 @@ def _forward(traced: Traced, whole: bool) -> str:
         place = f"{this}.{node.target}" if node.op == "get_attr" else texts[node]
         unlike.append(f"{place}.shape[{dim}] != {size}")
     if whole:
-        unlike.insert(0, "_svexport_is_grad_enabled()")
+        unlike.insert(0, "_svexport_composed()")
         given.insert(0, "weights")
     theirs = f"_svexport_theirs({this}, {', '.join(all_of_them)})"
     weights = f"    weights = _svexport_weights({this})\n    if weights is None:\n        return {theirs}\n"
@@ -272,7 +292,7 @@ def _class(base: type, rewrite: Rewrite) -> type:
 
     forward.__globals__["_svexport_theirs"] = theirs
     if (whole := rewrite.whole) is not None:
-        forward.__globals__["_svexport_is_grad_enabled"] = torch.is_grad_enabled
+        forward.__globals__["_svexport_composed"] = lambda: _composed(whole.gradients)
         forward.__globals__["_svexport_weights"] = lambda root: _weights(root, whole)
     return new
 

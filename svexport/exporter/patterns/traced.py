@@ -276,10 +276,15 @@ class Traced:
     def _module(self, node: fx.Node) -> nn.Module:
         return self.module.get_submodule(str(node.target))
 
-    def evaluate(self, output: fx.Node, given: Mapping[fx.Node, Any]) -> Any:
+    def evaluate(
+        self, output: fx.Node, given: Mapping[fx.Node, Any], modules: dict[str, nn.Module] | None = None
+    ) -> Any:
         """A node's value for other values of some nodes, in float64, whatever the model computes in.
 
         What does not depend on those is as it was.
+
+        Args:
+            modules: copies of submodules in float64, by name; gets those that are missing.
         """
         values: dict[fx.Node, Any] = dict(given)
         needed: set[fx.Node] = set()
@@ -288,7 +293,7 @@ class Traced:
             if (node := pending.pop()) not in needed and node not in given:
                 needed.add(node)
                 pending += node.all_input_nodes
-        modules: dict[str, nn.Module] = {}
+        modules = {} if modules is None else modules
 
         def value_of(node: fx.Node) -> Any:
             return values[node] if node in values else _double(self.values[node])

@@ -75,7 +75,7 @@ def convert(model: onnx.ModelProto | str | Path, opset: int = 11, path: str | Pa
         converted = _loaded(Path(model))
     convert_in_place(converted, opset)
     if path is not None:
-        from svexport.exporter.export import write
+        from svexport.graph.saving import write
 
         write(converted, Path(path))
     return converted

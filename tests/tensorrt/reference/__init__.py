@@ -38,7 +38,8 @@ class Reference:
     Args:
         version: one of :data:`VERSIONS`.
         faults: what goes wrong: ``parse`` and ``deserialize`` with a message of the log, ``build``, ``context``
-            and ``execute`` likewise, ``raise`` with an exception in the build; ``layers`` is what the inspector says.
+            and ``execute`` likewise, ``raise`` with an exception in the build; ``layers`` is what the inspector says;
+            ``kernel`` changes the model that is built, as a wrong kernel does what an engine computes.
 
     Attributes:
         alive: engines and contexts that somebody holds.

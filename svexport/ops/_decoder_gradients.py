@@ -1,0 +1,445 @@
+"""The decoder of :mod:`transformer_decoder` where gradients are recorded, as one node of autograd.
+
+Training waits for the CPU: composed, a layer is about fifty calls forward and twice as many backward, each with nodes
+of autograd of its own. Here its activations are kept by hand and its backward is written out: sums of gradients are
+left to matrix products and to the norms' kernel, and biases in front of norms have their gradients from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from svexport.ops._op import _vjp, aliases
+from svexport.ops.add_bias_residual_layer_norm import OP as ADD_NORM
+from svexport.ops.camera_sample import OP as CAMERA_SAMPLE
+from svexport.ops.transformer_decoder import (
+    EPS,
+    TransformerDecoderConfig,
+    differentiable,
+    fold_image_size,
+    weight_names,
+)
+
+__all__ = ["recorded", "takes"]
+
+_relu_backward = torch.ops.aten.threshold_backward.default
+_sigmoid_backward = torch.ops.aten.sigmoid_backward.default
+_layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
+_norm_backward = torch.ops.svexport.add_bias_residual_layer_norm_backward.default
+_sample_backward = torch.ops.svexport.camera_sample_backward.default
+_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+"""Whether the backward that runs may run again, retain_graph=True."""
+
+_BIAS_OF_NORM = {"mha.out_proj", "svca.output_proj", "ffn.2"}
+"""Linear layers in front of a norm, whose kernel has the gradient of their bias."""
+
+_CENTRE = (0, 1), (1, 2), (4, 5)
+"""Where x, y and z stand in a box."""
+
+
+def takes(config: TransformerDecoderConfig) -> bool:
+    """Whether a configuration is one of those that this is written for: all that DETR3D's heads have."""
+    options = config.learned_offsets, config.residual_query_pos, config.pool, config.scales
+    return config.num_groups == 1 and not any(options)
+
+
+def recorded(
+    query: Tensor,
+    query_pos: Tensor,
+    reference_points: Tensor,
+    features: Sequence[Tensor],
+    lidar2img: Tensor,
+    weights: Sequence[Tensor],
+    config: TransformerDecoderConfig,
+    *,
+    joined: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`svexport.ops.transformer_decoder` of tensors of one type, float32 or float64.
+
+    Args:
+        joined: whether the gradient of a layer's points goes on to the layers that moved them there. DETR3D's own code
+            stops it, as the operator does.
+    """
+    return _Recorded.apply(config, joined, query, query_pos, reference_points, lidar2img, *features, *weights)
+
+
+class _Norm(NamedTuple):
+    """A norm of ``product + bias + residual (+ extra)``, as its op takes it."""
+
+    product: Tensor
+    bias: Tensor
+    residual: Tensor
+    weight: Tensor
+    norm_bias: Tensor
+    eps: float
+    extra: Tensor | None
+
+    def backward(self, grad: Tensor, unused: Tensor, into: dict[str, Tensor], linear: str, norm: str) -> Tensor:
+        """The gradient of the sum; adds those of the bias and of the norm's parameters."""
+        needs = [True, True, False, True, True] + ([] if self.extra is None else [False])
+        total, *rest = _norm_backward([grad, unused], *self, needs)
+        into[f"{linear}.bias"], into[f"{norm}.weight"], into[f"{norm}.bias"] = rest
+        return total
+
+
+class _Layer:
+    """The activations of a layer."""
+
+    where: Tensor
+    query: Tensor
+    attended: tuple[Tensor, tuple[Tensor, ...]]
+    mixed: Tensor
+    norms: list[_Norm]
+    scored: Tensor
+    samples: tuple[Any, ...]
+    sampled: Tensor
+    points: Tensor
+    sides: list[Tensor]
+    encoded: list[tuple[Tensor, ...]]
+    hidden: list[Tensor]
+    moved: Tensor
+
+
+def _linear(p: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    return torch.addmm(p[f"{name}.bias"], x, p[f"{name}.weight"].t())
+
+
+def _linear_relu(p: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    return torch._addmm_activation(p[f"{name}.bias"], x, p[f"{name}.weight"].t())
+
+
+def _norm_relu(p: dict[str, Tensor], linear: str, norm: str, x: Tensor) -> tuple[Tensor, ...]:
+    """What a linear layer, its norm and a ReLU return, and what their backward needs."""
+    product = _linear(p, linear, x)
+    weight, bias = p[f"{norm}.weight"], p[f"{norm}.bias"]
+    y, mean, rstd = torch.native_layer_norm(product, weight.shape, weight, bias, EPS)
+    return y.relu_(), x, product, mean, rstd
+
+
+class _Linears:
+    """Gradients of the parameters of linear layers: those of all layers of the decoder at once, which are alike."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, dict[int, tuple[Tensor, ...]]] = {}
+
+    def add(self, i: int, name: str, grad: Tensor, *inputs: Tensor) -> None:
+        """Keeps the gradient of the output of ``name`` in layer ``i``, and the input; two of an ``in_proj``."""
+        self._kept.setdefault(name, {})[i] = grad, *inputs
+
+    def put(self, into: dict[str, Tensor], channels: int) -> None:
+        while self._kept:
+            name, layers = self._kept.popitem()
+            grads, *inputs = (torch.stack(tensors) for tensors in zip(*layers.values(), strict=True))
+            if len(inputs) == 1:
+                weights = grads.transpose(1, 2) @ inputs[0]
+            else:  # of queries and keys, and of values
+                parts = grads[..., : 2 * channels], grads[..., 2 * channels :]
+                weights = torch.cat([g.transpose(1, 2) @ x for g, x in zip(parts, inputs, strict=True)], 1)
+            biases = None if name in _BIAS_OF_NORM else grads.sum(1)
+            mark = "_" if name.endswith("in_proj") else "."
+            for j, i in enumerate(layers):
+                into[f"layers.{i}.{name}{mark}weight"] = weights[j]
+                if biases is not None:
+                    into[f"layers.{i}.{name}{mark}bias"] = biases[j]
+
+
+def _norm_relu_backward(
+    p: dict[str, Tensor], into: dict[str, Tensor], linear: str, norm: str, grad: Tensor, kept: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the linear layer's output and input."""
+    y, _, product, mean, rstd = kept
+    weight, bias = p[f"{norm}.weight"], p[f"{norm}.bias"]
+    grad = _relu_backward(grad, y, 0)
+    masks = [True, True, True]
+    found = _layer_norm_backward(grad, product, weight.shape, mean, rstd, weight, bias, masks)
+    grad, into[f"{norm}.weight"], into[f"{norm}.bias"] = found
+    return grad, grad @ p[f"{linear}.weight"]
+
+
+def _logits(points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The inverse sigmoid, and what its backward needs: points and what they lack of 1, and both within bounds."""
+    sides = torch.stack((points, 1 - points))
+    bounded = sides.clamp(EPS, 1)
+    return torch.log(bounded[0] / bounded[1]), sides, bounded
+
+
+def _logits_backward(grad: Tensor, sides: Tensor, bounded: Tensor) -> Tensor:
+    return grad * ((sides == bounded) / bounded).sum(0)
+
+
+class _Decoder:
+    """One decoder with its weights, forward and backward."""
+
+    def __init__(self, config: TransformerDecoderConfig, weights: Sequence[Tensor]) -> None:
+        self.config = config
+        self.names = weight_names(vars(config))
+        self.p = dict(zip(self.names, weights, strict=True))
+        self.offsets = weights[0].new_zeros(1, 1, 1, 3)
+
+    def layer(
+        self, i: int, query: Tensor, pos: Tensor, points: Tensor, features: list[Tensor], cameras: Tensor
+    ) -> tuple[_Layer, Tensor, Tensor]:
+        """Its activations, and the query and box that come out."""
+        p, config, name, kept = self.p, self.config, f"layers.{i}", _Layer()
+        batch, queries = points.shape[:2]
+        channels, counts = config.embed_dims, (config.num_cams, config.num_points, config.num_levels, 1)
+
+        kept.query, kept.points, kept.where = query, points, query + pos
+        weight, bias = p[f"{name}.mha.in_proj_weight"], p[f"{name}.mha.in_proj_bias"]
+        qk = torch.addmm(bias[: 2 * channels], kept.where, weight[: 2 * channels].t())
+        v = torch.addmm(bias[2 * channels :], query, weight[2 * channels :].t())
+        with torch.enable_grad():  # its kernels have backwards of their own, by device and version
+            q, k, v = (
+                t.view(batch, queries, config.num_heads, -1).transpose(1, 2).detach().requires_grad_()
+                for t in (qk[:, :channels], qk[:, channels:], v)
+            )
+            kept.attended = F.scaled_dot_product_attention(q, k, v), (q, k, v)
+        kept.mixed = kept.attended[0].detach().transpose(1, 2).reshape(-1, channels)
+        kept.norms = []
+        query = self._add_norm(kept, f"{name}.mha.out_proj", f"{name}.mha_norm", kept.mixed, query)
+
+        svca = f"{name}.svca"
+        kept.scored = query + pos
+        scores = _linear(p, f"{svca}.attention_weights", kept.scored).view(batch, queries, *counts)
+        _, _, _, _, _, _, depth_eps, in_image, uv_clamp, activation, *_, scales = config.attributes()
+        view = [1, 1], list(map(float, config.pc_range)), depth_eps, in_image, uv_clamp, activation, scales
+        kept.samples = features, points, cameras, scores, self.offsets, *view
+        kept.sampled = CAMERA_SAMPLE(*kept.samples).view(-1, channels)
+        logits, *kept.sides = _logits(points)
+        encoder = f"{svca}.position_encoder"
+        kept.encoded = [_norm_relu(p, f"{encoder}.0", f"{encoder}.1", logits.view(-1, 3))]
+        kept.encoded += [_norm_relu(p, f"{encoder}.3", f"{encoder}.4", kept.encoded[0][0])]
+        position = kept.encoded[1][0]
+        query = self._add_norm(kept, f"{svca}.output_proj", f"{name}.svca_norm", kept.sampled, query, position)
+
+        kept.hidden = [query, _linear_relu(p, f"{name}.ffn.0", query)]
+        query = self._add_norm(kept, f"{name}.ffn.2", f"{name}.ffn_norm", kept.hidden[1], query)
+        kept.hidden += [query, _linear_relu(p, f"{name}.reg.0", query)]
+        kept.hidden += [_linear_relu(p, f"{name}.reg.2", kept.hidden[3])]
+        box = _linear(p, f"{name}.reg.4", kept.hidden[4]).view(batch, queries, -1)
+        kept.moved = torch.cat([box[..., a:b] for a, b in _CENTRE], -1).add_(logits).sigmoid_()
+        return kept, query, box
+
+    def _add_norm(
+        self, kept: _Layer, linear: str, norm: str, x: Tensor, residual: Tensor, extra: Tensor | None = None
+    ) -> Tensor:
+        p = self.p
+        product = x @ p[f"{linear}.weight"].t()
+        args = _Norm(product, p[f"{linear}.bias"], residual, p[f"{norm}.weight"], p[f"{norm}.bias"], EPS, extra)
+        kept.norms.append(args)
+        return ADD_NORM(*args)[0]
+
+    def classes(self, query: Tensor) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+        kept = [_norm_relu(self.p, "cls.0", "cls.1", query)]
+        kept += [_norm_relu(self.p, "cls.3", "cls.4", kept[0][0])]
+        return _linear(self.p, "cls.6", kept[1][0]), kept
+
+    def layer_backward(
+        self,
+        i: int,
+        kept: _Layer,
+        grad: Tensor,
+        grad_box: Tensor,
+        grad_logits: Tensor,
+        sums: _Sums,
+        into: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients of the query and of the points that came in.
+
+        Args:
+            grad: of the query that came out; it is added to.
+            grad_box: of the box, that of its centre as it moves the points among it.
+            grad_logits: of the inverse sigmoid of the points, by these.
+        """
+        p, name, unused = self.p, f"layers.{i}", sums.zeros
+        mid, wide, out, first, second = kept.hidden
+        g = grad_box.reshape(-1, grad_box.shape[-1])
+        sums.linears.add(i, "reg.4", g, second)
+        g = _relu_backward(g @ p[f"{name}.reg.4.weight"], second, 0)
+        sums.linears.add(i, "reg.2", g, first)
+        g = _relu_backward(g @ p[f"{name}.reg.2.weight"], first, 0)
+        sums.linears.add(i, "reg.0", g, out)
+        grad = torch.addmm(grad, g, p[f"{name}.reg.0.weight"])
+
+        grad = kept.norms[2].backward(grad, unused, into, f"{name}.ffn.2", f"{name}.ffn_norm")
+        sums.linears.add(i, "ffn.2", grad, wide)
+        g = _relu_backward(grad @ p[f"{name}.ffn.2.weight"], wide, 0)
+        sums.linears.add(i, "ffn.0", g, mid)
+        grad = torch.addmm(grad, g, p[f"{name}.ffn.0.weight"])
+
+        svca = f"{name}.svca"
+        grad = kept.norms[1].backward(grad, unused, into, f"{svca}.output_proj", f"{name}.svca_norm")
+        sums.linears.add(i, "svca.output_proj", grad, kept.sampled)
+        encoder = f"{svca}.position_encoder"
+        g = grad
+        for j, of in ((3, kept.encoded[1]), (0, kept.encoded[0])):
+            product, g = _norm_relu_backward(p, into, f"{encoder}.{j}", f"{encoder}.{j + 1}", g, of)
+            sums.linears.add(i, f"svca.position_encoder.{j}", product, of[1])
+        grad_logits = grad_logits + g.view_as(grad_logits)
+        grad_points, grad_scores = sums.samples(kept.samples, (grad @ p[f"{svca}.output_proj.weight"]))
+        grad_points = grad_points + _logits_backward(grad_logits, *kept.sides)
+        g = grad_scores.view(len(grad), -1)
+        sums.linears.add(i, "svca.attention_weights", g, kept.scored)
+        g = g @ p[f"{svca}.attention_weights.weight"]
+        sums.pos += g
+        return self._attention_backward(i, kept, grad + g, sums, into), grad_points
+
+    def _attention_backward(self, i: int, kept: _Layer, grad: Tensor, sums: _Sums, into: dict[str, Tensor]) -> Tensor:
+        p, channels, name = self.p, self.config.embed_dims, f"layers.{i}"
+        grad = kept.norms[0].backward(grad, sums.zeros, into, f"{name}.mha.out_proj", f"{name}.mha_norm")
+        sums.linears.add(i, "mha.out_proj", grad, kept.mixed)
+        mixed, heads = kept.attended
+        g = (grad @ p[f"{name}.mha.out_proj.weight"]).view_as(mixed.transpose(1, 2)).transpose(1, 2)
+        found = torch.autograd.grad(mixed, heads, g, retain_graph=_keeps_graph())
+        qkv = torch.cat([t.transpose(1, 2).reshape(-1, channels) for t in found], -1)
+        qk, v = qkv[:, : 2 * channels], qkv[:, 2 * channels :]
+        weight = p[f"{name}.mha.in_proj_weight"]
+        sums.linears.add(i, "mha.in_proj", qkv, kept.where, kept.query)
+        g = qk @ weight[: 2 * channels]
+        sums.pos += g
+        return torch.addmm(grad, v, weight[2 * channels :]).add_(g)
+
+
+class _Sums:
+    """Gradients that all layers add to.
+
+    Attributes:
+        zeros: the gradient of what nobody uses.
+        pos: of the positions of queries.
+        features, cameras: as the samples have them; None where nobody asks.
+        linears: of parameters.
+    """
+
+    def __init__(self, like: Tensor, needs: tuple[bool, bool, Sequence[bool]]) -> None:
+        self.linears = _Linears()
+        self.zeros = torch.zeros_like(like)
+        self.pos = torch.zeros_like(like)
+        self.needs_cameras, self.needs_points, self.needs_features = needs
+        self.features: list[Tensor | None] = [None] * len(self.needs_features)
+        self.cameras: Tensor | None = None
+
+    def samples(self, samples: tuple[Any, ...], grad: Tensor) -> tuple[Any, Tensor]:
+        """Gradients of points (0 where nobody asks) and of scores."""
+        points = samples[1]
+        needs = [*self.needs_features, self.needs_points, self.needs_cameras, True, False]
+        grad = grad.view(*points.shape[:2], -1)
+        found = iter(_sample_backward([grad], *samples, needs))
+        for i, need in enumerate(self.needs_features):
+            if need:
+                self.features[i] = _added(self.features[i], next(found))
+        grad_points = next(found) if self.needs_points else 0
+        if self.needs_cameras:
+            self.cameras = _added(self.cameras, next(found))
+        return grad_points, next(found)
+
+
+def _added(total: Tensor | None, more: Tensor) -> Tensor:
+    return more if total is None else total.add_(more)
+
+
+class _Recorded(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        config: TransformerDecoderConfig,
+        joined: bool,
+        query: Tensor,
+        query_pos: Tensor,
+        points: Tensor,
+        cameras: Tensor,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        levels = len(config.feature_sizes)
+        features, weights = list(tensors[:levels]), tensors[levels:]
+        decoder = _Decoder(config, weights)
+        pos = query_pos.reshape(-1, config.embed_dims)
+        x, place, folded = query.reshape(-1, config.embed_dims), points, fold_image_size(cameras, config.image_size)
+        kept = []
+        for i in range(config.num_layers):
+            layer, x, box = decoder.layer(i, x, pos, place, features, folded)
+            kept.append(layer)
+            place = layer.moved
+        classes, kept_classes = decoder.classes(x)
+        low, high = ([config.pc_range[j + k] for j in range(3)] for k in (0, 3))
+        centre = [place[..., j : j + 1] * (high[j] - low[j]) + low[j] for j in range(3)]
+        boxes = torch.cat((*centre[:2], box[..., 2:4], centre[2], box[..., 5:]), -1)
+        ctx.save_for_backward(query, query_pos, points, cameras, *tensors)
+        ctx.kept, ctx.config, ctx.joined, ctx.decoder = (kept, kept_classes), config, joined, decoder
+        ctx.set_materialize_grads(False)
+        return classes.view(*query.shape[:2], -1), boxes, place.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        tensors = ctx.saved_tensors  # which notices what was changed in place
+        needs = ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled():  # create_graph=True
+            found = iter(_composed(ctx.config, ctx.joined, tensors, grads, needs))
+            return None, None, *(next(found) if need else None for need in needs)
+        found_all = _backward(ctx, grads, tensors, needs)
+        return None, None, *(g if need else None for g, need in zip(found_all, needs, strict=True))
+
+
+def _composed(
+    config: TransformerDecoderConfig, joined: bool, tensors: Sequence[Tensor], grads: Any, needs: Sequence[bool]
+) -> list[Tensor]:
+    """Gradients that are differentiable again, by the definition."""
+    seen: list[Any] = aliases(tensors)
+    wanted = [t for t, need in zip(seen, needs, strict=True) if need]
+    query, query_pos, points, cameras, *rest = seen
+    levels = len(config.feature_sizes)
+    args = query, query_pos, points, rest[:levels], cameras, rest[levels:], *config.attributes()
+    used = [g is not None for g in grads]
+
+    def function(*args: Any) -> tuple[Tensor, ...]:
+        return tuple(o for o, use in zip(differentiable(joined, *args), used, strict=True) if use)
+
+    with torch.enable_grad():
+        return _vjp(function, args, [g for g in grads if g is not None], wanted, create_graph=True)
+
+
+def _backward(ctx: Any, grads: Any, tensors: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor | None]:
+    """Gradients of all tensors."""
+    decoder, config, (kept, (first, second)) = ctx.decoder, ctx.config, ctx.kept
+    query, levels = tensors[0], len(config.feature_sizes)
+    grad_classes, grad_boxes, grad_moved = grads
+    p, into = decoder.p, {}
+    sums = _Sums(first[1], (needs[3], ctx.joined or needs[2], needs[4 : 4 + levels]))
+
+    if grad_classes is None:
+        into = {name: torch.zeros_like(p[name]) for name in decoder.names if name.startswith("cls.")}
+        grad = torch.zeros_like(first[1])
+    else:
+        g = grad_classes.reshape(-1, grad_classes.shape[-1])
+        into["cls.6.weight"], into["cls.6.bias"] = g.t() @ second[0], g.sum(0)
+        grad = g @ p["cls.6.weight"]
+        for j, of in ((3, second), (0, first)):
+            g, grad = _norm_relu_backward(p, into, f"cls.{j}", f"cls.{j + 1}", grad, of)
+            into[f"cls.{j}.weight"], into[f"cls.{j}.bias"] = g.t() @ of[1], g.sum(0)
+    nothing = query.new_zeros(*query.shape[:2], config.code_size)
+    sizes = nothing if grad_boxes is None else grad_boxes
+    if grad_boxes is not None:
+        scale = [config.pc_range[j + 3] - config.pc_range[j] for j in range(3)]
+        centre = torch.cat([grad_boxes[..., a:b] * s for (a, b), s in zip(_CENTRE, scale, strict=True)], -1)
+        grad_moved = centre if grad_moved is None else centre + grad_moved
+    again = _keeps_graph()  # somebody may ask for gradients a second time
+    for i in reversed(range(config.num_layers)):
+        layer = kept[i] if again else kept.pop()
+        moved = layer.moved
+        g = nothing[..., :3] if grad_moved is None else _sigmoid_backward(grad_moved, moved)
+        box = torch.cat((g[..., :2], sizes[..., 2:4], g[..., 2:], sizes[..., 5:]), -1)
+        grad, grad_moved = decoder.layer_backward(i, layer, grad, box, g, sums, into)
+        if not ctx.joined and i:
+            grad_moved = None
+        sizes = nothing
+    sums.linears.put(into, config.embed_dims)
+    found: list[Tensor | None] = [grad.view_as(query), sums.pos.view_as(query), grad_moved]
+    if sums.cameras is not None:
+        height, width = config.image_size
+        rows = sums.cameras
+        sums.cameras = torch.cat((rows[..., :1, :] / width, rows[..., 1:2, :] / height, rows[..., 2:, :]), -2)
+    return [*found, sums.cameras, *sums.features, *(into[name] for name in decoder.names)]
