@@ -249,6 +249,8 @@ class _Decomposition:
         """Puts in place of a node what its function is made of; these nodes."""
         given = list(dict.fromkeys(node.all_input_nodes))
         graph = self._graph_of(node, given)
+        if any(inner.op == "call_function" and "val" not in inner.meta for inner in graph.nodes):
+            raise _SecondTrace  # a function without a result: it checks one
         names = iter(given)
         copies: dict[fx.Node, fx.Node] = {}
         meta = {key: node.meta[key] for key in _META if key in node.meta}
