@@ -22,6 +22,7 @@ from svexport.exporter.complex import ComplexParts
 from svexport.exporter.constants import ConstantValues, NotTraced, sizes_stay_dynamic, without_assertions
 from svexport.exporter.decompose import IN_PLACE_OF, adaptive_avg_pool
 from svexport.exporter.exact import EXACT, exact_embeddings
+from svexport.exporter.nearest import interpolate
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.program import decompose_nodes, promote
 from svexport.exporter.quantizers import FullRanges
@@ -325,7 +326,8 @@ class _InPlaceOf(TorchFunctionMode):
 
     def __init__(self, dynamic: bool) -> None:
         super().__init__()
-        self._functions = IN_PLACE_OF | _OF_MASKS | _OF_INDICES | _OF_NOTHING | (_OF_DYNAMIC_SIZES if dynamic else {})
+        always = IN_PLACE_OF | _OF_MASKS | _OF_INDICES | _OF_NOTHING | _OF_SIZES
+        self._functions = always | (_OF_DYNAMIC_SIZES if dynamic else {})
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         return self._functions.get(func, func)(*args, **(kwargs or {}))
@@ -410,6 +412,7 @@ _OF_MASKS: dict[Callable[..., Any], Callable[..., Any]] = {
 _OF_INDICES: dict[Callable[..., Any], Callable[..., Any]] = {
     function: functools.partial(_by_places, function) for function in (Tensor.__getitem__, Tensor.__setitem__)
 }
+_OF_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {F.interpolate: interpolate}
 _OF_NOTHING: dict[Callable[..., Any], Callable[..., Any]] = {
     function: functools.partial(_of_nothing, function) for function in (torch.addmm, Tensor.addmm)
 }

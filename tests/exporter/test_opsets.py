@@ -733,6 +733,45 @@ def test_whole_multiples_of_any_size(opset: int, tmp_path) -> None:
     torch.testing.assert_close(svexport.load(report.path)(x), model(x), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("opset", [11, 13, 18])
+def test_nearest_to_any_size(opset: int, tmp_path) -> None:
+    """Of two inputs' sizes: Resize takes the pixel beside for 14 and 2, 20 and 12, 21 and 3."""
+
+    class As(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return F.interpolate(x, size=y.shape[2:])
+
+    axes = {"x": {2: "h", 3: "w"}, "y": {2: "height", 3: "width"}}
+    args = torch.randn(1, 2, 5, 7), torch.randn(1, 1, 9, 12)
+    report = svexport.export(As(), args, tmp_path / "m.onnx", opset=opset, dynamic_shapes=axes)
+    engine, model = svexport.load(report.path), As()
+    pairs = [(14, 2), (20, 12), (21, 3), (14, 46), (1, 5), (5, 1), (3, 3)]
+    pairs += [tuple(pair) for pair in torch.randint(1, 70, (60, 2)).tolist()]
+    for old, new in pairs:
+        x, y = torch.randn(1, 2, 3, old), torch.zeros(1, 1, 6, new)
+        torch.testing.assert_close(engine(x, y), model(x, y), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_nearest_to_a_size(opset: int, tmp_path) -> None:
+    """Resize stays where it is right."""
+
+    class To(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            line = x.flatten(2)
+            return {
+                "twice": F.interpolate(x, size=(28, 40)),
+                "less": F.interpolate(x, (2, 12)),
+                "line": F.interpolate(line, size=line.shape[2] // 7),
+                "upsampled": nn.Upsample(size=(7, 3))(x),
+            }
+
+    report = check_export(To(), tmp_path, opset, (torch.randn(2, 3, 14, 20),), tolerance=0)
+    assert report.nodes["Resize"] >= 1
+    assert report.nodes["Gather"] >= 2
+    assert not [note for note in report.notes if "TorchScript" in note]
+
+
 class Unpools(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         values, places = F.max_pool2d(x, 2, return_indices=True)
