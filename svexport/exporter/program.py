@@ -71,7 +71,7 @@ def decompose_nodes(
 ) -> bool:
     """Decomposes a program in place; False where it needs ``run_decompositions`` and is the same program still.
 
-    That is so of dynamic sizes, of graphs within graphs, and of writes to what other tensors see.
+    That is so of dynamic sizes, of graphs within graphs, of complex numbers, and of writes to what other tensors see.
 
     Args:
         table: of the functions to decompose.
@@ -126,7 +126,7 @@ class _Decomposition:
         self._traced: dict[Any, fx.Graph] = {}
 
     def run(self) -> None:
-        if self._fakes is None:
+        if self._fakes is None or any(map(_is_complex, self._graph.nodes)):  # of which torch's own makes constants
             raise _SecondTrace
         writes = any(map(_writes, self._graph.nodes))
         if writes:
@@ -317,6 +317,11 @@ def _values(value: Any) -> Any:
 def _replace(node: fx.Node, new: Any) -> None:
     node.replace_all_uses_with(new)
     node.graph.erase_node(node)
+
+
+def _is_complex(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.is_complex()
 
 
 def _writes(node: fx.Node) -> bool:
