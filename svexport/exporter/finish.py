@@ -98,10 +98,11 @@ def finish(model: onnx.ModelProto, file: Path, wanted: Wanted, signature: Signat
     keep_inputs(model, signature.inputs, signature.axes)
     lines = clean(model, list(signature.inputs), signature.outputs)
     traced = _counts(model)
-    nodes = _keep(model, _kept_types(wanted), wanted.opset)
+    keep = _kept_types(wanted)
+    nodes = _keep(model, keep, wanted.opset)
     notes: list[str] = []
     if wanted.simplify:
-        model = _simplified(model, wanted, notes)
+        model = _simplified(model, keep, notes)
     lowered = _standard(model, wanted.target)
     name_sizes(model, lowered, signature.sizes)
     if wanted.weights == "attributes":
@@ -146,9 +147,9 @@ def _keep(model: onnx.ModelProto, keep: Collection[str], opset: int) -> list[Nod
     return nodes
 
 
-def _simplified(model: onnx.ModelProto, wanted: Wanted, notes: list[str]) -> onnx.ModelProto:
+def _simplified(model: onnx.ModelProto, keep: Collection[str], notes: list[str]) -> onnx.ModelProto:
     before = _counts(model)
-    model = simplify(model, plugins=OPS["space_to_depth"].node_type in _kept_types(wanted))
+    model = simplify(model, plugins=OPS["space_to_depth"].node_type in keep)
     after = _counts(model)
     notes.append(
         f"simplify: {sum(before.values())} nodes became {sum(after.values())}, "

@@ -68,19 +68,25 @@ class QuantizedLinear(nn.Linear, QuantizedLayer):
         return F.linear(self.input_quantizer(input), self.weight_quantizer(self.weight), self.bias)
 
 
-class QuantizedConv1d(nn.Conv1d, QuantizedLayer):
+class _Convolution(QuantizedLayer):
     def forward(self, input: Tensor) -> Tensor:
-        return self._conv_forward(self.input_quantizer(input), self.weight_quantizer(self.weight), self.bias)
+        layer: Any = self
+        result: Tensor = layer._conv_forward(
+            self.input_quantizer(input), self.weight_quantizer(layer.weight), layer.bias
+        )
+        return result
 
 
-class QuantizedConv2d(nn.Conv2d, QuantizedLayer):
-    def forward(self, input: Tensor) -> Tensor:
-        return self._conv_forward(self.input_quantizer(input), self.weight_quantizer(self.weight), self.bias)
+class QuantizedConv1d(_Convolution, nn.Conv1d):
+    pass
 
 
-class QuantizedConv3d(nn.Conv3d, QuantizedLayer):
-    def forward(self, input: Tensor) -> Tensor:
-        return self._conv_forward(self.input_quantizer(input), self.weight_quantizer(self.weight), self.bias)
+class QuantizedConv2d(_Convolution, nn.Conv2d):
+    pass
+
+
+class QuantizedConv3d(_Convolution, nn.Conv3d):
+    pass
 
 
 class _Transposed(QuantizedLayer):
