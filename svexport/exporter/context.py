@@ -9,6 +9,7 @@ import math
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from svexport.exporter.arguments import FlatModel
 from svexport.exporter.complex import ComplexParts
 from svexport.exporter.constants import ConstantValues, NotTraced, sizes_stay_dynamic, without_assertions
 from svexport.exporter.decompose import IN_PLACE_OF, adaptive_avg_pool
-from svexport.exporter.exact import EXACT, exact_embeddings
+from svexport.exporter.exact import EXACT, batch_statistics, exact_embeddings, normalized
 from svexport.exporter.nearest import interpolate
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.program import decompose_nodes, promote
@@ -39,6 +40,7 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
         _without_dump(),
         _without_collections(),
         _rules_by_type(),
+        _constants_as_they_are(),
         _registry_read_once(),
         _composites_collected_once(),
         _exact(),
@@ -99,6 +101,18 @@ def _rules_by_type() -> Iterator[None]:
         return None if last and last[1] != node.op_type else own(self, model, graph, node, **options)
 
     with swapped(RewriteRule, try_rewrite=try_rewrite):
+        yield
+
+
+@contextmanager
+def _constants_as_they_are() -> Iterator[None]:
+    """onnxscript's rules take 1e-12 for 0, and so drop what keeps a division from being one by 0."""
+    from onnxscript.rewriter import _matcher
+
+    def isclose(a: float, b: float, **tolerances: float) -> bool:
+        return math.isclose(a, b, rel_tol=2**-24, abs_tol=0)  # the same in float32
+
+    with swapped(_matcher, math=SimpleNamespace(isclose=isclose)):
         yield
 
 
@@ -210,20 +224,12 @@ def _normalized_by_itself(
     """BatchNormalization that is told to train gives its statistics in another order, and another variance."""
     if not training:
         return NotImplemented
-    axes = [axis for axis in range(x.dim()) if axis != 1]
-    shape = [1, -1] + [1] * (x.dim() - 2)
-    mean = x.mean(axes)
-    apart = x - mean.reshape(shape)
-    squares = (apart * apart).sum(axes)
+    mean, var = batch_statistics(x)
+    scale = (var + eps).rsqrt()
+    normal = normalized(x, mean, scale, weight, bias)
     count = x.numel() // x.shape[1]
-    scale = (squares / count + eps).rsqrt()
-    normal = apart * scale.reshape(shape)
-    if weight is not None:
-        normal = normal * weight.reshape(shape)
-    if bias is not None:
-        normal = normal + bias.reshape(shape)
     running_mean = (1 - momentum) * running_mean + momentum * mean
-    running_var = (1 - momentum) * running_var + momentum * squares / (count - 1)
+    running_var = (1 - momentum) * running_var + momentum * var * (count / (count - 1))
     return normal, mean, scale, running_mean, running_var
 
 
@@ -326,7 +332,7 @@ class _InPlaceOf(TorchFunctionMode):
 
     def __init__(self, dynamic: bool) -> None:
         super().__init__()
-        always = IN_PLACE_OF | _OF_MASKS | _OF_INDICES | _OF_NOTHING | _OF_SIZES
+        always = IN_PLACE_OF | _OF_MASKS | _OF_NO_BOOLEANS | _OF_INDICES | _OF_NOTHING | _OF_NUMBERS | _OF_SIZES
         self._functions = always | (_OF_DYNAMIC_SIZES if dynamic else {})
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -344,6 +350,15 @@ def _of_masks(function: Callable[..., Any], input: Tensor, *args: Any, **kwargs:
     numbers = [x.float() if isinstance(x, Tensor) and x.dtype == torch.bool else x for x in (input, *args)]
     result = function(*numbers, **kwargs)
     return result.bool() if isinstance(result, Tensor) else type(result)((result[0].bool(), result[1]))
+
+
+def _of_numbers(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Of booleans, the exporters divide by what is 0 without the small number that torch adds."""
+
+    def number(x: Any) -> Any:
+        return x.float() if isinstance(x, Tensor) and x.dtype == torch.bool else x
+
+    return function(*map(number, args), **{name: number(x) for name, x in kwargs.items()})
 
 
 def _by_places(function: Callable[..., Any], input: Tensor, index: Any, *values: Any) -> Any:
@@ -375,6 +390,13 @@ def _of_nothing(function: Callable[..., Any], input: Tensor, *args: Any, **kwarg
     beta = kwargs.get("beta", 1)
     added = input * beta if beta else torch.zeros_like(input)
     return added.expand(args[0].shape[0], args[1].shape[1]).clone()
+
+
+def _of_a_number(function: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """A number has no axis to have a place on: rows of nothing, of which ONNX's NonZero makes columns."""
+    if input.dim() or args or kwargs.get("as_tuple"):
+        return function(input, *args, **kwargs)
+    return function(input.reshape(1))[:, :0]
 
 
 def _parts(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -409,12 +431,20 @@ _OF_MASKS: dict[Callable[..., Any], Callable[..., Any]] = {
     for name in ("amax", "amin", "max", "maximum", "min", "minimum")
     for function in (getattr(torch, name), getattr(Tensor, name))
 }
+_OF_NO_BOOLEANS: dict[Callable[..., Any], Callable[..., Any]] = {
+    function: functools.partial(_of_numbers, function)
+    for function in (F.cosine_embedding_loss, torch.cosine_embedding_loss)
+}
 _OF_INDICES: dict[Callable[..., Any], Callable[..., Any]] = {
     function: functools.partial(_by_places, function) for function in (Tensor.__getitem__, Tensor.__setitem__)
 }
 _OF_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {F.interpolate: interpolate}
 _OF_NOTHING: dict[Callable[..., Any], Callable[..., Any]] = {
     function: functools.partial(_of_nothing, function) for function in (torch.addmm, Tensor.addmm)
+}
+_OF_NUMBERS: dict[Callable[..., Any], Callable[..., Any]] = {
+    function: functools.partial(_of_a_number, function)
+    for function in (torch.argwhere, torch.nonzero, Tensor.argwhere, Tensor.nonzero)
 }
 _OF_DYNAMIC_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.affine_grid: _affine_grid,

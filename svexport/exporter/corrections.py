@@ -507,15 +507,6 @@ def _power(g: Any, own: _Own, self: _Value, exponent: _Value) -> Any:
     return g.op("Cast", g.op("Pow", *precise), to_i=kind.onnx_type())
 
 
-def _sign(g: Any, own: _Own, self: _Value) -> Any:
-    """Of integers by comparisons, of which ONNX Runtime's Sign takes 32 bits."""
-    kind = _kinds.from_value(self, _kinds.UNDEFINED)
-    if kind not in (_kinds.INT, _kinds.INT64):
-        return own(g, self)
-    one, zero, less = (_scalar(g, number, kind) for number in (1, 0, -1))
-    return g.op("Where", g.op("Less", self, zero), less, g.op("Where", g.op("Greater", self, zero), one, zero))
-
-
 def _unique_along(g: Any, own: _Own, self: _Value, dim: _Value, sorted: _Value, *rest: _Value) -> Any:
     """Sorted, as torch's always is along a dimension."""
     return own(g, self, dim, g.op("Constant", value_t=torch.tensor(True)), *rest)
@@ -755,7 +746,6 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     "aten::repeat": _repeat,
     "aten::repeat_interleave": _repeat_interleave,
     "aten::roll": _roll,
-    "aten::sign": _sign,
     "aten::softplus": _softplus,
     "aten::sort": _sort,
     "aten::stack": _stack,

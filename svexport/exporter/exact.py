@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from svexport.errors import UnsupportedError
 from svexport.exporter.swapped import swapped
 
-__all__ = ["EXACT", "exact_embeddings"]
+__all__ = ["EXACT", "batch_statistics", "exact_embeddings", "normalized"]
 
 
 def _floating(x: Tensor) -> Tensor:
@@ -202,6 +203,101 @@ def _sign_bit(x: Tensor) -> Tensor:
     return _negative(x) if x.is_floating_point() else x < 0
 
 
+def _sign(x: Tensor) -> Tensor:
+    """ONNX Runtime's Sign takes 32 bits of integers, and keeps NaN."""
+    return torch.where(x > 0, 1, torch.where(x < 0, -1, 0)).to(x.dtype)
+
+
+def _erfcx_parts(x: Tensor) -> tuple[Tensor, Tensor]:
+    """``factor`` and ``power``: the scaled complementary error function of numbers from 0 on is factor * exp(power).
+
+    Raises:
+        UnsupportedError: of float64, for it is right to 1.2e-7.
+
+    Source: W. Press et al., Numerical Recipes in C, 1992, section 6.2, ``erfcc``.
+    """
+    if x.dtype == torch.float64:
+        raise UnsupportedError("erfcx and log_ndtr of float64 have no exact form in ONNX; compute them in float32")
+    t = 1 / (1 + 0.5 * x)
+    power = torch.zeros_like(t)
+    for factor in (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418, 0.37409196):
+        power = power * t + factor
+    return t, (power * t + 1.00002368) * t - 1.26551223
+
+
+def _erfcx(x: Tensor) -> Tensor:
+    """``exp(x * x) * erfc(x)``, whose factors overflow and vanish."""
+    kind = _floating(x).dtype
+    x = _floating(x).to(torch.promote_types(kind, torch.float32))
+    factor, power = _erfcx_parts(x.abs())
+    scaled = factor * torch.exp(power)
+    return torch.where(x < 0, 2 * torch.exp(x * x) - scaled, scaled).to(kind)
+
+
+def _log_ndtr(x: Tensor) -> Tensor:
+    """The logarithm of a probability that is 0 in floating point below -14."""
+    kind = _floating(x).dtype
+    x = _floating(x).to(torch.promote_types(kind, torch.float32))
+    z = x.abs() * math.sqrt(0.5)
+    factor, power = _erfcx_parts(z)
+    below = torch.log(0.5 * factor) + power - z * z
+    above = torch.log(1 - 0.5 * factor * torch.exp(power - z * z))
+    return torch.where(x < 0, below, above).to(kind)
+
+
+def _diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """Chosen by place: the exporters write into a copy, or lose what is written."""
+    moved = x.movedim((dim1, dim2), (-2, -1))
+    row, column = (torch.arange(n, device=x.device) for n in moved.shape[-2:])
+    place = row - max(-offset, 0)
+    count = source.shape[-1]
+    if not count:
+        return x.clone()
+    spread = source.index_select(-1, place.clamp(0, count - 1)).unsqueeze(-1)  # (..., rows, 1)
+    here = (column - row.unsqueeze(-1)) == offset
+    if x.dtype == torch.bool:  # of which ONNX Runtime has no Where
+        return ((here & spread) | (~here & moved)).movedim((-2, -1), (dim1, dim2))
+    return torch.where(here, spread, moved).movedim((-2, -1), (dim1, dim2))
+
+
+def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of each channel, ``(C,)``, of ``(N, C, ...)``; the variance by the count itself."""
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    mean = x.mean(axes)
+    apart = x - mean.reshape(1, -1, *[1] * (x.dim() - 2))
+    return mean, (apart * apart).sum(axes) / (x.numel() // x.shape[1])
+
+
+def normalized(x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Of ``(N, C, ...)``, each channel by numbers of its own, ``(C,)``."""
+    shape = (1, -1, *[1] * (x.dim() - 2))
+    result = (x - mean.reshape(shape)) * scale.reshape(shape)
+    result = result if weight is None else result * weight.reshape(shape)
+    return result if bias is None else result + bias.reshape(shape)
+
+
+def _native_batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """By the statistics of the batch in training, where the exporters' own takes the running ones."""
+    if training:
+        mean, var = batch_statistics(x)
+    else:
+        assert running_mean is not None, "torch asks for it"
+        assert running_var is not None, "torch asks for it"
+        mean, var = running_mean, running_var
+    scale = torch.rsqrt(var + eps)
+    none = x.new_empty(0)
+    return normalized(x, mean, scale, weight, bias), *((mean, scale) if training else (none, none))
+
+
 def _vector_norm(
     x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -267,6 +363,8 @@ def exact_embeddings() -> Iterator[None]:
     ) -> Tensor:
         if max_norm is not None:
             weight = shortened(weight, max_norm, norm_type)
+        if (kwargs.get("padding_idx") or 0) < 0:  # the exporter takes -1 for none
+            kwargs["padding_idx"] += weight.size(0)
         return own[1](input, weight, offsets, None, norm_type, *args, **kwargs)
 
     with swapped(F, embedding=embedding, embedding_bag=embedding_bag):
@@ -285,6 +383,7 @@ EXACT: dict[str, Callable[..., Any]] = {
     "aten::cummin": lambda x, dim: _cumulative(x, dim, torch.amin, math.inf),
     "aten::diagonal": _diagonal,
     "aten::diagonal_copy": _diagonal,
+    "aten::diagonal_scatter": _diagonal_scatter,
     "aten::div.Scalar_mode": _trunc_divide,
     "aten::div.Tensor_mode": _trunc_divide,
     "aten::isfinite": _is_finite,
@@ -295,6 +394,10 @@ EXACT: dict[str, Callable[..., Any]] = {
     "aten::logaddexp2": _log_add_exp2,
     "aten::logcumsumexp": _log_cumsum_exp,
     "aten::nan_to_num": _nan_to_num,
+    "aten::native_batch_norm": _native_batch_norm,
+    "aten::sign": _sign,
     "aten::signbit": _sign_bit,
+    "aten::special_erfcx": _erfcx,
+    "aten::special_log_ndtr": _log_ndtr,
 }
 """By the overload of ATen."""

@@ -70,8 +70,16 @@ OF_FLOATS = {
     "cummax": lambda x, y: y.cummax(1),
     "cummin": lambda x, y: x.cummin(0),
     "diagonal": lambda x, y: (x.diagonal(), x.diagonal(2), x.diagonal(-1)),
+    "diagonal_scatter": lambda x, y: (
+        x.diagonal_scatter(y[0]),
+        x.diagonal_scatter(y[1, 3:], 3),
+        x[:5].diagonal_scatter(y[2, :3], -2, 0, 1),
+        (x > 0).diagonal_scatter(y[0] > 0),
+    ),
+    "erfcx": lambda x, y: torch.special.erfcx(x.clamp(-9, 100)),
     "ge": lambda x, y: x >= y,
     "le": lambda x, y: x <= y,
+    "log_ndtr": lambda x, y: torch.special.log_ndtr(x.clamp(-60, 60)),
     "logaddexp": lambda x, y: torch.logaddexp(x, y),
     "logaddexp2": lambda x, y: torch.logaddexp2(x, y),
     "logcumsumexp": lambda x, y: (x.T - y.T).logcumsumexp(0),
@@ -82,6 +90,8 @@ OF_FLOATS = {
     "min_along": lambda x, y: x.min(1, keepdim=True),
     "minimum": lambda x, y: torch.minimum(x, y),
     "relu": lambda x, y: x.relu(),
+    "sgn": lambda x, y: x.sgn(),
+    "sign": lambda x, y: x.sign(),
     "signbit": lambda x, y: x.signbit(),
     "softplus": lambda x, y: F.softplus(x, beta=3, threshold=2),
     "trunc_divided": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
@@ -124,6 +134,7 @@ OF_INTEGERS = {
     "right_shift": lambda i, j, n: i >> n,
     "right_shift_by_1": lambda i, j, n: i >> 1,
     "right_shift_of_bytes": lambda i, j, n: (i % 256 - 128).to(torch.int8) >> 2,
+    "sign": lambda i, j, n: i.sign(),
     "trunc_divided": lambda i, j, n: torch.div(i, j.abs() + 2, rounding_mode="trunc"),
 }
 
@@ -147,6 +158,58 @@ def test_half_precision_stays(opset: int, tmp_path) -> None:
     report = svexport.export(Functions(functions), (x,), tmp_path / "m.onnx", opset=opset)
     assert report.verified
     assert [output.dtype for output in svexport.load(report.path)(x)] == [torch.float16] * 4
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_places_of_a_number(opset: int, tmp_path) -> None:
+    """Rows of no columns: one, or none."""
+    functions = {"argwhere": lambda x: torch.argwhere(x.sum()), "nonzero": lambda x: x.sum().nonzero()}
+    hold(functions, (torch.ones(2),), [(torch.zeros(2),)], opset, tmp_path)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_native_batch_norm(opset: int, tmp_path) -> None:
+    """In training by the batch, and what else it returns."""
+    generator = torch.Generator().manual_seed(0)
+    x, other = (torch.randn(3, 2, 5, generator=generator) * k for k in (1, 7))
+    mean, var, weight, bias = (torch.rand(2, generator=generator) + 0.5 for _ in range(4))
+    functions = {
+        "training": lambda x: torch.native_batch_norm(x, weight, bias, mean.clone(), var.clone(), True, 0.1, 1e-3),
+        "fixed": lambda x: torch.native_batch_norm(x, None, bias, mean, var, False, 0.1, 1e-3)[0],
+    }
+    hold(functions, (x,), [(other,)], opset, tmp_path)
+
+
+@pytest.mark.parametrize("opset", [13, 17, 18, 20, 23])
+def test_padding_counted_from_the_end(opset: int, tmp_path) -> None:
+    weight = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    offsets = torch.tensor([0, 3])
+    functions = {"bag": lambda i: F.embedding_bag(i, weight, offsets, mode="sum", padding_idx=-1)}
+    hold(functions, (torch.tensor([0, 1, 4, 4, 3, 2]),), [(torch.tensor([4, 4, 4, 0, 1, 4]),)], opset, tmp_path)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_small_numbers_stay(opset: int, tmp_path) -> None:
+    """What is added so that nothing is divided by 0, and factors that are nearly 1."""
+    functions = {
+        "added": lambda x: x / (x.norm(dim=-1, keepdim=True) + 1e-12),
+        "added_to_squares": lambda x: torch.rsqrt((x * x).sum(-1) + 1e-9),
+        "taken": lambda x: (x - 1e-10) * 1e10,
+        "times": lambda x: (x * (1 + 2e-6) - x) * 1e6,
+        "clamped": lambda x: 1 / x.abs().clamp(min=1e-10),
+    }
+    tame = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    hold(functions, (tame,), [(torch.zeros_like(tame),), (tame * 1e-9,)], opset, tmp_path)
+
+
+@pytest.mark.parametrize("opset", [11, 18, 20])
+def test_cosine_of_booleans(opset: int, tmp_path) -> None:
+    """None of them true, the length is 0."""
+    functions = {"loss": lambda x, y, t: F.cosine_embedding_loss(x, y, t, margin=0.3, reduction="none")}
+    generator = torch.Generator().manual_seed(0)
+    tame = tuple(torch.rand(4, 5, generator=generator) > 0.5 for _ in range(2))
+    target = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    hold(functions, (*tame, target), [(torch.zeros_like(tame[0]), tame[1], target)], opset, tmp_path)
 
 
 class Mean(nn.Module):

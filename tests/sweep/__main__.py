@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.sweep import page
 from tests.sweep.judge import EXPORTERS, OPSETS, Expected, Verdict, expected, judge, warm_up
 from tests.sweep.samples import Case, cases, names
@@ -56,6 +58,7 @@ def sweep(options: argparse.Namespace) -> None:
             print("stopped; run it again to go on")
             return
         runs, skipped = [], "no sample"
+        of = {"function": name, "torch": torch.__version__.partition("+")[0]}
         for case in cases(name):
             found = expected(case)
             if isinstance(found, str):
@@ -66,10 +69,10 @@ def sweep(options: argparse.Namespace) -> None:
             elif found:
                 runs.append((case, found))
         if not runs:
-            _append(options.results, {"function": name, "skipped": skipped})
+            _append(options.results, {**of, "skipped": skipped})
         for exporter, opset in wanted if runs else ():
             done.setdefault(name, {}).setdefault(exporter, {})[str(opset)] = verdict = _apart(runs, opset, exporter)
-            _append(options.results, {"function": name, "exporter": exporter, "cells": {str(opset): verdict}})
+            _append(options.results, {**of, "exporter": exporter, "cells": {str(opset): verdict}})
         print(name, *(f"{e[0]}{o}:{page.cell(done[name][e][str(o)])}" for e, o in wanted if runs), flush=True)
 
 

@@ -217,6 +217,8 @@ def _problem(run: Expected, got: Sequence[Any], dtype: torch.dtype, places: bool
             return f"{place}{list(have.shape)} for {list(want.shape)}"
         if places and dtype != torch.float32 and i:  # among equal values
             continue
+        if places and len(run.outputs) == 1 and _sorts_alike(run.inputs[0], have, want):
+            continue
         right = _close(have, want, dtype)
         if exact is not None and exact.dtype.is_floating_point:
             error = (want.double() - exact.double()).abs().nan_to_num(0, 0, 0)
@@ -228,6 +230,19 @@ def _problem(run: Expected, got: Sequence[Any], dtype: torch.dtype, places: bool
             )
             return f"{place}{have[first].item()} for {want[first].item()}" + (f" at ({at})" if at else "")
     return ""
+
+
+def _sorts_alike(input: Tensor, have: Tensor, want: Tensor) -> bool:
+    """Whether both are orders of the input along an axis that differ among equal values only, as ``argsort`` may."""
+    if have.dtype != torch.int64 or have.shape != input.shape or not input.dim():
+        return False
+    ordered = (
+        torch.equal(have.sort(axis)[0], want.sort(axis)[0])
+        and torch.equal(input.gather(axis, have), input.gather(axis, want))
+        for axis in range(input.dim())
+        if have.min() >= 0 and have.max() < input.shape[axis] and want.max() < input.shape[axis]
+    )
+    return have.numel() == 0 or any(ordered)
 
 
 def _close(have: Tensor, want: Tensor, dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,6 @@ from typing import Any
 
 import onnx
 import onnxruntime
-import torch
 
 from tests.sweep.judge import EXPORTERS, OPSETS
 from tests.sweep.samples import names
@@ -30,7 +29,9 @@ def read(path: Path) -> Results:
         if "skipped" in line:
             of["skipped"] = line["skipped"]
         else:
-            of.setdefault(line["exporter"], {}).update(line["cells"])
+            of.setdefault(line["exporter"], {}).update(
+                {o: {**c, "torch": line["torch"]} for o, c in line["cells"].items()}
+            )
     return results
 
 
@@ -55,6 +56,7 @@ def write(results: Results) -> None:
         column: Counter(cell(of.get(column[0], {}).get(str(column[1]))) for of in compared.values())
         for column in columns
     }
+    versions = sorted({c["torch"] for of in compared.values() for cells in of.values() for c in cells.values()})
     lines = [
         "# Functions and opsets",
         "",
@@ -62,7 +64,7 @@ def write(results: Results) -> None:
         "(`op_db`), in float32, float16, int64 and bool where it has them, called with its samples and with extremes "
         "(NaN, infinities, zeros of both signs, subnormal, huge, negative and largest numbers, masks all true and all "
         "false), and compared with torch in ONNX Runtime. Written by `python -m tests.sweep`; each cell is from a run "
-        f"(torch {torch.__version__.split('+')[0]}, onnx {onnx.__version__}, ONNX Runtime {onnxruntime.__version__}): "
+        f"(torch {' or '.join(versions)}, onnx {onnx.__version__}, ONNX Runtime {onnxruntime.__version__}): "
         f"{len(compared)} of {len(names())} functions so far.",
         "",
         "✓ right; ✓* right of tame numbers, and other than torch of NaN, infinities or numbers whose sums or squares "
