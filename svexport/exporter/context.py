@@ -19,9 +19,10 @@ from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError
 from svexport.exporter.arguments import FlatModel
+from svexport.exporter.aten import FUNCTIONS
 from svexport.exporter.complex import ComplexParts
 from svexport.exporter.constants import ConstantValues, NotTraced, sizes_stay_dynamic, without_assertions
-from svexport.exporter.decompose import IN_PLACE_OF, adaptive_avg_pool
+from svexport.exporter.decompose import IN_PLACE_OF
 from svexport.exporter.exact import EXACT, batch_statistics, exact_embeddings, normalized
 from svexport.exporter.nearest import interpolate
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
@@ -205,7 +206,9 @@ def _exact() -> Iterator[None]:
     own = _decomp.create_onnx_friendly_decomposition_table
 
     def table(*args: Any, **kwargs: Any) -> dict[Any, Callable[..., Any]]:
-        return own(*args, **kwargs) | {_overload(name): function for name, function in (EXACT | _ALSO).items()}
+        return own(*args, **kwargs) | {
+            _overload(name): function for name, function in (EXACT | FUNCTIONS | _ALSO).items()
+        }
 
     with swapped(_decomp, create_onnx_friendly_decomposition_table=table):
         yield
@@ -308,8 +311,6 @@ def _patches_side_by_side(
 
 
 _ALSO: dict[str, Callable[..., Any]] = {
-    "aten::_adaptive_avg_pool2d": adaptive_avg_pool,
-    "aten::_adaptive_avg_pool3d": adaptive_avg_pool,
     "aten::_native_batch_norm_legit_functional": _normalized_by_itself,
     "aten::avg_pool2d": _averaged(2),
     "aten::avg_pool3d": _averaged(3),

@@ -14,17 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from svexport.exporter.aten import FUNCTIONS
 from svexport.exporter.exact import EXACT
+from svexport.exporter.swapped import untraced
 
 __all__ = [
     "IN_PLACE_OF",
     "WRONG",
     "DecompositionError",
-    "adaptive_avg_pool",
     "advice_on",
     "decomposable",
     "decomposed",
-    "untraced",
 ]
 
 
@@ -200,17 +200,6 @@ def _ours(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
     return lambda x, *args, **kwargs: x.copy_(ours(x, *args, **kwargs))
 
 
-@contextmanager
-def untraced() -> Iterator[None]:
-    """Sizes are numbers in here, on which Python code may branch; the tracer makes tensors of them."""
-    state = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
-
-
 class _Aten(torch.fx.Interpreter):
     """Runs a graph with the functions of ATen that torch's primitives (``prims::rsqrt``) stand for."""
 
@@ -219,44 +208,6 @@ class _Aten(torch.fx.Interpreter):
 
 
 # ---------------------------------------------------------------- ours: where torch has none, or one of fixed sizes
-
-
-def adaptive_avg_pool(input: Tensor, output_size: Sequence[int]) -> Tensor:
-    """A pool where its windows are alike; else one matrix product per dimension, for they overlap or differ in size."""
-    axes = len(output_size)
-    with untraced():
-        sizes = list(input.shape[-axes:])
-        if not all(isinstance(size, int) for size in (*sizes, *output_size)):
-            return NotImplemented
-        pairs = list(zip(sizes, output_size, strict=True))
-        if all(size % windows == 0 for size, windows in pairs):
-            window = [size // windows for size, windows in pairs]
-            return getattr(F, f"avg_pool{axes}d")(input, window, window)
-        means = [
-            None if size == windows else _window_means(size, windows).to(input.dtype).to(input.device)
-            for size, windows in pairs
-        ]
-    if means[-1] is not None:
-        input = input @ means[-1]
-    if means[-2] is not None:
-        input = means[-2].T @ input
-    if axes == 3 and means[0] is not None:
-        input = (means[0].T @ input.flatten(-2)).unflatten(-1, tuple(output_size[1:]))
-    return input
-
-
-def _window_means(size: int, windows: int) -> Tensor:
-    """(size, windows): each column averages the pixels of one window."""
-    index, window = torch.arange(size)[:, None], torch.arange(windows)
-    start, end = window * size // windows, -(-(window + 1) * size // windows)
-    return ((index >= start) & (index < end)) / (end - start)
-
-
-def _median(input: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    values, indices = input.sort(dim)
-    middle = (input.size(dim) - 1) // 2
-    values, indices = values.select(dim, middle), indices.select(dim, middle)
-    return (values.unsqueeze(dim), indices.unsqueeze(dim)) if keepdim else (values, indices)
 
 
 def _repeat_interleave(
@@ -302,11 +253,6 @@ def _index_reduce(
 ) -> Tensor:
     index = index.reshape([-1 if i == dim % input.dim() else 1 for i in range(input.dim())]).expand_as(source)
     return input.scatter_reduce(dim, index, source, reduce, include_self=include_self)
-
-
-def _kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    values, places = (x.narrow(dim, k - 1, 1) for x in torch.topk(input, k, dim, largest=False, sorted=True))
-    return torch.return_types.kthvalue((values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim)))
 
 
 def _max_unpool(input: Tensor, indices: Tensor, output_size: Sequence[int], *_: Any) -> Tensor:
@@ -387,7 +333,6 @@ IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.cdist: _cdist,
     torch.floor_divide: _floor_divide,
     torch.index_reduce: _index_reduce,
-    torch.kthvalue: _kthvalue,
     torch.rrelu: _rrelu,
     torch.rsub: _rsub,
     torch.searchsorted: _searchsorted,
@@ -395,15 +340,13 @@ IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.__rsub__: _rsub,
     Tensor.floor_divide: _floor_divide,
     Tensor.index_reduce: _index_reduce,
-    Tensor.kthvalue: _kthvalue,
 }
 """Functions that torch's other exporter does not know, as Python calls them."""
 
 _OURS: dict[str, Callable[..., Any]] = {
     **EXACT,
+    **FUNCTIONS,
     "aten::_to_copy": lambda x, *, dtype=None, **_: x.clone() if dtype in (None, x.dtype) else x.to(dtype),
-    "aten::_adaptive_avg_pool2d": adaptive_avg_pool,
-    "aten::_adaptive_avg_pool3d": adaptive_avg_pool,
     **{f"aten::_upsample_nearest_exact{axes}d{form}": _nearest_exact for axes in (1, 2, 3) for form in ("", ".vec")},
     "aten::addcmul": lambda x, y, z, *, value=1: x + (y * z if value == 1 else y * z * value),
     "aten::bitwise_and.Tensor": _logical(torch.logical_and),
@@ -419,12 +362,9 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::hypot": lambda x, y: (x * x + y * y).sqrt(),
     "aten::index_reduce": _index_reduce,
     "aten::isin.Tensor_Tensor": _isin,
-    "aten::kthvalue": _kthvalue,
     "aten::log10": _log10,
     "aten::max_unpool2d": _max_unpool,
     "aten::max_unpool3d": _max_unpool,
-    "aten::median": lambda x: _median(x.flatten(), 0)[0],
-    "aten::median.dim": _median,
     "aten::outer": lambda x, y: x.unsqueeze(1) * y,
     "aten::repeat_interleave.self_Tensor": _repeat_interleave,
     "aten::repeat_interleave.self_int": _repeat_interleave,

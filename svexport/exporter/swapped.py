@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["applied_by", "swapped"]
+__all__ = ["applied_by", "swapped", "untraced"]
 
 
 @contextmanager
@@ -38,3 +38,17 @@ def applied_by(apply: Callable[..., Any]) -> Iterator[None]:
 
     with swapped(function, apply=classmethod(applied)):
         yield
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """Sizes are numbers in here, on which Python code may branch; the tracer makes tensors of them."""
+    state = torch._C._get_tracing_state()
+    if state is None:  # torch.export has it so, and lets nobody set it
+        yield
+        return
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]

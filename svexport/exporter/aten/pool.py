@@ -1,0 +1,116 @@
+"""Pools to a given number of windows, which may overlap or differ in size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from svexport.exporter.swapped import untraced
+
+__all__ = ["FUNCTIONS"]
+
+
+def _ends(size: int, windows: int) -> list[tuple[int, int]]:
+    """First place of each window, and the one behind its last."""
+    return [(i * size // windows, -(-(i + 1) * size // windows)) for i in range(windows)]
+
+
+def _longest(size: int, windows: int) -> int:
+    return max(end - start for start, end in _ends(size, windows))
+
+
+def _bounds(size: int, windows: int) -> tuple[Tensor, Tensor]:
+    """As of :func:`_ends`, computed where a tensor of numbers would be a constant of the trace."""
+    window = torch.arange(windows)
+    return window * size // windows, -(-(window + 1) * size // windows)
+
+
+def _alike(size: int, windows: int) -> tuple[int, int] | None:
+    """Length and distance of windows that are alike."""
+    ends = _ends(size, windows)
+    lengths = {end - start for start, end in ends}
+    steps = {b - a for (a, _), (b, _) in pairwise(ends)} or {size}
+    return (lengths.pop(), steps.pop()) if len(lengths) == len(steps) == 1 else None
+
+
+def _pairs(input: Tensor, output_size: Sequence[int]) -> list[tuple[int, int]] | None:
+    """Size and number of windows of each axis; None where some are dynamic."""
+    sizes = (*input.shape[-len(output_size) :], *output_size)
+    if not all(isinstance(size, int) and size for size in sizes):
+        return None
+    return list(zip(sizes[: len(output_size)], output_size, strict=True))
+
+
+def _average(input: Tensor, output_size: Sequence[int]) -> Tensor:
+    """A pool where windows are alike; else one matrix product per dimension."""
+    axes = len(output_size)
+    with untraced():
+        pairs = _pairs(input, output_size)
+        if pairs is None:
+            return NotImplemented
+        alike = [_alike(*pair) for pair in pairs]
+        means = [
+            None if None not in alike or size == windows else _means(size, windows).to(input.dtype).to(input.device)
+            for size, windows in pairs
+        ]
+    if None not in alike:
+        kernel, stride = zip(*alike, strict=True)  # type: ignore[arg-type]
+        return getattr(F, f"avg_pool{axes}d")(input, kernel, stride)
+    if means[-1] is not None:
+        input = input @ means[-1]
+    if means[-2] is not None:
+        input = means[-2].T @ input
+    if axes == 3 and means[0] is not None:
+        input = (means[0].T @ input.flatten(-2)).unflatten(-1, tuple(output_size[1:]))
+    return input
+
+
+def _means(size: int, windows: int) -> Tensor:
+    """(size, windows): each column averages the pixels of one window."""
+    index, (start, end) = torch.arange(size)[:, None], _bounds(size, windows)
+    return ((index >= start) & (index < end)) / (end - start)
+
+
+def _largest(input: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """A pool; of windows that are not alike, side by side, where the last pixel of each is repeated."""
+    axes = len(output_size)
+    with untraced():
+        pairs = _pairs(input, output_size)
+        if pairs is None:
+            return NotImplemented
+        alike = [_alike(*pair) for pair in pairs]
+        places = [None if known else _side_by_side(*pair) for known, pair in zip(alike, pairs, strict=True)]
+        kernel, stride = zip(
+            *(known or 2 * (_longest(*pair),) for known, pair in zip(alike, pairs, strict=True)), strict=True
+        )
+        sizes = [size for size, _ in pairs]
+        of = torch.arange(math.prod(sizes)).reshape(sizes)
+        for axis, index in enumerate(places):
+            of = of if index is None else of.index_select(axis, index)
+    filled = input
+    for axis, index in enumerate(places, start=-axes):
+        if index is not None:
+            filled = filled.index_select(filled.dim() + axis, index.to(input.device))
+    pool = getattr(F, f"max_pool{axes}d")
+    _, found = getattr(F, f"max_pool{axes}d_with_indices")(filled, kernel, stride)
+    if any(index is not None for index in places):
+        found = of.flatten().to(input.device)[found]
+    return pool(filled, kernel, stride), found
+
+
+def _side_by_side(size: int, windows: int) -> Tensor:
+    """The places of all windows, one after the other, each as long as the longest: the last is repeated."""
+    start, end = _bounds(size, windows)
+    return torch.minimum(start[:, None] + torch.arange(_longest(size, windows)), end[:, None] - 1).flatten()
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{f"aten::_adaptive_avg_pool{axes}d": _average for axes in (2, 3)},
+    **{f"aten::adaptive_max_pool{axes}d": _largest for axes in (2, 3)},
+}

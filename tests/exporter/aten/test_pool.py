@@ -1,0 +1,57 @@
+"""Pools to a given number of windows: alike, of different sizes, more than pixels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.exporter.aten import agrees, exported
+
+TRACED = [(11, True), (11, False), (17, True), (20, True)]
+"""Opset, and whether torch.export traces below 18."""
+
+LARGEST = {
+    "1d": ((3, 13), (5,), 1),
+    "2d": ((2, 3, 7, 11), (3, 4), 2),
+    "2d_no_batch": ((3, 7, 11), (5, 7), 2),
+    "2d_alike_but_overlapping": ((1, 2, 7, 9), (3, 4), 2),
+    "2d_to_more": ((1, 2, 3, 4), (5, 7), 2),
+    "2d_one_axis": ((1, 2, 6, 11), (3, 4), 2),
+    "3d": ((1, 2, 5, 7, 3), (2, 3, 2), 3),
+}
+
+
+@pytest.mark.parametrize(("opset", "first"), TRACED)
+@pytest.mark.parametrize("name", LARGEST)
+def test_largest_and_its_place(name: str, opset: int, first: bool, tmp_path) -> None:
+    shape, output_size, axes = LARGEST[name]
+    pool = getattr(F, f"adaptive_max_pool{axes}d")
+    function = lambda x: pool(x, output_size, return_indices=True)  # noqa: E731
+    exported(function, torch.randn(shape), tmp_path, opset, first)
+    for x in (torch.randn(shape), torch.randint(-1, 2, shape).float(), torch.zeros(shape), -torch.ones(shape)):
+        agrees(tmp_path, function, x)  # ties: the first of a window
+
+
+@pytest.mark.parametrize(("opset", "first"), TRACED)
+def test_windows_that_differ_are_gathered_once(opset: int, first: bool, tmp_path) -> None:
+    report = exported(lambda x: F.adaptive_max_pool2d(x, (5, 4)), torch.randn(1, 3, 12, 16), tmp_path, opset, first)
+    assert report.lowered_nodes == {"Gather": 1, "MaxPool": 1}
+
+
+@pytest.mark.parametrize(("opset", "first"), TRACED)
+def test_dynamic_batch(opset: int, first: bool, tmp_path) -> None:
+    def function(x):
+        return F.adaptive_max_pool2d(x, (5, 4)), F.adaptive_max_pool2d(x, (3, 1))
+
+    exported(function, torch.randn(2, 3, 12, 7), tmp_path, opset, first, dynamic_shapes={"x": {0: "b"}})
+    for batch in (1, 2, 5):
+        agrees(tmp_path, function, torch.randn(batch, 3, 12, 7))
+
+
+@pytest.mark.parametrize(("opset", "first"), TRACED)
+def test_mean_of_overlapping_windows_is_a_pool(opset: int, first: bool, tmp_path) -> None:
+    """3 windows of 3 pixels from 7, 4 of 3 from 9."""
+    x = torch.randn(1, 2, 7, 9)
+    report = exported(lambda x: F.adaptive_avg_pool2d(x, (3, 4)), x, tmp_path, opset, first)
+    assert report.lowered_nodes == {"AveragePool": 1}
