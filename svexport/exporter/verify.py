@@ -15,13 +15,13 @@ from svexport.errors import EngineError, VerificationError
 from svexport.exporter.agreement import AnotherWay, allow_rounding, held, jumps, ties
 from svexport.exporter.as_in_files import AsInFiles
 from svexport.exporter.borders import ANYWAY, MOST_RUNS, WITHOUT_NUMBERS, Borders, Sizes, refuse_beyond
+from svexport.exporter.finish import Signature
 from svexport.exporter.inputs import FAR, FIRST, KINDS, NOTHING, Resized, far, of_kind, random
 from svexport.exporter.quantizers import ROUNDING, Copies, allow_steps, largest
 from svexport.exporter.rounding import Rounding, Tolerances
-from svexport.exporter.sizes import Size
 from svexport.exporter.source import shown_line
 from svexport.exporter.state import State, random_state, same_random_state
-from svexport.exporter.values import refuse_values, unproven, unproven_counts, user_numbers
+from svexport.exporter.values import Unproven, refuse_values, user_numbers
 from svexport.exporter.way import Guards, Way
 from svexport.parity import Parity, parity
 from svexport.progress import phase
@@ -50,12 +50,8 @@ class _NotFinite(Exception):
 def verify(
     model: nn.Module,
     path: Path,
-    tensors: Sequence[Tensor],
-    input_names: Sequence[str],
-    output_names: Sequence[str],
+    signature: Signature,
     *,
-    dynamic_axes: Mapping[str, Mapping[int, str]],
-    sizes: Mapping[str, Size],
     held_to: Tolerances,
     warned: Sequence[str],
     state: State,
@@ -83,7 +79,7 @@ def verify(
     If Python takes values out of tensors, inputs of more kinds are tried as well,
     and compared where forward goes a way with them that it has not gone before. Then nothing may follow from a value
     that a line took out of what depends on an input, whatever it is, but what has been compared (see
-    :func:`unproven`); ``guarded`` says whether the tracer has seen to those that ``torch.export`` knows of.
+    :class:`Unproven`); ``guarded`` says whether the tracer has seen to those that ``torch.export`` knows of.
 
     Of dynamic sizes that Python compares, or counts by, some on both sides are tried (:class:`Borders`).
 
@@ -92,18 +88,7 @@ def verify(
             cannot be tried on both sides.
         VerificationError: if any output differs, the worst one named, or the file does not run.
     """
-    verification = Verification(
-        model,
-        path,
-        tensors,
-        input_names,
-        output_names,
-        dynamic_axes=dynamic_axes,
-        sizes=sizes,
-        held_to=held_to,
-        warned=warned,
-        state=state,
-    )
+    verification = Verification(model, path, signature, held_to, warned, state)
     verification.compare(kind == "quick", guarded)
     verification.raise_failed()
     if kind != "quick":
@@ -125,12 +110,7 @@ class Verification:
         self,
         model: nn.Module,
         path: Path,
-        tensors: Sequence[Tensor],
-        input_names: Sequence[str],
-        output_names: Sequence[str],
-        *,
-        dynamic_axes: Mapping[str, Mapping[int, str]],
-        sizes: Mapping[str, Size],
+        signature: Signature,
         held_to: Tolerances,
         warned: Sequence[str],
         state: State,
@@ -141,8 +121,8 @@ class Verification:
             self.engine = OnnxEngine(path, device="cpu")
         except EngineError as error:
             raise VerificationError(f"{error}. No file was written.\n  {ANYWAY}") from error
-        self.model, self.tensors = model, tensors
-        self.input_names, self.output_names = input_names, output_names
+        self.model, self.tensors = model, list(signature.inputs.values())
+        self.input_names, self.output_names = list(signature.inputs), signature.outputs
         self.held_to, self.warned, self.state = held_to, warned, state
         self.results: list[Parity] = []
         self.inputs: dict[str, list[Tensor]] = {}
@@ -150,7 +130,7 @@ class Verification:
         self.skipped: list[str] = []
         self.as_files = AsInFiles()
         self._held = [*model.parameters(), *model.buffers()]
-        self._resized = Resized(tensors, input_names, dynamic_axes, sizes)
+        self._resized = Resized(self.tensors, self.input_names, signature.axes, signature.sizes)
         self._borders = Borders(self._resized, MOST_AT_BORDERS)
         self._ways: dict[str, Way] = {}
         self._sizes: dict[str, Sizes] = {}
@@ -487,8 +467,8 @@ class Verification:
     def raise_unproven(self, guarded: Guards) -> None:
         """Raises :class:`ExportError` of values of inputs, and of sizes, that decide on what has not been compared."""
         with self.as_files:
-            given = self.model, self.inputs, self._ways, self._compared.values(), self._held
-            found = unproven(*given, guarded.values) or ([] if guarded.sizes else unproven_counts(*given))
+            unproven = Unproven(self.model, self.inputs, self._ways, self._compared.values(), self._held)
+            found = unproven.values(guarded.values) or ([] if guarded.sizes else unproven.counts())
         if found:
             refuse_values(found, self.input_names)
         if turns := self._borders.beyond():
