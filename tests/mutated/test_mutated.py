@@ -13,7 +13,7 @@ from tests.mutated.run import main
 def test_some_damaged_files(first, capfd) -> None:
     """Each in a process of its own: none raises what is not svexport's, dies or hangs."""
     assert main(60, first) == 0, capfd.readouterr().out
-    assert set(ACTIONS) == {"check", "compare", "load", "lower"}
+    assert set(ACTIONS) == {"check", "compare", "convert", "load", "lower"}
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x08", b"\xff" * 40, b"PK\x03\x04" + b"\0" * 40, b"\n" * 1000])
