@@ -120,7 +120,9 @@ def export(
         rtol: relative tolerance of verification; default: 1e-3, of half models what their type can resolve, of whole
             numbers 0.
         atol: absolute tolerance of verification; default: 1e-4, of half models what their type can resolve, times the
-            largest number of the output where that is below 1; more, up to that, where torch's own rounding is.
+            largest number of the output where that is below 1; more, up to that, where torch's own rounding is. Where
+            both are the default, nor half types or quantizers take part, ten times torch's own rounding, of what
+            differs by more than 2**-16 of that number.
         freeze: names of inputs that become constants of the file, with the values in ``args``; the report's notes and
             the file's ``doc_string`` say so.
 
