@@ -2,7 +2,7 @@
 
 So a test fails that gets one, unless fallbacks.json names it; and one that fallbacks.json names fails where it gets
 none, for what makes torch.export take a model may be lost again unseen. Scripted models, and those that are meant for
-TorchScript (``torch_export_first(False)``), count for nothing here.
+TorchScript (``torch_export_first(False)``), count for nothing here, nor do those that only ``--all`` runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from svexport.exporter import trace
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET, LAST_TORCHSCRIPT_OPSET
 
 FALLBACKS = Path(__file__).with_name("fallbacks.json")
-"""The torch that it was written with and, by test or shared fixture, why torch.export did not trace."""
+"""The torch that it was written with and, by test, why torch.export did not trace."""
+
+FOLDERS = ("tests/exporter/", "tests/ops/")
+"""Whose tests are held to that."""
 
 PROPERTY = "fallback"
 KNOWN = pytest.StashKey[dict[str, str] | None]()
@@ -107,20 +110,6 @@ def _judge(name: str, config: pytest.Config) -> str:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     _seen.clear()
     result = yield
-    if reason := _judge(item.nodeid, item.config):
+    if item.nodeid.startswith(FOLDERS) and (reason := _judge(item.nodeid, item.config)):
         item.user_properties.append((PROPERTY, (item.nodeid, reason)))
-    return result
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: Any) -> Generator[None, Any, Any]:
-    """What a fixture exports counts for the fixture, whichever test is the first to ask for it."""
-    before = list(_seen)
-    _seen.clear()
-    result = yield
-    node, place = request._pyfuncitem, getattr(request, "param_index", 0)
-    name = f"{request.node.nodeid} {fixturedef.argname} {place}"
-    if reason := _judge(name, request.config):
-        node.user_properties.append((PROPERTY, (name, reason)))
-    _seen[:] = before
     return result
