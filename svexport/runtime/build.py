@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from svexport.errors import UnsupportedError
 from svexport.runtime.tensorrt import TensorRTEngine, place
 from svexport.tensorrt import builder
-from svexport.tensorrt.bindings import load_tensorrt
+from svexport.tensorrt.bindings import load_tensorrt, version_of
 from svexport.tensorrt.build_report import BuildReport
+from svexport.tensorrt.command import trtexec_command
 from svexport.tensorrt.options import BuildOptions
+from svexport.tensorrt.source import Source, read_source, source_lines
 
 if TYPE_CHECKING:
     import onnx
@@ -95,7 +99,7 @@ def build(
         strip_weights=strip_weights,
         refit=refit,
     )
-    source = builder.read_source(onnx)
+    source = read_source(onnx)
     target = engine_path(source, path)
     trt = load_tensorrt()
     where = place(device)
@@ -106,14 +110,12 @@ def build(
         built = builder.build_plan(
             trt,
             source,
-            target,
             options,
             shapes=shapes,
             values=values,
             plugins=plugins,
             timing_cache=cache,
             check=check,
-            device=where.device.index or 0,
         )
     refit_from = (source.path or source.model) if strip_weights else None
     engine = TensorRTEngine(built.plan, path=target, device=where.device, refit=refit_from, trusted=True)
@@ -123,21 +125,7 @@ def build(
         except BaseException:
             engine.close()
             raise
-    engine.report = BuildReport(
-        source=str(source),
-        path=target,
-        tensorrt=trt.__version__,
-        device=where.name,
-        bytes=len(built.plan),
-        profiles=[str(profile) for profile in built.profiles],
-        plugins=built.plugins,
-        layers=engine.layers(),
-        sources=builder.source_lines(source.model),
-        seconds=built.seconds,
-        trtexec=built.trtexec,
-        notes=built.notes,
-        check=built.check,
-    )
+    engine.report = _report(trt, source, target, options, built, engine, cache)
     engine.sources = engine.report.sources
     engine.built_from = (
         source.path or source.model,
@@ -157,7 +145,47 @@ def build(
     return engine
 
 
-def engine_path(source: builder.Source, path: str | os.PathLike[str] | None) -> Path | None:
+def _report(
+    trt: ModuleType,
+    source: Source,
+    path: Path | None,
+    options: BuildOptions,
+    built: builder.Built,
+    engine: TensorRTEngine,
+    timing_cache: Path | None,
+) -> BuildReport:
+    where = place(engine.device)
+    try:
+        command = trtexec_command(
+            source,
+            path,
+            version_of(trt),
+            options,
+            built.profiles,
+            plugins=built.library,
+            timing_cache=timing_cache,
+            device=where.device.index or 0,
+        )
+    except UnsupportedError as error:
+        command = f"# {error}"
+    return BuildReport(
+        source=str(source),
+        path=path,
+        tensorrt=trt.__version__,
+        device=where.name,
+        bytes=len(built.plan),
+        profiles=[str(profile) for profile in built.profiles],
+        plugins=built.plugins,
+        layers=engine.layers(),
+        sources=source_lines(source.model),
+        seconds=built.seconds,
+        trtexec=command,
+        notes=built.notes,
+        check=built.check,
+    )
+
+
+def engine_path(source: Source, path: str | os.PathLike[str] | None) -> Path | None:
     """Where the engine goes.
 
     Raises:

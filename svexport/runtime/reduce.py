@@ -20,7 +20,8 @@ from svexport.graph.reduce import reduce as reduced
 from svexport.parity import parity
 from svexport.progress import phase
 from svexport.runtime.session import OnnxEngine
-from svexport.tensorrt.builder import read_source, write
+from svexport.tensorrt.builder import write
+from svexport.tensorrt.source import read_source
 
 __all__ = ["FAILURES", "Reduction", "reduce"]
 

@@ -10,7 +10,7 @@ import torch
 from svexport.errors import BackendNotAvailableError
 from svexport.tensorrt.support.target import Version
 
-__all__ = ["OLDEST", "Log", "dtypes", "load_tensorrt", "logger_for", "version_of"]
+__all__ = ["OLDEST", "Log", "dtypes", "load_tensorrt", "load_tensorrt_for_plugins", "logger_for", "version_of"]
 
 OLDEST: Version = (8, 6)
 """The first TensorRT that engines are built and run with: tensors by name, libraries of plugins by path."""
@@ -35,6 +35,21 @@ def load_tensorrt() -> ModuleType:
             "there: svexport build FILE.onnx --trtexec prints the command"
         )
     return tensorrt
+
+
+def load_tensorrt_for_plugins() -> ModuleType:
+    """The bindings, of a TensorRT that takes plugins in Python.
+
+    Raises:
+        BackendNotAvailableError: without TensorRT 10 or later.
+    """
+    trt = load_tensorrt()
+    if not hasattr(trt, "IPluginV3OneBuild"):
+        raise BackendNotAvailableError(
+            f"plugins in Python need TensorRT 10 or later, this is {trt.__version__}; build those in C++ for it: "
+            "svexport plugins build"
+        )
+    return trt
 
 
 def version_of(trt: ModuleType) -> Version:

@@ -12,92 +12,28 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import onnx
-from onnx import TensorProto
 
 from svexport.errors import BuildError, ExportError
-from svexport.graph.bodies import strip
 from svexport.graph.check import check as check_file
 from svexport.graph.check.report import CheckReport
 from svexport.graph.nodes import svexport_nodes
 from svexport.graph.returned import returned_of
-from svexport.graph.walk import graphs
 from svexport.ops._cuda import cache_folder
 from svexport.progress import phase
 from svexport.tensorrt.bindings import Log, logger_for, version_of
-from svexport.tensorrt.options import BuildOptions, trtexec_command
+from svexport.tensorrt.options import BuildOptions
 from svexport.tensorrt.plugins import Registered, register_plugins
 from svexport.tensorrt.profiles import Profile, profiles_of
-from svexport.tensorrt.support.target import PLUGINS_BEFORE_FUNCTIONS, Version, dotted
+from svexport.tensorrt.source import Source, source_lines
+from svexport.tensorrt.support.target import Version, dotted
 
-__all__ = ["Source", "build_plan", "read_source", "source_lines", "timing_cache_path", "write"]
-
-
-@dataclass(frozen=True)
-class Source:
-    """A file to build from.
-
-    Attributes:
-        path: of the file; None for a model in memory.
-        model: without its external data if it has a path.
-        half: it has float16 tensors.
-        integers: it has quantizers.
-        stripped: bodies were taken out of it.
-    """
-
-    path: Path | None
-    model: onnx.ModelProto
-    half: bool
-    integers: bool
-    stripped: bool = False
-
-    def for_version(self, version: Version) -> Source:
-        """Without bodies, for a parser that would take them for the plugins."""
-        if version >= PLUGINS_BEFORE_FUNCTIONS or not self.model.functions:
-            return self
-        model = onnx.ModelProto()
-        model.CopyFrom(self.model)
-        strip(model)
-        return replace(self, model=model, stripped=True)
-
-    def __str__(self) -> str:
-        return str(self.path) if self.path else "the model"
-
-
-def read_source(model: str | os.PathLike[str] | onnx.ModelProto) -> Source:
-    """The model, as :func:`svexport.build` takes it.
-
-    Raises:
-        BuildError: if it cannot be read.
-    """
-    path = None
-    if not isinstance(model, onnx.ModelProto):
-        if not isinstance(model, (str, os.PathLike)):
-            raise BuildError(f"expected the path of an ONNX file or an onnx.ModelProto, got {type(model).__name__}")
-        path = Path(model)
-        try:
-            model = onnx.load(str(path), load_external_data=False)
-        except OSError as error:
-            raise BuildError(f"cannot read {path}: {error.strerror or error}; check the path") from error
-        except Exception as error:  # protobuf's own
-            raise BuildError(f"{path} is not an ONNX file, or it was cut short; export or copy it again") from error
-        if not model.HasField("graph"):
-            raise BuildError(f"{path} holds no ONNX graph; export or copy it again")
-    every = [g for root in (model.graph, *model.functions) for g in graphs(root)]
-    constants = (t for g in every if isinstance(g, onnx.GraphProto) for t in g.initializer)
-    types = {t.data_type for t in constants} | {v.type.tensor_type.elem_type for v in model.graph.input}
-    integers = any(node.op_type == "QuantizeLinear" for g in every for node in g.node)
-    return Source(path, model, TensorProto.FLOAT16 in types, integers)
-
-
-def source_lines(model: onnx.ModelProto) -> dict[str, str]:
-    """The user's line that a node came from, by the node's name, as far as the file says so."""
-    return {node.name: node.doc_string for g in graphs(model.graph) for node in g.node if node.name and node.doc_string}
+__all__ = ["build_plan", "timing_cache_path", "write"]
 
 
 def checked(source: Source, version: Version, notes: list[str]) -> CheckReport | None:
@@ -124,22 +60,35 @@ def checked(source: Source, version: Version, notes: list[str]) -> CheckReport |
 
 @dataclass
 class Built:
-    """What :func:`build_plan` hands back."""
+    """What :func:`build_plan` hands back.
+
+    Attributes:
+        plan: the engine.
+        profiles: what it is built for.
+        registered: the plugins of the process; None if the file needs none.
+        plugins: how each svexport node runs, by the node's name.
+        seconds: of each stage.
+        check: what is known of the file for this version; None if it was not asked, or nothing is known.
+        notes: what was assumed, and TensorRT's warnings.
+    """
 
     plan: bytes
     profiles: list[Profile]
     registered: Registered | None
     plugins: dict[str, str]
     seconds: dict[str, float]
-    trtexec: str
     check: CheckReport | None
     notes: list[str]
+
+    @property
+    def library(self) -> Path | None:
+        """The plugin library that was loaded."""
+        return None if self.registered is None else self.registered.library
 
 
 def build_plan(
     trt: ModuleType,
     source: Source,
-    path: Path | None,
     options: BuildOptions,
     *,
     shapes: Any = None,
@@ -147,7 +96,6 @@ def build_plan(
     plugins: str | os.PathLike[str] | None = None,
     timing_cache: Path | None = None,
     check: bool = True,
-    device: int = 0,
 ) -> Built:
     """Builds a plan; nothing is written but the timing cache.
 
@@ -159,14 +107,7 @@ def build_plan(
     options.hold_to(version)
     source = source.for_version(version)
     notes: list[str] = []
-    started = time.perf_counter()
-    seconds: dict[str, float] = {}
-
-    def lap(stage: str) -> None:
-        nonlocal started
-        now = time.perf_counter()
-        seconds[stage], started = now - started, now
-
+    lap = _Laps()
     profiles = profiles_of(source.model.graph, shapes, values)
     notes += [note for profile in profiles for note in profile.notes]
     phase("checking")
@@ -180,12 +121,7 @@ def build_plan(
     log = Log()
     trt_logger = logger_for(trt, log)
     builder = trt.Builder(trt_logger)
-    flags = 0
-    for name in ("STRONGLY_TYPED", "EXPLICIT_BATCH"):  # the latter is all there is from 10 on, and gone in 11
-        if hasattr(trt.NetworkDefinitionCreationFlag, name) and (name == "STRONGLY_TYPED" or version < (10, 0)):
-            flags |= 1 << int(getattr(trt.NetworkDefinitionCreationFlag, name))
-    network = builder.create_network(flags)
-    network.name = _network_name(source.model)
+    network = _network(trt, builder, source)
     phase("parsing")
     parser = parse(trt, network, trt_logger, log, source)
     lap("parse")
@@ -194,9 +130,8 @@ def build_plan(
     options.apply(trt, config, source.half, source.integers)
     for profile in profiles:
         _add_profile(builder, network, config, profile)
-    library = None if registered is None else registered.library
-    if library is not None and options.version_compatible:
-        config.plugins_to_serialize = [str(library)]
+    if registered is not None and registered.library is not None and options.version_compatible:
+        config.plugins_to_serialize = [str(registered.library)]
     if timing_cache is not None:
         _load_timing_cache(config, timing_cache, notes)
     plan = _build(trt, builder, network, config, log)
@@ -208,21 +143,36 @@ def build_plan(
         _save_timing_cache(config, timing_cache, notes)
     lap("build")
     notes += [f"TensorRT warns: {text}" for text in log.warnings[:5]]
-    command = trtexec_command(
-        source.path or Path("model.onnx"),
-        path or Path("model.engine"),
-        version,
-        options,
-        profiles,
-        plugins=library,
-        timing_cache=timing_cache,
-        device=device,
-        half=source.half,
-        integers=source.integers,
-    )
     kinds = {} if registered is None else registered.kinds
     by_node = {node.name: kinds.get(node.op_type, "?") for node in nodes}
-    return Built(content, profiles, registered, by_node, seconds, command, report, notes)
+    return Built(content, profiles, registered, by_node, lap.seconds, report, notes)
+
+
+class _Laps:
+    """Where the time goes: each call ends a stage.
+
+    Attributes:
+        seconds: of each stage, by name.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._started = time.perf_counter()
+
+    def __call__(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[stage], self._started = now - self._started, now
+
+
+def _network(trt: ModuleType, builder: Any, source: Source) -> Any:
+    """An empty network, of the file's own types where this TensorRT can."""
+    version, flags = version_of(trt), 0
+    for name in ("STRONGLY_TYPED", "EXPLICIT_BATCH"):  # the latter is all there is from 10 on, and gone in 11
+        if hasattr(trt.NetworkDefinitionCreationFlag, name) and (name == "STRONGLY_TYPED" or version < (10, 0)):
+            flags |= 1 << int(getattr(trt.NetworkDefinitionCreationFlag, name))
+    network = builder.create_network(flags)
+    network.name = _network_name(source.model)
+    return network
 
 
 def parse(trt: ModuleType, network: Any, trt_logger: Any, log: Log, source: Source) -> Any:

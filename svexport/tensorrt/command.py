@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from svexport.errors import UnsupportedError
 from svexport.graph.nodes import svexport_nodes
 from svexport.tensorrt.bindings import load_tensorrt, version_of
-from svexport.tensorrt.builder import read_source
 from svexport.tensorrt.library import library_name
-from svexport.tensorrt.options import BuildOptions, trtexec_command
-from svexport.tensorrt.profiles import profiles_of
-from svexport.tensorrt.support.target import Target, dotted
+from svexport.tensorrt.options import ALWAYS_STRONGLY_TYPED, STRONGLY_TYPED, BuildOptions
+from svexport.tensorrt.profiles import Profile, profiles_of
+from svexport.tensorrt.source import Source, read_source
+from svexport.tensorrt.support.target import Target, Version, dotted
 
-__all__ = ["Command", "trtexec"]
+__all__ = ["Command", "trtexec", "trtexec_command"]
+
+_HARDWARE = {"ampere+": "ampere+", "same": "sameComputeCapability"}
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,9 @@ def trtexec(
         notes.append(
             f"{', '.join(nodes)}: put {plugins} there (svexport plugins build, against that TensorRT), or give plugins="
         )
-    engine = source.path.with_suffix(".engine") if path is None and source.path else Path(path or "model.engine")
+    engine = Path(path) if path else source.path.with_suffix(".engine") if source.path else None
     command = trtexec_command(
-        source.path or Path("model.onnx"),
+        source,
         engine,
         version,
         BuildOptions.of(workspace, **options),
@@ -86,7 +90,59 @@ def trtexec(
         plugins=plugins,
         timing_cache=None if isinstance(timing_cache, bool) else timing_cache,
         device=int(str(device).partition(":")[2] or 0),
-        half=source.half,
-        integers=source.integers,
     )
     return Command(command, dotted(version), notes)
+
+
+def trtexec_command(
+    source: Source,
+    engine: Path | None,
+    version: Version,
+    options: BuildOptions,
+    profiles: Sequence[Profile],
+    *,
+    plugins: str | os.PathLike[str] | None = None,
+    timing_cache: str | os.PathLike[str] | None = None,
+    device: int = 0,
+) -> str:
+    """The trtexec of that version which builds the same engine, as a line for a shell.
+
+    Raises:
+        UnsupportedError: on options that the version lacks, and several profiles before 10, whose trtexec knows one.
+    """
+    options.hold_to(version)
+    words = ["trtexec", f"--onnx={source.path or 'model.onnx'}", f"--saveEngine={engine or 'model.engine'}"]
+    words.append("--skipInference")
+    if STRONGLY_TYPED <= version < ALWAYS_STRONGLY_TYPED:
+        words.append("--stronglyTyped")
+    if version < STRONGLY_TYPED:
+        words += ["--fp16"] * (options.fp16 or source.half) + ["--int8"] * source.integers
+        words.append("--preview=+profileSharing0806")
+    words += ["--noTF32"] * (not options.tf32)
+    if len(profiles) > 1 and version < STRONGLY_TYPED:
+        raise UnsupportedError("trtexec before 10 builds one profile; give one, or build in Python")
+    for number, profile in enumerate(profiles):
+        if len(profiles) > 1:
+            words.append(f"--profile={number}")
+        given = {**profile.shapes, **profile.values}
+        for place, which in enumerate(("min", "opt", "max")):
+            named = (f"{name}:{'x'.join(map(str, sizes[place])) or 'scalar'}" for name, sizes in given.items())
+            words += [f"--{which}Shapes={','.join(named)}"] if given else []
+    if options.optimization_level is not None:
+        words.append(f"--builderOptimizationLevel={options.optimization_level}")
+    if options.workspace is not None:
+        words.append(f"--memPoolSize=workspace:{options.workspace / (1 << 20):g}")  # MiB, in every version
+    if options.dla_core is not None:
+        words += [f"--useDLACore={options.dla_core}", "--allowGPUFallback"]
+    words += ["--versionCompatible"] * options.version_compatible
+    if options.hardware_compatibility:
+        words.append(f"--hardwareCompatibilityLevel={_HARDWARE[options.hardware_compatibility]}")
+    words += ["--stripWeights"] * options.strip_weights + ["--refit"] * options.refit
+    words.append("--profilingVerbosity=detailed")
+    if plugins is not None:
+        words.append(f"--dynamicPlugins={plugins}")
+        words += [f"--setPluginsToSerialize={plugins}"] * options.version_compatible
+    if timing_cache is not None:
+        words.append(f"--timingCacheFile={timing_cache}")
+    words += [f"--device={device}"] * (device != 0)
+    return shlex.join(words)

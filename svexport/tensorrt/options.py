@@ -1,23 +1,17 @@
-"""What an engine is built with, and the command of trtexec that says the same."""
+"""What an engine is built with."""
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from svexport.errors import BuildError, UnsupportedError
-from svexport.tensorrt.profiles import Profile
 from svexport.tensorrt.support.target import Version, dotted
 
-__all__ = ["BuildOptions", "trtexec_command"]
+__all__ = ["ALWAYS_STRONGLY_TYPED", "STRONGLY_TYPED", "BuildOptions"]
 
 _HARDWARE = {"ampere+": "AMPERE_PLUS", "same": "SAME_COMPUTE_CAPABILITY"}
-_TRTEXEC_HARDWARE = {"ampere+": "ampere+", "same": "sameComputeCapability"}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 STRONGLY_TYPED: Version = (10, 0)
 """From here on the types of a file are those of its engine."""
@@ -135,57 +129,3 @@ def _bytes(size: int | str | None) -> int | None:
     if not found:
         raise BuildError(f'workspace expects bytes, or a text such as "4G" or "512M"; got {size!r}')
     return found
-
-
-def trtexec_command(
-    onnx: Path,
-    engine: Path,
-    version: Version,
-    options: BuildOptions,
-    profiles: Sequence[Profile],
-    *,
-    plugins: str | os.PathLike[str] | None = None,
-    timing_cache: str | os.PathLike[str] | None = None,
-    device: int = 0,
-    half: bool = False,
-    integers: bool = False,
-) -> str:
-    """The trtexec of that version which builds the same engine, as a line for a shell.
-
-    Raises:
-        UnsupportedError: on options that the version lacks, and several profiles before 10, whose trtexec knows one.
-    """
-    options.hold_to(version)
-    words = ["trtexec", f"--onnx={onnx}", f"--saveEngine={engine}", "--skipInference"]
-    if STRONGLY_TYPED <= version < ALWAYS_STRONGLY_TYPED:
-        words.append("--stronglyTyped")
-    if version < STRONGLY_TYPED:
-        words += ["--fp16"] * (options.fp16 or half) + ["--int8"] * integers + ["--preview=+profileSharing0806"]
-    words += ["--noTF32"] * (not options.tf32)
-    if len(profiles) > 1 and version < (10, 0):
-        raise UnsupportedError("trtexec before 10 builds one profile; give one, or build in Python")
-    for number, profile in enumerate(profiles):
-        if len(profiles) > 1:
-            words.append(f"--profile={number}")
-        given = {**profile.shapes, **profile.values}
-        for place, which in enumerate(("min", "opt", "max")):
-            named = (f"{name}:{'x'.join(map(str, sizes[place])) or 'scalar'}" for name, sizes in given.items())
-            words += [f"--{which}Shapes={','.join(named)}"] if given else []
-    if options.optimization_level is not None:
-        words.append(f"--builderOptimizationLevel={options.optimization_level}")
-    if options.workspace is not None:
-        words.append(f"--memPoolSize=workspace:{options.workspace / (1 << 20):g}")  # MiB, in every version
-    if options.dla_core is not None:
-        words += [f"--useDLACore={options.dla_core}", "--allowGPUFallback"]
-    words += ["--versionCompatible"] * options.version_compatible
-    if options.hardware_compatibility:
-        words.append(f"--hardwareCompatibilityLevel={_TRTEXEC_HARDWARE[options.hardware_compatibility]}")
-    words += ["--stripWeights"] * options.strip_weights + ["--refit"] * options.refit
-    words.append("--profilingVerbosity=detailed")
-    if plugins is not None:
-        words.append(f"--dynamicPlugins={plugins}")
-        words += [f"--setPluginsToSerialize={plugins}"] * options.version_compatible
-    if timing_cache is not None:
-        words.append(f"--timingCacheFile={timing_cache}")
-    words += [f"--device={device}"] * (device != 0)
-    return shlex.join(words)

@@ -12,7 +12,7 @@ import torch
 
 import svexport
 from svexport.runtime import build, place, tensorrt
-from svexport.tensorrt.plugins import _tensor
+from svexport.tensorrt.jit_plugin import tensor_at
 from tests.gpu.support import gpu
 from tests.tensorrt.models import Scale, exported
 from tests.tensorrt.reference import Reference, install
@@ -39,7 +39,7 @@ def plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     def execute(self: Any, stream_handle: int) -> bool:
         trt.streams.append(stream_handle)
         with torch.cuda.stream(torch.cuda.ExternalStream(stream_handle)):
-            x = _tensor(self._addresses["x"], self._shapes["x"], torch.float32)
+            x = tensor_at(self._addresses["x"], self._shapes["x"], torch.float32)
             slow = x
             for _ in range(20):  # long enough for a reader that does not wait to come too early
                 slow = slow.sort(dim=1).values
@@ -50,7 +50,7 @@ def plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
                 self._allocators[name].notify_shape(name, x.shape)
             else:
                 address = self._addresses[name]
-            y = _tensor(address, tuple(x.shape), torch.float32)
+            y = tensor_at(address, tuple(x.shape), torch.float32)
             torch.add(2 * x + 1, slow - slow, out=y)
         return True
 

@@ -29,7 +29,7 @@ def main(folder: str, stub: str) -> dict[str, Any]:
     import tensorrt_bindings as trt
 
     sys.modules["tensorrt"] = trt
-    from svexport.tensorrt import aot, plugins
+    from svexport.tensorrt import aot, jit_plugin, plugins
     from svexport.tensorrt.nodes import plugin_ops
 
     nvcc = aot.available()
@@ -42,7 +42,7 @@ def main(folder: str, stub: str) -> dict[str, Any]:
         "kinds": kinds,
         "kinds again": dict(plugins.register_plugins().kinds),
         "registered": library.registered_creators(),
-        "ops": {op.name: of_op(trt, plugins, op) for op in plugin_ops()},
+        "ops": {op.name: of_op(trt, jit_plugin, op) for op in plugin_ops()},
         "just in time": {op.name: in_time(library, op) for op in plugin_ops()},
         "ahead of time": {op.name: ahead(library, op, nvcc) for op in plugin_ops() if kinds[op.node_type] == "AOT"},
         "inverse of 9x9": [
@@ -78,8 +78,8 @@ def subclasses(trt: Any) -> dict[str, Any]:
     }
 
 
-def of_op(trt: Any, plugins: Any, op: Op) -> dict[str, Any]:
-    _, creator_class = plugins.plugin_classes(op)
+def of_op(trt: Any, jit_plugin: Any, op: Op) -> dict[str, Any]:
+    _, creator_class = jit_plugin.plugin_classes(op)
     creator = creator_class()
     generator = torch.Generator().manual_seed(0)
     args = next(iter(op.samples(lambda *shape: torch.randn(shape, generator=generator))))

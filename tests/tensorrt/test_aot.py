@@ -15,7 +15,15 @@ from torch import Tensor
 from svexport.errors import PluginBuildError, UnsupportedError
 from svexport.ops._op import OPS, Op, as_tuple
 from svexport.tensorrt import aot, library
-from svexport.tensorrt.plugins import COORDINATES, FACTORS, IMAGES, Description, Size, input_names, output_descriptions
+from svexport.tensorrt.signature import (
+    COORDINATES,
+    FACTORS,
+    IMAGES,
+    Description,
+    Size,
+    input_names,
+    output_descriptions,
+)
 from tests.tensorrt.cases import arguments, inputs_of, with_inputs
 from tests.tensorrt.driver import launch
 

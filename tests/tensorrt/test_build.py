@@ -435,8 +435,9 @@ def test_other_sizes_have_to_be_given(tensorrt: Install) -> None:
         assert any("axis 0 of 'a'" in note for note in engine.report.notes)
 
 
-def test_several_profiles(tensorrt: Install) -> None:
-    tensorrt()
+@every_version
+def test_several_profiles(tensorrt: Install, version: str) -> None:
+    tensorrt(version)
     model = model_of({"a": ["n", "m"]})
     shapes = [{"a": ((1, 1), (1, 4), (1, 8))}, {"a": ((2, 1), (8, 1), (16, 1))}]
     with svexport.build(model, shapes=shapes) as engine:
@@ -445,7 +446,11 @@ def test_several_profiles(tensorrt: Install) -> None:
             assert torch.equal(engine(x), -x)
         with pytest.raises(EngineError, match=r"a: \[1, 1\] to \[1, 8\] or a: \[2, 1\] to \[16, 1\], got a: \[2, 2\]"):
             engine(torch.ones(2, 2))
-        assert engine.report.trtexec.count("--profile=") == 2
+        command = engine.report.trtexec
+        if version.startswith("8."):
+            assert command.startswith("# trtexec before 10 builds one profile")
+        else:
+            assert command.count("--profile=") == 2
 
 
 def test_numbers_that_are_sizes(tensorrt: Install) -> None:

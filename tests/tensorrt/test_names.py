@@ -17,20 +17,24 @@ from tests.tensorrt.reference import API, VERSIONS
 
 PACKAGE = Path(svexport.__file__).parent
 FILES = {
+    "tensorrt/aot_plugin.py": VERSIONS[1:],
     "tensorrt/bindings.py": VERSIONS,
     "tensorrt/builder.py": VERSIONS,
+    "tensorrt/fields.py": VERSIONS[1:],
+    "tensorrt/jit_plugin.py": VERSIONS[1:],
     "tensorrt/options.py": VERSIONS,
     "tensorrt/plugins.py": VERSIONS,
+    "tensorrt/python_plugin.py": VERSIONS[1:],
+    "tensorrt/signature.py": VERSIONS[1:],
     "tensorrt/torch_tensorrt.py": VERSIONS[1:],  # Torch-TensorRT is for 10 and later
     "runtime/build.py": VERSIONS,
     "runtime/context.py": VERSIONS,
     "runtime/tensorrt.py": VERSIONS,
 }
-FROM_10 = {
-    "Size", "_monitor", "_output_shapes", "aot_plugin_classes", "create_plugin", "expression", "fields_of",
-    "plugin_classes", "shape_expressions",
-}  # fmt: skip
-"""What is reached after ``_tensorrt()``, which refuses what is older, or where a name of 10 was asked for."""
+FROM_10 = {"_monitor", "create_plugin"}
+"""What is reached after ``load_tensorrt_for_plugins()``, which refuses what is older, or a name of 10 was asked for."""
+FROM_10_8 = {"_AotCreator", "_AotPlugin", "_integer"}
+"""What ``aot_plugin.plugin_classes`` makes after it has asked for their interface."""
 BEFORE_10 = {"_registered_in_library"}
 OF_OTHERS = {"clone", "enqueue"}
 """Names that torch's tensors, or our own classes, have too."""
@@ -89,6 +93,8 @@ class Walk:
     @staticmethod
     def within(name: str, versions: frozenset[str]) -> frozenset[str]:
         old = {"8.6.1"}
+        if name in FROM_10_8:
+            return versions - old - {"10.1.0"}
         return versions - old if name in FROM_10 else versions & old if name in BEFORE_10 else versions
 
     def condition(self, test: ast.expr, versions: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
@@ -150,6 +156,8 @@ class Walk:
 
 
 def is_trt(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr in ("trt", "_trt") and isinstance(node.value, ast.Name) and node.value.id == "self"
     return isinstance(node, ast.Name) and node.id in ("trt", "tensorrt")
 
 
@@ -193,6 +201,7 @@ def texts() -> Iterator[tuple[str, list[str]]]:
     yield "config.max_workspace_size = 1", ["10.1.0, 10.16.1, 11.4.0"]
     yield "config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED", []
     yield "trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH", ["11.4.0"]
+    yield "self.trt.NoSuchThing", [", ".join(sorted(VERSIONS))]
     yield "trt.NoSuchThing", [", ".join(sorted(VERSIONS))]
 
 

@@ -19,11 +19,11 @@ import torch
 
 from svexport.errors import BackendNotAvailableError, PluginBuildError
 from svexport.ops._op import OPS, Op, as_tuple
-from svexport.tensorrt import aot, plugins, register_plugins
+from svexport.tensorrt import aot, fields, jit_plugin, plugins, register_plugins
 from svexport.tensorrt.bindings import dtypes
 from svexport.tensorrt.library import Library
 from svexport.tensorrt.nodes import plugin_ops
-from svexport.tensorrt.plugins import COORDINATES, FACTORS, IMAGES, Description, Size, output_descriptions
+from svexport.tensorrt.signature import COORDINATES, FACTORS, IMAGES, Description, Size, output_descriptions
 from tests.tensorrt.cases import arguments, inputs_of, with_inputs
 from tests.tensorrt.engines import runnable
 from tests.tensorrt.test_aot import AOT_OPS, evaluate, kernel_for
@@ -301,7 +301,7 @@ def test_selection(
     fake.get_plugin_registry = lambda: registry
     path = tmp_path / "libsvexport_tensorrt10.so"
     path.touch()
-    monkeypatch.setattr(plugins, "load_tensorrt", lambda: fake)
+    monkeypatch.setitem(sys.modules, "tensorrt", fake)
     monkeypatch.setattr(plugins, "_registered", {})
     monkeypatch.setattr(plugins, "libraries", lambda: [] if library is None else [Library(path, 10), Library(path, 9)])
     monkeypatch.setattr(aot, "available", lambda: nvcc)
@@ -349,7 +349,7 @@ def test_enqueue_computes_on_the_given_memory_and_stream(
     monkeypatch: pytest.MonkeyPatch, op: Op, dtype: torch.dtype
 ) -> None:
     fake = fake_tensorrt()
-    monkeypatch.setattr(plugins, "_tensorrt", lambda: fake)
+    monkeypatch.setitem(sys.modules, "tensorrt", fake)
     types = {dtype: type_ for type_, dtype in dtypes(fake).items()}
     stream = torch.cuda.Stream()
     for args in filter(partial(runnable, op), arguments(op)):
@@ -357,7 +357,7 @@ def test_enqueue_computes_on_the_given_memory_and_stream(
         keep = COORDINATES.get(op.name, ())
         inputs = [(t.to(dtype) if t.is_floating_point() and n not in keep else t).cuda() for n, t in named]
         attributes = {a.name: v for a, v in zip(op.arguments, args, strict=True) if not a.is_tensor}
-        plugin = plugins.plugin_classes(op)[0](attributes)
+        plugin = jit_plugin.plugin_classes(op)[0](attributes)
         expected = as_tuple(op(*with_inputs(op, args, inputs)))
         outputs = [torch.full_like(t, 7) for t in expected]
         descs = [SimpleNamespace(dims=tuple(t.shape), type=types[t.dtype]) for t in (*inputs, *outputs)]
@@ -387,19 +387,19 @@ def test_bindings_that_lose_lists_are_noticed(monkeypatch: pytest.MonkeyPatch, b
 
     fake = fake_tensorrt()
     fake.__version__, fake.PluginField = "10.15.1", field
-    monkeypatch.setattr(plugins, "_tensorrt", lambda: fake)
-    plugins._reads_lists.cache_clear()
+    monkeypatch.setitem(sys.modules, "tensorrt", fake)
+    fields._reads_lists.cache_clear()
     for op in plugin_ops():
         args = next(arguments(op))
         given = {a.name: v for a, v in zip(op.arguments, args, strict=True) if not a.is_tensor}
-        fields = plugins.fields_of(fake, op, given)
+        collection = fields.fields_of(fake, op, given)
         if broken and any(a.kind in ("ints", "floats") for a in op.attributes):
             with pytest.raises(BackendNotAvailableError, match=r"10\.15\.1 show a plugin the first element only"):
-                plugins.attributes_of(op, fields)
+                fields.attributes_of(op, collection)
         else:
-            got = plugins.attributes_of(op, fields)
+            got = fields.attributes_of(op, collection)
             assert all(np.allclose(got[name], np.asarray(value, float)) for name, value in given.items())
-    plugins._reads_lists.cache_clear()
+    fields._reads_lists.cache_clear()
 
 
 def test_without_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,10 +21,10 @@ def main(folder: str, library: str, files: list[str]) -> None:
 
     sys.modules["tensorrt"] = trt
     import svexport.tensorrt
-    from svexport.tensorrt import plugins
+    from svexport.tensorrt import fields
 
     kinds = dict(svexport.tensorrt.register_plugins().kinds)
-    print(json.dumps({"version": trt.__version__, "kinds": kinds, "lists": plugins._reads_lists()}))
+    print(json.dumps({"version": trt.__version__, "kinds": kinds, "lists": fields._reads_lists()}))
     for file in files:
         print(json.dumps({"file": file, **parse(trt, Path(file)), "host": host.host_errors().decode()}), flush=True)
 
