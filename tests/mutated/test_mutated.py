@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
+from onnx import helper
 
 import svexport
 from tests.mutated import ACTIONS
@@ -22,3 +25,17 @@ def test_what_is_no_model(damage, read, tmp_path) -> None:
     (tmp_path / "m.onnx").write_bytes(damage)
     with pytest.raises(svexport.SvexportError, match=r"m\.onnx"):
         read(tmp_path / "m.onnx")
+
+
+def test_a_domain_that_is_not_imported_is_no_error_of_a_library() -> None:
+    """Types of svexport nodes cannot be inferred then."""
+    x = helper.make_tensor_value_info("x", 1, [2, 3])
+    y = helper.make_tensor_value_info("y", 1, None)
+    nodes = [
+        helper.make_node("SvFastSigmoid", ["x"], ["s"], domain="svexport"),
+        helper.make_node("SvFastSigmoid", ["s"], ["t"], domain="svexport"),
+        helper.make_node("Relu", ["t"], ["y"]),
+    ]
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y]), opset_imports=[helper.make_opsetid("", 13)])
+    with contextlib.suppress(svexport.SvexportError):
+        assert svexport.convert(model, opset=11).opset_import[0].version == 11
