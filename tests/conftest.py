@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import extent, kernels, seeds
+from tests.harness import extent, fallbacks, kernels, seeds
 from tests.harness.seeds import pytest_fixture_setup, pytest_make_collect_report, pytest_runtest_setup
 
 __all__ = ["pytest_fixture_setup", "pytest_make_collect_report", "pytest_runtest_setup"]
@@ -17,6 +17,7 @@ __all__ = ["pytest_fixture_setup", "pytest_make_collect_report", "pytest_runtest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     extent.add_options(parser)
+    fallbacks.add_options(parser)
     seeds.add_options(parser)
 
 
@@ -24,6 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
     seeds.configure(config)
     kernels.configure(config)
     extent.configure(config)
+    fallbacks.configure(config)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -5,15 +5,23 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
+import svexport
+from svexport.exporter import dynamo
+from svexport.exporter.opsets import FIRST_DYNAMO_OPSET, LAST_TORCHSCRIPT_OPSET
+from svexport.exporter.trace import torch_export_first
 from tests import csrc
-from tests.harness import extent, kernels, seeds
+from tests.harness import extent, fallbacks, kernels, seeds
 
 
 @pytest.mark.parametrize("sizes", [(3, 4, 2), (2, 2, 2, 3, 2), (5, 3, 4)])
@@ -85,6 +93,102 @@ def test_fixtures_take_no_random_numbers_of_a_test(request: pytest.FixtureReques
     seeds._start(request.config, "a")
     assert request.getfixturevalue("drawn_by_a_fixture") != expected
     assert numbers() == expected
+
+
+@pytest.fixture
+def judged() -> Iterator[Callable[..., str]]:
+    """Judges what was exported here as if ``known`` were the tests that need TorchScript."""
+    config = SimpleNamespace(stash={})
+
+    def judge(known: dict[str, str] | None) -> str:
+        config.stash[fallbacks.KNOWN] = known
+        try:
+            return fallbacks._judge("a test", config)
+        finally:
+            fallbacks._seen.clear()
+
+    yield judge
+    fallbacks._seen.clear()
+
+
+class Doubling(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+class Branching(nn.Module):
+    """Takes a value into Python, which torch.export refuses."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.isnan().any():
+            self.seen = True
+        return x * 2
+
+
+def wrong(*args: Any) -> Any:
+    """What torch.export's exporter would write with a rule that is wrong."""
+    written, guarded = EXPORT(*args)
+    for node in written.graph.node:
+        node.op_type = {"Mul": "Add"}.get(node.op_type, node.op_type)
+    return written, guarded
+
+
+EXPORT = dynamo.export
+both = pytest.mark.skipif(LAST_TORCHSCRIPT_OPSET >= FIRST_DYNAMO_OPSET, reason="an old torch has TorchScript alone")
+
+
+@both
+@pytest.mark.parametrize("rule", ["refuses", "is wrong"])
+def test_what_torch_script_traces_fails_where_nobody_knows(rule: str, judged, monkeypatch, tmp_path) -> None:
+    if rule == "is wrong":
+        monkeypatch.setattr(dynamo, "export", wrong)
+    model = Branching() if rule == "refuses" else Doubling()
+
+    def export() -> None:
+        assert svexport.export(model, torch.randn(2, 3), tmp_path / "m.onnx", opset=11).verified
+
+    export()
+    with pytest.raises(pytest.fail.Exception, match="did not trace a model"):
+        judged({"another test": ""})
+    export()
+    assert judged({"a test": ""})
+    export()
+    assert judged(None), "collected for the list"
+
+
+@both
+def test_what_torch_export_traces_is_in_no_list(judged, tmp_path) -> None:
+    svexport.export(Doubling(), torch.randn(2, 3), tmp_path / "m.onnx", opset=11)
+    with pytest.raises(pytest.fail.Exception, match="take a test out"):
+        judged({"a test": "refused, once"})
+    svexport.export(Doubling(), torch.randn(2, 3), tmp_path / "m.onnx", opset=11)
+    assert judged({}) == ""
+
+
+@pytest.mark.parametrize("model", ["scripted", "meant for it", "opset 20"])
+def test_models_that_say_nothing_of_the_first_tracer(model: str, judged, tmp_path) -> None:
+    module = torch.jit.script(Doubling()) if model == "scripted" else Doubling()
+    with torch_export_first(False) if model == "meant for it" else nullcontext():
+        svexport.export(module, torch.randn(2, 3), tmp_path / "m.onnx", opset=20 if model == "opset 20" else 11)
+    assert judged({"a test": "neither here nor there"}) == ""
+
+
+def test_fallbacks_are_of_tests_that_there_are() -> None:
+    root = Path(__file__).parents[1]
+    gone = [name for name in fallbacks.read()["tests"] if not (root / name.partition("::")[0]).is_file()]
+    assert not gone, "make test ARGS=--keep-fallbacks"
+
+
+def test_fallbacks_of_a_run_are_kept(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(fallbacks, "FALLBACKS", tmp_path / "fallbacks.json")
+    fallbacks.FALLBACKS.write_text(
+        json.dumps({"torch": "2.0", "tests": {"a": "still", "b": "no more", "c": "not run"}})
+    )
+    keep = fallbacks.Keep()
+    for name, properties in {"a": [("fallback", ("a", "now"))], "b": [], "d": [("fallback", ("d", "new"))]}.items():
+        keep.pytest_runtest_logreport(SimpleNamespace(nodeid=name, user_properties=properties))
+    keep.pytest_sessionfinish()
+    assert fallbacks.read() == {"torch": fallbacks._torch(), "tests": {"a": "now", "c": "not run", "d": "new"}}
 
 
 def item_of(name: str, source: Path) -> SimpleNamespace:

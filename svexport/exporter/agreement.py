@@ -8,11 +8,18 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from svexport.exporter.quantizers import largest
 from svexport.exporter.rounding import Rounding, Tolerances
 from svexport.exporter.ties import StableOrder
 from svexport.parity import Parity, parity
 
-__all__ = ["AnotherWay", "allow_rounding", "held", "jumps", "ties"]
+__all__ = ["AnotherWay", "allow_rounding", "closely", "held", "hold_closely", "jumps", "ties"]
+
+CLOSE = 2.0**-16
+"""Of an output's largest number: what torch and ONNX Runtime seldom differ by."""
+
+MOST_ROUNDING = 10.0
+"""What differs by more is held to so many times torch's own rounding."""
 
 
 class AnotherWay(Exception):
@@ -84,3 +91,24 @@ def allow_rounding(
         elif held_to.atol is not None or (e.is_floating_point() and atol > held_to.most[1]):
             continue
         found[index] = parity(name, e, a, run=p.run, rtol=p.rtol, atol=atol)
+
+
+def closely(
+    expected: Tensor, usual: tuple[float, float], own: float | None, close: float = CLOSE
+) -> tuple[float, float]:
+    """rtol and atol by how far torch is from itself, where that is known and less than the usual ones."""
+    scale = largest(expected)
+    tight = math.inf if own is None else max(MOST_ROUNDING * own, close * scale)
+    return (0.0, tight) if tight < usual[1] + usual[0] * scale else usual
+
+
+def hold_closely(found: list[Parity], rounding: Rounding, pairs: Sequence[tuple[str, Tensor, Tensor]]) -> None:
+    """Of ``found``, which agrees, holds to torch's own rounding what is further apart than two runtimes usually are."""
+    for index, (name, e, a) in enumerate(pairs):
+        p = found[index]
+        if not e.is_floating_point() or p.max_abs <= CLOSE * largest(e):
+            continue
+        own = rounding.own(index, p.max_abs / MOST_ROUNDING)
+        rtol, atol = closely(e, (p.rtol, p.atol), own)
+        if p.max_abs > atol + rtol * largest(e):
+            found[index] = parity(name, e, a, run=p.run, rtol=rtol, atol=atol)

@@ -120,7 +120,9 @@ def export(
         rtol: relative tolerance of verification; default: 1e-3, of half models what their type can resolve, of whole
             numbers 0.
         atol: absolute tolerance of verification; default: 1e-4, of half models what their type can resolve, times the
-            largest number of the output where that is below 1; more, up to that, where torch's own rounding is.
+            largest number of the output where that is below 1; more, up to that, where torch's own rounding is. Where
+            both are the default, nor half types or quantizers take part, ten times torch's own rounding, of what
+            differs by more than 2**-16 of that number.
         freeze: names of inputs that become constants of the file, with the values in ``args``; the report's notes and
             the file's ``doc_string`` say so.
 
@@ -182,11 +184,7 @@ def export(
                 verification = verify_file(
                     flat,
                     file,
-                    tensors,
-                    names,
-                    result_names,
-                    dynamic_axes=axes,
-                    sizes=sizes,
+                    signature,
                     held_to=held_to,
                     warned=warned,
                     state=state,
@@ -202,7 +200,7 @@ def export(
             verified = time.perf_counter()
             size = sum(f.stat().st_size for f in folder.iterdir())
             move(folder, path)
-    checked = None if target is None else _check(path, target, notes)
+    checked = None if platform is None else _check(path, platform, notes)
     seconds = {"trace": was_traced - started, "bodies": finished - was_traced}
     if kind != "none":
         seconds["verify"] = verified - finished
@@ -260,10 +258,9 @@ def _kind(verify: bool | str) -> str:
     return kinds[verify]
 
 
-def _check(path: Path, target: str, notes: list[str]) -> CheckReport:
-    platform = Target.parse(target)
+def _check(path: Path, platform: Target, notes: list[str]) -> CheckReport:
     phase(f"checking for {platform}")
-    checked = check(path, target)
+    checked = check(path, platform)
     if found := [*checked.errors, *checked.warnings]:
         what = ", ".join(dict.fromkeys(finding.op or finding.rule for finding in found))
         notes.append(f"{platform}: {checked.verdict} ({what}); print(report.check) lists them")

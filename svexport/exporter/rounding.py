@@ -46,6 +46,11 @@ class Tolerances:
         """``dtypes`` take part in the computation: the coarsest decides."""
         return cls(rtol, atol, tolerances(rtol, atol, dtypes))
 
+    @property
+    def fine(self) -> bool:
+        """Whether no half type takes part, of which two runtimes make quite different numbers."""
+        return self.most == (RTOL, ATOL)
+
     def held(self, expected: Tensor, far: bool = False) -> tuple[float, float]:
         """rtol and atol of one output: of ``far`` inputs, where large numbers cancel, at least some rounding errors."""
         rtol, atol = self.most
@@ -101,12 +106,20 @@ class Rounding:
         """Per output, how far torch is from itself, at least a rounding error of its scale; None where unknown."""
         while self._look_further():
             pass
-        return [
-            None if gap is None or not gap.numel() else max(float(gap.amax()), torch.finfo(e.dtype).eps * _scale(e))
-            for gap, e in (
-                (gap if e.is_floating_point() else None, e) for gap, e in zip(self.gaps, self._expected, strict=True)
-            )
-        ]
+        return [self._own(index) for index in range(len(self.gaps))]
+
+    def own(self, index: int, least: float) -> float | None:
+        """The same of one output, looked for no further than until it is ``least``."""
+        while ((own := self._own(index)) is None or own < least) and self._look_further():
+            pass
+        return own
+
+    def _own(self, index: int) -> float | None:
+        """By what is known so far."""
+        gap, expected = self.gaps[index], self._expected[index]
+        if gap is None or not gap.numel() or not expected.is_floating_point():
+            return None
+        return max(float(gap.amax()), torch.finfo(expected.dtype).eps * _scale(expected))
 
     def _explained(self, index: int, actual: Tensor, rtol: float, atol: float) -> float:
         """By what is known of the rounding so far."""

@@ -63,10 +63,11 @@ def plant(verification: Verification, model: onnx.ModelProto, lines: Mapping[str
         expected = verification.computed(run, inputs)
         if expected is None:
             continue
-        recording = planted.record(inputs, verification.usually_held(run, expected))
+        before, now = verification.held_to_rounding(run, inputs, expected)
+        recording = planted.record(inputs, before)
         if recording is not None:
             runs.append(recording)
-            closer.append(replace(recording, held=verification.held_to_rounding(run, inputs, expected)))
+            closer.append(replace(recording, held=now))
     verification.raise_failed()
     if not runs:
         return None
@@ -78,7 +79,7 @@ def plant(verification: Verification, model: onnx.ModelProto, lines: Mapping[str
         expected = verification.computed(run, inputs)
         if expected is None or not verification.agrees(run, inputs, expected):
             continue
-        recording = planted.record(inputs, verification.held_to_rounding(run, inputs, expected)) if left else None
+        recording = planted.record(inputs, verification.held_to_rounding(run, inputs, expected)[1]) if left else None
         if recording is not None:
             left = _left(planted, left, [recording], f"searching inputs for {len(left)} faults")
     verification.raise_failed()

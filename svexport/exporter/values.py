@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, NoReturn
 
@@ -15,10 +15,13 @@ from svexport.exporter.borders import ANYWAY
 from svexport.exporter.source import around, near, numbers_of_users, raising_line, shown_line
 from svexport.exporter.way import OTHERS, UNGUARDED, Exit, Forced, TooLong, Way
 
-__all__ = ["refuse_values", "unproven", "unproven_counts", "user_numbers"]
+__all__ = ["Unproven", "refuse_values", "user_numbers"]
 
 MOST_NUMBERS = 48
 """Of the user's source, that values are tried to be."""
+
+Line = tuple[str, int, str]
+"""Path, number and function."""
 
 _TRUTHS = {"True", "False"}
 
@@ -38,75 +41,110 @@ MOST_CALLS = 3000
 """Of functions of torch, to take random values, or find other numbers of elements, in turn."""
 
 
-def unproven(
-    model: nn.Module,
-    inputs_of: Mapping[str, Sequence[Tensor]],
-    ways: Mapping[str, Way],
-    compared: Collection[Way],
-    held: Sequence[Tensor],
-    guarded: bool,
-) -> list[Exit]:
-    """Lines that take values of inputs out of tensors, from which something follows that has not been compared.
+class Unproven:
+    """What may follow from values of inputs in Python, beside what has been compared.
 
-    What follows is seen where a line is made to get another value: functions called, or given, anything else. Nothing
-    does where the value is only printed, kept, or checked by an assertion. A branch has been compared if both its ways
-    have been gone, each time that one run comes there.
+    Args:
+        model: whose forward it is.
+        inputs_of: runs that torch computed, by name.
+        ways: that forward went with them, by name.
+        compared: ways on which a file computes what torch does.
+        held: parameters and buffers of the model.
     """
-    known: set[tuple[Any, int | None]] = set()
-    found_unproven: dict[Any, Exit] = {}
-    for run, way in ways.items():
-        for line, found in way.exits.items():
-            if line in found_unproven or (guarded and found.name not in UNGUARDED):
-                continue
-            taken = way.taken.get(line, [])
-            places = range(min(len(taken), MOST_PLACES)) if set(taken) <= _TRUTHS else (None,)
-            for place in [place for place in places if (line, place) not in known]:
-                known.add((line, place))
-                numbers: list[float] = []
-                whiches = range(1)
-                if place is None:
-                    numbers = around(user_numbers(model, inputs_of[run]))[:MOST_NUMBERS]
-                    drawn = min(MOST_DRAWN, MOST_CALLS // max(way.length, 1))
-                    whiches = range(OTHERS + len(numbers) + drawn)
-                elif _both(line, place, compared):
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs_of: Mapping[str, Sequence[Tensor]],
+        ways: Mapping[str, Way],
+        compared: Collection[Way],
+        held: Sequence[Tensor],
+    ) -> None:
+        self._model, self._inputs_of, self._ways = model, inputs_of, ways
+        self._compared, self._held = compared, held
+
+    def values(self, guarded: bool) -> list[Exit]:
+        """Lines that take values of inputs out of tensors, from which something follows that has not been compared.
+
+        What follows is seen where a line is made to get another value: functions called, or given, anything else.
+        Nothing does where the value is only printed, kept, or checked by an assertion. A branch has been compared if
+        both its ways have been gone, each time that one run comes there. ``guarded`` leaves out what ``torch.export``
+        has seen to.
+        """
+        known: set[tuple[Any, int | None]] = set()
+        found_unproven: dict[Any, Exit] = {}
+        for run, way in self._ways.items():
+            for line, found in way.exits.items():
+                if line in found_unproven or (guarded and found.name not in UNGUARDED):
                     continue
-                others = (Forced(line, which, place) for which in whiches)
-                if any(_follows(model, inputs_of[run], way, compared, held, other, numbers) for other in others):
-                    found_unproven[line] = found
-                    break
-    return list(found_unproven.values())
+                taken = way.taken.get(line, [])
+                places = range(min(len(taken), MOST_PLACES)) if set(taken) <= _TRUTHS else (None,)
+                for place in [place for place in places if (line, place) not in known]:
+                    known.add((line, place))
+                    if (place is None or not self._both(line, place)) and self._decides(run, line, place):
+                        found_unproven[line] = found
+                        break
+        return list(found_unproven.values())
 
+    def _both(self, line: Line, place: int) -> bool:
+        """Whether a truth that a line takes has been both, in what has been compared."""
+        taken = [way.taken.get(line, []) for way in self._compared]
+        return {truths[place] for truths in taken if place < len(truths)} >= _TRUTHS
 
-def _both(line: tuple[str, int, str], place: int, compared: Collection[Way]) -> bool:
-    """Whether a truth that a line takes has been both, in what has been compared."""
-    taken = [way.taken.get(line, []) for way in compared]
-    return {truths[place] for truths in taken if place < len(truths)} >= _TRUTHS
+    def _decides(self, run: str, line: Line, place: int | None) -> bool:
+        """Whether something follows in a run from the value that a line takes there."""
+        numbers: list[float] = []
+        whiches = range(1)
+        if place is None:
+            numbers = around(user_numbers(self._model, self._inputs_of[run]))[:MOST_NUMBERS]
+            drawn = min(MOST_DRAWN, MOST_CALLS // max(self._ways[run].length, 1))
+            whiches = range(OTHERS + len(numbers) + drawn)
+        return any(self._follows(run, Forced(line, which, place), numbers) for which in whiches)
 
+    def counts(self) -> list[Exit]:
+        """Lines that get sizes of what was found by values, where forward goes a way that has not been compared once
+        others are found: none, some, all, or around a number of the user's source."""
+        known: set[Any] = set()
+        for run, way in self._ways.items():
+            new = [found for line, found in way.counts.items() if line not in known]
+            known |= way.counts.keys()
+            if not new:
+                continue
+            wanted = around(user_numbers(self._model, self._inputs_of[run]))
+            numbers = [int(n) for n in wanted if 0 <= n == int(n)][:MOST_NUMBERS]
+            near = [n + by for n in way.finds for by in (-1, 1) if n + by >= 0]
+            counts = dict.fromkeys([0, *near, *numbers, *range(MOST_COUNTED)])
+            apart = range(len(way.finds)) if len(way.finds) > 1 else ()
+            forced = [(place, count) for place in (None, *apart) for count in counts]
+            most = max(MOST_CALLS // way.length, LEAST_COUNTS)
+            if any(self._follows(run, count=count) for count in forced[:most]):
+                return new
+        return []
 
-def unproven_counts(
-    model: nn.Module,
-    inputs_of: Mapping[str, Sequence[Tensor]],
-    ways: Mapping[str, Way],
-    compared: Collection[Way],
-    held: Sequence[Tensor],
-) -> list[Exit]:
-    """Lines that get sizes of what was found by values, where forward goes a way that has not been compared once others
-    are found: none, some, all, or around a number of the user's source."""
-    known: set[Any] = set()
-    for run, way in ways.items():
-        new = [found for line, found in way.counts.items() if line not in known]
-        known |= way.counts.keys()
-        if not new:
-            continue
-        numbers = [int(n) for n in around(user_numbers(model, inputs_of[run])) if 0 <= n == int(n)][:MOST_NUMBERS]
-        near = [n + by for n in way.finds for by in (-1, 1) if n + by >= 0]
-        counts = dict.fromkeys([0, *near, *numbers, *range(MOST_COUNTED)])
-        apart = range(len(way.finds)) if len(way.finds) > 1 else ()
-        forced = [(place, count) for place in (None, *apart) for count in counts]
-        most = max(MOST_CALLS // way.length, LEAST_COUNTS)
-        if any(_follows(model, inputs_of[run], way, compared, held, count=count) for count in forced[:most]):
-            return new
-    return []
+    def _follows(
+        self,
+        run: str,
+        forced: Forced | None = None,
+        numbers: Sequence[float] = (),
+        count: tuple[int | None, int] | None = None,
+    ) -> bool:
+        """Whether forward goes a way that has not been compared when a line gets another value out of a tensor, or
+        finds another number of them; not where the model has none for it."""
+        usual = self._ways[run]
+        arguments = [t.clone() for t in self._inputs_of[run]]
+        way = Way(arguments, self._held, forced=forced, count=count, most=2 * usual.length + 100, numbers=numbers)
+        try:
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with way:
+                    results = self._model(*arguments)
+        except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+            if forced is None:
+                return isinstance(error, TooLong)
+            refusal = None if isinstance(error, TooLong) else raising_line(error)
+            return refusal is None or (way.leaves(usual) and not near(forced.line, refusal))
+        way.end(results)
+        return not any(way.same_flow(other) for other in self._compared)
 
 
 def user_numbers(model: nn.Module, inputs: Sequence[Tensor]) -> set[float]:
@@ -119,34 +157,6 @@ def user_numbers(model: nn.Module, inputs: Sequence[Tensor]) -> set[float]:
     except Exception:  # noqa: BLE001 - the user's code may raise anything
         return set()
     return numbers
-
-
-def _follows(
-    model: nn.Module,
-    inputs: Sequence[Tensor],
-    usual: Way,
-    compared: Iterable[Way],
-    held: Sequence[Tensor],
-    forced: Forced | None = None,
-    numbers: Sequence[float] = (),
-    count: tuple[int | None, int] | None = None,
-) -> bool:
-    """Whether forward goes a way that has not been compared when a line gets another value out of a tensor, or finds
-    another number of them; not where the model has none for it."""
-    arguments = [t.clone() for t in inputs]
-    way = Way(arguments, held, forced=forced, count=count, most=2 * usual.length + 100, numbers=numbers)
-    try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with way:
-                results = model(*arguments)
-    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-        if forced is None:
-            return isinstance(error, TooLong)
-        refusal = None if isinstance(error, TooLong) else raising_line(error)
-        return refusal is None or (way.leaves(usual) and not near(forced.line, refusal))
-    way.end(results)
-    return not any(way.same_flow(other) for other in compared)
 
 
 def refuse_values(unproven: Sequence[Exit], names: Sequence[str]) -> NoReturn:

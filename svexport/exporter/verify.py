@@ -12,16 +12,16 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from svexport.errors import EngineError, VerificationError
-from svexport.exporter.agreement import AnotherWay, allow_rounding, held, jumps, ties
+from svexport.exporter.agreement import AnotherWay, allow_rounding, closely, held, hold_closely, jumps, ties
 from svexport.exporter.as_in_files import AsInFiles
 from svexport.exporter.borders import ANYWAY, MOST_RUNS, WITHOUT_NUMBERS, Borders, Sizes, refuse_beyond
+from svexport.exporter.finish import Signature
 from svexport.exporter.inputs import FAR, FIRST, KINDS, NOTHING, Resized, far, of_kind, random
-from svexport.exporter.quantizers import ROUNDING, Copies, allow_steps, largest
+from svexport.exporter.quantizers import ROUNDING, Copies, allow_steps
 from svexport.exporter.rounding import Rounding, Tolerances
-from svexport.exporter.sizes import Size
 from svexport.exporter.source import shown_line
 from svexport.exporter.state import State, random_state, same_random_state
-from svexport.exporter.values import refuse_values, unproven, unproven_counts, user_numbers
+from svexport.exporter.values import Unproven, refuse_values, user_numbers
 from svexport.exporter.way import Guards, Way
 from svexport.parity import Parity, parity
 from svexport.progress import phase
@@ -30,9 +30,6 @@ __all__ = ["verify"]
 
 SEARCHED = "searched"
 """Inputs that were looked for, far from the given ones."""
-
-MOST_ROUNDING = 10.0
-"""A file may differ by so many times torch's own rounding where it is held to that."""
 
 MOST_AT_BORDERS = 2**20
 """Elements of inputs whose sizes are to turn a comparison."""
@@ -50,12 +47,8 @@ class _NotFinite(Exception):
 def verify(
     model: nn.Module,
     path: Path,
-    tensors: Sequence[Tensor],
-    input_names: Sequence[str],
-    output_names: Sequence[str],
+    signature: Signature,
     *,
-    dynamic_axes: Mapping[str, Mapping[int, str]],
-    sizes: Mapping[str, Size],
     held_to: Tolerances,
     warned: Sequence[str],
     state: State,
@@ -83,7 +76,7 @@ def verify(
     If Python takes values out of tensors, inputs of more kinds are tried as well,
     and compared where forward goes a way with them that it has not gone before. Then nothing may follow from a value
     that a line took out of what depends on an input, whatever it is, but what has been compared (see
-    :func:`unproven`); ``guarded`` says whether the tracer has seen to those that ``torch.export`` knows of.
+    :class:`Unproven`); ``guarded`` says whether the tracer has seen to those that ``torch.export`` knows of.
 
     Of dynamic sizes that Python compares, or counts by, some on both sides are tried (:class:`Borders`).
 
@@ -92,18 +85,7 @@ def verify(
             cannot be tried on both sides.
         VerificationError: if any output differs, the worst one named, or the file does not run.
     """
-    verification = Verification(
-        model,
-        path,
-        tensors,
-        input_names,
-        output_names,
-        dynamic_axes=dynamic_axes,
-        sizes=sizes,
-        held_to=held_to,
-        warned=warned,
-        state=state,
-    )
+    verification = Verification(model, path, signature, held_to, warned, state)
     verification.compare(kind == "quick", guarded)
     verification.raise_failed()
     if kind != "quick":
@@ -125,12 +107,7 @@ class Verification:
         self,
         model: nn.Module,
         path: Path,
-        tensors: Sequence[Tensor],
-        input_names: Sequence[str],
-        output_names: Sequence[str],
-        *,
-        dynamic_axes: Mapping[str, Mapping[int, str]],
-        sizes: Mapping[str, Size],
+        signature: Signature,
         held_to: Tolerances,
         warned: Sequence[str],
         state: State,
@@ -141,8 +118,8 @@ class Verification:
             self.engine = OnnxEngine(path, device="cpu")
         except EngineError as error:
             raise VerificationError(f"{error}. No file was written.\n  {ANYWAY}") from error
-        self.model, self.tensors = model, tensors
-        self.input_names, self.output_names = input_names, output_names
+        self.model, self.tensors = model, list(signature.inputs.values())
+        self.input_names, self.output_names = list(signature.inputs), signature.outputs
         self.held_to, self.warned, self.state = held_to, warned, state
         self.results: list[Parity] = []
         self.inputs: dict[str, list[Tensor]] = {}
@@ -150,7 +127,7 @@ class Verification:
         self.skipped: list[str] = []
         self.as_files = AsInFiles()
         self._held = [*model.parameters(), *model.buffers()]
-        self._resized = Resized(tensors, input_names, dynamic_axes, sizes)
+        self._resized = Resized(self.tensors, self.input_names, signature.axes, signature.sizes)
         self._borders = Borders(self._resized, MOST_AT_BORDERS)
         self._ways: dict[str, Way] = {}
         self._sizes: dict[str, Sizes] = {}
@@ -265,37 +242,35 @@ class Verification:
         self._compare(run, inputs, expected)
         return run in self._agreed
 
-    def usually_held(self, run: str, expected: Sequence[Tensor]) -> list[tuple[float, float]]:
-        """rtol and atol per output of a run."""
-        return [self.held_to.held(e, _is_far(run)) for e in expected]
-
     def held_to_rounding(
         self, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...]
-    ) -> list[tuple[float, float]]:
-        """rtol and atol per output of a run that agrees, as torch's own rounding there allows them: a few times that.
+    ) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+        """rtol and atol per output of a run that agrees: those it was held to, and a few times torch's own rounding
+        however little that is.
 
         Where that is unknown, or more than usual, and with quantizers, which make steps of it, the usual ones. The file
-        is held to them at once; :meth:`raise_failed` tells.
+        is held to the latter at once; :meth:`raise_failed` tells.
         """
-        usual = self.usually_held(run, expected)
-        given = self.held_to.rtol is not None or self.held_to.atol is not None
-        if given or self._ways[run].calls(ROUNDING):
-            return usual
+        usual = [self.held_to.held(e, _is_far(run)) for e in expected]
+        if not self._closely(run):
+            return usual, usual
         with self.as_files:
             measured = Rounding(self.model, inputs, expected, self._copies).measured()
-        result = []
         actual = self._computed(run, inputs, len(expected))
-        for name, e, a, (rtol, atol), own in zip(self.output_names, expected, actual, usual, measured, strict=True):
-            tight = None if own is None else MOST_ROUNDING * own
-            if tight is None or tight >= atol + rtol * largest(e):
-                result.append((rtol, atol))
-                continue
-            result.append((0.0, tight))
-            found = parity(name, e, a, run=run, rtol=0.0, atol=tight)
-            if not found.ok:
+        before, result = [], []
+        for name, e, a, whole, own in zip(self.output_names, expected, actual, usual, measured, strict=True):
+            before.append(closely(e, whole, own) if self.held_to.fine else whole)
+            result.append(closely(e, whole, own, close=0.0))
+            rtol, atol = result[-1]
+            if not rtol and not (found := parity(name, e, a, run=run, rtol=rtol, atol=atol)).ok:
                 self.results.append(found)
                 self._failing[run] = inputs, actual
-        return result
+        return before, result
+
+    def _closely(self, run: str) -> bool:
+        """Whether torch's rounding says what outputs are held to: no tolerance that was given does, no quantizer."""
+        given = self.held_to.rtol is not None or self.held_to.atol is not None
+        return not given and not self._ways[run].calls(ROUNDING)
 
     def _first_taken(self, alternatives: Iterable[Run]) -> tuple[str, list[Tensor], tuple[Tensor, ...]] | None:
         """The first of them that the model computes, with what it does; None, and why, if that is none."""
@@ -371,19 +346,22 @@ class Verification:
     ) -> list[Parity] | None:
         """How each output agrees; None, and why, where torch's own results say nothing."""
         found = [held(name, e, a, run, self.held_to, _is_far(run)) for name, e, a in pairs]
-        if all(p.ok for p in found):
-            return found
         same_way = partial(self._same_way, run)
+        rounding = Rounding(self.model, inputs, [e for _, e, _ in pairs], self._copies, same_way)
         with self.as_files:
-            if self._ways[run].calls(ROUNDING):
-                allow_steps(found, self._copies, inputs, pairs, self.notes)
-        if not all(p.ok for p in found):
-            rounding = Rounding(self.model, inputs, [e for _, e, _ in pairs], self._copies, same_way)
-            with self.as_files:
-                allow_rounding(found, rounding, pairs, self.held_to, self.notes)
-            if _is_far(run) and rounding.sizes:
-                self.skipped.append(f"{run}: how large torch's results are there depends on its rounding errors")
-                return None
+            if all(p.ok for p in found):
+                if self.held_to.fine and self._closely(run):
+                    hold_closely(found, rounding, pairs)
+            else:
+                if self._ways[run].calls(ROUNDING):
+                    allow_steps(found, self._copies, inputs, pairs, self.notes)
+                if not all(p.ok for p in found):
+                    allow_rounding(found, rounding, pairs, self.held_to, self.notes)
+                    if _is_far(run) and rounding.sizes:
+                        self.skipped.append(
+                            f"{run}: how large torch's results are there depends on its rounding errors"
+                        )
+                        return None
         if _is_far(run) and not all(p.ok for p in found):
             with self.as_files:
                 if jumps(lambda *near: same_way(self.model, near), inputs, pairs, found):
@@ -487,8 +465,8 @@ class Verification:
     def raise_unproven(self, guarded: Guards) -> None:
         """Raises :class:`ExportError` of values of inputs, and of sizes, that decide on what has not been compared."""
         with self.as_files:
-            given = self.model, self.inputs, self._ways, self._compared.values(), self._held
-            found = unproven(*given, guarded.values) or ([] if guarded.sizes else unproven_counts(*given))
+            unproven = Unproven(self.model, self.inputs, self._ways, self._compared.values(), self._held)
+            found = unproven.values(guarded.values) or ([] if guarded.sizes else unproven.counts())
         if found:
             refuse_values(found, self.input_names)
         if turns := self._borders.beyond():

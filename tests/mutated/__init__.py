@@ -181,7 +181,17 @@ def _compare(path: Path) -> None:
     svexport.compare(Small().eval(), path, INPUTS)
 
 
-ACTIONS: dict[str, Callable[[Path], None]] = {"check": _check, "lower": _lower, "load": _load, "compare": _compare}
+def _convert(path: Path) -> None:
+    svexport.convert(path, opset=11)
+
+
+ACTIONS: dict[str, Callable[[Path], None]] = {
+    "check": _check,
+    "lower": _lower,
+    "load": _load,
+    "compare": _compare,
+    "convert": _convert,
+}
 
 
 def outcome(action: str, path: Path) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
+from onnx import helper
 
 import svexport
 from tests.mutated import ACTIONS
@@ -13,7 +16,7 @@ from tests.mutated.run import main
 def test_some_damaged_files(first, capfd) -> None:
     """Each in a process of its own: none raises what is not svexport's, dies or hangs."""
     assert main(60, first) == 0, capfd.readouterr().out
-    assert set(ACTIONS) == {"check", "compare", "load", "lower"}
+    assert set(ACTIONS) == {"check", "compare", "convert", "load", "lower"}
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x08", b"\xff" * 40, b"PK\x03\x04" + b"\0" * 40, b"\n" * 1000])
@@ -22,3 +25,17 @@ def test_what_is_no_model(damage, read, tmp_path) -> None:
     (tmp_path / "m.onnx").write_bytes(damage)
     with pytest.raises(svexport.SvexportError, match=r"m\.onnx"):
         read(tmp_path / "m.onnx")
+
+
+def test_a_domain_that_is_not_imported_is_no_error_of_a_library() -> None:
+    """Types of svexport nodes cannot be inferred then."""
+    x = helper.make_tensor_value_info("x", 1, [2, 3])
+    y = helper.make_tensor_value_info("y", 1, None)
+    nodes = [
+        helper.make_node("SvFastSigmoid", ["x"], ["s"], domain="svexport"),
+        helper.make_node("SvFastSigmoid", ["s"], ["t"], domain="svexport"),
+        helper.make_node("Relu", ["t"], ["y"]),
+    ]
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y]), opset_imports=[helper.make_opsetid("", 13)])
+    with contextlib.suppress(svexport.SvexportError):
+        assert svexport.convert(model, opset=11).opset_import[0].version == 11

@@ -24,7 +24,7 @@ from svexport.tensorrt.support.target import Target
 __all__ = ["CheckReport", "Finding", "check"]
 
 
-def check(model: onnx.ModelProto | str | os.PathLike[str], target: str) -> CheckReport:
+def check(model: onnx.ModelProto | str | os.PathLike[str], target: str | Target) -> CheckReport:
     """Tells whether a TensorRT version parses a file, without TensorRT, a GPU or running anything.
 
     Every node, those in nested graphs and local functions too, is held to what TensorRT's parser is known to take: its
@@ -45,7 +45,7 @@ def check(model: onnx.ModelProto | str | os.PathLike[str], target: str) -> Check
         SvexportError: if the file is missing or is no ONNX model.
     """
     started = time.perf_counter()
-    platform = Target.parse(target)
+    platform = target if isinstance(target, Target) else Target.parse(target)
     if not isinstance(model, (onnx.ModelProto, str, os.PathLike)):
         raise SvexportError(f"expected an ONNX model or the path of one, got a {type(model).__name__}; export it first")
     path = None if isinstance(model, onnx.ModelProto) else Path(model)

@@ -131,7 +131,7 @@ def known_of(model: onnx.ModelProto) -> Known:
     if any(name not in stated for node in svexport_nodes(light) for name in node.output):
         try:
             lower_in_place(light, lambda _: True)  # inference knows no svexport nodes
-        except UnsupportedError as error:
+        except (UnsupportedError, onnx.shape_inference.InferenceError) as error:
             logger.debug("no types of svexport nodes: {}", error)
     forgetful = onnx.ModelProto()
     forgetful.CopyFrom(light)
