@@ -333,7 +333,7 @@ class _InPlaceOf(TorchFunctionMode):
 
     def __init__(self, dynamic: bool) -> None:
         super().__init__()
-        always = IN_PLACE_OF | _OF_MASKS | _OF_NO_BOOLEANS | _OF_INDICES | _OF_NOTHING | _OF_NUMBERS | _OF_SIZES
+        always = IN_PLACE_OF | _OF_MASKS | _AS_NUMBERS | _OF_INDICES | _OF_NOTHING | _OF_A_NUMBER | _OF_SIZES
         self._functions = always | (_OF_DYNAMIC_SIZES if dynamic else {})
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -348,18 +348,17 @@ def _of_masks(function: Callable[..., Any], input: Tensor, *args: Any, **kwargs:
     """Of booleans, the largest and where it is: ONNX has neither for them before opset 20, and TensorRT at none."""
     if input.dtype != torch.bool:
         return function(input, *args, **kwargs)
-    numbers = [x.float() if isinstance(x, Tensor) and x.dtype == torch.bool else x for x in (input, *args)]
-    result = function(*numbers, **kwargs)
+    result = function(*map(_number, (input, *args)), **kwargs)
     return result.bool() if isinstance(result, Tensor) else type(result)((result[0].bool(), result[1]))
 
 
-def _of_numbers(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _as_numbers(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Of booleans, the exporters divide by what is 0 without the small number that torch adds."""
+    return function(*map(_number, args), **{name: _number(x) for name, x in kwargs.items()})
 
-    def number(x: Any) -> Any:
-        return x.float() if isinstance(x, Tensor) and x.dtype == torch.bool else x
 
-    return function(*map(number, args), **{name: number(x) for name, x in kwargs.items()})
+def _number(x: Any) -> Any:
+    return x.float() if isinstance(x, Tensor) and x.dtype == torch.bool else x
 
 
 def _by_places(function: Callable[..., Any], input: Tensor, index: Any, *values: Any) -> Any:
@@ -432,8 +431,8 @@ _OF_MASKS: dict[Callable[..., Any], Callable[..., Any]] = {
     for name in ("amax", "amin", "max", "maximum", "min", "minimum")
     for function in (getattr(torch, name), getattr(Tensor, name))
 }
-_OF_NO_BOOLEANS: dict[Callable[..., Any], Callable[..., Any]] = {
-    function: functools.partial(_of_numbers, function)
+_AS_NUMBERS: dict[Callable[..., Any], Callable[..., Any]] = {
+    function: functools.partial(_as_numbers, function)
     for function in (F.cosine_embedding_loss, torch.cosine_embedding_loss)
 }
 _OF_INDICES: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -443,7 +442,7 @@ _OF_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {F.interpolate: interp
 _OF_NOTHING: dict[Callable[..., Any], Callable[..., Any]] = {
     function: functools.partial(_of_nothing, function) for function in (torch.addmm, Tensor.addmm)
 }
-_OF_NUMBERS: dict[Callable[..., Any], Callable[..., Any]] = {
+_OF_A_NUMBER: dict[Callable[..., Any], Callable[..., Any]] = {
     function: functools.partial(_of_a_number, function)
     for function in (torch.argwhere, torch.nonzero, Tensor.argwhere, Tensor.nonzero)
 }

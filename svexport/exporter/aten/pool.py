@@ -39,22 +39,25 @@ def _alike(size: int, windows: int) -> tuple[int, int] | None:
     return (lengths.pop(), steps.pop()) if len(lengths) == len(steps) == 1 else None
 
 
-def _pairs(input: Tensor, output_size: Sequence[int]) -> list[tuple[int, int]] | None:
-    """Size and number of windows of each axis; None where some are dynamic."""
+def _windows(
+    input: Tensor, output_size: Sequence[int]
+) -> tuple[list[tuple[int, int]], list[tuple[int, int] | None]] | None:
+    """Size and number of windows of each axis, and :func:`_alike` of these; None where some are dynamic."""
     sizes = (*input.shape[-len(output_size) :], *output_size)
     if not all(isinstance(size, int) and size for size in sizes):
         return None
-    return list(zip(sizes[: len(output_size)], output_size, strict=True))
+    pairs = list(zip(sizes[: len(output_size)], output_size, strict=True))
+    return pairs, [_alike(*pair) for pair in pairs]
 
 
 def _average(input: Tensor, output_size: Sequence[int]) -> Tensor:
     """A pool where windows are alike; else one matrix product per dimension."""
     axes = len(output_size)
     with untraced():
-        pairs = _pairs(input, output_size)
-        if pairs is None:
+        windows_of_axes = _windows(input, output_size)
+        if windows_of_axes is None:
             return NotImplemented
-        alike = [_alike(*pair) for pair in pairs]
+        pairs, alike = windows_of_axes
         means = [
             None if None not in alike or size == windows else _means(size, windows).to(input.dtype).to(input.device)
             for size, windows in pairs
@@ -81,10 +84,10 @@ def _largest(input: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]
     """A pool; of windows that are not alike, side by side, where the last pixel of each is repeated."""
     axes = len(output_size)
     with untraced():
-        pairs = _pairs(input, output_size)
-        if pairs is None:
+        windows_of_axes = _windows(input, output_size)
+        if windows_of_axes is None:
             return NotImplemented
-        alike = [_alike(*pair) for pair in pairs]
+        pairs, alike = windows_of_axes
         places = [None if known else _side_by_side(*pair) for known, pair in zip(alike, pairs, strict=True)]
         kernel, stride = zip(
             *(known or 2 * (_longest(*pair),) for known, pair in zip(alike, pairs, strict=True)), strict=True
