@@ -15,8 +15,8 @@ from torch.utils import cpp_extension
 from svexport.ops import _cuda
 from tests.csrc import CXX, INCLUDES, NVCC, built, compiled
 
-KERNELS = sorted(_cuda.CSRC.glob("cuda/*.cu"))
-HEADERS = sorted(_cuda.CSRC.glob("cuda/*.h"))
+KERNELS = sorted(_cuda.CSRC.glob("cuda/**/*.cu"))
+HEADERS = sorted(_cuda.CSRC.glob("cuda/**/*.h"))
 BINDINGS = sorted(_cuda.CSRC.glob("torch/*.cpp"))
 
 needs_nvcc = pytest.mark.skipif(not NVCC, reason="needs nvcc")
@@ -32,8 +32,9 @@ SPILLED_BYTES = 96
 
 def test_kernels_know_neither_torch_nor_tensorrt() -> None:
     """What they include is theirs, or of the CUDA toolkit or the C++ library."""
-    own = {path.name for path in (_cuda.CSRC / "cuda").iterdir()}
-    for path in sorted((_cuda.CSRC / "cuda").iterdir()):
+    files = sorted(path for path in (_cuda.CSRC / "cuda").rglob("*") if path.suffix in (".cu", ".cuh", ".h"))
+    own = {str(path.relative_to(_cuda.CSRC / "cuda")) for path in files}
+    for path in files:
         for quoted, system in re.findall(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', path.read_text(), re.MULTILINE):
             assert not quoted or quoted in own, f"{path.name} includes {quoted}"
             assert not re.search(r"torch|aten|c10|nvinfer", system, re.IGNORECASE), f"{path.name} includes {system}"

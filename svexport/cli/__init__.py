@@ -1,4 +1,4 @@
-"""The command line: ``svexport demo | export | check | build | compare | bench | triton | debug | lower | …``.
+"""The command line: ``svexport demo | export | check | build | compare | bench | debug | lower | kernels | …``.
 
 Each command is a file with ``add_arguments(parser)`` and ``run(options) -> Outcome``. It imports torch and the rest
 inside ``run``: ``--help`` and usage errors answer at once, and ``doctor`` also where nothing else is installed.
@@ -39,6 +39,7 @@ COMMANDS = (
     "convert",
     "quantize",
     "plugins",
+    "kernels",
     "advise",
     "doctor",
     "completion",

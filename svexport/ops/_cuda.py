@@ -59,7 +59,7 @@ def kernels() -> set[str]:
 
 def sources() -> list[Path]:
     """What the extension is compiled from."""
-    return sorted([*CSRC.glob("cuda/*.cu"), *CSRC.glob("torch/*.cpp")])
+    return sorted([*CSRC.glob("cuda/**/*.cu"), *CSRC.glob("torch/*.cpp")])
 
 
 def architectures() -> str:
@@ -151,7 +151,7 @@ def _load_from_cache() -> None:
 def _build_key() -> str:
     """Changes with everything that the compiled extension depends on."""
     digest = hashlib.sha256(repr(FLAGS).encode())
-    for path in sorted(p for p in CSRC.rglob("*") if p.parent.name in ("cuda", "torch")):
+    for path in sorted(p for folder in ("cuda", "torch") for p in (CSRC / folder).rglob("*") if p.is_file()):
         digest.update(path.name.encode() + path.read_bytes())
     digest.update(_architectures().encode())
     version = re.sub(r"[^\w.]+", "-", f"{__version__}-torch{torch.__version__}-cuda{torch.version.cuda}")

@@ -15,13 +15,14 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from svexport.errors import PluginBuildError, UnsupportedError
+from svexport.kernels import planner
 from svexport.ops._op import Op
 from svexport.tensorrt import library
 
@@ -198,7 +199,7 @@ def ptx(source: str) -> str:
 @functools.cache
 def _sources() -> str:
     """Changes with everything that kernels include."""
-    texts = [f.read_bytes() for folder in ("aot", "cuda") for f in sorted((library.CSRC / folder).glob("*.*"))]
+    texts = [f.read_bytes() for folder in ("aot", "cuda") for f in sorted((library.CSRC / folder).rglob("*.*"))]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()
 
 
@@ -225,6 +226,23 @@ def _some(blocks: Any) -> Any:
     return max(blocks, 1) if isinstance(blocks, int) else blocks.at_least(1)
 
 
+_MANY = 1 << 20
+"""Rows, where TensorRT learns how many later: enough for every multiprocessor."""
+
+
+def _gpu() -> planner.Gpu:
+    """The one that an engine is built on, which has no more than 48 KB of shared memory for a kernel of TensorRT's."""
+    return replace(planner.this_gpu() or planner.GPUS["h100"], shared_memory=48 * 1024)
+
+
+def _blocks(launch: planner.Launch, work: Any) -> Any:
+    """The planner's, where the work is a number; else the expression for them."""
+    if isinstance(work, int):
+        return _some(launch.grid[0])
+    blocks = _some(_ceil_div(work, launch.per_block))
+    return blocks if launch.most >= torch.iinfo(torch.int32).max else blocks.at_most(launch.most)
+
+
 def _constants(*values: int | bool) -> tuple[str, ...]:
     return tuple(
         f"std::{str(v).lower()}_type()" if isinstance(v, bool) else f"Int<{v}>()"  #
@@ -239,12 +257,23 @@ def _inverse(arguments: Sequence[Any], outputs: Sequence[Operand]) -> Launch:
 
 
 def _add_bias_residual_layer_norm(arguments: Sequence[Any], outputs: Sequence[Operand]) -> Launch:
-    x = arguments[0]
-    rows, d = _product(x.shape[:-1]), x.shape[-1] if isinstance(x.shape[-1], int) else 0
-    if 0 < d <= 512:
-        return Launch((_some(_ceil_div(rows, 4)), 1, 1), 128, _constants(d))
-    threads = min(512, _ceil_div(d, 256) * 32) if d else 256
-    return Launch((_some(rows), 1, 1), threads, _constants(d if d <= 4096 else 0))
+    x, extra = arguments[0], arguments[6]
+    rows, d, item = _product(x.shape[:-1]), x.shape[-1], x.dtype.itemsize
+    known = isinstance(d, int)
+    problem = {"rows": rows if isinstance(rows, int) else _MANY, "columns": d if known else 0, "item_size": item}
+    strides = math.gcd(d * item, 16) if known else 16
+    problem |= {"strides": strides, "extra": extra is not None}
+    tactic = planner.plan("add_bias_residual_layer_norm", _gpu(), **problem).chosen
+    kernel, access = tactic.constants["kernel"], tactic.constants["access"]
+    # Where the columns are not known, whether there are vectors is seen when it runs.
+    width = 16 // item if access in ("vector", "shifted") or not known else {"pair": 2, "single": 1}[access]
+    columns = 0 if kernel == "long" else int(kernel.removeprefix("warp").removeprefix("block"))
+    return Launch(
+        (_blocks(tactic.launch, rows), 1, 1),
+        tactic.launch.block[0],
+        _constants(columns, not kernel.startswith("warp"), width, access == "shifted"),
+        tactic.launch.shared_memory,
+    )
 
 
 def _camera_sample(arguments: Sequence[Any], outputs: Sequence[Operand]) -> Launch:

@@ -137,7 +137,7 @@ def compile_objects(
     nvcc = find_nvcc()
     flags = [*FLAGS, *_gencode(architectures)]
     include = ["-I", str(CSRC / "cuda"), "-I", str(CSRC / "tensorrt"), "-isystem", str(headers.folder)]
-    sources = [*sorted(CSRC.glob("cuda/*.cu")), *sorted(CSRC.glob("tensorrt/*.cpp"))]
+    sources = [*sorted(CSRC.glob("cuda/**/*.cu")), *sorted(CSRC.glob("tensorrt/*.cpp"))]
     depends = {".cu": _text(CSRC / "cuda")}  # the same for every TensorRT
     depends[".cpp"] = depends[".cu"] + _text(CSRC / "tensorrt") + _text(headers.folder)
     done = 0
@@ -184,9 +184,9 @@ def plugins_folder() -> Path:
 
 
 def _text(folder: Path) -> str:
-    """Changes with every header in a folder."""
+    """Changes with every header in a folder and below."""
     digest = hashlib.sha256()
-    for path in sorted(p for p in folder.iterdir() if p.suffix in (".h", ".cuh")):
+    for path in sorted(p for p in folder.rglob("*") if p.suffix in (".h", ".cuh")):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 

@@ -78,6 +78,9 @@ class Size:
     def at_least(self, other: Any) -> Size:
         return self._with("MAX", self, other)
 
+    def at_most(self, other: Any) -> Size:
+        return self._with("MIN", self, other)
+
 
 @dataclass(frozen=True)
 class Description:

@@ -1202,6 +1202,16 @@ cudaError_t cudaGetDevice(int* device) {
 }
 
 // Those of an H200.
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = {};
+  return cudaSuccess;
+}
+
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   switch (attribute) {
     case cudaDevAttrMultiProcessorCount: *value = multiprocessor_count; break;

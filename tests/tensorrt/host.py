@@ -259,6 +259,16 @@ class Plugin:
         """The bytes of workspace; negative if the plugin refuses."""
         return self._call("host_configure", len(tensors) - self.outputs, self.outputs, _array(tensors))
 
+    def tactics(self) -> list[int]:
+        """What the builder would time, once configured."""
+        found = (ctypes.c_int32 * 64)()
+        count = self._call("host_tactics", found, 64)
+        assert count >= 0, self.host.log()
+        return found[:count]
+
+    def set_tactic(self, tactic: int) -> None:
+        assert self._call("host_set_tactic", tactic) == 0, self.host.log()
+
     def prepare(self, tensors: Sequence[Desc]) -> int:
         return self._call("host_prepare", len(tensors) - self.outputs, self.outputs, _array(tensors))
 

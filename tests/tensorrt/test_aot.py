@@ -50,6 +50,7 @@ class Operations:
     PROD = staticmethod(lambda a, b: a * b)
     FLOOR_DIV = staticmethod(lambda a, b: a // b)
     MAX = staticmethod(max)
+    MIN = staticmethod(min)
 
 
 def evaluate(value: Any, sizes: Mapping[tuple[int, int], int]) -> int:

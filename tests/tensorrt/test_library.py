@@ -96,7 +96,7 @@ def test_built_libraries_are_compiled_once(tmp_path: Path, monkeypatch: pytest.M
     assert [built] == library.libraries()
     assert built.path.name == "libsvexport_tensorrt10.so"
     first = calls.read_text().splitlines()
-    sources = {*library.CSRC.glob("cuda/*.cu"), *library.CSRC.glob("tensorrt/*.cpp")}
+    sources = {*library.CSRC.glob("cuda/**/*.cu"), *library.CSRC.glob("tensorrt/*.cpp")}
     assert len(first) == len(sources) + 1
     assert "arch=compute_87,code=sm_87" in first[0]
     assert "arch=compute_90a,code=sm_90a" in first[0], "of 9.0 with all that it has"

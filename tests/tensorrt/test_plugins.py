@@ -348,6 +348,40 @@ def test_enqueue_allocates_nothing_and_adds_little_to_its_launcher(host: Host, o
     assert best < 5
 
 
+TACTICS = ["add_bias_residual_layer_norm"]
+"""Ops of whose kernels TensorRT is offered several."""
+
+
+def configured(host: Host, name: str, args: tuple, dtype: torch.dtype = torch.float32) -> tuple[Plugin, list[Desc]]:
+    plugin = plugin_of(host, OPS[name], args)
+    inputs = inputs_of(OPS[name], args)
+    shapes = plugin.shapes([Desc(tuple(x.shape)) for _, x in inputs])
+    types = [dtype if x.is_floating_point() else index_type(host, x.dtype) for _, x in inputs]
+    tensors = [Desc(tuple(x.shape), t) for (_, x), t in zip(inputs, types)] + [Desc(s, dtype) for s, _ in shapes]
+    assert plugin.configure(tensors) >= 0
+    return plugin, tensors
+
+
+@pytest.mark.parametrize("op", plugin_ops(), ids=lambda op: op.name)
+def test_tactics_are_offered_and_kept_in_the_plan(host: Host, op: Op) -> None:
+    plugin, _ = configured(host, op.name, list(arguments(op))[-1])
+    found = plugin.tactics()
+    if host.version < (10, 0) or op.name not in TACTICS:
+        assert found == []
+        return
+    assert len(found) > 1, "a choice"
+    assert len(set(found)) == len(found)
+    assert min(found) > 0, "0 is TensorRT's own"
+    default = plugin.serialized()
+    for tactic in found:
+        plugin.set_tactic(tactic)
+        assert plugin.serialized() != default
+        for copy in (plugin.reload(), plugin.clone(), plugin.attach()):
+            assert copy.serialized() == plugin.serialized()
+    plugin.set_tactic(0)
+    assert plugin.serialized() == default
+
+
 def test_descriptions_that_do_not_fit_are_refused(host: Host) -> None:
     op = OPS["grid_sample"]
     args = case(op, 0)

@@ -1,4 +1,5 @@
-#include "add_bias_residual_layer_norm.h"
+#include "add_bias_residual_layer_norm/launch.h"
+#include "add_bias_residual_layer_norm/tensors.h"
 
 #include "plugin.h"
 
@@ -42,8 +43,20 @@ class AddBiasResidualLayerNorm final : public Plugin<AddBiasResidualLayerNorm, A
 
   cudaError_t run(const Tensors& t, void*, cudaStream_t stream) const override {
     return add_bias_residual_layer_norm(t.in(kX), t.in(kBias), t.in(kResidual), t.in(kWeight), t.in(kNormBias), node.eps,
-                                        t.count() > kExtra ? t.in(kExtra) : Tensor{}, t.out(0), t.out(1), stream);
+                                        extra(t), t.out(0), t.out(1), tactic_, stream);
   }
+
+  Few<int32_t> tactics(const Tensors& t) const override {
+    const Tensor& x = t.in(kX);
+    if (x.numel() == 0) return {};
+    const norm::Problem problem =
+        norm::problem_of(x, t.in(kResidual), extra(t), norm::axes_of(x, t.in(kResidual), extra(t)),
+                         {t.out(0).data, t.out(1).data}, {t.in(kBias).data, t.in(kWeight).data, t.in(kNormBias).data});
+    return norm::worth_timing(problem, current_gpu());
+  }
+
+ private:
+  static Tensor extra(const Tensors& t) { return t.count() > kExtra ? t.in(kExtra) : Tensor{}; }
 };
 
 }  // namespace

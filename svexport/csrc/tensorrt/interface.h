@@ -69,12 +69,18 @@ class Interface {
   size_t workspace(const std::vector<PluginTensorDesc>& inputs,
                    const std::vector<PluginTensorDesc>& outputs) const noexcept {
     return guarded(plugin_->type(), size_t{0}, [&] {
-      Tensors tensors;
-      tensors.inputs.resize(inputs.size());
-      tensors.outputs.resize(outputs.size());
-      tensors.scales.resize(inputs.size());
-      describe(inputs.data(), outputs.data(), tensors);
+      const Tensors tensors = described(inputs, outputs);
       return takes(tensors.count()) ? plugin_->workspace(tensors) : size_t{0};
+    });
+  }
+
+  // Those of tensors of these descriptions.
+  Few<int32_t> tactics(const std::vector<PluginTensorDesc>& inputs,
+                       const std::vector<PluginTensorDesc>& outputs) const noexcept {
+    return guarded(plugin_->type(), Few<int32_t>(), [&] {
+      const Tensors tensors = described(inputs, outputs);
+      if (!takes(tensors.count()) || plugin_->wrong_sizes(tensors)) return Few<int32_t>();
+      return plugin_->tactics(tensors);
     });
   }
 
@@ -107,6 +113,15 @@ class Interface {
   mutable std::vector<DataType> declared_;  // types of the inputs in the network, told when those of the outputs are asked
 
  private:
+  static Tensors described(const std::vector<PluginTensorDesc>& inputs, const std::vector<PluginTensorDesc>& outputs) {
+    Tensors tensors;
+    tensors.inputs.resize(inputs.size());
+    tensors.outputs.resize(outputs.size());
+    tensors.scales.resize(inputs.size());
+    describe(inputs.data(), outputs.data(), tensors);
+    return tensors;
+  }
+
   static void describe(const PluginTensorDesc* in, const PluginTensorDesc* out, Tensors& tensors) {
     // Not null, which would mean absent, and aligned as what TensorRT allocates.
     void* const somewhere = reinterpret_cast<void*>(256);

@@ -17,7 +17,7 @@ class LayerV3 final : public nvinfer1::IPluginV3,
                       private Interface {
  public:
   explicit LayerV3(std::unique_ptr<PluginBase> plugin) : Interface(std::move(plugin)) {}
-  LayerV3(const LayerV3& other) : Interface(other) {}
+  LayerV3(const LayerV3& other) : Interface(other), tactics_(other.tactics_) {}
 
   nvinfer1::IPluginCapability* getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept override {
     switch (type) {
@@ -57,23 +57,35 @@ class LayerV3 final : public nvinfer1::IPluginV3,
     return supports(i, tensors, num_inputs);
   }
 
-  int32_t configurePlugin(const DynamicPluginTensorDesc*, int32_t num_inputs, const DynamicPluginTensorDesc*,
+  // Once for each profile and format, of which TensorRT then asks for tactics: those for its optimal sizes.
+  int32_t configurePlugin(const DynamicPluginTensorDesc* in, int32_t num_inputs, const DynamicPluginTensorDesc* out,
                           int32_t num_outputs) noexcept override {
-    return set_counts(num_inputs, num_outputs) ? 0 : 1;
+    if (!set_counts(num_inputs, num_outputs)) return 1;
+    return guarded(plugin_->type(), 1, [&] {
+      tactics_ = Interface::tactics(sized(in, num_inputs, &DynamicPluginTensorDesc::opt),
+                                    sized(out, num_outputs, &DynamicPluginTensorDesc::opt));
+      return 0;
+    });
+  }
+
+  int32_t getNbTactics() noexcept override { return tactics_.size(); }
+
+  int32_t getValidTactics(int32_t* tactics, int32_t count) noexcept override {
+    if (count != getNbTactics()) return fail("it is asked for another number of tactics than it has"), 1;
+    for (int i = 0; i < count; ++i) tactics[i] = tactics_[i];
+    return 0;
+  }
+
+  int32_t setTactic(int32_t tactic) noexcept override {
+    plugin_->set_tactic(tactic);
+    return 0;
   }
 
   size_t getWorkspaceSize(const DynamicPluginTensorDesc* inputs, int32_t num_inputs,
                           const DynamicPluginTensorDesc* outputs, int32_t num_outputs) const noexcept override {
     return guarded(plugin_->type(), size_t{0}, [&] {
-      const auto largest = [](const DynamicPluginTensorDesc* tensors, int count) {
-        std::vector<PluginTensorDesc> result;
-        for (int i = 0; i < count; ++i) {
-          result.push_back(tensors[i].desc);
-          result.back().dims = tensors[i].max;
-        }
-        return result;
-      };
-      return workspace(largest(inputs, num_inputs), largest(outputs, num_outputs));
+      return workspace(sized(inputs, num_inputs, &DynamicPluginTensorDesc::max),
+                       sized(outputs, num_outputs, &DynamicPluginTensorDesc::max));
     });
   }
 
@@ -98,6 +110,17 @@ class LayerV3 final : public nvinfer1::IPluginV3,
   }
 
  private:
+  static std::vector<PluginTensorDesc> sized(const DynamicPluginTensorDesc* tensors, int count,
+                                             nvinfer1::Dims DynamicPluginTensorDesc::*dims) {
+    std::vector<PluginTensorDesc> result;
+    for (int i = 0; i < count; ++i) {
+      result.push_back(tensors[i].desc);
+      result.back().dims = tensors[i].*dims;
+    }
+    return result;
+  }
+
+  Few<int32_t> tactics_;
   std::vector<PluginField> fields_;
   PluginFieldCollection collection_{};
 };

@@ -14,6 +14,9 @@ std::atomic<nvinfer1::ILogger*> found_logger{nullptr};
 // No attribute of a node is a longer list: what claims to be is refused before it is read.
 constexpr int kMaxLength = 64;
 
+// The tactic among what plans hold of a plugin. No node has an attribute of that name.
+constexpr char kTactic[] = "tactic";
+
 template <class T>
 constexpr PluginFieldType kFieldType = std::is_same_v<T, int32_t> ? PluginFieldType::kINT32 : PluginFieldType::kFLOAT32;
 
@@ -143,6 +146,7 @@ void PluginBase::view_weights(DType dtype) {
 std::vector<PluginField> PluginBase::fields() {
   std::vector<PluginField> result = attributes();
   if (weights_) weights_->append_fields(result);
+  if (tactic_) result.push_back(field_of(kTactic, tactic_));
   return result;
 }
 
@@ -153,6 +157,10 @@ std::unique_ptr<PluginBase> make(Maker maker, const PluginFieldCollection* given
     if (fields.ok()) plugin->set_attributes(fields);
     if (const char* why = fields.ok() ? plugin->wrong_attributes() : nullptr) fields.fail(why);
     if (fields.ok()) plugin->set_weights(fields);
+    if (int32_t tactic = 0; fields.ok() && fields.has(kTactic)) {
+      set(fields, kTactic, tactic);
+      plugin->set_tactic(tactic);
+    }
     const std::string why = fields.wrong();
     if (why.empty()) return plugin;
     log_error(plugin->type(), why);

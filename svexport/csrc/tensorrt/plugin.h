@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "nodes.h"
+#include "planner.h"
 #include "tensor.h"
 #include "weights.h"
 
@@ -144,7 +145,13 @@ class PluginBase {
   virtual size_t workspace(const Tensors&) const { return 0; }
   virtual cudaError_t run(const Tensors& tensors, void* workspace, cudaStream_t stream) const = 0;
 
+  // The tactics for tensors of these sizes, which TensorRT 10 and later times: none where there is no choice.
+  virtual Few<int32_t> tactics(const Tensors&) const { return {}; }
+  // One of them; 0: the planner's choice, as it is where sizes at run time do not allow the one of the plan.
+  void set_tactic(int32_t tactic) { tactic_ = tactic; }
+
  protected:
+  int32_t tactic_ = 0;
   std::shared_ptr<const Weights> weights_;              // null: they are inputs
   std::shared_ptr<const Weights::OnDevice> on_device_;  // null: not there
   std::vector<Tensor> weight_views_;                    // (out, in) and then (out), of each pair

@@ -1,6 +1,7 @@
-#include "add_bias_residual_layer_norm.h"
+#include "add_bias_residual_layer_norm/launch.h"
 
 #include "binding.h"
+#include "tactics.h"
 
 namespace svexport {
 namespace {
@@ -34,7 +35,8 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor
     const auto y = at::empty_like(x, at::MemoryFormat::Contiguous), s = at::empty_like(y);
     const auto bias_ = bias.contiguous(), weight_ = weight.contiguous(), norm_bias_ = norm_bias.contiguous();
     if (done(add_bias_residual_layer_norm(view(x_), view(bias_), view(residual_), view(weight_), view(norm_bias_),
-                                          static_cast<float>(eps), view(extra_), view(y), view(s), stream()))) {
+                                          static_cast<float>(eps), view(extra_), view(y), view(s), forced_tactic("add_bias_residual_layer_norm"),
+                                          stream()))) {
       return {y, s};
     }
   }
@@ -65,7 +67,8 @@ std::vector<at::Tensor> backward(at::TensorList grads, const at::Tensor& x, cons
     const auto scratch = workspace(columns ? add_bias_residual_layer_norm_backward_workspace(view(x)) : 0, x);
     if (done(add_bias_residual_layer_norm_backward(
             view(dy), view(ds), view(x_), view(bias_), view(residual_), view(weight_), static_cast<float>(eps),
-            view(extra_), views[0], views[1], views[2], views[3], views[4], views[5], scratch.data_ptr(), stream()))) {
+            view(extra_), views[0], views[1], views[2], views[3], views[4], views[5], scratch.data_ptr(),
+            forced_tactic("add_bias_residual_layer_norm_backward"), stream()))) {
       return results;
     }
   }

@@ -173,6 +173,9 @@ std::vector<DynamicPluginTensorDesc> dynamic_descs_of(const HostTensor* tensors,
   for (int i = 0; i < count; ++i) {
     result[i].desc = desc_of(tensors[i]);
     result[i].min = result[i].max = dims_of(tensors[i].rank, tensors[i].max);
+#if NV_TENSORRT_MAJOR >= 10
+    result[i].opt = result[i].max;
+#endif
   }
   return result;
 }
@@ -404,6 +407,24 @@ EXPORT int64_t host_configure(Layer* layer, int inputs, int outputs, const HostT
   auto largest = descs_of(tensors, inputs + outputs);
   for (int i = 0; i < inputs + outputs; ++i) largest[i].dims = dims_of(tensors[i].rank, tensors[i].max);
   return static_cast<int64_t>(layer->getWorkspaceSize(largest.data(), inputs, largest.data() + inputs, outputs));
+#endif
+}
+
+// The tactics that the builder would time after host_configure; -1 if the plugin fails. Before TensorRT 10 there are none.
+EXPORT int host_tactics(Layer* layer, int32_t* tactics, int max) {
+#if NV_TENSORRT_MAJOR >= 10
+  const int count = build(layer)->getNbTactics();
+  return count > max || (count && build(layer)->getValidTactics(tactics, count)) ? -1 : count;
+#else
+  return static_cast<void>(layer), static_cast<void>(tactics), static_cast<void>(max), 0;
+#endif
+}
+
+EXPORT int host_set_tactic(Layer* layer, int32_t tactic) {
+#if NV_TENSORRT_MAJOR >= 10
+  return runtime(layer)->setTactic(tactic);
+#else
+  return static_cast<void>(layer), tactic != 0;
 #endif
 }
 

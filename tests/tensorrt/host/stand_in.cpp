@@ -29,6 +29,20 @@ void operator delete(void* p) noexcept { std::free(p); }
 void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) { return *properties = {}, cudaSuccess; }
+// An H100, as far as planners ask.
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  switch (attribute) {
+    case cudaDevAttrMultiProcessorCount: *value = 132; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = 227 * 1024; break;
+    case cudaDevAttrGlobalMemoryBusWidth: *value = 5120; break;
+    case cudaDevAttrMemoryClockRate: *value = 2619000; break;
+    default: *value = 0;
+  }
+  return cudaSuccess;
+}
 cudaError_t cudaMalloc(void** p, size_t size) { return *p = std::malloc(size), ++device_blocks, cudaSuccess; }
 cudaError_t cudaFree(void* p) { return device_blocks -= p != nullptr, std::free(p), cudaSuccess; }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKind) {

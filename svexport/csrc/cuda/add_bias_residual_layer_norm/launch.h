@@ -10,9 +10,10 @@ namespace svexport {
 // x, residual, extra (data null: none): (*, D), of one of fp32, fp16, bf16, their last stride 1, the others as they come.
 // bias, weight, norm_bias: (D,), contiguous, each fp32, fp16 or bf16.
 // y, s: (*, D), contiguous, the type of x.
+// tactic: the id of one of tactics.h; 0, or one that is not for these tensors: the cheapest.
 cudaError_t add_bias_residual_layer_norm(const Tensor& x, const Tensor& bias, const Tensor& residual,
                                          const Tensor& weight, const Tensor& norm_bias, float eps, const Tensor& extra,
-                                         const Tensor& y, const Tensor& s, cudaStream_t stream);
+                                         const Tensor& y, const Tensor& s, int32_t tactic, cudaStream_t stream);
 
 // Gradients, all contiguous, those with null data left out: dx, dresidual, dextra (*, D) of the type of x, dbias, dweight,
 // dnorm_bias (D,) of any float type. dy, ds: (*, D), contiguous, the type of x.
@@ -22,7 +23,7 @@ cudaError_t add_bias_residual_layer_norm_backward(const Tensor& dy, const Tensor
                                                   float eps, const Tensor& extra, const Tensor& dx, const Tensor& dbias,
                                                   const Tensor& dresidual, const Tensor& dweight,
                                                   const Tensor& dnorm_bias, const Tensor& dextra, void* workspace,
-                                                  cudaStream_t stream);
+                                                  int32_t tactic, cudaStream_t stream);
 
 // Bytes; none if dbias, dweight and dnorm_bias are all left out.
 size_t add_bias_residual_layer_norm_backward_workspace(const Tensor& x);

@@ -1,15 +1,13 @@
 // Bias, residual and layer norm in one: what forward and gradient share.
 #pragma once
 
-#include <algorithm>
-#include <initializer_list>
-
+#include "add_bias_residual_layer_norm/tactics.h"
 #include "overlap.cuh"
 #include "strided.cuh"
 
 namespace svexport::norm {
 
-constexpr int kWarp = 32;
+constexpr int kWarp = kLanes, kMaxThreads = kRowThreads;
 
 // x, residual and extra (*, D) as rows that are walked together.
 struct Rows {
@@ -18,10 +16,15 @@ struct Rows {
 
   __device__ Rows(const Walk<3>& walk, const void* x, const void* residual, const void* extra)
       : walk(walk), data{x, residual, extra} {}
-  Rows(const Tensor& x, const Tensor& residual, const Tensor& extra)
-      : walk(Axes<3>({&x, &residual, &extra}, 1, Axes<3>::Order::kRowMajor)),
-        data{x.data, residual.data, extra.data} {}
+  Rows(const Axes<3>& axes, const void* x, const void* residual, const void* extra)
+      : walk(axes), data{x, residual, extra} {}
 };
+
+// Whether a tensor like x, or none, has the type of x and contiguous columns.
+inline bool walks(const Tensor& t, const Tensor& x) {
+  return !t.data || (t.dtype == x.dtype && x.sizes[x.rank - 1] < INT32_MAX / 2 &&
+                     (t.strides[t.rank - 1] == 1 || t.sizes[t.rank - 1] == 1));
+}
 
 template <class T>
 struct Row {
@@ -318,66 +321,5 @@ struct Kept {
     }
   }
 };
-
-constexpr int kMaxThreads = 512;  // that do a row
-
-#ifndef SVEXPORT_AOT  // csrc/aot takes the kernels only
-
-// How far a row can begin behind a multiple of n columns, if rows of d lie one behind the other.
-inline int most_shifted(int64_t d, int n) { return d % n ? n - static_cast<int>(d & -d) : 0; }
-
-// Calls f(N, shifted) with how many elements of all of them can be read and written at a time: those of 16 bytes, in place
-// or, if no more columns than `most` are to be seen then, shifted (rather not if `pairs` will do); 2; or 1.
-template <class T, class F>
-cudaError_t with_width(const Rows& rows, int d, int most, bool pairs, std::initializer_list<const void*> contiguous,
-                       std::initializer_list<AnyFloat> vectors, F&& f) {
-  const auto aligned = [&](size_t bytes) {
-    const auto at = [&](const void* p) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; };
-    return std::all_of(rows.data, rows.data + 3, at) && std::all_of(contiguous.begin(), contiguous.end(), at);
-  };
-  const auto fits = [&](int n) {
-    bool result = d % n == 0 && aligned(n * sizeof(T));
-    for (int k = 0; k < 3; ++k) {
-      for (int i = 0; i < rows.walk.rank; ++i) result = result && rows.walk.strides[i][k] % n == 0;
-    }
-    for (const AnyFloat& v : vectors) {
-      result = result && reinterpret_cast<uintptr_t>(v.data) % (std::min(n, 4) * sizeof(float)) == 0;
-    }
-    return result;
-  };
-  constexpr int N = 16 / sizeof(T);
-  const int width = d + most_shifted(d, N), warp = 8 * kWarp;
-  bool shifted = aligned(16) && rows.walk.rank <= 1 && width <= most;
-  // By measurement: where a row of half types would not be a warp's any more.
-  if (sizeof(T) == 2 && d <= warp && width > warp) shifted = false;
-  for (int k = 0; shifted && rows.walk.rank && k < 3; ++k) shifted = !rows.data[k] || rows.walk.strides[0][k] == d;
-  using std::false_type, std::true_type;
-  return fits(N)   ? f(std::integral_constant<int, N>(), false_type())
-         : shifted && !(pairs && fits(2)) ? f(std::integral_constant<int, N>(), true_type())
-         : fits(2) ? f(std::integral_constant<int, 2>(), false_type())
-                   : f(std::integral_constant<int, 1>(), false_type());
-}
-
-// Whether a tensor like x, or none, has the type of x and contiguous columns.
-inline bool walks(const Tensor& t, const Tensor& x) {
-  return !t.data || (t.dtype == x.dtype && x.sizes[x.rank - 1] < INT32_MAX / 2 &&
-                     (t.strides[t.rank - 1] == 1 || t.sizes[t.rank - 1] == 1));
-}
-
-inline int multiprocessors() { return of_device(cudaDevAttrMultiProcessorCount); }
-
-// Blocks for as many rows, one after another where they are more than `most`; then a multiple of `period`.
-inline int blocks_of(int64_t rows, int64_t most, int period) {
-  return static_cast<int>(rows <= most ? rows : std::max<int64_t>(period, most / period * period));
-}
-
-// Shared memory of a kernel, beyond what every kernel may have.
-template <class... Parameters>
-cudaError_t allow_memory(void (*kernel)(Parameters...), int bytes) {
-  if (bytes <= 48 * 1024) return cudaSuccess;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-}
-
-#endif
 
 }  // namespace svexport::norm

@@ -1,6 +1,11 @@
-#include "add_bias_residual_layer_norm.h"
+// The kernels of rows, forward: s = x + bias + residual (+ extra), y = layer_norm(s).
+//
+// A warp or a block reads a row once, keeps it in registers, takes its mean and then the sum of squares of what is left,
+// and writes s and y. What bounds it is memory: 4 tensors are moved, 5 with `extra`. A row that registers do not hold is
+// read three times. csrc/aot takes these kernels too.
+#pragma once
 
-#include "add_bias_residual_layer_norm.cuh"
+#include "add_bias_residual_layer_norm/rows.cuh"
 
 namespace svexport {
 namespace {
@@ -169,66 +174,4 @@ __global__ void __launch_bounds__(kMaxThreads) forward_long_rows(const __grid_co
 }
 
 }  // namespace
-
-#ifndef SVEXPORT_AOT  // csrc/aot takes the kernels only
-
-namespace {
-
-template <class T>
-cudaError_t launch_forward(const Forward& a, cudaStream_t stream) {
-  const auto launched = [&](auto width, auto shifted) {
-    constexpr int N = width.value;
-    constexpr bool kShifted = shifted.value;
-    const int d = a.d + (kShifted ? most_shifted(a.d, N) : 0);
-    const auto run = [&](auto kernel, bool warp, int columns) {  // columns: of a thread
-      const int threads = warp ? 128 : std::min(ceil_div(d, columns * kWarp) * kWarp, kMaxThreads);
-      // As many as stay on the device, where that was measured to be faster or the columns' numbers are read one by one;
-      // otherwise a block for each row.
-      int64_t most = INT32_MAX;
-      if (warp && (kShifted || sizeof(T) == 2)) most = 7 * multiprocessors();
-      if (!warp && kShifted) most = multiprocessors() * std::max(1, (columns > 8 ? 512 : 1024) / threads);
-      const int memory = kShifted && columns > 16 ? 3 * columns * threads * static_cast<int>(sizeof(float)) : 0;
-      if (const cudaError_t status = allow_memory(kernel, memory); status != cudaSuccess) return status;
-      const int64_t rows = a.rows.walk.count, blocks = warp ? ceil_div<int64_t>(rows, 4) : rows;
-      kernel<<<blocks_of(blocks, most, kShifted ? N : 1), threads, memory, stream>>>(a);
-      return cudaGetLastError();
-    };
-    if (d <= 8 * kWarp) return run(forward_rows<T, N, 8 / N, false, kShifted>, true, 8);
-    if constexpr (N * sizeof(T) == 16) {
-      if (d <= 16 * kWarp) return run(forward_rows<T, N, 16 / N, false, kShifted>, true, 16);
-      if (d > 8 * kMaxThreads && d <= 16 * kMaxThreads) {
-        return run(forward_rows<T, N, 16 / N, true, kShifted>, false, 16);
-      }
-      if (d > 16 * kMaxThreads && d <= 32 * kMaxThreads) {
-        return run(forward_rows<T, N, 32 / N, true, kShifted>, false, 32);
-      }
-    }
-    if (d <= 8 * kMaxThreads) return run(forward_rows<T, N, 8 / N, true, kShifted>, false, 8);
-    const int blocks = static_cast<int>(std::min<int64_t>(a.rows.walk.count, INT32_MAX));
-    forward_long_rows<T, N, kShifted><<<blocks, kMaxThreads, 0, stream>>>(a);
-    return cudaGetLastError();
-  };
-  const bool pairs = sizeof(T) == 2 && a.d <= 8 * kWarp;  // by measurement
-  return with_width<T>(a.rows, a.d, INT32_MAX, pairs, {a.y, a.s}, {a.bias, a.weight, a.norm_bias}, launched);
-}
-
-}  // namespace
-
-cudaError_t add_bias_residual_layer_norm(const Tensor& x, const Tensor& bias, const Tensor& residual,
-                                         const Tensor& weight, const Tensor& norm_bias, float eps, const Tensor& extra,
-                                         const Tensor& y, const Tensor& s, cudaStream_t stream) {
-  if (!walks(x, x) || !walks(residual, x) || !walks(extra, x) || !is_float(bias) || !is_float(weight) ||
-      !is_float(norm_bias)) {
-    return cudaErrorNotSupported;
-  }
-  return dispatch_float(x.dtype, [&](auto* p) {
-    if (x.numel() == 0) return cudaSuccess;
-    const auto d = static_cast<int>(x.sizes[x.rank - 1]);
-    return launch_forward<element_t<decltype(p)>>(
-        {Rows(x, residual, extra), AnyFloat(bias), AnyFloat(weight), AnyFloat(norm_bias), y.data, s.data, d, eps}, stream);
-  });
-}
-
-#endif
-
 }  // namespace svexport

@@ -1,6 +1,12 @@
-#include "add_bias_residual_layer_norm.h"
+// The kernels of rows, backward, and of the sums over rows.
+//
+// A warp or a block reads a row and its gradients once, keeps them in registers, finds the mean and the deviation again,
+// writes the gradients of x, residual and extra and adds up those of the vectors, in registers or in shared memory, a
+// part per block; backward_columns adds up the parts. Rows that are too long for that go through backward_long_rows, and
+// backward_long_columns reads everything again for the sums. What bounds it is memory.
+#pragma once
 
-#include "add_bias_residual_layer_norm.cuh"
+#include "add_bias_residual_layer_norm/rows.cuh"
 
 namespace svexport {
 namespace {
@@ -13,6 +19,7 @@ struct alignas(16) Statistics {
   float mean_g, mean_gn;     // of the gradient of y times the weight; of that times normal, times scale
   float unused[3];
 };
+static_assert(sizeof(Statistics) == kStatistics);
 
 struct Backward {
   Rows rows;
@@ -27,13 +34,9 @@ struct Backward {
   float eps;
 };
 
-constexpr int kColumns = 8;  // per thread, in the backward kernel
-constexpr int kWarps = 8;    // per block, where a warp does a row
+constexpr int kColumns = kBackwardColumns, kWarps = kBackwardWarps;
 
-// Of a thread whose columns are too many for its registers; as many threads as shared memory and registers do for.
-constexpr int kWideColumns = 16, kWidestColumns = 32;
-
-constexpr int most_threads(int columns) { return columns == kWidestColumns ? 352 : kMaxThreads; }
+constexpr int kWideColumns = 16, kWidestColumns = 32;  // of a thread, where registers do not hold all
 
 // The sums of the vectors' gradients over the warps of a block, one after another, of columns from `first` on that lie
 // kWarp * N apart in a thread: to the part of a block, or if it is alone to where they go.
@@ -67,12 +70,12 @@ __device__ __forceinline__ void write_sums(const Backward& a, const float (&sums
   }
 }
 
-constexpr int kKept = 5;  // the sums for weight, norm_bias and bias; bias, weight
+constexpr int kKept = kKeptBackward;  // the sums for weight, norm_bias and bias; bias, weight
 
 // A warp (blockDim.y of them) or the whole block does one row after another, C columns a thread. A thread keeps the same
 // columns all the time, so that it can sum up the gradients of the vectors.
 template <class T, int N, int C, bool kBlock, bool kShifted>
-__global__ void __launch_bounds__(kBlock ? most_threads(C) : kWarp * kWarps)
+__global__ void __launch_bounds__(kBlock ? most_threads(true, C) : kWarp * kWarps)
     backward_rows(const __grid_constant__ Backward a) {
   constexpr int K = C / N;
   const float part = 1.f / a.d;
@@ -390,129 +393,5 @@ __global__ void __launch_bounds__(1024) backward_columns(const __grid_constant__
   if (to.data) to.set(column % a.d, sum);
 }
 
-constexpr int kMostWide = kWidestColumns * most_threads(kWidestColumns);
-constexpr int kFewRows = 16;
-
-// Blocks of backward_rows, for rows that are seen as d columns.
-struct Grid {
-  int columns;  // of a thread
-  dim3 threads;
-  int blocks, memory;
-
-  Grid(int64_t rows, int64_t d, int period)
-      : columns(d <= kColumns * kMaxThreads ? kColumns : d <= kWideColumns * kMaxThreads ? kWideColumns : kWidestColumns) {
-    const int lanes = static_cast<int>(ceil_div<int64_t>(d, columns * kWarp)) * kWarp;
-    threads = lanes == kWarp ? dim3(kWarp, kWarps) : dim3(lanes);
-    memory = columns == kColumns ? 0 : kKept * columns * lanes * static_cast<int>(sizeof(float));
-    const int resident = std::max(1, most_threads(columns) / static_cast<int>(threads.x * threads.y));
-    blocks = blocks_of(ceil_div<int64_t>(rows, threads.y), multiprocessors() * resident, threads.y == 1 ? period : 1);
-  }
-};
-
-// Parts of rows in backward_long_columns: as many blocks as are resident, of two rows a warp at least.
-int parts_of(int64_t rows, int64_t d) {
-  const int64_t blocks = ceil_div<int64_t>(d, kWarp * kColumns), most = ceil_div<int64_t>(rows, 2 * kWarps);
-  return static_cast<int>(std::min(most, std::max<int64_t>(1, 2 * multiprocessors() / blocks)));
-}
-
-bool is_long(int64_t d) { return d > kColumns * kMaxThreads; }
-
-// The second stage of the sums over rows.
-cudaError_t launch_columns(const Backward& a, int parts, cudaStream_t stream) {
-  if (!a.partials || parts == 1) return cudaGetLastError();
-  const dim3 threads(kWarp, std::min(ceil_div(parts, 8), kWarp));
-  return launch(backward_columns, ceil_div(3 * a.d, kWarp), threads, 0, stream, true, a, parts);
-}
-
-// workspace: null if no gradient of the vectors is wanted.
-template <class T>
-cudaError_t launch_backward(Backward a, void* workspace, cudaStream_t stream) {
-  const int64_t rows = a.rows.walk.count;
-  const auto launched = [&](auto width, auto shifted) {
-    constexpr int N = width.value;
-    constexpr bool kShifted = shifted.value, kVectors = N * sizeof(T) == 16;
-    const int d = a.d + (kShifted ? most_shifted(a.d, N) : 0);
-    // Of so few rows the sums over them are most of it: blocks for the columns are faster, by measurement.
-    const bool few = !kShifted && rows <= kFewRows && d <= kWideColumns * kMaxThreads;
-    if (d <= (kVectors && !few ? kMostWide : kColumns * kMaxThreads)) {
-      const Grid grid(rows, d, kShifted ? N : 1);
-      a.partials = static_cast<float*>(workspace);
-      if (kShifted && grid.threads.y == 1) {
-        a.width = ceil_div(d, N) * N;
-        a.period = N;
-      }
-      auto* kernel = grid.threads.x == kWarp ? backward_rows<T, N, kColumns, false, kShifted>
-                                             : backward_rows<T, N, kColumns, true, kShifted>;
-      if constexpr (kVectors) {
-        if (grid.columns == kWideColumns) kernel = backward_rows<T, N, kWideColumns, true, kShifted>;
-        if (grid.columns == kWidestColumns) kernel = backward_rows<T, N, kWidestColumns, true, kShifted>;
-      }
-      if (const cudaError_t status = allow_memory(kernel, grid.memory); status != cudaSuccess) return status;
-      kernel<<<grid.blocks, grid.threads, grid.memory, stream>>>(a);
-      return launch_columns(a, grid.blocks, stream);
-    }
-    if constexpr (kShifted) return cudaErrorNotSupported;  // never: with_width
-    a.statistics = static_cast<Statistics*>(workspace);
-    a.partials = reinterpret_cast<float*>(workspace ? a.statistics + rows : nullptr);
-    const bool kept = a.d <= 16 * kMaxThreads;
-    const auto kernel = kept ? backward_long_rows<T, N, 16 / N, true> : backward_long_rows<T, N, 8 / N, false>;
-    const int threads = kept ? ceil_div(a.d, 16 * kWarp) * kWarp : kMaxThreads;
-    kernel<<<static_cast<int>(std::min<int64_t>(rows, INT32_MAX)), threads, 0, stream>>>(a);
-    const cudaError_t status = cudaGetLastError();
-    if (status != cudaSuccess || !workspace) return status;
-    const int parts = parts_of(rows, a.d);
-    const dim3 blocks(ceil_div(a.d, kWarp * kColumns), parts);
-    const cudaError_t status_of_columns =
-        launch(backward_long_columns<T, N>, blocks, dim3(kWarp, kWarps), 0, stream, true, a);
-    return status_of_columns != cudaSuccess ? status_of_columns : launch_columns(a, parts, stream);
-  };
-  return with_width<T>(a.rows, a.d, kMostWide, false, {a.dy, a.ds, a.dx[0], a.dx[1], a.dx[2]}, {a.bias, a.weight},
-                       launched);
-}
-
 }  // namespace
-
-size_t add_bias_residual_layer_norm_backward_workspace(const Tensor& x) {
-  if (x.numel() == 0) return 0;
-  const int64_t d = x.sizes[x.rank - 1], rows = x.numel() / d;
-  const auto of = [&](int64_t parts) { return parts * 3 * (d + 16) * sizeof(float); };
-  const auto of_grid = [&](int64_t width, int period) {
-    return width <= kMostWide ? of(Grid(rows, width, period).blocks) : 0;
-  };
-  const size_t of_long = is_long(d) ? rows * sizeof(Statistics) + of(parts_of(rows, d)) : 0;
-  // Whatever the alignment, which is not known here.
-  const int n = 16 / static_cast<int>(x.item_size());
-  return std::max({of_grid(d, 1), of_grid(d + most_shifted(d, n), n), of_long});
-}
-
-cudaError_t add_bias_residual_layer_norm_backward(const Tensor& dy, const Tensor& ds, const Tensor& x,
-                                                  const Tensor& bias, const Tensor& residual, const Tensor& weight,
-                                                  float eps, const Tensor& extra, const Tensor& dx, const Tensor& dbias,
-                                                  const Tensor& dresidual, const Tensor& dweight,
-                                                  const Tensor& dnorm_bias, const Tensor& dextra, void* workspace,
-                                                  cudaStream_t stream) {
-  if (!walks(x, x) || !walks(residual, x) || !walks(extra, x) || !walks(dy, x) || !walks(ds, x) || !is_float(bias) ||
-      !is_float(weight) || x.numel() == 0) {
-    return cudaErrorNotSupported;
-  }
-  const bool columns = dbias.data || dweight.data || dnorm_bias.data;
-  const auto d = static_cast<int>(x.sizes[x.rank - 1]);
-  const Backward a{Rows(x, residual, extra),
-                   AnyFloat(bias),
-                   AnyFloat(weight),
-                   dy.data,
-                   ds.data,
-                   {dx.data, dresidual.data, dextra.data},
-                   {AnyFloat(dweight), AnyFloat(dnorm_bias), AnyFloat(dbias)},
-                   nullptr,
-                   d,
-                   1,
-                   nullptr,
-                   d,
-                   eps};
-  return dispatch_float(x.dtype, [&](auto* p) {
-    return launch_backward<element_t<decltype(p)>>(a, columns ? workspace : nullptr, stream);
-  });
-}
-
 }  // namespace svexport

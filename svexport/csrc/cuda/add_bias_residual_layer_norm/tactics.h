@@ -1,0 +1,199 @@
+// The ways to run add_bias_residual_layer_norm and which is the cheapest. Host C++, no CUDA.
+#pragma once
+
+#include <algorithm>
+
+#include "add_bias_residual_layer_norm/problem.h"
+#include "planner.h"
+
+namespace svexport::norm {
+
+// Who does a row, with how many columns of it in the registers of a thread: a warp, a block, or a block that goes over a
+// row of any length several times.
+enum class Kernel : int32_t { kWarp8, kWarp16, kBlock8, kBlock16, kBlock32, kLong };
+constexpr int kKernels = 6;
+constexpr const char* kKernelNames[kKernels] = {"warp8", "warp16", "block8", "block16", "block32", "long"};
+constexpr int kKernelColumns[kKernels] = {8, 16, 8, 16, 32, 8};
+
+// How a thread reads and writes: vectors of 16 bytes in place; the same of rows of any length that lie one behind the
+// other, at multiples of 16 bytes, which may begin before the row; pairs of elements; single elements.
+enum class Access : int32_t { kVector, kShifted, kPair, kSingle };
+constexpr int kAccesses = 4;
+constexpr const char* kAccessNames[kAccesses] = {"vector", "shifted", "pair", "single"};
+
+constexpr int kLanes = 32;
+constexpr int kRowThreads = 512;         // of a block that does a row
+constexpr int kWarpThreads = 128;        // of a block whose warps do rows, forward
+constexpr int kWarpBlocks = 7;           // of those, on a multiprocessor, where blocks do one row after another
+constexpr int kBackwardWarps = 8;        // of a block whose warps do rows, backward
+constexpr int kBackwardColumns = 8;      // of a thread of the kernel of sums over long rows
+constexpr int kStaticMemory = 1024;      // bytes that the kernels of blocks have beside the dynamic ones, at most
+constexpr int kKeptForward = 3, kKeptBackward = 5;  // floats per column in shared memory, where there are any
+constexpr int kStatistics = 32;          // bytes that the gradient of a long row leaves for the sums
+
+// With 32 columns of a row, its gradients and the sums, registers do for fewer.
+constexpr int most_threads(bool backward, int columns) { return backward && columns == 32 ? 352 : kRowThreads; }
+
+struct Tactic {
+  Kernel kernel = Kernel::kLong;
+  Access access = Access::kSingle;
+  bool resident = false;  // blocks do one row after another, as many as stay on the device; else each has one
+
+  int32_t id() const { return 1 + index() + kKernels * (static_cast<int>(access) + kAccesses * resident); }
+  int index() const { return static_cast<int>(kernel); }
+  bool is_warp() const { return kernel <= Kernel::kWarp16; }
+  int columns() const { return kKernelColumns[index()]; }
+  // Elements that are read at a time.
+  int width(int item_size) const {
+    return access <= Access::kShifted ? 16 / item_size : access == Access::kPair ? 2 : 1;
+  }
+
+  template <class Visitor>
+  void each(Visitor&& visit) const {
+    visit("kernel", kKernelNames[index()]);
+    visit("access", kAccessNames[static_cast<int>(access)]);
+    visit("resident", resident);
+  }
+};
+
+// Of the cost function: as tuning.h has them for a GPU.
+struct Figures {
+  float launch[1];  // microseconds a kernel takes before and after its rows, one behind the other
+  float setup[1];   // microseconds until a block has its columns of the vectors in shared memory
+  float again[1];   // microseconds more of a block that goes over its row several times
+  // Time over that of moving the bytes that have to be moved: [half, float][vector, shifted, pair, single].
+  float forward[kKernels][2 * kAccesses], backward[kKernels][2 * kAccesses];
+  float one_row[2];  // the same factor where each warp has one row, forward: half, float
+
+  template <class Visitor>
+  void each(Visitor&& visit) {
+    visit("launch", "", launch);
+    visit("setup", "", setup);
+    visit("again", "", again);
+    visit("one_row", "", one_row);
+    for (int k = 0; k < kKernels; ++k) visit("forward_", kKernelNames[k], forward[k]);
+    for (int k = 0; k < kKernels; ++k) {
+      if (k != static_cast<int>(Kernel::kWarp16)) visit("backward_", kKernelNames[k], backward[k]);
+    }
+  }
+};
+
+// How far a row can begin behind a multiple of n columns, if rows of d lie one behind the other.
+inline int64_t most_shifted(int64_t d, int n) { return d % n ? n - (d & -d) : 0; }
+
+// Columns that the threads of a row see.
+inline int64_t seen_columns(const Problem& p, const Tactic& t) {
+  return p.columns + (t.access == Access::kShifted ? most_shifted(p.columns, t.width(p.item_size)) : 0);
+}
+
+inline int64_t ceil_of(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Blocks of the sums over long rows: as many as are resident, of two rows a warp at least.
+inline int64_t parts_of(const Problem& p, const Gpu& gpu) {
+  const int64_t blocks = ceil_of(p.columns, kLanes * kBackwardColumns), most = ceil_of(p.rows, 2 * kBackwardWarps);
+  return std::min<int64_t>(most, std::max<int64_t>(1, 2 * gpu.multiprocessors / blocks));
+}
+
+// As many blocks as stay on the device, so that a thread of shifted rows keeps its columns: rows a multiple of n apart.
+inline int64_t resident_blocks(int64_t most, int n) { return std::max<int64_t>(n, most / n * n); }
+
+inline Launch launch(const Problem& p, const Tactic& t, const Gpu& gpu) {
+  Launch l;
+  l.work = p.rows;
+  const int period = t.access == Access::kShifted ? t.width(p.item_size) : 1, columns = t.columns();
+  const int64_t seen = seen_columns(p, t);
+  if (t.kernel == Kernel::kLong) {
+    const bool kept = p.backward && p.columns <= 16 * kRowThreads;  // the row stays in registers
+    l.block[0] = kept ? static_cast<int>(ceil_of(p.columns, 16 * kLanes)) * kLanes : p.columns ? kRowThreads : 256;
+  } else if (t.is_warp()) {
+    l.per_block = p.backward ? kBackwardWarps : kWarpThreads / kLanes;
+    l.block[0] = p.backward ? kLanes : kWarpThreads;
+    l.block[1] = p.backward ? kBackwardWarps : 1;
+    const int blocks = p.backward ? most_threads(true, columns) / (kLanes * kBackwardWarps) : kWarpBlocks;
+    if (t.resident) l.most = resident_blocks(int64_t{blocks} * gpu.multiprocessors, p.backward ? 1 : period);
+  } else {
+    l.block[0] = static_cast<int>(ceil_of(seen, columns * kLanes)) * kLanes;
+    const int together = p.backward ? most_threads(true, columns) : columns > 8 ? kRowThreads : 2 * kRowThreads;
+    if (t.resident) l.most = resident_blocks(gpu.multiprocessors * std::max(1, together / l.block[0]), period);
+    const bool kept = p.backward ? columns > 8 : t.access == Access::kShifted && columns > 16;
+    if (kept) l.shared_memory = (p.backward ? kKeptBackward : kKeptForward) * columns * l.block[0] * 4;
+  }
+  // Fewer rows than that each have a block, and then a thread has one row.
+  return l;
+}
+
+inline bool is_valid(const Problem& p, const Tactic& t, const Gpu& gpu) {
+  const int n = t.width(p.item_size), bytes = n * p.item_size;
+  const auto fits = [](int64_t given, int wanted) { return given % wanted == 0; };
+  if (t.access == Access::kShifted) {
+    if (!p.dense || !fits(p.addresses, 16) || (p.backward && t.kernel == Kernel::kLong)) return false;
+  } else if (t.access != Access::kSingle) {
+    if (!fits(p.columns, n) || !fits(p.addresses, bytes) || !fits(p.strides, bytes)) return false;
+    if (!fits(p.parameters, std::min(n, 4) * 4)) return false;
+  }
+  const bool wide = t.access <= Access::kShifted, many = t.columns() > 8;
+  if (t.kernel == Kernel::kLong) {
+    return !t.resident && (!p.backward || p.columns > kBackwardColumns * kRowThreads) &&
+           (p.columns || t.access == Access::kSingle);
+  }
+  if (!p.columns || (many && !wide)) return false;
+  const int64_t seen = seen_columns(p, t);
+  if (t.is_warp()) {
+    if (seen > t.columns() * kLanes || (p.backward && many)) return false;
+    // The sums of the gradient, and columns that a thread keeps, are those of one row after another.
+    if (!t.resident && (p.backward || t.access == Access::kShifted)) return false;
+  } else {
+    if (seen <= t.columns() * kLanes || seen > int64_t{t.columns()} * most_threads(p.backward, t.columns())) return false;
+    if (t.resident != (p.backward || t.access == Access::kShifted)) return false;
+  }
+  const int memory = launch(p, t, gpu).shared_memory;
+  return !memory || memory + kStaticMemory <= gpu.shared_memory;
+}
+
+inline Few<Tactic> tactics(const Problem& p, const Gpu& gpu) {
+  Few<Tactic> found;
+  for (int k = 0; k < kKernels; ++k) {
+    for (int a = 0; a < kAccesses; ++a) {
+      for (bool resident : {true, false}) {
+        const Tactic t{static_cast<Kernel>(k), static_cast<Access>(a), resident};
+        if (is_valid(p, t, gpu)) found.add(t);
+      }
+    }
+  }
+  return found;
+}
+
+// Microseconds: the bytes at the bandwidth of the memory, times what a tactic takes longer than that, and its kernels.
+// Of the sums over rows either every block leaves its own, or a second kernel reads everything again.
+inline double cost(const Problem& p, const Tactic& t, const Gpu& gpu, const Figures& f) {
+  const int is_float = p.item_size == 4, at = is_float * kAccesses + static_cast<int>(t.access);
+  const double tensor = 1.0 * p.rows * std::max<int64_t>(p.columns, 1) * p.item_size / gpu.bandwidth;
+  if (!p.backward) {
+    const double one_row = t.is_warp() && !t.resident ? f.one_row[is_float] : 1;
+    return f.launch[0] + tensor * (4 + p.extra) * f.forward[t.index()][at] * one_row;
+  }
+  const double rows = tensor * (4 + p.extra + p.gradients), factor = f.backward[t.index()][at];
+  if (t.kernel == Kernel::kLong) {
+    const bool kept = p.columns <= 16 * kRowThreads;
+    const int kernels = 1 + p.sums * (1 + (parts_of(p, gpu) > 1));
+    const double more = kept ? 0 : f.again[0] + 2 * tensor * (3 + p.extra) * factor;
+    return kernels * f.launch[0] + rows * factor + more + p.sums * tensor * (4 + p.extra) * factor;
+  }
+  const double blocks = static_cast<double>(launch(p, t, gpu).blocks()), partials = blocks * 3 * p.columns * 4;
+  const double sums = p.sums && blocks > 1 ? f.launch[0] + 2 * partials / gpu.bandwidth : 0;
+  return f.launch[0] + rows * factor + sums + (t.columns() > 8 ? f.setup[0] : 0);
+}
+
+// Bytes of scratch of a gradient with sums over rows: enough for every tactic.
+inline int64_t workspace(const Problem& p, const Gpu& gpu) {
+  if (!p.rows || !p.columns || !p.sums) return 0;
+  int64_t most = 0;
+  for (const Tactic& t : tactics(p, gpu)) {
+    const bool is_long = t.kernel == Kernel::kLong;
+    const int64_t parts = is_long ? parts_of(p, gpu) : launch(p, t, gpu).blocks();
+    most = std::max<int64_t>(most, parts * 3 * (p.columns + 16) * 4 + (is_long ? p.rows * kStatistics : 0));
+  }
+  return most;
+}
+
+}  // namespace svexport::norm

@@ -1,0 +1,53 @@
+// The current device as the planners know GPUs.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <vector>
+
+#include "planner.h"
+#include "tuned.h"
+
+namespace svexport {
+
+constexpr int kMaxGpus = 64;
+
+// Asked once of a device: some attributes take long. Of a device that cannot be asked what any GPU can do.
+inline Gpu described(int device) {
+  const auto get = [device](cudaDeviceAttr attribute, int otherwise) {
+    int value = 0;
+    return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess && value > 0 ? value : otherwise;
+  };
+  Gpu gpu;
+  gpu.capability = 10 * get(cudaDevAttrComputeCapabilityMajor, 7) + get(cudaDevAttrComputeCapabilityMinor, 0);
+  gpu.shared_memory = get(cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu.shared_memory);
+  gpu.l2_megabytes = get(cudaDevAttrL2CacheSize, gpu.l2_megabytes << 20) >> 20;
+  // Two transfers a cycle: kHz * bits / 8 * 2.
+  const double bytes = get(cudaDevAttrGlobalMemoryBusWidth, 0) / 4.0;
+  if (const double kilohertz = get(cudaDevAttrMemoryClockRate, 0); bytes * kilohertz > 0) {
+    gpu.bandwidth = static_cast<float>(bytes * kilohertz / 1e3);
+  }
+  cudaDeviceProp properties;
+  if (cudaGetDeviceProperties(&properties, device) == cudaSuccess) gpu.table = table_of(properties.name);
+  return gpu;
+}
+
+inline Gpu current_gpu() {
+  static const std::vector<Gpu> all = [] {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count > kMaxGpus) count = 0;
+    std::vector<Gpu> gpus;
+    for (int device = 0; device < count; ++device) gpus.push_back(described(device));
+    return gpus;
+  }();
+  int device = 0, multiprocessors = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) device = 0;
+  Gpu gpu = device < static_cast<int>(all.size()) ? all[device] : Gpu();
+  // Anew: of a share of a device (MPS, green contexts) it may change.
+  if (cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) == cudaSuccess) {
+    gpu.multiprocessors = multiprocessors;
+  }
+  return gpu;
+}
+
+}  // namespace svexport

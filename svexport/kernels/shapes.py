@@ -1,0 +1,45 @@
+"""The problems of the planners for contiguous tensors of a shape and type, as people name them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from svexport.errors import UnsupportedError
+
+__all__ = ["ITEM_SIZES", "SHAPES", "problem"]
+
+ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def problem(op: str, shape: Sequence[int], dtype: str, *, backward: bool = False) -> dict[str, int]:
+    """What the planner of an op is asked for tensors of this shape; :data:`SHAPES` says which of them has it.
+
+    Raises:
+        UnsupportedError: if the op has no planner, or no such tensor.
+    """
+    if op not in SHAPES:
+        raise UnsupportedError(f"{op} has no planner; those that have one: {', '.join(sorted(SHAPES))}")
+    if dtype not in ITEM_SIZES:
+        raise UnsupportedError(f"the kernels compute in {', '.join(ITEM_SIZES)}; not in {dtype}")
+    meaning, function = SHAPES[op]
+    found = function(shape, ITEM_SIZES[dtype], backward) if shape and min(shape) > 0 else None
+    if found is None:
+        raise UnsupportedError(f"{op}: a shape is that of {meaning}; got {'x'.join(map(str, shape)) or 'none'}")
+    return found
+
+
+def _norm(shape: Sequence[int], item_size: int, backward: bool) -> dict[str, int]:
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    strides = math.gcd(16, columns * item_size) if rows > 1 else 16
+    return {
+        "backward": int(backward), "rows": rows, "columns": columns, "item_size": item_size, "strides": strides,
+    }  # fmt: skip
+
+
+_Function = Callable[[Sequence[int], int, bool], "dict[str, int] | None"]
+
+SHAPES: dict[str, tuple[str, _Function]] = {
+    "add_bias_residual_layer_norm": ("x, (*, columns)", _norm),
+}
+"""By op: which tensor a shape is of, and the problem of it; None where it has another number of dimensions."""

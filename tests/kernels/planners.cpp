@@ -1,0 +1,144 @@
+// Planners as functions: random problems on described GPUs, and what must hold of the tactics and the choice.
+#include <cmath>
+#include <cstdio>
+#include <random>
+#include <set>
+#include <string>
+
+#include "add_bias_residual_layer_norm/tactics.h"
+#include "tuned.h"
+
+namespace svexport {
+namespace {
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : engine_(seed) {}
+  int64_t among(int64_t first, int64_t last) { return std::uniform_int_distribution<int64_t>(first, last)(engine_); }
+  bool chance(double p) { return std::uniform_real_distribution<>(0, 1)(engine_) < p; }
+  // As often from 1 to 10 as from 10 to 100.
+  int64_t magnitude(double most) {
+    return static_cast<int64_t>(std::exp(std::uniform_real_distribution<>(0, std::log(most))(engine_)));
+  }
+  int32_t power_of_two(int32_t least, int32_t most) {
+    int32_t n = least;
+    while (n < most && chance(0.6)) n *= 2;
+    return n;
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+// What is wrong with a launch, whatever the op: CUDA's limits, and those of the device.
+std::string wrong(const Launch& l, const Gpu& gpu) {
+  if (l.blocks() < 1 || l.blocks() > INT32_MAX) return "grid.x is " + std::to_string(l.blocks());
+  if (l.grid_y < 1 || l.grid_y > 65535 || l.grid_z < 1 || l.grid_z > 65535) return "grid.y or grid.z";
+  if (l.threads() < 32 || l.threads() > 1024) return "a block of " + std::to_string(l.threads()) + " threads";
+  if (l.shared_memory < 0 || l.shared_memory > gpu.shared_memory) return "shared memory";
+  return {};
+}
+
+// What must hold of every planner.
+template <class Problem, class Figures, class Check>
+std::string wrong(const char* op, const Problem& problem, const Gpu& gpu, const Check& check) {
+  const auto& figures = tuned<Figures>(op, gpu);
+  const auto costs = [&](const auto& t) { return cost(problem, t, gpu, figures); };
+  const auto all = tactics(problem, gpu);
+  if (all.size() == 0) return "no tactic";
+  std::set<int32_t> ids;
+  double least = INFINITY;
+  for (const auto& t : all) {
+    const auto named = [&](const std::string& why) { return "tactic " + std::to_string(t.id()) + ": " + why; };
+    if (t.id() <= 0 || !ids.insert(t.id()).second) return named("its id is not its own");
+    if (cheapest(all, t.id(), costs).id() != t.id()) return named("is not taken where it is asked for");
+    const double here = costs(t);
+    if (!std::isfinite(here) || here <= 0) return named("costs " + std::to_string(here));
+    if (here < least) least = here;
+    const Launch l = launch(problem, t, gpu);
+    if (const std::string why = wrong(l, gpu); !why.empty()) return named(why);
+    if (const std::string why = check(t, l); !why.empty()) return named(why);
+  }
+  if (costs(cheapest(all, 0, costs)) != least) return "the choice is not the cheapest";
+  if (cheapest(all, INT32_MAX, costs).id() != cheapest(all, 0, costs).id()) return "an unknown tactic is not the choice";
+  for (int32_t id : worth_timing(all, costs)) {
+    if (!ids.count(id)) return "a tactic to time is none of them";
+  }
+  return {};
+}
+
+norm::Problem random_norm(Random& random) {
+  norm::Problem p;
+  p.backward = random.chance(0.5);
+  p.rows = random.magnitude(2e6);
+  p.columns = random.chance(0.4) ? 8 * random.magnitude(4e3) : random.magnitude(1e5);
+  p.item_size = random.chance(0.5) ? 2 : 4;
+  p.addresses = random.power_of_two(p.item_size, 16);
+  p.dense = random.chance(0.8);
+  const int64_t row = p.columns * p.item_size;
+  p.strides = p.dense ? static_cast<int32_t>((row | 16) & -(row | 16)) : random.power_of_two(p.item_size, 16);
+  p.parameters = random.power_of_two(2, 16);
+  p.extra = random.chance(0.3);
+  p.gradients = static_cast<int32_t>(random.among(0, 3));
+  p.sums = random.chance(0.8);
+  return p;
+}
+
+std::string check_norm(const norm::Problem& p, const norm::Tactic& t, const Launch& l, const Gpu& gpu) {
+  const int bytes = t.width(p.item_size) * p.item_size;
+  if (bytes > p.addresses) return "reads vectors at addresses that are none";
+  const bool shifted = t.access == norm::Access::kShifted;
+  if (!shifted && (bytes > p.strides || p.columns % t.width(p.item_size))) return "reads vectors across rows";
+  if (shifted && !p.dense) return "reads beyond its rows";
+  const int64_t rows_at_once = l.blocks() * l.per_block;
+  const bool steps = t.resident || t.kernel == norm::Kernel::kLong;
+  if (rows_at_once < p.rows && !steps) return "leaves rows out";
+  // A thread of shifted rows keeps its columns from row to row.
+  const bool keeps = shifted && t.kernel != norm::Kernel::kLong;
+  if (keeps && rows_at_once < p.rows && rows_at_once % t.width(p.item_size)) return "comes to rows with another shift";
+  if (t.kernel != norm::Kernel::kLong) {
+    const int threads = t.is_warp() ? 32 : l.threads();
+    const int behind = shifted ? t.width(p.item_size) - 1 : 0;
+    const int most_behind = p.columns % t.width(p.item_size) ? behind : 0;
+    // Rows begin at multiples of the largest power of two in columns behind a vector.
+    const int64_t power = p.columns & -p.columns;
+    const int64_t seen = p.columns + (most_behind ? most_behind + 1 - std::min<int64_t>(power, most_behind + 1) : 0);
+    if (int64_t{threads} * t.columns() < seen) return "leaves columns out";
+  }
+  if (p.backward && p.sums) {
+    const int64_t parts = t.kernel == norm::Kernel::kLong ? norm::parts_of(p, gpu) : l.blocks();
+    const int64_t statistics = t.kernel == norm::Kernel::kLong ? p.rows * 32 : 0;
+    norm::Problem any = p;  // of the same sizes in any layout
+    any.addresses = any.parameters = any.strides = 16;
+    any.dense = true;
+    if (norm::workspace(any, gpu) < parts * 3 * p.columns * 4 + statistics) return "needs more scratch than is asked for";
+  }
+  return {};
+}
+
+}  // namespace
+}  // namespace svexport
+
+// The number of problems that were tried on each GPU; -1, and why, where something does not hold.
+extern "C" int64_t check_planners(const svexport::Gpu* gpus, const char* const* names, int count, uint64_t seed,
+                                  int64_t problems, char* why, int size) {
+  using namespace svexport;
+  Random random(seed);
+  for (int64_t i = 0; i < problems; ++i) {
+    const norm::Problem p = random_norm(random);
+    for (int g = 0; g < count; ++g) {
+      Gpu gpu = gpus[g];
+      gpu.table = table_of(names[g]);
+      const std::string found = wrong<norm::Problem, norm::Figures>(
+          "add_bias_residual_layer_norm", p, gpu,
+          [&](const norm::Tactic& t, const Launch& l) { return check_norm(p, t, l, gpu); });
+      if (found.empty()) continue;
+      std::string shown = "add_bias_residual_layer_norm on " + std::string(names[g]);
+      norm::Problem copy = p;
+      copy.each([&](const char* name, auto value) { shown += std::string(" ") + name + "=" + std::to_string(value); });
+      std::snprintf(why, size, "%s: %s", shown.c_str(), found.c_str());
+      return -1;
+    }
+  }
+  return problems;
+}

@@ -1,0 +1,102 @@
+"""The planners of the kernels: valid choices for every GPU, those known to be right, and wrong questions."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from svexport.errors import PluginBuildError, UnsupportedError
+from svexport.kernels import planner
+from svexport.kernels.planner import GPUS
+from svexport.ops import _cuda
+from tests.csrc import CXX, built
+
+pytestmark = pytest.mark.skipif(not CXX, reason="needs g++")
+
+SOURCE = Path(__file__).parent / "planners.cpp"
+PROBLEMS = 100_000
+NORM = "add_bias_residual_layer_norm"
+
+
+def test_random_problems_on_every_gpu() -> None:
+    """At least one tactic that is valid, launches within limits, the cheapest chosen: :file:`planners.cpp`."""
+    flags = ("-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", f"-I{_cuda.CSRC / 'cuda'}")
+    library = ctypes.CDLL(str(built("planners.so", (CXX, *flags, SOURCE), [SOURCE])))
+    library.check_planners.restype = ctypes.c_int64
+    gpus = (planner._Gpu * len(GPUS))(*(planner._described(gpu) for gpu in GPUS.values()))
+    names = (ctypes.c_char_p * len(GPUS))(*(gpu.name.encode() for gpu in GPUS.values()))
+    seed, why = random.getrandbits(32), ctypes.create_string_buffer(1024)
+    tried = library.check_planners(
+        gpus, names, len(GPUS), ctypes.c_uint64(seed), ctypes.c_int64(PROBLEMS), why, len(why)
+    )
+    assert tried == PROBLEMS, f"seed {seed}: {why.value.decode()}"
+
+
+def chosen(gpu: str, **problem: int) -> str:
+    return str(planner.plan(NORM, GPUS[gpu], **problem).chosen)
+
+
+@pytest.mark.parametrize("gpu", ["t4", "orin", "h100"])
+@pytest.mark.parametrize(
+    ("problem", "expected"),
+    [
+        ({"rows": 40000, "columns": 256, "item_size": 2}, "warp8 vector resident"),
+        ({"rows": 40000, "columns": 256, "item_size": 4}, "warp8 vector"),
+        ({"rows": 40000, "columns": 250, "item_size": 2, "strides": 4}, "warp8 pair resident"),
+        ({"rows": 40000, "columns": 499, "item_size": 2, "strides": 2}, "warp16 shifted resident"),
+        ({"rows": 40000, "columns": 511, "item_size": 2, "strides": 2, "dense": 0}, "block8 single"),
+        ({"rows": 6000, "columns": 4096, "item_size": 2}, "block8 vector"),
+        ({"rows": 100, "columns": 30000, "item_size": 4}, "long vector"),
+        ({"rows": 900, "columns": 256, "backward": 1}, "warp8 vector resident"),
+    ],
+)
+def test_known_choices(gpu: str, problem: dict[str, int], expected: str) -> None:
+    """As they were measured to be the fastest."""
+    assert chosen(gpu, **problem) == expected
+
+
+def test_rows_that_a_small_gpu_has_no_memory_for_go_another_way() -> None:
+    """The gradient of 8192 columns keeps 160 KB of sums on an H100; a Turing has 64."""
+    problem = {"rows": 2000, "columns": 8192, "item_size": 2, "backward": 1}
+    large, small = (planner.plan(NORM, GPUS[gpu], **problem).chosen for gpu in ("h100", "t4"))
+    assert str(large) == "block16 vector resident"
+    assert large.launch.shared_memory == 5 * 8192 * 4
+    assert str(small) == "long vector"
+    assert small.launch.shared_memory == 0
+
+
+def test_more_multiprocessors_more_blocks() -> None:
+    problem = {"rows": 10**6, "columns": 256, "item_size": 2}
+    blocks = {gpu: planner.plan(NORM, GPUS[gpu], **problem).chosen.launch.grid[0] for gpu in ("orin", "t4", "h100")}
+    assert blocks == {"orin": 7 * 16, "t4": 7 * 40, "h100": 7 * 132}
+
+
+def test_wrong_questions_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="nothing has no planner; those that have one: add_bias_residual"):
+        planner.plan("nothing", GPUS["t4"])
+    with pytest.raises(UnsupportedError, match=r"made of backward, rows, .*; not of colums"):
+        planner.plan(NORM, GPUS["t4"], colums=3)
+
+
+def test_without_a_compiler_the_error_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    planner._library.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    try:
+        with pytest.raises(PluginBuildError, match=r"no C\+\+ compiler was found"):
+            planner.problems()
+    finally:
+        planner._library.cache_clear()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_the_gpu_at_hand_is_described() -> None:
+    found = planner.this_gpu()
+    assert found is not None
+    assert found.multiprocessors == torch.cuda.get_device_properties(0).multi_processor_count
+    assert found.shared_memory >= 48 * 1024
+    assert 50 < found.bandwidth < 20000
