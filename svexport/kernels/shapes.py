@@ -37,9 +37,20 @@ def _norm(shape: Sequence[int], item_size: int, backward: bool) -> dict[str, int
     }  # fmt: skip
 
 
+def _ms_deform(shape: Sequence[int], item_size: int, backward: bool) -> dict[str, int] | None:
+    if len(shape) != 5:
+        return None
+    images, queries, heads, samples, channels = shape
+    return {
+        "backward": int(backward), "images": images, "rows": queries * heads, "samples": samples, "channels": channels,
+        "item_size": item_size,
+    }  # fmt: skip
+
+
 _Function = Callable[[Sequence[int], int, bool], "dict[str, int] | None"]
 
 SHAPES: dict[str, tuple[str, _Function]] = {
     "add_bias_residual_layer_norm": ("x, (*, columns)", _norm),
+    "ms_deform_attn": ("all it does, (images, queries, heads, levels * points, channels of a head)", _ms_deform),
 }
-"""By op: which tensor a shape is of, and the problem of it; None where it has another number of dimensions."""
+"""By op: what a shape is of, and the problem of it; None for another number of dimensions."""

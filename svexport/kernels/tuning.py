@@ -1,7 +1,8 @@
 """The figures of the planners' cost functions, by GPU: ``csrc/cuda/tuning/*.json``, compiled as ``csrc/cuda/tuning.h``.
 
 ``python -m svexport.kernels.tuning`` writes the header. A table is
-``{"gpu": name, "figures": {op: {figure: [numbers]}}}``; it holds for every device whose name begins with ``gpu``, and ``default`` for all others.
+``{"gpu": name, "figures": {op: {figure: [numbers]}}}``; it holds for every device whose name begins with ``gpu``, and
+``default`` for all others.
 """
 
 from __future__ import annotations

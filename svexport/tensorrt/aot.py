@@ -331,12 +331,18 @@ def _sample(image: Operand, grid: Operand, mode: int) -> Launch:
 
 def _ms_deform_attn(arguments: Sequence[Any], outputs: Sequence[Operand]) -> Launch:
     value, locations = arguments[0], arguments[3]
-    channels, vector = value.shape[3], 16 // value.dtype.itemsize
-    lanes = 1
-    if isinstance(channels, int):
-        lanes = min(32, 1 << max(0, -(-channels // (vector if channels % vector == 0 else 1)) - 1).bit_length())
-    rows = locations.shape[1] * value.shape[2]
-    return Launch((_some(value.shape[0] * _ceil_div(rows, 128 // lanes)), 1, 1), 128, _constants(lanes))
+    images, rows, channels = value.shape[0], locations.shape[1] * value.shape[2], value.shape[3]
+    known, item = isinstance(channels, int), value.dtype.itemsize
+    problem = {
+        "rows": rows if isinstance(rows, int) else _MANY,
+        "channels": channels if known else 0,
+        "item_size": item,
+    }
+    tactic = planner.plan("ms_deform_attn", _gpu(), **problem).chosen
+    # Where the channels are not known, whether there are vectors is seen when it runs.
+    width = tactic.constants["width"] if known else 16 // item
+    blocks = _some(images * _ceil_div(rows, tactic.launch.per_block))
+    return Launch((blocks, 1, 1), tactic.launch.block[0], _constants(tactic.constants["lanes"], width))
 
 
 _LAUNCHES: dict[str, Callable[[Sequence[Any], Sequence[Operand]], Launch]] = {

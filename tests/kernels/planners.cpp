@@ -6,6 +6,7 @@
 #include <string>
 
 #include "add_bias_residual_layer_norm/tactics.h"
+#include "ms_deform_attn/tactics.h"
 #include "tuned.h"
 
 namespace svexport {
@@ -116,29 +117,64 @@ std::string check_norm(const norm::Problem& p, const norm::Tactic& t, const Laun
   return {};
 }
 
+ms_deform::Problem random_ms_deform(Random& random) {
+  ms_deform::Problem p;
+  p.backward = random.chance(0.5);
+  p.images = random.magnitude(64);
+  p.rows = random.magnitude(1e6);
+  p.channels = random.chance(0.05) ? 0 : random.magnitude(3000);
+  p.samples = random.magnitude(1000);
+  p.item_size = random.chance(0.5) ? 2 : 4;
+  p.alignment = random.power_of_two(p.item_size, 16);
+  return p;
+}
+
+std::string check_ms_deform(const ms_deform::Problem& p, const ms_deform::Tactic& t, const Launch& l, const Gpu&) {
+  if (t.width > 1 && (t.width * p.item_size > p.alignment || p.channels % t.width)) return "reads vectors that are none";
+  if (t.width * p.item_size > 16) return "reads more than 16 bytes at once";
+  if (t.lanes < 1 || t.lanes > 32 || (t.lanes & (t.lanes - 1))) return "lanes are no power of two within a warp";
+  // A block is within one image, and takes 32 / lanes rows with each of its warps.
+  const int64_t rows = l.threads() / t.lanes, per_image = l.blocks() / p.images;
+  if (l.blocks() % p.images || per_image * rows < p.rows) return "leaves rows out";
+  if ((per_image - 1) * rows >= p.rows) return "has blocks without rows";
+  return {};
+}
+
+template <class Problem, class Figures, class Make, class Check>
+std::string try_one(const char* op, Random& random, const Gpu* gpus, const char* const* names, int count,
+                    const Make& make, const Check& check) {
+  Problem p = make(random);
+  for (int g = 0; g < count; ++g) {
+    Gpu gpu = gpus[g];
+    gpu.table = table_of(names[g]);
+    const auto checked = [&](const auto& t, const Launch& l) { return check(p, t, l, gpu); };
+    const std::string found = wrong<Problem, Figures>(op, p, gpu, checked);
+    if (found.empty()) continue;
+    std::string shown = std::string(op) + " on " + names[g];
+    p.each([&](const char* name, auto value) { shown += std::string(" ") + name + "=" + std::to_string(value); });
+    return shown + ": " + found;
+  }
+  return {};
+}
+
 }  // namespace
 }  // namespace svexport
 
-// The number of problems that were tried on each GPU; -1, and why, where something does not hold.
+// The number of problems of each op that were tried on each GPU; -1, and why, where something does not hold.
 extern "C" int64_t check_planners(const svexport::Gpu* gpus, const char* const* names, int count, uint64_t seed,
                                   int64_t problems, char* why, int size) {
   using namespace svexport;
   Random random(seed);
   for (int64_t i = 0; i < problems; ++i) {
-    const norm::Problem p = random_norm(random);
-    for (int g = 0; g < count; ++g) {
-      Gpu gpu = gpus[g];
-      gpu.table = table_of(names[g]);
-      const std::string found = wrong<norm::Problem, norm::Figures>(
-          "add_bias_residual_layer_norm", p, gpu,
-          [&](const norm::Tactic& t, const Launch& l) { return check_norm(p, t, l, gpu); });
-      if (found.empty()) continue;
-      std::string shown = "add_bias_residual_layer_norm on " + std::string(names[g]);
-      norm::Problem copy = p;
-      copy.each([&](const char* name, auto value) { shown += std::string(" ") + name + "=" + std::to_string(value); });
-      std::snprintf(why, size, "%s: %s", shown.c_str(), found.c_str());
-      return -1;
+    std::string found = try_one<norm::Problem, norm::Figures>("add_bias_residual_layer_norm", random, gpus, names, count,
+                                                              random_norm, check_norm);
+    if (found.empty()) {
+      found = try_one<ms_deform::Problem, ms_deform::Figures>("ms_deform_attn", random, gpus, names, count,
+                                                              random_ms_deform, check_ms_deform);
     }
+    if (found.empty()) continue;
+    std::snprintf(why, size, "%s", found.c_str());
+    return -1;
   }
   return problems;
 }

@@ -49,7 +49,7 @@ def chosen(gpu: str, **problem: int) -> str:
         ({"rows": 40000, "columns": 250, "item_size": 2, "strides": 4}, "warp8 pair resident"),
         ({"rows": 40000, "columns": 499, "item_size": 2, "strides": 2}, "warp16 shifted resident"),
         ({"rows": 40000, "columns": 511, "item_size": 2, "strides": 2, "dense": 0}, "block8 single"),
-        ({"rows": 6000, "columns": 4096, "item_size": 2}, "block8 vector"),
+        ({"rows": 6000, "columns": 4096, "item_size": 2}, "block32 vector"),
         ({"rows": 100, "columns": 30000, "item_size": 4}, "long vector"),
         ({"rows": 900, "columns": 256, "backward": 1}, "warp8 vector resident"),
     ],
@@ -59,13 +59,30 @@ def test_known_choices(gpu: str, problem: dict[str, int], expected: str) -> None
     assert chosen(gpu, **problem) == expected
 
 
+@pytest.mark.parametrize(
+    ("problem", "expected"),
+    [
+        ({"rows": 160_000, "channels": 32, "samples": 16, "item_size": 2}, (8, 4)),
+        ({"rows": 160_000, "channels": 32, "samples": 16, "item_size": 4}, (4, 8)),
+        ({"rows": 160_000, "channels": 32, "samples": 16, "item_size": 2, "alignment": 8}, (1, 32)),
+        ({"rows": 160_000, "channels": 32, "samples": 16, "item_size": 2, "backward": 1}, (4, 8)),
+        ({"rows": 7200, "channels": 1024, "samples": 16, "item_size": 2}, (8, 32)),
+    ],
+)
+def test_known_choices_of_deformable_attention(problem: dict[str, int], expected: tuple[int, int]) -> None:
+    """Whole vectors, a lane for each."""
+    for gpu in GPUS.values():
+        constants = planner.plan("ms_deform_attn", gpu, **problem).chosen.constants
+        assert (constants["width"], constants["lanes"]) == expected
+
+
 def test_rows_that_a_small_gpu_has_no_memory_for_go_another_way() -> None:
     """The gradient of 8192 columns keeps 160 KB of sums on an H100; a Turing has 64."""
     problem = {"rows": 2000, "columns": 8192, "item_size": 2, "backward": 1}
     large, small = (planner.plan(NORM, GPUS[gpu], **problem).chosen for gpu in ("h100", "t4"))
     assert str(large) == "block16 vector resident"
     assert large.launch.shared_memory == 5 * 8192 * 4
-    assert str(small) == "long vector"
+    assert str(small) == "long pair"
     assert small.launch.shared_memory == 0
 
 

@@ -1,14 +1,14 @@
 #include "aot.cuh"
-#include "ms_deform_attn.cu"
+#include "ms_deform_attn/kernels.cuh"
 
 namespace svexport::aot {
 
-// G lanes for the channels of a row.
-template <class T, class I, class L, class W, int G>
+// The tactic of the planner as constants: kLanes for the channels of a row, kWidth of them at once; single ones where
+// addresses do not allow these.
+template <class T, class I, class L, class W, int kLanes, int kWidth>
 __device__ void ms_deform_attn(const View<const T, 4>& value, const View<const I, 2>& spatial_shapes,
                                const View<const I, 1>& level_start_index, const View<const L, 6>& sampling_locations,
-                               const View<const W, 5>& attention_weights, const View<T, 3>& output, Int<G>) {
-  constexpr int V = 16 / sizeof(T);
+                               const View<const W, 5>& attention_weights, const View<T, 3>& output, Int<kLanes>, Int<kWidth>) {
   Sizes sizes{};
   sizes.images = value.sizes[0];
   sizes.rows = sampling_locations.sizes[1] * value.sizes[2];
@@ -34,10 +34,10 @@ __device__ void ms_deform_attn(const View<const T, 4>& value, const View<const I
   const bool is_long = sizeof(I) == 8;
   const Levels levels{spatial_shapes.data, level_start_index.data, {2, 1}, 1, is_long, is_long};
   const AnyFloat locations(untyped(sampling_locations)), weights(untyped(attention_weights));
-  const bool vectors = value.aligned(16) && output.aligned(16) && sizes.channels % V == 0;
-  sizes.step = static_cast<unsigned>(sizes.value[1] / (vectors ? V : 1));
-  vectors ? forward_kernel<T, V>(value.data, levels, locations, weights, output.data, sizes, G)
-          : forward_kernel<T, 1>(value.data, levels, locations, weights, output.data, sizes, G);
+  const bool vectors = value.aligned(16) && output.aligned(16) && sizes.channels % kWidth == 0;
+  sizes.step = static_cast<unsigned>(sizes.value[1] / (vectors ? kWidth : 1));
+  vectors ? forward_kernel<T, kWidth>(value.data, levels, locations, weights, output.data, sizes, kLanes)
+          : forward_kernel<T, 1>(value.data, levels, locations, weights, output.data, sizes, kLanes);
 }
 
 }  // namespace svexport::aot

@@ -9,7 +9,8 @@ namespace svexport {
 
 template <class Arguments>
 cudaError_t launch_planned(void (*kernel)(Arguments), const Launch& l, cudaStream_t stream, const Arguments& arguments) {
-  if (l.shared_memory > 48 * 1024) {  // more than every kernel may have
+  // More than every kernel may have, what it has of static memory among it.
+  if (l.shared_memory > 46 * 1024) {
     const auto status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, l.shared_memory);
     if (status != cudaSuccess) return status;
   }

@@ -79,15 +79,15 @@ Tactic cheapest(const Few<Tactic>& tactics, int32_t forced, const Cost& cost) {
   return *best;
 }
 
-// The ids of those that are worth timing: they cost no more than twice the cheapest. None where there is no choice.
+// The ids of those that are worth timing: they cost no more than twice the cheapest. None where that is one.
 template <class Tactic, class Cost>
 Few<int32_t> worth_timing(const Few<Tactic>& tactics, const Cost& cost) {
   Few<int32_t> ids;
   const double least = tactics.size() ? cost(cheapest(tactics, 0, cost)) : 0;
   for (const Tactic& tactic : tactics) {
-    if (tactics.size() > 1 && cost(tactic) <= 2 * least) ids.add(tactic.id());
+    if (cost(tactic) <= 2 * least) ids.add(tactic.id());
   }
-  return ids;
+  return ids.size() > 1 ? ids : Few<int32_t>();
 }
 
 }  // namespace svexport

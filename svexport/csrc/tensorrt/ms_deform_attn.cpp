@@ -1,4 +1,5 @@
-#include "ms_deform_attn.h"
+#include "ms_deform_attn/launch.h"
+#include "ms_deform_attn/tensors.h"
 
 #include "plugin.h"
 
@@ -51,7 +52,12 @@ class MsDeformAttn final : public Plugin<MsDeformAttn, MsDeformAttnNode> {
 
   cudaError_t run(const Tensors& t, void*, cudaStream_t stream) const override {
     return ms_deform_attn(t.in(kValue), t.in(kShapes), t.in(kStarts), t.in(kLocations), t.in(kWeights), t.out(0),
-                          stream);
+                          tactic_, stream);
+  }
+
+  Few<int32_t> tactics(const Tensors& t) const override {
+    if (t.out(0).numel() == 0) return {};
+    return ms_deform::worth_timing(ms_deform::problem_of(t.in(kValue), t.in(kLocations)), current_gpu());
   }
 };
 

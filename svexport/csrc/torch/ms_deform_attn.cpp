@@ -1,7 +1,8 @@
-#include "ms_deform_attn.h"
+#include "ms_deform_attn/launch.h"
 
 #include "accumulate.h"
 #include "binding.h"
+#include "tactics.h"
 
 namespace svexport {
 namespace {
@@ -17,7 +18,7 @@ at::Tensor ms_deform_attn_torch(const at::Tensor& value, const at::Tensor& spati
         at::empty({value.size(0), sampling_locations.size(1), value.size(2) * value.size(3)},
                   value.options().memory_format(at::MemoryFormat::Contiguous));
     if (done(ms_deform_attn(view(value), view(spatial_shapes), view(level_start_index), view(sampling_locations),
-                            view(attention_weights), view(output), stream()))) {
+                            view(attention_weights), view(output), forced_tactic("ms_deform_attn"), stream()))) {
       return output;
     }
   }
@@ -47,7 +48,7 @@ std::vector<at::Tensor> ms_deform_attn_backward_torch(at::TensorList grads, cons
                                      view(sampling_locations), view(attention_weights),
                                      grad_value ? view(grad_value->sums) : Tensor{},
                                      grad_value ? view(grad_value->scale) : Tensor{}, view(grad_locations),
-                                     view(grad_weights), stream()))) {
+                                     view(grad_weights), forced_tactic("ms_deform_attn_backward"), stream()))) {
       std::vector<at::Tensor> results;
       if (grad_value) results.push_back(grad_value->result(value.scalar_type()));
       for (const auto& t : {grad_locations, grad_weights}) {

@@ -56,23 +56,29 @@ struct Tactic {
   }
 };
 
-// Of the cost function: as tuning.h has them for a GPU.
+// Of the cost function: as tuning.h has them for a GPU. Microseconds, but for the factors.
 struct Figures {
-  float launch[1];  // microseconds a kernel takes before and after its rows, one behind the other
-  float setup[1];   // microseconds until a block has its columns of the vectors in shared memory
-  float again[1];   // microseconds more of a block that goes over its row several times
+  float launch[1];  // of a kernel beside its rows, one behind the other
+  float turn[1];    // of an access of a thread, one behind the other
+  float part[1];    // for each block's sums over rows, in the kernel that adds them up
+  float setup[2];   // until a block of the gradient has its columns of the vectors in shared memory: by vectors, shifted
+  float share[1];   // the same forward
+  float again[2];   // of a gradient's block that goes over its row again: what is in registers, what is not
   // Time over that of moving the bytes that have to be moved: [half, float][vector, shifted, pair, single].
   float forward[kKernels][2 * kAccesses], backward[kKernels][2 * kAccesses];
-  float one_row[2];  // the same factor where each warp has one row, forward: half, float
+  float one_row[2];  // a further factor where each warp has one row, forward: half, float
 
   template <class Visitor>
   void each(Visitor&& visit) {
     visit("launch", "", launch);
+    visit("turn", "", turn);
+    visit("part", "", part);
     visit("setup", "", setup);
+    visit("share", "", share);
     visit("again", "", again);
     visit("one_row", "", one_row);
-    for (int k = 0; k < kKernels; ++k) visit("forward_", kKernelNames[k], forward[k]);
     for (int k = 0; k < kKernels; ++k) {
+      visit("forward_", kKernelNames[k], forward[k]);
       if (k != static_cast<int>(Kernel::kWarp16)) visit("backward_", kKernelNames[k], backward[k]);
     }
   }
@@ -163,25 +169,43 @@ inline Few<Tactic> tactics(const Problem& p, const Gpu& gpu) {
   return found;
 }
 
+// The columns that the threads of a row have over those that it has: idle lanes take as long.
+inline double idle_lanes(const Problem& p, const Tactic& t) {
+  if (t.kernel == Kernel::kLong || !p.columns) return 1;
+  const int64_t at_once = int64_t{t.columns()} * kLanes, warps = t.is_warp() ? 1 : ceil_of(seen_columns(p, t), at_once);
+  return static_cast<double>(warps * at_once) / static_cast<double>(p.columns);
+}
+
 // Microseconds: the bytes at the bandwidth of the memory, times what a tactic takes longer than that, and its kernels.
-// Of the sums over rows either every block leaves its own, or a second kernel reads everything again.
-inline double cost(const Problem& p, const Tactic& t, const Gpu& gpu, const Figures& f) {
+inline double forward_cost(const Problem& p, const Tactic& t, double tensor, const Figures& f) {
   const int is_float = p.item_size == 4, at = is_float * kAccesses + static_cast<int>(t.access);
-  const double tensor = 1.0 * p.rows * std::max<int64_t>(p.columns, 1) * p.item_size / gpu.bandwidth;
-  if (!p.backward) {
-    const double one_row = t.is_warp() && !t.resident ? f.one_row[is_float] : 1;
-    return f.launch[0] + tensor * (4 + p.extra) * f.forward[t.index()][at] * one_row;
-  }
-  const double rows = tensor * (4 + p.extra + p.gradients), factor = f.backward[t.index()][at];
+  const double one_row = t.is_warp() && !t.resident ? f.one_row[is_float] : 1;
+  const bool is_long = t.kernel == Kernel::kLong, shares = t.kernel == Kernel::kBlock32 && t.access == Access::kShifted;
+  const int width = t.width(p.item_size);
+  const double turns = is_long ? 3.0 * static_cast<double>(ceil_of(p.columns, kRowThreads * width)) : t.columns() / width;
+  return f.launch[0] + turns * f.turn[0] + shares * f.share[0] +
+         tensor * (4 + p.extra) * f.forward[t.index()][at] * idle_lanes(p, t) * one_row;
+}
+
+// Of the sums over rows either every block leaves its own, or a second kernel reads everything again.
+inline double backward_cost(const Problem& p, const Tactic& t, double tensor, const Gpu& gpu, const Figures& f) {
+  const int at = (p.item_size == 4) * kAccesses + static_cast<int>(t.access);
+  const double factor = f.backward[t.index()][at] * idle_lanes(p, t), rows = tensor * (4 + p.extra + p.gradients);
   if (t.kernel == Kernel::kLong) {
     const bool kept = p.columns <= 16 * kRowThreads;
     const int kernels = 1 + p.sums * (1 + (parts_of(p, gpu) > 1));
-    const double more = kept ? 0 : f.again[0] + 2 * tensor * (3 + p.extra) * factor;
+    const double more = kept ? f.again[0] : f.again[1] + 2 * tensor * (3 + p.extra) * factor;
     return kernels * f.launch[0] + rows * factor + more + p.sums * tensor * (4 + p.extra) * factor;
   }
   const double blocks = static_cast<double>(launch(p, t, gpu).blocks()), partials = blocks * 3 * p.columns * 4;
-  const double sums = p.sums && blocks > 1 ? f.launch[0] + 2 * partials / gpu.bandwidth : 0;
-  return f.launch[0] + rows * factor + sums + (t.columns() > 8 ? f.setup[0] : 0);
+  const double sums = p.sums * (f.launch[0] + 2 * partials / gpu.bandwidth + blocks * f.part[0]);
+  const double setup = t.columns() > 8 ? f.setup[t.access == Access::kShifted] : 0;
+  return f.launch[0] + rows * factor + sums + setup + t.columns() / t.width(p.item_size) * f.turn[0];
+}
+
+inline double cost(const Problem& p, const Tactic& t, const Gpu& gpu, const Figures& f) {
+  const double tensor = 1.0 * p.rows * std::max<int64_t>(p.columns, 1) * p.item_size / gpu.bandwidth;
+  return p.backward ? backward_cost(p, t, tensor, gpu, f) : forward_cost(p, t, tensor, f);
 }
 
 // Bytes of scratch of a gradient with sums over rows: enough for every tactic.

@@ -9,9 +9,10 @@ namespace svexport {
 // the device; sampling_locations: (N, Lq, M, L, P, 2) and attention_weights: (N, Lq, M, L, P), each of any of the three
 // types; all of any strides, with access by 16 bytes where value is aligned(3, 16) and D is a multiple of that.
 // output: (N, Lq, M*D), the type of value, contiguous.
+// tactic: the id of one of tactics.h; 0, or one that is not for these tensors: the cheapest.
 cudaError_t ms_deform_attn(const Tensor& value, const Tensor& spatial_shapes, const Tensor& level_start_index,
                            const Tensor& sampling_locations, const Tensor& attention_weights, const Tensor& output,
-                           cudaStream_t stream);
+                           int32_t tactic, cudaStream_t stream);
 
 // grad_output: (N, Lq, M*D), the type of value, any strides. grad_locations and grad_weights have the shapes and types of
 // what they are for and are contiguous. To grad_value, (N, S, M, D), contiguous, the sums are added: of float32 in no
@@ -20,6 +21,6 @@ cudaError_t ms_deform_attn(const Tensor& value, const Tensor& spatial_shapes, co
 cudaError_t ms_deform_attn_backward(const Tensor& grad_output, const Tensor& value, const Tensor& spatial_shapes,
                                     const Tensor& level_start_index, const Tensor& sampling_locations,
                                     const Tensor& attention_weights, const Tensor& grad_value, const Tensor& scale,
-                                    const Tensor& grad_locations, const Tensor& grad_weights, cudaStream_t stream);
+                                    const Tensor& grad_locations, const Tensor& grad_weights, int32_t tactic, cudaStream_t stream);
 
 }  // namespace svexport

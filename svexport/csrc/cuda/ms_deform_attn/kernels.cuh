@@ -1,16 +1,17 @@
+// Multi-scale deformable attention, forward and backward. What bounds it is the rate of L2, and of its additions.
+//
 // A warp takes 32 / G rows, a row being one (image, query, head), and G lanes take the D channels of a row. It works
 // through the L*P samples of its rows in chunks: first every lane finds pixels and factors of some samples, and leaves
 // them in shared memory; then the lanes of a row read the pixels of all of them, 16 bytes each.
-#include "ms_deform_attn.h"
-
-#include <algorithm>
+#pragma once
 
 #include "accumulate.cuh"
+#include "ms_deform_attn/tactics.h"
 
 namespace svexport {
 namespace {
 
-constexpr int kWarps = 4;    // of a block
+using ms_deform::kWarps;
 constexpr int kChunk = 128;  // samples a warp has in shared memory
 constexpr int kAhead = 4;    // samples whose pixels a lane reads at once
 
@@ -283,108 +284,3 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
 
 }  // namespace
 }  // namespace svexport
-
-#ifndef SVEXPORT_AOT  // csrc/aot takes the kernels only
-namespace svexport {
-namespace {
-
-template <size_t R>
-void copy_strides(const Tensor& t, int64_t (&strides)[R]) {
-  for (size_t i = 0; i < R; ++i) strides[i] = t.strides[i];
-}
-
-Sizes sizes_of(const Tensor& value, const Tensor& locations, const Tensor& weights) {
-  Sizes sizes{};
-  sizes.images = static_cast<int>(value.sizes[0]);
-  sizes.rows = static_cast<int>(locations.sizes[1] * value.sizes[2]);
-  sizes.s = static_cast<int>(value.sizes[1]);
-  sizes.heads = static_cast<int>(value.sizes[2]);
-  sizes.channels = static_cast<int>(value.sizes[3]);
-  sizes.points = static_cast<int>(locations.sizes[4]);
-  sizes.samples = static_cast<int>(locations.sizes[3] * locations.sizes[4]);
-  sizes.per_point = 1.0f / static_cast<float>(sizes.points);
-  copy_strides(value, sizes.value);
-  copy_strides(locations, sizes.locations);
-  copy_strides(weights, sizes.weights);
-  return sizes;
-}
-
-Levels levels_of(const Tensor& shapes, const Tensor& starts) {
-  return {shapes.data,       starts.data,
-          {shapes.strides[0], shapes.strides[1]}, starts.strides[0],
-          shapes.dtype == DType::kInt64,          starts.dtype == DType::kInt64};
-}
-
-bool supported(const Tensor& value, const Tensor& shapes, const Tensor& starts, const Tensor& locations,
-               const Tensor& weights) {
-  const auto integers = [](const Tensor& t) { return t.dtype == DType::kInt64 || t.dtype == DType::kInt32; };
-  return is_float(value) && integers(shapes) && integers(starts) && is_float(locations) && is_float(weights) &&
-         value.sizes[1] <= INT32_MAX && locations.sizes[1] * value.sizes[2] < (1 << 30) &&
-         locations.sizes[3] * locations.sizes[4] < (1 << 20);  // the level of a sample is found in float
-}
-
-// Calls launch(null pointer to T, V, sizes, G, blocks), with vectors of at most kMost channels.
-template <int kMost, class F>
-cudaError_t dispatch(const Tensor& value, Sizes sizes, F&& launch) {
-  return dispatch_float(value.dtype, [&](auto* p) {
-    constexpr int kFull = std::min<int>(kMost, 16 / sizeof(*p));
-    const auto with = [&](auto v) {
-      int g = 1;
-      while (g < 32 && g * v.value < sizes.channels) g *= 2;
-      const int64_t blocks = static_cast<int64_t>(sizes.images) * ceil_div(sizes.rows, kWarps * 32 / g);
-      const int64_t step = value.strides[1] / v.value;
-      if (blocks > INT32_MAX || step > UINT32_MAX) return cudaErrorNotSupported;
-      sizes.step = static_cast<unsigned>(step);
-      launch(p, v, sizes, g, static_cast<unsigned>(blocks));
-      return cudaGetLastError();
-    };
-    return value.aligned(3, kFull * sizeof(*p)) && value.sizes[3] % kFull == 0 ? with(std::integral_constant<int, kFull>())
-                                                               : with(std::integral_constant<int, 1>());
-  });
-}
-
-}  // namespace
-
-cudaError_t ms_deform_attn(const Tensor& value, const Tensor& spatial_shapes, const Tensor& level_start_index,
-                           const Tensor& sampling_locations, const Tensor& attention_weights, const Tensor& output,
-                           cudaStream_t stream) {
-  if (!supported(value, spatial_shapes, level_start_index, sampling_locations, attention_weights)) {
-    return cudaErrorNotSupported;
-  }
-  if (output.numel() == 0) return cudaSuccess;
-  const Sizes sizes = sizes_of(value, sampling_locations, attention_weights);
-  const Levels levels = levels_of(spatial_shapes, level_start_index);
-  return dispatch<8>(value, sizes, [&](auto* p, auto v, const Sizes& sizes, int g, unsigned blocks) {
-    using T = element_t<decltype(p)>;
-    forward_kernel<T, v.value><<<blocks, kWarps * 32, 0, stream>>>(
-        static_cast<const T*>(value.data), levels, AnyFloat(sampling_locations), AnyFloat(attention_weights),
-        static_cast<T*>(output.data), sizes, g);
-  });
-}
-
-cudaError_t ms_deform_attn_backward(const Tensor& grad_output, const Tensor& value, const Tensor& spatial_shapes,
-                                    const Tensor& level_start_index, const Tensor& sampling_locations,
-                                    const Tensor& attention_weights, const Tensor& grad_value, const Tensor& scale,
-                                    const Tensor& grad_locations, const Tensor& grad_weights, cudaStream_t stream) {
-  if (grad_output.dtype != value.dtype ||
-      !supported(value, spatial_shapes, level_start_index, sampling_locations, attention_weights)) {
-    return cudaErrorNotSupported;
-  }
-  Sizes sizes = sizes_of(value, sampling_locations, attention_weights);
-  if (value.numel() == 0 || sampling_locations.numel() == 0) return cudaSuccess;
-  copy_strides(grad_output, sizes.grad_output);
-  const Levels levels = levels_of(spatial_shapes, level_start_index);
-  const Gradients grads{{grad_value.data, static_cast<const float*>(scale.data)},
-                        AnyFloat(grad_locations),
-                        AnyFloat(grad_weights)};
-  // Four channels are 16 bytes of sums: so the additions of a warp are to whole sectors of memory.
-  return dispatch<4>(value, sizes, [&](auto* p, auto v, const Sizes& sizes, int g, unsigned blocks) {
-    using T = element_t<decltype(p)>;
-    backward_kernel<T, v.value><<<blocks, kWarps * 32, 0, stream>>>(
-        static_cast<const T*>(grad_output.data), static_cast<const T*>(value.data), levels,
-        AnyFloat(sampling_locations), AnyFloat(attention_weights), grads, sizes, grad_output.aligned(2, 4 * value.item_size()), g);
-  });
-}
-
-}  // namespace svexport
-#endif

@@ -1,0 +1,109 @@
+#include <algorithm>
+
+#include "ms_deform_attn/kernels.cuh"
+#include "ms_deform_attn/launch.h"
+#include "ms_deform_attn/tensors.h"
+
+namespace svexport {
+namespace {
+
+using namespace ms_deform;
+
+template <size_t R>
+void copy_strides(const Tensor& t, int64_t (&strides)[R]) {
+  for (size_t i = 0; i < R; ++i) strides[i] = t.strides[i];
+}
+
+Sizes sizes_of(const Tensor& value, const Tensor& locations, const Tensor& weights) {
+  Sizes sizes{};
+  sizes.images = static_cast<int>(value.sizes[0]);
+  sizes.rows = static_cast<int>(locations.sizes[1] * value.sizes[2]);
+  sizes.s = static_cast<int>(value.sizes[1]);
+  sizes.heads = static_cast<int>(value.sizes[2]);
+  sizes.channels = static_cast<int>(value.sizes[3]);
+  sizes.points = static_cast<int>(locations.sizes[4]);
+  sizes.samples = static_cast<int>(locations.sizes[3] * locations.sizes[4]);
+  sizes.per_point = 1.0f / static_cast<float>(sizes.points);
+  copy_strides(value, sizes.value);
+  copy_strides(locations, sizes.locations);
+  copy_strides(weights, sizes.weights);
+  return sizes;
+}
+
+Levels levels_of(const Tensor& shapes, const Tensor& starts) {
+  return {shapes.data,       starts.data,
+          {shapes.strides[0], shapes.strides[1]}, starts.strides[0],
+          shapes.dtype == DType::kInt64,          starts.dtype == DType::kInt64};
+}
+
+bool supported(const Tensor& value, const Tensor& shapes, const Tensor& starts, const Tensor& locations,
+               const Tensor& weights) {
+  const auto integers = [](const Tensor& t) { return t.dtype == DType::kInt64 || t.dtype == DType::kInt32; };
+  return is_float(value) && integers(shapes) && integers(starts) && is_float(locations) && is_float(weights) &&
+         value.sizes[1] <= INT32_MAX && locations.sizes[1] * value.sizes[2] < (1 << 30) &&
+         locations.sizes[3] * locations.sizes[4] < (1 << 20);  // the level of a sample is found in float
+}
+
+// Calls run(null pointer to T, V, sizes, launch) as the tactic says, with vectors of at most kMost channels.
+template <int kMost, class F>
+cudaError_t dispatch(const Problem& problem, int32_t forced, const Tensor& value, Sizes sizes, F&& run) {
+  const Gpu gpu = current_gpu();
+  const Tactic tactic = choose(problem, gpu, forced);
+  const Launch l = launch(problem, tactic, gpu);
+  const int64_t step = value.strides[1] / tactic.width;
+  if (l.blocks() > INT32_MAX || step > UINT32_MAX) return cudaErrorNotSupported;
+  sizes.step = static_cast<unsigned>(step);
+  return dispatch_float(value.dtype, [&](auto* p) {
+    constexpr int kFull = std::min<int>(kMost, 16 / sizeof(*p));
+    tactic.width == 1 ? run(p, std::integral_constant<int, 1>(), sizes, tactic.lanes, l)
+                      : run(p, std::integral_constant<int, kFull>(), sizes, tactic.lanes, l);
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace
+
+cudaError_t ms_deform_attn(const Tensor& value, const Tensor& spatial_shapes, const Tensor& level_start_index,
+                           const Tensor& sampling_locations, const Tensor& attention_weights, const Tensor& output,
+                           int32_t tactic, cudaStream_t stream) {
+  if (!supported(value, spatial_shapes, level_start_index, sampling_locations, attention_weights)) {
+    return cudaErrorNotSupported;
+  }
+  if (output.numel() == 0) return cudaSuccess;
+  const Sizes sizes = sizes_of(value, sampling_locations, attention_weights);
+  const Levels levels = levels_of(spatial_shapes, level_start_index);
+  const Problem problem = problem_of(value, sampling_locations);
+  return dispatch<8>(problem, tactic, value, sizes, [&](auto* p, auto v, const Sizes& sizes, int g, const Launch& l) {
+    using T = element_t<decltype(p)>;
+    forward_kernel<T, v.value><<<static_cast<unsigned>(l.blocks()), l.threads(), 0, stream>>>(
+        static_cast<const T*>(value.data), levels, AnyFloat(sampling_locations), AnyFloat(attention_weights),
+        static_cast<T*>(output.data), sizes, g);
+  });
+}
+
+cudaError_t ms_deform_attn_backward(const Tensor& grad_output, const Tensor& value, const Tensor& spatial_shapes,
+                                    const Tensor& level_start_index, const Tensor& sampling_locations,
+                                    const Tensor& attention_weights, const Tensor& grad_value, const Tensor& scale,
+                                    const Tensor& grad_locations, const Tensor& grad_weights, int32_t tactic, cudaStream_t stream) {
+  if (grad_output.dtype != value.dtype ||
+      !supported(value, spatial_shapes, level_start_index, sampling_locations, attention_weights)) {
+    return cudaErrorNotSupported;
+  }
+  Sizes sizes = sizes_of(value, sampling_locations, attention_weights);
+  if (value.numel() == 0 || sampling_locations.numel() == 0) return cudaSuccess;
+  copy_strides(grad_output, sizes.grad_output);
+  const Levels levels = levels_of(spatial_shapes, level_start_index);
+  const Gradients grads{{grad_value.data, static_cast<const float*>(scale.data)},
+                        AnyFloat(grad_locations),
+                        AnyFloat(grad_weights)};
+  Problem problem = problem_of(value, sampling_locations);
+  problem.backward = true;
+  return dispatch<4>(problem, tactic, value, sizes, [&](auto* p, auto v, const Sizes& sizes, int g, const Launch& l) {
+    using T = element_t<decltype(p)>;
+    backward_kernel<T, v.value><<<static_cast<unsigned>(l.blocks()), l.threads(), 0, stream>>>(
+        static_cast<const T*>(grad_output.data), static_cast<const T*>(value.data), levels,
+        AnyFloat(sampling_locations), AnyFloat(attention_weights), grads, sizes, grad_output.aligned(2, 4 * value.item_size()), g);
+  });
+}
+
+}  // namespace svexport

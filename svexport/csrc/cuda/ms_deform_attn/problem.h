@@ -1,0 +1,27 @@
+// What is asked of the kernels of ms_deform_attn. Host C++, no CUDA.
+#pragma once
+
+#include <cstdint>
+
+namespace svexport::ms_deform {
+
+// value: (images, S, heads, channels); a row is one (query, head) of an image; samples: levels * points of a row.
+struct Problem {
+  int32_t backward = 0;
+  int64_t images = 1, rows = 0, channels = 0, samples = 1;  // channels 0: not known, of a kernel compiled ahead of time
+  int32_t item_size = 4;                                    // of an element of value, 2 or 4
+  int32_t alignment = 16;  // bytes at a multiple of which the channels of value lie, one behind the other; 16 at most
+
+  template <class Visitor>
+  void each(Visitor&& visit) {
+    visit("backward", backward);
+    visit("images", images);
+    visit("rows", rows);
+    visit("channels", channels);
+    visit("samples", samples);
+    visit("item_size", item_size);
+    visit("alignment", alignment);
+  }
+};
+
+}  // namespace svexport::ms_deform

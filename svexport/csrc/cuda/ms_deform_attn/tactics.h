@@ -1,0 +1,91 @@
+// The ways to run ms_deform_attn and which is the cheapest. Host C++, no CUDA.
+#pragma once
+
+#include <algorithm>
+
+#include "ms_deform_attn/problem.h"
+#include "planner.h"
+
+namespace svexport::ms_deform {
+
+constexpr int kWarps = 4;  // of a block
+constexpr int kLanes = 32;
+
+// How many channels a lane reads at once, and how many lanes take those of a row; what is left they take afterwards.
+struct Tactic {
+  int32_t width = 1;
+  int32_t lanes = 1;  // a power of two
+
+  int32_t id() const { return 64 * width + lanes; }
+
+  template <class Visitor>
+  void each(Visitor&& visit) const {
+    visit("width", width);
+    visit("lanes", lanes);
+  }
+};
+
+// Of the cost function, forward and backward; nanoseconds that a multiprocessor takes, but for the first and last.
+struct Figures {
+  float launch[1];   // microseconds of a kernel beside its work
+  float lines[2];    // for the corners of a sample in one line of the cache, 128 bytes
+  float issue[2];    // for the corners of a sample by a whole warp
+  float pass[2];     // for finding the place of a sample, in every pass
+  float corners[2];  // time over that of moving the corners, or what is added to them, through memory
+
+  template <class Visitor>
+  void each(Visitor&& visit) {
+    visit("launch", "", launch);
+    visit("lines", "", lines);
+    visit("issue", "", issue);
+    visit("pass", "", pass);
+    visit("corners", "", corners);
+  }
+};
+
+// Of the gradient four channels, which are 16 bytes of sums: so the additions of a warp are to whole sectors of memory.
+inline int32_t full_width(const Problem& p) { return p.backward ? std::min(4, 16 / p.item_size) : 16 / p.item_size; }
+
+// How often the lanes of a row go over its samples.
+inline int64_t passes(const Problem& p, const Tactic& t) {
+  const int64_t at_once = int64_t{t.lanes} * t.width;
+  return std::max<int64_t>(1, (p.channels + at_once - 1) / at_once);
+}
+
+// A block has rows of one image.
+inline Launch launch(const Problem& p, const Tactic& t, const Gpu&) {
+  Launch l;
+  l.per_block = kWarps * kLanes / t.lanes;
+  l.work = p.images * ((p.rows + l.per_block - 1) / l.per_block) * l.per_block;
+  l.block[0] = kWarps * kLanes;
+  return l;
+}
+
+inline Few<Tactic> tactics(const Problem& p, const Gpu&) {
+  Few<Tactic> found;
+  for (int32_t width : {full_width(p), 1}) {
+    if (width > 1 && (!p.channels || p.channels % width || p.alignment % (width * p.item_size))) continue;
+    // No lane without channels, and no more than four passes.
+    for (int32_t lanes = 1; lanes <= kLanes; lanes *= 2) {
+      const Tactic t{width, lanes};
+      const bool idle = lanes > 1 && int64_t{lanes} / 2 * width >= p.channels;
+      if (!idle && (passes(p, t) <= 4 || lanes == kLanes)) found.add(t);
+    }
+  }
+  return found;
+}
+
+// Microseconds: what takes longest of moving the corners, of looking up their lines and of the warps' instructions, and in
+// every pass the samples' places.
+inline double cost(const Problem& p, const Tactic& t, const Gpu& gpu, const Figures& f) {
+  const double samples = 1.0 * p.images * p.rows * p.samples, turns = static_cast<double>(passes(p, t));
+  const int64_t at_once = std::min<int64_t>(int64_t{t.lanes} * t.width, std::max<int64_t>(p.channels, 1));
+  const double lines = turns * static_cast<double>((at_once * p.item_size + 127) / 128);
+  const double each = std::max(lines * f.lines[p.backward], turns * t.lanes / kLanes * f.issue[p.backward]);
+  const double shared = samples / gpu.multiprocessors / 1000;  // of a multiprocessor, thousands
+  const double bytes = samples * 4 * static_cast<double>(p.channels) * (p.backward ? 4 : p.item_size);
+  return f.launch[0] + std::max(bytes / gpu.bandwidth * f.corners[p.backward], shared * each) +
+         shared * turns * f.pass[p.backward];
+}
+
+}  // namespace svexport::ms_deform
