@@ -35,7 +35,7 @@ _sample_backward = torch.ops.svexport.camera_sample_backward.default
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 """Whether the backward that runs may run again, retain_graph=True."""
 
-_BIAS_OF_NORM = {"mha.out_proj", "svca.output_proj", "ffn.2"}
+_BEFORE_NORM = "mha.out_proj", "svca.output_proj", "ffn.2"
 """Linear layers in front of a norm, whose kernel has the gradient of their bias."""
 
 _CENTRE = 0, 1, 4
@@ -135,24 +135,26 @@ def _norm_relu(p: dict[str, Tensor], linear: str, norm: str, x: Tensor) -> tuple
 
 
 class _Linears:
-    """Gradients of the parameters of linear layers: those of all layers of the decoder at once, which are alike."""
+    """Gradients of the parameters of linear layers: of all of one size at once, which is a product and a sum."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
+        self._kept: dict[tuple[int, int], list[tuple[str, Tensor, Tensor]]] = {}
 
     def add(self, i: int, name: str, grad: Tensor, x: Tensor) -> None:
         """Keeps the gradient of the output of ``name`` in layer ``i``, and the input."""
-        self._kept.setdefault(name, {})[i] = grad, x
+        self._kept.setdefault((grad.shape[-1], x.shape[-1]), []).append((f"layers.{i}.{name}", grad, x))
 
     def put(self, into: dict[str, Tensor]) -> None:
         while self._kept:
-            name, layers = self._kept.popitem()
-            grads, inputs = (torch.stack(tensors) for tensors in zip(*layers.values(), strict=True))
-            names = [f"layers.{i}.{name}" for i in layers]
-            weights = torch.bmm(grads.transpose(1, 2), inputs).unbind()
-            into.update((f"{n}.weight", weight) for n, weight in zip(names, weights, strict=True))
-            if name not in _BIAS_OF_NORM:
-                into.update((f"{n}.bias", bias) for n, bias in zip(names, grads.sum(1).unbind(), strict=True))
+            _, layers = self._kept.popitem()
+            names, *tensors = zip(*layers, strict=True)
+            grads, inputs = (torch.stack(t) for t in tensors)
+            del layers, tensors
+            weights, biases = torch.bmm(grads.transpose(1, 2), inputs).unbind(), grads.sum(1).unbind()
+            for name, weight, bias in zip(names, weights, biases, strict=True):
+                into[f"{name}.weight"] = weight
+                if not name.endswith(_BEFORE_NORM):
+                    into[f"{name}.bias"] = bias
 
 
 def _norm_relu_backward(
