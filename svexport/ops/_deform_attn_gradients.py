@@ -78,14 +78,15 @@ def _forward(
     w_offsets, b_offsets, w_attention, b_attention, w_output, b_output, *of_value = weights
     offsets = _linear(rows, w_offsets, b_offsets).view(n, queries, *shape, 2)
     locations = torch.addcdiv(centre, offsets, scale)  # (N, Lq, M, L, P, 2)
-    scores = _linear(rows, w_attention, b_attention).view(n, queries, shape.heads, -1)
+    scores = _linear(rows, w_attention, b_attention).view(n, queries, shape.heads, shape.levels * shape.points)
     attention = scores.softmax(-1).view(n, queries, *shape)
     value = source
     if of_value:
         value = _linear(source.reshape(-1, source.shape[-1]), *of_value).view(n, source.shape[1], shape.heads, -1)
     args = value, spatial_shapes, level_start_index, locations, attention
     mixed = OP(*args)  # (N, Lq, M*D)
-    return _linear(mixed.view(-1, mixed.shape[-1]), w_output, b_output).view(n, queries, -1), (*args, mixed)
+    output = _linear(mixed.view(-1, mixed.shape[-1]), w_output, b_output)
+    return output.view(n, queries, w_output.shape[0]), (*args, mixed)
 
 
 def _of_linear(grad: Tensor, x: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
@@ -96,7 +97,7 @@ def _of_linear(grad: Tensor, x: Tensor, needs: Sequence[bool]) -> list[Tensor | 
 class _Projected(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shape: Shape, *tensors: Tensor) -> Tensor:
-        output, kept = _forward(shape, *tensors[:6], tensors[6:])
+        output, kept = _forward(shape, *tensors[:6], tensors[6:])  # type: ignore[call-arg, arg-type]
         value, _, _, locations, attention, mixed = kept
         ctx.save_for_backward(*tensors, value, locations, attention, mixed)
         ctx.shape = shape
@@ -113,17 +114,19 @@ class _Projected(torch.autograd.Function):
         n, queries, channels = query.shape
         rows, g = query.reshape(-1, channels), grad.reshape(-1, grad.shape[-1])
 
-        of_output = _of_linear(g, mixed.view(len(g), -1), needs[10:12])
-        g = (g @ w_output).view(n, queries, -1)
+        of_output = _of_linear(g, mixed.view(len(g), w_output.shape[1]), needs[10:12])
+        g = (g @ w_output).view(n, queries, w_output.shape[1])
         into_value = needs[1] or any(needs[12:])
-        found = iter(_backward([g], value, shapes, starts, locations, attention, [into_value, False, False, True, True]))
+        found = iter(
+            _backward([g], value, shapes, starts, locations, attention, [into_value, False, False, True, True])
+        )
         g_value = next(found) if into_value else None
         g_locations, g_attention = found
 
-        g_offsets = (g_locations / scale).view(len(rows), -1)
-        flat = n, queries, ctx.shape.heads, -1
+        g_offsets = (g_locations / scale).view(len(rows), w_offsets.shape[0])
+        flat = n, queries, ctx.shape.heads, ctx.shape.levels * ctx.shape.points
         g_scores = _softmax_backward(g_attention.view(flat), attention.view(flat), -1, attention.dtype)
-        g_scores = g_scores.view(len(rows), -1)
+        g_scores = g_scores.view(len(rows), w_attention.shape[0])
         into = [*_of_linear(g_offsets, rows, needs[6:8]), *_of_linear(g_scores, rows, needs[8:10]), *of_output]
         g_query = torch.addmm(g_scores @ w_attention, g_offsets, w_offsets).view_as(query) if needs[0] else None
         g_centre = g_locations.sum_to_size(centre.shape) if needs[2] else None
@@ -136,15 +139,13 @@ class _Projected(torch.autograd.Function):
         return None, g_query, g_value, g_centre, None, None, None, *into
 
 
-def _composed(
-    shape: Shape, tensors: Sequence[Tensor], grad: Tensor, needs: Sequence[bool]
-) -> list[Tensor | None]:
+def _composed(shape: Shape, tensors: Sequence[Tensor], grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
     """Gradients that are differentiable again."""
     seen: list[Any] = aliases(tensors)
     wanted = [t for t, need in zip(seen, needs, strict=True) if need]
 
     def function(*args: Any) -> Tensor:
-        return _forward(shape, *args[:6], args[6:])[0]
+        return _forward(shape, *args[:6], args[6:])[0]  # type: ignore[call-arg, arg-type]
 
     with torch.enable_grad():
         found = iter(_vjp(function, seen, [grad], wanted, create_graph=True))

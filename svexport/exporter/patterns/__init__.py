@@ -369,7 +369,7 @@ def _functions(traced: Traced, chosen: Callable[[str], bool]) -> list[Part]:
 
 def _known(node: fx.Node) -> tuple[str, Any, str]:
     """Of a call of a function that may be an op its name, ours and the op's name; nothing of any other."""
-    name = NAMES.get(node.target, "") if node.op == "call_function" else ""  # type: ignore[call-overload]
+    name = NAMES.get(node.target, "") if node.op == "call_function" else ""  # type: ignore[arg-type]
     if node.op == "call_method":
         name = f"torch.Tensor.{node.target}"
     if name in FUNCTIONS:

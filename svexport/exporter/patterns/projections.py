@@ -47,9 +47,9 @@ def projected_deform_attn(
     """
     shapes = sizes if isinstance(sizes, Tensor) else shapes_of(sizes, query.device)
     if _fits(layers, query, source, centre, scale):
-        weights = [w for layer in layers for w in (layer.weight, layer.bias)]
+        parameters_of: list[Any] = [w for layer in layers for w in (layer.weight, layer.bias)]
         shapes = torch.as_tensor(shapes, device=query.device)
-        return projected(Shape(*shape), query, source, centre, scale, shapes, starts_of(shapes), weights)
+        return projected(Shape(*shape), query, source, centre, scale, shapes, starts_of(shapes), parameters_of)
     n, queries, _ = query.shape
     heads, levels, points = shape
     offsets, attention, output, *of_value = layers
@@ -89,17 +89,18 @@ def find(traced: Traced) -> Iterator[Pattern]:
         known = whole(code) if code is not None else None
         if node.target is not deform_attn_of_sizes and (known is None or known[1] != "ms_deform_attn"):
             continue
-        outputs = [user for user in node.users if _is_linear(traced, user)]
-        if len(node.users) == 1 and outputs:
-            names = parameters(node.target.__code__)  # type: ignore[union-attr]
-            found = _pattern(traced, outputs[0], *(operand(node, i, name) for i, name in enumerate(names)))
-            if found is not None:
-                yield found
+        output = node
+        while len(output.users) == 1 and (output is node or output.target in VIEWS):
+            (output,) = output.users
+        if output is node or not _is_linear(traced, output):
+            continue
+        names = parameters(node.target.__code__)  # type: ignore[union-attr]
+        found = _pattern(traced, output, *(operand(node, i, name) for i, name in enumerate(names)))
+        if found is not None:
+            yield found
 
 
-def _pattern(
-    traced: Traced, output: fx.Node, value: Any, sizes: Any, locations: Any, weights: Any
-) -> Pattern | None:
+def _pattern(traced: Traced, output: fx.Node, value: Any, sizes: Any, locations: Any, weights: Any) -> Pattern | None:
     """The part that ends with ``output``, of the arguments of the call."""
     attention = _linear(traced, _softmax(traced, weights))
     places = _places(traced, locations)
@@ -173,13 +174,11 @@ def _softmax(traced: Traced, node: Any) -> Any:
     node = _source(node)
     if not isinstance(node, fx.Node) or len(node.users) != 1:
         return None
-    if node.target in SOFTMAX or (node.op == "call_module" and _is_softmax(traced, node)):
-        return operand(node, 0, "input")
-    return None
-
-
-def _is_softmax(traced: Traced, node: fx.Node) -> bool:
-    return type(traced.module.get_submodule(str(node.target))) is nn.Softmax
+    if node.op == "call_module":
+        known = type(traced.module.get_submodule(str(node.target))) is nn.Softmax
+    else:
+        known = node.target in SOFTMAX and node.kwargs.get("dtype") is None and len(node.args) <= 2
+    return operand(node, 0, "input") if known else None
 
 
 def _places(traced: Traced, node: Any) -> tuple[fx.Node, fx.Node, fx.Node] | None:

@@ -16,7 +16,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.autograd import forward_ad
 
 from svexport.exporter.patterns.traced import NotTraced, Traced
