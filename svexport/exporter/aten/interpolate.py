@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from svexport.exporter.aten.pool import means
+
 __all__ = ["interpolate"]
 
 _SIZES = np.arange(1, 1 << 15)
@@ -119,10 +121,10 @@ def _sum_of_pixels(values: Tensor, dim: int, axis: _Axis, mode: str) -> Tensor:
         place = torch.where(after == before, pixel, place.clamp(min=0))  # as many pixels are copied
     low = place.floor()
     t = (place - low).to(values.dtype)
-    weights = (0, 1 - t), (1, t)
+    weights: Sequence[tuple[int, Any]] = ((0, 1 - t), (1, t))
     if mode == "bicubic":
         far, near = (lambda x: ((x - 5) * x + 8) * x * -0.75 + 3), (lambda x: (1.25 * x - 2.25) * x * x + 1)
-        weights = (-1, far(t + 1)), (0, near(t)), (1, near(1 - t)), (2, far(2 - t))
+        weights = ((-1, far(t + 1)), (0, near(t)), (1, near(1 - t)), (2, far(2 - t)))
     shape = [-1 if d == dim else 1 for d in range(values.dim())]
     total: Any = 0
     for offset, weight in weights:
@@ -136,6 +138,8 @@ def _sum_of_pixels(values: Tensor, dim: int, axis: _Axis, mode: str) -> Tensor:
 
 def _nearest(input: Tensor, output: Tensor, axes: Sequence[_Axis], mode: str) -> Tensor:
     """By pixels that are gathered, where Resize may take others."""
+    if mode == "nearest-exact" and (multiples := [_multiple(axis) for axis in axes]) and all(multiples):
+        return F.interpolate(input, scale_factor=[float(n) for n in multiples])
     if all(axis.is_kept or _is_resized_alike(axis, axes, input, mode) for axis in axes):
         return output
     for dim, axis in enumerate(axes, start=2):
@@ -144,13 +148,25 @@ def _nearest(input: Tensor, output: Tensor, axes: Sequence[_Axis], mode: str) ->
     return input
 
 
+def _multiple(axis: _Axis) -> int:
+    """How many times as many pixels as there were; 0 where that is no whole number, the same for all sizes."""
+    if axis.scale is not None:
+        return int(axis.scale) if float(axis.scale).is_integer() else 0
+    return axis.new // axis.old if axis.is_static and axis.new % axis.old == 0 else int(axis.is_kept)
+
+
 def _is_resized_alike(axis: _Axis, axes: Sequence[_Axis], like: Tensor, mode: str) -> bool:
     """Whether Resize takes the pixels that torch does."""
     if mode == "nearest-exact":  # whose places Resize rounds
         return False
+    if not axis.is_static and axis.scale is None:
+        return statically_known_true(axis.new % axis.old == 0)
     if not axis.is_static:
-        halved = axis.scale is not None and float(np.log2(axis.scale)).is_integer()
-        return halved or (axis.scale is None and statically_known_true(axis.new % axis.old == 0))
+        new, pixel = np.trunc(_SIZES * axis.scale), _SIZES.astype(np.float32)  # type: ignore[operator]
+        copied = (new == _SIZES) | ((new == 2 * _SIZES) & (axis.scale != 2))
+        ratios = np.float32(axis.scale), np.float32(1 / axis.scale)  # type: ignore[operator]
+        alike = np.array_equal(np.floor(pixel / ratios[0]), np.floor(pixel * ratios[1]))
+        return alike and not copied[1:].any() and np.array_equal(_resized(_SIZES, axis.scale), new)
     ratio = np.float32(axis.scale or np.float32(axis.new) / np.float32(axis.old))
     divided = np.floor(np.arange(axis.new, dtype=np.float32) / ratio)
     divided = np.minimum(divided, np.float32(axis.old - 1))
@@ -203,15 +219,5 @@ def _area(input: Tensor, axes: Sequence[_Axis]) -> Tensor:
     """Means of windows, of dynamic sizes: a product with a matrix for each axis."""
     for dim, axis in enumerate(axes, start=2):
         if not axis.is_kept:
-            input = (input.transpose(dim, -1) @ _means(axis.old, axis.new, input)).transpose(dim, -1)
+            input = (input.transpose(dim, -1) @ means(axis.old, axis.new, input)).transpose(dim, -1)
     return input
-
-
-def _means(old: Any, new: Any, like: Tensor) -> Tensor:
-    """(old, new): each column averages the pixels of one window. Source: ``adaptive_avg_pool2d`` of ATen."""
-    pixel, window = (torch.arange(n, device=like.device) for n in (old, new))
-    size, windows = (torch.full((), n, dtype=torch.int64, device=like.device) for n in (old, new))
-    windows = windows.clamp(min=1)
-    start, end = window * size // windows, ((window + 1) * size + windows - 1) // windows
-    inside = (pixel[:, None] >= start) & (pixel[:, None] < end)
-    return inside.to(like.dtype) / (end - start).to(like.dtype)
