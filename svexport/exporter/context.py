@@ -20,11 +20,11 @@ from torch.overrides import TorchFunctionMode
 from svexport.errors import ExportError
 from svexport.exporter.arguments import FlatModel
 from svexport.exporter.aten import FUNCTIONS
+from svexport.exporter.aten.interpolate import interpolate
 from svexport.exporter.complex import ComplexParts
 from svexport.exporter.constants import ConstantValues, NotTraced, sizes_stay_dynamic, without_assertions
 from svexport.exporter.decompose import IN_PLACE_OF
 from svexport.exporter.exact import EXACT, batch_statistics, exact_embeddings, normalized
-from svexport.exporter.nearest import interpolate
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.program import decompose_nodes, promote
 from svexport.exporter.quantizers import FullRanges
