@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from svexport.errors import ExportError
 from svexport.exporter.aten.pool import means
 
 __all__ = ["interpolate"]
@@ -60,6 +61,8 @@ def interpolate(
     antialias: bool = False,
 ) -> Tensor:
     """``F.interpolate``, traced as what is the same of it wherever Resize is not."""
+    if isinstance(scale_factor, torch.SymFloat):
+        raise ExportError("F.interpolate by a factor that is made of dynamic sizes: say the size, size=(height, width)")
     output = F.interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     if antialias or 0 in input.shape:
         return output
