@@ -93,8 +93,7 @@ def build() -> Path:
     include = [_cuda.CSRC / "cuda", _cuda.CSRC / "tensorrt", _cuda.CSRC / "onnxruntime"]
     nodes = [_cuda.CSRC / "tensorrt" / f"{op.name}.cpp" for op in plugin_ops()]
     shared = [_cuda.CSRC / "tensorrt" / name for name in ("plugin.cpp", "weights.cpp")]
-    sources = [path for path in sorted(include[0].glob("*.cu")) if "_backward" not in path.name]
-    sources += [*nodes, *shared, *sorted(include[2].glob("*.cpp"))]
+    sources = [*sorted(include[0].glob("*.cu")), *nodes, *shared, *sorted(include[2].glob("*.cpp"))]
     digest = hashlib.sha256(repr((FLAGS, gencode(None))).encode())
     for path in sorted({*sources, *(p for folder in include for p in folder.glob("*.*h"))}):
         digest.update(path.name.encode() + path.read_bytes())
