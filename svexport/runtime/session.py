@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -200,6 +201,13 @@ class OnnxEngine(Engine):
                     'Install those, or give device="cpu"'
                 )
             self.device, self._cuda = torch.device("cpu"), None
+        if self._cuda is not None:
+            self._end = weakref.finalize(self, _end, self.__dict__, self._cuda)  # at the exit of the process too
+
+    def close(self) -> None:
+        """Waits for what is enqueued and frees what the engine holds on CUDA; it is not run again."""
+        if self._cuda is not None:
+            self._end()
 
     def _with_kernels(self, onnxruntime: Any, model: onnx.ModelProto) -> tuple[Path | None, onnx.ModelProto]:
         """The library and the model that it is for; no library for a model without nodes that it has."""
@@ -248,6 +256,8 @@ class OnnxEngine(Engine):
         return OnnxEngine(model, device=self.device, data_folder=self._folder, **self._options)
 
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        if self._cuda is not None and not self._end.alive:
+            raise EngineError(f"{self} is closed")
         # Held until the run is over.
         ready = [tensor.detach().to(self.device).resolve_neg().contiguous() for tensor in tensors]
         try:
@@ -301,11 +311,15 @@ class _Cuda:
         self.provider = (
             "CUDAExecutionProvider",
             {
-                "device_id": str(device.index),
+                # Left out where it is the default, of which ONNX Runtime would warn that no plugin provider has it.
+                **({"device_id": str(device.index)} if device.index else {}),
                 "user_compute_stream": str(self._stream.cuda_stream),
                 "use_tf32": str(int(precision == "tf32")),
             },
         )
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
 
     def run(self, session: Any, binding: Any) -> None:
         current = torch.cuda.current_stream(self._device)
@@ -317,6 +331,12 @@ class _Cuda:
                 session.run_with_iobinding(binding, self._options)
             finally:
                 current.wait_stream(self._stream)
+
+
+def _end(attributes: dict[str, Any], cuda: _Cuda) -> None:
+    """Frees a session once the device has done all that was enqueued for it, while Python and CUDA are still there."""
+    cuda.synchronize()
+    attributes.pop("_session", None)
 
 
 @cache
