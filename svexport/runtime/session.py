@@ -257,7 +257,7 @@ class OnnxEngine(Engine):
 
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if self._cuda is not None and not self._end.alive:
-            raise EngineError(f"{self} is closed")
+            raise EngineError(f"{self} is closed; load it again")
         # Held until the run is over.
         ready = [tensor.detach().to(self.device).resolve_neg().contiguous() for tensor in tensors]
         try:
@@ -335,8 +335,10 @@ class _Cuda:
 
 def _end(attributes: dict[str, Any], cuda: _Cuda) -> None:
     """Frees a session once the device has done all that was enqueued for it, while Python and CUDA are still there."""
-    cuda.synchronize()
-    attributes.pop("_session", None)
+    try:
+        cuda.synchronize()
+    finally:
+        attributes.pop("_session", None)
 
 
 @cache
