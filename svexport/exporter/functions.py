@@ -14,7 +14,7 @@ from torch import Tensor
 from svexport import ops
 from svexport.ops._kept import kept_of
 
-__all__ = ["FUNCTIONS", "NAMES", "WHOLES", "Function", "deform_attn", "parameters", "unfit", "whole"]
+__all__ = ["FUNCTIONS", "NAMES", "WHOLES", "Function", "deform_attn", "parameters", "starts_of", "unfit", "whole"]
 
 
 class Function(NamedTuple):
@@ -69,11 +69,15 @@ def deform_attn(
 ) -> Tensor:
     """:func:`svexport.ops.ms_deform_attn` of levels one after the other, by sizes alone."""
     shapes = torch.as_tensor(value_spatial_shapes, device=value.device)
-    return ops.ms_deform_attn(value, shapes, kept_of(shapes, _starts), sampling_locations, attention_weights)
+    return ops.ms_deform_attn(value, shapes, starts_of(shapes), sampling_locations, attention_weights)
+
+
+def starts_of(shapes: Tensor) -> Tensor:
+    """Where each level starts among the pixels of all; kept until the sizes are written to."""
+    return kept_of(shapes, _starts)
 
 
 def _starts(shapes: Tensor) -> Tensor:
-    """Where each level starts among the pixels of all."""
     sizes = shapes.prod(-1)
     return sizes.cumsum(0) - sizes
 

@@ -159,7 +159,11 @@ def _replaced(model: nn.Module, arguments: Any, chosen: _Choice, proofs: dict[An
         name for name, function in FUNCTIONS.items() if not chosen({*_parts(name), *_parts(op_name(function.op))})
     }
     skipped |= {name for name, known in WHOLES.items() if not chosen({name, *_parts(op_name(known[0][1]))})}
-    patterns = Patterns(lambda name, op: chosen(_labels(name, type(model.get_submodule(name)), op)), proofs=proofs)
+    patterns = Patterns(
+        lambda name, op: chosen(_labels(name, type(model.get_submodule(name)), op)),
+        frozenset(skipped & WHOLES.keys()),
+        proofs=proofs,
+    )
     for op in (*FINDERS, DECODER):
         chosen.labels |= {*_parts(op_name(op))}
     chosen.check(model)

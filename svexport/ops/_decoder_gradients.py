@@ -35,11 +35,20 @@ _sample_backward = torch.ops.svexport.camera_sample_backward.default
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 """Whether the backward that runs may run again, retain_graph=True."""
 
-_BIAS_OF_NORM = {"mha.out_proj", "svca.output_proj", "ffn.2"}
+_BEFORE_NORM = "mha.out_proj", "svca.output_proj", "ffn.2"
 """Linear layers in front of a norm, whose kernel has the gradient of their bias."""
 
-_CENTRE = (0, 1), (1, 2), (4, 5)
+_CENTRE = 0, 1, 4
 """Where x, y and z stand in a box."""
+
+
+def _split(boxes: Tensor) -> tuple[Tensor, ...]:
+    """x and y, length and width, z, and the rest."""
+    return boxes.split((2, 2, 1, boxes.shape[-1] - 5), -1)
+
+
+_PROJECTIONS = "query", "key", "value"
+"""The parts of an ``in_proj``."""
 
 
 def takes(config: TransformerDecoderConfig) -> bool:
@@ -54,7 +63,7 @@ def recorded(
     reference_points: Tensor,
     features: Sequence[Tensor],
     lidar2img: Tensor,
-    weights: Sequence[Tensor],
+    weights: Sequence[Tensor | Sequence[Tensor]],
     config: TransformerDecoderConfig,
     *,
     joined: bool,
@@ -62,10 +71,14 @@ def recorded(
     """:func:`svexport.ops.transformer_decoder` of tensors of one type, float32 or float64.
 
     Args:
+        weights: in the order of the op; those of an ``in_proj`` may be three, of queries, keys and values.
         joined: whether the gradient of a layer's points goes on to the layers that moved them there. DETR3D's own code
             stops it, as the operator does.
     """
-    return _Recorded.apply(config, joined, query, query_pos, reference_points, lidar2img, *features, *weights)
+    flat: list[Tensor] = []
+    for weight in weights:
+        flat += [weight] if isinstance(weight, Tensor) else weight
+    return _Recorded.apply(config, joined, query, query_pos, reference_points, lidar2img, *features, *flat)
 
 
 class _Norm(NamedTuple):
@@ -106,7 +119,7 @@ class _Layer:
 
 
 def _linear(p: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
-    return torch.addmm(p[f"{name}.bias"], x, p[f"{name}.weight"].t())
+    return F.linear(x, p[f"{name}.weight"], p[f"{name}.bias"])
 
 
 def _linear_relu(p: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
@@ -122,30 +135,26 @@ def _norm_relu(p: dict[str, Tensor], linear: str, norm: str, x: Tensor) -> tuple
 
 
 class _Linears:
-    """Gradients of the parameters of linear layers: those of all layers of the decoder at once, which are alike."""
+    """Gradients of the parameters of linear layers: of all of one size at once, which is a product and a sum."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, dict[int, tuple[Tensor, ...]]] = {}
+        self._kept: dict[tuple[int, int], list[tuple[str, Tensor, Tensor]]] = {}
 
-    def add(self, i: int, name: str, grad: Tensor, *inputs: Tensor) -> None:
-        """Keeps the gradient of the output of ``name`` in layer ``i``, and the input; two of an ``in_proj``."""
-        self._kept.setdefault(name, {})[i] = grad, *inputs
+    def add(self, i: int, name: str, grad: Tensor, x: Tensor) -> None:
+        """Keeps the gradient of the output of ``name`` in layer ``i``, and the input."""
+        self._kept.setdefault((grad.shape[-1], x.shape[-1]), []).append((f"layers.{i}.{name}", grad, x))
 
-    def put(self, into: dict[str, Tensor], channels: int) -> None:
+    def put(self, into: dict[str, Tensor]) -> None:
         while self._kept:
-            name, layers = self._kept.popitem()
-            grads, *inputs = (torch.stack(tensors) for tensors in zip(*layers.values(), strict=True))
-            if len(inputs) == 1:
-                weights = grads.transpose(1, 2) @ inputs[0]
-            else:  # of queries and keys, and of values
-                parts = grads[..., : 2 * channels], grads[..., 2 * channels :]
-                weights = torch.cat([g.transpose(1, 2) @ x for g, x in zip(parts, inputs, strict=True)], 1)
-            biases = None if name in _BIAS_OF_NORM else grads.sum(1)
-            mark = "_" if name.endswith("in_proj") else "."
-            for j, i in enumerate(layers):
-                into[f"layers.{i}.{name}{mark}weight"] = weights[j]
-                if biases is not None:
-                    into[f"layers.{i}.{name}{mark}bias"] = biases[j]
+            _, layers = self._kept.popitem()
+            names, *tensors = zip(*layers, strict=True)
+            grads, inputs = (torch.stack(t) for t in tensors)
+            del layers, tensors
+            weights, biases = torch.bmm(grads.transpose(1, 2), inputs).unbind(), grads.sum(1).unbind()
+            for name, weight, bias in zip(names, weights, biases, strict=True):
+                into[f"{name}.weight"] = weight
+                if not name.endswith(_BEFORE_NORM):
+                    into[f"{name}.bias"] = bias
 
 
 def _norm_relu_backward(
@@ -165,11 +174,18 @@ def _logits(points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The inverse sigmoid, and what its backward needs: points and what they lack of 1, and both within bounds."""
     sides = torch.stack((points, 1 - points))
     bounded = sides.clamp(EPS, 1)
-    return torch.log(bounded[0] / bounded[1]), sides, bounded
+    low, high = bounded.unbind()
+    return torch.log(low / high), sides, bounded
 
 
 def _logits_backward(grad: Tensor, sides: Tensor, bounded: Tensor) -> Tensor:
     return grad * ((sides == bounded) / bounded).sum(0)
+
+
+def _parts(name: str) -> list[str]:
+    """The names of the parts of a weight: three of an ``in_proj``, of others itself."""
+    module, mark, kind = name.rpartition("in_proj_")
+    return [f"{module}{part}.{kind}" for part in _PROJECTIONS] if mark else [name]
 
 
 class _Decoder:
@@ -178,7 +194,14 @@ class _Decoder:
     def __init__(self, config: TransformerDecoderConfig, weights: Sequence[Tensor]) -> None:
         self.config = config
         self.names = weight_names(vars(config))
+        self.parts = len(weights) > len(self.names)
+        if self.parts:
+            self.names = [part for name in self.names for part in _parts(name)]
         self.p = dict(zip(self.names, weights, strict=True))
+        if not self.parts:
+            for name in self.names:
+                if len(parts := _parts(name)) > 1:
+                    self.p |= zip(parts, self.p[name].chunk(len(parts)), strict=True)
         self.offsets = weights[0].new_zeros(1, 1, 1, 3)
 
     def layer(
@@ -190,14 +213,12 @@ class _Decoder:
         channels, counts = config.embed_dims, (config.num_cams, config.num_points, config.num_levels, 1)
 
         kept.query, kept.points, kept.where = query, points, query + pos
-        weight, bias = p[f"{name}.mha.in_proj_weight"], p[f"{name}.mha.in_proj_bias"]
-        qk = torch.addmm(bias[: 2 * channels], kept.where, weight[: 2 * channels].t())
-        v = torch.addmm(bias[2 * channels :], query, weight[2 * channels :].t())
+        projected = [
+            _linear(p, f"{name}.mha.{part}", x).view(batch, queries, config.num_heads, -1).transpose(1, 2)
+            for part, x in zip(_PROJECTIONS, (kept.where, kept.where, query), strict=True)
+        ]
         with torch.enable_grad():  # its kernels have backwards of their own, by device and version
-            q, k, v = (
-                t.view(batch, queries, config.num_heads, -1).transpose(1, 2).detach().requires_grad_()
-                for t in (qk[:, :channels], qk[:, channels:], v)
-            )
+            q, k, v = (t.detach().requires_grad_() for t in projected)
             kept.attended = F.scaled_dot_product_attention(q, k, v), (q, k, v)
         kept.mixed = kept.attended[0].detach().transpose(1, 2).reshape(-1, channels)
         kept.norms = []
@@ -222,14 +243,15 @@ class _Decoder:
         kept.hidden += [query, _linear_relu(p, f"{name}.reg.0", query)]
         kept.hidden += [_linear_relu(p, f"{name}.reg.2", kept.hidden[3])]
         box = _linear(p, f"{name}.reg.4", kept.hidden[4]).view(batch, queries, -1)
-        kept.moved = torch.cat([box[..., a:b] for a, b in _CENTRE], -1).add_(logits).sigmoid_()
+        xy, _, z, _ = _split(box)
+        kept.moved = torch.cat((xy, z), -1).add_(logits).sigmoid_()
         return kept, query, box
 
     def _add_norm(
         self, kept: _Layer, linear: str, norm: str, x: Tensor, residual: Tensor, extra: Tensor | None = None
     ) -> Tensor:
         p = self.p
-        product = x @ p[f"{linear}.weight"].t()
+        product = F.linear(x, p[f"{linear}.weight"])
         args = _Norm(product, p[f"{linear}.bias"], residual, p[f"{norm}.weight"], p[f"{norm}.bias"], EPS, extra)
         kept.norms.append(args)
         return ADD_NORM(*args)[0]
@@ -296,13 +318,13 @@ class _Decoder:
         mixed, heads = kept.attended
         g = (grad @ p[f"{name}.mha.out_proj.weight"]).view_as(mixed.transpose(1, 2)).transpose(1, 2)
         found = torch.autograd.grad(mixed, heads, g, retain_graph=_keeps_graph())
-        qkv = torch.cat([t.transpose(1, 2).reshape(-1, channels) for t in found], -1)
-        qk, v = qkv[:, : 2 * channels], qkv[:, 2 * channels :]
-        weight = p[f"{name}.mha.in_proj_weight"]
-        sums.linears.add(i, "mha.in_proj", qkv, kept.where, kept.query)
-        g = qk @ weight[: 2 * channels]
+        queries = f"{name}.mha.{_PROJECTIONS[0]}", f"{name}.mha.{_PROJECTIONS[1]}"
+        of_q, of_k, of_v = (t.transpose(1, 2).reshape(-1, channels) for t in found)
+        for part, of, x in zip(_PROJECTIONS, (of_q, of_k, of_v), (kept.where, kept.where, kept.query), strict=True):
+            sums.linears.add(i, f"mha.{part}", of, x)
+        g = torch.addmm(of_q @ p[f"{queries[0]}.weight"], of_k, p[f"{queries[1]}.weight"])
         sums.pos += g
-        return torch.addmm(grad, v, weight[2 * channels :]).add_(g)
+        return torch.addmm(grad, of_v, p[f"{name}.mha.{_PROJECTIONS[2]}.weight"]).add_(g)
 
 
 class _Sums:
@@ -365,9 +387,10 @@ class _Recorded(torch.autograd.Function):
             kept.append(layer)
             place = layer.moved
         classes, kept_classes = decoder.classes(x)
-        low, high = ([config.pc_range[j + k] for j in range(3)] for k in (0, 3))
-        centre = [place[..., j : j + 1] * (high[j] - low[j]) + low[j] for j in range(3)]
-        boxes = torch.cat((*centre[:2], box[..., 2:4], centre[2], box[..., 5:]), -1)
+        low, high = config.pc_range[:3], config.pc_range[3:]
+        centre = [t * (b - a) + a for t, a, b in zip(place.split(1, -1), low, high, strict=True)]
+        _, size, _, rest = _split(box)
+        boxes = torch.cat((*centre[:2], size, centre[2], rest), -1)
         ctx.save_for_backward(query, query_pos, points, cameras, *tensors)
         ctx.kept, ctx.config, ctx.joined, ctx.decoder = (kept, kept_classes), config, joined, decoder
         ctx.set_materialize_grads(False)
@@ -393,9 +416,15 @@ def _composed(
     query, query_pos, points, cameras, *rest = seen
     levels = len(config.feature_sizes)
     args = query, query_pos, points, rest[:levels], cameras, rest[levels:], *config.attributes()
+    lengths = [len(_parts(name)) for name in weight_names(vars(config))]
+    joins = len(rest) - levels > len(lengths)
     used = [g is not None for g in grads]
 
     def function(*args: Any) -> tuple[Tensor, ...]:
+        if joins:
+            parts = iter(args[5])
+            weights = [torch.cat([next(parts) for _ in range(n)]) if n > 1 else next(parts) for n in lengths]
+            args = *args[:5], weights, *args[6:]
         return tuple(o for o, use in zip(differentiable(joined, *args), used, strict=True) if use)
 
     with torch.enable_grad():
@@ -421,22 +450,28 @@ def _backward(ctx: Any, grads: Any, tensors: Sequence[Tensor], needs: Sequence[b
             g, grad = _norm_relu_backward(p, into, f"cls.{j}", f"cls.{j + 1}", grad, of)
             into[f"cls.{j}.weight"], into[f"cls.{j}.bias"] = g.t() @ of[1], g.sum(0)
     nothing = query.new_zeros(*query.shape[:2], config.code_size)
-    sizes = nothing if grad_boxes is None else grad_boxes
+    blank = _split(nothing)
+    sizes = blank if grad_boxes is None else _split(grad_boxes)
     if grad_boxes is not None:
         scale = [config.pc_range[j + 3] - config.pc_range[j] for j in range(3)]
-        centre = torch.cat([grad_boxes[..., a:b] * s for (a, b), s in zip(_CENTRE, scale, strict=True)], -1)
+        centre = torch.cat([grad_boxes[..., a : a + 1] * s for a, s in zip(_CENTRE, scale, strict=True)], -1)
         grad_moved = centre if grad_moved is None else centre + grad_moved
     again = _keeps_graph()  # somebody may ask for gradients a second time
     for i in reversed(range(config.num_layers)):
         layer = kept[i] if again else kept.pop()
         moved = layer.moved
         g = nothing[..., :3] if grad_moved is None else _sigmoid_backward(grad_moved, moved)
-        box = torch.cat((g[..., :2], sizes[..., 2:4], g[..., 2:], sizes[..., 5:]), -1)
+        xy, z = g.split((2, 1), -1)
+        box = torch.cat((xy, sizes[1], z, sizes[3]), -1)
         grad, grad_moved = decoder.layer_backward(i, layer, grad, box, g, sums, into)
         if not ctx.joined and i:
             grad_moved = None
-        sizes = nothing
-    sums.linears.put(into, config.embed_dims)
+        sizes = blank
+    sums.linears.put(into)
+    if not decoder.parts:
+        for name in decoder.names:
+            if len(parts := _parts(name)) > 1:
+                into[name] = torch.cat([into.pop(part) for part in parts])
     found: list[Tensor | None] = [grad.view_as(query), sums.pos.view_as(query), grad_moved]
     if sums.cameras is not None:
         height, width = config.image_size

@@ -283,7 +283,7 @@ MODELS = {
     "yolox_stem": (example("yolox_stem", height=48, width=64), {"Focus": 1}),
     "deformable_detr": (
         example("deformable_detr", config="small", layers=1),
-        {"LayerNorm": 2, "layer_norm(x + y)": 2, "svexport_file_deformable_detr.ms_deform_attn_core_pytorch": 1},
+        {"LayerNorm": 2, "layer_norm(x + y)": 2, "linear layers, softmax, deformable attention": 1},
     ),
     "multicamera": (
         example("multicamera", queries=20, layers=1, cameras=2, image_size=(72, 120)),

@@ -5,7 +5,7 @@ import torch
 
 from svexport import ops
 from svexport.ops._decoder_gradients import recorded, takes
-from svexport.ops.transformer_decoder import differentiable
+from svexport.ops.transformer_decoder import differentiable, weight_names
 
 CONFIG = {
     "num_layers": 3,
@@ -35,20 +35,26 @@ def tensors(config, batch=2):
     return [t.detach().requires_grad_() for t in (*found, *model.weights())]
 
 
-def both(config, joined, given):
+def both(config, joined, given, parts=False):
     query, pos, points, cameras, *rest = given
     features, weights = rest[:2], rest[2:]
+    if parts:  # as linear layers of their own have them
+        names = weight_names(vars(config))
+        split = [w.chunk(3) if "in_proj" in name else w for name, w in zip(names, weights, strict=True)]
+        ours = recorded(query, pos, points, features, cameras, split, config, joined=joined)
+        return ours, differentiable(joined, query, pos, points, features, cameras, weights, *config.attributes())
     ours = recorded(query, pos, points, features, cameras, weights, config, joined=joined)
     return ours, differentiable(joined, query, pos, points, features, cameras, weights, *config.attributes())
 
 
+@pytest.mark.parametrize("parts", [True, False])
 @pytest.mark.parametrize("joined", [True, False])
 @pytest.mark.parametrize("options", [{}, {"uv_clamp": (-1.0, 2.0), "activation": "softmax", "code_size": 8}])
-def test_gradients_are_those_of_the_definition(joined, options):
+def test_gradients_are_those_of_the_definition(parts, joined, options):
     config = ops.TransformerDecoderConfig(**CONFIG, **options)
     assert takes(config)
     given = tensors(config)
-    ours, theirs = both(config, joined, given)
+    ours, theirs = both(config, joined, given, parts)
     torch.testing.assert_close(ours, theirs)
     rates = [torch.rand_like(t) for t in theirs]
     for used in ((0, 1, 2), (0,), (1,), (2,), (0, 1)):  # a loss of some outputs, twice from one graph
@@ -75,12 +81,13 @@ def test_gradients_that_nobody_asks_for(asked):
     torch.testing.assert_close(found[0], found[1], rtol=1e-7, atol=1e-8)
 
 
-def test_gradients_of_gradients():
+@pytest.mark.parametrize("parts", [True, False])
+def test_gradients_of_gradients(parts):
     config = ops.TransformerDecoderConfig(**{**CONFIG, "num_layers": 1})
     given = tensors(config)
     found = []
     dependent = [given[0], given[1] + given[0].mean(), *given[2:]]  # a way that is none of the decoder's
-    for outputs in both(config, False, dependent):
+    for outputs in both(config, False, dependent, parts):
         first = torch.autograd.grad(outputs[1].square().sum(), [given[0], given[8]], create_graph=True)
         total = sum(g.square().sum() for g in first)
         found.append(torch.autograd.grad(total, [given[0], given[1], given[8]], retain_graph=True))

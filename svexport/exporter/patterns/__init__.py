@@ -8,9 +8,11 @@ becomes the forward of a class of its own (:mod:`rewrite`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from svexport import ops
-from svexport.exporter.functions import FUNCTIONS, NAMES
+from svexport.exporter.functions import FUNCTIONS, NAMES, whole
 from svexport.exporter.patterns import (
     attention,
     camera_sample,
@@ -28,6 +30,7 @@ from svexport.exporter.patterns import (
     einsum,
     layer_norm,
     ms_deform_attn,
+    projections,
     space_to_depth,
 )
 from svexport.exporter.patterns.pattern import Pattern, prove
@@ -43,7 +46,7 @@ DECODER = decoder.OP
 FINDERS: dict[str, Callable[[Traced], Iterator[Pattern]]] = {
     "camera_sample": camera_sample.find,
     "scaled_dot_product_attention": attention.find,
-    "ms_deform_attn": ms_deform_attn.find,
+    "ms_deform_attn": lambda traced: chain(ms_deform_attn.find(traced), projections.find(traced)),
     "einsum": einsum.find,
     "space_to_depth": space_to_depth.find,
     "add_bias_residual_layer_norm": layer_norm.find,
@@ -86,6 +89,7 @@ class Patterns:
 
     Attributes:
         chosen: whether a part of a module, by its name, may be an op.
+        skipped: names of whole functions that are none.
         rewrites: new forwards by the module's name.
         wholes: likewise, that run in the place of submodules.
         cores: likewise, with nothing but the parts of decoders as ops.
@@ -95,6 +99,7 @@ class Patterns:
     """
 
     chosen: Callable[[str, str], bool]
+    skipped: Set[str] = frozenset()
     rewrites: dict[str, Rewrite] = field(default_factory=dict)
     wholes: dict[str, Rewrite] = field(default_factory=dict)
     cores: dict[str, Rewrite] = field(default_factory=dict)
@@ -144,7 +149,7 @@ class Patterns:
         if not any(self.chosen(name, op) for op in FINDERS):
             return
         try:
-            traced = trace(module, args, kwargs)
+            traced = trace(module, args, kwargs, leaves=self._wholes(module))
             parts = self._parts(name, traced)
         except Exception as error:  # noqa: BLE001 - a forward that cannot be read stays as it is
             self.unread[name] = FORWARD, _reason(error)
@@ -214,6 +219,11 @@ class Patterns:
             parts += _functions(traced, lambda op: self.chosen(name, op))
         return parts
 
+    def _wholes(self, module: nn.Module) -> list[FunctionType]:
+        """The functions around a module's forward that are known to be an op as a whole."""
+        known = [f for f in type(module).forward.__globals__.values() if isinstance(f, FunctionType)]  # type: ignore[attr-defined]
+        return [f for f in known if f.__code__.co_name not in self.skipped and whole(f.__code__)]
+
     def _skipped(self, name: str) -> tuple[str, ...]:
         return tuple(op for op in FINDERS if not self.chosen(name, op))
 
@@ -245,7 +255,7 @@ def _put(traced: Traced, found: Pattern) -> None:
     new = built if found.more else (built,)
     for node, old in zip(new, found.outputs, strict=True):
         traced.values[node] = traced.values[old]
-    replace_nodes(traced.graph, found.outputs, new)
+    replace_nodes(traced.graph, found.outputs, new, found.modules)
     traced.forget()
 
 
@@ -342,18 +352,28 @@ def _functions(traced: Traced, chosen: Callable[[str], bool]) -> list[Part]:
     """Has the calls of torch's functions that are left in a graph be ops, where they are the same."""
     parts = []
     for node in list(traced.graph.nodes):
-        name = NAMES.get(node.target) if node.op == "call_function" else None
-        if node.op == "call_method":
-            name = f"torch.Tensor.{node.target}"
-        if name not in FUNCTIONS or node not in traced.values or not chosen(FUNCTIONS[name].op):
+        name, ours, op = _known(node)
+        if not op or node not in traced.values or not chosen(op):
             continue
         known = all(n in traced.values for n in node.all_input_nodes)
         if not known or node.kwargs.get("out") is not None:
             continue
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: traced.values[n])
-        proof, ours = Proof(), FUNCTIONS[name].ours
+        proof = Proof()
         proof.add(traced.values[node], lambda: ours(*args, **kwargs))  # noqa: B023 - called at once
-        parts.append(Part(name, FUNCTIONS[name].op, proof))
+        parts.append(Part(name, op, proof))
         if not proof.fault:
             node.op, node.target = "call_function", ours
     return parts
+
+
+def _known(node: fx.Node) -> tuple[str, Any, str]:
+    """Of a call of a function that may be an op its name, ours and the op's name; nothing of any other."""
+    name = NAMES.get(node.target, "") if node.op == "call_function" else ""  # type: ignore[arg-type]
+    if node.op == "call_method":
+        name = f"torch.Tensor.{node.target}"
+    if name in FUNCTIONS:
+        return name, FUNCTIONS[name].ours, FUNCTIONS[name].op
+    code = node.target.__code__ if isinstance(node.target, FunctionType) else None
+    found = whole(code) if code is not None else None
+    return ("", None, "") if found is None else (code.co_name, *found)  # type: ignore[union-attr]

@@ -16,7 +16,7 @@ from svexport.exporter.patterns.pattern import Pattern, noise
 from svexport.exporter.patterns.traced import Traced, operand
 from svexport.ops._op import tracing
 
-__all__ = ["deform_attn_of_sizes", "find"]
+__all__ = ["deform_attn_of_sizes", "drawn_sizes", "find", "shapes_of"]
 
 _TRIES = 3
 """How many nodes are tried that may be the sum."""
@@ -25,17 +25,23 @@ _DRAWN = ((3, 5), (4, 2), (2, 6), (5, 3), (1, 4), (3, 1))
 """Sizes of levels that are tried beside the model's, where they are data: of no square, in which rows are columns."""
 
 
+def drawn_sizes(turn: int, levels: int) -> tuple[tuple[int, int], ...]:
+    """Sizes of levels, others at every turn."""
+    return tuple(_DRAWN[(i + turn) % len(_DRAWN)] for i in range(levels))
+
+
 def deform_attn_of_sizes(
     value: Tensor, sizes: tuple[tuple[int, int], ...], locations: Tensor, weights: Tensor
 ) -> Tensor:
     """:func:`svexport.ops.ms_deform_attn` of levels whose sizes are constants."""
-    return deform_attn(value, _shapes(sizes, value.device), locations, weights)
+    return deform_attn(value, shapes_of(sizes, value.device), locations, weights)
 
 
 _known: dict[tuple[tuple[tuple[int, int], ...], torch.device], Tensor] = {}
 
 
-def _shapes(sizes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
+def shapes_of(sizes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
+    """Constant sizes of levels as a tensor, which nobody writes to."""
     if tracing():
         return torch.tensor(sizes, device=device)
     if (sizes, device) not in _known:
@@ -139,7 +145,7 @@ def _pattern(traced: Traced, output: fx.Node, sampled: _Sampled) -> Pattern:
         sizes = sampled.sizes
         turn = next(turns)
         if shapes and turn % 3 != 2:
-            sizes = tuple(_DRAWN[(i + turn) % len(_DRAWN)] for i in range(len(sizes)))
+            sizes = drawn_sizes(turn, len(sizes))
         like = value[:, :1].expand(-1, sum(h * w for h, w in sizes), -1, -1)
         places = 1.4 * torch.rand(locations.shape, generator=generator, dtype=torch.float64).to(value.device) - 0.2
         drawn = [noise(like, generator), places, noise(weights, generator)]

@@ -10,13 +10,13 @@ import inspect
 import linecache
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.autograd import forward_ad
 
 from svexport.exporter.patterns.traced import NotTraced, Traced
@@ -75,10 +75,11 @@ def whole_of(module: nn.Module, inlined: Iterable[str], steps: Sequence[tuple[st
     return Whole(tuple(modules), tuple(tuple(index[path] for path in step) for step in steps), gradients)
 
 
-def _weights(root: nn.Module, whole: Whole) -> list[Tensor] | None:
+def _weights(root: nn.Module, whole: Whole) -> list[Any] | None:
     """The weights of a whole; None where its submodules are others than they were, or have hooks.
 
-    Where gradients are recorded, None too for what they are not written for: autocast, half, transformations of them.
+    Where gradients are recorded, those that the op has as one are a tuple; and there are none, None, for what gradients
+    are not written for: autocast, half, transformations of them.
     """
     found = [root]
     for holder, name, module, kind in whole.modules:
@@ -88,22 +89,20 @@ def _weights(root: nn.Module, whole: Whole) -> list[Tensor] | None:
         if held._forward_hooks or held._forward_pre_hooks or vars(held).get("_svexport_stale"):
             return None
         found.append(held)
-    weights: list[Any] = []
+    steps: list[tuple[Any, ...]] = []  # a weight each, or as many as the op has as one
     for step in whole.weights:
-        for name in ("weight", "bias"):
-            if len(step) == 1:
-                weights.append(found[step[0]]._parameters.get(name))
-            else:
-                weights.append(torch.cat([found[i]._parameters[name] for i in step]))  # type: ignore[misc]
+        steps += [tuple(found[i]._parameters.get(name) for i in step) for name in ("weight", "bias")]
+    weights = [w for step in steps for w in step]
     if any(w is None for w in weights):
         return None
-    if torch.is_grad_enabled():
+    recorded = torch.is_grad_enabled()
+    if recorded:
         kind = weights[0]
         transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
         precise = kind.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(kind.device.type)
         if transformed or not precise or any(w.dtype != kind.dtype for w in weights):
             return None
-    return weights
+    return [step[0] if len(step) == 1 else step if recorded else torch.cat(step) for step in steps]
 
 
 def _composed(gradients: bool) -> bool:
@@ -307,14 +306,17 @@ def _compiled(rewrite: Rewrite) -> FunctionType:
     return names["forward"]
 
 
-def replace_nodes(graph: fx.Graph, old: Sequence[fx.Node], new: Sequence[fx.Node]) -> None:
-    """Has all users of nodes use others, and erases these with what only they used."""
+def replace_nodes(
+    graph: fx.Graph, old: Sequence[fx.Node], new: Sequence[fx.Node], modules: Set[str] = frozenset()
+) -> None:
+    """Has all users of nodes use others, and erases these with what only they used; of submodules ``modules`` alone."""
     for before, after in zip(old, new, strict=True):
         before.replace_all_uses_with(after)
     pending = list(old)
     while pending:
         node = pending.pop()
-        kept = node.op in ("placeholder", "output") or (node.op == "call_module" and node not in old)
+        called = node.op == "call_module" and node not in old and node.target not in modules
+        kept = node.op in ("placeholder", "output") or called
         if node.users or kept or node not in graph.nodes:
             continue
         inputs = node.all_input_nodes

@@ -71,8 +71,15 @@ class _Tracer(fx.Tracer):
 
     proxy_buffer_attributes = True
 
-    def __init__(self, arguments: Mapping[str, Any], signature: inspect.Signature, guard: Guard, inline: bool) -> None:
-        super().__init__(autowrap_modules=(math,))
+    def __init__(
+        self,
+        arguments: Mapping[str, Any],
+        signature: inspect.Signature,
+        guard: Guard,
+        inline: bool,
+        leaves: Iterable[Callable[..., Any]],
+    ) -> None:
+        super().__init__(autowrap_modules=(math,), autowrap_functions=tuple(leaves))
         self.inline = inline
         self.inlined: dict[str, None] = {}
         self.given, self.signature, self.guard = arguments, signature, guard
@@ -339,13 +346,21 @@ def _modes(module: nn.Module, training: bool) -> Iterator[None]:
             m.training = mode
 
 
-def trace(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, inline: bool = False) -> Traced:
+def trace(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    inline: bool = False,
+    leaves: Iterable[Callable[..., Any]] = (),
+) -> Traced:
     """Records a module's forward.
 
     Args:
         module: in any mode; its forward must be one graph in both.
         args, kwargs: what it was called with.
         inline: records its submodules too, down to torch's.
+        leaves: functions of the forward's own module that are recorded as one call.
 
     Raises:
         NotTraced: if the forward is no fixed sequence of functions of torch and submodules: it decides by values or
@@ -362,7 +377,7 @@ def trace(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, 
     graphs = []
     for training in (True, False):
         with _modes(module, training):
-            tracer, graph, reads = _record(module, bound.arguments, signature, inline)
+            tracer, graph, reads = _record(module, bound.arguments, signature, inline, leaves)
             graphs.append(graph.python_code("self").src)
     if graphs[0] != graphs[1]:
         raise NotTraced("its forward is another one in training")
@@ -372,7 +387,11 @@ def trace(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, 
 
 
 def _record(
-    module: nn.Module, arguments: Mapping[str, Any], signature: inspect.Signature, inline: bool
+    module: nn.Module,
+    arguments: Mapping[str, Any],
+    signature: inspect.Signature,
+    inline: bool,
+    leaves: Iterable[Callable[..., Any]],
 ) -> tuple[_Tracer, fx.Graph, frozenset[str]]:
     before = _state(module)
     reads: set[str] = set()
@@ -384,7 +403,7 @@ def _record(
         return kind.__getattribute__(self, name)
 
     guard, profile, collects = Guard(), sys.getprofile(), gc.isenabled()
-    tracer = _Tracer(arguments, signature, guard, inline)
+    tracer = _Tracer(arguments, signature, guard, inline, leaves)
     try:
         names = {"__getattribute__": read, "__module__": kind.__module__}
         module.__class__ = type(kind)(kind.__name__, (_Unseen, kind), names)
