@@ -43,7 +43,8 @@ def test_kernels_know_neither_torch_nor_tensorrt() -> None:
 @needs_headers
 def test_headers_of_the_launchers_are_plain_cpp() -> None:
     """Each on its own: no device code, nothing left for the one who includes it to include."""
-    flags = ("-std=c++17", "-Wall", "-Werror", "-fsyntax-only", *(f"-I{path}" for path in INCLUDES))
+    paths = [*INCLUDES, _cuda.CSRC / "cuda"]
+    flags = ("-std=c++17", "-Wall", "-Werror", "-fsyntax-only", *(f"-I{path}" for path in paths))
     for header in HEADERS:
         built("checked", (CXX, *flags, "-x", "c++", "-include", header, os.devnull), [header])
 
@@ -64,7 +65,8 @@ def test_compiles_for_the_oldest_architecture(source: Path) -> None:
     # With few optimisations, or none where nvcc has no such option: sooner done.
     known = "--Ofast-compile" in subprocess.run([NVCC, "--help"], capture_output=True, text=True).stdout
     quick = ["-Ofc", "max"] if known else ["-G"]
-    built("oldest.o", (NVCC, "-std=c++17", *quick, f"-arch=sm_{oldest}", "-c", source), [source])
+    include = f"-I{_cuda.CSRC / 'cuda'}"
+    built("oldest.o", (NVCC, "-std=c++17", *quick, f"-arch=sm_{oldest}", include, "-c", source), [source])
 
 
 @needs_headers
