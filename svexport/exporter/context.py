@@ -322,6 +322,13 @@ def _by_long_indices(name: str) -> Callable[..., Any]:
     return function
 
 
+def _copied(x: Tensor, values: Tensor, non_blocking: bool = False) -> Any:
+    """The exporter's own gives the values in their own shape."""
+    if list(map(str, x.shape)) == list(map(str, values.shape)):
+        return NotImplemented
+    return values.to(x.dtype).expand(x.shape).clone()
+
+
 _ALSO: dict[str, Callable[..., Any]] = {
     "aten::_native_batch_norm_legit_functional": _normalized_by_itself,
     **{
@@ -330,6 +337,7 @@ _ALSO: dict[str, Callable[..., Any]] = {
     },
     "aten::avg_pool2d": _averaged(2),
     "aten::avg_pool3d": _averaged(3),
+    "aten::copy": _copied,
     "aten::im2col": _patches_side_by_side,
     "aten::select_scatter": _index_assigned,
     "aten::slice_scatter": _slice_assigned,

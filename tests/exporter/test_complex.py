@@ -84,7 +84,7 @@ def z_of(x: Tensor) -> Tensor:
 
 
 def real(**results: Tensor) -> dict[str, Tensor]:
-    return {name: torch.view_as_real(z) if z.is_complex() else z for name, z in results.items()}
+    return {name: torch.view_as_real(z.resolve_conj()) if z.is_complex() else z for name, z in results.items()}
 
 
 def arithmetic(x: Tensor) -> dict[str, Tensor]:
