@@ -370,17 +370,23 @@ def texts_of_sizes() -> Iterator[list[str]]:
 
 @contextmanager
 def sizes_stay_dynamic() -> Iterator[None]:
-    """Refuses ``int(n / 4)`` of a dynamic size in the user's code: torch.export goes on with the number it is now."""
-    own = torch.SymFloat.__int__
+    """Refuses ``int(n)``, ``int(n / 4)`` and ``float(n)`` of a dynamic size in the user's code: torch.export, where it
+    is not strict, goes on with the number it is now."""
 
-    def number(size: torch.SymFloat) -> int:
-        frame = sys._getframe(1)
-        if is_library(frame.f_code.co_filename) or size.node.expr.is_number:
-            return own(size)
-        line = shown_line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-        raise ExportError(
-            f"forward makes a number of a dynamic size\n  at {line}\n  divide by //, or make the size static"
-        )
+    def refusing(own: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def number(size: Any) -> Any:
+            frame = sys._getframe(1)
+            if is_library(frame.f_code.co_filename) or size.node.expr.is_number:
+                return own(size)
+            line = shown_line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+            raise ExportError(
+                f"forward makes a number of a dynamic size\n  at {line}\n  divide by //, or make the size static"
+            )
 
-    with swapped(torch.SymFloat, __int__=number):
+        return number
+
+    with ExitStack() as stack:
+        for kind in (torch.SymInt, torch.SymFloat):
+            names = [name for name in ("__int__", "__float__") if hasattr(kind, name)]
+            stack.enter_context(swapped(kind, **{name: refusing(getattr(kind, name)) for name in names}))
         yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from svexport.exporter.conversions import (
     place_of_extreme,
     sorted_along,
 )
+from svexport.exporter.numbers import TRANSLATIONS
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.ops._op import DOMAIN, Op
@@ -35,7 +35,7 @@ __all__ = ["translations"]
 
 def translations(opset: int = FIRST_DYNAMO_OPSET) -> dict[Any, Callable[..., Any]]:
     """``custom_translation_table`` for torch.onnx.export: our operators, and the aten functions they replace."""
-    table: dict[Any, Callable[..., Any]] = {operator.floordiv: _floor_divide_sizes} | _conversions()
+    table: dict[Any, Callable[..., Any]] = TRANSLATIONS | _conversions()
     for symbolic in SYMBOLICS.values():
         table[symbolic.op.torch_op] = _translation(symbolic)
         if symbolic.until is not None and (opset > symbolic.until or symbolic.until >= FIRST_DYNAMO_OPSET):
@@ -209,35 +209,6 @@ def _extremes(write: Writer, name: str) -> dict[Any, Callable[..., Any]]:
         getattr(aten, f"arg{small}").default: place,
         getattr(aten, f"{small}imum").default: two,
     }
-
-
-def _floor_divide_sizes(x: Any, y: Any) -> Any:
-    """The exporter's own rounds towards zero, which is another number in ``-(-size // 8)``."""
-    from onnxscript import opset18
-
-    if _not_negative(x) and _not_negative(y):
-        return opset18.Div(x, y)
-    return opset18.Div(opset18.Sub(x, opset18.Mod(x, y)), y)
-
-
-def _not_negative(size: Any) -> bool:
-    """Whether a number is surely not negative: a size, or made of some by what keeps it so."""
-    if isinstance(size, (int, float)):
-        return size >= 0
-    node = size.producer() if hasattr(size, "producer") else None
-    if node is None:
-        return False
-    if node.op_type == "Constant":
-        value = node.attributes["value"].as_tensor() if "value" in node.attributes else None
-        return value is not None and bool((value.numpy() >= 0).all())
-    if node.op_type in ("Shape", "Size"):
-        return True
-    inputs = node.inputs[:1] if node.op_type in _OF_THE_FIRST else node.inputs
-    return node.op_type in _OF_THE_FIRST | _OF_ALL and all(map(_not_negative, inputs))
-
-
-_OF_THE_FIRST = {"Cast", "Gather", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
-_OF_ALL = {"Add", "Div", "Mul", "Max", "Min", "Mod"}
 
 
 def _translation(

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from svexport.exporter.swapped import untraced
 
-__all__ = ["FUNCTIONS"]
+__all__ = ["FUNCTIONS", "means"]
 
 
 def _ends(size: int, windows: int) -> list[tuple[int, int]]:
@@ -55,23 +56,41 @@ def _average(input: Tensor, output_size: Sequence[int]) -> Tensor:
     axes = len(output_size)
     with untraced():
         windows_of_axes = _windows(input, output_size)
-        if windows_of_axes is None:
+        if windows_of_axes is None and not _is_dynamic(input, output_size):
             return NotImplemented
+    if windows_of_axes is None:
+        for axis, windows in enumerate(output_size, start=-axes):
+            if _is_one(windows):
+                input = input.mean(axis, keepdim=True)
+            elif not statically_known_true(input.shape[axis] == windows):
+                matrix = means(input.shape[axis], windows, input)
+                input = (input.transpose(axis, -1) @ matrix).transpose(axis, -1)
+        return input
+    with untraced():
         pairs, alike = windows_of_axes
-        means = [
+        matrices = [
             None if None not in alike or size == windows else _means(size, windows).to(input.dtype).to(input.device)
             for size, windows in pairs
         ]
     if None not in alike:
         kernel, stride = zip(*alike, strict=True)  # type: ignore[arg-type]
         return getattr(F, f"avg_pool{axes}d")(input, kernel, stride)
-    if means[-1] is not None:
-        input = input @ means[-1]
-    if means[-2] is not None:
-        input = means[-2].T @ input
-    if axes == 3 and means[0] is not None:
-        input = (means[0].T @ input.flatten(-2)).unflatten(-1, tuple(output_size[1:]))
+    if matrices[-1] is not None:
+        input = input @ matrices[-1]
+    if matrices[-2] is not None:
+        input = matrices[-2].T @ input
+    if axes == 3 and matrices[0] is not None:
+        input = (matrices[0].T @ input.flatten(-2)).unflatten(-1, tuple(output_size[1:]))
     return input
+
+
+def _is_dynamic(input: Tensor, output_size: Sequence[Any]) -> bool:
+    """Whether torch.export traces with sizes that are symbols."""
+    return any(isinstance(n, torch.SymInt) for n in (*input.shape[-len(output_size) :], *output_size))
+
+
+def _is_one(windows: Any) -> bool:
+    return isinstance(windows, int) and windows == 1
 
 
 def _means(size: int, windows: int) -> Tensor:
@@ -80,13 +99,51 @@ def _means(size: int, windows: int) -> Tensor:
     return ((index >= start) & (index < end)) / (end - start)
 
 
+def _inside(size: Any, windows: Any, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Which pixels are in which window, ``(size, windows)``, and how many; of sizes that may be dynamic."""
+    pixel, window = (torch.arange(n, device=like.device) for n in (size, windows))
+    length, count = (torch.full((), n, dtype=torch.int64, device=like.device) for n in (size, windows))
+    count = count.clamp(min=1)
+    start, end = window * length // count, ((window + 1) * length + count - 1) // count
+    return (pixel[:, None] >= start) & (pixel[:, None] < end), end - start
+
+
+def means(size: Any, windows: Any, like: Tensor) -> Tensor:
+    """As of :func:`_means`, of sizes that may be dynamic."""
+    inside, count = _inside(size, windows, like)
+    return inside.to(like.dtype) / count.to(like.dtype)
+
+
+def _largest_of_dynamic(input: Tensor, output_size: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    """Among all pixels of an axis with those outside of a window made least: the last axis first, whose first pixel of
+    the largest is the first one in its row."""
+    axes = len(output_size)
+    least = -math.inf if input.is_floating_point() else torch.iinfo(input.dtype).min
+    values, places, stride = input, None, 1
+    for axis in range(-1, -axes - 1, -1):
+        size, windows = input.shape[axis], output_size[axis]
+        if _is_one(windows):
+            values, index = values.amax(axis, keepdim=True), values.argmax(axis, keepdim=True)
+        else:
+            inside, _ = _inside(size, windows, input)
+            rows = values.transpose(axis, -1).unsqueeze(-1)  # (..., size, 1)
+            rows = torch.where(inside, rows, least)  # (..., size, windows)
+            values, index = rows.amax(-2).transpose(axis, -1), rows.argmax(-2).transpose(axis, -1)
+        place = index * stride
+        places, stride = place if places is None else place + places.gather(axis, index), stride * size
+    return values, places  # type: ignore[return-value]
+
+
 def _largest(input: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
     """A pool; of windows that are not alike, side by side, where the last pixel of each is repeated."""
     axes = len(output_size)
     with untraced():
         windows_of_axes = _windows(input, output_size)
-        if windows_of_axes is None:
+        if windows_of_axes is None and not _is_dynamic(input, output_size):
             return NotImplemented
+    if windows_of_axes is None:
+        return _largest_of_dynamic(input, output_size)
+    with untraced():
         pairs, alike = windows_of_axes
         places = [None if known else _side_by_side(*pair) for known, pair in zip(alike, pairs, strict=True)]
         kernel, stride = zip(

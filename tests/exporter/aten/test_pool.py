@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import svexport
 from tests.exporter.aten import agrees, exported
 
 TRACED = [(11, True), (11, False), (17, True), (20, True)]
@@ -55,3 +56,47 @@ def test_mean_of_overlapping_windows_is_a_pool(opset: int, first: bool, tmp_path
     x = torch.randn(1, 2, 7, 9)
     report = exported(lambda x: F.adaptive_avg_pool2d(x, (3, 4)), x, tmp_path, opset, first)
     assert report.lowered_nodes == {"AveragePool": 1}
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [(kind, size) for kind in ("avg", "max") for size in ((7, 7), (1, 1), (1, 4), (9, 40))] + [("avg", (3, None))],
+)
+def test_dynamic_height_and_width(size: tuple, kind: str, opset: int, tmp_path) -> None:
+    def function(x):
+        return getattr(F, f"adaptive_{kind}_pool2d")(x, size)
+
+    axes = {"x": {2: "h", 3: "w"}}
+    report = exported(function, torch.randn(1, 2, 20, 23), tmp_path, opset, True, dynamic_shapes=axes)
+    if size == (1, 1):
+        assert report.nodes.get("MatMul", 0) + report.nodes.get("Gather", 0) == 0
+    engine = svexport.load(tmp_path / "m.onnx")
+    for height, width in [(7, 7), (1, 3), (13, 5), *torch.randint(1, 80, (12, 2)).tolist()]:
+        x = torch.randn(1, 2, height, width)
+        torch.testing.assert_close(engine(x), function(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 4)])
+def test_places_of_the_largest_with_a_dynamic_height(size: tuple, tmp_path) -> None:
+    """Ties too: the first of a window, row after row."""
+
+    def function(x):
+        return F.adaptive_max_pool2d(x, size, return_indices=True)
+
+    exported(function, torch.randn(2, 3, 10, 11), tmp_path, 17, True, dynamic_shapes={"x": {2: "h"}})
+    for height in (3, 10, 17):
+        for x in (torch.randn(2, 3, height, 11), torch.randint(-1, 2, (2, 3, height, 11)).float()):
+            agrees(tmp_path, function, x)
+
+
+def test_volume_of_dynamic_depth(tmp_path) -> None:
+    def function(x):
+        return F.adaptive_avg_pool3d(x, (2, 3, 2)), F.adaptive_max_pool3d(x, (2, 3, 2))
+
+    exported(function, torch.randn(1, 2, 5, 7, 3), tmp_path, 11, True, dynamic_shapes={"x": {2: "d"}})
+    engine = svexport.load(tmp_path / "m.onnx")
+    for depth in (2, 5, 9):
+        x = torch.randn(1, 2, depth, 7, 3)
+        for actual, expected in zip(engine(x), function(x), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)

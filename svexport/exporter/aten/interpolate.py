@@ -1,0 +1,226 @@
+"""``F.interpolate`` where Resize has other sizes or other pixels than torch.
+
+Sizes: torch multiplies by ``scale_factor`` in double and truncates, Resize in float32: 0.7 of 90 are 62 pixels and 63.
+Pixels: torch multiplies places by the ratio of old to new size, ONNX Runtime's Resize divides them by that of new to
+old. Rounded to float32, these differ for 3 of 100 pairs of sizes, 14 and 2 for one: where the nearest pixel is taken, a
+whole row or column is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from svexport.errors import ExportError
+from svexport.exporter.aten.pool import means
+
+__all__ = ["interpolate"]
+
+_SIZES = np.arange(1, 1 << 15)
+"""That a dynamic size may have."""
+
+_FEW = 128
+"""Rows and columns of an image up to which torch takes another kernel on a CPU."""
+
+
+class _Axis(NamedTuple):
+    """A dimension that is resized.
+
+    Attributes:
+        old, new: sizes; symbols where they are dynamic.
+        scale: the factor by which torch places pixels; None where that is the ratio of sizes.
+    """
+
+    old: Any
+    new: Any
+    scale: float | None
+
+    @property
+    def is_static(self) -> bool:
+        return isinstance(self.old, int) and isinstance(self.new, int)
+
+    @property
+    def is_kept(self) -> bool:
+        return statically_known_true(self.old == self.new) and self.scale in (None, 1)
+
+
+def interpolate(
+    input: Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Tensor:
+    """``F.interpolate``, traced as what is the same of it wherever Resize is not."""
+    if isinstance(scale_factor, torch.SymFloat):
+        raise ExportError("F.interpolate by a factor that is made of dynamic sizes: say the size, size=(height, width)")
+    output = F.interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
+    if antialias or 0 in input.shape:
+        return output
+    old, rank = input.shape[2:], input.dim() - 2
+    factors: list[float | None] = [None] * rank
+    new: Sequence[Any] = output.shape[2:]
+    if scale_factor is not None:
+        given = [float(f) for f in (scale_factor if isinstance(scale_factor, (tuple, list)) else [scale_factor] * rank)]
+        # The size of a tensor is read from what a file has computed; this is computed from the input's.
+        new = [n if isinstance(n, int) else torch.sym_int(o * f) for n, o, f in zip(new, old, given, strict=True)]
+        if not recompute_scale_factor and mode != "area" and not align_corners:
+            factors = [*given]
+    axes = [_Axis(*axis) for axis in zip(old, new, factors, strict=True)]
+    if mode in ("nearest", "nearest-exact"):
+        return _nearest(input, output, axes, mode)
+    if mode == "area":
+        return output if all(axis.is_static for axis in axes) else _area(input, axes)
+    if factors[0] is not None:
+        return _scaled(input, output, axes, mode)
+    if scale_factor is not None and not all(axis.is_static for axis in axes):
+        return F.interpolate(input, [axis.new for axis in axes], mode=mode, align_corners=align_corners)
+    return output
+
+
+# ------------------------------------------------------------------ between pixels
+
+
+def _scaled(input: Tensor, output: Tensor, axes: Sequence[_Axis], mode: str) -> Tensor:
+    """By factors; where Resize returns something else, as sums of pixels that are gathered, an axis after the other."""
+    if all(axis.is_kept or _is_scaled_alike(axis, mode) for axis in axes):
+        return output
+    values = input.to(torch.promote_types(input.dtype, torch.float32))
+    for dim, axis in enumerate(axes, start=2):
+        if not axis.is_kept:
+            values = _sum_of_pixels(values, dim, axis, mode)
+    return values.to(input.dtype)
+
+
+def _is_scaled_alike(axis: _Axis, mode: str) -> bool:
+    """Whether Resize makes as many pixels, at the same places."""
+    sizes = np.array([axis.old]) if axis.is_static else _SIZES
+    new = np.trunc(sizes * float(axis.scale))  # type: ignore[arg-type]
+    copied = mode != "bicubic" and ((new == sizes) & (sizes > 1)).any()
+    return not copied and np.array_equal(_resized(sizes, axis.scale), new)
+
+
+def _resized(sizes: Any, scale: Any) -> Any:
+    """How many pixels Resize makes of a dimension."""
+    return np.floor(np.asarray(sizes, np.float32) * np.float32(scale))
+
+
+def _sum_of_pixels(values: Tensor, dim: int, axis: _Axis, mode: str) -> Tensor:
+    """Two or four pixels around a place, weighed. Source: ``area_pixel_compute_source_index`` of ATen, and of its
+    kernels for a CPU ``compute_source_index_and_lambda`` and ``get_cubic_upsample_coefficients``."""
+    before, after = (torch.full((), n, dtype=torch.float32, device=values.device) for n in (axis.old, axis.new))
+    pixel = torch.arange(axis.new, device=values.device).to(torch.float32)
+    place = (pixel + 0.5) * float(np.float32(1 / axis.scale)) - 0.5  # type: ignore[operator]
+    if mode != "bicubic":
+        place = torch.where(after == before, pixel, place.clamp(min=0))  # as many pixels are copied
+    low = place.floor()
+    t = (place - low).to(values.dtype)
+    weights: Sequence[tuple[int, Any]] = ((0, 1 - t), (1, t))
+    if mode == "bicubic":
+        far, near = (lambda x: ((x - 5) * x + 8) * x * -0.75 + 3), (lambda x: (1.25 * x - 2.25) * x * x + 1)
+        weights = ((-1, far(t + 1)), (0, near(t)), (1, near(1 - t)), (2, far(2 - t)))
+    shape = [-1 if d == dim else 1 for d in range(values.dim())]
+    total: Any = 0
+    for offset, weight in weights:
+        index = torch.minimum((low + offset).clamp(min=0), before - 1).to(torch.int64)
+        total = total + values.index_select(dim, index) * weight.reshape(shape)
+    return total
+
+
+# ------------------------------------------------------------------ nearest pixels
+
+
+def _nearest(input: Tensor, output: Tensor, axes: Sequence[_Axis], mode: str) -> Tensor:
+    """By pixels that are gathered, where Resize may take others."""
+    if mode == "nearest-exact" and (multiples := [_multiple(axis) for axis in axes]) and all(multiples):
+        return F.interpolate(input, scale_factor=[float(n) for n in multiples])
+    if all(axis.is_kept or _is_resized_alike(axis, axes, input, mode) for axis in axes):
+        return output
+    for dim, axis in enumerate(axes, start=2):
+        if not axis.is_kept:
+            input = input.index_select(dim, _places(axis, axes, input, mode))
+    return input
+
+
+def _multiple(axis: _Axis) -> int:
+    """How many times as many pixels as there were; 0 where that is no whole number, the same for all sizes."""
+    if axis.scale is not None:
+        return int(axis.scale) if float(axis.scale).is_integer() else 0
+    return axis.new // axis.old if axis.is_static and axis.new % axis.old == 0 else int(axis.is_kept)
+
+
+def _is_resized_alike(axis: _Axis, axes: Sequence[_Axis], like: Tensor, mode: str) -> bool:
+    """Whether Resize takes the pixels that torch does."""
+    if mode == "nearest-exact":  # whose places Resize rounds
+        return False
+    if not axis.is_static and axis.scale is None:
+        return statically_known_true(axis.new % axis.old == 0)
+    if not axis.is_static:
+        new, pixel = np.trunc(_SIZES * axis.scale), _SIZES.astype(np.float32)  # type: ignore[operator]
+        copied = (new == _SIZES) | ((new == 2 * _SIZES) & (axis.scale != 2))
+        ratios = np.float32(axis.scale), np.float32(1 / axis.scale)  # type: ignore[operator]
+        alike = np.array_equal(np.floor(pixel / ratios[0]), np.floor(pixel * ratios[1]))
+        return alike and not copied[1:].any() and np.array_equal(_resized(_SIZES, axis.scale), new)
+    ratio = np.float32(axis.scale or np.float32(axis.new) / np.float32(axis.old))
+    divided = np.floor(np.arange(axis.new, dtype=np.float32) / ratio)
+    divided = np.minimum(divided, np.float32(axis.old - 1))
+    same_size = axis.scale is None or _resized(axis.old, axis.scale) == axis.new
+    return bool(same_size) and np.array_equal(_known_places(axis, axes, like, mode), divided)
+
+
+def _known_places(axis: _Axis, axes: Sequence[_Axis], like: Tensor, mode: str) -> npt.NDArray[np.float32]:
+    """As of :func:`_places`, of a static size."""
+    pixel = np.arange(axis.new, dtype=np.float32)
+    if axis.new in (axis.old, 2 * axis.old) and mode == "nearest" and _is_whole(axes, like) is True:
+        return np.floor(pixel * np.float32(axis.old / axis.new))
+    ratio = np.float32(axis.old) / np.float32(axis.new) if axis.scale is None else np.float32(1 / axis.scale)
+    place = np.floor((pixel if mode == "nearest" else pixel + np.float32(0.5)) * ratio)
+    return np.minimum(place, np.float32(axis.old - 1))
+
+
+def _places(axis: _Axis, axes: Sequence[_Axis], like: Tensor, mode: str) -> Tensor:
+    """Of the pixels to gather along an axis, ``(new,)``. Source: ``nearest_neighbor_compute_source_index`` of ATen."""
+    if axis.is_static and isinstance(whole := _is_whole(axes, like), bool):
+        return torch.tensor(_known_places(axis, axes, like, mode).astype(np.int64).tolist(), device=like.device)
+    before, after = (torch.full((), n, dtype=torch.float32, device=like.device) for n in (axis.old, axis.new))
+    pixel = torch.arange(axis.new, device=like.device).to(torch.float32)
+    ratio = before / after if axis.scale is None else torch.full_like(before, float(np.float32(1 / axis.scale)))
+    places = ((pixel if mode == "nearest" else pixel + 0.5) * ratio).floor()
+    if mode == "nearest" and axis.scale is not None and (whole := _is_whole(axes, like)) is not False:
+        same = torch.where(after == before, pixel, torch.where(after == 2 * before, (pixel / 2).floor(), places))
+        places = same if whole is True else torch.where(whole, same, places)
+    return torch.minimum(places, before - 1).to(torch.int64)
+
+
+def _is_whole(axes: Sequence[_Axis], like: Tensor) -> Any:
+    """Whether torch takes as many pixels as there are, or twice as many, for that, whatever the factor is; a tensor
+    where sizes decide. Source: ``nearest_idx`` and ``_use_vectorized_kernel_cond_2d`` of ATen/native/cpu."""
+    if like.device.type != "cpu" or len(axes) == 1:
+        return False
+    memory_format = torch.channels_last if len(axes) == 2 else torch.channels_last_3d
+    if like.shape[1] > 3 and like.is_contiguous(memory_format=memory_format):
+        return True
+    if len(axes) == 3:
+        return False
+    total = axes[0].new + axes[1].new
+    return total <= _FEW if isinstance(total, int) else torch.full((), total, device=like.device) <= _FEW
+
+
+# ------------------------------------------------------------------ areas
+
+
+def _area(input: Tensor, axes: Sequence[_Axis]) -> Tensor:
+    """Means of windows, of dynamic sizes: a product with a matrix for each axis."""
+    for dim, axis in enumerate(axes, start=2):
+        if not axis.is_kept:
+            input = (input.transpose(dim, -1) @ means(axis.old, axis.new, input)).transpose(dim, -1)
+    return input
