@@ -361,8 +361,8 @@ def _waves(size: int, inverse: bool, norm: str | None, like: Tensor) -> Complex:
     parts = np.cos(angle), np.sin(angle) if inverse else -np.sin(angle)
     # Zeros of sine and cosine are none in floating point, and signs of what they make would be chance. By NumPy, for
     # torch.export would trace what torch computes, and the file compute it in single precision.
-    parts = tuple(np.where(np.abs(part) < 1e-9, 0.0, part * scale) for part in parts)
-    return Complex(*(torch.tensor(part, dtype=dtype, device=like.device) for part in parts))
+    exact = (np.where(np.abs(part) < 1e-9, 0.0, part * scale) for part in parts)
+    return Complex(*(torch.tensor(part, dtype=dtype, device=like.device) for part in exact))
 
 
 def _transformed(x: Tensor, size: Any, dim: int, inverse: bool, norm: str | None, half: bool = False) -> Tensor:

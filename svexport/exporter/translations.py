@@ -146,10 +146,10 @@ def _conversions() -> dict[Any, Callable[..., Any]]:
         floating = [kind for kind in kinds if kind not in INTEGERS and kind != torch.bool]
         if not floating and not isinstance(x, float) and not isinstance(exponent, float):
             return integer_power(write, x, exponent, next((k for k in kinds if k in INTEGERS), torch.int64))
-        kind = floating[0] if floating else torch.float32
+        kind = (floating[0] if floating else None) or torch.float32
         return write("Pow", *(of_type(v, kind) for v in (x, exponent)))
 
-    def of_type(x: Any, kind: torch.dtype | None) -> Any:
+    def of_type(x: Any, kind: torch.dtype) -> Any:
         if isinstance(x, (bool, int, float)):
             return write.constant(torch.tensor(x, dtype=kind))
         return x if write.dtype(x) == kind else write("Cast", x, to=_ONNX_DTYPES[kind])
