@@ -165,6 +165,13 @@ def try_cholesky(x):
         return x * 3
 
 
+def try_inverse(x):
+    try:
+        return torch.linalg.inv(torch.eye(3) * (x[0, 0] - 0.3125)) @ x
+    except RuntimeError:
+        return x * 3
+
+
 def halved(x):
     n = 0
     while x.norm() > 1 and n < 20:
@@ -185,7 +192,7 @@ VALUES: dict[str, Callable[..., Any]] = {
     "edges": lambda x: torch.histc(x, bins=5, min=float(x.min()), max=float(x.max())),
     "try_cholesky": try_cholesky,
     "halved": halved,
-    "below": lambda x: x[: int(x[0, 0] * 3) + 1].sum(0),
+    "try_inverse": try_inverse,
     "rolled": lambda x: torch.roll(x, int((x > 0.5).sum()) % 5, 1),
     "padded": lambda x: F.pad(x, (0, int((x[0] > 0.5).sum()))).sum(1),
     "chosen_size": lambda x: x / max(x[x > 0.5].shape[0], 1),
@@ -525,7 +532,20 @@ def test_some_are_not_wrong(model, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gen_next", "ptr", "hashbytes", "list_std", "float_diff", "masklst", "gcdb", "combn", "strshape", "fmtk"]
+    "name",
+    [
+        "try_inverse",
+        "gen_next",
+        "ptr",
+        "hashbytes",
+        "list_std",
+        "float_diff",
+        "masklst",
+        "gcdb",
+        "combn",
+        "strshape",
+        "fmtk",
+    ],
 )
 def test_what_only_one_way_in_many_tells(name, tmp_path) -> None:
     """Refused, though hardly any input goes that way."""
