@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -92,7 +93,7 @@ class ComplexParts(TorchFunctionMode):
 
 
 def has_complex(model: nn.Module, tensors: Sequence[Tensor]) -> bool:
-    """Whether a forward makes complex tensors, as far as it comes."""
+    """Whether a forward makes complex tensors, as far as it comes, if only inside of a Fourier transform."""
     with _Seen() as seen, suppress(Exception):  # which the exporter meets and tells of
         model(*(t.clone() for t in tensors))
     return seen.complex
@@ -103,6 +104,7 @@ class _Seen(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        self.complex |= _name(func).startswith("fft_")
         self.complex |= any(isinstance(x, Tensor) and x.dtype.is_complex for x in leaves_of((args, result)))
         return result
 
@@ -351,14 +353,16 @@ def _to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 def _waves(size: int, inverse: bool, norm: str | None, like: Tensor) -> Complex:
     """``exp(-2 pi i j k / size)``, conjugated for the inverse, with the factor that ``norm`` asks for."""
-    place = torch.arange(size)
-    angle = (place[:, None] * place % size).double() * (2 * math.pi / size)
+    place = np.arange(size)
+    angle = place[:, None] * place % size * (2 * math.pi / max(size, 1))
     power = {"ortho": 0.5, "forward": float(not inverse)}.get(norm or "backward", float(inverse))
-    scale = size**-power
+    scale = float(size) ** -power if size else 1.0
     dtype = like.dtype if like.dtype.is_floating_point else torch.get_default_dtype()
-    parts = angle.cos(), angle.sin() if inverse else -angle.sin()
-    # Zeros of sine and cosine are none in floating point, and signs of what they make would be chance.
-    return Complex(*(torch.where(part.abs() < 1e-9, 0.0, part * scale).to(like.device, dtype) for part in parts))
+    parts = np.cos(angle), np.sin(angle) if inverse else -np.sin(angle)
+    # Zeros of sine and cosine are none in floating point, and signs of what they make would be chance. By NumPy, for
+    # torch.export would trace what torch computes, and the file compute it in single precision.
+    exact = (np.where(np.abs(part) < 1e-9, 0.0, part * scale) for part in parts)
+    return Complex(*(torch.tensor(part, dtype=dtype, device=like.device) for part in exact))
 
 
 def _transformed(x: Tensor, size: Any, dim: int, inverse: bool, norm: str | None, half: bool = False) -> Tensor:
@@ -381,12 +385,14 @@ def _transformed(x: Tensor, size: Any, dim: int, inverse: bool, norm: str | None
     last = dim in (-1, _re(x).dim() - 1)
     if not last:
         x = _mapped_parts(lambda part: part.transpose(dim, -1), x)
+    if not _re(x).is_floating_point():
+        x = x.to(matrix.re.dtype)
     if half and inverse:
         y: Tensor = _re(x) @ matrix.re
         if isinstance(x, Complex):
             y = y - x.im @ matrix.im
     else:
-        y = _product(torch.matmul, (x if _re(x).is_floating_point() else _re(x).to(matrix.re.dtype), matrix), {})
+        y = _product(torch.matmul, (x, matrix), {})
     return y if last else _mapped_parts(lambda part: part.transpose(dim, -1), y)
 
 
@@ -418,6 +424,22 @@ def _fftn(inverse: bool, half: bool = False, last: int | None = None) -> Callabl
         for size, axis in final:
             input = _transformed(input, size, axis, inverse, norm, half)
         return input
+
+    return transform
+
+
+_TURNED = {"forward": "backward", "ortho": "ortho"}
+
+
+def _hermitian(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Of what is symmetric (``hfft``), by the inverse transform of the conjugate; and what makes such of real numbers
+    (``ihfft``), the conjugate of the transform. The factors of the two directions are exchanged."""
+
+    def transform(input: Tensor, n: Any = None, dim: Any = None, norm: str | None = None, **kwargs: Any) -> Tensor:
+        given = {"dim": dim} if dim is not None else {}
+        x = _conj(input) if isinstance(input, Complex) else input
+        result = function(x, kwargs.get("s", n), norm=_TURNED.get(norm or "", "forward"), **given)
+        return _conj(result) if isinstance(result, Complex) else result
 
     return transform
 
@@ -473,9 +495,15 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "fft_fft": _fft(False),
     "fft_fft2": _fftn(False, last=2),
     "fft_fftn": _fftn(False),
+    "fft_hfft": _hermitian(_fft(True, half=True)),
+    "fft_hfft2": _hermitian(_fftn(True, half=True, last=2)),
+    "fft_hfftn": _hermitian(_fftn(True, half=True)),
     "fft_ifft": _fft(True),
     "fft_ifft2": _fftn(True, last=2),
     "fft_ifftn": _fftn(True),
+    "fft_ihfft": _hermitian(_fft(False, half=True)),
+    "fft_ihfft2": _hermitian(_fftn(False, half=True, last=2)),
+    "fft_ihfftn": _hermitian(_fftn(False, half=True)),
     "fft_irfft": _fft(True, half=True),
     "fft_irfft2": _fftn(True, half=True, last=2),
     "fft_irfftn": _fftn(True, half=True),

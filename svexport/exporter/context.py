@@ -310,10 +310,34 @@ def _patches_side_by_side(
     return patches.reshape(x.shape[0], x.shape[1] * rows * columns, height * width)
 
 
+def _by_long_indices(name: str) -> Callable[..., Any]:
+    """Of indices of 32 bits the exporter makes GatherND and ScatterND, which are for 64."""
+
+    def function(x: Tensor, indices: Sequence[Tensor | None], *rest: Any, **kwargs: Any) -> Any:
+        if all(index is None or index.dtype != torch.int32 for index in indices):
+            return NotImplemented
+        longer = [index.long() if index is not None and index.dtype == torch.int32 else index for index in indices]
+        return _overload(name)(x, longer, *rest, **kwargs)
+
+    return function
+
+
+def _copied(x: Tensor, values: Tensor, non_blocking: bool = False) -> Any:
+    """The exporter's own gives the values in their own shape."""
+    if list(map(str, x.shape)) == list(map(str, values.shape)):
+        return NotImplemented
+    return values.to(x.dtype).expand(x.shape).clone()
+
+
 _ALSO: dict[str, Callable[..., Any]] = {
     "aten::_native_batch_norm_legit_functional": _normalized_by_itself,
+    **{
+        f"aten::{name}": _by_long_indices(f"aten::{name}")
+        for name in ("_unsafe_index.Tensor", "_unsafe_index_put", "index.Tensor", "index_put")
+    },
     "aten::avg_pool2d": _averaged(2),
     "aten::avg_pool3d": _averaged(3),
+    "aten::copy": _copied,
     "aten::im2col": _patches_side_by_side,
     "aten::select_scatter": _index_assigned,
     "aten::slice_scatter": _slice_assigned,

@@ -9,10 +9,12 @@ from typing import Any, Protocol
 import torch
 
 __all__ = [
+    "INTEGERS",
     "Writer",
     "bounded",
     "extreme",
     "extreme_along",
+    "integer_power",
     "larger",
     "mean_of_some",
     "place_of_extreme",
@@ -21,6 +23,8 @@ __all__ = [
 
 
 _FLOAT, _BOOL = 1, 9  # as ONNX numbers its types
+INTEGERS = {torch.uint8: 2, torch.int8: 3, torch.int16: 5, torch.int32: 6, torch.int64: 7}
+"""Types of integers that torch computes powers of."""
 
 
 class Writer(Protocol):
@@ -45,6 +49,9 @@ class Writer(Protocol):
 
     def squeezed(self, x: Any, axis: int) -> Any:
         """Without a dimension of size 1."""
+
+    def unsqueezed(self, x: Any) -> Any:
+        """With a last dimension of size 1."""
 
 
 def is_floating(write: Writer, x: Any) -> bool:
@@ -132,3 +139,82 @@ def mean_of_some(write: Writer, mean: Any, x: Any, axes: Sequence[int] | None) -
         count = write("Size", x)
     nothing = write("Equal", count, write.constant(torch.tensor(0)))
     return write("Where", nothing, write.constant(torch.tensor(math.nan, dtype=write.dtype(mean))), mean)
+
+
+_BITS = 64
+
+
+def integer_power(write: Writer, x: Any, exponent: Any, kind: torch.dtype) -> Any:
+    """A power of integers as torch has it, modulo two to the bits of ``kind``, by products: Pow is of floating-point
+    numbers in TensorRT, and of doubles in ONNX Runtime, which are others from 2**53 on.
+
+    Either of ``x`` and ``exponent`` may be an ``int``; an exponent that is one is not negative.
+    """
+    wide = torch.int64 if kind == torch.int64 or not isinstance(exponent, int) else torch.int32
+    one = write.constant(torch.tensor(1, dtype=wide))
+    if isinstance(exponent, int):
+        result = _by_squaring(write, _cast(write, x, wide), exponent, one)
+    else:
+        exponent = _cast(write, exponent, wide)
+        negative = write("Less", exponent, write.constant(torch.tensor(0)))
+        odd = write("Mod", exponent, write.constant(torch.tensor(2)))
+        result = _by_bits(write, _cast(write, x, wide), write("Where", negative, odd, exponent), one)
+        vanishes = negative if isinstance(x, int) else write("And", negative, _larger_than_one(write, x, one))
+        if not isinstance(x, int) or abs(x) != 1:
+            result = write("Where", vanishes, write.constant(torch.tensor(0)), result)
+    return _cast(write, result, kind, wide)
+
+
+def _cast(write: Writer, x: Any, kind: torch.dtype, given: torch.dtype | None = None) -> Any:
+    if isinstance(x, int) or (given or write.dtype(x)) == kind:
+        return x
+    return write("Cast", x, to=INTEGERS[kind])
+
+
+def _larger_than_one(write: Writer, x: Any, one: Any) -> Any:
+    """Whether the reciprocal of an integer is no integer (as that of 0 is none)."""
+    x = _cast(write, x, torch.int64)
+    unit = write("Or", write("Equal", x, one), write("Equal", x, write.constant(torch.tensor(-1))))
+    return write("Not", unit)
+
+
+def _by_squaring(write: Writer, x: Any, exponent: int, one: Any) -> Any:
+    """``x`` to a number."""
+    result, square = None, x
+    while exponent:
+        if exponent % 2:
+            result = square if result is None else write("Mul", result, square)
+        exponent //= 2
+        square = write("Mul", square, square) if exponent else square
+    return write("Add", write("Sub", x, x), one) if result is None else result
+
+
+def _by_bits(write: Writer, x: Any, exponent: Any, one: Any) -> Any:
+    """The product of the squares, squares of squares and so on that the bits of an exponent from 0 on choose."""
+    places = [2 ** min(bit, _BITS - 2) for bit in range(_BITS)]
+    digits = write("Mod", write("Div", write.unsqueezed(exponent), write.constant(torch.tensor(places))), _two(write))
+    last = [1] * (_BITS - 1) + [2]  # which no digit is: there is no bit of that place
+    chosen = write("Equal", digits, write.constant(torch.tensor(last)))
+    if isinstance(x, int):
+        powers = write.constant(torch.tensor([_wrapped(pow(x, 2**bit, 2**_BITS)) for bit in range(_BITS)]))
+    else:
+        squares = [write.unsqueezed(x)]
+        while len(squares) < _BITS - 1:
+            squares.append(write("Mul", squares[-1], squares[-1]))
+        powers = write("Concat", *squares, squares[-1], axis=-1 if write.rank(x) is None else write.rank(x))
+    factors = write("Where", chosen, powers, one)
+    size = _BITS // 2
+    while size:  # ReduceProd is of doubles in ONNX Runtime, too
+        halves = torch.arange(size), torch.arange(size, 2 * size)
+        factors = write("Mul", *(write("Gather", factors, write.constant(half), axis=-1) for half in halves))
+        size //= 2
+    return write.squeezed(factors, -1)
+
+
+def _two(write: Writer) -> Any:
+    return write.constant(torch.tensor(2))
+
+
+def _wrapped(number: int) -> int:
+    """Of a number from 0 on, that of the same 64 bits with a sign."""
+    return number - 2**_BITS if number >= 2 ** (_BITS - 1) else number

@@ -13,6 +13,7 @@ from svexport.exporter.conversions import (
     bounded,
     extreme,
     extreme_along,
+    integer_power,
     larger,
     mean_of_some,
     place_of_extreme,
@@ -499,12 +500,21 @@ def _copy(g: Any, own: _Own, self: _Value, values: _Value, non_blocking: _Value)
 
 
 def _power(g: Any, own: _Own, self: _Value, exponent: _Value) -> Any:
-    """Before opset 12 Pow is for floating-point numbers, and what the exporter's own makes of integers stays such."""
+    """Of integers by products."""
     kind = _kinds.from_value(g.original_node.output(), _kinds.UNDEFINED)
-    if g.opset >= 12 or kind == _kinds.UNDEFINED or _is_floating(kind) or kind.dtype().is_complex:
+    if kind == _kinds.UNDEFINED or _is_floating(kind) or kind.dtype().is_complex:
         return own(g, self, exponent)
-    precise = (g.op("Cast", value, to_i=_kinds.DOUBLE.onnx_type()) for value in (self, exponent))
-    return g.op("Cast", g.op("Pow", *precise), to_i=kind.onnx_type())
+    base, times = map(_number, (self, exponent))
+    if isinstance(base, int) and isinstance(times, int):
+        base = self
+    return integer_power(TorchScriptWriter(g), base, times, kind.dtype())
+
+
+def _number(value: _Value) -> Any:
+    """A constant of one integer as such."""
+    constant = symbolic_helper._maybe_get_const(value, "t")
+    single = isinstance(constant, torch.Tensor) and not constant.dim() and not constant.dtype.is_floating_point
+    return int(constant) if single and int(constant) >= 0 else value
 
 
 def _unique_along(g: Any, own: _Own, self: _Value, dim: _Value, sorted: _Value, *rest: _Value) -> Any:
@@ -644,6 +654,10 @@ class TorchScriptWriter:
 
     def squeezed(self, x: Any, axis: int) -> Any:
         return symbolic_helper._squeeze_helper(self._g, x, [axis])
+
+    def unsqueezed(self, x: Any) -> Any:
+        rank = self.rank(x)
+        return symbolic_helper._unsqueeze_helper(self._g, x, [-1 if rank is None else rank])
 
 
 def _is_floating(kind: Any) -> bool:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from svexport.exporter.aten import FUNCTIONS
+from svexport.exporter.aten import FUNCTIONS, OTHERWISE
 from svexport.exporter.exact import EXACT
 from svexport.exporter.swapped import untraced
 
@@ -373,7 +373,11 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::trunc": lambda x: torch.where(x < 0, x.ceil(), x.floor()),
 }
 
-WRONG = frozenset(name.partition(".")[0] for name in EXACT) | {
-    *("aten::addcmul", "aten::cdist", "aten::cosine_similarity", "aten::float_power", "aten::log10"),
-}
+WRONG = (
+    frozenset(name.partition(".")[0] for name in EXACT)
+    | OTHERWISE
+    | {
+        *("aten::addcmul", "aten::cdist", "aten::cosine_similarity", "aten::float_power", "aten::log10"),
+    }
+)
 """Functions of which the exporter makes something else than torch does: traced as what they are made of, always."""

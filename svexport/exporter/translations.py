@@ -11,10 +11,12 @@ from torch import Tensor
 
 from svexport.errors import ExportError
 from svexport.exporter.conversions import (
+    INTEGERS,
     Writer,
     bounded,
     extreme,
     extreme_along,
+    integer_power,
     is_floating,
     larger,
     mean_of_some,
@@ -78,6 +80,9 @@ class _OnnxscriptWriter:
     def squeezed(self, x: Any, axis: int) -> Any:
         return self("Squeeze", x, self.constant(torch.tensor([axis])))
 
+    def unsqueezed(self, x: Any) -> Any:
+        return self("Unsqueeze", x, self.constant(torch.tensor([-1])))
+
 
 _TORCH_DTYPES = {
     ir.DataType.BFLOAT16: torch.bfloat16,
@@ -91,6 +96,9 @@ _TORCH_DTYPES = {
     ir.DataType.INT8: torch.int8,
     ir.DataType.UINT8: torch.uint8,
 }
+
+
+_ONNX_DTYPES = {torch_dtype: int(dtype) for dtype, torch_dtype in _TORCH_DTYPES.items()}
 
 
 def _conversions() -> dict[Any, Callable[..., Any]]:
@@ -133,6 +141,19 @@ def _conversions() -> dict[Any, Callable[..., Any]]:
         chosen = any(s == 0 if isinstance(s, int) else str(getattr(s, "value", s)).startswith("u") for s in sizes)
         return mean_of_some(write, result, x, dim) if chosen else result
 
+    def power(x: Any, exponent: Any) -> Any:
+        kinds = [write.dtype(v) for v in (x, exponent) if not isinstance(v, (bool, int, float))]
+        floating = [kind for kind in kinds if kind not in INTEGERS and kind != torch.bool]
+        if not floating and not isinstance(x, float) and not isinstance(exponent, float):
+            return integer_power(write, x, exponent, next((k for k in kinds if k in INTEGERS), torch.int64))
+        kind = (floating[0] if floating else None) or torch.float32
+        return write("Pow", *(of_type(v, kind) for v in (x, exponent)))
+
+    def of_type(x: Any, kind: torch.dtype) -> Any:
+        if isinstance(x, (bool, int, float)):
+            return write.constant(torch.tensor(x, dtype=kind))
+        return x if write.dtype(x) == kind else write("Cast", x, to=_ONNX_DTYPES[kind])
+
     table: dict[Any, Callable[..., Any]] = {
         aten.clamp.default: clamp,
         aten.clamp.Tensor: clamp,
@@ -143,6 +164,9 @@ def _conversions() -> dict[Any, Callable[..., Any]]:
         aten.hardtanh.default: lambda x, min_val=-1, max_val=1: clamp(x, min_val, max_val),
         aten.mean.default: lambda x, *, dtype=None: mean(x, dtype=dtype),
         aten.mean.dim: mean,
+        aten.pow.Scalar: power,
+        aten.pow.Tensor_Scalar: power,
+        aten.pow.Tensor_Tensor: power,
         aten.relu.default: relu,
         aten.relu6.default: lambda x: clamp(x, 0, 6),
         aten.sort.default: sort,

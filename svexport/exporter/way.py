@@ -34,7 +34,10 @@ _SIZES = {"__get__", "__len__", "nelement", "numel", "size"}
 _PARTS = {"__iter__", "chunk", "split", "unbind"}
 """Functions that return so many tensors as a size says."""
 
-UNGUARDED = frozenset({*_TEXTS, *_ARRAYS})
+_FACTORS = {"cholesky", "inverse", "linalg_cholesky", "linalg_inv", "linalg_solve"}
+"""Functions that raise an error of some values, which is as if they gave Python a truth: a model may catch it."""
+
+UNGUARDED = frozenset({*_TEXTS, *_ARRAYS, *_FACTORS})
 """Of those, what ``torch.export`` lets pass: the others it guards, refuses, or has in its graph."""
 
 _OF_SIZES = {"empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "ones_like"}
@@ -171,7 +174,7 @@ class Way(TorchFunctionMode):
         flow = (str(func) if name == "__get__" else name, self._given(args), self._given(kwargs))
         inputs = self._dependence([args[1:], kwargs] if name in _OF_SIZES else [args, kwargs])
         decisive = bool(inputs) and bool(self._dependence(deciding(name, args, kwargs)))
-        taker = self._exit(name, inputs) if name in _VALUES and inputs else None
+        taker = self._exit(name, inputs) if (name in _VALUES or name in _FACTORS) and inputs else None
         try:
             if taker is not None and self._is_forced(taker):
                 result = self._another(func, name, args, kwargs)
@@ -193,10 +196,12 @@ class Way(TorchFunctionMode):
                 if self._found and self._is_found(args):
                     self._count_at(args[0], depth=2)
             if taker is not None:
-                self.taken.setdefault(taker, []).append(seen)
+                self.taken.setdefault(taker, []).append(seen or "True")
             return result
         except Exception as error:
             seen = type(error).__name__
+            if taker is not None and name in _FACTORS:
+                self.taken.setdefault(taker, []).append("False")
             raise
         finally:
             if seen and (line := user_line(sys._getframe(1), self._outside)):
@@ -283,6 +288,8 @@ class Way(TorchFunctionMode):
     def _another(self, func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         """What a function that gives Python values would give of other ones."""
         assert self._forced is not None
+        if name in _FACTORS:
+            return _failed(func, args, kwargs)
         if name in _TRUTHS:
             return not func(*args, **kwargs)
         which, x = self._forced.which, args[0]
@@ -402,6 +409,19 @@ class Way(TorchFunctionMode):
             return "slice", *map(self._given, (value.start, value.stop, value.step))
         sizes = formula(value)
         return _written(value) if sizes is None else ("size", sizes)
+
+
+def _failed(func: Any, args: tuple, kwargs: dict[str, Any]) -> Tensor:
+    """An error of a function of ``_FACTORS`` that raises none; of one that does, a result of the shape it would have.
+
+    Raises:
+        torch.linalg.LinAlgError: where ``func`` returns.
+    """
+    try:
+        func(*args, **kwargs)
+    except RuntimeError:
+        return torch.zeros_like(list(_tensors([args, kwargs]))[-1])
+    raise torch.linalg.LinAlgError("as of other values")
 
 
 OTHERS = 7

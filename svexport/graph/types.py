@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from svexport.errors import UnsupportedError
 from svexport.graph.walk import graphs, opset_of
 from svexport.logging import logger
 from svexport.symbolic._builder import Value
@@ -56,7 +57,10 @@ def infer_values(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 
 def _inferred(model: onnx.ModelProto, outputs_of: OutputsOf | None = None) -> Inference:
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:  # a node of a domain that the file does not import, say
+        raise UnsupportedError(f"the types of the model cannot be inferred: {str(error).strip()}") from error
     inference = Inference(types_of(inferred), opset_of(model), model.ir_version, outputs_of)
     inference.graph(inferred.graph)
     return inference

@@ -51,6 +51,12 @@ def first(x: Tensor, y: Tensor) -> None:
     x[:1] = y[1:2, :1]
 
 
+def copied(x: Tensor, y: Tensor) -> None:
+    x[:, 1:].copy_(y[:, :1])
+    x[..., :2].copy_(y[0, 0, 0])
+    x[0].copy_(y[1, 2])
+
+
 def stepped(x: Tensor, y: Tensor) -> None:
     x[:, ::2] = y[:, :2]
     x[..., 1::3] = 4.0
@@ -80,7 +86,7 @@ class Writes(nn.Module):
         return changed, zeros
 
 
-WRITES = [last, one_wide, corner, single, whole, first, stepped, of_sizes, listed]
+WRITES = [last, one_wide, corner, single, whole, first, copied, stepped, of_sizes, listed]
 
 
 @pytest.mark.parametrize("write", WRITES)

@@ -157,7 +157,45 @@ def nested_if(x):
     return x * 2
 
 
+def try_cholesky(x):
+    try:
+        torch.linalg.cholesky(x[:, :3] @ x[:, :3].T * (x[0, 0] - 0.5))
+        return x * 2
+    except RuntimeError:
+        return x * 3
+
+
+def try_inverse(x):
+    try:
+        return torch.linalg.inv(torch.eye(3) * (x[0, 0] - 0.3125)) @ x
+    except RuntimeError:
+        return x * 3
+
+
+def halved(x):
+    n = 0
+    while x.norm() > 1 and n < 20:
+        x, n = x / 2, n + 1
+    return x * n
+
+
 VALUES: dict[str, Callable[..., Any]] = {
+    "memory": lambda x: x * memoryview(x.detach().numpy()).tolist()[0][0],
+    "stored": lambda x: x * x.untyped_storage()[3],
+    "equal": lambda x: x * 2 if torch.equal(x, x.abs()) else x * 3,
+    "allclose": lambda x: x * 2 if torch.allclose(x, x * 1.5, atol=0.4) else x * 3,
+    "jsoned": lambda x: x * json.loads(json.dumps(x[0].tolist()))[0],
+    "remade": lambda x: x * torch.as_tensor([v.item() for v in x[0]]),
+    "min_of_rows": lambda x: min(list(x), key=torch.sum) * x,
+    "sum_of_true": lambda x: x * sum(1 for v in x[0] if v > 0.5),
+    "quantile": lambda x: x.clamp(max=float(x.quantile(0.7))),
+    "edges": lambda x: torch.histc(x, bins=5, min=float(x.min()), max=float(x.max())),
+    "try_cholesky": try_cholesky,
+    "halved": halved,
+    "try_inverse": try_inverse,
+    "rolled": lambda x: torch.roll(x, int((x > 0.5).sum()) % 5, 1),
+    "padded": lambda x: F.pad(x, (0, int((x[0] > 0.5).sum()))).sum(1),
+    "chosen_size": lambda x: x / max(x[x > 0.5].shape[0], 1),
     "str_key": lambda x: x * {"p": 2.0, "n": 3.0}["p" if x.sum() > 5.5 else "n"],
     "hashed": lambda x: x * (hash(round(x.sum().item())) % 5 + 1),
     "sort_rows": sort_rows,
@@ -275,6 +313,14 @@ def meanm(x, i):
 
 
 INDICES: dict[str, Callable[..., Any]] = {
+    "one_hot_width": lambda x, i: x[:, : F.one_hot(i).shape[1]].sum(1),
+    "different": lambda x, i: x * len(set(i.tolist())),
+    "counted_to": lambda x, i: torch.arange(i.max() + 1).float().sum() * x,
+    "functions": lambda x, i: [torch.sin, torch.cos, torch.tanh, torch.exp][i[0] % 4](x),
+    "sequences": lambda x, i: nn.utils.rnn.pad_sequence([x[0, : int(n) + 1] for n in i]).sum(0),
+    "sparse": lambda x, i: torch.sparse_coo_tensor(i[None], x[0, :4], (6,)).to_dense(),
+    "ordered_axes": lambda x, i: x[:2, :2].permute(*sorted((0, 1), key=lambda axis: int(i[axis]))),
+    "to_the": lambda x, i: x ** int(i[0]),
     "tolist_idx": lambda x, i: x[:, i.tolist()],
     "slice_t": lambda x, i: x[:, i.min() : i.max() + 1].sum(1),
     "dictkey": lambda x, i: x * {0: 2.0, 1: 3.0}.get(i[0].item(), 4.0),
@@ -328,6 +374,14 @@ def mtch(x):
 
 
 SIZES: dict[str, Callable[..., Any]] = {
+    "even_bits": lambda x: x * 2 if x.shape[1] & (x.shape[1] - 1) == 0 else x * 3,
+    "shifted_bits": lambda x: x * 2 if x.shape[1] >> 3 else x * 3,
+    "isqrt": lambda x: x * math.isqrt(int(x.shape[1])),
+    "text": lambda x: x * len(str(x.shape[1])),
+    "rounded": lambda x: x * round(x.shape[1] / 3),
+    "cut": lambda x: x[:, : -(x.shape[1] % 3) or None].sum(1),
+    "pooled": lambda x: F.adaptive_avg_pool1d(x, x.shape[1] // 2 + 1),
+    "of_a_table": lambda x: x * [1, 2, 3, 4, 5, 6, 7, 8, 9, 10][min(x.shape[1], 9)],
     "stride": lambda x: x * x.stride(0),
     "stride_b": lambda x: x * 2 if x.stride()[0] > 11 else x * 3,
     "nbytes": lambda x: x * 2 if x.nbytes > 150 else x * 3,
@@ -478,7 +532,20 @@ def test_some_are_not_wrong(model, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gen_next", "ptr", "hashbytes", "list_std", "float_diff", "masklst", "gcdb", "combn", "strshape", "fmtk"]
+    "name",
+    [
+        "try_inverse",
+        "gen_next",
+        "ptr",
+        "hashbytes",
+        "list_std",
+        "float_diff",
+        "masklst",
+        "gcdb",
+        "combn",
+        "strshape",
+        "fmtk",
+    ],
 )
 def test_what_only_one_way_in_many_tells(name, tmp_path) -> None:
     """Refused, though hardly any input goes that way."""

@@ -8,9 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from svexport.exporter.aten import order, pool
+from svexport.exporter.aten import norm, order, place, pool, product, span
 
-__all__ = ["FUNCTIONS"]
+__all__ = ["FUNCTIONS", "OTHERWISE"]
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {**order.FUNCTIONS, **pool.FUNCTIONS}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    name: function
+    for family in (norm, order, place, pool, product, span)
+    for name, function in family.FUNCTIONS.items()
+}
 """By the overload of ATen."""
+
+OTHERWISE = frozenset(name.partition(".")[0] for family in (norm, span) for name in family.FUNCTIONS)
+"""Functions that TorchScript's exporter knows, and makes something else of."""

@@ -1,0 +1,68 @@
+"""Places that a mask hides, beyond both ends and negative; indices of 32 bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import svexport
+from tests.exporter.aten import Call, agrees, exported
+from tests.exporter.aten.test_order import TRACED
+
+ROWS = torch.tensor([[-1], [-100], [100], [2], [-5], [0]])
+COLUMNS = torch.tensor([[3, -4, 9, -9, 1]])
+
+
+def chosen(fill: float):
+    def function(x: Tensor) -> Tensor:
+        return torch.ops.aten._unsafe_masked_index(x, x[:1, :5] > 0, [ROWS, COLUMNS], fill)
+
+    return function
+
+
+def added(x: Tensor) -> Tensor:
+    values = x.repeat(2, 2)[:6, :5]
+    return torch.ops.aten._unsafe_masked_index_put_accumulate(x, values > 0, [ROWS, COLUMNS], values)
+
+
+@pytest.mark.parametrize("opset", [11, 17, 20])
+@pytest.mark.parametrize("function", [chosen(-8), added], ids=["index", "put"])
+def test_places_beyond_the_ends(function, opset: int, tmp_path) -> None:
+    exported(function, torch.randint(-9, 9, (5, 6)), tmp_path, opset, True)
+    for _ in range(3):
+        agrees(tmp_path, function, torch.randint(-(2**40), 2**40, (5, 6)))
+
+
+@pytest.mark.parametrize("fill", [True, False])
+@pytest.mark.parametrize("opset", [11, 20])
+def test_of_booleans(opset: int, fill: bool, tmp_path) -> None:
+    function = chosen(fill)
+    exported(function, torch.rand(5, 6) > 0.5, tmp_path, opset, True)
+    for _ in range(3):
+        agrees(tmp_path, function, torch.rand(5, 6) > 0.5)
+
+
+@pytest.mark.parametrize(("opset", "first"), TRACED)
+def test_sums_at_places_of_booleans_are_refused(opset: int, first: bool, tmp_path) -> None:
+    with pytest.raises(svexport.ExportError):
+        exported(added, torch.rand(5, 6) > 0.5, tmp_path, opset, first)
+
+
+def indexed(x: Tensor) -> tuple[Tensor, ...]:
+    rows = (x[:, 0, 0] * 2).int().clamp(-4, 3)
+    columns = (x[:, 1, 1] * 2).int().clamp(-3, 2)
+    added = x.index_put((rows, columns), x[:, 0], accumulate=True)
+    assigned = x.clone()
+    assigned[rows] = 1.0
+    return x[rows], x[rows, columns], x[rows, :, columns.clamp(-2, 1)], x[:, columns], added, assigned
+
+
+@pytest.mark.parametrize(("opset", "first"), [*TRACED, (18, True)])
+def test_indices_of_32_bits(opset: int, first: bool, tmp_path) -> None:
+    exported(indexed, torch.randn(4, 3, 2), tmp_path, opset, first)
+    engine = svexport.load(tmp_path / "m.onnx")
+    for _ in range(3):
+        x = torch.randn(4, 3, 2) * 2
+        for actual, expected in zip(engine(x), Call(indexed)(x), strict=True):
+            torch.testing.assert_close(actual, expected)
