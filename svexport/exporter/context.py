@@ -262,6 +262,10 @@ def _averaged(axes: int) -> Callable[..., Any]:
     return function
 
 
+MOST_OF_A_SIZE = 60
+"""Characters of how a size is computed: a sum of the sizes of parts grows with each assignment, and torch with it."""
+
+
 def _slice_assigned(x: Tensor, values: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
     """``x[:, 1:3] = values``, put together of parts: the exporter scatters, with an index for each element."""
     size = x.shape[dim]
@@ -270,6 +274,8 @@ def _slice_assigned(x: Tensor, values: Tensor, dim: int = 0, start: Any = None, 
         return NotImplemented
     if isinstance(size, int):
         start, end, _ = slice(start, end).indices(size)
+    elif len(str(size)) > MOST_OF_A_SIZE:
+        return NotImplemented
     elif (start < 0) != (end < 0) and (start != 0 and end != 2**63 - 1):
         return NotImplemented  # which of them is first depends on the size
     if start >= end and (start < 0) == (end < 0):
