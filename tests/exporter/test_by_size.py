@@ -16,7 +16,7 @@ def windows(x: Tensor) -> Tensor:
     made = [
         *(f(size, periodic) for f in WINDOWS for periodic in (True, False)),
         *(f(2 * size - 1, dtype=torch.float32) for f in WINDOWS),
-        *(torch.hamming_window(size, periodic, 0.6, 0.3)for periodic in (True, False)),
+        *(torch.hamming_window(size, periodic, 0.6, 0.3) for periodic in (True, False)),
     ]
     return torch.cat([*made, x.flatten()])
 
