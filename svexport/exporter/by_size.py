@@ -67,8 +67,9 @@ def _fftfreq(n: Any, d: float = 1.0, *, dtype: torch.dtype | None = None, device
 def _rfftfreq(n: Any, d: float = 1.0, *, dtype: torch.dtype | None = None, device: Any = None, **kwargs: Any) -> Tensor:
     if not isinstance(n, torch.SymInt):
         return torch.fft.rfftfreq(n, d, dtype=dtype, device=device, **kwargs)
-    places, _ = _places(n // 2 + 1, dtype, device)
-    return places / (places.new_full((), n) * d)
+    size: Any = n
+    places, _ = _places(size // 2 + 1, dtype, device)
+    return places / (places.new_full((), size) * d)
 
 
 def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
