@@ -21,6 +21,7 @@ from svexport.errors import ExportError
 from svexport.exporter.arguments import FlatModel
 from svexport.exporter.aten import FUNCTIONS
 from svexport.exporter.aten.interpolate import interpolate
+from svexport.exporter.by_size import BY_SIZE
 from svexport.exporter.complex import ComplexParts
 from svexport.exporter.constants import ConstantValues, NotTraced, sizes_stay_dynamic, without_assertions
 from svexport.exporter.decompose import IN_PLACE_OF
@@ -261,6 +262,10 @@ def _averaged(axes: int) -> Callable[..., Any]:
     return function
 
 
+MOST_OF_A_SIZE = 60
+"""Characters of how a size is computed: a sum of the sizes of parts grows with each assignment, and torch with it."""
+
+
 def _slice_assigned(x: Tensor, values: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
     """``x[:, 1:3] = values``, put together of parts: the exporter scatters, with an index for each element."""
     size = x.shape[dim]
@@ -269,6 +274,8 @@ def _slice_assigned(x: Tensor, values: Tensor, dim: int = 0, start: Any = None, 
         return NotImplemented
     if isinstance(size, int):
         start, end, _ = slice(start, end).indices(size)
+    elif len(str(size)) > MOST_OF_A_SIZE:
+        return NotImplemented
     elif (start < 0) != (end < 0) and (start != 0 and end != 2**63 - 1):
         return NotImplemented  # which of them is first depends on the size
     if start >= end and (start < 0) == (end < 0):
@@ -450,18 +457,6 @@ def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = N
     return torch.where(place < (steps + 1) // 2, first + place * step, last - (steps - 1 - place) * step)
 
 
-def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
-    """The exporter's own is by constant shifts."""
-    both = [x if isinstance(x, (tuple, list)) else [x] for x in (shifts, dims)]
-    if not any(isinstance(shift, torch.SymInt) for shift in both[0]) or len(both[0]) != len(both[1]):
-        return torch.roll(input, shifts, dims)
-    for shift, dim in zip(*both, strict=True):
-        size = input.shape[dim]
-        place = torch.arange(size, device=input.device) - shift
-        input = input.index_select(dim, torch.remainder(place, place.new_full((), size).clamp(min=1)))
-    return input
-
-
 _OF_MASKS: dict[Callable[..., Any], Callable[..., Any]] = {
     function: functools.partial(_of_masks, function)
     for name in ("amax", "amin", "max", "maximum", "min", "minimum")
@@ -483,9 +478,9 @@ _OF_A_NUMBER: dict[Callable[..., Any], Callable[..., Any]] = {
     for function in (torch.argwhere, torch.nonzero, Tensor.argwhere, Tensor.nonzero)
 }
 _OF_DYNAMIC_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {
+    **BY_SIZE,
     F.affine_grid: _affine_grid,
     torch.linspace: _linspace,
-    **dict.fromkeys((torch.roll, Tensor.roll), _roll),
     **{f: functools.partial(_parts, f) for f in (torch.chunk, torch.split, Tensor.chunk, Tensor.split)},
     **{
         f: functools.partial(_by_a_tensor, f)

@@ -1,0 +1,110 @@
+"""Functions of a whole number that torch.export takes as it is, for numbers that are dynamic sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["BY_SIZE"]
+
+
+def _places(count: Any, dtype: torch.dtype | None, device: Any) -> tuple[Tensor, Tensor]:
+    """0, 1, … as floating-point numbers (count), and how many."""
+    places = torch.arange(count, dtype=dtype or torch.get_default_dtype(), device=device)
+    return places, places.new_full((), count)
+
+
+def _window(own: Callable[..., Tensor], shape: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``shape`` makes a window of how far along it each place is, 0 to 1, and more positional arguments."""
+
+    def window(
+        window_length: Any,
+        periodic: bool = True,
+        *args: float,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+        requires_grad: bool = False,
+        **kwargs: Any,
+    ) -> Tensor:
+        if not isinstance(window_length, torch.SymInt):
+            options = {"dtype": dtype, "device": device, "requires_grad": requires_grad}
+            return own(window_length, periodic, *args, **options, **kwargs)
+        places, count = _places(window_length, dtype, device)
+        steps = count if periodic else count - 1
+        values = shape(places / steps.clamp(min=1), *args, **kwargs)
+        return torch.where(count == 1, torch.ones_like(values), values)
+
+    return window
+
+
+def _hamming(along: Tensor, alpha: float = 0.54, beta: float = 0.46) -> Tensor:
+    return alpha - beta * torch.cos(along * (2 * math.pi))
+
+
+def _hann(along: Tensor) -> Tensor:
+    return _hamming(along, 0.5, 0.5)
+
+
+def _blackman(along: Tensor) -> Tensor:
+    return 0.42 - 0.5 * torch.cos(along * (2 * math.pi)) + 0.08 * torch.cos(along * (4 * math.pi))
+
+
+def _bartlett(along: Tensor) -> Tensor:
+    return 1 - (2 * along - 1).abs()
+
+
+def _fftfreq(n: Any, d: float = 1.0, *, dtype: torch.dtype | None = None, device: Any = None, **kwargs: Any) -> Tensor:
+    if not isinstance(n, torch.SymInt):
+        return torch.fft.fftfreq(n, d, dtype=dtype, device=device, **kwargs)
+    places, count = _places(n, dtype, device)
+    return torch.where(2 * places >= count, places - count, places) / (count * d)
+
+
+def _rfftfreq(n: Any, d: float = 1.0, *, dtype: torch.dtype | None = None, device: Any = None, **kwargs: Any) -> Tensor:
+    if not isinstance(n, torch.SymInt):
+        return torch.fft.rfftfreq(n, d, dtype=dtype, device=device, **kwargs)
+    size: Any = n
+    places, _ = _places(size // 2 + 1, dtype, device)
+    return places / (places.new_full((), size) * d)
+
+
+def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
+    """The exporter's own is by constant shifts."""
+    both = [x if isinstance(x, (tuple, list)) else [x] for x in (shifts, dims)]
+    if not any(isinstance(shift, torch.SymInt) for shift in both[0]) or len(both[0]) != len(both[1]):
+        return torch.roll(input, shifts, dims)
+    for shift, dim in zip(*both, strict=True):
+        size = input.shape[dim]
+        place = torch.arange(size, device=input.device) - shift
+        input = input.index_select(dim, torch.remainder(place, place.new_full((), size).clamp(min=1)))
+    return input
+
+
+def _shifted(own: Callable[..., Tensor], more: int) -> Callable[..., Tensor]:
+    """By half of each size, rounded up with ``more``."""
+
+    def shifted(input: Tensor, dim: Any = None) -> Tensor:
+        dims = range(input.dim()) if dim is None else dim if isinstance(dim, (tuple, list)) else [dim]
+        if not any(isinstance(input.shape[d], torch.SymInt) for d in dims) or input.is_complex():
+            return own(input, dim)
+        return _roll(input, [(input.shape[d] + more) // 2 for d in dims], list(dims))
+
+    return shifted
+
+
+BY_SIZE: dict[Callable[..., Any], Callable[..., Any]] = {
+    **dict.fromkeys((torch.roll, Tensor.roll), _roll),
+    torch.bartlett_window: _window(torch.bartlett_window, _bartlett),
+    torch.blackman_window: _window(torch.blackman_window, _blackman),
+    torch.hamming_window: _window(torch.hamming_window, _hamming),
+    torch.hann_window: _window(torch.hann_window, _hann),
+    torch.fft.fftfreq: _fftfreq,
+    torch.fft.rfftfreq: _rfftfreq,
+    torch.fft.fftshift: _shifted(torch.fft.fftshift, 0),
+    torch.fft.ifftshift: _shifted(torch.fft.ifftshift, 1),
+}
+"""What is traced in their place."""
