@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
+import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -180,6 +183,34 @@ def test_zeros() -> None:
     nn.init.zeros_(net[0].weight)
     quantized = svexport.quantize(net, [torch.zeros(2, 3)])
     torch.testing.assert_close(quantized(torch.ones(2, 3)), net(torch.ones(2, 3)))
+
+
+def test_512_batches_take_twice_the_time_of_the_model_at_most_and_no_memory() -> None:
+    """In turns of 64, so that what else the machine does counts for both."""
+    channels = (3, 32, 32, 64, 64)
+    convolutions = [nn.Conv2d(i, o, 3, padding=1) for i, o in itertools.pairwise(channels)]
+    net = nn.Sequential(*(layer for one in convolutions for layer in (one, nn.ReLU()))).eval()
+    x, alive, most = torch.randn(1, 3, 28, 28), weakref.WeakSet[Tensor](), [0]
+    seconds = {"model": 0.0, "calibration": 0.0}
+
+    def given(count: int) -> Iterator[Tensor]:
+        for _ in range(count):
+            batch = x.clone()
+            alive.add(batch)
+            most[0] = max(most[0], len(alive))
+            yield batch
+
+    with torch.no_grad():
+        for turn in range(9):  # the first warms up
+            start = time.perf_counter()
+            for batch in given(64):
+                net(batch)
+            middle = time.perf_counter()
+            svexport.quantize(net, given(64), method="minmax")
+            seconds["model"] += (middle - start) * bool(turn)
+            seconds["calibration"] += (time.perf_counter() - middle) * bool(turn)
+    assert seconds["calibration"] <= 2 * seconds["model"], seconds
+    assert most[0] <= 3
 
 
 class Stops:
