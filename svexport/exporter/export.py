@@ -21,6 +21,7 @@ from svexport.exporter.arguments import FlatModel, bind, eval_mode, given_argume
 from svexport.exporter.dynamic import allowed_batches, check_axes_names, traceable
 from svexport.exporter.dynamic import dynamic_axes as axes_of
 from svexport.exporter.finish import Signature, Wanted, finish
+from svexport.exporter.fp8 import refuse_fp8
 from svexport.exporter.opsets import FIRST_WITH_BOTH, OPSETS
 from svexport.exporter.precision import Plan, plan_for
 from svexport.exporter.quantizers import frozen
@@ -150,6 +151,7 @@ def export(
     arguments, model = given_arguments(model, args), unwrapped(model)
     path = Path(f"{type(model).__name__}.onnx" if path is None else path)
     check_place(path)
+    fp8_notes = refuse_fp8(model, opset, platform)
     plan: Plan | None = None
     if keep is not None and dtype is not None:
         exported, plan = plan_for(model, arguments, dtype, keep)
@@ -163,6 +165,7 @@ def export(
         held_to = Tolerances.of(rtol, atol, {dtype} if dtype else flat.dtypes)
         names = _names("input_names", input_names, flat.input_names)
         notes: list[str] = [f"{name} is a constant of the file (freeze): {text}" for name, text in flat.frozen.items()]
+        notes += fp8_notes
         if isinstance(dynamic_shapes, str):
             dynamic_shapes = allowed_batches(flat, names, dynamic_shapes, notes)
         axes, sizes = axes_of(flat, names, dynamic_shapes, dynamic_axes)
