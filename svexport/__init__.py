@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from svexport.parity import Parity
     from svexport.quantization.quantize import quantize
     from svexport.quantization.sensitivity import Sensitivity, sensitivity
+    from svexport.quantization.table import CalibrationTable
     from svexport.runtime.bench import Bench, bench
     from svexport.runtime.build import build
     from svexport.runtime.compare import Comparison, compare
@@ -46,6 +47,7 @@ __all__ = [
     "BackendNotAvailableError",
     "Bench",
     "BuildError",
+    "CalibrationTable",
     "CheckReport",
     "Comparison",
     "EngineError",
@@ -81,6 +83,7 @@ __all__ = [
 # `--help` without torch and `doctor` even where it is missing.
 _LAZY = {
     "Bench": "svexport.runtime.bench",
+    "CalibrationTable": "svexport.quantization.table",
     "CheckReport": "svexport.graph.check.report",
     "Comparison": "svexport.runtime.compare",
     "ExportReport": "svexport.exporter.report",

@@ -306,6 +306,7 @@ ROUNDING = {
     "round",
     "round_",
     "quantize",  # svexport's
+    "fake_quantize_fp8",
     "fake_quantize_per_tensor_affine",
     "fake_quantize_per_channel_affine",
     "_fake_quantize_learnable_per_tensor_affine",

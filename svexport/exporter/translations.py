@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from svexport.errors import ExportError
+from svexport.exporter import fp8
 from svexport.exporter.conversions import (
     Writer,
     bounded,
@@ -34,6 +35,7 @@ __all__ = ["translations"]
 def translations(opset: int = FIRST_DYNAMO_OPSET) -> dict[Any, Callable[..., Any]]:
     """``custom_translation_table`` for torch.onnx.export: our operators, and the aten functions they replace."""
     table: dict[Any, Callable[..., Any]] = TRANSLATIONS | _conversions()
+    table[torch.ops.svexport.fake_quantize_fp8.default] = fp8.to_onnx
     for symbolic in SYMBOLICS.values():
         table[symbolic.op.torch_op] = _translation(symbolic)
         if symbolic.until is not None and (opset > symbolic.until or symbolic.until >= FIRST_DYNAMO_OPSET):

@@ -9,13 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["FakeQuantizer", "QuantizedLayer", "quantizable", "quantized_layers", "to_quantized"]
+from svexport.exporter.fp8 import LARGEST, ToFp8, fake_quantize_fp8
+
+__all__ = ["FORMATS", "FakeQuantizer", "QuantizedLayer", "quantizable", "quantized_layers", "to_quantized"]
 
 LOW, HIGH = -128, 127
 
+FORMATS = {"int8": float(HIGH), "fp8": LARGEST}
+"""What the largest magnitude becomes, divided by the scale."""
 
-class FakeQuantizer(nn.Module):
-    """``clamp(round(x / scale), -128, 127) * scale``, with the gradient of a straight-through estimator.
+
+class FakeQuantizer(ToFp8):
+    """``clamp(round(x / scale), -128, 127) * scale``, with the gradient of a straight-through estimator; or the same
+    with the numbers of fp8 (E4M3).
 
     Exported as QuantizeLinear and DequantizeLinear.
 
@@ -23,27 +29,31 @@ class FakeQuantizer(nn.Module):
         scale: float32, of no dimension, or ``(C,)`` along an axis.
         axis: the axis, None for one scale.
         enabled: whether it quantizes.
+        fp8: whether to fp8.
     """
 
     scale: Tensor
     zero_point: Tensor
 
-    def __init__(self, scale: Tensor, axis: int | None = None) -> None:
+    def __init__(self, scale: Tensor, axis: int | None = None, fp8: bool = False) -> None:
         super().__init__()
-        self.axis, self.enabled = axis, True
+        self.axis, self.enabled, self.fp8 = axis, True, fp8
         self.register_buffer("scale", scale)
         self.register_buffer("zero_point", torch.zeros_like(scale, dtype=torch.int32), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.enabled:
             return x
+        if self.fp8:
+            result: Tensor = fake_quantize_fp8(x, self.scale, self.axis or 0)
+            return result
         if self.axis is None:
             return torch.fake_quantize_per_tensor_affine(x, self.scale, self.zero_point, LOW, HIGH)
         return torch.fake_quantize_per_channel_affine(x, self.scale, self.zero_point, self.axis, LOW, HIGH)
 
     def extra_repr(self) -> str:
         shown = f"scale={float(self.scale):.3g}" if self.axis is None else f"{len(self.scale)} scales, axis={self.axis}"
-        return shown + ("" if self.enabled else ", off")
+        return shown + (", fp8" if self.fp8 else "") + ("" if self.enabled else ", off")
 
 
 class QuantizedLayer(nn.Module):
@@ -145,26 +155,32 @@ def quantizable(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def to_quantized(layer: nn.Module, largest: float) -> None:
+def to_quantized(layer: nn.Module, largest: float, format: str = "int8") -> None:
     """Makes a quantized layer of a layer, in place.
 
     Args:
         layer: one of :func:`quantizable`.
-        largest: the magnitude of its inputs that 127 stands for.
+        largest: the magnitude of its inputs that the largest quantized number stands for.
+        format: one of :data:`FORMATS`.
     """
     kind = _QUANTIZED[type(layer)]
     weight = layer.get_parameter("weight").detach()
     rows = weight.transpose(0, kind.output_axis).flatten(1).float()
-    scales = _scale(rows.abs().amax(1) if rows.numel() else rows.new_zeros(len(rows)))
-    one = _scale(torch.tensor(largest, device=weight.device))
+    scales = _scale(rows.abs().amax(1) if rows.numel() else rows.new_zeros(len(rows)), format)
+    one, fp8 = _scale(torch.tensor(largest, device=weight.device), format), format == "fp8"
     layer.__class__ = kind
     assert isinstance(layer, QuantizedLayer)
-    layer.input_quantizer, layer.weight_quantizer = FakeQuantizer(one), FakeQuantizer(scales, kind.output_axis)
+    layer.input_quantizer, layer.weight_quantizer = (
+        FakeQuantizer(one, fp8=fp8),
+        FakeQuantizer(scales, kind.output_axis, fp8),
+    )
 
 
-def _scale(largest: Tensor) -> Tensor:
+def _scale(largest: Tensor, format: str) -> Tensor:
     """Of zeros, any; one that a quotient with does not leave float32 anyhow."""
-    return torch.where(largest > 0, largest, 1.0).float().div(HIGH).clamp_min(torch.finfo(torch.float32).tiny)
+    return (
+        torch.where(largest > 0, largest, 1.0).float().div(FORMATS[format]).clamp_min(torch.finfo(torch.float32).tiny)
+    )
 
 
 def quantized_layers(model: nn.Module) -> Iterator[tuple[str, QuantizedLayer]]:

@@ -1,4 +1,4 @@
-"""int8 with the scales that a few batches ask for."""
+"""int8, or fp8, with the scales that a few batches ask for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from svexport.progress import phase
 from svexport.quantization.cache import CalibrationCache
 from svexport.quantization.calibrators import calibrate, check_method
 from svexport.quantization.histogram import Histogram
-from svexport.quantization.layers import QuantizedLayer, quantizable, to_quantized
+from svexport.quantization.layers import FORMATS, QuantizedLayer, quantizable, to_quantized
 
 __all__ = ["quantize"]
 
@@ -32,26 +32,30 @@ def quantize(
     model: nn.Module,
     batches: Iterable[Any],
     *,
-    method: str = "entropy",
+    method: str | None = None,
     percentile: float = 99.99,
+    format: str = "int8",
     keep: Collection[str] = (),
     cache: str | os.PathLike[str] | None = None,
 ) -> nn.Module:
-    """A copy of a model whose layers compute with int8 numbers, as TensorRT will: explicit quantization.
+    """A copy of a model whose layers compute with int8 or fp8 numbers, as TensorRT will: explicit quantization.
 
     Every ``nn.Linear``, ``nn.Conv1d`` to ``3d`` and ``nn.ConvTranspose1d`` to ``3d`` gets fake quantizers, symmetric
     and 8 bits wide: one scale for its input, and one per output channel for its weight, that of the channel's largest
-    magnitude. :func:`svexport.export` writes them as QuantizeLinear and DequantizeLinear, from opset 13 on. The copy
+    magnitude. :func:`svexport.export` writes them as QuantizeLinear and DequantizeLinear, from opset 13 on, with fp8
+    from 19 on. The copy
     can be trained on: gradients pass the quantizers as if they were not there, where they do not clamp.
 
     Args:
         model: the model, in float32 or half. It is left as it is.
         batches: what ``forward`` is called with, a DataLoader perhaps: tensors, tuples or dicts, as
             :func:`svexport.export` takes them. The model runs in eval mode, without gradients.
-        method: which magnitude of an input 127 stands for: ``"minmax"`` the largest; ``"percentile"`` the one that
-            ``percentile`` per cent of all elements do not exceed; ``"mse"`` that of the least squared error;
-            ``"entropy"`` that of the least Kullback-Leibler divergence, as TensorRT has it.
+        method: which magnitude of an input the largest quantized number stands for: ``"minmax"`` the largest;
+            ``"percentile"`` the one that ``percentile`` per cent of all elements do not exceed; of int8 also ``"mse"``,
+            that of the least squared error, and ``"entropy"``, that of the least Kullback-Leibler divergence, as
+            TensorRT has it. Default: ``"entropy"`` of int8, ``"minmax"`` of fp8, whose steps grow with the numbers.
         percentile: for the method of that name, in per cent.
+        format: ``"int8"``, or ``"fp8"``, E4M3, which GPUs have from compute capability 8.9 on, TensorRT from 9.0.
         keep: names of layers that stay as they are, also patterns of them: ``"head.*"``.
         cache: a file for what was seen of the batches. A calibration that was interrupted goes on where it was, with
             the same batches in the same order, and another method needs none of them again.
@@ -62,10 +66,11 @@ def quantize(
 
     Raises:
         SvexportError: without a layer to quantize or without batches, if an input of a layer is not finite, if nothing
-            is named like a name in ``keep``, if ``method`` or ``percentile`` is none, or if ``cache`` is not this
-            model's.
+            is named like a name in ``keep``, if ``method``, ``percentile`` or ``format`` is none, or if ``cache`` is
+            not this model's.
         ExportError: if a batch does not fit ``forward``.
     """
+    method = _method(method, format)
     check_method(method, percentile)
     result = copied(unwrapped(model))
     if any(isinstance(module, QuantizedLayer) for module in result.modules()):
@@ -75,10 +80,21 @@ def quantize(
     for i, (name, layer) in enumerate(layers.items()):
         if name in histograms:
             phase(f"choosing scales, {i + 1} of {len(layers)} layers")
-            to_quantized(layer, calibrate(histograms[name], method, percentile))
+            to_quantized(layer, calibrate(histograms[name], method, percentile), format)
     if missed := [name for name in layers if name not in histograms]:
         logger.warning("{} layers stay as they are, for no batch reached them: {}", len(missed), ", ".join(missed[:8]))
     return result
+
+
+def _method(method: str | None, format: str) -> str:
+    """The default of a format."""
+    if format not in FORMATS:
+        raise SvexportError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}")
+    if format == "fp8" and method in ("entropy", "mse"):
+        raise SvexportError(
+            f"method: {method!r} counts 128 equal steps, which fp8 has not; use 'minmax' or 'percentile'"
+        )
+    return method or ("entropy" if format == "int8" else "minmax")
 
 
 def _chosen(model: nn.Module, keep: Collection[str]) -> dict[str, nn.Module]:
