@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from svexport.exporter.fp8 import LARGEST, ToFp8, fake_quantize_fp8
+from svexport.ops.transformer_decoder import TransformerDecoder
 
-__all__ = ["FORMATS", "FakeQuantizer", "QuantizedLayer", "quantizable", "quantized_layers", "to_quantized"]
+__all__ = ["FORMATS", "FakeQuantizer", "QuantizedLayer", "quantizable", "quantized_layers", "step", "to_quantized"]
 
 LOW, HIGH = -128, 127
 
@@ -68,9 +69,14 @@ class QuantizedLayer(nn.Module):
     weight_quantizer: FakeQuantizer
     output_axis = 0  # of the weight
 
+    def quantizers(self) -> Iterator[FakeQuantizer]:
+        yield self.input_quantizer
+        yield self.weight_quantizer
+
     def switch(self, on: bool) -> None:
         """Has it compute with quantized numbers, or as it did before."""
-        self.input_quantizer.enabled = self.weight_quantizer.enabled = on
+        for quantizer in self.quantizers():
+            quantizer.enabled = on
 
 
 class QuantizedLinear(nn.Linear, QuantizedLayer):
@@ -142,10 +148,14 @@ _QUANTIZED: dict[type[nn.Module], type[QuantizedLayer]] = {
 def quantizable(model: nn.Module) -> dict[str, nn.Module]:
     """Layers that :func:`to_quantized` knows, by name; of a layer that is used under several names, the first.
 
-    Without those inside ``nn.MultiheadAttention``, which reads their weights and never calls them, and without those
-    that compute their weight anew for every forward.
+    Without those inside ``nn.MultiheadAttention`` and ``TransformerDecoder``, which read their weights and never call
+    them, and without those that compute their weight anew for every forward.
     """
-    inside = [name for name, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
+    inside = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.MultiheadAttention, TransformerDecoder))
+    ]
     return {
         name: module
         for name, module in model.named_modules()
@@ -166,8 +176,8 @@ def to_quantized(layer: nn.Module, largest: float, format: str = "int8") -> None
     kind = _QUANTIZED[type(layer)]
     weight = layer.get_parameter("weight").detach()
     rows = weight.transpose(0, kind.output_axis).flatten(1).float()
-    scales = _scale(rows.abs().amax(1) if rows.numel() else rows.new_zeros(len(rows)), format)
-    one, fp8 = _scale(torch.tensor(largest, device=weight.device), format), format == "fp8"
+    scales = step(rows.abs().amax(1) if rows.numel() else rows.new_zeros(len(rows)), format)
+    one, fp8 = step(torch.tensor(largest, device=weight.device), format), format == "fp8"
     layer.__class__ = kind
     assert isinstance(layer, QuantizedLayer)
     layer.input_quantizer, layer.weight_quantizer = (
@@ -176,8 +186,8 @@ def to_quantized(layer: nn.Module, largest: float, format: str = "int8") -> None
     )
 
 
-def _scale(largest: Tensor, format: str) -> Tensor:
-    """Of zeros, any; one that a quotient with does not leave float32 anyhow."""
+def step(largest: Tensor, format: str = "int8") -> Tensor:
+    """The scale for a largest magnitude; of zeros, any; one that a quotient with does not leave float32 anyhow."""
     return (
         torch.where(largest > 0, largest, 1.0).float().div(FORMATS[format]).clamp_min(torch.finfo(torch.float32).tiny)
     )

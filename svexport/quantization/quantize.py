@@ -21,6 +21,7 @@ from svexport.quantization.cache import CalibrationCache
 from svexport.quantization.calibrators import calibrate, check_method
 from svexport.quantization.histogram import Histogram
 from svexport.quantization.layers import FORMATS, QuantizedLayer, quantizable, to_quantized
+from svexport.quantization.maps import MAP_READERS, maps_of, readers, to_quantized_maps
 
 __all__ = ["quantize"]
 
@@ -43,8 +44,10 @@ def quantize(
     Every ``nn.Linear``, ``nn.Conv1d`` to ``3d`` and ``nn.ConvTranspose1d`` to ``3d`` gets fake quantizers, symmetric
     and 8 bits wide: one scale for its input, and one per output channel for its weight, that of the channel's largest
     magnitude. :func:`svexport.export` writes them as QuantizeLinear and DequantizeLinear, from opset 13 on, with fp8
-    from 19 on. The copy
-    can be trained on: gradients pass the quantizers as if they were not there, where they do not clamp.
+    from 19 on. :class:`svexport.ops.CameraSample`, :class:`svexport.ops.Detr3DCrossAtten` and
+    :class:`svexport.ops.TransformerDecoder` read their feature maps in int8, with a scale per level: QuantizeLinear
+    goes right before the node, and the plugin reads int8. The copy can be trained on: gradients pass the quantizers as
+    if they were not there, where they do not clamp.
 
     Args:
         model: the model, in float32 or half. It is left as it is.
@@ -62,7 +65,8 @@ def quantize(
 
     Returns:
         The copy. Its ``state_dict`` has the keys of the model's, and ``<layer>.input_quantizer.scale`` and
-        ``<layer>.weight_quantizer.scale``. Layers that no batch reached stay as they are.
+        ``<layer>.weight_quantizer.scale``, or ``<layer>.map_quantizers.<level>.scale``. Layers that no
+        batch reached stay as they are.
 
     Raises:
         SvexportError: without a layer to quantize or without batches, if an input of a layer is not finite, if nothing
@@ -75,12 +79,16 @@ def quantize(
     result = copied(unwrapped(model))
     if any(isinstance(module, QuantizedLayer) for module in result.modules()):
         raise SvexportError(f"{type(result).__name__} is quantized already; give the model it was made of")
-    layers = _chosen(result, keep)
+    maps = readers(result) if format == "int8" else {}
+    layers = _chosen(result, quantizable(result) | maps, keep)
     histograms = _calibrated(result, layers, batches, None if cache is None else CalibrationCache(cache, result))
     for i, (name, layer) in enumerate(layers.items()):
-        if name in histograms:
-            phase(f"choosing scales, {i + 1} of {len(layers)} layers")
-            to_quantized(layer, calibrate(histograms[name], method, percentile), format)
+        phase(f"choosing scales, {i + 1} of {len(layers)} layers")
+        largest = [calibrate(one, method, percentile) for one in histograms.get(name, ())]
+        if largest and name in maps:
+            to_quantized_maps(layer, largest)
+        elif largest:
+            to_quantized(layer, largest[0], format)
     if missed := [name for name in layers if name not in histograms]:
         logger.warning("{} layers stay as they are, for no batch reached them: {}", len(missed), ", ".join(missed[:8]))
     return result
@@ -97,11 +105,10 @@ def _method(method: str | None, format: str) -> str:
     return method or ("entropy" if format == "int8" else "minmax")
 
 
-def _chosen(model: nn.Module, keep: Collection[str]) -> dict[str, nn.Module]:
-    """The layers to quantize."""
+def _chosen(model: nn.Module, layers: Mapping[str, nn.Module], keep: Collection[str]) -> dict[str, nn.Module]:
+    """The layers to quantize: those that ``keep`` does not name."""
     if isinstance(keep, str):
         raise SvexportError(f"keep: expected a list of names, got the string {keep!r}; give [{keep!r}]")
-    layers = quantizable(model)
     names = list(layers)
     if none := [pattern for pattern in keep if not any(fnmatchcase(name, pattern) for name in names)]:
         raise SvexportError(
@@ -109,7 +116,7 @@ def _chosen(model: nn.Module, keep: Collection[str]) -> dict[str, nn.Module]:
         )
     chosen = {name: layer for name, layer in layers.items() if not any(fnmatchcase(name, p) for p in keep)}
     if not chosen:
-        kinds = "nn.Linear, nn.Conv and nn.ConvTranspose"
+        kinds = "nn.Linear, nn.Conv, nn.ConvTranspose and svexport's that sample cameras"
         left = f"keep leaves none of {len(layers)}" if layers else "it has none"
         raise SvexportError(f"{type(model).__name__}: expected a layer to quantize, {kinds}; {left}")
     return chosen
@@ -121,8 +128,8 @@ def _some(names: list[str]) -> str:
 
 def _calibrated(
     model: nn.Module, layers: Mapping[str, nn.Module], batches: Iterable[Any], cache: CalibrationCache | None
-) -> dict[str, Histogram]:
-    """Histograms of the inputs of all layers that some batch reaches."""
+) -> dict[str, list[Histogram]]:
+    """Histograms of the inputs of all layers that some batch reaches; of maps, one a level."""
     seen, histograms = cache.read() if cache else (0, {})
     number, written = 0, time.monotonic()
     with torch.no_grad(), eval_mode(model), _observed(layers, histograms):
@@ -142,7 +149,12 @@ def _calibrated(
         raise SvexportError("batches were none; give an iterable of what forward is called with, a DataLoader perhaps")
     if cache and number > seen:
         cache.write(number, histograms)
-    return {name: histogram for name, histogram in histograms.items() if name in layers}
+    result: dict[str, list[Histogram]] = {}
+    for place, histogram in histograms.items():  # of a layer, in the order of its levels
+        name = place.partition(":")[0]
+        if name in layers:
+            result.setdefault(name, []).append(histogram)
+    return result
 
 
 class _NotFinite(SvexportError):
@@ -165,9 +177,13 @@ def _observed(layers: Mapping[str, nn.Module], histograms: dict[str, Histogram])
 def _observe(
     name: str, histograms: dict[str, Histogram], layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    x = args[0] if args else kwargs["input"]
-    if isinstance(x, Tensor):
-        try:
-            histograms.setdefault(name, Histogram()).add(x)
-        except SvexportError as error:
-            raise _NotFinite(f"input of {name}: {error}") from error
+    if isinstance(layer, MAP_READERS):
+        inputs = {f"{name}:{level}": x for level, x in enumerate(maps_of(layer, args, kwargs))}
+    else:
+        inputs = {name: args[0] if args else kwargs["input"]}
+    for place, x in inputs.items():
+        if isinstance(x, Tensor):
+            try:
+                histograms.setdefault(place, Histogram()).add(x)
+            except SvexportError as error:
+                raise _NotFinite(f"input of {place}: {error}") from error

@@ -131,7 +131,7 @@ def sensitivity(
 @contextmanager
 def _kept(layers: Iterable[QuantizedLayer]) -> Iterator[None]:
     """Which quantizers are on afterwards."""
-    quantizers = [each for layer in layers for each in (layer.input_quantizer, layer.weight_quantizer)]
+    quantizers = [each for layer in layers for each in layer.quantizers()]
     before = [quantizer.enabled for quantizer in quantizers]
     try:
         yield
