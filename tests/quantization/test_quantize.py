@@ -354,3 +354,29 @@ def test_refused(tmp_path: Path) -> None:
         svexport.quantize(Net(), batches(), cache=tmp_path)
     with pytest.raises(SvexportError, match="method: expected one of"):
         svexport.quantize(Net(), batches(), method="kl")
+
+
+@pytest.mark.parametrize("opset", [13, 18, 20])
+@pytest.mark.parametrize("axis", [None, 1])
+def test_dynamic_sizes(opset: int, axis: int | None, tmp_path: Path) -> None:
+    """torch has no kernels of shapes alone for quantizers with scales in tensors."""
+
+    class Quantizer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.tensor(0.02) if axis is None else 0.01 + 0.02 * torch.rand(5))
+            self.register_buffer("zero", torch.zeros_like(self.scale, dtype=torch.int32))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if axis is None:
+                return torch.fake_quantize_per_tensor_affine(x, self.scale, self.zero, -128, 127)
+            return torch.fake_quantize_per_channel_affine(x, self.scale, self.zero, axis, -128, 127)
+
+    path = tmp_path / "m.onnx"
+    for shapes in ({"x": {0: "batch", 2: "width"}}, "auto"):
+        model = Quantizer()
+        report = svexport.export(model, (torch.randn(3, 5, 4),), path, opset=opset, dynamic_shapes=shapes)
+        assert report.verified
+        assert not any("TorchScript" in note for note in report.notes)
+        x = torch.randn(7, 5, 4)
+        torch.testing.assert_close(svexport.load(path)(x), model(x))
