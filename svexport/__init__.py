@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from svexport.graph.check.report import CheckReport
     from svexport.graph.opsets import convert
     from svexport.parity import Parity
+    from svexport.quantization.precisions import Precisions, precisions
     from svexport.quantization.quantize import quantize
     from svexport.quantization.sensitivity import Sensitivity, sensitivity
     from svexport.quantization.table import CalibrationTable
@@ -55,6 +56,7 @@ __all__ = [
     "ExportReport",
     "Parity",
     "PluginBuildError",
+    "Precisions",
     "Sensitivity",
     "SvexportError",
     "TritonRepository",
@@ -70,6 +72,7 @@ __all__ = [
     "load",
     "lower",
     "ops",
+    "precisions",
     "quantize",
     "record",
     "reduce",
@@ -88,6 +91,7 @@ _LAZY = {
     "Comparison": "svexport.runtime.compare",
     "ExportReport": "svexport.exporter.report",
     "Parity": "svexport.parity",
+    "Precisions": "svexport.quantization.precisions",
     "Sensitivity": "svexport.quantization.sensitivity",
     "TritonRepository": "svexport.runtime.triton",
     "bench": "svexport.runtime.bench",
@@ -98,6 +102,7 @@ _LAZY = {
     "export": "svexport.exporter.export",
     "load": "svexport.runtime.session",
     "lower": "svexport.graph.bodies",
+    "precisions": "svexport.quantization.precisions",
     "quantize": "svexport.quantization.quantize",
     "record": "svexport.exporter.record",
     "reduce": "svexport.runtime.reduce",

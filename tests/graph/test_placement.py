@@ -104,6 +104,10 @@ CASES: dict[str, list[tuple[list[str], list[str]]]] = {
     "both": [
         (["v = quantized(w)", "y = Conv(x, v)"], [*CONV, "y = Identity(b)"]),
         (["v = quantized(x)", "y = MatMul(v, x)"], ["v = quantized(x)", "y = MatMul(v, v)"]),
+        (
+            ["v = quantized(x)", "t = Transpose(x)", "y = MatMul(v, t)"],
+            ["v = quantized(x)", "t = Transpose(v)", "y = MatMul(v, t)"],
+        ),
     ],
     "residual": [
         (
@@ -153,10 +157,11 @@ class Block(nn.Module):
         super().__init__()
         self.a, self.b, self.c = (nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(3))
         self.norm, self.head = nn.BatchNorm2d(8), nn.Linear(8, 8)
-        self.out = nn.Linear(8, 4)
+        self.out, self.rows = nn.Linear(8, 4), nn.Linear(5, 6)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(self.a(x)).relu()
+        x = x + self.rows(x).mean(-1, keepdim=True)  # a product with a transposed weight
         y = self.c(self.b(x).relu())
         return self.out(nn.functional.gelu(self.head(y.mean((-2, -1)))))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,9 +100,22 @@ def test_model_is_left_as_it_is() -> None:
 def test_shown() -> None:
     found = svexport.sensitivity(svexport.quantize(net(), [torch.randn(9, 8)]), [torch.randn(9, 8)])
     assert json.loads(json.dumps(found.to_dict()))["layers"][0]["name"] == found.layers[0].name
-    assert "with all layers in int8" in str(found)
+    assert "with all layers quantized" in str(found)
     assert all(one.name in str(found) for one in found.layers)
     assert repr(found).startswith("Sensitivity(Sequential: noise ")
+
+
+def test_page(tmp_path: Path) -> None:
+    model, data = net(), [torch.randn(32, 8)]
+    planted(model, 4)
+    found = svexport.sensitivity(svexport.quantize(model, data, method="minmax"), data)
+    found.to_html(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<svg") == 1
+    for one in found.layers:
+        assert page.count(f">{one.name}<") >= 2  # in the picture and in the table
+        assert f"{one.loss:.3g}" in page
+    assert "<img" in found._repr_html_()
 
 
 def test_refused() -> None:

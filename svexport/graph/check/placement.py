@@ -22,6 +22,7 @@ DOMAIN = "svexport"
 _CONVOLUTIONS = {"Conv", "ConvTranspose"}
 _MATRICES = {"MatMul", "Gemm"}
 _ACTIVATIONS = {"Relu", "LeakyRelu", "Clip", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Elu", "Selu", "Softplus"}
+_MOVES = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
 _OF_GELU = {"Gelu", "Erf", "Div", "Mul", "Pow"}
 """Gelu, and what a written one begins with."""
 
@@ -54,7 +55,9 @@ class _Graph:
         return name in self._constants or (node is not None and self.is_constant(node.input[0]))
 
     def quantized(self, name: str) -> bool:
-        return self.maker(name, "DequantizeLinear") is not None
+        """Whether a tensor was quantized, and perhaps moved since."""
+        node = self.maker(name, "DequantizeLinear", *_MOVES)
+        return node is not None and (node.op_type == "DequantizeLinear" or self.quantized(node.input[0]))
 
     def pairs(self) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]:
         """Each QuantizeLinear of something computed, with the DequantizeLinear nodes behind it."""
@@ -195,7 +198,7 @@ def _residuals(graph: _Graph) -> Iterator[tuple[onnx.NodeProto, str]]:
 
 
 def _dangling(graph: _Graph) -> Iterator[tuple[onnx.NodeProto, str]]:
-    moves = {"Reshape", "Transpose", "Slice", "Concat", "Gather", "Identity", "Squeeze", "Unsqueeze", "Flatten"}
+    moves = {*_MOVES, "Slice", "Concat", "Gather", "Identity"}
     for node in graph.nodes:
         if not is_standard(node, "QuantizeLinear"):
             continue
@@ -211,7 +214,7 @@ def _to_plugins(graph: _Graph) -> Iterator[tuple[onnx.NodeProto, str]]:
         if node.domain != DOMAIN:
             continue
         for name in node.input:
-            moved = graph.maker(name, "Transpose", "Reshape", "Concat", "Slice", "Squeeze", "Unsqueeze", "Flatten")
+            moved = graph.maker(name, *_MOVES, "Concat", "Slice")
             sources = [] if moved is None else [m for i in moved.input if (m := graph.maker(i, "QuantizeLinear"))]
             if moved is not None and sources:
                 yield node, f"{moved.op_type} between QuantizeLinear and the int8 input {name!r}"
