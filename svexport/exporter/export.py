@@ -165,7 +165,7 @@ def export(
         held_to = Tolerances.of(rtol, atol, {dtype} if dtype else flat.dtypes)
         names = _names("input_names", input_names, flat.input_names)
         notes: list[str] = [f"{name} is a constant of the file (freeze): {text}" for name, text in flat.frozen.items()]
-        notes += fp8_notes
+        notes += fp8_notes + ([plan.note] if plan and plan.note else [])
         if isinstance(dynamic_shapes, str):
             dynamic_shapes = allowed_batches(flat, names, dynamic_shapes, notes)
         axes, sizes = axes_of(flat, names, dynamic_shapes, dynamic_axes)

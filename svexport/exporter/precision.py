@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from types import FrameType
 from typing import Any
@@ -142,10 +142,12 @@ class Plan:
     Attributes:
         dtype: of everything else.
         calls: that are kept, and why.
+        note: what is left of the results, where that was measured.
     """
 
     dtype: torch.dtype
     calls: dict[Call, str] = field(default_factory=dict)
+    note: str = ""
 
     def kept(self) -> list[KeptCall]:
         return [KeptCall(c.module, c.function, c.source, why) for c, why in self.calls.items()]
@@ -330,7 +332,7 @@ class _Measured(_Calls):
         if lost <= LIMIT:
             return "", False
         before = _noise([result], [func(*half[0], **half[1])])
-        what = "overflows" if math.isinf(lost) else f"loses {_decibels(lost)}"
+        what = "overflows" if math.isinf(lost) else f"leaves {_decibels(lost)}"
         return f"{what} in {str(self._dtype).removeprefix('torch.')}", LIMIT < before < math.inf
 
 
@@ -459,8 +461,8 @@ def _enough(model: nn.Module, single: nn.Module, bound: Any, plan: Plan, measure
                 return math.inf
 
     phase("measuring the results in half")
-    if lost(plan) <= LIMIT:
-        return plan
+    if (noise := lost(plan)) <= LIMIT:
+        return _noted(plan, noise)
     others = [call for call in measured.calls if call not in plan.calls]
     alone = {}
     for i, call in enumerate(others, 1):
@@ -469,7 +471,7 @@ def _enough(model: nn.Module, single: nn.Module, bound: Any, plan: Plan, measure
     ranking = sorted(others, key=lambda call: -alone[call])
 
     def with_first(count: int) -> Plan:
-        reasons = {c: f"of the results, alone, {_decibels(alone[c])} lost" for c in ranking[:count]}
+        reasons = {c: f"in half, alone, it leaves {_decibels(alone[c])} in the results" for c in ranking[:count]}
         return Plan(plan.dtype, {**plan.calls, **reasons})
 
     low, high = 0, 1  # low is too few
@@ -480,13 +482,18 @@ def _enough(model: nn.Module, single: nn.Module, bound: Any, plan: Plan, measure
         middle = (low + high) // 2
         low, high = (low, middle) if lost(with_first(middle)) <= LIMIT else (middle, high)
     result = with_first(high)
-    if lost(result) > LIMIT:
+    if (noise := lost(result)) > LIMIT:
         raise ExportError(
-            f"keep='auto': {type(model).__name__} in {plan.dtype} loses {_decibels(lost(result))} with every call in "
-            "float32, to types that forward itself asks for (x.half()) or to in-place functions, or it draws random "
-            "numbers; export it in float32"
+            f"keep='auto': with every call in float32 {type(model).__name__} leaves {_decibels(noise)}: forward asks "
+            "for types itself (x.half()), works in place, or draws random numbers; export it in float32"
         )
-    return result
+    return _noted(result, noise)
+
+
+def _noted(plan: Plan, noise: float) -> Plan:
+    kind = str(plan.dtype).removeprefix("torch.")
+    note = f"{len(plan.calls)} calls stay float32 (report.kept), the others in {kind} leave {_decibels(noise)}"
+    return replace(plan, note=f"{note} in the results on the given inputs")
 
 
 def _run(model: nn.Module, bound: Any, mode: TorchFunctionMode) -> Any:
@@ -521,9 +528,9 @@ def _noise(expected: Sequence[Any], actual: Sequence[Any]) -> float:
 
 def _decibels(noise: float) -> str:
     """A signal to noise ratio in words."""
-    if not 0 < noise < math.inf:
-        return "everything" if noise else "nothing"
-    return f"all but {-10 * math.log10(noise):.0f} dB"
+    if not noise:
+        return "everything"
+    return "nothing" if noise >= 1 else f"{-10 * math.log10(noise):.0f} dB of signal over noise"
 
 
 def _storages(model: nn.Module) -> dict[int, set[str]]:

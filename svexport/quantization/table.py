@@ -156,7 +156,7 @@ class CalibrationTable:
     def _insert(self, scope: Scope) -> int:
         """Quantizes the products of a graph, and says how many."""
         nodes: list[onnx.NodeProto] = []
-        made: dict[str, str] = {}
+        made: dict[tuple[str, int], str] = {}
         count = 0
         for node in scope.graph.node:
             weight = None if len(node.input) < 2 else scope.array(node.input[1])
@@ -165,10 +165,10 @@ class CalibrationTable:
             if axis is not None and weight is not None and scale:
                 count += 1
                 for place, scales in ((0, np.float32(scale)), (1, _weight_scales(weight, axis))):
-                    name = node.input[place]
-                    if name not in made:
-                        made[name] = _pair(scope, nodes, name, scales, axis if place else 0)
-                    node.input[place] = made[name]
+                    key = node.input[place], axis if place else -1
+                    if key not in made:
+                        made[key] = _pair(scope, nodes, key[0], scales, axis)
+                    node.input[place] = made[key]
             nodes.append(node)
         if count:
             kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]

@@ -165,6 +165,7 @@ def test_what_is_named_and_why(tmp_path: Path) -> None:
     assert kept["blocks.2", "matmul"].reason == "overflows in float16"
     assert "logits = q @ k.transpose(-2, -1)" in kept["blocks.2", "matmul"].source
     assert report.to_dict()["kept"][0]["module"] == "blocks.2"
+    assert any("2 calls stay float32" in note and "dB of signal over noise" in note for note in report.notes)
     report.to_html(tmp_path / "report.html")
     assert "overflows in float16" in (tmp_path / "report.html").read_text()
 

@@ -51,13 +51,21 @@ class _Graph:
 
     def is_constant(self, name: str) -> bool:
         """Whether it is a constant, quantized or not."""
-        node = self.maker(name, "QuantizeLinear", "DequantizeLinear")
-        return name in self._constants or (node is not None and self.is_constant(node.input[0]))
+        for _ in range(3):
+            node = self.maker(name, "QuantizeLinear", "DequantizeLinear")
+            if name in self._constants or node is None:
+                break
+            name = node.input[0]
+        return name in self._constants
 
     def quantized(self, name: str) -> bool:
         """Whether a tensor was quantized, and perhaps moved since."""
-        node = self.maker(name, "DequantizeLinear", *_MOVES)
-        return node is not None and (node.op_type == "DequantizeLinear" or self.quantized(node.input[0]))
+        for _ in range(8):
+            node = self.maker(name, "DequantizeLinear", *_MOVES)
+            if node is None or node.op_type == "DequantizeLinear":
+                return node is not None
+            name = node.input[0]
+        return False
 
     def pairs(self) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]:
         """Each QuantizeLinear of something computed, with the DequantizeLinear nodes behind it."""
