@@ -784,11 +784,11 @@ class TransformerDecoder(nn.Module):
         self, *inputs: Any, config: TransformerDecoderConfig | None = None, every_layer: bool = False
     ) -> list[DecoderOutput]:
         """:meth:`every_layer`, or the last alone, with a configuration of its own."""
-        config, given = config or self.config, (*inputs, self.weights())
+        given = *inputs, self.weights()
+        args = _arguments(config or self.config, *given)
         dropout = self.dropout if self.training else 0.0
         if self.fuse == "block" and not every_layer and not dropout:
-            return [transformer_decoder(*given, config=config)]
-        args = _arguments(config, *given)
+            return [DecoderOutput(*OP(*args))]
         attend = functools.partial(F.scaled_dot_product_attention, dropout_p=dropout)
         steps = _Steps(attend, CAMERA_SAMPLE, ADD_NORM, dropout, every_layer)
         return [DecoderOutput(*output) for output in _decode(steps, *args)]
