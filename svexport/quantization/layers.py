@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from svexport.ops.transformer_decoder import TransformerDecoder
 __all__ = ["FORMATS", "FakeQuantizer", "QuantizedLayer", "quantizable", "quantized_layers", "step", "to_quantized"]
 
 LOW, HIGH = -128, 127
+
+_HALF = {torch.float16, torch.bfloat16}
 
 FORMATS = {"int8": float(HIGH), "fp8": LARGEST}
 """What the largest magnitude becomes, divided by the scale."""
@@ -48,9 +50,20 @@ class FakeQuantizer(ToFp8):
         if self.fp8:
             result: Tensor = fake_quantize_fp8(x, self.scale, self.axis or 0)
             return result
+        wide = x.float() if x.dtype in _HALF else x
         if self.axis is None:
-            return torch.fake_quantize_per_tensor_affine(x, self.scale, self.zero_point, LOW, HIGH)
-        return torch.fake_quantize_per_channel_affine(x, self.scale, self.zero_point, self.axis, LOW, HIGH)
+            y = torch.fake_quantize_per_tensor_affine(wide, self.scale, self.zero_point, LOW, HIGH)
+        else:
+            y = torch.fake_quantize_per_channel_affine(wide, self.scale, self.zero_point, self.axis, LOW, HIGH)
+        return y.to(x.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FakeQuantizer:
+        """Half models quantize with scales in float32, which their conversion would round."""
+        own = self.scale
+        super()._apply(fn, recurse)
+        if self.scale.dtype in _HALF:
+            self.scale = own.to(self.scale.device)
+        return self
 
     def extra_repr(self) -> str:
         shown = f"scale={float(self.scale):.3g}" if self.axis is None else f"{len(self.scale)} scales, axis={self.axis}"

@@ -58,13 +58,13 @@ class QuantizedCameraSample(QuantizedMaps, CameraSample):
         offsets: Tensor | None = None,
     ) -> Tensor:
         maps, scales = self.quantized(features)
-        return self.sample(maps, reference_points, lidar2img, weights, offsets, scales)
+        return self.sample(maps, reference_points, lidar2img, weights, offsets, scales).to(features[0].dtype)
 
 
 class QuantizedDetr3DCrossAtten(QuantizedMaps, Detr3DCrossAtten):
     def sample(self, features: Sequence[Tensor], *inputs: Any, **options: Any) -> Tensor:
         maps, scales = self.quantized(features)
-        return super().sample(maps, *inputs, **options, scales=scales)
+        return super().sample(maps, *inputs, **options, scales=scales).to(features[0].dtype)
 
 
 class QuantizedTransformerDecoder(QuantizedMaps, TransformerDecoder):
@@ -109,15 +109,14 @@ def maps_of(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return maps if all(isinstance(one, Tensor) and one.is_floating_point() for one in maps) else []
 
 
-def to_quantized_maps(layer: nn.Module, largest: Sequence[float]) -> None:
+def to_quantized_maps(layer: nn.Module, largest: Sequence[float], device: torch.device | None) -> None:
     """Makes a quantized layer of a layer, in place.
 
     Args:
         layer: one of :func:`readers`.
         largest: the magnitude of each level that 127 stands for.
+        device: of the maps.
     """
-    parameter = next(layer.parameters(), None)
-    device = None if parameter is None else parameter.device
     quantizers = [FakeQuantizer(step(torch.tensor(one, device=device))) for one in largest]
     layer.__class__ = _READERS[type(layer)]
     assert isinstance(layer, QuantizedMaps)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import chain, count, takewhile
 from typing import Any
 
 import torch
@@ -86,7 +87,8 @@ def quantize(
         phase(f"choosing scales, {i + 1} of {len(layers)} layers")
         largest = [calibrate(one, method, percentile) for one in histograms.get(name, ())]
         if largest and name in maps:
-            to_quantized_maps(layer, largest)
+            held = next(chain(layer.parameters(), result.parameters(), result.buffers()), None)
+            to_quantized_maps(layer, largest, None if held is None else held.device)
         elif largest:
             to_quantized(layer, largest[0], format)
     if missed := [name for name in layers if name not in histograms]:
@@ -149,12 +151,13 @@ def _calibrated(
         raise SvexportError("batches were none; give an iterable of what forward is called with, a DataLoader perhaps")
     if cache and number > seen:
         cache.write(number, histograms)
-    result: dict[str, list[Histogram]] = {}
-    for place, histogram in histograms.items():  # of a layer, in the order of its levels
-        name = place.partition(":")[0]
-        if name in layers:
-            result.setdefault(name, []).append(histogram)
-    return result
+    return {name: found for name in layers if (found := _of(name, histograms))}
+
+
+def _of(name: str, histograms: Mapping[str, Histogram]) -> list[Histogram]:
+    """That of a layer's input, or of each level of its maps."""
+    levels = takewhile(histograms.__contains__, (f"{name}:{level}" for level in count()))
+    return [histograms[place] for place in ([name] if name in histograms else levels)]
 
 
 class _NotFinite(SvexportError):

@@ -144,6 +144,16 @@ def test_keep_and_sensitivity() -> None:
     assert not any(isinstance(m, QuantizedMaps) for m in svexport.quantize(model, data, format="fp8").modules())
 
 
+def test_maps_of_another_type_than_weights() -> None:
+    """What is sampled has the type of the maps, as before."""
+    sample = ops.CameraSample(trained.IMAGE, [-10.0, -10, -2, 10, 10, 2])
+    maps = [torch.randn(1, trained.CAMERAS, 5, *size).half() for size in SIZES]
+    inputs = maps, trained.places(), trained.rig(), torch.randn(1, trained.SEEN, trained.CAMERAS, 1, 2)
+    quantized = svexport.quantize(sample, [inputs])
+    assert quantized(*inputs).dtype == sample(*inputs).dtype == torch.float16
+    torch.testing.assert_close(quantized(*inputs), sample(*inputs), rtol=0.1, atol=0.1)
+
+
 def test_cache(tmp_path: Path) -> None:
     """A level is in it as a layer is."""
     model, data, path = Sampler(), images(), tmp_path / "c.json"

@@ -380,3 +380,26 @@ def test_dynamic_sizes(opset: int, axis: int | None, tmp_path: Path) -> None:
         assert not any("TorchScript" in note for note in report.notes)
         x = torch.randn(7, 5, 4)
         torch.testing.assert_close(svexport.load(path)(x), model(x))
+
+
+@pytest.mark.parametrize(("opset", "target"), [(13, None), (17, "8.6"), (17, "10.1"), (20, None)])
+def test_half_file(opset: int, target: str | None, tmp_path: Path) -> None:
+    """Scales stay float32, in which is quantized; the rest is half."""
+    quantized = svexport.quantize(Net(), batches())
+    halved = copy.deepcopy(quantized).half()
+    assert all(torch.equal(value, scales(halved)[name]) for name, value in scales(quantized).items())
+    assert halved.head.weight.dtype == torch.float16
+    (x,) = batches(1)
+    with torch.no_grad():
+        torch.testing.assert_close(halved.eval()(x.half()).float(), quantized.eval()(x), rtol=0.05, atol=0.05)
+    path = tmp_path / "m.onnx"
+    for model, given, options in ((quantized, x, {"dtype": torch.float16}), (halved, x.half(), {})):
+        report = svexport.export(model, (given,), path, opset=opset, target=target, **options)
+        assert report.verified
+        nodes = [node.op_type for node in onnx.load(path).graph.node]
+        assert nodes.count("DequantizeLinear") == 6
+        if target:
+            assert svexport.check(path, target).ok
+            kinds = {i.name: i.data_type for i in onnx.load(path).graph.initializer}
+            whole = [name for name in kinds if name.endswith("weight_int8") or "int8" in name]
+            assert (len(whole) == 3) == (target == "10.1"), kinds
