@@ -216,6 +216,7 @@ def _pair(
     zero = scope.constant(np.zeros(array.shape, np.int8), f"{name}_zero_point")
     middle, result = scope.fresh(f"{name}_quantized"), scope.fresh(f"{name}_dequantized")
     options: dict[str, Any] = {"axis": axis} if array.ndim else {}
-    nodes.append(helper.make_node("QuantizeLinear", [name, scale, zero], [middle], f"quantize_{name}", **options))
-    nodes.append(helper.make_node("DequantizeLinear", [middle, scale, zero], [result], f"dequantize_{name}", **options))
+    first, second = scope.fresh(f"quantize_{name}"), scope.fresh(f"dequantize_{name}")
+    nodes.append(helper.make_node("QuantizeLinear", [name, scale, zero], [middle], first, **options))
+    nodes.append(helper.make_node("DequantizeLinear", [middle, scale, zero], [result], second, **options))
     return result

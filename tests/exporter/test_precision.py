@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import svexport
 from svexport import ExportError
+from svexport.exporter.trace import torch_export_first
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
@@ -315,6 +316,76 @@ def test_dynamic_sizes_and_the_model_stays(tmp_path: Path) -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     x = torch.randn(11, 12)
     torch.testing.assert_close(svexport.load(report.path)(x).float(), model.eval()(x), rtol=0.02, atol=0.02)
+
+
+class Looks(nn.Module):
+    """Goes on by what Python gets of tensors, where only numbers decide that are none of the given inputs'."""
+
+    def __init__(self, look: str) -> None:
+        super().__init__()
+        self.layer, self.look = nn.Linear(4, 4), look
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        most = {
+            "bool": lambda: y.sum() > 3e4,
+            "item": lambda: y.sum().item() > 3e4,
+            "float": lambda: float(y.amax()) > 3e4,
+            "tolist": lambda: y[0].tolist()[0] > 3e4,
+            "text": lambda: f"{y.sum()}"[-3:] in ("inf", "0.0"),
+            "unbind": lambda: any(row.sum() > 3e4 for row in y),
+            "count": lambda: len(x[x > 3e4]) > 2,
+            "parts": lambda: len((x > 2e4).nonzero().unbind()) > 3,
+        }[self.look]()
+        return y * 2 if most else y
+
+
+@pytest.mark.parametrize("look", ["bool", "item", "float", "tolist", "text", "unbind", "count", "parts"])
+def test_values_in_python_are_refused_as_ever(look: str, tmp_path: Path) -> None:
+    """Whose line it is shows through the mode that computes in other types."""
+    options: dict[str, Any] = {"opset": 13, "dtype": torch.float16}
+    said = []
+    for keep in (None, "auto", ["layer"]):
+        with pytest.raises(svexport.SvexportError) as caught:
+            svexport.export(Looks(look), torch.randn(3, 4), tmp_path / "m.onnx", keep=keep, **options)
+        said.append((type(caught.value), str(caught.value).split(":")[0]))
+    assert len(set(said)) == 1, said
+    assert not list(tmp_path.iterdir())
+
+
+class Sizes(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] > 6 else x + 1
+
+
+def test_sizes_in_python_are_refused_as_ever(tmp_path: Path) -> None:
+    said = []
+    for first in (True, False):
+        for keep in (None, "auto"):
+            with torch_export_first(first), pytest.raises(svexport.SvexportError) as caught:
+                svexport.export(
+                    Sizes(),
+                    torch.randn(3, 4),
+                    tmp_path / "m.onnx",
+                    opset=13,
+                    dtype=torch.float16,
+                    keep=keep,
+                    dynamic_shapes={"x": {0: "n"}},
+                )
+            said.append((type(caught.value), str(caught.value).split("\n")[0][:60]))
+    assert said[0] == said[1]
+    assert said[2] == said[3]
+
+
+@pytest.mark.parametrize("name", OVERFLOWING)
+def test_traced_by_torchscript(name: str, tmp_path: Path) -> None:
+    make, inputs = OVERFLOWING[name]
+    model, args, path = make().eval(), inputs(), tmp_path / "m.onnx"
+    with torch_export_first(False):
+        report = svexport.export(model, args, path, opset=13, dtype=torch.float16, keep="auto")
+    assert report.verified
+    assert report.kept
+    assert error(model, args, path) < 0.01
 
 
 def test_refused(tmp_path: Path) -> None:

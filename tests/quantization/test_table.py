@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import helper
 from torch import Tensor, nn
 
 import svexport
@@ -88,6 +89,32 @@ def test_of_a_file_and_into_one(opset: int, tmp_path: Path) -> None:
     assert np.abs(actual - expected).max() < step
     assert np.abs(net(x).detach().numpy() - expected).max() > 1e-6
     assert np.mean(np.abs(actual - expected) < 1e-5) > 0.9
+
+
+def test_weights_that_two_products_share() -> None:
+    """One has its output channels along the first axis, the other along the second."""
+    w = np.random.default_rng().standard_normal((4, 4)).astype(np.float32)
+    w[0] *= 50
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], "quantize_w"),
+        helper.make_node("Gemm", ["a", "w"], ["y"], transB=1),
+    ]
+    given, made = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [3, 4]) for name in "xy")
+    graph = helper.make_graph(nodes, "g", [given], [made], [onnx.numpy_helper.from_array(w, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    result = CalibrationTable({"x": 0.02, "a": 0.5}).quantized(model)
+    onnx.checker.check_model(result, full_check=True)
+    x = np.random.default_rng().standard_normal((3, 4)).astype(np.float32)
+
+    def int8(v: np.ndarray, scale: np.ndarray | float) -> np.ndarray:
+        return np.clip(np.rint(v / np.float32(scale)), -128, 127) * np.float32(scale)
+
+    a = int8(x, 0.02) @ int8(w, np.abs(w).max(0) / np.float32(127))
+    expected = int8(a, 0.5) @ int8(w, np.abs(w).max(1, keepdims=True) / np.float32(127)).T
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    (actual,) = onnxruntime.InferenceSession(result.SerializeToString(), options).run(None, {"x": x})
+    assert np.mean(np.abs(actual - expected) <= 1e-3 * np.abs(expected).max()) >= 0.75  # a step of a now and then
 
 
 @pytest.mark.parametrize(
