@@ -35,7 +35,6 @@ __all__ = ["translations"]
 def translations(opset: int = FIRST_DYNAMO_OPSET) -> dict[Any, Callable[..., Any]]:
     """``custom_translation_table`` for torch.onnx.export: our operators, and the aten functions they replace."""
     table: dict[Any, Callable[..., Any]] = TRANSLATIONS | _conversions()
-    table[torch.ops.svexport.fake_quantize_fp8.default] = fp8.to_onnx
     for symbolic in SYMBOLICS.values():
         table[symbolic.op.torch_op] = _translation(symbolic)
         if symbolic.until is not None and (opset > symbolic.until or symbolic.until >= FIRST_DYNAMO_OPSET):
@@ -150,6 +149,7 @@ def _conversions() -> dict[Any, Callable[..., Any]]:
         aten.sort.default: sort,
         aten.sort.stable: sorted_stably,
         aten.topk.default: topk,
+        torch.ops.svexport.fake_quantize_fp8.default: fp8.to_onnx,
     }
     for name in ("Max", "Min"):
         table |= _extremes(write, name)
