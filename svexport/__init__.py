@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from svexport.graph.check.report import CheckReport
     from svexport.graph.opsets import convert
     from svexport.parity import Parity
+    from svexport.quantization.precisions import Precisions, precisions
     from svexport.quantization.quantize import quantize
     from svexport.quantization.sensitivity import Sensitivity, sensitivity
+    from svexport.quantization.table import CalibrationTable
     from svexport.runtime.bench import Bench, bench
     from svexport.runtime.build import build
     from svexport.runtime.compare import Comparison, compare
@@ -46,6 +48,7 @@ __all__ = [
     "BackendNotAvailableError",
     "Bench",
     "BuildError",
+    "CalibrationTable",
     "CheckReport",
     "Comparison",
     "EngineError",
@@ -53,6 +56,7 @@ __all__ = [
     "ExportReport",
     "Parity",
     "PluginBuildError",
+    "Precisions",
     "Sensitivity",
     "SvexportError",
     "TritonRepository",
@@ -68,6 +72,7 @@ __all__ = [
     "load",
     "lower",
     "ops",
+    "precisions",
     "quantize",
     "record",
     "reduce",
@@ -81,10 +86,12 @@ __all__ = [
 # `--help` without torch and `doctor` even where it is missing.
 _LAZY = {
     "Bench": "svexport.runtime.bench",
+    "CalibrationTable": "svexport.quantization.table",
     "CheckReport": "svexport.graph.check.report",
     "Comparison": "svexport.runtime.compare",
     "ExportReport": "svexport.exporter.report",
     "Parity": "svexport.parity",
+    "Precisions": "svexport.quantization.precisions",
     "Sensitivity": "svexport.quantization.sensitivity",
     "TritonRepository": "svexport.runtime.triton",
     "bench": "svexport.runtime.bench",
@@ -95,6 +102,7 @@ _LAZY = {
     "export": "svexport.exporter.export",
     "load": "svexport.runtime.session",
     "lower": "svexport.graph.bodies",
+    "precisions": "svexport.quantization.precisions",
     "quantize": "svexport.quantization.quantize",
     "record": "svexport.exporter.record",
     "reduce": "svexport.runtime.reduce",

@@ -400,6 +400,42 @@ def layer_figure(layers: Sequence[Parity], atol: float) -> Figure:
     return figure
 
 
+def signal_figure(series: Mapping[str, Sequence[float]]) -> Figure:
+    """Decibels of signal over noise of each layer in order of execution, a line for each precision."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(9, 2.8), layout="constrained")
+    axes: Axes = figure.subplots()
+    for number, (name, values) in enumerate(series.items()):
+        shown = [value if math.isfinite(value) else math.nan for value in values]
+        colour = (_AFTER, _BAD, _INK, _FAINT)[number % 4]
+        axes.plot(shown, color=colour, linewidth=1, marker="o", markersize=3.5, label=name)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y", color=_FAINT, alpha=0.25, linewidth=0.6)
+    axes.set_xlabel("layers in order of execution")
+    axes.set_ylabel("signal over noise, dB")
+    axes.legend(loc="best")
+    return figure
+
+
+def ranking_figure(names: Sequence[str], alone: Sequence[float], rest: Sequence[float], whole: float) -> Figure:
+    """What is lost with each layer alone quantized, as bars, and with it and those above it left as they were."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 1.1 + 0.24 * len(names)), layout="constrained")
+    axes: Axes = figure.subplots()
+    places = range(len(names))
+    axes.barh(places, alone, height=0.6, color=_FAINT, label="it alone quantized")
+    axes.plot(rest, places, color=_BAD, linewidth=1, marker="o", markersize=3.5, label="all below it quantized")
+    axes.axvline(whole, color=_INK, linewidth=1, linestyle=(0, (4, 3)), label="all quantized")
+    axes.set_yticks(places, list(map(_cut, names)))
+    axes.invert_yaxis()
+    axes.set_xlabel("lost")
+    axes.legend(loc="lower right")
+    return figure
+
+
 def where_figure(where: Where) -> Figure:
     """The largest error at each index of every axis, a strip of colours for each."""
     from matplotlib.figure import Figure

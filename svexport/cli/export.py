@@ -60,6 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--freeze", action="append", default=[], metavar="NAME", help="an input that becomes a constant of the file"
     )
+    parser.add_argument(
+        "--keep",
+        action="append",
+        default=[],
+        metavar="auto|MODULE",
+        help="with a half --dtype, what stays float32: modules by name or pattern, repeatable; auto: what overflows or "
+        "loses too much on the inputs",
+    )
     parser.add_argument("--rtol", type=float, help="relative tolerance (default: by data type)")
     parser.add_argument("--atol", type=float, help="absolute tolerance (default: by data type)")
     parser.add_argument("--report", metavar="FILE.html", help="write the report as a page")
@@ -91,6 +99,7 @@ def run(options: argparse.Namespace) -> Outcome:
             simplify=options.simplify,
             verify=False if options.no_verify else options.verify,
             freeze=options.freeze,
+            keep="auto" if options.keep == ["auto"] else options.keep or None,
             rtol=options.rtol,
             atol=options.atol,
         )

@@ -1,4 +1,4 @@
-"""Quantize a model to int8 with the scales that batches ask for, and export it.
+"""Quantize a model to int8 or fp8 with the scales that batches ask for, and export it.
 
 examples:
   svexport quantize models.resnet:ResNet --batches data.py:loader -o resnet.onnx
@@ -30,14 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--limit", type=_count, metavar="N", help="so many batches (default: all)")
     parser.add_argument("-o", "--output", metavar="FILE.onnx", type=_ahead.onnx_file, help="file to write")
-    parser.add_argument("--method", choices=METHODS, default="entropy", help="of calibration (default: entropy)")
+    parser.add_argument(
+        "--method", choices=METHODS, help="of calibration (default: entropy; of fp8, which has two, minmax)"
+    )
+    parser.add_argument("--format", choices=("int8", "fp8"), default="int8", help="of numbers (default: int8)")
     parser.add_argument("--percentile", type=float, default=99.99, help="for that method, in per cent (default: 99.99)")
     parser.add_argument(
         "--keep", action="append", default=[], metavar="LAYER", help="stays as it is; a name or pattern, repeatable"
     )
     parser.add_argument("--cache", metavar="FILE.json", help="keeps what was seen: an interrupted calibration goes on")
     parser.add_argument("--ranking", action="store_true", help="rank the layers by the noise that each alone makes")
-    parser.add_argument("--opset", type=int, default=17, metavar="N", help="13 to 23 (default: 17)")
+    parser.add_argument("--opset", type=int, metavar="N", help="13 to 23 (default: 17; of fp8 19)")
     parser.add_argument("--target", metavar="VERSION", help="TensorRT version the file is for, such as 8.6")
 
 
@@ -66,6 +69,7 @@ def run(options: argparse.Namespace) -> Outcome:
             model,
             batches(),
             method=options.method,
+            format=options.format,
             percentile=options.percentile,
             keep=options.keep,
             cache=options.cache,
@@ -73,8 +77,9 @@ def run(options: argparse.Namespace) -> Outcome:
         if not taken:
             raise ExportError("batches were none; give at least the one that the file is traced and verified with")
         ranking = svexport.sensitivity(quantized, taken) if options.ranking else None
+    opset = options.opset or (19 if options.format == "fp8" else 17)
     with status(f"exporting {options.output}"):
-        report = svexport.export(quantized, taken[0], options.output, opset=options.opset, target=options.target)
+        report = svexport.export(quantized, taken[0], options.output, opset=opset, target=options.target)
     data = {"report": report.to_dict(), "ranking": None if ranking is None else ranking.to_dict()}
     shown = [*(ranking.tables() if ranking else ()), *report.tables(), *(f"note: {note}" for note in report.notes)]
     return Outcome(True, data, shown)

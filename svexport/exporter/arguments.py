@@ -9,7 +9,7 @@ import inspect
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -276,6 +276,7 @@ class FlatModel(nn.Module):
         bound: its arguments, from :func:`bind`.
         dtype: if given, floating-point inputs are cast to it on entry.
         freeze: parameters of forward, or names of inputs, whose tensors are constants instead.
+        mode: if given, makes a mode that forward of the model runs in, a fresh one for each; not in :meth:`double`.
 
     Attributes:
         tensors: the tensors among the arguments, in order.
@@ -295,9 +296,11 @@ class FlatModel(nn.Module):
         bound: inspect.BoundArguments,
         dtype: torch.dtype | None = None,
         freeze: Collection[str] = (),
+        mode: Callable[[nn.Module], AbstractContextManager[Any]] | None = None,
     ) -> None:
         super().__init__()
         self.add_module(MODEL_ATTRIBUTE, model)
+        self._mode = mode
         self.training = model.training
         self._bound = bound
         self._dtype = dtype
@@ -348,6 +351,8 @@ class FlatModel(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         if torch.compiler.is_dynamo_compiling():  # which takes no modes in
+            if self._mode is not None:
+                raise TracingStopped("mixed precision is none of dynamo's")
             return self._forward(tensors)
         with ExitStack() as stack:
             for mode in self._modes:
@@ -408,7 +413,7 @@ class FlatModel(nn.Module):
 
     def double(self) -> FlatModel:
         """In float64, from what the inputs are in ``dtype``."""
-        self._precise = self._dtype is not None
+        self._precise, self._mode = self._dtype is not None, None
         return super().double()
 
     def _call(self, tensors: Iterable[Tensor]) -> Any:
@@ -423,7 +428,9 @@ class FlatModel(nn.Module):
 
         arguments = rebuild(dict(self._bound.arguments), take)
         call = inspect.BoundArguments(self._bound.signature, arguments)  # type: ignore[arg-type]
-        return getattr(self, MODEL_ATTRIBUTE)(*call.args, **call.kwargs)
+        model = getattr(self, MODEL_ATTRIBUTE)
+        with nullcontext() if self._mode is None else self._mode(model):
+            return model(*call.args, **call.kwargs)
 
 
 def _values(tensor: Tensor) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from svexport.errors import ExportError
 from svexport.exporter.inputs import Resized
-from svexport.exporter.source import around, is_library, is_own, near, raising_line, shown_line, user_line
+from svexport.exporter.source import around, caller, is_library, is_own, near, raising_line, shown_line, user_line
 
 __all__ = ["Borders", "Sizes", "Turn", "formula", "is_found", "refuse_beyond"]
 
@@ -95,7 +95,7 @@ class Sizes:
 
     def of(self, shape: Iterable[int], origin: Any, found: bool = False) -> torch.Size:
         """The shape of a tensor of that origin, with sizes that know where they are from."""
-        self._look(sys._getframe(3), origin)
+        self._look(caller(sys._getframe(3)), origin)
         return torch.Size([self.size(size, origin, axis, found) for axis, size in enumerate(shape)])
 
     def size(self, size: int, origin: Any, axis: int, found: bool = False) -> int:
@@ -128,7 +128,7 @@ class Sizes:
         return origin[1] < len(self._axes) and bool(self._axes[origin[1]])
 
     def note(self, name: str, truth: bool, test: Callable[[Values], bool], depth: int, number: Any = None) -> None:
-        frame = sys._getframe(depth)
+        frame = caller(sys._getframe(depth))
         file = frame.f_code.co_filename
         if self.outside is None or is_own(file):
             return

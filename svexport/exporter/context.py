@@ -28,7 +28,7 @@ from svexport.exporter.decompose import IN_PLACE_OF
 from svexport.exporter.exact import EXACT, batch_statistics, exact_embeddings, normalized
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.program import decompose_nodes, promote
-from svexport.exporter.quantizers import FullRanges
+from svexport.exporter.quantizers import FullRanges, shapes_known
 from svexport.exporter.swapped import applied_by, swapped
 from svexport.ops._op import OPS
 
@@ -50,6 +50,7 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
         exact_embeddings(),
         without_assertions(),
         sizes_stay_dynamic(),
+        shapes_known(),
         model.traced_in(*other_functions(dynamic), ComplexParts(own=True), ConstantValues(model)),
     ):
         yield

@@ -21,7 +21,9 @@ from svexport.exporter.arguments import FlatModel, bind, eval_mode, given_argume
 from svexport.exporter.dynamic import allowed_batches, check_axes_names, traceable
 from svexport.exporter.dynamic import dynamic_axes as axes_of
 from svexport.exporter.finish import Signature, Wanted, finish
+from svexport.exporter.fp8 import refuse_fp8
 from svexport.exporter.opsets import FIRST_WITH_BOTH, OPSETS
+from svexport.exporter.precision import Plan, plan_for
 from svexport.exporter.quantizers import frozen
 from svexport.exporter.report import ExportReport, Faults
 from svexport.exporter.rounding import Tolerances
@@ -67,6 +69,7 @@ def export(
     rtol: float | None = None,
     atol: float | None = None,
     freeze: Collection[str] = (),
+    keep: Collection[str] | str | None = None,
 ) -> ExportReport:
     """Exports a torch model to ONNX and proves the file against torch in ONNX Runtime.
 
@@ -125,6 +128,12 @@ def export(
             differs by more than 2**-16 of that number.
         freeze: names of inputs that become constants of the file, with the values in ``args``; the report's notes and
             the file's ``doc_string`` say so.
+        keep: with a half ``dtype``, what stays float32: names of modules, or patterns of them (``"head.*"``), with all
+            that they call; or ``"auto"``: norms, inverses and the like, coordinates of ``F.grid_sample`` back to the
+            layer that makes them, and of all other calls those that overflow on ``args`` or lose more than 40 dB
+            there, or that it takes for results which lose no more. ``report.kept`` names each with its line and the
+            reason. Inputs then are rounded where they are used, and results come in the type they are computed in. The
+            file is verified against the model that computes so.
 
     Returns:
         An :class:`ExportReport`.
@@ -136,20 +145,27 @@ def export(
     """
     started = time.perf_counter()
     _check_options(model, opset, dtype, weights, freeze)
+    _check_keep(keep, dtype)
     check_tolerances(rtol, atol)
     kind, platform = _kind(verify), _platform(target, opset)
     arguments, model = given_arguments(model, args), unwrapped(model)
     path = Path(f"{type(model).__name__}.onnx" if path is None else path)
     check_place(path)
-    exported = model if dtype is None else in_type(model, dtype)
+    fp8_notes = refuse_fp8(model, opset, platform)
+    plan: Plan | None = None
+    if keep is not None and dtype is not None:
+        exported, plan = plan_for(model, arguments, dtype, keep)
+    else:
+        exported = model if dtype is None else in_type(model, dtype)
     with _lock, eval_mode(exported), frozen(exported), unchanged(exported) as state, torch.no_grad():
         bound = bind(exported, *arguments)
-        flat = FlatModel(exported, bound, dtype, freeze)
+        flat = FlatModel(exported, bound, dtype if plan is None else None, freeze, None if plan is None else plan.mode)
         _check_tensors(flat, bound, dtype, opset)
         _check_devices(flat)
         held_to = Tolerances.of(rtol, atol, {dtype} if dtype else flat.dtypes)
         names = _names("input_names", input_names, flat.input_names)
         notes: list[str] = [f"{name} is a constant of the file (freeze): {text}" for name, text in flat.frozen.items()]
+        notes += fp8_notes + ([plan.note] if plan and plan.note else [])
         if isinstance(dynamic_shapes, str):
             dynamic_shapes = allowed_batches(flat, names, dynamic_shapes, notes)
         axes, sizes = axes_of(flat, names, dynamic_shapes, dynamic_axes)
@@ -220,6 +236,7 @@ def export(
         skipped=skipped,
         verify=kind,
         faults=faults,
+        kept=plan.kept() if plan else [],
         **done.facts,
     )
 
@@ -238,6 +255,15 @@ def _check_options(model: Any, opset: Any, dtype: torch.dtype | None, weights: s
         raise ExportError(f"freeze expects a list of input names, got {freeze!r}; give freeze=[{freeze!r}]")
     if weights not in WEIGHTS:
         raise ExportError(f"weights must be {' or '.join(map(repr, WEIGHTS))}, got {weights!r}")
+
+
+def _check_keep(keep: Collection[str] | str | None, dtype: torch.dtype | None) -> None:
+    if keep is None:
+        return
+    if dtype not in (torch.float16, torch.bfloat16):
+        raise ExportError(f"keep says what stays float32 in a half model, got dtype={dtype}; give dtype=torch.float16")
+    if isinstance(keep, str) and keep != "auto":
+        raise ExportError(f"keep expects 'auto' or a list of names of modules, got {keep!r}; give keep=[{keep!r}]")
 
 
 def _platform(target: str | None, opset: int) -> Target | None:

@@ -22,6 +22,7 @@ from svexport.graph.conditions import take_decided_branches
 from svexport.graph.fold import fold_constants
 from svexport.graph.forms import write_for, write_plainly
 from svexport.graph.nodes import beyond_plugin, separate_names, svexport_nodes
+from svexport.graph.quantized_weights import FIRST_WITH_INT8_WEIGHTS, store_quantized
 from svexport.graph.returned import note_returned
 from svexport.graph.saving import save
 from svexport.graph.scope import light_copy
@@ -165,6 +166,8 @@ def _standard(model: onnx.ModelProto, target: Target | None) -> onnx.ModelProto:
     while fold_constants(model, lowered) or take_decided_branches(model, lowered):
         lowered = _lowered(model)
     if target is not None:
+        if target.version >= FIRST_WITH_INT8_WEIGHTS:
+            store_quantized(model)
         separate_names(model)
         write_for(model, target, infer_types(lowered))
         lowered = _lowered(model)

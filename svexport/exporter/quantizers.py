@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,7 +18,17 @@ from torch.overrides import TorchFunctionMode
 from svexport.errors import ExportError
 from svexport.parity import Parity, parity
 
-__all__ = ["ROUNDING", "Copies", "FullRanges", "allow_steps", "frozen", "full_range", "largest", "repeats"]
+__all__ = [
+    "ROUNDING",
+    "Copies",
+    "FullRanges",
+    "allow_steps",
+    "frozen",
+    "full_range",
+    "largest",
+    "repeats",
+    "shapes_known",
+]
 
 MOST = 2.0**-18
 """Of the largest element: some times what sums in another order differ by in float32."""
@@ -65,6 +76,30 @@ _PARAMETERS: dict[Callable[..., Tensor], tuple[str, ...]] = {
 
 def _along(values: Tensor, axis: int, dim: int) -> Tensor:
     return values.reshape([-1 if i == axis % dim else 1 for i in range(dim)])
+
+
+@contextmanager
+def shapes_known() -> Iterator[None]:
+    """Has fake quantizers of scales in tensors traced at dynamic sizes, for which torch has no kernels of shapes."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that kernels are replaced, should torch have them one day
+            for name in _WITHOUT_SHAPES:
+                library.impl(name, _shapes, "Meta")
+        yield
+    finally:
+        library._destroy()
+
+
+_WITHOUT_SHAPES = (
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+    "fake_quantize_per_channel_affine_cachemask",
+)
+
+
+def _shapes(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
 
 
 @contextmanager
@@ -306,6 +341,7 @@ ROUNDING = {
     "round",
     "round_",
     "quantize",  # svexport's
+    "fake_quantize_fp8",
     "fake_quantize_per_tensor_affine",
     "fake_quantize_per_channel_affine",
     "_fake_quantize_learnable_per_tensor_affine",

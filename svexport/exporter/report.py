@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from svexport import html
+from svexport.exporter.precision import KeptCall
 from svexport.graph.check.report import CheckReport
 from svexport.parity import Parity
 from svexport.text import plain
@@ -91,6 +92,7 @@ class ExportReport:
         verify: ``"default"``, ``"quick"``, ``"thorough"`` or ``"none"``.
         faults: those that ``verify="thorough"`` planted, and which were noticed; None without.
         check: what the target makes of the file; None without one.
+        kept: calls that stay float32 in a half model, with the line and the reason of each (``keep``).
     """
 
     path: Path
@@ -114,6 +116,7 @@ class ExportReport:
     skipped: list[str] = field(default_factory=list)
     verify: str = "default"
     faults: Faults | None = None
+    kept: list[KeptCall] = field(default_factory=list)
 
     @property
     def verified(self) -> bool:
@@ -154,7 +157,7 @@ class ExportReport:
         for fact in self._facts():
             summary.add_row(*map(Text, fact))
         tables = [summary]
-        for rows in (self._node_rows(), self._parity_rows()):
+        for rows in (self._node_rows(), self._kept_rows(), self._parity_rows()):
             if rows:
                 table = Table(box=box.SIMPLE_HEAD)
                 for name in rows[0]:
@@ -198,10 +201,12 @@ class ExportReport:
             lines = Counter(row[1:] for row in rows)  # a line of the source makes one node per layer
             nodes.append(html.table(("count", *header[1:]), [(count, *line) for line, count in lines.items()]))
             nodes.append(html.folded("each by name", html.table(header, rows)))
+        kept = self._kept_rows()
         return [
             f'<p class="{"ok" if self.verified else "fail"}">{escape(verdict)}</p>',
             *parity,
             html.section("Nodes", *nodes),
+            *([html.section("Float32 in a half model", html.table(kept[0], kept[1:]))] if kept else []),
             *([html.section(f"Checked for {self.check.target}", *self.check.html_body())] if self.check else []),
             html.section("Details", html.table((), self._facts())),
             *([html.section("Notes", *map(html.note, self.notes))] if self.notes else []),
@@ -232,6 +237,11 @@ class ExportReport:
         """A header and a row for each svexport node; nothing without them."""
         rows = [(n.name, n.type, "lowered" if n.lowered else "node", n.source) for n in self.svexport_nodes]
         return [("svexport node", "type", "in the file", "source"), *rows] if rows else []
+
+    def _kept_rows(self) -> list[tuple[str, ...]]:
+        """A header and a row for each call that stays float32; nothing without them."""
+        rows = [(one.function, one.module, one.reason, one.source) for one in self.kept]
+        return [("in float32", "module", "why", "source"), *rows] if rows else []
 
     def _parity_rows(self) -> list[tuple[str, ...]]:
         """A header and a row for each comparison; nothing without them."""

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 __all__ = [
-    *("around", "definition", "is_library", "is_own", "is_standard", "near", "numbers_of_users", "raising_line"),
-    *("shown_line", "user_frame", "user_line"),
+    *("around", "caller", "definition", "is_library", "is_own", "is_standard", "near", "numbers_of_users"),
+    *("raising_line", "shown_line", "user_frame", "user_line"),
 ]
 
 # "path(12): forward" in traced graphs; 'File "path", line 12, in forward' in torch.export and scripted code.
@@ -33,6 +33,7 @@ _FRAME = re.compile(
 _PACKAGE = Path(__file__).parent.parent
 _LIBRARIES = (str(Path(torch.__file__).parent) + os.sep, str(_PACKAGE) + os.sep)
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
+_MIXED = str(_PACKAGE / "exporter" / "precision.py")
 _EXAMPLES = str(_PACKAGE / "examples") + os.sep  # where an installed svexport has them; user code all the same
 
 
@@ -49,6 +50,13 @@ def is_standard(path: str) -> bool:
 def is_own(path: str) -> bool:
     """Whether a source file is one of svexport."""
     return path.startswith(_LIBRARIES[1]) and not path.startswith(_EXAMPLES)
+
+
+def caller(frame: FrameType) -> FrameType:
+    """A frame that calls a function of torch: not that of the mode which computes it in another type."""
+    while frame.f_code.co_filename == _MIXED and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def user_frame(trace: str) -> str:

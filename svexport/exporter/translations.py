@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from svexport.errors import ExportError
+from svexport.exporter import fp8
 from svexport.exporter.conversions import (
     INTEGERS,
     Writer,
@@ -172,6 +173,7 @@ def _conversions() -> dict[Any, Callable[..., Any]]:
         aten.sort.default: sort,
         aten.sort.stable: sorted_stably,
         aten.topk.default: topk,
+        torch.ops.svexport.fake_quantize_fp8.default: fp8.to_onnx,
     }
     for name in ("Max", "Min"):
         table |= _extremes(write, name)

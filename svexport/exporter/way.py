@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from svexport.exporter.borders import Sizes, formula, is_found
 from svexport.exporter.found import deciding, finding, returns_found
-from svexport.exporter.source import is_own, shown_line, user_line
+from svexport.exporter.source import caller, is_own, shown_line, user_line
 
 __all__ = ["Exit", "Forced", "Guards", "TooLong", "Way"]
 
@@ -255,7 +255,7 @@ class Way(TorchFunctionMode):
 
     def _count_at(self, tensor: Tensor, depth: int = 3) -> None:
         """Notes that a line of the user's gets sizes of what was found."""
-        frame = sys._getframe(depth)
+        frame = caller(sys._getframe(depth))
         line = None if is_own(frame.f_code.co_filename) else user_line(frame, self._outside)
         if line is not None:
             self.counts.setdefault(line, Exit(line, self._dependence(tensor), "size"))
@@ -270,7 +270,7 @@ class Way(TorchFunctionMode):
 
     def _exit(self, name: str, inputs: frozenset[int]) -> tuple[str, int, str] | None:
         """Notes that a line of the user's takes a value, which it returns."""
-        frame = sys._getframe(2)
+        frame = caller(sys._getframe(2))
         if is_own(frame.f_code.co_filename):  # what ops look at is theirs
             return None
         line = user_line(frame, self._outside)

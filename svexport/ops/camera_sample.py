@@ -335,6 +335,18 @@ class CameraSample(nn.Module):
         weights: Tensor,
         offsets: Tensor | None = None,
     ) -> Tensor:
+        return self.sample(features, reference_points, lidar2img, weights, offsets, self.scales)
+
+    def sample(
+        self,
+        features: Sequence[Tensor],
+        reference_points: Tensor,
+        lidar2img: Tensor,
+        weights: Tensor,
+        offsets: Tensor | None,
+        scales: Sequence[float] | None,
+    ) -> Tensor:
+        """:meth:`forward` with scales of its own."""
         return camera_sample(
             features,
             reference_points,
@@ -346,7 +358,7 @@ class CameraSample(nn.Module):
             uv_clamp=self.uv_clamp,
             activation=self.activation,
             offsets=offsets,
-            scales=self.scales,
+            scales=scales,
         )
 
     def extra_repr(self) -> str:
@@ -448,7 +460,7 @@ class Detr3DCrossAtten(DropIn, nn.Module):
                 for meta in metas
             ]
         )
-        output = camera_sample(
+        output = self.sample(
             value,
             reference_points,
             lidar2img,
@@ -460,3 +472,7 @@ class Detr3DCrossAtten(DropIn, nn.Module):
         position = self.position_encoder(torch.log(x.clamp(min=1e-5) / (1 - x).clamp(min=1e-5)))
         output = self.output_proj(output.transpose(0, 1))
         return self.dropout(output) + residual + position.transpose(0, 1)
+
+    def sample(self, features: Sequence[Tensor], *inputs: Tensor, **options: Any) -> Tensor:
+        """:func:`camera_sample`."""
+        return camera_sample(features, *inputs, **options)

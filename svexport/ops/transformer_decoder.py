@@ -802,10 +802,7 @@ class TransformerDecoder(nn.Module):
         features: Sequence[Tensor],
         lidar2img: Tensor,
     ) -> DecoderOutput:
-        inputs = query, query_pos, reference_points, list(features), lidar2img
-        if self.fuse == "block" and not (self.training and self.dropout):
-            return transformer_decoder(*inputs, self.weights(), self.config)
-        return self._by_nodes(*inputs)[-1]
+        return self.decode(query, query_pos, reference_points, list(features), lidar2img)[-1]
 
     def every_layer(
         self,
@@ -819,12 +816,17 @@ class TransformerDecoder(nn.Module):
 
         The last is what :meth:`forward` returns. The box branches of the layers before learn from theirs alone.
         """
-        return self._by_nodes(query, query_pos, reference_points, list(features), lidar2img, every_layer=True)
+        return self.decode(query, query_pos, reference_points, list(features), lidar2img, every_layer=True)
 
-    def _by_nodes(self, *inputs: Any, every_layer: bool = False) -> list[DecoderOutput]:
-        inputs = *inputs, self.weights()
-        args = _arguments(self.config, *inputs)
+    def decode(
+        self, *inputs: Any, config: TransformerDecoderConfig | None = None, every_layer: bool = False
+    ) -> list[DecoderOutput]:
+        """:meth:`every_layer`, or the last alone, with a configuration of its own."""
+        given = *inputs, self.weights()
+        args = _arguments(config or self.config, *given)
         dropout = self.dropout if self.training else 0.0
+        if self.fuse == "block" and not every_layer and not dropout:
+            return [DecoderOutput(*OP(*args))]
         attend = functools.partial(F.scaled_dot_product_attention, dropout_p=dropout)
         steps = _Steps(attend, CAMERA_SAMPLE, ADD_NORM, dropout, every_layer)
         return [DecoderOutput(*output) for output in _decode(steps, *args)]

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["FakeQuantizer", "QuantizedLayer", "quantizable", "quantized_layers", "to_quantized"]
+from svexport.exporter.fp8 import LARGEST, ToFp8, fake_quantize_fp8
+from svexport.ops.transformer_decoder import TransformerDecoder
+
+__all__ = ["FORMATS", "FakeQuantizer", "QuantizedLayer", "quantizable", "quantized_layers", "step", "to_quantized"]
 
 LOW, HIGH = -128, 127
 
+_HALF = {torch.float16, torch.bfloat16}
 
-class FakeQuantizer(nn.Module):
-    """``clamp(round(x / scale), -128, 127) * scale``, with the gradient of a straight-through estimator.
+FORMATS = {"int8": float(HIGH), "fp8": LARGEST}
+"""What the largest magnitude becomes, divided by the scale."""
+
+
+class FakeQuantizer(ToFp8):
+    """``clamp(round(x / scale), -128, 127) * scale``, with the gradient of a straight-through estimator; or the same
+    with the numbers of fp8 (E4M3).
 
     Exported as QuantizeLinear and DequantizeLinear.
 
@@ -23,27 +32,42 @@ class FakeQuantizer(nn.Module):
         scale: float32, of no dimension, or ``(C,)`` along an axis.
         axis: the axis, None for one scale.
         enabled: whether it quantizes.
+        fp8: whether to fp8.
     """
 
     scale: Tensor
     zero_point: Tensor
 
-    def __init__(self, scale: Tensor, axis: int | None = None) -> None:
+    def __init__(self, scale: Tensor, axis: int | None = None, fp8: bool = False) -> None:
         super().__init__()
-        self.axis, self.enabled = axis, True
+        self.axis, self.enabled, self.fp8 = axis, True, fp8
         self.register_buffer("scale", scale)
         self.register_buffer("zero_point", torch.zeros_like(scale, dtype=torch.int32), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.enabled:
             return x
+        if self.fp8:
+            result: Tensor = fake_quantize_fp8(x, self.scale, self.axis or 0)
+            return result
+        wide = x.float() if x.dtype in _HALF else x
         if self.axis is None:
-            return torch.fake_quantize_per_tensor_affine(x, self.scale, self.zero_point, LOW, HIGH)
-        return torch.fake_quantize_per_channel_affine(x, self.scale, self.zero_point, self.axis, LOW, HIGH)
+            y = torch.fake_quantize_per_tensor_affine(wide, self.scale, self.zero_point, LOW, HIGH)
+        else:
+            y = torch.fake_quantize_per_channel_affine(wide, self.scale, self.zero_point, self.axis, LOW, HIGH)
+        return y.to(x.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FakeQuantizer:
+        """Half models quantize with scales in float32, which their conversion would round."""
+        own = self.scale
+        super()._apply(fn, recurse)
+        if self.scale.dtype in _HALF:
+            self.scale = own.to(self.scale.device)
+        return self
 
     def extra_repr(self) -> str:
         shown = f"scale={float(self.scale):.3g}" if self.axis is None else f"{len(self.scale)} scales, axis={self.axis}"
-        return shown + ("" if self.enabled else ", off")
+        return shown + (", fp8" if self.fp8 else "") + ("" if self.enabled else ", off")
 
 
 class QuantizedLayer(nn.Module):
@@ -58,9 +82,14 @@ class QuantizedLayer(nn.Module):
     weight_quantizer: FakeQuantizer
     output_axis = 0  # of the weight
 
+    def quantizers(self) -> Iterator[FakeQuantizer]:
+        yield self.input_quantizer
+        yield self.weight_quantizer
+
     def switch(self, on: bool) -> None:
         """Has it compute with quantized numbers, or as it did before."""
-        self.input_quantizer.enabled = self.weight_quantizer.enabled = on
+        for quantizer in self.quantizers():
+            quantizer.enabled = on
 
 
 class QuantizedLinear(nn.Linear, QuantizedLayer):
@@ -132,10 +161,14 @@ _QUANTIZED: dict[type[nn.Module], type[QuantizedLayer]] = {
 def quantizable(model: nn.Module) -> dict[str, nn.Module]:
     """Layers that :func:`to_quantized` knows, by name; of a layer that is used under several names, the first.
 
-    Without those inside ``nn.MultiheadAttention``, which reads their weights and never calls them, and without those
-    that compute their weight anew for every forward.
+    Without those inside ``nn.MultiheadAttention`` and ``TransformerDecoder``, which read their weights and never call
+    them, and without those that compute their weight anew for every forward.
     """
-    inside = [name for name, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
+    inside = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.MultiheadAttention, TransformerDecoder))
+    ]
     return {
         name: module
         for name, module in model.named_modules()
@@ -145,26 +178,32 @@ def quantizable(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def to_quantized(layer: nn.Module, largest: float) -> None:
+def to_quantized(layer: nn.Module, largest: float, format: str = "int8") -> None:
     """Makes a quantized layer of a layer, in place.
 
     Args:
         layer: one of :func:`quantizable`.
-        largest: the magnitude of its inputs that 127 stands for.
+        largest: the magnitude of its inputs that the largest quantized number stands for.
+        format: one of :data:`FORMATS`.
     """
     kind = _QUANTIZED[type(layer)]
     weight = layer.get_parameter("weight").detach()
     rows = weight.transpose(0, kind.output_axis).flatten(1).float()
-    scales = _scale(rows.abs().amax(1) if rows.numel() else rows.new_zeros(len(rows)))
-    one = _scale(torch.tensor(largest, device=weight.device))
+    scales = step(rows.abs().amax(1) if rows.numel() else rows.new_zeros(len(rows)), format)
+    one, fp8 = step(torch.tensor(largest, device=weight.device), format), format == "fp8"
     layer.__class__ = kind
     assert isinstance(layer, QuantizedLayer)
-    layer.input_quantizer, layer.weight_quantizer = FakeQuantizer(one), FakeQuantizer(scales, kind.output_axis)
+    layer.input_quantizer, layer.weight_quantizer = (
+        FakeQuantizer(one, fp8=fp8),
+        FakeQuantizer(scales, kind.output_axis, fp8),
+    )
 
 
-def _scale(largest: Tensor) -> Tensor:
-    """Of zeros, any; one that a quotient with does not leave float32 anyhow."""
-    return torch.where(largest > 0, largest, 1.0).float().div(HIGH).clamp_min(torch.finfo(torch.float32).tiny)
+def step(largest: Tensor, format: str = "int8") -> Tensor:
+    """The scale for a largest magnitude; of zeros, any; one that a quotient with does not leave float32 anyhow."""
+    return (
+        torch.where(largest > 0, largest, 1.0).float().div(FORMATS[format]).clamp_min(torch.finfo(torch.float32).tiny)
+    )
 
 
 def quantized_layers(model: nn.Module) -> Iterator[tuple[str, QuantizedLayer]]:

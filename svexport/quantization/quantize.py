@@ -1,4 +1,4 @@
-"""int8 with the scales that a few batches ask for."""
+"""int8, or fp8, with the scales that a few batches ask for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import chain, count, takewhile
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from svexport.progress import phase
 from svexport.quantization.cache import CalibrationCache
 from svexport.quantization.calibrators import calibrate, check_method
 from svexport.quantization.histogram import Histogram
-from svexport.quantization.layers import QuantizedLayer, quantizable, to_quantized
+from svexport.quantization.layers import FORMATS, QuantizedLayer, quantizable, to_quantized
+from svexport.quantization.maps import MAP_READERS, maps_of, readers, to_quantized_maps
 
 __all__ = ["quantize"]
 
@@ -32,60 +34,83 @@ def quantize(
     model: nn.Module,
     batches: Iterable[Any],
     *,
-    method: str = "entropy",
+    method: str | None = None,
     percentile: float = 99.99,
+    format: str = "int8",
     keep: Collection[str] = (),
     cache: str | os.PathLike[str] | None = None,
 ) -> nn.Module:
-    """A copy of a model whose layers compute with int8 numbers, as TensorRT will: explicit quantization.
+    """A copy of a model whose layers compute with int8 or fp8 numbers, as TensorRT will: explicit quantization.
 
     Every ``nn.Linear``, ``nn.Conv1d`` to ``3d`` and ``nn.ConvTranspose1d`` to ``3d`` gets fake quantizers, symmetric
     and 8 bits wide: one scale for its input, and one per output channel for its weight, that of the channel's largest
-    magnitude. :func:`svexport.export` writes them as QuantizeLinear and DequantizeLinear, from opset 13 on. The copy
-    can be trained on: gradients pass the quantizers as if they were not there, where they do not clamp.
+    magnitude. :func:`svexport.export` writes them as QuantizeLinear and DequantizeLinear, from opset 13 on, with fp8
+    from 19 on. :class:`svexport.ops.CameraSample`, :class:`svexport.ops.Detr3DCrossAtten` and
+    :class:`svexport.ops.TransformerDecoder` read their feature maps in int8, with a scale per level: QuantizeLinear
+    goes right before the node, and the plugin reads int8. The copy can be trained on: gradients pass the quantizers as
+    if they were not there, where they do not clamp.
 
     Args:
         model: the model, in float32 or half. It is left as it is.
         batches: what ``forward`` is called with, a DataLoader perhaps: tensors, tuples or dicts, as
             :func:`svexport.export` takes them. The model runs in eval mode, without gradients.
-        method: which magnitude of an input 127 stands for: ``"minmax"`` the largest; ``"percentile"`` the one that
-            ``percentile`` per cent of all elements do not exceed; ``"mse"`` that of the least squared error;
-            ``"entropy"`` that of the least Kullback-Leibler divergence, as TensorRT has it.
+        method: which magnitude of an input the largest quantized number stands for: ``"minmax"`` the largest;
+            ``"percentile"`` the one that ``percentile`` per cent of all elements do not exceed; of int8 also ``"mse"``,
+            that of the least squared error, and ``"entropy"``, that of the least Kullback-Leibler divergence, as
+            TensorRT has it. Default: ``"entropy"`` of int8, ``"minmax"`` of fp8, whose steps grow with the numbers.
         percentile: for the method of that name, in per cent.
+        format: ``"int8"``, or ``"fp8"``, E4M3, which GPUs have from compute capability 8.9 on, TensorRT from 9.0.
         keep: names of layers that stay as they are, also patterns of them: ``"head.*"``.
         cache: a file for what was seen of the batches. A calibration that was interrupted goes on where it was, with
             the same batches in the same order, and another method needs none of them again.
 
     Returns:
         The copy. Its ``state_dict`` has the keys of the model's, and ``<layer>.input_quantizer.scale`` and
-        ``<layer>.weight_quantizer.scale``. Layers that no batch reached stay as they are.
+        ``<layer>.weight_quantizer.scale``, or ``<layer>.map_quantizers.<level>.scale``. Layers that no
+        batch reached stay as they are.
 
     Raises:
         SvexportError: without a layer to quantize or without batches, if an input of a layer is not finite, if nothing
-            is named like a name in ``keep``, if ``method`` or ``percentile`` is none, or if ``cache`` is not this
-            model's.
+            is named like a name in ``keep``, if ``method``, ``percentile`` or ``format`` is none, or if ``cache`` is
+            not this model's.
         ExportError: if a batch does not fit ``forward``.
     """
+    method = _method(method, format)
     check_method(method, percentile)
     result = copied(unwrapped(model))
     if any(isinstance(module, QuantizedLayer) for module in result.modules()):
         raise SvexportError(f"{type(result).__name__} is quantized already; give the model it was made of")
-    layers = _chosen(result, keep)
+    maps = readers(result) if format == "int8" else {}
+    layers = _chosen(result, quantizable(result) | maps, keep)
     histograms = _calibrated(result, layers, batches, None if cache is None else CalibrationCache(cache, result))
     for i, (name, layer) in enumerate(layers.items()):
-        if name in histograms:
-            phase(f"choosing scales, {i + 1} of {len(layers)} layers")
-            to_quantized(layer, calibrate(histograms[name], method, percentile))
+        phase(f"choosing scales, {i + 1} of {len(layers)} layers")
+        largest = [calibrate(one, method, percentile) for one in histograms.get(name, ())]
+        if largest and name in maps:
+            held = next(chain(layer.parameters(), result.parameters(), result.buffers()), None)
+            to_quantized_maps(layer, largest, None if held is None else held.device)
+        elif largest:
+            to_quantized(layer, largest[0], format)
     if missed := [name for name in layers if name not in histograms]:
         logger.warning("{} layers stay as they are, for no batch reached them: {}", len(missed), ", ".join(missed[:8]))
     return result
 
 
-def _chosen(model: nn.Module, keep: Collection[str]) -> dict[str, nn.Module]:
-    """The layers to quantize."""
+def _method(method: str | None, format: str) -> str:
+    """The default of a format."""
+    if format not in FORMATS:
+        raise SvexportError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}")
+    if format == "fp8" and method in ("entropy", "mse"):
+        raise SvexportError(
+            f"method: {method!r} counts 128 equal steps, which fp8 has not; use 'minmax' or 'percentile'"
+        )
+    return method or ("entropy" if format == "int8" else "minmax")
+
+
+def _chosen(model: nn.Module, layers: Mapping[str, nn.Module], keep: Collection[str]) -> dict[str, nn.Module]:
+    """The layers to quantize: those that ``keep`` does not name."""
     if isinstance(keep, str):
         raise SvexportError(f"keep: expected a list of names, got the string {keep!r}; give [{keep!r}]")
-    layers = quantizable(model)
     names = list(layers)
     if none := [pattern for pattern in keep if not any(fnmatchcase(name, pattern) for name in names)]:
         raise SvexportError(
@@ -93,7 +118,7 @@ def _chosen(model: nn.Module, keep: Collection[str]) -> dict[str, nn.Module]:
         )
     chosen = {name: layer for name, layer in layers.items() if not any(fnmatchcase(name, p) for p in keep)}
     if not chosen:
-        kinds = "nn.Linear, nn.Conv and nn.ConvTranspose"
+        kinds = "nn.Linear, nn.Conv, nn.ConvTranspose and svexport's that sample cameras"
         left = f"keep leaves none of {len(layers)}" if layers else "it has none"
         raise SvexportError(f"{type(model).__name__}: expected a layer to quantize, {kinds}; {left}")
     return chosen
@@ -105,8 +130,8 @@ def _some(names: list[str]) -> str:
 
 def _calibrated(
     model: nn.Module, layers: Mapping[str, nn.Module], batches: Iterable[Any], cache: CalibrationCache | None
-) -> dict[str, Histogram]:
-    """Histograms of the inputs of all layers that some batch reaches."""
+) -> dict[str, list[Histogram]]:
+    """Histograms of the inputs of all layers that some batch reaches; of maps, one a level."""
     seen, histograms = cache.read() if cache else (0, {})
     number, written = 0, time.monotonic()
     with torch.no_grad(), eval_mode(model), _observed(layers, histograms):
@@ -126,7 +151,13 @@ def _calibrated(
         raise SvexportError("batches were none; give an iterable of what forward is called with, a DataLoader perhaps")
     if cache and number > seen:
         cache.write(number, histograms)
-    return {name: histogram for name, histogram in histograms.items() if name in layers}
+    return {name: found for name in layers if (found := _of(name, histograms))}
+
+
+def _of(name: str, histograms: Mapping[str, Histogram]) -> list[Histogram]:
+    """That of a layer's input, or of each level of its maps."""
+    levels = takewhile(histograms.__contains__, (f"{name}:{level}" for level in count()))
+    return [histograms[place] for place in ([name] if name in histograms else levels)]
 
 
 class _NotFinite(SvexportError):
@@ -149,9 +180,13 @@ def _observed(layers: Mapping[str, nn.Module], histograms: dict[str, Histogram])
 def _observe(
     name: str, histograms: dict[str, Histogram], layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    x = args[0] if args else kwargs["input"]
-    if isinstance(x, Tensor):
-        try:
-            histograms.setdefault(name, Histogram()).add(x)
-        except SvexportError as error:
-            raise _NotFinite(f"input of {name}: {error}") from error
+    if isinstance(layer, MAP_READERS):
+        inputs = {f"{name}:{level}": x for level, x in enumerate(maps_of(layer, args, kwargs))}
+    else:
+        inputs = {name: args[0] if args else kwargs["input"]}
+    for place, x in inputs.items():
+        if isinstance(x, Tensor):
+            try:
+                histograms.setdefault(place, Histogram()).add(x)
+            except SvexportError as error:
+                raise _NotFinite(f"input of {place}: {error}") from error

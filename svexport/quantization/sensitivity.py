@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from svexport import html
 from svexport.errors import SvexportError
 from svexport.exporter.arguments import bind, eval_mode
 from svexport.progress import phase
@@ -19,6 +21,9 @@ from svexport.quantization.layers import QuantizedLayer, quantized_layers
 from svexport.text import plain
 
 __all__ = ["LayerSensitivity", "Sensitivity", "sensitivity"]
+
+_DRAWN = 40
+"""Layers in a picture."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class LayerSensitivity:
 
 @dataclass(frozen=True, repr=False)
 class Sensitivity:
-    """Result of :func:`svexport.sensitivity`; ``print`` shows it as a table.
+    """Result of :func:`svexport.sensitivity`; ``print`` shows it as a table, a notebook with a picture.
 
     Attributes:
         model: class name of the model.
@@ -82,6 +87,31 @@ class Sensitivity:
     def __str__(self) -> str:
         return plain(self.tables())
 
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Writes the ranking as one page, its picture inside.
+
+        Raises:
+            SvexportError: if it cannot be written.
+        """
+        html.write(path, html.page(f"{self.model}: what int8 costs", *self.html_body()))
+
+    def _repr_html_(self) -> str:
+        return html.fragment(*self.html_body(html.image))
+
+    def html_body(self, picture: Callable[..., str] = html.picture) -> list[str]:
+        """The ranking as pieces of a page: picture and table; ``picture`` draws the first of many layers."""
+        shown = self.layers[:_DRAWN]
+        columns = [one.name for one in shown], [one.loss for one in shown], [one.rest for one in shown]
+        rows = [(one.name, f"{one.loss:.3g}", f"{one.rest:.3g}") for one in self.layers]
+        return [
+            html.note(f"{self.model}: {self.unit} {self.loss:.3g} with all layers quantized"),
+            html.section(
+                "Layers by what is lost",
+                picture("what is lost by layer", html.ranking_figure, *columns, self.loss),
+                html.table(("layer", "alone", "rest"), rows),
+            ),
+        ]
+
     def tables(self) -> list[Any]:
         """The ranking as rich renderables."""
         from rich import box
@@ -91,7 +121,7 @@ class Sensitivity:
         table = Table("layer", "alone", "rest", box=box.SIMPLE_HEAD)
         for one in self.layers:
             table.add_row(Text(one.name), f"{one.loss:.3g}", f"{one.rest:.3g}")
-        return [Text(f"{self.model}: {self.unit} {self.loss:.3g} with all layers in int8", "bold"), table]
+        return [Text(f"{self.model}: {self.unit} {self.loss:.3g} with all layers quantized", "bold"), table]
 
 
 def sensitivity(
@@ -131,7 +161,7 @@ def sensitivity(
 @contextmanager
 def _kept(layers: Iterable[QuantizedLayer]) -> Iterator[None]:
     """Which quantizers are on afterwards."""
-    quantizers = [each for layer in layers for each in (layer.input_quantizer, layer.weight_quantizer)]
+    quantizers = [each for layer in layers for each in layer.quantizers()]
     before = [quantizer.enabled for quantizer in quantizers]
     try:
         yield

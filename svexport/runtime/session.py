@@ -454,8 +454,10 @@ def for_runtime(onnxruntime: Any, model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def broken_optimizers(onnxruntime: Any) -> list[str]:
-    """Optimizers of this ONNX Runtime that refuse right models: Reshapes to sizes a body computes, some LayerNorms."""
-    return ["ReshapeFusion", "SkipLayerNormFusion"] if _before_overloads(onnxruntime) else []
+    """Optimizers of this ONNX Runtime that refuse right models (Reshapes to sizes a body computes, some LayerNorms), or
+    compute something else: one takes any Relu before a QuantizeLinear to fp8 away, whose least number is not zero."""
+    refusing = ["ReshapeFusion", "SkipLayerNormFusion"] if _before_overloads(onnxruntime) else []
+    return [*refusing, "ReluQuantRewrite"]
 
 
 def _session(

@@ -76,6 +76,19 @@ def test_half_for_a_target(run, project):
     assert result.json["outputs"]["scores"].startswith("float16")
 
 
+def test_half_but_for_some(run, project):
+    common = ("export", "nets:Net", "--input", "x=2x3x8x8", "--dtype", "float16", "--opset", "13", "--json")
+    auto = run(*common, "-o", "a.onnx", "--keep", "auto")
+    assert auto.code == 0, auto.err
+    assert auto.json["verified"]
+    named = run(*common, "-o", "b.onnx", "--keep", "con*", "--keep", "nothing*")
+    assert named.code == 1
+    assert "no module of Net is named 'nothing*'" in named.err
+    named = run(*common, "-o", "b.onnx", "--keep", "con*")
+    assert named.code == 0, named.err
+    assert {one["module"] for one in named.json["kept"]} == {"conv"}
+
+
 def test_no_verify(run, project):
     result = run("export", "nets:Noise", "--no-verify", "--json", "--report", "net.html")
     assert result.code == 0, result.err

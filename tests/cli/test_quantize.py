@@ -44,11 +44,26 @@ def test_batches_of_a_module_and_the_ranking(run, project):
     assert [layer["name"] for layer in result.json["ranking"]["layers"]] == ["conv"]
     shown = run("quantize", "nets.py:Net", "--batches", "data.py:made", "--limit", "1", "-o", "b.onnx", "--ranking")
     assert shown.code == 0, shown.err
-    assert "with all layers in int8" in shown.out
+    assert "with all layers quantized" in shown.out
     refused = run("quantize", "nets.py:Net", "--batches", "data.py:number", "-o", "c.onnx")
     assert refused.code == 1
     assert "data.py:number is a int; expected an iterable of batches" in refused.err
     assert not (project / "c.onnx").exists()
+
+
+def test_fp8(run, project, samples):
+    result = run("quantize", "nets.py:Net", "--batches", *samples, "-o", "fp8.onnx", "--format", "fp8", "--json")
+    assert result.code == 0, result.err
+    assert result.json["report"]["verified"] is True
+    model = onnx.load(project / "fp8.onnx")
+    assert model.opset_import[0].version == 19
+    held = {t.name: t.data_type for t in model.graph.initializer}
+    quantizers = [node for node in model.graph.node if node.op_type == "QuantizeLinear"]
+    made = {node.output[0]: node.attribute[0].i for node in model.graph.node if node.op_type == "Cast"}
+    assert {held.get(node.input[2]) or made[node.input[2]] for node in quantizers} == {onnx.TensorProto.FLOAT8E4M3FN}
+    refused = run("quantize", "nets.py:Net", "--batches", *samples, "-o", "m.onnx", "--format", "fp8", "--opset", "17")
+    assert refused.code == 1
+    assert "give opset=19, or quantize to int8" in refused.err
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
+import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,6 +129,74 @@ def test_file(opset: int, tmp_path: Path) -> None:
         assert svexport.check(path, "10.1").ok
 
 
+def e4m3(x: Tensor, scale: Tensor) -> Tensor:
+    """The nearest of all its numbers, by looking."""
+    bits = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+    numbers = bits[bits.isfinite()].unique()
+    y = x.double() / scale.double()
+    found = numbers[(y[..., None] - numbers).abs().argmin(-1)]
+    return found * scale.double()
+
+
+def test_numbers_of_fp8() -> None:
+    net, data = Net().eval(), batches()
+    quantized = svexport.quantize(net, data, format="fp8")
+    largest = max(float(x.abs().max()) for x in data)
+    s = scales(quantized)
+    assert s["stem.0.input_quantizer.scale"].item() == pytest.approx(largest / 448, rel=1e-6)
+    x = 3 * torch.randn(7, 6)
+    expected = e4m3(x, s["head.input_quantizer.scale"])
+    expected = expected @ e4m3(net.head.weight, s["head.weight_quantizer.scale"][:, None]).T
+    torch.testing.assert_close(quantized.head(x).double(), expected, rtol=1e-5, atol=1e-6)
+    again = svexport.quantize(net, data, format="fp8")
+    again.load_state_dict(quantized.state_dict())
+    assert "fp8" in repr(again)
+
+
+@pytest.mark.parametrize("opset", [19, 21, 23])
+def test_file_of_fp8(opset: int, tmp_path: Path) -> None:
+    quantized = svexport.quantize(Net(), batches(), format="fp8")
+    path = tmp_path / "m.onnx"
+    report = svexport.export(quantized, (batches(1)[0],), path, opset=opset)
+    assert report.verified
+    assert any("ReluQuantRewrite" in note for note in report.notes)
+    nodes = [node.op_type for node in onnx.load(path).graph.node]
+    assert nodes.count("DequantizeLinear") == nodes.count("QuantizeLinear") == 6
+    assert svexport.check(path, "10.12").ok
+    assert not svexport.check(path, "8.6").ok
+
+
+def test_half_model_in_fp8(tmp_path: Path) -> None:
+    net, x = Net().half(), batches(1)[0].half()
+    quantized = svexport.quantize(net, [x], format="fp8")
+    assert svexport.export(quantized, (x,), tmp_path / "m.onnx", opset=19).verified
+
+
+def test_fp8_is_refused_where_there_is_none(tmp_path: Path) -> None:
+    quantized = svexport.quantize(Net(), batches(), format="fp8")
+    with pytest.raises(svexport.ExportError, match="fp8, which ONNX has from opset 19 on, got opset=17; give opset=19"):
+        svexport.export(quantized, batches(1)[0], tmp_path / "m.onnx", opset=17)
+    with pytest.raises(svexport.ExportError, match=r"opset|fp8, which TensorRT has from 9\.0 on"):
+        svexport.export(quantized, batches(1)[0], tmp_path / "m.onnx", opset=19, target="8.6")
+    with pytest.raises(SvexportError, match="format: expected one of int8, fp8, got 'int4'"):
+        svexport.quantize(Net(), batches(), format="int4")
+    with pytest.raises(SvexportError, match="'entropy' counts 128 equal steps, which fp8 has not"):
+        svexport.quantize(Net(), batches(), format="fp8", method="entropy")
+
+
+@pytest.mark.parametrize("format", ["int8", "fp8"])
+def test_gradients_pass(format: str) -> None:
+    """As they are, where nothing is clamped."""
+    quantized = svexport.quantize(nn.Linear(6, 5), [torch.randn(9, 6)], format=format, method="minmax")
+    x = torch.randn(4, 6) * 2
+    x.requires_grad_()
+    quantizer = quantized.input_quantizer
+    quantizer(x).sum().backward()
+    most = quantizer.scale * (127 if format == "int8" else 448)
+    inside = (x.abs() <= most).float()
+    torch.testing.assert_close(x.grad, inside)
+
+
 def test_trains() -> None:
     quantized = svexport.quantize(Net(), batches()).train()
     optimizer = torch.optim.SGD(quantized.parameters(), 0.05)
@@ -180,6 +251,34 @@ def test_zeros() -> None:
     nn.init.zeros_(net[0].weight)
     quantized = svexport.quantize(net, [torch.zeros(2, 3)])
     torch.testing.assert_close(quantized(torch.ones(2, 3)), net(torch.ones(2, 3)))
+
+
+def test_512_batches_take_twice_the_time_of_the_model_at_most_and_no_memory() -> None:
+    """In turns of 64, so that what else the machine does counts for both."""
+    channels = (3, 32, 32, 64, 64)
+    convolutions = [nn.Conv2d(i, o, 3, padding=1) for i, o in itertools.pairwise(channels)]
+    net = nn.Sequential(*(layer for one in convolutions for layer in (one, nn.ReLU()))).eval()
+    x, alive, most = torch.randn(1, 3, 28, 28), weakref.WeakSet[Tensor](), [0]
+    seconds = {"model": 0.0, "calibration": 0.0}
+
+    def given(count: int) -> Iterator[Tensor]:
+        for _ in range(count):
+            batch = x.clone()
+            alive.add(batch)
+            most[0] = max(most[0], len(alive))
+            yield batch
+
+    with torch.no_grad():
+        for turn in range(9):  # the first warms up
+            start = time.perf_counter()
+            for batch in given(64):
+                net(batch)
+            middle = time.perf_counter()
+            svexport.quantize(net, given(64), method="minmax")
+            seconds["model"] += (middle - start) * bool(turn)
+            seconds["calibration"] += (time.perf_counter() - middle) * bool(turn)
+    assert seconds["calibration"] <= 2 * seconds["model"], seconds
+    assert most[0] <= 3
 
 
 class Stops:
@@ -255,3 +354,52 @@ def test_refused(tmp_path: Path) -> None:
         svexport.quantize(Net(), batches(), cache=tmp_path)
     with pytest.raises(SvexportError, match="method: expected one of"):
         svexport.quantize(Net(), batches(), method="kl")
+
+
+@pytest.mark.parametrize("opset", [13, 18, 20])
+@pytest.mark.parametrize("axis", [None, 1])
+def test_dynamic_sizes(opset: int, axis: int | None, tmp_path: Path) -> None:
+    """torch has no kernels of shapes alone for quantizers with scales in tensors."""
+
+    class Quantizer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.tensor(0.02) if axis is None else 0.01 + 0.02 * torch.rand(5))
+            self.register_buffer("zero", torch.zeros_like(self.scale, dtype=torch.int32))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if axis is None:
+                return torch.fake_quantize_per_tensor_affine(x, self.scale, self.zero, -128, 127)
+            return torch.fake_quantize_per_channel_affine(x, self.scale, self.zero, axis, -128, 127)
+
+    path = tmp_path / "m.onnx"
+    for shapes in ({"x": {0: "batch", 2: "width"}}, "auto"):
+        model = Quantizer()
+        report = svexport.export(model, (torch.randn(3, 5, 4),), path, opset=opset, dynamic_shapes=shapes)
+        assert report.verified
+        assert not any("TorchScript" in note for note in report.notes)
+        x = torch.randn(7, 5, 4)
+        torch.testing.assert_close(svexport.load(path)(x), model(x))
+
+
+@pytest.mark.parametrize(("opset", "target"), [(13, None), (17, "8.6"), (17, "10.1"), (20, None)])
+def test_half_file(opset: int, target: str | None, tmp_path: Path) -> None:
+    """Scales stay float32, in which is quantized; the rest is half."""
+    quantized = svexport.quantize(Net(), batches())
+    halved = copy.deepcopy(quantized).half()
+    assert all(torch.equal(value, scales(halved)[name]) for name, value in scales(quantized).items())
+    assert halved.head.weight.dtype == torch.float16
+    (x,) = batches(1)
+    with torch.no_grad():
+        torch.testing.assert_close(halved.eval()(x.half()).float(), quantized.eval()(x), rtol=0.05, atol=0.05)
+    path = tmp_path / "m.onnx"
+    for model, given, options in ((quantized, x, {"dtype": torch.float16}), (halved, x.half(), {})):
+        report = svexport.export(model, (given,), path, opset=opset, target=target, **options)
+        assert report.verified
+        nodes = [node.op_type for node in onnx.load(path).graph.node]
+        assert nodes.count("DequantizeLinear") == 6
+        if target:
+            assert svexport.check(path, target).ok
+            kinds = {i.name: i.data_type for i in onnx.load(path).graph.initializer}
+            whole = [name for name in kinds if name.endswith("weight_int8") or "int8" in name]
+            assert (len(whole) == 3) == (target == "10.1"), kinds

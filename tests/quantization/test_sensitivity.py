@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,9 +39,9 @@ class _Times(nn.Module):
         return x * self.factors
 
 
-@pytest.mark.parametrize("place", [0, 2, 4, 6])
+@pytest.mark.parametrize("place", [0, 2, 4, 6, 8])
 def test_planted_layer_is_first(place: int) -> None:
-    model, data = net(), [torch.randn(32, 8) for _ in range(4)]
+    model, data = net(depth=5), [torch.randn(32, 8) for _ in range(4)]
     planted(model, place)
     quantized = svexport.quantize(model, data, method="minmax")
     found = svexport.sensitivity(quantized, [torch.randn(32, 8)])
@@ -50,7 +51,7 @@ def test_planted_layer_is_first(place: int) -> None:
     assert found.loss > 0 == found.layers[-1].rest
     assert found.keep(found.loss) == []
     assert found.keep(found.loss / 10) == [f"{place}.1"]
-    assert len(found.keep(0)) == 4
+    assert len(found.keep(0)) == 5
 
 
 def test_the_plan_meets_its_budget() -> None:
@@ -99,9 +100,22 @@ def test_model_is_left_as_it_is() -> None:
 def test_shown() -> None:
     found = svexport.sensitivity(svexport.quantize(net(), [torch.randn(9, 8)]), [torch.randn(9, 8)])
     assert json.loads(json.dumps(found.to_dict()))["layers"][0]["name"] == found.layers[0].name
-    assert "with all layers in int8" in str(found)
+    assert "with all layers quantized" in str(found)
     assert all(one.name in str(found) for one in found.layers)
     assert repr(found).startswith("Sensitivity(Sequential: noise ")
+
+
+def test_page(tmp_path: Path) -> None:
+    model, data = net(), [torch.randn(32, 8)]
+    planted(model, 4)
+    found = svexport.sensitivity(svexport.quantize(model, data, method="minmax"), data)
+    found.to_html(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<svg") == 1
+    for one in found.layers:
+        assert page.count(f">{one.name}<") >= 2  # in the picture and in the table
+        assert f"{one.loss:.3g}" in page
+    assert "<img" in found._repr_html_()
 
 
 def test_refused() -> None:

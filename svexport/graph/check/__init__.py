@@ -1,6 +1,7 @@
 """``svexport.check``: what a TensorRT version will make of a file, told from the file alone.
 
-``nodes``: what becomes of every node. ``file``: what concerns the file as a whole. ``report``: what comes out.
+``nodes``: what becomes of every node. ``placement``: where quantizers stand. ``file``: what concerns the file as a
+whole. ``report``: what comes out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import onnx
 from svexport.errors import SvexportError
 from svexport.graph.check.file import file_findings
 from svexport.graph.check.nodes import VERDICTS, Nodes
+from svexport.graph.check.placement import placement_findings
 from svexport.graph.check.report import SEVERITIES, CheckReport, Finding
 from svexport.graph.check.types import known_types
 from svexport.graph.reading import check_whole, damaged, read_model
@@ -30,7 +32,7 @@ def check(model: onnx.ModelProto | str | os.PathLike[str], target: str | Target)
     Every node, those in nested graphs and local functions too, is held to what TensorRT's parser is known to take: its
     op, the opset, types, ranks, attributes and which inputs have to be constants. That is read from the parser's
     documentation and sources (see ``svexport.tensorrt.support``), and says nothing of what building the engine or its
-    numbers come to.
+    numbers come to; but notes where QuantizeLinear and DequantizeLinear stand in the way of what TensorRT fuses.
 
     Args:
         model: an ONNX model or the path of one. Weights in other files are not read.
@@ -60,7 +62,7 @@ def _checked(loaded: onnx.ModelProto, platform: Target, path: Path | None, start
     light = light_copy(loaded)
     types = known_types(light)
     nodes = Nodes(loaded, platform, types)
-    findings = [*file_findings(loaded, light, platform, types, path), *nodes.findings()]
+    findings = [*file_findings(loaded, light, platform, types, path), *nodes.findings(), *placement_findings(light)]
     return CheckReport(
         source=loaded.graph.name or "model" if path is None else str(path),
         target=str(platform),

@@ -1,0 +1,123 @@
+"""svexport's layers that sample feature maps, with the maps in int8: QuantizeLinear right before the node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svexport.ops.camera_sample import CameraSample, Detr3DCrossAtten
+from svexport.ops.quantize import quantize
+from svexport.ops.transformer_decoder import DecoderOutput, TransformerDecoder, TransformerDecoderConfig
+from svexport.quantization.layers import FakeQuantizer, QuantizedLayer, step
+
+__all__ = ["MAP_READERS", "QuantizedMaps", "maps_of", "readers", "to_quantized_maps"]
+
+
+class QuantizedMaps(QuantizedLayer):
+    """A layer that reads its feature maps in int8, and computes in floating point.
+
+    Attributes:
+        map_quantizers: one a level, each with one scale.
+    """
+
+    map_quantizers: nn.ModuleList
+
+    def quantizers(self) -> Iterator[FakeQuantizer]:
+        for quantizer in self.map_quantizers:
+            assert isinstance(quantizer, FakeQuantizer)
+            yield quantizer
+
+    def quantized(self, maps: Sequence[Tensor]) -> tuple[list[Tensor], tuple[float, ...] | None]:
+        """Maps and what a step of each is worth; in floating point, None, where they need a gradient.
+
+        Raises:
+            ValueError: if there are more or fewer than were calibrated.
+        """
+        quantizers = list(self.quantizers())
+        if len(maps) != len(quantizers):
+            raise ValueError(f"{type(self).__name__} expects {len(quantizers)} feature maps, got {len(maps)}")
+        if not all(quantizer.enabled for quantizer in quantizers):
+            return list(maps), None
+        if torch.is_grad_enabled() and any(one.requires_grad for one in maps):
+            return [quantizer(one) for quantizer, one in zip(quantizers, maps, strict=True)], None
+        scales = tuple(float(quantizer.scale) for quantizer in quantizers)
+        return [quantize(one, scale, restricted=False) for one, scale in zip(maps, scales, strict=True)], scales
+
+
+class QuantizedCameraSample(QuantizedMaps, CameraSample):
+    def forward(
+        self,
+        features: Sequence[Tensor],
+        reference_points: Tensor,
+        lidar2img: Tensor,
+        weights: Tensor,
+        offsets: Tensor | None = None,
+    ) -> Tensor:
+        maps, scales = self.quantized(features)
+        return self.sample(maps, reference_points, lidar2img, weights, offsets, scales).to(features[0].dtype)
+
+
+class QuantizedDetr3DCrossAtten(QuantizedMaps, Detr3DCrossAtten):
+    def sample(self, features: Sequence[Tensor], *inputs: Any, **options: Any) -> Tensor:
+        maps, scales = self.quantized(features)
+        return super().sample(maps, *inputs, **options, scales=scales).to(features[0].dtype)
+
+
+class QuantizedTransformerDecoder(QuantizedMaps, TransformerDecoder):
+    def decode(
+        self, *inputs: Any, config: TransformerDecoderConfig | None = None, every_layer: bool = False
+    ) -> list[DecoderOutput]:
+        *queries, features, cameras = inputs
+        maps, scales = self.quantized(features)
+        config = config or (self.config if scales is None else replace(self.config, scales=scales))
+        return super().decode(*queries, maps, cameras, config=config, every_layer=every_layer)
+
+
+_READERS: dict[type[nn.Module], type[QuantizedMaps]] = {
+    CameraSample: QuantizedCameraSample,
+    Detr3DCrossAtten: QuantizedDetr3DCrossAtten,
+    TransformerDecoder: QuantizedTransformerDecoder,
+}
+
+MAP_READERS = tuple(_READERS)
+"""Kinds of layers that sample feature maps."""
+
+_PLACES: dict[type[nn.Module], tuple[int, str]] = {
+    CameraSample: (0, "features"),
+    Detr3DCrossAtten: (2, "value"),
+    TransformerDecoder: (3, "features"),
+}
+"""Where forward has the maps."""
+
+
+def readers(model: nn.Module) -> dict[str, nn.Module]:
+    """Layers that :func:`to_quantized_maps` knows, by name; of a layer under several names, the first."""
+    return {name: module for name, module in model.named_modules() if type(module) in _READERS}
+
+
+def maps_of(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """What a call of one of :func:`readers` samples; none where not all of it is in floating point."""
+    place, name = _PLACES[type(layer)]
+    maps = args[place] if len(args) > place else kwargs.get(name)
+    if maps is None and isinstance(layer, Detr3DCrossAtten):
+        maps = args[1] if len(args) > 1 else kwargs.get("key")
+    maps = list(maps or ())
+    return maps if all(isinstance(one, Tensor) and one.is_floating_point() for one in maps) else []
+
+
+def to_quantized_maps(layer: nn.Module, largest: Sequence[float], device: torch.device | None) -> None:
+    """Makes a quantized layer of a layer, in place.
+
+    Args:
+        layer: one of :func:`readers`.
+        largest: the magnitude of each level that 127 stands for.
+        device: of the maps.
+    """
+    quantizers = [FakeQuantizer(step(torch.tensor(one, device=device))) for one in largest]
+    layer.__class__ = _READERS[type(layer)]
+    assert isinstance(layer, QuantizedMaps)
+    layer.map_quantizers = nn.ModuleList(quantizers)
