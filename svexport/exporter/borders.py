@@ -9,6 +9,7 @@ import sys
 import zlib
 from collections import ChainMap, Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, NoReturn
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from svexport.errors import ExportError
 from svexport.exporter.inputs import Resized
+from svexport.exporter.roundings import SizesOfFile, unlike
 from svexport.exporter.source import around, is_library, is_own, near, raising_line, shown_line, user_line
 
 __all__ = ["Borders", "Sizes", "Turn", "formula", "is_found", "refuse_beyond"]
@@ -39,6 +41,18 @@ MOST_NUMBERS = 24
 
 FAR = 4096
 """Sizes up to this one are asked one by one where a comparison turns, then those around powers of two."""
+
+NEXT = 1e-6
+"""Relative, as far as a float may be from where it would be rounded to another number, which others compute it to."""
+
+MOST_ROUNDED = 16
+"""Of one verification, with sizes at which a float that Python rounds is next to where that goes."""
+
+MOST_ASKED = 128
+"""Sizes of which it is asked what a file makes of them."""
+
+ROUNDED_UP_TO = 1024
+"""Sizes up to this one are asked where a float is rounded."""
 
 ANYWAY = "svexport.export(..., verify=False) writes the file anyway"
 
@@ -73,6 +87,23 @@ class Turn:
     test: Callable[[Values], bool]
 
 
+@dataclass(frozen=True)
+class Rounding:
+    """A float made of sizes that Python rounds to a whole number.
+
+    Attributes:
+        line: the user's: path, number and function.
+        before: the float, of other sizes.
+        after: the whole number.
+        half: whether borders are halves between whole numbers.
+    """
+
+    line: tuple[str, int, str]
+    before: Callable[[Values], float]
+    after: Callable[[Values], Any]
+    half: bool = False
+
+
 class Sizes:
     """The sizes that Python gets in one run, and what it compares them with.
 
@@ -80,6 +111,7 @@ class Sizes:
         roots: of the dynamic sizes of the inputs.
         values: all sizes, by where they are from.
         turns: comparisons, by where they are.
+        roundings: of floats, by where they are.
         reads: lines of the user's that get sizes.
     """
 
@@ -88,6 +120,7 @@ class Sizes:
         self.roots = dict(roots)
         self.values: dict[Hashable, int] = {root: size for root, size in roots.items()}  # noqa: C416 - of another type
         self.turns: dict[Place, Turn] = {}
+        self.roundings: dict[Place, Rounding] = {}
         self.reads: dict[tuple[str, int, str], None] = {}
         self.outside: CodeType | None = None
         self._axes = axes
@@ -126,6 +159,17 @@ class Sizes:
 
     def _dynamic(self, origin: Any) -> bool:
         return origin[1] < len(self._axes) and bool(self._axes[origin[1]])
+
+    def rounds(
+        self, name: str, before: Callable[[Values], float], after: Callable[[Values], Any], half: bool, depth: int
+    ) -> None:
+        """Notes that Python rounds a float to a whole number, by a function of that name."""
+        frame = sys._getframe(depth)
+        if self.outside is None or is_own(frame.f_code.co_filename):
+            return
+        line = user_line(frame, self.outside)
+        if line is not None:
+            self.roundings.setdefault((frame.f_code, frame.f_lasti, name), Rounding(line, before, after, half))
 
     def note(self, name: str, truth: bool, test: Callable[[Values], bool], depth: int, number: Any = None) -> None:
         frame = sys._getframe(depth)
@@ -202,7 +246,19 @@ def _made(function: Callable[..., Any], operands: tuple[Any, ...], sizes: Sizes)
     if kind is None:
         return value
     followed, found = _formula(function, operands), any(map(is_found, operands))
-    return kind.made(value, lambda v: function(*(_at(o, v) for o in operands)), sizes, followed, found)
+
+    def at(values: Values) -> Any:
+        return function(*(_at(operand, values) for operand in operands))
+
+    if function in _ROUNDING and any(isinstance(operand, float) for operand in operands[: _ROUNDING[function]]):
+        divided = function in (operator.floordiv, operator.mod)
+
+        def before(values: Values) -> float:
+            first, *rest = (_at(operand, values) for operand in operands)
+            return first / rest[0] if divided else first
+
+        sizes.rounds(function.__name__, before, at, function is round, depth=3)
+    return kind.made(value, at, sizes, followed, found)
 
 
 def _formula(function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
@@ -270,6 +326,10 @@ _OF_INTS = ("and_", "or_", "xor", "lshift", "rshift")
 _COMPUTING: tuple[Callable[..., Any], ...] = (abs, math.ceil, math.floor, math.trunc, operator.neg, round)
 _TAKING: tuple[Callable[..., Any], ...] = (float, format, hash, int, repr, str)
 
+_ROUNDING: dict[Callable[..., Any], int] = {int: 1, math.ceil: 1, math.floor: 1, math.trunc: 1, round: 1}
+_ROUNDING |= {operator.floordiv: 2, operator.mod: 2}
+"""Functions that round floats, with how many of their operands may be one."""
+
 _FOLLOWED = {abs, operator.neg, *(getattr(operator, name) for name in _ARITHMETIC + _OF_INTS)}
 _GROWING = {operator.pow, operator.lshift}
 
@@ -298,6 +358,7 @@ class Borders:
         self._resized, self._most = resized, most
         self._runs: list[Sizes] = []
         self._first: dict[Place, tuple[Turn, Sizes]] = {}
+        self._roundings: dict[Place, tuple[Rounding, Sizes]] = {}
         self._tries: Counter[Place] = Counter()
         self._open: dict[Place, None] = {}
         self._beyond: dict[Place, None] = {}
@@ -311,6 +372,8 @@ class Borders:
     def add(self, run: Sizes) -> None:
         """A run that has been compared."""
         self._runs.append(run)
+        for rounded, rounding in run.roundings.items():
+            self._roundings.setdefault(rounded, (rounding, run))
         for place, turn in run.turns.items():
             if place not in self._first:
                 self._first[place] = turn, run
@@ -354,6 +417,47 @@ class Borders:
             if left and not self._resized.too_large({root: size}, self._most):
                 left -= 1
                 yield self._resized.at({root: size}, self._most)
+
+    def runs_at_roundings(self, file: SizesOfFile) -> Iterator[Iterator[Run]]:
+        """Each with a size at which a float of Python is next to where it would be rounded to another number.
+
+        First where what the file computes of sizes is another there, then some of each kind: a little less, a little
+        more, exactly there.
+        """
+        left = MOST_ROUNDED
+        for rounding, run in list(self._roundings.values())[:MOST_OF_A_LINE]:
+            for root in run.roots:
+                for size in self._next_to_borders(rounding, run, root, file):
+                    if left:
+                        left -= 1
+                        yield self._resized.at({root: size}, self._most)
+
+    def _next_to_borders(self, rounding: Rounding, run: Sizes, root: str, file: SizesOfFile) -> Iterator[int]:
+        asked = _Asked(run.values)
+        with suppress(Exception):
+            rounding.before(asked)
+        known = {place: self._known(place, run, root) for place in asked.places}
+        found: dict[int, tuple[float, int]] = {}
+        for size in self._candidates(root, run.roots[root], 1, ROUNDED_UP_TO):
+            if size > ROUNDED_UP_TO or self._resized.too_large({root: size}, self._most):
+                continue
+            values = ChainMap({place: _on_a_line(sizes, size) for place, sizes in known.items()}, run.values)
+            with suppress(ArithmeticError, ValueError, TypeError):
+                number = rounding.before(values) - 0.5 * rounding.half  # type: ignore[arg-type]
+                if abs(number - round(number)) <= NEXT * max(abs(number), 1.0):
+                    found[size] = number - round(number), int(rounding.after(values))  # type: ignore[arg-type]
+        if len({after for _, after in found.values()}) < 2:  # of another size than this one
+            return
+        wanted = dict.fromkeys(itertools.islice(self._unlike(root, {n: after for n, (_, after) in found.items()}, file), 3))
+        for kind in (lambda off: off < 0, lambda off: off > 0, lambda off: off == 0):
+            wanted |= dict.fromkeys(itertools.islice((n for n, (off, _) in found.items() if kind(off)), 2))
+        yield from wanted
+
+    def _unlike(self, root: str, python: Mapping[int, int], file: SizesOfFile) -> Iterator[int]:
+        sizes = list(python)[:MOST_ASKED]
+        given = self._resized.given
+        its = [file.at({**given, root: size}) for size in sizes]
+        yield from unlike(sizes, [python[size] for size in sizes], its)
 
     def near(self) -> Iterator[dict[str, int]]:
         """Dynamic sizes that are less than :data:`NEAR` off the given ones, each alone, and all: the nearest first."""
