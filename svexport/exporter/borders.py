@@ -51,6 +51,9 @@ MOST_ROUNDED = 16
 MOST_ASKED = 128
 """Sizes of which it is asked what a file makes of them."""
 
+MOST_LOOKED_UP = 20_000
+"""Sizes that are asked for to compute a float at others."""
+
 ROUNDED_UP_TO = 1024
 """Sizes up to this one are asked where a float is rounded."""
 
@@ -171,6 +174,20 @@ class Sizes:
         if line is not None:
             self.roundings.setdefault((frame.f_code, frame.f_lasti, name), Rounding(line, before, after, half))
 
+    def steps(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Notes that ``torch.arange`` counts steps of floats, which it rounds up."""
+        names = ("end",) if len(args) == 1 else ("start", "end", "step")
+        given = {"start": 0, "step": 1, **kwargs, **dict(zip(names, args, strict=False))}
+        start, end, step = (given.get(name) for name in ("start", "end", "step"))
+        numbers = [x for x in (start, end, step) if isinstance(x, (int, float))]
+        if len(numbers) < 3 or not any(isinstance(x, float) for x in numbers) or not any(map(_is_of_sizes, numbers)):
+            return
+
+        def count(values: Values) -> float:
+            return (_at(end, values) - _at(start, values)) / _at(step, values)  # type: ignore[no-any-return]
+
+        self.rounds("arange", count, lambda values: math.ceil(count(values)), False, depth=3)
+
     def note(self, name: str, truth: bool, test: Callable[[Values], bool], depth: int, number: Any = None) -> None:
         frame = sys._getframe(depth)
         file = frame.f_code.co_filename
@@ -227,6 +244,10 @@ def _plain(value: Any) -> Any:
 
 def _at(value: Any, values: Values) -> Any:
     return value.at(values) if isinstance(value, _Number) else value
+
+
+def _is_of_sizes(value: Any) -> bool:
+    return isinstance(value, _Number)
 
 
 def is_found(value: Any) -> bool:
@@ -364,6 +385,7 @@ class Borders:
         self._beyond: dict[Place, None] = {}
         self._asked: set[tuple[tuple[str, int], ...]] = set()
         self._left = MOST_RUNS
+        self._rounded: dict[str, tuple[str, int, str]] = {}
         self.turned: dict[tuple[str, int, str], str] = {}
 
     def new_run(self, inputs: Sequence[Tensor]) -> Sizes:
@@ -430,6 +452,7 @@ class Borders:
                 for size in self._next_to_borders(rounding, run, root, file):
                     if left:
                         left -= 1
+                        self._rounded[f"{root}={size}"] = rounding.line
                         yield self._resized.at({root: size}, self._most)
 
     def _next_to_borders(self, rounding: Rounding, run: Sizes, root: str, file: SizesOfFile) -> Iterator[int]:
@@ -438,17 +461,20 @@ class Borders:
             rounding.before(asked)
         known = {place: self._known(place, run, root) for place in asked.places}
         found: dict[int, tuple[float, int]] = {}
-        for size in self._candidates(root, run.roots[root], 1, ROUNDED_UP_TO):
+        sizes_to_ask = self._candidates(root, run.roots[root], 1, ROUNDED_UP_TO)
+        for size in itertools.islice(sizes_to_ask, MOST_LOOKED_UP // max(asked.count, 1)):
             if size > ROUNDED_UP_TO or self._resized.too_large({root: size}, self._most):
                 continue
             values = ChainMap({place: _on_a_line(sizes, size) for place, sizes in known.items()}, run.values)
-            with suppress(ArithmeticError, ValueError, TypeError):
+            with suppress(Exception):  # divided by zero, say
                 number = rounding.before(values) - 0.5 * rounding.half  # type: ignore[arg-type]
                 if abs(number - round(number)) <= NEXT * max(abs(number), 1.0):
                     found[size] = number - round(number), int(rounding.after(values))  # type: ignore[arg-type]
         if len({after for _, after in found.values()}) < 2:  # of another size than this one
             return
-        wanted = dict.fromkeys(itertools.islice(self._unlike(root, {n: after for n, (_, after) in found.items()}, file), 3))
+        wanted = dict.fromkeys(
+            itertools.islice(self._unlike(root, {n: after for n, (_, after) in found.items()}, file), 3)
+        )
         for kind in (lambda off: off < 0, lambda off: off > 0, lambda off: off == 0):
             wanted |= dict.fromkeys(itertools.islice((n for n, (off, _) in found.items() if kind(off)), 2))
         yield from wanted
@@ -481,6 +507,10 @@ class Borders:
         """Lines of the user's that compare sizes, which come out another way in a run than on the given inputs."""
         given = self._runs[0].turns if self._runs else {}
         return list(dict.fromkeys(t.line for p, t in run.turns.items() if p in given and given[p].truth != t.truth))
+
+    def rounded(self, run: str) -> tuple[str, int, str] | None:
+        """The user's line that rounds a float of sizes, for which a run of that name was."""
+        return self._rounded.get(run)
 
     def reads(self, run: Sizes) -> list[tuple[str, int, str]]:
         """Lines of the user's that ask for sizes, in a run of other ones than are given."""
@@ -583,13 +613,15 @@ def _alone(one: Sizes, other: Sizes, root: str) -> bool:
 
 
 class _Asked(dict[Hashable, int]):
-    """Sizes that know which of them were asked for."""
+    """Sizes that know which of them were asked for, and how often any was."""
 
     def __init__(self, values: Values) -> None:
         super().__init__(values)
         self.places: set[Hashable] = set()
+        self.count = 0
 
     def __getitem__(self, place: Hashable) -> int:
+        self.count += 1
         self.places.add(place)
         return super().__getitem__(place)
 

@@ -437,7 +437,9 @@ def _arange(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tens
         return torch.arange(start, end, step, dtype=dtype, **kwargs)
     dtype = dtype or torch.get_default_dtype()
     if not dtype.is_floating_point:
-        raise ExportError(f"torch.arange of {dtype} by floats, between dynamic sizes; give it none, and cast the result")
+        raise ExportError(
+            f"torch.arange of {dtype} by floats, between dynamic sizes; give it none, and cast the result"
+        )
     place = torch.arange(math.ceil((end - start) / step), dtype=dtype, **kwargs)
     first, by = (x.to(place) if isinstance(x, Tensor) else place.new_full((), x) for x in (start, step))
     return first + place * by

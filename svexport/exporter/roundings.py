@@ -1,26 +1,32 @@
-"""Sizes at which a float that Python made of sizes is next to a whole number, and what a file rounds there."""
+"""Sizes that a file computes by floats: where it rounds them to other whole numbers than Python and torch do."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx
 from torch import Tensor
 
+from svexport.errors import ExportError
 from svexport.graph.scope import light_copy
+from svexport.graph.types import infer_types
+from svexport.graph.walk import attributes_of, graphs
 from svexport.logging import logger
 
 if TYPE_CHECKING:
     import onnxruntime
 
-__all__ = ["SizesOfFile", "unlike"]
+__all__ = ["SizesOfFile", "refuse_factors", "unlike"]
 
 _OPS = {"Abs", "Add", "Cast", "Ceil", "Concat", "Constant", "Div", "Floor", "Gather", "Identity", "Max", "Min", "Mod"}
 _OPS |= {"Mul", "Neg", "Pow", "Range", "Reshape", "Round", "Shape", "Size", "Slice", "Sqrt", "Squeeze", "Sub"}
 _OPS |= {"Unsqueeze"}
 """That compute with sizes."""
+
+_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 
 LIKE = 0.5
 """Of the sizes at which a number of a file is Python's, from where on it is meant to be."""
@@ -58,7 +64,8 @@ class SizesOfFile:
             for name, tensor, shape in zip(self._names, self._tensors, self._shapes(roots), strict=True)
         }
         found = self._session.run(None, {i.name: given[i.name] for i in self._session.get_inputs()})
-        return [int(v.item()) if v.size == 1 else v.size for v in found if v.size != 1 or v.dtype.kind in "iu"]
+        whole = [value for value in found if value.ndim or value.dtype.kind in "iu"]
+        return [int(v.item()) if v.size == 1 and v.dtype.kind in "iu" else v.size for v in whole]
 
     def _opened(self) -> onnxruntime.InferenceSession | None:
         import onnxruntime
@@ -76,13 +83,20 @@ class SizesOfFile:
 def _of_sizes(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """The nodes that depend on nothing but sizes of the inputs of these names, with all that they compute as results."""
     graph = model.graph
+    constants = {tensor.name for tensor in graph.initializer if onnx.numpy_helper.to_array(tensor).all()}
     known = {tensor.name for tensor in graph.initializer}
+    floats = {tensor.name for tensor in graph.initializer if tensor.data_type in _FLOATS}
     nodes = []
     for node in graph.node:
         measures = node.op_type in ("Shape", "Size") and node.input[0] in names
-        if node.op_type in _OPS and not node.domain and (measures or all(n in known or not n for n in node.input)):
-            nodes.append(node)
-            known.update(node.output)
+        if node.op_type not in _OPS or node.domain or not (measures or all(n in known or not n for n in node.input)):
+            continue
+        if node.op_type in ("Div", "Mod") and not (node.input[0] in floats or node.input[1] in constants):
+            continue  # whole numbers by what may be zero end the process
+        if attributes_of(node)["to"] in _FLOATS if node.op_type == "Cast" else floats.intersection(node.input):
+            floats.update(node.output)
+        nodes.append(node)
+        known.update(node.output)
     used = {name for node in nodes for name in node.input}
     made = onnx.helper.make_graph(
         nodes,
@@ -92,6 +106,42 @@ def _of_sizes(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
         [tensor for tensor in graph.initializer if tensor.name in used],
     )
     return onnx.helper.make_model(made, opset_imports=model.opset_import, ir_version=model.ir_version)
+
+
+def refuse_factors(model: onnx.ModelProto) -> None:
+    """Refuses a Resize of dynamic sizes by factors of which float32 makes another size than torch does, as of 0.7.
+
+    Raises:
+        ExportError: with such a size.
+    """
+    types: dict[str, Any] | None = None
+    for graph in graphs(model.graph):
+        numbers = {tensor.name: tensor for tensor in graph.initializer}
+        for node in graph.node:
+            place = {"Resize": 2 if len(node.input) > 2 else 1, "Upsample": 1}.get(node.op_type)
+            if node.domain or place is None or len(node.input) <= place or node.input[place] not in numbers:
+                continue
+            factors = onnx.numpy_helper.to_array(numbers[node.input[place]])
+            wrong = [_other_size(factor) for factor in factors]
+            if not any(wrong):
+                continue
+            types = infer_types(model) if types is None else types
+            dims = types[node.input[0]].shape if node.input[0] in types else None
+            for axis, (size, factor) in enumerate(zip(wrong, factors, strict=True)):
+                if size and (dims is None or not isinstance(dims[axis], int)):
+                    raise ExportError(
+                        f"F.interpolate by {factor:.6g} of a dynamic size: of {size} torch makes "
+                        f"{int(size * float(str(factor)))}, ONNX's Resize, which computes in float32, another size.\n"
+                        "  Give size=, computed of whole numbers (height * 7 // 10), or call it outside of scripted code"
+                    )
+
+
+def _other_size(factor: np.float32) -> int:
+    """The smallest size of which float32 makes another one than double does, up to 4096; 0 if there is none."""
+    sizes = np.arange(1, 4097)
+    double = np.floor(sizes * float(str(factor)))
+    single = np.floor(sizes.astype(np.float32) * np.float32(factor))
+    return int(sizes[double != single][0]) if (double != single).any() else 0
 
 
 def unlike(sizes: Sequence[int], python: Sequence[int], file: Sequence[Sequence[int]]) -> Iterator[int]:

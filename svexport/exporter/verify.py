@@ -451,6 +451,12 @@ class Verification:
                 f"the given inputs:{where}\n"
                 f"  A file has one way for all sizes. {WITHOUT_NUMBERS} with a range that leaves those out. "
             )
+        if (line := self._borders.rounded(run)) is not None:
+            return (
+                "  forward rounds a float made of dynamic sizes, which the tracer computes in another order or type, and "
+                f"so to another number there:\n    {shown_line(*line)}\n"
+                "  Compute with whole numbers alone: size * 7 // 10 instead of int(size * 0.7). "
+            )
         if where := given.parting(self._ways[run]):
             return (
                 f"  forward takes values out of tensors, which are others there than on the given inputs, at {where}\n"
