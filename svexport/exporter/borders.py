@@ -19,7 +19,7 @@ from torch import Tensor
 
 from svexport.errors import ExportError
 from svexport.exporter.inputs import Resized
-from svexport.exporter.roundings import SizesOfFile, unlike
+from svexport.exporter.roundings import SizesOfFile, nearest_unlike, unlike
 from svexport.exporter.source import around, is_library, is_own, near, raising_line, shown_line, user_line
 
 __all__ = ["Borders", "Sizes", "Turn", "formula", "is_found", "refuse_beyond"]
@@ -115,6 +115,7 @@ class Sizes:
         values: all sizes, by where they are from.
         turns: comparisons, by where they are.
         roundings: of floats, by where they are.
+        nearest: whether a file may take other pixels than torch, by where these are taken.
         reads: lines of the user's that get sizes.
     """
 
@@ -124,6 +125,7 @@ class Sizes:
         self.values: dict[Hashable, int] = {root: size for root, size in roots.items()}  # noqa: C416 - of another type
         self.turns: dict[Place, Turn] = {}
         self.roundings: dict[Place, Rounding] = {}
+        self.nearest: dict[Place, Turn] = {}
         self.reads: dict[tuple[str, int, str], None] = {}
         self.outside: CodeType | None = None
         self._axes = axes
@@ -188,6 +190,24 @@ class Sizes:
 
         self.rounds("arange", count, lambda values: math.ceil(count(values)), False, depth=3)
 
+    def resizes(self, shape: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Notes that ``F.interpolate`` takes the nearest pixels of a tensor of that shape."""
+        names = ("size", "scale_factor", "mode")
+        given = {"size": None, "mode": "nearest", **dict(zip(names, args[1:], strict=False)), **kwargs}
+        size = given["size"]
+        if given["mode"] != "nearest" or size is None:
+            return
+        spatial = list(shape)[2:]
+        wanted = list(size) if isinstance(size, (list, tuple)) else [size] * len(spatial)
+        for axis, (old, new) in enumerate(zip(spatial, wanted, strict=False)):
+            if _is_of_sizes(old) or _is_of_sizes(new):
+                self._nearest(axis, old, new)
+
+    def _nearest(self, axis: int, old: Any, new: Any) -> None:
+        line = user_line(sys._getframe(3), self.outside) if self.outside is not None else None
+        if line is not None:
+            self.nearest.setdefault((line, axis), Turn(line, False, None, False, lambda v: _others(old, new, v)))
+
     def note(self, name: str, truth: bool, test: Callable[[Values], bool], depth: int, number: Any = None) -> None:
         frame = sys._getframe(depth)
         file = frame.f_code.co_filename
@@ -244,6 +264,10 @@ def _plain(value: Any) -> Any:
 
 def _at(value: Any, values: Values) -> Any:
     return value.at(values) if isinstance(value, _Number) else value
+
+
+def _others(old: Any, new: Any, values: Values) -> bool:
+    return nearest_unlike(_at(old, values), _at(new, values))
 
 
 def _is_of_sizes(value: Any) -> bool:
@@ -454,6 +478,17 @@ class Borders:
                         left -= 1
                         self._rounded[f"{root}={size}"] = rounding.line
                         yield self._resized.at({root: size}, self._most)
+
+    def runs_of_nearest(self) -> Iterator[Iterator[Run]]:
+        """Each with a size at which ONNX's Resize may take other nearest pixels than torch."""
+        run = self._runs[0] if self._runs else None
+        for turn in list(run.nearest.values())[:MOST_OF_A_LINE] if run is not None else ():
+            for root in run.roots:  # type: ignore[union-attr]
+                turns = self._turns(turn, run, root, self._varying(turn, run))  # type: ignore[arg-type]
+                sizes = self._candidates(root, run.roots[root], 1, ROUNDED_UP_TO)  # type: ignore[union-attr]
+                near = itertools.takewhile(lambda size: size <= ROUNDED_UP_TO, sizes)
+                for size in itertools.islice(filter(turns, near), 2):
+                    yield self._resized.at({root: size}, self._most)
 
     def _next_to_borders(self, rounding: Rounding, run: Sizes, root: str, file: SizesOfFile) -> Iterator[int]:
         asked = _Asked(run.values)

@@ -11,7 +11,7 @@ import onnx
 from torch import Tensor
 
 from svexport.errors import ExportError
-from svexport.graph.scope import light_copy
+from svexport.graph.scope import constant_value, light_copy
 from svexport.graph.types import infer_types
 from svexport.graph.walk import attributes_of, graphs
 from svexport.logging import logger
@@ -19,7 +19,7 @@ from svexport.logging import logger
 if TYPE_CHECKING:
     import onnxruntime
 
-__all__ = ["SizesOfFile", "refuse_factors", "unlike"]
+__all__ = ["SizesOfFile", "nearest_unlike", "refuse_resizes", "unlike"]
 
 _OPS = {"Abs", "Add", "Cast", "Ceil", "Concat", "Constant", "Div", "Floor", "Gather", "Identity", "Max", "Min", "Mod"}
 _OPS |= {"Mul", "Neg", "Pow", "Range", "Reshape", "Round", "Shape", "Size", "Slice", "Sqrt", "Squeeze", "Sub"}
@@ -81,11 +81,12 @@ class SizesOfFile:
 
 
 def _of_sizes(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    """The nodes that depend on nothing but sizes of the inputs of these names, with all that they compute as results."""
+    """The nodes that depend on nothing but sizes of the inputs of these names, with what they compute as results."""
     graph = model.graph
-    constants = {tensor.name for tensor in graph.initializer if onnx.numpy_helper.to_array(tensor).all()}
+    values = _constants(graph)
+    constants = {name for name, value in values.items() if value.all()}
     known = {tensor.name for tensor in graph.initializer}
-    floats = {tensor.name for tensor in graph.initializer if tensor.data_type in _FLOATS}
+    floats = {name for name, value in values.items() if value.dtype.kind == "f"}
     nodes = []
     for node in graph.node:
         measures = node.op_type in ("Shape", "Size") and node.input[0] in names
@@ -108,32 +109,62 @@ def _of_sizes(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     return onnx.helper.make_model(made, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 
-def refuse_factors(model: onnx.ModelProto) -> None:
-    """Refuses a Resize of dynamic sizes by factors of which float32 makes another size than torch does, as of 0.7.
+def refuse_resizes(model: onnx.ModelProto) -> None:
+    """Refuses Resize of a dynamic size that is not torch's at all of them: by 0.7, of which float32 makes another size,
+    or to the nearest pixels of so many.
 
     Raises:
         ExportError: with such a size.
     """
     types: dict[str, Any] | None = None
     for graph in graphs(model.graph):
-        numbers = {tensor.name: tensor for tensor in graph.initializer}
-        for node in graph.node:
-            place = {"Resize": 2 if len(node.input) > 2 else 1, "Upsample": 1}.get(node.op_type)
-            if node.domain or place is None or len(node.input) <= place or node.input[place] not in numbers:
-                continue
-            factors = onnx.numpy_helper.to_array(numbers[node.input[place]])
+        resizes = [n for n in graph.node if n.op_type in ("Resize", "Upsample") and not n.domain]
+        numbers = _constants(graph) if resizes else {}
+        for node in resizes:
+            place = 2 if len(node.input) > 2 else 1
+            factors = numbers.get(node.input[place], np.zeros(0)) if len(node.input) > place else np.zeros(0)
             wrong = [_other_size(factor) for factor in factors]
-            if not any(wrong):
+            nearest = len(node.input) > 3 and _is_nearest(node)
+            if not (nearest or any(wrong)):
                 continue
             types = infer_types(model) if types is None else types
-            dims = types[node.input[0]].shape if node.input[0] in types else None
-            for axis, (size, factor) in enumerate(zip(wrong, factors, strict=True)):
-                if size and (dims is None or not isinstance(dims[axis], int)):
+            old, new = (types[name].shape if name in types else None for name in (node.input[0], node.output[0]))
+            for axis in (axis for axis, size in enumerate(old or ()) if not isinstance(size, int)):
+                if wrong and (size := wrong[axis]):
                     raise ExportError(
-                        f"F.interpolate by {factor:.6g} of a dynamic size: of {size} torch makes "
-                        f"{int(size * float(str(factor)))}, ONNX's Resize, which computes in float32, another size.\n"
-                        "  Give size=, computed of whole numbers (height * 7 // 10), or call it outside of scripted code"
+                        f"F.interpolate by {factors[axis]:.6g} of a dynamic size: of {size} torch makes "
+                        f"{int(size * float(str(factors[axis])))}, ONNX's Resize, which computes in float32, another "
+                        f"size.\n  {_WITHOUT_FACTORS}"
                     )
+                count = new[axis] if new is not None and nearest else None
+                if isinstance(count, int) and (
+                    size := next((n for n in range(1, 4097) if nearest_unlike(n, count)), 0)
+                ):
+                    raise ExportError(
+                        f"F.interpolate to the nearest pixels of a dynamic size: of {size}, ONNX's Resize to {count} "
+                        f"takes others than torch.\n  {_WITHOUT_FACTORS}"
+                    )
+
+
+def _is_nearest(node: onnx.NodeProto) -> bool:
+    """As ``F.interpolate(mode="nearest")`` is written."""
+    found = attributes_of(node)
+    return (found.get("mode"), found.get("coordinate_transformation_mode")) == (b"nearest", b"asymmetric")
+
+
+_WITHOUT_FACTORS = (
+    "Call it outside of scripted code, which torch.export traces, or make the size static; of factors, give size= "
+    "computed of whole numbers instead, height * 7 // 10"
+)
+
+
+def _constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
+    """By name."""
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and (tensor := constant_value(node)) is not None:
+            tensors[node.output[0]] = tensor
+    return {name: onnx.numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
 
 
 def _other_size(factor: np.float32) -> int:
@@ -142,6 +173,15 @@ def _other_size(factor: np.float32) -> int:
     double = np.floor(sizes * float(str(factor)))
     single = np.floor(sizes.astype(np.float32) * np.float32(factor))
     return int(sizes[double != single][0]) if (double != single).any() else 0
+
+
+def nearest_unlike(old: int, new: int) -> bool:
+    """Whether Resize from one size to another may take other nearest pixels than torch, which multiplies instead."""
+    if old < 1 or new < 1 or new % old == 0:
+        return False
+    place = np.arange(new, dtype=np.float32)
+    multiplied = np.floor(place * np.float32(np.float32(old) / np.float32(new)))
+    return bool((multiplied != np.floor(place / np.float32(new / old))).any())
 
 
 def unlike(sizes: Sequence[int], python: Sequence[int], file: Sequence[Sequence[int]]) -> Iterator[int]:

@@ -79,9 +79,9 @@ def verify(
     that a line took out of what depends on an input, whatever it is, but what has been compared (see
     :class:`Unproven`); ``guarded`` says whether the tracer has seen to those that ``torch.export`` knows of.
 
-    Of dynamic sizes that Python compares, or counts by, some on both sides are tried (:class:`Borders`). Where it rounds
-    a float made of them, sizes at which that is next to another whole number are tried, those first at which the file
-    computes another one than Python.
+    Of dynamic sizes that Python compares, or counts by, some on both sides are tried (:class:`Borders`). Where it
+    rounds a float made of them, sizes at which that is next to another whole number are tried, those first at which
+    the file computes another one than Python.
 
     Raises:
         ExportError: naming the lines that take values of inputs from which something follows, or compare sizes that
@@ -167,7 +167,7 @@ class Verification:
             self.state.restore()
             yield ((FIRST[0], inputs) for inputs in random(tensors, [t.shape for t in tensors]))
         near = partial(self._borders.runs_near_numbers, lambda: user_numbers(self.model, tensors))
-        others = () if guarded.sizes else (self._sizes_of_other_ways,)
+        others = () if guarded.sizes else (self._borders.runs_of_nearest, self._sizes_of_other_ways)
         rounded = partial(self._borders.runs_at_roundings, self._sizes_of_file)
         for more in (self._borders.runs, near, rounded, self._borders.runs, *others):
             for alternatives in more():
@@ -453,8 +453,8 @@ class Verification:
             )
         if (line := self._borders.rounded(run)) is not None:
             return (
-                "  forward rounds a float made of dynamic sizes, which the tracer computes in another order or type, and "
-                f"so to another number there:\n    {shown_line(*line)}\n"
+                "  forward rounds a float made of dynamic sizes, which the tracer computes in another order or type, "
+                f"and so to another number there:\n    {shown_line(*line)}\n"
                 "  Compute with whole numbers alone: size * 7 // 10 instead of int(size * 0.7). "
             )
         if where := given.parting(self._ways[run]):
