@@ -128,22 +128,32 @@ def refuse_resizes(model: onnx.ModelProto) -> None:
             if not (nearest or any(wrong)):
                 continue
             types = infer_types(model) if types is None else types
-            old, new = (types[name].shape if name in types else None for name in (node.input[0], node.output[0]))
-            for axis in (axis for axis, size in enumerate(old or ()) if not isinstance(size, int)):
+            old = (types[node.input[0]].shape if node.input[0] in types else None) or ()
+            counts = _last_numbers(graph, numbers, node.input[3], len(old)) if nearest else {}
+            for axis in (axis for axis, size in enumerate(old) if not isinstance(size, int)):
                 if wrong and (size := wrong[axis]):
                     raise ExportError(
                         f"F.interpolate by {factors[axis]:.6g} of a dynamic size: of {size} torch makes "
                         f"{int(size * float(str(factors[axis])))}, ONNX's Resize, which computes in float32, another "
                         f"size.\n  {_WITHOUT_FACTORS}"
                     )
-                count = new[axis] if new is not None and nearest else None
-                if isinstance(count, int) and (
-                    size := next((n for n in range(1, 4097) if nearest_unlike(n, count)), 0)
-                ):
+                count = counts.get(axis, 0)
+                if size := next((n for n in range(1, 4097) if nearest_unlike(n, count)), 0):
                     raise ExportError(
                         f"F.interpolate to the nearest pixels of a dynamic size: of {size}, ONNX's Resize to {count} "
                         f"takes others than torch.\n  {_WITHOUT_FACTORS}"
                     )
+
+
+def _last_numbers(graph: onnx.GraphProto, numbers: Mapping[str, np.ndarray], name: str, rank: int) -> dict[int, int]:
+    """Of sizes put together, those at the end that are constants, by axis."""
+    made = next((node for node in graph.node if name in node.output and node.op_type == "Concat"), None)
+    found: list[int] = []
+    for part in reversed([name] if made is None else made.input):
+        if part not in numbers:
+            break
+        found = [*numbers[part].tolist(), *found]
+    return dict(zip(range(rank - len(found), rank), found, strict=True))
 
 
 def _is_nearest(node: onnx.NodeProto) -> bool:
@@ -167,7 +177,7 @@ def _constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
     return {name: onnx.numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
 
 
-def _other_size(factor: np.float32) -> int:
+def _other_size(factor: np.floating[Any]) -> int:
     """The smallest size of which float32 makes another one than double does, up to 4096; 0 if there is none."""
     sizes = np.arange(1, 4097)
     double = np.floor(sizes * float(str(factor)))
