@@ -67,6 +67,23 @@ def test_compiles_for_the_oldest_architecture(source: Path) -> None:
 
 
 @needs_headers
+def test_nodes_of_onnxruntime_need_no_tensorrt() -> None:
+    """The sources of the plugins with the plain types of csrc/onnxruntime in place of TensorRT's headers."""
+    folders = [_cuda.CSRC / name for name in ("onnxruntime", "cuda", "tensorrt")]
+    flags = (
+        "-std=c++17",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-fsyntax-only",
+        *(f"-I{path}" for path in (*folders, *INCLUDES)),
+    )
+    nodes = [path for path in sorted(_cuda.CSRC.glob("tensorrt/*.cpp")) if not path.name.startswith("interface")]
+    for source in (*nodes, _cuda.CSRC / "onnxruntime" / "einsum.cpp"):
+        built("checked", (CXX, *flags, source), [source])
+
+
+@needs_headers
 def test_bindings_fit_torch_and_the_launchers(tmp_path: Path) -> None:
     """All in one translation unit, torch's headers once; each in a namespace of its own, where its names are free."""
     headers = [*sorted(_cuda.CSRC.glob("torch/*.h")), *HEADERS]

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from svexport.errors import ExportError
 from svexport.exporter.inputs import Resized
-from svexport.exporter.roundings import SizesOfFile, nearest_unlike, unlike
+from svexport.exporter.rounded import nearest_unlike
+from svexport.exporter.sizes_of_file import SizesOfFile, unlike
 from svexport.exporter.source import around, is_library, is_own, near, raising_line, shown_line, user_line
 
 __all__ = ["Borders", "Sizes", "Turn", "formula", "is_found", "refuse_beyond"]

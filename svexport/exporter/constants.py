@@ -370,11 +370,11 @@ def texts_of_sizes() -> Iterator[list[str]]:
 
 @contextmanager
 def sizes_stay_dynamic() -> Iterator[None]:
-    """Refuses ``int(n)`` and ``int(n / 4)`` of a dynamic size in the user's code: torch.export, where it is not strict,
-    goes on with the number it is now."""
+    """Refuses ``int(n)``, ``int(n / 4)`` and ``float(n)`` of a dynamic size in the user's code: torch.export, where it
+    is not strict, goes on with the number it is now."""
 
-    def refusing(own: Callable[[Any], int]) -> Callable[[Any], int]:
-        def number(size: Any) -> int:
+    def refusing(own: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def number(size: Any) -> Any:
             frame = sys._getframe(1)
             if is_library(frame.f_code.co_filename) or size.node.expr.is_number:
                 return own(size)
@@ -385,8 +385,8 @@ def sizes_stay_dynamic() -> Iterator[None]:
 
         return number
 
-    with (
-        swapped(torch.SymFloat, __int__=refusing(torch.SymFloat.__int__)),
-        swapped(torch.SymInt, __int__=refusing(torch.SymInt.__int__)),
-    ):
+    with ExitStack() as stack:
+        for kind in (torch.SymInt, torch.SymFloat):
+            names = [name for name in ("__int__", "__float__") if hasattr(kind, name)]
+            stack.enter_context(swapped(kind, **{name: refusing(getattr(kind, name)) for name in names}))
         yield

@@ -445,6 +445,18 @@ def _arange(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tens
     return first + place * by
 
 
+def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
+    """The exporter's own is by constant shifts."""
+    both = [x if isinstance(x, (tuple, list)) else [x] for x in (shifts, dims)]
+    if not any(isinstance(shift, torch.SymInt) for shift in both[0]) or len(both[0]) != len(both[1]):
+        return torch.roll(input, shifts, dims)
+    for shift, dim in zip(*both, strict=True):
+        size = input.shape[dim]
+        place = torch.arange(size, device=input.device) - shift
+        input = input.index_select(dim, torch.remainder(place, place.new_full((), size).clamp(min=1)))
+    return input
+
+
 _OF_MASKS: dict[Callable[..., Any], Callable[..., Any]] = {
     function: functools.partial(_of_masks, function)
     for name in ("amax", "amin", "max", "maximum", "min", "minimum")
@@ -469,6 +481,7 @@ _OF_DYNAMIC_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.affine_grid: _affine_grid,
     torch.arange: _arange,
     torch.linspace: _linspace,
+    **dict.fromkeys((torch.roll, Tensor.roll), _roll),
     **{f: functools.partial(_parts, f) for f in (torch.chunk, torch.split, Tensor.chunk, Tensor.split)},
     **{
         f: functools.partial(_by_a_tensor, f)

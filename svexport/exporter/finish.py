@@ -16,7 +16,6 @@ from svexport._version import __version__
 from svexport.errors import ExportError
 from svexport.exporter.clean import clean, keep_inputs, name_sizes
 from svexport.exporter.report import NodeSource
-from svexport.exporter.roundings import refuse_resizes
 from svexport.exporter.sizes import Size
 from svexport.graph.bodies import attach, ir_version, lower_in_place, node_types, state_types
 from svexport.graph.conditions import take_decided_branches
@@ -105,8 +104,6 @@ def finish(model: onnx.ModelProto, file: Path, wanted: Wanted, signature: Signat
     if wanted.simplify:
         model = _simplified(model, keep, notes)
     lowered = _standard(model, wanted.target)
-    if signature.axes:
-        refuse_resizes(lowered)
     name_sizes(model, lowered, signature.sizes)
     if wanted.weights == "attributes":
         hold_weights(model)

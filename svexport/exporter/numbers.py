@@ -217,6 +217,20 @@ def _power(x: Any, y: Any) -> Any:
     return _float(_Number(lambda: _op("Pow", a.double, b.double)))
 
 
+def _mod(x: Any, y: Any) -> Any:
+    if not (_is_float(x) or _is_float(y)):
+        return _op("Mod", _integer(x), _integer(y))
+    a, b = _number(x), _number(y)
+
+    def rest() -> Any:
+        """Of the sign of the divisor."""
+        value, zero = _op("Mod", a.double, b.double, fmod=1), _constant(0.0, torch.float64)
+        other = _op("Less", _op("Mul", value, b.double), zero)
+        return _op("Where", other, _op("Add", value, b.double), value)
+
+    return _float(_Number(rest))
+
+
 def _root(x: Any) -> Any:
     number = _number(x)
     return _float(_Number(lambda: _op("Sqrt", number.double)))
@@ -225,6 +239,7 @@ def _root(x: Any) -> Any:
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     operator.add: _sum("Add"),
     operator.floordiv: floor_divided,
+    operator.mod: _mod,
     operator.mul: _mul,
     operator.pow: _power,
     operator.sub: _sum("Sub"),

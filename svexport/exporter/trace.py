@@ -18,6 +18,7 @@ from svexport.exporter import dynamo, torchscript
 from svexport.exporter.arguments import FlatModel
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET, LAST_TORCHSCRIPT_OPSET
 from svexport.exporter.report import ExportReport
+from svexport.exporter.rounded import refuse_rounded
 from svexport.exporter.state import State
 from svexport.exporter.way import Guards
 from svexport.logging import logger
@@ -98,6 +99,8 @@ def traced(
             state.restore()
             logger.info("torch.export does not take the model, which TorchScript traces: {}", reason)
     written = torchscript.export(model, tensors, path, opset, input_names, dynamic_axes)
+    if dynamic_axes:
+        refuse_rounded(written)
     if _first:
         notes.append(f"traced by TorchScript, for torch.export refuses the model: {reason}")
     return written, Guards(values=False, sizes=False)

@@ -19,7 +19,7 @@ from svexport.exporter.finish import Signature
 from svexport.exporter.inputs import FAR, FIRST, KINDS, NOTHING, Resized, far, of_kind, random
 from svexport.exporter.quantizers import ROUNDING, Copies, allow_steps
 from svexport.exporter.rounding import Rounding, Tolerances
-from svexport.exporter.roundings import SizesOfFile
+from svexport.exporter.sizes_of_file import SizesOfFile
 from svexport.exporter.source import shown_line
 from svexport.exporter.state import State, random_state, same_random_state
 from svexport.exporter.values import Unproven, refuse_values, user_numbers

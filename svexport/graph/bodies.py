@@ -21,7 +21,16 @@ from svexport.graph.walk import attributes_of, graphs, opset_of
 from svexport.ops._op import DOMAIN, OPS, Op
 from svexport.symbolic._builder import Builder, Value
 
-__all__ = ["attach", "ir_version", "lower", "node_types", "strip", "without_overloads"]
+__all__ = [
+    "attach",
+    "drop_unused_bodies",
+    "input_types",
+    "ir_version",
+    "lower",
+    "node_types",
+    "strip",
+    "without_overloads",
+]
 
 
 def lower(model: onnx.ModelProto | str | Path, ops: Collection[str] | None = None) -> onnx.ModelProto:
@@ -77,8 +86,8 @@ def node_types(ops: Collection[str] | None) -> set[str]:
 def lower_in_place(model: onnx.ModelProto, chosen: Callable[[onnx.NodeProto], bool]) -> None:
     """:func:`lower` of the chosen svexport nodes, for a model that may be changed."""
     if any(map(chosen, svexport_nodes(model))):
-        _lower(model, chosen, _complete_types(model))
-    _drop_unused(model)
+        _lower(model, chosen, input_types(model))
+    drop_unused_bodies(model)
 
 
 def _lower(model: onnx.ModelProto, chosen: Callable[[onnx.NodeProto], bool], types: dict[str, Value]) -> None:
@@ -113,7 +122,7 @@ def attach(model: onnx.ModelProto) -> None:
     nodes = list(svexport_nodes(model))
     if not nodes:
         return
-    _attach(model, nodes, _complete_types(model))
+    _attach(model, nodes, input_types(model))
 
 
 def strip(model: onnx.ModelProto, node_types: Collection[str] | None = None) -> None:
@@ -300,7 +309,7 @@ def state_types(model: onnx.ModelProto) -> None:
     Raises:
         UnsupportedError: on a node whose input data types and ranks cannot be inferred.
     """
-    types = _complete_types(model)
+    types = input_types(model)
     stated = types_of(model)
     untyped = {name for n in svexport_nodes(model) for name in n.input if name and not _known(name, stated)}
     for graph in graphs(model.graph):
@@ -320,10 +329,13 @@ def _known(name: str, types: Mapping[str, Value]) -> bool:
     return name in types and types[name].shape is not None
 
 
-def _complete_types(model: onnx.ModelProto) -> dict[str, Value]:
+def input_types(model: onnx.ModelProto) -> dict[str, Value]:
     """Types of at least every svexport node's inputs, inferred through the bodies where the file states none.
 
-    They are by name: values of nested graphs get other names where theirs stand elsewhere too.
+    They are by name: values of nested graphs get other names, in place, where theirs stand elsewhere too.
+
+    Raises:
+        UnsupportedError: on a node whose input data types and ranks cannot be inferred.
     """
     separate_names(model)
     types = types_of(model)
@@ -394,7 +406,7 @@ class _Outputs:
             yield (0, None) if value is None else (value.dtype or 0, value.shape)
 
 
-def _drop_unused(model: onnx.ModelProto) -> None:
+def drop_unused_bodies(model: onnx.ModelProto) -> None:
     """Functions and domain imports that no node refers to any more."""
     used = {(n.op_type, n.overload) for n in svexport_nodes(model)}
     functions = [f for f in model.functions if f.domain != DOMAIN or (f.name, f.overload) in used]

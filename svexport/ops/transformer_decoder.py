@@ -150,6 +150,91 @@ class _Steps(NamedTuple):
     joined: bool = False  # whether what a layer does with its points teaches the layer that put them there
 
 
+class _Layers:
+    """The layers of a decoder, one step after the other, with its parameters by name.
+
+    Attributes:
+        sizes: numbers of batches and queries.
+        channels, cams, counts: sizes of parameters, which tracers know: those of inputs they compute in the file if
+            any of them is dynamic. ``counts`` are points, levels and groups.
+    """
+
+    def __init__(
+        self, steps: _Steps, parameters: Mapping[str, Tensor], sizes: Sequence[int], num_heads: int, counts: Any
+    ) -> None:
+        self.steps, self.parameters, self.sizes, self.num_heads = steps, parameters, sizes, num_heads
+        self.channels, self.counts = parameters["cls.0.bias"].shape[0], counts
+        self.cams = parameters["layers.0.svca.attention_weights.bias"].shape[0] // math.prod(counts)
+
+    def linear(self, name: str, x: Tensor, bias: bool = True) -> Tensor:
+        return F.linear(x, self.parameters[f"{name}.weight"], self.parameters[f"{name}.bias"] if bias else None)
+
+    def norm_relu(self, name: str, x: Tensor) -> Tensor:
+        affine = self.parameters[f"{name}.weight"], self.parameters[f"{name}.bias"]
+        return F.layer_norm(x, (self.channels,), *affine, EPS).relu()
+
+    def branch(self, name: str, x: Tensor) -> Tensor:
+        """Linear, norm and ReLU, twice."""
+        for linear, norm in ((0, 1), (3, 4)):
+            x = self.norm_relu(f"{name}.{norm}", self.linear(f"{name}.{linear}", x))
+        return x
+
+    def add_norm(self, last: str, norm: str, x: Tensor, residual: Tensor, extra: Tensor | None = None) -> Tensor:
+        """The norm of ``last(x) + residual + extra``, ``last`` a linear layer whose bias is left to this sum."""
+        product, bias = self.linear(last, x, bias=False), self.parameters[f"{last}.bias"]
+        if self.steps.dropout:
+            product, bias = F.dropout(product + bias, self.steps.dropout), torch.zeros_like(bias)
+        affine = self.parameters[f"{norm}.weight"], self.parameters[f"{norm}.bias"]
+        return self.steps.add_norm(product, bias, residual, *affine, EPS, extra)[0]
+
+    def attended(self, layer: str, query: Tensor, query_pos: Tensor, extra: Tensor | None) -> Tensor:
+        """The queries after attention among themselves."""
+        channels = self.channels
+
+        def heads(x: Tensor) -> Tensor:
+            return x.unflatten(-1, (self.num_heads, channels // self.num_heads)).transpose(1, 2)  # (B, H, Q, C/H)
+
+        where = query + query_pos
+        weight, bias = (self.parameters[f"{layer}.mha.in_proj_{p}"] for p in ("weight", "bias"))
+        qk = F.linear(where, weight[: 2 * channels], bias[: 2 * channels])
+        v = F.linear(query, weight[2 * channels :], bias[2 * channels :])
+        mixed = self.steps.attend(heads(qk[..., :channels]), heads(qk[..., channels:]), heads(v))
+        mixed = mixed.transpose(1, 2).reshape(*self.sizes, channels)
+        return self.add_norm(f"{layer}.mha.out_proj", f"{layer}.mha_norm", mixed, query, extra)
+
+    def seen(
+        self,
+        layer: str,
+        query: Tensor,
+        query_pos: Tensor,
+        points: Tensor,
+        logits: Tensor,
+        sample: Callable[[Tensor, Tensor, Tensor], Tensor],
+        learned_offsets: bool,
+    ) -> Tensor:
+        """The queries after attention to the cameras: ``sample`` of points, scores and offsets."""
+        svca = f"{layer}.svca"
+        where = query + query_pos
+        scores = self.linear(f"{svca}.attention_weights", where).unflatten(-1, (self.cams, *self.counts))
+        if learned_offsets:
+            offsets = self.linear(f"{svca}.sampling_offsets", where).unflatten(-1, (self.counts[0], 3))
+        else:
+            offsets = points.new_zeros(1, 1, 1, 3)
+        sampled = _cast(sample(points, scores, offsets), query.dtype)
+        position = self.branch(f"{svca}.position_encoder", _cast(logits, query.dtype))
+        return self.add_norm(f"{svca}.output_proj", f"{layer}.svca_norm", sampled, query, position)
+
+    def fed_forward(self, layer: str, query: Tensor) -> Tensor:
+        dropout = self.steps.dropout
+        hidden = F.dropout(self.linear(f"{layer}.ffn.0", query).relu(), dropout, training=dropout > 0)
+        return self.add_norm(f"{layer}.ffn.2", f"{layer}.ffn_norm", hidden, query)
+
+    def box(self, layer: str, query: Tensor) -> tuple[Tensor, Tensor]:
+        """The last product of the branch of boxes, and its bias."""
+        hidden = self.linear(f"{layer}.reg.2", self.linear(f"{layer}.reg.0", query).relu()).relu()
+        return self.linear(f"{layer}.reg.4", hidden, bias=False), self.parameters[f"{layer}.reg.4.bias"]
+
+
 def _decode(
     steps: _Steps,
     query: Tensor,
@@ -175,77 +260,30 @@ def _decode(
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
     names = weight_names({"num_layers": num_layers, "learned_offsets": learned_offsets})
     parameters = dict(zip(names, weights, strict=True))
-    # Sizes of parameters, which tracers know: those of inputs they compute in the file if any of them is dynamic.
-    sizes, channels = query.shape[:2], parameters["cls.0.bias"].shape[0]
-    levels, scales = _levels(features, query.dtype, channels, pool, scales)
-    counts = num_points, len(levels), num_groups
-    cams = parameters["layers.0.svca.attention_weights.bias"].shape[0] // math.prod(counts)
+    levels, scales = _levels(features, query.dtype, parameters["cls.0.bias"].shape[0], pool, scales)
+    layers = _Layers(steps, parameters, query.shape[:2], num_heads, (num_points, len(levels), num_groups))
     lidar2img = fold_image_size(lidar2img, image_size)
     points = _cast(reference_points, torch.promote_types(reference_points.dtype, torch.float32))
 
+    def sample(points: Tensor, scores: Tensor, offsets: Tensor) -> Tensor:
+        view = (1, 1), pc_range, depth_eps, in_image, uv_clamp, activation, scales
+        return steps.sample(levels, points, lidar2img, scores, offsets, *view)
+
     outputs: list[tuple[Tensor, Tensor, Tensor]] = []
-
-    def linear(name: str, x: Tensor, bias: bool = True) -> Tensor:
-        return F.linear(x, parameters[f"{name}.weight"], parameters[f"{name}.bias"] if bias else None)
-
-    def norm_relu(name: str, x: Tensor) -> Tensor:
-        return F.layer_norm(x, (channels,), parameters[f"{name}.weight"], parameters[f"{name}.bias"], EPS).relu()
-
-    def add_norm(last: str, norm: str, x: Tensor, residual: Tensor, extra: Tensor | None = None) -> Tensor:
-        """The norm of ``last(x) + residual + extra``, ``last`` a linear layer whose bias is left to this sum."""
-        product, bias = linear(last, x, bias=False), parameters[f"{last}.bias"]
-        if steps.dropout:
-            product, bias = F.dropout(product + bias, steps.dropout), torch.zeros_like(bias)
-        affine = parameters[f"{norm}.weight"], parameters[f"{norm}.bias"]
-        return steps.add_norm(product, bias, residual, *affine, EPS, extra)[0]
-
-    def heads(x: Tensor) -> Tensor:
-        return x.unflatten(-1, (num_heads, channels // num_heads)).transpose(1, 2)  # (B, H, Q, C/H)
-
     for i in range(num_layers):
         layer = f"layers.{i}"
-        if (
-            i and not steps.joined
-        ):  # as in DETR3D: what a layer does with its points does not teach the layer that put them there
+        if i and not steps.joined:  # as in DETR3D: a layer does not teach the one that put its points there
             points = points.detach()
-        where = query + query_pos
-        weight, bias = (parameters[f"{layer}.mha.in_proj_{p}"] for p in ("weight", "bias"))
-        qk = F.linear(where, weight[: 2 * channels], bias[: 2 * channels])
-        v = F.linear(query, weight[2 * channels :], bias[2 * channels :])
-        mixed = steps.attend(heads(qk[..., :channels]), heads(qk[..., channels:]), heads(v))
-        mixed = mixed.transpose(1, 2).reshape(*sizes, channels)
-        extra = query_pos if residual_query_pos else None
-        query = add_norm(f"{layer}.mha.out_proj", f"{layer}.mha_norm", mixed, query, extra)
-
-        svca = f"{layer}.svca"
-        where = query + query_pos
-        scores = linear(f"{svca}.attention_weights", where).unflatten(-1, (cams, *counts))
-        if learned_offsets:
-            offsets = linear(f"{svca}.sampling_offsets", where).unflatten(-1, (num_points, 3))
-        else:
-            offsets = points.new_zeros(1, 1, 1, 3)
-        view = (1, 1), pc_range, depth_eps, in_image, uv_clamp, activation, scales
-        sampled = _cast(steps.sample(levels, points, lidar2img, scores, offsets, *view), query.dtype)
+        query = layers.attended(layer, query, query_pos, query_pos if residual_query_pos else None)
         logits = inverse_sigmoid(points)
-        position = _cast(logits, query.dtype)
-        for linear_, norm in ((0, 1), (3, 4)):
-            position = linear(f"{svca}.position_encoder.{linear_}", position)
-            position = norm_relu(f"{svca}.position_encoder.{norm}", position)
-        query = add_norm(f"{svca}.output_proj", f"{layer}.svca_norm", sampled, query, position)
-
-        hidden = F.dropout(linear(f"{layer}.ffn.0", query).relu(), steps.dropout, training=steps.dropout > 0)
-        query = add_norm(f"{layer}.ffn.2", f"{layer}.ffn_norm", hidden, query)
-
-        hidden = linear(f"{layer}.reg.2", linear(f"{layer}.reg.0", query).relu()).relu()
-        product, bias = linear(f"{layer}.reg.4", hidden, bias=False), parameters[f"{layer}.reg.4.bias"]
+        query = layers.seen(layer, query, query_pos, points, logits, sample, learned_offsets)
+        query = layers.fed_forward(layer, query)
+        product, bias = layers.box(layer, query)
         points = update(logits, product, bias)
-
         if steps.every_layer or i == num_layers - 1:
-            hidden = query
-            for linear_, norm in ((0, 1), (3, 4)):
-                hidden = norm_relu(f"cls.{norm}", linear(f"cls.{linear_}", hidden))
+            classes = layers.linear("cls.6", layers.branch("cls", query))
             boxes = _cast(boxes_of(points, product, bias, pc_range), reference_points.dtype)
-            outputs.append((linear("cls.6", hidden), boxes, _cast(points, reference_points.dtype)))
+            outputs.append((classes, boxes, _cast(points, reference_points.dtype)))
     return outputs
 
 

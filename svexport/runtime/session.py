@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -58,6 +60,8 @@ def load(
     refit: str | os.PathLike[str] | onnx.ModelProto | None = None,
     cuda_graphs: int = 0,
     trusted: bool = False,
+    kernels: bool = False,
+    precision: str | None = None,
 ) -> Engine:
     """Loads an exported model: ``.onnx``, which ONNX Runtime runs, or ``.engine`` and ``.plan``, which TensorRT runs.
 
@@ -72,18 +76,27 @@ def load(
         refit: of TensorRT, the ONNX file whose weights go into an engine that was built without them.
         cuda_graphs: of TensorRT, for how many shapes of inputs the launches are recorded and replayed at once.
         trusted: of TensorRT, whether code in the file may run, which version-compatible engines hold.
+        kernels: of ONNX Runtime on CUDA, whether svexport's kernels run the nodes that they are for, in place of
+            bodies. They are compiled on first use, for a minute or two, and kept.
+        precision: of ONNX Runtime on CUDA, ``"tf32"`` for products of float32 on tensor cores, which round their
+            operands to 10 bits; default: float32 as it is.
 
     Raises:
         EngineError: if the file is missing, malformed or of another kind.
         UnsupportedError: if it needs what the engine does not have, such as string inputs or an unknown op.
         BackendNotAvailableError: if the runtime it needs is not installed.
+        PluginBuildError: if the kernels have to be compiled and cannot be.
     """
     suffix = Path(path).suffix.lower() if isinstance(path, (str, os.PathLike)) else None
     if suffix == ".onnx":
         if refit is not None or cuda_graphs or trusted:
             raise EngineError(f"refit, cuda_graphs and trusted are for engines of TensorRT, and {path} is an ONNX file")
-        return OnnxEngine(path, device=device)
+        return OnnxEngine(path, device=device, kernels=kernels, precision=precision)
     if suffix in (".engine", ".plan"):
+        if kernels or precision is not None:
+            raise EngineError(
+                f"kernels and precision are for ONNX files; {path} was built with plugins and types of its own"
+            )
         from svexport.runtime.tensorrt import TensorRTEngine
 
         return TensorRTEngine(path, device=device, refit=refit, cuda_graphs=cuda_graphs, trusted=trusted)
@@ -97,18 +110,28 @@ class OnnxEngine(Engine):
     Contiguous inputs on the engine's device are read where they are, and outputs are ONNX Runtime's own memory handed
     to torch: neither is copied. svexport nodes that come without a body are lowered in memory first.
 
-    A model file is data, never code: no pickle, no custom libraries, external data only from the file's own folder.
+    On CUDA it computes on a stream of its own, after what torch's current stream was given before and before what it is
+    given next: a call returns as soon as the work is enqueued. Threads take turns.
+
+    A model file is data, never code: no pickle, no library that it names, external data only from its own folder.
     It may still ask for as much time and memory as it likes when it is run.
 
     Args:
         model: the path of a file, or a model in memory, which must stay as it is while the engine is used.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; default: CUDA if ONNX Runtime and torch both have it, else CPU.
         data_folder: where the external data of a model in memory lies.
+        kernels: see :func:`load`.
+        precision: see :func:`load`.
+
+    Attributes:
+        kernels: the names of the nodes that svexport's kernels run.
 
     Raises:
         EngineError: if the file is missing, malformed or of another kind.
-        UnsupportedError: on inputs or outputs that torch has no tensors for, or a node of a newer svexport.
+        UnsupportedError: on inputs or outputs that torch has no tensors for, or a node of a newer svexport; on kernels
+            or TF32 without CUDA.
         BackendNotAvailableError: if ONNX Runtime is not installed, or has no CUDA when asked for it.
+        PluginBuildError: if the kernels have to be compiled and cannot be.
     """
 
     def __init__(
@@ -117,6 +140,8 @@ class OnnxEngine(Engine):
         *,
         device: str | torch.device | None = None,
         data_folder: str | os.PathLike[str] | None = None,
+        kernels: bool = False,
+        precision: str | None = None,
     ) -> None:
         onnxruntime = _onnxruntime()
         self.path = None
@@ -127,15 +152,22 @@ class OnnxEngine(Engine):
         self._source: Path | onnx.ModelProto = model  # type: ignore[assignment]
         self._folder = data_folder
         self.device = _device(onnxruntime, device)
+        _check_options(self.device, kernels, precision)
+        self._options: dict[str, Any] = {"kernels": kernels, "precision": precision}
+        self._cuda = _Cuda(self.device, precision) if self.device.type == "cuda" else None
+        self.kernels: tuple[str, ...] = ()
         loaded = _read(self._source)
         try:
             guard(loaded, self._folder)
-            runnable = for_runtime(onnxruntime, _with_bodies(loaded))
+            library, chosen = None, loaded
+            if kernels:
+                library, chosen = self._with_kernels(onnxruntime, loaded)
+            runnable = for_runtime(onnxruntime, _with_bodies(chosen))
             if self.path is not None and runnable is loaded:
                 source: str | bytes = str(self._source)  # lets ONNX Runtime map the file
             else:
                 source = runnable.SerializeToString()
-            self._session = _session(onnxruntime, source, self.device, self._folder)
+            self._session = _session(onnxruntime, source, self._cuda, self._folder, library)
             declared = (*loaded.graph.input, *loaded.graph.output)
             ranked = {value.name for value in declared if value.type.tensor_type.HasField("shape")}
             self.inputs = tuple(_spec(value, value.name in ranked) for value in self._session.get_inputs())
@@ -168,7 +200,22 @@ class OnnxEngine(Engine):
                     "needs: https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html. "
                     'Install those, or give device="cpu"'
                 )
-            self.device = torch.device("cpu")
+            self.device, self._cuda = torch.device("cpu"), None
+        if self._cuda is not None:
+            self._end = weakref.finalize(self, _end, self.__dict__, self._cuda)  # at the exit of the process too
+
+    def close(self) -> None:
+        """Waits for what is enqueued and frees what the engine holds on CUDA; it is not run again."""
+        if self._cuda is not None:
+            self._end()
+
+    def _with_kernels(self, onnxruntime: Any, model: onnx.ModelProto) -> tuple[Path | None, onnx.ModelProto]:
+        """The library and the model that it is for; no library for a model without nodes that it has."""
+        from svexport.runtime.kernels import library, with_kernels
+
+        changed, taken = with_kernels(model)
+        self.kernels = tuple(taken)
+        return (library(onnxruntime), changed) if taken else (None, model)
 
     @property
     def dtypes(self) -> set[torch.dtype]:
@@ -206,9 +253,11 @@ class OnnxEngine(Engine):
                 raise EngineError(f"{self} computes no value named {name!r}")
             if name not in present:
                 model.graph.output.append(onnx.ValueInfoProto(name=name))  # its type follows from the nodes
-        return OnnxEngine(model, device=self.device, data_folder=self._folder)
+        return OnnxEngine(model, device=self.device, data_folder=self._folder, **self._options)
 
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        if self._cuda is not None and not self._end.alive:
+            raise EngineError(f"{self} is closed; load it again")
         # Held until the run is over.
         ready = [tensor.detach().to(self.device).resolve_neg().contiguous() for tensor in tensors]
         try:
@@ -240,10 +289,56 @@ class OnnxEngine(Engine):
             binding.bind_input(spec.name, *place, _ELEMENT[spec.dtype], list(tensor.shape), tensor.data_ptr())
         for spec in self.outputs:
             binding.bind_output(spec.name, *place)
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()  # ONNX Runtime computes on a stream of its own
-        self._session.run_with_iobinding(binding)
+        if self._cuda is None:
+            self._session.run_with_iobinding(binding)
+        else:
+            self._cuda.run(self._session, binding)
         return binding.get_outputs_as_ortvaluevector()
+
+
+class _Cuda:
+    """Where a session computes on CUDA: a stream of its own, ordered with the caller's. One run at a time."""
+
+    def __init__(self, device: torch.device, precision: str | None) -> None:
+        import onnxruntime
+
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._callers: set[torch.cuda.Stream] = set()
+        self._lock = threading.Lock()
+        self._options = onnxruntime.RunOptions()
+        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")  # the streams wait
+        self.provider = (
+            "CUDAExecutionProvider",
+            {
+                # Left out where it is the default, of which ONNX Runtime would warn that no plugin provider has it.
+                **({"device_id": str(device.index)} if device.index else {}),
+                "user_compute_stream": str(self._stream.cuda_stream),
+                "use_tf32": str(int(precision == "tf32")),
+            },
+        )
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+    def run(self, session: Any, binding: Any) -> None:
+        current = torch.cuda.current_stream(self._device)
+        with self._lock:
+            self._callers.add(current)
+            for stream in self._callers:  # all of them: the memory of outputs that one let go is used again for any
+                self._stream.wait_stream(stream)
+            try:
+                session.run_with_iobinding(binding, self._options)
+            finally:
+                current.wait_stream(self._stream)
+
+
+def _end(attributes: dict[str, Any], cuda: _Cuda) -> None:
+    """Frees a session once the device has done all that was enqueued for it, while Python and CUDA are still there."""
+    try:
+        cuda.synchronize()
+    finally:
+        attributes.pop("_session", None)
 
 
 @cache
@@ -302,6 +397,14 @@ def _device(onnxruntime: Any, requested: str | torch.device | None) -> torch.dev
     return device
 
 
+def _check_options(device: torch.device, kernels: bool, precision: str | None) -> None:
+    if precision not in (None, "tf32"):
+        raise EngineError(f'precision expects None (float32 as it is) or "tf32", got {precision!r}')
+    for name, given in (("kernels", kernels), ("precision", precision is not None)):
+        if given and device.type != "cuda":
+            raise UnsupportedError(f"{name} is for engines on CUDA, and this one is on {device}: leave it out")
+
+
 def _read(source: Path | onnx.ModelProto) -> onnx.ModelProto:
     """The model without its external data."""
     import onnx
@@ -355,7 +458,13 @@ def broken_optimizers(onnxruntime: Any) -> list[str]:
     return ["ReshapeFusion", "SkipLayerNormFusion"] if _before_overloads(onnxruntime) else []
 
 
-def _session(onnxruntime: Any, source: str | bytes, device: torch.device, folder: str | os.PathLike[str] | None) -> Any:
+def _session(
+    onnxruntime: Any,
+    source: str | bytes,
+    cuda: _Cuda | None,
+    folder: str | os.PathLike[str] | None,
+    library: Path | None,
+) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _FATAL
     options.use_deterministic_compute = True
@@ -363,9 +472,9 @@ def _session(onnxruntime: Any, source: str | bytes, device: torch.device, folder
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     if isinstance(source, bytes) and folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.fspath(folder))
-    providers: list[Any] = ["CPUExecutionProvider"]
-    if device.type == "cuda":
-        providers.insert(0, ("CUDAExecutionProvider", {"device_id": str(device.index)}))
+    if library is not None:
+        options.register_custom_ops_library(str(library))
+    providers: list[Any] = [*([cuda.provider] if cuda else ()), "CPUExecutionProvider"]
     # Without its fallback, which prints to stdout and tries the same once more.
     disabled = broken_optimizers(onnxruntime)
     return onnxruntime.InferenceSession(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +15,61 @@ from svexport.symbolic._symbolic import Symbolic
 from svexport.symbolic.layer_norm import normalize
 
 __all__: list[str] = []
+
+
+class _Layers:
+    """Writes the layers of a decoder, one step after the other, with its parameters by name."""
+
+    def __init__(self, b: Builder, parameters: Mapping[str, Value], query: Value, lidar2img: Value, heads: int) -> None:
+        self.b, self.parameters, self.heads = b, parameters, heads
+        self.batch, self.queries = b.dim(query, 0), b.dim(query, 1)
+        self.cams, self.channels = b.dim(lidar2img, 1), b.dim(parameters["cls.0.bias"], 0)
+        sizes = self.batch, self.queries, self.channels
+        self.shape = tuple(d if isinstance(d, int) else None for d in sizes)
+
+    def linear(self, name: str, x: Value, bias: bool = True) -> Value:
+        y = _product(self.b, x, self.parameters[f"{name}.weight"])
+        return self.b.op("Add", y, self.parameters[f"{name}.bias"], shape=y.shape) if bias else y
+
+    def relu(self, x: Value) -> Value:
+        return self.b.op("Relu", x, shape=x.shape)
+
+    def branch(self, name: str, x: Value) -> Value:
+        """Linear, norm and ReLU, twice."""
+        for linear, norm in ((0, 1), (3, 4)):
+            x = self.linear(f"{name}.{linear}", x)
+            affine = self.parameters[f"{name}.{norm}.weight"], self.parameters[f"{name}.{norm}.bias"]
+            x = self.relu(normalize(self.b, x, 1, *affine, EPS))
+        return x
+
+    def add_norm(self, last: str, norm: str, x: Value, residual: Value, extra: Value | None = None) -> Value:
+        affine = self.parameters[f"{norm}.weight"], self.parameters[f"{norm}.bias"]
+        product, bias = self.linear(last, x, bias=False), self.parameters[f"{last}.bias"]
+        return add_bias_residual_layer_norm.body(self.b, product, bias, residual, *affine, EPS, extra)[0]
+
+    def attended(self, layer: str, query: Value, query_pos: Value, extra: Value | None) -> Value:
+        """The queries after attention among themselves."""
+        b, channels = self.b, self.channels
+        where = b.op("Add", query, query_pos, shape=self.shape)
+        weight = b.reshape(self.parameters[f"{layer}.mha.in_proj_weight"], 3, channels, channels)
+        bias = b.reshape(self.parameters[f"{layer}.mha.in_proj_bias"], 3, channels)
+        projected = []
+        for x, start, end in ((where, 0, 2), (query, 2, 3)):  # q and k, v
+            count = end - start
+            rows = b.reshape(b.slice(weight, 0, start, end), b.product(count, channels), channels)
+            y = b.op("Add", _product(b, x, rows), b.reshape(b.slice(bias, 0, start, end), b.product(count, channels)))
+            y = b.reshape(y, self.batch, self.queries, count, self.heads, b.quotient(channels, self.heads))
+            y = b.transpose(y, (2, 0, 3, 1, 4))
+            projected += [b.squeeze(b.slice(y, 0, j, j + 1), 0) for j in range(count)]  # (B, H, Q, C/H)
+        q, k, v = projected
+        mixed = scaled_dot_product_attention.body(b, q, k, v, None, False, (), False)
+        mixed = b.transpose(replace(mixed, shape=q.shape), (0, 2, 1, 3))
+        mixed = b.reshape(mixed, self.batch, self.queries, channels)
+        return self.add_norm(f"{layer}.mha.out_proj", f"{layer}.mha_norm", mixed, query, extra)
+
+    def box(self, layer: str, query: Value, precise: int) -> Value:
+        box = self.relu(self.linear(f"{layer}.reg.2", self.relu(self.linear(f"{layer}.reg.0", query))))
+        return self.b.cast(self.linear(f"{layer}.reg.4", box), precise)
 
 
 def body(
@@ -43,83 +98,45 @@ def body(
     dtype = query.dtype
     precise = TensorProto.DOUBLE if TensorProto.DOUBLE in (dtype, reference_points.dtype) else TensorProto.FLOAT
     names = weight_names({"num_layers": num_layers, "learned_offsets": learned_offsets})
-    parameters = dict(zip(names, weights, strict=True))
-    batch, queries = b.dim(query, 0), b.dim(query, 1)
-    cams, channels = b.dim(lidar2img, 1), b.dim(parameters["cls.0.bias"], 0)
-    shape = tuple(d if isinstance(d, int) else None for d in (batch, queries, channels))
-    levels = _levels(b, features, dtype, (batch, cams, channels), pool, scales)
-
-    def linear(name: str, x: Value, bias: bool = True) -> Value:
-        y = _product(b, x, parameters[f"{name}.weight"])
-        return b.op("Add", y, parameters[f"{name}.bias"], shape=y.shape) if bias else y
-
-    def relu(x: Value) -> Value:
-        return b.op("Relu", x, shape=x.shape)
-
-    def norm_relu(name: str, x: Value) -> Value:
-        return relu(normalize(b, x, 1, parameters[f"{name}.weight"], parameters[f"{name}.bias"], EPS))
-
-    def add_norm(last: str, norm: str, x: Value, residual: Value, extra: Value | None = None) -> Value:
-        affine = parameters[f"{norm}.weight"], parameters[f"{norm}.bias"]
-        product, bias = linear(last, x, bias=False), parameters[f"{last}.bias"]
-        return add_bias_residual_layer_norm.body(b, product, bias, residual, *affine, EPS, extra)[0]
-
+    layers = _Layers(b, dict(zip(names, weights, strict=True)), query, lidar2img, num_heads)
+    sizes = layers.batch, layers.queries
+    levels = _levels(b, features, dtype, (layers.batch, layers.cams, layers.channels), pool, scales)
     points = b.cast(reference_points, precise)
     zero = b.constant(np.zeros((1, 1, 1, 3)), precise)
     view = image_size, pc_range, depth_eps, in_image, uv_clamp, activation, [1.0] * len(levels)
     for i in range(num_layers):
         layer = f"layers.{i}"
-        where = b.op("Add", query, query_pos, shape=shape)
-        weight = b.reshape(parameters[f"{layer}.mha.in_proj_weight"], 3, channels, channels)
-        bias = b.reshape(parameters[f"{layer}.mha.in_proj_bias"], 3, channels)
-        projected = []
-        for x, start, end in ((where, 0, 2), (query, 2, 3)):  # q and k, v
-            rows = b.reshape(b.slice(weight, 0, start, end), b.product(end - start, channels), channels)
-            y = b.op(
-                "Add", _product(b, x, rows), b.reshape(b.slice(bias, 0, start, end), b.product(end - start, channels))
-            )
-            y = b.reshape(y, batch, queries, end - start, num_heads, b.quotient(channels, num_heads))
-            y = b.transpose(y, (2, 0, 3, 1, 4))
-            projected += [b.squeeze(b.slice(y, 0, j, j + 1), 0) for j in range(end - start)]  # (B, H, Q, C/H)
-        q, k, v = projected
-        mixed = scaled_dot_product_attention.body(b, q, k, v, None, False, (), False)
-        mixed = b.transpose(replace(mixed, shape=q.shape), (0, 2, 1, 3))
-        mixed = b.reshape(mixed, batch, queries, channels)
-        extra = query_pos if residual_query_pos else None
-        query = add_norm(f"{layer}.mha.out_proj", f"{layer}.mha_norm", mixed, query, extra)
-
+        query = layers.attended(layer, query, query_pos, query_pos if residual_query_pos else None)
         svca = f"{layer}.svca"
-        where = b.op("Add", query, query_pos, shape=shape)
-        scores = linear(f"{svca}.attention_weights", where)
-        scores = b.reshape(scores, batch, queries, cams, num_points, len(levels), num_groups)
+        where = b.op("Add", query, query_pos, shape=layers.shape)
+        scores = layers.linear(f"{svca}.attention_weights", where)
+        scores = b.reshape(scores, *sizes, layers.cams, num_points, len(levels), num_groups)
         offsets = zero
         if learned_offsets:
-            offsets = b.reshape(linear(f"{svca}.sampling_offsets", where), batch, queries, num_points, 3)
+            offsets = b.reshape(layers.linear(f"{svca}.sampling_offsets", where), *sizes, num_points, 3)
         sampled = b.cast(camera_sample.body(b, levels, points, lidar2img, scores, offsets, *view), dtype)
         logits = _inverse_sigmoid(b, points)
-        position = b.cast(logits, dtype)
-        for linear_, norm in ((0, 1), (3, 4)):
-            position = linear(f"{svca}.position_encoder.{linear_}", position)
-            position = norm_relu(f"{svca}.position_encoder.{norm}", position)
-        query = add_norm(f"{svca}.output_proj", f"{layer}.svca_norm", sampled, query, position)
-
-        query = add_norm(f"{layer}.ffn.2", f"{layer}.ffn_norm", relu(linear(f"{layer}.ffn.0", query)), query)
-
-        box = relu(linear(f"{layer}.reg.2", relu(linear(f"{layer}.reg.0", query))))
-        box = b.cast(linear(f"{layer}.reg.4", box), precise)
+        position = layers.branch(f"{svca}.position_encoder", b.cast(logits, dtype))
+        query = layers.add_norm(f"{svca}.output_proj", f"{layer}.svca_norm", sampled, query, position)
+        hidden = layers.relu(layers.linear(f"{layer}.ffn.0", query))
+        query = layers.add_norm(f"{layer}.ffn.2", f"{layer}.ffn_norm", hidden, query)
+        box = layers.box(layer, query, precise)
         offset = b.concat([b.slice(box, 2, 0, 2), b.slice(box, 2, 4, 5)], axis=2)
         moved = b.op("Add", offset, logits)
         points = b.op("Sigmoid", moved, shape=points.shape)
 
-    x = query
-    for linear_, norm in ((0, 1), (3, 4)):
-        x = norm_relu(f"cls.{norm}", linear(f"cls.{linear_}", x))
+    hidden = layers.branch("cls", query)
+    boxes = b.cast(_boxes(b, points, box, pc_range, precise), reference_points.dtype)
+    return layers.linear("cls.6", hidden), boxes, b.cast(points, reference_points.dtype)
+
+
+def _boxes(b: Builder, points: Value, box: Value, pc_range: Sequence[float], precise: int) -> Value:
+    """Of the last layer, their centres in metres."""
     low, high = np.split(np.array(pc_range), 2)
     centre = b.op("Mul", points, b.constant(high - low, precise), shape=points.shape)
     centre = b.op("Add", centre, b.constant(low, precise), shape=points.shape)
     places = ((centre, 0, 2), (box, 2, 4), (centre, 2, 3), (box, 5, np.iinfo(np.int64).max))
-    boxes = b.concat([b.slice(t, 2, start, end) for t, start, end in places], axis=2)
-    return linear("cls.6", x), b.cast(boxes, reference_points.dtype), b.cast(points, reference_points.dtype)
+    return b.concat([b.slice(t, 2, start, end) for t, start, end in places], axis=2)
 
 
 def _product(b: Builder, x: Value, weight: Value) -> Value:

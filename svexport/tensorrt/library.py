@@ -134,12 +134,32 @@ def compile_objects(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Path]:
     """The object files of the library; those that a build before has left are used again."""
-    nvcc = find_nvcc()
-    flags = [*FLAGS, *_gencode(architectures)]
-    include = ["-I", str(CSRC / "cuda"), "-I", str(CSRC / "tensorrt"), "-isystem", str(headers.folder)]
+    include = [CSRC / "cuda", CSRC / "tensorrt"]
     sources = [*sorted(CSRC.glob("cuda/*.cu")), *sorted(CSRC.glob("tensorrt/*.cpp"))]
-    depends = {".cu": _text(CSRC / "cuda")}  # the same for every TensorRT
-    depends[".cpp"] = depends[".cu"] + _text(CSRC / "tensorrt") + _text(headers.folder)
+    return compile_sources(sources, include, headers.folder, architectures, progress)
+
+
+def compile_sources(
+    sources: Sequence[Path],
+    include: Sequence[Path],
+    system: Path,
+    architectures: Sequence[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Path]:
+    """The object files of sources; those that a build before has left are used again.
+
+    Args:
+        sources: ``.cu`` of csrc/cuda, which include nothing else, and ``.cpp``.
+        include: folders of svexport's headers, the first that of csrc/cuda.
+        system: the folder of the headers of the runtime.
+        architectures: see :func:`build`.
+        progress: see :func:`build`.
+    """
+    nvcc = find_nvcc()
+    flags = [*FLAGS, *gencode(architectures)]
+    included = [*(f"-I{folder}" for folder in include), "-isystem", str(system)]
+    depends = {".cu": _text(include[0])}  # the same for every runtime
+    depends[".cpp"] = "".join(map(_text, [*include, system]))
     done = 0
 
     def compiled(source: Path) -> Path:
@@ -149,7 +169,7 @@ def compile_objects(
         if not result.is_file():
             result.parent.mkdir(parents=True, exist_ok=True)
             partial = result.with_suffix(f".{os.getpid()}.o")
-            _run([nvcc, *flags, *include, "-c", str(source), "-o", str(partial)])
+            _run([nvcc, *flags, *included, "-c", str(source), "-o", str(partial)])
             os.replace(partial, result)
         done += 1
         if progress:
@@ -209,7 +229,8 @@ def find_nvcc() -> str:
     return found
 
 
-def _gencode(architectures: Sequence[str] | None) -> list[str]:
+def gencode(architectures: Sequence[str] | None) -> list[str]:
+    """The flags of nvcc for compute capabilities; None: those of this machine's GPUs, without one of all."""
     if architectures is None:
         found = sorted({torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())})
         architectures = [f"{a}.{b}" for a, b in found] or _cuda.architectures().split()

@@ -675,6 +675,8 @@ SIZES = {
     "chunks_by_name": lambda x, i: torch.chunk(input=torch.cat([x, x * 2], 1), chunks=2, dim=1),
     "reference_points": lambda x, i: torch.linspace(0.5, x.shape[1] - 0.5, x.shape[1])[:, None] / x.shape[1] + x,
     "linspace_of_a_size": lambda x, i: torch.linspace(-1, 1, x.shape[2], dtype=x.dtype) * x,
+    "rolled_by_half": lambda x, i: torch.roll(x, (x.shape[2] // 2, -(x.shape[1] // 3) - 1), (2, 1)),
+    "rolled_by_more": lambda x, i: x.roll(2 * x.shape[2] + 1, 1),
     "linspace_to_a_size": lambda x, i: torch.linspace(0, x.shape[2] - 1, 5),
     "padding_to_a_multiple": lambda x, i: F.pad(x, (0, -(-x.shape[2] // 4) * 4 - x.shape[2], 0, -x.shape[1] % 4)),
     "halves_of_two_batches": lambda x, i: torch.cat([x, x * 2], 1).chunk(2, dim=1),

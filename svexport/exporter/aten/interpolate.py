@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from svexport.errors import ExportError
 from svexport.exporter.aten.pool import means
 
-__all__ = ["interpolate"]
+__all__ = ["interpolate", "is_resized_alike"]
 
 _SIZES = np.arange(1, 1 << 15)
 """That a dynamic size may have."""
@@ -60,6 +61,8 @@ def interpolate(
     antialias: bool = False,
 ) -> Tensor:
     """``F.interpolate``, traced as what is the same of it wherever Resize is not."""
+    if isinstance(scale_factor, torch.SymFloat):
+        raise ExportError("F.interpolate by a factor that is made of dynamic sizes: say the size, size=(height, width)")
     output = F.interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     if antialias or 0 in input.shape:
         return output
@@ -100,10 +103,27 @@ def _scaled(input: Tensor, output: Tensor, axes: Sequence[_Axis], mode: str) -> 
 
 def _is_scaled_alike(axis: _Axis, mode: str) -> bool:
     """Whether Resize makes as many pixels, at the same places."""
-    sizes = np.array([axis.old]) if axis.is_static else _SIZES
-    new = np.trunc(sizes * float(axis.scale))  # type: ignore[arg-type]
-    copied = mode != "bicubic" and ((new == sizes) & (sizes > 1)).any()
-    return not copied and np.array_equal(_resized(sizes, axis.scale), new)
+    return is_resized_alike(axis.scale, mode, np.array([axis.old]) if axis.is_static else _SIZES)
+
+
+def is_resized_alike(scale: Any, mode: str, sizes: npt.NDArray[Any] = _SIZES) -> bool:
+    """Whether Resize by a factor makes as many pixels as torch of every size, at the same places.
+
+    Args:
+        mode: as ONNX or torch has it; of a bicubic one only the numbers of pixels are compared.
+    """
+    new, larger = np.trunc(sizes * float(scale)), sizes > 1
+    if not np.array_equal(_resized(sizes, scale), new):
+        return False
+    if mode in ("bicubic", "cubic"):
+        return True
+    copied = new == sizes
+    if mode != "nearest":
+        return not (copied & larger).any()
+    pixel = sizes.astype(np.float32)
+    places = (np.floor(x) for x in (pixel / np.float32(scale), pixel * np.float32(1 / scale)))
+    copied |= (new == 2 * sizes) & (scale != 2)
+    return np.array_equal(*places) and not (copied & larger).any()
 
 
 def _resized(sizes: Any, scale: Any) -> Any:
@@ -162,11 +182,7 @@ def _is_resized_alike(axis: _Axis, axes: Sequence[_Axis], like: Tensor, mode: st
     if not axis.is_static and axis.scale is None:
         return statically_known_true(axis.new % axis.old == 0)
     if not axis.is_static:
-        new, pixel = np.trunc(_SIZES * axis.scale), _SIZES.astype(np.float32)  # type: ignore[operator]
-        copied = (new == _SIZES) | ((new == 2 * _SIZES) & (axis.scale != 2))
-        ratios = np.float32(axis.scale), np.float32(1 / axis.scale)  # type: ignore[operator]
-        alike = np.array_equal(np.floor(pixel / ratios[0]), np.floor(pixel * ratios[1]))
-        return alike and not copied[1:].any() and np.array_equal(_resized(_SIZES, axis.scale), new)
+        return is_resized_alike(axis.scale, mode)
     ratio = np.float32(axis.scale or np.float32(axis.new) / np.float32(axis.old))
     divided = np.floor(np.arange(axis.new, dtype=np.float32) / ratio)
     divided = np.minimum(divided, np.float32(axis.old - 1))

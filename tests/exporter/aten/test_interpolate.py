@@ -142,6 +142,7 @@ NUMBERS = {
     "towards zero": lambda h: int((3 - h) / 2) + 500,
     "of a difference": lambda h: int((h - 0.5) * 0.3),
     "of an integer division": lambda h: h // 2.5,
+    "as a float": lambda h: float(h) * 0.7,
     "a power": lambda h: int(h**0.5),
     "padding to 32": lambda h: math.ceil(h / 32) * 32,
     "a quotient of sizes": lambda h: int((h + 1) / h * 64),
@@ -165,7 +166,7 @@ def test_numbers_are_doubles(name: str, opset: int, tmp_path) -> None:
 def test_numbers_go_into_tensors(tmp_path) -> None:
     def function(x):
         h = x.shape[0]
-        return x * (h * 0.7) + h / 3 - int(h * 0.7) * 0.1, x.half() * (h * 0.5)
+        return x * (h * 0.7) + h / 3 - int(h * 0.7) * 0.1, x.half() * (h * 0.5), x * (h % 1.7) + (3 - h) % 7.5
 
     exported(function, torch.randn(37), tmp_path, 17, True, dynamic_shapes={"x": {0: "n"}})
     engine = svexport.load(tmp_path / "m.onnx")

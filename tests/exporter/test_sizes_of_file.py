@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 import svexport
 from svexport.exporter.borders import Sizes
-from svexport.exporter.roundings import SizesOfFile, nearest_unlike, unlike
+from svexport.exporter.rounded import nearest_unlike
+from svexport.exporter.sizes_of_file import SizesOfFile, unlike
 from svexport.exporter.trace import torch_export_first
 from svexport.exporter.way import Way
 
@@ -98,7 +99,7 @@ def test_another_order_or_type(function, first, opset, tmp_path) -> None:
     except svexport.SvexportError as error:
         refusal = str(error)
     if refusal:
-        assert "test_roundings.py:" in refusal
+        assert "test_sizes_of_file.py:" in refusal
         assert not list(tmp_path.iterdir())
     else:
         assert_right(function, tmp_path / "m.onnx")
@@ -147,10 +148,10 @@ class Scripted(nn.Module):
 
 
 @pytest.mark.parametrize("opset", [11, 17])
-@pytest.mark.parametrize(("function", "size"), [(shrunk, 90), (of_seven, 49)], ids=["factor", "nearest"])
-def test_resize_that_is_not_torchs(function, size, opset, tmp_path) -> None:
+@pytest.mark.parametrize("function", [shrunk, of_seven], ids=["factor", "nearest"])
+def test_resize_that_is_not_torchs(function, opset, tmp_path) -> None:
     options = {"opset": opset, "dynamic_shapes": {"x": {2: "w"}}}
-    with pytest.raises(svexport.ExportError, match=rf"of {size}[ ,](.|\n)*scripted"):
+    with pytest.raises(svexport.ExportError, match=r"F\.interpolate .* of a dynamic size"):
         svexport.export(Scripted(function), torch.randn(2, 3, 12), tmp_path / "m.onnx", **options)
     assert not list(tmp_path.iterdir())
     # Of another dynamic size it is no other.

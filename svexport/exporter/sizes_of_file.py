@@ -1,25 +1,23 @@
-"""Sizes that a file computes by floats: where it rounds them to other whole numbers than Python and torch do."""
+"""What a file computes of the sizes of its inputs, beside what Python does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 from torch import Tensor
 
-from svexport.errors import ExportError
 from svexport.graph.scope import constant_value, light_copy
-from svexport.graph.types import infer_types
-from svexport.graph.walk import attributes_of, graphs
+from svexport.graph.walk import attributes_of
 from svexport.logging import logger
 
 if TYPE_CHECKING:
     import onnxruntime
 
-__all__ = ["SizesOfFile", "nearest_unlike", "refuse_resizes", "unlike"]
+__all__ = ["SizesOfFile", "unlike"]
 
 _OPS = {"Abs", "Add", "Cast", "Ceil", "Concat", "Constant", "Div", "Floor", "Gather", "Identity", "Max", "Min", "Mod"}
 _OPS |= {"Mul", "Neg", "Pow", "Range", "Reshape", "Round", "Shape", "Size", "Slice", "Sqrt", "Squeeze", "Sub"}
@@ -109,65 +107,6 @@ def _of_sizes(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     return onnx.helper.make_model(made, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 
-def refuse_resizes(model: onnx.ModelProto) -> None:
-    """Refuses Resize of a dynamic size that is not torch's at all of them: by 0.7, of which float32 makes another size,
-    or to the nearest pixels of so many.
-
-    Raises:
-        ExportError: with such a size.
-    """
-    types: dict[str, Any] | None = None
-    for graph in graphs(model.graph):
-        resizes = [n for n in graph.node if n.op_type in ("Resize", "Upsample") and not n.domain]
-        numbers = _constants(graph) if resizes else {}
-        for node in resizes:
-            place = 2 if len(node.input) > 2 else 1
-            factors = numbers.get(node.input[place], np.zeros(0)) if len(node.input) > place else np.zeros(0)
-            wrong = [_other_size(factor) for factor in factors]
-            nearest = len(node.input) > 3 and _is_nearest(node)
-            if not (nearest or any(wrong)):
-                continue
-            types = infer_types(model) if types is None else types
-            old = (types[node.input[0]].shape if node.input[0] in types else None) or ()
-            counts = _last_numbers(graph, numbers, node.input[3], len(old)) if nearest else {}
-            for axis in (axis for axis, size in enumerate(old) if not isinstance(size, int)):
-                if wrong and (size := wrong[axis]):
-                    raise ExportError(
-                        f"F.interpolate by {factors[axis]:.6g} of a dynamic size: of {size} torch makes "
-                        f"{int(size * float(str(factors[axis])))}, ONNX's Resize, which computes in float32, another "
-                        f"size.\n  {_WITHOUT_FACTORS}"
-                    )
-                count = counts.get(axis, 0)
-                if size := next((n for n in range(1, 4097) if nearest_unlike(n, count)), 0):
-                    raise ExportError(
-                        f"F.interpolate to the nearest pixels of a dynamic size: of {size}, ONNX's Resize to {count} "
-                        f"takes others than torch.\n  {_WITHOUT_FACTORS}"
-                    )
-
-
-def _last_numbers(graph: onnx.GraphProto, numbers: Mapping[str, np.ndarray], name: str, rank: int) -> dict[int, int]:
-    """Of sizes put together, those at the end that are constants, by axis."""
-    made = next((node for node in graph.node if name in node.output and node.op_type == "Concat"), None)
-    found: list[int] = []
-    for part in reversed([name] if made is None else made.input):
-        if part not in numbers:
-            break
-        found = [*numbers[part].tolist(), *found]
-    return dict(zip(range(rank - len(found), rank), found, strict=True))
-
-
-def _is_nearest(node: onnx.NodeProto) -> bool:
-    """As ``F.interpolate(mode="nearest")`` is written."""
-    found = attributes_of(node)
-    return (found.get("mode"), found.get("coordinate_transformation_mode")) == (b"nearest", b"asymmetric")
-
-
-_WITHOUT_FACTORS = (
-    "Call it outside of scripted code, which torch.export traces, or make the size static; of factors, give size= "
-    "computed of whole numbers instead, height * 7 // 10"
-)
-
-
 def _constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
     """By name."""
     tensors = {tensor.name: tensor for tensor in graph.initializer}
@@ -175,23 +114,6 @@ def _constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
         if node.op_type == "Constant" and (tensor := constant_value(node)) is not None:
             tensors[node.output[0]] = tensor
     return {name: onnx.numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
-
-
-def _other_size(factor: np.floating[Any]) -> int:
-    """The smallest size of which float32 makes another one than double does, up to 4096; 0 if there is none."""
-    sizes = np.arange(1, 4097)
-    double = np.floor(sizes * float(str(factor)))
-    single = np.floor(sizes.astype(np.float32) * np.float32(factor))
-    return int(sizes[double != single][0]) if (double != single).any() else 0
-
-
-def nearest_unlike(old: int, new: int) -> bool:
-    """Whether Resize from one size to another may take other nearest pixels than torch, which multiplies instead."""
-    if old < 1 or new < 1 or new % old == 0:
-        return False
-    place = np.arange(new, dtype=np.float32)
-    multiplied = np.floor(place * np.float32(np.float32(old) / np.float32(new)))
-    return bool((multiplied != np.floor(place / np.float32(new / old))).any())
 
 
 def unlike(sizes: Sequence[int], python: Sequence[int], file: Sequence[Sequence[int]]) -> Iterator[int]:

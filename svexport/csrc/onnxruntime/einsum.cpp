@@ -1,0 +1,233 @@
+#include <algorithm>
+
+#include "einsum.h"
+#include "einsum_views.h"
+#include "matmul.h"
+#include "node.h"
+#include "permute.h"
+
+namespace svexport::plugin {
+namespace {
+
+// operands...
+struct EinsumNode {
+  static constexpr const char* kType = "SvEinsum";
+  static constexpr int kTensors = 2;
+  static constexpr int kOptional = 0;
+  static constexpr int kOutputs = 1;
+  std::vector<int32_t> labels{};
+  std::vector<int32_t> ranks{};
+
+  template <class Visitor>
+  void each(Visitor&& visit) {
+    visit("labels", labels);
+    visit("ranks", ranks);
+  }
+};
+
+// What a label is to a product of matrices: of both operands and the output, of one operand and the output, or summed.
+enum Role { kBatch, kRow, kColumn, kSummed, kRoles };
+
+constexpr int64_t kMostMatrices = 16384;  // of one launch, whose grid has an axis of 65535
+
+size_t rounded(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+// Row-major, of the sizes that another view has.
+Tensor packed(const Tensor& like, void* data) {
+  Tensor result = like;
+  result.data = data;
+  int64_t stride = 1;
+  for (int i = result.rank - 1; i >= 0; --i) {
+    result.strides[i] = stride;
+    stride *= result.sizes[i];
+  }
+  return result;
+}
+
+// Any einsum of two tensors in which no tensor has a label twice, as one product of matrices: operands and result are
+// copied where their memory is in another order.
+class MatrixProduct {
+ public:
+  MatrixProduct(const Tensor& a, const EinsumLabels& a_labels, const Tensor& b, const EinsumLabels& b_labels,
+                const Tensor& c, const EinsumLabels& c_labels) {
+    EinsumLabels of_role[kRoles];
+    EinsumLabels all = c_labels;
+    for (const EinsumLabels* labels : {&a_labels, &b_labels}) {
+      for (const int64_t label : *labels) {
+        if (std::find(all.begin(), all.end(), label) == all.end()) all.push_back(label);
+      }
+    }
+    for (const int64_t label : all) {
+      const bool in_a = size_of(a, a_labels, label) > 1, in_b = size_of(b, b_labels, label) > 1;
+      const bool kept = std::find(c_labels.begin(), c_labels.end(), label) != c_labels.end();
+      of_role[!kept ? kSummed : in_a && in_b ? kBatch : in_b ? kColumn : kRow].push_back(label);
+    }
+    const auto sizes = [&](Role role) {
+      int64_t product = 1;
+      for (const int64_t label : of_role[role]) {
+        product *= std::max(size_of(a, a_labels, label), size_of(b, b_labels, label));
+      }
+      return product;
+    };
+    batch = sizes(kBatch), rows = sizes(kRow), columns = sizes(kColumn), summed = sizes(kSummed);
+    const auto shape = [&](std::initializer_list<Role> roles, const Tensor& t, const EinsumLabels& labels) {
+      Tensor result = t;
+      result.rank = 0;
+      for (const Role role : roles) {
+        for (const int64_t label : of_role[role]) {
+          const int64_t size = std::max(size_of(a, a_labels, label), size_of(b, b_labels, label));
+          if (size == 1) continue;
+          if (result.rank == kMaxRank) fits = false;
+          if (!fits) return result;
+          const auto found = std::find(labels.begin(), labels.end(), label);
+          const int64_t own = found == labels.end() ? 1 : t.sizes[found - labels.begin()];
+          result.sizes[result.rank] = size;
+          result.strides[result.rank++] = own == 1 ? 0 : t.strides[found - labels.begin()];
+        }
+      }
+      return result;
+    };
+    left = shape({kBatch, kRow, kSummed}, a, a_labels);
+    right = shape({kBatch, kSummed, kColumn}, b, b_labels);
+    result = shape({kBatch, kRow, kColumn}, c, c_labels);
+  }
+
+  size_t workspace() const {
+    size_t bytes = matmul_workspace();
+    for (const Tensor* t : {&left, &right, &result}) {
+      if (!t->contiguous()) bytes += rounded(t->numel() * t->item_size());
+    }
+    return bytes;
+  }
+
+  cudaError_t run(void* workspace, cudaStream_t stream) const {
+    char* free = static_cast<char*>(workspace) + rounded(matmul_workspace());
+    const auto in_order = [&](const Tensor& t) {
+      if (t.contiguous()) return t;
+      Tensor copy = packed(t, free);
+      free += rounded(t.numel() * t.item_size());
+      return copy;
+    };
+    const Tensor a = in_order(left), b = in_order(right), c = in_order(result);
+    for (const auto& [from, to] : {std::pair(&left, &a), std::pair(&right, &b)}) {
+      if (from->data == to->data) continue;
+      if (const cudaError_t status = permute(*from, *to, stream); status != cudaSuccess) return status;
+    }
+    for (int64_t first = 0; first < batch; first += kMostMatrices) {
+      const int64_t count = std::min(kMostMatrices, batch - first);
+      const cudaError_t status = matmul(matrices(a, first, count, rows, summed), matrices(b, first, count, summed, columns),
+                                        Tensor{}, matrices(c, first, count, rows, columns), workspace, stream);
+      if (status != cudaSuccess) return status;
+    }
+    return c.data == result.data ? cudaSuccess : permute(c, result, stream);
+  }
+
+  bool fits = true;  // in tensors of kMaxRank dimensions
+
+ private:
+  static int64_t size_of(const Tensor& t, const EinsumLabels& labels, int64_t label) {
+    const auto found = std::find(labels.begin(), labels.end(), label);
+    return found == labels.end() ? 1 : t.sizes[found - labels.begin()];
+  }
+
+  static Tensor matrices(const Tensor& t, int64_t first, int64_t count, int64_t rows, int64_t columns) {
+    Tensor view;
+    view.dtype = t.dtype;
+    view.data = static_cast<char*>(t.data) + first * rows * columns * t.item_size();
+    view.rank = 3;
+    view.sizes[0] = count, view.strides[0] = rows * columns;
+    view.sizes[1] = rows, view.strides[1] = columns;
+    view.sizes[2] = columns, view.strides[2] = 1;
+    return view;
+  }
+
+  int64_t batch, rows, columns, summed;
+  Tensor left, right, result;
+};
+
+class EinsumPlugin final : public Plugin<EinsumPlugin, EinsumNode> {
+ public:
+  const char* wrong_attributes() const override {
+    if (node.ranks.size() != 3) return "ranks should be three numbers: the kernel is for two operands";
+    int64_t total = 0;
+    for (const int32_t rank : node.ranks) {
+      if (rank < 0 || rank > kMaxRank) return "operands and output should have at most 8 dimensions";
+      total += rank;
+    }
+    if (total != static_cast<int64_t>(node.labels.size())) return "labels should be as many as ranks says";
+    for (int i = 0; i < 3; ++i) {
+      EinsumLabels own = of(i);
+      std::sort(own.begin(), own.end());
+      if (std::adjacent_find(own.begin(), own.end()) != own.end()) return "no tensor should have a label twice";
+    }
+    return nullptr;
+  }
+
+  const char* shapes(const DimsExprs* in, int, DimsExprs* out, IExprBuilder& builder) const override {
+    for (int i = 0; i < 2; ++i) {
+      if (in[i].nbDims != node.ranks[i]) return "operands should have as many dimensions as ranks says";
+    }
+    out[0].nbDims = 0;
+    for (const int64_t label : of(2)) {
+      int64_t size = 1;
+      for (int i = 0; i < 2; ++i) {
+        const EinsumLabels own = of(i);
+        for (size_t j = 0; j < own.size(); ++j) {
+          if (own[j] == label && in[i].d[j]->value != 1) size = in[i].d[j]->value;
+        }
+      }
+      out[0].d[out[0].nbDims++] = builder.constant(size);
+    }
+    return nullptr;
+  }
+
+  bool supports(int i, const Descriptions& t) const override {
+    return i == 0 ? is_linear_float(t[i]) : is_linear_like(t[i], t[0]);
+  }
+
+  const char* wrong_sizes(const Tensors& t) const override {
+    const EinsumLabels a = of(0), b = of(1);
+    for (size_t i = 0; i < a.size(); ++i) {
+      const auto found = std::find(b.begin(), b.end(), a[i]);
+      if (found == b.end()) continue;
+      const int64_t one = t.in(0).sizes[i], other = t.in(1).sizes[found - b.begin()];
+      if (one != other && one != 1 && other != 1) return "dimensions of one label should be of one size, or 1";
+    }
+    return nullptr;
+  }
+
+  size_t workspace(const Tensors& t) const override {
+    if (empty(t)) return 0;
+    const size_t kernels = einsum_workspace(t.in(0), of(0), t.in(1), of(1), t.out(0), of(2));
+    return std::max(kernels, MatrixProduct(t.in(0), of(0), t.in(1), of(1), t.out(0), of(2)).workspace());
+  }
+
+  cudaError_t run(const Tensors& t, void* workspace, cudaStream_t stream) const override {
+    const Tensor& out = t.out(0);
+    if (empty(t)) return cudaMemsetAsync(out.data, 0, out.numel() * out.item_size(), stream);
+    bool after_large = false;
+    const auto scratch = [&](size_t) { return workspace; };
+    const cudaError_t status =
+        einsum_product(t.in(0), of(0), t.in(1), of(1), out, of(2), after_large, scratch, stream);
+    if (status != cudaErrorNotSupported) return status;
+    const MatrixProduct product(t.in(0), of(0), t.in(1), of(1), out, of(2));
+    return product.fits ? product.run(workspace, stream) : status;
+  }
+
+ private:
+  // A sum over nothing is zero.
+  static bool empty(const Tensors& t) { return t.in(0).numel() == 0 || t.in(1).numel() == 0; }
+
+  // The labels of an operand or, last, of the output.
+  EinsumLabels of(int i) const {
+    auto first = node.labels.begin();
+    for (int j = 0; j < i; ++j) first += node.ranks[j];
+    return {first, first + node.ranks[i]};
+  }
+};
+
+}  // namespace
+
+SVEXPORT_PLUGIN(einsum, EinsumPlugin)
+
+}  // namespace svexport::plugin
