@@ -518,8 +518,8 @@ class Borders:
     def _unlike(self, root: str, python: Mapping[int, int], file: SizesOfFile) -> Iterator[int]:
         sizes = list(python)[:MOST_ASKED]
         given = self._resized.given
-        its = [file.at({**given, root: size}) for size in sizes]
-        yield from unlike(sizes, [python[size] for size in sizes], its)
+        its = {size: numbers for size in sizes if (numbers := file.at({**given, root: size}))}
+        yield from unlike(list(its), [python[size] for size in its], list(its.values()))
 
     def near(self) -> Iterator[dict[str, int]]:
         """Dynamic sizes that are less than :data:`NEAR` off the given ones, each alone, and all: the nearest first."""

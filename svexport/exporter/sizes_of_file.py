@@ -52,7 +52,7 @@ class SizesOfFile:
         self._asked = False
 
     def at(self, roots: Mapping[str, int]) -> list[int]:
-        """In an order that is the same each time; of a list its length. Empty where there are none."""
+        """In an order that is the same each time; of a list its length. Empty where there are none, or that fails."""
         if not self._asked:
             self._asked, self._session = True, self._opened()
         if self._session is None:
@@ -61,17 +61,21 @@ class SizesOfFile:
             name: tensor.new_empty(shape).cpu().numpy()
             for name, tensor, shape in zip(self._names, self._tensors, self._shapes(roots), strict=True)
         }
-        found = self._session.run(None, {i.name: given[i.name] for i in self._session.get_inputs()})
+        try:
+            found = self._session.run(None, {i.name: given[i.name] for i in self._session.get_inputs()})
+        except Exception as error:  # noqa: BLE001 - of sizes for which it has none
+            logger.info("what the file computes of sizes does not run at {}: {}", dict(roots), error)
+            return []
         whole = [value for value in found if value.ndim or value.dtype.kind in "iu"]
         return [int(v.item()) if v.size == 1 and v.dtype.kind in "iu" else v.size for v in whole]
 
     def _opened(self) -> onnxruntime.InferenceSession | None:
         import onnxruntime
 
-        model = _of_sizes(light_copy(onnx.load(self._path, load_external_data=False)), self._names)
         options = onnxruntime.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = 4, 1
         try:
+            model = _of_sizes(light_copy(onnx.load(self._path, load_external_data=False)), self._names)
             return onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
         except Exception as error:  # noqa: BLE001 - then sizes are tried without it
             logger.info("what the file computes of sizes does not run by itself: {}", error)
