@@ -9,6 +9,7 @@ import sys
 import zlib
 from collections import ChainMap, Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, NoReturn
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from svexport.errors import ExportError
 from svexport.exporter.inputs import Resized
+from svexport.exporter.rounded import nearest_unlike
+from svexport.exporter.sizes_of_file import SizesOfFile, unlike
 from svexport.exporter.source import around, caller, is_library, is_own, near, raising_line, shown_line, user_line
 
 __all__ = ["Borders", "Sizes", "Turn", "formula", "is_found", "refuse_beyond"]
@@ -39,6 +42,21 @@ MOST_NUMBERS = 24
 
 FAR = 4096
 """Sizes up to this one are asked one by one where a comparison turns, then those around powers of two."""
+
+NEXT = 1e-6
+"""Relative, as far as a float may be from where it would be rounded to another number, which others compute it to."""
+
+MOST_ROUNDED = 16
+"""Of one verification, with sizes at which a float that Python rounds is next to where that goes."""
+
+MOST_ASKED = 128
+"""Sizes of which it is asked what a file makes of them."""
+
+MOST_LOOKED_UP = 20_000
+"""Sizes that are asked for to compute a float at others."""
+
+ROUNDED_UP_TO = 1024
+"""Sizes up to this one are asked where a float is rounded."""
 
 ANYWAY = "svexport.export(..., verify=False) writes the file anyway"
 
@@ -73,6 +91,23 @@ class Turn:
     test: Callable[[Values], bool]
 
 
+@dataclass(frozen=True)
+class Rounding:
+    """A float made of sizes that Python rounds to a whole number.
+
+    Attributes:
+        line: the user's: path, number and function.
+        before: the float, of other sizes.
+        after: the whole number.
+        half: whether borders are halves between whole numbers.
+    """
+
+    line: tuple[str, int, str]
+    before: Callable[[Values], float]
+    after: Callable[[Values], Any]
+    half: bool = False
+
+
 class Sizes:
     """The sizes that Python gets in one run, and what it compares them with.
 
@@ -80,6 +115,8 @@ class Sizes:
         roots: of the dynamic sizes of the inputs.
         values: all sizes, by where they are from.
         turns: comparisons, by where they are.
+        roundings: of floats, by where they are.
+        nearest: whether a file may take other pixels than torch, by where these are taken.
         reads: lines of the user's that get sizes.
     """
 
@@ -88,6 +125,8 @@ class Sizes:
         self.roots = dict(roots)
         self.values: dict[Hashable, int] = {root: size for root, size in roots.items()}  # noqa: C416 - of another type
         self.turns: dict[Place, Turn] = {}
+        self.roundings: dict[Place, Rounding] = {}
+        self.nearest: dict[Place, Turn] = {}
         self.reads: dict[tuple[str, int, str], None] = {}
         self.outside: CodeType | None = None
         self._axes = axes
@@ -126,6 +165,49 @@ class Sizes:
 
     def _dynamic(self, origin: Any) -> bool:
         return origin[1] < len(self._axes) and bool(self._axes[origin[1]])
+
+    def rounds(
+        self, name: str, before: Callable[[Values], float], after: Callable[[Values], Any], half: bool, depth: int
+    ) -> None:
+        """Notes that Python rounds a float to a whole number, by a function of that name."""
+        frame = sys._getframe(depth)
+        if self.outside is None or is_own(frame.f_code.co_filename):
+            return
+        line = user_line(frame, self.outside)
+        if line is not None:
+            self.roundings.setdefault((frame.f_code, frame.f_lasti, name), Rounding(line, before, after, half))
+
+    def steps(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Notes that ``torch.arange`` counts steps of floats, which it rounds up."""
+        names = ("end",) if len(args) == 1 else ("start", "end", "step")
+        given = {"start": 0, "step": 1, **kwargs, **dict(zip(names, args, strict=False))}
+        start, end, step = (given.get(name) for name in ("start", "end", "step"))
+        numbers = [x for x in (start, end, step) if isinstance(x, (int, float))]
+        if len(numbers) < 3 or not any(isinstance(x, float) for x in numbers) or not any(map(_is_of_sizes, numbers)):
+            return
+
+        def count(values: Values) -> float:
+            return (_at(end, values) - _at(start, values)) / _at(step, values)  # type: ignore[no-any-return]
+
+        self.rounds("arange", count, lambda values: math.ceil(count(values)), False, depth=3)
+
+    def resizes(self, shape: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Notes that ``F.interpolate`` takes the nearest pixels of a tensor of that shape."""
+        names = ("size", "scale_factor", "mode")
+        given = {"size": None, "mode": "nearest", **dict(zip(names, args[1:], strict=False)), **kwargs}
+        size = given["size"]
+        if given["mode"] != "nearest" or size is None:
+            return
+        spatial = list(shape)[2:]
+        wanted = list(size) if isinstance(size, (list, tuple)) else [size] * len(spatial)
+        for axis, (old, new) in enumerate(zip(spatial, wanted, strict=False)):
+            if _is_of_sizes(old) or _is_of_sizes(new):
+                self._nearest(axis, old, new)
+
+    def _nearest(self, axis: int, old: Any, new: Any) -> None:
+        line = user_line(sys._getframe(3), self.outside) if self.outside is not None else None
+        if line is not None:
+            self.nearest.setdefault((line, axis), Turn(line, False, None, False, lambda v: _others(old, new, v)))
 
     def note(self, name: str, truth: bool, test: Callable[[Values], bool], depth: int, number: Any = None) -> None:
         frame = caller(sys._getframe(depth))
@@ -185,6 +267,14 @@ def _at(value: Any, values: Values) -> Any:
     return value.at(values) if isinstance(value, _Number) else value
 
 
+def _others(old: Any, new: Any, values: Values) -> bool:
+    return nearest_unlike(_at(old, values), _at(new, values))
+
+
+def _is_of_sizes(value: Any) -> bool:
+    return isinstance(value, _Number)
+
+
 def is_found(value: Any) -> bool:
     """Whether a number is how many a mask found, or was computed of that."""
     return isinstance(value, _Number) and value.found
@@ -202,7 +292,19 @@ def _made(function: Callable[..., Any], operands: tuple[Any, ...], sizes: Sizes)
     if kind is None:
         return value
     followed, found = _formula(function, operands), any(map(is_found, operands))
-    return kind.made(value, lambda v: function(*(_at(o, v) for o in operands)), sizes, followed, found)
+
+    def at(values: Values) -> Any:
+        return function(*(_at(operand, values) for operand in operands))
+
+    if function in _ROUNDING and any(isinstance(operand, float) for operand in operands[: _ROUNDING[function]]):
+        divided = function in (operator.floordiv, operator.mod)
+
+        def before(values: Values) -> float:
+            first, *rest = (_at(operand, values) for operand in operands)
+            return first / rest[0] if divided else first
+
+        sizes.rounds(function.__name__, before, at, function is round, depth=3)
+    return kind.made(value, at, sizes, followed, found)
 
 
 def _formula(function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
@@ -270,6 +372,10 @@ _OF_INTS = ("and_", "or_", "xor", "lshift", "rshift")
 _COMPUTING: tuple[Callable[..., Any], ...] = (abs, math.ceil, math.floor, math.trunc, operator.neg, round)
 _TAKING: tuple[Callable[..., Any], ...] = (float, format, hash, int, repr, str)
 
+_ROUNDING: dict[Callable[..., Any], int] = {int: 1, math.ceil: 1, math.floor: 1, math.trunc: 1, round: 1}
+_ROUNDING |= {operator.floordiv: 2, operator.mod: 2}
+"""Functions that round floats, with how many of their operands may be one."""
+
 _FOLLOWED = {abs, operator.neg, *(getattr(operator, name) for name in _ARITHMETIC + _OF_INTS)}
 _GROWING = {operator.pow, operator.lshift}
 
@@ -298,11 +404,13 @@ class Borders:
         self._resized, self._most = resized, most
         self._runs: list[Sizes] = []
         self._first: dict[Place, tuple[Turn, Sizes]] = {}
+        self._roundings: dict[Place, tuple[Rounding, Sizes]] = {}
         self._tries: Counter[Place] = Counter()
         self._open: dict[Place, None] = {}
         self._beyond: dict[Place, None] = {}
         self._asked: set[tuple[tuple[str, int], ...]] = set()
         self._left = MOST_RUNS
+        self._rounded: dict[str, tuple[str, int, str]] = {}
         self.turned: dict[tuple[str, int, str], str] = {}
 
     def new_run(self, inputs: Sequence[Tensor]) -> Sizes:
@@ -311,6 +419,8 @@ class Borders:
     def add(self, run: Sizes) -> None:
         """A run that has been compared."""
         self._runs.append(run)
+        for rounded, rounding in run.roundings.items():
+            self._roundings.setdefault(rounded, (rounding, run))
         for place, turn in run.turns.items():
             if place not in self._first:
                 self._first[place] = turn, run
@@ -355,6 +465,62 @@ class Borders:
                 left -= 1
                 yield self._resized.at({root: size}, self._most)
 
+    def runs_at_roundings(self, file: SizesOfFile) -> Iterator[Iterator[Run]]:
+        """Each with a size at which a float of Python is next to where it would be rounded to another number.
+
+        First where what the file computes of sizes is another there, then some of each kind: a little less, a little
+        more, exactly there.
+        """
+        left = MOST_ROUNDED
+        for rounding, run in list(self._roundings.values())[:MOST_OF_A_LINE]:
+            for root in run.roots:
+                for size in self._next_to_borders(rounding, run, root, file):
+                    if left:
+                        left -= 1
+                        self._rounded[f"{root}={size}"] = rounding.line
+                        yield self._resized.at({root: size}, self._most)
+
+    def runs_of_nearest(self) -> Iterator[Iterator[Run]]:
+        """Each with a size at which ONNX's Resize may take other nearest pixels than torch."""
+        run = self._runs[0] if self._runs else None
+        for turn in list(run.nearest.values())[:MOST_OF_A_LINE] if run is not None else ():
+            for root in run.roots:  # type: ignore[union-attr]
+                turns = self._turns(turn, run, root, self._varying(turn, run))  # type: ignore[arg-type]
+                sizes = self._candidates(root, run.roots[root], 1, ROUNDED_UP_TO)  # type: ignore[union-attr]
+                near = itertools.takewhile(lambda size: size <= ROUNDED_UP_TO, sizes)
+                for size in itertools.islice(filter(turns, near), 2):
+                    yield self._resized.at({root: size}, self._most)
+
+    def _next_to_borders(self, rounding: Rounding, run: Sizes, root: str, file: SizesOfFile) -> Iterator[int]:
+        asked = _Asked(run.values)
+        with suppress(Exception):
+            rounding.before(asked)
+        known = {place: self._known(place, run, root) for place in asked.places}
+        found: dict[int, tuple[float, int]] = {}
+        sizes_to_ask = self._candidates(root, run.roots[root], 1, ROUNDED_UP_TO)
+        for size in itertools.islice(sizes_to_ask, MOST_LOOKED_UP // max(asked.count, 1)):
+            if size > ROUNDED_UP_TO or self._resized.too_large({root: size}, self._most):
+                continue
+            values = ChainMap({place: _on_a_line(sizes, size) for place, sizes in known.items()}, run.values)
+            with suppress(Exception):  # divided by zero, say
+                number = rounding.before(values) - 0.5 * rounding.half  # type: ignore[arg-type]
+                if abs(number - round(number)) <= NEXT * max(abs(number), 1.0):
+                    found[size] = number - round(number), int(rounding.after(values))  # type: ignore[arg-type]
+        if len({after for _, after in found.values()}) < 2:  # of another size than this one
+            return
+        wanted = dict.fromkeys(
+            itertools.islice(self._unlike(root, {n: after for n, (_, after) in found.items()}, file), 3)
+        )
+        for kind in (lambda off: off < 0, lambda off: off > 0, lambda off: off == 0):
+            wanted |= dict.fromkeys(itertools.islice((n for n, (off, _) in found.items() if kind(off)), 2))
+        yield from wanted
+
+    def _unlike(self, root: str, python: Mapping[int, int], file: SizesOfFile) -> Iterator[int]:
+        sizes = list(python)[:MOST_ASKED]
+        given = self._resized.given
+        its = {size: numbers for size in sizes if (numbers := file.at({**given, root: size}))}
+        yield from unlike(list(its), [python[size] for size in its], list(its.values()))
+
     def near(self) -> Iterator[dict[str, int]]:
         """Dynamic sizes that are less than :data:`NEAR` off the given ones, each alone, and all: the nearest first."""
         given = self._resized.given
@@ -377,6 +543,10 @@ class Borders:
         """Lines of the user's that compare sizes, which come out another way in a run than on the given inputs."""
         given = self._runs[0].turns if self._runs else {}
         return list(dict.fromkeys(t.line for p, t in run.turns.items() if p in given and given[p].truth != t.truth))
+
+    def rounded(self, run: str) -> tuple[str, int, str] | None:
+        """The user's line that rounds a float of sizes, for which a run of that name was."""
+        return self._rounded.get(run)
 
     def reads(self, run: Sizes) -> list[tuple[str, int, str]]:
         """Lines of the user's that ask for sizes, in a run of other ones than are given."""
@@ -479,13 +649,15 @@ def _alone(one: Sizes, other: Sizes, root: str) -> bool:
 
 
 class _Asked(dict[Hashable, int]):
-    """Sizes that know which of them were asked for."""
+    """Sizes that know which of them were asked for, and how often any was."""
 
     def __init__(self, values: Values) -> None:
         super().__init__(values)
         self.places: set[Hashable] = set()
+        self.count = 0
 
     def __getitem__(self, place: Hashable) -> int:
+        self.count += 1
         self.places.add(place)
         return super().__getitem__(place)
 

@@ -458,6 +458,25 @@ def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = N
     return torch.where(place < (steps + 1) // 2, first + place * step, last - (steps - 1 - place) * step)
 
 
+def _arange(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
+    """How many steps there are is counted in double, as torch does; ONNX's Range counts in the type of the numbers."""
+    names = ("end",) if len(args) == 1 else ("start", "end", "step")
+    given = {"start": 0, "step": 1, **dict(zip(names, args, strict=False))}
+    start, end, step = (kwargs.pop(name, given.get(name)) for name in ("start", "end", "step"))
+    numbers = start, end, step
+    dynamic = any(isinstance(x, (torch.SymInt, torch.SymFloat)) for x in numbers)
+    if not dynamic or not any(isinstance(x, (float, torch.SymFloat)) for x in numbers):
+        return torch.arange(start, end, step, dtype=dtype, **kwargs)
+    dtype = dtype or torch.get_default_dtype()
+    if not dtype.is_floating_point:
+        raise ExportError(
+            f"torch.arange of {dtype} by floats, between dynamic sizes; give it none, and cast the result"
+        )
+    place = torch.arange(math.ceil((end - start) / step), dtype=dtype, **kwargs)
+    first, by = (x.to(place) if isinstance(x, Tensor) else place.new_full((), x) for x in (start, step))
+    return first + place * by
+
+
 _OF_MASKS: dict[Callable[..., Any], Callable[..., Any]] = {
     function: functools.partial(_of_masks, function)
     for name in ("amax", "amin", "max", "maximum", "min", "minimum")
@@ -481,6 +500,7 @@ _OF_A_NUMBER: dict[Callable[..., Any], Callable[..., Any]] = {
 _OF_DYNAMIC_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {
     **BY_SIZE,
     F.affine_grid: _affine_grid,
+    torch.arange: _arange,
     torch.linspace: _linspace,
     **{f: functools.partial(_parts, f) for f in (torch.chunk, torch.split, Tensor.chunk, Tensor.split)},
     **{

@@ -17,12 +17,15 @@ from svexport.exporter.aten.interpolate import is_resized_alike
 from svexport.graph.scope import Scope, is_standard, scopes
 from svexport.graph.walk import attributes_of
 
-__all__ = ["refuse_rounded"]
+__all__ = ["nearest_unlike", "refuse_rounded"]
 
 _THROUGH = {"Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"}
 _FLOATS = {"Add", "Div", "Mul", "Pow", "Sqrt", "Sub"}
 _ROUNDED = {"Cast", "Ceil", "Floor", "Round"}
 _INTEGERS = {TensorProto.INT32, TensorProto.INT64}
+MOST_PIXELS = 4097
+"""Of which it is asked whether the nearest of them are torch's."""
+
 _BITS = 256
 """A factor that is a whole number of these parts is exact in float32, of sizes below 65,536."""
 
@@ -32,12 +35,13 @@ def refuse_rounded(model: onnx.ModelProto) -> None:
     for scope in scopes(model):
         made = {name: node for node in scope.graph.node for name in node.output}
         for node in scope.graph.node:
-            found = _scale(scope, node) or _rounding(scope, made, node)
+            found = _scale(scope, node) or _nearest(scope, made, node) or _rounding(scope, made, node)
             if found:
                 where = f" (node {node.name})" if node.name else ""
                 raise ExportError(
-                    f"{found} of a dynamic size{where}: for some sizes that is another number of pixels than in torch. "
-                    "TorchScript traces the model, for torch.export does not take it, and computes it in float32\n"
+                    f"{found} of a dynamic size{where}: for some sizes that is another number of pixels than in torch, "
+                    "or other pixels. TorchScript traces the model, for torch.export does not take it, and computes "
+                    "it in float32\n"
                     "  say sizes as numbers or by // (size=...), or make the size static"
                 )
 
@@ -62,6 +66,37 @@ def _scale(scope: Scope, node: NodeProto) -> str:
         if not isinstance(size, int) and scale != 1 and not is_resized_alike(float(meant) if close else scale, mode):
             return f"F.interpolate by a factor of {float(meant) if close else scale:.6g}"
     return ""
+
+
+def _nearest(scope: Scope, made: dict[str, NodeProto], node: NodeProto) -> str:
+    """What a Resize to the nearest of so many pixels is, if it takes others than torch of some dynamic size."""
+    if not is_standard(node, "Resize") or len(node.input) < 4:
+        return ""
+    attributes = attributes_of(node)
+    kind = attributes.get("mode", b"nearest"), attributes.get("coordinate_transformation_mode")
+    old = scope.shape(node.input[0])
+    if kind != (b"nearest", b"asymmetric") or old is None:
+        return ""
+    counts: list[int] = []  # those at the end that are constants
+    concat = made.get(node.input[3])
+    for part in reversed(concat.input if concat is not None and concat.op_type == "Concat" else node.input[3:]):
+        array = scope.array(part)
+        if array is None:
+            break
+        counts = [*array.tolist(), *counts]
+    for size, count in zip(reversed(old), reversed(counts), strict=False):
+        if not isinstance(size, int) and any(nearest_unlike(n, count) for n in range(1, MOST_PIXELS)):
+            return f"F.interpolate to the nearest {count} pixels"
+    return ""
+
+
+def nearest_unlike(old: int, new: int) -> bool:
+    """Whether Resize from one size to another may take other nearest pixels than torch, which multiplies instead."""
+    if old < 1 or new < 1 or new % old == 0:
+        return False
+    place = np.arange(new, dtype=np.float32)
+    multiplied = np.floor(place * np.float32(np.float32(old) / np.float32(new)))
+    return bool((multiplied != np.floor(place / np.float32(new / old))).any())
 
 
 def _rounding(scope: Scope, made: dict[str, NodeProto], node: NodeProto) -> str:

@@ -19,6 +19,7 @@ from svexport.exporter.finish import Signature
 from svexport.exporter.inputs import FAR, FIRST, KINDS, NOTHING, Resized, far, of_kind, random
 from svexport.exporter.quantizers import ROUNDING, Copies, allow_steps
 from svexport.exporter.rounding import Rounding, Tolerances
+from svexport.exporter.sizes_of_file import SizesOfFile
 from svexport.exporter.source import shown_line
 from svexport.exporter.state import State, random_state, same_random_state
 from svexport.exporter.values import Unproven, refuse_values, user_numbers
@@ -78,7 +79,9 @@ def verify(
     that a line took out of what depends on an input, whatever it is, but what has been compared (see
     :class:`Unproven`); ``guarded`` says whether the tracer has seen to those that ``torch.export`` knows of.
 
-    Of dynamic sizes that Python compares, or counts by, some on both sides are tried (:class:`Borders`).
+    Of dynamic sizes that Python compares, or counts by, some on both sides are tried (:class:`Borders`). Where it
+    rounds a float made of them, sizes at which that is next to another whole number are tried, those first at which
+    the file computes another one than Python.
 
     Raises:
         ExportError: naming the lines that take values of inputs from which something follows, or compare sizes that
@@ -129,6 +132,7 @@ class Verification:
         self._held = [*model.parameters(), *model.buffers()]
         self._resized = Resized(self.tensors, self.input_names, signature.axes, signature.sizes)
         self._borders = Borders(self._resized, MOST_AT_BORDERS)
+        self._sizes_of_file = SizesOfFile(path, self.input_names, self.tensors, self._resized.shapes)
         self._ways: dict[str, Way] = {}
         self._sizes: dict[str, Sizes] = {}
         self._compared: dict[str, Way] = {}
@@ -163,8 +167,9 @@ class Verification:
             self.state.restore()
             yield ((FIRST[0], inputs) for inputs in random(tensors, [t.shape for t in tensors]))
         near = partial(self._borders.runs_near_numbers, lambda: user_numbers(self.model, tensors))
-        others = () if guarded.sizes else (self._sizes_of_other_ways,)
-        for more in (self._borders.runs, near, self._borders.runs, *others):
+        others = () if guarded.sizes else (self._borders.runs_of_nearest, self._sizes_of_other_ways)
+        rounded = partial(self._borders.runs_at_roundings, self._sizes_of_file)
+        for more in (self._borders.runs, near, rounded, self._borders.runs, *others):
             for alternatives in more():
                 if self._failing:
                     return
@@ -445,6 +450,12 @@ class Verification:
                 "  forward compares dynamic sizes, or takes them as numbers, which come out another way there than on "
                 f"the given inputs:{where}\n"
                 f"  A file has one way for all sizes. {WITHOUT_NUMBERS} with a range that leaves those out. "
+            )
+        if (line := self._borders.rounded(run)) is not None:
+            return (
+                "  forward rounds a float made of dynamic sizes, which the tracer computes in another order or type, "
+                f"and so to another number there:\n    {shown_line(*line)}\n"
+                "  Compute with whole numbers alone: size * 7 // 10 instead of int(size * 0.7). "
             )
         if where := given.parting(self._ways[run]):
             return (

@@ -182,6 +182,10 @@ class Way(TorchFunctionMode):
                 result = finding(self._count[1], func, name, args, kwargs)
             else:
                 result = func(*args, **kwargs)
+            if self._sizes is not None and name == "arange":
+                self._sizes.steps(args, kwargs)
+            if self._sizes is not None and name == "interpolate" and args:
+                self._sizes.resizes(self._sizes.of(args[0].shape, self._origin(args[0])), args, kwargs)
             if self._sizes is not None and (name in _SIZES or name in _PARTS):
                 result = self._measured(name, args, kwargs, result)
             self._note(result, ("step", len(self._steps)))

@@ -1,0 +1,133 @@
+"""What a file computes of the sizes of its inputs, beside what Python does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+from torch import Tensor
+
+from svexport.graph.scope import constant_value, light_copy
+from svexport.graph.walk import attributes_of
+from svexport.logging import logger
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+__all__ = ["SizesOfFile", "unlike"]
+
+_OPS = {"Abs", "Add", "Cast", "Ceil", "Concat", "Constant", "Div", "Floor", "Gather", "Identity", "Max", "Min", "Mod"}
+_OPS |= {"Mul", "Neg", "Pow", "Range", "Reshape", "Round", "Shape", "Size", "Slice", "Sqrt", "Squeeze", "Sub"}
+_OPS |= {"Unsqueeze"}
+"""That compute with sizes."""
+
+_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
+
+LIKE = 0.5
+"""Of the sizes at which a number of a file is Python's, from where on it is meant to be."""
+
+
+class SizesOfFile:
+    """The whole numbers that a file computes of the sizes of its inputs, without computing anything else.
+
+    Args:
+        path: of the file.
+        names: of its inputs.
+        tensors: that were given for them.
+        shapes: of them, by dynamic sizes.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        names: Sequence[str],
+        tensors: Sequence[Tensor],
+        shapes: Callable[[Mapping[str, int]], list[list[int]]],
+    ) -> None:
+        self._path, self._names, self._tensors, self._shapes = path, names, tensors, shapes
+        self._session: onnxruntime.InferenceSession | None = None
+        self._asked = False
+
+    def at(self, roots: Mapping[str, int]) -> list[int]:
+        """In an order that is the same each time; of a list its length. Empty where there are none, or that fails."""
+        if not self._asked:
+            self._asked, self._session = True, self._opened()
+        if self._session is None:
+            return []
+        given = {
+            name: tensor.new_empty(shape).cpu().numpy()
+            for name, tensor, shape in zip(self._names, self._tensors, self._shapes(roots), strict=True)
+        }
+        try:
+            found = self._session.run(None, {i.name: given[i.name] for i in self._session.get_inputs()})
+        except Exception as error:  # noqa: BLE001 - of sizes for which it has none
+            logger.info("what the file computes of sizes does not run at {}: {}", dict(roots), error)
+            return []
+        whole = [value for value in found if value.ndim or value.dtype.kind in "iu"]
+        return [int(v.item()) if v.size == 1 and v.dtype.kind in "iu" else v.size for v in whole]
+
+    def _opened(self) -> onnxruntime.InferenceSession | None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level, options.intra_op_num_threads = 4, 1
+        try:
+            model = _of_sizes(light_copy(onnx.load(self._path, load_external_data=False)), self._names)
+            return onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+        except Exception as error:  # noqa: BLE001 - then sizes are tried without it
+            logger.info("what the file computes of sizes does not run by itself: {}", error)
+            return None
+
+
+def _of_sizes(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """The nodes that depend on nothing but sizes of the inputs of these names, with what they compute as results."""
+    graph = model.graph
+    values = _constants(graph)
+    constants = {name for name, value in values.items() if value.all()}
+    known = {tensor.name for tensor in graph.initializer}
+    floats = {name for name, value in values.items() if value.dtype.kind == "f"}
+    nodes = []
+    for node in graph.node:
+        measures = node.op_type in ("Shape", "Size") and node.input[0] in names
+        if node.op_type not in _OPS or node.domain or not (measures or all(n in known or not n for n in node.input)):
+            continue
+        if node.op_type in ("Div", "Mod") and not (node.input[0] in floats or node.input[1] in constants):
+            continue  # whole numbers by what may be zero end the process
+        if attributes_of(node)["to"] in _FLOATS if node.op_type == "Cast" else floats.intersection(node.input):
+            floats.update(node.output)
+        nodes.append(node)
+        known.update(node.output)
+    used = {name for node in nodes for name in node.input}
+    made = onnx.helper.make_graph(
+        nodes,
+        "sizes",
+        [info for info in graph.input if info.name in used],
+        [onnx.ValueInfoProto(name=name) for node in nodes for name in node.output if node.op_type != "Constant"],
+        [tensor for tensor in graph.initializer if tensor.name in used],
+    )
+    return onnx.helper.make_model(made, opset_imports=model.opset_import, ir_version=model.ir_version)
+
+
+def _constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
+    """By name."""
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and (tensor := constant_value(node)) is not None:
+            tensors[node.output[0]] = tensor
+    return {name: onnx.numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
+
+
+def unlike(sizes: Sequence[int], python: Sequence[int], file: Sequence[Sequence[int]]) -> Iterator[int]:
+    """Sizes at which the number of a file that is most like Python's is another; none where one is the same.
+
+    ``file`` has the numbers of the file for each size.
+    """
+    best: list[bool] = []
+    for column in zip(*file, strict=True):
+        same = [own == its for own, its in zip(python, column, strict=True)]
+        best = max(best, same, key=sum)
+    if sum(best) >= LIKE * len(sizes):
+        yield from (size for size, same in zip(sizes, best, strict=True) if not same)
