@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -146,8 +147,10 @@ def _conversions() -> dict[Any, Callable[..., Any]]:
         kinds = [write.dtype(v) for v in (x, exponent) if not isinstance(v, (bool, int, float))]
         floating = [kind for kind in kinds if kind not in INTEGERS and kind != torch.bool]
         if not floating and not isinstance(x, float) and not isinstance(exponent, float):
-            return integer_power(write, x, exponent, next((k for k in kinds if k in INTEGERS), torch.int64))
-        kind = (floating[0] if floating else None) or torch.float32
+            whole = [kind for kind in kinds if kind in INTEGERS]
+            return integer_power(write, x, exponent, functools.reduce(torch.promote_types, whole or [torch.int64]))
+        known = [kind for kind in floating if kind is not None]
+        kind = functools.reduce(torch.promote_types, known or [torch.float32])
         return write("Pow", *(of_type(v, kind) for v in (x, exponent)))
 
     def of_type(x: Any, kind: torch.dtype) -> Any:

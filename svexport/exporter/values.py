@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from svexport.errors import ExportError
 from svexport.exporter.borders import ANYWAY
 from svexport.exporter.source import around, near, numbers_of_users, raising_line, shown_line
-from svexport.exporter.way import OTHERS, UNGUARDED, Exit, Forced, TooLong, Way
+from svexport.exporter.way import OTHERS, UNGUARDED, Exit, Forced, ForcedError, TooLong, Way
 
 __all__ = ["Unproven", "refuse_values", "user_numbers"]
 
@@ -139,7 +139,7 @@ class Unproven:
                 with way:
                     results = self._model(*arguments)
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-            if forced is None:
+            if forced is None or isinstance(error, ForcedError):  # which nobody has caught
                 return isinstance(error, TooLong)
             refusal = None if isinstance(error, TooLong) else raising_line(error)
             return refusal is None or (way.leaves(usual) and not near(forced.line, refusal))

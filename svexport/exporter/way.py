@@ -20,7 +20,7 @@ from svexport.exporter.borders import Sizes, formula, is_found
 from svexport.exporter.found import deciding, finding, returns_found
 from svexport.exporter.source import caller, is_own, shown_line, user_line
 
-__all__ = ["Exit", "Forced", "Guards", "TooLong", "Way"]
+__all__ = ["Exit", "Forced", "ForcedError", "Guards", "TooLong", "Way"]
 
 _TRUTHS = {"__bool__", "__contains__", "allclose", "equal", "is_nonzero"}
 _TEXTS = {"__format__", "__reduce_ex__", "__repr__", "__str__"}
@@ -415,17 +415,21 @@ class Way(TorchFunctionMode):
         return _written(value) if sizes is None else ("size", sizes)
 
 
+class ForcedError(torch.linalg.LinAlgError):  # type: ignore[misc, name-defined]
+    """That a matrix has no inverse or factor, of one that has."""
+
+
 def _failed(func: Any, args: tuple, kwargs: dict[str, Any]) -> Tensor:
     """An error of a function of ``_FACTORS`` that raises none; of one that does, a result of the shape it would have.
 
     Raises:
-        torch.linalg.LinAlgError: where ``func`` returns.
+        ForcedError: where ``func`` returns.
     """
     try:
         func(*args, **kwargs)
     except RuntimeError:
         return torch.zeros_like(list(_tensors([args, kwargs]))[-1])
-    raise torch.linalg.LinAlgError("as of other values")
+    raise ForcedError("as of other values")
 
 
 OTHERS = 7

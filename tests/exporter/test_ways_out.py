@@ -583,3 +583,19 @@ def check(model: tuple[str, str], opset: int, tmp_path) -> None:
         compared += 1
         torch.testing.assert_close(engine(*inputs), expected, rtol=1e-3, atol=1e-3, equal_nan=True)
     assert compared
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_an_error_that_nobody_catches_is_no_way(opset: int, tmp_path) -> None:
+    """Of a pose that is put together, for every image of a batch; and of one that the model says more of."""
+
+    class Poses(nn.Module):
+        def forward(self, rotation: Tensor, translation: Tensor) -> Tensor:
+            pose = torch.eye(4).to(rotation).repeat(rotation.shape[0], 1, 1)
+            pose[:, :3, :3] = rotation
+            pose[:, :3, 3] = translation
+            return torch.inverse(pose)[:, :3] + torch.linalg.solve(pose, translation.new_ones(4, 1))[:, :3]
+
+    args = torch.eye(3) + 0.1 * torch.randn(2, 3, 3), torch.randn(2, 3)
+    axes = {"rotation": {0: "b"}, "translation": {0: "b"}}
+    assert svexport.export(Poses(), args, tmp_path / "m.onnx", opset=opset, dynamic_shapes=axes).verified
