@@ -14,6 +14,7 @@ from torch import nn
 from svexport import html
 from svexport.errors import SvexportError
 from svexport.quantization.histogram import Histogram
+from svexport.untrusted import parse_json
 
 __all__ = ["CalibrationCache"]
 
@@ -48,7 +49,7 @@ class CalibrationCache:
         try:
             if self.path.stat().st_size > _MOST:
                 raise ValueError(f"more than {_MOST >> 20} MB")
-            data = json.loads(self.path.read_text("utf-8"))
+            data = parse_json(self.path.read_text("utf-8"))
             if not isinstance(data, dict) or data.get("format") != _FORMAT or data.get("version") != _VERSION:
                 raise ValueError(f"not in the format {_FORMAT!r}, version {_VERSION}")
             batches, layers, key = (data.get(name) for name in ("batches", "layers", "model"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 from svexport.graph.check.report import CheckReport
 from svexport.text import plain
+from svexport.untrusted import parse_json
 
 __all__ = ["BuildReport", "Layer", "read_layers"]
 
@@ -60,7 +60,7 @@ class Layer:
 def read_layers(text: str) -> list[Layer]:
     """The layers in what an inspector says in JSON; an empty list if it says nothing that is understood."""
     try:
-        found = json.loads(text).get("Layers", [])
+        found = parse_json(text).get("Layers", [])
     except (ValueError, AttributeError):
         return []
     return [_layer(entry) for entry in found if isinstance(entry, (str, dict))]

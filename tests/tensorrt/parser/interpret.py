@@ -563,7 +563,11 @@ def run(record: Record, feeds: Mapping[str, Tensor], plugin: Plugin | None = Non
     Raises:
         Unsupported: of a layer that is not interpreted.
     """
-    sys.setrecursionlimit(max(sys.getrecursionlimit(), 100_000))  # a value asks for those it is made of
-    network = Network(record, feeds, plugin)
-    with torch.no_grad():
-        return [network.value(tensor) for tensor in record["outputs"]]
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, 100_000))  # a value asks for those it is made of
+    try:
+        network = Network(record, feeds, plugin)
+        with torch.no_grad():
+            return [network.value(tensor) for tensor in record["outputs"]]
+    finally:
+        sys.setrecursionlimit(before)
