@@ -158,7 +158,7 @@ def _sum_of_pixels(values: Tensor, dim: int, axis: _Axis, mode: str) -> Tensor:
 
 def _nearest(input: Tensor, output: Tensor, axes: Sequence[_Axis], mode: str) -> Tensor:
     """By pixels that are gathered, where Resize may take others."""
-    if mode == "nearest-exact" and (multiples := [_multiple(axis) for axis in axes]) and all(multiples):
+    if mode == "nearest-exact" and all(multiples := [_multiple(axis) for axis in axes]):
         return F.interpolate(input, scale_factor=[float(n) for n in multiples])
     if all(axis.is_kept or _is_resized_alike(axis, axes, input, mode) for axis in axes):
         return output
@@ -202,7 +202,7 @@ def _known_places(axis: _Axis, axes: Sequence[_Axis], like: Tensor, mode: str) -
 
 def _places(axis: _Axis, axes: Sequence[_Axis], like: Tensor, mode: str) -> Tensor:
     """Of the pixels to gather along an axis, ``(new,)``. Source: ``nearest_neighbor_compute_source_index`` of ATen."""
-    if axis.is_static and isinstance(whole := _is_whole(axes, like), bool):
+    if axis.is_static and isinstance(_is_whole(axes, like), bool):
         return torch.tensor(_known_places(axis, axes, like, mode).astype(np.int64).tolist(), device=like.device)
     before, after = (torch.full((), n, dtype=torch.float32, device=like.device) for n in (axis.old, axis.new))
     pixel = torch.arange(axis.new, device=like.device).to(torch.float32)

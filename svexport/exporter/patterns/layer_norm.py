@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from svexport import ops
-from svexport.exporter.patterns.pattern import Pattern, noise
+from svexport.exporter.patterns.pattern import Pattern, is_bare, noise
 from svexport.exporter.patterns.traced import Traced, operand
 from svexport.ops._kept import zeros
 from svexport.ops._op import tracing
@@ -63,12 +63,7 @@ def _sum(x: Tensor, residual: Tensor, extra: Tensor | None) -> Tensor:
 
 def _is_plain(norm: nn.Module) -> bool:
     """Whether a module is a norm over one dimension, and calling it does nothing else."""
-    return (
-        type(norm) in _NORMS
-        and not (norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks)
-        and "forward" not in vars(norm)
-        and len(norm.normalized_shape) == 1  # type: ignore[arg-type]
-    )
+    return type(norm) in _NORMS and is_bare(norm) and len(norm.normalized_shape) == 1  # type: ignore[arg-type]
 
 
 def _fits(weight: Any, bias: Any, x: Tensor, residual: Tensor, extra: Tensor | None) -> bool:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from svexport.exporter.patterns.traced import Traced
 from svexport.exporter.proof import Proof
 
-__all__ = ["VIEWS", "Pattern", "noise", "prove", "source_of"]
+__all__ = ["VIEWS", "Pattern", "is_bare", "noise", "prove", "source_of"]
 
 DRAWS = 3
 """How many inputs of its own a part is tried on, beside the model's."""
@@ -78,6 +78,12 @@ def prove(traced: Traced, pattern: Pattern) -> Proof:
     if not proof.fault:
         proof.add_gradients(theirs, ours, draw)
     return proof
+
+
+def is_bare(module: nn.Module) -> bool:
+    """Whether calling a module runs the forward of its class and nothing else."""
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return not hooks and "forward" not in vars(module)
 
 
 def noise(like: Tensor, generator: torch.Generator, *, scale: float = 1.0) -> Tensor:

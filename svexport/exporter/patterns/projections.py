@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from svexport.exporter.functions import deform_attn, parameters, starts_of, whole
 from svexport.exporter.patterns.attention import SOFTMAX
 from svexport.exporter.patterns.ms_deform_attn import deform_attn_of_sizes, drawn_sizes, shapes_of
-from svexport.exporter.patterns.pattern import VIEWS, Pattern, noise
+from svexport.exporter.patterns.pattern import VIEWS, Pattern, is_bare, noise
 from svexport.exporter.patterns.traced import Traced, operand
 from svexport.ops._deform_attn_gradients import Shape, projected
 from svexport.ops._op import tracing
@@ -73,13 +73,7 @@ def _fits(layers: Sequence[nn.Module], query: Tensor, source: Tensor, centre: Te
 
 def _is_plain(layer: Any) -> bool:
     """Whether a module is a linear layer with a bias, and calling it does nothing else."""
-    return (
-        type(layer) is nn.Linear
-        and layer.bias is not None
-        and not (layer._forward_hooks or layer._forward_pre_hooks)
-        and not (layer._backward_hooks or layer._backward_pre_hooks)
-        and "forward" not in vars(layer)
-    )
+    return type(layer) is nn.Linear and layer.bias is not None and is_bare(layer)
 
 
 def find(traced: Traced) -> Iterator[Pattern]:
