@@ -13,7 +13,7 @@ from svexport.exporter.rounding import Rounding, Tolerances
 from svexport.exporter.ties import StableOrder
 from svexport.parity import Parity, parity
 
-__all__ = ["AnotherWay", "allow_rounding", "closely", "held", "hold_closely", "jumps", "ties"]
+__all__ = ["AnotherWay", "allow_rounding", "closely", "held", "hold_closely", "jumps", "same_again", "ties"]
 
 CLOSE = 2.0**-16
 """Of an output's largest number: what torch and ONNX Runtime seldom differ by."""
@@ -55,6 +55,12 @@ def jumps(
 def _size(tensor: Tensor) -> float:
     """The largest number of a tensor, or 1 of nothing."""
     return float(tensor.abs().amax()) or 1.0 if tensor.numel() else 1.0
+
+
+def same_again(model: nn.Module, inputs: Sequence[Tensor], held_to: Tolerances) -> bool:
+    """Whether the model returns the same twice, within the tolerances; one that draws random numbers may not."""
+    once, again = (model(*(t.clone() for t in inputs)) for _ in range(2))
+    return all(held("", e, a, "", held_to).ok for e, a in zip(once, again, strict=True))
 
 
 def ties(model: nn.Module, inputs: Sequence[Tensor], actual: Sequence[Tensor], held_to: Tolerances) -> str:

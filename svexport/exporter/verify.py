@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from svexport.errors import EngineError, VerificationError
-from svexport.exporter.agreement import AnotherWay, allow_rounding, closely, held, hold_closely, jumps, ties
+from svexport.exporter.agreement import AnotherWay, allow_rounding, closely, held, hold_closely, jumps, same_again, ties
 from svexport.exporter.as_in_files import AsInFiles
 from svexport.exporter.borders import ANYWAY, MOST_RUNS, WITHOUT_NUMBERS, Borders, Sizes, refuse_beyond
 from svexport.exporter.finish import Signature
@@ -413,8 +413,13 @@ class Verification:
 
     def _usual(self, worst: Parity) -> str:
         """The usual cause of an output that differs."""
+        inputs, actual = self._failing[worst.run]
         with self.as_files:
-            found = ties(self.model, *self._failing[worst.run], self.held_to)
+            if self._random and not same_again(self.model, inputs, self.held_to):
+                return (
+                    "forward draws random numbers, and a file draws others: draw them outside, and pass them as inputs"
+                )
+            found = ties(self.model, inputs, actual, self.held_to)
         if found:
             return (
                 f"Some values are equal, which torch may return in any order, ONNX by their places: {found}. Nothing "
