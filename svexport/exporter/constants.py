@@ -46,6 +46,8 @@ _SIZED_BY_VALUES |= {"unique_consecutive", "_unique2"}
 
 _TAKE_SIZES = {"arange", "broadcast_to", "empty", "expand", "narrow", "new_empty", "new_ones"}
 _TAKE_SIZES |= {"new_zeros", "ones", "rand", "randn", "repeat", "reshape", "tile", "unflatten", "view", "zeros"}
+_TAKE_SIZES |= {"chunk", "linspace", "logspace", "one_hot", "roll", "tensor_split", "unfold"}
+_TAKE_SIZES |= {f"{kind}_pool{n}d" for kind in ("adaptive_avg", "adaptive_max", "avg", "max") for n in (1, 2, 3)}
 """Functions that take integer tensors without dimensions for sizes, and learn their values without a call."""
 
 _RANDOM: tuple[str, ...] = (

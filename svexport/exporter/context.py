@@ -21,6 +21,7 @@ from svexport.errors import ExportError
 from svexport.exporter.arguments import FlatModel
 from svexport.exporter.aten import FUNCTIONS
 from svexport.exporter.aten.interpolate import interpolate
+from svexport.exporter.aten.pad import pad
 from svexport.exporter.by_size import BY_SIZE
 from svexport.exporter.complex import ComplexParts
 from svexport.exporter.constants import ConstantValues, NotTraced, sizes_stay_dynamic, without_assertions
@@ -491,7 +492,7 @@ _AS_NUMBERS: dict[Callable[..., Any], Callable[..., Any]] = {
 _OF_INDICES: dict[Callable[..., Any], Callable[..., Any]] = {
     function: functools.partial(_by_places, function) for function in (Tensor.__getitem__, Tensor.__setitem__)
 }
-_OF_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {F.interpolate: interpolate}
+_OF_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {F.interpolate: interpolate, F.pad: pad}
 _OF_NOTHING: dict[Callable[..., Any], Callable[..., Any]] = {
     function: functools.partial(_of_nothing, function) for function in (torch.addmm, Tensor.addmm)
 }

@@ -179,6 +179,7 @@ def export(
                 given = traceable(fresh, names, axes, sizes)
                 written, guarded = traced(flat, given, file, opset, names, axes, notes, state)
                 before = len(notes)
+            state.restore()  # what was kept while it was traced are no numbers
             warned = notes[before:]
             if not flat.output_names:
                 flat(*(t.clone() for t in tensors))  # only the copy that torch.export's fallback traces knows the names

@@ -147,3 +147,26 @@ def test_data_of_a_constant(how, opset, tmp_path) -> None:
     assert not any("TorchScript" in note for note in report.notes)
     costs = torch.randn(3, 3, 7)
     torch.testing.assert_close(svexport.load(report.path)(costs), model(costs))
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_rows_of_a_tensor_of_sizes(opset, tmp_path) -> None:
+    """``for h, w in spatial_shapes``, as in Deformable-DETR's proposals: the numbers go wherever sizes do."""
+
+    class Proposals(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            spatial_shapes, found, start = torch.as_tensor([(2, 3), (1, 2)]), [], 0
+            for h, w in spatial_shapes:
+                rows = x[:, start : start + h * w].view(x.shape[0], h, w)
+                y, _ = torch.meshgrid(torch.linspace(0.5, h - 0.5, h), torch.linspace(0, w - 1, w), indexing="ij")
+                found += [(rows + y / h).flatten(1), F.adaptive_avg_pool1d(x, h), x.chunk(h + 1, 1)[0], x.roll(h, 1)]
+                found.append(x.unfold(1, w, h).flatten(1) * F.one_hot(torch.arange(1), w).sum())
+                start += h * w
+            return torch.cat(found, 1)
+
+    model, x = Proposals(), torch.randn(2, 8)
+    report = svexport.export(model, x, tmp_path / "m.onnx", opset=opset, dynamic_shapes={"x": {0: "n"}})
+    assert report.verified
+    assert not any("TorchScript" in note for note in report.notes)
+    x = torch.randn(5, 8)
+    torch.testing.assert_close(svexport.load(report.path)(x), model(x))

@@ -1318,3 +1318,16 @@ def test_a_model_that_only_the_fallback_of_torch_export_traces(tmp_path, capfd) 
     report = svexport.export(FromTensors(), (torch.randn(4, 6),), tmp_path / "m.onnx", opset=18)
     assert list(report.outputs) == ["last"]
     assert "def forward" not in capfd.readouterr().err  # the graph that torch.export gave up
+
+
+@pytest.mark.parametrize("opset", [11, 17, 18])
+def test_parts_of_one_tensor(opset, tmp_path) -> None:
+    """ONNX Runtime takes two Splits of a tensor for one, whatever their numbers of outputs are."""
+
+    class Chunks(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x.chunk(3, 1)[0].exp(), x.chunk(2, 1)[0].exp()
+
+    report = svexport.export(Chunks(), torch.randn(2, 6), tmp_path / "m.onnx", opset=opset)
+    assert report.verified
+    assert not any("TorchScript" in note for note in report.notes)

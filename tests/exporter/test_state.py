@@ -112,6 +112,34 @@ def test_state_that_matters_is_named(kind, name, opset, tmp_path) -> None:
     assert getattr(model, "head", model).__dict__.get("memory") is None
 
 
+class Anchors(nn.Module):
+    """Keeps a grid of the last size, as YOLO's heads do; what it keeps while it is traced has no values."""
+
+    shape: torch.Size | None = None
+    anchors = torch.empty(0)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        if self.shape != y.shape:
+            places = (torch.arange(size, dtype=y.dtype) + 0.5 for size in y.shape[2:])
+            self.anchors = torch.stack(torch.meshgrid(*places, indexing="ij"))
+            self.shape = y.shape
+        return (y + self.anchors) * 2
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 3, 4), (2, 1, 3, 4)])
+@BOTH_EXPORTERS
+def test_a_kept_grid(shape, opset, tmp_path) -> None:
+    model, x = Anchors(), torch.randn(shape)
+    assert svexport.export(model, x, tmp_path / "m.onnx", opset=opset).verified
+    assert vars(model).keys() == vars(Anchors()).keys()
+    torch.testing.assert_close(svexport.load(tmp_path / "m.onnx")(x), model(x))
+
+
 @BOTH_EXPORTERS
 def test_inputs_that_forward_changes(opset, tmp_path) -> None:
     class InPlace(nn.Module):
