@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from svexport.exporter.quantizers import largest
 from svexport.exporter.rounding import Rounding, Tolerances
-from svexport.exporter.ties import StableOrder
 from svexport.parity import Parity, parity
+from svexport.tracing.quantizers import largest
+from svexport.tracing.ties import StableOrder
 
 __all__ = ["AnotherWay", "allow_rounding", "closely", "held", "hold_closely", "jumps", "same_again", "ties"]
 

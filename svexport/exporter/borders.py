@@ -21,7 +21,7 @@ from svexport.errors import ExportError
 from svexport.exporter.inputs import Resized
 from svexport.exporter.rounded import nearest_unlike
 from svexport.exporter.sizes_of_file import SizesOfFile, unlike
-from svexport.exporter.source import around, caller, is_library, is_own, near, raising_line, shown_line, user_line
+from svexport.tracing.source import around, caller, is_library, is_own, near, raising_line, shown_line, user_line
 
 __all__ = ["Borders", "Sizes", "Turn", "formula", "is_found", "refuse_beyond"]
 

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from svexport.exporter.arguments import bind, rebuild
 from svexport.exporter.functions import FUNCTIONS, NAMES, WHOLES, parameters, unfit, whole
 from svexport.exporter.patterns.rewrite import FILES
 from svexport.exporter.proof import Proof
 from svexport.exporter.rebind import Key, Plan, binder, key_of, unnamed
 from svexport.exporter.replacements import LeftAlone, Replacement, op_name
-from svexport.exporter.source import shown_line, user_line
+from svexport.tracing.arguments import bind, rebuild
+from svexport.tracing.source import shown_line, user_line
 
 __all__ = ["Remaining", "Watch", "Wholes", "forward", "plan_of", "told"]
 

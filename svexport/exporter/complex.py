@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 from svexport.errors import ExportError
 from svexport.exporter.constants import leaves_of, mapped
 from svexport.exporter.opsets import LATER
-from svexport.exporter.source import shown_line, user_line
-from svexport.exporter.swapped import untraced
+from svexport.tracing.source import shown_line, user_line
+from svexport.tracing.swapped import untraced
 
 __all__ = ["ComplexParts", "has_complex"]
 

@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from svexport.errors import ExportError
-from svexport.exporter.source import is_library, is_standard, shown_line, user_line
-from svexport.exporter.swapped import swapped
+from svexport.tracing.source import is_library, is_standard, shown_line, user_line
+from svexport.tracing.swapped import swapped
 
 __all__ = [
     "LINE",

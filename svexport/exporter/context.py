@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError
-from svexport.exporter.arguments import FlatModel
 from svexport.exporter.aten import FUNCTIONS
 from svexport.exporter.aten.interpolate import interpolate
 from svexport.exporter.by_size import BY_SIZE
@@ -28,9 +27,10 @@ from svexport.exporter.decompose import IN_PLACE_OF
 from svexport.exporter.exact import EXACT, batch_statistics, exact_embeddings, normalized
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.program import decompose_nodes, promote
-from svexport.exporter.quantizers import FullRanges, shapes_known
-from svexport.exporter.swapped import applied_by, swapped
 from svexport.ops._op import OPS
+from svexport.tracing.arguments import FlatModel
+from svexport.tracing.quantizers import FullRanges, shapes_known
+from svexport.tracing.swapped import applied_by, swapped
 
 __all__ = ["other_functions", "tracing", "without_symbolics"]
 

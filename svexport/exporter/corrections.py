@@ -19,8 +19,8 @@ from svexport.exporter.conversions import (
     place_of_extreme,
     sorted_along,
 )
-from svexport.exporter.quantizers import full_range
 from svexport.exporter.slices import assigned, unexpanded
+from svexport.tracing.quantizers import full_range
 
 __all__ = ["CORRECTIONS"]
 

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from svexport.exporter.aten import FUNCTIONS, OTHERWISE
 from svexport.exporter.exact import EXACT
-from svexport.exporter.swapped import untraced
+from svexport.tracing.swapped import untraced
 
 __all__ = [
     "IN_PLACE_OF",

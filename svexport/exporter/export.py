@@ -17,28 +17,28 @@ from torch import nn
 from torch.backends import opt_einsum
 
 from svexport.errors import BackendNotAvailableError, ExportError
-from svexport.exporter.arguments import FlatModel, bind, eval_mode, given_arguments, in_type, leaves, unique, unwrapped
 from svexport.exporter.dynamic import allowed_batches, check_axes_names, traceable
 from svexport.exporter.dynamic import dynamic_axes as axes_of
 from svexport.exporter.finish import Signature, Wanted, finish
 from svexport.exporter.fp8 import refuse_fp8
 from svexport.exporter.opsets import FIRST_WITH_BOTH, OPSETS
 from svexport.exporter.precision import Plan, plan_for
-from svexport.exporter.quantizers import frozen
 from svexport.exporter.report import ExportReport, Faults
 from svexport.exporter.rounding import Tolerances
-from svexport.exporter.source import is_library
-from svexport.exporter.state import unchanged
 from svexport.exporter.trace import second_tracer, traced
 from svexport.exporter.verify import Verification
 from svexport.exporter.verify import verify as verify_file
-from svexport.graph.check import check
-from svexport.graph.check.report import CheckReport
 from svexport.graph.saving import beside, check_place, move, strip_file
 from svexport.logging import logger
 from svexport.parity import Parity, check_tolerances
 from svexport.progress import phase
+from svexport.tensorrt.check import check
+from svexport.tensorrt.check.report import CheckReport
 from svexport.tensorrt.support.target import Target
+from svexport.tracing.arguments import FlatModel, bind, eval_mode, given_arguments, in_type, leaves, unique, unwrapped
+from svexport.tracing.quantizers import frozen
+from svexport.tracing.source import is_library
+from svexport.tracing.state import unchanged
 
 __all__ = ["export"]
 

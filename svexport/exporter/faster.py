@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svexport.exporter.arguments import leaves
+from svexport.tracing.arguments import leaves
 
 __all__ = ["Times", "gains", "measure", "on_gpu"]
 

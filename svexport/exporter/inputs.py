@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from svexport.exporter.sizes import Size, tiled
+from svexport.tracing.sizes import Size, tiled
 
 __all__ = ["FIRST", "KINDS", "NOTHING", "FAR", "Resized", "of_kind", "far", "random"]
 

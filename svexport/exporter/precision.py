@@ -20,11 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from svexport.errors import ExportError
-from svexport.exporter.arguments import bind, copied, eval_mode
-from svexport.exporter.source import is_library, is_standard, shown_line
 from svexport.ops._op import DOMAIN
 from svexport.ops.grid_sample import grid_sample
 from svexport.progress import phase
+from svexport.tracing.arguments import bind, copied, eval_mode
+from svexport.tracing.source import is_library, is_standard, shown_line
 
 __all__ = ["KeptCall", "Plan", "mixed", "plan_for"]
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from svexport.exporter.arguments import leaves, rebuild
 from svexport.parity import parity, tolerances
+from svexport.tracing.arguments import leaves, rebuild
 
 __all__ = ["Proof"]
 

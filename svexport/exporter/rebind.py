@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from svexport.exporter.functions import FUNCTIONS, whole
-from svexport.exporter.source import is_library, shown_line
+from svexport.tracing.source import is_library, shown_line
 
 __all__ = ["Binder", "Key", "Plan", "bind_functions", "binder", "key_of", "objects", "unnamed"]
 

@@ -15,18 +15,18 @@ from torch import nn
 
 from svexport import ops
 from svexport.errors import UnsupportedError
-from svexport.exporter.arguments import bind, copied, example_arguments
-from svexport.exporter.as_in_files import AsInFiles
 from svexport.exporter.calls import Remaining, Watch, Wholes, forward, plan_of, told
 from svexport.exporter.faster import gains, measure, on_gpu
 from svexport.exporter.functions import FUNCTIONS, WHOLES
 from svexport.exporter.patterns import DECODER, FINDERS, Patterns
 from svexport.exporter.proof import Proof
 from svexport.exporter.rebind import Plan, bind_functions, binder, objects
-from svexport.exporter.record import recorded, remember
 from svexport.exporter.replacements import LeftAlone, Replacement, op_name, print_report
-from svexport.exporter.source import definition
 from svexport.ops._module import DropIn
+from svexport.tracing.arguments import bind, copied, example_arguments
+from svexport.tracing.as_in_files import AsInFiles
+from svexport.tracing.record import recorded, remember
+from svexport.tracing.source import definition
 
 __all__ = ["LeftAlone", "Replacement", "replace"]
 

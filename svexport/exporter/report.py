@@ -12,8 +12,8 @@ from typing import Any
 
 from svexport import html
 from svexport.exporter.precision import KeptCall
-from svexport.graph.check.report import CheckReport
 from svexport.parity import Parity
+from svexport.tensorrt.check.report import CheckReport
 from svexport.text import plain
 
 __all__ = ["ExportReport", "Faults", "NodeSource"]

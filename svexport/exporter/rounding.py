@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from svexport.exporter.quantizers import Copies, repeats
 from svexport.ops._op import DOMAIN
 from svexport.parity import ATOL, RTOL, tolerances
+from svexport.tracing.quantizers import Copies, repeats
 
 __all__ = ["Perturbed", "Rounding", "Tolerances"]
 

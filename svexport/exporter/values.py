@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from svexport.errors import ExportError
 from svexport.exporter.borders import ANYWAY
-from svexport.exporter.source import around, near, numbers_of_users, raising_line, shown_line
 from svexport.exporter.way import OTHERS, UNGUARDED, Exit, Forced, ForcedError, TooLong, Way
+from svexport.tracing.source import around, near, numbers_of_users, raising_line, shown_line
 
 __all__ = ["Unproven", "refuse_values", "user_numbers"]
 

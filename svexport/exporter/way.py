@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from svexport.exporter.borders import Sizes, formula, is_found
 from svexport.exporter.found import deciding, finding, returns_found
-from svexport.exporter.source import caller, is_own, shown_line, user_line
+from svexport.tracing.source import caller, is_own, shown_line, user_line
 
 __all__ = ["Exit", "Forced", "ForcedError", "Guards", "TooLong", "Way"]
 

@@ -18,6 +18,7 @@ __all__ = [
     "Scope",
     "byte_size",
     "constant_value",
+    "constants_as_tensors",
     "drop_unused",
     "is_standard",
     "light_copy",
@@ -151,6 +152,16 @@ def constant_value(node: onnx.NodeProto) -> TensorProto | None:
         if attribute.name in types:
             return numpy_helper.from_array(np.array(helper.get_attribute_value(attribute), types[attribute.name]))
     return None
+
+
+def constants_as_tensors(model: onnx.ModelProto) -> None:
+    """Numbers and lists of them in Constants become tensors, in place: before opset 12 there is nothing else, and up to
+    9.1 the parser takes numbers for 0 and lists for empty."""
+    for graph in graphs(model.graph):
+        for node in graph.node:
+            tensor = constant_value(node) if is_standard(node, "Constant") else None
+            if tensor is not None and node.attribute[0].name != "value":
+                node.attribute[0].CopyFrom(helper.make_attribute("value", tensor))
 
 
 def _is_plain(tensor: TensorProto) -> bool:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import onnx
 
-from svexport.graph.forms import constants_as_tensors
-from svexport.graph.scope import light_copy
+from svexport.graph.scope import constants_as_tensors, light_copy
 from svexport.graph.space_to_depth import fuse_space_to_depth
 from svexport.graph.transposes import remove_transposes
 from svexport.graph.walk import graphs

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from svexport import html
 from svexport.errors import SvexportError
-from svexport.exporter.arguments import FlatModel, bind, eval_mode, given_arguments
-from svexport.exporter.state import unchanged
 from svexport.progress import phase
 from svexport.runtime.compare import compare, feeds_of, named
 from svexport.runtime.engine import Engine
 from svexport.runtime.session import load
 from svexport.text import plain
+from svexport.tracing.arguments import FlatModel, bind, eval_mode, given_arguments
+from svexport.tracing.state import unchanged
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from svexport.exporter.arguments import MODEL_ATTRIBUTE, FlatModel, leaves
-from svexport.exporter.source import shown_line, user_line
 from svexport.parity import Parity, parity
 from svexport.runtime.session import OnnxEngine
 from svexport.runtime.where import Where, locate
+from svexport.tracing.arguments import MODEL_ATTRIBUTE, FlatModel, leaves
+from svexport.tracing.source import shown_line, user_line
 
 if TYPE_CHECKING:
     import onnx

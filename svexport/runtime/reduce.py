@@ -15,12 +15,12 @@ import onnx
 import torch
 
 from svexport.errors import SvexportError
-from svexport.graph.check import check
 from svexport.graph.reduce import reduce as reduced
 from svexport.parity import parity
 from svexport.progress import phase
 from svexport.runtime.session import OnnxEngine
 from svexport.tensorrt.builder import write
+from svexport.tensorrt.check import check
 from svexport.tensorrt.source import read_source
 
 __all__ = ["FAILURES", "Reduction", "reduce"]

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from svexport.errors import SvexportError
-from svexport.exporter.arguments import FlatModel, bind, eval_mode
-from svexport.exporter.as_in_files import AsInFiles
-from svexport.exporter.state import unchanged
 from svexport.parity import Parity, parity, tolerances
 from svexport.progress import phase
 from svexport.runtime.engine import Engine
 from svexport.runtime.layers import converted
 from svexport.runtime.outputs import Outputs
 from svexport.text import plain
+from svexport.tracing.arguments import FlatModel, bind, eval_mode
+from svexport.tracing.as_in_files import AsInFiles
+from svexport.tracing.state import unchanged
 
 __all__ = ["OutputStatistics", "SampleComparison", "compare_samples"]
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from svexport.graph.check.report import CheckReport
+from svexport.tensorrt.check.report import CheckReport
 from svexport.text import plain
 from svexport.untrusted import parse_json
 

@@ -19,8 +19,8 @@ from torch import einsum, nn
 import svexport
 from svexport import ops
 from svexport.cli._model import load_file
-from svexport.exporter.arguments import leaves
 from svexport.exporter.functions import WHOLES
+from svexport.tracing.arguments import leaves
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from svexport.exporter.swapped import untraced
+from svexport.tracing.swapped import untraced
 
 __all__ = ["FUNCTIONS", "means"]
 

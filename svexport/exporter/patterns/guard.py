@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from svexport.exporter.source import is_library
+from svexport.tracing.source import is_library
 
 __all__ = ["Guard", "NotTraced"]
 

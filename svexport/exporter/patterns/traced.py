@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from svexport.exporter.arguments import rebuild
-from svexport.exporter.as_in_files import AsInFiles
 from svexport.exporter.patterns.guard import Guard, NotTraced
+from svexport.tracing.arguments import rebuild
+from svexport.tracing.as_in_files import AsInFiles
 
 __all__ = ["Argument", "NotTraced", "Traced", "operand", "trace"]
 

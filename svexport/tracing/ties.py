@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from svexport.exporter.source import shown_line, user_line
+from svexport.tracing.source import shown_line, user_line
 
 __all__ = ["StableOrder"]
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import onnx
 
-from svexport.graph.check.report import Finding
 from svexport.graph.scope import constant_value, is_standard
 from svexport.graph.walk import STANDARD, graphs
+from svexport.tensorrt.check.report import Finding
 
 __all__ = ["PLACEMENTS", "Placement", "placement_findings"]
 

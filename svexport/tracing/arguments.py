@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError, UnsupportedError
-from svexport.exporter.record import recorded
-from svexport.exporter.source import user_frame
-from svexport.exporter.swapped import untraced
+from svexport.tracing.record import recorded
+from svexport.tracing.source import user_frame
+from svexport.tracing.swapped import untraced
 
 __all__ = [
     "MODEL_ATTRIBUTE",
