@@ -75,6 +75,7 @@ def ties(model: nn.Module, inputs: Sequence[Tensor], actual: Sequence[Tensor], h
 
 
 def held(name: str, expected: Tensor, actual: Tensor, run: str, held_to: Tolerances, far: bool = False) -> Parity:
+    """How far an output of the file is from torch's, held to the tolerances of its run."""
     rtol, atol = held_to.held(expected, far)
     return parity(name, expected, actual, run=run, rtol=rtol, atol=atol)
 

@@ -138,6 +138,7 @@ class Sizes:
         return torch.Size([self.size(size, origin, axis, found) for axis, size in enumerate(shape)])
 
     def size(self, size: int, origin: Any, axis: int, found: bool = False) -> int:
+        """The size of an axis in this run, from that of the given inputs and what it came from."""
         if origin is None:
             return size
         if origin[0] == "known":
@@ -210,6 +211,7 @@ class Sizes:
             self.nearest.setdefault((line, axis), Turn(line, False, None, False, lambda v: _others(old, new, v)))
 
     def note(self, name: str, truth: bool, test: Callable[[Values], bool], depth: int, number: Any = None) -> None:
+        """Keeps a comparison that forward made ``depth`` frames up: line, truth, and the test on other sizes."""
         frame = caller(sys._getframe(depth))
         file = frame.f_code.co_filename
         if self.outside is None or is_own(file):
@@ -414,6 +416,7 @@ class Borders:
         self.turned: dict[tuple[str, int, str], str] = {}
 
     def new_run(self, inputs: Sequence[Tensor]) -> Sizes:
+        """The symbols of another run, by the sizes of its inputs."""
         return Sizes(self._resized.roots(inputs), self._resized.axes)
 
     def add(self, run: Sizes) -> None:
@@ -663,6 +666,7 @@ class _Asked(dict[Hashable, int]):
 
 
 def refuse_beyond(turns: Sequence[Turn], symbol: str) -> NoReturn:
+    """Raises an ExportError that names the lines which go another way at other sizes."""
     where = "".join(f"\n  at {shown_line(*line)}" for line in dict.fromkeys(turn.line for turn in turns))
     raise ExportError(
         "forward compares dynamic sizes, which come out the other way only where inputs are too large to try; a file "

@@ -54,6 +54,7 @@ class Watch(_Calls):
         """By function, who calls it, where, and those who call that one in turn."""
 
     def call(self, name: str, frame: FrameType, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Makes the call by torch, and adds to its proof what the faster function makes of the same arguments."""
         chain = _chain(frame)
         proof = self.calls.setdefault((name, chain[0], _line(frame), frozenset(chain)), Proof())
         function = FUNCTIONS[name]
@@ -75,6 +76,7 @@ class Remaining(_Calls):
         """Why they are, by function, who calls it, and where."""
 
     def call(self, name: str, frame: FrameType, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Makes the call by torch, and notes why nothing can be bound in its place."""
         if unnamed(frame.f_code, frame.f_globals):
             reason = f"{frame.f_code.co_name} was executed from text, in globals of no module"
         else:

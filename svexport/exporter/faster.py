@@ -59,6 +59,7 @@ class Times:
 
 
 def on_gpu(arguments: Any) -> bool:
+    """Whether any tensor among the arguments is on a CUDA device."""
     return any(isinstance(leaf, Tensor) and leaf.is_cuda for _, leaf in leaves(arguments))
 
 

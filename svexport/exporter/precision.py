@@ -132,6 +132,7 @@ class KeptCall:
     reason: str
 
     def to_dict(self) -> dict[str, str]:
+        """Its fields, for JSON."""
         return asdict(self)
 
 
@@ -150,6 +151,7 @@ class Plan:
     note: str = ""
 
     def kept(self) -> list[KeptCall]:
+        """The calls that stay in float32, each with the reason."""
         return [KeptCall(c.module, c.function, c.source, why) for c, why in self.calls.items()]
 
     def mode(self, model: nn.Module) -> TorchFunctionMode:

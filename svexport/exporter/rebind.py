@@ -88,6 +88,7 @@ class Plan:
         return (key, name) in self.calls
 
     def whole(self, function: FunctionType) -> tuple[Callable[..., Any], str] | None:
+        """A function with its branches put together, and its source; None where it stays as it is."""
         found = whole(function.__code__)
         if found is None or function.__code__.co_name in self.skipped:
             return None
@@ -95,6 +96,7 @@ class Plan:
         return found if self.wholes is None or key in self.wholes else None
 
     def looks_into(self, code: CodeType, names: dict[str, Any]) -> bool:
+        """Whether code, or what it calls by these names, has something to bind anew."""
         if unnamed(code, names):
             return False
         if self.reached is None:

@@ -160,6 +160,7 @@ def user_numbers(model: nn.Module, inputs: Sequence[Tensor]) -> set[float]:
 
 
 def refuse_values(unproven: Sequence[Exit], names: Sequence[str]) -> NoReturn:
+    """Raises an ExportError that names the inputs, and the lines that take values of them."""
     inputs = [names[index] for index in sorted(frozenset().union(*(e.inputs for e in unproven))) if index < len(names)]
     where = "".join(f"\n  at {shown_line(*e.line)}" for e in unproven[:5])
     raise ExportError(

@@ -354,6 +354,7 @@ class Way(TorchFunctionMode):
         return own != others[: len(own)]
 
     def same_flow(self, other: Way) -> bool:
+        """Whether forward took the same steps, with the same values of Python."""
         return self._flow == other._flow
 
     def decides_like(self, other: Way) -> bool:
@@ -367,6 +368,7 @@ class Way(TorchFunctionMode):
 
     @property
     def length(self) -> int:
+        """The number of steps."""
         return len(self._steps)
 
     def end(self, results: Iterable[Tensor]) -> None:

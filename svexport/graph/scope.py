@@ -108,6 +108,7 @@ class Scope:
 
 
 def is_standard(node: onnx.NodeProto, op_type: str) -> bool:
+    """Whether a node is of that type in ONNX's own domain."""
     return node.op_type == op_type and node.domain in STANDARD
 
 

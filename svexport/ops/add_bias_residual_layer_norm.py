@@ -101,4 +101,5 @@ class AddBiasResidualLayerNorm(nn.LayerNorm):
     def forward(  # type: ignore[override]
         self, x: Tensor, bias: Tensor, residual: Tensor, extra: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
+        """``x``, ``residual`` and ``extra`` of shape ``(..., C)``, ``bias`` ``(C,)``; returns the norm and the sum."""
         return add_bias_residual_layer_norm(x, bias, residual, self.weight, self.bias, self.eps, extra)

@@ -90,4 +90,5 @@ class BilinearSample(nn.Module):
     """Module form of :func:`bilinear_sample`; it has no parameters."""
 
     def forward(self, image: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
+        """``(N, C, H, W)`` and pixels ``(N, gH, gW, 2)`` to ``(N, C, gH, gW)`` and the mask ``(N, gH, gW, 1)``."""
         return bilinear_sample(image, grid)

@@ -335,6 +335,7 @@ class CameraSample(nn.Module):
         weights: Tensor,
         offsets: Tensor | None = None,
     ) -> Tensor:
+        """As :func:`camera_sample`, with the options that the module was made with."""
         return self.sample(features, reference_points, lidar2img, weights, offsets, self.scales)
 
     def sample(
@@ -362,6 +363,7 @@ class CameraSample(nn.Module):
         )
 
     def extra_repr(self) -> str:
+        """The options, as ``print(module)`` shows them."""
         return (
             f"image_size={self.image_size}, pc_range={self.pc_range}, depth_eps={self.depth_eps}, "
             f"uv_clamp={self.uv_clamp}, activation={self.activation!r}, scales={self.scales}"

@@ -276,6 +276,7 @@ class DeformConv2d(DropIn, nn.Module):
         return deform_conv2d(input, offset, self.weight, self.bias, self.stride, self.padding, self.dilation, mask)
 
     def extra_repr(self) -> str:
+        """The sizes and options, as ``print(module)`` shows them."""
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
             f"padding={self.padding}, dilation={self.dilation}, groups={self.groups}, bias={self.bias is not None}"
@@ -331,6 +332,7 @@ class ModulatedDeformConv2dPack(DeformConv2d):
         nn.init.zeros_(self.conv_offset.bias)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """``(N, C, H, W)`` to ``(N, out, H', W')``, at offsets that its own convolution makes of ``x``."""
         moves = self.conv_offset(x)
         taps = moves.shape[1] // 3
         offset, mask = moves.split((2 * taps, taps), dim=1)

@@ -209,7 +209,9 @@ class Einsum(nn.Module):
         self.equation = equation
 
     def forward(self, *operands: Tensor) -> Tensor:
+        """As :func:`einsum` of the equation that the module was made with."""
         return einsum(self.equation, *operands)
 
     def extra_repr(self) -> str:
+        """The equation, as ``print(module)`` shows it."""
         return repr(self.equation)

@@ -54,6 +54,7 @@ class FastSigmoid(nn.Module):
     """Module form of :func:`fast_sigmoid`, for ``nn.Sigmoid``."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Elementwise, of any shape."""
         return fast_sigmoid(x)
 
 
@@ -61,4 +62,5 @@ class FastTanh(nn.Module):
     """Module form of :func:`fast_tanh`, for ``nn.Tanh``."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Elementwise, of any shape."""
         return fast_tanh(x)

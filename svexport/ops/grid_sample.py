@@ -237,7 +237,9 @@ class GridSample(nn.Module):
         self.mode, self.padding_mode, self.align_corners = mode, padding_mode, align_corners
 
     def extra_repr(self) -> str:
+        """The options, as ``print(module)`` shows them."""
         return f"mode={self.mode!r}, padding_mode={self.padding_mode!r}, align_corners={self.align_corners}"
 
     def forward(self, input: Tensor, grid: Tensor) -> Tensor:
+        """``(N, C, H, W)`` at ``(N, gH, gW, 2)``, or in 3-D; as :func:`grid_sample`."""
         return grid_sample(input, grid, self.mode, self.padding_mode, self.align_corners)

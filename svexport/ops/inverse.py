@@ -76,4 +76,5 @@ class Inverse(nn.Module):
     """Module form of :func:`inverse`."""
 
     def forward(self, A: Tensor) -> Tensor:
+        """Of every ``(..., n, n)`` matrix."""
         return inverse(A)

@@ -85,4 +85,5 @@ class LayerNorm(DropIn, nn.LayerNorm):
     requires = ("normalized_shape", "weight", "bias", "eps")
 
     def forward(self, input: Tensor) -> Tensor:
+        """Over the last axes, ``normalized_shape``; result as the input."""
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)

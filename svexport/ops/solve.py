@@ -91,7 +91,9 @@ class Solve(nn.Module):
         self.left = left
 
     def forward(self, A: Tensor, B: Tensor) -> Tensor:
+        """``X`` of ``A X = B``, or of ``X A = B`` with ``left=False``; shapes as of ``torch.linalg.solve``."""
         return solve(A, B, left=self.left)
 
     def extra_repr(self) -> str:
+        """The side of the unknown, as ``print(module)`` shows it."""
         return f"left={self.left}"

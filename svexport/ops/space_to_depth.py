@@ -64,6 +64,7 @@ class SpaceToDepth(nn.Module):
     """Module form of :func:`space_to_depth`; it has no parameters."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """``(B, C, H, W)``, H and W even; the axes H and W are halved."""
         return space_to_depth(x)
 
 
@@ -106,4 +107,5 @@ class Focus(DropIn, nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """``(B, C, H, W)``, H and W even; the axes H and W are halved."""
         return self.conv(space_to_depth(x))

@@ -802,6 +802,7 @@ class TransformerDecoder(nn.Module):
         features: Sequence[Tensor],
         lidar2img: Tensor,
     ) -> DecoderOutput:
+        """Runs the decoder: a :class:`DecoderOutput` of its last layer, or of every one."""
         return self.decode(query, query_pos, reference_points, list(features), lidar2img)[-1]
 
     def every_layer(
@@ -898,6 +899,7 @@ class TransformerDecoder(nn.Module):
         self.load_state_dict(found)
 
     def extra_repr(self) -> str:
+        """The configuration, as ``print(module)`` shows it."""
         return f"{self.config}, fuse={self.fuse!r}, dropout={self.dropout}"
 
 

@@ -62,6 +62,7 @@ class Timing:
 
     @property
     def median(self) -> float:
+        """In milliseconds."""
         return statistics.median(self.milliseconds)
 
     @property
@@ -70,6 +71,7 @@ class Timing:
         return 1e3 * len(self.milliseconds) / sum(self.milliseconds)
 
     def to_dict(self) -> dict[str, Any]:
+        """Its times and error, for JSON."""
         percentiles = {f"p{p}": self.percentile(p) for p in (50, 90, 99)}
         return {**asdict(self), "milliseconds": {"min": min(self.milliseconds), **percentiles, "median": self.median},
                 "runs": len(self.milliseconds), "throughput": self.throughput}  # fmt: skip

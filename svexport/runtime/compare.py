@@ -281,7 +281,6 @@ def compare(
         UnsupportedError: if ``layers`` is asked of an engine that does not show its insides.
         SvexportError: if the two do not have the same number of outputs, or a layer is not a submodule.
     """
-
     if not isinstance(model, nn.Module):
         raise SvexportError(f"expected a torch.nn.Module first and then the engine, got {type(model).__name__}")
     check_tolerances(rtol, atol)

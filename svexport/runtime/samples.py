@@ -58,10 +58,12 @@ class OutputStatistics:
 
     @property
     def ok(self) -> bool:
+        """Whether no sample failed."""
         return not self.failed
 
     @property
     def mean_abs(self) -> float:
+        """The mean absolute difference over all elements of all samples."""
         return self._sum / self._count if self._count else 0.0
 
     def quantile(self, fraction: float) -> float:
@@ -92,6 +94,7 @@ class OutputStatistics:
         self._counts += torch.bincount(bins, minlength=len(self._counts))
 
     def to_dict(self) -> dict[str, Any]:
+        """Its numbers, for JSON."""
         names = ("engine", "output", "samples", "max_abs", "mean_abs", "cosine", "mismatched", "failed", "worst", "ok")
         quantiles = {f"p{round(100 * f, 1):g}": self.quantile(f) for f in (0.5, 0.9, 0.99)}
         return {**{name: getattr(self, name) for name in names}, **quantiles}

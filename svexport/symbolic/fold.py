@@ -23,6 +23,7 @@ def fold(
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> Value:
+    """Adds the nodes of ``F.fold``: columns back to an image, overlaps summed."""
     *batch, rows, _ = (b.dim(input, i) for i in range(input.rank))
     kernel = int(np.prod(kernel_size))
     channels = rows // kernel if isinstance(rows, int) else b.op("Div", rows, b.ints(kernel), shape=(1,))

@@ -120,6 +120,7 @@ class BuildReport:
 
     @property
     def reformats(self) -> list[Layer]:
+        """Layers that do nothing but change a tensor's format."""
         return [layer for layer in self.layers if layer.reformat]
 
     @property

@@ -338,6 +338,7 @@ class FlatModel(nn.Module):
 
     @property
     def output_names(self) -> list[str]:
+        """By the keys and positions of the result; empty before the first run."""
         return self._results.names
 
     @property
@@ -347,9 +348,11 @@ class FlatModel(nn.Module):
 
     @property
     def output_dtypes(self) -> list[torch.dtype]:
+        """Of the last run's tensors."""
         return self._results.dtypes
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Puts the tensors in the place of the arguments' own, and returns the tensors of the result."""
         if torch.compiler.is_dynamo_compiling():  # which takes no modes in
             if self._mode is not None:
                 raise TracingStopped("mixed precision is none of dynamo's")

@@ -155,9 +155,11 @@ class Copies:
         self.repeats = not changes and not random
 
     def single(self) -> nn.Module:
+        """The model, in its own precision; a fresh copy if forward changes it."""
         return copy.deepcopy(self._model) if self._changes else self._model
 
     def double(self) -> nn.Module:
+        """A copy in float64; a fresh one if forward changes it."""
         if self._double is None or self._changes:
             self._double = copy.deepcopy(self._model).double()
         return self._double

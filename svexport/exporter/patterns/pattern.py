@@ -46,6 +46,7 @@ class Pattern:
 
     @property
     def outputs(self) -> tuple[fx.Node, ...]:
+        """The nodes whose values a replacement has to make."""
         return self.output, *self.more
 
 

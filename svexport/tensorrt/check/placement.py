@@ -114,6 +114,7 @@ class Placement:
 
 
 def placement_findings(model: onnx.ModelProto) -> Iterator[Finding]:
+    """Where QuantizeLinear and DequantizeLinear stand in the way of a fusion, by :data:`PLACEMENTS`."""
     for graph in graphs(model.graph):
         if not any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in graph.node):
             continue

@@ -74,10 +74,12 @@ class CheckReport:
 
     @property
     def errors(self) -> list[Finding]:
+        """Findings of severity ``error``."""
         return [finding for finding in self.findings if finding.severity == "error"]
 
     @property
     def warnings(self) -> list[Finding]:
+        """Findings of severity ``warning``."""
         return [finding for finding in self.findings if finding.severity == "warning"]
 
     def to_dict(self) -> dict[str, Any]:

@@ -73,6 +73,7 @@ class Rule:
 
 
 def within(rule: Rule, since: str = "0.0", before: str = "99.0", kind: str = "error", todo: str = "") -> Rule:
+    """A rule for the versions from ``since`` on and before ``before`` alone."""
     return replace(rule, since=version(since), before=version(before), kind=kind, todo=todo or rule.todo)
 
 
@@ -159,6 +160,8 @@ def _typed(node: Node, inputs: Sequence[int], types: Sequence[str]) -> Came:
 
 
 def same_types(*inputs: int, **limits: Any) -> Rule:
+    """Inputs that must be of one type, as far as they are there."""
+
     def came(node: Node) -> Came:
         found = list(dict.fromkeys(node.dtype(i) for i in inputs if node.has_input(i)))
         return None if len(found) < 2 else " and ".join(found)
@@ -167,6 +170,8 @@ def same_types(*inputs: int, **limits: Any) -> Rule:
 
 
 def no_output(index: int, name: str, **limits: Any) -> Rule:
+    """An output that must not be asked for."""
+
     def came(node: Node) -> Came:
         return f"the output {node.proto.output[index]!r}" if node.has_output(index) else None
 
@@ -175,6 +180,8 @@ def no_output(index: int, name: str, **limits: Any) -> Rule:
 
 
 def no_input(index: int, name: str, **limits: Any) -> Rule:
+    """An input that must be left out."""
+
     def came(node: Node) -> Came:
         return f"{node.proto.input[index]!r}" if node.has_input(index) else None
 
@@ -182,6 +189,8 @@ def no_input(index: int, name: str, **limits: Any) -> Rule:
 
 
 def needs_input(index: int, name: str, **limits: Any) -> Rule:
+    """An input that must be there, optional as it is in ONNX."""
+
     def came(node: Node) -> Came:
         return None if node.has_input(index) else f"{len(node.proto.input)} inputs"
 
@@ -202,6 +211,8 @@ def attribute(name: str, default: Any, *allowed: Any, **limits: Any) -> Rule:
 
 
 def all_ones(name: str, **limits: Any) -> Rule:
+    """An attribute that may have ones alone."""
+
     def came(node: Node) -> Came:
         found = list(node.attribute(name, ()))
         return None if set(found) <= {1} else f"{name}={found}"
