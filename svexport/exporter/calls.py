@@ -212,7 +212,7 @@ def _line(frame: FrameType) -> str:
     return shown_line(code.co_filename.rstrip(".0123456789"), frame.f_lineno, code.co_name)  # texts are numbered
 
 
-def forward(model: nn.Module, arguments: tuple[Any, dict[str, Any]], *contexts: AbstractContextManager) -> Any:
+def forward(model: nn.Module, arguments: tuple[Any, dict[str, Any]], *contexts: AbstractContextManager[Any]) -> Any:
     """What a model returns in eval mode, for arguments of its own, under these contexts."""
     for module in model.modules():
         module.training = False

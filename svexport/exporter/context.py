@@ -368,7 +368,9 @@ class _InPlaceOf(TorchFunctionMode):
         always = IN_PLACE_OF | _OF_MASKS | _AS_NUMBERS | _OF_INDICES | _OF_NOTHING | _OF_A_NUMBER | _OF_SIZES
         self._functions = always | (_OF_DYNAMIC_SIZES if dynamic else {})
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         return self._functions.get(func, func)(*args, **(kwargs or {}))
 
 

@@ -34,7 +34,7 @@ MOST_ELEMENTS = 2**14
 
 
 def of_kind(kind: str, tensor: Tensor) -> Tensor:
-    """A tensor of the shape and dtype of another, of one of ``KINDS``; integers as they are."""
+    """A tensor of the shape and dtype of another, filled as one of ``KINDS`` says; integers as they are."""
     number, mask = KINDS[kind]
     return number(tensor) if tensor.is_floating_point() else mask(tensor) if tensor.dtype == torch.bool else tensor
 

@@ -546,7 +546,7 @@ class _Bound:
         vars(self).update(_changes(vars(self), binder(self._svexport_plan)))
 
 
-def _rebound(plan: Plan, function: Callable[..., Any], args: tuple) -> Any:
+def _rebound(plan: Plan, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     value = function(*args)
     value.__class__ = _bound_class(type(value), plan)  # type: ignore[arg-type]
     return value

@@ -333,7 +333,7 @@ def _compare(model: nn.Module, classes: Mapping[str, type[DropIn]], proofs: Mapp
     comparing: list[str] = []  # a replacement calls submodules, which are not to be compared again
 
     def watch(name: str, ours: Any) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if not comparing:
                 comparing.append(name)
                 proofs[name].add(output, lambda: ours.forward(*args, **kwargs))

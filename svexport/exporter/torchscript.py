@@ -143,7 +143,9 @@ class _TracingOn(TorchFunctionMode):
     Not used where it is not needed: the tracer's warnings would name this file instead of the user's.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         state = torch._C._get_tracing_state()
         try:
             return func(*args, **(kwargs or {}))

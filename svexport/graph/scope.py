@@ -6,6 +6,7 @@ import math
 from collections import ChainMap
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx
@@ -51,7 +52,7 @@ class Scope:
     infos: MutableMapping[str, onnx.TypeProto.Tensor]
     constants: MutableMapping[str, TensorProto]
     taken: set[str]
-    _added: dict[tuple, str] = field(default_factory=dict)
+    _added: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def shape(self, name: str) -> tuple[int | None, ...] | None:
         """Sizes, None for a dynamic one; None where the rank is not known."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -68,7 +69,7 @@ def _by_library(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def _signature(model: onnx.ModelProto) -> tuple:
+def _signature(model: onnx.ModelProto) -> tuple[Any, ...]:
     values = ((value.name, value.type.tensor_type.elem_type) for value in (*model.graph.input, *model.graph.output))
     versions = ((entry.domain, entry.version) for entry in model.opset_import)
     return model.ir_version, tuple(versions), tuple(values)

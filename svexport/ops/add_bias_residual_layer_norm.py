@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,7 @@ def fake(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     for shape, extra in [((2, 3, 7), True), ((5, 4), False), ((3, 1), True), ((0, 5), True), ((2, 1, 3, 8), False)]:
         vectors = [make(shape[-1]) for _ in range(3)]
         yield make(*shape), vectors[0], make(*shape), *vectors[1:], 1e-5, make(*shape) if extra else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ def fake(image: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
     return image.new_empty(*image.shape[:2], *grid.shape[1:3]), image.new_empty(*grid.shape[:3], 1)
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     for n, c, h, w, gh, gw in [(2, 3, 5, 7, 4, 3), (1, 1, 2, 11, 1, 1), (3, 8, 13, 5, 7, 2)]:
         scale = make(1).new_tensor([w, h])
         yield make(n, c, h, w), make(n, gh, gw, 2).sigmoid() * scale * 1.2 - 0.1 * scale

@@ -154,7 +154,7 @@ def fake(
     return features[0].new_empty(*sizes, dtype=_result(features, weights))
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     """Cameras at the origin, spread around the vertical axis, x right, y down, z ahead."""
     pc_range = (-8.0, -8.0, -2.0, 8.0, 8.0, 2.0)
     for batch, queries, cams, points, groups, channels, levels, clamp, activation, int8 in [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -109,7 +109,7 @@ def fake(input: Tensor, offset: Tensor, weight: Tensor, *_: object) -> Tensor:
     return input.new_empty(input.shape[0], weight.shape[0], *offset.shape[2:])
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     for n, (channels, out), size, kernel, stride, padding, dilation, groups, offset_groups, modulated, biased in [
         (2, (4, 6), (5, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1, 1, True, True),
         (1, (4, 2), (11, 5), (3, 2), (2, 1), (2, 0), (1, 2), 2, 4, True, False),

@@ -32,7 +32,7 @@ def reference(operands: Sequence[Tensor], labels: Sequence[int], ranks: Sequence
     return output.contiguous()
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     for equation, *shapes in [
         ("nctw,cd->ndtw", (2, 3, 5, 4), (3, 6)),
         ("nkctv,kvw->nctw", (2, 3, 4, 5, 7), (3, 7, 7)),

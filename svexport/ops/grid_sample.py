@@ -6,6 +6,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -119,7 +120,7 @@ def fake(input: Tensor, grid: Tensor, *_: object) -> Tensor:
     return input.new_empty((*input.shape[:2], *grid.shape[1:-1]))
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     def at(shape: tuple[int, ...], out: tuple[int, ...], align_corners: bool) -> tuple[Tensor, Tensor]:
         """An image, and a grid around it away from the middles and edges of pixels, where gradients jump."""
         sizes = make(1).new_tensor(shape[:1:-1])

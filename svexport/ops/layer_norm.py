@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +33,7 @@ def fake(input: Tensor, *_: object) -> Tensor:
     return torch.empty_like(input, memory_format=torch.contiguous_format)
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     for shape, normalized, weight, bias in [
         ((2, 3, 7), (7,), True, True),
         ((5, 4, 3), (4, 3), True, False),

@@ -351,7 +351,7 @@ def fake(
     return query.new_empty(batch, queries, weights[-1].shape[0]), boxes, points
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     # One layer: the points of the next take no part in the gradient, which finite differences would notice.
     config = TransformerDecoderConfig(
         num_layers=1,

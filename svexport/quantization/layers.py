@@ -124,7 +124,7 @@ class QuantizedConv3d(_Convolution, nn.Conv3d):
 class _Transposed(QuantizedLayer):
     output_axis = 1
     dimensions: int
-    function: staticmethod
+    function: staticmethod[..., Any]
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         layer: Any = self

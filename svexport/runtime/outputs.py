@@ -14,7 +14,7 @@ from svexport.graph.returned import Returned
 __all__ = ["Outputs"]
 
 
-class Outputs(tuple):
+class Outputs(tuple[Any, ...]):
     """The outputs of a run: a tuple of tensors that are found by name as well.
 
     >>> boxes, scores = engine(images)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -65,7 +66,9 @@ def _blocks(b: Builder, size: Dim, padding: int, span: int, stride: int) -> Dim:
     return b.op("Add", steps, b.ints(1), shape=(1,))
 
 
-def convert(input: TensorInfo, output_size: Sequence[int | TensorInfo], *blocks: Sequence[int]) -> tuple | None:
+def convert(
+    input: TensorInfo, output_size: Sequence[int | TensorInfo], *blocks: Sequence[int]
+) -> tuple[Any, ...] | None:
     """``aten::col2im``."""
     return None if input.shape is None else (input, output_size, *blocks)
 

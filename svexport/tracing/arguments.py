@@ -446,7 +446,7 @@ def own_failure(model: nn.Module, tensors: Sequence[Tensor]) -> ExportError | No
     the exporters' own errors say nothing."""
     packed: list[str] = []
 
-    def look(name: str, module: nn.Module, args: tuple) -> None:
+    def look(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
         if args and isinstance(args[0], nn.utils.rnn.PackedSequence):
             packed.append(name.replace(MODEL_ATTRIBUTE, "model", 1))
 

@@ -249,7 +249,7 @@ class _Rewritten:
         return _remade, (tuple(rewrites), function, args), *rest
 
 
-def _remade(rewrites: Iterable[Rewrite], function: Callable[..., Any], args: tuple) -> Any:
+def _remade(rewrites: Iterable[Rewrite], function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     value = function(*args)
     for rewrite in rewrites:
         apply(value, rewrite)
