@@ -42,7 +42,7 @@ def replace(
 ) -> nn.Module:
     """A copy of a model in which modules and functions with a counterpart in ``svexport.ops`` are those ops.
 
-    The copy has the model's state_dict keys, trains like it and exports to the same nodes. Modules are recognised by
+    The copy has the model's state_dict keys, trains like it and exports to the same nodes. Modules are recognized by
     class name, attributes and the signature of ``forward``. Functions are torch's (:data:`FUNCTIONS`), and whole ones
     of other packages by name and parameters (:data:`WHOLES`): those that the model's forward reaches are copied, also
     in other packages, with the names they look up bound to the ops: a call costs no more than that of the op. The

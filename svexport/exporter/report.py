@@ -129,7 +129,7 @@ class ExportReport:
         return max((p.max_abs for p in self.parity if p.run.split()[0] not in _UNLIKE), default=float("nan"))
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain JSON-serialisable values."""
+        """Everything, as plain JSON-serializable values."""
         return {
             **asdict(self),
             "path": str(self.path),

@@ -110,7 +110,7 @@ def _lower(model: onnx.ModelProto, chosen: Callable[[onnx.NodeProto], bool], typ
 def attach(model: onnx.ModelProto) -> None:
     """Gives every svexport node its body as a model-local function, in place.
 
-    Nodes of one op share a body where one body serves them all; it is then specialised by all that is static in common.
+    Nodes of one op share a body where one body serves them all; it is then specialized by all that is static in common.
     Where they need different ones (grids in two modes, say), each further body is an overload of the function (ONNX
     IR 10) and the node names it. ONNX Runtime honours overloads from 1.27 on; :func:`without_overloads` is for older
     ones. TensorRT's parser does not, nor does it keep the names of bodies and of the graph apart: every body has a

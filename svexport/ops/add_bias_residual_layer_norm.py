@@ -61,7 +61,7 @@ def add_bias_residual_layer_norm(
     Shape:
         - x, residual, extra: ``(*, D)``, floating point
         - bias, weight, norm_bias: ``(D,)``
-        - y, s: ``(*, D)``, the dtype of ``x``. Half is summed and normalised in float32; the rounding of ``s`` does not
+        - y, s: ``(*, D)``, the dtype of ``x``. Half is summed and normalized in float32; the rounding of ``s`` does not
           enter ``y``.
 
     Raises:
@@ -97,7 +97,7 @@ class AddBiasResidualLayerNorm(nn.LayerNorm):
     ) -> None:
         super().__init__(normalized_shape, eps, device=device, dtype=dtype)
         if len(self.normalized_shape) != 1:
-            raise ValueError(f"AddBiasResidualLayerNorm normalises one dimension, got {self.normalized_shape}")
+            raise ValueError(f"AddBiasResidualLayerNorm normalizes one dimension, got {self.normalized_shape}")
 
     def forward(  # type: ignore[override]
         self, x: Tensor, bias: Tensor, residual: Tensor, extra: Tensor | None = None

@@ -71,7 +71,7 @@ def bilinear_sample(image: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
             0
           (NaN coordinates included), and ``output`` is 0 there.
 
-    Inside the mask it equals ``torch.nn.functional.grid_sample(..., align_corners=True)`` at normalised coordinates.
+    Inside the mask it equals ``torch.nn.functional.grid_sample(..., align_corners=True)`` at normalized coordinates.
 
     Raises:
         ValueError: on a rank, batch or last dimension other than these, or an image without a pixel.

@@ -371,7 +371,7 @@ class CameraSample(nn.Module):
 
 
 class Detr3DCrossAtten(DropIn, nn.Module):
-    """DETR3D's cross attention by :func:`camera_sample`: the same constructor, parameters and initialisation.
+    """DETR3D's cross attention by :func:`camera_sample`: the same constructor, parameters and initialization.
 
     Source: https://github.com/WangYueFt/detr3d, ``projects/mmdet3d_plugin/models/utils/detr3d_transformer.py``
 

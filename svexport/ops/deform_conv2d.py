@@ -89,7 +89,7 @@ def implementation(
 ) -> Tensor:
     n, channels, height, width = input.shape
     y, x = _taps(offset, weight.shape[2:], stride, padding, dilation, offset_groups)
-    # In images of a power of two grid_sample's normalised coordinates are exact for whole pixels, so that offsets of 0,
+    # In images of a power of two grid_sample's normalized coordinates are exact for whole pixels, so that offsets of 0,
     # with which training begins, have the gradient of the upper neighbour here too.
     wide, high = (1 << (size - 1).bit_length() for size in (width, height))
     pixels = F.pad(input.to(torch.promote_types(input.dtype, y.dtype)), (0, wide - width, 0, high - height))
@@ -220,7 +220,7 @@ def deform_conv2d(
 
 
 class DeformConv2d(DropIn, nn.Module):
-    """``torchvision.ops.DeformConv2d``: the same constructor, parameters and initialisation.
+    """``torchvision.ops.DeformConv2d``: the same constructor, parameters and initialization.
 
     Raises:
         ValueError: if ``groups`` does not divide ``in_channels`` and ``out_channels``.
@@ -286,7 +286,7 @@ class DeformConv2d(DropIn, nn.Module):
 class ModulatedDeformConv2dPack(DeformConv2d):
     """``mmcv.ops.ModulatedDeformConv2dPack``: version 2, with the convolution that makes offsets and mask.
 
-    Constructor, parameters and initialisation are mmcv's: offsets start at 0 and the mask at 1/2.
+    Constructor, parameters and initialization are mmcv's: offsets start at 0 and the mask at 1/2.
     Source: https://mmcv.readthedocs.io/en/latest/api.html#mmcv.ops.ModulatedDeformConv2dPack
 
     Shape:

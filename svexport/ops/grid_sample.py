@@ -1,4 +1,4 @@
-"""``F.grid_sample``: an image sampled at normalised coordinates. ONNX has it from opset 16 on, 5-D from 20 on."""
+"""``F.grid_sample``: an image sampled at normalized coordinates. ONNX has it from opset 16 on, 5-D from 20 on."""
 
 from __future__ import annotations
 

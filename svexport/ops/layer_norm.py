@@ -1,4 +1,4 @@
-"""Layer normalisation: ``F.layer_norm``, which ONNX has from opset 17 only."""
+"""Layer normalization: ``F.layer_norm``, which ONNX has from opset 17 only."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def layer_norm(
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.layer_norm.html
 
     Shape:
-        - input: ``(*, *normalized_shape)``, floating point; half is normalised in float32
+        - input: ``(*, *normalized_shape)``, floating point; half is normalized in float32
         - weight, bias: ``normalized_shape``
         - output: like ``input``
 

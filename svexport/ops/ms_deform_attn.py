@@ -162,7 +162,7 @@ def ms_deform_attn(
 
 
 class MultiScaleDeformableAttention(DropIn, nn.Module):
-    """``mmcv.ops.MultiScaleDeformableAttention``: the same constructor, parameters and initialisation.
+    """``mmcv.ops.MultiScaleDeformableAttention``: the same constructor, parameters and initialization.
 
     Args:
         embed_dims: channels C of the queries.

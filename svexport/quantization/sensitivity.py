@@ -76,7 +76,7 @@ class Sensitivity:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON-serialisable values."""
+        """As plain JSON-serializable values."""
         layers = [{"name": one.name, "loss": one.loss, "rest": one.rest} for one in self.layers]
         return {"model": self.model, "loss": self.loss, "unit": self.unit, "layers": layers}
 

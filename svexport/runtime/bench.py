@@ -105,7 +105,7 @@ class Bench:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but single runs, as plain JSON-serialisable values."""
+        """Everything but single runs, as plain JSON-serializable values."""
         return {
             "model": self.model,
             "ok": self.ok,

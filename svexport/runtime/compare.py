@@ -78,7 +78,7 @@ class Comparison:
         return next((p for p in self.layers if not p.ok), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain JSON-serialisable values."""
+        """Everything, as plain JSON-serializable values."""
         return {
             "model": self.model,
             "engine": self.engine,

@@ -52,7 +52,7 @@ class Reduction:
     script: Path | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the model, as plain JSON-serialisable values."""
+        """Everything but the model, as plain JSON-serializable values."""
         path, script = (None if p is None else str(p) for p in (self.path, self.script))
         nodes = [list(node) for node in self.nodes]
         return {"before": self.before, "nodes": nodes, "failure": self.failure, "tried": self.tried, "path": path,

@@ -130,7 +130,7 @@ class SampleComparison:
         return all(one.ok for one in self.outputs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the samples, as plain JSON-serialisable values."""
+        """Everything but the samples, as plain JSON-serializable values."""
         return {
             "model": self.model,
             "ok": self.ok,

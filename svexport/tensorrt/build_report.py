@@ -129,7 +129,7 @@ class BuildReport:
         return [layer for layer in self.layers if len(layer.nodes) > 1]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain JSON-serialisable values."""
+        """Everything, as plain JSON-serializable values."""
         layers = [{**asdict(layer), "reformat": layer.reformat, "remedy": layer.remedy} for layer in self.layers]
         path = None if self.path is None else str(self.path)
         check = None if self.check is None else self.check.to_dict()

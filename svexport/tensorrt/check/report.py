@@ -83,7 +83,7 @@ class CheckReport:
         return [finding for finding in self.findings if finding.severity == "warning"]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain JSON-serialisable values."""
+        """Everything, as plain JSON-serializable values."""
         return {"ok": self.ok, **asdict(self)}
 
     def __repr__(self) -> str:
