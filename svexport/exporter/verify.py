@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from svexport.errors import EngineError, VerificationError
 from svexport.exporter.agreement import AnotherWay, allow_rounding, closely, held, hold_closely, jumps, same_again, ties
-from svexport.exporter.borders import ANYWAY, MOST_RUNS, WITHOUT_NUMBERS, Borders, Sizes, refuse_beyond
+from svexport.exporter.borders import ANYWAY, MOST_RUNS, WITHOUT_NUMBERS, Borders, refuse_beyond
 from svexport.exporter.finish import Signature
+from svexport.exporter.followed import Sizes
 from svexport.exporter.inputs import FAR, FIRST, KINDS, NOTHING, Resized, far, of_kind, random
 from svexport.exporter.rounding import Rounding, Tolerances
 from svexport.exporter.sizes_of_file import SizesOfFile

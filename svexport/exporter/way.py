@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from svexport.exporter.borders import Sizes, formula, is_found
+from svexport.exporter.followed import Sizes, formula, is_found
 from svexport.exporter.found import deciding, finding, returns_found
 from svexport.tracing.source import caller, is_own, shown_line, user_line
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import svexport
-from svexport.exporter.borders import Sizes
+from svexport.exporter.followed import Sizes
 from svexport.exporter.way import Way
 from svexport.tracing.sizes import Size
 
