@@ -3,8 +3,8 @@
     "Op": op(first version, "documented types", restriction, ...)
 
 The words for types are those of ``documented.allowed_types``: ``float`` is FLOAT, FLOAT16 and, from 9.0, BFLOAT16,
-``half`` the first two alone, ``int`` INT32 and, from 9.0, INT64; ``int@8.6`` holds from 8.6 on. They are the types of the first
-input unless ``data=`` names another. What is not here is parsed by no version.
+``half`` the first two alone, ``int`` INT32 and, from 9.0, INT64; ``int@8.6`` holds from 8.6 on. They are the types of
+the first input unless ``data=`` names another. What is not here is parsed by no version.
 """
 
 from __future__ import annotations
