@@ -23,6 +23,7 @@ class TorchScriptWriter:
         self.opset: int = g.opset
 
     def __call__(self, op_type: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
+        """A node of standard ONNX; attributes are floats, or integers and lists of them."""
         typed = {f"{name}_{'f' if isinstance(value, float) else 'i'}": value for name, value in attributes.items()}
         return self._g.op(op_type, *inputs, outputs=outputs, **typed)
 
