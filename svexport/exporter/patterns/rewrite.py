@@ -96,9 +96,8 @@ def _weights(root: nn.Module, whole: Whole) -> list[Any] | None:
     if any(w is None for w in weights):
         return None
     recorded = torch.is_grad_enabled()
-    if recorded:
-        if not has_plain_gradients(weights[0]) or any(w.dtype != weights[0].dtype for w in weights):
-            return None
+    if recorded and (not has_plain_gradients(weights[0]) or any(w.dtype != weights[0].dtype for w in weights)):
+        return None
     return [step[0] if len(step) == 1 else step if recorded else torch.cat(step) for step in steps]
 
 
