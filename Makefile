@@ -38,10 +38,11 @@ $(CORE)/.ready: pyproject.toml setup.py
 	  torch==$(TORCH) -e '.[plots]' pytest pytest-xdist filelock hypothesis psutil 'setuptools>=77'
 	@touch $@
 
-check: $(READY)  ## lint, formatting, types and the documentation site
+check: $(READY)  ## lint, formatting, types, spelling and the documentation site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 docs: $(READY)  ## the documentation site in build/site, strictly; open build/site/index.html

@@ -18,7 +18,7 @@ from torch import nn
 import svexport
 from benchmarks._measure import Workload
 from svexport.cli._model import load_file
-from svexport.exporter.arguments import leaves, rebuild
+from svexport.tracing.arguments import leaves, rebuild
 
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "detr3d": ({}, {}),

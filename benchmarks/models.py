@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import svexport
 from benchmarks._measure import Workload
 from svexport.cli._model import load_file
-from svexport.exporter.arguments import leaves, rebuild
+from svexport.tracing.arguments import leaves, rebuild
 
 EXAMPLES = ("detr3d", "deformable_detr", "stgcn", "multicamera", "yolox_stem")
 BATCHES = (1, 8, 32)

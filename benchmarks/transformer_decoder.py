@@ -24,7 +24,8 @@ from torch import Tensor
 
 from benchmarks._measure import RESULTS, Workload, peak_memory, write
 from svexport.ops import TransformerDecoder, TransformerDecoderConfig, _cuda
-from svexport.ops.transformer_decoder import OP, rig
+from svexport.ops._decoder.config import rig
+from svexport.ops.transformer_decoder import OP
 
 SMALL = {"num_layers": 6, "feature_sizes": ((36, 92), (18, 46), (9, 23)), "pool": False}
 

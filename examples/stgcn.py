@@ -93,10 +93,10 @@ class Graph:
         self.hops = self._hop_distance()
 
         linked = (self.hops <= 1).double()  # (V, V)
-        normalised = linked / linked.sum(0)  # A D^-1: the mean over the neighbours of each column's joint
+        normalized = linked / linked.sum(0)  # A D^-1: the mean over the neighbours of each column's joint
         distance = self.hops[self.layout.centre]  # (V,)
         further = torch.sign(distance[:, None] - distance[None, :])  # of neighbour against joint: -1, 0, 1
-        self.adjacency = torch.stack([normalised * (further == sign) for sign in (0, -1, 1)]).float()  # (K, V, V)
+        self.adjacency = torch.stack([normalized * (further == sign) for sign in (0, -1, 1)]).float()  # (K, V, V)
 
     def _hop_distance(self) -> Tensor:
         joints = self.layout.joints

@@ -25,12 +25,9 @@ from svexport.errors import (
 if TYPE_CHECKING:
     from svexport import ops, tensorrt
     from svexport.exporter.export import export
-    from svexport.exporter.record import record
     from svexport.exporter.replace import replace
     from svexport.exporter.report import ExportReport
     from svexport.graph.bodies import lower
-    from svexport.graph.check import check
-    from svexport.graph.check.report import CheckReport
     from svexport.graph.opsets import convert
     from svexport.parity import Parity
     from svexport.quantization.precisions import Precisions, precisions
@@ -43,6 +40,9 @@ if TYPE_CHECKING:
     from svexport.runtime.reduce import reduce
     from svexport.runtime.session import load
     from svexport.runtime.triton import TritonRepository, triton_repository
+    from svexport.tensorrt.check import check
+    from svexport.tensorrt.check.report import CheckReport
+    from svexport.tracing.record import record
 
 __all__ = [
     "BackendNotAvailableError",
@@ -87,7 +87,7 @@ __all__ = [
 _LAZY = {
     "Bench": "svexport.runtime.bench",
     "CalibrationTable": "svexport.quantization.table",
-    "CheckReport": "svexport.graph.check.report",
+    "CheckReport": "svexport.tensorrt.check.report",
     "Comparison": "svexport.runtime.compare",
     "ExportReport": "svexport.exporter.report",
     "Parity": "svexport.parity",
@@ -96,7 +96,7 @@ _LAZY = {
     "TritonRepository": "svexport.runtime.triton",
     "bench": "svexport.runtime.bench",
     "build": "svexport.runtime.build",
-    "check": "svexport.graph.check",
+    "check": "svexport.tensorrt.check",
     "compare": "svexport.runtime.compare",
     "convert": "svexport.graph.opsets",
     "export": "svexport.exporter.export",
@@ -104,7 +104,7 @@ _LAZY = {
     "lower": "svexport.graph.bodies",
     "precisions": "svexport.quantization.precisions",
     "quantize": "svexport.quantization.quantize",
-    "record": "svexport.exporter.record",
+    "record": "svexport.tracing.record",
     "reduce": "svexport.runtime.reduce",
     "replace": "svexport.exporter.replace",
     "sensitivity": "svexport.quantization.sensitivity",

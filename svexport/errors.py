@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "BackendNotAvailableError",
     "BuildError",
@@ -29,7 +31,7 @@ class VerificationError(SvexportError):
         parity: one :class:`svexport.exporter.report.Parity` per compared output, worst first.
     """
 
-    def __init__(self, message: str, parity: list | None = None) -> None:
+    def __init__(self, message: str, parity: list[Any] | None = None) -> None:
         super().__init__(message)
         self.parity = parity or []
 

@@ -128,6 +128,7 @@ def fragment(*body: str) -> str:
 
 
 def section(title: str, *body: str) -> str:
+    """A heading, escaped, with HTML under it."""
     return f"<h2>{escape(title)}</h2>\n" + "\n".join(body)
 
 
@@ -137,6 +138,7 @@ def folded(summary: str, *body: str) -> str:
 
 
 def note(text: str) -> str:
+    """A paragraph of class ``note``, its text escaped."""
     return f'<p class="note">{escape(text)}</p>'
 
 

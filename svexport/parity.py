@@ -53,9 +53,11 @@ class Parity:
 
     @property
     def ok(self) -> bool:
+        """Whether every element is within the tolerances."""
         return self.mismatched == 0
 
     def to_dict(self) -> dict[str, Any]:
+        """Its fields and ``ok``, for JSON."""
         return {**asdict(self), "ok": self.ok}
 
 

@@ -62,7 +62,7 @@ def test_compiles_for_the_oldest_architecture(source: Path) -> None:
     oldest = _cuda.architectures().split()[0].replace(".", "")
     if f"compute_{oldest}" not in subprocess.run([NVCC, "--list-gpu-arch"], capture_output=True, text=True).stdout:
         pytest.skip(f"this nvcc does not know compute_{oldest}")
-    # With few optimisations, or none where nvcc has no such option: sooner done.
+    # With few optimizations, or none where nvcc has no such option: sooner done.
     known = "--Ofast-compile" in subprocess.run([NVCC, "--help"], capture_output=True, text=True).stdout
     quick = ["-Ofc", "max"] if known else ["-G"]
     include = f"-I{_cuda.CSRC / 'cuda'}"

@@ -265,6 +265,7 @@ class Function:
 
     @cached_property
     def parameters(self) -> list[ast.arg]:
+        """The function's own, positional ones first, without ``*args`` and ``**kwargs``."""
         a = self.node.args
         return [*a.posonlyargs, *a.args, *a.kwonlyargs]
 

@@ -18,6 +18,8 @@ _STEPS = 20_000  # per function: no text makes this take long
 
 
 class Kind(enum.Enum):
+    """What the value of an expression is, as far as a source tells."""
+
     TENSOR = "a tensor"
     TENSORS = "a tuple or list of tensors"
     SHAPE = "the sizes of a tensor"
@@ -42,6 +44,7 @@ class Call:
 
     @cached_property
     def keywords(self) -> dict[str | None, ast.expr]:
+        """Arguments by keyword; those of ``**`` under None."""
         return {k.arg: k.value for k in self.node.keywords}
 
     def get(self, position: int, *names: str) -> ast.expr | None:
@@ -82,6 +85,7 @@ class Kinds:
         self._steps = self._depth = 0
 
     def is_tensor(self, node: ast.AST) -> bool:
+        """Whether an expression is known to be a tensor."""
         return self.kind(node) is Kind.TENSOR
 
     def call(self, node: ast.AST) -> Call | None:

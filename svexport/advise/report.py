@@ -34,6 +34,7 @@ class Finding:
         return f"{self.file}:{self.line}:{self.column}: {self.code} {mark}{self.message}"
 
     def to_dict(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
         return {
             "file": self.file,
             "line": self.line,
@@ -67,6 +68,7 @@ class AdviseReport:
         return not self.findings and not self.unread
 
     def to_dict(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
         return {
             "files": self.files,
             "findings": [f.to_dict() for f in self.findings],

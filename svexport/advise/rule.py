@@ -21,9 +21,11 @@ class Scope(Kinds):
         self.source: Source = function.file.source
 
     def parent(self, node: ast.AST) -> ast.AST:
+        """The node of the syntax tree around one."""
         return self.file.parents[node]
 
     def text(self, node: ast.AST) -> str:
+        """The source of a node, as it is written."""
         return self.source.segment(node)
 
 

@@ -335,7 +335,7 @@ def _random(spec: InputSpec, generator: Any) -> Tensor:
 
 
 def _own_inputs(model: nn.Module) -> Any:
-    from svexport.exporter.arguments import given_arguments
+    from svexport.tracing.arguments import given_arguments
 
     try:
         positional, keywords = given_arguments(model, None)

@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> Outcome:
 
 
 def _command(options: argparse.Namespace, given: dict[str, Any]) -> Outcome:
-    from svexport.graph.check import check
+    from svexport.tensorrt.check import check
     from svexport.tensorrt.command import trtexec
 
     made = trtexec(options.file, options.output, target=options.target, **given)

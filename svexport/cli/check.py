@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Outcome:
-    from svexport.graph.check import check
+    from svexport.tensorrt.check import check
 
     _ahead.all_of(_ahead.existing(options.file), _ahead.target(options.target), *_places(options.report))
     report = check(options.file, options.target)

@@ -35,6 +35,7 @@ class Run:
 
     @property
     def verified(self) -> bool:
+        """Whether the file was written and compared."""
         return self.report is not None and self.report.verified
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from svexport.exporter.quantizers import largest
 from svexport.exporter.rounding import Rounding, Tolerances
-from svexport.exporter.ties import StableOrder
 from svexport.parity import Parity, parity
+from svexport.tracing.quantizers import largest
+from svexport.tracing.ties import StableOrder
 
 __all__ = ["AnotherWay", "allow_rounding", "closely", "held", "hold_closely", "jumps", "same_again", "ties"]
 
@@ -75,6 +75,7 @@ def ties(model: nn.Module, inputs: Sequence[Tensor], actual: Sequence[Tensor], h
 
 
 def held(name: str, expected: Tensor, actual: Tensor, run: str, held_to: Tolerances, far: bool = False) -> Parity:
+    """How far an output of the file is from torch's, held to the tolerances of its run."""
     rtol, atol = held_to.held(expected, far)
     return parity(name, expected, actual, run=run, rtol=rtol, atol=atol)
 

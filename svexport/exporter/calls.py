@@ -14,13 +14,13 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from svexport.exporter.arguments import bind, rebuild
 from svexport.exporter.functions import FUNCTIONS, NAMES, WHOLES, parameters, unfit, whole
 from svexport.exporter.patterns.rewrite import FILES
 from svexport.exporter.proof import Proof
 from svexport.exporter.rebind import Key, Plan, binder, key_of, unnamed
 from svexport.exporter.replacements import LeftAlone, Replacement, op_name
-from svexport.exporter.source import shown_line, user_line
+from svexport.tracing.arguments import bind, rebuild
+from svexport.tracing.source import shown_line, user_line
 
 __all__ = ["Remaining", "Watch", "Wholes", "forward", "plan_of", "told"]
 
@@ -54,6 +54,7 @@ class Watch(_Calls):
         """By function, who calls it, where, and those who call that one in turn."""
 
     def call(self, name: str, frame: FrameType, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Makes the call by torch, and adds to its proof what the faster function makes of the same arguments."""
         chain = _chain(frame)
         proof = self.calls.setdefault((name, chain[0], _line(frame), frozenset(chain)), Proof())
         function = FUNCTIONS[name]
@@ -75,6 +76,7 @@ class Remaining(_Calls):
         """Why they are, by function, who calls it, and where."""
 
     def call(self, name: str, frame: FrameType, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Makes the call by torch, and notes why nothing can be bound in its place."""
         if unnamed(frame.f_code, frame.f_globals):
             reason = f"{frame.f_code.co_name} was executed from text, in globals of no module"
         else:
@@ -210,7 +212,7 @@ def _line(frame: FrameType) -> str:
     return shown_line(code.co_filename.rstrip(".0123456789"), frame.f_lineno, code.co_name)  # texts are numbered
 
 
-def forward(model: nn.Module, arguments: tuple[Any, dict[str, Any]], *contexts: AbstractContextManager) -> Any:
+def forward(model: nn.Module, arguments: tuple[Any, dict[str, Any]], *contexts: AbstractContextManager[Any]) -> Any:
     """What a model returns in eval mode, for arguments of its own, under these contexts."""
     for module in model.modules():
         module.training = False

@@ -13,9 +13,6 @@ import torch
 from onnx import helper, numpy_helper
 from torch import Tensor
 
-from svexport.exporter.arguments import MODEL_ATTRIBUTE
-from svexport.exporter.sizes import Size
-from svexport.exporter.source import user_frame
 from svexport.exporter.torchscript import SOURCE_ATTRIBUTE
 from svexport.graph.nodes import rename, set_attributes, symbolic_of
 from svexport.graph.scope import light_copy
@@ -23,6 +20,9 @@ from svexport.graph.types import infer_types, types_of
 from svexport.graph.walk import attributes_of, graphs, remove_attribute
 from svexport.ops._op import DOMAIN
 from svexport.symbolic._builder import Value
+from svexport.tracing.arguments import MODEL_ATTRIBUTE
+from svexport.tracing.sizes import Size
+from svexport.tracing.source import user_frame
 
 __all__ = ["clean", "keep_inputs", "name_sizes"]
 

@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 from svexport.errors import ExportError
 from svexport.exporter.constants import leaves_of, mapped
 from svexport.exporter.opsets import LATER
-from svexport.exporter.source import shown_line, user_line
-from svexport.exporter.swapped import untraced
+from svexport.tracing.source import shown_line, user_line
+from svexport.tracing.swapped import untraced
 
 __all__ = ["ComplexParts", "has_complex"]
 
@@ -42,7 +42,9 @@ class ComplexParts(TorchFunctionMode):
         self._outside = sys._getframe(1).f_code
         return super().__enter__()
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         name = _name(func)
         if name in _OF_TYPES:
@@ -102,7 +104,9 @@ def has_complex(model: nn.Module, tensors: Sequence[Tensor]) -> bool:
 class _Seen(TorchFunctionMode):
     complex = False
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.complex |= _name(func).startswith("fft_")
         self.complex |= any(isinstance(x, Tensor) and x.dtype.is_complex for x in leaves_of((args, result)))
@@ -136,7 +140,7 @@ class Complex(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         raise RuntimeError(f"{func} cannot be computed with complex numbers in a file, which ONNX has none of")
 
@@ -191,7 +195,7 @@ def _function(name: str, func: Callable[..., Any]) -> Callable[..., Any] | None:
     return None
 
 
-def _of_each_part(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+def _of_each_part(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     re = func(*mapped(_re, args), **mapped(_re, kwargs))
     return _joined(re, func(*mapped(_im, args), **mapped(_im, kwargs)))
 
@@ -202,7 +206,7 @@ def _joined(re: Any, im: Any) -> Any:
     return type(re)(_joined(*pair) for pair in zip(re, im, strict=True))
 
 
-def _product(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+def _product(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Of a function that is linear in each of its tensors."""
     flat = [leaf for arg in args for leaf in (arg if isinstance(arg, (tuple, list)) else [arg])]
     place = next((i for i, leaf in enumerate(flat) if isinstance(leaf, Complex)), None)
@@ -216,7 +220,7 @@ def _product(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> A
     return Complex(by_re, by_im)
 
 
-def _created(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Tensor:
+def _created(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     made = func(*mapped(_re, args), **mapped(_re, kwargs))
     dtype = kwargs.get("dtype")
     return made if dtype is not None and not dtype.is_complex else Complex(made, torch.zeros_like(made))

@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from svexport.errors import ExportError
-from svexport.exporter.source import is_library, is_standard, shown_line, user_line
-from svexport.exporter.swapped import swapped
+from svexport.tracing.source import is_library, is_standard, shown_line, user_line
+from svexport.tracing.swapped import swapped
 
 __all__ = [
     "LINE",
@@ -113,7 +113,9 @@ class ConstantValues(TorchFunctionMode):
                 self._note(tensor, self._true[name].detach)
         return super().__enter__()
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         name = _name(func)
         if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
@@ -144,7 +146,7 @@ class ConstantValues(TorchFunctionMode):
             self._keep(result, self._again(func, args, kwargs))
         return result
 
-    def _is_constant(self, name: str, args: tuple, kwargs: Mapping[str, Any]) -> bool:
+    def _is_constant(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         if any(word in name for word in _RANDOM) or kwargs.get("out") is not None or _is_in_place(name, args, kwargs):
             return False
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or torch.jit.is_tracing():
@@ -167,7 +169,7 @@ class ConstantValues(TorchFunctionMode):
             return tensor.detach
         return None
 
-    def _again(self, func: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]) -> Callable[[], Any]:
+    def _again(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Any]:
         """Calls a function with the true tensors, once."""
         given = mapped(self._held_value, (args, dict(kwargs)))
         results: list[Any] = []
@@ -197,13 +199,15 @@ class ConstantValues(TorchFunctionMode):
     def _note(self, tensor: Tensor, value: Callable[[], Any]) -> None:
         self._known[id(tensor)] = weakref.ref(tensor), tensor._version, value
 
-    def _forget_written(self, name: str, args: tuple, kwargs: Mapping[str, Any]) -> None:
+    def _forget_written(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         written = kwargs.get("out")
         if written is None and args and _is_in_place(name, args, kwargs):
             written = args[0]
         self._written |= {_storage(tensor) for tensor in leaves_of(written) if isinstance(tensor, Tensor)}
 
-    def _with_numbers(self, name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    def _with_numbers(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments with numbers instead of constant tensors where a size, or an end of a slice, is meant."""
 
         def number(leaf: Any) -> Any:
@@ -225,7 +229,7 @@ class ConstantValues(TorchFunctionMode):
             return (args[0], tuple(indices), *args[2:]), kwargs
         return args, kwargs
 
-    def _with_places(self, name: str, args: tuple) -> tuple:
+    def _with_places(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Indices with the places of each constant mask instead of it, which has no size that depends on an input."""
         if len(args) < 2:
             return args
@@ -258,7 +262,7 @@ class _TooLarge(Exception):
     pass
 
 
-def _as_tuple(indices: Any) -> tuple:
+def _as_tuple(indices: Any) -> tuple[Any, ...]:
     return indices if isinstance(indices, tuple) else (indices,)
 
 
@@ -294,7 +298,7 @@ def _name(func: Any) -> str:
     return name
 
 
-def _is_in_place(name: str, args: tuple, kwargs: Mapping[str, Any]) -> bool:
+def _is_in_place(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     if name in _MAY_BE_IN_PLACE:
         return bool(kwargs.get("inplace")) or any(argument is True for argument in args)
     if name.startswith("__"):
@@ -302,7 +306,7 @@ def _is_in_place(name: str, args: tuple, kwargs: Mapping[str, Any]) -> bool:
     return name.endswith("_")
 
 
-def _is_sized_by_values(name: str, args: tuple) -> bool:
+def _is_sized_by_values(name: str, args: tuple[Any, ...]) -> bool:
     return name in _SIZED_BY_VALUES or (name == "where" and len(args) == 1)
 
 

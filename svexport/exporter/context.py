@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError
-from svexport.exporter.arguments import FlatModel
 from svexport.exporter.aten import FUNCTIONS
 from svexport.exporter.aten.interpolate import interpolate
 from svexport.exporter.aten.pad import pad
@@ -29,9 +28,10 @@ from svexport.exporter.decompose import IN_PLACE_OF
 from svexport.exporter.exact import EXACT, batch_statistics, exact_embeddings, normalized
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.program import decompose_nodes, promote
-from svexport.exporter.quantizers import FullRanges, shapes_known
-from svexport.exporter.swapped import applied_by, swapped
 from svexport.ops._op import OPS
+from svexport.tracing.arguments import FlatModel
+from svexport.tracing.quantizers import FullRanges, shapes_known
+from svexport.tracing.swapped import applied_by, swapped
 
 __all__ = ["other_functions", "tracing", "without_symbolics"]
 
@@ -371,7 +371,9 @@ class _InPlaceOf(TorchFunctionMode):
         always = IN_PLACE_OF | _OF_MASKS | _AS_NUMBERS | _OF_INDICES | _OF_NOTHING | _OF_A_NUMBER | _OF_SIZES
         self._functions = always | (_OF_DYNAMIC_SIZES if dynamic else {})
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         return self._functions.get(func, func)(*args, **(kwargs or {}))
 
 

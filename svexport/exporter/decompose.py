@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from svexport.exporter.aten import FUNCTIONS, OTHERWISE
 from svexport.exporter.exact import EXACT
-from svexport.exporter.swapped import untraced
+from svexport.tracing.swapped import untraced
 
 __all__ = [
     "IN_PLACE_OF",
@@ -90,7 +90,9 @@ class _PutTogether(TorchFunctionMode):
     """Has ``x[i, :, j] = y`` traced as one function, for the exporter takes no indices apart, or of several dimensions,
     that are assigned to."""
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         if func is not Tensor.__setitem__ or not self._takes(args[1]):
             return func(*args, **(kwargs or {}))
         x, key, values = args
@@ -203,7 +205,7 @@ def _ours(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
 class _Aten(torch.fx.Interpreter):
     """Runs a graph with the functions of ATen that torch's primitives (``prims::rsqrt``) stand for."""
 
-    def call_function(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return super().call_function(getattr(target, "impl_aten", target), args, kwargs)
 
 

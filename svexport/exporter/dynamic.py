@@ -10,8 +10,8 @@ from torch import Tensor
 
 from svexport.errors import ExportError
 from svexport.exporter import dynamo
-from svexport.exporter.arguments import FlatModel
-from svexport.exporter.sizes import Size, tiled
+from svexport.tracing.arguments import FlatModel
+from svexport.tracing.sizes import Size, tiled
 
 __all__ = ["allowed_batches", "check_axes_names", "dynamic_axes", "traceable"]
 

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from svexport.errors import ExportError
-from svexport.exporter.arguments import FlatModel
 from svexport.exporter.constants import NotTraced, texts_of_sizes
 from svexport.exporter.context import other_functions, tracing, without_symbolics
 from svexport.exporter.failures import chain, failure, line_of, reason_of
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
-from svexport.exporter.sizes import tiled
 from svexport.exporter.translations import translations
 from svexport.exporter.way import Guards
 from svexport.graph.scope import light_copy
 from svexport.logging import logger, quiet
+from svexport.tracing.arguments import FlatModel
+from svexport.tracing.sizes import tiled
 
 __all__ = ["batch_axes", "export"]
 

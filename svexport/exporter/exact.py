@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from svexport.errors import UnsupportedError
-from svexport.exporter.swapped import swapped
+from svexport.tracing.swapped import swapped
 
 __all__ = ["EXACT", "batch_statistics", "exact_embeddings", "normalized"]
 

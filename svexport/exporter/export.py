@@ -9,36 +9,40 @@ import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import onnx
 import torch
 from torch import nn
 from torch.backends import opt_einsum
 
 from svexport.errors import BackendNotAvailableError, ExportError
-from svexport.exporter.arguments import FlatModel, bind, eval_mode, given_arguments, in_type, leaves, unique, unwrapped
 from svexport.exporter.dynamic import allowed_batches, check_axes_names, traceable
 from svexport.exporter.dynamic import dynamic_axes as axes_of
 from svexport.exporter.finish import Signature, Wanted, finish
 from svexport.exporter.fp8 import refuse_fp8
 from svexport.exporter.opsets import FIRST_WITH_BOTH, OPSETS
 from svexport.exporter.precision import Plan, plan_for
-from svexport.exporter.quantizers import frozen
 from svexport.exporter.report import ExportReport, Faults
 from svexport.exporter.rounding import Tolerances
-from svexport.exporter.source import is_library
-from svexport.exporter.state import unchanged
 from svexport.exporter.trace import second_tracer, traced
 from svexport.exporter.verify import Verification
 from svexport.exporter.verify import verify as verify_file
-from svexport.graph.check import check
-from svexport.graph.check.report import CheckReport
+from svexport.exporter.way import Guards
 from svexport.graph.saving import beside, check_place, move, strip_file
 from svexport.logging import logger
 from svexport.parity import Parity, check_tolerances
 from svexport.progress import phase
+from svexport.tensorrt.check import check
+from svexport.tensorrt.check.report import CheckReport
 from svexport.tensorrt.support.target import Target
+from svexport.tracing.arguments import FlatModel, bind, eval_mode, given_arguments, in_type, leaves, unique, unwrapped
+from svexport.tracing.quantizers import frozen
+from svexport.tracing.sizes import Size
+from svexport.tracing.source import is_library
+from svexport.tracing.state import State, unchanged
 
 __all__ = ["export"]
 
@@ -144,105 +148,153 @@ def export(
         VerificationError: the file differs from torch. No file is written, an older one of that name stays as it was.
     """
     started = time.perf_counter()
-    _check_options(model, opset, dtype, weights, freeze)
-    _check_keep(keep, dtype)
+    _check_options(model, opset, dtype, weights, freeze, keep)
     check_tolerances(rtol, atol)
     kind, platform = _kind(verify), _platform(target, opset)
     arguments, model = given_arguments(model, args), unwrapped(model)
     path = Path(f"{type(model).__name__}.onnx" if path is None else path)
     check_place(path)
     fp8_notes = refuse_fp8(model, opset, platform)
-    plan: Plan | None = None
-    if keep is not None and dtype is not None:
-        exported, plan = plan_for(model, arguments, dtype, keep)
-    else:
-        exported = model if dtype is None else in_type(model, dtype)
+    exported, plan = _in_precision(model, arguments, dtype, keep)
     with _lock, eval_mode(exported), frozen(exported), unchanged(exported) as state, torch.no_grad():
         bound = bind(exported, *arguments)
         flat = FlatModel(exported, bound, dtype if plan is None else None, freeze, None if plan is None else plan.mode)
         _check_tensors(flat, bound, dtype, opset)
-        _check_devices(flat)
         held_to = Tolerances.of(rtol, atol, {dtype} if dtype else flat.dtypes)
         names = _names("input_names", input_names, flat.input_names)
-        notes: list[str] = [f"{name} is a constant of the file (freeze): {text}" for name, text in flat.frozen.items()]
-        notes += fp8_notes + ([plan.note] if plan and plan.note else [])
+        frozen_notes = [f"{name} is a constant of the file (freeze): {text}" for name, text in flat.frozen.items()]
+        notes: list[str] = [*frozen_notes, *fp8_notes, *([plan.note] if plan and plan.note else [])]
         if isinstance(dynamic_shapes, str):
             dynamic_shapes = allowed_batches(flat, names, dynamic_shapes, notes)
         axes, sizes = axes_of(flat, names, dynamic_shapes, dynamic_axes)
         with beside(path) as folder:
             file = folder / path.name
-            tensors = [t.detach() for t in flat.tensors]
-            phase("tracing")
-            # Without opt_einsum, which makes numbers of dynamic sizes: the order of products is decided by ours.
-            with _collected_warnings(notes), opt_einsum.flags(enabled=False), _installed(opset):
-                fresh = [t.clone() for t in tensors]  # a model may work on its inputs in place
-                given = traceable(fresh, names, axes, sizes)
-                written, guarded = traced(flat, given, file, opset, names, axes, notes, state)
-                before = len(notes)
-            state.restore()  # what was kept while it was traced are no numbers
-            warned = notes[before:]
-            if not flat.output_names:
-                flat(*(t.clone() for t in tensors))  # only the copy that torch.export's fallback traces knows the names
+            trace = _trace(flat, file, opset, names, (axes, sizes), notes, state)
             was_traced = time.perf_counter()
             phase("writing nodes and bodies")
             result_names = _names("output_names", output_names, flat.output_names, taken=names)
             check_axes_names(dynamic_axes, flat, names, result_names)
-
-            wanted = Wanted(opset, plugins, platform, simplify, weights)
-            inputs = dict(zip(names, tensors, strict=True))
+            inputs = {name: t.detach() for name, t in zip(names, flat.tensors, strict=True)}
             signature = Signature(inputs, axes, sizes, result_names, flat.output_keys, flat.frozen)
-            done = finish(written, file, wanted, signature)
+            done = finish(trace.written, file, Wanted(opset, plugins, platform, simplify, weights), signature)
             notes += done.notes
             finished = time.perf_counter()
-            results: list[Parity] = []
-            skipped: list[str] = []
-            faults: Faults | None = None
-            if kind != "none":
-                verification = verify_file(
-                    flat,
-                    file,
-                    signature,
-                    held_to=held_to,
-                    warned=warned,
-                    state=state,
-                    guarded=guarded,
-                    kind=kind,
-                )
-                if kind == "thorough":
-                    faults = _planted(verification, file, done.lines)
-                results, skipped = verification.results, verification.skipped
-                notes += verification.notes
+            proof = _prove(flat, file, signature, held_to, trace, state, kind, done.lines)
+            notes += proof.notes
             if platform is not None and not platform.bodies:
                 done.facts["ir_version"] = strip_file(file)
             verified = time.perf_counter()
             size = sum(f.stat().st_size for f in folder.iterdir())
             move(folder, path)
-    checked = None if platform is None else _check(path, platform, notes)
-    seconds = {"trace": was_traced - started, "bodies": finished - was_traced}
-    if kind != "none":
-        seconds["verify"] = verified - finished
+    seconds = {"trace": was_traced - started, "bodies": finished - was_traced, "verify": verified - finished}
     logger.info("exported {} to {}", type(model).__name__, path)
     return ExportReport(
         path=path,
         model=type(model).__name__,
         target=None if platform is None else str(platform),
         bytes=size,
-        check=checked,
-        parity=results,
+        check=None if platform is None else _check(path, platform, notes),
+        parity=proof.results,
         rtol=held_to.most[0],
         atol=held_to.most[1],
-        seconds=seconds,
+        seconds=seconds if kind != "none" else {k: v for k, v in seconds.items() if k != "verify"},
         svexport_nodes=done.svexport_nodes,
         notes=notes,
-        skipped=skipped,
+        skipped=proof.skipped,
         verify=kind,
-        faults=faults,
+        faults=proof.faults,
         kept=plan.kept() if plan else [],
         **done.facts,
     )
 
 
-def _check_options(model: Any, opset: Any, dtype: torch.dtype | None, weights: str, freeze: Collection[str]) -> None:
+def _in_precision(
+    model: nn.Module, arguments: Any, dtype: torch.dtype | None, keep: Collection[str] | str | None
+) -> tuple[nn.Module, Plan | None]:
+    """The model that is exported, and with ``keep`` what of it stays float32."""
+    if keep is not None and dtype is not None:
+        return plan_for(model, arguments, dtype, keep)
+    return model if dtype is None else in_type(model, dtype), None
+
+
+class _Trace(NamedTuple):
+    """What a tracer made of a model: its graph, the guards on values of inputs, and the warnings it gave."""
+
+    written: onnx.ModelProto
+    guarded: Guards
+    warned: list[str]
+
+
+def _trace(
+    flat: FlatModel,
+    file: Path,
+    opset: int,
+    names: list[str],
+    dynamic: tuple[dict[str, dict[int, str]], dict[str, Size]],
+    notes: list[str],
+    state: State,
+) -> _Trace:
+    """Traces the model, with warnings added to ``notes``; ``flat`` knows the names of its outputs afterwards."""
+    axes, sizes = dynamic
+    tensors = [t.detach() for t in flat.tensors]
+    phase("tracing")
+    # Without opt_einsum, which makes numbers of dynamic sizes: the order of products is decided by ours.
+    with _collected_warnings(notes), opt_einsum.flags(enabled=False), _installed(opset):
+        fresh = [t.clone() for t in tensors]  # a model may work on its inputs in place
+        given = traceable(fresh, names, axes, sizes)
+        written, guarded = traced(flat, given, file, opset, names, axes, notes, state)
+        before = len(notes)
+    state.restore()  # what was kept while it was traced are no numbers
+    warned = notes[before:]
+    if not flat.output_names:
+        flat(*(t.clone() for t in tensors))  # only the copy that torch.export's fallback traces knows the names
+    return _Trace(written, guarded, warned)
+
+
+@dataclass
+class _Proof:
+    """What running a file beside torch said; nothing where it was not run."""
+
+    results: list[Parity] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    faults: Faults | None = None
+
+
+def _prove(
+    flat: FlatModel,
+    file: Path,
+    signature: Signature,
+    held_to: Tolerances,
+    trace: _Trace,
+    state: State,
+    kind: str,
+    lines: Mapping[str, str],
+) -> _Proof:
+    if kind == "none":
+        return _Proof()
+    verification = verify_file(
+        flat,
+        file,
+        signature,
+        held_to=held_to,
+        warned=trace.warned,
+        state=state,
+        guarded=trace.guarded,
+        kind=kind,
+    )
+    faults = _planted(verification, file, lines) if kind == "thorough" else None
+    return _Proof(verification.results, verification.skipped, verification.notes, faults)
+
+
+def _check_options(
+    model: Any,
+    opset: Any,
+    dtype: torch.dtype | None,
+    weights: str,
+    freeze: Collection[str],
+    keep: Collection[str] | str | None,
+) -> None:
     if not isinstance(model, nn.Module):
         raise ExportError(f"expected a torch.nn.Module, got {type(model).__name__}; wrap functions in a module")
     if not isinstance(opset, int) or opset not in OPSETS:
@@ -256,6 +308,7 @@ def _check_options(model: Any, opset: Any, dtype: torch.dtype | None, weights: s
         raise ExportError(f"freeze expects a list of input names, got {freeze!r}; give freeze=[{freeze!r}]")
     if weights not in WEIGHTS:
         raise ExportError(f"weights must be {' or '.join(map(repr, WEIGHTS))}, got {weights!r}")
+    _check_keep(keep, dtype)
 
 
 def _check_keep(keep: Collection[str] | str | None, dtype: torch.dtype | None) -> None:
@@ -319,6 +372,7 @@ def _check_tensors(flat: FlatModel, bound: inspect.BoundArguments, dtype: torch.
         *(t.dtype for t in (*flat.tensors, *flat.parameters())),
     }:
         raise ExportError(f"bfloat16 needs opset {FIRST_BFLOAT16_OPSET} or later, got opset={opset}")
+    _check_devices(flat)
 
 
 def _check_devices(flat: FlatModel) -> None:

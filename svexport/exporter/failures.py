@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from svexport.errors import ExportError
-from svexport.exporter.arguments import MODEL_ATTRIBUTE, FlatModel, own_failure
 from svexport.exporter.constants import LINE
 from svexport.exporter.decompose import advice_on
-from svexport.exporter.source import is_library, is_standard, shown_line, user_frame
+from svexport.tracing.arguments import MODEL_ATTRIBUTE, FlatModel, own_failure
+from svexport.tracing.source import is_library, is_standard, shown_line, user_frame
 
 __all__ = ["chain", "failure", "line_of", "reason_of"]
 

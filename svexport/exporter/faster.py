@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svexport.exporter.arguments import leaves
+from svexport.tracing.arguments import leaves
 
 __all__ = ["Times", "gains", "measure", "on_gpu"]
 
@@ -59,6 +59,7 @@ class Times:
 
 
 def on_gpu(arguments: Any) -> bool:
+    """Whether any tensor among the arguments is on a CUDA device."""
     return any(isinstance(leaf, Tensor) and leaf.is_cuda for _, leaf in leaves(arguments))
 
 

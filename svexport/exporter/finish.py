@@ -16,11 +16,9 @@ from svexport._version import __version__
 from svexport.errors import ExportError
 from svexport.exporter.clean import clean, keep_inputs, name_sizes
 from svexport.exporter.report import NodeSource
-from svexport.exporter.sizes import Size
 from svexport.graph.bodies import attach, ir_version, lower_in_place, node_types, state_types
 from svexport.graph.conditions import take_decided_branches
 from svexport.graph.fold import fold_constants
-from svexport.graph.forms import write_for, write_plainly
 from svexport.graph.nodes import beyond_plugin, separate_names, svexport_nodes
 from svexport.graph.quantized_weights import FIRST_WITH_INT8_WEIGHTS, store_quantized
 from svexport.graph.returned import note_returned
@@ -32,7 +30,9 @@ from svexport.graph.walk import graphs, opset_of
 from svexport.graph.weights import hold_weights
 from svexport.ops._op import OPS
 from svexport.symbolic._builder import dtype_name
+from svexport.tensorrt.forms import write_for, write_plainly
 from svexport.tensorrt.support.target import Target
+from svexport.tracing.sizes import Size
 
 __all__ = ["Finished", "Signature", "Wanted", "finish"]
 

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from svexport.exporter.sizes import Size, tiled
+from svexport.tracing.sizes import Size, tiled
 
 __all__ = ["FIRST", "KINDS", "NEXT", "NOTHING", "FAR", "Resized", "of_kind", "far", "random"]
 
@@ -37,6 +37,7 @@ MOST_ELEMENTS = 2**14
 
 
 def of_kind(kind: str, tensor: Tensor) -> Tensor:
+    """A tensor of the shape and dtype of another, filled as one of ``KINDS`` says; integers as they are."""
     number, mask = KINDS[kind]
     return number(tensor) if tensor.is_floating_point() else mask(tensor) if tensor.dtype == torch.bool else tensor
 
@@ -154,6 +155,7 @@ class Resized:
         yield from ((run, inputs) for inputs in random(self._tensors, shapes))
 
     def shapes(self, wanted: Mapping[str, int]) -> list[list[int]]:
+        """Of every input, once the symbols have the wanted sizes."""
         shapes = [list(tensor.shape) for tensor in self._tensors]
         for axes, shape in zip(self.axes, shapes, strict=True):
             for axis, size in axes.items():
@@ -162,6 +164,7 @@ class Resized:
         return shapes
 
     def too_large(self, wanted: Mapping[str, int], most: int) -> bool:
+        """Whether inputs of these sizes have more elements than a run may take."""
         return sum(map(math.prod, self.shapes(wanted))) > max(most, 4 * sum(t.numel() for t in self._tensors))
 
     def runs(self) -> Iterator[Iterator[tuple[str, list[Tensor]]]]:

@@ -20,11 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from svexport.errors import ExportError
-from svexport.exporter.arguments import bind, copied, eval_mode
-from svexport.exporter.source import is_library, is_standard, shown_line
 from svexport.ops._op import DOMAIN
 from svexport.ops.grid_sample import grid_sample
 from svexport.progress import phase
+from svexport.tracing.arguments import bind, copied, eval_mode
+from svexport.tracing.source import is_library, is_standard, shown_line
 
 __all__ = ["KeptCall", "Plan", "mixed", "plan_for"]
 
@@ -96,7 +96,7 @@ _ASKS = {
 _IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod")} | {"__setitem__"}
 
 
-_Given = tuple[tuple, dict[str, Any]]
+_Given = tuple[tuple[Any, ...], dict[str, Any]]
 """What a function is called with."""
 
 
@@ -132,6 +132,7 @@ class KeptCall:
     reason: str
 
     def to_dict(self) -> dict[str, str]:
+        """Its fields, for JSON."""
         return asdict(self)
 
 
@@ -150,6 +151,7 @@ class Plan:
     note: str = ""
 
     def kept(self) -> list[KeptCall]:
+        """The calls that stay in float32, each with the reason."""
         return [KeptCall(c.module, c.function, c.source, why) for c, why in self.calls.items()]
 
     def mode(self, model: nn.Module) -> TorchFunctionMode:
@@ -164,7 +166,9 @@ class _Calls(TorchFunctionMode):
         super().__init__()
         self._names = {id(module): name for name, module in model.named_modules()}
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         name = _name(func)
         if name in _ASKS or not any(map(_is_wide, tree_leaves((args, kwargs)))):
@@ -175,13 +179,13 @@ class _Calls(TorchFunctionMode):
             return self.in_place(func, args, kwargs)
         return self.call(self._call(name, sys._getframe(1)), func, args, kwargs)
 
-    def call(self, call: Call, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def call(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError
 
-    def follow(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
 
-    def in_place(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """In the type of what is changed."""
         if not args or not _is_wide(args[0]):
             return func(*args, **kwargs)
@@ -226,7 +230,7 @@ class _Mixed(_Calls):
         self._hook.remove()
         super().__exit__(*error)
 
-    def call(self, call: Call, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def call(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if call in self._plan.calls:
             args, kwargs = _cast((args, kwargs), torch.float32)
             return func(*args, **kwargs)
@@ -276,7 +280,7 @@ class _Measured(_Calls):
         self.calls: dict[Call, _Seen] = {}
         self.parameters: dict[Call, set[str]] = {}
 
-    def call(self, call: Call, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def call(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         seen = self.calls.setdefault(call, _Seen())
         given = [x for x in tree_leaves((args, kwargs)) if _is_wide(x)]
         seen.before |= {c for x in given if (c := self._origin(x)) is not None}
@@ -294,13 +298,13 @@ class _Measured(_Calls):
                 self._made[id(x)] = x, call
         return result
 
-    def follow(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._passed(func(*args, **kwargs), args, kwargs)
 
-    def in_place(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._passed(super().in_place(func, args, kwargs), args, kwargs)
 
-    def _passed(self, result: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _passed(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         origin = next((c for x in tree_leaves((args, kwargs)) if (c := self._origin(x)) is not None), None)
         for x in tree_leaves(result):
             if isinstance(x, Tensor) and origin is not None and id(x) not in self._made:
@@ -343,7 +347,7 @@ class _Alone(_Calls):
         super().__init__(model)
         self._dtype, self._alone = dtype, alone
 
-    def call(self, call: Call, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def call(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if call != self._alone:
             return func(*args, **kwargs)
         args, kwargs = tree_map(lambda x: x.to(self._dtype).to(x.dtype) if _is_wide(x) else x, (args, kwargs))
@@ -358,7 +362,9 @@ class _Rounded(TorchDispatchMode):
         super().__init__()
         self._dtype = dtype
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         if any(r.alias_info is not None for r in func._schema.returns):
             return result
@@ -547,7 +553,7 @@ def _takes_both(func: Any) -> bool:
     return func is F.grid_sample or getattr(func, "namespace", "") == DOMAIN
 
 
-def _coordinates(name: str, args: tuple, kwargs: dict[str, Any]) -> list[int | str]:
+def _coordinates(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | str]:
     """Where a call has coordinates: places and names of arguments."""
     found: list[int | str] = []
     for keyword, place in _COORDINATES.get(name, {}).items():

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from svexport.exporter.arguments import leaves, rebuild
 from svexport.parity import parity, tolerances
+from svexport.tracing.arguments import leaves, rebuild
 
 __all__ = ["Proof"]
 
@@ -94,6 +94,7 @@ class Proof:
                 self.fault = f"svexport's gradient differs by {float((e - a).abs().max()):.1e} on the given inputs"
 
     def merge(self, other: Proof) -> None:
+        """Adds what another proof found."""
         self.errors += other.errors
         self.fault = self.fault or other.fault
 

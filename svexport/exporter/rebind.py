@@ -9,10 +9,7 @@ that tracebacks, ``global`` and later changes of other names are what they were;
 
 from __future__ import annotations
 
-import dis
 import functools
-import itertools
-import opcode
 import sys
 import uuid
 from collections import OrderedDict
@@ -25,17 +22,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from svexport.exporter import bytecode
+from svexport.exporter.bytecode import Use
 from svexport.exporter.functions import FUNCTIONS, whole
-from svexport.exporter.source import is_library, shown_line
+from svexport.tracing.source import is_library, shown_line
 
 __all__ = ["Binder", "Key", "Plan", "bind_functions", "binder", "key_of", "objects", "unnamed"]
 
 Key = tuple[str, str]
 """A function by its module and qualified name, for another process to find."""
 
-_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
-_SWAP = opcode.opmap.get("SWAP")  # from Python 3.11 on
-_METHODS = {name.rpartition(".")[2]: name for name in FUNCTIONS if name.startswith("torch.Tensor.")}
 _NAMES = {id(function.theirs): name for name, function in FUNCTIONS.items()}  # not everything that is called hashes
 
 
@@ -88,6 +84,7 @@ class Plan:
         return (key, name) in self.calls
 
     def whole(self, function: FunctionType) -> tuple[Callable[..., Any], str] | None:
+        """A function with its branches put together, and its source; None where it stays as it is."""
         found = whole(function.__code__)
         if found is None or function.__code__.co_name in self.skipped:
             return None
@@ -95,6 +92,7 @@ class Plan:
         return found if self.wholes is None or key in self.wholes else None
 
     def looks_into(self, code: CodeType, names: dict[str, Any]) -> bool:
+        """Whether code, or what it calls by these names, has something to bind anew."""
         if unnamed(code, names):
             return False
         if self.reached is None:
@@ -106,176 +104,6 @@ def unnamed(code: CodeType, names: dict[str, Any]) -> bool:
     """Whether code was executed from text in globals of no module: nothing finds it there again."""
     module = sys.modules.get(str(names.get("__name__")))
     return code.co_filename.startswith("<") and (module is None or vars(module) is not names)
-
-
-# ------------------------------------------------------------------ what a function refers to
-
-
-@dataclass(frozen=True, eq=False)
-class _Use:
-    """An instruction of a function that loads a value by a global name and attributes, or a method (from Python 3.11).
-
-    Attributes:
-        code: of the function, or one nested in it.
-        offset: of the instruction that loads the global, or the method.
-        names: global and attributes; of a method its name alone.
-        value: what they are now; of a method the name in :data:`FUNCTIONS`.
-        line: where it is written.
-    """
-
-    code: CodeType
-    offset: int
-    names: tuple[str, ...]
-    value: Any
-    line: int
-    method: bool = False
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    """A code object, and those of the functions, lambdas and comprehensions inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
-
-
-def _loads(code: CodeType) -> Iterator[tuple[list[dis.Instruction], int]]:
-    """Runs of instructions that load a variable, or attributes of what was there before, and attributes; their line."""
-    run: list[dis.Instruction] = []
-    line = first = code.co_firstlineno
-    for instruction in dis.get_instructions(code):
-        positions = getattr(instruction, "positions", None)
-        line = (positions.lineno if positions else instruction.starts_line) or line
-        if instruction.opname in ("EXTENDED_ARG", "CACHE"):
-            continue
-        if run and instruction.opname in _ATTRIBUTES:
-            run.append(instruction)
-            continue
-        if run:
-            yield run, first
-        # Whatever a method is called on, the run is that of its name.
-        run, first = ([instruction], line) if instruction.opname.startswith("LOAD_") else ([], line)
-    if run:
-        yield run, first
-
-
-def _attribute(value: Any, name: str) -> Any:
-    try:
-        return getattr(value, name)
-    except Exception:  # noqa: BLE001 - packages that import what is asked of them may not find it
-        return None
-
-
-def _is_method(instruction: dis.Instruction) -> bool:
-    """Whether it loads what is called next, with the object it was found on as first argument."""
-    if instruction.opname == "LOAD_METHOD":
-        return True
-    return instruction.opname == "LOAD_ATTR" and sys.version_info >= (3, 12) and bool((instruction.arg or 0) & 1)
-
-
-def _uses(function: FunctionType) -> Iterator[_Use]:
-    names = function.__globals__
-    for code in _codes(function.__code__):
-        for run, line in _loads(code):
-            root, *attributes = run
-            known = root.opname == "LOAD_GLOBAL" and root.argval in names
-            value = names[root.argval] if known else None
-            chain = [root.argval]
-            if known:
-                yield _Use(code, root.offset, tuple(chain), value, line)
-            for instruction in run if root.opname in _ATTRIBUTES else attributes:
-                # Of modules and classes, whose attributes are not computed; what an object holds is its own.
-                known = known and isinstance(value, (ModuleType, type))
-                value = _attribute(value, instruction.argval) if known else None
-                known = known and value is not None
-                if known:
-                    chain.append(instruction.argval)
-                    yield _Use(code, root.offset, tuple(chain), value, line)
-                elif _SWAP is not None and _is_method(instruction) and instruction.argval in _METHODS:
-                    name = _METHODS[instruction.argval]
-                    yield _Use(code, instruction.offset, (instruction.argval,), name, line, method=True)
-
-
-# ------------------------------------------------------------------ changed code
-
-
-def _width(code: bytes | bytearray, offset: int) -> int:
-    """Bytes of an instruction with its caches."""
-    entries: Any = getattr(opcode, "_inline_cache_entries", None)
-    if entries is None:
-        return 2
-    name = opcode.opname[code[offset]]
-    count = entries.get(name, 0) if isinstance(entries, dict) else entries[code[offset]]
-    return 2 + 2 * count
-
-
-def _prefixes(code: bytes | bytearray, offset: int) -> int:
-    """How many EXTENDED_ARG come before an instruction."""
-    count = 0
-    while offset >= 2 * (count + 1) and code[offset - 2 * (count + 1)] == opcode.EXTENDED_ARG:
-        count += 1
-    return count
-
-
-def _rewritten(code: CodeType, changes: dict[CodeType, list[tuple[_Use, str]]]) -> CodeType | None:
-    """``code`` with other names loaded, in functions inside it too; None where one does not fit in its instruction."""
-    instructions, names = bytearray(code.co_code), list(code.co_names)
-    for use, name in changes.get(code, ()):
-        if name not in names:
-            names.append(name)
-        index, offset = names.index(name), use.offset
-        flag = sys.version_info >= (3, 11)  # the lowest bit: whether NULL is pushed too
-        argument = index << 1 | (0 if use.method else instructions[offset + 1] & 1) if flag else index
-        prefixes = _prefixes(instructions, offset)
-        if not use.method:
-            for at in range(prefixes + 1):
-                instructions[offset - 2 * at + 1] = argument & 0xFF
-                argument >>= 8
-            if argument:
-                return None
-            continue
-        # Under the object that the method was found on, where the function that gets it as an argument belongs.
-        high = argument >> 8
-        load = bytes([opcode.opmap["LOAD_GLOBAL"], argument & 0xFF])
-        load += bytes(_width(load, 0) - 2)
-        load = (bytes([opcode.EXTENDED_ARG, high]) if high else b"") + load
-        load += bytes([_SWAP or 0, 2])
-        width = _width(instructions, offset)
-        if high > 0xFF or len(load) > width:
-            return None
-        nop = bytes([opcode.opmap["NOP"], 0])
-        instructions[offset - 2 * prefixes : offset] = nop * prefixes
-        instructions[offset : offset + width] = load + nop * ((width - len(load)) // 2)
-    constants = []
-    for constant in code.co_consts:
-        inner = _rewritten(constant, changes) if isinstance(constant, CodeType) else constant
-        if isinstance(constant, CodeType) and inner is None:
-            return None
-        constants.append(inner)
-    return code.replace(co_code=bytes(instructions), co_names=tuple(names), co_consts=tuple(constants))
-
-
-_injected: dict[tuple[int, tuple[str, ...], int], tuple[str, Any]] = {}
-_numbers = itertools.count()
-
-
-def _inject(names: dict[str, Any], chain: tuple[str, ...], value: Any) -> str:
-    """Puts ``value`` among the globals of a module, under a name that is new there; what is there already stays one."""
-    known = id(names), chain, id(value)
-    if known not in _injected or _injected[known][0] not in names:
-        name = next(n for i in _numbers if (n := f"_svexport_{i}_{chain[-1]}") not in names)
-        names[name] = _namespace(chain[1:], value)
-        _injected[known] = name, value  # which also keeps the value, and so its id
-    return _injected[known][0]
-
-
-def _namespace(attributes: tuple[str, ...], value: Any) -> Any:
-    """Something with nothing but that attribute, of which there may be attributes in turn; without any, the value."""
-    for attribute in reversed(attributes):
-        space = ModuleType("svexport.bound")  # which torch.compile reads as it reads F
-        vars(space)[attribute] = value
-        value = space
-    return value
 
 
 # ------------------------------------------------------------------ copies
@@ -338,7 +166,7 @@ class Binder:
 
     def _is_op(self, value: Any, key: Key) -> bool:
         """Whether an op takes the place of a value, or of a method that is called."""
-        if isinstance(value, _Use):
+        if isinstance(value, Use):
             return self.plan.binds(value.value, key)
         inner = _inner(value)
         if (name := _NAMES.get(id(inner))) is not None:
@@ -378,7 +206,7 @@ class Binder:
         """The values that a function refers to, and by which of the functions in it."""
         key = key_of(function.__code__, function.__globals__)
         if self.plan.looks_into(function.__code__, function.__globals__):
-            for use in _uses(function):
+            for use in bytecode.uses(function):
                 yield (use if use.method else use.value), key_of(use.code, function.__globals__)
             for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
                 yield value, key
@@ -419,10 +247,10 @@ class Binder:
                 if cell is not old:
                     cell.cell_contents = self._content(function, _content(old), key)
                     called.append(cell.cell_contents)
-            uses: dict[CodeType, list[tuple[_Use, str]]] = {}
+            uses: dict[CodeType, list[tuple[Use, str]]] = {}
             done: set[tuple[CodeType, int]] = set()
             looked = self.plan.looks_into(function.__code__, function.__globals__)
-            for use in _uses(function) if looked else ():
+            for use in bytecode.uses(function) if looked else ():
                 inner = key_of(use.code, function.__globals__)
                 if use.method:
                     value = FUNCTIONS[use.value].ours if self.plan.binds(use.value, inner) else use.value
@@ -430,11 +258,11 @@ class Binder:
                     value = self(use.value, inner)
                 if value is not use.value and (use.code, use.offset) not in done:
                     done.add((use.code, use.offset))
-                    name = _inject(function.__globals__, use.names, value)
+                    name = bytecode.inject(function.__globals__, use.names, value)
                     uses.setdefault(use.code, []).append((use, name))
                     called.append(value)
                     notes.extend(self._note(use))
-            code = _rewritten(function.__code__, uses)
+            code = bytecode.rewritten(function.__code__, uses)
             if code is not None:
                 new.__code__ = code
             return code is not None
@@ -450,7 +278,7 @@ class Binder:
         vars(space).update({name: self(value, key) for name, value in _taken(function, content)})
         return space
 
-    def _note(self, use: _Use) -> Iterator[tuple[str, str]]:
+    def _note(self, use: Use) -> Iterator[tuple[str, str]]:
         inner = use.value if use.method else _inner(use.value)
         name = inner if use.method else _NAMES.get(id(inner))
         if name is None and self.plan.whole(inner):
@@ -495,10 +323,10 @@ def _taken(function: FunctionType, module: ModuleType) -> Iterator[tuple[str, An
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         if _content(cell) is module
     }
-    for code in _codes(function.__code__):
-        for (root, *attributes), _ in _loads(code):
+    for code in bytecode.codes(function.__code__):
+        for (root, *attributes), _ in bytecode.loads(code):
             if root.argval in mine and root.opname == "LOAD_DEREF" and attributes:
-                value = _attribute(module, attributes[0].argval)
+                value = bytecode.attribute_of(module, attributes[0].argval)
                 if value is not None:
                     yield attributes[0].argval, value
 
@@ -544,7 +372,7 @@ class _Bound:
         vars(self).update(_changes(vars(self), binder(self._svexport_plan)))
 
 
-def _rebound(plan: Plan, function: Callable[..., Any], args: tuple) -> Any:
+def _rebound(plan: Plan, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     value = function(*args)
     value.__class__ = _bound_class(type(value), plan)  # type: ignore[arg-type]
     return value

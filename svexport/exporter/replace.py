@@ -15,18 +15,18 @@ from torch import nn
 
 from svexport import ops
 from svexport.errors import UnsupportedError
-from svexport.exporter.arguments import bind, copied, example_arguments
-from svexport.exporter.as_in_files import AsInFiles
 from svexport.exporter.calls import Remaining, Watch, Wholes, forward, plan_of, told
 from svexport.exporter.faster import gains, measure, on_gpu
 from svexport.exporter.functions import FUNCTIONS, WHOLES
 from svexport.exporter.patterns import DECODER, FINDERS, Patterns
 from svexport.exporter.proof import Proof
 from svexport.exporter.rebind import Plan, bind_functions, binder, objects
-from svexport.exporter.record import recorded, remember
 from svexport.exporter.replacements import LeftAlone, Replacement, op_name, print_report
-from svexport.exporter.source import definition
 from svexport.ops._module import DropIn
+from svexport.tracing.arguments import bind, copied, example_arguments
+from svexport.tracing.as_in_files import AsInFiles
+from svexport.tracing.record import recorded, remember
+from svexport.tracing.source import definition
 
 __all__ = ["LeftAlone", "Replacement", "replace"]
 
@@ -42,7 +42,7 @@ def replace(
 ) -> nn.Module:
     """A copy of a model in which modules and functions with a counterpart in ``svexport.ops`` are those ops.
 
-    The copy has the model's state_dict keys, trains like it and exports to the same nodes. Modules are recognised by
+    The copy has the model's state_dict keys, trains like it and exports to the same nodes. Modules are recognized by
     class name, attributes and the signature of ``forward``. Functions are torch's (:data:`FUNCTIONS`), and whole ones
     of other packages by name and parameters (:data:`WHOLES`): those that the model's forward reaches are copied, also
     in other packages, with the names they look up bound to the ops: a call costs no more than that of the op. The
@@ -333,7 +333,7 @@ def _compare(model: nn.Module, classes: Mapping[str, type[DropIn]], proofs: Mapp
     comparing: list[str] = []  # a replacement calls submodules, which are not to be compared again
 
     def watch(name: str, ours: Any) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if not comparing:
                 comparing.append(name)
                 proofs[name].add(output, lambda: ours.forward(*args, **kwargs))

@@ -131,4 +131,5 @@ def _short(text: str) -> str:
 
 
 def op_name(op: str) -> str:
+    """The public name of an op, ``svexport.ops.einsum``."""
     return f"svexport.ops.{op}"

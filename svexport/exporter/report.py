@@ -12,8 +12,8 @@ from typing import Any
 
 from svexport import html
 from svexport.exporter.precision import KeptCall
-from svexport.graph.check.report import CheckReport
 from svexport.parity import Parity
+from svexport.tensorrt.check.report import CheckReport
 from svexport.text import plain
 
 __all__ = ["ExportReport", "Faults", "NodeSource"]
@@ -129,7 +129,7 @@ class ExportReport:
         return max((p.max_abs for p in self.parity if p.run.split()[0] not in _UNLIKE), default=float("nan"))
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain JSON-serialisable values."""
+        """Everything, as plain JSON-serializable values."""
         return {
             **asdict(self),
             "path": str(self.path),

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from svexport.exporter.quantizers import Copies, repeats
 from svexport.ops._op import DOMAIN
 from svexport.parity import ATOL, RTOL, tolerances
+from svexport.tracing.quantizers import Copies, repeats
 
 __all__ = ["Perturbed", "Rounding", "Tolerances"]
 
@@ -181,7 +181,9 @@ class Perturbed(TorchDispatchMode):
         super().__init__()
         self._generator = torch.Generator().manual_seed(seed)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         if not all(r.alias_info is None for r in func._schema.returns) or not _computes(func):
             return result

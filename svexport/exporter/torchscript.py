@@ -19,19 +19,19 @@ from torch.onnx import symbolic_helper
 from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError, SvexportError
-from svexport.exporter.arguments import FlatModel, TracingStopped, own_failure
 from svexport.exporter.complex import ComplexParts, has_complex
 from svexport.exporter.corrections import CORRECTIONS
 from svexport.exporter.decompose import WRONG, DecompositionError, advice_on, decomposable, decomposed
 from svexport.exporter.exact import exact_embeddings
 from svexport.exporter.opsets import LAST_TORCHSCRIPT_OPSET, LATER, OPSETS
-from svexport.exporter.source import user_frame
-from svexport.exporter.swapped import applied_by, swapped, untraced
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.logging import logger
 from svexport.ops._op import DOMAIN, Argument, Op, as_tuple
 from svexport.symbolic import SYMBOLICS, Symbolic
 from svexport.symbolic._symbolic import TensorInfo, qualified, without_computed
+from svexport.tracing.arguments import FlatModel, TracingStopped, own_failure
+from svexport.tracing.source import user_frame
+from svexport.tracing.swapped import applied_by, swapped, untraced
 
 try:
     from torch.onnx._internal.torchscript_exporter.registration import registry
@@ -143,7 +143,9 @@ class _TracingOn(TorchFunctionMode):
     Not used where it is not needed: the tracer's warnings would name this file instead of the user's.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         state = torch._C._get_tracing_state()
         try:
             return func(*args, **(kwargs or {}))

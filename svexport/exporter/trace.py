@@ -15,13 +15,13 @@ from torch import Tensor
 
 from svexport.errors import SvexportError
 from svexport.exporter import dynamo, torchscript
-from svexport.exporter.arguments import FlatModel
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET, LAST_TORCHSCRIPT_OPSET
 from svexport.exporter.report import ExportReport
 from svexport.exporter.rounded import refuse_rounded
-from svexport.exporter.state import State
 from svexport.exporter.way import Guards
 from svexport.logging import logger
+from svexport.tracing.arguments import FlatModel
+from svexport.tracing.state import State
 
 __all__ = ["second_tracer", "torch_export_first", "traced"]
 

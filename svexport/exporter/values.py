@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from svexport.errors import ExportError
 from svexport.exporter.borders import ANYWAY
-from svexport.exporter.source import around, near, numbers_of_users, raising_line, shown_line
 from svexport.exporter.way import OTHERS, UNGUARDED, Exit, Forced, ForcedError, TooLong, Way
+from svexport.tracing.source import around, near, numbers_of_users, raising_line, shown_line
 
 __all__ = ["Unproven", "refuse_values", "user_numbers"]
 
@@ -160,6 +160,7 @@ def user_numbers(model: nn.Module, inputs: Sequence[Tensor]) -> set[float]:
 
 
 def refuse_values(unproven: Sequence[Exit], names: Sequence[str]) -> NoReturn:
+    """Raises an ExportError that names the inputs, and the lines that take values of them."""
     inputs = [names[index] for index in sorted(frozenset().union(*(e.inputs for e in unproven))) if index < len(names)]
     where = "".join(f"\n  at {shown_line(*e.line)}" for e in unproven[:5])
     raise ExportError(

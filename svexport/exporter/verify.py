@@ -13,19 +13,20 @@ from torch import Tensor, nn
 
 from svexport.errors import EngineError, VerificationError
 from svexport.exporter.agreement import AnotherWay, allow_rounding, closely, held, hold_closely, jumps, same_again, ties
-from svexport.exporter.as_in_files import AsInFiles
-from svexport.exporter.borders import ANYWAY, MOST_RUNS, WITHOUT_NUMBERS, Borders, Sizes, refuse_beyond
+from svexport.exporter.borders import ANYWAY, MOST_RUNS, WITHOUT_NUMBERS, Borders, refuse_beyond
 from svexport.exporter.finish import Signature
+from svexport.exporter.followed import Sizes
 from svexport.exporter.inputs import FAR, FIRST, KINDS, NEXT, NOTHING, Resized, far, of_kind, random
-from svexport.exporter.quantizers import ROUNDING, Copies, allow_steps
 from svexport.exporter.rounding import Rounding, Tolerances
 from svexport.exporter.sizes_of_file import SizesOfFile
-from svexport.exporter.source import shown_line
-from svexport.exporter.state import State, random_state, same_random_state
 from svexport.exporter.values import Unproven, refuse_values, user_numbers
 from svexport.exporter.way import Guards, Way
 from svexport.parity import Parity, parity
 from svexport.progress import phase
+from svexport.tracing.as_in_files import AsInFiles
+from svexport.tracing.quantizers import ROUNDING, Copies, allow_steps
+from svexport.tracing.source import shown_line
+from svexport.tracing.state import State, random_state, same_random_state
 
 __all__ = ["verify"]
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from svexport.exporter.borders import Sizes, formula, is_found
+from svexport.exporter.followed import Sizes, formula, is_found
 from svexport.exporter.found import deciding, finding, returns_found
-from svexport.exporter.source import caller, is_own, shown_line, user_line
+from svexport.tracing.source import caller, is_own, shown_line, user_line
 
 __all__ = ["Exit", "Forced", "ForcedError", "Guards", "TooLong", "Way"]
 
@@ -165,7 +165,9 @@ class Way(TorchFunctionMode):
             self._sizes.outside = self._outside
         return super().__enter__()
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if len(self._steps) > self._most:
@@ -213,7 +215,7 @@ class Way(TorchFunctionMode):
             self._steps.append((name, seen))
             self._flow.append(flow)
 
-    def _measured(self, name: str, args: tuple, kwargs: dict[str, Any], result: Any) -> Any:
+    def _measured(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         """A size, or sizes, that Python gets of a tensor, or so many parts as its size says."""
         assert self._sizes is not None
         x = args[0] if args else kwargs.get("self", kwargs.get("input"))
@@ -289,7 +291,7 @@ class Way(TorchFunctionMode):
         forced = self._forced
         return forced is not None and forced.line == line and forced.place in (None, len(self.taken.get(line, ())))
 
-    def _another(self, func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _another(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a function that gives Python values would give of other ones."""
         assert self._forced is not None
         if name in _FACTORS:
@@ -313,7 +315,9 @@ class Way(TorchFunctionMode):
         self._kept.append(other)
         return func(other, *args[1:], **kwargs)
 
-    def _follow(self, name: str, args: tuple, kwargs: dict[str, Any], result: Any, inputs: frozenset[int]) -> None:
+    def _follow(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, inputs: frozenset[int]
+    ) -> None:
         """Which tensors now depend on inputs: the results, and what was written to, with all that shares its memory."""
         self._depend(result, inputs)
         target = kwargs.get("out")
@@ -354,6 +358,7 @@ class Way(TorchFunctionMode):
         return own != others[: len(own)]
 
     def same_flow(self, other: Way) -> bool:
+        """Whether forward took the same steps, with the same values of Python."""
         return self._flow == other._flow
 
     def decides_like(self, other: Way) -> bool:
@@ -367,6 +372,7 @@ class Way(TorchFunctionMode):
 
     @property
     def length(self) -> int:
+        """The number of steps."""
         return len(self._steps)
 
     def end(self, results: Iterable[Tensor]) -> None:
@@ -419,7 +425,7 @@ class ForcedError(torch.linalg.LinAlgError):  # type: ignore[misc, name-defined]
     """That a matrix has no inverse or factor, of one that has."""
 
 
-def _failed(func: Any, args: tuple, kwargs: dict[str, Any]) -> Tensor:
+def _failed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """An error of a function of ``_FACTORS`` that raises none; of one that does, a result of the shape it would have.
 
     Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -109,7 +110,7 @@ def _lower(model: onnx.ModelProto, chosen: Callable[[onnx.NodeProto], bool], typ
 def attach(model: onnx.ModelProto) -> None:
     """Gives every svexport node its body as a model-local function, in place.
 
-    Nodes of one op share a body where one body serves them all; it is then specialised by all that is static in common.
+    Nodes of one op share a body where one body serves them all; it is then specialized by all that is static in common.
     Where they need different ones (grids in two modes, say), each further body is an overload of the function (ONNX
     IR 10) and the node names it. ONNX Runtime honours overloads from 1.27 on; :func:`without_overloads` is for older
     ones. TensorRT's parser does not, nor does it keep the names of bodies and of the graph apart: every body has a
@@ -229,7 +230,7 @@ def _functions(
     nodes: Sequence[onnx.NodeProto], types: dict[str, Value], opset: int
 ) -> list[tuple[bytes, onnx.FunctionProto]]:
     """The bodies of nodes as functions, each with what it is told by; one is built for all nodes of equal inputs."""
-    built: dict[tuple, tuple[bytes, onnx.FunctionProto]] = {}
+    built: dict[tuple[Any, ...], tuple[bytes, onnx.FunctionProto]] = {}
     result = []
     for node in nodes:
         inputs = [replace(types[name], name="") if name in types else bool(name) for name in node.input]
@@ -370,7 +371,7 @@ class _Outputs:
 
     def __init__(self, opset: int, ir_version: int) -> None:
         self._opset, self._ir_version = opset, ir_version
-        self._known: dict[tuple, list[tuple[int, tuple[int | None, ...] | None]]] = {}
+        self._known: dict[tuple[Any, ...], list[tuple[int, tuple[int | None, ...] | None]]] = {}
 
     def __call__(
         self, node: onnx.NodeProto, types: Mapping[str, Value], values: Mapping[str, np.ndarray]

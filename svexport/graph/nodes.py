@@ -70,6 +70,7 @@ def separate_names(model: onnx.ModelProto) -> None:
 
 
 def is_svexport(node: onnx.NodeProto) -> bool:
+    """Whether a node is one of ours."""
     return node.domain == DOMAIN and node.op_type in SYMBOLICS
 
 

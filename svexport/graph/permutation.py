@@ -15,6 +15,7 @@ Perm: TypeAlias = tuple[int, ...]
 
 
 def identity(rank: int) -> Perm:
+    """The permutation that moves nothing."""
     return tuple(range(rank))
 
 
@@ -26,7 +27,7 @@ def compose(a: Perm, b: Perm) -> Perm:
 
 @lru_cache(maxsize=4096)
 def inverse(a: Perm) -> Perm:
-    """Where each dimension went: ``compose(a, inverse(a))`` is the identity."""
+    """Where each dimension went: composed with the permutation itself, the identity."""
     return tuple(sorted(range(len(a)), key=a.__getitem__))
 
 

@@ -26,6 +26,7 @@ _NO_PLACE = {errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EROFS}
 
 
 def check_place(path: Path) -> None:
+    """Raises an ExportError where a file cannot be written to ``path``."""
     if "\0" in str(path):
         raise ExportError(f"expected the path of a file, got {str(path)!r}, with a NUL in it; take that out")
     try:
@@ -68,6 +69,7 @@ def write(model: onnx.ModelProto, path: Path) -> None:
 
 
 def move(folder: Path, path: Path) -> None:
+    """Puts the files of a folder beside ``path`` in their place; an older one stays if that fails."""
     try:
         for file in sorted(folder.iterdir(), key=lambda f: f.name == path.name):  # the .onnx last, after its data
             os.replace(file, path.parent / file.name)

@@ -6,6 +6,7 @@ import math
 from collections import ChainMap
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,6 +19,7 @@ __all__ = [
     "Scope",
     "byte_size",
     "constant_value",
+    "constants_as_tensors",
     "drop_unused",
     "is_standard",
     "light_copy",
@@ -50,7 +52,7 @@ class Scope:
     infos: MutableMapping[str, onnx.TypeProto.Tensor]
     constants: MutableMapping[str, TensorProto]
     taken: set[str]
-    _added: dict[tuple, str] = field(default_factory=dict)
+    _added: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def shape(self, name: str) -> tuple[int | None, ...] | None:
         """Sizes, None for a dynamic one; None where the rank is not known."""
@@ -107,6 +109,7 @@ class Scope:
 
 
 def is_standard(node: onnx.NodeProto, op_type: str) -> bool:
+    """Whether a node is of that type in ONNX's own domain."""
     return node.op_type == op_type and node.domain in STANDARD
 
 
@@ -151,6 +154,16 @@ def constant_value(node: onnx.NodeProto) -> TensorProto | None:
         if attribute.name in types:
             return numpy_helper.from_array(np.array(helper.get_attribute_value(attribute), types[attribute.name]))
     return None
+
+
+def constants_as_tensors(model: onnx.ModelProto) -> None:
+    """Numbers and lists of them in Constants become tensors, in place: before opset 12 there is nothing else, and up to
+    9.1 the parser takes numbers for 0 and lists for empty."""
+    for graph in graphs(model.graph):
+        for node in graph.node:
+            tensor = constant_value(node) if is_standard(node, "Constant") else None
+            if tensor is not None and node.attribute[0].name != "value":
+                node.attribute[0].CopyFrom(helper.make_attribute("value", tensor))
 
 
 def _is_plain(tensor: TensorProto) -> bool:

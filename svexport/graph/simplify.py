@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import onnx
 
-from svexport.graph.forms import constants_as_tensors
-from svexport.graph.scope import light_copy
+from svexport.graph.scope import constants_as_tensors, light_copy
 from svexport.graph.space_to_depth import fuse_space_to_depth
 from svexport.graph.transposes import remove_transposes
 from svexport.graph.walk import graphs
@@ -69,7 +69,7 @@ def _by_library(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def _signature(model: onnx.ModelProto) -> tuple:
+def _signature(model: onnx.ModelProto) -> tuple[Any, ...]:
     values = ((value.name, value.type.tensor_type.elem_type) for value in (*model.graph.input, *model.graph.output))
     versions = ((entry.domain, entry.version) for entry in model.opset_import)
     return model.ir_version, tuple(versions), tuple(values)

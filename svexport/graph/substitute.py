@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import onnx
 from onnx import helper
@@ -21,7 +22,7 @@ def substitute(model: onnx.ModelProto, build: Callable[[onnx.NodeProto, str], Bu
         build: called with each node, and with what the names of new values have to begin with; None leaves the node.
             What the builder holds makes the outputs of the node.
     """
-    constants: dict[tuple, str] = {}
+    constants: dict[tuple[Any, ...], str] = {}
     used: set[str] = set()
     for graph in graphs(model.graph):
         result: list[onnx.NodeProto] = []

@@ -86,6 +86,7 @@ class Inference:
         self._ir_version = ir_version
 
     def graph(self, graph: onnx.GraphProto) -> None:
+        """Infers the types of a graph's values, and of those of graphs in it."""
         overridable = {value.name for value in graph.input}
         for tensor in graph.initializer:
             here = tensor.data_location != TensorProto.EXTERNAL and tensor.name not in overridable

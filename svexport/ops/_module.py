@@ -16,7 +16,7 @@ T = TypeVar("T", bound="DropIn")
 
 
 class DropIn:
-    """Mixin of the modules that stand in for another class, which is recognised without importing its package."""
+    """Mixin of the modules that stand in for another class, which is recognized without importing its package."""
 
     replaces: ClassVar[tuple[str, ...]] = ()
     """Names of the classes it stands in for; after a module, ``"torch.nn.…"``, only the class defined there."""

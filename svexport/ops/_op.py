@@ -99,7 +99,7 @@ class Op:
     name: str
     schema: str
     reference: Callable[..., Any]
-    samples: Callable[[Callable[..., Tensor]], Iterable[tuple]]
+    samples: Callable[[Callable[..., Tensor]], Iterable[tuple[Any, ...]]]
     implementation: Callable[..., Any] | None = None
     fake: Callable[..., Any] | None = None
     plugin: bool | Callable[[Mapping[str, Any]], bool] = True
@@ -273,7 +273,7 @@ def _autograd(op: Op) -> Callable[..., Any]:
     """
     torch_op, torch_backward = op.torch_op, getattr(getattr(torch.ops, DOMAIN), f"{op.name}_backward").default
 
-    def forward(ctx: Any, args: tuple, *tensors: Tensor | None) -> Any:
+    def forward(ctx: Any, args: tuple[Any, ...], *tensors: Tensor | None) -> Any:
         ctx.save_for_backward(*tensors)
         ctx.args = _with_tensors(op, args, repeat(None))
         with torch._C._AutoDispatchBelowAutograd():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,7 @@ def fake(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     for shape, extra in [((2, 3, 7), True), ((5, 4), False), ((3, 1), True), ((0, 5), True), ((2, 1, 3, 8), False)]:
         vectors = [make(shape[-1]) for _ in range(3)]
         yield make(*shape), vectors[0], make(*shape), *vectors[1:], 1e-5, make(*shape) if extra else None
@@ -60,7 +61,7 @@ def add_bias_residual_layer_norm(
     Shape:
         - x, residual, extra: ``(*, D)``, floating point
         - bias, weight, norm_bias: ``(D,)``
-        - y, s: ``(*, D)``, the dtype of ``x``. Half is summed and normalised in float32; the rounding of ``s`` does not
+        - y, s: ``(*, D)``, the dtype of ``x``. Half is summed and normalized in float32; the rounding of ``s`` does not
           enter ``y``.
 
     Raises:
@@ -96,9 +97,10 @@ class AddBiasResidualLayerNorm(nn.LayerNorm):
     ) -> None:
         super().__init__(normalized_shape, eps, device=device, dtype=dtype)
         if len(self.normalized_shape) != 1:
-            raise ValueError(f"AddBiasResidualLayerNorm normalises one dimension, got {self.normalized_shape}")
+            raise ValueError(f"AddBiasResidualLayerNorm normalizes one dimension, got {self.normalized_shape}")
 
     def forward(  # type: ignore[override]
         self, x: Tensor, bias: Tensor, residual: Tensor, extra: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
+        """``x``, ``residual`` and ``extra`` of shape ``(..., C)``, ``bias`` ``(C,)``; returns the norm and the sum."""
         return add_bias_residual_layer_norm(x, bias, residual, self.weight, self.bias, self.eps, extra)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ def fake(theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
     return theta.new_empty((size[0], *size[2:], len(size) - 2))
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     for align_corners in (False, True):
         yield make(2, 2, 3), (2, 3, 5, 7), align_corners
         yield make(2, 3, 4), (2, 1, 3, 5, 2), align_corners

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ def fake(image: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
     return image.new_empty(*image.shape[:2], *grid.shape[1:3]), image.new_empty(*grid.shape[:3], 1)
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     for n, c, h, w, gh, gw in [(2, 3, 5, 7, 4, 3), (1, 1, 2, 11, 1, 1), (3, 8, 13, 5, 7, 2)]:
         scale = make(1).new_tensor([w, h])
         yield make(n, c, h, w), make(n, gh, gw, 2).sigmoid() * scale * 1.2 - 0.1 * scale
@@ -70,7 +71,7 @@ def bilinear_sample(image: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
             0
           (NaN coordinates included), and ``output`` is 0 there.
 
-    Inside the mask it equals ``torch.nn.functional.grid_sample(..., align_corners=True)`` at normalised coordinates.
+    Inside the mask it equals ``torch.nn.functional.grid_sample(..., align_corners=True)`` at normalized coordinates.
 
     Raises:
         ValueError: on a rank, batch or last dimension other than these, or an image without a pixel.
@@ -90,4 +91,5 @@ class BilinearSample(nn.Module):
     """Module form of :func:`bilinear_sample`; it has no parameters."""
 
     def forward(self, image: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
+        """``(N, C, H, W)`` and pixels ``(N, gH, gW, 2)`` to ``(N, C, gH, gW)`` and the mask ``(N, gH, gW, 1)``."""
         return bilinear_sample(image, grid)

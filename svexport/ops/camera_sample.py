@@ -154,7 +154,7 @@ def fake(
     return features[0].new_empty(*sizes, dtype=_result(features, weights))
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     """Cameras at the origin, spread around the vertical axis, x right, y down, z ahead."""
     pc_range = (-8.0, -8.0, -2.0, 8.0, 8.0, 2.0)
     for batch, queries, cams, points, groups, channels, levels, clamp, activation, int8 in [
@@ -335,6 +335,7 @@ class CameraSample(nn.Module):
         weights: Tensor,
         offsets: Tensor | None = None,
     ) -> Tensor:
+        """As :func:`camera_sample`, with the options that the module was made with."""
         return self.sample(features, reference_points, lidar2img, weights, offsets, self.scales)
 
     def sample(
@@ -362,6 +363,7 @@ class CameraSample(nn.Module):
         )
 
     def extra_repr(self) -> str:
+        """The options, as ``print(module)`` shows them."""
         return (
             f"image_size={self.image_size}, pc_range={self.pc_range}, depth_eps={self.depth_eps}, "
             f"uv_clamp={self.uv_clamp}, activation={self.activation!r}, scales={self.scales}"
@@ -369,7 +371,7 @@ class CameraSample(nn.Module):
 
 
 class Detr3DCrossAtten(DropIn, nn.Module):
-    """DETR3D's cross attention by :func:`camera_sample`: the same constructor, parameters and initialisation.
+    """DETR3D's cross attention by :func:`camera_sample`: the same constructor, parameters and initialization.
 
     Source: https://github.com/WangYueFt/detr3d, ``projects/mmdet3d_plugin/models/utils/detr3d_transformer.py``
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -89,7 +89,7 @@ def implementation(
 ) -> Tensor:
     n, channels, height, width = input.shape
     y, x = _taps(offset, weight.shape[2:], stride, padding, dilation, offset_groups)
-    # In images of a power of two grid_sample's normalised coordinates are exact for whole pixels, so that offsets of 0,
+    # In images of a power of two grid_sample's normalized coordinates are exact for whole pixels, so that offsets of 0,
     # with which training begins, have the gradient of the upper neighbour here too.
     wide, high = (1 << (size - 1).bit_length() for size in (width, height))
     pixels = F.pad(input.to(torch.promote_types(input.dtype, y.dtype)), (0, wide - width, 0, high - height))
@@ -109,7 +109,7 @@ def fake(input: Tensor, offset: Tensor, weight: Tensor, *_: object) -> Tensor:
     return input.new_empty(input.shape[0], weight.shape[0], *offset.shape[2:])
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     for n, (channels, out), size, kernel, stride, padding, dilation, groups, offset_groups, modulated, biased in [
         (2, (4, 6), (5, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1, 1, True, True),
         (1, (4, 2), (11, 5), (3, 2), (2, 1), (2, 0), (1, 2), 2, 4, True, False),
@@ -220,7 +220,7 @@ def deform_conv2d(
 
 
 class DeformConv2d(DropIn, nn.Module):
-    """``torchvision.ops.DeformConv2d``: the same constructor, parameters and initialisation.
+    """``torchvision.ops.DeformConv2d``: the same constructor, parameters and initialization.
 
     Raises:
         ValueError: if ``groups`` does not divide ``in_channels`` and ``out_channels``.
@@ -276,6 +276,7 @@ class DeformConv2d(DropIn, nn.Module):
         return deform_conv2d(input, offset, self.weight, self.bias, self.stride, self.padding, self.dilation, mask)
 
     def extra_repr(self) -> str:
+        """The sizes and options, as ``print(module)`` shows them."""
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
             f"padding={self.padding}, dilation={self.dilation}, groups={self.groups}, bias={self.bias is not None}"
@@ -285,7 +286,7 @@ class DeformConv2d(DropIn, nn.Module):
 class ModulatedDeformConv2dPack(DeformConv2d):
     """``mmcv.ops.ModulatedDeformConv2dPack``: version 2, with the convolution that makes offsets and mask.
 
-    Constructor, parameters and initialisation are mmcv's: offsets start at 0 and the mask at 1/2.
+    Constructor, parameters and initialization are mmcv's: offsets start at 0 and the mask at 1/2.
     Source: https://mmcv.readthedocs.io/en/latest/api.html#mmcv.ops.ModulatedDeformConv2dPack
 
     Shape:
@@ -331,6 +332,7 @@ class ModulatedDeformConv2dPack(DeformConv2d):
         nn.init.zeros_(self.conv_offset.bias)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """``(N, C, H, W)`` to ``(N, out, H', W')``, at offsets that its own convolution makes of ``x``."""
         moves = self.conv_offset(x)
         taps = moves.shape[1] // 3
         offset, mask = moves.split((2 * taps, taps), dim=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ def fake(q: Tensor, scale: float, scales: Tensor | None, axis: int, dtype: int) 
     return torch.empty_like(q, dtype=DTYPES[dtype])
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     def integers(*shape: int) -> Tensor:
         return (make(*shape) * 50).clamp(-128, 127).to(torch.int8)
 

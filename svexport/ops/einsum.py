@@ -32,7 +32,7 @@ def reference(operands: Sequence[Tensor], labels: Sequence[int], ranks: Sequence
     return output.contiguous()
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     for equation, *shapes in [
         ("nctw,cd->ndtw", (2, 3, 5, 4), (3, 6)),
         ("nkctv,kvw->nctw", (2, 3, 4, 5, 7), (3, 7, 7)),
@@ -209,7 +209,9 @@ class Einsum(nn.Module):
         self.equation = equation
 
     def forward(self, *operands: Tensor) -> Tensor:
+        """As :func:`einsum` of the equation that the module was made with."""
         return einsum(self.equation, *operands)
 
     def extra_repr(self) -> str:
+        """The equation, as ``print(module)`` shows it."""
         return repr(self.equation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ def reference(x: Tensor) -> Tensor:
     return torch.where(precise < 0, tail, 1 - tail).to(x.dtype)
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     for shape in [(2, 3, 5, 7), (1,), (), (0, 3), (11, 13)]:
         yield (make(*shape) * 3,)
 
@@ -54,6 +55,7 @@ class FastSigmoid(nn.Module):
     """Module form of :func:`fast_sigmoid`, for ``nn.Sigmoid``."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Elementwise, of any shape."""
         return fast_sigmoid(x)
 
 
@@ -61,4 +63,5 @@ class FastTanh(nn.Module):
     """Module form of :func:`fast_tanh`, for ``nn.Tanh``."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Elementwise, of any shape."""
         return fast_tanh(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,7 +24,7 @@ def reference(
     return F.fold(input, *map(tuple, (output_size, kernel_size, dilation, padding, stride)))  # type: ignore[arg-type]
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     yield make(2, 3 * 6, 12), (5, 6), (2, 3), (1, 1), (1, 0), (2, 1)
     yield make(2, 4, 9), (7, 7), (2, 2), (2, 2), (0, 0), (2, 2)
     yield make(9, 4), (4, 5), (3, 3), (1, 1), (1, 1), (3, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ def reference(x: Tensor, channels: int) -> Tensor:
     return planes.clone(memory_format=torch.contiguous_format)
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     for (n, c, h, w), channels in [
         ((2, 1, 5, 7), 3),
         ((1, 2, 2, 3), 33),

@@ -1,4 +1,4 @@
-"""``F.grid_sample``: an image sampled at normalised coordinates. ONNX has it from opset 16 on, 5-D from 20 on."""
+"""``F.grid_sample``: an image sampled at normalized coordinates. ONNX has it from opset 16 on, 5-D from 20 on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -119,7 +120,7 @@ def fake(input: Tensor, grid: Tensor, *_: object) -> Tensor:
     return input.new_empty((*input.shape[:2], *grid.shape[1:-1]))
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     def at(shape: tuple[int, ...], out: tuple[int, ...], align_corners: bool) -> tuple[Tensor, Tensor]:
         """An image, and a grid around it away from the middles and edges of pixels, where gradients jump."""
         sizes = make(1).new_tensor(shape[:1:-1])
@@ -237,7 +238,9 @@ class GridSample(nn.Module):
         self.mode, self.padding_mode, self.align_corners = mode, padding_mode, align_corners
 
     def extra_repr(self) -> str:
+        """The options, as ``print(module)`` shows them."""
         return f"mode={self.mode!r}, padding_mode={self.padding_mode!r}, align_corners={self.align_corners}"
 
     def forward(self, input: Tensor, grid: Tensor) -> Tensor:
+        """``(N, C, H, W)`` at ``(N, gH, gW, 2)``, or in 3-D; as :func:`grid_sample`."""
         return grid_sample(input, grid, self.mode, self.padding_mode, self.align_corners)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ def reference(input: Tensor, dim: int, index: Tensor, source: Tensor, alpha: flo
     return torch.index_add(input.to(precise), dim, index, scaled).to(input.dtype).contiguous()
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     yield make(4, 3), 0, torch.tensor([0, 0, 2, 0, 3]), make(5, 3), 1.0
     yield make(2, 4, 3), 1, torch.tensor([3, 3]), make(2, 2, 3), -0.5
     yield make(2, 3, 5), -1, torch.tensor([1]), make(2, 3, 1), 2.0

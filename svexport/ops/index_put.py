@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ def fake(input: Tensor, indices: Sequence[Tensor], values: Tensor, dims: Sequenc
     return input.new_empty(input.shape)  # also where masks tell how many values there are
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     i, j = torch.tensor([0, 2, 0, -1, 2]), torch.tensor([1, 1, 1, 0, -3])
     yield make(3, 4), [i], make(5, 4), (0,), 1
     yield make(3, 4), [i, j], make(5), (0, 1), 1

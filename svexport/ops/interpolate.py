@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ def reference(input: Tensor, size: Sequence[int], bicubic: bool, align_corners: 
     return function(precise, size, align_corners, *(factors or (None, None))).to(input.dtype).contiguous()
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     for bicubic in (False, True):
         yield make(2, 3, 7, 11), (3, 4), bicubic, False, ()
         yield make(1, 2, 5, 4), (), bicubic, False, (1, 2, 13, 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ def fake(A: Tensor, n: int) -> Tensor:
     return A.new_empty(A.shape)
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     for *batch, n in [(2, 3, 4), (3,), (1, 1), (5, 2), (2, 1, 3, 2, 3), (0, 3), (2, 7)]:
         # Rows in reverse: no pivot is on the diagonal.
         yield (make(*batch, n, n) + (n + 2) * torch.eye(n).to(make(1))).flip(-2), n
@@ -76,4 +77,5 @@ class Inverse(nn.Module):
     """Module form of :func:`inverse`."""
 
     def forward(self, A: Tensor) -> Tensor:
+        """Of every ``(..., n, n)`` matrix."""
         return inverse(A)

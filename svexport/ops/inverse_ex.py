@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from torch import Tensor
 
@@ -17,7 +18,7 @@ def reference(A: Tensor, n: int) -> tuple[Tensor, Tensor]:
     return checked(A, n)
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     yield from list(inverse_samples(make))[:4]
 
 

@@ -1,8 +1,9 @@
-"""Layer normalisation: ``F.layer_norm``, which ONNX has from opset 17 only."""
+"""Layer normalization: ``F.layer_norm``, which ONNX has from opset 17 only."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +33,7 @@ def fake(input: Tensor, *_: object) -> Tensor:
     return torch.empty_like(input, memory_format=torch.contiguous_format)
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     for shape, normalized, weight, bias in [
         ((2, 3, 7), (7,), True, True),
         ((5, 4, 3), (4, 3), True, False),
@@ -68,7 +69,7 @@ def layer_norm(
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.layer_norm.html
 
     Shape:
-        - input: ``(*, *normalized_shape)``, floating point; half is normalised in float32
+        - input: ``(*, *normalized_shape)``, floating point; half is normalized in float32
         - weight, bias: ``normalized_shape``
         - output: like ``input``
 
@@ -85,4 +86,5 @@ class LayerNorm(DropIn, nn.LayerNorm):
     requires = ("normalized_shape", "weight", "bias", "eps")
 
     def forward(self, input: Tensor) -> Tensor:
+        """Over the last axes, ``normalized_shape``; result as the input."""
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)

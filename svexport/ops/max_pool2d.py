@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,7 +26,7 @@ def reference(
     )
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     yield make(2, 7, 9), [3, 3], [1, 1], [1, 1], [1, 1], False
     yield make(1, 8, 9), [2, 3], [], [0, 1], [1, 1], False
     yield make(2, 3, 7, 9), [3, 2], [2, 1], [1, 0], [1, 1], False

@@ -81,7 +81,7 @@ def fake(value: Tensor, _shapes: Tensor, _starts: Tensor, sampling_locations: Te
     return value.new_empty(value.shape[0], sampling_locations.shape[1], value.shape[2] * value.shape[3])
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     for n, m, d, queries, points, levels in [
         (2, 3, 5, 7, 2, [(5, 7), (2, 3)]),
         (1, 8, 4, 1, 4, [(11, 3)]),
@@ -162,7 +162,7 @@ def ms_deform_attn(
 
 
 class MultiScaleDeformableAttention(DropIn, nn.Module):
-    """``mmcv.ops.MultiScaleDeformableAttention``: the same constructor, parameters and initialisation.
+    """``mmcv.ops.MultiScaleDeformableAttention``: the same constructor, parameters and initialization.
 
     Args:
         embed_dims: channels C of the queries.

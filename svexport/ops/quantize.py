@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +55,7 @@ def fake(x: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x, dtype=torch.int8)
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     yield make(2, 3, 5, 7), 0.02, None, 0, True
     yield make(11), 0.013, None, 0, False  # beyond both ends
     yield make(2, 5, 3), 1.0, make(5).abs() * 0.02 + 0.004, 1, True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +53,7 @@ def implementation(
     ).contiguous()
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     q, k, v = make(2, 4, 3, 5), make(2, 4, 7, 5), make(2, 4, 7, 6)
     yield q, k, v, None, False, (), False
     yield q, k, v, None, True, (0.3,), False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ def reference(input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: int, 
     return result.to(input.dtype).contiguous()
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     def index(shape: tuple[int, ...], size: int) -> Tensor:
         return (make(*shape).sigmoid().float() * size).long().clamp(max=size - 1)
 

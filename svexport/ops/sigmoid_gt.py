@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from ctypes import c_float
 from decimal import Decimal, localcontext
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ def fake(x: Tensor, threshold: float) -> Tensor:
     return torch.empty_like(x, dtype=torch.bool)
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     for shape, threshold in [
         ((2, 3, 5, 7), 0.3),
         ((1,), 0.5),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ def checked(A: Tensor, B: Tensor, n: int, left: bool, vector: bool) -> tuple[Ten
     return (result[..., 0] if vector else result).contiguous(), info
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     def matrices(*batch: int, n: int) -> Tensor:
         return (make(*batch, n, n) + (n + 2) * torch.eye(n).to(make(1))).flip(-2)
 
@@ -91,7 +92,9 @@ class Solve(nn.Module):
         self.left = left
 
     def forward(self, A: Tensor, B: Tensor) -> Tensor:
+        """``X`` of ``A X = B``, or of ``X A = B`` with ``left=False``; shapes as of ``torch.linalg.solve``."""
         return solve(A, B, left=self.left)
 
     def extra_repr(self) -> str:
+        """The side of the unknown, as ``print(module)`` shows it."""
         return f"left={self.left}"

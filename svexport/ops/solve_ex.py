@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from torch import Tensor
 
@@ -17,7 +18,7 @@ def reference(A: Tensor, B: Tensor, n: int, left: bool, vector: bool) -> tuple[T
     return checked(A, B, n, left, vector)
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     yield from list(solve_samples(make))[:5]
 
 

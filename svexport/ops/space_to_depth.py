@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ def fake(x: Tensor) -> Tensor:
     return x.new_empty(n, 4 * c, h // 2, w // 2)
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     for shape in [(2, 3, 4, 6), (1, 1, 2, 2), (3, 5, 14, 10), (0, 3, 4, 4)]:
         yield (make(*shape),)
 
@@ -64,6 +65,7 @@ class SpaceToDepth(nn.Module):
     """Module form of :func:`space_to_depth`; it has no parameters."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """``(B, C, H, W)``, H and W even; the axes H and W are halved."""
         return space_to_depth(x)
 
 
@@ -106,4 +108,5 @@ class Focus(DropIn, nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """``(B, C, H, W)``, H and W even; the axes H and W are halved."""
         return self.conv(space_to_depth(x))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ def reference(x: Tensor, pool: bool) -> Tensor:
     return blocks.clone(memory_format=torch.contiguous_format)
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     for shape, pool in [
         ((2, 3, 5, 7), False),
         ((1, 33, 2, 3), False),

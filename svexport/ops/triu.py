@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ def reference(input: Tensor, diagonal: int, upper: bool) -> Tensor:
     return (torch.triu if upper else torch.tril)(input, diagonal)
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     yield make(3, 5), 0, True
     yield make(2, 5, 3), 1, True
     yield make(2, 5, 3), -1, False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ def reference(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     return torch.unflatten(input, dim, sizes).clone(memory_format=torch.contiguous_format)
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     yield make(2, 12, 5), 1, (3, 4)
     yield make(2, 12, 5), -2, (2, -1, 1, 3)
     yield make(7), 0, (-1,)

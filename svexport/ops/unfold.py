@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ def reference(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
     return input.unfold(dimension, size, step).clone(memory_format=torch.contiguous_format)
 
 
-def samples(make: Callable[..., Tensor]) -> Iterator[tuple]:
+def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
     yield make(2, 9, 5), 1, 3, 2
     yield make(2, 9, 5), -2, 4, 1
     yield make(2, 12, 5), -2, 4, 4

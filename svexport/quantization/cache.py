@@ -30,9 +30,8 @@ class CalibrationCache:
     """
 
     def __init__(self, path: str | os.PathLike[str], model: nn.Module) -> None:
-        """
-        Raises:
-            SvexportError: if no file can be written there.
+        """Raises:
+        SvexportError: if no file can be written there.
         """
         html.check_place(path)
         self.path, self._key = Path(path), _hash(model)
@@ -63,6 +62,7 @@ class CalibrationCache:
         return batches, histograms
 
     def write(self, batches: int, histograms: Mapping[str, Histogram]) -> None:
+        """Replaces the file by histograms of that many batches, by names of layers."""
         layers = {name: histogram.to_dict() for name, histogram in histograms.items()}
         data = {"format": _FORMAT, "version": _VERSION, "model": self._key, "batches": batches, "layers": layers}
         html.write(self.path, json.dumps(data))

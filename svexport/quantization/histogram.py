@@ -77,7 +77,7 @@ class Histogram:
             self.exponent = exponent
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain JSON-serialisable values."""
+        """Everything, as plain JSON-serializable values."""
         return {"counts": self.counts.tolist(), "exponent": self.exponent, "largest": self.largest}
 
     @classmethod

@@ -45,6 +45,7 @@ class FakeQuantizer(ToFp8):
         self.register_buffer("zero_point", torch.zeros_like(scale, dtype=torch.int32), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Fake-quantized, of the same shape and dtype; as it is where the quantizer is disabled."""
         if not self.enabled:
             return x
         if self.fp8:
@@ -66,6 +67,7 @@ class FakeQuantizer(ToFp8):
         return self
 
     def extra_repr(self) -> str:
+        """Scale and range, as ``print(module)`` shows them."""
         shown = f"scale={float(self.scale):.3g}" if self.axis is None else f"{len(self.scale)} scales, axis={self.axis}"
         return shown + (", fp8" if self.fp8 else "") + ("" if self.enabled else ", off")
 
@@ -83,6 +85,7 @@ class QuantizedLayer(nn.Module):
     output_axis = 0  # of the weight
 
     def quantizers(self) -> Iterator[FakeQuantizer]:
+        """Of its inputs and of its weight."""
         yield self.input_quantizer
         yield self.weight_quantizer
 
@@ -121,7 +124,7 @@ class QuantizedConv3d(_Convolution, nn.Conv3d):
 class _Transposed(QuantizedLayer):
     output_axis = 1
     dimensions: int
-    function: staticmethod
+    function: staticmethod[..., Any]
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         layer: Any = self
@@ -207,4 +210,5 @@ def step(largest: Tensor, format: str = "int8") -> Tensor:
 
 
 def quantized_layers(model: nn.Module) -> Iterator[tuple[str, QuantizedLayer]]:
+    """Names and modules of a model's quantized layers, in its own order."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, QuantizedLayer))

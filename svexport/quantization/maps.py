@@ -27,6 +27,7 @@ class QuantizedMaps(QuantizedLayer):
     map_quantizers: nn.ModuleList
 
     def quantizers(self) -> Iterator[FakeQuantizer]:
+        """Those of its maps, then those of its inputs and weight."""
         for quantizer in self.map_quantizers:
             assert isinstance(quantizer, FakeQuantizer)
             yield quantizer

@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from svexport import html
 from svexport.errors import SvexportError
-from svexport.exporter.arguments import bind, eval_mode
 from svexport.progress import phase
 from svexport.text import plain
+from svexport.tracing.arguments import bind, eval_mode
 
 __all__ = ["LayerSignal", "Precisions", "precisions"]
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from svexport.errors import SvexportError
-from svexport.exporter.arguments import bind, copied, eval_mode, unwrapped
 from svexport.logging import logger
 from svexport.progress import phase
 from svexport.quantization.cache import CalibrationCache
@@ -23,6 +22,7 @@ from svexport.quantization.calibrators import calibrate, check_method
 from svexport.quantization.histogram import Histogram
 from svexport.quantization.layers import FORMATS, QuantizedLayer, quantizable, to_quantized
 from svexport.quantization.maps import MAP_READERS, maps_of, readers, to_quantized_maps
+from svexport.tracing.arguments import bind, copied, eval_mode, unwrapped
 
 __all__ = ["quantize"]
 

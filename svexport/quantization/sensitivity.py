@@ -15,10 +15,10 @@ from torch.utils._pytree import tree_leaves
 
 from svexport import html
 from svexport.errors import SvexportError
-from svexport.exporter.arguments import bind, eval_mode
 from svexport.progress import phase
 from svexport.quantization.layers import QuantizedLayer, quantized_layers
 from svexport.text import plain
+from svexport.tracing.arguments import bind, eval_mode
 
 __all__ = ["LayerSensitivity", "Sensitivity", "sensitivity"]
 
@@ -76,7 +76,7 @@ class Sensitivity:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON-serialisable values."""
+        """As plain JSON-serializable values."""
         layers = [{"name": one.name, "loss": one.loss, "rest": one.rest} for one in self.layers]
         return {"model": self.model, "loss": self.loss, "unit": self.unit, "layers": layers}
 

@@ -72,9 +72,8 @@ class CalibrationTable:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> CalibrationTable:
-        """
-        Raises:
-            SvexportError: if there is no such file, or it is no calibration table.
+        """Raises:
+        SvexportError: if there is no such file, or it is no calibration table.
         """
         place = Path(path)
         try:
@@ -97,9 +96,8 @@ class CalibrationTable:
             raise SvexportError(f"{place} is no calibration table of TensorRT: {error}") from error
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """
-        Raises:
-            SvexportError: if it cannot be written.
+        """Raises:
+        SvexportError: if it cannot be written.
         """
         lines = [f"{name}: {struct.pack('>f', scale).hex()}" for name, scale in self.scales.items()]
         html.write(path, "\n".join([self._header, *lines, ""]))

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from svexport import html
 from svexport.errors import SvexportError
-from svexport.exporter.arguments import FlatModel, bind, eval_mode, given_arguments
-from svexport.exporter.state import unchanged
 from svexport.progress import phase
 from svexport.runtime.compare import compare, feeds_of, named
 from svexport.runtime.engine import Engine
 from svexport.runtime.session import load
 from svexport.text import plain
+from svexport.tracing.arguments import FlatModel, bind, eval_mode, given_arguments
+from svexport.tracing.state import unchanged
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,6 +62,7 @@ class Timing:
 
     @property
     def median(self) -> float:
+        """In milliseconds."""
         return statistics.median(self.milliseconds)
 
     @property
@@ -70,6 +71,7 @@ class Timing:
         return 1e3 * len(self.milliseconds) / sum(self.milliseconds)
 
     def to_dict(self) -> dict[str, Any]:
+        """Its times and error, for JSON."""
         percentiles = {f"p{p}": self.percentile(p) for p in (50, 90, 99)}
         return {**asdict(self), "milliseconds": {"min": min(self.milliseconds), **percentiles, "median": self.median},
                 "runs": len(self.milliseconds), "throughput": self.throughput}  # fmt: skip
@@ -103,7 +105,7 @@ class Bench:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but single runs, as plain JSON-serialisable values."""
+        """Everything but single runs, as plain JSON-serializable values."""
         return {
             "model": self.model,
             "ok": self.ok,
@@ -236,7 +238,13 @@ def bench(
         contenders = [_torch("torch", model, arguments, copies, _device_of(model, flat.tensors))]
         for name, other in names.items():
             phase(f"loading {name}")
-            contenders.append(_contender(stack, name, other, model, flat, args, arguments, copies, notes))
+            if isinstance(other, (str, os.PathLike)):
+                other = stack.enter_context(load(other))
+            compared = compare(model, other, args)
+            notes += compared.notes
+            contender = _contender(stack, name, other, flat, arguments, copies)
+            contender.error, contender.ok = max(p.max_abs for p in compared.outputs), compared.ok
+            contenders.append(contender)
         for contender in contenders:
             phase(f"warming up {contender.name}")
             contender.memory = _warm_up(contender)
@@ -267,30 +275,15 @@ def _torch(
 
 
 def _contender(
-    stack: ExitStack,
-    name: str,
-    other: Any,
-    model: nn.Module,
-    flat: FlatModel,
-    args: Any,
-    arguments: tuple[Any, dict[str, Any]],
-    copies: int,
-    notes: list[str],
+    stack: ExitStack, name: str, other: Any, flat: FlatModel, arguments: tuple[Any, dict[str, Any]], copies: int
 ) -> _Contender:
-    if isinstance(other, (str, os.PathLike)):
-        other = stack.enter_context(load(other))
-    compared = compare(model, other, args)
-    notes += compared.notes
     if isinstance(other, Engine):
         feeds = feeds_of(other, flat.input_names, [t.detach() for t in flat.tensors], [])
         placed = [[t.to(other.device, copy=True).contiguous() for t in feeds] for _ in range(copies)]
-        made = _Contender(name, other.device, [partial(other.run, given) for given in placed])
-    else:
-        if isinstance(other, nn.Module):
-            stack.enter_context(eval_mode(other))
-        made = _torch(name, other, arguments, copies, _device_of(model, flat.tensors))
-    made.error, made.ok = max(p.max_abs for p in compared.outputs), compared.ok
-    return made
+        return _Contender(name, other.device, [partial(other.run, given) for given in placed])
+    if isinstance(other, nn.Module):
+        stack.enter_context(eval_mode(other))
+    return _torch(name, other, arguments, copies, _device_of(flat, flat.tensors))
 
 
 def _warm_up(contender: _Contender) -> int | None:

@@ -56,6 +56,7 @@ class EngineLayers(OnnxLayers):
         self._builds = 0
 
     def groups(self, layers: Sequence[Layer], calls: Sequence[Call]) -> Groups:
+        """Yields indices of layers, in groups that one engine is built for."""
         if self._every:
             for start in range(0, len(layers), PROBES):
                 yield list(range(start, min(start + PROBES, len(layers))))
@@ -81,6 +82,7 @@ class EngineLayers(OnnxLayers):
         )
 
     def fetch(self, layers: Sequence[Layer]) -> list[list[Tensor]]:
+        """The values of each of these layers, in one build."""
         names = list(dict.fromkeys(value for layer in layers for value in layer.values))
         phase(f"building an engine that shows {', '.join(names)}")
         try:

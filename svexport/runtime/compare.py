@@ -17,10 +17,6 @@ from torch import Tensor, nn
 
 from svexport import html
 from svexport.errors import SvexportError, UnsupportedError
-from svexport.exporter.arguments import FlatModel, bind, eval_mode, given_arguments
-from svexport.exporter.as_in_files import AsInFiles
-from svexport.exporter.quantizers import allow_steps
-from svexport.exporter.state import unchanged
 from svexport.parity import Parity, check_tolerances, parity, tolerances
 from svexport.runtime.engine import Engine
 from svexport.runtime.layers import Compared, Inside, OnnxLayers, TorchLayers, compare_layers, converted
@@ -28,6 +24,10 @@ from svexport.runtime.samples import SampleComparison, compare_samples
 from svexport.runtime.session import OnnxEngine, load
 from svexport.runtime.where import Where, locate
 from svexport.text import plain
+from svexport.tracing.arguments import FlatModel, bind, eval_mode, given_arguments
+from svexport.tracing.as_in_files import AsInFiles
+from svexport.tracing.quantizers import allow_steps
+from svexport.tracing.state import unchanged
 
 __all__ = ["Comparison", "compare", "feeds_of", "named", "paired"]
 
@@ -78,7 +78,7 @@ class Comparison:
         return next((p for p in self.layers if not p.ok), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain JSON-serialisable values."""
+        """Everything, as plain JSON-serializable values."""
         return {
             "model": self.model,
             "engine": self.engine,
@@ -281,7 +281,6 @@ def compare(
         UnsupportedError: if ``layers`` is asked of an engine that does not show its insides.
         SvexportError: if the two do not have the same number of outputs, or a layer is not a submodule.
     """
-
     if not isinstance(model, nn.Module):
         raise SvexportError(f"expected a torch.nn.Module first and then the engine, got {type(model).__name__}")
     check_tolerances(rtol, atol)

@@ -37,6 +37,7 @@ class Context:
 
     @property
     def profiler(self) -> Any:
+        """TensorRT's IProfiler of the execution context."""
         return self._context.profiler
 
     @profiler.setter
@@ -70,6 +71,7 @@ class Context:
         return [outputs[spec.name] for spec in self._engine.outputs] if not self._allocators else None
 
     def enqueue(self, stream: int) -> None:
+        """Runs the engine on a CUDA stream, by its handle; does not wait."""
         engine = self._engine
         if self._context.execute_async_v3(stream):
             return
@@ -167,6 +169,7 @@ class Graphs:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get(self, shapes: Shapes, record: Callable[[], Recorded | str]) -> Recorded | None:
+        """The CUDA graph for these shapes, recorded the first time; None where it cannot be."""
         with self._lock:
             if shapes not in self._by_shapes:
                 made = record()
@@ -180,11 +183,13 @@ class Graphs:
             return self._by_shapes[shapes]
 
     def info(self) -> dict[str, str]:
+        """By shapes, ``recorded``, or why they could not be."""
         return {
             ", ".join("x".join(map(str, shape)) for shape in shapes): self._reasons.get(shapes, "recorded")
             for shapes in self._by_shapes
         }
 
     def clear(self) -> None:
+        """Forgets every CUDA graph."""
         with self._lock:
             self._by_shapes.clear()

@@ -74,10 +74,12 @@ class Engine(ABC):
 
     @property
     def input_names(self) -> list[str]:
+        """In the engine's own order."""
         return [spec.name for spec in self.inputs]
 
     @property
     def output_names(self) -> list[str]:
+        """In the engine's own order."""
         return [spec.name for spec in self.outputs]
 
     def __call__(self, /, *tensors: Tensor, **named: Tensor) -> Any:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from svexport.exporter.arguments import MODEL_ATTRIBUTE, FlatModel, leaves
-from svexport.exporter.source import shown_line, user_line
 from svexport.parity import Parity, parity
 from svexport.runtime.session import OnnxEngine
 from svexport.runtime.where import Where, locate
+from svexport.tracing.arguments import MODEL_ATTRIBUTE, FlatModel, leaves
+from svexport.tracing.source import shown_line, user_line
 
 if TYPE_CHECKING:
     import onnx
@@ -326,6 +326,7 @@ class TorchLayers(_Everything):
         self._indices = {name: index for index, name in enumerate(_numbered(record(flat, tensors)))}
 
     def layers(self, calls: Sequence[Call]) -> list[Layer]:
+        """The layers of this side, with the calls in torch they belong to."""
         return [
             Layer({name: index}, {calls[index].module}, [self._indices[name]])
             for index, name in enumerate(_numbered(calls))
@@ -333,6 +334,7 @@ class TorchLayers(_Everything):
         ]
 
     def fetch(self, layers: Sequence[Layer]) -> list[list[Tensor]]:
+        """The values of each of these layers, from one run."""
         calls = record(self._flat, self._tensors, keep={index for layer in layers for index in layer.values})
         return [calls[index].outputs for layer in layers for index in layer.values]
 
@@ -345,6 +347,7 @@ class OnnxLayers(_Everything):
         self._feeds = feeds
 
     def layers(self, calls: Sequence[Call]) -> list[Layer]:
+        """The layers of this side, with the calls in torch they belong to."""
         graph = self._engine.model().graph
         nodes = _nodes_of(graph, calls)
         names = _numbered(calls)
@@ -385,6 +388,7 @@ class OnnxLayers(_Everything):
         return found
 
     def fetch(self, layers: Sequence[Layer]) -> list[list[Tensor]]:
+        """The values of each of these layers, from one run."""
         probe = self._engine.with_outputs(value for layer in layers for value in layer.values)
         values = dict(zip(probe.output_names, probe.run(self._feeds), strict=True))
         return [[values[name] for name in layer.values] for layer in layers]

@@ -14,7 +14,7 @@ from svexport.graph.returned import Returned
 __all__ = ["Outputs"]
 
 
-class Outputs(tuple):
+class Outputs(tuple[Any, ...]):
     """The outputs of a run: a tuple of tensors that are found by name as well.
 
     >>> boxes, scores = engine(images)
@@ -29,6 +29,7 @@ class Outputs(tuple):
     _returned: Returned | None
 
     def __new__(cls, tensors: Sequence[Tensor], names: Sequence[str], returned: Returned | None = None) -> Outputs:
+        """Tensors in the order of ``names``, and how a dict that the model returned is rebuilt of them."""
         made = super().__new__(cls, tensors)
         made._names, made._returned = names, returned
         return made
@@ -38,9 +39,11 @@ class Outputs(tuple):
         return list(self._names if self._returned is None else self._returned)
 
     def values(self) -> list[Any]:
+        """By :meth:`keys`, in their order."""
         return [self[key] for key in self.keys()]
 
     def items(self) -> list[tuple[str, Any]]:
+        """By :meth:`keys`, in their order, each with its value."""
         return [(key, self[key]) for key in self.keys()]
 
     def __getitem__(self, key: Any) -> Any:

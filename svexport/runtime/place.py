@@ -66,6 +66,7 @@ class Cuda:
         return torch.cuda.device(self.device)
 
     def lane(self) -> Lane:
+        """A stream of its own on the device."""
         return _CudaLane(self.device)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -83,6 +84,7 @@ class Cuda:
             tensor.record_stream(stream)
 
     def synchronize(self) -> None:
+        """Waits for all work on the device."""
         torch.cuda.synchronize(self.device)
 
     def capture(self, run: Callable[[int], None]) -> Callable[[], None]:

@@ -15,12 +15,12 @@ import onnx
 import torch
 
 from svexport.errors import SvexportError
-from svexport.graph.check import check
 from svexport.graph.reduce import reduce as reduced
 from svexport.parity import parity
 from svexport.progress import phase
 from svexport.runtime.session import OnnxEngine
 from svexport.tensorrt.builder import write
+from svexport.tensorrt.check import check
 from svexport.tensorrt.source import read_source
 
 __all__ = ["FAILURES", "Reduction", "reduce"]
@@ -52,7 +52,7 @@ class Reduction:
     script: Path | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the model, as plain JSON-serialisable values."""
+        """Everything but the model, as plain JSON-serializable values."""
         path, script = (None if p is None else str(p) for p in (self.path, self.script))
         nodes = [list(node) for node in self.nodes]
         return {"before": self.before, "nodes": nodes, "failure": self.failure, "tried": self.tried, "path": path,

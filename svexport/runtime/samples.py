@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from svexport.errors import SvexportError
-from svexport.exporter.arguments import FlatModel, bind, eval_mode
-from svexport.exporter.as_in_files import AsInFiles
-from svexport.exporter.state import unchanged
 from svexport.parity import Parity, parity, tolerances
 from svexport.progress import phase
 from svexport.runtime.engine import Engine
 from svexport.runtime.layers import converted
 from svexport.runtime.outputs import Outputs
 from svexport.text import plain
+from svexport.tracing.arguments import FlatModel, bind, eval_mode
+from svexport.tracing.as_in_files import AsInFiles
+from svexport.tracing.state import unchanged
 
 __all__ = ["OutputStatistics", "SampleComparison", "compare_samples"]
 
@@ -58,10 +58,12 @@ class OutputStatistics:
 
     @property
     def ok(self) -> bool:
+        """Whether no sample failed."""
         return not self.failed
 
     @property
     def mean_abs(self) -> float:
+        """The mean absolute difference over all elements of all samples."""
         return self._sum / self._count if self._count else 0.0
 
     def quantile(self, fraction: float) -> float:
@@ -92,6 +94,7 @@ class OutputStatistics:
         self._counts += torch.bincount(bins, minlength=len(self._counts))
 
     def to_dict(self) -> dict[str, Any]:
+        """Its numbers, for JSON."""
         names = ("engine", "output", "samples", "max_abs", "mean_abs", "cosine", "mismatched", "failed", "worst", "ok")
         quantiles = {f"p{round(100 * f, 1):g}": self.quantile(f) for f in (0.5, 0.9, 0.99)}
         return {**{name: getattr(self, name) for name in names}, **quantiles}
@@ -127,7 +130,7 @@ class SampleComparison:
         return all(one.ok for one in self.outputs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the samples, as plain JSON-serialisable values."""
+        """Everything but the samples, as plain JSON-serializable values."""
         return {
             "model": self.model,
             "ok": self.ok,

@@ -219,6 +219,7 @@ class OnnxEngine(Engine):
 
     @property
     def dtypes(self) -> set[torch.dtype]:
+        """The types of the file's weights."""
         return self._weights
 
     def model(self) -> onnx.ModelProto:

@@ -343,7 +343,7 @@ class TensorRTEngine(Engine):
         return found
 
     def info(self) -> dict[str, Any]:
-        """What is known of the engine, as plain JSON-serialisable values."""
+        """What is known of the engine, as plain JSON-serializable values."""
         return {
             "path": None if self.path is None else str(self.path),
             "built_by": self.version or None,

@@ -71,7 +71,7 @@ class TritonRepository:
         return "\n".join(lines) + "\n"
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain JSON-serialisable values."""
+        """Everything, as plain JSON-serializable values."""
         return {
             "folder": str(self.folder),
             "models": self.models,

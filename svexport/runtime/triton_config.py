@@ -65,6 +65,7 @@ class Served:
 
     @property
     def file(self) -> str:
+        """The name of the model file that Triton looks for."""
         return f"model.{self.kind}"
 
 

@@ -44,6 +44,7 @@ class Where:
         return "; ".join(told) or "all over the tensor"
 
     def to_dict(self) -> dict[str, Any]:
+        """Its fields, for JSON."""
         return {
             "name": self.name,
             "shape": list(self.shape),

@@ -62,7 +62,7 @@ class Builder:
         self.prefix = prefix
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, TensorProto] = {}
-        self._constant_names: dict[tuple, Value] = {}
+        self._constant_names: dict[tuple[Any, ...], Value] = {}
         self._dims: dict[tuple[str, int], Value] = {}
         self._counts: dict[str, int] = {}
 

@@ -54,7 +54,7 @@ class Symbolic:
         op: whose node this is.
         body: ``body(builder, *arguments) -> Value | tuple[Value, ...]``: the standard-ONNX definition, called with the
             op's arguments in schema order, tensors as :class:`Value`, lists as lists, attributes as int/float/list. It
-            must be right for any dimension that is None, and is specialised by every dimension that is known.
+            must be right for any dimension that is None, and is specialized by every dimension that is known.
         aten: aten function name, with its overload if one alone is meant (``"grid_sampler"``, ``"scatter.reduce"``), or
             the qualified name of another library's operator (``"torchvision::deform_conv2d"``, where that is imported)
             -> ``convert(*arguments) -> op arguments | None``, called with that function's arguments (tensors as

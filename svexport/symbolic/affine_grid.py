@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -41,7 +42,7 @@ def _coordinates(b: Builder, steps: Dim, align_corners: bool, like: Value) -> Va
     return b.op("Div", offsets, b.op("Max", final, b.like(1, like)) if align_corners else size, shape=(None,))
 
 
-def convert(theta: TensorInfo, size: Sequence[int | TensorInfo], align_corners: bool) -> tuple:
+def convert(theta: TensorInfo, size: Sequence[int | TensorInfo], align_corners: bool) -> tuple[Any, ...]:
     """``aten::affine_grid_generator``."""
     return theta, size, align_corners
 

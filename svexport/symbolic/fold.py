@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ def fold(
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> Value:
+    """Adds the nodes of ``F.fold``: columns back to an image, overlaps summed."""
     *batch, rows, _ = (b.dim(input, i) for i in range(input.rank))
     kernel = int(np.prod(kernel_size))
     channels = rows // kernel if isinstance(rows, int) else b.op("Div", rows, b.ints(kernel), shape=(1,))
@@ -64,7 +66,9 @@ def _blocks(b: Builder, size: Dim, padding: int, span: int, stride: int) -> Dim:
     return b.op("Add", steps, b.ints(1), shape=(1,))
 
 
-def convert(input: TensorInfo, output_size: Sequence[int | TensorInfo], *blocks: Sequence[int]) -> tuple | None:
+def convert(
+    input: TensorInfo, output_size: Sequence[int | TensorInfo], *blocks: Sequence[int]
+) -> tuple[Any, ...] | None:
     """``aten::col2im``."""
     return None if input.shape is None else (input, output_size, *blocks)
 

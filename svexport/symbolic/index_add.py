@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from onnx import TensorProto
 
 from svexport.ops.index_add import OP
@@ -25,7 +27,7 @@ def body(b: Builder, input: Value, dim: int, index: Value, source: Value, alpha:
 
 def convert(
     input: TensorInfo, dim: int, index: TensorInfo, source: TensorInfo, alpha: float = 1, *_: None
-) -> tuple | None:
+) -> tuple[Any, ...] | None:
     """``aten::index_add``."""
     return (input, dim, index, source, alpha) if input.shape and source.shape else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -97,7 +98,7 @@ def _broadcast(indices: Sequence[Value]) -> tuple[int | None, ...]:
 
 def convert(
     input: TensorInfo, indices: Sequence[TensorInfo | None], values: TensorInfo, accumulate: bool = False, *_: None
-) -> tuple | None:
+) -> tuple[Any, ...] | None:
     """``aten::index_put``. The exporter's own knows no masks beside other indices, no dimensions between them and no
     values that broadcast, and leaves ranks unknown."""
     dims = [dim for dim, index in enumerate(indices) if index is not None]

@@ -108,7 +108,7 @@ def convert(
     size: Sequence[int | TensorInfo] | None,
     align_corners: bool,
     *scales: Any,
-) -> tuple | None:
+) -> tuple[Any, ...] | None:
     """``aten::_upsample_bilinear2d_aa`` and ``_upsample_bicubic2d_aa``: with one scale for each axis, or a list."""
     if input.shape is None:
         return None

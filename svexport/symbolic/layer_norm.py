@@ -29,7 +29,7 @@ def body(
 
 def normalize(b: Builder, x: Value, dims: int, weight: Value | None, bias: Value | None, eps: float) -> Value:
     """Layer norm of ``x`` over its last ``dims`` dimensions, in float32 at least; the result has the dtype of ``x``."""
-    double = x.dtype == TensorProto.DOUBLE  # which the node would normalise in float32
+    double = x.dtype == TensorProto.DOUBLE  # which the node would normalize in float32
     if b.opset >= 17 and not double:
         inputs = [v and b.cast(v, x.dtype) for v in (x, weight, bias)]
         return b.op("LayerNormalization", *inputs, axis=-dims, epsilon=eps, shape=x.shape)

@@ -33,7 +33,7 @@ def body(
     return b.squeeze(b.op("MaxPool", b.unsqueeze(input, 0), shape=(None,) * 4, **attributes), 0)
 
 
-def convert(input: TensorInfo, *numbers: Sequence[int] | bool) -> tuple | None:
+def convert(input: TensorInfo, *numbers: Sequence[int] | bool) -> tuple[Any, ...] | None:
     """``aten::max_pool2d`` without a batch."""
     if input.shape is None or len(input.shape) != 3:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -90,7 +91,7 @@ def convert(
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool = False,
-) -> tuple | None:
+) -> tuple[Any, ...] | None:
     """``aten::scaled_dot_product_attention``."""
     if dropout_p:
         raise ExportError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from onnx import TensorProto, helper
 
@@ -127,7 +129,7 @@ def _compared(b: Builder, x: Value, dim: int, index: Value, src: Value, reduce: 
 
 def convert(
     input: TensorInfo, dim: int, index: TensorInfo, src: TensorInfo, reduce: str = "sum", include_self: bool = True
-) -> tuple | None:
+) -> tuple[Any, ...] | None:
     """``aten::scatter_reduce``, ``aten::scatter_add``, and ``aten::scatter`` with the older names of reductions."""
     reduce = {"add": "sum", "multiply": "prod"}.get(reduce, reduce)
     if input.shape is None or index.shape is None or not isinstance(src, TensorInfo):

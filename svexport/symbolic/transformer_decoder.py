@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 from onnx import TensorProto
 
-from svexport.ops.transformer_decoder import EPS, OP, weight_names
+from svexport.ops._decoder.config import EPS, weight_names
+from svexport.ops.transformer_decoder import OP
 from svexport.symbolic import add_bias_residual_layer_norm, camera_sample, scaled_dot_product_attention
 from svexport.symbolic._builder import Builder, Dim, Value
 from svexport.symbolic._symbolic import Symbolic

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -36,7 +37,7 @@ def keep(b: Builder, rows: Dim, columns: Dim, diagonal: Dim, upper: bool) -> Val
     return b.op("Not", outside, shape=tuple(d if isinstance(d, int) else None for d in (rows, columns)))
 
 
-def convert(upper: bool, input: TensorInfo, diagonal: int | TensorInfo) -> tuple | None:
+def convert(upper: bool, input: TensorInfo, diagonal: int | TensorInfo) -> tuple[Any, ...] | None:
     """``aten::triu`` and ``aten::tril``."""
     return None if input.shape is None else (input, diagonal, upper)
 

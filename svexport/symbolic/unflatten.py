@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from svexport.ops.unflatten import OP
 from svexport.symbolic._builder import Builder, Dim, Value
@@ -23,7 +24,7 @@ def body(b: Builder, input: Value, dim: int, sizes: Sequence[Dim]) -> Value:
     return b.reshape(input, *dims[:dim], *sizes, *dims[dim + 1 :])
 
 
-def convert(input: TensorInfo, dim: int, sizes: Sequence[int | TensorInfo], *_: None) -> tuple | None:
+def convert(input: TensorInfo, dim: int, sizes: Sequence[int | TensorInfo], *_: None) -> tuple[Any, ...] | None:
     """``aten::unflatten``."""
     return None if input.shape is None else (input, dim, sizes)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from svexport.ops.unfold import OP
@@ -34,7 +36,7 @@ def body(b: Builder, input: Value, dimension: int, size: int, step: int) -> Valu
     return b.transpose(windows, [*others, dimension + 1])
 
 
-def convert(input: TensorInfo, dimension: int, size: int, step: int) -> tuple | None:
+def convert(input: TensorInfo, dimension: int, size: int, step: int) -> tuple[Any, ...] | None:
     """``aten::unfold``."""
     numbers = (dimension, size, step)
     return (input, *numbers) if input.shape and all(isinstance(n, int) for n in numbers) else None

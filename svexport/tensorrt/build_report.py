@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from svexport.graph.check.report import CheckReport
+from svexport.tensorrt.check.report import CheckReport
 from svexport.text import plain
 from svexport.untrusted import parse_json
 
@@ -120,6 +120,7 @@ class BuildReport:
 
     @property
     def reformats(self) -> list[Layer]:
+        """Layers that do nothing but change a tensor's format."""
         return [layer for layer in self.layers if layer.reformat]
 
     @property
@@ -128,7 +129,7 @@ class BuildReport:
         return [layer for layer in self.layers if len(layer.nodes) > 1]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain JSON-serialisable values."""
+        """Everything, as plain JSON-serializable values."""
         layers = [{**asdict(layer), "reformat": layer.reformat, "remedy": layer.remedy} for layer in self.layers]
         path = None if self.path is None else str(self.path)
         check = None if self.check is None else self.check.to_dict()

@@ -20,13 +20,13 @@ from typing import Any
 import onnx
 
 from svexport.errors import BuildError, ExportError
-from svexport.graph.check import check as check_file
-from svexport.graph.check.report import CheckReport
 from svexport.graph.nodes import svexport_nodes
 from svexport.graph.returned import returned_of
 from svexport.ops._cuda import cache_folder
 from svexport.progress import phase
 from svexport.tensorrt.bindings import Log, logger_for, version_of
+from svexport.tensorrt.check import check as check_file
+from svexport.tensorrt.check.report import CheckReport
 from svexport.tensorrt.options import BuildOptions
 from svexport.tensorrt.plugins import Registered, register_plugins
 from svexport.tensorrt.profiles import Profile, profiles_of

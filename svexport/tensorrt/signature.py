@@ -76,9 +76,11 @@ class Size:
         return self._with("FLOOR_DIV", self, other)
 
     def at_least(self, other: Any) -> Size:
+        """The larger of two sizes, as an expression of shapes."""
         return self._with("MAX", self, other)
 
     def at_most(self, other: Any) -> Size:
+        """The smaller of two sizes, as an expression of shapes."""
         return self._with("MIN", self, other)
 
 
@@ -90,12 +92,15 @@ class Description:
     dtype: torch.dtype
 
     def dim(self) -> int:
+        """How many axes."""
         return len(self.shape)
 
     def is_floating_point(self) -> bool:
+        """Whether the dtype is one of floating-point numbers."""
         return self.dtype.is_floating_point
 
     def new_empty(self, *size: Any, dtype: torch.dtype | None = None) -> Description:
+        """Another description, of these sizes; of the same dtype unless one is given."""
         shape = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
         return Description(tuple(shape), dtype or self.dtype)
 

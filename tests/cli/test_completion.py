@@ -33,7 +33,7 @@ def test_bash(run, tmp_path, monkeypatch):
     assert completed(script, "svexport", "--json", "check", "--t") == {"--target"}
     assert completed(script, "svexport", "export", "--dtype", "") == {"float16", "bfloat16", "float32", "float64"}
     assert "model.onnx" in completed(script, "svexport", "lower", "mo")
-    assert completed(script, "svexport", "plugins", "bu") == {"build"}
+    assert completed(script, "svexport", "plugins", "bu") == {"build"}  # codespell:ignore bu
     assert completed(script, "svexport", "completion", "f") == {"fish"}
 
 

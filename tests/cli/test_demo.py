@@ -10,7 +10,7 @@ import torch
 
 from svexport.cli import demo
 from svexport.errors import SvexportError
-from svexport.exporter.source import is_library
+from svexport.tracing.source import is_library
 
 LINEAR = """
 import torch

@@ -108,7 +108,7 @@ def page(python: str, output: str | None = None) -> str:
         (page("print('a', 1)", "a"), AssertionError),
         ("```sh\nfalse\ntrue\n```\n", AssertionError),
         ("```sh\nsvexport check no-such-file.onnx --target 8.4\n```\n", AssertionError),
-        ("```sh\nsvexport chekc\n```\n", SystemExit),
+        ("```sh\nsvexport chekc\n```\n", SystemExit),  # codespell:ignore chekc
     ],
 )
 def test_a_wrong_page_fails(text, error, tmp_path, monkeypatch):

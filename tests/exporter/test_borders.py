@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import svexport
-from svexport.exporter.borders import Sizes
-from svexport.exporter.sizes import Size
+from svexport.exporter.followed import Sizes
 from svexport.exporter.way import Way
+from svexport.tracing.sizes import Size
 
 ALL_OPSETS = pytest.mark.parametrize("opset", [11, 17, 18, 20])
 CHUNK = 90

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 import svexport
 from svexport.exporter import dynamo, torchscript
 from svexport.exporter import export as export_module
-from svexport.exporter.arguments import FlatModel, bind
 from svexport.exporter.opsets import LAST_TORCHSCRIPT_OPSET, OPSETS
 from svexport.exporter.rounding import Rounding
 from svexport.exporter.torchscript import registry
 from svexport.exporter.trace import torch_export_first
 from svexport.graph import saving
+from svexport.tracing.arguments import FlatModel, bind
 
 BOTH_EXPORTERS = pytest.mark.parametrize("opset", [11, 18])
 

@@ -19,8 +19,8 @@ from torch import einsum, nn
 import svexport
 from svexport import ops
 from svexport.cli._model import load_file
-from svexport.exporter.arguments import leaves
 from svexport.exporter.functions import WHOLES
+from svexport.tracing.arguments import leaves
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -792,7 +792,7 @@ DECOYS = {
     "constant grids": (Attends, changed(grids=lambda x: 2 * x.detach() - 1)),
     "constant output": (Attends, changed(output=lambda x: x.detach() + 0 * x)),
     "straight through": (Attends, changed(weights=lambda w: w + (w.detach() * 2 - w * 2).clone() * 0.5)),
-    "normalised": (Attends, changed(grids=lambda x: x)),
+    "normalized": (Attends, changed(grids=lambda x: x)),
     "clamped": (Attends, changed(grids=lambda x: 2 * x.clamp(0, 1) - 1)),
     "y before x": (Attends, changed(grids=lambda x: 2 * x.flip(-1) - 1)),
     "width before height": (Attends, changed(shapes=lambda s: [(w, h) for h, w in s])),

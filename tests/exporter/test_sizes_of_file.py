@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import svexport
-from svexport.exporter.borders import Sizes
+from svexport.exporter.followed import Sizes
 from svexport.exporter.rounded import nearest_unlike
 from svexport.exporter.sizes_of_file import SizesOfFile, unlike
 from svexport.exporter.trace import torch_export_first

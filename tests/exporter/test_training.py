@@ -8,7 +8,7 @@ import torch
 
 import svexport
 from svexport.cli._model import load_file
-from svexport.exporter.arguments import leaves
+from svexport.tracing.arguments import leaves
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 50

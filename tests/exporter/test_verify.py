@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 import svexport
-from svexport.exporter.quantizers import allow_steps
 from svexport.exporter.rounding import Rounding, Tolerances
 from svexport.parity import parity
+from svexport.tracing.quantizers import allow_steps
 
 ALL_OPSETS = pytest.mark.parametrize("opset", [11, 17, 18, 20])
 BOTH_EXPORTERS = pytest.mark.parametrize("opset", [11, 18])

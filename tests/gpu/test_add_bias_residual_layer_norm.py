@@ -28,7 +28,7 @@ def problem(*shape: int, extra: bool = False, dtype: torch.dtype = torch.float32
     "d", [2, 7, 32, 64, 100, 255, 256, 258, 264, 384, 512, 777, 1000, 1024, 1030, 1032, 1531, 4096]
 )
 def test_sizes(d: int, dtype: torch.dtype, extra: bool) -> None:
-    # Two columns are normalised to 1 and -1 whatever they are: of the gradient only a small difference is left.
+    # Two columns are normalized to 1 and -1 whatever they are: of the gradient only a small difference is left.
     check_kernel(
         OP, problem(37, d, extra=extra, dtype=dtype), tolerance=5e-5 if d == 2 and dtype.itemsize == 4 else None
     )

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 import svexport
 from svexport.cli._model import load_file
 from svexport.errors import EngineError, PluginBuildError
-from svexport.exporter.arguments import leaves
 from svexport.ops._einsum.labels import parse
 from svexport.ops._op import OPS, Op, as_tuple
 from svexport.ops.grid_sample import OP as GRID_SAMPLE
 from svexport.runtime import OnnxEngine
 from svexport.runtime.kernels import find_headers
 from svexport.tensorrt.nodes import plugin_ops
+from svexport.tracing.arguments import leaves
 from tests.gpu.support import TOLERANCES, gpu, moved, relative_error
 from tests.ops.test_every_op import cases, flat, samples
 from tests.support import op_model

@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from svexport.ops import TransformerDecoder, TransformerDecoderConfig, _cuda, to_chw32
+from svexport.ops._decoder.config import rig
 from svexport.ops.dequantize import dequantize
 from svexport.ops.from_chw32 import from_chw32
-from svexport.ops.transformer_decoder import OP, rig
+from svexport.ops.transformer_decoder import OP
 from tests.gpu.support import gpu, moved, relative_error
 
 pytestmark = gpu

@@ -95,8 +95,8 @@ def test_more_multiprocessors_more_blocks() -> None:
 def test_wrong_questions_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="nothing has no planner; those that have one: add_bias_residual"):
         planner.plan("nothing", GPUS["t4"])
-    with pytest.raises(UnsupportedError, match=r"made of backward, rows, .*; not of colums"):
-        planner.plan(NORM, GPUS["t4"], colums=3)
+    with pytest.raises(UnsupportedError, match=r"made of backward, rows, .*; not of colums"):  # codespell:ignore colums
+        planner.plan(NORM, GPUS["t4"], colums=3)  # codespell:ignore colums
 
 
 def test_without_a_compiler_the_error_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

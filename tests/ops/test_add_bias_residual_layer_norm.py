@@ -105,7 +105,7 @@ def test_errors() -> None:
             add_bias_residual_layer_norm(*wrong)
     with pytest.raises(TypeError, match=r"expects a floating-point x, got torch.int64"):
         add_bias_residual_layer_norm(x.long(), bias, residual, weight, norm_bias)
-    with pytest.raises(ValueError, match="normalises one dimension"):
+    with pytest.raises(ValueError, match="normalizes one dimension"):
         AddBiasResidualLayerNorm([3, 4])
 
 

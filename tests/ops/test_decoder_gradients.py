@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from svexport import ops
-from svexport.ops._decoder_gradients import recorded, takes
-from svexport.ops.transformer_decoder import differentiable, weight_names
+from svexport.ops._decoder.config import weight_names
+from svexport.ops._decoder.gradients import recorded, takes
+from svexport.ops.transformer_decoder import differentiable
 
 CONFIG = {
     "num_layers": 3,

@@ -23,15 +23,9 @@ from svexport.graph.nodes import svexport_nodes
 from svexport.graph.weights import hold_weights
 from svexport.ops import TransformerDecoder, TransformerDecoderConfig, camera_sample, quantize, to_chw32
 from svexport.ops import add_bias_residual_layer_norm as add_norm
-from svexport.ops.transformer_decoder import (
-    OP,
-    boxes_of,
-    fold_image_size,
-    inverse_sigmoid,
-    transformer_decoder,
-    update,
-    weight_names,
-)
+from svexport.ops._decoder.config import weight_names
+from svexport.ops._decoder.layers import boxes_of, fold_image_size, inverse_sigmoid, update
+from svexport.ops.transformer_decoder import OP, transformer_decoder
 from tests.support import run_model
 
 PRESETS = ("seed", "detr3d", "stream")

@@ -11,12 +11,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 import svexport
 from svexport.errors import ExportError
-from svexport.graph.check.nodes import VERDICTS
-from svexport.graph.check.report import Finding
+from svexport.tensorrt.check.nodes import VERDICTS
+from svexport.tensorrt.check.report import Finding
 from svexport.tensorrt.support.datatypes import type_name
+from svexport.tensorrt.support.documented import allowed_types
 from svexport.tensorrt.support.operators import INSTEAD, OPERATORS
 from svexport.tensorrt.support.opsets import newer_than
-from svexport.tensorrt.support.rules import allowed_types
 from svexport.tensorrt.support.target import KNOWN, Target, dotted
 
 FLOAT, HALF, INT32, INT64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT32, TensorProto.INT64

@@ -1,4 +1,4 @@
-// Sampling of images at normalised coordinates: svexport/ops/grid_sample.py.
+// Sampling of images at normalized coordinates: svexport/ops/grid_sample.py.
 #pragma once
 
 #include "tensor.h"

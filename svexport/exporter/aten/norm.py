@@ -1,4 +1,4 @@
-"""Normalisation that tells its statistics."""
+"""Normalization that tells its statistics."""
 
 from __future__ import annotations
 

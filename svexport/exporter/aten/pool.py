@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from svexport.exporter.swapped import untraced
+from svexport.tracing.swapped import untraced
 
 __all__ = ["FUNCTIONS", "means"]
 
@@ -69,8 +69,7 @@ def _average(input: Tensor, output_size: Sequence[int]) -> Tensor:
     with untraced():
         pairs, alike = windows_of_axes
         matrices = [
-            None if None not in alike or size == windows else _means(size, windows).to(input.dtype).to(input.device)
-            for size, windows in pairs
+            None if None not in alike or size == windows else means(size, windows, input) for size, windows in pairs
         ]
     if None not in alike:
         kernel, stride = zip(*alike, strict=True)  # type: ignore[arg-type]
@@ -93,12 +92,6 @@ def _is_one(windows: Any) -> bool:
     return isinstance(windows, int) and windows == 1
 
 
-def _means(size: int, windows: int) -> Tensor:
-    """(size, windows): each column averages the pixels of one window."""
-    index, (start, end) = torch.arange(size)[:, None], _bounds(size, windows)
-    return ((index >= start) & (index < end)) / (end - start)
-
-
 def _inside(size: Any, windows: Any, like: Tensor) -> tuple[Tensor, Tensor]:
     """Which pixels are in which window, ``(size, windows)``, and how many; of sizes that may be dynamic."""
     pixel, window = (torch.arange(n, device=like.device) for n in (size, windows))
@@ -109,9 +102,11 @@ def _inside(size: Any, windows: Any, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def means(size: Any, windows: Any, like: Tensor) -> Tensor:
-    """As of :func:`_means`, of sizes that may be dynamic."""
+    """(size, windows), of the type of ``like``: each column averages the pixels of one window. Sizes may be dynamic."""
     inside, count = _inside(size, windows, like)
-    return inside.to(like.dtype) / count.to(like.dtype)
+    precise = torch.promote_types(like.dtype, torch.float32)  # half types do not tell 257 from 256 pixels
+    shares = inside.to(precise) / count.to(precise)
+    return shares if precise == like.dtype else shares.to(like.dtype)
 
 
 def _largest_of_dynamic(input: Tensor, output_size: Sequence[Any]) -> tuple[Tensor, Tensor]:

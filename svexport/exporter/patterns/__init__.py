@@ -115,7 +115,7 @@ class Patterns:
         anchors = _Anchors()
 
         def looks(name: str) -> Callable[..., None]:
-            def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
                 called = anchors.leave()
                 if module in seen or anchors.is_asleep:
                     return

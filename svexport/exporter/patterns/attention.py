@@ -68,6 +68,7 @@ def _product(traced: Traced, node: fx.Node) -> _Product | None:
 
 
 def find(traced: Traced) -> Iterator[Pattern]:
+    """Every attention of a graph: softmax between two products."""
     for node in traced.graph.nodes:
         is_softmax = node.target in SOFTMAX or (
             node.op == "call_module" and isinstance(traced.module.get_submodule(str(node.target)), nn.Softmax)

@@ -24,7 +24,7 @@ from svexport.exporter.patterns.camera_sample import looking
 from svexport.exporter.patterns.pattern import VIEWS, noise
 from svexport.exporter.patterns.traced import NotTraced, Traced
 from svexport.exporter.proof import Proof
-from svexport.ops._decoder_gradients import recorded, takes
+from svexport.ops._decoder.gradients import recorded, takes
 from svexport.parity import parity
 
 __all__ = ["OP", "PARTS", "WHAT", "Decoder", "decode", "find", "prove", "put"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from svexport.exporter.source import is_library
+from svexport.tracing.source import is_library
 
 __all__ = ["Guard", "NotTraced"]
 
@@ -51,6 +51,7 @@ class Guard:
         self.asleep = False
 
     def __call__(self, frame: FrameType, event: str, value: Any) -> None:
+        """What ``sys.setprofile`` calls on every call and return."""
         if self.asleep or self.found:
             return
         if event == "call":

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.autograd import forward_ad
 
 from svexport.exporter.patterns.traced import Traced
 from svexport.exporter.proof import Proof
 
-__all__ = ["VIEWS", "Pattern", "is_bare", "noise", "prove", "source_of"]
+__all__ = ["VIEWS", "Pattern", "has_plain_gradients", "is_bare", "noise", "prove", "source_of"]
 
 DRAWS = 3
 """How many inputs of its own a part is tried on, beside the model's."""
@@ -46,7 +47,16 @@ class Pattern:
 
     @property
     def outputs(self) -> tuple[fx.Node, ...]:
+        """The nodes whose values a replacement has to make."""
         return self.output, *self.more
+
+
+def has_plain_gradients(like: Tensor) -> bool:
+    """Whether gradients are asked for as ops have them written: in float32 or float64, without autocast, and of no
+    transformation (``torch.func``, forward mode)."""
+    if like.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(like.device.type):
+        return False
+    return not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
 
 
 def prove(traced: Traced, pattern: Pattern) -> Proof:

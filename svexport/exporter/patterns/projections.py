@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.autograd import forward_ad
 
 from svexport.exporter.functions import deform_attn, parameters, starts_of, whole
 from svexport.exporter.patterns.attention import SOFTMAX
 from svexport.exporter.patterns.ms_deform_attn import deform_attn_of_sizes, drawn_sizes, shapes_of
-from svexport.exporter.patterns.pattern import VIEWS, Pattern, is_bare, noise
+from svexport.exporter.patterns.pattern import VIEWS, Pattern, has_plain_gradients, is_bare, noise
 from svexport.exporter.patterns.traced import Traced, operand
 from svexport.ops._deform_attn_gradients import Shape, projected
 from svexport.ops._op import tracing
@@ -62,9 +61,7 @@ def projected_deform_attn(
 def _fits(layers: Sequence[nn.Module], query: Tensor, source: Tensor, centre: Tensor, scale: Tensor) -> bool:
     """Whether one node is all that the layers do: plain ones, of one precise dtype, and no tracer or transform."""
     dtype = query.dtype
-    if tracing() or dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(query.device.type):
-        return False
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0 or scale.requires_grad:
+    if tracing() or not has_plain_gradients(query) or scale.requires_grad:
         return False
     if any(t.dtype != dtype for t in (source, centre)) or type(query) is not Tensor:
         return False

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.autograd import forward_ad
 
+from svexport.exporter.patterns.pattern import has_plain_gradients
 from svexport.exporter.patterns.traced import NotTraced, Traced
 from svexport.ops._op import tracing
 
@@ -96,12 +96,8 @@ def _weights(root: nn.Module, whole: Whole) -> list[Any] | None:
     if any(w is None for w in weights):
         return None
     recorded = torch.is_grad_enabled()
-    if recorded:
-        kind = weights[0]
-        transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-        precise = kind.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(kind.device.type)
-        if transformed or not precise or any(w.dtype != kind.dtype for w in weights):
-            return None
+    if recorded and (not has_plain_gradients(weights[0]) or any(w.dtype != weights[0].dtype for w in weights)):
+        return None
     return [step[0] if len(step) == 1 else step if recorded else torch.cat(step) for step in steps]
 
 
@@ -249,7 +245,7 @@ class _Rewritten:
         return _remade, (tuple(rewrites), function, args), *rest
 
 
-def _remade(rewrites: Iterable[Rewrite], function: Callable[..., Any], args: tuple) -> Any:
+def _remade(rewrites: Iterable[Rewrite], function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     value = function(*args)
     for rewrite in rewrites:
         apply(value, rewrite)

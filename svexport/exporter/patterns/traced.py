@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from svexport.exporter.arguments import rebuild
-from svexport.exporter.as_in_files import AsInFiles
 from svexport.exporter.patterns.guard import Guard, NotTraced
+from svexport.tracing.arguments import rebuild
+from svexport.tracing.as_in_files import AsInFiles
 
 __all__ = ["Argument", "NotTraced", "Traced", "operand", "trace"]
 
@@ -116,7 +116,9 @@ class _Tracer(fx.Tracer):
         if isinstance(value, Tensor):
             self.versions[node] = value._version
 
-    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         # What a submodule calls while it is computed is not recorded.
         return forward(*args, **kwargs) if self.guard.asleep else super().call_module(m, forward, args, kwargs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
 
@@ -53,7 +54,7 @@ class Converter:
         self.opset = opset
         self.refused: list[Refused] = []
         self._folders = {name[: i + 1] for name in taken for i, letter in enumerate(name) if letter == "/"}
-        self._constants: dict[tuple, str] = {}
+        self._constants: dict[tuple[Any, ...], str] = {}
         self._made: list[onnx.TensorProto] = []
 
     def graph(self, graph: onnx.GraphProto, opset: int, known: Known) -> None:

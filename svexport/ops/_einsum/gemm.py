@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise, permutations, product
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from svexport.ops._einsum.labels import Labels, flatten, size_of
 
@@ -139,7 +139,7 @@ def _orders(atoms: Set[_Atom], *orders: _Atoms) -> set[_Atoms]:
     return merged
 
 
-def merge(first: tuple, second: tuple) -> tuple:
+def merge(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
     """``first`` with the elements that only ``second`` has, each after its predecessor there."""
     merged, at = list(first), 0
     for element in second:

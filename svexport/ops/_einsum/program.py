@@ -13,7 +13,7 @@ from torch import Tensor
 from svexport.ops._einsum.labels import parse, size_of
 from svexport.ops._einsum.plan import Diagonal, EinsumPlan, MatMul, Mul, ReduceSum, Reshape, Step, Transpose, plan
 
-Program: TypeAlias = "tuple[tuple[Callable[..., Tensor], tuple[int, ...], tuple], ...]"
+Program: TypeAlias = "tuple[tuple[Callable[..., Tensor], tuple[int, ...], tuple[Any, ...]], ...]"
 """A plan bound to sizes: (function, values, further arguments) for every step."""
 
 
@@ -22,7 +22,7 @@ def bind(chosen: EinsumPlan, sizes: Sequence[int]) -> Program:
     return tuple(_bind_step(step, sizes) for step in chosen.steps)
 
 
-def _bind_step(step: Step, sizes: Sequence[int]) -> tuple[Callable[..., Tensor], tuple[int, ...], tuple]:
+def _bind_step(step: Step, sizes: Sequence[int]) -> tuple[Callable[..., Tensor], tuple[int, ...], tuple[Any, ...]]:
     match step:
         case Diagonal(x, dim):
             return _diagonal, (x,), (dim,)

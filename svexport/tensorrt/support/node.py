@@ -55,9 +55,11 @@ class Node:
     in_function: bool = False
 
     def has_input(self, index: int) -> bool:
+        """Whether an input is given: optional ones may be left out by an empty name."""
         return index < len(self.proto.input) and bool(self.proto.input[index])
 
     def has_output(self, index: int) -> bool:
+        """Whether an output is asked for."""
         return index < len(self.proto.output) and bool(self.proto.output[index])
 
     def attribute(self, name: str, default: Any = None) -> Any:
@@ -86,6 +88,7 @@ class Node:
         return self.shape_of(self.proto.input[index])
 
     def shape_of(self, name: str) -> tuple[int | None, ...]:
+        """The sizes of a value, None where one is not known."""
         type_ = self._type(name)
         if not type_.HasField("shape"):
             raise UnknownTensor(name)

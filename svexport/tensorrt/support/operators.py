@@ -2,17 +2,18 @@
 
     "Op": op(first version, "documented types", restriction, ...)
 
-The words for types are those of ``rules.allowed_types``: ``float`` is FLOAT, FLOAT16 and, from 9.0, BFLOAT16, ``half``
-the first two alone, ``int`` INT32 and, from 9.0, INT64; ``int@8.6`` holds from 8.6 on. They are the types of the first
-input unless ``data=`` names another. What is not here is parsed by no version.
+The words for types are those of ``documented.allowed_types``: ``float`` is FLOAT, FLOAT16 and, from 9.0, BFLOAT16,
+``half`` the first two alone, ``int`` INT32 and, from 9.0, INT64; ``int@8.6`` holds from 8.6 on. They are the types of
+the first input unless ``data=`` names another. What is not here is parsed by no version.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from svexport.tensorrt.support import rule as m
 from svexport.tensorrt.support import rules as r
-from svexport.tensorrt.support.rules import Rule
+from svexport.tensorrt.support.rule import Rule
 from svexport.tensorrt.support.target import Version, version
 
 __all__ = ["INSTEAD", "OPERATORS", "Operator", "is_parsed"]
@@ -45,43 +46,43 @@ def op(first: str, types: str, *rules: Rule, data: int = 0) -> Operator:
 
 
 # Restrictions that several ops share.
-NO_BOOL = r.refused("BOOL", inputs=(0, 1))
+NO_BOOL = m.refused("BOOL", inputs=(0, 1))
 # Before opset 7 only equal ranks; and from 10.0 on not even those, for elementwise ops.
-OLD = (r.within(r.OLD_BROADCAST, before="10.0"), r.within(r.OLD_ELEMENTWISE, since="10.0"))
-NO_INT = r.refused("INT32", "INT64", inputs=(0, 1))
-UNARY = r.refused("INT32", "INT64", "BOOL")
-ACTIVATION = r.refused("INT32", "BOOL")
-REDUCE_BOOL = (r.refused("BOOL", before="10.0", kind="builder"), r.refused("BOOL", since="10.0"))
+OLD = (m.within(r.OLD_BROADCAST, before="10.0"), m.within(r.OLD_ELEMENTWISE, since="10.0"))
+NO_INT = m.refused("INT32", "INT64", inputs=(0, 1))
+UNARY = m.refused("INT32", "INT64", "BOOL")
+ACTIVATION = m.refused("INT32", "BOOL")
+REDUCE_BOOL = (m.refused("BOOL", before="10.0", kind="builder"), m.refused("BOOL", since="10.0"))
 REDUCE = (r.REDUCE_AXES, *REDUCE_BOOL)  # axes are an input from opset 13 or 18 on
-POOL = (r.rank(0, 3, 4, 5), r.all_ones("dilations"), r.within(r.POOL_CEIL, kind="silent"))
-LP = r.attribute("p", 2, 1, 2)
+POOL = (m.rank(0, 3, 4, 5), m.all_ones("dilations"), m.within(r.POOL_CEIL, kind="silent"))
+LP = m.attribute("p", 2, 1, 2)
 QUANTIZED = (
-    r.needs_input(2, "zero_point", before="9.0"),
+    m.needs_input(2, "zero_point", before="9.0"),
     r.ZERO_POINT,
     r.SCALES,
-    r.within(r.SCALAR, since="10.0", kind="silent"),
+    m.within(r.SCALAR, since="10.0", kind="silent"),
 )
-LAYOUT = r.attribute("layout", 0, 0, kind="silent", todo="export with batch_first=False: layout is not read")
-RANDOM = r.no_type("dtype", "BFLOAT16", "DOUBLE")
-RANDOM_LIKE = (RANDOM, r.computed(0, "input", before="10.11"))
+LAYOUT = m.attribute("layout", 0, 0, kind="silent", todo="export with batch_first=False: layout is not read")
+RANDOM = m.no_type("dtype", "BFLOAT16", "DOUBLE")
+RANDOM_LIKE = (RANDOM, m.computed(0, "input", before="10.11"))
 RESIZE_MODE = (
-    r.attribute("mode", "nearest", "nearest", "linear", before="8.5"),
-    r.attribute("mode", "nearest", "nearest", "linear", "cubic", since="8.5"),
+    m.attribute("mode", "nearest", "nearest", "linear", before="8.5"),
+    m.attribute("mode", "nearest", "nearest", "linear", "cubic", since="8.5"),
 )
-COORDINATES = r.attribute(
+COORDINATES = m.attribute(
     "coordinate_transformation_mode",
     "half_pixel",
     *("half_pixel", "pytorch_half_pixel", "tf_half_pixel_for_nn", "asymmetric", "align_corners"),
 )
 NEWER_RESIZE = tuple(
-    r.attribute(name, default, default, todo=todo, **limits)
+    m.attribute(name, default, default, todo=todo, **limits)
     for name, default, todo in [
         ("antialias", 0, "svexport.export writes antialiased resizes with other ops"),
         ("keep_aspect_ratio_policy", "stretch", "give the sizes as they come out"),
     ]
     for limits in ({"before": "10.0", "kind": "silent"}, {"since": "10.0"})
 )
-GRID_MODE = r.attribute(
+GRID_MODE = m.attribute(
     "mode",
     "bilinear",
     *("bilinear", "nearest", "bicubic"),
@@ -90,13 +91,13 @@ GRID_MODE = r.attribute(
 )
 
 OPERATORS: dict[str, Operator] = {
-    "Abs": op("8.2", "float int", r.refused("BOOL")),
+    "Abs": op("8.2", "float int", m.refused("BOOL")),
     "Acos": op("8.2", "float", UNARY),
     "Acosh": op("8.2", "float", UNARY),
     "Add": op("8.2", "float int", NO_BOOL, *OLD),
     "And": op("8.2", "bool", *OLD),
-    "ArgMax": op("8.2", "float int@8.6", r.refused("INT32", before="8.6")),
-    "ArgMin": op("8.2", "float int@8.6", r.refused("INT32", before="8.6")),
+    "ArgMax": op("8.2", "float int@8.6", m.refused("INT32", before="8.6")),
+    "ArgMin": op("8.2", "float int@8.6", m.refused("INT32", before="8.6")),
     "Asin": op("8.2", "float", UNARY),
     "Asinh": op("8.2", "float", UNARY),
     "Atan": op("8.2", "float", UNARY),
@@ -104,113 +105,113 @@ OPERATORS: dict[str, Operator] = {
     "Attention": op(
         "10.14",
         "float",
-        r.rank(0, 4, kind="documented"),
-        r.rank(1, 4, kind="documented"),
-        r.rank(2, 4, kind="documented"),
-        r.rank(3, 4, kind="documented"),
-        r.no_input(4, "past_key", kind="documented"),
-        r.no_input(5, "past_value", kind="documented"),
-        r.no_input(6, "nonpad_kv_seqlen", kind="documented"),
-        r.no_output(1, "present_key", kind="documented"),
-        r.no_output(2, "present_value", kind="documented"),
-        r.no_output(3, "qk_matmul_output", kind="documented"),
-        r.attribute("softcap", 0.0, 0.0),
-        r.without("softmax_precision"),
+        m.rank(0, 4, kind="documented"),
+        m.rank(1, 4, kind="documented"),
+        m.rank(2, 4, kind="documented"),
+        m.rank(3, 4, kind="documented"),
+        m.no_input(4, "past_key", kind="documented"),
+        m.no_input(5, "past_value", kind="documented"),
+        m.no_input(6, "nonpad_kv_seqlen", kind="documented"),
+        m.no_output(1, "present_key", kind="documented"),
+        m.no_output(2, "present_value", kind="documented"),
+        m.no_output(3, "qk_matmul_output", kind="documented"),
+        m.attribute("softcap", 0.0, 0.0),
+        m.without("softmax_precision"),
     ),
-    "AveragePool": op("8.2", "float int8", *POOL, r.within(r.AVERAGE_PADS, before="8.5")),
+    "AveragePool": op("8.2", "float int8", *POOL, m.within(r.AVERAGE_PADS, before="8.5")),
     "BatchNormalization": op(
         "8.2",
         "float",
-        r.attribute("training_mode", 0, 0, before="8.5", kind="silent", todo="export in eval mode"),
-        r.attribute("training_mode", 0, 0, since="8.5", todo="export in eval mode"),
-        r.no_output(1, "running_mean"),
+        m.attribute("training_mode", 0, 0, before="8.5", kind="silent", todo="export in eval mode"),
+        m.attribute("training_mode", 0, 0, since="8.5", todo="export in eval mode"),
+        m.no_output(1, "running_mean"),
     ),
     "BlackmanWindow": op("10.4", ""),
-    "Cast": op("8.2", "float int int8 bool uint8@8.5", r.no_type("to", "UINT8", before="8.5")),
+    "Cast": op("8.2", "float int int8 bool uint8@8.5", m.no_type("to", "UINT8", before="8.5")),
     "CastLike": op("9.1", "float int int8 bool uint8"),
     "Ceil": op("8.2", "float", UNARY),
-    "Celu": op("8.2", "float", r.only("FLOAT", kind="builder")),
-    "Clip": op("8.2", "float int", r.refused("BOOL", "INT8"), r.within(r.CLIP_BOUNDS, before="8.5", kind="silent")),
+    "Celu": op("8.2", "float", m.only("FLOAT", kind="builder")),
+    "Clip": op("8.2", "float int", m.refused("BOOL", "INT8"), m.within(r.CLIP_BOUNDS, before="8.5", kind="silent")),
     "Concat": op("8.2", "float int int8 bool"),
     "Constant": op(
         "8.2",
         "",
-        r.without("sparse_value", "value_string", "value_strings"),
-        r.within(r.VALUE_INT, before="9.2", kind="silent"),
+        m.without("sparse_value", "value_string", "value_strings"),
+        m.within(r.VALUE_INT, before="9.2", kind="silent"),
     ),
     "ConstantOfShape": op("8.2", ""),
-    "Conv": op("8.2", "float int8", r.constant(2, "B"), r.KERNEL_SHAPE),
-    "ConvTranspose": op("8.2", "float int8", r.constant(2, "B", before="8.5"), r.rank(0, 3, 4, 5)),
+    "Conv": op("8.2", "float int8", m.constant(2, "B"), r.KERNEL_SHAPE),
+    "ConvTranspose": op("8.2", "float int8", m.constant(2, "B", before="8.5"), m.rank(0, 3, 4, 5)),
     "Cos": op("8.2", "float", UNARY),
     "Cosh": op("8.2", "float", UNARY),
-    "CumSum": op("8.2", "float", r.constant(1, "axis", before="10.8")),
+    "CumSum": op("8.2", "float", m.constant(1, "axis", before="10.8")),
     "DeformConv": op(
-        "10.1", "half", r.rank(0, 3, 4), r.PAIRED_PADS, r.only("FLOAT", "FLOAT16"), r.same_types(0, 1, 2, 3, 4)
+        "10.1", "half", m.rank(0, 3, 4), r.PAIRED_PADS, m.only("FLOAT", "FLOAT16"), m.same_types(0, 1, 2, 3, 4)
     ),
-    "DepthToSpace": op("8.2", "float int", r.rank(0, 4), r.refused("BOOL")),
+    "DepthToSpace": op("8.2", "float int", m.rank(0, 4), m.refused("BOOL")),
     "DequantizeLinear": op(
-        "8.2", "quantized", *QUANTIZED, r.refused("UINT8", since="8.5"), r.within(r.ODD_INT4, since="10.0")
+        "8.2", "quantized", *QUANTIZED, m.refused("UINT8", since="8.5"), m.within(r.ODD_INT4, since="10.0")
     ),
     "Div": op("8.2", "float int", NO_BOOL, *OLD),
-    "Dropout": op("8.2", "float", r.constant(2, "training_mode"), r.DROPOUT),
+    "Dropout": op("8.2", "float", m.constant(2, "training_mode"), r.DROPOUT),
     "Einsum": op(
         "8.2",
         "float",
         r.EINSUM_LETTERS,
-        r.within(r.EINSUM_PLAIN, before="9.0", kind="builder"),
-        r.within(r.EINSUM_DIAGONAL, before="10.12", kind="builder"),
-        r.within(r.EINSUM_SIZES, before="10.12", kind="documented"),
-        r.refused("INT32", "INT64", since="10.15"),
+        m.within(r.EINSUM_PLAIN, before="9.0", kind="builder"),
+        m.within(r.EINSUM_DIAGONAL, before="10.12", kind="builder"),
+        m.within(r.EINSUM_SIZES, before="10.12", kind="documented"),
+        m.refused("INT32", "INT64", since="10.15"),
     ),
     "Elu": op("8.2", "float int8", ACTIVATION),
-    "Equal": op("8.2", "float int bool@8.5", r.refused("BOOL", inputs=(0, 1), before="8.5"), *OLD),
+    "Equal": op("8.2", "float int bool@8.5", m.refused("BOOL", inputs=(0, 1), before="8.5"), *OLD),
     "Erf": op("8.2", "float", UNARY),
     "Exp": op("8.2", "float", UNARY),
-    "Expand": op("8.2", "float int bool", r.rank(1, 1)),
-    "EyeLike": op("8.2", "float int bool", r.rank(0, 2), r.static(0)),
+    "Expand": op("8.2", "float int bool", m.rank(1, 1)),
+    "EyeLike": op("8.2", "float int bool", m.rank(0, 2), m.static(0)),
     "Flatten": op("8.2", "float int bool"),
     "Floor": op("8.2", "float", UNARY),
-    "Gather": op("8.2", "float int int8 bool@8.5", r.refused("BOOL", before="8.5")),
-    "GatherElements": op("8.2", "float int int8 bool@8.5", r.refused("BOOL", before="8.5")),
-    "GatherND": op("8.2", "float int int8 bool@8.5", r.refused("BOOL", before="8.5")),
+    "Gather": op("8.2", "float int int8 bool@8.5", m.refused("BOOL", before="8.5")),
+    "GatherElements": op("8.2", "float int int8 bool@8.5", m.refused("BOOL", before="8.5")),
+    "GatherND": op("8.2", "float int int8 bool@8.5", m.refused("BOOL", before="8.5")),
     "Gelu": op("10.0", "float int"),
-    "Gemm": op("8.2", "float int8", r.rank(0, 2), r.rank(1, 2), NO_INT, r.OLD_BIAS),
+    "Gemm": op("8.2", "float int8", m.rank(0, 2), m.rank(1, 2), NO_INT, r.OLD_BIAS),
     "GlobalAveragePool": op("8.2", "float int8"),
     "GlobalLpPool": op("8.2", "float int8"),
     "GlobalMaxPool": op("8.2", "float int8"),
     "Greater": op("8.2", "float int", NO_BOOL, *OLD),
     "GreaterOrEqual": op("8.2", "float int", NO_BOOL),
-    "GridSample": op("8.5", "half", r.rank(0, 4, kind="builder"), GRID_MODE, r.refused("BOOL", inputs=(0, 1))),
-    "GroupNormalization": op("8.6", "float", r.rank(0, 3, 4, 5, 6, 7, 8)),
+    "GridSample": op("8.5", "half", m.rank(0, 4, kind="builder"), GRID_MODE, m.refused("BOOL", inputs=(0, 1))),
+    "GroupNormalization": op("8.6", "float", m.rank(0, 3, 4, 5, 6, 7, 8)),
     "GRU": op("8.2", "float", r.directions(2), LAYOUT),
     "HammingWindow": op("10.4", ""),
     "HannWindow": op("10.4", ""),
-    "Hardmax": op("9.2", "float", r.refused("INT32", "INT64", "INT8", "BOOL")),
+    "Hardmax": op("9.2", "float", m.refused("INT32", "INT64", "INT8", "BOOL")),
     "HardSigmoid": op("8.2", "float int8", ACTIVATION),
     "HardSwish": op(
-        "8.4", "float int8@8.5", r.refused("BOOL"), r.only("FLOAT", "FLOAT16", "INT8", since="8.5", before="10.15")
+        "8.4", "float int8@8.5", m.refused("BOOL"), m.only("FLOAT", "FLOAT16", "INT8", since="8.5", before="10.15")
     ),
     "Identity": op("8.2", "float int int8 bool"),
     "If": op(
         "8.2",
         "",
         r.IF_COUNT,
-        r.within(r.IF_NAMES, before="8.4"),
-        r.within(r.IF_NAMES, since="8.4", kind="documented"),
-        r.within(r.IF_RANKS, kind="builder"),
+        m.within(r.IF_NAMES, before="8.4"),
+        m.within(r.IF_NAMES, since="8.4", kind="documented"),
+        m.within(r.IF_RANKS, kind="builder"),
     ),
     "ImageScaler": op("8.2", "float"),
     "InstanceNormalization": op(
         "8.2",
         "float",
-        r.constant(1, "scale", before="10.0"),
-        r.constant(2, "B", before="10.0"),
-        r.rank(0, 3, 4, 5, before="10.0"),
-        r.same_types(0, 1, 2, since="10.0"),
+        m.constant(1, "scale", before="10.0"),
+        m.constant(2, "B", before="10.0"),
+        m.rank(0, 3, 4, 5, before="10.0"),
+        m.same_types(0, 1, 2, since="10.0"),
     ),
-    "IsInf": op("8.6", "float", r.only("FLOAT", "FLOAT16", since="8.6", before="9.0")),
+    "IsInf": op("8.6", "float", m.only("FLOAT", "FLOAT16", since="8.6", before="9.0")),
     "IsNaN": op("8.2", "float int"),
-    "LayerNormalization": op("8.6", "float", r.no_output(1, "Mean"), r.no_output(2, "InvStdDev")),
+    "LayerNormalization": op("8.6", "float", m.no_output(1, "Mean"), m.no_output(2, "InvStdDev")),
     "LeakyRelu": op("8.2", "float int8", ACTIVATION),
     "Less": op("8.2", "float int", NO_BOOL, *OLD),
     "LessOrEqual": op("8.2", "float int", NO_BOOL),
@@ -219,53 +220,53 @@ OPERATORS: dict[str, Operator] = {
     "Loop": op(
         "8.2",
         "",
-        r.within(r.LOOP_STATES, kind="documented"),
-        r.within(r.LOOP_SCANS, kind="documented"),
+        m.within(r.LOOP_STATES, kind="documented"),
+        m.within(r.LOOP_SCANS, kind="documented"),
         r.LOOP_GIVEN,
-        r.within(r.LOOP_CONDITION, kind="silent"),
-        r.within(r.LOOP_COUNTER, before="8.6", kind="silent"),
+        m.within(r.LOOP_CONDITION, kind="silent"),
+        m.within(r.LOOP_COUNTER, before="8.6", kind="silent"),
     ),
-    "LpNormalization": op("8.2", "float", LP, r.refused("BOOL", "INT8", "INT32", "INT64")),
-    "LpPool": op("8.2", "float int8", *POOL, LP, r.refused("BOOL", "INT8", "INT32", "INT64")),
+    "LpNormalization": op("8.2", "float", LP, m.refused("BOOL", "INT8", "INT32", "INT64")),
+    "LpPool": op("8.2", "float int8", *POOL, LP, m.refused("BOOL", "INT8", "INT32", "INT64")),
     "LRN": op("8.2", "float"),
-    "LSTM": op("8.2", "float", r.attribute("input_forget", 0, 0), r.directions(3), LAYOUT),
-    "MatMul": op("8.2", "float", NO_INT, r.within(r.VECTOR_FIRST, kind="silent")),
+    "LSTM": op("8.2", "float", m.attribute("input_forget", 0, 0), r.directions(3), LAYOUT),
+    "MatMul": op("8.2", "float", NO_INT, m.within(r.VECTOR_FIRST, kind="silent")),
     "Max": op("8.2", "float int", NO_BOOL, *OLD),
-    "MaxPool": op("8.2", "float int8", *POOL, r.no_output(1, "Indices")),
+    "MaxPool": op("8.2", "float int8", *POOL, m.no_output(1, "Indices")),
     "Mean": op("8.2", "float int", *OLD),
-    "MeanVarianceNormalization": op("8.5", "float", r.refused("BOOL", "INT8", "INT32", "INT64")),
+    "MeanVarianceNormalization": op("8.5", "float", m.refused("BOOL", "INT8", "INT32", "INT64")),
     "Min": op("8.2", "float int", NO_BOOL, *OLD),
-    "Mish": op("10.0", "half", r.only("FLOAT", "FLOAT16")),
+    "Mish": op("10.0", "half", m.only("FLOAT", "FLOAT16")),
     "Mod": op("8.5", "float int", r.MOD),
     "Mul": op("8.2", "float int", NO_BOOL, *OLD),
-    "Neg": op("8.2", "float int", r.refused("BOOL")),
+    "Neg": op("8.2", "float int", m.refused("BOOL")),
     "NonMaxSuppression": op(
         "8.2",
         "half",
-        r.rank(0, 3),
-        r.rank(1, 3),
-        r.constant(2, "max_output_boxes_per_class", before="8.5"),
-        r.constant(3, "iou_threshold", before="8.5"),
-        r.constant(4, "score_threshold", before="8.5"),
-        r.within(r.PADDED, before="8.5", kind="documented"),
+        m.rank(0, 3),
+        m.rank(1, 3),
+        m.constant(2, "max_output_boxes_per_class", before="8.5"),
+        m.constant(3, "iou_threshold", before="8.5"),
+        m.constant(4, "score_threshold", before="8.5"),
+        m.within(r.PADDED, before="8.5", kind="documented"),
     ),
     "NonZero": op(
-        "8.5", "float int int8 bool", r.only("FLOAT", "FLOAT16", "BFLOAT16", "INT32", "INT64", "INT8", "BOOL")
+        "8.5", "float int int8 bool", m.only("FLOAT", "FLOAT16", "BFLOAT16", "INT32", "INT64", "INT8", "BOOL")
     ),
     "Not": op("8.2", "bool"),
     "OneHot": op(
         "8.5",
         "float int bool",
-        r.foldable(1, "depth", kind="builder"),
-        r.only("INT32", "INT64", inputs=(1,), before="8.6"),
+        m.foldable(1, "depth", kind="builder"),
+        m.only("INT32", "INT64", inputs=(1,), before="8.6"),
         data=2,
     ),
     "Or": op("8.2", "bool", *OLD),
     "Pad": op(
         "8.2",
         "float int int8",
-        r.attribute("mode", "constant", "constant", "reflect", "edge", before="10.0"),
-        r.constant(3, "axes", before="10.4"),
+        m.attribute("mode", "constant", "constant", "reflect", "edge", before="10.0"),
+        m.constant(3, "axes", before="10.4"),
     ),
     "ParametricSoftplus": op("8.2", "float int8", ACTIVATION),
     "Pow": op(
@@ -273,28 +274,28 @@ OPERATORS: dict[str, Operator] = {
         "float int@10.12",
         NO_BOOL,
         *OLD,
-        r.refused("INT32", "INT64", inputs=(0, 1), before="10.8"),
-        r.refused("INT32", "INT64", since="10.8", before="10.12"),
+        m.refused("INT32", "INT64", inputs=(0, 1), before="10.8"),
+        m.refused("INT32", "INT64", since="10.8", before="10.12"),
     ),
     "PRelu": op("8.2", "float int8", NO_INT, r.OLD_BROADCAST),
-    "QuantizeLinear": op("8.2", "float", *QUANTIZED, r.within(r.UINT8_ZERO_POINT, kind="silent")),
+    "QuantizeLinear": op("8.2", "float", *QUANTIZED, m.within(r.UINT8_ZERO_POINT, kind="silent")),
     "RandomNormal": op("8.5", "", RANDOM),
     "RandomNormalLike": op("8.5", "float", *RANDOM_LIKE),
     "RandomUniform": op("8.2", "", RANDOM),
     "RandomUniformLike": op("8.2", "float", *RANDOM_LIKE),
-    "Range": op("8.2", "float int", r.only("FLOAT", "INT32", "INT64"), r.same_types(0, 1, 2)),
+    "Range": op("8.2", "float int", m.only("FLOAT", "INT32", "INT64"), m.same_types(0, 1, 2)),
     "Reciprocal": op("8.2", "float", UNARY),
     "ReduceL1": op("8.2", "float int@9.0", *REDUCE),
     "ReduceL2": op("8.2", "float int@9.0", *REDUCE),
-    "ReduceLogSum": op("8.2", "float int@9.0", *REDUCE, r.within(r.ALL_AXES, before="10.0", kind="silent")),
-    "ReduceLogSumExp": op("8.2", "float int@9.0", r.within(r.AXES_AFTER_EXP, kind="silent"), *REDUCE_BOOL),
+    "ReduceLogSum": op("8.2", "float int@9.0", *REDUCE, m.within(r.ALL_AXES, before="10.0", kind="silent")),
+    "ReduceLogSumExp": op("8.2", "float int@9.0", m.within(r.AXES_AFTER_EXP, kind="silent"), *REDUCE_BOOL),
     "ReduceMax": op("8.2", "float int@9.0", *REDUCE),
     "ReduceMean": op("8.2", "float int@9.0", *REDUCE),
     "ReduceMin": op("8.2", "float int@9.0", *REDUCE),
     "ReduceProd": op("8.2", "float int@9.0", *REDUCE),
-    "ReduceSum": op("8.2", "float int@9.0", *REDUCE, r.within(r.ALL_AXES, before="10.0", kind="silent")),
+    "ReduceSum": op("8.2", "float int@9.0", *REDUCE, m.within(r.ALL_AXES, before="10.0", kind="silent")),
     "ReduceSumSquare": op("8.2", "float int@9.0", *REDUCE),
-    "Relu": op("8.2", "float int8 int@9.0", r.refused("INT32", before="9.0"), r.refused("BOOL")),
+    "Relu": op("8.2", "float int8 int@9.0", m.refused("INT32", before="9.0"), m.refused("BOOL")),
     "Reshape": op("8.2", "float int int8 bool"),
     "Resize": op(
         "8.2",
@@ -305,15 +306,15 @@ OPERATORS: dict[str, Operator] = {
         r.RESIZE_LINEAR,
         r.RESIZE_CUBIC,
         r.RESIZE_AXES,
-        r.within(r.RESIZE_CORNERS, kind="silent"),
+        m.within(r.RESIZE_CORNERS, kind="silent"),
         *NEWER_RESIZE,
-        r.constant(2, "scales", before="8.4"),
-        r.within(r.COMPUTED_SCALES, since="8.4", kind="silent"),
-        r.within(r.SIZES_OF_TENSORFLOW, since="8.5"),
-        r.refused("INT32", before="8.5"),
-        r.refused("BOOL"),
+        m.constant(2, "scales", before="8.4"),
+        m.within(r.COMPUTED_SCALES, since="8.4", kind="silent"),
+        m.within(r.SIZES_OF_TENSORFLOW, since="8.5"),
+        m.refused("INT32", before="8.5"),
+        m.refused("BOOL"),
     ),
-    "ReverseSequence": op("8.2", "float int@8.6 int8@8.6 bool@8.6", r.static(0, before="8.6")),
+    "ReverseSequence": op("8.2", "float int@8.6 int8@8.6 bool@8.6", m.static(0, before="8.6")),
     "RMSNormalization": op("10.15", "float"),
     "RNN": op("8.2", "float", r.directions(1), LAYOUT),
     "RoiAlign": op("8.5", "half"),
@@ -321,35 +322,35 @@ OPERATORS: dict[str, Operator] = {
     "Round": op("8.2", "float int8", UNARY),
     "ScaledTanh": op("8.2", "float int8", ACTIVATION),
     "Scan": op("8.2", ""),
-    "Scatter": op("8.2", "float int int8", r.within(r.SCATTERED, since="8.4")),
+    "Scatter": op("8.2", "float int int8", m.within(r.SCATTERED, since="8.4")),
     "ScatterElements": op(
-        "8.2", "float int int8", r.within(r.REDUCTION, before="10.0", kind="silent"), r.within(r.SCATTERED, since="8.4")
+        "8.2", "float int int8", m.within(r.REDUCTION, before="10.0", kind="silent"), m.within(r.SCATTERED, since="8.4")
     ),
     "ScatterND": op(
         "8.2",
         "float int int8",
-        r.within(r.REDUCTION, before="10.0", kind="silent"),
-        r.within(r.REDUCTION_GIVEN, since="10.0", before="10.2"),
-        r.within(r.REDUCTION, since="10.2"),
+        m.within(r.REDUCTION, before="10.0", kind="silent"),
+        m.within(r.REDUCTION_GIVEN, since="10.0", before="10.2"),
+        m.within(r.REDUCTION, since="10.2"),
     ),
     "Selu": op("8.2", "float int8", ACTIVATION),
-    "Shape": op("8.2", "float int int8 bool", r.within(r.SHAPE_PART, before="10.0", kind="silent")),
-    "Shrink": op("8.4", "float int", r.refused("BOOL")),
+    "Shape": op("8.2", "float int int8 bool", m.within(r.SHAPE_PART, before="10.0", kind="silent")),
+    "Shrink": op("8.4", "float int", m.refused("BOOL")),
     "Sigmoid": op("8.2", "float int8", ACTIVATION),
-    "Sign": op("8.2", "float int int8", r.refused("INT32", before="9.0"), r.refused("BOOL")),
+    "Sign": op("8.2", "float int int8", m.refused("INT32", before="9.0"), m.refused("BOOL")),
     "Sin": op("8.2", "float", UNARY),
     "Sinh": op("8.2", "float", UNARY),
     "Size": op("8.2", "float int int8 bool"),
-    "Slice": op("8.2", "float int int8 bool", r.foldable(3, "axes", before="10.3")),
+    "Slice": op("8.2", "float int int8 bool", m.foldable(3, "axes", before="10.3")),
     "Softmax": op("8.2", "float"),
     "Softplus": op("8.2", "float int8", ACTIVATION),
     "Softsign": op("8.2", "float int8", ACTIVATION),
-    "SpaceToDepth": op("8.2", "float int", r.rank(0, 4), r.refused("BOOL")),
-    "Split": op("8.2", "float int bool", r.within(r.UNEVEN_SPLIT, since="10.0")),
+    "SpaceToDepth": op("8.2", "float int", m.rank(0, 4), m.refused("BOOL")),
+    "Split": op("8.2", "float int bool", m.within(r.UNEVEN_SPLIT, since="10.0")),
     "Sqrt": op("8.2", "float", UNARY),
-    "Squeeze": op("8.2", "float int int8 bool", r.constant(1, "axes", before="10.7"), r.SQUEEZE),
+    "Squeeze": op("8.2", "float int int8 bool", m.constant(1, "axes", before="10.7"), r.SQUEEZE),
     "STFT": op(
-        "10.5", "half", r.constant(1, "frame_step", kind="documented"), r.constant(2, "window", kind="documented")
+        "10.5", "half", m.constant(1, "frame_step", kind="documented"), m.constant(2, "window", kind="documented")
     ),
     "Sub": op("8.2", "float int", NO_BOOL, *OLD),
     "Sum": op("8.2", "float int", NO_BOOL, *OLD),
@@ -357,32 +358,32 @@ OPERATORS: dict[str, Operator] = {
     "Tan": op("8.2", "float", UNARY),
     "Tanh": op("8.2", "float int8", ACTIVATION),
     "TensorScatter": op(
-        "10.15", "float", r.rank(0, 4, kind="documented"), r.attribute("axis", -2, -2, kind="documented")
+        "10.15", "float", m.rank(0, 4, kind="documented"), m.attribute("axis", -2, -2, kind="documented")
     ),
     "ThresholdedRelu": op("8.2", "float int8", ACTIVATION),
     "Tile": op("8.2", "float int bool"),
     "TopK": op(
         "8.2",
         "float int@8.6",
-        r.constant(1, "K", before="8.6"),
-        r.within(r.TOPK_K, kind="documented"),
-        r.attribute("largest", 1, 1, kind="silent", before="8.5", todo="negate input and values: largest is not read"),
-        r.attribute("sorted", 1, 1, kind="documented"),
-        r.refused("INT32", before="8.6"),
+        m.constant(1, "K", before="8.6"),
+        m.within(r.TOPK_K, kind="documented"),
+        m.attribute("largest", 1, 1, kind="silent", before="8.5", todo="negate input and values: largest is not read"),
+        m.attribute("sorted", 1, 1, kind="documented"),
+        m.refused("INT32", before="8.6"),
     ),
     "Transpose": op("8.2", "float int int8 bool"),
-    "Trilu": op("8.5", "float int int8 bool", r.rank(0, 2, 3, before="8.6"), r.within(r.UPPER, kind="silent")),
-    "Unsqueeze": op("8.2", "float int int8 bool", r.foldable(1, "axes", before="10.7"), r.EMPTY_AXES),
+    "Trilu": op("8.5", "float int int8 bool", m.rank(0, 2, 3, before="8.6"), m.within(r.UPPER, kind="silent")),
+    "Unsqueeze": op("8.2", "float int int8 bool", m.foldable(1, "axes", before="10.7"), r.EMPTY_AXES),
     "Upsample": op(
         "8.2",
         "float",
-        r.constant(1, "scales", before="8.4"),
-        r.within(r.COMPUTED_SCALES, since="8.4", kind="silent"),
+        m.constant(1, "scales", before="8.4"),
+        m.within(r.COMPUTED_SCALES, since="8.4", kind="silent"),
         r.RESIZE_LINEAR,
-        r.refused("INT32", before="8.5"),
-        r.refused("BOOL"),
+        m.refused("INT32", before="8.5"),
+        m.refused("BOOL"),
     ),
-    "Where": op("8.2", "float int bool@8.5", r.refused("BOOL", inputs=(1, 2), before="8.5"), data=1),
+    "Where": op("8.2", "float int bool@8.5", m.refused("BOOL", inputs=(1, 2), before="8.5"), data=1),
     "Xor": op("8.4", "bool", *OLD),
 }
 

@@ -126,7 +126,7 @@ NEARLY = {
     "parallel": {"project": lambda seen, depth: seen[..., :2] * 4},
     "tanh": {"activate": torch.tanh},
     "twice": {"activate": lambda w: w.sigmoid().sigmoid()},
-    "normalised": {"weigh": lambda w: w / (w.sum((2, 3, 4), keepdim=True) + 1e-3)},
+    "normalized": {"weigh": lambda w: w / (w.sum((2, 3, 4), keepdim=True) + 1e-3)},
     "constant weights": {"weigh": lambda w: w.detach()},
     "constant places": {"place": lambda uv: uv.detach()},
     "levels in reverse": {"weigh": lambda w: w.flip(-1)},

@@ -10,7 +10,7 @@ from torch import nn
 
 import svexport
 from svexport.cli._model import load_file
-from svexport.exporter.arguments import leaves
+from svexport.tracing.arguments import leaves
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "detr3d.py"
 WHAT = "a decoder of the DETR3D kind"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from svexport.exporter.source import shown_line, user_line
+from svexport.tracing.source import shown_line, user_line
 
 __all__ = ["StableOrder"]
 
@@ -29,7 +29,9 @@ class StableOrder(TorchFunctionMode):
         self._outside = sys._getframe(1).f_code
         return super().__enter__()
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         result = func(*args, **kwargs)

@@ -13,8 +13,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import svexport
-from svexport.graph.forms import write_for, write_plainly
 from svexport.graph.types import infer_types
+from svexport.tensorrt.forms import write_for, write_plainly
 from svexport.tensorrt.support.target import Target
 from tests.support import run_model
 

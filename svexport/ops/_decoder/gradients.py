@@ -14,16 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from svexport.ops._decoder.config import EPS, TransformerDecoderConfig, weight_names
+from svexport.ops._decoder.layers import fold_image_size
 from svexport.ops._op import _vjp, aliases
 from svexport.ops.add_bias_residual_layer_norm import OP as ADD_NORM
 from svexport.ops.camera_sample import OP as CAMERA_SAMPLE
-from svexport.ops.transformer_decoder import (
-    EPS,
-    TransformerDecoderConfig,
-    differentiable,
-    fold_image_size,
-    weight_names,
-)
+from svexport.ops.transformer_decoder import differentiable
 
 __all__ = ["recorded", "takes"]
 

@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from svexport.graph.check.report import Finding, listed
 from svexport.graph.scope import constant_value, is_standard
 from svexport.graph.walk import STANDARD, attributes_of, graphs, opset_of
+from svexport.tensorrt.check.report import Finding, listed
 from svexport.tensorrt.support.datatypes import FIRST, NARROWED, onnx_name
 from svexport.tensorrt.support.node import reduces_everything
 from svexport.tensorrt.support.operators import is_parsed

@@ -9,7 +9,7 @@ from torch import nn
 
 __all__ = ["Recorder", "record", "recorded", "remember"]
 
-_last: weakref.WeakKeyDictionary[nn.Module, tuple[tuple, dict[str, Any]]] = weakref.WeakKeyDictionary()
+_last: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]] = weakref.WeakKeyDictionary()
 
 
 class Recorder:
@@ -39,11 +39,11 @@ def record(model: nn.Module) -> Recorder:
     return Recorder(model)
 
 
-def recorded(model: nn.Module) -> tuple[tuple, dict[str, Any]] | None:
+def recorded(model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Positional and keyword arguments of the last recorded forward."""
     return _last.get(model)
 
 
-def remember(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+def remember(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Makes these the last recorded arguments of ``model``."""
     _last[model] = (args, kwargs)

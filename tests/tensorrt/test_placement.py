@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 import svexport
-from svexport.graph.check.placement import PLACEMENTS
+from svexport.tensorrt.check.placement import PLACEMENTS
 
 Q = "quantized"
 """A pair of QuantizeLinear and DequantizeLinear."""

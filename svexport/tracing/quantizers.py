@@ -51,7 +51,9 @@ def full_range(low: int, high: int) -> tuple[int, int] | None:
 class FullRanges(TorchFunctionMode):
     """Has fake quantizers of -127 to 127, say, traced as a clamp before one of all numbers of the type."""
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func not in _PARAMETERS:
             return func(*args, **kwargs)
@@ -155,9 +157,11 @@ class Copies:
         self.repeats = not changes and not random
 
     def single(self) -> nn.Module:
+        """The model, in its own precision; a fresh copy if forward changes it."""
         return copy.deepcopy(self._model) if self._changes else self._model
 
     def double(self) -> nn.Module:
+        """A copy in float64; a fresh one if forward changes it."""
         if self._double is None or self._changes:
             self._double = copy.deepcopy(self._model).double()
         return self._double
@@ -285,7 +289,9 @@ def largest(x: Tensor) -> float:
 class _AtRounding(TorchFunctionMode):
     """Sees what quantizers and ``torch.round`` are given."""
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "").partition(".")[0]
         if name in ROUNDING:

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 import svexport
 from svexport.errors import ExportError, SvexportError
-from svexport.graph.check import check
-from svexport.graph.check.report import CheckReport, Finding
+from svexport.tensorrt.check import check
+from svexport.tensorrt.check.report import CheckReport, Finding
 from tests.support import calls
 
 pytestmark = pytest.mark.core

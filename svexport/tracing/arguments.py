@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError, UnsupportedError
-from svexport.exporter.record import recorded
-from svexport.exporter.source import user_frame
-from svexport.exporter.swapped import untraced
+from svexport.tracing.record import recorded
+from svexport.tracing.source import user_frame
+from svexport.tracing.swapped import untraced
 
 __all__ = [
     "MODEL_ATTRIBUTE",
@@ -338,6 +338,7 @@ class FlatModel(nn.Module):
 
     @property
     def output_names(self) -> list[str]:
+        """By the keys and positions of the result; empty before the first run."""
         return self._results.names
 
     @property
@@ -347,9 +348,11 @@ class FlatModel(nn.Module):
 
     @property
     def output_dtypes(self) -> list[torch.dtype]:
+        """Of the last run's tensors."""
         return self._results.dtypes
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Puts the tensors in the place of the arguments' own, and returns the tensors of the result."""
         if torch.compiler.is_dynamo_compiling():  # which takes no modes in
             if self._mode is not None:
                 raise TracingStopped("mixed precision is none of dynamo's")
@@ -443,7 +446,7 @@ def own_failure(model: nn.Module, tensors: Sequence[Tensor]) -> ExportError | No
     the exporters' own errors say nothing."""
     packed: list[str] = []
 
-    def look(name: str, module: nn.Module, args: tuple) -> None:
+    def look(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
         if args and isinstance(args[0], nn.utils.rnn.PackedSequence):
             packed.append(name.replace(MODEL_ATTRIBUTE, "model", 1))
 

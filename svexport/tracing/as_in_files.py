@@ -29,7 +29,9 @@ class AsInFiles(TorchFunctionMode):
         self.notes: list[str] = []
         """Of what is compared another way than torch has it here, one of each kind, once there was such a call."""
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func in _SAMPLERS:
             given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]

@@ -74,14 +74,16 @@ class CheckReport:
 
     @property
     def errors(self) -> list[Finding]:
+        """Findings of severity ``error``."""
         return [finding for finding in self.findings if finding.severity == "error"]
 
     @property
     def warnings(self) -> list[Finding]:
+        """Findings of severity ``warning``."""
         return [finding for finding in self.findings if finding.severity == "warning"]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain JSON-serialisable values."""
+        """Everything, as plain JSON-serializable values."""
         return {"ok": self.ok, **asdict(self)}
 
     def __repr__(self) -> str:

@@ -13,14 +13,14 @@ from pathlib import Path
 import onnx
 
 from svexport.errors import SvexportError
-from svexport.graph.check.file import file_findings
-from svexport.graph.check.nodes import VERDICTS, Nodes
-from svexport.graph.check.placement import placement_findings
-from svexport.graph.check.report import SEVERITIES, CheckReport, Finding
-from svexport.graph.check.types import known_types
 from svexport.graph.reading import check_whole, damaged, read_model
 from svexport.graph.scope import light_copy
 from svexport.graph.walk import opset_of
+from svexport.tensorrt.check.file import file_findings
+from svexport.tensorrt.check.nodes import VERDICTS, Nodes
+from svexport.tensorrt.check.placement import placement_findings
+from svexport.tensorrt.check.report import SEVERITIES, CheckReport, Finding
+from svexport.tensorrt.check.types import known_types
 from svexport.tensorrt.support.target import Target
 
 __all__ = ["CheckReport", "Finding", "check"]

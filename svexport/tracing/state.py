@@ -98,6 +98,7 @@ def random_state() -> dict[str, Any]:
 
 
 def same_random_state(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two states of random numbers would draw the same."""
     numbers, others = (state["numpy"] for state in (one, other))
     same = torch.equal(one["torch"], other["torch"]) and one["python"] == other["python"]
     same &= all(np.array_equal(a, b) for a, b in zip(numbers, others, strict=True))

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 import onnx
 from onnx import TensorProto
 
-from svexport.graph.check.report import Finding, listed
-from svexport.graph.check.types import OURS, our_ops
 from svexport.graph.guard import is_guarded
 from svexport.graph.scope import constant_value, is_standard
 from svexport.graph.walk import STANDARD, attributes_of, graphs, graphs_of, opset_of
 from svexport.logging import logger
+from svexport.tensorrt.check.report import Finding, listed
+from svexport.tensorrt.check.types import OURS, our_ops
+from svexport.tensorrt.support.documented import allowed_types
 from svexport.tensorrt.support.node import Node, Undecided, UnknownTensor
 from svexport.tensorrt.support.operators import INSTEAD, OPERATORS, Operator, is_parsed
-from svexport.tensorrt.support.rules import Rule, allowed_types
+from svexport.tensorrt.support.rule import Rule
 from svexport.tensorrt.support.target import (
     DOMAIN_AS_NAMESPACE,
     LOCAL_FUNCTIONS,

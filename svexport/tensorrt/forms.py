@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from svexport.graph.scope import constant_value, drop_unused, is_standard, used_names
+from svexport.graph.scope import constant_value, constants_as_tensors, drop_unused, is_standard, used_names
 from svexport.graph.substitute import give_outputs, substitute
 from svexport.graph.walk import attributes_of, graphs, opset_of
 from svexport.symbolic._builder import FLOAT_TYPES, Builder, Value
@@ -22,7 +22,7 @@ from svexport.symbolic.layer_norm import define
 from svexport.symbolic.triu import keep
 from svexport.tensorrt.support.target import Target, Version
 
-__all__ = ["constants_as_tensors", "write_for", "write_plainly"]
+__all__ = ["write_for", "write_plainly"]
 
 _STATED = {
     "RoiAlign": ("sampling_ratio",),  # the parser's own default is 1, where ONNX's is 0
@@ -30,16 +30,6 @@ _STATED = {
     "Trilu": ("upper",),  # 0 for 1
 }
 """Attributes of which the parser has another default than ONNX."""
-
-
-def constants_as_tensors(model: onnx.ModelProto) -> None:
-    """Numbers and lists of them in Constants become tensors, in place: before opset 12 there is nothing else, and up to
-    9.1 the parser takes numbers for 0 and lists for empty."""
-    for graph in graphs(model.graph):
-        for node in graph.node:
-            tensor = constant_value(node) if is_standard(node, "Constant") else None
-            if tensor is not None and node.attribute[0].name != "value":
-                node.attribute[0].CopyFrom(helper.make_attribute("value", tensor))
 
 
 def write_plainly(model: onnx.ModelProto) -> None:

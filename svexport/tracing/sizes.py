@@ -51,6 +51,7 @@ class Size:
         return self.symbol if self.root == self.symbol else f"{factor}{self.offset:+}" if self.offset else factor
 
     def size(self, root: int) -> int:
+        """What it is where the root is that large."""
         return self.factor * root + self.offset
 
     def root_for(self, size: int) -> int:

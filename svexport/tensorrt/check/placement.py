@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import onnx
 
-from svexport.graph.check.report import Finding
 from svexport.graph.scope import constant_value, is_standard
 from svexport.graph.walk import STANDARD, graphs
+from svexport.tensorrt.check.report import Finding
 
 __all__ = ["PLACEMENTS", "Placement", "placement_findings"]
 
@@ -114,6 +114,7 @@ class Placement:
 
 
 def placement_findings(model: onnx.ModelProto) -> Iterator[Finding]:
+    """Where QuantizeLinear and DequantizeLinear stand in the way of a fusion, by :data:`PLACEMENTS`."""
     for graph in graphs(model.graph):
         if not any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in graph.node):
             continue

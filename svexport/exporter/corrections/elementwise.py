@@ -1,0 +1,224 @@
+"""Arithmetic, comparisons and bounds, as the TorchScript exporter writes them: corrections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.onnx import symbolic_helper
+
+from svexport.exporter.conversions import (
+    bounded,
+    integer_power,
+)
+from svexport.exporter.corrections.writer import TorchScriptWriter, constant_like, is_floating, is_not_negative
+
+__all__ = ["ELEMENTWISE", "arithmetic"]
+
+_Value = torch._C.Value
+_Own = Callable[..., Any]
+_kinds = torch.onnx.JitScalarType
+
+
+def _floor_divide(g: Any, own: _Own, self: _Value, other: _Value) -> Any:
+    """The exporter's own rounds towards zero."""
+    kind = _kinds.from_value(g.original_node.output(), _kinds.INT64)
+    floating = kind.dtype().is_floating_point
+    exact = kind if floating else _kinds.INT64
+    x, y = (v if _kinds.from_value(v) == exact else g.op("Cast", v, to_i=exact.onnx_type()) for v in (self, other))
+    result = g.op("Div", x, y)
+    if floating:
+        return g.op("Floor", result)
+    if not (is_not_negative(self) and is_not_negative(other)):  # one less where the rest and the divisor differ in sign
+        rest = g.op("Sub", x, g.op("Mul", result, y))
+        less = g.op("Less", g.op("Mul", rest, y), g.op("Constant", value_t=torch.tensor(0)))
+        result = g.op("Sub", result, g.op("Cast", less, to_i=exact.onnx_type()))
+    return result if kind == exact else g.op("Cast", result, to_i=kind.onnx_type())
+
+
+def _clamp(g: Any, own: _Own, self: _Value, low: _Value, high: _Value) -> Any:
+    return _bounded(g, self, low, high) or own(g, self, low, high)
+
+
+def _clamp_min(g: Any, own: _Own, self: _Value, low: _Value) -> Any:
+    return _bounded(g, self, low, None) or own(g, self, low)
+
+
+def _clamp_max(g: Any, own: _Own, self: _Value, high: _Value) -> Any:
+    return _bounded(g, self, None, high) or own(g, self, high)
+
+
+def _bounded(g: Any, self: _Value, low: _Value | None, high: _Value | None) -> Any:
+    """Before opset 12 Clip is for floating-point numbers, which the exporter sees to for static shapes alone, and after
+    it wrong of large integers; with one bound it makes infinities finite.
+
+    Never does it make floating-point numbers of integers, as such bounds do. None where its own is right.
+    """
+    mine, kind = (_kinds.from_value(v, _kinds.UNDEFINED) for v in (self, g.original_node.output()))
+    if _kinds.UNDEFINED in (mine, kind):
+        return None
+    bounds = [None if b is None or symbolic_helper._is_none(b) else b for b in (low, high)]
+    numbers = all(b is not None and b.node().kind() == "onnx::Constant" for b in bounds)
+    if numbers and mine == kind and mine.dtype().is_floating_point:
+        return None
+    x, low, high = (
+        v if v is None or (v is self and mine == kind) else g.op("Cast", v, to_i=kind.onnx_type())
+        for v in (self, *bounds)
+    )
+    return bounded(TorchScriptWriter(g), x, low, high)
+
+
+def arithmetic(g: Any, own: _Own, self: _Value, other: _Value, *rest: _Value) -> Any:
+    """The exporter's own makes doubles of constant integers and numbers (``arange(4) + 0.5``), and of the rest."""
+    kind = _kinds.from_value(g.original_node.output(), _kinds.UNDEFINED)
+    if is_floating(kind):
+        self, other = (_floating(g, value, kind) for value in (self, other))
+    return own(g, self, other, *rest)
+
+
+def _floating(g: Any, value: _Value, kind: Any) -> Any:
+    """What is of integers or booleans, as ``kind``."""
+    mine = _kinds.from_value(value, _kinds.UNDEFINED)
+    if mine == _kinds.UNDEFINED or is_floating(mine) or mine.dtype().is_complex:
+        return value
+    return g.op("Cast", value, to_i=kind.onnx_type())
+
+
+def _power(g: Any, own: _Own, self: _Value, exponent: _Value) -> Any:
+    """Of integers by products."""
+    kind = _kinds.from_value(g.original_node.output(), _kinds.UNDEFINED)
+    if kind == _kinds.UNDEFINED or is_floating(kind) or kind.dtype().is_complex:
+        return own(g, self, exponent)
+    base, times = map(_number, (self, exponent))
+    if isinstance(base, int) and isinstance(times, int):
+        base = self
+    return integer_power(TorchScriptWriter(g), base, times, kind.dtype())
+
+
+def _number(value: _Value) -> Any:
+    """A constant of one integer as such."""
+    constant = symbolic_helper._maybe_get_const(value, "t")
+    single = isinstance(constant, torch.Tensor) and not constant.dim() and not constant.dtype.is_floating_point
+    return int(constant) if single and int(constant) >= 0 else value
+
+
+def _softplus(g: Any, own: _Own, self: _Value, beta: _Value, threshold: _Value) -> Any:
+    """The exporter's own forgets the threshold."""
+    result = own(g, self, beta, threshold)
+    factor, limit = (symbolic_helper._maybe_get_const(v, "f") for v in (beta, threshold))
+    kind = _kinds.from_value(self, _kinds.UNDEFINED)
+    if limit >= 12 or not is_floating(kind):  # from there on both are the same number
+        return result
+    scaled = g.op("Mul", self, constant_like(g, factor, kind))
+    return g.op("Where", g.op("Greater", scaled, constant_like(g, limit, kind)), self, result)
+
+
+def _promoted(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
+    """Of integers and booleans as floating-point numbers, which the exporter's own leaves as they are."""
+    return own(g, _floating(g, self, _kinds.from_value(g.original_node.output(), _kinds.FLOAT)), *rest)
+
+
+def _rounded(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
+    """Integers are round."""
+    kind = _kinds.from_value(self, _kinds.FLOAT)
+    return own(g, self, *rest) if is_floating(kind) else g.op("Identity", self)
+
+
+def _unary(op_type: str) -> Callable[..., Any]:
+    """A function that ONNX has, and the exporter lacks."""
+
+    def convert(g: Any, own: _Own, self: _Value) -> Any:
+        kind = _kinds.from_value(g.original_node.output(), _kinds.FLOAT)
+        return g.op(op_type, _floating(g, self, kind))
+
+    return convert
+
+
+def _compared(op_type: str) -> Callable[..., Any]:
+    """``ge`` or ``le``: before opset 12 the exporter's own is that it is not the opposite, which is so of NaN."""
+
+    def convert(g: Any, own: _Own, self: _Value, other: _Value) -> Any:
+        alike = _alike(g, self, other) if g.opset < 12 else None
+        return own(g, self, other) if alike is None else g.op("Or", g.op(op_type, *alike), _equal(g, *alike))
+
+    return convert
+
+
+def _equality(differs: bool) -> Callable[..., Any]:
+    """``eq`` or ``ne``: before opset 11 there is no Equal of floating-point numbers."""
+
+    def convert(g: Any, own: _Own, self: _Value, other: _Value) -> Any:
+        alike = _alike(g, self, other) if g.opset < 11 else None
+        if alike is None:
+            return own(g, self, other)
+        return g.op("Not", _equal(g, *alike)) if differs else _equal(g, *alike)
+
+    return convert
+
+
+def _alike(g: Any, self: _Value, other: _Value) -> list[_Value] | None:
+    """Two floating-point tensors of one type; None where they are no such tensors, or of two such types."""
+    kinds = {_kinds.from_value(v, _kinds.UNDEFINED) for v in (self, other)}
+    floating = [kind for kind in kinds if is_floating(kind)]
+    return [_floating(g, value, floating[0]) for value in (self, other)] if len(floating) == 1 else None
+
+
+def _equal(g: Any, self: _Value, other: _Value) -> _Value:
+    if g.opset >= 11:
+        return g.op("Equal", self, other)
+    # Of NaN neither is true.
+    differs = g.op("Or", g.op("Less", self, other), g.op("Greater", self, other))
+    return g.op("Not", g.op("Or", differs, g.op("Or", g.op("IsNaN", self), g.op("IsNaN", other))))
+
+
+def _integers_within(*numbers: float | None) -> Callable[..., Any]:
+    """Of integers by comparisons, as of ``clamp``, between these numbers or those that are given."""
+
+    def convert(g: Any, own: _Own, self: _Value, *given: _Value) -> Any:
+        kind = _kinds.from_value(self, _kinds.UNDEFINED)
+        if kind == _kinds.UNDEFINED or is_floating(kind):
+            return own(g, self, *given)
+        bounds = numbers or [symbolic_helper._parse_arg(value, "f") for value in given]
+        low, high = (None if n is None else constant_like(g, n, kind) for n in bounds)
+        return bounded(TorchScriptWriter(g), self, low, high)
+
+    return convert
+
+
+ELEMENTWISE: dict[str, Callable[..., Any]] = {
+    **{f"aten::{name}": arithmetic for name in ("add", "fmod", "mul", "outer", "remainder", "rsub", "sub")},
+    **{
+        f"aten::{name}": _promoted
+        for name in (
+            "acos",
+            "asin",
+            "atan",
+            "cos",
+            "erf",
+            "exp",
+            "log",
+            "reciprocal",
+            "rsqrt",
+            "sigmoid",
+            "sin",
+            "sqrt",
+        )
+    },
+    **{f"aten::{name}": _promoted for name in ("log1p", "log2", "tan", "tanh")},
+    **{f"aten::{name}": _rounded for name in ("ceil", "floor", "round")},
+    **{f"aten::{name}": _unary(name.capitalize()) for name in ("acosh", "asinh", "atanh", "cosh", "sinh")},
+    "aten::clamp": _clamp,
+    "aten::clamp_max": _clamp_max,
+    "aten::clamp_min": _clamp_min,
+    "aten::floor_divide": _floor_divide,
+    "aten::eq": _equality(differs=False),
+    "aten::ge": _compared("Greater"),
+    "aten::hardtanh": _integers_within(),
+    "aten::le": _compared("Less"),
+    "aten::ne": _equality(differs=True),
+    "aten::pow": _power,
+    "aten::relu": _integers_within(0, None),
+    "aten::relu6": _integers_within(0, 6),
+    "aten::softplus": _softplus,
+}
