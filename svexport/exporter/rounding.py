@@ -85,10 +85,12 @@ class Rounding:
         expected: Sequence[Tensor],
         copies: Copies | None = None,
         call: Callable[[nn.Module, Sequence[Tensor]], Sequence[Tensor]] = lambda model, inputs: model(*inputs),
+        errors: float = 2.0,
     ) -> None:
-        """``call`` raises where a model does not compute the same functions as in this run."""
+        """``call`` raises where a model does not compute the same functions as in this run; ``errors`` of rounding is
+        what its every result changes by at most."""
         self._inputs, self._expected = inputs, expected
-        self._copies, self._call = copies or Copies(model), call
+        self._copies, self._call, self._errors = copies or Copies(model), call, errors
         self._tries: Iterator[Callable[[], Sequence[Tensor]]] | None = None
         self.gaps: list[Tensor | None] = [None] * len(expected)
         self.sizes = False
@@ -170,15 +172,16 @@ class Rounding:
         return self._call(self._copies.double(), inputs)
 
     def _perturbed(self, seed: int) -> Sequence[Tensor]:
-        with Perturbed(seed):
+        with Perturbed(seed, self._errors):
             return self._call(self._copies.single(), [t.clone() for t in self._inputs])
 
 
 class Perturbed(TorchDispatchMode):
-    """Changes each floating-point result by up to twice its type's rounding error, at random."""
+    """Changes each floating-point result by up to so many of its type's rounding errors, at random."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, errors: float = 2.0) -> None:
         super().__init__()
+        self._errors = errors
         self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -200,7 +203,7 @@ class Perturbed(TorchDispatchMode):
             size = size + exact.square().mean().sqrt()
         if name in _HALVES:
             size = size + 0.5
-        return (exact + 2 * torch.finfo(result.dtype).eps * size * by).to(result.dtype)
+        return (exact + self._errors * torch.finfo(result.dtype).eps * size * by).to(result.dtype)
 
 
 def _computes(func: Any) -> bool:

@@ -12,7 +12,17 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from svexport.errors import EngineError, VerificationError
-from svexport.exporter.agreement import AnotherWay, allow_rounding, closely, held, hold_closely, jumps, same_again, ties
+from svexport.exporter.agreement import (
+    CLOSEST,
+    AnotherWay,
+    allow_rounding,
+    closely,
+    held,
+    hold_closely,
+    jumps,
+    same_again,
+    ties,
+)
 from svexport.exporter.as_in_files import AsInFiles
 from svexport.exporter.borders import ANYWAY, MOST_RUNS, WITHOUT_NUMBERS, Borders, Sizes, refuse_beyond
 from svexport.exporter.finish import Signature
@@ -247,30 +257,42 @@ class Verification:
         self._compare(run, inputs, expected)
         return run in self._agreed
 
+    def forget(self, run: str) -> None:
+        """Lets go of the tensors of a run, whose results stay."""
+        for known in (self.inputs, self._ways, self._sizes, self._compared):
+            known.pop(run, None)  # type: ignore[attr-defined]
+
+    def held(self, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...]) -> list[tuple[float, float]]:
+        """rtol and atol that each output of a run which agrees was held to."""
+        usual = [self.held_to.held(e, _is_far(run)) for e in expected]
+        if not self._closely(run) or not self.held_to.fine:
+            return usual
+        with self.as_files:
+            measured = Rounding(self.model, inputs, expected, self._copies).measured()
+        return [closely(e, whole, own) for e, whole, own in zip(expected, usual, measured, strict=True)]
+
     def held_to_rounding(
         self, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...]
-    ) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-        """rtol and atol per output of a run that agrees: those it was held to, and a few times torch's own rounding
-        however little that is.
+    ) -> list[tuple[float, float]]:
+        """The same of a few times torch's own rounding, however little that is.
 
         Where that is unknown, or more than usual, and with quantizers, which make steps of it, the usual ones. The file
-        is held to the latter at once; :meth:`raise_failed` tells.
+        is held to it at once; :meth:`raise_failed` tells.
         """
         usual = [self.held_to.held(e, _is_far(run)) for e in expected]
         if not self._closely(run):
-            return usual, usual
+            return usual
         with self.as_files:
-            measured = Rounding(self.model, inputs, expected, self._copies).measured()
+            measured = Rounding(self.model, inputs, expected, self._copies, errors=1.0).measured()
         actual = self._computed(run, inputs, len(expected))
-        before, result = [], []
+        result = []
         for name, e, a, whole, own in zip(self.output_names, expected, actual, usual, measured, strict=True):
-            before.append(closely(e, whole, own) if self.held_to.fine else whole)
-            result.append(closely(e, whole, own, close=0.0))
+            result.append(closely(e, whole, own, CLOSEST, close=0.0))
             rtol, atol = result[-1]
             if not rtol and not (found := parity(name, e, a, run=run, rtol=rtol, atol=atol)).ok:
                 self.results.append(found)
                 self._failing[run] = inputs, actual
-        return before, result
+        return result
 
     def _closely(self, run: str) -> bool:
         """Whether torch's rounding says what outputs are held to: no tolerance that was given does, no quantizer."""
