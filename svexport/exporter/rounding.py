@@ -190,9 +190,12 @@ class Perturbed(TorchDispatchMode):
             return result
         if isinstance(result, (list, tuple)) and func.namespace == DOMAIN:  # one op for what others are many
             return type(result)(self._changed(func, item) for item in result)
-        return self._changed(func, result)
+        terms = None
+        if func._schema.name.partition("::")[2] in _MEANS and args[0].is_floating_point():
+            terms = func(args[0].abs(), *args[1:], **(kwargs or {}))
+        return self._changed(func, result, terms)
 
-    def _changed(self, func: Any, result: Any) -> Any:
+    def _changed(self, func: Any, result: Any, terms: Tensor | None = None) -> Any:
         if not isinstance(result, Tensor) or not result.is_floating_point():
             return result
         by = 2 * torch.rand(result.shape, generator=self._generator, dtype=torch.float64).to(result.device) - 1
@@ -201,6 +204,8 @@ class Perturbed(TorchDispatchMode):
         name = func._schema.name.partition("::")[2]
         if name in _SUMS:  # what is added up may be larger than what comes of it
             size = size + exact.square().mean().sqrt()
+        if terms is not None:
+            size = size.maximum(terms.double())
         if name in _HALVES:
             size = size + 0.5
         return (exact + self._errors * torch.finfo(result.dtype).eps * size * by).to(result.dtype)
@@ -213,6 +218,9 @@ def _computes(func: Any) -> bool:
 
 
 _SUMS = {"addmm", "baddbmm", "bmm", "convolution", "cumsum", "linear", "mean", "mm", "mv", "sum"}
+_MEANS = {"mean", "sum"}
+"""What rounds as its terms do, which may cancel."""
+
 _HALVES = {"sigmoid", "transformer_decoder"}
 """What ends in a sigmoid: ONNX Runtime computes it as a quotient plus a half, and so rounds the smallest as a half."""
 

@@ -47,11 +47,12 @@ def thorough(verification: Verification, model: onnx.ModelProto, lines: Mapping[
         lines: the user's, by name of a node.
     """
     planting = plant(verification, model, lines)
+    agreeing = verification.condense()
     if planting is None:
         verification.notes.append("no faults planted: the values inside of the file are too large to keep")
         return Faults(0, 0, 0)
     count, by_default, left = len(planting.sites), len(planting.unnoticed), len(planting.missed)
-    return Faults(count, count - by_default, by_default - left, [str(site) for site in planting.missed])
+    return Faults(count, count - by_default, by_default - left, [str(site) for site in planting.missed], agreeing)
 
 
 @dataclass(frozen=True)

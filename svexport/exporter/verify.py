@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
@@ -47,6 +48,9 @@ MOST_AT_BORDERS = 2**20
 
 MOST_CALLS = 3000
 """Of functions of torch, to look for sizes with which forward goes another way."""
+
+MOST_TOLD = 5
+"""Of what is said of inputs that were searched for."""
 
 Run = tuple[str, list[Tensor]]
 
@@ -261,6 +265,25 @@ class Verification:
         """Lets go of the tensors of a run, whose results stay."""
         for known in (self.inputs, self._ways, self._sizes, self._compared):
             known.pop(run, None)  # type: ignore[attr-defined]
+
+    def condense(self) -> int:
+        """Of runs that were searched for keeps the worst result of each output, the first notes and reasons to skip.
+
+        Returns:
+            how many such runs agree.
+        """
+        count = sum(run.startswith(SEARCHED) for run in self._agreed)
+        worst: dict[str, Parity] = {}
+        for p in self.results:
+            if p.run.startswith(SEARCHED) and (p.name not in worst or p.max_rel > worst[p.name].max_rel):
+                worst[p.name] = p
+        self.results = [p for p in self.results if not p.run.startswith(SEARCHED)] + list(worst.values())
+        for lines in (self.notes, self.skipped):
+            told = [line for line in lines if re.search(rf"\b{SEARCHED} \d", line)]
+            if more := told[MOST_TOLD:]:
+                lines[:] = [line for line in lines if line not in more]
+                lines.append(f"{SEARCHED} inputs: {len(more)} more of the kind")
+        return count
 
     def held(self, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...]) -> list[tuple[float, float]]:
         """rtol and atol that each output of a run which agrees was held to."""
