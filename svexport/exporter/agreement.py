@@ -15,7 +15,7 @@ from svexport.parity import Parity, parity
 
 __all__ = ["CLOSEST", "AnotherWay", "allow_rounding", "closely", "held", "hold_closely", "jumps", "same_again", "ties"]
 
-CLOSE = 2.0**-16
+CLOSE = 2.0**-17
 """Of an output's largest number: what torch and ONNX Runtime seldom differ by."""
 
 MOST_ROUNDING = 10.0
