@@ -2,12 +2,13 @@
 
 Single faults are planted in each file, node by node. One counts where it changes an output by more than ten times what
 torch in float32 differs from float64 there, on an input that verification tries or on one of so many others, searched
-apart from those (1000 unless given).
+apart from those (1000 unless given). With names the results of other models stay as they are.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import sys
 import tempfile
 import time
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 import svexport
 from benchmarks._apart import Apart
-from benchmarks._measure import write
+from benchmarks._measure import RESULTS, write
 from svexport.cli._model import load_file
 from svexport.exporter import thorough
 from svexport.exporter.planted import Planted, Recording, Site
@@ -66,16 +67,17 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 def main(count: int = 1000, *names: str) -> None:
     warnings.simplefilter("ignore")
-    rows = []
+    file = RESULTS / "faults-cpu.json"
+    rows = {row["model"]: row for row in json.loads(file.read_text())["rows"]} if names and file.exists() else {}
     for name in names or MODELS:
         torch.manual_seed(0)
         model, args = MODELS[name]()
         try:
-            rows.append({"model": name, **measured(model.eval(), args, count)})
+            rows[name] = {"model": name, **measured(model.eval(), args, count)}
         except svexport.VerificationError as error:
-            rows.append({"model": name, "refused": str(error)})
-        print(rows[-1], flush=True)
-        write("faults-cpu", rows)  # what has been measured stays, if a later one is broken off
+            rows[name] = {"model": name, "refused": str(error)}
+        print(rows[name], flush=True)
+        write("faults-cpu", [rows[known] for known in MODELS if known in rows])  # stays, if a later one is broken off
 
 
 def measured(model: nn.Module, args: Any, count: int) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def export(
             verified.
             ``"thorough"`` plants single faults in the file, says how many of them these inputs notice, and searches for
             inputs that notice the others: ``report.faults``. It holds the file to five times torch's own rounding, and
-            takes some hundred times as long as a comparison.
+            takes minutes where the file has hundreds of nodes.
             ``F.grid_sample`` of a half model is compared as torch computes it on CUDA, with coordinates in float32, and
             ``topk(sorted=False)``, which torch leaves in any order, in that of files: sorted.
             Elements may be steps of a quantizer apart where torch takes them for the other step, too, once what it
