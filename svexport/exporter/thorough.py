@@ -26,7 +26,7 @@ SEARCHES = 72
 WALKS = 24
 """Towards the sides of borders that a channel has not been on."""
 
-CHANGES = 300
+CHANGES = 100
 """Of inputs that came closest to showing a fault, tried without finding one more, or coming closer."""
 
 CLOSER = 0.1
