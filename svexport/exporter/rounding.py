@@ -192,7 +192,8 @@ class Perturbed(TorchDispatchMode):
             return type(result)(self._changed(func, item) for item in result)
         terms = None
         if func._schema.name.partition("::")[2] in _MEANS and args[0].is_floating_point():
-            terms = func(args[0].abs(), *args[1:], **(kwargs or {}))
+            others = {name: value for name, value in (kwargs or {}).items() if name != "dtype"}
+            terms = func(args[0].double().abs(), *args[1:], **others)  # which may not fit into the type
         return self._changed(func, result, terms)
 
     def _changed(self, func: Any, result: Any, terms: Tensor | None = None) -> Any:
@@ -205,7 +206,7 @@ class Perturbed(TorchDispatchMode):
         if name in _SUMS:  # what is added up may be larger than what comes of it
             size = size + exact.square().mean().sqrt()
         if terms is not None:
-            size = size.maximum(terms.double())
+            size = size.maximum(terms)
         if name in _HALVES:
             size = size + 0.5
         return (exact + self._errors * torch.finfo(result.dtype).eps * size * by).to(result.dtype)

@@ -145,6 +145,18 @@ def test_faults_just_above_the_rounding(tmp_path) -> None:
     assert svexport.export(Slightly(0.999997), x, tmp_path / "m.onnx", opset=13, verify="thorough").verified
 
 
+def test_rounding_of_numbers_that_nearly_overflow() -> None:
+    """The sum of their sizes does."""
+
+    class Total(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor]:
+            return (x.sum(0),)
+
+    x = torch.tensor([3e38, -3e38, 2e38, -2e38, 1e38]).repeat(4, 1).T.contiguous()
+    (own,) = Rounding(Total(), [x], [x.sum(0)], errors=1.0).measured()
+    assert own > 1e-7 * 3e38
+
+
 def test_rounding_of_numbers_that_cancel() -> None:
     """What float32 may make of their mean in another order, beside torch's own measure of it."""
 
