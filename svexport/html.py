@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Link",
+    "blank",
     "check_place",
+    "cut",
     "drawing",
     "error_figure",
     "folded",
@@ -62,9 +64,10 @@ body.svexport { color-scheme: light dark; --ink: #1b1f24; --soft: #5b6472; --lin
 .svexport th[tabindex] { cursor: pointer; }
 .svexport th[aria-sort=ascending]::after { content: " \\2191"; }
 .svexport th[aria-sort=descending]::after { content: " \\2193"; }
+@media (min-width: 44.01rem) { .svexport .narrow { display: none; } }
 @media (max-width: 44rem) {
   body.svexport { margin: 1.5rem auto; padding: 0 .9rem; }
-  .svexport .scroll svg, .svexport .scroll img { max-width: none; width: 36rem; }
+  .svexport .wide { display: none; }
   .svexport .scroll thead { display: none; }
   .svexport .scroll table, .svexport .scroll tbody { display: block; }
   .svexport .scroll tr { display: flex; flex-wrap: wrap; gap: 0 1.2rem; padding: .5rem .4rem;
@@ -217,15 +220,18 @@ def write(path: str | os.PathLike[str], text: str) -> None:
 _INK, _FAINT = "#010203", "#8b95a3"
 _BEFORE, _AFTER, _WARN, _BAD = "#a3aebd", "#3b82f6", "#e5a13a", "#e5484d"
 _DPI = 120
+_WIDE, _NARROW = 9.0, 3.9
+"""Inches that a picture has on a page, and on one of 400 pixels."""
 _FLOOR = 10.0 ** HISTOGRAM_RANGE[0]
 """Where zero stands on a logarithmic axis of errors."""
 
 
 @contextmanager
-def drawing(salt: str = "") -> Iterator[None]:
+def drawing(salt: str = "", width: float = _WIDE) -> Iterator[None]:
     """matplotlib's own defaults and our style; figures are made and saved inside. The caller's settings come back.
 
-    ``salt`` tells the ids in one SVG from those in others on the same page.
+    ``salt`` tells the ids in one SVG from those in others on the same page; ``width``, in inches, is for
+    :func:`blank`.
     """
     import matplotlib
 
@@ -238,6 +244,7 @@ def drawing(salt: str = "") -> Iterator[None]:
                 "svg.hashsalt": salt,
                 "text.parse_math": False,
                 "font.size": 10,
+                "figure.figsize": (width, width),
                 "text.color": _INK,
                 "axes.labelcolor": _INK,
                 "axes.edgecolor": _FAINT,
@@ -257,17 +264,24 @@ def drawing(salt: str = "") -> Iterator[None]:
 
 
 def picture(description: str, draw: Callable[..., Figure], *args: Any) -> str:
-    """``draw(*args)`` as SVG inside a page; without matplotlib, a line that says so."""
-    drawn = _saved(description, draw, args, format="svg", transparent=True, metadata={"Date": None})
+    """``draw(*args)`` as SVG inside a page, for wide and for narrow ones; without matplotlib, a line that says so."""
+    drawn = [_svg(description, draw, args, *size) for size in (("wide", _WIDE), ("narrow", _NARROW))]
+    return _not_drawn(description) if None in drawn else "\n".join(map(str, drawn))
+
+
+def _svg(description: str, draw: Callable[..., Figure], args: Sequence[Any], kind: str, width: float) -> str | None:
+    """Drawn ``width`` inches wide, in a ``div`` of the class ``kind``, one of which a page shows."""
+    options = {"format": "svg", "transparent": True, "metadata": {"Date": None}}
+    drawn = _saved(f"{description} {kind}", draw, args, width, **options)
     if drawn is None:
-        return _not_drawn(description)
+        return None
     svg = drawn.decode("utf-8")
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r' id="[\w.]+_\d+"', "", svg)  # names that would repeat on a page; those referred to are hashes
     svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(description)}"', 1)
     svg = re.sub(r"\n\s*", "\n", svg).strip()
-    return f'<div class="scroll">{svg}</div>'  # where a page is narrow, rather than too small to be read
+    return f'<div class="{kind}">{svg}</div>'
 
 
 def image(description: str, draw: Callable[..., Figure], *args: Any) -> str:
@@ -285,9 +299,11 @@ def image(description: str, draw: Callable[..., Figure], *args: Any) -> str:
     return f'<img alt="{escape(description)}" width="{width:.0f}" src="{source}">'
 
 
-def _saved(description: str, draw: Callable[..., Figure], args: Sequence[Any], **options: Any) -> bytes | None:
+def _saved(
+    salt: str, draw: Callable[..., Figure], args: Sequence[Any], width: float = _WIDE, **options: Any
+) -> bytes | None:
     try:
-        with drawing(f"{draw.__name__} {description}"):
+        with drawing(f"{draw.__name__} {salt}", width):
             stream = io.BytesIO()
             draw(*args).savefig(stream, **options)
     except ImportError:
@@ -299,18 +315,24 @@ def _not_drawn(description: str) -> str:
     return note(f"{description}: not drawn, because matplotlib is not installed (pip install matplotlib)")
 
 
+def blank(height: float) -> Figure:
+    """A figure without axes, so many inches high and as wide as :func:`drawing` says."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(matplotlib.rcParams["figure.figsize"][0], height), layout="constrained")
+
+
 def error_figure(parities: Sequence[Parity], atol: float) -> Figure:
     """How many elements of each output are how far off: one row per output, its runs added up, the worst eight.
 
     Bars right of the tolerance line are red where the output failed, amber where ``rtol`` lets them pass.
     """
-    from matplotlib.figure import Figure
-
     names = list(dict.fromkeys(p.name for p in parities))
     worst = {name: max(p.max_rel for p in parities if p.name == name) for name in names}
     shown = sorted(sorted(names, key=lambda name: -worst[name])[:8], key=names.index)
     low, high = HISTOGRAM_RANGE
-    figure = Figure(figsize=(9, 0.6 + 1.05 * len(shown)), layout="constrained")
+    figure = blank(0.6 + 1.05 * len(shown))
     rows: list[Axes] = list(figure.subplots(len(shown), squeeze=False, sharex=True)[:, 0]) if shown else []
     for axes, name in zip(rows, shown, strict=True):
         runs = [p for p in parities if p.name == name]
@@ -327,10 +349,11 @@ def error_figure(parities: Sequence[Parity], atol: float) -> Figure:
         axes.set_yticks([1, top], ["1", f"{top:,}"])
         axes.set_xlim(low, high)
         ticks = range(low, high + 1, 2)
-        axes.set_xticks(ticks, ["0", *(f"1e{decade}" for decade in ticks[1:])])  # the first bin holds the zeros
+        labels = ["" if index % 2 else f"1e{decade}" for index, decade in enumerate(ticks)]
+        axes.set_xticks(ticks, ["0", *labels[1:]])  # the first bin holds the zeros
         axes.grid(axis="y", color=_FAINT, alpha=0.25, linewidth=0.6)
         axes.set_axisbelow(True)
-        axes.set_title(_cut(name), loc="left")
+        axes.set_title(cut(name), loc="left")
         largest = max(p.max_abs for p in runs)
         verdict = f"max {largest:.1e}" if largest else "exact"
         axes.set_title(verdict if ok else f"{verdict}, outside tolerance", loc="right", color=_INK if ok else _BAD)
@@ -346,14 +369,12 @@ def node_figure(
     before: Mapping[str, int], after: Mapping[str, int], labels: tuple[str, str] = ("before", "after")
 ) -> Figure:
     """Two counts of nodes by type side by side: ours, the most frequent others to make sixteen, the rest added up."""
-    from matplotlib.figure import Figure
-
     ours = {op.node_type for op in OPS.values()}
     kinds = sorted({*before, *after}, key=lambda k: (k not in ours, -max(before.get(k, 0), after.get(k, 0)), k))
     rest = kinds[16:] if len(kinds) > 17 else []
     kinds = kinds[: len(kinds) - len(rest)]
-    names = [_cut(kind) for kind in kinds] + [f"{len(rest)} other types"] * bool(rest)
-    figure = Figure(figsize=(9, 0.9 + 0.36 * len(names)), layout="constrained")
+    names = [cut(kind) for kind in kinds] + [f"{len(rest)} other types"] * bool(rest)
+    figure = blank(0.9 + 0.36 * len(names))
     axes = figure.subplots()
     for counts, label, colour, offset in zip((before, after), labels, (_BEFORE, _AFTER), (-0.19, 0.19), strict=True):
         values = [counts.get(kind, 0) for kind in kinds] + [sum(counts.get(kind, 0) for kind in rest)] * bool(rest)
@@ -366,16 +387,15 @@ def node_figure(
     axes.xaxis.set_visible(False)
     axes.spines["bottom"].set_visible(False)
     axes.margins(x=0.06, y=0.02)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0, ncols=2)
+    figure.legend(loc="outside upper left")
     return figure
 
 
 def layer_figure(layers: Sequence[Parity], atol: float) -> Figure:
     """The largest error of each layer in order of execution; red outside the tolerance, the first of those named."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(9, 2.8), layout="constrained")
+    figure = blank(2.8)
     axes: Axes = figure.subplots()
     heights = [min(max(p.max_abs, _FLOOR), 1e12) for p in layers]
     axes.plot(heights, color=_FAINT, linewidth=1, zorder=1)
@@ -384,7 +404,7 @@ def layer_figure(layers: Sequence[Parity], atol: float) -> Figure:
     if first is not None:
         axes.axvline(first, color=_BAD, linewidth=1, alpha=0.5, zorder=0)
         align = "right" if first > 0.6 * len(layers) else "left"
-        name = f"\u00a0{_cut(layers[first].name)}\u00a0"
+        name = f"\u00a0{cut(layers[first].name)}\u00a0"
         axes.text(first, 0.93, name, transform=axes.get_xaxis_transform(), ha=align, color=_BAD)
     axes.set_yscale("log")
     axes.set_ylim(min(heights) / 3, max(*heights, atol, _FLOOR) * 30)
@@ -395,17 +415,16 @@ def layer_figure(layers: Sequence[Parity], atol: float) -> Figure:
     )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", color=_FAINT, alpha=0.25, linewidth=0.6)
-    axes.set_xlabel(f"layers in order of execution (dashed: atol {atol:g})")
+    axes.set_xlabel(f"layers as they run (dashed: atol {atol:g})")
     axes.set_ylabel("largest absolute error")
     return figure
 
 
 def signal_figure(series: Mapping[str, Sequence[float]]) -> Figure:
     """Decibels of signal over noise of each layer in order of execution, a line for each precision."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(9, 2.8), layout="constrained")
+    figure = blank(2.8)
     axes: Axes = figure.subplots()
     for number, (name, values) in enumerate(series.items()):
         shown = [value if math.isfinite(value) else math.nan for value in values]
@@ -421,30 +440,26 @@ def signal_figure(series: Mapping[str, Sequence[float]]) -> Figure:
 
 def ranking_figure(names: Sequence[str], alone: Sequence[float], rest: Sequence[float], whole: float) -> Figure:
     """What is lost with each layer alone quantized, as bars, and with it and those above it left as they were."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 1.1 + 0.24 * len(names)), layout="constrained")
+    figure = blank(1.7 + 0.24 * len(names))
     axes: Axes = figure.subplots()
     places = range(len(names))
     axes.barh(places, alone, height=0.6, color=_FAINT, label="it alone quantized")
     axes.plot(rest, places, color=_BAD, linewidth=1, marker="o", markersize=3.5, label="all below it quantized")
     axes.axvline(whole, color=_INK, linewidth=1, linestyle=(0, (4, 3)), label="all quantized")
-    axes.set_yticks(places, list(map(_cut, names)))
+    axes.set_yticks(places, list(map(cut, names)))
     axes.invert_yaxis()
     axes.set_xlabel("lost")
-    axes.legend(loc="lower right")
+    figure.legend(loc="outside upper left")
     return figure
 
 
 def where_figure(where: Where) -> Figure:
     """The largest error at each index of every axis, a strip of colours for each."""
-    from matplotlib.figure import Figure
-
     axes = [axis for axis, size in enumerate(where.shape) if size > 1] or [0]
     errors = [max(error, _FLOOR) for axis in axes for error in where.largest[axis]]
     high = math.log10(min(max(errors), 1e12))
     low = max(min(math.log10(min(error, 1e12)) for error in errors), high - 6)
-    figure = Figure(figsize=(9, 0.7 + 0.55 * len(axes)), layout="constrained")
+    figure = blank(0.7 + 0.55 * len(axes))
     rows: list[Axes] = list(figure.subplots(len(axes), squeeze=False)[:, 0])
     for row, axis in zip(rows, axes, strict=True):
         size = where.shape[axis]
@@ -461,8 +476,12 @@ def where_figure(where: Where) -> Figure:
     return figure
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= 60 else f"…{name[-59:]}"
+def cut(name: str) -> str:
+    """Its end, as much as fits beside what is drawn."""
+    import matplotlib
+
+    most = int(5 * matplotlib.rcParams["figure.figsize"][0])
+    return name if len(name) <= most else f"…{name[1 - most :]}"
 
 
 def _more(count: int) -> str:

@@ -148,7 +148,7 @@ def test_pictures_say_what_they_show():
     errors = Checked(drawn("errors")).text
     assert "boxes" in errors
     assert "$x_{1}$" in errors  # as text, not as a formula
-    assert errors.count("outside tolerance") == 3
+    assert errors.count("outside tolerance") == 2 * 3  # for wide and for narrow pages
     nodes = Checked(drawn("nodes")).text
     assert "before: 451 nodes" in nodes
     assert "after: 12 nodes" in nodes
@@ -160,6 +160,17 @@ def test_pictures_say_what_they_show():
     labels = re.findall(r"<text[^>]*>([^<]*)</text>", html.picture("", html.layer_figure, layers, 1e-4))
     assert "0" in labels
     assert "1e-12" not in labels  # where zeros stand
+
+
+def test_a_narrow_page_has_pictures_of_its_width():
+    names = [f"backbone.stage{i}.attention.query_projection" for i in range(3)]
+    wide, narrow = html.picture("", html.ranking_figure, names, [0.1, 0.2, 0.3], [0.3, 0.2, 0.1], 0.4).split("\n<div")
+    widths = [float(re.search(r'viewBox="0 0 ([\d.]+)', text)[1]) for text in (wide, narrow)]
+    assert widths == pytest.approx([9.0 * 72, 3.9 * 72])
+    shown = [re.findall(r">(…?[\w.]*query_projection)<", text) for text in (wide, narrow)]
+    assert shown[0] == names
+    assert all(name.startswith("…") and len(name) < 30 for name in shown[1])
+    assert len(shown[1]) == 3
 
 
 def test_matplotlib_settings_are_left_alone():

@@ -127,14 +127,15 @@ class ConstantValues(TorchFunctionMode):
         args, kwargs = self._with_numbers(name, args, kwargs)
         if name in ("__getitem__", "index_put", "index_put_", "__setitem__"):
             args = self._with_places(name, args)
+        data = name == "data" and getattr(func, "__self__", None) is Tensor.data
         try:
-            result = func(*args, **kwargs)
+            result = args[0].detach() if data else func(*args, **kwargs)  # of which torch.export loses the values
         except Exception as error:
             line = user_line(sys._getframe(1), self._outside)
             if line and not hasattr(error, LINE):
                 setattr(error, LINE, shown_line(*line))
             raise
-        if name == "data" and getattr(func, "__self__", None) is Tensor.data:
+        if data:
             self._data.add(_storage(result))
         self._forget_written(name, args, kwargs)
         if constant:

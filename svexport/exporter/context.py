@@ -186,6 +186,8 @@ def _decomposed_by_node() -> Iterator[None]:
     own = _fx_passes.decompose_with_registry
 
     def decompose(program: torch.export.ExportedProgram, registry: Any) -> torch.export.ExportedProgram:
+        if any(isinstance(value, torch._subclasses.FakeTensor) for value in program.constants.values()):
+            raise NotTraced("forward makes a constant whose values torch.export loses, with which it ends the process")
         known = set(_decomp.get_onnx_implemented_overloads(registry))
         table = _decomp.create_onnx_friendly_decomposition_table(known)
         composites = decomp_utils._collect_all_valid_cia_ops()  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from svexport.exporter.sizes import Size, tiled
 
-__all__ = ["FIRST", "KINDS", "NOTHING", "FAR", "Resized", "of_kind", "far", "is_mask", "random"]
+__all__ = ["FIRST", "KINDS", "NEXT", "NOTHING", "FAR", "Resized", "of_kind", "far", "is_mask", "random"]
 
 KINDS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "negated": (torch.neg, torch.logical_not),
@@ -28,6 +28,9 @@ NOTHING = ("zeros", "zero")
 
 FIRST = ("random first",)
 """Of models that forward changes: what they remember of the given inputs is not in a file."""
+
+NEXT = ("random next",)
+"""Of those again, right after: what they return may not depend on what they remember."""
 
 MOST_ELEMENTS = 2**14
 """Of inputs of other sizes, or some times as many as are given."""

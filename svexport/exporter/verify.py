@@ -27,7 +27,7 @@ from svexport.exporter.agreement import (
 from svexport.exporter.as_in_files import AsInFiles
 from svexport.exporter.borders import ANYWAY, MOST_RUNS, WITHOUT_NUMBERS, Borders, Sizes, refuse_beyond
 from svexport.exporter.finish import Signature
-from svexport.exporter.inputs import FAR, FIRST, KINDS, NOTHING, Resized, far, of_kind, random
+from svexport.exporter.inputs import FAR, FIRST, KINDS, NEXT, NOTHING, Resized, far, of_kind, random
 from svexport.exporter.quantizers import ROUNDING, Copies, allow_steps
 from svexport.exporter.rounding import Rounding, Tolerances
 from svexport.exporter.sizes_of_file import SizesOfFile
@@ -179,7 +179,8 @@ class Verification:
             yield from ([(name, [of_kind(name, t) for t in tensors])] for name in KINDS)
         if self._changes:
             self.state.restore()
-            yield ((FIRST[0], inputs) for inputs in random(tensors, [t.shape for t in tensors]))
+            for name in (*FIRST, *NEXT):
+                yield ((name, inputs) for inputs in random(tensors, [t.shape for t in tensors]))
         near = partial(self._borders.runs_near_numbers, lambda: user_numbers(self.model, tensors))
         others = () if guarded.sizes else (self._borders.runs_of_nearest, self._sizes_of_other_ways)
         rounded = partial(self._borders.runs_at_roundings, self._sizes_of_file)
@@ -339,12 +340,12 @@ class Verification:
         failure = f"the model itself fails there ({type(first).__name__}: {first})"
         why = str(first) if isinstance(first, _NotFinite) else failure
         self.skipped.append(f"{tried}: {why}")
-        if self._resized.given and not self._sized and refusals.keys().isdisjoint({"random", *FAR, *FIRST}):
+        if self._resized.given and not self._sized and refusals.keys().isdisjoint({"random", *FAR, *FIRST, *NEXT}):
             self.notes.append(f"not verified with {tried}: {why}")
         return None
 
     def _compare(self, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...]) -> None:
-        self._sized |= run not in {"given", "random", *FAR, *FIRST, *KINDS}
+        self._sized |= run not in {"given", "random", *FAR, *FIRST, *NEXT, *KINDS}
         self.inputs[run] = list(inputs)
         if run in KINDS and any(self._ways[run] == way for way in self._compared.values()):
             return

@@ -320,9 +320,7 @@ def _measure(contenders: Sequence[_Contender], seconds: float, runs: int | None)
 
 def timing_figure(timings: Sequence[Timing]) -> Figure:
     """Every contender's runs as a bar from p10 to p90 with a tick at the median."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 0.6 + 0.45 * len(timings)), layout="constrained")
+    figure = html.blank(0.6 + 0.45 * len(timings))
     axes = figure.add_subplot()
     for row, timing in enumerate(timings):
         low, high = timing.percentile(10), timing.percentile(90)
@@ -330,8 +328,8 @@ def timing_figure(timings: Sequence[Timing]) -> Figure:
             row, high - low, left=low, height=0.5, color="#e5484d" if timing.ok is False else "#3b82f6", alpha=0.5
         )
         axes.plot([timing.median] * 2, [row - 0.3, row + 0.3], color="#010203", linewidth=1.5)
-    axes.set_yticks(range(len(timings)), [t.name for t in timings])
+    axes.set_yticks(range(len(timings)), [html.cut(t.name) for t in timings])
     axes.invert_yaxis()
     axes.set_xlim(left=0)
-    axes.set_xlabel("milliseconds: median, and 80 of 100 runs")
+    axes.set_xlabel("ms: median, p10 to p90")
     return figure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -122,3 +123,27 @@ def test_weights_are_not_written_to(tmp_path) -> None:
     except svexport.ExportError:
         pass
     assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+@pytest.mark.parametrize("how", ["array", "numbers", "long"])
+def test_data_of_a_constant(how, opset, tmp_path) -> None:
+    """A stereo net's regression of disparities: torch.export alone loses the values of ``.data``, or crashes."""
+
+    class Regression(nn.Module):
+        def forward(self, costs: Tensor) -> Tensor:
+            size = costs.shape[1]
+            if how == "array":
+                disparities = torch.Tensor(np.reshape(np.array(range(size)), [1, size, 1]))
+            elif how == "numbers":
+                disparities = torch.Tensor([[[0.0], [1.0], [2.0]]])
+            else:
+                disparities = torch.tensor([0, 1, 2]).view(1, -1, 1)
+            return (F.softmax(costs, 1) * disparities.data).sum(1)
+
+    model, costs = Regression(), torch.randn(2, 3, 5)
+    report = svexport.export(model, costs, tmp_path / "m.onnx", opset=opset, dynamic_shapes={"costs": {0: "n", 2: "w"}})
+    assert report.verified
+    assert not any("TorchScript" in note for note in report.notes)
+    costs = torch.randn(3, 3, 7)
+    torch.testing.assert_close(svexport.load(report.path)(costs), model(costs))

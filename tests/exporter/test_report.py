@@ -86,7 +86,7 @@ def test_page(report, tmp_path):
     assert order == sorted(order)
     for piece in ("x = torch.einsum(", "if a < b & c else x", "a <branch> was traced", "<scores>", "for TensorRT 8.6"):
         assert piece in text
-    assert page.count('role="img"') == 2  # parity, nodes
+    assert page.count('role="img"') == 4  # parity, nodes: for wide and for narrow pages
     assert not re.search(r"<script |<link|(src|href)=.http|@import", page)  # but for the page's own script
 
 

@@ -56,7 +56,7 @@ def test_side_by_side(tmp_path: Path) -> None:
     assert "metric float" in repr(found)
     found.to_html(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert page.count("<svg") == 1
+    assert page.count('<div class="wide">') == page.count('<div class="narrow">') == 1
     assert all(text in page for text in ("act, call 2", "half", "int8"))
     assert "<img" in found._repr_html_()
 

@@ -503,7 +503,7 @@ def test_page(comparison, tmp_path):
     start = min(names.index("norm") - 2, len(names) - 8)
     assert rows == names[start : start + 8]
     assert "norm" in rows
-    assert text.count("<svg") == 4  # outputs, layers, and where the error lies in one of either
+    assert text.count("<svg") == 2 * 4  # outputs, layers, and where the error lies in one of either
     assert [f.name for f in path.parent.iterdir()] == ["net.html"]
     assert "<table" in comparison._repr_html_()
     assert "<html" not in comparison._repr_html_()
