@@ -119,7 +119,8 @@ def export(
             nothing follows from these values but what has been compared. ``"quick"``: on ``args`` alone, and not called
             verified.
             ``"thorough"`` plants single faults in the file, says how many of them these inputs notice, and searches for
-            inputs that notice the others: ``report.faults``.
+            inputs that notice the others: ``report.faults``. It holds the file to five times torch's own rounding, and
+            takes minutes where the file has hundreds of nodes.
             ``F.grid_sample`` of a half model is compared as torch computes it on CUDA, with coordinates in float32, and
             ``topk(sorted=False)``, which torch leaves in any order, in that of files: sorted.
             Elements may be steps of a quantizer apart where torch takes them for the other step, too, once what it
@@ -129,7 +130,7 @@ def export(
         atol: absolute tolerance of verification; default: 1e-4, of half models what their type can resolve, times the
             largest number of the output where that is below 1; more, up to that, where torch's own rounding is. Where
             both are the default, nor half types or quantizers take part, ten times torch's own rounding, of what
-            differs by more than 2**-16 of that number.
+            differs by more than 2**-17 of that number.
         freeze: names of inputs that become constants of the file, with the values in ``args``; the report's notes and
             the file's ``doc_string`` say so.
         keep: with a half ``dtype``, what stays float32: names of modules, or patterns of them (``"head.*"``), with all

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from svexport.tracing.sizes import Size, tiled
 
-__all__ = ["FIRST", "KINDS", "NEXT", "NOTHING", "FAR", "Resized", "of_kind", "far", "random"]
+__all__ = ["FIRST", "KINDS", "NEXT", "NOTHING", "FAR", "Resized", "of_kind", "far", "is_mask", "random"]
 
 KINDS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "negated": (torch.neg, torch.logical_not),
@@ -61,7 +61,7 @@ def _scaled(tensor: Tensor, size: int | None) -> Tensor:
         return (tensor.double() * signs * 10 ** ((4 * noise).floor() - 1)).clamp(-most, most).to(tensor.dtype)
     if size is not None:
         return (noise * size).long().clamp(max=size - 1).to(tensor.dtype)
-    if tensor.dtype == torch.bool or _is_mask(tensor):
+    if tensor.dtype == torch.bool or is_mask(tensor):
         return (noise < 0.5).to(tensor.dtype) if bool(tensor.all()) else torch.ones_like(tensor)
     least = min(int(tensor.min()), 0) if tensor.numel() else 0
     return (tensor + (4 * noise).long().to(tensor.dtype) - 1).clamp(min=least)
@@ -69,12 +69,13 @@ def _scaled(tensor: Tensor, size: int | None) -> Tensor:
 
 def _zeros(tensor: Tensor, size: int | None) -> Tensor:
     """Nothing but zero, no mask set; integers in another order."""
-    if tensor.is_floating_point() or tensor.dtype == torch.bool or _is_mask(tensor):
+    if tensor.is_floating_point() or tensor.dtype == torch.bool or is_mask(tensor):
         return torch.zeros_like(tensor)
     return tensor.flatten().flip(0).reshape(tensor.shape) if size is None else (size - 1 - tensor).clamp(0, size - 1)
 
 
-def _is_mask(tensor: Tensor) -> bool:
+def is_mask(tensor: Tensor) -> bool:
+    """Whether all numbers are zero or one."""
     return bool(((tensor == 0) | (tensor == 1)).all()) and bool(tensor.numel())
 
 

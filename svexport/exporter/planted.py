@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -176,15 +177,15 @@ class Planted:
             feeds[f"{other}_planted"] = faulty if other == name else np.zeros((), helper.tensor_dtype_to_np_dtype(kind))
         return self._session.run(self._outputs, feeds)
 
-    def notices(self, site: Site, recording: Recording) -> bool:
-        """Whether verification would see a fault on these inputs."""
+    def shown(self, site: Site, recording: Recording) -> float:
+        """How far outputs with a fault are off, in tolerances: more than 1 is what verification sees."""
         try:
             outputs = self.outputs(site, recording)
         except Exception:  # noqa: BLE001 - ONNX Runtime's, of a graph that no longer fits together
-            return True
+            return math.inf
         if outputs is None:
-            return False
-        return any(map(_differs, recording.outputs, outputs, recording.held))
+            return 0.0
+        return max(map(_off, recording.outputs, outputs, recording.held), default=0.0)
 
     def _computed(self, site: Site, recording: Recording) -> np.ndarray:
         """What the faulty node alone makes of what was recorded before it."""
@@ -220,13 +221,15 @@ class Planted:
         return node.doc_string or self._lines.get(node.name, "")
 
 
-def _differs(expected: np.ndarray, actual: np.ndarray, held: tuple[float, float]) -> bool:
+def _off(expected: np.ndarray, actual: np.ndarray, held: tuple[float, float]) -> float:
+    """The largest difference, in what is allowed."""
     if expected.shape != actual.shape:
-        return True
+        return math.inf
     rtol, atol = held
     e, a = expected.astype(np.float64), actual.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        return not bool(np.all((e == a) | (np.isnan(e) & np.isnan(a)) | (np.abs(e - a) <= atol + rtol * np.abs(e))))
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        off = np.where((e == a) | (np.isnan(e) & np.isnan(a)), 0.0, np.abs(e - a) / (atol + rtol * np.abs(e)))
+    return float(np.nan_to_num(off, nan=math.inf, posinf=math.inf).max(initial=0.0))
 
 
 def _names_of_sizes(graph: onnx.GraphProto) -> set[str]:

@@ -85,10 +85,12 @@ class Rounding:
         expected: Sequence[Tensor],
         copies: Copies | None = None,
         call: Callable[[nn.Module, Sequence[Tensor]], Sequence[Tensor]] = lambda model, inputs: model(*inputs),
+        errors: float = 2.0,
     ) -> None:
-        """``call`` raises where a model does not compute the same functions as in this run."""
+        """``call`` raises where a model does not compute the same functions as in this run; ``errors`` of rounding is
+        what its every result changes by at most."""
         self._inputs, self._expected = inputs, expected
-        self._copies, self._call = copies or Copies(model), call
+        self._copies, self._call, self._errors = copies or Copies(model), call, errors
         self._tries: Iterator[Callable[[], Sequence[Tensor]]] | None = None
         self.gaps: list[Tensor | None] = [None] * len(expected)
         self.sizes = False
@@ -170,15 +172,16 @@ class Rounding:
         return self._call(self._copies.double(), inputs)
 
     def _perturbed(self, seed: int) -> Sequence[Tensor]:
-        with Perturbed(seed):
+        with Perturbed(seed, self._errors):
             return self._call(self._copies.single(), [t.clone() for t in self._inputs])
 
 
 class Perturbed(TorchDispatchMode):
-    """Changes each floating-point result by up to twice its type's rounding error, at random."""
+    """Changes each floating-point result by up to so many of its type's rounding errors, at random."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, errors: float = 2.0) -> None:
         super().__init__()
+        self._errors = errors
         self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(
@@ -189,9 +192,13 @@ class Perturbed(TorchDispatchMode):
             return result
         if isinstance(result, (list, tuple)) and func.namespace == DOMAIN:  # one op for what others are many
             return type(result)(self._changed(func, item) for item in result)
-        return self._changed(func, result)
+        terms = None
+        if func._schema.name.partition("::")[2] in _MEANS and args[0].is_floating_point():
+            others = {name: value for name, value in (kwargs or {}).items() if name != "dtype"}
+            terms = func(args[0].double().abs(), *args[1:], **others)  # which may not fit into the type
+        return self._changed(func, result, terms)
 
-    def _changed(self, func: Any, result: Any) -> Any:
+    def _changed(self, func: Any, result: Any, terms: Tensor | None = None) -> Any:
         if not isinstance(result, Tensor) or not result.is_floating_point():
             return result
         by = 2 * torch.rand(result.shape, generator=self._generator, dtype=torch.float64).to(result.device) - 1
@@ -200,9 +207,11 @@ class Perturbed(TorchDispatchMode):
         name = func._schema.name.partition("::")[2]
         if name in _SUMS:  # what is added up may be larger than what comes of it
             size = size + exact.square().mean().sqrt()
+        if terms is not None:
+            size = size.maximum(terms)
         if name in _HALVES:
             size = size + 0.5
-        return (exact + 2 * torch.finfo(result.dtype).eps * size * by).to(result.dtype)
+        return (exact + self._errors * torch.finfo(result.dtype).eps * size * by).to(result.dtype)
 
 
 def _computes(func: Any) -> bool:
@@ -212,6 +221,9 @@ def _computes(func: Any) -> bool:
 
 
 _SUMS = {"addmm", "baddbmm", "bmm", "convolution", "cumsum", "linear", "mean", "mm", "mv", "sum"}
+_MEANS = {"mean", "sum"}
+"""What rounds as its terms do, which may cancel."""
+
 _HALVES = {"sigmoid", "transformer_decoder"}
 """What ends in a sigmoid: ONNX Runtime computes it as a quotient plus a half, and so rounds the smallest as a half."""
 

@@ -1,4 +1,4 @@
-"""Inputs that no run has been like: of other scales and signs, masks, and stepped towards unreached branches."""
+"""Inputs that no run has been like: of other scales and signs, masks, stepped towards unreached branches, changed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Sides", "searched", "stepped"]
+from svexport.exporter.inputs import is_mask
 
-_SCALES = (1e-3, 0.1, 1.0, 10.0, 100.0, 1000.0)
+__all__ = ["Sides", "Units", "changed", "reaching", "searched", "stepped"]
+
+_SCALES = (1e-5, 1e-3, 0.1, 1.0, 10.0, 100.0, 1e3, 1e5)
 
 STEPS = 8
 """Of one search along a gradient."""
@@ -37,8 +39,8 @@ def _drawn(tensor: Tensor, style: Callable[[Tensor], Tensor], scale: float, size
     if tensor.dtype == torch.bool:
         return noise < share
     low, high = int(tensor.min()), int(tensor.max())
-    if size is not None:
-        low, high = 0, size - 1
+    if size is not None or is_mask(tensor):
+        low, high = 0, (size or 2) - 1
     numbers = low + (noise * (high - low + 1)).long().clamp(max=high - low)
     return torch.where(noise < share / 4, low, torch.where(noise > 1 - share / 4, high, numbers)).to(tensor.dtype)
 
@@ -69,15 +71,63 @@ _STYLES: tuple[Callable[[Tensor], Tensor], ...] = (
 )
 
 
+def changed(
+    one: Sequence[Tensor], other: Sequence[Tensor], given: Sequence[Tensor], ranges: Mapping[int, int]
+) -> list[Tensor]:
+    """``one`` with some of its tensors changed a little or a lot, or mixed with those of ``other``."""
+    chosen = torch.rand(len(one)) < 0.5
+    chosen[int(torch.randint(len(one), ()))] = True
+    return [
+        _changed(a, b, g, ranges.get(place)) if chosen[place] and a.numel() else a.clone()
+        for place, (a, b, g) in enumerate(zip(one, other, given, strict=True))
+    ]
+
+
+def _changed(one: Tensor, other: Tensor, given: Tensor, size: int | None) -> Tensor:
+    noise = torch.rand(one.shape, dtype=torch.float64, device=one.device)
+    some = noise <= noise.amin().maximum(torch.rand(()) ** 3)  # few more often than many
+    if not one.is_floating_point():
+        return torch.where(some, _drawn(given, _STYLES[0], 1.0, size) if torch.rand(()) < 0.7 else other, one)
+    most = torch.finfo(one.dtype).max
+    change = _CHANGES[int(torch.randint(len(_CHANGES), ()))]
+    result = change(one.double(), other.double(), some)
+    return result.nan_to_num(0.0).clamp(-most, most).to(one.dtype)
+
+
+def _power(low: float, high: float) -> float:
+    """Of ten, the exponent between these."""
+    return float(10 ** (low + (high - low) * torch.rand(())))
+
+
+def _along_one_axis(x: Tensor) -> Tensor:
+    """Its mean along one axis."""
+    return x.mean(int(torch.randint(x.dim(), ())), keepdim=True).expand_as(x) if x.dim() else x
+
+
+_CHANGES: tuple[Callable[[Tensor, Tensor, Tensor], Tensor], ...] = (
+    lambda x, other, some: x * _power(-1.5, 1.5),
+    lambda x, other, some: x + torch.randn_like(x) * x.abs().mean() * _power(-3, 0.5),
+    lambda x, other, some: x.lerp(other, float(torch.rand(()))),
+    lambda x, other, some: torch.where(some, other, x),
+    lambda x, other, some: torch.where(some, 0.0, x),
+    lambda x, other, some: x.mean() + (x - x.mean()) * _power(-1.5, 0.5),
+    lambda x, other, some: x + x.abs().mean() * torch.randn(()).to(x) * _power(-1, 1),
+    lambda x, other, some: x.lerp(_along_one_axis(x), 1.0 if torch.rand(()) < 0.5 else float(torch.rand(()))),
+    lambda x, other, some: torch.where(some, -x, x),
+)
+
+
 class Sides(TorchFunctionMode):
     """Sees on which side of a border the numbers are that activations, comparisons and bounds are given.
 
     Attributes:
-        unreached: of each call that saw one side only, how far the numbers are from the border, all of one sign.
+        margins: of each call, how far the numbers are from the border.
+        unreached: those all of one sign.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.margins: list[Tensor] = []
         self.unreached: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -92,7 +142,10 @@ class Sides(TorchFunctionMode):
         if not isinstance(border, (int, float, Tensor)):
             return
         margin = x - border
-        if margin.numel() and margin.requires_grad and bool((margin > 0).all() | (margin < 0).all()):
+        if not margin.numel() or not margin.requires_grad:
+            return
+        self.margins.append(margin)
+        if bool((margin > 0).all() | (margin < 0).all()):
             self.unreached.append(margin)
 
 
@@ -125,21 +178,85 @@ def stepped(model: nn.Module, tensors: Sequence[Tensor]) -> Iterator[list[Tensor
     """Inputs with steps along the gradient towards the sides of borders that no number has been on."""
     now = [t.detach().clone() for t in tensors]
     for step in range(STEPS):
-        leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in now]
-        wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        with torch.enable_grad():
-            with Sides() as sides:
-                model(*(leaf * 1 if leaf.requires_grad else leaf.clone() for leaf in leaves))
-            if not sides.unreached or not wanted:
-                return
-            lost = torch.stack([_distance(margin) for margin in sides.unreached]).sum()
-            gradients = torch.autograd.grad(lost, wanted, allow_unused=True)
-        steps = dict(zip(map(id, wanted), gradients, strict=True))
-        moved = [_moved(t, steps.get(id(leaf)), step) for t, leaf in zip(now, leaves, strict=True)]
-        if all(a is b for a, b in zip(moved, now, strict=True)):
+        if (moved := _step(model, now, step, _to_unreached)) is None:
             return
         now = moved
         yield [t.clone() for t in now]
+
+
+def reaching(model: nn.Module, tensors: Sequence[Tensor], units: Units) -> Iterator[list[Tensor]]:
+    """Inputs with steps along the gradient towards the side of a border that one channel or feature, drawn from
+    ``units``, has never been on."""
+    now = [t.detach().clone() for t in tensors]
+    units.drawn = None
+    for step in range(STEPS):
+        if (moved := _step(model, now, step, units.distance)) is None:
+            return
+        now = moved
+        yield [t.clone() for t in now]
+
+
+class Units:
+    """Channels and features of what activations, comparisons and bounds are given, and the sides they have been on.
+
+    Attributes:
+        drawn: call, axis, side and place of the one that is to change sides; None of none yet.
+    """
+
+    def __init__(self) -> None:
+        self._reached: dict[tuple[int, int, int], Tensor] = {}
+        self.drawn: tuple[tuple[int, int, int], int] | None = None
+
+    def distance(self, sides: Sides) -> Tensor | None:
+        """Of the drawn one to the border; None where it has crossed it, or there is none to be drawn."""
+        keys = [
+            (call, axis, side)
+            for call, margin in enumerate(sides.margins)
+            for axis in sorted({min(1, margin.dim() - 1), margin.dim() - 1} - {-1})
+            for side in (1, -1)
+        ]
+        for key in keys:
+            now = _of_units(sides.margins[key[0]].detach(), key) > 0
+            before = self._reached.get(key)
+            self._reached[key] = now if before is None or before.shape != now.shape else now | before
+        if self.drawn is None:
+            open_ = [key for key in keys if not bool(self._reached[key].all())]
+            if not open_:
+                return None
+            key = open_[int(torch.randint(len(open_), ()))]
+            self.drawn = key, int((~self._reached[key]).double().multinomial(1))
+        key, place = self.drawn
+        if key not in keys or bool(self._reached[key][place]):
+            return None
+        margin = sides.margins[key[0]]
+        return -_of_units(margin, key)[place] / (margin.detach().abs().mean() + 1e-30)
+
+
+def _of_units(margin: Tensor, key: tuple[int, int, int]) -> Tensor:
+    """How far each place of an axis is on a side, at most."""
+    _, axis, side = key
+    return (margin * side).transpose(0, axis).flatten(1).amax(1) if margin.dim() > 1 else margin * side
+
+
+def _to_unreached(sides: Sides) -> Tensor | None:
+    return torch.stack([_distance(margin) for margin in sides.unreached]).sum() if sides.unreached else None
+
+
+def _step(
+    model: nn.Module, now: Sequence[Tensor], step: int, distance: Callable[[Sides], Tensor | None]
+) -> list[Tensor] | None:
+    """Inputs where a distance is less; None where there is none, or no gradient."""
+    leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in now]
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    with torch.enable_grad():
+        with Sides() as sides:
+            model(*(leaf * 1 if leaf.requires_grad else leaf.clone() for leaf in leaves))
+        if not wanted or (lost := distance(sides)) is None:
+            return None
+        gradients = torch.autograd.grad(lost, wanted, allow_unused=True)
+    steps = dict(zip(map(id, wanted), gradients, strict=True))
+    moved = [_moved(t, steps.get(id(leaf)), step) for t, leaf in zip(now, leaves, strict=True)]
+    return None if all(a is b for a, b in zip(moved, now, strict=True)) else moved
 
 
 def _distance(margin: Tensor) -> Tensor:

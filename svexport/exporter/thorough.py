@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx
+import torch
 from torch import Tensor
 
 from svexport.exporter.planted import Planted, Recording, Site
 from svexport.exporter.report import Faults
-from svexport.exporter.search import searched, stepped
+from svexport.exporter.search import Units, changed, reaching, searched, stepped
 from svexport.exporter.verify import SEARCHED, Verification
 from svexport.progress import phase
 
 __all__ = ["Planting", "plant", "thorough"]
 
-SEARCHES = 36
+SEARCHES = 72
 """Inputs that are drawn in search of faults; steps along gradients come to those."""
+
+WALKS = 24
+"""Towards the sides of borders that a channel has not been on."""
+
+CHANGES = 100
+"""Of inputs that came closest to showing a fault, tried without finding one more, or coming closer."""
+
+CLOSER = 0.1
+"""Of a tolerance: by so much."""
+
+MOST_SECONDS = 300.0
+"""Of CPU time, for walks and changes: at most."""
 
 
 def thorough(verification: Verification, model: onnx.ModelProto, lines: Mapping[str, str]) -> Faults:
@@ -32,11 +47,12 @@ def thorough(verification: Verification, model: onnx.ModelProto, lines: Mapping[
         lines: the user's, by name of a node.
     """
     planting = plant(verification, model, lines)
+    agreeing = verification.condense()
     if planting is None:
         verification.notes.append("no faults planted: the values inside of the file are too large to keep")
         return Faults(0, 0, 0)
     count, by_default, left = len(planting.sites), len(planting.unnoticed), len(planting.missed)
-    return Faults(count, count - by_default, by_default - left, [str(site) for site in planting.missed])
+    return Faults(count, count - by_default, by_default - left, [str(site) for site in planting.missed], agreeing)
 
 
 @dataclass(frozen=True)
@@ -63,44 +79,112 @@ def plant(verification: Verification, model: onnx.ModelProto, lines: Mapping[str
         expected = verification.computed(run, inputs)
         if expected is None:
             continue
-        before, now = verification.held_to_rounding(run, inputs, expected)
-        recording = planted.record(inputs, before)
+        recording = planted.record(inputs, verification.held(run, inputs, expected))
+        now = verification.held_to_rounding(run, inputs, expected)
         if recording is not None:
             runs.append(recording)
-            closer.append(replace(recording, held=now))
+            closer.append((inputs, replace(recording, held=now)))
     verification.raise_failed()
     if not runs:
         return None
     sites = list(planted.sites(runs[0]))
-    unnoticed = _left(planted, sites, runs, "planting faults")
-    left = _left(planted, unnoticed, closer, "planting faults again")
-    for number, inputs in enumerate(_inputs(verification), 1):
-        run = f"{SEARCHED} {number}"
-        expected = verification.computed(run, inputs)
-        if expected is None or not verification.agrees(run, inputs, expected):
-            continue
-        recording = planted.record(inputs, verification.held_to_rounding(run, inputs, expected)[1]) if left else None
-        if recording is not None:
-            left = _left(planted, left, [recording], f"searching inputs for {len(left)} faults")
-    verification.raise_failed()
-    return Planting(planted, sites, unnoticed, left)
+    unnoticed = _unnoticed(planted, sites, runs)
+    hunt = _Hunt(planted, unnoticed)
+    for inputs, recording in closer:
+        hunt.compare(inputs, recording)
+    number = 0
+
+    def search(found: Iterable[list[Tensor]], ends: float = math.inf) -> None:
+        nonlocal number
+        for inputs in found:
+            if time.process_time() > ends:
+                return
+            number += 1
+            run = f"{SEARCHED} {number}"
+            expected = verification.computed(run, inputs)
+            if expected is not None and verification.agrees(run, inputs, expected) and hunt.left:
+                recording = planted.record(inputs, verification.held_to_rounding(run, inputs, expected))
+                if recording is not None:
+                    hunt.compare(inputs, recording)
+            verification.raise_failed()
+            verification.forget(run)
+
+    search(_drawn(verification))
+    ends = time.process_time() + MOST_SECONDS
+    search(_walked(verification), ends)
+    search(hunt.changed(verification.tensors, verification.ranges), ends)
+    return Planting(planted, sites, unnoticed, hunt.left)
 
 
-def _left(planted: Planted, sites: Sequence[Site], runs: Sequence[Recording], what: str) -> list[Site]:
+def _unnoticed(planted: Planted, sites: Sequence[Site], runs: Sequence[Recording]) -> list[Site]:
     """Those that none of the runs notices."""
     left = []
     for number, site in enumerate(sites):
-        phase(f"{what}, {number} of {len(sites)}")
-        if not any(planted.notices(site, recording) for recording in runs):
+        phase(f"planting faults, {number} of {len(sites)}")
+        if not any(planted.shown(site, recording) > 1 for recording in runs):
             left.append(site)
     return left
 
 
-def _inputs(verification: Verification) -> Iterator[list[Tensor]]:
+class _Hunt:
+    """Faults that no input has shown yet, and the inputs that came closest to it.
+
+    Attributes:
+        left: these faults.
+    """
+
+    def __init__(self, planted: Planted, left: Sequence[Site]) -> None:
+        self._planted, self.left = planted, list(left)
+        self._closest: dict[int, tuple[float, list[Tensor]]] = {}  # by id of a fault, how far it was off
+        self._progress: dict[int, float] = {}  # how far that was when it last counted as closer
+        self._since = 0  # inputs without any
+
+    def compare(self, inputs: list[Tensor], recording: Recording) -> None:
+        phase(f"searching inputs for {len(self.left)} faults")
+        left = []
+        for site in self.left:
+            off = self._planted.shown(site, recording)
+            if off >= self._progress.get(id(site), 0.0) + CLOSER:
+                self._progress[id(site)] = off
+                self._since = 0
+            if off > 1:
+                continue
+            left.append(site)
+            if off > self._closest.get(id(site), (0.0,))[0]:
+                self._closest[id(site)] = off, inputs
+        self.left = left
+
+    def changed(self, given: list[Tensor], ranges: Mapping[int, int]) -> Iterator[list[Tensor]]:
+        """Changes of the inputs that came closest, for as long as some come closer."""
+        self._since = 0
+        while self._since < CHANGES:
+            self._since += 1
+            closest = [self._closest[id(site)] for site in self.left if id(site) in self._closest]
+            if not closest:
+                return
+            weights = torch.tensor([off**2 + 1e-4 for off, _ in closest], dtype=torch.float64)
+            (_, one), (_, other) = (closest[int(weights.multinomial(1))] for _ in range(2))
+            if _shapes(one) == _shapes(other) == _shapes(given):
+                yield changed(one, other, given, ranges)
+            else:
+                yield changed(one, one, one, ranges)
+
+
+def _shapes(tensors: Sequence[Tensor]) -> list[torch.Size]:
+    return [t.shape for t in tensors]
+
+
+def _drawn(verification: Verification) -> Iterator[list[Tensor]]:
     ranges = verification.ranges
     yield from searched(verification.tensors, ranges, SEARCHES)
     for start in (verification.tensors, *searched(verification.tensors, ranges, 1)):
         yield from _until_error(lambda start=start: stepped(verification.model, start))  # type: ignore[misc]
+
+
+def _walked(verification: Verification) -> Iterator[list[Tensor]]:
+    units = Units()
+    for start in searched(verification.tensors, verification.ranges, WALKS):
+        yield from _until_error(lambda start=start: reaching(verification.model, start, units))  # type: ignore[misc]
 
 
 def _until_error(inputs: Callable[[], Iterator[Any]]) -> Iterator[Any]:

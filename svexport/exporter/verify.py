@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
@@ -12,7 +13,17 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from svexport.errors import EngineError, VerificationError
-from svexport.exporter.agreement import AnotherWay, allow_rounding, closely, held, hold_closely, jumps, same_again, ties
+from svexport.exporter.agreement import (
+    CLOSEST,
+    AnotherWay,
+    allow_rounding,
+    closely,
+    held,
+    hold_closely,
+    jumps,
+    same_again,
+    ties,
+)
 from svexport.exporter.borders import ANYWAY, MOST_RUNS, WITHOUT_NUMBERS, Borders, refuse_beyond
 from svexport.exporter.finish import Signature
 from svexport.exporter.followed import Sizes
@@ -38,6 +49,9 @@ MOST_AT_BORDERS = 2**20
 
 MOST_CALLS = 3000
 """Of functions of torch, to look for sizes with which forward goes another way."""
+
+MOST_TOLD = 5
+"""Of what is said of inputs that were searched for."""
 
 Run = tuple[str, list[Tensor]]
 
@@ -249,30 +263,61 @@ class Verification:
         self._compare(run, inputs, expected)
         return run in self._agreed
 
+    def forget(self, run: str) -> None:
+        """Lets go of the tensors of a run, whose results stay."""
+        for known in (self.inputs, self._ways, self._sizes, self._compared):
+            known.pop(run, None)  # type: ignore[attr-defined]
+
+    def condense(self) -> int:
+        """Of runs that were searched for keeps the worst result of each output, the first notes and reasons to skip.
+
+        Returns:
+            how many such runs agree.
+        """
+        count = sum(run.startswith(SEARCHED) for run in self._agreed)
+        worst: dict[str, Parity] = {}
+        for p in self.results:
+            if p.run.startswith(SEARCHED) and (p.name not in worst or p.max_rel > worst[p.name].max_rel):
+                worst[p.name] = p
+        self.results = [p for p in self.results if not p.run.startswith(SEARCHED)] + list(worst.values())
+        for lines in (self.notes, self.skipped):
+            told = [line for line in lines if re.search(rf"\b{SEARCHED} \d", line)]
+            if more := told[MOST_TOLD:]:
+                lines[:] = [line for line in lines if line not in more]
+                lines.append(f"{SEARCHED} inputs: {len(more)} more of the kind")
+        return count
+
+    def held(self, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...]) -> list[tuple[float, float]]:
+        """rtol and atol that each output of a run which agrees was held to."""
+        usual = [self.held_to.held(e, _is_far(run)) for e in expected]
+        if not self._closely(run) or not self.held_to.fine:
+            return usual
+        with self.as_files:
+            measured = Rounding(self.model, inputs, expected, self._copies).measured()
+        return [closely(e, whole, own) for e, whole, own in zip(expected, usual, measured, strict=True)]
+
     def held_to_rounding(
         self, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...]
-    ) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-        """rtol and atol per output of a run that agrees: those it was held to, and a few times torch's own rounding
-        however little that is.
+    ) -> list[tuple[float, float]]:
+        """The same of a few times torch's own rounding, however little that is.
 
         Where that is unknown, or more than usual, and with quantizers, which make steps of it, the usual ones. The file
-        is held to the latter at once; :meth:`raise_failed` tells.
+        is held to it at once; :meth:`raise_failed` tells.
         """
         usual = [self.held_to.held(e, _is_far(run)) for e in expected]
         if not self._closely(run):
-            return usual, usual
+            return usual
         with self.as_files:
-            measured = Rounding(self.model, inputs, expected, self._copies).measured()
+            measured = Rounding(self.model, inputs, expected, self._copies, errors=1.0).measured()
         actual = self._computed(run, inputs, len(expected))
-        before, result = [], []
+        result = []
         for name, e, a, whole, own in zip(self.output_names, expected, actual, usual, measured, strict=True):
-            before.append(closely(e, whole, own) if self.held_to.fine else whole)
-            result.append(closely(e, whole, own, close=0.0))
+            result.append(closely(e, whole, own, CLOSEST, close=0.0))
             rtol, atol = result[-1]
             if not rtol and not (found := parity(name, e, a, run=run, rtol=rtol, atol=atol)).ok:
                 self.results.append(found)
                 self._failing[run] = inputs, actual
-        return before, result
+        return result
 
     def _closely(self, run: str) -> bool:
         """Whether torch's rounding says what outputs are held to: no tolerance that was given does, no quantizer."""

@@ -66,6 +66,9 @@ SMALL_FAULTS = {
     "comparison": (lambda x: torch.where(x > 0, x, -x) * 1e-6, lambda x: torch.where(x < 0, x, -x) * 1e-6),
     "zero": (lambda x: x * 1e-6, lambda x: x * 0),
     "rounded": (lambda x: x * 1e-6, lambda x: (x * 8).round() / 8 * 1e-6),
+    "negated": (lambda x: x * 1e-6, lambda x: x * -1e-6),
+    "sine": (lambda x: x.sin() * 1e-6, lambda x: x * 1e-6),
+    "axis": (lambda x: x.cumsum(1) * 1e-6, lambda x: x.cumsum(0) * 1e-6),
 }
 
 
