@@ -7,6 +7,7 @@ from pathlib import Path
 import onnx
 
 from svexport.graph.forms import constants_as_tensors
+from svexport.graph.idle import remove_idle
 from svexport.graph.scope import light_copy
 from svexport.graph.space_to_depth import fuse_space_to_depth
 from svexport.graph.transposes import remove_transposes
@@ -32,8 +33,10 @@ def simplify(model: onnx.ModelProto | str | Path, *, plugins: bool = False) -> o
         A new model.
     """
     simplified = _by_library(model if isinstance(model, onnx.ModelProto) else onnx.load(str(model)))
+    remove_idle(simplified)
     fuse_space_to_depth(simplified, node=plugins)
     remove_transposes(simplified)
+    remove_idle(simplified)
     return simplified
 
 
