@@ -1,4 +1,4 @@
-"""Simplification: what a library does to any graph, then space to depth and Transposes, which are done here."""
+"""Simplification: what a library does to any graph, then idle nodes, space to depth and Transposes, all done here."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ __all__ = ["simplify"]
 
 
 def simplify(model: onnx.ModelProto | str | Path, *, plugins: bool = False) -> onnx.ModelProto:
-    """Folds constants, shares equal nodes and initializers and drops unused ones (all of which onnxscript does), makes
-    one space to depth of strided slices, and removes Transposes (:mod:`svexport.graph.transposes`).
+    """Folds constants, shares equal nodes and initializers and drops unused ones (all of which onnxscript does), takes
+    out nodes that change nothing (:mod:`svexport.graph.idle`), makes one space to depth of strided slices, and removes
+    Transposes (:mod:`svexport.graph.transposes`).
 
     Opset, IR version, names of inputs and outputs, svexport nodes and local functions stay as they are, and no weight
     is merged into another.
