@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from svexport.graph.scope import Scope, byte_size, drop_unused, is_standard, scopes, used_inside, used_names
+from svexport.graph.scope import Scope, byte_size, is_standard, scopes, used_inside, used_names
 from svexport.graph.walk import STANDARD, attributes_of
 
 __all__ = ["remove_idle"]
@@ -79,7 +79,7 @@ def _skip_moves(scope: Scope) -> bool:
             del node.attribute[:]
             changed = True
     if changed:
-        drop_unused(scope.graph, used)
+        scope.drop_unused(used)
     return changed
 
 
@@ -204,7 +204,7 @@ def _join_slices(scope: Scope) -> bool:
             node.input[0] = first.input[0]
         changed = True
     if changed:
-        drop_unused(scope.graph, used)
+        scope.drop_unused(used)
     return changed
 
 
@@ -253,7 +253,7 @@ def _skip_idle(scope: Scope) -> bool:
         kept = [node for node in graph.node if not any(node is other for other in gone)]
         del graph.node[:]
         graph.node.extend(kept)
-        drop_unused(graph, used)
+        scope.drop_unused(used)
     return bool(gone)
 
 

@@ -216,3 +216,11 @@ def test_nested_graphs() -> None:
         else_branch = e () => (float[4] s) {s = Mul(a, one)}> z = Neg(a)"""
     model = parsed("(float[4] x, bool[1] c) => (float[4] y, float[4] z) <float one = {1}>", body)
     assert left(model)["Neg"] == 2
+
+
+def test_constants_that_went_are_made_anew() -> None:
+    """A size that one round makes and drops, and the next makes again."""
+    constants = "<int64[2] flat = {4,6}, int64[2] turned = {6,4}, int64[1] axis = {0}>"
+    body = """a = Reshape(x, flat) b = Reshape(a, turned) c = Unsqueeze(b, axis) d = Squeeze(c, axis)
+        e = Transpose<perm=[1,0]>(d) f = Unsqueeze(e, axis) g = Squeeze(f, axis) h = Transpose<perm=[1,0]>(g) y = Neg(h)"""
+    assert "Unsqueeze" not in left(parsed(f"(float[2,12] x) => (float[6,4] y) {constants}", body))
