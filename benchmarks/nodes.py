@@ -1,9 +1,12 @@
 """``python -m benchmarks.nodes [--resume] [NAME …]``: how many nodes files have at opset 11 and 17, beside those at 20.
 
-The architectures of ``tests/exporter/test_architectures.py`` and some of timm, static, with random weights. Where a
+The architectures of ``tests/exporter/test_architectures.py`` and some of timm, static, with weights of the size of
+trained ones. Where a
 file at 20 has ops that an older opset lacks (LayerNormalization, Gelu), each counts as the nodes that the converter
 makes of it alone: the ratio is that of what is left. And ``simplify=True`` beside what onnxslim makes of the same file
-in standard ONNX. What is not installed is left out.
+in standard ONNX: as it is, and without its fusions that make one weight of two, or a Gemm between Reshapes of a product
+and a sum, which ``simplify`` leaves to ONNX Runtime and TensorRT. Of both, the nodes that ONNX Runtime is left with are
+counted too. What is not installed is left out.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnxruntime
 import torch
 from torch import nn
 
@@ -35,6 +39,8 @@ OPSETS = (11, 17)
 NEWEST = 20
 SIMPLIFIED = 17
 """The opset of the files that are simplified."""
+MERGING = ("Gemm", *(f"{conv}{other}" for conv in ("Conv", "ConvTranspose") for other in ("Mul", "Add", "BN")))
+"""What onnxslim merges into weights."""
 GOALS = {"median": 1.15, "worst": 1.5}
 """The largest ratios of nodes to those at opset 20."""
 
@@ -78,6 +84,23 @@ def models() -> dict[str, Callable[[], tuple[nn.Module, Any]]]:
 
         made |= {name: build for name, (build, _) in ARCHITECTURES.items()}
     return made | {f"timm {name}": partial(_of_timm, name) for name in TIMM}
+
+
+def as_trained(model: nn.Module) -> None:
+    """Weights and statistics of the size of trained ones, in place: at a neutral initial value (ones of a norm, zeros
+    of a bias) nodes can be left out that no trained model does without."""
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if name.endswith("running_mean"):
+                tensor.normal_(0, 0.1)
+            elif name.endswith("running_var"):
+                tensor.uniform_(0.5, 1.5)
+            elif not isinstance(tensor, nn.Parameter):
+                continue
+            elif tensor.dim() > 1:
+                tensor.normal_(0, tensor[0].numel() ** -0.5)
+            else:
+                tensor += 0.1 * torch.randn_like(tensor)
 
 
 def count(model: onnx.ModelProto) -> int:
@@ -133,21 +156,42 @@ def measured(name: str, model: nn.Module, args: Any, folder: Path) -> dict[str, 
         row["ratio"][str(opset)] = row["nodes"][str(opset)] / total
     path = folder / "simplified.onnx"
     svexport.export(copy.deepcopy(model), args, path, opset=SIMPLIFIED, verify=False, plugins=False, simplify=True)
-    row["simplified"] = count(onnx.load(path))
+    ours = onnx.load(path)
+    row["simplified"], row["run"] = count(ours), {"simplified": run(ours)}
     with contextlib.suppress(ImportError):
-        row["onnxslim"] = slimmed(svexport.lower(files[SIMPLIFIED]))
+        standard = svexport.lower(files[SIMPLIFIED])
+        for kind, left_out in (("onnxslim", ()), ("onnxslim, not merging", MERGING)):
+            theirs = slimmed(standard, left_out)
+            row[kind] = None if theirs is None else count(theirs)
+            row["run"][kind] = None if theirs is None else run(theirs)
     return row
 
 
-def slimmed(model: onnx.ModelProto) -> int | None:
-    """The nodes that onnxslim leaves of a file in standard ONNX; None where it fails."""
+def slimmed(model: onnx.ModelProto, left_out: Iterable[str]) -> onnx.ModelProto | None:
+    """What onnxslim makes of a file in standard ONNX, some fusions left out; None where it fails."""
     import onnxslim
 
+    given = onnx.ModelProto()
+    given.CopyFrom(model)
     with contextlib.redirect_stdout(None):
         try:
-            return count(onnxslim.slim(model))
+            return onnxslim.slim(given, skip_fusion_patterns=[f"Fusion{name}" for name in left_out])
         except Exception:  # noqa: BLE001 - a peer may take less than we do
             return None
+
+
+def run(model: onnx.ModelProto) -> int | None:
+    """The nodes that ONNX Runtime runs, its optimizations done; None where it takes no such file."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    with tempfile.TemporaryDirectory() as folder:
+        options.optimized_model_filepath = str(Path(folder) / "run.onnx")
+        try:
+            onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        except Exception:  # noqa: BLE001 - of a peer's, too
+            return None
+        return count(onnx.load(options.optimized_model_filepath))
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -169,7 +213,16 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "not expanded": {"median": statistics.median(plain.values()), "worst": plain[most], "of": most},
             }
         )
-    larger = [row["model"] for row in rows if row.get("onnxslim") and row["simplified"] > row["onnxslim"]]
+    kinds = ("onnxslim", "onnxslim, not merging")
+    larger = {
+        kind: {r["model"]: [r["simplified"], r[kind]] for r in rows if r.get(kind) and r["simplified"] > r[kind]}
+        for kind in kinds
+    }
+    more = {
+        r["model"]: [r["run"]["simplified"], r["run"]["onnxslim"]]
+        for r in rows
+        if (r.get("run") or {}).get("onnxslim") and r["run"]["simplified"] > r["run"]["onnxslim"]
+    }
     shapes = [row["model"] for row in rows if any(row.get("Shape", {}).values())]
     notes = [row["model"] for row in rows if row.get("notes")]
     return [
@@ -180,7 +233,8 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "measured": sum("ratio" in row for row in rows),
             "failed": [row["model"] for row in rows if "error" in row],
             "goals": GOALS,
-            "larger than onnxslim": larger,
+            **{f"larger than {kind}": models for kind, models in larger.items()},
+            "more run than onnxslim's": more,
             "with Shape": shapes,
             "by TorchScript": notes,
         },
@@ -205,7 +259,8 @@ def main() -> None:
         try:
             model, args = build()
             with tempfile.TemporaryDirectory() as folder:
-                row = measured(name, model.eval(), args, Path(folder))
+                as_trained(model.eval())
+                row = measured(name, model, args, Path(folder))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - what is not installed, or fails, is said
             row = {"model": name, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
         except BaseException as error:  # pytest's, of what is not installed

@@ -107,8 +107,8 @@ def export(
         input_names: default: the parameter names of ``forward`` (``features_0`` for nested ones).
         output_names: default: dict keys and positions of the result (``boxes``, ``output_0``; a single one is
             ``output``).
-        simplify: fold constants, share equal nodes, make one space to depth of strided slices and remove the Transposes
-            that cancel; a note of the report says what that left.
+        simplify: fold constants, share equal nodes, take out those that change nothing, make one space to depth of
+            strided slices and remove the Transposes that cancel; a note of the report says what that left.
         weights: ``"inputs"`` or ``"attributes"``: how those of svexport nodes that have many (the transformer decoder)
             travel. A TensorRT plugin is created with its attributes, but given its inputs in every inference.
         verify: run the file in ONNX Runtime, and compare, on ``args``, on random inputs of both signs and several

@@ -107,6 +107,12 @@ class Scope:
             self.constants[name] = tensor
         return self._added[key]
 
+    def drop_unused(self, before: set[str]) -> None:
+        """:func:`drop_unused`, after which constants that went with it are added anew."""
+        drop_unused(self.graph, before)
+        left = {tensor.name for tensor in self.graph.initializer}.union(*(node.output for node in self.graph.node))
+        self._added = {key: name for key, name in self._added.items() if name in left}
+
 
 def is_standard(node: onnx.NodeProto, op_type: str) -> bool:
     """Whether a node is of that type in ONNX's own domain."""

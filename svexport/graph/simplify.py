@@ -1,4 +1,4 @@
-"""Simplification: what a library does to any graph, then space to depth and Transposes, which are done here."""
+"""Simplification: what a library does to any graph, then idle nodes, space to depth and Transposes, all done here."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import onnx
 
+from svexport.graph.idle import remove_idle
 from svexport.graph.scope import constants_as_tensors, light_copy
 from svexport.graph.space_to_depth import fuse_space_to_depth
 from svexport.graph.transposes import remove_transposes
@@ -17,8 +18,9 @@ __all__ = ["simplify"]
 
 
 def simplify(model: onnx.ModelProto | str | Path, *, plugins: bool = False) -> onnx.ModelProto:
-    """Folds constants, shares equal nodes and initializers and drops unused ones (all of which onnxscript does), makes
-    one space to depth of strided slices, and removes Transposes (:mod:`svexport.graph.transposes`).
+    """Folds constants, shares equal nodes and initializers and drops unused ones (all of which onnxscript does), takes
+    out nodes that change nothing (:mod:`svexport.graph.idle`), makes one space to depth of strided slices, and removes
+    Transposes (:mod:`svexport.graph.transposes`).
 
     Opset, IR version, names of inputs and outputs, svexport nodes and local functions stay as they are, and no weight
     is merged into another.
@@ -32,8 +34,10 @@ def simplify(model: onnx.ModelProto | str | Path, *, plugins: bool = False) -> o
         A new model.
     """
     simplified = _by_library(model if isinstance(model, onnx.ModelProto) else onnx.load(str(model)))
+    remove_idle(simplified)
     fuse_space_to_depth(simplified, node=plugins)
     remove_transposes(simplified)
+    remove_idle(simplified)
     return simplified
 
 
