@@ -29,6 +29,7 @@ from svexport.exporter.exact import EXACT, batch_statistics, exact_embeddings, n
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.program import decompose_nodes, promote
 from svexport.exporter.quantizers import FullRanges, shapes_known
+from svexport.exporter.spared import spared
 from svexport.exporter.swapped import applied_by, swapped
 from svexport.ops._op import OPS
 
@@ -41,6 +42,7 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
     with (
         _without_dump(),
         _without_collections(),
+        spared(),
         _rules_by_type(),
         _constants_as_they_are(),
         _registry_read_once(),
