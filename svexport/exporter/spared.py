@@ -40,6 +40,9 @@ def spared() -> Iterator[None]:
 @contextmanager
 def _signatures_read_once() -> Iterator[None]:
     """Keeps what the schemas of ONNX's own operators say, which onnxscript reads again for each node."""
+    if not hasattr(ir, "schemas"):  # an older one, and an older torch, which reads none
+        yield
+        return
     signature = ir.schemas.OpSignature
     own = signature.__dict__["from_op_schema"]
     kept: dict[tuple[str, int], Any] = {}
