@@ -155,7 +155,8 @@ def _name(func: Any) -> str:
 
 def _is_complex(value: Any) -> bool:
     if isinstance(value, Tensor):
-        value = value.dtype
+        with torch._C.DisableTorchFunction():  # no mode need hear of it
+            value = value.dtype
     return value.is_complex if isinstance(value, torch.dtype) else isinstance(value, complex)
 
 

@@ -160,11 +160,12 @@ class ConstantValues(TorchFunctionMode):
 
     def _value_of(self, tensor: Tensor) -> Callable[[], Any] | None:
         """How to get the true tensor that a traced one stands for; None where there is none."""
-        if _storage(tensor) in self._written:
+        if self._written and _storage(tensor) in self._written:
             return None
         reference, version, value = self._known.get(id(tensor), (None, 0, None))
         if reference is not None and reference() is tensor:
-            return value if tensor._version == version else None
+            with torch._C.DisableTorchFunction():
+                return value if tensor._version == version else None
         if type(tensor) is Tensor and not _is_traced(tensor):  # an attribute that is no buffer
             return tensor.detach
         return None
@@ -197,7 +198,8 @@ class ConstantValues(TorchFunctionMode):
                 self._keep(item, lambda index=index: value()[index])  # type: ignore[misc]
 
     def _note(self, tensor: Tensor, value: Callable[[], Any]) -> None:
-        self._known[id(tensor)] = weakref.ref(tensor), tensor._version, value
+        with torch._C.DisableTorchFunction():
+            self._known[id(tensor)] = weakref.ref(tensor), tensor._version, value
 
     def _forget_written(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         written = kwargs.get("out")
@@ -316,7 +318,8 @@ def _is_traced(tensor: Tensor) -> bool:
 
 def _storage(tensor: Tensor) -> int:
     try:
-        return tensor.untyped_storage()._cdata
+        with torch._C.DisableTorchFunction():  # no mode need hear of it
+            return tensor.untyped_storage()._cdata
     except Exception:  # noqa: BLE001 - sparse, or a stand-in without one
         return id(tensor)
 

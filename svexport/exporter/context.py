@@ -28,6 +28,7 @@ from svexport.exporter.decompose import IN_PLACE_OF
 from svexport.exporter.exact import EXACT, batch_statistics, exact_embeddings, normalized
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.program import decompose_nodes, promote
+from svexport.exporter.spared import spared
 from svexport.ops._op import OPS
 from svexport.tracing.arguments import FlatModel
 from svexport.tracing.quantizers import FullRanges, shapes_known
@@ -42,6 +43,7 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
     with (
         _without_dump(),
         _without_collections(),
+        spared(),
         _rules_by_type(),
         _constants_as_they_are(),
         _registry_read_once(),

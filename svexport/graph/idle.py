@@ -40,7 +40,7 @@ _DYNAMIC = 2**61 - 1
 
 
 def remove_idle(model: onnx.ModelProto) -> None:
-    """Takes out of all graphs of a model, in place:
+    """Takes what changes nothing out of all graphs of a model, in place.
 
     - nodes whose output is their input: a Reshape or an Expand to the shape that is there, a Slice of all, a Pad by
       nothing, a product with ones, a Cast to the same type;

@@ -1,0 +1,228 @@
+"""Work of torch's tracers and exporters that comes to the same each time, or to nothing, is left out."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import traceback
+import typing
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+from torch import fx
+from torch.fx import proxy
+
+from svexport.tracing.swapped import swapped
+
+__all__ = ["spared"]
+
+
+@contextmanager
+def spared() -> Iterator[None]:
+    """Everything in here that takes less while a model is traced and converted, with the same result."""
+    with (
+        _signatures_read_once(),
+        _own_signatures_read_once(),
+        _tables_made_once(),
+        _protocols_read_once(),
+        _code_when_run(),
+        _frames_described_once(),
+    ):
+        yield
+
+
+@contextmanager
+def _signatures_read_once() -> Iterator[None]:
+    """Keeps what the schemas of ONNX's own operators say, which onnxscript reads again for each node."""
+    if not hasattr(ir, "schemas"):  # an older one, and an older torch, which reads none
+        yield
+        return
+    signature = ir.schemas.OpSignature
+    own = signature.__dict__["from_op_schema"]
+    kept: dict[tuple[str, int], Any] = {}
+
+    def from_op_schema(cls: Any, schema: onnx.defs.OpSchema) -> Any:
+        read = functools.partial(own.__get__(None, cls), schema)
+        if schema.domain or cls is not signature:
+            return read()
+        key = schema.name, schema.since_version
+        if key not in kept:
+            kept[key] = read()
+        return kept[key]
+
+    with swapped(signature, from_op_schema=classmethod(from_op_schema)):
+        yield
+
+
+@contextmanager
+def _own_signatures_read_once() -> Iterator[None]:
+    """Keeps what the exporter reads of our conversions, which are made anew for each export, of the same code."""
+    from torch.onnx._internal.exporter import _schemas
+
+    own = getattr(_schemas, "op_signature_from_function", None)
+    if own is None:  # an older torch
+        yield
+        return
+
+    def op_signature_from_function(function: Any, *args: Any, **options: Any) -> Any:
+        if not isinstance(function, FunctionType) or not function.__module__.startswith("svexport."):
+            return own(function, *args, **options)
+        defaults = repr((function.__defaults__, function.__kwdefaults__))
+        key = function.__code__, defaults, args, tuple(options.items())
+        if key not in _own_signatures:
+            _own_signatures[key] = own(function, *args, **options)
+        return _own_signatures[key]
+
+    with swapped(_schemas, op_signature_from_function=op_signature_from_function):
+        yield
+
+
+_own_signatures: dict[Any, Any] = {}
+
+
+@contextmanager
+def _tables_made_once() -> Iterator[None]:
+    """Keeps torch's table of decompositions until there are others, or other functions, or the exporter knows
+    others."""
+    from torch.onnx._internal.exporter import _decomp
+
+    own = _decomp.create_onnx_friendly_decomposition_table
+
+    def table(known: Any) -> dict[Any, Callable[..., Any]]:
+        decompositions = torch._decomp.decomposition_table
+        key = len(torch._C._dispatch_get_all_op_names()), len(decompositions), frozenset(known)
+        if key not in _tables:
+            _tables.clear()
+            _tables[key] = own(known)
+        return dict(_tables[key])
+
+    with swapped(_decomp, create_onnx_friendly_decomposition_table=table):
+        yield
+
+
+_tables: dict[Any, dict[Any, Callable[..., Any]]] = {}
+
+
+@contextmanager
+def _protocols_read_once() -> Iterator[None]:
+    """Keeps the members of protocols, as Python does from 3.12 on: before, each ``isinstance`` collects them anew."""
+    if sys.version_info >= (3, 12):
+        yield
+        return
+    with swapped(typing, _get_protocol_attrs=functools.cache(typing._get_protocol_attrs)):  # type: ignore[attr-defined]
+        yield
+
+
+# ---------------------------------------------------------------- the code of graphs
+
+
+class _Late:
+    """An attribute that modules have with their code."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, module: Any, cls: Any) -> Any:
+        if module is None:
+            raise AttributeError(self._name)
+        if not isinstance(vars(cls).get("forward"), _Forward):  # it has no graph yet
+            raise AttributeError(self._name)
+        _recompile(module)
+        if self._name not in vars(module):  # of another torch
+            raise AttributeError(self._name)
+        return vars(module)[self._name]
+
+
+class _Forward:
+    """What a module's ``forward`` is until somebody asks for it."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._module = weakref.ref(module)
+
+    def __get__(self, module: Any, cls: Any) -> Any:
+        _recompile(self._module())
+        return (cls if module is None else module).forward  # another by now
+
+
+class _Code:
+    """What ``recompile`` returns, written when it is read."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_recompile(self._module), name)
+
+
+_LATE = ("_code", "_lineno_map", "_prologue_start")
+
+_recompile: Callable[[Any], Any] = fx.GraphModule.recompile
+
+
+@contextmanager
+def _code_when_run() -> Iterator[None]:
+    """Has the Python code of a graph written when it is run: torch.export writes that of a whole model some twelve
+    times, and runs none of it."""
+
+    def recompile(self: fx.GraphModule) -> Any:
+        codegen = self._graph._codegen
+        if isinstance(codegen, fx.graph._PyTreeCodeGen):
+            self._in_spec = codegen.pytree_info.in_spec
+            self._out_spec = codegen.pytree_info.out_spec
+        for name in _LATE:
+            vars(self).pop(name, None)
+        type(self).forward = _Forward(self)  # type: ignore[assignment,method-assign]
+        if hasattr(self, "_recompile_submodules"):  # from some torch on
+            self._recompile_submodules()
+        return _Code(self)
+
+    with swapped(fx.GraphModule, recompile=recompile, **{name: _Late(name) for name in _LATE}):
+        yield
+
+
+# ---------------------------------------------------------------- lines of nodes
+
+
+class _Stack:
+    """Python's stack from a frame outward, as ``torch.utils._traceback.CapturedTraceback`` describes it."""
+
+    def __init__(self, innermost: FrameType, known: dict[tuple[int, int], tuple[CodeType, traceback.FrameSummary]]):
+        self._innermost, self._known = innermost, known
+
+    def summary(self) -> traceback.StackSummary:
+        known = self._known
+        frames = traceback.StackSummary()
+        frame: FrameType | None = self._innermost
+        while frame is not None:
+            code = frame.f_code
+            key = id(code), frame.f_lasti  # to hash code takes long
+            if key not in known:
+                described = traceback.FrameSummary(code.co_filename, frame.f_lineno or 0, code.co_name)
+                known[key] = code, described
+            frames.append(known[key][1])
+            frame = frame.f_back
+        frames.reverse()
+        return frames
+
+
+@contextmanager
+def _frames_described_once() -> Iterator[None]:
+    """Keeps what is said of a frame: each node is told Python's whole stack, nearly all of it as the node before."""
+    known: dict[tuple[int, int], tuple[CodeType, traceback.FrameSummary]] = {}
+
+    class Captured(proxy.CapturedTraceback):  # type: ignore[name-defined,misc]
+        @staticmethod
+        def extract(**options: Any) -> Any:
+            if options:
+                return proxy_own.extract(**options)
+            return _Stack(sys._getframe(1), known)
+
+    proxy_own = proxy.CapturedTraceback  # type: ignore[attr-defined]
+    with swapped(proxy, CapturedTraceback=Captured):
+        yield
