@@ -290,3 +290,23 @@ def test_comparisons_of_floats_before_they_could_be_equal(opset: int, tmp_path) 
         "ne": lambda x, y: x != y,
     }
     hold(functions, (TAME, TAME.flip(0)), [(X, Y)], opset, tmp_path)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64])
+def test_bounds_of_tensors(opset: int, dtype: torch.dtype, tmp_path) -> None:
+    """A bound that is NaN makes NaN of a number, the upper one too."""
+    functions = {
+        "both": torch.clamp,
+        "least": lambda x, low, high: x.clamp(min=low),
+        "most": lambda x, low, high: x.clamp(max=high),
+    }
+    tame = tuple((torch.randn(3, 5) * 3).to(dtype) for _ in range(3))
+    extremes = [tame[::-1]]
+    if dtype.is_floating_point:
+        for place in range(3):
+            for number in (NAN, INF, -INF):
+                extreme = [t.clone() for t in tame]
+                extreme[place][1, 1:4] = number
+                extremes.append(tuple(extreme))
+    hold(functions, tame, extremes, opset, tmp_path)
