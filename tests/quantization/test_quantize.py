@@ -254,12 +254,12 @@ def test_zeros() -> None:
 
 
 def test_512_batches_take_twice_the_time_of_the_model_at_most_and_no_memory() -> None:
-    """In turns of 64, so that what else the machine does counts for both."""
+    """In turns of 64, of which the fastest counts: what else the machine does is in none or in few."""
     channels = (3, 32, 32, 64, 64)
     convolutions = [nn.Conv2d(i, o, 3, padding=1) for i, o in itertools.pairwise(channels)]
     net = nn.Sequential(*(layer for one in convolutions for layer in (one, nn.ReLU()))).eval()
     x, alive, most = torch.randn(1, 3, 28, 28), weakref.WeakSet[Tensor](), [0]
-    seconds = {"model": 0.0, "calibration": 0.0}
+    seconds: dict[str, list[float]] = {"model": [], "calibration": []}
 
     def given(count: int) -> Iterator[Tensor]:
         for _ in range(count):
@@ -269,15 +269,15 @@ def test_512_batches_take_twice_the_time_of_the_model_at_most_and_no_memory() ->
             yield batch
 
     with torch.no_grad():
-        for turn in range(9):  # the first warms up
-            start = time.perf_counter()
+        for _ in range(9):
+            start = time.process_time()
             for batch in given(64):
                 net(batch)
-            middle = time.perf_counter()
+            middle = time.process_time()
             svexport.quantize(net, given(64), method="minmax")
-            seconds["model"] += (middle - start) * bool(turn)
-            seconds["calibration"] += (time.perf_counter() - middle) * bool(turn)
-    assert seconds["calibration"] <= 2 * seconds["model"], seconds
+            seconds["model"].append(middle - start)
+            seconds["calibration"].append(time.process_time() - middle)
+    assert min(seconds["calibration"]) <= 2 * min(seconds["model"]), seconds
     assert most[0] <= 3
 
 
