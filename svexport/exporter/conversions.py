@@ -116,7 +116,7 @@ def _without_nan(write: Writer, x: Any, number: float) -> Any:
     return write("Where", write("IsNaN", x), write.constant(torch.tensor(number, dtype=dtype)), finite)
 
 
-def larger(write: Writer, op_type: str, x: Any, y: Any, floating: bool | None = None) -> Any:
+def larger(write: Writer, op_type: str, x: Any, y: Any, *, floating: bool | None = None) -> Any:
     """The larger or smaller of two (Max, Min) of one type: of integers, ONNX Runtime compares 32 bits of 64."""
     if is_floating(write, x) if floating is None else floating:
         return write(op_type, x, y)
@@ -127,8 +127,8 @@ def bounded(write: Writer, x: Any, low: Any, high: Any) -> Any:
     """Within bounds of its type, each of which may be None: Clip has the largest finite number in place of it."""
     floating = is_floating(write, x)  # which is not known of what was just written
     if low is not None:
-        x = larger(write, "Max", x, low, floating)
-    return x if high is None else larger(write, "Min", x, high, floating)
+        x = larger(write, "Max", x, low, floating=floating)
+    return x if high is None else larger(write, "Min", x, high, floating=floating)
 
 
 def mean_of_some(write: Writer, mean: Any, x: Any, axes: Sequence[int] | None) -> Any:

@@ -235,11 +235,6 @@ def _logical(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, 
     return bitwise
 
 
-def _isin(elements: Tensor, test_elements: Tensor, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
-    found = (elements.unsqueeze(-1) == test_elements.flatten()).any(-1)
-    return ~found if invert else found
-
-
 def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: Any = None) -> Tensor:
     return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
 
@@ -361,9 +356,7 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::exp2": lambda x: (x * math.log(2)).exp(),
     **{f"aten::float_power.Tensor_{form}": lambda x, y: x.double() ** y for form in ("Scalar", "Tensor")},
     "aten::expm1": lambda x: x.exp() - 1,
-    "aten::hypot": lambda x, y: (x * x + y * y).sqrt(),
     "aten::index_reduce": _index_reduce,
-    "aten::isin.Tensor_Tensor": _isin,
     "aten::log10": _log10,
     "aten::max_unpool2d": _max_unpool,
     "aten::max_unpool3d": _max_unpool,

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from svexport.exporter.aten import norm, order, place, pool, product, span
+from svexport.exporter.aten import norm, order, pair, place, pool, product, span
 
 __all__ = ["FUNCTIONS", "OTHERWISE"]
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: function
-    for family in (norm, order, place, pool, product, span)
+    for family in (norm, order, pair, place, pool, product, span)
     for name, function in family.FUNCTIONS.items()
 }
 """By the overload of ATen."""
