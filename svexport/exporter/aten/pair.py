@@ -19,6 +19,8 @@ def _numbers(x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 def _fmax(input: Tensor, other: Tensor) -> Tensor:
     """The larger; of a number and NaN the number."""
     x, y = _numbers(input, other)
+    if x.dtype == torch.bool:
+        return torch.logical_or(x, y)
     first = x >= y
     return torch.where(first | y.isnan() if y.is_floating_point() else first, x, y)
 
@@ -26,6 +28,8 @@ def _fmax(input: Tensor, other: Tensor) -> Tensor:
 def _fmin(input: Tensor, other: Tensor) -> Tensor:
     """The smaller; of a number and NaN the number."""
     x, y = _numbers(input, other)
+    if x.dtype == torch.bool:
+        return torch.logical_and(x, y)
     first = x <= y
     return torch.where(first | y.isnan() if y.is_floating_point() else first, x, y)
 

@@ -21,6 +21,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "fmin of integers": lambda x: torch.fmin(
         (x * 3).nan_to_num(0, 9, -9).long(), torch.tensor([[1], [2]]).flatten()[:1]
     ),
+    "both of masks": lambda x: torch.fmax(x > 0, x[:1] < 0.5) == torch.fmin(x > 1, x > 0),
     "hypot": lambda x: torch.hypot(x, x.roll(1, 1)),
     "isin": lambda x: torch.isin(x.round(), x[:, :2].round()),
     "isin, inverted": lambda x: torch.isin(x.round(), torch.tensor([0, 1]), invert=True),
