@@ -23,7 +23,7 @@ from svexport.exporter.opsets import FIRST_DYNAMO_OPSET, LAST_TORCHSCRIPT_OPSET
 FALLBACKS = Path(__file__).with_name("fallbacks.json")
 """The torch that it was written with and, by test, why torch.export did not trace."""
 
-FOLDERS = ("tests/exporter/", "tests/ops/")
+FOLDERS = ("tests/exporter/", "tests/ops/", "tests/tracing/")
 """Whose tests are held to that."""
 
 PROPERTY = "fallback"
