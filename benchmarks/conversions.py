@@ -8,11 +8,6 @@ largest number, all in float32 by ONNX Runtime, without its optimizations. What 
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
-import tempfile
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,12 +16,10 @@ import numpy as np
 import onnx
 import onnx.version_converter
 import onnxruntime
-import torch
 from torch import Tensor, nn
 
 import svexport
-from benchmarks._measure import RESULTS, write
-from benchmarks.nodes import as_trained, models
+from benchmarks.nodes import run_models
 from svexport.graph.nodes import svexport_nodes
 
 NEWEST, LOWER, BETWEEN = 20, (17, 13, 11, 9), 13
@@ -71,7 +64,7 @@ def tensors(args: Any) -> list[Tensor]:
     return [tensor for layer in args.layers for tensor in (layer.keys, layer.values)]  # a cache of transformers
 
 
-def measured(model: nn.Module, args: Any, folder: Path) -> dict[str, Any]:
+def measured(name: str, model: nn.Module, args: Any, folder: Path) -> dict[str, Any]:
     """Of one model: the differences of its files at lower opsets."""
     inputs = [tensor.numpy() for tensor in tensors(args)]
     path = folder / "newest.onnx"
@@ -79,7 +72,7 @@ def measured(model: nn.Module, args: Any, folder: Path) -> dict[str, Any]:
     newest = onnx.load(path)
     assert not list(svexport_nodes(newest))
     expected = run(newest, inputs)
-    row: dict[str, Any] = {"down": {}, "round trip": {}}
+    row: dict[str, Any] = {"model": name, "down": {}, "round trip": {}}
 
     def down(file: onnx.ModelProto, found: dict[str, float | str]) -> None:
         for opset in LOWER:
@@ -101,7 +94,7 @@ def measured(model: nn.Module, args: Any, folder: Path) -> dict[str, Any]:
     return row
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """How many are equal at each opset, the largest difference, and which are not equal."""
     failed = [row["model"] for row in rows if "error" in row]
     found: dict[str, Any] = {"summary": "all", "models": len(rows), "failed": failed}
@@ -116,35 +109,11 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
                 "not equal": [name for name, value in values.items() if isinstance(value, str) or value > TOLERANCE],
             }
     found["not up"] = [row["model"] for row in rows if not isinstance(row.get("up", 0.0), float)]
-    return found
+    return [found]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.conversions", description="files at lower opsets")
-    parser.add_argument("names", nargs="*", help="models; all unless given")
-    parser.add_argument("--resume", action="store_true", help="keep what the results have, measure what they lack")
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
-    kept = RESULTS / "conversions-cpu.json"
-    rows = json.loads(kept.read_text())["rows"] if options.resume and kept.exists() else []
-    rows = [row for row in rows if "down" in row and row["model"] not in options.names]
-    for name, build in models().items():
-        if any(row["model"] == name for row in rows) or (options.names and name not in options.names):
-            continue
-        torch.manual_seed(0)
-        try:
-            model, args = build()
-            as_trained(model.eval())
-            with tempfile.TemporaryDirectory() as folder:
-                rows.append({"model": name, **measured(model, args, Path(folder))})
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - what is not installed, or fails, is said
-            rows.append({"model": name, "error": f"{type(error).__name__}: {error}".splitlines()[0]})
-        print(rows[-1], flush=True)
-        if not options.names or options.resume:
-            write("conversions-cpu", [*rows, summary(rows)])
-    print(summary(rows))
+    run_models("conversions", "files at lower opsets", "down", measured, summary)
 
 
 if __name__ == "__main__":

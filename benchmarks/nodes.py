@@ -241,17 +241,24 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.nodes", description="nodes of exported files by opset")
+def run_models(
+    module: str,
+    description: str,
+    done: str,
+    measure: Callable[[str, nn.Module, Any, Path], dict[str, Any]],
+    summed: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],
+) -> None:
+    """``python -m benchmarks.<module>``: a row of results for each model that is named and has none with ``done``."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{module}", description=description)
     parser.add_argument("names", nargs="*", help="models; all unless given, whose results are kept")
     parser.add_argument("--resume", action="store_true", help="keep what the results have, measure what they lack")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    kept = RESULTS / "nodes-cpu.json"
+    kept = RESULTS / f"{module}-cpu.json"
     rows = json.loads(kept.read_text())["rows"] if options.resume and kept.exists() else []
-    rows = [row for row in rows if "ratio" in row and row["model"] not in options.names]
+    rows = [row for row in rows if done in row and row["model"] not in options.names]
     for name, build in models().items():
         if any(row["model"] == name for row in rows) or (options.names and name not in options.names):
             continue
@@ -260,7 +267,7 @@ def main() -> None:
             model, args = build()
             with tempfile.TemporaryDirectory() as folder:
                 as_trained(model.eval())
-                row = measured(name, model, args, Path(folder))
+                row = measure(name, model, args, Path(folder))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - what is not installed, or fails, is said
             row = {"model": name, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
         except BaseException as error:  # pytest's, of what is not installed
@@ -270,9 +277,13 @@ def main() -> None:
         rows.append(row)
         print(row, flush=True)
         if not options.names or options.resume:
-            write("nodes-cpu", [*rows, *summary(rows)])
-    for row in summary(rows):
+            write(f"{module}-cpu", [*rows, *summed(rows)])
+    for row in summed(rows):
         print(row)
+
+
+def main() -> None:
+    run_models("nodes", "nodes of exported files by opset", "ratio", measured, summary)
 
 
 if __name__ == "__main__":

@@ -16,22 +16,17 @@ def _numbers(x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     return x.to(dtype), other.to(dtype)
 
 
-def _fmax(input: Tensor, other: Tensor) -> Tensor:
-    """The larger; of a number and NaN the number."""
-    x, y = _numbers(input, other)
-    if x.dtype == torch.bool:
-        return torch.logical_or(x, y)
-    first = x >= y
-    return torch.where(first | y.isnan() if y.is_floating_point() else first, x, y)
+def _extreme(of_masks: Callable[..., Tensor], comes_first: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The larger or smaller of two numbers; of a number and NaN the number."""
 
+    def extreme(input: Tensor, other: Tensor) -> Tensor:
+        x, y = _numbers(input, other)
+        if x.dtype == torch.bool:
+            return of_masks(x, y)
+        first = comes_first(x, y)
+        return torch.where(first | y.isnan() if y.is_floating_point() else first, x, y)
 
-def _fmin(input: Tensor, other: Tensor) -> Tensor:
-    """The smaller; of a number and NaN the number."""
-    x, y = _numbers(input, other)
-    if x.dtype == torch.bool:
-        return torch.logical_and(x, y)
-    first = x <= y
-    return torch.where(first | y.isnan() if y.is_floating_point() else first, x, y)
+    return extreme
 
 
 def _hypot(input: Tensor, other: Tensor) -> Tensor:
@@ -53,8 +48,8 @@ def _isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, inv
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "aten::fmax": _fmax,
-    "aten::fmin": _fmin,
+    "aten::fmax": _extreme(torch.logical_or, torch.ge),
+    "aten::fmin": _extreme(torch.logical_and, torch.le),
     "aten::hypot": _hypot,
     **{f"aten::isin.{kind}": _isin for kind in ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")},
 }
