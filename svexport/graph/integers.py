@@ -1,7 +1,8 @@
-"""Sums, products and remainders of integers that ONNX Runtime computes as doubles, by ops that it computes exactly.
+"""Sums, products, remainders and extremes of integers that ONNX Runtime gets wrong, by ops that it computes exactly.
 
-A double holds integers up to 2**53; beyond them it rounds, and stops at the ends of int64 where torch goes on modulo
-2**64. What surely stays below is left as it is: sums of masks, products of sizes.
+The first three it computes as doubles. They hold integers up to 2**53; beyond them they round, and stop at the ends of
+int64 where torch goes on modulo 2**64. Of extremes it compares 32 bits of 64. What surely stays below is left as it
+is: sums of masks, products of sizes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["write_exactly"]
 
 _INT32, _INT64 = TensorProto.INT32, TensorProto.INT64
 _EXACT = 2**53
-_MOST = 2**31
+_MOST = 2**31 - 1
 """Of a size, and of elements along dynamic axes."""
 _LARGEST: dict[int, int] = {
     TensorProto.BOOL: 1,
@@ -33,10 +34,10 @@ _LARGEST: dict[int, int] = {
     TensorProto.UINT8: 2**8,
     TensorProto.INT16: 2**15,
     TensorProto.UINT16: 2**16,
-    _INT32: 2**31,
+    _INT32: 2**31 - 1,
     TensorProto.UINT32: 2**32,
 }
-"""By absolute value, of types of integers."""
+"""By absolute value, of types of integers; the lowest of int32 is one more."""
 _OF_THE_FIRST = {
     *("Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Slice", "Squeeze", "Tile"),
     *("Abs", "Cast", "Neg", "ReduceMax", "ReduceMin", "Split", "Transpose", "Unsqueeze"),
@@ -239,6 +240,20 @@ def _scanned_product(b: Builder, x: Value, axis: int) -> Value:
     return b.unsqueeze(result, axis)
 
 
+def _extreme(b: Builder, node: onnx.NodeProto, known: _Known) -> Value | None:
+    """By its place, which is found by all bits."""
+    x, reduced = known.value(node.input[0]), known.axes(node)
+    if reduced is None or not reduced[0] or x.dtype != _INT64 or known.largest(node.input[0]) <= _MOST:
+        return None
+    if b.opset < 11:
+        raise ExportError(f"ONNX Runtime has no exact {node.op_type} of int64 below opset 11; export with opset=11")
+    axes, keepdims = reduced
+    for axis in axes:
+        place = b.op(f"Arg{node.op_type[-3:]}", x, axis=axis, keepdims=1, dtype=_INT64)
+        x = b.op("GatherElements", x, place, axis=axis, shape=_with(x.shape or (), axis, 1))
+    return x if keepdims else b.squeeze(x, *axes)
+
+
 def _remainder(b: Builder, node: onnx.NodeProto, known: _Known) -> Value | None:
     """Division rounds towards zero, so that what it leaves has the sign of the first, as of ``fmod``."""
     x, y = map(known.value, node.input)
@@ -265,6 +280,8 @@ def _affine(b: Builder, node: onnx.NodeProto, known: _Known) -> Value | None:
 _FORMS: dict[str, Callable[[Builder, onnx.NodeProto, _Known], Any]] = {
     "Gemm": _affine,
     "Mod": _remainder,
+    "ReduceMax": _extreme,
+    "ReduceMin": _extreme,
     "ReduceProd": _product,
     "ReduceSum": _sum,
 }

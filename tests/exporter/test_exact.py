@@ -310,3 +310,11 @@ def test_bounds_of_tensors(opset: int, dtype: torch.dtype, tmp_path) -> None:
                 extreme[place][1, 1:4] = number
                 extremes.append(tuple(extreme))
     hold(functions, tame, extremes, opset, tmp_path)
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_logsigmoid_of_large_numbers_is_not_nothing(opset: int, tmp_path) -> None:
+    model, x = torch.nn.LogSigmoid(), 30 + 3 * torch.rand(3, 5)
+    assert svexport.export(model, x, tmp_path / "m.onnx", opset=opset, verify="thorough").verified
+    for x in (torch.linspace(-200, 100, 15).reshape(3, 5), 8 * torch.randn(3, 5), torch.full((3, 5), 87.0)):
+        torch.testing.assert_close(svexport.load(tmp_path / "m.onnx")(x), model(x), rtol=1e-5, atol=1e-44)

@@ -1,4 +1,4 @@
-"""Sums, products and remainders of integers beyond 2**53, which ONNX Runtime computes as doubles: to the bit."""
+"""Sums, products, remainders and extremes of all integers, which ONNX Runtime gets wrong of large ones: to the bit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 import svexport
 from tests.exporter.aten import Call, agrees, exported
 
-ENDS = [2**63 - 1, -(2**63), 2**53 + 1, -(2**53) - 1, 2**31, 3, -5, 0]
+ENDS = [2**63 - 1, -(2**63), 2**53 + 1, -(2**53) - 1, 2**31, -(2**31) - 1, 3, -5, 0]
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda x: x.sum(),
@@ -32,6 +32,9 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "scatter_reduce": lambda x: x.scatter_reduce(1, torch.zeros(2, 3, 5, dtype=torch.int64), x[:, :3], "prod"),
     "largest": lambda x: x.scatter_reduce(1, torch.zeros(2, 3, 5, dtype=torch.int64), x[:, :3], "amax"),
     "index_add": lambda x: x.index_add(0, torch.tensor([1, 1]), x),
+    "amax": lambda x: x.amax((0, 2)),
+    "amin of all": lambda x: x.min(),
+    "cummin": lambda x: x.cummin(1)[0],
     "counts": lambda x: (x > 3).sum(1) * x.sum(1),
 }
 
@@ -74,7 +77,7 @@ def test_of_more_than_two_million_numbers_in_three_parts(tmp_path: Path) -> None
 def test_what_stays_small_is_one_node(tmp_path: Path) -> None:
     def function(x: Tensor) -> tuple[Tensor, ...]:
         chosen = torch.where(x > 0, 3, -100).unsqueeze(0)
-        return (x > 0).sum(1), chosen.sum(1), x.int().sum(1), (x == 2).long().sum(), torch.ones_like(x).sum()
+        return (x > 0).sum(1), chosen.sum(1), x.int().sum(1), x.int().long().amax(1), (x == 2).long().sum(), torch.ones_like(x).sum()
 
     exported(function, torch.randint(-9, 9, (3, 6)), tmp_path, 11, True)
     operators = {node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node}
