@@ -23,7 +23,13 @@ from svexport.exporter.aten.interpolate import interpolate
 from svexport.exporter.aten.pad import pad
 from svexport.exporter.by_size import BY_SIZE
 from svexport.exporter.complex import ComplexParts
-from svexport.exporter.constants import ConstantValues, NotTraced, sizes_stay_dynamic, without_assertions
+from svexport.exporter.constants import (
+    ConstantValues,
+    NotTraced,
+    lines_of_sizes,
+    sizes_stay_dynamic,
+    without_assertions,
+)
 from svexport.exporter.decompose import IN_PLACE_OF
 from svexport.exporter.exact import EXACT, batch_statistics, exact_embeddings, normalized
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
@@ -52,6 +58,7 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
         _decomposed_by_node(),
         exact_embeddings(),
         without_assertions(),
+        lines_of_sizes(FlatModel.forward.__code__),
         sizes_stay_dynamic(),
         shapes_known(),
         model.traced_in(*other_functions(dynamic), ComplexParts(own=True), ConstantValues(model)),
@@ -422,6 +429,13 @@ def _by_a_tensor(function: Callable[..., Any], input: Tensor, *args: Any, **kwar
     return function(input, *map(tensor, args), **{name: tensor(value) for name, value in kwargs.items()})
 
 
+def _of_whole_numbers(function: Callable[..., Any], input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+    """The exporter makes a number of a quotient of sizes that whole numbers get to do with."""
+    if isinstance(input, Tensor) and isinstance(other, torch.SymFloat) and not input.is_floating_point():
+        input = input.to(torch.result_type(input, 1.0))
+    return function(input, other, *args, **kwargs)
+
+
 def _of_nothing(function: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Of products of nothing, ONNX Runtime's Gemm forgets the factor of what they are added to."""
     if len(args) != 2 or not isinstance(args[0].shape[-1], int) or args[0].shape[-1]:
@@ -513,5 +527,14 @@ _OF_DYNAMIC_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {
     **{
         f: functools.partial(_by_a_tensor, f)
         for f in (torch.pow, torch.remainder, Tensor.__mod__, Tensor.__pow__, Tensor.pow, Tensor.remainder)
+    },
+    **{
+        getattr(of, name): functools.partial(_of_whole_numbers, getattr(of, name))
+        for of, names in (
+            (torch, ("add", "div", "mul", "sub", "true_divide")),
+            (Tensor, ("add", "div", "mul", "sub", "true_divide", "__add__", "__mul__", "__sub__", "__truediv__")),
+            (Tensor, ("__radd__", "__rmul__", "__rsub__", "__rtruediv__")),
+        )
+        for name in names
     },
 }

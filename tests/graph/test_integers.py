@@ -77,7 +77,8 @@ def test_of_more_than_two_million_numbers_in_three_parts(tmp_path: Path) -> None
 def test_what_stays_small_is_one_node(tmp_path: Path) -> None:
     def function(x: Tensor) -> tuple[Tensor, ...]:
         chosen = torch.where(x > 0, 3, -100).unsqueeze(0)
-        return (x > 0).sum(1), chosen.sum(1), x.int().sum(1), x.int().long().amax(1), (x == 2).long().sum(), torch.ones_like(x).sum()
+        sums = (x > 0).sum(1), chosen.sum(1), x.int().sum(1), (x == 2).long().sum(), torch.ones_like(x).sum()
+        return (*sums, x.int().long().amax(1))
 
     exported(function, torch.randint(-9, 9, (3, 6)), tmp_path, 11, True)
     operators = {node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node}
