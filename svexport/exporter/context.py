@@ -377,7 +377,7 @@ class _InPlaceOf(TorchFunctionMode):
 
     def __init__(self, dynamic: bool) -> None:
         super().__init__()
-        always = IN_PLACE_OF | _OF_MASKS | _AS_NUMBERS | _OF_INDICES | _OF_NOTHING | _OF_A_NUMBER | _OF_SIZES
+        always = IN_PLACE_OF | _OF_MASKS | _AS_NUMBERS | _OF_INDICES | _OF_NOTHING | _OF_A_NUMBER | _OF_SIZES | _ARITHMETIC
         self._functions = always | (_OF_DYNAMIC_SIZES if dynamic else {})
 
     def __torch_function__(
@@ -429,10 +429,16 @@ def _by_a_tensor(function: Callable[..., Any], input: Tensor, *args: Any, **kwar
     return function(input, *map(tensor, args), **{name: tensor(value) for name, value in kwargs.items()})
 
 
-def _of_whole_numbers(function: Callable[..., Any], input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
-    """The exporter makes a number of a quotient of sizes that whole numbers get to do with."""
+def _arithmetic(function: Callable[..., Any], input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+    """The exporter adds masks, which ONNX does not, and makes a number of a quotient of sizes that whole numbers get to
+    do with."""
     if isinstance(input, Tensor) and isinstance(other, torch.SymFloat) and not input.is_floating_point():
         input = input.to(torch.result_type(input, 1.0))
+    masks = all(isinstance(x, Tensor) and x.dtype == torch.bool for x in (input, other)) and not (args or kwargs)
+    if masks and function.__name__ in ("add", "__add__"):
+        return torch.logical_or(input, other)
+    if masks and function.__name__ in ("add_", "__iadd__"):
+        return input.logical_or_(other)
     return function(input, other, *args, **kwargs)
 
 
@@ -518,6 +524,15 @@ _OF_A_NUMBER: dict[Callable[..., Any], Callable[..., Any]] = {
     function: functools.partial(_of_a_number, function)
     for function in (torch.argwhere, torch.nonzero, Tensor.argwhere, Tensor.nonzero)
 }
+_ARITHMETIC: dict[Callable[..., Any], Callable[..., Any]] = {
+    getattr(of, name): functools.partial(_arithmetic, getattr(of, name))
+    for of, names in (
+        (torch, ("add", "div", "mul", "sub", "true_divide")),
+        (Tensor, ("add", "div", "mul", "sub", "true_divide", "__add__", "__mul__", "__sub__", "__truediv__")),
+        (Tensor, ("__radd__", "__rmul__", "__rtruediv__", "add_", "__iadd__")),
+    )
+    for name in names
+}
 _OF_DYNAMIC_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {
     **BY_SIZE,
     F.affine_grid: _affine_grid,
@@ -527,14 +542,5 @@ _OF_DYNAMIC_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {
     **{
         f: functools.partial(_by_a_tensor, f)
         for f in (torch.pow, torch.remainder, Tensor.__mod__, Tensor.__pow__, Tensor.pow, Tensor.remainder)
-    },
-    **{
-        getattr(of, name): functools.partial(_of_whole_numbers, getattr(of, name))
-        for of, names in (
-            (torch, ("add", "div", "mul", "sub", "true_divide")),
-            (Tensor, ("add", "div", "mul", "sub", "true_divide", "__add__", "__mul__", "__sub__", "__truediv__")),
-            (Tensor, ("__radd__", "__rmul__", "__rsub__", "__rtruediv__")),
-        )
-        for name in names
     },
 }

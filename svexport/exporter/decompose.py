@@ -302,7 +302,7 @@ def _rrelu(
 
 def _rsub(input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
     """Of integers and a floating-point number the exporter finds no function."""
-    if isinstance(other, float) and not (input.is_floating_point() or input.is_complex()):
+    if isinstance(other, (float, torch.SymFloat)) and not (input.is_floating_point() or input.is_complex()):
         input = input.to(torch.get_default_dtype())
     return torch.rsub(input, other, alpha=alpha)
 

@@ -115,6 +115,8 @@ def _of_neither(error: ExportError, refusal: str, opset: int) -> ExportError:
     more."""
     begin = f"cannot be exported at opset {opset}: "
     text = str(error).replace(f", or {LATER}", "").replace(f"\n  {LATER}", "")
+    if "cannot be exported" not in text:  # what forward itself raises, say
+        return error
     if text.startswith(begin):
         return ExportError(f"{begin}{refusal}\n  nor does TorchScript take the model: {text.removeprefix(begin)}")
     return ExportError(f"{text}\n  nor does torch.export take the model: {refusal}")
