@@ -449,6 +449,13 @@ def _hermitian(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return transform
 
 
+def _istft(z: Complex, *args: Any, **kwargs: Any) -> Tensor:
+    """As of a batch of one: the exporter has no ``unsqueeze`` of complex numbers, by which torch makes one."""
+    if z.re.dim() > 2:
+        return torch.istft(_whole(z), *args, **kwargs)
+    return torch.istft(torch.complex(z.re.unsqueeze(0), z.im.unsqueeze(0)), *args, **kwargs).squeeze(0)
+
+
 _OF_TYPES = {"dtype", "is_complex", "is_floating_point", "requires_grad", "__hash__"}
 """Functions that may be asked of what stands for a complex tensor."""
 
@@ -516,6 +523,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "fft_rfft2": _fftn(False, half=True, last=2),
     "fft_rfftn": _fftn(False, half=True),
     "imag": _im,
+    "istft": _istft,
     "linear": _linear,
     "log": lambda z: Complex(_abs(z).log(), _angle(z)),
     "mH": _adjoint,

@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from types import CodeType
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ __all__ = [
     "NotTraced",
     "leaves_of",
     "mapped",
+    "lines_of_sizes",
     "sizes_stay_dynamic",
     "texts_of_sizes",
     "without_assertions",
@@ -376,6 +378,29 @@ def texts_of_sizes() -> Iterator[list[str]]:
 
     with swapped(torch.SymInt, **{name: noting(function) for name, function in own.items()}):
         yield lines
+
+
+@contextmanager
+def lines_of_sizes(forward: CodeType) -> Iterator[None]:
+    """Notes at errors the first of the user's lines, called by ``forward``, that took a dynamic size for a number."""
+    from torch.fx.experimental.sym_node import SymNode
+
+    lines: list[str] = []
+    own = SymNode.guard_int
+
+    def guard_int(node: Any, file: str, number: int) -> int:
+        line = None if lines or node.expr.is_number else user_line(sys._getframe(1), forward)
+        if line:
+            lines.append(shown_line(*line))
+        return own(node, file, number)
+
+    with swapped(SymNode, guard_int=guard_int):
+        try:
+            yield
+        except Exception as error:
+            if lines and not hasattr(error, LINE):
+                setattr(error, LINE, lines[0])
+            raise
 
 
 @contextmanager

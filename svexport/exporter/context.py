@@ -23,7 +23,13 @@ from svexport.exporter.aten.interpolate import interpolate
 from svexport.exporter.aten.pad import pad
 from svexport.exporter.by_size import BY_SIZE
 from svexport.exporter.complex import ComplexParts
-from svexport.exporter.constants import ConstantValues, NotTraced, sizes_stay_dynamic, without_assertions
+from svexport.exporter.constants import (
+    ConstantValues,
+    NotTraced,
+    lines_of_sizes,
+    sizes_stay_dynamic,
+    without_assertions,
+)
 from svexport.exporter.decompose import IN_PLACE_OF
 from svexport.exporter.exact import EXACT, batch_statistics, exact_embeddings, normalized
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
@@ -52,6 +58,7 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
         _decomposed_by_node(),
         exact_embeddings(),
         without_assertions(),
+        lines_of_sizes(FlatModel.forward.__code__),
         sizes_stay_dynamic(),
         shapes_known(),
         model.traced_in(*other_functions(dynamic), ComplexParts(own=True), ConstantValues(model)),
@@ -370,7 +377,7 @@ class _InPlaceOf(TorchFunctionMode):
 
     def __init__(self, dynamic: bool) -> None:
         super().__init__()
-        always = IN_PLACE_OF | _OF_MASKS | _AS_NUMBERS | _OF_INDICES | _OF_NOTHING | _OF_A_NUMBER | _OF_SIZES
+        always = IN_PLACE_OF | _OF_MASKS | _AS_NUMBERS | _OF_INDICES | _OF_NOTHING | _OF_A_NUMBER | _OF_SIZES | _ARITHMETIC
         self._functions = always | (_OF_DYNAMIC_SIZES if dynamic else {})
 
     def __torch_function__(
@@ -420,6 +427,19 @@ def _by_a_tensor(function: Callable[..., Any], input: Tensor, *args: Any, **kwar
         return input.new_full((), value, dtype=kind)  # type: ignore[arg-type]
 
     return function(input, *map(tensor, args), **{name: tensor(value) for name, value in kwargs.items()})
+
+
+def _arithmetic(function: Callable[..., Any], input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+    """The exporter adds masks, which ONNX does not, and makes a number of a quotient of sizes that whole numbers get to
+    do with."""
+    if isinstance(input, Tensor) and isinstance(other, torch.SymFloat) and not input.is_floating_point():
+        input = input.to(torch.result_type(input, 1.0))
+    masks = all(isinstance(x, Tensor) and x.dtype == torch.bool for x in (input, other)) and not (args or kwargs)
+    if masks and function.__name__ in ("add", "__add__"):
+        return torch.logical_or(input, other)
+    if masks and function.__name__ in ("add_", "__iadd__"):
+        return input.logical_or_(other)
+    return function(input, other, *args, **kwargs)
 
 
 def _of_nothing(function: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -503,6 +523,15 @@ _OF_NOTHING: dict[Callable[..., Any], Callable[..., Any]] = {
 _OF_A_NUMBER: dict[Callable[..., Any], Callable[..., Any]] = {
     function: functools.partial(_of_a_number, function)
     for function in (torch.argwhere, torch.nonzero, Tensor.argwhere, Tensor.nonzero)
+}
+_ARITHMETIC: dict[Callable[..., Any], Callable[..., Any]] = {
+    getattr(of, name): functools.partial(_arithmetic, getattr(of, name))
+    for of, names in (
+        (torch, ("add", "div", "mul", "sub", "true_divide")),
+        (Tensor, ("add", "div", "mul", "sub", "true_divide", "__add__", "__mul__", "__sub__", "__truediv__")),
+        (Tensor, ("__radd__", "__rmul__", "__rtruediv__", "add_", "__iadd__")),
+    )
+    for name in names
 }
 _OF_DYNAMIC_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {
     **BY_SIZE,

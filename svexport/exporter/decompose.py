@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -302,7 +302,7 @@ def _rrelu(
 
 def _rsub(input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
     """Of integers and a floating-point number the exporter finds no function."""
-    if isinstance(other, float) and not (input.is_floating_point() or input.is_complex()):
+    if isinstance(other, (float, torch.SymFloat)) and not (input.is_floating_point() or input.is_complex()):
         input = input.to(torch.get_default_dtype())
     return torch.rsub(input, other, alpha=alpha)
 
@@ -325,6 +325,17 @@ def _searchsorted(
     return (~behind).sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
+def _unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
+    """Torch's own takes no dynamic sizes."""
+    sizes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+    places: list[Tensor] = []
+    for size in reversed(sizes):
+        size = indices.new_full((), size) if isinstance(size, torch.SymInt) else size
+        places.append(indices % size)
+        indices = torch.floor_divide(indices, size)
+    return tuple(reversed(places))
+
+
 IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
     F.rrelu: _rrelu,
     torch.cdist: _cdist,
@@ -333,6 +344,7 @@ IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.rrelu: _rrelu,
     torch.rsub: _rsub,
     torch.searchsorted: _searchsorted,
+    torch.unravel_index: _unravel_index,
     Tensor.__floordiv__: _floor_divide,
     Tensor.__rsub__: _rsub,
     Tensor.floor_divide: _floor_divide,

@@ -85,7 +85,14 @@ def _shifted(x: Any, places: Any) -> tuple[Tensor, Any, torch.dtype]:
 
 def _log_sigmoid(x: Tensor) -> Tensor:
     """``log(sigmoid(x))`` is minus infinity from -18 on (in half precision -104 and -17)."""
-    return -F.relu(-x) - torch.log(1 + torch.exp(-x.abs()))
+    return -F.relu(-x) - _log_of_more_than_one(torch.exp(-x.abs()))
+
+
+def _log_of_more_than_one(x: Tensor) -> Tensor:
+    """``log1p`` of finite numbers, which is the number itself where one and it are one."""
+    rounded = 1 + x
+    more = rounded - 1
+    return torch.where(more == 0, x, torch.log(rounded) * (x / more))
 
 
 def _log_add_exp(x: Tensor, y: Tensor) -> Tensor:

@@ -63,6 +63,11 @@ def reason_of(error: BaseException, input_names: Sequence[str]) -> tuple[str, st
             "a file has one way for all inputs: compute both and choose by torch.where, or make a constant of it; "
             "opset=17 or less takes the way of the given inputs, and tries others with which it would not hold",
         )
+    if "registered for the complex-valued input" in text:
+        return (
+            "forward computes with complex numbers, for which a function has no form in ONNX",
+            "compute with the real and imaginary parts, torch.view_as_real(z)",
+        )
     if re.search(r"Unsupported attribute type: .*Symbolic", text):
         return (
             "a number that ONNX has as an attribute is a dynamic size, such as groups=x.shape[0] of a convolution",

@@ -19,6 +19,7 @@ from svexport.exporter.report import NodeSource
 from svexport.graph.bodies import attach, ir_version, lower_in_place, node_types, state_types
 from svexport.graph.conditions import take_decided_branches
 from svexport.graph.fold import fold_constants
+from svexport.graph.integers import write_exactly
 from svexport.graph.nodes import beyond_plugin, separate_names, svexport_nodes
 from svexport.graph.quantized_weights import FIRST_WITH_INT8_WEIGHTS, store_quantized
 from svexport.graph.returned import note_returned
@@ -162,6 +163,7 @@ def _simplified(model: onnx.ModelProto, keep: Collection[str], notes: list[str])
 def _standard(model: onnx.ModelProto, target: Target | None) -> onnx.ModelProto:
     """Brings the model into forms that all runtimes read alike, or the target; returns it in standard ONNX."""
     write_plainly(model)
+    write_exactly(model, lambda: infer_types(_lowered(model)))
     lowered = _lowered(model)
     while fold_constants(model, lowered) or take_decided_branches(model, lowered):
         lowered = _lowered(model)

@@ -30,7 +30,7 @@ from svexport.ops._op import DOMAIN, Argument, Op, as_tuple
 from svexport.symbolic import SYMBOLICS, Symbolic
 from svexport.symbolic._symbolic import TensorInfo, qualified, without_computed
 from svexport.tracing.arguments import FlatModel, TracingStopped, own_failure
-from svexport.tracing.source import user_frame
+from svexport.tracing.source import shown_line, user_frame
 from svexport.tracing.swapped import applied_by, swapped, untraced
 
 try:
@@ -469,6 +469,10 @@ def _failure(model: nn.Module, tensors: Sequence[Tensor], opset: int, error: Exc
     message = str(error)
     if not isinstance(error, torch.onnx.errors.UnsupportedOperatorError):  # from inside one of the conversions
         reason = message.split("  [Caused by")[0].split("\n")[0] or type(error).__name__
+        if "because it is not constant" in message:
+            reason = "a number that ONNX has as an attribute is computed from sizes or values"
+            if place := re.search(r" # ([^\n]+):(\d+):\d+$", message, re.MULTILINE):
+                reason += f"\n  at {shown_line(place[1], int(place[2]), None)}\n  make it a constant"
         return ExportError(f"cannot be exported at opset {opset}: {reason}\n  {LATER}")
     name = message.split("'")[1] if "'" in message else ""
     where: list[str] = []

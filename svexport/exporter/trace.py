@@ -13,9 +13,9 @@ import onnx
 import torch
 from torch import Tensor
 
-from svexport.errors import SvexportError
+from svexport.errors import ExportError, SvexportError
 from svexport.exporter import dynamo, torchscript
-from svexport.exporter.opsets import FIRST_DYNAMO_OPSET, LAST_TORCHSCRIPT_OPSET
+from svexport.exporter.opsets import FIRST_DYNAMO_OPSET, LAST_TORCHSCRIPT_OPSET, LATER
 from svexport.exporter.report import ExportReport
 from svexport.exporter.rounded import refuse_rounded
 from svexport.exporter.way import Guards
@@ -87,7 +87,7 @@ def traced(
     """
     if opset > LAST_TORCHSCRIPT_OPSET:
         return dynamo.export(model, tensors, opset, input_names, dynamic_axes)
-    reason = _refused(model) if _first else "it goes second"
+    reason, refusal = _refused(model) if _first else "it goes second", ""
     if not reason:
         try:
             given = [tensor.clone() for tensor in tensors]
@@ -95,15 +95,31 @@ def traced(
             _converted.get().append(True)
             return written
         except Exception as error:  # noqa: BLE001 - whatever a library raises, the other tracer may take the model
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            refusal = str(error).strip() or type(error).__name__
+            reason = refusal.splitlines()[0]
             state.restore()
             logger.info("torch.export does not take the model, which TorchScript traces: {}", reason)
-    written = torchscript.export(model, tensors, path, opset, input_names, dynamic_axes)
+    try:
+        written = torchscript.export(model, tensors, path, opset, input_names, dynamic_axes)
+    except ExportError as error:
+        raise _of_neither(error, refusal, opset) if refusal else error from error
     if dynamic_axes:
         refuse_rounded(written)
     if _first:
         notes.append(f"traced by TorchScript, for torch.export refuses the model: {reason}")
     return written, Guards(values=False, sizes=False)
+
+
+def _of_neither(error: ExportError, refusal: str, opset: int) -> ExportError:
+    """What both tracers say of a model, of which later opsets are no way out; first what names a function, or tells
+    more."""
+    begin = f"cannot be exported at opset {opset}: "
+    text = str(error).replace(f", or {LATER}", "").replace(f"\n  {LATER}", "")
+    if "cannot be exported" not in text:  # what forward itself raises, say
+        return error
+    if text.startswith(begin):
+        return ExportError(f"{begin}{refusal}\n  nor does TorchScript take the model: {text.removeprefix(begin)}")
+    return ExportError(f"{text}\n  nor does torch.export take the model: {refusal}")
 
 
 def _refused(model: FlatModel) -> str:

@@ -483,6 +483,11 @@ class Verification:
                 f"torch's result is {worst.dtype}{list(worst.shape)}: the exporter has lost that, which another one "
                 "(opset 17 or less, 18 or more) need not do"
             )
+        if worst.run in self._sizes and not self._random:
+            return (
+                "Usual causes: sizes that forward takes for numbers, as math.log2(x.shape[0]) does, or Python branches by "
+                f"them (traced once, with dynamic sizes of 2 or more). {WITHOUT_NUMBERS} with a range that leaves others out"
+            )
         kinds = {str(t.dtype) for t in self._held} | {f"torch.{worst.dtype}"}
         half = (
             "half precision itself, in which every runtime rounds its own way (give rtol and atol to allow more) and "

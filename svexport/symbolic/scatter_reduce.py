@@ -57,9 +57,10 @@ def _cropped(b: Builder, src: Value, index: Value) -> Value:
 
 def _neutral(b: Builder, x: Value, reduce: str) -> Value:
     if reduce in ("amax", "amin"):
-        dtype = helper.tensor_dtype_to_np_dtype(x.dtype)
-        highest = np.inf if x.dtype in FLOAT_TYPES else np.iinfo(dtype).max
-        return b.like(-highest if reduce == "amax" else highest, x)
+        if x.dtype in FLOAT_TYPES:
+            return b.like(-np.inf if reduce == "amax" else np.inf, x)
+        ends = np.iinfo(helper.tensor_dtype_to_np_dtype(x.dtype))
+        return b.like(ends.min if reduce == "amax" else ends.max, x)
     return b.like(int(reduce == "prod"), x)
 
 

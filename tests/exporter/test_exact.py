@@ -310,3 +310,26 @@ def test_bounds_of_tensors(opset: int, dtype: torch.dtype, tmp_path) -> None:
                 extreme[place][1, 1:4] = number
                 extremes.append(tuple(extreme))
     hold(functions, tame, extremes, opset, tmp_path)
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_logsigmoid_of_large_numbers_is_not_nothing(opset: int, tmp_path) -> None:
+    model, x = torch.nn.LogSigmoid(), 30 + 3 * torch.rand(3, 5)
+    assert svexport.export(model, x, tmp_path / "m.onnx", opset=opset, verify="thorough").verified
+    for x in (torch.linspace(-200, 100, 15).reshape(3, 5), 8 * torch.randn(3, 5), torch.full((3, 5), 87.0)):
+        torch.testing.assert_close(svexport.load(tmp_path / "m.onnx")(x), model(x), rtol=1e-5, atol=1e-44)
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_masks_are_added(opset: int, tmp_path) -> None:
+    class Masks(torch.nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            positive, small = x > 0, x < 1
+            both = positive.clone()
+            both += small
+            return positive + small, positive * small, torch.add(small, positive), both, positive + 1, positive + x
+
+    svexport.export(Masks(), torch.randn(3, 7), tmp_path / "m.onnx", opset=opset)
+    x = 3 * torch.randn(3, 7)
+    for actual, expected in zip(svexport.load(tmp_path / "m.onnx")(x), Masks()(x), strict=True):
+        torch.testing.assert_close(actual, expected)

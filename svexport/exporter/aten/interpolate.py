@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from svexport.errors import ExportError
 from svexport.exporter.aten.pool import means
+from svexport.exporter.constants import leaves_of
 
 __all__ = ["interpolate", "is_resized_alike"]
 
@@ -61,7 +62,7 @@ def interpolate(
     antialias: bool = False,
 ) -> Tensor:
     """``F.interpolate``, traced as what is the same of it wherever Resize is not."""
-    if isinstance(scale_factor, torch.SymFloat):
+    if any(isinstance(factor, torch.SymFloat) for factor in leaves_of(scale_factor)):
         raise ExportError("F.interpolate by a factor that is made of dynamic sizes: say the size, size=(height, width)")
     output = F.interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     if antialias or 0 in input.shape:

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from svexport.errors import ExportError
-
 __all__ = ["FUNCTIONS"]
 
 
@@ -31,17 +29,11 @@ def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor
 
 
 def _from_pairs(x: Tensor, dim: int) -> Tensor:
-    """Along a dynamic size.
-
-    Raises:
-        ExportError: of integers.
-    """
-    if not x.is_floating_point():
-        raise ExportError("cumprod of integers along a dynamic size has no exact form in ONNX; make the size static")
+    """Along a dynamic size."""
     x = x.transpose(dim, -1)
     place = torch.arange(x.size(-1), device=x.device)
     ahead = place > place.unsqueeze(-1)
-    return torch.where(ahead, 1.0, x.unsqueeze(-2)).to(x.dtype).prod(-1).transpose(dim, -1)
+    return torch.where(ahead, 1, x.unsqueeze(-2)).to(x.dtype).prod(-1).transpose(dim, -1)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {"aten::cumprod": _cumprod}

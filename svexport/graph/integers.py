@@ -1,0 +1,287 @@
+"""Sums, products, remainders and extremes of integers that ONNX Runtime gets wrong, by ops that it computes exactly.
+
+The first three it computes as doubles. They hold integers up to 2**53; beyond them they round, and stop at the ends of
+int64 where torch goes on modulo 2**64. Of extremes it compares 32 bits of 64. What surely stays below is left as it
+is: sums of masks, products of sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from svexport.errors import ExportError
+from svexport.graph.scope import byte_size, constant_value, drop_unused, is_standard, used_names
+from svexport.graph.substitute import give_outputs, substitute
+from svexport.graph.walk import attributes_of, graphs, opset_of
+from svexport.symbolic._builder import Builder, Value
+
+__all__ = ["write_exactly"]
+
+_INT32, _INT64 = TensorProto.INT32, TensorProto.INT64
+_EXACT = 2**53
+_MOST = 2**31 - 1
+"""Of a size, and of elements along dynamic axes."""
+_LARGEST: dict[int, int] = {
+    TensorProto.BOOL: 1,
+    TensorProto.INT8: 2**7,
+    TensorProto.UINT8: 2**8,
+    TensorProto.INT16: 2**15,
+    TensorProto.UINT16: 2**16,
+    _INT32: 2**31 - 1,
+    TensorProto.UINT32: 2**32,
+}
+"""By absolute value, of types of integers; the lowest of int32 is one more."""
+_OF_THE_FIRST = {
+    *("Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Slice", "Squeeze", "Tile"),
+    *("Abs", "Cast", "Neg", "ReduceMax", "ReduceMin", "Split", "Transpose", "Unsqueeze"),
+}
+_PLACES = {"ArgMax", "ArgMin", "NonZero", "Shape", "Size"}
+
+
+def write_exactly(model: onnx.ModelProto, infer: Callable[[], Mapping[str, Value]]) -> None:
+    """Writes nodes of integers that ONNX Runtime would round, or has no kernel for, with others, in place.
+
+    Args:
+        model: with unique names of values.
+        infer: the types of its values, asked for only where there are such nodes.
+
+    Raises:
+        ExportError: if one has no exact form at the model's opset.
+    """
+    nodes = [node for graph in graphs(model.graph) for node in graph.node]
+    if not any(is_standard(node, node.op_type) and node.op_type in _FORMS for node in nodes):
+        return
+    opset, types = opset_of(model), infer()
+    found = _Known(types, {name: node for node in nodes for name in node.output}, _constants(model))
+
+    def build(node: onnx.NodeProto, prefix: str) -> Builder | None:
+        form = _FORMS.get(node.op_type) if is_standard(node, node.op_type) else None
+        x = types.get(node.input[0]) if form else None
+        if form is None or x is None or x.dtype not in (_INT32, _INT64) or x.shape is None:
+            return None
+        builder = Builder(opset, f"{prefix}exactly_")
+        made = form(builder, node, found)
+        if made is None:
+            return None
+        give_outputs(builder, [made], node)
+        return builder
+
+    before = [(graph, used_names(graph)) for graph in graphs(model.graph)]
+    substitute(model, build)
+    for graph, used in reversed(before):
+        drop_unused(graph, used)
+
+
+def _constants(model: onnx.ModelProto) -> dict[str, TensorProto]:
+    overridable = {value.name for value in model.graph.input}
+    found: dict[str, TensorProto] = {}
+    for graph in graphs(model.graph):
+        found |= {tensor.name: tensor for tensor in graph.initializer if tensor.name not in overridable}
+        for node in graph.node:
+            if is_standard(node, "Constant") and (tensor := constant_value(node)) is not None:
+                found[node.output[0]] = tensor
+    return found
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of the values of a model: types, the nodes that make them, and constants."""
+
+    types: Mapping[str, Value]
+    made_by: Mapping[str, onnx.NodeProto]
+    constants: Mapping[str, TensorProto]
+    _largest: dict[str, float] = field(default_factory=dict)
+
+    def value(self, name: str) -> Value:
+        return self.types.get(name, Value(name))
+
+    def array(self, name: str) -> np.ndarray | None:
+        tensor = self.constants.get(name)
+        if tensor is None or tensor.data_location == TensorProto.EXTERNAL or byte_size(tensor) > 2**16:
+            return None
+        return numpy_helper.to_array(tensor)
+
+    def largest(self, name: str, steps: int = 50) -> float:
+        """What no number of a tensor is above, by its absolute value; ``steps`` nodes back."""
+        if name not in self._largest:
+            dtype, node = self.value(name).dtype, self.made_by.get(name)
+            most = math.inf if dtype is None else _LARGEST.get(dtype, math.inf)
+            array = self.array(name)
+            if array is not None:
+                most = float(np.abs(array.astype(np.float64)).max(initial=0))
+            elif node is not None and steps:
+                most = min(most, self._largest_made(node, steps - 1))
+            self._largest[name] = most
+        return self._largest[name]
+
+    def _largest_made(self, node: onnx.NodeProto, steps: int) -> float:
+        kind, given = node.op_type, [name for name in node.input if name]
+        if kind in _PLACES:
+            return _MOST
+        if kind in _OF_THE_FIRST:
+            return self.largest(given[0], steps)
+        if kind in ("Concat", "Where", "OneHot"):
+            values = {"Concat": given, "Where": given[1:], "OneHot": given[2:]}[kind]
+            return max(self.largest(value, steps) for value in values)
+        if kind in ("Mul", "Add", "Sub"):
+            bounds = [self.largest(value, steps) for value in given]
+            return math.prod(bounds) if kind == "Mul" else sum(bounds)
+        return math.inf
+
+    def is_of_sizes(self, name: str) -> bool:
+        """Whether a tensor has sizes of one tensor alone, of which the product counts elements."""
+        node = self.made_by.get(name)
+        while node is not None and node.op_type in ("Gather", "Slice", "Identity", "Cast"):
+            node = self.made_by.get(node.input[0])
+        return node is not None and node.op_type == "Shape"
+
+    def axes(self, node: onnx.NodeProto) -> tuple[list[int], bool] | None:
+        """The axes that a node reduces, from the front, and whether they stay; None where they are not known."""
+        attributes, shape = attributes_of(node), self.value(node.input[0]).shape or ()
+        axes = attributes.get("axes")
+        if len(node.input) > 1 and node.input[1]:
+            given = self.array(node.input[1])
+            if given is None:
+                return None
+            axes = given.ravel().tolist()
+        if not axes:
+            axes = [] if attributes.get("noop_with_empty_axes", 0) else range(len(shape))
+        return [int(axis) % len(shape) for axis in axes], bool(attributes.get("keepdims", 1))
+
+
+def _count(shape: Sequence[int | None], axes: Sequence[int]) -> int:
+    """How many elements a reduction takes together, at most."""
+    sizes = [shape[axis] for axis in axes]
+    return _MOST if None in sizes else math.prod(sizes)  # type: ignore[arg-type]
+
+
+def _sum(b: Builder, node: onnx.NodeProto, known: _Known) -> Value | None:
+    """In parts of a few bits each, of which the sums are exact."""
+    x, reduced = known.value(node.input[0]), known.axes(node)
+    if reduced is None or not reduced[0]:
+        return None
+    axes, keepdims = reduced
+    count = _count(x.shape or (), axes)
+    if known.largest(node.input[0]) * count <= (_MOST if x.dtype == _INT32 else _EXACT):
+        return None
+    if x.dtype == _INT32 and count <= 2**21:
+        return b.cast(b.reduce_sum(b.cast(x, _INT64), axes, keepdims), _INT32)
+    bits = 53 - (count - 1).bit_length()
+    rest, base, places = b.cast(x, _INT64), 2**bits, -(-63 // bits)
+    total: Value | None = None
+    for place in range(places):
+        digit = rest
+        if place < places - 1:
+            quotient = b.op("Div", rest, b.like(base, rest), shape=x.shape)
+            digit = b.op("Sub", rest, b.op("Mul", quotient, b.like(base, rest)), shape=x.shape)
+            rest = quotient
+        term = b.reduce_sum(digit, axes, keepdims)
+        term = b.op("Mul", term, b.like(base**place, rest)) if place else term
+        total = term if total is None else b.op("Add", total, term)
+    assert total is not None
+    return b.cast(total, x.dtype)
+
+
+def _product(b: Builder, node: onnx.NodeProto, known: _Known) -> Value | None:
+    x, reduced = known.value(node.input[0]), known.axes(node)
+    if reduced is None or not reduced[0] or known.is_of_sizes(node.input[0]):
+        return None
+    axes, keepdims = reduced
+    largest, count = known.largest(node.input[0]), _count(x.shape or (), axes)
+    if largest <= 1 or count * math.log2(largest) < (31 if x.dtype == _INT32 else 53):
+        return None
+    for axis in axes:
+        x = _product_along(b, x, axis)
+    return x if keepdims else b.squeeze(x, *axes)
+
+
+def _with(shape: Sequence[int | None], axis: int, size: int) -> tuple[int | None, ...]:
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def _product_along(b: Builder, x: Value, axis: int) -> Value:
+    """Of one half and the other, and so on; along a dynamic axis of one element after another."""
+    assert x.shape is not None
+    size = x.shape[axis]
+    if not size:
+        return _scanned_product(b, x, axis)
+    while size > 1:
+        half = size // 2
+        first, second = b.slice(x, axis, 0, half), b.slice(x, axis, half, 2 * half)
+        parts = [b.op("Mul", first, second, shape=first.shape)]
+        parts += [b.slice(x, axis, 2 * half, size)] * (size % 2)
+        size -= half
+        x = b.op("Concat", *parts, axis=axis, shape=_with(x.shape, axis, size)) if len(parts) > 1 else parts[0]
+    return x
+
+
+def _scanned_product(b: Builder, x: Value, axis: int) -> Value:
+    """Begins with one, for ONNX Runtime has no Scan over nothing."""
+    assert x.dtype is not None
+    assert x.shape is not None
+    zeros = b.reduce_sum(b.op("Sub", x, x, shape=x.shape), [axis], keepdims=True)
+    ones = b.op("Add", zeros, b.like(1, x), shape=zeros.shape)
+    factors = b.op("Concat", ones, x, axis=axis)
+    shape = [size for i, size in enumerate(x.shape) if i != axis]
+    so_far, factor, product = (
+        helper.make_tensor_value_info(f"{b.prefix}{stem}", x.dtype, shape) for stem in ("so_far", "factor", "product")
+    )
+    mul = helper.make_node("Mul", [so_far.name, factor.name], [product.name])
+    body = helper.make_graph([mul], "product", [so_far, factor], [product])
+    start = b.squeeze(ones, axis)
+    result = b.op("Scan", start, factors, body=body, num_scan_inputs=1, scan_input_axes=[axis], shape=shape)
+    return b.unsqueeze(result, axis)
+
+
+def _extreme(b: Builder, node: onnx.NodeProto, known: _Known) -> Value | None:
+    """By its place, which is found by all bits."""
+    x, reduced = known.value(node.input[0]), known.axes(node)
+    if reduced is None or not reduced[0] or x.dtype != _INT64 or known.largest(node.input[0]) <= _MOST:
+        return None
+    if b.opset < 11:
+        raise ExportError(f"ONNX Runtime has no exact {node.op_type} of int64 below opset 11; export with opset=11")
+    axes, keepdims = reduced
+    for axis in axes:
+        place = b.op(f"Arg{node.op_type[-3:]}", x, axis=axis, keepdims=1, dtype=_INT64)
+        x = b.op("GatherElements", x, place, axis=axis, shape=_with(x.shape or (), axis, 1))
+    return x if keepdims else b.squeeze(x, *axes)
+
+
+def _remainder(b: Builder, node: onnx.NodeProto, known: _Known) -> Value | None:
+    """Division rounds towards zero, so that what it leaves has the sign of the first, as of ``fmod``."""
+    x, y = map(known.value, node.input)
+    if x.dtype != _INT64 or not attributes_of(node).get("fmod", 0):
+        return None
+    return b.op("Sub", x, b.op("Mul", b.op("Div", x, y), y))
+
+
+def _affine(b: Builder, node: onnx.NodeProto, known: _Known) -> Value | None:
+    """ONNX Runtime has no Gemm of integers."""
+    attributes = attributes_of(node)
+    factors = [attributes.get(name, 1.0) for name in ("alpha", "beta")]
+    if not all(float(factor).is_integer() for factor in factors):
+        raise ExportError(f"a product of matrices of integers times {factors} has no exact form in ONNX")
+    x, y, *added = (known.value(name) for name in node.input if name)
+    x, y = (b.transpose(v, [1, 0]) if attributes.get(t, 0) else v for v, t in ((x, "transA"), (y, "transB")))
+    result, *added = (
+        value if factor == 1 else b.op("Mul", value, b.like(int(factor), x))
+        for value, factor in zip((b.op("MatMul", x, y), *added), factors, strict=False)
+    )
+    return b.op("Add", result, *added) if added else result
+
+
+_FORMS: dict[str, Callable[[Builder, onnx.NodeProto, _Known], Any]] = {
+    "Gemm": _affine,
+    "Mod": _remainder,
+    "ReduceMax": _extreme,
+    "ReduceMin": _extreme,
+    "ReduceProd": _product,
+    "ReduceSum": _sum,
+}
