@@ -40,6 +40,9 @@ _VIEWS = {
 }
 """Functions that change nothing but the shape."""
 
+_SHAPED = {_aten.expand.default, _aten.reshape.default, _aten.view.default}
+"""Functions that return what they are given where it has the shape that they are told."""
+
 _CASTS = {_aten.to, _aten.type_as}
 
 _WHOLE = _EQUAL | {_aten.reshape.default}
@@ -118,9 +121,9 @@ class _Decomposition:
         if self._expand():
             self._write_elsewhere()
         for node in list(self._graph.nodes):
-            if node.target in _EQUAL:
-                if node.target is _aten.dropout.default and node.args[2]:
-                    raise SecondTrace
+            if node.target is _aten.dropout.default and node.args[2]:
+                raise SecondTrace
+            if node.target in _EQUAL or (node.target in _SHAPED and _same_shape(node)):
                 _replace(node, node.args[0])
         self._graph.eliminate_dead_code()
 
@@ -252,6 +255,10 @@ def _described(value: Any) -> Any:
 def _replace(node: fx.Node, new: Any) -> None:
     node.replace_all_uses_with(new)
     node.graph.erase_node(node)
+
+
+def _same_shape(node: fx.Node) -> bool:
+    return node.meta["val"].shape == node.args[0].meta["val"].shape  # type: ignore[union-attr]
 
 
 def _is_complex(node: fx.Node) -> bool:
