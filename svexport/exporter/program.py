@@ -292,6 +292,9 @@ def promote(module: fx.GraphModule) -> None:
     fakes = torch._guards.detect_fake_mode(list(promoting.env.values()))
     with fakes or nullcontext(), enable_python_dispatcher(), fx.traceback.preserve_node_meta():
         for node in list(module.graph.nodes):
+            if node.target is _aten.clamp.default and any(isinstance(bound, float) for bound in node.args):
+                # of one number and another that it makes a tensor there is no clamp
+                node.args = tuple(float(bound) if isinstance(bound, int) else bound for bound in node.args)
             rule = type_promotion.get_type_promotion_rule(node, table) if node.op == "call_function" else None
             if rule is not None:
                 with promoting._set_current_node(node):
