@@ -50,6 +50,7 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
         _without_dump(),
         _without_collections(),
         spared(),
+        _constants_kept(),
         _rules_by_type(),
         _constants_as_they_are(),
         _registry_read_once(),
@@ -108,10 +109,34 @@ def _rules_by_type() -> Iterator[None]:
     from onnxscript.rewriter._rewrite_rule import RewriteRule
 
     own = RewriteRule.try_rewrite
+    types: dict[Any, str | None] = {}  # by rule; none of a rule for all of them
 
     def try_rewrite(self: Any, model: Any, graph: Any, node: Any, **options: Any) -> Any:
-        last = self._target_pattern.output_nodes[0].op_identifier()
-        return None if last and last[1] != node.op_type else own(self, model, graph, node, **options)
+        if self not in types:
+            last = self._target_pattern.output_nodes[0].op_identifier()
+            types[self] = last[1] if last else None
+        return own(self, model, graph, node, **options) if types[self] in (None, node.op_type) else None
+
+    with swapped(RewriteRule, try_rewrite=try_rewrite):
+        yield
+
+
+@contextmanager
+def _constants_kept() -> Iterator[None]:
+    """onnxscript's rules write their constants over others of the same name, and take those of the first
+    ``clamp(0, 1)`` of a tensor away with the second."""
+    from onnxscript.rewriter._rewrite_rule import RewriteRule
+
+    own = RewriteRule.try_rewrite
+
+    def try_rewrite(self: Any, model: Any, graph: Any, node: Any, **options: Any) -> Any:
+        found = own(self, model, graph, node, **options)
+        for made in found.new_initializers if found is not None else ():
+            while (before := graph.initializers.get(made.name)) is not None and any(
+                use.node not in found.match.nodes for use in before.uses()
+            ):
+                made.name += "_"
+        return found
 
     with swapped(RewriteRule, try_rewrite=try_rewrite):
         yield

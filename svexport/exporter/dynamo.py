@@ -181,9 +181,8 @@ def _optimized(
 ) -> onnx.ModelProto:
     """The program as the exporter's optimizer leaves it, or with constants folded where that makes it invalid.
 
-    onnxscript 0.7 breaks some graphs: two equal ``clamp(0, 1)`` of one tensor lose the node that both share. On
-    others it fails. As it was traced, a program has sequences of the parts of splits, and computes biases of
-    convolutions that have none.
+    The optimizer may break a graph, or fail. As it was traced, a program has sequences of the parts of splits, and
+    computes biases of convolutions that have none.
     """
     _cast_back(program, dtypes)
     try:

@@ -33,6 +33,7 @@ def spared() -> Iterator[None]:
         _protocols_read_once(),
         _code_when_run(),
         _frames_described_once(),
+        _types_inferred_where_missing(),
     ):
         yield
 
@@ -116,6 +117,25 @@ def _protocols_read_once() -> Iterator[None]:
         yield
         return
     with swapped(typing, _get_protocol_attrs=functools.cache(typing._get_protocol_attrs)):  # type: ignore[attr-defined]
+        yield
+
+
+@contextmanager
+def _types_inferred_where_missing() -> Iterator[None]:
+    """Leaves out to infer the types of results that are known, static sizes and all, which onnxscript would merge with
+    them."""
+    from onnxscript.optimizer._constant_folding import FoldConstantsPass
+
+    own = FoldConstantsPass._do_inference
+
+    def known(value: ir.Value) -> bool:
+        return value.type is not None and value.shape is not None and value.shape.is_static()
+
+    def infer(self: Any, node: ir.Node) -> None:
+        if not all(map(known, node.outputs)):
+            own(self, node)
+
+    with swapped(FoldConstantsPass, _do_inference=infer):
         yield
 
 

@@ -608,6 +608,21 @@ def test_graphs_that_the_optimizer_breaks(opset: int, tmp_path) -> None:
     assert not {"Expand", "CastLike", "SequenceAt"} & set(report.nodes)
 
 
+class Bounded(nn.Module):
+    """Constants that the optimizer makes of one name: the bounds of one tensor. Of two kinds of numbers, too."""
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [x.clamp(0, 1) + 1, x.clamp(0, 1) * 2, x.clamp(-1, 0.5), (x * 9).int().clamp(-2.5, 4)]
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_bounds_of_one_tensor(opset: int, tmp_path) -> None:
+    report = check_export(Bounded(), tmp_path, opset, (torch.randn(4, 3, 5),))
+    assert report.nodes.get("Clip", 0) == 3
+    assert not {"Max", "Min"} & set(report.nodes)
+    assert not report.notes
+
+
 @pytest.mark.parametrize("opset", [11, 17, 18])
 def test_sums_of_masks(opset: int, tmp_path) -> None:
     class Places(nn.Module):

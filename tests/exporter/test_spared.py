@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import typing
 from typing import Any
 
@@ -101,3 +102,19 @@ def test_everything_is_put_back() -> None:
     with spared():
         assert fx.GraphModule.recompile is not before[0]
     assert state() == before
+
+
+def test_types_that_are_known_are_not_inferred_again() -> None:
+    """Of three results one is not known, another has an open size."""
+    from onnxscript.optimizer import fold_constants
+
+    text = """<ir_version: 8, opset_import: ["": 18]>
+    graph (float[2,3] x) => (float[2,3] y) <float[2,3] a, float[2,n] b>
+    { a = Relu(x)  b = Neg(a)  c = Exp(b)  y = Abs(c) }"""
+    shapes = []
+    for spare in (False, True):
+        model = ir.from_onnx_text(text)
+        with spared() if spare else contextlib.nullcontext():
+            fold_constants(model, onnx_shape_inference=True)
+        shapes.append([(node.outputs[0].dtype, str(node.outputs[0].shape)) for node in model.graph])
+    assert shapes[0] == shapes[1] == [(ir.DataType.FLOAT, "[2,3]")] * 4
