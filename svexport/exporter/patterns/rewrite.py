@@ -264,7 +264,7 @@ def _class(base: type, rewrite: Rewrite) -> type:
     # torch.jit.script compiles the author's text, with the names that it has.
     forward.__wrapped__ = author  # type: ignore[attr-defined]
     for name in author.__code__.co_names:
-        if name in author.__globals__:
+        if name in author.__globals__ and name != "__name__":  # see _compiled
             forward.__globals__.setdefault(name, author.__globals__[name])
     forward.__defaults__, forward.__kwdefaults__ = author.__defaults__, author.__kwdefaults__
     for name in functools.WRAPPER_ASSIGNMENTS:
