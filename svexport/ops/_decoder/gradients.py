@@ -8,7 +8,7 @@ left to matrix products and to the norms' kernel, and biases in front of norms h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from svexport.ops._decoder.config import EPS, TransformerDecoderConfig, weight_names
 from svexport.ops._decoder.layers import fold_image_size
+from svexport.ops._gradients import Linears, Norm, keeps_graph, relu_backward
 from svexport.ops._op import _vjp, aliases
 from svexport.ops.add_bias_residual_layer_norm import OP as ADD_NORM
 from svexport.ops.camera_sample import OP as CAMERA_SAMPLE
@@ -23,13 +24,9 @@ from svexport.ops.transformer_decoder import differentiable
 
 __all__ = ["recorded", "takes"]
 
-_relu_backward = torch.ops.aten.threshold_backward.default
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.default
 _layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
-_norm_backward = torch.ops.svexport.add_bias_residual_layer_norm_backward.default
 _sample_backward = torch.ops.svexport.camera_sample_backward.default
-_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
-"""Whether the backward that runs may run again, retain_graph=True."""
 
 _BEFORE_NORM = "mha.out_proj", "svca.output_proj", "ffn.2"
 """Linear layers in front of a norm, whose kernel has the gradient of their bias."""
@@ -77,25 +74,6 @@ def recorded(
     return _Recorded.apply(config, joined, query, query_pos, reference_points, lidar2img, *features, *flat)
 
 
-class _Norm(NamedTuple):
-    """A norm of ``product + bias + residual (+ extra)``, as its op takes it."""
-
-    product: Tensor
-    bias: Tensor
-    residual: Tensor
-    weight: Tensor
-    norm_bias: Tensor
-    eps: float
-    extra: Tensor | None
-
-    def backward(self, grad: Tensor, unused: Tensor, into: dict[str, Tensor], linear: str, norm: str) -> Tensor:
-        """The gradient of the sum; adds those of the bias and of the norm's parameters."""
-        needs = [True, True, False, True, True] + ([] if self.extra is None else [False])
-        total, *rest = _norm_backward([grad, unused], *self, needs)
-        into[f"{linear}.bias"], into[f"{norm}.weight"], into[f"{norm}.bias"] = rest
-        return total
-
-
 class _Layer:
     """The activations of a layer."""
 
@@ -103,7 +81,7 @@ class _Layer:
     query: Tensor
     attended: tuple[Tensor, tuple[Tensor, ...]]
     mixed: Tensor
-    norms: list[_Norm]
+    norms: list[Norm]
     scored: Tensor
     samples: tuple[Any, ...]
     sampled: Tensor
@@ -130,36 +108,13 @@ def _norm_relu(p: dict[str, Tensor], linear: str, norm: str, x: Tensor) -> tuple
     return y.relu_(), x, product, mean, rstd
 
 
-class _Linears:
-    """Gradients of the parameters of linear layers: of all of one size at once, which is a product and a sum."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[int, int], list[tuple[str, Tensor, Tensor]]] = {}
-
-    def add(self, i: int, name: str, grad: Tensor, x: Tensor) -> None:
-        """Keeps the gradient of the output of ``name`` in layer ``i``, and the input."""
-        self._kept.setdefault((grad.shape[-1], x.shape[-1]), []).append((f"layers.{i}.{name}", grad, x))
-
-    def put(self, into: dict[str, Tensor]) -> None:
-        while self._kept:
-            _, layers = self._kept.popitem()
-            names, *tensors = zip(*layers, strict=True)
-            grads, inputs = (torch.stack(t) for t in tensors)
-            del layers, tensors
-            weights, biases = torch.bmm(grads.transpose(1, 2), inputs).unbind(), grads.sum(1).unbind()
-            for name, weight, bias in zip(names, weights, biases, strict=True):
-                into[f"{name}.weight"] = weight
-                if not name.endswith(_BEFORE_NORM):
-                    into[f"{name}.bias"] = bias
-
-
 def _norm_relu_backward(
     p: dict[str, Tensor], into: dict[str, Tensor], linear: str, norm: str, grad: Tensor, kept: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:
     """The gradients of the linear layer's output and input."""
     y, _, product, mean, rstd = kept
     weight, bias = p[f"{norm}.weight"], p[f"{norm}.bias"]
-    grad = _relu_backward(grad, y, 0)
+    grad = relu_backward(grad, y, 0)
     masks = [True, True, True]
     found = _layer_norm_backward(grad, product, weight.shape, mean, rstd, weight, bias, masks)
     grad, into[f"{norm}.weight"], into[f"{norm}.bias"] = found
@@ -248,7 +203,7 @@ class _Decoder:
     ) -> Tensor:
         p = self.p
         product = F.linear(x, p[f"{linear}.weight"])
-        args = _Norm(product, p[f"{linear}.bias"], residual, p[f"{norm}.weight"], p[f"{norm}.bias"], EPS, extra)
+        args = Norm(product, p[f"{linear}.bias"], residual, p[f"{norm}.weight"], p[f"{norm}.bias"], EPS, extra)
         kept.norms.append(args)
         return ADD_NORM(*args)[0]
 
@@ -278,15 +233,15 @@ class _Decoder:
         mid, wide, out, first, second = kept.hidden
         g = grad_box.reshape(-1, grad_box.shape[-1])
         sums.linears.add(i, "reg.4", g, second)
-        g = _relu_backward(g @ p[f"{name}.reg.4.weight"], second, 0)
+        g = relu_backward(g @ p[f"{name}.reg.4.weight"], second, 0)
         sums.linears.add(i, "reg.2", g, first)
-        g = _relu_backward(g @ p[f"{name}.reg.2.weight"], first, 0)
+        g = relu_backward(g @ p[f"{name}.reg.2.weight"], first, 0)
         sums.linears.add(i, "reg.0", g, out)
         grad = torch.addmm(grad, g, p[f"{name}.reg.0.weight"])
 
         grad = kept.norms[2].backward(grad, unused, into, f"{name}.ffn.2", f"{name}.ffn_norm")
         sums.linears.add(i, "ffn.2", grad, wide)
-        g = _relu_backward(grad @ p[f"{name}.ffn.2.weight"], wide, 0)
+        g = relu_backward(grad @ p[f"{name}.ffn.2.weight"], wide, 0)
         sums.linears.add(i, "ffn.0", g, mid)
         grad = torch.addmm(grad, g, p[f"{name}.ffn.0.weight"])
 
@@ -313,7 +268,7 @@ class _Decoder:
         sums.linears.add(i, "mha.out_proj", grad, kept.mixed)
         mixed, heads = kept.attended
         g = (grad @ p[f"{name}.mha.out_proj.weight"]).view_as(mixed.transpose(1, 2)).transpose(1, 2)
-        found = torch.autograd.grad(mixed, heads, g, retain_graph=_keeps_graph())
+        found = torch.autograd.grad(mixed, heads, g, retain_graph=keeps_graph())
         queries = f"{name}.mha.{_PROJECTIONS[0]}", f"{name}.mha.{_PROJECTIONS[1]}"
         of_q, of_k, of_v = (t.transpose(1, 2).reshape(-1, channels) for t in found)
         for part, of, x in zip(_PROJECTIONS, (of_q, of_k, of_v), (kept.where, kept.where, kept.query), strict=True):
@@ -334,7 +289,7 @@ class _Sums:
     """
 
     def __init__(self, like: Tensor, needs: tuple[bool, bool, Sequence[bool]]) -> None:
-        self.linears = _Linears()
+        self.linears = Linears(_BEFORE_NORM)
         self.zeros = torch.zeros_like(like)
         self.pos = torch.zeros_like(like)
         self.needs_cameras, self.needs_points, self.needs_features = needs
@@ -452,7 +407,7 @@ def _backward(ctx: Any, grads: Any, tensors: Sequence[Tensor], needs: Sequence[b
         scale = [config.pc_range[j + 3] - config.pc_range[j] for j in range(3)]
         centre = torch.cat([grad_boxes[..., a : a + 1] * s for a, s in zip(_CENTRE, scale, strict=True)], -1)
         grad_moved = centre if grad_moved is None else centre + grad_moved
-    again = _keeps_graph()  # somebody may ask for gradients a second time
+    again = keeps_graph()  # somebody may ask for gradients a second time
     for i in reversed(range(config.num_layers)):
         layer = kept[i] if again else kept.pop()
         moved = layer.moved
