@@ -121,14 +121,15 @@ class _Sums:
 
     Attributes:
         zeros: the gradient of what nobody uses.
-        pos, centre: None where nobody asks.
+        pos: of positions, whose sum it is; empty where nobody asks.
+        centre: None where nobody asks.
     """
 
     def __init__(self, like: Tensor, pos: bool, centre: bool) -> None:
         self.zeros = torch.zeros_like(like)
         self.linears = Linears(_BEFORE_NORM)
         self.needs_pos, self.needs_centre = pos, centre
-        self.pos: Tensor | None = None
+        self.pos: list[Tensor] = []
         self.centre: Tensor | None = None
 
 
@@ -138,23 +139,23 @@ def _layer_backward(
     """The gradient of the source, by that of the output; both as rows."""
     name, linears = f"layers.{i}", sums.linears
     grad = kept.norms[1].backward(grad, sums.zeros, into, f"{name}.linear2", f"{name}.norm2")
-    linears.add(i, "linear2", grad, kept.hidden)
+    linears.add(f"{name}.linear2", grad, kept.hidden)
     g = relu_backward(grad @ p["linear2.weight"], kept.hidden, 0)
-    linears.add(i, "linear1", g, kept.middle)
+    linears.add(f"{name}.linear1", g, kept.middle)
     grad = torch.addmm(grad, g, p["linear1.weight"])
 
     grad = kept.norms[0].backward(grad, sums.zeros, into, f"{name}.output", f"{name}.norm1")
-    linears.add(i, "output", grad, kept.mixed)
+    linears.add(f"{name}.output", grad, kept.mixed)
     g_value, g_places, g_offsets, g_scores = sampled_backward(
         grad @ p["output.weight"], kept.sampling, given.scale, True
     )
-    linears.add(i, "value", g_value, kept.source)
-    linears.add(i, "offsets", g_offsets, kept.query)
-    linears.add(i, "attention", g_scores, kept.query)
+    linears.add(f"{name}.value", g_value, kept.source)
+    linears.add(f"{name}.offsets", g_offsets, kept.query)
+    linears.add(f"{name}.attention", g_scores, kept.query)
     linears.put_large(into)
     g = torch.addmm(g_scores @ p["attention.weight"], g_offsets, p["offsets.weight"])
     if sums.needs_pos:
-        sums.pos = g if sums.pos is None else sums.pos + g
+        sums.pos.append(g)
     if sums.needs_centre:
         g_places = g_places.sum_to_size(given.centre.shape)
         sums.centre = g_places if sums.centre is None else sums.centre + g_places
@@ -189,7 +190,7 @@ class _Encoded(torch.autograd.Function):
             kept = ctx.kept[i] if again else ctx.kept.pop()
             grad = _layer_backward(i, layers[i], kept, grad, sums, into, given)
         sums.linears.put(into)
-        pos = None if sums.pos is None else sums.pos.view_as(source).sum_to_size(given.pos.shape)
+        pos = torch.stack(sums.pos).sum(0).view_as(source).sum_to_size(given.pos.shape) if sums.pos else None
         names = [f"layers.{i}.{name}" for i, layer in enumerate(layers) for name in layer]
         found = [grad.view_as(source), pos, sums.centre, None, None, None, *(into[name] for name in names)]
         return None, *(g if need else None for g, need in zip(found, needs, strict=True))

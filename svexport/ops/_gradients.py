@@ -47,9 +47,9 @@ class Linears:
         self._before_norm = before_norm
         self._kept: dict[tuple[int, int], list[tuple[str, Tensor, Tensor]]] = {}
 
-    def add(self, i: int, name: str, grad: Tensor, x: Tensor) -> None:
-        """Keeps the gradient of the output of ``name`` in layer ``i``, and the input."""
-        self._kept.setdefault((grad.shape[-1], x.shape[-1]), []).append((f"layers.{i}.{name}", grad, x))
+    def add(self, name: str, grad: Tensor, x: Tensor) -> None:
+        """Keeps the gradient of the output of a layer, and the input."""
+        self._kept.setdefault((grad.shape[-1], x.shape[-1]), []).append((name, grad, x))
 
     def put(self, into: dict[str, Tensor]) -> None:
         while self._kept:
