@@ -126,7 +126,12 @@ def row_of(name: str, workload: Workload, calls: Mapping[str, Callable[[], Any]]
 
 def one_by_one(name: str, options: argparse.Namespace) -> Iterator[dict]:
     for workload in chosen(name, options):
-        yield row_of(name, workload, prepare(workload, options.compiled), options)
+        try:
+            row = row_of(name, workload, prepare(workload, options.compiled), options)
+        except torch.OutOfMemoryError as error:  # of models in large batches
+            print(f"{workload.name}: left out: {str(error).partition('.')[0]}", file=sys.stderr, flush=True)
+        else:
+            yield row
         torch.cuda.empty_cache()
 
 

@@ -1,12 +1,16 @@
-"""Whole models: the examples as they are, beside their copies by ``svexport.replace``, which is called for each cell.
+"""Whole models: the examples and others' (:mod:`benchmarks._pypi`), beside their copies by ``svexport.replace``.
 
-Wall time of plain calls, launches included, on one GPU, in float32 and under autocast to half: inference and a training
-step (forward, backward, SGD), eager and by ``torch.compile(mode="reduce-overhead")``; and the device memory that a call
-takes. All of it does not fit one sitting: ``python -m benchmarks models --resume`` goes on where the last one ended.
+It is called for each cell. Wall time of plain calls, launches included, on one GPU, in float32 and under autocast to
+half: inference and a training step (forward, backward, SGD), eager and by ``torch.compile(mode="reduce-overhead")``;
+and the device memory that a call takes. All of it does not fit one sitting: ``python -m benchmarks models --resume``
+goes on where the last one ended. Models whose package is not installed are left out, and cells that the GPU has no
+room for.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
@@ -17,10 +21,12 @@ from torch import Tensor, nn
 
 import svexport
 from benchmarks._measure import Workload
+from benchmarks._pypi import MODELS, like_trained
 from svexport.cli._model import load_file
 from svexport.tracing.arguments import leaves, rebuild
 
 EXAMPLES = ("detr3d", "deformable_detr", "stgcn", "multicamera", "yolox_stem")
+COMPILED = (*EXAMPLES, "hf_rt_detr_v2", "hf_swin", "stgcn_kinetics")
 BATCHES = (1, 8, 32)
 MORE_BATCHES = {"stgcn": (16,)}
 DEVICE = "cuda"
@@ -41,15 +47,27 @@ class Cell(NamedTuple):
     compiled: bool
 
 
+def example(name: str) -> tuple[nn.Module, tuple]:
+    model = load_file(Path(__file__).parents[1] / "examples" / f"{name}.py").model()
+    return model, model.example_inputs
+
+
+def others(name: str) -> tuple[nn.Module, tuple]:
+    torch.manual_seed(0)
+    model, inputs = MODELS[name].build(False)
+    like_trained(model)
+    return model.eval(), inputs
+
+
 @lru_cache(maxsize=1)  # of large models no two have to fit
 def pair(name: str, batch: int, half: bool) -> tuple[nn.Module, nn.Module, tuple]:
-    """An example, its copy, made under autocast where it is to run there, and inputs of both, on the GPU."""
-    model = load_file(Path(__file__).parents[1] / "examples" / f"{name}.py").model()
+    """A model, its copy, made under autocast where it is to run there, and inputs of both, on the GPU."""
+    model, one = example(name) if name in EXAMPLES else others(name)
 
     def repeated(t: Tensor) -> Tensor:
         return t.repeat(batch, *[1] * (t.dim() - 1)).to(DEVICE)
 
-    inputs = rebuild(model.example_inputs, repeated)
+    inputs = rebuild(one, repeated)
     model = model.to(DEVICE)
     with torch.autocast(DEVICE, enabled=half):
         return model, svexport.replace(model, inputs, verbose=False), inputs
@@ -99,10 +117,22 @@ def later(make: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:
     return call
 
 
+def installed() -> list[str]:
+    """The models whose package there is."""
+    found = list(EXAMPLES)
+    for name, model in MODELS.items():
+        if importlib.util.find_spec(model.package):
+            found.append(name)
+        else:
+            print(f"{name}: left out: {model.package} is not installed", file=sys.stderr)
+    return found
+
+
 def workloads() -> Iterator[Workload]:
-    cells = [Cell(n, b, half, False) for n in EXAMPLES for b in (1, *MORE_BATCHES.get(n, ())) for half in (False, True)]
-    cells += [Cell(name, 1, False, True) for name in EXAMPLES]
-    cells += [Cell(name, batch, half, False) for batch in BATCHES[1:] for name in EXAMPLES for half in (False, True)]
+    names, halves = installed(), (False, True)
+    cells = [Cell(n, b, half, False) for n in names for b in (1, *MORE_BATCHES.get(n, ())) for half in halves]
+    cells += [Cell(name, 1, False, True) for name in COMPILED if name in names]
+    cells += [Cell(name, batch, half, False) for batch in BATCHES[1:] for name in names for half in halves]
     for cell in cells:
         for step in (inference, training):
             half, how = ("half" if cell.half else "float32"), ("compiled" if cell.compiled else "eager")

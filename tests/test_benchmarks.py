@@ -154,3 +154,28 @@ def test_command_in_the_record(monkeypatch) -> None:
     assert _measure._module() == "benchmarks"
     monkeypatch.setattr(sys, "argv", ["/x/benchmarks/einsum.py"])
     assert _measure._module() == "benchmarks.einsum"
+
+
+def test_models_whose_package_is_missing_are_left_out(monkeypatch, capsys) -> None:
+    ((_, module),) = runner.modules(["models"])
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None if name == "monai" else name)
+    names = [workload.name for workload in module.workloads()]
+    assert "monai_voxelmorph: left out: monai is not installed" in capsys.readouterr().err
+    assert not any(name.startswith("monai") for name in names)
+    assert {f"hf_swin batch {batch} half training eager" for batch in (1, 8, 32)} <= set(names)
+    assert len(names) == len(set(names))
+
+
+def test_what_the_gpu_has_no_room_for_is_left_out(monkeypatch, capsys) -> None:
+    def prepare(workload: runner.Workload, _: object) -> dict:
+        if workload.name == "large":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 99 GiB.")
+        return {}
+
+    made = [runner.Workload(name, int) for name in ("small", "large", "next")]
+    monkeypatch.setattr(runner, "chosen", lambda *_: made)
+    monkeypatch.setattr(runner, "prepare", prepare)
+    monkeypatch.setattr(runner, "row_of", lambda name, workload, *_: {"workload": workload.name})
+    rows = list(runner.one_by_one("models", argparse.Namespace(compiled=None)))
+    assert [row["workload"] for row in rows] == ["small", "next"]
+    assert "large: left out: CUDA out of memory" in capsys.readouterr().err

@@ -52,9 +52,11 @@ def replace(
     (:data:`svexport.exporter.patterns.FINDERS`). They are found in the graph of the functions that it calls, and the
     module gets a forward of that graph. It runs for arguments like those that it was recorded for (tensors of as many
     dimensions, lists as long, the same constants), whatever their sizes; for others, and once an attribute that it
-    read is set, or is a list, dict or set that has changed, the forward is the author's. Other objects that attributes
-    refer to count as they were. A whole decoder of the DETR3D kind is one op, and where gradients are recorded one node
-    of autograd, in float32 and float64 and not under autocast; unless modules in it were exchanged or have hooks.
+    read is set, or is a list, dict or set that has changed, the forward is the author's. Other objects that
+    attributes refer to count as they were. A whole decoder of the DETR3D kind is one op, and where gradients are
+    recorded one node of autograd, in float32 and float64 and not under autocast; unless modules in it were exchanged
+    or have hooks. So is an encoder of the Deformable DETR kind, unless dropout is active; in inference too it runs
+    for these types and no tracer.
 
     With arguments, every replacement is proven: what it replaces and what it is are both run on the activations of a
     forward pass in eval mode, whole functions and parts of forwards with their gradients too, parts also on other

@@ -16,7 +16,7 @@ from torch import Tensor
 from svexport.ops._op import _vjp, aliases
 from svexport.ops.ms_deform_attn import OP
 
-__all__ = ["Shape", "projected"]
+__all__ = ["Shape", "attend", "projected", "sampled", "sampled_backward"]
 
 _backward = torch.ops.svexport.ms_deform_attn_backward.default
 _softmax_backward = torch.ops.aten._softmax_backward_data.default
@@ -73,9 +73,27 @@ def _forward(
     weights: Sequence[Tensor],
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The output, and the arguments of the operator and what it returned."""
+    w_output, b_output = weights[4:6]
+    given = centre, scale, spatial_shapes, level_start_index
+    args = sampled(shape, query, source, given, [*weights[:4], *weights[6:]])
+    mixed = attend(args)
+    output = _linear(mixed, w_output, b_output)
+    return output.view(*query.shape[:2], w_output.shape[0]), (*args, mixed)
+
+
+def sampled(
+    shape: Shape, query: Tensor, source: Tensor, given: Sequence[Tensor], weights: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """The arguments of the operator: value, shapes, starts, locations, weights.
+
+    Args:
+        given: centre, scale, shapes and starts.
+        weights: of offsets, of attention and, where the source is none, of the value.
+    """
     n, queries, channels = query.shape
+    centre, scale, spatial_shapes, level_start_index = given
     rows = query.reshape(-1, channels)
-    w_offsets, b_offsets, w_attention, b_attention, w_output, b_output, *of_value = weights
+    w_offsets, b_offsets, w_attention, b_attention, *of_value = weights
     offsets = _linear(rows, w_offsets, b_offsets).view(n, queries, *shape, 2)
     locations = torch.addcdiv(centre, offsets, scale)  # (N, Lq, M, L, P, 2)
     scores = _linear(rows, w_attention, b_attention).view(n, queries, shape.heads, shape.levels * shape.points)
@@ -83,10 +101,32 @@ def _forward(
     value = source
     if of_value:
         value = _linear(source.reshape(-1, source.shape[-1]), *of_value).view(n, source.shape[1], shape.heads, -1)
-    args = value, spatial_shapes, level_start_index, locations, attention
-    mixed = OP(*args)  # (N, Lq, M*D)
-    output = _linear(mixed.view(-1, mixed.shape[-1]), w_output, b_output)
-    return output.view(n, queries, w_output.shape[0]), (*args, mixed)
+    return value, spatial_shapes, level_start_index, locations, attention
+
+
+def attend(args: Sequence[Tensor]) -> Tensor:
+    """The operator, as rows ``(N*Lq, M*D)``."""
+    return OP(*args).flatten(0, 1)
+
+
+def sampled_backward(
+    grad: Tensor, args: Sequence[Tensor], scale: Tensor, into_value: bool
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """Gradients of the value, of locations, of offsets and of scores; all but those of locations as rows.
+
+    Args:
+        grad: of what the operator returned, as rows.
+        args: of the operator.
+        into_value: whether the first is asked for.
+    """
+    *_, locations, attention = args
+    n, queries, heads, levels, points, _ = locations.shape
+    found = iter(_backward([grad.view(n, queries, grad.shape[1])], *args, [into_value, False, False, True, True]))
+    g_value = next(found).flatten(2).flatten(0, 1) if into_value else None
+    g_locations, g_attention = found
+    flat = n, queries, heads, levels * points
+    g_scores = _softmax_backward(g_attention.view(flat), attention.view(flat), -1, attention.dtype)
+    return g_value, g_locations, (g_locations / scale).flatten(0, 1).flatten(1), g_scores.flatten(0, 1).flatten(1)
 
 
 def _of_linear(grad: Tensor, x: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
@@ -111,31 +151,21 @@ class _Projected(torch.autograd.Function):
             return None, *_composed(ctx.shape, tensors, grad, needs)
         query, source, centre, scale, shapes, starts, *weights = tensors
         w_offsets, _, w_attention, _, w_output, _, *of_value = weights
-        n, queries, channels = query.shape
-        rows, g = query.reshape(-1, channels), grad.reshape(-1, grad.shape[-1])
-
-        of_output = _of_linear(g, mixed.view(len(g), w_output.shape[1]), needs[10:12])
-        g = (g @ w_output).view(n, queries, w_output.shape[1])
+        rows, g = query.reshape(-1, query.shape[-1]), grad.reshape(-1, grad.shape[-1])
+        of_output = _of_linear(g, mixed, needs[10:12])
+        args = value, shapes, starts, locations, attention
         into_value = needs[1] or any(needs[12:])
-        found = iter(
-            _backward([g], value, shapes, starts, locations, attention, [into_value, False, False, True, True])
-        )
-        g_value = next(found) if into_value else None
-        g_locations, g_attention = found
-
-        g_offsets = (g_locations / scale).view(len(rows), w_offsets.shape[0])
-        flat = n, queries, ctx.shape.heads, ctx.shape.levels * ctx.shape.points
-        g_scores = _softmax_backward(g_attention.view(flat), attention.view(flat), -1, attention.dtype)
-        g_scores = g_scores.view(len(rows), w_attention.shape[0])
+        g_value, g_locations, g_offsets, g_scores = sampled_backward(g @ w_output, args, scale, into_value)
         into = [*_of_linear(g_offsets, rows, needs[6:8]), *_of_linear(g_scores, rows, needs[8:10]), *of_output]
         g_query = torch.addmm(g_scores @ w_attention, g_offsets, w_offsets).view_as(query) if needs[0] else None
         g_centre = g_locations.sum_to_size(centre.shape) if needs[2] else None
         if of_value and g_value is not None:
-            flat_value = g_value.reshape(-1, of_value[0].shape[0])
-            into += _of_linear(flat_value, source.reshape(-1, source.shape[-1]), needs[12:])
-            g_value = (flat_value @ of_value[0]).view_as(source) if needs[1] else None
+            into += _of_linear(g_value, source.reshape(-1, source.shape[-1]), needs[12:])
+            g_value = (g_value @ of_value[0]).view_as(source) if needs[1] else None
         elif of_value:
             into += [None, None]
+        elif g_value is not None:
+            g_value = g_value.view_as(source)
         return None, g_query, g_value, g_centre, None, None, None, *into
 
 

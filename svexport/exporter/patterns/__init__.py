@@ -28,6 +28,7 @@ from svexport.exporter.patterns import (
     camera_sample,
     decoder,
     einsum,
+    encoder,
     layer_norm,
     ms_deform_attn,
     projections,
@@ -164,37 +165,75 @@ class Patterns:
             self.parts[name] = parts
 
     def _look_at_whole(self, name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Whether a module that holds some with parts is a decoder; the innermost is."""
-        below = {n: parts for n, parts in self.parts.items() if n != name and n.startswith(f"{name}." if name else "")}
+        """Whether a module that holds some with parts is a decoder, or an encoder; the innermost is."""
+        prefix = f"{name}." if name else ""
+        below = {n: parts for n, parts in self.parts.items() if n != name and n.startswith(prefix)}
         held = Counter(part.op for parts in below.values() for part in parts if not part.proof.fault)
         layers = {held[op] for op in decoder.PARTS}  # of each part one a layer
-        if held[decoder.OP] or len(layers) != 1 or 0 in layers or not self.chosen(name, decoder.OP):
-            return
+        if not held[decoder.OP] and len(layers) == 1 and 0 not in layers and self.chosen(name, decoder.OP):
+            self._look_at_decoder(name, module, args, kwargs)
+        projected = [
+            n for n, parts in below.items() if any(p.what == projections.WHAT and not p.proof.fault for p in parts)
+        ]
+        if len(projected) > 1 and not self.wholes.keys() & {name, *below} and self.chosen(name, encoder.OP):
+            self._look_at_encoder(name, module, args, kwargs)
+
+    @contextmanager
+    def _cores(self, name: str, module: nn.Module) -> Iterator[set[type]]:
+        """Has submodules their forward with nothing but parts as ops; gives their classes."""
         prefix = f"{name}." if name else ""
-        inner = {module.get_submodule(n.removeprefix(prefix)): self.cores[n] for n in below if n in self.cores}
+        below = [n for n in self.cores if n != name and n.startswith(prefix)]
+        inner = {module.get_submodule(n.removeprefix(prefix)): self.cores[n] for n in below}
         kinds: dict[nn.Module, Any] = {m: type(m) for m in inner}
         try:
             for m, rewrite in inner.items():
                 apply(m, rewrite)
-            with _ops_recorded({type(m) for m in inner}):
-                traced = trace(module, args, kwargs, inline=True)
-            found = decoder.find(traced)
-            if found is None:
-                return
-            proof, joined = decoder.prove(traced, found)
-            if not proof.fault:
-                decoder.put(traced, found, bool(joined))
-                whole = whole_of(module, traced.inlined, found.modules, joined is not None)
-                self.wholes[name] = rewrite_of(traced, whole)
-                self.unread = {n: u for n, u in self.unread.items() if u[0] != decoder.WHAT or not n.startswith(prefix)}
-        except Exception as error:  # noqa: BLE001 - a graph that is read as a decoder may be anything
-            self.unread.setdefault(name, (decoder.WHAT, _reason(error)))
-            return
+            yield {type(m) for m in inner}
         finally:
             for m, kind in kinds.items():
                 m.__class__ = kind
+
+    def _look_at_decoder(self, name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        prefix = f"{name}." if name else ""
+        try:
+            with self._cores(name, module) as kinds:
+                with _ops_recorded(kinds):
+                    traced = trace(module, args, kwargs, inline=True)
+                found = decoder.find(traced)
+                if found is None:
+                    return
+                proof, joined = decoder.prove(traced, found)
+                if not proof.fault:
+                    decoder.put(traced, found, bool(joined))
+                    whole = whole_of(module, traced.inlined, found.modules, gradients=joined is not None)
+                    self.wholes[name] = rewrite_of(traced, whole)
+                    self.unread = {
+                        n: u for n, u in self.unread.items() if u[0] != decoder.WHAT or not n.startswith(prefix)
+                    }
+        except Exception as error:  # noqa: BLE001 - a graph that is read as a decoder may be anything
+            self.unread.setdefault(name, (decoder.WHAT, _reason(error)))
+            return
         what = decoder.WHAT if joined is not None else f"{decoder.WHAT}, without gradients"
         self.parts.setdefault(name, []).append(Part(what, decoder.OP, proof))
+
+    def _look_at_encoder(self, name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        try:
+            with self._cores(name, module) as kinds, _ops_recorded(kinds):
+                traced = trace(module, args, kwargs, inline=True)
+            found = encoder.find(traced)
+            if found is None:
+                return
+            encoder.put(traced, found)
+            steps = [(path,) for path in found.modules]
+            whole = whole_of(module, (*traced.inlined, *found.between), steps, gradients=True, plain=True)
+            rewrite = rewrite_of(traced, whole)
+            proof = encoder.prove(module, rewrite, args, kwargs)
+        except Exception as error:  # noqa: BLE001 - a graph that is read as an encoder may be anything
+            self.unread.setdefault(name, (encoder.WHAT, _reason(error)))
+            return
+        if not proof.fault:
+            self.wholes[name] = rewrite
+        self.parts.setdefault(name, []).append(Part(encoder.WHAT, encoder.OP, proof))
 
     def _parts(self, name: str, traced: Traced) -> list[Part]:
         parts = []
@@ -212,7 +251,7 @@ class Patterns:
                 count += 1
                 parts.append(Part(found.what, op, proof))
                 _put(traced, found)
-            if op == decoder.PARTS[-1] and any(not part.proof.fault for part in parts):
+            if op in (decoder.PARTS[-1], encoder.OP) and any(not part.proof.fault for part in parts):
                 with suppress(NotTraced):
                     self.cores[name] = rewrite_of(traced)
         if any(not part.proof.fault for part in parts):
@@ -263,6 +302,7 @@ def _put(traced: Traced, found: Pattern) -> None:
 def _ops_recorded(kinds: Iterable[Any]) -> Iterator[None]:
     """Has new forwards of these classes record the ops of parts, which check what they are given, as one call each."""
     changed: list[tuple[dict[str, Any], str, Any]] = []
+    plain = [getattr(ops, op) for op in decoder.PARTS]
 
     def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -277,12 +317,15 @@ def _ops_recorded(kinds: Iterable[Any]) -> Iterator[None]:
 
         return call
 
+    def attends(layers: Sequence[nn.Module], shape: tuple[int, int, int], *tensors: Any) -> Any:
+        return recorded(encoder.Attention(layers, shape))(*tensors)
+
     for kind in kinds:
         names = kind.forward.__globals__
         for name, value in list(names.items()):
-            if value in (getattr(ops, op) for op in decoder.PARTS):
+            if value in plain or value is projections.projected_deform_attn:
                 changed.append((names, name, value))
-                names[name] = recorded(value)
+                names[name] = recorded(value) if value in plain else attends
     try:
         yield
     finally:

@@ -20,6 +20,8 @@ from svexport.ops._op import tracing
 
 __all__ = ["find", "projected_deform_attn"]
 
+WHAT = "linear layers, softmax, deformable attention"
+
 _ADDS = {operator.add, torch.add, "add"}
 _DIVIDES = {operator.truediv, torch.div, torch.true_divide, "div"}
 
@@ -130,8 +132,7 @@ def _pattern(traced: Traced, output: fx.Node, value: Any, sizes: Any, locations:
         near = uniform(centres), 1 + 9 * uniform(scales)
         return [noise(queries, generator), noise(sources, generator), *near, *tensors]
 
-    what = "linear layers, softmax, deformable attention"
-    return Pattern("ms_deform_attn", what, output, given, ours, build, draw, modules=frozenset(names))
+    return Pattern("ms_deform_attn", WHAT, output, given, ours, build, draw, modules=frozenset(names))
 
 
 def _like(layer: Any, dtype: torch.dtype) -> nn.Module:

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from svexport.exporter.patterns.pattern import has_plain_gradients
+from svexport.exporter.patterns.pattern import has_plain_gradients, is_bare
 from svexport.exporter.patterns.traced import NotTraced, Traced
 from svexport.ops._op import tracing
 
-__all__ = ["FILES", "Rewrite", "apply", "replace_nodes", "rewrite_of", "whole_of"]
+__all__ = ["FILES", "Rewrite", "apply", "replace_nodes", "rewrite_of", "weights_of", "whole_of"]
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,24 @@ class Whole:
             the author's.
         weights: of the op, by indices: of one module, or of those whose weights it has as one.
         gradients: whether it may run where gradients are recorded.
+        plain: whether it may run for nothing else: not for tracers, and in inference too for no other types than
+            gradients are written for.
     """
 
     modules: tuple[tuple[int, str, str, str], ...]
     weights: tuple[tuple[int, ...], ...]
     gradients: bool = False
+    plain: bool = False
 
 
-def whole_of(module: nn.Module, inlined: Iterable[str], steps: Sequence[tuple[str, ...]], gradients: bool) -> Whole:
+def whole_of(
+    module: nn.Module,
+    inlined: Iterable[str],
+    steps: Sequence[tuple[str, ...]],
+    *,
+    gradients: bool,
+    plain: bool = False,
+) -> Whole:
     """The submodules of these names and those that hold them."""
     index: dict[str, int] = {"": 0}
     modules = []
@@ -72,7 +82,7 @@ def whole_of(module: nn.Module, inlined: Iterable[str], steps: Sequence[tuple[st
                 kind = type(module.get_submodule(name))
                 index[name] = len(index)
                 modules.append((index[holder], last, kind.__module__, kind.__qualname__))
-    return Whole(tuple(modules), tuple(tuple(index[path] for path in step) for step in steps), gradients)
+    return Whole(tuple(modules), tuple(tuple(index[path] for path in step) for step in steps), gradients, plain)
 
 
 def _weights(root: nn.Module, whole: Whole) -> list[Any] | None:
@@ -86,7 +96,9 @@ def _weights(root: nn.Module, whole: Whole) -> list[Any] | None:
         held = found[holder]._modules.get(name)
         if held is None or type(held).__qualname__ != kind or type(held).__module__ != module:
             return None
-        if held._forward_hooks or held._forward_pre_hooks or vars(held).get("_svexport_stale"):
+        if not is_bare(held) or vars(held).get("_svexport_stale"):
+            return None
+        if type(held) is nn.Dropout and held.training and held.p:
             return None
         found.append(held)
     steps: list[tuple[Any, ...]] = []  # a weight each, or as many as the op has as one
@@ -96,14 +108,22 @@ def _weights(root: nn.Module, whole: Whole) -> list[Any] | None:
     if any(w is None for w in weights):
         return None
     recorded = torch.is_grad_enabled()
-    if recorded and (not has_plain_gradients(weights[0]) or any(w.dtype != weights[0].dtype for w in weights)):
+    if (recorded or whole.plain) and (
+        not has_plain_gradients(weights[0]) or any(w.dtype != weights[0].dtype for w in weights)
+    ):
         return None
     return [step[0] if len(step) == 1 else step if recorded else torch.cat(step) for step in steps]
 
 
-def _composed(gradients: bool) -> bool:
+def weights_of(root: nn.Module, rewrite: Rewrite) -> list[Any] | None:
+    """What the forward of a whole would be given now; None where it is the author's."""
+    return None if rewrite.whole is None else _weights(root, rewrite.whole)
+
+
+def _composed(whole: Whole) -> bool:
     """Whether the forward is the author's: where gradients are recorded that a whole has not, or by a tracer."""
-    return torch.is_grad_enabled() and (not gradients or tracing())
+    recorded = torch.is_grad_enabled()
+    return (recorded and not whole.gradients) or ((recorded or whole.plain) and tracing())
 
 
 FILES = "<svexport "
@@ -264,7 +284,7 @@ def _class(base: type, rewrite: Rewrite) -> type:
     # torch.jit.script compiles the author's text, with the names that it has.
     forward.__wrapped__ = author  # type: ignore[attr-defined]
     for name in author.__code__.co_names:
-        if name in author.__globals__:
+        if name in author.__globals__ and name != "__name__":  # see _compiled
             forward.__globals__.setdefault(name, author.__globals__[name])
     forward.__defaults__, forward.__kwdefaults__ = author.__defaults__, author.__kwdefaults__
     for name in functools.WRAPPER_ASSIGNMENTS:
@@ -287,7 +307,7 @@ def _class(base: type, rewrite: Rewrite) -> type:
 
     forward.__globals__["_svexport_theirs"] = theirs
     if (whole := rewrite.whole) is not None:
-        forward.__globals__["_svexport_composed"] = lambda: _composed(whole.gradients)
+        forward.__globals__["_svexport_composed"] = lambda: _composed(whole)
         forward.__globals__["_svexport_weights"] = lambda root: _weights(root, whole)
     return new
 

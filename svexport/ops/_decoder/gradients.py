@@ -8,7 +8,7 @@ left to matrix products and to the norms' kernel, and biases in front of norms h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from svexport.ops._decoder.config import EPS, TransformerDecoderConfig, weight_names
 from svexport.ops._decoder.layers import fold_image_size
+from svexport.ops._gradients import Linears, Norm, keeps_graph, relu_backward
 from svexport.ops._op import _vjp, aliases
 from svexport.ops.add_bias_residual_layer_norm import OP as ADD_NORM
 from svexport.ops.camera_sample import OP as CAMERA_SAMPLE
@@ -23,13 +24,9 @@ from svexport.ops.transformer_decoder import differentiable
 
 __all__ = ["recorded", "takes"]
 
-_relu_backward = torch.ops.aten.threshold_backward.default
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.default
 _layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
-_norm_backward = torch.ops.svexport.add_bias_residual_layer_norm_backward.default
 _sample_backward = torch.ops.svexport.camera_sample_backward.default
-_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
-"""Whether the backward that runs may run again, retain_graph=True."""
 
 _BEFORE_NORM = "mha.out_proj", "svca.output_proj", "ffn.2"
 """Linear layers in front of a norm, whose kernel has the gradient of their bias."""
@@ -77,25 +74,6 @@ def recorded(
     return _Recorded.apply(config, joined, query, query_pos, reference_points, lidar2img, *features, *flat)
 
 
-class _Norm(NamedTuple):
-    """A norm of ``product + bias + residual (+ extra)``, as its op takes it."""
-
-    product: Tensor
-    bias: Tensor
-    residual: Tensor
-    weight: Tensor
-    norm_bias: Tensor
-    eps: float
-    extra: Tensor | None
-
-    def backward(self, grad: Tensor, unused: Tensor, into: dict[str, Tensor], linear: str, norm: str) -> Tensor:
-        """The gradient of the sum; adds those of the bias and of the norm's parameters."""
-        needs = [True, True, False, True, True] + ([] if self.extra is None else [False])
-        total, *rest = _norm_backward([grad, unused], *self, needs)
-        into[f"{linear}.bias"], into[f"{norm}.weight"], into[f"{norm}.bias"] = rest
-        return total
-
-
 class _Layer:
     """The activations of a layer."""
 
@@ -103,12 +81,13 @@ class _Layer:
     query: Tensor
     attended: tuple[Tensor, tuple[Tensor, ...]]
     mixed: Tensor
-    norms: list[_Norm]
+    norms: list[Norm]
     scored: Tensor
     samples: tuple[Any, ...]
     sampled: Tensor
     points: Tensor
     sides: list[Tensor]
+    slope: Tensor
     encoded: list[tuple[Tensor, ...]]
     hidden: list[Tensor]
     moved: Tensor
@@ -130,36 +109,13 @@ def _norm_relu(p: dict[str, Tensor], linear: str, norm: str, x: Tensor) -> tuple
     return y.relu_(), x, product, mean, rstd
 
 
-class _Linears:
-    """Gradients of the parameters of linear layers: of all of one size at once, which is a product and a sum."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[int, int], list[tuple[str, Tensor, Tensor]]] = {}
-
-    def add(self, i: int, name: str, grad: Tensor, x: Tensor) -> None:
-        """Keeps the gradient of the output of ``name`` in layer ``i``, and the input."""
-        self._kept.setdefault((grad.shape[-1], x.shape[-1]), []).append((f"layers.{i}.{name}", grad, x))
-
-    def put(self, into: dict[str, Tensor]) -> None:
-        while self._kept:
-            _, layers = self._kept.popitem()
-            names, *tensors = zip(*layers, strict=True)
-            grads, inputs = (torch.stack(t) for t in tensors)
-            del layers, tensors
-            weights, biases = torch.bmm(grads.transpose(1, 2), inputs).unbind(), grads.sum(1).unbind()
-            for name, weight, bias in zip(names, weights, biases, strict=True):
-                into[f"{name}.weight"] = weight
-                if not name.endswith(_BEFORE_NORM):
-                    into[f"{name}.bias"] = bias
-
-
 def _norm_relu_backward(
     p: dict[str, Tensor], into: dict[str, Tensor], linear: str, norm: str, grad: Tensor, kept: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:
     """The gradients of the linear layer's output and input."""
     y, _, product, mean, rstd = kept
     weight, bias = p[f"{norm}.weight"], p[f"{norm}.bias"]
-    grad = _relu_backward(grad, y, 0)
+    grad = relu_backward(grad, y, 0)
     masks = [True, True, True]
     found = _layer_norm_backward(grad, product, weight.shape, mean, rstd, weight, bias, masks)
     grad, into[f"{norm}.weight"], into[f"{norm}.bias"] = found
@@ -174,8 +130,10 @@ def _logits(points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.log(low / high), sides, bounded
 
 
-def _logits_backward(grad: Tensor, sides: Tensor, bounded: Tensor) -> Tensor:
-    return grad * ((sides == bounded) / bounded).sum(0)
+def _slopes(layers: Sequence[_Layer]) -> Sequence[Tensor]:
+    """The derivatives of the inverse sigmoids of all layers, computed at once."""
+    sides, bounded = (torch.stack(t) for t in zip(*(layer.sides for layer in layers), strict=True))
+    return ((sides == bounded) / bounded).sum(1).unbind()
 
 
 def _parts(name: str) -> list[str]:
@@ -248,7 +206,7 @@ class _Decoder:
     ) -> Tensor:
         p = self.p
         product = F.linear(x, p[f"{linear}.weight"])
-        args = _Norm(product, p[f"{linear}.bias"], residual, p[f"{norm}.weight"], p[f"{norm}.bias"], EPS, extra)
+        args = Norm(product, p[f"{linear}.bias"], residual, p[f"{norm}.weight"], p[f"{norm}.bias"], EPS, extra)
         kept.norms.append(args)
         return ADD_NORM(*args)[0]
 
@@ -266,8 +224,8 @@ class _Decoder:
         grad_logits: Tensor,
         sums: _Sums,
         into: dict[str, Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        """Gradients of the query and of the points that came in.
+    ) -> tuple[Tensor, Tensor | None]:
+        """Gradients of the query and of the points that came in, None where nobody asks for those.
 
         Args:
             grad: of the query that came out; it is added to.
@@ -277,49 +235,49 @@ class _Decoder:
         p, name, unused = self.p, f"layers.{i}", sums.zeros
         mid, wide, out, first, second = kept.hidden
         g = grad_box.reshape(-1, grad_box.shape[-1])
-        sums.linears.add(i, "reg.4", g, second)
-        g = _relu_backward(g @ p[f"{name}.reg.4.weight"], second, 0)
-        sums.linears.add(i, "reg.2", g, first)
-        g = _relu_backward(g @ p[f"{name}.reg.2.weight"], first, 0)
-        sums.linears.add(i, "reg.0", g, out)
+        sums.linears.add(f"{name}.reg.4", g, second)
+        g = relu_backward(g @ p[f"{name}.reg.4.weight"], second, 0)
+        sums.linears.add(f"{name}.reg.2", g, first)
+        g = relu_backward(g @ p[f"{name}.reg.2.weight"], first, 0)
+        sums.linears.add(f"{name}.reg.0", g, out)
         grad = torch.addmm(grad, g, p[f"{name}.reg.0.weight"])
 
         grad = kept.norms[2].backward(grad, unused, into, f"{name}.ffn.2", f"{name}.ffn_norm")
-        sums.linears.add(i, "ffn.2", grad, wide)
-        g = _relu_backward(grad @ p[f"{name}.ffn.2.weight"], wide, 0)
-        sums.linears.add(i, "ffn.0", g, mid)
+        sums.linears.add(f"{name}.ffn.2", grad, wide)
+        g = relu_backward(grad @ p[f"{name}.ffn.2.weight"], wide, 0)
+        sums.linears.add(f"{name}.ffn.0", g, mid)
         grad = torch.addmm(grad, g, p[f"{name}.ffn.0.weight"])
 
         svca = f"{name}.svca"
         grad = kept.norms[1].backward(grad, unused, into, f"{svca}.output_proj", f"{name}.svca_norm")
-        sums.linears.add(i, "svca.output_proj", grad, kept.sampled)
+        sums.linears.add(f"{name}.svca.output_proj", grad, kept.sampled)
         encoder = f"{svca}.position_encoder"
         g = grad
         for j, of in ((3, kept.encoded[1]), (0, kept.encoded[0])):
             product, g = _norm_relu_backward(p, into, f"{encoder}.{j}", f"{encoder}.{j + 1}", g, of)
-            sums.linears.add(i, f"svca.position_encoder.{j}", product, of[1])
-        grad_logits = grad_logits + g.view_as(grad_logits)
+            sums.linears.add(f"{name}.svca.position_encoder.{j}", product, of[1])
         grad_points, grad_scores = sums.samples(kept.samples, (grad @ p[f"{svca}.output_proj.weight"]))
-        grad_points = grad_points + _logits_backward(grad_logits, *kept.sides)
+        if grad_points is not None:
+            grad_points = torch.addcmul(grad_points, grad_logits + g.view_as(grad_logits), kept.slope)
         g = grad_scores.view(len(grad), -1)
-        sums.linears.add(i, "svca.attention_weights", g, kept.scored)
+        sums.linears.add(f"{name}.svca.attention_weights", g, kept.scored)
         g = g @ p[f"{svca}.attention_weights.weight"]
-        sums.pos += g
+        sums.pos.append(g)
         return self._attention_backward(i, kept, grad + g, sums, into), grad_points
 
     def _attention_backward(self, i: int, kept: _Layer, grad: Tensor, sums: _Sums, into: dict[str, Tensor]) -> Tensor:
         p, channels, name = self.p, self.config.embed_dims, f"layers.{i}"
         grad = kept.norms[0].backward(grad, sums.zeros, into, f"{name}.mha.out_proj", f"{name}.mha_norm")
-        sums.linears.add(i, "mha.out_proj", grad, kept.mixed)
+        sums.linears.add(f"{name}.mha.out_proj", grad, kept.mixed)
         mixed, heads = kept.attended
         g = (grad @ p[f"{name}.mha.out_proj.weight"]).view_as(mixed.transpose(1, 2)).transpose(1, 2)
-        found = torch.autograd.grad(mixed, heads, g, retain_graph=_keeps_graph())
+        found = torch.autograd.grad(mixed, heads, g, retain_graph=keeps_graph())
         queries = f"{name}.mha.{_PROJECTIONS[0]}", f"{name}.mha.{_PROJECTIONS[1]}"
         of_q, of_k, of_v = (t.transpose(1, 2).reshape(-1, channels) for t in found)
         for part, of, x in zip(_PROJECTIONS, (of_q, of_k, of_v), (kept.where, kept.where, kept.query), strict=True):
-            sums.linears.add(i, f"mha.{part}", of, x)
+            sums.linears.add(f"{name}.mha.{part}", of, x)
         g = torch.addmm(of_q @ p[f"{queries[0]}.weight"], of_k, p[f"{queries[1]}.weight"])
-        sums.pos += g
+        sums.pos.append(g)
         return torch.addmm(grad, of_v, p[f"{name}.mha.{_PROJECTIONS[2]}.weight"]).add_(g)
 
 
@@ -328,21 +286,22 @@ class _Sums:
 
     Attributes:
         zeros: the gradient of what nobody uses.
-        pos: of the positions of queries.
+        pos: of the positions of queries, whose sum it is.
         features, cameras: as the samples have them; None where nobody asks.
         linears: of parameters.
+        needs_points: whether somebody asks for the gradient of the points that came into the layer.
     """
 
-    def __init__(self, like: Tensor, needs: tuple[bool, bool, Sequence[bool]]) -> None:
-        self.linears = _Linears()
+    def __init__(self, like: Tensor, needs_cameras: bool, needs_features: Sequence[bool]) -> None:
+        self.linears = Linears(_BEFORE_NORM)
         self.zeros = torch.zeros_like(like)
-        self.pos = torch.zeros_like(like)
-        self.needs_cameras, self.needs_points, self.needs_features = needs
+        self.pos: list[Tensor] = []
+        self.needs_cameras, self.needs_points, self.needs_features = needs_cameras, True, needs_features
         self.features: list[Tensor | None] = [None] * len(self.needs_features)
         self.cameras: Tensor | None = None
 
-    def samples(self, samples: tuple[Any, ...], grad: Tensor) -> tuple[Any, Tensor]:
-        """Gradients of points (0 where nobody asks) and of scores."""
+    def samples(self, samples: tuple[Any, ...], grad: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Gradients of points (None where nobody asks) and of scores."""
         points = samples[1]
         needs = [*self.needs_features, self.needs_points, self.needs_cameras, True, False]
         grad = grad.view(*points.shape[:2], -1)
@@ -350,7 +309,7 @@ class _Sums:
         for i, need in enumerate(self.needs_features):
             if need:
                 self.features[i] = _added(self.features[i], next(found))
-        grad_points = next(found) if self.needs_points else 0
+        grad_points = next(found) if self.needs_points else None
         if self.needs_cameras:
             self.cameras = _added(self.cameras, next(found))
         return grad_points, next(found)
@@ -433,7 +392,7 @@ def _backward(ctx: Any, grads: Any, tensors: Sequence[Tensor], needs: Sequence[b
     query, levels = tensors[0], len(config.feature_sizes)
     grad_classes, grad_boxes, grad_moved = grads
     p, into = decoder.p, {}
-    sums = _Sums(first[1], (needs[3], ctx.joined or needs[2], needs[4 : 4 + levels]))
+    sums = _Sums(first[1], needs[3], needs[4 : 4 + levels])
 
     if grad_classes is None:
         into = {name: torch.zeros_like(p[name]) for name in decoder.names if name.startswith("cls.")}
@@ -444,7 +403,7 @@ def _backward(ctx: Any, grads: Any, tensors: Sequence[Tensor], needs: Sequence[b
         grad = g @ p["cls.6.weight"]
         for j, of in ((3, second), (0, first)):
             g, grad = _norm_relu_backward(p, into, f"cls.{j}", f"cls.{j + 1}", grad, of)
-            into[f"cls.{j}.weight"], into[f"cls.{j}.bias"] = g.t() @ of[1], g.sum(0)
+            sums.linears.add(f"cls.{j}", g, of[1])
     nothing = query.new_zeros(*query.shape[:2], config.code_size)
     blank = _split(nothing)
     sizes = blank if grad_boxes is None else _split(grad_boxes)
@@ -452,23 +411,24 @@ def _backward(ctx: Any, grads: Any, tensors: Sequence[Tensor], needs: Sequence[b
         scale = [config.pc_range[j + 3] - config.pc_range[j] for j in range(3)]
         centre = torch.cat([grad_boxes[..., a : a + 1] * s for a, s in zip(_CENTRE, scale, strict=True)], -1)
         grad_moved = centre if grad_moved is None else centre + grad_moved
-    again = _keeps_graph()  # somebody may ask for gradients a second time
+    for layer, slope in zip(kept, _slopes(kept), strict=True):
+        layer.slope = slope
+    again = keeps_graph()  # somebody may ask for gradients a second time
     for i in reversed(range(config.num_layers)):
         layer = kept[i] if again else kept.pop()
         moved = layer.moved
         g = nothing[..., :3] if grad_moved is None else _sigmoid_backward(grad_moved, moved)
         xy, z = g.split((2, 1), -1)
         box = torch.cat((xy, sizes[1], z, sizes[3]), -1)
+        sums.needs_points = ctx.joined or (i == 0 and needs[2])
         grad, grad_moved = decoder.layer_backward(i, layer, grad, box, g, sums, into)
-        if not ctx.joined and i:
-            grad_moved = None
         sizes = blank
     sums.linears.put(into)
     if not decoder.parts:
         for name in decoder.names:
             if len(parts := _parts(name)) > 1:
                 into[name] = torch.cat([into.pop(part) for part in parts])
-    found: list[Tensor | None] = [grad.view_as(query), sums.pos.view_as(query), grad_moved]
+    found: list[Tensor | None] = [grad.view_as(query), torch.stack(sums.pos).sum(0).view_as(query), grad_moved]
     if sums.cameras is not None:
         height, width = config.image_size
         rows = sums.cameras

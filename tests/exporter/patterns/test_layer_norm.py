@@ -116,6 +116,26 @@ def test_types_are_torchs(pair, half):
     torch.testing.assert_close(replaced.to(half)(x.to(half)), model.to(half)(x.to(half)), rtol=2e-2, atol=2e-2)
 
 
+class Names(nn.Module):
+    """Whose code asks for the name of its module, as what wraps a forward does."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(7)
+
+    def forward(self, x):
+        return self.norm(x + x.relu()) if __name__ else x
+
+
+def test_a_name_of_the_authors_does_not_stop_torch_compile():
+    model, x = nn.Sequential(Names()), torch.randn(3, 7)
+    replaced = svexport.replace(model, (x,), verbose=False)
+    assert len(whats(replaced)) == 1
+    torch.compiler.reset()
+    compiled = torch.compile(replaced, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), model(x))
+
+
 def test_copies_compile_and_files(pair, tmp_path):
     model, replaced, x = pair
     for same in (copy.deepcopy(replaced), pickle.loads(pickle.dumps(replaced))):  # noqa: S301 - written here
