@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "add_bias_residual_layer_norm/tactics.h"
+#include "camera_sample/tactics.h"
 #include "ms_deform_attn/tactics.h"
 #include "tuned.h"
 
@@ -105,6 +106,7 @@ EXPORT int svexport_problems(char* out, int size) {
   Json json;
   json.open(nullptr, '{');
   describe<norm::Problem>(json, "add_bias_residual_layer_norm");
+  describe<camera::Problem>(json, "camera_sample");
   describe<ms_deform::Problem>(json, "ms_deform_attn");
   json.close('}');
   return written(json.text, out, size);
@@ -118,6 +120,9 @@ EXPORT int svexport_plan(const char* op, const int64_t* numbers, int count, cons
   known.table = table_of(gpu_name);
   if (!std::strcmp(op, "add_bias_residual_layer_norm")) {
     return written(plan<norm::Problem, norm::Figures>(op, numbers, count, known), out, size);
+  }
+  if (!std::strcmp(op, "camera_sample")) {
+    return written(plan<camera::Problem, camera::Figures>(op, numbers, count, known), out, size);
   }
   if (!std::strcmp(op, "ms_deform_attn")) {
     return written(plan<ms_deform::Problem, ms_deform::Figures>(op, numbers, count, known), out, size);

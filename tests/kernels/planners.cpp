@@ -6,6 +6,7 @@
 #include <string>
 
 #include "add_bias_residual_layer_norm/tactics.h"
+#include "camera_sample/tactics.h"
 #include "ms_deform_attn/tactics.h"
 #include "tuned.h"
 
@@ -140,6 +141,37 @@ std::string check_ms_deform(const ms_deform::Problem& p, const ms_deform::Tactic
   return {};
 }
 
+camera::Problem random_camera(Random& random) {
+  camera::Problem p;
+  p.images = random.magnitude(1000);
+  p.queries = random.magnitude(1e5);
+  p.points = random.magnitude(100);
+  p.levels = random.among(1, 8);
+  p.channels = random.chance(0.05) ? 0 : random.magnitude(1e5);
+  p.item_size = random.chance(0.5) ? 2 : 4;
+  p.vectors = p.channels % (16 / p.item_size) == 0 && random.chance(0.7);
+  p.planes = random.chance(0.5);
+  return p;
+}
+
+std::string check_camera(const camera::Problem& p, const camera::Tactic& t, const Launch& l, const Gpu& gpu) {
+  if (t.kernel == camera::Kernel::kPlanes) {
+    const camera::Parts parts(p, gpu);
+    if (!p.planes) return "reads planes that are none";
+    if (l.blocks() * camera::kPlaneChannels < p.channels) return "leaves channels out";
+    if (parts.at_once << t.row_shift > camera::kPlaneThreads) return "has more queries at once than threads";
+    if ((parts.count - 1) * parts.at_once >= p.queries) return "has blocks without queries";
+    return {};
+  }
+  if (t.kernel == camera::Kernel::kVectors && !p.vectors) return "reads vectors that are none";
+  if ((1 << t.row_shift) > l.threads()) return "has more threads for a sample than a block";
+  const int of_thread = t.kernel == camera::Kernel::kVectors ? 16 / p.item_size : 1;
+  if (t.chunk != of_thread << t.row_shift) return "has threads without channels";
+  if (l.blocks() < p.queries || l.grid_y < p.images) return "leaves queries out";
+  if (int64_t{l.grid_z} * t.chunk < p.channels || (l.grid_z - 1) * int64_t{t.chunk} > p.channels) return "channels";
+  return {};
+}
+
 template <class Problem, class Figures, class Make, class Check>
 std::string try_one(const char* op, Random& random, const Gpu* gpus, const char* const* names, int count,
                     const Make& make, const Check& check) {
@@ -168,6 +200,10 @@ extern "C" int64_t check_planners(const svexport::Gpu* gpus, const char* const* 
   for (int64_t i = 0; i < problems; ++i) {
     std::string found = try_one<norm::Problem, norm::Figures>("add_bias_residual_layer_norm", random, gpus, names, count,
                                                               random_norm, check_norm);
+    if (found.empty()) {
+      found = try_one<camera::Problem, camera::Figures>("camera_sample", random, gpus, names, count, random_camera,
+                                                        check_camera);
+    }
     if (found.empty()) {
       found = try_one<ms_deform::Problem, ms_deform::Figures>("ms_deform_attn", random, gpus, names, count,
                                                               random_ms_deform, check_ms_deform);
