@@ -7,6 +7,7 @@
 
 #include "add_bias_residual_layer_norm/tactics.h"
 #include "camera_sample/tactics.h"
+#include "deform_conv2d/tactics.h"
 #include "ms_deform_attn/tactics.h"
 #include "tuned.h"
 
@@ -172,6 +173,31 @@ std::string check_camera(const camera::Problem& p, const camera::Tactic& t, cons
   return {};
 }
 
+deform::Problem random_deform_conv2d(Random& random) {
+  deform::Problem p;
+  p.images = random.magnitude(100);
+  p.pixels = random.magnitude(1e6);
+  p.taps = random.magnitude(100);
+  p.offset_groups = random.magnitude(200);
+  p.channels = p.offset_groups * random.magnitude(100);
+  p.input_bytes = p.images * p.pixels * p.channels * 2;
+  p.packed = random.chance(0.3);
+  p.runs = p.packed || random.chance(0.7);
+  p.planes = random.chance(0.9);
+  return p;
+}
+
+std::string check_deform_conv2d(const deform::Problem& p, const deform::Tactic& t, const Launch& l, const Gpu&) {
+  const bool packed = t.kernel == deform::Kernel::kPacked;
+  if (!packed && !p.planes) return "cannot count the elements of an image";
+  if (l.blocks() * (packed ? deform::kPixels : l.threads()) < p.images * p.pixels) return "leaves pixels out";
+  const int64_t each = p.channels / p.offset_groups;
+  const int64_t channels = packed      ? l.grid_y / p.taps * deform::kOffsetGroups * each
+                           : each == 1 ? int64_t{l.grid_z} * deform::together(p)
+                                       : l.grid_z / p.offset_groups * deform::together(p) * p.offset_groups;
+  return channels < p.channels ? "leaves channels out" : "";
+}
+
 template <class Problem, class Figures, class Make, class Check>
 std::string try_one(const char* op, Random& random, const Gpu* gpus, const char* const* names, int count,
                     const Make& make, const Check& check) {
@@ -203,6 +229,10 @@ extern "C" int64_t check_planners(const svexport::Gpu* gpus, const char* const* 
     if (found.empty()) {
       found = try_one<camera::Problem, camera::Figures>("camera_sample", random, gpus, names, count, random_camera,
                                                         check_camera);
+    }
+    if (found.empty()) {
+      found = try_one<deform::Problem, deform::Figures>("deform_conv2d", random, gpus, names, count,
+                                                        random_deform_conv2d, check_deform_conv2d);
     }
     if (found.empty()) {
       found = try_one<ms_deform::Problem, ms_deform::Figures>("ms_deform_attn", random, gpus, names, count,
