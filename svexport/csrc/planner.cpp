@@ -5,6 +5,8 @@
 #include <type_traits>
 
 #include "add_bias_residual_layer_norm/tactics.h"
+#include "camera_sample/tactics.h"
+#include "deform_conv2d/tactics.h"
 #include "ms_deform_attn/tactics.h"
 #include "tuned.h"
 
@@ -105,6 +107,8 @@ EXPORT int svexport_problems(char* out, int size) {
   Json json;
   json.open(nullptr, '{');
   describe<norm::Problem>(json, "add_bias_residual_layer_norm");
+  describe<camera::Problem>(json, "camera_sample");
+  describe<deform::Problem>(json, "deform_conv2d");
   describe<ms_deform::Problem>(json, "ms_deform_attn");
   json.close('}');
   return written(json.text, out, size);
@@ -118,6 +122,12 @@ EXPORT int svexport_plan(const char* op, const int64_t* numbers, int count, cons
   known.table = table_of(gpu_name);
   if (!std::strcmp(op, "add_bias_residual_layer_norm")) {
     return written(plan<norm::Problem, norm::Figures>(op, numbers, count, known), out, size);
+  }
+  if (!std::strcmp(op, "camera_sample")) {
+    return written(plan<camera::Problem, camera::Figures>(op, numbers, count, known), out, size);
+  }
+  if (!std::strcmp(op, "deform_conv2d")) {
+    return written(plan<deform::Problem, deform::Figures>(op, numbers, count, known), out, size);
   }
   if (!std::strcmp(op, "ms_deform_attn")) {
     return written(plan<ms_deform::Problem, ms_deform::Figures>(op, numbers, count, known), out, size);

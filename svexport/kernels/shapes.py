@@ -47,10 +47,35 @@ def _ms_deform(shape: Sequence[int], item_size: int, backward: bool) -> dict[str
     }  # fmt: skip
 
 
+def _camera(shape: Sequence[int], item_size: int, backward: bool) -> dict[str, int] | None:
+    if len(shape) != 5 or backward:
+        return None
+    images, queries, points, levels, channels = shape
+    return {
+        "images": images, "queries": queries, "points": points, "levels": levels, "channels": channels,
+        "item_size": item_size, "planes": int(levels <= 4),
+    }  # fmt: skip
+
+
+def _deform_conv2d(shape: Sequence[int], item_size: int, backward: bool) -> dict[str, int] | None:
+    if len(shape) != 5 or backward:
+        return None
+    images, channels, height, width, taps = shape
+    return {
+        "images": images, "channels": channels, "pixels": height * width, "taps": taps,
+        "input_bytes": images * channels * height * width * item_size, "runs": int(channels * item_size >= 16),
+    }  # fmt: skip
+
+
 _Function = Callable[[Sequence[int], int, bool], "dict[str, int] | None"]
 
 SHAPES: dict[str, tuple[str, _Function]] = {
     "add_bias_residual_layer_norm": ("x, (*, columns)", _norm),
+    "camera_sample": ("all it reads of maps in NCHW, (images, queries, points, levels, channels); forward", _camera),
+    "deform_conv2d": (
+        "the input in NCHW, and the taps, (N, C, H, W, taps); forward",
+        _deform_conv2d,
+    ),
     "ms_deform_attn": ("all it does, (images, queries, heads, levels * points, channels of a head)", _ms_deform),
 }
 """By op: what a shape is of, and the problem of it; None for another number of dimensions."""

@@ -281,13 +281,17 @@ def _camera_sample(arguments: Sequence[Any], outputs: Sequence[Operand]) -> Laun
     batch, queries, channels = outputs[0].shape
     last, vector, groups = features[0].channels_last, 16 // outputs[0].dtype.itemsize, weights.shape[5]
     whole = last and isinstance(channels, int) and isinstance(groups, int) and channels // groups % vector == 0
-    threads = 128
-    if isinstance(channels, int):
-        threads = max(1, min(threads, channels // vector if whole else 2 * channels))
-    shift = (threads - 1).bit_length()
-    chunk = (vector if whole else 1) << shift
+    problem = {
+        "queries": queries if isinstance(queries, int) else _MANY,
+        "channels": channels if isinstance(channels, int) else 0,
+        "item_size": outputs[0].dtype.itemsize,
+        "vectors": int(whole),
+    }
+    tactic = planner.plan("camera_sample", _gpu(), **problem).chosen
     return Launch(
-        (_some(queries), _some(batch), _some(_ceil_div(channels, chunk))), 128, _constants(last, whole, shift)
+        (_some(queries), _some(batch), _some(_ceil_div(channels, tactic.constants["chunk"]))),
+        tactic.launch.block[0],
+        _constants(last, whole, tactic.constants["row_shift"]),
     )
 
 

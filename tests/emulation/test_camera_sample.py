@@ -118,14 +118,18 @@ def describe(args: Sequence) -> str:
 
 
 def sampled(
-    kernels: Kernels, args: Sequence, levels: Structure | None = None, dtype: torch.dtype | None = None
+    kernels: Kernels,
+    args: Sequence,
+    levels: Structure | None = None,
+    dtype: torch.dtype | None = None,
+    tactic: int = 0,
 ) -> Tensor:
     features, points, lidar2img, weights, offsets, *_ = args
     ones = [1.0] * len(features), [False] * len(features)
     levels = levels or levels_of(features, *ones)
     output = in_memory(poisoned(*weights.shape[:2], features[0].shape[2], dtype=dtype or features[0].dtype))
     absent = not offsets.any() and random.random() < 0.5
-    given = points, lidar2img, weights, None if absent else offsets, options_of(args), output
+    given = points, lidar2img, weights, None if absent else offsets, options_of(args), output, tactic
     assert kernels("camera_sample", levels, len(levels.value), *given), describe(args)
     return output
 
@@ -193,6 +197,25 @@ def test_many_queries(kernels: Kernels, sizes: dict, dtype: torch.dtype) -> None
     kernels.launched()
     check(kernels, ([f.to(dtype) for f in features], *rest))
     assert "camera_sample_planes_kernel" in kernels.launched()
+
+
+KERNELS = {1: "camera_sample_kernel", 2: "camera_sample_kernel", 3: "camera_sample_planes_kernel"}
+
+
+@DTYPES
+@pytest.mark.parametrize("tactic", KERNELS)
+def test_each_tactic(kernels: Kernels, tactic: int, dtype: torch.dtype) -> None:
+    """Asked for where it is valid, whatever it costs; where maps are NCHW, there are no vectors."""
+    kernels.multiprocessors(random.choice([2, 40, 132]))
+    levels = [(random.randint(2, 9), random.randint(2, 9)) for _ in range(random.randint(1, 4))]
+    features, *rest = node_args(case(levels, (101, 53), queries=random.randint(257, 300), channels=24, cams=2))
+    if tactic == 1:
+        features = [f.flatten(0, 1).to(memory_format=torch.channels_last).unflatten(0, f.shape[:2]) for f in features]
+    rest[2] = rest[2].to(dtype)
+    args = [f.to(dtype) for f in features], *rest
+    kernels.launched()
+    compare(sampled(kernels, args, tactic=tactic), reference(*precise(args)), describe(args))
+    assert KERNELS[tactic] in kernels.launched()
 
 
 def test_strides_of_axes_of_one(kernels: Kernels) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from svexport.ops.deform_conv2d import OP
 from tests.emulation import Kernels, Memory, Structure, emulated, in_memory, poisoned
 
-pytestmark = emulated("deform_conv2d", "matmul", "permute")
+pytestmark = emulated("deform_conv2d", "packing", "matmul", "permute")
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -184,7 +184,7 @@ def test_operator(kernels: Kernels, channels: int, groups: int, offset_groups: i
     )
     output = poisoned(*expected.shape, dtype=dtype)
     memory = Memory.of(kernels.bytes("deform_conv2d_workspace", x, case.offset, weight, case.structure))
-    arguments = x, case.offset, weight, bias, case.mask, output, case.structure, memory
+    arguments = x, case.offset, weight, bias, case.mask, output, case.structure, random.choice([0, 1, 2]), memory
     shown = f"{case.shown} {x.stride()} weight {tuple(weight.shape)} {weight.stride()}"
     assert kernels("deform_conv2d", *arguments), shown
     compare(output, expected, shown, 3)

@@ -418,6 +418,19 @@ def test_gradients_that_are_asked_for() -> None:
         torch.testing.assert_close(alone, every[chosen], rtol=1e-5, atol=1e-5)
 
 
+@every_dtype
+@pytest.mark.parametrize("tactic", [1, 2, 3])
+def test_each_tactic_is_the_reference(tactic: int, dtype: torch.dtype) -> None:
+    """Whatever it costs; where a layout has no such tactic, the cheapest runs."""
+    torch.ops.svexport._force_tactic("camera_sample", tactic)
+    try:
+        for sizes in ({**DETR3D, "queries": 300}, {**SEED, "queries": 700, "channels": 24, "batch": 2}):
+            args = cast(node_args(case(**sizes)), dtype)
+            check((*args[:3], args[3].to(dtype), *args[4:]))
+    finally:
+        torch.ops.svexport._force_tactic("camera_sample", 0)
+
+
 def test_gradients_of_offsets_that_broadcast() -> None:
     args = node_args(case(**{**STREAM, "queries": 5}))
     for shape in ((1, 1, 1, 3), (1, 5, 1, 3), (1, 1, 13, 3)):

@@ -84,6 +84,20 @@ def test_is_the_reference(sizes: dict, layout: torch.memory_format, dtype: torch
     check_kernel(OP, tuple(args))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("tactic", [1, 2])
+def test_each_tactic_is_the_reference(tactic: int, dtype: torch.dtype) -> None:
+    torch.ops.svexport._force_tactic("deform_conv2d", tactic)
+    try:
+        for sizes in SHAPES:
+            for layout in (torch.contiguous_format, torch.channels_last):
+                args = case(**sizes, dtype=dtype)
+                args[0] = args[0].to(memory_format=layout)
+                check_kernel(OP, tuple(args), gradients=False)
+    finally:
+        torch.ops.svexport._force_tactic("deform_conv2d", 0)
+
+
 @pytest.mark.parametrize("strange", [math.nan, math.inf, -math.inf, 1e30, -1e30, 3e9])
 def test_a_strange_offset_reads_zero(strange: float) -> None:
     args = case(channels=32)

@@ -88,7 +88,7 @@ def check(equation: str, operands: list[Tensor], kernel: bool = True) -> None:
         (6, 1, 140, 61, 25, 41),
         (8, 8, 40, 75, 25, 25),
         (3, 3, 140, 40, 27, 27),
-        # So many sums that each is a warp's: tiles of several runs of few rows, and parts of a sum, too.
+        # So many sums that there are few rows for each.
         (3, 8, 200, 60, 22, 22),
         (1, 8, 255, 217, 27, 27),
         (62, 3, 97, 11, 25, 25),

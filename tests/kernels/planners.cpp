@@ -6,6 +6,8 @@
 #include <string>
 
 #include "add_bias_residual_layer_norm/tactics.h"
+#include "camera_sample/tactics.h"
+#include "deform_conv2d/tactics.h"
 #include "ms_deform_attn/tactics.h"
 #include "tuned.h"
 
@@ -140,6 +142,62 @@ std::string check_ms_deform(const ms_deform::Problem& p, const ms_deform::Tactic
   return {};
 }
 
+camera::Problem random_camera(Random& random) {
+  camera::Problem p;
+  p.images = random.magnitude(1000);
+  p.queries = random.magnitude(1e5);
+  p.points = random.magnitude(100);
+  p.levels = random.among(1, 8);
+  p.channels = random.chance(0.05) ? 0 : random.magnitude(1e5);
+  p.item_size = random.chance(0.5) ? 2 : 4;
+  p.vectors = p.channels % (16 / p.item_size) == 0 && random.chance(0.7);
+  p.planes = random.chance(0.5);
+  return p;
+}
+
+std::string check_camera(const camera::Problem& p, const camera::Tactic& t, const Launch& l, const Gpu& gpu) {
+  if (t.kernel == camera::Kernel::kPlanes) {
+    const camera::Parts parts(p, gpu);
+    if (!p.planes) return "reads planes that are none";
+    if (l.blocks() * camera::kPlaneChannels < p.channels) return "leaves channels out";
+    if (parts.at_once << t.row_shift > camera::kPlaneThreads) return "has more queries at once than threads";
+    if ((parts.count - 1) * parts.at_once >= p.queries) return "has blocks without queries";
+    return {};
+  }
+  if (t.kernel == camera::Kernel::kVectors && !p.vectors) return "reads vectors that are none";
+  if ((1 << t.row_shift) > l.threads()) return "has more threads for a sample than a block";
+  const int of_thread = t.kernel == camera::Kernel::kVectors ? 16 / p.item_size : 1;
+  if (t.chunk != of_thread << t.row_shift) return "has threads without channels";
+  if (l.blocks() < p.queries || l.grid_y < p.images) return "leaves queries out";
+  if (int64_t{l.grid_z} * t.chunk < p.channels || (l.grid_z - 1) * int64_t{t.chunk} > p.channels) return "channels";
+  return {};
+}
+
+deform::Problem random_deform_conv2d(Random& random) {
+  deform::Problem p;
+  p.images = random.magnitude(100);
+  p.pixels = random.magnitude(1e6);
+  p.taps = random.magnitude(100);
+  p.offset_groups = random.magnitude(200);
+  p.channels = p.offset_groups * random.magnitude(100);
+  p.input_bytes = p.images * p.pixels * p.channels * 2;
+  p.packed = random.chance(0.3);
+  p.runs = p.packed || random.chance(0.7);
+  p.planes = random.chance(0.9);
+  return p;
+}
+
+std::string check_deform_conv2d(const deform::Problem& p, const deform::Tactic& t, const Launch& l, const Gpu&) {
+  const bool packed = t.kernel == deform::Kernel::kPacked;
+  if (!packed && !p.planes) return "cannot count the elements of an image";
+  if (l.blocks() * (packed ? deform::kPixels : l.threads()) < p.images * p.pixels) return "leaves pixels out";
+  const int64_t each = p.channels / p.offset_groups;
+  const int64_t channels = packed      ? l.grid_y / p.taps * deform::kOffsetGroups * each
+                           : each == 1 ? int64_t{l.grid_z} * deform::together(p)
+                                       : l.grid_z / p.offset_groups * deform::together(p) * p.offset_groups;
+  return channels < p.channels ? "leaves channels out" : "";
+}
+
 template <class Problem, class Figures, class Make, class Check>
 std::string try_one(const char* op, Random& random, const Gpu* gpus, const char* const* names, int count,
                     const Make& make, const Check& check) {
@@ -168,6 +226,14 @@ extern "C" int64_t check_planners(const svexport::Gpu* gpus, const char* const* 
   for (int64_t i = 0; i < problems; ++i) {
     std::string found = try_one<norm::Problem, norm::Figures>("add_bias_residual_layer_norm", random, gpus, names, count,
                                                               random_norm, check_norm);
+    if (found.empty()) {
+      found = try_one<camera::Problem, camera::Figures>("camera_sample", random, gpus, names, count, random_camera,
+                                                        check_camera);
+    }
+    if (found.empty()) {
+      found = try_one<deform::Problem, deform::Figures>("deform_conv2d", random, gpus, names, count,
+                                                        random_deform_conv2d, check_deform_conv2d);
+    }
     if (found.empty()) {
       found = try_one<ms_deform::Problem, ms_deform::Figures>("ms_deform_attn", random, gpus, names, count,
                                                               random_ms_deform, check_ms_deform);

@@ -76,6 +76,41 @@ def test_known_choices_of_deformable_attention(problem: dict[str, int], expected
         assert (constants["width"], constants["lanes"]) == expected
 
 
+@pytest.mark.parametrize(
+    ("problem", "expected"),
+    [
+        ({"queries": 900, "levels": 4}, "planes"),  # detr3d
+        ({"queries": 512, "levels": 4}, "planes"),
+        ({"queries": 900, "levels": 1}, "channels"),
+        ({"queries": 300, "levels": 4, "images": 4}, "channels"),
+        ({"queries": 200, "levels": 4}, "channels"),
+        ({"queries": 900, "levels": 4, "planes": 0, "vectors": 1}, "vectors"),
+        ({"queries": 900, "levels": 4, "planes": 0, "channels": 250}, "channels"),
+    ],
+)
+def test_known_choices_of_camera_sample(problem: dict[str, int], expected: str) -> None:
+    """As they were measured on an H200."""
+    problem = {"channels": 256, "item_size": 2, "planes": 1, **problem}
+    assert planner.plan("camera_sample", GPUS["h200"], **problem).chosen.constants["kernel"] == expected
+
+
+@pytest.mark.parametrize(
+    ("problem", "expected"),
+    [
+        ({"pixels": 58 * 100}, "packed"),
+        ({"pixels": 29 * 50}, "planes"),
+        ({"pixels": 29 * 50, "packed": 1}, "packed"),
+        ({"pixels": 58 * 100, "channels": 64, "offset_groups": 64, "runs": 0}, "planes"),
+        ({"pixels": 29 * 50, "planes": 0}, "packed"),
+    ],
+)
+def test_known_choices_of_deform_conv2d(problem: dict[str, int], expected: str) -> None:
+    """As they were measured on an H200, of half types."""
+    problem = {"channels": 256, "taps": 9, **problem}
+    problem["input_bytes"] = 2 * problem["pixels"] * problem["channels"]
+    assert planner.plan("deform_conv2d", GPUS["h200"], **problem).chosen.constants["kernel"] == expected
+
+
 def test_rows_that_a_small_gpu_has_no_memory_for_go_another_way() -> None:
     """The gradient of 8192 columns keeps 160 KB of sums on an H100; a Turing has 64."""
     problem = {"rows": 2000, "columns": 8192, "item_size": 2, "backward": 1}

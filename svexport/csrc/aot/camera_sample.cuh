@@ -3,7 +3,7 @@
 #define SVEXPORT_BY &
 
 #include "aot.cuh"
-#include "camera_sample.cu"
+#include "camera_sample/queries.cuh"
 
 namespace svexport::aot {
 

@@ -157,6 +157,17 @@ cudaError_t dispatch_float(DType dtype, F&& f) {
   }
 }
 
+// The same of any type, by its size.
+template <class F>
+cudaError_t dispatch_size(int64_t bytes, F&& f) {
+  switch (bytes) {
+    case 1: return f(static_cast<int8_t*>(nullptr));
+    case 2: return f(static_cast<int16_t*>(nullptr));
+    case 4: return f(static_cast<int32_t*>(nullptr));
+    default: return f(static_cast<int64_t*>(nullptr));
+  }
+}
+
 // The element type in such a function: `using T = element_t<decltype(p)>;`
 template <class Pointer>
 using element_t = std::remove_cv_t<std::remove_pointer_t<Pointer>>;

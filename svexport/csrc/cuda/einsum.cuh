@@ -111,11 +111,6 @@ struct Einsum {
   Divider per_tile, per_block;  // warps that share a tile, one or one for each of M; blocks that have `span` tiles between them
   int count, groups_each;       // of M, and groups of columns, that a warp does
   int span, each, more;         // each: tiles of a block; more: blocks that have another one
-  // Of many_kernel:
-  int64_t outer;       // O
-  Divider per_part;    // parts
-  int runs;            // of rows of a tile, each of one of O
-  int x_begin, x_run;  // bytes of a stage in front of rows of x, and of those of a run
 };
 
 // One of so many equal parts of 0, 1, .., count - 1.

@@ -9,19 +9,20 @@ namespace svexport::einsum {
 template <int J>
 constexpr int kSumPitch = J % 2 ? 8 * J : 8 * J + 8;
 
-// The sums of a warp, 16 * I of K times V from kv0 on, by products of floats, one after the other, from device memory.
-// for_rows: calls a function with what rows are of and which; put: takes those of a lane of each eight.
-template <class T, int I, int J, class ForRows, class Put>
-__device__ __forceinline__ void exact(const Einsum& a, uint32_t s, int of_k, int kv0, ForRows&& for_rows, Put&& put) {
+// The sums of a warp, 16 * I of K times V from kv0 on, by products of floats, one after the other, from device memory:
+// of its tiles in `range`, to (16 * I, kSumPitch) in shared memory.
+template <class T, int I, int J>
+__device__ __forceinline__ void exact(const Einsum& a, uint32_t s, int of_k, int kv0, const Range& range, float* to) {
   const int lane = threadIdx.x % 32, V = a.x.width, W = a.z.width;
   for (int i = 0; i < 2 * I; ++i) {
     const int at = min(kv0 + i * 8 + lane / 4, a.x.count * V - 1);
     float sums[2 * J] = {};
-    for_rows([&](int64_t outer, int64_t first, int rows) {
-      const T* x = a.x.at<const T>(s, outer, of_k + at / V, first) + at % V;
-      const T* z = a.z.at<const T>(s, outer, 0, first);
+    for (int tile = range.begin + threadIdx.x / 32; tile < range.end; tile += blockDim.x / 32) {
+      const Place place(a, tile);
+      const T* x = a.x.at<const T>(s, place.outer, of_k + at / V, place.first) + at % V;
+      const T* z = a.z.at<const T>(s, place.outer, 0, place.first);
 #pragma unroll 4
-      for (int row = 0; row < rows; ++row) {
+      for (int row = 0; row < place.rows; ++row) {
         const float left = to_float(x[row * V]);
 #pragma unroll
         for (int j = 0; j < 2 * J; ++j) {
@@ -29,27 +30,30 @@ __device__ __forceinline__ void exact(const Einsum& a, uint32_t s, int of_k, int
           sums[j] = fmaf(left, to_float(z[row * W + w]), sums[j]);
         }
       }
-    });
-    put(i, sums);
+    }
+#pragma unroll
+    for (int j = 0; j < J; ++j) {
+      store(to + (i * 8 + lane / 4) * kSumPitch<J> + j * 8 + lane % 4 * 2, Vec<float, 2>{sums[2 * j], sums[2 * j + 1]});
+    }
   }
 }
 
-// sums += products of a tile's rows of x, of which a lane has the elements at `offsets`, and of z, 8 * J columns. of_x,
-// of_z: where each of a lane's eight rows begins.
-template <class T, int I, int J, class OfX, class OfZ>
+// sums += products of a tile's rows of x, V wide, of which a lane has the elements at `offsets`, and of z, 8 * J columns
+// of W. A lane has eight rows.
+template <class T, int I, int J>
 __device__ __forceinline__ void add_tile(float (&sums)[I][J][4], const char* x, const char* z, const int (&offsets)[2 * I],
-                                         OfX&& of_x, OfZ&& of_z) {
+                                         int V, int W) {
   constexpr int E = kEach<T>, kSize = sizeof(T), kSums = I * J * 4;
-  const int group = threadIdx.x % 32 / 4;
+  const int group = threadIdx.x % 32 / 4, row = threadIdx.x % 4 * 8;
   float part[I][J][4] = {};  // tensor cores cut off what does not fit into a long sum, the additions below round
 #pragma unroll
   for (int step = 0; step < kRows / (4 * E); ++step) {
     Fragment<T> r[J];
 #pragma unroll
     for (int j = 0; j < J; ++j) {
-      T of[E];
+      T of[E];  // behind the columns it is x, and not used
 #pragma unroll
-      for (int e = 0; e < E; ++e) of[e] = element<T>(z + of_z(step * E + e) + (j * 8 + group) * kSize);  // or x, not used
+      for (int e = 0; e < E; ++e) of[e] = element<T>(z + ((row + step * E + e) * W + j * 8 + group) * kSize);
       r[j].set(of, true);
     }
 #pragma unroll
@@ -59,7 +63,7 @@ __device__ __forceinline__ void add_tile(float (&sums)[I][J][4], const char* x, 
       for (int h = 0; h < 2; ++h) {
         T of[E];
 #pragma unroll
-        for (int e = 0; e < E; ++e) of[e] = element<T>(x + of_x(step * E + e) + offsets[2 * i + h]);
+        for (int e = 0; e < E; ++e) of[e] = element<T>(x + (row + step * E + e) * V * kSize + offsets[2 * i + h]);
         l[h].set(of);
       }
       multiply(part[i], l[0], l[1], r);
@@ -134,9 +138,7 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
       clear_last<T>(x, a.x, count, place.rows * V * kSize);
       __syncwarp();
     }
-    add_tile<T>(
-        sums, x, z, offsets, [&](int i) { return (pair * 8 + i) * V * kSize; },
-        [&](int i) { return (pair * 8 + i) * W * kSize; });
+    add_tile<T>(sums, x, z, offsets, V, W);
     __syncwarp();  // until all have read the tile
     fetch_tile(tile + a.stages * warps, stage);
   }
@@ -157,18 +159,7 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
   if (__builtin_expect(__any_sync(0xffffffffu, !(zero == 0.0f)), 0)) {
     // The range is found again where registers are short.
     const Range mine = kSmallBound<T, I, J> > kSmallWarps * 32 ? Range(a.tiles, blockIdx.x, gridDim.x) : range;
-    const auto for_rows = [&](auto&& f) {
-      for (int tile = mine.begin + warp; tile < mine.end; tile += warps) {
-        const Place place(a, tile);
-        f(place.outer, place.first, place.rows);
-      }
-    };
-    exact<T, I, J>(a, s, of_k, kv0, for_rows, [&](int i, const float (&row)[2 * J]) {
-#pragma unroll
-      for (int j = 0; j < J; ++j) {
-        store(mine_at + (i * 8 + group) * kSumPitch<J> + j * 8 + pair * 2, Vec<float, 2>{row[2 * j], row[2 * j + 1]});
-      }
-    });
+    exact<T, I, J>(a, s, of_k, kv0, mine, mine_at);
   }
   __syncthreads();
   const int size = min(16 * I, kv - kv0) * ceil_div(W, kTogether);

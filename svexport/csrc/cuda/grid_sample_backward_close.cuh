@@ -16,8 +16,7 @@ __device__ __forceinline__ float read_once_if(const float* p, bool there) {
   return x;
 }
 
-// Points of a tile: a lane takes a column, or where an image is enlarged 2 x 2.
-constexpr int kCloseAcross = 32, kCloseDown = 2, kEnlargedAcross = 64;
+constexpr int kCloseAcross = 32, kCloseDown = 2;  // points of a tile: a lane takes a column
 
 // The image, of which n, channel c, pixel p lie at n * image + c * channel + p * pixel, and how the work is divided.
 struct Close {
@@ -32,14 +31,14 @@ struct Close {
   int64_t row, below;  // from pixels and points to those below
 
   // point, plane: from a point and a channel of the output's gradient to the next; enough: tiles that are not shared.
-  Close(const Space& s, const Tensor& input, int64_t point, int64_t plane, float* output, int tile_across, int enough)
+  Close(const Space& s, const Tensor& input, int64_t point, int64_t plane, float* output, int enough)
       : input(static_cast<const float*>(input.data)),
         image(input.strides[0]),
         channel(input.strides[1]),
         output(output),
         down(s.points / s.across.d),
-        across(ceil_div<int>(s.across.d, tile_across)),
-        tiles(tiles_of(s, tile_across)) {
+        across(ceil_div<int>(s.across.d, kCloseAcross)),
+        tiles(static_cast<int>(across.d) * ceil_div(down, kCloseDown)) {
     const int64_t all = tiles * input.sizes[0];
     while (log_tiles() > 0 && (2 << shift) <= input.sizes[1] && all << shift < enough) ++shift;
     Space::evenly_spaced(input, 2, input.rank - 1, pixel);
@@ -48,10 +47,6 @@ struct Close {
     step[2] = static_cast<int64_t>(s.size[0]) * s.size[1] << shift;
     row = s.size[0] * pixel;
     below = s.across.d * point;
-  }
-  static int tiles_of(const Space& s, int tile_across) {
-    const int across = s.across.d;
-    return ceil_div(across, tile_across) * ceil_div<int>(s.points / across, kCloseDown);
   }
   // A block has 1 << log_tiles() of them.
   __host__ __device__ int log_tiles() const { return 3 - shift; }
@@ -284,171 +279,11 @@ __device__ __forceinline__ void add_close(const Space& s, int n, const Close& cl
   }
 }
 
-// The same of an image that is enlarged, about two points a pixel along both axes: 2 x 2 of a lane are in the same
-// pixels, or in those beside. If rows of points are rows of pixels, an atomic is left of every pixel that they add to.
-template <int PADDING>
-__device__ __forceinline__ void add_enlarged(const Space& s, int n, const Close& close, const Gradient<float>& grad,
-                                             const AnyFloat& grad_grid, int channels) {
-  constexpr int kPoints = 4, kNowhere = INT_MIN / 2;  // row by row
-  const int parts = close.parts(), part = close.part(), lane = threadIdx.x % 32;
-  const int width = s.size[0], height = s.size[1], across = s.across.d, down = close.down, blocks = close.blocks();
-  const int64_t pixels = static_cast<int64_t>(width) * height;
-  for (int block = blockIdx.x; block < blocks; block += gridDim.x) {
-    uint32_t tile_y = close.tile(block);
-    const int x = close.across.split(tile_y) * kEnlargedAcross + 2 * lane, y = tile_y * kCloseDown;
-    const auto valid = [&](int k) { return x + k % 2 < across && y + k / 2 < down; };
-    int column[kPoints], line[kPoints];  // of the upper left pixel
-    float position[kPoints][2], sum[kPoints][2] = {};
-    bool any[kPoints], idle = true, regular = true;
-    {
-      int64_t offset[kPoints];
-      float coordinate[kPoints][3];
-#pragma unroll
-      for (int k = 0; k < kPoints; ++k) {  // of points that are not there, those beside them
-        offset[k] = n * s.grid_image + min(x + k % 2, across - 1) * s.grid_stride[0] +
-                    min(y + k / 2, down - 1) * s.grid_stride[1];
-      }
-      read_coordinates<2>(s, offset, coordinate);
-#pragma unroll
-      for (int k = 0; k < kPoints; ++k) {
-        Pixels<2> axis[2];
-#pragma unroll
-        for (int a = 0; a < 2; ++a) {
-          axis[a] = ::svexport::pixels<2>(coordinate[k][a], a, 2, s, PADDING == kAnyPadding ? s.padding : PADDING);
-        }
-        any[k] = valid(0) && (axis[0].inside[0] || axis[0].inside[1]) && (axis[1].inside[0] || axis[1].inside[1]);
-        column[k] = axis[0].first;
-        line[k] = axis[1].first;
-        for (int a = 0; a < 2; ++a) position[k][a] = any[k] ? axis[a].weight[1] : 0.0f;
-        idle = idle && !any[k];
-        regular = regular && any[k];
-      }
-    }
-    const bool shifted = column[1] != column[0];
-    regular = regular && column[2] == column[0] && column[3] == column[1] && line[1] == line[0] && line[3] == line[2] &&
-              column[1] - column[0] == static_cast<int>(shifted);
-    const int leader = max(__ffs(__ballot_sync(~0u, !idle)) - 1, 0);
-    const int top = __shfl_sync(~0u, line[0], leader), lower = __shfl_sync(~0u, line[2], leader);
-    const bool stepped = lower != top;
-    const bool even = __all_sync(~0u, idle || (regular && line[0] == top && line[2] == lower &&
-                                               lower - top == static_cast<int>(stepped)));
-    const int64_t first = static_cast<int64_t>(y) * across + x;
-    const float* g_at = grad.data + n * grad.image + part * grad.channel + first * grad.point;
-    const float* source = close.input + n * close.image + part * close.channel;
-    float* target = close.output + (static_cast<int64_t>(n) * channels + part) * pixels;
-    if (even) {
-      const int left = idle ? kNowhere : column[0];
-      const bool hands = __shfl_down_sync(~0u, left, 1) == left + 1 && lane < 31;  // all but its first column
-      const bool takes = __shfl_up_sync(~0u, static_cast<int>(hands), 1) && lane > 0;
-      bool inside[3], rows[3];
-#pragma unroll
-      for (int i = 0; i < 3; ++i) {
-        inside[i] = !idle && static_cast<uint32_t>(column[0] + i) < static_cast<uint32_t>(width) && (i < 2 || shifted);
-        rows[i] = static_cast<uint32_t>(top + i) < static_cast<uint32_t>(height) && (i < 2 || stepped);
-      }
-      source += (top * width + column[0]) * close.pixel;
-      target += top * width + column[0];
-#pragma unroll 1
-      for (int c = part; c < channels; c += parts) {
-        float g[kPoints], pixel[3][3], sums[3][3] = {};
-#pragma unroll
-        for (int k = 0; k < kPoints; ++k) {
-          g[k] = read_once_if(g_at + k / 2 * close.below + k % 2 * grad.point, !idle && valid(k));
-        }
-        const float* from = source;
-#pragma unroll
-        for (int i = 0; i < 3; ++i, from += close.row) {
-#pragma unroll
-          for (int j = 0; j < 3; ++j) {
-            pixel[i][j] = read_once_if(from + j * close.pixel, rows[i] && inside[j] && grad_grid.data);
-          }
-        }
-        wait_for_previous();  // which the reads need not
-        start_next();
-        const auto add_point = [&](auto index, auto first) {
-          constexpr int k = index.value, i = first.value;
-          const bool right = k % 2 && shifted;
-          add_slopes(sum[k], position[k], g[k], right ? pixel[i][1] : pixel[i][0], right ? pixel[i][2] : pixel[i][1],
-                     right ? pixel[i + 1][1] : pixel[i + 1][0], right ? pixel[i + 1][2] : pixel[i + 1][1]);
-#pragma unroll
-          for (int below = 0; below < 2; ++below) {
-            const float scaled = g[k] * (below ? position[k][1] : 1 - position[k][1]);
-            const float from_left = scaled * (1 - position[k][0]), from_right = scaled * position[k][0];
-            float(&to)[3] = sums[i + below];
-            to[0] += right ? 0.0f : from_left;
-            to[1] += right ? from_left : from_right;
-            to[2] += right ? from_right : 0.0f;
-          }
-        };
-        add_point(std::integral_constant<int, 0>(), std::integral_constant<int, 0>());
-        add_point(std::integral_constant<int, 1>(), std::integral_constant<int, 0>());
-        if (stepped) {
-          add_point(std::integral_constant<int, 2>(), std::integral_constant<int, 1>());
-          add_point(std::integral_constant<int, 3>(), std::integral_constant<int, 1>());
-        } else {
-          add_point(std::integral_constant<int, 2>(), std::integral_constant<int, 0>());
-          add_point(std::integral_constant<int, 3>(), std::integral_constant<int, 0>());
-        }
-        float* to_row = target;
-#pragma unroll
-        for (int i = 0; i < 3; ++i, to_row += width) {
-          if (!rows[i]) continue;
-          float(&of)[3] = sums[i];
-          const float right = __shfl_up_sync(~0u, of[2], 1);
-          if (takes) of[1] += right;
-          const float middle = __shfl_up_sync(~0u, of[1], 1);
-          if (takes) of[0] += middle;
-#pragma unroll
-          for (int j = 0; j < 3; ++j) add_if(to_row + j, of[j], inside[j] && (j == 0 || !hands));
-        }
-        source += close.step[0];
-        g_at += close.step[1];
-        target += close.step[2];
-      }
-    } else {
-      wait_for_previous();
-      start_next();
-#pragma unroll 1
-      for (int k = 0; k < kPoints; ++k) {
-        if (!valid(k)) continue;
-        const Point<4> point = locate<4, PADDING>(s, n, (y + k / 2) * across + x + k % 2);
-        const int stride[3] = {1, width, 0};
-        const Taps<4> taps(point, stride);
-        const float* g_from = g_at + k / 2 * close.below + k % 2 * grad.point;
-        const float* from = source;
-        float dot[4] = {}, *to = target;
-#pragma unroll 1
-        for (int c = part; c < channels; c += parts) {
-          const float g = read_once_if(g_from, true);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const bool inside = taps.offset[i] >= 0;
-            const float pixel = read_once_if(from + taps.offset[i] * close.pixel, inside && grad_grid.data);
-            if (inside) dot[i] = fmaf(g, pixel, dot[i]);
-            add_if(to + taps.offset[i], taps.weight[i] * g, inside);
-          }
-          from += close.step[0];
-          g_from += close.step[1];
-          to += close.step[2];
-        }
-        const float beside = point.axis[0].weight[1], below = point.axis[1].weight[1];
-        const float gradient[2] = {fmaf(below, dot[3] - dot[2], (1 - below) * (dot[1] - dot[0])),
-                                   fmaf(beside, dot[3] - dot[1], (1 - beside) * (dot[2] - dot[0]))};
-#pragma unroll
-        for (int i = 0; i < kPoints * 2; ++i) sum[i / 2][i % 2] = i / 2 == k ? gradient[i % 2] : sum[i / 2][i % 2];
-      }
-    }
-    if (grad_grid.data == nullptr) continue;
-    set_gradients<PADDING>(s, n, close, grad_grid, sum, valid,
-                           [&](int k) { return (y + k / 2) * across + x + k % 2; });
-  }
-}
-
 // What is done with an image, by how far apart points that follow each other are, in pixels along columns and rows.
 struct Choice {
-  float narrow, wide, tilted;  // of close points
-  bool listed;                 // of the others, those for which there are lists:
-  float turned;                // less apart along both
+  float tilted;  // of close points, at most along columns
+  bool listed;   // of the others, those for which there are lists:
+  float turned;  // less apart along both
 
   // Of image n, by a sample of as many points as the block has threads: what runs begins with.
   __device__ __forceinline__ int operator()(const Space& s, int n) const {
@@ -458,15 +293,15 @@ struct Choice {
 #pragma unroll
     for (int a = 0; a < 2; ++a) distance[a] = fabsf(x[1][a] - x[0][a]) * (s.padding == kPixels ? 1.0f : s.slope[a]);
     const auto most = [](bool is) { return 4 * __syncthreads_count(is) >= 3 * kThreads; };
-    if (most(distance[0] > narrow && distance[0] < wide && distance[1] < tilted)) return Lists::kDone;
+    if (most(distance[0] > 0.5f && distance[0] < 1.5f && distance[1] < tilted)) return Lists::kDone;
     return listed && most(!(distance[0] > 3 * turned || distance[1] > turned)) ? 0 : Lists::kScattered;
   }
 };
 
 // Images that are done, and if there is no other kernel for them those that are left. The next kernel begins when the
 // one before has ended, and can read what that chose.
-template <int PADDING, bool ENLARGED>
-__global__ void __launch_bounds__(kThreads, ENLARGED ? 3 : 4)
+template <int PADDING>
+__global__ void __launch_bounds__(kThreads, 4)
     close_kernel(Space s, Choice choice, Close close, Gradient<float> grad, AnyFloat grad_grid, int batch, int channels,
                  Left left, bool also_left) {
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
@@ -475,11 +310,7 @@ __global__ void __launch_bounds__(kThreads, ENLARGED ? 3 : 4)
       wait_for_previous();
       if (!left(n)) continue;
     }
-    if constexpr (ENLARGED) {
-      add_enlarged<PADDING>(s, n, close, grad, grad_grid, channels);
-    } else {
-      add_close<PADDING>(s, n, close, grad, grad_grid, channels);
-    }
+    add_close<PADDING>(s, n, close, grad, grad_grid, channels);
   }
   wait_for_previous();
 }

@@ -9,7 +9,6 @@
 #include "grid_sample_backward_box.cuh"
 #include "grid_sample_backward_copies.cuh"
 #include "grid_sample_backward_direct.cuh"
-#include "grid_sample_backward_linked.cuh"
 #include "grid_sample_backward_vector.cuh"
 
 namespace svexport::backward {
@@ -34,11 +33,10 @@ struct Plan {
   bool nearest_plane;  // of nearest points too,
   bool listed;         // or of bilinear points by owner_kernel, as far as these lie close together,
   bool listed_planes;  // of trilinear ones,
-  bool linked;         // of nearest points by linked_kernel,
   bool vector;         // the others by vector_kernel, else by direct_kernel,
   bool pairs;          // of bilinear points with sums of pairs of pixels
   bool copied;         // the image transposed to channels-last first
-  bool close;          // but for images whose points are close together: those by add_close or add_enlarged
+  bool close;          // but for images whose points are close together: those by close_kernel
   bool summed;         // sums in the second cache, or of few channels; others are sooner written once, by lists
   int tile;
   Lists lists;
@@ -91,8 +89,6 @@ struct Plan {
     listed = listed && !(half && channels == 1 && !sparse);
     listed_planes = input.rank == 5 && half && input_gradient && !plane && points <= 4 * pixels &&
                     points < Lists::kFull && pixels <= 256 * points && input.numel() >= (1 << 20);
-    linked = half && input_gradient && points <= std::min<int64_t>(channels - 1, 4) * pixels &&
-             input.numel() >= (1 << 20);
     // Where few channels are enlarged, neighbours add to the same pixels.
     listed = listed && !(input.item_size() == 4 && channels <= 4 && 2 * points >= 5 * pixels);
     pairs = input_gradient && !plane && !vector && !listed && 2 * points >= pixels && input.item_size() == 2 &&
@@ -114,7 +110,6 @@ struct Plan {
     } else if (close) {
       list = padded(batch * sizeof(int));
     }
-    if (linked) list = std::max(list, padded(batch * sizeof(int)));
     if (pairs) {
       sums = padded(2 * (input.numel() + input.numel() / input.sizes[input.rank - 1]) * sizeof(float));
     } else if (input_gradient && (vector || input.dtype != DType::kFloat32)) {
@@ -196,13 +191,8 @@ class Backward {
     ordered_ = output_ && deterministic;
     plane_ = output_ && !ordered_ && (TAPS == 1 ? plan.nearest_plane : plan.plane);
     add_ = output_ && !ordered_ && !plane_;
-    if (TAPS == 1) {
-      // Where many points gather on the border chains are too long.
-      listed_ = add_ && plan.linked && kLists && (s_.padding != kBorder || pixels_ / 8 >= s_.points);
-    } else {
-      listed_ = add_ && kLists && (TAPS == 4 ? plan.listed : plan.listed_planes) &&
-                s_.points * point * sizeof(T) <= UINT32_MAX;
-    }
+    listed_ = add_ && kLists && (TAPS == 4 ? plan.listed : plan.listed_planes) &&
+              s_.points * point * sizeof(T) <= UINT32_MAX;
     pairs_ = add_ && plan.pairs && kPairs && !listed_;
     chosen_ = add_ && plan.close && kChoice;
     deferred_ = listed_ || chosen_;
@@ -213,7 +203,7 @@ class Backward {
              many_tiles(s_.across.d, s_.points / s_.across.d, batch_, sizeof(T));
     char* const memory = static_cast<char*>(workspace);
     sums_ = vector_ || sizeof(T) == 2 ? static_cast<float*>(workspace) : reinterpret_cast<float*>(output_);
-    if (deferred_) lists_.in(memory + plan.sums, listed_ && TAPS > 1 ? batch_ : 0);
+    if (deferred_) lists_.in(memory + plan.sums, listed_ ? batch_ : 0);
     if (chosen_) choose_how();
     if (vector_ && plan.copied && TAPS > 1) copy_ = reinterpret_cast<T*>(memory + plan.sums + plan.list);
   }
@@ -238,7 +228,7 @@ class Backward {
  private:
   static constexpr int V = 16 / sizeof(T), kUsual = TAPS == 4 || TAPS == 8 ? kZeros : kAnyPadding;  // padding
   static constexpr bool kPairs = TAPS == 4 || TAPS == 8, kChoice = TAPS == 4 && sizeof(T) == 4;
-  static constexpr bool kLists = TAPS == 4 || (TAPS < 16 && sizeof(T) == 2);
+  static constexpr bool kLists = TAPS == 4 || (TAPS == 8 && sizeof(T) == 2);
 
   int64_t size() const { return static_cast<int64_t>(channels_) * pixels_; }  // of an image
   int64_t plane_sums() const { return pairs_ ? 2 * (static_cast<int64_t>(pixels_) + pixels_ / s_.size[0]) : pixels_; }
@@ -252,7 +242,7 @@ class Backward {
   }
 
   // The gradient of points that list() has not written.
-  AnyFloat others() const { return AnyFloat(listed_ && (TAPS == 1 || !vector_) ? Tensor{} : grad_grid_); }
+  AnyFloat others() const { return AnyFloat(listed_ && !vector_ ? Tensor{} : grad_grid_); }
 
   // Blocks for copies between layouts.
   int64_t tiles() const {
@@ -280,18 +270,13 @@ class Backward {
 
   // How close an image's points have to be, by measurement.
   void choose_how() {
-    const int64_t points = s_.points, tiles = static_cast<int64_t>(Close::tiles_of(s_, kEnlargedAcross)) * batch_;
-    // With few tiles and many channels a warp has too many of these one after the other.
-    enlarged_ = vector_ && 2 * points >= 5 * static_cast<int64_t>(pixels_) && channels_ <= 2 * tiles;
-    const float tilted = enlarged_                        ? 0.01f
-                         : boxes_                         ? 0.09f
+    const float tilted = boxes_                           ? 0.09f
                          : !vector_ && !plan_.summed      ? 0.035f
                          : channels_ < (vector_ ? 32 : 9) ? 0.25f
                                                           : 0.1f;
     const float turned = !vector_ ? INFINITY : boxes_ ? 0.8f : 0.5f;  // without vectors lists are best anyhow
-    choice_ = {enlarged_ ? 0.25f : 0.5f, enlarged_ ? 0.75f : 1.5f, tilted, listed_, turned};
-    close_.emplace(s_, input_, gradient_.point, gradient_.channel, reinterpret_cast<float*>(output_),
-                   enlarged_ ? kEnlargedAcross : kCloseAcross, 4 * few_);
+    choice_ = {tilted, listed_, turned};
+    close_.emplace(s_, input_, gradient_.point, gradient_.channel, reinterpret_cast<float*>(output_), 4 * few_);
   }
 
   // How each image's is added up is found on the device; those of close points are.
@@ -308,23 +293,16 @@ class Backward {
   // Images of close points, and without vectors those that are left.
   cudaError_t close_images() const {
     if constexpr (kChoice) {
-      const auto with = [&](auto kernel) {
-        return launch(kernel, dim3(std::min(close_->blocks(), few_), 1, images_), kThreads, 0, stream_, true, s_,
-                      choice_, *close_, gradient_, AnyFloat(grad_grid_), batch_, channels_, left_, !vector_);
-      };
-      if (enlarged_) {
-        return s_.padding == kZeros ? with(close_kernel<kZeros, true>) : with(close_kernel<kAnyPadding, true>);
-      }
-      return s_.padding == kZeros ? with(close_kernel<kZeros, false>) : with(close_kernel<kAnyPadding, false>);
+      return launch(s_.padding == kZeros ? close_kernel<kZeros> : close_kernel<kAnyPadding>,
+                    dim3(std::min(close_->blocks(), few_), 1, images_), kThreads, 0, stream_, true, s_, choice_, *close_,
+                    gradient_, AnyFloat(grad_grid_), batch_, channels_, left_, !vector_);
     }
     return cudaErrorNotSupported;
   }
 
   // Lists of points, and what pixels these make. With boxes, or without vectors, the gradient of the points too.
   cudaError_t list() {
-    if constexpr (TAPS == 1 && kLists) {
-      return link();
-    } else if constexpr (kLists) {
+    if constexpr (kLists) {
       return s_.padding == kUsual ? list<kUsual>() : list<kAnyPadding>();
     }
     return cudaErrorNotSupported;
@@ -354,24 +332,6 @@ class Backward {
       }
     }
     return status;
-  }
-
-  // The points of each pixel, and what these make of it.
-  cudaError_t link() {
-    const Chains chains(sums_, lists_.runs, batch_, pixels_);
-    const int64_t cleared = batch_ * (static_cast<int64_t>(pixels_) + 1);
-    zero_kernel<<<limited(ceil_div<int64_t>(cleared, 4 * kThreads)), kThreads, 0, stream_>>>(
-        reinterpret_cast<float*>(chains.heads), 1, cleared, Left());
-    left_ = {chains.runs, 0, false};
-    cudaError_t status = launch(link_kernel, dim3(ceil_div(s_.points, kThreads), 1, images_), kThreads, 0, stream_,
-                                true, s_, Dense(s_, 1), chains, AnyFloat(grad_grid_), batch_, pixels_);
-    if (status != cudaSuccess) return status;
-    const int64_t blocks = ceil_div<int64_t>(pixels_, 2 * kThreads), enough = 2 * few_;
-    int chunk = channels_;
-    while (chunk >= 8 && blocks * ceil_div(channels_, chunk) * images_ < enough) chunk = ceil_div(chunk, 8) * 4;
-    const bool pairs = pixels_ % 2 == 0 && reinterpret_cast<uintptr_t>(output_) % (2 * sizeof(T)) == 0;
-    return launch(linked_kernel<T>, dim3(blocks, ceil_div(channels_, chunk), images_), kThreads, 0, stream_, true,
-                  chains, gradient_, output_, batch_, channels_, pixels_, s_.points, chunk, pairs);
   }
 
   // Sums of images that are left, if they are not cleared already.
@@ -473,12 +433,6 @@ class Backward {
   cudaError_t points() const {
     float* const sums = add_ ? sums_ : nullptr;
     const bool early = short_chain_ || deferred_ || plane_;
-    if constexpr (TAPS == 1 && sizeof(T) == 2) {
-      if (listed_) {
-        return launch(crowded_kernel<T>, few_, kThreads, 0, stream_, true, s_, Dense(s_, 1), gradient_, sums_, batch_,
-                      channels_, pixels_, left_);
-      }
-    }
     if constexpr (kPairs && sizeof(T) == 4) {
       // One channel is sooner added up than handed on; with more threads for a point warps are not of neighbours.
       if (add_ && (TAPS == 8 || channels_ > 1) && sharing() <= 3) return direct<kNeighbourSums>(sums, others(), early);
@@ -517,7 +471,6 @@ class Backward {
   bool add_;       // or by atomics:
   bool listed_, pairs_, boxes_;
   bool chosen_;       // how, on the device,
-  bool enlarged_;     // where points are closer together than pixels:
   Choice choice_{};
   std::optional<Close> close_;
   bool deferred_;     // until then kernels may find nothing to do

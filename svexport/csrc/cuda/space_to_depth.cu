@@ -12,80 +12,54 @@ struct Strides {
   int64_t n, c, h;
 };
 
-// A thread takes 2 * N pixels of a row apart, or puts them together: the even ones and the odd ones of its columns.
-template <class T, int N, bool kInverse>
-__global__ void __launch_bounds__(256) rows_kernel(T* image, Strides image_strides, T* depth, Strides depth_strides,
-                                                   uint32_t count, int channels, Divider vectors, Divider height,
-                                                   Divider c) {
-  uint32_t i = blockIdx.x * 256u + threadIdx.x;
-  if (i >= count) return;
-  const int64_t x = static_cast<int64_t>(vectors.split(i)) * N;
-  const int64_t row = height.split(i);
-  const int64_t channel = c.split(i);
-  const int64_t n = i;
-  image += n * image_strides.n + channel * image_strides.c + row * image_strides.h + 2 * x;
-  depth += n * depth_strides.n + (row % 2 * channels + channel) * depth_strides.c + row / 2 * depth_strides.h + x;
-  T* odd_depth = depth + 2 * channels * depth_strides.c;
-  Vec<T, N> first, second, even, odd;
-  if constexpr (kInverse) {
-    even = load<T, N>(depth);
-    odd = load<T, N>(odd_depth);
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      (2 * k < N ? first : second).at[2 * k % N] = even.at[k];
-      (2 * k + 1 < N ? first : second).at[(2 * k + 1) % N] = odd.at[k];
-    }
-    store<T, N>(image, first);
-    store<T, N>(image + N, second);
-  } else {
-    first = load<T, N>(image);
-    second = load<T, N>(image + N);
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      even.at[k] = (2 * k < N ? first : second).at[2 * k % N];
-      odd.at[k] = (2 * k + 1 < N ? first : second).at[(2 * k + 1) % N];
-    }
-    store<T, N>(depth, even);
-    store<T, N>(odd_depth, odd);
-  }
-}
+// Rows of an image and of depth, N pixels of the latter at a time.
+struct Rows {
+  Strides image, depth;
+  int64_t count;  // of such pieces
+  int channels;
+  Divider pieces, height, c;  // of a row; rows of a channel; channels of an image
+};
 
-constexpr int kPairs = 4, kNarrow = 48;  // half rows of fewer are a pair a thread
-
-// The same in pairs, for rows of depth that are not aligned: a warp takes 32 * kPairs of a row, all read before the first
-// is written.
-template <class T, bool kInverse>
-__global__ void __launch_bounds__(256) pairs_kernel(T* image, Strides image_strides, T* depth, Strides depth_strides,
-                                                    uint32_t count, int channels, int half_width, Divider pieces,
-                                                    Divider height, Divider c) {
-  uint32_t i = blockIdx.x * 8u + threadIdx.x / 32;
-  if (i >= count) return;
-  const int x = static_cast<int>(pieces.split(i)) * 32 * kPairs + threadIdx.x % 32;
-  const int64_t row = height.split(i);
-  const int64_t channel = c.split(i);
-  const int64_t n = i;
-  image += n * image_strides.n + channel * image_strides.c + row * image_strides.h;
-  depth += n * depth_strides.n + (row % 2 * channels + channel) * depth_strides.c + row / 2 * depth_strides.h;
-  T* odd_depth = depth + 2 * channels * depth_strides.c;
-  Vec<T, 2> pairs[kPairs];
+// A thread takes U times 2 * N pixels of a row apart, or puts them together: the even ones and the odd ones of its columns.
+// All are read before the first is written.
+template <class T, int N, int U, bool kInverse>
+__global__ void __launch_bounds__(256) rows_kernel(T* image, T* depth, const __grid_constant__ Rows a) {
+  constexpr int kTogether = 2 * N * sizeof(T) <= 16 ? 2 * N : N, kAccesses = 2 * N / kTogether;  // of the image
+  Vec<T, kTogether> both[U][kAccesses];
+  Vec<T, N> even[U], odd[U];
+  int64_t at_image[U], at_depth[U];
+  bool there[U];
+  const int64_t to_odd = 2 * a.channels * a.depth.c;
 #pragma unroll
-  for (int k = 0; k < kPairs; ++k) {
-    const int at = x + 32 * k;
+  for (int u = 0; u < U; ++u) {
+    const int64_t i = (blockIdx.x * static_cast<int64_t>(U) + u) * 256 + threadIdx.x;
+    there[u] = i < a.count;
+    uint32_t rest = there[u] ? static_cast<uint32_t>(i) : 0;
+    const int64_t x = static_cast<int64_t>(a.pieces.split(rest)) * N, row = a.height.split(rest), channel = a.c.split(rest);
+    at_image[u] = rest * a.image.n + channel * a.image.c + row * a.image.h + 2 * x;
+    at_depth[u] = rest * a.depth.n + (row % 2 * a.channels + channel) * a.depth.c + row / 2 * a.depth.h + x;
     if constexpr (kInverse) {
-      pairs[k] = {load_if<T, 1>(depth + at, at < half_width).at[0], load_if<T, 1>(odd_depth + at, at < half_width).at[0]};
+      even[u] = load_if<T, N>(depth + at_depth[u], there[u]);
+      odd[u] = load_if<T, N>(depth + at_depth[u] + to_odd, there[u]);
     } else {
-      pairs[k] = load_if<T, 2>(image + 2 * at, at < half_width);
+#pragma unroll
+      for (int k = 0; k < kAccesses; ++k) both[u][k] = load_if<T, kTogether>(image + at_image[u] + k * kTogether, there[u]);
     }
   }
 #pragma unroll
-  for (int k = 0; k < kPairs; ++k) {
-    const int at = x + 32 * k;
-    if (at >= half_width) return;
+  for (int u = 0; u < U; ++u) {
+#pragma unroll
+    for (int k = 0; k < 2 * N; ++k) {
+      T &of_image = both[u][k / kTogether].at[k % kTogether], &of_depth = (k % 2 ? odd : even)[u].at[k / 2];
+      (kInverse ? of_image : of_depth) = kInverse ? of_depth : of_image;
+    }
+    if (!there[u]) continue;
     if constexpr (kInverse) {
-      store<T, 2>(image + 2 * at, pairs[k]);
+#pragma unroll
+      for (int k = 0; k < kAccesses; ++k) store(image + at_image[u] + k * kTogether, both[u][k]);
     } else {
-      depth[at] = pairs[k].at[0];
-      odd_depth[at] = pairs[k].at[1];
+      store(depth + at_depth[u], even[u]);
+      store(depth + at_depth[u] + to_odd, odd[u]);
     }
   }
 }
@@ -200,74 +174,44 @@ Tensor channels_of(const Tensor& depth, int64_t c) {
   return view;
 }
 
-template <class T, int N, bool kInverse>
+// kBytes: of one access to depth.
+template <int kBytes, bool kInverse>
 cudaError_t launch_rows(const Tensor& image, const Tensor& depth, cudaStream_t stream) {
-  auto strides = [](const Tensor& t) { return Strides{t.strides[0], t.strides[1], t.strides[2]}; };
-  const int64_t vectors = depth.sizes[3] / N, count = image.numel() / (2 * N);
-  if (count > INT32_MAX) return cudaErrorNotSupported;
-  rows_kernel<T, N, kInverse><<<static_cast<int>(ceil_div<int64_t>(count, 256)), 256, 0, stream>>>(
-      static_cast<T*>(image.data), strides(image), static_cast<T*>(depth.data), strides(depth),
-      static_cast<uint32_t>(count), static_cast<int>(image.sizes[1]), Divider(vectors), Divider(image.sizes[2]),
-      Divider(image.sizes[1]));
-  return cudaGetLastError();
-}
-
-template <class T, bool kInverse>
-cudaError_t launch_pairs(const Tensor& image, const Tensor& depth, cudaStream_t stream) {
-  auto strides = [](const Tensor& t) { return Strides{t.strides[0], t.strides[1], t.strides[2]}; };
-  const int64_t pieces = ceil_div<int64_t>(depth.sizes[3], 32 * kPairs);
-  const int64_t count = image.sizes[0] * image.sizes[1] * image.sizes[2] * pieces;
-  if (count > INT32_MAX || depth.sizes[3] > INT32_MAX / 2) return cudaErrorNotSupported;
-  pairs_kernel<T, kInverse><<<static_cast<int>(ceil_div<int64_t>(count, 8)), 256, 0, stream>>>(
-      static_cast<T*>(image.data), strides(image), static_cast<T*>(depth.data), strides(depth),
-      static_cast<uint32_t>(count), static_cast<int>(image.sizes[1]), static_cast<int>(depth.sizes[3]), Divider(pieces),
-      Divider(image.sizes[2]), Divider(image.sizes[1]));
-  return cudaGetLastError();
+  return dispatch_size(image.item_size(), [&](auto* p) {
+    using T = element_t<decltype(p)>;
+    constexpr int N = std::max<int>(1, kBytes / sizeof(T)), U = N == 1 ? 4 : 1;
+    const auto strides = [](const Tensor& t) { return Strides{t.strides[0], t.strides[1], t.strides[2]}; };
+    const Rows rows{strides(image), strides(depth), image.numel() / (2 * N), static_cast<int>(image.sizes[1]),
+                    Divider(depth.sizes[3] / N), Divider(image.sizes[2]), Divider(image.sizes[1])};
+    if (rows.count > INT32_MAX) return cudaErrorNotSupported;
+    rows_kernel<T, N, U, kInverse><<<static_cast<int>(ceil_div<int64_t>(rows.count, 256 * U)), 256, 0, stream>>>(
+        static_cast<T*>(image.data), static_cast<T*>(depth.data), rows);
+    return cudaGetLastError();
+  });
 }
 
 template <bool kInverse>
 cudaError_t run(const Tensor& image, const Tensor& depth, cudaStream_t stream) {
   if (image.numel() == 0) return cudaSuccess;
   const int64_t size = image.item_size();
-  auto rows = [&](int64_t bytes) {  // of one access
-    return depth.sizes[3] * size % bytes == 0 && image.aligned(3, bytes) && depth.aligned(3, bytes);
+  const auto rows = [&](int64_t bytes) {  // of one access to depth
+    return depth.sizes[3] * size % bytes == 0 && image.aligned(3, std::min<int64_t>(2 * bytes, 16)) && depth.aligned(3, bytes);
   };
   cudaError_t status = cudaErrorNotSupported;
   if (rows(16)) {
-    switch (size) {
-      case 1: status = launch_rows<int8_t, 16, kInverse>(image, depth, stream); break;
-      case 2: status = launch_rows<int16_t, 8, kInverse>(image, depth, stream); break;
-      case 4: status = launch_rows<int32_t, 4, kInverse>(image, depth, stream); break;
-      default: status = launch_rows<int64_t, 2, kInverse>(image, depth, stream);
-    }
+    status = launch_rows<16, kInverse>(image, depth, stream);
   } else if (size <= 4 && rows(4)) {
-    switch (size) {
-      case 1: status = launch_rows<int8_t, 4, kInverse>(image, depth, stream); break;
-      case 2: status = launch_rows<int16_t, 2, kInverse>(image, depth, stream); break;
-      default: status = launch_rows<int32_t, 1, kInverse>(image, depth, stream);
-    }
-  } else if (size <= 2 && rows(size) && depth.sizes[3] < kNarrow) {
-    status = size == 1 ? launch_rows<int8_t, 1, kInverse>(image, depth, stream)
-                       : launch_rows<int16_t, 1, kInverse>(image, depth, stream);
-  } else if (rows(size) && image.aligned(3, 2 * size)) {
-    switch (size) {
-      case 1: status = launch_pairs<int8_t, kInverse>(image, depth, stream); break;
-      case 2: status = launch_pairs<int16_t, kInverse>(image, depth, stream); break;
-      default: status = launch_pairs<int64_t, kInverse>(image, depth, stream);
-    }
+    status = launch_rows<4, kInverse>(image, depth, stream);
+  } else if (rows(size)) {
+    status = launch_rows<1, kInverse>(image, depth, stream);
   }
   if (status != cudaErrorNotSupported) return status;
   const bool pixels = image.strides[1] == 1 && image.strides[3] == image.sizes[1] && depth.strides[3] == 1 &&
                       image.numel() > 4096;  // else a copy has done before
   // By measurement; permute, whose tiles narrow rows do not fill, writes two elements of a half type where it can.
-  const bool narrow = depth.sizes[3] <= kNarrow || (size == 2 && depth.sizes[3] % 2 != 0);
+  const bool narrow = depth.sizes[3] <= 48 || (size == 2 && depth.sizes[3] % 2 != 0);
   if (!kInverse && pixels && (image.sizes[1] <= 16 || (narrow && pairs_of(image) >= 8))) {
-    switch (size) {
-      case 1: return launch_pixels<int8_t>(image, depth, stream);
-      case 2: return launch_pixels<int16_t>(image, depth, stream);
-      case 4: return launch_pixels<int32_t>(image, depth, stream);
-      default: return launch_pixels<int64_t>(image, depth, stream);
-    }
+    return dispatch_size(size, [&](auto* p) { return launch_pixels<element_t<decltype(p)>>(image, depth, stream); });
   }
   const Tensor blocks = blocks_of(image), channels = channels_of(depth, image.sizes[1]);
   return kInverse ? permute(channels, blocks, stream) : permute(blocks, channels, stream);

@@ -184,16 +184,10 @@ cudaError_t to_chw32(const Tensor& x, bool pool, const Tensor& output, cudaStrea
   planes.strides[2] = x.strides[3];
   const bool contiguous = (x.strides[3] == 1 || x.sizes[3] == 1) && (x.strides[2] == x.sizes[3] || x.sizes[2] == 1);
   const bool vectors = contiguous && planes.sizes[2] * x.item_size() % 16 == 0 && planes.aligned(2, 16);
-  auto run = [&](auto* p) {
+  return dispatch_size(x.item_size(), [&](auto* p) {
     using T = element_t<decltype(p)>;
     return vectors ? launch<T, Read::kVectors>(x, output, stream) : launch<T, Read::kElements>(x, output, stream);
-  };
-  switch (x.item_size()) {
-    case 1: return run(static_cast<int8_t*>(nullptr));
-    case 2: return run(static_cast<int16_t*>(nullptr));
-    case 4: return run(static_cast<int32_t*>(nullptr));
-    default: return run(static_cast<int64_t*>(nullptr));
-  }
+  });
 }
 
 cudaError_t to_chw32_pool_backward(const Tensor& grad, const Tensor& x, const Tensor& output, cudaStream_t stream) {

@@ -313,7 +313,7 @@ cudaError_t sample(const TransformerDecoder& d, const DecoderSizes& n, const flo
   return camera_sample(levels, n.levels, contiguous(points, DType::kFloat32, {b, q, 3}), d.lidar2img,
                        contiguous(logits, d.query.dtype, {b, q, n.cams, p, n.levels, d.num_groups}),
                        d.learned_offsets ? contiguous(offsets, d.query.dtype, {b, q, p, 3}) : Tensor{}, options,
-                       contiguous(sampled, dtype, {b, q, n.channels}), stream);
+                       contiguous(sampled, dtype, {b, q, n.channels}), 0, stream);
 }
 
 cudaError_t round_to(const float* x, void* y, DType dtype, int64_t count, cudaStream_t stream) {

@@ -1,7 +1,7 @@
 // The multi-camera transformer decoder, all layers in one launcher: svexport/ops/transformer_decoder.py.
 #pragma once
 
-#include "camera_sample.h"
+#include "camera_sample/launch.h"
 #include "tensor.h"
 
 namespace svexport {

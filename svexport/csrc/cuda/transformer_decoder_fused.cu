@@ -14,8 +14,7 @@
 // launches end where blocks would wait. Where the box branch has none, and the attention takes long enough, two warps
 // that have nothing else to do sample the first cameras meanwhile.
 //
-// Maps in NCHW are copied to channels-last by a launch before, at the end of which this one begins; but for one whose
-// copy would take too much memory, of which such warps fetch what cameras see to shared memory.
+// Maps in NCHW are copied to channels-last by a launch before, at the end of which this one begins.
 #include <algorithm>
 
 #include "gemm.h"
@@ -163,38 +162,9 @@ FusedLevel level_of(const TransformerDecoder& d, int i) {
   return l;
 }
 
-// Whether the channels of a camera are planes one after the other, a multiple of 16 bytes from those of the next.
-bool of_planes(const FusedLevel& l) {
-  return l.format == kStrided && l.x == 1 && l.y == l.width && l.channel == l.y * l.height && l.channel < 1 << 27 &&
-         l.cam % 8 == 0;
-}
-
-// Of a single scene the level whose copy would need most memory is read as it lies, if it is of planes, unless that is
-// little: warps sample it ahead, however many queries there are. Or -1. Scratch memory is reserved before pointers are
-// known, so this does not ask where the map begins.
-constexpr int64_t kMostCopied = 2 << 20;
-
-int largest_copy(const TransformerDecoder& d, const DecoderSizes& n) {
-  int largest = -1;
-  if (n.batch != 1 || !samples_itself(d, n) || d.num_layers > kMaxLayers) return largest;
-  for (int i = 0; i < std::min(d.num_features - d.pool, kAheadLevels); ++i) {  // that of which a level is pooled is not
-    if (copy_bytes(d, i) > (largest < 0 ? 0 : copy_bytes(d, largest))) largest = i;
-  }
-  return largest >= 0 && of_planes(level_of(d, largest)) ? largest : -1;
-}
-
-int level_in_place(const TransformerDecoder& d, const DecoderSizes& n) {
-  const int largest = largest_copy(d, n);
-  return largest >= 0 && copy_bytes(d, largest) > kMostCopied ? largest : -1;
-}
-
-// With room for such a level, as one of another size may be copied.
 int64_t copies_bytes(const TransformerDecoder& d, const DecoderSizes& n) {
-  const int largest = largest_copy(d, n);
   int64_t bytes = 0;
-  for (int i = 0; i < d.num_features; ++i) {
-    bytes += std::min(std::min(copy_bytes(d, i), copy_limit(d, n)), i == largest ? kMostCopied : kCopyLimit);
-  }
+  for (int i = 0; i < d.num_features; ++i) bytes += std::min(copy_bytes(d, i), copy_limit(d, n));
   return std::min(bytes, kCopyLimit);
 }
 
@@ -214,11 +184,10 @@ struct FusedBuffers {
     const int64_t tensor = tiles * kRows * kChannels * 2,
                   heads = 2 * static_cast<int64_t>(n.batch) * keys * kChannels * 2;
     const bool apart = !samples_itself(d, n);  // something else samples
-    const bool in_place = level_in_place(d, n) >= 0;
-    const int64_t sampled_tiles = apart ? 0 : in_place ? tiles : std::min<int64_t>(tiles, kMostSplit);
+    const int64_t sampled_tiles = apart ? 0 : std::min<int64_t>(tiles, kMostSplit);
     const int64_t samples_of_row = kPresampled * std::min(kAheadLevels, n.levels);
     samples = scratch.take<char>(sampled_tiles * kRows * samples_of_row * kChannels * 2);
-    counters = n.batch + (2 + kBlocks) * tiles;
+    counters = n.batch + 2 * tiles;
     done = scratch.take<unsigned>(counters);
     points = scratch.take<float>(n.rows * 3);
     for (char** p : {&k, &v}) *p = scratch.take<char>(heads);
@@ -240,7 +209,7 @@ bool plain(const FusedLevel& l) {
 template <class T>
 bool compiled() {
   cudaFuncAttributes attributes;
-  if (cudaFuncGetAttributes(&attributes, decoder_kernel<T, kSameWarps, false>) == cudaSuccess) {
+  if (cudaFuncGetAttributes(&attributes, decoder_kernel<T, kSameWarps>) == cudaSuccess) {
     return attributes.maxThreadsPerBlock >= kThreads;
   }
   cudaGetLastError();  // or the next to ask is told of it
@@ -405,13 +374,11 @@ class Launch {
   // Before the first launch: how many clusters there can be at once.
   static cudaError_t prepare(int& clusters) {
     Config config(1, nullptr, false);
-    for (const auto& kernels : kKernels) {
-      for (const auto kernel : kernels) {
-        SVEXPORT_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          static_cast<int>(sizeof(Shared<T>))));
-      }
+    for (const auto kernel : kKernels) {
+      SVEXPORT_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(sizeof(Shared<T>))));
     }
-    return cudaOccupancyMaxActiveClusters(&clusters, kKernels[0][0], &config.config);
+    return cudaOccupancyMaxActiveClusters(&clusters, kKernels[kSameWarps], &config.config);
   }
 
   // together: blocks wait for all others.
@@ -426,15 +393,12 @@ class Launch {
     const Sampler sampler = split_ ? kOtherCluster : others ? kOtherWarps : kSameWarps;
     const Config config(static_cast<unsigned>(a_.scene_clusters * n_.batch * (split_ ? 2 : 1)), stream, together,
                         early);
-    return cudaLaunchKernelEx(&config.config, kKernels[a_.staged >= 0][sampler], a_);
+    return cudaLaunchKernelEx(&config.config, kKernels[sampler], a_);
   }
 
  private:
-  static constexpr void (*kKernels[2][kSamplers])(Fused) = {
-      {decoder_kernel<T, kSameWarps, false>, decoder_kernel<T, kOtherWarps, false>,
-       decoder_kernel<T, kOtherCluster, false>},
-      {decoder_kernel<T, kSameWarps, false>, decoder_kernel<T, kOtherWarps, true>,
-       decoder_kernel<T, kOtherCluster, true>}};  // with a level that is staged
+  static constexpr void (*kKernels[kSamplers])(Fused) = {decoder_kernel<T, kSameWarps>, decoder_kernel<T, kOtherWarps>,
+                                                        decoder_kernel<T, kOtherCluster>};
 
   struct Config {
     cudaLaunchAttribute attributes[3]{};
@@ -569,9 +533,7 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
   a.points = b.points, a.done = b.done;
   a.passed_tile[kQueries] = b.x, a.passed_tile[kBoxes] = b.position, a.seen = reinterpret_cast<float*>(b.q);
   a.samples = b.samples;
-  const int64_t tiles = (b.counters - n.batch) / (2 + kBlocks);
-  a.passed[kQueries] = b.done + n.batch, a.passed[kBoxes] = a.passed[kQueries] + tiles;
-  a.looked = a.passed[kBoxes] + tiles;
+  a.passed[kQueries] = b.done + n.batch, a.passed[kBoxes] = a.passed[kQueries] + (b.counters - n.batch) / 2;
   a.k = b.k, a.v = b.v;
   a.heads_size = static_cast<int64_t>(n.batch) * b.keys * kChannels;
   a.num_classes = n.classes, a.code_size = n.code_size;
@@ -590,14 +552,13 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
   TransformerDecoder copied = d;
   Tensor maps[kMaxCameraLevels];
   int64_t used = 0;
-  const int in_place = level_in_place(d, n);
   Copies copies;
   copies.cams = n.cams, copies.counters = b.done, copies.num_counters = b.counters;
   unsigned blocks = 0;
   for (int i = 0; i < d.num_features; ++i) {
     Tensor& map = maps[i] = d.features[i];
     const int64_t bytes = copy_bytes(d, i), *sizes = map.sizes;
-    if (bytes == 0 || i == in_place || bytes > copy_limit(d, n) || used + bytes > b.copies_size) continue;
+    if (bytes == 0 || bytes > copy_limit(d, n) || used + bytes > b.copies_size) continue;
     MapCopy& m = copies.map[copies.maps++];
     m.from = static_cast<const uint16_t*>(map.data), m.to = reinterpret_cast<uint16_t*>(b.copies + used);
     m.batch = map.strides[0], m.cam = map.strides[1], m.channel = map.strides[2];
@@ -620,7 +581,6 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
     if (a.plain_levels == 0) a.first_plain = i;
     if (a.first_plain + a.plain_levels == i) ++a.plain_levels;
   }
-  if (in_place >= 0 && reinterpret_cast<uintptr_t>(a.level[in_place].data) % 16 == 0) a.staged = in_place;
   return launch_all<T>(d, n, copied, b, a, blocks > 0, stream);
 }
 

@@ -112,7 +112,6 @@ struct Fused {
   char* passed_tile[2];
   unsigned* passed[2];
   int passes[2];
-  unsigned* looked;          // of a block of the box branch: how often it is known where cameras see
   int presamples;            // how often kOtherWarps do
   float* seen;               // (clusters, kRows, 2, 32) u and v at the cameras, passed on with kPosition, as are
   void* samples;             // (clusters, kRows, kPresampled, ahead_levels, 256) what the first of these cameras see
@@ -131,9 +130,7 @@ struct Fused {
   bool in_image;
   FusedLevel level[kMaxCameraLevels];
   int ahead_levels;
-  // Of these: in a row, kAdjacent, not pooled and with strides below 2^31; and one whose planes lie one after the
-  // other, or -1.
-  int first_plain = 0, plain_levels = 0, staged = -1;
+  int first_plain = 0, plain_levels = 0;  // of these: in a row, kAdjacent, not pooled and with strides below 2^31
 
   explicit Fused(const TransformerDecoder& d)
       : given(d.reference_points), boxes(d.boxes), moved(d.points), lidar2img(d.lidar2img) {}

@@ -24,8 +24,7 @@ struct Shared {
   // The first has been read when the other is written, and the other way round.
   union {
     T encoder[4 * kChannels];  // weight (256, 3) and bias of the position's first layer
-    // Of the rows sampled here; or for the level that is staged.
-    alignas(128) char samples[kSampled * kPresampled * kAheadLevels * kChannels * sizeof(T)];
+    alignas(16) char samples[kSampled * kPresampled * kAheadLevels * kChannels * sizeof(T)];  // of the rows sampled here
   };
   float logits[kRows * kLogitsPitch];
   float cameras[kMaxCams * 12];               // lidar2img, but for its last row
@@ -33,7 +32,7 @@ struct Shared {
   alignas(16) float seen[kSampled * kSeen];   // of the rows that are sampled here
   uint64_t received[2], full[kSlots], empty[kSlots], stored;
   uint64_t looked;         // for the other warps
-  uint64_t passed, taken;  // to and from the cluster of the other role; or from the other warps
+  uint64_t passed, taken;  // to and from the cluster of the other role; or the latter from the other warps
 };
 static_assert(sizeof(Shared<__half>) <= 227 << 10, "more shared memory than a block can have");
 
@@ -187,114 +186,9 @@ __device__ __forceinline__ void sample_ahead(const Fused& a, Shared<T>& s, int s
 #pragma unroll 1
     for (int row = warp; row < kSampled; row += kOthers) {
       const float* seen = s.seen + row * kSeen + lane;
-      presample_row<T, 2, false>(a, scene, seen[0], seen[kMaxCams], s.samples + samples_of(a, row) * 16);
+      presample_row<T, 2>(a, scene, seen[0], seen[kMaxCams], s.samples + samples_of(a, row) * 16);
     }
     arrive_for_warp(shared_address(&s.taken), lane);
-  }
-}
-
-// The same where a level is staged, to global memory; where the box branch has clusters of its own that level alone, by
-// warps of both clusters, the first, second, ... of which this is. begins(layer): until it is known where cameras see;
-// done(layer): by each lane, behind what the others have done.
-template <class T, Sampler S, class Begins, class Done>
-__device__ __forceinline__ void stage_ahead(const Fused& a, Shared<T>& s, const Block& self, int number, Begins begins,
-                                            Done done) {
-  constexpr bool kSplit = S == kOtherCluster;
-  constexpr int kTurns = kSplit ? 2 * kStagers : kStagers;
-  constexpr int kMostViews = (kSampled * kPresampled + kTurns - 1) / kTurns, kStages = 2;
-  static_assert(kMostViews * 4 <= 32 && sizeof(s.samples) >= kStagers * kStages * kStaged);
-  const bool from_boxes = kSplit && self.role == kQueries;
-  const int warp = from_boxes ? number - kStagers : number;
-  auto stage = [&](int which) { return shared_address(s.samples) + (warp * kStages + which) * kStaged; };
-  const int lane = threadIdx.x % 32, row0 = self.tile * kRows + self.half * kSampled;
-  const FusedLevel& level = a.level[a.staged];
-  const int plane = level.height * level.width;
-  wait_for_previous();
-#pragma unroll 1
-  for (int i = 0; i < a.presamples; ++i) {
-    begins(i);
-    // Of row lane / kPresampled the first or second camera that sees its point.
-    const float* seen = from_boxes ? a.seen + row0 * kSeen : s.seen;
-    auto load = [&](int j) { return from_boxes ? __ldcg(seen + j) : seen[j]; };
-    int camera = -1;
-    {
-      float u[kSampled];
-#pragma unroll
-      for (int row = 0; row < kSampled; ++row) u[row] = load(row * kSeen + lane);
-#pragma unroll
-      for (int row = 0; row < kSampled; ++row) {
-        unsigned cameras = __ballot_sync(0xffffffffu, !isnan(u[row]));
-        if (lane % kPresampled) cameras &= cameras - 1;
-        if (lane / kPresampled == row) camera = __ffs(cameras) - 1;
-      }
-    }
-    // Each warp has every kTurns-th of these views, and a lane a piece of one: of the first row of pixels the left and
-    // the right, then of the second.
-    unsigned views = __ballot_sync(0xffffffffu, camera >= 0);
-    int view = -1;
-    for (int j = 0; j < number; ++j) views &= views - 1;
-#pragma unroll
-    for (int own = 0; own < kMostViews; ++own) {
-      if (lane / 4 == own) view = __ffs(views) - 1;
-#pragma unroll
-      for (int j = 0; j < kTurns; ++j) views &= views - 1;
-    }
-    camera = __shfl_sync(0xffffffffu, camera, max(view, 0));
-    float u = NAN, v = NAN;
-    if (view >= 0) {
-      u = load(view / kPresampled * kSeen + camera), v = load(view / kPresampled * kSeen + kMaxCams + camera);
-    }
-    const Place at = place_on(level, self.scene, max(camera, 0), u, v);
-    const int row = lane / 2 % 2;
-    Piece own;
-    own.image = static_cast<const T*>(level.data) + at.image;
-    own.pixel = (row ? at.y.index[1] : at.y.index[0]) * level.width + at.x.index[0];
-    own.pair = at.x.index[1] == at.x.index[0] + 1, own.right = lane % 2;
-    const float weight = row ? at.y.weight[1] : at.y.weight[0];
-    own.weight[0] = weight * (own.pair ? at.x.weight[0] : at.x.weight[0] + at.x.weight[1]);
-    own.weight[1] = weight * at.x.weight[1];
-    const bool needed = !own.right || (own.pair && (plane % 8 != 0 || Piece::straddles(own.pixel)));
-    auto of = [](auto x, int piece) { return __shfl_sync(0xffffffffu, x, piece); };
-    auto where = [&](int piece) {
-      Piece p;
-      const int code = of(own.pixel * 2 + own.pair, piece);
-      p.pixel = code >> 1, p.pair = code & 1, p.right = piece % 2;
-      return p;
-    };
-    unsigned reads = __ballot_sync(0xffffffffu, view >= 0 && needed), fetches = reads;
-    float sampled[8] = {};
-#pragma unroll 1
-    for (int j = -kStages; j < 0 || reads; ++j) {
-      const uint32_t memory = stage(j & kStages - 1);
-      if (j >= 0) {
-        const int piece = __ffs(reads) - 1;
-        reads &= reads - 1;
-        Piece p = where(piece);
-        p.weight[0] = of(own.weight[0], piece), p.weight[1] = of(own.weight[1], piece);
-        copy_async_wait<kStages - 1>();
-        p.template add<T>(memory, plane, sampled);
-        if (((__ffs(reads) - 1) ^ piece) >> 2) {  // the last of its view
-          const int from = of(view, piece);
-          auto take = [&](int level, const float (&sampled)[8]) {
-            const int to = (row0 * kPresampled + from) * a.ahead_levels + level;
-            static_cast<uint4*>(a.samples)[to * 32 + lane] = pack8<T>(sampled);
-          };
-          take(a.staged, sampled);
-#pragma unroll
-          for (int c = 0; c < 8; ++c) sampled[c] = 0;
-          if (!kSplit) presample<T, 1, true>(a, self.scene, of(camera, piece), of(u, piece), of(v, piece), take);
-        }
-      }
-      if (fetches) {
-        const int piece = __ffs(fetches) - 1;
-        fetches &= fetches - 1;
-        Piece p = where(piece);
-        p.image = reinterpret_cast<const void*>(of(reinterpret_cast<uint64_t>(own.image), piece));
-        p.template fetch<T>(memory, plane);
-      }
-      copy_async_commit();
-    }
-    done(i);
   }
 }
 
@@ -482,7 +376,7 @@ __device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, i
 
 // ---------------------------------------------------------------- the kernel
 
-template <class T, Sampler S, bool Stages>
+template <class T, Sampler S>
 __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Block& self) {
   constexpr bool kSplit = S == kOtherCluster;
   int thread = threadIdx.x;
@@ -550,7 +444,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
       float* seen = a.seen + (self.tile * kRows + sampled_row) * kSeen + lane;
       seen[0] = u, seen[kMaxCams] = v;
     }
-    if constexpr (S == kOtherWarps || Stages) {
+    if constexpr (S == kOtherWarps) {
       s.seen[warp * kSeen + lane] = u, s.seen[warp * kSeen + kMaxCams + lane] = v;
       arrive_for_warp(shared_address(&s.looked), lane);
     }
@@ -575,7 +469,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
       if (kSplit && code & kEncodes) {
         wait_for_previous();
         uint4* samples = static_cast<uint4*>(a.samples) + samples_of(a, self.tile * kRows + sampled_row);
-        presample_row<T, kAheadLevels, Stages>(a, scene, u, v, samples);
+        presample_row<T, kAheadLevels>(a, scene, u, v, samples);
       }
     }
     if (code & kNorms) {
@@ -625,9 +519,8 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
       if constexpr (kSplit) u = s.seen[warp * kSeen + lane], v = s.seen[warp * kSeen + kMaxCams + lane];
       if constexpr (S == kOtherWarps) wait_for(shared_address(&s.taken), taken++ % 2);
       if constexpr (S != kSameWarps) {
-        constexpr bool kApart = kSplit || Stages;  // in global memory
-        const uint4* from = (kApart ? static_cast<uint4*>(a.samples) : reinterpret_cast<uint4*>(s.samples)) +
-                            samples_of(a, kApart ? self.tile * kRows + sampled_row : warp) + lane;
+        const uint4* from = (kSplit ? static_cast<uint4*>(a.samples) : reinterpret_cast<uint4*>(s.samples)) +
+                            samples_of(a, kSplit ? self.tile * kRows + sampled_row : warp) + lane;
         const uint4* second = from + a.ahead_levels * 32;
         const int cameras = __popc(__ballot_sync(0xffffffffu, !isnan(u)));
 #pragma unroll
@@ -636,7 +529,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
           for (int i = 0; i < kAheadLevels; ++i) {
             if (number >= cameras || i >= a.ahead_levels) continue;
             const uint4* p = (number ? second : from) + i * 32;
-            ready[number][i] = kApart ? __ldcg(p) : *p;
+            ready[number][i] = kSplit ? __ldcg(p) : *p;
           }
         }
       }
@@ -781,13 +674,12 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
   }
 }
 
-template <class T, Sampler S, bool Stages>
+template <class T, Sampler S>
 __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_constant__ Fused a) {
   extern __shared__ __align__(1024) char memory[];
   Shared<T>& s = *reinterpret_cast<Shared<T>*>(memory);
   constexpr bool kSplit = S == kOtherCluster;  // the box branch has clusters of its own
   const Block self(a, kSplit);
-  const bool has_boxes = self.role == kBoxes;
   STAGE(kMaxProducts - 1, 0);
   if (threadIdx.x == 0) {
     for (uint64_t& barrier : s.received) init_barrier(shared_address(&barrier), 1);
@@ -795,64 +687,21 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_const
     for (uint64_t& barrier : s.empty) init_barrier(shared_address(&barrier), kWarps * kArrivals);
     init_barrier(shared_address(&s.stored), kWarps * kArrivals);
     init_barrier(shared_address(&s.looked), kWarps * kArrivals);
-    init_barrier(shared_address(&s.passed), (kWarps + (kSplit && Stages && has_boxes ? kStagers : 0)) * kArrivals);
-    const int samplers = Stages ? (has_boxes ? 0 : kStagers) : kSplit ? 0 : kOthers;
-    init_barrier(shared_address(&s.taken), kSplit + samplers * kArrivals);
+    init_barrier(shared_address(&s.passed), kWarps * kArrivals);
+    init_barrier(shared_address(&s.taken), kSplit ? 1 : kOthers * kArrivals);
     publish_barriers();
   }
   __syncthreads();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   if (threadIdx.x < kComputing) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Stages ? 200 : 216));
-    compute<T, S, Stages>(a, s, self);
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(216));
+    compute<T, S>(a, s, self);
     STAGE(kMaxProducts - 1, 2);
   } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Stages ? 104 : 72));
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(72));
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     if (threadIdx.x < kComputing + 32) {
       fetch_weights<T>(a, s, self);
-    } else if constexpr (Stages) {
-      const int warp = (threadIdx.x - (kComputing + 32)) / 32, lane = threadIdx.x % 32;
-      const bool first = threadIdx.x == kComputing + 32;
-      auto counts = [&](int i) {  // of all layers: keys and values are there
-        if (i >= a.signals) return;
-        wait_for(shared_address(&s.stored), i % 2);
-        signal(a.done + self.scene);
-      };
-      auto passes = [&](int i) {
-        wait_for(shared_address(&s.passed), i % 2);
-        signal(a.passed[self.role] + self.tile);
-      };
-      unsigned* looked = a.looked + self.tile * kBlocks + self.half;
-      if (!kSplit) {
-        auto begins = [&](int i) {
-          if (first) counts(i);
-          __syncwarp();
-          wait_for(shared_address(&s.looked), i % 2);
-        };
-        stage_ahead<T, S>(a, s, self, warp, begins, [&](int) { arrive_for_warp(shared_address(&s.taken), lane); });
-      } else if (has_boxes) {
-        auto begins = [&](int i) {
-          wait_for(shared_address(&s.looked), i % 2);
-          if (first) signal(looked);
-        };
-        stage_ahead<T, S>(a, s, self, warp, begins, [&](int i) {
-          arrive_for_warp(shared_address(&s.passed), lane);
-          if (first) passes(i), take(a, s, self, i);
-        });
-      } else {
-        auto begins = [&](int i) {
-          if (first && i > 0) passes(i - 1);
-          if (first) counts(i);
-          if (lane == 0) await(looked, i + 1);
-          __syncwarp();
-        };
-        stage_ahead<T, S>(a, s, self, kStagers + warp, begins, [&](int i) {
-          arrive_for_warp(shared_address(&s.taken), lane);
-          if (warp == kStagers - 1 && lane == 0) take(a, s, self, i);
-        });
-        if (first) passes(a.passes[kQueries] - 1);
-      }
     } else if (threadIdx.x == kComputing + 32) {  // keys and values are there
       wait_for_previous();
       for (int i = 0; self.role == kQueries && i < a.signals; ++i) {
@@ -882,7 +731,7 @@ namespace svexport::fused {
 
 template <class T>
 struct Shared {};
-template <class T, Sampler S, bool Stages>
+template <class T, Sampler S>
 __global__ void __launch_bounds__(32, 1) decoder_kernel(const __grid_constant__ Fused) {}
 
 }  // namespace svexport::fused

@@ -212,21 +212,8 @@ __device__ __forceinline__ int64_t samples_of(const Fused& a, int row) {
   return static_cast<int64_t>(row) * kPresampled * a.ahead_levels * 32;
 }
 
-// What it sees on the first levels but the staged one, by a warp for those that compute.
-template <class T, int Together, bool Stages, class Take>
-__device__ __forceinline__ void presample(const Fused& a, int batch, int cam, float cam_u, float cam_v, Take take) {
-  if (a.plain_levels > 0) sample_plain<T, Together>(a, batch, cam, cam_u, cam_v, take);
-#pragma unroll 1
-  for (int level = 0; level < a.ahead_levels; ++level) {
-    if (is_plain(a, level) || (Stages && level == a.staged)) continue;
-    float sampled[8];
-    sample_other<T>(a.level[level], batch, cam, cam_u, cam_v, sampled);
-    take(level, sampled);
-  }
-}
-
-// What the first cameras see of a row's point, to its samples.
-template <class T, int Together, bool Stages>
+// What the first cameras see of a row's point on the first levels, by a warp: to the row's samples, for those that compute.
+template <class T, int Together>
 __device__ __forceinline__ void presample_row(const Fused& a, int batch, float u, float v, void* samples) {
   uint4* to = static_cast<uint4*>(samples) + threadIdx.x % 32;
   unsigned seen = __ballot_sync(0xffffffffu, !isnan(u));
@@ -234,77 +221,17 @@ __device__ __forceinline__ void presample_row(const Fused& a, int batch, float u
   for (int number = 0; number < kPresampled && seen; ++number, seen &= seen - 1, to += a.ahead_levels * 32) {
     const int cam = __ffs(seen) - 1;
     const float cam_u = __shfl_sync(0xffffffffu, u, cam), cam_v = __shfl_sync(0xffffffffu, v, cam);
-    presample<T, Together, Stages>(a, batch, cam, cam_u, cam_v,
-                                   [&](int level, const float (&sampled)[8]) { to[level * 32] = pack8<T>(sampled); });
+    const auto take = [&](int level, const float (&sampled)[8]) { to[level * 32] = pack8<T>(sampled); };
+    if (a.plain_levels > 0) sample_plain<T, Together>(a, batch, cam, cam_u, cam_v, take);
+#pragma unroll 1
+    for (int level = 0; level < a.ahead_levels; ++level) {
+      if (is_plain(a, level)) continue;
+      float sampled[8];
+      sample_other<T>(a.level[level], batch, cam, cam_u, cam_v, sampled);
+      take(level, sampled);
+    }
   }
 }
-
-// A piece of the staged level: of each channel and a row of pixels the 16 bytes that a sample needs, on their way to
-// shared memory without registers; or, where its two pixels lie in two such chunks, one of these. A lane has 8 channels,
-// 16 * 8 bytes, in an order that keeps lanes out of one another's banks; it alone reads them.
-struct Piece {
-  const void* image;  // its first channel
-  float weight[2];    // of the pixels
-  // Of the first channel the left pixel; whether the right one is next to it, else the weight of both is the left one's;
-  // and whether the chunk is that of the right one alone.
-  int pixel;
-  bool pair, right;
-
-  // Of a channel: where planes do not begin at 16 bytes, they differ.
-  __device__ __forceinline__ static bool straddles(int pixel) { return pixel % 8 == 7; }
-  __device__ __forceinline__ static uint32_t place(uint32_t stage) {
-    const int lane = threadIdx.x % 32;
-    return stage + lane * 128 | lane % 8 * 16;
-  }
-
-  template <class T>
-  __device__ __forceinline__ void fetch(uint32_t stage, int plane) const {
-    auto copy = [](uint32_t to, const T* from) {
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-    };
-    const T* channels = static_cast<const T*>(image) + static_cast<int64_t>(threadIdx.x % 32 * 8) * plane;
-    const uint32_t to = place(stage);
-    if (plane % 8 == 0) {
-      const T* from = channels + ((pixel & ~7) + right * 8);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) copy(to ^ i * 16, from + i * plane);
-      return;
-    }
-#pragma unroll 1
-    for (int i = 0, at = pixel; i < 8; ++i, at += plane) {
-      if (!right || straddles(at)) copy(to ^ i * 16, channels + ((at & ~7) + right * 8));
-    }
-  }
-
-  template <class T>
-  __device__ __forceinline__ void add(uint32_t stage, int plane, float (&sampled)[8]) const {
-    auto load = [](uint32_t from) {
-      uint16_t x;
-      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(from) : "memory");
-      return to_float(reinterpret_cast<const T&>(x));
-    };
-    const uint32_t from = place(stage);
-    if (plane % 8 == 0) {
-      const uint32_t first = from | (right ? 0 : pixel % 8 * 2);
-      const float of_first = right ? weight[1] : weight[0];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) sampled[i] = fmaf(of_first, load(first ^ i * 16), sampled[i]);
-      if (right || !pair || straddles(pixel)) return;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) sampled[i] = fmaf(weight[1], load((first ^ i * 16) + 2), sampled[i]);
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int at = pixel + i * plane;
-      const uint32_t left = from ^ i * 16 | at % 8 * 2;
-      if (!right) sampled[i] = fmaf(weight[0], load(left), sampled[i]);
-      if (pair && right == straddles(at)) {
-        sampled[i] = fmaf(weight[1], load(right ? from ^ i * 16 : left + 2), sampled[i]);
-      }
-    }
-  }
-};
 
 // sum += what all cameras see on all levels, by a warp. weights: of camera and level c * levels + l, in lanes' first
 // and second. ready: what was presampled, if so.

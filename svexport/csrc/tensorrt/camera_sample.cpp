@@ -1,4 +1,5 @@
-#include "camera_sample.h"
+#include "camera_sample/launch.h"
+#include "camera_sample/tensors.h"
 
 #include <algorithm>
 
@@ -86,8 +87,31 @@ class CameraSample final : public Plugin<CameraSample, CameraSampleNode> {
   }
 
   cudaError_t run(const Tensors& t, void*, cudaStream_t stream) const override {
-    CameraLevel maps[kMaxCameraLevels];
-    for (int i = 0; i < levels(); ++i) maps[i] = {t.in(i), scale_of(t, i, node.scales[i]), false};
+    const Maps maps(*this, t);
+    const Tensor* others = &t.in(levels());
+    return camera_sample(maps.at, levels(), others[kPoints], others[kLidar2img], others[kWeights], others[kOffsets],
+                         options(), t.out(0), tactic_, stream);
+  }
+
+  Few<int32_t> tactics(const Tensors& t) const override {
+    if (t.out(0).numel() == 0) return {};
+    const Maps maps(*this, t);
+    const Tensor* others = &t.in(levels());
+    return camera::worth_timing(camera::problem_of(maps.at, levels(), others[kPoints], others[kWeights],
+                                                   others[kOffsets], options(), t.out(0)),
+                                current_gpu());
+  }
+
+ private:
+  struct Maps {
+    CameraLevel at[kMaxCameraLevels];
+
+    Maps(const CameraSample& plugin, const Tensors& t) {
+      for (int i = 0; i < plugin.levels(); ++i) at[i] = {t.in(i), scale_of(t, i, plugin.node.scales[i]), false};
+    }
+  };
+
+  CameraSampleOptions options() const {
     CameraSampleOptions options{};
     std::copy(node.image_size.begin(), node.image_size.end(), options.image_size);
     std::copy(node.pc_range.begin(), node.pc_range.end(), options.pc_range);
@@ -95,12 +119,8 @@ class CameraSample final : public Plugin<CameraSample, CameraSampleNode> {
     options.depth_eps = node.depth_eps;
     options.in_image = node.in_image != 0;
     options.activation = node.activation;
-    const Tensor* others = &t.in(levels());
-    return camera_sample(maps, levels(), others[kPoints], others[kLidar2img], others[kWeights], others[kOffsets], options,
-                         t.out(0), stream);
+    return options;
   }
-
- private:
   int levels() const { return static_cast<int>(node.scales.size()); }
 };
 

@@ -1,4 +1,5 @@
-#include "deform_conv2d.h"
+#include "deform_conv2d/launch.h"
+#include "deform_conv2d/tensors.h"
 
 #include "plugin.h"
 
@@ -66,7 +67,12 @@ class DeformConv2dPlugin final : public Plugin<DeformConv2dPlugin, DeformConv2dN
 
   cudaError_t run(const Tensors& t, void* workspace, cudaStream_t stream) const override {
     return deform_conv2d(t.in(kInput), t.in(kOffset), t.in(kWeight), optional(t, 1), optional(t, 4), t.out(0),
-                         convolution(t), workspace, stream);
+                         convolution(t), tactic_, workspace, stream);
+  }
+
+  Few<int32_t> tactics(const Tensors& t) const override {
+    if (t.out(0).numel() == 0) return {};
+    return deform::worth_timing(deform::problem_of(t.in(kInput), t.in(kOffset), convolution(t)), current_gpu());
   }
 
  private:

@@ -1,9 +1,10 @@
-#include "camera_sample.h"
+#include "camera_sample/launch.h"
 
 #include <ATen/Context.h>
 #include <ATen/ExpandUtils.h>
 
 #include "binding.h"
+#include "tactics.h"
 
 namespace svexport {
 namespace {
@@ -44,7 +45,7 @@ at::Tensor camera_sample_torch(at::TensorList features, const at::Tensor& refere
     if (done(camera_sample(levels.data(), static_cast<int>(levels.size()), view(reference_points), view(lidar2img),
                            view(weights.contiguous()), view(offsets),
                            to_options(image_size, pc_range, depth_eps, in_image, uv_clamp, activation), view(output),
-                           stream()))) {
+                           forced_tactic("camera_sample"), stream()))) {
       return output;
     }
   }
@@ -106,7 +107,7 @@ void camera_sample_levels(at::TensorList maps, at::ArrayRef<double> scales, cons
   TORCH_CHECK(done(camera_sample(levels.data(), static_cast<int>(levels.size()), view(reference_points),
                                  view(lidar2img), view(weights), view(offsets),
                                  to_options(image_size, pc_range, depth_eps, in_image, uv_clamp, activation),
-                                 view(output), stream())));
+                                 view(output), forced_tactic("camera_sample"), stream())));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-#include "deform_conv2d.h"
+#include "deform_conv2d/launch.h"
+#include "deform_conv2d/tensors.h"
 
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
@@ -7,6 +8,7 @@
 #include "accumulate.h"
 #include "binding.h"
 #include "matmul.h"
+#include "tactics.h"
 
 namespace svexport {
 namespace {
@@ -105,15 +107,19 @@ at::Tensor deform_conv2d_torch(const at::Tensor& input, const at::Tensor& offset
   const c10::cuda::CUDAGuard guard(input.device());
   if (supported(present({input, offset, weight, bias, mask}), input, weight)) {
     const auto conv = parameters(input, weight, stride, padding, dilation, groups, offset_groups);
+    const auto forced = forced_tactic("deform_conv2d");
     if (input.scalar_type() != at::kFloat && groups == 1 && (!bias || bias->scalar_type() == input.scalar_type()) &&
-        countable(input, offset) && input.numel() && is_worth_packing(view(input), view(offset), conv)) {
-      return by_cublas(input, offset, weight, bias, mask, conv);
+        countable(input, offset) && input.numel()) {
+      const auto problem = deform::problem_of(view(input), view(offset), conv);
+      if (deform::choose(problem, current_gpu(), forced).kernel == deform::Kernel::kPacked) {
+        return by_cublas(input, offset, weight, bias, mask, conv);
+      }
     }
     const auto output = at::empty({input.size(0), weight.size(0), offset.size(2), offset.size(3)},
                                   input.options().memory_format(at::MemoryFormat::Contiguous));
     const auto scratch = workspace(deform_conv2d_workspace(view(input), view(offset), view(weight), conv), input);
     if (done(deform_conv2d(view(input), view(offset), view(weight), view(bias), view(mask), view(output), conv,
-                           scratch.data_ptr(), svexport::stream()))) {
+                           forced, scratch.data_ptr(), svexport::stream()))) {
       return output;
     }
   }

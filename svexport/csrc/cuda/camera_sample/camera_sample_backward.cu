@@ -8,7 +8,8 @@
 // 4. A block per camera sums the gradient of its matrix.
 #include <algorithm>
 
-#include "camera_sampling.cuh"
+#include "camera_sample/sampling.cuh"
+#include "camera_sample/tensors.h"
 
 namespace svexport {
 namespace {
@@ -593,7 +594,7 @@ cudaError_t camera_sample_backward(const CameraLevel* levels, int num_levels, co
       status = cudaMemsetAsync(r.counts, 0, (r.pixels + 1) * sizeof(int), stream);
       if (status != cudaSuccess) return status;
     }
-    const bool vector = vectors(levels, num_levels, p, 16, sizeof(T)) && grad_output.aligned(2, 16);
+    const bool vector = has_vectors(levels, num_levels, p.channels, p.groups, sizeof(T)) && grad_output.aligned(2, 16);
     const int64_t threads = vector ? p.channels / kVector<T> : 2 * int64_t{p.channels};
     p.row_shift = log2_ceil(threads < 1 ? 1 : threads < 32 ? threads : 32);
     if (queries > 0) {

@@ -3,22 +3,23 @@
 
 #include <type_traits>
 
-#include "camera_sample.h"
+#include "camera_sample/launch.h"
+#include "camera_sample/tactics.h"
 #include "device.cuh"
 
 namespace svexport {
+
+using namespace camera;
 
 // A block of kThreads computes channels of one query, in two steps that a barrier separates:
 // 1. a thread per sample, that is per camera, point and level, projects the point. Most cameras do not see it: what is
 //    left goes into shared memory as where to read and with which weights;
 // 2. rows of threads, one thread per few channels, read these samples and sum them.
-constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
 
 // Channels of a thread. Vector: neighbours in memory, read in one access; both pixels of a row by the same thread.
 // Split: kPasses of them, whatever their stride, and the two pixels of a row by two lanes beside each other: planes are
 // read as few separate sectors as there are.
-constexpr int kPasses = 2;
 template <class T>
 constexpr int kVector = 16 / sizeof(T);
 constexpr int kMaxGroups = kThreads;  // in a block's channels: kThreads vectors, or kThreads / 2 * kPasses channels
@@ -290,12 +291,6 @@ __device__ __forceinline__ int position(bool valid, int* counts, int& total) {
   return before;
 }
 
-inline int log2_ceil(int64_t x) {
-  int shift = 0;
-  while ((int64_t{1} << shift) < x) ++shift;
-  return shift;
-}
-
 // Strides of a tensor that broadcasts in its dimensions of size 1.
 template <int N>
 __host__ __device__ inline void copy_strides(const Tensor& t, int64_t (&strides)[N]) {
@@ -308,18 +303,6 @@ __host__ __device__ inline bool collapses(const Tensor& weights) {  // cams, poi
     if (weights.sizes[i] == 1) continue;
     if (expected >= 0 && weights.strides[i] != expected) return false;
     expected = weights.sizes[i] * weights.strides[i];
-  }
-  return true;
-}
-
-// Whether every vector of channels is one aligned access, in one group.
-inline bool vectors(const CameraLevel* levels, int num_levels, const Params& p, int64_t bytes, int64_t item_size) {
-  const int64_t n = bytes / item_size;
-  if (p.channels % n != 0 || p.group_channels.d % n != 0) return false;
-  for (int l = 0; l < num_levels; ++l) {
-    const Tensor& map = levels[l].map;
-    const bool blocks = map.rank == 6;
-    if (!map.aligned(blocks ? 5 : 2, n * map.item_size()) || (blocks && map.sizes[5] < n)) return false;
   }
   return true;
 }

@@ -23,26 +23,23 @@ bool is_packed(const Tensor& x, const DeformConv2d& conv, Tensor* y);
 // Whether runs are so short that packing would add zeros mostly; x: of the type of the input.
 bool has_short_runs(const Tensor& x, const DeformConv2d& conv);
 
-// Whether the input should be packed for deform_conv2d_columns rather than left to deform_conv2d_planes, as measured: not
-// if runs are short, or if there are so few taps that packing would take longer than it saves.
-bool is_worth_packing(const Tensor& input, const Tensor& offset, const DeformConv2d& conv);
-
 // y: packed(x), contiguous.
 cudaError_t pack(const Tensor& x, const Tensor& y, const DeformConv2d& conv, cudaStream_t stream);
 
 // y: packed, float32; x: (N, C, H, W), contiguous, any float type.
 cudaError_t unpack(const Tensor& y, const Tensor& x, const DeformConv2d& conv, cudaStream_t stream);
 
-// Bytes of scratch for deform_conv2d; no more for smaller tensors.
+// Bytes of scratch for deform_conv2d by any tactic; no more for smaller tensors.
 size_t deform_conv2d_workspace(const Tensor& input, const Tensor& offset, const Tensor& weight,
                                const DeformConv2d& conv);
 
 // input: (N, C, H, W), float32, float16 or bfloat16, and weight: (O, C/groups, kH, kW), of the type of input;
 // offset: (N, 2*offset_groups*kH*kW, oH, oW), mask: (N, offset_groups*kH*kW, oH, oW) or absent and bias: (O) or absent,
 // each of any of the three types; all of any strides. output: (N, O, oH, oW), the type of input, contiguous.
+// tactic: the id of one of tactics.h; 0, or one that is not for these tensors: the cheapest.
 cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tensor& weight, const Tensor& bias,
-                          const Tensor& mask, const Tensor& output, const DeformConv2d& conv, void* workspace,
-                          cudaStream_t stream);
+                          const Tensor& mask, const Tensor& output, const DeformConv2d& conv, int32_t tactic,
+                          void* workspace, cudaStream_t stream);
 
 // What the taps read, times mask, for some images, `first` and the next: columns: (images*groups, oH*oW,
 // kH*kW*packed C/groups), contiguous, the type of input. input: packed.

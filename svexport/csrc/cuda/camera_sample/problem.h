@@ -1,0 +1,28 @@
+// What is asked of the kernels of camera_sample. Host C++, no CUDA.
+#pragma once
+
+#include <cstdint>
+
+namespace svexport::camera {
+
+// `points` of each of `queries` of an image, on so many levels of maps of `channels`.
+struct Problem {
+  int64_t images = 1, queries = 0, points = 1, levels = 1, channels = 0;  // channels 0: not known ahead of time
+  int32_t item_size = 4;                                                  // of an element of the output
+  int32_t vectors = 0;  // whether the channels of a group are whole vectors of 16 bytes, at multiples of these
+  int32_t planes = 0;   // whether maps, weights and attributes are those that the kernel of planes reads
+
+  template <class Visitor>
+  void each(Visitor&& visit) {
+    visit("images", images);
+    visit("queries", queries);
+    visit("points", points);
+    visit("levels", levels);
+    visit("channels", channels);
+    visit("item_size", item_size);
+    visit("vectors", vectors);
+    visit("planes", planes);
+  }
+};
+
+}  // namespace svexport::camera

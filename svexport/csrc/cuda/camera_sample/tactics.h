@@ -1,0 +1,120 @@
+// The ways to run camera_sample and which is the cheapest. Host C++, no CUDA.
+#pragma once
+
+#include <algorithm>
+
+#include "camera_sample/problem.h"
+#include "planner.h"
+
+namespace svexport::camera {
+
+constexpr int kThreads = 128;           // of a block that has a query
+constexpr int kPasses = 2;              // channels of a thread that reads them one by one
+constexpr int kPlaneThreads = 1024;     // of a block that has kPlaneChannels of many queries
+constexpr int kPlaneChannels = 2;
+constexpr int64_t kLeastQueries = 256;  // of such a block, or there is nothing to find in L1
+
+// A block has a query, and reads vectors of 16 bytes of channels, or channels of any strides one by one; or it has two
+// channels of many queries, whose pixels it reads plane by plane.
+enum class Kernel : int32_t { kVectors, kChannels, kPlanes };
+constexpr const char* kKernelNames[] = {"vectors", "channels", "planes"};
+
+struct Tactic {
+  Kernel kernel = Kernel::kChannels;
+  int32_t row_shift = 0;  // log2 of the threads that read a sample together; of planes, of those of a query
+  int32_t chunk = 1;      // channels of a block
+
+  int32_t id() const { return 1 + static_cast<int32_t>(kernel); }
+
+  template <class Visitor>
+  void each(Visitor&& visit) const {
+    visit("kernel", kKernelNames[static_cast<int>(kernel)]);
+    visit("row_shift", row_shift);
+    visit("chunk", chunk);
+  }
+};
+
+// Of the cost function, microseconds.
+struct Figures {
+  float launch[1];    // of a kernel that has a block for each query, beside its work
+  float vectors[1];   // of a multiprocessor for a channel of a point on a level, by vectors
+  float channels[1];  // one by one
+  float planes[3];    // of the kernel of planes; of a wave of its blocks; of a point in each of these
+
+  template <class Visitor>
+  void each(Visitor&& visit) {
+    visit("launch", "", launch);
+    visit("vectors", "", vectors);
+    visit("channels", "", channels);
+    visit("planes", "", planes);
+  }
+};
+
+inline int64_t ceil_of(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline int32_t log2_ceil(int64_t x) {
+  int32_t shift = 0;
+  while ((int64_t{1} << shift) < x) ++shift;
+  return shift;
+}
+
+// Blocks of the kernel of planes that divide the queries of an image, and the queries that each has at once.
+struct Parts {
+  int64_t count, at_once;
+
+  Parts(const Problem& p, const Gpu& gpu) {
+    const int64_t pairs = std::max<int64_t>(1, ceil_of(p.channels, kPlaneChannels) * p.images);
+    count = std::max<int64_t>(1, std::min(gpu.multiprocessors / pairs, p.queries / kLeastQueries));
+    const int64_t queries = std::max<int64_t>(1, ceil_of(p.queries, count));
+    at_once = ceil_of(queries, ceil_of(queries, kPlaneThreads));
+    count = std::max<int64_t>(1, std::min(count, ceil_of(p.queries, at_once)));
+  }
+};
+
+inline Few<Tactic> tactics(const Problem& p, const Gpu& gpu) {
+  Few<Tactic> found;
+  const auto rows = [&](Kernel kernel, int64_t threads, int64_t channels) {  // threads that have all channels
+    const int32_t shift = log2_ceil(p.channels ? std::min<int64_t>(threads, kThreads) : kThreads);
+    found.add({kernel, shift, static_cast<int32_t>(channels << shift)});
+  };
+  const int64_t vector = 16 / p.item_size;
+  if (p.vectors && p.channels) rows(Kernel::kVectors, p.channels / vector, vector);
+  rows(Kernel::kChannels, std::max<int64_t>(2, 2 * p.channels), 1);  // two threads for kPasses channels
+  if (p.planes && p.channels && p.queries >= kLeastQueries) {
+    int32_t shift = 0;
+    while (2 * Parts(p, gpu).at_once << shift <= kPlaneThreads) ++shift;
+    found.add({Kernel::kPlanes, shift, kPlaneChannels});
+  }
+  return found;
+}
+
+inline Launch launch(const Problem& p, const Tactic& t, const Gpu& gpu) {
+  Launch l;
+  const int64_t chunks = std::max<int64_t>(1, ceil_of(p.channels, t.chunk));
+  if (t.kernel == Kernel::kPlanes) {
+    l.work = chunks;
+    l.grid_y = static_cast<int32_t>(Parts(p, gpu).count);
+    l.grid_z = static_cast<int32_t>(p.images);
+    l.block[0] = kPlaneThreads;
+  } else {
+    l.work = std::max<int64_t>(1, p.queries);
+    l.grid_y = static_cast<int32_t>(p.images);
+    l.grid_z = static_cast<int32_t>(chunks);
+    l.block[0] = kThreads;
+  }
+  return l;
+}
+
+inline double cost(const Problem& p, const Tactic& t, const Gpu& gpu, const Figures& f) {
+  const double points = 1.0 * p.queries * p.points;
+  if (t.kernel == Kernel::kPlanes) {
+    const Parts parts(p, gpu);
+    const int64_t blocks = ceil_of(p.channels, kPlaneChannels) * p.images * parts.count;
+    const auto waves = static_cast<double>(ceil_of(blocks, gpu.multiprocessors));
+    return f.planes[0] + waves * (f.planes[1] + f.planes[2] * points / static_cast<double>(parts.count));
+  }
+  const double read = points * p.levels * p.channels * p.images / gpu.multiprocessors;
+  return f.launch[0] + read * (t.kernel == Kernel::kVectors ? f.vectors[0] : f.channels[0]);
+}
+
+}  // namespace svexport::camera

@@ -1,0 +1,135 @@
+// What taps read of an input as it lies: columns with pixels innermost.
+#pragma once
+
+#include "deform_conv2d/taps.cuh"
+
+namespace svexport {
+namespace {
+
+// Planes of pixels, of which a thread reads one tap of one output pixel in some channels of an offset group.
+template <class T>
+struct Planes {
+  const T* input;
+  int64_t channel;  // stride
+  AnyFloat offset, mask;
+  Geometry g;
+  int first, rows;  // rows: output pixels, of images from `first` on
+  T* columns;
+  int64_t pitch;  // between its rows
+
+  __device__ __forceinline__ int row() const { return blockIdx.x * kThreads + threadIdx.x; }
+  __device__ __forceinline__ int tap() const { return blockIdx.y; }
+  __device__ __forceinline__ int plane() const { return g.out_height * g.out_width; }
+  __device__ __forceinline__ Taps taps(int offset_group) const {
+    return Taps(first * plane() + row(), offset_group, tap(), g);
+  }
+  // Of a channel of the input; the next channel's is g.taps * pitch further.
+  __device__ __forceinline__ T* column(int n, int channel) const {
+    return columns + (static_cast<int64_t>((n - first) * g.channels + channel) * g.taps + tap()) * pitch + row() -
+           (n - first) * plane();
+  }
+};
+
+// Up to kChannels channels of a thread, of one offset group or, kEach, each one of its own.
+template <class T, int kChannels, bool kEach>
+__global__ void __launch_bounds__(kThreads) planes_kernel(const __grid_constant__ Planes<T> a) {
+  constexpr int kGroups = kEach ? kChannels : 1;
+  const Geometry& g = a.g;
+  if (a.row() >= a.rows) return;
+  const int whole = kEach ? g.channels : g.per_offset_group;  // of which the thread's are a part
+  const int chunks = ceil_div(whole, kChannels), group = kEach ? blockIdx.z * kChannels : blockIdx.z / chunks;
+  const int channel = kEach ? group : group * whole + blockIdx.z % chunks * kChannels;
+  const int count = min(kChannels, (kEach ? whole : (group + 1) * whole) - channel);
+  Taps p = a.taps(group);
+  float mask[kGroups];
+  Pixels pixels[kGroups];
+  Between b[kGroups];
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+    const Tap t = p.get(g, a.offset, a.mask);
+    mask[i] = t.mask;
+    b[i] = locate(t, g, pixels[i]);
+    p.next(i + 1 < count);
+  }
+  const T* const from = a.input + p.n * g.image + channel * a.channel;
+  Vec<T, 1> v[kChannels][4];
+#pragma unroll
+  for (int c = 0; c < kChannels; ++c) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const unsigned at = pixels[c % kGroups].at[k];
+      v[c][k] = load_if<T, 1>(from + c * a.channel + at, c < count && at != kOutside);
+    }
+  }
+  T* const to = a.column(p.n, channel);
+#pragma unroll
+  for (int c = 0; c < kChannels; ++c) {
+    float sum[1] = {};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) add_scaled(sum, b[c % kGroups].factor(k) * mask[c % kGroups], v[c][k]);
+    if (c < count) to[c * g.taps * a.pitch] = from_float<T>(sum[0]);
+  }
+  // The product reads whole 16 bytes: zeros behind the last pixel.
+  const int place = a.row() - (p.n - a.first) * a.plane();
+  if (place + 1 < a.plane()) return;
+  for (int c = 0; c < count; ++c) {
+    for (int64_t k = 1; k < a.pitch - place; ++k) to[c * g.taps * a.pitch + k] = from_float<T>(0.0f);
+  }
+}
+
+// grad_input: (N, C, H, W), contiguous as the input. A thread takes an offset group.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    planes_backward_kernel(const __grid_constant__ Planes<T> a, bool replace, Sums grad_input, AnyFloat grad_offset,
+                           AnyFloat grad_mask) {
+  const Geometry& g = a.g;
+  if (a.row() >= a.rows) return;
+  const int group = blockIdx.z, channel = group * g.per_offset_group;
+  const Taps p = a.taps(group);
+  const Tap t = p.get(g, a.offset, a.mask);
+  Pixels pixels;
+  const Between b = locate(t, g, pixels);
+  T* column = a.column(p.n, channel);
+  int64_t at = p.n * g.image + channel * a.channel;
+  TapGradients sums;
+#pragma unroll 2
+  for (int c = 0; c < g.per_offset_group; ++c, at += a.channel, column += g.taps * a.pitch) {
+    const float grad = to_float(*column);
+    Vec<T, 1> v[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) v[k] = load_if<T, 1>(a.input + at + pixels.at[k], pixels.at[k] != kOutside);
+    float dot[4], sum[1] = {};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      dot[k] = grad * to_float(v[k].at[0]);
+      add_scaled(sum, b.factor(k) * t.mask, v[k]);
+    }
+    sums.add(b, dot);
+    if (replace) *column = from_float<T>(sum[0]);
+    if (!grad_input.data) continue;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const float share[1] = {b.factor(k) * t.mask * grad};
+      if (pixels.at[k] != kOutside) grad_input.add(at + pixels.at[k], share);
+    }
+  }
+  sums.write(grad_offset, grad_mask, g, p.n, group, a.tap(), a.row() - (p.n - a.first) * a.plane(), t.mask);
+}
+
+template <class T>
+Planes<T> planes_of(const Tensor& input, const Tensor& offset, const Tensor& mask, const DeformConv2d& conv,
+                    int64_t first, const Tensor& columns) {
+  Planes<T> planes{static_cast<const T*>(input.data), input.strides[1], AnyFloat(offset), AnyFloat(mask),
+                   geometry(offset, mask, conv, conv.channels), static_cast<int>(first),
+                   static_cast<int>(columns.sizes[0] / conv.groups * columns.sizes[2]),
+                   static_cast<T*>(columns.data), columns.strides[1]};
+  planes.g.height = static_cast<unsigned>(input.sizes[2]);
+  planes.g.width = static_cast<unsigned>(input.sizes[3]);
+  planes.g.image = input.strides[0];
+  planes.g.row = static_cast<unsigned>(input.strides[2]);
+  planes.g.column = static_cast<unsigned>(input.strides[3]);
+  return planes;
+}
+
+}  // namespace
+}  // namespace svexport

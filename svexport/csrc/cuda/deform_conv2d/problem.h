@@ -1,0 +1,30 @@
+// What is asked of the kernels of deform_conv2d. Host C++, no CUDA.
+#pragma once
+
+#include <cstdint>
+
+namespace svexport::deform {
+
+struct Problem {
+  int64_t images = 1, pixels = 0;  // pixels: of an output
+  int64_t taps = 1, channels = 1, offset_groups = 1;
+  int64_t input_bytes = 0;
+  int32_t packed = 0;  // whether the input is packed as it is
+  int32_t runs = 1;    // whether packing is of runs of 16 bytes and more, or of zeros mostly
+  int32_t planes = 1;  // whether the kernel of planes counts the elements of an image: below 2^32
+
+  template <class Visitor>
+  void each(Visitor&& visit) {
+    visit("images", images);
+    visit("pixels", pixels);
+    visit("taps", taps);
+    visit("channels", channels);
+    visit("offset_groups", offset_groups);
+    visit("input_bytes", input_bytes);
+    visit("packed", packed);
+    visit("runs", runs);
+    visit("planes", planes);
+  }
+};
+
+}  // namespace svexport::deform

@@ -1,0 +1,42 @@
+// From tensors to the problem, and the choice. Host C++.
+#pragma once
+
+#include "deform_conv2d/launch.h"
+#include "deform_conv2d/tactics.h"
+#include "gpu.h"
+
+namespace svexport::deform {
+
+// Of so many images.
+inline Problem sizes_of(const Tensor& offset, const DeformConv2d& conv, int64_t images) {
+  Problem p;
+  p.images = images;
+  p.pixels = offset.sizes[2] * offset.sizes[3];
+  p.taps = int64_t{conv.kernel[0]} * conv.kernel[1];
+  p.channels = conv.channels;
+  p.offset_groups = conv.offset_groups;
+  return p;
+}
+
+inline Problem problem_of(const Tensor& input, const Tensor& offset, const DeformConv2d& conv) {
+  Problem p = sizes_of(offset, conv, offset.sizes[0]);
+  Tensor as_it_is;
+  p.input_bytes = input.numel() * input.item_size();
+  p.packed = is_packed(input, conv, &as_it_is);
+  p.runs = !has_short_runs(input, conv);
+  p.planes = (input.sizes[2] - 1) * input.strides[2] + (input.sizes[3] - 1) * input.strides[3] < UINT32_MAX;
+  return p;
+}
+
+inline Tactic choose(const Problem& problem, const Gpu& gpu, int32_t forced) {
+  const auto& figures = tuned<Figures>("deform_conv2d", gpu);
+  return cheapest(tactics(problem, gpu), forced, [&](const Tactic& t) { return cost(problem, t, gpu, figures); });
+}
+
+inline Few<int32_t> worth_timing(const Problem& problem, const Gpu& gpu) {
+  const auto& figures = tuned<Figures>("deform_conv2d", gpu);
+  return svexport::worth_timing(tactics(problem, gpu),
+                                [&](const Tactic& t) { return cost(problem, t, gpu, figures); });
+}
+
+}  // namespace svexport::deform
