@@ -161,6 +161,8 @@ def _output_types(node: onnx.NodeProto, types: Mapping[str, Value]) -> list[int]
         same = [dtypes[0], dtypes[2], *dtypes[5:]]
     elif op.name == "deform_conv2d":
         same = [dtypes[0], dtypes[2]]
+    elif op.name == "grid_sample" and dtypes[0] == TensorProto.INT8:
+        same, outputs = others, others
     elif op.name == "camera_sample":
         levels = len(attributes["scales"])
         same, others = dtypes[:levels], dtypes[levels:]

@@ -172,6 +172,8 @@ def test_formats_in_strongly_typed_networks(host: Host, op: Op, i: int, dtype: t
     expected = [dtype] * op.num_outputs
     if op.name == "transformer_decoder":  # boxes and points are as precise as the points that come in
         expected[1:] = [types[2]] * 2
+    if op.name == "grid_sample" and types[0] == torch.int8:  # what is sampled is as precise as the points
+        expected = [types[1]]
     assert types[-op.num_outputs :] == expected
     outputs = [Desc(shape) for shape, _ in plugin.shapes([Desc(tuple(x.shape)) for _, x in inputs_of(op, args)])]
     tensors = [*(Desc(tuple(x.shape)) for _, x in inputs_of(op, args)), *outputs]
@@ -196,7 +198,7 @@ def test_formats_in_weakly_typed_networks(host: Host, op: Op) -> None:
     found = plugin.formats(tensors, [may[t] for t in (*declared, *outputs)])
     firsts = {combination[0].dtype for combination in found}
     assert {torch.float32, torch.float16} <= firsts
-    assert (torch.int8 in firsts) == (op.name == "camera_sample")
+    assert (torch.int8 in firsts) == (op.name in ("camera_sample", "grid_sample"))
     for combination in found:
         for (name, x), desc in zip(inputs, combination):
             if name in COORDINATES.get(op.name, ()) and x.is_floating_point():

@@ -100,12 +100,14 @@ struct GridSampleNode {
   int32_t interpolation_mode{};
   int32_t padding_mode{};
   int32_t align_corners{};
+  float scale{};
 
   template <class Visitor>
   void each(Visitor&& visit) {
     visit("interpolation_mode", interpolation_mode);
     visit("padding_mode", padding_mode);
     visit("align_corners", align_corners);
+    visit("scale", scale);
   }
 };
 
