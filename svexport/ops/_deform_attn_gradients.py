@@ -84,7 +84,7 @@ def _forward(
     if of_value:
         value = _linear(source.reshape(-1, source.shape[-1]), *of_value).view(n, source.shape[1], shape.heads, -1)
     args = value, spatial_shapes, level_start_index, locations, attention
-    mixed = OP(*args)  # (N, Lq, M*D)
+    mixed = OP(*args, 1.0)  # (N, Lq, M*D)
     output = _linear(mixed.view(-1, mixed.shape[-1]), w_output, b_output)
     return output.view(n, queries, w_output.shape[0]), (*args, mixed)
 
@@ -118,7 +118,7 @@ class _Projected(torch.autograd.Function):
         g = (g @ w_output).view(n, queries, w_output.shape[1])
         into_value = needs[1] or any(needs[12:])
         found = iter(
-            _backward([g], value, shapes, starts, locations, attention, [into_value, False, False, True, True])
+            _backward([g], value, shapes, starts, locations, attention, 1.0, [into_value, False, False, True, True])
         )
         g_value = next(found) if into_value else None
         g_locations, g_attention = found

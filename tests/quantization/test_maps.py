@@ -292,3 +292,61 @@ def test_half_image_of_grid_sample() -> None:
     quantized = svexport.quantize(sample, [(image, grid)])
     assert quantized(image, grid).dtype == sample(image, grid).dtype == torch.float16
     torch.testing.assert_close(quantized(image, grid), sample(image, grid), rtol=0.1, atol=0.1)
+
+
+LEVELS = torch.tensor([(7, 11), (4, 5)])
+STARTS = torch.tensor([0, 77])
+
+
+class Attention(nn.Module):
+    """Deformable attention to two levels; ``padded`` is masked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = ops.MultiScaleDeformableAttention(16, 2, 2, 3, batch_first=True)
+        for layer in (self.attention.sampling_offsets, self.attention.attention_weights):
+            nn.init.normal_(layer.weight, std=0.3)
+        self.register_buffer("levels", LEVELS)
+        self.register_buffer("starts", STARTS)
+
+    def forward(self, query: Tensor, value: Tensor, points: Tensor) -> Tensor:
+        sizes = {"spatial_shapes": self.levels, "level_start_index": self.starts}
+        return self.attention(query, value=value, reference_points=points, **sizes)
+
+
+def test_deformable_attention(tmp_path: Path) -> None:
+    """What is quantized is the projected value, right before the node."""
+    model = Attention().eval()
+    batches = [(torch.randn(2, 9, 16), torch.randn(2, 97, 16), torch.rand(2, 9, 2, 2)) for _ in range(3)]
+    keep = [f"attention.{name}" for name in ("sampling_offsets", "attention_weights", "value_proj", "output_proj")]
+    quantized = svexport.quantize(model, batches, method="minmax", keep=keep).eval()
+    project = model.attention.value_proj
+    with torch.no_grad():
+        scale = max(float(project(value).abs().max()) for _, value, _ in batches) / 127
+        assert float(quantized.state_dict()["attention.map_quantizers.0.scale"]) == pytest.approx(scale, rel=1e-6)
+        query, value, points = batches[0]
+        handle = project.register_forward_hook(lambda *call: (call[2] / scale).round().clamp(-128, 127) * scale)
+        expected = model(query, 1.5 * value, points)
+        handle.remove()
+        torch.testing.assert_close(quantized(query, 1.5 * value, points), expected, rtol=1e-5, atol=1e-5)
+    path = tmp_path / "m.onnx"
+    assert svexport.export(quantized, batches[0], path, opset=13).verified
+    node, before = feeders(path, "SvMsDeformAttn")
+    assert before[0] == "QuantizeLinear"
+    assert next(a.f for a in node.attribute if a.name == "scale") == pytest.approx(scale, rel=1e-6)
+    checked = svexport.check(path, "11.0")
+    assert checked.ok
+    assert not {one.rule for one in checked.findings} & {"quantizers_plugin", "quantizers_dangling"}
+    quantized(*batches[0]).sum().backward()
+    assert quantized.attention.value_proj.weight.grad.abs().sum() > 0
+
+
+def test_deformable_sampling() -> None:
+    """Of Hugging Face's layers."""
+    sample = ops.MultiScaleDeformableSampling()
+    shape = (1, 5, 2, 2, 3)
+    inputs = torch.randn(1, 97, 2, 4), LEVELS, LEVELS.tolist(), STARTS, torch.rand(*shape, 2), torch.rand(shape), 64
+    quantized = svexport.quantize(sample, [inputs], method="minmax")
+    scale = inputs[0].abs().max() / 127
+    stepped = (inputs[0] / scale).round() * scale
+    torch.testing.assert_close(quantized(*inputs), sample(stepped, *inputs[1:]), rtol=1e-5, atol=1e-5)

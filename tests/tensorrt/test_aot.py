@@ -91,7 +91,9 @@ def more_arguments(op: Op) -> Iterator[tuple]:
         starts = torch.tensor([0, 30])
         for m, d in [(3, 8), (2, 32), (1, 72), (2, 3)]:
             locations, weights = make(2, 11, m, 2, 4, 2).sigmoid(), make(2, 11, m, 2, 4)
-            yield make(2, 36, m, d), shapes, starts, locations, weights
+            yield make(2, 36, m, d), shapes, starts, locations, weights, 1.0
+            codes = (make(2, 36, m, d) * 40).clamp(-128, 127).to(torch.int8)
+            yield codes, shapes, starts, locations, weights, 0.02
 
 
 def cases(op: Op) -> list[tuple]:

@@ -131,9 +131,11 @@ struct MsDeformAttnNode {
   static constexpr int kTensors = 5;
   static constexpr int kOptional = 0;
   static constexpr int kOutputs = 1;
+  float scale{};
 
   template <class Visitor>
-  void each(Visitor&&) {
+  void each(Visitor&& visit) {
+    visit("scale", scale);
   }
 };
 
