@@ -164,7 +164,7 @@ def interleaved(functions: Mapping[str, Callable[[], Any]], seconds: float = 1.0
 def write(name: str, rows: list, folder: Path = RESULTS) -> Path:
     """Writes ``<folder>/<name>.json``, a row a line, with the device, versions, command and date of the measurement."""
     versions = {"python": platform.python_version()}
-    for package in ("torch", "onnx", "onnxruntime", "onnxscript", "numpy", "svexport"):
+    for package in ("torch", "onnx", "onnxruntime", "onnxscript", "numpy", "nvidia-modelopt", "svexport"):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:

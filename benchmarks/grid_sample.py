@@ -75,7 +75,7 @@ def workload(
     if not backward:
         return Workload(
             name.replace("torch.", ""),
-            lambda: OP(*arguments),
+            lambda: OP(*arguments, 1.0),
             {"F.grid_sample": lambda: torch.grid_sampler(*arguments)},
             bytes=(pixels + samples + grid.numel()) * size,
             goal=goal,
@@ -84,7 +84,7 @@ def workload(
     peer = torch.ops.aten.grid_sampler_2d_backward if len(out) == 2 else torch.ops.aten.grid_sampler_3d_backward
     return Workload(
         name.replace("torch.", ""),
-        lambda: torch.ops.svexport.grid_sample_backward([gradient], *arguments, [True, True]),
+        lambda: torch.ops.svexport.grid_sample_backward([gradient], *arguments, 1.0, [True, True]),
         {"F.grid_sample": lambda: peer(gradient, *arguments, [True, True])},
         bytes=(pixels + image.numel() + samples + 2 * grid.numel()) * size,
         goal=goal,

@@ -154,7 +154,7 @@ def session(
 
 def formulations(image: torch.Tensor, grid: torch.Tensor, threads: int) -> Iterator[tuple[str, Callable, int]]:
     node = helper.make_node(OP.node_type, ["image", "grid"], ["output"], name="node", domain="svexport")
-    set_attributes(node, OP, [BILINEAR, ZEROS, 0])
+    set_attributes(node, OP, [BILINEAR, ZEROS, 0, 1.0])
     yield "body", *session(node, image, grid, threads, opset=11)
     for gather, base in GATHERS.items():
         for how in OUTSIDE:

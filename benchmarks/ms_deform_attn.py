@@ -66,7 +66,7 @@ def forward(*sizes: object, levels: tuple = LEVELS, compiled: bool = True, near:
         peers = {"compiled": lambda: function(value, levels, locations, weights)} | peers
     return Workload(
         name("ms_deform_attn near" if near else "ms_deform_attn", value, locations),
-        lambda: OP(*args),
+        lambda: OP(*args, 1.0),
         peers,
         bytes=sum(t.numel() * t.element_size() for t in (value, locations, weights))
         + locations.shape[1] * value[:, 0].numel() * value.element_size(),
@@ -87,7 +87,7 @@ def backward(*sizes: object, levels: tuple = LEVELS, compiled: bool = True) -> W
     call, needs = torch.ops.svexport.ms_deform_attn_backward, [True, False, False, True, True]
     return Workload(
         name("ms_deform_attn backward", value, locations),
-        lambda: call([grad], value, shapes, starts, locations, weights, needs),
+        lambda: call([grad], value, shapes, starts, locations, weights, 1.0, needs),
         {n: partial(torch.autograd.grad, o, inputs, grad, retain_graph=True) for n, o in outputs.items()},
         bytes=2 * sum(t.numel() * t.element_size() for t in inputs) + grad.numel() * grad.element_size(),
         goal=1 / 2,

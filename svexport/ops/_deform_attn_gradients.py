@@ -106,7 +106,7 @@ def sampled(
 
 def attend(args: Sequence[Tensor]) -> Tensor:
     """The operator, as rows ``(N*Lq, M*D)``."""
-    return OP(*args).flatten(0, 1)
+    return OP(*args, 1.0).flatten(0, 1)
 
 
 def sampled_backward(
@@ -121,7 +121,7 @@ def sampled_backward(
     """
     *_, locations, attention = args
     n, queries, heads, levels, points, _ = locations.shape
-    found = iter(_backward([grad.view(n, queries, grad.shape[1])], *args, [into_value, False, False, True, True]))
+    found = iter(_backward([grad.view(n, queries, grad.shape[1])], *args, 1.0, [into_value, False, False, True, True]))
     g_value = next(found).flatten(2).flatten(0, 1) if into_value else None
     g_locations, g_attention = found
     flat = n, queries, heads, levels * points

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from svexport.ops._op import Op
+from svexport.ops.dequantize import dequantize
 
 __all__ = ["GridSample", "grid_sample"]
 
@@ -25,15 +26,27 @@ _PADDINGS = {"zeros": ZEROS, "border": BORDER, "reflection": REFLECTION}
 _Tap = tuple[Tensor, "Tensor | None", "Tensor | None"]
 
 
-def reference(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
+def _result(input: Tensor, grid: Tensor) -> torch.dtype:
+    """What is sampled has the dtype of the image; that of the grid where the image is int8."""
+    return input.dtype if input.is_floating_point() else grid.dtype
+
+
+def _values(input: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    return input.to(dtype) if input.is_floating_point() else dequantize(input, scale, dtype)
+
+
+def reference(
+    input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool, scale: float
+) -> Tensor:
     sizes = input.shape[2:]
-    precise = torch.promote_types(input.dtype, torch.float32)
+    dtype = _result(input, grid)
+    precise = torch.promote_types(dtype, torch.float32)
     x_first = grid.to(torch.promote_types(grid.dtype, torch.float32)).unbind(-1)  # (N, *out) each
     axes = [  # of the image, in its order
         _taps(x, size, interpolation_mode, padding_mode, align_corners, len(sizes))
         for x, size in zip(reversed(x_first), sizes)
     ]
-    pixels = input.flatten(2).to(precise)  # (N, C, pixels)
+    pixels = _values(input, scale, precise).flatten(2)  # (N, C, pixels)
     strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
     output = pixels.new_zeros(())
     for taps in itertools.product(*axes):
@@ -45,7 +58,7 @@ def reference(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode
                 tap = torch.where(inside[:, None], tap, 0)
         weight = math.prod(weight for _, _, weight in taps if weight is not None)
         output = output + tap * (weight[:, None].to(precise) if isinstance(weight, Tensor) else weight)
-    return output.to(input.dtype)
+    return output.to(dtype)
 
 
 def _taps(x: Tensor, size: int, mode: int, padding: int, align_corners: bool, axes: int) -> list[_Tap]:
@@ -108,16 +121,18 @@ def _cubic_weights(t: Tensor) -> list[Tensor]:
 
 
 def implementation(
-    input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+    input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool, scale: float
 ) -> Tensor:
     # Half in float32: ATen's CPU kernels would round coordinates to half, 3 pixels off in an image 3000 wide.
-    precise = torch.promote_types(input.dtype, torch.float32)
-    output = torch.grid_sampler(input.to(precise), grid.to(precise), interpolation_mode, padding_mode, align_corners)
-    return output.to(input.dtype)
+    dtype = _result(input, grid)
+    precise = torch.promote_types(dtype, torch.float32)
+    values = _values(input, scale, precise)
+    output = torch.grid_sampler(values, grid.to(precise), interpolation_mode, padding_mode, align_corners)
+    return output.to(dtype)
 
 
 def fake(input: Tensor, grid: Tensor, *_: object) -> Tensor:
-    return input.new_empty((*input.shape[:2], *grid.shape[1:-1]))
+    return input.new_empty((*input.shape[:2], *grid.shape[1:-1]), dtype=_result(input, grid))
 
 
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
@@ -140,12 +155,19 @@ def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
         (BILINEAR, REFLECTION, False, (1, 2, 3, 2, 5), (2, 1, 2)),
         (NEAREST, BORDER, False, (1, 2, 2, 4, 3), (1, 3, 1)),
     ]:
-        yield *at(shape, out, align_corners), mode, padding, align_corners
+        yield *at(shape, out, align_corners), mode, padding, align_corners, 1.0
+    for mode, padding, shape, out in [
+        (BILINEAR, ZEROS, (2, 5, 4, 6), (3, 4)),
+        (NEAREST, BORDER, (1, 3, 2, 4, 3), (1, 3, 2)),
+    ]:
+        image, grid = at(shape, out, False)
+        yield (image * 40).clamp(-128, 127).to(torch.int8), grid, mode, padding, False, 0.03
 
 
 OP = Op(
     name="grid_sample",
-    schema="(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor",
+    schema="(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners, "
+    "float scale) -> Tensor",
     reference=reference,
     samples=samples,
     implementation=implementation,
@@ -159,21 +181,27 @@ def grid_sample(
     mode: str = "bilinear",
     padding_mode: str = "zeros",
     align_corners: bool | None = None,
+    *,
+    scale: float = 1.0,
 ) -> Tensor:
     """``torch.nn.functional.grid_sample``, which in half keeps its coordinates and sums in float32.
+
+    It also reads images in int8, of which nothing dequantizes a copy before.
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.grid_sample.html
 
     Shape:
-        - input: ``(N, C, H, W)`` or ``(N, C, D, H, W)``, floating point
+        - input: ``(N, C, H, W)`` or ``(N, C, D, H, W)``, floating point; or int8, worth ``scale`` a step, for TensorRT
+          in any of its int8 formats
         - grid: ``(N, gH, gW, 2)`` or ``(N, gD, gH, gW, 3)``, coordinates ``(x, y[, z])``, -1 to 1 across the image; the
           dtype of ``input``, or float32 beside a half input
-        - output: ``(N, C, gH, gW)`` or ``(N, C, gD, gH, gW)``, the dtype of ``input``
+        - output: ``(N, C, gH, gW)`` or ``(N, C, gD, gH, gW)``, the dtype of ``input``; that of ``grid`` if it is int8
 
     Args:
         mode: ``"bilinear"`` (trilinear in 5-D), ``"nearest"`` or, in 4-D, ``"bicubic"``.
         padding_mode: ``"zeros"``, ``"border"`` or ``"reflection"``: what lies outside of the image.
         align_corners: whether -1 and 1 are the centres of the outer pixels, or their far edges. None warns: False.
+        scale: of an int8 input; of any other it is not used.
 
     Raises:
         ValueError: on an unknown ``mode`` or ``padding_mode``.
@@ -190,9 +218,10 @@ def grid_sample(
         dtype = torch.promote_types(input.dtype, grid.dtype)
         if input.device.type == "cpu":
             dtype = torch.promote_types(dtype, torch.float32)
-        input, grid = input.to(dtype), grid.to(dtype)
+        input, grid = input.to(dtype) if input.is_floating_point() else input, grid.to(dtype)
     _check(input, grid, mode)
-    return OP(input, grid, _MODES[mode], _PADDINGS[padding_mode], bool(align_corners))
+    scale = 1.0 if input.is_floating_point() else scale
+    return OP(input, grid, _MODES[mode], _PADDINGS[padding_mode], bool(align_corners), float(scale))
 
 
 def _check(input: Tensor, grid: Tensor, mode: str) -> None:
@@ -219,9 +248,14 @@ def _check(input: Tensor, grid: Tensor, mode: str) -> None:
         raise RuntimeError(
             f"grid_sample expects input and grid on one device; got {input.device} and {grid.device}; move one by .to()"
         )
-    if not input.is_floating_point():
-        raise NotImplementedError(f"grid_sample expects a floating-point input; got {input.dtype}; convert it first")
-    if grid.dtype != input.dtype:
+    if not (input.is_floating_point() or input.dtype == torch.int8):
+        raise NotImplementedError(
+            f"grid_sample expects a floating-point or int8 input; got {input.dtype}; convert it first"
+        )
+    if input.dtype == torch.int8:
+        if not grid.is_floating_point():
+            raise RuntimeError(f"grid_sample expects a floating-point grid; got {grid.dtype}; convert it with .to()")
+    elif grid.dtype != input.dtype:
         half = input.dtype in (torch.float16, torch.bfloat16)
         if not (half and grid.dtype == torch.float32):
             raise RuntimeError(
@@ -233,14 +267,25 @@ def _check(input: Tensor, grid: Tensor, mode: str) -> None:
 class GridSample(nn.Module):
     """Module form of :func:`grid_sample`; it has no parameters."""
 
-    def __init__(self, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None) -> None:
+    def __init__(
+        self,
+        mode: str = "bilinear",
+        padding_mode: str = "zeros",
+        align_corners: bool | None = None,
+        scale: float = 1.0,
+    ) -> None:
         super().__init__()
-        self.mode, self.padding_mode, self.align_corners = mode, padding_mode, align_corners
+        self.mode, self.padding_mode, self.align_corners, self.scale = mode, padding_mode, align_corners, scale
 
     def extra_repr(self) -> str:
         """The options, as ``print(module)`` shows them."""
-        return f"mode={self.mode!r}, padding_mode={self.padding_mode!r}, align_corners={self.align_corners}"
+        options = {"mode": self.mode, "padding_mode": self.padding_mode, "align_corners": self.align_corners}
+        return ", ".join(f"{name}={value!r}" for name, value in (options | {"scale": self.scale}).items())
 
     def forward(self, input: Tensor, grid: Tensor) -> Tensor:
         """``(N, C, H, W)`` at ``(N, gH, gW, 2)``, or in 3-D; as :func:`grid_sample`."""
-        return grid_sample(input, grid, self.mode, self.padding_mode, self.align_corners)
+        return self.sample(input, grid, self.scale)
+
+    def sample(self, input: Tensor, grid: Tensor, scale: float) -> Tensor:
+        """:func:`grid_sample` of an input worth ``scale`` a step."""
+        return grid_sample(input, grid, self.mode, self.padding_mode, self.align_corners, scale=scale)

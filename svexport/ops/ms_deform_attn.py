@@ -13,8 +13,14 @@ from torch import Tensor, nn
 from svexport.ops._bilinear import corners
 from svexport.ops._module import DropIn
 from svexport.ops._op import Op
+from svexport.ops.dequantize import dequantize
 
 __all__ = ["MultiScaleDeformableAttention", "MultiScaleDeformableSampling", "ms_deform_attn"]
+
+
+def _result(value: Tensor, attention_weights: Tensor) -> torch.dtype:
+    """What is sampled has the dtype of the value; that of the weights where the value is int8."""
+    return value.dtype if value.is_floating_point() else attention_weights.dtype
 
 
 def _attend(
@@ -24,11 +30,14 @@ def _attend(
     level_start_index: Tensor,
     sampling_locations: Tensor,
     attention_weights: Tensor,
+    scale: float,
 ) -> Tensor:
     """Sizes are read by arithmetic on tensors alone: they may be data of the graph."""
     n, s, m, d = value.shape
     queries = sampling_locations.shape[1]
-    precise = torch.promote_types(torch.promote_types(value.dtype, sampling_locations.dtype), torch.float32)
+    dtype = _result(value, attention_weights)
+    precise = torch.promote_types(torch.promote_types(dtype, sampling_locations.dtype), torch.float32)
+    value = value.to(precise) if value.is_floating_point() else dequantize(value, scale, precise)
     height, width = spatial_shapes[:, :, None].long().unbind(1)  # (L, 1) each
     x, y = sampling_locations.to(precise).unbind(-1)  # (N, Lq, M, L, P) each
     columns = corners(x * width - 0.5, width)
@@ -45,8 +54,8 @@ def _attend(
     weight = torch.stack([v * w for _, v in rows for _, w in columns], dim=-1)
 
     shape = (n * queries * m, math.prod(index.shape[3:]))
-    output = weighted_sum(value.to(precise).reshape(n * s * m, d), index.view(shape), weight.view(shape))
-    return output.view(n, queries, m * d).to(value.dtype)
+    output = weighted_sum(value.reshape(n * s * m, d), index.view(shape), weight.view(shape))
+    return output.view(n, queries, m * d).to(dtype)
 
 
 def _gather_and_multiply(table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
@@ -61,11 +70,11 @@ def _embedding_bag(table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
     return F.embedding_bag(index, table, per_sample_weights=weight, mode="sum")
 
 
-def reference(*args: Tensor) -> Tensor:
+def reference(*args: Any) -> Tensor:
     return _attend(_gather_and_multiply, *args)
 
 
-def implementation(*args: Tensor) -> Tensor:
+def implementation(*args: Any) -> Tensor:
     value, spatial_shapes, level_start_index = args[:3]
     if spatial_shapes.is_cpu and level_start_index.is_cpu:
         rows, shapes, starts = value.shape[1], spatial_shapes.tolist(), level_start_index.tolist()
@@ -77,29 +86,36 @@ def implementation(*args: Tensor) -> Tensor:
     return _attend(_embedding_bag, *args)
 
 
-def fake(value: Tensor, _shapes: Tensor, _starts: Tensor, sampling_locations: Tensor, *_: object) -> Tensor:
-    return value.new_empty(value.shape[0], sampling_locations.shape[1], value.shape[2] * value.shape[3])
+def fake(
+    value: Tensor, _shapes: Tensor, _starts: Tensor, sampling_locations: Tensor, attention_weights: Tensor, _: float
+) -> Tensor:
+    sizes = value.shape[0], sampling_locations.shape[1], value.shape[2] * value.shape[3]
+    return value.new_empty(*sizes, dtype=_result(value, attention_weights))
 
 
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
-    for n, m, d, queries, points, levels in [
-        (2, 3, 5, 7, 2, [(5, 7), (2, 3)]),
-        (1, 8, 4, 1, 4, [(11, 3)]),
-        (3, 1, 1, 2, 1, [(1, 1), (1, 5), (3, 1)]),
-        (2, 2, 3, 0, 2, [(2, 2)]),
+    for n, m, d, queries, points, levels, scale in [
+        (2, 3, 5, 7, 2, [(5, 7), (2, 3)], None),
+        (1, 8, 4, 1, 4, [(11, 3)], None),
+        (3, 1, 1, 2, 1, [(1, 1), (1, 5), (3, 1)], None),
+        (1, 2, 6, 4, 3, [(4, 5), (2, 3)], 0.03),
+        (2, 2, 3, 0, 2, [(2, 2)], None),
     ]:
         device = make(0).device
         shapes = torch.tensor(levels, device=device)
         sizes = shapes.prod(1)
         locations = make(n, queries, m, len(levels), points, 2).sigmoid() * 1.3 - 0.15
         weights = make(n, queries, m, len(levels), points).sigmoid()
-        yield make(n, int(sizes.sum()), m, d), shapes, sizes.cumsum(0) - sizes, locations, weights
+        value, starts = make(n, int(sizes.sum()), m, d), sizes.cumsum(0) - sizes
+        if scale is not None:
+            value = (value * 40).clamp(-128, 127).to(torch.int8)
+        yield value, shapes, starts, locations, weights, scale or 1.0
 
 
 OP = Op(
     name="ms_deform_attn",
     schema="(Tensor value, Tensor spatial_shapes, Tensor level_start_index, Tensor sampling_locations, "
-    "Tensor attention_weights) -> Tensor",
+    "Tensor attention_weights, float scale) -> Tensor",
     reference=reference,
     implementation=implementation,
     fake=fake,
@@ -113,6 +129,8 @@ def ms_deform_attn(
     level_start_index: Tensor,
     sampling_locations: Tensor,
     attention_weights: Tensor,
+    *,
+    scale: float = 1.0,
 ) -> Tensor:
     """Multi-scale deformable attention.
 
@@ -120,20 +138,25 @@ def ms_deform_attn(
     projection; the arguments are those of ``mmcv.ops.MultiScaleDeformableAttnFunction``, without ``im2col_step``.
 
     Shape:
-        - value: ``(N, S, M, D)``: the pixels of all levels, row by row and level after level, for M heads of D channels
+        - value: ``(N, S, M, D)``: the pixels of all levels, row by row and level after level, for M heads of D
+          channels; those in int8 are worth ``scale`` a step
         - spatial_shapes: ``(L, 2)``, integers: (height, width) of the levels
         - level_start_index: ``(L,)``, integers: where each level starts among the S pixels
         - sampling_locations: ``(N, Lq, M, L, P, 2)``: (x, y) from 0 to 1 across the image, edge to edge. Kept in
           float32 at least, also for half inputs.
         - attention_weights: ``(N, Lq, M, L, P)``
-        - output: ``(N, Lq, M*D)``, the dtype of ``value``
+        - output: ``(N, Lq, M*D)``, the dtype of ``value``; that of ``attention_weights`` if it is int8
 
     A point is sampled as ``torch.nn.functional.grid_sample(padding_mode="zeros", align_corners=False)`` does, except
     that a NaN location reads 0.
 
+    Args:
+        scale: of a value in int8; of any other it is not used.
+
     Raises:
         ValueError: on shapes other than these, or (eager, on the CPU) levels that are no rows of ``value``.
-        TypeError: if ``value`` is not floating point, or ``spatial_shapes`` or ``level_start_index`` is.
+        TypeError: if ``value`` is neither floating point nor int8, ``attention_weights`` is not, or ``spatial_shapes``
+            or ``level_start_index`` is.
     """
     if (
         value.dim() != 4
@@ -153,12 +176,17 @@ def ms_deform_attn(
             f"{tuple(level_start_index.shape)}, sampling_locations {tuple(sampling_locations.shape)} and "
             f"attention_weights {tuple(attention_weights.shape)}"
         )
-    if not value.is_floating_point() or spatial_shapes.is_floating_point() or level_start_index.is_floating_point():
+    int8 = value.dtype == torch.int8
+    if not (value.is_floating_point() or (int8 and attention_weights.is_floating_point())) or (
+        spatial_shapes.is_floating_point() or level_start_index.is_floating_point()
+    ):
         raise TypeError(
-            "ms_deform_attn expects value in floating point, spatial_shapes and level_start_index in integers; got "
-            f"{value.dtype}, {spatial_shapes.dtype} and {level_start_index.dtype}"
+            "ms_deform_attn expects value in floating point, or int8 beside attention_weights in floating point, "
+            f"spatial_shapes and level_start_index in integers; got {value.dtype}, {attention_weights.dtype}, "
+            f"{spatial_shapes.dtype} and {level_start_index.dtype}"
         )
-    return OP(value, spatial_shapes, level_start_index, sampling_locations, attention_weights)
+    scale = float(scale) if int8 else 1.0
+    return OP(value, spatial_shapes, level_start_index, sampling_locations, attention_weights, scale)
 
 
 class MultiScaleDeformableAttention(DropIn, nn.Module):
@@ -309,11 +337,15 @@ class MultiScaleDeformableAttention(DropIn, nn.Module):
             offsets = offsets / spatial_shapes.flip(-1)[:, None]  # pixels of the level
         else:
             offsets = offsets / self.num_points * reference_points[:, :, None, :, None, 2:] * 0.5  # parts of the box
-        output = ms_deform_attn(value, spatial_shapes, level_start_index, centre + offsets, weights)
+        output = self.attend(value, spatial_shapes, level_start_index, centre + offsets, weights)
         output = self.output_proj(output)
         if not self.batch_first:
             output = output.transpose(0, 1)
         return self.dropout(output) + identity
+
+    def attend(self, value: Tensor, *inputs: Tensor) -> Tensor:
+        """:func:`ms_deform_attn` of the projected value."""
+        return ms_deform_attn(value, *inputs)
 
 
 class MultiScaleDeformableSampling(DropIn, nn.Module):
@@ -340,4 +372,8 @@ class MultiScaleDeformableSampling(DropIn, nn.Module):
         Raises:
             ValueError: on other shapes.
         """
-        return ms_deform_attn(value, value_spatial_shapes, level_start_index, sampling_locations, attention_weights)
+        return self.attend(value, value_spatial_shapes, level_start_index, sampling_locations, attention_weights)
+
+    def attend(self, value: Tensor, *inputs: Tensor) -> Tensor:
+        """:func:`ms_deform_attn`."""
+        return ms_deform_attn(value, *inputs)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from svexport.ops.camera_sample import CameraSample, Detr3DCrossAtten
+from svexport.ops.grid_sample import GridSample
+from svexport.ops.ms_deform_attn import MultiScaleDeformableAttention, MultiScaleDeformableSampling, ms_deform_attn
 from svexport.ops.quantize import quantize
 from svexport.ops.transformer_decoder import DecoderOutput, TransformerDecoder, TransformerDecoderConfig
 from svexport.quantization.layers import FakeQuantizer, QuantizedLayer, step
@@ -78,9 +80,34 @@ class QuantizedTransformerDecoder(QuantizedMaps, TransformerDecoder):
         return super().decode(*queries, maps, cameras, config=config, every_layer=every_layer)
 
 
+class QuantizedGridSample(QuantizedMaps, GridSample):
+    def forward(self, input: Tensor, grid: Tensor) -> Tensor:
+        (image,), scales = self.quantized([input])
+        return self.sample(image, grid, scales[0] if scales else self.scale).to(input.dtype)
+
+
+class QuantizedDeformableAttention(QuantizedMaps, MultiScaleDeformableAttention):
+    def attend(self, value: Tensor, *inputs: Tensor) -> Tensor:
+        return attend(self, value, *inputs)
+
+
+class QuantizedDeformableSampling(QuantizedMaps, MultiScaleDeformableSampling):
+    def attend(self, value: Tensor, *inputs: Tensor) -> Tensor:
+        return attend(self, value, *inputs)
+
+
+def attend(layer: QuantizedMaps, value: Tensor, *inputs: Tensor) -> Tensor:
+    """Deformable attention to the value of all levels, which has one scale."""
+    (codes,), scales = layer.quantized([value])
+    return ms_deform_attn(codes, *inputs, scale=scales[0] if scales else 1.0).to(value.dtype)
+
+
 _READERS: dict[type[nn.Module], type[QuantizedMaps]] = {
     CameraSample: QuantizedCameraSample,
     Detr3DCrossAtten: QuantizedDetr3DCrossAtten,
+    GridSample: QuantizedGridSample,
+    MultiScaleDeformableAttention: QuantizedDeformableAttention,
+    MultiScaleDeformableSampling: QuantizedDeformableSampling,
     TransformerDecoder: QuantizedTransformerDecoder,
 }
 
@@ -90,6 +117,9 @@ MAP_READERS = tuple(_READERS)
 _PLACES: dict[type[nn.Module], tuple[int, str]] = {
     CameraSample: (0, "features"),
     Detr3DCrossAtten: (2, "value"),
+    GridSample: (0, "input"),
+    MultiScaleDeformableAttention: (2, "value"),
+    MultiScaleDeformableSampling: (0, "value"),
     TransformerDecoder: (3, "features"),
 }
 """Where forward has the maps."""
@@ -106,7 +136,9 @@ def maps_of(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     maps = args[place] if len(args) > place else kwargs.get(name)
     if maps is None and isinstance(layer, Detr3DCrossAtten):
         maps = args[1] if len(args) > 1 else kwargs.get("key")
-    maps = list(maps or ())
+    if isinstance(layer, MultiScaleDeformableAttention):
+        maps = layer.value_proj.forward((args[0] if args else kwargs["query"]) if maps is None else maps)  # unobserved
+    maps = [maps] if isinstance(maps, Tensor) else list(maps or ())
     return maps if all(isinstance(one, Tensor) and one.is_floating_point() for one in maps) else []
 
 

@@ -118,7 +118,7 @@ def _chosen(model: nn.Module, layers: Mapping[str, nn.Module], keep: Collection[
         )
     chosen = {name: layer for name, layer in layers.items() if not any(fnmatchcase(name, p) for p in keep)}
     if not chosen:
-        kinds = "nn.Linear, nn.Conv, nn.ConvTranspose and svexport's that sample cameras"
+        kinds = "nn.Linear, nn.Conv, nn.ConvTranspose and svexport's that sample maps"
         left = f"keep leaves none of {len(layers)}" if layers else "it has none"
         raise SvexportError(f"{type(model).__name__}: expected a layer to quantize, {kinds}; {left}")
     return chosen

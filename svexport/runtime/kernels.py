@@ -154,13 +154,17 @@ def _output_types(node: onnx.NodeProto, types: Mapping[str, Value]) -> list[int]
     same, outputs = [dtypes[0]], [dtypes[0]] * op.num_outputs
     others = dtypes[1:]
     if op.name == "ms_deform_attn":
-        same, others = [dtypes[0]], [dtypes[0], *dtypes[3:]]
+        same, others = [dtypes[0]], dtypes[3:]
+        if dtypes[0] == TensorProto.INT8:
+            same, outputs = dtypes[4:], dtypes[4:]
         if dtypes[1] != dtypes[2] or dtypes[1] not in (TensorProto.INT32, TensorProto.INT64):
             return None
     elif op.name == "add_bias_residual_layer_norm":
         same = [dtypes[0], dtypes[2], *dtypes[5:]]
     elif op.name == "deform_conv2d":
         same = [dtypes[0], dtypes[2]]
+    elif op.name == "grid_sample" and dtypes[0] == TensorProto.INT8:
+        same, outputs = others, others
     elif op.name == "camera_sample":
         levels = len(attributes["scales"])
         same, others = dtypes[:levels], dtypes[levels:]

@@ -16,7 +16,7 @@ from onnx import TensorProto
 
 from svexport.symbolic._builder import Builder, Dim, Value
 
-__all__ = ["CUBIC", "LINEAR", "NEAREST", "Sampler"]
+__all__ = ["CUBIC", "LINEAR", "NEAREST", "Sampler", "values"]
 
 NEAREST, LINEAR, CUBIC = (0,), (0, 1), (-1, 0, 1, 2)
 """The taps of a point along one axis, counted from its first pixel: the coordinate, rounded (NEAREST) or floored."""
@@ -27,6 +27,11 @@ _CUBIC_WEIGHTS = np.array([[0, -0.75, 1.5, -0.75], [1, 0, -2.25, 1.25], [0, 0.75
 
 _OUTSIDE = -(2**29)  # in place of an axis's share of an index: the sum is negative whatever the other axes add
 _BOOL, _INT32, _INT64 = TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64
+
+
+def values(b: Builder, codes: Value, scale: float, dtype: int) -> Value:
+    """What int8 is worth, ``scale`` a step."""
+    return b.op("Mul", b.cast(codes, dtype), b.constant(np.float32(scale), dtype), shape=codes.shape)
 
 
 class Sampler:

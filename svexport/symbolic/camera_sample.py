@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from svexport.ops.camera_sample import ACTIVATIONS, OP, OUTSIDE
 from svexport.symbolic._builder import Builder, Value
-from svexport.symbolic._sampling import LINEAR, Sampler
+from svexport.symbolic._sampling import LINEAR, Sampler, values
 from svexport.symbolic._symbolic import Symbolic
 
 __all__: list[str] = []
@@ -77,8 +77,7 @@ def body(
     parts = []
     for level, (feature, scale) in enumerate(zip(features, scales, strict=True)):
         if feature.dtype == TensorProto.INT8:
-            step = b.constant(np.float32(scale), precise)
-            feature = b.op("Mul", b.cast(feature, precise), step, shape=feature.shape)
+            feature = values(b, feature, scale, precise)
         feature = b.reshape(feature, images, channels, b.dim(feature, 3), b.dim(feature, 4))
         sampler = Sampler(b, feature, [queries, points], LINEAR)
         x = b.op("Sub", b.op("Mul", b.cast(uv, sampler.dtype), sampler.size()), sampler.number(0.5))

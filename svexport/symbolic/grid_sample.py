@@ -19,18 +19,29 @@ from __future__ import annotations
 
 from typing import Any
 
+from onnx import TensorProto
+
 from svexport.ops.grid_sample import BICUBIC, BILINEAR, BORDER, NEAREST, OP, REFLECTION, ZEROS
 from svexport.symbolic import _sampling
 from svexport.symbolic._builder import Builder, Value
 from svexport.symbolic._sampling import Sampler
 from svexport.symbolic._symbolic import Symbolic
 
-__all__: list[str] = []
+__all__ = ["sampled"]
 
 _TAPS = {BILINEAR: _sampling.LINEAR, NEAREST: _sampling.NEAREST, BICUBIC: _sampling.CUBIC}
 
 
-def body(b: Builder, image: Value, grid: Value, mode: int, padding: int, align_corners: int) -> Value:
+def body(b: Builder, image: Value, grid: Value, mode: int, padding: int, align_corners: int, scale: float) -> Value:
+    if image.dtype == TensorProto.INT8:
+        precise = TensorProto.DOUBLE if grid.dtype == TensorProto.DOUBLE else TensorProto.FLOAT
+        values = _sampling.values(b, image, scale, precise)
+        return b.cast(sampled(b, values, grid, mode, padding, align_corners), grid.dtype)
+    return sampled(b, image, grid, mode, padding, align_corners)
+
+
+def sampled(b: Builder, image: Value, grid: Value, mode: int, padding: int, align_corners: int) -> Value:
+    """What torch samples of an image in floating point."""
     s = Sampler(b, image, [b.dim(grid, axis) for axis in range(1, grid.rank - 1)], _TAPS[mode])
     lost = 1 if align_corners else 0  # -1..1 spans the centres of the outer pixels, or else their far edges
     shifted = s.op("Add", s.coordinates(grid), s.number(1))
@@ -63,7 +74,7 @@ def body(b: Builder, image: Value, grid: Value, mode: int, padding: int, align_c
 
 
 def convert(image: Any, grid: Any, mode: int, padding: int, align_corners: bool) -> list[Any]:
-    return [image, grid, mode, padding, align_corners]
+    return [image, grid, mode, padding, align_corners, 1.0]
 
 
 Symbolic(OP, body, aten=dict.fromkeys(("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"), convert))

@@ -7,6 +7,7 @@ from onnx import TensorProto
 from svexport.ops.ms_deform_attn import OP
 from svexport.symbolic._bilinear import INDEX, corners
 from svexport.symbolic._builder import Builder, Value
+from svexport.symbolic._sampling import values
 from svexport.symbolic._symbolic import Symbolic
 
 __all__: list[str] = []
@@ -19,13 +20,15 @@ def body(
     level_start_index: Value,
     sampling_locations: Value,
     attention_weights: Value,
+    scale: float,
 ) -> Value:
-    dtype = value.dtype
+    int8 = value.dtype == TensorProto.INT8
+    dtype = attention_weights.dtype if int8 else value.dtype
     precise = TensorProto.DOUBLE if TensorProto.DOUBLE in (dtype, sampling_locations.dtype) else TensorProto.FLOAT
     n, s, m, d = (b.dim(value, axis) for axis in range(4))
     queries, levels, points = (b.dim(sampling_locations, axis) for axis in (1, 3, 4))
     if 0 in (levels, points):  # a sum over nothing, of which ONNX Runtime writes the first matrix only
-        return b.op("Expand", b.like(0, value), b.shape(n, queries, b.product(m, d)))
+        return b.op("Expand", b.constant(0, dtype), b.shape(n, queries, b.product(m, d)))
     samples = b.product(levels, points)
     every = b.product(m, samples)
 
@@ -56,7 +59,8 @@ def body(
     rows = [(b.op("Add", b.op("Mul", i, row), start), b.op("Mul", weight, weights)) for i, weight in axis(y, height)]
 
     # (N, Lq, M, 1, L*P) @ (N, Lq, M, L*P, D) for each of the four corners
-    source = b.reshape(b.cast(value, precise), b.product(n, s, m), d)
+    value = values(b, value, scale, precise) if int8 else b.cast(value, precise)
+    source = b.reshape(value, b.product(n, s, m), d)
     parts = []
     for j, v in rows:
         for i, w in columns:

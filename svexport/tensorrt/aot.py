@@ -310,6 +310,10 @@ def _sample(image: Operand, grid: Operand, mode: int) -> Launch:
     known = _known(image.shape) and _known(grid.shape)
     enough = 1024  # blocks: several for every multiprocessor
     images = batch if isinstance(batch, int) and batch < 65535 else 65535 if isinstance(batch, int) else batch
+    if image.dtype == torch.int8:
+        chunk = 8
+        blocks = _ceil_div(_ceil_div(channels, chunk) * points, threads)
+        return Launch((_some(blocks), _some(images), 1), threads, _constants(chunk))
     if not image.channels_last:
         blocks, chunk = _ceil_div(points, threads), 32
         while chunk > 4 and not (known and blocks * images * _ceil_div(channels, chunk) >= enough):

@@ -10,6 +10,7 @@ import torch
 
 from svexport.errors import BackendNotAvailableError
 from svexport.ops._op import OPS, Op
+from svexport.symbolic import SYMBOLICS
 from svexport.tensorrt.nodes import plugin_ops
 from svexport.tensorrt.plugins import Registered, create_plugin, register_plugins
 
@@ -66,13 +67,17 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return {op.torch_op: op.implementation or op.reference for op in OPS.values() if op not in with_plugin}
 
 
-def _values(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _values(op: Op, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The op's arguments by name, of a call of the op or of an aten function that means the same."""
+    if target != op.torch_op:
+        args = SYMBOLICS[op.node_type].aten[target._schema.name.removeprefix("aten::")](*args, **kwargs) or ()
+        kwargs = {}
     return dict(zip((a.name for a in op.arguments), args)) | dict(kwargs)
 
 
 def _converts(op: Op, node: Any, settings: Any = None) -> bool:
     """Whether the op's plugin runs this node of a graph."""
-    values = _values(op, node.args, node.kwargs)
+    values = _values(op, node.target, node.args, node.kwargs)
     return not op.beyond_plugin({a.name: values[a.name] for a in op.attributes})
 
 
@@ -80,7 +85,7 @@ def _convert(op: Op, context: Any, target: Any, args: Sequence[Any], kwargs: Map
     """A converter as Torch-TensorRT calls it: the op's plugin in the network under construction."""
     from torch_tensorrt.dynamo.conversion.converter_utils import get_trt_tensor
 
-    values = _values(op, args, kwargs)
+    values = _values(op, target, args, kwargs)
     tensors = [
         get_trt_tensor(context, tensor, f"{name}_{argument.name}_{i}")
         for argument in op.arguments

@@ -30,7 +30,7 @@ def test_list_names_nodes_and_libraries(run, cache):
     assert list(result.json["nodes"]) == [op.node_type for op in plugin_ops()]
     assert result.json["nodes"]["SvGridSample"] == {
         "inputs": ["input", "grid"],
-        "attributes": {"interpolation_mode": "int", "padding_mode": "int", "align_corners": "int"},
+        "attributes": {"interpolation_mode": "int", "padding_mode": "int", "align_corners": "int", "scale": "float"},
     }
     assert [entry["tensorrt"] for entry in result.json["libraries"]] == [10, 8]
     assert "bias?" in run("plugins", "list").out

@@ -65,7 +65,7 @@ class Case:
     def check_forward(self, kernels: Kernels) -> None:
         output = in_layout(torch.full(self.output.shape, math.nan, dtype=self.input.dtype))
         memory = Memory.of(kernels.bytes("grid_sample_workspace", self.input, self.grid, self.mode))
-        arguments = (self.input, self.grid, output, self.mode, self.padding, self.align_corners)
+        arguments = (self.input, self.grid, output, self.mode, self.padding, self.align_corners, 1.0)
         assert kernels("grid_sample", *arguments, then=memory), self.shown
         near = ~self.unsure[:, None].expand_as(output)
         error = (output.double() - self.output.detach())[near].abs().max() if near.any() else torch.zeros(())

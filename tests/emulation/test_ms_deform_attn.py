@@ -44,12 +44,12 @@ def check(kernels: Kernels, args: list[Tensor], needed: tuple[bool, bool, bool] 
     value, shapes, starts, locations, weights = args
     shown = " ".join(f"{t.dtype} {tuple(t.shape)} {t.stride()}" for t in args)
     leaves = [t.double().requires_grad_() for t in (value, locations, weights)]
-    expected = OP.reference(leaves[0], shapes, starts, *leaves[1:])
+    expected = OP.reference(leaves[0], shapes, starts, *leaves[1:], 1.0)
     grad = torch.randn(expected.shape).to(value.dtype)
     wanted = torch.autograd.grad(expected, leaves, grad.double())
 
     output = poisoned(*expected.shape, dtype=value.dtype)
-    assert kernels("ms_deform_attn", *args, output, tactic()), shown
+    assert kernels("ms_deform_attn", *args, output, 1.0, tactic()), shown
     compare(output, expected.detach(), f"output {shown}")
 
     if random.random() < 0.3:
@@ -112,7 +112,7 @@ def test_a_strange_location_reads_zero(kernels: Kernels, strange: float) -> None
 def test_levels_larger_than_value_read_nothing_outside_of_it(kernels: Kernels, shift: int) -> None:
     value, shapes, starts, locations, weights = make(2, 9, 2, 8, 4, [(6, 7), (3, 3)])
     output = poisoned(2, 9, 16, dtype=value.dtype)
-    assert kernels("ms_deform_attn", value, shapes + 3, starts + shift, locations, weights, output, tactic())
+    assert kernels("ms_deform_attn", value, shapes + 3, starts + shift, locations, weights, output, 1.0, tactic())
     assert output.isfinite().all()
 
 
@@ -120,9 +120,27 @@ def test_levels_larger_than_value_read_nothing_outside_of_it(kernels: Kernels, s
 def test_empty(kernels: Kernels, n: int, queries: int, points: int) -> None:
     args = make(n, queries, 2, 4, points, [(3, 4), (1, 2)])
     output = poisoned(n, queries, 8, dtype=torch.float32)
-    assert kernels("ms_deform_attn", *args, output, tactic())
+    assert kernels("ms_deform_attn", *args, output, 1.0, tactic())
     assert not output.any()
     sums = torch.zeros_like(args[0])
     results = [torch.empty_like(t) for t in args[3:]]
     assert kernels("ms_deform_attn_backward", torch.ones_like(output), *args, sums, None, *results, tactic())
     assert not sums.any()
+
+
+@DTYPES
+@pytest.mark.parametrize("d", [1, 7, 8, 16, 32, 48, 80, 264])
+def test_int8_values(kernels: Kernels, d: int, dtype: torch.dtype) -> None:
+    """To any type, beside locations and weights of any."""
+    for aligned in (True, False):
+        value, shapes, starts, locations, weights = random_case(dtype, d)
+        codes, scale = torch.randint(-128, 128, value.shape, dtype=torch.int8), 0.013
+        expected = OP.reference(codes, shapes, starts, locations.double(), weights.double(), scale)
+        args = [codes, shapes, starts, locations, weights]
+        if not aligned:
+            args = [in_memory(t) for t in args]
+        shown = " ".join(f"{t.dtype} {tuple(t.shape)} {t.stride()}" for t in args)
+        output = poisoned(*expected.shape, dtype=dtype)
+        chosen = random.choice([0, 0, *(64 * width + lanes for width in (1, 16) for lanes in (1, 2, 4, 32))])
+        assert kernels("ms_deform_attn", *args, output, scale, chosen), shown
+        compare(output, expected, f"output {shown}")

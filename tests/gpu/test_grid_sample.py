@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -51,18 +52,18 @@ def layouts(image: Tensor) -> Iterator[Tensor]:
     yield image[:1].expand_as(image)
 
 
-def on_gpu(image: Tensor, grid: Tensor, *arguments: object) -> Tensor:
-    output = OP(image, grid, *arguments)
+def on_gpu(image: Tensor, grid: Tensor, mode: int, padding: int, align: bool, scale: float = 1.0) -> Tensor:
+    output = OP(image, grid, mode, padding, align, scale)
     assert output.is_contiguous()
     return output
 
 
-def check(image: Tensor, grid: Tensor, *arguments: object, backward: bool = True) -> None:
+def check(image: Tensor, grid: Tensor, *arguments: Any, backward: bool = True) -> None:
     """The op on the GPU against itself in float64 on the CPU, with gradients."""
     leaves = [x.detach().requires_grad_(backward) for x in (image, grid)]
     output = on_gpu(*leaves, *arguments)
     precise = [x.detach().double().cpu().requires_grad_(backward) for x in (image, grid)]
-    expected = OP(*precise, *arguments)
+    expected = OP(*precise, *arguments, 1.0)
     assert relative_error(output, expected) < TOLERANCES[image.dtype]
     if backward:
         weight = torch.randn_like(output)
@@ -142,7 +143,7 @@ def check_anywhere(image: Tensor, grid: Tensor, padding: int, shift: int, bound:
     """Coordinates in float32 and in the type of the image, which also lies so many elements off its alignment."""
     shifted_image = torch.cat([image.flatten()[:shift], image.flatten()])[shift:].view(image.shape)
     for coordinates in (grid, grid.to(image.dtype)):
-        expected = OP(image.double().cpu(), coordinates.double().cpu(), 0, padding, False)
+        expected = OP(image.double().cpu(), coordinates.double().cpu(), 0, padding, False, 1.0)
         for data in (image, shifted_image):
             assert relative_error(on_gpu(data, coordinates, 0, padding, False), expected) < bound
 
@@ -195,9 +196,9 @@ def test_many_points(points: str, dtype: torch.dtype) -> None:
         for coordinates, padding in itertools.product((grid, grid.half(), strided), (0, 1)):
             check(image, coordinates, 0, padding, False, backward=False)
         gradient = torch.randn(*shape[:2], *out, device="cuda", dtype=dtype)
-        (found,) = torch.ops.svexport.grid_sample_backward([gradient], image, grid, 0, 0, False, [True, False])
+        (found,) = torch.ops.svexport.grid_sample_backward([gradient], image, grid, 0, 0, False, 1.0, [True, False])
         precise = image.double().cpu().requires_grad_()
-        output = OP(precise, grid.double().cpu(), 0, 0, False)
+        output = OP(precise, grid.double().cpu(), 0, 0, False, 1.0)
         (wanted,) = torch.autograd.grad(output, precise, gradient.double().cpu())
         assert relative_error(found, wanted) < TOLERANCES[dtype]
 
@@ -220,7 +221,7 @@ def test_planes_in_shared_memory(points: str, dtype: torch.dtype) -> None:
         for padding in (0, 1, 2):
             check_anywhere(image, grid, padding, 1, max(TOLERANCES[dtype], 5e-5))  # rounded coordinates
         grid.view(-1, 2)[5::997, 1] = float("inf")  # a row of no band
-        expected = OP(image.double().cpu(), grid.double().cpu(), 0, 0, False)
+        expected = OP(image.double().cpu(), grid.double().cpu(), 0, 0, False, 1.0)
         torch.full(expected.shape, 7.0, device="cuda", dtype=dtype)  # is what stays of a result that is not written
         assert relative_error(on_gpu(image, grid, 0, 0, False), expected) < max(TOLERANCES[dtype], 5e-5)
 
@@ -235,9 +236,9 @@ def check_gradients(shape: tuple[int, ...], out: tuple[int, ...], points: str, m
     pixel = (grid.double() + 1) * torch.tensor(shape[:1:-1], device="cuda") / 2 - (1 if mode == 1 else 0.5)
     gradient.masked_fill_(((pixel - pixel.round()).abs() < 1e-3).any(-1)[:, None], 0)
     leaves = [image.float().cpu().requires_grad_(), grid.cpu().requires_grad_()]
-    wanted = torch.autograd.grad(OP(*leaves, mode, 0, False), leaves, gradient.float().cpu())
+    wanted = torch.autograd.grad(OP(*leaves, mode, 0, False, 1.0), leaves, gradient.float().cpu())
     for layout in (torch.contiguous_format, torch.channels_last if len(out) == 2 else torch.channels_last_3d):
-        arguments = ([gradient], image.contiguous(memory_format=layout), grid, mode, 0, False)
+        arguments = ([gradient], image.contiguous(memory_format=layout), grid, mode, 0, False, 1.0)
         both = torch.ops.svexport.grid_sample_backward(*arguments, [True, True])
         (first,) = torch.ops.svexport.grid_sample_backward(*arguments, [True, False])
         assert relative_error(both[0], wanted[0]) < 2 * TOLERANCES[dtype]
@@ -334,9 +335,9 @@ def test_gradients_with_special_points(mode: int, dtype: torch.dtype) -> None:
             rows[17 + i :: 997, i % len(out)] = x
         image = torch.randn(shape, device="cuda", dtype=dtype)
         gradient = torch.randn(*shape[:2], *out, device="cuda", dtype=dtype)
-        (found,) = torch.ops.svexport.grid_sample_backward([gradient], image, grid, mode, 0, False, [True, False])
+        (found,) = torch.ops.svexport.grid_sample_backward([gradient], image, grid, mode, 0, False, 1.0, [True, False])
         leaf = image.float().cpu().requires_grad_()
-        (wanted,) = torch.autograd.grad(OP(leaf, grid.cpu(), mode, 0, False), leaf, gradient.float().cpu())
+        (wanted,) = torch.autograd.grad(OP(leaf, grid.cpu(), mode, 0, False, 1.0), leaf, gradient.float().cpu())
         assert relative_error(found, wanted) < 2 * TOLERANCES[dtype]
 
 
@@ -364,10 +365,10 @@ def test_special_coordinates(rank: int, mode: int, padding: int, align: bool) ->
     """NaN, infinite and huge coordinates are what they are on a CPU."""
     image, grid = special_args(rank, SPECIAL if padding == 2 else SPECIAL + HUGE)
     image = image.repeat_interleave(4, 1)
-    expected = OP(image, grid, mode, padding, align)
+    expected = OP(image, grid, mode, padding, align, 1.0)
     last = torch.channels_last if rank == 4 else torch.channels_last_3d
     for view in (image.cuda(), image.cuda().contiguous(memory_format=last)):
-        actual = OP(view, grid.cuda(), mode, padding, align)
+        actual = OP(view, grid.cuda(), mode, padding, align, 1.0)
         torch.testing.assert_close(actual.cpu(), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
@@ -376,9 +377,9 @@ def test_pixels_outside_are_not_read(mode: int) -> None:
     """A NaN or infinite pixel shows where a point has it among its own, and nowhere else."""
     image, grid = random_args((1, 8, 6, 7), (50, 1), False)
     image[0, :, 0, 0], image[0, :, 5, 6] = float("nan"), float("inf")
-    expected = OP(image.double(), grid.double(), mode, 0, False)
+    expected = OP(image.double(), grid.double(), mode, 0, False, 1.0)
     for view in (image.cuda(), image.cuda().contiguous(memory_format=torch.channels_last)):
-        actual = OP(view, grid.cuda(), mode, 0, False).cpu()
+        actual = OP(view, grid.cuda(), mode, 0, False, 1.0).cpu()
         assert torch.equal(actual.isnan(), expected.isnan())
         assert torch.equal(actual.isinf(), expected.isinf())
 
@@ -388,7 +389,7 @@ def test_nearest_rounds_like_a_cpu() -> None:
     image = torch.randn(1, 2, 37, 53)
     for theta in ([[-1, 0, 0], [0, 1, 0]], [[0, 1, 0], [-1, 0, 0]], [[0.5, 0, 0], [0, 0.5, 0]]):
         grid = F.affine_grid(torch.tensor([theta], dtype=torch.float32), [1, 2, 74, 106], align_corners=False)
-        assert torch.equal(OP(image.cuda(), grid.cuda(), 1, 0, False).cpu(), OP(image, grid, 1, 0, False))
+        assert torch.equal(OP(image.cuda(), grid.cuda(), 1, 0, False, 1.0).cpu(), OP(image, grid, 1, 0, False, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -402,7 +403,7 @@ def test_nearest_rounds_like_a_cpu() -> None:
 )
 def test_empty(image: tuple, grid: tuple) -> None:
     leaves = [torch.randn(s, device="cuda", requires_grad=True) for s in (image, grid)]
-    output = OP(*leaves, 0, 0, False)
+    output = OP(*leaves, 0, 0, False, 1.0)
     assert output.shape == (*image[:2], *grid[1:-1])
     for gradient, leaf in zip(torch.autograd.grad(output.sum(), leaves), leaves, strict=True):
         assert torch.equal(gradient, torch.zeros_like(leaf))
@@ -413,9 +414,9 @@ def test_expanded_gradient(layout: torch.memory_format) -> None:
     """The gradient of a sum is one number with strides of zero."""
     image, grid = random_args((2, 64, 9, 11), (30, 20), False)
     leaves = [image.cuda().contiguous(memory_format=layout).requires_grad_(), grid.cuda().requires_grad_()]
-    found = torch.autograd.grad(OP(*leaves, 0, 0, False).sum(), leaves)
+    found = torch.autograd.grad(OP(*leaves, 0, 0, False, 1.0).sum(), leaves)
     precise = [image.double().requires_grad_(), grid.double().requires_grad_()]
-    wanted = torch.autograd.grad(OP(*precise, 0, 0, False).sum(), precise)
+    wanted = torch.autograd.grad(OP(*precise, 0, 0, False, 1.0).sum(), precise)
     for gradient, e in zip(found, wanted, strict=True):
         assert relative_error(gradient, e) < 1e-5
 
@@ -424,11 +425,11 @@ def test_expanded_gradient(layout: torch.memory_format) -> None:
 def test_channel_last_gradient(layout: torch.memory_format) -> None:
     image, grid = random_args((2, 64, 9, 11), (30, 20), False)
     leaves = [image.cuda().contiguous(memory_format=layout).requires_grad_(), grid.cuda().requires_grad_()]
-    output = OP(*leaves, 0, 0, False)
+    output = OP(*leaves, 0, 0, False, 1.0)
     weight = torch.randn_like(output)
     found = torch.autograd.grad(output, leaves, weight.contiguous(memory_format=torch.channels_last))
     precise = [image.double().requires_grad_(), grid.double().requires_grad_()]
-    wanted = torch.autograd.grad(OP(*precise, 0, 0, False), precise, weight.double().cpu())
+    wanted = torch.autograd.grad(OP(*precise, 0, 0, False, 1.0), precise, weight.double().cpu())
     for gradient, e in zip(found, wanted, strict=True):
         assert relative_error(gradient, e) < 1e-5
 
@@ -440,8 +441,8 @@ def test_one_gradient(needs: tuple[bool, bool], dtype: torch.dtype) -> None:
         image, grid = (x.to("cuda") for x in random_args(shape, out, False))
         image = image.to(dtype)
         gradient = torch.randn(*shape[:2], *out, device="cuda", dtype=dtype)
-        both = torch.ops.svexport.grid_sample_backward([gradient], image, grid, 0, 0, False, [True, True])
-        one = torch.ops.svexport.grid_sample_backward([gradient], image, grid, 0, 0, False, list(needs))
+        both = torch.ops.svexport.grid_sample_backward([gradient], image, grid, 0, 0, False, 1.0, [True, True])
+        one = torch.ops.svexport.grid_sample_backward([gradient], image, grid, 0, 0, False, 1.0, list(needs))
         assert len(one) == 1
         assert relative_error(one[0], both[needs.index(True)]) < TOLERANCES[dtype]
 
@@ -452,7 +453,7 @@ def test_deterministic(rank: int, mode: int, padding: int, align: bool) -> None:
     image = torch.randn(2, 16, *(3, 4, 5)[2 - rank :], device="cuda", dtype=HALF)
     grid = torch.rand(2, *[16] * (rank - 2), rank - 2, device="cuda") * 2 - 1
     gradient = torch.randn(*image.shape[:2], *grid.shape[1:-1], device="cuda", dtype=HALF)
-    arguments = ([gradient], image, grid, mode, padding, align, [True, True])
+    arguments = ([gradient], image, grid, mode, padding, align, 1.0, [True, True])
     fast = torch.ops.svexport.grid_sample_backward(*arguments)
     torch.use_deterministic_algorithms(True)
     try:
@@ -471,17 +472,17 @@ def test_more_elements_than_32_bits_count(layout: torch.memory_format) -> None:
     assert image[:2].numel() < 2**31 < image.numel()
     image[2].normal_()
     grid = torch.rand(3, 5, 3, 2, device="cuda") * 2 - 1
-    output = OP(image, grid, 0, 0, False)
-    assert torch.equal(output[2:], OP(image[2:].clone(memory_format=layout), grid[2:], 0, 0, False))
+    output = OP(image, grid, 0, 0, False, 1.0)
+    assert torch.equal(output[2:], OP(image[2:].clone(memory_format=layout), grid[2:], 0, 0, False, 1.0))
 
 
 @pytest.mark.large
 def test_more_points_than_32_bits_count() -> None:
     image = torch.randn(3, 1, 5, 7, device="cuda", dtype=HALF)
     grid = torch.rand(3, 27000, 27000, 2, device="cuda", dtype=HALF) * 2 - 1
-    output = OP(image, grid, 0, 0, False)
+    output = OP(image, grid, 0, 0, False, 1.0)
     assert output.numel() > 2**31
-    assert torch.equal(output[2:, :, -3:], OP(image[2:], grid[2:, -3:], 0, 0, False))
+    assert torch.equal(output[2:, :, -3:], OP(image[2:], grid[2:, -3:], 0, 0, False, 1.0))
 
 
 @pytest.mark.large
@@ -500,3 +501,34 @@ def test_memory_of_a_half_model() -> None:
         before = torch.cuda.memory_allocated()
         output = grid_sample(image, grid, align_corners=False)
         assert torch.cuda.max_memory_allocated() - before <= output.numel() * output.element_size() + 1024
+
+
+# ------------------------------------------------------------------ int8
+
+
+def in_blocks(codes: Tensor, size: int) -> Tensor:
+    """TensorRT's CHW4 and CHW32: ``(N, ceil(C/size), H, W, size)``."""
+    padded = F.pad(codes, (0, 0, 0, 0, 0, -codes.shape[1] % size), value=99)
+    return padded.unflatten(1, (-1, size)).movedim(2, -1).contiguous()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@every_combination
+def test_int8_images(rank: int, mode: int, padding: int, align: bool, dtype: torch.dtype) -> None:
+    """As the op takes them and in TensorRT's formats, to NCHW and channels-last."""
+    last = torch.channels_last if rank == 4 else torch.channels_last_3d
+    for shape, out in IMAGES[rank]:
+        image, grid = random_args(shape, out, align)
+        codes, scale = (image * 50).round().clamp(-128, 127).to(torch.int8), 0.02
+        expected = OP(codes, grid.double(), mode, padding, align, scale)
+        for given in layouts(codes.cuda()):
+            wanted = OP(given.cpu(), grid.double(), mode, padding, align, scale)
+            assert relative_error(on_gpu(given, grid.cuda(), mode, padding, align, scale), wanted) < 2e-5
+        packed = [in_blocks(codes, size) for size in (4, 32)] if rank == 4 else []
+        for given in (codes, codes.contiguous(memory_format=last), *packed):
+            for layout in (torch.contiguous_format, last):
+                output = torch.full(expected.shape, math.nan, dtype=dtype, device="cuda").to(memory_format=layout)
+                torch.ops.svexport_internal.grid_sample_int8(
+                    given.cuda(), grid.cuda(), mode, padding, align, scale, output
+                )
+                assert relative_error(output, expected) < TOLERANCES[dtype], (given.shape, given.stride(), layout)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from svexport.ops import ms_deform_attn
 from svexport.ops.ms_deform_attn import OP
-from tests.gpu.support import check_kernel, gpu, leaves, moved, relative_error
+from tests.gpu.support import TOLERANCES, check_kernel, gpu, leaves, moved, relative_error
 
 pytestmark = gpu
 
@@ -56,7 +56,7 @@ SHAPES = [
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)
 def test_is_the_reference(sizes: dict, dtype: torch.dtype) -> None:
-    check_kernel(OP, tuple(case(**sizes, dtype=dtype)))
+    check_kernel(OP, (*case(**sizes, dtype=dtype), 1.0))
 
 
 @pytest.mark.parametrize("change", [torch.int32, "order"], ids=str)
@@ -66,7 +66,7 @@ def test_levels(change: torch.dtype | str) -> None:
         starts = torch.tensor([93, 0, 70, 90])
     else:
         shapes, starts = shapes.to(change), starts.to(change)
-    check_kernel(OP, (value, shapes, starts, locations, weights))
+    check_kernel(OP, (value, shapes, starts, locations, weights, 1.0))
 
 
 def test_levels_larger_than_value_read_nothing_outside_of_it() -> None:
@@ -82,20 +82,20 @@ def test_a_strange_location_reads_zero(strange: float) -> None:
     args = case(levels=((3, 5), (4, 4)), queries=3)
     args[3][:, 0, ..., 0] = strange
     args[3][:, 1, :, 0, 0, 1] = strange
-    check_kernel(OP, tuple(args))
+    check_kernel(OP, (*args, 1.0))
 
 
 def test_locations_on_pixels_have_the_gradient_of_the_reference() -> None:
     value, shapes, starts, locations, weights = case(levels=((8, 8), (2, 4)))
     locations = (torch.randint_like(locations, -1, 10) + 0.5) / 8
-    check_kernel(OP, (value, shapes, starts, locations, weights))
+    check_kernel(OP, (value, shapes, starts, locations, weights, 1.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_float32_locations_and_weights_beside_half_values(dtype: torch.dtype) -> None:
     value, shapes, starts, locations, weights = case(levels=((3, 2000),))
-    check_kernel(OP, (value.to(dtype), shapes, starts, locations, weights))
-    check_kernel(OP, (value.to(dtype), shapes, starts, locations, weights.to(dtype)))
+    check_kernel(OP, (value.to(dtype), shapes, starts, locations, weights, 1.0))
+    check_kernel(OP, (value.to(dtype), shapes, starts, locations, weights.to(dtype), 1.0))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -118,7 +118,7 @@ def test_strides(dtype: torch.dtype) -> None:
 
 def test_gradient_of_any_strides() -> None:
     args, inputs = leaves(tuple(moved(case(), "cuda")))
-    output = OP(*args)
+    output = OP(*args, 1.0)
     for grad in (torch.ones_like(output), torch.randn(output.shape[::-1], device="cuda").permute(2, 1, 0)):
         expected = torch.autograd.grad(output, inputs, grad.contiguous(), retain_graph=True)
         strided = grad.new_ones(()).expand(grad.shape) if grad.is_contiguous() else grad
@@ -148,9 +148,9 @@ def test_deterministic_backward(dtype: torch.dtype) -> None:
     value, shapes, starts, locations, weights = case(queries=2000, levels=((3, 4), (1, 2)), dtype=dtype)
     torch.use_deterministic_algorithms(True)
     try:
-        check_kernel(OP, (value, shapes, starts, locations, weights))
+        check_kernel(OP, (value, shapes, starts, locations, weights, 1.0))
         args, inputs = leaves(tuple(moved((value, shapes, starts, locations, weights), "cuda")))
-        output = OP(*args)
+        output = OP(*args, 1.0)
         grad = torch.randn_like(output)
         runs = [torch.autograd.grad(output, inputs, grad, retain_graph=True) for _ in range(5)]
         grad[0, 0, 0] = math.inf
@@ -178,3 +178,17 @@ def test_more_than_2_31_elements() -> None:
     shapes = torch.tensor([[1, 2]], device="cuda")
     expected = ms_deform_attn(value[:, :2].contiguous(), shapes, starts, locations, weights)
     assert relative_error(ms_deform_attn(far, shapes, starts, locations, weights), expected) == 0
+
+
+@pytest.mark.parametrize("d", [3, 16, 32, 80])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_int8_values(d: int, dtype: torch.dtype) -> None:
+    """What is sampled has the type of the weights."""
+    for precise in (dtype, torch.float32):
+        value, shapes, starts, locations, weights = case(d=d, queries=301, levels=((13, 21), (6, 10), (3, 5)))
+        codes = (value * 50).clamp(-128, 127).to(torch.int8)
+        args = codes, shapes, starts, locations.to(precise), weights.to(dtype)
+        expected = OP.reference(codes, shapes, starts, args[3].double(), args[4].double(), 0.02)
+        actual = ms_deform_attn(*moved(args, "cuda"), scale=0.02)
+        assert actual.dtype == dtype
+        assert relative_error(actual, expected) < TOLERANCES[dtype]

@@ -112,7 +112,7 @@ def images(n: int, channels: int = 5) -> tuple[Tensor, Tensor]:
 
 def grid_sampler(dtype: torch.dtype = torch.float32) -> OnnxEngine:
     image, grid = images(2)
-    return engine_of(op_model(GRID_SAMPLE, (image.to(dtype), grid, 0, 0, False), 17, lowered=False, dynamic=True))
+    return engine_of(op_model(GRID_SAMPLE, (image.to(dtype), grid, 0, 0, False, 1.0), 17, lowered=False, dynamic=True))
 
 
 @pytest.mark.parametrize("n", [0, 1, 3])
@@ -188,7 +188,7 @@ def test_closed_and_left_open_at_exit(tmp_path: Path) -> None:
     torch.testing.assert_close(output, nn.functional.grid_sample(image, grid, align_corners=False))
     with pytest.raises(EngineError, match="is closed"):
         engine(image, grid)
-    onnx.save(op_model(GRID_SAMPLE, (*images(2), 0, 0, False), 17, lowered=False), tmp_path / "m.onnx")
+    onnx.save(op_model(GRID_SAMPLE, (*images(2), 0, 0, False, 1.0), 17, lowered=False), tmp_path / "m.onnx")
     program = (
         "import sys, torch, svexport\n"
         "engine = svexport.load(sys.argv[1], device='cuda', kernels=True)\n"

@@ -503,7 +503,7 @@ def test_broken_models(change: str, message: str) -> None:
 
 
 def test_attributes_out_of_range() -> None:
-    sample = node("grid_sample", ["x", "grid"], ["y"], 0, 0, 1)
+    sample = node("grid_sample", ["x", "grid"], ["y"], 0, 0, 1, 1.0)
     next(a for a in sample.attribute if a.name == "interpolation_mode").i = 2**40
     model = model_of([sample], [value("x", [1, 2, 3, 3]), value("grid", [1, 2, 2, 2])], [value("y", [1, 2, 2, 2])])
     for function in (attach, lower):

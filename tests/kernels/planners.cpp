@@ -127,6 +127,7 @@ ms_deform::Problem random_ms_deform(Random& random) {
   p.channels = random.chance(0.05) ? 0 : random.magnitude(3000);
   p.samples = random.magnitude(1000);
   p.item_size = random.chance(0.5) ? 2 : 4;
+  if (!p.backward && random.chance(0.3)) p.item_size = 1;
   p.alignment = random.power_of_two(p.item_size, 16);
   return p;
 }

@@ -3,7 +3,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -88,7 +90,7 @@ def test_equals_torch(rank: int, mode: int, padding: int, align: bool, dtype: to
         wanted = torch.autograd.grad(torch_grid_sample(*leaves, mode, padding, align), leaves, weight)
         for function in (OP, reference):
             leaves = [x.clone().requires_grad_() for x in args]
-            output = function(*leaves, mode, padding, align)
+            output = function(*leaves, mode, padding, align, 1.0)
             assert output.dtype == dtype
             torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
             found = torch.autograd.grad(output, leaves, weight.to(dtype), materialize_grads=True)
@@ -102,7 +104,7 @@ def test_special_coordinates(rank: int, mode: int, padding: int, align: bool) ->
     image, grid = special_args(rank, SPECIAL if padding == 2 else SPECIAL + HUGE)
     expected = torch_grid_sample(image, grid, mode, padding, align)
     for function in (OP, reference):
-        actual = function(image, grid, mode, padding, align)
+        actual = function(image, grid, mode, padding, align, 1.0)
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
@@ -111,7 +113,7 @@ def test_special_coordinates(rank: int, mode: int, padding: int, align: bool) ->
 def test_second_derivatives(mode: int, padding: int) -> None:
     image, grid = random_args((1, 2, 3, 4), (2, 2), False, torch.float64)
     assert torch.autograd.gradgradcheck(
-        lambda *x: OP(*x, mode, padding, False), (image.requires_grad_(), grid.requires_grad_())
+        lambda *x: OP(*x, mode, padding, False, 1.0), (image.requires_grad_(), grid.requires_grad_())
     )
 
 
@@ -180,7 +182,7 @@ IMAGE, GRID = torch.ones(1, 1, 3, 3), torch.zeros(1, 2, 2, 2)
         (IMAGE[:, :, :0], GRID, {}, "at least one pixel"),
         (IMAGE[None], torch.zeros(1, 1, 2, 2, 3), {"mode": "bicubic"}, "4-D input only.*use 'bilinear'"),
         (IMAGE, GRID.to("meta"), {}, "one device; got cpu and meta"),
-        (IMAGE.int(), GRID.int(), {}, "floating-point input; got torch.int32"),
+        (IMAGE.int(), GRID.int(), {}, "floating-point or int8 input; got torch.int32"),
         (IMAGE, GRID.double(), {}, "grid in torch.float32, .*got torch.float64"),
         (IMAGE.double(), GRID, {}, "grid in torch.float64, .*got torch.float32"),
         (IMAGE.half(), GRID.double(), {}, "grid in torch.float16 or torch.float32"),
@@ -216,7 +218,7 @@ def test_shapes_on_the_meta_device() -> None:
 def test_module() -> None:
     module = GridSample("bicubic", "reflection", align_corners=True)
     assert not module.state_dict()
-    assert repr(module) == "GridSample(mode='bicubic', padding_mode='reflection', align_corners=True)"
+    assert repr(module) == "GridSample(mode='bicubic', padding_mode='reflection', align_corners=True, scale=1.0)"
     args = random_args((2, 3, 5, 7), (3, 4), True)
     torch.testing.assert_close(module(*args), torch_grid_sample(*args, 2, 2, True))
 
@@ -231,7 +233,7 @@ def test_body_equals_torch(rank: int, mode: int, padding: int, align: bool, opse
         args = random_args(shape, out, align)
         expected = torch_grid_sample(*args, mode, padding, align)
         for dynamic in (False, True):
-            (actual,) = run_op(OP, (*args, mode, padding, align), opset, dynamic=dynamic)
+            (actual,) = run_op(OP, (*args, mode, padding, align, 1.0), opset, dynamic=dynamic)
             torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -246,7 +248,7 @@ def test_body_at_any_size(data: st.DataObject) -> None:
     mode, padding = data.draw(st.integers(0, 6 - rank)), data.draw(st.integers(0, 2))
     align, dynamic = data.draw(st.booleans()), data.draw(st.booleans())
     args = random_args(shape, out, align)
-    (actual,) = run_op(OP, (*args, mode, padding, align), data.draw(st.sampled_from(OPSETS)), dynamic=dynamic)
+    (actual,) = run_op(OP, (*args, mode, padding, align, 1.0), data.draw(st.sampled_from(OPSETS)), dynamic=dynamic)
     torch.testing.assert_close(actual, torch_grid_sample(*args, mode, padding, align), rtol=1e-5, atol=1e-5)
 
 
@@ -256,7 +258,7 @@ def test_body_at_special_coordinates(rank: int, mode: int, padding: int, align: 
     image, grid = special_args(rank, SPECIAL if padding == 2 else SPECIAL + HUGE)
     expected = torch_grid_sample(image, grid, mode, padding, align)
     for dynamic in (False, True):
-        (actual,) = run_op(OP, (image, grid, mode, padding, align), opset, dynamic=dynamic)
+        (actual,) = run_op(OP, (image, grid, mode, padding, align, 1.0), opset, dynamic=dynamic)
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
@@ -267,7 +269,7 @@ def test_body_never_leaves_the_image(rank: int, mode: int, padding: int, align: 
     image, grid = special_args(rank, (*HUGE, 3e9, -3e9, 2.0**31, -(2.0**63), 1e37))
     image = image.abs() + 1
     for dynamic in (False, True):
-        (actual,) = run_op(OP, (image, grid, mode, padding, align), opset, dynamic=dynamic)
+        (actual,) = run_op(OP, (image, grid, mode, padding, align, 1.0), opset, dynamic=dynamic)
         assert actual.isfinite().all()
         if padding and mode != 2:
             assert (actual >= 1).all()
@@ -283,7 +285,7 @@ def test_zeros_outside_of_an_image_that_is_not_finite(opset: int, mode: int, out
     image[torch.rand(image.shape) < 0.2] = INF
     expected = torch_grid_sample(image, grid, mode, 0, False)
     for dynamic in (False, True):
-        (actual,) = run_op(OP, (image, grid, mode, 0, False), opset, dynamic=dynamic)
+        (actual,) = run_op(OP, (image, grid, mode, 0, False, 1.0), opset, dynamic=dynamic)
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
@@ -297,7 +299,7 @@ def test_body_in_double_and_half(rank: int, mode: int, padding: int, align: bool
         (torch.float16, torch.float32, 2e-3),
     ):
         image, grid = random_args(shape, out, align, torch.float64)
-        args = (image.to(dtype), grid.to(points), mode, padding, align)
+        args = (image.to(dtype), grid.to(points), mode, padding, align, 1.0)
         (actual,) = run_op(OP, args, opset)
         torch.testing.assert_close(actual, OP(*args), rtol=tolerance, atol=tolerance)
 
@@ -308,7 +310,7 @@ def test_body_in_double_and_half(rank: int, mode: int, padding: int, align: bool
 def test_body_with_an_open_batch(rank: int, mode: int, padding: int, align: bool, opset: int) -> None:
     """What most files leave open: one model for batches of any size, none included."""
     shape, out = SHAPES[rank][0]
-    model = op_model(OP, (*random_args(shape, out, align), mode, padding, align), opset, lowered=False)
+    model = op_model(OP, (*random_args(shape, out, align), mode, padding, align, 1.0), opset, lowered=False)
     strip(model)
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
@@ -324,7 +326,7 @@ def test_body_with_an_open_batch(rank: int, mode: int, padding: int, align: bool
 def test_body_is_small(rank: int, mode: int, padding: int, align: bool, opset: int) -> None:
     limit = 30 if rank == 4 else 36
     for shape, out in SHAPES[rank][0], ((6, 64, *(30, 40, 2)[: rank - 2]), (3, 4, 5)[: rank - 2]):
-        model = op_model(OP, (*random_args(shape, out, align), mode, padding, align), opset)
+        model = op_model(OP, (*random_args(shape, out, align), mode, padding, align, 1.0), opset)
         types = {node.op_type for node in model.graph.node}
         assert not types & {"GridSample", "Loop", "Scan", "If", "Constant"}
         if opset >= 11:
@@ -348,3 +350,63 @@ def test_unedited_model(tmp_path, opset: int, rank: int, mode: int, padding: int
     assert node.op_type == "SvGridSample"
     values = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     assert (values["interpolation_mode"], values["padding_mode"], values["align_corners"]) == (mode, padding, 1)
+
+
+# ---------------------------------------------------------------------------------------------- int8
+
+
+@pytest.mark.parametrize("points", [torch.float32, torch.float16, torch.float64], ids=str)
+@every_combination
+def test_int8_images_are_their_values(rank: int, mode: int, padding: int, align: bool, points: torch.dtype) -> None:
+    """In the op, its reference and the body; the result has the type of the grid, whose gradient is that of torch."""
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3}[points]
+    for shape, out in SHAPES[rank]:
+        image, grid = random_args(shape, out, align)
+        codes, grid = (image * 60).round().clamp(-128, 127).to(torch.int8), grid.to(points)
+        scale = float(torch.rand(()) + 0.1)
+        values = codes.double() * (scale if points == torch.float64 else float(np.float32(scale)))
+        leaf = grid.double().clone().requires_grad_()
+        expected = torch_grid_sample(values, leaf, mode, padding, align)
+        weight = torch.randn_like(expected)
+        wanted = None if mode == 1 else torch.autograd.grad(expected, leaf, weight)[0]
+        args = (mode, padding, align, scale)
+        (body,) = run_op(OP, (codes, grid, *args), int(np.random.choice(OPSETS)), dynamic=rank == 4)
+        torch.testing.assert_close(body, OP(codes, grid, *args), rtol=1e-5, atol=127 * scale * tolerance)
+        for function in (OP, reference):
+            own = grid.clone().requires_grad_()
+            output = function(codes, own, *args)
+            assert output.dtype == points
+            torch.testing.assert_close(output.double(), expected.detach(), rtol=tolerance, atol=127 * scale * tolerance)
+            if points != torch.float16 and mode != 1:
+                (found,) = torch.autograd.grad(output, own, weight.to(points))
+                torch.testing.assert_close(found.double(), wanted, rtol=100 * tolerance, atol=1e4 * tolerance)
+
+
+class Quantized(nn.Module):
+    """An image in int8 between two nodes."""
+
+    def forward(self, image: Tensor, grid: Tensor) -> Tensor:
+        return grid_sample(svexport.ops.quantize(image, 0.03), grid, align_corners=False, scale=0.03)
+
+
+@pytest.mark.parametrize(("opset", "target"), [(11, None), (18, "10.0")])
+def test_int8_image_in_a_file(opset: int, target: str | None, tmp_path: Path) -> None:
+    args = random_args((2, 5, 7, 9), (3, 4), False)
+    report = svexport.export(Quantized(), args, tmp_path / "m.onnx", opset=opset, target=target)
+    assert report.verified
+    graph = onnx.load(report.path).graph
+    (node,) = (n for n in graph.node if n.op_type == "SvGridSample")
+    assert next(a.f for a in node.attribute if a.name == "scale") == pytest.approx(0.03)
+    (before,) = (n for n in graph.node if node.input[0] in n.output)
+    assert before.op_type == "QuantizeLinear"
+
+
+def test_int8_under_autocast_and_with_integers() -> None:
+    codes, grid = torch.randint(-128, 128, (1, 2, 5, 7), dtype=torch.int8), torch.rand(1, 3, 2, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = grid_sample(codes, grid, align_corners=False, scale=0.5)
+    torch.testing.assert_close(output, grid_sample(codes.float() / 2, grid, align_corners=False))
+    with pytest.raises(RuntimeError, match=r"floating-point grid; got torch\.int8"):
+        grid_sample(codes, grid.to(torch.int8), align_corners=False)
+    with pytest.raises(NotImplementedError, match=r"or int8 input; got torch\.uint8"):
+        grid_sample(codes.to(torch.uint8), grid, align_corners=False)

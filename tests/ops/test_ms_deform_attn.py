@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
+from pathlib import Path
 
 import onnx
 import pytest
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import svexport
-from svexport.ops import MultiScaleDeformableAttention, ms_deform_attn
+from svexport.ops import MultiScaleDeformableAttention, ms_deform_attn, quantize
 from svexport.ops.ms_deform_attn import OP, reference
 from tests.support import OPSETS, run_model, run_op
 
@@ -84,7 +86,7 @@ def test_is_the_published_formula(dtype: torch.dtype, tolerance: float) -> None:
     inputs = [t.requires_grad_() for t in (value, locations, weights)]
     expected = loops(value, shapes, starts, locations, weights)
     weight = torch.randn_like(expected)
-    for function in (ms_deform_attn, reference):
+    for function in (ms_deform_attn, lambda *x: reference(*x, 1.0)):
         actual = function(value, shapes, starts, locations, weights)
         torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
         for a, e in zip(
@@ -108,7 +110,7 @@ def test_levels_may_lie_in_any_order() -> None:
     expected = by_grid_sample(*args).float()
     args = [t.float() if t.is_floating_point() else t for t in args]
     for opset in OPSETS:
-        torch.testing.assert_close(run_op(OP, args, opset)[0], expected)
+        torch.testing.assert_close(run_op(OP, (*args, 1.0), opset)[0], expected)
 
 
 def test_second_derivatives() -> None:
@@ -124,7 +126,7 @@ def test_locations_stay_float32_beside_half_values() -> None:
     value = ramp[None, :, None, None].expand(value.shape).contiguous()
     expected = by_grid_sample(value.double(), shapes, starts, locations.double(), weights.double())
     args = [value, shapes, starts, locations, weights]
-    for actual in (ms_deform_attn(*args), reference(*args), run_op(OP, args, 11)[0]):
+    for actual in (ms_deform_attn(*args), reference(*args, 1.0), run_op(OP, (*args, 1.0), 11)[0]):
         assert actual.dtype == torch.float16
         torch.testing.assert_close(actual.double(), expected, rtol=2e-3, atol=2e-3)
     # float32 locations are not rounded to the half of the values
@@ -145,7 +147,8 @@ def test_a_strange_location_reads_zero(strange: float) -> None:
     clean[4][:, 0] = clean[4][:, 1, :, 0, 0] = 0
     expected = ms_deform_attn(*clean)
     assert not expected[:, 0].any()
-    for actual in (ms_deform_attn(*args), reference(*args), *(run_op(OP, args, opset)[0] for opset in (9, 11, 20))):
+    bodies = [run_op(OP, (*args, 1.0), opset)[0] for opset in (9, 11, 20)]
+    for actual in (ms_deform_attn(*args), reference(*args, 1.0), *bodies):
         torch.testing.assert_close(actual, expected)
 
 
@@ -155,7 +158,7 @@ def test_empty(empty: dict) -> None:
     expected = torch.zeros(args[0].shape[0], args[3].shape[1], args[0].shape[2] * args[0].shape[3])
     for opset in OPSETS:
         for dynamic in (False, True) if empty.keys() <= {"n", "queries"} else (False,):
-            torch.testing.assert_close(run_op(OP, args, opset, dynamic=dynamic)[0], expected)
+            torch.testing.assert_close(run_op(OP, (*args, 1.0), opset, dynamic=dynamic)[0], expected)
     for t in (args[0], args[3], args[4]):
         t.requires_grad_()
     output = ms_deform_attn(*args)
@@ -166,7 +169,7 @@ def test_empty(empty: dict) -> None:
 def test_no_levels() -> None:
     args = [t[:, :, :, :0] if t.dim() > 4 else t for t in case()]
     args[1:3] = args[1][:0], args[2][:0]
-    for actual in (ms_deform_attn(*args), run_op(OP, args, 11)[0]):
+    for actual in (ms_deform_attn(*args), run_op(OP, (*args, 1.0), 11)[0]):
         torch.testing.assert_close(actual, torch.zeros(2, 3, 6))
 
 
@@ -351,3 +354,45 @@ def test_export(opset: int, tmp_path) -> None:
     # other levels in the same file
     args = (torch.randn(3, 20, 8), torch.rand(3, 20, 2, 2), torch.tensor([[2, 4], [3, 4]]), torch.tensor([0, 8]))
     torch.testing.assert_close(run_model(onnx.load(path), args)[0], model(*args), rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------------------ int8
+
+
+@pytest.mark.parametrize("precisions", [*itertools.product((torch.float32, torch.float16), repeat=2)], ids=str)
+@pytest.mark.parametrize("sizes", SHAPES)
+def test_int8_values_are_their_numbers(sizes: dict, precisions: tuple[torch.dtype, torch.dtype]) -> None:
+    """In the op, its reference and the body; what is sampled has the type of the weights, whose gradient is right."""
+    value, shapes, starts, locations, weights = case(**sizes)
+    codes, scale = (value * 50).round().clamp(-128, 127).to(torch.int8), 0.02
+    locations, weights = locations.to(precisions[0]), weights.to(precisions[1])
+    exact = codes.double() * scale, shapes, starts, locations.double(), weights.double()
+    expected = by_grid_sample(*exact)
+    tolerance = 1e-5 if precisions[1] == torch.float32 else 2e-3
+    args = codes, shapes, starts, locations, weights
+    opset = random.choice(OPSETS)
+    for actual in (ms_deform_attn(*args, scale=scale), reference(*args, scale), run_op(OP, (*args, scale), opset)[0]):
+        assert actual.dtype == precisions[1]
+        torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
+    if precisions[1] == torch.float32:
+        leaves = [weights.clone().requires_grad_(), exact[4].clone().requires_grad_()]
+        outputs = ms_deform_attn(*args[:4], leaves[0], scale=scale), ms_deform_attn(*exact[:4], leaves[1])
+        own, wanted = (torch.autograd.grad(y.square().sum(), leaf)[0] for y, leaf in zip(outputs, leaves, strict=True))
+        torch.testing.assert_close(own.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+class Quantized(nn.Module):
+    """A value in int8 between two nodes."""
+
+    def forward(self, value: Tensor, shapes: Tensor, starts: Tensor, locations: Tensor, weights: Tensor) -> Tensor:
+        return ms_deform_attn(quantize(value, 0.03), shapes, starts, locations, weights, scale=0.03)
+
+
+@pytest.mark.parametrize(("opset", "target"), [(11, None), (18, "10.0")])
+def test_int8_value_in_a_file(opset: int, target: str | None, tmp_path: Path) -> None:
+    report = svexport.export(Quantized(), tuple(case()), tmp_path / "m.onnx", opset=opset, target=target)
+    graph = onnx.load(report.path).graph
+    (node,) = (n for n in graph.node if n.op_type == "SvMsDeformAttn")
+    assert next(a.f for a in node.attribute if a.name == "scale") == pytest.approx(0.03)
+    (before,) = (n for n in graph.node if node.input[0] in n.output)
+    assert before.op_type == "QuantizeLinear"

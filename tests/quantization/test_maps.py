@@ -1,4 +1,4 @@
-"""Layers that sample cameras read their maps in int8: QuantizeLinear, then the node with its scales."""
+"""Layers that sample maps read them in int8: QuantizeLinear, then the node with its scales."""
 
 from __future__ import annotations
 
@@ -243,3 +243,110 @@ def test_cross_attention_of_detr3d() -> None:
             own = quantized(query, key, value)
             torch.testing.assert_close(own, model(query, None, stepped), rtol=1e-5, atol=1e-5)
             assert not torch.equal(own, model(query, key, value))
+
+
+class Warp(nn.Module):
+    """Features moved to other places, and back into a convolution."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.before, self.after = nn.Conv2d(3, 10, 3, padding=1), nn.Conv2d(10, 4, 1)
+        self.sample = ops.GridSample(align_corners=False, **options)
+
+    def forward(self, x: Tensor, grid: Tensor) -> Tensor:
+        return self.after(self.sample(self.before(x), grid))
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "nearest", "padding_mode": "border"}, {"mode": "bicubic"}])
+def test_grid_sample(options: dict[str, Any], tmp_path: Path) -> None:
+    """Its scale is that of the image; one QuantizeLinear and nothing else lies before the node."""
+    model = Warp(**options).eval()
+    batches = [(torch.randn(2, 3, 7, 9), torch.rand(2, 5, 4, 2) * 2.2 - 1.1) for _ in range(3)]
+    quantized = svexport.quantize(model, batches, method="minmax", keep=["before", "after"]).eval()
+    x, grid = batches[0]
+    with torch.no_grad():
+        scale = max(float(model.before(one).abs().max()) for one, _ in batches) / 127
+        assert float(quantized.state_dict()["sample.map_quantizers.0.scale"]) == pytest.approx(scale, rel=1e-6)
+        stepped = (model.before(1.5 * x).double() / scale).round().clamp(-128, 127) * scale
+        sampled = nn.functional.grid_sample(stepped, grid.double(), align_corners=False, **options)
+        expected = nn.functional.conv2d(sampled, model.after.weight.double(), model.after.bias.double())
+        torch.testing.assert_close(quantized(1.5 * x, grid).double(), expected, rtol=1e-5, atol=1e-5)
+    path = tmp_path / "m.onnx"
+    assert svexport.export(quantized, batches[0], path, opset=13).verified
+    node, before = feeders(path, "SvGridSample")
+    assert before[0] == "QuantizeLinear"
+    assert next(a.f for a in node.attribute if a.name == "scale") == pytest.approx(scale, rel=1e-6)
+    checked = svexport.check(path, "11.0")
+    assert checked.ok
+    assert not {one.rule for one in checked.findings} & {"quantizers_plugin", "quantizers_dangling"}
+    with torch.no_grad():
+        torch.testing.assert_close(svexport.load(path)(*batches[1]), quantized(*batches[1]), rtol=1e-4, atol=1e-4)
+    quantized(*batches[0]).sum().backward()
+    assert quantized.before.weight.grad.abs().sum() > 0
+
+
+def test_half_image_of_grid_sample() -> None:
+    """What is sampled has the type of the image, as before."""
+    image, grid = torch.randn(1, 3, 5, 6).half(), torch.rand(1, 2, 4, 2)
+    sample = ops.GridSample(align_corners=True)
+    quantized = svexport.quantize(sample, [(image, grid)])
+    assert quantized(image, grid).dtype == sample(image, grid).dtype == torch.float16
+    torch.testing.assert_close(quantized(image, grid), sample(image, grid), rtol=0.1, atol=0.1)
+
+
+LEVELS = torch.tensor([(7, 11), (4, 5)])
+STARTS = torch.tensor([0, 77])
+
+
+class Attention(nn.Module):
+    """Deformable attention to two levels; ``padded`` is masked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = ops.MultiScaleDeformableAttention(16, 2, 2, 3, batch_first=True)
+        for layer in (self.attention.sampling_offsets, self.attention.attention_weights):
+            nn.init.normal_(layer.weight, std=0.3)
+        self.register_buffer("levels", LEVELS)
+        self.register_buffer("starts", STARTS)
+
+    def forward(self, query: Tensor, value: Tensor, points: Tensor) -> Tensor:
+        sizes = {"spatial_shapes": self.levels, "level_start_index": self.starts}
+        return self.attention(query, value=value, reference_points=points, **sizes)
+
+
+def test_deformable_attention(tmp_path: Path) -> None:
+    """What is quantized is the projected value, right before the node."""
+    model = Attention().eval()
+    batches = [(torch.randn(2, 9, 16), torch.randn(2, 97, 16), torch.rand(2, 9, 2, 2)) for _ in range(3)]
+    keep = [f"attention.{name}" for name in ("sampling_offsets", "attention_weights", "value_proj", "output_proj")]
+    quantized = svexport.quantize(model, batches, method="minmax", keep=keep).eval()
+    project = model.attention.value_proj
+    with torch.no_grad():
+        scale = max(float(project(value).abs().max()) for _, value, _ in batches) / 127
+        assert float(quantized.state_dict()["attention.map_quantizers.0.scale"]) == pytest.approx(scale, rel=1e-6)
+        query, value, points = batches[0]
+        handle = project.register_forward_hook(lambda *call: (call[2] / scale).round().clamp(-128, 127) * scale)
+        expected = model(query, 1.5 * value, points)
+        handle.remove()
+        torch.testing.assert_close(quantized(query, 1.5 * value, points), expected, rtol=1e-5, atol=1e-5)
+    path = tmp_path / "m.onnx"
+    assert svexport.export(quantized, batches[0], path, opset=13).verified
+    node, before = feeders(path, "SvMsDeformAttn")
+    assert before[0] == "QuantizeLinear"
+    assert next(a.f for a in node.attribute if a.name == "scale") == pytest.approx(scale, rel=1e-6)
+    checked = svexport.check(path, "11.0")
+    assert checked.ok
+    assert not {one.rule for one in checked.findings} & {"quantizers_plugin", "quantizers_dangling"}
+    quantized(*batches[0]).sum().backward()
+    assert quantized.attention.value_proj.weight.grad.abs().sum() > 0
+
+
+def test_deformable_sampling() -> None:
+    """Of Hugging Face's layers."""
+    sample = ops.MultiScaleDeformableSampling()
+    shape = (1, 5, 2, 2, 3)
+    inputs = torch.randn(1, 97, 2, 4), LEVELS, LEVELS.tolist(), STARTS, torch.rand(*shape, 2), torch.rand(shape), 64
+    quantized = svexport.quantize(sample, [inputs], method="minmax")
+    scale = inputs[0].abs().max() / 127
+    stepped = (inputs[0] / scale).round() * scale
+    torch.testing.assert_close(quantized(*inputs), sample(stepped, *inputs[1:]), rtol=1e-5, atol=1e-5)

@@ -96,11 +96,14 @@ def test_types_that_no_kernel_takes() -> None:
     model, taken = kernels.with_kernels(op_model(OPS["grid_sample"], mixed, 17, lowered=False))
     assert taken
     assert model.graph.node[0].op_type == "SvGridSample_FLOAT16"
+    codes = (torch.zeros(args[0].shape, dtype=torch.int8), args[1].half(), *args[2:])  # sampled in the type of points
+    model, taken = kernels.with_kernels(op_model(OPS["grid_sample"], codes, 17, lowered=False))
+    assert [node.op_type for node in model.graph.node] == ["SvGridSample_FLOAT16"]
 
 
 def test_nodes_within_branches_and_names_that_are_taken() -> None:
     image, grid = torch.randn(1, 2, 3, 3), torch.rand(1, 2, 2, 2)
-    inner = op_model(OPS["grid_sample"], (image, grid, 0, 0, False), 17, lowered=False)
+    inner = op_model(OPS["grid_sample"], (image, grid, 0, 0, False, 1.0), 17, lowered=False)
     node = inner.graph.node[0]
     node.output[:] = ["svexport_kernels_0"]
     out = helper.make_tensor_value_info("svexport_kernels_0", TensorProto.FLOAT, [1, 2, 2, 2])

@@ -51,7 +51,11 @@ def _vectorised(make: Any) -> dict[str, list[tuple]]:
 
     return {
         "grid_sample": [
-            (make(2, 16, 9, 11), make(2, 5, 7, 2) * 0.7, mode, padding, align)
+            ((make(2, 48, 9, 11) * 40).clamp(-128, 127).to(torch.int8), make(2, 5, 7, 2) * 0.7, mode, 0, False, 0.02)
+            for mode in range(3)
+        ]
+        + [
+            (make(2, 16, 9, 11), make(2, 5, 7, 2) * 0.7, mode, padding, align, 1.0)
             for mode, padding, align in [(0, 0, False), (0, 1, True), (1, 2, False), (2, 0, False)]
         ],
         "bilinear_sample": [(make(2, 8, 9, 11), make(2, 5, 7, 2).sigmoid() * 10)],

@@ -72,10 +72,10 @@ def more_arguments(op: Op) -> Iterator[tuple]:
             yield make(1, rows, d), make(d), make(1, rows, d), make(d), make(d), 1e-5, extra
     elif op.name == "grid_sample":
         for mode, padding, align in [(0, 0, True), (1, 1, False), (2, 2, True)]:
-            yield make(1, 40, 7, 5), make(1, 17, 19, 2), mode, padding, align
-            yield make(2, 264, 3, 4), make(2, 1, 31, 2), mode, padding, align
-        yield make(1, 3, 4, 5, 6), make(1, 2, 3, 5, 3), 0, 1, False
-        yield make(2, 8, 5, 5), make(2, 0, 3, 2), 0, 0, False
+            yield make(1, 40, 7, 5), make(1, 17, 19, 2), mode, padding, align, 1.0
+            yield make(2, 264, 3, 4), make(2, 1, 31, 2), mode, padding, align, 1.0
+        yield make(1, 3, 4, 5, 6), make(1, 2, 3, 5, 3), 0, 1, False, 1.0
+        yield make(2, 8, 5, 5), make(2, 0, 3, 2), 0, 0, False, 1.0
     elif op.name == "bilinear_sample":
         yield make(1, 72, 9, 7), make(1, 13, 11, 2).sigmoid() * 9 - 1
     elif op.name == "camera_sample":
@@ -93,7 +93,9 @@ def more_arguments(op: Op) -> Iterator[tuple]:
         starts = torch.tensor([0, 30])
         for m, d in [(3, 8), (2, 32), (1, 72), (2, 3)]:
             locations, weights = make(2, 11, m, 2, 4, 2).sigmoid(), make(2, 11, m, 2, 4)
-            yield make(2, 36, m, d), shapes, starts, locations, weights
+            yield make(2, 36, m, d), shapes, starts, locations, weights, 1.0
+            codes = (make(2, 36, m, d) * 40).clamp(-128, 127).to(torch.int8)
+            yield codes, shapes, starts, locations, weights, 0.02
 
 
 def cases(op: Op) -> list[tuple]:
@@ -185,7 +187,7 @@ def test_what_has_no_kernel_is_refused(op: Op) -> None:
 
 def test_channels_of_other_sizes_are_refused() -> None:
     image, grid = aot.Operand((1, 12, 4, 4), torch.float16, True), aot.Operand((1, 2, 2, 2), torch.float32)
-    attributes = {"interpolation_mode": 0, "padding_mode": 0, "align_corners": 0}
+    attributes = {"interpolation_mode": 0, "padding_mode": 0, "align_corners": 0, "scale": 1.0}
     with pytest.raises(UnsupportedError, match="multiples of 8, got 12"):
         aot.kernel(OPS["grid_sample"], [image, grid], [image], attributes)
     matrix = aot.Operand((9, 9), torch.float32)

@@ -130,6 +130,14 @@ CASES: dict[str, list[tuple[list[str], list[str]]]] = {
             ["q = QuantizeLinear(x, scale, zero)", "r = Transpose(q)", "y = svexport::SvCameraSample(r)"],
             ["r = Transpose(x)", "q = QuantizeLinear(r, scale, zero)", "y = svexport::SvCameraSample(q)"],
         ),
+        (
+            ["q = QuantizeLinear(x, scale, zero)", "r = Reshape(q, w)", "y = svexport::SvMsDeformAttn(r, x)"],
+            ["r = Reshape(x, w)", "q = QuantizeLinear(r, scale, zero)", "y = svexport::SvMsDeformAttn(q, x)"],
+        ),
+        (
+            ["q = QuantizeLinear(x, scale, zero)", "r = Slice(q, w)", "y = svexport::SvGridSample(r, x)"],
+            ["r = Slice(x, w)", "q = QuantizeLinear(r, scale, zero)", "y = svexport::SvGridSample(q, x)"],
+        ),
     ],
 }  # fmt: skip
 

@@ -208,7 +208,7 @@ def test_a_plugin_takes_smaller_shapes_with_the_workspace_of_the_largest(host: H
     """Of many points that scatter, for which the launcher copies the image."""
     op = OPS["grid_sample"]
     sizes = [((130, 120), 260), ((100, 90), 260), ((130, 120), 255), ((7, 5), 3)]
-    every = [(torch.randn(1, 64, *size), torch.rand(1, n, n, 2) * 2 - 1, 0, 0, False) for size, n in sizes]
+    every = [(torch.randn(1, 64, *size), torch.rand(1, n, n, 2) * 2 - 1, 0, 0, False, 1.0) for size, n in sizes]
     largest = runs(host, op, every[0], torch.float32)[0]
     assert largest.workspace.numel() > every[0][0].numel() * 4
     for args in (*every, every[0]):
@@ -260,7 +260,7 @@ def test_odd_channels_are_padded_in_channels_last(host: Host) -> None:
 
 def test_empty_tensors(host: Host) -> None:
     op = OPS["grid_sample"]
-    args = (torch.randn(2, 3, 4, 5), torch.zeros(2, 0, 3, 2), 0, 0, False)
+    args = (torch.randn(2, 3, 4, 5), torch.zeros(2, 0, 3, 2), 0, 0, False, 1.0)
     for run in itertools.islice(runs(host, op, args, torch.float32), 2):
         run.enqueue()
         run.check(op, args)

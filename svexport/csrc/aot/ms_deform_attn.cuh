@@ -5,11 +5,14 @@ namespace svexport::aot {
 
 // The tactic of the planner as constants: kLanes for the channels of a row, kWidth of them at once; single ones where
 // addresses do not allow these.
-template <class T, class I, class L, class W, int kLanes, int kWidth>
-__device__ void ms_deform_attn(const View<const T, 4>& value, const View<const I, 2>& spatial_shapes,
+// F: of the value, T or int8.
+template <class F, class I, class L, class W, class T, int kLanes, int kWidth>
+__device__ void ms_deform_attn(const View<const F, 4>& value, const View<const I, 2>& spatial_shapes,
                                const View<const I, 1>& level_start_index, const View<const L, 6>& sampling_locations,
-                               const View<const W, 5>& attention_weights, const View<T, 3>& output, Int<kLanes>, Int<kWidth>) {
+                               const View<const W, 5>& attention_weights, float scale, const View<T, 3>& output,
+                               Int<kLanes>, Int<kWidth>) {
   Sizes sizes{};
+  sizes.scale = std::is_same_v<F, int8_t> ? scale : 1;
   sizes.images = value.sizes[0];
   sizes.rows = sampling_locations.sizes[1] * value.sizes[2];
   sizes.s = value.sizes[1];
@@ -36,8 +39,8 @@ __device__ void ms_deform_attn(const View<const T, 4>& value, const View<const I
   const AnyFloat locations(untyped(sampling_locations)), weights(untyped(attention_weights));
   const bool vectors = value.aligned(16) && output.aligned(16) && sizes.channels % kWidth == 0;
   sizes.step = static_cast<unsigned>(sizes.value[1] / (vectors ? kWidth : 1));
-  vectors ? forward_kernel<T, kWidth>(value.data, levels, locations, weights, output.data, sizes, kLanes)
-          : forward_kernel<T, 1>(value.data, levels, locations, weights, output.data, sizes, kLanes);
+  vectors ? forward_kernel<F, kWidth>(value.data, levels, locations, weights, output.data, sizes, kLanes)
+          : forward_kernel<F, 1>(value.data, levels, locations, weights, output.data, sizes, kLanes);
 }
 
 }  // namespace svexport::aot

@@ -1,26 +1,24 @@
 // What grid_sample and bilinear_sample have in common.
 #include "aot.cuh"
 #include "grid_sample_direct.cuh"
+#include "grid_sample_int8.cuh"
 #include "grid_sample_vector.cuh"
 
 namespace svexport::aot {
 
 using namespace forward;
 
-// LAST: channels-last, input and output, C a multiple of 16 bytes, which are read at once. Else a block computes CHUNK
-// channels of its points.
-template <class T, class G, int R, int MODE, bool LAST, int CHUNK, int SHIFT, int STEPS>
-__device__ void sample(const View<const T, R>& input, const View<const G, R>& grid, Sampling sampling,
-                       const View<T, R>& output, T* mask, std::bool_constant<LAST>, Int<CHUNK>, Int<SHIFT>,
-                       Int<STEPS>) {
-  constexpr int AXES = R - 2, TAPS = MODE == kNearest ? 1 : MODE == kBicubic ? 16 : AXES == 2 ? 4 : 8;
-  const int batch = input.sizes[0], channels = input.sizes[1], pixels = static_cast<int>(input.product(2, R));
+template <int MODE, int R>
+constexpr int kTaps = MODE == kNearest ? 1 : MODE == kBicubic ? 16 : R == 4 ? 4 : 8;
+
+// stride: between pixels of a row.
+template <class T, class G, int R>
+__device__ Space space(const View<const T, R>& input, const View<const G, R>& grid, Sampling sampling, int stride) {
+  constexpr int AXES = R - 2;
   Space s(untyped(grid));
   s.axes = AXES;
   s.describe(sampling);
   s.points = static_cast<int>(grid.product(1, R - 1));
-  if (s.points == 0) return;
-  int stride = LAST ? channels : 1;
 #pragma unroll
   for (int a = 0; a < AXES; ++a) {
     s.describe(a, input.sizes[R - 1 - a], stride);
@@ -31,6 +29,19 @@ __device__ void sample(const View<const T, R>& input, const View<const G, R>& gr
   s.grid_stride[AXES - 1] = AXES;  // a row of all points
   s.grid_dense = true;
   s.grid_pairs = AXES == 2 && grid.aligned(2 * sizeof(G));
+  return s;
+}
+
+// LAST: channels-last, input and output, C a multiple of 16 bytes, which are read at once. Else a block computes CHUNK
+// channels of its points.
+template <class T, class G, int R, int MODE, bool LAST, int CHUNK, int SHIFT, int STEPS>
+__device__ void sample(const View<const T, R>& input, const View<const G, R>& grid, Sampling sampling,
+                       const View<T, R>& output, T* mask, std::bool_constant<LAST>, Int<CHUNK>, Int<SHIFT>,
+                       Int<STEPS>) {
+  constexpr int TAPS = kTaps<MODE, R>;
+  const int batch = input.sizes[0], channels = input.sizes[1], pixels = static_cast<int>(input.product(2, R));
+  const Space s = space(input, grid, sampling, LAST ? channels : 1);
+  if (s.points == 0) return;
   const int64_t image = static_cast<int64_t>(pixels) * channels, results = static_cast<int64_t>(s.points) * channels;
   if constexpr (LAST) {
     const Output<T> to{output.data, results, 1, channels, mask};
@@ -39,6 +50,19 @@ __device__ void sample(const View<const T, R>& input, const View<const G, R>& gr
     const Output<T> to{output.data, results, s.points, 1, mask};
     direct_kernel<T, TAPS>(s, input.data, image, pixels, to, batch, channels, CHUNK);
   }
+}
+
+// Of int8, row-major; what a step is worth is known to the compiler.
+template <class T, class G, int R, int MODE, int CHUNK>
+__device__ void sample(const View<const int8_t, R>& input, const View<const G, R>& grid, Sampling sampling,
+                       float scale, const View<T, R>& output, Int<CHUNK>) {
+  const int batch = input.sizes[0], channels = input.sizes[1];
+  const Space s = space(input, grid, sampling, 1);
+  if (s.points == 0) return;
+  const int64_t pixels = input.product(2, R);
+  const Output<T> to{output.data, static_cast<int64_t>(s.points) * channels, s.points, 1, nullptr};
+  codes_kernel<T, kTaps<MODE, R>, kAnyPadding, 1>(s, Codes{input.data, pixels * channels, pixels, 0, scale}, to, batch,
+                                                  channels, CHUNK, Divider(s.points), true);
 }
 
 }  // namespace svexport::aot

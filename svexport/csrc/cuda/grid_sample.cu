@@ -361,12 +361,14 @@ cudaError_t sample(const Tensor& input, const Tensor& grid, const Tensor& output
 }
 
 size_t grid_sample_workspace(const Tensor& input, const Tensor& grid, int mode) {
-  return sample_workspace(input, grid, mode);
+  return input.dtype == DType::kInt8 ? 0 : sample_workspace(input, grid, mode);
 }
 
 cudaError_t grid_sample(const Tensor& input, const Tensor& grid, const Tensor& output, int mode, int padding,
-                        bool align_corners, cudaStream_t stream, void* workspace) {
-  return sample(input, grid, output, Tensor{}, Sampling{mode, padding, align_corners}, stream, workspace);
+                        bool align_corners, float scale, cudaStream_t stream, void* workspace) {
+  const Sampling sampling{mode, padding, align_corners};
+  if (input.dtype == DType::kInt8) return sample_int8(input, grid, output, sampling, scale, stream);
+  return sample(input, grid, output, Tensor{}, sampling, stream, workspace);
 }
 
 }  // namespace svexport

@@ -7,14 +7,15 @@ namespace svexport {
 
 // input: (N, C, H, W) or (N, C, D, H, W), float32, float16 or bfloat16, of any strides. Read natively: NCHW, and
 // channels-last with channels in multiples of 16 bytes (TensorRT's HWC8 for halves); other strides work, slower.
+// Or int8, a step of it worth `scale`: of any strides, or in CHW32 or CHW4, (N, ceil(C/V), H, W, V) for V = 32 or 4.
 // grid: (N, gH, gW, 2) or (N, gD, gH, gW, 3), float32, float16 or bfloat16, of any strides.
-// output: (N, C, gH, gW) or (N, C, gD, gH, gW), the type of input; its points must be evenly spaced in memory, as they
+// output: (N, C, gH, gW) or (N, C, gD, gH, gW), the type of input, any float type if that is int8; its points must be evenly spaced in memory, as they
 // are in NCHW and channels-last.
 // mode: 0 bilinear, 1 nearest, 2 bicubic (4-D only); padding: 0 zeros, 1 border, 2 reflection.
 // workspace: grid_sample_workspace bytes, aligned to 16, or null. With it an NCHW image of many points is read through
 // shared memory or, if its points turn out to scatter, copied to channels-last before: up to several times faster.
 cudaError_t grid_sample(const Tensor& input, const Tensor& grid, const Tensor& output, int mode, int padding,
-                        bool align_corners, cudaStream_t stream, void* workspace = nullptr);
+                        bool align_corners, float scale, cudaStream_t stream, void* workspace = nullptr);
 size_t grid_sample_workspace(const Tensor& input, const Tensor& grid, int mode);
 
 // Scratch memory of grid_sample_backward, in bytes.

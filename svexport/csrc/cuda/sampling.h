@@ -18,6 +18,10 @@ struct Sampling {
 cudaError_t sample(const Tensor& input, const Tensor& grid, const Tensor& output, const Tensor& mask,
                    const Sampling& sampling, cudaStream_t stream, void* workspace);
 
+// Of int8, a step of which is worth `scale`, to any float type.
+cudaError_t sample_int8(const Tensor& input, const Tensor& grid, const Tensor& output, const Sampling& sampling,
+                        float scale, cudaStream_t stream);
+
 size_t sample_workspace(const Tensor& input, const Tensor& grid, int mode);
 
 size_t sample_backward_workspace(const Tensor& input, const Tensor& grid, bool input_gradient, bool grid_gradient);

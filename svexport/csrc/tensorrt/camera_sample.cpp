@@ -8,11 +8,6 @@
 namespace svexport::plugin {
 namespace {
 
-// The formats that are read natively.
-bool has_int8_format(const PluginTensorDesc& t) {
-  return is_linear(t) || t.format == TensorFormat::kCHW4 || t.format == TensorFormat::kCHW32;
-}
-
 // Behind the features.
 enum { kPoints, kLidar2img, kWeights, kOffsets, kOthers };
 

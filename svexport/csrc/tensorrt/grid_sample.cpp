@@ -27,36 +27,45 @@ class GridSample final : public Plugin<GridSample, GridSampleNode> {
     return nullptr;
   }
 
+  // What is sampled of an int8 image has the type of the grid.
+  DataType output_type(int, const DataType* inputs) const override {
+    return inputs[inputs[kInput] == DataType::kINT8 ? kGrid : kInput];
+  }
+
   bool supports(int i, const Descriptions& t) const override {
+    const bool int8 = t[kInput].type == DataType::kINT8;
     switch (i) {
-      case kInput: return is_image(t[i]);
+      case kInput: return int8 ? is_int8(t, i, node.scale) && is_int8_image(t[i]) : is_image(t[i]);
       case kGrid: return is_coordinates(t, i);
-      default: return is_image(t[i]) && is_unpadded(t[i]) && t[i].type == t[kInput].type;
+      default: return is_image(t[i]) && is_unpadded(t[i]) && (int8 || t[i].type == t[kInput].type);
     }
   }
 
   const char* wrong_sizes(const Tensors& t) const override {
     const Tensor &input = t.in(kInput), &grid = t.in(kGrid);
     if (grid.sizes[0] != input.sizes[0]) return "input and grid differ in N";
-    if (grid.sizes[grid.rank - 1] != input.rank - 2) return "grid should have a coordinate for each axis of the input";
+    if (grid.sizes[grid.rank - 1] != grid.rank - 2) return "grid should have a coordinate for each axis of the input";
     return nullptr;
   }
 
   size_t workspace(const Tensors& t) const override {
-    return node.interpolation_mode == 0 ? bound_of_copy(t.in(kInput), t.in(kGrid)) : 0;
+    return node.interpolation_mode == 0 && t.in(kInput).dtype != DType::kInt8 ? bound_of_copy(t.in(kInput), t.in(kGrid)) : 0;
   }
 
   cudaError_t run(const Tensors& t, void* workspace, cudaStream_t stream) const override {
     const Tensor &input = t.in(kInput), &grid = t.in(kGrid);
     const size_t bytes = grid_sample_workspace(input, grid, node.interpolation_mode);
-    return grid_sample(input, grid, t.out(0), node.interpolation_mode, node.padding_mode, node.align_corners, stream,
-                       for_copy(workspace, bytes, input, grid));
+    return grid_sample(input, grid, t.out(0), node.interpolation_mode, node.padding_mode, node.align_corners,
+                       scale_of(t, kInput, node.scale), stream, for_copy(workspace, bytes, input, grid));
   }
 
  private:
   // TensorRT's channels-last formats have the channels third from the end: volumes would need others.
   static bool is_image(const PluginTensorDesc& tensor) {
     return tensor.dims.nbDims == 4 ? is_strided_float(tensor) : is_linear_float(tensor);
+  }
+  static bool is_int8_image(const PluginTensorDesc& tensor) {
+    return tensor.dims.nbDims == 4 ? has_int8_format(tensor) : is_linear(tensor);
   }
 };
 

@@ -22,14 +22,19 @@ class MsDeformAttn final : public Plugin<MsDeformAttn, MsDeformAttnNode> {
     return nullptr;
   }
 
+  // What is sampled of an int8 value has the type of the weights.
+  DataType output_type(int, const DataType* inputs) const override {
+    return inputs[inputs[kValue] == DataType::kINT8 ? kWeights : kValue];
+  }
+
   bool supports(int i, const Descriptions& t) const override {
     switch (i) {
-      case kValue: return is_linear_float(t[i]);
+      case kValue: return is_linear(t[i]) && (is_float(t[i].type) || is_int8(t, i, node.scale));
       case kShapes: return is_linear(t[i]) && is_index(t[i].type);
       case kStarts: return is_linear(t[i]) && t[i].type == t[kShapes].type;
       case kLocations: return is_coordinates(t, i);
       case kWeights: return is_linear_beside(t, i, t[kValue]);
-      default: return is_linear_like(t[i], t[kValue]);
+      default: return t[kValue].type == DataType::kINT8 ? is_linear_float(t[i]) : is_linear_like(t[i], t[kValue]);
     }
   }
 
@@ -52,7 +57,7 @@ class MsDeformAttn final : public Plugin<MsDeformAttn, MsDeformAttnNode> {
 
   cudaError_t run(const Tensors& t, void*, cudaStream_t stream) const override {
     return ms_deform_attn(t.in(kValue), t.in(kShapes), t.in(kStarts), t.in(kLocations), t.in(kWeights), t.out(0),
-                          tactic_, stream);
+                          scale_of(t, kValue, node.scale), tactic_, stream);
   }
 
   Few<int32_t> tactics(const Tensors& t) const override {

@@ -100,12 +100,14 @@ struct GridSampleNode {
   int32_t interpolation_mode{};
   int32_t padding_mode{};
   int32_t align_corners{};
+  float scale{};
 
   template <class Visitor>
   void each(Visitor&& visit) {
     visit("interpolation_mode", interpolation_mode);
     visit("padding_mode", padding_mode);
     visit("align_corners", align_corners);
+    visit("scale", scale);
   }
 };
 
@@ -129,9 +131,11 @@ struct MsDeformAttnNode {
   static constexpr int kTensors = 5;
   static constexpr int kOptional = 0;
   static constexpr int kOutputs = 1;
+  float scale{};
 
   template <class Visitor>
-  void each(Visitor&&) {
+  void each(Visitor&& visit) {
+    visit("scale", scale);
   }
 };
 

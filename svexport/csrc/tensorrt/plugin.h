@@ -261,6 +261,11 @@ inline bool is_int8(const Descriptions& tensors, int i, float scale) {
   return tensors[i].type == DataType::kINT8 && (tensors.keeps_type(i) || scale == 1);
 }
 
+// The formats of int8 that launchers read.
+inline bool has_int8_format(const PluginTensorDesc& tensor) {
+  return is_linear(tensor) || tensor.format == TensorFormat::kCHW4 || tensor.format == TensorFormat::kCHW32;
+}
+
 // What one step of an int8 input is worth; 1 of any other.
 inline float scale_of(const Tensors& tensors, int i, float scale) {
   if (tensors.in(i).dtype != DType::kInt8) return 1;

@@ -6,25 +6,27 @@ namespace svexport {
 namespace {
 
 at::Tensor grid_sample_torch(const at::Tensor& input, const at::Tensor& grid, int64_t mode, int64_t padding,
-                             bool align_corners) {
+                             bool align_corners, double scale) {
   const c10::cuda::CUDAGuard guard(input.device());
   if (has_dtype(input) && has_dtype(grid) && grid.device() == input.device()) {
     auto sizes = grid.sizes().vec();  // (N, *out, axes) -> (N, C, *out)
     sizes.pop_back();
     sizes.insert(sizes.begin() + 1, input.size(1));
-    const auto output = at::empty(sizes, input.options().memory_format(at::MemoryFormat::Contiguous));
+    const auto& typed = input.scalar_type() == at::kChar ? grid : input;
+    const auto output = at::empty(sizes, typed.options().memory_format(at::MemoryFormat::Contiguous));
     const auto scratch = workspace(grid_sample_workspace(view(input), view(grid), static_cast<int>(mode)), input);
     if (done(grid_sample(view(input), view(grid), view(output), static_cast<int>(mode), static_cast<int>(padding),
-                         align_corners, stream(), scratch.data_ptr()))) {
+                         align_corners, static_cast<float>(scale), stream(), scratch.data_ptr()))) {
       return output;
     }
   }
-  return reference("grid_sample", grid_sample_torch, input, grid, mode, padding, align_corners);
+  return reference("grid_sample", grid_sample_torch, input, grid, mode, padding, align_corners,
+                   scale);
 }
 
 std::vector<at::Tensor> grid_sample_backward_torch(at::TensorList grads, const at::Tensor& input,
                                                    const at::Tensor& grid, int64_t mode, int64_t padding,
-                                                   bool align_corners, const c10::List<bool>& needs_grad) {
+                                                   bool align_corners, double scale, const c10::List<bool>& needs_grad) {
   const c10::cuda::CUDAGuard guard(input.device());
   if (has_dtype(input) && has_dtype(grid) && grid.device() == input.device()) {
     const Gradients results({input, grid}, needs_grad);
@@ -38,14 +40,29 @@ std::vector<at::Tensor> grid_sample_backward_torch(at::TensorList grads, const a
     }
   }
   return reference("grid_sample_backward", grid_sample_backward_torch, grads, input, grid, mode, padding, align_corners,
-                   needs_grad);
+                   scale, needs_grad);
+}
+
+// What the launcher does and the op has no schema for: int8 in TensorRT's formats, to any float type. For tests.
+void grid_sample_int8(const at::Tensor& input, const at::Tensor& grid, int64_t mode, int64_t padding,
+                      bool align_corners, double scale, const at::Tensor& output) {
+  const c10::cuda::CUDAGuard guard(output.device());
+  TORCH_CHECK(done(grid_sample(view(input), view(grid), view(output), static_cast<int>(mode), static_cast<int>(padding),
+                               align_corners, static_cast<float>(scale), stream())));
 }
 
 }  // namespace
+
+TORCH_LIBRARY_FRAGMENT(svexport_internal, m) {
+  m.def("grid_sample_int8(Tensor input, Tensor grid, int mode, int padding, bool align_corners, float scale, "
+        "Tensor(a!) output) -> ()");
+}
 
 TORCH_LIBRARY_IMPL(svexport, CUDA, m) {
   m.impl("grid_sample", &grid_sample_torch);
   m.impl("grid_sample_backward", &grid_sample_backward_torch);
 }
+
+TORCH_LIBRARY_IMPL(svexport_internal, CUDA, m) { m.impl("grid_sample_int8", &grid_sample_int8); }
 
 }  // namespace svexport

@@ -9,28 +9,30 @@ namespace {
 
 at::Tensor ms_deform_attn_torch(const at::Tensor& value, const at::Tensor& spatial_shapes,
                                 const at::Tensor& level_start_index, const at::Tensor& sampling_locations,
-                                const at::Tensor& attention_weights) {
+                                const at::Tensor& attention_weights, double scale) {
   const c10::cuda::CUDAGuard guard(value.device());
   const auto here = [&](const at::Tensor& t) { return has_dtype(t) && t.device() == value.device(); };
   if (here(value) && here(spatial_shapes) && here(level_start_index) && here(sampling_locations) &&
       here(attention_weights)) {
+    const auto& typed = value.scalar_type() == at::kChar ? attention_weights : value;
     const auto output =
         at::empty({value.size(0), sampling_locations.size(1), value.size(2) * value.size(3)},
-                  value.options().memory_format(at::MemoryFormat::Contiguous));
+                  typed.options().memory_format(at::MemoryFormat::Contiguous));
     if (done(ms_deform_attn(view(value), view(spatial_shapes), view(level_start_index), view(sampling_locations),
-                            view(attention_weights), view(output), forced_tactic("ms_deform_attn"), stream()))) {
+                            view(attention_weights), view(output), static_cast<float>(scale), forced_tactic("ms_deform_attn"),
+                            stream()))) {
       return output;
     }
   }
   return reference("ms_deform_attn", ms_deform_attn_torch, value, spatial_shapes, level_start_index, sampling_locations,
-                   attention_weights);
+                   attention_weights, scale);
 }
 
 std::vector<at::Tensor> ms_deform_attn_backward_torch(at::TensorList grads, const at::Tensor& value,
                                                       const at::Tensor& spatial_shapes,
                                                       const at::Tensor& level_start_index,
                                                       const at::Tensor& sampling_locations,
-                                                      const at::Tensor& attention_weights,
+                                                      const at::Tensor& attention_weights, double scale,
                                                       const c10::List<bool>& needs_grad) {
   const c10::cuda::CUDAGuard guard(value.device());
   const auto here = [&](const at::Tensor& t) { return has_dtype(t) && t.device() == value.device(); };
@@ -58,7 +60,7 @@ std::vector<at::Tensor> ms_deform_attn_backward_torch(at::TensorList grads, cons
     }
   }
   return reference("ms_deform_attn_backward", ms_deform_attn_backward_torch, grads, value, spatial_shapes,
-                   level_start_index, sampling_locations, attention_weights, needs_grad);
+                   level_start_index, sampling_locations, attention_weights, scale, needs_grad);
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ def _grid_sample(b: Builder, node: Node) -> Value:
         node.refuse("its image is not of floating-point numbers")
     if image.rank not in (4, 5) or (image.rank == 5 and mode == BICUBIC):
         node.refuse(f"{node.attribute('mode')} samples of an image of rank {image.rank}")
-    return grid_sample.body(b, image, node.tensor(1), mode, padding, node.attribute("align_corners"))
+    return grid_sample.sampled(b, image, node.tensor(1), mode, padding, node.attribute("align_corners"))
 
 
 @down("AffineGrid", 20)

@@ -19,6 +19,7 @@ struct Sizes {
   int images, rows, s;                   // N, Lq*M, S
   int heads, channels, points, samples;  // M, D, P, L*P
   float per_point;                       // 1 / P
+  float scale;                           // what a step of an int8 value is worth; else 1
   int64_t value[4], locations[6], weights[5], grad_output[3];  // strides
   unsigned step;  // from pixel to pixel of value, in vectors
 
@@ -127,16 +128,16 @@ __device__ __forceinline__ void read(Vec<T, V> (&v)[N][4], const Pixels* pixels,
   }
 }
 
-// G lanes (a power of two) of V channels each, at a time, for a row.
-template <class T, int V>
+// G lanes (a power of two) of V channels each, at a time, for a row. F: of the value, T or int8.
+template <class F, int V, class T>
 __global__ void __launch_bounds__(kWarps * 32, 5)
-    forward_kernel(const T* value, Levels levels, AnyFloat locations, AnyFloat weights, T* output, Sizes sizes, int g) {
+    forward_kernel(const F* value, Levels levels, AnyFloat locations, AnyFloat weights, T* output, Sizes sizes, int g) {
   __shared__ Pixels pixels[kWarps][kChunk + 32];
   __shared__ float4 factors[kWarps][kChunk + 32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int chunk = kChunk * g / 32, slot = lane / g * (chunk + 1);  // one slot between rows: other banks
   const Row row(sizes, g);
-  const T* image = value + row.in(sizes.value);
+  const F* image = value + row.in(sizes.value);
 
   for (int d0 = 0; d0 < sizes.channels; d0 += g * V) {
     const int d = d0 + lane % g * V;
@@ -150,7 +151,7 @@ __global__ void __launch_bounds__(kWarps * 32, 5)
         const Sample sample(first + min(k, count - 1), row, levels, locations, weights, sizes);
         Pixels p;
         const Point at = locate(sample.x, sample.y, sample.height, sample.width, sample.start, sizes.s, p);
-        const float a = sample.weight;
+        const float a = sample.weight * sizes.scale;
         if (k < count) {
           pixels[warp][slot + k] = p;
           factors[warp][slot + k] =
@@ -159,7 +160,7 @@ __global__ void __launch_bounds__(kWarps * 32, 5)
       }
       __syncwarp();
       for (int k = 0; k < count; k += kAhead) {
-        Vec<T, V> v[kAhead][4];
+        Vec<F, V> v[kAhead][4];
         read(v, &pixels[warp][slot + k], count - k, image + d * sizes.value[3], sizes.step, used);
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
@@ -173,7 +174,15 @@ __global__ void __launch_bounds__(kWarps * 32, 5)
       __syncwarp();
     }
     if (used) {
-      store(output + (static_cast<int64_t>(row.n) * sizes.rows + row.index) * sizes.channels + d, rounded<T, V>(sum));
+      T* const to = output + (static_cast<int64_t>(row.n) * sizes.rows + row.index) * sizes.channels + d;
+      constexpr int kStored = V < 16 / static_cast<int>(sizeof(T)) ? V : 16 / sizeof(T);
+#pragma unroll
+      for (int k = 0; k < V; k += kStored) {
+        Vec<T, kStored> v;
+#pragma unroll
+        for (int i = 0; i < kStored; ++i) v.at[i] = from_float<T>(sum[k + i]);
+        store(to + k, v);
+      }
     }
   }
 }

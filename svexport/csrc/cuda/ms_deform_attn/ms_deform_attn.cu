@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <type_traits>
 
 #include "ms_deform_attn/kernels.cuh"
 #include "ms_deform_attn/launch.h"
@@ -24,6 +25,7 @@ Sizes sizes_of(const Tensor& value, const Tensor& locations, const Tensor& weigh
   sizes.points = static_cast<int>(locations.sizes[4]);
   sizes.samples = static_cast<int>(locations.sizes[3] * locations.sizes[4]);
   sizes.per_point = 1.0f / static_cast<float>(sizes.points);
+  sizes.scale = 1;
   copy_strides(value, sizes.value);
   copy_strides(locations, sizes.locations);
   copy_strides(weights, sizes.weights);
@@ -39,12 +41,12 @@ Levels levels_of(const Tensor& shapes, const Tensor& starts) {
 bool supported(const Tensor& value, const Tensor& shapes, const Tensor& starts, const Tensor& locations,
                const Tensor& weights) {
   const auto integers = [](const Tensor& t) { return t.dtype == DType::kInt64 || t.dtype == DType::kInt32; };
-  return is_float(value) && integers(shapes) && integers(starts) && is_float(locations) && is_float(weights) &&
+  return (is_float(value) || value.dtype == DType::kInt8) && integers(shapes) && integers(starts) && is_float(locations) && is_float(weights) &&
          value.sizes[1] <= INT32_MAX && locations.sizes[1] * value.sizes[2] < (1 << 30) &&
          locations.sizes[3] * locations.sizes[4] < (1 << 20);  // the level of a sample is found in float
 }
 
-// Calls run(null pointer to T, V, sizes, launch) as the tactic says, with vectors of at most kMost channels.
+// Calls run(null pointer to an element of value, V, sizes, lanes, launch) as the tactic says, with vectors of at most kMost channels.
 template <int kMost, class F>
 cudaError_t dispatch(const Problem& problem, int32_t forced, const Tensor& value, Sizes sizes, F&& run) {
   const Gpu gpu = current_gpu();
@@ -53,31 +55,46 @@ cudaError_t dispatch(const Problem& problem, int32_t forced, const Tensor& value
   const int64_t step = value.strides[1] / tactic.width;
   if (l.blocks() > INT32_MAX || step > UINT32_MAX) return cudaErrorNotSupported;
   sizes.step = static_cast<unsigned>(step);
-  return dispatch_float(value.dtype, [&](auto* p) {
+  const auto of = [&](auto* p) {
     constexpr int kFull = std::min<int>(kMost, 16 / sizeof(*p));
-    tactic.width == 1 ? run(p, std::integral_constant<int, 1>(), sizes, tactic.lanes, l)
-                      : run(p, std::integral_constant<int, kFull>(), sizes, tactic.lanes, l);
-    return cudaGetLastError();
-  });
+    return tactic.width == 1 ? run(p, std::integral_constant<int, 1>(), sizes, tactic.lanes, l)
+                             : run(p, std::integral_constant<int, kFull>(), sizes, tactic.lanes, l);
+  };
+  if constexpr (kMost == 16) {  // forward
+    if (value.dtype == DType::kInt8) return of(static_cast<int8_t*>(nullptr));
+  }
+  return dispatch_float(value.dtype, of);
 }
 
 }  // namespace
 
 cudaError_t ms_deform_attn(const Tensor& value, const Tensor& spatial_shapes, const Tensor& level_start_index,
                            const Tensor& sampling_locations, const Tensor& attention_weights, const Tensor& output,
-                           int32_t tactic, cudaStream_t stream) {
-  if (!supported(value, spatial_shapes, level_start_index, sampling_locations, attention_weights)) {
+                           float scale, int32_t tactic, cudaStream_t stream) {
+  const bool int8 = value.dtype == DType::kInt8;
+  if (!supported(value, spatial_shapes, level_start_index, sampling_locations, attention_weights) ||
+      (!int8 && value.dtype != output.dtype)) {
     return cudaErrorNotSupported;
   }
   if (output.numel() == 0) return cudaSuccess;
-  const Sizes sizes = sizes_of(value, sampling_locations, attention_weights);
+  Sizes sizes = sizes_of(value, sampling_locations, attention_weights);
+  if (int8) sizes.scale = scale;
   const Levels levels = levels_of(spatial_shapes, level_start_index);
   const Problem problem = problem_of(value, sampling_locations);
-  return dispatch<8>(problem, tactic, value, sizes, [&](auto* p, auto v, const Sizes& sizes, int g, const Launch& l) {
-    using T = element_t<decltype(p)>;
-    forward_kernel<T, v.value><<<static_cast<unsigned>(l.blocks()), l.threads(), 0, stream>>>(
-        static_cast<const T*>(value.data), levels, AnyFloat(sampling_locations), AnyFloat(attention_weights),
-        static_cast<T*>(output.data), sizes, g);
+  return dispatch<16>(problem, tactic, value, sizes, [&](auto* p, auto v, const Sizes& sizes, int g, const Launch& l) {
+    using F = element_t<decltype(p)>;
+    const auto to = [&](auto* p) {
+      using T = element_t<decltype(p)>;
+      forward_kernel<F, v.value><<<static_cast<unsigned>(l.blocks()), l.threads(), 0, stream>>>(
+          static_cast<const F*>(value.data), levels, AnyFloat(sampling_locations), AnyFloat(attention_weights),
+          static_cast<T*>(output.data), sizes, g);
+      return cudaGetLastError();
+    };
+    if constexpr (std::is_same_v<F, int8_t>) {
+      return dispatch_float(output.dtype, to);
+    } else {
+      return to(p);
+    }
   });
 }
 
@@ -85,7 +102,7 @@ cudaError_t ms_deform_attn_backward(const Tensor& grad_output, const Tensor& val
                                     const Tensor& level_start_index, const Tensor& sampling_locations,
                                     const Tensor& attention_weights, const Tensor& grad_value, const Tensor& scale,
                                     const Tensor& grad_locations, const Tensor& grad_weights, int32_t tactic, cudaStream_t stream) {
-  if (grad_output.dtype != value.dtype ||
+  if (grad_output.dtype != value.dtype || !is_float(value) ||
       !supported(value, spatial_shapes, level_start_index, sampling_locations, attention_weights)) {
     return cudaErrorNotSupported;
   }
@@ -103,6 +120,7 @@ cudaError_t ms_deform_attn_backward(const Tensor& grad_output, const Tensor& val
     backward_kernel<T, v.value><<<static_cast<unsigned>(l.blocks()), l.threads(), 0, stream>>>(
         static_cast<const T*>(grad_output.data), static_cast<const T*>(value.data), levels,
         AnyFloat(sampling_locations), AnyFloat(attention_weights), grads, sizes, grad_output.aligned(2, 4 * value.item_size()), g);
+    return cudaGetLastError();
   });
 }
 

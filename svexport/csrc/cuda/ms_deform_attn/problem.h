@@ -9,7 +9,7 @@ namespace svexport::ms_deform {
 struct Problem {
   int32_t backward = 0;
   int64_t images = 1, rows = 0, channels = 0, samples = 1;  // channels 0: not known, of a kernel compiled ahead of time
-  int32_t item_size = 4;                                    // of an element of value, 2 or 4
+  int32_t item_size = 4;                                    // of an element of value, 1, 2 or 4
   int32_t alignment = 16;  // bytes at a multiple of which the channels of value lie, one behind the other; 16 at most
 
   template <class Visitor>
