@@ -333,3 +333,21 @@ def test_masks_are_added(opset: int, tmp_path) -> None:
     x = 3 * torch.randn(3, 7)
     for actual, expected in zip(svexport.load(tmp_path / "m.onnx")(x), Masks()(x), strict=True):
         torch.testing.assert_close(actual, expected)
+
+
+LOSSES = [
+    {"label_smoothing": 0.1},
+    {"label_smoothing": 1e-3, "ignore_index": 2},
+    {"label_smoothing": 0.2, "weight": torch.rand(9), "reduction": "none"},
+]
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+@pytest.mark.parametrize("options", [{}, *LOSSES])
+def test_cross_entropy(options, opset: int, tmp_path) -> None:
+    loss = torch.nn.CrossEntropyLoss(**options)
+    kinds = [torch.tensor([0, 1, 2, 8]), torch.randn(4, 9).softmax(1)][: 1 + ("ignore_index" not in options)]
+    for target in kinds:
+        svexport.export(loss, (torch.randn(4, 9), target), tmp_path / "m.onnx", opset=opset)
+        x, other = 9 * torch.randn(4, 9), target.flip(0)
+        torch.testing.assert_close(svexport.load(tmp_path / "m.onnx")(x, other), loss(x, other), rtol=1e-4, atol=1e-5)
