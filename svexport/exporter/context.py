@@ -275,6 +275,21 @@ def _normalized_by_itself(
     return normal, mean, scale, running_mean, running_var
 
 
+def _cross_entropy(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Any:
+    """The exporter's own forgets ``label_smoothing``, and takes neither probabilities nor a single sample."""
+    if x.dim() > 1 and not label_smoothing and not target.is_floating_point():
+        return NotImplemented
+    whole = torch.ops.aten.cross_entropy_loss.default
+    return whole.decompose(x, target, weight, reduction, ignore_index, label_smoothing)
+
+
 def _averaged(axes: int) -> Callable[..., Any]:
     """The exporter's own forgets the divisor."""
     pool = getattr(torch.ops.aten, f"avg_pool{axes}d")
@@ -383,6 +398,7 @@ _ALSO: dict[str, Callable[..., Any]] = {
     "aten::avg_pool2d": _averaged(2),
     "aten::avg_pool3d": _averaged(3),
     "aten::copy": _copied,
+    "aten::cross_entropy_loss": _cross_entropy,
     "aten::im2col": _patches_side_by_side,
     "aten::select_scatter": _index_assigned,
     "aten::slice_scatter": _slice_assigned,
@@ -402,7 +418,8 @@ class _InPlaceOf(TorchFunctionMode):
 
     def __init__(self, dynamic: bool) -> None:
         super().__init__()
-        always = IN_PLACE_OF | _OF_MASKS | _AS_NUMBERS | _OF_INDICES | _OF_NOTHING | _OF_A_NUMBER | _OF_SIZES | _ARITHMETIC
+        always = IN_PLACE_OF | _OF_MASKS | _AS_NUMBERS | _OF_INDICES | _OF_NOTHING | _OF_A_NUMBER
+        always |= _OF_SIZES | _ARITHMETIC
         self._functions = always | (_OF_DYNAMIC_SIZES if dynamic else {})
 
     def __torch_function__(

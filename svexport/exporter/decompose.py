@@ -330,7 +330,7 @@ def _unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
     sizes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
     places: list[Tensor] = []
     for size in reversed(sizes):
-        size = indices.new_full((), size) if isinstance(size, torch.SymInt) else size
+        size = indices.new_full((), size) if isinstance(size, torch.SymInt) else size  # type: ignore[arg-type]
         places.append(indices % size)
         indices = torch.floor_divide(indices, size)
     return tuple(reversed(places))

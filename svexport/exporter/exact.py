@@ -83,6 +83,16 @@ def _shifted(x: Any, places: Any) -> tuple[Tensor, Any, torch.dtype]:
     return x.to(kind), places.to(kind) if isinstance(places, Tensor) else places, kind
 
 
+def _is_close(x: Tensor, y: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
+    """Integers by their floating-point numbers, whose difference does not overflow; nothing else is near infinity."""
+    close = x == y
+    if equal_nan and x.is_floating_point():
+        close = close | (x.isnan() & y.isnan())
+    near = _floating(y)
+    apart = (x - near).abs()
+    return close | ((apart < math.inf) & (apart <= atol + (rtol * near).abs()))
+
+
 def _log_sigmoid(x: Tensor) -> Tensor:
     """``log(sigmoid(x))`` is minus infinity from -18 on (in half precision -104 and -17)."""
     return -F.relu(-x) - _log_of_more_than_one(torch.exp(-x.abs()))
@@ -393,6 +403,7 @@ EXACT: dict[str, Callable[..., Any]] = {
     "aten::diagonal_scatter": _diagonal_scatter,
     "aten::div.Scalar_mode": _trunc_divide,
     "aten::div.Tensor_mode": _trunc_divide,
+    "aten::isclose": _is_close,
     "aten::isfinite": _is_finite,
     "aten::isinf": _is_infinite,
     "aten::linalg_vector_norm": _vector_norm,

@@ -485,8 +485,9 @@ class Verification:
             )
         if worst.run in self._sizes and not self._random:
             return (
-                "Usual causes: sizes that forward takes for numbers, as math.log2(x.shape[0]) does, or Python branches by "
-                f"them (traced once, with dynamic sizes of 2 or more). {WITHOUT_NUMBERS} with a range that leaves others out"
+                "Usual causes: sizes that forward takes for numbers, as math.log2(x.shape[0]) does, or Python branches "
+                f"by them (traced once, with dynamic sizes of 2 or more). {WITHOUT_NUMBERS} with a range that leaves "
+                "others out"
             )
         kinds = {str(t.dtype) for t in self._held} | {f"torch.{worst.dtype}"}
         half = (

@@ -78,6 +78,12 @@ OF_FLOATS = {
     ),
     "erfcx": lambda x, y: torch.special.erfcx(x.clamp(-9, 100)),
     "ge": lambda x, y: x >= y,
+    "isclose": lambda x, y: (
+        x.isclose(y),
+        y.isclose(y * 1.000005, equal_nan=True),
+        x.isclose(y, 0.5, 2),
+        y.isclose(x, 0, 0),
+    ),
     "le": lambda x, y: x <= y,
     "log_ndtr": lambda x, y: torch.special.log_ndtr(x.clamp(-60, 60)),
     "logaddexp": lambda x, y: torch.logaddexp(x, y),
@@ -119,7 +125,7 @@ def test_sorted_nan(opset: int, tmp_path) -> None:
     hold(SORTED, (tame,), [(DISTINCT,)], opset, tmp_path)
 
 
-LARGE = torch.tensor([0, 1, -1, 7, -8, 100, 2**31, -(2**31) - 1, 2**40, -(2**40)])
+LARGE = torch.tensor([0, 1, -1, 7, -8, 100, 2**31, -(2**31) - 1, 2**63 - 1, -(2**63)])
 I, J = LARGE[:, None].expand(-1, len(LARGE)).contiguous(), LARGE.expand(len(LARGE), -1).contiguous()
 PLACES = torch.arange(-3, 7).expand_as(I).contiguous()
 OF_INTEGERS = {
@@ -128,6 +134,7 @@ OF_INTEGERS = {
     "clamp_min": lambda i, j, n: i.clamp(min=0),
     "left_shift": lambda i, j, n: i << n,
     "left_shift_of_3": lambda i, j, n: 3 << n,
+    "isclose": lambda i, j, n: (i.isclose(j), i.isclose(j, 1.0), (~i).isclose(i.flip(0) - 1)),
     "max": lambda i, j, n: torch.maximum(i, j),
     "min": lambda i, j, n: torch.minimum(i, j),
     "power": lambda i, j, n: i**j,
@@ -333,3 +340,21 @@ def test_masks_are_added(opset: int, tmp_path) -> None:
     x = 3 * torch.randn(3, 7)
     for actual, expected in zip(svexport.load(tmp_path / "m.onnx")(x), Masks()(x), strict=True):
         torch.testing.assert_close(actual, expected)
+
+
+LOSSES = [
+    {"label_smoothing": 0.1},
+    {"label_smoothing": 1e-3, "ignore_index": 2},
+    {"label_smoothing": 0.2, "weight": torch.rand(9), "reduction": "none"},
+]
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+@pytest.mark.parametrize("options", [{}, *LOSSES])
+def test_cross_entropy(options, opset: int, tmp_path) -> None:
+    loss = torch.nn.CrossEntropyLoss(**options)
+    kinds = [torch.tensor([0, 1, 2, 8]), torch.randn(4, 9).softmax(1)][: 1 + ("ignore_index" not in options)]
+    for target in kinds:
+        svexport.export(loss, (torch.randn(4, 9), target), tmp_path / "m.onnx", opset=opset)
+        x, other = 9 * torch.randn(4, 9), target.flip(0)
+        torch.testing.assert_close(svexport.load(tmp_path / "m.onnx")(x, other), loss(x, other), rtol=1e-4, atol=1e-5)
