@@ -131,11 +131,13 @@ def _constants_kept() -> Iterator[None]:
 
     def try_rewrite(self: Any, model: Any, graph: Any, node: Any, **options: Any) -> Any:
         found = own(self, model, graph, node, **options)
-        for made in found.new_initializers if found is not None else ():
+        if found is None:
+            return None
+        for made in found.new_initializers:
             while (before := graph.initializers.get(made.name)) is not None and any(
                 use.node not in found.match.nodes for use in before.uses()
             ):
-                made.name += "_"
+                made.name = f"{made.name}_"
         return found
 
     with swapped(RewriteRule, try_rewrite=try_rewrite):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
 from onnx import TensorProto
 
-from svexport.graph.scope import Scope, byte_size, is_standard, scopes, used_inside, used_names
+from svexport.graph.scope import Scope, byte_size, is_standard, readers_of, scopes, used_inside, used_names
 from svexport.graph.walk import STANDARD, attributes_of
 
 __all__ = ["remove_idle"]
@@ -59,7 +58,7 @@ def remove_idle(model: onnx.ModelProto) -> None:
 
 def _skip_moves(scope: Scope) -> bool:
     """Has what views and Transposes make of a tensor in its own order be a Reshape of it; tells whether any did."""
-    used, readers, changed = used_names(scope.graph), _readers(scope.graph), False
+    used, readers, changed = used_names(scope.graph), readers_of(scope.graph), False
     moves = {n.output[0]: n for n in scope.graph.node if n.domain in STANDARD and n.op_type in _VIEWS | {"Transpose"}}
     for node in moves.values():
         first = moves.get(node.input[0])
@@ -81,14 +80,6 @@ def _skip_moves(scope: Scope) -> bool:
     if changed:
         scope.drop_unused(used)
     return changed
-
-
-def _readers(graph: onnx.GraphProto) -> Counter[str]:
-    """How often each tensor is read; more than once what is a result or is read inside of a node."""
-    counts = Counter(name for node in graph.node for name in node.input)
-    for name in [value.name for value in graph.output] + [name for node in graph.node for name in used_inside(node)]:
-        counts[name] += 2
-    return counts
 
 
 def _chain(node: onnx.NodeProto, moves: Mapping[str, onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
@@ -185,7 +176,7 @@ def _join_slices(scope: Scope) -> bool:
     tells whether any does."""
     if scope.opset < _SLICE_INPUTS:
         return False
-    used, readers, changed = used_names(scope.graph), _readers(scope.graph), False
+    used, readers, changed = used_names(scope.graph), readers_of(scope.graph), False
     slices = [node for node in scope.graph.node if is_standard(node, "Slice")]
     for first in slices:
         following = [node for node in slices if node.input[0] == first.output[0]]

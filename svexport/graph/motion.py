@@ -6,6 +6,7 @@ dimensions of the frame every input and output has, which frames are possible, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -17,7 +18,16 @@ from svexport.graph.permutation import Perm, identity
 from svexport.graph.scope import Scope
 from svexport.graph.walk import STANDARD, attributes_of
 
-__all__ = ["FAMILIES", "Motion", "motion_of"]
+__all__ = ["DYNAMIC_SIZE", "FAMILIES", "Motion", "motion_of"]
+
+DYNAMIC_SIZE = 64
+"""What a dynamic size counts as."""
+
+_SHORT_RUN = 8
+"""Elements in a row of broadcast inputs, as few as which cost more than a Transpose spares."""
+
+_FEW_ELEMENTS = 2**12
+"""Of these it makes no difference."""
 
 Edits: TypeAlias = "dict[str | int, Any]"
 """New values of a node's attributes (by name) and constant inputs (by index)."""
@@ -110,7 +120,28 @@ def _elementwise(n: _Node) -> Motion:
     ranks = [n.rank(i) for i in range(len(n.proto.input))]
     full = identity(max(ranks))
     inputs = tuple(full[len(full) - rank :] for rank in ranks)
-    return Motion(len(full), inputs, n.all_outputs(full), broadcast=True)
+    shapes = [(1,) * (len(full) - rank) + n.shape(i) for i, rank in enumerate(ranks)]
+    least = min(_run(shapes, full), _SHORT_RUN)
+    small = math.prod(max(n or DYNAMIC_SIZE for n in sizes) for sizes in zip(*shapes, strict=True)) < _FEW_ELEMENTS
+    allows = (lambda frame: True) if small else (lambda frame: _run(shapes, frame) >= least)
+    return Motion(len(full), inputs, n.all_outputs(full), broadcast=True, allows=allows)
+
+
+def _run(shapes: Sequence[Sequence[int | None]], frame: Perm) -> int:
+    """How many elements in a row each input of these shapes has all of or one for all: runtimes loop over such rows.
+
+    Points beside a constant for each of their two coordinates have rows of 2, where those come last.
+    """
+    length, first = 1, None
+    for axis in reversed(frame):
+        sizes = [shape[axis] for shape in shapes]
+        whole = [size != 1 for size in sizes]
+        if not any(whole):
+            continue
+        if first not in (None, whole):
+            break
+        length, first = length * max(size or DYNAMIC_SIZE for size in sizes), whole
+    return length
 
 
 def _dropout(n: _Node) -> Motion:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +23,7 @@ __all__ = [
     "drop_unused",
     "is_standard",
     "light_copy",
+    "readers_of",
     "scopes",
     "used_inside",
     "used_names",
@@ -191,6 +192,14 @@ def used_names(graph: onnx.GraphProto) -> set[str]:
     for node in graph.node:
         names.update(node.input, used_inside(node))
     return names
+
+
+def readers_of(graph: onnx.GraphProto) -> Counter[str]:
+    """How often each tensor is read; more than once what is a result or is read inside of a node."""
+    counts = Counter(name for node in graph.node for name in node.input)
+    for name in [value.name for value in graph.output] + [name for node in graph.node for name in used_inside(node)]:
+        counts[name] += 2
+    return counts
 
 
 def drop_unused(graph: onnx.GraphProto, before: set[str]) -> None:

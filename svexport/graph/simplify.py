@@ -1,4 +1,4 @@
-"""Simplification: what a library does to any graph, then idle nodes, space to depth and Transposes, all done here."""
+"""Simplification: what a library does to any graph; idle nodes, space to depth, weights, Transposes are done here."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import onnx
 
 from svexport.graph.idle import remove_idle
+from svexport.graph.merge import merge_weights
 from svexport.graph.scope import constants_as_tensors, light_copy
 from svexport.graph.space_to_depth import fuse_space_to_depth
 from svexport.graph.transposes import remove_transposes
@@ -19,11 +20,11 @@ __all__ = ["simplify"]
 
 def simplify(model: onnx.ModelProto | str | Path, *, plugins: bool = False) -> onnx.ModelProto:
     """Folds constants, shares equal nodes and initializers and drops unused ones (all of which onnxscript does), takes
-    out nodes that change nothing (:mod:`svexport.graph.idle`), makes one space to depth of strided slices, and removes
+    out nodes that change nothing (:mod:`svexport.graph.idle`), makes one space to depth of strided slices, puts
+    constant factors and sums behind linear nodes into their weights (:mod:`svexport.graph.merge`), and removes
     Transposes (:mod:`svexport.graph.transposes`).
 
-    Opset, IR version, names of inputs and outputs, svexport nodes and local functions stay as they are, and no weight
-    is merged into another.
+    Opset, IR version, names of inputs and outputs, svexport nodes and local functions stay as they are.
 
     Args:
         model: an ONNX model or the path of one; it is not changed.
@@ -36,6 +37,7 @@ def simplify(model: onnx.ModelProto | str | Path, *, plugins: bool = False) -> o
     simplified = _by_library(model if isinstance(model, onnx.ModelProto) else onnx.load(str(model)))
     remove_idle(simplified)
     fuse_space_to_depth(simplified, node=plugins)
+    merge_weights(simplified)
     remove_transposes(simplified)
     remove_idle(simplified)
     return simplified

@@ -24,15 +24,12 @@ import onnx
 from onnx import helper
 
 from svexport.graph.cut import Network
-from svexport.graph.motion import Edits, Motion, motion_of
+from svexport.graph.motion import DYNAMIC_SIZE, Edits, Motion, motion_of
 from svexport.graph.permutation import Perm, compose, extend, identity, inverse, restrict
 from svexport.graph.scope import LARGE, Scope, drop_unused, is_standard, scopes, used_inside, used_names
 from svexport.graph.walk import graphs, remove_attribute
 
 __all__ = ["remove_transposes"]
-
-DYNAMIC_SIZE = 64
-"""What a dynamic size counts as where transposed bytes are compared."""
 
 EFFORT = 10_000
 SMALL_MOVE = 16
