@@ -16,7 +16,7 @@ from torch import Tensor
 
 from svexport.ops._decoder.config import EPS, TransformerDecoderConfig, weight_names
 from svexport.ops._decoder.layers import fold_image_size
-from svexport.ops._gradients import Linears, Norm, keeps_graph, relu_backward
+from svexport.ops._gradients import Attended, Linears, Norm, keeps_graph, relu_backward
 from svexport.ops._op import _vjp, aliases
 from svexport.ops.add_bias_residual_layer_norm import OP as ADD_NORM
 from svexport.ops.camera_sample import OP as CAMERA_SAMPLE
@@ -79,7 +79,7 @@ class _Layer:
 
     where: Tensor
     query: Tensor
-    attended: tuple[Tensor, tuple[Tensor, ...]]
+    attended: Attended
     mixed: Tensor
     norms: list[Norm]
     scored: Tensor
@@ -171,10 +171,8 @@ class _Decoder:
             _linear(p, f"{name}.mha.{part}", x).view(batch, queries, config.num_heads, -1).transpose(1, 2)
             for part, x in zip(_PROJECTIONS, (kept.where, kept.where, query), strict=True)
         ]
-        with torch.enable_grad():  # its kernels have backwards of their own, by device and version
-            q, k, v = (t.detach().requires_grad_() for t in projected)
-            kept.attended = F.scaled_dot_product_attention(q, k, v), (q, k, v)
-        kept.mixed = kept.attended[0].detach().transpose(1, 2).reshape(-1, channels)
+        kept.attended = Attended.of(*projected)
+        kept.mixed = kept.attended.output.detach().transpose(1, 2).reshape(-1, channels)
         kept.norms = []
         query = self._add_norm(kept, f"{name}.mha.out_proj", f"{name}.mha_norm", kept.mixed, query)
 
@@ -269,9 +267,8 @@ class _Decoder:
         p, channels, name = self.p, self.config.embed_dims, f"layers.{i}"
         grad = kept.norms[0].backward(grad, sums.zeros, into, f"{name}.mha.out_proj", f"{name}.mha_norm")
         sums.linears.add(f"{name}.mha.out_proj", grad, kept.mixed)
-        mixed, heads = kept.attended
-        g = (grad @ p[f"{name}.mha.out_proj.weight"]).view_as(mixed.transpose(1, 2)).transpose(1, 2)
-        found = torch.autograd.grad(mixed, heads, g, retain_graph=keeps_graph())
+        g = grad @ p[f"{name}.mha.out_proj.weight"]
+        found = kept.attended.backward(g.view_as(kept.attended.output.transpose(1, 2)).transpose(1, 2))
         queries = f"{name}.mha.{_PROJECTIONS[0]}", f"{name}.mha.{_PROJECTIONS[1]}"
         of_q, of_k, of_v = (t.transpose(1, 2).reshape(-1, channels) for t in found)
         for part, of, x in zip(_PROJECTIONS, (of_q, of_k, of_v), (kept.where, kept.where, kept.query), strict=True):
