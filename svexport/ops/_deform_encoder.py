@@ -149,6 +149,7 @@ def _layer_backward(
     g_value, g_places, g_offsets, g_scores = sampled_backward(
         grad @ p["output.weight"], kept.sampling, given.scale, True
     )
+    assert g_value is not None
     linears.add(f"{name}.value", g_value, kept.source)
     linears.add(f"{name}.offsets", g_offsets, kept.query)
     linears.add(f"{name}.attention", g_scores, kept.query)

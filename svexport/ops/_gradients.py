@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from svexport.ops import add_bias_residual_layer_norm  # noqa: F401 - registers the operator
 
-__all__ = ["Linears", "Norm", "keeps_graph", "relu_backward"]
+__all__ = ["Attended", "Linears", "Norm", "keeps_graph", "relu_backward"]
 
 relu_backward = torch.ops.aten.threshold_backward.default
 _norm_backward = torch.ops.svexport.add_bias_residual_layer_norm_backward.default
@@ -18,6 +20,42 @@ keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", 
 
 LARGE = 2**22
 """Inputs of so many elements are not kept for a product of all layers, which takes memory and would save little."""
+
+
+class Attended(NamedTuple):
+    """softmax(QKᵀ)V, and what its backward needs.
+
+    Where torch takes a kernel whose backward is an operator too, that is called; else autograd has it.
+    """
+
+    output: Tensor
+    heads: tuple[Tensor, Tensor, Tensor]
+    kept: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, v: Tensor) -> Attended:
+        """Of queries, keys and values ``(N, H, Q, D)`` without gradients."""
+        choice = torch._fused_sdp_choice(q, k, v)
+        if q.is_cpu and choice == SDPBackend.FLASH_ATTENTION.value:
+            output, *kept = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)
+        elif q.is_cuda and choice == SDPBackend.EFFICIENT_ATTENTION.value:
+            output, *kept = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True)
+        else:
+            with torch.enable_grad():
+                q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+                output, kept = F.scaled_dot_product_attention(q, k, v), []
+        return cls(output, (q, k, v), tuple(kept))
+
+    def backward(self, grad: Tensor) -> tuple[Tensor, ...]:
+        """The gradients of queries, keys and values."""
+        if not self.kept:
+            return torch.autograd.grad(self.output, self.heads, grad, retain_graph=keeps_graph())
+        args = grad, *self.heads
+        if grad.is_cpu:
+            backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+            return tuple(backward(*args, self.output, *self.kept, 0.0, False))
+        backward = torch.ops.aten._scaled_dot_product_efficient_attention_backward
+        return tuple(backward(*args, None, self.output, *self.kept, 0.0, [True, True, True, False]))[:3]
 
 
 class Norm(NamedTuple):

@@ -5,11 +5,16 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+import sys
+from collections import Counter
+from types import FrameType
 from typing import Any
+from unittest import mock
 
 import onnx
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import svexport
@@ -103,6 +108,37 @@ def test_compiled(built: Any) -> None:
         found = floats(torch.compile(replaced, fullgraph=True, backend="aot_eager")(*given))
         torch.compiler.reset()
         assert_near(found, floats(model(*given)), 5e-6, 0)
+
+
+def calls(function: Any) -> Counter[str]:
+    """What a call calls, by name: what it costs the CPU beside the kernels, whatever else the machine does."""
+    found: Counter[str] = Counter()
+
+    def note(frame: FrameType, event: str, value: Any) -> None:
+        if event == "call":
+            found[f"{frame.f_code.co_filename} {frame.f_code.co_name}"] += 1
+        elif event == "c_call":
+            found[getattr(value, "__qualname__", str(value))] += 1
+
+    with torch.no_grad():
+        function()
+        sys.setprofile(note)
+        try:
+            function()
+        finally:
+            sys.setprofile(None)
+    return found
+
+
+@pytest.mark.parametrize("name", ["kornia_warps", "monai_voxelmorph", "hf_rt_detr_v2"])
+def test_calls_are_those_of_the_op_called_by_hand(name: str) -> None:
+    model, _, inputs = pair(name)
+    replaced = svexport.replace(model, inputs, only="torch.nn.functional.grid_sample", choose="all", verbose=False)
+    given = others(inputs, 1)
+    with mock.patch.object(F, "grid_sample", svexport.ops.grid_sample):
+        expected = calls(lambda: model(*given))
+    assert expected.total() > 100
+    assert calls(lambda: replaced(*given)) == expected
 
 
 def test_the_file_is_no_larger(built: Any, tmp_path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from svexport.ops._decoder.config import EPS, TransformerDecoderConfig, weight_names
 from svexport.ops._decoder.layers import fold_image_size
-from svexport.ops._gradients import Linears, Norm, keeps_graph, relu_backward
+from svexport.ops._gradients import Attended, Linears, Norm, keeps_graph, relu_backward
 from svexport.ops._op import _vjp, aliases
 from svexport.ops.add_bias_residual_layer_norm import OP as ADD_NORM
 from svexport.ops.camera_sample import OP as CAMERA_SAMPLE
@@ -79,7 +79,7 @@ class _Layer:
 
     where: Tensor
     query: Tensor
-    attended: tuple[Tensor, tuple[Tensor, ...]]
+    attended: Attended
     mixed: Tensor
     norms: list[Norm]
     scored: Tensor
@@ -171,10 +171,8 @@ class _Decoder:
             _linear(p, f"{name}.mha.{part}", x).view(batch, queries, config.num_heads, -1).transpose(1, 2)
             for part, x in zip(_PROJECTIONS, (kept.where, kept.where, query), strict=True)
         ]
-        with torch.enable_grad():  # its kernels have backwards of their own, by device and version
-            q, k, v = (t.detach().requires_grad_() for t in projected)
-            kept.attended = F.scaled_dot_product_attention(q, k, v), (q, k, v)
-        kept.mixed = kept.attended[0].detach().transpose(1, 2).reshape(-1, channels)
+        kept.attended = Attended.of(*projected)
+        kept.mixed = kept.attended.output.detach().transpose(1, 2).reshape(-1, channels)
         kept.norms = []
         query = self._add_norm(kept, f"{name}.mha.out_proj", f"{name}.mha_norm", kept.mixed, query)
 
@@ -259,26 +257,24 @@ class _Decoder:
         grad_points, grad_scores = sums.samples(kept.samples, (grad @ p[f"{svca}.output_proj.weight"]))
         if grad_points is not None:
             grad_points = torch.addcmul(grad_points, grad_logits + g.view_as(grad_logits), kept.slope)
-        g = grad_scores.view(len(grad), -1)
+        g, weight = grad_scores.view(len(grad), -1), p[f"{svca}.attention_weights.weight"]
         sums.linears.add(f"{name}.svca.attention_weights", g, kept.scored)
-        g = g @ p[f"{svca}.attention_weights.weight"]
-        sums.pos.append(g)
-        return self._attention_backward(i, kept, grad + g, sums, into), grad_points
+        sums.pos.append((g, weight))
+        return self._attention_backward(i, kept, torch.addmm(grad, g, weight), sums, into), grad_points
 
     def _attention_backward(self, i: int, kept: _Layer, grad: Tensor, sums: _Sums, into: dict[str, Tensor]) -> Tensor:
         p, channels, name = self.p, self.config.embed_dims, f"layers.{i}"
         grad = kept.norms[0].backward(grad, sums.zeros, into, f"{name}.mha.out_proj", f"{name}.mha_norm")
         sums.linears.add(f"{name}.mha.out_proj", grad, kept.mixed)
-        mixed, heads = kept.attended
-        g = (grad @ p[f"{name}.mha.out_proj.weight"]).view_as(mixed.transpose(1, 2)).transpose(1, 2)
-        found = torch.autograd.grad(mixed, heads, g, retain_graph=keeps_graph())
-        queries = f"{name}.mha.{_PROJECTIONS[0]}", f"{name}.mha.{_PROJECTIONS[1]}"
-        of_q, of_k, of_v = (t.transpose(1, 2).reshape(-1, channels) for t in found)
-        for part, of, x in zip(_PROJECTIONS, (of_q, of_k, of_v), (kept.where, kept.where, kept.query), strict=True):
-            sums.linears.add(f"{name}.mha.{part}", of, x)
-        g = torch.addmm(of_q @ p[f"{queries[0]}.weight"], of_k, p[f"{queries[1]}.weight"])
-        sums.pos.append(g)
-        return torch.addmm(grad, of_v, p[f"{name}.mha.{_PROJECTIONS[2]}.weight"]).add_(g)
+        g = grad @ p[f"{name}.mha.out_proj.weight"]
+        found = kept.attended.backward(g.view_as(kept.attended.output.transpose(1, 2)).transpose(1, 2))
+        for part, of, x in zip(_PROJECTIONS, found, (kept.where, kept.where, kept.query), strict=True):
+            g, weight = of.transpose(1, 2).reshape(-1, channels), p[f"{name}.mha.{part}.weight"]
+            sums.linears.add(f"{name}.mha.{part}", g, x)
+            if x is kept.where:
+                sums.pos.append((g, weight))
+            grad = torch.addmm(grad, g, weight)
+        return grad
 
 
 class _Sums:
@@ -286,7 +282,7 @@ class _Sums:
 
     Attributes:
         zeros: the gradient of what nobody uses.
-        pos: of the positions of queries, whose sum it is.
+        pos: of the positions of queries, as factors: a gradient and a weight for each linear layer that they go into.
         features, cameras: as the samples have them; None where nobody asks.
         linears: of parameters.
         needs_points: whether somebody asks for the gradient of the points that came into the layer.
@@ -295,7 +291,7 @@ class _Sums:
     def __init__(self, like: Tensor, needs_cameras: bool, needs_features: Sequence[bool]) -> None:
         self.linears = Linears(_BEFORE_NORM)
         self.zeros = torch.zeros_like(like)
-        self.pos: list[Tensor] = []
+        self.pos: list[tuple[Tensor, Tensor]] = []
         self.needs_cameras, self.needs_points, self.needs_features = needs_cameras, True, needs_features
         self.features: list[Tensor | None] = [None] * len(self.needs_features)
         self.cameras: Tensor | None = None
@@ -428,7 +424,11 @@ def _backward(ctx: Any, grads: Any, tensors: Sequence[Tensor], needs: Sequence[b
         for name in decoder.names:
             if len(parts := _parts(name)) > 1:
                 into[name] = torch.cat([into.pop(part) for part in parts])
-    found: list[Tensor | None] = [grad.view_as(query), torch.stack(sums.pos).sum(0).view_as(query), grad_moved]
+    grad_pos = None
+    if needs[1]:
+        into_pos, weights_of_pos = zip(*sums.pos, strict=True)
+        grad_pos = (torch.cat(into_pos, 1) @ torch.cat(weights_of_pos)).view_as(query)
+    found: list[Tensor | None] = [grad.view_as(query), grad_pos, grad_moved]
     if sums.cameras is not None:
         height, width = config.image_size
         rows = sums.cameras
