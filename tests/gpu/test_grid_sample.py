@@ -300,7 +300,7 @@ def test_gradients_of_volumes(points: str, mode: int, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("points", ["smooth", "scattered", "mixed", "crowded"])
 def test_gradients_of_nearest_points(points: str, dtype: torch.dtype) -> None:
-    """Half types link them by pixels; what is of one channel, or crowded, is added up."""
+    """Of large maps of half types too, whose sums are floats."""
     for shape, out in [((1, 3, 511, 730), (500, 633)), ((2, 40, 190, 181), (201, 190)), ((1, 5, 504, 503), (58, 151))]:
         check_gradients(shape, out, points, 1, dtype)
 
