@@ -287,7 +287,7 @@ def test_gradients_of_fewer_points_than_pixels(points: str, mode: int, dtype: to
 @pytest.mark.parametrize("mode", [0, 1])
 @pytest.mark.parametrize("points", ["smooth", "scattered", "mixed", "crowded"])
 def test_gradients_of_volumes(points: str, mode: int, dtype: torch.dtype) -> None:
-    """As of images: the planes of a volume are listed as rows below each other."""
+    """Large and small, more points than pixels and fewer, of few channels and of many."""
     for shape, out in [
         ((2, 6, 31, 67, 75), (14, 59, 33)),
         ((1, 24, 40, 33, 45), (21, 30, 43)),
