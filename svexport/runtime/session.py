@@ -111,7 +111,7 @@ class OnnxEngine(Engine):
     to torch: neither is copied. svexport nodes that come without a body are lowered in memory first.
 
     On CUDA it computes on a stream of its own, after what torch's current stream was given before and before what it is
-    given next: a call returns as soon as the work is enqueued. Threads take turns.
+    given next; a call returns when the outputs are computed. Threads take turns.
 
     A model file is data, never code: no pickle, no library that it names, external data only from its own folder.
     It may still ask for as much time and memory as it likes when it is run.
@@ -301,14 +301,10 @@ class _Cuda:
     """Where a session computes on CUDA: a stream of its own, ordered with the caller's. One run at a time."""
 
     def __init__(self, device: torch.device, precision: str | None) -> None:
-        import onnxruntime
-
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._callers: set[torch.cuda.Stream] = set()
         self._lock = threading.Lock()
-        self._options = onnxruntime.RunOptions()
-        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")  # the streams wait
         self.provider = (
             "CUDAExecutionProvider",
             {
@@ -329,9 +325,12 @@ class _Cuda:
             for stream in self._callers:  # all of them: the memory of outputs that one let go is used again for any
                 self._stream.wait_stream(stream)
             try:
-                session.run_with_iobinding(binding, self._options)
+                # ONNX Runtime waits for the device. Told not to (disable_synchronize_execution_providers), it keeps the
+                # host buffers of every run until the session is freed, and frees them in a callback of the stream: the
+                # last holder of their allocator, which calls CUDA where that is not allowed and ends the process.
+                session.run_with_iobinding(binding)
             finally:
-                current.wait_stream(self._stream)
+                current.wait_stream(self._stream)  # where that failed
 
 
 def _end(attributes: dict[str, Any], cuda: _Cuda) -> None:

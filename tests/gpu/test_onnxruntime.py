@@ -201,6 +201,27 @@ def test_closed_and_left_open_at_exit(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_sessions_whose_nodes_copy_from_the_host_come_and_go(tmp_path: Path) -> None:
+    """Concat of uneven sizes copies pointers to the device from buffers that are let go after the run."""
+    shapes = {"a": [3, 5], "b": [3, 7], "c": [3, 1], "d": [3, 13]}
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    graph = helper.make_graph([helper.make_node("Concat", list("abc"), ["d"], axis=1)], "m", infos[:3], infos[3:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    program = (
+        "import sys, torch, svexport\n"
+        "given = [torch.randn(3, n).cuda() for n in (5, 7, 1)]\n"
+        "for _ in range(30):\n"
+        "    engine = svexport.load(sys.argv[1], device='cuda')\n"
+        "    for _ in range(20): output = engine(*given)\n"
+        "    assert torch.equal(output, torch.cat(given, 1))\n"
+        "    engine.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "m.onnx")], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def product() -> tuple[onnx.ModelProto, tuple[Tensor, Tensor]]:
     infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [384, 384]) for name in "abc"]
     graph = helper.make_graph([helper.make_node("MatMul", ["a", "b"], ["c"])], "graph", infos[:2], infos[2:])

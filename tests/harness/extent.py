@@ -26,8 +26,8 @@ Case = TypeVar("Case")
 
 DURATIONS = Path(__file__).with_name("durations.json")
 SHORTEST = 0.5  # seconds that all cases of a test take; what is shorter is not kept
-LONG = 2.0  # seconds from which on a test has cases to spare
-MOST = 4.0  # seconds that the cases of a test take by default
+LONG = 1.5  # seconds from which on a test has cases to spare
+MOST = 3.0  # seconds that the cases of a test take by default
 
 
 def add_options(parser: pytest.Parser) -> None:

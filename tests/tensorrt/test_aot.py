@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -216,13 +218,19 @@ def test_errors_of_nvcc_are_shown() -> None:
         aot.ptx("int f() { return undeclared_identifier_of_a_test; }")
 
 
-@pytest.mark.parametrize("symbolic", [False, True], ids=["known", "symbolic"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).rsplit(".", 1)[-1])
-@pytest.mark.parametrize("op", [pytest.param(op, marks=gpu, id=op.name) for op in AOT_OPS])
-def test_kernel_is_the_reference(op: Op, dtype: torch.dtype, symbolic: bool) -> None:
-    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
+class Launch(NamedTuple):
+    """A kernel of a case, what its expressions mean, its tensors (``images`` of which are stored channels-last)."""
+
+    kernel: aot.Kernel
+    sizes: dict[tuple[int, int], int]
+    inputs: list[Tensor]
+    images: list[bool]
+    made: list[aot.Operand]
+    expected: tuple[Tensor, ...]
+
+
+def launches(op: Op, dtype: torch.dtype, symbolic: bool) -> Iterator[Launch]:
     coordinates = COORDINATES.get(op.name, ())
-    work = []
     for case, args in enumerate(cases(op)):
         if case % 3 == 1 and (symbolic or dtype == torch.bfloat16):
             continue  # mostly the same kernels as for others
@@ -233,11 +241,65 @@ def test_kernel_is_the_reference(op: Op, dtype: torch.dtype, symbolic: bool) -> 
         expected = as_tuple(op.reference(*with_inputs(op, args, wide)))
         for last in (False, True)[: 1 + can_be_last(op, inputs)]:
             images = [last and name in IMAGES[op.name][1] for name, _ in named]
-            work.append((inputs, images, expected, kernel_for(op, args, inputs, last=last, symbolic=symbolic)))
+            kernel, sizes, made = kernel_for(op, args, inputs, last=last, symbolic=symbolic)
+            yield Launch(kernel, sizes, inputs, images, made, expected)
+
+
+def compiled(sources: Iterable[str]) -> list[str]:
+    """The PTX of each source that is another than those before."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        codes = list(pool.map(aot.ptx, dict.fromkeys(kernel.source for *_, (kernel, _, _) in work)))
-    assert all(codes)
-    for case, (inputs, images, expected, (kernel, sizes, made)) in enumerate(work):
+        return list(pool.map(aot.ptx, dict.fromkeys(sources)))
+
+
+def assembler() -> str | None:
+    try:
+        found = Path(library.find_nvcc()).parent / "ptxas"
+    except PluginBuildError:
+        return None
+    return str(found) if found.is_file() else None
+
+
+needs_ptxas = pytest.mark.skipif(assembler() is None, reason="needs nvcc and ptxas")
+DEVICES = (75, 80, 86, 87, 89, 90, 100, 110, 120)
+
+
+def assemble(code: str, device: int, folder: Path) -> None:
+    """As the driver does it on a device of that capability: what ptxas refuses TensorRT cannot load there."""
+    (folder / "kernel.ptx").write_text(code)
+    command = [str(assembler()), f"-arch=sm_{device}", str(folder / "kernel.ptx"), "-o", str(folder / "kernel.cubin")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"sm_{device}: {done.stderr}"
+
+
+@needs_ptxas
+def test_ptx_of_narrow_rows_is_for_every_device(tmp_path: Path) -> None:
+    """Many loads, each under a predicate of its own, were more than ptxas has registers for from sm_90 on."""
+    op = OPS["add_bias_residual_layer_norm"]
+    kernel = next(x.kernel for x in launches(op, torch.float16, False) if x.inputs[0].shape[-1] == 4)
+    for device in DEVICES:
+        assemble(aot.ptx(kernel.source), device, tmp_path)
+
+
+@pytest.mark.exhaustive
+@needs_ptxas
+@every_op
+def test_ptx_is_for_every_device(op: Op, tmp_path: Path) -> None:
+    dtype = DTYPES[int(torch.randint(3, ()))]
+    sources = list(dict.fromkeys(x.kernel.source for x in launches(op, dtype, False)))
+    some = [sources[i] for i in torch.randperm(len(sources))[:4].tolist()]
+    for code in compiled(some):
+        for device in (80 if dtype == torch.bfloat16 else 75, 90, 120):
+            assemble(code, device, tmp_path)
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["known", "symbolic"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).rsplit(".", 1)[-1])
+@pytest.mark.parametrize("op", [pytest.param(op, marks=gpu, id=op.name) for op in AOT_OPS])
+def test_kernel_is_the_reference(op: Op, dtype: torch.dtype, symbolic: bool) -> None:
+    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
+    work = list(launches(op, dtype, symbolic))
+    assert all(compiled(x.kernel.source for x in work))
+    for case, (kernel, sizes, inputs, images, made, expected) in enumerate(work):
         stored = [stored_last(t.cuda()) if image else t.cuda() for t, image in zip(inputs, images, strict=True)]
         outputs = [torch.full(o.shape, 7.0, dtype=o.dtype, device="cuda") for o in made]
         outputs = [stored_last(t) if o.channels_last else t for t, o in zip(outputs, made, strict=True)]

@@ -27,10 +27,8 @@ __device__ void add_bias_residual_layer_norm(const View<const T, R>& x, const Vi
   const bool aligned = x.aligned(kBytes) && residual.aligned(kBytes) && extra.aligned(kBytes) && y.aligned(kBytes) &&
                        s.aligned(kBytes) && bias.aligned(kVector) && weight.aligned(kVector) &&
                        norm_bias.aligned(kVector);
-  if constexpr (kColumns > 8 && kBlock) {  // the fallback should not take the registers
-    aligned ? forward_rows<T, kWidth, kColumns / kWidth, true, kShifted>(a) : forward_long_rows<T, 1>(a);
-  } else if constexpr (kColumns > 0) {
-    aligned ? forward_rows<T, kWidth, kColumns / kWidth, kBlock, kShifted>(a) : forward_rows<T, 1, kColumns, kBlock>(a);
+  if constexpr (kColumns > 0) {  // the fallback is short: it should not take the registers
+    aligned ? forward_rows<T, kWidth, kColumns / kWidth, kBlock, kShifted>(a) : forward_long_rows<T, 1>(a);
   } else {
     aligned && (kShifted || d % kWidth == 0) ? forward_long_rows<T, kWidth, kShifted>(a) : forward_long_rows<T, 1>(a);
   }
