@@ -288,7 +288,7 @@ def test_gradients_of_fewer_points_than_pixels(points: str, mode: int, dtype: to
 @pytest.mark.parametrize("mode", [0, 1])
 @pytest.mark.parametrize("points", ["smooth", "scattered", "mixed", "crowded"])
 def test_gradients_of_volumes(points: str, mode: int, dtype: torch.dtype) -> None:
-    """As of images: the planes of a volume are listed as rows below each other."""
+    """Large and small, more points than pixels and fewer, of few channels and of many."""
     for shape, out in [
         ((2, 6, 31, 67, 75), (14, 59, 33)),
         ((1, 24, 40, 33, 45), (21, 30, 43)),
@@ -301,7 +301,7 @@ def test_gradients_of_volumes(points: str, mode: int, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("points", ["smooth", "scattered", "mixed", "crowded"])
 def test_gradients_of_nearest_points(points: str, dtype: torch.dtype) -> None:
-    """Half types link them by pixels; what is of one channel, or crowded, is added up."""
+    """Of large maps of half types too, whose sums are floats."""
     for shape, out in [((1, 3, 511, 730), (500, 633)), ((2, 40, 190, 181), (201, 190)), ((1, 5, 504, 503), (58, 151))]:
         check_gradients(shape, out, points, 1, dtype)
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "overlap.cuh"
+#include "parts.cuh"
 #include "wgmma.cuh"
 
 namespace svexport {
@@ -679,28 +679,13 @@ __global__ void __launch_bounds__(32, 1) correlation_kernel(const __grid_constan
 
 #endif
 
-constexpr int kAddThreads = 256, kAddColumns = 32;
-
-// y, from its parts: a block adds up those of kAddColumns elements.
+// y, from its parts.
 template <class T>
-__global__ void __launch_bounds__(kAddThreads) add_kernel(const float* parts, int count, int columns, int64_t size, T* y,
-                                                          int64_t row_stride, int64_t column_stride) {
-  __shared__ float sums[kAddThreads];
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kAddColumns + threadIdx.x % kAddColumns;
-  float sum = 0.0f;
-  wait_for_previous();
-  if (i < size) {
-#pragma unroll 8
-    for (int part = threadIdx.x / kAddColumns; part < count; part += kAddThreads / kAddColumns) {
-      sum += parts[part * size + i];
-    }
-  }
-  sums[threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.x >= kAddColumns || i >= size) return;
-#pragma unroll
-  for (int j = 1; j < kAddThreads / kAddColumns; ++j) sum += sums[threadIdx.x + j * kAddColumns];
-  y[i / columns * row_stride + i % columns * column_stride] = from_float<T>(sum);
+__global__ void __launch_bounds__(kPartThreads) add_kernel(const float* parts, int count, int columns, int64_t size, T* y,
+                                                           int64_t row_stride, int64_t column_stride) {
+  add_parts(parts, count, size, [&](int64_t i, float sum) {
+    y[i / columns * row_stride + i % columns * column_stride] = from_float<T>(sum);
+  });
 }
 
 // ---------------------------------------------------------------- launching
@@ -853,7 +838,7 @@ cudaError_t channel_correlation(const Tensor& x, const Tensor& z, const Tensor& 
     });
     if (status != cudaSuccess) return status;
     const int64_t size = x.sizes[1] * z.sizes[1];
-    return svexport::launch(add_kernel<T>, static_cast<unsigned>(ceil_div<int64_t>(size, kAddColumns)), kAddThreads, 0,
+    return svexport::launch(add_kernel<T>, static_cast<unsigned>(ceil_div<int64_t>(size, kPartColumns)), kPartThreads, 0,
                             stream, true, a.parts, grid.x, a.columns.channels, size, y.data, y.strides[swapped ? 1 : 0],
                             y.strides[swapped ? 0 : 1]);
   });

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "einsum.cuh"
+#include "parts.cuh"
 
 namespace svexport::einsum {
 
@@ -194,31 +195,15 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
   wait_for_previous();  // also where there was no need: what comes next waits for this kernel alone
 }
 
-constexpr int kSumThreads = 256, kSumColumns = 32;
-
-// y, from its parts: a block adds up those of kSumColumns elements.
+// y, from its parts.
 template <class T>
-__global__ void __launch_bounds__(kSumThreads) sum_kernel(const __grid_constant__ Einsum a) {
-  __shared__ float sums[kSumThreads];
-  const int V = a.x.width, W = a.z.width;
-  const int64_t size = static_cast<int64_t>(a.shared) * a.x.count * V * W;
-  const int i = blockIdx.x * kSumColumns + threadIdx.x % kSumColumns;
-  float sum = 0.0f;
-  wait_for_previous();
-  if (i < size) {
-#pragma unroll 8
-    for (int part = threadIdx.x / kSumColumns; part < a.parts; part += kSumThreads / kSumColumns) {
-      sum += a.partials[part * size + i];
-    }
-  }
-  sums[threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.x >= kSumColumns || i >= size) return;
-#pragma unroll
-  for (int j = 1; j < kSumThreads / kSumColumns; ++j) sum += sums[threadIdx.x + j * kSumColumns];
-  auto kv = static_cast<uint32_t>(i / W);  // of all S
-  const uint32_t v = a.per_k.split(kv);
-  *small_at<T>(a, kv / a.x.count, kv % a.x.count, v, i % W) = from_float<T>(sum);
+__global__ void __launch_bounds__(kPartThreads) sum_kernel(const __grid_constant__ Einsum a) {
+  const int W = a.z.width, size = a.shared * a.x.count * a.x.width * W;
+  add_parts(a.partials, a.parts, size, [&](int64_t i, float sum) {
+    auto kv = static_cast<uint32_t>(i) / W;  // of all S
+    const uint32_t v = a.per_k.split(kv);
+    *small_at<T>(a, kv / a.x.count, kv % a.x.count, v, static_cast<uint32_t>(i) % W) = from_float<T>(sum);
+  });
 }
 
 // Tiles of 16 of K times V that a warp adds up at most, with so many of 8 columns: as registers hold twice.
@@ -321,7 +306,7 @@ inline Sums sums_of(const Tensor& x, const Tensor& z) {
 template <class T>
 cudaError_t launch_sum(const Einsum& a, cudaStream_t stream) {
   const int64_t size = static_cast<int64_t>(a.shared) * a.x.count * a.x.width * a.z.width;
-  return launch(sum_kernel<T>, static_cast<unsigned>(ceil_div<int64_t>(size, kSumColumns)), kSumThreads, 0, stream,
+  return launch(sum_kernel<T>, static_cast<unsigned>(ceil_div<int64_t>(size, kPartColumns)), kPartThreads, 0, stream,
                 true, a);
 }
 

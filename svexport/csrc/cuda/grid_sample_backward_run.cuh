@@ -31,8 +31,7 @@ inline bool many_tiles(int64_t across, int64_t down, int64_t batch, int64_t item
 struct Plan {
   bool plane;          // the image's by plane_kernel,
   bool nearest_plane;  // of nearest points too,
-  bool listed;         // or of bilinear points by owner_kernel, as far as these lie close together,
-  bool listed_planes;  // of trilinear ones,
+  bool listed;         // or by owner_kernel, as far as points lie close together,
   bool vector;         // the others by vector_kernel, else by direct_kernel,
   bool pairs;          // of bilinear points with sums of pairs of pixels
   bool copied;         // the image transposed to channels-last first
@@ -59,7 +58,7 @@ struct Plan {
   Plan(const Tensor& input, const Tensor& grid, bool input_gradient, bool grid_gradient)
       : lists(static_cast<int>(input.sizes[input.rank - 1]),
               static_cast<int>(pixels_of(input) / input.sizes[input.rank - 1]),
-              grid.numel() / grid.sizes[0] / (grid.rank - 2), input.rank - 3, input.sizes[1] <= 4) {
+              grid.numel() / grid.sizes[0] / (grid.rank - 2), input.sizes[1] <= 4) {
     const int64_t v = 16 / input.item_size(), pixels = pixels_of(input), batch = input.sizes[0];
     const int64_t points = grid.numel() / batch / (grid.rank - 2), channels = input.sizes[1];
     // Few planes are divided among more blocks.
@@ -87,8 +86,6 @@ struct Plan {
                            (batch * points * channels >= (1 << 23) || batch * pixels * channels >= (1 << 22)));
     // Of one channel what lists cost is more than the atomics that they save.
     listed = listed && !(half && channels == 1 && !sparse);
-    listed_planes = input.rank == 5 && half && input_gradient && !plane && points <= 4 * pixels &&
-                    points < Lists::kFull && pixels <= 256 * points && input.numel() >= (1 << 20);
     // Where few channels are enlarged, neighbours add to the same pixels.
     listed = listed && !(input.item_size() == 4 && channels <= 4 && 2 * points >= 5 * pixels);
     pairs = input_gradient && !plane && !vector && !listed && 2 * points >= pixels && input.item_size() == 2 &&
@@ -105,7 +102,7 @@ struct Plan {
       close = close && listed;
       lists.most = Lists::kFull - 1;  // however the points lie
     }
-    if (listed || listed_planes) {
+    if (listed) {
       list = padded(lists.bytes(batch));
     } else if (close) {
       list = padded(batch * sizeof(int));
@@ -122,7 +119,7 @@ struct Plan {
 inline unsigned limited(int64_t blocks) { return static_cast<unsigned>(blocks < (1 << 20) ? blocks : 1 << 20); }
 
 // Writes what pixels the listed points make.
-template <class T, int TAPS, int PADDING>
+template <class T, int PADDING>
 cudaError_t launch_owner(const Space& s, const Lists& lists, const Gradient<T>& gradient, T* output, int batch,
                          int channels, const Left& left, cudaStream_t stream) {
   const unsigned images = batch < 65535 ? batch : 65535;
@@ -134,8 +131,8 @@ cudaError_t launch_owner(const Space& s, const Lists& lists, const Gradient<T>& 
     while (chunk >= 4 * W && static_cast<int64_t>(lists.tiles) * ceil_div(channels, chunk) * images < enough) {
       chunk = ceil_div(chunk, 2 * W) * W;
     }
-    const auto kernel = owner_kernel<T, TAPS, W, PADDING>;
-    const int memory = static_cast<int>(owner_memory<T, TAPS, W>(lists));
+    const auto kernel = owner_kernel<T, W, PADDING>;
+    const int memory = static_cast<int>(owner_memory<T, W>(lists));
     const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, memory);
     if (status != cudaSuccess) return status;
     return launch(kernel, dim3(lists.tiles, ceil_div(channels, chunk), images), kOwnerThreads, memory, stream, true, s,
@@ -191,8 +188,7 @@ class Backward {
     ordered_ = output_ && deterministic;
     plane_ = output_ && !ordered_ && (TAPS == 1 ? plan.nearest_plane : plan.plane);
     add_ = output_ && !ordered_ && !plane_;
-    listed_ = add_ && kLists && (TAPS == 4 ? plan.listed : plan.listed_planes) &&
-              s_.points * point * sizeof(T) <= UINT32_MAX;
+    listed_ = add_ && plan.listed && kLists && s_.points * point * sizeof(T) <= UINT32_MAX;
     pairs_ = add_ && plan.pairs && kPairs && !listed_;
     chosen_ = add_ && plan.close && kChoice;
     deferred_ = listed_ || chosen_;
@@ -228,7 +224,7 @@ class Backward {
  private:
   static constexpr int V = 16 / sizeof(T), kUsual = TAPS == 4 || TAPS == 8 ? kZeros : kAnyPadding;  // padding
   static constexpr bool kPairs = TAPS == 4 || TAPS == 8, kChoice = TAPS == 4 && sizeof(T) == 4;
-  static constexpr bool kLists = TAPS == 4 || (TAPS == 8 && sizeof(T) == 2);
+  static constexpr bool kLists = TAPS == 4;
 
   int64_t size() const { return static_cast<int64_t>(channels_) * pixels_; }  // of an image
   int64_t plane_sums() const { return pairs_ ? 2 * (static_cast<int64_t>(pixels_) + pixels_ / s_.size[0]) : pixels_; }
@@ -318,18 +314,16 @@ class Backward {
     cudaError_t status;
     if (vector_ || !grad_grid_.data) {
       const unsigned all = ceil_div(s_.points, kListThreads), some = std::max<unsigned>(1, 2 * few_ / images_);
-      status = launch(list_kernel<TAPS, PADDING>, dim3(chosen_ ? std::min(all, some) : all, 1, images_), kListThreads,
+      status = launch(list_kernel<PADDING>, dim3(chosen_ ? std::min(all, some) : all, 1, images_), kListThreads,
                       0, stream_, true, s_, lists_, batch_, left_);
     } else {
       status = direct<kListSums>(nullptr, AnyFloat(grad_grid_), true);
     }
     if (status != cudaSuccess) return status;
     left_ = {lists_.runs, lists_.most, left_.chosen};
-    status = launch_owner<T, TAPS, PADDING>(s_, lists_, gradient_, output_, batch_, channels_, left_, stream_);
-    if constexpr (TAPS == 4) {
-      if (status == cudaSuccess && boxes_) {
-        return launch_boxes<T, PADDING>(input_, s_, gradient_, grad_grid_, left_, stream_);
-      }
+    status = launch_owner<T, PADDING>(s_, lists_, gradient_, output_, batch_, channels_, left_, stream_);
+    if (status == cudaSuccess && boxes_) {
+      return launch_boxes<T, PADDING>(input_, s_, gradient_, grad_grid_, left_, stream_);
     }
     return status;
   }

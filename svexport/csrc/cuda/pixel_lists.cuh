@@ -18,9 +18,9 @@ struct Gradient {
 
 constexpr int kListThreads = 256, kOwnerThreads = 256;
 
-// The points of each tile of 1 << log_width x 1 << log_height pixels; the planes of a volume are below each other.
+// The bilinear points of each tile of 1 << log_width x 1 << log_height pixels.
 struct Lists {
-  int height;  // of all planes
+  int height;  // of an image
   int across, tiles, log_width, log_height;
   int length;   // of a list, at most
   int most;     // runs of an image whose points lie close together
@@ -31,13 +31,12 @@ struct Lists {
 
   static constexpr int kFull = 1 << 30, kScattered = INT_MAX, kDone = -1, kApart = 32;
 
-  // Of an image of width x height pixels, whose points have some in as many planes. Unless `scattered` lists will do,
-  // those whose points lie far apart are left.
-  Lists(int width, int height, int64_t points, int planes, bool scattered) : height(height) {
+  // Of an image of width x height pixels. Unless `scattered` lists will do, those whose points lie far apart are left.
+  Lists(int width, int height, int64_t points, bool scattered) : height(height) {
     const int64_t pixels = static_cast<int64_t>(width) * height;
     int log = 9;  // of the pixels of a tile: 512 points at most where they lie evenly, of large tiles 340
-    for (int64_t p = planes * points; log > 7 && p > pixels; p /= 2) --log;
-    for (int64_t p = 2 * planes * points; log < 12 && (log < 10 ? p : p + p / 2) <= pixels; p *= 2) ++log;
+    for (int64_t p = points; log > 7 && p > pixels; p /= 2) --log;
+    for (int64_t p = 2 * points; log < 12 && (log < 10 ? p : p + p / 2) <= pixels; p *= 2) ++log;
     log_width = log == 7 ? 5 : 6;
     while (log_width > 1 && 1 << (log_width - 1) >= width) --log_width;
     log_height = log - log_width;
@@ -99,28 +98,18 @@ __device__ __forceinline__ void each_left(int batch, Left left, F&& f) {
   }
 }
 
-// The row of pixels that a tap of a point is in, counted through all planes; -1: outside.
-template <int TAPS>
-__device__ __forceinline__ int row_of(const Space& s, const Point<TAPS>& point, int tap) {
-  const int y = point.axis[1].index[Point<TAPS>::at(tap, 1)];
-  if (Point<TAPS>::AXES == 2) return y;
-  const int z = point.axis[Point<TAPS>::AXES - 1].index[Point<TAPS>::at(tap, Point<TAPS>::AXES - 1)];
-  return y < 0 || z < 0 ? -1 : z * s.size[1] + y;
-}
-
 // Lists a point for every thread of a block, or none.
-template <int TAPS>
-__device__ __forceinline__ void list(const Space& s, const Lists& lists, int n, int p, const Point<TAPS>& point) {
-  constexpr int K = Point<TAPS>::K, ROWS = TAPS / K;
-  int column[K], row[ROWS], firsts = 0;
+__device__ __forceinline__ void list(const Space& s, const Lists& lists, int n, int p, const Point<4>& point) {
+  constexpr int K = 2, TAPS = 4;
+  int column[K], row[K], firsts = 0;
 #pragma unroll
   for (int i = 0; i < K; ++i) {  // an index of -1 is in tile -1
     column[i] = p < s.points ? point.axis[0].index[i] >> lists.log_width : -1;
     if (i > 0 && column[i] == column[0]) column[i] = -1;
   }
 #pragma unroll
-  for (int j = 0; j < ROWS; ++j) {
-    row[j] = p < s.points ? row_of(s, point, j * K) >> lists.log_height : -1;
+  for (int j = 0; j < K; ++j) {
+    row[j] = p < s.points ? point.axis[1].index[j] >> lists.log_height : -1;
     bool listed = false;
 #pragma unroll
     for (int i = 0; i < j; ++i) listed = listed || row[i] == row[j];
@@ -150,7 +139,7 @@ __device__ __forceinline__ void list(const Space& s, const Lists& lists, int n, 
 }
 
 // Lists all points; blocks of whatever x images.
-template <int TAPS, int PADDING>
+template <int PADDING>
 __global__ void __launch_bounds__(kListThreads) list_kernel(Space s, Lists lists, int batch, Left left) {
   const uint32_t points = s.points;
   start_next();
@@ -158,8 +147,8 @@ __global__ void __launch_bounds__(kListThreads) list_kernel(Space s, Lists lists
   for (int n = blockIdx.z; n < batch && !nothing; n += gridDim.z) {
     for (uint32_t first = blockIdx.x * kListThreads; first < points; first += gridDim.x * kListThreads) {
       const int p = first + threadIdx.x;
-      Point<TAPS> point;
-      if (p < s.points) point = locate<TAPS, PADDING>(s, n, p);
+      Point<4> point;
+      if (p < s.points) point = locate<4, PADDING>(s, n, p);
       wait_for_previous();
       if (lists.runs[n] == Lists::kDone || lists.runs[n] == Lists::kScattered) break;
       list(s, lists, n, p, point);
@@ -175,19 +164,19 @@ struct alignas(8) Link {
   uint16_t value, next;
 };
 
-template <class T, int TAPS, int W>
+template <class T, int W>
 size_t owner_memory(const Lists& lists) {
-  return lists.length * TAPS * sizeof(Link) + (lists.length + 8) * sizeof(Vec<T, W>) +
+  return lists.length * 4 * sizeof(Link) + (lists.length + 8) * sizeof(Vec<T, W>) +
          (sizeof(int) << (lists.log_width + lists.log_height));
 }
 
 // Blocks of tiles x chunks of channels x images, W channels at a time. output: (N, C, pixels), contiguous; pairs: two
 // pixels can be stored at once. The gradient of a channel is less than 2^32 bytes.
-template <class T, int TAPS, int W, int PADDING>
-__global__ void __launch_bounds__(kOwnerThreads, TAPS == 8 ? 2 : W == 8 ? 3 : 4)
+template <class T, int W, int PADDING>
+__global__ void __launch_bounds__(kOwnerThreads, W == 8 ? 3 : 4)
     owner_kernel(Space s, Lists lists, Gradient<T> grad, T* __restrict__ output, int batch, int channels, int chunk,
                  bool pairs, Left known) {
-  constexpr int SHARE = 1024 / kOwnerThreads;
+  constexpr int TAPS = 4, SHARE = 1024 / kOwnerThreads;
   extern __shared__ uint4 memory_of_block[];
   const int length = lists.length;
   Link* links = reinterpret_cast<Link*>(memory_of_block);                  // (TAPS, length)
@@ -223,7 +212,7 @@ __global__ void __launch_bounds__(kOwnerThreads, TAPS == 8 ? 2 : W == 8 ? 3 : 4)
       const Point<TAPS> point = locate<TAPS, PADDING>(s, n, points[u]);
 #pragma unroll
       for (int k = 0; k < TAPS; ++k) {
-        const int x = point.axis[0].index[Point<TAPS>::at(k, 0)] - left, y = row_of(s, point, k) - top;
+        const int x = point.axis[0].index[Point<TAPS>::at(k, 0)] - left, y = point.axis[1].index[k / 2] - top;
         if (static_cast<unsigned>(x) >= width || static_cast<unsigned>(y) >= height) continue;
         const int link = k * length + i;
         const int next = atomicExch(heads + y * width + x, link);

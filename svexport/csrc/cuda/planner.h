@@ -23,6 +23,8 @@ struct Gpu {
   float bandwidth = 1e6;     // of its memory, bytes per microsecond
 };
 
+inline int64_t ceil_of(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // Of a kernel. `blocks` is ceil(work / per_block), at most `most`: grid.x where the work is known.
 struct Launch {
   int64_t work = 0;
@@ -32,7 +34,7 @@ struct Launch {
   int32_t shared_memory = 0;  // dynamic, bytes
 
   int64_t blocks() const {
-    const int64_t wanted = (work + per_block - 1) / per_block;
+    const int64_t wanted = ceil_of(work, per_block);
     return wanted < most ? wanted : most;
   }
   int32_t threads() const { return block[0] * block[1] * block[2]; }

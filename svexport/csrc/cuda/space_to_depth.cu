@@ -77,8 +77,8 @@ struct Pixels {
   Divider pieces, height, step, words;  // per row, per image, elements per pair, words per row of output of a whole piece
 };
 
-template <class T, int V, int kThreads>  // V elements are written at once
-__global__ void __launch_bounds__(kThreads) pixels_kernel(const T* image, T* depth, const __grid_constant__ Pixels a) {
+template <class T, int V>  // V elements are written at once
+__global__ void __launch_bounds__(256) pixels_kernel(const T* image, T* depth, const __grid_constant__ Pixels a) {
   constexpr int N = 16 / sizeof(T);
   __shared__ T piece[kPieceBytes / sizeof(T)];
   uint32_t block = blockIdx.x;
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads) pixels_kernel(const T* image, T* dep
   depth += n * a.depth.n + row % 2 * a.channels * a.depth.c + row / 2 * a.depth.h + x;
   const int count = static_cast<int>(min(a.half_width - x, static_cast<int64_t>(a.pairs))), length = count * step;
   const int vectors = reinterpret_cast<uintptr_t>(image) % 16 == 0 ? length / N : 0;
-  for (int i = threadIdx.x; i < vectors; i += kThreads) {
+  for (int i = threadIdx.x; i < vectors; i += blockDim.x) {
     const Vec<T, N> v = load<T, N>(image + i * N);
     uint32_t pair = i * N;
     int channel = static_cast<int>(a.step.split(pair));
@@ -102,9 +102,9 @@ __global__ void __launch_bounds__(kThreads) pixels_kernel(const T* image, T* dep
       }
     }
   }
-  for (int i = vectors * N + threadIdx.x; i < length; i += kThreads) piece[i + a.step.divide(i)] = image[i];
+  for (int i = vectors * N + threadIdx.x; i < length; i += blockDim.x) piece[i + a.step.divide(i)] = image[i];
   __syncthreads();
-  for (uint32_t i = threadIdx.x; i < step * a.words.d; i += kThreads) {
+  for (uint32_t i = threadIdx.x; i < step * a.words.d; i += blockDim.x) {
     uint32_t channel = i;  // of the pair
     const int k = static_cast<int>(a.words.split(channel)) * V;
     if (k >= count) continue;
@@ -136,18 +136,11 @@ cudaError_t launch_pixels(const Tensor& image, const Tensor& depth, cudaStream_t
                       Divider(image.sizes[2]),
                       Divider(2 * channels),
                       Divider(words ? ceil_div<int64_t>(pairs, V) : pairs)};
-  const auto launch = [&](auto count) {  // of threads
-    constexpr int kThreads = count.value;
-    (words ? pixels_kernel<T, V, kThreads> : pixels_kernel<T, 1, kThreads>)<<<static_cast<int>(blocks), kThreads, 0,
-                                                                             stream>>>(
-        static_cast<const T*>(image.data), static_cast<T*>(depth.data), pixels);
-    return cudaGetLastError();
-  };
-  // Of short rows small blocks, of which more are resident.
   const int64_t length = 2 * channels * pairs;
-  return length <= 256    ? launch(std::integral_constant<int, 64>())
-         : length <= 1024 ? launch(std::integral_constant<int, 128>())
-                          : launch(std::integral_constant<int, 256>());
+  const int threads = length <= 256 ? 64 : length <= 1024 ? 128 : 256;  // of short rows more blocks are resident
+  (words ? pixels_kernel<T, V> : pixels_kernel<T, 1>)<<<static_cast<int>(blocks), threads, 0, stream>>>(
+      static_cast<const T*>(image.data), static_cast<T*>(depth.data), pixels);
+  return cudaGetLastError();
 }
 
 // (N, C, H, W) as (N, 2, 2, C, H/2, W/2), the column in the block before the row.

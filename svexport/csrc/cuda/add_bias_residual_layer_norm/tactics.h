@@ -92,8 +92,6 @@ inline int64_t seen_columns(const Problem& p, const Tactic& t) {
   return p.columns + (t.access == Access::kShifted ? most_shifted(p.columns, t.width(p.item_size)) : 0);
 }
 
-inline int64_t ceil_of(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Blocks of the sums over long rows: as many as are resident, of two rows a warp at least.
 inline int64_t parts_of(const Problem& p, const Gpu& gpu) {
   const int64_t blocks = ceil_of(p.columns, kLanes * kBackwardColumns), most = ceil_of(p.rows, 2 * kBackwardWarps);

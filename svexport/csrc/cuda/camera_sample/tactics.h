@@ -50,8 +50,6 @@ struct Figures {
   }
 };
 
-inline int64_t ceil_of(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 inline int32_t log2_ceil(int64_t x) {
   int32_t shift = 0;
   while ((int64_t{1} << shift) < x) ++shift;

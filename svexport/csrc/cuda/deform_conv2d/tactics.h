@@ -43,8 +43,6 @@ struct Figures {
   }
 };
 
-inline int64_t ceil_of(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Channels of a thread of planes. Where each has offsets of its own, of as many offset groups; else of one.
 inline int64_t together(const Problem& p) { return p.channels / p.offset_groups < 8 ? 4 : 8; }
 
