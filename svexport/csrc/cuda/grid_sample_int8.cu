@@ -16,21 +16,22 @@ Tensor image_of(const Tensor& input, bool blocks, int64_t channels) {
   return image;
 }
 
-constexpr int kManyThreads = 3 << 15;  // then each does more
+constexpr int kManyThreads = 768;  // of a multiprocessor: then each does more, as it has to find its pixels
 
 template <class T, int TAPS, int PADDING, int W>
 cudaError_t launch_codes(const Space& s, const Codes& codes, int batch, int channels, const Output<T>& output,
                          cudaStream_t stream) {
-  const auto threads = [&](int chunk) { return static_cast<int64_t>(s.points) * ceil_div(channels, chunk); };
-  const int least = std::max(W, 4), most = std::max(2 * W, 16);  // each has to find its pixels
+  const int shift = W == 16 && channels > W, least = std::max(W << shift, 4), most = std::max(2 * least, 16);
+  const auto threads = [&](int chunk) { return (static_cast<int64_t>(s.points) * ceil_div(channels, chunk)) << shift; };
+  const int64_t many = int64_t{kManyThreads} * of_device(cudaDevAttrMultiProcessorCount);
   int chunk = least;
-  while (chunk < most && chunk < channels && batch * threads(2 * chunk) >= kManyThreads) chunk *= 2;
+  while (chunk < most && chunk < channels && batch * threads(2 * chunk) >= many) chunk *= 2;
   if (threads(chunk) > INT32_MAX - kThreads) return cudaErrorNotSupported;
   const bool points_inside = output.channel != 1;
   const Divider inner(points_inside ? s.points : ceil_div(channels, chunk));
   const dim3 blocks(ceil_div<int64_t>(threads(chunk), kThreads), batch < 65535 ? batch : 65535);
   return launch(codes_kernel<T, TAPS, PADDING, W>, blocks, kThreads, 0, stream, false, s, codes, output, batch, channels,
-                chunk, inner, points_inside);
+                chunk, shift, inner, points_inside);
 }
 
 }  // namespace
