@@ -44,7 +44,8 @@ cudaError_t sample_int8(const Tensor& input, const Tensor& grid, const Tensor& o
   const Tensor image = image_of(input, blocks, output.sizes[1]);
   Space s(grid);
   int64_t point = 1;
-  if (image.sizes[0] > INT32_MAX || image.sizes[1] > INT32_MAX || !is_float(grid) || !Space::of(image, grid, sampling, s) ||
+  if (image.sizes[0] > INT32_MAX || image.sizes[1] > INT32_MAX || !is_float(grid) ||
+      !Space::of(image, grid, sampling, s) ||
       (blocks && ((of_block != 32 && of_block != 4) || input.strides[4] != 1)) ||
       !Space::evenly_spaced(output, 2, output.rank - 1, point)) {
     return cudaErrorNotSupported;
@@ -59,13 +60,14 @@ cudaError_t sample_int8(const Tensor& input, const Tensor& grid, const Tensor& o
     using T = element_t<decltype(p)>;
     const Output<T> to{static_cast<T*>(output.data), output.strides[0], output.strides[1], point, nullptr};
     return dispatch_taps(sampling.mode, s.axes, [&](auto taps) {
+      const auto with = [&](auto launcher) { return launcher(s, codes, batch, channels, to, stream); };
       constexpr int TAPS = taps.value;
       if constexpr (TAPS == 4) {
-        if (sixteen && s.padding == kZeros) return launch_codes<T, TAPS, kZeros, 16>(s, codes, batch, channels, to, stream);
+        if (sixteen && s.padding == kZeros) return with(launch_codes<T, TAPS, kZeros, 16>);
       }
-      if (sixteen) return launch_codes<T, TAPS, kAnyPadding, 16>(s, codes, batch, channels, to, stream);
-      if (four) return launch_codes<T, TAPS, kAnyPadding, 4>(s, codes, batch, channels, to, stream);
-      return launch_codes<T, TAPS, kAnyPadding, 1>(s, codes, batch, channels, to, stream);
+      return with(sixteen  ? launch_codes<T, TAPS, kAnyPadding, 16>
+                  : four   ? launch_codes<T, TAPS, kAnyPadding, 4>
+                           : launch_codes<T, TAPS, kAnyPadding, 1>);
     });
   });
 }

@@ -43,7 +43,9 @@ __global__ void __launch_bounds__(kThreads)
       for (int i = 0; i < TAPS; i += AT_ONCE) {
         Vec<int8_t, W> v[AT_ONCE];
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; ++j) v[j] = load_if<int8_t, W>(source + taps.offset[i + j], taps.offset[i + j] >= 0);
+        for (int j = 0; j < AT_ONCE; ++j) {
+          v[j] = load_if<int8_t, W>(source + taps.offset[i + j], taps.offset[i + j] >= 0);
+        }
 #pragma unroll
         for (int j = 0; j < AT_ONCE; ++j) add_scaled(sum, taps.weight[i + j], v[j]);
       }
