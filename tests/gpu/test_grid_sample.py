@@ -532,3 +532,13 @@ def test_int8_images(rank: int, mode: int, padding: int, align: bool, dtype: tor
                     given.cuda(), grid.cuda(), mode, padding, align, scale, output
                 )
                 assert relative_error(output, expected) < TOLERANCES[dtype], (given.shape, given.stride(), layout)
+
+
+def test_grid_of_an_int8_image_has_a_gradient() -> None:
+    """By the reference: no kernel is for it."""
+    image, grid = random_args((2, 8, 9, 7), (5, 6), False)
+    codes = (image * 50).clamp(-128, 127).to(torch.int8)
+    leaves = [grid.cuda().requires_grad_(), grid.double().requires_grad_()]
+    outputs = [OP(c, leaf, 0, 0, False, 0.02) for c, leaf in zip((codes.cuda(), codes), leaves, strict=True)]
+    found, wanted = (torch.autograd.grad(y.square().sum(), leaf)[0] for y, leaf in zip(outputs, leaves, strict=True))
+    assert relative_error(found, wanted) < 1e-4

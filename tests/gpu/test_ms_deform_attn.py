@@ -192,3 +192,17 @@ def test_int8_values(d: int, dtype: torch.dtype) -> None:
         actual = ms_deform_attn(*moved(args, "cuda"), scale=0.02)
         assert actual.dtype == dtype
         assert relative_error(actual, expected) < TOLERANCES[dtype]
+
+
+def test_weights_of_int8_values_have_a_gradient() -> None:
+    """By the reference: no kernel is for it."""
+    value, shapes, starts, locations, weights = case()
+    codes = (value * 50).clamp(-128, 127).to(torch.int8)
+    found, wanted = (
+        torch.autograd.grad(ms_deform_attn(*args, leaf, scale=0.02).square().sum(), leaf)[0]
+        for args, leaf in (
+            (moved((codes, shapes, starts, locations), "cuda"), weights.cuda().requires_grad_()),
+            ((codes, shapes, starts, locations.double()), weights.double().requires_grad_()),
+        )
+    )
+    assert relative_error(found, wanted) < 1e-4

@@ -411,4 +411,5 @@ def test_descriptions_that_do_not_fit_are_refused(host: Host) -> None:
     assert plugin.configure(tensors) >= 0
     assert plugin.configure(tensors[1:]) < 0 or host.version < (10, 0)
     int8 = [replace(tensors[0], dtype=torch.int8), *tensors[1:]]
-    assert plugin.formats(int8, [[torch.int8], [torch.float32], [torch.int8, torch.float32]]) == []
+    found = plugin.formats(int8, [[torch.int8], [torch.float32], [torch.int8, torch.float32]])
+    assert {combination[-1].dtype for combination in found} == {torch.float32}  # maps may be int8, results never

@@ -62,7 +62,7 @@ __device__ void sample(const View<const int8_t, R>& input, const View<const G, R
   const int64_t pixels = input.product(2, R);
   const Output<T> to{output.data, static_cast<int64_t>(s.points) * channels, s.points, 1, nullptr};
   codes_kernel<T, kTaps<MODE, R>, kAnyPadding, 1>(s, Codes{input.data, pixels * channels, pixels, 0, scale}, to, batch,
-                                                  channels, CHUNK, Divider(s.points), true);
+                                                  channels, CHUNK, 0, Divider(s.points), true);
 }
 
 }  // namespace svexport::aot

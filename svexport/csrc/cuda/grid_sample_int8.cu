@@ -16,21 +16,22 @@ Tensor image_of(const Tensor& input, bool blocks, int64_t channels) {
   return image;
 }
 
-constexpr int kManyThreads = 3 << 15;  // then each does more
+constexpr int kManyThreads = 768;  // of a multiprocessor: then each does more, as it has to find its pixels
 
 template <class T, int TAPS, int PADDING, int W>
 cudaError_t launch_codes(const Space& s, const Codes& codes, int batch, int channels, const Output<T>& output,
                          cudaStream_t stream) {
-  const auto threads = [&](int chunk) { return static_cast<int64_t>(s.points) * ceil_div(channels, chunk); };
-  const int least = std::max(W, 4), most = std::max(2 * W, 16);  // each has to find its pixels
+  const int shift = W == 16 && channels > W, least = std::max(W << shift, 4), most = std::max(2 * least, 16);
+  const auto threads = [&](int chunk) { return (static_cast<int64_t>(s.points) * ceil_div(channels, chunk)) << shift; };
+  const int64_t many = int64_t{kManyThreads} * of_device(cudaDevAttrMultiProcessorCount);
   int chunk = least;
-  while (chunk < most && chunk < channels && batch * threads(2 * chunk) >= kManyThreads) chunk *= 2;
+  while (chunk < most && chunk < channels && batch * threads(2 * chunk) >= many) chunk *= 2;
   if (threads(chunk) > INT32_MAX - kThreads) return cudaErrorNotSupported;
   const bool points_inside = output.channel != 1;
   const Divider inner(points_inside ? s.points : ceil_div(channels, chunk));
   const dim3 blocks(ceil_div<int64_t>(threads(chunk), kThreads), batch < 65535 ? batch : 65535);
   return launch(codes_kernel<T, TAPS, PADDING, W>, blocks, kThreads, 0, stream, false, s, codes, output, batch, channels,
-                chunk, inner, points_inside);
+                chunk, shift, inner, points_inside);
 }
 
 }  // namespace
@@ -43,7 +44,8 @@ cudaError_t sample_int8(const Tensor& input, const Tensor& grid, const Tensor& o
   const Tensor image = image_of(input, blocks, output.sizes[1]);
   Space s(grid);
   int64_t point = 1;
-  if (image.sizes[0] > INT32_MAX || image.sizes[1] > INT32_MAX || !is_float(grid) || !Space::of(image, grid, sampling, s) ||
+  if (image.sizes[0] > INT32_MAX || image.sizes[1] > INT32_MAX || !is_float(grid) ||
+      !Space::of(image, grid, sampling, s) ||
       (blocks && ((of_block != 32 && of_block != 4) || input.strides[4] != 1)) ||
       !Space::evenly_spaced(output, 2, output.rank - 1, point)) {
     return cudaErrorNotSupported;
@@ -58,13 +60,14 @@ cudaError_t sample_int8(const Tensor& input, const Tensor& grid, const Tensor& o
     using T = element_t<decltype(p)>;
     const Output<T> to{static_cast<T*>(output.data), output.strides[0], output.strides[1], point, nullptr};
     return dispatch_taps(sampling.mode, s.axes, [&](auto taps) {
+      const auto with = [&](auto launcher) { return launcher(s, codes, batch, channels, to, stream); };
       constexpr int TAPS = taps.value;
       if constexpr (TAPS == 4) {
-        if (sixteen && s.padding == kZeros) return launch_codes<T, TAPS, kZeros, 16>(s, codes, batch, channels, to, stream);
+        if (sixteen && s.padding == kZeros) return with(launch_codes<T, TAPS, kZeros, 16>);
       }
-      if (sixteen) return launch_codes<T, TAPS, kAnyPadding, 16>(s, codes, batch, channels, to, stream);
-      if (four) return launch_codes<T, TAPS, kAnyPadding, 4>(s, codes, batch, channels, to, stream);
-      return launch_codes<T, TAPS, kAnyPadding, 1>(s, codes, batch, channels, to, stream);
+      return with(sixteen  ? launch_codes<T, TAPS, kAnyPadding, 16>
+                  : four   ? launch_codes<T, TAPS, kAnyPadding, 4>
+                           : launch_codes<T, TAPS, kAnyPadding, 1>);
     });
   });
 }
