@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from svexport.exporter.aten import FUNCTIONS, OTHERWISE
+from svexport.exporter import aten
 from svexport.exporter.exact import EXACT
 from svexport.tracing.swapped import untraced
 
@@ -337,6 +337,7 @@ def _unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
 
 
 IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
+    **aten.IN_PLACE_OF,
     F.rrelu: _rrelu,
     torch.cdist: _cdist,
     torch.floor_divide: _floor_divide,
@@ -354,7 +355,7 @@ IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
 
 _OURS: dict[str, Callable[..., Any]] = {
     **EXACT,
-    **FUNCTIONS,
+    **aten.FUNCTIONS,
     "aten::_to_copy": lambda x, *, dtype=None, **_: x.clone() if dtype in (None, x.dtype) else x.to(dtype),
     **{f"aten::_upsample_nearest_exact{axes}d{form}": _nearest_exact for axes in (1, 2, 3) for form in ("", ".vec")},
     "aten::addcmul": lambda x, y, z, *, value=1: x + (y * z if value == 1 else y * z * value),
@@ -382,7 +383,7 @@ _OURS: dict[str, Callable[..., Any]] = {
 
 WRONG = (
     frozenset(name.partition(".")[0] for name in EXACT)
-    | OTHERWISE
+    | aten.OTHERWISE
     | {
         *("aten::addcmul", "aten::cdist", "aten::cosine_similarity", "aten::float_power", "aten::log10"),
     }

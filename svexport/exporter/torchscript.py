@@ -82,7 +82,9 @@ def export(
                 f"cannot be exported at opset {opset}: {error}; do not call what may fail, or {LATER}"
             ) from error
         except DecompositionError as error:
-            if others:  # and the error that led to it stands
+            if others:  # and the error that led to it stands, unless what we have in its place says why not
+                if isinstance(error.__cause__, SvexportError):
+                    raise error.__cause__ from None
                 others.pop()
                 break
             if own := own_failure(model, tensors):

@@ -180,7 +180,34 @@ def _conversions() -> dict[Any, Callable[..., Any]]:
     }
     for name in ("Max", "Min"):
         table |= _extremes(write, name)
-    return table
+    return table | _of_numbers(write)
+
+
+def _of_numbers(write: Writer) -> dict[Any, Callable[..., Any]]:
+    """Tensors of a number. The exporter's own has every float in float32 before it is one of double precision."""
+    aten = torch.ops.aten
+
+    def number(s: Any, *, dtype: int | None = None, **_: Any) -> Any:
+        kind = ir.DataType.FLOAT if dtype in (None, -1) else ir.DataType(dtype)
+        if isinstance(s, (bool, int, float)) and kind in _TORCH_DTYPES:
+            return write.constant(torch.tensor(s, dtype=_TORCH_DTYPES[kind]))
+        return write("Cast", s, to=int(kind))
+
+    def full(size: Any, fill_value: Any, *, dtype: int | None = None, **_: Any) -> Any:
+        kind = None if dtype in (None, -1) and not isinstance(fill_value, float) else dtype
+        value = fill_value if kind is None else number(fill_value, dtype=kind)
+        return write("Expand", value, write("Cast", size, to=int(ir.DataType.INT64)))
+
+    def full_like(x: Any, fill_value: Any, *, dtype: int | None = None, **_: Any) -> Any:
+        return write("Expand", number(fill_value, dtype=x.dtype if dtype in (None, -1) else dtype), write("Shape", x))
+
+    return {
+        aten.fill.Scalar: full_like,
+        aten.full.default: full,
+        aten.full_like.default: full_like,
+        aten.new_full.default: lambda x, size, value, *, dtype=None, **_: full(size, value, dtype=dtype or x.dtype),
+        aten.scalar_tensor.default: number,
+    }
 
 
 def _extremes(write: Writer, name: str) -> dict[Any, Callable[..., Any]]:

@@ -358,3 +358,26 @@ def test_cross_entropy(options, opset: int, tmp_path) -> None:
         svexport.export(loss, (torch.randn(4, 9), target), tmp_path / "m.onnx", opset=opset)
         x, other = 9 * torch.randn(4, 9), target.flip(0)
         torch.testing.assert_close(svexport.load(tmp_path / "m.onnx")(x, other), loss(x, other), rtol=1e-4, atol=1e-5)
+
+
+OF_DOUBLE_PRECISION = {
+    "added": lambda x: x + 0.1,
+    "full": lambda x: torch.full((3,), 0.1, dtype=torch.float64) * x,
+    "full_like": lambda x: torch.full_like(x, 0.1) * x,
+    "full_like_of_float32": lambda x: torch.full_like(x.float(), 0.1).double() * x,
+    "large": lambda x: x * 1e300,
+    "new_full": lambda x: x.new_full((3,), 1e-300) * x,
+    "chosen": lambda x: torch.where(x > 0, 0.1, x),
+    "whole": lambda x: ((x * 0.7).floor().long(), x.new_full((3,), 2**60 + 1, dtype=torch.int64)),
+}
+
+
+@pytest.mark.parametrize("opset", [11, 18, 23])
+def test_numbers_of_double_precision(opset: int, tmp_path) -> None:
+    """To the bit: in float32 0.7 is less than 7/10, and ten of it less than 7."""
+    model, x = Functions(OF_DOUBLE_PRECISION), torch.randn(3, dtype=torch.float64)
+    engine = svexport.load(svexport.export(model, x, tmp_path / "m.onnx", opset=opset).path)
+    for given in (x, torch.tensor([10.0, -30.0, 1 / 3], dtype=torch.float64)):
+        expected = torch.utils._pytree.tree_leaves(model(given))
+        for actual, one in zip(engine(given), expected, strict=True):
+            torch.testing.assert_close(actual, one, rtol=0, atol=0)

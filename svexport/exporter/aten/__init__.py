@@ -1,23 +1,40 @@
 """Functions of ATen made of others that the exporters take, for both tracers alike: a file per family.
 
 TorchScript traces them in place of functions that it does not know (``decompose``), torch.export where it decomposes.
+Every file here is found by itself, by its ``FUNCTIONS``. Those that TorchScript's exporter knows, and makes something
+else of than torch, are in ``OTHERWISE`` as well.
 """
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
-from svexport.exporter.aten import norm, order, pair, place, pool, product, span
+import torch
+from torch import Tensor
 
-__all__ = ["FUNCTIONS", "OTHERWISE"]
+__all__ = ["FUNCTIONS", "IN_PLACE_OF", "OTHERWISE"]
+
+_FAMILIES = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    name: function
-    for family in (norm, order, pair, place, pool, product, span)
-    for name, function in family.FUNCTIONS.items()
+    name: function for family in _FAMILIES for name, function in getattr(family, "FUNCTIONS", {}).items()
 }
 """By the overload of ATen."""
 
-OTHERWISE = frozenset(name.partition(".")[0] for family in (norm, span) for name in family.FUNCTIONS)
+OTHERWISE = frozenset(name.partition(".")[0] for family in _FAMILIES for name in getattr(family, "OTHERWISE", ()))
 """Functions that TorchScript's exporter knows, and makes something else of."""
+
+
+def _as_called(name: str) -> list[Callable[..., Any]]:
+    """What Python calls for a function that C++ makes of others, some of which torch.export cannot trace."""
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
+        return []
+    function = name.removeprefix("aten::")
+    return [getattr(place, function) for place in (torch, Tensor) if hasattr(place, function)]
+
+
+IN_PLACE_OF = {called: function for name, function in FUNCTIONS.items() for called in _as_called(name)}
+"""By what Python calls, which torch.export has to see before C++ does."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["FUNCTIONS"]
+__all__ = ["FUNCTIONS", "OTHERWISE"]
 
 
 def _layer_norm(
@@ -29,3 +29,5 @@ def _layer_norm(
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {"aten::native_layer_norm": _layer_norm}
+
+OTHERWISE = FUNCTIONS.keys()

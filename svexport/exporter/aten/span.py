@@ -10,7 +10,7 @@ from torch import Tensor
 
 from svexport.errors import ExportError
 
-__all__ = ["FUNCTIONS"]
+__all__ = ["FUNCTIONS", "OTHERWISE"]
 
 
 def _between(start: Any, end: Any, steps: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -69,3 +69,5 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     for name, function in (("linspace", _linspace), ("logspace", _logspace))
     for form in ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
 }
+
+OTHERWISE = FUNCTIONS.keys()

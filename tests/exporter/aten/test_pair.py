@@ -1,4 +1,4 @@
-"""fmax, fmin, hypot and isin: NaN, infinities, large and small numbers, types, broadcasting, dynamic sizes."""
+"""Functions of pairs: NaN, infinities, large and small numbers, types, broadcasting, dynamic sizes."""
 
 from __future__ import annotations
 
@@ -44,3 +44,46 @@ def test_pairs(name: str, opset: int, first: bool, tmp_path) -> None:
                 given = given.nan_to_num(0, 5, -5).clamp(-9, 9) if "integers" in name else given.clamp(-9, 9)
             for actual, expected in zip(results(engine(given)), results(function(given)), strict=True):
                 torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0, equal_nan=True)
+
+
+TO_THE_BIT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "copysign": torch.copysign,
+    "copysign of a number": lambda x, y: torch.copysign(x, -0.0),
+    "copysign of integers": lambda x, y: torch.copysign(x.nan_to_num(0, 9, -9).clamp(-9, 9).int(), y),
+    "copysign in place": lambda x, y: (x + 0 * y).copysign_(y),
+    "heaviside": torch.heaviside,
+    "heaviside of integers": lambda x, y: torch.heaviside(*(t.nan_to_num(0, 3, -3).clamp(-3, 3).int() for t in (x, y))),
+    "heaviside of masks": lambda x, y: torch.heaviside(x > 0, y > 0),
+    "nextafter": torch.nextafter,
+    "nextafter of types": lambda x, y: torch.nextafter(x.half(), y.half()),
+}
+
+
+@pytest.mark.parametrize(("opset", "first"), TRACED)
+@pytest.mark.parametrize("name", TO_THE_BIT)
+def test_pairs_to_the_bit(name: str, opset: int, first: bool, tmp_path) -> None:
+    """Of each kind of number with each. The sign of zeros is ``copysign``'s alone: the others' come out of a Where, in
+    which ONNX Runtime makes them all positive."""
+
+    def function(x: Tensor) -> Tensor:
+        return TO_THE_BIT[name](x, x.flatten()[:13].unsqueeze(-1))
+
+    exported(
+        function, torch.randn(13), tmp_path, opset, first, dynamic_shapes={"x": {0: torch.export.Dim("n", min=13)}}
+    )
+    engine = svexport.load(tmp_path / "m.onnx")
+    info = torch.finfo(torch.float32)
+    tiny = [info.smallest_normal, info.smallest_normal * info.eps, -info.smallest_normal * info.eps, 2**-14]
+    extremes = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, info.max, -info.max, 1.0, -2.0, *tiny])
+    anywhere = torch.randn(300) * 10 ** torch.empty(300).uniform_(-38, 37)
+    for x in (torch.cat([extremes, anywhere, torch.exp2(torch.arange(-149.0, 128.0))]), torch.randn(17)):
+        actual, expected = engine(x), function(x)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+        if "copysign" in name:
+            assert torch.equal(actual.signbit() & ~actual.isnan(), expected.signbit() & ~expected.isnan())
+
+
+def test_the_next_of_float64_is_refused(tmp_path) -> None:
+    with pytest.raises(svexport.ExportError, match="nextafter of float64 has no exact form in ONNX"):
+        exported(lambda x: torch.nextafter(x, -x), torch.randn(3).double(), tmp_path, 17, True)
+    assert not list(tmp_path.iterdir())
