@@ -405,8 +405,9 @@ def lines_of_sizes(forward: CodeType) -> Iterator[None]:
 
 @contextmanager
 def sizes_stay_dynamic() -> Iterator[None]:
-    """Refuses ``int(n)``, ``int(n / 4)`` and ``float(n)`` of a dynamic size in the user's code: torch.export, where it
-    is not strict, goes on with the number it is now."""
+    """Refuses ``int(n)``, ``int(n / 4)`` and ``float(n)`` of a dynamic size in the user's code, and of ``x.item()``:
+    torch.export, where it is not strict, goes on with the number it is now."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
     def refusing(own: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def number(size: Any) -> Any:
@@ -414,9 +415,10 @@ def sizes_stay_dynamic() -> Iterator[None]:
             if is_library(frame.f_code.co_filename) or size.node.expr.is_number:
                 return own(size)
             line = shown_line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-            raise ExportError(
-                f"forward makes a number of a dynamic size\n  at {line}\n  divide by //, or make the size static"
-            )
+            what, advice = "a dynamic size", "divide by //, or make the size static"
+            if free_unbacked_symbols(size):
+                what, advice = "values of its inputs", "keep it a tensor, or make constants of these inputs by freeze="
+            raise ExportError(f"forward makes a number of {what}\n  at {line}\n  {advice}")
 
         return number
 

@@ -138,19 +138,21 @@ def _of_more_than_one(model: FlatModel, tensors: Sequence[Tensor]) -> list[Tenso
 
 
 def _exported(model: FlatModel, tensors: Sequence[Tensor], options: dict[str, Any]) -> Any:
-    """The exporter's program, of the second of torch.export's ways where the first refuses the model.
+    """The exporter's program, of another of torch.export's ways where the first refuses the model.
 
-    But not where a value is missing, which neither has and the second looks for at length.
+    But not where a value is missing, which none has and dynamo looks for at length.
     """
     from torch.onnx._internal.exporter import _capture_strategies
 
     own = _capture_strategies.CAPTURE_STRATEGIES
+    first, strict = own[:2]
     errors: list[torch.onnx.OnnxExporterError] = []
-    for way in own[:2]:
+    shapes = options["dynamic_shapes"]
+    for way in (first, _of_given_sizes(first, shapes["tensors"]), strict) if shapes else (first, strict):
         _capture_strategies.CAPTURE_STRATEGIES = (way,)  # type: ignore[assignment]
         try:
             with ExitStack() as stack:
-                for mode in other_functions(bool(options["dynamic_shapes"])) if errors else ():
+                for mode in other_functions(bool(shapes)) if way is strict else ():
                     stack.enter_context(mode)  # dynamo takes none into forward
                 return torch.onnx.export(model, tuple(tensors), **options)
         except torch.onnx.OnnxExporterError as error:
@@ -160,6 +162,28 @@ def _exported(model: FlatModel, tensors: Sequence[Tensor], options: dict[str, An
         finally:
             _capture_strategies.CAPTURE_STRATEGIES = own
     raise errors[0]
+
+
+def _of_given_sizes(way: Any, shapes: Sequence[Mapping[int, str]]) -> Any:
+    """The exporter's way that is not strict, with ``torch.export`` as it is: it looks at the sizes given.
+
+    The exporter has it take every dynamic size for one that may be 1, and those of one name for different ones: of
+    ``depth.view(x.shape[0], 1, depth.shape[1], -1)`` it does not see that the last size is 1, and is broadcast. Looked
+    at, sizes of different names may become one, as behind ``if h == w``: such a program is not taken.
+    """
+
+    class OfGivenSizes(way):  # type: ignore[misc]
+        def _capture(self, model: Any, args: Any, kwargs: Any, dynamic_shapes: Any) -> Any:
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+            values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+            names: dict[str, str] = {}
+            for value, axes in zip(program.graph_signature.user_inputs, shapes, strict=True):
+                for axis, name in axes.items():
+                    if names.setdefault(str(values[value].shape[axis]), name) != name:
+                        raise ExportError(f"forward takes {name} for another size")
+            return program
+
+    return OfGivenSizes
 
 
 def _cast_back(program: torch.onnx.ONNXProgram, dtypes: Sequence[torch.dtype]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -52,6 +54,26 @@ def test_a_size_that_the_model_takes_for_a_number(tmp_path) -> None:
     assert report.notes == [
         "dynamic_shapes='auto': the first size is dynamic of no input; the model takes it for a number of x, y"
     ]
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_a_size_that_is_one_for_every_batch(opset: int, tmp_path: Path) -> None:
+    """``depths.view(b, 1, n, -1)`` of ``(b, n)`` has a last size of 1, which is broadcast."""
+
+    class Planes(nn.Module):
+        def forward(self, x: Tensor, depths: Tensor) -> Tensor:
+            batch, channels, height, width = x.shape
+            points = x.view(batch, channels, 1, height * width)
+            return points * depths.view(batch, 1, depths.shape[1], -1)
+
+    args = torch.randn(2, 3, 4, 5), torch.randn(2, 7)
+    report = svexport.export(Planes(), args, tmp_path / "m.onnx", opset=opset, dynamic_shapes="auto")
+    assert report.verified
+    assert not any("TorchScript" in note for note in report.notes)
+    engine = svexport.load(report.path)
+    for batch in (1, 5):
+        x, depths = torch.randn(batch, 3, 4, 5), torch.randn(batch, 7)
+        torch.testing.assert_close(engine(x, depths), x.flatten(2)[:, :, None] * depths[:, None, :, None])
 
 
 def test_another_word(tmp_path) -> None:

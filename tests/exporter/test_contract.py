@@ -1039,6 +1039,13 @@ def test_nothing_is_logged(tmp_path, caplog) -> None:
     assert not [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
+class Samples(nn.Module):
+    """As many as the largest of its numbers says."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([x.sum() * i for i in range(int(x.max().item()) + 1)])
+
+
 @pytest.mark.skipif(LAST_TORCHSCRIPT_OPSET >= 18, reason="torch.export is not asked in an old torch")
 @pytest.mark.core
 @pytest.mark.parametrize(
@@ -1051,6 +1058,12 @@ def test_nothing_is_logged(tmp_path, caplog) -> None:
             r"forward needs the value of a tensor in Python: (?s:.*) at .*x\.sum\(\) > 0(?s:.*)torch\.where",
         ),
         (Rows(), X * 2, {"x": {2: "h"}}, r"forward makes a number of a dynamic size\n  at .*range\(int\("),
+        (
+            Samples(),
+            (torch.rand(2, 3) * 4,),
+            {},
+            r"forward makes a number of values of its inputs\n  at .*\.item\(\)(?s:.*)freeze=",
+        ),
     ],
 )
 def test_what_torch_export_does_not_take(model, args, axes, message, tmp_path, monkeypatch) -> None:
