@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -24,7 +25,7 @@ from svexport.tracing.arguments import MODEL_ATTRIBUTE
 from svexport.tracing.sizes import Size
 from svexport.tracing.source import user_frame
 
-__all__ = ["clean", "keep_inputs", "name_sizes"]
+__all__ = ["clean", "keep_inputs", "keep_zero_padding", "name_sizes"]
 
 _STACK_TRACE, _NAMESPACE = "pkg.torch.onnx.stack_trace", "namespace"
 
@@ -125,6 +126,37 @@ def _count_axes_from_the_front(model: onnx.ModelProto) -> None:
             graph.initializer.append(numpy_helper.from_array(np.array(axes, np.int64), node.input[1]))
         else:
             next(attribute for attribute in node.attribute if attribute.name == "axes").ints[:] = axes
+
+
+def keep_zero_padding(model: onnx.ModelProto) -> None:
+    """Puts a Concat of one tensor between a Pad with zeros and the MaxPool behind it, in place: ONNX Runtime makes one
+    node of the two, whose padding is no zeros but less than any number."""
+    for graph in graphs(model.graph):
+        constants = {tensor.name: tensor for tensor in graph.initializer}
+        constants |= {
+            n.output[0]: n.attribute[0].t
+            for n in graph.node
+            if n.op_type == "Constant" and n.attribute[0].name == "value"
+        }
+        padded = {n.output[0] for n in graph.node if n.op_type == "Pad" and not _pads_with_less(n, constants)}
+        nodes = []
+        for node in graph.node:
+            if node.op_type == "MaxPool" and node.input[0] in padded:
+                name = f"{node.output[0]}_padded"
+                nodes.append(helper.make_node("Concat", [node.input[0]], [name], name=name, axis=0))
+                node.input[0] = name
+            nodes.append(node)
+        if len(nodes) > len(graph.node):
+            del graph.node[:]
+            graph.node.extend(nodes)
+
+
+def _pads_with_less(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
+    """Whether a Pad writes minus infinity, as ``F.max_pool2d`` does itself."""
+    value = attributes_of(node).get("value", 0.0)
+    if len(node.input) > 2 and node.input[2] in constants:
+        value = numpy_helper.to_array(constants[node.input[2]]).item()
+    return bool(value == -math.inf)
 
 
 def _ranks(types: Mapping[str, Value]) -> dict[str, int]:

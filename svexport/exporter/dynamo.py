@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 import torch
 from torch import Tensor
+from torch.backends import opt_einsum
 
 from svexport.errors import ExportError
 from svexport.exporter.constants import NotTraced, texts_of_sizes
@@ -97,7 +98,8 @@ def batch_axes(model: FlatModel, tensors: Sequence[Tensor]) -> list[Any]:
     shapes = {"tensors": tuple({0: torch.export.Dim.AUTO} if t.dim() else None for t in given)}
     with quiet(*_LOGGERS):
         try:
-            with tracing(model, given, dynamic=True):
+            # Without opt_einsum, which makes numbers of dynamic sizes.
+            with opt_einsum.flags(enabled=False), tracing(model, given, dynamic=True):
                 program = torch.export.export(model, tuple(given), dynamic_shapes=shapes, strict=False)
         except Exception as error:
             raise failure(model, tensors, 18, model.input_names, error) from error

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from svexport._version import __version__
 from svexport.errors import ExportError
-from svexport.exporter.clean import clean, keep_inputs, name_sizes
+from svexport.exporter.clean import clean, keep_inputs, keep_zero_padding, name_sizes
 from svexport.exporter.report import NodeSource
 from svexport.graph.bodies import attach, ir_version, lower_in_place, node_types, state_types
 from svexport.graph.conditions import take_decided_branches
@@ -105,6 +105,7 @@ def finish(model: onnx.ModelProto, file: Path, wanted: Wanted, signature: Signat
     notes: list[str] = []
     if wanted.simplify:
         model = _simplified(model, keep, notes)
+    keep_zero_padding(model)
     lowered = _standard(model, wanted.target)
     name_sizes(model, lowered, signature.sizes)
     if wanted.weights == "attributes":

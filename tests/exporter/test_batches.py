@@ -76,6 +76,31 @@ def test_a_size_that_is_one_for_every_batch(opset: int, tmp_path: Path) -> None:
         torch.testing.assert_close(engine(x, depths), x.flatten(2)[:, :, None] * depths[:, None, :, None])
 
 
+def test_three_operands_where_opt_einsum_is_installed(tmp_path: Path) -> None:
+    class Gate(nn.Module):
+        def forward(self, x: Tensor, s: Tensor) -> Tensor:
+            return torch.einsum("bi,bij,bj->b", x, s, x)
+
+    args = torch.randn(2, 3), torch.randn(2, 3, 3)
+    report = svexport.export(Gate(), args, tmp_path / "m.onnx", opset=18, dynamic_shapes="auto")
+    x, s = torch.randn(5, 3), torch.randn(5, 3, 3)
+    torch.testing.assert_close(svexport.load(report.path)(x, s), (x[:, None] @ s @ x[:, :, None]).flatten())
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_zeros_around_a_pool(opset: int, tmp_path: Path) -> None:
+    """ONNX Runtime joins Pad and MaxPool, and pads with less than any number."""
+
+    class Pool(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.max_pool2d(nn.functional.pad(x, [1, 1, 0, 1]), 3, 2)
+
+    report = svexport.export(Pool(), torch.randn(1, 2, 7, 5), tmp_path / "m.onnx", opset=opset)
+    x = -1 - torch.rand(1, 2, 7, 5)
+    torch.testing.assert_close(svexport.load(report.path)(x), Pool()(x))
+    assert not any("TorchScript" in note for note in report.notes)
+
+
 def test_another_word(tmp_path) -> None:
     with pytest.raises(svexport.ExportError, match="or 'auto', got 'all'"):
         svexport.export(Cameras(), (torch.zeros(1),) * 4, tmp_path / "m.onnx", dynamic_shapes="all")
