@@ -70,8 +70,8 @@ def outputs_and_gradients(function: Any, args: tuple, grads: list[Tensor] | None
     given, inputs = leaves(args)
     outputs = as_tuple(function(*given))
     with_grad = [o for o in outputs if o.requires_grad]
-    if not with_grad:
-        return list(outputs), []
+    if not with_grad:  # of the reference; the op may say that there is a gradient, which is zero
+        return list(outputs), [torch.zeros_like(i) for i in inputs]
     if grads is None:
         grads = [torch.ones_like(o) for o in with_grad]
     gradients = torch.autograd.grad(

@@ -80,7 +80,7 @@ class RepVGG(nn.Module):
 
 @entry(lambda batch: (torch.randn(batch, 4, 5),))
 class RunningStatistics(nn.Module):
-    """Inputs normalised by statistics in buffers, updated only in training; an averaged copy beside."""
+    """Inputs normalized by statistics in buffers, updated only in training; an averaged copy beside."""
 
     def __init__(self) -> None:
         super().__init__()

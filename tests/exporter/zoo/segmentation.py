@@ -127,7 +127,7 @@ class GRN(nn.Module):
 
 @entry(lambda batch: (torch.randn(batch, 3, 8, 12),))
 class ConvNeXt(nn.Module):
-    """Norms of channels first and last, a large depthwise kernel, global response normalisation, layer scale."""
+    """Norms of channels first and last, a large depthwise kernel, global response normalization, layer scale."""
 
     def __init__(self) -> None:
         super().__init__()
