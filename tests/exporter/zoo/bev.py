@@ -379,7 +379,7 @@ class DETR3D(nn.Module):
         return query, reference
 
 
-@entry(lambda batch: (torch.randn(batch, 8, 5, 6),), scales=(-1.0, 30.0))
+@entry(lambda batch: (torch.randn(batch, 8, 5, 6),), scales=(-1.0, 3.0))
 class TransFusion(nn.Module):
     """Queries from peaks of a heatmap, pooled but for small classes; category embedding by one hot."""
 
