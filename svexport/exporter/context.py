@@ -31,6 +31,7 @@ from svexport.exporter.constants import (
     without_assertions,
 )
 from svexport.exporter.decompose import IN_PLACE_OF
+from svexport.exporter.doubles import DOUBLES
 from svexport.exporter.exact import EXACT, batch_statistics, exact_embeddings, normalized
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.program import decompose_nodes, promote
@@ -392,6 +393,7 @@ def _copied(x: Tensor, values: Tensor, non_blocking: bool = False) -> Any:
 
 
 _ALSO: dict[str, Callable[..., Any]] = {
+    **DOUBLES,
     "aten::_native_batch_norm_legit_functional": _normalized_by_itself,
     **{
         f"aten::{name}": _by_long_indices(f"aten::{name}")

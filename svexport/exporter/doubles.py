@@ -1,0 +1,106 @@
+"""Functions of double precision whose numbers ONNX has as attributes, or the exporter as constants, of float32.
+
+They are made of others, whose numbers are tensors, where a tensor is of double precision; else they stay as they are.
+ONNX has the ``eps`` of norms in float32 too, which is left: it is a number that nobody chose to eight digits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["DOUBLES"]
+
+
+def _of_doubles(function: Callable[..., Tensor]) -> Callable[..., Any]:
+    def decomposed(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return function(x, *args, **kwargs) if x.dtype == torch.float64 else NotImplemented
+
+    return decomposed
+
+
+def _added(sign: int) -> Callable[..., Any]:
+    def add(x: Tensor, y: Any, *, alpha: Any = 1) -> Any:
+        is_double = any(isinstance(t, Tensor) and t.dtype == torch.float64 for t in (x, y))
+        return x + y * (sign * alpha) if is_double and isinstance(alpha, float) else NotImplemented
+
+    return add
+
+
+def _arange(start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
+    dtype = dtype or torch.get_default_dtype()
+    if dtype != torch.float64 or not any(isinstance(number, float) for number in (start, end, step)):
+        return NotImplemented
+    count = math.ceil((end - start) / step)
+    return torch.arange(count, device=options.get("device")).to(dtype) * step + start
+
+
+def _linspace(start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
+    """From both ends, as torch."""
+    dtype = dtype or torch.get_default_dtype()
+    if dtype != torch.float64 or any(isinstance(number, Tensor) for number in (start, end)) or steps < 2:
+        return NotImplemented
+    places = torch.arange(steps, device=options.get("device"))
+    place, step = places.to(dtype), (end - start) / (steps - 1)
+    return torch.where(places < steps // 2, place * step + start, (place - (steps - 1)) * step + end)
+
+
+def _logspace(
+    start: Any, end: Any, steps: int, base: float = 10.0, *, dtype: torch.dtype | None = None, **options: Any
+) -> Any:
+    exponents = _linspace(start, end, steps, dtype=dtype, **options)
+    return exponents if exponents is NotImplemented else torch.pow(base, exponents)
+
+
+def _elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
+    return torch.where(x > 0, x * scale, torch.expm1(x * input_scale) * (alpha * scale))
+
+
+def _softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
+    scaled = x * beta
+    return torch.where(scaled > threshold, x, torch.log1p(torch.exp(scaled)) / beta)
+
+
+def _sums(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """Of one tensor and the product of two matrices, or of a matrix of each of two batches."""
+    product = a @ b * alpha
+    return product if beta == 0 else x * beta + product
+
+
+def _logarithm(base: float) -> Callable[..., Tensor]:
+    return lambda x: x.log() / math.log(base)
+
+
+DOUBLES: dict[str, Callable[..., Any]] = {
+    "aten::add.Tensor": _added(1),
+    "aten::arange.start_step": _arange,
+    "aten::linspace": _linspace,
+    "aten::logspace": _logspace,
+    "aten::sub.Tensor": _added(-1),
+    **{
+        f"aten::{name}": _of_doubles(function)
+        for name, function in {
+            "addcdiv": lambda x, a, b, *, value=1: x + a / b * value,
+            "addcmul": lambda x, a, b, *, value=1: x + a * b * value,
+            "addmm": _sums,
+            "baddbmm": _sums,
+            "celu": lambda x, alpha=1.0: torch.where(x > 0, x, torch.expm1(x / alpha) * alpha),
+            "deg2rad": lambda x: x * (math.pi / 180),
+            "elu": _elu,
+            "hardsigmoid": lambda x: ((x + 3) / 6).clamp(0, 1),
+            "hardswish": lambda x: x * ((x + 3) / 6).clamp(0, 1),
+            "leaky_relu": lambda x, slope=0.01: torch.where(x > 0, x, x * slope),
+            "log10": _logarithm(10),
+            "log2": _logarithm(2),
+            "masked_fill.Scalar": lambda x, mask, value: torch.where(mask, x.new_full((), value), x),
+            "rad2deg": lambda x: x * (180 / math.pi),
+            "selu": lambda x: _elu(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946),
+            "softplus": _softplus,
+        }.items()
+    },
+}
+"""By the overload of ATen; NotImplemented where none is of double precision."""
