@@ -75,32 +75,31 @@ def _logarithm(base: float) -> Callable[..., Tensor]:
     return lambda x: x.log() / math.log(base)
 
 
+_OF_A_TENSOR: dict[str, Callable[..., Tensor]] = {
+    "addcdiv": lambda x, a, b, *, value=1: x + a / b * value,
+    "addcmul": lambda x, a, b, *, value=1: x + a * b * value,
+    "addmm": _sums,
+    "baddbmm": _sums,
+    "celu": lambda x, alpha=1.0: torch.where(x > 0, x, torch.expm1(x / alpha) * alpha),
+    "deg2rad": lambda x: x * (math.pi / 180),
+    "elu": _elu,
+    "hardsigmoid": lambda x: ((x + 3) / 6).clamp(0, 1),
+    "hardswish": lambda x: x * ((x + 3) / 6).clamp(0, 1),
+    "leaky_relu": lambda x, slope=0.01: torch.where(x > 0, x, x * slope),
+    "log10": _logarithm(10),
+    "log2": _logarithm(2),
+    "masked_fill.Scalar": lambda x, mask, value: torch.where(mask, x.new_full((), value), x),
+    "rad2deg": lambda x: x * (180 / math.pi),
+    "selu": lambda x: _elu(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946),
+    "softplus": _softplus,
+}
+
 DOUBLES: dict[str, Callable[..., Any]] = {
     "aten::add.Tensor": _added(1),
     "aten::arange.start_step": _arange,
     "aten::linspace": _linspace,
     "aten::logspace": _logspace,
     "aten::sub.Tensor": _added(-1),
-    **{
-        f"aten::{name}": _of_doubles(function)
-        for name, function in {
-            "addcdiv": lambda x, a, b, *, value=1: x + a / b * value,
-            "addcmul": lambda x, a, b, *, value=1: x + a * b * value,
-            "addmm": _sums,
-            "baddbmm": _sums,
-            "celu": lambda x, alpha=1.0: torch.where(x > 0, x, torch.expm1(x / alpha) * alpha),
-            "deg2rad": lambda x: x * (math.pi / 180),
-            "elu": _elu,
-            "hardsigmoid": lambda x: ((x + 3) / 6).clamp(0, 1),
-            "hardswish": lambda x: x * ((x + 3) / 6).clamp(0, 1),
-            "leaky_relu": lambda x, slope=0.01: torch.where(x > 0, x, x * slope),
-            "log10": _logarithm(10),
-            "log2": _logarithm(2),
-            "masked_fill.Scalar": lambda x, mask, value: torch.where(mask, x.new_full((), value), x),
-            "rad2deg": lambda x: x * (180 / math.pi),
-            "selu": lambda x: _elu(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946),
-            "softplus": _softplus,
-        }.items()
-    },
+    **{f"aten::{name}": _of_doubles(function) for name, function in _OF_A_TENSOR.items()},
 }
 """By the overload of ATen; NotImplemented where none is of double precision."""
