@@ -195,9 +195,9 @@ class Planted:
         if fault.node is None:
             name = node.input[0]
             return recording.values[name] if name in recording.values else self._constants[name]
-        session = self._alone.get(id(fault))
-        if session is None:
-            session = self._alone[id(fault)] = _session(self._model_of(fault))
+        if id(fault) not in self._alone:
+            self._alone[id(fault)] = fault, _session(self._model_of(fault))  # with the fault: its id stays its own
+        _, session = self._alone[id(fault)]
         feeds = {i.name: recording.values[i.name] for i in session.get_inputs()}
         return session.run(None, feeds)[0]
 

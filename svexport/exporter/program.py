@@ -118,7 +118,7 @@ class _Decomposition:
             raise SecondTrace
         if any(map(writes, self._graph.nodes)):
             self._write_elsewhere()
-        if self._expand():
+        while self._expand():  # what writes became is made of others, too
             self._write_elsewhere()
         for node in list(self._graph.nodes):
             if node.target is _aten.dropout.default and node.args[2]:

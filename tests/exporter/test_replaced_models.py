@@ -97,8 +97,13 @@ def test_copies(built: Any) -> None:
             torch.testing.assert_close(floats(other(*given)), expected, rtol=0, atol=0)
 
 
-def test_compiled(built: Any) -> None:
-    model, replaced, inputs = built
+SLOW = {"hf_deformable_detr", "hf_mask2former", "hf_oneformer", "hf_rt_detr_v2"}
+"""torch.compile takes a minute for each, of what it compiles in the others."""
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in SLOW])
+def test_compiled(name: str) -> None:
+    model, replaced, inputs = pair(name)
     given = others(inputs, 1)
     with torch.no_grad():
         try:

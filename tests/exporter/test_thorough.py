@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 import svexport
 from svexport.cli import main
-from svexport.exporter.faults import faults_of
+from svexport.exporter.faults import Fault, faults_of
 from svexport.exporter.planted import Planted
 from svexport.exporter.rounding import Rounding
 from svexport.exporter.search import Units, changed, reaching, stepped
@@ -216,6 +217,20 @@ def test_faults_are_carried_on_through_the_graph() -> None:
     assert "m.py:3" in {str(site).rpartition(", ")[2] for site in planted.sites(recording)}
     tame = planted.record([torch.tensor([[1.0, -1.0, 2.0]])], HELD)
     assert not any(planted.shown(s, tame) > 1 for s in planted.sites(tame) if s.node == "second")
+
+
+def test_faults_come_and_go() -> None:
+    """Each is computed as itself, also where it lies in the memory of one before it."""
+    model = model_of(helper.make_node("Relu", ["x"], ["y"], "only"), inputs={"x": TensorProto.FLOAT}, outputs=["y"])
+    planted, x = Planted(model, {}), torch.tensor([-1.0, 2.0])
+    recording = planted.record([x], HELD)
+    site = next(iter(planted.sites(recording)))
+    for _ in range(5):
+        for kind, expected in (("Abs", x.abs()), ("Neg", -x)):
+            fault = Fault(kind, helper.make_node(kind, ["x"], ["y"], "only"))
+            outputs = planted.outputs(dataclasses.replace(site, fault=fault), recording)
+            np.testing.assert_array_equal(outputs[0], expected.numpy())
+            del fault
 
 
 def test_sizes_are_left_alone() -> None:

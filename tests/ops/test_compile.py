@@ -46,6 +46,7 @@ CALLS: dict[str, tuple] = {
 }
 """Arguments; those of a functional that is not here are the first sample of its op."""
 CALLS["camera_sample"] = ([make(1, 2, 4, 3, 5)], make(1, 6, 3), make(1, 2, 4, 4), make(1, 6, 2, 1, 1))
+CALLS["ms_deform_attn"] = next(iter(OPS["ms_deform_attn"].samples(make)))[:5]
 REQUIRED = {"camera_sample": {"image_size": (24, 40), "pc_range": (-1.0, -1.0, -1.0, 1.0, 1.0, 1.0)}}
 BY_ITS_MODULE = {"transformer_decoder"}
 """It takes 138 tensors, which test_every_op compiles."""

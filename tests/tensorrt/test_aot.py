@@ -288,7 +288,7 @@ def test_ptx_of_narrow_rows_is_for_every_device(tmp_path: Path) -> None:
 def test_ptx_is_for_every_device(op: Op, tmp_path: Path) -> None:
     dtype = DTYPES[int(torch.randint(3, ()))]
     sources = list(dict.fromkeys(x.kernel.source for x in launches(op, dtype, False)))
-    some = [sources[i] for i in torch.randperm(len(sources))[:4].tolist()]
+    some = [sources[i] for i in torch.randperm(len(sources))[:2].tolist()]
     for code in compiled(some):
         for device in (80 if dtype == torch.bfloat16 else 75, 90, 120):
             assemble(code, device, tmp_path)
