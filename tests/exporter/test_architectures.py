@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import svexport
+from benchmarks._pypi import like_trained
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded: every model is built from its configuration
 T = pytest.importorskip("transformers")
@@ -316,16 +317,6 @@ def affnet() -> Built:
 
 
 # ----------------------------------------------------------------
-
-
-def like_trained(model: nn.Module) -> None:
-    """Weights of the size of trained ones, none at a neutral initial value, which would hide what it is used for."""
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() > 1:
-                weight.normal_(0, weight[0].numel() ** -0.5)
-            else:
-                weight += 0.1 * torch.randn_like(weight)
 
 
 @pytest.mark.parametrize("opset", [11, 17, 20])

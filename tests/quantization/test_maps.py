@@ -53,6 +53,16 @@ def feeders(path: Path, name: str) -> tuple[onnx.NodeProto, list[str]]:
     return node, [makers.get(one, "") for one in node.input]
 
 
+def assert_reads_steps(path: Path, name: str, scale: float) -> None:
+    """The node of a type takes int8, worth ``scale`` a step, from a quantizer that nothing stands behind."""
+    node, before = feeders(path, name)
+    assert before[0] == "QuantizeLinear"
+    assert next(a.f for a in node.attribute if a.name == "scale") == pytest.approx(scale, rel=1e-6)
+    checked = svexport.check(path, "11.0")
+    assert checked.ok
+    assert not {one.rule for one in checked.findings} & {"quantizers_plugin", "quantizers_dangling"}
+
+
 def test_numbers() -> None:
     """The scale is that of the level's largest magnitude, and what is sampled are its steps."""
     model = Sampler().eval()
@@ -273,12 +283,7 @@ def test_grid_sample(options: dict[str, Any], tmp_path: Path) -> None:
         torch.testing.assert_close(quantized(1.5 * x, grid).double(), expected, rtol=1e-5, atol=1e-5)
     path = tmp_path / "m.onnx"
     assert svexport.export(quantized, batches[0], path, opset=13).verified
-    node, before = feeders(path, "SvGridSample")
-    assert before[0] == "QuantizeLinear"
-    assert next(a.f for a in node.attribute if a.name == "scale") == pytest.approx(scale, rel=1e-6)
-    checked = svexport.check(path, "11.0")
-    assert checked.ok
-    assert not {one.rule for one in checked.findings} & {"quantizers_plugin", "quantizers_dangling"}
+    assert_reads_steps(path, "SvGridSample", scale)
     with torch.no_grad():
         torch.testing.assert_close(svexport.load(path)(*batches[1]), quantized(*batches[1]), rtol=1e-4, atol=1e-4)
     quantized(*batches[0]).sum().backward()
@@ -331,12 +336,7 @@ def test_deformable_attention(tmp_path: Path) -> None:
         torch.testing.assert_close(quantized(query, 1.5 * value, points), expected, rtol=1e-5, atol=1e-5)
     path = tmp_path / "m.onnx"
     assert svexport.export(quantized, batches[0], path, opset=13).verified
-    node, before = feeders(path, "SvMsDeformAttn")
-    assert before[0] == "QuantizeLinear"
-    assert next(a.f for a in node.attribute if a.name == "scale") == pytest.approx(scale, rel=1e-6)
-    checked = svexport.check(path, "11.0")
-    assert checked.ok
-    assert not {one.rule for one in checked.findings} & {"quantizers_plugin", "quantizers_dangling"}
+    assert_reads_steps(path, "SvMsDeformAttn", scale)
     quantized(*batches[0]).sum().backward()
     assert quantized.attention.value_proj.weight.grad.abs().sum() > 0
 
