@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import inspect
 import sys
 from collections import Counter
@@ -104,7 +105,11 @@ class Wholes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        sys.setprofile(self._before)
+        if isinstance(self._before, cProfile.Profile):  # until Python 3.12, where a profiler is no such function
+            sys.setprofile(None)
+            self._before.enable()
+        else:
+            sys.setprofile(self._before)
 
     def _profile(self, frame: FrameType, event: str, value: Any) -> None:
         code = frame.f_code

@@ -16,7 +16,7 @@ from torch import nn
 from svexport import ops
 from svexport.errors import UnsupportedError
 from svexport.exporter.calls import Remaining, Watch, Wholes, forward, plan_of, told
-from svexport.exporter.faster import gains, measure, on_gpu
+from svexport.exporter.faster import WHOLE_MARGIN, gains, measure, on_gpu
 from svexport.exporter.functions import FUNCTIONS, WHOLES
 from svexport.exporter.patterns import DECODER, FINDERS, Patterns
 from svexport.exporter.proof import Proof
@@ -238,7 +238,7 @@ def _faster(model: nn.Module, arguments: Any, made: _Made, remade: Callable[[Set
         without = {kind: times.get(kind, times["original"]) for kind in kinds}
         slow = {kind for kind in kinds if not gains(without[kind], times[""])}
         gain = {kind: without[kind].words(times[""]) for kind in kinds}
-        if not slow and gains(times["original"], times[""]):
+        if not slow and gains(times["original"], times[""], WHOLE_MARGIN):
             made.replacements = [replace_field(r, gain=gain[r.after]) for r in made.replacements]
             made.speed = [f"{type(model).__name__} as a whole is {times['original'].sentence(times[''])}"]
             break

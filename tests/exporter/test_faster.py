@@ -83,6 +83,7 @@ def test_gains():
     one = Times(1.0, 1.0)
     assert gains(one, Times(0.9, 0.9))
     assert gains(one, Times(1.01, 0.9))
+    assert not gains(one, Times(1.015, 0.9), 1.01)
     assert not gains(one, Times(1.1, 0.5))
     assert not gains(one, Times(1.0, 1.0))
     assert gains(Times(1.0, None), Times(0.9, None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import cProfile
 import math
 import pickle
 import re
@@ -501,6 +502,13 @@ def test_sampling_in_half_is_compared_as_on_cuda(size, dtype, capsys):
 
 
 # ------------------------------------------------------------------ what is not replaced
+
+
+def test_a_profiler_goes_on():
+    with cProfile.Profile() as profile:
+        svexport.replace(Functions(), (regular(),), verbose=False)
+        torch.frexp(torch.ones(2))
+    assert any("frexp" in str(entry.code) for entry in profile.getstats())
 
 
 def test_nothing_to_replace(capsys):
