@@ -54,7 +54,7 @@ def chosen(name: str, options: argparse.Namespace) -> Iterator[Workload]:
     if generate and options.random:
         generate = partial(at_random, generate, options)
     done = {row["workload"] for row in getattr(options, "done", ())}
-    return (w for w in (generate() if generate else ()) if options.filter in w.name and w.name not in done)
+    return (w for w in (generate() if generate else ()) if re.search(options.filter, w.name) and w.name not in done)
 
 
 def at_random(draw: Callable[[Random], Workload], options: argparse.Namespace) -> Iterator[Workload]:
@@ -206,7 +206,7 @@ def line(row: dict) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", help="modules of this folder; all that have workloads by default")
-    parser.add_argument("--filter", default="", help="only workloads whose name contains this")
+    parser.add_argument("--filter", default="", help="only workloads whose name this regular expression matches")
     parser.add_argument(
         "--sweep", action="store_true", help="the sweep of shapes; prints those that are slower than the peer"
     )
