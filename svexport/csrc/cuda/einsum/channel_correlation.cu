@@ -1,6 +1,6 @@
 // y, the sum of x z over positions.
 #include "einsum/channels.cuh"
-#include "parts.cuh"
+#include "overlap.cuh"
 
 namespace svexport::einsum {
 namespace {
@@ -256,15 +256,6 @@ __global__ void __launch_bounds__(kCompiled ? kCorrelating : 32, 1)
 #endif
 }
 
-// y, from its parts.
-template <class T>
-__global__ void __launch_bounds__(kPartThreads) add_kernel(const float* parts, int count, int columns, int64_t size, T* y,
-                                                           int64_t row_stride, int64_t column_stride) {
-  add_parts(parts, count, size, [&](int64_t i, float sum) {
-    y[i / columns * row_stride + i % columns * column_stride] = from_float<T>(sum);
-  });
-}
-
 }  // namespace
 
 cudaError_t run_channel_correlation(const Call& call) {
@@ -283,20 +274,22 @@ cudaError_t run_channel_correlation(const Call& call) {
   return dispatch_float(y.dtype, [&](auto* pointer) {
     using T = element_t<decltype(pointer)>;
     static_assert(kSlotBytes<T> == slot_bytes(sizeof(T)));
-    const auto blocks = static_cast<unsigned>(l.blocks());
     const cudaError_t status = dispatch_wide(call.problem.aligned, [&](auto wide) {
       const auto kernel = correlation_kernel<T, wide.value>;
       const cudaError_t prepared = prepare(kernel, l);
       if (prepared == cudaSuccess) {
-        kernel<<<dim3(blocks, l.grid_y), l.threads(), l.shared_memory, call.stream>>>(a);
+        kernel<<<dim3(static_cast<unsigned>(l.blocks()), l.grid_y), l.threads(), l.shared_memory, call.stream>>>(a);
       }
       return prepared;
     });
     if (status != cudaSuccess) return status;
-    const int64_t size = rows.sizes[2] * columns.sizes[2];
-    return svexport::launch(add_kernel<T>, static_cast<unsigned>(ceil_div<int64_t>(size, kPartColumns)), kPartThreads, 0,
-                            call.stream, true, a.parts, blocks, a.columns.channels, size, y.data,
-                            y.strides[swapped ? 3 : 1], y.strides[swapped ? 1 : 3]);
+    const PartedSum sum{a.parts,
+                        static_cast<int>(l.blocks()),
+                        {1, rows.sizes[2], 1, columns.sizes[2]},
+                        {0, y.strides[swapped ? 3 : 1], 0, y.strides[swapped ? 1 : 3]},
+                        y.data,
+                        y.dtype};
+    return add_up(sum, call.stream);
   });
 }
 

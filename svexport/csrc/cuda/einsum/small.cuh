@@ -2,7 +2,6 @@
 #pragma once
 
 #include "einsum/rows.cuh"
-#include "parts.cuh"
 
 namespace svexport::einsum {
 
@@ -193,17 +192,6 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
   wait_for_previous();  // also where there was no need: what comes next waits for this kernel alone
 }
 
-// y, from its parts.
-template <class T>
-__global__ void __launch_bounds__(kPartThreads) sum_kernel(const __grid_constant__ Einsum a) {
-  const int W = a.z.width, size = a.shared * a.x.count * a.x.width * W;
-  add_parts(a.partials, a.parts, size, [&](int64_t i, float sum) {
-    auto kv = static_cast<uint32_t>(i) / W;  // of all S
-    const uint32_t v = a.per_k.split(kv);
-    *small_at<T>(a, kv / a.x.count, kv % a.x.count, v, static_cast<uint32_t>(i) % W) = from_float<T>(sum);
-  });
-}
-
 // Calls f with so many tiles of columns.
 template <class F>
 cudaError_t dispatch_columns(int columns, F&& f) {
@@ -224,13 +212,6 @@ cudaError_t dispatch_sums(int sums, F&& f) {
   if (sums == 2) return f(std::integral_constant<int, 2>());
   if (sums <= kFewSums) return f(std::integral_constant<int, std::min(most_sums(J), kFewSums)>());
   return f(std::integral_constant<int, most_sums(J)>());
-}
-
-template <class T>
-cudaError_t launch_sum(const Einsum& a, cudaStream_t stream) {
-  const int64_t size = static_cast<int64_t>(a.shared) * a.x.count * a.x.width * a.z.width;
-  return svexport::launch(sum_kernel<T>, static_cast<unsigned>(ceil_div<int64_t>(size, kPartColumns)), kPartThreads, 0, stream,
-                true, a);
 }
 
 template <class T, int I, int J>
@@ -255,7 +236,12 @@ cudaError_t launch_small(const Call& call) {
   const dim3 blocks(static_cast<unsigned>(l.blocks()), l.grid_y, l.grid_z);
   status = svexport::launch(kernel, blocks, l.threads(), l.shared_memory, call.stream, call.early, a);
   if (a.parts == 1 || status != cudaSuccess) return status;
-  return launch_sum<T>(a, call.stream);
+  PartedSum sum{a.partials, a.parts, {}, {}, call.y.data, call.y.dtype};
+  for (int i = 0; i < 4; ++i) {
+    sum.sizes[i] = call.y.sizes[i + i / 3];  // but for M, of which there is one
+    sum.strides[i] = call.y.strides[i + i / 3];
+  }
+  return add_up(sum, call.stream);
 }
 
 template <class T>
