@@ -118,8 +118,13 @@ def test_each_tactic(kernel: str, dtype: torch.dtype) -> None:
         torch.ops.svexport._force_tactic("einsum", tactic)
         try:
             if of_channels:
-                for sizes in [(2, 64, 128, 300, 25), (3, 100, 130, 20, 10), (1, 17, 5, 101, 1), (3, 70, 150, 43, 3)]:
-                    check(CHANNELS, channels(*sizes, dtype), WIDE)
+                for n, c, d, t, w in [
+                    (2, 64, 128, 300, 25),
+                    (3, 100, 130, 20, 10),
+                    (1, 17, 5, 101, 1),
+                    (3, 70, 150, 43, 3),
+                ]:
+                    check(CHANNELS, channels(n, c, d, t, w, dtype), WIDE)
             else:
                 for sizes in [
                     (1, 3, 16, 300, 25, 25),
