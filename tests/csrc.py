@@ -37,7 +37,7 @@ INCLUDES = [
 ]
 
 # Machine code for its registers and spills, PTX, uncompressed, for the emulation.
-_FLAGS = ("-gencode", "arch=compute_90a,code=[sm_90a,compute_90a]", "--no-compress", "-Xptxas", "-v")
+_FLAGS = ("--no-compress", "-Xptxas", "-v")
 
 
 class Compiled(NamedTuple):
@@ -75,9 +75,10 @@ def built(name: str, command: Sequence[object], sources: Sequence[Path]) -> Path
     return target
 
 
-def compiled(source: Path) -> Compiled:
-    """A kernel's source for sm_90a."""
-    flags = ("-std=c++17", *_cuda.FLAGS["nvcc"], *_FLAGS, "-Xcompiler", "-fPIC", f"-I{_cuda.CSRC / 'cuda'}")
+def compiled(source: Path, architecture: str = "90a") -> Compiled:
+    """A kernel's source for one architecture."""
+    target_of = ("-gencode", f"arch=compute_{architecture},code=[sm_{architecture},compute_{architecture}]")
+    flags = ("-std=c++17", *_cuda.FLAGS["nvcc"], *target_of, *_FLAGS, "-Xcompiler", "-fPIC", f"-I{_cuda.CSRC / 'cuda'}")
     target = built(f"{source.stem}.o", (NVCC, *flags, "-c", source), [source])
     return Compiled(target, target.with_suffix(".txt").read_text())
 

@@ -67,6 +67,19 @@ def _deform_conv2d(shape: Sequence[int], item_size: int, backward: bool) -> dict
     }  # fmt: skip
 
 
+def _einsum(shape: Sequence[int], item_size: int, backward: bool) -> dict[str, int] | None:
+    if len(shape) != 7 or backward:
+        return None
+    shared, outer, x_count, rows, x_width, z_count, z_width = shape
+    whole = all(rows * width * item_size % 16 == 0 for width in (x_width, z_width))
+    pairs = all(width * item_size % 4 == 0 for width in (x_width, z_width))
+    return {
+        "shared": shared, "outer": outer, "x_count": x_count, "rows": rows, "x_width": x_width, "z_count": z_count,
+        "z_width": z_width, "item_size": item_size, "whole": int(whole), "pairs": int(pairs),
+        "aligned": math.gcd(4, rows),
+    }  # fmt: skip
+
+
 _Function = Callable[[Sequence[int], int, bool], "dict[str, int] | None"]
 
 SHAPES: dict[str, tuple[str, _Function]] = {
@@ -76,6 +89,7 @@ SHAPES: dict[str, tuple[str, _Function]] = {
         "the input in NCHW, and the taps, (N, C, H, W, taps); forward",
         _deform_conv2d,
     ),
+    "einsum": ("x (S, O, K, T, V), times M and W of z (S, O, M, T, W), the sum over K and V; forward", _einsum),
     "ms_deform_attn": ("all it does, (images, queries, heads, levels * points, channels of a head)", _ms_deform),
 }
 """By op: what a shape is of, and the problem of it; None for another number of dimensions."""

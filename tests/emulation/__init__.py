@@ -140,14 +140,14 @@ class Kernels:
     None stands for an absent tensor. A kernel may access the tensors' storages and memory, and nothing else.
     """
 
-    def __init__(self, *sources: Path) -> None:
+    def __init__(self, *sources: Path, architecture: str = "90a") -> None:
         flags = (*_FLAGS, *(f"-I{path}" for path in INCLUDES))
         runtime = built("emulation.so", (CXX, "-shared", RUNTIME[0], *flags), [RUNTIME[0]])
         self._runtime = ctypes.CDLL(str(runtime), mode=_OWN)
         self._runtime.emulation_allow.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         self._runtime.emulation_report.restype = ctypes.c_char_p
         self._runtime.emulation_launches.restype = ctypes.c_char_p
-        library = linked("emulated", [*(compiled(path).object for path in sources), runtime])
+        library = linked("emulated", [*(compiled(path, architecture).object for path in sources), runtime])
         self._library = ctypes.CDLL(str(library), mode=_OWN)
         listed = [
             subprocess.run(["nm", *flags, "-D", "--defined-only", library], capture_output=True, text=True, check=True)

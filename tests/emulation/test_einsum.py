@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from functools import partial
@@ -8,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from svexport.kernels import planner
 from tests.emulation import PRODUCT_TOLERANCES, Kernels, Memory, check_product, emulated
 
-pytestmark = emulated("einsum*")
+pytestmark = emulated("einsum*", "channel_*")
 
 LARGE, SMALL = "soktv,skvmw->somtw", "soktv,somtw->skvmw"
 DTYPES = pytest.mark.parametrize("dtype", PRODUCT_TOLERANCES, ids=str)
@@ -53,6 +55,22 @@ def random_sizes(dtype: torch.dtype, whole: bool) -> tuple[int, ...]:
     return s, o, k, m, rows, v, w
 
 
+def run(kernels: Kernels, x: Tensor, y: Tensor, z: Tensor, sums: bool, count: int) -> str:
+    """By one of the tactics for these, by chance; which, or nothing where no kernel is for them."""
+    s, o, k, t, v = x.shape
+    m, w = z.shape[2], z.shape[4]
+    sizes = {"shared": s, "outer": o, "x_count": k, "rows": t, "x_width": v, "z_count": m, "z_width": w}
+    gpu = dataclasses.replace(planner.GPUS["h100"], name="emulated", multiprocessors=count)
+    plan = planner.plan("einsum", gpu, sums=int(sums), item_size=x.element_size(), **sizes)
+    tactic = random.choice(plan.tactics)
+    workspace = Memory.of(kernels.bytes("einsum_views_workspace", x, y, z, sums))
+    kernels.launched()
+    ran = kernels("einsum_views", x, y, z, sums, tactic.id, workspace, random.random() < 0.5)
+    kernel = str(tactic.constants["kernel"]).replace("channel_", "") + "_kernel"
+    assert ran == (kernel != "matrices_kernel") == (kernel in kernels.launched()), tactic
+    return str(tactic) if ran else ""
+
+
 @DTYPES
 @pytest.mark.parametrize("whole", [True, False])
 def test_large(kernels: Kernels, dtype: torch.dtype, whole: bool) -> None:
@@ -63,10 +81,10 @@ def test_large(kernels: Kernels, dtype: torch.dtype, whole: bool) -> None:
         x = make([s, o, k, rows, v], large_order(), dtype, whole)
         y = make([s, k, v, m, w], small_order(), dtype, whole)
         z = make([s, o, m, rows, w], large_order(), dtype, whole, math.nan)
-        shown = f"S{s} O{o} K{k} M{m} T{rows} V{v} W{w}, {count} multiprocessors"
-        if not kernels("einsum_large", x, y, z):
+        if not (tactic := run(kernels, x, y, z, False, count)):
             continue
         done += 1
+        shown = f"S{s} O{o} K{k} M{m} T{rows} V{v} W{w}, {count} multiprocessors, {tactic}"
         check_product(z, partial(torch.einsum, LARGE), x, y, shown=shown)
     assert done
 
@@ -81,11 +99,10 @@ def test_small(kernels: Kernels, dtype: torch.dtype, whole: bool) -> None:
         x = make([s, o, k, rows, v], large_order(), dtype, whole)
         z = make([s, o, 1, rows, w], large_order(), dtype, whole)
         y = make([s, k, v, 1, w], small_order(), dtype, whole, math.nan)
-        workspace = Memory.of(kernels.bytes("einsum_small_workspace", x, z))
-        shown = f"S{s} O{o} K{k} T{rows} V{v} W{w}, {count} multiprocessors"
-        if not kernels("einsum_small", x, z, y, workspace, random.random() < 0.5):
+        if not (tactic := run(kernels, x, y, z, True, count)):
             continue
         done += 1
+        shown = f"S{s} O{o} K{k} T{rows} V{v} W{w}, {count} multiprocessors, {tactic}"
         check_product(y, partial(torch.einsum, SMALL), x, z, shown=shown)
     assert done
 
@@ -103,12 +120,66 @@ def test_what_is_not_finite(kernels: Kernels, dtype: torch.dtype, whole: bool) -
             t[tuple(random.randrange(size) for size in t.shape)] = value
         large = make([s, o, m, rows, w], large_order(), dtype, whole, 7)
         small = make([s, k, v, 1, w], small_order(), dtype, whole, 7)
-        workspace = Memory.of(kernels.bytes("einsum_small_workspace", x, z))
         results = []
-        if kernels("einsum_large", x, y, large):
+        if run(kernels, x, y, large, False, 2):
             results.append((large, torch.einsum(LARGE, x.double(), y.double())))
-        if kernels("einsum_small", x, z, small, workspace, False):
+        if run(kernels, x, small, z, True, 2):
             results.append((small, torch.einsum(SMALL, x.double(), z.double())))
         for result, expected in results:
             same = torch.where(expected.isfinite(), result.isfinite(), result.double() == expected)
             assert (same | (expected.isnan() & result.isnan())).all(), f"S{s} O{o} K{k} M{m} T{rows} V{v} W{w}, {value}"
+
+
+# ------------------------------------------------------------------ channels: S, V and W are 1
+
+
+def channels(
+    samples: int, count: int, positions: int, dtype: torch.dtype, aligned: int, value: float | None = None
+) -> Tensor:
+    """Samples that begin at multiples of so many elements, with other channels between them."""
+    skipped = random.choice([0, 0, 1])
+    size = samples * (count + skipped) * positions
+    flat = (torch.randn(size + 24) if value is None else torch.full((size + 24,), value)).to(dtype)
+    start = -flat.data_ptr() % 16 // flat.element_size() + random.choice([0, aligned])
+    return flat[start : start + size].view(1, samples, count + skipped, positions, 1)[:, :, :count]
+
+
+def matrix(c: int, d: int, dtype: torch.dtype, value: float | None = None) -> Tensor:
+    c, d, transposed = (c, d, False) if random.random() < 0.5 else (d, c, True)
+    y = torch.randn(c, d).to(dtype) if value is None else torch.full((c, d), value, dtype=dtype)
+    return (y.T if transposed else y)[None, :, None, :, None]
+
+
+def random_channels(aligned: int) -> tuple[int, int, int, int]:
+    counts = (random.choice([1, 3, 16, 17, 31, 64, 70, random.randint(1, 140)]) for _ in range(2))
+    return random.randint(1, 3), *counts, aligned * random.choice([1, 5, 32, 33, random.randint(1, 200 // aligned)])
+
+
+@DTYPES
+@pytest.mark.parametrize("aligned", [4, 2, 1])
+def test_product_of_channels(kernels: Kernels, dtype: torch.dtype, aligned: int) -> None:
+    for count in (132, 2, 1):
+        kernels.multiprocessors(count)
+        n, c, d, s = random_channels(aligned)
+        x, z = channels(n, c, s, dtype, aligned), channels(n, d, s, dtype, aligned, math.nan)
+        y = matrix(c, d, dtype)
+        tactic = run(kernels, x, y, z, False, count)
+        assert tactic
+        check_product(
+            z, partial(torch.einsum, LARGE), x, y, shown=f"N{n} C{c} D{d} S{s}, {count} multiprocessors, {tactic}"
+        )
+
+
+@DTYPES
+@pytest.mark.parametrize("aligned", [4, 2, 1])
+def test_correlation_of_channels(kernels: Kernels, dtype: torch.dtype, aligned: int) -> None:
+    for count in (132, 2, 1):
+        kernels.multiprocessors(count)
+        n, c, d, s = random_channels(aligned)
+        x, z = channels(n, c, s, dtype, aligned), channels(n, d, s, dtype, aligned)
+        y = matrix(c, d, dtype, math.nan)
+        tactic = run(kernels, x, y, z, True, count)
+        assert tactic
+        check_product(
+            y, partial(torch.einsum, SMALL), x, z, shown=f"N{n} C{c} D{d} S{s}, {count} multiprocessors, {tactic}"
+        )

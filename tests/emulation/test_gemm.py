@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from svexport.ops import _cuda
 from tests.emulation import PRODUCT_TOLERANCES, Kernels, Memory, Structure, check_product, emulated
 
 pytestmark = emulated("gemm")
@@ -48,25 +49,35 @@ def product(tail: int, relu: bool, x: Tensor, x_tail: Tensor | None, weight: Ten
     return sums.relu() if relu else sums
 
 
+def check_random_layer(kernels: Kernels, dtype: torch.dtype, inner: range) -> None:
+    rows, width = random.choice([1, 31, 33, 64, random.randint(1, 150)]), random.choice(inner)
+    out = random.choice([1, 8, 64, 65, random.randint(1, 150)])
+    x, weight = make(rows, width, dtype=dtype), make(out, width, dtype=dtype)
+    bias = make(out, dtype=dtype) if random.random() < 0.7 else None
+    x_tail = make(rows, width, dtype=dtype) if random.random() < 0.5 else None
+    tail = 0 if x_tail is None else random.randint(0, out)
+    relu = random.random() < 0.5
+    y = make(rows, out, dtype=dtype, value=math.nan)
+    tensors = {"x": x, "x_tail": x_tail, "weight": weight, "bias": bias, "y": y}
+    layer = Linear(tail=tail, rows=rows, inner=width, out=out, relu=relu)
+    for name, t in tensors.items():
+        setattr(layer, name, None if t is None else t.data_ptr())
+    shown = f"{rows}x{width} -> {out}, tail {tail}, {[t is not None and t.data_ptr() % 16 for t in tensors.values()]}"
+    given = Structure(layer, [Memory.within(t) for t in tensors.values() if t is not None])
+    assert kernels("linear", given, list(PRODUCT_TOLERANCES).index(dtype)), shown
+    check_product(y, partial(product, tail, relu), x, x_tail, weight, bias, shown=shown, smallest=1e-4)
+
+
 @pytest.mark.parametrize("dtype", PRODUCT_TOLERANCES, ids=str)
 @pytest.mark.parametrize("inner", [range(1, 200), range(8, 257, 8)], ids=str)
 def test_random_layers(kernels: Kernels, dtype: torch.dtype, inner: range) -> None:
     for _ in range(6):
-        rows, width = random.choice([1, 31, 33, 64, random.randint(1, 150)]), random.choice(inner)
-        out = random.choice([1, 8, 64, 65, random.randint(1, 150)])
-        x, weight = make(rows, width, dtype=dtype), make(out, width, dtype=dtype)
-        bias = make(out, dtype=dtype) if random.random() < 0.7 else None
-        x_tail = make(rows, width, dtype=dtype) if random.random() < 0.5 else None
-        tail = 0 if x_tail is None else random.randint(0, out)
-        relu = random.random() < 0.5
-        y = make(rows, out, dtype=dtype, value=math.nan)
-        tensors = {"x": x, "x_tail": x_tail, "weight": weight, "bias": bias, "y": y}
-        layer = Linear(tail=tail, rows=rows, inner=width, out=out, relu=relu)
-        for name, t in tensors.items():
-            setattr(layer, name, None if t is None else t.data_ptr())
-        shown = (
-            f"{rows}x{width} -> {out}, tail {tail}, {[t is not None and t.data_ptr() % 16 for t in tensors.values()]}"
-        )
-        given = Structure(layer, [Memory.within(t) for t in tensors.values() if t is not None])
-        assert kernels("linear", given, list(PRODUCT_TOLERANCES).index(dtype)), shown
-        check_product(y, partial(product, tail, relu), x, x_tail, weight, bias, shown=shown, smallest=1e-4)
+        check_random_layer(kernels, dtype, inner)
+
+
+@pytest.mark.parametrize("inner", [range(1, 200), range(8, 257, 8)], ids=str)
+def test_without_tensor_cores_for_floats(inner: range) -> None:
+    """As compiled for a Turing."""
+    kernels = Kernels(_cuda.CSRC / "cuda" / "gemm.cu", architecture="75")
+    for _ in range(6):
+        check_random_layer(kernels, torch.float32, inner)

@@ -101,6 +101,43 @@ def test_sizes(n: int, k: int, c: int, t: int, v: int, w: int, per_channel: bool
     check(equation, graph(n, k, c, t, v, w, dtype, per_channel))
 
 
+TACTICS = {
+    "large": [1, 17, 33],  # one warp, warps that share a tile, blocks apart
+    "small": [65 + 16 * of + 2 * sums + few for of in (0, 2) for sums in (2, 3, 4, 5) for few in (0, 1)],
+    "channel_product": [130, 131, 133],
+    "channel_correlation": [193],
+}
+
+
+@DTYPES
+@pytest.mark.parametrize("kernel", TACTICS)
+def test_each_tactic(kernel: str, dtype: torch.dtype) -> None:
+    """Whatever it costs; where sizes have no such tactic, the cheapest runs."""
+    of_channels = kernel.startswith("channel")
+    for tactic in TACTICS[kernel]:
+        torch.ops.svexport._force_tactic("einsum", tactic)
+        try:
+            if of_channels:
+                for n, c, d, t, w in [
+                    (2, 64, 128, 300, 25),
+                    (3, 100, 130, 20, 10),
+                    (1, 17, 5, 101, 1),
+                    (3, 70, 150, 43, 3),
+                ]:
+                    check(CHANNELS, channels(n, c, d, t, w, dtype), WIDE)
+            else:
+                for sizes in [
+                    (1, 3, 16, 300, 25, 25),
+                    (3, 3, 5, 37, 33, 20),
+                    (2, 2, 7, 31, 8, 64),
+                    (8, 8, 9, 75, 22, 17),
+                ]:
+                    check("nkctv,kvw->nctw", graph(*sizes, dtype, False))
+                check("nkctv,kcvw->nctw", graph(33, 2, 150, 9, 20, 20, dtype, True))
+        finally:
+            torch.ops.svexport._force_tactic("einsum", 0)
+
+
 @DTYPES
 def test_other_orders(dtype: torch.dtype) -> None:
     """Labels are known by which tensors have them, wherever they stand."""

@@ -8,6 +8,7 @@
 #include "add_bias_residual_layer_norm/tactics.h"
 #include "camera_sample/tactics.h"
 #include "deform_conv2d/tactics.h"
+#include "einsum/tactics.h"
 #include "ms_deform_attn/tactics.h"
 #include "tuned.h"
 
@@ -199,6 +200,65 @@ std::string check_deform_conv2d(const deform::Problem& p, const deform::Tactic& 
   return channels < p.channels ? "leaves channels out" : "";
 }
 
+einsum::Problem random_einsum(Random& random) {
+  einsum::Problem p;
+  p.sums = random.chance(0.5);
+  p.item_size = random.chance(0.5) ? 2 : 4;
+  const bool channels = random.chance(0.3);
+  p.shared = channels || random.chance(0.4) ? 1 : random.magnitude(5000);
+  p.outer = random.magnitude(2000);
+  p.rows = random.magnitude(channels ? 1e6 : 1e4);
+  const auto count = [&] { return channels ? random.magnitude(6000) : random.chance(0.9) ? random.among(1, 8) : 9; };
+  p.x_count = count();
+  p.z_count = random.chance(0.5) ? 1 : count();
+  p.x_width = channels ? 1 : random.among(1, 66);
+  p.z_width = channels ? 1 : random.among(1, 66);
+  p.whole = random.chance(0.3);
+  p.pairs = p.whole || random.chance(0.3);
+  p.aligned = random.power_of_two(1, 4);
+  return p;
+}
+
+std::string check_einsum(const einsum::Problem& p, const einsum::Tactic& t, const Launch& l, const Gpu& gpu) {
+  using einsum::Kernel;
+  if (t.kernel == Kernel::kMatrices) return workspace(p, t, gpu) ? "needs scratch of nobody's" : "";
+  if (t.engine && (gpu.capability < 90 || !p.whole)) return "has no copy engine, or no whole tiles for it";
+  if (p.sums != (t.kernel == Kernel::kSmall || t.kernel == Kernel::kChannelCorrelation)) return "is of the other tensor";
+  const int64_t tiles = p.outer * ceil_of(p.rows, 32), runs = p.outer * ceil_of(p.rows, 128);
+  if (t.kernel == Kernel::kLarge) {
+    const einsum::Division d(p, t.of, gpu);
+    const int64_t ways = d.sharing * d.apart * d.count;
+    if (ways != p.z_count || d.columns * d.groups * 8 < d.sharing * d.count * p.z_width) return "leaves columns out";
+    if (d.workers < 1 || d.workers * 32 > l.threads() || l.threads() > 512) return "has too many warps";
+    if (d.before + d.workers * d.warp > l.shared_memory) return "has too little shared memory";
+    if (l.blocks() > tiles * d.shared) return "has blocks without tiles";
+    if (t.columns > (p.item_size == 4 ? 5 : 7) || t.columns == 6) return "has no kernel of so many columns";
+  } else if (t.kernel == Kernel::kSmall) {
+    const einsum::Sums s(p, t, gpu);
+    if (p.z_count != 1) return "sums for several of M";
+    if (int64_t{s.groups} * 16 * t.sums < s.count * p.x_width || t.columns * 8 < p.z_width) return "leaves sums out";
+    if (s.shared * s.count != p.shared * p.x_count) return "leaves K out";
+    if (t.sums > einsum::most_sums(t.columns) || t.sums < 2) return "has no kernel of so many sums";
+    if (s.warp < s.stages * (s.stage + 8)) return "has too little memory for its stages";
+    if (s.warp < 64 * t.sums * einsum::sum_pitch(t.columns)) return "has too little memory for its sums";
+    if (l.blocks() > std::max<int64_t>(1, tiles)) return "has parts without tiles";
+    const size_t parts = sizeof(float) * l.blocks() * p.shared * p.x_count * p.x_width * p.z_width;
+    if (l.blocks() > 1 && workspace(p, t, gpu) != parts) return "needs another scratch than is asked for";
+  } else if (t.kernel == Kernel::kChannelProduct) {
+    const einsum::Teams teams(p, t.columns, gpu);
+    if (gpu.capability != 90) return "is of 9.0 alone";
+    if (teams.units != runs || teams.blocks > runs) return "has blocks without positions";
+    if (int64_t{teams.groups} * t.columns < p.z_count) return "leaves columns out";
+    if (l.blocks() != teams.blocks * teams.groups || l.threads() % 128) return "launches others than it divides";
+  } else {
+    if (gpu.capability != 90) return "is of 9.0 alone";
+    const int64_t rows = std::max(p.x_count, p.z_count), columns = std::min(p.x_count, p.z_count);
+    if (l.grid_y * int64_t{128} * 64 < rows * columns) return "leaves sums out";
+    if (workspace(p, t, gpu) != sizeof(float) * l.blocks() * rows * columns) return "needs another scratch than is asked for";
+  }
+  return {};
+}
+
 template <class Problem, class Figures, class Make, class Check>
 std::string try_one(const char* op, Random& random, const Gpu* gpus, const char* const* names, int count,
                     const Make& make, const Check& check) {
@@ -234,6 +294,10 @@ extern "C" int64_t check_planners(const svexport::Gpu* gpus, const char* const* 
     if (found.empty()) {
       found = try_one<deform::Problem, deform::Figures>("deform_conv2d", random, gpus, names, count,
                                                         random_deform_conv2d, check_deform_conv2d);
+    }
+    if (found.empty()) {
+      found = try_one<einsum::Problem, einsum::Figures>("einsum", random, gpus, names, count, random_einsum,
+                                                        check_einsum);
     }
     if (found.empty()) {
       found = try_one<ms_deform::Problem, ms_deform::Figures>("ms_deform_attn", random, gpus, names, count,

@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(128) linear_mma_kernel(const __grid_constant__
   }
 }
 
-// fp32 in tf32 parts. 4 warps of 16 rows x 32 columns; 32 of the inner dimension at a time, three stages, in two tiles whose
+// fp32, in tf32 parts where tensor cores have them. 4 warps of 16 rows x 32 columns; 32 of the inner dimension at a time, three stages, in two tiles whose
 // rows of 64 bytes lie without bank conflicts for a lane's 16 bytes.
 template <bool kVector>
 __global__ void __launch_bounds__(128) linear_parts_kernel(const __grid_constant__ Linear a) {
@@ -161,6 +161,24 @@ __global__ void __launch_bounds__(128) linear_parts_kernel(const __grid_constant
     fetch(step + 2);
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
+#if __CUDA_ARCH__ < 800  // no tensor cores for it: products of floats, in which lanes begin at pieces of other banks
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float* piece = &shared[step % kStages][tile][(j + lane) % 4 * 4];
+        Vec<float, 4> x[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) x[i] = load<float, 4>(piece + (warp_row + i * 8 + lane / 4) * kInner);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {  // the columns of a fragment
+          const auto w = load<float, 4>(piece + (kRows + warp_column + e / 2 * 8 + lane % 4 * 2 + e % 2) * kInner);
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            float& to = sum[e / 2][i / 4 * 2 + e % 2];
+            to = fmaf(x[i / 4].at[i % 4], w.at[i % 4], to);
+          }
+        }
+      }
+#else
       const float* from = &shared[step % kStages][tile][lane / 4 * kInner + lane % 4 * 4];
       // 16 of the inner dimension, a lane's four adjacent ones in two products: in the same order on both sides.
       Parts rows[2][4], cols[4][4];
@@ -180,6 +198,7 @@ __global__ void __launch_bounds__(128) linear_parts_kernel(const __grid_constant
       }
 #pragma unroll
       for (int i = 0; i < 16; ++i) sum[i / 4][i % 4] += step_sum[i / 4][i % 4];
+#endif
     }
   }
   copy_async_wait<0>();
@@ -198,65 +217,6 @@ __global__ void __launch_bounds__(128) linear_parts_kernel(const __grid_constant
   }
 }
 
-// fp32 without tensor cores: 4 x 4 outputs a thread, 16 of the inner dimension at a time, the next loaded meanwhile.
-__global__ void __launch_bounds__(256) linear_float_kernel(const __grid_constant__ Linear a) {
-  constexpr int kInner = 16;
-  __shared__ __align__(16) float shared_x[2][kInner][kTile + 4], shared_w[2][kInner][kTile + 4];
-  const Columns column = columns(a, blockIdx.y);
-  const int64_t row0 = static_cast<int64_t>(blockIdx.x) * kTile;
-  const float* x = static_cast<const float*>(column.x);
-  const float* weight = static_cast<const float*>(a.weight);
-  const int steps = ceil_div(a.in, kInner), tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-  float next_x[4], next_w[4], sum[4][4] = {};
-
-  auto fetch = [&](int step) {
-    const int k = step * kInner + tx;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int r = i * 16 + ty;
-      next_x[i] = k < a.in && row0 + r < a.rows ? x[(row0 + r) * a.in + k] : 0.f;
-      next_w[i] = k < a.in && column.begin + r < column.end
-                      ? weight[static_cast<int64_t>(column.begin + r) * a.in + k]
-                      : 0.f;
-    }
-  };
-
-  fetch(0);
-  for (int step = 0; step < steps; ++step) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      shared_x[step % 2][tx][i * 16 + ty] = next_x[i];
-      shared_w[step % 2][tx][i * 16 + ty] = next_w[i];
-    }
-    __syncthreads();
-    if (step + 1 < steps) fetch(step + 1);
-#pragma unroll
-    for (int k = 0; k < kInner; ++k) {
-      const Vec<float, 4> p = load<float, 4>(&shared_x[step % 2][k][ty * 4]);
-      const Vec<float, 4> q = load<float, 4>(&shared_w[step % 2][k][tx * 4]);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) sum[i][j] = fmaf(p.at[i], q.at[j], sum[i][j]);
-      }
-    }
-  }
-
-  const float* bias = static_cast<const float*>(a.bias);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int64_t r = row0 + ty * 4 + i;
-    if (r >= a.rows) return;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int c = column.begin + tx * 4 + j;
-      if (c >= column.end) break;
-      const float v = sum[i][j] + (bias ? bias[c] : 0.f);
-      static_cast<float*>(a.y)[r * a.out + c] = a.relu && v < 0.f ? 0.f : v;
-    }
-  }
-}
-
 template <class T>
 cudaError_t linear_mma(const Linear& a, dim3 grid, cudaStream_t stream) {
   const uintptr_t bits = reinterpret_cast<uintptr_t>(a.x) | reinterpret_cast<uintptr_t>(a.x_tail) |
@@ -270,10 +230,6 @@ cudaError_t linear_mma(const Linear& a, dim3 grid, cudaStream_t stream) {
 }
 
 cudaError_t linear_float(const Linear& a, dim3 grid, cudaStream_t stream) {
-  if (!has_mma(DType::kFloat32)) {
-    linear_float_kernel<<<grid, 256, 0, stream>>>(a);
-    return cudaGetLastError();
-  }
   const uintptr_t bits = reinterpret_cast<uintptr_t>(a.x) | reinterpret_cast<uintptr_t>(a.x_tail) |
                          reinterpret_cast<uintptr_t>(a.weight);
   const bool vector = bits % 16 == 0 && a.in % 4 == 0;

@@ -1,7 +1,6 @@
 #include <algorithm>
 
-#include "einsum.h"
-#include "einsum_views.h"
+#include "einsum/tensors.h"
 #include "matmul.h"
 #include "node.h"
 #include "permute.h"
@@ -198,17 +197,17 @@ class EinsumPlugin final : public Plugin<EinsumPlugin, EinsumNode> {
 
   size_t workspace(const Tensors& t) const override {
     if (empty(t)) return 0;
-    const size_t kernels = einsum_workspace(t.in(0), of(0), t.in(1), of(1), t.out(0), of(2));
+    const size_t kernels = EinsumProduct(t.in(0), of(0), t.in(1), of(1), t.out(0), of(2)).workspace();
     return std::max(kernels, MatrixProduct(t.in(0), of(0), t.in(1), of(1), t.out(0), of(2)).workspace());
   }
 
   cudaError_t run(const Tensors& t, void* workspace, cudaStream_t stream) const override {
     const Tensor& out = t.out(0);
     if (empty(t)) return cudaMemsetAsync(out.data, 0, out.numel() * out.item_size(), stream);
-    bool after_large = false;
+    bool after_product = false;
     const auto scratch = [&](size_t) { return workspace; };
     const cudaError_t status =
-        einsum_product(t.in(0), of(0), t.in(1), of(1), out, of(2), after_large, scratch, stream);
+        einsum_product(t.in(0), of(0), t.in(1), of(1), out, of(2), tactic_, after_product, scratch, stream);
     if (status != cudaErrorNotSupported) return status;
     const MatrixProduct product(t.in(0), of(0), t.in(1), of(1), out, of(2));
     return product.fits ? product.run(workspace, stream) : status;

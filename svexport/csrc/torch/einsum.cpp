@@ -1,10 +1,11 @@
-#include "einsum_views.h"
+#include "einsum/tensors.h"
 
 #include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "binding.h"
+#include "tactics.h"
 
 namespace svexport {
 namespace {
@@ -26,22 +27,22 @@ bool same_sizes(std::initializer_list<std::pair<at::IntArrayRef, at::IntArrayRef
   return true;
 }
 
-// The sum of products of a and b, of a given shape; undefined if there is no kernel for it. after_large: whether the
-// kernel before was einsum_large, with a result that this one does not read; also what it will be.
+// The sum of products of a and b, of a given shape; undefined if there is no kernel for it. after_product: as
+// einsum_product() has it.
 at::Tensor product(const at::Tensor& a, at::IntArrayRef a_labels, const at::Tensor& b, at::IntArrayRef b_labels,
-                   at::IntArrayRef labels, at::IntArrayRef shape, bool& after_large) {
-  const bool early = std::exchange(after_large, false);
+                   at::IntArrayRef labels, at::IntArrayRef shape, bool& after_product) {
+  const bool early = std::exchange(after_product, false);
   if (!has_dtype(a) || !has_dtype(b) || shape.size() > kMaxRank || !a.is_floating_point() ||
       b.scalar_type() != a.scalar_type() || b.device() != a.device() || a.numel() == 0 || b.numel() == 0 ||
       !same_sizes({{a_labels, a.sizes()}, {b_labels, b.sizes()}, {labels, shape}})) {
     return {};
   }
-  after_large = early;
+  after_product = early;
   const auto result = at::empty(shape, a.options().memory_format(at::MemoryFormat::Contiguous));
   at::Tensor memory;
   const auto scratch = [&](size_t bytes) { return (memory = workspace(bytes, a)).data_ptr(); };
   const cudaError_t status = einsum_product(view(a), a_labels.vec(), view(b), b_labels.vec(), view(result), labels.vec(),
-                                            after_large, scratch, stream());
+                                            forced_tactic("einsum"), after_product, scratch, stream());
   return done(status) ? result : at::Tensor();
 }
 
@@ -66,8 +67,8 @@ at::Tensor einsum_torch(at::TensorList operands, at::IntArrayRef labels, at::Int
       for (int64_t i = 0; i < b.dim(); ++i) size = terms->b[i] == label ? std::max(size, b.size(i)) : size;
       shape.push_back(size);
     }
-    bool after_large = false;
-    const auto result = product(a, terms->a, b, terms->b, terms->output, shape, after_large);
+    bool after_product = false;
+    const auto result = product(a, terms->a, b, terms->b, terms->output, shape, after_product);
     if (result.defined()) return result;
   }
   return reference("einsum", einsum_torch, operands, labels, ranks);
@@ -81,11 +82,11 @@ std::vector<at::Tensor> einsum_backward_torch(at::TensorList grads, at::TensorLi
     const auto grad = grads[0].is_non_overlapping_and_dense() ? grads[0] : grads[0].contiguous();
     const at::IntArrayRef of[] = {terms->a, terms->b};
     std::vector<at::Tensor> results;
-    bool after_large = false;
+    bool after_product = false;
     for (int i = 0; i < 2; ++i) {
       if (!needs_grad.get(i)) continue;
       const auto& other = operands[1 - i];
-      results.push_back(product(grad, terms->output, other, of[1 - i], of[i], operands[i].sizes(), after_large));
+      results.push_back(product(grad, terms->output, other, of[1 - i], of[i], operands[i].sizes(), after_product));
       if (!results.back().defined()) break;
     }
     if (results.empty() || results.back().defined()) return results;

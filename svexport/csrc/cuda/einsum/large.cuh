@@ -1,7 +1,8 @@
 // A large tensor from a large and a small one.
 #pragma once
 
-#include "einsum.cuh"
+#include "einsum/rows.cuh"
+#include "planned.cuh"
 
 namespace svexport::einsum {
 
@@ -236,80 +237,16 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
   if constexpr (kWhole) engine_wait();
 }
 
-// What does the products of a tile with each of M: a warp, as many that share it, or blocks apart, that read it again.
-enum class Of { kOne, kSharing, kApart };
-
-// How large_kernel divides its work.
-struct Division {
-  int sharing, apart, count;  // 1 or, of M, warps that share a tile, those that are apart, and those that a warp does
-  int columns;                // of 8, that a warp does at once
-  int steps, groups, before;  // as Einsum has them
-  int pieces, workers, stages, warp = 0;  // pieces: of a block, of one of S; the rest as Einsum has it
-  bool even = false;  // whether no block works on two of S
-  bool fits;
-  double time = INFINITY;
-
-  Division(const Tensor& x, const Tensor& z, Of of, int processors_)
-      : sharing(of == Of::kSharing ? static_cast<int>(z.sizes[2]) : 1),
-        apart(of == Of::kApart ? static_cast<int>(z.sizes[2]) : 1),
-        count(of == Of::kOne ? static_cast<int>(z.sizes[2]) : 1) {
-    const int size = static_cast<int>(x.item_size()), K = static_cast<int>(x.sizes[2]), pairs = ceil_div<int>(x.sizes[4], 2);
-    // For every group of columns the rows are read anew, which takes as long as 4 tiles of columns. 7 are for half types
-    // alone.
-    const int tiles = ceil_div<int>(count * z.sizes[4], 8);
-    columns = 2;
-    for (const int i : {3, 4, 5, 7}) {
-      if ((i <= 5 || size == 2) && ceil_div(tiles, i) * (4 + i) < ceil_div(tiles, columns) * (4 + columns)) columns = i;
-    }
-    groups = sharing * ceil_div(tiles, columns);
-    steps = ceil_div(K * pairs, size == 4 ? 4 : 8);
-    const int fragment = static_cast<int>(size == 4 ? sizeof(Fragment<float>) : sizeof(Fragment<__half>));
-    before = groups * columns * 32 * (steps * fragment + 1) + steps * 32;
-    const int stage = K * pitch_of(x), results = count * pitch_of(z), room = shared_memory() - before;
-    const auto bytes_of = [&](int n) { return ceil_div(n * (stage + 8), 16) * 16 + results; };
-    // Warps hide more than tiles under way.
-    stages = room / bytes_of(2) >= 12 ? 2 : 1;
-    while (stages < kMostStages && room / bytes_of(stages + 1) >= kLargeWarps) ++stages;
-    const int64_t shared = x.sizes[0] * apart, of_one = x.sizes[1] * ceil_div<int64_t>(x.sizes[3], kRows);
-    pieces = sharing * static_cast<int>(std::min(of_one, ceil_div<int64_t>(of_one * shared, processors_)));
-    fits = room / bytes_of(stages) >= 2 && of_one * shared <= INT32_MAX / 2;
-    if (!fits) return;
-    workers = std::min(kLargeWarps, room / bytes_of(stages));
-    if (shared <= processors_) {  // where all tiles are done at once, factors are better read once than by all processors
-      const int64_t most = sharing * ceil_div<int64_t>(of_one, processors_ / shared);
-      even = most <= workers;
-      if (even) pieces = static_cast<int>(most);
-    }
-    workers = std::min(workers, pieces);
-    stages = std::min(stages, ceil_div(pieces, workers));
-    warp = bytes_of(stages);
-    // To fetch or to store a tile takes as long as 8 tiles of columns.
-    time = ceil_div(pieces, workers) * (groups / sharing * (4.0 + columns) + 8.0 * (1 + count)) *
-           std::max(1.0, static_cast<double>(shared) / processors_);
-  }
-};
-
-inline Division division_of(const Tensor& x, const Tensor& z) {
-  const int processors_ = processors();  // the driver takes its time
-  const Division one(x, z, Of::kOne, processors_);
-  if (z.sizes[2] == 1) return one;
-  const Division apart(x, z, Of::kApart, processors_);
-  // So few tiles that every warp is to do only one of M. More blocks leave a sum that follows no room to begin early.
-  if (x.sizes[0] <= processors_) {
-    const Division few(x, z, x.sizes[0] == 1 && z.sizes[4] > 32 ? Of::kApart : Of::kSharing, processors_);
-    if (few.fits && few.pieces <= kLargeWarps) return few;
-  }
-  return apart.fits && apart.time * 1.1 < one.time ? apart : one;
-}
-
 template <class T, int J>
-cudaError_t launch_large(const Tensor& x, const Tensor& y, const Tensor& z, const Division& division, cudaStream_t stream) {
+cudaError_t launch_large(const Call& call) {
   Einsum a{};
-  if (!describe(x, y, z, &a)) return cudaErrorNotSupported;
-  auto* kernel = whole(a) ? large_kernel<T, J, true, false> : large_kernel<T, J, false, false>;
+  if (!describe(call.x, call.y, call.z, &a)) return cudaErrorNotSupported;
+  const bool engine = call.tactic.engine;
+  auto* kernel = engine ? large_kernel<T, J, true, false> : large_kernel<T, J, false, false>;
   if constexpr (sizeof(T) == 2) {
-    if (a.x.pairs && a.z.pairs) kernel = whole(a) ? large_kernel<T, J, true, true> : large_kernel<T, J, false, true>;
+    if (call.problem.pairs) kernel = engine ? large_kernel<T, J, true, true> : large_kernel<T, J, false, true>;
   }
+  const Division division(call.problem, call.tactic.of, call.gpu);
   a.apart = Divider(division.apart);
   a.shared *= division.apart;
   a.z.count /= division.apart;
@@ -326,28 +263,14 @@ cudaError_t launch_large(const Tensor& x, const Tensor& y, const Tensor& z, cons
   a.workers = division.workers;
   a.stages = division.stages;
   a.warp = division.warp;
-  const int64_t all = static_cast<int64_t>(a.tiles) * a.shared, count = processors();
-  // One block a processor has all its tiles; where it had several of S, there are smaller blocks instead.
-  const bool one = division.pieces <= a.workers && a.shared <= count;
-  const int warps = one ? kLargeWarps : std::max(a.workers, kLargeWarps / 2);
-  const int bytes = a.before + a.workers * a.warp;
-  cudaError_t status = allow(kernel, bytes);
-  int blocks = 1;
-  if (status == cudaSuccess && !one) {
-    status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, warps * 32, bytes);
-  }
-  if (status != cudaSuccess) return status;
-  int64_t grid = std::min(all, blocks * count);
-  // Where it costs little, no block is to work on two of S.
-  if (const int64_t even = grid / a.shared * a.shared; division.even || even * 16 > grid * 15) grid = even;
+  const int64_t grid = call.launch.blocks(), all = static_cast<int64_t>(a.tiles) * a.shared;
   const bool aligned = grid % a.shared == 0;
   const int64_t blocks_each = aligned ? grid / a.shared : grid;
   a.span = aligned ? a.tiles : static_cast<int>(all);
   a.per_block = Divider(blocks_each);
   a.each = static_cast<int>(a.span / blocks_each);
   a.more = static_cast<int>(a.span % blocks_each);
-  kernel<<<static_cast<unsigned>(grid), warps * 32, bytes, stream>>>(a);
-  return cudaGetLastError();
+  return launch_planned(kernel, call.launch, call.stream, a);
 }
 
 }  // namespace svexport::einsum

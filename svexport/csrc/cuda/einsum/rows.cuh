@@ -1,10 +1,8 @@
-// Sums of products of two large tensors and a small one: what the kernels share.
+// Sums of products of two large tensors and a small one: what large and small share.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-
 #include "bulk.cuh"
+#include "einsum/run.h"
 #include "overlap.cuh"
 
 namespace svexport::einsum {
@@ -12,10 +10,6 @@ namespace svexport::einsum {
 // A warp works on its own: it copies rows of the large tensors to shared memory as they lie in memory, some tiles ahead,
 // and multiplies them there. Which row or element stands where in the fragments is free, as long as both factors agree:
 // the orders here are those in which the lanes of a warp read from different banks.
-
-constexpr int kRows = 32;       // of a tile
-constexpr int kMostStages = 4;  // tiles of a warp that are under way
-constexpr int kLargeWarps = 16, kSmallWarps = 8;  // of a block, at most
 
 // What a lane holds of a row or column in one step of a product: 8 bytes, in pieces of neighbours.
 template <class T>
@@ -77,8 +71,6 @@ struct Large {
   int64_t strides[3];
   int count, width;  // of the third and the last dimension
   int slip;          // bytes of 16 by which each of them begins after the one before
-  bool whole;        // whether all tiles begin and end where 16 bytes do
-  bool pairs;        // whether every two neighbours of a row lie in the same 4 bytes
   int pitch;         // bytes in shared memory of a tile of one of them
   const char* end;   // of the tensor
   bool ragged;       // whether it ends within 16 bytes
@@ -282,12 +274,6 @@ __device__ __forceinline__ T element(const char* p) {
   return *reinterpret_cast<const T*>(p);
 }
 
-constexpr int kLargestWidth = 64, kLargestCount = 8;  // of V and W, and of K and M
-
-inline bool small_enough(const Tensor& t) {
-  return t.numel() > 0 && t.sizes[2] <= kLargestCount && t.sizes[4] <= kLargestWidth;
-}
-
 // t: (S, O, K, T, V)
 inline bool large(const Tensor& t, Large* to) {
   const int64_t size = t.item_size(), width = t.sizes[4];
@@ -296,23 +282,15 @@ inline bool large(const Tensor& t, Large* to) {
          static_cast<int>(t.sizes[2]),
          static_cast<int>(width),
          static_cast<int>(t.strides[2] * size & 15),
-         reinterpret_cast<uintptr_t>(t.data) % 16 == 0,
-         width * size % 4 == 0 && reinterpret_cast<uintptr_t>(t.data) % 4 == 0,
-         static_cast<int>(kRows * width * size) + 32,
+         pitch_of(width, size),
          static_cast<char*>(t.data) + size};
   for (int i = 0; i < 5; ++i) to->end += (t.sizes[i] - 1) * t.strides[i] * size;
   to->ragged = reinterpret_cast<uintptr_t>(to->end) % 16 != 0;
-  for (int i = 0; i < 3; ++i) {
-    to->whole = to->whole && (t.sizes[i] == 1 || to->strides[i] % 16 == 0);
-    to->pairs = to->pairs && (t.sizes[i] == 1 || to->strides[i] % 4 == 0);
-  }
-  to->whole = to->whole && t.sizes[3] * width * size % 16 == 0;
   return (t.strides[4] == 1 || width == 1) && (t.strides[3] == width || t.sizes[3] == 1);
 }
 
-// All that does not depend on how the shared memory is divided.
+// All that does not depend on how the work is divided.
 inline bool describe(const Tensor& x, const Tensor& y, const Tensor& z, Einsum* a) {
-  if (!is_float(x) || y.dtype != x.dtype || z.dtype != x.dtype || !has_mma(DType::kFloat32)) return false;
   if (!large(x, &a->x) || !large(z, &a->z)) return false;
   a->y = static_cast<char*>(y.data);
   int64_t last = 0;  // of one of S
@@ -330,33 +308,5 @@ inline bool describe(const Tensor& x, const Tensor& y, const Tensor& z, Einsum* 
   a->shared = static_cast<int>(x.sizes[0]);
   return true;
 }
-
-inline int processors() { return of_device(cudaDevAttrMultiProcessorCount); }
-inline int shared_memory() { return of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
-
-// Calls f with so many tiles of columns, or more.
-template <class F>
-cudaError_t dispatch_columns(int tiles, F&& f) {
-  if (tiles <= 2) return f(std::integral_constant<int, 2>());
-  if (tiles <= 3) return f(std::integral_constant<int, 3>());
-  if (tiles <= 4) return f(std::integral_constant<int, 4>());
-  if (tiles <= 5) return f(std::integral_constant<int, 5>());
-  if (tiles <= 6) return f(std::integral_constant<int, 6>());
-  if (tiles <= 7) return f(std::integral_constant<int, 7>());
-  return f(std::integral_constant<int, 8>());
-}
-
-// Whether tiles can be copied as a whole.
-inline bool whole(const Einsum& a) {
-  return a.x.whole && a.z.whole && of_device(cudaDevAttrComputeCapabilityMajor) >= 9;
-}
-
-template <class Kernel>
-cudaError_t allow(Kernel kernel, int bytes) {
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-}
-
-// Of a tensor's width.
-inline int pitch_of(const Tensor& t) { return kRows * static_cast<int>(t.sizes[4] * t.item_size()) + 32; }
 
 }  // namespace svexport::einsum

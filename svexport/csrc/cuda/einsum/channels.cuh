@@ -1,0 +1,136 @@
+// Products of the channels of large tensors with a small matrix, as of a convolution with a kernel of 1 x 1: what
+// channel_product and channel_correlation share. Of sm_90a alone.
+#pragma once
+
+#include <algorithm>
+
+#include "einsum/run.h"
+#include "wgmma.cuh"
+
+namespace svexport::einsum {
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define SVEXPORT_CHANNELS 1
+constexpr bool kCompiled = true;
+#else  // run_channel_product() and run_channel_correlation() see that these kernels take no more than a warp
+#define SVEXPORT_CHANNELS 0
+constexpr bool kCompiled = false;
+#endif
+
+struct Side {  // x or z, of channels
+  char* data;
+  int64_t strides[2];  // in elements, of N and of the channels
+  int channels;
+  const char* end;  // of the tensor
+};
+
+#if SVEXPORT_CHANNELS
+
+// kCount elements that are read and written at once.
+template <class T, int kCount, int kBytes = kCount * static_cast<int>(sizeof(T))>
+using Word = std::conditional_t<kBytes == 16, uint4,
+                                std::conditional_t<kBytes == 8, uint2, std::conditional_t<kBytes == 4, uint32_t, uint16_t>>>;
+
+// One of at least 4 bytes to shared memory, zeros where not `valid`. Through the first cache, also those of 16 bytes: past
+// it each of them is written on its own where they do not lie side by side.
+template <class Word>
+__device__ __forceinline__ void copy_word(char* to, const void* from, bool valid) {
+  asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from),
+               "n"(sizeof(Word)), "r"(valid ? static_cast<int>(sizeof(Word)) : 0)
+               : "memory");
+}
+
+// c (64 x 8 * J) += a b, or = without `adds`, of all warps of a group, as long as one fragment is wide: 8 floats or 16
+// halves. c and a are fragments as of mma.
+template <class T, int J>
+__device__ __forceinline__ void wgmma(float (&c)[J][4], const uint32_t (&a)[4], uint64_t b, int adds);
+
+#define SVEXPORT_4(j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
+#define SVEXPORT_16(j) SVEXPORT_4(j), SVEXPORT_4(j + 1), SVEXPORT_4(j + 2), SVEXPORT_4(j + 3)
+#define SVEXPORT_32(j) SVEXPORT_16(j), SVEXPORT_16(j + 4)
+#define SVEXPORT_64(j) SVEXPORT_32(j), SVEXPORT_32(j + 8)
+#define SVEXPORT_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define SVEXPORT_NAMES_32 \
+  SVEXPORT_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SVEXPORT_NAMES_64                                                                                     \
+  SVEXPORT_NAMES_32                                                                                           \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52" \
+  ", %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SVEXPORT_WGMMA(type, shape, more, columns, sums, a0, a1, a2, a3, to, if_adds)                               \
+  template <>                                                                                                       \
+  __device__ __forceinline__ void wgmma<type, columns / 8>(float (&c)[columns / 8][4], const uint32_t (&a)[4],      \
+                                                           uint64_t b, int adds) {                                  \
+    asm volatile("{.reg .pred adds; setp.ne.b32 adds, " if_adds ", 0; wgmma.mma_async.sync.aligned.m64n" #columns   \
+                 shape " {" SVEXPORT_NAMES_##sums "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " to ", adds, 1, 1" more ";}" \
+                 : SVEXPORT_##sums(0)                                                                               \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));                                  \
+  }
+#define SVEXPORT_WGMMAS(type, shape, more)                                                             \
+  SVEXPORT_WGMMA(type, shape, more, 32, 16, "%16", "%17", "%18", "%19", "%20", "%21")                  \
+  SVEXPORT_WGMMA(type, shape, more, 64, 32, "%32", "%33", "%34", "%35", "%36", "%37")                  \
+  SVEXPORT_WGMMA(type, shape, more, 128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
+SVEXPORT_WGMMAS(float, "k8.f32.tf32.tf32", "")
+SVEXPORT_WGMMAS(__half, "k16.f32.f16.f16", ", 0")
+SVEXPORT_WGMMAS(__nv_bfloat16, "k16.f32.bf16.bf16", ", 0")
+#undef SVEXPORT_WGMMAS
+#undef SVEXPORT_WGMMA
+#undef SVEXPORT_NAMES_64
+#undef SVEXPORT_NAMES_32
+#undef SVEXPORT_NAMES_16
+#undef SVEXPORT_64
+#undef SVEXPORT_32
+#undef SVEXPORT_16
+#undef SVEXPORT_4
+
+// How wgmma is told of a matrix in shared memory, of columns of 16 bytes, 8 of them one after the other wherever they are;
+// pitch: bytes to the next 16 of all columns. A product reads two such.
+__device__ __forceinline__ uint64_t matrix_at(uint32_t address, int pitch) {
+  return uint64_t{128 / 16} << 32 | static_cast<uint64_t>(pitch / 16) << 16 | address / 16;
+}
+
+// What tf32 cuts off of a float, and the float without it. The parts of the other factor are rounded: the second ones have
+// either sign then, which is enough for errors to cancel.
+__device__ __forceinline__ void cut(float x, uint32_t& big, uint32_t& small) {
+  big = __float_as_uint(x) & 0xffffe000u;
+  small = __float_as_uint(x - __uint_as_float(big));
+}
+
+#endif
+
+// Whether what was compiled for this device has the kernels: for sm_90a it does. Allows one of them its shared memory.
+template <class Kernel>
+cudaError_t prepare(Kernel kernel, const Launch& l) {
+  cudaFuncAttributes attributes;
+  if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
+    cudaGetLastError();  // or the next to ask is told of it
+    return cudaErrorNotSupported;
+  }
+  if (attributes.maxThreadsPerBlock < l.threads()) return cudaErrorNotSupported;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, l.shared_memory);
+}
+
+// t: (1, N, channels, positions, 1)
+inline Side side(const Tensor& t) {
+  int64_t size = t.item_size();
+  for (int i = 0; i < 5; ++i) size += (t.sizes[i] - 1) * t.strides[i] * t.item_size();
+  auto* const data = static_cast<char*>(t.data);
+  return {data, {t.strides[1], t.strides[2]}, static_cast<int>(t.sizes[2]), data + size};
+}
+
+// y: (1, C, 1, D, 1). Whether the kernels can count its elements, and x and z have neighbours along positions.
+inline bool countable(const Call& call) {
+  const Tensor &x = call.x, &y = call.y, &z = call.z;
+  const int64_t last = (y.sizes[1] - 1) * y.strides[1] + (y.sizes[3] - 1) * y.strides[3];
+  const auto rows = [](const Tensor& t) { return t.strides[3] == 1 || t.sizes[3] == 1; };
+  return rows(x) && rows(z) && last <= INT32_MAX;
+}
+
+// Calls f with how many positions are aligned wherever as many begin.
+template <class F>
+cudaError_t dispatch_wide(int aligned, F&& f) {
+  if (aligned == 4) return f(std::integral_constant<int, 4>());
+  if (aligned == 2) return f(std::integral_constant<int, 2>());
+  return f(std::integral_constant<int, 1>());
+}
+
+}  // namespace svexport::einsum
