@@ -67,6 +67,18 @@ def _deform_conv2d(shape: Sequence[int], item_size: int, backward: bool) -> dict
     }  # fmt: skip
 
 
+def _grid_sample(shape: Sequence[int], item_size: int, backward: bool) -> dict[str, int] | None:
+    if len(shape) != 5 or backward:
+        return None
+    images, channels, height, width, points = shape
+    row = next(unit for unit in (8, 4, 2) if width * item_size % unit == 0)
+    return {
+        "images": images, "channels": channels, "height": height, "width": width, "points": points, "across": points,
+        "item_size": item_size, "row_alignment": row, "planes": 1, "dense": 1, "pairs": int(points % 2 == 0),
+        "workspace": 1,
+    }  # fmt: skip
+
+
 _Function = Callable[[Sequence[int], int, bool], "dict[str, int] | None"]
 
 SHAPES: dict[str, tuple[str, _Function]] = {
@@ -76,6 +88,7 @@ SHAPES: dict[str, tuple[str, _Function]] = {
         "the input in NCHW, and the taps, (N, C, H, W, taps); forward",
         _deform_conv2d,
     ),
+    "grid_sample": ("the image in NCHW, and its points, (N, C, H, W, points); bilinear, forward", _grid_sample),
     "ms_deform_attn": ("all it does, (images, queries, heads, levels * points, channels of a head)", _ms_deform),
 }
 """By op: what a shape is of, and the problem of it; None for another number of dimensions."""

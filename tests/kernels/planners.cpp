@@ -8,6 +8,7 @@
 #include "add_bias_residual_layer_norm/tactics.h"
 #include "camera_sample/tactics.h"
 #include "deform_conv2d/tactics.h"
+#include "grid_sample/tactics.h"
 #include "ms_deform_attn/tactics.h"
 #include "tuned.h"
 
@@ -199,6 +200,67 @@ std::string check_deform_conv2d(const deform::Problem& p, const deform::Tactic& 
   return channels < p.channels ? "leaves channels out" : "";
 }
 
+sampler::Problem random_grid_sample(Random& random) {
+  sampler::Problem p;
+  const bool volume = random.chance(0.2);
+  p.images = random.magnitude(random.chance(0.02) ? 1e5 : 100);
+  p.channels = random.chance(0.3) ? 8 * random.magnitude(100) : random.magnitude(2000);
+  p.width = random.magnitude(3000), p.height = random.magnitude(3000);
+  p.depth = volume ? random.magnitude(100) : 1;
+  p.across = random.magnitude(3000);
+  p.points = random.chance(0.02) ? 0 : p.across * random.magnitude(3000);
+  p.taps = random.chance(0.2) ? 1 : volume ? 8 : random.chance(0.2) ? 16 : 4;
+  p.item_size = random.chance(0.5) ? 2 : 4;
+  if (random.chance(0.5)) {
+    const int64_t pixel = p.channels * p.item_size;
+    p.alignment = std::min(random.power_of_two(p.item_size, 16), static_cast<int32_t>((pixel | 16) & -(pixel | 16)));
+  }
+  p.output_last = random.chance(0.3);
+  p.output_vectors = random.chance(0.8);
+  p.dense = !volume && (p.alignment == 0 || p.channels == 1) && random.chance(0.8);
+  p.planes = p.dense && p.taps == 4 && random.chance(0.8);
+  p.pairs = p.planes && p.points % 2 == 0 && random.chance(0.8);
+  p.row_alignment = random.power_of_two(2, 8);
+  if (p.row_alignment < p.item_size) p.row_alignment = p.item_size;
+  while (p.width * p.item_size % p.row_alignment) p.row_alignment /= 2;
+  p.workspace = random.chance(0.8);
+  return p;
+}
+
+std::string check_grid_sample(const sampler::Problem& p, const sampler::Tactic& t, const Launch& l, const Gpu& gpu) {
+  using sampler::Kernel;
+  const int64_t channels = t.kernel == Kernel::kPoint     ? l.work / std::max<int64_t>(1, p.points) * t.chunk
+                           : t.kernel == Kernel::kSampled ? p.channels
+                                                          : int64_t{l.grid_y} * t.chunk;
+  if (p.points && channels < p.channels) return "leaves channels out";
+  const bool vectors = t.kernel == Kernel::kPoint || t.kernel == Kernel::kVectors;
+  if (vectors && (p.alignment < 16 || t.width * p.item_size != 16)) return "reads vectors that are none";
+  if (t.kernel == Kernel::kVectors && p.output_last && !p.output_vectors) return "writes vectors that are none";
+  if (t.kernel == Kernel::kNarrow && t.width * p.item_size > p.alignment) return "reads channels that are elsewhere";
+  const bool planes = t.kernel == Kernel::kPlanes || t.kernel == Kernel::kSampled;
+  if (planes && (!p.planes || (t.width == 2 && !p.pairs))) return "reads planes or pairs that are none";
+  if (t.kernel == Kernel::kPlanes && t.width > 1 && p.channels > 1) return "has pairs of one channel only";
+  if (t.kernel == Kernel::kBoxes) {
+    const sampler::BoxTiles tiles(p);
+    if (!p.workspace || !p.dense) return "has boxes of what is none";
+    if (tiles.across * tiles.down != p.across * (p.points / p.across)) return "leaves points out";
+    if (sampler::workspace(p) < p.images * (p.pixels() * p.channels * p.item_size + 1 + l.blocks())) return "memory";
+    return {};
+  }
+  if (t.kernel == Kernel::kSampled) {
+    sampler::Shares s(p, gpu);
+    s.divide(p, t.width, gpu);
+    if (int64_t{s.chunk} * s.chunks < p.channels || int64_t{s.group} * s.groups < p.channels) return "channels";
+    if (int64_t{s.part} * s.parts < p.points) return "leaves points out";
+    if (int64_t{s.blocks} * sampler::kSampledThreads * t.width < p.points) return "leaves points out";
+    if (int64_t{s.band} * s.bands < p.height || s.copied < s.band) return "leaves rows out";
+    if (s.pitch < p.width * p.item_size || s.pitch * s.copied > s.zeros || s.pitch % s.unit) return "rows overlap";
+    return {};
+  }
+  const int64_t of_thread = t.kernel == Kernel::kPoint ? std::max<int64_t>(1, l.work / std::max<int64_t>(1, p.points)) : 1;
+  return l.blocks() * l.per_block < p.points * of_thread ? "leaves points out" : "";
+}
+
 template <class Problem, class Figures, class Make, class Check>
 std::string try_one(const char* op, Random& random, const Gpu* gpus, const char* const* names, int count,
                     const Make& make, const Check& check) {
@@ -234,6 +296,10 @@ extern "C" int64_t check_planners(const svexport::Gpu* gpus, const char* const* 
     if (found.empty()) {
       found = try_one<deform::Problem, deform::Figures>("deform_conv2d", random, gpus, names, count,
                                                         random_deform_conv2d, check_deform_conv2d);
+    }
+    if (found.empty()) {
+      found = try_one<sampler::Problem, sampler::Figures>("grid_sample", random, gpus, names, count,
+                                                          random_grid_sample, check_grid_sample);
     }
     if (found.empty()) {
       found = try_one<ms_deform::Problem, ms_deform::Figures>("ms_deform_attn", random, gpus, names, count,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from svexport.errors import PluginBuildError, UnsupportedError
-from svexport.kernels import planner
+from svexport.kernels import planner, shapes
 from svexport.kernels.planner import GPUS
 from svexport.ops import _cuda
 from tests.csrc import CXX, built
@@ -109,6 +109,30 @@ def test_known_choices_of_deform_conv2d(problem: dict[str, int], expected: str) 
     problem = {"channels": 256, "taps": 9, **problem}
     problem["input_bytes"] = 2 * problem["pixels"] * problem["channels"]
     assert planner.plan("deform_conv2d", GPUS["h200"], **problem).chosen.constants["kernel"] == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "problem", "expected"),
+    [
+        ((6, 256, 116, 200, 900), "float16", {}, "planes"),
+        ((6, 256, 116, 200, 900), "float16", {"alignment": 16, "planes": 0, "dense": 0}, "vectors"),
+        ((1, 256, 200, 200, 40_000), "float16", {}, "sampled"),
+        ((1, 256, 200, 200, 40_000), "float16", {"planes": 0}, "boxes"),
+        ((8, 64, 256, 512, 131_072), "float16", {}, "boxes"),
+        ((8, 64, 256, 512, 131_072), "float16", {"workspace": 0}, "planes"),
+        ((1, 1, 480, 640, 307_200), "float16", {}, "planes"),
+        ((12, 256, 18, 46, 2048), "float16", {}, "planes"),
+        ((1, 180, 224, 224, 50_176), "float16", {"alignment": 8, "planes": 0, "dense": 0}, "narrow"),
+        ((64, 16, 50, 50, 49), "float32", {"alignment": 16, "planes": 0, "dense": 0}, "point"),
+        ((2, 20, 37, 41, 3127), "float32", {"planes": 0}, "direct"),
+    ],
+)
+def test_known_choices_of_grid_sample(
+    shape: tuple[int, ...], dtype: str, problem: dict[str, int], expected: str
+) -> None:
+    """As they were measured on an H200."""
+    problem = {**shapes.problem("grid_sample", shape, dtype), "across": 512, **problem}
+    assert planner.plan("grid_sample", GPUS["h200"], **problem).chosen.constants["kernel"] == expected
 
 
 def test_rows_that_a_small_gpu_has_no_memory_for_go_another_way() -> None:

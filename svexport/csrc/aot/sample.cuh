@@ -1,8 +1,8 @@
 // What grid_sample and bilinear_sample have in common.
 #include "aot.cuh"
-#include "grid_sample_direct.cuh"
-#include "grid_sample_int8.cuh"
-#include "grid_sample_vector.cuh"
+#include "grid_sample/direct.cuh"
+#include "grid_sample/int8.cuh"
+#include "grid_sample/vector.cuh"
 
 namespace svexport::aot {
 

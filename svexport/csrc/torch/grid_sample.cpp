@@ -1,6 +1,7 @@
-#include "grid_sample.h"
+#include "grid_sample/launch.h"
 
 #include "sampling_gradients.h"
+#include "tactics.h"
 
 namespace svexport {
 namespace {
@@ -16,7 +17,8 @@ at::Tensor grid_sample_torch(const at::Tensor& input, const at::Tensor& grid, in
     const auto output = at::empty(sizes, typed.options().memory_format(at::MemoryFormat::Contiguous));
     const auto scratch = workspace(grid_sample_workspace(view(input), view(grid), static_cast<int>(mode)), input);
     if (done(grid_sample(view(input), view(grid), view(output), static_cast<int>(mode), static_cast<int>(padding),
-                         align_corners, static_cast<float>(scale), stream(), scratch.data_ptr()))) {
+                         align_corners, static_cast<float>(scale), forced_tactic("grid_sample"), stream(),
+                         scratch.data_ptr()))) {
       return output;
     }
   }
@@ -48,7 +50,7 @@ void grid_sample_int8(const at::Tensor& input, const at::Tensor& grid, int64_t m
                       bool align_corners, double scale, const at::Tensor& output) {
   const c10::cuda::CUDAGuard guard(output.device());
   TORCH_CHECK(done(grid_sample(view(input), view(grid), view(output), static_cast<int>(mode), static_cast<int>(padding),
-                               align_corners, static_cast<float>(scale), stream())));
+                               align_corners, static_cast<float>(scale), forced_tactic("grid_sample"), stream())));
 }
 
 }  // namespace

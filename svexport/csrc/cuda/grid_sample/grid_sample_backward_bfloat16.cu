@@ -1,4 +1,4 @@
-#include "grid_sample_backward_run.cuh"
+#include "grid_sample/backward_run.cuh"
 
 namespace svexport::backward {
 

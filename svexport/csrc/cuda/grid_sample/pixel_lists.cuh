@@ -5,7 +5,7 @@
 #include <climits>
 
 #include "overlap.cuh"
-#include "sampling.cuh"
+#include "grid_sample/sampling.cuh"
 
 namespace svexport {
 

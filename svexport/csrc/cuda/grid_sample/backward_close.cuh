@@ -3,7 +3,7 @@
 
 #include <climits>
 
-#include "grid_sample_backward.cuh"
+#include "grid_sample/backward.cuh"
 
 namespace svexport::backward {
 
@@ -41,7 +41,7 @@ struct Close {
         tiles(static_cast<int>(across.d) * ceil_div(down, kCloseDown)) {
     const int64_t all = tiles * input.sizes[0];
     while (log_tiles() > 0 && (2 << shift) <= input.sizes[1] && all << shift < enough) ++shift;
-    Space::evenly_spaced(input, 2, input.rank - 1, pixel);
+    evenly_spaced(input, 2, input.rank - 1, pixel);
     step[0] = channel << shift;
     step[1] = plane << shift;
     step[2] = static_cast<int64_t>(s.size[0]) * s.size[1] << shift;

@@ -1,20 +1,20 @@
-#include "bilinear_sample.h"
-#include "grid_sample.h"
-#include "grid_sample_backward_run.cuh"
+#include "grid_sample/launch.h"
+#include "grid_sample/backward_run.cuh"
 
 namespace svexport {
 
 using namespace backward;
 
-size_t sample_backward_workspace(const Tensor& input, const Tensor& grid, bool input_gradient, bool grid_gradient) {
+size_t grid_sample_backward_workspace(const Tensor& input, const Tensor& grid, bool input_gradient,
+                                      bool grid_gradient) {
   if (input.numel() == 0 || grid.numel() == 0) return 0;
   const Plan plan(input, grid, input_gradient, grid_gradient);
   return plan.sums + plan.list + plan.copy;
 }
 
-cudaError_t sample_backward(const Tensor& grad, const Tensor& input, const Tensor& grid, const Tensor& grad_input,
-                            const Tensor& grad_grid, const Sampling& sampling, bool deterministic, void* workspace,
-                            cudaStream_t stream) {
+static cudaError_t sample_backward(const Tensor& grad, const Tensor& input, const Tensor& grid,
+                                   const Tensor& grad_input, const Tensor& grad_grid, const Sampling& sampling,
+                                   bool deterministic, void* workspace, cudaStream_t stream) {
   if (input.numel() == 0 || grid.numel() == 0) {
     for (const Tensor* t : {&grad_input, &grad_grid}) {
       if (t->data == nullptr || t->numel() == 0) continue;
@@ -27,7 +27,7 @@ cudaError_t sample_backward(const Tensor& grad, const Tensor& input, const Tenso
   int64_t point = 1;
   if (grad.dtype != input.dtype || !is_float(input) || !is_float(grid) || input.sizes[0] > INT32_MAX ||
       input.sizes[1] > INT32_MAX || pixels_of(input) > INT32_MAX || !Space::of(input, grid, sampling, s) ||
-      !Space::evenly_spaced(grad, 2, grad.rank - 1, point)) {
+      !evenly_spaced(grad, 2, grad.rank - 1, point)) {
     return cudaErrorNotSupported;
   }
   const Plan plan(input, grid, grad_input.data, grad_grid.data);
@@ -37,16 +37,18 @@ cudaError_t sample_backward(const Tensor& grad, const Tensor& input, const Tenso
   });
 }
 
-size_t grid_sample_backward_workspace(const Tensor& input, const Tensor& grid, bool input_gradient,
-                                      bool grid_gradient) {
-  return sample_backward_workspace(input, grid, input_gradient, grid_gradient);
-}
-
 cudaError_t grid_sample_backward(const Tensor& grad, const Tensor& input, const Tensor& grid, const Tensor& grad_input,
                                  const Tensor& grad_grid, int mode, int padding, bool align_corners, bool deterministic,
                                  void* workspace, cudaStream_t stream) {
   return sample_backward(grad, input, grid, grad_input, grad_grid, Sampling{mode, padding, align_corners},
                          deterministic, workspace, stream);
+}
+
+cudaError_t bilinear_sample_backward(const Tensor& grad, const Tensor& image, const Tensor& grid,
+                                     const Tensor& grad_image, const Tensor& grad_grid, bool deterministic,
+                                     void* workspace, cudaStream_t stream) {
+  return sample_backward(grad, image, grid, grad_image, grad_grid, Sampling{kBilinear, kPixels, true}, deterministic,
+                         workspace, stream);
 }
 
 }  // namespace svexport

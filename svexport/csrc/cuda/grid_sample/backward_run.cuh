@@ -6,10 +6,10 @@
 #include <cmath>
 #include <optional>
 
-#include "grid_sample_backward_box.cuh"
-#include "grid_sample_backward_copies.cuh"
-#include "grid_sample_backward_direct.cuh"
-#include "grid_sample_backward_vector.cuh"
+#include "grid_sample/backward_boxes.cuh"
+#include "grid_sample/backward_copies.cuh"
+#include "grid_sample/backward_direct.cuh"
+#include "grid_sample/backward_vector.cuh"
 
 namespace svexport::backward {
 
@@ -72,7 +72,7 @@ struct Plan {
     nearest_plane = plane && few(1);
     const bool last = input.strides[1] == 1 && input.aligned(1, 16);
     int64_t pixel = 1;
-    const bool even = Space::evenly_spaced(input, 2, input.rank - 1, pixel);
+    const bool even = evenly_spaced(input, 2, input.rank - 1, pixel);
     const bool dense = even && pixel == 1 && 2 * points >= pixels;
     const bool large = batch * points * channels >= (1 << 19);  // worth three or four kernels
     vector = channels % v == 0 && channels > 4 && pixels * channels < INT32_MAX &&

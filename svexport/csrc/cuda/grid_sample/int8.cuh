@@ -1,7 +1,7 @@
 // Sampling of int8 images: a thread for a few channels of a point.
 #pragma once
 
-#include "grid_sample_output.cuh"
+#include "grid_sample/output.cuh"
 
 namespace svexport::forward {
 

@@ -1,7 +1,8 @@
-// Sampling of images at normalized coordinates: svexport/ops/grid_sample.py.
+// Sampling of images at normalized coordinates, svexport/ops/grid_sample.py, and at those of pixels,
+// svexport/ops/bilinear_sample.py.
 #pragma once
 
-#include "tensor.h"
+#include "grid_sample/sampling.h"
 
 namespace svexport {
 
@@ -12,10 +13,12 @@ namespace svexport {
 // output: (N, C, gH, gW) or (N, C, gD, gH, gW), the type of input, any float type if that is int8; its points must be evenly spaced in memory, as they
 // are in NCHW and channels-last.
 // mode: 0 bilinear, 1 nearest, 2 bicubic (4-D only); padding: 0 zeros, 1 border, 2 reflection.
+// tactic: the id of one of tactics.h; 0, or one that is not for these tensors: the cheapest.
 // workspace: grid_sample_workspace bytes, aligned to 16, or null. With it an NCHW image of many points is read through
 // shared memory or, if its points turn out to scatter, copied to channels-last before: up to several times faster.
 cudaError_t grid_sample(const Tensor& input, const Tensor& grid, const Tensor& output, int mode, int padding,
-                        bool align_corners, float scale, cudaStream_t stream, void* workspace = nullptr);
+                        bool align_corners, float scale, int32_t tactic, cudaStream_t stream,
+                        void* workspace = nullptr);
 size_t grid_sample_workspace(const Tensor& input, const Tensor& grid, int mode);
 
 // Scratch memory of grid_sample_backward, in bytes.
@@ -27,5 +30,15 @@ size_t grid_sample_backward_workspace(const Tensor& input, const Tensor& grid, b
 cudaError_t grid_sample_backward(const Tensor& grad, const Tensor& input, const Tensor& grid, const Tensor& grad_input,
                                  const Tensor& grad_grid, int mode, int padding, bool align_corners, bool deterministic,
                                  void* workspace, cudaStream_t stream);
+
+// Of bilinear_sample. image: (N, C, H, W), of a float type; grid: (N, gH, gW, 2); output: (N, C, gH, gW): as for grid_sample.
+// mask: (N, gH, gW, 1), the type of image, contiguous: 1 where the point lies inside of the image, 0 elsewhere.
+cudaError_t bilinear_sample(const Tensor& image, const Tensor& grid, const Tensor& output, const Tensor& mask,
+                            int32_t tactic, cudaStream_t stream, void* workspace = nullptr);
+
+// grad: of the output; the mask has no gradient. Otherwise as grid_sample_backward, also in scratch memory.
+cudaError_t bilinear_sample_backward(const Tensor& grad, const Tensor& image, const Tensor& grid,
+                                     const Tensor& grad_image, const Tensor& grad_grid, bool deterministic,
+                                     void* workspace, cudaStream_t stream);
 
 }  // namespace svexport

@@ -1,7 +1,7 @@
 // Sampling of images of any strides: a thread per point.
 #pragma once
 
-#include "grid_sample_output.cuh"
+#include "grid_sample/output.cuh"
 
 namespace svexport::forward {
 

@@ -14,20 +14,25 @@ struct Sampling {
   bool align_corners = false;
 };
 
-// mask: (N, points) of the type of input, or absent.
-cudaError_t sample(const Tensor& input, const Tensor& grid, const Tensor& output, const Tensor& mask,
-                   const Sampling& sampling, cudaStream_t stream, void* workspace);
+// Whether dimensions first .. last lie in memory like one of the given stride.
+inline bool evenly_spaced(const Tensor& t, int first, int last, int64_t& stride) {
+  int64_t expected = 0;
+  bool any = false;
+  for (int i = last; i >= first; --i) {
+    if (t.sizes[i] == 1) continue;
+    if (!any) {
+      stride = expected = t.strides[i];
+      any = true;
+    } else if (t.strides[i] != expected) {
+      return false;
+    }
+    expected *= t.sizes[i];
+  }
+  return true;
+}
 
 // Of int8, a step of which is worth `scale`, to any float type.
 cudaError_t sample_int8(const Tensor& input, const Tensor& grid, const Tensor& output, const Sampling& sampling,
                         float scale, cudaStream_t stream);
-
-size_t sample_workspace(const Tensor& input, const Tensor& grid, int mode);
-
-size_t sample_backward_workspace(const Tensor& input, const Tensor& grid, bool input_gradient, bool grid_gradient);
-
-cudaError_t sample_backward(const Tensor& grad, const Tensor& input, const Tensor& grid, const Tensor& grad_input,
-                            const Tensor& grad_grid, const Sampling& sampling, bool deterministic, void* workspace,
-                            cudaStream_t stream);
 
 }  // namespace svexport

@@ -1,7 +1,7 @@
 // The gradient of sampling: what comes before and after. Layouts, cleared and rounded sums, the choice for each image.
 #pragma once
 
-#include "grid_sample_backward_close.cuh"
+#include "grid_sample/backward_close.cuh"
 
 namespace svexport::backward {
 

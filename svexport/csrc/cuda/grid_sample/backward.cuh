@@ -1,7 +1,7 @@
 // The gradient of sampling: what its kernels share.
 #pragma once
 
-#include "pixel_lists.cuh"
+#include "grid_sample/pixel_lists.cuh"
 
 namespace svexport::backward {
 

@@ -1,7 +1,7 @@
 // Sampling in channels-last: a thread for 16 bytes of a point, or more.
 #pragma once
 
-#include "grid_sample_output.cuh"
+#include "grid_sample/output.cuh"
 
 namespace svexport::forward {
 

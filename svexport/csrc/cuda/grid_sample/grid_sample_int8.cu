@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "grid_sample_int8.cuh"
+#include "grid_sample/int8.cuh"
 #include "overlap.cuh"
 
 namespace svexport {
@@ -47,7 +47,7 @@ cudaError_t sample_int8(const Tensor& input, const Tensor& grid, const Tensor& o
   if (image.sizes[0] > INT32_MAX || image.sizes[1] > INT32_MAX || !is_float(grid) ||
       !Space::of(image, grid, sampling, s) ||
       (blocks && ((of_block != 32 && of_block != 4) || input.strides[4] != 1)) ||
-      !Space::evenly_spaced(output, 2, output.rank - 1, point)) {
+      !evenly_spaced(output, 2, output.rank - 1, point)) {
     return cudaErrorNotSupported;
   }
   const int batch = static_cast<int>(image.sizes[0]), channels = static_cast<int>(image.sizes[1]);

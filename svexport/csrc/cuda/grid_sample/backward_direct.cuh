@@ -4,7 +4,7 @@
 
 #include <climits>
 
-#include "grid_sample_backward.cuh"
+#include "grid_sample/backward.cuh"
 
 namespace svexport::backward {
 

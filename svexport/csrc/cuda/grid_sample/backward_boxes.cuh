@@ -1,8 +1,8 @@
 // The gradient of sampling in NCHW where points lie close together: the pixels of a tile in shared memory.
 #pragma once
 
-#include "box.cuh"
-#include "grid_sample_backward.cuh"
+#include "grid_sample/box.cuh"
+#include "grid_sample/backward.cuh"
 
 namespace svexport::backward {
 
