@@ -79,6 +79,16 @@ def _grid_sample(shape: Sequence[int], item_size: int, backward: bool) -> dict[s
     }  # fmt: skip
 
 
+def _grid_sample_backward(shape: Sequence[int], item_size: int, backward: bool) -> dict[str, int] | None:
+    if len(shape) != 5 or not backward:
+        return None
+    images, channels, height, width, points = shape
+    return {
+        "images": images, "channels": channels, "height": height, "width": width, "points": points, "across": points,
+        "item_size": item_size,
+    }  # fmt: skip
+
+
 _Function = Callable[[Sequence[int], int, bool], "dict[str, int] | None"]
 
 SHAPES: dict[str, tuple[str, _Function]] = {
@@ -89,6 +99,7 @@ SHAPES: dict[str, tuple[str, _Function]] = {
         _deform_conv2d,
     ),
     "grid_sample": ("the image in NCHW, and its points, (N, C, H, W, points); bilinear, forward", _grid_sample),
+    "grid_sample_backward": ("the same, both gradients; give backward", _grid_sample_backward),
     "ms_deform_attn": ("all it does, (images, queries, heads, levels * points, channels of a head)", _ms_deform),
 }
 """By op: what a shape is of, and the problem of it; None for another number of dimensions."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from svexport.ops.bilinear_sample import OP
 from tests.emulation import Kernels, Memory, emulated, in_memory, poisoned
-from tests.emulation.test_grid_sample import tactic
+from tests.emulation.test_grid_sample import gradient_tactic, tactic
 
 pytestmark = emulated("grid_sample*")
 
@@ -49,8 +49,10 @@ def check(kernels: Kernels, image: Tensor, grid: Tensor, deterministic: bool = F
     wanted = torch.autograd.grad(expected, leaves, grad.double())
     needed = random.choice([(True, True), (True, True), (True, False), (False, True)])
     results = [poisoned(*t.shape, dtype=t.dtype) if n else None for t, n in zip((image, grid), needed, strict=True)]
-    memory = Memory.of(kernels.bytes("grid_sample_backward_workspace", image, grid, *needed))
-    assert kernels("bilinear_sample_backward", grad, image, grid, *results, deterministic, memory), shown
+    way = gradient_tactic()
+    size = kernels.bytes("grid_sample_backward_workspace", grad, image, grid, 0, deterministic, *needed, way)
+    arguments = (grad, image, grid, *results, deterministic, way)
+    assert kernels("bilinear_sample_backward", *arguments, Memory.of(size)), shown
     for result, gradient, name in zip(results, wanted, ("image", "grid"), strict=True):
         if result is not None:
             compare(result, gradient, f"gradient of {name} {shown}")
@@ -101,6 +103,6 @@ def test_empty(kernels: Kernels, image: tuple, points: tuple) -> None:
     assert kernels("bilinear_sample", x, grid, output, mask, tactic(), then=memory)
     assert torch.equal(mask, torch.ones_like(mask))
     results = poisoned(*x.shape, dtype=x.dtype), poisoned(*grid.shape, dtype=x.dtype)
-    memory = Memory.of(kernels.bytes("grid_sample_backward_workspace", x, grid, True, True))
-    assert kernels("bilinear_sample_backward", output, x, grid, *results, False, memory)
+    size = kernels.bytes("grid_sample_backward_workspace", output, x, grid, 0, False, True, True, 0)
+    assert kernels("bilinear_sample_backward", output, x, grid, *results, False, 0, Memory.of(size))
     assert not any(t.any() for t in results)

@@ -8,6 +8,7 @@
 #include "add_bias_residual_layer_norm/tactics.h"
 #include "camera_sample/tactics.h"
 #include "deform_conv2d/tactics.h"
+#include "grid_sample/gradient.h"
 #include "grid_sample/tactics.h"
 #include "ms_deform_attn/tactics.h"
 #include "tuned.h"
@@ -261,6 +262,42 @@ std::string check_grid_sample(const sampler::Problem& p, const sampler::Tactic& 
   return l.blocks() * l.per_block < p.points * of_thread ? "leaves points out" : "";
 }
 
+sampler::gradient::Problem random_gradient(Random& random) {
+  const sampler::Problem of = random_grid_sample(random);
+  sampler::gradient::Problem p;
+  p.images = of.images, p.channels = of.channels, p.points = std::max<int64_t>(1, of.points), p.across = of.across;
+  p.width = of.width, p.height = of.height, p.depth = of.depth, p.taps = of.taps, p.item_size = of.item_size;
+  while (p.pixels() > INT32_MAX) p.height = std::max<int64_t>(1, p.height / 10), p.depth = 1;
+  p.volume = p.taps == 8 || (p.taps == 1 && random.chance(0.3));
+  p.input = random.chance(0.8), p.grid = !p.input || random.chance(0.7);
+  p.deterministic = random.chance(0.1);
+  p.last = of.alignment == 16, p.even = random.chance(0.9), p.dense = p.even && !p.last && random.chance(0.8);
+  p.near = random.chance(0.95);
+  return p;
+}
+
+std::string check_gradient(const sampler::gradient::Problem& p, const sampler::gradient::Tactic& t, const Launch& l,
+                           const Gpu& gpu) {
+  using sampler::gradient::Sums;
+  if ((t.sums == Sums::kNone) != !p.input) return "computes another gradient than what is wanted";
+  if ((t.sums == Sums::kOrdered) != (p.input && p.deterministic)) return "adds up in another order";
+  if (t.vectors && (p.channels * p.item_size % 16 || (!p.last && !p.dense))) return "reads vectors that are none";
+  if (t.sums == Sums::kLists && (p.taps != 4 || p.volume || !p.near)) return "lists points that it cannot";
+  if (t.close && (p.taps != 4 || p.volume || p.item_size != 4 || !p.even)) return "has close points that are none";
+  if (t.boxes && (t.sums != Sums::kLists || !p.dense)) return "has boxes of what is none";
+  const sampler::gradient::Workspace memory(p, t);
+  const bool apart = t.adds() && (t.vectors || p.item_size == 2);  // sums that are not the output itself
+  if (apart && memory.sums < p.elements() * 4) return "has no memory for its sums";
+  if (t.vectors && p.grid && !p.last && p.taps > 1 && memory.copy < p.elements() * p.item_size) return "nor for its copy";
+  if (t.sums == Sums::kLists && memory.lists < sampler::gradient::lists_of(p, t).bytes(p.images)) return "nor for lists";
+  if (t.sums == Sums::kPlane) {
+    const int64_t tile = l.shared_memory / 4, tiles = l.blocks() / (p.images * p.channels);
+    if (tile * tiles < p.pixels() || (tiles - 1) * tile >= p.pixels()) return "leaves pixels out";
+    return 2 * l.shared_memory > gpu.shared_memory ? "has one block of a multiprocessor" : "";
+  }
+  return l.blocks() * l.per_block < p.points ? "leaves points out" : "";
+}
+
 template <class Problem, class Figures, class Make, class Check>
 std::string try_one(const char* op, Random& random, const Gpu* gpus, const char* const* names, int count,
                     const Make& make, const Check& check) {
@@ -300,6 +337,10 @@ extern "C" int64_t check_planners(const svexport::Gpu* gpus, const char* const* 
     if (found.empty()) {
       found = try_one<sampler::Problem, sampler::Figures>("grid_sample", random, gpus, names, count,
                                                           random_grid_sample, check_grid_sample);
+    }
+    if (found.empty()) {
+      found = try_one<sampler::gradient::Problem, sampler::gradient::Figures>(
+          "grid_sample_backward", random, gpus, names, count, random_gradient, check_gradient);
     }
     if (found.empty()) {
       found = try_one<ms_deform::Problem, ms_deform::Figures>("ms_deform_attn", random, gpus, names, count,

@@ -47,6 +47,8 @@ constexpr Tuned kTuned[] = {
     {0, "grid_sample", "planes", {1.5f, 4.0f}},
     {0, "grid_sample", "sampled", {1.0f, 4.0f}},
     {0, "grid_sample", "boxes", {2.0f, 2.0f}},
+    {0, "grid_sample_backward", "launch", {2.2f}},
+    {0, "grid_sample_backward", "other", {0.5f}},
     {0, "ms_deform_attn", "launch", {2.2f}},
     {0, "ms_deform_attn", "lines", {4.0f, 0.0f}},
     {0, "ms_deform_attn", "issue", {16.6f, 50.0f}},

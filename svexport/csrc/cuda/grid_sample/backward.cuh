@@ -5,7 +5,7 @@
 
 namespace svexport::backward {
 
-constexpr int kThreads = 256;
+using sampler::gradient::kThreads;
 
 // *p += x atomically where it is to.
 __device__ __forceinline__ void add_if(float* p, float x, bool there) {

@@ -7,7 +7,7 @@
 namespace svexport::backward {
 
 // Tiles of 32 x 16 points: two of a thread, side by side or half a tile apart.
-constexpr int kTileAcross = 32, kTileDown = 16;
+using sampler::gradient::kTileAcross, sampler::gradient::kTileDown;
 constexpr int kBoxMemory = 56 << 10;
 // Bytes of a row and a channel of the gradient of a tile: rows that lie four apart use different banks.
 template <class T>

@@ -16,7 +16,7 @@ __device__ __forceinline__ float read_once_if(const float* p, bool there) {
   return x;
 }
 
-constexpr int kCloseAcross = 32, kCloseDown = 2;  // points of a tile: a lane takes a column
+using sampler::gradient::kCloseAcross, sampler::gradient::kCloseDown;  // points of a tile: a lane takes a column
 
 // The image, of which n, channel c, pixel p lie at n * image + c * channel + p * pixel, and how the work is divided.
 struct Close {

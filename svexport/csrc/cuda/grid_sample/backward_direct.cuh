@@ -9,7 +9,7 @@
 namespace svexport::backward {
 
 // How direct_kernel adds up the gradient of the image.
-enum Sums {
+enum PointSums {
   kPixelSums,  // (N, C, pixels): every pixel of a point by itself
   kPairSums,   // (N, C, rows, width + 1, 2): the pixels to the left and right of a point together
   kListSums,   // not: it lists the points for owner_kernel
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-constexpr int kPlaneThreads = 512, kPlanePixels = 28000;  // two blocks in the shared memory of a multiprocessor
+using sampler::gradient::kPlaneThreads;
 
 // Blocks of (image, channel, `tile` pixels): each adds up its part of the gradient and writes it once. A thread takes U
 // points at a time. output: (N, C, pixels), contiguous. grad_grid: (N, points, axes), contiguous, or null; of images of

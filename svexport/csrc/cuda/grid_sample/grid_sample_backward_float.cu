@@ -2,7 +2,6 @@
 
 namespace svexport::backward {
 
-template cudaError_t run_backward<float>(const Tensor&, int64_t, const Tensor&, const Space&, const Tensor&,
-                                       const Tensor&, int, bool, const Plan&, void*, cudaStream_t);
+SVEXPORT_RUN_BACKWARD(float)
 
 }  // namespace svexport::backward

@@ -21,24 +21,25 @@ cudaError_t grid_sample(const Tensor& input, const Tensor& grid, const Tensor& o
                         void* workspace = nullptr);
 size_t grid_sample_workspace(const Tensor& input, const Tensor& grid, int mode);
 
-// Scratch memory of grid_sample_backward, in bytes.
-size_t grid_sample_backward_workspace(const Tensor& input, const Tensor& grid, bool input_gradient, bool grid_gradient);
+// Scratch memory of grid_sample_backward, in bytes, for these of its arguments.
+size_t grid_sample_backward_workspace(const Tensor& grad, const Tensor& input, const Tensor& grid, int mode,
+                                      bool deterministic, bool input_gradient, bool grid_gradient, int32_t tactic);
 
 // grad: of the output, its points evenly spaced as they are where it is contiguous or channels-last. grad_input,
 // grad_grid: contiguous, of the shape and type of input and grid; data null: not wanted. deterministic: adds up in one
-// order, slower.
+// order, slower. tactic: the id of one of gradient.h, as that of grid_sample.
 cudaError_t grid_sample_backward(const Tensor& grad, const Tensor& input, const Tensor& grid, const Tensor& grad_input,
                                  const Tensor& grad_grid, int mode, int padding, bool align_corners, bool deterministic,
-                                 void* workspace, cudaStream_t stream);
+                                 int32_t tactic, void* workspace, cudaStream_t stream);
 
 // Of bilinear_sample. image: (N, C, H, W), of a float type; grid: (N, gH, gW, 2); output: (N, C, gH, gW): as for grid_sample.
 // mask: (N, gH, gW, 1), the type of image, contiguous: 1 where the point lies inside of the image, 0 elsewhere.
 cudaError_t bilinear_sample(const Tensor& image, const Tensor& grid, const Tensor& output, const Tensor& mask,
                             int32_t tactic, cudaStream_t stream, void* workspace = nullptr);
 
-// grad: of the output; the mask has no gradient. Otherwise as grid_sample_backward, also in scratch memory.
+// grad: of the output; the mask has no gradient. Otherwise as grid_sample_backward, whose scratch memory it takes.
 cudaError_t bilinear_sample_backward(const Tensor& grad, const Tensor& image, const Tensor& grid,
                                      const Tensor& grad_image, const Tensor& grad_grid, bool deterministic,
-                                     void* workspace, cudaStream_t stream);
+                                     int32_t tactic, void* workspace, cudaStream_t stream);
 
 }  // namespace svexport

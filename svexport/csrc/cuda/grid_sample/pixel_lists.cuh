@@ -4,8 +4,9 @@
 
 #include <climits>
 
-#include "overlap.cuh"
+#include "grid_sample/gradient.h"
 #include "grid_sample/sampling.cuh"
+#include "overlap.cuh"
 
 namespace svexport {
 
@@ -18,36 +19,16 @@ struct Gradient {
 
 constexpr int kListThreads = 256, kOwnerThreads = 256;
 
-// The bilinear points of each tile of 1 << log_width x 1 << log_height pixels.
-struct Lists {
-  int height;  // of an image
-  int across, tiles, log_width, log_height;
-  int length;   // of a list, at most
-  int most;     // runs of an image whose points lie close together
+// The bilinear points of each tile of pixels.
+struct Lists : sampler::gradient::ListSizes {
   int* counts;  // (N, tiles, kApart): points that have pixels in a tile, one number in each line of the cache
   int* runs;    // (N): how often points that follow each other are in different tiles; kFull: a list was too short;
                 // kDone, kScattered: the image needs no lists, or can have none
   int* points;  // (N, tiles, length)
 
-  static constexpr int kFull = 1 << 30, kScattered = INT_MAX, kDone = -1, kApart = 32;
+  static constexpr int kScattered = INT_MAX, kDone = -1;
 
-  // Of an image of width x height pixels. Unless `scattered` lists will do, those whose points lie far apart are left.
-  Lists(int width, int height, int64_t points, bool scattered) : height(height) {
-    const int64_t pixels = static_cast<int64_t>(width) * height;
-    int log = 9;  // of the pixels of a tile: 512 points at most where they lie evenly, of large tiles 340
-    for (int64_t p = points; log > 7 && p > pixels; p /= 2) --log;
-    for (int64_t p = 2 * points; log < 12 && (log < 10 ? p : p + p / 2) <= pixels; p *= 2) ++log;
-    log_width = log == 7 ? 5 : 6;
-    while (log_width > 1 && 1 << (log_width - 1) >= width) --log_width;
-    log_height = log - log_width;
-    across = ceil_div(width, 1 << log_width);
-    tiles = across * ceil_div(height, 1 << log_height);
-    length = log > 10 ? 512 : 1024;
-    most = scattered ? kFull - 1 : static_cast<int>(points / 4);
-  }
-
-  int64_t counters(int64_t batch) const { return batch * (tiles * kApart + 1); }
-  size_t bytes(int64_t batch) const { return (counters(batch) + batch * tiles * length) * sizeof(int); }
+  explicit Lists(const ListSizes& sizes) : ListSizes(sizes) {}
 
   void in(void* memory, int64_t batch) {
     counts = static_cast<int*>(memory);

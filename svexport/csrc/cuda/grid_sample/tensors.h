@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gpu.h"
+#include "grid_sample/gradient.h"
 #include "grid_sample/sampling.h"
 #include "grid_sample/tactics.h"
 
@@ -73,3 +74,29 @@ inline Few<int32_t> worth_timing(const Tensor& input, const Tensor& grid, const 
 }
 
 }  // namespace svexport::sampler
+
+namespace svexport::sampler::gradient {
+
+// point: between gradients of points side by side.
+inline Problem problem_of(const Tensor& grad, int64_t point, const Tensor& input, const Tensor& grid, int mode,
+                          bool deterministic, bool input_gradient, bool grid_gradient) {
+  const auto forward = sampler::problem_of(input, grid, mode);
+  Problem p;
+  p.images = forward.images, p.channels = forward.channels, p.points = forward.points;
+  p.width = forward.width, p.height = forward.height, p.depth = forward.depth, p.across = forward.across;
+  p.taps = forward.taps, p.volume = input.rank == 5, p.item_size = forward.item_size;
+  p.input = input_gradient, p.grid = grid_gradient, p.deterministic = deterministic;
+  p.last = input.strides[1] == 1 && input.aligned(1, 16);
+  int64_t pixel = 1;
+  p.even = evenly_spaced(input, 2, input.rank - 1, pixel);
+  p.dense = p.even && pixel == 1;
+  p.near = p.points * point * grad.item_size() <= UINT32_MAX;
+  return p;
+}
+
+inline Tactic choose(const Problem& problem, const Gpu& gpu, int32_t forced) {
+  const auto& figures = tuned<Figures>("grid_sample_backward", gpu);
+  return cheapest(tactics(problem, gpu), forced, [&](const Tactic& t) { return cost(problem, t, gpu, figures); });
+}
+
+}  // namespace svexport::sampler::gradient
