@@ -230,7 +230,7 @@ inline Tactic fastest(const Problem& p, const Gpu& gpu) {
   t.vectors = p.channels > 4 && (large ? p.last || dense : p.last && !p.input);
   // Nearest points add once and read nothing.
   if (p.taps == 1) t.vectors = t.vectors && (points > 2 * pixels || (half && p.channels >= 16));
-  t.vectors = t.vectors && valid(p, {p.deterministic ? Sums::kOrdered : p.input ? Sums::kPixels : Sums::kNone, true});
+  t.vectors = t.vectors && valid(p, {!p.input ? Sums::kNone : p.deterministic ? Sums::kOrdered : Sums::kPixels, true});
   if (!p.input || p.deterministic) {
     t.sums = p.input ? Sums::kOrdered : Sums::kNone;
     return t;
