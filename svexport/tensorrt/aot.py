@@ -307,27 +307,24 @@ def _sample(image: Operand, grid: Operand, mode: int) -> Launch:
     batch, channels = image.shape[:2]
     points, taps = _product(grid.shape[1:-1]), {0: 2 ** (len(image.shape) - 2), 1: 1, 2: 16}[mode]
     images = batch if not isinstance(batch, int) or batch < 65535 else 65535
-    item = image.dtype.itemsize
-    if image.dtype == torch.int8:
-        chunk = 8
-        blocks = _ceil_div(_ceil_div(channels, chunk) * points, 256)
-        return Launch((_some(blocks), _some(images), 1), 256, _constants(chunk))
-    vector = 16 // item
-    if image.channels_last and (not isinstance(channels, int) or channels % vector):
+    last, vector = image.channels_last, 16 // image.dtype.itemsize
+    if last and (not isinstance(channels, int) or channels % vector):
         raise UnsupportedError(f"sampling from channels-last needs channels in multiples of {vector}, got {channels}")
     # What is not known may be small: as many blocks as can be.
     known = _known(image.shape) and _known(grid.shape)
-    problem = {"images": batch if known else 1, "points": points if known else 1, "taps": taps, "item_size": item}
-    problem["channels"] = channels if isinstance(channels, int) else 1
-    if image.channels_last:
-        problem |= {"alignment": 16, "output_last": 1}
+    problem = {"images": batch if known else 1, "points": points if known else 1, "taps": taps}
+    problem |= {"channels": channels if isinstance(channels, int) else 1, "item_size": image.dtype.itemsize}
+    problem |= {"alignment": 16, "output_last": 1} if last else {}
     tactic = planner.plan("grid_sample", _gpu(), **problem).chosen
-    constants, block, shared = tactic.constants, tactic.launch.block[0], tactic.launch.shared_memory
-    blocks, chunk = _some(_ceil_div(points, tactic.launch.per_block)), constants["chunk"]
-    across = _some(_ceil_div(channels, chunk))
-    steps = constants["tile"] // ((2 if taps <= 4 else 1) * (256 >> constants["shift"])) if image.channels_last else 1
-    choice = _constants(image.channels_last, chunk, constants["shift"], steps)
-    return Launch((blocks, across, _some(images)), block, choice, shared)
+    constants, launch = tactic.constants, tactic.launch
+    chunk, shift = constants["chunk"], constants["shift"]
+    if not last:
+        blocks = _some(_ceil_div(_ceil_div(channels, chunk) * points, launch.per_block))
+        return Launch((blocks, _some(images), 1), launch.block[0], _constants(constants["width"], chunk, shift, 1))
+    at_once = (2 if taps <= 4 else 1) * (launch.block[0] >> shift)
+    choice = _constants(0, chunk, shift, constants["tile"] // at_once)
+    blocks = _some(_ceil_div(points, launch.per_block))
+    return Launch((blocks, _ceil_div(channels, chunk), _some(images)), launch.block[0], choice, launch.shared_memory)
 
 
 def _ms_deform_attn(arguments: Sequence[Any], outputs: Sequence[Operand]) -> Launch:

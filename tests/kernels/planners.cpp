@@ -211,7 +211,7 @@ sampler::Problem random_grid_sample(Random& random) {
   p.across = random.magnitude(3000);
   p.points = random.chance(0.02) ? 0 : p.across * random.magnitude(3000);
   p.taps = random.chance(0.2) ? 1 : volume ? 8 : random.chance(0.2) ? 16 : 4;
-  p.item_size = random.chance(0.5) ? 2 : 4;
+  p.item_size = random.chance(0.1) ? 1 : random.chance(0.5) ? 2 : 4;
   if (random.chance(0.5)) {
     const int64_t pixel = p.channels * p.item_size;
     p.alignment = std::min(random.power_of_two(p.item_size, 16), static_cast<int32_t>((pixel | 16) & -(pixel | 16)));
@@ -219,9 +219,10 @@ sampler::Problem random_grid_sample(Random& random) {
   p.output_last = random.chance(0.3);
   p.output_vectors = random.chance(0.8);
   p.dense = !volume && (p.alignment == 0 || p.channels == 1) && random.chance(0.8);
-  p.planes = p.dense && p.taps == 4 && random.chance(0.8);
+  p.planes = p.dense && p.item_size > 1 && p.taps == 4 && random.chance(0.8);
   p.pairs = p.planes && p.points % 2 == 0 && random.chance(0.8);
   p.row_alignment = random.power_of_two(2, 8);
+  if (p.item_size == 1) p.width += p.width % 2;
   if (p.row_alignment < p.item_size) p.row_alignment = p.item_size;
   while (p.width * p.item_size % p.row_alignment) p.row_alignment /= 2;
   p.workspace = random.chance(0.8);
@@ -230,12 +231,15 @@ sampler::Problem random_grid_sample(Random& random) {
 
 std::string check_grid_sample(const sampler::Problem& p, const sampler::Tactic& t, const Launch& l, const Gpu& gpu) {
   using sampler::Kernel;
-  const int64_t channels = t.kernel == Kernel::kPoint     ? l.work / std::max<int64_t>(1, p.points) * t.chunk
+  const bool points = t.kernel == Kernel::kPoints;
+  const int64_t of_point = points ? l.work / std::max<int64_t>(1, p.points) : 1;  // threads
+  const int64_t channels = points                          ? (of_point >> t.shift) * t.chunk
                            : t.kernel == Kernel::kSampled ? p.channels
                                                           : int64_t{l.grid_y} * t.chunk;
   if (p.points && channels < p.channels) return "leaves channels out";
-  const bool vectors = t.kernel == Kernel::kPoint || t.kernel == Kernel::kVectors;
-  if (vectors && (p.alignment < 16 || t.width * p.item_size != 16)) return "reads vectors that are none";
+  const bool vectors = t.kernel == Kernel::kVectors || (points && t.width > 1);
+  if (vectors && t.width * p.item_size > p.alignment) return "reads vectors that are none";
+  if (points && t.chunk % (t.width << t.shift)) return "has lanes without channels";
   if (t.kernel == Kernel::kVectors && p.output_last && !p.output_vectors) return "writes vectors that are none";
   if (t.kernel == Kernel::kNarrow && t.width * p.item_size > p.alignment) return "reads channels that are elsewhere";
   const bool planes = t.kernel == Kernel::kPlanes || t.kernel == Kernel::kSampled;
@@ -258,20 +262,19 @@ std::string check_grid_sample(const sampler::Problem& p, const sampler::Tactic& 
     if (s.pitch < p.width * p.item_size || s.pitch * s.copied > s.zeros || s.pitch % s.unit) return "rows overlap";
     return {};
   }
-  const int64_t of_thread = t.kernel == Kernel::kPoint ? std::max<int64_t>(1, l.work / std::max<int64_t>(1, p.points)) : 1;
-  return l.blocks() * l.per_block < p.points * of_thread ? "leaves points out" : "";
+  return l.blocks() * l.per_block < p.points * of_point ? "leaves points out" : "";
 }
 
 sampler::gradient::Problem random_gradient(Random& random) {
   const sampler::Problem of = random_grid_sample(random);
   sampler::gradient::Problem p;
   p.images = of.images, p.channels = of.channels, p.points = std::max<int64_t>(1, of.points), p.across = of.across;
-  p.width = of.width, p.height = of.height, p.depth = of.depth, p.taps = of.taps, p.item_size = of.item_size;
+  p.width = of.width, p.height = of.height, p.depth = of.depth, p.taps = of.taps, p.item_size = std::max(2, of.item_size);
   while (p.pixels() > INT32_MAX) p.height = std::max<int64_t>(1, p.height / 10), p.depth = 1;
   p.volume = p.taps == 8 || (p.taps == 1 && random.chance(0.3));
   p.input = random.chance(0.8), p.grid = !p.input || random.chance(0.7);
   p.deterministic = random.chance(0.1);
-  p.last = of.alignment == 16, p.even = random.chance(0.9), p.dense = p.even && !p.last && random.chance(0.8);
+  p.last = of.alignment == 16 && p.channels * p.item_size % 16 == 0, p.even = random.chance(0.9), p.dense = p.even && !p.last && random.chance(0.8);
   p.near = random.chance(0.95);
   return p;
 }

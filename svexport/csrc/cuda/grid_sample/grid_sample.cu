@@ -1,9 +1,8 @@
 #include "grid_sample/launch.h"
 
 #include "grid_sample/boxes.cuh"
-#include "grid_sample/direct.cuh"
 #include "grid_sample/narrow.cuh"
-#include "grid_sample/point.cuh"
+#include "grid_sample/points.cuh"
 #include "grid_sample/sampled.cuh"
 #include "grid_sample/tensors.h"
 #include "grid_sample/vector.cuh"
@@ -49,23 +48,12 @@ struct Call {
     return run(kernel, sampler::launch(problem, tactic, gpu), false, arguments...);
   }
 
-  cudaError_t direct() const {
-    int64_t extent = 1;
-    for (int a = 0; a < s.axes; ++a) extent += static_cast<int64_t>(s.size[a] - 1) * s.stride[a];
-    if (extent * sizeof(T) > UINT32_MAX) return cudaErrorNotSupported;
+  cudaError_t points() const {
+    const Image<T> of{data(), image(), channel()};
     const auto with = [&](auto kernel) {
-      return run(kernel, s, data(), image(), channel(), output, batch(), channels(), tactic.chunk);
+      return run(kernel, s, of, output, batch(), channels(), tactic.chunk, 0, Divider(s.points), true);
     };
-    if constexpr (TAPS <= 4) {
-      if (channels() == 3 && channel() == 1) return with(direct_kernel<T, TAPS, PADDING, 3>);
-      if (channels() <= 3) return with(direct_kernel<T, TAPS, PADDING, 1>);
-    }
-    return with(direct_kernel<T, TAPS, PADDING>);
-  }
-
-  cudaError_t point() const {
-    return run(point_kernel<T, TAPS, PADDING>, s, data(), image(), output, batch(), channels(), tactic.chunk,
-               Divider(s.points));
+    return tactic.width == 1 ? with(points_kernel<T, T, TAPS, PADDING, 1>) : with(points_kernel<T, T, TAPS, PADDING, V>);
   }
 
   // Of channels-last images at `from`; only: those that are marked.
@@ -129,7 +117,6 @@ struct Call {
 
   cudaError_t operator()() const {
     switch (tactic.kernel) {
-      case Kernel::kPoint: return point();
       case Kernel::kVectors: return vectors(s, data(), image(), tactic, nullptr);
       case Kernel::kNarrow:
         if constexpr (TAPS == 4 || TAPS == 8) return narrow();
@@ -149,7 +136,7 @@ struct Call {
       case Kernel::kBoxes:
         if constexpr (TAPS == 4) return boxes();
         break;
-      default: return direct();
+      default: return points();
     }
     return cudaErrorNotSupported;
   }
@@ -200,7 +187,7 @@ size_t grid_sample_workspace(const Tensor& input, const Tensor& grid, int mode) 
 cudaError_t grid_sample(const Tensor& input, const Tensor& grid, const Tensor& output, int mode, int padding,
                         bool align_corners, float scale, int32_t tactic, cudaStream_t stream, void* workspace) {
   const Sampling sampling{mode, padding, align_corners};
-  if (input.dtype == DType::kInt8) return sample_int8(input, grid, output, sampling, scale, stream);
+  if (input.dtype == DType::kInt8) return sample_int8(input, grid, output, sampling, scale, tactic, stream);
   return sample(input, grid, output, Tensor{}, sampling, tactic, stream, workspace);
 }
 

@@ -1,47 +1,17 @@
-#include <algorithm>
-
-#include "grid_sample/int8.cuh"
+#include "grid_sample/points.cuh"
+#include "grid_sample/tensors.h"
 #include "overlap.cuh"
 
 namespace svexport {
-namespace {
 
 using namespace forward;
 
-// (N, C, ...) as Space takes it, of (N, ceil(C/V), H, W, V) too: the strides of channels are no part of that.
-Tensor image_of(const Tensor& input, bool blocks, int64_t channels) {
-  Tensor image = input;
-  image.rank -= blocks;
-  image.sizes[1] = channels;
-  return image;
-}
-
-constexpr int kManyThreads = 768;  // of a multiprocessor: then each does more, as it has to find its pixels
-
-template <class T, int TAPS, int PADDING, int W>
-cudaError_t launch_codes(const Space& s, const Codes& codes, int batch, int channels, const Output<T>& output,
-                         cudaStream_t stream) {
-  const int shift = W == 16 && channels > W, least = std::max(W << shift, 4), most = std::max(2 * least, 16);
-  const auto threads = [&](int chunk) { return (static_cast<int64_t>(s.points) * ceil_div(channels, chunk)) << shift; };
-  const int64_t many = int64_t{kManyThreads} * of_device(cudaDevAttrMultiProcessorCount);
-  int chunk = least;
-  while (chunk < most && chunk < channels && batch * threads(2 * chunk) >= many) chunk *= 2;
-  if (threads(chunk) > INT32_MAX - kThreads) return cudaErrorNotSupported;
-  const bool points_inside = output.channel != 1;
-  const Divider inner(points_inside ? s.points : ceil_div(channels, chunk));
-  const dim3 blocks(ceil_div<int64_t>(threads(chunk), kThreads), batch < 65535 ? batch : 65535);
-  return launch(codes_kernel<T, TAPS, PADDING, W>, blocks, kThreads, 0, stream, false, s, codes, output, batch, channels,
-                chunk, shift, inner, points_inside);
-}
-
-}  // namespace
-
 cudaError_t sample_int8(const Tensor& input, const Tensor& grid, const Tensor& output, const Sampling& sampling,
-                        float scale, cudaStream_t stream) {
+                        float scale, int32_t forced, cudaStream_t stream) {
   if (output.numel() == 0) return cudaSuccess;
   const bool blocks = input.rank == 5 && grid.rank == 4;
   const int64_t of_block = blocks ? input.sizes[4] : 1;
-  const Tensor image = image_of(input, blocks, output.sizes[1]);
+  const Tensor image = sampler::image_of(input, grid, output);
   Space s(grid);
   int64_t point = 1;
   if (image.sizes[0] > INT32_MAX || image.sizes[1] > INT32_MAX || !is_float(grid) ||
@@ -50,24 +20,30 @@ cudaError_t sample_int8(const Tensor& input, const Tensor& grid, const Tensor& o
       !evenly_spaced(output, 2, output.rank - 1, point)) {
     return cudaErrorNotSupported;
   }
-  const int batch = static_cast<int>(image.sizes[0]), channels = static_cast<int>(image.sizes[1]);
-  const Codes codes{static_cast<const int8_t*>(input.data), input.strides[0], input.strides[1],
-                    of_block == 32 ? 5 : of_block == 4 ? 2 : 0, scale};
-  const int axis = blocks ? 4 : 1;  // whose neighbours are read at once
-  const bool sixteen = (of_block == 32 || (!blocks && channels % 16 == 0)) && input.aligned(axis, 16);
-  const bool four = (of_block == 4 || (!blocks && channels % 4 == 0)) && input.aligned(axis, 4);
+  const Image<int8_t> codes{static_cast<const int8_t*>(input.data), input.strides[0], input.strides[1],
+                            of_block == 32 ? 5 : of_block == 4 ? 2 : 0, scale};
+  const Gpu gpu = current_gpu();
+  const sampler::Problem problem = sampler::problem_of(input, grid, output, point, sampling.mode, false);
+  const sampler::Tactic tactic = sampler::choose(problem, gpu, forced);
+  const Launch l = sampler::launch(problem, tactic, gpu);
+  const bool points_inside = output.strides[1] != 1;
+  const Divider inner(points_inside ? s.points : ceil_of(problem.channels, tactic.chunk));
   return dispatch_float(output.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
     const Output<T> to{static_cast<T*>(output.data), output.strides[0], output.strides[1], point, nullptr};
     return dispatch_taps(sampling.mode, s.axes, [&](auto taps) {
-      const auto with = [&](auto launcher) { return launcher(s, codes, batch, channels, to, stream); };
+      const auto with = [&](auto kernel) {
+        return launch(kernel, dim3(static_cast<unsigned>(l.blocks()), l.grid_y), l.threads(), 0, stream, false, s, codes,
+                      to, static_cast<int>(problem.images), static_cast<int>(problem.channels), tactic.chunk,
+                      tactic.shift, inner, points_inside);
+      };
       constexpr int TAPS = taps.value;
       if constexpr (TAPS == 4) {
-        if (sixteen && s.padding == kZeros) return with(launch_codes<T, TAPS, kZeros, 16>);
+        if (tactic.width == 16 && s.padding == kZeros) return with(points_kernel<int8_t, T, TAPS, kZeros, 16>);
       }
-      return with(sixteen  ? launch_codes<T, TAPS, kAnyPadding, 16>
-                  : four   ? launch_codes<T, TAPS, kAnyPadding, 4>
-                           : launch_codes<T, TAPS, kAnyPadding, 1>);
+      return with(tactic.width == 16  ? points_kernel<int8_t, T, TAPS, kAnyPadding, 16>
+                  : tactic.width == 4 ? points_kernel<int8_t, T, TAPS, kAnyPadding, 4>
+                                      : points_kernel<int8_t, T, TAPS, kAnyPadding, 1>);
     });
   });
 }

@@ -10,7 +10,7 @@ struct Problem {
   int64_t width = 1, height = 1, depth = 1;        // of an image, in pixels
   int64_t across = 1;        // points along x
   int32_t taps = 4;          // pixels of a point: 1 nearest, 4 bilinear, 8 trilinear, 16 bicubic
-  int32_t item_size = 4;     // of an element of the image
+  int32_t item_size = 4;     // of an element of the image, 1, 2 or 4
   int32_t alignment = 0;     // bytes at a multiple of which the channels of a pixel lie, one behind the other, 16 at most;
                              // 0: they lie elsewhere
   int32_t row_alignment = 4; // bytes at a multiple of which rows of planes begin: 2, 4 or 8

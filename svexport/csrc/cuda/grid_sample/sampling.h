@@ -33,6 +33,6 @@ inline bool evenly_spaced(const Tensor& t, int first, int last, int64_t& stride)
 
 // Of int8, a step of which is worth `scale`, to any float type.
 cudaError_t sample_int8(const Tensor& input, const Tensor& grid, const Tensor& output, const Sampling& sampling,
-                        float scale, cudaStream_t stream);
+                        float scale, int32_t tactic, cudaStream_t stream);
 
 }  // namespace svexport

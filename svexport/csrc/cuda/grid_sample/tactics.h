@@ -13,26 +13,26 @@ constexpr int kSampledThreads = 1024;  // of a block that may have whole planes 
 constexpr int kBoxChannels = 64, kBoxMemory = 48 << 10;  // of a block: the more channels in it the better
 constexpr int kMostGridYZ = 65535;
 
-// kDirect: a thread for a point, of any strides. kPoint: a thread for 16 bytes of channels of a point. kVectors: the same,
-// with places found once for a block and results by way of shared memory. kNarrow: lanes side by side have single
-// channels or two. kPlanes: a thread for a point, or for two, of planes that are read as they lie. kSampled: the same, or
-// whole planes in shared memory where a sample of the points is far apart. kBoxes: of planes the pixels of a tile of
-// points in shared memory; images whose points scatter are copied to channels-last.
-enum class Kernel : int32_t { kDirect, kPoint, kVectors, kNarrow, kPlanes, kSampled, kBoxes };
-constexpr const char* kKernelNames[] = {"direct", "point", "vectors", "narrow", "planes", "sampled", "boxes"};
+// kPoints: a thread for a few channels of a point, in memory of any strides: one at a time, or 16 bytes, of int8 also 4.
+// kVectors: 16 bytes a thread, places found once for a block and results by way of shared memory. kNarrow: lanes side by
+// side have single channels or two. kPlanes: a thread for a point, or for two, of planes that are read as they lie.
+// kSampled: the same, or whole planes in shared memory where a sample of the points is far apart. kBoxes: of planes the
+// pixels of a tile of points in shared memory; images whose points scatter are copied to channels-last.
+enum class Kernel : int32_t { kPoints, kVectors, kNarrow, kPlanes, kSampled, kBoxes };
+constexpr const char* kKernelNames[] = {"points", "vectors", "narrow", "planes", "sampled", "boxes"};
 
 // How much of points that scatter a thread has under way: where threads are many, L2 delivers more if that is less.
 enum Pace : int32_t { kSome, kChannel, kRow };
 
 struct Tactic {
-  Kernel kernel = Kernel::kDirect;
+  Kernel kernel = Kernel::kPoints;
   int32_t width = 1;  // channels that a thread reads at once; of planes, points side by side of a thread
   int32_t shift = 0;  // log2 of the lanes that have a point
   int32_t chunk = 1;  // channels of a thread, of narrow those of a block
   int32_t tile = kThreads;  // points of a block
   int32_t pace = kSome;
 
-  int32_t id() const { return 1 + static_cast<int32_t>(kernel); }
+  int32_t id() const { return kernel == Kernel::kPoints ? width : 32 + static_cast<int32_t>(kernel); }
 
   template <class Visitor>
   void each(Visitor&& visit) const {
@@ -49,22 +49,23 @@ struct Tactic {
 // order that was measured; how far apart is not fitted.
 struct Figures {
   float launch[1];  // microseconds of a kernel beside its work
-  float direct[2], point[2], vectors[2], narrow[2], planes[2], sampled[2], boxes[2];
+  float points[2], vectors[2], narrow[2], planes[2], sampled[2], boxes[2];
+  float singles[2];  // of points, one channel at a time
 
   template <class Visitor>
   void each(Visitor&& visit) {
     visit("launch", "", launch);
-    visit("direct", "", direct);
-    visit("point", "", point);
+    visit("points", "", points);
+    visit("singles", "", singles);
     visit("vectors", "", vectors);
     visit("narrow", "", narrow);
     visit("planes", "", planes);
     visit("sampled", "", sampled);
     visit("boxes", "", boxes);
   }
-  const float* of(Kernel kernel) const {
-    const float* const all[] = {direct, point, vectors, narrow, planes, sampled, boxes};
-    return all[static_cast<int>(kernel)];
+  const float* of(const Tactic& t) const {
+    const float* const all[] = {t.width == 1 ? singles : points, vectors, narrow, planes, sampled, boxes};
+    return all[static_cast<int>(t.kernel)];
   }
 };
 
@@ -161,21 +162,22 @@ struct Shares {
 
 // ------------------------------------------------------------------------------------------------------- the tactics
 
-inline Tactic direct(const Problem& p, const Gpu& gpu) {
-  Tactic t{Kernel::kDirect};
-  const int64_t blocks = ceil_of(p.points, kThreads) * p.images;
-  const int least = p.images * p.points < (1 << 15) ? 4 : 8;  // each has to find its pixels
-  t.chunk = 32;
-  while (t.chunk > least && blocks * ceil_of(p.channels, t.chunk) < enough_blocks(gpu)) t.chunk /= 2;
-  while (ceil_of(p.channels, t.chunk) > kMostGridYZ) t.chunk *= 2;
-  return t;
-}
-
-inline Tactic point(const Problem& p) {
-  constexpr int64_t kMany = 3 << 15;  // threads: then each does more
-  const int32_t v = 16 / p.item_size;
-  Tactic t{Kernel::kPoint, v, 0, v};
-  while (t.chunk < 4 * v && t.chunk < p.channels && p.results() >= kMany * t.chunk) t.chunk *= 2;
+// Each thread does more where threads are many, as it has to find its pixels.
+inline Tactic points(const Problem& p, int32_t width, const Gpu& gpu) {
+  Tactic t{Kernel::kPoints, width};
+  int64_t many = 768 * int64_t{gpu.multiprocessors}, most = 4 * width;
+  t.chunk = width;
+  if (p.item_size == 1) {  // lanes side by side have 32 bytes
+    t.shift = width == 16 && p.channels > width;
+    t.chunk = std::max(width << t.shift, 4);
+    most = std::max(2 * t.chunk, 16);
+  } else if (width == 1) {
+    t.chunk = p.images * p.points < (1 << 15) ? 4 : 8;
+    many = enough_blocks(gpu) * kThreads, most = 32;
+  }
+  const auto threads = [&](int64_t chunk) { return p.points * ceil_of(p.channels, chunk) << t.shift; };
+  while (t.chunk < most && t.chunk < p.channels && p.images * threads(2 * t.chunk) >= many) t.chunk *= 2;
+  while (threads(t.chunk) > INT32_MAX - kThreads && t.chunk < p.channels) t.chunk *= 2;
   return t;
 }
 
@@ -264,9 +266,8 @@ inline Launch launch(const Problem& p, const Tactic& t, const Gpu& gpu) {
   l.grid_y = chunks;
   l.grid_z = images_of(p);
   switch (t.kernel) {
-    case Kernel::kDirect: break;
-    case Kernel::kPoint:
-      l.work *= chunks;
+    case Kernel::kPoints:
+      l.work = l.work * chunks << t.shift;
       l.grid_y = images_of(p), l.grid_z = 1;
       break;
     case Kernel::kVectors: l.shared_memory = vectors_memory(p.taps, t.tile); break;
@@ -292,11 +293,12 @@ inline Few<Tactic> tactics(const Problem& p, const Gpu& gpu) {
     const Launch l = launch(p, t, gpu);
     if (l.blocks() * l.per_block >= l.work && l.blocks() < INT32_MAX && l.grid_y <= kMostGridYZ) found.add(t);
   };
-  add(direct(p, gpu));
-  if (has_vectors(p)) {
-    add(vectors(p, gpu));
-    if (!p.output_last && p.results() * p.item_size / 16 <= INT32_MAX) add(point(p));
+  for (int32_t width : {1, 4, 16}) {  // of a float type 16 bytes
+    if (p.item_size > 1 && width == 4) continue;
+    if (width == 1 || p.alignment >= width) add(points(p, width == 16 ? 16 / p.item_size : width, gpu));
   }
+  if (p.item_size == 1) return found;
+  if (has_vectors(p)) add(vectors(p, gpu));
   if ((p.taps == 4 || p.taps == 8) && !p.output_last && p.alignment >= p.item_size) add(narrow(p, gpu));
   if (p.taps == 4 && p.planes) {
     if (p.images <= kMostGridYZ) add(planes(p, gpu));
@@ -314,7 +316,9 @@ inline Few<Tactic> tactics(const Problem& p, const Gpu& gpu) {
 inline bool at_home(const Problem& p, const Tactic& t) {
   const int64_t results = p.results(), pixels = p.pixels(), bytes = pixels * p.channels * p.item_size;
   switch (t.kernel) {
-    case Kernel::kPoint: {  // threads are few and would wait for each other, or L1 keeps what neighbours have in common
+    case Kernel::kPoints: {  // threads are few and would wait for each other, or L1 keeps what neighbours have in common
+      if (p.item_size == 1) return t.width == (p.alignment >= 16 ? 16 : p.alignment >= 4 ? 4 : 1);
+      if (t.width == 1 || p.output_last) return false;
       const int64_t parts_of_point = p.channels / t.width, parts = results / t.width;
       const bool cached = bytes <= 192 << 10;
       if (parts_of_point == 1 || p.taps == 1) return true;
@@ -341,7 +345,7 @@ inline bool at_home(const Problem& p, const Tactic& t) {
 inline double cost(const Problem& p, const Tactic& t, const Gpu& gpu, const Figures& f) {
   const int64_t read = std::min(p.pixels(), p.points * p.taps);
   const double bytes = 1.0 * p.images * p.channels * (read + p.points) * p.item_size + 8.0 * p.images * p.points;
-  return f.launch[0] + bytes / gpu.bandwidth * f.of(t.kernel)[at_home(p, t) ? 0 : 1];
+  return f.launch[0] + bytes / gpu.bandwidth * f.of(t)[at_home(p, t) ? 0 : 1];
 }
 
 }  // namespace svexport::sampler

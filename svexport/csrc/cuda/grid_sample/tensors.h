@@ -8,6 +8,14 @@
 
 namespace svexport::sampler {
 
+// (N, C, ...) with the strides of pixels, of (N, ceil(C/V), H, W, V) too: those of channels are no part of that.
+inline Tensor image_of(const Tensor& input, const Tensor& grid, const Tensor& output) {
+  Tensor image = input;
+  if (input.rank > grid.rank) --image.rank;
+  image.sizes[1] = output.sizes[1];
+  return image;
+}
+
 // Of an image and its points, whatever the output.
 inline Problem problem_of(const Tensor& input, const Tensor& grid, int mode) {
   Problem p;
@@ -33,7 +41,12 @@ inline Problem problem_of(const Tensor& input, const Tensor& grid, int mode) {
 // point: between results of points side by side.
 inline Problem problem_of(const Tensor& input, const Tensor& grid, const Tensor& output, int64_t point, int mode,
                           bool workspace) {
-  Problem p = problem_of(input, grid, mode);
+  Problem p = problem_of(image_of(input, grid, output), grid, mode);
+  if (input.rank > grid.rank) {  // CHW32 and CHW4: of int8
+    p.alignment = static_cast<int32_t>(std::min<int64_t>(16, input.sizes[4]));
+    while (p.alignment > 1 && !input.aligned(4, p.alignment)) p.alignment /= 2;
+    p.dense = 0;
+  }
   const int64_t size = output.item_size(), input_size = input.item_size(), coordinate = grid.item_size();
   p.output_last = output.strides[1] == 1;
   Multiple vectors, pairs, rows;
@@ -49,7 +62,7 @@ inline Problem problem_of(const Tensor& input, const Tensor& grid, const Tensor&
   p.row_alignment = std::min(8, rows.bytes());
   const bool coordinates = grid.contiguous() && grid.aligned(grid.rank - 1, 2 * coordinate) &&
                            (grid.dtype == input.dtype || grid.dtype == DType::kFloat32);
-  p.planes = input.rank == 4 && input.strides[3] == 1 && point == 1 && coordinates;
+  p.planes = p.item_size > 1 && input.rank == 4 && input.strides[3] == 1 && point == 1 && coordinates;
   p.workspace = workspace;
   return p;
 }
@@ -68,8 +81,7 @@ inline Few<int32_t> worth_timing(const Problem& problem, const Gpu& gpu) {
 // Of a node with memory for a copy.
 inline Few<int32_t> worth_timing(const Tensor& input, const Tensor& grid, const Tensor& output, int mode) {
   int64_t point = 1;
-  const bool planned = input.dtype != DType::kInt8 && output.numel() > 0;
-  if (!planned || !evenly_spaced(output, 2, output.rank - 1, point)) return {};
+  if (output.numel() == 0 || !evenly_spaced(output, 2, output.rank - 1, point)) return {};
   return worth_timing(problem_of(input, grid, output, point, mode, true), current_gpu());
 }
 
