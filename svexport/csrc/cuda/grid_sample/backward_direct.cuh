@@ -39,7 +39,7 @@ __device__ __forceinline__ void add_pair_if(float* p, float x, float y, bool the
 }
 
 // Blocks of points x images; 1 << shift threads share the channels of a point, each U at a time. sums: (N, C, pixels),
-// contiguous, or null; grad_grid: (N, points, axes), contiguous, or null. Waits for the kernel before, which cleared
+// contiguous, or null; grad_grid: (N, points, axes), contiguous, or null; channels: 0 where both are. Waits for the kernel before, which cleared
 // the sums or counters, only when it needs them.
 template <class T, int TAPS, int PADDING, int U, int SUMS>
 __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
     Point<TAPS> point;
     if (left.runs) {
       wait_for_previous();
-      if (SUMS == kListSums ? lists.runs[n] == Lists::kDone : !left(n)) continue;
+      if (SUMS == kListSums ? lists.runs[n] == Lists::kDone || lists.runs[n] == Lists::kScattered : !left(n)) continue;
     }
     if (SUMS == kNeighbourSums || p < s.points) {
       const bool there = SUMS != kNeighbourSums || p < s.points;

@@ -210,14 +210,7 @@ class Backward {
       zero_kernel<<<limited(ceil_div<int64_t>(counters, 4 * kThreads)), kThreads, 0, stream_>>>(
           reinterpret_cast<float*>(lists_.counts), 1, counters, Left());
     }
-    cudaError_t status;
-    if (tactic_.vectors || !grad_grid_.data) {
-      const unsigned all = ceil_div(s_.points, kListThreads), some = std::max<unsigned>(1, 2 * few_ / images_);
-      status = launch(list_kernel<PADDING>, dim3(tactic_.close ? std::min(all, some) : all, 1, images_), kListThreads,
-                      0, stream_, true, s_, lists_, batch_, left_);
-    } else {
-      status = direct<kListSums>(nullptr, AnyFloat(grad_grid_), true);
-    }
+    cudaError_t status = direct<kListSums>(nullptr, AnyFloat(tactic_.vectors ? Tensor{} : grad_grid_), true);
     if (status != cudaSuccess) return status;
     left_ = {lists_.runs, lists_.most, left_.chosen};
     status = launch_owner<T, PADDING>(s_, lists_, gradient_, output_, batch_, channels_, 2 * few_,
@@ -314,13 +307,14 @@ class Backward {
   cudaError_t direct(float* sums, const AnyFloat& grad_grid, bool early) const {
     constexpr bool kSpills = PADDING == kAnyPadding && SUMS == kNeighbourSums;
     constexpr int U = TAPS == 16 || (TAPS == 8 && sizeof(T) == 4) ? 1 : SUMS == kPairSums ? 2 : 4;
-    const int shift = sharing(), each = ceil_div(channels_, 1 << shift);
+    const int channels = sums || grad_grid.data ? channels_ : 0;  // lists need none
+    const int shift = channels ? sharing() : 0, each = ceil_div(channels, 1 << shift);
     const auto with = [&](auto kernel) {
       return launch(kernel, dim3(ceil_div(s_.points, kThreads >> shift), 1, images_), kThreads, 0, stream_, early, s_,
                     Dense(s_, 1), static_cast<const T*>(input_.data), input_.strides[0], input_.strides[1], gradient_,
-                    sums, grad_grid, batch_, channels_, plane_sums(), shift, lists_, left_);
+                    sums, grad_grid, batch_, channels, plane_sums(), shift, lists_, left_);
     };
-    return each == 1   ? with(direct_kernel<T, TAPS, PADDING, 1, SUMS>)
+    return each <= 1   ? with(direct_kernel<T, TAPS, PADDING, 1, SUMS>)
            : each == 2 ? with(direct_kernel<T, TAPS, PADDING, std::min(U, 2), SUMS>)
                        : with(direct_kernel<T, TAPS, PADDING, kSpills ? std::min(U, 2) : U, SUMS>);
   }

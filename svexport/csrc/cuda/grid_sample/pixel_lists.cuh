@@ -17,7 +17,7 @@ struct Gradient {
   int64_t image, channel, point;
 };
 
-constexpr int kListThreads = 256, kOwnerThreads = 256;
+constexpr int kOwnerThreads = 256;
 
 // The bilinear points of each tile of pixels.
 struct Lists : sampler::gradient::ListSizes {
@@ -117,25 +117,6 @@ __device__ __forceinline__ void list(const Space& s, const Lists& lists, int n, 
   }
   const int all = __syncthreads_count(firsts > 0);
   if (threadIdx.x == 0) atomicAdd(lists.runs + n, all);
-}
-
-// Lists all points; blocks of whatever x images.
-template <int PADDING>
-__global__ void __launch_bounds__(kListThreads) list_kernel(Space s, Lists lists, int batch, Left left) {
-  const uint32_t points = s.points;
-  start_next();
-  const bool nothing = left.nothing(blockIdx.z, gridDim.z, batch, Lists::kScattered);
-  for (int n = blockIdx.z; n < batch && !nothing; n += gridDim.z) {
-    for (uint32_t first = blockIdx.x * kListThreads; first < points; first += gridDim.x * kListThreads) {
-      const int p = first + threadIdx.x;
-      Point<4> point;
-      if (p < s.points) point = locate<4, PADDING>(s, n, p);
-      wait_for_previous();
-      if (lists.runs[n] == Lists::kDone || lists.runs[n] == Lists::kScattered) break;
-      list(s, lists, n, p, point);
-    }
-  }
-  if (blockIdx.x == 0) wait_for_previous();
 }
 
 // A point that a pixel is one of: its weight, where its values are, and the next such.
