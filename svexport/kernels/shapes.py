@@ -85,7 +85,7 @@ def _grid_sample_backward(shape: Sequence[int], item_size: int, backward: bool) 
     images, channels, height, width, points = shape
     return {
         "images": images, "channels": channels, "height": height, "width": width, "points": points, "across": points,
-        "item_size": item_size,
+        "item_size": item_size, "dense": 1,
     }  # fmt: skip
 
 

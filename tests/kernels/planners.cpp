@@ -266,15 +266,14 @@ std::string check_grid_sample(const sampler::Problem& p, const sampler::Tactic& 
 }
 
 sampler::gradient::Problem random_gradient(Random& random) {
-  const sampler::Problem of = random_grid_sample(random);
   sampler::gradient::Problem p;
-  p.images = of.images, p.channels = of.channels, p.points = std::max<int64_t>(1, of.points), p.across = of.across;
-  p.width = of.width, p.height = of.height, p.depth = of.depth, p.taps = of.taps, p.item_size = std::max(2, of.item_size);
+  static_cast<sampler::Problem&>(p) = random_grid_sample(random);
+  p.points = std::max<int64_t>(1, p.points), p.item_size = std::max(2, p.item_size);
   while (p.pixels() > INT32_MAX) p.height = std::max<int64_t>(1, p.height / 10), p.depth = 1;
   p.volume = p.taps == 8 || (p.taps == 1 && random.chance(0.3));
   p.input = random.chance(0.8), p.grid = !p.input || random.chance(0.7);
   p.deterministic = random.chance(0.1);
-  p.last = of.alignment == 16 && p.channels * p.item_size % 16 == 0, p.even = random.chance(0.9), p.dense = p.even && !p.last && random.chance(0.8);
+  p.last = p.alignment == 16 && p.channels * p.item_size % 16 == 0, p.even = random.chance(0.9), p.dense = p.even && !p.last && random.chance(0.8);
   p.near = random.chance(0.95);
   return p;
 }

@@ -5,7 +5,7 @@
 
 namespace svexport::backward {
 
-using sampler::gradient::kThreads;
+using sampler::kThreads;
 
 // *p += x atomically where it is to.
 __device__ __forceinline__ void add_if(float* p, float x, bool there) {

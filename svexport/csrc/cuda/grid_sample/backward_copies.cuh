@@ -5,86 +5,13 @@
 
 namespace svexport::backward {
 
-// Calls f(n, pixels, c) for 4 pixels of 4 channels from c on, C being a multiple of 4, which a thread transposes; all
-// blockIdx.x together. A warp has 64 pixels of 8 channels, a lane 4 pixels SIDE_BY_SIDE, all there, or every 16th.
-template <bool SIDE_BY_SIDE, class F>
-__device__ __forceinline__ void each_square(int batch, int channels, int pixels, F&& f) {
-  const uint32_t lane = threadIdx.x % 32, step = gridDim.x * (kThreads / 32);
-  const uint32_t down = ceil_div(channels, 8), all = ceil_div(pixels, 64) * down;
-  for (uint32_t i = blockIdx.x * (kThreads / 32) + threadIdx.x / 32; i < all * batch; i += step) {
-    const uint32_t n = i / all, in_image = i - n * all, column = in_image / down, first = column * 64;
-    const int c = (in_image - column * down) * 8 + lane % 2 * 4;
-    int p[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) p[k] = first + (SIDE_BY_SIDE ? lane / 2 * 4 + k : lane / 2 + k * 16);
-    if (c < channels && p[0] < pixels) f(n, p, c);
-  }
-}
-
-// Between planes, (N, C, pixels) with the pixels innermost, and channels-last, (N, pixels, C), contiguous: TO_PLANES,
-// or from them. wide: every 4 pixels of a plane can be read or written at once.
-template <bool TO_PLANES, class Planes, class Last>
-__device__ __forceinline__ void copy_squares(Planes* __restrict__ planes, int64_t image, int64_t channel,
-                                             Last* __restrict__ last, int batch, int channels, int pixels, bool wide) {
-  const auto copy = [&](auto side_by_side) {
-    constexpr bool SIDE_BY_SIDE = side_by_side.value;
-    each_square<SIDE_BY_SIDE>(batch, channels, pixels, [&](int n, const int(&p)[4], int c) {
-      Planes* plane = planes + n * image + c * channel;
-      const auto pixel = [&](int k) { return last + (static_cast<int64_t>(n) * pixels + k) * channels + c; };
-      float v[4][4];  // channels, pixels
-      if constexpr (TO_PLANES) {
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const Vec<float, 4> of = load<float, 4>(pixel(SIDE_BY_SIDE ? p[k] : min(p[k], pixels - 1)));
-#pragma unroll
-          for (int j = 0; j < 4; ++j) v[j][k] = of.at[j];
-        }
-#pragma unroll
-        for (int j = 0; j < 4; ++j, plane += channel) {
-          if constexpr (SIDE_BY_SIDE) {
-            store(plane + p[0], Vec<float, 4>{v[j][0], v[j][1], v[j][2], v[j][3]});
-          } else {
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-              if (p[k] < pixels) plane[p[k]] = v[j][k];
-            }
-          }
-        }
-      } else {
-#pragma unroll
-        for (int j = 0; j < 4; ++j, plane += channel) {
-          if constexpr (SIDE_BY_SIDE) {
-            const Vec<float, 4> of = load_if<float, 4>(plane + p[0], true);
-#pragma unroll
-            for (int k = 0; k < 4; ++k) v[j][k] = of.at[k];
-          } else {
-#pragma unroll
-            for (int k = 0; k < 4; ++k) v[j][k] = load_if<float, 1>(plane + p[k], p[k] < pixels).at[0];
-          }
-        }
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          if (!SIDE_BY_SIDE && p[k] >= pixels) break;
-          store(pixel(p[k]), Vec<float, 4>{v[0][k], v[1][k], v[2][k], v[3][k]});
-        }
-      }
-    });
-  };
-  wide ? copy(std::true_type()) : copy(std::false_type());
-}
-
 template <class T>
 __global__ void __launch_bounds__(kTileThreads)
     to_channels_last_kernel(const T* __restrict__ from, int64_t image, int64_t channel, T* __restrict__ to, int batch,
                             int channels, int pixels, int width, Left left) {
   each_left(batch, left, [&](int n, int count) {
-    const T* const source = from + n * image;
-    T* const target = to + static_cast<int64_t>(n) * channels * pixels;
-    if constexpr (sizeof(T) == 4) {
-      copy_squares<false>(source, image, channel, target, count, channels, pixels, width == 4);
-    } else {
-      to_channels_last(source, image, channel, target, count, channels, pixels, width);
-    }
+    to_channels_last(from + n * image, image, channel, to + static_cast<int64_t>(n) * channels * pixels, count, channels,
+                     pixels, width);
   });
 }
 
@@ -94,13 +21,7 @@ __global__ void __launch_bounds__(kTileThreads)
                               int width, Left left) {
   each_left(batch, left, [&](int n, int count) {
     const int64_t size = static_cast<int64_t>(channels) * pixels;
-    const float* const source = from + n * size;
-    T* const target = to + n * size;
-    if constexpr (sizeof(T) == 4) {
-      copy_squares<true>(target, size, pixels, source, count, channels, pixels, width == 4);
-    } else {
-      from_channels_last(source, target, count, channels, pixels, width);
-    }
+    from_channels_last(from + n * size, to + n * size, count, channels, pixels, width);
   });
 }
 
@@ -170,8 +91,8 @@ static __global__ void __launch_bounds__(kTileThreads)
       clear(sums + n * size, size);
     }
     if (copy) {
-      copy_squares<false>(close.input + n * close.image, close.image, close.channel, copy + n * size, 1, channels,
-                          pixels, width == 4);
+      to_channels_last(close.input + n * close.image, close.image, close.channel, copy + n * size, 1, channels, pixels,
+                       width);
     }
   }
 }

@@ -141,16 +141,11 @@ class Backward {
 
   // Blocks for copies between layouts.
   int64_t tiles() const {
-    const int64_t squares = ceil_div<int64_t>(pixels_, 64) * ceil_div(channels_, 8) * batch_;
-    return sizeof(T) == 4 ? ceil_div<int64_t>(squares, kThreads / 32)
-                          : ceil_div<int64_t>(pixels_, kTilePoints) * ceil_div(channels_, 8 * V) * batch_;
+    return ceil_div<int64_t>(pixels_, kTilePoints) * ceil_div(channels_, 8 * V) * batch_;
   }
 
   // How many pixels of the image side by side can be read at once.
-  int copy_width() const {
-    return sizeof(T) == 4 && pixels_ % 4 != 0 ? 1
-                                              : pixel_width<T>(input_.data, input_.strides[0], input_.strides[1]);
-  }
+  int copy_width() const { return pixel_width<T>(input_.data, input_.strides[0], input_.strides[1]); }
 
   // More threads for each point where there are few points, or many channels.
   int sharing() const {

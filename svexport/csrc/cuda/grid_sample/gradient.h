@@ -1,55 +1,37 @@
-// The gradients of grid_sample and bilinear_sample: what is asked, the ways to compute them and which is the cheapest. Host
-// C++, no CUDA.
+// The gradients of grid_sample and bilinear_sample: what is asked, the ways to compute them, which is the cheapest. Host C++,
+// no CUDA.
 #pragma once
 
 #include <algorithm>
 
-#include "planner.h"
+#include "grid_sample/tactics.h"
 
 namespace svexport::sampler::gradient {
 
-struct Problem {
-  int64_t images = 1, channels = 1, points = 0;  // points: of an image
-  int64_t width = 1, height = 1, depth = 1;      // of an image, in pixels
-  int64_t across = 1;     // points along x
-  int32_t taps = 4;       // pixels of a point: 1 nearest, 4 bilinear, 8 trilinear, 16 bicubic
+struct Problem : sampler::Problem {
   int32_t volume = 0;     // whether images have depth
-  int32_t item_size = 4;  // of an element of the image
   int32_t input = 1, grid = 1;  // whether these gradients are wanted
   int32_t deterministic = 0;    // whether sums have to be in one order
-  int32_t last = 0;    // whether the channels of a pixel lie one behind the other, at multiples of 16 bytes
-  int32_t even = 1;    // whether the pixels of a channel are evenly spaced
-  int32_t dense = 1;   // whether they lie one behind the other
-  int32_t near = 1;    // whether a channel of the output's gradient is less than 2^32 bytes
+  int32_t last = 0;  // whether the channels of a pixel lie one behind the other, at multiples of 16 bytes
+  int32_t even = 1;  // whether the pixels of a channel are evenly spaced; dense: one behind the other, also in volumes
+  int32_t near = 1;  // whether a channel of the output's gradient is less than 2^32 bytes
 
-  int64_t pixels() const { return width * height * depth; }
   int64_t elements() const { return images * channels * pixels(); }
-  int64_t results() const { return images * channels * points; }
   int64_t vector() const { return 16 / item_size; }
 
   template <class Visitor>
   void each(Visitor&& visit) {
-    visit("images", images);
-    visit("channels", channels);
-    visit("points", points);
-    visit("width", width);
-    visit("height", height);
-    visit("depth", depth);
-    visit("across", across);
-    visit("taps", taps);
+    sampler::Problem::each(visit);
     visit("volume", volume);
-    visit("item_size", item_size);
     visit("input", input);
     visit("grid", grid);
     visit("deterministic", deterministic);
     visit("last", last);
     visit("even", even);
-    visit("dense", dense);
     visit("near", near);
   }
 };
 
-constexpr int kThreads = 256;                 // of a block, but for planes
 constexpr int kPlaneThreads = 512, kPlanePixels = 28000;  // two blocks in the shared memory of a large multiprocessor
 constexpr int kTileAcross = 32, kTileDown = 16;  // points of a tile of boxes
 constexpr int kCloseAcross = 32, kCloseDown = 2;  // points that a warp adds up first, where they are close together
@@ -161,25 +143,19 @@ struct Workspace {
   int64_t all() const { return sums + lists + copy; }
 };
 
-// Of the kernel that adds up the gradient of the image, by lists of that which lists; else of that of the points.
+// Of plane_kernel; else of the one that has the gradient of the points.
 inline Launch launch(const Problem& p, const Tactic& t, const Gpu& gpu) {
   Launch l;
-  l.block[0] = kThreads;
+  l.block[0] = t.sums == Sums::kPlane ? kPlaneThreads : kThreads;
   if (t.sums == Sums::kPlane) {
     const int64_t tile = plane_tile(p, gpu);
     l.work = p.images * p.channels * ceil_of(p.pixels(), tile);
-    l.block[0] = kPlaneThreads;
     l.shared_memory = static_cast<int32_t>(tile * 4);
     return l;
   }
   l.work = std::max<int64_t>(1, p.points);
-  l.per_block = kThreads;
-  if (t.vectors) {
-    int shift = 0;
-    while (shift < 3 && p.vector() << shift < p.channels) ++shift;
-    l.per_block = kThreads >> shift;
-  }
-  l.grid_z = static_cast<int32_t>(std::min<int64_t>(p.images, 65535));
+  l.per_block = kThreads >> (t.vectors ? sampler::vectors(p, gpu).shift : 0);
+  l.grid_z = images_of(p);
   return l;
 }
 

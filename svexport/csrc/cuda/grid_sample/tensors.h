@@ -92,11 +92,9 @@ namespace svexport::sampler::gradient {
 // point: between gradients of points side by side.
 inline Problem problem_of(const Tensor& grad, int64_t point, const Tensor& input, const Tensor& grid, int mode,
                           bool deterministic, bool input_gradient, bool grid_gradient) {
-  const auto forward = sampler::problem_of(input, grid, mode);
   Problem p;
-  p.images = forward.images, p.channels = forward.channels, p.points = forward.points;
-  p.width = forward.width, p.height = forward.height, p.depth = forward.depth, p.across = forward.across;
-  p.taps = forward.taps, p.volume = input.rank == 5, p.item_size = forward.item_size;
+  static_cast<sampler::Problem&>(p) = sampler::problem_of(input, grid, mode);
+  p.volume = input.rank == 5;
   p.input = input_gradient, p.grid = grid_gradient, p.deterministic = deterministic;
   p.last = input.strides[1] == 1 && input.aligned(1, 16);
   int64_t pixel = 1;
