@@ -8,6 +8,8 @@
 #include "camera_sample/tactics.h"
 #include "deform_conv2d/tactics.h"
 #include "einsum/tactics.h"
+#include "grid_sample/gradient.h"
+#include "grid_sample/tactics.h"
 #include "ms_deform_attn/tactics.h"
 #include "tuned.h"
 
@@ -111,6 +113,8 @@ EXPORT int svexport_problems(char* out, int size) {
   describe<camera::Problem>(json, "camera_sample");
   describe<deform::Problem>(json, "deform_conv2d");
   describe<einsum::Problem>(json, "einsum");
+  describe<sampler::Problem>(json, "grid_sample");
+  describe<sampler::gradient::Problem>(json, "grid_sample_backward");
   describe<ms_deform::Problem>(json, "ms_deform_attn");
   json.close('}');
   return written(json.text, out, size);
@@ -133,6 +137,12 @@ EXPORT int svexport_plan(const char* op, const int64_t* numbers, int count, cons
   }
   if (!std::strcmp(op, "einsum")) {
     return written(plan<einsum::Problem, einsum::Figures>(op, numbers, count, known), out, size);
+  }
+  if (!std::strcmp(op, "grid_sample")) {
+    return written(plan<sampler::Problem, sampler::Figures>(op, numbers, count, known), out, size);
+  }
+  if (!std::strcmp(op, "grid_sample_backward")) {
+    return written(plan<sampler::gradient::Problem, sampler::gradient::Figures>(op, numbers, count, known), out, size);
   }
   if (!std::strcmp(op, "ms_deform_attn")) {
     return written(plan<ms_deform::Problem, ms_deform::Figures>(op, numbers, count, known), out, size);

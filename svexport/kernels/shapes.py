@@ -80,6 +80,28 @@ def _einsum(shape: Sequence[int], item_size: int, backward: bool) -> dict[str, i
     }  # fmt: skip
 
 
+def _grid_sample(shape: Sequence[int], item_size: int, backward: bool) -> dict[str, int] | None:
+    if len(shape) != 5 or backward:
+        return None
+    images, channels, height, width, points = shape
+    row = next(unit for unit in (8, 4, 2) if width * item_size % unit == 0)
+    return {
+        "images": images, "channels": channels, "height": height, "width": width, "points": points, "across": points,
+        "item_size": item_size, "row_alignment": row, "planes": 1, "dense": 1, "pairs": int(points % 2 == 0),
+        "workspace": 1,
+    }  # fmt: skip
+
+
+def _grid_sample_backward(shape: Sequence[int], item_size: int, backward: bool) -> dict[str, int] | None:
+    if len(shape) != 5 or not backward:
+        return None
+    images, channels, height, width, points = shape
+    return {
+        "images": images, "channels": channels, "height": height, "width": width, "points": points, "across": points,
+        "item_size": item_size, "dense": 1,
+    }  # fmt: skip
+
+
 _Function = Callable[[Sequence[int], int, bool], "dict[str, int] | None"]
 
 SHAPES: dict[str, tuple[str, _Function]] = {
@@ -90,6 +112,8 @@ SHAPES: dict[str, tuple[str, _Function]] = {
         _deform_conv2d,
     ),
     "einsum": ("x (S, O, K, T, V), times M and W of z (S, O, M, T, W), the sum over K and V; forward", _einsum),
+    "grid_sample": ("the image in NCHW, and its points, (N, C, H, W, points); bilinear, forward", _grid_sample),
+    "grid_sample_backward": ("the same, both gradients; give backward", _grid_sample_backward),
     "ms_deform_attn": ("all it does, (images, queries, heads, levels * points, channels of a head)", _ms_deform),
 }
 """By op: what a shape is of, and the problem of it; None for another number of dimensions."""

@@ -304,37 +304,27 @@ def _bilinear_sample(arguments: Sequence[Any], outputs: Sequence[Operand]) -> La
 
 
 def _sample(image: Operand, grid: Operand, mode: int) -> Launch:
-    threads = 256
     batch, channels = image.shape[:2]
     points, taps = _product(grid.shape[1:-1]), {0: 2 ** (len(image.shape) - 2), 1: 1, 2: 16}[mode]
-    known = _known(image.shape) and _known(grid.shape)
-    enough = 1024  # blocks: several for every multiprocessor
-    images = batch if isinstance(batch, int) and batch < 65535 else 65535 if isinstance(batch, int) else batch
-    if image.dtype == torch.int8:
-        chunk = 8
-        blocks = _ceil_div(_ceil_div(channels, chunk) * points, threads)
-        return Launch((_some(blocks), _some(images), 1), threads, _constants(chunk))
-    if not image.channels_last:
-        blocks, chunk = _ceil_div(points, threads), 32
-        while chunk > 4 and not (known and blocks * images * _ceil_div(channels, chunk) >= enough):
-            chunk //= 2
-        return Launch(
-            (_some(blocks), _some(_ceil_div(channels, chunk)), _some(images)), threads, _constants(False, chunk, 0, 1)
-        )
-    vector, together = 16 // image.dtype.itemsize, 2 if taps <= 4 else 1
-    if not isinstance(channels, int) or channels % vector:
+    images = batch if not isinstance(batch, int) or batch < 65535 else 65535
+    last, vector = image.channels_last, 16 // image.dtype.itemsize
+    if last and (not isinstance(channels, int) or channels % vector):
         raise UnsupportedError(f"sampling from channels-last needs channels in multiples of {vector}, got {channels}")
-    shift = min(3, (channels // vector - 1).bit_length())
-    tile, across = together * (threads >> shift), _ceil_div(channels, vector << shift)
-    steps = max(1, threads // tile)
-    while steps > 1 and not (known and _ceil_div(points, steps * tile) * across * images >= enough):
-        steps //= 2
-    return Launch(
-        (_some(_ceil_div(points, steps * tile)), across, _some(images)),
-        threads,
-        _constants(True, 0, shift, steps),
-        together * (threads * 16 + steps * (threads >> shift) * 8 * taps),
-    )
+    # What is not known may be small: as many blocks as can be.
+    known = _known(image.shape) and _known(grid.shape)
+    problem = {"images": batch if known else 1, "points": points if known else 1, "taps": taps}
+    problem |= {"channels": channels if isinstance(channels, int) else 1, "item_size": image.dtype.itemsize}
+    problem |= {"alignment": 16, "output_last": 1} if last else {}
+    tactic = planner.plan("grid_sample", _gpu(), **problem).chosen
+    constants, launch = tactic.constants, tactic.launch
+    chunk, shift = constants["chunk"], constants["shift"]
+    if not last:
+        blocks = _some(_ceil_div(_ceil_div(channels, chunk) * points, launch.per_block))
+        return Launch((blocks, _some(images), 1), launch.block[0], _constants(constants["width"], chunk, shift, 1))
+    at_once = (2 if taps <= 4 else 1) * (launch.block[0] >> shift)
+    choice = _constants(0, chunk, shift, constants["tile"] // at_once)
+    blocks = _some(_ceil_div(points, launch.per_block))
+    return Launch((blocks, _ceil_div(channels, chunk), _some(images)), launch.block[0], choice, launch.shared_memory)
 
 
 def _ms_deform_attn(arguments: Sequence[Any], outputs: Sequence[Operand]) -> Launch:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from svexport.ops.bilinear_sample import OP
 from tests.emulation import Kernels, Memory, emulated, in_memory, poisoned
+from tests.emulation.test_grid_sample import gradient_tactic, tactic
 
-pytestmark = emulated("bilinear_sample", "grid_sample*")
+pytestmark = emulated("grid_sample*")
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -37,8 +38,8 @@ def check(kernels: Kernels, image: Tensor, grid: Tensor, deterministic: bool = F
     if random.random() < 0.5:
         output = output.contiguous(memory_format=torch.channels_last)
     mask = poisoned(*expected_mask.shape, dtype=image.dtype)
-    memory = Memory.of(kernels.bytes("bilinear_sample_workspace", image, grid))
-    assert kernels("bilinear_sample", image, grid, output, mask, then=memory), shown
+    memory = Memory.of(kernels.bytes("grid_sample_workspace", image, grid, 0))
+    assert kernels("bilinear_sample", image, grid, output, mask, tactic(), then=memory), shown
     assert torch.equal(mask.double(), expected_mask.detach()), shown
     compare(output, expected.detach(), f"output {shown}")
 
@@ -48,8 +49,10 @@ def check(kernels: Kernels, image: Tensor, grid: Tensor, deterministic: bool = F
     wanted = torch.autograd.grad(expected, leaves, grad.double())
     needed = random.choice([(True, True), (True, True), (True, False), (False, True)])
     results = [poisoned(*t.shape, dtype=t.dtype) if n else None for t, n in zip((image, grid), needed, strict=True)]
-    memory = Memory.of(kernels.bytes("bilinear_sample_backward_workspace", image, grid, *needed))
-    assert kernels("bilinear_sample_backward", grad, image, grid, *results, deterministic, memory), shown
+    way = gradient_tactic()
+    size = kernels.bytes("grid_sample_backward_workspace", grad, image, grid, 0, deterministic, *needed, way)
+    arguments = (grad, image, grid, *results, deterministic, way)
+    assert kernels("bilinear_sample_backward", *arguments, Memory.of(size)), shown
     for result, gradient, name in zip(results, wanted, ("image", "grid"), strict=True):
         if result is not None:
             compare(result, gradient, f"gradient of {name} {shown}")
@@ -86,8 +89,8 @@ def test_special_coordinates(kernels: Kernels) -> None:
     for layout in (torch.contiguous_format, torch.channels_last):
         output, mask = poisoned(1, 16, 12, 12, dtype=image.dtype), poisoned(1, 12, 12, 1, dtype=image.dtype)
         given = image.contiguous(memory_format=layout), grid, output, mask
-        memory = Memory.of(kernels.bytes("bilinear_sample_workspace", *given[:2]))
-        assert kernels("bilinear_sample", *given, then=memory)
+        memory = Memory.of(kernels.bytes("grid_sample_workspace", *given[:2], 0))
+        assert kernels("bilinear_sample", *given, tactic(), then=memory)
         torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
         assert torch.equal(mask, expected_mask)
 
@@ -96,10 +99,10 @@ def test_special_coordinates(kernels: Kernels) -> None:
 def test_empty(kernels: Kernels, image: tuple, points: tuple) -> None:
     x, grid = torch.randn(image), torch.full((image[0], *points, 2), 1.5)
     output, mask = poisoned(*image[:2], *points, dtype=x.dtype), poisoned(image[0], *points, 1, dtype=x.dtype)
-    memory = Memory.of(kernels.bytes("bilinear_sample_workspace", x, grid))
-    assert kernels("bilinear_sample", x, grid, output, mask, then=memory)
+    memory = Memory.of(kernels.bytes("grid_sample_workspace", x, grid, 0))
+    assert kernels("bilinear_sample", x, grid, output, mask, tactic(), then=memory)
     assert torch.equal(mask, torch.ones_like(mask))
     results = poisoned(*x.shape, dtype=x.dtype), poisoned(*grid.shape, dtype=x.dtype)
-    memory = Memory.of(kernels.bytes("bilinear_sample_backward_workspace", x, grid, True, True))
-    assert kernels("bilinear_sample_backward", output, x, grid, *results, False, memory)
+    size = kernels.bytes("grid_sample_backward_workspace", output, x, grid, 0, False, True, True, 0)
+    assert kernels("bilinear_sample_backward", output, x, grid, *results, False, 0, Memory.of(size))
     assert not any(t.any() for t in results)

@@ -23,6 +23,16 @@ def in_layout(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
 
 
+def tactic() -> int:
+    """Any; the planner's choice where it is not for the tensors."""
+    return random.choice([0, 0, 1, 4, 8, 16, *range(33, 38)])
+
+
+def gradient_tactic() -> int:
+    """Likewise: how sums are made, and with vectors, close points and boxes by themselves."""
+    return random.choice([0, 0, 1 + random.choice(range(6)) + random.choice([0, 8, 16, 24, 40, 56])])
+
+
 class Case:
     """Random sizes, points that scatter, lie close together or crowd, and what torch makes of them in float64."""
 
@@ -65,7 +75,7 @@ class Case:
     def check_forward(self, kernels: Kernels) -> None:
         output = in_layout(torch.full(self.output.shape, math.nan, dtype=self.input.dtype))
         memory = Memory.of(kernels.bytes("grid_sample_workspace", self.input, self.grid, self.mode))
-        arguments = (self.input, self.grid, output, self.mode, self.padding, self.align_corners, 1.0)
+        arguments = (self.input, self.grid, output, self.mode, self.padding, self.align_corners, 1.0, tactic())
         assert kernels("grid_sample", *arguments, then=memory), self.shown
         near = ~self.unsure[:, None].expand_as(output)
         error = (output.double() - self.output.detach())[near].abs().max() if near.any() else torch.zeros(())
@@ -75,11 +85,11 @@ class Case:
     def check_backward(self, kernels: Kernels, deterministic: bool, input: bool, grid: bool) -> None:
         grad_input = torch.full(self.input.shape, math.nan, dtype=self.input.dtype) if input else None
         grad_grid = torch.full(self.grid.shape, math.nan, dtype=self.grid.dtype) if grid else None
-        size = kernels.bytes("grid_sample_backward_workspace", self.input, self.grid, input, grid)
-        arguments = (self.grad, self.input, self.grid, grad_input, grad_grid, self.mode, self.padding)
-        assert kernels("grid_sample_backward", *arguments, self.align_corners, deterministic, Memory.of(size)), (
-            self.shown
-        )
+        tactic = gradient_tactic()
+        given = (self.grad, self.input, self.grid)
+        size = kernels.bytes("grid_sample_backward_workspace", *given, self.mode, deterministic, input, grid, tactic)
+        options = (self.mode, self.padding, self.align_corners, deterministic, tactic)
+        assert kernels("grid_sample_backward", *given, grad_input, grad_grid, *options, Memory.of(size)), self.shown
         if grad_input is not None:
             error = (grad_input.double() - self.grad_input).abs().max() / self.grad_input.abs().max().clamp_min(1e-9)
             assert error < self.tolerance, f"gradient of input, {self.shown}: {error}"

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.emulation import Kernels, Structure, emulated, in_memory
-from tests.emulation.test_grid_sample import DTYPES, MODES, PADDINGS, Case, in_layout
+from tests.emulation.test_grid_sample import DTYPES, MODES, PADDINGS, Case, in_layout, tactic
 
 pytestmark = emulated("grid_sample_int8")
 
@@ -55,7 +55,7 @@ def test_int8_images(kernels: Kernels, mode: int, format: str, dtype: torch.dtyp
             output = in_layout(torch.full(expected.shape, math.nan, dtype=dtype))
             given, sampling = FORMATS[format](codes), Structure(Sampling(mode, case.padding, case.align_corners))
             shown = f"{case.shown} {format} {given.shape} {given.stride()}"
-            assert kernels("sample_int8", given, case.grid, output, sampling, scale), shown
+            assert kernels("sample_int8", given, case.grid, output, sampling, scale, tactic()), shown
             assert not output.isnan().any(), shown
             near = ~case.unsure[:, None].expand_as(output)
             error = (output.double() - expected)[near].abs().max() if near.any() else torch.zeros(())

@@ -203,6 +203,48 @@ def test_many_points(points: str, dtype: torch.dtype) -> None:
         assert relative_error(found, wanted) < TOLERANCES[dtype]
 
 
+TACTICS = {"points": (1, 4, 8), "vectors": (33,), "narrow": (34,), "planes": (35,), "sampled": (36,), "boxes": (37,)}
+"""The ids of tactics.h."""
+SUMS = ["none", "ordered", "plane", "pixels", "pairs", "lists"]
+"""The ids of gradient.h are one more than these, and 8 for vectors, 16 for close points, 32 for boxes."""
+SHAPES = [
+    ((2, 3, 40, 64), (11, 33)),
+    ((1, 24, 21, 18), (67, 3)),
+    ((2, 40, 50, 44), (64, 46)),
+    ((1, 26, 12, 13, 14), (8, 9, 11)),
+    ((1, 64, 200, 216), (256, 255)),
+]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("name", TACTICS)
+def test_each_tactic_is_the_reference(name: str, dtype: torch.dtype) -> None:
+    """Whatever it costs; where tensors have no such tactic, the cheapest runs."""
+    try:
+        for tactic, (shape, out) in itertools.product(TACTICS[name], SHAPES):
+            torch.ops.svexport._force_tactic("grid_sample", tactic)
+            for points in ("smooth", "scattered"):
+                grid = many(points, shape[0], out)
+                for image in itertools.islice(layouts(torch.randn(shape, device="cuda", dtype=dtype)), 2):
+                    expected = OP(image.double().cpu(), grid.double().cpu(), 0, 0, False, 1.0)
+                    found = on_gpu(image, grid, 0, 0, False)
+                    assert relative_error(found, expected) < max(TOLERANCES[dtype], 5e-5)  # rounded coordinates
+    finally:
+        torch.ops.svexport._force_tactic("grid_sample", 0)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("parts", [0, 8, 16, 24, 40, 56])
+@pytest.mark.parametrize("sums", SUMS[2:])
+def test_each_tactic_of_the_gradient_is_the_reference(sums: str, parts: int, dtype: torch.dtype) -> None:
+    torch.ops.svexport._force_tactic("grid_sample_backward", 1 + SUMS.index(sums) + parts)
+    try:
+        for (shape, out), points in itertools.product(SHAPES, ("level", "scattered", "mixed")):
+            check_gradients(shape, out, points, 0, dtype)
+    finally:
+        torch.ops.svexport._force_tactic("grid_sample_backward", 0)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("points", ["smooth", "tilted", "scattered", "mixed"])
 def test_planes_in_shared_memory(points: str, dtype: torch.dtype) -> None:

@@ -9,6 +9,8 @@
 #include "camera_sample/tactics.h"
 #include "deform_conv2d/tactics.h"
 #include "einsum/tactics.h"
+#include "grid_sample/gradient.h"
+#include "grid_sample/tactics.h"
 #include "ms_deform_attn/tactics.h"
 #include "tuned.h"
 
@@ -259,6 +261,105 @@ std::string check_einsum(const einsum::Problem& p, const einsum::Tactic& t, cons
   return {};
 }
 
+sampler::Problem random_grid_sample(Random& random) {
+  sampler::Problem p;
+  const bool volume = random.chance(0.2);
+  p.images = random.magnitude(random.chance(0.02) ? 1e5 : 100);
+  p.channels = random.chance(0.3) ? 8 * random.magnitude(100) : random.magnitude(2000);
+  p.width = random.magnitude(3000), p.height = random.magnitude(3000);
+  p.depth = volume ? random.magnitude(100) : 1;
+  p.across = random.magnitude(3000);
+  p.points = random.chance(0.02) ? 0 : p.across * random.magnitude(3000);
+  p.taps = random.chance(0.2) ? 1 : volume ? 8 : random.chance(0.2) ? 16 : 4;
+  p.item_size = random.chance(0.1) ? 1 : random.chance(0.5) ? 2 : 4;
+  if (random.chance(0.5)) {
+    const int64_t pixel = p.channels * p.item_size;
+    p.alignment = std::min(random.power_of_two(p.item_size, 16), static_cast<int32_t>((pixel | 16) & -(pixel | 16)));
+  }
+  p.output_last = random.chance(0.3);
+  p.output_vectors = random.chance(0.8);
+  p.dense = !volume && (p.alignment == 0 || p.channels == 1) && random.chance(0.8);
+  p.planes = p.dense && p.item_size > 1 && p.taps == 4 && random.chance(0.8);
+  p.pairs = p.planes && p.points % 2 == 0 && random.chance(0.8);
+  p.row_alignment = random.power_of_two(2, 8);
+  if (p.item_size == 1) p.width += p.width % 2;
+  if (p.row_alignment < p.item_size) p.row_alignment = p.item_size;
+  while (p.width * p.item_size % p.row_alignment) p.row_alignment /= 2;
+  p.workspace = random.chance(0.8);
+  return p;
+}
+
+std::string check_grid_sample(const sampler::Problem& p, const sampler::Tactic& t, const Launch& l, const Gpu& gpu) {
+  using sampler::Kernel;
+  const bool points = t.kernel == Kernel::kPoints;
+  const int64_t of_point = points ? l.work / std::max<int64_t>(1, p.points) : 1;  // threads
+  const int64_t channels = points                          ? (of_point >> t.shift) * t.chunk
+                           : t.kernel == Kernel::kSampled ? p.channels
+                                                          : int64_t{l.grid_y} * t.chunk;
+  if (p.points && channels < p.channels) return "leaves channels out";
+  const bool vectors = t.kernel == Kernel::kVectors || (points && t.width > 1);
+  if (vectors && t.width * p.item_size > p.alignment) return "reads vectors that are none";
+  if (points && t.chunk % (t.width << t.shift)) return "has lanes without channels";
+  if (t.kernel == Kernel::kVectors && p.output_last && !p.output_vectors) return "writes vectors that are none";
+  if (t.kernel == Kernel::kNarrow && t.width * p.item_size > p.alignment) return "reads channels that are elsewhere";
+  const bool planes = t.kernel == Kernel::kPlanes || t.kernel == Kernel::kSampled;
+  if (planes && (!p.planes || (t.width == 2 && !p.pairs))) return "reads planes or pairs that are none";
+  if (t.kernel == Kernel::kPlanes && t.width > 1 && p.channels > 1) return "has pairs of one channel only";
+  if (t.kernel == Kernel::kBoxes) {
+    const sampler::BoxTiles tiles(p);
+    if (!p.workspace || !p.dense) return "has boxes of what is none";
+    if (tiles.across * tiles.down != p.across * (p.points / p.across)) return "leaves points out";
+    if (sampler::workspace(p) < p.images * (p.pixels() * p.channels * p.item_size + 1 + l.blocks())) return "memory";
+    return {};
+  }
+  if (t.kernel == Kernel::kSampled) {
+    sampler::Shares s(p, gpu);
+    s.divide(p, t.width, gpu);
+    if (int64_t{s.chunk} * s.chunks < p.channels || int64_t{s.group} * s.groups < p.channels) return "channels";
+    if (int64_t{s.part} * s.parts < p.points) return "leaves points out";
+    if (int64_t{s.blocks} * sampler::kSampledThreads * t.width < p.points) return "leaves points out";
+    if (int64_t{s.band} * s.bands < p.height || s.copied < s.band) return "leaves rows out";
+    if (s.pitch < p.width * p.item_size || s.pitch * s.copied > s.zeros || s.pitch % s.unit) return "rows overlap";
+    return {};
+  }
+  return l.blocks() * l.per_block < p.points * of_point ? "leaves points out" : "";
+}
+
+sampler::gradient::Problem random_gradient(Random& random) {
+  sampler::gradient::Problem p;
+  static_cast<sampler::Problem&>(p) = random_grid_sample(random);
+  p.points = std::max<int64_t>(1, p.points), p.item_size = std::max(2, p.item_size);
+  while (p.pixels() > INT32_MAX) p.height = std::max<int64_t>(1, p.height / 10), p.depth = 1;
+  p.volume = p.taps == 8 || (p.taps == 1 && random.chance(0.3));
+  p.input = random.chance(0.8), p.grid = !p.input || random.chance(0.7);
+  p.deterministic = random.chance(0.1);
+  p.last = p.alignment == 16 && p.channels * p.item_size % 16 == 0, p.even = random.chance(0.9), p.dense = p.even && !p.last && random.chance(0.8);
+  p.near = random.chance(0.95);
+  return p;
+}
+
+std::string check_gradient(const sampler::gradient::Problem& p, const sampler::gradient::Tactic& t, const Launch& l,
+                           const Gpu& gpu) {
+  using sampler::gradient::Sums;
+  if ((t.sums == Sums::kNone) != !p.input) return "computes another gradient than what is wanted";
+  if ((t.sums == Sums::kOrdered) != (p.input && p.deterministic)) return "adds up in another order";
+  if (t.vectors && (p.channels * p.item_size % 16 || (!p.last && !p.dense))) return "reads vectors that are none";
+  if (t.sums == Sums::kLists && (p.taps != 4 || p.volume || !p.near)) return "lists points that it cannot";
+  if (t.close && (p.taps != 4 || p.volume || p.item_size != 4 || !p.even)) return "has close points that are none";
+  if (t.boxes && (t.sums != Sums::kLists || !p.dense)) return "has boxes of what is none";
+  const sampler::gradient::Workspace memory(p, t);
+  const bool apart = t.adds() && (t.vectors || p.item_size == 2);  // sums that are not the output itself
+  if (apart && memory.sums < p.elements() * 4) return "has no memory for its sums";
+  if (t.vectors && p.grid && !p.last && p.taps > 1 && memory.copy < p.elements() * p.item_size) return "nor for its copy";
+  if (t.sums == Sums::kLists && memory.lists < sampler::gradient::lists_of(p, t).bytes(p.images)) return "nor for lists";
+  if (t.sums == Sums::kPlane) {
+    const int64_t tile = l.shared_memory / 4, tiles = l.blocks() / (p.images * p.channels);
+    if (tile * tiles < p.pixels() || (tiles - 1) * tile >= p.pixels()) return "leaves pixels out";
+    return 2 * l.shared_memory > gpu.shared_memory ? "has one block of a multiprocessor" : "";
+  }
+  return l.blocks() * l.per_block < p.points ? "leaves points out" : "";
+}
+
 template <class Problem, class Figures, class Make, class Check>
 std::string try_one(const char* op, Random& random, const Gpu* gpus, const char* const* names, int count,
                     const Make& make, const Check& check) {
@@ -298,6 +399,14 @@ extern "C" int64_t check_planners(const svexport::Gpu* gpus, const char* const* 
     if (found.empty()) {
       found = try_one<einsum::Problem, einsum::Figures>("einsum", random, gpus, names, count, random_einsum,
                                                         check_einsum);
+    }
+    if (found.empty()) {
+      found = try_one<sampler::Problem, sampler::Figures>("grid_sample", random, gpus, names, count,
+                                                          random_grid_sample, check_grid_sample);
+    }
+    if (found.empty()) {
+      found = try_one<sampler::gradient::Problem, sampler::gradient::Figures>(
+          "grid_sample_backward", random, gpus, names, count, random_gradient, check_gradient);
     }
     if (found.empty()) {
       found = try_one<ms_deform::Problem, ms_deform::Figures>("ms_deform_attn", random, gpus, names, count,

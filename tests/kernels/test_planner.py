@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from svexport.errors import PluginBuildError, UnsupportedError
-from svexport.kernels import planner
+from svexport.kernels import planner, shapes
 from svexport.kernels.planner import GPUS
 from svexport.ops import _cuda
 from tests.csrc import CXX, built
@@ -153,6 +153,55 @@ def test_einsum_on_other_gpus() -> None:
     ]:
         assert einsum_by(gpu, channels, whole=1) == of_channels
         assert einsum_by(gpu, graph, whole=1) == of_graph
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "problem", "expected"),
+    [
+        ((6, 256, 116, 200, 900), "float16", {}, "planes"),
+        ((6, 256, 116, 200, 900), "float16", {"alignment": 16, "planes": 0, "dense": 0}, "vectors"),
+        ((1, 256, 200, 200, 40_000), "float16", {}, "sampled"),
+        ((1, 256, 200, 200, 40_000), "float16", {"planes": 0}, "boxes"),
+        ((8, 64, 256, 512, 131_072), "float16", {}, "boxes"),
+        ((8, 64, 256, 512, 131_072), "float16", {"workspace": 0}, "planes"),
+        ((1, 1, 480, 640, 307_200), "float16", {}, "planes"),
+        ((12, 256, 18, 46, 2048), "float16", {}, "planes"),
+        ((1, 180, 224, 224, 50_176), "float16", {"alignment": 8, "planes": 0, "dense": 0}, "narrow"),
+        ((64, 16, 50, 50, 49), "float32", {"alignment": 16, "planes": 0, "dense": 0}, "points"),
+        ((2, 20, 37, 41, 3127), "float32", {"planes": 0}, "points"),
+    ],
+)
+def test_known_choices_of_grid_sample(
+    shape: tuple[int, ...], dtype: str, problem: dict[str, int], expected: str
+) -> None:
+    """As they were measured on an H200."""
+    problem = {**shapes.problem("grid_sample", shape, dtype), "across": 512, **problem}
+    assert planner.plan("grid_sample", GPUS["h200"], **problem).chosen.constants["kernel"] == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "problem", "expected"),
+    [
+        ((6, 256, 116, 200, 900), {}, "plane"),
+        ((6, 256, 116, 200, 900), {"last": 1, "dense": 0}, "plane vectors"),
+        ((1, 256, 200, 200, 40_000), {}, "lists vectors"),
+        ((8, 64, 256, 512, 131_072), {}, "lists vectors boxes"),
+        ((8, 64, 256, 512, 131_072), {"last": 1, "dense": 0}, "lists vectors"),
+        ((8, 64, 256, 512, 131_072), {"item_size": 4}, "lists vectors boxes"),
+        ((1, 32, 256, 256, 65_536), {"item_size": 4}, "pixels vectors close"),
+        ((8, 4, 400, 400, 160_000), {"item_size": 4}, "lists close"),
+        ((1, 1, 480, 640, 307_200), {}, "pairs"),
+        ((1, 1, 480, 640, 307_200), {"item_size": 4}, "pixels"),
+        ((1, 256, 200, 200, 40_000), {"deterministic": 1}, "ordered vectors"),
+        ((1, 256, 200, 200, 40_000), {"input": 0}, "none vectors"),
+    ],
+)
+def test_known_choices_of_its_gradient(shape: tuple[int, ...], problem: dict[str, int], expected: str) -> None:
+    """As they were measured on an H200, of half types where nothing is said."""
+    across = {40_000: 200, 160_000: 400, 131_072: 512, 65_536: 256, 307_200: 640}.get(shape[-1], 1)
+    problem = {**shapes.problem("grid_sample_backward", shape, "float16", backward=True), "across": across, **problem}
+    found = planner.plan("grid_sample_backward", GPUS["h200"], **problem).chosen
+    assert " ".join(str(found).split()) == expected
 
 
 def test_rows_that_a_small_gpu_has_no_memory_for_go_another_way() -> None:

@@ -355,7 +355,7 @@ def test_enqueue_allocates_nothing_and_adds_little_to_its_launcher(host: Host, o
     assert best < 5
 
 
-TACTICS = ["add_bias_residual_layer_norm", "ms_deform_attn"]
+TACTICS = ["add_bias_residual_layer_norm", "bilinear_sample", "grid_sample", "ms_deform_attn"]
 """Ops of whose kernels TensorRT is offered several."""
 
 
@@ -365,6 +365,12 @@ def tactic_arguments(op: Op) -> Iterator[tuple]:
         for d in (64, 250, 512, 1001, 4096, 5003, 9000, 20001):
             x, bias, residual, weight, norm_bias = (torch.randn(*s) for s in [(1, 37, d), (d,)] * 2 + [(d,)])
             yield x, bias, residual, weight, norm_bias, 1e-5, torch.randn(1, 37, d) if d % 3 else None
+    elif op.name == "bilinear_sample":
+        for shape, points in [((2, 8, 9, 11), (13, 4)), ((1, 40, 60, 70), (90, 80))]:
+            yield torch.randn(shape), torch.rand(shape[0], *points, 2) * 11 - 1
+    elif op.name == "grid_sample":
+        for shape, points in [((2, 8, 9, 11), (13, 4)), ((1, 40, 60, 70), (90, 80)), ((1, 64, 200, 200), (300, 240))]:
+            yield torch.randn(shape), torch.rand(shape[0], *points, 2) * 2.2 - 1.1, 0, 0, False, 1.0
     else:
         shapes, starts = torch.tensor([[6, 5], [3, 2]]), torch.tensor([0, 30])
         for d in (32, 36, 64, 200, 264):

@@ -1,8 +1,7 @@
 // What grid_sample and bilinear_sample have in common.
 #include "aot.cuh"
-#include "grid_sample_direct.cuh"
-#include "grid_sample_int8.cuh"
-#include "grid_sample_vector.cuh"
+#include "grid_sample/points.cuh"
+#include "grid_sample/vector.cuh"
 
 namespace svexport::aot {
 
@@ -32,37 +31,24 @@ __device__ Space space(const View<const T, R>& input, const View<const G, R>& gr
   return s;
 }
 
-// LAST: channels-last, input and output, C a multiple of 16 bytes, which are read at once. Else a block computes CHUNK
-// channels of its points.
-template <class T, class G, int R, int MODE, bool LAST, int CHUNK, int SHIFT, int STEPS>
-__device__ void sample(const View<const T, R>& input, const View<const G, R>& grid, Sampling sampling,
-                       const View<T, R>& output, T* mask, std::bool_constant<LAST>, Int<CHUNK>, Int<SHIFT>,
-                       Int<STEPS>) {
+// As the planner has it: with WIDTH 0 the kernel of vectors, of channels-last input and output, C a multiple of 16 bytes,
+// else that of points, WIDTH channels at once. What a step of int8 is worth is known to the compiler.
+template <class F, class T, class G, int R, int MODE, int WIDTH, int CHUNK, int SHIFT, int STEPS>
+__device__ void sample(const View<const F, R>& input, const View<const G, R>& grid, Sampling sampling, float scale,
+                       const View<T, R>& output, T* mask, Int<WIDTH>, Int<CHUNK>, Int<SHIFT>, Int<STEPS>) {
   constexpr int TAPS = kTaps<MODE, R>;
   const int batch = input.sizes[0], channels = input.sizes[1], pixels = static_cast<int>(input.product(2, R));
-  const Space s = space(input, grid, sampling, LAST ? channels : 1);
+  const Space s = space(input, grid, sampling, WIDTH == 0 ? channels : 1);
   if (s.points == 0) return;
   const int64_t image = static_cast<int64_t>(pixels) * channels, results = static_cast<int64_t>(s.points) * channels;
-  if constexpr (LAST) {
+  if constexpr (WIDTH == 0) {
     const Output<T> to{output.data, results, 1, channels, mask};
     vector_kernel<T, TAPS>(s, input.data, image, to, batch, channels, SHIFT, STEPS, 0, nullptr);
   } else {
     const Output<T> to{output.data, results, s.points, 1, mask};
-    direct_kernel<T, TAPS>(s, input.data, image, pixels, to, batch, channels, CHUNK);
+    points_kernel<F, T, TAPS, kAnyPadding, WIDTH>(s, Image<F>{input.data, image, pixels, 0, scale}, to, batch, channels,
+                                                  CHUNK, SHIFT, Divider(s.points), true);
   }
-}
-
-// Of int8, row-major; what a step is worth is known to the compiler.
-template <class T, class G, int R, int MODE, int CHUNK>
-__device__ void sample(const View<const int8_t, R>& input, const View<const G, R>& grid, Sampling sampling,
-                       float scale, const View<T, R>& output, Int<CHUNK>) {
-  const int batch = input.sizes[0], channels = input.sizes[1];
-  const Space s = space(input, grid, sampling, 1);
-  if (s.points == 0) return;
-  const int64_t pixels = input.product(2, R);
-  const Output<T> to{output.data, static_cast<int64_t>(s.points) * channels, s.points, 1, nullptr};
-  codes_kernel<T, kTaps<MODE, R>, kAnyPadding, 1>(s, Codes{input.data, pixels * channels, pixels, 0, scale}, to, batch,
-                                                  channels, CHUNK, 0, Divider(s.points), true);
 }
 
 }  // namespace svexport::aot

@@ -23,6 +23,20 @@ struct Gpu {
   float bandwidth = 1e6;     // of its memory, bytes per microsecond
 };
 
+// Threads that a multiprocessor can have at once, and its memory that is first cache and shared memory alike, in bytes.
+inline int32_t resident_threads(const Gpu& gpu) {
+  switch (gpu.capability) {
+    case 75: return 1024;
+    case 86:
+    case 87:
+    case 89:
+    case 110:
+    case 120: return 1536;
+    default: return 2048;
+  }
+}
+inline int64_t first_cache(const Gpu& gpu) { return gpu.shared_memory + (gpu.capability >= 80 ? 1024 : 0); }
+
 inline int64_t ceil_of(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Of a kernel. `blocks` is ceil(work / per_block), at most `most`: grid.x where the work is known.

@@ -1,4 +1,5 @@
-#include "bilinear_sample.h"
+#include "grid_sample/launch.h"
+#include "grid_sample/tensors.h"
 
 #include "plugin.h"
 
@@ -37,8 +38,13 @@ class BilinearSample final : public Plugin<BilinearSample, BilinearSampleNode> {
 
   cudaError_t run(const Tensors& t, void* workspace, cudaStream_t stream) const override {
     const Tensor &image = t.in(kImage), &grid = t.in(kGrid);
-    const size_t bytes = bilinear_sample_workspace(image, grid);
-    return bilinear_sample(image, grid, t.out(0), t.out(1), stream, for_copy(workspace, bytes, image, grid));
+    const size_t bytes = grid_sample_workspace(image, grid, kBilinear);
+    return bilinear_sample(image, grid, t.out(0), t.out(1), tactic_, stream,
+                           for_copy(workspace, bytes, image, grid));
+  }
+
+  Few<int32_t> tactics(const Tensors& t) const override {
+    return sampler::worth_timing(t.in(kImage), t.in(kGrid), t.out(0), kBilinear);
   }
 };
 

@@ -1,4 +1,5 @@
-#include "grid_sample.h"
+#include "grid_sample/launch.h"
+#include "grid_sample/tensors.h"
 
 #include "plugin.h"
 
@@ -56,7 +57,11 @@ class GridSample final : public Plugin<GridSample, GridSampleNode> {
     const Tensor &input = t.in(kInput), &grid = t.in(kGrid);
     const size_t bytes = grid_sample_workspace(input, grid, node.interpolation_mode);
     return grid_sample(input, grid, t.out(0), node.interpolation_mode, node.padding_mode, node.align_corners,
-                       scale_of(t, kInput, node.scale), stream, for_copy(workspace, bytes, input, grid));
+                       scale_of(t, kInput, node.scale), tactic_, stream, for_copy(workspace, bytes, input, grid));
+  }
+
+  Few<int32_t> tactics(const Tensors& t) const override {
+    return sampler::worth_timing(t.in(kInput), t.in(kGrid), t.out(0), node.interpolation_mode);
   }
 
  private:

@@ -1,6 +1,7 @@
-#include "bilinear_sample.h"
+#include "grid_sample/launch.h"
 
 #include "sampling_gradients.h"
+#include "tactics.h"
 
 namespace svexport {
 namespace {
@@ -11,8 +12,9 @@ std::tuple<at::Tensor, at::Tensor> bilinear_sample_torch(const at::Tensor& image
     const auto options = image.options().memory_format(at::MemoryFormat::Contiguous);
     const auto output = at::empty({image.size(0), image.size(1), grid.size(1), grid.size(2)}, options);
     const auto mask = at::empty({image.size(0), grid.size(1), grid.size(2), 1}, options);
-    const auto scratch = workspace(bilinear_sample_workspace(view(image), view(grid)), image);
-    if (done(bilinear_sample(view(image), view(grid), view(output), view(mask), stream(), scratch.data_ptr()))) {
+    const auto scratch = workspace(grid_sample_workspace(view(image), view(grid), kBilinear), image);
+    if (done(bilinear_sample(view(image), view(grid), view(output), view(mask), forced_tactic("bilinear_sample"),
+                             stream(), scratch.data_ptr()))) {
       return {output, mask};
     }
   }
@@ -24,11 +26,14 @@ std::vector<at::Tensor> bilinear_sample_backward_torch(at::TensorList grads, con
   const c10::cuda::CUDAGuard guard(image.device());
   if (has_dtype(image) && has_dtype(grid) && grid.device() == image.device()) {
     const Gradients results({image, grid}, needs_grad);
-    const auto scratch =
-        workspace(bilinear_sample_backward_workspace(view(image), view(grid), needs_grad[0], needs_grad[1]), image);
-    if (done(bilinear_sample_backward(view(evenly_spaced(grads[0])), view(image), view(grid), view(results.all[0]),
-                                      view(results.all[1]), at::globalContext().deterministicAlgorithms(),
-                                      scratch.data_ptr(), stream()))) {
+    const auto grad = evenly_spaced(grads[0]);
+    const bool deterministic = at::globalContext().deterministicAlgorithms();
+    const int32_t tactic = forced_tactic("bilinear_sample_backward");
+    const auto scratch = workspace(grid_sample_backward_workspace(view(grad), view(image), view(grid), kBilinear,
+                                                                  deterministic, needs_grad[0], needs_grad[1], tactic),
+                                   image);
+    if (done(bilinear_sample_backward(view(grad), view(image), view(grid), view(results.all[0]), view(results.all[1]),
+                                      deterministic, tactic, scratch.data_ptr(), stream()))) {
       return results.wanted();
     }
   }

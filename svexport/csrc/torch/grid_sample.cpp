@@ -1,6 +1,7 @@
-#include "grid_sample.h"
+#include "grid_sample/launch.h"
 
 #include "sampling_gradients.h"
+#include "tactics.h"
 
 namespace svexport {
 namespace {
@@ -16,7 +17,8 @@ at::Tensor grid_sample_torch(const at::Tensor& input, const at::Tensor& grid, in
     const auto output = at::empty(sizes, typed.options().memory_format(at::MemoryFormat::Contiguous));
     const auto scratch = workspace(grid_sample_workspace(view(input), view(grid), static_cast<int>(mode)), input);
     if (done(grid_sample(view(input), view(grid), view(output), static_cast<int>(mode), static_cast<int>(padding),
-                         align_corners, static_cast<float>(scale), stream(), scratch.data_ptr()))) {
+                         align_corners, static_cast<float>(scale), forced_tactic("grid_sample"), stream(),
+                         scratch.data_ptr()))) {
       return output;
     }
   }
@@ -30,12 +32,16 @@ std::vector<at::Tensor> grid_sample_backward_torch(at::TensorList grads, const a
   const c10::cuda::CUDAGuard guard(input.device());
   if (has_dtype(input) && has_dtype(grid) && grid.device() == input.device()) {
     const Gradients results({input, grid}, needs_grad);
+    const auto grad = evenly_spaced(grads[0]);
+    const bool deterministic = at::globalContext().deterministicAlgorithms();
+    const int32_t tactic = forced_tactic("grid_sample_backward");
     const auto scratch =
-        workspace(grid_sample_backward_workspace(view(input), view(grid), needs_grad[0], needs_grad[1]), input);
-    if (done(grid_sample_backward(view(evenly_spaced(grads[0])), view(input), view(grid), view(results.all[0]),
-                                  view(results.all[1]), static_cast<int>(mode), static_cast<int>(padding),
-                                  align_corners, at::globalContext().deterministicAlgorithms(), scratch.data_ptr(),
-                                  stream()))) {
+        workspace(grid_sample_backward_workspace(view(grad), view(input), view(grid), static_cast<int>(mode),
+                                                 deterministic, needs_grad[0], needs_grad[1], tactic),
+                  input);
+    if (done(grid_sample_backward(view(grad), view(input), view(grid), view(results.all[0]), view(results.all[1]),
+                                  static_cast<int>(mode), static_cast<int>(padding), align_corners, deterministic,
+                                  tactic, scratch.data_ptr(), stream()))) {
       return results.wanted();
     }
   }
@@ -48,7 +54,7 @@ void grid_sample_int8(const at::Tensor& input, const at::Tensor& grid, int64_t m
                       bool align_corners, double scale, const at::Tensor& output) {
   const c10::cuda::CUDAGuard guard(output.device());
   TORCH_CHECK(done(grid_sample(view(input), view(grid), view(output), static_cast<int>(mode), static_cast<int>(padding),
-                               align_corners, static_cast<float>(scale), stream())));
+                               align_corners, static_cast<float>(scale), forced_tactic("grid_sample"), stream())));
 }
 
 }  // namespace

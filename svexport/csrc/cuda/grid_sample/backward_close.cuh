@@ -3,7 +3,7 @@
 
 #include <climits>
 
-#include "grid_sample_backward.cuh"
+#include "grid_sample/backward.cuh"
 
 namespace svexport::backward {
 
@@ -16,7 +16,7 @@ __device__ __forceinline__ float read_once_if(const float* p, bool there) {
   return x;
 }
 
-constexpr int kCloseAcross = 32, kCloseDown = 2;  // points of a tile: a lane takes a column
+using sampler::gradient::kCloseAcross, sampler::gradient::kCloseDown;  // points of a tile: a lane takes a column
 
 // The image, of which n, channel c, pixel p lie at n * image + c * channel + p * pixel, and how the work is divided.
 struct Close {
@@ -41,7 +41,7 @@ struct Close {
         tiles(static_cast<int>(across.d) * ceil_div(down, kCloseDown)) {
     const int64_t all = tiles * input.sizes[0];
     while (log_tiles() > 0 && (2 << shift) <= input.sizes[1] && all << shift < enough) ++shift;
-    Space::evenly_spaced(input, 2, input.rank - 1, pixel);
+    evenly_spaced(input, 2, input.rank - 1, pixel);
     step[0] = channel << shift;
     step[1] = plane << shift;
     step[2] = static_cast<int64_t>(s.size[0]) * s.size[1] << shift;

@@ -1,19 +1,13 @@
 // Sampling in channels-last: 16 bytes of a point per thread, pixels found once for a block.
 #pragma once
 
-#include "grid_sample_output.cuh"
+#include "grid_sample/output.cuh"
 #include "overlap.cuh"
 
 namespace svexport::forward {
 
 template <int TAPS>
-constexpr int kTogether = TAPS <= 4 ? 2 : 1;  // points that a thread has in flight
-
-// The dynamic shared memory of vector(): a tile of results and the points of a block.
-template <int TAPS>
-constexpr int vector_memory(int shift, int steps) {
-  return kTogether<TAPS> * (kThreads * 16 + steps * (kThreads >> shift) * static_cast<int>(sizeof(Taps<TAPS>)));
-}
+constexpr int kTogether = sampler::vectors_together(TAPS);  // points that a thread has in flight
 
 // `steps` times kTogether * (256 >> shift) points of image n, from point `first` on, in (16 bytes << shift) of channels
 // from `block_channel` on. width: points per access to an output with points innermost, 0 if it has channels innermost.

@@ -1,13 +1,13 @@
 // The gradient of sampling in NCHW where points lie close together: the pixels of a tile in shared memory.
 #pragma once
 
-#include "box.cuh"
-#include "grid_sample_backward.cuh"
+#include "grid_sample/box.cuh"
+#include "grid_sample/backward.cuh"
 
 namespace svexport::backward {
 
 // Tiles of 32 x 16 points: two of a thread, side by side or half a tile apart.
-constexpr int kTileAcross = 32, kTileDown = 16;
+using sampler::gradient::kTileAcross, sampler::gradient::kTileDown;
 constexpr int kBoxMemory = 56 << 10;
 // Bytes of a row and a channel of the gradient of a tile: rows that lie four apart use different banks.
 template <class T>

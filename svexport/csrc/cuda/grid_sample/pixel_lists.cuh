@@ -4,8 +4,9 @@
 
 #include <climits>
 
+#include "grid_sample/gradient.h"
+#include "grid_sample/sampling.cuh"
 #include "overlap.cuh"
-#include "sampling.cuh"
 
 namespace svexport {
 
@@ -16,38 +17,18 @@ struct Gradient {
   int64_t image, channel, point;
 };
 
-constexpr int kListThreads = 256, kOwnerThreads = 256;
+constexpr int kOwnerThreads = 256;
 
-// The bilinear points of each tile of 1 << log_width x 1 << log_height pixels.
-struct Lists {
-  int height;  // of an image
-  int across, tiles, log_width, log_height;
-  int length;   // of a list, at most
-  int most;     // runs of an image whose points lie close together
+// The bilinear points of each tile of pixels.
+struct Lists : sampler::gradient::ListSizes {
   int* counts;  // (N, tiles, kApart): points that have pixels in a tile, one number in each line of the cache
   int* runs;    // (N): how often points that follow each other are in different tiles; kFull: a list was too short;
                 // kDone, kScattered: the image needs no lists, or can have none
   int* points;  // (N, tiles, length)
 
-  static constexpr int kFull = 1 << 30, kScattered = INT_MAX, kDone = -1, kApart = 32;
+  static constexpr int kScattered = INT_MAX, kDone = -1;
 
-  // Of an image of width x height pixels. Unless `scattered` lists will do, those whose points lie far apart are left.
-  Lists(int width, int height, int64_t points, bool scattered) : height(height) {
-    const int64_t pixels = static_cast<int64_t>(width) * height;
-    int log = 9;  // of the pixels of a tile: 512 points at most where they lie evenly, of large tiles 340
-    for (int64_t p = points; log > 7 && p > pixels; p /= 2) --log;
-    for (int64_t p = 2 * points; log < 12 && (log < 10 ? p : p + p / 2) <= pixels; p *= 2) ++log;
-    log_width = log == 7 ? 5 : 6;
-    while (log_width > 1 && 1 << (log_width - 1) >= width) --log_width;
-    log_height = log - log_width;
-    across = ceil_div(width, 1 << log_width);
-    tiles = across * ceil_div(height, 1 << log_height);
-    length = log > 10 ? 512 : 1024;
-    most = scattered ? kFull - 1 : static_cast<int>(points / 4);
-  }
-
-  int64_t counters(int64_t batch) const { return batch * (tiles * kApart + 1); }
-  size_t bytes(int64_t batch) const { return (counters(batch) + batch * tiles * length) * sizeof(int); }
+  explicit Lists(const ListSizes& sizes) : ListSizes(sizes) {}
 
   void in(void* memory, int64_t batch) {
     counts = static_cast<int*>(memory);
@@ -136,25 +117,6 @@ __device__ __forceinline__ void list(const Space& s, const Lists& lists, int n, 
   }
   const int all = __syncthreads_count(firsts > 0);
   if (threadIdx.x == 0) atomicAdd(lists.runs + n, all);
-}
-
-// Lists all points; blocks of whatever x images.
-template <int PADDING>
-__global__ void __launch_bounds__(kListThreads) list_kernel(Space s, Lists lists, int batch, Left left) {
-  const uint32_t points = s.points;
-  start_next();
-  const bool nothing = left.nothing(blockIdx.z, gridDim.z, batch, Lists::kScattered);
-  for (int n = blockIdx.z; n < batch && !nothing; n += gridDim.z) {
-    for (uint32_t first = blockIdx.x * kListThreads; first < points; first += gridDim.x * kListThreads) {
-      const int p = first + threadIdx.x;
-      Point<4> point;
-      if (p < s.points) point = locate<4, PADDING>(s, n, p);
-      wait_for_previous();
-      if (lists.runs[n] == Lists::kDone || lists.runs[n] == Lists::kScattered) break;
-      list(s, lists, n, p, point);
-    }
-  }
-  if (blockIdx.x == 0) wait_for_previous();
 }
 
 // A point that a pixel is one of: its weight, where its values are, and the next such.

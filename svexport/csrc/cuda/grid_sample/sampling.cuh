@@ -2,7 +2,7 @@
 #pragma once
 
 #include "bilinear.cuh"
-#include "sampling.h"
+#include "grid_sample/sampling.h"
 
 namespace svexport {
 
@@ -59,23 +59,6 @@ struct Space {
     s.grid_coordinate = grid.strides[grid.rank - 1];
     s.grid_pairs = s.axes == 2 && grid.aligned(grid.rank - 1, 2 * grid.item_size());
     s.grid_dense = grid.contiguous();
-    return true;
-  }
-
-  // Whether dimensions first .. last lie in memory like one of the given stride.
-  static bool evenly_spaced(const Tensor& t, int first, int last, int64_t& stride) {
-    int64_t expected = 0;
-    bool any = false;
-    for (int i = last; i >= first; --i) {
-      if (t.sizes[i] == 1) continue;
-      if (!any) {
-        stride = expected = t.strides[i];
-        any = true;
-      } else if (t.strides[i] != expected) {
-        return false;
-      }
-      expected *= t.sizes[i];
-    }
     return true;
   }
 };

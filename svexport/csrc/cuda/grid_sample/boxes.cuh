@@ -1,18 +1,25 @@
 // Sampling in NCHW of many points: the pixels of a tile of them in shared memory, or a copy in channels-last.
 #pragma once
 
-#include "box.cuh"
-#include "grid_sample_output.cuh"
+#include "grid_sample/box.cuh"
+#include "grid_sample/output.cuh"
 #include "overlap.cuh"
 
 namespace svexport::forward {
 
-// Points as rows of `across`, and the tile of a block: 1 << half threads across for twice as many points, the others
-// down.
+// As the planner divides the points.
 struct Tiles {
   int across, down, half, height, count_down;
   Divider count_across;
   bool pairs;  // two halves, neighbours, can be stored at once
+
+  explicit Tiles(const sampler::BoxTiles& t)
+      : across(static_cast<int>(t.across)),
+        down(static_cast<int>(t.down)),
+        half(t.half),
+        height(t.height),
+        count_down(static_cast<int>(t.count_down())),
+        count_across(t.count_across()) {}
 };
 
 constexpr int kStages = 3;  // parts of the shared memory of a block: one is used, the others are on their way

@@ -1,11 +1,11 @@
 // Sampling in channels-last of any number of channels: lanes side by side read W channels each.
 #pragma once
 
-#include "grid_sample_output.cuh"
+#include "grid_sample/output.cuh"
 
 namespace svexport::forward {
 
-constexpr int kParts = 2;  // of the channels of a point that lanes side by side read one after the other
+constexpr int kParts = sampler::kNarrowParts;
 
 // Blocks of points x chunks of channels x images; 1 << shift lanes for each point. The results go by way of a tile in
 // shared memory, channels `pitch` apart.

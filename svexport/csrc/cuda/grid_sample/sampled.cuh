@@ -3,22 +3,24 @@
 
 #include <cuda_pipeline_primitives.h>
 
-#include "grid_sample_planes.cuh"
+#include "grid_sample/planes.cuh"
 
 namespace svexport::forward {
 
 // How sampled_kernel divides its work: what is done one after the other, and what a block does of it.
-struct Work {
+struct Work : sampler::Shares {
   int batch;
-  float tilted, far;               // rows between points side by side from which on they are
-  int blocks, chunk, chunks;       // from memory: blocks of points x chunks of channels x images
-  int parts, part, groups, group;  // from planes: parts of `part` points x groups of `group` planes x bands x images
-  int bands, band;                 // of so many rows: points belong to that of their first pixel
-  int pitch, zeros, bytes, unit;   // of a plane in shared memory: between rows, to 16 of zeros, in all; copied at once
-  Divider rows;                    // of them in shared memory
+  float tilted = 0.1f;  // rows between points side by side from which on a warp reads as few rows as it can
+  Divider rows;         // of a plane in shared memory
+
+  Work(const sampler::Problem& p, int points, const Gpu& gpu)
+      : Shares(p, gpu), batch(static_cast<int>(p.images)), rows(copied) {
+    divide(p, points, gpu);
+  }
 };
 
-constexpr int kSampledThreads = 1024, kSamples = 256;
+using sampler::kSampledThreads;
+constexpr int kSamples = 256;
 
 // Points that lie close together gather from memory, far apart from whole planes in shared memory, POINTS side by side
 // of a thread. Which they are all blocks find out alike, from a sample. As many blocks as there are multiprocessors.

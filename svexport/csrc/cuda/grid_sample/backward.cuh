@@ -1,11 +1,11 @@
 // The gradient of sampling: what its kernels share.
 #pragma once
 
-#include "pixel_lists.cuh"
+#include "grid_sample/pixel_lists.cuh"
 
 namespace svexport::backward {
 
-constexpr int kThreads = 256;
+using sampler::kThreads;
 
 // *p += x atomically where it is to.
 __device__ __forceinline__ void add_if(float* p, float x, bool there) {

@@ -1,7 +1,7 @@
 // The gradient of sampling, image and sums in channels-last: 16 bytes of a point each.
 #pragma once
 
-#include "grid_sample_backward.cuh"
+#include "grid_sample/backward.cuh"
 
 namespace svexport::backward {
 

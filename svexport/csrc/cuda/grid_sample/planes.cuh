@@ -1,7 +1,7 @@
 // Sampling in NCHW, bilinear, of a dense grid in float32 or of the type of the image: a thread per point, or for two.
 #pragma once
 
-#include "grid_sample_output.cuh"
+#include "grid_sample/output.cuh"
 
 namespace svexport::forward {
 
@@ -92,14 +92,11 @@ __device__ __forceinline__ void gather_by_rows(const Space& s, const Cells<POINT
   }
 }
 
-// How much of points that scatter a thread has under way: where threads are many, L2 delivers more if that is less.
-enum Pace { kSome, kChannel, kRow };
-
 // Blocks of points x chunks of channels x images; POINTS side by side of a thread.
 template <class T, class G, int PADDING, int POINTS>
 __global__ void __launch_bounds__(1024)
     planes_kernel(Space s, const T* __restrict__ input, int64_t image, int64_t channel, Output<T> output, int channels,
-                  int chunk, Pace pace) {
+                  int chunk, int pace) {
   const int p = (blockIdx.x * blockDim.x + threadIdx.x) * POINTS, begin = blockIdx.y * chunk, n = blockIdx.z;
   const unsigned lanes = __ballot_sync(~0u, p < s.points);
   if (p >= s.points) return;
@@ -110,9 +107,9 @@ __global__ void __launch_bounds__(1024)
   T* target = output.data + n * output.image + begin * output.channel + p;
   const int count = POINTS > 1 ? 1 : min(chunk, channels - begin);
   const bool far = abs(cells.y[0] - __shfl_sync(lanes, cells.y[0], 0)) > 16;
-  if (pace == kSome || 2 * __popc(__ballot_sync(lanes, far)) <= __popc(lanes)) {
+  if (pace == sampler::kSome || 2 * __popc(__ballot_sync(lanes, far)) <= __popc(lanes)) {
     gather<4>(s, cells, plane, channel, target, output.channel, count);
-  } else if (pace == kChannel) {
+  } else if (pace == sampler::kChannel) {
     gather<1>(s, cells, plane, channel, target, output.channel, count);
   } else {
     gather_by_rows(s, cells, plane, channel, target, output.channel, count);

@@ -4,12 +4,12 @@
 
 #include <climits>
 
-#include "grid_sample_backward.cuh"
+#include "grid_sample/backward.cuh"
 
 namespace svexport::backward {
 
 // How direct_kernel adds up the gradient of the image.
-enum Sums {
+enum PointSums {
   kPixelSums,  // (N, C, pixels): every pixel of a point by itself
   kPairSums,   // (N, C, rows, width + 1, 2): the pixels to the left and right of a point together
   kListSums,   // not: it lists the points for owner_kernel
@@ -39,7 +39,7 @@ __device__ __forceinline__ void add_pair_if(float* p, float x, float y, bool the
 }
 
 // Blocks of points x images; 1 << shift threads share the channels of a point, each U at a time. sums: (N, C, pixels),
-// contiguous, or null; grad_grid: (N, points, axes), contiguous, or null. Waits for the kernel before, which cleared
+// contiguous, or null; grad_grid: (N, points, axes), contiguous, or null; channels: 0 where both are. Waits for the kernel before, which cleared
 // the sums or counters, only when it needs them.
 template <class T, int TAPS, int PADDING, int U, int SUMS>
 __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
     Point<TAPS> point;
     if (left.runs) {
       wait_for_previous();
-      if (SUMS == kListSums ? lists.runs[n] == Lists::kDone : !left(n)) continue;
+      if (SUMS == kListSums ? lists.runs[n] == Lists::kDone || lists.runs[n] == Lists::kScattered : !left(n)) continue;
     }
     if (SUMS == kNeighbourSums || p < s.points) {
       const bool there = SUMS != kNeighbourSums || p < s.points;
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-constexpr int kPlaneThreads = 512, kPlanePixels = 28000;  // two blocks in the shared memory of a multiprocessor
+using sampler::gradient::kPlaneThreads;
 
 // Blocks of (image, channel, `tile` pixels): each adds up its part of the gradient and writes it once. A thread takes U
 // points at a time. output: (N, C, pixels), contiguous. grad_grid: (N, points, axes), contiguous, or null; of images of

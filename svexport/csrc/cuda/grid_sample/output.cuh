@@ -1,11 +1,12 @@
 // Sampling: where the results go.
 #pragma once
 
-#include "sampling.cuh"
+#include "grid_sample/sampling.cuh"
+#include "grid_sample/tactics.h"
 
 namespace svexport::forward {
 
-constexpr int kThreads = 256;
+using sampler::kThreads;
 
 // Where the results go: image n, channel c, point p at n * image + c * channel + p * point.
 template <class T>

@@ -4,7 +4,7 @@
 
 #include <cuda_pipeline_primitives.h>
 
-#include "sampling.cuh"
+#include "grid_sample/sampling.cuh"
 
 namespace svexport {
 

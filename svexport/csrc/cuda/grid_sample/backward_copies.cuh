@@ -1,0 +1,100 @@
+// The gradient of sampling: what comes before and after. Layouts, cleared and rounded sums, the choice for each image.
+#pragma once
+
+#include "grid_sample/backward_close.cuh"
+
+namespace svexport::backward {
+
+template <class T>
+__global__ void __launch_bounds__(kTileThreads)
+    to_channels_last_kernel(const T* __restrict__ from, int64_t image, int64_t channel, T* __restrict__ to, int batch,
+                            int channels, int pixels, int width, Left left) {
+  each_left(batch, left, [&](int n, int count) {
+    to_channels_last(from + n * image, image, channel, to + static_cast<int64_t>(n) * channels * pixels, count, channels,
+                     pixels, width);
+  });
+}
+
+template <class T>
+__global__ void __launch_bounds__(kTileThreads)
+    from_channels_last_kernel(const float* __restrict__ from, T* __restrict__ to, int batch, int channels, int pixels,
+                              int width, Left left) {
+  each_left(batch, left, [&](int n, int count) {
+    const int64_t size = static_cast<int64_t>(channels) * pixels;
+    from_channels_last(from + n * size, to + n * size, count, channels, pixels, width);
+  });
+}
+
+// The threads of all blockIdx.x together, 16 bytes at a time.
+__device__ __forceinline__ void clear(float* to, int64_t size) {
+  const int64_t before = (16 - reinterpret_cast<uintptr_t>(to) % 16) % 16 / 4, head = before < size ? before : size;
+  const int64_t i = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x,
+                step = gridDim.x * static_cast<int64_t>(kThreads);
+  if (i < head) to[i] = 0;
+  to += head;
+  size -= head;
+  for (int64_t j = i; j < size / 4; j += step) store(to + 4 * j, Vec<float, 4>{});
+  if (i < size % 4) to[size / 4 * 4 + i] = 0;
+}
+
+// Images of `size` floats each.
+static __global__ void __launch_bounds__(kThreads) zero_kernel(float* __restrict__ to, int batch, int64_t size, Left left) {
+  each_left(batch, left, [&](int first, int count) { clear(to + first * size, count * size); });
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    round_kernel(const float* __restrict__ from, T* __restrict__ to, int batch, int64_t size, Left left) {
+  each_left(batch, left, [&](int image, int count) {
+    const int64_t first = image * size, n = count * size;
+    for (int64_t i = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x; i < n;
+         i += static_cast<int64_t>(gridDim.x) * kThreads) {
+      to[first + i] = from_float<T>(from[first + i]);
+    }
+  });
+}
+
+// from: (rows, width + 1, 2) to (rows, width), across: width; n: rows * width.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    add_pairs_kernel(const float* __restrict__ from, T* __restrict__ to, Divider across, int n) {
+  start_next();
+  wait_for_previous();
+  uint32_t row = blockIdx.x * kThreads + threadIdx.x;
+  if (row >= static_cast<uint32_t>(n)) return;
+  const uint32_t i = row, x = across.split(row);
+  const float* pair = from + 2 * (i + row);  // to the left of the pixel
+  to[i] = from_float<T>(pair[1] + pair[2]);
+}
+
+// Finds the choice from a sample, so that all blocks find the same without a word, and makes ready what the kernels
+// after it need: runs; of images that are close together a cleared output, of others a copy in channels-last, if
+// wanted, and cleared sums, or if there are lists cleared counters. Blocks of whatever x images.
+static __global__ void __launch_bounds__(kTileThreads)
+    choose_kernel(Space s, Choice choice, Lists lists, Close close, float* __restrict__ copy, int width,
+                  float* __restrict__ sums, int batch, int channels) {
+  static_assert(kTileThreads == kThreads, "of clear and the choice");
+  start_next();
+  const int pixels = s.size[0] * s.size[1];
+  const int64_t size = static_cast<int64_t>(channels) * pixels,
+                count = static_cast<int64_t>(lists.tiles) * Lists::kApart;
+  for (int n = blockIdx.y; n < batch; n += gridDim.y) {
+    const int runs = choice(s, n);
+    if (blockIdx.x == 0 && threadIdx.x == 0) lists.runs[n] = runs;
+    if (runs == Lists::kDone) {
+      clear(close.output + n * size, size);
+      continue;
+    }
+    if (choice.listed) {
+      clear(reinterpret_cast<float*>(lists.counts) + n * count, count);
+    } else {
+      clear(sums + n * size, size);
+    }
+    if (copy) {
+      to_channels_last(close.input + n * close.image, close.image, close.channel, copy + n * size, 1, channels, pixels,
+                       width);
+    }
+  }
+}
+
+}  // namespace svexport::backward

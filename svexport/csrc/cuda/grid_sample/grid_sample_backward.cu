@@ -1,0 +1,61 @@
+#include "grid_sample/backward_run.cuh"
+#include "grid_sample/launch.h"
+#include "grid_sample/tensors.h"
+
+namespace svexport {
+
+using namespace backward;
+
+size_t grid_sample_backward_workspace(const Tensor& grad, const Tensor& input, const Tensor& grid, int mode,
+                                      bool deterministic, bool input_gradient, bool grid_gradient, int32_t tactic) {
+  int64_t point = 1;
+  if (input.numel() == 0 || grid.numel() == 0 || !evenly_spaced(grad, 2, grad.rank - 1, point)) return 0;
+  const Problem problem = sampler::gradient::problem_of(grad, point, input, grid, mode, deterministic, input_gradient,
+                                                        grid_gradient);
+  return sampler::gradient::Workspace(problem, sampler::gradient::choose(problem, current_gpu(), tactic)).all();
+}
+
+static cudaError_t sample_backward(const Tensor& grad, const Tensor& input, const Tensor& grid,
+                                   const Tensor& grad_input, const Tensor& grad_grid, const Sampling& sampling,
+                                   bool deterministic, int32_t forced, void* workspace, cudaStream_t stream) {
+  if (input.numel() == 0 || grid.numel() == 0) {
+    for (const Tensor* t : {&grad_input, &grad_grid}) {
+      if (t->data == nullptr || t->numel() == 0) continue;
+      const cudaError_t status = cudaMemsetAsync(t->data, 0, t->numel() * t->item_size(), stream);
+      if (status != cudaSuccess) return status;
+    }
+    return cudaSuccess;
+  }
+  Space s(grid);
+  int64_t point = 1;
+  if (grad.dtype != input.dtype || !is_float(input) || !is_float(grid) || input.sizes[0] > INT32_MAX ||
+      input.sizes[1] > INT32_MAX || !Space::of(input, grid, sampling, s) ||
+      !evenly_spaced(grad, 2, grad.rank - 1, point)) {
+    return cudaErrorNotSupported;
+  }
+  const Gpu gpu = current_gpu();
+  const Problem problem = sampler::gradient::problem_of(grad, point, input, grid, sampling.mode, deterministic,
+                                                        grad_input.data, grad_grid.data);
+  if (problem.pixels() > INT32_MAX) return cudaErrorNotSupported;
+  const Tactic tactic = sampler::gradient::choose(problem, gpu, forced);
+  return dispatch_float(input.dtype, [&](auto* p) {
+    return run_backward<element_t<decltype(p)>>(problem, tactic, gpu, grad, point, input, s, grad_input, grad_grid,
+                                                sampling.mode, workspace, stream);
+  });
+}
+
+cudaError_t grid_sample_backward(const Tensor& grad, const Tensor& input, const Tensor& grid, const Tensor& grad_input,
+                                 const Tensor& grad_grid, int mode, int padding, bool align_corners, bool deterministic,
+                                 int32_t tactic, void* workspace, cudaStream_t stream) {
+  return sample_backward(grad, input, grid, grad_input, grad_grid, Sampling{mode, padding, align_corners},
+                         deterministic, tactic, workspace, stream);
+}
+
+cudaError_t bilinear_sample_backward(const Tensor& grad, const Tensor& image, const Tensor& grid,
+                                     const Tensor& grad_image, const Tensor& grad_grid, bool deterministic,
+                                     int32_t tactic, void* workspace, cudaStream_t stream) {
+  return sample_backward(grad, image, grid, grad_image, grad_grid, Sampling{kBilinear, kPixels, true}, deterministic,
+                         tactic, workspace, stream);
+}
+
+}  // namespace svexport

@@ -1,0 +1,106 @@
+// Sampling of images of any strides and types: a thread for a few channels of a point.
+#pragma once
+
+#include "grid_sample/output.cuh"
+
+namespace svexport::forward {
+
+// An image of a float type, or of int8, of which a step is worth `scale`. Channels lie in blocks of 1 << shift neighbours:
+// 32 in CHW32, 4 in CHW4, else one.
+template <class F>
+struct Image {
+  const F* data;
+  int64_t image, block;  // strides
+  int shift = 0;
+  float scale = 1;
+
+  __device__ __forceinline__ const F* at(int n, int channel) const {
+    return data + n * image + (channel >> shift) * block + (channel & ((1 << shift) - 1));
+  }
+};
+
+// Groups of channels that a thread has under way: of single ones several.
+template <int TAPS, int W>
+constexpr int kGroups = W > 1 ? 1 : TAPS == 1 ? 8 : TAPS == 4 ? 4 : TAPS == 8 ? 2 : 1;
+
+// Blocks of (points x chunks of channels) x images; W channels, neighbours, are read at once, by 1 << shift lanes side by
+// side those next to them, so that a sector is asked for once. `inner` is the number of what lanes differ in then: points
+// where these are neighbours in the output, else chunks. Each thread finds its own pixels, and nothing waits for another.
+template <class F, class T, int TAPS, int PADDING, int W, int GROUPS = kGroups<TAPS, W>>
+__global__ void __launch_bounds__(kThreads, W == 1 || sizeof(F) == 1 ? 1 : TAPS <= 4 ? 4 : TAPS == 8 ? 2 : 1)
+    points_kernel(Space s, Image<F> image, Output<T> output, int batch, int channels, int chunk, int shift, Divider inner,
+                  bool points_inside) {
+  constexpr bool CODES = sizeof(F) == 1;
+  constexpr int AT_ONCE = W == 1 && !CODES ? TAPS : TAPS < 4 ? TAPS : 4;  // loads of a group
+  constexpr int V = W < 16 / static_cast<int>(sizeof(T)) ? W : 16 / sizeof(T);
+  const uint32_t thread = blockIdx.x * kThreads + threadIdx.x;
+  uint32_t outer = thread >> shift;
+  const uint32_t rest = inner.split(outer);
+  const int p = points_inside ? rest : outer, first = (points_inside ? outer : rest) * chunk;
+  if (p >= s.points || first >= channels) return;
+  const int begin = first + (thread & ((1 << shift) - 1)) * W, last = min(first + chunk, channels);
+  for (int n = blockIdx.y; n < batch; n += gridDim.y) {
+    const Taps<TAPS> taps(locate<TAPS, PADDING>(s, n, p), s.stride);
+    if (output.mask && begin == 0) output.set_mask(static_cast<int64_t>(n) * s.points + p, taps.offset[0]);
+    T* target = output.data + n * output.image + begin * output.channel + p * output.point;
+    const bool together = output.channel == 1 && reinterpret_cast<uintptr_t>(target) % sizeof(Vec<T, V>) == 0;
+    const F* source = image.at(n, begin);
+    int c = begin;
+    const auto step = [&](auto groups) {
+      constexpr int U = groups.value;
+      float sum[U][W] = {};
+      const F* from[U];
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        from[u] = source;
+        c += W << shift;
+        if constexpr (CODES) {
+          source = image.at(n, c);
+        } else {
+          source += (W << shift) * (W == 1 ? image.block : 1);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < TAPS; i += AT_ONCE) {
+        Vec<F, W> v[U][AT_ONCE];
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+#pragma unroll
+          for (int j = 0; j < AT_ONCE; ++j) {
+            v[u][j] = load_if<F, W>(from[u] + taps.offset[i + j], taps.offset[i + j] >= 0);
+          }
+        }
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+#pragma unroll
+          for (int j = 0; j < AT_ONCE; ++j) add_scaled(sum[u], taps.weight[i + j], v[u][j]);
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        const int of = c - ((U - u) * W << shift);
+#pragma unroll
+        for (int k = 0; k < W; k += V) {
+          Vec<T, V> v;
+#pragma unroll
+          for (int i = 0; i < V; ++i) v.at[i] = from_float<T>(CODES ? sum[u][k + i] * image.scale : sum[u][k + i]);
+          if (together && of + k + V <= last) {
+            store(target + k, v);
+            continue;
+          }
+#pragma unroll
+          for (int i = 0; i < V; ++i) {
+            if (!CODES || W == 1 || of + k + i < last) target[(k + i) * output.channel] = v.at[i];
+          }
+        }
+        target += (W << shift) * output.channel;
+      }
+    };
+    while (c + (GROUPS - 1) * (W << shift) < last) step(std::integral_constant<int, GROUPS>());
+    if constexpr (GROUPS > 1) {
+      while (c < last) step(std::integral_constant<int, 1>());
+    }
+  }
+}
+
+}  // namespace svexport::forward

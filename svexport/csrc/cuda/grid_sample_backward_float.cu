@@ -1,8 +1,0 @@
-#include "grid_sample_backward_run.cuh"
-
-namespace svexport::backward {
-
-template cudaError_t run_backward<float>(const Tensor&, int64_t, const Tensor&, const Space&, const Tensor&,
-                                       const Tensor&, int, bool, const Plan&, void*, cudaStream_t);
-
-}  // namespace svexport::backward
