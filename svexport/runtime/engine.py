@@ -113,6 +113,15 @@ class Engine(ABC):
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """:meth:`run` on tensors that fit."""
 
+    def info(self) -> dict[str, Any]:
+        """What is known of the engine, as plain JSON-serializable values."""
+        return {
+            "path": None if self.path is None else str(self.path),
+            "device": str(self.device),
+            "inputs": {spec.name: str(spec) for spec in self.inputs},
+            "outputs": {spec.name: str(spec) for spec in self.outputs},
+        }
+
     def close(self) -> None:  # noqa: B027 - most hold nothing that has to be freed
         """Frees what the engine holds; it is not run again."""
 
