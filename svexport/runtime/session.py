@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.dlpack import from_dlpack as _from_dlpack
+from torch._C import _from_dlpack  # what torch.utils.dlpack.from_dlpack calls for a capsule, after questions of its own
 from torch.utils.dlpack import to_dlpack as _to_dlpack
 
 from svexport.errors import BackendNotAvailableError, EngineError, SvexportError, UnsupportedError
@@ -285,7 +285,7 @@ class OnnxEngine(Engine):
         if self._cuda is not None and not self._end.alive:
             raise EngineError(f"{self} is closed; load it again")
         # Held until the run is over.
-        ready = [tensor.detach().to(self.device).resolve_neg().contiguous() for tensor in tensors]
+        ready = [tensor if self._fits(tensor) else self._ready(tensor) for tensor in tensors]
         try:
             replay = self._recorder.get(ready, self._computed) if self._recorder is not None else None
             return self._computed(ready) if replay is None else replay(ready)
@@ -295,12 +295,22 @@ class OnnxEngine(Engine):
             given = ", ".join(f"{s.name}: {list(t.shape)}" for s, t in zip(self.inputs, ready, strict=True))
             raise EngineError(f"{self} failed in ONNX Runtime on {given}: {_reason(error)}") from error
 
+    def _fits(self, tensor: Tensor) -> bool:
+        """Whether ONNX Runtime reads it where it is; asked first, for it costs less than what would change nothing."""
+        if tensor.requires_grad or not tensor.is_contiguous() or tensor.is_neg():
+            return False
+        return tensor.is_cpu if self._cuda is None else tensor.device == self.device
+
+    def _ready(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().to(self.device).resolve_neg().contiguous()
+
     def _computed(self, ready: Sequence[Tensor]) -> list[Tensor]:
         values = self._bound(ready) if self._shared is None or self.device.type != "cpu" else self._values(ready)
-        if len(values) != len(self.outputs):
-            raise EngineError(f"{self} returned {len(values)} of {len(self.outputs)} outputs: it is damaged")
+        count = len(values)
+        if count != len(self.outputs):
+            raise EngineError(f"{self} returned {count} of {len(self.outputs)} outputs: it is damaged")
         # By index: iterating ends in a C++ exception, which takes 80 us.
-        outputs = [_from_dlpack(values[i].to_dlpack()) for i in range(len(values))]
+        outputs = [_from_dlpack(values[i].to_dlpack()) for i in range(count)]
         for i in self._bools:
             outputs[i] = outputs[i].view(torch.bool)  # DLPack makes uint8 of it
         for i in self._passed:

@@ -314,7 +314,7 @@ def test_a_call_costs_little_beside_the_run():
     """Counted in calls of functions, which depend on no clock: twice as many were 10 us."""
     engine, x = OnnxEngine(unary("Neg")), torch.ones(3, 4)
     engine(x)
-    assert calls(lambda: engine(x)) <= 45
+    assert calls(lambda: engine(x)) <= 35
 
 
 def test_memory_is_flat_over_many_calls():
