@@ -38,10 +38,11 @@ const cut = [...document.querySelectorAll("svg text")].filter(e => {
 const over = [...document.querySelectorAll("svg")].filter(seen).flatMap(svg => {
   const texts = [...svg.querySelectorAll("text")].map(e => [name(e), e.getBoundingClientRect()])
   const meets = (a, b) => a.left < b.right - 2 && b.left < a.right - 2 && a.top < b.bottom - 4 && b.top < a.bottom - 4
-  return texts.flatMap(([one, a], i) => texts.slice(i + 1).filter(([, b]) => meets(a, b)).map(([other]) => [one, other]))
+  return texts.flatMap(([one, a], i) =>
+    texts.slice(i + 1).filter(([, b]) => meets(a, b)).map(([other]) => [one, other]))
 })
-const found = {width: innerWidth, whole: document.documentElement.scrollWidth, out: out.map(name), cut: cut.map(name), over,
-  pictures: [...document.querySelectorAll("svg")].filter(seen).length}
+const found = {width: innerWidth, whole: document.documentElement.scrollWidth, out: out.map(name), cut: cut.map(name),
+  over, pictures: [...document.querySelectorAll("svg")].filter(seen).length}
 parent.document.body.innerHTML = `<pre id="found">${encodeURIComponent(JSON.stringify(found))}</pre>`
 """
 
