@@ -355,10 +355,10 @@ def error_figure(parities: Sequence[Parity], atol: float) -> Figure:
         axes.set_xticks(ticks, ["0", *labels[1:]])  # the first bin holds the zeros
         axes.grid(axis="y", color=_FAINT, alpha=0.25, linewidth=0.6)
         axes.set_axisbelow(True)
-        axes.set_title(cut(name), loc="left")
         largest = max(p.max_abs for p in runs)
-        verdict = f"max {largest:.1e}" if largest else "exact"
-        axes.set_title(verdict if ok else f"{verdict}, outside tolerance", loc="right", color=_INK if ok else _BAD)
+        verdict = (f"max {largest:.1e}" if largest else "exact") + ("" if ok else ", outside")
+        axes.set_title(cut(name, verdict), loc="left")
+        axes.set_title(verdict, loc="right", color=_INK if ok else _BAD)
         if atol > 0:
             axes.axvline(math.log10(atol), color=_INK, linewidth=1, linestyle=(0, (4, 3)))
     if shown:
@@ -478,11 +478,12 @@ def where_figure(where: Where) -> Figure:
     return figure
 
 
-def cut(name: str) -> str:
-    """Its end, as much as fits beside what is drawn."""
+def cut(name: str, beside: str = "") -> str:
+    """Its end, as much as fits beside what is drawn, or in one line with another text."""
     import matplotlib
 
-    most = int(5 * matplotlib.rcParams["figure.figsize"][0])
+    width = matplotlib.rcParams["figure.figsize"][0]
+    most = int(min(5 * width, 10 * width - len(beside) - 2))
     return name if len(name) <= most else f"…{name[1 - most :]}"
 
 

@@ -35,8 +35,14 @@ const cut = [...document.querySelectorAll("svg text")].filter(e => {
   const [a, b] = [e.getBoundingClientRect(), e.closest("svg").getBoundingClientRect()]
   return seen(e) && (a.left < b.left - 2 || a.right > b.right + 2 || a.top < b.top - 2 || a.bottom > b.bottom + 2)
 })
+const over = [...document.querySelectorAll("svg")].filter(seen).flatMap(svg => {
+  const texts = [...svg.querySelectorAll("text")].map(e => [name(e), e.getBoundingClientRect()])
+  const meets = (a, b) => a.left < b.right - 2 && b.left < a.right - 2 && a.top < b.bottom - 4 && b.top < a.bottom - 4
+  return texts.flatMap(([one, a], i) =>
+    texts.slice(i + 1).filter(([, b]) => meets(a, b)).map(([other]) => [one, other]))
+})
 const found = {width: innerWidth, whole: document.documentElement.scrollWidth, out: out.map(name), cut: cut.map(name),
-  pictures: [...document.querySelectorAll("svg")].filter(seen).length}
+  over, pictures: [...document.querySelectorAll("svg")].filter(seen).length}
 parent.document.body.innerHTML = `<pre id="found">${encodeURIComponent(JSON.stringify(found))}</pre>`
 """
 
@@ -124,4 +130,38 @@ def test_nothing_is_cut_off(name, width, pages, tmp_path) -> None:
     assert found["whole"] <= width
     assert found["out"] == []
     assert found["cut"] == []
+    assert found["over"] == []
     assert found["pictures"] >= {"export": 2, "compare": 3, "bench": 1}.get(name, 0)
+
+
+USE = """
+const table = [...document.querySelectorAll("table")].find(t => t.tBodies[0].rows.length > 8)
+const shown = () => [...table.tBodies[0].rows].filter(row => !row.hidden).map(row => row.cells[0].textContent.trim())
+const found = {first: shown()}
+const heading = table.tHead.rows[0].cells[0]
+heading.click()
+found.rising = shown()
+heading.click()
+found.falling = shown()
+const field = document.querySelector("input[type=search]")
+field.value = "stem.7"
+field.dispatchEvent(new Event("input"))
+found.searched = shown()
+document.body.innerHTML = `<pre id="found">${encodeURIComponent(JSON.stringify(found))}</pre>`
+"""
+
+
+def test_tables_are_sorted_and_searched(pages, tmp_path) -> None:
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", pages["build"].read_text("utf-8"))
+    used = tmp_path / "used.html"
+    used.write_text(text.replace("</body>", f"<script>{USE}</script></body>"), "utf-8")
+    document, console = look(used, tmp_path / "profile")
+    assert console == []
+    found = json.loads(unquote(re.search(r'id="found">([^<]*)<', document)[1]))
+    assert len(found["first"]) == 31
+    assert sorted(found["first"]) == sorted(found["rising"])
+    assert found["falling"] == found["rising"][::-1] != found["first"]
+    stems = [int(name[len("/stem/stem.") :].split("/")[0]) for name in found["rising"] if name.startswith("/stem")]
+    assert stems == sorted(stems)
+    assert len(found["searched"]) == 1
+    assert "stem.7" in found["searched"][0]

@@ -250,7 +250,7 @@ def bench(
             contender.memory = _warm_up(contender)
         _measure(contenders, seconds, runs)
     timings = [Timing(c.name, str(c.device), tuple(c.times), c.error, c.ok, c.memory) for c in contenders]
-    threads = f"{torch.get_num_threads()} threads of torch"
+    threads = f"torch's threads: {torch.get_num_threads()}"
     notes.append(f"{len(timings[0].milliseconds)} rounds, {copies} copies of the inputs, wall clock, {threads}")
     inputs = {
         name: f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}"

@@ -6,20 +6,22 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.dlpack import from_dlpack as _from_dlpack
+from torch._C import _from_dlpack  # what torch.utils.dlpack.from_dlpack calls for a capsule, after questions of its own
 from torch.utils.dlpack import to_dlpack as _to_dlpack
 
 from svexport.errors import BackendNotAvailableError, EngineError, SvexportError, UnsupportedError
 from svexport.graph.returned import returned_of
 from svexport.runtime.engine import Engine, TensorSpec
 from svexport.runtime.guard import guard
+from svexport.runtime.recorded import Recorder, not_replayable
 
 if TYPE_CHECKING:
     import onnx
@@ -74,7 +76,7 @@ def load(
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; default: CUDA if ONNX Runtime and torch both have it, else CPU.
             TensorRT is on CUDA alone.
         refit: of TensorRT, the ONNX file whose weights go into an engine that was built without them.
-        cuda_graphs: of TensorRT, for how many shapes of inputs the launches are recorded and replayed at once.
+        cuda_graphs: on CUDA, for how many shapes of inputs the launches are recorded and replayed at once.
         trusted: of TensorRT, whether code in the file may run, which version-compatible engines hold.
         kernels: of ONNX Runtime on CUDA, whether svexport's kernels run the nodes that they are for, in place of
             bodies. They are compiled on first use, for a minute or two, and kept.
@@ -89,9 +91,9 @@ def load(
     """
     suffix = Path(path).suffix.lower() if isinstance(path, (str, os.PathLike)) else None
     if suffix == ".onnx":
-        if refit is not None or cuda_graphs or trusted:
-            raise EngineError(f"refit, cuda_graphs and trusted are for engines of TensorRT, and {path} is an ONNX file")
-        return OnnxEngine(path, device=device, kernels=kernels, precision=precision)
+        if refit is not None or trusted:
+            raise EngineError(f"refit and trusted are for engines of TensorRT, and {path} is an ONNX file")
+        return OnnxEngine(path, device=device, kernels=kernels, precision=precision, cuda_graphs=cuda_graphs)
     if suffix in (".engine", ".plan"):
         if kernels or precision is not None:
             raise EngineError(
@@ -122,17 +124,23 @@ class OnnxEngine(Engine):
         data_folder: where the external data of a model in memory lies.
         kernels: see :func:`load`.
         precision: see :func:`load`.
+        cuda_graphs: so many shapes of inputs, the last used ones, have their launches recorded and replayed at once,
+            which saves the CPU's time of launching. The first call of a shape records: it takes as long as loading, no
+            other thread may allocate on the GPU meanwhile, and weights are held once more for every shape. Inputs are
+            copied, sizes are those of the shape; :meth:`info` says why one is not recorded, which then runs as without.
 
     Attributes:
         kernels: the names of the nodes that svexport's kernels run.
 
     Raises:
         EngineError: if the file is missing, malformed or of another kind.
-        UnsupportedError: on inputs or outputs that torch has no tensors for, or a node of a newer svexport; on kernels
-            or TF32 without CUDA.
+        UnsupportedError: on inputs or outputs that torch has no tensors for, or a node of a newer svexport; on kernels,
+            TF32 or CUDA graphs without CUDA.
         BackendNotAvailableError: if ONNX Runtime is not installed, or has no CUDA when asked for it.
         PluginBuildError: if the kernels have to be compiled and cannot be.
     """
+
+    _recorder: Recorder | None = None
 
     def __init__(
         self,
@@ -142,6 +150,7 @@ class OnnxEngine(Engine):
         data_folder: str | os.PathLike[str] | None = None,
         kernels: bool = False,
         precision: str | None = None,
+        cuda_graphs: int = 0,
     ) -> None:
         onnxruntime = _onnxruntime()
         self.path = None
@@ -152,7 +161,7 @@ class OnnxEngine(Engine):
         self._source: Path | onnx.ModelProto = model  # type: ignore[assignment]
         self._folder = data_folder
         self.device = _device(onnxruntime, device)
-        _check_options(self.device, kernels, precision)
+        _check_options(self.device, kernels, precision, cuda_graphs)
         self._options: dict[str, Any] = {"kernels": kernels, "precision": precision}
         self._cuda = _Cuda(self.device, precision) if self.device.type == "cuda" else None
         self.kernels: tuple[str, ...] = ()
@@ -201,6 +210,9 @@ class OnnxEngine(Engine):
                     'Install those, or give device="cpu"'
                 )
             self.device, self._cuda = torch.device("cpu"), None
+        if self._cuda is not None and cuda_graphs:
+            make = partial(_session, onnxruntime, source)
+            self._recorder = self._recorder_of(cuda_graphs, not_replayable(runnable), make, library)
         if self._cuda is not None:
             self._end = weakref.finalize(self, _end, self.__dict__, self._cuda)  # at the exit of the process too
 
@@ -216,6 +228,19 @@ class OnnxEngine(Engine):
         changed, taken = with_kernels(model)
         self.kernels = tuple(taken)
         return (library(onnxruntime), changed) if taken else (None, model)
+
+    def _recorder_of(self, size: int, reason: str, session: Callable[..., Any], library: Path | None) -> Recorder:
+        """Holds nothing of the engine, which goes as soon as nobody has it."""
+        folder, precision, device = self._folder, self._options["precision"], self.device
+
+        def make() -> tuple[_Cuda, Any]:
+            if reason:
+                raise UnsupportedError(reason)
+            cuda = _Cuda(device, precision, records=True)
+            return cuda, session(cuda, folder, library)
+
+        binding = partial(_binding, self.inputs, self.outputs, device)
+        return Recorder(size, make, binding, partial(torch.cuda.set_device, device))
 
     @property
     def dtypes(self) -> set[torch.dtype]:
@@ -260,16 +285,32 @@ class OnnxEngine(Engine):
         if self._cuda is not None and not self._end.alive:
             raise EngineError(f"{self} is closed; load it again")
         # Held until the run is over.
-        ready = [tensor.detach().to(self.device).resolve_neg().contiguous() for tensor in tensors]
+        ready = [tensor if self._fits(tensor) else self._ready(tensor) for tensor in tensors]
         try:
-            values = self._bound(ready) if self._shared is None or self.device.type != "cpu" else self._values(ready)
+            replay = self._recorder.get(ready, self._computed) if self._recorder is not None else None
+            return self._computed(ready) if replay is None else replay(ready)
+        except EngineError:
+            raise
         except Exception as error:
             given = ", ".join(f"{s.name}: {list(t.shape)}" for s, t in zip(self.inputs, ready, strict=True))
             raise EngineError(f"{self} failed in ONNX Runtime on {given}: {_reason(error)}") from error
-        if len(values) != len(self.outputs):
-            raise EngineError(f"{self} returned {len(values)} of {len(self.outputs)} outputs: it is damaged")
+
+    def _fits(self, tensor: Tensor) -> bool:
+        """Whether ONNX Runtime reads it where it is; asked first, for it costs less than what would change nothing."""
+        if tensor.requires_grad or not tensor.is_contiguous() or tensor.is_neg():
+            return False
+        return tensor.is_cpu if self._cuda is None else tensor.device == self.device
+
+    def _ready(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().to(self.device).resolve_neg().contiguous()
+
+    def _computed(self, ready: Sequence[Tensor]) -> list[Tensor]:
+        values = self._bound(ready) if self._shared is None or self.device.type != "cpu" else self._values(ready)
+        count = len(values)
+        if count != len(self.outputs):
+            raise EngineError(f"{self} returned {count} of {len(self.outputs)} outputs: it is damaged")
         # By index: iterating ends in a C++ exception, which takes 80 us.
-        outputs = [_from_dlpack(values[i].to_dlpack()) for i in range(len(values))]
+        outputs = [_from_dlpack(values[i].to_dlpack()) for i in range(count)]
         for i in self._bools:
             outputs[i] = outputs[i].view(torch.bool)  # DLPack makes uint8 of it
         for i in self._passed:
@@ -284,23 +325,47 @@ class OnnxEngine(Engine):
 
     def _bound(self, ready: Sequence[Tensor]) -> Any:
         """The outputs where they are computed."""
-        place = (self.device.type, self.device.index or 0)
-        binding = self._session.io_binding()  # one per call, for threads
-        for spec, tensor in zip(self.inputs, ready, strict=True):
-            binding.bind_input(spec.name, *place, _ELEMENT[spec.dtype], list(tensor.shape), tensor.data_ptr())
-        for spec in self.outputs:
-            binding.bind_output(spec.name, *place)
+        binding = _binding(self.inputs, self.outputs, self.device, self._session, ready)  # one per call, for threads
         if self._cuda is None:
             self._session.run_with_iobinding(binding)
         else:
             self._cuda.run(self._session, binding)
         return binding.get_outputs_as_ortvaluevector()
 
+    def info(self) -> dict[str, Any]:
+        """As of every engine, with what ONNX Runtime runs it by, and whether CUDA graphs are recorded."""
+        return {
+            **super().info(),
+            "onnxruntime": _onnxruntime().__version__,
+            "kernels": list(self.kernels),
+            "precision": self._options["precision"],
+            "cuda_graphs": {} if self._recorder is None else self._recorder.info(),
+        }
+
+
+def _binding(
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    device: torch.device,
+    session: Any,
+    tensors: Sequence[Tensor],
+    results: Sequence[Tensor] | None = None,
+) -> Any:
+    """Inputs and outputs bound to a session; outputs without ``results`` are allocated by the run."""
+    place = device.type, device.index or 0
+    binding = session.io_binding()
+    for spec, tensor in zip(inputs, tensors, strict=True):
+        binding.bind_input(spec.name, *place, _ELEMENT[spec.dtype], list(tensor.shape), tensor.data_ptr())
+    for i, spec in enumerate(outputs):
+        own = () if results is None else (_ELEMENT[spec.dtype], list(results[i].shape), results[i].data_ptr())
+        binding.bind_output(spec.name, *place, *own)
+    return binding
+
 
 class _Cuda:
     """Where a session computes on CUDA: a stream of its own, ordered with the caller's. One run at a time."""
 
-    def __init__(self, device: torch.device, precision: str | None) -> None:
+    def __init__(self, device: torch.device, precision: str | None, records: bool = False) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._callers: set[torch.cuda.Stream] = set()
@@ -310,6 +375,7 @@ class _Cuda:
             {
                 # Left out where it is the default, of which ONNX Runtime would warn that no plugin provider has it.
                 **({"device_id": str(device.index)} if device.index else {}),
+                **({"enable_cuda_graph": "1"} if records else {}),
                 "user_compute_stream": str(self._stream.cuda_stream),
                 "use_tf32": str(int(precision == "tf32")),
             },
@@ -319,16 +385,37 @@ class _Cuda:
         self._stream.synchronize()
 
     def run(self, session: Any, binding: Any) -> None:
+        with self._turn():
+            # ONNX Runtime waits for the device. Told not to (disable_synchronize_execution_providers), it keeps the
+            # host buffers of every run until the session is freed, and frees them in a callback of the stream: the
+            # last holder of their allocator, which calls CUDA where that is not allowed and ends the process.
+            session.run_with_iobinding(binding)
+
+    def replay(
+        self, run: Callable[[], Any], own: Sequence[Tensor], given: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """See :class:`svexport.runtime.recorded.Replays`."""
+        with self._turn() as caller:
+            with torch.cuda.stream(self._stream):
+                for mine, tensor in zip(own, given, strict=True):
+                    mine.copy_(tensor)
+            run()
+            caller.wait_stream(self._stream)
+            copies = [output.clone() for output in outputs]
+            for output in outputs:
+                output.record_stream(caller)  # if it is forgotten now, its memory is used again after the copy only
+            return copies
+
+    @contextmanager
+    def _turn(self) -> Iterator[torch.cuda.Stream]:
+        """One run: after what all callers' streams were given before, and before what this one's is given next."""
         current = torch.cuda.current_stream(self._device)
         with self._lock:
             self._callers.add(current)
             for stream in self._callers:  # all of them: the memory of outputs that one let go is used again for any
                 self._stream.wait_stream(stream)
             try:
-                # ONNX Runtime waits for the device. Told not to (disable_synchronize_execution_providers), it keeps the
-                # host buffers of every run until the session is freed, and frees them in a callback of the stream: the
-                # last holder of their allocator, which calls CUDA where that is not allowed and ends the process.
-                session.run_with_iobinding(binding)
+                yield current
             finally:
                 current.wait_stream(self._stream)  # where that failed
 
@@ -338,6 +425,9 @@ def _end(attributes: dict[str, Any], cuda: _Cuda) -> None:
     try:
         cuda.synchronize()
     finally:
+        recorder = attributes.pop("_recorder", None)
+        if recorder is not None:
+            recorder.close()
         attributes.pop("_session", None)
 
 
@@ -397,10 +487,11 @@ def _device(onnxruntime: Any, requested: str | torch.device | None) -> torch.dev
     return device
 
 
-def _check_options(device: torch.device, kernels: bool, precision: str | None) -> None:
+def _check_options(device: torch.device, kernels: bool, precision: str | None, cuda_graphs: int) -> None:
     if precision not in (None, "tf32"):
         raise EngineError(f'precision expects None (float32 as it is) or "tf32", got {precision!r}')
-    for name, given in (("kernels", kernels), ("precision", precision is not None)):
+    options = {"kernels": kernels, "precision": precision is not None, "cuda_graphs": bool(cuda_graphs)}
+    for name, given in options.items():
         if given and device.type != "cuda":
             raise UnsupportedError(f"{name} is for engines on CUDA, and this one is on {device}: leave it out")
 

@@ -343,17 +343,15 @@ class TensorRTEngine(Engine):
         return found
 
     def info(self) -> dict[str, Any]:
-        """What is known of the engine, as plain JSON-serializable values."""
+        """As of every engine, with what TensorRT tells of it."""
         return {
-            "path": None if self.path is None else str(self.path),
+            **super().info(),
             "built_by": self.version or None,
             "tensorrt": self._trt.__version__,
             "device": self._place.name,
             "bytes": self._bytes,
             "memory": self._memory(),
             "layers": int(self._engine.num_layers),
-            "inputs": {spec.name: str(spec) for spec in self.inputs},
-            "outputs": {spec.name: str(spec) for spec in self.outputs},
             "profiles": [{name: [list(s) for s in r] for name, r in ranges.items()} for ranges in self._ranges],
             "refittable": bool(self._engine.refittable),
             "contexts": len(self._idle),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -275,3 +277,155 @@ def test_whole_models(
         error = relative_error(output, wanted)
         # In half the coordinates of samples are off by pixels, in whatever runtime.
         assert error < 1e-4 if dtype is torch.float32 else error < max(1e-3, 1.2 * relative_error(body, wanted))
+
+
+# ---------------------------------------------------------------------------------------------------------- CUDA graphs
+
+
+def recording(model: onnx.ModelProto, size: int = 2, **options: Any) -> OnnxEngine:
+    return OnnxEngine(model, device="cuda", cuda_graphs=size, **options)
+
+
+def layers(count: int = 40) -> onnx.ModelProto:
+    """So many small products, which take the GPU less than the CPU takes to launch them."""
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 64]) for name in ("x", f"v{count}")]
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [64, 64], (torch.randn(64 * 64) / 8).tolist())
+    names = ["x", *(f"v{i + 1}" for i in range(count))]
+    nodes = [helper.make_node("MatMul", [a, "w"], [f"{b}m"]) for a, b in pairwise(names)]
+    nodes += [helper.make_node("Tanh", [f"{b}m"], [b]) for b in names[1:]]
+    ordered = [node for pair in zip(nodes[:count], nodes[count:], strict=True) for node in pair]
+    graph = helper.make_graph(ordered, "graph", infos[:1], infos[1:], [weight])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_recorded_runs_are_those_of_the_engine() -> None:
+    model = layers()
+    plain, engine = OnnxEngine(model, device="cuda"), recording(model)
+    for n in (3, 17, 3, 5, 17, 3):
+        for _ in range(3):
+            x = torch.randn(n, 64, device="cuda")
+            torch.testing.assert_close(engine(x), plain(x))
+    assert set(engine.info()["cuda_graphs"].values()) == {"recorded"}
+    assert list(engine.info()["cuda_graphs"]) == ["17x64", "3x64"]
+    engine.close()
+
+
+def test_recorded_runs_cost_less_than_launches() -> None:
+    model = layers(200)
+    plain, engine = OnnxEngine(model, device="cuda"), recording(model)
+    x = torch.randn(8, 64, device="cuda")
+
+    def seconds(run: OnnxEngine) -> float:
+        times = []
+        for _ in range(30):
+            start = time.perf_counter()
+            run(x)
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+        return sorted(times)[15]
+
+    seconds(plain), seconds(engine)
+    assert seconds(engine) < 0.7 * seconds(plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_recorded_runs_of_kernels(dtype: torch.dtype) -> None:
+    image, grid = images(2)
+    model = op_model(GRID_SAMPLE, (image.to(dtype), grid, 0, 0, False, 1.0), 17, lowered=False, dynamic=True)
+    engine = recording(model, kernels=True)
+    for _ in range(5):
+        image, grid = (t.cuda() for t in images(2))
+        wanted = nn.functional.grid_sample(image.to(dtype).double(), grid.double(), align_corners=False)
+        assert relative_error(engine(image.to(dtype), grid), wanted) < TOLERANCES[dtype]
+    assert list(engine.info()["cuda_graphs"].values()) == ["recorded"]
+
+
+def test_recorded_runs_in_the_order_of_streams_and_threads() -> None:
+    image, grid = images(1)
+    model = op_model(GRID_SAMPLE, (image, grid, 0, 0, False, 1.0), 17, lowered=False, dynamic=True)
+    engine = recording(model, kernels=True)
+    check_order(engine)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        check_order(engine)
+    wrong: list[BaseException] = []
+
+    def work(own: bool) -> None:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream() if own else None):
+                check_order(engine, 10)
+        except BaseException as error:  # noqa: BLE001 - raised where the test waits
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(i % 2 == 0,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert list(engine.info()["cuda_graphs"].values()) == ["recorded"]
+
+
+NOT_RECORDED = """
+import sys, torch, onnx
+from onnx import TensorProto, helper
+from svexport.runtime import OnnxEngine
+
+value, node = helper.make_tensor_value_info, helper.make_node
+x = value("x", TensorProto.FLOAT, ["n"])
+then = helper.make_graph([node("Neg", ["x"], ["a"])], "then", [], [value("a", TensorProto.FLOAT, ["n"])])
+other = helper.make_graph([node("Abs", ["x"], ["b"])], "else", [], [value("b", TensorProto.FLOAT, ["n"])])
+MODELS = {
+    "sizes that follow from numbers": ([node("NonZero", ["x"], ["y"])], [x], TensorProto.INT64, ["r", "k"]),
+    "a number read on the CPU": (
+        [node("Expand", ["x", "s"], ["y"])], [x, value("s", TensorProto.INT64, [2])], TensorProto.FLOAT, ["a", "b"],
+    ),
+    "control flow": (
+        [node("ReduceSum", ["x"], ["s"], keepdims=0), node("Cast", ["s"], ["c"], to=TensorProto.BOOL),
+         node("If", ["c"], ["y"], then_branch=then, else_branch=other)], [x], TensorProto.FLOAT, ["n"],
+    ),
+    "random numbers": (
+        [node("RandomNormalLike", ["x"], ["r"]), node("Mul", ["r", "x"], ["q"]), node("Abs", ["q"], ["y"])],
+        [x], TensorProto.FLOAT, ["n"],
+    ),
+}
+for name, (nodes, inputs, kind, shape) in MODELS.items():
+    graph = helper.make_graph(nodes, "graph", inputs, [value("y", kind, shape)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    plain, engine = (OnnxEngine(model, device="cuda", cuda_graphs=n) for n in (0, 1))
+    for i in range(4):
+        given = [torch.randn(6).cuda()]
+        if len(inputs) > 1:
+            given.append(torch.tensor([i + 2, 6]).cuda())
+        got, wanted = engine(*given), plain(*given)
+        assert got.shape == wanted.shape, name
+        assert name == "random numbers" or torch.equal(got, wanted), name
+    [reason] = engine.info()["cuda_graphs"].values()
+    assert reason != "recorded", name
+    print(name, "|", reason)
+    x2 = torch.randn(512, 512, device="cuda")
+    assert torch.isfinite(x2 @ x2).all()  # the device is as it was
+    engine.close(), plain.close()
+"""
+
+
+def test_what_cannot_be_recorded_runs_and_says_why() -> None:
+    done = subprocess.run([sys.executable, "-c", NOT_RECORDED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    said = dict(line.split(" | ") for line in done.stdout.splitlines())
+    assert len(said) == 4
+    assert said["a number read on the CPU"] == "the numbers of s are read on the CPU in every run"
+
+
+def test_recorded_whole_models_come_and_go(tmp_path: Path) -> None:
+    model, options = example("stgcn")
+    inputs = model.example_inputs
+    svexport.export(model, inputs, tmp_path / "m.onnx", opset=17, verify=False, **options)
+    given = [t.cuda() for _, t in leaves(inputs)]
+    with svexport.load(tmp_path / "m.onnx", device="cuda") as plain:
+        wanted = plain.run(given)
+    for _ in range(3):
+        with svexport.load(tmp_path / "m.onnx", device="cuda", kernels=True, cuda_graphs=1) as engine:
+            for _ in range(3):
+                for output, same in zip(engine.run(given), wanted, strict=True):
+                    assert relative_error(output, same) < 1e-4
+            assert list(engine.info()["cuda_graphs"].values()) == ["recorded"]

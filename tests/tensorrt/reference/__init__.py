@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,7 @@ class Reference:
 
     def __init__(self, version: str, **faults: Any) -> None:
         self.__version__ = f"{version}.9" if version != "8.6.1" else version
+        self.__spec__ = ModuleSpec("tensorrt", None)  # torch._dynamo, first imported meanwhile, asks for it
         self.faults = faults
         self.alive: weakref.WeakSet[Any] = weakref.WeakSet()
         self.loaded: list[str] = []
