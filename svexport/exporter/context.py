@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import gc
 import math
 import typing
@@ -514,6 +515,15 @@ def _of_a_number(function: Callable[..., Any], input: Tensor, *args: Any, **kwar
     return function(input.reshape(1))[:, :0]
 
 
+def _tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    """Torch's own takes the sizes of the parts for numbers. The first of them get one element each of what is left."""
+    size, parts = input.shape[dim], indices_or_sections
+    if not isinstance(parts, int) or not isinstance(size, torch.SymInt):
+        return torch.tensor_split(input, parts, dim)
+    ends = [part * (size // parts) + torch.sym_min(part, size % parts) for part in range(parts + 1)]
+    return tuple(input.narrow(dim, start, end - start) for start, end in itertools.pairwise(ends))
+
+
 def _parts(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The exporter makes a sequence of the parts of a dynamic size, on which its optimizer fails, and TensorRT too."""
     parts = function(*args, **kwargs)
@@ -594,6 +604,8 @@ _OF_DYNAMIC_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.affine_grid: _affine_grid,
     torch.arange: _arange,
     torch.linspace: _linspace,
+    torch.tensor_split: _tensor_split,
+    Tensor.tensor_split: _tensor_split,
     **{f: functools.partial(_parts, f) for f in (torch.chunk, torch.split, Tensor.chunk, Tensor.split)},
     **{
         f: functools.partial(_by_a_tensor, f)

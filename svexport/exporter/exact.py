@@ -187,6 +187,8 @@ def floor_divided(x: Tensor, y: Any) -> Any:
     """
     if not (kind := torch.result_type(x, y)).is_floating_point:
         return NotImplemented
+    if kind.itemsize < 4 and not isinstance(y, Tensor):  # torch rounds no number to half precision here
+        return floor_divided(x.float(), y).to(kind)
     x, y = _both(x, y, kind)
     rest = torch.fmod(x, y)
     quotient = (x - rest) / y  # whole, but for rounding

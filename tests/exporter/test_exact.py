@@ -377,6 +377,22 @@ def test_losses_left_in_forward(opset: int, tmp_path) -> None:
         torch.testing.assert_close(svexport.load(tmp_path / "m.onnx")(x, target), model(x, target))
 
 
+@pytest.mark.parametrize("opset", [11, 18])
+def test_parts_of_a_dynamic_size(opset: int, tmp_path) -> None:
+    model = Functions({"parts": lambda x: tuple(part.sum(1) for part in x.tensor_split(3, dim=1))})
+    axes = {"x": {0: "b", 1: "n"}}
+
+    class Parts(nn.Module):
+        def forward(self, x: Tensor) -> object:
+            return model(x)
+
+    svexport.export(Parts(), torch.randn(2, 7, 4), tmp_path / "m.onnx", opset=opset, dynamic_shapes=axes)
+    for n in (2, 4, 5, 9):
+        x = torch.randn(3, n, 4)
+        for actual, expected in zip(svexport.load(tmp_path / "m.onnx")(x), model(x)["parts"], strict=True):
+            torch.testing.assert_close(actual, expected)
+
+
 OF_QUOTIENTS = {
     "floor": lambda x, y: torch.div(x, 0.4, rounding_mode="floor"),
     "floor_divide": lambda x, y: x // y,
@@ -393,7 +409,7 @@ OF_QUOTIENTS = {
 
 @pytest.mark.parametrize("opset", [11, 17, 20])
 def test_multiples_of_the_divisor(opset: int, tmp_path) -> None:
-    """To the bit: 2 / 0.4 rounds to 5, but 5 * 0.4 in float32 is more than 2. Points on the borders of voxels are so."""
+    """To the bit: 2 / 0.4 rounds to 5, but 5 * 0.4 in float32 is more than 2. Points on voxels' borders are."""
     x = torch.arange(-60, 60)[:, None] / 10
     y = torch.tensor([0.4, -0.1, 0.3, -2.0, 0.001, 7.0])
     model = Functions(OF_QUOTIENTS)
