@@ -95,10 +95,11 @@ class Borders:
                 self._first[place] = turn, run
                 self._open[place] = None
             elif turn.truth != self._first[place][0].truth and place in self._open:
-                del self._open[place]
+                changed = {r: n for r, n in run.roots.items() if n != self._first[place][1].roots[r]}
+                if 1 not in changed.values():  # of one element a sum is its mean: both ways may compute the same
+                    del self._open[place]
                 if turn.own and turn.number is None:
-                    changed = {r: n for r, n in run.roots.items() if n != self._first[place][1].roots[r]}
-                    self.turned.setdefault(turn.line, ", ".join(f"{r}={n}" for r, n in changed.items()))
+                    self.turned[turn.line] = ", ".join(f"{r}={n}" for r, n in changed.items())
 
     def fails(self, error: BaseException) -> None:
         """Notes that the model raised: where a comparison was to turn that it raises for, there is no other side."""

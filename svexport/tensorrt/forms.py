@@ -185,9 +185,11 @@ def _shape(b: Builder, node: _Node) -> Any:
 def _mod(b: Builder, node: _Node) -> Any:
     """Division rounds towards zero, so that this remainder has the sign of ``x``; that of Mod has the sign of ``y``."""
     x, y = node.inputs
-    if x.dtype not in _INTEGERS:
-        return None
-    rest = b.op("Sub", x, b.op("Mul", b.op("Div", x, y), y))
+    quotient = b.op("Div", x, y)
+    if x.dtype not in _INTEGERS:  # as the parser from 8.5 on has it: of a rounded quotient
+        down = b.op("Less", quotient, b.like(0, x), dtype=TensorProto.BOOL)
+        quotient = b.op("Where", down, b.op("Ceil", quotient), b.op("Floor", quotient))
+    rest = b.op("Sub", x, b.op("Mul", quotient, y))
     if node.attributes.get("fmod", 0):
         return rest
     zero = b.like(0, x)

@@ -79,7 +79,28 @@ def listed(x: Tensor) -> Tensor:
     return x * 2 if x.shape[2] in (19, 23) else x * 3
 
 
-WRONG = [sevenths, nested, pooled, areas, powers, aligned, rounded, steps, key, parts, rows, elements, equal, listed]
+def meaned(x: Tensor) -> Tensor:
+    """Of one row the sum is the mean, which says nothing of the other sizes on that side."""
+    return x.mean(2) if x.shape[2] > 5 else x.sum(2)
+
+
+WRONG = [
+    meaned,
+    sevenths,
+    nested,
+    pooled,
+    areas,
+    powers,
+    aligned,
+    rounded,
+    steps,
+    key,
+    parts,
+    rows,
+    elements,
+    equal,
+    listed,
+]
 SHAPES = [(8, 8), (9, 5), (7, 4), (21, 6), (22, 9), (24, 24), (64, 3), (101, 2), (180, 4), (40, 30), (1, 1), (19, 2)]
 
 

@@ -360,6 +360,66 @@ def test_cross_entropy(options, opset: int, tmp_path) -> None:
         torch.testing.assert_close(svexport.load(tmp_path / "m.onnx")(x, other), loss(x, other), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("opset", [11, 18])
+def test_losses_left_in_forward(opset: int, tmp_path) -> None:
+    """With dynamic sizes, where torch decomposes twice."""
+
+    class Head(nn.Module):
+        def forward(self, x: Tensor, target: Tensor) -> Tensor:
+            return F.cross_entropy(x, target, ignore_index=0, label_smoothing=0.1)
+
+    model, axes = Head(), {"x": {0: "n"}, "target": {0: "n"}}
+    svexport.export(
+        model, (torch.randn(5, 4), torch.randint(0, 4, (5,))), tmp_path / "m.onnx", opset=opset, dynamic_shapes=axes
+    )
+    for n in (2, 9):
+        x, target = 9 * torch.randn(n, 4), torch.arange(n) % 4
+        torch.testing.assert_close(svexport.load(tmp_path / "m.onnx")(x, target), model(x, target))
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_parts_of_a_dynamic_size(opset: int, tmp_path) -> None:
+    model = Functions({"parts": lambda x: tuple(part.sum(1) for part in x.tensor_split(3, dim=1))})
+    axes = {"x": {0: "b", 1: "n"}}
+
+    class Parts(nn.Module):
+        def forward(self, x: Tensor) -> object:
+            return model(x)
+
+    svexport.export(Parts(), torch.randn(2, 7, 4), tmp_path / "m.onnx", opset=opset, dynamic_shapes=axes)
+    for n in (2, 4, 5, 9):
+        x = torch.randn(3, n, 4)
+        for actual, expected in zip(svexport.load(tmp_path / "m.onnx")(x), model(x)["parts"], strict=True):
+            torch.testing.assert_close(actual, expected)
+
+
+OF_QUOTIENTS = {
+    "floor": lambda x, y: torch.div(x, 0.4, rounding_mode="floor"),
+    "floor_divide": lambda x, y: x // y,
+    "floor_divide_by_a_number": lambda x, y: x // 0.4,
+    "remainder": lambda x, y: x % y,
+    "remainder_by_a_number": lambda x, y: x % -0.1,
+    "remainder_of_a_number": lambda x, y: 2.0 % y,
+    "of_halves": lambda x, y: x.half() // 0.3,
+    "of_integers": lambda x, y: (x * 10).round().long() // -3,
+    "rest_of_integers": lambda x, y: (x * 10).round().long() % -3,
+    "negative_bytes": lambda x, y: -(x * 10).abs().to(torch.uint8),
+}
+
+
+@pytest.mark.parametrize("opset", [11, 17, 20])
+def test_multiples_of_the_divisor(opset: int, tmp_path) -> None:
+    """To the bit: 2 / 0.4 rounds to 5, but 5 * 0.4 in float32 is more than 2. Points on voxels' borders are."""
+    x = torch.arange(-60, 60)[:, None] / 10
+    y = torch.tensor([0.4, -0.1, 0.3, -2.0, 0.001, 7.0])
+    model = Functions(OF_QUOTIENTS)
+    engine = svexport.load(
+        svexport.export(model, (torch.randn(120, 1), torch.rand(6) + 0.1), tmp_path / "m.onnx", opset=opset).path
+    )
+    for actual, (name, expected) in zip(engine(x, y), model(x, y).items(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, msg=lambda m, name=name: f"{name}: {m}")
+
+
 OF_DOUBLE_PRECISION = {
     "added": lambda x: x + 0.1,
     "full": lambda x: torch.full((3,), 0.1, dtype=torch.float64) * x,

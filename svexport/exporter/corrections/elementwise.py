@@ -22,11 +22,13 @@ _kinds = torch.onnx.JitScalarType
 
 
 def _floor_divide(g: Any, own: _Own, self: _Value, other: _Value) -> Any:
-    """The exporter's own rounds towards zero."""
+    """The exporter's own rounds towards zero, and the quotient of floating-point numbers to a whole one."""
     kind = _kinds.from_value(g.original_node.output(), _kinds.INT64)
     floating = kind.dtype().is_floating_point
     exact = kind if floating else _kinds.INT64
     x, y = (v if _kinds.from_value(v) == exact else g.op("Cast", v, to_i=exact.onnx_type()) for v in (self, other))
+    if floating and g.opset >= _FIRST_MOD:
+        return _floor_divided(g, x, y, kind)
     result = g.op("Div", x, y)
     if floating:
         return g.op("Floor", result)
@@ -35,6 +37,40 @@ def _floor_divide(g: Any, own: _Own, self: _Value, other: _Value) -> Any:
         less = g.op("Less", g.op("Mul", rest, y), g.op("Constant", value_t=torch.tensor(0)))
         result = g.op("Sub", result, g.op("Cast", less, to_i=exact.onnx_type()))
     return result if kind == exact else g.op("Cast", result, to_i=kind.onnx_type())
+
+
+_FIRST_MOD = 10
+"""The first opset that has the exact remainder of floating-point numbers."""
+
+
+def _floor_divided(g: Any, x: _Value, y: _Value, kind: Any) -> _Value:
+    """By the exact remainder, as :func:`svexport.exporter.exact.floor_divided`."""
+    one, half, zero = (constant_like(g, number, kind) for number in (1, 0.5, 0))
+    rest, opposite = _exact_rest(g, x, y, kind)
+    quotient = g.op("Div", g.op("Sub", x, rest), y)
+    quotient = g.op("Where", opposite, g.op("Sub", quotient, one), quotient)
+    whole = g.op("Floor", quotient)
+    larger = g.op("Greater", g.op("Sub", quotient, whole), half)
+    whole = g.op("Where", larger, g.op("Add", whole, one), whole)
+    return g.op("Where", _equal(g, y, zero), g.op("Div", x, y), whole)
+
+
+def _exact_rest(g: Any, x: _Value, y: _Value, kind: Any) -> tuple[_Value, _Value]:
+    """A remainder of the sign of ``x``, and whether ``y`` has the other."""
+    zero = constant_like(g, 0, kind)
+    rest = g.op("Mod", x, y, fmod_i=1)
+    signs = (("Less", "Greater"), ("Greater", "Less"))
+    return rest, g.op("Or", *(g.op("And", g.op(one, rest, zero), g.op(other, y, zero)) for one, other in signs))
+
+
+def _remainder(g: Any, own: _Own, self: _Value, other: _Value) -> Any:
+    """The exporter's own is what a rounded quotient of floating-point numbers leaves."""
+    kind = _kinds.from_value(g.original_node.output(), _kinds.UNDEFINED)
+    if not is_floating(kind) or g.opset < _FIRST_MOD:
+        return arithmetic(g, own, self, other)
+    x, y = (v if _kinds.from_value(v) == kind else g.op("Cast", v, to_i=kind.onnx_type()) for v in (self, other))
+    rest, opposite = _exact_rest(g, x, y, kind)
+    return g.op("Where", opposite, g.op("Add", rest, y), rest)
 
 
 def _clamp(g: Any, own: _Own, self: _Value, low: _Value, high: _Value) -> Any:
@@ -187,7 +223,7 @@ def _integers_within(*numbers: float | None) -> Callable[..., Any]:
 
 
 ELEMENTWISE: dict[str, Callable[..., Any]] = {
-    **{f"aten::{name}": arithmetic for name in ("add", "fmod", "mul", "outer", "remainder", "rsub", "sub")},
+    **{f"aten::{name}": arithmetic for name in ("add", "fmod", "mul", "outer", "rsub", "sub")},
     **{
         f"aten::{name}": _promoted
         for name in (
@@ -218,6 +254,7 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "aten::le": _compared("Less"),
     "aten::ne": _equality(differs=True),
     "aten::pow": _power,
+    "aten::remainder": _remainder,
     "aten::relu": _integers_within(0, None),
     "aten::relu6": _integers_within(0, 6),
     "aten::softplus": _softplus,
