@@ -24,7 +24,7 @@ from svexport.exporter.complex import ComplexParts, has_complex
 from svexport.exporter.corrections import CORRECTIONS
 from svexport.exporter.decompose import WRONG, DecompositionError, advice_on, decomposable, decomposed
 from svexport.exporter.exact import exact_embeddings
-from svexport.exporter.opsets import FIRST_TORCHSCRIPT_OPSET, LAST_TORCHSCRIPT_OPSET, LATER
+from svexport.exporter.opsets import FIRST_TORCHSCRIPT_OPSET, LAST_TORCHSCRIPT_OPSET, LATER, OPSETS
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.logging import logger
 from svexport.ops._op import DOMAIN, Argument, Op, as_tuple
@@ -268,7 +268,7 @@ def registered() -> Iterator[None]:
 
     The registry is left exactly as it was, also after an error.
     """
-    for opset in range(FIRST_TORCHSCRIPT_OPSET, LAST_TORCHSCRIPT_OPSET + 1):  # torch.onnx imports its own only when it exports
+    for opset in range(OPSETS.start, LAST_TORCHSCRIPT_OPSET + 1):  # torch.onnx imports its own only when it exports
         import_module(f"torch.onnx.symbolic_opset{opset}")
     functions = {}
     for symbolic in SYMBOLICS.values():
