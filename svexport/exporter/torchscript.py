@@ -58,7 +58,7 @@ def export(
 ) -> onnx.ModelProto:
     """``model(*tensors)`` as ONNX, written to ``path`` if it is large; raises :class:`ExportError` naming the operator
     and its source line."""
-    written = _traced(model, tensors, path, max(opset, FIRST_TORCHSCRIPT_OPSET), input_names, dynamic_axes)
+    written = _traced(model, tensors, path, opset, input_names, dynamic_axes)
     if opset < FIRST_TORCHSCRIPT_OPSET:
         from svexport.graph.opsets import convert_in_place
 
@@ -138,6 +138,7 @@ def _export(
     input_names: Sequence[str],
     dynamic_axes: Mapping[str, Mapping[int, str]],
 ) -> onnx.ModelProto:
+    opset = max(opset, FIRST_TORCHSCRIPT_OPSET)
     traced: nn.Module = model
     if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
         # The exporter's own tracer refuses scripted submodules; torch.jit.trace takes them in.
