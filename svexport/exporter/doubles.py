@@ -56,19 +56,16 @@ def _logspace(
     return exponents if exponents is NotImplemented else torch.pow(base, exponents)
 
 
-def _elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
-    return torch.where(x > 0, x * scale, torch.expm1(x * input_scale) * (alpha * scale))
+def _by_torch(name: str) -> Callable[..., Tensor]:
+    """What torch makes it of, with the numbers as they are."""
 
+    def decomposed(*args: Any, **kwargs: Any) -> Tensor:
+        from torch._decomp import decomposition_table
 
-def _softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
-    scaled = x * beta
-    return torch.where(scaled > threshold, x, torch.log1p(torch.exp(scaled)) / beta)
+        function, _, form = name.partition(".")
+        return decomposition_table[getattr(getattr(torch.ops.aten, function), form or "default")](*args, **kwargs)
 
-
-def _sums(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """Of one tensor and the product of two matrices, or of a matrix of each of two batches."""
-    product = a @ b * alpha
-    return product if beta == 0 else x * beta + product
+    return decomposed
 
 
 def _logarithm(base: float) -> Callable[..., Tensor]:
@@ -76,22 +73,11 @@ def _logarithm(base: float) -> Callable[..., Tensor]:
 
 
 _OF_A_TENSOR: dict[str, Callable[..., Tensor]] = {
-    "addcdiv": lambda x, a, b, *, value=1: x + a / b * value,
-    "addcmul": lambda x, a, b, *, value=1: x + a * b * value,
-    "addmm": _sums,
-    "baddbmm": _sums,
-    "celu": lambda x, alpha=1.0: torch.where(x > 0, x, torch.expm1(x / alpha) * alpha),
-    "deg2rad": lambda x: x * (math.pi / 180),
-    "elu": _elu,
-    "hardsigmoid": lambda x: ((x + 3) / 6).clamp(0, 1),
-    "hardswish": lambda x: x * ((x + 3) / 6).clamp(0, 1),
-    "leaky_relu": lambda x, slope=0.01: torch.where(x > 0, x, x * slope),
+    **{name: _by_torch(name) for name in ("addcdiv", "addcmul", "addmm", "baddbmm", "celu", "deg2rad", "elu")},
+    **{name: _by_torch(name) for name in ("hardsigmoid", "hardswish", "leaky_relu", "rad2deg", "selu", "softplus")},
     "log10": _logarithm(10),
     "log2": _logarithm(2),
     "masked_fill.Scalar": lambda x, mask, value: torch.where(mask, x.new_full((), value), x),
-    "rad2deg": lambda x: x * (180 / math.pi),
-    "selu": lambda x: _elu(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946),
-    "softplus": _softplus,
 }
 
 DOUBLES: dict[str, Callable[..., Any]] = {

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["FIRST_DYNAMO_OPSET", "FIRST_WITH_BOTH", "LAST_TORCHSCRIPT_OPSET", "LATER", "OPSETS"]
+__all__ = [
+    "FIRST_DYNAMO_OPSET",
+    "FIRST_TORCHSCRIPT_OPSET",
+    "FIRST_WITH_BOTH",
+    "LAST_TORCHSCRIPT_OPSET",
+    "LATER",
+    "OPSETS",
+]
 
 FIRST_WITH_BOTH = "2.11"
 """Of torch: in older ones the exporter on torch.export decomposes einsum and fails on dynamic sizes."""
@@ -12,6 +19,9 @@ FIRST_WITH_BOTH = "2.11"
 _BOTH = torch.torch_version.TorchVersion(torch.__version__) >= FIRST_WITH_BOTH
 
 OPSETS = range(9, 24 if _BOTH else 21)
+
+FIRST_TORCHSCRIPT_OPSET = 17
+"""What the TorchScript exporter writes; models of lower ones are converted."""
 
 LAST_TORCHSCRIPT_OPSET = 17 if _BOTH else OPSETS[-1]
 """The TorchScript exporter is reliable up to 17, and with what we verify up to 20; the other writes none below 18."""

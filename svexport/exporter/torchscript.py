@@ -1,4 +1,5 @@
-"""Opset 9 to 17: the TorchScript exporter, with our symbolics in its registry for the length of one export."""
+"""The TorchScript exporter, with our symbolics in its registry for the length of one export; models below its first
+opset are converted."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from svexport.exporter.complex import ComplexParts, has_complex
 from svexport.exporter.corrections import CORRECTIONS
 from svexport.exporter.decompose import WRONG, DecompositionError, advice_on, decomposable, decomposed
 from svexport.exporter.exact import exact_embeddings
-from svexport.exporter.opsets import LAST_TORCHSCRIPT_OPSET, LATER, OPSETS
+from svexport.exporter.opsets import FIRST_TORCHSCRIPT_OPSET, LAST_TORCHSCRIPT_OPSET, LATER, OPSETS
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.logging import logger
 from svexport.ops._op import DOMAIN, Argument, Op, as_tuple
@@ -57,6 +58,22 @@ def export(
 ) -> onnx.ModelProto:
     """``model(*tensors)`` as ONNX, written to ``path`` if it is large; raises :class:`ExportError` naming the operator
     and its source line."""
+    written = _traced(model, tensors, path, opset, input_names, dynamic_axes)
+    if opset < FIRST_TORCHSCRIPT_OPSET:
+        from svexport.graph.opsets import convert_in_place
+
+        convert_in_place(written, opset)
+    return written
+
+
+def _traced(
+    model: FlatModel,
+    tensors: Sequence[Tensor],
+    path: Path,
+    opset: int,
+    input_names: Sequence[str],
+    dynamic_axes: Mapping[str, Mapping[int, str]],
+) -> onnx.ModelProto:
     others: list[str] = []
     parts: ComplexParts | None = None
     cause: Exception
@@ -121,6 +138,7 @@ def _export(
     input_names: Sequence[str],
     dynamic_axes: Mapping[str, Mapping[int, str]],
 ) -> onnx.ModelProto:
+    opset = max(opset, FIRST_TORCHSCRIPT_OPSET)
     traced: nn.Module = model
     if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
         # The exporter's own tracer refuses scripted submodules; torch.jit.trace takes them in.
@@ -264,7 +282,7 @@ def registered() -> Iterator[None]:
     try:
         for name, function in functions.items():
             # At every opset: a built-in of a later opset would win over a custom one of an earlier.
-            for opset in range(OPSETS.start, LAST_TORCHSCRIPT_OPSET + 1):
+            for opset in range(FIRST_TORCHSCRIPT_OPSET, LAST_TORCHSCRIPT_OPSET + 1):
                 registry.register(name, opset, function, custom=True)
         yield
     finally:
@@ -272,7 +290,7 @@ def registered() -> Iterator[None]:
             if overrides is None:
                 groups.pop(name, None)
                 continue
-            for opset in range(OPSETS.start, LAST_TORCHSCRIPT_OPSET + 1):
+            for opset in range(FIRST_TORCHSCRIPT_OPSET, LAST_TORCHSCRIPT_OPSET + 1):
                 groups[name]._functions.remove_override(opset)
             for opset, function in overrides.items():
                 groups[name]._functions.override(opset, function)

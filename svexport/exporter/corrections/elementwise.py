@@ -86,8 +86,7 @@ def _clamp_max(g: Any, own: _Own, self: _Value, high: _Value) -> Any:
 
 
 def _bounded(g: Any, self: _Value, low: _Value | None, high: _Value | None) -> Any:
-    """Before opset 12 Clip is for floating-point numbers, which the exporter sees to for static shapes alone, and after
-    it wrong of large integers; with one bound it makes infinities finite.
+    """Clip is wrong of large integers; with one bound it makes infinities finite.
 
     Never does it make floating-point numbers of integers, as such bounds do. None where its own is right.
     """
@@ -171,43 +170,6 @@ def _unary(op_type: str) -> Callable[..., Any]:
     return convert
 
 
-def _compared(op_type: str) -> Callable[..., Any]:
-    """``ge`` or ``le``: before opset 12 the exporter's own is that it is not the opposite, which is so of NaN."""
-
-    def convert(g: Any, own: _Own, self: _Value, other: _Value) -> Any:
-        alike = _alike(g, self, other) if g.opset < 12 else None
-        return own(g, self, other) if alike is None else g.op("Or", g.op(op_type, *alike), _equal(g, *alike))
-
-    return convert
-
-
-def _equality(differs: bool) -> Callable[..., Any]:
-    """``eq`` or ``ne``: before opset 11 there is no Equal of floating-point numbers."""
-
-    def convert(g: Any, own: _Own, self: _Value, other: _Value) -> Any:
-        alike = _alike(g, self, other) if g.opset < 11 else None
-        if alike is None:
-            return own(g, self, other)
-        return g.op("Not", _equal(g, *alike)) if differs else _equal(g, *alike)
-
-    return convert
-
-
-def _alike(g: Any, self: _Value, other: _Value) -> list[_Value] | None:
-    """Two floating-point tensors of one type; None where they are no such tensors, or of two such types."""
-    kinds = {_kinds.from_value(v, _kinds.UNDEFINED) for v in (self, other)}
-    floating = [kind for kind in kinds if is_floating(kind)]
-    return [_floating(g, value, floating[0]) for value in (self, other)] if len(floating) == 1 else None
-
-
-def _equal(g: Any, self: _Value, other: _Value) -> _Value:
-    if g.opset >= 11:
-        return g.op("Equal", self, other)
-    # Of NaN neither is true.
-    differs = g.op("Or", g.op("Less", self, other), g.op("Greater", self, other))
-    return g.op("Not", g.op("Or", differs, g.op("Or", g.op("IsNaN", self), g.op("IsNaN", other))))
-
-
 def _integers_within(*numbers: float | None) -> Callable[..., Any]:
     """Of integers by comparisons, as of ``clamp``, between these numbers or those that are given."""
 
@@ -248,11 +210,7 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "aten::clamp_max": _clamp_max,
     "aten::clamp_min": _clamp_min,
     "aten::floor_divide": _floor_divide,
-    "aten::eq": _equality(differs=False),
-    "aten::ge": _compared("Greater"),
     "aten::hardtanh": _integers_within(),
-    "aten::le": _compared("Less"),
-    "aten::ne": _equality(differs=True),
     "aten::pow": _power,
     "aten::remainder": _remainder,
     "aten::relu": _integers_within(0, None),

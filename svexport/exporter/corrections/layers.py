@@ -71,11 +71,10 @@ def _convolution(g: Any, own: _Own, self: _Value, weight: _Value, bias: _Value, 
 
 
 def _fake_quantize(g: Any, own: _Own, self: _Value, scale: _Value, zero_point: _Value, *rest: _Value) -> Any:
-    """The exporter's own knows no other ranges than those of types, or adds a Clip of uint8, which TensorRT lacks; and
-    before opset 13 no scale that is a parameter."""
+    """The exporter's own knows no other ranges than those of types, or adds a Clip of uint8, which TensorRT lacks."""
     *axis, low, high = (int(symbolic_helper._maybe_get_const(value, "i")) for value in rest)
     full = full_range(low, high)
-    if full is None or g.opset < (13 if axis else 10):
+    if full is None:
         return own(g, self, scale, zero_point, *rest)
     scale = g.op("Cast", scale, to_i=_kinds.FLOAT.onnx_type())
     if full != (low, high):

@@ -27,14 +27,10 @@ _kinds = torch.onnx.JitScalarType
 
 
 def _cumsum(g: Any, own: _Own, self: _Value, dim: _Value, dtype: _Value) -> Any:
-    """CumSum is for half precision from opset 14 on, and never for booleans."""
-    kind = _kinds.from_value(self, _kinds.UNDEFINED)
-    if kind == _kinds.BOOL:
+    """CumSum is not for booleans."""
+    if _kinds.from_value(self, _kinds.UNDEFINED) == _kinds.BOOL:
         self = g.op("Cast", self, to_i=_kinds.INT64.onnx_type())
-    if g.opset >= 14 or kind not in (_kinds.HALF, _kinds.BFLOAT16) or not symbolic_helper._is_none(dtype):
-        return own(g, self, dim, dtype)
-    result = own(g, g.op("Cast", self, to_i=_kinds.FLOAT.onnx_type()), dim, dtype)
-    return g.op("Cast", result, to_i=kind.onnx_type())
+    return own(g, self, dim, dtype)
 
 
 def _of_masks(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
@@ -56,7 +52,7 @@ def _extreme_of(name: str) -> Callable[..., Any]:
 
     def convert(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
         kind, write = _kinds.from_value(self, _kinds.UNDEFINED), TorchScriptWriter(g)
-        if kind in (_kinds.BOOL, _kinds.UNDEFINED) or g.opset < 11:
+        if kind in (_kinds.BOOL, _kinds.UNDEFINED):
             return _of_masks(g, own, self, *rest)
         if not rest:
             return extreme(write, f"Reduce{name}", self, None, False)
@@ -72,7 +68,7 @@ def _extremes_of(name: str) -> Callable[..., Any]:
     """``amax`` or ``amin``: as of ``max``."""
 
     def convert(g: Any, own: _Own, self: _Value, dim: _Value, keepdim: _Value) -> Any:
-        if _kinds.from_value(self, _kinds.UNDEFINED) in (_kinds.BOOL, _kinds.UNDEFINED) or g.opset < 11:
+        if _kinds.from_value(self, _kinds.UNDEFINED) in (_kinds.BOOL, _kinds.UNDEFINED):
             return _of_masks(g, own, self, dim, keepdim)
         axes, keep = symbolic_helper._parse_arg(dim, "is"), symbolic_helper._parse_arg(keepdim, "i")
         return extreme(TorchScriptWriter(g), f"Reduce{name}", self, axes or None, bool(keep))
@@ -125,7 +121,7 @@ def _argsort(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
 def _sorted(g: Any, own: _Own, self: _Value, dim: _Value, descending: _Value) -> Any:
     rank = symbolic_helper._get_tensor_rank(self)
     axis, largest = (symbolic_helper._maybe_get_const(v, "i") for v in (dim, descending))
-    if g.opset < 11 or rank is None or isinstance(axis, _Value) or isinstance(largest, _Value):
+    if rank is None or isinstance(axis, _Value) or isinstance(largest, _Value):
         return None
     place = g.op("Constant", value_t=torch.tensor([axis % max(rank, 1)]))
     size = g.op("Gather", g.op("Shape", self), place) if rank else None
@@ -134,8 +130,6 @@ def _sorted(g: Any, own: _Own, self: _Value, dim: _Value, descending: _Value) ->
 
 def _topk(g: Any, own: _Own, self: _Value, k: _Value, dim: _Value, largest: _Value, sorted: _Value) -> Any:
     """As of ``max``."""
-    if g.opset < 11:
-        return own(g, self, k, dim, largest, sorted)
     number = symbolic_helper._maybe_get_const(k, "i")
     if isinstance(number, _Value):
         count = symbolic_helper._reshape_helper(g, number, g.op("Constant", value_t=torch.tensor([1])))

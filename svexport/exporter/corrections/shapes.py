@@ -25,34 +25,6 @@ def _repeat_interleave(g: Any, own: _Own, self: _Value, repeats: _Value, dim: _V
     return own(g, self, repeats, dim, output_size)
 
 
-def _cat(g: Any, own: _Own, tensors: _Value, dim: _Value) -> Any:
-    """The exporter's own, and those below, write Concat with a negative axis, which it has from opset 11 on."""
-    return own(g, tensors, _concat_axis(g, dim, tensors))
-
-
-def _stack(g: Any, own: _Own, tensors: _Value, dim: _Value) -> Any:
-    """As of ``cat``."""
-    return own(g, tensors, _concat_axis(g, dim, tensors, more=1))
-
-
-def _roll(g: Any, own: _Own, self: _Value, shifts: _Value, dims: _Value) -> Any:
-    """As of ``cat``."""
-    return own(g, self, shifts, _concat_axis(g, dims, self))
-
-
-def _cross(g: Any, own: _Own, self: _Value, other: _Value, dim: _Value) -> Any:
-    """As of ``cat``: made of rolled factors."""
-    return own(g, self, other, dim if symbolic_helper._is_none(dim) else _concat_axis(g, dim, self))
-
-
-def _concat_axis(g: Any, dims: _Value, tensors: _Value, more: int = 0) -> _Value:
-    """Dimensions of a tensor or of those in a list, or of one with ``more`` of them, as Concat takes them."""
-    packed = symbolic_helper._is_packed_list(tensors)
-    values = symbolic_helper._unpack_list(tensors) if packed else [tensors]
-    ranks = [rank for rank in map(symbolic_helper._get_tensor_rank, values) if rank is not None]
-    return _dims_from_the_front(g, dims, max(ranks) + more) if ranks and g.opset < 11 else dims
-
-
 def _dims_from_the_front(g: Any, dims: _Value, rank: int | None) -> _Value:
     if not rank:
         return dims
@@ -222,18 +194,13 @@ def _copy(g: Any, own: _Own, self: _Value, values: _Value, non_blocking: _Value)
 
 
 SHAPES: dict[str, Callable[..., Any]] = {
-    "aten::cat": _cat,
     "aten::copy": _copy,
-    "aten::cross": _cross,
     "aten::expand": _expand,
     "aten::index": _index,
     "aten::index_put": _index_put,
-    "aten::linalg_cross": _cross,
     "aten::linspace": _linspace,
     "aten::movedim": _movedim,
     "aten::permute": _permute,
     "aten::repeat": _repeat,
     "aten::repeat_interleave": _repeat_interleave,
-    "aten::roll": _roll,
-    "aten::stack": _stack,
 }
