@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import onnx
@@ -93,7 +94,8 @@ def plant(verification: Verification, model: onnx.ModelProto, lines: Mapping[str
     precise = _precise(verification, model)
     hunt = _Hunt(planted, precise, unnoticed)
     for run, inputs, expected, recording in closer:
-        hunt.compare(inputs, recording, _in_float64(verification, run, inputs, expected, precise))
+        precisely = _in_float64(verification, run, inputs, expected, precise)
+        hunt.compare(inputs, recording, lambda found=precisely: found)  # type: ignore[misc]
     verification.raise_failed()
     number = 0
 
@@ -108,7 +110,7 @@ def plant(verification: Verification, model: onnx.ModelProto, lines: Mapping[str
             if expected is not None and verification.agrees(run, inputs, expected) and hunt.left:
                 recording = planted.record(inputs, verification.held_to_rounding(run, inputs, expected))
                 if recording is not None:
-                    hunt.compare(inputs, recording, _in_float64(verification, run, inputs, expected, precise))
+                    hunt.compare(inputs, recording, partial(_in_float64, verification, run, inputs, expected, precise))
             verification.raise_failed()
             verification.forget(run)
 
@@ -157,13 +159,18 @@ class _Hunt:
         self._progress: dict[int, float] = {}  # how far that was when it last counted as closer
         self._since = 0  # inputs without any
 
-    def compare(self, inputs: list[Tensor], recording: Recording, in_float64: Recording | None) -> None:
+    def compare(self, inputs: list[Tensor], recording: Recording, in_float64: Callable[[], Recording | None]) -> None:
+        """``in_float64``: the same inputs there, asked for if a fault changes outputs by less than is told here."""
         phase(f"searching inputs for {len(self.left)} faults")
         left = []
+        asked, precisely = False, None
         for site in self.left:
             off = self._planted.shown(site, recording)
-            if self._precise is not None and in_float64 is not None and 0 < off <= 1:
-                off = max(off, self._precise.shown(site, in_float64))
+            if self._precise is not None and 0 < off <= 1:
+                if not asked:
+                    asked, precisely = True, in_float64()
+                if precisely is not None:
+                    off = max(off, self._precise.shown(site, precisely))
             if off >= self._progress.get(id(site), 0.0) + CLOSER:
                 self._progress[id(site)] = off
                 self._since = 0
