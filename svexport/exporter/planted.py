@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,8 +78,14 @@ class Planted:
     its own. A faulty node is computed alone, of what was recorded before it; what comes after it is computed anew.
     """
 
-    def __init__(self, model: onnx.ModelProto, lines: Mapping[str, str]) -> None:
-        self._lines = lines
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        lines: Mapping[str, str],
+        run_as: Callable[[onnx.ModelProto], onnx.ModelProto] = lambda model: model,
+    ) -> None:
+        """``run_as`` makes what ONNX Runtime runs of a graph, with the same names of values."""
+        self._lines, self._run_as = lines, run_as
         self._graph, self._opsets, self._ir = model.graph, list(model.opset_import), model.ir_version
         self._constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
         for node in model.graph.node:
@@ -99,14 +105,17 @@ class Planted:
         )
         given = {value.name for value in model.graph.input}
         self._kept = [name for name in wanted if name and name not in given]
-        self._recorder = _session(self._with_outputs(model))
+        self._recorder = _session(run_as(self._with_outputs(model)))
         kinds = {o.name: _dtype(o.type) for o in self._recorder.get_outputs()}
         self._kinds = {n.output[0]: kind for _, n in self._nodes if (kind := kinds.get(n.output[0])) is not None}
         self._nodes = [(number, node) for number, node in self._nodes if node.output[0] in self._kinds]
-        self._session = _session(self._with_choices(model))
+        self._session = _session(run_as(self._with_choices(model)))
         self._outputs = [value.name for value in model.graph.output]
         self._names = [value.name for value in model.graph.input]
         self._alone: dict[int, Any] = {}
+        self._unused = {
+            f"{name}_planted": np.zeros((), helper.tensor_dtype_to_np_dtype(kind)) for name, kind in self._kinds.items()
+        }
 
     def _with_outputs(self, model: onnx.ModelProto) -> onnx.ModelProto:
         probe = onnx.ModelProto()
@@ -171,18 +180,16 @@ class Planted:
         name = self._graph.node[site.number].output[0]
         if _equal(faulty, recording.values[name]):
             return None
-        feeds = dict(recording.feeds)
-        feeds[_CHOICE] = np.array(site.number, np.int64)
-        for other, kind in self._kinds.items():
-            feeds[f"{other}_planted"] = faulty if other == name else np.zeros((), helper.tensor_dtype_to_np_dtype(kind))
-        return self._session.run(self._outputs, feeds)
+        choice = {_CHOICE: np.array(site.number, np.int64), f"{name}_planted": faulty}
+        return self._session.run(self._outputs, {**recording.feeds, **self._unused, **choice})
 
-    def shown(self, site: Site, recording: Recording) -> float:
-        """How far outputs with a fault are off, in tolerances: more than 1 is what verification sees."""
+    def shown(self, site: Site, recording: Recording, failing: float = math.inf) -> float:
+        """How far outputs with a fault are off, in tolerances: more than 1 is what verification sees; ``failing`` of a
+        graph that no longer computes."""
         try:
             outputs = self.outputs(site, recording)
         except Exception:  # noqa: BLE001 - ONNX Runtime's, of a graph that no longer fits together
-            return math.inf
+            return failing
         if outputs is None:
             return 0.0
         return max(map(_off, recording.outputs, outputs, recording.held), default=0.0)
@@ -194,9 +201,11 @@ class Planted:
             return np.ascontiguousarray(recording.values[node.output[0]].swapaxes(*fault.transposed))
         if fault.node is None:
             name = node.input[0]
-            return recording.values[name] if name in recording.values else self._constants[name]
+            output = recording.values[node.output[0]]
+            return recording.values[name] if name in recording.values else self._constants[name].astype(output.dtype)
         if id(fault) not in self._alone:
-            self._alone[id(fault)] = fault, _session(self._model_of(fault))  # with the fault: its id stays its own
+            # With the fault: its id stays its own.
+            self._alone[id(fault)] = fault, _session(self._run_as(self._model_of(fault)))
         _, session = self._alone[id(fault)]
         feeds = {i.name: recording.values[i.name] for i in session.get_inputs()}
         return session.run(None, feeds)[0]

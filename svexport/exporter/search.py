@@ -13,7 +13,7 @@ from svexport.exporter.inputs import is_mask
 
 __all__ = ["Sides", "Units", "changed", "reaching", "searched", "stepped"]
 
-_SCALES = (1e-5, 1e-3, 0.1, 1.0, 10.0, 100.0, 1e3, 1e5)
+_SCALES = (1e-5, 1e-3, 0.1, 1.0, 10.0, 100.0, 1e3, 1e5, 1e-8, 1e-11)
 
 STEPS = 8
 """Of one search along a gradient."""

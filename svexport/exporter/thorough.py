@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import onnx
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from svexport.exporter.planted import Planted, Recording, Site
+from svexport.exporter.precise import Precise
 from svexport.exporter.report import Faults
 from svexport.exporter.search import Units, changed, reaching, searched, stepped
 from svexport.exporter.verify import SEARCHED, Verification
@@ -20,7 +22,7 @@ from svexport.progress import phase
 
 __all__ = ["Planting", "plant", "thorough"]
 
-SEARCHES = 72
+SEARCHES = 90
 """Inputs that are drawn in search of faults; steps along gradients come to those."""
 
 WALKS = 24
@@ -83,15 +85,18 @@ def plant(verification: Verification, model: onnx.ModelProto, lines: Mapping[str
         now = verification.held_to_rounding(run, inputs, expected)
         if recording is not None:
             runs.append(recording)
-            closer.append((inputs, replace(recording, held=now)))
+            closer.append((run, inputs, expected, replace(recording, held=now)))
     verification.raise_failed()
     if not runs:
         return None
     sites = list(planted.sites(runs[0]))
     unnoticed = _unnoticed(planted, sites, runs)
-    hunt = _Hunt(planted, unnoticed)
-    for inputs, recording in closer:
-        hunt.compare(inputs, recording)
+    precise = _precise(verification, model)
+    hunt = _Hunt(planted, precise, unnoticed)
+    for run, inputs, expected, recording in closer:
+        precisely = _in_float64(verification, run, inputs, expected, precise)
+        hunt.compare(inputs, recording, lambda found=precisely: found)  # type: ignore[misc]
+    verification.raise_failed()
     number = 0
 
     def search(found: Iterable[list[Tensor]], ends: float = math.inf) -> None:
@@ -105,7 +110,7 @@ def plant(verification: Verification, model: onnx.ModelProto, lines: Mapping[str
             if expected is not None and verification.agrees(run, inputs, expected) and hunt.left:
                 recording = planted.record(inputs, verification.held_to_rounding(run, inputs, expected))
                 if recording is not None:
-                    hunt.compare(inputs, recording)
+                    hunt.compare(inputs, recording, partial(_in_float64, verification, run, inputs, expected, precise))
             verification.raise_failed()
             verification.forget(run)
 
@@ -114,6 +119,21 @@ def plant(verification: Verification, model: onnx.ModelProto, lines: Mapping[str
     search(_walked(verification), ends)
     search(hunt.changed(verification.tensors, verification.ranges), ends)
     return Planting(planted, sites, unnoticed, hunt.left)
+
+
+def _precise(verification: Verification, model: onnx.ModelProto) -> Precise | None:
+    """None of a file that cannot be computed in float64, which is noted."""
+    try:
+        return Precise(model, verification.copies)
+    except Exception as error:  # noqa: BLE001 - ONNX Runtime's, of a node that it has no kernel for
+        verification.notes.append(f"not compared in float64: {str(error).splitlines()[0]}")
+        return None
+
+
+def _in_float64(
+    verification: Verification, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...], precise: Precise | None
+) -> Recording | None:
+    return None if precise is None else verification.in_float64(run, inputs, expected, precise)
 
 
 def _unnoticed(planted: Planted, sites: Sequence[Site], runs: Sequence[Recording]) -> list[Site]:
@@ -133,17 +153,24 @@ class _Hunt:
         left: these faults.
     """
 
-    def __init__(self, planted: Planted, left: Sequence[Site]) -> None:
-        self._planted, self.left = planted, list(left)
+    def __init__(self, planted: Planted, precise: Precise | None, left: Sequence[Site]) -> None:
+        self._planted, self._precise, self.left = planted, precise, list(left)
         self._closest: dict[int, tuple[float, list[Tensor]]] = {}  # by id of a fault, how far it was off
         self._progress: dict[int, float] = {}  # how far that was when it last counted as closer
         self._since = 0  # inputs without any
 
-    def compare(self, inputs: list[Tensor], recording: Recording) -> None:
+    def compare(self, inputs: list[Tensor], recording: Recording, in_float64: Callable[[], Recording | None]) -> None:
+        """``in_float64``: the same inputs there, asked for if a fault changes outputs by less than is told here."""
         phase(f"searching inputs for {len(self.left)} faults")
         left = []
+        asked, precisely = False, None
         for site in self.left:
             off = self._planted.shown(site, recording)
+            if self._precise is not None and 0 < off <= 1:
+                if not asked:
+                    asked, precisely = True, in_float64()
+                if precisely is not None:
+                    off = max(off, self._precise.shown(site, precisely))
             if off >= self._progress.get(id(site), 0.0) + CLOSER:
                 self._progress[id(site)] = off
                 self._since = 0

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from svexport.errors import EngineError, VerificationError
@@ -38,6 +40,10 @@ from svexport.tracing.as_in_files import AsInFiles
 from svexport.tracing.quantizers import ROUNDING, Copies, allow_steps
 from svexport.tracing.source import shown_line
 from svexport.tracing.state import State, random_state, same_random_state
+
+if TYPE_CHECKING:
+    from svexport.exporter.planted import Recording
+    from svexport.exporter.precise import Precise
 
 __all__ = ["verify"]
 
@@ -318,6 +324,37 @@ class Verification:
                 self.results.append(found)
                 self._failing[run] = inputs, actual
         return result
+
+    def in_float64(
+        self, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...], precise: Precise
+    ) -> Recording | None:
+        """The file's results on one more run in float64, recorded; None where float64 says nothing of it.
+
+        The file is held to it at once; :meth:`raise_failed` tells.
+        """
+        if not self._closely(run) or not self.held_to.fine or not self._copies.repeats:
+            return None
+        try:
+            with self.as_files:
+                there = precise.expected(inputs, expected)
+                recording = None if there is None else precise.record(there)
+                found = [] if recording is None else precise.differing(there, recording)
+        except Exception:  # noqa: BLE001 - a model tied to float32, or sizes that ONNX Runtime has no kernel for
+            return None
+        if there is None or recording is None:
+            return None
+        for index in found:
+            name, (rtol, atol) = self.output_names[index], there.held[index]
+            actual = torch.from_numpy(recording.outputs[index])
+            label = f"{name} in float64"
+            self.results.append(parity(label, there.expected[index], actual, run=run, rtol=rtol, atol=atol))
+            self._failing[run] = inputs, self._computed(run, inputs, len(expected))
+        return recording
+
+    @property
+    def copies(self) -> Copies:
+        """The model, to compute with once more."""
+        return self._copies
 
     def _closely(self, run: str) -> bool:
         """Whether torch's rounding says what outputs are held to: no tolerance that was given does, no quantizer."""

@@ -16,8 +16,10 @@ import svexport
 from svexport.cli import main
 from svexport.exporter.faults import Fault, faults_of
 from svexport.exporter.planted import Planted
+from svexport.exporter.precise import Precise
 from svexport.exporter.rounding import Rounding
 from svexport.exporter.search import Units, changed, reaching, stepped
+from svexport.tracing.quantizers import Copies
 
 HELD = [(1e-3, 1e-4)]
 BOTH_EXPORTERS = pytest.mark.parametrize("opset", [11, 18])
@@ -144,6 +146,62 @@ def test_faults_just_above_the_rounding(tmp_path) -> None:
     with pytest.raises(svexport.VerificationError):
         svexport.export(Slightly(1.0), x, tmp_path / "other.onnx", opset=13, verify="thorough")
     assert svexport.export(Slightly(0.999997), x, tmp_path / "m.onnx", opset=13, verify="thorough").verified
+
+
+class Deep(nn.Module):
+    """Layers whose rounding hides what a slightly larger ``eps`` makes of one of them."""
+
+    def __init__(self, narrow: bool = False) -> None:
+        super().__init__()
+        self.layers, self.narrow = nn.ModuleList(nn.Linear(16, 16) for _ in range(6)), narrow
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        x = x.float() if self.narrow else x
+        return (x * (x.square().mean(-1, keepdim=True) + 1e-3).rsqrt(),)
+
+
+def deep_file(model: Deep, eps: float) -> onnx.ModelProto:
+    nodes, constants, x = [], {"eps": np.array(eps, np.float32)}, "x"
+    for i, layer in enumerate(model.layers):
+        constants |= {f"w{i}": layer.weight.detach().numpy().T.copy(), f"b{i}": layer.bias.detach().numpy()}
+        nodes.append(helper.make_node("MatMul", [x, f"w{i}"], [f"m{i}"]))
+        nodes.append(helper.make_node("Add", [f"m{i}", f"b{i}"], [f"a{i}"]))
+        nodes.append(helper.make_node("Tanh", [f"a{i}"], [x := f"x{i + 1}"]))
+    nodes += [
+        helper.make_node("Mul", [x, x], ["square"]),
+        helper.make_node("ReduceMean", ["square"], ["mean"], axes=[-1], keepdims=1),
+        helper.make_node("Add", ["mean", "eps"], ["more"], "eps_node"),
+        helper.make_node("Sqrt", ["more"], ["root"]),
+        helper.make_node("Div", [x, "root"], ["y"]),
+    ]
+    return model_of(*nodes, inputs={"x": TensorProto.FLOAT}, outputs=["y"], **constants)
+
+
+def test_files_in_float64() -> None:
+    """A file that is right differs by far less than torch's rounding, and one with another constant by more."""
+    torch.manual_seed(0)
+    model, x = Deep(), torch.randn(3, 16)
+    copies = Copies(model, changes=False, random=False)
+    with torch.no_grad():
+        single = model(x)
+        precise = Precise(deep_file(model, 1e-3), copies)
+        there = precise.expected([x], single)
+        recording = precise.record(there)
+        (atol,) = (held[1] for held in there.held)
+        assert atol < 1e-4
+        assert float((there.expected[0] - torch.from_numpy(recording.outputs[0])).abs().max()) < atol / 1000
+        assert precise.differing(there, recording) == []
+        wrong = Precise(deep_file(model, 1.01e-3), copies)
+        assert wrong.differing(there, wrong.record(there)) == [0]
+
+
+def test_models_that_round_to_float32_are_not_compared_in_float64() -> None:
+    model, x = Deep(narrow=True), torch.randn(3, 16)
+    precise = Precise(deep_file(model, 1e-3), Copies(model, changes=False, random=False))
+    with torch.no_grad():
+        assert precise.expected([x], model(x)) is None
 
 
 def test_rounding_of_numbers_that_nearly_overflow() -> None:

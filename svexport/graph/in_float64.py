@@ -1,0 +1,223 @@
+"""A model computed in float64, where rounding hides nothing."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from svexport.errors import UnsupportedError
+from svexport.graph.scope import constant_value, is_standard
+from svexport.graph.substitute import give_outputs, substitute
+from svexport.graph.walk import attributes_of, graphs, opset_of
+from svexport.symbolic._builder import Builder, Value
+
+__all__ = ["in_float64"]
+
+_FLOAT, _DOUBLE = TensorProto.FLOAT, TensorProto.DOUBLE
+_HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+_POINTS = 48
+"""At which erf's integral is summed up: its error is below 1e-15."""
+
+_MOST_ERF = 6.0
+"""From there on erf is 1 in float64."""
+
+_TO_THE_END = 2**62
+
+
+def in_float64(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model with float64 for float32, in all inputs, outputs and values; its numbers stay as they are.
+
+    Ops of which ONNX Runtime has no kernel for float64, convolutions among them, are made of others.
+
+    Args:
+        model: in standard ONNX, with its weights, opset 11 or later.
+
+    Raises:
+        UnsupportedError: of a model with half precision, or of a node that has no such form.
+    """
+    precise = onnx.ModelProto()
+    precise.CopyFrom(model)
+    known: dict[str, np.ndarray] = {}
+    for graph in graphs(precise.graph):
+        _convert(graph, known)
+    opset = opset_of(model)
+
+    def build(node: onnx.NodeProto, prefix: str) -> Builder | None:
+        form = _FORMS.get(node.op_type) if is_standard(node, node.op_type) else None
+        if form is None:
+            return None
+        b = Builder(opset, f"{prefix}in_float64_")
+        give_outputs(b, [form(b, node, known)], node)
+        return b
+
+    substitute(precise, build)
+    return precise
+
+
+def _convert(graph: onnx.GraphProto, known: dict[str, np.ndarray]) -> None:
+    """The types of one graph, in place; collects its constants."""
+    del graph.value_info[:]
+    for value in (*graph.input, *graph.output):
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.elem_type = _precise(value.type.tensor_type.elem_type)
+    for tensor in graph.initializer:
+        _convert_tensor(tensor)
+        known[tensor.name] = numpy_helper.to_array(tensor)
+    for node in graph.node:
+        if node.op_type == "Constant" and (value := constant_value(node)) is not None:
+            tensor = onnx.TensorProto()
+            tensor.CopyFrom(value)
+            _convert_tensor(tensor)
+            del node.attribute[:]
+            node.attribute.append(helper.make_attribute("value", tensor))
+            known[node.output[0]] = numpy_helper.to_array(tensor)
+            continue
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.TENSOR:
+                _convert_tensor(attribute.t)
+            elif attribute.name in ("to", "dtype"):
+                attribute.i = _precise(attribute.i)
+
+
+def _precise(kind: int) -> int:
+    if kind in _HALVES:
+        raise UnsupportedError("half precision has no counterpart in float64")
+    return _DOUBLE if kind == _FLOAT else kind
+
+
+def _convert_tensor(tensor: onnx.TensorProto) -> None:
+    if _precise(tensor.data_type) != tensor.data_type:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
+
+
+# ---------------------------------------------------------------- ops without a kernel of float64
+
+_Form = Callable[[Builder, onnx.NodeProto, Mapping[str, np.ndarray]], Value]
+
+
+def _input(node: onnx.NodeProto, place: int = 0) -> Value:
+    return Value(node.input[place], _DOUBLE)
+
+
+def _convolution(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarray]) -> Value:
+    """What each place of the kernel reads side by side, channels last, times the weights."""
+    weight, given = known.get(node.input[1]), attributes_of(node)
+    if weight is None or given.get("auto_pad", b"NOTSET") != b"NOTSET":
+        raise UnsupportedError("a convolution by weights that are computed, or padded by name, has no form in float64")
+    kernel, groups = weight.shape[2:], given.get("group", 1)
+    rank = len(kernel)
+    pads, strides, dilations = (given.get(n, [d] * k) for n, d, k in _window(rank))
+    if tuple(given.get("kernel_shape", kernel)) != kernel or min(pads) < 0:
+        raise UnsupportedError("a convolution whose attributes do not fit its weights has no form in float64")
+    x = _input(node)
+    if any(pads):
+        before, after = pads[:rank], pads[rank:]
+        x = b.op("Pad", x, b.ints(0, 0, *before, 0, 0, *after))
+    x = b.op("Transpose", x, perm=[0, *range(2, rank + 2), 1])
+    axes = b.ints(*range(1, rank + 1))
+    read = []
+    for place in itertools.product(*map(range, kernel)):
+        starts = [p * d for p, d in zip(place, dilations, strict=True)]
+        left = [(k - 1 - p) * d for k, p, d in zip(kernel, place, dilations, strict=True)]
+        ends = [-n if n else _TO_THE_END for n in left]
+        read.append(b.op("Slice", x, b.ints(*starts), b.ints(*ends), axes, b.ints(*strides)))
+    y = b.op("MatMul", b.concat(read, -1), b.constant(_as_matrix(weight, groups)))
+    if len(node.input) > 2 and node.input[2]:
+        y = b.op("Add", y, _input(node, 2))
+    return b.op("Transpose", y, perm=[0, rank + 1, *range(1, rank + 1)])
+
+
+def _window(rank: int) -> tuple[tuple[str, int, int], ...]:
+    return ("pads", 0, 2 * rank), ("strides", 1, rank), ("dilations", 1, rank)
+
+
+def _as_matrix(weight: np.ndarray, groups: int) -> np.ndarray:
+    """(places of the kernel * channels, filters) of (filters, channels of a group, *kernel)."""
+    filters, channels = weight.shape[:2]
+    places = weight.reshape(groups, filters // groups, channels, -1).transpose(
+        0, 3, 2, 1
+    )  # group, place, channel, filter
+    matrix = np.zeros((places.shape[1], groups, channels, groups, filters // groups))
+    for group in range(groups):
+        matrix[:, group, :, group] = places[group]
+    return matrix.reshape(-1, filters)
+
+
+def _erf(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarray]) -> Value:
+    """2/sqrt(pi) times the integral of exp(-t**2) from 0 to x, by Gauss and Legendre."""
+    points, weights = np.polynomial.legendre.leggauss(_POINTS)
+    x = b.clip(_input(node), -_MOST_ERF, _MOST_ERF)
+    at = b.op("Mul", b.unsqueeze(x, -1), b.constant((points + 1) / 2))
+    values = b.op("Exp", b.op("Neg", b.op("Mul", at, at)))
+    total = b.op("MatMul", values, b.constant(weights / math.sqrt(math.pi)))
+    return b.op("Mul", total, x)
+
+
+def _where_negative(b: Builder, x: Value, other: Value) -> Value:
+    return b.op("Where", b.op("Less", x, b.like(0.0, x), dtype=TensorProto.BOOL), other, x, dtype=_DOUBLE)
+
+
+def _leaky_relu(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarray]) -> Value:
+    x = _input(node)
+    return _where_negative(b, x, b.op("Mul", x, b.like(attributes_of(node).get("alpha", 0.01), x)))
+
+
+def _prelu(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarray]) -> Value:
+    x = _input(node)
+    return _where_negative(b, x, b.op("Mul", x, _input(node, 1)))
+
+
+def _elu(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarray]) -> Value:
+    x = _input(node)
+    less = b.op("Sub", b.op("Exp", b.op("Min", x, b.like(0.0, x))), b.like(1.0, x))
+    return _where_negative(b, x, b.op("Mul", less, b.like(attributes_of(node).get("alpha", 1.0), x)))
+
+
+def _hard_sigmoid(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarray]) -> Value:
+    x, given = _input(node), attributes_of(node)
+    y = b.op("Mul", x, b.like(given.get("alpha", 0.2), x))
+    return b.clip(b.op("Add", y, b.like(given.get("beta", 0.5), x)), 0.0, 1.0)
+
+
+def _softplus(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarray]) -> Value:
+    x = _input(node)
+    small = b.op("Log", b.op("Add", b.op("Exp", b.op("Neg", b.op("Abs", x))), b.like(1.0, x)))
+    return b.op("Add", small, b.op("Max", x, b.like(0.0, x)))
+
+
+def _resize(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarray]) -> Value:
+    """Of nearest pixels, which are moved: in two halves of float32, that have 48 bits together."""
+    if attributes_of(node).get("mode", b"nearest") != b"nearest":
+        raise UnsupportedError("Resize that interpolates has no form in float64")
+    x = _input(node)
+    high = b.cast(x, _FLOAT)
+    low = b.cast(b.op("Sub", x, b.cast(high, _DOUBLE)), _FLOAT)
+    given = attributes_of(node)
+    scales = node.input[2] if len(node.input) > 2 else ""
+    if scales in known:
+        factors: Value | None = b.constant(known[scales].astype(np.float32)) if known[scales].size else None
+    elif scales:
+        factors = b.cast(Value(scales, _DOUBLE), _FLOAT)
+    else:
+        factors = None
+    rest = [None, factors, *(Value(name) for name in node.input[3:])]
+    moved = [b.cast(b.op("Resize", half, *rest, **given), _DOUBLE) for half in (high, low)]
+    return b.op("Add", *moved)
+
+
+_FORMS: dict[str, _Form] = {
+    "Conv": _convolution,
+    "Elu": _elu,
+    "Erf": _erf,
+    "HardSigmoid": _hard_sigmoid,
+    "LeakyRelu": _leaky_relu,
+    "PRelu": _prelu,
+    "Resize": _resize,
+    "Softplus": _softplus,
+}
