@@ -248,6 +248,8 @@ def _nan_to_num(
     last = torch.finfo(x.dtype).max
     high, low = (last if posinf is None else posinf), (-last if neginf is None else neginf)
     result = torch.where(x.isnan(), x.new_full((), nan or 0.0), x)
+    if posinf is neginf is None and math.isfinite(nan or 0.0):  # in ONNX Runtime a fifth of the time of the others
+        return result.clamp(-last, last)
     result = torch.where(x > last, x.new_full((), high), result)
     return torch.where(x < -last, x.new_full((), low), result)
 

@@ -35,6 +35,9 @@ NEXT = ("random next",)
 MOST_ELEMENTS = 2**14
 """Of inputs of other sizes, or some times as many as are given."""
 
+PIECE = 2**16
+"""Elements that are computed in float64 at once: more would take memory anew, which costs more than the numbers."""
+
 
 def of_kind(kind: str, tensor: Tensor) -> Tensor:
     """A tensor of the shape and dtype of another, filled as one of ``KINDS`` says; integers as they are."""
@@ -54,17 +57,29 @@ def far(name: str, tensors: Sequence[Tensor], ranges: Mapping[int, int]) -> Iter
 
 def _scaled(tensor: Tensor, size: int | None) -> Tensor:
     """Of both signs, a tenth, as large, ten or a hundred times as large; other integers; masks all set, or half."""
-    noise = torch.rand(tensor.shape, dtype=torch.float64, device=tensor.device)
     if tensor.is_floating_point():
-        signs = torch.randint_like(noise, 2) * 2 - 1
-        most = torch.finfo(tensor.dtype).max
-        return (tensor.double() * signs * 10 ** ((4 * noise).floor() - 1)).clamp(-most, most).to(tensor.dtype)
+        return _of_other_scales(tensor)
+    noise = torch.rand(tensor.shape, dtype=torch.float64, device=tensor.device)
     if size is not None:
         return (noise * size).long().clamp(max=size - 1).to(tensor.dtype)
     if tensor.dtype == torch.bool or is_mask(tensor):
         return (noise < 0.5).to(tensor.dtype) if bool(tensor.all()) else torch.ones_like(tensor)
     least = min(int(tensor.min()), 0) if tensor.numel() else 0
     return (tensor + (4 * noise).long().to(tensor.dtype) - 1).clamp(min=least)
+
+
+def _of_other_scales(tensor: Tensor) -> Tensor:
+    most, powers = torch.finfo(tensor.dtype).max, 10 ** torch.arange(-1.0, 3.0, dtype=torch.float64)
+    scales = torch.empty(tensor.numel(), dtype=torch.uint8, device=tensor.device)
+    for piece in scales.split(PIECE):
+        piece.copy_(torch.rand(piece.shape, dtype=torch.float64, device=piece.device).mul_(4))
+    left, powers = iter(scales.split(PIECE)), powers.to(tensor.device)
+
+    def scaled(piece: Tensor) -> Tensor:
+        signs = torch.randint(2, piece.shape, dtype=torch.float64, device=piece.device).mul_(2).sub_(1)
+        return signs.mul_(piece).mul_(powers[next(left).long()]).clamp_(-most, most)
+
+    return _in_pieces(scaled, tensor)
 
 
 def _zeros(tensor: Tensor, size: int | None) -> Tensor:
@@ -97,9 +112,22 @@ def _random_like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
         return tensor
     if not tensor.is_floating_point():  # indices and masks stay valid
         return tensor.flatten()[torch.randint(tensor.numel(), tensor.shape, device=tensor.device)]
-    noise = torch.randn(tensor.shape, dtype=torch.float64, device=tensor.device)
-    # Zeros alone say nothing: any values will do.
-    return (tensor.double() * (1 + 0.1 * noise) if tensor.any() else noise).to(tensor.dtype)
+    zero = not tensor.any()  # which alone says nothing: any values will do
+
+    def changed(piece: Tensor) -> Tensor:
+        noise = torch.randn(piece.shape, dtype=torch.float64, device=piece.device)
+        return noise if zero else piece.double() * noise.mul_(0.1).add_(1)
+
+    return _in_pieces(changed, tensor)
+
+
+def _in_pieces(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    """What a function makes of each element, in the tensor's own type; it is given some at a time."""
+    result = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    pieces = result.view(-1).split(PIECE), tensor.detach().reshape(-1).split(PIECE)
+    for piece, given in zip(*pieces, strict=True):
+        piece.copy_(function(given))
+    return result
 
 
 class Resized:

@@ -20,6 +20,9 @@ __all__ = ["Perturbed", "Rounding", "Tolerances"]
 
 PERTURBATIONS = 4
 
+PIECE = 2**16
+"""Elements that are changed at once: more would take memory anew, which costs more than the numbers."""
+
 ROUNDING = 2.0**-18
 """Of the largest number: some times what sums in another order differ by in float32."""
 
@@ -86,12 +89,15 @@ class Rounding:
         copies: Copies | None = None,
         call: Callable[[nn.Module, Sequence[Tensor]], Sequence[Tensor]] = lambda model, inputs: model(*inputs),
         errors: float = 2.0,
+        perturbed_first: bool = False,
     ) -> None:
         """``call`` raises where a model does not compute the same functions as in this run; ``errors`` of rounding is
-        what its every result changes by at most."""
+        what its every result changes by at most. With ``perturbed_first`` float64 is the second that is looked at: of
+        large inputs it takes twice as long, and where all ways count that are needed, their order does not matter."""
         self._inputs, self._expected = inputs, expected
         self._copies, self._call, self._errors = copies or Copies(model), call, errors
         self._tries: Iterator[Callable[[], Sequence[Tensor]]] | None = None
+        self._perturbed_first = perturbed_first
         self.gaps: list[Tensor | None] = [None] * len(expected)
         self.sizes = False
 
@@ -164,8 +170,10 @@ class Rounding:
                 return
         except Exception:  # noqa: BLE001 - a model that cannot be copied; the plain tolerance stands
             return
-        yield self._precise
-        yield from (partial(self._perturbed, seed) for seed in range(PERTURBATIONS))
+        ways = [self._precise, *(partial(self._perturbed, seed) for seed in range(PERTURBATIONS))]
+        if self._perturbed_first:
+            ways[:2] = reversed(ways[:2])
+        yield from ways
 
     def _precise(self) -> Sequence[Tensor]:
         inputs = [t.double() if t.is_floating_point() else t.clone() for t in self._inputs]
@@ -183,6 +191,7 @@ class Perturbed(TorchDispatchMode):
         super().__init__()
         self._errors = errors
         self._generator = torch.Generator().manual_seed(seed)
+        self._noise: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -195,23 +204,66 @@ class Perturbed(TorchDispatchMode):
         terms = None
         if func._schema.name.partition("::")[2] in _MEANS and args[0].is_floating_point():
             others = {name: value for name, value in (kwargs or {}).items() if name != "dtype"}
-            terms = func(args[0].double().abs(), *args[1:], **others)  # which may not fit into the type
-        return self._changed(func, result, terms)
+            for wide in (torch.promote_types(args[0].dtype, torch.float32), torch.float64):
+                terms = func(args[0].abs(), *args[1:], **others, dtype=wide)
+                if bool(terms.isfinite().all()):  # else they did not fit into the type, perhaps
+                    break
+        return self._changed(func, result, terms, own=_is_new(func, result, args))
 
-    def _changed(self, func: Any, result: Any, terms: Tensor | None = None) -> Any:
-        if not isinstance(result, Tensor) or not result.is_floating_point():
+    def _changed(self, func: Any, result: Any, terms: Tensor | None = None, own: bool = False) -> Any:
+        """``own`` says that nobody else has the result's memory."""
+        if not isinstance(result, Tensor) or not result.is_floating_point() or not result.numel():
             return result
-        by = 2 * torch.rand(result.shape, generator=self._generator, dtype=torch.float64).to(result.device) - 1
-        exact = result.double()
-        size = exact.abs()
         name = func._schema.name.partition("::")[2]
-        if name in _SUMS:  # what is added up may be larger than what comes of it
-            size = size + exact.square().mean().sqrt()
-        if terms is not None:
-            size = size.maximum(terms)
+        # What is added up may be larger than what comes of it.
+        more = _root_mean_square(result) if name in _SUMS else 0.0
         if name in _HALVES:
-            size = size + 0.5
-        return (exact + self._errors * torch.finfo(result.dtype).eps * size * by).to(result.dtype)
+            more += 0.5
+        step = self._errors * torch.finfo(result.dtype).eps
+        changed = torch.empty_like(result)  # as dense as it was, so that both are one row of numbers
+        if own and changed.stride() == result.stride():
+            changed = result
+        exact, flat = (t.as_strided((t.numel(),), (1,)) for t in (_dense_like(result, changed), changed))
+        sums = None if terms is None else _dense_like(terms, changed).as_strided((terms.numel(),), (1,))
+        for start in range(0, result.numel(), PIECE):
+            x = exact[start : start + PIECE].to(torch.promote_types(result.dtype, torch.float32))
+            size = x.abs().add_(more) if sums is None else sums[start : start + PIECE].maximum(x.abs().add_(more))
+            noise = self._some_noise(x.numel(), x.device, size.dtype)
+            torch.add(x, size.mul_(noise), alpha=step, out=flat[start : start + PIECE])
+        return changed
+
+    def _some_noise(self, count: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """So many numbers from -1 to 1: some of those drawn at first, which cost more than what they change."""
+        noise = self._noise.get((device, dtype))
+        if noise is None:
+            drawn = 2 * torch.rand(2 * PIECE, generator=self._generator, dtype=torch.float64) - 1
+            noise = self._noise[device, dtype] = drawn.to(device, dtype)
+        start = int(torch.randint(PIECE, (), generator=self._generator))
+        return noise[start : start + count]
+
+
+def _is_new(func: Any, result: Any, args: Sequence[Any]) -> bool:
+    """Whether a function of ATen made the memory of its result, which some only hand on (``_unsafe_view``)."""
+    if func.namespace != "aten" or not isinstance(result, Tensor):
+        return False
+    place = result.untyped_storage().data_ptr()
+    given = (x for arg in args for x in (arg if isinstance(arg, (list, tuple)) else (arg,)) if isinstance(x, Tensor))
+    return all(x.untyped_storage().data_ptr() != place for x in given)
+
+
+def _dense_like(tensor: Tensor, other: Tensor) -> Tensor:
+    """The numbers of one tensor in the order in which another, dense one has them in memory."""
+    if tensor.stride() == other.stride():
+        return tensor
+    return torch.empty_like(other, dtype=tensor.dtype).copy_(tensor)
+
+
+def _root_mean_square(tensor: Tensor) -> float:
+    """In float32, unless squares are too large or too small for it."""
+    norm = float(torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32)))
+    if not 1e-15 < norm < 1e15:
+        norm = float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+    return norm / math.sqrt(tensor.numel())
 
 
 def _computes(func: Any) -> bool:

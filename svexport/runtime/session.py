@@ -128,6 +128,8 @@ class OnnxEngine(Engine):
             which saves the CPU's time of launching. The first call of a shape records: it takes as long as loading, no
             other thread may allocate on the GPU meanwhile, and weights are held once more for every shape. Inputs are
             copied, sizes are those of the shape; :meth:`info` says why one is not recorded, which then runs as without.
+        threads: on the CPU, how many compute, which sleep while there is nothing for them; default: one for each core,
+            which wait for work awake.
 
     Attributes:
         kernels: the names of the nodes that svexport's kernels run.
@@ -151,6 +153,7 @@ class OnnxEngine(Engine):
         kernels: bool = False,
         precision: str | None = None,
         cuda_graphs: int = 0,
+        threads: int | None = None,
     ) -> None:
         onnxruntime = _onnxruntime()
         self.path = None
@@ -162,7 +165,7 @@ class OnnxEngine(Engine):
         self._folder = data_folder
         self.device = _device(onnxruntime, device)
         _check_options(self.device, kernels, precision, cuda_graphs)
-        self._options: dict[str, Any] = {"kernels": kernels, "precision": precision}
+        self._options: dict[str, Any] = {"kernels": kernels, "precision": precision, "threads": threads}
         self._cuda = _Cuda(self.device, precision) if self.device.type == "cuda" else None
         self.kernels: tuple[str, ...] = ()
         loaded = _read(self._source)
@@ -176,7 +179,7 @@ class OnnxEngine(Engine):
                 source: str | bytes = str(self._source)  # lets ONNX Runtime map the file
             else:
                 source = runnable.SerializeToString()
-            self._session = _session(onnxruntime, source, self._cuda, self._folder, library)
+            self._session = _session(onnxruntime, source, self._cuda, self._folder, library, threads)
             declared = (*loaded.graph.input, *loaded.graph.output)
             ranked = {value.name for value in declared if value.type.tensor_type.HasField("shape")}
             self.inputs = tuple(_spec(value, value.name in ranked) for value in self._session.get_inputs())
@@ -557,8 +560,12 @@ def _session(
     cuda: _Cuda | None,
     folder: str | os.PathLike[str] | None,
     library: Path | None,
+    threads: int | None,
 ) -> Any:
     options = onnxruntime.SessionOptions()
+    if threads is not None:
+        options.intra_op_num_threads = threads
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = _FATAL
     options.use_deterministic_compute = True
     # As the file says: of quantizers around a Conv or MatMul one of integers would be made, whose bias is rounded too.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import svexport
-from svexport.exporter.rounding import Rounding, Tolerances
+from svexport.exporter.rounding import Perturbed, Rounding, Tolerances
 from svexport.parity import parity
 from svexport.tracing.quantizers import allow_steps
 
@@ -70,6 +70,34 @@ SMALL_FAULTS = {
     "sine": (lambda x: x.sin() * 1e-6, lambda x: x * 1e-6),
     "axis": (lambda x: x.cumsum(1) * 1e-6, lambda x: x.cumsum(0) * 1e-6),
 }
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (3, 65539)])
+def test_perturbed_by_rounding_errors_alone(shape) -> None:
+    """Every element by no more than was said, most of them by some; neither what is given nor a view of it is."""
+    x = torch.randn(shape)
+    before = x.clone()
+    with Perturbed(0, errors=2.0):
+        roots = [x.mT.exp() if x.dim() > 1 else x.exp(), torch.ops.aten._unsafe_view(x, [-1]), x.half().exp()]
+    exact = [before.mT.exp() if x.dim() > 1 else before.exp(), before.view(-1), before.half().exp()]
+    assert torch.equal(x, before)
+    for root, wanted in zip(roots, exact, strict=True):
+        assert root.stride() == wanted.stride()
+        eps = torch.finfo(root.dtype).eps
+        apart = (root.double() - wanted.double()).abs() / wanted.double().abs()
+        assert float(apart.max()) <= 3 * eps  # one of them rounds
+        assert not x.numel() > 100 or float(apart.gt(0).double().mean()) > 0.5
+
+
+def test_perturbed_sums_of_large_numbers() -> None:
+    """What is added up may be larger than the sum, and than its type holds."""
+    x = torch.tensor([[60000.0, 60000.0, -60000.0, -60000.0]], dtype=torch.float16)
+    exact = torch.tensor([[1e30, -1e30, 1.0]])
+    with Perturbed(0, errors=2.0):
+        half, single = x.sum(-1), exact.sum(-1)
+    eps = torch.finfo(torch.float16).eps
+    assert 0 < float((half.double() - x.double().sum(-1)).abs()) <= 2.1 * eps * 240000
+    assert 0 < abs(float(single)) <= 2.1 * torch.finfo(torch.float32).eps * 2e30
 
 
 @BOTH_EXPORTERS
