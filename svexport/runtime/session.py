@@ -309,11 +309,9 @@ class OnnxEngine(Engine):
 
     def _computed(self, ready: Sequence[Tensor]) -> list[Tensor]:
         values = self._bound(ready) if self._shared is None or self.device.type != "cpu" else self._values(ready)
-        count = len(values)
-        if count != len(self.outputs):
-            raise EngineError(f"{self} returned {count} of {len(self.outputs)} outputs: it is damaged")
-        # By index: iterating ends in a C++ exception, which takes 80 us.
-        outputs = [_from_dlpack(values[i].to_dlpack()) for i in range(count)]
+        if len(values) != len(self.outputs):
+            raise EngineError(f"{self} returned {len(values)} of {len(self.outputs)} outputs: it is damaged")
+        outputs: list[Tensor] = values.to_dlpacks(_from_dlpack)
         for i in self._bools:
             outputs[i] = outputs[i].view(torch.bool)  # DLPack makes uint8 of it
         for i in self._passed:
