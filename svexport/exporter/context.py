@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 import gc
+import itertools
 import math
 import typing
 from collections.abc import Callable, Iterator, Sequence

@@ -24,7 +24,7 @@ def allowed_batches(flat: FlatModel, names: Sequence[str], spec: str, notes: lis
     dynamic = {name: {0: dim} for name, dim in found.items() if dim is not None}
     static = ", ".join(name for name, tensor in zip(names, flat.tensors, strict=True) if name not in dynamic)
     shown = ", ".join(
-        f"{name} ({Size.of(dim, name).formula})"
+        f"{name} ({_within(Size.of(dim, name))})"
         for name, (dim,) in ((name, tuple(spec.values())) for name, spec in dynamic.items())
     )
     notes.append(
@@ -32,6 +32,16 @@ def allowed_batches(flat: FlatModel, names: Sequence[str], spec: str, notes: lis
         + (f"; the model takes it for a number of {static}" if static else "")
     )
     return dynamic
+
+
+def _within(size: Size) -> str:
+    """A size and its range: where forward goes another way with few rows, a file is not for those."""
+    low, high = size.size(size.low), size.size(size.high) if size.high < _ANY else _ANY
+    return size.formula + (f" from {low}" if low > 1 else "") + (f" to {high}" if high < _ANY else "")
+
+
+_ANY = 2**31 - 1
+"""No limit, for a size."""
 
 
 def dynamic_axes(

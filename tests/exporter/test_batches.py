@@ -104,3 +104,14 @@ def test_zeros_around_a_pool(opset: int, tmp_path: Path) -> None:
 def test_another_word(tmp_path) -> None:
     with pytest.raises(svexport.ExportError, match="or 'auto', got 'all'"):
         svexport.export(Cameras(), (torch.zeros(1),) * 4, tmp_path / "m.onnx", dynamic_shapes="all")
+
+
+def test_a_range_is_said(tmp_path) -> None:
+    """With three rows forward goes another way, and the file is for four and more."""
+
+    class Few(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mean(0) if x.shape[0] > 3 else x.sum(0)
+
+    report = svexport.export(Few(), torch.randn(6, 4), tmp_path / "m.onnx", opset=11, dynamic_shapes="auto")
+    assert any("of x (batch from 4)" in note for note in report.notes), report.notes

@@ -10,9 +10,21 @@ import torch
 from torch import Tensor, nn
 
 import svexport
-from tests.exporter.zoo import ZOO, Entry, bev, blocks, detection, geometry, lidar, matching, motion, segmentation
+from tests.exporter.zoo import (
+    ZOO,
+    Entry,
+    bev,
+    blocks,
+    detection,
+    geometry,
+    keyed,
+    lidar,
+    matching,
+    motion,
+    segmentation,
+)
 
-FAMILIES = bev, blocks, detection, geometry, lidar, matching, motion, segmentation  # they add their models
+FAMILIES = bev, blocks, detection, geometry, keyed, lidar, matching, motion, segmentation  # they add their models
 
 
 def varied(entry: Entry, batch: int) -> Iterator[tuple[Tensor, ...]]:
