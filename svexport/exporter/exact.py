@@ -18,7 +18,7 @@ from torch import Tensor
 from svexport.errors import UnsupportedError
 from svexport.tracing.swapped import swapped
 
-__all__ = ["EXACT", "batch_statistics", "exact_embeddings", "floor_divided", "normalized", "remainder"]
+__all__ = ["EXACT", "batch_statistics", "exact_embeddings", "floor_divided", "negated", "normalized", "remainder"]
 
 
 def _floating(x: Tensor) -> Tensor:
@@ -214,6 +214,11 @@ def _both(x: Any, y: Any, kind: torch.dtype) -> list[Tensor]:
 
 def _of_other_sign(rest: Tensor, y: Tensor) -> Tensor:
     return ((rest < 0) & (y > 0)) | ((rest > 0) & (y < 0))
+
+
+def negated(x: Tensor) -> Any:
+    """ONNX negates no unsigned integers."""
+    return torch.remainder(256 - x.int(), 256).to(x.dtype) if x.dtype == torch.uint8 else NotImplemented
 
 
 def _trunc_divide(x: Tensor, y: Any, *, rounding_mode: str | None) -> Tensor:
