@@ -32,15 +32,7 @@ from svexport.exporter.constants import (
 )
 from svexport.exporter.decompose import IN_PLACE_OF
 from svexport.exporter.doubles import DOUBLES
-from svexport.exporter.exact import (
-    EXACT,
-    batch_statistics,
-    exact_embeddings,
-    floor_divided,
-    negated,
-    normalized,
-    remainder,
-)
+from svexport.exporter.exact import EXACT, OF_SOME, batch_statistics, exact_embeddings, normalized
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.program import decompose_nodes, promote
 from svexport.exporter.spared import spared
@@ -257,7 +249,7 @@ def _exact() -> Iterator[None]:
 
     def table(*args: Any, **kwargs: Any) -> dict[Any, Callable[..., Any]]:
         return own(*args, **kwargs) | {
-            _overload(name): function for name, function in (EXACT | FUNCTIONS | _ALSO).items()
+            _overload(name): function for name, function in (EXACT | OF_SOME | FUNCTIONS | _ALSO).items()
         }
 
     with swapped(_decomp, create_onnx_friendly_decomposition_table=table):
@@ -412,11 +404,7 @@ _ALSO: dict[str, Callable[..., Any]] = {
     "aten::avg_pool3d": _averaged(3),
     "aten::copy": _copied,
     "aten::cross_entropy_loss": _cross_entropy,
-    "aten::floor_divide": floor_divided,
-    "aten::floor_divide.Scalar": floor_divided,
     "aten::im2col": _patches_side_by_side,
-    "aten::neg": negated,
-    **{f"aten::remainder.{form}": remainder for form in ("Scalar", "Scalar_Tensor", "Tensor")},
     "aten::select_scatter": _index_assigned,
     "aten::slice_scatter": _slice_assigned,
     "aten::unfold": _unfold_side_by_side,
