@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -96,7 +97,18 @@ def _shifted(own: Callable[..., Tensor], more: int) -> Callable[..., Tensor]:
     return shifted
 
 
+def _tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    """Torch's own takes the sizes of the parts for numbers. The first of them get one element each of what is left."""
+    size, parts = input.shape[dim], indices_or_sections
+    if not isinstance(parts, int) or not isinstance(size, torch.SymInt):
+        return torch.tensor_split(input, parts, dim)
+    ends = [part * (size // parts) + torch.sym_min(part, size % parts) for part in range(parts + 1)]
+    return tuple(input.narrow(dim, start, end - start) for start, end in itertools.pairwise(ends))
+
+
 BY_SIZE: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.tensor_split: _tensor_split,
+    Tensor.tensor_split: _tensor_split,
     **dict.fromkeys((torch.roll, Tensor.roll), _roll),
     torch.bartlett_window: _window(torch.bartlett_window, _bartlett),
     torch.blackman_window: _window(torch.blackman_window, _blackman),

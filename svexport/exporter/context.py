@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-import itertools
 import math
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +32,7 @@ from svexport.exporter.constants import (
 )
 from svexport.exporter.decompose import IN_PLACE_OF
 from svexport.exporter.doubles import DOUBLES
-from svexport.exporter.exact import EXACT, batch_statistics, exact_embeddings, floor_divided, normalized, remainder
+from svexport.exporter.exact import EXACT, OF_SOME, batch_statistics, exact_embeddings, normalized
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.program import decompose_nodes, promote
 from svexport.exporter.spared import spared
@@ -250,7 +249,7 @@ def _exact() -> Iterator[None]:
 
     def table(*args: Any, **kwargs: Any) -> dict[Any, Callable[..., Any]]:
         return own(*args, **kwargs) | {
-            _overload(name): function for name, function in (EXACT | FUNCTIONS | _ALSO).items()
+            _overload(name): function for name, function in (EXACT | OF_SOME | FUNCTIONS | _ALSO).items()
         }
 
     with swapped(_decomp, create_onnx_friendly_decomposition_table=table):
@@ -277,11 +276,6 @@ def _normalized_by_itself(
     running_mean = (1 - momentum) * running_mean + momentum * mean
     running_var = (1 - momentum) * running_var + momentum * var * (count / (count - 1))
     return normal, mean, scale, running_mean, running_var
-
-
-def _negated(x: Tensor) -> Any:
-    """ONNX negates no unsigned integers."""
-    return torch.remainder(256 - x.int(), 256).to(x.dtype) if x.dtype == torch.uint8 else NotImplemented
 
 
 def _cross_entropy(
@@ -410,11 +404,7 @@ _ALSO: dict[str, Callable[..., Any]] = {
     "aten::avg_pool3d": _averaged(3),
     "aten::copy": _copied,
     "aten::cross_entropy_loss": _cross_entropy,
-    "aten::floor_divide": floor_divided,
-    "aten::floor_divide.Scalar": floor_divided,
     "aten::im2col": _patches_side_by_side,
-    "aten::neg": _negated,
-    **{f"aten::remainder.{form}": remainder for form in ("Scalar", "Scalar_Tensor", "Tensor")},
     "aten::select_scatter": _index_assigned,
     "aten::slice_scatter": _slice_assigned,
     "aten::unfold": _unfold_side_by_side,
@@ -515,15 +505,6 @@ def _of_a_number(function: Callable[..., Any], input: Tensor, *args: Any, **kwar
     return function(input.reshape(1))[:, :0]
 
 
-def _tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
-    """Torch's own takes the sizes of the parts for numbers. The first of them get one element each of what is left."""
-    size, parts = input.shape[dim], indices_or_sections
-    if not isinstance(parts, int) or not isinstance(size, torch.SymInt):
-        return torch.tensor_split(input, parts, dim)
-    ends = [part * (size // parts) + torch.sym_min(part, size % parts) for part in range(parts + 1)]
-    return tuple(input.narrow(dim, start, end - start) for start, end in itertools.pairwise(ends))
-
-
 def _parts(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The exporter makes a sequence of the parts of a dynamic size, on which its optimizer fails, and TensorRT too."""
     parts = function(*args, **kwargs)
@@ -604,8 +585,6 @@ _OF_DYNAMIC_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.affine_grid: _affine_grid,
     torch.arange: _arange,
     torch.linspace: _linspace,
-    torch.tensor_split: _tensor_split,
-    Tensor.tensor_split: _tensor_split,
     **{f: functools.partial(_parts, f) for f in (torch.chunk, torch.split, Tensor.chunk, Tensor.split)},
     **{
         f: functools.partial(_by_a_tensor, f)

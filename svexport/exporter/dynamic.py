@@ -36,7 +36,7 @@ def allowed_batches(flat: FlatModel, names: Sequence[str], spec: str, notes: lis
 
 def _within(size: Size) -> str:
     """A size and its range: where forward goes another way with few rows, a file is not for those."""
-    low, high = size.size(size.low), size.size(size.high) if size.high < _ANY else _ANY
+    low, high = size.size(size.low), size.size(int(size.high)) if size.high < _ANY else _ANY
     return size.formula + (f" from {low}" if low > 1 else "") + (f" to {high}" if high < _ANY else "")
 
 

@@ -44,7 +44,7 @@ _FIRST_MOD = 10
 
 
 def _floor_divided(g: Any, x: _Value, y: _Value, kind: Any) -> _Value:
-    """By the exact remainder, as :func:`svexport.exporter.exact.floor_divided`."""
+    """By the exact remainder, as :func:`svexport.exporter.exact._floor_divided`."""
     one, half, zero = (constant_like(g, number, kind) for number in (1, 0.5, 0))
     rest, opposite = _exact_rest(g, x, y, kind)
     quotient = g.op("Div", g.op("Sub", x, rest), y)
