@@ -319,7 +319,9 @@ class Backward {
     const bool early = short_chain_ || deferred_ || planes();
     if constexpr (kPairs && sizeof(T) == 4) {
       // One channel is sooner added up than handed on; with more threads for a point warps are not of neighbours.
-      if (add_ && (TAPS == 8 || channels_ > 1) && sharing() <= 3) return direct<kNeighbourSums>(sums, others(), early);
+      if (add_ && !pairs() && (TAPS == 8 || channels_ > 1) && sharing() <= 3) {
+        return direct<kNeighbourSums>(sums, others(), early);
+      }
     }
     if constexpr (kPairs) {
       if (pairs()) return direct<kPairSums>(sums, others(), early);
