@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import traceback
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -10,12 +11,12 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from svexport.errors import ExportError
+from svexport.errors import ExportError, SvexportError, UnsupportedError
 from svexport.exporter.borders import ANYWAY
 from svexport.exporter.way import OTHERS, UNGUARDED, Exit, Forced, ForcedError, TooLong, Way
-from svexport.tracing.source import around, near, numbers_of_users, raising_line, shown_line
+from svexport.tracing.source import around, is_library, near, numbers_of_users, raising_line, shown_line
 
-__all__ = ["Unproven", "refuse_values", "user_numbers"]
+__all__ = ["Unproven", "refuse_unfollowed", "refuse_values", "user_numbers"]
 
 MOST_NUMBERS = 48
 """Of the user's source, that values are tried to be."""
@@ -157,6 +158,24 @@ def user_numbers(model: nn.Module, inputs: Sequence[Tensor]) -> set[float]:
     except Exception:  # noqa: BLE001 - the user's code may raise anything
         return set()
     return numbers
+
+
+def refuse_unfollowed(error: Exception) -> NoReturn:
+    """Raises an error of a forward that runs, but not while its tensors are followed, as one of svexport's.
+
+    ``torch.cond`` and the like compile their branches, which no mode sees.
+    """
+    if isinstance(error, SvexportError):
+        raise error
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [(f.f_code.co_filename, number, f.f_code.co_name) for f, number in frames if not is_library(f.f_code.co_filename)]
+    what = (str(error).strip() or "no message").splitlines()[0]
+    raise UnsupportedError(
+        f"the model cannot be verified: forward fails while its tensors are followed ({type(error).__name__}: {what})"
+        + "".join(f"\n  at {shown_line(*line)}" for line in lines[-1:])
+        + "\n  Instead of torch.cond and other functions that compile what they call: compute both ways and choose by "
+        "torch.where. verify=False writes the file as it is, unproven."
+    ) from error
 
 
 def refuse_values(unproven: Sequence[Exit], names: Sequence[str]) -> NoReturn:

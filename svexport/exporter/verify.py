@@ -32,7 +32,7 @@ from svexport.exporter.followed import Sizes
 from svexport.exporter.inputs import FAR, FIRST, KINDS, NEXT, NOTHING, Resized, far, of_kind, random
 from svexport.exporter.rounding import Rounding, Tolerances
 from svexport.exporter.sizes_of_file import SizesOfFile
-from svexport.exporter.values import Unproven, refuse_values, user_numbers
+from svexport.exporter.values import Unproven, refuse_unfollowed, refuse_values, user_numbers
 from svexport.exporter.way import Guards, Way
 from svexport.parity import Parity, parity
 from svexport.progress import phase
@@ -369,7 +369,7 @@ class Verification:
                 return run, inputs, self.forward(run, inputs)
             except Exception as error:
                 if run == "given":
-                    raise
+                    refuse_unfollowed(error)
                 refusals.setdefault(run, error)
                 self._borders.fails(error)
         if not refusals or refusals.keys() <= KINDS.keys():  # those are not what the model is for

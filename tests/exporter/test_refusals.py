@@ -92,3 +92,15 @@ def test_whole_numbers_by_quotients_of_sizes(opset: int, tmp_path: Path) -> None
     for h in (2, 5, 19):
         x = torch.randn(2, 3, h, 6)
         torch.testing.assert_close(tuple(engine(x)), function(x))
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_of_classes_counted_in_values(opset: int, tmp_path: Path) -> None:
+    text = refused(lambda x: F.one_hot(x.long().abs()).float(), tmp_path, opset)
+    assert "num_classes=" in text if opset == 11 else "F.one_hot(x" in text
+
+
+def test_of_branches_that_are_compiled(tmp_path: Path) -> None:
+    text = refused(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), tmp_path, 18)
+    assert "torch.where" in text
+    assert "torch.cond(x.sum()" in text

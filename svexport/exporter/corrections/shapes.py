@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.onnx import symbolic_helper
 
+from svexport.errors import ExportError
 from svexport.exporter.corrections.writer import integers_of, is_not_negative
 from svexport.exporter.slices import assigned, unexpanded
 
@@ -193,6 +194,16 @@ def _copy(g: Any, own: _Own, self: _Value, values: _Value, non_blocking: _Value)
     return g.op("Expand", values, g.op("Shape", self))
 
 
+def _one_hot(g: Any, own: _Own, self: _Value, num_classes: _Value) -> Any:
+    """The exporter's own writes a depth of -1 where the classes are counted in the values."""
+    if symbolic_helper._maybe_get_const(num_classes, "i") == -1:
+        raise ExportError(
+            "torch.nn.functional.one_hot without num_classes counts the classes in its input, so that the size of its "
+            "output is that of the given values; write one_hot(x, num_classes=...)"
+        )
+    return own(g, self, num_classes)
+
+
 SHAPES: dict[str, Callable[..., Any]] = {
     "aten::copy": _copy,
     "aten::expand": _expand,
@@ -200,6 +211,7 @@ SHAPES: dict[str, Callable[..., Any]] = {
     "aten::index_put": _index_put,
     "aten::linspace": _linspace,
     "aten::movedim": _movedim,
+    "aten::one_hot": _one_hot,
     "aten::permute": _permute,
     "aten::repeat": _repeat,
     "aten::repeat_interleave": _repeat_interleave,
