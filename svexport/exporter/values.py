@@ -167,8 +167,8 @@ def refuse_unfollowed(error: Exception) -> NoReturn:
     """
     if isinstance(error, SvexportError):
         raise error
-    frames = traceback.walk_tb(error.__traceback__)
-    lines = [(f.f_code.co_filename, number, f.f_code.co_name) for f, number in frames if not is_library(f.f_code.co_filename)]
+    frames = ((frame.f_code, number) for frame, number in traceback.walk_tb(error.__traceback__))
+    lines = [(code.co_filename, number, code.co_name) for code, number in frames if not is_library(code.co_filename)]
     what = (str(error).strip() or "no message").splitlines()[0]
     raise UnsupportedError(
         f"the model cannot be verified: forward fails while its tensors are followed ({type(error).__name__}: {what})"

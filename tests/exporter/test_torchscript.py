@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import svexport
 from svexport.exporter import dynamo
 from svexport.exporter.opsets import LAST_TORCHSCRIPT_OPSET
 from svexport.exporter.trace import torch_export_first
+from tests.exporter.aten import Call
 from tests.exporter.test_opsets import (
     Clamps,
     Concatenations,
@@ -147,3 +149,15 @@ def test_nothing_does_not_end_the_process(function, shape, opset, tmp_path) -> N
     with pytest.raises(svexport.SvexportError):
         svexport.export(Of(), torch.zeros(shape), tmp_path / "m.onnx", opset=opset)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_quotients_and_remainders_are_exact(opset: int, tmp_path: Path) -> None:
+    """At multiples of the divisor too, of both signs, and by zero."""
+    x = torch.tensor([2.0, -2.0, 1.0, 5.5, 0.0, -0.7, 3.0, 2.4])
+    y = torch.tensor([0.4, 0.4, -0.1, 0.5, 2.0, 0.1, 0.0, -0.8])
+    model = Call(lambda x, y: (x // y, x % y, torch.div(x, y, rounding_mode="floor"), x // 0.4))
+    with torch_export_first(False):
+        svexport.export(model, (x, y), tmp_path / "m.onnx", opset=opset, verify=False)
+    for found, expected in zip(svexport.load(tmp_path / "m.onnx").run([x, y]), model(x, y), strict=True):
+        assert torch.equal(found.nan_to_num(), expected.nan_to_num())

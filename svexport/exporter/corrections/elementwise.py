@@ -52,7 +52,8 @@ def _floor_divided(g: Any, x: _Value, y: _Value, kind: Any) -> _Value:
     whole = g.op("Floor", quotient)
     larger = g.op("Greater", g.op("Sub", quotient, whole), half)
     whole = g.op("Where", larger, g.op("Add", whole, one), whole)
-    return g.op("Where", _equal(g, y, zero), g.op("Div", x, y), whole)
+    divides = g.op("Or", g.op("Less", y, zero), g.op("Greater", y, zero))  # at opset 10 Equal takes integers only
+    return g.op("Where", divides, whole, g.op("Div", x, y))
 
 
 def _exact_rest(g: Any, x: _Value, y: _Value, kind: Any) -> tuple[_Value, _Value]:
