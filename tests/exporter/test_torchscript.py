@@ -15,7 +15,6 @@ import svexport
 from svexport.exporter import dynamo
 from svexport.exporter.opsets import LAST_TORCHSCRIPT_OPSET
 from svexport.exporter.trace import torch_export_first
-from tests.exporter.aten import Call
 from tests.exporter.test_opsets import (
     Clamps,
     Concatenations,
@@ -156,7 +155,12 @@ def test_quotients_and_remainders_are_exact(opset: int, tmp_path: Path) -> None:
     """At multiples of the divisor too, of both signs, and by zero."""
     x = torch.tensor([2.0, -2.0, 1.0, 5.5, 0.0, -0.7, 3.0, 2.4])
     y = torch.tensor([0.4, 0.4, -0.1, 0.5, 2.0, 0.1, 0.0, -0.8])
-    model = Call(lambda x, y: (x // y, x % y, torch.div(x, y, rounding_mode="floor"), x // 0.4))
+
+    class Quotients(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+            return x // y, x % y, torch.div(x, y, rounding_mode="floor"), x // 0.4
+
+    model = Quotients()
     with torch_export_first(False):
         svexport.export(model, (x, y), tmp_path / "m.onnx", opset=opset, verify=False)
     for found, expected in zip(svexport.load(tmp_path / "m.onnx").run([x, y]), model(x, y), strict=True):
