@@ -154,15 +154,6 @@ class Bytes(nn.Module):
         return (y.float() - torch.tensor([103.0, 116, 123]).view(1, 3, 1, 1)) / 57, -y, (y >> 1) & 15
 
 
-@entry(lambda b: (torch.randn(b, 4), torch.randint(0, 4, (b,))))
-class LossInForward(nn.Module):
-    """A loss that was left in, with smoothed labels and one that does not count."""
-
-    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        losses = F.cross_entropy(x, target, ignore_index=0, label_smoothing=0.1, reduction="none")
-        return x.softmax(-1), losses
-
-
 @entry(lambda b: (torch.randn(b + 3, 4),))
 class PartsOfABatch(nn.Module):
     """As many parts as there are devices, of sizes that differ by one."""
