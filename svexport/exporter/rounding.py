@@ -170,7 +170,10 @@ class Rounding:
                 return
         except Exception:  # noqa: BLE001 - a model that cannot be copied; the plain tolerance stands
             return
-        ways = [self._precise, *(partial(self._perturbed, seed) for seed in range(PERTURBATIONS))]
+        ways: list[Callable[[], Sequence[Tensor]]] = [
+            self._precise,
+            *(partial(self._perturbed, seed) for seed in range(PERTURBATIONS)),
+        ]
         if self._perturbed_first:
             ways[:2] = reversed(ways[:2])
         yield from ways
