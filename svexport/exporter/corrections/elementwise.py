@@ -27,20 +27,14 @@ def _floor_divide(g: Any, own: _Own, self: _Value, other: _Value) -> Any:
     floating = kind.dtype().is_floating_point
     exact = kind if floating else _kinds.INT64
     x, y = (v if _kinds.from_value(v) == exact else g.op("Cast", v, to_i=exact.onnx_type()) for v in (self, other))
-    if floating and g.opset >= _FIRST_MOD:
+    if floating:
         return _floor_divided(g, x, y, kind)
     result = g.op("Div", x, y)
-    if floating:
-        return g.op("Floor", result)
     if not (is_not_negative(self) and is_not_negative(other)):  # one less where the rest and the divisor differ in sign
         rest = g.op("Sub", x, g.op("Mul", result, y))
         less = g.op("Less", g.op("Mul", rest, y), g.op("Constant", value_t=torch.tensor(0)))
         result = g.op("Sub", result, g.op("Cast", less, to_i=exact.onnx_type()))
     return result if kind == exact else g.op("Cast", result, to_i=kind.onnx_type())
-
-
-_FIRST_MOD = 10
-"""The first opset that has the exact remainder of floating-point numbers."""
 
 
 def _floor_divided(g: Any, x: _Value, y: _Value, kind: Any) -> _Value:
@@ -52,8 +46,7 @@ def _floor_divided(g: Any, x: _Value, y: _Value, kind: Any) -> _Value:
     whole = g.op("Floor", quotient)
     larger = g.op("Greater", g.op("Sub", quotient, whole), half)
     whole = g.op("Where", larger, g.op("Add", whole, one), whole)
-    divides = g.op("Or", g.op("Less", y, zero), g.op("Greater", y, zero))  # at opset 10 Equal takes integers only
-    return g.op("Where", divides, whole, g.op("Div", x, y))
+    return g.op("Where", g.op("Equal", y, zero), g.op("Div", x, y), whole)
 
 
 def _exact_rest(g: Any, x: _Value, y: _Value, kind: Any) -> tuple[_Value, _Value]:
@@ -67,7 +60,7 @@ def _exact_rest(g: Any, x: _Value, y: _Value, kind: Any) -> tuple[_Value, _Value
 def _remainder(g: Any, own: _Own, self: _Value, other: _Value) -> Any:
     """The exporter's own is what a rounded quotient of floating-point numbers leaves."""
     kind = _kinds.from_value(g.original_node.output(), _kinds.UNDEFINED)
-    if not is_floating(kind) or g.opset < _FIRST_MOD:
+    if not is_floating(kind):
         return arithmetic(g, own, self, other)
     x, y = (v if _kinds.from_value(v) == kind else g.op("Cast", v, to_i=kind.onnx_type()) for v in (self, other))
     rest, opposite = _exact_rest(g, x, y, kind)
