@@ -79,13 +79,13 @@ def listed(x: Tensor) -> Tensor:
     return x * 2 if x.shape[2] in (19, 23) else x * 3
 
 
-def meaned(x: Tensor) -> Tensor:
+def averaged(x: Tensor) -> Tensor:
     """Of one row the sum is the mean, which says nothing of the other sizes on that side."""
     return x.mean(2) if x.shape[2] > 5 else x.sum(2)
 
 
 WRONG = [
-    meaned,
+    averaged,
     sevenths,
     nested,
     pooled,
