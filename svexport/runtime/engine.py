@@ -96,7 +96,9 @@ class Engine(ABC):
         Raises:
             EngineError: if number, names, data types or shapes do not fit :attr:`inputs`, or the run fails.
         """
-        outputs = self.run(self._in_order(tensors, named))
+        if named or len(tensors) != len(self.inputs):
+            tensors = self._in_order(tensors, named)
+        outputs = self.run(tensors)
         if len(outputs) == 1 and self.returned is None:
             return outputs[0]
         return Outputs(outputs, self.output_names, self.returned)
@@ -135,9 +137,7 @@ class Engine(ABC):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _in_order(self, tensors: Sequence[Tensor], named: dict[str, Tensor]) -> list[Tensor]:
-        if not named and len(tensors) == len(self.inputs):
-            return list(tensors)
+    def _in_order(self, tensors: tuple[Tensor, ...], named: dict[str, Tensor]) -> tuple[Tensor, ...]:
         names = self.input_names
         unknown = [name for name in named if name not in names]
         if unknown:
@@ -148,7 +148,7 @@ class Engine(ABC):
         missing = [name for name in names[len(tensors) :] if name not in named]
         if missing:
             raise EngineError(f"{self} lacks the input {', '.join(map(repr, missing))}. {self._signature()}")
-        return [*tensors, *(named[name] for name in names[len(tensors) :])]
+        return (*tensors, *(named[name] for name in names[len(tensors) :]))
 
     def _check(self, spec: TensorSpec, tensor: Any) -> None:
         if not isinstance(tensor, Tensor):

@@ -52,6 +52,7 @@ def element_type(dtype: torch.dtype) -> int:
     return _ELEMENT[dtype]
 
 
+_STRIDED = torch.strided
 _FATAL = 4  # ONNX Runtime's severity: everything below arrives as an exception
 
 
@@ -184,11 +185,12 @@ class OnnxEngine(Engine):
             ranked = {value.name for value in declared if value.type.tensor_type.HasField("shape")}
             self.inputs = tuple(_spec(value, value.name in ranked) for value in self._session.get_inputs())
             self.outputs = tuple(_spec(value, value.name in ranked) for value in self._session.get_outputs())
-            self._input_names, self._output_names = self.input_names, self.output_names
+            self._output_names = self.output_names
             self._bools = [i for i, spec in enumerate(self.outputs) if spec.dtype is torch.bool]
             # Inputs that are outputs as well come back as the caller's own tensors.
-            self._passed = [i for i, spec in enumerate(self.outputs) if spec.name in self._input_names]
-            self._shared = _sharing(onnxruntime.capi.onnxruntime_pybind11_state.OrtValue)
+            self._passed = [i for i, spec in enumerate(self.outputs) if spec.name in self.input_names]
+            share = _sharing(onnxruntime.capi.onnxruntime_pybind11_state.OrtValue)
+            self._feeds = None if share is None or self.device.type != "cpu" else _Feeds(self.inputs, share)
             kinds = {tensor.data_type for tensor in loaded.graph.initializer}
             self.returned = returned_of(loaded)
             self._weights = {dtype for dtype, number in _TYPES.values() if number in kinds}
@@ -213,6 +215,7 @@ class OnnxEngine(Engine):
                     'Install those, or give device="cpu"'
                 )
             self.device, self._cuda = torch.device("cpu"), None
+            self._feeds = None if share is None else _Feeds(self.inputs, share)
         if self._cuda is not None and cuda_graphs:
             make = partial(_session, onnxruntime, source)
             self._recorder = self._recorder_of(cuda_graphs, not_replayable(runnable), make, library)
@@ -284,6 +287,15 @@ class OnnxEngine(Engine):
                 model.graph.output.append(onnx.ValueInfoProto(name=name))  # its type follows from the nodes
         return OnnxEngine(model, device=self.device, data_folder=self._folder, **self._options)
 
+    def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """As of every engine; asks less where nothing has to be made of the tensors, which small runs feel."""
+        if self._feeds is None or (feeds := self._feeds.of(tensors)) is None:
+            return super().run(tensors)
+        try:
+            return self._taken(self._session._sess.run_with_ort_values(feeds, self._output_names, None))
+        except Exception as error:
+            raise self._failure(error, tensors) from error
+
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if self._cuda is not None and not self._end.alive:
             raise EngineError(f"{self} is closed; load it again")
@@ -295,8 +307,11 @@ class OnnxEngine(Engine):
         except EngineError:
             raise
         except Exception as error:
-            given = ", ".join(f"{s.name}: {list(t.shape)}" for s, t in zip(self.inputs, ready, strict=True))
-            raise EngineError(f"{self} failed in ONNX Runtime on {given}: {_reason(error)}") from error
+            raise self._failure(error, ready) from error
+
+    def _failure(self, error: Exception, tensors: Sequence[Tensor]) -> EngineError:
+        given = ", ".join(f"{s.name}: {list(t.shape)}" for s, t in zip(self.inputs, tensors, strict=True))
+        return EngineError(f"{self} failed in ONNX Runtime on {given}: {_reason(error)}")
 
     def _fits(self, tensor: Tensor) -> bool:
         """Whether ONNX Runtime reads it where it is; asked first, for it costs less than what would change nothing."""
@@ -308,21 +323,21 @@ class OnnxEngine(Engine):
         return tensor.detach().to(self.device).resolve_neg().contiguous()
 
     def _computed(self, ready: Sequence[Tensor]) -> list[Tensor]:
-        values = self._bound(ready) if self._shared is None or self.device.type != "cpu" else self._values(ready)
-        if len(values) != len(self.outputs):
-            raise EngineError(f"{self} returned {len(values)} of {len(self.outputs)} outputs: it is damaged")
+        if self._feeds is None:
+            return self._taken(self._bound(ready))
+        # By the session's own interface: what is around it takes more than small runs.
+        return self._taken(self._session._sess.run_with_ort_values(self._feeds.made(ready), self._output_names, None))
+
+    def _taken(self, values: Any) -> list[Tensor]:
+        """The outputs of a run, as tensors of the caller's own."""
         outputs: list[Tensor] = values.to_dlpacks(_from_dlpack)
+        if len(outputs) != len(self.outputs):
+            raise EngineError(f"{self} returned {len(outputs)} of {len(self.outputs)} outputs: it is damaged")
         for i in self._bools:
             outputs[i] = outputs[i].view(torch.bool)  # DLPack makes uint8 of it
         for i in self._passed:
             outputs[i] = outputs[i].clone()
         return outputs
-
-    def _values(self, ready: Sequence[Tensor]) -> Any:
-        """The outputs on the CPU. Through the session's own interface: what is around it takes more than small runs."""
-        assert self._shared is not None
-        feeds = dict(zip(self._input_names, map(self._shared, ready), strict=True))
-        return self._session._sess.run_with_ort_values(feeds, self._output_names, None)
 
     def _bound(self, ready: Sequence[Tensor]) -> Any:
         """The outputs where they are computed."""
@@ -342,6 +357,49 @@ class OnnxEngine(Engine):
             "precision": self._options["precision"],
             "cuda_graphs": {} if self._recorder is None else self._recorder.info(),
         }
+
+
+class _Feeds:
+    """Inputs on the CPU as values of ONNX Runtime, in the same memory.
+
+    Args:
+        inputs: of the engine.
+        share: makes a value of a tensor.
+    """
+
+    def __init__(self, inputs: Sequence[TensorSpec], share: Callable[[Tensor], Any]) -> None:
+        self._inputs = [(spec.name, spec.dtype, spec.accepts) for spec in inputs]
+        self._share = share
+        self._shapes: list[torch.Size | None] = [None] * len(inputs)  # the last that were accepted
+
+    def of(self, tensors: Sequence[Tensor]) -> dict[str, Any] | None:
+        """The values by name, of tensors that fit and are read where they are; None if any does or is not."""
+        if len(tensors) != len(self._inputs):
+            return None
+        values, shapes, share = {}, self._shapes, self._share
+        for i, (name, dtype, accepts) in enumerate(self._inputs):
+            tensor = tensors[i]
+            if (
+                type(tensor) is not Tensor
+                or tensor.dtype is not dtype
+                or not tensor.is_cpu
+                or tensor.requires_grad
+                or tensor.layout is not _STRIDED
+                or not tensor.is_contiguous()
+                or tensor.is_neg()
+            ):
+                return None
+            shape = tensor.shape
+            if shape != shapes[i]:
+                if not accepts(shape):
+                    return None
+                shapes[i] = shape
+            values[name] = share(tensor)
+        return values
+
+    def made(self, ready: Sequence[Tensor]) -> dict[str, Any]:
+        """The values of tensors that are known to fit."""
+        return {name: self._share(tensor) for (name, _, _), tensor in zip(self._inputs, ready, strict=True)}
 
 
 def _binding(
