@@ -165,7 +165,7 @@ class OnnxEngine(Engine):
         self._source: Path | onnx.ModelProto = model  # type: ignore[assignment]
         self._folder = data_folder
         self.device = _device(onnxruntime, device)
-        _check_options(self.device, kernels, precision, cuda_graphs)
+        _check_options(self.device, kernels, precision, cuda_graphs, threads)
         self._options: dict[str, Any] = {"kernels": kernels, "precision": precision, "threads": threads}
         self._cuda = _Cuda(self.device, precision) if self.device.type == "cuda" else None
         self.kernels: tuple[str, ...] = ()
@@ -289,12 +289,15 @@ class OnnxEngine(Engine):
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """As of every engine; asks less where nothing has to be made of the tensors, which small runs feel."""
-        if self._feeds is None or (feeds := self._feeds.of(tensors)) is None:
-            return super().run(tensors)
         try:
-            return self._taken(self._session._sess.run_with_ort_values(feeds, self._output_names, None))
+            feeds = None if self._feeds is None else self._feeds.of(tensors)
+            if feeds is not None:
+                return self._taken(self._session._sess.run_with_ort_values(feeds, self._output_names, None))
+        except EngineError:
+            raise
         except Exception as error:
             raise self._failure(error, tensors) from error
+        return super().run(tensors)
 
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if self._cuda is not None and not self._end.alive:
@@ -385,6 +388,7 @@ class _Feeds:
                 or not tensor.is_cpu
                 or tensor.requires_grad
                 or tensor.layout is not _STRIDED
+                or tensor.is_nested
                 or not tensor.is_contiguous()
                 or tensor.is_neg()
             ):
@@ -546,7 +550,11 @@ def _device(onnxruntime: Any, requested: str | torch.device | None) -> torch.dev
     return device
 
 
-def _check_options(device: torch.device, kernels: bool, precision: str | None, cuda_graphs: int) -> None:
+def _check_options(
+    device: torch.device, kernels: bool, precision: str | None, cuda_graphs: int, threads: int | None
+) -> None:
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 0):
+        raise EngineError(f"threads expects how many compute, 0 or None for one on each core, got {threads!r}")
     if precision not in (None, "tf32"):
         raise EngineError(f'precision expects None (float32 as it is) or "tf32", got {precision!r}')
     options = {"kernels": kernels, "precision": precision is not None, "cuda_graphs": bool(cuda_graphs)}
