@@ -126,9 +126,10 @@ class OnnxEngine(Engine):
         kernels: see :func:`load`.
         precision: see :func:`load`.
         cuda_graphs: so many shapes of inputs, the last used ones, have their launches recorded and replayed at once,
-            which saves the CPU's time of launching. The first call of a shape records: it takes as long as loading, no
-            other thread may allocate on the GPU meanwhile, and weights are held once more for every shape. Inputs are
-            copied, sizes are those of the shape; :meth:`info` says why one is not recorded, which then runs as without.
+            which saves the CPU's time of launching. The first call of a shape records: it takes as long as loading,
+            nothing else may allocate on the GPU meanwhile (other calls of the engine wait), and weights are held once
+            more for every shape. Inputs are copied, sizes are those of the shape; :meth:`info` says why one is not
+            recorded, which then runs as without.
         threads: on the CPU, how many compute, which sleep while there is nothing for them; default: one for each core,
             which wait for work awake.
 
@@ -237,12 +238,12 @@ class OnnxEngine(Engine):
 
     def _recorder_of(self, size: int, reason: str, session: Callable[..., Any], library: Path | None) -> Recorder:
         """Holds nothing of the engine, which goes as soon as nobody has it."""
-        folder, precision, device = self._folder, self._options["precision"], self.device
+        folder, precision, device, beside = self._folder, self._options["precision"], self.device, self._cuda
 
         def make() -> tuple[_Cuda, Any]:
             if reason:
                 raise UnsupportedError(reason)
-            cuda = _Cuda(device, precision, records=True)
+            cuda = _Cuda(device, precision, beside)
             return cuda, session(cuda, folder, library)
 
         binding = partial(_binding, self.inputs, self.outputs, device)
@@ -426,19 +427,24 @@ def _binding(
 
 
 class _Cuda:
-    """Where a session computes on CUDA: a stream of its own, ordered with the caller's. One run at a time."""
+    """Where a session computes on CUDA: a stream of its own, ordered with the caller's. One run at a time.
 
-    def __init__(self, device: torch.device, precision: str | None, records: bool = False) -> None:
+    Args:
+        beside: of a session that records, the one whose turns it takes: what allocates on the device while ONNX Runtime
+            records fails in whatever thread it is, and breaks the recording.
+    """
+
+    def __init__(self, device: torch.device, precision: str | None, beside: _Cuda | None = None) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._callers: set[torch.cuda.Stream] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock() if beside is None else beside._lock
         self.provider = (
             "CUDAExecutionProvider",
             {
                 # Left out where it is the default, of which ONNX Runtime would warn that no plugin provider has it.
                 **({"device_id": str(device.index)} if device.index else {}),
-                **({"enable_cuda_graph": "1"} if records else {}),
+                **({"enable_cuda_graph": "1"} if beside is not None else {}),
                 "user_compute_stream": str(self._stream.cuda_stream),
                 "use_tf32": str(int(precision == "tf32")),
             },

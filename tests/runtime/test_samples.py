@@ -123,9 +123,7 @@ def test_wrong_requests(model: Model, file: Path) -> None:
     with pytest.raises(SvexportError, match="expects an iterable, a DataLoader perhaps, got int"):
         svexport.compare(model, file, samples=5)  # type: ignore[call-overload]
     loader = DataLoader(TensorDataset(torch.randn(3, 4)), 2)
-    with pytest.raises(
-        SvexportError, match=r"called with sample 0, a list: TypeError.*\(tuple\(batch\) for"
-    ):
+    with pytest.raises(SvexportError, match=r"called with sample 0, a list: TypeError.*\(tuple\(batch\) for"):
         svexport.compare(model, file, samples=loader)
     assert svexport.compare(model, file, samples=(tuple(batch) for batch in loader)).samples == 2
     with pytest.raises(SvexportError, match="with sample 1, a Tensor: RuntimeError"):
