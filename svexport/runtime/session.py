@@ -438,7 +438,7 @@ class _Cuda:
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._callers: set[torch.cuda.Stream] = set()
-        self._lock = threading.Lock() if beside is None else beside._lock
+        self._lock: threading.Lock = threading.Lock() if beside is None else beside._lock
         self.provider = (
             "CUDAExecutionProvider",
             {
