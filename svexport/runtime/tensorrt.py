@@ -206,6 +206,8 @@ class TensorRTEngine(Engine):
         if isinstance(model, (str, os.PathLike)):
             check_file(Path(model))
             done = parser.refit_from_file(str(model))
+        elif not hasattr(model, "SerializeToString"):
+            raise EngineError(f"expected the path of an ONNX file or an onnx.ModelProto, got {type(model).__name__}")
         else:
             done = parser.refit_from_bytes(model.SerializeToString())
         if not done or not refitter.refit_cuda_engine():

@@ -131,6 +131,11 @@ def test_weights_that_are_left_out_and_exchanged(tmp_path: Path, tensorrt: Insta
         torch.testing.assert_close(engine(x), second(x))
         with pytest.raises(EngineError, match="does not take the weights: weights do not match"):
             engine.refit(tmp_path / "other.onnx")
+        with pytest.raises(EngineError, match=r"cannot read .*none\.onnx"):
+            engine.refit(tmp_path / "none.onnx")
+        with pytest.raises(EngineError, match="ModelProto, got int"):
+            engine.refit(5)  # type: ignore[arg-type]
+        torch.testing.assert_close(engine(x), second(x))
     with svexport.load(tmp_path / "m.engine", refit=tmp_path / "second.onnx") as engine:
         torch.testing.assert_close(engine(x), second(x))
     with (
