@@ -8,18 +8,18 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch._C import _from_dlpack  # what torch.utils.dlpack.from_dlpack calls for a capsule, after questions of its own
-from torch.utils.dlpack import to_dlpack as _to_dlpack
 
 from svexport.errors import BackendNotAvailableError, EngineError, SvexportError, UnsupportedError
 from svexport.graph.returned import returned_of
 from svexport.runtime.engine import Engine, TensorSpec
+from svexport.runtime.feeds import Feeds, sharing
 from svexport.runtime.guard import guard
 from svexport.runtime.recorded import Recorder, not_replayable
 
@@ -52,7 +52,6 @@ def element_type(dtype: torch.dtype) -> int:
     return _ELEMENT[dtype]
 
 
-_STRIDED = torch.strided
 _FATAL = 4  # ONNX Runtime's severity: everything below arrives as an exception
 
 
@@ -190,8 +189,8 @@ class OnnxEngine(Engine):
             self._bools = [i for i, spec in enumerate(self.outputs) if spec.dtype is torch.bool]
             # Inputs that are outputs as well come back as the caller's own tensors.
             self._passed = [i for i, spec in enumerate(self.outputs) if spec.name in self.input_names]
-            share = _sharing(onnxruntime.capi.onnxruntime_pybind11_state.OrtValue)
-            self._feeds = None if share is None or self.device.type != "cpu" else _Feeds(self.inputs, share)
+            share = sharing(onnxruntime.capi.onnxruntime_pybind11_state.OrtValue)
+            self._feeds = None if share is None or self.device.type != "cpu" else Feeds(self.inputs, share)
             kinds = {tensor.data_type for tensor in loaded.graph.initializer}
             self.returned = returned_of(loaded)
             self._weights = {dtype for dtype, number in _TYPES.values() if number in kinds}
@@ -216,7 +215,7 @@ class OnnxEngine(Engine):
                     'Install those, or give device="cpu"'
                 )
             self.device, self._cuda = torch.device("cpu"), None
-            self._feeds = None if share is None else _Feeds(self.inputs, share)
+            self._feeds = None if share is None else Feeds(self.inputs, share)
         if self._cuda is not None and cuda_graphs:
             make = partial(_session, onnxruntime, source)
             self._recorder = self._recorder_of(cuda_graphs, not_replayable(runnable), make, library)
@@ -363,50 +362,6 @@ class OnnxEngine(Engine):
         }
 
 
-class _Feeds:
-    """Inputs on the CPU as values of ONNX Runtime, in the same memory.
-
-    Args:
-        inputs: of the engine.
-        share: makes a value of a tensor.
-    """
-
-    def __init__(self, inputs: Sequence[TensorSpec], share: Callable[[Tensor], Any]) -> None:
-        self._inputs = [(spec.name, spec.dtype, spec.accepts) for spec in inputs]
-        self._share = share
-        self._shapes: list[torch.Size | None] = [None] * len(inputs)  # the last that were accepted
-
-    def of(self, tensors: Sequence[Tensor]) -> dict[str, Any] | None:
-        """The values by name, of tensors that fit and are read where they are; None if any does or is not."""
-        if len(tensors) != len(self._inputs):
-            return None
-        values, shapes, share = {}, self._shapes, self._share
-        for i, (name, dtype, accepts) in enumerate(self._inputs):
-            tensor = tensors[i]
-            if (
-                type(tensor) is not Tensor
-                or tensor.dtype is not dtype
-                or not tensor.is_cpu
-                or tensor.requires_grad
-                or tensor.layout is not _STRIDED
-                or tensor.is_nested
-                or not tensor.is_contiguous()
-                or tensor.is_neg()
-            ):
-                return None
-            shape = tensor.shape
-            if shape != shapes[i]:
-                if not accepts(shape):
-                    return None
-                shapes[i] = shape
-            values[name] = share(tensor)
-        return values
-
-    def made(self, ready: Sequence[Tensor]) -> dict[str, Any]:
-        """The values of tensors that are known to fit."""
-        return {name: self._share(tensor) for (name, _, _), tensor in zip(self._inputs, ready, strict=True)}
-
-
 def _binding(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
@@ -498,31 +453,6 @@ def _end(attributes: dict[str, Any], cuda: _Cuda) -> None:
         if recorder is not None:
             recorder.close()
         attributes.pop("_session", None)
-
-
-@cache
-def _sharing(ort_value: Any) -> Callable[[Tensor], Any] | None:
-    """What makes a value of ONNX Runtime of a tensor on the CPU, in the same memory; None where nothing does.
-
-    Up to 1.31 a bool is a uint8 of which that is said; from 1.32 on DLPack says it.
-    """
-
-    def as_it_is(tensor: Tensor) -> Any:
-        return ort_value.from_dlpack(_to_dlpack(tensor))
-
-    def with_a_flag(tensor: Tensor) -> Any:
-        if tensor.dtype is torch.bool:
-            return ort_value.from_dlpack(_to_dlpack(tensor.view(torch.uint8)), True)
-        return ort_value.from_dlpack(_to_dlpack(tensor), False)
-
-    for make in (as_it_is, with_a_flag):
-        try:
-            if make(torch.ones(1, dtype=torch.bool)).data_type() == "tensor(bool)":
-                make(torch.ones(1))
-                return make
-        except (AttributeError, TypeError, RuntimeError):
-            continue
-    return None
 
 
 def _onnxruntime() -> Any:
