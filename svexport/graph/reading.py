@@ -27,7 +27,7 @@ def check_regular(path: Path) -> None:
     except OSError as error:  # too long a name, say
         raise SvexportError(f"cannot read {path}: {error.strerror}; check the path") from error
     if special:
-        raise SvexportError(f"expected an ONNX file, got {path}, which is a pipe or a device; copy it to a file first")
+        raise SvexportError(f"expected a file, got {path}, which is a pipe or a device; copy it to a file first")
 
 
 @contextmanager

@@ -221,8 +221,11 @@ def bench(
         EngineError: if they do not fit an engine, or it cannot be loaded or run.
         SvexportError: on names that are there twice, or numbers below 1.
     """
-    if (runs is not None and runs < 1) or copies < 1 or not seconds > 0:
-        raise SvexportError(f"runs and copies expect 1 or more, seconds more than 0; got {runs}, {copies}, {seconds}")
+    whole = [copies, *([] if runs is None else [runs])]
+    if not all(isinstance(n, int) and n >= 1 for n in whole) or not (isinstance(seconds, (int, float)) and seconds > 0):
+        raise SvexportError(
+            f"runs and copies expect integers from 1 on, seconds more than 0; got {runs!r}, {copies!r}, {seconds!r}"
+        )
     bound = bind(model, *given_arguments(model, args))
     arguments = bound.args, bound.kwargs
     flat = FlatModel(model, bound)

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from svexport.errors import UnsupportedError
+from svexport.errors import BuildError, UnsupportedError
 from svexport.runtime.tensorrt import TensorRTEngine, place
 from svexport.tensorrt import builder
 from svexport.tensorrt.bindings import load_tensorrt, version_of
@@ -99,6 +99,8 @@ def build(
         strip_weights=strip_weights,
         refit=refit,
     )
+    if not isinstance(timing_cache, (bool, str, os.PathLike)):
+        raise BuildError(f"timing_cache expects True, False or a path, got {timing_cache!r}")
     source = read_source(onnx)
     target = engine_path(source, path)
     trt = load_tensorrt()
@@ -192,8 +194,10 @@ def engine_path(source: Source, path: str | os.PathLike[str] | None) -> Path | N
         BuildError: if nothing can be written there, before minutes of building.
     """
     from svexport import html
-    from svexport.errors import BuildError, SvexportError
+    from svexport.errors import SvexportError
 
+    if path is not None and not isinstance(path, (str, os.PathLike)):
+        raise BuildError(f"expected the path of a .engine or .plan file, got {path!r}")
     if path is None:
         target = None if source.path is None else source.path.with_suffix(".engine")
     else:

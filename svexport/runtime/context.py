@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,10 @@ from svexport.errors import EngineError
 from svexport.logging import logger
 
 if TYPE_CHECKING:
+    from svexport.runtime.place import Place
     from svexport.runtime.tensorrt import TensorRTEngine
 
-__all__ = ["Context", "Graphs", "Recorded"]
+__all__ = ["Context", "Graphs", "Recorded", "Replay"]
 
 Shapes = tuple[tuple[int, ...], ...]
 Recorded = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -44,11 +46,11 @@ class Context:
     def profiler(self, profiler: Any) -> None:
         self._context.profiler = profiler
 
-    def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The outputs for inputs that are where and as the engine reads them."""
+    def run(self, tensors: Sequence[Tensor], profile: int) -> list[Tensor]:
+        """The outputs for inputs that are where and as the engine reads them, by a profile that holds their sizes."""
         engine = self._engine
         with self._lane.stream() as stream:
-            self._set_inputs(tensors, stream)
+            self._set_inputs(tensors, profile, stream)
         outputs = self._set_outputs()
         with self._lane.stream() as stream:
             self.enqueue(stream)
@@ -63,10 +65,10 @@ class Context:
         self._held = []
         return [tensor.to(engine.device) for tensor in results]
 
-    def prepare(self, tensors: Sequence[Tensor]) -> list[Tensor] | None:
+    def prepare(self, tensors: Sequence[Tensor], profile: int) -> list[Tensor] | None:
         """Sets inputs, and outputs, whose memory it returns; None if that is allocated in every run."""
         with self._lane.stream() as stream:
-            self._set_inputs(tensors, stream)
+            self._set_inputs(tensors, profile, stream)
         outputs = self._set_outputs()
         return [outputs[spec.name] for spec in self._engine.outputs] if not self._allocators else None
 
@@ -80,13 +82,19 @@ class Context:
                 raise EngineError(f"{engine} got no memory for an output: {allocator.failure}") from allocator.failure
         raise EngineError(f"{engine} failed in TensorRT: {engine._log.reason()}")
 
-    def _set_inputs(self, tensors: Sequence[Tensor], stream: int) -> None:
+    def release(self) -> None:
+        """Frees it once the device has done its work; it is not run again. Whoever keeps an exception keeps its frames,
+        and they would keep the memory."""
+        with suppress(Exception):  # of a device that has failed
+            self._engine._place.synchronize()
+        self._context, self._held, self._allocators = None, [], {}
+
+    def _set_inputs(self, tensors: Sequence[Tensor], profile: int, stream: int) -> None:
         engine, context = self._engine, self._context
-        wanted = engine.profile_for(tensors)
-        if wanted != self._profile:
-            if not context.set_optimization_profile_async(wanted, stream):
-                raise EngineError(f"{engine} does not take its profile {wanted}: {engine._log.reason()}")
-            self._profile = wanted
+        if profile != self._profile:
+            if not context.set_optimization_profile_async(profile, stream):
+                raise EngineError(f"{engine} does not take its profile {profile}: {engine._log.reason()}")
+            self._profile = profile
         self._held = []
         for spec, tensor in zip(engine.inputs, tensors, strict=True):
             if not context.set_input_shape(spec.name, tuple(tensor.shape)):
@@ -159,6 +167,40 @@ def _allocator(trt: Any, allocate: Callable[[int], Tensor]) -> Any:
     return Allocator()
 
 
+class Replay:
+    """A CUDA graph of one run, with all that its launches use: the execution context's memory, inputs and outputs.
+
+    Any thread may call it, on any stream: a replay begins when the results of the one before are copied.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        context: Context,
+        own: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        launch: Callable[[], None],
+    ) -> None:
+        self._place, self._context = place, context
+        self._own, self._outputs, self._launch = own, outputs, launch
+        self._lane, self._lock = place.lane(), threading.Lock()
+
+    def __call__(self, given: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs for inputs that are where and as the engine reads them."""
+        with self._lock:
+            with self._lane.stream():
+                for mine, tensor in zip(self._own, given, strict=True):
+                    mine.copy_(tensor)
+                self._launch()
+                results = [output.clone() for output in self._outputs]
+            self._place.keep_for_caller(results)
+            return results
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # at the end of the process CUDA may be gone
+            self._place.synchronize()  # the last replay may still use the memory
+
+
 @dataclass
 class Graphs:
     """Recorded runs by shapes of the inputs, the last used ones."""
@@ -167,6 +209,10 @@ class Graphs:
     _by_shapes: OrderedDict[Shapes, Recorded | None] = field(default_factory=OrderedDict)
     _reasons: dict[Shapes, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 0:
+            raise EngineError(f"cuda_graphs expects a number of shapes, 0 for none, got {self.size!r}")
 
     def get(self, shapes: Shapes, record: Callable[[], Recorded | str]) -> Recorded | None:
         """The CUDA graph for these shapes, recorded the first time; None where it cannot be."""

@@ -96,7 +96,9 @@ class Engine(ABC):
         Raises:
             EngineError: if number, names, data types or shapes do not fit :attr:`inputs`, or the run fails.
         """
-        outputs = self.run(self._in_order(tensors, named))
+        if named or len(tensors) != len(self.inputs):
+            tensors = self._in_order(tensors, named)
+        outputs = self.run(tensors)
         if len(outputs) == 1 and self.returned is None:
             return outputs[0]
         return Outputs(outputs, self.output_names, self.returned)
@@ -135,9 +137,10 @@ class Engine(ABC):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _in_order(self, tensors: Sequence[Tensor], named: dict[str, Tensor]) -> list[Tensor]:
-        if not named and len(tensors) == len(self.inputs):
-            return list(tensors)
+    def __reduce__(self) -> Any:
+        raise EngineError(f"{self} is an engine, which is not copied or pickled: hand on its path, and load it there")
+
+    def _in_order(self, tensors: tuple[Tensor, ...], named: dict[str, Tensor]) -> tuple[Tensor, ...]:
         names = self.input_names
         unknown = [name for name in named if name not in names]
         if unknown:
@@ -148,7 +151,7 @@ class Engine(ABC):
         missing = [name for name in names[len(tensors) :] if name not in named]
         if missing:
             raise EngineError(f"{self} lacks the input {', '.join(map(repr, missing))}. {self._signature()}")
-        return [*tensors, *(named[name] for name in names[len(tensors) :])]
+        return (*tensors, *(named[name] for name in names[len(tensors) :]))
 
     def _check(self, spec: TensorSpec, tensor: Any) -> None:
         if not isinstance(tensor, Tensor):
@@ -158,12 +161,17 @@ class Engine(ABC):
         if (
             tensor.dtype is spec.dtype
             and tensor.layout is torch.strided
+            and not tensor.is_nested
             and spec.accepts(tensor.shape)
             and not tensor.is_meta
+            and _has_values(tensor)
         ):
             return
-        if tensor.layout != torch.strided or tensor.is_meta:
-            wrong = f"a {'meta' if tensor.is_meta else 'sparse'} tensor; pass a dense one that has values"
+        if tensor.layout != torch.strided or tensor.is_nested:
+            wrong = f"a {'nested' if tensor.is_nested else 'sparse'} tensor; pass a dense one that has values"
+        elif tensor.is_meta or not _has_values(tensor):
+            kind = "meta tensor" if tensor.is_meta else type(tensor).__name__
+            wrong = f"a {kind}, whose memory holds no values; pass a dense tensor that has values"
         elif tensor.dtype != spec.dtype:
             wrong = f"{_describe(tensor)}; convert it with .to(torch.{_short(spec.dtype)})"
         elif not spec.accepts(tensor.shape):
@@ -186,6 +194,11 @@ class Engine(ABC):
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _has_values(tensor: Tensor) -> bool:
+    """Whether its memory is its own: of torch's FakeTensor, and of all that compute in Python, it may be address 0."""
+    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
 def _describe(tensor: Tensor) -> str:

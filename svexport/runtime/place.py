@@ -11,7 +11,7 @@ from torch import Tensor
 
 from svexport.errors import BackendNotAvailableError, EngineError, UnsupportedError
 
-__all__ = ["Cuda", "Lane", "cuda"]
+__all__ = ["Cuda", "Lane", "Place", "cuda"]
 
 
 class Lane(Protocol):
@@ -19,6 +19,19 @@ class Lane(Protocol):
 
     def stream(self) -> AbstractContextManager[int]:
         """A stream ordered after what the caller's stream was given, and before what it is given next."""
+
+
+class Place(Protocol):
+    """What recorded runs ask of a device; see :class:`Cuda`."""
+
+    def lane(self) -> Lane:
+        """A stream of its own on the device."""
+
+    def keep_for_caller(self, tensors: Sequence[Tensor]) -> None:
+        """Memory that was allocated on its stream is used on the caller's from here on."""
+
+    def synchronize(self) -> None:
+        """Waits for all work on the device."""
 
 
 class _CudaLane:
@@ -88,14 +101,15 @@ class Cuda:
         torch.cuda.synchronize(self.device)
 
     def capture(self, run: Callable[[int], None]) -> Callable[[], None]:
-        """A graph of what ``run`` enqueues on a stream; what is returned replays it on the caller's stream."""
+        """A graph of what ``run`` enqueues on a stream; what is returned replays it on torch's current stream."""
         run_on = torch.cuda.Stream(self.device)
         run_on.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(run_on):
             run(run_on.cuda_stream)  # what is made on first use is not captured
         run_on.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=run_on):
+        # Other threads may allocate meanwhile, which by default would fail, in them and here.
+        with torch.cuda.graph(graph, stream=run_on, capture_error_mode="thread_local"):
             run(run_on.cuda_stream)
         return graph.replay
 

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import torch
 
+from svexport import html
 from svexport.errors import SvexportError
 from svexport.graph.reduce import reduce as reduced
 from svexport.parity import parity
@@ -168,22 +169,31 @@ def reduce(
     loaded = source.model if source.path is None else onnx.load(str(source.path))
     if path is not None and Path(path).suffix != ".onnx":
         raise SvexportError(f"the part is written as a .onnx file, got {path}")
+    if path is not None:
+        html.check_place(path)
     values = _values(loaded, inputs) if fails == "differs" else {}
     failing, kind = _failing(fails, target, values)
-    first = failing(loaded)
+    first = said = failing(loaded)
     if not first:
         raise SvexportError("the file as a whole does not fail that way: there is nothing to reduce")
     tried = 0
 
     def same(part: onnx.ModelProto) -> bool:
-        nonlocal tried
+        nonlocal tried, said
+        if part is loaded:
+            return True  # asked before
         tried += 1
         phase(f"model {tried}, {len(part.graph.node)} nodes")
-        return _alike(failing(part)) == _alike(first)
+        text = failing(part)
+        alike = _alike(text) == _alike(first)
+        said = text if alike else said
+        return alike
 
     smallest = reduced(loaded, same)
     nodes = [(n.name or n.output[0], n.op_type) for n in smallest.graph.node if n.op_type != "Constant"]
     failure = failing(smallest)
+    if _alike(failure) != _alike(first):
+        failure = f"{said}\n(not when it was tried once more: the failure comes and goes, and nodes may be missing)"
     if path is None:
         return Reduction(smallest, len(loaded.graph.node), nodes, failure, tried)
     place = Path(path)
@@ -220,6 +230,9 @@ def _values(model: onnx.ModelProto, inputs: dict[str, torch.Tensor] | None) -> d
     """Every value of a run in ONNX Runtime: what a part takes is what the whole would have given it."""
     engine = OnnxEngine(model, device="cpu")
     generator = torch.Generator().manual_seed(0)
+    if unknown := sorted(set(inputs or {}) - set(engine.input_names)):
+        listed = ", ".join(engine.input_names)
+        raise SvexportError(f"inputs names {unknown[0]!r}, which is no input; there are {listed}")
     feeds = {}
     for spec in engine.inputs:
         shape = [size if isinstance(size, int) else 2 for size in spec.shape or ()]

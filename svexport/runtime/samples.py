@@ -216,10 +216,13 @@ def compare_samples(
     """:func:`svexport.compare` over samples; see there. One sample is held at a time, and the worst of each engine.
 
     Raises:
-        SvexportError: without samples, or if an engine has another number of outputs than torch.
+        SvexportError: without samples, if the model cannot be called with one, or if an engine has another number of
+            outputs than torch. What the iterable raises is not caught.
     """
     from svexport.runtime.compare import feeds_of, paired
 
+    if not isinstance(samples, Iterable):
+        raise SvexportError(f"samples expects an iterable, a DataLoader perhaps, got {type(samples).__name__}")
     statistics: dict[tuple[str, str], OutputStatistics] = {}
     worst: dict[str, tuple[float, Any]] = {}
     metrics = _Metrics(metric)
@@ -237,7 +240,15 @@ def compare_samples(
             bound = bind(model, sample)
             flat = FlatModel(model, bound)
             tensors = [t.detach() for t in flat.tensors]
-            expected = flat(*(t.clone() for t in tensors))
+            try:
+                expected = flat(*(t.clone() for t in tensors))
+            except Exception as error:
+                hint = "; what a DataLoader yields as a list is given as (tuple(batch) for batch in loader)"
+                raise SvexportError(
+                    f"{type(model).__name__} cannot be called with sample {number}, a {type(sample).__name__}: "
+                    f"{type(error).__name__}: {str(error).strip()}. A sample is a tensor, a tuple of arguments or a "
+                    f"dict of them{hint if isinstance(sample, list) else ''}"
+                ) from error
             metrics.add("torch", _as_returned(expected, flat.output_names, bool(flat.output_keys)), sample)
             for name, other in engines.items():
                 if isinstance(other, Engine):

@@ -8,18 +8,18 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch._C import _from_dlpack  # what torch.utils.dlpack.from_dlpack calls for a capsule, after questions of its own
-from torch.utils.dlpack import to_dlpack as _to_dlpack
 
 from svexport.errors import BackendNotAvailableError, EngineError, SvexportError, UnsupportedError
 from svexport.graph.returned import returned_of
 from svexport.runtime.engine import Engine, TensorSpec
+from svexport.runtime.feeds import Feeds, sharing
 from svexport.runtime.guard import guard
 from svexport.runtime.recorded import Recorder, not_replayable
 
@@ -125,9 +125,10 @@ class OnnxEngine(Engine):
         kernels: see :func:`load`.
         precision: see :func:`load`.
         cuda_graphs: so many shapes of inputs, the last used ones, have their launches recorded and replayed at once,
-            which saves the CPU's time of launching. The first call of a shape records: it takes as long as loading, no
-            other thread may allocate on the GPU meanwhile, and weights are held once more for every shape. Inputs are
-            copied, sizes are those of the shape; :meth:`info` says why one is not recorded, which then runs as without.
+            which saves the CPU's time of launching. The first call of a shape records: it takes as long as loading,
+            nothing else may allocate on the GPU meanwhile (other calls of the engine wait), and weights are held once
+            more for every shape. Inputs are copied, sizes are those of the shape; :meth:`info` says why one is not
+            recorded, which then runs as without.
         threads: on the CPU, how many compute, which sleep while there is nothing for them; default: one for each core,
             which wait for work awake.
 
@@ -164,7 +165,7 @@ class OnnxEngine(Engine):
         self._source: Path | onnx.ModelProto = model  # type: ignore[assignment]
         self._folder = data_folder
         self.device = _device(onnxruntime, device)
-        _check_options(self.device, kernels, precision, cuda_graphs)
+        _check_options(self.device, kernels, precision, cuda_graphs, threads)
         self._options: dict[str, Any] = {"kernels": kernels, "precision": precision, "threads": threads}
         self._cuda = _Cuda(self.device, precision) if self.device.type == "cuda" else None
         self.kernels: tuple[str, ...] = ()
@@ -184,11 +185,12 @@ class OnnxEngine(Engine):
             ranked = {value.name for value in declared if value.type.tensor_type.HasField("shape")}
             self.inputs = tuple(_spec(value, value.name in ranked) for value in self._session.get_inputs())
             self.outputs = tuple(_spec(value, value.name in ranked) for value in self._session.get_outputs())
-            self._input_names, self._output_names = self.input_names, self.output_names
+            self._output_names = self.output_names
             self._bools = [i for i, spec in enumerate(self.outputs) if spec.dtype is torch.bool]
             # Inputs that are outputs as well come back as the caller's own tensors.
-            self._passed = [i for i, spec in enumerate(self.outputs) if spec.name in self._input_names]
-            self._shared = _sharing(onnxruntime.capi.onnxruntime_pybind11_state.OrtValue)
+            self._passed = [i for i, spec in enumerate(self.outputs) if spec.name in self.input_names]
+            share = sharing(onnxruntime.capi.onnxruntime_pybind11_state.OrtValue)
+            self._feeds = None if share is None or self.device.type != "cpu" else Feeds(self.inputs, share)
             kinds = {tensor.data_type for tensor in loaded.graph.initializer}
             self.returned = returned_of(loaded)
             self._weights = {dtype for dtype, number in _TYPES.values() if number in kinds}
@@ -213,6 +215,7 @@ class OnnxEngine(Engine):
                     'Install those, or give device="cpu"'
                 )
             self.device, self._cuda = torch.device("cpu"), None
+            self._feeds = None if share is None else Feeds(self.inputs, share)
         if self._cuda is not None and cuda_graphs:
             make = partial(_session, onnxruntime, source)
             self._recorder = self._recorder_of(cuda_graphs, not_replayable(runnable), make, library)
@@ -234,12 +237,12 @@ class OnnxEngine(Engine):
 
     def _recorder_of(self, size: int, reason: str, session: Callable[..., Any], library: Path | None) -> Recorder:
         """Holds nothing of the engine, which goes as soon as nobody has it."""
-        folder, precision, device = self._folder, self._options["precision"], self.device
+        folder, precision, device, beside = self._folder, self._options["precision"], self.device, self._cuda
 
         def make() -> tuple[_Cuda, Any]:
             if reason:
                 raise UnsupportedError(reason)
-            cuda = _Cuda(device, precision, records=True)
+            cuda = _Cuda(device, precision, beside)
             return cuda, session(cuda, folder, library)
 
         binding = partial(_binding, self.inputs, self.outputs, device)
@@ -284,6 +287,18 @@ class OnnxEngine(Engine):
                 model.graph.output.append(onnx.ValueInfoProto(name=name))  # its type follows from the nodes
         return OnnxEngine(model, device=self.device, data_folder=self._folder, **self._options)
 
+    def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """As of every engine; asks less where nothing has to be made of the tensors, which small runs feel."""
+        try:
+            feeds = None if self._feeds is None else self._feeds.of(tensors)
+            if feeds is not None:
+                return self._taken(self._session._sess.run_with_ort_values(feeds, self._output_names, None))
+        except EngineError:
+            raise
+        except Exception as error:
+            raise self._failure(error, tensors) from error
+        return super().run(tensors)
+
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if self._cuda is not None and not self._end.alive:
             raise EngineError(f"{self} is closed; load it again")
@@ -295,8 +310,11 @@ class OnnxEngine(Engine):
         except EngineError:
             raise
         except Exception as error:
-            given = ", ".join(f"{s.name}: {list(t.shape)}" for s, t in zip(self.inputs, ready, strict=True))
-            raise EngineError(f"{self} failed in ONNX Runtime on {given}: {_reason(error)}") from error
+            raise self._failure(error, ready) from error
+
+    def _failure(self, error: Exception, tensors: Sequence[Tensor]) -> EngineError:
+        given = ", ".join(f"{s.name}: {list(t.shape)}" for s, t in zip(self.inputs, tensors, strict=True))
+        return EngineError(f"{self} failed in ONNX Runtime on {given}: {_reason(error)}")
 
     def _fits(self, tensor: Tensor) -> bool:
         """Whether ONNX Runtime reads it where it is; asked first, for it costs less than what would change nothing."""
@@ -308,21 +326,21 @@ class OnnxEngine(Engine):
         return tensor.detach().to(self.device).resolve_neg().contiguous()
 
     def _computed(self, ready: Sequence[Tensor]) -> list[Tensor]:
-        values = self._bound(ready) if self._shared is None or self.device.type != "cpu" else self._values(ready)
-        if len(values) != len(self.outputs):
-            raise EngineError(f"{self} returned {len(values)} of {len(self.outputs)} outputs: it is damaged")
+        if self._feeds is None:
+            return self._taken(self._bound(ready))
+        # By the session's own interface: what is around it takes more than small runs.
+        return self._taken(self._session._sess.run_with_ort_values(self._feeds.made(ready), self._output_names, None))
+
+    def _taken(self, values: Any) -> list[Tensor]:
+        """The outputs of a run, as tensors of the caller's own."""
         outputs: list[Tensor] = values.to_dlpacks(_from_dlpack)
+        if len(outputs) != len(self.outputs):
+            raise EngineError(f"{self} returned {len(outputs)} of {len(self.outputs)} outputs: it is damaged")
         for i in self._bools:
             outputs[i] = outputs[i].view(torch.bool)  # DLPack makes uint8 of it
         for i in self._passed:
             outputs[i] = outputs[i].clone()
         return outputs
-
-    def _values(self, ready: Sequence[Tensor]) -> Any:
-        """The outputs on the CPU. Through the session's own interface: what is around it takes more than small runs."""
-        assert self._shared is not None
-        feeds = dict(zip(self._input_names, map(self._shared, ready), strict=True))
-        return self._session._sess.run_with_ort_values(feeds, self._output_names, None)
 
     def _bound(self, ready: Sequence[Tensor]) -> Any:
         """The outputs where they are computed."""
@@ -364,19 +382,24 @@ def _binding(
 
 
 class _Cuda:
-    """Where a session computes on CUDA: a stream of its own, ordered with the caller's. One run at a time."""
+    """Where a session computes on CUDA: a stream of its own, ordered with the caller's. One run at a time.
 
-    def __init__(self, device: torch.device, precision: str | None, records: bool = False) -> None:
+    Args:
+        beside: of a session that records, the one whose turns it takes: what allocates on the device while ONNX Runtime
+            records fails in whatever thread it is, and breaks the recording.
+    """
+
+    def __init__(self, device: torch.device, precision: str | None, beside: _Cuda | None = None) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._callers: set[torch.cuda.Stream] = set()
-        self._lock = threading.Lock()
+        self._lock: threading.Lock = threading.Lock() if beside is None else beside._lock
         self.provider = (
             "CUDAExecutionProvider",
             {
                 # Left out where it is the default, of which ONNX Runtime would warn that no plugin provider has it.
                 **({"device_id": str(device.index)} if device.index else {}),
-                **({"enable_cuda_graph": "1"} if records else {}),
+                **({"enable_cuda_graph": "1"} if beside is not None else {}),
                 "user_compute_stream": str(self._stream.cuda_stream),
                 "use_tf32": str(int(precision == "tf32")),
             },
@@ -432,31 +455,6 @@ def _end(attributes: dict[str, Any], cuda: _Cuda) -> None:
         attributes.pop("_session", None)
 
 
-@cache
-def _sharing(ort_value: Any) -> Callable[[Tensor], Any] | None:
-    """What makes a value of ONNX Runtime of a tensor on the CPU, in the same memory; None where nothing does.
-
-    Up to 1.31 a bool is a uint8 of which that is said; from 1.32 on DLPack says it.
-    """
-
-    def as_it_is(tensor: Tensor) -> Any:
-        return ort_value.from_dlpack(_to_dlpack(tensor))
-
-    def with_a_flag(tensor: Tensor) -> Any:
-        if tensor.dtype is torch.bool:
-            return ort_value.from_dlpack(_to_dlpack(tensor.view(torch.uint8)), True)
-        return ort_value.from_dlpack(_to_dlpack(tensor), False)
-
-    for make in (as_it_is, with_a_flag):
-        try:
-            if make(torch.ones(1, dtype=torch.bool)).data_type() == "tensor(bool)":
-                make(torch.ones(1))
-                return make
-        except (AttributeError, TypeError, RuntimeError):
-            continue
-    return None
-
-
 def _onnxruntime() -> Any:
     try:
         import onnx  # noqa: F401
@@ -488,7 +486,11 @@ def _device(onnxruntime: Any, requested: str | torch.device | None) -> torch.dev
     return device
 
 
-def _check_options(device: torch.device, kernels: bool, precision: str | None, cuda_graphs: int) -> None:
+def _check_options(
+    device: torch.device, kernels: bool, precision: str | None, cuda_graphs: int, threads: int | None
+) -> None:
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 0):
+        raise EngineError(f"threads expects how many compute, 0 or None for one on each core, got {threads!r}")
     if precision not in (None, "tf32"):
         raise EngineError(f'precision expects None (float32 as it is) or "tf32", got {precision!r}')
     options = {"kernels": kernels, "precision": precision is not None, "cuda_graphs": bool(cuda_graphs)}

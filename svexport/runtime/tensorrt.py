@@ -17,11 +17,11 @@ from svexport.errors import EngineError, SvexportError, UnsupportedError
 from svexport.graph.returned import parse_returned
 from svexport.logging import logger
 from svexport.runtime import place as places
-from svexport.runtime.context import Context, Graphs, Recorded
+from svexport.runtime.context import Context, Graphs, Recorded, Replay
 from svexport.runtime.engine import Engine, TensorSpec
 from svexport.tensorrt.bindings import Log, dtypes, load_tensorrt, logger_for
 from svexport.tensorrt.build_report import BuildReport, Layer, read_layers
-from svexport.tensorrt.plan import Plan, read_plan
+from svexport.tensorrt.plan import Plan, check_file, read_plan
 
 if TYPE_CHECKING:
     import onnx
@@ -96,6 +96,8 @@ class TensorRTEngine(Engine):
         if isinstance(plan, bytes):
             read = Plan.parse(plan, str(self))
         else:
+            if not isinstance(plan, (str, os.PathLike)):
+                raise EngineError(f"expected the path of a plan, or its bytes, got {type(plan).__name__}")
             self.path = Path(plan)
             read = read_plan(self.path)
         self.version = read.version
@@ -194,15 +196,18 @@ class TensorRTEngine(Engine):
             EngineError: if the engine was not built for it, or the file does not fit.
             UnsupportedError: before TensorRT 10.
         """
-        trt = self._trt
+        trt, engine = self._trt, self._opened()
         if not hasattr(trt, "OnnxParserRefitter"):
             raise UnsupportedError(f"weights are exchanged from TensorRT 10 on, this is {trt.__version__}")
-        if not self._engine.refittable:
+        if not engine.refittable:
             raise EngineError(f"{self} was not built to have its weights exchanged: build it with refit=True")
-        refitter = trt.Refitter(self._engine, self._logger)
+        refitter = trt.Refitter(engine, self._logger)
         parser = trt.OnnxParserRefitter(refitter, self._logger)
         if isinstance(model, (str, os.PathLike)):
+            check_file(Path(model))
             done = parser.refit_from_file(str(model))
+        elif not hasattr(model, "SerializeToString"):
+            raise EngineError(f"expected the path of an ONNX file or an onnx.ModelProto, got {type(model).__name__}")
         else:
             done = parser.refit_from_bytes(model.SerializeToString())
         if not done or not refitter.refit_cuda_engine():
@@ -212,17 +217,35 @@ class TensorRTEngine(Engine):
     # ------------------------------------------------------------------------------------------------------ running
 
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        if self._closed:
-            raise EngineError(f"{self} is closed; load it again")
+        self._opened()
+        profile = self.profile_for(tensors)  # sizes that fit none cost no context
         with self._place.active():
-            ready = [self._ready(spec, tensor) for spec, tensor in zip(self.inputs, tensors, strict=True)]
-            if self._graphs.size:
-                shapes = tuple(tuple(t.shape) for t in ready)
-                graph = self._graphs.get(shapes, lambda: self._record(ready))
-                if graph is not None:
-                    return graph(ready)
-            with self._context() as context:
-                return context.run(ready)
+            try:
+                ready = [self._ready(spec, tensor) for spec, tensor in zip(self.inputs, tensors, strict=True)]
+                if self._graphs.size:
+                    shapes = tuple(tuple(t.shape) for t in ready)
+                    graph = self._graphs.get(shapes, lambda: self._record(ready, profile))
+                    if graph is not None:
+                        return graph(ready)
+                with self._context() as context:
+                    return context.run(ready, profile)
+            except SvexportError:
+                raise
+            except Exception as error:  # no memory for an output; sizes that the bindings cannot tell
+                given = ", ".join(f"{spec.name}: {list(t.shape)}" for spec, t in zip(self.inputs, tensors, strict=True))
+                reason = str(error).strip() or type(error).__name__
+                raise EngineError(f"{self} failed on {given}: {reason}") from error
+
+    def _opened(self) -> Any:
+        """TensorRT's engine.
+
+        Raises:
+            EngineError: if it is closed.
+        """
+        engine = self._engine
+        if self._closed or engine is None:
+            raise EngineError(f"{self} is closed; load it again")
+        return engine
 
     def _ready(self, spec: TensorSpec, tensor: Tensor) -> Tensor:
         device = torch.device("cpu") if spec.name in self._on_host else self.device
@@ -237,14 +260,15 @@ class TensorRTEngine(Engine):
         try:
             yield context
         except BaseException:
-            raise  # one that has failed is not used again
+            context.release()  # one that has failed is not used again
+            raise
         else:
             with self._lock:
                 if not self._closed:
                     self._idle.append(context)
 
     def _new_context(self) -> Context:
-        made = self._engine.create_execution_context()
+        made = self._opened().create_execution_context()
         if made is None:
             raise EngineError(
                 f"TensorRT makes no execution context of {self}, which needs {self._memory() / 1e6:.1f} MB of the GPU: "
@@ -277,35 +301,29 @@ class TensorRTEngine(Engine):
         )
         raise EngineError(f"{self} was built for {built}, got {given}; build it with shapes= that hold these")
 
-    def _record(self, tensors: Sequence[Tensor]) -> Recorded | str:
+    def _record(self, tensors: Sequence[Tensor], profile: int) -> Recorded | str:
         """A graph for inputs of these shapes, or why there is none."""
         if self._on_host:
             return f"the numbers of {', '.join(sorted(self._on_host))} are read on the CPU in every run"
-        context = self._new_context()
-        own = [tensor.clone() for tensor in tensors]
+        context = None
         try:
-            outputs = context.prepare(own)
-            if outputs is None:
-                return "the sizes of its outputs follow from its numbers"
-            replay = self._place.capture(context.enqueue)
+            context = self._new_context()
+            own = [tensor.clone() for tensor in tensors]
+            outputs = context.prepare(own, profile)
+            if outputs is not None:
+                return Replay(self._place, context, own, outputs, self._place.capture(context.enqueue))
+            reason = "the sizes of its outputs follow from its numbers"
         except Exception as error:  # noqa: BLE001 - whatever capturing does not allow
-            return f"{type(error).__name__}: {error}"
-        lock = threading.Lock()
-
-        def run(given: Sequence[Tensor]) -> list[Tensor]:
-            with lock:
-                for mine, tensor in zip(own, given, strict=True):
-                    mine.copy_(tensor)
-                replay()
-                return [output.clone() for output in outputs]
-
-        return run
+            reason = f"{type(error).__name__}: {error}"
+        if context is not None:
+            context.release()
+        return reason
 
     # -------------------------------------------------------------------------------------------------- what it tells
 
     def layers(self) -> list[Layer]:
         """The engine's layers, as far as it keeps them (``profilingVerbosity``)."""
-        inspector = self._engine.create_engine_inspector()
+        inspector = self._opened().create_engine_inspector()
         return read_layers(inspector.get_engine_information(self._trt.LayerInformationFormat.JSON))
 
     def profile(self, *tensors: Tensor, runs: int = 10, **named: Tensor) -> list[LayerTime]:
@@ -330,10 +348,13 @@ class TensorRTEngine(Engine):
         with self._place.active():
             ready = [self._ready(spec, tensor) for spec, tensor in zip(self.inputs, ordered, strict=True)]
             context = self._new_context()
-            context.profiler = profiler
-            for _ in range(max(runs, 1)):
-                context.run(ready)
-                self._place.synchronize()
+            try:
+                context.profiler = profiler
+                for _ in range(max(runs, 1)):
+                    context.run(ready, self.profile_for(ready))
+                    self._place.synchronize()
+            finally:
+                context.release()
         nodes = {layer.name: layer.nodes for layer in self.layers()}
         found = []
         for name, total in profiler.times.items():
@@ -343,7 +364,12 @@ class TensorRTEngine(Engine):
         return found
 
     def info(self) -> dict[str, Any]:
-        """As of every engine, with what TensorRT tells of it."""
+        """As of every engine, with what TensorRT tells of it.
+
+        Raises:
+            EngineError: if it is closed.
+        """
+        engine = self._opened()
         return {
             **super().info(),
             "built_by": self.version or None,
@@ -351,9 +377,9 @@ class TensorRTEngine(Engine):
             "device": self._place.name,
             "bytes": self._bytes,
             "memory": self._memory(),
-            "layers": int(self._engine.num_layers),
+            "layers": int(engine.num_layers),
             "profiles": [{name: [list(s) for s in r] for name, r in ranges.items()} for ranges in self._ranges],
-            "refittable": bool(self._engine.refittable),
+            "refittable": bool(engine.refittable),
             "contexts": len(self._idle),
             "cuda_graphs": self._graphs.info(),
         }

@@ -151,8 +151,10 @@ def triton_repository(
         UnsupportedError: on tensors that Triton does not have.
         BackendNotAvailableError: if the runtime of a file is not installed: plans are read by TensorRT on its GPU.
     """
+    if not isinstance(folder, (str, os.PathLike)):
+        raise EngineError(f"expected the path of a folder, got {folder!r}")
     folder = Path(folder)
-    _check_options(folder, max_batch_size, instances, queue_delay, ensemble, connect)
+    _check_options(folder, max_batch_size, instances, queue_delay, ensemble, connect, shapes)
     where = _where(device)
     with ExitStack() as stack:
         loaded: dict[str, Engine] = {}
@@ -185,12 +187,17 @@ def triton_repository(
 
 
 def _check_options(
-    folder: Path, max_batch_size: Any, instances: Any, queue_delay: Any, ensemble: str | None, connect: Any
+    folder: Path, max_batch_size: Any, instances: Any, queue_delay: Any, ensemble: Any, connect: Any, shapes: Any
 ) -> None:
-    given = {"instances": (instances, 1)}
-    given |= {"max_batch_size": (max_batch_size, 0)} if max_batch_size is not None else {}
-    given |= {"queue_delay": (queue_delay, 0)} if queue_delay is not None else {}
-    for what, (value, least) in given.items():
+    for what, given in {"connect": connect, "shapes": shapes}.items():
+        if given is not None and not isinstance(given, Mapping):
+            raise EngineError(f"{what} expects a dict by the name of an input, got {given!r}")
+    if ensemble is not None and not isinstance(ensemble, str):
+        raise EngineError(f"ensemble expects the name of a model, got {ensemble!r}")
+    numbers = {"instances": (instances, 1)}
+    numbers |= {"max_batch_size": (max_batch_size, 0)} if max_batch_size is not None else {}
+    numbers |= {"queue_delay": (queue_delay, 0)} if queue_delay is not None else {}
+    for what, (value, least) in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
             raise EngineError(f"{what} expects an integer from {least} to {_LARGEST}, got {value!r}")
     if connect and ensemble is None:

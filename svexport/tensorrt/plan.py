@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from svexport.errors import EngineError
+from svexport.errors import EngineError, SvexportError
+from svexport.graph.reading import check_regular
 
-__all__ = ["HEADER_BYTES", "Plan", "read_plan"]
+__all__ = ["HEADER_BYTES", "Plan", "check_file", "read_plan"]
 
 HEADER_BYTES = 28
 _MAGIC = b"ftrt"
@@ -45,12 +46,25 @@ class Plan:
         return cls(content, ".".join(str(byte) for byte in content[24:28]) if known else "")
 
 
+def check_file(path: Path) -> None:
+    """Raises :class:`EngineError` on a path of which nothing can be read, or a pipe, which might be waited for."""
+    try:
+        check_regular(path)
+        with path.open("rb"):
+            pass
+    except SvexportError as error:
+        raise EngineError(str(error)) from error
+    except OSError as error:
+        raise EngineError(f"cannot read {path}: {error.strerror or error}; check the path") from error
+
+
 def read_plan(path: Path) -> Plan:
     """The plan in a file.
 
     Raises:
         EngineError: if it cannot be read, or is no plan.
     """
+    check_file(path)
     try:
         with path.open("rb") as file:
             head = file.read(HEADER_BYTES + 1)

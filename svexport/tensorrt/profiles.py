@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any, TypeAlias
 
 import onnx
@@ -62,6 +63,8 @@ def profiles_of(
             'shapes expects {"input": (smallest, usual, largest)}, or several of these in a list for several profiles; '
             f"got {shapes!r}"
         )
+    if values is not None and not isinstance(values, Mapping):
+        raise BuildError(f'values expects {{"input": (smallest, usual, largest)}}, got {values!r}')
     made_values = {name: _range(name, spec, "values") for name, spec in (values or {}).items()}
     for name in made_values:
         _known(name, open_inputs, "values")
@@ -141,7 +144,7 @@ def _known(name: str, inputs: Mapping[str, Any], what: str) -> None:
 def _range(name: str, spec: Any, what: str) -> Range:
     try:
         rows = [spec] * 3 if all(hasattr(size, "__index__") for size in spec) else list(spec)
-        low, usual, high = (tuple(int(size) for size in row) for row in rows)
+        low, usual, high = (tuple(index(size) for size in row) for row in rows)
     except (TypeError, ValueError) as error:
         raise BuildError(
             f"{what} of {name!r} expects (smallest, usual, largest), each a tuple of integers, got {spec!r}"

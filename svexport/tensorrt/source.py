@@ -9,8 +9,9 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
-from svexport.errors import BuildError
+from svexport.errors import BuildError, SvexportError
 from svexport.graph.bodies import strip
+from svexport.graph.reading import check_regular
 from svexport.graph.walk import graphs
 from svexport.tensorrt.support.target import PLUGINS_BEFORE_FUNCTIONS, Version
 
@@ -60,13 +61,17 @@ def read_source(model: str | os.PathLike[str] | onnx.ModelProto) -> Source:
             raise BuildError(f"expected the path of an ONNX file or an onnx.ModelProto, got {type(model).__name__}")
         path = Path(model)
         try:
+            check_regular(path)
+        except SvexportError as error:
+            raise BuildError(str(error)) from error
+        try:
             model = onnx.load(str(path), load_external_data=False)
         except OSError as error:
             raise BuildError(f"cannot read {path}: {error.strerror or error}; check the path") from error
         except Exception as error:  # protobuf's own
             raise BuildError(f"{path} is not an ONNX file, or it was cut short; export or copy it again") from error
-        if not model.HasField("graph"):
-            raise BuildError(f"{path} holds no ONNX graph; export or copy it again")
+    if not model.HasField("graph"):
+        raise BuildError(f"{path or 'the model'} holds no ONNX graph; export or copy it again")
     every = [g for root in (model.graph, *model.functions) for g in graphs(root)]
     constants = (t for g in every if isinstance(g, onnx.GraphProto) for t in g.initializer)
     types = {t.data_type for t in constants} | {v.type.tensor_type.elem_type for v in model.graph.input}

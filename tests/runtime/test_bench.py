@@ -83,8 +83,9 @@ def test_compiled() -> None:
 
 def test_wrong_requests(tmp_path: Any) -> None:
     model, x = Model(), torch.randn(2, 4)
-    for options in ({"runs": 0}, {"copies": 0}, {"seconds": 0}, {"seconds": float("nan")}):
-        with pytest.raises(SvexportError, match="1 or more"):
+    numbers = {"runs": (0, 1.5, "3"), "copies": (0, 2.5, None), "seconds": (0, float("nan"), "1")}
+    for options in ({name: value} for name, values in numbers.items() for value in values):
+        with pytest.raises(SvexportError, match="integers from 1 on, seconds more than 0"):
             svexport.bench(model, args=(x,), **options)
     with pytest.raises(SvexportError, match="as a dict by name"):
         svexport.bench(model, [lambda x: x, lambda x: x], (x,))

@@ -88,7 +88,7 @@ def recorded(size: int = 2, fault: str = "", model: onnx.ModelProto = MODEL) -> 
     def bind(session: Session, own: Sequence[Tensor], outputs: Sequence[Tensor]) -> Any:
         return _binding(engine.inputs, engine.outputs, engine.device, session, own, outputs)
 
-    engine._recorder = Recorder(size, make, bind)
+    engine._recorder, engine._feeds = Recorder(size, make, bind), None  # as on CUDA
     return engine, sessions
 
 

@@ -172,6 +172,14 @@ def test_an_engine_that_computes_something_else(tmp_path: Path, monkeypatch: pyt
     assert not torch.allclose(expected, actual)
 
 
+def test_a_failure_that_comes_and_goes() -> None:
+    """What was found is kept, and it is said."""
+    answers = iter(["bad weather"] * 4)
+    found = svexport.reduce(chain(8), lambda part: next(answers, ""))
+    assert 1 <= len(found.nodes) < 8
+    assert found.failure.startswith("bad weather\n(not when it was tried once more")
+
+
 def test_wrong_requests(tmp_path: Path) -> None:
     model = chain(5)
     with pytest.raises(SvexportError, match="nothing to reduce"):
@@ -187,6 +195,13 @@ def test_wrong_requests(tmp_path: Path) -> None:
         svexport.reduce(tmp_path / "text.onnx", "load")
     with pytest.raises(SvexportError, match="expects one of"):
         svexport.reduce(model, "crash")
+    for place in (tmp_path / "text.onnx" / "small.onnx", tmp_path):
+        asked: list[Any] = []
+        with pytest.raises(SvexportError):
+            svexport.reduce(model, lambda part, asked=asked: asked.append(part), place)
+        assert not asked  # it is told before the work
+    with pytest.raises(SvexportError, match="inputs names 'z', which is no input; there are x"):
+        svexport.reduce(model, "differs", inputs={"z": torch.ones(1)})
     assert svexport.reduce(model, lambda part: "x" in [v.name for v in part.graph.input]).nodes == [("n0", "MatMul")]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import svexport
 from svexport import SvexportError
@@ -119,6 +120,14 @@ def test_numbers_that_are_not_finite_do_not_spoil_the_rest(model: Model) -> None
 def test_wrong_requests(model: Model, file: Path) -> None:
     with pytest.raises(SvexportError, match="samples were none"):
         svexport.compare(model, file, samples=[])
+    with pytest.raises(SvexportError, match="expects an iterable, a DataLoader perhaps, got int"):
+        svexport.compare(model, file, samples=5)  # type: ignore[call-overload]
+    loader = DataLoader(TensorDataset(torch.randn(3, 4)), 2)
+    with pytest.raises(SvexportError, match=r"called with sample 0, a list: TypeError.*\(tuple\(batch\) for"):
+        svexport.compare(model, file, samples=loader)
+    assert svexport.compare(model, file, samples=(tuple(batch) for batch in loader)).samples == 2
+    with pytest.raises(SvexportError, match="with sample 1, a Tensor: RuntimeError"):
+        svexport.compare(model, file, samples=[torch.ones(1, 4), torch.ones(1, 5)])
     with pytest.raises(SvexportError, match="in place of args"):
         svexport.compare(model, file, (torch.ones(1, 4),), samples=samples())  # type: ignore[call-overload]
     for engines, options in (([file, model], {}), (file, {"metric": len})):

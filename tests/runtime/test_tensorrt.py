@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import os
+import pickle
 import threading
 import weakref
 from contextlib import nullcontext
@@ -13,13 +16,15 @@ from typing import Any
 import pytest
 import torch
 from onnx import TensorProto, helper
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import svexport
-from svexport import EngineError, UnsupportedError
+from svexport import BuildError, EngineError, UnsupportedError
 from svexport.runtime.tensorrt import TensorRTEngine
 from tests.tensorrt.models import Sampler, model_of
 from tests.tensorrt.reference import VERSIONS, Host
 from tests.tensorrt.reference.fixtures import Install, every_version
+from tests.tensorrt.reference.runtime import Context as ReferenceContext
 
 
 @pytest.fixture
@@ -250,7 +255,154 @@ def test_where_no_graph_is_recorded_it_says_why(
         assert "not permitted" in engine.info()["cuda_graphs"]["3x4"]
 
 
+def test_a_graph_holds_what_its_launches_use(plan: Path, tensorrt: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Execution contexts own memory that a replay computes in; a graph of CUDA does not keep them."""
+    trt = tensorrt()
+
+    def capture(self: Host, run: Any) -> Any:
+        run(0)
+        return lambda: None
+
+    monkeypatch.setattr(Host, "capture", capture)
+    engine = svexport.load(plan, cuda_graphs=1)
+    idle = contexts(trt)
+    for batch in (1, 2, 3):
+        engine(torch.randn(batch, 3, 8, 8), torch.rand(batch, 5, 5, 2))
+        assert contexts(trt) == idle + 1
+    engine.close()
+    assert contexts(trt) == 0
+
+
+def test_a_graph_that_there_is_no_memory_for(plan: Path, tensorrt: Install) -> None:
+    trt = tensorrt()
+    args = torch.randn(1, 3, 8, 8), torch.rand(1, 5, 5, 2)
+    with svexport.load(plan, cuda_graphs=1) as engine, svexport.load(plan) as plain:
+        trt.faults["context"] = "out of memory"
+        assert torch.equal(engine(*args)[0], plain(*args)[0])
+        assert "out of memory" in engine.info()["cuda_graphs"]["1x3x8x8, 1x5x5x2"]
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, "2", True, None])
+def test_wrong_numbers_of_graphs(plan: Path, size: Any) -> None:
+    with pytest.raises(EngineError, match="cuda_graphs expects a number of shapes"):
+        svexport.load(plan, cuda_graphs=size)
+
+
+# ------------------------------------------------------------------------------------------------------------- misuse
+
+
+def contexts(trt: Any) -> int:
+    gc.collect()
+    return sum(isinstance(one, ReferenceContext) for one in trt.alive)
+
+
+def test_what_failed_is_freed_though_its_error_is_kept(plan: Path, tensorrt: Install) -> None:
+    """A notebook keeps the last one, with its frames."""
+    trt = tensorrt()
+    args = torch.randn(1, 3, 8, 8), torch.rand(1, 5, 5, 2)
+    with svexport.load(plan) as engine:
+        trt.faults["execute"] = "an illegal memory access was encountered"
+        with pytest.raises(EngineError, match="illegal") as kept:
+            engine(*args)
+        assert contexts(trt) == 0
+        del trt.faults["execute"]
+        assert len(engine(*args)) == 3
+        assert kept.tb is not None
+
+
+def test_sizes_that_fit_no_profile_cost_no_context(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with svexport.load(plan) as engine:
+        made: list[Any] = []
+        monkeypatch.setattr(engine, "_new_context", lambda: made.append(1))
+        for _ in range(3):
+            with pytest.raises(EngineError, match="was built for"):
+                engine(torch.ones(9, 3, 8, 8), torch.ones(9, 5, 5, 2))
+        engine(torch.ones(1, 3, 8, 8), torch.ones(1, 5, 5, 2))
+        assert not made
+
+
+def test_what_torch_raises_in_a_run(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def empty(self: Host, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    args = torch.randn(1, 3, 8, 8), torch.rand(1, 5, 5, 2)
+    with svexport.load(plan) as engine:
+        with monkeypatch.context() as patched:
+            patched.setattr(Host, "empty", empty)
+            with pytest.raises(EngineError, match=r"failed on image: \[1, 3, 8, 8\], grid: .*: CUDA out of memory"):
+                engine(*args)
+        assert len(engine(*args)) == 3
+
+
+def test_a_closed_engine_says_so(plan: Path) -> None:
+    engine = svexport.load(plan)
+    with engine:
+        pass
+    for call in (engine.info, engine.layers, lambda: engine.refit(plan)):
+        with pytest.raises(EngineError, match="is closed"):
+            call()
+    with engine, pytest.raises(EngineError, match="is closed"):
+        engine.profile(torch.ones(1, 3, 8, 8), torch.ones(1, 5, 5, 2))
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(EngineError, match="not copied or pickled"):
+            copied(engine)
+
+
+def test_inputs_without_memory_of_their_own(plan: Path) -> None:
+    image, grid = torch.randn(1, 3, 8, 8), torch.rand(1, 5, 5, 2)
+    wrong = {
+        "a FakeTensor, whose memory": FakeTensorMode().from_tensor(image),
+        "a nested tensor": torch.nested.nested_tensor([image[0]], layout=torch.strided),
+        "a meta tensor": image.to("meta"),
+        "a sparse tensor": image.to_sparse(),
+    }
+    with svexport.load(plan) as engine:
+        for said, given in wrong.items():
+            with pytest.raises(EngineError, match=said):
+                engine(given, grid)
+        assert len(engine(image, grid)) == 3
+
+
+def test_unusual_networks(tensorrt: Install) -> None:
+    """No inputs, no axes, names that are no identifiers, very many outputs; none shares memory with another."""
+    tensorrt()
+    value = helper.make_tensor_value_info
+    names = [f"out/{i}:0" for i in range(200)]
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["in/x:0", "c"], [name]) for name in names],
+        "g/1",
+        [value("in/x:0", TensorProto.FLOAT, [])],
+        [value(name, TensorProto.FLOAT, [2]) for name in names],
+        [helper.make_tensor("c", TensorProto.FLOAT, [2], [1, -2])],
+    )
+    opsets = [helper.make_opsetid("", 13)]
+    with svexport.build(helper.make_model(graph, opset_imports=opsets, ir_version=8)) as engine:
+        outputs = engine(**{"in/x:0": torch.tensor(3.0)})
+        assert list(outputs.keys()) == names
+        outputs[0].fill_(7)
+        assert all(torch.equal(outputs[name], torch.tensor([3.0, -6.0])) for name in names[1:])
+    alone = helper.make_graph(
+        [helper.make_node("Neg", ["c"], ["y"])], "g", [], [value("y", TensorProto.FLOAT, [2])], graph.initializer
+    )
+    with svexport.build(helper.make_model(alone, opset_imports=opsets, ir_version=8)) as engine:
+        assert torch.equal(engine(), torch.tensor([-1.0, 2.0]))
+
+
 # ---------------------------------------------------------------------------------------------------------- untrusted
+
+
+def test_paths_that_are_no_plan(tmp_path: Path, tensorrt: Install) -> None:
+    tensorrt()
+    os.mkfifo(tmp_path / "pipe.engine")
+    os.mkfifo(tmp_path / "pipe.onnx")
+    (tmp_path / "folder.engine").mkdir()
+    for name, said in (("pipe", "is a pipe"), ("folder", "cannot read"), ("none", "cannot read"), ("a\0", "NUL")):
+        with pytest.raises(EngineError, match=said):
+            svexport.load(tmp_path / f"{name}.engine")
+    with pytest.raises(EngineError, match="path of a plan, or its bytes, got int"):
+        TensorRTEngine(5)  # type: ignore[arg-type]
+    with pytest.raises(BuildError, match="is a pipe"):
+        svexport.build(tmp_path / "pipe.onnx")
 
 
 @pytest.mark.parametrize(

@@ -291,6 +291,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "device": ({"device": "tpu:x"}, "device expects"),
     "connect": ({"connect": {"x": "y"}}, "connect goes with"),
     "alone": ({"ensemble": "all"}, "of two models or more"),
+    "connect in a list": ({"connect": ["x"], "ensemble": "all"}, "connect expects a dict"),
+    "shapes in a list": ({"shapes": [1]}, "shapes expects a dict"),
+    "number of an ensemble": ({"ensemble": 5}, "ensemble expects the name"),
+    "number of a folder": ({"folder": 5}, "path of a folder, got 5"),
     "NUL": ({"folder": "a\0b"}, "NUL"),
 }
 

@@ -131,6 +131,11 @@ def test_weights_that_are_left_out_and_exchanged(tmp_path: Path, tensorrt: Insta
         torch.testing.assert_close(engine(x), second(x))
         with pytest.raises(EngineError, match="does not take the weights: weights do not match"):
             engine.refit(tmp_path / "other.onnx")
+        with pytest.raises(EngineError, match=r"cannot read .*none\.onnx"):
+            engine.refit(tmp_path / "none.onnx")
+        with pytest.raises(EngineError, match="ModelProto, got int"):
+            engine.refit(5)  # type: ignore[arg-type]
+        torch.testing.assert_close(engine(x), second(x))
     with svexport.load(tmp_path / "m.engine", refit=tmp_path / "second.onnx") as engine:
         torch.testing.assert_close(engine(x), second(x))
     with (
@@ -335,7 +340,11 @@ def test_a_version_of_which_nothing_is_known_is_tried(
         ({"shapes": {"image": "1x3x8x8"}}, BuildError, "tuple of integers"),
         ({"shapes": []}, BuildError, "expects"),
         ({"shapes": {"image": (1, 3, 8, 8), "grid": (2, 5, 5, 2)}}, BuildError, "'batch' is one size in the file"),
+        ({"shapes": {"image": ((1.5, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))}}, BuildError, "tuple of integers"),
         ({"values": {"nothing": (1,)}}, BuildError, "values names 'nothing'"),
+        ({"values": [1]}, BuildError, "values expects"),
+        ({"timing_cache": 1}, BuildError, "timing_cache expects"),
+        ({"path": 5}, BuildError, "expected the path of a .engine"),
     ],
 )
 def test_wrong_requests(
@@ -343,7 +352,7 @@ def test_wrong_requests(
 ) -> None:
     trt = tensorrt()
     with pytest.raises(error, match=said):
-        svexport.build(files / "sampler.onnx", tmp_path / "m.engine", **options)
+        svexport.build(files / "sampler.onnx", **{"path": tmp_path / "m.engine", **options})
     assert not trt.built
     nothing_left(tmp_path, trt)
 
