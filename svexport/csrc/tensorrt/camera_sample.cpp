@@ -92,7 +92,7 @@ class CameraSample final : public Plugin<CameraSample, CameraSampleNode> {
     if (t.out(0).numel() == 0) return {};
     const Maps maps(*this, t);
     const Tensor* others = &t.in(levels());
-    return camera::worth_timing(camera::problem_of(maps.at, levels(), others[kPoints], others[kWeights],
+    return worth_timing(camera::problem_of(maps.at, levels(), others[kPoints], others[kWeights],
                                                    others[kOffsets], options(), t.out(0)),
                                 current_gpu());
   }

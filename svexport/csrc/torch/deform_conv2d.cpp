@@ -111,7 +111,7 @@ at::Tensor deform_conv2d_torch(const at::Tensor& input, const at::Tensor& offset
     if (input.scalar_type() != at::kFloat && groups == 1 && (!bias || bias->scalar_type() == input.scalar_type()) &&
         countable(input, offset) && input.numel()) {
       const auto problem = deform::problem_of(view(input), view(offset), conv);
-      if (deform::choose(problem, current_gpu(), forced).kernel == deform::Kernel::kPacked) {
+      if (choose(problem, current_gpu(), forced).kernel == deform::Kernel::kPacked) {
         return by_cublas(input, offset, weight, bias, mask, conv);
       }
     }

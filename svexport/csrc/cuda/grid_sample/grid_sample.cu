@@ -159,7 +159,7 @@ cudaError_t sample(const Tensor& input, const Tensor& grid, const Tensor& output
   if (!evenly_spaced(output, 2, output.rank - 1, point)) return cudaErrorNotSupported;
   const Gpu gpu = current_gpu();
   const Problem problem = sampler::problem_of(input, grid, output, point, sampling.mode, workspace != nullptr);
-  const Tactic tactic = sampler::choose(problem, gpu, forced);
+  const Tactic tactic = choose(problem, gpu, forced);
   return dispatch_float(input.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
     const Output<T> to{static_cast<T*>(output.data), output.strides[0], output.strides[1], point,

@@ -24,7 +24,7 @@ cudaError_t sample_int8(const Tensor& input, const Tensor& grid, const Tensor& o
                             of_block == 32 ? 5 : of_block == 4 ? 2 : 0, scale};
   const Gpu gpu = current_gpu();
   const sampler::Problem problem = sampler::problem_of(input, grid, output, point, sampling.mode, false);
-  const sampler::Tactic tactic = sampler::choose(problem, gpu, forced);
+  const sampler::Tactic tactic = choose(problem, gpu, forced);
   const Launch l = sampler::launch(problem, tactic, gpu);
   const bool points_inside = output.strides[1] != 1;
   const Divider inner(points_inside ? s.points : ceil_of(problem.channels, tactic.chunk));
