@@ -53,19 +53,24 @@ void put(Json& json, const Launch& l) {
   json.close('}');
 }
 
+// Calls f with a problem of each op that has a planner.
+template <class F>
+void each_problem(F&& f) {
+  f(norm::Problem()), f(camera::Problem()), f(deform::Problem()), f(einsum::Problem());
+  f(sampler::Problem()), f(sampler::gradient::Problem()), f(ms_deform::Problem());
+}
+
 // One op: its problem as numbers in the order of Problem::each.
-template <class Problem, class Figures>
-std::string plan(const char* op, const int64_t* numbers, int count, const Gpu& gpu) {
-  Problem problem;
+template <class Problem>
+std::string plan(Problem problem, const int64_t* numbers, int count, const Gpu& gpu) {
   int given = 0;
   problem.each([&](const char*, auto& value) {
     if (given < count) value = static_cast<std::decay_t<decltype(value)>>(numbers[given]);
     ++given;
   });
   if (given != count) return {};
-  const Figures& figures = tuned<Figures>(op, gpu);
   const auto all = tactics(problem, gpu);
-  const auto costs = [&](const auto& tactic) { return cost(problem, tactic, gpu, figures); };
+  const auto costs = costs_of(problem, gpu);
   Json json;
   json.open(nullptr, '{');
   json.put("chosen", all.size() ? cheapest(all, 0, costs).id() : 0);
@@ -85,13 +90,6 @@ std::string plan(const char* op, const int64_t* numbers, int count, const Gpu& g
   return json.text;
 }
 
-template <class Problem>
-void describe(Json& json, const char* op) {
-  json.open(op, '{');
-  Problem().each([&](const char* name, auto value) { json.put(name, value); });
-  json.close('}');
-}
-
 int written(const std::string& text, char* out, int size) {
   if (static_cast<int>(text.size()) < size) std::memcpy(out, text.c_str(), text.size() + 1);
   return static_cast<int>(text.size());
@@ -109,13 +107,11 @@ EXPORT int svexport_problems(char* out, int size) {
   using namespace svexport;
   Json json;
   json.open(nullptr, '{');
-  describe<norm::Problem>(json, "add_bias_residual_layer_norm");
-  describe<camera::Problem>(json, "camera_sample");
-  describe<deform::Problem>(json, "deform_conv2d");
-  describe<einsum::Problem>(json, "einsum");
-  describe<sampler::Problem>(json, "grid_sample");
-  describe<sampler::gradient::Problem>(json, "grid_sample_backward");
-  describe<ms_deform::Problem>(json, "ms_deform_attn");
+  each_problem([&](auto problem) {
+    json.open(problem.kOp, '{');
+    problem.each([&](const char* name, auto value) { json.put(name, value); });
+    json.close('}');
+  });
   json.close('}');
   return written(json.text, out, size);
 }
@@ -126,26 +122,9 @@ EXPORT int svexport_plan(const char* op, const int64_t* numbers, int count, cons
   using namespace svexport;
   Gpu known = *gpu;
   known.table = table_of(gpu_name);
-  if (!std::strcmp(op, "add_bias_residual_layer_norm")) {
-    return written(plan<norm::Problem, norm::Figures>(op, numbers, count, known), out, size);
-  }
-  if (!std::strcmp(op, "camera_sample")) {
-    return written(plan<camera::Problem, camera::Figures>(op, numbers, count, known), out, size);
-  }
-  if (!std::strcmp(op, "deform_conv2d")) {
-    return written(plan<deform::Problem, deform::Figures>(op, numbers, count, known), out, size);
-  }
-  if (!std::strcmp(op, "einsum")) {
-    return written(plan<einsum::Problem, einsum::Figures>(op, numbers, count, known), out, size);
-  }
-  if (!std::strcmp(op, "grid_sample")) {
-    return written(plan<sampler::Problem, sampler::Figures>(op, numbers, count, known), out, size);
-  }
-  if (!std::strcmp(op, "grid_sample_backward")) {
-    return written(plan<sampler::gradient::Problem, sampler::gradient::Figures>(op, numbers, count, known), out, size);
-  }
-  if (!std::strcmp(op, "ms_deform_attn")) {
-    return written(plan<ms_deform::Problem, ms_deform::Figures>(op, numbers, count, known), out, size);
-  }
-  return 0;
+  std::string text;
+  each_problem([&](auto problem) {
+    if (!std::strcmp(op, problem.kOp)) text = plan(problem, numbers, count, known);
+  });
+  return written(text, out, size);
 }

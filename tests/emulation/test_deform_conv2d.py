@@ -96,7 +96,7 @@ GROUPS = [(16, 1, 1), (64, 1, 4), (24, 2, 2), (32, 4, 2), (64, 2, 8), (36, 1, 1)
 SHORT = [(3, 1, 1), (1, 1, 1), (12, 3, 4), (16, 16, 16), (5, 1, 5), (14, 2, 2), (27, 1, 3)]
 
 
-def backward(kernels: Kernels, case: Case, launcher: str, grads: Tensor, given: Tensor, shape: torch.Size) -> tuple:
+def backward(kernels: Kernels, case: Case, planes: bool, grads: Tensor, given: Tensor, shape: torch.Size) -> tuple:
     """Whether ``grads`` is what was read now; the sums of the input's gradients; gradients of offset and mask."""
     deterministic, replace = random.random() < 0.3, random.random() < 0.6
     scale = torch.tensor(2.0**40) if deterministic else None
@@ -107,7 +107,7 @@ def backward(kernels: Kernels, case: Case, launcher: str, grads: Tensor, given: 
         for t, need in zip((case.offset, case.mask), needed[1:], strict=True)
     ]
     arguments = grads, replace, given, case.offset, case.mask, case.structure, ctypes.c_int64(case.first)
-    assert kernels(launcher, *arguments, sums, scale, *results), case.shown
+    assert kernels("deform_conv2d_columns_backward", planes, *arguments, sums, scale, *results), case.shown
     if sums is not None and deterministic:
         sums = sums.double() / 2.0**40
     return replace, sums, results
@@ -130,7 +130,7 @@ def test_columns(kernels: Kernels, channels: int, groups: int, offset_groups: in
     image, expected = case.packed(case.input), case.part(case.in_columns(case.read)).detach()
     columns = poisoned(*expected.shape, dtype=dtype)
     given = image, case.offset, case.mask, case.structure, ctypes.c_int64(case.first)
-    assert kernels("deform_conv2d_columns", *given, columns), case.shown
+    assert kernels("deform_conv2d_columns", False, *given, columns), case.shown
     compare(columns, expected, case.shown)
 
     grads = torch.randn(expected.shape).to(dtype)
@@ -138,7 +138,7 @@ def test_columns(kernels: Kernels, channels: int, groups: int, offset_groups: in
     grads = grads * case.part(padding).to(dtype)  # as a product with packed weights has them
     leaves = [t for t in case.leaves if t is not None]
     wanted = torch.autograd.grad(case.part(case.in_columns(case.read)), leaves, grads.double())
-    replace, sums, results = backward(kernels, case, "deform_conv2d_columns_backward", grads, image, image.shape)
+    replace, sums, results = backward(kernels, case, False, grads, image, image.shape)
     check_gradients(case, wanted, sums if sums is None else case.unpacked(sums), results)
     if replace:
         compare(grads, expected, f"replaced {case.shown}")
@@ -153,16 +153,14 @@ def test_planes(kernels: Kernels, channels: int, groups: int, offset_groups: int
     plane = math.prod(case.out)
     storage = poisoned(*expected.shape[:2], -(-plane // 8) * 8, dtype=dtype)
     given = in_memory(case.input), case.offset, case.mask, case.structure, ctypes.c_int64(case.first)
-    assert kernels("deform_conv2d_planes", *given, storage[..., :plane]), f"{case.shown} {given[0].stride()}"
+    assert kernels("deform_conv2d_columns", True, *given, storage[..., :plane]), f"{case.shown} {given[0].stride()}"
     compare(storage[..., :plane], expected, f"{case.shown} {given[0].stride()}")
     assert not storage[..., plane:].any(), case.shown
 
     grads = torch.randn(expected.shape).to(dtype)
     leaves = [t for t in case.leaves if t is not None]
     wanted = torch.autograd.grad(case.part(case.read), leaves, grads.double())
-    replace, sums, results = backward(
-        kernels, case, "deform_conv2d_planes_backward", grads, case.input, case.input.shape
-    )
+    replace, sums, results = backward(kernels, case, True, grads, case.input, case.input.shape)
     check_gradients(case, wanted, sums, results)
     if replace:
         compare(grads, expected, f"replaced {case.shown}")
@@ -216,8 +214,8 @@ def test_a_strange_offset_reads_zero(kernels: Kernels, strange: float) -> None:
     expected = case.part(case.in_columns(case.read.detach() * 0)).shape, case.in_columns(expected.flatten(1, 2))
     columns = poisoned(*expected[0], dtype=torch.float32)
     given = case.offset, case.mask, case.structure, ctypes.c_int64(case.first)
-    assert kernels("deform_conv2d_columns", image, *given, columns), case.shown
+    assert kernels("deform_conv2d_columns", False, image, *given, columns), case.shown
     compare(columns, expected[1], case.shown)
     planes = poisoned(len(columns), 8 * math.prod(case.kernel), math.prod(case.out), dtype=torch.float32)
-    assert kernels("deform_conv2d_planes", case.input, *given, planes), case.shown
+    assert kernels("deform_conv2d_columns", True, case.input, *given, planes), case.shown
     compare(case.in_columns(planes), expected[1], case.shown)

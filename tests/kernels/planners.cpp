@@ -46,10 +46,9 @@ std::string wrong(const Launch& l, const Gpu& gpu) {
 }
 
 // What must hold of every planner.
-template <class Problem, class Figures, class Check>
-std::string wrong(const char* op, const Problem& problem, const Gpu& gpu, const Check& check) {
-  const auto& figures = tuned<Figures>(op, gpu);
-  const auto costs = [&](const auto& t) { return cost(problem, t, gpu, figures); };
+template <class Problem, class Check>
+std::string wrong(const Problem& problem, const Gpu& gpu, const Check& check) {
+  const auto costs = costs_of(problem, gpu);
   const auto all = tactics(problem, gpu);
   if (all.size() == 0) return "no tactic";
   std::set<int32_t> ids;
@@ -67,7 +66,7 @@ std::string wrong(const char* op, const Problem& problem, const Gpu& gpu, const 
   }
   if (costs(cheapest(all, 0, costs)) != least) return "the choice is not the cheapest";
   if (cheapest(all, INT32_MAX, costs).id() != cheapest(all, 0, costs).id()) return "an unknown tactic is not the choice";
-  for (int32_t id : worth_timing(all, costs)) {
+  for (int32_t id : worth_timing(problem, gpu)) {
     if (!ids.count(id)) return "a tactic to time is none of them";
   }
   return {};
@@ -360,17 +359,18 @@ std::string check_gradient(const sampler::gradient::Problem& p, const sampler::g
   return l.blocks() * l.per_block < p.points ? "leaves points out" : "";
 }
 
-template <class Problem, class Figures, class Make, class Check>
-std::string try_one(const char* op, Random& random, const Gpu* gpus, const char* const* names, int count,
-                    const Make& make, const Check& check) {
+// One of the problems that `make` makes, on each GPU.
+template <class Problem, class Check>
+std::string try_one(Problem (*make)(Random&), const Check& check, Random& random, const Gpu* gpus,
+                    const char* const* names, int count) {
   Problem p = make(random);
   for (int g = 0; g < count; ++g) {
     Gpu gpu = gpus[g];
     gpu.table = table_of(names[g]);
     const auto checked = [&](const auto& t, const Launch& l) { return check(p, t, l, gpu); };
-    const std::string found = wrong<Problem, Figures>(op, p, gpu, checked);
+    const std::string found = wrong(p, gpu, checked);
     if (found.empty()) continue;
-    std::string shown = std::string(op) + " on " + names[g];
+    std::string shown = std::string(p.kOp) + " on " + names[g];
     p.each([&](const char* name, auto value) { shown += std::string(" ") + name + "=" + std::to_string(value); });
     return shown + ": " + found;
   }
@@ -385,36 +385,19 @@ extern "C" int64_t check_planners(const svexport::Gpu* gpus, const char* const* 
                                   int64_t problems, char* why, int size) {
   using namespace svexport;
   Random random(seed);
+  std::string found;
+  const auto fails = [&](auto make, const auto& check) {
+    found = try_one(make, check, random, gpus, names, count);
+    return !found.empty();
+  };
   for (int64_t i = 0; i < problems; ++i) {
-    std::string found = try_one<norm::Problem, norm::Figures>("add_bias_residual_layer_norm", random, gpus, names, count,
-                                                              random_norm, check_norm);
-    if (found.empty()) {
-      found = try_one<camera::Problem, camera::Figures>("camera_sample", random, gpus, names, count, random_camera,
-                                                        check_camera);
+    if (fails(random_norm, check_norm) || fails(random_camera, check_camera) ||
+        fails(random_deform_conv2d, check_deform_conv2d) || fails(random_einsum, check_einsum) ||
+        fails(random_grid_sample, check_grid_sample) || fails(random_gradient, check_gradient) ||
+        fails(random_ms_deform, check_ms_deform)) {
+      std::snprintf(why, size, "%s", found.c_str());
+      return -1;
     }
-    if (found.empty()) {
-      found = try_one<deform::Problem, deform::Figures>("deform_conv2d", random, gpus, names, count,
-                                                        random_deform_conv2d, check_deform_conv2d);
-    }
-    if (found.empty()) {
-      found = try_one<einsum::Problem, einsum::Figures>("einsum", random, gpus, names, count, random_einsum,
-                                                        check_einsum);
-    }
-    if (found.empty()) {
-      found = try_one<sampler::Problem, sampler::Figures>("grid_sample", random, gpus, names, count,
-                                                          random_grid_sample, check_grid_sample);
-    }
-    if (found.empty()) {
-      found = try_one<sampler::gradient::Problem, sampler::gradient::Figures>(
-          "grid_sample_backward", random, gpus, names, count, random_gradient, check_gradient);
-    }
-    if (found.empty()) {
-      found = try_one<ms_deform::Problem, ms_deform::Figures>("ms_deform_attn", random, gpus, names, count,
-                                                              random_ms_deform, check_ms_deform);
-    }
-    if (found.empty()) continue;
-    std::snprintf(why, size, "%s", found.c_str());
-    return -1;
   }
   return problems;
 }

@@ -47,23 +47,14 @@ __global__ void __launch_bounds__(kWarps * 32) from_kernel(const T* x, T* output
 
 // `count` channels from channel `first` on, a multiple of 32, as a permutation.
 cudaError_t copy(const Tensor& x, const Tensor& output, int64_t first, int64_t count, cudaStream_t stream) {
-  const int64_t blocks = ceil_div<int64_t>(count, 32), width = count < 32 ? count : 32;
-  auto view = [&](const Tensor& t, int64_t offset, int64_t block, int64_t channel, int64_t row, int64_t column) {
-    Tensor result = t;
-    result.data = static_cast<char*>(t.data) + offset * t.item_size();
-    result.rank = 5;
-    const int64_t sizes[] = {t.sizes[0], blocks, width, output.sizes[2], output.sizes[3]};
-    const int64_t strides[] = {t.strides[0], block, channel, row, column};
-    for (int i = 0; i < 5; ++i) {
-      result.sizes[i] = sizes[i];
-      result.strides[i] = strides[i];
-    }
-    return result;
-  };
-  return permute(view(x, first / 32 * x.strides[1], x.strides[1], x.strides[4], x.strides[2], x.strides[3]),
-                 view(output, first * output.strides[1], 32 * output.strides[1], output.strides[1], output.strides[2],
-                      output.strides[3]),
-                 stream);
+  const std::initializer_list<int64_t> sizes = {output.sizes[0], ceil_div<int64_t>(count, 32), count < 32 ? count : 32,
+                                                output.sizes[2], output.sizes[3]};
+  const int64_t *s = x.strides, *o = output.strides;
+  Tensor from = as_strided(x, sizes, {s[0], s[1], s[4], s[2], s[3]});
+  Tensor to = as_strided(output, sizes, {o[0], 32 * o[1], o[1], o[2], o[3]});
+  from.data = x.element(first / 32 * s[1]);
+  to.data = output.element(first * o[1]);
+  return permute(from, to, stream);
 }
 
 }  // namespace

@@ -1,12 +1,13 @@
 // What planners of all ops share. A planner says which ways there are to run an op on a GPU, its tactics, and which of
 // them is the cheapest. Host C++ without CUDA: the launchers, the plugins and, compiled by planner.cpp, Python ask it.
 //
-// An op has in cuda/<op>/problem.h what is asked, and in cuda/<op>/tactics.h
+// An op has in cuda/<op>/problem.h what is asked, Problem with its name kOp, and in cuda/<op>/tactics.h
 //   Tactic                        a kernel and its template constants; `id` is what plans of TensorRT keep
 //   Figures                       the numbers of its cost function, from tuning.h
 //   tactics(problem, gpu)         those that are valid
 //   launch(problem, tactic, gpu)  grid, block and shared memory
 //   cost(problem, tactic, gpu, figures)  microseconds
+// From these, tuned.h has the choice.
 #pragma once
 
 #include <cstdint>
@@ -93,17 +94,6 @@ Tactic cheapest(const Few<Tactic>& tactics, int32_t forced, const Cost& cost) {
     if (&tactic == tactics.begin() || here < least) best = &tactic, least = here;
   }
   return *best;
-}
-
-// The ids of those that are worth timing: they cost no more than twice the cheapest. None where that is one.
-template <class Tactic, class Cost>
-Few<int32_t> worth_timing(const Few<Tactic>& tactics, const Cost& cost) {
-  Few<int32_t> ids;
-  const double least = tactics.size() ? cost(cheapest(tactics, 0, cost)) : 0;
-  for (const Tactic& tactic : tactics) {
-    if (cost(tactic) <= 2 * least) ids.add(tactic.id());
-  }
-  return ids.size() > 1 ? ids : Few<int32_t>();
 }
 
 }  // namespace svexport

@@ -145,26 +145,16 @@ cudaError_t launch_pixels(const Tensor& image, const Tensor& depth, cudaStream_t
 
 // (N, C, H, W) as (N, 2, 2, C, H/2, W/2), the column in the block before the row.
 Tensor blocks_of(const Tensor& image) {
-  Tensor view = image;
-  view.rank = 6;
   const int64_t *size = image.sizes, *stride = image.strides;
-  const int64_t sizes[] = {size[0], 2, 2, size[1], size[2] / 2, size[3] / 2};
-  const int64_t strides[] = {stride[0], stride[3], stride[2], stride[1], 2 * stride[2], 2 * stride[3]};
-  std::copy(sizes, sizes + 6, view.sizes);
-  std::copy(strides, strides + 6, view.strides);
-  return view;
+  return as_strided(image, {size[0], 2, 2, size[1], size[2] / 2, size[3] / 2},
+                    {stride[0], stride[3], stride[2], stride[1], 2 * stride[2], 2 * stride[3]});
 }
 
 // (N, 4C, H/2, W/2) as (N, 2, 2, C, H/2, W/2).
 Tensor channels_of(const Tensor& depth, int64_t c) {
-  Tensor view = depth;
-  view.rank = 6;
   const int64_t *size = depth.sizes, *stride = depth.strides;
-  const int64_t sizes[] = {size[0], 2, 2, c, size[2], size[3]};
-  const int64_t strides[] = {stride[0], 2 * c * stride[1], c * stride[1], stride[1], stride[2], stride[3]};
-  std::copy(sizes, sizes + 6, view.sizes);
-  std::copy(strides, strides + 6, view.strides);
-  return view;
+  return as_strided(depth, {size[0], 2, 2, c, size[2], size[3]},
+                    {stride[0], 2 * c * stride[1], c * stride[1], stride[1], stride[2], stride[3]});
 }
 
 // kBytes: of one access to depth.

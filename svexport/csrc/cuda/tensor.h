@@ -8,8 +8,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 #ifdef __CUDACC__
 #define SVEXPORT_ANYWHERE __host__ __device__
@@ -67,6 +69,34 @@ struct Tensor {
       default: return 1;
     }
   }
+
+  void* element(int64_t i) const { return static_cast<char*>(data) + i * item_size(); }
 };
+
+// The same sizes in row-major order without gaps.
+inline Tensor row_major(Tensor t) {
+  int64_t stride = 1;
+  for (int i = t.rank - 1; i >= 0; --i) {
+    t.strides[i] = stride;
+    stride *= t.sizes[i];
+  }
+  return t;
+}
+
+inline Tensor row_major(const void* data, DType dtype, std::initializer_list<int64_t> sizes) {
+  Tensor t;
+  t.data = const_cast<void*>(data);
+  t.dtype = dtype;
+  t.rank = static_cast<int32_t>(sizes.size());
+  std::copy(sizes.begin(), sizes.end(), t.sizes);
+  return row_major(t);
+}
+
+// The same memory, seen by other sizes and strides.
+inline Tensor as_strided(const Tensor& t, std::initializer_list<int64_t> sizes, std::initializer_list<int64_t> strides) {
+  Tensor view = row_major(t.data, t.dtype, sizes);
+  std::copy(strides.begin(), strides.end(), view.strides);
+  return view;
+}
 
 }  // namespace svexport

@@ -229,8 +229,9 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
     Update<T> update{b.code, bias_of(w(kReg4)), b.points, n.rows, n.code_size, layer + 1 == d.num_layers,
                      AnyFloat(d.boxes), AnyFloat(d.points)};
     for (int i = 0; i < 3; ++i) {
-      update.low[i] = static_cast<float>(d.pc_range[i]);
-      update.size[i] = static_cast<float>(d.pc_range[i + 3] - d.pc_range[i]);
+      const double* range = d.sampling.pc_range;
+      update.low[i] = static_cast<float>(range[i]);
+      update.size[i] = static_cast<float>(range[i + 3] - range[i]);
     }
     update_kernel<T><<<static_cast<unsigned>(ceil_div<int64_t>(n.rows * n.code_size, 128)), 128, 0, stream>>>(update);
     SVEXPORT_TRY(cudaGetLastError());
@@ -282,22 +283,6 @@ DecoderSizes::DecoderSizes(const TransformerDecoder& d)
       rows(static_cast<int64_t>(batch) * queries),
       widen(d.features[0].dtype == DType::kFloat32 && d.query.dtype != DType::kFloat32) {}
 
-namespace {
-
-template <int N>
-Tensor contiguous(const void* data, DType dtype, const int64_t (&sizes)[N]) {
-  Tensor t;
-  t.data = const_cast<void*>(data), t.dtype = data ? dtype : DType::kFloat32, t.rank = N;
-  int64_t stride = 1;
-  for (int i = N - 1; i >= 0; --i) {
-    t.sizes[i] = sizes[i], t.strides[i] = stride;
-    stride *= sizes[i];
-  }
-  return t;
-}
-
-}  // namespace
-
 cudaError_t sample(const TransformerDecoder& d, const DecoderSizes& n, const float* points, const void* logits,
                    const void* offsets, void* sampled, DType dtype, cudaStream_t stream) {
   const int64_t b = n.batch, q = n.queries, p = d.num_points;
@@ -306,14 +291,10 @@ cudaError_t sample(const TransformerDecoder& d, const DecoderSizes& n, const flo
     const int given = i < d.num_features ? i : d.num_features - 1;
     levels[i] = {d.features[given], d.scales ? d.scales[given] : 1.f, i == d.num_features};
   }
-  CameraSampleOptions options;
-  for (int i = 0; i < 2; ++i) options.image_size[i] = d.image_size[i], options.uv_clamp[i] = d.uv_clamp[i];
-  for (int i = 0; i < 6; ++i) options.pc_range[i] = d.pc_range[i];
-  options.depth_eps = d.depth_eps, options.in_image = d.in_image, options.activation = d.activation;
-  return camera_sample(levels, n.levels, contiguous(points, DType::kFloat32, {b, q, 3}), d.lidar2img,
-                       contiguous(logits, d.query.dtype, {b, q, n.cams, p, n.levels, d.num_groups}),
-                       d.learned_offsets ? contiguous(offsets, d.query.dtype, {b, q, p, 3}) : Tensor{}, options,
-                       contiguous(sampled, dtype, {b, q, n.channels}), 0, stream);
+  return camera_sample(levels, n.levels, row_major(points, DType::kFloat32, {b, q, 3}), d.lidar2img,
+                       row_major(logits, d.query.dtype, {b, q, n.cams, p, n.levels, d.num_groups}),
+                       d.learned_offsets ? row_major(offsets, d.query.dtype, {b, q, p, 3}) : Tensor{}, d.sampling,
+                       row_major(sampled, dtype, {b, q, n.channels}), 0, stream);
 }
 
 cudaError_t round_to(const float* x, void* y, DType dtype, int64_t count, cudaStream_t stream) {

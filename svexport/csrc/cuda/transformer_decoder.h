@@ -20,12 +20,7 @@ struct TransformerDecoder {
   int num_weights;
 
   int num_layers, num_heads, num_points, num_groups;
-  double image_size[2];      // height, width
-  double pc_range[6];
-  double depth_eps;
-  bool in_image;
-  double uv_clamp[2];
-  int activation;            // 0: sigmoid, 1: softmax
+  CameraSampleOptions sampling;
   bool learned_offsets, residual_query_pos;
   bool pool;                 // one level more: the 2x2 maximum of the last given one
 

@@ -538,17 +538,17 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
   a.heads_size = static_cast<int64_t>(n.batch) * b.keys * kChannels;
   a.num_classes = n.classes, a.code_size = n.code_size;
   a.cams = n.cams, a.levels = n.levels, a.ahead_levels = std::min(kAheadLevels, n.levels), a.logits = n.logits,
-  a.activation = d.activation;
+  a.activation = d.sampling.activation;
   for (int i = 0; i < 4; ++i) a.lidar2img_strides[i] = d.lidar2img.strides[i];
   for (int i = 0; i < 3; ++i) {
-    a.low[i] = static_cast<float>(d.pc_range[i]);
-    a.size[i] = static_cast<float>(d.pc_range[i + 3] - d.pc_range[i]);
+    a.low[i] = static_cast<float>(d.sampling.pc_range[i]);
+    a.size[i] = static_cast<float>(d.sampling.pc_range[i + 3] - d.sampling.pc_range[i]);
   }
   for (int i = 0; i < 2; ++i) {
-    a.image[i] = static_cast<float>(d.image_size[i]);
-    a.clamp[i] = static_cast<float>(d.uv_clamp[i]);
+    a.image[i] = static_cast<float>(d.sampling.image_size[i]);
+    a.clamp[i] = static_cast<float>(d.sampling.uv_clamp[i]);
   }
-  a.depth_eps = static_cast<float>(d.depth_eps), a.in_image = d.in_image;
+  a.depth_eps = static_cast<float>(d.sampling.depth_eps), a.in_image = d.sampling.in_image;
   TransformerDecoder copied = d;
   Tensor maps[kMaxCameraLevels];
   int64_t used = 0;

@@ -1,4 +1,4 @@
-// Figures of the planners' cost functions, by GPU. Host C++, no CUDA.
+// Figures of the planners' cost functions, by GPU, and the choices that follow. Host C++, no CUDA.
 #pragma once
 
 #include <array>
@@ -30,18 +30,43 @@ void read_table(int table, const char* op, Figures& figures) {
   });
 }
 
-// The figures of an op on a GPU. What its table does not have is that of any GPU.
-template <class Figures>
-const Figures& tuned(const char* op, const Gpu& gpu) {
-  static const std::array<Figures, kTables> all = [op] {
+// The figures for a problem on a GPU. What its table does not have is that of any GPU.
+template <class Problem, class Figures = typename Problem::Figures>
+const Figures& tuned(const Gpu& gpu) {
+  static const std::array<Figures, kTables> all = [] {
     Figures any{};
-    read_table(0, op, any);
+    read_table(0, Problem::kOp, any);
     std::array<Figures, kTables> tables;
     tables.fill(any);
-    for (int table = 1; table < kTables; ++table) read_table(table, op, tables[table]);
+    for (int table = 1; table < kTables; ++table) read_table(table, Problem::kOp, tables[table]);
     return tables;
   }();
   return all[gpu.table > 0 && gpu.table < kTables ? gpu.table : 0];
+}
+
+// The microseconds of a problem's tactics.
+template <class Problem>
+auto costs_of(const Problem& problem, const Gpu& gpu) {
+  return [&problem, &gpu, &figures = tuned<Problem>(gpu)](const auto& t) { return cost(problem, t, gpu, figures); };
+}
+
+// The tactic that a problem is solved by: `forced` where it is valid, else the cheapest.
+template <class Problem>
+auto choose(const Problem& problem, const Gpu& gpu, int32_t forced) {
+  return cheapest(tactics(problem, gpu), forced, costs_of(problem, gpu));
+}
+
+// The ids of those that are worth timing: they cost no more than twice the cheapest. None where that is one.
+template <class Problem>
+Few<int32_t> worth_timing(const Problem& problem, const Gpu& gpu) {
+  const auto all = tactics(problem, gpu);
+  const auto costs = costs_of(problem, gpu);
+  const double least = all.size() ? costs(cheapest(all, 0, costs)) : 0;
+  Few<int32_t> ids;
+  for (const auto& tactic : all) {
+    if (costs(tactic) <= 2 * least) ids.add(tactic.id());
+  }
+  return ids.size() > 1 ? ids : Few<int32_t>();
 }
 
 }  // namespace svexport

@@ -31,18 +31,6 @@ constexpr int64_t kMostMatrices = 16384;  // of one launch, whose grid has an ax
 
 size_t rounded(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// Row-major, of the sizes that another view has.
-Tensor packed(const Tensor& like, void* data) {
-  Tensor result = like;
-  result.data = data;
-  int64_t stride = 1;
-  for (int i = result.rank - 1; i >= 0; --i) {
-    result.strides[i] = stride;
-    stride *= result.sizes[i];
-  }
-  return result;
-}
-
 // Any einsum of two tensors in which no tensor has a label twice, as one product of matrices: operands and result are
 // copied where their memory is in another order.
 class MatrixProduct {
@@ -103,7 +91,8 @@ class MatrixProduct {
     char* free = static_cast<char*>(workspace) + rounded(matmul_workspace());
     const auto in_order = [&](const Tensor& t) {
       if (t.contiguous()) return t;
-      Tensor copy = packed(t, free);
+      Tensor copy = row_major(t);
+      copy.data = free;
       free += rounded(t.numel() * t.item_size());
       return copy;
     };
@@ -130,14 +119,7 @@ class MatrixProduct {
   }
 
   static Tensor matrices(const Tensor& t, int64_t first, int64_t count, int64_t rows, int64_t columns) {
-    Tensor view;
-    view.dtype = t.dtype;
-    view.data = static_cast<char*>(t.data) + first * rows * columns * t.item_size();
-    view.rank = 3;
-    view.sizes[0] = count, view.strides[0] = rows * columns;
-    view.sizes[1] = rows, view.strides[1] = columns;
-    view.sizes[2] = columns, view.strides[2] = 1;
-    return view;
+    return row_major(t.element(first * rows * columns), t.dtype, {count, rows, columns});
   }
 
   int64_t batch, rows, columns, summed;

@@ -52,7 +52,7 @@ class AddBiasResidualLayerNorm final : public Plugin<AddBiasResidualLayerNorm, A
     const norm::Problem problem =
         norm::problem_of(x, t.in(kResidual), extra(t), norm::axes_of(x, t.in(kResidual), extra(t)),
                          {t.out(0).data, t.out(1).data}, {t.in(kBias).data, t.in(kWeight).data, t.in(kNormBias).data});
-    return norm::worth_timing(problem, current_gpu());
+    return worth_timing(problem, current_gpu());
   }
 
  private:

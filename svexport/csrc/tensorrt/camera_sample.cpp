@@ -1,8 +1,8 @@
-#include "camera_sample/launch.h"
 #include "camera_sample/tensors.h"
 
 #include <algorithm>
 
+#include "cameras.h"
 #include "plugin.h"
 
 namespace svexport::plugin {
@@ -17,12 +17,7 @@ class CameraSample final : public Plugin<CameraSample, CameraSampleNode> {
   int max_inputs() const override { return levels() + kOthers; }
 
   const char* wrong_attributes() const override {
-    if (node.image_size.size() != 2 || node.image_size[0] < 1 || node.image_size[1] < 1) {
-      return "image_size should be (height, width)";
-    }
-    if (node.pc_range.size() != 6) return "pc_range should be 6 numbers";
-    if (node.uv_clamp.size() != 2) return "uv_clamp should be (low, high)";
-    if (node.activation < 0 || node.activation > 1) return "activation should be 0 (sigmoid) or 1 (softmax)";
+    if (const char* why = wrong_cameras(node)) return why;
     if (levels() < 1 || levels() > kMaxCameraLevels) return "scales should be one number for each feature";
     return nullptr;
   }
@@ -85,15 +80,15 @@ class CameraSample final : public Plugin<CameraSample, CameraSampleNode> {
     const Maps maps(*this, t);
     const Tensor* others = &t.in(levels());
     return camera_sample(maps.at, levels(), others[kPoints], others[kLidar2img], others[kWeights], others[kOffsets],
-                         options(), t.out(0), tactic_, stream);
+                         options_of(node), t.out(0), tactic_, stream);
   }
 
   Few<int32_t> tactics(const Tensors& t) const override {
     if (t.out(0).numel() == 0) return {};
     const Maps maps(*this, t);
     const Tensor* others = &t.in(levels());
-    return camera::worth_timing(camera::problem_of(maps.at, levels(), others[kPoints], others[kWeights],
-                                                   others[kOffsets], options(), t.out(0)),
+    return worth_timing(camera::problem_of(maps.at, levels(), others[kPoints], others[kWeights],
+                                                   others[kOffsets], options_of(node), t.out(0)),
                                 current_gpu());
   }
 
@@ -106,16 +101,6 @@ class CameraSample final : public Plugin<CameraSample, CameraSampleNode> {
     }
   };
 
-  CameraSampleOptions options() const {
-    CameraSampleOptions options{};
-    std::copy(node.image_size.begin(), node.image_size.end(), options.image_size);
-    std::copy(node.pc_range.begin(), node.pc_range.end(), options.pc_range);
-    std::copy(node.uv_clamp.begin(), node.uv_clamp.end(), options.uv_clamp);
-    options.depth_eps = node.depth_eps;
-    options.in_image = node.in_image != 0;
-    options.activation = node.activation;
-    return options;
-  }
   int levels() const { return static_cast<int>(node.scales.size()); }
 };
 

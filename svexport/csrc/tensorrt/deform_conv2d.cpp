@@ -72,7 +72,7 @@ class DeformConv2dPlugin final : public Plugin<DeformConv2dPlugin, DeformConv2dN
 
   Few<int32_t> tactics(const Tensors& t) const override {
     if (t.out(0).numel() == 0) return {};
-    return deform::worth_timing(deform::problem_of(t.in(kInput), t.in(kOffset), convolution(t)), current_gpu());
+    return worth_timing(deform::problem_of(t.in(kInput), t.in(kOffset), convolution(t)), current_gpu());
   }
 
  private:

@@ -62,7 +62,7 @@ class MsDeformAttn final : public Plugin<MsDeformAttn, MsDeformAttnNode> {
 
   Few<int32_t> tactics(const Tensors& t) const override {
     if (t.out(0).numel() == 0) return {};
-    return ms_deform::worth_timing(ms_deform::problem_of(t.in(kValue), t.in(kLocations)), current_gpu());
+    return worth_timing(ms_deform::problem_of(t.in(kValue), t.in(kLocations)), current_gpu());
   }
 };
 

@@ -133,13 +133,8 @@ void PluginBase::view_weights(DType dtype) {
   weight_views_.clear();
   for (int i = 0; i < weights_->count(); ++i) {
     const int64_t out = weights_->length(i | 1), in = weights_->length(i) / out;  // a bias follows its weight
-    Tensor view;
-    view.data = on_device_ ? on_device_->at(i) : nullptr;
-    view.dtype = dtype;
-    view.rank = i % 2 ? 1 : 2;
-    view.sizes[0] = out, view.strides[0] = in;
-    view.sizes[1] = in, view.strides[1] = 1;
-    weight_views_.push_back(view);
+    const void* const data = on_device_ ? on_device_->at(i) : nullptr;
+    weight_views_.push_back(i % 2 ? row_major(data, dtype, {out}) : row_major(data, dtype, {out, in}));
   }
 }
 
@@ -204,17 +199,13 @@ Tensor view(const PluginTensorDesc& description, void* data) {
     tensor.sizes[channel] = (tensor.sizes[channel] + vector - 1) / vector;
     tensor.sizes[tensor.rank++] = vector;
   }
-  int64_t stride = 1;
-  for (int i = tensor.rank - 1; i >= 0; --i) {
-    tensor.strides[i] = stride;
-    stride *= tensor.sizes[i];
-  }
+  tensor = row_major(tensor);
   if (padding > 1 || format == TensorFormat::kHWC) {
     const int64_t pixel = (tensor.sizes[channel] + padding - 1) / padding * padding;
     tensor.strides[channel] = 1;
     tensor.strides[channel + 2] = pixel;
     tensor.strides[channel + 1] = pixel * tensor.sizes[channel + 2];
-    stride = tensor.strides[channel + 1] * tensor.sizes[channel + 1];
+    int64_t stride = tensor.strides[channel + 1] * tensor.sizes[channel + 1];
     for (int i = channel - 1; i >= 0; --i) {
       tensor.strides[i] = stride;
       stride *= tensor.sizes[i];

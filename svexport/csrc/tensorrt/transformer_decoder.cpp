@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cameras.h"
 #include "plugin.h"
 
 namespace svexport::plugin {
@@ -28,12 +29,7 @@ class TransformerDecoderPlugin final : public Plugin<TransformerDecoderPlugin, T
     for (int number : {node.num_layers, node.num_heads, node.num_points, node.num_groups}) {
       if (number < 1 || number > 1000) return "num_layers, num_heads, num_points and num_groups should be 1 to 1000";
     }
-    if (node.image_size.size() != 2 || node.image_size[0] < 1 || node.image_size[1] < 1) {
-      return "image_size should be (height, width)";
-    }
-    if (node.pc_range.size() != 6) return "pc_range should be 6 numbers";
-    if (node.uv_clamp.size() != 2) return "uv_clamp should be (low, high)";
-    if (node.activation < 0 || node.activation > 1) return "activation should be 0 (sigmoid) or 1 (softmax)";
+    if (const char* why = wrong_cameras(node)) return why;
     if (node.scales.empty() || levels() + pool() > kMaxCameraLevels) return "scales should be one number for each feature";
     return nullptr;
   }
@@ -137,12 +133,7 @@ class TransformerDecoderPlugin final : public Plugin<TransformerDecoderPlugin, T
       decoder.num_heads = node.num_heads;
       decoder.num_points = node.num_points;
       decoder.num_groups = node.num_groups;
-      std::copy(node.image_size.begin(), node.image_size.end(), decoder.image_size);
-      std::copy(node.pc_range.begin(), node.pc_range.end(), decoder.pc_range);
-      decoder.depth_eps = node.depth_eps;
-      decoder.in_image = node.in_image != 0;
-      std::copy(node.uv_clamp.begin(), node.uv_clamp.end(), decoder.uv_clamp);
-      decoder.activation = node.activation;
+      decoder.sampling = options_of(node);
       decoder.learned_offsets = node.learned_offsets != 0;
       decoder.residual_query_pos = node.residual_query_pos != 0;
       decoder.pool = plugin.pool();

@@ -9,18 +9,6 @@
 namespace svexport {
 namespace {
 
-CameraSampleOptions to_options(at::IntArrayRef image_size, at::ArrayRef<double> pc_range, double depth_eps,
-                               bool in_image, at::ArrayRef<double> uv_clamp, int64_t activation) {
-  CameraSampleOptions options{};
-  std::copy_n(image_size.begin(), 2, options.image_size);
-  std::copy_n(pc_range.begin(), 6, options.pc_range);
-  options.depth_eps = depth_eps;
-  options.in_image = in_image;
-  std::copy_n(uv_clamp.begin(), 2, options.uv_clamp);
-  options.activation = static_cast<int32_t>(activation);
-  return options;
-}
-
 bool to_levels(at::TensorList maps, at::ArrayRef<double> scales, std::vector<CameraLevel>& levels) {
   if (scales.size() != maps.size()) return false;
   for (size_t i = 0; i < maps.size(); ++i) {
@@ -44,7 +32,7 @@ at::Tensor camera_sample_torch(at::TensorList features, const at::Tensor& refere
                                   like.options().memory_format(at::MemoryFormat::Contiguous));
     if (done(camera_sample(levels.data(), static_cast<int>(levels.size()), view(reference_points), view(lidar2img),
                            view(weights.contiguous()), view(offsets),
-                           to_options(image_size, pc_range, depth_eps, in_image, uv_clamp, activation), view(output),
+                           CameraSampleOptions(image_size, pc_range, depth_eps, in_image, uv_clamp, activation), view(output),
                            forced_tactic("camera_sample"), stream()))) {
       return output;
     }
@@ -81,7 +69,7 @@ std::vector<at::Tensor> camera_sample_backward_torch(
     const auto scratch = workspace(camera_sample_backward_workspace(levels.data(), count, view(logits)), grads[0]);
     if (done(camera_sample_backward(levels.data(), count, view(reference_points), view(lidar2img), view(logits),
                                     view(offsets),
-                                    to_options(image_size, pc_range, depth_eps, in_image, uv_clamp, activation),
+                                    CameraSampleOptions(image_size, pc_range, depth_eps, in_image, uv_clamp, activation),
                                     view(grads[0].contiguous()), gradients,
                                     at::globalContext().deterministicAlgorithms(), scratch.data_ptr(), stream()))) {
       if (gradients.offsets.data && results.back().sizes() != offsets.sizes()) {  // they broadcast
@@ -106,7 +94,7 @@ void camera_sample_levels(at::TensorList maps, at::ArrayRef<double> scales, cons
   for (size_t i = 0; i < levels.size(); ++i) levels[i].pool = pool[i];
   TORCH_CHECK(done(camera_sample(levels.data(), static_cast<int>(levels.size()), view(reference_points),
                                  view(lidar2img), view(weights), view(offsets),
-                                 to_options(image_size, pc_range, depth_eps, in_image, uv_clamp, activation),
+                                 CameraSampleOptions(image_size, pc_range, depth_eps, in_image, uv_clamp, activation),
                                  view(output), forced_tactic("camera_sample"), stream())));
 }
 

@@ -88,7 +88,9 @@ at::Tensor by_cublas(const at::Tensor& input, const at::Tensor& offset, const at
   for (int64_t first = 0; first < images; first += most) {
     const int64_t count = std::min(most, images - first);
     const auto columns = at::empty({count, plane, k}, kernels.options());
-    done(deform_conv2d_columns(view(image), view(offset), view(mask), conv, first, view(columns), stream()));
+    TORCH_CHECK(done(deform_conv2d_columns(false, view(image), view(offset), view(mask), conv, first, view(columns),
+                                           stream())),
+                "svexport: deform_conv2d of too many taps or channels");
     const auto left = kernels.expand({count, outputs, k}), right = columns.transpose(1, 2);
     auto part = output.narrow(0, first, count).view({count, outputs, plane});
     if (bias) {
@@ -111,7 +113,7 @@ at::Tensor deform_conv2d_torch(const at::Tensor& input, const at::Tensor& offset
     if (input.scalar_type() != at::kFloat && groups == 1 && (!bias || bias->scalar_type() == input.scalar_type()) &&
         countable(input, offset) && input.numel()) {
       const auto problem = deform::problem_of(view(input), view(offset), conv);
-      if (deform::choose(problem, current_gpu(), forced).kernel == deform::Kernel::kPacked) {
+      if (choose(problem, current_gpu(), forced).kernel == deform::Kernel::kPacked) {
         return by_cublas(input, offset, weight, bias, mask, conv);
       }
     }
@@ -182,15 +184,14 @@ std::vector<at::Tensor> deform_conv2d_backward_torch(
       product(columns, part.transpose(1, 2), kernels.expand({count, groups, outputs, k}).reshape({batch, outputs, k}),
               scratch);
       if (grad_input) grad_input->check(columns);
-      const auto backward = planes ? deform_conv2d_planes_backward : deform_conv2d_columns_backward;
-      TORCH_CHECK(done(backward(view(storage), needs_grad[2], view(image), view(offset), view(mask), conv, first,
-                                grad_input ? view(grad_input->sums) : Tensor{},
-                                grad_input ? view(grad_input->scale) : Tensor{}, view(grad_offset), view(grad_mask),
-                                svexport::stream())),
+      TORCH_CHECK(done(deform_conv2d_columns_backward(
+                      planes, view(storage), needs_grad[2], view(image), view(offset), view(mask), conv, first,
+                      grad_input ? view(grad_input->sums) : Tensor{}, grad_input ? view(grad_input->scale) : Tensor{},
+                      view(grad_offset), view(grad_mask), svexport::stream())),
                   "svexport: deform_conv2d of too many taps or channels");
     } else if (needs_grad[2]) {
-      const auto forward = planes ? deform_conv2d_planes : deform_conv2d_columns;
-      TORCH_CHECK(done(forward(view(image), view(offset), view(mask), conv, first, view(storage), svexport::stream())),
+      TORCH_CHECK(done(deform_conv2d_columns(planes, view(image), view(offset), view(mask), conv, first, view(storage),
+                                             svexport::stream())),
                   "svexport: deform_conv2d of too many taps or channels");
     }
     if (needs_grad[2]) {

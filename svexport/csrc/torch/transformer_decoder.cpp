@@ -35,12 +35,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> transformer_decoder_torch(
     TransformerDecoder d{view(own[0]), view(own[1]), view(own[2]), maps.data(), static_cast<int>(maps.size()),
                          steps.data(), view(lidar2img), parameters.data(), static_cast<int>(parameters.size()),
                          static_cast<int>(num_layers), static_cast<int>(num_heads), static_cast<int>(num_points),
-                         static_cast<int>(num_groups)};
-    std::copy(image_size.begin(), image_size.end(), d.image_size);
-    std::copy(pc_range.begin(), pc_range.end(), d.pc_range);
-    std::copy(uv_clamp.begin(), uv_clamp.end(), d.uv_clamp);
-    d.depth_eps = depth_eps, d.in_image = in_image, d.activation = static_cast<int>(activation);
-    d.learned_offsets = learned_offsets, d.residual_query_pos = residual_query_pos, d.pool = pool;
+                         static_cast<int>(num_groups),
+                         CameraSampleOptions(image_size, pc_range, depth_eps, in_image, uv_clamp, activation),
+                         learned_offsets, residual_query_pos, pool};
     d.classes = view(classes), d.boxes = view(boxes), d.points = view(points);
 
     const at::Tensor scratch = workspace(transformer_decoder_workspace(d), own[0]);

@@ -56,7 +56,8 @@ cudaError_t add_bias_residual_layer_norm(const Tensor& x, const Tensor& bias, co
   const Forward forward{rows, AnyFloat(bias), AnyFloat(weight), AnyFloat(norm_bias), y.data, s.data,
                         static_cast<int>(problem.columns), eps};
   return dispatch_float(x.dtype, [&](auto* p) {
-    return launch_planned(kernel_of<element_t<decltype(p)>>(chosen), norm::launch(problem, chosen, gpu), stream, forward);
+    const auto kernel = kernel_of<element_t<decltype(p)>>(chosen);
+    return launch_planned(kernel, norm::launch(problem, chosen, gpu), false, stream, forward);
   });
 }
 

@@ -48,7 +48,7 @@ cudaError_t launch_long(Backward a, const Problem& problem, const Launch& l, con
   a.partials = reinterpret_cast<float*>(workspace ? a.statistics + problem.rows : nullptr);
   const bool kept = a.d <= 16 * kMaxThreads;
   const auto kernel = kept ? backward_long_rows<T, N, 16 / N, true> : backward_long_rows<T, N, 8 / N, false>;
-  cudaError_t status = launch_planned<Backward>(kernel, l, stream, a);
+  cudaError_t status = launch_planned<Backward>(kernel, l, false, stream, a);
   if (status != cudaSuccess || !workspace) return status;
   const auto parts = static_cast<unsigned>(parts_of(problem, gpu));
   const dim3 blocks(ceil_div(a.d, kWarp * kColumns), parts);
@@ -72,7 +72,7 @@ cudaError_t launch_backward(Backward a, const Problem& problem, const Tactic& ta
       a.width = static_cast<int>(ceil_div<int64_t>(seen_columns(problem, tactic), N)) * N;
       a.period = N;
     }
-    const cudaError_t status = launch_planned(kernel_of<T, N, kShifted>(tactic.kernel), l, stream, a);
+    const cudaError_t status = launch_planned(kernel_of<T, N, kShifted>(tactic.kernel), l, false, stream, a);
     return status != cudaSuccess ? status : launch_columns(a, l.blocks(), stream);
   });
 }

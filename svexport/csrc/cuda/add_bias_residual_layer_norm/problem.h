@@ -5,8 +5,12 @@
 
 namespace svexport::norm {
 
+struct Figures;
+
 // x, residual, extra, the outputs, and in the gradient dy and ds: (rows, columns). bias, weight, norm_bias: (columns).
 struct Problem {
+  static constexpr const char* kOp = "add_bias_residual_layer_norm";
+  using Figures = norm::Figures;
   int32_t backward = 0;
   int64_t rows = 0, columns = 0;    // columns 0: not known, of a kernel that is compiled ahead of time
   int32_t item_size = 4;            // of an element of x, 2 or 4

@@ -38,15 +38,4 @@ inline Problem problem_of(const Tensor& x, const Tensor& residual, const Tensor&
   return p;
 }
 
-inline Tactic choose(const Problem& problem, const Gpu& gpu, int32_t forced) {
-  const auto& figures = tuned<Figures>("add_bias_residual_layer_norm", gpu);
-  return cheapest(tactics(problem, gpu), forced, [&](const Tactic& t) { return cost(problem, t, gpu, figures); });
-}
-
-inline Few<int32_t> worth_timing(const Problem& problem, const Gpu& gpu) {
-  const auto& figures = tuned<Figures>("add_bias_residual_layer_norm", gpu);
-  return svexport::worth_timing(tactics(problem, gpu),
-                                [&](const Tactic& t) { return cost(problem, t, gpu, figures); });
-}
-
 }  // namespace svexport::norm

@@ -2,6 +2,7 @@
 
 #include "camera_sample/planes.cuh"
 #include "camera_sample/queries.cuh"
+#include "planned.cuh"
 
 namespace svexport {
 namespace {
@@ -43,23 +44,19 @@ cudaError_t camera_sample(const CameraLevel* levels, int num_levels, const Tenso
   const Gpu gpu = current_gpu();
   const Tactic t = choose(problem, gpu, tactic);
   const Launch l = launch(problem, t, gpu);
-  const dim3 blocks(static_cast<unsigned>(l.blocks()), l.grid_y, l.grid_z);
   p.row_shift = t.row_shift;
   bool others = false;
   for (int i = 0; i < num_levels; ++i) others |= p.levels[i].int8 || p.levels[i].pool;
   return dispatch_float(output.dtype, [&](auto* e) {
     using T = element_t<decltype(e)>;
     if (t.kernel == Kernel::kPlanes) {
-      camera_sample_planes_kernel<T>
-          <<<blocks, kPlaneThreads, 0, stream>>>(p, planes_of(problem, t, gpu, weights, output, p));
-    } else if (t.kernel == Kernel::kVectors) {
-      others ? camera_sample_kernel<T, kVector<T>, false, true><<<blocks, kThreads, 0, stream>>>(p)
-             : camera_sample_kernel<T, kVector<T>, false, false><<<blocks, kThreads, 0, stream>>>(p);
-    } else {
-      others ? camera_sample_kernel<T, 1, true, true><<<blocks, kThreads, 0, stream>>>(p)
-             : camera_sample_kernel<T, 1, true, false><<<blocks, kThreads, 0, stream>>>(p);
+      const Planes planes = planes_of(problem, t, gpu, weights, output, p);
+      return launch_planned(camera_sample_planes_kernel<T>, l, false, stream, p, planes);
     }
-    return cudaGetLastError();
+    const bool vectors = t.kernel == Kernel::kVectors;
+    const auto of_maps = vectors ? camera_sample_kernel<T, kVector<T>, false, false> : camera_sample_kernel<T, 1, true, false>;
+    const auto of_any = vectors ? camera_sample_kernel<T, kVector<T>, false, true> : camera_sample_kernel<T, 1, true, true>;
+    return launch_planned(others ? of_any : of_maps, l, false, stream, p);
   });
 }
 

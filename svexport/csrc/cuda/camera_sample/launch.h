@@ -1,6 +1,9 @@
 // Features of several cameras at points in space, weighted and summed: svexport/ops/camera_sample.py.
 #pragma once
 
+#include <algorithm>
+#include <iterator>
+
 #include "tensor.h"
 
 namespace svexport {
@@ -24,6 +27,16 @@ struct CameraSampleOptions {
   bool in_image;         // only points within the image count; otherwise u and v are clamped
   double uv_clamp[2];    // low, high
   int32_t activation;    // of weights; 0: sigmoid, 1: softmax over cams, points and levels in each group
+
+  CameraSampleOptions() = default;
+  // From the attributes of a node: lists of as many numbers, of any type.
+  template <class Sizes, class Numbers>
+  CameraSampleOptions(const Sizes& image, const Numbers& range, double eps, bool inside, const Numbers& clamp, int64_t how)
+      : depth_eps(eps), in_image(inside), activation(static_cast<int32_t>(how)) {
+    std::copy(std::begin(image), std::end(image), image_size);
+    std::copy(std::begin(range), std::end(range), pc_range);
+    std::copy(std::begin(clamp), std::end(clamp), uv_clamp);
+  }
 };
 
 // reference_points: (B, Q, 3); lidar2img: (B, cams, 4, 4); any float type and strides

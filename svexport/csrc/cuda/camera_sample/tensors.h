@@ -59,15 +59,4 @@ inline Problem problem_of(const CameraLevel* levels, int num_levels, const Tenso
   return p;
 }
 
-inline Tactic choose(const Problem& problem, const Gpu& gpu, int32_t forced) {
-  const auto& figures = tuned<Figures>("camera_sample", gpu);
-  return cheapest(tactics(problem, gpu), forced, [&](const Tactic& t) { return cost(problem, t, gpu, figures); });
-}
-
-inline Few<int32_t> worth_timing(const Problem& problem, const Gpu& gpu) {
-  const auto& figures = tuned<Figures>("camera_sample", gpu);
-  return svexport::worth_timing(tactics(problem, gpu),
-                                [&](const Tactic& t) { return cost(problem, t, gpu, figures); });
-}
-
 }  // namespace svexport::camera

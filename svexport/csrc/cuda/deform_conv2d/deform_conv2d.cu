@@ -24,7 +24,7 @@ struct Plan {
   size_t bytes[4];       // of copies of input and weight, of columns, for matmul
 
   Plan(const Tensor& x, const Tensor& offset, const Tensor& w, const DeformConv2d& conv, bool planes)
-      : planes(planes), input(x), weight(w), columns(x), bytes{} {
+      : planes(planes), input(x), weight(w), bytes{} {
     const int64_t plane = offset.sizes[2] * offset.sizes[3], groups = conv.groups, size = x.item_size();
     if (planes) {
       if (!w.contiguous()) weight.data = nullptr;
@@ -33,9 +33,9 @@ struct Plan {
       if (!is_packed(w, conv, &weight)) weight.data = nullptr;
     }
     const int64_t outputs = weight.sizes[0], k = weight.numel() / std::max<int64_t>(outputs, 1);
-    weight = shaped(weight, groups, outputs / groups, k);
-    columns = planes ? shaped(columns, groups, k, padded(plane, 8)) : shaped(columns, groups, plane, k);
-    columns.data = nullptr;
+    weight = row_major(weight.data, weight.dtype, {groups, outputs / groups, k});
+    columns = planes ? row_major(nullptr, x.dtype, {groups, k, padded(plane, 8)})
+                     : row_major(nullptr, x.dtype, {groups, plane, k});
     if (planes) columns.sizes[2] = plane;
     const int64_t image = groups * columns.strides[0] * size;
     images = std::min(std::max<int64_t>(kColumnsBytes / std::max<int64_t>(image, 1), 1), x.sizes[0]);
@@ -45,18 +45,6 @@ struct Plan {
     bytes[3] = matmul_workspace();
   }
   size_t all() const { return bytes[0] + bytes[1] + bytes[2] + bytes[3]; }
-
-  // Contiguous, with the data and the type of t.
-  static Tensor shaped(const Tensor& t, int64_t x, int64_t y, int64_t z) {
-    Tensor result;
-    result.data = t.data;
-    result.dtype = t.dtype;
-    result.rank = 3;
-    const int64_t sizes[] = {x, y, z}, strides[] = {y * z, z, 1};
-    std::copy(sizes, sizes + 3, result.sizes);
-    std::copy(strides, strides + 3, result.strides);
-    return result;
-  }
 };
 
 // Of a kernel that makes columns; of a gradient it has as many, packed.
@@ -93,24 +81,20 @@ cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tenso
   }
   rest += plan.bytes[0];
   if (plan.bytes[1] && status == cudaSuccess) {
-    Tensor copy = packed(weight, conv);
-    if (plan.planes) {
-      copy = weight;
-      for (int64_t i = 3, stride = 1; i >= 0; stride *= copy.sizes[i--]) copy.strides[i] = stride;
-    }
+    Tensor copy = plan.planes ? row_major(weight) : packed(weight, conv);
     copy.data = plan.weight.data = rest;
     status = plan.planes ? permute(weight, copy, stream) : pack(weight, copy, conv, stream);
   }
   rest += plan.bytes[1];
   plan.columns.data = rest;
-  Tensor images = Plan::shaped(output, output.sizes[0], output.sizes[1] / conv.groups, offset.sizes[2] * offset.sizes[3]);
+  Tensor images = row_major(output.data, output.dtype,
+                            {output.sizes[0], output.sizes[1] / conv.groups, offset.sizes[2] * offset.sizes[3]});
   const int64_t image = conv.groups * images.strides[0] * input.item_size();
   for (int64_t first = 0; first < output.sizes[0] && status == cudaSuccess; first += plan.images) {
     Tensor columns = plan.columns;
     images.sizes[0] = columns.sizes[0] = conv.groups * std::min(plan.images, output.sizes[0] - first);
     images.data = static_cast<char*>(output.data) + first * image;
-    status = plan.planes ? deform_conv2d_planes(input, offset, mask, conv, first, columns, stream)
-                         : deform_conv2d_columns(plan.input, offset, mask, conv, first, columns, stream);
+    status = deform_conv2d_columns(plan.planes, plan.input, offset, mask, conv, first, columns, stream);
     if (!plan.planes) {
       std::swap(columns.sizes[1], columns.sizes[2]);
       std::swap(columns.strides[1], columns.strides[2]);
@@ -120,67 +104,51 @@ cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tenso
   return status;
 }
 
-cudaError_t deform_conv2d_columns(const Tensor& input, const Tensor& offset, const Tensor& mask,
+cudaError_t deform_conv2d_columns(bool planes, const Tensor& input, const Tensor& offset, const Tensor& mask,
                                   const DeformConv2d& conv, int64_t first, const Tensor& columns, cudaStream_t stream) {
   if (columns.numel() == 0) return cudaSuccess;
+  const int64_t images = columns.sizes[0] / conv.groups;
+  const dim3 blocks = blocks_of(sizes_of(offset, conv, images), planes ? Kernel::kPlanes : Kernel::kPacked);
+  if (blocks.y > 65535 || blocks.z > 65535) return cudaErrorNotSupported;
   return dispatch_float(input.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
-    const int64_t images = columns.sizes[0] / conv.groups;
-    const Part part = part_of(input, offset, mask, conv, first, images, kVector<T>);
-    const dim3 blocks = blocks_of(sizes_of(offset, conv, images), Kernel::kPacked);
-    columns_kernel<<<blocks, kThreads, 0, stream>>>(static_cast<const T*>(input.data), AnyFloat(offset),
-                                                             AnyFloat(mask), part, static_cast<T*>(columns.data));
+    if (planes) {
+      const Planes<T> of = planes_of<T>(input, offset, mask, conv, first, columns);
+      const int channels = of.g.per_offset_group;
+      const auto kernel = channels == 1  ? planes_kernel<T, 4, true>
+                          : channels < 8 ? planes_kernel<T, 4, false>
+                                         : planes_kernel<T, 8, false>;
+      kernel<<<blocks, kThreads, 0, stream>>>(of);
+    } else {
+      const Part part = part_of(input, offset, mask, conv, first, images, kVector<T>);
+      columns_kernel<<<blocks, kThreads, 0, stream>>>(static_cast<const T*>(input.data), AnyFloat(offset), AnyFloat(mask),
+                                                      part, static_cast<T*>(columns.data));
+    }
     return cudaGetLastError();
   });
 }
 
-cudaError_t deform_conv2d_planes(const Tensor& input, const Tensor& offset, const Tensor& mask,
-                                 const DeformConv2d& conv, int64_t first, const Tensor& columns, cudaStream_t stream) {
-  if (columns.numel() == 0) return cudaSuccess;
-  return dispatch_float(input.dtype, [&](auto* p) {
-    using T = element_t<decltype(p)>;
-    const Planes<T> planes = planes_of<T>(input, offset, mask, conv, first, columns);
-    const dim3 blocks = blocks_of(sizes_of(offset, conv, columns.sizes[0] / conv.groups), Kernel::kPlanes);
-    if (blocks.y > 65535 || blocks.z > 65535) return cudaErrorNotSupported;
-    const int channels = planes.g.per_offset_group;
-    const auto kernel = channels == 1  ? planes_kernel<T, 4, true>
-                        : channels < 8 ? planes_kernel<T, 4, false>
-                                       : planes_kernel<T, 8, false>;
-    kernel<<<blocks, kThreads, 0, stream>>>(planes);
-    return cudaGetLastError();
-  });
-}
-
-cudaError_t deform_conv2d_planes_backward(const Tensor& columns, bool replace, const Tensor& input,
-                                          const Tensor& offset, const Tensor& mask, const DeformConv2d& conv,
-                                          int64_t first, const Tensor& grad_input, const Tensor& scale,
-                                          const Tensor& grad_offset, const Tensor& grad_mask, cudaStream_t stream) {
-  if (columns.numel() == 0) return cudaSuccess;
-  return dispatch_float(input.dtype, [&](auto* p) {
-    using T = element_t<decltype(p)>;
-    const Planes<T> planes = planes_of<T>(input, offset, mask, conv, first, columns);
-    const dim3 blocks(ceil_div(planes.rows, kThreads), planes.g.taps, conv.offset_groups);
-    if (blocks.y > 65535 || blocks.z > 65535) return cudaErrorNotSupported;
-    planes_backward_kernel<<<blocks, kThreads, 0, stream>>>(
-        planes, replace, Sums{grad_input.data, static_cast<const float*>(scale.data)}, AnyFloat(grad_offset),
-        AnyFloat(grad_mask));
-    return cudaGetLastError();
-  });
-}
-
-cudaError_t deform_conv2d_columns_backward(const Tensor& columns, bool replace, const Tensor& input,
+cudaError_t deform_conv2d_columns_backward(bool planes, const Tensor& columns, bool replace, const Tensor& input,
                                            const Tensor& offset, const Tensor& mask, const DeformConv2d& conv,
                                            int64_t first, const Tensor& grad_input, const Tensor& scale,
                                            const Tensor& grad_offset, const Tensor& grad_mask, cudaStream_t stream) {
   if (columns.numel() == 0) return cudaSuccess;
+  const int64_t images = columns.sizes[0] / conv.groups;
+  dim3 blocks = blocks_of(sizes_of(offset, conv, images), planes ? Kernel::kPlanes : Kernel::kPacked);
+  if (planes) blocks.z = conv.offset_groups;
+  if (blocks.y > 65535 || blocks.z > 65535) return cudaErrorNotSupported;
+  const Sums sums{grad_input.data, static_cast<const float*>(scale.data)};
+  const AnyFloat of_offset(grad_offset), of_mask(grad_mask);
   return dispatch_float(input.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
-    const int64_t images = columns.sizes[0] / conv.groups;
-    const Part part = part_of(input, offset, mask, conv, first, images, 4);
-    const dim3 blocks = blocks_of(sizes_of(offset, conv, images), Kernel::kPacked);
-    columns_backward_kernel<<<blocks, kThreads, 0, stream>>>(
-        static_cast<T*>(columns.data), replace, static_cast<const T*>(input.data), AnyFloat(offset), AnyFloat(mask),
-        part, Sums{grad_input.data, static_cast<const float*>(scale.data)}, AnyFloat(grad_offset), AnyFloat(grad_mask));
+    if (planes) {
+      planes_backward_kernel<<<blocks, kThreads, 0, stream>>>(
+          planes_of<T>(input, offset, mask, conv, first, columns), replace, sums, of_offset, of_mask);
+    } else {
+      columns_backward_kernel<<<blocks, kThreads, 0, stream>>>(
+          static_cast<T*>(columns.data), replace, static_cast<const T*>(input.data), AnyFloat(offset), AnyFloat(mask),
+          part_of(input, offset, mask, conv, first, images, 4), sums, of_offset, of_mask);
+    }
     return cudaGetLastError();
   });
 }

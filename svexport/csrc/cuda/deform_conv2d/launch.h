@@ -41,30 +41,20 @@ cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tenso
                           const Tensor& mask, const Tensor& output, const DeformConv2d& conv, int32_t tactic,
                           void* workspace, cudaStream_t stream);
 
-// What the taps read, times mask, for some images, `first` and the next: columns: (images*groups, oH*oW,
-// kH*kW*packed C/groups), contiguous, the type of input. input: packed.
-cudaError_t deform_conv2d_columns(const Tensor& input, const Tensor& offset, const Tensor& mask,
+// What the taps read, times mask, for some images, `first` and the next: columns, of the type of input. Of a packed input
+// (images*groups, oH*oW, kH*kW*packed C/groups), contiguous. planes: of one as it lies, (N, C, H, W) and an image within
+// 2^32 elements, for runs of few channels, which would be packed mostly with zeros: (images*groups, C/groups*kH*kW, oH*oW),
+// of which the last axis is contiguous; zeros are written to what lies between its rows.
+cudaError_t deform_conv2d_columns(bool planes, const Tensor& input, const Tensor& offset, const Tensor& mask,
                                   const DeformConv2d& conv, int64_t first, const Tensor& columns, cudaStream_t stream);
 
-// The same for runs of few channels, which would be packed mostly with zeros: columns: (images*groups, C/groups*kH*kW,
-// oH*oW), of which the last axis is contiguous; zeros are written to what lies between its rows. input: (N, C, H, W), an
-// image within 2^32 elements.
-cudaError_t deform_conv2d_planes(const Tensor& input, const Tensor& offset, const Tensor& mask,
-                                 const DeformConv2d& conv, int64_t first, const Tensor& columns, cudaStream_t stream);
-
-// Backward of deform_conv2d_columns: columns hold the gradient of what the taps read; what they read takes its place if
-// `replace`. grad_offset and grad_mask have the shapes and types of offset and mask and are contiguous. To grad_input,
-// shaped as the packed input, contiguous, the sums are added: of float32 in no certain order, or, with a scale (one
-// float32 on the device), of x * scale rounded to int64. Absent gradients are not computed.
-cudaError_t deform_conv2d_columns_backward(const Tensor& columns, bool replace, const Tensor& input,
+// Backward of that: columns hold the gradient of what the taps read; what they read takes its place if `replace`.
+// grad_offset and grad_mask have the shapes and types of offset and mask and are contiguous. To grad_input, shaped as the
+// input, and both contiguous, the sums are added: of float32 in no certain order, or, with a scale (one float32 on the
+// device), of x * scale rounded to int64. Absent gradients are not computed.
+cudaError_t deform_conv2d_columns_backward(bool planes, const Tensor& columns, bool replace, const Tensor& input,
                                            const Tensor& offset, const Tensor& mask, const DeformConv2d& conv,
                                            int64_t first, const Tensor& grad_input, const Tensor& scale,
                                            const Tensor& grad_offset, const Tensor& grad_mask, cudaStream_t stream);
-
-// The same of deform_conv2d_planes. grad_input: shaped as the input, and both contiguous.
-cudaError_t deform_conv2d_planes_backward(const Tensor& columns, bool replace, const Tensor& input,
-                                          const Tensor& offset, const Tensor& mask, const DeformConv2d& conv,
-                                          int64_t first, const Tensor& grad_input, const Tensor& scale,
-                                          const Tensor& grad_offset, const Tensor& grad_mask, cudaStream_t stream);
 
 }  // namespace svexport

@@ -61,16 +61,8 @@ int packed_run(const DeformConv2d& conv, const Tensor& x) {
 }  // namespace
 
 Tensor packed(const Tensor& x, const DeformConv2d& conv) {
-  Tensor y;
-  y.dtype = x.dtype;
-  y.rank = 4;
   const int64_t channels = x.sizes[1] / run(conv) * packed_run(conv, x);
-  const int64_t sizes[] = {x.sizes[0], x.sizes[2], x.sizes[3], channels};
-  for (int64_t i = 3, stride = 1; i >= 0; stride *= sizes[i--]) {
-    y.sizes[i] = sizes[i];
-    y.strides[i] = stride;
-  }
-  return y;
+  return row_major(nullptr, x.dtype, {x.sizes[0], x.sizes[2], x.sizes[3], channels});
 }
 
 bool is_packed(const Tensor& x, const DeformConv2d& conv, Tensor* y) {
@@ -90,16 +82,10 @@ cudaError_t pack(const Tensor& x, const Tensor& y, const DeformConv2d& conv, cud
     const cudaError_t status = cudaMemsetAsync(y.data, 0, y.numel() * y.item_size(), stream);
     if (status != cudaSuccess) return status;
   }
-  Tensor from = x, to = y;  // (N, H, W, runs, run)
-  from.rank = to.rank = 5;
-  const int64_t sizes[] = {x.sizes[0], x.sizes[2], x.sizes[3], x.sizes[1] / channels, channels};
-  const int64_t strides[] = {x.strides[0], x.strides[2], x.strides[3], channels * x.strides[1], x.strides[1]};
-  const int64_t packed[] = {y.strides[0], y.strides[1], y.strides[2], padded, 1};
-  for (int i = 0; i < 5; ++i) {
-    from.sizes[i] = to.sizes[i] = sizes[i];
-    from.strides[i] = strides[i], to.strides[i] = packed[i];
-  }
-  return permute(from, to, stream);
+  const std::initializer_list<int64_t> sizes = {x.sizes[0], x.sizes[2], x.sizes[3], x.sizes[1] / channels, channels};
+  const int64_t* s = x.strides;
+  return permute(as_strided(x, sizes, {s[0], s[2], s[3], channels * s[1], s[1]}),
+                 as_strided(y, sizes, {y.strides[0], y.strides[1], y.strides[2], padded, 1}), stream);
 }
 
 cudaError_t unpack(const Tensor& y, const Tensor& x, const DeformConv2d& conv, cudaStream_t stream) {

@@ -5,7 +5,11 @@
 
 namespace svexport::deform {
 
+struct Figures;
+
 struct Problem {
+  static constexpr const char* kOp = "deform_conv2d";
+  using Figures = deform::Figures;
   int64_t images = 1, pixels = 0;  // pixels: of an output
   int64_t taps = 1, channels = 1, offset_groups = 1;
   int64_t input_bytes = 0;

@@ -28,15 +28,4 @@ inline Problem problem_of(const Tensor& input, const Tensor& offset, const Defor
   return p;
 }
 
-inline Tactic choose(const Problem& problem, const Gpu& gpu, int32_t forced) {
-  const auto& figures = tuned<Figures>("deform_conv2d", gpu);
-  return cheapest(tactics(problem, gpu), forced, [&](const Tactic& t) { return cost(problem, t, gpu, figures); });
-}
-
-inline Few<int32_t> worth_timing(const Problem& problem, const Gpu& gpu) {
-  const auto& figures = tuned<Figures>("deform_conv2d", gpu);
-  return svexport::worth_timing(tactics(problem, gpu),
-                                [&](const Tactic& t) { return cost(problem, t, gpu, figures); });
-}
-
 }  // namespace svexport::deform

@@ -1,6 +1,7 @@
 // y, the sum of x z over positions.
 #include "einsum/channels.cuh"
 #include "overlap.cuh"
+#include "planned.cuh"
 
 namespace svexport::einsum {
 namespace {
@@ -277,10 +278,7 @@ cudaError_t run_channel_correlation(const Call& call) {
     const cudaError_t status = dispatch_wide(call.problem.aligned, [&](auto wide) {
       const auto kernel = correlation_kernel<T, wide.value>;
       const cudaError_t prepared = prepare(kernel, l);
-      if (prepared == cudaSuccess) {
-        kernel<<<dim3(static_cast<unsigned>(l.blocks()), l.grid_y), l.threads(), l.shared_memory, call.stream>>>(a);
-      }
-      return prepared;
+      return prepared == cudaSuccess ? launch_planned(kernel, l, false, call.stream, a) : prepared;
     });
     if (status != cudaSuccess) return status;
     const PartedSum sum{a.parts,

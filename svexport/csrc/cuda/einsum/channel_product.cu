@@ -333,7 +333,7 @@ cudaError_t launch_product(const Product& p, const Call& call) {
   return dispatch_wide(call.problem.aligned, [&](auto wide) {
     const auto kernel = product_kernel<T, N, wide.value>;
     const cudaError_t status = prepare(kernel, call.launch);
-    return status == cudaSuccess ? launch_planned(kernel, call.launch, call.stream, p) : status;
+    return status == cudaSuccess ? launch_planned(kernel, call.launch, false, call.stream, p) : status;
   });
 }
 

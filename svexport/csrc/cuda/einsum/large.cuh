@@ -270,7 +270,7 @@ cudaError_t launch_large(const Call& call) {
   a.per_block = Divider(blocks_each);
   a.each = static_cast<int>(a.span / blocks_each);
   a.more = static_cast<int>(a.span % blocks_each);
-  return launch_planned(kernel, call.launch, call.stream, a);
+  return launch_planned(kernel, call.launch, false, call.stream, a);
 }
 
 }  // namespace svexport::einsum

@@ -5,9 +5,13 @@
 
 namespace svexport::einsum {
 
+struct Figures;
+
 // Three tensors that share dimensions in pairs: x (S, O, K, T, V) and z (S, O, M, T, W), both large, and y (S, K, V, M, W),
 // small; y or z is what is asked for. Where S, V and W are 1, K and M are channels, and T positions.
 struct Problem {
+  static constexpr const char* kOp = "einsum";
+  using Figures = einsum::Figures;
   int32_t sums = 0;  // whether y is asked for, the sum of x z over O and T; else z, that of x y over K and V
   int64_t shared = 1, outer = 1, rows = 1;  // S, O, T
   int64_t x_count = 1, x_width = 1;         // K, V

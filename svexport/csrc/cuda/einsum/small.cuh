@@ -2,6 +2,7 @@
 #pragma once
 
 #include "einsum/rows.cuh"
+#include "planned.cuh"
 
 namespace svexport::einsum {
 
@@ -230,11 +231,7 @@ cudaError_t launch_small(const Call& call) {
   a.warp = sums.warp;
   a.partials = static_cast<float*>(call.workspace);
   const auto kernel = call.tactic.engine ? small_kernel<T, I, J, true> : small_kernel<T, I, J, false>;
-  const Launch& l = call.launch;
-  cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, l.shared_memory);
-  if (status != cudaSuccess) return status;
-  const dim3 blocks(static_cast<unsigned>(l.blocks()), l.grid_y, l.grid_z);
-  status = svexport::launch(kernel, blocks, l.threads(), l.shared_memory, call.stream, call.early, a);
+  const cudaError_t status = launch_planned(kernel, call.launch, call.early, call.stream, a);
   if (a.parts == 1 || status != cudaSuccess) return status;
   PartedSum sum{a.partials, a.parts, {}, {}, call.y.data, call.y.dtype};
   for (int i = 0; i < 4; ++i) {

@@ -54,10 +54,7 @@ inline Tactic choose(Problem problem, const Gpu& gpu, int32_t forced) {
   problem.each([&](const char*, auto value) { key[at++] = value; });
   if (const auto found = known.find(key); found != known.end()) return found->second;
   if (known.size() >= kMost) known.clear();
-  const auto& figures = tuned<Figures>("einsum", gpu);
-  const Tactic chosen =
-      cheapest(tactics(problem, gpu), forced, [&](const Tactic& t) { return cost(problem, t, gpu, figures); });
-  return known.emplace(key, chosen).first->second;
+  return known.emplace(key, cheapest(tactics(problem, gpu), forced, costs_of(problem, gpu))).first->second;
 }
 
 }  // namespace einsum
@@ -198,7 +195,7 @@ cudaError_t einsum_product(const Tensor& a, const EinsumLabels& a_labels, const 
   const auto& [x, y, z] = *product.views;
   const einsum::Problem problem = einsum::problem_of(x, y, z, product.sums);
   const Gpu gpu = current_gpu();
-  const einsum::Tactic chosen = einsum::choose(problem, gpu, tactic);
+  const einsum::Tactic chosen = choose(problem, gpu, tactic);
   const size_t bytes = workspace(problem, chosen, gpu);
   void* const memory = bytes ? scratch(bytes) : nullptr;
   const cudaError_t status = einsum_views(x, y, z, product.sums, chosen.id(), memory, early, stream);

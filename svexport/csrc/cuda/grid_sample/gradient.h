@@ -8,7 +8,11 @@
 
 namespace svexport::sampler::gradient {
 
+struct Figures;
+
 struct Problem : sampler::Problem {
+  static constexpr const char* kOp = "grid_sample_backward";
+  using Figures = gradient::Figures;
   int32_t volume = 0;     // whether images have depth
   int32_t input = 1, grid = 1;  // whether these gradients are wanted
   int32_t deterministic = 0;    // whether sums have to be in one order

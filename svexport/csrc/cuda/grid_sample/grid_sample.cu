@@ -6,6 +6,7 @@
 #include "grid_sample/sampled.cuh"
 #include "grid_sample/tensors.h"
 #include "grid_sample/vector.cuh"
+#include "planned.cuh"
 
 namespace svexport {
 namespace {
@@ -35,17 +36,8 @@ struct Call {
   int64_t channel() const { return input.strides[1]; }
 
   template <class... Parameters, class... Arguments>
-  cudaError_t run(void (*kernel)(Parameters...), const Launch& l, bool early, Arguments... arguments) const {
-    if (l.shared_memory > 46 * 1024) {
-      const auto status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, l.shared_memory);
-      if (status != cudaSuccess) return status;
-    }
-    const dim3 blocks(static_cast<unsigned>(l.blocks()), l.grid_y, l.grid_z);
-    return launch(kernel, blocks, l.threads(), l.shared_memory, stream, early, arguments...);
-  }
-  template <class... Parameters, class... Arguments>
-  cudaError_t run(void (*kernel)(Parameters...), Arguments... arguments) const {
-    return run(kernel, sampler::launch(problem, tactic, gpu), false, arguments...);
+  cudaError_t run(void (*kernel)(Parameters...), const Arguments&... arguments) const {
+    return launch_planned(kernel, sampler::launch(problem, tactic, gpu), false, stream, arguments...);
   }
 
   cudaError_t points() const {
@@ -63,8 +55,8 @@ struct Call {
     if (!problem.output_last) {
       width = output.point == 1 ? pixel_width<T>(output.data, output.image, output.channel, at_once / 8) : 1;
     }
-    return run(vector_kernel<T, TAPS, PADDING>, sampler::launch(problem, t, gpu), only != nullptr, s, from, image,
-               output, batch(), channels(), t.shift, t.tile / at_once, width, only);
+    return launch_planned(vector_kernel<T, TAPS, PADDING>, sampler::launch(problem, t, gpu), only != nullptr, stream, s,
+                          from, image, output, batch(), channels(), t.shift, t.tile / at_once, width, only);
   }
 
   cudaError_t narrow() const {
@@ -86,8 +78,8 @@ struct Call {
     }
     const Work work(problem, tactic.width, gpu);
     const auto kernel = tactic.width == 2 ? sampled_kernel<T, G, P, 2> : sampled_kernel<T, G, P, 1>;
-    return run(kernel, sampler::launch(work, gpu), false, s, data(), image(), channel(), output, channels(),
-               work);
+    return launch_planned(kernel, sampler::launch(work, gpu), false, stream, s, data(), image(), channel(), output,
+                          channels(), work);
   }
 
   // Gathers from boxes; where points scatter, from a copy in channels-last.
@@ -159,7 +151,7 @@ cudaError_t sample(const Tensor& input, const Tensor& grid, const Tensor& output
   if (!evenly_spaced(output, 2, output.rank - 1, point)) return cudaErrorNotSupported;
   const Gpu gpu = current_gpu();
   const Problem problem = sampler::problem_of(input, grid, output, point, sampling.mode, workspace != nullptr);
-  const Tactic tactic = sampler::choose(problem, gpu, forced);
+  const Tactic tactic = choose(problem, gpu, forced);
   return dispatch_float(input.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
     const Output<T> to{static_cast<T*>(output.data), output.strides[0], output.strides[1], point,

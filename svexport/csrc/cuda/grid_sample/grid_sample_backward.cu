@@ -12,7 +12,7 @@ size_t grid_sample_backward_workspace(const Tensor& grad, const Tensor& input, c
   if (input.numel() == 0 || grid.numel() == 0 || !evenly_spaced(grad, 2, grad.rank - 1, point)) return 0;
   const Problem problem = sampler::gradient::problem_of(grad, point, input, grid, mode, deterministic, input_gradient,
                                                         grid_gradient);
-  return sampler::gradient::Workspace(problem, sampler::gradient::choose(problem, current_gpu(), tactic)).all();
+  return sampler::gradient::Workspace(problem, choose(problem, current_gpu(), tactic)).all();
 }
 
 static cudaError_t sample_backward(const Tensor& grad, const Tensor& input, const Tensor& grid,
@@ -37,7 +37,7 @@ static cudaError_t sample_backward(const Tensor& grad, const Tensor& input, cons
   const Problem problem = sampler::gradient::problem_of(grad, point, input, grid, sampling.mode, deterministic,
                                                         grad_input.data, grad_grid.data);
   if (problem.pixels() > INT32_MAX) return cudaErrorNotSupported;
-  const Tactic tactic = sampler::gradient::choose(problem, gpu, forced);
+  const Tactic tactic = choose(problem, gpu, forced);
   return dispatch_float(input.dtype, [&](auto* p) {
     return run_backward<element_t<decltype(p)>>(problem, tactic, gpu, grad, point, input, s, grad_input, grad_grid,
                                                 sampling.mode, workspace, stream);

@@ -1,6 +1,6 @@
 #include "grid_sample/points.cuh"
 #include "grid_sample/tensors.h"
-#include "overlap.cuh"
+#include "planned.cuh"
 
 namespace svexport {
 
@@ -24,7 +24,7 @@ cudaError_t sample_int8(const Tensor& input, const Tensor& grid, const Tensor& o
                             of_block == 32 ? 5 : of_block == 4 ? 2 : 0, scale};
   const Gpu gpu = current_gpu();
   const sampler::Problem problem = sampler::problem_of(input, grid, output, point, sampling.mode, false);
-  const sampler::Tactic tactic = sampler::choose(problem, gpu, forced);
+  const sampler::Tactic tactic = choose(problem, gpu, forced);
   const Launch l = sampler::launch(problem, tactic, gpu);
   const bool points_inside = output.strides[1] != 1;
   const Divider inner(points_inside ? s.points : ceil_of(problem.channels, tactic.chunk));
@@ -33,9 +33,8 @@ cudaError_t sample_int8(const Tensor& input, const Tensor& grid, const Tensor& o
     const Output<T> to{static_cast<T*>(output.data), output.strides[0], output.strides[1], point, nullptr};
     return dispatch_taps(sampling.mode, s.axes, [&](auto taps) {
       const auto with = [&](auto kernel) {
-        return launch(kernel, dim3(static_cast<unsigned>(l.blocks()), l.grid_y), l.threads(), 0, stream, false, s, codes,
-                      to, static_cast<int>(problem.images), static_cast<int>(problem.channels), tactic.chunk,
-                      tactic.shift, inner, points_inside);
+        return launch_planned(kernel, l, false, stream, s, codes, to, static_cast<int>(problem.images),
+                              static_cast<int>(problem.channels), tactic.chunk, tactic.shift, inner, points_inside);
       };
       constexpr int TAPS = taps.value;
       if constexpr (TAPS == 4) {

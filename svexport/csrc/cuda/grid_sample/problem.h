@@ -5,7 +5,11 @@
 
 namespace svexport::sampler {
 
+struct Figures;
+
 struct Problem {
+  static constexpr const char* kOp = "grid_sample";
+  using Figures = sampler::Figures;
   int64_t images = 1, channels = 1, points = 0;    // points: of an image
   int64_t width = 1, height = 1, depth = 1;        // of an image, in pixels
   int64_t across = 1;        // points along x

@@ -223,7 +223,7 @@ inline Tactic planes(const Problem& p, const Gpu& gpu) {
   chunk = std::max<int64_t>(chunk, 4);  // each has to find its pixels
   if (blocks == 1) {  // the points of a plane meet in the first cache, if it has room for all planes in use
     const int64_t used = std::min(of_processor, ceil_of(p.images * ceil_of(p.channels, 4), processors));
-    chunk = std::max<int64_t>(1, std::min(chunk, cache / (used * plane)));
+    chunk = std::max<int64_t>(1, std::min(chunk, cache / std::max<int64_t>(1, used * plane)));
   }
   t.chunk = static_cast<int32_t>(chunk);
   const bool crowded = blocks > 1 && 2 * of_channel * ceil_of(p.channels, chunk) >= processors * of_processor;

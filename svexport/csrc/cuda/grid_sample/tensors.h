@@ -67,17 +67,6 @@ inline Problem problem_of(const Tensor& input, const Tensor& grid, const Tensor&
   return p;
 }
 
-inline Tactic choose(const Problem& problem, const Gpu& gpu, int32_t forced) {
-  const auto& figures = tuned<Figures>("grid_sample", gpu);
-  return cheapest(tactics(problem, gpu), forced, [&](const Tactic& t) { return cost(problem, t, gpu, figures); });
-}
-
-inline Few<int32_t> worth_timing(const Problem& problem, const Gpu& gpu) {
-  const auto& figures = tuned<Figures>("grid_sample", gpu);
-  return svexport::worth_timing(tactics(problem, gpu),
-                                [&](const Tactic& t) { return cost(problem, t, gpu, figures); });
-}
-
 // Of a node with memory for a copy.
 inline Few<int32_t> worth_timing(const Tensor& input, const Tensor& grid, const Tensor& output, int mode) {
   int64_t point = 1;
@@ -102,11 +91,6 @@ inline Problem problem_of(const Tensor& grad, int64_t point, const Tensor& input
   p.dense = p.even && pixel == 1;
   p.near = p.points * point * grad.item_size() <= UINT32_MAX;
   return p;
-}
-
-inline Tactic choose(const Problem& problem, const Gpu& gpu, int32_t forced) {
-  const auto& figures = tuned<Figures>("grid_sample_backward", gpu);
-  return cheapest(tactics(problem, gpu), forced, [&](const Tactic& t) { return cost(problem, t, gpu, figures); });
 }
 
 }  // namespace svexport::sampler::gradient

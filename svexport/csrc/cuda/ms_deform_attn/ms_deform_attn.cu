@@ -4,6 +4,7 @@
 #include "ms_deform_attn/kernels.cuh"
 #include "ms_deform_attn/launch.h"
 #include "ms_deform_attn/tensors.h"
+#include "planned.cuh"
 
 namespace svexport {
 namespace {
@@ -85,10 +86,9 @@ cudaError_t ms_deform_attn(const Tensor& value, const Tensor& spatial_shapes, co
     using F = element_t<decltype(p)>;
     const auto to = [&](auto* p) {
       using T = element_t<decltype(p)>;
-      forward_kernel<F, v.value><<<static_cast<unsigned>(l.blocks()), l.threads(), 0, stream>>>(
-          static_cast<const F*>(value.data), levels, AnyFloat(sampling_locations), AnyFloat(attention_weights),
-          static_cast<T*>(output.data), sizes, g);
-      return cudaGetLastError();
+      return launch_planned(forward_kernel<F, v.value, T>, l, false, stream, static_cast<const F*>(value.data), levels,
+                            AnyFloat(sampling_locations), AnyFloat(attention_weights), static_cast<T*>(output.data),
+                            sizes, g);
     };
     if constexpr (std::is_same_v<F, int8_t>) {
       return dispatch_float(output.dtype, to);
@@ -117,10 +117,9 @@ cudaError_t ms_deform_attn_backward(const Tensor& grad_output, const Tensor& val
   problem.backward = true;
   return dispatch<4>(problem, tactic, value, sizes, [&](auto* p, auto v, const Sizes& sizes, int g, const Launch& l) {
     using T = element_t<decltype(p)>;
-    backward_kernel<T, v.value><<<static_cast<unsigned>(l.blocks()), l.threads(), 0, stream>>>(
-        static_cast<const T*>(grad_output.data), static_cast<const T*>(value.data), levels,
-        AnyFloat(sampling_locations), AnyFloat(attention_weights), grads, sizes, grad_output.aligned(2, 4 * value.item_size()), g);
-    return cudaGetLastError();
+    return launch_planned(backward_kernel<T, v.value>, l, false, stream, static_cast<const T*>(grad_output.data),
+                          static_cast<const T*>(value.data), levels, AnyFloat(sampling_locations),
+                          AnyFloat(attention_weights), grads, sizes, grad_output.aligned(2, 4 * value.item_size()), g);
   });
 }
 

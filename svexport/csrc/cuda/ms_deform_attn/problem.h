@@ -5,8 +5,12 @@
 
 namespace svexport::ms_deform {
 
+struct Figures;
+
 // value: (images, S, heads, channels); a row is one (query, head) of an image; samples: levels * points of a row.
 struct Problem {
+  static constexpr const char* kOp = "ms_deform_attn";
+  using Figures = ms_deform::Figures;
   int32_t backward = 0;
   int64_t images = 1, rows = 0, channels = 0, samples = 1;  // channels 0: not known, of a kernel compiled ahead of time
   int32_t item_size = 4;                                    // of an element of value, 1, 2 or 4

@@ -18,15 +18,4 @@ inline Problem problem_of(const Tensor& value, const Tensor& locations) {
   return p;
 }
 
-inline Tactic choose(const Problem& problem, const Gpu& gpu, int32_t forced) {
-  const auto& figures = tuned<Figures>("ms_deform_attn", gpu);
-  return cheapest(tactics(problem, gpu), forced, [&](const Tactic& t) { return cost(problem, t, gpu, figures); });
-}
-
-inline Few<int32_t> worth_timing(const Problem& problem, const Gpu& gpu) {
-  const auto& figures = tuned<Figures>("ms_deform_attn", gpu);
-  return svexport::worth_timing(tactics(problem, gpu),
-                                [&](const Tactic& t) { return cost(problem, t, gpu, figures); });
-}
-
 }  // namespace svexport::ms_deform
