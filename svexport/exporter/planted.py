@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import ChainMap, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,9 @@ __all__ = ["Planted", "Recording", "Site"]
 
 MOST_BYTES = 2**28
 """Of values that are recorded at a time, and of the parts of a graph that are kept ready."""
+
+MOST_OF_A_PART = 2**12
+"""Bytes of a weight that each part of a graph may have for itself: larger ones are shared."""
 
 _SIZED = {
     *("ConstantOfShape", "Expand", "Loop", "OneHot", "Pad", "Range", "Reshape", "Resize", "Scan", "Slice", "Split"),
@@ -129,6 +132,11 @@ class Planted:
             name: number for number, node in enumerate(self._runnable.graph.node) for name in node.output if name
         }
         self._initializers = {tensor.name: tensor for tensor in self._runnable.graph.initializer}
+        self._weights = {
+            name: numpy_helper.to_array(tensor)
+            for name, tensor in self._initializers.items()
+            if tensor.ByteSize() > MOST_OF_A_PART and tensor.data_type in _DTYPES.values()
+        }
         self._behind: OrderedDict[str, _Behind] = OrderedDict()
         self._alone: dict[int, Any] = {}
 
@@ -157,7 +165,9 @@ class Planted:
         numbers, feeds, tensors, left = set(), {}, {}, list(outputs)
         while left:
             value = left.pop()
-            if value in self._initializers:
+            if value in self._weights:
+                feeds[value] = self._initializers[value].data_type
+            elif value in self._initializers:
                 tensors[value] = self._initializers[value]
             elif value in self._kinds and (value == name or value not in affected):
                 feeds[value] = self._kinds[value]
@@ -205,7 +215,8 @@ class Planted:
         behind = self._computed_behind(name)
         computed = {name: faulty}
         if behind.session is not None:
-            feeds = {feed: faulty if feed == name else recording.values[feed] for feed in behind.feeds}
+            known = ChainMap({name: faulty}, self._weights, recording.values)  # type: ignore[arg-type]
+            feeds = {feed: known[feed] for feed in behind.feeds}
             computed.update(zip(behind.outputs, behind.session.run(behind.outputs, feeds), strict=True))
         return [computed.get(output, recording.values[output]) for output in self._outputs]
 
@@ -287,10 +298,12 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:
     return bool(np.array_equal(one, other, equal_nan=one.dtype.kind == "f"))
 
 
+_DTYPES = {"float": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "double": 11}
+
+
 def _dtype(name: str) -> int | None:
     """ONNX's number of ONNX Runtime's ``tensor(float)``; None of types that are not planted in."""
-    kinds = {"float": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "double": 11}
-    return kinds.get(name.removeprefix("tensor(").removesuffix(")"))
+    return _DTYPES.get(name.removeprefix("tensor(").removesuffix(")"))
 
 
 def _session(model: onnx.ModelProto) -> Any:
@@ -300,6 +313,7 @@ def _session(model: onnx.ModelProto) -> Any:
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     options.use_deterministic_compute = True
+    options.add_session_config_entry("session.disable_prepacking", "1")  # as of weights that are inputs
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"], enable_fallback=0
