@@ -21,6 +21,7 @@ from svexport.exporter.planted import Planted
 from svexport.exporter.precise import Precise
 from svexport.exporter.rounding import Rounding
 from svexport.exporter.search import Units, changed, reaching, stepped
+from svexport.exporter.verify import Verification
 from svexport.tracing.quantizers import Copies
 
 HELD = [(1e-3, 1e-4)]
@@ -213,14 +214,40 @@ class Above(nn.Module):
         return x.tanh(), (x > 500).to(torch.int64)
 
 
+def search_little(monkeypatch) -> None:
+    for name, few in {"SEARCHES": 20, "WALKS": 1, "CHANGES": 1}.items():
+        monkeypatch.setattr(thorough, name, few)
+
+
 def test_whole_numbers_beside_others(tmp_path, monkeypatch) -> None:
     """Float64 does not compare whole numbers: their faults are looked for in float32."""
     torch.manual_seed(0)
-    for name, few in {"SEARCHES": 20, "WALKS": 1, "CHANGES": 1}.items():
-        monkeypatch.setattr(thorough, name, few)
+    search_little(monkeypatch)
     report = svexport.export(Above(), torch.rand(8, 32), tmp_path / "m.onnx", opset=13, verify="thorough")
     assert report.faults.found
     assert not [missed for missed in report.faults.missed if "a tenth larger" in missed]
+
+
+class Remembers(nn.Module):
+    """Keeps a size, of which its results do not depend."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.last = nn.Linear(4, 4), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x.shape[0]
+        return self.linear(x).tanh()
+
+
+def test_models_that_remember_are_compared_in_float64(tmp_path, monkeypatch) -> None:
+    torch.manual_seed(0)
+    search_little(monkeypatch)
+    seen, own = [], Verification.in_float64
+    monkeypatch.setattr(Verification, "in_float64", lambda *args: seen.append(own(*args)) or seen[-1])
+    assert svexport.export(Remembers(), torch.randn(3, 4), tmp_path / "m.onnx", opset=13, verify="thorough").verified
+    assert seen
+    assert None not in seen
 
 
 def test_faults_without_float64() -> None:
