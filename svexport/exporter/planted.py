@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import ChainMap, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,20 +14,22 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from svexport.exporter.faults import Fault, faults_of
+from svexport.graph.scope import used_inside
 from svexport.graph.walk import STANDARD, graphs_of
 
 __all__ = ["Planted", "Recording", "Site"]
 
 MOST_BYTES = 2**28
-"""Of values that are recorded at a time."""
+"""Of values that are recorded at a time, and of the parts of a graph that are kept ready."""
+
+MOST_OF_A_PART = 2**12
+"""Bytes of a weight that each part of a graph may have for itself: larger ones are shared."""
 
 _SIZED = {
     *("ConstantOfShape", "Expand", "Loop", "OneHot", "Pad", "Range", "Reshape", "Resize", "Scan", "Slice", "Split"),
     *("Squeeze", "Tile", "TopK", "Unsqueeze", "Upsample", "If", "AffineGrid", "RandomNormal", "RandomUniform"),
 }
 """Ops whose later inputs say how large their outputs are; a fault before them may make anything of that."""
-
-_CHOICE = "planted_choice"
 
 
 @dataclass(frozen=True)
@@ -71,11 +74,28 @@ class Recording:
     held: Sequence[tuple[float, float]]
 
 
+@dataclass(frozen=True)
+class _Behind:
+    """The part of a graph that depends on one value.
+
+    Attributes:
+        session: None where nothing does.
+        feeds: names of the values that it is given.
+        outputs: names of the graph's outputs that it computes.
+        size: of its model, in bytes.
+    """
+
+    session: Any
+    feeds: list[str]
+    outputs: list[str]
+    size: int
+
+
 class Planted:
     """A graph in standard ONNX whose every value can be replaced.
 
-    Each value of interest comes through an ``If`` that takes another one in its place, if it is told so by an input of
-    its own. A faulty node is computed alone, of what was recorded before it; what comes after it is computed anew.
+    A faulty node is computed alone, of what was recorded before it. What depends on it is computed anew, and nothing
+    else.
     """
 
     def __init__(
@@ -100,60 +120,72 @@ class Planted:
             and node.domain in STANDARD
             and node.output[0] not in sizes
         ]
-        wanted = dict.fromkeys(
-            name for _, node in self._nodes for name in (*node.input, node.output[0]) if name not in self._constants
-        )
-        given = {value.name for value in model.graph.input}
-        self._kept = [name for name in wanted if name and name not in given]
-        self._recorder = _session(run_as(self._with_outputs(model)))
-        kinds = {o.name: _dtype(o.type) for o in self._recorder.get_outputs()}
-        self._kinds = {n.output[0]: kind for _, n in self._nodes if (kind := kinds.get(n.output[0])) is not None}
-        self._nodes = [(number, node) for number, node in self._nodes if node.output[0] in self._kinds]
-        self._session = _session(run_as(self._with_choices(model)))
         self._outputs = [value.name for value in model.graph.output]
         self._names = [value.name for value in model.graph.input]
-        self._alone: dict[int, Any] = {}
-        self._unused = {
-            f"{name}_planted": np.zeros((), helper.tensor_dtype_to_np_dtype(kind)) for name, kind in self._kinds.items()
+        self._runnable = run_as(model)
+        self._reads = [[*node.input, *used_inside(node)] for node in self._runnable.graph.node]
+        self._recorder = _session(self._with_outputs(model.graph))
+        found = (*self._recorder.get_inputs(), *self._recorder.get_outputs())
+        self._kinds = {o.name: kind for o in found if (kind := _dtype(o.type)) is not None}
+        self._nodes = [(number, node) for number, node in self._nodes if node.output[0] in self._kinds]
+        self._producers = {
+            name: number for number, node in enumerate(self._runnable.graph.node) for name in node.output if name
         }
+        self._initializers = {tensor.name: tensor for tensor in self._runnable.graph.initializer}
+        self._weights = {
+            name: numpy_helper.to_array(tensor)
+            for name, tensor in self._initializers.items()
+            if tensor.ByteSize() > MOST_OF_A_PART and tensor.data_type in _DTYPES.values()
+        }
+        self._behind: OrderedDict[str, _Behind] = OrderedDict()
+        self._alone: dict[int, Any] = {}
 
-    def _with_outputs(self, model: onnx.ModelProto) -> onnx.ModelProto:
+    def _with_outputs(self, graph: onnx.GraphProto) -> onnx.ModelProto:
+        """What runs, with every value of ``graph`` that a node reads or may be faulty."""
+        produced = {name for node in graph.node for name in node.output if name} - self._constants.keys()
+        read = [name for node in graph.node for name in (*node.input, *used_inside(node))]
+        wanted = dict.fromkeys(read + [node.output[0] for _, node in self._nodes])
         probe = onnx.ModelProto()
-        probe.CopyFrom(model)
-        present = {value.name for value in probe.graph.output}
-        probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in self._kept if name not in present)
+        probe.CopyFrom(self._runnable)
+        probe.graph.output.extend(
+            onnx.ValueInfoProto(name=name) for name in wanted if name in produced and name not in self._outputs
+        )
         return probe
 
-    def _with_choices(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """The model with an ``If`` behind each node of interest."""
-        chosen = onnx.ModelProto()
-        chosen.CopyFrom(model)
-        graph = chosen.graph
-        of_interest = dict(self._nodes)
-        nodes = list(graph.node)
-        del graph.node[:], graph.value_info[:]
-        graph.input.append(helper.make_tensor_value_info(_CHOICE, TensorProto.INT64, []))
-        for number, node in enumerate(nodes):
-            graph.node.append(node)
-            if number not in of_interest:
-                continue
-            name, kind = node.output[0], self._kinds[node.output[0]]
-            graph.node[-1].output[0] = own = f"{name}_as_it_is"
-            graph.input.append(helper.make_tensor_value_info(other := f"{name}_planted", kind, None))
-            branches = [
-                helper.make_graph(
-                    [helper.make_node("Identity", [source], [f"{source}_taken"])],
-                    f"take_{source}",
-                    [],
-                    [helper.make_tensor_value_info(f"{source}_taken", kind, None)],
-                )
-                for source in (other, own)
-            ]
-            number_name, same = f"{name}_number", f"{name}_chosen"
-            graph.initializer.append(numpy_helper.from_array(np.array(number, np.int64), number_name))
-            graph.node.append(helper.make_node("Equal", [_CHOICE, number_name], [same]))
-            graph.node.append(helper.make_node("If", [same], [name], then_branch=branches[0], else_branch=branches[1]))
-        return chosen
+    def _computed_behind(self, name: str) -> _Behind:
+        """What computes the outputs from a value and from recorded ones that do not depend on it."""
+        if name in self._behind:
+            self._behind.move_to_end(name)
+            return self._behind[name]
+        affected = {name}
+        for node, reads in zip(self._runnable.graph.node, self._reads, strict=True):
+            if not affected.isdisjoint(reads):
+                affected.update(filter(None, node.output))
+        outputs = [output for output in self._outputs if output in affected and output != name]
+        numbers, feeds, tensors, left = set(), {}, {}, list(outputs)
+        while left:
+            value = left.pop()
+            if value in self._weights:
+                feeds[value] = self._initializers[value].data_type
+            elif value in self._initializers:
+                tensors[value] = self._initializers[value]
+            elif value in self._kinds and (value == name or value not in affected):
+                feeds[value] = self._kinds[value]
+            elif value in self._producers and (number := self._producers[value]) not in numbers:
+                numbers.add(number)
+                left += self._reads[number]
+        part = onnx.ModelProto(ir_version=self._ir)
+        part.opset_import.extend(self._runnable.opset_import)
+        part.functions.extend(self._runnable.functions)
+        part.graph.name = "behind"
+        part.graph.node.extend(self._runnable.graph.node[number] for number in sorted(numbers))
+        part.graph.input.extend(helper.make_tensor_value_info(feed, kind, None) for feed, kind in feeds.items())
+        part.graph.output.extend(onnx.ValueInfoProto(name=output) for output in outputs)
+        part.graph.initializer.extend(tensors.values())
+        self._behind[name] = _Behind(_session(part) if outputs else None, list(feeds), outputs, part.ByteSize())
+        while sum(behind.size for behind in self._behind.values()) > MOST_BYTES and len(self._behind) > 1:
+            self._behind.popitem(last=False)
+        return self._behind[name]
 
     def record(self, tensors: Sequence[Tensor], held: Sequence[tuple[float, float]]) -> Recording | None:
         """What the graph makes of inputs, whose outputs are ``held`` to rtol and atol; None of too large values."""
@@ -180,8 +212,13 @@ class Planted:
         name = self._graph.node[site.number].output[0]
         if _equal(faulty, recording.values[name]):
             return None
-        choice = {_CHOICE: np.array(site.number, np.int64), f"{name}_planted": faulty}
-        return self._session.run(self._outputs, {**recording.feeds, **self._unused, **choice})
+        behind = self._computed_behind(name)
+        computed = {name: faulty}
+        if behind.session is not None:
+            known = ChainMap({name: faulty}, self._weights, recording.values)  # type: ignore[arg-type]
+            feeds = {feed: known[feed] for feed in behind.feeds}
+            computed.update(zip(behind.outputs, behind.session.run(behind.outputs, feeds), strict=True))
+        return [computed.get(output, recording.values[output]) for output in self._outputs]
 
     def shown(self, site: Site, recording: Recording, failing: float = math.inf) -> float:
         """How far outputs with a fault are off, in tolerances: more than 1 is what verification sees; ``failing`` of a
@@ -218,13 +255,10 @@ class Planted:
         constants = [
             numpy_helper.from_array(changed.get(n, self._constants[n]), n) for n in names if n in self._constants
         ]
-        inputs = [helper.make_tensor_value_info(n, self._kind(n), None) for n in names if n not in self._constants]
+        kinds = {n: self._kinds.get(n, TensorProto.FLOAT) for n in names if n not in self._constants}
+        inputs = [helper.make_tensor_value_info(n, kind, None) for n, kind in kinds.items()]
         graph = helper.make_graph([node], "planted", inputs, [onnx.ValueInfoProto(name=node.output[0])], constants)
         return helper.make_model(graph, opset_imports=self._opsets, ir_version=self._ir)
-
-    def _kind(self, name: str) -> int:
-        found = {v.name: v.type for v in (*self._recorder.get_inputs(), *self._recorder.get_outputs())}
-        return _dtype(found[name]) or TensorProto.FLOAT
 
     def _line(self, node: onnx.NodeProto) -> str:
         return node.doc_string or self._lines.get(node.name, "")
@@ -264,10 +298,12 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:
     return bool(np.array_equal(one, other, equal_nan=one.dtype.kind == "f"))
 
 
+_DTYPES = {"float": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "double": 11}
+
+
 def _dtype(name: str) -> int | None:
     """ONNX's number of ONNX Runtime's ``tensor(float)``; None of types that are not planted in."""
-    kinds = {"float": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "double": 11}
-    return kinds.get(name.removeprefix("tensor(").removesuffix(")"))
+    return _DTYPES.get(name.removeprefix("tensor(").removesuffix(")"))
 
 
 def _session(model: onnx.ModelProto) -> Any:
@@ -277,6 +313,7 @@ def _session(model: onnx.ModelProto) -> Any:
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     options.use_deterministic_compute = True
+    options.add_session_config_entry("session.disable_prepacking", "1")  # as of weights that are inputs
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"], enable_fallback=0

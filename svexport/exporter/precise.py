@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -118,8 +119,8 @@ class Precise:
         return False
 
     def shown(self, site: Site, recording: Recording) -> float:
-        """How far outputs with a fault are off, in what they are held to; 0 of a fault that does not compute there."""
-        return self._planted.shown(site, recording, failing=0.0)
+        """How far outputs with a fault are off, in what they are held to; NaN of a fault that cannot be computed."""
+        return self._planted.shown(site, recording, failing=math.nan)
 
 
 class _NumbersOfFiles(TorchDispatchMode):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
@@ -75,27 +74,24 @@ def plant(verification: Verification, model: onnx.ModelProto, lines: Mapping[str
     """
     phase("planting faults")
     planted = Planted(model, lines)
-    runs, closer = [], []
+    runs, again = [], []
     for run in verification.compared:
         inputs = verification.inputs[run]
         expected = verification.computed(run, inputs)
         if expected is None:
             continue
         recording = planted.record(inputs, verification.held(run, inputs, expected))
-        now = verification.held_to_rounding(run, inputs, expected)
         if recording is not None:
             runs.append(recording)
-            closer.append((run, inputs, expected, replace(recording, held=now)))
+            again.append((run, inputs, expected))
     verification.raise_failed()
     if not runs:
         return None
     sites = list(planted.sites(runs[0]))
     unnoticed = _unnoticed(planted, sites, runs)
-    precise = _precise(verification, model)
-    hunt = _Hunt(planted, precise, unnoticed)
-    for run, inputs, expected, recording in closer:
-        precisely = _in_float64(verification, run, inputs, expected, precise)
-        hunt.compare(inputs, recording, lambda found=precisely: found)  # type: ignore[misc]
+    hunt = _Hunt(verification, planted, _precise(verification, model), unnoticed)
+    for run, inputs, expected in again:
+        hunt.compare(run, inputs, expected)
     verification.raise_failed()
     number = 0
 
@@ -108,9 +104,7 @@ def plant(verification: Verification, model: onnx.ModelProto, lines: Mapping[str
             run = f"{SEARCHED} {number}"
             expected = verification.computed(run, inputs)
             if expected is not None and verification.agrees(run, inputs, expected) and hunt.left:
-                recording = planted.record(inputs, verification.held_to_rounding(run, inputs, expected))
-                if recording is not None:
-                    hunt.compare(inputs, recording, partial(_in_float64, verification, run, inputs, expected, precise))
+                hunt.compare(run, inputs, expected)
             verification.raise_failed()
             verification.forget(run)
 
@@ -130,12 +124,6 @@ def _precise(verification: Verification, model: onnx.ModelProto) -> Precise | No
         return None
 
 
-def _in_float64(
-    verification: Verification, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...], precise: Precise | None
-) -> Recording | None:
-    return None if precise is None else verification.in_float64(run, inputs, expected, precise)
-
-
 def _unnoticed(planted: Planted, sites: Sequence[Site], runs: Sequence[Recording]) -> list[Site]:
     """Those that none of the runs notices."""
     left = []
@@ -153,24 +141,32 @@ class _Hunt:
         left: these faults.
     """
 
-    def __init__(self, planted: Planted, precise: Precise | None, left: Sequence[Site]) -> None:
-        self._planted, self._precise, self.left = planted, precise, list(left)
+    def __init__(
+        self, verification: Verification, planted: Planted, precise: Precise | None, left: Sequence[Site]
+    ) -> None:
+        """``precise`` is None where there is no float64."""
+        self._verification, self._planted, self._precise, self.left = verification, planted, precise, list(left)
         self._closest: dict[int, tuple[float, list[Tensor]]] = {}  # by id of a fault, how far it was off
         self._progress: dict[int, float] = {}  # how far that was when it last counted as closer
         self._since = 0  # inputs without any
 
-    def compare(self, inputs: list[Tensor], recording: Recording, in_float64: Callable[[], Recording | None]) -> None:
-        """``in_float64``: the same inputs there, asked for if a fault changes outputs by less than is told here."""
+    def compare(self, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...]) -> None:
+        """Holds the file and its faults to torch's rounding: in float64, which has none to hide a fault or to look like
+        one, and in float32 what is not computed there, or no floating-point number."""
         phase(f"searching inputs for {len(self.left)} faults")
-        left = []
-        asked, precisely = False, None
+        there = None
+        if self._precise is not None:
+            there = self._verification.in_float64(run, inputs, expected, self._precise)
+        numbers = there is not None and all(e.is_floating_point() for e in expected)
+        left, recorded, recording = [], False, None
         for site in self.left:
-            off = self._planted.shown(site, recording)
-            if self._precise is not None and 0 < off <= 1:
-                if not asked:
-                    asked, precisely = True, in_float64()
-                if precisely is not None:
-                    off = max(off, self._precise.shown(site, precisely))
+            off = math.nan if there is None else self._precise.shown(site, there)  # type: ignore[union-attr]
+            if math.isnan(off) or (off <= 1 and not numbers):
+                if not recorded:
+                    recorded = True
+                    held = self._verification.held_to_rounding(run, inputs, expected)
+                    recording = self._planted.record(inputs, held)
+                off = max(off if off > 0 else 0.0, 0.0 if recording is None else self._planted.shown(site, recording))
             if off >= self._progress.get(id(site), 0.0) + CLOSER:
                 self._progress[id(site)] = off
                 self._since = 0

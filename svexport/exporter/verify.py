@@ -37,7 +37,7 @@ from svexport.exporter.way import Guards, Way
 from svexport.parity import Parity, parity
 from svexport.progress import phase
 from svexport.tracing.as_in_files import AsInFiles
-from svexport.tracing.quantizers import ROUNDING, Copies, allow_steps
+from svexport.tracing.quantizers import ROUNDING, Copies, allow_steps, repeats
 from svexport.tracing.source import shown_line
 from svexport.tracing.state import State, random_state, same_random_state
 
@@ -332,10 +332,12 @@ class Verification:
 
         The file is held to it at once; :meth:`raise_failed` tells.
         """
-        if not self._closely(run) or not self.held_to.fine or not self._copies.repeats:
+        if not self._closely(run) or not self.held_to.fine:
             return None
         try:
             with self.as_files:
+                if not repeats(self._copies, inputs, expected):
+                    return None
                 there = precise.expected(inputs, expected)
                 recording = None if there is None else precise.record(there)
                 if there is None or recording is None:

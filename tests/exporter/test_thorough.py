@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import onnx
@@ -14,11 +15,13 @@ from torch import Tensor, nn
 
 import svexport
 from svexport.cli import main
+from svexport.exporter import thorough
 from svexport.exporter.faults import Fault, faults_of
 from svexport.exporter.planted import Planted
 from svexport.exporter.precise import Precise
 from svexport.exporter.rounding import Rounding
 from svexport.exporter.search import Units, changed, reaching, stepped
+from svexport.exporter.verify import Verification
 from svexport.tracing.quantizers import Copies
 
 HELD = [(1e-3, 1e-4)]
@@ -204,6 +207,69 @@ def test_models_that_round_to_float32_are_not_compared_in_float64() -> None:
         assert precise.expected([x], model(x)) is None
 
 
+class Above(nn.Module):
+    """Counts what no default input reaches, beside numbers that float64 compares."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.tanh(), (x > 500).to(torch.int64)
+
+
+def search_little(monkeypatch) -> None:
+    for name, few in {"SEARCHES": 20, "WALKS": 1, "CHANGES": 1}.items():
+        monkeypatch.setattr(thorough, name, few)
+
+
+def test_whole_numbers_beside_others(tmp_path, monkeypatch) -> None:
+    """Float64 does not compare whole numbers: their faults are looked for in float32."""
+    torch.manual_seed(0)
+    search_little(monkeypatch)
+    report = svexport.export(Above(), torch.rand(8, 32), tmp_path / "m.onnx", opset=13, verify="thorough")
+    assert report.faults.found
+    assert not [missed for missed in report.faults.missed if "a tenth larger" in missed]
+
+
+class Remembers(nn.Module):
+    """Keeps a size, of which its results do not depend."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.last = nn.Linear(4, 4), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x.shape[0]
+        return self.linear(x).tanh()
+
+
+def test_models_that_remember_are_compared_in_float64(tmp_path, monkeypatch) -> None:
+    torch.manual_seed(0)
+    search_little(monkeypatch)
+    seen, own = [], Verification.in_float64
+    monkeypatch.setattr(Verification, "in_float64", lambda *args: seen.append(own(*args)) or seen[-1])
+    assert svexport.export(Remembers(), torch.randn(3, 4), tmp_path / "m.onnx", opset=13, verify="thorough").verified
+    assert seen
+    assert None not in seen
+
+
+def test_faults_without_float64() -> None:
+    """Resize that interpolates is not computed there, and one that takes the nearest is."""
+    scales = np.array([1, 1, 2, 2], np.float32)
+    mode = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], "resize", **mode)
+
+    class Larger(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor]:
+            return (nn.functional.interpolate(x, scale_factor=2.0),)
+
+    model, x = Larger(), torch.randn(1, 2, 3, 5)
+    file = model_of(node, inputs={"x": TensorProto.FLOAT}, outputs=["y"], scales=scales)
+    precise, planted = Precise(file, Copies(model, changes=False, random=False)), Planted(file, {})
+    there = precise.expected([x], model(x))
+    recording = precise.record(there)
+    off = {site.fault.kind: precise.shown(site, recording) for site in planted.sites(planted.record([x], HELD))}
+    assert math.isnan(off["mode=linear"])
+    assert off["nearest_mode=ceil"] > 1
+
+
 def test_rounding_of_numbers_that_nearly_overflow() -> None:
     """The sum of their sizes does."""
 
@@ -275,6 +341,37 @@ def test_faults_are_carried_on_through_the_graph() -> None:
     assert "m.py:3" in {str(site).rpartition(", ")[2] for site in planted.sites(recording)}
     tame = planted.record([torch.tensor([[1.0, -1.0, 2.0]])], HELD)
     assert not any(planted.shown(s, tame) > 1 for s in planted.sites(tame) if s.node == "second")
+
+
+def test_values_used_inside_of_branches() -> None:
+    """The branch that a fault makes another one reads values that do not depend on it, and are outputs too."""
+    branches = [
+        helper.make_graph(
+            [helper.make_node(op, ["a", "b"], [f"{op}_taken"])],
+            op,
+            [],
+            [helper.make_tensor_value_info(f"{op}_taken", TensorProto.FLOAT, None)],
+        )
+        for op in ("Add", "Sub")
+    ]
+    nodes = [
+        helper.make_node("Neg", ["x"], ["a"]),
+        helper.make_node("Relu", ["x"], ["b"]),
+        helper.make_node("Not", ["c"], ["other"], "turned"),
+        helper.make_node("If", ["other"], ["d"], then_branch=branches[0], else_branch=branches[1]),
+        helper.make_node("Exp", ["d"], ["y"]),
+    ]
+    model = model_of(*nodes, inputs={"x": TensorProto.FLOAT, "c": TensorProto.BOOL}, outputs=["y", "a", "b"])
+    planted, x = Planted(model, {}), torch.randn(2, 3)
+    for c in (True, False):
+        recording = planted.record([x, torch.tensor(c)], 3 * HELD)
+        site = next(s for s in planted.sites(recording) if s.node == "turned" and s.fault.kind == "dropped")
+        for _ in range(2):
+            y, a, b = planted.outputs(site, recording)
+            relu = x.numpy().clip(min=0)
+            np.testing.assert_allclose(y, np.exp(-x.numpy() + relu if c else -x.numpy() - relu), rtol=1e-5)
+            np.testing.assert_array_equal(a, -x.numpy())
+            np.testing.assert_array_equal(b, relu)
 
 
 def test_faults_come_and_go() -> None:
