@@ -38,6 +38,10 @@ MOST_ELEMENTS = 2**14
 PIECE = 2**16
 """Elements that are computed in float64 at once: more would take memory anew, which costs more than the numbers."""
 
+DRAWN = 2**20
+"""Random numbers that are drawn for one tensor at most: more cost more than what a model makes of them, and so larger
+tensors have the same ones again, of random places."""
+
 
 def of_kind(kind: str, tensor: Tensor) -> Tensor:
     """A tensor of the shape and dtype of another, filled as one of ``KINDS`` says; integers as they are."""
@@ -69,15 +73,26 @@ def _scaled(tensor: Tensor, size: int | None) -> Tensor:
 
 
 def _of_other_scales(tensor: Tensor) -> Tensor:
-    most, powers = torch.finfo(tensor.dtype).max, 10 ** torch.arange(-1.0, 3.0, dtype=torch.float64)
-    scales = torch.empty(tensor.numel(), dtype=torch.uint8, device=tensor.device)
+    kind = tensor.dtype
+    most, wide = torch.finfo(kind).max, torch.promote_types(kind, torch.float32)
+    count, device = min(tensor.numel(), DRAWN), tensor.device
+    powers = 10 ** torch.arange(-1.0, 3.0, dtype=torch.float64)
+    scales = torch.empty(count, dtype=torch.uint8, device=device)
     for piece in scales.split(PIECE):
-        piece.copy_(torch.rand(piece.shape, dtype=torch.float64, device=piece.device).mul_(4))
-    left, powers = iter(scales.split(PIECE)), powers.to(tensor.device)
+        piece.copy_(torch.rand(piece.shape, dtype=torch.float64, device=device).mul_(4))
+    factors = powers.to(device)[scales.long()]
+    for piece in factors.split(PIECE):
+        piece.mul_(torch.randint(2, piece.shape, dtype=torch.float64, device=device).mul_(2).sub_(1))
+    if tensor.numel() > count:
+        factors = factors.to(wide)
+    starts = range(0, DRAWN, PIECE)
+    drawn = iter(starts)
 
     def scaled(piece: Tensor) -> Tensor:
-        signs = torch.randint(2, piece.shape, dtype=torch.float64, device=piece.device).mul_(2).sub_(1)
-        return signs.mul_(piece).mul_(powers[next(left).long()]).clamp_(-most, most)
+        start = next(drawn, None)
+        if start is None:
+            start = int(torch.randint(DRAWN - PIECE, ()))
+        return (piece * factors[start : start + piece.numel()]).clamp_(-most, most)
 
     return _in_pieces(scaled, tensor)
 

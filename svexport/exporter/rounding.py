@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -193,7 +194,7 @@ class Perturbed(TorchDispatchMode):
     def __init__(self, seed: int, errors: float = 2.0) -> None:
         super().__init__()
         self._errors = errors
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator, self._places = torch.Generator().manual_seed(seed), random.Random(seed)
         self._noise: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def __torch_dispatch__(
@@ -230,9 +231,16 @@ class Perturbed(TorchDispatchMode):
         sums = None if terms is None else _dense_like(terms, changed).as_strided((terms.numel(),), (1,))
         for start in range(0, result.numel(), PIECE):
             x = exact[start : start + PIECE].to(torch.promote_types(result.dtype, torch.float32))
-            size = x.abs().add_(more) if sums is None else sums[start : start + PIECE].maximum(x.abs().add_(more))
+            size = x  # of either sign, as the noise is
+            if more:
+                size = x.abs().add_(more)
+            if sums is not None:
+                size = torch.maximum(sums[start : start + PIECE], size.abs())
             noise = self._some_noise(x.numel(), x.device, size.dtype)
-            torch.add(x, size.mul_(noise), alpha=step, out=flat[start : start + PIECE])
+            if x.dtype == size.dtype == changed.dtype:
+                torch.addcmul(x, size, noise, value=step, out=flat[start : start + PIECE])
+            else:
+                torch.add(x, size * noise, alpha=step, out=flat[start : start + PIECE])
         return changed
 
     def _some_noise(self, count: int, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -241,7 +249,7 @@ class Perturbed(TorchDispatchMode):
         if noise is None:
             drawn = 2 * torch.rand(2 * PIECE, generator=self._generator, dtype=torch.float64) - 1
             noise = self._noise[device, dtype] = drawn.to(device, dtype)
-        start = int(torch.randint(PIECE, (), generator=self._generator))
+        start = self._places.randrange(PIECE)
         return noise[start : start + count]
 
 
