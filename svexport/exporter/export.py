@@ -31,6 +31,7 @@ from svexport.exporter.trace import second_tracer, traced
 from svexport.exporter.verify import Verification
 from svexport.exporter.verify import verify as verify_file
 from svexport.exporter.way import Guards
+from svexport.graph.bodies import node_types
 from svexport.graph.saving import beside, check_place, move, strip_file
 from svexport.logging import logger
 from svexport.parity import Parity, check_tolerances
@@ -149,7 +150,7 @@ def export(
         VerificationError: the file differs from torch. No file is written, an older one of that name stays as it was.
     """
     started = time.perf_counter()
-    _check_options(model, opset, dtype, weights, freeze, keep)
+    _check_options(model, opset, dtype, weights, freeze, keep, plugins)
     check_tolerances(rtol, atol)
     kind, platform = _kind(verify), _platform(target, opset)
     arguments, model = given_arguments(model, args), unwrapped(model)
@@ -295,6 +296,7 @@ def _check_options(
     weights: str,
     freeze: Collection[str],
     keep: Collection[str] | str | None,
+    plugins: bool | Collection[str],
 ) -> None:
     if not isinstance(model, nn.Module):
         raise ExportError(f"expected a torch.nn.Module, got {type(model).__name__}; wrap functions in a module")
@@ -310,6 +312,7 @@ def _check_options(
     if weights not in WEIGHTS:
         raise ExportError(f"weights must be {' or '.join(map(repr, WEIGHTS))}, got {weights!r}")
     _check_keep(keep, dtype)
+    node_types(plugins if not isinstance(plugins, bool) else None)
 
 
 def _check_keep(keep: Collection[str] | str | None, dtype: torch.dtype | None) -> None:

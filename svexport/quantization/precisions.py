@@ -17,7 +17,7 @@ from svexport import html
 from svexport.errors import SvexportError
 from svexport.progress import phase
 from svexport.text import plain
-from svexport.tracing.arguments import bind, eval_mode
+from svexport.tracing.arguments import bind, called, eval_mode
 
 __all__ = ["LayerSignal", "Precisions", "precisions"]
 
@@ -178,12 +178,12 @@ def _returned(model: nn.Module, batch: Any) -> tuple[dict[_Key, list[Tensor]], A
     """What each module returned, and the model."""
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     bound = bind(model, batch)
-    args, kwargs = tree_map(
-        lambda x: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x, (bound.args, bound.kwargs)
+    bound.arguments = tree_map(
+        lambda x: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x, dict(bound.arguments)
     )
     found: dict[_Key, list[Tensor]] = {}
     with _observed(model, found):
-        outputs = model(*args, **kwargs)
+        outputs = called(model, bound, "a batch")
     return found, outputs
 
 

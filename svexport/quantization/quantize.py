@@ -22,7 +22,7 @@ from svexport.quantization.calibrators import calibrate, check_method
 from svexport.quantization.histogram import Histogram
 from svexport.quantization.layers import FORMATS, QuantizedLayer, quantizable, to_quantized
 from svexport.quantization.maps import MAP_READERS, maps_of, readers, to_quantized_maps
-from svexport.tracing.arguments import bind, copied, eval_mode, unwrapped
+from svexport.tracing.arguments import bind, called, copied, eval_mode, unwrapped
 
 __all__ = ["quantize"]
 
@@ -139,9 +139,8 @@ def _calibrated(
             if number <= seen:
                 continue
             phase(f"calibrating, batch {number}")
-            bound = bind(model, batch)
             try:
-                model(*bound.args, **bound.kwargs)
+                called(model, bind(model, batch), f"batch {number}")
             except _NotFinite as error:
                 raise SvexportError(f"batch {number}: {error}") from error
             if cache and time.monotonic() - written > _SECONDS:

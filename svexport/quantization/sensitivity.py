@@ -18,7 +18,7 @@ from svexport.errors import SvexportError
 from svexport.progress import phase
 from svexport.quantization.layers import QuantizedLayer, quantized_layers
 from svexport.text import plain
-from svexport.tracing.arguments import bind, eval_mode
+from svexport.tracing.arguments import bind, called, eval_mode
 
 __all__ = ["LayerSensitivity", "Sensitivity", "sensitivity"]
 
@@ -202,7 +202,7 @@ class _Loss:
         on = set(quantized)
         for name, layer in self._layers.items():
             layer.switch(name in on)
-        return (self._model(*bound.args, **bound.kwargs) for _, bound in self._batches)
+        return (called(self._model, bound, f"batch {number}") for number, (_, bound) in enumerate(self._batches, 1))
 
     def _mean(self, outputs: Iterable[Any]) -> float:
         assert self._metric is not None

@@ -93,7 +93,8 @@ class TritonRepository:
             )
             batch = str(facts["max_batch_size"]) if facts["max_batch_size"] else "as the file has it"
             table.add_row(*map(Text, (name, facts["file"], batch, *ends)))
-        return [Text(f"{self.folder}: {len(self.models)} models", "bold"), table, Text(self.command)]
+        count = len(self.models)
+        return [Text(f"{self.folder}: {count} model{'s' * (count != 1)}", "bold"), table, Text(self.command)]
 
     def __str__(self) -> str:
         return plain(self.tables(), self.notes)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from svexport.errors import UnsupportedError
+from svexport.errors import BackendNotAvailableError, UnsupportedError
 from svexport.graph.nodes import svexport_nodes
 from svexport.tensorrt.bindings import load_tensorrt, version_of
 from svexport.tensorrt.library import library_name
@@ -71,7 +71,7 @@ def trtexec(
         UnsupportedError: if that version lacks what is asked for.
     """
     source = read_source(onnx)
-    version = version_of(load_tensorrt()) if target is None else Target.parse(target).version
+    version = _installed() if target is None else Target.parse(target).version
     profiles = profiles_of(source.model.graph, shapes, values)
     notes = [note for profile in profiles for note in profile.notes]
     nodes = sorted({node.op_type for node in svexport_nodes(source.model)})
@@ -92,6 +92,15 @@ def trtexec(
         device=int(str(device).partition(":")[2] or 0),
     )
     return Command(command, dotted(version), notes)
+
+
+def _installed() -> Version:
+    try:
+        return version_of(load_tensorrt())
+    except BackendNotAvailableError as error:
+        raise BackendNotAvailableError(
+            f"the command is for the TensorRT that is installed unless target= names one (--target 8.6): {error}"
+        ) from error
 
 
 def trtexec_command(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from svexport.errors import ExportError, UnsupportedError
+from svexport.errors import ExportError, SvexportError, UnsupportedError
 from svexport.tracing.record import recorded
 from svexport.tracing.source import user_frame
 from svexport.tracing.swapped import untraced
@@ -455,11 +455,7 @@ def own_failure(model: nn.Module, tensors: Sequence[Tensor]) -> ExportError | No
     try:
         model(*(t.clone() for t in tensors))
     except Exception as own:  # noqa: BLE001 - the user's code may raise anything
-        where = user_frame("".join(traceback.format_tb(own.__traceback__)))
-        return ExportError(
-            f"the model itself fails on these arguments: {type(own).__name__}: {own}"
-            + (f"\n  at {where}" if where else "")
-        )
+        return _failed(own, "these arguments")
     finally:
         for hook in hooks:
             hook.remove()
@@ -471,6 +467,31 @@ def own_failure(model: nn.Module, tensors: Sequence[Tensor]) -> ExportError | No
             "pad_packed_sequence"
         )
     return None
+
+
+def called(model: nn.Module, bound: inspect.BoundArguments, what: str) -> Any:
+    """What the model returns of arguments that :func:`bind` bound.
+
+    Args:
+        what: the arguments in words, for the error: ``"batch 3"``.
+
+    Raises:
+        ExportError: if ``forward`` fails, with its line.
+    """
+    try:
+        return model(*bound.args, **bound.kwargs)
+    except SvexportError:
+        raise
+    except Exception as own:
+        given = ", ".join(f"{name} {_describe(value)}" for name, value in bound.arguments.items())
+        raise _failed(own, f"{what} ({given})") from own
+
+
+def _failed(own: Exception, on: str) -> ExportError:
+    where = user_frame("".join(traceback.format_tb(own.__traceback__)))
+    return ExportError(
+        f"the model itself fails on {on}: {type(own).__name__}: {own}" + (f"\n  at {where}" if where else "")
+    )
 
 
 def unique(names: Iterable[str], taken: Sequence[str] = ()) -> list[str]:

@@ -333,6 +333,16 @@ def test_damaged_cache(text: str, tmp_path: Path) -> None:
     assert cache.read_text() == text
 
 
+def test_batches_that_do_not_fit() -> None:
+    """The number of the batch, what it was, and the line of forward."""
+    model, other = Net(), torch.randn(3, 4, 9, 7)
+    said = r"fails on batch 2 \(x float32\[3, 4, 9, 7\]\): RuntimeError: Given(.|\n)*test_quantize.py:\d+ in forward"
+    with pytest.raises(svexport.ExportError, match=said):
+        svexport.quantize(model, [*batches(1), other])
+    with pytest.raises(svexport.ExportError, match=said):
+        svexport.sensitivity(svexport.quantize(model, batches(1)), [*batches(1), other])
+
+
 def test_refused(tmp_path: Path) -> None:
     with pytest.raises(SvexportError, match="batches were none"):
         svexport.quantize(Net(), [])

@@ -574,3 +574,23 @@ def test_files_without_our_nodes_are_checked_without_torch(tmp_path):
     root = Path(svexport.__file__).parents[1]
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(root)}, check=False)
     assert run.returncode == 0
+
+
+def test_file_exported_without_the_target_is_told_so(tmp_path):
+    """svexport's own files alone, and only where something stands against them."""
+
+    class Sorted(nn.Module):
+        def forward(self, x):
+            return x.sort(-1).values  # in ascending order, which 8.4 reads as descending
+
+    svexport.export(Sorted(), torch.randn(2, 3), tmp_path / "m.onnx", opset=11)
+    report = svexport.check(tmp_path / "m.onnx", "8.4")
+    assert [finding.todo for finding in report.findings if finding.rule == "target"] == [
+        'if it was exported without: svexport.export(..., target="8.4") writes nodes as this version reads them'
+    ]
+    other = onnx.load(tmp_path / "m.onnx")
+    other.producer_name = "another"
+    for file, target in ((other, "8.4"), (tmp_path / "m.onnx", "11.4")):
+        report = svexport.check(file, target)
+        assert report.ok == (target == "11.4")
+        assert not [finding for finding in report.findings if finding.rule == "target"]

@@ -1,4 +1,4 @@
-"""What lies at places that a mask chooses. Places beyond the ends are the ends; a mask may hide them."""
+"""Places that a mask chooses, and what lies there. Places beyond the ends are the ends; a mask may hide them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,26 @@ def _masked_index_put_accumulate(x: Tensor, mask: Tensor, indices: Sequence[Tens
     return torch.ops.aten.index_put(x, _inside(x, indices), added, accumulate=True)
 
 
+def _nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
+    """``(size, rank)``: the places of the first numbers other than 0, and rows of ``fill_value`` if there are fewer."""
+    if not input.dim():
+        return input.new_zeros((size, 0), dtype=torch.int64)
+    found = input if input.dtype == torch.bool else input != 0
+    found = torch.nn.functional.pad(found.flatten().to(torch.int64), (0, size)) != 0  # so many at least
+    none = torch.iinfo(torch.int64).max
+    order = torch.arange(found.size(0), device=input.device)
+    chosen = torch.topk(torch.where(found, order, none), size, largest=False, sorted=True).values
+    places, rest = [], chosen
+    for axis in reversed(range(input.dim())):
+        extent = torch.full_like(rest, input.size(axis)).clamp(min=1)
+        places.append(rest % extent)
+        rest = torch.floor_divide(rest, extent)
+    missing = (chosen == none).unsqueeze(-1)
+    return torch.where(missing, fill_value, torch.stack(places[::-1], -1))
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "aten::_unsafe_masked_index": _masked_index,
     "aten::_unsafe_masked_index_put_accumulate": _masked_index_put_accumulate,
+    "aten::nonzero_static": _nonzero_static,
 }

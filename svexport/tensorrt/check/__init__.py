@@ -55,7 +55,22 @@ def check(model: onnx.ModelProto | str | os.PathLike[str], target: str | Target)
     what = "the model" if path is None else str(path)
     check_whole(loaded, what)
     with damaged(what):
-        return _checked(loaded, platform, path, started)
+        report = _checked(loaded, platform, path, started)
+    if not report.ok and loaded.producer_name == "svexport" and not isinstance(target, Target):
+        # svexport.export itself asks with the Target that it wrote the file for.
+        report.findings.append(_for_another(platform))
+    return report
+
+
+def _for_another(platform: Target) -> Finding:
+    """The way out of errors that a file of svexport has where it was exported without this target."""
+    version = str(platform).removeprefix("TensorRT ")
+    todo = (
+        f'if it was exported without: svexport.export(..., target="{version}") writes nodes as this version reads them'
+    )
+    return Finding(
+        "note", "target", "", "", "", f"a file exported with target {version}", "errors in a file of svexport", todo
+    )
 
 
 def _checked(loaded: onnx.ModelProto, platform: Target, path: Path | None, started: float) -> CheckReport:

@@ -37,8 +37,8 @@ VERDICTS = ("native", "plugin", "body", "unknown plugin", "undecided", "restrict
 """The later, the worse."""
 
 _CONSEQUENCES = {
-    "silent": ", which is not refused but computes something else",
-    "builder": ", which is parsed, but no engine can be built of it",
+    "silent": "; the parser takes it all the same, and computes something else",
+    "builder": "; it is parsed, but no engine can be built of it",
 }
 """Of restrictions that the parser does not enforce, by their kind."""
 

@@ -1,4 +1,4 @@
-"""Places that a mask hides, beyond both ends and negative; indices of 32 bits."""
+"""Places that a mask hides, beyond both ends and negative; indices of 32 bits; so many places of what is not 0."""
 
 from __future__ import annotations
 
@@ -66,3 +66,30 @@ def test_indices_of_32_bits(opset: int, first: bool, tmp_path) -> None:
         x = torch.randn(4, 3, 2) * 2
         for actual, expected in zip(engine(x), Call(indexed)(x), strict=True):
             torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize(("opset", "first"), TRACED)
+def test_nonzero_static(opset: int, first: bool, tmp_path) -> None:
+    """Fewer places than rows, and more; NaN and subnormal numbers are not 0, zeros of both signs are."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        return (
+            torch.nonzero_static(x, size=4),
+            torch.nonzero_static(x > 0.5, size=40, fill_value=7),
+            torch.nonzero_static(x[0].to(torch.int64), size=0),
+        )
+
+    exported(function, torch.randn(3, 5), tmp_path, opset, first, dynamic_shapes={"x": {0: "rows", 1: "columns"}})
+    special = torch.tensor([[0.0, -0.0, torch.nan, 1e-45], [-torch.inf, 0, 0, 3]])
+    for x in (torch.randn(2, 7).relu(), torch.zeros(4, 4), special, torch.randn(9, 3)):
+        agrees(tmp_path, function, x)
+
+
+@pytest.mark.parametrize(("opset", "first"), [(11, True), (17, False)])
+def test_nonzero_static_of_other_ranks(opset: int, first: bool, tmp_path) -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.nonzero_static(y, size=6) for y in (x, x[0, 0], x.sum()))
+
+    exported(function, torch.randn(2, 3, 5).relu(), tmp_path, opset, first)
+    for x in (torch.randn(2, 3, 5).relu(), torch.zeros(2, 3, 5)):
+        agrees(tmp_path, function, x)
