@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterable
 from pathlib import Path
 
 import svexport.ops  # noqa: F401 - fills OPS
@@ -56,7 +54,7 @@ def _definition(op: Op) -> list[str]:
     assert not computed, f"{op.name}: a plugin's attributes are fixed, {computed} may be computed by the model"
     tensors = [a for a in op.arguments if a.is_tensor]
     members = [f"  {_TYPES[a.kind]} {a.name}{{}};" for a in op.attributes]
-    visits = _wrapped((f'visit("{a.name}", {a.name});' for a in op.attributes), 4)
+    visits = [f'    visit("{a.name}", {a.name});' for a in op.attributes]
     return [
         f"// {', '.join(a.name + {'tensors': '...', 'tensor': '?' * a.optional}[a.kind] for a in tensors)}",
         f"struct {_struct(op)} {{",
@@ -76,14 +74,6 @@ def _definition(op: Op) -> list[str]:
     ]
 
 
-def _wrapped(texts: Iterable[str], indent: int) -> list[str]:
-    """As many on a line as fit, none across two."""
-    margin, space = " " * indent, "\0"
-    joined = " ".join(text.replace(" ", space) for text in texts)
-    lines = textwrap.wrap(joined, 120, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
-    return [line.replace(space, " ") for line in lines]
-
-
 def _weights(op: Op) -> list[str]:
     """The names of weights as attributes, those of a layer (``layers_<i>_`` goes before) and those after the layers."""
     if op.weight_names is None:
@@ -99,7 +89,7 @@ def _weights(op: Op) -> list[str]:
         for group, members in groups.items()
         for line in (
             f"  static constexpr const char* {group}[] = {{",
-            *_wrapped((f'"{name}",' for name in members), 6),
+            *(f'      "{name}",' for name in members),
             "  };",
         )
     ]

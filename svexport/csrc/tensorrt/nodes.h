@@ -59,8 +59,13 @@ struct CameraSampleNode {
 
   template <class Visitor>
   void each(Visitor&& visit) {
-    visit("image_size", image_size); visit("pc_range", pc_range); visit("depth_eps", depth_eps);
-    visit("in_image", in_image); visit("uv_clamp", uv_clamp); visit("activation", activation); visit("scales", scales);
+    visit("image_size", image_size);
+    visit("pc_range", pc_range);
+    visit("depth_eps", depth_eps);
+    visit("in_image", in_image);
+    visit("uv_clamp", uv_clamp);
+    visit("activation", activation);
+    visit("scales", scales);
   }
 };
 
@@ -78,7 +83,10 @@ struct DeformConv2dNode {
 
   template <class Visitor>
   void each(Visitor&& visit) {
-    visit("stride", stride); visit("padding", padding); visit("dilation", dilation); visit("groups", groups);
+    visit("stride", stride);
+    visit("padding", padding);
+    visit("dilation", dilation);
+    visit("groups", groups);
     visit("offset_groups", offset_groups);
   }
 };
@@ -96,8 +104,10 @@ struct GridSampleNode {
 
   template <class Visitor>
   void each(Visitor&& visit) {
-    visit("interpolation_mode", interpolation_mode); visit("padding_mode", padding_mode);
-    visit("align_corners", align_corners); visit("scale", scale);
+    visit("interpolation_mode", interpolation_mode);
+    visit("padding_mode", padding_mode);
+    visit("align_corners", align_corners);
+    visit("scale", scale);
   }
 };
 
@@ -150,27 +160,70 @@ struct TransformerDecoderNode {
   int32_t pool{};
   std::vector<float> scales{};
   static constexpr const char* kLayerWeights[] = {
-      "mha_in_proj_weight", "mha_in_proj_bias", "mha_out_proj_weight", "mha_out_proj_bias", "mha_norm_weight",
-      "mha_norm_bias", "svca_attention_weights_weight", "svca_attention_weights_bias", "svca_output_proj_weight",
-      "svca_output_proj_bias", "svca_position_encoder_0_weight", "svca_position_encoder_0_bias",
-      "svca_position_encoder_1_weight", "svca_position_encoder_1_bias", "svca_position_encoder_3_weight",
-      "svca_position_encoder_3_bias", "svca_position_encoder_4_weight", "svca_position_encoder_4_bias",
-      "svca_norm_weight", "svca_norm_bias", "ffn_0_weight", "ffn_0_bias", "ffn_2_weight", "ffn_2_bias",
-      "ffn_norm_weight", "ffn_norm_bias", "reg_0_weight", "reg_0_bias", "reg_2_weight", "reg_2_bias", "reg_4_weight",
-      "reg_4_bias", "svca_sampling_offsets_weight", "svca_sampling_offsets_bias",
+      "mha_in_proj_weight",
+      "mha_in_proj_bias",
+      "mha_out_proj_weight",
+      "mha_out_proj_bias",
+      "mha_norm_weight",
+      "mha_norm_bias",
+      "svca_attention_weights_weight",
+      "svca_attention_weights_bias",
+      "svca_output_proj_weight",
+      "svca_output_proj_bias",
+      "svca_position_encoder_0_weight",
+      "svca_position_encoder_0_bias",
+      "svca_position_encoder_1_weight",
+      "svca_position_encoder_1_bias",
+      "svca_position_encoder_3_weight",
+      "svca_position_encoder_3_bias",
+      "svca_position_encoder_4_weight",
+      "svca_position_encoder_4_bias",
+      "svca_norm_weight",
+      "svca_norm_bias",
+      "ffn_0_weight",
+      "ffn_0_bias",
+      "ffn_2_weight",
+      "ffn_2_bias",
+      "ffn_norm_weight",
+      "ffn_norm_bias",
+      "reg_0_weight",
+      "reg_0_bias",
+      "reg_2_weight",
+      "reg_2_bias",
+      "reg_4_weight",
+      "reg_4_bias",
+      "svca_sampling_offsets_weight",
+      "svca_sampling_offsets_bias",
   };
   static constexpr const char* kLastWeights[] = {
-      "cls_0_weight", "cls_0_bias", "cls_1_weight", "cls_1_bias", "cls_3_weight", "cls_3_bias", "cls_4_weight",
-      "cls_4_bias", "cls_6_weight", "cls_6_bias",
+      "cls_0_weight",
+      "cls_0_bias",
+      "cls_1_weight",
+      "cls_1_bias",
+      "cls_3_weight",
+      "cls_3_bias",
+      "cls_4_weight",
+      "cls_4_bias",
+      "cls_6_weight",
+      "cls_6_bias",
   };
 
   template <class Visitor>
   void each(Visitor&& visit) {
-    visit("num_layers", num_layers); visit("num_heads", num_heads); visit("num_points", num_points);
-    visit("num_groups", num_groups); visit("image_size", image_size); visit("pc_range", pc_range);
-    visit("depth_eps", depth_eps); visit("in_image", in_image); visit("uv_clamp", uv_clamp);
-    visit("activation", activation); visit("learned_offsets", learned_offsets);
-    visit("residual_query_pos", residual_query_pos); visit("pool", pool); visit("scales", scales);
+    visit("num_layers", num_layers);
+    visit("num_heads", num_heads);
+    visit("num_points", num_points);
+    visit("num_groups", num_groups);
+    visit("image_size", image_size);
+    visit("pc_range", pc_range);
+    visit("depth_eps", depth_eps);
+    visit("in_image", in_image);
+    visit("uv_clamp", uv_clamp);
+    visit("activation", activation);
+    visit("learned_offsets", learned_offsets);
+    visit("residual_query_pos", residual_query_pos);
+    visit("pool", pool);
+    visit("scales", scales);
   }
 };
 
