@@ -95,7 +95,7 @@ def verify(
     ``F.grid_sample`` in half precision is torch's as on CUDA, and ``topk(sorted=False)`` sorts (:class:`AsInFiles`),
     which is noted.
 
-    If Python takes values out of tensors, unless these are of constants, inputs of more kinds are tried as well,
+    If Python takes values out of tensors, inputs of more kinds are tried as well,
     and compared where forward goes a way with them that it has not gone before. Then nothing may follow from a value
     that a line took out of what depends on an input, whatever it is, but what has been compared (see
     :class:`Unproven`); ``guarded`` says whether the tracer has seen to those that ``torch.export`` knows of.
@@ -182,8 +182,7 @@ class Verification:
             yield (("random", inputs) for inputs in random(tensors, [t.shape for t in tensors]))
         yield from self._resized.runs()
         given = self._ways["given"]
-        takes = given.takes_values and not self._takes_constants
-        if takes or given.counts or (self.warned and given.finds):
+        if given.takes_values or given.counts or (self.warned and given.finds):
             yield from ([(name, [of_kind(name, t) for t in tensors])] for name in KINDS)
         if self._changes:
             self.state.restore()
@@ -217,14 +216,6 @@ class Verification:
             return False
         large, nothing = (self._far[name] for name in FAR)
         return all(e.shape == z.shape and _mostly_unlike(e, z) for e, z in zip(large, nothing, strict=True))
-
-    @property
-    def _takes_constants(self) -> bool:
-        """Whether Python takes nothing but values that no input changes, and took the same ones of far inputs."""
-        given = self._ways["given"]
-        return given.takes_constants and all(
-            name in self._agreed and self._ways[name].saw_the_same(given) for name in FAR
-        )
 
     @cached_property
     def _changes(self) -> bool:

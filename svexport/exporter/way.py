@@ -150,7 +150,6 @@ class Way(TorchFunctionMode):
         self._kept: list[Tensor] = []  # of which Python has the address
         self._found: dict[int, weakref.ref[Tensor]] = {}  # tensors as large as values say
         self._origins: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
-        self._all_known = True  # where every tensor is from that a function was given
         self._inputs: dict[int, tuple[weakref.ref[Tensor], frozenset[int]]] = {}  # that a tensor's values depend on
         for index, tensor in enumerate(inputs):
             self._depend(tensor, frozenset({index}))
@@ -390,17 +389,6 @@ class Way(TorchFunctionMode):
         """Whether a line of the user's code took values out of tensors, or caught an error that may come of them."""
         return bool(self._lines)
 
-    @property
-    def takes_constants(self) -> bool:
-        """Whether all values that Python took are of tensors that no input changes, as far as functions of torch say:
-        none was given a tensor of unknown origin (of scripted code, say), and none raised an error that was caught."""
-        values = not self.exits and not self.counts and not self.finds
-        return values and self._all_known and all(name in _VALUES for name, seen in self._steps if seen)
-
-    def saw_the_same(self, other: Way) -> bool:
-        """Whether the same functions were called, and Python got the same values of tensors."""
-        return self._steps == other._steps
-
     def parting(self, other: Way) -> str:
         """The user's line of the last value that was another there before the ways part; empty if they part by else."""
         line = ""
@@ -422,10 +410,7 @@ class Way(TorchFunctionMode):
         """Tensors by where they are from, or by what is in them where that is unknown; anything else by its value."""
         if isinstance(value, Tensor):
             origin = self._origin(value)
-            if origin is None:
-                self._all_known = False
-                return _content(value)
-            return origin
+            return _content(value) if origin is None else origin
         if isinstance(value, (list, tuple)):
             return type(value).__name__, *map(self._given, value)
         if isinstance(value, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 import pickle
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 import svexport
 from svexport.exporter import inputs as tried
 from svexport.exporter.rounding import Perturbed, Rounding, Tolerances
-from svexport.exporter.way import Way
 from svexport.parity import parity
 from svexport.tracing.quantizers import allow_steps
 
@@ -450,42 +448,6 @@ class Harmless(nn.Module):
 def test_values_from_which_nothing_follows(where, opset, tmp_path, capsys) -> None:
     assert svexport.export(Harmless(where), X, tmp_path / "m.onnx", opset=opset).verified
     assert ("mean -" not in capsys.readouterr().out) or where == "print"
-
-
-@torch.jit.script
-def _scripted(x: Tensor) -> Tensor:
-    return x.sum()
-
-
-SIZES_OF_LEVELS = torch.tensor([2, 6])
-CONSTANT_OR_NOT: dict[str, tuple[bool, Callable[[Tensor, Tensor], Any]]] = {
-    "buffer": (True, lambda x, held: x.reshape(int(held[0]), int(held[1]))),
-    "made": (True, lambda x, held: x.reshape([int(n) for n in torch.tensor([2, 6]) * 1])),
-    "size": (True, lambda x, held: x.reshape(int(torch.tensor(x.shape[0])), -1)),
-    "input": (False, lambda x, held: x * int(x.sum())),
-    "written": (False, lambda x, held: x * int(held.clone().copy_(x[:2, 0].long())[0])),
-    "found": (False, lambda x, held: x * int(held[0]) + x[x > 0].sum()),
-    "scripted": (False, lambda x, held: x * int(_scripted(x))),
-    "of unknown origin": (False, lambda x, held: x * int(SIZES_OF_LEVELS[0])),
-}
-
-
-@pytest.mark.parametrize("case", CONSTANT_OR_NOT)
-def test_values_of_constants(case) -> None:
-    """A forward that takes no others needs no inputs to look for another way."""
-    constant, function = CONSTANT_OR_NOT[case]
-    x, held = seeded(2, 6), torch.tensor([2, 6])
-    with Way([x], [held]) as way:
-        function(x, held)
-    assert way.takes_values
-    assert way.takes_constants is constant
-
-
-def test_errors_that_are_caught_are_no_constants() -> None:
-    x, held = seeded(2, 6), torch.tensor([2, 6])
-    with Way([x], [held]) as way, contextlib.suppress(RuntimeError):
-        x.reshape(int(held[0]), 5)
-    assert not way.takes_constants
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
