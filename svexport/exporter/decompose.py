@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from svexport.exporter import aten
+from svexport.exporter.aten.place import fill_diagonal
 from svexport.exporter.exact import EXACT
 from svexport.tracing.swapped import untraced
 
@@ -348,6 +349,7 @@ IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.unravel_index: _unravel_index,
     Tensor.__floordiv__: _floor_divide,
     Tensor.__rsub__: _rsub,
+    Tensor.fill_diagonal_: lambda x, *args, **kwargs: x.copy_(fill_diagonal(x, *args, **kwargs)),
     Tensor.floor_divide: _floor_divide,
     Tensor.index_reduce: _index_reduce,
 }
@@ -369,6 +371,7 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::exp2": lambda x: (x * math.log(2)).exp(),
     **{f"aten::float_power.Tensor_{form}": lambda x, y: x.double() ** y for form in ("Scalar", "Tensor")},
     "aten::expm1": lambda x: x.exp() - 1,
+    "aten::fill_diagonal": fill_diagonal,
     "aten::index_reduce": _index_reduce,
     "aten::log10": _log10,
     "aten::max_unpool2d": _max_unpool,
@@ -385,7 +388,8 @@ WRONG = (
     frozenset(name.partition(".")[0] for name in EXACT)
     | aten.OTHERWISE
     | {
-        *("aten::addcmul", "aten::cdist", "aten::cosine_similarity", "aten::float_power", "aten::log10"),
+        *("aten::addcmul", "aten::cdist", "aten::cosine_similarity", "aten::fill_diagonal", "aten::float_power"),
+        "aten::log10",
     }
 )
 """Functions of which the exporter makes something else than torch does: traced as what they are made of, always."""

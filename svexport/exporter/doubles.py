@@ -73,7 +73,7 @@ def _logarithm(base: float) -> Callable[..., Tensor]:
 
 
 _OF_A_TENSOR: dict[str, Callable[..., Tensor]] = {
-    **{name: _by_torch(name) for name in ("addcdiv", "addcmul", "addmm", "baddbmm", "celu", "deg2rad", "elu")},
+    **{name: _by_torch(name) for name in ("addcdiv", "addcmul", "addmm", "celu", "deg2rad", "elu")},
     **{name: _by_torch(name) for name in ("hardsigmoid", "hardswish", "leaky_relu", "rad2deg", "selu", "softplus")},
     "log10": _logarithm(10),
     "log2": _logarithm(2),

@@ -8,17 +8,20 @@ import re
 import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stderr
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from svexport.errors import ExportError
+from svexport.errors import ExportError, SvexportError
 from svexport.exporter.constants import LINE
 from svexport.exporter.decompose import advice_on
 from svexport.tracing.arguments import MODEL_ATTRIBUTE, FlatModel, own_failure
 from svexport.tracing.source import is_library, is_standard, shown_line, user_frame
 
-__all__ = ["chain", "failure", "line_of", "reason_of"]
+__all__ = ["chain", "failure", "line_of", "located", "reason_of"]
+
+Error = TypeVar("Error", bound=SvexportError)
 
 _SOLVER = f"{os.sep}sympy{os.sep}"
 
@@ -29,7 +32,7 @@ def failure(
     """The root cause of the exporter's chain of errors, with the user's source line where one is known."""
     for one in reversed(chain(error)):
         if isinstance(one, ExportError):
-            return one
+            return located(one, line_of(error))
     if own := own_failure(model, tensors):
         return own
     where = line_of(error) or _source_of(_text(error), model, tensors)
@@ -74,6 +77,12 @@ def reason_of(error: BaseException, input_names: Sequence[str]) -> tuple[str, st
             "make that size static, or compute it by functions that take tensors, such as torch.einsum",
         )
     return reason, advice_on(reason) or "replace the function by supported ones, or try opset=17 (another exporter)"
+
+
+def located(error: Error, where: str) -> Error:
+    """An error with the user's line, where it has none."""
+    known = not where or "\n  at " in str(error)
+    return error if known else type(error)(f"{error}\n  at {where}").with_traceback(error.__traceback__)
 
 
 def line_of(error: BaseException) -> str:

@@ -24,6 +24,7 @@ from svexport.exporter.complex import ComplexParts, has_complex
 from svexport.exporter.corrections import CORRECTIONS
 from svexport.exporter.decompose import WRONG, DecompositionError, advice_on, decomposable, decomposed
 from svexport.exporter.exact import exact_embeddings
+from svexport.exporter.failures import line_of, located
 from svexport.exporter.opsets import FIRST_TORCHSCRIPT_OPSET, LAST_TORCHSCRIPT_OPSET, LATER, OPSETS
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.logging import logger
@@ -101,7 +102,7 @@ def _traced(
         except DecompositionError as error:
             if others:  # and the error that led to it stands, unless what we have in its place says why not
                 if isinstance(error.__cause__, SvexportError):
-                    raise error.__cause__ from None
+                    raise located(error.__cause__, line_of(error)) from None
                 others.pop()
                 break
             if own := own_failure(model, tensors):
@@ -111,8 +112,8 @@ def _traced(
                 parts = ComplexParts(own=False)
                 continue
             break
-        except SvexportError:
-            raise
+        except SvexportError as error:
+            raise located(error, line_of(error)) from error.__cause__
         except Exception as error:
             known = isinstance(error, torch.onnx.errors.OnnxExporterError)
             if not known and (own := own_failure(model, tensors)):
@@ -312,7 +313,10 @@ def _correction(name: str, convert: Callable[..., Any], ours: Callable[..., Any]
         raise torch.onnx.errors.UnsupportedOperatorError(name, g.opset, first)
 
     def function(g: Any, *values: torch._C.Value) -> Any:
-        return convert(g, ours or exporters_own(g.opset) or missing, *values)
+        try:
+            return convert(g, ours or exporters_own(g.opset) or missing, *values)
+        except ExportError as error:
+            raise located(error, user_frame(g.original_node.sourceRange())) from error.__cause__
 
     return function
 

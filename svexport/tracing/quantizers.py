@@ -82,7 +82,7 @@ def _along(values: Tensor, axis: int, dim: int) -> Tensor:
 
 @contextmanager
 def shapes_known() -> Iterator[None]:
-    """Has fake quantizers of scales in tensors traced at dynamic sizes, for which torch has no kernels of shapes."""
+    """Has fake quantizers traced at dynamic sizes, for which torch has no kernels of shapes."""
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
@@ -97,6 +97,7 @@ def shapes_known() -> Iterator[None]:
 _WITHOUT_SHAPES = (
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
     "fake_quantize_per_channel_affine_cachemask",
+    "fake_quantize_per_tensor_affine_cachemask",
 )
 
 

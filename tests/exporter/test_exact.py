@@ -227,21 +227,22 @@ def test_cosine_of_booleans(opset: int, tmp_path) -> None:
     hold(functions, (*tame, target), [(torch.zeros_like(tame[0]), tame[1], target)], opset, tmp_path)
 
 
-class Mean(nn.Module):
-    """Of what a mask chooses; and the shapes of other reductions of it."""
+class Chosen(nn.Module):
+    """The mean of what a mask chooses, whether any or all of it is large, and the shapes of other reductions."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         rows = x[x[:, 0] > 0]
-        return x[x > 0].mean(), rows.mean(0), rows.sum(-1), rows.mean(-1, keepdim=True), rows.amax(-1)
+        large = (x[x > 0] > 1).any(), (rows > 1).any(0), (rows > 1).all(0), (rows > 1).any((0, 1), keepdim=True)
+        return x[x > 0].mean(), rows.mean(0), rows.sum(-1), rows.mean(-1, keepdim=True), rows.amax(-1), *large
 
 
 @pytest.mark.parametrize("opset", OPSETS)
-def test_mean_of_nothing(opset: int, tmp_path) -> None:
+def test_reductions_of_nothing(opset: int, tmp_path) -> None:
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
-    report = svexport.export(Mean(), (x,), tmp_path / "m.onnx", opset=opset)
+    report = svexport.export(Chosen(), (x,), tmp_path / "m.onnx", opset=opset)
     engine = svexport.load(report.path)
     for given in (x, -x.abs(), x.abs()):
-        torch.testing.assert_close(engine(given), Mean()(given), equal_nan=True)
+        torch.testing.assert_close(tuple(engine(given)), Chosen()(given), equal_nan=True)
 
 
 @pytest.mark.parametrize("opset", OPSETS)
@@ -365,8 +366,10 @@ def test_losses_left_in_forward(opset: int, tmp_path) -> None:
     """With dynamic sizes, where torch decomposes twice."""
 
     class Head(nn.Module):
-        def forward(self, x: Tensor, target: Tensor) -> Tensor:
-            return F.cross_entropy(x, target, ignore_index=0, label_smoothing=0.1)
+        def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+            options = {"ignore_index": 0, "label_smoothing": 0.1}
+            each = F.cross_entropy(x, target, reduction="none"), F.nll_loss(x, target, reduction="none")
+            return F.cross_entropy(x, target, **options), F.cross_entropy(x, target, reduction="none", **options), *each
 
     model, axes = Head(), {"x": {0: "n"}, "target": {0: "n"}}
     svexport.export(
@@ -374,7 +377,7 @@ def test_losses_left_in_forward(opset: int, tmp_path) -> None:
     )
     for n in (2, 9):
         x, target = 9 * torch.randn(n, 4), torch.arange(n) % 4
-        torch.testing.assert_close(svexport.load(tmp_path / "m.onnx")(x, target), model(x, target))
+        torch.testing.assert_close(tuple(svexport.load(tmp_path / "m.onnx")(x, target)), model(x, target))
 
 
 @pytest.mark.parametrize("opset", [11, 18])

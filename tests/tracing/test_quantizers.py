@@ -153,6 +153,21 @@ def test_ranges(low: int, high: int, zero: int, opset: int, tmp_path: Path) -> N
     assert not elements or high > 127
 
 
+@pytest.mark.parametrize("opset", [11, 18])
+def test_dynamic_sizes(opset: int, tmp_path: Path) -> None:
+    class Steps(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.fake_quantize_per_tensor_affine(x, 0.1, 3, -128, 127)
+
+    with torch_export_first(True):
+        report = svexport.export(
+            Steps(), torch.randn(2, 5), tmp_path / "m.onnx", opset=opset, dynamic_shapes={"x": {0: "b", 1: "n"}}
+        )
+    assert not [note for note in report.notes if note.startswith("traced by TorchScript")]
+    x = torch.randint(-150, 150, (3, 7)) * 0.1 + 0.02
+    torch.testing.assert_close(svexport.load(tmp_path / "m.onnx")(x), Steps()(x))
+
+
 class Observed(nn.Module):
     def __init__(self) -> None:
         super().__init__()

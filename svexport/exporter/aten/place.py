@@ -10,7 +10,7 @@ from torch import Tensor
 
 from svexport.errors import ExportError
 
-__all__ = ["FUNCTIONS"]
+__all__ = ["FUNCTIONS", "fill_diagonal"]
 
 
 def _inside(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -54,6 +54,20 @@ def _nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor
         rest = torch.floor_divide(rest, extent)
     missing = (chosen == none).unsqueeze(-1)
     return torch.where(missing, fill_value, torch.stack(places[::-1], -1))
+
+
+def fill_diagonal(x: Tensor, value: float, wrap: bool = False) -> Tensor:
+    """A number where all indices are equal; of a tall matrix and ``wrap``, below again, a row left out each time."""
+    places = [
+        torch.arange(size, device=x.device).reshape([-1 if i == axis else 1 for i in range(x.dim())])
+        for axis, size in enumerate(x.shape)
+    ]
+    if wrap and x.dim() == 2:
+        places[0] = places[0] % (x.shape[1] + 1)
+    same = torch.stack(torch.broadcast_tensors(*places)) == places[-1]
+    if x.dtype == torch.bool:  # of which ONNX Runtime has no Where
+        return x | same.all(0) if value else x & ~same.all(0)
+    return torch.where(same.all(0), torch.full_like(x, value), x)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

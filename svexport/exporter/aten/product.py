@@ -1,4 +1,4 @@
-"""Products of all that comes before."""
+"""Products of all that comes before, and of matrices that are added to what may count for nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["FUNCTIONS"]
+__all__ = ["FUNCTIONS", "OTHERWISE"]
 
 
 def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -36,4 +36,24 @@ def _from_pairs(x: Tensor, dim: int) -> Tensor:
     return torch.where(ahead, 1, x.unsqueeze(-2)).to(x.dtype).prod(-1).transpose(dim, -1)
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {"aten::cumprod": _cumprod}
+def _added(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """A product that something is added to, NaN and infinities of it too, unless ``beta`` is 0: then it is not read."""
+
+    def function(input: Tensor, first: Tensor, second: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+        found = product(first, second)
+        found = found if alpha == 1 else found * alpha
+        if beta == 0:
+            return found
+        return (input if beta == 1 else input * beta) + found
+
+    return function
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "aten::addbmm": _added(lambda x, y: torch.bmm(x, y).sum(0)),
+    "aten::addmv": _added(torch.mv),
+    "aten::baddbmm": _added(torch.bmm),
+    "aten::cumprod": _cumprod,
+}
+
+OTHERWISE = ("aten::addbmm", "aten::addmv", "aten::baddbmm")

@@ -93,3 +93,16 @@ def test_nonzero_static_of_other_ranks(opset: int, first: bool, tmp_path) -> Non
     exported(function, torch.randn(2, 3, 5).relu(), tmp_path, opset, first)
     for x in (torch.randn(2, 3, 5).relu(), torch.zeros(2, 3, 5)):
         agrees(tmp_path, function, x)
+
+
+@pytest.mark.parametrize(("opset", "first"), TRACED)
+def test_diagonals_of_a_view(opset: int, first: bool, tmp_path) -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        y, tall, wide, mask = x.clone(), x[0].T.clone(), x[0].clone(), x[0] > 0
+        y.select(0, 1).fill_diagonal_(5.0)
+        y[0].T.fill_diagonal_(7, wrap=True)
+        return y, tall.fill_diagonal_(-2, wrap=True), wide.fill_diagonal_(3.5), mask.fill_diagonal_(True)
+
+    exported(function, torch.randn(2, 2, 7), tmp_path, opset, first)
+    for x in (torch.randn(2, 2, 7), torch.full((2, 2, 7), torch.nan)):
+        agrees(tmp_path, function, x)

@@ -1,4 +1,4 @@
-"""cumprod: signs, zeros, integers that overflow, one value, none, dynamic sizes."""
+"""Matrices added to NaN that counts for nothing; cumprod: signs, zeros, integers that overflow, dynamic sizes."""
 
 from __future__ import annotations
 
@@ -43,3 +43,24 @@ def test_dynamic_sizes(opset: int, tmp_path) -> None:
     for n in (1, 2, 3, 8, 13):
         x = torch.randn(2, n)
         torch.testing.assert_close(engine(x), function(x))
+
+
+@pytest.mark.parametrize(("opset", "first"), TRACED)
+def test_added_to_nothing(opset: int, first: bool, tmp_path) -> None:
+    """What is multiplied with a ``beta`` of 0 is not read."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        y, nan = x.mT, torch.full((2, 3, 3), torch.nan)
+        return (
+            torch.baddbmm(nan, x, y, beta=0, alpha=2),
+            torch.baddbmm(y[:, :3], x, y, beta=-1, alpha=0.5),
+            torch.addbmm(nan[0], x, y, beta=0),
+            torch.addbmm(y[0, 0, :3], x, y),
+            torch.addmv(nan[0, 0], x[0], y[0, :, 0], beta=0),
+            torch.addmm(nan[0], x[0], y[0], beta=0),
+        )
+
+    exported(function, torch.randn(2, 3, 4), tmp_path, opset, first)
+    x = torch.randn(2, 3, 4)
+    for actual, expected in zip(results(svexport.load(tmp_path / "m.onnx")(x)), function(x), strict=True):
+        torch.testing.assert_close(actual, expected)

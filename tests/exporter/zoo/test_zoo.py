@@ -16,15 +16,18 @@ from tests.exporter.zoo import (
     bev,
     blocks,
     detection,
+    fields,
     geometry,
     keyed,
     lidar,
     matching,
     motion,
     segmentation,
+    sequences,
 )
 
-FAMILIES = bev, blocks, detection, geometry, keyed, lidar, matching, motion, segmentation  # they add their models
+# They add their models.
+FAMILIES = bev, blocks, detection, fields, geometry, keyed, lidar, matching, motion, segmentation, sequences
 
 
 def varied(entry: Entry, batch: int) -> Iterator[tuple[Tensor, ...]]:
