@@ -1,4 +1,4 @@
-"""What lies at places that a mask chooses. Places beyond the ends are the ends; a mask may hide them."""
+"""What lies at places, and what is put there. Of places that a mask chooses, those beyond the ends are the ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,43 @@ def _masked_index_put_accumulate(x: Tensor, mask: Tensor, indices: Sequence[Tens
     return torch.ops.aten.index_put(x, _inside(x, indices), added, accumulate=True)
 
 
+MOST_OF_A_SIZE = 60
+"""Characters of how a size is computed: a sum of the sizes of parts grows with each assignment, and torch with it."""
+
+_END = 2**63 - 1
+
+
+def _slice_assigned(x: Tensor, values: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
+    """``x[:, 1:3] = values``, put together of parts: the exporters scatter, with an index for each element."""
+    size = x.shape[dim]
+    start, end = 0 if start is None else start, _END if end is None else end
+    if step != 1 or not isinstance(start, int) or not isinstance(end, int):
+        return NotImplemented
+    if type(size) is int:
+        start, end, _ = slice(start, end).indices(size)
+    elif isinstance(size, torch.SymInt) and len(str(size)) > MOST_OF_A_SIZE:
+        return NotImplemented
+    elif isinstance(size, torch.SymInt) and (start < 0) != (end < 0) and (start != 0 and end != _END):
+        return NotImplemented  # which of them is first depends on the size
+    if start >= end and (start < 0) == (end < 0):
+        return x.clone()
+    parts = [torch.ops.aten.slice(x, dim, 0, start)] if start else []
+    parts.append(values)
+    if end != _END and not (type(size) is int and end == size):
+        parts.append(torch.ops.aten.slice(x, dim, end, _END))
+    return torch.cat(parts, dim) if len(parts) > 1 else parts[0].clone()
+
+
+def _index_assigned(x: Tensor, values: Tensor, dim: int, index: Any) -> Any:
+    """As of a slice, of one place."""
+    if not isinstance(index, int):
+        return NotImplemented
+    return _slice_assigned(x, values.unsqueeze(dim), dim, index, index + 1 or None)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "aten::_unsafe_masked_index": _masked_index,
     "aten::_unsafe_masked_index_put_accumulate": _masked_index_put_accumulate,
+    "aten::select_scatter": _index_assigned,
+    "aten::slice_scatter": _slice_assigned,
 }
