@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from svexport.exporter import aten
 from svexport.exporter.aten import pool
 from svexport.exporter.aten.interpolate import nearest_exact
+from svexport.exporter.aten.place import END, depends_on_size
 from svexport.exporter.aten.span import linspace
 from svexport.exporter.exact import EXACT, floor_divide
 from svexport.tracing.swapped import untraced
@@ -131,10 +132,10 @@ def _put(x: Tensor, dim: int, keys: Sequence[Any], values: Tensor) -> Any:
     if isinstance(key, int):
         inner = _put(x.select(dim, key), dim, rest, values)
         return inner if inner is NotImplemented else x.select_scatter(inner, dim, key)
-    bounds = key.start, key.stop
-    if key.step not in (None, 1) or not all(bound is None or isinstance(bound, int) for bound in bounds):
+    bounds = [end if bound is None else bound for bound, end in ((key.start, 0), (key.stop, END))]
+    if key.step not in (None, 1) or not all(isinstance(bound, int) for bound in bounds) or depends_on_size(*bounds):
         return NotImplemented
-    if bounds in ((None, None), (0, None)):
+    if bounds == [0, END]:
         return _put(x, dim + 1, rest, values)
     inner = _put(torch.ops.aten.slice(x, dim, *bounds), dim + 1, rest, values)
     return inner if inner is NotImplemented else x.slice_scatter(inner, dim, *bounds)

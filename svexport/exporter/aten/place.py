@@ -10,7 +10,7 @@ from torch import Tensor
 
 from svexport.errors import ExportError
 
-__all__ = ["FUNCTIONS"]
+__all__ = ["END", "FUNCTIONS", "depends_on_size"]
 
 
 def _inside(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -41,27 +41,30 @@ def _masked_index_put_accumulate(x: Tensor, mask: Tensor, indices: Sequence[Tens
 MOST_OF_A_SIZE = 60
 """Characters of how a size is computed: a sum of the sizes of parts grows with each assignment, and torch with it."""
 
-_END = 2**63 - 1
+END = 2**63 - 1
+
+
+def depends_on_size(start: int, end: int) -> bool:
+    """Whether it is the size that says which of two places is the first, one counted from the end."""
+    return (start < 0) != (end < 0) and start != 0 and end != END
 
 
 def _slice_assigned(x: Tensor, values: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
     """``x[:, 1:3] = values``, put together of parts: the exporters scatter, with an index for each element."""
     size = x.shape[dim]
-    start, end = 0 if start is None else start, _END if end is None else end
+    start, end = 0 if start is None else start, END if end is None else end
     if step != 1 or not isinstance(start, int) or not isinstance(end, int):
         return NotImplemented
     if type(size) is int:
         start, end, _ = slice(start, end).indices(size)
-    elif isinstance(size, torch.SymInt) and len(str(size)) > MOST_OF_A_SIZE:
+    elif depends_on_size(start, end) or (isinstance(size, torch.SymInt) and len(str(size)) > MOST_OF_A_SIZE):
         return NotImplemented
-    elif isinstance(size, torch.SymInt) and (start < 0) != (end < 0) and (start != 0 and end != _END):
-        return NotImplemented  # which of them is first depends on the size
     if start >= end and (start < 0) == (end < 0):
         return x.clone()
     parts = [torch.ops.aten.slice(x, dim, 0, start)] if start else []
     parts.append(values)
-    if end != _END and not (type(size) is int and end == size):
-        parts.append(torch.ops.aten.slice(x, dim, end, _END))
+    if end != END and not (type(size) is int and end == size):
+        parts.append(torch.ops.aten.slice(x, dim, end, END))
     return torch.cat(parts, dim) if len(parts) > 1 else parts[0].clone()
 
 
