@@ -58,7 +58,7 @@ class Writer(ABC):
     def reduced(self, op_type: str, x: Any, axes: Sequence[int] | None, keepdims: bool) -> Any:
         """A reduction, whose axes are an input from some opset on; over all of them for None."""
         if axes is None or (self.opset < 18 and op_type != "ReduceSum"):
-            given = {} if axes is None else {"axes": list(axes)}
+            given: dict[str, Any] = {} if axes is None else {"axes": list(axes)}
             return self(op_type, x, keepdims=int(keepdims), **given)
         return self(op_type, x, self.constant(torch.tensor(list(axes))), keepdims=int(keepdims))
 

@@ -407,7 +407,6 @@ WRONG = (
     | aten.OTHERWISE
     | {
         *("aten::addcmul", "aten::cdist", "aten::cosine_similarity", "aten::float_power", "aten::log10"),
-        *("aten::select_scatter", "aten::slice_scatter"),
     }
 )
 """Functions of which the exporter makes something else than torch does: traced as what we have for them, always."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from svexport.errors import ExportError
 
-__all__ = ["END", "FUNCTIONS", "depends_on_size"]
+__all__ = ["END", "FUNCTIONS", "OTHERWISE", "depends_on_size"]
 
 
 def _inside(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -81,3 +81,5 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "aten::select_scatter": _index_assigned,
     "aten::slice_scatter": _slice_assigned,
 }
+
+OTHERWISE = ("aten::select_scatter", "aten::slice_scatter")

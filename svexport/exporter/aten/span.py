@@ -66,14 +66,14 @@ def _as_given(
     """The type and the device of the result.
 
     Raises:
-        ExportError: of integers, which torch cuts off after fused multiplications, and so not as ONNX does.
+        ExportError: of integers, which torch cuts off after fused multiplications, and so not as ONNX does; dynamic
+            sizes are tensors as well.
     """
     dtype = dtype or torch.get_default_dtype()
     several = not isinstance(steps, int) or isinstance(steps, Tensor) or steps > 1 or (steps and name == "logspace")
     if not dtype.is_floating_point and several:
         raise ExportError(
-            f"torch.{name} of {dtype} between tensors or dynamic sizes has no exact form in ONNX; make floating-point "
-            "numbers, and round"
+            f"torch.{name} of {dtype} between tensors has no exact form in ONNX; make floating-point numbers, and round"
         )
     tensors = (value.device for value in (start, end) if isinstance(value, Tensor) and device is None)
     return dtype, next(tensors, device)
