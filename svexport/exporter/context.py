@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError
-from svexport.exporter.aten import FUNCTIONS
+from svexport.exporter.aten import FUNCTIONS, overload_of
 from svexport.exporter.aten.interpolate import interpolate
 from svexport.exporter.aten.pad import pad
+from svexport.exporter.aten.span import linspace
 from svexport.exporter.by_size import BY_SIZE
 from svexport.exporter.complex import ComplexParts
 from svexport.exporter.constants import (
@@ -30,9 +31,9 @@ from svexport.exporter.constants import (
     sizes_stay_dynamic,
     without_assertions,
 )
-from svexport.exporter.decompose import IN_PLACE_OF
+from svexport.exporter.decompose import IN_PLACE_OF, InPlaceOf
 from svexport.exporter.doubles import DOUBLES
-from svexport.exporter.exact import EXACT, OF_SOME, batch_statistics, exact_embeddings, normalized
+from svexport.exporter.exact import EXACT, batch_statistics, exact_embeddings, normalized
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.program import decompose_nodes, promote
 from svexport.exporter.spared import spared
@@ -71,7 +72,8 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
 
 def other_functions(dynamic: bool) -> tuple[TorchFunctionMode, ...]:
     """Modes that have other functions traced in place of some."""
-    return FullRanges(), _InPlaceOf(dynamic)
+    always = IN_PLACE_OF | _AS_NUMBERS | _OF_INDICES | _OF_NOTHING | _OF_A_NUMBER | _OF_SIZES | _ARITHMETIC
+    return FullRanges(), InPlaceOf(always | (_OF_DYNAMIC_SIZES if dynamic else {}))
 
 
 @contextmanager
@@ -250,7 +252,7 @@ def _exact() -> Iterator[None]:
 
     def table(*args: Any, **kwargs: Any) -> dict[Any, Callable[..., Any]]:
         return own(*args, **kwargs) | {
-            _overload(name): function for name, function in (EXACT | OF_SOME | FUNCTIONS | _ALSO).items()
+            overload_of(name): function for name, function in (EXACT | FUNCTIONS | _ALSO).items()
         }
 
     with swapped(_decomp, create_onnx_friendly_decomposition_table=table):
@@ -307,63 +309,6 @@ def _cross_entropy(
     return whole._op_dk(composed, x, target, weight, reduction, ignore_index, label_smoothing)
 
 
-def _averaged(axes: int) -> Callable[..., Any]:
-    """The exporter's own forgets the divisor."""
-    pool = getattr(torch.ops.aten, f"avg_pool{axes}d")
-
-    def function(
-        x: Tensor,
-        kernel_size: Sequence[int],
-        stride: Sequence[int] = (),
-        padding: Sequence[int] = (0,),
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> Any:
-        if divisor_override is None:
-            return NotImplemented
-        if ceil_mode:
-            raise ExportError(
-                f"avg_pool{axes}d with ceil_mode and divisor_override; pad the input, and leave ceil_mode"
-            )
-        sizes = list(kernel_size) * (axes if len(kernel_size) == 1 else 1)
-        return pool(x, kernel_size, stride, padding, False, True) * (math.prod(sizes) / divisor_override)
-
-    return function
-
-
-MOST_OF_A_SIZE = 60
-"""Characters of how a size is computed: a sum of the sizes of parts grows with each assignment, and torch with it."""
-
-
-def _slice_assigned(x: Tensor, values: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
-    """``x[:, 1:3] = values``, put together of parts: the exporter scatters, with an index for each element."""
-    size = x.shape[dim]
-    start, end = 0 if start is None else start, 2**63 - 1 if end is None else end
-    if step != 1 or not isinstance(start, int) or not isinstance(end, int):
-        return NotImplemented
-    if isinstance(size, int):
-        start, end, _ = slice(start, end).indices(size)
-    elif len(str(size)) > MOST_OF_A_SIZE:
-        return NotImplemented
-    elif (start < 0) != (end < 0) and (start != 0 and end != 2**63 - 1):
-        return NotImplemented  # which of them is first depends on the size
-    if start >= end and (start < 0) == (end < 0):
-        return x.clone()
-    parts = [torch.ops.aten.slice(x, dim, 0, start)] if start else []
-    parts.append(values)
-    if end != 2**63 - 1 and end != size:
-        parts.append(torch.ops.aten.slice(x, dim, end, 2**63 - 1))
-    return torch.cat(parts, dim) if len(parts) > 1 else parts[0].clone()
-
-
-def _index_assigned(x: Tensor, values: Tensor, dim: int, index: Any) -> Any:
-    """As of a slice, of one place."""
-    if not isinstance(index, int):
-        return NotImplemented
-    return _slice_assigned(x, values.unsqueeze(dim), dim, index, index + 1 or None)
-
-
 def _unfold_side_by_side(x: Tensor, dimension: int, size: int, step: int) -> Any:
     """Windows that do not overlap are a dimension divided in two."""
     dimension %= x.dim() or 1
@@ -394,7 +339,7 @@ def _by_long_indices(name: str) -> Callable[..., Any]:
         if all(index is None or index.dtype != torch.int32 for index in indices):
             return NotImplemented
         longer = [index.long() if index is not None and index.dtype == torch.int32 else index for index in indices]
-        return _overload(name)(x, longer, *rest, **kwargs)
+        return overload_of(name)(x, longer, *rest, **kwargs)
 
     return function
 
@@ -413,49 +358,16 @@ _ALSO: dict[str, Callable[..., Any]] = {
         f"aten::{name}": _by_long_indices(f"aten::{name}")
         for name in ("_unsafe_index.Tensor", "_unsafe_index_put", "index.Tensor", "index_put")
     },
-    "aten::avg_pool2d": _averaged(2),
-    "aten::avg_pool3d": _averaged(3),
     "aten::copy": _copied,
     "aten::cross_entropy_loss": _cross_entropy,
     "aten::im2col": _patches_side_by_side,
-    "aten::select_scatter": _index_assigned,
-    "aten::slice_scatter": _slice_assigned,
     "aten::unfold": _unfold_side_by_side,
 }
 """As :data:`EXACT`, of what the other exporter has right or another form of."""
 
 
-def _overload(name: str) -> Any:
-    function, _, form = name.removeprefix("aten::").partition(".")
-    return getattr(getattr(torch.ops.aten, function), form or "default")
-
-
-class _InPlaceOf(TorchFunctionMode):
-    """Has functions traced in place of those that the exporter does not know, or not of booleans, or for constant sizes
-    only."""
-
-    def __init__(self, dynamic: bool) -> None:
-        super().__init__()
-        always = IN_PLACE_OF | _OF_MASKS | _AS_NUMBERS | _OF_INDICES | _OF_NOTHING | _OF_A_NUMBER
-        always |= _OF_SIZES | _ARITHMETIC
-        self._functions = always | (_OF_DYNAMIC_SIZES if dynamic else {})
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return self._functions.get(func, func)(*args, **(kwargs or {}))
-
-
 def _affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
     return OPS["affine_grid"](theta, size, bool(align_corners))
-
-
-def _of_masks(function: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Of booleans, the largest and where it is: ONNX has neither for them before opset 20, and TensorRT at none."""
-    if input.dtype != torch.bool:
-        return function(input, *args, **kwargs)
-    result = function(*map(_number, (input, *args)), **kwargs)
-    return result.bool() if isinstance(result, Tensor) else type(result)((result[0].bool(), result[1]))
 
 
 def _as_numbers(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -532,19 +444,6 @@ def _parts(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return tuple(slices)
 
 
-def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
-    """The exporter's own is for constant numbers. Computed from both ends to the middle, as torch's is."""
-    if not any(isinstance(x, (torch.SymInt, torch.SymFloat)) for x in (start, end, steps)):
-        return torch.linspace(start, end, steps, dtype=dtype, **kwargs)
-    dtype = dtype or torch.get_default_dtype()
-    if not dtype.is_floating_point:
-        raise ExportError(f"torch.linspace of {dtype} between dynamic sizes; use floating-point numbers, and cast them")
-    place = torch.arange(steps, dtype=dtype, device=kwargs.get("device"))
-    first, last = (x.to(place) if isinstance(x, Tensor) else place.new_full((), x) for x in (start, end))
-    step = (last - first) / place.new_full((), steps - 1).clamp(min=1)
-    return torch.where(place < (steps + 1) // 2, first + place * step, last - (steps - 1 - place) * step)
-
-
 def _arange(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
     """How many steps there are is counted in double, as torch does; ONNX's Range counts in the type of the numbers."""
     names = ("end",) if len(args) == 1 else ("start", "end", "step")
@@ -564,11 +463,6 @@ def _arange(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tens
     return first + place * by
 
 
-_OF_MASKS: dict[Callable[..., Any], Callable[..., Any]] = {
-    function: functools.partial(_of_masks, function)
-    for name in ("amax", "amin", "max", "maximum", "min", "minimum")
-    for function in (getattr(torch, name), getattr(Tensor, name))
-}
 _AS_NUMBERS: dict[Callable[..., Any], Callable[..., Any]] = {
     function: functools.partial(_as_numbers, function)
     for function in (F.cosine_embedding_loss, torch.cosine_embedding_loss)
@@ -597,7 +491,7 @@ _OF_DYNAMIC_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {
     **BY_SIZE,
     F.affine_grid: _affine_grid,
     torch.arange: _arange,
-    torch.linspace: _linspace,
+    torch.linspace: linspace,
     **{f: functools.partial(_parts, f) for f in (torch.chunk, torch.split, Tensor.chunk, Tensor.split)},
     **{
         f: functools.partial(_by_a_tensor, f)

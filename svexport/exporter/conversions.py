@@ -1,102 +1,131 @@
-"""Conversions to ONNX that both exporters get, in place of theirs that say something else than torch."""
+"""Conversions to ONNX that both exporters get, in place of theirs that say something else than torch.
+
+Each is given a :class:`Writer`, and the arguments that torch has: values of a graph, and numbers of Python where they
+are known.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-__all__ = [
-    "INTEGERS",
-    "Writer",
-    "bounded",
-    "extreme",
-    "extreme_along",
-    "integer_power",
-    "larger",
-    "mean_of_some",
-    "place_of_extreme",
-    "sorted_along",
-]
+__all__ = ["CONVERSIONS", "ELEMENTWISE", "INTEGERS", "TYPES", "Writer"]
 
 
 _FLOAT, _BOOL = 1, 9  # as ONNX numbers its types
 INTEGERS = {torch.uint8: 2, torch.int8: 3, torch.int16: 5, torch.int32: 6, torch.int64: 7}
 """Types of integers that torch computes powers of."""
+TYPES = {
+    **INTEGERS,
+    torch.float32: _FLOAT,
+    torch.float16: 10,
+    torch.float64: 11,
+    torch.bfloat16: 16,
+    torch.bool: _BOOL,
+}
 
 
-class Writer(Protocol):
+class Writer(ABC):
     """Writes nodes of a graph; its values are those of an exporter."""
 
     opset: int
 
+    @abstractmethod
     def __call__(self, op_type: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
-        """The outputs of a new node, a tuple of several."""
+        """The outputs of a new node, a tuple of several; attributes are floats, or integers and lists of them."""
 
+    @abstractmethod
     def constant(self, tensor: torch.Tensor) -> Any:
         """A constant."""
 
+    @abstractmethod
     def dtype(self, value: Any) -> torch.dtype | None:
         """Of a value, where it is known."""
 
+    @abstractmethod
     def rank(self, value: Any) -> int | None:
         """Of a value, where it is known."""
 
+    @abstractmethod
+    def may_be_empty(self, value: Any, axes: Sequence[int]) -> bool:
+        """Whether one of these dimensions, or of all for none, may have no elements, as what a mask has chosen."""
+
     def reduced(self, op_type: str, x: Any, axes: Sequence[int] | None, keepdims: bool) -> Any:
-        """A reduction, whose axes are an input from some opset on."""
+        """A reduction, whose axes are an input from some opset on; over all of them for None."""
+        if axes is None or (self.opset < 18 and op_type != "ReduceSum"):
+            given: dict[str, Any] = {} if axes is None else {"axes": list(axes)}
+            return self(op_type, x, keepdims=int(keepdims), **given)
+        return self(op_type, x, self.constant(torch.tensor(list(axes))), keepdims=int(keepdims))
 
     def squeezed(self, x: Any, axis: int) -> Any:
         """Without a dimension of size 1."""
+        return self("Squeeze", x, self.constant(torch.tensor([axis])))
 
     def unsqueezed(self, x: Any) -> Any:
         """With a last dimension of size 1."""
+        return self("Unsqueeze", x, self.constant(torch.tensor([-1])))
 
 
-def is_floating(write: Writer, x: Any) -> bool:
+def _is_floating(write: Writer, x: Any) -> bool:
     dtype = write.dtype(x)
     return dtype is not None and dtype.is_floating_point
 
 
-def extreme(write: Writer, op_type: str, x: Any, axes: Sequence[int] | None, keepdims: bool) -> Any:
-    """The largest or smallest (ReduceMax, ReduceMin), NaN where one is: what the reductions do with it is open."""
+def _extreme(write: Writer, op_type: str, x: Any, axes: Sequence[int] | None, keepdims: bool) -> Any:
+    """The largest or smallest (ReduceMax, ReduceMin), NaN where one is: what the reductions do with it is open.
+
+    Of masks, by numbers: ONNX reduces none before opset 20, and TensorRT at none.
+    """
     if write.rank(x) == 0:
         return write("Identity", x)
+    if write.dtype(x) == torch.bool:
+        numbers = write.reduced(op_type, write("Cast", x, to=_FLOAT), axes, keepdims)
+        return write("Cast", numbers, to=_BOOL)
     result = write.reduced(op_type, x, axes, keepdims)
-    if not is_floating(write, x):
+    if not _is_floating(write, x):
         return result
     numbers = write.constant(torch.tensor(0, dtype=write.dtype(x)))
     nans = write("Where", write("IsNaN", x), x, numbers)
     return write("Add", result, write.reduced("ReduceSum", nans, axes, keepdims))
 
 
-def place_of_extreme(write: Writer, op_type: str, x: Any, axis: int, keepdims: bool) -> Any:
+def _place_of_extreme(write: Writer, op_type: str, x: Any, axis: int, keepdims: bool) -> Any:
     """Where the largest or smallest is (ArgMax, ArgMin): the first NaN, which comes before all numbers."""
     if write.rank(x) == 0:
         return _first(write)
-    numbers = _without_nan(write, x, math.inf if op_type == "ArgMax" else -math.inf)
+    mask = write.dtype(x) == torch.bool
+    numbers = (
+        write("Cast", x, to=_FLOAT) if mask else _without_nan(write, x, math.inf if op_type == "ArgMax" else -math.inf)
+    )
     return write(op_type, numbers, axis=axis, keepdims=int(keepdims))
 
 
-def extreme_along(write: Writer, op_type: str, x: Any, axis: int, keepdims: bool) -> tuple[Any, Any]:
+def _extreme_along(write: Writer, op_type: str, x: Any, axis: int, keepdims: bool) -> tuple[Any, Any]:
     """The largest or smallest along an axis, and where it is."""
+    if write.dtype(x) == torch.bool:
+        values, places = _extreme_along(write, op_type, write("Cast", x, to=_FLOAT), axis, keepdims)
+        return write("Cast", values, to=_BOOL), places
     if write.rank(x) == 0:
         return write("Identity", x), _first(write)
-    places = place_of_extreme(write, f"Arg{op_type[-3:]}", x, axis, True)
+    places = _place_of_extreme(write, f"Arg{op_type[-3:]}", x, axis, True)
     values = write("GatherElements", x, places, axis=axis)
     return (values, places) if keepdims else (write.squeezed(values, axis), write.squeezed(places, axis))
 
 
-def sorted_along(write: Writer, x: Any, count: Any, axis: int, largest: bool) -> tuple[Any, Any]:
+def _sorted_along(write: Writer, x: Any, count: Any, axis: int, largest: bool) -> tuple[Any, Any]:
     """The first of the sorted values along an axis, and where they are; NaN is larger than all numbers."""
     if write.rank(x) == 0:
         return write("Identity", x), _first(write)
     if write.dtype(x) == torch.bool:
-        values, places = sorted_along(write, write("Cast", x, to=_FLOAT), count, axis, largest)
+        values, places = _sorted_along(write, write("Cast", x, to=_FLOAT), count, axis, largest)
         return write("Cast", values, to=_BOOL), places
     attributes = {"axis": axis, "largest": int(largest), "sorted": 1}
-    if not is_floating(write, x):
+    if not _is_floating(write, x):
         return write("TopK", x, count, outputs=2, **attributes)
     _, places = write("TopK", _without_nan(write, x, math.inf), count, outputs=2, **attributes)
     return write("GatherElements", x, places, axis=axis), places
@@ -116,22 +145,24 @@ def _without_nan(write: Writer, x: Any, number: float) -> Any:
     return write("Where", write("IsNaN", x), write.constant(torch.tensor(number, dtype=dtype)), finite)
 
 
-def larger(write: Writer, op_type: str, x: Any, y: Any, *, floating: bool | None = None) -> Any:
+def _larger(write: Writer, op_type: str, x: Any, y: Any, *, floating: bool | None = None) -> Any:
     """The larger or smaller of two (Max, Min) of one type: of integers, ONNX Runtime compares 32 bits of 64."""
-    if is_floating(write, x) if floating is None else floating:
+    if write.dtype(x) == torch.bool:
+        return write("Or" if op_type == "Max" else "And", x, y)
+    if _is_floating(write, x) if floating is None else floating:
         return write(op_type, x, y)
     return write("Where", write("Less", *((x, y) if op_type == "Max" else (y, x))), y, x)
 
 
-def bounded(write: Writer, x: Any, low: Any, high: Any) -> Any:
+def _bounded(write: Writer, x: Any, low: Any, high: Any) -> Any:
     """Within bounds of its type, each of which may be None: Clip has the largest finite number in place of it."""
-    floating = is_floating(write, x)  # which is not known of what was just written
+    floating = _is_floating(write, x)  # which is not known of what was just written
     if low is not None:
-        x = larger(write, "Max", x, low, floating=floating)
-    return x if high is None else larger(write, "Min", x, high, floating=floating)
+        x = _larger(write, "Max", x, low, floating=floating)
+    return x if high is None else _larger(write, "Min", x, high, floating=floating)
 
 
-def mean_of_some(write: Writer, mean: Any, x: Any, axes: Sequence[int] | None) -> Any:
+def _mean_of_some(write: Writer, mean: Any, x: Any, axes: Sequence[int] | None) -> Any:
     """NaN in place of the mean of nothing, of which ONNX Runtime makes 0."""
     if axes:
         lengths = write("Gather", write("Shape", x), write.constant(torch.tensor(list(axes))))
@@ -145,7 +176,7 @@ def mean_of_some(write: Writer, mean: Any, x: Any, axes: Sequence[int] | None) -
 _BITS = 64
 
 
-def integer_power(write: Writer, x: Any, exponent: Any, kind: torch.dtype) -> Any:
+def _integer_power(write: Writer, x: Any, exponent: Any, kind: torch.dtype) -> Any:
     """A power of integers as torch has it, modulo two to the bits of ``kind``, by products: Pow is of floating-point
     numbers in TensorRT, and of doubles in ONNX Runtime, which are others from 2**53 on.
 
@@ -219,3 +250,191 @@ def _two(write: Writer) -> Any:
 def _wrapped(number: int) -> int:
     """Of a number from 0 on, that of the same 64 bits with a sign."""
     return number - 2**_BITS if number >= 2 ** (_BITS - 1) else number
+
+
+# ------------------------------------------------------------------ as torch has their arguments
+
+
+def _typed(write: Writer, x: Any, kind: torch.dtype | None) -> Any:
+    """A number or a tensor as a tensor of a type."""
+    if isinstance(x, (bool, int, float)):
+        return write.constant(torch.tensor(x, dtype=kind))
+    return x if write.dtype(x) == kind or kind is None else write("Cast", x, to=TYPES[kind])
+
+
+def _type_of(write: Writer, *values: Any) -> torch.dtype | None:
+    """Of the first that is a tensor."""
+    return next(write.dtype(v) for v in values if not isinstance(v, (bool, int, float)))
+
+
+def _clamp(write: Writer, x: Any, min: Any = None, max: Any = None) -> Any:
+    kind = write.dtype(x)
+    low, high = (bound if bound is None else _typed(write, bound, kind) for bound in (min, max))
+    if isinstance(min, (int, float)) and isinstance(max, (int, float)) and _is_floating(write, x):
+        return write("Clip", x, low, high)
+    return _bounded(write, x, low, high)
+
+
+def _relu(write: Writer, x: Any) -> Any:
+    return write("Relu", x) if _is_floating(write, x) else _clamp(write, x, 0)
+
+
+def _mean(
+    write: Writer, x: Any, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: int | None = None
+) -> Any:
+    if dtype not in (None, -1):
+        x = write("Cast", x, to=dtype)
+    if write.rank(x) == 0:
+        return write("Identity", x)
+    result = write.reduced("ReduceMean", x, list(dim) if dim else None, keepdim)
+    return _mean_of_some(write, result, x, dim) if write.may_be_empty(x, dim or ()) else result
+
+
+def _power(write: Writer, x: Any, exponent: Any) -> Any:
+    kinds = [write.dtype(v) for v in (x, exponent) if not isinstance(v, (bool, int, float))]
+    floating = [kind for kind in kinds if kind not in INTEGERS and kind != torch.bool]
+    if not floating and not isinstance(x, float) and not isinstance(exponent, float):
+        whole = [kind for kind in kinds if kind in INTEGERS]
+        return _integer_power(write, x, exponent, functools.reduce(torch.promote_types, whole or [torch.int64]))
+    known = [kind for kind in floating if kind is not None]
+    kind = functools.reduce(torch.promote_types, known or [torch.float32])
+    return write("Pow", *(_typed(write, v, kind) for v in (x, exponent)))
+
+
+def _floor_divide(write: Writer, x: Any, y: Any) -> Any:
+    """By the exact remainder: the exporters' own rounds the quotient, and takes 2 // 0.4 (4) for 5."""
+    kind = _type_of(write, x, y)
+    x, y = _typed(write, x, kind), _typed(write, y, kind)
+    if kind in INTEGERS:
+        quotient = write("Div", x, y)
+        if kind == torch.uint8:
+            return quotient
+        zero = write.constant(torch.tensor(0, dtype=kind))
+        opposite = write("Equal", write("Less", x, zero), write("Greater", y, zero))
+        less = write("And", opposite, write("Cast", write("Mod", x, y), to=_BOOL))
+        return write("Sub", quotient, write("Cast", less, to=TYPES[kind]))
+    one, half, zero = (write.constant(torch.tensor(number, dtype=kind)) for number in (1, 0.5, 0))
+    rest, opposite = _exact_rest(write, x, y, zero)
+    quotient = write("Div", write("Sub", x, rest), y)  # whole, but for rounding
+    quotient = write("Where", opposite, write("Sub", quotient, one), quotient)
+    whole = write("Floor", quotient)
+    larger = write("Greater", write("Sub", quotient, whole), half)
+    whole = write("Where", larger, write("Add", whole, one), whole)
+    return write("Where", write("Equal", y, zero), write("Div", x, y), whole)
+
+
+def _remainder(write: Writer, x: Any, y: Any) -> Any:
+    """Of the sign of ``y``: the exporters' own is what a rounded quotient leaves, nothing of 2 % 0.4."""
+    kind = _type_of(write, x, y)
+    x, y = _typed(write, x, kind), _typed(write, y, kind)
+    if kind in INTEGERS:
+        return write("Mod", x, y)
+    rest, opposite = _exact_rest(write, x, y, write.constant(torch.tensor(0, dtype=kind)))
+    return write("Where", opposite, write("Add", rest, y), rest)
+
+
+def _exact_rest(write: Writer, x: Any, y: Any, zero: Any) -> tuple[Any, Any]:
+    """A remainder of the sign of ``x``, and whether ``y`` has the other."""
+    rest = write("Mod", x, y, fmod=1)
+    signs = (("Less", "Greater"), ("Greater", "Less"))
+    return rest, write("Or", *(write("And", write(a, rest, zero), write(b, y, zero)) for a, b in signs))
+
+
+def _negated(write: Writer, x: Any) -> Any:
+    """ONNX negates no unsigned integers."""
+    if write.dtype(x) != torch.uint8:
+        return write("Neg", x)
+    all_of_them = write.constant(torch.tensor(256, dtype=torch.int32))
+    less = write("Sub", all_of_them, write("Cast", x, to=INTEGERS[torch.int32]))
+    return write("Cast", write("Mod", less, all_of_them), to=INTEGERS[torch.uint8])
+
+
+def _any(write: Writer, x: Any, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Any:
+    """Whether the largest is 1: of nothing, it is negative, which the exporter's own takes for true."""
+    is_true = x if write.dtype(x) == torch.bool else write("Cast", x, to=_BOOL)
+    if write.rank(x) == 0:
+        return write("Identity", is_true)
+    axes = [dim] if isinstance(dim, int) else list(dim or ()) or None
+    largest = write.reduced("ReduceMax", write("Cast", is_true, to=INTEGERS[torch.int64]), axes, keepdim)
+    return write("Greater", largest, write.constant(torch.tensor(0)))
+
+
+def _sort(write: Writer, x: Any, dim: int = -1, descending: bool = False) -> Any:
+    size = write("Gather", write("Shape", x), write.constant(torch.tensor([dim]))) if write.rank(x) else None
+    return _sorted_along(write, x, size, dim, descending)
+
+
+def _stable_sort(write: Writer, x: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+    """TopK is stable anyway."""
+    return _sort(write, x, dim, descending)
+
+
+def _topk(write: Writer, x: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    one = write.constant(torch.tensor([k if isinstance(k, int) else 1]))
+    if not isinstance(k, int) and write.dtype(k) not in (None, torch.int64):
+        k = write("Cast", k, to=INTEGERS[torch.int64])
+    return _sorted_along(write, x, one if isinstance(k, int) else write("Reshape", k, one), dim, largest)
+
+
+def _extremes(name: str) -> dict[str, Callable[..., Any]]:
+    reduce, small = f"Reduce{name}", name.lower()
+
+    def whole(write: Writer, x: Any) -> Any:
+        return _extreme(write, reduce, x, None, False)
+
+    def along(write: Writer, x: Any, dim: int, keepdim: bool = False) -> Any:
+        return _extreme_along(write, reduce, x, dim, keepdim)
+
+    def along_all(write: Writer, x: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+        return _extreme(write, reduce, x, list(dim) or None, keepdim)
+
+    def place(write: Writer, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+        if dim is not None or write.rank(x) == 0:
+            return _place_of_extreme(write, f"Arg{name}", x, dim or 0, keepdim)
+        flat = write("Reshape", x, write.constant(torch.tensor([-1])))
+        found = _place_of_extreme(write, f"Arg{name}", flat, 0, False)
+        shape = write.constant(torch.tensor([1] * (write.rank(x) or 0)))
+        return write("Reshape", found, shape) if keepdim else found
+
+    def two(write: Writer, x: Any, y: Any) -> Any:
+        return _larger(write, name, x, y)
+
+    return {
+        f"aten::{small}": whole,
+        f"aten::{small}.dim": along,
+        f"aten::a{small}": along_all,
+        f"aten::arg{small}": place,
+        f"aten::{small}imum": two,
+    }
+
+
+_OF_ELEMENTS: dict[str, Callable[..., Any]] = {
+    "aten::clamp": _clamp,
+    "aten::clamp.Tensor": _clamp,
+    **{f"aten::clamp_max{form}": lambda write, x, max: _clamp(write, x, None, max) for form in ("", ".Tensor")},
+    **{f"aten::clamp_min{form}": _clamp for form in ("", ".Tensor")},
+    "aten::floor_divide": _floor_divide,
+    "aten::floor_divide.Scalar": _floor_divide,
+    "aten::hardtanh": lambda write, x, min_val=-1, max_val=1: _clamp(write, x, min_val, max_val),
+    "aten::mean": lambda write, x, *, dtype=None: _mean(write, x, dtype=dtype),
+    "aten::mean.dim": _mean,
+    "aten::neg": _negated,
+    **{f"aten::pow.{form}": _power for form in ("Scalar", "Tensor_Scalar", "Tensor_Tensor")},
+    "aten::relu": _relu,
+    "aten::relu6": lambda write, x: _clamp(write, x, 0, 6),
+    **{f"aten::remainder.{form}": _remainder for form in ("Scalar", "Scalar_Tensor", "Tensor")},
+}
+
+CONVERSIONS: dict[str, Callable[..., Any]] = {
+    **_OF_ELEMENTS,
+    **_extremes("Max"),
+    **_extremes("Min"),
+    **{f"aten::any{form}": _any for form in ("", ".dim", ".dims")},
+    "aten::sort": _sort,
+    "aten::sort.stable": _stable_sort,
+    "aten::topk": _topk,
+}
+"""By the overload of ATen."""
+
+ELEMENTWISE = frozenset(_OF_ELEMENTS) | {"aten::maximum", "aten::minimum"}
+"""Those that compute in the type of their result."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,14 +15,19 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from svexport.exporter import aten
-from svexport.exporter.aten.place import fill_diagonal
-from svexport.exporter.exact import EXACT
+from svexport.exporter.aten import pool
+from svexport.exporter.aten.interpolate import nearest_exact
+from svexport.exporter.aten.place import END, depends_on_size, fill_diagonal
+from svexport.exporter.aten.span import linspace
+from svexport.exporter.exact import EXACT, floor_divide
 from svexport.tracing.swapped import untraced
 
 __all__ = [
+    "ALWAYS",
+    "AS_TRACED",
     "IN_PLACE_OF",
-    "WRONG",
     "DecompositionError",
+    "InPlaceOf",
     "advice_on",
     "decomposable",
     "decomposed",
@@ -50,7 +55,7 @@ def decomposable(name: str) -> bool:
     """Whether there is something to trace in place of ``aten::outer``, say."""
     if name in _WHOLE | WRONG:
         return False
-    return name == _INDEX_PUT or any(_decomposition(overload) is not None for overload in _overloads(name))
+    return any(_decomposition(overload) is not None for overload in _overloads(name))
 
 
 @contextmanager
@@ -60,10 +65,6 @@ def decomposed(names: Collection[str]) -> Iterator[None]:
     By kernels for the tracer's dispatch key, which get a call whatever Python it came through. Scripted code makes no
     calls while it is traced, and keeps its functions.
     """
-    if _INDEX_PUT in names:
-        with _PutTogether(), decomposed([name for name in names if name != _INDEX_PUT]):
-            yield
-        return
     if not names:
         yield
         return
@@ -82,30 +83,62 @@ def decomposed(names: Collection[str]) -> Iterator[None]:
         library._destroy()  # which puts torch's kernels back
 
 
-_INDEX_PUT = "aten::index_put"
 _WHOLE = {"aten::fake_quantize_per_channel_affine", "aten::fake_quantize_per_tensor_affine"}
 """Made of what no exporter knows at any opset."""
 
 
-class _PutTogether(TorchFunctionMode):
-    """Has ``x[i, :, j] = y`` traced as one function, for the exporter takes no indices apart, or of several dimensions,
-    that are assigned to."""
+class InPlaceOf(TorchFunctionMode):
+    """Has functions traced in place of those that an exporter does not know, or not as torch means them; of what they
+    return NotImplemented for, torch's own."""
+
+    def __init__(self, functions: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
+        super().__init__()
+        self._functions = functions
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is not Tensor.__setitem__ or not self._takes(args[1]):
-            return func(*args, **(kwargs or {}))
-        x, key, values = args
-        indices = [index if isinstance(index, Tensor) else None for index in key]
-        x.copy_(torch.ops.aten.index_put(x, indices, torch.as_tensor(values, dtype=x.dtype, device=x.device)))
-        return None
+        result = self._functions.get(func, func)(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if result is NotImplemented else result
 
-    def _takes(self, key: Any) -> bool:
-        if not isinstance(key, tuple) or not any(isinstance(index, Tensor) for index in key):
-            return False
-        rest = [index for index in key if not isinstance(index, Tensor)]
-        return all(isinstance(index, slice) and index == slice(None) for index in rest)
+
+def _assigned(x: Tensor, key: Any, values: Any) -> Any:
+    """``x[0, 1:3] = y`` as a value for all of ``x``, put together of parts: the exporter makes indices of slices, of
+    the sizes of the trace, and takes no indices apart, or of several dimensions (``x[i, :, j] = y``)."""
+    keys = key if isinstance(key, tuple) else (key,)
+    numbers = (int, slice, type(...))
+    values = torch.as_tensor(values, dtype=x.dtype, device=x.device)
+    if any(isinstance(one, Tensor) for one in keys):
+        if not all(isinstance(one, Tensor) or one == slice(None) for one in keys) or not isinstance(key, tuple):
+            return NotImplemented
+        put = torch.ops.aten.index_put(x, [one if isinstance(one, Tensor) else None for one in keys], values)
+    elif not all(isinstance(one, numbers) and not isinstance(one, bool) for one in keys):
+        return NotImplemented
+    else:
+        place = next((i for i, one in enumerate(keys) if one is ...), len(keys))
+        rest = x.dim() - sum(one is not ... for one in keys)
+        put = _put(x, 0, (*keys[:place], *[slice(None)] * rest, *keys[place + 1 :]), values)
+        if put is NotImplemented:
+            return put
+    x.copy_(put)
+    return None
+
+
+def _put(x: Tensor, dim: int, keys: Sequence[Any], values: Tensor) -> Any:
+    """``x`` with values at a number or a slice of each dimension from ``dim`` on."""
+    if not keys:
+        return torch.ops.aten.copy(x, values)
+    key, *rest = keys
+    if isinstance(key, int):
+        inner = _put(x.select(dim, key), dim, rest, values)
+        return inner if inner is NotImplemented else x.select_scatter(inner, dim, key)
+    bounds = [end if bound is None else bound for bound, end in ((key.start, 0), (key.stop, END))]
+    if key.step not in (None, 1) or not all(isinstance(bound, int) for bound in bounds) or depends_on_size(*bounds):
+        return NotImplemented
+    if bounds == [0, END]:
+        return _put(x, dim + 1, rest, values)
+    inner = _put(torch.ops.aten.slice(x, dim, *bounds), dim + 1, rest, values)
+    return inner if inner is NotImplemented else x.slice_scatter(inner, dim, *bounds)
 
 
 def _taker(library: torch.library.Library, overload: torch._ops.OpOverload) -> Callable[..., None]:
@@ -158,7 +191,10 @@ def _once(
         inside = True
         try:
             take(*args, **kwargs)
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            if result is NotImplemented and (other := _torchs(overload)):
+                result = other(*args, **kwargs)
+            return result
         except DecompositionError:
             raise
         except Exception as error:
@@ -170,9 +206,12 @@ def _once(
 
 
 def _decomposition(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
-    """What to trace in place of a function: of ours, else what torch's C++ calls, else what its Python does."""
-    if (ours := _ours(overload)) is not None:
-        return ours
+    """What to trace in place of a function: of ours, else of torch's."""
+    return _ours(overload) or _torchs(overload)
+
+
+def _torchs(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """What torch's C++ calls for a function, else what its Python does."""
     if overload._can_decompose():
         return overload.decompose
     from torch._decomp import decomposition_table
@@ -260,34 +299,6 @@ def _max_unpool(input: Tensor, indices: Tensor, output_size: Sequence[int], *_: 
     return flat.unflatten(-1, tuple(output_size))
 
 
-def _nearest_exact(input: Tensor, output_size: Sequence[int] | None, *scales: Any) -> Tensor:
-    """By places that torch has computed, for Resize rounds some otherwise. Whole multiples are as by ``nearest``."""
-    with untraced():
-        sizes = input.shape[2:]
-        factors = scales[0] if len(scales) == 1 and not isinstance(scales[0], float) else scales
-        factors = factors or [None] * len(sizes)
-        news = output_size or [int(size * factor) for size, factor in zip(sizes, factors, strict=True)]
-        axes = list(zip(sizes, news, factors, strict=True))
-        places = [
-            torch.ops.aten._upsample_nearest_exact1d(torch.arange(float(size))[None, None], [new], factor)
-            .flatten()
-            .long()
-            for size, new, factor in axes
-        ]
-    if all(new % size == 0 and factor in (None, new // size) for size, new, factor in axes):
-        return F.interpolate(input, scale_factor=[float(new // size) for size, new, _ in axes])
-    for axis, index in enumerate(places, start=2):
-        input = input.index_select(axis, index.to(input.device))
-    return input
-
-
-def _floor_divide(input: Any, other: Any) -> Tensor:
-    """As of ``rsub``."""
-    if isinstance(other, float) and not input.is_floating_point():
-        input = input.to(torch.get_default_dtype())
-    return torch.floor_divide(input, other)
-
-
 def _log10(x: Tensor) -> Tensor:
     x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
     return x.log() * (1 / math.log(10))
@@ -337,29 +348,38 @@ def _unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
     return tuple(reversed(places))
 
 
+_QUOTIENTS = dict.fromkeys((torch.floor_divide, Tensor.floor_divide, Tensor.__floordiv__), floor_divide)
+
 IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
     **aten.IN_PLACE_OF,
+    **pool.AS_CALLED,
+    **_QUOTIENTS,
     F.rrelu: _rrelu,
     torch.cdist: _cdist,
-    torch.floor_divide: _floor_divide,
     torch.index_reduce: _index_reduce,
     torch.rrelu: _rrelu,
     torch.rsub: _rsub,
     torch.searchsorted: _searchsorted,
     torch.unravel_index: _unravel_index,
-    Tensor.__floordiv__: _floor_divide,
     Tensor.__rsub__: _rsub,
     Tensor.fill_diagonal_: lambda x, *args, **kwargs: x.copy_(fill_diagonal(x, *args, **kwargs)),
-    Tensor.floor_divide: _floor_divide,
     Tensor.index_reduce: _index_reduce,
 }
 """Functions that torch's other exporter does not know, as Python calls them."""
+
+AS_TRACED: dict[Callable[..., Any], Callable[..., Any]] = {
+    **pool.AS_CALLED,
+    **_QUOTIENTS,
+    Tensor.__setitem__: _assigned,
+    torch.linspace: linspace,
+}
+"""Functions that TorchScript is given in another form, as Python calls them."""
 
 _OURS: dict[str, Callable[..., Any]] = {
     **EXACT,
     **aten.FUNCTIONS,
     "aten::_to_copy": lambda x, *, dtype=None, **_: x.clone() if dtype in (None, x.dtype) else x.to(dtype),
-    **{f"aten::_upsample_nearest_exact{axes}d{form}": _nearest_exact for axes in (1, 2, 3) for form in ("", ".vec")},
+    **{f"aten::_upsample_nearest_exact{axes}d{form}": nearest_exact for axes in (1, 2, 3) for form in ("", ".vec")},
     "aten::addcmul": lambda x, y, z, *, value=1: x + (y * z if value == 1 else y * z * value),
     "aten::bitwise_and.Tensor": _logical(torch.logical_and),
     "aten::bitwise_and_.Tensor": _logical(torch.Tensor.logical_and_),
@@ -392,4 +412,7 @@ WRONG = (
         "aten::log10",
     }
 )
-"""Functions of which the exporter makes something else than torch does: traced as what they are made of, always."""
+"""Functions of which the exporter makes something else than torch does: traced as what we have for them, always."""
+
+ALWAYS = (*WRONG, "aten::movedim")
+"""The same, and what is traced as what torch makes it of."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from svexport.errors import UnsupportedError
 from svexport.tracing.swapped import swapped
 
-__all__ = ["EXACT", "OF_SOME", "batch_statistics", "exact_embeddings", "normalized"]
+__all__ = ["EXACT", "batch_statistics", "exact_embeddings", "floor_divide", "normalized"]
 
 
 def _floating(x: Tensor) -> Tensor:
@@ -180,54 +180,21 @@ def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tenso
     return x.gather(-1, places.expand(*x.shape[:-1], 1)).squeeze(-1)
 
 
-def _floor_divided(x: Tensor, y: Any) -> Any:
-    """As torch, by the exact remainder: the exporters' own rounds the quotient, and takes 2 // 0.4 (4) for 5.
-
-    NotImplemented of integers, as below.
-    """
-    if not (kind := torch.result_type(x, y)).is_floating_point:
-        return NotImplemented
-    if kind.itemsize < 4 and not isinstance(y, Tensor):  # torch rounds no number to half precision here
-        return _floor_divided(x.float(), y).to(kind)
-    x, y = _both(x, y, kind)
-    rest = torch.fmod(x, y)
-    quotient = (x - rest) / y  # whole, but for rounding
-    quotient = torch.where(_of_other_sign(rest, y), quotient - 1, quotient)
-    whole = quotient.floor()
-    return torch.where(y == 0, x / y, torch.where(quotient - whole > 0.5, whole + 1, whole))
-
-
-def _remainder(x: Any, y: Any) -> Any:
-    """Of the sign of ``y``: the exporters' own is what a rounded quotient leaves, nothing of 2 % 0.4."""
-    if not (kind := torch.result_type(x, y)).is_floating_point:
-        return NotImplemented
-    x, y = _both(x, y, kind)
-    rest = torch.fmod(x, y)
-    return torch.where(_of_other_sign(rest, y), rest + y, rest)
-
-
-def _both(x: Any, y: Any, kind: torch.dtype) -> list[Tensor]:
-    """Two as tensors of a type, of which one may be a number."""
-    tensor = x if isinstance(x, Tensor) else y
-    return [t.to(kind) if isinstance(t, Tensor) else tensor.new_full((), t, dtype=kind) for t in (x, y)]
-
-
-def _of_other_sign(rest: Tensor, y: Tensor) -> Tensor:
-    return ((rest < 0) & (y > 0)) | ((rest > 0) & (y < 0))
-
-
-def _negated(x: Tensor) -> Any:
-    """ONNX negates no unsigned integers."""
-    return torch.remainder(256 - x.int(), 256).to(x.dtype) if x.dtype == torch.uint8 else NotImplemented
+def floor_divide(x: Tensor, y: Any) -> Tensor:
+    """``torch.floor_divide`` of one type; torch rounds no number to half precision here."""
+    kind = torch.result_type(x, y)
+    if kind.is_floating_point and kind.itemsize < 4 and not isinstance(y, Tensor):
+        return torch.floor_divide(x.float(), y).to(kind)
+    return torch.floor_divide(x.to(kind), y)
 
 
 def _trunc_divide(x: Tensor, y: Any, *, rounding_mode: str | None) -> Tensor:
     """The exporter's own goes through integers, which have no infinities and end at 2**63."""
     if rounding_mode is None:
         return torch.true_divide(x, y)
-    kind = torch.result_type(x, y)
     if rounding_mode == "floor":
-        return _floor_divided(x.to(kind), y) if kind.is_floating_point else torch.floor_divide(x, y)
+        return floor_divide(x, y)
+    kind = torch.result_type(x, y)
     if kind.is_floating_point:
         quotient = x.to(kind) / y
         return torch.where(quotient < 0, quotient.ceil(), quotient.floor())
@@ -462,11 +429,3 @@ EXACT: dict[str, Callable[..., Any]] = {
     "aten::special_log_ndtr": _log_ndtr,
 }
 """By the overload of ATen."""
-
-OF_SOME: dict[str, Callable[..., Any]] = {
-    "aten::floor_divide": _floor_divided,
-    "aten::floor_divide.Scalar": _floor_divided,
-    "aten::neg": _negated,
-    **{f"aten::remainder.{form}": _remainder for form in ("Scalar", "Scalar_Tensor", "Tensor")},
-}
-"""The same for torch.export alone; NotImplemented of types that its exporter has right."""

@@ -22,7 +22,16 @@ from torch.overrides import TorchFunctionMode
 from svexport.errors import ExportError, SvexportError
 from svexport.exporter.complex import ComplexParts, has_complex
 from svexport.exporter.corrections import CORRECTIONS
-from svexport.exporter.decompose import WRONG, DecompositionError, advice_on, decomposable, decomposed
+from svexport.exporter.corrections.writer import kinds_of, read, schema_of
+from svexport.exporter.decompose import (
+    ALWAYS,
+    AS_TRACED,
+    DecompositionError,
+    InPlaceOf,
+    advice_on,
+    decomposable,
+    decomposed,
+)
 from svexport.exporter.exact import exact_embeddings
 from svexport.exporter.failures import line_of, located
 from svexport.exporter.opsets import FIRST_TORCHSCRIPT_OPSET, LAST_TORCHSCRIPT_OPSET, LATER, OPSETS
@@ -59,7 +68,13 @@ def export(
 ) -> onnx.ModelProto:
     """``model(*tensors)`` as ONNX, written to ``path`` if it is large; raises :class:`ExportError` naming the operator
     and its source line."""
-    written = _traced(model, tensors, path, opset, input_names, dynamic_axes)
+    options = {
+        "dynamo": False,
+        "opset_version": max(opset, FIRST_TORCHSCRIPT_OPSET),
+        "input_names": list(input_names),
+        "dynamic_axes": {name: dict(axes) for name, axes in dynamic_axes.items()},
+    }
+    written = _traced(model, tensors, opset, lambda: _written(model, tensors, path, options))
     if opset < FIRST_TORCHSCRIPT_OPSET:
         from svexport.graph.opsets import convert_in_place
 
@@ -68,13 +83,9 @@ def export(
 
 
 def _traced(
-    model: FlatModel,
-    tensors: Sequence[Tensor],
-    path: Path,
-    opset: int,
-    input_names: Sequence[str],
-    dynamic_axes: Mapping[str, Mapping[int, str]],
+    model: FlatModel, tensors: Sequence[Tensor], opset: int, write: Callable[[], onnx.ModelProto]
 ) -> onnx.ModelProto:
+    """What ``write`` makes while functions are others: again with more of them for each that the exporter refuses."""
     others: list[str] = []
     parts: ComplexParts | None = None
     cause: Exception
@@ -87,14 +98,14 @@ def _traced(
                 _numbers_of_unpooling(),
                 _open_functions(),
                 exact_embeddings(),
-                decomposed([*WRONG, *others]),
-                model.traced_in(parts),
+                decomposed([*ALWAYS, *others]),
+                model.traced_in(InPlaceOf(AS_TRACED), parts),
             ):
                 try:
-                    return _export(model, tensors, path, opset, input_names, dynamic_axes)
+                    return write()
                 except TracingStopped:
                     with _TracingOn():
-                        return _export(model, tensors, path, opset, input_names, dynamic_axes)
+                        return write()
         except TracingStopped as error:
             raise ExportError(
                 f"cannot be exported at opset {opset}: {error}; do not call what may fail, or {LATER}"
@@ -127,34 +138,18 @@ def _traced(
                 break
         logger.info("{} cannot be exported at opset {}: tracing what it is made of", name, opset)
         others.append(name)
-    with decomposed([*WRONG, *others]), model.traced_in(parts):
+    with decomposed([*ALWAYS, *others]), model.traced_in(InPlaceOf(AS_TRACED), parts):
         raise _failure(model, tensors, opset, cause) from cause
 
 
-def _export(
-    model: nn.Module,
-    tensors: Sequence[Tensor],
-    path: Path,
-    opset: int,
-    input_names: Sequence[str],
-    dynamic_axes: Mapping[str, Mapping[int, str]],
-) -> onnx.ModelProto:
-    opset = max(opset, FIRST_TORCHSCRIPT_OPSET)
+def _written(model: nn.Module, tensors: Sequence[Tensor], path: Path, options: dict[str, Any]) -> onnx.ModelProto:
     traced: nn.Module = model
     if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
         # The exporter's own tracer refuses scripted submodules; torch.jit.trace takes them in.
         traced = torch.jit.trace(model, tuple(tensors), check_trace=False)
     size = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
     written: Any = io.BytesIO() if size < _LARGE else str(path)
-    torch.onnx.export(
-        traced,
-        tuple(tensors),
-        written,
-        dynamo=False,
-        opset_version=opset,
-        input_names=list(input_names),
-        dynamic_axes={name: dict(axes) for name, axes in dynamic_axes.items()},
-    )
+    torch.onnx.export(traced, tuple(tensors), written, **options)
     return onnx.load(written) if size >= _LARGE else onnx.load_from_string(written.getvalue())
 
 
@@ -328,14 +323,14 @@ def _symbolic_function(symbolic: Symbolic, aten: str | None = None) -> Callable[
     def function(g: Any, *values: torch._C.Value) -> Any:
         if aten is None or exporters_own is None:
             kinds = [argument.kind for argument in symbolic.op.arguments]
-            return _emit(g, symbolic.op, list(map(_read, values, kinds)))
+            return _emit(g, symbolic.op, list(map(read, values, kinds)))
         own = exporters_own(g.opset)
         if own and symbolic.until is not None and g.opset > symbolic.until:
             with suppress(torch.onnx.errors.OnnxExporterError):  # what it refuses is ours all the same
                 return own(g, *values)
-        schema = _schema(g.original_node)
+        schema = schema_of(g.original_node)
         convert = symbolic.aten.get(aten) or symbolic.aten.get(f"{aten}.{schema.overload_name}")
-        arguments = convert and convert(*map(_read, values, _kinds(schema)))
+        arguments = convert and convert(*map(read, values, kinds_of(schema)))
         if arguments is not None:
             return _emit(g, symbolic.op, arguments)
         if own is None:
@@ -343,47 +338,6 @@ def _symbolic_function(symbolic: Symbolic, aten: str | None = None) -> Callable[
         return own(g, *values)
 
     return function
-
-
-def _schema(node: torch._C.Node) -> Any:
-    """The schema of an aten node."""
-    if (schema := node.schema()) != "(no schema)":
-        schemas = [torch._C.parse_schema(schema)]
-    else:  # the exporter has made tensors of its lists of numbers
-        schemas = torch._C._jit_get_schemas_for_operator(node.kind())
-    return next(s for s in schemas if len(s.arguments) == node.inputsSize())
-
-
-def _kinds(schema: Any) -> list[str]:
-    """What each argument of an aten function is: ``"tensor"``, ``"tensors"`` or ``"constant"``."""
-    kinds = {
-        "Tensor": "tensor",
-        "Optional[Tensor]": "tensor",
-        "List[Tensor]": "tensors",
-        "List[Optional[Tensor]]": "tensors",
-    }
-    return [kinds.get(str(a.type), "constant") for a in schema.arguments]
-
-
-def _read(value: torch._C.Value, kind: str) -> Any:
-    """A traced value as an argument: a Python constant, :class:`TensorInfo` (also of computed numbers), or a list."""
-    if kind == "tensors":
-        return [_read(v, "tensor") for v in symbolic_helper._unpack_list(value)]
-    node = value.node()
-    if node.mustBeNone():
-        return None
-    if kind == "tensor":
-        type_: Any = value.type()
-        sizes = type_.varyingSizes() if isinstance(type_, torch._C.TensorType) else None
-        return TensorInfo(value, None if sizes is None else tuple(sizes))
-    if node.kind() == "prim::ListConstruct":
-        return [_read(v, "constant") for v in node.inputs()]
-    if node.kind() == "onnx::Constant":
-        constant = symbolic_helper._node_get(node, "value")
-        return constant.tolist() if isinstance(constant, Tensor) else constant
-    if node.kind() == "prim::Constant":
-        return node.output().toIValue()
-    return TensorInfo(value, ())
 
 
 def _emit(g: Any, op: Op, arguments: Sequence[Any]) -> Any:
@@ -432,7 +386,7 @@ def _plain(argument: Argument, value: Any) -> Any:
 
 
 def _output_types(op: Op, arguments: Sequence[Any], node: torch._C.Node) -> list[torch._C.TensorType | None]:
-    """Output types from the op's fake, run on meta tensors, twice where sizes are dynamic: what changes with those is
+    """Output types from the op's fake, run on meta tensors of two choices of dynamic sizes: what changes with those is
     dynamic too.
 
     Where the fake does not take the sizes tried, all of them are dynamic, and type and rank are those traced for
@@ -441,46 +395,31 @@ def _output_types(op: Op, arguments: Sequence[Any], node: torch._C.Node) -> list
     runs: list[tuple[Tensor, ...]] = []
     for primes in ((1009, 1013, 1019, 1021, 1031), (2003, 2011, 2017, 2027, 2029)):
         sizes: dict[int, int] = {}
-        rest = itertools.cycle(primes)
-        drawn: list[int] = []
-
-        def fresh() -> int:
-            drawn.append(next(rest))  # noqa: B023
-            return drawn[-1]  # noqa: B023
-
-        def meta(info: TensorInfo) -> Tensor:
-            type_ = info.value.type()
-            symbols = type_.symbolic_sizes()  # negative: the identity of a dynamic size
-            for symbol in symbols:
-                if symbol < 0 and symbol not in sizes:  # noqa: B023
-                    sizes[symbol] = fresh()  # noqa: B023
-            return torch.empty([sizes.get(s, s) for s in symbols], dtype=type_.dtype(), device="meta")  # noqa: B023
-
+        fresh = itertools.cycle(primes)
         try:
-            args = [
-                [meta(t) for t in value]
-                if argument.kind == "tensors"
-                else meta(value)
-                if argument.is_tensor and value is not None
-                else [fresh() if isinstance(v, TensorInfo) else v for v in value]
-                if isinstance(value, (list, tuple))
-                else fresh()
-                if isinstance(value, TensorInfo)
-                else value
-                for argument, value in zip(op.arguments, arguments, strict=True)
-            ]
+            args = [_tried(*given, sizes, fresh) for given in zip(op.arguments, arguments, strict=True)]
             runs.append(as_tuple(op(*args)))
         except (RuntimeError, TypeError, AttributeError, ValueError, IndexError):
             return [_of_any_size(output.type()) for output in node.outputs()]
-        if not drawn:
-            runs *= 2
-            break
     types: list[torch._C.TensorType | None] = []
     for first, second in zip(*runs, strict=True):
         shape = [a if a == b else None for a, b in zip(first.shape, second.shape, strict=True)]
         type_ = torch._C.TensorType.create_from_tensor(torch.empty(0, dtype=first.dtype))
         types.append(type_.with_sizes(shape))
     return types
+
+
+def _tried(argument: Argument, value: Any, sizes: dict[int, int], fresh: Iterator[int]) -> Any:
+    """An argument with numbers for dynamic sizes, by the symbol that the exporter has for each (negative)."""
+    if isinstance(value, (list, tuple)):
+        return [_tried(argument, each, sizes, fresh) for each in value]
+    if not isinstance(value, TensorInfo):
+        return value
+    if argument.kind != "tensors" and not argument.is_tensor:
+        return next(fresh)
+    type_ = value.value.type()
+    shape = [size if size >= 0 else sizes.setdefault(size, next(fresh)) for size in type_.symbolic_sizes()]
+    return torch.empty(shape, dtype=type_.dtype(), device="meta")
 
 
 def _of_any_size(type_: Any) -> torch._C.TensorType | None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["FUNCTIONS", "IN_PLACE_OF", "OTHERWISE"]
+__all__ = ["FUNCTIONS", "IN_PLACE_OF", "OTHERWISE", "overload_of"]
 
 _FAMILIES = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
 
@@ -26,6 +26,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 OTHERWISE = frozenset(name.partition(".")[0] for family in _FAMILIES for name in getattr(family, "OTHERWISE", ()))
 """Functions that TorchScript's exporter knows, and makes something else of."""
+
+
+def overload_of(name: str) -> Any:
+    """``torch.ops.aten.div.Tensor_mode`` of ``aten::div.Tensor_mode``."""
+    function, _, form = name.removeprefix("aten::").partition(".")
+    return getattr(getattr(torch.ops.aten, function), form or "default")
 
 
 def _as_called(name: str) -> list[Callable[..., Any]]:

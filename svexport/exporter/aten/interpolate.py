@@ -21,8 +21,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from svexport.errors import ExportError
 from svexport.exporter.aten.pool import means
 from svexport.exporter.constants import leaves_of
+from svexport.tracing.swapped import untraced
 
-__all__ = ["interpolate", "is_resized_alike"]
+__all__ = ["interpolate", "is_resized_alike", "nearest_exact"]
 
 _SIZES = np.arange(1, 1 << 15)
 """That a dynamic size may have."""
@@ -167,6 +168,17 @@ def _nearest(input: Tensor, output: Tensor, axes: Sequence[_Axis], mode: str) ->
         if not axis.is_kept:
             input = input.index_select(dim, _places(axis, axes, input, mode))
     return input
+
+
+def nearest_exact(input: Tensor, output_size: Sequence[int] | None, *scales: Any) -> Tensor:
+    """``aten::_upsample_nearest_exact``, of the sizes of a trace by TorchScript."""
+    with untraced():
+        old = input.shape[2:]
+        given = scales[0] if len(scales) == 1 and not isinstance(scales[0], float) else scales
+        factors = given or [None] * len(old)
+        new = output_size or [int(size * factor) for size, factor in zip(old, factors, strict=True)]
+        axes = [_Axis(*axis) for axis in zip(old, map(int, new), factors, strict=True)]
+    return _nearest(input, input, axes, "nearest-exact")
 
 
 def _multiple(axis: _Axis) -> int:

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from svexport.errors import ExportError
 from svexport.tracing.swapped import untraced
 
-__all__ = ["FUNCTIONS", "means"]
+__all__ = ["AS_CALLED", "FUNCTIONS", "means"]
 
 
 def _ends(size: int, windows: int) -> list[tuple[int, int]]:
@@ -164,6 +165,40 @@ def _side_by_side(size: int, windows: int) -> Tensor:
     start, end = _bounds(size, windows)
     return torch.minimum(start[:, None] + torch.arange(_longest(size, windows)), end[:, None] - 1).flatten()
 
+
+def _with_divisor(axes: int) -> Callable[..., Any]:
+    """The exporters' own forget the divisor."""
+    pool = getattr(torch.ops.aten, f"avg_pool{axes}d")
+
+    def function(
+        input: Tensor,
+        kernel_size: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:
+        if divisor_override is None:
+            return NotImplemented
+        if ceil_mode:
+            raise ExportError(
+                f"avg_pool{axes}d with ceil_mode and divisor_override; pad the input, and leave ceil_mode"
+            )
+        sizes, steps, pads = (
+            [n] * axes if isinstance(n, int) else list(n) * (axes if len(n) == 1 else 1)
+            for n in (kernel_size, stride or kernel_size, padding)
+        )
+        return pool(input, sizes, steps, pads, False, True) * (math.prod(sizes) / divisor_override)
+
+    return function
+
+
+AS_CALLED: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.avg_pool2d: _with_divisor(2),
+    F.avg_pool3d: _with_divisor(3),
+}
+"""By what Python calls."""
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"aten::_adaptive_avg_pool{axes}d": _average for axes in (2, 3)},

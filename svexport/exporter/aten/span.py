@@ -1,4 +1,4 @@
-"""Numbers at equal distances between two of which one at least is a tensor's."""
+"""Numbers at equal distances between two."""
 
 from __future__ import annotations
 
@@ -9,23 +9,36 @@ import torch
 from torch import Tensor
 
 from svexport.errors import ExportError
+from svexport.tracing.swapped import untraced
 
-__all__ = ["FUNCTIONS", "OTHERWISE"]
+__all__ = ["FUNCTIONS", "OTHERWISE", "linspace"]
 
 
-def _between(start: Any, end: Any, steps: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _between(start: Any, end: Any, steps: Any, dtype: torch.dtype, device: Any) -> Tensor:
     """``(steps,)`` of a floating-point type, from both ends to the middle, as torch computes it."""
     place = torch.arange(steps, dtype=dtype, device=device)
-    first, last = (v.to(device, dtype) if isinstance(v, Tensor) else place.new_full((), v) for v in (start, end))
-    if steps <= 1:
-        return first.reshape(1)[:steps].clone()
-    step = (last - first) / (steps - 1)
-    return torch.where(place < steps // 2, first + place * step, last - (steps - 1 - place) * step)
+    first, last = (_as(place, value) for value in (start, end))
+    if isinstance(steps, int) and not isinstance(steps, Tensor):
+        if steps <= 1:
+            return first.reshape(1)[:steps].clone()
+        half, step = steps // 2, (last - first) / (steps - 1)
+    else:  # one more from the start, so that a single number is that
+        half, step = (steps + 1) // 2, (last - first) / _as(place, steps - 1).clamp(min=1)
+    return torch.where(place < half, first + place * step, last - (steps - 1 - place) * step)
 
 
-def _linspace(
-    start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = None, device: Any = None, **_: Any
+def _as(place: Tensor, value: Any) -> Tensor:
+    """A number or a tensor as a tensor of the type of ``place``."""
+    return value.to(place) if isinstance(value, Tensor) else place.new_full((), value)
+
+
+def linspace(
+    start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any
 ) -> Any:
+    """``torch.linspace``; the exporters' own are for constant numbers, or compute with doubles."""
+    if not any(isinstance(value, (Tensor, torch.SymInt, torch.SymFloat)) for value in (start, end, steps)):
+        with untraced():
+            return torch.linspace(start, end, steps, dtype=dtype, device=device, **options)
     dtype, device = _as_given(start, end, steps, dtype, device, "linspace")
     precise = torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else torch.float64
     return _between(start, end, steps, precise, device).to(dtype)
@@ -49,24 +62,26 @@ def _logspace(
 
 def _as_given(
     start: Any, end: Any, steps: int, dtype: torch.dtype | None, device: Any, name: str
-) -> tuple[torch.dtype, torch.device]:
+) -> tuple[torch.dtype, Any]:
     """The type and the device of the result.
 
     Raises:
-        ExportError: of integers, which torch cuts off after fused multiplications, and so not as ONNX does.
+        ExportError: of integers, which torch cuts off after fused multiplications, and so not as ONNX does; dynamic
+            sizes are tensors as well.
     """
     dtype = dtype or torch.get_default_dtype()
-    if not dtype.is_floating_point and (steps > 1 or (steps and name == "logspace")):
+    several = not isinstance(steps, int) or isinstance(steps, Tensor) or steps > 1 or (steps and name == "logspace")
+    if not dtype.is_floating_point and several:
         raise ExportError(
             f"torch.{name} of {dtype} between tensors has no exact form in ONNX; make floating-point numbers, and round"
         )
-    given = next(v for v in (start, end) if isinstance(v, Tensor))
-    return dtype, torch.device(device) if device is not None else given.device
+    tensors = (value.device for value in (start, end) if isinstance(value, Tensor) and device is None)
+    return dtype, next(tensors, device)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     f"aten::{name}.{form}": function
-    for name, function in (("linspace", _linspace), ("logspace", _logspace))
+    for name, function in (("linspace", linspace), ("logspace", _logspace))
     for form in ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
 }
 

@@ -1,15 +1,13 @@
-"""Pooling, convolutions and fake quantizers, as the TorchScript exporter writes them: corrections."""
+"""Pooling and fake quantizers, as the TorchScript exporter writes them: corrections."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.onnx import symbolic_helper
 
-from svexport.exporter.corrections.writer import constant_like, integers_of
 from svexport.tracing.quantizers import full_range
 
 __all__ = ["LAYERS"]
@@ -31,43 +29,6 @@ def _of_batches(rank: int) -> Callable[..., Any]:
         return tuple(symbolic_helper._squeeze_helper(g, result, [0]) for result in results)
 
     return convert
-
-
-def _average(axes: int) -> Callable[..., Any]:
-    """The exporter's own forgets the divisor."""
-    batches = _of_batches(axes + 2)
-
-    def convert(g: Any, own: _Own, self: _Value, size: _Value, *rest: _Value) -> Any:
-        *others, ceil, _, divisor = rest
-        if symbolic_helper._is_none(divisor):
-            return batches(g, own, self, size, *rest)
-        if symbolic_helper._parse_arg(ceil, "i"):
-            return symbolic_helper._unimplemented(f"avg_pool{axes}d", "ceil_mode with divisor_override", self)
-        sizes = symbolic_helper._parse_arg(size, "is")
-        count = math.prod(sizes * (axes if len(sizes) == 1 else 1))
-        padded, none = g.op("Constant", value_t=torch.tensor(1)), g.op("prim::Constant")
-        none.setType(torch._C.NoneType.get())
-        result = batches(g, own, self, size, *others, ceil, padded, none)
-        factor = count / symbolic_helper._parse_arg(divisor, "i")
-        return g.op("Mul", result, constant_like(g, factor, _kinds.from_value(self, _kinds.FLOAT)))
-
-    return convert
-
-
-def _convolution(g: Any, own: _Own, self: _Value, weight: _Value, bias: _Value, *rest: _Value) -> Any:
-    """The exporter's own writes the kernel's size, which a kernel of a dynamic one has in itself."""
-    sizes = symbolic_helper._get_tensor_sizes(weight)
-    if sizes is not None and None not in sizes[2:]:
-        return own(g, self, weight, bias, *rest)
-    stride, padding, dilation, transposed, output_padding, groups = (integers_of(value) for value in rest[:6])
-    inputs = [self, weight] if symbolic_helper._is_none(bias) else [self, weight, bias]
-    numbers = {"strides_i": stride, "pads_i": padding * 2, "dilations_i": dilation, "group_i": groups[0]}
-    if any(output_padding):
-        numbers["output_padding_i"] = output_padding
-    result = g.op("ConvTranspose" if transposed[0] else "Conv", *inputs, **numbers)
-    if rank := symbolic_helper._get_tensor_rank(self):
-        result.setType(self.type().with_sizes([None] * rank))
-    return result
 
 
 def _fake_quantize(g: Any, own: _Own, self: _Value, scale: _Value, zero_point: _Value, *rest: _Value) -> Any:
@@ -95,15 +56,11 @@ def _fake_quantize(g: Any, own: _Own, self: _Value, scale: _Value, zero_point: _
 
 _POOLS = ("adaptive_avg_pool{}d", "adaptive_max_pool{}d", "avg_pool{}d", "max_pool{}d_with_indices")
 
-
 LAYERS: dict[str, Callable[..., Any]] = {
     **{f"aten::{pool.format(axes)}": _of_batches(axes + 2) for axes in (1, 2, 3) for pool in _POOLS},
-    **{f"aten::avg_pool{axes}d": _average(axes) for axes in (2, 3)},
-    # But aten::max_pool2d, which is an op of ours.
-    **{f"aten::max_pool{axes}d": _of_batches(axes + 2) for axes in (1, 3)},
+    **{f"aten::max_pool{axes}d": _of_batches(axes + 2) for axes in (1, 3)},  # of two it is an op of ours
     "aten::pixel_shuffle": _of_batches(4),
     "aten::pixel_unshuffle": _of_batches(4),
-    "aten::_convolution": _convolution,
     "aten::fake_quantize_per_channel_affine": _fake_quantize,
     "aten::fake_quantize_per_tensor_affine": _fake_quantize,
 }

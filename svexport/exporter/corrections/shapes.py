@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.onnx import symbolic_helper
 
 from svexport.errors import ExportError
-from svexport.exporter.corrections.writer import integers_of, is_not_negative
-from svexport.exporter.slices import assigned, unexpanded
+from svexport.exporter.corrections.writer import integers_of
 
 __all__ = ["SHAPES"]
 
@@ -36,23 +35,8 @@ def _dims_from_the_front(g: Any, dims: _Value, rank: int | None) -> _Value:
 
 def _permute(g: Any, own: _Own, self: _Value, dims: _Value) -> Any:
     """The exporter's own writes negative dimensions, which ONNX does not have."""
-    return _transpose(g, self, symbolic_helper._parse_arg(dims, "is"))
-
-
-def _movedim(g: Any, own: _Own, self: _Value, source: _Value, destination: _Value) -> Any:
-    """As of ``permute``."""
-    rank = symbolic_helper._get_tensor_rank(self)
-    if rank is None:
-        return symbolic_helper._unimplemented("aten::movedim", "dimensions of a tensor of unknown rank", self)
-    sources, places = ([d % rank for d in integers_of(value)] for value in (source, destination))
-    order = [axis for axis in range(rank) if axis not in sources]
-    for place, axis in sorted(zip(places, sources, strict=True)):
-        order.insert(place, axis)
-    return _transpose(g, self, order)
-
-
-def _transpose(g: Any, self: _Value, dims: Sequence[int]) -> Any:
-    order = [d % len(dims) for d in dims]
+    axes = symbolic_helper._parse_arg(dims, "is")
+    order = [axis % len(axes) for axis in axes]
     return self if order == sorted(order) else g.op("Transpose", self, perm_i=order)
 
 
@@ -66,14 +50,10 @@ def _index(g: Any, own: _Own, self: _Value, indices: _Value) -> Any:
 
 
 def _index_put(g: Any, own: _Own, self: _Value, indices: _Value, values: _Value, accumulate: _Value) -> Any:
-    """What is assigned to a slice is put together of parts; the rest is scattered.
-
-    The exporter keeps a dimension of size 1 for each that a number has taken away (``x[i, 0] = y``), and reshapes.
-    """
-    put = None if symbolic_helper._parse_arg(accumulate, "b") else assigned(g, self, indices, values)
-    if put is not None:
-        return put
+    """The exporter keeps a dimension of size 1 for each that a number takes away (``x[i, 0] = y``), and reshapes."""
     given = symbolic_helper._unpack_list(indices) if symbolic_helper._is_packed_list(indices) else [indices]
+    if not given:  # what ``x.copy_(values)`` becomes
+        return _copy(g, own, self, values, accumulate)
     if len(given) > 1:
         given = [_places(g, value) for value in given]
         indices = g.op("prim::ListConstruct", *given)
@@ -83,13 +63,20 @@ def _index_put(g: Any, own: _Own, self: _Value, indices: _Value, values: _Value,
         rank = max(each)
         single = [rank - r for r, value in zip(each, given, strict=True) if r and _numbers_of(value) == 1]
         if single and count == rank + whole - len(given) - len(single):
-            inner = unexpanded(values)
+            inner = _unexpanded(values)
             if inner is not values and symbolic_helper._get_tensor_rank(inner) == count:
                 values = inner
             values = symbolic_helper._unsqueeze_helper(g, values, sorted(single))
         elif not single:
-            values = unexpanded(values)
+            values = _unexpanded(values)
     return own(g, self, indices, values, accumulate)
+
+
+def _unexpanded(values: _Value) -> _Value:
+    """Without the Expands to the size of a slice: they have the numbers of the trace, and are done where needed."""
+    while values.node().kind() == "onnx::Expand":
+        values = next(values.node().inputs())
+    return values
 
 
 def _places(g: Any, index: _Value) -> _Value:
@@ -126,7 +113,7 @@ def _repeat(g: Any, own: _Own, self: _Value, repeats: _Value) -> Any:
 
 def _from_the_front(g: Any, self: _Value, axis: int, index: _Value) -> _Value:
     masks = (_kinds.BOOL, _kinds.UINT8)
-    if symbolic_helper._is_none(index) or _kinds.from_value(index) in masks or is_not_negative(index):
+    if symbolic_helper._is_none(index) or _kinds.from_value(index) in masks:
         return index
     size = symbolic_helper._get_tensor_dim_size(self, axis)
     place = g.op("Constant", value_t=torch.tensor(axis if size is None else size))
@@ -165,24 +152,6 @@ def _expand(g: Any, own: _Own, self: _Value, size: _Value, implicit: _Value) -> 
     return expanded
 
 
-def _linspace(g: Any, own: _Own, start: _Value, end: _Value, steps: _Value, *rest: _Value) -> Any:
-    """The exporter's own computes with doubles, and one step of a dynamic number of them is NaN."""
-    kind = _kinds.from_value(g.original_node.output(), _kinds.FLOAT)
-    numbers = [symbolic_helper._maybe_get_const(value, "f") for value in (start, end, steps)]
-    if not any(isinstance(number, _Value) for number in numbers):
-        ends = numbers[0], numbers[1], int(numbers[2])
-        return g.op("Constant", value_t=torch.linspace(*ends, dtype=kind.dtype()))
-    first, last, count = (
-        g.op("Cast", value, to_i=type_.onnx_type())
-        for value, type_ in ((start, kind), (end, kind), (steps, _kinds.INT64))
-    )
-    one = g.op("Constant", value_t=torch.tensor(1))
-    single = g.op("Cast", g.op("Equal", count, one), to_i=_kinds.INT64.onnx_type())
-    gaps = g.op("Cast", g.op("Add", g.op("Sub", count, one), single), to_i=kind.onnx_type())
-    places = g.op("Cast", symbolic_helper._arange_helper(g, count, None), to_i=kind.onnx_type())
-    return g.op("Add", first, g.op("Mul", places, g.op("Div", g.op("Sub", last, first), gaps)))
-
-
 def _copy(g: Any, own: _Own, self: _Value, values: _Value, non_blocking: _Value) -> Any:
     """What ``x.copy_(values)`` becomes, which the exporter lacks."""
     kind = _kinds.from_value(self, _kinds.UNDEFINED)
@@ -191,7 +160,9 @@ def _copy(g: Any, own: _Own, self: _Value, values: _Value, non_blocking: _Value)
     sizes = [symbolic_helper._get_tensor_sizes(v) for v in (self, values)]
     if sizes[0] is not None and None not in sizes[0] and sizes[0] == sizes[1]:
         return g.op("Identity", values)
-    return g.op("Expand", values, g.op("Shape", self))
+    expanded = g.op("Expand", values, g.op("Shape", self))
+    expanded.setType(self.type())
+    return expanded
 
 
 def _one_hot(g: Any, own: _Own, self: _Value, num_classes: _Value) -> Any:
@@ -209,8 +180,6 @@ SHAPES: dict[str, Callable[..., Any]] = {
     "aten::expand": _expand,
     "aten::index": _index,
     "aten::index_put": _index_put,
-    "aten::linspace": _linspace,
-    "aten::movedim": _movedim,
     "aten::one_hot": _one_hot,
     "aten::permute": _permute,
     "aten::repeat": _repeat,
