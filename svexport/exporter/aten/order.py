@@ -55,6 +55,9 @@ def _kth_value(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> P
 
 def _mode(input: Tensor, dim: int = -1, keepdim: bool = False) -> Pair:
     """The smallest of the most frequent values, and its last place, from all pairs; NaN where there are no numbers."""
+    if input.dtype == torch.bool:
+        values, places = _mode(input.to(torch.int64), dim, keepdim)
+        return values.to(torch.bool), places
     x, dim = _at(input, dim)
     x = x.transpose(dim, -1)
     counts = (x.unsqueeze(-1) == x.unsqueeze(-2)).sum(-1)

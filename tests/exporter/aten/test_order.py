@@ -102,3 +102,11 @@ def test_mode_by_hand(opset: int, first: bool, tmp_path) -> None:
     values, places = results(svexport.load(tmp_path / "m.onnx")(x))
     torch.testing.assert_close(values, torch.tensor([1, 4, 1, 2, NAN]), equal_nan=True)
     assert places.tolist() == [3, 4, 4, 4, 5]
+
+
+@pytest.mark.parametrize(("opset", "first"), TRACED)
+def test_mode_of_booleans(opset: int, first: bool, tmp_path) -> None:
+    function = lambda x: (x > 0).mode(-1, keepdim=True).values  # noqa: E731
+    exported(function, torch.randn(4, 5), tmp_path, opset, first)
+    for x in (torch.randn(4, 5), torch.zeros(4, 5), torch.ones(4, 5)):
+        agrees(tmp_path, function, x)
