@@ -32,7 +32,7 @@ from svexport.exporter.constants import (
 )
 from svexport.exporter.decompose import IN_PLACE_OF
 from svexport.exporter.doubles import DOUBLES
-from svexport.exporter.exact import EXACT, OF_SOME, batch_statistics, exact_embeddings, normalized
+from svexport.exporter.exact import EXACT, OF_SOME, batch_statistics, exact_embeddings, normalized, shapes_of_losses
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.program import decompose_nodes, promote
 from svexport.exporter.spared import spared
@@ -57,7 +57,7 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
         _registry_read_once(),
         _composites_collected_once(),
         _exact(),
-        _shapes_of_losses(),
+        shapes_of_losses(),
         _decomposed_by_node(),
         exact_embeddings(),
         without_assertions(),
@@ -255,18 +255,6 @@ def _exact() -> Iterator[None]:
 
     with swapped(_decomp, create_onnx_friendly_decomposition_table=table):
         yield
-
-
-@contextmanager
-def _shapes_of_losses() -> Iterator[None]:
-    """Has torch tell the shapes of losses by what its C++ makes of them. For dynamic sizes it asks its Python, which
-    knows reductions by name where functions have numbers, and gives the loss of every sample the shape of one."""
-    table, losses = torch._decomp.decomposition_table, ("hinge_embedding_loss", "margin_ranking_loss", "nll_loss")
-    own = {f: table.pop(f) for f in (getattr(torch.ops.aten, name).default for name in losses) if f in table}
-    try:
-        yield
-    finally:
-        table.update(own)
 
 
 def _normalized_by_itself(

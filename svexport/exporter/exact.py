@@ -7,7 +7,7 @@ while it traces (see ``decompose``), torch.export where it decomposes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from svexport.errors import UnsupportedError
 from svexport.tracing.swapped import swapped
 
-__all__ = ["EXACT", "OF_SOME", "batch_statistics", "exact_embeddings", "normalized"]
+__all__ = ["EXACT", "OF_SOME", "batch_statistics", "exact_embeddings", "normalized", "shapes_of_losses"]
 
 
 def _floating(x: Tensor) -> Tensor:
@@ -388,6 +388,18 @@ def _vector_norm(
 
 
 @contextmanager
+def shapes_of_losses() -> Iterator[None]:
+    """Has torch tell the shapes of losses by what its C++ makes of them. For dynamic sizes it asks its Python, which
+    knows reductions by name where functions have numbers, and gives the loss of every sample the shape of one."""
+    table, losses = torch._decomp.decomposition_table, ("hinge_embedding_loss", "margin_ranking_loss", "nll_loss")
+    own = {f: table.pop(f) for f in (getattr(torch.ops.aten, name).default for name in losses) if f in table}
+    try:
+        yield
+    finally:
+        table.update(own)
+
+
+@contextmanager
 def exact_embeddings() -> Iterator[None]:
     """Has ``F.embedding(max_norm=...)`` compute with all rows as they would be read, and write none of them.
 
@@ -431,6 +443,13 @@ def exact_embeddings() -> Iterator[None]:
         yield
 
 
+def _projected_lstm(input: Tensor, hx: Sequence[Tensor], *args: Any) -> Any:
+    """ONNX's LSTM has no projection of its state: a step after the other."""
+    if hx[0].shape[-1] == hx[1].shape[-1]:
+        return NotImplemented
+    return torch._decomp.decomposition_table[torch.ops.aten.lstm.input](input, hx, *args)
+
+
 EXACT: dict[str, Callable[..., Any]] = {
     "aten::angle": _angle,
     "aten::atan2": _atan2,
@@ -466,7 +485,8 @@ EXACT: dict[str, Callable[..., Any]] = {
 OF_SOME: dict[str, Callable[..., Any]] = {
     "aten::floor_divide": _floor_divided,
     "aten::floor_divide.Scalar": _floor_divided,
+    "aten::lstm.input": _projected_lstm,
     "aten::neg": _negated,
     **{f"aten::remainder.{form}": _remainder for form in ("Scalar", "Scalar_Tensor", "Tensor")},
 }
-"""The same for torch.export alone; NotImplemented of types that its exporter has right."""
+"""The same for torch.export alone; NotImplemented of what its exporter has right."""

@@ -143,15 +143,6 @@ def _conversions() -> dict[Any, Callable[..., Any]]:
         chosen = any(s == 0 if isinstance(s, int) else str(getattr(s, "value", s)).startswith("u") for s in sizes)
         return mean_of_some(write, result, x, dim) if chosen else result
 
-    def anywhere(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
-        """Whether the largest is 1: of nothing, it is negative, which the exporter's own takes for true."""
-        is_true = x if write.dtype(x) == torch.bool else write("Cast", x, to=int(ir.DataType.BOOL))
-        if write.rank(x) == 0:
-            return write("Identity", is_true)
-        axes = [dim] if isinstance(dim, int) else list(dim or ()) or None
-        largest = write.reduced("ReduceMax", write("Cast", is_true, to=int(ir.DataType.INT64)), axes, keepdim)
-        return write("Greater", largest, write.constant(torch.tensor(0)))
-
     def power(x: Any, exponent: Any) -> Any:
         kinds = [write.dtype(v) for v in (x, exponent) if not isinstance(v, (bool, int, float))]
         floating = [kind for kind in kinds if kind not in INTEGERS and kind != torch.bool]
@@ -168,9 +159,6 @@ def _conversions() -> dict[Any, Callable[..., Any]]:
         return x if write.dtype(x) == kind else write("Cast", x, to=_ONNX_DTYPES[kind])
 
     table: dict[Any, Callable[..., Any]] = {
-        aten.any.default: anywhere,
-        aten.any.dim: anywhere,
-        aten.any.dims: anywhere,
         aten.clamp.default: clamp,
         aten.clamp.Tensor: clamp,
         aten.clamp_max.default: lambda x, max: clamp(x, None, max),
@@ -192,7 +180,22 @@ def _conversions() -> dict[Any, Callable[..., Any]]:
     }
     for name in ("Max", "Min"):
         table |= _extremes(write, name)
-    return table | _of_numbers(write)
+    return table | _of_numbers(write) | _of_truth(write)
+
+
+def _of_truth(write: Writer) -> dict[Any, Callable[..., Any]]:
+    aten = torch.ops.aten
+
+    def anywhere(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+        """Whether the largest is 1: of nothing, it is negative, which the exporter's own takes for true."""
+        is_true = x if write.dtype(x) == torch.bool else write("Cast", x, to=int(ir.DataType.BOOL))
+        if write.rank(x) == 0:
+            return write("Identity", is_true)
+        axes = [dim] if isinstance(dim, int) else list(dim or ()) or None
+        largest = write.reduced("ReduceMax", write("Cast", is_true, to=int(ir.DataType.INT64)), axes, keepdim)
+        return write("Greater", largest, write.constant(torch.tensor(0)))
+
+    return dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), anywhere)
 
 
 def _of_numbers(write: Writer) -> dict[Any, Callable[..., Any]]:
