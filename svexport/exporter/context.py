@@ -33,7 +33,7 @@ from svexport.exporter.constants import (
 )
 from svexport.exporter.decompose import IN_PLACE_OF, InPlaceOf
 from svexport.exporter.doubles import DOUBLES
-from svexport.exporter.exact import EXACT, batch_statistics, exact_embeddings, normalized
+from svexport.exporter.exact import EXACT, batch_statistics, exact_embeddings, normalized, shapes_of_losses
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.program import decompose_nodes, promote
 from svexport.exporter.spared import spared
@@ -58,7 +58,7 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
         _registry_read_once(),
         _composites_collected_once(),
         _exact(),
-        _shapes_of_losses(),
+        shapes_of_losses(),
         _decomposed_by_node(),
         exact_embeddings(),
         without_assertions(),
@@ -259,18 +259,6 @@ def _exact() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _shapes_of_losses() -> Iterator[None]:
-    """Has torch tell the shapes of losses by what its C++ makes of them. For dynamic sizes it asks its Python, which
-    knows reductions by name where functions have numbers, and gives the loss of every sample the shape of one."""
-    table, losses = torch._decomp.decomposition_table, ("hinge_embedding_loss", "margin_ranking_loss", "nll_loss")
-    own = {f: table.pop(f) for f in (getattr(torch.ops.aten, name).default for name in losses) if f in table}
-    try:
-        yield
-    finally:
-        table.update(own)
-
-
 def _normalized_by_itself(
     x: Tensor,
     weight: Tensor | None,
@@ -344,6 +332,13 @@ def _by_long_indices(name: str) -> Callable[..., Any]:
     return function
 
 
+def _projected_lstm(input: Tensor, hx: Sequence[Tensor], *args: Any) -> Any:
+    """ONNX's LSTM has no projection of its state: a step after the other."""
+    if hx[0].shape[-1] == hx[1].shape[-1]:
+        return NotImplemented
+    return torch._decomp.decomposition_table[torch.ops.aten.lstm.input](input, hx, *args)
+
+
 def _copied(x: Tensor, values: Tensor, non_blocking: bool = False) -> Any:
     """The exporter's own gives the values in their own shape."""
     if list(map(str, x.shape)) == list(map(str, values.shape)):
@@ -361,6 +356,7 @@ _ALSO: dict[str, Callable[..., Any]] = {
     "aten::copy": _copied,
     "aten::cross_entropy_loss": _cross_entropy,
     "aten::im2col": _patches_side_by_side,
+    "aten::lstm.input": _projected_lstm,
     "aten::unfold": _unfold_side_by_side,
 }
 """As :data:`EXACT`, of what the other exporter has right or another form of."""

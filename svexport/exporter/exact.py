@@ -18,7 +18,7 @@ from torch import Tensor
 from svexport.errors import UnsupportedError
 from svexport.tracing.swapped import swapped
 
-__all__ = ["EXACT", "batch_statistics", "exact_embeddings", "floor_divide", "normalized"]
+__all__ = ["EXACT", "batch_statistics", "exact_embeddings", "floor_divide", "normalized", "shapes_of_losses"]
 
 
 def _floating(x: Tensor) -> Tensor:
@@ -352,6 +352,18 @@ def _vector_norm(
     else:
         norm = (x.abs() ** ord).sum(dims, keepdim) ** (1 / ord)
     return norm.reshape(shape) if shape and keepdim else norm
+
+
+@contextmanager
+def shapes_of_losses() -> Iterator[None]:
+    """Has torch tell the shapes of losses by what its C++ makes of them. For dynamic sizes it asks its Python, which
+    knows reductions by name where functions have numbers, and gives the loss of every sample the shape of one."""
+    table, losses = torch._decomp.decomposition_table, ("hinge_embedding_loss", "margin_ranking_loss", "nll_loss")
+    own = {f: table.pop(f) for f in (getattr(torch.ops.aten, name).default for name in losses) if f in table}
+    try:
+        yield
+    finally:
+        table.update(own)
 
 
 @contextmanager

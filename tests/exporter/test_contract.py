@@ -1093,6 +1093,25 @@ class Packed(nn.Module):
 
 
 @BOTH_EXPORTERS
+def test_projected_states(opset, tmp_path) -> None:
+    """Of which ONNX has none."""
+
+    class Projected(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(4, 3, bidirectional=True, batch_first=True, proj_size=2)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            output, (state, cell) = self.lstm(x)
+            return output, state, cell
+
+    model, axes = Projected().eval(), {"x": {0: "b"}}
+    svexport.export(model, torch.randn(2, 3, 4), tmp_path / "m.onnx", opset=opset, dynamic_shapes=axes)
+    x = torch.randn(5, 3, 4)
+    torch.testing.assert_close(tuple(svexport.load(tmp_path / "m.onnx")(x)), model(x))
+
+
+@BOTH_EXPORTERS
 def test_packed_sequences(opset, tmp_path) -> None:
     """Of which torch's errors say ``vector::_M_range_check`` and ``zeros(): argument 'size'``."""
     model, args = Packed().eval(), (torch.randn(3, 7, 4), torch.tensor([7, 2, 5]))

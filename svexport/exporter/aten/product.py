@@ -41,6 +41,8 @@ def _added(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]
 
     def function(input: Tensor, first: Tensor, second: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
         found = product(first, second)
+        if not (found.is_floating_point() or found.is_complex()):
+            beta, alpha = int(beta), int(alpha)  # as torch cuts them off
         found = found if alpha == 1 else found * alpha
         if beta == 0:
             return found

@@ -98,11 +98,30 @@ def test_nonzero_static_of_other_ranks(opset: int, first: bool, tmp_path) -> Non
 @pytest.mark.parametrize(("opset", "first"), TRACED)
 def test_diagonals_of_a_view(opset: int, first: bool, tmp_path) -> None:
     def function(x: Tensor) -> tuple[Tensor, ...]:
-        y, tall, wide, mask = x.clone(), x[0].T.clone(), x[0].clone(), x[0] > 0
+        y, tall, wide, mask = x.clone(), x[0].T.contiguous(), x[0].clone(), x[0] > 0
         y.select(0, 1).fill_diagonal_(5.0)
-        y[0].T.fill_diagonal_(7, wrap=True)
+        y[1].T.fill_diagonal_(7)
         return y, tall.fill_diagonal_(-2, wrap=True), wide.fill_diagonal_(3.5), mask.fill_diagonal_(True)
 
     exported(function, torch.randn(2, 2, 7), tmp_path, opset, first)
     for x in (torch.randn(2, 2, 7), torch.full((2, 2, 7), torch.nan)):
         agrees(tmp_path, function, x)
+
+
+@pytest.mark.parametrize(("opset", "first"), TRACED)
+def test_taken_along_a_dimension(opset: int, first: bool, tmp_path) -> None:
+    """Of a dynamic size, broadcast either way, and of all in one row."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        order = x.argsort(1)
+        return (
+            torch.take_along_dim(x, order, 1),
+            x.take_along_dim(order[:, :1], -1),
+            torch.take_along_dim(x[:, :1], order[:, :2] * 0, 1),
+            torch.take_along_dim(x[:, None], torch.tensor([[[3, -6]]]), 2),
+            torch.take_along_dim(x, order[0]),
+        )
+
+    exported(function, torch.randperm(18).float().view(3, 6), tmp_path, opset, first, dynamic_shapes={"x": {0: "n"}})
+    for n in (1, 2, 5):
+        agrees(tmp_path, function, torch.randperm(6 * n).float().view(n, 6))

@@ -58,6 +58,7 @@ def test_added_to_nothing(opset: int, first: bool, tmp_path) -> None:
             torch.addbmm(y[0, 0, :3], x, y),
             torch.addmv(nan[0, 0], x[0], y[0, :, 0], beta=0),
             torch.addmm(nan[0], x[0], y[0], beta=0),
+            torch.baddbmm(y[:, :3].int(), x.int(), y.int(), beta=1.6, alpha=2.6),
         )
 
     exported(function, torch.randn(2, 3, 4), tmp_path, opset, first)
