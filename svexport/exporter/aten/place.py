@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from svexport.errors import ExportError
-from svexport.tracing.swapped import untraced
 
-__all__ = ["FUNCTIONS", "OTHERWISE", "fill_diagonal"]
+__all__ = ["FUNCTIONS", "fill_diagonal"]
 
 
 def _inside(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -39,24 +38,6 @@ def _masked_index_put_accumulate(x: Tensor, mask: Tensor, indices: Sequence[Tens
     return torch.ops.aten.index_put(x, _inside(x, indices), added, accumulate=True)
 
 
-def _take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
-    """``torch.gather`` of tensors that are broadcast. Torch's own takes dynamic sizes for numbers."""
-    size = x.numel() if dim is None else x.shape[dim] if x.dim() else 1
-    indices = torch.where(indices < 0, indices + size, indices)
-    if dim is None:
-        return x.flatten().gather(0, indices.flatten())
-    wide = [_widened(*pair, dim % (x.dim() or 1)) for pair in ((x, indices), (indices, x))]
-    return wide[0].gather(dim, wide[1])
-
-
-def _widened(x: Tensor, other: Tensor, dim: int) -> Tensor:
-    """With the sizes of another where it has 1, but along one dimension."""
-    with untraced():
-        is_one = [not isinstance(size, torch.SymInt) and size == 1 for size in x.shape]
-    sizes = [other.size(axis) if one and axis != dim else -1 for axis, one in enumerate(is_one)]
-    return x.expand(sizes)
-
-
 def fill_diagonal(x: Tensor, value: float, wrap: bool = False) -> Tensor:
     """A number where all indices are equal; of a tall matrix and ``wrap``, below again, a row left out each time."""
     places = [
@@ -74,7 +55,4 @@ def fill_diagonal(x: Tensor, value: float, wrap: bool = False) -> Tensor:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "aten::_unsafe_masked_index": _masked_index,
     "aten::_unsafe_masked_index_put_accumulate": _masked_index_put_accumulate,
-    "aten::take_along_dim": _take_along_dim,
 }
-
-OTHERWISE = ("aten::take_along_dim",)
