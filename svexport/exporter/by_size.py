@@ -106,10 +106,27 @@ def _tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tupl
     return tuple(input.narrow(dim, start, end - start) for start, end in itertools.pairwise(ends))
 
 
+def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+    """``torch.gather`` of tensors that are broadcast, from the end where an index is negative."""
+    size = input.numel() if dim is None else input.shape[dim] if input.dim() else 1
+    indices = torch.where(indices < 0, indices + size, indices)
+    if dim is None:
+        return input.flatten().gather(0, indices.flatten())
+    along = dim % (input.dim() or 1)
+    return _widened(input, indices, along).gather(dim, _widened(indices, input, along))
+
+
+def _widened(x: Tensor, other: Tensor, dim: int) -> Tensor:
+    """With the sizes of another where it has 1, but along one dimension."""
+    ones = [isinstance(size, int) and size == 1 for size in x.shape]
+    return x.expand([other.size(axis) if one and axis != dim else -1 for axis, one in enumerate(ones)])
+
+
 BY_SIZE: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.tensor_split: _tensor_split,
     Tensor.tensor_split: _tensor_split,
     **dict.fromkeys((torch.roll, Tensor.roll), _roll),
+    **dict.fromkeys((torch.take_along_dim, Tensor.take_along_dim), _take_along_dim),
     torch.bartlett_window: _window(torch.bartlett_window, _bartlett),
     torch.blackman_window: _window(torch.blackman_window, _blackman),
     torch.hamming_window: _window(torch.hamming_window, _hamming),

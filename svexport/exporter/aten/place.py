@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from svexport.errors import ExportError
-from svexport.tracing.swapped import untraced
 
 __all__ = ["END", "FUNCTIONS", "OTHERWISE", "depends_on_size", "fill_diagonal"]
 
@@ -94,24 +93,6 @@ def _nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor
     return torch.where(missing, fill_value, torch.stack(places[::-1], -1))
 
 
-def _take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
-    """``torch.gather`` of tensors that are broadcast. Torch's own takes dynamic sizes for numbers."""
-    size = x.numel() if dim is None else x.shape[dim] if x.dim() else 1
-    indices = torch.where(indices < 0, indices + size, indices)
-    if dim is None:
-        return x.flatten().gather(0, indices.flatten())
-    wide = [_widened(*pair, dim % (x.dim() or 1)) for pair in ((x, indices), (indices, x))]
-    return wide[0].gather(dim, wide[1])
-
-
-def _widened(x: Tensor, other: Tensor, dim: int) -> Tensor:
-    """With the sizes of another where it has 1, but along one dimension."""
-    with untraced():
-        is_one = [not isinstance(size, torch.SymInt) and size == 1 for size in x.shape]
-    sizes = [other.size(axis) if one and axis != dim else -1 for axis, one in enumerate(is_one)]
-    return x.expand(sizes)
-
-
 def fill_diagonal(x: Tensor, value: float, wrap: bool = False) -> Tensor:
     """A number where all indices are equal; of a tall matrix and ``wrap``, below again, a row left out each time."""
     places = [
@@ -132,7 +113,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "aten::nonzero_static": _nonzero_static,
     "aten::select_scatter": _index_assigned,
     "aten::slice_scatter": _slice_assigned,
-    "aten::take_along_dim": _take_along_dim,
 }
 
-OTHERWISE = ("aten::select_scatter", "aten::slice_scatter", "aten::take_along_dim")
+OTHERWISE = ("aten::select_scatter", "aten::slice_scatter")
