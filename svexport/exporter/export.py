@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import threading
 import time
 import warnings
@@ -42,7 +43,7 @@ from svexport.tensorrt.support.target import Target
 from svexport.tracing.arguments import FlatModel, bind, eval_mode, given_arguments, in_type, leaves, unique, unwrapped
 from svexport.tracing.quantizers import frozen
 from svexport.tracing.sizes import Size
-from svexport.tracing.source import is_library
+from svexport.tracing.source import is_library, is_own
 from svexport.tracing.state import State, unchanged
 
 __all__ = ["export"]
@@ -416,12 +417,19 @@ def _installed(opset: int) -> Iterator[None]:
 @contextmanager
 def _collected_warnings(notes: list[str]) -> Iterator[None]:
     """The tracers' warnings about the model become notes of the report; those about themselves are dropped."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
+    found: dict[str, None] = {}
+
+    def noted(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+        frame = sys._getframe(2)  # that warns, behind the one of warnings.py
+        while is_own(filename) and frame.f_back:  # a mode of ours that calls the function
+            frame = frame.f_back
+            filename, lineno = frame.f_code.co_filename, frame.f_lineno
+        if issubclass(category, torch.jit.TracerWarning) and not is_library(filename):
+            first = str(message).split(". ")[0].split("\n")[0]
+            found[f"{os.path.relpath(filename)}:{lineno}: {first}"] = None
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = noted  # type: ignore[assignment]
         yield
-    for warning in caught:
-        if issubclass(warning.category, torch.jit.TracerWarning) and not is_library(warning.filename):
-            first = str(warning.message).split(". ")[0].split("\n")[0]
-            note = f"{os.path.relpath(warning.filename)}:{warning.lineno}: {first}"
-            if note not in notes:
-                notes.append(note)
+    notes += [note for note in found if note not in notes]
