@@ -107,11 +107,11 @@ def _place_of_extreme(write: Writer, op_type: str, x: Any, axis: int, keepdims: 
 
 def _extreme_along(write: Writer, op_type: str, x: Any, axis: int, keepdims: bool) -> tuple[Any, Any]:
     """The largest or smallest along an axis, and where it is."""
+    if write.rank(x) == 0:
+        return write("Identity", x), _first(write)
     if write.dtype(x) == torch.bool:
         values, places = _extreme_along(write, op_type, write("Cast", x, to=_FLOAT), axis, keepdims)
         return write("Cast", values, to=_BOOL), places
-    if write.rank(x) == 0:
-        return write("Identity", x), _first(write)
     places = _place_of_extreme(write, f"Arg{op_type[-3:]}", x, axis, True)
     values = write("GatherElements", x, places, axis=axis)
     return (values, places) if keepdims else (write.squeezed(values, axis), write.squeezed(places, axis))
