@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,15 @@ from svexport.runtime.session import broken_optimizers, for_runtime
 OPSETS = (9, 11, 13, 16, 17, 18, 20, 23)
 BOTH_EXPORTERS = LAST_TORCHSCRIPT_OPSET < 18
 """Whether opset 18 is the exporter's on torch.export, as in all but old versions of torch."""
+
+
+def in_threads(count: int, work: Callable[[int], object]) -> None:
+    """Calls ``work`` with 0, 1, ... in a thread each, and waits for all of them."""
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def exported(opset: int) -> pytest.MarkDecorator:

@@ -17,6 +17,7 @@ from torch import Tensor
 from svexport.runtime import OnnxEngine
 from svexport.runtime.recorded import Recorder, not_replayable
 from svexport.runtime.session import _binding
+from tests.support import in_threads
 
 node, value = helper.make_node, helper.make_tensor_value_info
 
@@ -138,11 +139,7 @@ def test_threads() -> None:
         except BaseException as error:  # noqa: BLE001 - raised where the test waits
             wrong.append(error)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4, work)
     assert not wrong
     assert len(sessions) == 2
 

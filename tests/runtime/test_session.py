@@ -10,7 +10,6 @@ import pickle
 import random
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from svexport.errors import BackendNotAvailableError, SvexportError, Unsupported
 from svexport.graph.bodies import strip
 from svexport.ops.bilinear_sample import OP as BILINEAR_SAMPLE
 from svexport.runtime import Engine, EngineError, OnnxEngine, TensorSpec, load
-from tests.support import calls, op_model
+from tests.support import calls, in_threads, op_model
 
 pytestmark = pytest.mark.core
 
@@ -351,11 +350,7 @@ def test_threads():
             if not torch.equal(engine(x), -x):
                 wrong.append(seed)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(8, work)
     assert wrong == []
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import svexport
 
-__all__ = ["BATCH", "Sampler", "Scale", "exported", "model_of"]
+__all__ = ["BATCH", "Sampler", "Scale", "exported", "model_of", "reshape_by_input"]
 
 
 BATCH = {"image": {0: "batch"}, "grid": {0: "batch"}}
@@ -63,3 +63,15 @@ def model_of(shapes: dict[str, list[int | str | None]]) -> onnx.ModelProto:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     model.ir_version = 8
     return model
+
+
+def reshape_by_input() -> onnx.ModelProto:
+    """``x`` of 12 numbers in the two sizes that its input ``size`` says."""
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Reshape", ["x", "size"], ["y"])],
+        "g",
+        [value("x", TensorProto.FLOAT, [12]), value("size", TensorProto.INT64, [2])],
+        [value("y", TensorProto.FLOAT, [None, None])],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

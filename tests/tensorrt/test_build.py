@@ -23,7 +23,7 @@ from svexport.graph.bodies import strip
 from svexport.progress import phases_to
 from svexport.tensorrt import plugins
 from svexport.tensorrt.build_report import read_layers
-from tests.tensorrt.models import exported, model_of
+from tests.tensorrt.models import exported, model_of, reshape_by_input
 from tests.tensorrt.reference import VERSIONS, Reference
 from tests.tensorrt.reference.fixtures import Install, every_version
 
@@ -463,14 +463,7 @@ def test_several_profiles(tensorrt: Install, version: str) -> None:
 
 
 def test_numbers_that_are_sizes(tensorrt: Install) -> None:
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [helper.make_node("Reshape", ["x", "size"], ["y"])],
-        "g",
-        [value("x", TensorProto.FLOAT, [12]), value("size", TensorProto.INT64, [2])],
-        [value("y", TensorProto.FLOAT, [None, None])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = reshape_by_input()
     strip(model)
     for version in VERSIONS:
         trt = tensorrt(version)

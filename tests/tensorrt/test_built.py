@@ -9,7 +9,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,9 @@ from torch import nn
 
 import svexport
 from svexport import BuildError, EngineError
+from tests.support import in_threads
 from tests.tensorrt.engines import EXAMPLES
-from tests.tensorrt.models import BATCH, Sampler, exported
+from tests.tensorrt.models import BATCH, Sampler, exported, reshape_by_input
 from tests.tensorrt.test_engines import TENSORRT
 
 pytestmark = [
@@ -84,7 +84,7 @@ def test_sizes_threads_streams_and_graphs(sampler: Path) -> None:
         assert plain.profile(image, grid)
         wrong: list[Any] = []
 
-        def work() -> None:
+        def work(_: int) -> None:
             with torch.cuda.stream(torch.cuda.Stream()):
                 for _ in range(50):
                     x = torch.randn(2, 3, 8, 8, device="cuda")
@@ -92,11 +92,7 @@ def test_sizes_threads_streams_and_graphs(sampler: Path) -> None:
                     if not torch.allclose(y, model.conv(x).relu().mean((2, 3)), rtol=1e-3, atol=1e-4):
                         wrong.append(y)
 
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(4, work)
         assert not wrong
 
 
@@ -227,14 +223,7 @@ def test_int8(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_sizes() -> None:
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [helper.make_node("Reshape", ["x", "size"], ["y"])],
-        "g",
-        [value("x", TensorProto.FLOAT, [12]), value("size", TensorProto.INT64, [2])],
-        [value("y", TensorProto.FLOAT, [None, None])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = reshape_by_input()
     with svexport.build(model, check=False, values={"size": ((1, 1), (3, 4), (12, 12))}) as engine:
         x = torch.arange(12.0, device=DEVICE)
         for size in ((4, 3), (1, 12), (12, 1), (2, 6)):
@@ -275,11 +264,7 @@ def test_recorded_runs_of_many_threads(sampler: Path, tmp_path: Path) -> None:
             except BaseException as error:  # noqa: BLE001 - raised where the test waits
                 wrong.append(error)
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(4, work)
         assert set(engine.info()["cuda_graphs"].values()) == {"recorded"}
     assert not wrong
 
