@@ -33,7 +33,9 @@ class Workload:
         name: what is computed, on which shapes and types.
         ours, peers: functions without arguments that a CUDA graph can capture. The first peer is the one to beat.
         bytes: least device memory traffic: inputs read once, outputs written once.
-        goal: the largest ratio of our time to the first peer's that meets the goal.
+        goal: the largest ratio of our time to the first peer's that meets the goal; of ``whole`` models beyond what the
+            peer, timed twice, differs from itself.
+        memory_goal: the largest ratio of the memory that our call allocates at once to the first peer's, for ``whole``.
         limit: the longest time of ours that meets the goal, in microseconds.
         eager: peers that no graph can capture; timed as they are.
         capturable: whether a graph captures all that the functions do. If not, plain calls are timed.
@@ -45,6 +47,7 @@ class Workload:
     peers: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     bytes: int = 0
     goal: float | None = None
+    memory_goal: float | None = None
     limit: float | None = None
     eager: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     capturable: bool = True

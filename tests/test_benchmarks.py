@@ -40,6 +40,21 @@ def test_line_says_whether_the_goal_is_met() -> None:
     assert " limit 7.0 us met " in runner.line({**row(6, 10), "limit": 7.0, "met": True})
 
 
+def test_whole_models_may_differ_as_the_original_does_and_take_no_more_memory(monkeypatch) -> None:
+    def met(ours: float, again: float, memory: int) -> bool:
+        medians = {"ours": ours, "original": 10.0, "original again": again}
+        monkeypatch.setattr(runner, "eager_times", lambda calls, _: {n: {"median": medians[n]} for n in calls})
+        monkeypatch.setattr(runner, "peak_memory", {"ours": memory, "original": 1000}.__getitem__)
+        workload = runner.Workload("model", str, {"original": str}, goal=1.02, memory_goal=1.02, whole=True)
+        return runner.measure(workload, {name: name for name in ("ours", "original")})["met"]
+
+    assert met(10.2, 10, 1020)
+    assert not met(10.3, 10, 1000)
+    assert met(10.3, 10.2, 1000)
+    assert met(10.3, 9.8, 1000)
+    assert not met(10.0, 10, 1021)
+
+
 def test_unknown_module() -> None:
     with pytest.raises(SystemExit, match=r"expected names among .*; got nothing_here"):
         list(runner.modules(["nothing_here"]))
