@@ -51,7 +51,8 @@ def replace(
     Given arguments, parts of a module's forward are ops too, whatever they are called
     (:data:`svexport.exporter.patterns.FINDERS`). They are found in the graph of the functions that it calls, and the
     module gets a forward of that graph. It runs for arguments like those that it was recorded for (tensors of as many
-    dimensions, lists as long, the same constants), whatever their sizes; for others, and once an attribute that it
+    dimensions, lists as long, the same constants), whatever their sizes, where comparisons of these sizes that the
+    forward makes come to the same; for others, and once an attribute that it
     read is set, or is a list, dict or set that has changed, the forward is the author's. Other objects that
     attributes refer to count as they were. A whole decoder of the DETR3D kind is one op, and where gradients are
     recorded one node of autograd, in float32 and float64 and not under autocast; unless modules in it were exchanged

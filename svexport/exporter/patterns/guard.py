@@ -30,7 +30,6 @@ _CONTEXTS = {
         (torch.set_grad_enabled.__init__, "torch.set_grad_enabled"),
         (torch.autocast.__enter__, "torch.autocast"),
         (torch.autograd.Function.apply.__func__, "torch.autograd.Function"),  # type: ignore[attr-defined]
-        (torch.compiler.is_compiling, "torch.compiler.is_compiling"),
     )
 }
 _CALLS: dict[Any, str] = {
@@ -44,10 +43,17 @@ _CALLS: dict[Any, str] = {
 
 
 class Guard:
-    """Notices, while a forward is recorded, what a graph cannot hold."""
+    """Notices, while a forward is recorded, what a graph cannot hold.
+
+    Attributes:
+        found: what that is; empty if there was none.
+        asleep: while it notices nothing.
+        asks_whether_compiling: whether the author's code called ``torch.compiler.is_compiling``.
+    """
 
     def __init__(self) -> None:
         self.found = ""
+        self.asks_whether_compiling = False
         self.asleep = False
 
     def __call__(self, frame: FrameType, event: str, value: Any) -> None:
@@ -57,7 +63,9 @@ class Guard:
         if event == "call":
             name = _CONTEXTS.get(frame.f_code, "")
             caller = frame.f_back.f_code.co_filename if frame.f_back else ""
-            if name and not (frame.f_code is torch.compiler.is_compiling.__code__ and is_library(caller)):
+            if frame.f_code is torch.compiler.is_compiling.__code__:
+                self.asks_whether_compiling |= not is_library(caller)
+            elif name:
                 self.found = name
             elif _is_authors(frame.f_code) and _assigns_outside(frame.f_code):
                 self.found = "a variable that it assigns outside of itself"

@@ -176,6 +176,9 @@ def _forward(traced: Traced, whole: bool) -> str:
     signature = inspect.signature(type(traced.module).forward)
     parameters, starred = [], False
     for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            parameters.append(f"**{name}")
+            continue
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not starred:
             parameters.append("*")
             starred = True
@@ -189,9 +192,15 @@ def _forward(traced: Traced, whole: bool) -> str:
             unlike.append(f"{this}.{name} != {_literal(name, value)}")
     for argument in traced.arguments:
         name = argument.name
-        keyword = signature.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
-        all_of_them.append(f"{name}={name}" if keyword else name)
-        if argument.constant:
+        kind = signature.parameters[name].kind
+        rest = kind is inspect.Parameter.VAR_KEYWORD
+        all_of_them.append(
+            f"**{name}" if rest else f"{name}={name}" if kind is inspect.Parameter.KEYWORD_ONLY else name
+        )
+        if isinstance(argument.value, (list, tuple, dict)):
+            empty = rest and not argument.value
+            unlike.append(name if empty else f"_svexport_differs({name}, {argument.value!r})")
+        elif argument.constant:
             exact = argument.value is None or isinstance(argument.value, bool)
             unlike.append(f"{name} {'is not' if exact else '!='} {argument.value!r}")
         elif argument.length is None:
@@ -203,9 +212,17 @@ def _forward(traced: Traced, whole: bool) -> str:
             given += [f"{name}[{i}]" for i in range(argument.length)]
     recorded = [n for n in traced.graph.nodes if n.op == "placeholder" and str(n.target).startswith("given_")]
     texts = dict(zip(recorded, given, strict=True))
-    for (node, dim), size in traced.sizes.items():
-        place = f"{this}.{node.target}" if node.op == "get_attr" else texts[node]
-        unlike.append(f"{place}.shape[{dim}] != {size}")
+
+    def size(place: int | tuple[fx.Node, int]) -> str:
+        if isinstance(place, int):
+            return str(place)
+        node, dim = place
+        return f"{f'{this}.{node.target}' if node.op == 'get_attr' else texts[node]}.shape[{dim}]"
+
+    unlike += [f"{size(place)} != {number}" for place, number in traced.sizes.items()]
+    for made in traced.comparisons:
+        text = f"{size(made.left)} {made.sign} {size(made.right)}"
+        unlike.append(f"not {text}" if made.holds else text)
     if whole:
         unlike.insert(0, "_svexport_composed()")
         given.insert(0, "weights")
@@ -218,6 +235,17 @@ def _forward(traced: Traced, whole: bool) -> str:
         f"{weights if whole else ''}"
         f"    return {_GRAPH}({', '.join([this, *given])})\n"
     )
+
+
+def _differs(given: Any, recorded: Any) -> bool:
+    """Whether a container is not the one that a graph is for; sizes that a tracer has as symbols are not compared."""
+    if isinstance(recorded, (list, tuple, dict)):
+        if type(given) is not type(recorded) or len(given) != len(recorded):
+            return True
+        if isinstance(recorded, dict):
+            return any(name not in given or _differs(given[name], value) for name, value in recorded.items())
+        return any(map(_differs, given, recorded))
+    return isinstance(given, torch.SymInt) or given != recorded
 
 
 def _literal(name: str, value: Any) -> str:
@@ -306,6 +334,7 @@ def _class(base: type, rewrite: Rewrite) -> type:
         return super(new, self).forward(*args, **kwargs)  # type: ignore[misc, arg-type]
 
     forward.__globals__["_svexport_theirs"] = theirs
+    forward.__globals__["_svexport_differs"] = _differs
     if (whole := rewrite.whole) is not None:
         forward.__globals__["_svexport_composed"] = lambda: _composed(whole)
         forward.__globals__["_svexport_weights"] = lambda root: _weights(root, whole)

@@ -21,7 +21,7 @@ from svexport.exporter.patterns.guard import Guard, NotTraced
 from svexport.tracing.arguments import rebuild
 from svexport.tracing.as_in_files import AsInFiles
 
-__all__ = ["Argument", "NotTraced", "Traced", "operand", "trace"]
+__all__ = ["Argument", "Comparison", "NotTraced", "Traced", "operand", "trace"]
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,43 @@ class Argument:
         length: of a list or tuple of tensors; None of what is none.
         ranks: of the tensors.
         constant: whether it is no tensor, but ``value``.
-        value: None, a bool, a number or a string.
+        value: None, a bool, a number, a string, or lists, tuples and dictionaries of them.
     """
 
     name: str
     length: int | None = None
     ranks: tuple[int, ...] = ()
     constant: bool = False
-    value: bool | int | float | str | None = None
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Of sizes of arguments, by which a forward has decided.
+
+    Attributes:
+        left, right: a number; or an argument or attribute, by its node, and the dimension whose size it is.
+        sign: as in Python's text.
+        holds: what it came to.
+    """
+
+    left: int | tuple[fx.Node, int]
+    sign: str
+    right: int | tuple[fx.Node, int]
+    holds: bool
 
 
 _CHANGES = {getattr(operator, f"i{name}") for name in ("add", "sub", "mul", "truediv", "pow", "and", "or")}
 
 
-_COMPARISONS = {operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge}
+_COMPARISONS = {
+    operator.eq: "==",
+    operator.ne: "!=",
+    operator.lt: "<",
+    operator.le: "<=",
+    operator.gt: ">",
+    operator.ge: ">=",
+}
 _RANKS = {"dim", "ndimension"}
 
 
@@ -87,6 +110,7 @@ class _Tracer(fx.Tracer):
         self.values: dict[fx.Node, Any] = {}
         self.versions: dict[fx.Node, int] = {}
         self.sizes: dict[tuple[fx.Node, int], int] = {}
+        self.comparisons: dict[Comparison, None] = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         library = type(m).__module__.partition(".")[0] in ("torch", "svexport")
@@ -95,7 +119,13 @@ class _Tracer(fx.Tracer):
             self.inlined[module_qualified_name] = None
         return leaf
 
-    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> fx.Proxy:
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
+        sizes = [self._size(a) for a in args] if kind == "call_function" and target in _COMPARISONS else [None]
+        if not any(size is None for size in sizes):
+            left, right = (size if isinstance(size, int) else size[:2] for size in sizes)  # type: ignore[index]
+            holds = bool(target(*(size if isinstance(size, int) else size[2] for size in sizes)))  # type: ignore[index]
+            self.comparisons[Comparison(left, _COMPARISONS[target], right, holds)] = None
+            return holds
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **more)
         if kind.startswith("call_"):
             if any(n not in self.values for n in proxy.node.all_input_nodes):
@@ -103,7 +133,7 @@ class _Tracer(fx.Tracer):
             given = fx.node.map_arg((proxy.node.args, proxy.node.kwargs), self.values.__getitem__)
             self.guard.asleep = True
             try:
-                with AsInFiles():
+                with AsInFiles(), _compiling(False):
                     self._is(proxy.node, _called(self.root, proxy.node, *given))
             finally:
                 self.guard.asleep = False
@@ -156,6 +186,27 @@ class _Tracer(fx.Tracer):
             return value.shape[0]
         return len(value) if isinstance(value, (tuple, list)) else None
 
+    def _size(self, value: Any) -> int | tuple[fx.Node, int, int] | None:
+        """A number; or the argument or attribute whose size a value is, its dimension, and the size."""
+        if type(value) is int:
+            return value
+        if not isinstance(value, fx.Proxy) or not isinstance(size := self.values.get(value.node), int):
+            return None
+        node = value.node
+        if node.target is operator.getitem:
+            shape, dim = node.args
+            whole = isinstance(shape, fx.Node) and (
+                shape.args[1:] == ("shape",)
+                if shape.target is getattr
+                else shape.target == "size" and len(shape.args) == 1
+            )
+            of = shape.args[0] if whole else None  # type: ignore[union-attr]
+        else:
+            of, dim = node.args if node.target == "size" and len(node.args) == 2 else (None, None)
+        if type(dim) is not int or not isinstance(of, fx.Node) or (place := self._sized(of)) is None:
+            return None
+        return place[0], place[1] + dim % self.values[of].dim(), size
+
     def _sized(self, node: fx.Node) -> tuple[fx.Node, int] | None:
         """The argument or attribute, and its dimension, that a tensor has its first size from: it, or a row of it."""
         if node.op in ("placeholder", "get_attr"):
@@ -168,8 +219,16 @@ class _Tracer(fx.Tracer):
         values = {name: self._placeholder(name, value) for name, value in self.given.items()}
         keywords = {name for name, p in self.signature.parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
         named = {name: value for name, value in values.items() if name in keywords}
+        for name, parameter in self.signature.parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                keywords.add(name)
+                named |= values[name]
         function = functools.partial(root_fn, **named) if named else root_fn
         return function, [self.root, *(value for name, value in values.items() if name not in keywords)]
+
+    def text(self, graph: fx.Graph) -> tuple[str, list[str]]:
+        """A graph, and the sizes and comparisons that it is for."""
+        return graph.python_code("self").src, [*map(str, self.sizes.items()), *map(str, self.comparisons)]
 
     def _placeholder(self, name: str, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -178,7 +237,7 @@ class _Tracer(fx.Tracer):
         if type(value) in (list, tuple) and value and all(isinstance(t, Tensor) for t in value):
             self.arguments.append(Argument(name, len(value), tuple(t.dim() for t in value)))
             return type(value)(self._proxy(t) for t in value)
-        if value is None or type(value) in (bool, int, float, str):
+        if _is_plain(value):
             self.arguments.append(Argument(name, constant=True, value=value))
             return value
         raise NotTraced(f"expects tensors, lists of them or constants as arguments, got {name}={type(value).__name__}")
@@ -187,6 +246,14 @@ class _Tracer(fx.Tracer):
         proxy = self.create_proxy("placeholder", f"given_{len(self.values)}", (), {})
         self._is(proxy.node, value)
         return proxy
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value can be written as a literal: numbers that are finite, strings, and containers of them."""
+    if type(value) in (list, tuple, dict):
+        held = [*value, *value.values()] if isinstance(value, dict) else value
+        return all(map(_is_plain, held))
+    return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
 
 
 def _called(root: nn.Module, node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -217,6 +284,7 @@ class Traced:
         reads: attributes of the module that are no tensors and no modules, and which the forward read.
         inlined: names of the submodules whose own code is in the graph.
         sizes: of arguments and attributes, by their node and dimension, that the graph is for.
+        comparisons: of sizes, that must come to the same.
     """
 
     module: nn.Module
@@ -227,6 +295,7 @@ class Traced:
     reads: frozenset[str] = frozenset()
     inlined: tuple[str, ...] = ()
     sizes: dict[tuple[fx.Node, int], int] = field(default_factory=dict)
+    comparisons: tuple[Comparison, ...] = ()
     _ancestors: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
 
     def tensor(self, node: Any) -> Tensor | None:
@@ -336,6 +405,17 @@ def operand(node: fx.Node, index: int, name: str) -> Any:
 
 
 @contextmanager
+def _compiling(on: bool) -> Iterator[None]:
+    """What ``torch.compiler.is_compiling`` says."""
+    before = torch.compiler._is_compiling_flag
+    try:
+        torch.compiler._is_compiling_flag = on
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+@contextmanager
 def _modes(module: nn.Module, training: bool) -> Iterator[None]:
     before = {m: m.training for m in module.modules()}
     try:
@@ -372,20 +452,67 @@ def trace(
         raise NotTraced("it has a forward of its own")
     signature = inspect.signature(module.forward)
     kinds = {p.kind for p in signature.parameters.values()}
-    if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY}:
-        raise NotTraced("its forward takes any arguments")
+    if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY}:
+        raise NotTraced("its forward takes any number of arguments without names")
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
-    graphs = []
+    recorded = []
     for training in (True, False):
         with _modes(module, training):
-            tracer, graph, reads = _record(module, bound.arguments, signature, inline, leaves)
-            graphs.append(graph.python_code("self").src)
-    if graphs[0] != graphs[1]:
+            recorded.append(_record(module, bound.arguments, signature, inline, leaves))
+    (trained, of_training, _), (tracer, graph, reads) = recorded
+    if tracer.guard.asks_whether_compiling:
+        with _modes(module, False), _compiling(True):
+            compiled, of_compiling, _ = _record(module, bound.arguments, signature, inline, leaves)
+        if compiled.text(of_compiling) != tracer.text(graph):
+            raise NotTraced("its forward is another one when it is compiled")
+    _join(of_training, graph, tracer)
+    if trained.text(of_training) != tracer.text(graph):
         raise NotTraced("its forward is another one in training")
     changed = {n for n, version in tracer.versions.items() if tracer.values[n]._version != version}
     inlined = tuple(tracer.inlined)
-    return Traced(module, graph, tuple(tracer.arguments), tracer.values, changed, reads, inlined, tracer.sizes)
+    return Traced(
+        module,
+        graph,
+        tuple(tracer.arguments),
+        tracer.values,
+        changed,
+        reads,
+        inlined,
+        tracer.sizes,
+        tuple(tracer.comparisons),
+    )
+
+
+def _join(of_training: fx.Graph, graph: fx.Graph, tracer: _Tracer) -> None:
+    """Has both graphs read ``self.training`` where all they differ in is a constant: True of one, False of the other.
+
+    That is what a forward gives functions such as ``F.dropout``.
+    """
+
+    def differs(a: Any, b: Any) -> bool:
+        return a is True and b is False
+
+    nodes = list(zip(of_training.nodes, graph.nodes, strict=False))
+    if len(of_training.nodes) != len(graph.nodes):
+        return
+    mode: dict[fx.Graph, fx.Node] = {}
+    for theirs, ours in nodes:
+        if ours.op != "call_function" or theirs.target is not ours.target or len(theirs.args) != len(ours.args):
+            continue
+        places = [i for i, pair in enumerate(zip(theirs.args, ours.args, strict=True)) if differs(*pair)]
+        names = [k for k in ours.kwargs if differs(theirs.kwargs.get(k), ours.kwargs[k])]
+        for node in (theirs, ours) if places or names else ():
+            if node.graph not in mode:
+                first = next(n for n in node.graph.nodes if n.op != "placeholder")
+                with node.graph.inserting_before(first):
+                    mode[node.graph] = node.graph.get_attr("training")
+            for i in places:
+                node.update_arg(i, mode[node.graph])
+            for k in names:
+                node.update_kwarg(k, mode[node.graph])
+    if graph in mode:
+        tracer.values[mode[graph]] = False
 
 
 def _record(
@@ -434,7 +561,7 @@ def _record(
     if any(node.target in _CHANGES or node.target is operator.setitem for node in graph.nodes):
         raise NotTraced("its forward changes tensors in place")
     for node in reversed(graph.nodes):
-        asked = node.target in _RANKS | _COMPARISONS and not isinstance(tracer.values[node], Tensor)
+        asked = node.target in _RANKS | _COMPARISONS.keys() and not isinstance(tracer.values[node], Tensor)
         if not node.users and (asked or node.target in (getattr, operator.getitem)):  # unpacking a shape leaves some
             graph.erase_node(node)
     return tracer, graph, frozenset(reads - {"training"})

@@ -157,12 +157,7 @@ class Noisy(Attends):
         return super().forward(x) + torch.rand(())
 
 
-class BySize(Attends):
-    def forward(self, x):
-        return super().forward(x) if x.shape[1] > 3 else x
-
-
-@pytest.mark.parametrize("kind", [Counts, Prints, Logs, Noisy, BySize])
+@pytest.mark.parametrize("kind", [Counts, Prints, Logs, Noisy])
 def test_a_forward_that_does_more_stays_as_it_is(kind):
     replaced = svexport.replace(kind(einsum), (torch.randn(2, 6, 12),), verbose=False)
     assert WHAT not in [r.before for r in replaced.svexport_replacements]

@@ -49,8 +49,11 @@ def test_found_however_it_is_written(name):
     assert "svexport::add_bias_residual_layer_norm" in [e.key for e in profile.key_averages()]
 
 
-def dropped(m, x, y):
-    return m.norm(x + F.dropout(y, 0.5, m.training))
+def test_found_behind_dropout():
+    model, x = Block(lambda m, x, y: m.norm(x + F.dropout(y, 0.5, m.training))).eval(), torch.randn(2, 7, 12)
+    replaced, found = replaced_with(model, (x,), WHAT)
+    assert found
+    same_in_training(model, replaced, x)
 
 
 NEARLY = {
@@ -63,7 +66,6 @@ NEARLY = {
     "difference": lambda m, x, y: m.norm(x - y),
     "no weight": lambda m, x, y: F.layer_norm(x + y, (12,)),
     "weight of its own": lambda m, x, y: F.layer_norm(x + y, (12,), m.norm.weight * 2, m.norm.bias),
-    "dropped": dropped,
     "eps outside": lambda m, x, y: (s := x + y - (x + y).mean(-1, keepdim=True)) / (s.std(-1, keepdim=True) + 1e-3),
     "in place": lambda m, x, y: m.norm((x + y).relu_()),
 }
@@ -74,6 +76,10 @@ def test_what_is_nearly_that_is_left(name):
     model, x = Block(NEARLY[name]).eval(), torch.randn(2, 7, 12)
     replaced, found = replaced_with(model, (x,), WHAT)
     assert not found
+    same_in_training(model, replaced, x)
+
+
+def same_in_training(model, replaced, x):
     for m in (model.train(), replaced.train()):
         torch.manual_seed(0)
         m.found = gradients_of(m, (x,))

@@ -36,7 +36,7 @@ class AnyArguments(Samples):
     [
         (ByValue, "no fixed graph: TraceError"),
         (OwnTensor, "makes tensors of its own"),
-        (AnyArguments, "takes any arguments"),
+        (AnyArguments, "without names"),
     ],
 )
 def test_why_a_forward_is_not_read(kind, reason, capsys):
