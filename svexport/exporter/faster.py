@@ -21,8 +21,12 @@ ROUNDS, SECONDS = 12, 4.0
 MARGIN, WHOLE_MARGIN = 1.02, 1.01
 """What two timings of one model differ by; what a model with all its replacements may lose in what it gains least in.
 
-Of each kind of replacement the loss may be noise, which the others make up for; of the whole nothing does.
+A gain below the former may be noise, and what was replaced for it a loss. Of each kind of replacement a loss below it
+may be noise, which the others make up for; of the whole nothing does.
 """
+
+MOST = 0.75
+"""In which part of the rounds a model has to be the faster one: medians of times that vary differ by more than 2 %."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +36,12 @@ class Times:
     Attributes:
         inference: seconds of a forward without gradients.
         training: seconds of a forward and backward; None of a model without gradients, or of one too large for it.
+        rounds: the times of each round, of inference and of training, that these are the medians of.
     """
 
     inference: float
     training: float | None
+    rounds: tuple[tuple[float, ...], ...] = ()
 
     def over(self, other: Times) -> tuple[float, ...]:
         """How many times as long this takes as the other, in inference and in training."""
@@ -43,6 +49,11 @@ class Times:
         if self.training is not None and other.training is not None:
             both.append((self.training, other.training))
         return tuple(a / b for a, b in both)
+
+    def often(self, other: Times) -> tuple[float, ...]:
+        """In which part of the rounds this took longer than the other, in inference and in training."""
+        pairs = [list(zip(a, b, strict=True)) for a, b in zip(self.rounds, other.rounds, strict=False) if a and b]
+        return tuple(sum(a > b for a, b in pair) / len(pair) for pair in pairs)
 
     def words(self, other: Times) -> str:
         """How much faster the other is."""
@@ -67,13 +78,15 @@ def on_gpu(arguments: Any) -> bool:
 
 
 def gains(without: Times, replaced: Times, margin: float = MARGIN) -> bool:
-    """Whether a model is faster than without a replacement: faster in something, and slower in nothing.
+    """Whether a model is faster than without a replacement: faster in something, beyond noise, and slower in nothing.
 
     Args:
         margin: how much slower counts as noise, as a ratio.
     """
     ratios = without.over(replaced)
-    return min(ratios) > 1 / margin and max(ratios) > 1
+    often = without.often(replaced) or (1.0,) * len(ratios)
+    gained = any(ratio > MARGIN and part >= MOST for ratio, part in zip(ratios, often, strict=True))
+    return gained and min(ratios) > 1 / margin
 
 
 def measure(models: Mapping[str, nn.Module], call: Callable[[nn.Module], Any]) -> dict[str, Times]:
@@ -89,7 +102,7 @@ def measure(models: Mapping[str, nn.Module], call: Callable[[nn.Module], Any]) -
         module.training = False
     inference = _in_turn({name: _forward(model, call) for name, model in models.items()})
     steps = {name: _step(model, call) for name, model in models.items()}
-    training: Mapping[str, float | None] = dict.fromkeys(models)
+    training: Mapping[str, tuple[float, ...]] = dict.fromkeys(models, ())
     if any(p.requires_grad for model in models.values() for p in model.parameters()):
         try:
             training = _in_turn(steps)
@@ -97,7 +110,12 @@ def measure(models: Mapping[str, nn.Module], call: Callable[[nn.Module], Any]) -
             for model in models.values():
                 model.zero_grad(set_to_none=True)
             torch.cuda.empty_cache()
-    return {name: Times(inference[name], training[name]) for name in models}
+    return {name: _times(inference[name], training[name]) for name in models}
+
+
+def _times(inference: tuple[float, ...], training: tuple[float, ...]) -> Times:
+    trained = statistics.median(training) if training else None
+    return Times(statistics.median(inference), trained, (inference, training))
 
 
 def _forward(model: nn.Module, call: Callable[[nn.Module], Any]) -> Callable[[], None]:
@@ -120,7 +138,8 @@ def _step(model: nn.Module, call: Callable[[nn.Module], Any]) -> Callable[[], No
     return run
 
 
-def _in_turn(functions: Mapping[str, Callable[[], None]]) -> dict[str, float]:
+def _in_turn(functions: Mapping[str, Callable[[], None]]) -> dict[str, tuple[float, ...]]:
+    """Seconds a call, of each round."""
     for function in functions.values():
         for _ in range(2):
             function()
@@ -140,7 +159,7 @@ def _in_turn(functions: Mapping[str, Callable[[], None]]) -> dict[str, float]:
                 function()
             _wait()
             times[name].append((time.perf_counter() - start) / calls)
-    return {name: statistics.median(t) for name, t in times.items()}
+    return {name: tuple(t) for name, t in times.items()}
 
 
 def _wait() -> None:

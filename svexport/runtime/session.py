@@ -180,7 +180,10 @@ class OnnxEngine(Engine):
                 source: str | bytes = str(self._source)  # lets ONNX Runtime map the file
             else:
                 source = runnable.SerializeToString()
-            self._session = _session(onnxruntime, source, self._cuda, self._folder, library, threads)
+            session = partial(
+                _session, onnxruntime, source, folder=self._folder, library=library, threads=threads
+            )  # for the recorder as well
+            self._session = session(cuda=self._cuda)
             declared = (*loaded.graph.input, *loaded.graph.output)
             ranked = {value.name for value in declared if value.type.tensor_type.HasField("shape")}
             self.inputs = tuple(_spec(value, value.name in ranked) for value in self._session.get_inputs())
@@ -217,8 +220,7 @@ class OnnxEngine(Engine):
             self.device, self._cuda = torch.device("cpu"), None
             self._feeds = None if share is None else Feeds(self.inputs, share)
         if self._cuda is not None and cuda_graphs:
-            make = partial(_session, onnxruntime, source)
-            self._recorder = self._recorder_of(cuda_graphs, not_replayable(runnable), make, library)
+            self._recorder = self._recorder_of(cuda_graphs, not_replayable(runnable), session)
         if self._cuda is not None:
             self._end = weakref.finalize(self, _end, self.__dict__, self._cuda)  # at the exit of the process too
 
@@ -235,15 +237,15 @@ class OnnxEngine(Engine):
         self.kernels = tuple(taken)
         return (library(onnxruntime), changed) if taken else (None, model)
 
-    def _recorder_of(self, size: int, reason: str, session: Callable[..., Any], library: Path | None) -> Recorder:
+    def _recorder_of(self, size: int, reason: str, session: Callable[..., Any]) -> Recorder:
         """Holds nothing of the engine, which goes as soon as nobody has it."""
-        folder, precision, device, beside = self._folder, self._options["precision"], self.device, self._cuda
+        precision, device, beside = self._options["precision"], self.device, self._cuda
 
         def make() -> tuple[_Cuda, Any]:
             if reason:
                 raise UnsupportedError(reason)
             cuda = _Cuda(device, precision, beside)
-            return cuda, session(cuda, folder, library)
+            return cuda, session(cuda=cuda)
 
         binding = partial(_binding, self.inputs, self.outputs, device)
         return Recorder(size, make, binding, partial(torch.cuda.set_device, device))

@@ -87,6 +87,16 @@ def test_gains():
     assert not gains(one, Times(1.1, 0.5))
     assert not gains(one, Times(1.0, 1.0))
     assert gains(Times(1.0, None), Times(0.9, None))
+    assert not gains(one, Times(0.985, 0.99))  # noise
+
+
+def test_gains_in_most_rounds():
+    def times(*inference):
+        return Times(sorted(inference)[2], None, (inference, ()))
+
+    others = times(1.0, 1.0, 1.0, 1.0, 1.0)
+    assert gains(others, times(0.9, 0.9, 0.9, 0.9, 1.1))
+    assert not gains(others, times(0.9, 0.9, 0.9, 1.1, 1.1))
 
 
 def test_measuring_leaves_models_as_they_are():
