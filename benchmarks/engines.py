@@ -1,7 +1,8 @@
 """ONNX Runtime on CUDA with svexport's kernels beside the same file with bodies, torch, and torch.compile.
 
-Whole models, plain calls, launches included, in float32 as it is (no TF32) and in half, torch
-by autocast; needs onnxruntime-gpu.
+Whole models, plain calls, launches included, in float32 as it is (no TF32) and in half, torch by autocast; and both
+files as recorded launches (``cuda_graphs=1``), which torch.compile's ``reduce-overhead`` replays too. Needs
+onnxruntime-gpu.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ def workload(name: str, swapped: bool, dtype: torch.dtype) -> Workload:
     svexport.export(used, inputs, path, opset=17, verify=False, **half, **MODELS[name][1])
     kernels = svexport.load(path, device="cuda", kernels=True)
     bodies = svexport.load(path, device="cuda")
+    recorded = svexport.load(path, device="cuda", kernels=True, cuda_graphs=1)
+    bodies_recorded = svexport.load(path, device="cuda", cuda_graphs=1)
     given = [t.cuda() for _, t in leaves(inputs)]
     model, arguments = model.cuda(), rebuild(inputs, lambda t: t.cuda())
     compiled = torch.compile(model, mode="reduce-overhead")
@@ -55,6 +58,8 @@ def workload(name: str, swapped: bool, dtype: torch.dtype) -> Workload:
         lambda: kernels.run(given),
         {
             "bodies": lambda: bodies.run(given),
+            "recorded": lambda: recorded.run(given),
+            "bodies recorded": lambda: bodies_recorded.run(given),
             "torch": partial(torch_runs, model),
             "torch.compile": partial(torch_runs, compiled),
         },
