@@ -11,7 +11,7 @@ from dataclasses import replace as replace_field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from svexport import ops
 from svexport.errors import UnsupportedError
@@ -23,7 +23,7 @@ from svexport.exporter.proof import Proof
 from svexport.exporter.rebind import Plan, bind_functions, binder, objects
 from svexport.exporter.replacements import LeftAlone, Replacement, op_name, print_report
 from svexport.ops._module import DropIn
-from svexport.tracing.arguments import bind, copied, example_arguments
+from svexport.tracing.arguments import bind, copied, example_arguments, rebuild
 from svexport.tracing.as_in_files import AsInFiles
 from svexport.tracing.record import recorded, remember
 from svexport.tracing.source import definition
@@ -108,7 +108,8 @@ def replace(
         made = _faster(model, arguments, made, remade)
     if made.outputs.fault:  # though every part agrees: rounding decides something here, or the model keeps a state
         fault = f"{type(model).__name__} as a whole, every part of it proven: {made.outputs.fault}"
-        warnings.warn(fault, stacklevel=2)
+        with _without_autocast():
+            warnings.warn(f"{fault}{_by_rounding(model, arguments)}", stacklevel=2)
     made.copy.svexport_replacements = made.replacements  # type: ignore[assignment]
     made.copy.svexport_left_alone = made.left_alone  # type: ignore[assignment]
     if last := recorded(model):
@@ -116,6 +117,19 @@ def replace(
     if verbose:
         print_report(type(model).__name__, made.replacements, made.left_alone, made.outputs, [*made.speed, *made.notes])
     return made.copy
+
+
+def _by_rounding(model: nn.Module, arguments: Any) -> str:
+    """How much the model's own outputs change where its inputs change by one in their last place, in words."""
+
+    def rounded(t: Tensor) -> Tensor:
+        return torch.nextafter(t, t + 1) if t.dtype in (torch.float32, torch.float64) else t
+
+    itself = Proof()
+    expected = forward(copied(model), arguments, AsInFiles())
+    itself.add(expected, lambda: forward(copied(model), rebuild(arguments, rounded), AsInFiles()))
+    error = max(itself.errors, default=0.0)
+    return f"; the original's change by {error:.1e} where inputs change in their last place" if itself.fault else ""
 
 
 @contextmanager

@@ -587,6 +587,18 @@ def test_outputs_that_differ_as_a_whole_are_told():
     assert len(replaced.svexport_replacements) == 1
 
 
+def test_outputs_that_rounding_decides_are_told_with_the_models_own_change():
+    class Thresholds(nn.Module):
+        """Numbers that are a little above or below a border, by how they are rounded."""
+
+        def forward(self, x):
+            attended = (x @ x.mT * 0.3).softmax(-1) @ x
+            return ((attended * 1e7).frac().abs() > 0.5).float() * 7
+
+    with pytest.warns(UserWarning, match=r"differs by 7.*; the original's change by 7.0e\+00 where inputs change in"):
+        svexport.replace(Thresholds(), torch.randn(2, 3, 50, 8), verbose=False)
+
+
 def test_without_inputs_nothing_is_proven(capsys):
     model = nn.Sequential(Functions(), nn.LayerNorm(3))  # not the other way: rows of mean 0 have no inverse
     replaced = svexport.replace(model)
