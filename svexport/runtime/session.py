@@ -225,9 +225,11 @@ class OnnxEngine(Engine):
             self._end = weakref.finalize(self, _end, self.__dict__, self._cuda)  # at the exit of the process too
 
     def close(self) -> None:
-        """Waits for what is enqueued and frees what the engine holds on CUDA; it is not run again."""
+        """Waits for what is enqueued and frees what the engine holds; it is not run again."""
         if self._cuda is not None:
             self._end()
+        else:
+            self._session = self._feeds = None
 
     def _with_kernels(self, onnxruntime: Any, model: onnx.ModelProto) -> tuple[Path | None, onnx.ModelProto]:
         """The library and the model that it is for; no library for a model without nodes that it has."""
@@ -302,7 +304,7 @@ class OnnxEngine(Engine):
         return super().run(tensors)
 
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        if self._cuda is not None and not self._end.alive:
+        if self._session is None if self._cuda is None else not self._end.alive:
             raise EngineError(f"{self} is closed; load it again")
         # Held until the run is over.
         ready = [tensor if self._fits(tensor) else self._ready(tensor) for tensor in tensors]

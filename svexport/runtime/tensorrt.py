@@ -330,8 +330,10 @@ class TensorRTEngine(Engine):
         """Times every layer on these inputs, in the order in which they run.
 
         Raises:
-            EngineError: as calling the engine does.
+            EngineError: as calling the engine does, or if ``runs`` is no number from 1 on.
         """
+        if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
+            raise EngineError(f"runs expects a number of runs from 1 on, got {runs!r}")
         ordered = self._in_order(tensors, named)
         self.run(ordered)  # checks them; and what happens once is not timed
         trt = self._trt
@@ -350,7 +352,7 @@ class TensorRTEngine(Engine):
             context = self._new_context()
             try:
                 context.profiler = profiler
-                for _ in range(max(runs, 1)):
+                for _ in range(runs):
                     context.run(ready, self.profile_for(ready))
                     self._place.synchronize()
             finally:
@@ -360,7 +362,7 @@ class TensorRTEngine(Engine):
         for name, total in profiler.times.items():
             own = nodes.get(name, ())
             line = next((self.sources[node] for node in own if node in self.sources), "")
-            found.append(LayerTime(name, total / max(runs, 1), own, line))
+            found.append(LayerTime(name, total / runs, own, line))
         return found
 
     def info(self) -> dict[str, Any]:

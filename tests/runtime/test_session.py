@@ -594,6 +594,16 @@ def test_tensorrt_engines_say_what_is_missing(name, tmp_path, monkeypatch):
         load(tmp_path / "none" / name)
 
 
+def test_a_closed_engine_is_not_run():
+    x = torch.randn(2, 3)
+    with OnnxEngine(unary("Neg", shape=[2, 3])) as engine:
+        assert torch.equal(engine(x), -x)
+    for given in (x, torch.randn(3, 2).t(), x.requires_grad_()):
+        with pytest.raises(EngineError, match="is closed; load it again"):
+            engine(given)
+    engine.close()
+
+
 def test_options_of_tensorrt_are_not_for_onnx_files(tmp_path):
     onnx.save(unary("Neg"), tmp_path / "net.onnx")
     with pytest.raises(EngineError, match="engines of TensorRT"):

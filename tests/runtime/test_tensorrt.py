@@ -477,6 +477,9 @@ def test_layers_are_timed_with_their_lines(files: Path, tmp_path: Path, tensorrt
     tensorrt()
     with svexport.build(files / "sampler.onnx", tmp_path / "m.engine") as engine:
         image, grid = Sampler.example_inputs
+        for runs in (0, "a", True):
+            with pytest.raises(EngineError, match="runs expects a number of runs from 1 on, got"):
+                engine.profile(image, grid=grid, runs=runs)
         times = engine.profile(image, grid=grid, runs=4)
         assert [t.milliseconds for t in times] == [0.25] * len(engine.report.layers)
         [sampled] = [t for t in times if t.nodes == tuple(engine.report.plugins)]
