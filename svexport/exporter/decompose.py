@@ -107,7 +107,12 @@ def _assigned(x: Tensor, key: Any, values: Any) -> Any:
     the sizes of the trace, and takes no indices apart, or of several dimensions (``x[i, :, j] = y``)."""
     keys = key if isinstance(key, tuple) else (key,)
     numbers = (int, slice, type(...))
-    values = torch.as_tensor(values, dtype=x.dtype, device=x.device)
+    if isinstance(values, Tensor):
+        values = values.to(x.device, x.dtype)
+    elif isinstance(values, (bool, int, float, complex)):
+        values = torch.full((), values, dtype=x.dtype, device=x.device)
+    else:
+        values = torch.as_tensor(values, dtype=x.dtype, device=x.device)
     if any(isinstance(one, Tensor) for one in keys):
         if not all(isinstance(one, Tensor) or one == slice(None) for one in keys) or not isinstance(key, tuple):
             return NotImplemented

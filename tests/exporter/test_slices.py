@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import svexport
+from tests.support import BOTH_EXPORTERS
 
 pytestmark = pytest.mark.core
 
@@ -98,7 +99,11 @@ def test_slices(write: Write, opset: int, dynamic: tuple[int, ...], tmp_path) ->
     file = tmp_path / "m.onnx"
     report = svexport.export(Writes(write), args, file, opset=opset, dynamic_shapes={"x": axes, "y": axes})
     assert report.verified
-    if write not in (stepped, listed, *([of_sizes] if dynamic else [])):
+    # TorchScript, which traces with older versions of torch, makes scatters of what a view of a slice is changed by.
+    scattered = [stepped, listed, *([of_sizes] if dynamic else [])]
+    if not BOTH_EXPORTERS:
+        scattered += [last, corner, whole, copied, of_sizes]
+    if write not in scattered:
         assert not {"ScatterND", "Range"} & {node.op_type for node in onnx.load(str(file)).graph.node}
     shape = [size + 2 * (axis in dynamic) for axis, size in enumerate((2, 3, 4))]
     fresh = torch.randn(shape), torch.randn(shape)
