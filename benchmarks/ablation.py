@@ -356,6 +356,7 @@ class Verdict(NamedTuple):
     share: float  # of the other shapes, that lose LOSS
     valid: int  # rows in which it is a tactic
     fastest: int  # and the fastest
+    mean: float  # of all rows in which something is left
 
     @property
     def stays(self) -> bool:
@@ -369,7 +370,9 @@ def verdict(rows: Sequence[Mapping[str, Any]], gone: set[str], more: Sequence[st
     rest = [loss(row, gone, more) for row in rows if is_other(row)]
     share = sum(x > LOSS for x in rest) / len(rest) if rest else 0.0
     valid = sum(not gone.isdisjoint(row["constants"]) for row in rows)
-    return Verdict(worst, where, share, valid, sum(loss(row, gone) > 0 for row in rows))
+    lost = [x for row in rows if math.isfinite(x := loss(row, gone, more))]
+    fastest = sum(loss(row, gone) > 0 for row in rows)
+    return Verdict(worst, where, share, valid, fastest, sum(lost) / max(1, len(lost)))
 
 
 def items_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:
@@ -391,7 +394,7 @@ def eliminated(rows: Sequence[Mapping[str, Any]], more: Sequence[str] = ()) -> l
     gone: list[str] = []
     while ids:
         found = {tactic: verdict(rows, {*gone, tactic}, more) for tactic in ids}
-        least = min(found, key=lambda t: (found[t].stays, found[t].share + max(0, found[t].worst) / 10, t))
+        least = min(found, key=lambda t: (found[t].stays, found[t].share + max(0, found[t].worst) / 10, found[t].mean))
         if found[least].stays:
             break
         gone.append(least)
