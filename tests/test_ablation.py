@@ -62,10 +62,9 @@ def test_what_can_go_together() -> None:
     """2 and 3 can each go for the other, not both; 1 is only beside 2."""
     rows = [row({"2": 10.0, "3": 10.2}, name=f"wide {i}") for i in range(10)]
     rows += [row({"1": 10.0, "2": 10.1}, name=f"narrow {i}") for i in range(10)]
-    assert ablation.eliminated(rows) == ["1", "3"]
-    assert ablation.eliminated([{**r, "times": {**r["times"], "torch": 9.0}} for r in rows], ("torch",)) == [
-        *("1", "2", "3")
-    ]
+    assert ablation.eliminated(rows) == ["3", "1"]
+    with_torch = [{**r, "times": {**r["times"], "torch": 9.0}} for r in rows]
+    assert sorted(ablation.eliminated(with_torch, ("torch",))) == ["1", "2", "3"]
     items = ablation.items_of(rows)
     assert items == {
         "fast narrow (1)": {"1"}, "fast wide (2)": {"2"}, "slow wide (3)": {"3"}, "kernel=fast": {"1", "2"},
