@@ -66,12 +66,12 @@ class Case(NamedTuple):
 
     module: str
     family: str  # named, example, sweep, random
-    index: int
+    at: int
     make: Callable[[], Workload]
 
     @property
     def key(self) -> str:
-        return f"{self.module} {self.family} {self.index}"
+        return f"{self.module} {self.family} {self.at}"
 
 
 # ------------------------------------------------------------------------------------------------------ what is timed
@@ -118,9 +118,9 @@ class Calls(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[str, tuple[Any, tuple]] = {}
+        self.found: dict[str, tuple[Any, tuple[Any, ...]]] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func.namespace == "svexport":
             key = f"{func.name().removeprefix('svexport::')} {tree_map_only(Tensor, _kind, args)}"
             if key not in self.found:
@@ -147,7 +147,7 @@ def examples(names: Sequence[str] = EXAMPLES) -> Iterator[Case]:
                 index += 1
 
 
-def _one_by_one(func: Any, args: tuple) -> Iterator[tuple[str, Callable[[], Any]]]:
+def _one_by_one(func: Any, args: tuple[Any, ...]) -> Iterator[tuple[str, Callable[[], Any]]]:
     """A call; of an einsum's gradients one call for each."""
     if func.name() != "svexport::einsum_backward":
         yield "", partial(func, *args)

@@ -142,7 +142,7 @@ def test_rows_are_timed_once_and_resumed(tmp_path: Path, monkeypatch: pytest.Mon
     path.with_suffix(".begun").write_text("that one")
     again = ablation.Results(path)
     assert again.keys == {case.key, "that one"}
-    again.take(case._replace(index=1, make=lambda: 1 / 0))
+    again.take(case._replace(at=1, make=lambda: 1 / 0))
     assert ablation.read(path)[-1]["skipped"] == "division by zero"
 
 
