@@ -33,6 +33,7 @@ from torch.utils._pytree import tree_map_only
 
 from benchmarks._measure import Workload, captured, queued_times
 from svexport.kernels import planner
+from svexport.ops import _cuda
 
 SHARES = {
     "grid_sample": 0.36,
@@ -460,6 +461,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if not torch.cuda.is_available():
         print("expected a CUDA GPU, found none: these are timings of CUDA kernels", file=sys.stderr)
+        return 1
+    if not _cuda.load():
         return 1
     torch.manual_seed(0)
     time_all(Results(options.file), options.seconds, options.seed)
