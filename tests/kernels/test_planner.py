@@ -186,7 +186,7 @@ def test_known_choices_of_grid_sample(
     ("shape", "problem", "expected"),
     [
         ((6, 256, 116, 200, 900), {}, "plane"),
-        ((6, 256, 116, 200, 900), {"last": 1, "dense": 0}, "plane vectors"),
+        ((6, 256, 116, 200, 900), {"last": 1, "dense": 0}, "plane"),
         ((1, 256, 200, 200, 40_000), {}, "lists vectors"),
         ((8, 64, 256, 512, 131_072), {}, "lists vectors boxes"),
         ((8, 64, 256, 512, 131_072), {"last": 1, "dense": 0}, "lists vectors"),
@@ -196,7 +196,10 @@ def test_known_choices_of_grid_sample(
         ((1, 1, 480, 640, 307_200), {}, "pairs"),
         ((1, 1, 480, 640, 307_200), {"item_size": 4}, "pixels"),
         ((1, 256, 200, 200, 40_000), {"deterministic": 1}, "ordered vectors"),
-        ((1, 256, 200, 200, 40_000), {"input": 0}, "none vectors"),
+        ((1, 256, 200, 200, 40_000), {"input": 0}, "none"),
+        ((1, 256, 200, 200, 40_000), {"input": 0, "last": 1, "dense": 0}, "none vectors"),
+        ((8, 5, 8, 14, 40_000), {}, "pairs"),
+        ((4, 8, 9, 34, 40_000), {"item_size": 4}, "pixels vectors"),
     ],
 )
 def test_known_choices_of_its_gradient(shape: tuple[int, ...], problem: dict[str, int], expected: str) -> None:

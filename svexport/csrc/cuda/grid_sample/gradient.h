@@ -156,6 +156,8 @@ inline bool valid(const Problem& p, const Tactic& t) {
   const bool bilinear = p.taps == 4 && !p.volume;
   if ((t.sums == Sums::kNone) != !p.input) return false;
   if (p.input && (t.sums == Sums::kOrdered) != (p.deterministic != 0)) return false;
+  // A copy in channels-last is not worth it for the points' gradient alone.
+  if (t.vectors && (t.sums == Sums::kPlane || (t.sums == Sums::kNone && !p.last))) return false;
   if (t.vectors && (p.channels % p.vector() || p.pixels() * p.channels >= INT32_MAX || !(p.last || p.dense))) return false;
   switch (t.sums) {
     case Sums::kPlane:
@@ -193,7 +195,11 @@ inline Tactic fastest(const Problem& p, const Gpu& gpu) {
   const int64_t pixels = p.pixels(), points = p.points, results = p.results();
   const bool large = results >= (1 << 19);  // worth three or four kernels
   const bool dense = p.dense && 2 * points >= pixels;
-  t.vectors = p.channels > 4 && (large ? p.last || dense : p.last && !p.input);
+  // Many points add to each pixel.
+  const bool crowded = points >= 4 * pixels && results >= (1 << 17);
+  t.vectors = !p.input                  ? p.last && p.channels > 4
+              : large && p.channels > 4 ? p.last || dense
+                                        : crowded && (p.last || p.dense);
   // Nearest points add once and read nothing.
   if (p.taps == 1) t.vectors = t.vectors && (points > 2 * pixels || (half && p.channels >= 16));
   t.vectors = t.vectors && valid(p, {!p.input ? Sums::kNone : p.deterministic ? Sums::kOrdered : Sums::kPixels, true});
@@ -202,7 +208,7 @@ inline Tactic fastest(const Problem& p, const Gpu& gpu) {
     return t;
   }
   if (few_points(p, p.volume ? 8 : 4, gpu) && (p.taps != 1 || few_points(p, 1, gpu))) {
-    t.sums = Sums::kPlane;
+    t.sums = Sums::kPlane, t.vectors = false;
     return t;
   }
   // In half types sums of pixels to which hardly a point is added cost five times what the pixels do.
@@ -215,8 +221,8 @@ inline Tactic fastest(const Problem& p, const Gpu& gpu) {
   // Where few channels are enlarged, neighbours add to the same pixels.
   listed = listed && !(!half && p.channels <= 4 && 2 * points >= 5 * pixels);
   listed = listed && valid(p, {Sums::kLists, t.vectors});
-  const bool pairs = !t.vectors && !listed && 2 * points >= pixels && half && p.elements() >= (1 << 17) &&
-                     p.elements() <= (1 << 20) && valid(p, {Sums::kPairs});
+  const bool few = half ? 2 * points >= pixels && p.elements() <= (1 << 21) : crowded && p.elements() <= (1 << 20);
+  const bool pairs = !t.vectors && !listed && few && valid(p, {Sums::kPairs});
   t.sums = listed ? Sums::kLists : pairs ? Sums::kPairs : Sums::kPixels;
   t.boxes = t.vectors && listed && many_tiles(p, p.item_size, gpu) && valid(p, {t.sums, true, true});
   return t;
