@@ -228,8 +228,7 @@ std::string check_einsum(const einsum::Problem& p, const einsum::Tactic& t, cons
   const int64_t tiles = p.outer * ceil_of(p.rows, 32), runs = p.outer * ceil_of(p.rows, 128);
   if (t.kernel == Kernel::kLarge) {
     const einsum::Division d(p, t.of, gpu);
-    const int64_t ways = d.sharing * d.apart * d.count;
-    if (ways != p.z_count || d.columns * d.groups * 8 < d.sharing * d.count * p.z_width) return "leaves columns out";
+    if (int64_t{d.apart} * d.count != p.z_count || d.columns * d.groups * 8 < d.count * p.z_width) return "leaves columns out";
     if (d.workers < 1 || d.workers * 32 > l.threads() || l.threads() > 512) return "has too many warps";
     if (d.before + d.workers * d.warp > l.shared_memory) return "has too little shared memory";
     if (l.blocks() > tiles * d.shared) return "has blocks without tiles";
