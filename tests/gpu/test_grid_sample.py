@@ -206,7 +206,7 @@ def test_many_points(points: str, dtype: torch.dtype) -> None:
 TACTICS = {"points": (1, 4, 8), "vectors": (33,), "narrow": (34,), "planes": (35,), "sampled": (36,), "boxes": (37,)}
 """The ids of tactics.h."""
 SUMS = ["none", "ordered", "plane", "pixels", "pairs", "lists"]
-"""The ids of gradient.h are one more than these, and 8 for vectors, 16 for close points, 32 for boxes."""
+"""The ids of gradient.h are one more than these, and 8 for vectors, 16 for boxes."""
 SHAPES = [
     ((2, 3, 40, 64), (11, 33)),
     ((1, 24, 21, 18), (67, 3)),
@@ -234,7 +234,7 @@ def test_each_tactic_is_the_reference(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("parts", [0, 8, 16, 24, 40, 56])
+@pytest.mark.parametrize("parts", [0, 8, 24])
 @pytest.mark.parametrize("sums", SUMS[2:])
 def test_each_tactic_of_the_gradient_is_the_reference(sums: str, parts: int, dtype: torch.dtype) -> None:
     torch.ops.svexport._force_tactic("grid_sample_backward", 1 + SUMS.index(sums) + parts)

@@ -228,8 +228,7 @@ std::string check_einsum(const einsum::Problem& p, const einsum::Tactic& t, cons
   const int64_t tiles = p.outer * ceil_of(p.rows, 32), runs = p.outer * ceil_of(p.rows, 128);
   if (t.kernel == Kernel::kLarge) {
     const einsum::Division d(p, t.of, gpu);
-    const int64_t ways = d.sharing * d.apart * d.count;
-    if (ways != p.z_count || d.columns * d.groups * 8 < d.sharing * d.count * p.z_width) return "leaves columns out";
+    if (int64_t{d.apart} * d.count != p.z_count || d.columns * d.groups * 8 < d.count * p.z_width) return "leaves columns out";
     if (d.workers < 1 || d.workers * 32 > l.threads() || l.threads() > 512) return "has too many warps";
     if (d.before + d.workers * d.warp > l.shared_memory) return "has too little shared memory";
     if (l.blocks() > tiles * d.shared) return "has blocks without tiles";
@@ -332,7 +331,7 @@ sampler::gradient::Problem random_gradient(Random& random) {
   p.volume = p.taps == 8 || (p.taps == 1 && random.chance(0.3));
   p.input = random.chance(0.8), p.grid = !p.input || random.chance(0.7);
   p.deterministic = random.chance(0.1);
-  p.last = p.alignment == 16 && p.channels * p.item_size % 16 == 0, p.even = random.chance(0.9), p.dense = p.even && !p.last && random.chance(0.8);
+  p.last = p.alignment == 16 && p.channels * p.item_size % 16 == 0, p.dense = !p.last && random.chance(0.7);
   p.near = random.chance(0.95);
   return p;
 }
@@ -344,7 +343,6 @@ std::string check_gradient(const sampler::gradient::Problem& p, const sampler::g
   if ((t.sums == Sums::kOrdered) != (p.input && p.deterministic)) return "adds up in another order";
   if (t.vectors && (p.channels * p.item_size % 16 || (!p.last && !p.dense))) return "reads vectors that are none";
   if (t.sums == Sums::kLists && (p.taps != 4 || p.volume || !p.near)) return "lists points that it cannot";
-  if (t.close && (p.taps != 4 || p.volume || p.item_size != 4 || !p.even)) return "has close points that are none";
   if (t.boxes && (t.sums != Sums::kLists || !p.dense)) return "has boxes of what is none";
   const sampler::gradient::Workspace memory(p, t);
   const bool apart = t.adds() && (t.vectors || p.item_size == 2);  // sums that are not the output itself

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstring>
 
 #include "planner.h"
@@ -50,9 +51,24 @@ auto costs_of(const Problem& problem, const Gpu& gpu) {
   return [&problem, &gpu, &figures = tuned<Problem>(gpu)](const auto& t) { return cost(problem, t, gpu, figures); };
 }
 
+// Told of every problem that a tactic is chosen for: the op, and the numbers in the order of Problem::each. To time all
+// tactics of what tensors come to; else null.
+using Watcher = void (*)(const char* op, const int64_t* numbers, int count);
+inline std::atomic<Watcher> watcher{nullptr};
+
+template <class Problem>
+void watched(Problem problem) {
+  const Watcher told = watcher.load(std::memory_order_relaxed);
+  if (!told) return;
+  Few<int64_t> numbers;
+  problem.each([&](const char*, auto value) { numbers.add(static_cast<int64_t>(value)); });
+  told(Problem::kOp, numbers.begin(), numbers.size());
+}
+
 // The tactic that a problem is solved by: `forced` where it is valid, else the cheapest.
 template <class Problem>
 auto choose(const Problem& problem, const Gpu& gpu, int32_t forced) {
+  watched(problem);
   return cheapest(tactics(problem, gpu), forced, costs_of(problem, gpu));
 }
 

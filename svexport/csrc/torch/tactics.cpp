@@ -6,6 +6,10 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
+
+#include "tuned.h"
 
 namespace svexport {
 namespace {
@@ -25,6 +29,25 @@ void force(const std::string& op, int64_t tactic) {
   any = true;
 }
 
+std::vector<std::string>& asked() {
+  static auto* const all = new std::vector<std::string>;
+  return *all;
+}
+
+void note(const char* op, const int64_t* numbers, int count) {
+  std::string line = op;
+  for (int i = 0; i < count; ++i) line += ' ' + std::to_string(numbers[i]);
+  const std::lock_guard<std::mutex> lock(mutex);
+  asked().push_back(std::move(line));
+}
+
+// The problems that tactics were chosen for since this was last called to watch them: an op and its numbers each.
+std::vector<std::string> watch_problems(bool on) {
+  watcher = on ? &note : nullptr;
+  const std::lock_guard<std::mutex> lock(mutex);
+  return std::exchange(asked(), {});
+}
+
 }  // namespace
 
 int32_t forced_tactic(const char* op) {
@@ -34,6 +57,9 @@ int32_t forced_tactic(const char* op) {
   return found == forced().end() ? 0 : found->second;
 }
 
-TORCH_LIBRARY_FRAGMENT(svexport, m) { m.def("_force_tactic(str op, int tactic) -> ()", &force); }
+TORCH_LIBRARY_FRAGMENT(svexport, m) {
+  m.def("_force_tactic(str op, int tactic) -> ()", &force);
+  m.def("_watch_problems(bool on) -> str[]", &watch_problems);
+}
 
 }  // namespace svexport

@@ -15,12 +15,7 @@ void (*kernel_of(Kernel kernel))(Forward) {
     default: break;
   }
   if constexpr (N * sizeof(T) == 16) {
-    switch (kernel) {
-      case Kernel::kWarp16: return forward_rows<T, N, 16 / N, false, kShifted>;
-      case Kernel::kBlock16: return forward_rows<T, N, 16 / N, true, kShifted>;
-      case Kernel::kBlock32: return forward_rows<T, N, 32 / N, true, kShifted>;
-      default: break;
-    }
+    if (kernel == Kernel::kBlock32) return forward_rows<T, N, 32 / N, true, kShifted>;
   }
   return nullptr;
 }

@@ -24,13 +24,7 @@ cudaError_t with_access(const Tactic& tactic, F&& f) {
 
 template <class T, int N, bool kShifted>
 BackwardKernel kernel_of(Kernel kernel) {
-  if (kernel == Kernel::kWarp8) return backward_rows<T, N, 8, false, kShifted>;
-  if (kernel == Kernel::kBlock8) return backward_rows<T, N, 8, true, kShifted>;
-  if constexpr (N * sizeof(T) == 16) {
-    if (kernel == Kernel::kBlock16) return backward_rows<T, N, 16, true, kShifted>;
-    if (kernel == Kernel::kBlock32) return backward_rows<T, N, 32, true, kShifted>;
-  }
-  return nullptr;
+  return kernel == Kernel::kWarp8 ? backward_rows<T, N, false, kShifted> : backward_rows<T, N, true, kShifted>;
 }
 
 // The second stage of the sums over rows.

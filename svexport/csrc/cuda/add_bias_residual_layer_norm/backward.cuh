@@ -1,8 +1,8 @@
 // The kernels of rows, backward, and of the sums over rows.
 //
 // A warp or a block reads a row and its gradients once, keeps them in registers, finds the mean and the deviation again,
-// writes the gradients of x, residual and extra and adds up those of the vectors, in registers or in shared memory, a
-// part per block; backward_columns adds up the parts. Rows that are too long for that go through backward_long_rows, and
+// writes the gradients of x, residual and extra and adds up those of the vectors, a part per block; backward_columns adds
+// up the parts. Rows that are too long for that go through backward_long_rows, and
 // backward_long_columns reads everything again for the sums. What bounds it is memory.
 #pragma once
 
@@ -36,8 +36,6 @@ struct Backward {
 
 constexpr int kColumns = kBackwardColumns, kWarps = kBackwardWarps;
 
-constexpr int kWideColumns = 16, kWidestColumns = 32;  // of a thread, where registers do not hold all
-
 // The sums of the vectors' gradients over the warps of a block, one after another, of columns from `first` on that lie
 // kWarp * N apart in a thread: to the part of a block, or if it is alone to where they go.
 template <int K, int N>
@@ -70,14 +68,12 @@ __device__ __forceinline__ void write_sums(const Backward& a, const float (&sums
   }
 }
 
-constexpr int kKept = kKeptBackward;  // the sums for weight, norm_bias and bias; bias, weight
-
-// A warp (blockDim.y of them) or the whole block does one row after another, C columns a thread. A thread keeps the same
+// A warp (blockDim.y of them) or the whole block does one row after another, kColumns a thread. A thread keeps the same
 // columns all the time, so that it can sum up the gradients of the vectors.
-template <class T, int N, int C, bool kBlock, bool kShifted>
-__global__ void __launch_bounds__(kBlock ? most_threads(true, C) : kWarp * kWarps)
+template <class T, int N, bool kBlock, bool kShifted>
+__global__ void __launch_bounds__(kBlock ? kRowThreads : kWarp * kWarps)
     backward_rows(const __grid_constant__ Backward a) {
-  constexpr int K = C / N;
+  constexpr int K = kColumns / N;
   const float part = 1.f / a.d;
   start_next();
   __shared__ Sums<2> scratch[kBlock ? kWarp : 1];
@@ -88,13 +84,11 @@ __global__ void __launch_bounds__(kBlock ? most_threads(true, C) : kWarp * kWarp
   const int shift = kShifted ? shift_of<N>(row, a.d) : 0;
   auto column = [&](int k) { return (k * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * N - shift; };
   uint32_t inside[K];
-  Kept<kKept, K, N, (C > kColumns)> kept;
+  float sums[3][K][N] = {}, bias[K][N], weight[K][N];  // sums: for weight, norm_bias and bias
 #pragma unroll
   for (int k = 0; k < K; ++k) inside[k] = kShifted ? columns_inside<N>(column(k), a.d) : ~0u;
-  // As far as the registers do, a row is on its way while the one before is summed up; or all of it at once; or first what
-  // the sums need.
-  constexpr bool kAhead = sizeof(T) == 2 && N * sizeof(T) == 16 && C <= kWideColumns, kLate = C == kWidestColumns;
-  constexpr bool kShare = C > kColumns && kShifted;  // bias and weight, which a thread would read by single elements
+  // Where registers do, a row is on its way while the one before is summed up.
+  constexpr bool kAhead = sizeof(T) == 2 && N * sizeof(T) == 16;
   Loaded<T, N> loaded[K];
   Vec<T, N> loaded_dy[K], loaded_ds[K];
   const auto fetch = [&](int64_t row) {
@@ -107,25 +101,15 @@ __global__ void __launch_bounds__(kBlock ? most_threads(true, C) : kWarp * kWarp
       const bool there = real && column(k) < a.d && column(k) + N <= end;
       loaded[k] = {from, column(k), there};
       loaded_dy[k] = load_if<T, N>(dy + column(k), there);
-      if (!kLate) loaded_ds[k] = load_if<T, N>(ds + column(k), there);
+      loaded_ds[k] = load_if<T, N>(ds + column(k), there);
     }
   };
   if (kAhead) fetch(row);
   const Ends<T, N, 5> last({a.rows.data[0], a.rows.data[1], a.rows.data[2], a.dy, a.ds}, a.rows.walk.count * a.d);
-#pragma unroll(C > kColumns ? 1 : K)
-  for (int k = 0; k < K; ++k) {
 #pragma unroll
-    for (int i = 0; i < 3; ++i) kept.set(i, k, {});
-    if (kShare) continue;
-    float bias[N], weight[N];
-    load_columns<N, kShifted>(a.bias, column(k), a.d, bias);
-    load_columns<N, kShifted>(a.weight, column(k), a.d, weight);
-    kept.set(3, k, bias);
-    kept.set(4, k, weight);
-  }
-  if constexpr (kShare) {
-    kept.share(3, a.bias, shift, a.d);
-    kept.share(4, a.weight, shift, a.d);
+  for (int k = 0; k < K; ++k) {
+    load_columns<N, kShifted>(a.bias, column(k), a.d, bias[k]);
+    load_columns<N, kShifted>(a.weight, column(k), a.d, weight[k]);
   }
   if (kShifted) last.share(ends);
   for (; row < a.rows.walk.count; row += step) {
@@ -142,18 +126,14 @@ __global__ void __launch_bounds__(kBlock ? most_threads(true, C) : kWarp * kWarp
     Sums<2> sum{};  // of s, of the gradient of y times the weight
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      float bias[N], weight[N];
-      kept.get(3, k, bias);
-      kept.get(4, k, weight);
-      loaded[k].sum(bias, a.rows.data[2], v[k]);
+      loaded[k].sum(bias[k], a.rows.data[2], v[k]);
       dy[k] = loaded_dy[k];
-      if (!kLate) ds[k] = loaded_ds[k];
+      ds[k] = loaded_ds[k];
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         if (kShifted && !(inside[k] >> j & 1)) v[k][j] = 0, dy[k].at[j] = from_float<T>(0);
-        sum += {v[k][j], __fmul_rn(to_float(dy[k].at[j]), weight[j])};
+        sum += {v[k][j], __fmul_rn(to_float(dy[k].at[j]), weight[k][j])};
       }
-      if (C > kColumns) converted_again(dy[k]);
     }
     if (kAhead) fetch(row + step);
     sum = row_sum<kBlock>(sum, scratch);
@@ -161,21 +141,11 @@ __global__ void __launch_bounds__(kBlock ? most_threads(true, C) : kWarp * kWarp
     Sums<3> rest{};  // of v = s - mean, its square, v * g * weight
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      float weight[N];
-      kept.get(4, k, weight);
       const float less = column(k) < a.d ? mean : 0;  // v stays 0 where no column is
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         v[k][j] = inside[k] >> j & 1 ? v[k][j] - less : 0;
-        rest += {v[k][j], v[k][j] * v[k][j], v[k][j] * __fmul_rn(to_float(dy[k].at[j]), weight[j])};
-      }
-    }
-    if constexpr (kLate) {
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        const bool there = column(k) < a.d, all = column(k) + N <= end;
-        ds[k] = load_if<T, N>(static_cast<const T*>(a.ds) + row * a.d + column(k), there && all);
-        if (kShifted && there && !all) ds[k] = ends[4];
+        rest += {v[k][j], v[k][j] * v[k][j], v[k][j] * __fmul_rn(to_float(dy[k].at[j]), weight[k][j])};
       }
     }
     rest = row_sum<kBlock>(rest, scratch_rest);
@@ -183,22 +153,17 @@ __global__ void __launch_bounds__(kBlock ? most_threads(true, C) : kWarp * kWarp
     const float mean_gn = (rest.at[2] * part - moments.shift * mean_g) * moments.scale;  // n: v, normal
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      float weight[N], sums[3][N];
-      kept.get(4, k, weight);
-#pragma unroll
-      for (int i = 0; i < 3; ++i) kept.get(i, k, sums[i]);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         const float normal = moments.normal(v[k][j]), g = to_float(dy[k].at[j]);
-        sums[0][j] += g * normal;
-        sums[1][j] += g;
+        sums[0][k][j] += g * normal;
+        sums[1][k][j] += g;
         // The product rounded, as it was in the mean: of a single column nothing may be left.
-        v[k][j] = (__fmul_rn(g, weight[j]) - mean_g - normal * mean_gn) * moments.scale + to_float(ds[k].at[j]);
-        sums[2][j] += v[k][j];
+        v[k][j] = (__fmul_rn(g, weight[k][j]) - mean_g - normal * mean_gn) * moments.scale + to_float(ds[k].at[j]);
+        sums[2][k][j] += v[k][j];
       }
 #pragma unroll
       for (int i = 0; i < 3; ++i) {
-        kept.set(i, k, sums[i]);
         T* const dx = static_cast<T*>(a.dx[i]) + row * a.d;
         if (a.dx[i] && column(k) < a.d) store_columns<T, N, kShifted>(dx, column(k), a.d, v[k]);
       }
@@ -207,12 +172,6 @@ __global__ void __launch_bounds__(kBlock ? most_threads(true, C) : kWarp * kWarp
   if (!a.partials) return;
   const bool alone = gridDim.x == 1;
   if constexpr (!kBlock) {
-    float sums[3][K][N];
-#pragma unroll
-    for (int i = 0; i < 3; ++i) {
-#pragma unroll
-      for (int k = 0; k < K; ++k) kept.get(i, k, sums[i][k]);
-    }
     write_sums(a, sums, 0, shift, blockIdx.x, alone);
   } else {
 #pragma unroll
@@ -220,18 +179,16 @@ __global__ void __launch_bounds__(kBlock ? most_threads(true, C) : kWarp * kWarp
 #pragma unroll
       for (int k = 0; k < K; ++k) {
         if (column(k) >= a.d) continue;
-        float sums[N];
-        kept.get(i, k, sums);
         if (alone) {
 #pragma unroll
           for (int j = 0; j < N; ++j) {
-            if (a.vectors[i].data && inside[k] >> j & 1) a.vectors[i].set(column(k) + j, sums[j]);
+            if (a.vectors[i].data && inside[k] >> j & 1) a.vectors[i].set(column(k) + j, sums[i][k][j]);
           }
         } else {
           constexpr int W = N < 4 ? N : 4;
           float* const to = a.partials + (blockIdx.x * 3ll + i) * a.width + column(k) + shift;
 #pragma unroll
-          for (int j = 0; j < N; j += W) store_floats<float, W>(to + j, sums + j);
+          for (int j = 0; j < N; j += W) store_floats<float, W>(to + j, sums[i][k] + j);
         }
       }
     }

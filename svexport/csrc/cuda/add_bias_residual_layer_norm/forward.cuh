@@ -26,9 +26,8 @@ template <class T, int N, int K, bool kBlock, bool kShifted = false>
 __global__ void __launch_bounds__(kBlock ? kMaxThreads : 128, !kBlock ? 4 : N > 1 && N * K <= 8 ? 2 : 1)
     forward_rows(const __grid_constant__ Forward a) {
   const float part = 1.f / a.d;
-  // bias, weight and norm_bias: in registers for all rows of this thread, or in shared memory, or read for each row, all
-  // of them at once or not
-  constexpr bool kKeep = kShifted ? N * K <= 16 : N * K <= 8, kShared = kShifted && !kKeep, kAtOnce = N * K <= 16;
+  // bias, weight and norm_bias: in registers for all rows of this thread, or in shared memory, or read for each row
+  constexpr bool kKeep = N * K <= 8, kShared = kShifted && !kKeep;
   __shared__ float scratch[kBlock ? kWarp : 1];
   __shared__ Sums<2> scratch_rest[kBlock ? kWarp : 1];
   const int lanes = kBlock ? blockDim.x : kWarp, lane = kBlock ? threadIdx.x : threadIdx.x % kWarp;
@@ -50,15 +49,15 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : 128, !kBlock ? 4 : N > 
     load_columns<N, kShifted>(a.weight, column(k), a.d, weight[k]);
     load_columns<N, kShifted>(a.norm_bias, column(k), a.d, norm_bias[k]);
   }
-  Kept<3, K, N, kShared> kept;
+  using Shared = Kept<K, N>;
   if constexpr (kShared) {
-    kept.share(0, a.bias, shift, a.d);
-    kept.share(1, a.weight, shift, a.d);
-    kept.share(2, a.norm_bias, shift, a.d);
+    Shared::share(0, a.bias, shift, a.d);
+    Shared::share(1, a.weight, shift, a.d);
+    Shared::share(2, a.norm_bias, shift, a.d);
   }
   const auto parameters = [&](int i, const AnyFloat& p, int k, float (&to)[N]) {
     if constexpr (kShared) {
-      kept.get(i, k, to);
+      Shared::get(i, k, to);
     } else {
       load_floats(p, column(k), column(k) < a.d, to);
     }
@@ -76,14 +75,10 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : 128, !kBlock ? 4 : N > 
         if (column(k) < a.d && column(k) + N > end) loaded[k] = ends;
       }
     }
-    if constexpr (!kKeep && kAtOnce) {
-#pragma unroll
-      for (int k = 0; k < K; ++k) parameters(0, a.bias, k, bias[k]);
-    }
     float v[K][N], sum = 0;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      if constexpr (!kAtOnce) parameters(0, a.bias, k, bias[k]);
+      if constexpr (!kKeep) parameters(0, a.bias, k, bias[k]);
       loaded[k].sum(bias[k], a.rows.data[2], v[k]);  // 0 where no column is
 #pragma unroll
       for (int j = 0; j < N; ++j) sum += inside[k] >> j & 1 ? v[k][j] : 0;
@@ -101,17 +96,10 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : 128, !kBlock ? 4 : N > 
       }
     }
     const Moments moments(row_sum<kBlock>(rest, scratch_rest), part, a.eps);
-    if constexpr (!kKeep && kAtOnce) {
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        parameters(1, a.weight, k, weight[k]);
-        parameters(2, a.norm_bias, k, norm_bias[k]);
-      }
-    }
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       if (column(k) >= a.d) continue;
-      if constexpr (!kAtOnce) {
+      if constexpr (!kKeep) {
         parameters(1, a.weight, k, weight[k]);
         parameters(2, a.norm_bias, k, norm_bias[k]);
       }

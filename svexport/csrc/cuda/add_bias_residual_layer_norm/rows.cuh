@@ -127,17 +127,6 @@ __device__ __forceinline__ void load_floats(const AnyFloat& p, int64_t i, bool t
   }
 }
 
-// What was computed from v is not kept in registers.
-template <class T, int N>
-__device__ __forceinline__ void converted_again(Vec<T, N>& v) {
-  constexpr int kBytes = sizeof(v), kWords = kBytes < 4 ? 1 : kBytes / 4;
-  uint32_t words[kWords];
-  memcpy(words, &v, kBytes);
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) asm volatile("" : "+r"(words[i]));
-  memcpy(&v, words, kBytes);
-}
-
 template <class T, int N>
 __device__ __forceinline__ void store_floats(T* p, const float* from) {
   Vec<T, N> v;
@@ -274,12 +263,10 @@ __device__ __forceinline__ F row_sum(F x, F* scratch) {
   }
 }
 
-// I times K vectors of N floats that a thread keeps: in registers, or in shared memory, as columns of float4, so that no
-// two threads meet in a bank.
-template <int I, int K, int N, bool kShared>
+// K vectors of N floats of a thread, of several parameters, in shared memory: as columns of float4, so that no two
+// threads meet in a bank.
+template <int K, int N>
 struct Kept {
-  float registers[kShared ? 1 : I][kShared ? 1 : K][N];
-
   static __device__ __forceinline__ float4* shared(int i, int k) {
     extern __shared__ float4 kept[];
     return kept + (i * K + k) * (N / 4) * blockDim.x + threadIdx.x;
@@ -297,27 +284,11 @@ struct Kept {
       }
     }
   }
-  __device__ __forceinline__ void get(int i, int k, float (&to)[N]) const {
-    if constexpr (kShared) {
+  static __device__ __forceinline__ void get(int i, int k, float (&to)[N]) {
 #pragma unroll
-      for (int j = 0; j < N; j += 4) {
-        const float4 x = shared(i, k)[j / 4 * blockDim.x];
-        to[j] = x.x, to[j + 1] = x.y, to[j + 2] = x.z, to[j + 3] = x.w;
-      }
-    } else {
-#pragma unroll
-      for (int j = 0; j < N; ++j) to[j] = registers[i][k][j];
-    }
-  }
-  __device__ __forceinline__ void set(int i, int k, const float (&from)[N]) {
-    if constexpr (kShared) {
-#pragma unroll
-      for (int j = 0; j < N; j += 4) {
-        shared(i, k)[j / 4 * blockDim.x] = {from[j], from[j + 1], from[j + 2], from[j + 3]};
-      }
-    } else {
-#pragma unroll
-      for (int j = 0; j < N; ++j) registers[i][k][j] = from[j];
+    for (int j = 0; j < N; j += 4) {
+      const float4 x = shared(i, k)[j / 4 * blockDim.x];
+      to[j] = x.x, to[j + 1] = x.y, to[j + 2] = x.z, to[j + 3] = x.w;
     }
   }
 };

@@ -10,10 +10,10 @@ namespace svexport::norm {
 
 // Who does a row, with how many columns of it in the registers of a thread: a warp, a block, or a block that goes over a
 // row of any length several times.
-enum class Kernel : int32_t { kWarp8, kWarp16, kBlock8, kBlock16, kBlock32, kLong };
-constexpr int kKernels = 6;
-constexpr const char* kKernelNames[kKernels] = {"warp8", "warp16", "block8", "block16", "block32", "long"};
-constexpr int kKernelColumns[kKernels] = {8, 16, 8, 16, 32, 8};
+enum class Kernel : int32_t { kWarp8, kBlock8, kBlock32, kLong };
+constexpr int kKernels = 4;
+constexpr const char* kKernelNames[kKernels] = {"warp8", "block8", "block32", "long"};
+constexpr int kKernelColumns[kKernels] = {8, 8, 32, 8};
 
 // How a thread reads and writes: vectors of 16 bytes in place; the same of rows of any length that lie one behind the
 // other, at multiples of 16 bytes, which may begin before the row; pairs of elements; single elements.
@@ -27,12 +27,10 @@ constexpr int kWarpThreads = 128;        // of a block whose warps do rows, forw
 constexpr int kWarpBlocks = 7;           // of those, on a multiprocessor, where blocks do one row after another
 constexpr int kBackwardWarps = 8;        // of a block whose warps do rows, backward
 constexpr int kBackwardColumns = 8;      // of a thread of the kernel of sums over long rows
+constexpr int kLongRow = 8 * kRowThreads;  // columns, above which there are rows that no registers hold
 constexpr int kStaticMemory = 1024;      // bytes that the kernels of blocks have beside the dynamic ones, at most
-constexpr int kKeptForward = 3, kKeptBackward = 5;  // floats per column in shared memory, where there are any
+constexpr int kKept = 3;                 // floats per column in shared memory, where there are any
 constexpr int kStatistics = 32;          // bytes that the gradient of a long row leaves for the sums
-
-// With 32 columns of a row, its gradients and the sums, registers do for fewer.
-constexpr int most_threads(bool backward, int columns) { return backward && columns == 32 ? 352 : kRowThreads; }
 
 struct Tactic {
   Kernel kernel = Kernel::kLong;
@@ -41,7 +39,7 @@ struct Tactic {
 
   int32_t id() const { return 1 + index() + kKernels * (static_cast<int>(access) + kAccesses * resident); }
   int index() const { return static_cast<int>(kernel); }
-  bool is_warp() const { return kernel <= Kernel::kWarp16; }
+  bool is_warp() const { return kernel == Kernel::kWarp8; }
   int columns() const { return kKernelColumns[index()]; }
   // Elements that are read at a time.
   int width(int item_size) const {
@@ -61,8 +59,7 @@ struct Figures {
   float launch[1];  // of a kernel beside its rows, one behind the other
   float turn[1];    // of an access of a thread, one behind the other
   float part[1];    // for each block's sums over rows, in the kernel that adds them up
-  float setup[2];   // until a block of the gradient has its columns of the vectors in shared memory: by vectors, shifted
-  float share[1];   // the same forward
+  float share[1];   // until a block has its columns of the vectors in shared memory
   float again[2];   // of a gradient's block that goes over its row again: what is in registers, what is not
   // Time over that of moving the bytes that have to be moved: [half, float][vector, shifted, pair, single].
   float forward[kKernels][2 * kAccesses], backward[kKernels][2 * kAccesses];
@@ -73,13 +70,12 @@ struct Figures {
     visit("launch", "", launch);
     visit("turn", "", turn);
     visit("part", "", part);
-    visit("setup", "", setup);
     visit("share", "", share);
     visit("again", "", again);
     visit("one_row", "", one_row);
     for (int k = 0; k < kKernels; ++k) {
       visit("forward_", kKernelNames[k], forward[k]);
-      if (k != static_cast<int>(Kernel::kWarp16)) visit("backward_", kKernelNames[k], backward[k]);
+      if (k != static_cast<int>(Kernel::kBlock32)) visit("backward_", kKernelNames[k], backward[k]);
     }
   }
 };
@@ -113,14 +109,13 @@ inline Launch launch(const Problem& p, const Tactic& t, const Gpu& gpu) {
     l.per_block = p.backward ? kBackwardWarps : kWarpThreads / kLanes;
     l.block[0] = p.backward ? kLanes : kWarpThreads;
     l.block[1] = p.backward ? kBackwardWarps : 1;
-    const int blocks = p.backward ? most_threads(true, columns) / (kLanes * kBackwardWarps) : kWarpBlocks;
+    const int blocks = p.backward ? kRowThreads / (kLanes * kBackwardWarps) : kWarpBlocks;
     if (t.resident) l.most = resident_blocks(int64_t{blocks} * gpu.multiprocessors, p.backward ? 1 : period);
   } else {
     l.block[0] = static_cast<int>(ceil_of(seen, columns * kLanes)) * kLanes;
-    const int together = p.backward ? most_threads(true, columns) : columns > 8 ? kRowThreads : 2 * kRowThreads;
+    const int together = p.backward || columns > 8 ? kRowThreads : 2 * kRowThreads;
     if (t.resident) l.most = resident_blocks(gpu.multiprocessors * std::max(1, together / l.block[0]), period);
-    const bool kept = p.backward ? columns > 8 : t.access == Access::kShifted && columns > 16;
-    if (kept) l.shared_memory = (p.backward ? kKeptBackward : kKeptForward) * columns * l.block[0] * 4;
+    if (t.access == Access::kShifted && columns > 8) l.shared_memory = kKept * columns * l.block[0] * 4;
   }
   // Fewer rows than that each have a block, and then a thread has one row.
   return l;
@@ -137,17 +132,16 @@ inline bool is_valid(const Problem& p, const Tactic& t, const Gpu& gpu) {
   }
   const bool wide = t.access <= Access::kShifted, many = t.columns() > 8;
   if (t.kernel == Kernel::kLong) {
-    return !t.resident && (!p.backward || p.columns > kBackwardColumns * kRowThreads) &&
-           (p.columns || t.access == Access::kSingle);
+    return !t.resident && (p.columns ? p.columns > kLongRow : t.access == Access::kSingle);
   }
-  if (!p.columns || (many && !wide)) return false;
+  if (!p.columns || (many && (!wide || p.backward))) return false;
   const int64_t seen = seen_columns(p, t);
   if (t.is_warp()) {
-    if (seen > t.columns() * kLanes || (p.backward && many)) return false;
+    if (seen > t.columns() * kLanes) return false;
     // The sums of the gradient, and columns that a thread keeps, are those of one row after another.
     if (!t.resident && (p.backward || t.access == Access::kShifted)) return false;
   } else {
-    if (seen <= t.columns() * kLanes || seen > int64_t{t.columns()} * most_threads(p.backward, t.columns())) return false;
+    if (seen <= t.columns() * kLanes || seen > int64_t{t.columns()} * kRowThreads) return false;
     if (t.resident != (p.backward || t.access == Access::kShifted)) return false;
   }
   const int memory = launch(p, t, gpu).shared_memory;
@@ -177,12 +171,13 @@ inline double idle_lanes(const Problem& p, const Tactic& t) {
 // Microseconds: the bytes at the bandwidth of the memory, times what a tactic takes longer than that, and its kernels.
 inline double forward_cost(const Problem& p, const Tactic& t, double tensor, const Figures& f) {
   const int is_float = p.item_size == 4, at = is_float * kAccesses + static_cast<int>(t.access);
-  const double one_row = t.is_warp() && !t.resident ? f.one_row[is_float] : 1;
+  // Of warps with idle lanes it is better that each has several rows, in float32 too.
+  const double idle = idle_lanes(p, t), one_row = t.is_warp() && !t.resident ? f.one_row[is_float && idle < 2] : 1;
   const bool is_long = t.kernel == Kernel::kLong, shares = t.kernel == Kernel::kBlock32 && t.access == Access::kShifted;
   const int width = t.width(p.item_size);
   const double turns = is_long ? 3.0 * static_cast<double>(ceil_of(p.columns, kRowThreads * width)) : t.columns() / width;
   return f.launch[0] + turns * f.turn[0] + shares * f.share[0] +
-         tensor * (4 + p.extra) * f.forward[t.index()][at] * idle_lanes(p, t) * one_row;
+         tensor * (4 + p.extra) * f.forward[t.index()][at] * idle * one_row;
 }
 
 // Of the sums over rows either every block leaves its own, or a second kernel reads everything again.
@@ -197,8 +192,7 @@ inline double backward_cost(const Problem& p, const Tactic& t, double tensor, co
   }
   const double blocks = static_cast<double>(launch(p, t, gpu).blocks()), partials = blocks * 3 * p.columns * 4;
   const double sums = p.sums * (f.launch[0] + 2 * partials / gpu.bandwidth + blocks * f.part[0]);
-  const double setup = t.columns() > 8 ? f.setup[t.access == Access::kShifted] : 0;
-  return f.launch[0] + rows * factor + sums + setup + t.columns() / t.width(p.item_size) * f.turn[0];
+  return f.launch[0] + rows * factor + sums + t.columns() / t.width(p.item_size) * f.turn[0];
 }
 
 inline double cost(const Problem& p, const Tactic& t, const Gpu& gpu, const Figures& f) {

@@ -101,10 +101,10 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
     };
     read(threadIdx.x);
 
-    const int pieces = (end - begin) * static_cast<int>(a.per_tile.d);  // tiles, or tiles for one of M
+    const int pieces = end - begin;
     const auto fetch_tile = [&](int piece, int stage) {
       if (piece < pieces) {
-        const Place place(a, begin + static_cast<int>(a.per_tile.divide(piece)));
+        const Place place(a, begin + piece);
         const T* const from = a.x.at<const T>(s, place.outer, 0, place.first);
         char* const to = stages.at(stage);
         fetch<kWhole>(to, a.x, K, from, place.rows, 0, stages.barrier(stage));
@@ -149,18 +149,15 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
     int stage = 0;
     for (int piece = first; piece < pieces; piece += a.workers, stage = stage + 1 < a.stages ? stage + 1 : 0) {
       stages.wait(stage);
-      uint32_t tile = piece;
-      const auto m0 = static_cast<int>(a.per_tile.split(tile));
-      const Place place(a, begin + static_cast<int>(tile));
+      const Place place(a, begin + piece);
       const char* const x = stages.at(stage) + begin_of<kWhole>(a.x.at<const T>(s, place.outer, 0, place.first));
-      T* const to = a.z.at<T>(s, place.outer, of_m + m0, place.first);
+      T* const to = a.z.at<T>(s, place.outer, of_m, place.first);
       char* const z = results + begin_of<kWhole>(to);
       const char* rows[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) rows[i] = x + row[i] * V * kSize;
 
-      const int columns_begin = m0 * a.groups_each * J, columns_end = columns_begin + a.groups_each * J;
-      for (int columns_at = columns_begin; columns_at < columns_end; columns_at += J) {
+      for (int columns_at = 0; columns_at < a.groups * J; columns_at += J) {
         float sums[2][J][4] = {};
         const Fragment<T>* factor = right + columns_at * a.steps * 32 + lane;
 #pragma unroll 2
@@ -195,7 +192,7 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
           finite = finite && (row[i] >= place.rows || zero == 0.0f);
         }
         if (__builtin_expect(__any_sync(0xffffffffu, !finite), 0)) exact(a, rows, y, columns_at * 8 + pair * 2, sums);
-        if (columns_at == columns_begin) {  // until the results before are out
+        if (columns_at == 0) {  // until the results before are out
           if constexpr (kWhole) engine_wait();
           __syncwarp();
         }
@@ -250,14 +247,12 @@ cudaError_t launch_large(const Call& call) {
   a.apart = Divider(division.apart);
   a.shared *= division.apart;
   a.z.count /= division.apart;
-  a.per_tile = Divider(division.sharing);
   a.count = division.count;
   a.groups = division.groups;
-  a.groups_each = division.groups / division.sharing;
   a.steps = division.steps;
   a.per_group = Divider(a.steps);
   a.per_k = Divider(ceil_div(a.x.width, kEach<T> / kPieces<T>));
-  a.per_m = Divider(division.sharing > 1 ? a.groups_each * 8 * J : a.z.width);
+  a.per_m = Divider(a.z.width);
   a.before = division.before;
   a.stage = a.x.count * a.x.pitch;
   a.workers = division.workers;

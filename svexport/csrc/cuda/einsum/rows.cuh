@@ -100,8 +100,8 @@ struct Einsum {
   int parts;
   Divider per_row;  // kTogether elements of W
   // Of large_kernel:
-  Divider per_tile, per_block;  // warps that share a tile, one or one for each of M; blocks that have `span` tiles between them
-  int count, groups_each;       // of M, and groups of columns, that a warp does
+  Divider per_block;            // blocks that have `span` tiles between them
+  int count;                    // of M, that a warp does
   int span, each, more;         // each: tiles of a block; more: blocks that have another one
 };
 

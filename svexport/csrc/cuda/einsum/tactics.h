@@ -26,9 +26,9 @@ constexpr int kFetchPieces = 8;                         // of 16 bytes of positi
 constexpr int kSlots = 6;                          // fetches in shared memory
 constexpr int kCorrelating = 512;                  // threads
 
-// Of large and small the elements of M or K: a warp has them all, warps share a tile of x, or blocks apart read it again.
-enum class Of : int32_t { kOne, kSharing, kApart };
-constexpr const char* kOfNames[] = {"one", "sharing", "apart"};
+// Of large and small the elements of M or K: a warp has them all, or blocks apart read tiles of x again.
+enum class Of : int32_t { kOne, kApart };
+constexpr const char* kOfNames[] = {"one", "apart"};
 
 // matrices: a product of matrices, of copies where an operand lies in another order; cuBLAS's in torch, else matmul.h's.
 enum class Kernel : int32_t { kLarge, kSmall, kChannelProduct, kChannelCorrelation, kMatrices };
@@ -39,13 +39,10 @@ struct Tactic {
   Of of = Of::kOne;
   int32_t columns = 0;  // of large and small tiles of 8 that a warp multiplies at once; of channel_product, of a block
   int32_t sums = 0;     // of small: tiles of 16 of K times V that a warp adds up
-  int32_t warps = 0;    // of small: of a block, at most
   bool engine = false;  // whether the copy engine fetches tiles of large and small
 
   int32_t id() const {
-    const int32_t detail = kernel == Kernel::kSmall            ? 2 * sums + (warps < kSmallWarps)
-                           : kernel == Kernel::kChannelProduct ? columns / 32
-                                                               : 0;
+    const int32_t detail = kernel == Kernel::kSmall ? sums : kernel == Kernel::kChannelProduct ? columns / 32 : 0;
     return 1 + 64 * static_cast<int32_t>(kernel) + 16 * static_cast<int32_t>(of) + detail;
   }
 
@@ -55,7 +52,6 @@ struct Tactic {
     visit("of", kOfNames[static_cast<int>(of)]);
     visit("columns", columns);
     visit("sums", sums);
-    visit("warps", warps);
     visit("engine", engine);
   }
 };
@@ -64,13 +60,13 @@ struct Tactic {
 struct Figures {
   float launch[1];        // of a kernel that is not small
   float large[2];         // of a warp for a tile of rows and 8 columns
-  float ways[3];          // time over that of the estimate: of blocks apart; of warps that share tiles; where these are wide
+  float apart[1];         // time over that of the estimate, of blocks apart
   float small[4];         // of a launch, of a block, until a tile is there, of a product in the sum over warps
   float small_product[2];  // of a warp for a product of 16 by 8 by 32 rows
   float small_read[2];     // for reading 8 of its rows or columns
   float small_byte[1];     // for fetching one
   float small_parts[2];    // of the kernel that adds parts up; for one of their floats
-  float small_time[3];     // time over that of the estimate: of crowded registers; of 2 sums; of 4 warps
+  float small_time[2];     // time over that of the estimate: of crowded registers; of 2 sums
   float usual[2];  // time over that of the estimate of sums that are not the usual ones; where it is a single one
   float channel[2];         // of a multiprocessor for a channel of one turn of 64 columns
   float columns32[2];       // beside all turns of 32 columns, and for each, as of one of 64
@@ -82,7 +78,7 @@ struct Figures {
   void each(Visitor&& visit) {
     visit("launch", "", launch);
     visit("large", "", large);
-    visit("ways", "", ways);
+    visit("apart", "", apart);
     visit("small", "", small);
     visit("small_", "product", small_product);
     visit("small_", "read", small_read);
@@ -117,7 +113,7 @@ inline int resident(const Gpu& gpu, int warps, int registers, int bytes) {
 
 // How large divides its work.
 struct Division {
-  int sharing, apart, count;  // 1 or, of M, warps that share a tile, those that are apart, and those that a warp does
+  int apart, count;           // 1 or, of M, those that are apart, and those that a warp does
   int columns;                // of 8, that a warp does at once
   int steps, groups, before;  // of the product over K and V; of the columns, M times W; bytes in front of what warps have
   int pieces, workers = 0;    // of a block, of one of S; warps that have any
@@ -127,8 +123,7 @@ struct Division {
   bool fits;
 
   Division(const Problem& p, Of of, const Gpu& gpu)
-      : sharing(of == Of::kSharing ? int_of(p.z_count) : 1),
-        apart(of == Of::kApart ? int_of(p.z_count) : 1),
+      : apart(of == Of::kApart ? int_of(p.z_count) : 1),
         count(of == Of::kOne ? int_of(p.z_count) : 1),
         shared(p.shared * apart),
         tiles(tiles_of(p)) {
@@ -141,7 +136,7 @@ struct Division {
     for (const int n : {3, 4, 5, 7}) {
       if ((n <= 5 || size == 2) && time(n) < time(columns)) columns = n;
     }
-    groups = sharing * int_of(ceil_of(all, columns));
+    groups = int_of(ceil_of(all, columns));
     steps = int_of(ceil_of(int64_t{K} * half_width, size == 4 ? 4 : 8));
     const int fragment = size == 4 ? 16 : 8;  // bytes of a lane of a step, floats in two parts
     before = groups * columns * 32 * (steps * fragment + 1) + steps * 32;
@@ -151,12 +146,12 @@ struct Division {
     // Warps hide more than tiles under way.
     stages = room / bytes_of(2) >= 12 ? 2 : 1;
     while (stages < kMostStages && room / bytes_of(stages + 1) >= kLargeWarps) ++stages;
-    pieces = sharing * int_of(std::min(tiles, ceil_of(tiles * shared, gpu.multiprocessors)));
+    pieces = int_of(std::min(tiles, ceil_of(tiles * shared, gpu.multiprocessors)));
     fits = room / bytes_of(stages) >= 2 && tiles * shared <= INT32_MAX / 2;
     if (!fits) return;
     workers = std::min(kLargeWarps, room / bytes_of(stages));
     if (shared <= gpu.multiprocessors) {  // where all tiles are done at once, factors are better read once than by all
-      const int64_t most = sharing * ceil_of(tiles, gpu.multiprocessors / shared);
+      const int64_t most = ceil_of(tiles, gpu.multiprocessors / shared);
       even = most <= workers;
       if (even) pieces = int_of(most);
     }
@@ -212,7 +207,7 @@ struct Sums {
     for (int n = kMostStages; n > 0; --n) {  // the most tiles under way
       // Barriers stay what they are: sums take the place of tiles alone.
       const int bytes = std::max(n * stage, sums) + int_of(ceil_of(n * 8, 16)) * 16;
-      const int fit = std::min(t.warps, gpu.shared_memory / bytes), used = std::min(fit, each);
+      const int fit = std::min(kSmallWarps, gpu.shared_memory / bytes), used = std::min(fit, each);
       if (fit < 2 || std::min(used * n, each) < std::min(warps * stages, each)) continue;
       warps = used;
       stages = n;
@@ -332,26 +327,22 @@ inline Few<Tactic> tactics(const Problem& p, const Gpu& gpu) {
   }
   if (!empty && gpu.capability >= 80 && fit(p.x_count, p.x_width) && fit(p.z_count, p.z_width) &&
       tiles_of(p) * p.shared <= INT32_MAX / 2) {
-    for (const Of of : {Of::kOne, Of::kSharing, Of::kApart}) {
+    for (const Of of : {Of::kOne, Of::kApart}) {
       if (p.sums || (of != Of::kOne && p.z_count == 1)) continue;
       const Division d(p, of, gpu);
-      // Tiles are shared where every warp has one only.
-      if (!d.fits || (of == Of::kSharing && (d.pieces > kLargeWarps || p.shared > gpu.multiprocessors))) continue;
-      found.add({Kernel::kLarge, of, d.columns, 0, 0, engine});
+      if (d.fits) found.add({Kernel::kLarge, of, d.columns, 0, engine});
     }
     const int usual = usual_sums(p, gpu), few = few_sums(p);
-    const auto add = [&](Of of, int sums, int warps) {
-      const Tactic t{Kernel::kSmall, of, columns_of_small(p), sums, warps, engine};
+    const auto add = [&](Of of, int sums) {
+      const Tactic t{Kernel::kSmall, of, columns_of_small(p), sums, engine};
       if (Sums(p, t, gpu).fits()) found.add(t);
     };
     if (p.sums && p.z_count == 1) {
-      if (usual != 2 && usual != few) add(Of::kOne, usual, kSmallWarps);
+      if (usual != 2 && usual != few) add(Of::kOne, usual);
       for (const Of of : {Of::kOne, Of::kApart}) {
-        for (const int warps : {kSmallWarps, kSmallWarps / 2}) {
-          if (of == Of::kApart && p.x_count == 1) continue;
-          add(of, 2, warps);
-          if (few != 2) add(of, few, warps);
-        }
+        if (of == Of::kApart && p.x_count == 1) continue;
+        add(of, 2);
+        if (few != 2) add(of, few);
       }
     }
   }
@@ -363,12 +354,11 @@ inline Few<Tactic> tactics(const Problem& p, const Gpu& gpu) {
 // tiles of columns; to fetch or to store a tile takes as long as 8.
 inline double cost_of_large(const Problem& p, const Tactic& t, const Gpu& gpu, const Figures& f) {
   const Division d(p, t.of, gpu);
-  const double tile = d.groups / d.sharing * (4.0 + d.columns) + 8.0 * (1 + d.count);
+  const double tile = d.groups * (4.0 + d.columns) + 8.0 * (1 + d.count);
   const double turns = static_cast<double>(ceil_of(d.pieces, d.workers));
   const double waves = std::max(1.0, static_cast<double>(d.shared) / gpu.multiprocessors);
-  // Blocks apart leave a sum that follows no room to begin early, unless they have one sum of wide tiles.
-  const bool wide = p.shared == 1 && p.z_width > 32;
-  const double way = t.of == Of::kApart ? f.ways[0] : t.of == Of::kSharing ? f.ways[wide ? 2 : 1] : 1;
+  // Blocks apart leave a sum that follows no room to begin early.
+  const double way = t.of == Of::kApart ? f.apart[0] : 1;
   return f.launch[0] + f.large[half_of(p)] * turns * tile * waves * way;
 }
 
@@ -394,8 +384,7 @@ inline double cost_of_small(const Problem& p, const Tactic& t, const Gpu& gpu, c
     time += f.small_parts[0] + f.small_parts[1] * s.parts * static_cast<double>(p.shared * p.x_count * V * p.z_width);
   }
   time *= (!half && products > 16 ? f.small_time[0] : t.sums == 2 ? f.small_time[1] : 1);
-  if (t.warps < kSmallWarps) time *= f.small_time[2];
-  if (t.of == Of::kOne && t.sums == usual_sums(p, gpu) && t.warps == kSmallWarps) return time;
+  if (t.of == Of::kOne && t.sums == usual_sums(p, gpu)) return time;
   // A single sum of many rows is bound by memory; that of few narrow ones begins before the gradient that it follows has
   // ended.
   return time * (p.shared == 1 && (!few_rows(p, gpu) || t.columns <= 5) ? f.usual[1] : f.usual[0]);

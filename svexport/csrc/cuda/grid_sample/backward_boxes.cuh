@@ -40,9 +40,9 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int chunk = threadIdx.x % kSlots, chunk_row = chunk / kChunks, chunk_x = chunk % kChunks * (16 / ITEM);
   const int from_y = tile_y * kTileDown + chunk_row, from_x = tile_x * kTileAcross + chunk_x;
   const bool any_chunk = copied && from_y < down && from_x < across;
-  if (!left.wait(blockIdx.z, gridDim.z, batch, Lists::kScattered)) return;
+  wait_for_previous();
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
-    if (left(n) || left.runs[n] == Lists::kDone) continue;
+    if (left(n)) continue;
     Point<TAPS> points[POINTS];
 #pragma unroll
     for (int k = 0; k < POINTS; ++k) points[k] = locate<TAPS, PADDING>(s, n, valid[k] ? first + k * step : 0);

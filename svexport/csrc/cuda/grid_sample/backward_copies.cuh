@@ -1,7 +1,7 @@
-// The gradient of sampling: what comes before and after. Layouts, cleared and rounded sums, the choice for each image.
+// The gradient of sampling: what comes before and after. Layouts, cleared and rounded sums.
 #pragma once
 
-#include "grid_sample/backward_close.cuh"
+#include "grid_sample/backward.cuh"
 
 namespace svexport::backward {
 
@@ -65,36 +65,6 @@ __global__ void __launch_bounds__(kThreads)
   const uint32_t i = row, x = across.split(row);
   const float* pair = from + 2 * (i + row);  // to the left of the pixel
   to[i] = from_float<T>(pair[1] + pair[2]);
-}
-
-// Finds the choice from a sample, so that all blocks find the same without a word, and makes ready what the kernels
-// after it need: runs; of images that are close together a cleared output, of others a copy in channels-last, if
-// wanted, and cleared sums, or if there are lists cleared counters. Blocks of whatever x images.
-static __global__ void __launch_bounds__(kTileThreads)
-    choose_kernel(Space s, Choice choice, Lists lists, Close close, float* __restrict__ copy, int width,
-                  float* __restrict__ sums, int batch, int channels) {
-  static_assert(kTileThreads == kThreads, "of clear and the choice");
-  start_next();
-  const int pixels = s.size[0] * s.size[1];
-  const int64_t size = static_cast<int64_t>(channels) * pixels,
-                count = static_cast<int64_t>(lists.tiles) * Lists::kApart;
-  for (int n = blockIdx.y; n < batch; n += gridDim.y) {
-    const int runs = choice(s, n);
-    if (blockIdx.x == 0 && threadIdx.x == 0) lists.runs[n] = runs;
-    if (runs == Lists::kDone) {
-      clear(close.output + n * size, size);
-      continue;
-    }
-    if (choice.listed) {
-      clear(reinterpret_cast<float*>(lists.counts) + n * count, count);
-    } else {
-      clear(sums + n * size, size);
-    }
-    if (copy) {
-      to_channels_last(close.input + n * close.image, close.image, close.channel, copy + n * size, 1, channels, pixels,
-                       width);
-    }
-  }
 }
 
 }  // namespace svexport::backward

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
     Point<TAPS> point;
     if (left.runs) {
       wait_for_previous();
-      if (SUMS == kListSums ? lists.runs[n] == Lists::kDone || lists.runs[n] == Lists::kScattered : !left(n)) continue;
+      if (!left(n)) continue;
     }
     if (SUMS == kNeighbourSums || p < s.points) {
       const bool there = SUMS != kNeighbourSums || p < s.points;

@@ -2,9 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <climits>
-#include <cmath>
-#include <optional>
 
 #include "grid_sample/backward_boxes.cuh"
 #include "grid_sample/backward_copies.cuh"
@@ -22,7 +19,7 @@ inline unsigned limited(int64_t blocks) { return static_cast<unsigned>(blocks < 
 // Writes what pixels the listed points make.
 template <class T, int PADDING>
 cudaError_t launch_owner(const Space& s, const Lists& lists, const Gradient<T>& gradient, T* output, int batch,
-                         int channels, int64_t enough, const Left& left, cudaStream_t stream) {
+                         int channels, int64_t enough, cudaStream_t stream) {
   const unsigned images = batch < 65535 ? batch : 65535;
   const bool pairs = s.size[0] % 2 == 0 && reinterpret_cast<uintptr_t>(output) % (2 * sizeof(T)) == 0;
   const auto with = [&](auto width) {
@@ -36,7 +33,7 @@ cudaError_t launch_owner(const Space& s, const Lists& lists, const Gradient<T>& 
     const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, memory);
     if (status != cudaSuccess) return status;
     return launch(kernel, dim3(lists.tiles, ceil_div(channels, chunk), images), kOwnerThreads, memory, stream, true, s,
-                  lists, gradient, output, batch, channels, chunk, pairs, left);
+                  lists, gradient, output, batch, channels, chunk, pairs);
   };
   if constexpr (sizeof(T) == 2) {
     if (channels > 4) return with(std::integral_constant<int, 8>());
@@ -91,20 +88,17 @@ class Backward {
         add_(tactic.adds()),
         listed_(tactic.sums == Sums::kLists),
         lists_(sampler::gradient::lists_of(problem, tactic)) {
-    deferred_ = listed_ || tactic.close;
-    short_chain_ = add_ && !tactic.vectors && !tactic.close && input.numel() <= (1 << 20);
+    short_chain_ = add_ && !tactic.vectors && input.numel() <= (1 << 20);
     const sampler::gradient::Workspace sizes(problem, tactic);
     char* const memory = static_cast<char*>(workspace);
     sums_ = sizes.sums ? static_cast<float*>(workspace) : reinterpret_cast<float*>(output_);
-    if (deferred_) lists_.in(memory + sizes.sums, listed_ ? batch_ : 0);
-    if (tactic.close) choose_how();
+    if (listed_) lists_.in(memory + sizes.sums, batch_);
     if (sizes.copy) copy_ = reinterpret_cast<T*>(memory + sizes.sums + sizes.lists);
   }
 
   cudaError_t run() {
     cudaError_t status = cudaSuccess;
-    if (tactic_.close) status = choose();
-    if (status == cudaSuccess && listed_) status = list();
+    if (listed_) status = list();
     if (status == cudaSuccess) status = clear();
     if (status == cudaSuccess && ordered_) status = add_in_order();
     if (status == cudaSuccess && planes()) status = add_planes();
@@ -113,14 +107,13 @@ class Backward {
       status = vectors();
       return status == cudaSuccess && ordered_ ? round() : status;
     }
-    if (tactic_.close) return close_images();
     if (add_ || grad_grid_.data) status = points();
     return status == cudaSuccess && (ordered_ || add_) ? round() : status;
   }
 
  private:
   static constexpr int V = 16 / sizeof(T), kUsual = TAPS == 4 || TAPS == 8 ? kZeros : kAnyPadding;  // padding
-  static constexpr bool kPairs = TAPS == 4 || TAPS == 8, kChoice = TAPS == 4 && sizeof(T) == 4;
+  static constexpr bool kPairs = TAPS == 4 || TAPS == 8;
   static constexpr bool kLists = TAPS == 4;
 
   bool planes() const { return tactic_.sums == Sums::kPlane; }
@@ -131,7 +124,7 @@ class Backward {
   // Where there may be nothing to do blocks are few. Images whose sums the second cache does not hold together come one
   // after the other.
   dim3 blocks_of(int64_t work) const {
-    if (!deferred_) return dim3(limited(work));
+    if (!listed_) return dim3(limited(work));
     const unsigned some = input_.numel() <= (1 << 23) ? std::max<unsigned>(1, few_ / images_) : few_;
     return dim3(std::min(limited(work), some), images_);
   }
@@ -158,38 +151,6 @@ class Backward {
     return shift;
   }
 
-  // How close an image's points have to be, by measurement.
-  void choose_how() {
-    const float tilted = tactic_.boxes                           ? 0.09f
-                         : !tactic_.vectors && !sampler::gradient::summed(problem_)      ? 0.035f
-                         : channels_ < (tactic_.vectors ? 32 : 9) ? 0.25f
-                                                          : 0.1f;
-    const float turned = !tactic_.vectors ? INFINITY : tactic_.boxes ? 0.8f : 0.5f;  // without vectors lists are best anyhow
-    choice_ = {tilted, listed_, turned};
-    close_.emplace(s_, input_, gradient_.point, gradient_.channel, reinterpret_cast<float*>(output_), 4 * few_);
-  }
-
-  // How each image's is added up is found on the device; those of close points are.
-  cudaError_t choose() {
-    if constexpr (kChoice) {
-      choose_kernel<<<dim3(std::max<unsigned>(1, few_ / images_), images_), kTileThreads, 0, stream_>>>(
-          s_, choice_, lists_, *close_, tactic_.boxes ? nullptr : copy_, copy_width(), sums_, batch_, channels_);
-    }
-    left_ = {lists_.runs, lists_.most, tactic_.vectors};
-    const cudaError_t status = cudaGetLastError();
-    return status == cudaSuccess && left_.chosen ? close_images() : status;
-  }
-
-  // Images of close points, and without vectors those that are left.
-  cudaError_t close_images() const {
-    if constexpr (kChoice) {
-      return launch(s_.padding == kZeros ? close_kernel<kZeros> : close_kernel<kAnyPadding>,
-                    dim3(std::min(close_->blocks(), few_), 1, images_), kThreads, 0, stream_, true, s_, choice_, *close_,
-                    gradient_, AnyFloat(grad_grid_), batch_, channels_, left_, !tactic_.vectors);
-    }
-    return cudaErrorNotSupported;
-  }
-
   // Lists of points, and what pixels these make. With boxes, or without vectors, the gradient of the points too.
   cudaError_t list() {
     if constexpr (kLists) {
@@ -201,15 +162,12 @@ class Backward {
   template <int PADDING>
   cudaError_t list() {
     const int64_t counters = lists_.counters(batch_);
-    if (!tactic_.close) {
-      zero_kernel<<<limited(ceil_div<int64_t>(counters, 4 * kThreads)), kThreads, 0, stream_>>>(
-          reinterpret_cast<float*>(lists_.counts), 1, counters, Left());
-    }
+    zero_kernel<<<limited(ceil_div<int64_t>(counters, 4 * kThreads)), kThreads, 0, stream_>>>(
+        reinterpret_cast<float*>(lists_.counts), 1, counters, Left());
     cudaError_t status = direct<kListSums>(nullptr, AnyFloat(tactic_.vectors ? Tensor{} : grad_grid_), true);
     if (status != cudaSuccess) return status;
-    left_ = {lists_.runs, lists_.most, left_.chosen};
-    status = launch_owner<T, PADDING>(s_, lists_, gradient_, output_, batch_, channels_, 2 * few_,
-                                     left_, stream_);
+    left_ = {lists_.runs, lists_.most};
+    status = launch_owner<T, PADDING>(s_, lists_, gradient_, output_, batch_, channels_, 2 * few_, stream_);
     if (status == cudaSuccess && tactic_.boxes) {
       return launch_boxes<T, PADDING>(input_, s_, gradient_, grad_grid_, left_, stream_);
     }
@@ -227,7 +185,7 @@ class Backward {
       return launch(zero_kernel, blocks_of(ceil_div<int64_t>(cleared, 4 * kThreads)), kThreads, 0, stream_, false,
                     sums_, 1, cleared, left_);
     }
-    if (!ordered_ && (!add_ || tactic_.close)) return cudaSuccess;
+    if (!ordered_ && !add_) return cudaSuccess;
     return cudaMemsetAsync(sums_, 0, plane_sums() * batch_ * channels_ * sizeof(float), stream_);
   }
 
@@ -257,18 +215,12 @@ class Backward {
     const T* data = static_cast<const T*>(input_.data);
     int64_t image = input_.strides[0];
     Space s = s_;
-    const Left rest = !deferred_                 ? Left()
-                      : tactic_.boxes || !others().data ? left_
-                      : tactic_.close                  ? Left{lists_.runs, Lists::kDone, true}
-                                                 : Left();
+    const Left rest = listed_ && (tactic_.boxes || !others().data) ? left_ : Left();
     if (copy_) {
-      if (!tactic_.close || tactic_.boxes) {
-        const cudaError_t status =
-            launch(to_channels_last_kernel<T>, rest.runs ? blocks_of(tiles()) : dim3(limited(tiles())), kTileThreads,
-                   0, stream_, deferred_, data, image, input_.strides[1], copy_, batch_, channels_, pixels_,
-                   copy_width(), rest);
-        if (status != cudaSuccess) return status;
-      }
+      const cudaError_t status =
+          launch(to_channels_last_kernel<T>, rest.runs ? blocks_of(tiles()) : dim3(limited(tiles())), kTileThreads, 0,
+                 stream_, listed_, data, image, input_.strides[1], copy_, batch_, channels_, pixels_, copy_width(), rest);
+      if (status != cudaSuccess) return status;
       data = copy_;
       image = size();
       for (int a = 0; a < 3; ++a) s.stride[a] = Dense(s, channels_).stride[a];
@@ -284,10 +236,10 @@ class Backward {
     const unsigned resident = static_cast<unsigned>(std::min<int64_t>(few_, static_cast<int64_t>(blocks) * batch_));
     const cudaError_t status =
         launch(kernel, rest.runs && TAPS <= 4 ? dim3(resident) : dim3(blocks, 1, images_), kThreads, 0, stream_,
-               deferred_, s, Dense(s, channels_), data, image, gradient_, add_ ? sums_ : nullptr, others(), batch_,
+               listed_, s, Dense(s, channels_), data, image, gradient_, add_ ? sums_ : nullptr, others(), batch_,
                channels_, pixels_, shift, width, left_, rest);
     if (status != cudaSuccess || !add_) return status;
-    return launch(from_channels_last_kernel<T>, blocks_of(tiles()), kTileThreads, 0, stream_, deferred_, sums_,
+    return launch(from_channels_last_kernel<T>, blocks_of(tiles()), kTileThreads, 0, stream_, listed_, sums_,
                   output_, batch_, channels_, pixels_, pixel_width<T>(output_, pixels_, pixels_), left_);
   }
 
@@ -316,7 +268,7 @@ class Backward {
 
   cudaError_t points() const {
     float* const sums = add_ ? sums_ : nullptr;
-    const bool early = short_chain_ || deferred_ || planes();
+    const bool early = short_chain_ || listed_ || planes();
     if constexpr (kPairs && sizeof(T) == 4) {
       // One channel is sooner added up than handed on; with more threads for a point warps are not of neighbours.
       if (add_ && !pairs() && (TAPS == 8 || channels_ > 1) && sharing() <= 3) {
@@ -354,9 +306,6 @@ class Backward {
   const unsigned images_;
   const int few_;                      // blocks, where most often there is nothing to do
   const bool ordered_, add_, listed_;  // the image's gradient: in one order, or by atomics, what is listed apart
-  Choice choice_{};
-  std::optional<Close> close_;
-  bool deferred_;     // kernels may find nothing to do
   bool short_chain_;  // of kernels that overlap
   float* sums_;
   T* copy_ = nullptr;  // of the image, in channels-last

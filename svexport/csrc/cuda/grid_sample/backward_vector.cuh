@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
   const int lanes = 1 << shift, rows = kThreads >> shift, lane = threadIdx.x & (lanes - 1), row = threadIdx.x >> shift;
   const int bits = tile_bits(shift, width);
   start_next();
-  if (!left.wait(0, 1, batch)) return;
+  wait_for_previous();
   const uint32_t chunks = (s.points + rows - 1) / static_cast<uint32_t>(rows);
   uint32_t at = blockIdx.x;  // of the chunks of the images that are left
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {

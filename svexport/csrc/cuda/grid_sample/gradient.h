@@ -17,7 +17,7 @@ struct Problem : sampler::Problem {
   int32_t input = 1, grid = 1;  // whether these gradients are wanted
   int32_t deterministic = 0;    // whether sums have to be in one order
   int32_t last = 0;  // whether the channels of a pixel lie one behind the other, at multiples of 16 bytes
-  int32_t even = 1;  // whether the pixels of a channel are evenly spaced; dense: one behind the other, also in volumes
+                     // dense: whether the pixels of a channel lie one behind the other, also in volumes
   int32_t near = 1;  // whether a channel of the output's gradient is less than 2^32 bytes
 
   int64_t elements() const { return images * channels * pixels(); }
@@ -31,14 +31,12 @@ struct Problem : sampler::Problem {
     visit("grid", grid);
     visit("deterministic", deterministic);
     visit("last", last);
-    visit("even", even);
     visit("near", near);
   }
 };
 
 constexpr int kPlaneThreads = 512, kPlanePixels = 28000;  // two blocks in the shared memory of a large multiprocessor
 constexpr int kTileAcross = 32, kTileDown = 16;  // points of a tile of boxes
-constexpr int kCloseAcross = 32, kCloseDown = 2;  // points that a warp adds up first, where they are close together
 
 // How the gradient of the image is added up. kNone: it is not wanted. kOrdered: by a thread for each channel, one point
 // after the other. kPlane: by a block for a channel, or a part of it, in shared memory. kPixels: by atomics. kPairs: by
@@ -50,17 +48,15 @@ constexpr const char* kSumsNames[] = {"none", "ordered", "plane", "pixels", "pai
 struct Tactic {
   Sums sums = Sums::kPixels;
   bool vectors = false;  // image and sums in channels-last, 16 bytes of a point a thread; else a thread for a point
-  bool close = false;    // images whose points are close together, which the device finds, add up neighbours first
   bool boxes = false;    // the gradient of listed points from pixels in shared memory
 
-  int32_t id() const { return 1 + static_cast<int32_t>(sums) + 8 * vectors + 16 * close + 32 * boxes; }
+  int32_t id() const { return 1 + static_cast<int32_t>(sums) + 8 * vectors + 16 * boxes; }
   bool adds() const { return sums == Sums::kPixels || sums == Sums::kPairs || sums == Sums::kLists; }
 
   template <class Visitor>
   void each(Visitor&& visit) const {
     visit("sums", kSumsNames[static_cast<int>(sums)]);
     visit("vectors", vectors);
-    visit("close", close);
     visit("boxes", boxes);
   }
 };
@@ -121,9 +117,6 @@ inline bool many_tiles(const Problem& p, int64_t item, const Gpu& gpu) {
                                8 / item * gpu.multiprocessors;
 }
 
-// Whether sums stay in the second cache, or channels are few: others are sooner written once, by lists.
-inline bool summed(const Problem& p) { return p.elements() <= (1 << 23) || p.channels < 16; }
-
 // Bytes of scratch memory, in this order.
 struct Workspace {
   int64_t sums = 0, lists = 0, copy = 0;
@@ -137,11 +130,7 @@ struct Workspace {
     } else if (t.sums == Sums::kOrdered && t.vectors) {
       sums = padded(p.elements() * 4);
     }
-    if (t.sums == Sums::kLists) {
-      lists = padded(lists_of(p, t).bytes(p.images));
-    } else if (t.close) {
-      lists = padded(p.images * 4);
-    }
+    if (t.sums == Sums::kLists) lists = padded(lists_of(p, t).bytes(p.images));
     if (t.vectors && !p.last && p.grid && p.taps > 1) copy = padded(p.elements() * p.item_size);
   }
   int64_t all() const { return sums + lists + copy; }
@@ -167,6 +156,8 @@ inline bool valid(const Problem& p, const Tactic& t) {
   const bool bilinear = p.taps == 4 && !p.volume;
   if ((t.sums == Sums::kNone) != !p.input) return false;
   if (p.input && (t.sums == Sums::kOrdered) != (p.deterministic != 0)) return false;
+  // A copy in channels-last is not worth it for the points' gradient alone.
+  if (t.vectors && (t.sums == Sums::kPlane || (t.sums == Sums::kNone && !p.last))) return false;
   if (t.vectors && (p.channels % p.vector() || p.pixels() * p.channels >= INT32_MAX || !(p.last || p.dense))) return false;
   switch (t.sums) {
     case Sums::kPlane:
@@ -181,10 +172,7 @@ inline bool valid(const Problem& p, const Tactic& t) {
       break;
     default: break;
   }
-  if (t.boxes && (t.sums != Sums::kLists || !t.vectors || p.last || !p.dense || !p.grid)) return false;
-  if (!t.close) return true;
-  if (!bilinear || p.item_size != 4 || !p.even || p.across < kCloseAcross || p.points < kCloseDown * p.across) return false;
-  return t.vectors ? !p.last && t.adds() : t.sums == Sums::kLists;
+  return !t.boxes || (t.sums == Sums::kLists && t.vectors && !p.last && p.dense && p.grid);
 }
 
 // Whether planes in shared memory take less time than sums by atomics, which have to be cleared before and, of half types,
@@ -207,7 +195,11 @@ inline Tactic fastest(const Problem& p, const Gpu& gpu) {
   const int64_t pixels = p.pixels(), points = p.points, results = p.results();
   const bool large = results >= (1 << 19);  // worth three or four kernels
   const bool dense = p.dense && 2 * points >= pixels;
-  t.vectors = p.channels > 4 && (large ? p.last || dense : p.last && !p.input);
+  // Many points add to each pixel.
+  const bool crowded = points >= 4 * pixels && results >= (1 << 17);
+  t.vectors = !p.input                  ? p.last && p.channels > 4
+              : large && p.channels > 4 ? p.last || dense
+                                        : crowded && (p.last || p.dense);
   // Nearest points add once and read nothing.
   if (p.taps == 1) t.vectors = t.vectors && (points > 2 * pixels || (half && p.channels >= 16));
   t.vectors = t.vectors && valid(p, {!p.input ? Sums::kNone : p.deterministic ? Sums::kOrdered : Sums::kPixels, true});
@@ -216,7 +208,7 @@ inline Tactic fastest(const Problem& p, const Gpu& gpu) {
     return t;
   }
   if (few_points(p, p.volume ? 8 : 4, gpu) && (p.taps != 1 || few_points(p, 1, gpu))) {
-    t.sums = Sums::kPlane;
+    t.sums = Sums::kPlane, t.vectors = false;
     return t;
   }
   // In half types sums of pixels to which hardly a point is added cost five times what the pixels do.
@@ -229,26 +221,18 @@ inline Tactic fastest(const Problem& p, const Gpu& gpu) {
   // Where few channels are enlarged, neighbours add to the same pixels.
   listed = listed && !(!half && p.channels <= 4 && 2 * points >= 5 * pixels);
   listed = listed && valid(p, {Sums::kLists, t.vectors});
-  const bool pairs = !t.vectors && !listed && 2 * points >= pixels && half && p.elements() >= (1 << 17) &&
-                     p.elements() <= (1 << 20) && valid(p, {Sums::kPairs});
-  const bool many = listed && many_tiles(p, 4, gpu);
-  if (t.vectors) {
-    t.close = valid(p, {Sums::kPixels, true, true}) && (!many || summed(p));
-    // With few tiles what scatters is added up no slower than by lists, with many boxes have their share.
-    listed = listed && (!t.close || many);
-  } else {
-    t.close = listed && valid(p, {Sums::kLists, false, true});
-  }
+  const bool few = half ? 2 * points >= pixels && p.elements() <= (1 << 21) : crowded && p.elements() <= (1 << 20);
+  const bool pairs = !t.vectors && !listed && few && valid(p, {Sums::kPairs});
   t.sums = listed ? Sums::kLists : pairs ? Sums::kPairs : Sums::kPixels;
-  t.boxes = t.vectors && listed && many_tiles(p, p.item_size, gpu) && valid(p, {t.sums, true, t.close, true});
+  t.boxes = t.vectors && listed && many_tiles(p, p.item_size, gpu) && valid(p, {t.sums, true, true});
   return t;
 }
 
 inline Few<Tactic> tactics(const Problem& p, const Gpu&) {
   Few<Tactic> found;
   for (int sums = 0; sums <= static_cast<int>(Sums::kLists); ++sums) {
-    for (int rest = 0; rest < 8; ++rest) {
-      const Tactic t{static_cast<Sums>(sums), (rest & 1) != 0, (rest & 2) != 0, (rest & 4) != 0};
+    for (int rest = 0; rest < 4; ++rest) {
+      const Tactic t{static_cast<Sums>(sums), (rest & 1) != 0, (rest & 2) != 0};
       if (valid(p, t)) found.add(t);
     }
   }
@@ -257,7 +241,7 @@ inline Few<Tactic> tactics(const Problem& p, const Gpu&) {
 
 inline double cost(const Problem& p, const Tactic& t, const Gpu& gpu, const Figures& f) {
   const Tactic best = fastest(p, gpu);
-  const int others = (t.sums != best.sums) + (t.vectors != best.vectors) + (t.close != best.close) + (t.boxes != best.boxes);
+  const int others = (t.sums != best.sums) + (t.vectors != best.vectors) + (t.boxes != best.boxes);
   const double bytes = 1.0 * (p.elements() * (1 + p.input) + p.results()) * p.item_size;
   return f.launch[0] + (1 + bytes / gpu.bandwidth) * (1 + others * f.other[0]);
 }

@@ -2,8 +2,6 @@
 // pixels, and within a tile by pixel. Nothing is cleared or rounded before or after.
 #pragma once
 
-#include <climits>
-
 #include "grid_sample/gradient.h"
 #include "grid_sample/sampling.cuh"
 #include "overlap.cuh"
@@ -22,11 +20,8 @@ constexpr int kOwnerThreads = 256;
 // The bilinear points of each tile of pixels.
 struct Lists : sampler::gradient::ListSizes {
   int* counts;  // (N, tiles, kApart): points that have pixels in a tile, one number in each line of the cache
-  int* runs;    // (N): how often points that follow each other are in different tiles; kFull: a list was too short;
-                // kDone, kScattered: the image needs no lists, or can have none
+  int* runs;    // (N): how often points that follow each other are in different tiles; kFull: a list was too short
   int* points;  // (N, tiles, length)
-
-  static constexpr int kScattered = INT_MAX, kDone = -1;
 
   explicit Lists(const ListSizes& sizes) : ListSizes(sizes) {}
 
@@ -41,27 +36,8 @@ struct Lists : sampler::gradient::ListSizes {
 struct Left {
   const int* runs = nullptr;
   int most = 0;
-  bool chosen = false;  // before these kernels began: kDone and kScattered can be read without wait_for_previous()
 
   __device__ __forceinline__ bool operator()(int n) const { return runs == nullptr || runs[n] > most; }
-
-  // Whether it is known without a wait that images first, first + step .. are done, or `other`; all threads of a block
-  // together. One of them reads, past the first cache: what all blocks read comes from one place of the second.
-  __device__ __forceinline__ bool nothing(int first, int step, int batch, int other = Lists::kDone) const {
-    if (!chosen) return false;
-    bool all = true;
-    for (int n = first + threadIdx.x * step; n < batch; n += blockDim.x * step) {
-      const int chosen_runs = *static_cast<const volatile int*>(runs + n);
-      all = all && (chosen_runs == Lists::kDone || chosen_runs == other);
-    }
-    return __syncthreads_and(all);
-  }
-  // Waits for the kernel before, of blocks with nothing to do only the first; whether this one may have something.
-  __device__ __forceinline__ bool wait(int first, int step, int batch, int other = Lists::kDone) const {
-    const bool leaves = nothing(first, step, batch, other);
-    if (!leaves || blockIdx.x == 0) wait_for_previous();
-    return !leaves;
-  }
 };
 
 // Lets the next kernel begin, waits for the one before, and calls f(first image, images) for those that are left;
@@ -69,7 +45,7 @@ struct Left {
 template <class F>
 __device__ __forceinline__ void each_left(int batch, Left left, F&& f) {
   start_next();
-  if (!left.wait(blockIdx.y, gridDim.y, batch)) return;
+  wait_for_previous();
   if (left.runs == nullptr) {
     if (blockIdx.y == 0) f(0, batch);
     return;
@@ -137,7 +113,7 @@ size_t owner_memory(const Lists& lists) {
 template <class T, int W, int PADDING>
 __global__ void __launch_bounds__(kOwnerThreads, W == 8 ? 3 : 4)
     owner_kernel(Space s, Lists lists, Gradient<T> grad, T* __restrict__ output, int batch, int channels, int chunk,
-                 bool pairs, Left known) {
+                 bool pairs) {
   constexpr int TAPS = 4, SHARE = 1024 / kOwnerThreads;
   extern __shared__ uint4 memory_of_block[];
   const int length = lists.length;
@@ -151,9 +127,9 @@ __global__ void __launch_bounds__(kOwnerThreads, W == 8 ? 3 : 4)
   const int left = tile_x * width, top = tile_y * height;
   const int begin = blockIdx.y * chunk, end = min(begin + chunk, channels);
   const int64_t pixels = static_cast<int64_t>(s.size[0]) * lists.height;
-  if (!known.wait(blockIdx.z, gridDim.z, batch, Lists::kScattered)) return;
+  wait_for_previous();
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
-    if (lists.runs[n] > lists.most || lists.runs[n] == Lists::kDone) continue;
+    if (lists.runs[n] > lists.most) continue;
     const int64_t index = static_cast<int64_t>(n) * lists.tiles + blockIdx.x;
     const int count = lists.counts[index * Lists::kApart];
     __syncthreads();

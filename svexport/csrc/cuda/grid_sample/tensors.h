@@ -87,8 +87,7 @@ inline Problem problem_of(const Tensor& grad, int64_t point, const Tensor& input
   p.input = input_gradient, p.grid = grid_gradient, p.deterministic = deterministic;
   p.last = input.strides[1] == 1 && input.aligned(1, 16);
   int64_t pixel = 1;
-  p.even = evenly_spaced(input, 2, input.rank - 1, pixel);
-  p.dense = p.even && pixel == 1;
+  p.dense = evenly_spaced(input, 2, input.rank - 1, pixel) && pixel == 1;
   p.near = p.points * point * grad.item_size() <= UINT32_MAX;
   return p;
 }
