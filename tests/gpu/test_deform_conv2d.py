@@ -48,7 +48,7 @@ def case(
         make(n, taps, *out).sigmoid() if mask else None,
     ]
     tensors = [None if t is None else t.to(dtype) for t in tensors]
-    return [*tensors, stride, padding, dilation, groups, offset_groups]
+    return [*tensors, stride, padding, dilation, groups, offset_groups, 1.0]
 
 
 SHAPES = [

@@ -88,7 +88,7 @@ def case(
 def node_args(args: dict, groups: int = 1, offset_groups: int = 1) -> tuple:
     """The same as arguments of the torch operator."""
     names = ("input", "offset", "weight", "bias", "mask", "stride", "padding", "dilation")
-    return (*(args[name] for name in names), groups, offset_groups)
+    return (*(args[name] for name in names), groups, offset_groups, 1.0)
 
 
 def cases() -> Iterator:

@@ -39,6 +39,24 @@ struct alignas(N * sizeof(T)) Vec {
   T at[N];
 };
 
+// All elements. Those of int8 by a permutation of bytes and a subtraction, which are four times as fast as a conversion.
+template <class T, int N>
+__device__ __forceinline__ void to_floats(const Vec<T, N>& v, float (&x)[N]) {
+  if constexpr (sizeof(T) == 1 && N % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+      uint32_t codes;
+      memcpy(&codes, &v.at[i], 4);
+      codes ^= 0x80808080;  // code + 128, which are the lowest bits of 2^23 + 128 + code
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[i + j] = __uint_as_float(__byte_perm(codes, 0x4b000000, 0x7440 + j)) - 8388736.0f;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = to_float(v.at[i]);
+  }
+}
+
 template <class T, int N>
 __device__ __forceinline__ Vec<T, N> load(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(p);

@@ -206,18 +206,20 @@ struct Pixels {
       }
     }
   }
-  __device__ __forceinline__ float at(int i, int n) const {
-    float x = to_float(v[i][0].at[n]);
-#pragma unroll
-    for (int j = 1; j < kReads; ++j) x = larger(to_float(v[i][j].at[n]), x);
-    return x;
-  }
+  __device__ __forceinline__ float at(int i, int n) const { return to_float(v[i][0].at[n]); }
   __device__ __forceinline__ void sum(const Sample& s, int column, float (&sums)[N]) const {
 #pragma unroll
     for (int i = 0; i < kPixels; ++i) {
       const float weight = kSplit ? (column ? s.weight[2 * i + 1] : s.weight[2 * i]) : s.weight[i];
+      float x[kReads][N];
 #pragma unroll
-      for (int n = 0; n < N; ++n) sums[n] = i == 0 ? weight * at(i, n) : fmaf(weight, at(i, n), sums[n]);
+      for (int j = 0; j < kReads; ++j) to_floats(v[i][j], x[j]);
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+#pragma unroll
+        for (int j = 1; j < kReads; ++j) x[0][n] = larger(x[j][n], x[0][n]);
+        sums[n] = i == 0 ? weight * x[0][n] : fmaf(weight, x[0][n], sums[n]);
+      }
     }
   }
 };
