@@ -190,7 +190,8 @@ def deform_conv2d(
     *Deformable ConvNets v2*, CVPR 2019, https://arxiv.org/abs/1811.11168.
 
     Shape:
-        - input: ``(N, C, H, W)``, floating point; or int8, worth ``scale`` a step, for TensorRT in any of its int8 formats
+        - input: ``(N, C, H, W)``, floating point; or int8, worth ``scale`` a step, for TensorRT in any of its int8
+          formats
         - offset: ``(N, 2*offset_groups*kH*kW, oH, oW)``, pixels: (y, x) of every tap. Kept in float32 at least, also
           for half inputs.
         - weight: ``(O, C/groups, kH, kW)``
