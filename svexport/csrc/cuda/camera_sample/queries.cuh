@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
       float v[kParts][N], factor[kParts];
       const auto read = [&](auto* stored, auto pool) {
         using S = element_t<decltype(stored)>;
-        Pixels<S, N, kSplit, pool.value> pixels[kParts];
+        Pixels<S, N, kSplit, pool.value, kShifted<S, T, N> && !kSplit> pixels[kParts];
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
           const char* from = s.at + channel_offset<S, kSplit>(s.sc, map.block_shift, channel[i]);

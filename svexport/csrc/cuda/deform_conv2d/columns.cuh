@@ -42,7 +42,8 @@ struct Part {
 template <class T, class F>
 __global__ void __launch_bounds__(kThreads)
     columns_kernel(const F* input, AnyFloat offset, AnyFloat mask, Part part, T* columns) {
-  constexpr int V = kVector<F>, kStored = kVector<T>;
+  constexpr int V = kVector<T>;
+  constexpr bool SHIFTED = kShifted<F, T, V>;
   __shared__ Pixels pixels[kPixels * kOffsetGroups];
   __shared__ float4 taps[kPixels * kOffsetGroups];
   part.find(pixels, taps, offset, mask);
@@ -57,21 +58,15 @@ __global__ void __launch_bounds__(kThreads)
     for (int c = threadIdx.x % part.lanes * V; c < g.per_offset_group; c += part.lanes * V) {
       const int channel = (part.offset_group() + i / kPixels) * g.per_offset_group + c;
       const F* const from = image + (sizeof(F) == 1 ? g.channel(channel) : channel);
-      Vector<F> v[4];
+      Vec<F, V> v[4];
 #pragma unroll
       for (int k = 0; k < 4; ++k) v[k] = read_pixel<V>(opaque(from), at.at[k]);
-      float sum[V] = {};
+      float sum[V];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) add_scaled(sum, b.factor(k) * tap.z, v[k]);
-      if (row >= part.rows) continue;
-      T* const to = columns + part.column(row, __float_as_int(tap.w), channel);
+      for (int e = 0; e < V; ++e) sum[e] = SHIFTED ? -kCodeShift * tap.z : 0.0f;
 #pragma unroll
-      for (int e = 0; e < V; e += kStored) {
-        Vector<T> rounded;
-#pragma unroll
-        for (int i = 0; i < kStored; ++i) rounded.at[i] = from_float<T>(sum[e + i]);
-        store(to + e, rounded);
-      }
+      for (int k = 0; k < 4; ++k) add_scaled<SHIFTED>(sum, b.factor(k) * tap.z, v[k]);
+      if (row < part.rows) store(columns + part.column(row, __float_as_int(tap.w), channel), rounded<T, V>(sum));
     }
   }
 }

@@ -127,7 +127,7 @@ cudaError_t deform_conv2d_columns(bool planes, const Tensor& input, const Tensor
                                            : planes_kernel<T, F, 8, false>;
         kernel<<<blocks, kThreads, 0, stream>>>(of);
       } else {
-        const Part part = part_of(input, offset, mask, conv, first, images, kVector<F>);
+        const Part part = part_of(input, offset, mask, conv, first, images, kVector<T>);
         columns_kernel<<<blocks, kThreads, 0, stream>>>(static_cast<const F*>(input.data), AnyFloat(offset),
                                                         AnyFloat(mask), part, static_cast<T*>(columns.data));
       }
