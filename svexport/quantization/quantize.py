@@ -48,8 +48,8 @@ def quantize(
     from 19 on. svexport's layers that sample feature maps (:class:`svexport.ops.CameraSample`, ``Detr3DCrossAtten``,
     ``TransformerDecoder``, ``GridSample``, ``DeformConv2d``, ``ModulatedDeformConv2dPack``,
     ``MultiScaleDeformableAttention``, ``MultiScaleDeformableSampling``) read them in int8, with a scale per level:
-    QuantizeLinear goes right before the node, and the plugin reads int8. The copy can be trained on: gradients pass the quantizers as
-    if they were not there, where they do not clamp.
+    QuantizeLinear goes right before the node, and the plugin reads int8. The copy can be trained on: gradients pass the
+    quantizers as if they were not there, where they do not clamp.
 
     Args:
         model: the model, in float32 or half. It is left as it is.
