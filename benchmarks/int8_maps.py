@@ -75,7 +75,7 @@ def of_deform_conv2d(n: int, channels: int, size: tuple[int, int]) -> Workload:
     codes = packed(image)
     return Workload(
         f"deform_conv2d int8 {name}",
-        lambda: torch.ops.svexport_internal.deform_conv2d_int8(codes, *rest, STEP),
+        lambda: deform_conv2d.OP(codes, *rest, STEP),
         {"half channels-last": lambda: deform_conv2d.OP(*args)},
         bytes=deform_conv2d.traffic([codes, *rest, image]),  # the output is as large as the image in half
         goal=1.0,

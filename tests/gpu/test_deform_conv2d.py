@@ -210,7 +210,7 @@ def test_int8_inputs(sizes: dict, dtype: torch.dtype) -> None:
     for size in (32, 4):
         padded = F.pad(codes, (0, 0, 0, 0, 0, -codes.shape[1] % size), value=99)
         blocks = padded.unflatten(1, (-1, size)).movedim(2, -1).contiguous().cuda()
-        actual = torch.ops.svexport_internal.deform_conv2d_int8(blocks, *rest)
+        actual = OP(blocks, *rest)
         assert relative_error(actual, expected) < TOLERANCES[dtype]
 
 

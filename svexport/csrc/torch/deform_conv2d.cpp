@@ -104,18 +104,20 @@ at::Tensor by_cublas(const at::Tensor& input, const at::Tensor& offset, const at
   return output;
 }
 
-// By kernels; no tensor where they are not for these.
-at::Tensor by_kernels(const at::Tensor& input, const at::Tensor& offset, const at::Tensor& weight,
-                      const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& mask,
-                      at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
-                      int64_t offset_groups, double scale) {
+// The input may also be int8 in CHW32 or CHW4, (N, ceil(C/V), H, W, V), which the op has no schema for: tests do so.
+at::Tensor deform_conv2d_torch(const at::Tensor& input, const at::Tensor& offset, const at::Tensor& weight,
+                               const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& mask,
+                               at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
+                               int64_t groups, int64_t offset_groups, double scale) {
+  const c10::cuda::CUDAGuard guard(input.device());
   if (has_dtype(input) && supported(present({offset, weight, bias, mask}), input, weight)) {
     const auto conv = parameters(weight, stride, padding, dilation, groups, offset_groups, scale);
     const auto forced = forced_tactic("deform_conv2d");
     if (weight.scalar_type() != at::kFloat && groups == 1 && (!bias || bias->scalar_type() == weight.scalar_type()) &&
         countable(input, offset) && input.numel()) {
       const auto problem = deform::problem_of(view(input), view(offset), conv);
-      if (choose(problem, current_gpu(), forced).kernel == deform::Kernel::kPacked) {
+      const bool fits = problem.packed || input.scalar_type() != at::kChar;
+      if (fits && choose(problem, current_gpu(), forced).kernel == deform::Kernel::kPacked) {
         return by_cublas(input, offset, weight, bias, mask, conv);
       }
     }
@@ -127,29 +129,8 @@ at::Tensor by_kernels(const at::Tensor& input, const at::Tensor& offset, const a
       return output;
     }
   }
-  return {};
-}
-
-at::Tensor deform_conv2d_torch(const at::Tensor& input, const at::Tensor& offset, const at::Tensor& weight,
-                               const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& mask,
-                               at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
-                               int64_t groups, int64_t offset_groups, double scale) {
-  const c10::cuda::CUDAGuard guard(input.device());
-  const auto output = by_kernels(input, offset, weight, bias, mask, stride, padding, dilation, groups, offset_groups, scale);
-  if (output.defined()) return output;
   return reference("deform_conv2d", deform_conv2d_torch, input, offset, weight, bias, mask, stride, padding, dilation,
                    groups, offset_groups, scale);
-}
-
-// What the launcher does and the op has no schema for: int8 in TensorRT's formats. For tests.
-at::Tensor deform_conv2d_int8(const at::Tensor& input, const at::Tensor& offset, const at::Tensor& weight,
-                              const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& mask,
-                              at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
-                              int64_t offset_groups, double scale) {
-  const c10::cuda::CUDAGuard guard(input.device());
-  const auto output = by_kernels(input, offset, weight, bias, mask, stride, padding, dilation, groups, offset_groups, scale);
-  TORCH_CHECK(output.defined(), "svexport: no kernel of deform_conv2d is for these tensors");
-  return output;
 }
 
 // c = a b, of batches of matrices; c may be transposed. The kernel is faster for float32, cuBLAS for the other types and
@@ -246,13 +227,6 @@ std::vector<at::Tensor> deform_conv2d_backward_torch(
 }
 
 }  // namespace
-
-TORCH_LIBRARY_FRAGMENT(svexport_internal, m) {
-  m.def("deform_conv2d_int8(Tensor input, Tensor offset, Tensor weight, Tensor? bias, Tensor? mask, int[] stride, "
-        "int[] padding, int[] dilation, int groups, int offset_groups, float scale) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(svexport_internal, CUDA, m) { m.impl("deform_conv2d_int8", &deform_conv2d_int8); }
 
 TORCH_LIBRARY_IMPL(svexport, CUDA, m) {
   m.impl("deform_conv2d", &deform_conv2d_torch);
