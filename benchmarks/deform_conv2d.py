@@ -52,7 +52,7 @@ def arguments(
     image = image.to(memory_format=layout)
     weight = weight.to(memory_format=layout)
     numbers = [[stride] * 2, [padding] * 2, [dilation] * 2]
-    ours = [image, offset, weight, bias, factors, *numbers, groups, offset_groups]
+    ours = [image, offset, weight, bias, factors, *numbers, groups, offset_groups, 1.0]
     text = f"{n}x{channels}x{size[0]}x{size[1]} to {outputs}, {kernel}x{kernel}"
     for key, value, default in (
         ("stride", stride, 1),

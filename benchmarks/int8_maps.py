@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from benchmarks import camera_sample, grid_sample, ms_deform_attn
+from benchmarks import camera_sample, deform_conv2d, grid_sample, ms_deform_attn
 from benchmarks._measure import Workload
 from svexport import ops
 
@@ -67,6 +67,21 @@ def of_ms_deform_attn(n: int, queries: int, heads: int, channels: int, points: i
     )
 
 
+def of_deform_conv2d(n: int, channels: int, size: tuple[int, int]) -> Workload:
+    layout = torch.channels_last
+    name, args, _ = deform_conv2d.arguments(n, channels, channels, size, torch.float16, layout=layout)
+    args[1] = args[1].float()
+    image, *rest, _ = args
+    codes = packed(image)
+    return Workload(
+        f"deform_conv2d int8 {name}",
+        lambda: deform_conv2d.OP(codes, *rest, STEP),
+        {"half channels-last": lambda: deform_conv2d.OP(*args)},
+        bytes=deform_conv2d.traffic([codes, *rest, image]),  # the output is as large as the image in half
+        goal=1.0,
+    )
+
+
 def workloads() -> Iterator[Workload]:
     for shape, out, points, *_ in grid_sample.WORKLOADS:
         if shape[1] % 32 == 0:
@@ -77,3 +92,5 @@ def workloads() -> Iterator[Workload]:
         yield of_camera_sample(sizes)
     for queries, channels in itertools.product((900, 20000), (32, 64)):
         yield of_ms_deform_attn(1, queries, 8, channels, 4)
+    for n, channels, size in ((1, 256, (58, 100)), (6, 256, (58, 100)), (1, 64, (58, 100)), (1, 512, (29, 50))):
+        yield of_deform_conv2d(n, channels, size)

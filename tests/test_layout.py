@@ -26,7 +26,7 @@ MANY_ARGUMENTS = {
     # The schema of an op: its reference, implementation and body have its inputs and attributes in order.
     "ops/_decoder/layers.py": {"decode"},
     "ops/camera_sample.py": {"__init__", "_project", "camera_sample", "forward", "implementation", "reference"},
-    "ops/deform_conv2d.py": {"__init__", "implementation", "reference"},
+    "ops/deform_conv2d.py": {"__init__", "deform_conv2d", "implementation", "reference"},
     "ops/ms_deform_attn.py": {"__init__", "forward"},
     "symbolic/camera_sample.py": {"body"},
     "symbolic/deform_conv2d.py": {"body", "convert"},

@@ -13,7 +13,8 @@ from torch.nn.modules.utils import _pair
 
 from svexport.ops._bilinear import corners
 from svexport.ops._module import DropIn
-from svexport.ops._op import Op, check_floating_point
+from svexport.ops._op import Op
+from svexport.ops.dequantize import dequantize
 
 __all__ = ["DeformConv2d", "ModulatedDeformConv2dPack", "deform_conv2d"]
 
@@ -35,6 +36,17 @@ def _taps(
     y = moves[:, :, :, 0] + (tap // kernel[1] * dilation[0] + row * stride[0] - padding[0])
     x = moves[:, :, :, 1] + (tap % kernel[1] * dilation[1] + column * stride[1] - padding[1])
     return y, x
+
+
+def _result(input: Tensor, weight: Tensor) -> torch.dtype:
+    """The output has the dtype of the input; that of the weight where the input is int8."""
+    return input.dtype if input.is_floating_point() else weight.dtype
+
+
+def _values(input: Tensor, scale: float, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is sampled, in ``dtype`` at least."""
+    precise = torch.promote_types(_result(input, weight), dtype)
+    return input.to(precise) if input.is_floating_point() else dequantize(input, scale, precise)
 
 
 def _convolve(columns: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, groups: int) -> Tensor:
@@ -59,10 +71,11 @@ def reference(
     dilation: Sequence[int],
     groups: int,
     offset_groups: int,
+    scale: float,
 ) -> Tensor:
     n, channels, height, width = input.shape
     y, x = _taps(offset, weight.shape[2:], stride, padding, dilation, offset_groups)
-    pixels = input.to(torch.promote_types(input.dtype, y.dtype))
+    pixels = _values(input, scale, weight, y.dtype)
     pixels = pixels.reshape(n, offset_groups, channels // offset_groups, height * width)
 
     def corner(index: Tensor, weight: Tensor) -> Tensor:  # (N, offset_groups, C/offset_groups, kH*kW*oH*oW)
@@ -72,7 +85,7 @@ def reference(
     columns = torch.stack(
         [corner(j * width + i, v * w) for j, v in corners(y, height) for i, w in corners(x, width)]
     ).sum(0)
-    return _convolve(columns.unflatten(3, y.shape[2:]), weight, bias, mask, groups).to(input.dtype)
+    return _convolve(columns.unflatten(3, y.shape[2:]), weight, bias, mask, groups).to(_result(input, weight))
 
 
 def implementation(
@@ -86,13 +99,14 @@ def implementation(
     dilation: Sequence[int],
     groups: int,
     offset_groups: int,
+    scale: float,
 ) -> Tensor:
     n, channels, height, width = input.shape
     y, x = _taps(offset, weight.shape[2:], stride, padding, dilation, offset_groups)
     # In images of a power of two grid_sample's normalized coordinates are exact for whole pixels, so that offsets of 0,
     # with which training begins, have the gradient of the upper neighbour here too.
     wide, high = (1 << (size - 1).bit_length() for size in (width, height))
-    pixels = F.pad(input.to(torch.promote_types(input.dtype, y.dtype)), (0, wide - width, 0, high - height))
+    pixels = F.pad(_values(input, scale, weight, y.dtype), (0, wide - width, 0, high - height))
     grid = torch.stack(((2 * x + 1) / wide - 1, (2 * y + 1) / high - 1), dim=-1)
     grid = torch.where(grid.abs() <= 2, grid, 2)  # outside: NaN as well
     columns = F.grid_sample(
@@ -102,11 +116,11 @@ def implementation(
         align_corners=False,
     )
     columns = columns.reshape(n, offset_groups, channels // offset_groups, *y.shape[2:])
-    return _convolve(columns, weight, bias, mask, groups).to(input.dtype)
+    return _convolve(columns, weight, bias, mask, groups).to(_result(input, weight))
 
 
 def fake(input: Tensor, offset: Tensor, weight: Tensor, *_: object) -> Tensor:
-    return input.new_empty(input.shape[0], weight.shape[0], *offset.shape[2:])
+    return input.new_empty(input.shape[0], weight.shape[0], *offset.shape[2:], dtype=_result(input, weight))
 
 
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
@@ -129,7 +143,10 @@ def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
             dilation,
             groups,
             offset_groups,
+            1.0,
         )
+    codes = (make(2, 4, 5, 6) * 40).clamp(-128, 127).to(torch.int8)
+    yield codes, make(2, 18, 3, 3), make(3, 4, 3, 3), None, None, (2, 2), (1, 1), (1, 1), 1, 1, 0.03
 
 
 def _output_size(
@@ -145,7 +162,7 @@ def _output_size(
 OP = Op(
     name="deform_conv2d",
     schema="(Tensor input, Tensor offset, Tensor weight, Tensor? bias, Tensor? mask, int[] stride, int[] padding, "
-    "int[] dilation, int groups, int offset_groups) -> Tensor",
+    "int[] dilation, int groups, int offset_groups, float scale) -> Tensor",
     reference=reference,
     implementation=implementation,
     fake=fake,
@@ -162,27 +179,36 @@ def deform_conv2d(
     padding: int | tuple[int, int] = 0,
     dilation: int | tuple[int, int] = 1,
     mask: Tensor | None = None,
+    *,
+    scale: float = 1.0,
 ) -> Tensor:
     """``torchvision.ops.deform_conv2d``: deformable convolution, with ``mask`` version 2.
+
+    It also reads inputs in int8, of which nothing dequantizes a copy before; products and sums stay in floating point.
 
     J. Dai et al., *Deformable Convolutional Networks*, ICCV 2017, https://arxiv.org/abs/1703.06211; X. Zhu et al.,
     *Deformable ConvNets v2*, CVPR 2019, https://arxiv.org/abs/1811.11168.
 
     Shape:
-        - input: ``(N, C, H, W)``
+        - input: ``(N, C, H, W)``, floating point; or int8, worth ``scale`` a step, for TensorRT in any of its int8
+          formats
         - offset: ``(N, 2*offset_groups*kH*kW, oH, oW)``, pixels: (y, x) of every tap. Kept in float32 at least, also
           for half inputs.
         - weight: ``(O, C/groups, kH, kW)``
         - bias: ``(O,)``
         - mask: ``(N, offset_groups*kH*kW, oH, oW)``, factors of what the taps read
-        - output: ``(N, O, oH, oW)``, the dtype of ``input``; oH and oW as for ``torch.nn.functional.conv2d``
+        - output: ``(N, O, oH, oW)``, the dtype of ``input``, that of ``weight`` if it is int8; oH and oW as for
+          ``torch.nn.functional.conv2d``
 
     The numbers of groups and of offset groups follow from the shapes. Taps read bilinearly, zero outside the image, and
     zero where an offset is NaN.
 
+    Args:
+        scale: of an int8 input; of any other it is not used.
+
     Raises:
         ValueError: on shapes other than these, or a stride or dilation below 1.
-        TypeError: if ``input`` is not floating point.
+        TypeError: if ``input`` is neither floating point nor int8, or ``weight`` is not floating point.
     """
     strides, paddings, dilations = _pair(stride), _pair(padding), _pair(dilation)
 
@@ -193,7 +219,12 @@ def deform_conv2d(
 
     if min(*strides, *dilations) < 1:
         raise ValueError(f"deform_conv2d expects strides and dilations of at least 1, got {strides} and {dilations}")
-    check_floating_point("deform_conv2d", "input", input)
+    int8 = input.dtype == torch.int8
+    if not ((input.is_floating_point() or int8) and weight.is_floating_point()):
+        raise TypeError(
+            "deform_conv2d expects a floating-point or int8 input and a floating-point weight, got "
+            f"{input.dtype} and {weight.dtype}; convert them first"
+        )
     if input.dim() != 4 or offset.dim() != 4 or weight.dim() != 4 or 0 in input.shape[1:] or 0 in weight.shape:
         raise unexpected(
             "input (N, C, H, W), offset (N, 2*offset_groups*kH*kW, oH, oW) and weight (O, C/groups, kH, kW)"
@@ -216,7 +247,8 @@ def deform_conv2d(
         raise unexpected(f"bias ({weight.shape[0]},)")
     if mask is not None and bias is None:  # TensorRT's parser knows no absent input before one that is there
         bias = weight.new_zeros(weight.shape[0])
-    return OP(input, offset, weight, bias, mask, strides, paddings, dilations, groups, offset_groups)
+    numbers = strides, paddings, dilations, groups, offset_groups, float(scale) if int8 else 1.0
+    return OP(input, offset, weight, bias, mask, *numbers)
 
 
 class DeformConv2d(DropIn, nn.Module):
@@ -273,6 +305,10 @@ class DeformConv2d(DropIn, nn.Module):
 
     def forward(self, input: Tensor, offset: Tensor, mask: Tensor | None = None) -> Tensor:
         """See :func:`deform_conv2d` for the shapes."""
+        return self.convolve(input, offset, mask)
+
+    def convolve(self, input: Tensor, offset: Tensor, mask: Tensor | None) -> Tensor:
+        """:func:`deform_conv2d` by the module's weight and numbers."""
         return deform_conv2d(input, offset, self.weight, self.bias, self.stride, self.padding, self.dilation, mask)
 
     def extra_repr(self) -> str:
@@ -336,6 +372,4 @@ class ModulatedDeformConv2dPack(DeformConv2d):
         moves = self.conv_offset(x)
         taps = moves.shape[1] // 3
         offset, mask = moves.split((2 * taps, taps), dim=1)
-        return deform_conv2d(
-            x, offset, self.weight, self.bias, self.stride, self.padding, self.dilation, mask.sigmoid()
-        )
+        return self.convolve(x, offset, mask.sigmoid())

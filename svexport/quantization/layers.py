@@ -101,24 +101,28 @@ class QuantizedLinear(nn.Linear, QuantizedLayer):
 
 
 class _Convolution(QuantizedLayer):
+    function: staticmethod[..., Any]
+
     def forward(self, input: Tensor) -> Tensor:
         layer: Any = self
-        result: Tensor = layer._conv_forward(
-            self.input_quantizer(input), self.weight_quantizer(layer.weight), layer.bias
-        )
+        padding = layer.padding
+        if layer.padding_mode != "zeros":  # before the quantizer, which has to be right before the convolution
+            input, padding = F.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode), 0
+        x, weight = self.input_quantizer(input), self.weight_quantizer(layer.weight)
+        result: Tensor = self.function(x, weight, layer.bias, layer.stride, padding, layer.dilation, layer.groups)
         return result
 
 
 class QuantizedConv1d(_Convolution, nn.Conv1d):
-    pass
+    function = staticmethod(F.conv1d)
 
 
 class QuantizedConv2d(_Convolution, nn.Conv2d):
-    pass
+    function = staticmethod(F.conv2d)
 
 
 class QuantizedConv3d(_Convolution, nn.Conv3d):
-    pass
+    function = staticmethod(F.conv3d)
 
 
 class _Transposed(QuantizedLayer):

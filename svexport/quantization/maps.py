@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from svexport.ops.camera_sample import CameraSample, Detr3DCrossAtten
+from svexport.ops.deform_conv2d import DeformConv2d, ModulatedDeformConv2dPack, deform_conv2d
 from svexport.ops.grid_sample import GridSample
 from svexport.ops.ms_deform_attn import MultiScaleDeformableAttention, MultiScaleDeformableSampling, ms_deform_attn
 from svexport.ops.quantize import quantize
@@ -86,6 +87,18 @@ class QuantizedGridSample(QuantizedMaps, GridSample):
         return self.sample(image, grid, scales[0] if scales else self.scale).to(input.dtype)
 
 
+class QuantizedDeformConv2d(QuantizedMaps, DeformConv2d):
+    def convolve(self, input: Tensor, offset: Tensor, mask: Tensor | None) -> Tensor:
+        (image,), scales = self.quantized([input])
+        numbers = self.stride, self.padding, self.dilation, mask
+        scale = scales[0] if scales else 1.0
+        return deform_conv2d(image, offset, self.weight, self.bias, *numbers, scale=scale).to(input.dtype)
+
+
+class QuantizedModulatedDeformConv2dPack(QuantizedDeformConv2d, ModulatedDeformConv2dPack):
+    pass
+
+
 class QuantizedDeformableAttention(QuantizedMaps, MultiScaleDeformableAttention):
     def attend(self, value: Tensor, *inputs: Tensor) -> Tensor:
         return attend(self, value, *inputs)
@@ -104,8 +117,10 @@ def attend(layer: QuantizedMaps, value: Tensor, *inputs: Tensor) -> Tensor:
 
 _READERS: dict[type[nn.Module], type[QuantizedMaps]] = {
     CameraSample: QuantizedCameraSample,
+    DeformConv2d: QuantizedDeformConv2d,
     Detr3DCrossAtten: QuantizedDetr3DCrossAtten,
     GridSample: QuantizedGridSample,
+    ModulatedDeformConv2dPack: QuantizedModulatedDeformConv2dPack,
     MultiScaleDeformableAttention: QuantizedDeformableAttention,
     MultiScaleDeformableSampling: QuantizedDeformableSampling,
     TransformerDecoder: QuantizedTransformerDecoder,
@@ -116,8 +131,10 @@ MAP_READERS = tuple(_READERS)
 
 _PLACES: dict[type[nn.Module], tuple[int, str]] = {
     CameraSample: (0, "features"),
+    DeformConv2d: (0, "input"),
     Detr3DCrossAtten: (2, "value"),
     GridSample: (0, "input"),
+    ModulatedDeformConv2dPack: (0, "x"),
     MultiScaleDeformableAttention: (2, "value"),
     MultiScaleDeformableSampling: (0, "value"),
     TransformerDecoder: (3, "features"),

@@ -45,10 +45,11 @@ def quantize(
     Every ``nn.Linear``, ``nn.Conv1d`` to ``3d`` and ``nn.ConvTranspose1d`` to ``3d`` gets fake quantizers, symmetric
     and 8 bits wide: one scale for its input, and one per output channel for its weight, that of the channel's largest
     magnitude. :func:`svexport.export` writes them as QuantizeLinear and DequantizeLinear, from opset 13 on, with fp8
-    from 19 on. :class:`svexport.ops.CameraSample`, :class:`svexport.ops.Detr3DCrossAtten` and
-    :class:`svexport.ops.TransformerDecoder` read their feature maps in int8, with a scale per level: QuantizeLinear
-    goes right before the node, and the plugin reads int8. The copy can be trained on: gradients pass the quantizers as
-    if they were not there, where they do not clamp.
+    from 19 on. svexport's layers that sample feature maps (:class:`svexport.ops.CameraSample`, ``Detr3DCrossAtten``,
+    ``TransformerDecoder``, ``GridSample``, ``DeformConv2d``, ``ModulatedDeformConv2dPack``,
+    ``MultiScaleDeformableAttention``, ``MultiScaleDeformableSampling``) read them in int8, with a scale per level:
+    QuantizeLinear goes right before the node, and the plugin reads int8. The copy can be trained on: gradients pass the
+    quantizers as if they were not there, where they do not clamp.
 
     Args:
         model: the model, in float32 or half. It is left as it is.

@@ -162,7 +162,8 @@ def _output_types(node: onnx.NodeProto, types: Mapping[str, Value]) -> list[int]
     elif op.name == "add_bias_residual_layer_norm":
         same = [dtypes[0], dtypes[2], *dtypes[5:]]
     elif op.name == "deform_conv2d":
-        same = [dtypes[0], dtypes[2]]
+        same = dtypes[2:3] if dtypes[0] == TensorProto.INT8 else [dtypes[0], dtypes[2]]
+        outputs = dtypes[2:3]
     elif op.name == "grid_sample" and dtypes[0] == TensorProto.INT8:
         same, outputs = others, others
     elif op.name == "camera_sample":

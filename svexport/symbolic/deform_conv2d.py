@@ -12,6 +12,7 @@ from onnx import TensorProto
 from svexport.ops.deform_conv2d import OP
 from svexport.symbolic._bilinear import INDEX, corners
 from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._sampling import values
 from svexport.symbolic._symbolic import Symbolic, TensorInfo
 
 __all__: list[str] = []
@@ -29,7 +30,13 @@ def body(
     dilation: Sequence[int],
     groups: int,
     offset_groups: int,
+    scale: float,
 ) -> Value:
+    if input.dtype == TensorProto.INT8:
+        precise = TensorProto.DOUBLE if weight.dtype == TensorProto.DOUBLE else TensorProto.FLOAT
+        input, result = values(b, input, scale, precise), weight.dtype
+    else:
+        result = input.dtype
     precise = TensorProto.DOUBLE if TensorProto.DOUBLE in (input.dtype, offset.dtype) else TensorProto.FLOAT
     n, channels, height, width = (b.dim(input, axis) for axis in range(4))
     outputs, inputs, *kernel = (b.dim(weight, axis) for axis in range(4))
@@ -86,7 +93,7 @@ def body(
     output = b.reshape(b.transpose(output, (0, 1, 3, 2)), n, outputs, *out)
     if bias is not None:
         output = b.op("Add", output, b.reshape(b.cast(bias, precise), outputs, 1, 1))
-    return b.cast(output, input.dtype)
+    return b.cast(output, result)
 
 
 def _steps(b: Builder, size: Dim, step: int, start: int, dtype: int) -> Value:
@@ -115,7 +122,8 @@ def convert(
 ) -> tuple[Any, ...]:
     """``torchvision::deform_conv2d``, whose mask is a dummy unless it is used."""
     stride, padding, dilation = (stride_h, stride_w), (padding_h, padding_w), (dilation_h, dilation_w)
-    return input, offset, weight, bias, mask if use_mask else None, stride, padding, dilation, groups, offset_groups
+    numbers = stride, padding, dilation, groups, offset_groups, 1.0
+    return input, offset, weight, bias, mask if use_mask else None, *numbers
 
 
 Symbolic(OP, body, aten={"torchvision::deform_conv2d": convert})

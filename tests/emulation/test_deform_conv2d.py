@@ -13,18 +13,21 @@ from torch import Tensor
 
 from svexport.ops.deform_conv2d import OP
 from tests.emulation import Kernels, Memory, Structure, emulated, in_memory, poisoned
+from tests.emulation.test_grid_sample_int8 import FORMATS
 
 pytestmark = emulated("deform_conv2d", "packing", "matmul", "permute")
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 PAIR = ctypes.c_int * 2
+SCALE = 0.017  # of int8 inputs
 
 
 class DeformConv2d(ctypes.Structure):
     _fields_ = (
         *((name, PAIR) for name in ("kernel", "stride", "padding", "dilation")),
         *((name, ctypes.c_int) for name in ("channels", "groups", "offset_groups")),
+        ("scale", ctypes.c_float),
     )
 
 
@@ -43,7 +46,7 @@ class Case:
         taps = math.prod(self.kernel)
         self.per_group = channels // groups
         self.structure = Structure(
-            DeformConv2d(*(PAIR(*pair) for pair in two), channels, groups, offset_groups),
+            DeformConv2d(*(PAIR(*pair) for pair in two), channels, groups, offset_groups, SCALE),
         )
         self.input = torch.randn(self.n, channels, *size).to(dtype)
         # Places that are exact in every type, so that the reference reads the same pixels.
@@ -55,7 +58,7 @@ class Case:
         x, offset64, mask64 = self.leaves
         one = torch.eye(self.per_group * taps, dtype=torch.float64).view(-1, self.per_group, *self.kernel)
         weight = one.repeat(groups, 1, 1, 1)
-        self.options = (stride, padding, dilation, groups, offset_groups)
+        self.options = (stride, padding, dilation, groups, offset_groups, SCALE)
         self.read = OP.reference(x, offset64, weight, None, mask64, *self.options)
         self.read = self.read.view(self.n * groups, self.per_group * taps, math.prod(self.out))
         self.run = math.gcd(self.per_group, channels // offset_groups)
@@ -186,6 +189,31 @@ def test_operator(kernels: Kernels, channels: int, groups: int, offset_groups: i
     shown = f"{case.shown} {x.stride()} weight {tuple(weight.shape)} {weight.stride()}"
     assert kernels("deform_conv2d", *arguments), shown
     compare(output, expected, shown, 3)
+
+
+@DTYPES
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("channels", "groups", "offset_groups"), [*GROUPS[:4], (48, 1, 3), *SHORT[:4]])
+def test_int8_inputs(
+    kernels: Kernels, channels: int, groups: int, offset_groups: int, format: str, dtype: torch.dtype
+) -> None:
+    """In every format, to any type; offsets, mask and bias of any."""
+    case = Case(dtype, channels, groups, offset_groups)
+    codes = torch.randint(-128, 128, case.input.shape, dtype=torch.int8)
+    weight = torch.randn(groups * random.randint(1, 20), case.per_group, *case.kernel).to(dtype)
+    weight = weight / weight[0].numel() ** 0.5
+    bias = torch.randn(len(weight)).to(random.choice([dtype, torch.float32])) if random.random() < 0.5 else None
+    others = [None if t is None else t.double() for t in (case.offset, weight, bias, case.mask)]
+    expected = OP.reference(codes.double() * SCALE, *others, *case.options)
+    given, output = FORMATS[format](codes), poisoned(*expected.shape, dtype=dtype)
+    memory = Memory.of(kernels.bytes("deform_conv2d_workspace", given, case.offset, weight, case.structure))
+    kernels.launched()
+    arguments = given, case.offset, weight, bias, case.mask, output, case.structure, random.choice([0, 1, 2]), memory
+    shown = f"{case.shown} {format} weight {tuple(weight.shape)}"
+    assert kernels("deform_conv2d", *arguments), shown
+    compare(output, expected, shown, 3)
+    if format == "CHW32" and case.run % 16 == 0 and arguments[7] == 1:
+        assert kernels.launched()["columns_kernel"], shown
 
 
 @DTYPES

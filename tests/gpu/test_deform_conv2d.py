@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from svexport.ops.deform_conv2d import OP
-from tests.gpu.support import check_kernel, gpu, leaves, moved, relative_error
+from tests.gpu.support import TOLERANCES, check_kernel, gpu, leaves, moved, relative_error
 
 pytestmark = gpu
 
@@ -48,7 +48,7 @@ def case(
         make(n, taps, *out).sigmoid() if mask else None,
     ]
     tensors = [None if t is None else t.to(dtype) for t in tensors]
-    return [*tensors, stride, padding, dilation, groups, offset_groups]
+    return [*tensors, stride, padding, dilation, groups, offset_groups, 1.0]
 
 
 SHAPES = [
@@ -192,6 +192,26 @@ def test_deterministic_backward(dtype: torch.dtype) -> None:
     for run in runs:
         for first, second in zip(run, runs[0], strict=True):
             assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", SHAPES[:-1], ids=str)
+def test_int8_inputs(sizes: dict, dtype: torch.dtype) -> None:
+    """By the op, linear and channels-last, and in TensorRT's formats; the output has the type of the weight."""
+    args = case(**sizes, dtype=dtype)
+    args[0] = codes = (args[0].float() * 40).clamp(-128, 127).to(torch.int8)
+    args[-1] = 0.025
+    expected = OP.reference(*(t.double() if isinstance(t, Tensor) and t is not codes else t for t in args))
+    rest = moved(args[1:], "cuda")
+    for layout in (torch.contiguous_format, torch.channels_last):
+        actual = OP(codes.cuda().to(memory_format=layout), *rest)
+        assert actual.dtype == dtype
+        assert relative_error(actual, expected) < TOLERANCES[dtype]
+    for size in (32, 4):
+        padded = F.pad(codes, (0, 0, 0, 0, 0, -codes.shape[1] % size), value=99)
+        blocks = padded.unflatten(1, (-1, size)).movedim(2, -1).contiguous().cuda()
+        actual = OP(blocks, *rest)
+        assert relative_error(actual, expected) < TOLERANCES[dtype]
 
 
 def test_as_torchvision() -> None:

@@ -70,6 +70,8 @@ def test_known_choices(gpu: str, problem: dict[str, int], expected: str) -> None
         ({"rows": 160_000, "channels": 32, "samples": 16, "item_size": 2, "alignment": 8}, (1, 32)),
         ({"rows": 160_000, "channels": 32, "samples": 16, "item_size": 2, "backward": 1}, (4, 8)),
         ({"rows": 7200, "channels": 1024, "samples": 16, "item_size": 2}, (8, 32)),
+        ({"rows": 160_000, "channels": 32, "samples": 16, "item_size": 1}, (16, 2)),
+        ({"rows": 800, "channels": 32, "samples": 16, "item_size": 1}, (8, 4)),
     ],
 )
 def test_known_choices_of_deformable_attention(problem: dict[str, int], expected: tuple[int, int]) -> None:

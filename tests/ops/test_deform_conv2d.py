@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Iterator
 
 import onnx
@@ -88,7 +89,7 @@ def case(
 def node_args(args: dict, groups: int = 1, offset_groups: int = 1) -> tuple:
     """The same as arguments of the torch operator."""
     names = ("input", "offset", "weight", "bias", "mask", "stride", "padding", "dilation")
-    return (*(args[name] for name in names), groups, offset_groups)
+    return (*(args[name] for name in names), groups, offset_groups, 1.0)
 
 
 def cases() -> Iterator:
@@ -243,7 +244,7 @@ def test_errors(change: dict, match: str) -> None:
 
 def test_integers_are_refused() -> None:
     args = case()
-    with pytest.raises(TypeError, match=r"expects a floating-point input, got torch.int32"):
+    with pytest.raises(TypeError, match=r"expects a floating-point or int8 input .*, got torch.int32 and"):
         deform_conv2d(**args | {"input": args["input"].int()})
 
 
@@ -351,3 +352,36 @@ def test_export_of_an_unedited_torchvision_model(opset: int, masked: bool, tmp_p
     report = svexport.export(model, (x,), path, opset=opset)
     assert report.nodes["SvDeformConv2d"] == 1
     torch.testing.assert_close(run_model(onnx.load(path), [x])[0], model(x), rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------------------ int8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [{}, {"groups": 2, "offset_groups": 4, "channels": 8}, {"mask": False, "bias": False}]
+)
+def test_int8_inputs_are_their_numbers(sizes: dict, dtype: torch.dtype) -> None:
+    """In the op, its reference and the body; the output has the type of the weight, whose gradient is right."""
+    args = case(**sizes, dtype=dtype)
+    if dtype == torch.float16:
+        args["offset"] = args["offset"].to(random.choice([dtype, torch.float32]))
+    codes, scale = (args["input"] * 50).round().clamp(-128, 127).to(torch.int8), 0.023
+    exact = {k: t.double() if isinstance(t, Tensor) else t for k, t in args.items()} | {"input": codes.double() * scale}
+    expected = loops(**exact)
+    tolerance = {torch.float16: 4e-3, torch.float32: 1e-5}.get(dtype, 1e-7)  # the scale of a body is float32
+    smallest = tolerance * float(expected.abs().max())
+    given = args | {"input": codes}
+    groups = {name: sizes.get(name, 1) for name in ("groups", "offset_groups")}
+    node = (*node_args(given, **groups)[:-1], scale)
+    for actual in (deform_conv2d(**given, scale=scale), reference(*node), run_op(OP, node, random.choice(OPSETS))[0]):
+        assert actual.dtype == dtype
+        torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=smallest)
+    if dtype == torch.float64:
+        leaves = [{name: given[name].clone().requires_grad_() for name in ("weight", "offset")} for _ in range(2)]
+        outputs = deform_conv2d(**given | leaves[0], scale=scale), deform_conv2d(**exact | leaves[1])
+        own, wanted = (
+            torch.autograd.grad(y.square().sum(), [*of.values()]) for y, of in zip(outputs, leaves, strict=True)
+        )
+        for a, e in zip(own, wanted, strict=True):
+            torch.testing.assert_close(a.double(), e.double(), rtol=1e-4, atol=1e-4)

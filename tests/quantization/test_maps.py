@@ -350,3 +350,50 @@ def test_deformable_sampling() -> None:
     scale = inputs[0].abs().max() / 127
     stepped = (inputs[0] / scale).round() * scale
     torch.testing.assert_close(quantized(*inputs), sample(stepped, *inputs[1:]), rtol=1e-5, atol=1e-5)
+
+
+class Deformed(nn.Module):
+    """A deformable convolution between two others: version 1, or 2 as mmcv packs it."""
+
+    def __init__(self, packed: bool) -> None:
+        super().__init__()
+        self.before, self.after = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(6, 4, 1)
+        self.offsets = None if packed else nn.Conv2d(8, 18, 3, padding=1)
+        self.deform = (ops.ModulatedDeformConv2dPack if packed else ops.DeformConv2d)(8, 6, 3, padding=1)
+        if packed:
+            nn.init.normal_(self.deform.conv_offset.weight, std=0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x).relu()
+        return self.after(self.deform(x) if self.offsets is None else self.deform(x, self.offsets(x)))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_deformable_convolution(packed: bool, tmp_path: Path) -> None:
+    """Its input is quantized right before the node; offsets and mask see it as it is."""
+    model = Deformed(packed).eval()
+    batches = [(torch.randn(2, 3, 7, 9),) for _ in range(3)]
+    moves = "deform.conv_offset" if packed else "offsets"
+    quantized = svexport.quantize(model, batches, method="minmax", keep=["before", "after", moves]).eval()
+    with torch.no_grad():
+        scale = max(float(model.before(x).relu().max()) for (x,) in batches) / 127
+        assert float(quantized.state_dict()["deform.map_quantizers.0.scale"]) == pytest.approx(scale, rel=1e-6)
+        x = 1.5 * batches[0][0]  # some are beyond
+        seen = model.before(x).relu()
+        stepped = (seen.double() / scale).round().clamp(-128, 127) * scale
+        if packed:
+            offset, mask = model.deform.conv_offset(seen).double().split((18, 9), 1)
+            mask = mask.sigmoid()
+        else:
+            offset, mask = model.offsets(seen).double(), None
+        layer = model.deform
+        read = ops.deform_conv2d(stepped, offset, layer.weight.double(), layer.bias.double(), 1, 1, 1, mask)
+        expected = nn.functional.conv2d(read, model.after.weight.double(), model.after.bias.double())
+        torch.testing.assert_close(quantized(x).double(), expected, rtol=1e-5, atol=1e-5)
+    path = tmp_path / "m.onnx"
+    assert svexport.export(quantized, batches[0], path, opset=13).verified
+    assert_reads_steps(path, "SvDeformConv2d", scale)
+    with torch.no_grad():
+        torch.testing.assert_close(svexport.load(path)(*batches[1]), quantized(*batches[1]), rtol=1e-4, atol=1e-4)
+    quantized(*batches[0]).sum().backward()
+    assert quantized.before.weight.grad.abs().sum() > 0

@@ -138,6 +138,15 @@ def e4m3(x: Tensor, scale: Tensor) -> Tensor:
     return found * scale.double()
 
 
+@pytest.mark.parametrize("mode", ["reflect", "circular", "replicate"])
+def test_nothing_pads_between_quantizer_and_convolution(mode: str, tmp_path: Path) -> None:
+    net = nn.Conv2d(3, 4, 3, padding=(1, 2), dilation=(1, 2), padding_mode=mode).eval()
+    x = torch.randn(2, 3, 7, 6)
+    report = svexport.export(svexport.quantize(net, [x]), (x,), tmp_path / "m.onnx", opset=13)
+    assert report.verified
+    assert not svexport.check(tmp_path / "m.onnx", "10.1").findings
+
+
 def test_numbers_of_fp8() -> None:
     net, data = Net().eval(), batches()
     quantized = svexport.quantize(net, data, format="fp8")

@@ -62,9 +62,13 @@ def _vectorised(make: Any) -> dict[str, list[tuple]]:
         "camera_sample": [camera(64), camera(40, (0.02, 0.03)), camera(40)],
         "deform_conv2d": [
             (
+                *((make(2, 48, 7, 9) * 40).clamp(-128, 127).to(torch.int8), make(2, 18, 7, 9), make(24, 48, 3, 3)),
+                *(make(24), make(2, 9, 7, 9).sigmoid(), [1, 1], [1, 1], [1, 1], 1, 1, 0.02),
+            ),
+            (
                 *(make(2, 16, 7, 9), make(2, 18, 7, 9), make(24, 16, 3, 3), make(24), make(2, 9, 7, 9).sigmoid()),
-                *([1, 1], [1, 1], [1, 1], 1, 1),
-            )
+                *([1, 1], [1, 1], [1, 1], 1, 1, 1.0),
+            ),
         ],
     }
 

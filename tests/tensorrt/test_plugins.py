@@ -184,7 +184,7 @@ def test_formats_in_strongly_typed_networks(host: Host, op: Op, i: int, dtype: t
         assert all(d.format != HWC8 or d.shape[-3] % 8 == 0 for d in combination[-op.num_outputs :])
 
 
-INT8_MAPS = ("camera_sample", "grid_sample", "ms_deform_attn")
+INT8_MAPS = ("camera_sample", "deform_conv2d", "grid_sample", "ms_deform_attn")
 """Ops whose first input TensorRT may quantize by a dynamic range."""
 
 

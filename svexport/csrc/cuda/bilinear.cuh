@@ -27,10 +27,12 @@ __device__ __forceinline__ Corners corners(float x, int size) {
 }
 
 // sum += weight * v, in float.
-template <class T, int N>
+template <bool SHIFTED = false, class T, int N>
 __device__ __forceinline__ void add_scaled(float (&sum)[N], float weight, const Vec<T, N>& v) {
+  float x[N];
+  to_floats<SHIFTED>(v, x);
 #pragma unroll
-  for (int i = 0; i < N; ++i) sum[i] = fmaf(weight, to_float(v.at[i]), sum[i]);
+  for (int i = 0; i < N; ++i) sum[i] = fmaf(weight, x[i], sum[i]);
 }
 
 template <class T, int N>

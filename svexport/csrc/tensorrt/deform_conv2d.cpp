@@ -33,12 +33,17 @@ class DeformConv2dPlugin final : public Plugin<DeformConv2dPlugin, DeformConv2dN
     return nullptr;
   }
 
+  // What is read of an int8 input has the type of the weight.
+  DataType output_type(int, const DataType* inputs) const override {
+    return inputs[inputs[kInput] == DataType::kINT8 ? kWeight : kInput];
+  }
+
   bool supports(int i, const Descriptions& t) const override {
     switch (i) {
-      case kInput: return is_strided_float(t[i]);
+      case kInput: return is_strided_float(t[i]) || (is_int8(t, i, node.scale) && has_int8_format(t[i]));
       case kOffset: return is_coordinates(t, i);
-      case kWeight: return is_linear_like(t[i], t[kInput]);
-      default: return i < t.inputs() ? is_linear_beside(t, i, t[kInput]) : is_linear_like(t[i], t[kInput]);
+      case kWeight: return t[kInput].type == DataType::kINT8 ? is_linear_float(t[i]) : is_linear_like(t[i], t[kInput]);
+      default: return i < t.inputs() ? is_linear_beside(t, i, t[kWeight]) : is_linear_like(t[i], t[kWeight]);
     }
   }
 
@@ -46,8 +51,9 @@ class DeformConv2dPlugin final : public Plugin<DeformConv2dPlugin, DeformConv2dN
     const Tensor &input = t.in(kInput), &offset = t.in(kOffset), &weight = t.in(kWeight);
     const Tensor bias = optional(t, 1), mask = optional(t, 4);
     const int64_t taps = weight.sizes[2] * weight.sizes[3];
-    if (input.sizes[1] != weight.sizes[1] * node.groups || weight.sizes[0] % node.groups != 0 ||
-        input.sizes[1] % node.offset_groups != 0) {
+    const int64_t channels = weight.sizes[1] * node.groups, block = input.rank == 5 ? input.sizes[4] : 1;
+    if (input.sizes[1] != (channels + block - 1) / block || weight.sizes[0] % node.groups != 0 ||
+        channels % node.offset_groups != 0) {
       return "weight (O, C/groups, kH, kW) does not fit input (N, C, H, W), groups and offset_groups";
     }
     if (offset.sizes[0] != input.sizes[0] || offset.sizes[1] != 2 * node.offset_groups * taps) {
@@ -92,9 +98,10 @@ class DeformConv2dPlugin final : public Plugin<DeformConv2dPlugin, DeformConv2dN
       result.padding[i] = node.padding[i];
       result.dilation[i] = node.dilation[i];
     }
-    result.channels = static_cast<int>(t.in(kInput).sizes[1]);
+    result.channels = static_cast<int>(t.in(kWeight).sizes[1] * node.groups);
     result.groups = node.groups;
     result.offset_groups = node.offset_groups;
+    result.scale = scale_of(t, kInput, node.scale);
     return result;
   }
 };

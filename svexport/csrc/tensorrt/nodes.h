@@ -80,6 +80,7 @@ struct DeformConv2dNode {
   std::vector<int32_t> dilation{};
   int32_t groups{};
   int32_t offset_groups{};
+  float scale{};
 
   template <class Visitor>
   void each(Visitor&& visit) {
@@ -88,6 +89,7 @@ struct DeformConv2dNode {
     visit("dilation", dilation);
     visit("groups", groups);
     visit("offset_groups", offset_groups);
+    visit("scale", scale);
   }
 };
 

@@ -24,11 +24,12 @@ bool countable(const at::Tensor& input, const at::Tensor& offset) {
   return input.size(2) * input.size(3) <= INT32_MAX && offset.size(0) * offset.size(2) * offset.size(3) < 1 << 30;
 }
 
+// Of the tensors beside the input: whether they are floating point, and where it is.
 bool supported(at::TensorList tensors, const at::Tensor& input, const at::Tensor& weight) {
   for (const auto& t : tensors) {
     if (!has_dtype(t) || !t.is_floating_point() || t.device() != input.device()) return false;
   }
-  return weight.scalar_type() == input.scalar_type();
+  return input.scalar_type() == at::kChar || weight.scalar_type() == input.scalar_type();
 }
 
 std::vector<at::Tensor> present(std::initializer_list<std::optional<at::Tensor>> tensors) {
@@ -39,8 +40,8 @@ std::vector<at::Tensor> present(std::initializer_list<std::optional<at::Tensor>>
   return found;
 }
 
-DeformConv2d parameters(const at::Tensor& input, const at::Tensor& weight, at::IntArrayRef stride,
-                        at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups, int64_t offset_groups) {
+DeformConv2d parameters(const at::Tensor& weight, at::IntArrayRef stride, at::IntArrayRef padding,
+                        at::IntArrayRef dilation, int64_t groups, int64_t offset_groups, double scale) {
   const auto pair = [](at::IntArrayRef x, int (&y)[2]) {
     for (int i = 0; i < 2; ++i) y[i] = static_cast<int>(x[i]);
   };
@@ -49,9 +50,10 @@ DeformConv2d parameters(const at::Tensor& input, const at::Tensor& weight, at::I
   pair(stride, conv.stride);
   pair(padding, conv.padding);
   pair(dilation, conv.dilation);
-  conv.channels = static_cast<int>(input.size(1));
+  conv.channels = static_cast<int>(weight.size(1) * groups);
   conv.groups = static_cast<int>(groups);
   conv.offset_groups = static_cast<int>(offset_groups);
+  conv.scale = static_cast<float>(scale);
   return conv;
 }
 
@@ -79,12 +81,12 @@ at::Tensor unpack(const at::Tensor& y, const at::Tensor& like, const DeformConv2
 at::Tensor by_cublas(const at::Tensor& input, const at::Tensor& offset, const at::Tensor& weight,
                      const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& mask,
                      const DeformConv2d& conv) {
-  const auto image = pack(input, conv);
+  const auto image = input.scalar_type() == at::kChar ? input : pack(input, conv);
   const int64_t images = input.size(0), outputs = weight.size(0), plane = offset.size(2) * offset.size(3);
   const auto kernels = pack(weight, conv).view({1, outputs, -1});  // (1, O, K)
-  const int64_t k = kernels.size(2), most = images_at_a_time(images, plane * k * input.element_size());
+  const int64_t k = kernels.size(2), most = images_at_a_time(images, plane * k * weight.element_size());
   const auto output = at::empty({images, outputs, offset.size(2), offset.size(3)},
-                                input.options().memory_format(at::MemoryFormat::Contiguous));
+                                weight.options().memory_format(at::MemoryFormat::Contiguous));
   for (int64_t first = 0; first < images; first += most) {
     const int64_t count = std::min(most, images - first);
     const auto columns = at::empty({count, plane, k}, kernels.options());
@@ -102,23 +104,25 @@ at::Tensor by_cublas(const at::Tensor& input, const at::Tensor& offset, const at
   return output;
 }
 
+// The input may also be int8 in CHW32 or CHW4, (N, ceil(C/V), H, W, V), which the op has no schema for: tests do so.
 at::Tensor deform_conv2d_torch(const at::Tensor& input, const at::Tensor& offset, const at::Tensor& weight,
                                const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& mask,
                                at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
-                               int64_t groups, int64_t offset_groups) {
+                               int64_t groups, int64_t offset_groups, double scale) {
   const c10::cuda::CUDAGuard guard(input.device());
-  if (supported(present({input, offset, weight, bias, mask}), input, weight)) {
-    const auto conv = parameters(input, weight, stride, padding, dilation, groups, offset_groups);
+  if (has_dtype(input) && supported(present({offset, weight, bias, mask}), input, weight)) {
+    const auto conv = parameters(weight, stride, padding, dilation, groups, offset_groups, scale);
     const auto forced = forced_tactic("deform_conv2d");
-    if (input.scalar_type() != at::kFloat && groups == 1 && (!bias || bias->scalar_type() == input.scalar_type()) &&
+    if (weight.scalar_type() != at::kFloat && groups == 1 && (!bias || bias->scalar_type() == weight.scalar_type()) &&
         countable(input, offset) && input.numel()) {
       const auto problem = deform::problem_of(view(input), view(offset), conv);
-      if (choose(problem, current_gpu(), forced).kernel == deform::Kernel::kPacked) {
+      const bool fits = problem.packed || input.scalar_type() != at::kChar;
+      if (fits && choose(problem, current_gpu(), forced).kernel == deform::Kernel::kPacked) {
         return by_cublas(input, offset, weight, bias, mask, conv);
       }
     }
     const auto output = at::empty({input.size(0), weight.size(0), offset.size(2), offset.size(3)},
-                                  input.options().memory_format(at::MemoryFormat::Contiguous));
+                                  weight.options().memory_format(at::MemoryFormat::Contiguous));
     const auto scratch = workspace(deform_conv2d_workspace(view(input), view(offset), view(weight), conv), input);
     if (done(deform_conv2d(view(input), view(offset), view(weight), view(bias), view(mask), view(output), conv,
                            forced, scratch.data_ptr(), svexport::stream()))) {
@@ -126,7 +130,7 @@ at::Tensor deform_conv2d_torch(const at::Tensor& input, const at::Tensor& offset
     }
   }
   return reference("deform_conv2d", deform_conv2d_torch, input, offset, weight, bias, mask, stride, padding, dilation,
-                   groups, offset_groups);
+                   groups, offset_groups, scale);
 }
 
 // c = a b, of batches of matrices; c may be transposed. The kernel is faster for float32, cuBLAS for the other types and
@@ -143,18 +147,18 @@ void product(at::Tensor c, const at::Tensor& a, const at::Tensor& b, const at::T
 std::vector<at::Tensor> deform_conv2d_backward_torch(
     at::TensorList grads, const at::Tensor& input, const at::Tensor& offset, const at::Tensor& weight,
     const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& mask, at::IntArrayRef stride,
-    at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups, int64_t offset_groups,
+    at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups, int64_t offset_groups, double scale,
     const c10::List<bool>& needs_grad) {
   const c10::cuda::CUDAGuard guard(input.device());
   const auto tensors = present({input, offset, weight, bias, mask});
   const int64_t images = offset.size(0), plane = offset.size(2) * offset.size(3);
   if (!supported(tensors, input, weight) || grads[0].scalar_type() != input.scalar_type() || !countable(input, offset)) {
     return reference("deform_conv2d_backward", deform_conv2d_backward_torch, grads, input, offset, weight, bias, mask,
-                     stride, padding, dilation, groups, offset_groups, needs_grad);
+                     stride, padding, dilation, groups, offset_groups, scale, needs_grad);
   }
   const bool needs_bias = bias && needs_grad[3], needs_mask = mask && needs_grad[bias ? 4 : 3];
   const bool needs_taps = needs_grad[0] || needs_grad[1] || needs_mask;
-  const auto conv = parameters(input, weight, stride, padding, dilation, groups, offset_groups);
+  const auto conv = parameters(weight, stride, padding, dilation, groups, offset_groups, 1);
   const int64_t outputs = weight.size(0) / groups;
   const bool planes = has_short_runs(view(input), conv);
   const auto image = planes ? input.contiguous() : pack(input, conv);

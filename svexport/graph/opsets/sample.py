@@ -80,4 +80,5 @@ def deform_conv_19(b: Builder, node: Node) -> Value:
         node.attribute("dilations") or [1, 1],
         node.attribute("group"),
         node.attribute("offset_group"),
+        1.0,
     )

@@ -45,8 +45,12 @@ cudaError_t camera_sample(const CameraLevel* levels, int num_levels, const Tenso
   const Tactic t = choose(problem, gpu, tactic);
   const Launch l = launch(problem, t, gpu);
   p.row_shift = t.row_shift;
-  bool others = false;
-  for (int i = 0; i < num_levels; ++i) others |= p.levels[i].int8 || p.levels[i].pool;
+  bool others = false, codes = true;
+  for (int i = 0; i < num_levels; ++i) {
+    const Level& level = p.levels[i];
+    others |= level.int8 || level.pool;
+    codes &= level.int8 && !level.pool && level.block_shift == p.levels[0].block_shift;
+  }
   return dispatch_float(output.dtype, [&](auto* e) {
     using T = element_t<decltype(e)>;
     if (t.kernel == Kernel::kPlanes) {
@@ -56,7 +60,8 @@ cudaError_t camera_sample(const CameraLevel* levels, int num_levels, const Tenso
     const bool vectors = t.kernel == Kernel::kVectors;
     const auto of_maps = vectors ? camera_sample_kernel<T, kVector<T>, false, false> : camera_sample_kernel<T, 1, true, false>;
     const auto of_any = vectors ? camera_sample_kernel<T, kVector<T>, false, true> : camera_sample_kernel<T, 1, true, true>;
-    return launch_planned(others ? of_any : of_maps, l, false, stream, p);
+    const auto of_codes = camera_sample_kernel<T, kVector<T>, false, false, int8_t>;
+    return launch_planned(vectors && codes ? of_codes : others ? of_any : of_maps, l, false, stream, p);
   });
 }
 

@@ -6,8 +6,8 @@
 namespace svexport {
 namespace {
 
-// kOthers: some levels are pooled or int8.
-template <class T, int N, bool kSplit, bool kOthers>
+// F: of the maps, T or int8, all laid out alike. kOthers: some levels are pooled or of the other type.
+template <class T, int N, bool kSplit, bool kOthers, class F = T>
 __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
     camera_sample_kernel(const Params __grid_constant__ p) {
   constexpr int kParts = kSplit ? kPasses : 1;
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
       float v[kParts][N], factor[kParts];
       const auto read = [&](auto* stored, auto pool) {
         using S = element_t<decltype(stored)>;
-        Pixels<S, N, kSplit, pool.value> pixels[kParts];
+        Pixels<S, N, kSplit, pool.value, kShifted<S, T, N> && !kSplit> pixels[kParts];
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
           const char* from = s.at + channel_offset<S, kSplit>(s.sc, map.block_shift, channel[i]);
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
 #pragma unroll
         for (int i = 0; i < kParts; ++i) pixels[i].sum(s, column, v[i]);
       };
-      T* stored = nullptr;
+      F* stored = nullptr;
       int8_t* codes = nullptr;
       if (!kOthers || !(map.int8 || map.pool)) {
         read(stored, std::false_type{});

@@ -188,7 +188,7 @@ __device__ __forceinline__ int64_t channel_offset(int32_t sc, int block_shift, i
 __device__ __forceinline__ float larger(float a, float b) { return a > b || a != a ? a : b; }
 
 // What one thread reads of a sample: kPixels (of one column, or all four), or their 2x2 blocks.
-template <class T, int N, bool kSplit, bool kPool>
+template <class T, int N, bool kSplit, bool kPool, bool SHIFTED = false>
 struct Pixels {
   static constexpr int kPixels = kSplit ? 2 : 4, kReads = kPool ? 4 : 1;
   Vec<T, N> v[kPixels][kReads];
@@ -206,18 +206,22 @@ struct Pixels {
       }
     }
   }
-  __device__ __forceinline__ float at(int i, int n) const {
-    float x = to_float(v[i][0].at[n]);
-#pragma unroll
-    for (int j = 1; j < kReads; ++j) x = larger(to_float(v[i][j].at[n]), x);
-    return x;
-  }
+  __device__ __forceinline__ float at(int i, int n) const { return to_float(v[i][0].at[n]); }
   __device__ __forceinline__ void sum(const Sample& s, int column, float (&sums)[N]) const {
+    const float start = -kCodeShift * ((s.weight[0] + s.weight[1]) + (s.weight[2] + s.weight[3]));
 #pragma unroll
     for (int i = 0; i < kPixels; ++i) {
       const float weight = kSplit ? (column ? s.weight[2 * i + 1] : s.weight[2 * i]) : s.weight[i];
+      float x[kReads][N];
 #pragma unroll
-      for (int n = 0; n < N; ++n) sums[n] = i == 0 ? weight * at(i, n) : fmaf(weight, at(i, n), sums[n]);
+      for (int j = 0; j < kReads; ++j) to_floats<SHIFTED>(v[i][j], x[j]);
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+#pragma unroll
+        for (int j = 1; j < kReads; ++j) x[0][n] = larger(x[j][n], x[0][n]);
+        if (i == 0) sums[n] = SHIFTED ? start : 0;
+        sums[n] = i == 0 && !SHIFTED ? weight * x[0][n] : fmaf(weight, x[0][n], sums[n]);
+      }
     }
   }
 };

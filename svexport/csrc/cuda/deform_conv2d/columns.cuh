@@ -38,10 +38,12 @@ struct Part {
   }
 };
 
-template <class T>
+// F: of the input, T or int8.
+template <class T, class F>
 __global__ void __launch_bounds__(kThreads)
-    columns_kernel(const T* input, AnyFloat offset, AnyFloat mask, Part part, T* columns) {
+    columns_kernel(const F* input, AnyFloat offset, AnyFloat mask, Part part, T* columns) {
   constexpr int V = kVector<T>;
+  constexpr bool SHIFTED = kShifted<F, T, V>;
   __shared__ Pixels pixels[kPixels * kOffsetGroups];
   __shared__ float4 taps[kPixels * kOffsetGroups];
   part.find(pixels, taps, offset, mask);
@@ -52,15 +54,18 @@ __global__ void __launch_bounds__(kThreads)
     const Pixels at = pixels[i];
     const float4 tap = taps[i];
     const Between b{tap.x, tap.y};
-    const T* image = input + __float_as_int(tap.w) * g.image;
+    const F* image = input + __float_as_int(tap.w) * g.image;
     for (int c = threadIdx.x % part.lanes * V; c < g.per_offset_group; c += part.lanes * V) {
       const int channel = (part.offset_group() + i / kPixels) * g.per_offset_group + c;
-      Vector<T> v[4];
+      const F* const from = image + (sizeof(F) == 1 ? g.channel(channel) : channel);
+      Vec<F, V> v[4];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) v[k] = read_pixel<V>(opaque(image + channel), at.at[k]);
-      float sum[V] = {};
+      for (int k = 0; k < 4; ++k) v[k] = read_pixel<V>(opaque(from), at.at[k]);
+      float sum[V];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) add_scaled(sum, b.factor(k) * tap.z, v[k]);
+      for (int e = 0; e < V; ++e) sum[e] = SHIFTED ? -kCodeShift * tap.z : 0.0f;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) add_scaled<SHIFTED>(sum, b.factor(k) * tap.z, v[k]);
       if (row < part.rows) store(columns + part.column(row, __float_as_int(tap.w), channel), rounded<T, V>(sum));
     }
   }
@@ -130,13 +135,14 @@ __global__ void __launch_bounds__(kThreads)
 // Of so many images from `first` on, for threads of v channels each. input: packed.
 Part part_of(const Tensor& input, const Tensor& offset, const Tensor& mask, const DeformConv2d& conv, int64_t first,
              int64_t images, int v) {
-  Part part{geometry(offset, mask, conv, input.sizes[3]), static_cast<int>(first),
+  const bool int8 = input.dtype == DType::kInt8;
+  const int y = int8 ? 2 : 1;  // axis
+  Part part{geometry(input, offset, mask, conv, int8 ? conv.channels : input.sizes[3]), static_cast<int>(first),
             static_cast<int>(images * offset.sizes[2] * offset.sizes[3]), 1};
-  part.g.height = static_cast<unsigned>(input.sizes[1]);
-  part.g.width = static_cast<unsigned>(input.sizes[2]);
-  part.g.image = input.sizes[1] * input.sizes[2] * input.sizes[3];
-  part.g.column = static_cast<unsigned>(input.sizes[3] * input.item_size() / 16);
-  part.g.row = part.g.column * part.g.width;
+  part.g.height = static_cast<unsigned>(input.sizes[y]);
+  part.g.width = static_cast<unsigned>(input.sizes[y + 1]);
+  part.g.row = static_cast<unsigned>(input.strides[y] * input.item_size() / 16);
+  part.g.column = static_cast<unsigned>(input.strides[y + 1] * input.item_size() / 16);
   while (part.lanes < 32 && part.lanes * v < part.g.per_offset_group) part.lanes *= 2;
   return part;
 }

@@ -25,7 +25,7 @@ struct Plan {
 
   Plan(const Tensor& x, const Tensor& offset, const Tensor& w, const DeformConv2d& conv, bool planes)
       : planes(planes), input(x), weight(w), bytes{} {
-    const int64_t plane = offset.sizes[2] * offset.sizes[3], groups = conv.groups, size = x.item_size();
+    const int64_t plane = offset.sizes[2] * offset.sizes[3], groups = conv.groups, size = w.item_size();
     if (planes) {
       if (!w.contiguous()) weight.data = nullptr;
     } else {
@@ -34,8 +34,8 @@ struct Plan {
     }
     const int64_t outputs = weight.sizes[0], k = weight.numel() / std::max<int64_t>(outputs, 1);
     weight = row_major(weight.data, weight.dtype, {groups, outputs / groups, k});
-    columns = planes ? row_major(nullptr, x.dtype, {groups, k, padded(plane, 8)})
-                     : row_major(nullptr, x.dtype, {groups, plane, k});
+    columns = planes ? row_major(nullptr, w.dtype, {groups, k, padded(plane, 8)})
+                     : row_major(nullptr, w.dtype, {groups, plane, k});
     if (planes) columns.sizes[2] = plane;
     const int64_t image = groups * columns.strides[0] * size;
     images = std::min(std::max<int64_t>(kColumnsBytes / std::max<int64_t>(image, 1), 1), x.sizes[0]);
@@ -65,7 +65,11 @@ cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tenso
                           const Tensor& mask, const Tensor& output, const DeformConv2d& conv, int32_t tactic,
                           void* workspace, cudaStream_t stream) {
   // The kernels count pixels, and threads of parts of the output pixels, in int.
-  if (!is_float(input) || weight.dtype != input.dtype || !is_float(offset) || (mask.data && !is_float(mask)) ||
+  const bool int8 = input.dtype == DType::kInt8;
+  if (input.rank == 5 && ((input.sizes[4] != 32 && input.sizes[4] != 4) || input.strides[4] != 1)) {
+    return cudaErrorNotSupported;
+  }
+  if (!is_float(weight) || (!int8 && weight.dtype != input.dtype) || !is_float(offset) || (mask.data && !is_float(mask)) ||
       (bias.data && !is_float(bias)) || input.sizes[2] * input.sizes[3] > INT32_MAX ||
       offset.sizes[0] * offset.sizes[2] * offset.sizes[3] >= 1 << 30) {
     return cudaErrorNotSupported;
@@ -73,6 +77,7 @@ cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tenso
   if (output.numel() == 0) return cudaSuccess;
   const Tactic chosen = choose(problem_of(input, offset, conv), current_gpu(), tactic);
   Plan plan(input, offset, weight, conv, chosen.kernel == Kernel::kPlanes);
+  if (int8 && plan.bytes[0]) return cudaErrorNotSupported;
   char* rest = static_cast<char*>(workspace);
   cudaError_t status = cudaSuccess;
   if (plan.bytes[0]) {
@@ -89,7 +94,7 @@ cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tenso
   plan.columns.data = rest;
   Tensor images = row_major(output.data, output.dtype,
                             {output.sizes[0], output.sizes[1] / conv.groups, offset.sizes[2] * offset.sizes[3]});
-  const int64_t image = conv.groups * images.strides[0] * input.item_size();
+  const int64_t image = conv.groups * images.strides[0] * output.item_size();
   for (int64_t first = 0; first < output.sizes[0] && status == cudaSuccess; first += plan.images) {
     Tensor columns = plan.columns;
     images.sizes[0] = columns.sizes[0] = conv.groups * std::min(plan.images, output.sizes[0] - first);
@@ -110,21 +115,25 @@ cudaError_t deform_conv2d_columns(bool planes, const Tensor& input, const Tensor
   const int64_t images = columns.sizes[0] / conv.groups;
   const dim3 blocks = blocks_of(sizes_of(offset, conv, images), planes ? Kernel::kPlanes : Kernel::kPacked);
   if (blocks.y > 65535 || blocks.z > 65535) return cudaErrorNotSupported;
-  return dispatch_float(input.dtype, [&](auto* p) {
+  return dispatch_float(columns.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
-    if (planes) {
-      const Planes<T> of = planes_of<T>(input, offset, mask, conv, first, columns);
-      const int channels = of.g.per_offset_group;
-      const auto kernel = channels == 1  ? planes_kernel<T, 4, true>
-                          : channels < 8 ? planes_kernel<T, 4, false>
-                                         : planes_kernel<T, 8, false>;
-      kernel<<<blocks, kThreads, 0, stream>>>(of);
-    } else {
-      const Part part = part_of(input, offset, mask, conv, first, images, kVector<T>);
-      columns_kernel<<<blocks, kThreads, 0, stream>>>(static_cast<const T*>(input.data), AnyFloat(offset), AnyFloat(mask),
-                                                      part, static_cast<T*>(columns.data));
-    }
-    return cudaGetLastError();
+    const auto from = [&](auto* p) {
+      using F = element_t<decltype(p)>;
+      if (planes) {
+        const auto of = planes_of<T, F>(input, offset, mask, conv, first, columns);
+        const int channels = of.g.per_offset_group;
+        const auto kernel = channels == 1  ? planes_kernel<T, F, 4, true>
+                            : channels < 8 ? planes_kernel<T, F, 4, false>
+                                           : planes_kernel<T, F, 8, false>;
+        kernel<<<blocks, kThreads, 0, stream>>>(of);
+      } else {
+        const Part part = part_of(input, offset, mask, conv, first, images, kVector<T>);
+        columns_kernel<<<blocks, kThreads, 0, stream>>>(static_cast<const F*>(input.data), AnyFloat(offset),
+                                                        AnyFloat(mask), part, static_cast<T*>(columns.data));
+      }
+      return cudaGetLastError();
+    };
+    return input.dtype == DType::kInt8 ? from(static_cast<int8_t*>(nullptr)) : from(p);
   });
 }
 

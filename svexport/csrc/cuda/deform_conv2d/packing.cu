@@ -66,6 +66,11 @@ Tensor packed(const Tensor& x, const DeformConv2d& conv) {
 }
 
 bool is_packed(const Tensor& x, const DeformConv2d& conv, Tensor* y) {
+  if (x.dtype == DType::kInt8) {
+    *y = x;
+    const int channel = x.rank == 5 ? 4 : 1;
+    return run(conv) % 16 == 0 && x.sizes[channel] % 16 == 0 && x.aligned(channel, 16);
+  }
   *y = packed(x, conv);
   if (y->sizes[3] != x.sizes[1] || !x.aligned(1, 16)) return false;
   y->data = x.data;

@@ -6,11 +6,11 @@
 namespace svexport {
 namespace {
 
-// Planes of pixels, of which a thread reads one tap of one output pixel in some channels of an offset group.
-template <class T>
+// Planes of pixels, of which a thread reads one tap of one output pixel in some channels of an offset group. F: of the
+// input, T or int8.
+template <class T, class F = T>
 struct Planes {
-  const T* input;
-  int64_t channel;  // stride
+  const F* input;
   AnyFloat offset, mask;
   Geometry g;
   int first, rows;  // rows: output pixels, of images from `first` on
@@ -31,8 +31,8 @@ struct Planes {
 };
 
 // Up to kChannels channels of a thread, of one offset group or, kEach, each one of its own.
-template <class T, int kChannels, bool kEach>
-__global__ void __launch_bounds__(kThreads) planes_kernel(const __grid_constant__ Planes<T> a) {
+template <class T, class F, int kChannels, bool kEach>
+__global__ void __launch_bounds__(kThreads) planes_kernel(const __grid_constant__ Planes<T, F> a) {
   constexpr int kGroups = kEach ? kChannels : 1;
   const Geometry& g = a.g;
   if (a.row() >= a.rows) return;
@@ -51,14 +51,15 @@ __global__ void __launch_bounds__(kThreads) planes_kernel(const __grid_constant_
     b[i] = locate(t, g, pixels[i]);
     p.next(i + 1 < count);
   }
-  const T* const from = a.input + p.n * g.image + channel * a.channel;
-  Vec<T, 1> v[kChannels][4];
+  constexpr bool kCodes = sizeof(F) == 1;
+  const F* const from = a.input + p.n * g.image + (kCodes ? 0 : channel * g.block);
+  Vec<F, 1> v[kChannels][4];
 #pragma unroll
   for (int c = 0; c < kChannels; ++c) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const unsigned at = pixels[c % kGroups].at[k];
-      v[c][k] = load_if<T, 1>(from + c * a.channel + at, c < count && at != kOutside);
+      v[c][k] = load_if<F, 1>(from + (kCodes ? g.channel(channel + c) : c * g.block) + at, c < count && at != kOutside);
     }
   }
   T* const to = a.column(p.n, channel);
@@ -90,10 +91,10 @@ __global__ void __launch_bounds__(kThreads)
   Pixels pixels;
   const Between b = locate(t, g, pixels);
   T* column = a.column(p.n, channel);
-  int64_t at = p.n * g.image + channel * a.channel;
+  int64_t at = p.n * g.image + channel * g.block;
   TapGradients sums;
 #pragma unroll 2
-  for (int c = 0; c < g.per_offset_group; ++c, at += a.channel, column += g.taps * a.pitch) {
+  for (int c = 0; c < g.per_offset_group; ++c, at += g.block, column += g.taps * a.pitch) {
     const float grad = to_float(*column);
     Vec<T, 1> v[4];
 #pragma unroll
@@ -116,16 +117,15 @@ __global__ void __launch_bounds__(kThreads)
   sums.write(grad_offset, grad_mask, g, p.n, group, a.tap(), a.row() - (p.n - a.first) * a.plane(), t.mask);
 }
 
-template <class T>
-Planes<T> planes_of(const Tensor& input, const Tensor& offset, const Tensor& mask, const DeformConv2d& conv,
-                    int64_t first, const Tensor& columns) {
-  Planes<T> planes{static_cast<const T*>(input.data), input.strides[1], AnyFloat(offset), AnyFloat(mask),
-                   geometry(offset, mask, conv, conv.channels), static_cast<int>(first),
-                   static_cast<int>(columns.sizes[0] / conv.groups * columns.sizes[2]),
-                   static_cast<T*>(columns.data), columns.strides[1]};
+template <class T, class F = T>
+Planes<T, F> planes_of(const Tensor& input, const Tensor& offset, const Tensor& mask, const DeformConv2d& conv,
+                       int64_t first, const Tensor& columns) {
+  Planes<T, F> planes{static_cast<const F*>(input.data), AnyFloat(offset), AnyFloat(mask),
+                      geometry(input, offset, mask, conv, conv.channels), static_cast<int>(first),
+                      static_cast<int>(columns.sizes[0] / conv.groups * columns.sizes[2]),
+                      static_cast<T*>(columns.data), columns.strides[1]};
   planes.g.height = static_cast<unsigned>(input.sizes[2]);
   planes.g.width = static_cast<unsigned>(input.sizes[3]);
-  planes.g.image = input.strides[0];
   planes.g.row = static_cast<unsigned>(input.strides[2]);
   planes.g.column = static_cast<unsigned>(input.strides[3]);
   return planes;

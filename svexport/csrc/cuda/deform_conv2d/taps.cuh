@@ -18,9 +18,16 @@ struct Geometry {
   int out_height, out_width, taps;
   Divider lines, images;  // of output pixels, of lines
   int channels, per_group, per_offset_group;  // of the input, packed or not
-  int64_t image;                              // strides of the input: this in elements
+  int64_t image, block;                       // strides of the input: these in elements
   unsigned row, column;                       // these in the unit of Pixels
+  int shift;                                  // log2 of the channels of a block, which are neighbours
+  float scale;                                // what a step of an int8 input is worth; else 1
   int64_t offset[4], mask[4];                 // strides
+
+  // From channel 0 of a pixel.
+  __device__ __forceinline__ int64_t channel(int c) const {
+    return (c >> shift) * block + (c & ((1u << shift) - 1));
+  }
 };
 
 // Where a tap of an output pixel reads, and by what it is multiplied.
@@ -55,7 +62,7 @@ struct Taps {
   }
   __device__ __forceinline__ Tap get(const Geometry& g, const AnyFloat& offsets, const AnyFloat& masks) const {
     const float dy = offsets.get(offset), dx = offsets.get(offset + g.offset[1]), factor = masks.get(mask, masks.data);
-    return {dx + x, dy + y, masks.data ? factor : 1.0f};
+    return {dx + x, dy + y, g.scale * (masks.data ? factor : 1.0f)};
   }
 };
 
@@ -134,11 +141,17 @@ struct TapGradients {
   }
 };
 
-// The tensors of a call, but for what the input is.
-Geometry geometry(const Tensor& offset, const Tensor& mask, const DeformConv2d& conv, int64_t channels) {
+// The tensors of a call, but for where the pixels of the input are.
+Geometry geometry(const Tensor& input, const Tensor& offset, const Tensor& mask, const DeformConv2d& conv,
+                  int64_t channels) {
   Geometry g{};
   g.conv = conv;
   g.channels = static_cast<int>(channels);
+  const bool blocks = input.rank == 5;
+  g.image = input.strides[0];
+  g.block = input.strides[1];
+  while (blocks && 1 << g.shift < input.sizes[4]) ++g.shift;
+  g.scale = input.dtype == DType::kInt8 ? conv.scale : 1;
   g.per_group = g.channels / conv.groups;
   g.per_offset_group = g.channels / conv.offset_groups;
   g.out_height = static_cast<int>(offset.sizes[2]);

@@ -23,7 +23,7 @@ inline Problem problem_of(const Tensor& input, const Tensor& offset, const Defor
   Tensor as_it_is;
   p.input_bytes = input.numel() * input.item_size();
   p.packed = is_packed(input, conv, &as_it_is);
-  p.runs = !has_short_runs(input, conv);
+  p.runs = input.dtype == DType::kInt8 ? p.packed : !has_short_runs(input, conv);
   p.planes = (input.sizes[2] - 1) * input.strides[2] + (input.sizes[3] - 1) * input.strides[3] < UINT32_MAX;
   return p;
 }

@@ -58,6 +58,9 @@ cudaError_t dispatch(const Problem& problem, int32_t forced, const Tensor& value
   sizes.step = static_cast<unsigned>(step);
   const auto of = [&](auto* p) {
     constexpr int kFull = std::min<int>(kMost, 16 / sizeof(*p));
+    if constexpr (sizeof(*p) == 1) {
+      if (tactic.width == 8) return run(p, std::integral_constant<int, 8>(), sizes, tactic.lanes, l);
+    }
     return tactic.width == 1 ? run(p, std::integral_constant<int, 1>(), sizes, tactic.lanes, l)
                              : run(p, std::integral_constant<int, kFull>(), sizes, tactic.lanes, l);
   };

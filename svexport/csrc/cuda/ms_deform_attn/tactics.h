@@ -63,7 +63,9 @@ inline Launch launch(const Problem& p, const Tactic& t, const Gpu&) {
 
 inline Few<Tactic> tactics(const Problem& p, const Gpu&) {
   Few<Tactic> found;
-  for (int32_t width : {full_width(p), 1}) {
+  const int32_t full = full_width(p);
+  for (int32_t width : {full, full == 16 ? 8 : 0, 1}) {
+    if (!width) continue;
     if (width > 1 && (!p.channels || p.channels % width || p.alignment % (width * p.item_size))) continue;
     // No lane without channels, and no more than four passes.
     for (int32_t lanes = 1; lanes <= kLanes; lanes *= 2) {
@@ -84,7 +86,9 @@ inline double cost(const Problem& p, const Tactic& t, const Gpu& gpu, const Figu
   const double each = std::max(lines * f.lines[p.backward], turns * t.lanes / kLanes * f.issue[p.backward]);
   const double shared = samples / gpu.multiprocessors / 1000;  // of a multiprocessor, thousands
   const double bytes = samples * 4 * static_cast<double>(p.channels) * (p.backward ? 4 : p.item_size);
-  return f.launch[0] + std::max(bytes / gpu.bandwidth * f.corners[p.backward], shared * each) +
+  // Where threads are few, nothing hides how long one takes for 16 codes; 8 are done 1.3 us earlier of 16 samples.
+  const bool alone = t.width == 16 && 1.0 * p.images * p.rows * t.lanes < 128.0 * gpu.multiprocessors;
+  return f.launch[0] + (alone ? 0.08 * static_cast<double>(p.samples) : 0) + std::max(bytes / gpu.bandwidth * f.corners[p.backward], shared * each) +
          shared * turns * f.pass[p.backward];
 }
 
