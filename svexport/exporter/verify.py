@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
@@ -31,7 +32,7 @@ from svexport.exporter.finish import Signature
 from svexport.exporter.followed import Sizes
 from svexport.exporter.inputs import FAR, FIRST, KINDS, NEXT, NOTHING, Resized, far, of_kind, random
 from svexport.exporter.rounding import Rounding, Tolerances
-from svexport.exporter.sizes_of_file import SizesOfFile
+from svexport.exporter.sizes_of_file import SizesOfFile, divides_whole_numbers
 from svexport.exporter.values import Unproven, refuse_unfollowed, refuse_values, user_numbers
 from svexport.exporter.way import Guards, Way
 from svexport.parity import Parity, parity
@@ -79,6 +80,9 @@ def verify(
 ) -> Verification:
     """Compares every output on the given inputs, on others of the same kind, and with every dynamic size changed.
 
+    Sizes may be 0 where the model takes that and the file computes the same there; else it is one for sizes from 1 on,
+    which is noted.
+
     Of the others floating-point numbers are of several scales and both signs, then zero; integers are drawn anew,
     within what they index; masks are all true (or mixed, where they were), then all false. Where that says little (the
     model does not take it, or makes the same of both), numbers are a little off the given ones as well. Runs that the
@@ -125,6 +129,7 @@ class Verification:
         inputs: of the runs that torch computed.
         notes: for the report.
         skipped: runs that were not compared, and why.
+        from_one: dynamic sizes that may not be 0, though the model takes that.
     """
 
     def __init__(
@@ -149,6 +154,7 @@ class Verification:
         self.inputs: dict[str, list[Tensor]] = {}
         self.notes: list[str] = []
         self.skipped: list[str] = []
+        self.from_one: list[str] = []
         self.as_files = AsInFiles()
         self._held = [*model.parameters(), *model.buffers()]
         self._resized = Resized(self.tensors, self.input_names, signature.axes, signature.sizes)
@@ -159,6 +165,7 @@ class Verification:
         self._compared: dict[str, Way] = {}
         self._agreed: dict[str, None] = {}
         self._far: dict[str, tuple[Tensor, ...]] = {}  # what torch made of far inputs
+        self._path = path
         self._failing: dict[str, tuple[list[Tensor], list[Tensor]]] = {}  # inputs and what the file made of them
         self._infinite: dict[Parity, tuple[int, int]] = {}  # how many elements of torch's result and of the file's
         self._random = False  # whether forward draws random numbers
@@ -168,6 +175,8 @@ class Verification:
         for alternatives in self._runs(quick, guarded):
             if (taken := self._first_taken(alternatives)) is not None:
                 self._compare(*taken)
+        if not quick and not self._failing:
+            self._compare_empty()
         self.notes += self.as_files.notes
 
     def _runs(self, quick: bool, guarded: Guards) -> Iterator[Iterable[Run]]:
@@ -196,6 +205,39 @@ class Verification:
                 if self._failing:
                     return
                 yield alternatives
+
+    def _compare_empty(self) -> None:
+        """Of each dynamic size tries 0, where the model takes that: a file that computes something else there, or may
+        end the process, is one for sizes from 1 on."""
+        empty = list(self._resized.empty())
+        whole = [name for name, t in zip(self.input_names, self.tensors, strict=True) if not t.is_floating_point()]
+        safe = not empty or not divides_whole_numbers(self._path, whole)
+        for root, inputs in empty:
+            run = f"{root}=0"
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of divisions by how many there are
+                    expected = self.forward(run, inputs)
+            except Exception:  # noqa: BLE001 - not what the model is for
+                continue
+            found = self._judged_empty(run, inputs, expected) if safe else None
+            if found is None:
+                self.from_one.append(root)
+                self.notes.append(f"{root}: sizes from 1; with 0 the file does not compute what torch does")
+            else:
+                self.results += found
+            self.forget(run)
+
+    def _judged_empty(self, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...]) -> list[Parity] | None:
+        """How each output agrees; None where the file does not compute what torch does."""
+        try:
+            actual = self.engine.run([t.detach().cpu() for t in inputs])
+        except EngineError:
+            return None
+        if len(actual) != len(expected):
+            return None
+        found = self._judged(run, inputs, list(zip(self.output_names, expected, actual, strict=True)))
+        return found if found is not None and all(p.ok for p in found) else None
 
     def _sizes_of_other_ways(self) -> Iterator[Iterator[Run]]:
         """Sizes with which forward goes a way that has not been compared, whatever Python decides that by."""
