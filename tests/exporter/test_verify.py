@@ -640,3 +640,20 @@ def test_a_size_from_one_on_is_not_zero(tmp_path) -> None:
     report = svexport.export(OfNothing(), (x,), tmp_path / "m.onnx", dynamic_shapes=sizes)
     assert report.verified
     assert not any("sizes from 1" in note for note in report.notes)
+
+
+REMEMBERED: list[Tensor] = []
+
+
+class Remembers(nn.Module):
+    """Outside of itself, what it was given before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        REMEMBERED.append(x.mean())
+        return x - REMEMBERED[-2] if len(REMEMBERED) > 1 else x
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_what_a_model_remembers_elsewhere(opset: int, tmp_path) -> None:
+    REMEMBERED.clear()
+    assert refused(Remembers(), torch.randn(4, 6) + 3, tmp_path, opset=opset)
