@@ -233,7 +233,15 @@ class Chosen(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         rows = x[x[:, 0] > 0]
         large = (x[x > 0] > 1).any(), (rows > 1).any(0), (rows > 1).all(0), (rows > 1).any((0, 1), keepdim=True)
-        return x[x > 0].mean(), rows.mean(0), rows.sum(-1), rows.mean(-1, keepdim=True), rows.amax(-1), *large
+        return (
+            x[x > 0].mean(),
+            rows.mean(0),
+            rows.std(0),
+            rows.sum(-1),
+            rows.mean(-1, keepdim=True),
+            rows.amax(-1),
+            *large,
+        )
 
 
 @pytest.mark.parametrize("opset", OPSETS)
