@@ -185,8 +185,6 @@ def export(
             finished = time.perf_counter()
             proof = _prove(flat, file, signature, held_to, trace, state, kind, done.lines)
             notes += proof.notes
-            if proof.from_one:
-                describe(file, description(signature, proof.from_one))
             if platform is not None and not platform.bodies:
                 done.facts["ir_version"] = strip_file(file)
             verified = time.perf_counter()
@@ -265,7 +263,6 @@ class _Proof:
     skipped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     faults: Faults | None = None
-    from_one: list[str] = field(default_factory=list)
 
 
 def _prove(
@@ -291,7 +288,9 @@ def _prove(
         kind=kind,
     )
     faults = _planted(verification, file, lines) if kind == "thorough" else None
-    return _Proof(verification.results, verification.skipped, verification.notes, faults, verification.from_one)
+    if verification.from_one:
+        describe(file, description(signature, verification.from_one))
+    return _Proof(verification.results, verification.skipped, verification.notes, faults)
 
 
 def _check_options(

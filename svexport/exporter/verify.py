@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
@@ -14,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensor
 
-from svexport.errors import EngineError, ExportError, VerificationError
+from svexport.errors import EngineError, VerificationError
 from svexport.exporter.agreement import (
     CLOSEST,
     AnotherWay,
@@ -25,16 +23,18 @@ from svexport.exporter.agreement import (
     held,
     hold_closely,
     jumps,
+    mostly_unlike,
     same_again,
     ties,
 )
 from svexport.exporter.borders import ANYWAY, MOST_RUNS, WITHOUT_NUMBERS, Borders, refuse_beyond
+from svexport.exporter.empty import compare_empty
 from svexport.exporter.finish import Signature
 from svexport.exporter.followed import Sizes
 from svexport.exporter.inputs import FAR, FIRST, KINDS, NEXT, NOTHING, Resized, far, of_kind, random
 from svexport.exporter.rounding import Rounding, Tolerances
-from svexport.exporter.sizes_of_file import SizesOfFile, divides_whole_numbers
-from svexport.exporter.values import Unproven, refuse_unfollowed, refuse_values, user_numbers
+from svexport.exporter.sizes_of_file import SizesOfFile
+from svexport.exporter.values import Unproven, refuse_unfollowed, refuse_valueless, refuse_values, user_numbers
 from svexport.exporter.way import Guards, Way
 from svexport.parity import Parity, parity
 from svexport.progress import phase
@@ -80,9 +80,6 @@ def verify(
     kind: str = "default",
 ) -> Verification:
     """Compares every output on the given inputs, on others of the same kind, and with every dynamic size changed.
-
-    Sizes may be 0 where the model takes that and the file computes the same there; else it is one for sizes from 1 on,
-    which is noted.
 
     Of the others floating-point numbers are of several scales and both signs, then zero; integers are drawn anew,
     within what they index; masks are all true (or mixed, where they were), then all false. Where that says little (the
@@ -177,7 +174,7 @@ class Verification:
             if (taken := self._first_taken(alternatives)) is not None:
                 self._compare(*taken)
         if not quick and not self._failing:
-            self._compare_empty()
+            self.from_one = compare_empty(self, self._resized.empty(), self._path)
         self.notes += self.as_files.notes
 
     def _runs(self, quick: bool, guarded: Guards) -> Iterator[Iterable[Run]]:
@@ -207,39 +204,6 @@ class Verification:
                     return
                 yield alternatives
 
-    def _compare_empty(self) -> None:
-        """Of each dynamic size tries 0, where the model takes that: a file that computes something else there, or may
-        end the process, is one for sizes from 1 on."""
-        empty = list(self._resized.empty())
-        whole = [name for name, t in zip(self.input_names, self.tensors, strict=True) if not t.is_floating_point()]
-        safe = not empty or not divides_whole_numbers(self._path, whole)
-        for root, inputs in empty:
-            run = f"{root}=0"
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of divisions by how many there are
-                    expected = self.forward(run, inputs)
-            except Exception:  # noqa: BLE001 - not what the model is for
-                continue
-            found = self._judged_empty(run, inputs, expected) if safe else None
-            if found is None:
-                self.from_one.append(root)
-                self.notes.append(f"{root}: sizes from 1; with 0 the file does not compute what torch does")
-            else:
-                self.results += found
-            self.forget(run)
-
-    def _judged_empty(self, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...]) -> list[Parity] | None:
-        """How each output agrees; None where the file does not compute what torch does."""
-        try:
-            actual = self.engine.run([t.detach().cpu() for t in inputs])
-        except EngineError:
-            return None
-        if len(actual) != len(expected):
-            return None
-        found = self._judged(run, inputs, list(zip(self.output_names, expected, actual, strict=True)))
-        return found if found is not None and all(p.ok for p in found) else None
-
     def _sizes_of_other_ways(self) -> Iterator[Iterator[Run]]:
         """Sizes with which forward goes a way that has not been compared, whatever Python decides that by."""
         most = MOST_RUNS
@@ -258,7 +222,7 @@ class Verification:
         if not all(name in self._agreed for name in FAR):
             return False
         large, nothing = (self._far[name] for name in FAR)
-        return all(e.shape == z.shape and _mostly_unlike(e, z) for e, z in zip(large, nothing, strict=True))
+        return all(e.shape == z.shape and mostly_unlike(e, z) for e, z in zip(large, nothing, strict=True))
 
     @cached_property
     def _changes(self) -> bool:
@@ -428,19 +392,14 @@ class Verification:
         return None
 
     def _compare(self, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...]) -> None:
-        if any(isinstance(t, FakeTensor) for t in expected):
-            raise ExportError(
-                "forward computes with a tensor that it keeps outside of the model from call to call, in a global for "
-                "instance, where tracing has left one without values; pass it as an input, and return it. No file was "
-                "written"
-            )
+        refuse_valueless(expected)
         self._sized |= run not in {"given", "random", *FAR, *FIRST, *NEXT, *KINDS}
         self.inputs[run] = list(inputs)
         if run in KINDS and any(self._ways[run] == way for way in self._compared.values()):
             return
         actual = self._computed(run, inputs, len(expected))
         pairs = list(zip(self.output_names, expected, actual, strict=True))
-        found = self._judged(run, inputs, pairs)
+        found = self.judged(run, inputs, pairs)
         if found is None:
             return
         if all(p.ok for p in found):
@@ -481,7 +440,7 @@ class Verification:
             )
         return actual
 
-    def _judged(
+    def judged(
         self, run: str, inputs: Sequence[Tensor], pairs: Sequence[tuple[str, Tensor, Tensor]]
     ) -> list[Parity] | None:
         """How each output agrees; None, and why, where torch's own results say nothing."""
@@ -635,13 +594,6 @@ class Verification:
         self.notes += [
             f"compared on both sides ({sizes}): {shown_line(*line)}" for line, sizes in self._borders.turned.items()
         ]
-
-
-def _mostly_unlike(one: Tensor, other: Tensor) -> bool:
-    """Whether a tenth of the elements differs, by more than rounding."""
-    if not one.is_floating_point():
-        return not one.numel() or bool((one != other).any())
-    return int(((one - other).abs() > 1e-3 * other.abs()).sum()) * 10 >= one.numel()
 
 
 def _is_far(run: str) -> bool:
