@@ -2,12 +2,15 @@
 
 Single faults are planted in each file, node by node. One counts where it changes an output by more than ten times what
 torch in float32 differs from float64 there, on an input that verification tries or on one of so many others, searched
-apart from those (1000 unless given). With names the results of other models stay as they are.
+apart from those (1000 unless given). What changes in float32 has to change in float64 as well, where file and model can
+be computed there: a fault that is far below rounding makes other rounding errors, which may be larger than torch's own.
+With names the results of other models stay as they are.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import sys
 import tempfile
@@ -20,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 from torch import Tensor, nn
 
@@ -29,9 +33,12 @@ from benchmarks._measure import RESULTS, write
 from svexport.cli._model import load_file
 from svexport.exporter import thorough
 from svexport.exporter.planted import Planted, Recording, Site
+from svexport.exporter.precise import Precise
 from svexport.exporter.verify import Verification
 
 OPSET = 13
+TIMES = 10.0
+"""Torch's rounding: what a fault changes by more counts."""
 MOST_DRAWN = 2
 """Inputs for one that is valid."""
 
@@ -93,12 +100,15 @@ def measured(model: nn.Module, args: Any, count: int) -> dict[str, Any]:
     row: dict[str, Any] = {}
     own = thorough.plant
 
-    def plant(verification: Verification, *rest: Any) -> thorough.Planting | None:
+    def plant(verification: Verification, file: onnx.ModelProto, *rest: Any) -> thorough.Planting | None:
         started = time.process_time()
-        planting = own(verification, *rest)
+        planting = own(verification, file, *rest)
         row["seconds"] = round(time.process_time() - started, 1)
         if planting is not None:
-            tried, seen, took = telling(verification, planting.planted, planting.unnoticed, count)
+            precise = None
+            with suppress(Exception):  # ONNX Runtime's, of a node that it has no kernel for
+                precise = Precise(file, verification.copies)
+            tried, seen, took = telling(verification, planting.planted, precise, planting.unnoticed, count)
             counts = len(planting.sites) - len(planting.unnoticed) + len(seen)
             missed = [str(site) for site in planting.missed if id(site) in set(map(id, seen))]
             by_default = len(planting.sites) - len(planting.unnoticed)
@@ -116,7 +126,7 @@ def measured(model: nn.Module, args: Any, count: int) -> dict[str, Any]:
 
 
 def telling(
-    verification: Verification, planted: Planted, sites: Sequence[Site], count: int
+    verification: Verification, planted: Planted, precise: Precise | None, sites: Sequence[Site], count: int
 ) -> tuple[int, list[Site], dict[str, Any]]:
     """How many inputs were valid, the faults that change an output there by more than ten times its rounding, and what
     that took: of each fault the inputs that it was computed of."""
@@ -133,7 +143,7 @@ def telling(
             recording = planted.record(inputs, [])
         if recording is None or not all(np.isfinite(o).all() for o in recording.outputs if o.dtype.kind == "f"):
             continue
-        rounding = _Rounding(verification, double, inputs)
+        rounding = _Rounding(verification, double, inputs, precise)
         found = [site for site in left if _changes(planted, site, recording, rounding)]
         if not rounding.valid:
             continue
@@ -148,19 +158,27 @@ def telling(
 
 
 class _Rounding:
-    """What torch in float32 differs from float64, per output; computed when it is first asked for.
+    """What torch in float32 differs from float64, per output, and what faults change there; computed when it is first
+    asked for.
 
     Attributes:
         valid: whether torch makes finite numbers of the inputs, as far as that was asked.
     """
 
-    def __init__(self, verification: Verification, double: nn.Module, inputs: list[Tensor]) -> None:
-        self._verification, self._double, self._inputs, self.valid = verification, double, inputs, True
+    def __init__(
+        self, verification: Verification, double: nn.Module, inputs: list[Tensor], precise: Precise | None
+    ) -> None:
+        self._verification, self._double, self._inputs, self._precise = verification, double, inputs, precise
+        self.valid = True
+
+    @cached_property
+    def _expected(self) -> tuple[Tensor, ...] | None:
+        return self._verification.computed("searched apart", self._inputs)
 
     @cached_property
     def of_outputs(self) -> list[float] | None:
         """None of inputs that are not valid."""
-        expected = self._verification.computed("searched apart", self._inputs)
+        expected = self._expected
         if expected is None:
             self.valid = False
             return None
@@ -169,6 +187,24 @@ class _Rounding:
         except Exception:  # noqa: BLE001 - a model tied to one data type
             exact = expected
         return [_most(e.double() - o) for e, o in zip(exact, expected, strict=True)]
+
+    def shows(self, site: Site) -> bool:
+        """Whether a fault changes an output in float64, too; True where there is no float64."""
+        if self._precise is None or self._in_float64 is None:
+            return True
+        return not self._precise.shown(site, self._in_float64) <= 1  # NaN where that cannot be computed
+
+    @cached_property
+    def _in_float64(self) -> Recording | None:
+        expected, own = self._expected, self.of_outputs
+        if self._precise is None or expected is None or own is None:
+            return None
+        with suppress(Exception):  # of a model that is tied to float32
+            there = self._precise.expected(self._inputs, expected)
+            if there is not None:
+                held = [(0.0, TIMES * max(r, _least(e.numpy()))) for r, e in zip(own, expected, strict=True)]
+                return self._precise.record(dataclasses.replace(there, held=held))
+        return None
 
 
 def _most(difference: Tensor) -> float:
@@ -185,10 +221,19 @@ def _changes(planted: Planted, site: Site, recording: Recording, rounding: _Roun
         if before.shape != after.shape:
             return rounding.of_outputs is not None
         apart = float(np.nan_to_num(np.abs(before.astype(np.float64) - after.astype(np.float64))).max(initial=0))
-        least = np.finfo(np.float32).eps * float(np.abs(before).max(initial=0)) if before.dtype.kind == "f" else 0.0
-        if apart > 10 * least and (own := rounding.of_outputs) is not None and apart > 10 * max(own[index], least):
-            return True
+        least = _least(before)
+        if (
+            apart > TIMES * least
+            and (own := rounding.of_outputs) is not None
+            and apart > TIMES * max(own[index], least)
+        ):
+            return rounding.shows(site)
     return False
+
+
+def _least(output: np.ndarray) -> float:
+    """A rounding error of an output's largest number; none of whole numbers."""
+    return float(np.finfo(np.float32).eps * np.abs(output).max(initial=0)) if output.dtype.kind == "f" else 0.0
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def _shifted(own: Callable[..., Tensor], more: int) -> Callable[..., Tensor]:
 
     def shifted(input: Tensor, dim: Any = None) -> Tensor:
         dims = range(input.dim()) if dim is None else dim if isinstance(dim, (tuple, list)) else [dim]
-        if not any(isinstance(input.shape[d], torch.SymInt) for d in dims) or input.is_complex():
+        if not _is_dynamic(input, dims):
             return own(input, dim)
         return _roll(input, [(input.shape[d] + more) // 2 for d in dims], list(dims))
 
@@ -104,6 +104,47 @@ def _tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tupl
         return torch.tensor_split(input, parts, dim)
     ends = [part * (size // parts) + torch.sym_min(part, size % parts) for part in range(parts + 1)]
     return tuple(input.narrow(dim, start, end - start) for start, end in itertools.pairwise(ends))
+
+
+def _gradient(
+    input: Tensor, *, spacing: Any = 1, dim: Any = None, edge_order: int = 1, **kwargs: Any
+) -> tuple[Tensor, ...]:
+    """By differences of neighbours a number apart; between given places torch's own."""
+    dims = range(input.dim()) if dim is None else dim if isinstance(dim, (tuple, list)) else [dim]
+    steps = list(spacing) if isinstance(spacing, (tuple, list)) else [spacing] * len(dims)
+    if not _is_dynamic(input, dims) or len(steps) != len(dims) or any(isinstance(step, Tensor) for step in steps):
+        return torch.gradient(input, spacing=spacing, dim=dim, edge_order=edge_order, **kwargs)
+    return tuple(_slope(input, step, d, edge_order) for step, d in zip(steps, dims, strict=True))
+
+
+def _slope(x: Tensor, step: float, dim: int, edge_order: int) -> Tensor:
+    """Of one dimension; at both ends from the next ``edge_order`` elements."""
+
+    def at(place: int) -> Tensor:
+        return x.narrow(dim, place if place >= 0 else x.shape[dim] + place, 1)
+
+    inner = (x.narrow(dim, 2, x.shape[dim] - 2) - x.narrow(dim, 0, x.shape[dim] - 2)) / (2 * step)
+    if edge_order == 1:
+        first, last = at(1) - at(0), at(-1) - at(-2)
+    else:
+        first, last = 2 * at(1) - 1.5 * at(0) - 0.5 * at(2), 1.5 * at(-1) - 2 * at(-2) + 0.5 * at(-3)
+    return torch.cat((first / step, inner, last / step), dim)
+
+
+def _matrix_norm(
+    A: Tensor, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """The largest or smallest sum of a column or a row."""
+    if ord not in (1, -1, math.inf, -math.inf) or not _is_dynamic(A, dim):
+        return torch.linalg.matrix_norm(A, ord, dim, keepdim, dtype=dtype)
+    added, other = (dim[0], dim[1]) if abs(ord) == 1 else (dim[1], dim[0])
+    sums = A.to(dtype or A.dtype).abs().sum(added, keepdim=True)
+    norm = sums.amax(other, keepdim=True) if ord > 0 else sums.amin(other, keepdim=True)
+    return norm if keepdim else norm.squeeze(tuple(dim))
+
+
+def _is_dynamic(x: Tensor, dims: Any) -> bool:
+    return any(isinstance(x.shape[d], torch.SymInt) for d in dims) and not x.is_complex()
 
 
 def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
@@ -131,6 +172,8 @@ BY_SIZE: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.blackman_window: _window(torch.blackman_window, _blackman),
     torch.hamming_window: _window(torch.hamming_window, _hamming),
     torch.hann_window: _window(torch.hann_window, _hann),
+    torch.gradient: _gradient,
+    torch.linalg.matrix_norm: _matrix_norm,
     torch.fft.fftfreq: _fftfreq,
     torch.fft.rfftfreq: _rfftfreq,
     torch.fft.fftshift: _shifted(torch.fft.fftshift, 0),

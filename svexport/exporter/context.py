@@ -33,7 +33,14 @@ from svexport.exporter.constants import (
 )
 from svexport.exporter.decompose import IN_PLACE_OF, InPlaceOf
 from svexport.exporter.doubles import DOUBLES
-from svexport.exporter.exact import EXACT, batch_statistics, exact_embeddings, normalized, shapes_of_losses
+from svexport.exporter.exact import (
+    EXACT,
+    batch_statistics,
+    count_of_channel,
+    exact_embeddings,
+    normalized,
+    shapes_of_losses,
+)
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.program import decompose_nodes, promote
 from svexport.exporter.spared import spared
@@ -275,7 +282,7 @@ def _normalized_by_itself(
     mean, var = batch_statistics(x)
     scale = (var + eps).rsqrt()
     normal = normalized(x, mean, scale, weight, bias)
-    count = x.numel() // x.shape[1]
+    count = count_of_channel(x)
     running_mean = (1 - momentum) * running_mean + momentum * mean
     running_var = (1 - momentum) * running_var + momentum * var * (count / (count - 1))
     return normal, mean, scale, running_mean, running_var

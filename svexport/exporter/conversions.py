@@ -51,10 +51,6 @@ class Writer(ABC):
     def rank(self, value: Any) -> int | None:
         """Of a value, where it is known."""
 
-    @abstractmethod
-    def may_be_empty(self, value: Any, axes: Sequence[int]) -> bool:
-        """Whether one of these dimensions, or of all for none, may have no elements, as what a mask has chosen."""
-
     def reduced(self, op_type: str, x: Any, axes: Sequence[int] | None, keepdims: bool) -> Any:
         """A reduction, whose axes are an input from some opset on; over all of them for None."""
         if axes is None or (self.opset < 18 and op_type != "ReduceSum"):
@@ -160,17 +156,6 @@ def _bounded(write: Writer, x: Any, low: Any, high: Any) -> Any:
     if low is not None:
         x = _larger(write, "Max", x, low, floating=floating)
     return x if high is None else _larger(write, "Min", x, high, floating=floating)
-
-
-def _mean_of_some(write: Writer, mean: Any, x: Any, axes: Sequence[int] | None) -> Any:
-    """NaN in place of the mean of nothing, of which ONNX Runtime makes 0."""
-    if axes:
-        lengths = write("Gather", write("Shape", x), write.constant(torch.tensor(list(axes))))
-        count = write("ReduceProd", lengths, keepdims=0)
-    else:
-        count = write("Size", x)
-    nothing = write("Equal", count, write.constant(torch.tensor(0)))
-    return write("Where", nothing, write.constant(torch.tensor(math.nan, dtype=write.dtype(mean))), mean)
 
 
 _BITS = 64
@@ -286,8 +271,7 @@ def _mean(
         x = write("Cast", x, to=dtype)
     if write.rank(x) == 0:
         return write("Identity", x)
-    result = write.reduced("ReduceMean", x, list(dim) if dim else None, keepdim)
-    return _mean_of_some(write, result, x, dim) if write.may_be_empty(x, dim or ()) else result
+    return write.reduced("ReduceMean", x, list(dim) if dim else None, keepdim)
 
 
 def _power(write: Writer, x: Any, exponent: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import warnings
@@ -353,6 +354,25 @@ def _unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
     return tuple(reversed(places))
 
 
+def _bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """Weights added up at as many places as are counted without any."""
+    if weights is None:
+        return NotImplemented
+    counts = torch.bincount(input, minlength=minlength)
+    kind = torch.float32 if weights.dtype == torch.float32 else torch.float64
+    return torch.zeros_like(counts, dtype=kind).index_add(0, input.long(), weights.to(kind))
+
+
+def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
+    """By their places; torch's own finds those by a mask."""
+    size = input.shape[0]
+    if type(size) is not int:
+        return NotImplemented
+    of = itertools.combinations_with_replacement if with_replacement else itertools.combinations
+    places = torch.tensor(list(of(range(size), r)), dtype=torch.int64, device=input.device)
+    return input[places.reshape(-1, r)]
+
+
 _QUOTIENTS = dict.fromkeys((torch.floor_divide, Tensor.floor_divide, Tensor.__floordiv__), floor_divide)
 
 IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -360,13 +380,16 @@ IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
     **pool.AS_CALLED,
     **_QUOTIENTS,
     F.rrelu: _rrelu,
+    torch.bincount: _bincount,
     torch.cdist: _cdist,
+    torch.combinations: _combinations,
     torch.index_reduce: _index_reduce,
     torch.rrelu: _rrelu,
     torch.rsub: _rsub,
     torch.searchsorted: _searchsorted,
     torch.unravel_index: _unravel_index,
     Tensor.__rsub__: _rsub,
+    Tensor.bincount: _bincount,
     Tensor.fill_diagonal_: lambda x, *args, **kwargs: x.copy_(fill_diagonal(x, *args, **kwargs)),
     Tensor.index_reduce: _index_reduce,
 }

@@ -18,7 +18,15 @@ from torch import Tensor
 from svexport.errors import UnsupportedError
 from svexport.tracing.swapped import swapped
 
-__all__ = ["EXACT", "batch_statistics", "exact_embeddings", "floor_divide", "normalized", "shapes_of_losses"]
+__all__ = [
+    "EXACT",
+    "batch_statistics",
+    "count_of_channel",
+    "exact_embeddings",
+    "floor_divide",
+    "normalized",
+    "shapes_of_losses",
+]
 
 
 def _floating(x: Tensor) -> Tensor:
@@ -292,7 +300,12 @@ def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     axes = [axis for axis in range(x.dim()) if axis != 1]
     mean = x.mean(axes)
     apart = x - mean.reshape(1, -1, *[1] * (x.dim() - 2))
-    return mean, (apart * apart).sum(axes) / (x.numel() // x.shape[1])
+    return mean, (apart * apart).sum(axes) / count_of_channel(x)
+
+
+def count_of_channel(x: Tensor) -> Any:
+    """How many elements of ``(N, C, ...)`` a channel has: a number, or a dynamic size."""
+    return math.prod(size for axis, size in enumerate(x.shape) if axis != 1)
 
 
 def normalized(x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

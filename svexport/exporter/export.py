@@ -22,7 +22,7 @@ from torch.backends import opt_einsum
 from svexport.errors import BackendNotAvailableError, ExportError
 from svexport.exporter.dynamic import allowed_batches, check_axes_names, traceable
 from svexport.exporter.dynamic import dynamic_axes as axes_of
-from svexport.exporter.finish import Signature, Wanted, finish
+from svexport.exporter.finish import Signature, Wanted, description, finish
 from svexport.exporter.fp8 import refuse_fp8
 from svexport.exporter.opsets import FIRST_WITH_BOTH, OPSETS
 from svexport.exporter.precision import Plan, plan_for
@@ -33,7 +33,7 @@ from svexport.exporter.verify import Verification
 from svexport.exporter.verify import verify as verify_file
 from svexport.exporter.way import Guards
 from svexport.graph.bodies import node_types
-from svexport.graph.saving import beside, check_place, move, strip_file
+from svexport.graph.saving import beside, check_place, describe, move, strip_file
 from svexport.logging import logger
 from svexport.parity import Parity, check_tolerances
 from svexport.progress import phase
@@ -115,7 +115,8 @@ def export(
             travel. A TensorRT plugin is created with its attributes, but given its inputs in every inference.
         verify: run the file in ONNX Runtime, and compare, on ``args``, on random inputs of both signs and several
             scales, on zeros, with other integers and masks, and with dynamic sizes larger, smaller and much larger, and
-            on both sides of what ``forward`` compares them with (or the export is refused);
+            on both sides of what ``forward`` compares them with (or the export is refused), and with sizes of 0 (where
+            the model takes that and the file does not, report and ``doc_string`` say ``sizes from 1``);
             ``report.skipped`` has the runs that the model itself does not take. Up to opset 17, lines of ``forward``
             that take values of inputs out of tensors (``if x.sum() > 0``), or how many a mask finds, are refused unless
             nothing follows from these values but what has been compared. ``"quick"``: on ``args`` alone, and not called
@@ -287,6 +288,8 @@ def _prove(
         kind=kind,
     )
     faults = _planted(verification, file, lines) if kind == "thorough" else None
+    if verification.from_one:
+        describe(file, description(signature, verification.from_one))
     return _Proof(verification.results, verification.skipped, verification.notes, faults)
 
 

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from svexport.graph.bodies import attach, ir_version, lower_in_place, node_types
 from svexport.graph.conditions import take_decided_branches
 from svexport.graph.fold import fold_constants
 from svexport.graph.integers import write_exactly
+from svexport.graph.means import write_means
 from svexport.graph.nodes import beyond_plugin, separate_names, svexport_nodes
 from svexport.graph.quantized_weights import FIRST_WITH_INT8_WEIGHTS, store_quantized
 from svexport.graph.returned import note_returned
@@ -30,12 +32,12 @@ from svexport.graph.types import infer_types
 from svexport.graph.walk import graphs, opset_of
 from svexport.graph.weights import hold_weights
 from svexport.ops._op import OPS
-from svexport.symbolic._builder import dtype_name
+from svexport.symbolic._builder import Value, dtype_name
 from svexport.tensorrt.forms import write_for, write_plainly
 from svexport.tensorrt.support.target import Target
 from svexport.tracing.sizes import Size
 
-__all__ = ["Finished", "Signature", "Wanted", "finish"]
+__all__ = ["Finished", "Signature", "Wanted", "description", "finish"]
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,9 @@ def _simplified(model: onnx.ModelProto, keep: Collection[str], notes: list[str])
 def _standard(model: onnx.ModelProto, target: Target | None) -> onnx.ModelProto:
     """Brings the model into forms that all runtimes read alike, or the target; returns it in standard ONNX."""
     write_plainly(model)
-    write_exactly(model, lambda: infer_types(_lowered(model)))
+    infer = partial(_inferred, model)
+    write_exactly(model, infer)
+    write_means(model, infer)
     lowered = _lowered(model)
     while fold_constants(model, lowered) or take_decided_branches(model, lowered):
         lowered = _lowered(model)
@@ -182,7 +186,17 @@ def _sign(model: onnx.ModelProto, signature: Signature) -> None:
     model.graph.name = "svexport"
     if signature.returned:
         note_returned(model, signature.returned)
-    model.doc_string = "\n".join(f"{name} is a constant: {text}" for name, text in signature.frozen.items())
+    model.doc_string = description(signature)
+
+
+def description(signature: Signature, from_one: Sequence[str] = ()) -> str:
+    """What a file says of itself: inputs that became constants, and dynamic sizes that may not be 0."""
+    constants = (f"{name} is a constant: {text}" for name, text in signature.frozen.items())
+    return "\n".join((*constants, *(f"{root}: sizes from 1" for root in from_one)))
+
+
+def _inferred(model: onnx.ModelProto) -> Mapping[str, Value]:
+    return infer_types(_lowered(model))
 
 
 def _lowered(model: onnx.ModelProto) -> onnx.ModelProto:

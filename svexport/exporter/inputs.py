@@ -174,6 +174,7 @@ class Resized:
             root: (max(size.low, *(s.root_for(1) for s in sizes.values() if s.root == root)), size.high)
             for root, (size, _) in self._roots.items()
         }
+        self._declared = {root: (size.low, size.high) for root, (size, _) in self._roots.items()}
         self._tried = {self._run(self.given)}
 
     def roots(self, tensors: Sequence[Tensor]) -> dict[str, int]:
@@ -244,6 +245,13 @@ class Resized:
         for wanted in (-(-4 * n // 12) * 12, -(-2 * n // 12) * 12, 4 * n, 2 * n):
             if n < wanted <= self.ranges[root][1]:
                 yield from self.at({root: wanted})
+
+    def empty(self) -> Iterator[tuple[str, list[Tensor]]]:
+        """Each dynamic size of 0 alone, where its range has that: the symbol, and inputs with the given numbers."""
+        for root, (low, _) in self._declared.items():
+            shapes = self.shapes({root: 0})
+            if low <= 0 < self.given[root] and all(size >= 0 for shape in shapes for size in shape):
+                yield root, [tiled(t, shape) for t, shape in zip(self._tensors, shapes, strict=True)]
 
     @staticmethod
     def _run(wanted: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from svexport.ops._op import DOMAIN
 from svexport.parity import ATOL, RTOL, tolerances
-from svexport.tracing.quantizers import Copies, repeats
+from svexport.tracing.quantizers import Copies, computes_again, repeats
 
 __all__ = ["Perturbed", "Rounding", "Tolerances"]
 
@@ -109,7 +109,15 @@ class Rounding:
         while not (most := self._explained(index, actual, rtol, atol)):
             if not self._look_further():
                 return 0.0
-        return most
+        return most if self.repeats else 0.0
+
+    @cached_property
+    def repeats(self) -> bool:
+        """Whether torch computes the same once more; asked of what rounding is to explain alone."""
+        try:
+            return computes_again(self._copies, self._inputs, self._expected)
+        except Exception:  # noqa: BLE001 - a model that cannot be copied; the plain tolerance stands
+            return False
 
     def measured(self) -> list[float | None]:
         """Per output, how far torch is from itself, at least a rounding error of its scale; None where unknown."""

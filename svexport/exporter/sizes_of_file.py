@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,13 +11,13 @@ import onnx
 from torch import Tensor
 
 from svexport.graph.scope import constant_value, light_copy
-from svexport.graph.walk import attributes_of
+from svexport.graph.walk import attributes_of, graphs_of
 from svexport.logging import logger
 
 if TYPE_CHECKING:
     import onnxruntime
 
-__all__ = ["SizesOfFile", "unlike"]
+__all__ = ["SizesOfFile", "divides_whole_numbers", "unlike"]
 
 _OPS = {"Abs", "Add", "Cast", "Ceil", "Concat", "Constant", "Div", "Floor", "Gather", "Identity", "Max", "Min", "Mod"}
 _OPS |= {"Mul", "Neg", "Pow", "Range", "Reshape", "Round", "Shape", "Size", "Slice", "Sqrt", "Squeeze", "Sub"}
@@ -25,6 +25,8 @@ _OPS |= {"Unsqueeze"}
 """That compute with sizes."""
 
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
+
+_FLOATING = {*_FLOATS, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 
 LIKE = 0.5
 """Of the sizes at which a number of a file is Python's, from where on it is meant to be."""
@@ -118,6 +120,42 @@ def _constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
         if node.op_type == "Constant" and (tensor := constant_value(node)) is not None:
             tensors[node.output[0]] = tensor
     return {name: onnx.numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
+
+
+_WHOLE = {"ArgMax", "ArgMin", "NonZero", "Shape", "Size"}
+"""Ops that make whole numbers of anything."""
+
+_DATA = {"Where": 1, "OneHot": 2}
+"""By op, the input that says of which type the result is, where that is not the first."""
+
+
+def divides_whole_numbers(path: Path, names: Collection[str]) -> bool:
+    """Whether a file may divide whole numbers by others that it computes, which ends the process where one is 0.
+
+    ``names`` are of inputs that are whole numbers.
+    """
+    model = onnx.load(path, load_external_data=False)
+    bodies = (onnx.GraphProto(node=function.node) for function in model.functions)
+    return _divides(model.graph, set(names), {}) or any(_divides(body, set(), {}) for body in bodies)
+
+
+def _divides(graph: onnx.GraphProto, whole: set[str], outer: Mapping[str, np.ndarray]) -> bool:
+    """``whole`` are names of whole numbers, to which those of the graph are added; ``outer`` constants around it."""
+    values = {**outer, **_constants(graph)}
+    whole |= {name for name, value in values.items() if value.dtype.kind in "iu"}
+    for node in graph.node:
+        if node.op_type in ("Div", "Mod") and whole.intersection(node.input):
+            divisor = values.get(node.input[1])
+            if divisor is None or not divisor.all():
+                return True
+        given = node.input[_DATA.get(node.op_type, 0)] if node.input else ""
+        attributes = attributes_of(node)
+        kind = attributes["to"] if node.op_type == "Cast" else None
+        if node.op_type in _WHOLE or (given in whole if kind is None else kind not in _FLOATING):
+            whole.update(node.output)
+        if any(_divides(inner, whole, values) for inner in graphs_of(node)):
+            return True
+    return False
 
 
 def unlike(sizes: Sequence[int], python: Sequence[int], file: Sequence[Sequence[int]]) -> Iterator[int]:

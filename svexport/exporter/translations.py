@@ -64,10 +64,6 @@ class _OnnxscriptWriter(Writer):
     def rank(self, value: Any) -> int | None:
         return None if value.shape is None else len(value.shape)
 
-    def may_be_empty(self, value: Any, axes: Sequence[int]) -> bool:
-        sizes = [] if value.shape is None else [value.shape[axis] for axis in axes or range(len(value.shape))]
-        return any(s == 0 if isinstance(s, int) else str(getattr(s, "value", s)).startswith("u") for s in sizes)
-
 
 _TORCH_DTYPES = {ir.DataType(number): dtype for dtype, number in TYPES.items()}
 

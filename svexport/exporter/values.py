@@ -5,18 +5,19 @@ from __future__ import annotations
 import io
 import traceback
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 
 from svexport.errors import ExportError, SvexportError, UnsupportedError
 from svexport.exporter.borders import ANYWAY
 from svexport.exporter.way import OTHERS, UNGUARDED, Exit, Forced, ForcedError, TooLong, Way
 from svexport.tracing.source import around, is_library, near, numbers_of_users, raising_line, shown_line
 
-__all__ = ["Unproven", "refuse_unfollowed", "refuse_values", "user_numbers"]
+__all__ = ["Unproven", "refuse_unfollowed", "refuse_valueless", "refuse_values", "user_numbers"]
 
 MOST_NUMBERS = 48
 """Of the user's source, that values are tried to be."""
@@ -158,6 +159,16 @@ def user_numbers(model: nn.Module, inputs: Sequence[Tensor]) -> set[float]:
     except Exception:  # noqa: BLE001 - the user's code may raise anything
         return set()
     return numbers
+
+
+def refuse_valueless(results: Iterable[Tensor]) -> None:
+    """Raises an ExportError of results that tracing has left no values for."""
+    if any(isinstance(t, FakeTensor) for t in results):
+        raise ExportError(
+            "forward computes with a tensor that it keeps outside of the model from call to call, in a global for "
+            "instance, where tracing has left one without values; pass it as an input, and return it. No file was "
+            "written"
+        )
 
 
 def refuse_unfollowed(error: Exception) -> NoReturn:

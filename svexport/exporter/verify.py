@@ -23,16 +23,18 @@ from svexport.exporter.agreement import (
     held,
     hold_closely,
     jumps,
+    mostly_unlike,
     same_again,
     ties,
 )
 from svexport.exporter.borders import ANYWAY, MOST_RUNS, WITHOUT_NUMBERS, Borders, refuse_beyond
+from svexport.exporter.empty import compare_empty
 from svexport.exporter.finish import Signature
 from svexport.exporter.followed import Sizes
 from svexport.exporter.inputs import FAR, FIRST, KINDS, NEXT, NOTHING, Resized, far, of_kind, random
 from svexport.exporter.rounding import Rounding, Tolerances
 from svexport.exporter.sizes_of_file import SizesOfFile
-from svexport.exporter.values import Unproven, refuse_unfollowed, refuse_values, user_numbers
+from svexport.exporter.values import Unproven, refuse_unfollowed, refuse_valueless, refuse_values, user_numbers
 from svexport.exporter.way import Guards, Way
 from svexport.parity import Parity, parity
 from svexport.progress import phase
@@ -125,6 +127,7 @@ class Verification:
         inputs: of the runs that torch computed.
         notes: for the report.
         skipped: runs that were not compared, and why.
+        from_one: dynamic sizes that may not be 0, though the model takes that.
     """
 
     def __init__(
@@ -149,6 +152,7 @@ class Verification:
         self.inputs: dict[str, list[Tensor]] = {}
         self.notes: list[str] = []
         self.skipped: list[str] = []
+        self.from_one: list[str] = []
         self.as_files = AsInFiles()
         self._held = [*model.parameters(), *model.buffers()]
         self._resized = Resized(self.tensors, self.input_names, signature.axes, signature.sizes)
@@ -159,6 +163,7 @@ class Verification:
         self._compared: dict[str, Way] = {}
         self._agreed: dict[str, None] = {}
         self._far: dict[str, tuple[Tensor, ...]] = {}  # what torch made of far inputs
+        self._path = path
         self._failing: dict[str, tuple[list[Tensor], list[Tensor]]] = {}  # inputs and what the file made of them
         self._infinite: dict[Parity, tuple[int, int]] = {}  # how many elements of torch's result and of the file's
         self._random = False  # whether forward draws random numbers
@@ -168,6 +173,8 @@ class Verification:
         for alternatives in self._runs(quick, guarded):
             if (taken := self._first_taken(alternatives)) is not None:
                 self._compare(*taken)
+        if not quick and not self._failing:
+            self.from_one = compare_empty(self, self._resized.empty(), self._path)
         self.notes += self.as_files.notes
 
     def _runs(self, quick: bool, guarded: Guards) -> Iterator[Iterable[Run]]:
@@ -215,7 +222,7 @@ class Verification:
         if not all(name in self._agreed for name in FAR):
             return False
         large, nothing = (self._far[name] for name in FAR)
-        return all(e.shape == z.shape and _mostly_unlike(e, z) for e, z in zip(large, nothing, strict=True))
+        return all(e.shape == z.shape and mostly_unlike(e, z) for e, z in zip(large, nothing, strict=True))
 
     @cached_property
     def _changes(self) -> bool:
@@ -385,13 +392,14 @@ class Verification:
         return None
 
     def _compare(self, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...]) -> None:
+        refuse_valueless(expected)
         self._sized |= run not in {"given", "random", *FAR, *FIRST, *NEXT, *KINDS}
         self.inputs[run] = list(inputs)
         if run in KINDS and any(self._ways[run] == way for way in self._compared.values()):
             return
         actual = self._computed(run, inputs, len(expected))
         pairs = list(zip(self.output_names, expected, actual, strict=True))
-        found = self._judged(run, inputs, pairs)
+        found = self.judged(run, inputs, pairs)
         if found is None:
             return
         if all(p.ok for p in found):
@@ -432,7 +440,7 @@ class Verification:
             )
         return actual
 
-    def _judged(
+    def judged(
         self, run: str, inputs: Sequence[Tensor], pairs: Sequence[tuple[str, Tensor, Tensor]]
     ) -> list[Parity] | None:
         """How each output agrees; None, and why, where torch's own results say nothing."""
@@ -457,7 +465,7 @@ class Verification:
                             f"{run}: how large torch's results are there depends on its rounding errors"
                         )
                         return None
-        if _is_far(run) and not all(p.ok for p in found):
+        if _is_far(run) and not all(p.ok for p in found) and rounding.repeats:
             with self.as_files:
                 if jumps(lambda *near: same_way(self.model, near), inputs, pairs, found):
                     self.skipped.append(
@@ -586,13 +594,6 @@ class Verification:
         self.notes += [
             f"compared on both sides ({sizes}): {shown_line(*line)}" for line, sizes in self._borders.turned.items()
         ]
-
-
-def _mostly_unlike(one: Tensor, other: Tensor) -> bool:
-    """Whether a tenth of the elements differs, by more than rounding."""
-    if not one.is_floating_point():
-        return not one.numel() or bool((one != other).any())
-    return int(((one - other).abs() > 1e-3 * other.abs()).sum()) * 10 >= one.numel()
 
 
 def _is_far(run: str) -> bool:

@@ -22,7 +22,7 @@ from svexport.graph.substitute import give_outputs, substitute
 from svexport.graph.walk import attributes_of, graphs, opset_of
 from svexport.symbolic._builder import Builder, Value
 
-__all__ = ["write_exactly"]
+__all__ = ["Known", "constants_of", "write_exactly"]
 
 _INT32, _INT64 = TensorProto.INT32, TensorProto.INT64
 _EXACT = 2**53
@@ -59,7 +59,7 @@ def write_exactly(model: onnx.ModelProto, infer: Callable[[], Mapping[str, Value
     if not any(is_standard(node, node.op_type) and node.op_type in _FORMS for node in nodes):
         return
     opset, types = opset_of(model), infer()
-    found = _Known(types, {name: node for node in nodes for name in node.output}, _constants(model))
+    found = Known(types, {name: node for node in nodes for name in node.output}, constants_of(model))
 
     def build(node: onnx.NodeProto, prefix: str) -> Builder | None:
         form = _FORMS.get(node.op_type) if is_standard(node, node.op_type) else None
@@ -79,7 +79,8 @@ def write_exactly(model: onnx.ModelProto, infer: Callable[[], Mapping[str, Value
         drop_unused(graph, used)
 
 
-def _constants(model: onnx.ModelProto) -> dict[str, TensorProto]:
+def constants_of(model: onnx.ModelProto) -> dict[str, TensorProto]:
+    """By name, of all graphs."""
     overridable = {value.name for value in model.graph.input}
     found: dict[str, TensorProto] = {}
     for graph in graphs(model.graph):
@@ -91,7 +92,7 @@ def _constants(model: onnx.ModelProto) -> dict[str, TensorProto]:
 
 
 @dataclass(frozen=True)
-class _Known:
+class Known:
     """What is known of the values of a model: types, the nodes that make them, and constants."""
 
     types: Mapping[str, Value]
@@ -100,9 +101,11 @@ class _Known:
     _largest: dict[str, float] = field(default_factory=dict)
 
     def value(self, name: str) -> Value:
+        """Its type, as far as it is known."""
         return self.types.get(name, Value(name))
 
     def array(self, name: str) -> np.ndarray | None:
+        """Of a constant that is not large."""
         tensor = self.constants.get(name)
         if tensor is None or tensor.data_location == TensorProto.EXTERNAL or byte_size(tensor) > 2**16:
             return None
@@ -162,7 +165,7 @@ def _count(shape: Sequence[int | None], axes: Sequence[int]) -> int:
     return _MOST if None in sizes else math.prod(sizes)  # type: ignore[arg-type]
 
 
-def _sum(b: Builder, node: onnx.NodeProto, known: _Known) -> Value | None:
+def _sum(b: Builder, node: onnx.NodeProto, known: Known) -> Value | None:
     """In parts of a few bits each, of which the sums are exact."""
     x, reduced = known.value(node.input[0]), known.axes(node)
     if reduced is None or not reduced[0]:
@@ -189,7 +192,7 @@ def _sum(b: Builder, node: onnx.NodeProto, known: _Known) -> Value | None:
     return b.cast(total, x.dtype)
 
 
-def _product(b: Builder, node: onnx.NodeProto, known: _Known) -> Value | None:
+def _product(b: Builder, node: onnx.NodeProto, known: Known) -> Value | None:
     x, reduced = known.value(node.input[0]), known.axes(node)
     if reduced is None or not reduced[0] or known.is_of_sizes(node.input[0]):
         return None
@@ -240,7 +243,7 @@ def _scanned_product(b: Builder, x: Value, axis: int) -> Value:
     return b.unsqueeze(result, axis)
 
 
-def _extreme(b: Builder, node: onnx.NodeProto, known: _Known) -> Value | None:
+def _extreme(b: Builder, node: onnx.NodeProto, known: Known) -> Value | None:
     """By its place, which is found by all bits."""
     x, reduced = known.value(node.input[0]), known.axes(node)
     if reduced is None or not reduced[0] or x.dtype != _INT64 or known.largest(node.input[0]) <= _MOST:
@@ -254,7 +257,7 @@ def _extreme(b: Builder, node: onnx.NodeProto, known: _Known) -> Value | None:
     return x if keepdims else b.squeeze(x, *axes)
 
 
-def _remainder(b: Builder, node: onnx.NodeProto, known: _Known) -> Value | None:
+def _remainder(b: Builder, node: onnx.NodeProto, known: Known) -> Value | None:
     """Division rounds towards zero, so that what it leaves has the sign of the first, as of ``fmod``."""
     x, y = map(known.value, node.input)
     if x.dtype != _INT64 or not attributes_of(node).get("fmod", 0):
@@ -262,7 +265,7 @@ def _remainder(b: Builder, node: onnx.NodeProto, known: _Known) -> Value | None:
     return b.op("Sub", x, b.op("Mul", b.op("Div", x, y), y))
 
 
-def _affine(b: Builder, node: onnx.NodeProto, known: _Known) -> Value | None:
+def _affine(b: Builder, node: onnx.NodeProto, known: Known) -> Value | None:
     """ONNX Runtime has no Gemm of integers."""
     attributes = attributes_of(node)
     factors = [attributes.get(name, 1.0) for name in ("alpha", "beta")]
@@ -277,7 +280,7 @@ def _affine(b: Builder, node: onnx.NodeProto, known: _Known) -> Value | None:
     return b.op("Add", result, *added) if added else result
 
 
-_FORMS: dict[str, Callable[[Builder, onnx.NodeProto, _Known], Any]] = {
+_FORMS: dict[str, Callable[[Builder, onnx.NodeProto, Known], Any]] = {
     "Gemm": _affine,
     "Mod": _remainder,
     "ReduceMax": _extreme,

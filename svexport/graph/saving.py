@@ -16,7 +16,7 @@ from svexport.errors import ExportError
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["beside", "check_place", "move", "save", "strip_file", "write"]
+__all__ = ["beside", "check_place", "describe", "move", "save", "strip_file", "write"]
 
 MAX_PROTOBUF_BYTES = 2**31 - 2**20
 """Larger models keep their weights in a file beside the ``.onnx``: protobuf ends at 2 GiB."""
@@ -94,6 +94,15 @@ def save(model: onnx.ModelProto, file: Path) -> None:
     outside = onnx.ModelProto()
     outside.CopyFrom(model)
     onnx.save(outside, str(file), save_as_external_data=True, location=f"{file.name}.data", size_threshold=1024)
+
+
+def describe(file: Path, text: str) -> None:
+    """Gives a file another ``doc_string``, and leaves all else as it is: of a field that comes twice protobuf reads the
+    last."""
+    import onnx
+
+    with file.open("ab") as stream:
+        stream.write(onnx.ModelProto(doc_string=text).SerializeToString())
 
 
 def strip_file(file: Path) -> int:

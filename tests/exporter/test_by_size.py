@@ -43,7 +43,14 @@ def rolls(x: Tensor) -> Tensor:
     )
 
 
-@pytest.mark.parametrize("function", [windows, frequencies, shifts, rolls])
+def norms(x: Tensor) -> Tensor:
+    norm = torch.linalg.matrix_norm
+    return torch.stack(
+        [norm(x, 1), norm(x, -1), norm(x, torch.inf, (2, 1)), norm(x, -torch.inf, keepdim=True)[:, 0, 0]]
+    )
+
+
+@pytest.mark.parametrize("function", [windows, frequencies, shifts, rolls, norms])
 @pytest.mark.parametrize("opset", [11, 17, 18, 20])
 def test_functions_of_dynamic_sizes(opset: int, function: Callable[[Tensor], Tensor], tmp_path) -> None:
     class Model(nn.Module):
@@ -82,3 +89,32 @@ def test_slices_assigned_one_after_another(opset: int, tmp_path) -> None:
         x = torch.randn(1, 3, *size)
         for actual, expected in zip(engine(x), model(x), strict=True):
             torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_slopes(opset: int, tmp_path) -> None:
+    class Slopes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            both = torch.gradient(x, spacing=(0.5, 3), dim=(1, 0))
+            return torch.stack([*both, *torch.gradient(x, spacing=2.0, dim=-1, edge_order=2)])
+
+    sizes = {"x": {1: torch.export.Dim("n", min=3)}}
+    report = svexport.export(Slopes(), torch.randn(4, 6), tmp_path / "m.onnx", opset=opset, dynamic_shapes=sizes)
+    engine = svexport.load(report.path)
+    for x in (torch.randn(4, n) for n in (3, 4, 17)):
+        torch.testing.assert_close(engine(x), Slopes()(x))
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_statistics_of_a_dynamic_batch(opset: int, tmp_path) -> None:
+    class Trains(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.batch_norm(x, None, None, training=True)
+
+    report = svexport.export(
+        Trains(), torch.randn(4, 3), tmp_path / "m.onnx", opset=opset, dynamic_axes={"x": {0: "n"}}
+    )
+    assert not any("TorchScript" in note for note in report.notes)
+    engine = svexport.load(report.path)
+    for x in (torch.randn(n, 3) for n in (2, 5, 30)):
+        torch.testing.assert_close(engine(x), Trains()(x), rtol=1e-4, atol=1e-5)

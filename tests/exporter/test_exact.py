@@ -233,7 +233,15 @@ class Chosen(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         rows = x[x[:, 0] > 0]
         large = (x[x > 0] > 1).any(), (rows > 1).any(0), (rows > 1).all(0), (rows > 1).any((0, 1), keepdim=True)
-        return x[x > 0].mean(), rows.mean(0), rows.sum(-1), rows.mean(-1, keepdim=True), rows.amax(-1), *large
+        return (
+            x[x > 0].mean(),
+            rows.mean(0),
+            rows.std(0),
+            rows.sum(-1),
+            rows.mean(-1, keepdim=True),
+            rows.amax(-1),
+            *large,
+        )
 
 
 @pytest.mark.parametrize("opset", OPSETS)
@@ -243,6 +251,45 @@ def test_reductions_of_nothing(opset: int, tmp_path) -> None:
     engine = svexport.load(report.path)
     for given in (x, -x.abs(), x.abs()):
         torch.testing.assert_close(tuple(engine(given)), Chosen()(given), equal_nan=True)
+
+
+class Means(nn.Module):
+    """Of a dynamic size, whole and in part, and what torch makes of means."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        of_sizes = x.mean(0), x.mean(), x.mean((0, 1)), x.mean(0, keepdim=True), x[: x.shape[0] // 2].mean(0)
+        return *of_sizes, x.nanmean(0), x.std(0), x.var(0, correction=0), F.mse_loss(x, x + 1), x.mean(-1)
+
+
+class TakesAValue(Means):
+    """Which torch.export refuses."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        print(x.sum().item() > 0)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(("kind", "opset"), [*((Means, opset) for opset in OPSETS), (TakesAValue, 11)])
+def test_means_along_dynamic_sizes(kind: type[nn.Module], opset: int, tmp_path) -> None:
+    x = torch.randn(6, 4, 5, generator=torch.Generator().manual_seed(0))
+    report = svexport.export(kind(), (x,), tmp_path / "m.onnx", opset=opset, dynamic_axes={"x": {0: "n"}})
+    assert "n=0" in {p.run for p in report.parity}
+    assert not any("sizes from" in note for note in report.notes)
+    engine = svexport.load(report.path)
+    for given in (x, x[:1], x[:0]):
+        torch.testing.assert_close(tuple(engine(given)), Means()(given), equal_nan=True)
+
+
+class Rows(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(-1) - x.var(-1)
+
+
+@pytest.mark.parametrize("axes", [{}, {"x": {0: "n"}}])
+def test_means_of_static_sizes_stay_as_they_are(axes: dict, tmp_path) -> None:
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    report = svexport.export(Rows(), (x,), tmp_path / "m.onnx", dynamic_axes=axes)
+    assert "Where" not in report.nodes
 
 
 @pytest.mark.parametrize("opset", OPSETS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.sweep import judge as judge_of_sweep
 from tests.sweep import page
 from tests.sweep.judge import Verdict, expected, judge
 from tests.sweep.samples import Case, cases
@@ -51,6 +52,19 @@ def test_what_is_refused_says_why() -> None:
     verdict = judge([(case, runs)] * 3, 11, "svexport")
     assert (verdict.right, verdict.refused, verdict.wrong) == (0, 3, 0)
     assert "linalg_qr" in verdict.reasons[0]
+
+
+def test_what_the_limit_leaves_is_untried() -> None:
+    good, bad = (
+        Case(lambda given, f=f: [f(given[0])], [torch.eye(2)], torch.float32, f.__name__)
+        for f in (torch.neg, lambda x: torch.linalg.qr(x)[0])
+    )
+    runs = [(case, expected(case)) for case in (good, bad, good)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judge_of_sweep, "EXPORTS", 2)
+        verdict = judge(runs, 11, "svexport")  # type: ignore[arg-type]
+    assert (verdict.right, verdict.refused, verdict.untried) == (1, 0, 2)
+    assert page.mark(vars(verdict)) == "✓ (tried 1 of 3)"
 
 
 def test_random_functions_are_not_compared() -> None:

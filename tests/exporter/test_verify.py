@@ -603,3 +603,57 @@ def test_quick(opset, tmp_path) -> None:
 def test_kinds_of_verification(verify, message, tmp_path) -> None:
     with pytest.raises(svexport.ExportError, match=message):
         svexport.export(nn.Linear(4, 4), X, tmp_path / "m.onnx", verify=verify)
+
+
+class OfNothing(nn.Module):
+    """torch has NaN for the median of nothing, a file nothing to sort."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.median() + x.sum()
+
+
+class Parts(nn.Module):
+    """Divides a whole number by a size, which ends the process where that is 0; torch has none of nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[0])
+        return x[places % torch.tensor(7) // (torch.zeros_like(places).sum() + x.shape[0])]
+
+
+@pytest.mark.parametrize("model", [OfNothing(), Parts()])
+def test_a_size_that_may_not_be_zero_is_said(model: nn.Module, tmp_path) -> None:
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    report = svexport.export(model, (x,), tmp_path / "m.onnx", dynamic_axes={"x": {0: "n"}})
+    assert report.verified
+    assert "n: sizes from 1; with 0 the file does not compute what torch does" in report.notes
+    file = onnx.load(report.path)
+    assert file.doc_string == "n: sizes from 1"
+    onnx.checker.check_model(file, full_check=True)
+    engine = svexport.load(report.path)
+    for given in (x, x[:1]):
+        torch.testing.assert_close(engine(given), model(given))
+
+
+def test_a_size_from_one_on_is_not_zero(tmp_path) -> None:
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    sizes = {"x": {0: torch.export.Dim("n", min=1)}}
+    report = svexport.export(OfNothing(), (x,), tmp_path / "m.onnx", dynamic_shapes=sizes)
+    assert report.verified
+    assert not any("sizes from 1" in note for note in report.notes)
+
+
+REMEMBERED: list[Tensor] = []
+
+
+class Remembers(nn.Module):
+    """Outside of itself, what it was given before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        REMEMBERED.append(x.mean())
+        return x - REMEMBERED[-2] if len(REMEMBERED) > 1 else x
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_what_a_model_remembers_elsewhere(opset: int, tmp_path) -> None:
+    REMEMBERED.clear()
+    assert refused(Remembers(), torch.randn(4, 6) + 3, tmp_path, opset=opset)

@@ -51,13 +51,15 @@ class Calls(nn.Module):
 class Verdict:
     """Of a function at an opset: how many of its samples are right, refused and wrong, and why.
 
-    ``limits`` counts those that are wrong of NaN alone, or of numbers near the end of their type.
+    ``limits`` counts those that are wrong of NaN alone, or of numbers near the end of their type, ``untried`` those
+    that :data:`EXPORTS` left.
     """
 
     right: int = 0
     refused: int = 0
     wrong: int = 0
     limits: int = 0
+    untried: int = 0
     reasons: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, kind: str, reason: str, count: int = 1) -> None:
@@ -134,7 +136,7 @@ def judge(cases: Sequence[tuple[Case, list[Expected]]], opset: int, exporter: st
         while waiting:
             group = waiting.pop()
             if not left:
-                verdict.add("refused", "", len(group))
+                verdict.add("untried", "", len(group))
                 continue
             left -= 1
             try:

@@ -48,6 +48,15 @@ def cell(verdict: Mapping[str, Any] | None) -> str:
     return "part" if verdict["right"] or verdict["limits"] else "refused"
 
 
+def mark(verdict: Mapping[str, Any] | None) -> str:
+    """Of a cell, as the page shows it, with how many samples were tried where that is not all of them."""
+    shown = MARKS[cell(verdict)]
+    if verdict is None or not (untried := verdict.get("untried", 0)):
+        return shown
+    tried = sum(verdict[kind] for kind in ("right", "refused", "wrong", "limits"))
+    return f"{shown} (tried {tried} of {tried + untried})"
+
+
 def write(results: Results) -> None:
     """Writes the page."""
     compared = {name: of for name, of in results.items() if "skipped" not in of}
@@ -68,8 +77,10 @@ def write(results: Results) -> None:
         f"{len(compared)} of {len(names())} functions so far.",
         "",
         "✓ right; ✓* right of tame numbers, and other than torch of NaN, infinities or numbers whose sums or squares "
-        "overflow; part: some samples right, the others refused; - refused; **wrong**: a file that differs from torch; "
-        "empty: not run yet. *torch* is `torch.onnx.export`, by TorchScript up to 17 and by torch.export from 18 on.",
+        "overflow; part: some samples right, others refused; - refused; **wrong**: a file that differs from torch; "
+        "tried k of n: the others were not, for samples are exported together, and by halves as long as some are "
+        "refused; empty: not run yet. *torch* is `torch.onnx.export`, by TorchScript up to 17 and by torch.export from "
+        "18 on.",
         "",
         "| | " + " | ".join(f"{e} {o}" for e, o in columns) + " |",
         "|---|" + "---|" * len(columns),
@@ -80,7 +91,7 @@ def write(results: Results) -> None:
     ]
     lines += ["", "| function | " + " | ".join(f"{e} {o}" for e, o in columns) + " |", "|---|" + "---|" * len(columns)]
     for name in sorted(compared):
-        marks = [MARKS[cell(compared[name].get(exporter, {}).get(str(opset)))] for exporter, opset in columns]
+        marks = [mark(compared[name].get(exporter, {}).get(str(opset))) for exporter, opset in columns]
         lines.append(f"| `{name}` | " + " | ".join(marks) + " |")
     lines += ["", "## Refused, and why", ""]
     for name in sorted(compared):

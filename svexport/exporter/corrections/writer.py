@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -46,11 +45,6 @@ class _TorchScriptWriter(Writer):
 
     def rank(self, value: Any) -> int | None:
         return symbolic_helper._get_tensor_rank(value)
-
-    def may_be_empty(self, value: Any, axes: Sequence[int]) -> bool:
-        sizes = symbolic_helper._get_tensor_sizes(value)
-        masks = any(node.kind() == "onnx::NonZero" for node in self._g.block.nodes())
-        return sizes is None or 0 in sizes or (None in sizes and masks)
 
 
 def writer_of(g: Any) -> Writer:

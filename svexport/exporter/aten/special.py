@@ -1,0 +1,53 @@
+"""Special functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from svexport.errors import UnsupportedError
+
+__all__ = ["FUNCTIONS"]
+
+
+_MIDDLE = (
+    *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087),
+    *(-0.00125372503, -0.00417768164, 0.246640727, 1.50140941),
+)
+_END = (
+    *(-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773),
+    *(-0.0076224613, 0.00943887047, 1.00167406, 2.83297682),
+)
+
+
+def _inverse_error_function(y: Tensor) -> Tensor:
+    """Without the erf of the result, of which rounding leaves nothing near 1.
+
+    Raises:
+        UnsupportedError: of float64, for it is right to 4e-7.
+
+    Source: M. Giles, Approximating the erfinv function, GPU Computing Gems, 2012, in single precision.
+    """
+    if y.dtype == torch.float64:
+        raise UnsupportedError("erfinv of float64 has no exact form in ONNX; compute it in float32")
+    kind = y.dtype if y.is_floating_point() else torch.get_default_dtype()
+    y = y.to(torch.promote_types(kind, torch.float32))
+    apart = -torch.log((1 - y) * (1 + y))
+    factor = torch.where(apart < 5, _polynomial(apart - 2.5, _MIDDLE), _polynomial(torch.sqrt(apart) - 3, _END))
+    x = torch.where(y.abs() == 1, y * math.inf, factor * y)
+    return x.to(kind)
+
+
+def _polynomial(x: Tensor, factors: Sequence[float]) -> Tensor:
+    """The factor of the highest power first."""
+    result = x * factors[0] + factors[1]
+    for factor in factors[2:]:
+        result = result * x + factor
+    return result
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {"aten::erfinv": _inverse_error_function}

@@ -1,0 +1,69 @@
+"""Dynamic sizes of 0: what a file makes of nothing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from svexport.errors import EngineError
+from svexport.exporter.sizes_of_file import divides_whole_numbers
+from svexport.parity import Parity
+
+if TYPE_CHECKING:
+    from svexport.exporter.verify import Verification
+
+__all__ = ["compare_empty"]
+
+
+def compare_empty(verification: Verification, empty: Iterable[tuple[str, list[Tensor]]], path: Path) -> list[str]:
+    """Of each dynamic size tries 0, where the model takes that: a file that computes something else there, or may end
+    the process, is one for sizes from 1 on, which is noted.
+
+    Args:
+        verification: of sizes from 1 on, which gets the results.
+        empty: each size, and inputs with 0 of it.
+        path: of the file.
+
+    Returns:
+        The sizes that may not be 0.
+    """
+    safe: bool | None = None
+    from_one = []
+    for root, inputs in empty:
+        run = f"{root}=0"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of divisions by how many there are
+                expected = verification.forward(run, inputs)
+        except Exception:  # noqa: BLE001 - not what the model is for
+            continue
+        if safe is None:
+            named = zip(verification.input_names, verification.tensors, strict=True)
+            safe = not divides_whole_numbers(path, [name for name, t in named if not t.is_floating_point()])
+        found = _judged(verification, run, inputs, expected) if safe else None
+        if found is None:
+            from_one.append(root)
+            verification.notes.append(f"{root}: sizes from 1; with 0 the file does not compute what torch does")
+        else:
+            verification.results += found
+        verification.forget(run)
+    return from_one
+
+
+def _judged(
+    verification: Verification, run: str, inputs: list[Tensor], expected: Sequence[Tensor]
+) -> list[Parity] | None:
+    """How each output agrees; None where the file does not compute what torch does."""
+    try:
+        actual = verification.engine.run([t.detach().cpu() for t in inputs])
+    except EngineError:
+        return None
+    if len(actual) != len(expected):
+        return None
+    pairs = list(zip(verification.output_names, expected, actual, strict=True))
+    found = verification.judged(run, inputs, pairs)
+    return found if found is not None and all(p.ok for p in found) else None

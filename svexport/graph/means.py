@@ -1,0 +1,76 @@
+"""Means of nothing, which are NaN in torch and 0 in ONNX Runtime."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from svexport.graph.integers import Known, constants_of
+from svexport.graph.scope import is_standard
+from svexport.graph.substitute import give_outputs, substitute
+from svexport.graph.types import types_of
+from svexport.graph.walk import graphs, opset_of
+from svexport.symbolic._builder import Builder, Value
+
+__all__ = ["write_means"]
+
+_FINDING = {"Compress", "NonMaxSuppression", "NonZero", "Unique"}
+"""Ops that return as many as values say."""
+
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
+
+
+def write_means(model: onnx.ModelProto, infer: Callable[[], Mapping[str, Value]]) -> None:
+    """Makes NaN of the means along axes that may have no elements, in place: dynamic ones, and those of no size.
+
+    Args:
+        model: with unique names of values.
+        infer: the types of its values, asked for only where the model does not state those of such nodes.
+    """
+    nodes = [node for graph in graphs(model.graph) for node in graph.node]
+    means = [node for node in nodes if is_standard(node, "ReduceMean")]
+    if not means:
+        return
+    types: Mapping[str, Value] = types_of(model)
+    known = [types[node.input[0]].shape if node.input[0] in types else None for node in means]
+    sizes = [size for shape in known if shape is not None for size in shape]
+    varies = any(node.op_type in _FINDING for node in nodes) or any(
+        not dim.HasField("dim_value") for value in model.graph.input for dim in value.type.tensor_type.shape.dim
+    )
+    if not varies and 0 not in sizes:
+        return
+    if None in known:
+        types = infer()
+    found = Known(types, {}, constants_of(model))
+    opset = opset_of(model)
+
+    def build(node: onnx.NodeProto, prefix: str) -> Builder | None:
+        x = types.get(node.input[0]) if is_standard(node, "ReduceMean") else None
+        if x is None or x.shape is None or x.dtype not in _FLOATS or (reduced := found.axes(node)) is None:
+            return None
+        axes, keepdims = reduced
+        if not any(x.shape[axis] == 0 or (x.shape[axis] is None and varies) for axis in axes):
+            return None
+        builder = Builder(opset, f"{prefix}mean_")
+        mean = builder.reduce("ReduceMean", x, axes, keepdims)
+        nothing = builder.op(
+            "Equal", _count(builder, x, axes), builder.constant(np.array(0, np.int64)), dtype=TensorProto.BOOL
+        )
+        give_outputs(builder, [builder.op("Where", nothing, builder.like(math.nan, x), mean)], node)
+        return builder
+
+    substitute(model, build)
+
+
+def _count(b: Builder, x: Value, axes: Sequence[int]) -> Value:
+    """How many elements are taken together, a number of no dimensions."""
+    if len(axes) == len(x.shape or ()):
+        return b.op("Size", x, dtype=TensorProto.INT64)
+    shape = b.op("Shape", x, dtype=TensorProto.INT64)
+    places = b.constant(np.array(axes[0] if len(axes) == 1 else axes, np.int64))
+    lengths = b.op("Gather", shape, places, axis=0)
+    return lengths if len(axes) == 1 else b.op("ReduceProd", lengths, keepdims=0)
