@@ -272,26 +272,19 @@ def _vector_norm(
     kind = dtype or x.dtype
     x = x.to(kind)
     if not x.dim():
-        x, dims, shape = x.reshape(1), [0], []
-        keepdim = False
-    elif dim is None:
-        shape = [1] * x.dim()
-        x, dims = x.flatten(), [0]
-    else:
-        shape, dims = [], [dim] if isinstance(dim, int) else list(dim) or list(range(x.dim()))
+        x, dim, keepdim = x.reshape(1), 0, False
+    dims = [dim] if isinstance(dim, int) else list(dim or range(x.dim()))
     if ord == 0:
-        norm = (x != 0).to(kind).sum(dims, keepdim)
-    elif ord == 1:
-        norm = x.abs().sum(dims, keepdim)
-    elif ord == 2:
-        norm = (x * x).sum(dims, keepdim).sqrt()
-    elif ord == math.inf:
-        norm = x.abs().amax(dims, keepdim)
-    elif ord == -math.inf:
-        norm = x.abs().amin(dims, keepdim)
-    else:
-        norm = (x.abs() ** ord).sum(dims, keepdim) ** (1 / ord)
-    return norm.reshape(shape) if shape and keepdim else norm
+        return (x != 0).to(kind).sum(dims, keepdim)
+    if ord == 1:
+        return x.abs().sum(dims, keepdim)
+    if ord == 2:
+        return (x * x).sum(dims, keepdim).sqrt()
+    if ord == math.inf:
+        return x.abs().amax(dims, keepdim)
+    if ord == -math.inf:
+        return x.abs().amin(dims, keepdim)
+    return (x.abs() ** ord).sum(dims, keepdim) ** (1 / ord)
 
 
 @contextmanager
@@ -314,7 +307,9 @@ def exact_embeddings() -> Iterator[None]:
     """
     own = F.embedding, F.embedding_bag
 
-    def shortened(weight: Tensor, max_norm: float, norm_type: float) -> Tensor:
+    def shortened(weight: Tensor, max_norm: float | None, norm_type: float) -> Tensor:
+        if max_norm is None:
+            return weight
         norm = torch.linalg.vector_norm(weight, norm_type, -1, keepdim=True)
         return torch.where(norm > max_norm, weight * (max_norm / (norm + 1e-7)), weight)
 
@@ -327,9 +322,7 @@ def exact_embeddings() -> Iterator[None]:
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
-        if max_norm is not None:
-            weight = shortened(weight, max_norm, norm_type)
-        return own[0](input, weight, padding_idx, None, norm_type, *args, **kwargs)
+        return own[0](input, shortened(weight, max_norm, norm_type), padding_idx, None, norm_type, *args, **kwargs)
 
     def embedding_bag(
         input: Tensor,
@@ -340,11 +333,9 @@ def exact_embeddings() -> Iterator[None]:
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
-        if max_norm is not None:
-            weight = shortened(weight, max_norm, norm_type)
         if (kwargs.get("padding_idx") or 0) < 0:  # the exporter takes -1 for none
             kwargs["padding_idx"] += weight.size(0)
-        return own[1](input, weight, offsets, None, norm_type, *args, **kwargs)
+        return own[1](input, shortened(weight, max_norm, norm_type), offsets, None, norm_type, *args, **kwargs)
 
     with swapped(F, embedding=embedding, embedding_bag=embedding_bag):
         yield

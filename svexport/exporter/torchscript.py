@@ -110,22 +110,15 @@ def _traced(
             raise ExportError(
                 f"cannot be exported at opset {opset}: {error}; do not call what may fail, or {LATER}"
             ) from error
-        except DecompositionError as error:
-            if others:  # and the error that led to it stands, unless what we have in its place says why not
+        except SvexportError as error:
+            raise located(error, line_of(error)) from error.__cause__
+        except Exception as error:
+            made = isinstance(error, DecompositionError)
+            if made and others:  # the error that led to it stands, unless what we have in its place says why not
                 if isinstance(error.__cause__, SvexportError):
                     raise located(error.__cause__, line_of(error)) from None
                 others.pop()
                 break
-            if own := own_failure(model, tensors):
-                raise own from error
-            cause = error
-            if parts is None and has_complex(model, tensors):
-                parts = ComplexParts(own=False)
-                continue
-            break
-        except SvexportError as error:
-            raise located(error, line_of(error)) from error.__cause__
-        except Exception as error:
             known = isinstance(error, torch.onnx.errors.OnnxExporterError)
             if not known and (own := own_failure(model, tensors)):
                 raise own from error
@@ -133,7 +126,7 @@ def _traced(
                 parts = ComplexParts(own=False)
                 continue
             cause = error
-            name = _function_of(error)
+            name = "" if made else _function_of(error)
             if name in others or not decomposable(name):
                 break
         logger.info("{} cannot be exported at opset {}: tracing what it is made of", name, opset)
