@@ -29,6 +29,9 @@ __all__ = ["clean", "keep_inputs", "keep_zero_padding", "name_sizes"]
 
 _STACK_TRACE, _NAMESPACE = "pkg.torch.onnx.stack_trace", "namespace"
 
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""Of a function such as ``torch.sym_max``, which has no module: another one in every process."""
+
 
 def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequence[str]) -> dict[str, str]:
     """Takes the wrapper module out of every name, names inputs and outputs, and leaves of the exporters' metadata only
@@ -241,7 +244,8 @@ def _clean_node(node: onnx.NodeProto) -> str:
     if _NAMESPACE in properties:
         # ": FlatModel/_svexport_model: pkg.Net/_svexport_model.conv: torch.nn.Conv2d/...": without its first module
         modules = properties[_NAMESPACE].replace(f"{MODEL_ATTRIBUTE}.", "").split(f"/{MODEL_ATTRIBUTE}: ", 1)
-        node.metadata_props.add(key=_NAMESPACE, value=f": {modules[1]}" if len(modules) == 2 else modules[0])
+        value = _ADDRESS.sub("", f": {modules[1]}" if len(modules) == 2 else modules[0])
+        node.metadata_props.add(key=_NAMESPACE, value=value)
     node.doc_string = ""
     if node.op_type == "Conv":
         _state_padding(node)

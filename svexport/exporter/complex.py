@@ -405,17 +405,11 @@ def _mapped_parts(function: Callable[[Tensor], Tensor], x: Any) -> Any:
     return Complex(function(x.re), function(x.im)) if isinstance(x, Complex) else function(x)
 
 
-def _fft(inverse: bool, half: bool = False) -> Callable[..., Tensor]:
-    def transform(input: Tensor, n: Any = None, dim: int = -1, norm: str | None = None) -> Tensor:
-        return _transformed(input, n, dim, inverse, norm, half)
+def _fourier(inverse: bool, half: bool, last: int | None) -> Callable[..., Tensor]:
+    """Of the ``last`` one or two axes by default, None for all of them: ``fft``, ``fft2`` and ``fftn``."""
 
-    return transform
-
-
-def _fftn(inverse: bool, half: bool = False, last: int | None = None) -> Callable[..., Tensor]:
-    """Of several axes; all of them, or the ``last`` two, by default."""
-
-    def transform(input: Tensor, s: Any = None, dim: Any = None, norm: str | None = None) -> Tensor:
+    def transform(input: Tensor, s: Any = None, dim: Any = None, norm: str | None = None, *, n: Any = None) -> Tensor:
+        s = n if s is None else s
         if dim is None:
             dim = range(-(last or (_re(input).dim() if s is None else len(s))), 0)
         dims = [dim] if isinstance(dim, int) else list(dim)
@@ -440,13 +434,24 @@ def _hermitian(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Of what is symmetric (``hfft``), by the inverse transform of the conjugate; and what makes such of real numbers
     (``ihfft``), the conjugate of the transform. The factors of the two directions are exchanged."""
 
-    def transform(input: Tensor, n: Any = None, dim: Any = None, norm: str | None = None, **kwargs: Any) -> Tensor:
-        given = {"dim": dim} if dim is not None else {}
+    def transform(input: Tensor, s: Any = None, dim: Any = None, norm: str | None = None, **kwargs: Any) -> Tensor:
         x = _conj(input) if isinstance(input, Complex) else input
-        result = function(x, kwargs.get("s", n), norm=_TURNED.get(norm or "", "forward"), **given)
+        result = function(x, s, dim, _TURNED.get(norm or "", "forward"), **kwargs)
         return _conj(result) if isinstance(result, Complex) else result
 
     return transform
+
+
+def _transforms(axes: str, last: int | None) -> dict[str, Callable[..., Tensor]]:
+    """Those of ``torch.fft`` whose names end with ``axes``."""
+    fft, ifft, rfft, irfft = (_fourier(inverse, half, last) for half in (False, True) for inverse in (False, True))
+    found = {"fft": fft, "ifft": ifft, "rfft": rfft, "irfft": irfft}
+    found |= {"hfft": _hermitian(irfft), "ihfft": _hermitian(rfft)}
+    return {f"fft_{name}{axes}": function for name, function in found.items()}
+
+
+_FOURIER = _transforms("", 1) | _transforms("2", 2) | _transforms("n", None)
+"""Transforms of ``torch.fft``."""
 
 
 def _istft(z: Complex, *args: Any, **kwargs: Any) -> Tensor:
@@ -504,24 +509,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "div": _div,
     "divide": _div,
     "exp": _exp,
-    "fft_fft": _fft(False),
-    "fft_fft2": _fftn(False, last=2),
-    "fft_fftn": _fftn(False),
-    "fft_hfft": _hermitian(_fft(True, half=True)),
-    "fft_hfft2": _hermitian(_fftn(True, half=True, last=2)),
-    "fft_hfftn": _hermitian(_fftn(True, half=True)),
-    "fft_ifft": _fft(True),
-    "fft_ifft2": _fftn(True, last=2),
-    "fft_ifftn": _fftn(True),
-    "fft_ihfft": _hermitian(_fft(False, half=True)),
-    "fft_ihfft2": _hermitian(_fftn(False, half=True, last=2)),
-    "fft_ihfftn": _hermitian(_fftn(False, half=True)),
-    "fft_irfft": _fft(True, half=True),
-    "fft_irfft2": _fftn(True, half=True, last=2),
-    "fft_irfftn": _fftn(True, half=True),
-    "fft_rfft": _fft(False, half=True),
-    "fft_rfft2": _fftn(False, half=True, last=2),
-    "fft_rfftn": _fftn(False, half=True),
+    **_FOURIER,
     "imag": _im,
     "istft": _istft,
     "linear": _linear,
@@ -548,7 +536,5 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "where": _where,
 }
 
-_MAKERS = {name for name in _FUNCTIONS if name.startswith("fft_")} | {
-    *("cdouble", "cfloat", "complex", "polar", "view_as_complex"),
-}
+_MAKERS = _FOURIER.keys() | {"cdouble", "cfloat", "complex", "polar", "view_as_complex"}
 """Functions that make complex tensors of real ones."""

@@ -33,14 +33,7 @@ from svexport.exporter.constants import (
 )
 from svexport.exporter.decompose import IN_PLACE_OF, InPlaceOf
 from svexport.exporter.doubles import DOUBLES
-from svexport.exporter.exact import (
-    EXACT,
-    batch_statistics,
-    count_of_channel,
-    exact_embeddings,
-    normalized,
-    shapes_of_losses,
-)
+from svexport.exporter.exact import EXACT, exact_embeddings, shapes_of_losses
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.program import decompose_nodes, promote
 from svexport.exporter.spared import spared
@@ -267,25 +260,13 @@ def _exact() -> Iterator[None]:
 
 
 def _normalized_by_itself(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    training: bool,
-    momentum: float,
-    eps: float,
+    x: Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, *rest: float
 ) -> Any:
     """BatchNormalization that is told to train gives its statistics in another order, and another variance."""
     if not training:
         return NotImplemented
-    mean, var = batch_statistics(x)
-    scale = (var + eps).rsqrt()
-    normal = normalized(x, mean, scale, weight, bias)
-    count = count_of_channel(x)
-    running_mean = (1 - momentum) * running_mean + momentum * mean
-    running_var = (1 - momentum) * running_var + momentum * var * (count / (count - 1))
-    return normal, mean, scale, running_mean, running_var
+    whole = torch.ops.aten._native_batch_norm_legit_functional.default
+    return torch._decomp.decomposition_table[whole](x, weight, bias, running_mean, running_var, training, *rest)
 
 
 def _cross_entropy(

@@ -101,25 +101,31 @@ def _place_of_extreme(write: Writer, op_type: str, x: Any, axis: int, keepdims: 
     return write(op_type, numbers, axis=axis, keepdims=int(keepdims))
 
 
-def _extreme_along(write: Writer, op_type: str, x: Any, axis: int, keepdims: bool) -> tuple[Any, Any]:
-    """The largest or smallest along an axis, and where it is."""
-    if write.rank(x) == 0:
-        return write("Identity", x), _first(write)
-    if write.dtype(x) == torch.bool:
-        values, places = _extreme_along(write, op_type, write("Cast", x, to=_FLOAT), axis, keepdims)
+def _with_places(convert: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, Any]]:
+    """``convert``, which makes values and their places, of masks too, and of single numbers."""
+
+    def function(write: Writer, x: Any, *rest: Any) -> tuple[Any, Any]:
+        if write.rank(x) == 0:
+            return write("Identity", x), _first(write)
+        if write.dtype(x) != torch.bool:
+            return convert(write, x, *rest)
+        values, places = convert(write, write("Cast", x, to=_FLOAT), *rest)
         return write("Cast", values, to=_BOOL), places
+
+    return function
+
+
+@_with_places
+def _extreme_along(write: Writer, x: Any, op_type: str, axis: int, keepdims: bool) -> tuple[Any, Any]:
+    """The largest or smallest (ReduceMax, ReduceMin) along an axis, and where it is."""
     places = _place_of_extreme(write, f"Arg{op_type[-3:]}", x, axis, True)
     values = write("GatherElements", x, places, axis=axis)
     return (values, places) if keepdims else (write.squeezed(values, axis), write.squeezed(places, axis))
 
 
+@_with_places
 def _sorted_along(write: Writer, x: Any, count: Any, axis: int, largest: bool) -> tuple[Any, Any]:
     """The first of the sorted values along an axis, and where they are; NaN is larger than all numbers."""
-    if write.rank(x) == 0:
-        return write("Identity", x), _first(write)
-    if write.dtype(x) == torch.bool:
-        values, places = _sorted_along(write, write("Cast", x, to=_FLOAT), count, axis, largest)
-        return write("Cast", values, to=_BOOL), places
     attributes = {"axis": axis, "largest": int(largest), "sorted": 1}
     if not _is_floating(write, x):
         return write("TopK", x, count, outputs=2, **attributes)
@@ -333,14 +339,21 @@ def _negated(write: Writer, x: Any) -> Any:
     return write("Cast", write("Mod", less, all_of_them), to=INTEGERS[torch.uint8])
 
 
-def _any(write: Writer, x: Any, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Any:
-    """Whether the largest is 1: of nothing, it is negative, which the exporter's own takes for true."""
-    is_true = x if write.dtype(x) == torch.bool else write("Cast", x, to=_BOOL)
-    if write.rank(x) == 0:
-        return write("Identity", is_true)
-    axes = [dim] if isinstance(dim, int) else list(dim or ()) or None
-    largest = write.reduced("ReduceMax", write("Cast", is_true, to=INTEGERS[torch.int64]), axes, keepdim)
-    return write("Greater", largest, write.constant(torch.tensor(0)))
+def _truth(op_type: str) -> Callable[..., Any]:
+    """Whether the largest or smallest (ReduceMax, ReduceMin) is 1: of nothing the largest is negative, which the
+    exporter's own ``any`` takes for true, and the smallest positive."""
+
+    def convert(write: Writer, x: Any, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Any:
+        is_true = x if write.dtype(x) == torch.bool else write("Cast", x, to=_BOOL)
+        if write.rank(x) == 0:
+            found = write("Identity", is_true)
+        else:
+            axes = [dim] if isinstance(dim, int) else list(dim or ()) or None
+            numbers = write.reduced(op_type, write("Cast", is_true, to=INTEGERS[torch.int64]), axes, keepdim)
+            found = write("Greater", numbers, write.constant(torch.tensor(0)))
+        return write("Cast", found, to=TYPES[torch.uint8]) if write.dtype(x) == torch.uint8 else found
+
+    return convert
 
 
 def _sort(write: Writer, x: Any, dim: int = -1, descending: bool = False) -> Any:
@@ -367,7 +380,7 @@ def _extremes(name: str) -> dict[str, Callable[..., Any]]:
         return _extreme(write, reduce, x, None, False)
 
     def along(write: Writer, x: Any, dim: int, keepdim: bool = False) -> Any:
-        return _extreme_along(write, reduce, x, dim, keepdim)
+        return _extreme_along(write, x, reduce, dim, keepdim)
 
     def along_all(write: Writer, x: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
         return _extreme(write, reduce, x, list(dim) or None, keepdim)
@@ -413,7 +426,8 @@ CONVERSIONS: dict[str, Callable[..., Any]] = {
     **_OF_ELEMENTS,
     **_extremes("Max"),
     **_extremes("Min"),
-    **{f"aten::any{form}": _any for form in ("", ".dim", ".dims")},
+    **{f"aten::all{form}": _truth("ReduceMin") for form in ("", ".dim", ".dims")},
+    **{f"aten::any{form}": _truth("ReduceMax") for form in ("", ".dim", ".dims")},
     "aten::sort": _sort,
     "aten::sort.stable": _stable_sort,
     "aten::topk": _topk,

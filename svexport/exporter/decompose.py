@@ -424,7 +424,6 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::log10": _log10,
     "aten::max_unpool2d": _max_unpool,
     "aten::max_unpool3d": _max_unpool,
-    "aten::outer": lambda x, y: x.unsqueeze(1) * y,
     "aten::repeat_interleave.self_Tensor": _repeat_interleave,
     "aten::repeat_interleave.self_int": _repeat_interleave,
     "aten::searchsorted.Scalar": _searchsorted,

@@ -16,17 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from svexport.errors import UnsupportedError
+from svexport.exporter.aten import overload_of
+from svexport.exporter.aten.product import up_to_each
 from svexport.tracing.swapped import swapped
 
-__all__ = [
-    "EXACT",
-    "batch_statistics",
-    "count_of_channel",
-    "exact_embeddings",
-    "floor_divide",
-    "normalized",
-    "shapes_of_losses",
-]
+__all__ = ["EXACT", "exact_embeddings", "floor_divide", "shapes_of_losses"]
 
 
 def _floating(x: Tensor) -> Tensor:
@@ -128,36 +122,14 @@ def _log_add_exp2(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _log_cumsum_exp(x: Tensor, dim: int) -> Tensor:
-    """From all pairs of places: less the largest of all, as the exporter has it, small sums before a large number are
-    gone."""
+    """Less the largest of all, as the exporter has it, small sums before a large number are gone."""
     if not x.dim():
         return x.clone()
-    x = x.transpose(dim, -1)
-    place = torch.arange(x.size(-1), device=x.device)
-    ahead = place > place.unsqueeze(-1)
-    pairs = torch.where(ahead, -math.inf, x.unsqueeze(-2)).to(x.dtype)
+    pairs, _ = up_to_each(x, dim, -math.inf)
     top = pairs.amax(-1, keepdim=True)
     top = torch.where(top.abs() == math.inf, 0.0, top).to(x.dtype)
     sums = torch.log(torch.exp(pairs - top).sum(-1)) + top.squeeze(-1)
     return sums.transpose(dim, -1)
-
-
-def _cross_entropy_of_logits(
-    x: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    pos_weight: Tensor | None = None,
-    reduction: int = 1,
-) -> Tensor:
-    """Of ``logsigmoid``, without an exponential that overflows."""
-    loss = (1 - target) * x
-    if pos_weight is None:
-        loss = loss - _log_sigmoid(x)
-    else:
-        loss = loss - (1 + (pos_weight - 1) * target) * _log_sigmoid(x)
-    if weight is not None:
-        loss = loss * weight
-    return (lambda x: x, torch.mean, torch.sum)[reduction](loss)
 
 
 def _cumulative(x: Tensor, dim: int, reduce: Callable[..., Tensor], worst: float) -> tuple[Tensor, Tensor]:
@@ -166,14 +138,12 @@ def _cumulative(x: Tensor, dim: int, reduce: Callable[..., Tensor], worst: float
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     if not x.is_floating_point():
         worst = torch.iinfo(x.dtype).max if worst > 0 else torch.iinfo(x.dtype).min
-    x = x.transpose(dim, -1).unsqueeze(-2)
-    place = torch.arange(x.size(-1), device=x.device)
-    ahead = place > place.unsqueeze(-1)
-    values = reduce(x.masked_fill(ahead, worst), -1, keepdim=True)
-    same = x == values
+    pairs, behind = up_to_each(x, dim, worst)
+    values = reduce(pairs, -1, keepdim=True)
+    same = pairs == values
     if x.is_floating_point():
-        same = same | x.isnan()
-    places = torch.where(same & ~ahead, place, -1).amax(-1)
+        same = same | pairs.isnan()
+    places = torch.where(same & ~behind, torch.arange(x.size(dim), device=x.device), -1).amax(-1)
     return values.squeeze(-1).transpose(dim, -1), places.transpose(dim, -1)
 
 
@@ -295,49 +265,6 @@ def _diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0,
     return torch.where(here, spread, moved).movedim((-2, -1), (dim1, dim2))
 
 
-def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of each channel, ``(C,)``, of ``(N, C, ...)``; the variance by the count itself."""
-    axes = [axis for axis in range(x.dim()) if axis != 1]
-    mean = x.mean(axes)
-    apart = x - mean.reshape(1, -1, *[1] * (x.dim() - 2))
-    return mean, (apart * apart).sum(axes) / count_of_channel(x)
-
-
-def count_of_channel(x: Tensor) -> Any:
-    """How many elements of ``(N, C, ...)`` a channel has: a number, or a dynamic size."""
-    return math.prod(size for axis, size in enumerate(x.shape) if axis != 1)
-
-
-def normalized(x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Of ``(N, C, ...)``, each channel by numbers of its own, ``(C,)``."""
-    shape = (1, -1, *[1] * (x.dim() - 2))
-    result = (x - mean.reshape(shape)) * scale.reshape(shape)
-    result = result if weight is None else result * weight.reshape(shape)
-    return result if bias is None else result + bias.reshape(shape)
-
-
-def _native_batch_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """By the statistics of the batch in training, where the exporters' own takes the running ones."""
-    if training:
-        mean, var = batch_statistics(x)
-    else:
-        assert running_mean is not None, "torch asks for it"
-        assert running_var is not None, "torch asks for it"
-        mean, var = running_mean, running_var
-    scale = torch.rsqrt(var + eps)
-    none = x.new_empty(0)
-    return normalized(x, mean, scale, weight, bias), *((mean, scale) if training else (none, none))
-
-
 def _vector_norm(
     x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -345,26 +272,19 @@ def _vector_norm(
     kind = dtype or x.dtype
     x = x.to(kind)
     if not x.dim():
-        x, dims, shape = x.reshape(1), [0], []
-        keepdim = False
-    elif dim is None:
-        shape = [1] * x.dim()
-        x, dims = x.flatten(), [0]
-    else:
-        shape, dims = [], [dim] if isinstance(dim, int) else list(dim) or list(range(x.dim()))
+        x, dim, keepdim = x.reshape(1), 0, False
+    dims = [dim] if isinstance(dim, int) else list(dim or range(x.dim()))
     if ord == 0:
-        norm = (x != 0).to(kind).sum(dims, keepdim)
-    elif ord == 1:
-        norm = x.abs().sum(dims, keepdim)
-    elif ord == 2:
-        norm = (x * x).sum(dims, keepdim).sqrt()
-    elif ord == math.inf:
-        norm = x.abs().amax(dims, keepdim)
-    elif ord == -math.inf:
-        norm = x.abs().amin(dims, keepdim)
-    else:
-        norm = (x.abs() ** ord).sum(dims, keepdim) ** (1 / ord)
-    return norm.reshape(shape) if shape and keepdim else norm
+        return (x != 0).to(kind).sum(dims, keepdim)
+    if ord == 1:
+        return x.abs().sum(dims, keepdim)
+    if ord == 2:
+        return (x * x).sum(dims, keepdim).sqrt()
+    if ord == math.inf:
+        return x.abs().amax(dims, keepdim)
+    if ord == -math.inf:
+        return x.abs().amin(dims, keepdim)
+    return (x.abs() ** ord).sum(dims, keepdim) ** (1 / ord)
 
 
 @contextmanager
@@ -387,7 +307,9 @@ def exact_embeddings() -> Iterator[None]:
     """
     own = F.embedding, F.embedding_bag
 
-    def shortened(weight: Tensor, max_norm: float, norm_type: float) -> Tensor:
+    def shortened(weight: Tensor, max_norm: float | None, norm_type: float) -> Tensor:
+        if max_norm is None:
+            return weight
         norm = torch.linalg.vector_norm(weight, norm_type, -1, keepdim=True)
         return torch.where(norm > max_norm, weight * (max_norm / (norm + 1e-7)), weight)
 
@@ -400,9 +322,7 @@ def exact_embeddings() -> Iterator[None]:
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
-        if max_norm is not None:
-            weight = shortened(weight, max_norm, norm_type)
-        return own[0](input, weight, padding_idx, None, norm_type, *args, **kwargs)
+        return own[0](input, shortened(weight, max_norm, norm_type), padding_idx, None, norm_type, *args, **kwargs)
 
     def embedding_bag(
         input: Tensor,
@@ -413,20 +333,29 @@ def exact_embeddings() -> Iterator[None]:
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
-        if max_norm is not None:
-            weight = shortened(weight, max_norm, norm_type)
         if (kwargs.get("padding_idx") or 0) < 0:  # the exporter takes -1 for none
             kwargs["padding_idx"] += weight.size(0)
-        return own[1](input, weight, offsets, None, norm_type, *args, **kwargs)
+        return own[1](input, shortened(weight, max_norm, norm_type), offsets, None, norm_type, *args, **kwargs)
 
     with swapped(F, embedding=embedding, embedding_bag=embedding_bag):
         yield
 
 
+def _torchs(name: str) -> Callable[..., Any]:
+    """What torch itself makes a function of that the exporters convert as a whole."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        from torch._decomp import decomposition_table
+
+        return decomposition_table[overload_of(name)](*args, **kwargs)
+
+    return function
+
+
 EXACT: dict[str, Callable[..., Any]] = {
     "aten::angle": _angle,
     "aten::atan2": _atan2,
-    "aten::binary_cross_entropy_with_logits": _cross_entropy_of_logits,
+    "aten::binary_cross_entropy_with_logits": _torchs("aten::binary_cross_entropy_with_logits"),
     **{f"aten::{name}": _left_shift for name in ("__lshift__.Scalar", "__lshift__.Tensor")},
     **{f"aten::{name}": _right_shift for name in ("__rshift__.Scalar", "__rshift__.Tensor")},
     **{f"aten::bitwise_left_shift.{form}": _left_shift for form in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")},
@@ -447,7 +376,7 @@ EXACT: dict[str, Callable[..., Any]] = {
     "aten::logaddexp2": _log_add_exp2,
     "aten::logcumsumexp": _log_cumsum_exp,
     "aten::nan_to_num": _nan_to_num,
-    "aten::native_batch_norm": _native_batch_norm,
+    "aten::native_batch_norm": _torchs("aten::native_batch_norm"),
     "aten::sign": _sign,
     "aten::signbit": _sign_bit,
     "aten::special_erfcx": _erfcx,

@@ -39,7 +39,7 @@ from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.logging import logger
 from svexport.ops._op import DOMAIN, Argument, Op, as_tuple
 from svexport.symbolic import SYMBOLICS, Symbolic
-from svexport.symbolic._symbolic import TensorInfo, qualified, without_computed
+from svexport.symbolic._symbolic import TensorInfo, node_of, qualified
 from svexport.tracing.arguments import FlatModel, TracingStopped, own_failure
 from svexport.tracing.source import shown_line, user_frame
 from svexport.tracing.swapped import applied_by, swapped, untraced
@@ -110,22 +110,15 @@ def _traced(
             raise ExportError(
                 f"cannot be exported at opset {opset}: {error}; do not call what may fail, or {LATER}"
             ) from error
-        except DecompositionError as error:
-            if others:  # and the error that led to it stands, unless what we have in its place says why not
+        except SvexportError as error:
+            raise located(error, line_of(error)) from error.__cause__
+        except Exception as error:
+            made = isinstance(error, DecompositionError)
+            if made and others:  # the error that led to it stands, unless what we have in its place says why not
                 if isinstance(error.__cause__, SvexportError):
                     raise located(error.__cause__, line_of(error)) from None
                 others.pop()
                 break
-            if own := own_failure(model, tensors):
-                raise own from error
-            cause = error
-            if parts is None and has_complex(model, tensors):
-                parts = ComplexParts(own=False)
-                continue
-            break
-        except SvexportError as error:
-            raise located(error, line_of(error)) from error.__cause__
-        except Exception as error:
             known = isinstance(error, torch.onnx.errors.OnnxExporterError)
             if not known and (own := own_failure(model, tensors)):
                 raise own from error
@@ -133,7 +126,7 @@ def _traced(
                 parts = ComplexParts(own=False)
                 continue
             cause = error
-            name = _function_of(error)
+            name = "" if made else _function_of(error)
             if name in others or not decomposable(name):
                 break
         logger.info("{} cannot be exported at opset {}: tracing what it is made of", name, opset)
@@ -201,8 +194,7 @@ def _without_reshapes_of_nothing(empty: bool) -> Iterator[None]:
 
     ``empty`` says whether an input of the model has no elements, as has then what has no known shape.
     """
-    name = "_jit_pass_onnx_node_shape_type_inference"
-    own = getattr(torch._C, name)
+    own = torch._C._jit_pass_onnx_node_shape_type_inference  # type: ignore[attr-defined]
 
     def inferred(node: Any, *args: Any) -> Any:
         if node.kind() == "onnx::Reshape":
@@ -216,11 +208,8 @@ def _without_reshapes_of_nothing(empty: bool) -> Iterator[None]:
                 )
         return own(node, *args)
 
-    setattr(torch._C, name, inferred)
-    try:
+    with swapped(torch._C, _jit_pass_onnx_node_shape_type_inference=inferred):
         yield
-    finally:
-        setattr(torch._C, name, own)
 
 
 @contextmanager
@@ -274,22 +263,16 @@ def registered() -> Iterator[None]:
             functions[qualified(name)] = _symbolic_function(symbolic, name)
     functions |= {name: _correction(name, convert, functions.get(name)) for name, convert in CORRECTIONS.items()}
     groups = registry._registry
-    before = {name: dict(groups[name]._functions._overrides) if name in groups else None for name in functions}
+    own = {name: groups.pop(name, None) for name in functions}
     try:
         for name, function in functions.items():
-            # At every opset: a built-in of a later opset would win over a custom one of an earlier.
-            for opset in range(FIRST_TORCHSCRIPT_OPSET, LAST_TORCHSCRIPT_OPSET + 1):
-                registry.register(name, opset, function, custom=True)
+            registry.register(name, FIRST_TORCHSCRIPT_OPSET, function)
         yield
     finally:
-        for name, overrides in before.items():
-            if overrides is None:
-                groups.pop(name, None)
-                continue
-            for opset in range(FIRST_TORCHSCRIPT_OPSET, LAST_TORCHSCRIPT_OPSET + 1):
-                groups[name]._functions.remove_override(opset)
-            for opset, function in overrides.items():
-                groups[name]._functions.override(opset, function)
+        for name, group in own.items():
+            del groups[name]
+            if group is not None:
+                groups[name] = group
 
 
 def _exporters_own(name: str) -> Callable[[int], Callable[..., Any] | None]:
@@ -342,21 +325,17 @@ def _symbolic_function(symbolic: Symbolic, aten: str | None = None) -> Callable[
 
 def _emit(g: Any, op: Op, arguments: Sequence[Any]) -> Any:
     """The svexport node, with types on its outputs so that later symbolics find them."""
-    inputs: list[Any] = []
-    computed: list[Any] = []
-    attributes: dict[str, Any] = {}
-    for argument, value in zip(op.arguments, arguments, strict=True):
-        if argument.symbolic:
-            value = without_computed(value, computed)
-        if argument.kind == "tensors":
-            inputs += [t.value for t in value]
-        elif argument.is_tensor:
-            inputs.append(symbolic_helper._optional_input_placeholder_tensor(g) if value is None else value.value)
-        elif not isinstance(value, (list, tuple)) or value:  # which has no type; written when the file is cleaned
-            attributes[f"{argument.name}_{'f' if argument.kind.startswith('float') else 'i'}"] = _plain(argument, value)
+    source = user_frame(g.original_node.sourceRange())
+    try:
+        tensors, computed, numbers = node_of(op, arguments)
+    except ExportError as error:
+        raise located(error, source or "unknown source") from None
+    inputs = [symbolic_helper._optional_input_placeholder_tensor(g) if value is None else value for value in tensors]
     inputs += [_size(g, value) for value in computed]
+    kinds = {argument.name: "f" if argument.kind.startswith("float") else "i" for argument in op.attributes}
+    attributes: dict[str, Any] = {f"{name}_{kinds[name]}": value for name, value in numbers.items()}
     attributes |= {f"{name}_s": text for name, text in PLUGIN_ATTRIBUTES.items()}
-    attributes[f"{SOURCE_ATTRIBUTE}_s"] = user_frame(g.original_node.sourceRange())
+    attributes[f"{SOURCE_ATTRIBUTE}_s"] = source
     outputs = g.op(f"{DOMAIN}::{op.node_type}", *inputs, outputs=op.num_outputs, **attributes)
     types = _output_types(op, arguments, g.original_node)
     for output, type_ in zip((outputs,) if op.num_outputs == 1 else outputs, types, strict=True):
@@ -371,18 +350,6 @@ def _size(g: Any, value: Any) -> Any:
     if kinds.from_value(value, kinds.UNDEFINED) != kinds.INT64:
         value = g.op("Cast", value, to_i=kinds.INT64.onnx_type())
     return symbolic_helper._reshape_helper(g, value, g.op("Constant", value_t=torch.tensor([1])))
-
-
-def _plain(argument: Argument, value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_plain(argument, v) for v in value]
-    if isinstance(value, TensorInfo):
-        node = value.value.node()
-        raise ExportError(
-            f"expected a constant, got a value computed by {node.kind()}: "
-            f"{user_frame(node.sourceRange()) or 'unknown source'}; make it a Python number of the model"
-        )
-    return float(value) if argument.kind.startswith("float") else int(value)
 
 
 def _output_types(op: Op, arguments: Sequence[Any], node: torch._C.Node) -> list[torch._C.TensorType | None]:

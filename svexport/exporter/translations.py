@@ -19,7 +19,7 @@ from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.ops._op import DOMAIN, Op
 from svexport.symbolic import SYMBOLICS, Symbolic
-from svexport.symbolic._symbolic import TensorInfo, qualified, without_computed
+from svexport.symbolic._symbolic import TensorInfo, node_of, qualified
 
 __all__ = ["translations"]
 
@@ -111,33 +111,18 @@ def _translation(
     domain = values.Opset(DOMAIN, 1)
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        arguments: Sequence[Any] = args
+        arguments: Sequence[Any] = _info(args)
         if convert is not None:
             rest = schema[len(args) :]  # all of them by position, as the TorchScript exporter gives them
-            converted = convert(*map(_info, args), *(_info(kwargs.get(a.name, a.default_value)) for a in rest))
+            converted = convert(*arguments, *(_info(kwargs.get(a.name, a.default_value)) for a in rest))
             if converted is None:
                 raise ExportError(f"{op.node_type} cannot take over this call at opset 18 and later")
             arguments = converted
-        inputs: list[Any] = []
-        computed: list[Any] = []
-        attributes: dict[str, Any] = {}
-        for argument, value in zip(op.arguments, arguments, strict=True):
-            if argument.symbolic:
-                value = without_computed(_info(value), computed)
-            if argument.kind == "tensors":
-                inputs += [_value(t) for t in value]
-            elif argument.is_tensor:
-                inputs.append(_value(value))
-            elif argument.kind in ("int", "float"):
-                attributes[argument.name] = (float if argument.kind == "float" else int)(value)
-            elif value:  # an empty list has no type; it is written when the file is cleaned
-                number = float if argument.kind == "floats" else int
-                attributes[argument.name] = [number(v) for v in value]
+        inputs, computed, attributes = node_of(op, arguments)
         while inputs and inputs[-1] is None and not computed:
             inputs.pop()
         inputs += [opset18.Reshape(size, opset18.Constant(value_ints=[1])) for size in computed]  # type: ignore[arg-type]
-        attributes |= PLUGIN_ATTRIBUTES
-        return values.Op(domain, op.node_type, _schema(op, len(inputs)))(*inputs, **attributes)
+        return values.Op(domain, op.node_type, _schema(op, len(inputs)))(*inputs, **attributes, **PLUGIN_ATTRIBUTES)
 
     return function
 
@@ -150,10 +135,6 @@ def _info(value: Any) -> Any:
         return value
     shape = value.shape
     return TensorInfo(value, None if shape is None else tuple(d if isinstance(d, int) else None for d in shape))
-
-
-def _value(value: Any) -> Any:
-    return value.value if isinstance(value, TensorInfo) else value
 
 
 def _schema(op: Op, num_inputs: int) -> Any:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from svexport.ops._op import Op
+from svexport.errors import ExportError
+from svexport.ops._op import Argument, Op
 from svexport.symbolic._builder import Builder, Value
 
-__all__ = ["COMPUTED", "SYMBOLICS", "Symbolic", "TensorInfo", "qualified", "without_computed"]
+__all__ = ["COMPUTED", "SYMBOLICS", "Symbolic", "TensorInfo", "node_of", "qualified"]
 
 SYMBOLICS: dict[str, Symbolic] = {}
 """Every symbolic by node type (``SvGridSample``), filled as the files of ``svexport.symbolic`` are imported."""
@@ -31,10 +32,43 @@ class TensorInfo:
     shape: tuple[int | None, ...] | None
 
 
-def without_computed(sizes: Any, computed: list[Any]) -> Any:
+def node_of(op: Op, arguments: Sequence[Any]) -> tuple[list[Any], list[Any], dict[str, Any]]:
+    """What the node of an op is given, of arguments in schema order (tensors as :class:`TensorInfo`).
+
+    Returns:
+        Its tensors as the exporter has them, None for one that is absent; the sizes that the model computes, which
+        become inputs after them; its attributes. Empty lists are none, for they have no type: they are written when
+        the file is cleaned.
+
+    Raises:
+        ExportError: if the model computes a number that is an attribute.
+    """
+    tensors: list[Any] = []
+    computed: list[Any] = []
+    attributes: dict[str, Any] = {}
+    for argument, value in zip(op.arguments, arguments, strict=True):
+        if argument.symbolic:
+            value = _without_computed(value, computed)
+        if argument.is_tensor:
+            given = value if argument.kind == "tensors" else [value]
+            tensors += [info and info.value for info in given]
+        elif not isinstance(value, (list, tuple)):
+            attributes[argument.name] = _number(argument, value)
+        elif value:
+            attributes[argument.name] = [_number(argument, each) for each in value]
+    return tensors, computed, attributes
+
+
+def _number(argument: Argument, value: Any) -> float:
+    if isinstance(value, TensorInfo):
+        raise ExportError(f"expected a constant {argument.name}, got a computed value: make it a Python number")
+    return float(value) if argument.kind.startswith("float") else int(value)
+
+
+def _without_computed(sizes: Any, computed: list[Any]) -> Any:
     """A size or a list of them with :data:`COMPUTED` for those that the model computes, which join ``computed``."""
     if isinstance(sizes, (list, tuple)):
-        return [without_computed(size, computed) for size in sizes]
+        return [_without_computed(size, computed) for size in sizes]
     if not isinstance(sizes, TensorInfo):
         return sizes
     computed.append(sizes.value)

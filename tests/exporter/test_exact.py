@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import svexport
+from svexport.exporter.trace import torch_export_first
 
 OPSETS = [11, 13, 17, 18, 20, 23]
 INF, NAN = float("inf"), float("nan")
@@ -233,21 +234,17 @@ class Chosen(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         rows = x[x[:, 0] > 0]
         large = (x[x > 0] > 1).any(), (rows > 1).any(0), (rows > 1).all(0), (rows > 1).any((0, 1), keepdim=True)
-        return (
-            x[x > 0].mean(),
-            rows.mean(0),
-            rows.std(0),
-            rows.sum(-1),
-            rows.mean(-1, keepdim=True),
-            rows.amax(-1),
-            *large,
-        )
+        large += rows.all(), (rows > 1).all((0, 1)), (rows > 1).all(-1, keepdim=True)
+        means = x[x > 0].mean(), rows.mean(0), rows.std(0), rows.mean(-1, keepdim=True)
+        return *means, rows.sum(-1), rows.amax(-1), *large
 
 
-@pytest.mark.parametrize("opset", OPSETS)
-def test_reductions_of_nothing(opset: int, tmp_path) -> None:
+@pytest.mark.parametrize(("opset", "first"), [*((opset, True) for opset in OPSETS), (17, False)])
+def test_reductions_of_nothing(opset: int, first: bool, tmp_path) -> None:
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
-    report = svexport.export(Chosen(), (x,), tmp_path / "m.onnx", opset=opset)
+    with torch_export_first(first):
+        report = svexport.export(Chosen(), (x,), tmp_path / "m.onnx", opset=opset)
+    assert first or not any("traced by" in note for note in report.notes)
     engine = svexport.load(report.path)
     for given in (x, -x.abs(), x.abs()):
         torch.testing.assert_close(tuple(engine(given)), Chosen()(given), equal_nan=True)
@@ -290,6 +287,16 @@ def test_means_of_static_sizes_stay_as_they_are(axes: dict, tmp_path) -> None:
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     report = svexport.export(Rows(), (x,), tmp_path / "m.onnx", dynamic_axes=axes)
     assert "Where" not in report.nodes
+
+
+def test_statistics_of_a_dynamic_batch(tmp_path) -> None:
+    function = Functions({"y": lambda x: F.batch_norm(x, x.new_zeros(3), x.new_ones(3), training=True)})
+    x = torch.randn(5, 3, 4)
+    report = svexport.export(function, x, tmp_path / "m.onnx", opset=18, dynamic_shapes={"inputs_0": {0: "batch"}})
+    engine = svexport.load(report.path)
+    for batch in (2, 7):
+        x = torch.randn(batch, 3, 4) * 3 + 1
+        torch.testing.assert_close(engine(x)["y"], F.batch_norm(x, None, None, training=True))
 
 
 @pytest.mark.parametrize("opset", OPSETS)

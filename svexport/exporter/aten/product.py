@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["FUNCTIONS", "OTHERWISE"]
+__all__ = ["FUNCTIONS", "OTHERWISE", "up_to_each"]
 
 
 def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -19,7 +19,7 @@ def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor
         return x.clone()
     size = x.size(dim)
     if not isinstance(size, int) or isinstance(size, Tensor):
-        return _from_pairs(x, dim)
+        return up_to_each(x, dim, 1)[0].prod(-1).transpose(dim, -1)
     done = 1
     while done < size:
         products = x.narrow(dim, done, size - done) * x.narrow(dim, 0, size - done)
@@ -28,12 +28,12 @@ def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor
     return x.clone() if done == 1 else x
 
 
-def _from_pairs(x: Tensor, dim: int) -> Tensor:
-    """Along a dynamic size."""
-    x = x.transpose(dim, -1)
-    place = torch.arange(x.size(-1), device=x.device)
-    ahead = place > place.unsqueeze(-1)
-    return torch.where(ahead, 1, x.unsqueeze(-2)).to(x.dtype).prod(-1).transpose(dim, -1)
+def up_to_each(x: Tensor, dim: int, rest: float) -> tuple[Tensor, Tensor]:
+    """``(..., size, size)``: of each place along a dimension, which comes last, all elements up to it and ``rest`` in
+    place of those behind it; and where these are, ``(size, size)``. The size may be dynamic."""
+    place = torch.arange(x.size(dim), device=x.device)
+    behind = place > place.unsqueeze(-1)
+    return torch.where(behind, rest, x.transpose(dim, -1).unsqueeze(-2)).to(x.dtype), behind
 
 
 def _added(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:

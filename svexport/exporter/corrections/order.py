@@ -21,13 +21,6 @@ def _cumsum(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
     return own(g, self, *rest)
 
 
-def _any(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
-    """The exporter's own asks whether the sum is positive; ``all`` is made of it."""
-    if _kinds.from_value(self, _kinds.UNDEFINED) != _kinds.BOOL:
-        self = g.op("Cast", self, to_i=_kinds.BOOL.onnx_type())
-    return own(g, self, *rest)
-
-
 def _unique_along(g: Any, own: _Own, self: _Value, dim: _Value, sorted: _Value, *rest: _Value) -> Any:
     """Sorted, as torch's always is along a dimension."""
     return own(g, self, dim, g.op("Constant", value_t=torch.tensor(True)), *rest)
@@ -40,8 +33,6 @@ def _unique(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
 
 
 ORDER: dict[str, Callable[..., Any]] = {
-    "aten::all": _any,
-    "aten::any": _any,
     "aten::cumsum": _cumsum,
     "aten::_unique2": _unique,
     "aten::unique_dim": _unique_along,

@@ -132,24 +132,14 @@ def _expand(g: Any, own: _Own, self: _Value, size: _Value, implicit: _Value) -> 
     if not symbolic_helper._is_packed_list(size):
         return own(g, self, size, implicit)
     parts: list[_Value] = []
-    sizes: list[int | None] = []
     for one in symbolic_helper._unpack_list(size):
         number = symbolic_helper._maybe_get_const(one, "t")
         if isinstance(number, torch.Tensor):
             parts.append(g.op("Constant", value_t=number.reshape(1).abs()))  # 1 leaves a size as it is, too
-            sizes.append(int(number))
         else:
             rank = symbolic_helper._get_tensor_rank(one)
             parts.append(one if rank == 1 else symbolic_helper._unsqueeze_helper(g, one, [0]))
-            sizes.append(None)
-    if not parts:
-        return g.op("Identity", self)
-    expanded = g.op("Expand", self, g.op("Concat", *parts, axis_i=0))
-    own_sizes = symbolic_helper._get_tensor_sizes(self)
-    if own_sizes is not None:  # inference finds out from opset 13 on only
-        kept = [None] * (len(sizes) - len(own_sizes)) + list(own_sizes)
-        expanded.setType(self.type().with_sizes([k if n == -1 else n for n, k in zip(sizes, kept, strict=True)]))
-    return expanded
+    return g.op("Expand", self, g.op("Concat", *parts, axis_i=0)) if parts else g.op("Identity", self)
 
 
 def _copy(g: Any, own: _Own, self: _Value, values: _Value, non_blocking: _Value) -> Any:

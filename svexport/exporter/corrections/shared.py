@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,8 +33,9 @@ def _converted(g: Any, own: Callable[..., Any], *values: _Value) -> Any:
     node, write = g.original_node, writer_of(g)
     kind = write.dtype(next(node.outputs()))
     known = (s for s in torch._C._jit_get_schemas_for_operator(node.kind()) if len(s.arguments) == len(values))
-    named = ((s, ".".join(filter(None, (s.name, s.overload_name)))) for s in known)
-    schema, name = next(((s, name) for s, name in named if name in _ALL), (None, ""))
+    named = [(s, ".".join(filter(None, (s.name, s.overload_name)))) for s in known]
+    found = [(s, name) for s, name in named if name in _ALL]
+    schema, name = next((one for one in found if _takes_lists(one[0], values)), found[0] if found else (None, ""))
     if schema is None or kind is None or write.dtype(values[0]) is None:
         return own(g, *values)
     args: list[Any] = []
@@ -52,6 +53,12 @@ def _converted(g: Any, own: Callable[..., Any], *values: _Value) -> Any:
         else:
             args.append(given)
     return _ALL[name](write, *args, **kwargs)
+
+
+def _takes_lists(schema: Any, values: Sequence[_Value]) -> bool:
+    """Whether an overload has lists where numbers are given in lists (``dim=(0, 2)``)."""
+    lists = (isinstance(read(value, "constant"), list) for value in values)
+    return all("List" in str(argument.type) for argument, given in zip(schema.arguments, lists, strict=True) if given)
 
 
 SHARED = {name.partition(".")[0]: _converted for name in _ALL}
