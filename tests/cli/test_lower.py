@@ -97,6 +97,16 @@ def test_python_refuses_it_with_the_same_words(run, file):
     assert not Path("out.txt").exists()
 
 
+def test_what_is_spelled_wrongly_in_python(file):
+    for call, message in (
+        (lambda: svexport.lower(file, ops="einsum"), "give ['einsum']"),
+        (lambda: svexport.convert(file, "10"), "opset must be an integer from 9 to the model's own, 11, got '10'"),
+        (lambda: svexport.check(file, target=10.10), "target expects a text, such as '8.6', got the number 10.1"),
+    ):
+        with pytest.raises(SvexportError, match=re.escape(message)):
+            call()
+
+
 def test_pipes_and_devices_stay_what_they_are(run, file):
     """A file that is renamed into their place would replace them: ``-o /dev/null`` of root, for all programs."""
     os.mkfifo("pipe.onnx")

@@ -94,6 +94,8 @@ def _loaded(path: Path) -> onnx.ModelProto:
 def convert_in_place(model: onnx.ModelProto, opset: int) -> None:
     """:func:`convert` for a model that may be changed. On an error it is left half converted."""
     before = opset_of(model)
+    if isinstance(opset, bool) or not isinstance(opset, int):
+        raise UnsupportedError(f"opset must be an integer from {LOWEST} to the model's own, {before}, got {opset!r}")
     if not LOWEST <= opset <= before:
         higher = "; onnx.version_converter.convert_version goes up" if opset > before else ""
         raise UnsupportedError(f"expected an opset from {LOWEST} to the model's own, {before}, got {opset}{higher}")
